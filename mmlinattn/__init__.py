@@ -1,0 +1,10 @@
+"""Linear-complexity attention for dense prediction, as a plugin of the OpenMMLab stack.
+
+Importing the package registers its modules; a config does that with
+``custom_imports = dict(imports=['mmlinattn'])``.
+"""
+
+from . import backbones, layers
+from .version import __version__
+
+__all__ = ['__version__', 'backbones', 'layers']

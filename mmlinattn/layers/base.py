@@ -1,0 +1,211 @@
+"""The attention contract, and everything that attentions share around their operator."""
+
+from typing import Optional, Sequence, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from ..ops.checks import check_heads, check_hw_shape, check_padding_mask, check_rotary_dim
+from ..ops.rotary import Rotary, rotary_tables
+
+GATES = (None, 'proj', 'identity', 'tanh')
+
+
+class BaseAttention(BaseModule):
+    """Projections, position, gate and output of an attention; a subclass adds :meth:`attend`.
+
+    The contract of every attention of this package::
+
+        attn(x, hw_shape, query_pos=None, key_padding_mask=None) -> (B, N, C)
+
+    One linear layer projects to queries, keys, values and, with ``gate='proj'``, the gate. Then
+    ``y = attend(q, k, v)``, ``y += lepe(v)``, ``y *= gate(x)``, ``proj(y)``.
+
+    Args:
+        embed_dims: channels C.
+        num_heads: heads; must divide ``embed_dims``.
+        qkv_bias, proj_bias: biases of the projections.
+        rotary: give :meth:`attend` the tables of 2D rotary position of the map.
+        lepe: kernel size of the locally enhanced position encoding, a depth-wise convolution of
+            the values; 0 for none.
+        gate: ``None``, ``'proj'`` (linear projection of x), ``'identity'`` or ``'tanh'``.
+        proj_drop: dropout after the output projection.
+        backend: of the operator, see :mod:`mmlinattn.ops.dispatch`.
+        init_cfg: MMEngine initialisation.
+
+    Raises:
+        ValueError: heads that do not divide the channels, a head dim that rotary position cannot
+            split, an even ``lepe``, an unknown gate.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        qkv_bias: bool = True,
+        proj_bias: bool = True,
+        rotary: bool = False,
+        lepe: int = 0,
+        gate: Optional[str] = None,
+        proj_drop: float = 0.0,
+        backend: str = 'auto',
+        init_cfg: Optional[dict] = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        self.head_dim = check_heads(embed_dims, num_heads)
+        if rotary:
+            check_rotary_dim(self.head_dim)
+        if gate not in GATES:
+            raise ValueError(f'gate must be one of {GATES}, got {gate!r}')
+        if lepe < 0 or (lepe and lepe % 2 == 0):
+            raise ValueError(f'lepe must be 0 or an odd kernel size, got {lepe}')
+        self.embed_dims = embed_dims
+        self.num_heads = num_heads
+        self.rotary = rotary
+        self.gate = gate
+        self.backend = backend
+        self.in_proj = nn.Linear(
+            embed_dims, embed_dims * (4 if gate == 'proj' else 3), bias=qkv_bias
+        )
+        self.lepe = (
+            nn.Conv2d(embed_dims, embed_dims, lepe, padding=lepe // 2, groups=embed_dims)
+            if lepe
+            else None
+        )
+        self.proj = nn.Linear(embed_dims, embed_dims, bias=proj_bias)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        hw_shape: Tuple[int, int],
+        rotary: Optional[Rotary],
+        key_padding_mask: Optional[Tensor],
+    ) -> Tensor:
+        """The attention proper: (B, heads, N, d) each, to (B, heads, N, d)."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x: Tensor,
+        hw_shape: Sequence[int],
+        query_pos: Optional[Tensor] = None,
+        key_padding_mask: Optional[Tensor] = None,
+    ) -> Tensor:
+        """Applies the attention.
+
+        Args:
+            x: tokens (B, N, C), row-major over the map.
+            hw_shape: (H, W) with H * W == N.
+            query_pos: (B, N, C), added to x for queries and keys only.
+            key_padding_mask: (B, N) bool, True = padding.
+
+        Returns:
+            (B, N, C), after the output projection, before the residual.
+
+        Raises:
+            ValueError: shapes that do not fit, naming the argument.
+            TypeError: a padding mask that is not bool.
+        """
+        hw_shape = self._check(x, hw_shape, query_pos, key_padding_mask)
+        q, k, v, gate = self._project(x, query_pos)
+        rotary = None
+        if self.rotary:
+            rotary = rotary_tables(hw_shape, self.head_dim, q.dtype, q.device)
+        heads = (self.num_heads, self.head_dim)
+        out = self.attend(
+            *(t.unflatten(-1, heads).transpose(1, 2) for t in (q, k, v)),
+            hw_shape,
+            rotary,
+            key_padding_mask,
+        )
+        out = out.transpose(1, 2).flatten(2)  # [B, N, C]
+        if self.lepe is not None:
+            out = out + self._local_position(v, hw_shape, key_padding_mask)
+        if gate is not None:
+            out = out * gate
+        return self.proj_drop(self.proj(out))
+
+    def _check(self, x, hw_shape, query_pos, key_padding_mask) -> Tuple[int, int]:
+        if x.dim() != 3 or x.shape[-1] != self.embed_dims:
+            raise ValueError(f'x must have shape (B, N, {self.embed_dims}), got {tuple(x.shape)}')
+        if query_pos is not None and query_pos.shape != x.shape:
+            raise ValueError(
+                f'query_pos must have the shape of x {tuple(x.shape)}, got '
+                f'{tuple(query_pos.shape)}'
+            )
+        check_padding_mask(key_padding_mask, x.shape[0], x.shape[1])
+        return check_hw_shape(x.shape[1], hw_shape)
+
+    def _project(self, x: Tensor, query_pos: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+        """Queries, keys, values and gate, each (B, N, C); views of one projection."""
+        weight, bias, dims = self.in_proj.weight, self.in_proj.bias, self.embed_dims
+        if query_pos is None:
+            parts = list(self.in_proj(x).split(dims, dim=-1))
+        else:
+            bias_qk, bias_rest = (None, None) if bias is None else (bias[: 2 * dims], bias[2 * dims :])
+            qk = F.linear(x + query_pos, weight[: 2 * dims], bias_qk)
+            rest = F.linear(x, weight[2 * dims :], bias_rest)
+            parts = [*qk.split(dims, dim=-1), *rest.split(dims, dim=-1)]
+        if self.gate == 'identity':
+            parts.append(x)
+        elif self.gate == 'tanh':
+            parts.append(torch.tanh(x))
+        elif self.gate is None:
+            parts.append(None)
+        return tuple(parts)
+
+    def _local_position(
+        self, v: Tensor, hw_shape: Tuple[int, int], key_padding_mask: Optional[Tensor]
+    ) -> Tensor:
+        if key_padding_mask is not None:
+            v = v.masked_fill(key_padding_mask[..., None], 0)
+        return map_to_tokens(self.lepe(tokens_to_map(v, hw_shape)))
+
+
+def tokens_to_map(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
+    """(B, N, C) tokens to a (B, C, H, W) map; a channels_last view, no copy."""
+    return x.unflatten(1, tuple(hw_shape)).permute(0, 3, 1, 2)
+
+
+def map_to_tokens(x: Tensor) -> Tensor:
+    """(B, C, H, W) map to (B, N, C) tokens; a view if the map is channels_last."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def build_attention(
+    attn_cfg: Union[str, dict], embed_dims: int, num_heads: int, **defaults
+) -> nn.Module:
+    """Builds an attention for a host.
+
+    Args:
+        attn_cfg: config of a registered attention, or just its name.
+        embed_dims, num_heads: filled in by the host unless the config sets them.
+        defaults: further options a host fills in unless the config sets them.
+
+    Raises:
+        KeyError: a type that is not registered; the message names the types of this package.
+        TypeError: an option that the attention does not have.
+
+    Example:
+        >>> attn = build_attention(dict(type='RALA'), embed_dims=64, num_heads=2)
+        >>> type(attn).__name__
+        'RALA'
+    """
+    cfg = dict(type=attn_cfg) if isinstance(attn_cfg, str) else dict(attn_cfg)
+    kind = cfg.get('type')
+    if isinstance(kind, str) and MODELS.get(kind) is None:
+        known = sorted(
+            name
+            for name, module in MODELS.module_dict.items()
+            if isinstance(module, type) and issubclass(module, BaseAttention)
+        )
+        raise KeyError(f'attention {kind!r} is not registered; this package has {known}')
+    for name, value in dict(defaults, embed_dims=embed_dims, num_heads=num_heads).items():
+        cfg.setdefault(name, value)
+    return MODELS.build(cfg)

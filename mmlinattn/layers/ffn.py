@@ -1,0 +1,35 @@
+"""Feed-forward layers on tokens."""
+
+from typing import Sequence
+
+import torch.nn.functional as F
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+
+from .base import map_to_tokens, tokens_to_map
+
+
+class ConvFFN(BaseModule):
+    """RAVLT's feed-forward layer: linear, GELU, ``y += dwconv3x3(y)``, linear.
+
+    Args:
+        embed_dims: channels C.
+        hidden_dims: channels between the two linear layers.
+
+    Example:
+        >>> import torch
+        >>> ConvFFN(32, 112)(torch.randn(1, 6, 32), hw_shape=(2, 3)).shape
+        torch.Size([1, 6, 32])
+    """
+
+    def __init__(self, embed_dims: int, hidden_dims: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(embed_dims, hidden_dims)
+        self.dwconv = nn.Conv2d(hidden_dims, hidden_dims, 3, padding=1, groups=hidden_dims)
+        self.fc2 = nn.Linear(hidden_dims, embed_dims)
+
+    def forward(self, x: Tensor, hw_shape: Sequence[int]) -> Tensor:
+        """(B, N, C) to (B, N, C)."""
+        x = F.gelu(self.fc1(x))
+        x = x + map_to_tokens(self.dwconv(tokens_to_map(x, hw_shape)))
+        return self.fc2(x)

@@ -1,0 +1,15 @@
+"""The mathematics: pure functions on tensors, no parameters, no registry."""
+
+from .dispatch import BackendError, use_backend
+from .feature_maps import feature_map
+from .rala import rala_attention
+from .rotary import apply_rotary, rotary_tables
+
+__all__ = [
+    'BackendError',
+    'apply_rotary',
+    'feature_map',
+    'rala_attention',
+    'rotary_tables',
+    'use_backend',
+]

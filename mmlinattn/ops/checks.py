@@ -1,0 +1,64 @@
+"""Argument checks shared by all operators and layers: one place, one wording."""
+
+from typing import Optional, Sequence, Tuple
+
+from torch import Tensor
+
+
+def check_hw_shape(num_tokens: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
+    """Returns ``(H, W)``; raises ValueError unless ``num_tokens == H * W``."""
+    if len(hw_shape) != 2:
+        raise ValueError(f'hw_shape must be (H, W), got {tuple(hw_shape)}')
+    height, width = hw_shape
+    if height < 1 or width < 1 or height * width != num_tokens:
+        raise ValueError(
+            f'hw_shape=({height}, {width}) has {height * width} positions but x has '
+            f'{num_tokens} tokens; a class token cannot go through a spatial attention'
+        )
+    return height, width
+
+
+def check_heads(embed_dims: int, num_heads: int) -> int:
+    """Returns the head dim; raises ValueError unless the heads divide the channels."""
+    if num_heads < 1 or embed_dims < 1 or embed_dims % num_heads:
+        raise ValueError(
+            f'embed_dims={embed_dims} must be a positive multiple of num_heads={num_heads}'
+        )
+    return embed_dims // num_heads
+
+
+def check_rotary_dim(head_dim: int) -> int:
+    """Raises ValueError unless 2D rotary position can split ``head_dim``."""
+    if head_dim < 4 or head_dim % 4:
+        raise ValueError(
+            f'head_dim={head_dim} must be a multiple of 4 for 2D rotary position '
+            '(pairs of channels for rows and for columns)'
+        )
+    return head_dim
+
+
+def check_padding_mask(mask: Optional[Tensor], batch: int, num_tokens: int) -> None:
+    """Raises TypeError or ValueError unless ``mask`` is None or a (B, N) bool tensor."""
+    if mask is None:
+        return
+    if mask.dtype.is_floating_point or str(mask.dtype) != 'torch.bool':
+        raise TypeError(f'key_padding_mask must be bool (True = padding), got {mask.dtype}')
+    if tuple(mask.shape) != (batch, num_tokens):
+        raise ValueError(
+            f'key_padding_mask must have shape (B, N) = ({batch}, {num_tokens}), '
+            f'got {tuple(mask.shape)}'
+        )
+
+
+def check_qkv(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor] = None) -> None:
+    """Raises ValueError unless q, k, v are (B, heads, N, d) of one shape, dtype and device."""
+    if q.dim() != 4:
+        raise ValueError(f'q must have shape (B, heads, N, d), got {tuple(q.shape)}')
+    for name, tensor in (('k', k), ('v', v)):
+        if tensor.shape != q.shape:
+            raise ValueError(f'{name} has shape {tuple(tensor.shape)}, q has {tuple(q.shape)}')
+        if tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ValueError(
+                f'{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}'
+            )
+    check_padding_mask(key_padding_mask, q.shape[0], q.shape[2])

@@ -1,0 +1,103 @@
+"""Which implementation of an operator runs: one switch for the whole package.
+
+Every operator has a ``reference`` form (the definition, short and slow), a ``portable`` form
+(fast, any device, torch only) and possibly a ``fused`` form (Triton). The caller's ``backend``
+argument decides; where it says ``'auto'``, the innermost :func:`use_backend` block decides; where
+there is none, the environment variable ``MMLINATTN_BACKEND`` decides; where that is unset or
+``auto``, the operator takes ``fused`` when it can serve and ``portable`` otherwise.
+"""
+
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Callable, Iterator, Optional
+
+import torch
+from torch import Tensor
+
+BACKENDS = ('auto', 'reference', 'portable', 'fused')
+ENV_VARIABLE = 'MMLINATTN_BACKEND'
+
+
+class BackendError(RuntimeError):
+    """A backend was asked for by name and cannot serve the call."""
+
+
+def _checked(backend: str, source: str) -> str:
+    if backend not in BACKENDS:
+        raise ValueError(f'{source} must be one of {BACKENDS}, got {backend!r}')
+    return backend
+
+
+_override = _checked(os.environ.get(ENV_VARIABLE, 'auto') or 'auto', ENV_VARIABLE)
+
+
+@contextmanager
+def use_backend(backend: str) -> Iterator[None]:
+    """Makes every operator called with ``backend='auto'`` inside the block use ``backend``.
+
+    Args:
+        backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
+
+    Raises:
+        ValueError: if ``backend`` is none of these.
+
+    Example:
+        >>> import torch
+        >>> from mmlinattn.ops import rala_attention, use_backend
+        >>> q, k, v = torch.randn(3, 1, 2, 6, 8)
+        >>> with use_backend('reference'):
+        ...     out = rala_attention(q, k, v)
+    """
+    global _override
+    previous, _override = _override, _checked(backend, 'backend')
+    try:
+        yield
+    finally:
+        _override = previous
+
+
+@dataclass(frozen=True)
+class Operator:
+    """The implementations of one operator; all take the same arguments.
+
+    Args:
+        name: shown in error messages.
+        reference, portable: always there.
+        fused: Triton implementation, or None where there is none yet.
+        refuses: called with the arguments of ``fused``; returns why the fused form cannot serve
+            them, or None if it can.
+    """
+
+    name: str
+    reference: Callable[..., Tensor]
+    portable: Callable[..., Tensor]
+    fused: Optional[Callable[..., Tensor]] = None
+    refuses: Optional[Callable[..., Optional[str]]] = None
+
+    def __call__(self, backend: str, q: Tensor, *args, **kwargs) -> Tensor:
+        backend = _checked(backend, 'backend')
+        if backend == 'auto':
+            backend = _override
+        if backend == 'reference':
+            return self.reference(q, *args, **kwargs)
+        if backend == 'portable':
+            return self.portable(q, *args, **kwargs)
+        why_not = self._why_not_fused(q, *args, **kwargs)
+        if why_not is None:
+            return self.fused(q, *args, **kwargs)
+        if backend == 'fused':
+            raise BackendError(
+                f"{self.name}: backend='fused' cannot serve this call: {why_not}. "
+                "Use backend='auto' or 'portable'."
+            )
+        return self.portable(q, *args, **kwargs)
+
+    def _why_not_fused(self, q: Tensor, *args, **kwargs) -> Optional[str]:
+        if self.fused is None:
+            return 'this operator has no fused kernel'
+        if not q.is_cuda and os.environ.get('TRITON_INTERPRET') != '1':
+            return f'fused kernels need a CUDA tensor, got one on {q.device}'
+        if torch.onnx.is_in_onnx_export() or torch.jit.is_tracing():
+            return 'the model is being exported'
+        return self.refuses(q, *args, **kwargs) if self.refuses else None
