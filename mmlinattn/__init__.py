@@ -4,7 +4,7 @@ Importing the package registers its modules; a config does that with
 ``custom_imports = dict(imports=['mmlinattn'])``.
 """
 
-from . import backbones, layers
+from . import backbones, engine, layers
 from .version import __version__
 
-__all__ = ['__version__', 'backbones', 'layers']
+__all__ = ['__version__', 'backbones', 'engine', 'layers']

@@ -51,10 +51,8 @@ MIN_SHAPES, MAX_SHAPES = 1, 4
 MIN_DIAMETER, MAX_DIAMETER = 20 / 128, 60 / 128  # as parts of the image side
 MIN_VISIBLE = 0.6  # of every shape beneath another one
 MIN_CONTRAST = 110.0  # Euclidean distance in RGB
-JPEG_QUALITY = 90
-CROP_SIZE = 64
-CROP_SCALE = 1.25
 SUPERSAMPLING = 4
+JPEG_QUALITY, CROP_SIZE, CROP_SCALE = 90, 64, 1.25
 
 
 class Instance(NamedTuple):
@@ -77,25 +75,23 @@ class Sample:
     instances: list[Instance]
 
 
-def _polygon(radii: Sequence[float]) -> np.ndarray:
+def _polygon(*radii: float) -> np.ndarray:
     angles = np.arange(len(radii)) * 2 * np.pi / len(radii)
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1) * np.asarray(radii)[:, None]
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1) * np.array(radii)[:, None]
 
 
 _CROSS = np.array([(3, 1), (1, 1), (1, 3), (-1, 3), (-1, 1), (-3, 1), (-3, -1), (-1, -1),
                    (-1, -3), (1, -3), (1, -1), (3, -1)]) / np.sqrt(10)
-# One outline a class, inside the unit circle.
-_OUTLINES = (_polygon([1.0] * 48), _polygon([1.0] * 4), _polygon([1.0] * 3),
-             _polygon([1.0, 0.42] * 5), _CROSS)
+_OUTLINES = (_polygon(*[1] * 48), _polygon(1, 1, 1, 1), _polygon(1, 1, 1),
+             _polygon(*[1, 0.42] * 5), _CROSS)  # one a class, in the unit circle
 
 
 def _axes(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Two (S, S) coordinates in pixels, at right angles, turned and shifted at random."""
-    angle, *shift = rng.uniform(0, 2 * np.pi), *rng.uniform(0, size, 2)
+    angle, shift = rng.uniform(0, 2 * np.pi), rng.uniform(0, size, 2)
     y, x = np.mgrid[:size, :size].astype(np.float32)
-    u = np.cos(angle) * x + np.sin(angle) * y + shift[0]
-    v = np.cos(angle) * y - np.sin(angle) * x + shift[1]
-    return u, v
+    return (np.cos(angle) * x + np.sin(angle) * y + shift[0],
+            np.cos(angle) * y - np.sin(angle) * x + shift[1])
 
 
 def _background(rng: np.random.Generator, size: int) -> np.ndarray:
@@ -128,20 +124,26 @@ def _texture(rng: np.random.Generator, size: int, diameter: float,
     elif kind == 'dots':
         blend = np.hypot(u % period - period / 2, v % period - period / 2) < 0.32 * period
     else:
-        # Half way at most: in between two contrasting colours may lie that of the ground.
-        blend = 0.25 + 0.25 * np.sin(u * np.pi / diameter)
+        blend = 0.5 + 0.5 * np.sin(u * np.pi / diameter)
     texture = colors[0] + blend[..., None] * (colors[1] - colors[0])
     return (texture + rng.normal(0, rng.uniform(2, 8), texture.shape)).astype(np.float32)
 
 
 def _contrasting_colors(rng: np.random.Generator, beneath: np.ndarray) -> np.ndarray:
     """Two colours, (2, 3), that stand out from nearly all of the pixels beneath, (N, 3)."""
-    candidates = rng.uniform(0, 255, (32, 3))
     beneath = beneath[::max(1, len(beneath) // 128)]
-    distances = np.linalg.norm(candidates[:, None] - beneath[None], axis=2)
-    contrast = np.minimum(np.quantile(distances, 0.1, axis=1), MIN_CONTRAST)
-    # A stable sort keeps the sufficient ones in random order instead of preferring the extremes.
-    return candidates[np.argsort(-contrast, kind='stable')[:2]]
+
+    def contrast(colors):
+        distances = np.linalg.norm(colors[:, None] - beneath[None], axis=2)
+        # Capped, so that the first sufficient colour wins and not the most extreme one.
+        return np.minimum(np.quantile(distances, 0.1, axis=1), MIN_CONTRAST)
+
+    candidates = rng.uniform(0, 255, (32, 3))
+    best = int(contrast(candidates).argmax())
+    first, others = candidates[best], np.delete(candidates, best, axis=0)
+    # A gradient shows what is in between, too.
+    second = others[(contrast(others) + contrast((others + first) / 2)).argmax()]
+    return np.stack([first, second])
 
 
 def _coverage(rng: np.random.Generator, size: int, label: int, diameter: float) -> np.ndarray:
@@ -158,17 +160,10 @@ def _coverage(rng: np.random.Generator, size: int, label: int, diameter: float) 
 
 
 def draw_image(rng: np.random.Generator, image_size: int) -> Sample:
-    """Draw one picture of one to four shapes.
+    """Draw a picture of one to four shapes, of a square image_size (at least 32) pixels wide.
 
-    Args:
-        rng: source of all randomness; the same state gives the same picture.
-        image_size: side of the square picture in pixels, at least 32.
-
-    Returns:
-        The picture, (image_size, image_size, 3) uint8 RGB, with its labels.
-
-    Raises:
-        ValueError: if image_size is not an integer of at least 32.
+    All randomness comes from rng: the same state gives the same picture. Raises ValueError if
+    image_size is not an integer of at least 32. `Sample` has the shapes and dtypes.
 
     Example:
         >>> sample = draw_image(np.random.default_rng(0), 64)
@@ -225,14 +220,9 @@ def _polygons(mask: np.ndarray) -> list[list[float]]:
 def _annotation(instance: Instance, image_id: int) -> dict[str, Any]:
     ys, xs = np.nonzero(instance.mask)
     left, top = int(xs.min()), int(ys.min())
-    return {
-        'image_id': image_id,
-        'category_id': instance.label,
-        'bbox': [left, top, int(xs.max()) - left + 1, int(ys.max()) - top + 1],
-        'area': len(xs),
-        'iscrowd': 0,
-        'segmentation': _polygons(instance.mask),
-    }
+    bbox = [left, top, int(xs.max()) - left + 1, int(ys.max()) - top + 1]
+    return {'image_id': image_id, 'category_id': instance.label, 'bbox': bbox, 'area': len(xs),
+            'iscrowd': 0, 'segmentation': _polygons(instance.mask)}
 
 
 def _crop(image: np.ndarray, bbox: list[int]) -> np.ndarray:
@@ -241,9 +231,8 @@ def _crop(image: np.ndarray, bbox: list[int]) -> np.ndarray:
     side = min(round(CROP_SCALE * max(width, height)), len(image))
     left = min(max(x + (width - side) // 2, 0), len(image) - side)
     top = min(max(y + (height - side) // 2, 0), len(image) - side)
-    crop = image[top:top + side, left:left + side]
-    interpolation = cv2.INTER_AREA if side > CROP_SIZE else cv2.INTER_LINEAR
-    return cv2.resize(crop, (CROP_SIZE, CROP_SIZE), interpolation=interpolation)
+    return cv2.resize(image[top:top + side, left:left + side], (CROP_SIZE, CROP_SIZE),
+                      interpolation=cv2.INTER_AREA if side > CROP_SIZE else cv2.INTER_LINEAR)
 
 
 def _encode(suffix: str, image: np.ndarray) -> bytes:
@@ -335,18 +324,14 @@ def _write_set(root: Path, parameters: dict[str, Any], workers: int) -> None:
         for name in CLASSES:  # without a picture, too: readers number the folders
             (root / f'imagenet/{split}/{name}').mkdir(parents=True)
     records = _write_images(root, parameters, workers)
+    middle = parameters['num_train']
     counts = {}
-    for split in SPLITS:
-        part = records[:parameters['num_train']] if split == 'train' else \
-            records[parameters['num_train']:]
+    for split, part in zip(SPLITS, (records[:middle], records[middle:]), strict=True):
         coco = _coco_json(part)
         _save(root / f'coco/annotations/instances_{split}2017.json', json.dumps(coco).encode())
-        labels = Counter(annotation['category_id'] for annotation in coco['annotations'])
-        counts[split] = {
-            'images': len(part),
-            'instances': labels.total(),
-            'instances_by_class': {name: labels[i] for i, name in enumerate(CLASSES, 1)},
-        }
+        labels = Counter(CLASSES[a['category_id'] - 1] for a in coco['annotations'])
+        counts[split] = {'images': len(part), 'instances': labels.total(),
+                         'instances_by_class': {name: labels[name] for name in CLASSES}}
     description = {'format': FORMAT, 'parameters': parameters, 'classes': CLASSES,
                    'palette': PALETTE, 'counts': counts}
     _save(root / 'shapes.json', json.dumps(description, indent=2).encode())
@@ -376,16 +361,14 @@ def _check_root(root: Path, parameters: dict[str, Any], force: bool) -> bool:
                                   f'not part of a Shapes set ({", ".join(others[:5])})')
         return False
     if found is None:
-        raise FileExistsError(f'{root} exists and is not a Shapes set. Choose another root; '
-                              '--force (force=True) replaces only a Shapes set or an empty '
-                              'directory')
+        raise FileExistsError(f'{root} exists and is not a Shapes set. Choose another root '
+                              '(--force replaces only a Shapes set or an empty directory)')
     differing = [f'{name} is {found.get(name)!r} instead of {parameters.get(name)!r}'
                  for name in sorted(found.keys() | parameters.keys())
                  if found.get(name) != parameters.get(name)]
     if differing:
         raise FileExistsError(f'{root} is a Shapes set with other parameters: '
-                              f'{", ".join(differing)}. Choose another root or replace the set '
-                              'with --force (force=True)')
+                              f'{", ".join(differing)}. Choose another root or use --force')
     return True
 
 
@@ -415,19 +398,17 @@ def generate(root: str | os.PathLike = 'data/shapes', num_train: int = 600, num_
     """Write the data set below root, or do nothing if it is already there.
 
     The files depend on the parameters, not on the number of workers. They are written to a
-    hidden directory beside root, which becomes root only when complete.
+    hidden directory beside root, which becomes root only when complete. Wherever a message says
+    --force, it means the argument force.
 
     Args:
-        root: directory to create.
+        root: directory to create; returned as a path.
         num_train: number of training images, at least 1.
         num_val: number of validation images, at least 1.
         image_size: side of the square images in pixels, at least 32.
         seed: seed of all randomness, at least 0.
         workers: number of processes, at least 1; None means one a CPU, 1 means this one.
         force: write anew if root is a Shapes set, of whatever parameters, or empty.
-
-    Returns:
-        root as a path.
 
     Raises:
         ValueError: if an argument is out of range; it names the argument and its value.
@@ -450,11 +431,8 @@ def generate(root: str | os.PathLike = 'data/shapes', num_train: int = 600, num_
         'seed': _check_integer('seed', seed, 0),
         'shapes_per_image': [MIN_SHAPES, MAX_SHAPES],
         'relative_diameter': [MIN_DIAMETER, MAX_DIAMETER],
-        'min_visible': MIN_VISIBLE,
-        'min_contrast': MIN_CONTRAST,
-        'jpeg_quality': JPEG_QUALITY,
-        'crop_size': CROP_SIZE,
-        'crop_scale': CROP_SCALE,
+        'min_visible': MIN_VISIBLE, 'min_contrast': MIN_CONTRAST, 'jpeg_quality': JPEG_QUALITY,
+        'crop_size': CROP_SIZE, 'crop_scale': CROP_SCALE,
     }
     target = Path(root).resolve()
     if _check_root(target, parameters, force):
@@ -476,8 +454,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog='python -m mmlinattn.datasets.shapes',
         description='Write the Shapes data set in the layouts of COCO, ADE20K, Cityscapes and '
-                    'ImageNet. The same options give the same files. A set that is already '
-                    'there is left as it is.',
+                    'ImageNet. The same options give the same files.',
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add('root', nargs='?', default='data/shapes', help='directory to create')
@@ -487,9 +464,8 @@ def _parser() -> argparse.ArgumentParser:
         help=f'side of the square images, at least {MIN_IMAGE_SIZE}')
     add('--seed', type=int, default=0, metavar='N', help='seed of all randomness')
     add('--workers', type=int, default=os.cpu_count(), metavar='N', help='number of processes')
-    add('--force', action='store_true',
-        help='write anew if root is a Shapes set or an empty directory; anything else is never '
-             'touched')
+    add('--force', action='store_true', help='write anew if root is a Shapes set or an empty '
+                                             'directory; anything else is never touched')
     return parser
 
 
@@ -520,4 +496,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == '__main__':
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up then, too
     sys.exit(main())

@@ -1,0 +1,39 @@
+# Two commands: `make demo` and `make test`. Both set everything up first, in .venv.
+# An activated environment is used instead of .venv; so is PYTHON=/path/to/python.
+VENV := .venv
+ifdef VIRTUAL_ENV
+  DEFAULT_PYTHON := $(VIRTUAL_ENV)/bin/python
+else
+  DEFAULT_PYTHON := $(VENV)/bin/python
+endif
+PYTHON ?= $(DEFAULT_PYTHON)
+PYTEST_ARGS ?=
+
+.PHONY: help setup demo test lint format clean
+
+help:
+	@echo "make demo    set up, train and test on the embedded data set, draw a picture"
+	@echo "make test    set up, lint, run the tests"
+	@echo "make setup   set up only: the environment in $(VENV), or PYTHON=... to use another"
+	@echo "make lint | format | clean"
+
+setup:
+	@bash tools/misc/setup.sh "$(PYTHON)" "$(VENV)"
+
+demo: setup
+	$(PYTHON) tools/misc/demo.py
+
+lint: setup
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+format: setup
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+# Two workers with one thread each: multi-threaded workers spin against each other.
+test: lint
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

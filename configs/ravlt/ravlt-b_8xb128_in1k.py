@@ -1,0 +1,5 @@
+_base_ = './ravlt-t_8xb128_in1k.py'
+
+model = dict(
+    backbone=dict(arch='base'),
+)

@@ -1,0 +1,341 @@
+"""Parameters and multiply-accumulates of a model, whole and by module.
+
+Papers count in two conventions, and the difference is large for attention at high resolution:
+``conv_linear`` is convolutions and linear layers only (the RALA paper's), ``total`` is every
+matrix product, those inside attention included (the RWGKA paper's). One multiplication with its
+addition counts as one. Norms, activations and other elementwise work count in neither.
+
+The model runs once on fake tensors, which have a shape and no memory, under a mode that sees
+every operator that torch dispatches: nothing is hidden inside a composite function.
+"""
+
+import copy
+import logging
+import math
+import re
+import warnings
+from collections import Counter
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Sequence, Tuple, Union
+
+import torch
+from mmengine.config import Config
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.structures import BaseDataElement
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+MIN_SIZE = 32
+# Proposals that the heads of a two-stage detector see, as MMDetection 2.x counted.
+BOX_PROPOSALS, MASK_PROPOSALS = 1000, 100
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters and multiply-accumulates of one module."""
+
+    params: int = 0
+    conv_linear: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class Complexity:
+    """What :func:`analyse` returns.
+
+    Args:
+        shape: (H, W) of the input.
+        params: number of parameters, shared ones once.
+        conv_linear: multiply-accumulates of convolutions and linear layers.
+        total: multiply-accumulates of all matrix products.
+        by_module: the same for each submodule by its dotted name, parents before children.
+        uncounted: operators that may hold matrix products and could not be counted, with how
+            often they ran; empty for a complete count.
+    """
+
+    shape: Tuple[int, int]
+    params: int
+    conv_linear: int
+    total: int
+    by_module: Dict[str, Cost] = field(repr=False)
+    uncounted: Dict[str, int] = field(default_factory=dict)
+
+    def modules(self, depth: int) -> Dict[str, Cost]:
+        """Submodules at most ``depth`` names deep that have parameters or products."""
+        return {
+            name: cost
+            for name, cost in self.by_module.items()
+            if name.count('.') < depth and (cost.params or cost.total)
+        }
+
+    def to_dict(self) -> dict:
+        """Plain types, for JSON."""
+        return asdict(self)
+
+
+def analyse(model: nn.Module, shape: Sequence[int]) -> Complexity:
+    """Counts one image through a model, without computing where its operators allow that.
+
+    Detectors and segmentors are counted as they run at test time, without pre- and
+    post-processing: auxiliary heads have parameters but no products. Two-stage detectors are
+    counted with 1000 proposals in each box head and 100 in each mask head.
+
+    Args:
+        model: a model of MMDetection, MMSegmentation or MMPretrain, or any module that takes
+            (1, 3, H, W). It is not changed.
+        shape: (H, W) of the image.
+
+    Raises:
+        ValueError: a shape that is not two integers of at least 32.
+
+    Example:
+        >>> from torch import nn
+        >>> cost = analyse(nn.Conv2d(3, 8, 3, padding=1), (32, 64))
+        >>> cost.params, cost.total == 8 * 27 * 32 * 64
+        (224, True)
+    """
+    shape = check_shape(shape)
+    try:
+        counter = _run(model, shape, FakeTensorMode(allow_non_fake_inputs=True))
+    except RuntimeError:
+        # An operator that has no fake form: compute, the values do not matter.
+        counter = _run(model, shape, nullcontext())
+    costs = {}
+    for name, module in model.named_modules():
+        inner = f'model.{name}' if name else ''
+        costs[name] = Cost(
+            params=sum(p.numel() for p in module.parameters()),
+            conv_linear=counter.conv_linear[inner],
+            total=counter.total[inner],
+        )
+    whole = costs.pop('')
+    return Complexity(
+        shape,
+        whole.params,
+        whole.conv_linear,
+        whole.total,
+        costs,
+        dict(counter.uncounted),
+    )
+
+
+def check_shape(shape: Sequence[int]) -> Tuple[int, int]:
+    """``shape`` as (H, W), or a ValueError that says what is wrong with it."""
+    values = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    if len(values) != 2 or any(type(value) is not int or value <= 0 for value in values):
+        raise ValueError(f'shape must be (height, width), two positive integers, got {shape!r}')
+    if min(values) < MIN_SIZE:
+        raise ValueError(f'shape must be at least {MIN_SIZE}x{MIN_SIZE} pixels, got {values}')
+    return values
+
+
+def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
+    """Builds the model of a config, without its weights (meta device) where that is possible.
+
+    Args:
+        cfg: a config or its file, of any framework: ``default_scope`` tells which.
+
+    Raises:
+        ValueError: a config without a model.
+
+    Example:
+        >>> from mmengine.config import Config
+        >>> cfg = Config(dict(model=dict(type='RAVLT', arch='tiny')))
+        >>> next(build_model(cfg).parameters()).device.type
+        'meta'
+    """
+    cfg = cfg if isinstance(cfg, Config) else Config.fromfile(cfg)
+    if 'model' not in cfg:
+        raise ValueError(f'the config has no model: {cfg.filename or cfg}')
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')), _quiet():
+        try:
+            with torch.device('meta'):
+                return MODELS.build(copy.deepcopy(cfg.model))
+        except RuntimeError:
+            # Some constructors compute with tensors.
+            return MODELS.build(copy.deepcopy(cfg.model))
+
+
+class _Forward(nn.Module):
+    """The part of a model that runs on one image at test time, tensors in, tensors out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> Any:
+        if not isinstance(self.model, BaseModel):
+            return _tensors(self.model(image))
+        if getattr(self.model, 'with_roi_head', False):
+            return _tensors(self._two_stage(image))
+        size = tuple(image.shape[-2:])
+        sample = BaseDataElement(
+            metainfo=dict(
+                img_shape=size,
+                ori_shape=size,
+                pad_shape=size,
+                batch_input_shape=size,
+                scale_factor=(1.0, 1.0),
+            )
+        )
+        return _tensors(self.model(image, [sample], mode='tensor'))
+
+    def _two_stage(self, image: Tensor) -> List[Any]:
+        """Heads run on empty RoI features: NMS and RoIAlign have no products to count."""
+        feats = self.model.extract_feat(image)
+        outs = [feats]
+        if self.model.with_rpn:
+            outs.append(self.model.rpn_head(feats))
+        roi_head = self.model.roi_head
+        for kind, num in (('bbox', BOX_PROPOSALS), ('mask', MASK_PROPOSALS)):
+            if not getattr(roi_head, f'with_{kind}', False):
+                continue
+            heads = _as_list(getattr(roi_head, f'{kind}_head'))
+            # A mask head without an extractor of its own shares that of the boxes.
+            extractors = _as_list(
+                getattr(roi_head, f'{kind}_roi_extractor', None) or roi_head.bbox_roi_extractor
+            )
+            for i, head in enumerate(heads):
+                extractor = extractors[min(i, len(extractors) - 1)]
+                size = extractor.roi_layers[0].output_size
+                rois = image.new_zeros(num, extractor.out_channels, *size)
+                if getattr(roi_head, 'with_shared_head', False):
+                    rois = roi_head.shared_head(rois)
+                outs.append(head(rois))
+        return outs
+
+
+def _as_list(module: nn.Module) -> List[nn.Module]:
+    return list(module) if isinstance(module, nn.ModuleList) else [module]
+
+
+def _tensors(out: Any) -> Tuple[Tensor, ...]:
+    """The tensors of any nest of sequences and mappings."""
+    if isinstance(out, Tensor):
+        return (out,)
+    if isinstance(out, dict):
+        out = out.values()
+    elif not isinstance(out, (list, tuple)):
+        return ()
+    return tuple(tensor for item in out for tensor in _tensors(item))
+
+
+def _run(model: nn.Module, shape: Tuple[int, int], mode: ContextManager) -> '_Counter':
+    runner = _Forward(_copy(model, mode)).eval()
+    counter = _Counter(runner)
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    # One opaque operator for a whole attention layer.
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), mode, counter:
+            runner(torch.zeros(1, 3, *shape))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+    return counter
+
+
+def _copy(model: nn.Module, mode: ContextManager) -> nn.Module:
+    """A copy on the CPU whose parameters and buffers have the same shapes and any values."""
+    memo = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        with mode:
+            new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        memo[id(tensor)] = nn.Parameter(new, False) if isinstance(tensor, nn.Parameter) else new
+    return copy.deepcopy(model, memo)
+
+
+class _Counter(TorchDispatchMode):
+    """Counts the products of all operators that run, for the module they run in and its parents.
+
+    A product with a parameter as a factor belongs to a linear layer; attention multiplies
+    activations.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.conv_linear, self.total, self.uncounted = Counter(), Counter(), Counter()
+        self._parameters = {StorageWeakRef(p.untyped_storage()) for p in model.parameters()}
+        self._running = ['']
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(lambda *_, name=name: self._running.append(name))
+            module.register_forward_hook(lambda *_: self._running.pop() and None)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        if name in COUNTS:
+            products = COUNTS[name](args, out)
+            linear = name == CONVOLUTION or any(
+                isinstance(x, Tensor) and StorageWeakRef(x.untyped_storage()) in self._parameters
+                for x in args
+            )
+            parts = self._running[-1].split('.')
+            for module in {'', *('.'.join(parts[:i]) for i in range(1, len(parts) + 1))}:
+                self.total[module] += products
+                self.conv_linear[module] += products if linear else 0
+        elif SUSPICIOUS.match(name):
+            self.uncounted[name] += 1
+        return out
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the frameworks' notes about how they build."""
+    logger = logging.getLogger('mmengine')
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _product(left: int) -> Callable:
+    """Counter of a matrix product whose left factor is argument ``left``: (..., K) to ``out``."""
+
+    def count(args: tuple, out: Tensor) -> int:
+        return out.numel() * args[left].shape[-1]
+
+    return count
+
+
+def _convolution(args: tuple, out: Tensor) -> int:
+    """Arguments: input, weight, bias, stride, padding, dilation, transposed, ..."""
+    x, weight, transposed = args[0], args[1], args[6]
+    positions = (x if transposed else out).shape[2:]
+    return x.shape[0] * math.prod(positions) * weight.numel()
+
+
+def _attention(args: tuple, out: Tuple[Tensor, ...]) -> int:
+    """Q K^T and its product with V: (..., N, d), (..., M, d), (..., M, e) to (..., N, e)."""
+    query, key, out = args[0], args[1], out[0]
+    return math.prod(out.shape[:-1]) * key.shape[-2] * (query.shape[-1] + out.shape[-1])
+
+
+CONVOLUTION = 'aten::convolution'
+COUNTS = {
+    CONVOLUTION: _convolution,
+    'aten::mm': _product(0),
+    'aten::bmm': _product(0),
+    'aten::mv': _product(0),
+    'aten::dot': _product(0),
+    'aten::addmm': _product(1),
+    'aten::baddbmm': _product(1),
+    'aten::addmv': _product(1),
+    'aten::_scaled_dot_product_flash_attention_for_cpu': _attention,
+    'aten::_scaled_dot_product_flash_attention': _attention,
+    'aten::_scaled_dot_product_efficient_attention': _attention,
+    'aten::_scaled_dot_product_cudnn_attention': _attention,
+}
+# Operators that hold matrix products, and those of other libraries, which may.
+SUSPICIOUS = re.compile(
+    r'(?!aten::|prim::|profiler::)|aten::(linalg_(?!vector_norm)\w*'
+    r'|\w*(mm|mv|dot|bilinear|conv\w*|attention\w*|transformer\w*|rnn\w*|cdist\w*|inverse))$'
+)

@@ -1,0 +1,150 @@
+"""Does a checkpoint fit a model? Asked before work starts."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from torch import Tensor, nn
+
+from .errors import CheckpointError
+from .io import load_state_dict
+from .keymap import shorten
+
+Mismatch = Tuple[str, Tuple[int, ...], Tuple[int, ...]]
+
+
+@dataclass
+class Report:
+    """How the names and shapes of a file and of a model agree.
+
+    Attributes:
+        matched: names with equal shapes.
+        missing: names of the model that the file lacks.
+        unexpected: names of the file that the model lacks.
+        mismatched: (name, shape in the file, shape in the model).
+    """
+
+    matched: List[str] = field(default_factory=list)
+    missing: List[str] = field(default_factory=list)
+    unexpected: List[str] = field(default_factory=list)
+    mismatched: List[Mismatch] = field(default_factory=list)
+
+    def raise_on_mismatch(self, where: str = '') -> None:
+        """Raises CheckpointError, naming keys and both shapes, if any shape differs.
+
+        Args:
+            where: begins the message, for example the file.
+        """
+        if self.mismatched:
+            raise CheckpointError(f'{where}{": " if where else ""}{self._mismatches()}')
+
+    def _mismatches(self) -> str:
+        shapes = [f'{n} is {f} in the file and {m} in the model' for n, f, m in self.mismatched]
+        return f'{len(shapes)} keys of another shape: {shorten(shapes)}'
+
+    def __str__(self) -> str:
+        parts = [f'{len(self.matched)} keys match']
+        if self.missing:
+            parts.append(f'{len(self.missing)} missing in the file: {shorten(self.missing)}')
+        if self.unexpected:
+            parts.append(f'{len(self.unexpected)} unexpected: {shorten(self.unexpected)}')
+        if self.mismatched:
+            parts.append(self._mismatches())
+        return '\n'.join(parts)
+
+
+def compare(model_state: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> Report:
+    """Compares the names and shapes of a model and of a file.
+
+    Args:
+        model_state: ``model.state_dict()``; may be on the meta device.
+        converted: name -> tensor of the file.
+
+    Returns:
+        the report. As in MMEngine a missing ``num_batches_tracked`` does not count.
+
+    Example:
+        >>> print(compare(nn.Linear(2, 3).state_dict(), nn.Linear(2, 3, bias=False).state_dict()))
+        1 keys match
+        1 missing in the file: bias
+    """
+    report = Report()
+    for name, value in converted.items():
+        if name not in model_state:
+            report.unexpected.append(name)
+        elif value.shape != model_state[name].shape:
+            shapes = tuple(value.shape), tuple(model_state[name].shape)
+            report.mismatched.append((name, *shapes))
+        else:
+            report.matched.append(name)
+    report.missing = [
+        name
+        for name in model_state
+        if name not in converted and not name.endswith('num_batches_tracked')
+    ]
+    return report
+
+
+def check_fits(
+    path: Union[str, Path],
+    module: nn.Module,
+    prefix: Optional[str] = None,
+    may_differ: Sequence[str] = (),
+) -> Report:
+    """Checks that a checkpoint file can be loaded into a module, which is not changed.
+
+    MMEngine itself only logs a shape that differs and goes on with initial values.
+
+    Args:
+        path: the file.
+        module: the model, or the part that ``prefix`` belongs to.
+        prefix: as in ``init_cfg=dict(type='Pretrained', checkpoint=path, prefix='backbone.')``:
+            only names with this beginning count, without it.
+        may_differ: beginnings of names whose shapes are free: MMEngine leaves such tensors as
+            they are, as one wants for heads when fine-tuning to other classes.
+
+    Returns:
+        the report; missing and unexpected names are no error.
+
+    Raises:
+        FileNotFoundError, CheckpointError: see :func:`load_state_dict`.
+        CheckpointError: a shape that differs, no name with the prefix, or not one name in common.
+
+    Example:
+        >>> import os, tempfile
+        >>> from mmlinattn.checkpoints import save_checkpoint
+        >>> path = os.path.join(tempfile.mkdtemp(), 'model.pth')
+        >>> save_checkpoint(path, {'head.weight': nn.Linear(2, 3).weight}, {})
+        >>> print(check_fits(path, nn.Linear(2, 3), prefix='head.'))
+        1 keys match
+        1 missing in the file: bias
+    """
+    state_dict, _ = load_state_dict(path)
+    if prefix:
+        state_dict = _below(state_dict, prefix, path)
+    _run_load_hooks(module, state_dict)
+    report = compare(module.state_dict(), state_dict)
+    strict = [item for item in report.mismatched if not item[0].startswith(tuple(may_differ))]
+    Report(mismatched=strict).raise_on_mismatch(str(path))
+    if not report.matched:
+        theirs, ours = shorten(report.unexpected, 3), shorten(report.missing, 3)
+        raise CheckpointError(
+            f'{path}: not one key is of {type(module).__name__}; the file has {theirs}, '
+            f'the model {ours}'
+        )
+    return report
+
+
+def _below(state_dict: Dict[str, Tensor], prefix: str, path: Union[str, Path]) -> dict:
+    prefix = prefix if prefix.endswith('.') else f'{prefix}.'
+    below = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
+    if not below:
+        raise CheckpointError(f'{path} has no keys that begin with {prefix!r}')
+    return below
+
+
+def _run_load_hooks(module: nn.Module, state_dict: Dict[str, Tensor]) -> None:
+    """Hooks may resize tensors on loading (position embeddings of vision transformers)."""
+    for name, part in module.named_modules():
+        for hook in part._load_state_dict_pre_hooks.values():
+            hook(state_dict, f'{name}.' if name else '', {}, True, [], [], [])

@@ -1,0 +1,76 @@
+"""Released weights to the names of MMPretrain, MMDetection and MMSegmentation models."""
+
+from typing import Callable, Dict, Mapping
+
+from mmengine.logging import print_log
+from torch import Tensor
+
+from .errors import CheckpointError
+from .rala import RALA
+
+# Name of a source: function of a state dict that returns (renamed, counts of what it left out).
+SOURCES: Dict[str, Callable] = dict(rala=RALA)
+
+# Beginnings of names that tell what a converted file holds, first match first.
+KINDS = (
+    ('decode_head.', 'segmentor'),
+    ('rpn_head.', 'detector'),
+    ('bbox_head.', 'detector'),
+    ('head.', 'classifier'),
+    ('backbone.', 'backbone'),
+)
+
+
+def convert(state_dict: Mapping[str, Tensor], source: str = 'rala') -> Dict[str, Tensor]:
+    """Renames and reshapes released weights.
+
+    Args:
+        state_dict: name -> tensor of a released classifier, a dense backbone or a whole
+            MMDetection 2.x / MMSegmentation 0.x model; not modified.
+        source: the release, one of :data:`SOURCES`.
+
+    Returns:
+        name -> tensor as in ``ImageClassifier``, MMDetection 3.x and MMSegmentation 1.x models:
+        ``backbone.*``, ``neck.*``, ``head.*``, ``roi_head.*``, ... The tensors share memory with
+        the input. What a file has and no model needs (constants, EMA copies) is left out and
+        printed.
+
+    Raises:
+        ValueError: an unknown source.
+        CheckpointError: keys that the source does not have, or a MMDetection 1.x model.
+
+    Example:
+        >>> import torch
+        >>> list(convert({'layers.2.blocks.5.attn.qkvo.weight': torch.zeros(256, 64, 1, 1)}))
+        ['backbone.stages.2.5.attn.in_proj.weight']
+    """
+    if source not in SOURCES:
+        raise ValueError(f'unknown source {source!r}, known are {sorted(SOURCES)}')
+    _refuse_mmdet_1(state_dict)
+    tensors, left_out = SOURCES[source](state_dict)
+    for reason, count in left_out.items():
+        print_log(f'left out {count} {reason}')
+    return tensors
+
+
+def kind_of(converted: Mapping[str, Tensor]) -> str:
+    """What converted weights are of: classifier, backbone, detector or segmentor.
+
+    Example:
+        >>> kind_of({'backbone.stem.0.conv.bias': None, 'rpn_head.rpn_cls.bias': None})
+        'detector'
+    """
+    for start, kind in KINDS:
+        if any(name.startswith(start) for name in converted):
+            return kind
+    return 'unknown'
+
+
+def _refuse_mmdet_1(state_dict: Mapping[str, Tensor]) -> None:
+    """Version 1 had the RoI heads at top level, and the background as the first class."""
+    tops = {name.split('.')[0] for name in state_dict}
+    if {'rpn_head', 'bbox_head'} <= tops:
+        raise CheckpointError(
+            'weights of MMDetection 1.x: its classes are in another order; convert them with '
+            'tools/model_converters/upgrade_model_version.py of MMDetection 2.x first'
+        )

@@ -1,0 +1,5 @@
+"""What the classifiers need besides a backbone."""
+
+from .ravlt_neck import RAVLTNeck
+
+__all__ = ['RAVLTNeck']

@@ -1,0 +1,147 @@
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.registry import MODELS
+from mmengine.runner import load_checkpoint
+from torch import nn
+
+import mmlinattn  # noqa: F401
+from mmlinattn.checkpoints import load_state_dict
+
+TOOL = Path(__file__).resolve().parents[2] / 'tools' / 'model_converters' / 'convert.py'
+
+
+@pytest.fixture(scope='module')
+def tool():
+    spec = importlib.util.spec_from_file_location('convert_tool', TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def src(tmp_path, classifier):
+    path = tmp_path / 'released.pth'
+    torch.save(dict(model=classifier, epoch=299), path)
+    return path
+
+
+@pytest.fixture
+def run(tool, capsys):
+    """Runs the command line in this process: (exit code, stdout, stderr)."""
+
+    def call(*argv):
+        code = tool.main([str(arg) for arg in argv])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def config(tmp_path, backbone_cfg):
+    """Writes a config of a detector-like model around a backbone with the given arguments."""
+
+    def write(**kwargs):
+        backbone = dict(backbone_cfg, **kwargs)
+        path = tmp_path / 'config.py'
+        path.write_text(
+            "custom_imports = dict(imports=['mmlinattn'])\ndefault_scope = 'mmdet'\n"
+            f"model = dict(type='RetinaNet', backbone={backbone!r}, "
+            "neck=dict(type='FPN', in_channels=[8, 8, 16, 16], out_channels=8, num_outs=5), "
+            "bbox_head=dict(type='RetinaHead', num_classes=3, in_channels=8))\n"
+        )
+        return path
+
+    return write
+
+
+def fails(result, *parts):
+    code, _, err = result
+    assert code == 2
+    assert err.startswith('convert.py: error: ') and err.count('\n') == 1
+    for part in parts:
+        assert part in err
+
+
+def test_summary_and_use(run, src, tmp_path, backbone_cfg):
+    dst = tmp_path / 'out' / 'ravlt.pth'
+    code, out, err = run(src, dst)
+    assert (code, err) == (0, '')
+    state_dict, _ = load_state_dict(dst)
+    values = sum(value.numel() for value in state_dict.values()) / 1e6
+    assert f'{src}: classifier of rala' in out
+    assert f'{len(state_dict)} tensors, {values:.2f} M values' in out
+    assert f"init_cfg=dict(type='Pretrained', checkpoint='{dst}', prefix='backbone.')" in out
+    assert f"load_from='{dst}'" in out
+
+    init_cfg = dict(type='Pretrained', checkpoint=str(dst), prefix='backbone.')
+    backbone = MODELS.build(dict(backbone_cfg, out_norm=False, init_cfg=init_cfg))
+    backbone.init_weights()
+    name = 'stages.2.1.attn.in_proj.weight'
+    assert torch.equal(backbone.state_dict()[name], state_dict[f'backbone.{name}'])
+    host = nn.ModuleDict(dict(backbone=MODELS.build(dict(backbone_cfg, out_norm=False))))
+    load_checkpoint(host, str(dst))
+    assert torch.equal(host.backbone.state_dict()[name], state_dict[f'backbone.{name}'])
+
+
+def test_safetensors_output(run, src, tmp_path):
+    code, out, _ = run(src, tmp_path / 'ravlt.safetensors')
+    assert code == 0 and 'MMEngine reads .pth only' in out
+    assert 'backbone.stem.0.conv.weight' in load_state_dict(tmp_path / 'ravlt.safetensors')[0]
+
+
+def test_config_reports_missing_and_unexpected(run, src, tmp_path, config):
+    pytest.importorskip('mmdet', reason='the config is of a detector')
+    code, out, _ = run(src, tmp_path / 'a.pth', '--config', config())
+    assert code == 0
+    assert 'missing in the file: backbone.out_norms.0.weight' in out
+    assert '9 unexpected: neck.conv.weight' in out
+
+
+def test_config_of_another_size(run, src, tmp_path, config, backbone_cfg):
+    pytest.importorskip('mmdet', reason='the config is of a detector')
+    arch = dict(backbone_cfg['arch'], mlp_ratios=3.0)
+    result = run(src, tmp_path / 'a.pth', '--config', config(arch=arch))
+    shapes = 'ffn.fc1.weight is (16, 8) in the file and (24, 8) in the model'
+    fails(result, f'backbone.stages.0.0.{shapes}')
+    assert not (tmp_path / 'a.pth').exists()
+
+
+def test_bad_config(run, src, tmp_path, config):
+    fails(run(src, tmp_path / 'a.pth', '--config', tmp_path / 'no.py'), 'no.py')
+    fails(run(src, tmp_path / 'a.pth', '--config', config(colour='red')), 'config.py', 'colour')
+
+
+def test_refusals(run, src, tmp_path):
+    dst = tmp_path / 'a.pth'
+    fails(run(tmp_path / 'no.pth', dst), 'no.pth does not exist')
+    fails(run(src, src), 'same file')
+    fails(run(src, src, '--force'), 'same file')
+    fails(run(src, tmp_path / 'a.bin'), 'must end in')
+    dst.write_bytes(b'mine')
+    fails(run(src, dst), '--force')
+    assert dst.read_bytes() == b'mine'
+    assert run(src, dst, '--force')[0] == 0
+    src.write_bytes(src.read_bytes()[:20_000])
+    fails(run(src, tmp_path / 'b.pth'), 'released.pth is incomplete')
+    assert not (tmp_path / 'b.pth').exists()
+
+
+def test_unknown_key_and_source(run, src, tmp_path, classifier, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(src, tmp_path / 'a.pth', '--source', 'rola')
+    assert stop.value.code == 2
+    assert "invalid choice: 'rola'" in capsys.readouterr().err
+    torch.save(dict(model=dict(classifier, mystery=torch.zeros(1))), src)
+    fails(run(src, tmp_path / 'a.pth'), 'released.pth', 'mystery')
+
+
+def test_as_a_command(tmp_path):
+    command = [sys.executable, str(TOOL), str(tmp_path / 'no.pth'), str(tmp_path / 'a.pth')]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=TOOL.parents[2])
+    assert done.returncode == 2
+    assert 'no.pth does not exist' in done.stderr and 'Traceback' not in done.stderr

@@ -1,0 +1,214 @@
+import argparse
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from mmengine.logging import HistoryBuffer
+from safetensors.torch import save_file
+from torch import nn
+
+from mmlinattn.checkpoints import CheckpointError, check_fits, load_state_dict, save_checkpoint
+from mmlinattn.checkpoints.io import plain_meta
+
+
+class Runs:
+    """Unpickling it calls a function."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+WEIGHT = torch.arange(6.0).reshape(2, 3)
+
+
+@pytest.mark.parametrize('section', ['state_dict', 'model', 'model_ema', None])
+@pytest.mark.parametrize('prefix', ['', 'module.'])
+def test_weights_are_found(tmp_path, section, prefix):
+    weights = {f'{prefix}fc.weight': WEIGHT}
+    torch.save({section: weights, 'epoch': 3} if section else weights, tmp_path / 'a.pth')
+    state_dict, meta = load_state_dict(tmp_path / 'a.pth')
+    assert list(state_dict) == ['fc.weight'] and meta == {}
+    assert torch.equal(state_dict['fc.weight'], WEIGHT)
+
+
+def test_model_is_preferred_to_its_average(tmp_path):
+    torch.save(dict(model_ema=dict(a=WEIGHT + 1), model=dict(a=WEIGHT)), tmp_path / 'a.pth')
+    assert torch.equal(load_state_dict(tmp_path / 'a.pth')[0]['a'], WEIGHT)
+
+
+def test_old_file_format(tmp_path):
+    torch.save(dict(a=WEIGHT), tmp_path / 'a.pth', _use_new_zipfile_serialization=False)
+    assert torch.equal(load_state_dict(tmp_path / 'a.pth')[0]['a'], WEIGHT)
+
+
+def test_harmless_types_of_training_checkpoints(tmp_path):
+    log = HistoryBuffer([1.0, 2.0], [1, 1])
+    torch.save(
+        dict(
+            model=dict(a=WEIGHT),
+            args=argparse.Namespace(lr=1e-3, data='in1k'),
+            meta=dict(best=np.float64(0.5), epoch=np.int64(2), hist=np.arange(3)),
+            message_hub=dict(log_scalars=dict(loss=log), call=HistoryBuffer.mean),
+        ),
+        tmp_path / 'a.pth',
+    )
+    state_dict, meta = load_state_dict(tmp_path / 'a.pth')
+    assert torch.equal(state_dict['a'], WEIGHT)
+    assert meta == dict(best=0.5, epoch=2, hist=[0, 1, 2])
+
+
+@pytest.mark.parametrize('old', [True, False])
+def test_numpy_scalars_of_both_numpy_generations(tmp_path, old):
+    """numpy 2 moved numpy.core to numpy._core; files carry the name of their day."""
+    torch.save(
+        dict(model=dict(a=WEIGHT), meta=dict(best=np.float32(0.5))),
+        tmp_path / 'a.pth',
+        _use_new_zipfile_serialization=False,
+    )
+    data = (tmp_path / 'a.pth').read_bytes()
+    here, there = (b'numpy._core.', b'numpy.core.') if old else (b'numpy.core.', b'numpy._core.')
+    (tmp_path / 'a.pth').write_bytes(data.replace(here, there))
+    assert load_state_dict(tmp_path / 'a.pth')[1] == dict(best=0.5)
+
+
+def test_classes_and_palette_become_dataset_meta(tmp_path):
+    meta = dict(CLASSES=('cat', 'dog'), PALETTE=[[0, 0, 0], [1, 2, 3]], mmdet_version='2.25.0')
+    torch.save(dict(state_dict=dict(a=WEIGHT), meta=meta), tmp_path / 'a.pth')
+    expected = dict(
+        mmdet_version='2.25.0',
+        dataset_meta=dict(classes=('cat', 'dog'), palette=[[0, 0, 0], [1, 2, 3]]),
+    )
+    assert load_state_dict(tmp_path / 'a.pth')[1] == expected
+    assert plain_meta(dict(CLASSES=None, dataset_meta=dict(classes=('a',)))) == dict(
+        dataset_meta=dict(classes=('a',))
+    )
+
+
+def test_meta_keeps_only_plain_types():
+    meta = dict(
+        a=np.float64(1.5), b=np.bool_(True), c=torch.tensor([1, 2]), d=object(), e=[1, object()],
+        f=argparse.Namespace(x=np.int32(3)), g=(None, 'x'), h={4: {5}},
+    )  # fmt: skip
+    plain = plain_meta(meta)
+    assert plain == dict(a=1.5, b=True, c=[1, 2], e=[1], f=dict(x=3), g=(None, 'x'), h={4: [5]})
+    assert type(plain['a']) is float and type(plain['b']) is bool
+
+
+@pytest.mark.parametrize('function', [os.system, os.mkdir, exec, eval, print])
+@pytest.mark.parametrize('zipped', [True, False])
+def test_code_is_refused_and_not_run(tmp_path, function, zipped):
+    mark = tmp_path / 'ran'
+    code = {os.system: f'mkdir {mark}', os.mkdir: str(mark), print: 'x'}.get(
+        function, f'__import__("os").mkdir({str(mark)!r})'
+    )
+    torch.save(
+        dict(model=dict(a=WEIGHT), evil=Runs(function, code)),
+        tmp_path / 'a.pth',
+        _use_new_zipfile_serialization=zipped,
+    )
+    with pytest.raises(CheckpointError, match=rf'a\.pth is refused.*{function.__name__}'):
+        load_state_dict(tmp_path / 'a.pth')
+    assert not mark.exists()
+
+
+def test_getattr_reaches_nothing(tmp_path):
+    """MMEngine's log pickles with getattr; here it must not give out attributes."""
+    mark = tmp_path / 'ran'
+    write = Runs(getattr, np.ndarray, 'tofile')
+    torch.save(dict(model=dict(a=WEIGHT), meta=dict(write=write)), tmp_path / 'a.pth')
+    assert load_state_dict(tmp_path / 'a.pth')[1] == {}
+    # getattr(ndarray, 'tofile')(array, path), were it not for the placeholder.
+    opcodes = (
+        b'cbuiltins\ngetattr\n(cnumpy\nndarray\nVtofile\ntR'
+        b'(cnumpy\nndarray\n(K\x03tRV' + str(mark).encode() + b'\ntR.'
+    )
+    (tmp_path / 'b.pth').write_bytes(opcodes)
+    pickle.loads(opcodes)
+    assert mark.exists()
+    mark.unlink()
+    with pytest.raises(CheckpointError, match=r'b\.pth'):
+        load_state_dict(tmp_path / 'b.pth')
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize('suffix', ['pth', 'safetensors'])
+@pytest.mark.parametrize('part', [0.0, 0.01, 0.5, 0.99])
+def test_truncated_file(tmp_path, suffix, part):
+    path = tmp_path / f'a.{suffix}'
+    save_checkpoint(path, {'a': torch.zeros(4000), 'b': torch.ones(9, 9)}, {})
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * part)])
+    with pytest.raises(CheckpointError, match=rf'a\.{suffix} is incomplete or no checkpoint'):
+        load_state_dict(path)
+
+
+@pytest.mark.parametrize('content', [b'<html>not found</html>', pickle.dumps([1, 2]), b'\0' * 99])
+def test_no_checkpoint(tmp_path, content):
+    (tmp_path / 'a.pth').write_bytes(content)
+    with pytest.raises(CheckpointError, match=r'a\.pth'):
+        load_state_dict(tmp_path / 'a.pth')
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r'missing\.pth'):
+        load_state_dict(tmp_path / 'missing.pth')
+    with pytest.raises(FileNotFoundError, match=r'missing\.pth'):
+        check_fits(tmp_path / 'missing.pth', nn.Linear(1, 1))
+
+
+def test_no_tensors(tmp_path):
+    torch.save(dict(meta=dict(epoch=1), state_dict={}), tmp_path / 'a.pth')
+    with pytest.raises(CheckpointError, match=r'a\.pth has no tensors'):
+        load_state_dict(tmp_path / 'a.pth')
+
+
+def test_foreign_safetensors(tmp_path):
+    save_file({'a': WEIGHT}, tmp_path / 'a.safetensors', metadata=dict(format='pt'))
+    state_dict, meta = load_state_dict(tmp_path / 'a.safetensors')
+    assert torch.equal(state_dict['a'], WEIGHT) and meta == dict(format='pt')
+
+
+@pytest.mark.parametrize('suffix', ['pth', 'pt', 'safetensors'])
+def test_saved_file_reads_back(tmp_path, suffix):
+    path = tmp_path / 'new' / f'a.{suffix}'
+    tied = torch.rand(1, 4, 5, 5).to(memory_format=torch.channels_last)
+    meta = dict(epoch=3, dataset_meta=dict(classes=['a', 'b']))
+    save_checkpoint(path, dict(a=tied, b=tied, c=WEIGHT[:, 1]), dict(meta, junk=object()))
+    state_dict, read = load_state_dict(path)
+    assert read == meta
+    assert torch.equal(state_dict['a'], tied) and torch.equal(state_dict['c'], WEIGHT[:, 1])
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_view_is_saved_without_the_rest_of_its_storage(tmp_path):
+    save_checkpoint(tmp_path / 'a.pth', dict(a=torch.zeros(1_000_000)[:2]), {})
+    assert (tmp_path / 'a.pth').stat().st_size < 10_000
+
+
+@pytest.mark.parametrize('suffix', ['pth', 'safetensors'])
+def test_failed_write_leaves_the_folder_as_it_was(tmp_path, monkeypatch, suffix):
+    path = tmp_path / f'a.{suffix}'
+    save_checkpoint(path, dict(a=WEIGHT), {})
+    before = path.read_bytes()
+
+    def full_disk(source, target):
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(os, 'replace', full_disk)
+    with pytest.raises(OSError, match='No space'):
+        save_checkpoint(path, dict(a=WEIGHT + 1), {})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_only_checkpoint_names_and_regular_files_are_written(tmp_path):
+    with pytest.raises(CheckpointError, match='must end in one of'):
+        save_checkpoint(tmp_path / 'a.txt', dict(a=WEIGHT), {})
+    (tmp_path / 'folder.pth').mkdir()
+    with pytest.raises(CheckpointError, match='no regular file'):
+        save_checkpoint(tmp_path / 'folder.pth', dict(a=WEIGHT), {})

@@ -1,0 +1,158 @@
+"""Every attention under the one contract: shapes, padding, positions, precision, errors."""
+
+import pytest
+import torch
+
+from mmlinattn.layers import BaseAttention, build_attention
+
+ATTENTIONS = {
+    'softmax': dict(type='SoftmaxAttention'),
+    'softmax-ravlt': dict(type='SoftmaxAttention', rotary=True, lepe=5, gate='proj'),
+    'rala': dict(type='RALA'),
+    'rala-no-aug': dict(type='RALA', kv_augmentation=None, gate=None, lepe=0, rotary=False),
+    'rala-learnable': dict(type='RALA', kv_augmentation='learnable', num_tokens=30),
+    'rala-identity-relu': dict(type='RALA', gate='identity', feature_map='relu'),
+    'rala-tanh-softmax': dict(type='RALA', gate='tanh', feature_map='softmax', qkv_bias=False),
+}
+HW = (5, 6)
+
+
+@pytest.fixture(params=ATTENTIONS.values(), ids=ATTENTIONS.keys())
+def attn(request) -> BaseAttention:
+    return build_attention(request.param, embed_dims=32, num_heads=2).double().eval()
+
+
+def tokens(batch=2, n=30, c=32):
+    return torch.randn(batch, n, c, dtype=torch.float64)
+
+
+def test_every_registered_attention_is_here():
+    from mmengine.registry import MODELS
+
+    names = {
+        name
+        for name, cls in MODELS.module_dict.items()
+        if isinstance(cls, type) and issubclass(cls, BaseAttention)
+    }
+    assert names == {cfg['type'] for cfg in ATTENTIONS.values()}
+
+
+def test_shape_and_all_parameters_learn(attn):
+    x = tokens().requires_grad_()
+    out = attn(x, HW)
+    assert out.shape == x.shape and out.dtype == x.dtype
+    (out**2).sum().backward()
+    assert x.grad.abs().sum() > 0
+    for name, parameter in attn.named_parameters():
+        if name == 'in_proj.bias':
+            continue  # softmax over keys cannot see the key bias
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_query_pos_moves_queries_and_keys_but_not_values(attn):
+    x, pos = tokens(), tokens()
+    assert not torch.allclose(attn(x, HW, query_pos=pos), attn(x, HW))
+    torch.testing.assert_close(attn(x, HW, query_pos=torch.zeros_like(x)), attn(x, HW))
+    # With equal values everywhere an attention without local position returns these values,
+    # whatever the positions do to queries and keys.
+    if attn.lepe is None and attn.gate is None and not attn.rotary:
+        same = tokens(n=1).expand(2, 30, 32)
+        torch.testing.assert_close(
+            attn(same, HW, query_pos=pos), attn(same, HW), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_padding_rows_change_nothing_for_real_tokens(attn):
+    if getattr(attn, 'token_logits', None) is not None:
+        pytest.skip('one learnt weight a position: another number of tokens is another layer')
+    x = tokens()
+    junk = 9 * tokens(n=12)
+    mask = torch.zeros(2, 42, dtype=torch.bool)
+    mask[:, 30:] = True
+    # Two more rows of padding below the 5 x 6 map: the row index of real tokens stays.
+    beside = attn(torch.cat([x, junk], 1), (7, 6), key_padding_mask=mask)[:, :30]
+    torch.testing.assert_close(beside, attn(x, HW), rtol=1e-9, atol=1e-9)
+
+
+def test_all_padding_is_finite(attn):
+    mask = torch.tensor([[True] * 30, [False] * 30])
+    x = tokens().requires_grad_()
+    out = attn(x, HW, key_padding_mask=mask)
+    out.sum().backward()
+    assert torch.isfinite(out).all() and torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize('dtype, tolerance', [(torch.bfloat16, 0.03), (torch.float16, 0.01)])
+def test_autocast_is_close_to_float32(attn, dtype, tolerance):
+    attn, x = attn.float(), tokens().float()
+    exact = attn(x, HW)
+    with torch.autocast('cpu', dtype=dtype):
+        out = attn(x, HW)
+    assert torch.isfinite(out).all()
+    assert (out.float() - exact).norm() / exact.norm() < tolerance
+
+
+@pytest.mark.parametrize('hw', [(1, 1), (1, 7), (3, 1)])
+def test_odd_maps(attn, hw):
+    if getattr(attn, 'token_logits', None) is not None:
+        pytest.skip('one learnt weight a position: another number of tokens is another layer')
+    assert torch.isfinite(attn(tokens(n=hw[0] * hw[1]), hw)).all()
+
+
+def test_compiles_without_graph_breaks(attn):
+    x = tokens()
+    compiled = torch.compile(attn, fullgraph=True, backend='aot_eager')
+    torch.testing.assert_close(compiled(x, HW), attn(x, HW))
+
+
+@pytest.mark.parametrize(
+    'args, kwargs, error, message',
+    [
+        ((tokens(), (5, 7)), {}, ValueError, r'hw_shape=\(5, 7\) has 35 positions .* 30 tokens'),
+        ((tokens(n=31), HW), {}, ValueError, '31 tokens; a class token'),
+        ((tokens(c=16), HW), {}, ValueError, r'x must have shape \(B, N, 32\)'),
+        ((tokens(), HW), dict(query_pos=tokens(n=29)), ValueError, 'query_pos .*29'),
+        (
+            (tokens(), HW),
+            dict(key_padding_mask=torch.zeros(2, 29, dtype=torch.bool)),
+            ValueError,
+            r'\(2, 30\), got \(2, 29\)',
+        ),
+        ((tokens(), HW), dict(key_padding_mask=torch.zeros(2, 30)), TypeError, 'must be bool'),
+    ],
+)
+def test_bad_calls(attn, args, kwargs, error, message):
+    with pytest.raises(error, match=message):
+        attn(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    'cfg, dims, heads, error, message',
+    [
+        ('RALA', 30, 4, ValueError, 'embed_dims=30 .* num_heads=4'),
+        ('RALA', 12, 2, ValueError, 'head_dim=6'),
+        (dict(type='RALA', gate='relu'), 32, 2, ValueError, "gate .*'relu'"),
+        (dict(type='RALA', lepe=4), 32, 2, ValueError, 'lepe .* 4'),
+        (dict(type='RALA', feature_map='exp'), 32, 2, ValueError, "'exp'"),
+        (dict(type='RALA', kv_augmentation='yes'), 32, 2, ValueError, "'yes'"),
+        (dict(type='RALA', kv_augmentation='learnable'), 32, 2, ValueError, 'num_tokens=None'),
+        (dict(type='RALA', num_tokens=9), 32, 2, ValueError, 'num_tokens=9'),
+        (dict(type='RALA', num_anchors=9), 32, 2, TypeError, 'num_anchors'),
+        ('RALLA', 32, 2, KeyError, "'RALLA' is not registered.*RALA.*SoftmaxAttention"),
+    ],
+)
+def test_bad_options(cfg, dims, heads, error, message):
+    with pytest.raises(error, match=message):
+        build_attention(cfg, dims, heads)
+
+
+def test_learnable_weights_refuse_another_map():
+    attn = build_attention(ATTENTIONS['rala-learnable'], 32, 2)
+    with pytest.raises(ValueError, match='num_tokens=30, the map has 20'):
+        attn(torch.randn(1, 20, 32), (4, 5))
+
+
+def test_a_config_may_set_what_the_host_fills_in():
+    assert build_attention(dict(type='RALA', num_heads=4), 32, num_heads=2).num_heads == 4
+    assert build_attention('RALA', 32, 2, gate=None).gate is None
+    assert build_attention(dict(type='RALA', gate='tanh'), 32, 2, gate=None).gate == 'tanh'

@@ -1,0 +1,86 @@
+import importlib.util
+import sys
+
+import pytest
+import torch
+
+from mmlinattn.ops import BackendError, dispatch, rala_attention, use_backend
+from mmlinattn.ops.dispatch import Operator
+
+
+@pytest.fixture
+def operator():
+    """An operator that reports which form ran; its fused form refuses 3 tokens."""
+    return Operator(
+        'op',
+        reference=lambda q: 'reference',
+        portable=lambda q: 'portable',
+        fused=lambda q: 'fused',
+        refuses=lambda q: '3 tokens are too few' if q.shape[0] == 3 else None,
+    )
+
+
+def test_auto_is_portable_on_the_cpu(operator):
+    assert operator('auto', torch.zeros(4)) == 'portable'
+
+
+def test_context_overrides_auto_but_not_an_explicit_backend(operator):
+    with use_backend('reference'):
+        assert operator('auto', torch.zeros(4)) == 'reference'
+        assert operator('portable', torch.zeros(4)) == 'portable'
+        with use_backend('portable'):
+            assert operator('auto', torch.zeros(4)) == 'portable'
+        assert operator('auto', torch.zeros(4)) == 'reference'
+    assert operator('auto', torch.zeros(4)) == 'portable'
+
+
+def test_context_is_left_on_an_exception(operator):
+    with pytest.raises(KeyError), use_backend('reference'):
+        raise KeyError
+    assert operator('auto', torch.zeros(4)) == 'portable'
+
+
+def test_interpreter_counts_as_a_device_for_fused(operator, monkeypatch):
+    monkeypatch.setenv('TRITON_INTERPRET', '1')
+    assert operator('auto', torch.zeros(4)) == 'fused'
+    assert operator('auto', torch.zeros(3)) == 'portable'
+    with pytest.raises(BackendError, match='3 tokens are too few'):
+        operator('fused', torch.zeros(3))
+
+
+def test_forced_fused_on_the_cpu_says_why(operator):
+    with pytest.raises(BackendError, match='need a CUDA tensor, got one on cpu'):
+        operator('fused', torch.zeros(4))
+
+
+def test_forced_fused_without_a_kernel_says_so():
+    with pytest.raises(BackendError, match='rala_attention.*no fused kernel'):
+        rala_attention(*torch.randn(3, 1, 1, 4, 4), backend='fused')
+
+
+def test_unknown_backend():
+    with pytest.raises(ValueError, match="'triton'"), use_backend('triton'):
+        pass
+
+
+@pytest.mark.parametrize('value, expected', [('reference', 'reference'), ('', 'auto')])
+def test_environment_variable(monkeypatch, value, expected):
+    monkeypatch.setenv('MMLINATTN_BACKEND', value)
+    q = torch.zeros(4)
+    op = fresh_dispatch().Operator('op', lambda q: 'reference', lambda q: 'auto')
+    assert op('auto', q) == expected
+
+
+def test_environment_variable_must_name_a_backend(monkeypatch):
+    monkeypatch.setenv('MMLINATTN_BACKEND', 'fast')
+    with pytest.raises(ValueError, match="MMLINATTN_BACKEND must be one of .*'fast'"):
+        fresh_dispatch()
+
+
+def fresh_dispatch():
+    """The module as a new process would import it."""
+    spec = importlib.util.spec_from_file_location('fresh_dispatch', dispatch.__file__)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
