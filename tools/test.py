@@ -22,9 +22,7 @@ def parse_args() -> argparse.Namespace:
         action=DictAction,
         help='override settings of the config, as a.b.c=value ...',
     )
-    parser.add_argument(
-        '--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none'
-    )
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
     args = parser.parse_args()
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
@@ -42,7 +40,7 @@ def main() -> None:
     launch.set_predictions_file(cfg, args.out)
     cfg.load_from = args.checkpoint
     launch.check_data(cfg, 'test_dataloader')
-    runner = launch.build_runner(cfg)
+    runner = launch.PluginRunner.from_cfg(cfg)
     launch.check_weights(runner, cfg, testing=True)
     runner.test()
 

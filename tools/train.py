@@ -31,9 +31,7 @@ def parse_args() -> argparse.Namespace:
         action=DictAction,
         help='override settings of the config, as a.b.c=value ...',
     )
-    parser.add_argument(
-        '--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none'
-    )
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
     args = parser.parse_args()
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
@@ -50,7 +48,7 @@ def main() -> None:
     if args.auto_scale_lr:
         launch.scale_lr(cfg)
     launch.check_data(cfg, 'train_dataloader', 'val_dataloader')
-    runner = launch.build_runner(cfg)
+    runner = launch.PluginRunner.from_cfg(cfg)
     launch.check_weights(runner, cfg)
     runner.train()
 

@@ -1,22 +1,12 @@
 _base_ = [
+    '../_base_/models/ravlt-nano.py',
     '../_base_/datasets/shapes_classification.py',
     '../_base_/schedules/nano_adamw.py',
     '../_base_/runtime_cls.py',
 ]
 model = dict(
     type='ImageClassifier',
-    backbone=dict(
-        type='RAVLT',
-        arch=dict(
-            embed_dims=(32, 64, 128, 256),
-            depths=(1, 1, 2, 1),
-            num_heads=(1, 2, 4, 8),
-            drop_path_rate=0.0,
-        ),
-        out_indices=(3,),
-        out_norm=False,
-        norm_cfg=dict(type='BN'),
-    ),
+    backbone=dict(out_indices=(3,), out_norm=False),
     neck=dict(type='RAVLTNeck', in_channels=256, out_channels=256, norm_cfg=dict(type='BN')),
     head=dict(
         type='LinearClsHead',

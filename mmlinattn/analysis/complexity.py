@@ -22,11 +22,12 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Sequence
 
 import torch
 from mmengine.config import Config
+from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -286,7 +287,7 @@ class _Counter(TorchDispatchMode):
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the frameworks' notes about how they build."""
-    logger = logging.getLogger('mmengine')
+    logger = MMLogger.get_current_instance()
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -336,6 +337,7 @@ COUNTS = {
 }
 # Operators that hold matrix products, and those of other libraries, which may.
 SUSPICIOUS = re.compile(
-    r'(?!aten::|prim::|profiler::)|aten::(linalg_(?!vector_norm)\w*'
-    r'|\w*(mm|mv|dot|bilinear|conv\w*|attention\w*|transformer\w*|rnn\w*|cdist\w*|inverse))$'
+    r'(?!aten::|prim::|profiler::)|aten::(linalg_(?!vector_norm)\w*|\w*'
+    r'(mm|mv|dot|matmul|linear|einsum|conv\w*|attention\w*|transformer\w*|rnn\w*|cdist\w*|inverse)'
+    r')$'
 )

@@ -83,7 +83,9 @@ class RAVLTBlock(BaseModule):
     ) -> None:
         super().__init__()
         self.with_cp = with_cp
-        self.cpe = nn.Conv2d(embed_dims, embed_dims, 3, padding=1, groups=embed_dims) if cpe else None
+        self.cpe = (
+            nn.Conv2d(embed_dims, embed_dims, 3, padding=1, groups=embed_dims) if cpe else None
+        )
         self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
         self.attn = build_attention(attn_cfg, embed_dims, num_heads)
         self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6)

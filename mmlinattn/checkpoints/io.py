@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Callable, Dict, List, Tuple, Union
 
 import numpy as np
 import torch
+from mmengine.registry import PARAM_SCHEDULERS
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -155,7 +156,7 @@ def _plain(value: Any) -> Any:
 
 
 class _Placeholder:
-    """Stands in for an object of MMEngine's training log; takes any state and does nothing."""
+    """Stands in for an object of MMEngine's log or schedulers: takes any state, does nothing."""
 
     def __init__(self, *args: Any) -> None:
         pass
@@ -168,15 +169,17 @@ def _harmless_globals() -> List[Union[Callable, Tuple[Callable, str]]]:
     """What a checkpoint may name besides tensors: data, nothing that acts.
 
     MMEngine's own list has ``getattr``, with which a file could reach anything; its training
-    checkpoints need it for the log only, which nobody reads here.
+    checkpoints need it for the log and schedulers only, which nobody reads here.
     """
     numbers = [np.dtype(code) for code in '?bhilqBHILQefdFD']
     allowed: list = [Namespace, np.dtype, np.ndarray, *{type(dtype) for dtype in numbers}]
     for module in ('numpy.core.multiarray', 'numpy._core.multiarray'):
         allowed.append((np.ndarray.__reduce__(np.zeros(0))[0], f'{module}._reconstruct'))
         allowed.append((np.float64(0).__reduce__()[0], f'{module}.scalar'))
-    for name in ('mmengine.logging.history_buffer.HistoryBuffer', 'builtins.getattr'):
-        allowed.append((_Placeholder, name))
+    inert = ['mmengine.logging.history_buffer.HistoryBuffer', 'builtins.getattr']
+    # The state of some schedulers refers to their class.
+    inert += [f'{c.__module__}.{c.__qualname__}' for c in PARAM_SCHEDULERS.module_dict.values()]
+    allowed += [(_Placeholder, name) for name in inert]
     return allowed
 
 

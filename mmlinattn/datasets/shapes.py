@@ -17,6 +17,8 @@ COCO category ids are 1..5 in the order of `CLASSES`. ADE maps hold 1 for backgr
 the shapes (0, unlabelled, is unused), Cityscapes maps hold 0 and 1..5. Readers of the ImageNet
 layout sort its class folders by name, which is not the order of `CLASSES`.
 """
+from __future__ import annotations
+
 import argparse
 import json
 import numbers
@@ -48,7 +50,7 @@ SPLITS = ('train', 'val')
 LAYOUTS = ('coco', 'ade', 'cityscapes', 'imagenet')
 MIN_IMAGE_SIZE = 32
 MIN_SHAPES, MAX_SHAPES = 1, 4
-MIN_DIAMETER, MAX_DIAMETER = 20 / 128, 60 / 128  # as parts of the image side
+MIN_DIAMETER, MAX_DIAMETER = 24 / 128, 60 / 128  # as parts of the image side
 MIN_VISIBLE = 0.6  # of every shape beneath another one
 MIN_CONTRAST = 110.0  # Euclidean distance in RGB
 SUPERSAMPLING = 4
@@ -205,7 +207,7 @@ def _polygons(mask: np.ndarray) -> list[list[float]]:
     # a single pixel has one of four points.
     double = mask.astype(np.uint8).repeat(2, axis=0).repeat(2, axis=1)
     contours, hierarchy = cv2.findContours(double, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
-    for contour, (*_, parent) in zip(contours, hierarchy[0], strict=True):
+    for contour, (*_, parent) in zip(contours, hierarchy[0]):
         if parent >= 0:
             # COCO polygons have no holes: cut the mask in two through this one.
             x, _, width, _ = cv2.boundingRect(contour)
@@ -326,11 +328,11 @@ def _write_set(root: Path, parameters: dict[str, Any], workers: int) -> None:
     records = _write_images(root, parameters, workers)
     middle = parameters['num_train']
     counts = {}
-    for split, part in zip(SPLITS, (records[:middle], records[middle:]), strict=True):
+    for split, part in zip(SPLITS, (records[:middle], records[middle:])):
         coco = _coco_json(part)
         _save(root / f'coco/annotations/instances_{split}2017.json', json.dumps(coco).encode())
         labels = Counter(CLASSES[a['category_id'] - 1] for a in coco['annotations'])
-        counts[split] = {'images': len(part), 'instances': labels.total(),
+        counts[split] = {'images': len(part), 'instances': sum(labels.values()),
                          'instances_by_class': {name: labels[name] for name in CLASSES}}
     description = {'format': FORMAT, 'parameters': parameters, 'classes': CLASSES,
                    'palette': PALETTE, 'counts': counts}

@@ -1,17 +1,22 @@
 """Mixed precision where MMEngine's own wrapper needs a GPU."""
 
-from contextlib import contextmanager
-from typing import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any, Iterator
 
 import torch
+from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
-from torch import nn
+from torch import Tensor, nn
 
 
 @OPTIM_WRAPPERS.register_module()
 class CPUAmpOptimWrapper(OptimWrapper):
-    """bfloat16 autocast on the CPU; bfloat16 has float32's range, so nothing scales the loss.
+    """bfloat16 autocast on the CPU for backbone and neck, which hand float32 on to the heads.
+
+    MMCV's CPU operators (RoIAlign, NMS) know no bfloat16, so the heads stay in float32.
+    bfloat16 has float32's range, so nothing scales the loss.
 
     Args:
         others: see MMEngine's OptimWrapper.
@@ -19,5 +24,31 @@ class CPUAmpOptimWrapper(OptimWrapper):
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        with super().optim_context(model), torch.autocast('cpu', dtype=torch.bfloat16):
+        model = model.module if is_model_wrapper(model) else model
+        parts = [part for name in ('backbone', 'neck') if (part := getattr(model, name, None))]
+        with super().optim_context(model), ExitStack() as stack:
+            for part in parts:
+                stack.enter_context(_in_bfloat16(part))
             yield
+
+
+@contextmanager
+def _in_bfloat16(module: nn.Module) -> Iterator[None]:
+    forward = module.forward
+
+    @wraps(forward)
+    def wrapped(*args, **kwargs):
+        with torch.autocast('cpu', dtype=torch.bfloat16):
+            return _to_float32(forward(*args, **kwargs))
+
+    module.forward = wrapped
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+def _to_float32(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float()
+    return type(value)(map(_to_float32, value)) if isinstance(value, (list, tuple)) else value

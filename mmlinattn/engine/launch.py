@@ -11,15 +11,12 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import is_distributed
 from mmengine.logging import print_log
-from mmengine.model import revert_sync_batchnorm
+from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.registry import init_default_scope
 from mmengine.runner import Runner, find_latest_checkpoint
 from torch import nn
 
-try:
-    from ..checkpoints import check_fits
-except ImportError:
-    check_fits = None
+from ..checkpoints import Report, check_fits
 
 # How to get a data set whose folder is missing, by the last part of its path.
 DATA_HINTS = {
@@ -139,20 +136,22 @@ def _data_hint(root: str) -> str:
     return 'set another folder with --cfg-options, see docs/datasets.md'
 
 
-def build_runner(cfg: Config) -> Runner:
+class PluginRunner(Runner):
     """MMEngine's runner, with plain batch norm where synchronised batch norm cannot run."""
-    runner = Runner.from_cfg(cfg)
-    has_sync = any(isinstance(m, nn.SyncBatchNorm) for m in runner.model.modules())
-    if has_sync and (not is_distributed() or get_device() == 'cpu'):
-        why = 'one process' if not is_distributed() else 'the CPU'
-        print_log(
-            f'SyncBN becomes BN: training runs on {why}, where there is nothing to synchronise '
-            'or no way to.',
-            'current',
-            level=logging.WARNING,
-        )
-        runner.model = revert_sync_batchnorm(runner.model)
-    return runner
+
+    def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
+        return super().wrap_model(model_wrapper_cfg, plain_batch_norm(model))
+
+
+def plain_batch_norm(model: nn.Module) -> nn.Module:
+    """SyncBN becomes BN, and says so, in one process and on the CPU."""
+    if is_distributed() and get_device() != 'cpu':
+        return model
+    if not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        return model
+    why = 'the CPU cannot synchronise' if is_distributed() else 'there is only one process'
+    print_log(f'SyncBN becomes BN: {why}.', 'current', level=logging.WARNING)
+    return revert_sync_batchnorm(model)
 
 
 def check_weights(runner: Runner, cfg: Config, testing: bool = False) -> None:
@@ -164,10 +163,8 @@ def check_weights(runner: Runner, cfg: Config, testing: bool = False) -> None:
             does not fit; when fine-tuning from ``load_from``, heads may differ (another number of
             classes) and are reported.
     """
-    if check_fits is None:
-        return
-    model = runner.model.module if hasattr(runner.model, 'module') else runner.model
-    if cfg.get('load_from'):
+    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+    if cfg.get('load_from') and '://' not in cfg.load_from:
         heads = () if testing or cfg.get('resume') else HEADS
         _report('load_from', check_fits(cfg.load_from, model, may_differ=heads))
     if testing or cfg.get('resume'):
@@ -176,11 +173,21 @@ def check_weights(runner: Runner, cfg: Config, testing: bool = False) -> None:
         init_cfg = getattr(module, 'init_cfg', None)
         for init in init_cfg if isinstance(init_cfg, list) else [init_cfg or {}]:
             if init.get('type') == 'Pretrained' and '://' not in init['checkpoint']:
-                report = check_fits(init['checkpoint'], module, prefix=init.get('prefix'))
-                _report(f'{name}.init_cfg', report)
+                _report(f'{name}.init_cfg', _check_pretrained(name, module, init))
 
 
-def _report(name: str, report) -> None:
+def _check_pretrained(name: str, module: nn.Module, init: dict) -> Report:
+    try:
+        return check_fits(init['checkpoint'], module, prefix=init.get('prefix'))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f'{error}; {name}.init_cfg starts from it. Convert released weights with '
+            'tools/model_converters/convert.py, or train from scratch with '
+            f'--cfg-options model.{name}.init_cfg=None'
+        ) from error
+
+
+def _report(name: str, report: Report) -> None:
     print_log(f'{name}: {report}', 'current')
 
 

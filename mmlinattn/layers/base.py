@@ -136,8 +136,7 @@ class BaseAttention(BaseModule):
             raise ValueError(f'x must have shape (B, N, {self.embed_dims}), got {tuple(x.shape)}')
         if query_pos is not None and query_pos.shape != x.shape:
             raise ValueError(
-                f'query_pos must have the shape of x {tuple(x.shape)}, got '
-                f'{tuple(query_pos.shape)}'
+                f'query_pos must have the shape of x {tuple(x.shape)}, got {tuple(query_pos.shape)}'
             )
         check_padding_mask(key_padding_mask, x.shape[0], x.shape[1])
         return check_hw_shape(x.shape[1], hw_shape)
@@ -148,7 +147,9 @@ class BaseAttention(BaseModule):
         if query_pos is None:
             parts = list(self.in_proj(x).split(dims, dim=-1))
         else:
-            bias_qk, bias_rest = (None, None) if bias is None else (bias[: 2 * dims], bias[2 * dims :])
+            bias_qk, bias_rest = (
+                (None, None) if bias is None else (bias[: 2 * dims], bias[2 * dims :])
+            )
             qk = F.linear(x + query_pos, weight[: 2 * dims], bias_qk)
             rest = F.linear(x, weight[2 * dims :], bias_rest)
             parts = [*qk.split(dims, dim=-1), *rest.split(dims, dim=-1)]

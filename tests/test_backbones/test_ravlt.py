@@ -146,7 +146,9 @@ def test_pretrained_init_cfg(tmp_path):
 
 
 def test_drop_path_rises_linearly_over_the_blocks():
-    rates = [block.drop_path.drop_prob for stage in build(drop_path_rate=0.4).stages for block in stage]
+    rates = [
+        block.drop_path.drop_prob for stage in build(drop_path_rate=0.4).stages for block in stage
+    ]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
     assert {n: a['drop_path_rate'] for n, a in ARCHITECTURES.items()} == {
         'tiny': 0.1, 'small': 0.15, 'base': 0.4, 'large': 0.55,

@@ -229,7 +229,7 @@ def test_coco_annotations_match_the_pixels(small, split):
         instances = sample_of(split, number).instances
         assert [a['category_id'] for a in annotations] == [i.label for i in instances]
         merged = np.zeros((64, 64), np.uint8)
-        for annotation, (label, mask) in zip(annotations, instances, strict=True):
+        for annotation, (label, mask) in zip(annotations, instances):
             raster = coco.annToMask(annotation).astype(bool)
             assert (raster & mask).sum() >= 0.9 * (raster | mask).sum()
             merged[raster] = label
@@ -511,7 +511,7 @@ def test_bad_arguments(tmp_path, name, value):
 
 
 def test_draw_image_checks_its_size():
-    with pytest.raises(ValueError, match='image_size must .* got 16'):
+    with pytest.raises(ValueError, match=r'image_size must .* got 16'):
         shapes.draw_image(np.random.default_rng(0), 16)
 
 

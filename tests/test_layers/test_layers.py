@@ -1,7 +1,13 @@
 import torch
 import torch.nn.functional as F
 
-from mmlinattn.layers import ConvFFN, SoftmaxAttention, map_to_tokens, softmax_attention, tokens_to_map
+from mmlinattn.layers import (
+    ConvFFN,
+    SoftmaxAttention,
+    map_to_tokens,
+    softmax_attention,
+    tokens_to_map,
+)
 
 
 def test_softmax_attention_is_the_textbook_formula():

@@ -29,7 +29,7 @@ def test_products_depend_on_relative_position_only():
 
 
 def test_head_dim_four_has_one_angle():
-    sin, cos = rotary_tables((2, 2), 4)
+    sin, _ = rotary_tables((2, 2), 4)
     assert torch.isfinite(sin).all() and sin[1, 2] == torch.sin(torch.tensor(1.0))
 
 

@@ -7,7 +7,9 @@ train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True),
     dict(type='Resize', scale=(320, 240), keep_ratio=True),
-    dict(type='RandomFlip', prob=[0.25, 0.25, 0.25], direction=['horizontal', 'vertical', 'diagonal']),
+    dict(
+        type='RandomFlip', prob=[0.25, 0.25, 0.25], direction=['horizontal', 'vertical', 'diagonal']
+    ),
     dict(type='PackDetInputs'),
 ]
 test_pipeline = [
@@ -51,7 +53,5 @@ val_dataloader = dict(
     ),
 )
 test_dataloader = val_dataloader
-val_evaluator = dict(
-    type='CocoMetric', ann_file=data_root + 'annotations/val.json', metric='bbox'
-)
+val_evaluator = dict(type='CocoMetric', ann_file=data_root + 'annotations/val.json', metric='bbox')
 test_evaluator = val_evaluator

@@ -1,15 +1,9 @@
 dataset_type = 'ImageNet'
 data_root = 'data/imagenet'
-data_preprocessor = dict(
-    num_classes=1000,
-    mean=[123.675, 116.28, 103.53],
-    std=[58.395, 57.12, 57.375],
-    to_rgb=True,
-)
 
 # Augmentation sees images as they are loaded, in BGR order.
-bgr_mean = data_preprocessor['mean'][::-1]
-bgr_std = data_preprocessor['std'][::-1]
+bgr_mean = [103.53, 116.28, 123.675]
+bgr_std = [57.375, 57.12, 58.395]
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic'),
@@ -37,9 +31,7 @@ train_pipeline = [
 test_pipeline = [
     dict(type='LoadImageFromFile'),
     # 224 / 0.875
-    dict(
-        type='ResizeEdge', scale=256, edge='short', backend='pillow', interpolation='bicubic'
-    ),
+    dict(type='ResizeEdge', scale=256, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=224),
     dict(type='PackInputs'),
 ]
@@ -48,9 +40,7 @@ train_dataloader = dict(
     num_workers=8,
     persistent_workers=True,
     sampler=dict(type='DefaultSampler', shuffle=True),
-    dataset=dict(
-        type=dataset_type, data_root=data_root, split='train', pipeline=train_pipeline
-    ),
+    dataset=dict(type=dataset_type, data_root=data_root, split='train', pipeline=train_pipeline),
 )
 val_dataloader = dict(
     batch_size=128,

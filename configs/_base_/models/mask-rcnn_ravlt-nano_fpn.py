@@ -1,4 +1,5 @@
 # A RAVLT and a Mask R-CNN small enough for two CPU cores and 128x128 images.
+_base_ = './ravlt-nano.py'
 model = dict(
     type='MaskRCNN',
     data_preprocessor=dict(
@@ -9,16 +10,6 @@ model = dict(
         pad_mask=True,
         pad_size_divisor=32,
     ),
-    backbone=dict(
-        type='RAVLT',
-        arch=dict(
-            embed_dims=(32, 64, 128, 256),
-            depths=(1, 1, 2, 1),
-            num_heads=(1, 2, 4, 8),
-            drop_path_rate=0.0,
-        ),
-        norm_cfg=dict(type='BN'),
-    ),
     neck=dict(type='FPN', in_channels=[32, 64, 128, 256], out_channels=64, num_outs=4),
     rpn_head=dict(
         type='RPNHead',
@@ -27,9 +18,7 @@ model = dict(
         anchor_generator=dict(
             type='AnchorGenerator', scales=[4], ratios=[0.5, 1.0, 2.0], strides=[4, 8, 16, 32]
         ),
-        bbox_coder=dict(
-            type='DeltaXYWHBBoxCoder', target_means=[0.0] * 4, target_stds=[1.0] * 4
-        ),
+        bbox_coder=dict(type='DeltaXYWHBBoxCoder', target_means=[0.0] * 4, target_stds=[1.0] * 4),
         loss_cls=dict(type='CrossEntropyLoss', use_sigmoid=True, loss_weight=1.0),
         loss_bbox=dict(type='L1Loss', loss_weight=1.0),
     ),

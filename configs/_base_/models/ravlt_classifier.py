@@ -2,9 +2,14 @@
 norm_cfg = dict(type='BN', requires_grad=True)
 model = dict(
     type='ImageClassifier',
-    backbone=dict(
-        type='RAVLT', arch='tiny', out_indices=(3,), out_norm=False, norm_cfg=norm_cfg
+    data_preprocessor=dict(
+        type='ClsDataPreprocessor',
+        num_classes=1000,
+        mean=[123.675, 116.28, 103.53],
+        std=[58.395, 57.12, 57.375],
+        to_rgb=True,
     ),
+    backbone=dict(type='RAVLT', arch='tiny', out_indices=(3,), out_norm=False, norm_cfg=norm_cfg),
     neck=dict(type='RAVLTNeck', in_channels=512, out_channels=1024, norm_cfg=norm_cfg),
     head=dict(
         type='LinearClsHead',

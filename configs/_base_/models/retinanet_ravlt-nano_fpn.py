@@ -1,4 +1,5 @@
 # A RAVLT and a RetinaNet small enough for two CPU cores.
+_base_ = './ravlt-nano.py'
 model = dict(
     type='RetinaNet',
     data_preprocessor=dict(
@@ -7,16 +8,6 @@ model = dict(
         std=[58.395, 57.12, 57.375],
         bgr_to_rgb=True,
         pad_size_divisor=32,
-    ),
-    backbone=dict(
-        type='RAVLT',
-        arch=dict(
-            embed_dims=(32, 64, 128, 256),
-            depths=(1, 1, 2, 1),
-            num_heads=(1, 2, 4, 8),
-            drop_path_rate=0.0,
-        ),
-        norm_cfg=dict(type='BN'),
     ),
     neck=dict(
         type='FPN',
@@ -44,9 +35,7 @@ model = dict(
             target_means=[0.0, 0.0, 0.0, 0.0],
             target_stds=[1.0, 1.0, 1.0, 1.0],
         ),
-        loss_cls=dict(
-            type='FocalLoss', use_sigmoid=True, gamma=2.0, alpha=0.25, loss_weight=1.0
-        ),
+        loss_cls=dict(type='FocalLoss', use_sigmoid=True, gamma=2.0, alpha=0.25, loss_weight=1.0),
         loss_bbox=dict(type='L1Loss', loss_weight=1.0),
     ),
     train_cfg=dict(

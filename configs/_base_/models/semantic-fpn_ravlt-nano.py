@@ -1,4 +1,5 @@
 # A RAVLT and a Semantic FPN small enough for two CPU cores.
+_base_ = './ravlt-nano.py'
 norm_cfg = dict(type='BN')
 model = dict(
     type='EncoderDecoder',
@@ -10,16 +11,6 @@ model = dict(
         pad_val=0,
         seg_pad_val=255,
         size_divisor=32,
-    ),
-    backbone=dict(
-        type='RAVLT',
-        arch=dict(
-            embed_dims=(32, 64, 128, 256),
-            depths=(1, 1, 2, 1),
-            num_heads=(1, 2, 4, 8),
-            drop_path_rate=0.0,
-        ),
-        norm_cfg=norm_cfg,
     ),
     neck=dict(type='FPN', in_channels=[32, 64, 128, 256], out_channels=64, num_outs=4),
     decode_head=dict(

@@ -9,9 +9,7 @@ optim_wrapper = dict(
     paramwise_cfg=dict(norm_decay_mult=0.0, bias_decay_mult=0.0, flat_decay_mult=0.0),
 )
 param_scheduler = [
-    dict(
-        type='LinearLR', start_factor=1e-3, by_epoch=True, end=5, convert_to_iter_based=True
-    ),
+    dict(type='LinearLR', start_factor=1e-3, by_epoch=True, end=5, convert_to_iter_based=True),
     dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=True, begin=5, end=300),
 ]
 auto_scale_lr = dict(enable=False, base_batch_size=1024)

@@ -2,9 +2,7 @@ train_cfg = dict(type='IterBasedTrainLoop', max_iters=80000, val_interval=8000)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 
-optim_wrapper = dict(
-    type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-4, weight_decay=1e-4)
-)
+optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-4, weight_decay=1e-4))
 param_scheduler = [
     dict(type='PolyLR', eta_min=0.0, power=0.9, begin=0, end=80000, by_epoch=False),
 ]

@@ -66,6 +66,4 @@ def rala_attention(
     check_qkv(q, k, v, key_padding_mask)
     check_rotary(rotary, q.shape[2], q.shape[3])
     get_feature_map(feature_map)
-    return _rala(
-        backend, q, k, v, rotary, key_padding_mask, eps, feature_map, token_weights
-    )
+    return _rala(backend, q, k, v, rotary, key_padding_mask, eps, feature_map, token_weights)

@@ -1,0 +1,119 @@
+"""Pictures of predictions beside ground truth."""
+
+from pathlib import Path
+from typing import List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+from matplotlib import colors
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+Color = Tuple[float, float, float]
+
+
+def blend_semantic(image: np.ndarray, labels: np.ndarray, palette: Sequence) -> np.ndarray:
+    """Colours an image by class.
+
+    Args:
+        image: (H, W, 3) uint8 RGB.
+        labels: (H, W) integer class indices; 255 is left as it is.
+        palette: one RGB triple in 0..255 a class.
+
+    Returns:
+        (H, W, 3) uint8.
+
+    Example:
+        >>> grey = np.full((2, 2, 3), 100, np.uint8)
+        >>> blend_semantic(grey, np.zeros((2, 2), int), [(200, 0, 0)])[0, 0].tolist()
+        [160, 40, 40]
+    """
+    table = np.zeros((256, 3), np.float32)
+    table[: len(palette)] = palette
+    colored = 0.4 * image + 0.6 * table[labels]
+    return np.where((labels == 255)[..., None], image, colored).astype(np.uint8)
+
+
+def draw_instances(axes, image: np.ndarray, instances: dict, palette: Sequence) -> None:
+    """Draws masks, boxes and scores over an image.
+
+    Args:
+        axes: matplotlib axes.
+        image: (H, W, 3) uint8 RGB.
+        instances: ``labels`` (n,), ``boxes`` (n, 4) as x1, y1, x2, y2 in pixels, ``masks``
+            (n, H, W) bool or None, ``scores`` (n,) or None.
+        palette: one RGB triple in 0..255 a class.
+    """
+    canvas = image.astype(np.float32)
+    masks = instances.get('masks')
+    for i, label in enumerate(instances['labels']):
+        if masks is not None:
+            canvas[masks[i]] = 0.5 * canvas[masks[i]] + 0.5 * np.asarray(palette[label])
+    axes.imshow(canvas.astype(np.uint8))
+    scores = instances.get('scores')
+    for i, (label, box) in enumerate(zip(instances['labels'], instances['boxes'])):
+        x1, y1, x2, y2 = box
+        color = _unit(palette[label])
+        axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, ec=color, lw=1.5))
+        if scores is not None:
+            axes.text(x1 + 1, y1 + 1, f'{scores[i]:.2f}', color='white', fontsize=6, va='top',
+                      bbox=dict(facecolor=color, lw=0, pad=0.5))  # fmt: skip
+
+
+def comparison(
+    path: Union[str, Path],
+    rows: Sequence[Sequence[tuple]],
+    titles: Sequence[str],
+    classes: Sequence[str],
+    palette: Sequence,
+    title: Optional[str] = None,
+) -> Path:
+    """Writes a grid of pictures with a legend of the classes.
+
+    Args:
+        path: PNG file to write.
+        rows: each a list of panels: ``(image,)`` as it is, ``(image, labels)`` with semantic
+            labels, or ``(image, instances)`` with a dict as :func:`draw_instances` takes.
+        titles: one a column.
+        classes, palette: names and RGB triples in 0..255 for the legend and all panels.
+        title: above the grid.
+
+    Returns:
+        the path.
+
+    Raises:
+        ValueError: a row with another number of panels than there are titles.
+    """
+    for i, row in enumerate(rows):
+        if len(row) != len(titles):
+            raise ValueError(f'rows[{i}] has {len(row)} panels for {len(titles)} titles')
+    figure = Figure(figsize=(2.6 * len(titles), 2.6 * len(rows) + 0.9), dpi=110)
+    grid = figure.subplots(len(rows), len(titles), squeeze=False)
+    for i, row in enumerate(rows):
+        for axes, panel, name in zip(grid[i], row, titles):
+            _draw_panel(axes, panel, palette)
+            axes.set_axis_off()
+            if i == 0:
+                axes.set_title(name, fontsize=10)
+    handles: List[Patch] = [
+        Patch(color=_unit(color), label=name) for name, color in zip(classes, palette)
+    ]
+    figure.legend(handles=handles, loc='lower center', ncols=min(len(handles), 6), fontsize=9)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    figure.tight_layout(rect=(0, 0.45 / figure.get_figheight(), 1, 1))
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path
+
+
+def _draw_panel(axes, panel: tuple, palette: Sequence) -> None:
+    image, *content = panel
+    if content and isinstance(content[0], dict):
+        draw_instances(axes, image, content[0], palette)
+    else:
+        axes.imshow(blend_semantic(image, content[0], palette) if content else image)
+
+
+def _unit(color: Sequence[int]) -> Color:
+    return colors.to_rgb([channel / 255 for channel in color])

@@ -1,0 +1,256 @@
+"""Every config loads and builds; sizes, costs and recipes are those of the release."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import DATASETS, PARAM_SCHEDULERS, TRANSFORMS, DefaultScope
+
+from mmlinattn.analysis import analyse, build_model
+
+FOLDER = Path(__file__).resolve().parent.parent / 'configs'
+CONFIGS = sorted(
+    str(path.relative_to(FOLDER))
+    for path in FOLDER.rglob('*.py')
+    if '_base_' not in path.relative_to(FOLDER).parts
+)
+ALL_LINEAR = ('rala', 'rala', 'rala', 'rala')
+
+DET, SEG, CLS = (800, 1280), (512, 2048), (224, 224)
+# Config, image, parameters (M), convolution + linear (G), all products (G, None: not known).
+COSTS = [
+    ('ravlt-t_8xb128_in1k', CLS, 14.90, 2.41, 2.63),
+    ('ravlt-s_8xb128_in1k', CLS, 25.59, 4.51, 4.90),
+    ('ravlt-b_8xb128_in1k', CLS, 48.24, 9.80, 10.62),
+    ('ravlt-l_8xb128_in1k', CLS, 95.24, 16.09, 17.26),
+    ('retinanet_ravlt-t_fpn_1x_coco', DET, 23.6, 200.1, None),
+    ('retinanet_ravlt-s_fpn_1x_coco', DET, 34.3, 242.9, None),
+    ('mask-rcnn_ravlt-t_fpn_1x_coco', DET, 33.5, 218.7, None),
+    ('mask-rcnn_ravlt-s_fpn_1x_coco', DET, 44.2, 261.5, None),
+    ('semantic-fpn_ravlt-t_8xb2-80k_ade20k-512x512', SEG, 17.6, 135.6, 191.5),
+    ('semantic-fpn_ravlt-s_8xb2-80k_ade20k-512x512', SEG, 28.3, 179.4, 283.0),
+    ('semantic-fpn_ravlt-b_8xb2-80k_ade20k-512x512', SEG, 51.0, 290.9, 461.6),
+    ('semantic-fpn_ravlt-l_8xb2-80k_ade20k-512x512', SEG, 97.9, 422.4, 729.2),
+    ('upernet_ravlt-t_8xb2-160k_ade20k-512x512', SEG, 43.7, 892.1, 948.6),
+    ('upernet_ravlt-s_8xb2-160k_ade20k-512x512', SEG, 54.5, 936.0, 1040.2),
+    ('upernet_ravlt-b_8xb2-160k_ade20k-512x512', SEG, 77.4, 1048.5, 1219.7),
+    ('upernet_ravlt-l_8xb2-160k_ade20k-512x512', SEG, 125.3, 1180.5, 1487.9),
+]
+# The same of models that only the paper gives, in whole millions and G.
+PAPER_COSTS = [
+    ('retinanet_ravlt-b_fpn_1x_coco', 57, 353),
+    ('retinanet_ravlt-l_fpn_1x_coco', 104, 482),
+    ('mask-rcnn_ravlt-b_fpn_1x_coco', 67, 372),
+    ('mask-rcnn_ravlt-l_fpn_1x_coco', 114, 501),
+    ('mask-rcnn_ravlt-s_fpn_ms-3x_coco', 44, 262),
+    ('cascade-mask-rcnn_ravlt-s_fpn_ms-3x_coco', 82, 741),
+    ('cascade-mask-rcnn_ravlt-b_fpn_ms-3x_coco', 105, 851),
+    ('cascade-mask-rcnn_ravlt-l_fpn_ms-3x_coco', 152, 979),
+]
+
+
+def load(name: str) -> Config:
+    return Config.fromfile(FOLDER / 'ravlt' / f'{name}.py')
+
+
+@pytest.fixture(params=CONFIGS)
+def cfg(request):
+    cfg = Config.fromfile(FOLDER / request.param)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        yield cfg
+
+
+def test_all_configs_are_there():
+    names = {Path(name).stem for name in CONFIGS if name.startswith('ravlt')}
+    expected = {
+        *(f'retinanet_ravlt-{v}_fpn_1x_coco' for v in 'tsbl'),
+        *(f'mask-rcnn_ravlt-{v}_fpn_1x_coco' for v in 'tsbl'),
+        *(f'mask-rcnn_ravlt-{v}_fpn_ms-3x_coco' for v in 'sbl'),
+        *(f'cascade-mask-rcnn_ravlt-{v}_fpn_ms-3x_coco' for v in 'sbl'),
+        *(f'semantic-fpn_ravlt-{v}_8xb2-80k_ade20k-512x512' for v in 'tsbl'),
+        *(f'upernet_ravlt-{v}_8xb2-160k_ade20k-512x512' for v in 'tsbl'),
+        *(f'ravlt-{v}_8xb128_in1k' for v in 'tsbl'),
+    }
+    assert not expected - names
+
+
+def test_builds(cfg):
+    model = build_model(cfg)
+    assert next(model.parameters()).device.type == 'meta'
+
+
+def test_data_builds(cfg):
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+        dataset = loader.dataset
+        while 'pipeline' not in dataset:
+            dataset = dataset.dataset
+        with DATASETS.switch_scope_and_registry(None) as registry:
+            assert registry.get(dataset.type) is not None
+        for transform in dataset.pipeline:
+            TRANSFORMS.build(transform)
+
+
+def test_optimiser_and_schedule_build(cfg):
+    wrapper = dict(cfg.optim_wrapper, type='OptimWrapper')
+    wrapper.pop('loss_scale', None)
+    optimizer = build_optim_wrapper(build_model(cfg), wrapper).optimizer
+    for scheduler in cfg.param_scheduler:
+        scheduler = dict(scheduler, optimizer=optimizer)
+        if scheduler.pop('convert_to_iter_based', False):
+            scheduler['by_epoch'] = False
+        PARAM_SCHEDULERS.build(scheduler)
+
+
+@pytest.mark.parametrize(('name', 'shape', 'params', 'conv_linear', 'total'), COSTS)
+def test_cost(name, shape, params, conv_linear, total):
+    cost = analyse(build_model(load(name)), shape)
+    assert cost.params / 1e6 == pytest.approx(params, abs=0.1)
+    assert cost.conv_linear / 1e9 == pytest.approx(conv_linear, rel=0.005)
+    if total is not None:
+        # The published totals count norms, too: 2 or 5 for each element.
+        assert cost.total / 1e9 == pytest.approx(total, rel=0.01)
+        assert cost.total / 1e9 < total
+    assert not cost.uncounted
+
+
+@pytest.mark.parametrize(('name', 'params', 'conv_linear'), PAPER_COSTS)
+def test_paper_cost(name, params, conv_linear):
+    cost = analyse(build_model(load(name)), DET)
+    assert cost.params / 1e6 == pytest.approx(params, abs=0.5)
+    assert cost.conv_linear / 1e9 == pytest.approx(conv_linear, rel=0.005)
+
+
+@pytest.mark.parametrize(('variant', 'total'), [*zip('tsbl', (2.55, 4.75, 10.38, 16.83))])
+def test_all_linear_layout(variant, total):
+    cfg = load(f'ravlt-{variant}_8xb128_in1k')
+    released = analyse(build_model(cfg), CLS)
+    cfg.model.backbone.stage_attns = ALL_LINEAR
+    linear = analyse(build_model(cfg), CLS)
+    assert linear.params == released.params
+    assert linear.conv_linear == released.conv_linear
+    assert linear.total / 1e9 == pytest.approx(total, rel=0.01)
+
+
+def decays(cfg: Config) -> dict:
+    """Weight decay of each parameter."""
+    model = build_model(cfg)
+    wrapper = dict(cfg.optim_wrapper, type='OptimWrapper')
+    wrapper.pop('loss_scale', None)
+    names = {id(value): key for key, value in model.named_parameters()}
+    groups = build_optim_wrapper(model, wrapper).optimizer.param_groups
+    return {names[id(p)]: group['weight_decay'] for group in groups for p in group['params']}
+
+
+@pytest.mark.parametrize(
+    ('name', 'decay', 'norm_decay', 'scale_decay'),
+    [
+        ('retinanet_ravlt-t_fpn_1x_coco', 1e-4, 1e-4, 1e-4),
+        ('mask-rcnn_ravlt-t_fpn_1x_coco', 0.05, 0, 0.05),
+        ('cascade-mask-rcnn_ravlt-s_fpn_ms-3x_coco', 0.05, 0, 0.05),
+        ('semantic-fpn_ravlt-t_8xb2-80k_ade20k-512x512', 1e-4, 1e-4, 1e-4),
+        ('upernet_ravlt-t_8xb2-160k_ade20k-512x512', 0.01, 0, 0.01),
+        ('ravlt-t_8xb128_in1k', 0.05, 0, 0),
+    ],
+)
+def test_weight_decay(name, decay, norm_decay, scale_decay):
+    found = decays(load(name))
+    assert found['backbone.stages.0.0.attn.in_proj.weight'] == decay
+    assert found['backbone.stages.0.0.norm1.weight'] == norm_decay
+    assert found['backbone.stem.0.bn.bias'] == norm_decay
+    assert found['backbone.stages.0.0.gamma1'] == scale_decay
+    if name.startswith('ravlt'):
+        assert found['backbone.stages.0.0.attn.in_proj.bias'] == 0
+        assert found['neck.bn.weight'] == 0
+
+
+@pytest.mark.parametrize(
+    ('name', 'lr', 'epochs', 'milestones', 'decay'),
+    [
+        ('retinanet_ravlt-l_fpn_1x_coco', 1e-4, 12, [8, 11], 1e-4),
+        ('mask-rcnn_ravlt-l_fpn_1x_coco', 1e-4, 12, [8, 11], 0.05),
+        ('mask-rcnn_ravlt-l_fpn_ms-3x_coco', 1e-4, 36, [27, 33], 0.05),
+        ('cascade-mask-rcnn_ravlt-l_fpn_ms-3x_coco', 1e-4, 36, [27, 33], 0.05),
+    ],
+)
+def test_detection_recipe(name, lr, epochs, milestones, decay):
+    cfg = load(name)
+    assert (cfg.optim_wrapper.type, cfg.optim_wrapper.loss_scale) == ('AmpOptimWrapper', 'dynamic')
+    optimizer = cfg.optim_wrapper.optimizer
+    assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ('AdamW', lr, decay)
+    assert optimizer.get('betas', (0.9, 0.999)) == (0.9, 0.999)
+    warm_up, steps = cfg.param_scheduler
+    assert (warm_up.type, warm_up.start_factor, warm_up.end) == ('LinearLR', 0.001, 500)
+    assert not warm_up.by_epoch
+    assert (steps.milestones, steps.end, cfg.train_cfg.max_epochs) == (milestones, epochs, epochs)
+    assert 8 * cfg.train_dataloader.batch_size == cfg.auto_scale_lr.base_batch_size == 16
+    assert cfg.model.backbone.init_cfg.checkpoint == 'checkpoints/ravlt-l_in1k.pth'
+
+
+def test_multi_scale_augmentation():
+    pipeline = load('mask-rcnn_ravlt-s_fpn_ms-3x_coco').train_dataloader.dataset.pipeline
+    plain, cropped = next(t for t in pipeline if t.type == 'RandomChoice').transforms
+    sizes = [(side, 1333) for side in (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)]
+    assert [t['scales'] for t in plain] == [sizes]
+    assert [t['type'] for t in cropped] == [
+        'RandomChoiceResize',
+        'RandomCrop',
+        'RandomChoiceResize',
+    ]
+    assert cropped[0]['scales'] == [(400, 1333), (500, 1333), (600, 1333)]
+    assert (cropped[1]['crop_type'], cropped[1]['crop_size']) == ('absolute_range', (384, 600))
+    assert cropped[2]['scales'] == sizes
+
+
+def test_cascade_heads():
+    heads = load('cascade-mask-rcnn_ravlt-b_fpn_ms-3x_coco').model.roi_head.bbox_head
+    assert [head.num_shared_convs for head in heads] == [4, 4, 4]
+    assert [head.num_shared_fcs for head in heads] == [1, 1, 1]
+    for head in heads:
+        assert head.reg_decoded_bbox and head.norm_cfg.type == 'SyncBN'
+        assert (head.loss_bbox.type, head.loss_bbox.loss_weight) == ('GIoULoss', 10.0)
+
+
+def test_segmentation_recipes():
+    cfg = load('semantic-fpn_ravlt-b_8xb2-80k_ade20k-512x512')
+    assert cfg.optim_wrapper.optimizer == dict(type='AdamW', lr=1e-4, weight_decay=1e-4)
+    assert cfg.train_cfg.max_iters == 80000
+    (poly,) = cfg.param_scheduler
+    assert (poly.type, poly.power, poly.eta_min, poly.end) == ('PolyLR', 0.9, 0, 80000)
+    assert 8 * cfg.train_dataloader.batch_size == cfg.auto_scale_lr.base_batch_size == 16
+
+    cfg = load('upernet_ravlt-b_8xb2-160k_ade20k-512x512')
+    optimizer = cfg.optim_wrapper.optimizer
+    assert (optimizer.lr, optimizer.weight_decay) == (6e-5, 0.01)
+    assert cfg.train_cfg.max_iters == 160000
+    warm_up, poly = cfg.param_scheduler
+    assert (warm_up.start_factor, warm_up.end, warm_up.by_epoch) == (1e-6, 1500, False)
+    assert (poly.power, poly.begin, poly.end) == (1.0, 1500, 160000)
+    assert 8 * cfg.train_dataloader.batch_size == cfg.auto_scale_lr.base_batch_size == 16
+    auxiliary = cfg.model.auxiliary_head
+    assert (auxiliary.in_index, auxiliary.channels, auxiliary.in_channels) == (2, 256, 384)
+    assert auxiliary.loss_decode.loss_weight == 0.4
+
+
+def test_imagenet_recipe():
+    cfg = load('ravlt-b_8xb128_in1k')
+    optimizer = cfg.optim_wrapper.optimizer
+    assert (optimizer.lr, optimizer.weight_decay) == (1e-3, 0.05)
+    assert 8 * cfg.train_dataloader.batch_size == cfg.auto_scale_lr.base_batch_size == 1024
+    assert cfg.train_cfg.max_epochs == 300
+    warm_up, cosine = cfg.param_scheduler
+    assert (warm_up.end, warm_up.by_epoch) == (5, True)
+    assert (cosine.begin, cosine.end, cosine.eta_min) == (5, 300, 1e-5)
+    transforms = {t.type: t for t in cfg.train_dataloader.dataset.pipeline}
+    augment = transforms['RandAugment']
+    assert (augment.num_policies, augment.magnitude_level, augment.magnitude_std) == (2, 9, 0.5)
+    assert augment.policies == 'timm_increasing'
+    assert transforms['RandomErasing'].erase_prob == 0.25
+    assert [(a.type, a.alpha) for a in cfg.model.train_cfg.augments] == [
+        ('Mixup', 0.8),
+        ('CutMix', 1.0),
+    ]
+    assert cfg.model.head.loss.label_smooth_val == 0.1
+    model = build_model(cfg)
+    assert model.head.fc.weight.shape == torch.Size([1000, 1024])

@@ -1,0 +1,67 @@
+"""A small Shapes set, and the command lines run in this process."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from mmengine.logging import MessageHub, MMLogger
+from mmengine.visualization import Visualizer
+
+from mmlinattn.datasets import shapes
+
+CONFIGS = {
+    'seg': 'configs/quickstart/semantic-fpn_ravlt-nano_shapes.py',
+    'det': 'configs/quickstart/mask-rcnn_ravlt-nano_shapes.py',
+    'cls': 'configs/quickstart/ravlt-nano_shapes.py',
+}
+FOLDERS = {'seg': 'ade', 'det': 'coco/', 'cls': 'imagenet'}
+
+
+@pytest.fixture(scope='session')
+def shapes_root(tmp_path_factory) -> Path:
+    return shapes.generate(
+        tmp_path_factory.mktemp('data') / 'shapes', num_train=16, num_val=4, image_size=64,
+        workers=1,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def options(shapes_root):
+    """Overrides of a quick-start config: options(task, iterations or epochs) -> list."""
+
+    def make(task: str, length: int = 1, batch: int = 4, workers: int = 0) -> list:
+        root = f'{shapes_root}/{FOLDERS[task]}'
+        length_name = 'max_iters' if task == 'seg' else 'max_epochs'
+        found = [f'train_cfg.{length_name}={length}', f'train_cfg.val_interval={length}']
+        for split in ('train', 'val', 'test'):
+            loader = f'{split}_dataloader'
+            found += [
+                f'{loader}.dataset.data_root={root}',
+                f'{loader}.num_workers={workers}',
+                f'{loader}.persistent_workers={workers > 0}',
+            ]
+        found += [f'train_dataloader.batch_size={batch}', 'default_hooks.logger.interval=1']
+        if task == 'det':
+            annotations = f'{root}annotations/instances_val2017.json'
+            found += [f'{s}_evaluator.ann_file={annotations}' for s in ('val', 'test')]
+        return found
+
+    return make
+
+
+@pytest.fixture
+def run(root, monkeypatch):
+    """Runs tools/NAME.py in this process: run('train', config, *arguments)."""
+
+    def call(name: str, *arguments) -> None:
+        spec = importlib.util.spec_from_file_location(f'tools_{name}', root / f'tools/{name}.py')
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setattr(sys, 'argv', [name, *map(str, arguments)])
+        # MMEngine keeps these for the life of a process.
+        for manager in (MessageHub, MMLogger, Visualizer, *Visualizer.__subclasses__()):
+            manager._instance_dict.clear()
+        module.main()
+
+    return call

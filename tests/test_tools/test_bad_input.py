@@ -1,0 +1,165 @@
+"""What is wrong is said before training starts, with the name and the value."""
+
+import pytest
+import torch
+
+from mmlinattn.checkpoints import CheckpointError
+
+from .conftest import CONFIGS
+
+
+@pytest.fixture
+def train(root, run, options, tmp_path):
+    def call(*extra, task='seg', arguments=()):
+        run('train', root / CONFIGS[task], '--work-dir', tmp_path / 'work', *arguments,
+            '--cfg-options', *options(task), *extra)  # fmt: skip
+
+    yield call
+    assert not list(tmp_path.glob('work/*.pth')), 'training had started'
+
+
+def test_missing_config(run):
+    with pytest.raises(FileNotFoundError, match="config 'nowhere.py' does not exist"):
+        run('train', 'nowhere.py')
+
+
+@pytest.mark.parametrize(
+    'config, hint',
+    [
+        (CONFIGS['seg'], 'python -m mmlinattn.datasets.shapes nowhere/shapes'),
+        ('configs/ravlt/semantic-fpn_ravlt-nano_camvid.py', 'docs/datasets.md#camvid'),
+        ('configs/ravlt/retinanet_ravlt-nano_bccd.py', 'docs/datasets.md#bccd'),
+        ('configs/ravlt/mask-rcnn_ravlt-t_fpn_1x_coco.py', 'docs/datasets.md#coco'),
+        (
+            'configs/ravlt/upernet_ravlt-t_8xb2-160k_ade20k-512x512.py',
+            'docs/datasets.md#ade20k',
+        ),
+        ('configs/ravlt/ravlt-t_8xb128_in1k.py', 'docs/datasets.md#imagenet'),
+    ],
+)
+def test_missing_data_names_the_path_and_the_way_to_get_it(root, run, tmp_path, config, hint):
+    from mmengine.config import Config
+
+    data_root = Config.fromfile(root / config).train_dataloader.dataset.data_root
+    moved = data_root.replace('data/', 'nowhere/', 1)
+    with pytest.raises(FileNotFoundError, match=f'{moved}.*{hint}'):
+        run('train', root / config, '--work-dir', tmp_path,
+            '--cfg-options', f'train_dataloader.dataset.data_root={moved}')  # fmt: skip
+
+
+def test_missing_annotation_file(train):
+    with pytest.raises(FileNotFoundError, match='instances_nowhere.json'):
+        train('train_dataloader.dataset.ann_file=annotations/instances_nowhere.json', task='det')
+
+
+@pytest.mark.parametrize(
+    'option, message',
+    [
+        ('trian_cfg.max_iters=3', "no 'trian_cfg'; did you mean train_cfg"),
+        ('modle.backbone.cpe=False', "no 'modle'; did you mean model"),
+    ],
+)
+def test_option_that_nothing_reads(train, option, message):
+    with pytest.raises(ValueError, match=message):
+        train(option)
+
+
+@pytest.mark.parametrize(
+    'option, error, message',
+    [
+        ('model.backbone.windows=7', TypeError, 'windows'),
+        ('model.backbone.arch.dims=7', ValueError, "unknown keys .*'dims'"),
+        ("model.backbone.stage_attns=['rala','rala','rala','lin']", KeyError, "'lin' is not reg"),
+        ('model.backbone.arch.num_heads=(1,2,4,3)', ValueError, 'embed_dims=256 .*num_heads=3'),
+    ],
+)
+def test_unknown_or_unfit_options_of_the_backbone(train, option, error, message):
+    with pytest.raises(error, match=message):
+        train(option)
+
+
+def test_image_smaller_than_the_stride(train):
+    with pytest.raises(ValueError, match='at least 32x32 pixels.*got 16x16'):
+        train(
+            'train_dataloader.dataset.pipeline.2.type=Resize',
+            'train_dataloader.dataset.pipeline.2.scale=(16,16)',
+            'train_dataloader.dataset.pipeline.2._delete_=True',
+            'model.data_preprocessor.size_divisor=None',
+            'model.data_preprocessor.size=(16,16)',
+        )
+
+
+def saved(path, state_dict):
+    torch.save(dict(state_dict=state_dict, meta={}), path)
+    return path
+
+
+@pytest.fixture
+def state(root):
+    from mmengine.config import Config
+    from mmseg.registry import MODELS
+
+    return MODELS.build(Config.fromfile(root / CONFIGS['seg']).model).state_dict()
+
+
+def test_truncated_checkpoint(train, state, tmp_path):
+    path = saved(tmp_path / 'cut.pth', state)
+    path.write_bytes(path.read_bytes()[:20000])
+    with pytest.raises(CheckpointError, match='cut.pth is incomplete'):
+        train(f'load_from={path}')
+    with pytest.raises(CheckpointError, match='cut.pth is incomplete'):
+        train(arguments=('--resume', path))
+
+
+def test_checkpoint_of_another_size(train, root, run, options, state, tmp_path):
+    state['backbone.stages.2.1.attn.proj.weight'] = torch.zeros(7, 128)
+    path = saved(tmp_path / 'other.pth', state)
+    wrong = r'backbone.stages.2.1.attn.proj.weight is \(7, 128\) in the file and \(128, 128\)'
+    with pytest.raises(CheckpointError, match=wrong):
+        train(f'load_from={path}')
+    with pytest.raises(CheckpointError, match=wrong.replace('backbone.', '', 1)):
+        train(
+            'model.backbone.init_cfg.type=Pretrained',
+            f'model.backbone.init_cfg.checkpoint={path}',
+            'model.backbone.init_cfg.prefix=backbone.',
+        )
+    with pytest.raises(CheckpointError, match=wrong):
+        run('test', root / CONFIGS['seg'], path, '--work-dir', tmp_path,
+            '--cfg-options', *options('seg'))  # fmt: skip
+
+
+def test_heads_may_differ_in_fine_tuning_but_not_in_a_test(root, run, options, state, tmp_path):
+    state['decode_head.conv_seg.weight'] = torch.zeros(19, 64, 1, 1)
+    path = saved(tmp_path / 'other_classes.pth', state)
+    run('train', root / CONFIGS['seg'], '--work-dir', tmp_path / 'work',
+        '--cfg-options', *options('seg'), f'load_from={path}')  # fmt: skip
+    log = next(tmp_path.glob('work/*/*.log')).read_text()
+    assert 'decode_head.conv_seg.weight is (19, 64, 1, 1) in the file' in log
+    with pytest.raises(CheckpointError, match='conv_seg'):
+        run('test', root / CONFIGS['seg'], path, '--work-dir', tmp_path,
+            '--cfg-options', *options('seg'))  # fmt: skip
+
+
+def test_missing_pretrained_weights_say_how_to_get_them(train, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r'tools/model_converters/convert.py.*init_cfg=None'):
+        train(
+            'model.backbone.init_cfg.type=Pretrained',
+            f'model.backbone.init_cfg.checkpoint={tmp_path}/none.pth',
+        )
+
+
+def test_missing_checkpoint(root, run, options, tmp_path):
+    with pytest.raises(FileNotFoundError, match='none.pth'):
+        run('test', root / CONFIGS['seg'], tmp_path / 'none.pth', '--work-dir', tmp_path,
+            '--cfg-options', *options('seg'))  # fmt: skip
+
+
+def test_out_must_be_a_pickle(run, capsys):
+    with pytest.raises(SystemExit):
+        run('test', 'config.py', 'checkpoint.pth', '--out', 'predictions.json')
+    assert "--out must end with .pkl or .pickle, got 'predictions.json'" in capsys.readouterr().err
+
+
+def test_auto_scale_lr_without_a_base(train):
+    with pytest.raises(ValueError, match='auto_scale_lr.base_batch_size'):
+        train(arguments=('--auto-scale-lr',))

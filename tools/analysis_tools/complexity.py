@@ -1,0 +1,64 @@
+"""Prints parameters and multiply-accumulates of the model of a config, by module."""
+
+import argparse
+import json
+from pathlib import Path
+
+from mmengine.config import Config, DictAction
+from rich.console import Console
+from rich.table import Table
+
+from mmlinattn.analysis import Complexity, Cost, analyse, build_model
+from mmlinattn.analysis.complexity import check_shape
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config file, of any of the three frameworks')
+    parser.add_argument('--shape', nargs=2, type=int, required=True, metavar=('H', 'W'))
+    parser.add_argument('--depth', type=int, default=3, help='of the modules in the table')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
+    parser.add_argument('--json', type=Path, metavar='FILE', help='also write the numbers there')
+    args = parser.parse_args()
+    try:
+        args.shape = check_shape(args.shape)
+    except ValueError as error:
+        parser.error(str(error))
+    if args.depth < 0:
+        parser.error(f'--depth must not be negative, got {args.depth}')
+    return args
+
+
+def table(result: Complexity, title: str, depth: int) -> Table:
+    out = Table(title=title, caption='M: million parameters. G: billion multiply-accumulates.')
+    out.add_column('module', no_wrap=True)
+    for name in ('parameters M', 'convolution + linear G', 'all matrix products G'):
+        out.add_column(name, justify='right')
+
+    def row(name: str, cost: Cost, **options) -> None:
+        numbers = cost.params / 1e6, cost.conv_linear / 1e9, cost.total / 1e9
+        out.add_row(name, *(f'{number:.2f}' for number in numbers), **options)
+
+    whole = Cost(result.params, result.conv_linear, result.total)
+    row('(all)', whole, style='bold', end_section=True)
+    for name, cost in result.modules(depth).items():
+        row(name, cost)
+    return out
+
+
+def main() -> None:
+    args = parse_args()
+    cfg = Config.fromfile(args.config)
+    cfg.merge_from_dict(args.cfg_options or {})
+    result = analyse(build_model(cfg), args.shape)
+    console = Console()
+    height, width = result.shape
+    console.print(table(result, f'{Path(args.config).stem}, {height} x {width}', args.depth))
+    if result.uncounted:
+        console.print(f'Not counted, may hold products: {result.uncounted}', style='red')
+    if args.json:
+        args.json.write_text(json.dumps(result.to_dict(), indent=2) + '\n')
+
+
+if __name__ == '__main__':
+    main()
