@@ -18,7 +18,7 @@ from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Sequence, Tuple, Union
+from typing import Callable, ContextManager, Dict, Iterator, List, Sequence, Tuple, Union
 
 import torch
 from mmengine.config import Config
@@ -163,19 +163,25 @@ def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
 
 
 class _Forward(nn.Module):
-    """The part of a model that runs on one image at test time, tensors in, tensors out."""
+    """The part of a model that runs on one image at test time."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, image: Tensor) -> Any:
+    def forward(self, image: Tensor) -> None:
         if not isinstance(self.model, BaseModel):
-            return _tensors(self.model(image))
-        if getattr(self.model, 'with_roi_head', False):
-            return _tensors(self._two_stage(image))
+            self.model(image)
+        elif getattr(self.model, 'with_roi_head', False):
+            self._two_stage(image)
+        else:
+            self.model(image, [self._sample(image)], mode='tensor')
+
+    @staticmethod
+    def _sample(image: Tensor) -> BaseDataElement:
+        """What some detectors want to know about the image."""
         size = tuple(image.shape[-2:])
-        sample = BaseDataElement(
+        return BaseDataElement(
             metainfo=dict(
                 img_shape=size,
                 ori_shape=size,
@@ -184,14 +190,12 @@ class _Forward(nn.Module):
                 scale_factor=(1.0, 1.0),
             )
         )
-        return _tensors(self.model(image, [sample], mode='tensor'))
 
-    def _two_stage(self, image: Tensor) -> List[Any]:
+    def _two_stage(self, image: Tensor) -> None:
         """Heads run on empty RoI features: NMS and RoIAlign have no products to count."""
         feats = self.model.extract_feat(image)
-        outs = [feats]
         if self.model.with_rpn:
-            outs.append(self.model.rpn_head(feats))
+            self.model.rpn_head(feats)
         roi_head = self.model.roi_head
         for kind, num in (('bbox', BOX_PROPOSALS), ('mask', MASK_PROPOSALS)):
             if not getattr(roi_head, f'with_{kind}', False):
@@ -207,23 +211,11 @@ class _Forward(nn.Module):
                 rois = image.new_zeros(num, extractor.out_channels, *size)
                 if getattr(roi_head, 'with_shared_head', False):
                     rois = roi_head.shared_head(rois)
-                outs.append(head(rois))
-        return outs
+                head(rois)
 
 
 def _as_list(module: nn.Module) -> List[nn.Module]:
     return list(module) if isinstance(module, nn.ModuleList) else [module]
-
-
-def _tensors(out: Any) -> Tuple[Tensor, ...]:
-    """The tensors of any nest of sequences and mappings."""
-    if isinstance(out, Tensor):
-        return (out,)
-    if isinstance(out, dict):
-        out = out.values()
-    elif not isinstance(out, (list, tuple)):
-        return ()
-    return tuple(tensor for item in out for tensor in _tensors(item))
 
 
 def _run(model: nn.Module, shape: Tuple[int, int], mode: ContextManager) -> '_Counter':
@@ -241,11 +233,11 @@ def _run(model: nn.Module, shape: Tuple[int, int], mode: ContextManager) -> '_Co
 
 
 def _copy(model: nn.Module, mode: ContextManager) -> nn.Module:
-    """A copy on the CPU whose parameters and buffers have the same shapes and any values."""
+    """A copy on the CPU with the same shapes, where all parameters and buffers are 0."""
     memo = {}
     for tensor in (*model.parameters(), *model.buffers()):
         with mode:
-            new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).zero_()
         memo[id(tensor)] = nn.Parameter(new, False) if isinstance(tensor, nn.Parameter) else new
     return copy.deepcopy(model, memo)
 
@@ -271,9 +263,10 @@ class _Counter(TorchDispatchMode):
         name = func._schema.name
         if name in COUNTS:
             products = COUNTS[name](args, out)
+            # addmm and its like take the summand first.
+            factors = args[1:3] if 'add' in name else args[:2]
             linear = name == CONVOLUTION or any(
-                isinstance(x, Tensor) and StorageWeakRef(x.untyped_storage()) in self._parameters
-                for x in args
+                StorageWeakRef(factor.untyped_storage()) in self._parameters for factor in factors
             )
             parts = self._running[-1].split('.')
             for module in {'', *('.'.join(parts[:i]) for i in range(1, len(parts) + 1))}:

@@ -18,13 +18,13 @@ from torch import nn
 
 from ..checkpoints import Report, check_fits
 
-# How to get a data set whose folder is missing, by the last part of its path.
+# How to get a data set whose folder is missing, by the name of the folder.
 DATA_HINTS = {
     'shapes': 'make it with: python -m mmlinattn.datasets.shapes {root}',
     'camvid': 'see docs/datasets.md#camvid for the download and the expected folders',
     'bccd': 'see docs/datasets.md#bccd for the download and the expected folders',
     'coco': 'see docs/datasets.md#coco',
-    'ade': 'see docs/datasets.md#ade20k',
+    'ADEChallengeData2016': 'see docs/datasets.md#ade20k',
     'imagenet': 'see docs/datasets.md#imagenet',
 }
 TOP_LEVEL = {
@@ -127,12 +127,9 @@ def _datasets(node) -> Iterator[dict]:
 
 
 def _data_hint(root: str) -> str:
-    for part in reversed(Path(root).parts):
-        if part.lower() in DATA_HINTS:
-            base = Path(root)
-            while base.name != part:
-                base = base.parent
-            return DATA_HINTS[part.lower()].format(root=base)
+    for base in (Path(root), *Path(root).parents):
+        if base.name in DATA_HINTS:
+            return DATA_HINTS[base.name].format(root=base)
     return 'set another folder with --cfg-options, see docs/datasets.md'
 
 
@@ -140,6 +137,12 @@ class PluginRunner(Runner):
     """MMEngine's runner, with plain batch norm where synchronised batch norm cannot run."""
 
     def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
+        if is_distributed() and get_device() == 'cpu' and model_wrapper_cfg is None:
+            # The default wrapper asks for a GPU by its number.
+            model_wrapper_cfg = dict(
+                type='MMDistributedDataParallel',
+                find_unused_parameters=self.cfg.get('find_unused_parameters', False),
+            )
         return super().wrap_model(model_wrapper_cfg, plain_batch_norm(model))
 
 
@@ -192,12 +195,19 @@ def _report(name: str, report: Report) -> None:
 
 
 def set_launcher(cfg: Config, launcher: str) -> None:
-    """Puts the launcher into the config; gloo and one thread a process where there is no GPU."""
+    """``--launcher``; where there is no GPU the processes are joined by gloo, here.
+
+    MMEngine's own start of distributed training needs a GPU. Without one, only ``'pytorch'``
+    serves; another launcher raises ValueError.
+    """
     cfg.launcher = launcher
-    if launcher != 'none' and get_device() == 'cpu':
-        cfg.setdefault('env_cfg', {}).setdefault('dist_cfg', {})['backend'] = 'gloo'
-        # Multi-threaded processes on the same cores spin against each other.
-        torch.set_num_threads(1)
+    if launcher == 'none' or get_device() != 'cpu':
+        return
+    if launcher != 'pytorch':
+        raise ValueError(f'--launcher {launcher} needs GPUs; on the CPU use pytorch (torchrun)')
+    # Multi-threaded processes on the same cores spin against each other.
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group('gloo')
 
 
 def set_resume(cfg: Config, resume: Optional[str]) -> None:

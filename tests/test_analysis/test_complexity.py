@@ -26,6 +26,8 @@ class Tiny(nn.Module):
         self.body = nn.Module()
         self.body.qkv = nn.Linear(C, 3 * C, bias=False)
         self.body.unused = nn.Linear(C, C)
+        if style == 'bmm':
+            self.bias = nn.Parameter(torch.zeros(HEADS, N, N))
 
     def forward(self, image):
         x = self.norm(self.conv(image).flatten(2).transpose(1, 2))
@@ -38,7 +40,7 @@ class Tiny(nn.Module):
             scores = torch.einsum('bhnd,bhmd->bhnm', q, k).softmax(-1)
             return torch.einsum('bhnm,bhmd->bhnd', scores, v)
         q, k, v = (t.flatten(0, 1) for t in (q, k, v))
-        scores = torch.baddbmm(q.new_zeros(HEADS, N, N), q, k.transpose(1, 2))
+        scores = torch.baddbmm(self.bias, q, k.transpose(1, 2))
         return torch.bmm(scores.softmax(-1), v)
 
 
@@ -46,7 +48,8 @@ class Tiny(nn.Module):
 def test_by_hand(style):
     cost = analyse(Tiny(style), (H, W))
     conv, linear, attention = N * 4 * 4 * 3 * C, N * C * 3 * C, 2 * N * N * C
-    assert cost.params == (4 * 4 * 3 * C + C) + 2 * C + 3 * C * C + (C * C + C)
+    bias = HEADS * N * N if style == 'bmm' else 0
+    assert cost.params == (4 * 4 * 3 * C + C) + 2 * C + 3 * C * C + (C * C + C) + bias
     assert cost.conv_linear == conv + linear
     assert cost.total == conv + linear + attention
     assert cost.by_module['conv'].total == conv

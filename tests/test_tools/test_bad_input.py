@@ -78,15 +78,21 @@ def test_unknown_or_unfit_options_of_the_backbone(train, option, error, message)
         train(option)
 
 
-def test_image_smaller_than_the_stride(train):
+def test_image_smaller_than_the_stride(root, run, options, tmp_path):
+    config = tmp_path / 'config.py'
+    config.write_text(f"""
+_base_ = {str(root / CONFIGS['seg'])!r}
+train_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='LoadAnnotations', reduce_zero_label=True),
+    dict(type='Resize', scale=(16, 16)),
+    dict(type='PackSegInputs'),
+]
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
+model = dict(data_preprocessor=dict(size_divisor=None, size=(16, 16)))
+""")
     with pytest.raises(ValueError, match='at least 32x32 pixels.*got 16x16'):
-        train(
-            'train_dataloader.dataset.pipeline.2.type=Resize',
-            'train_dataloader.dataset.pipeline.2.scale=(16,16)',
-            'train_dataloader.dataset.pipeline.2._delete_=True',
-            'model.data_preprocessor.size_divisor=None',
-            'model.data_preprocessor.size=(16,16)',
-        )
+        run('train', config, '--work-dir', tmp_path, '--cfg-options', *options('seg'))
 
 
 def saved(path, state_dict):

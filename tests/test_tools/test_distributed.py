@@ -1,0 +1,66 @@
+"""Two processes on the CPU do what one process does with the doubled batch."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import torch
+
+from .conftest import CONFIGS
+
+# Batch norm statistics are of one process, so norms are in eval mode; SGD, since AdamW's first
+# steps turn rounding into signs.
+CONFIG = """
+_base_ = {base!r}
+custom_imports = dict(imports=['mmlinattn', 'record_hook'])
+custom_hooks = [dict(type='ExactResumeHook'), dict(type='RecordLossHook')]
+model = dict(
+    backbone=dict(norm_eval=True, norm_cfg=dict(type='SyncBN')),
+    decode_head=dict(norm_cfg=None, dropout_ratio=0.0),
+)
+optim_wrapper = dict(_delete_=True, type='OptimWrapper', optimizer=dict(type='SGD', lr=0.01))
+param_scheduler = []
+"""
+
+
+def free_port() -> str:
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return str(s.getsockname()[1])
+
+
+def train(root, config, work_dir, processes: int, options: list):
+    launcher = [sys.executable, '-m', 'torch.distributed.run', '--nproc_per_node', '2']
+    launcher += ['--master_addr', '127.0.0.1', '--master_port', free_port()]
+    command = launcher if processes == 2 else [sys.executable]
+    command = [*command, str(root / 'tools/train.py'), str(config), '--work-dir', str(work_dir)]
+    command += ['--launcher', 'pytorch'] if processes == 2 else []
+    command += ['--cfg-options', *options]
+    env = dict(
+        os.environ,
+        OMP_NUM_THREADS='1',
+        RECORD_LOSS=str(work_dir) + '.loss',
+        PYTHONPATH=os.pathsep.join([str(root), str(root / 'tests/test_tools')]),
+    )
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [
+        [float(line) for line in open(f'{work_dir}.loss.{rank}')] for rank in range(processes)
+    ]
+    checkpoint = (work_dir / 'last_checkpoint').read_text()
+    log = next(work_dir.glob('*/*.log')).read_text()
+    return losses, torch.load(checkpoint, weights_only=False)['state_dict'], log
+
+
+def test_two_processes_equal_one_with_the_doubled_batch(root, options, tmp_path):
+    config = tmp_path / 'config.py'
+    config.write_text(CONFIG.format(base=str(root / CONFIGS['seg'])))
+    one, weights, _ = train(root, config, tmp_path / 'one', 1, options('seg', 3, batch=4))
+    two, weights_two, log = train(root, config, tmp_path / 'two', 2, options('seg', 3, batch=2))
+    assert 'SyncBN becomes BN: the CPU cannot synchronise' in log
+    for whole, first, second in zip(one[0], *two):
+        assert first != second
+        assert abs(whole - (first + second) / 2) < 1e-5 * whole
+    for name, value in weights.items():
+        torch.testing.assert_close(weights_two[name], value, rtol=1e-4, atol=1e-6, msg=name)
