@@ -6,11 +6,11 @@ _base_ = [
 ]
 
 max_epochs = 8
-optim_wrapper = dict(optimizer=dict(lr=1e-3))
+optim_wrapper = dict(optimizer=dict(lr=1.5e-3))
 param_scheduler = [
     dict(
         type='OneCycleLR',
-        eta_max=1e-3,
+        eta_max=1.5e-3,
         total_steps=max_epochs,
         pct_start=0.15,
         by_epoch=True,

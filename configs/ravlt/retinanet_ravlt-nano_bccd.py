@@ -5,11 +5,12 @@ _base_ = [
     '../_base_/runtime_det.py',
 ]
 
-max_epochs = 10
+max_epochs = 11
+optim_wrapper = dict(optimizer=dict(lr=2e-3))
 param_scheduler = [
     dict(
         type='OneCycleLR',
-        eta_max=1e-3,
+        eta_max=2e-3,
         total_steps=max_epochs,
         pct_start=0.15,
         by_epoch=True,

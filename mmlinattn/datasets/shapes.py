@@ -54,6 +54,11 @@ MIN_DIAMETER, MAX_DIAMETER = 24 / 128, 60 / 128  # as parts of the image side
 MIN_VISIBLE = 0.6  # of every shape beneath another one
 MIN_CONTRAST = 110.0  # Euclidean distance in RGB
 SUPERSAMPLING = 4
+# As with real things, colour and texture hint at the class, and the outline settles it: most
+# shapes have the texture and the hue (in turns of the colour circle) of their class.
+TEXTURES = ('dots', 'checks', 'stripes', 'solid', 'gradient')
+HUES, HUE_SPREAD = (0.0, 0.2, 0.4, 0.6, 0.8), 0.07
+TYPICAL = 0.85  # part of the shapes that look like their class
 JPEG_QUALITY, CROP_SIZE, CROP_SCALE = 90, 64, 1.25
 
 
@@ -111,12 +116,15 @@ def _background(rng: np.random.Generator, size: int) -> np.ndarray:
     return np.clip(canvas, 0, 255).astype(np.float32)
 
 
-def _texture(rng: np.random.Generator, size: int, diameter: float,
-             colors: np.ndarray) -> np.ndarray:
-    """A texture of two colours scaled to a shape of this diameter: (S, S, 3) float32."""
+def _texture(rng: np.random.Generator, size: int, diameter: float, style: int,
+             beneath: np.ndarray) -> np.ndarray:
+    """A texture in the style of a class that stands out from the pixels beneath, (N, 3).
+
+    Returns (S, S, 3) float32, scaled to a shape of this diameter.
+    """
     u, v = _axes(rng, size)
     period = max(4.0, diameter * rng.uniform(0.2, 0.4))
-    kind = rng.choice(['solid', 'stripes', 'checks', 'dots', 'gradient'])
+    kind, colors = TEXTURES[style], _contrasting_colors(rng, beneath, HUES[style])
     if kind == 'solid':
         blend = np.zeros_like(u)
     elif kind == 'stripes':
@@ -131,8 +139,16 @@ def _texture(rng: np.random.Generator, size: int, diameter: float,
     return (texture + rng.normal(0, rng.uniform(2, 8), texture.shape)).astype(np.float32)
 
 
-def _contrasting_colors(rng: np.random.Generator, beneath: np.ndarray) -> np.ndarray:
-    """Two colours, (2, 3), that stand out from nearly all of the pixels beneath, (N, 3)."""
+def _colors_of_hue(rng: np.random.Generator, hue: float, count: int) -> np.ndarray:
+    """Bright and dark, vivid and pale colours around a hue: (count, 3) float32 RGB."""
+    turns = (hue + rng.uniform(-HUE_SPREAD, HUE_SPREAD, count)) % 1.0
+    saturation, value = rng.uniform(0.5, 1, count), rng.uniform(0.35, 1, count)
+    hsv = np.stack([360 * turns, saturation, value], axis=-1).astype(np.float32)
+    return 255 * cv2.cvtColor(hsv[None], cv2.COLOR_HSV2RGB)[0]
+
+
+def _contrasting_colors(rng: np.random.Generator, beneath: np.ndarray, hue: float) -> np.ndarray:
+    """Two colours of a hue, (2, 3), that stand out from nearly all of the pixels beneath."""
     beneath = beneath[::max(1, len(beneath) // 128)]
 
     def contrast(colors):
@@ -140,7 +156,7 @@ def _contrasting_colors(rng: np.random.Generator, beneath: np.ndarray) -> np.nda
         # Capped, so that the first sufficient colour wins and not the most extreme one.
         return np.minimum(np.quantile(distances, 0.1, axis=1), MIN_CONTRAST)
 
-    candidates = rng.uniform(0, 255, (32, 3))
+    candidates = _colors_of_hue(rng, hue, 32)
     best = int(contrast(candidates).argmax())
     first, others = candidates[best], np.delete(candidates, best, axis=0)
     # A gradient shows what is in between, too.
@@ -187,8 +203,9 @@ def draw_image(rng: np.random.Generator, image_size: int) -> Sample:
         visible = np.bincount(top[~mask], minlength=len(labels))
         if np.any(visible[1:] < MIN_VISIBLE * np.array(areas[1:])):
             continue
+        style = label - 1 if rng.random() < TYPICAL else int(rng.integers(len(CLASSES)))
         around = cv2.dilate(mask.astype(np.uint8), np.ones((5, 5), np.uint8)) > 0
-        texture = _texture(rng, size, diameter, _contrasting_colors(rng, canvas[around]))
+        texture = _texture(rng, size, diameter, style, canvas[around])
         canvas += coverage[..., None] * (texture - canvas)
         top[mask] = len(labels)
         labels.append(label)

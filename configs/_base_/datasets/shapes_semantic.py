@@ -10,7 +10,9 @@ metainfo = dict(
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', reduce_zero_label=True),
-    dict(type='RandomFlip', prob=0.5),
+    dict(
+        type='RandomFlip', prob=[0.25, 0.25, 0.25], direction=['horizontal', 'vertical', 'diagonal']
+    ),
     dict(type='PackSegInputs'),
 ]
 test_pipeline = [
