@@ -1,6 +1,7 @@
 """Small numerical helpers that several operators need."""
 
-from typing import Optional
+from contextlib import nullcontext
+from typing import ContextManager, Optional
 
 import torch
 from torch import Tensor
@@ -20,3 +21,8 @@ def masked_softmax(logits: Tensor, mask: Optional[Tensor]) -> Tensor:
         return logits.softmax(-1)
     weights = logits.masked_fill(mask, torch.finfo(logits.dtype).min).softmax(-1)
     return weights.masked_fill(mask, 0)
+
+
+def no_autocast(x: Tensor) -> ContextManager:
+    """Keeps what is computed inside in the types that it is given in, on the device of ``x``."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

@@ -42,9 +42,7 @@ console = Console(highlight=False)
 def run(*command: str) -> None:
     """Runs a command of this repository, showing it and its output."""
     console.print(f'\n$ python {" ".join(command)}', style='bold cyan')
-    # Threads that wait must sleep: the data loader needs the cores too.
-    env = dict(os.environ, OMP_WAIT_POLICY='PASSIVE')
-    subprocess.run([sys.executable, *command], check=True, cwd=ROOT, env=env)
+    subprocess.run([sys.executable, *command], check=True, cwd=ROOT)
 
 
 def test(config: str, checkpoint: Path, work_dir: Path) -> dict:

@@ -23,8 +23,8 @@ test_pipeline = [
 ]
 train_dataloader = dict(
     batch_size=4,
-    num_workers=1,
-    persistent_workers=True,
+    num_workers=0,  # on two cores a second process costs more than it brings
+    persistent_workers=False,
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(
         type='CocoDataset',
@@ -38,8 +38,8 @@ train_dataloader = dict(
 )
 val_dataloader = dict(
     batch_size=1,
-    num_workers=1,
-    persistent_workers=True,
+    num_workers=0,
+    persistent_workers=False,
     drop_last=False,
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(

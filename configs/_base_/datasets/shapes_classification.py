@@ -12,8 +12,8 @@ train_pipeline = [
 test_pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
 train_dataloader = dict(
     batch_size=32,
-    num_workers=1,
-    persistent_workers=True,
+    num_workers=0,  # on two cores a second process costs more than it brings
+    persistent_workers=False,
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(
         type='CustomDataset',
@@ -25,8 +25,8 @@ train_dataloader = dict(
 )
 val_dataloader = dict(
     batch_size=32,
-    num_workers=1,
-    persistent_workers=True,
+    num_workers=0,
+    persistent_workers=False,
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(
         type='CustomDataset',

@@ -22,8 +22,8 @@ test_pipeline = [
 ]
 train_dataloader = dict(
     batch_size=8,
-    num_workers=1,
-    persistent_workers=True,
+    num_workers=0,  # on two cores a second process costs more than it brings
+    persistent_workers=False,
     sampler=dict(type='InfiniteSampler', shuffle=True),
     dataset=dict(
         type=dataset_type,
@@ -36,8 +36,8 @@ train_dataloader = dict(
 )
 val_dataloader = dict(
     batch_size=1,
-    num_workers=1,
-    persistent_workers=True,
+    num_workers=0,
+    persistent_workers=False,
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(
         type=dataset_type,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..feature_maps import feature_map as get_feature_map
-from ..numerics import accumulation_dtype, masked_softmax
+from ..numerics import accumulation_dtype, masked_softmax, no_autocast
 from ..rotary import Rotary, apply_rotary
 
 
@@ -25,7 +25,7 @@ def rala_portable(
     dtype = accumulation_dtype(out_dtype)
     phi = get_feature_map(feature_map)
     # Autocast would push the sums and the normaliser back into half precision.
-    with torch.autocast(device_type=q.device.type, enabled=False):
+    with no_autocast(q):
         q, k, v = phi(q.to(dtype)), phi(k.to(dtype)), v.to(dtype)
         if rotary is not None:
             rotary = (rotary[0].to(dtype), rotary[1].to(dtype))
