@@ -7,6 +7,8 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 import mmlinattn  # noqa: F401  registers everything
 
@@ -35,9 +37,8 @@ def golden():
         path = GOLDEN / f'{name}.safetensors'
         if not path.exists():
             pytest.skip(f'{path} is absent: recorded outputs of released code are not shipped')
-        from safetensors import safe_open
-
         with safe_open(path, 'pt') as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata()
+            metadata = file.metadata()
+        return load_file(path), metadata
 
     return load

@@ -17,6 +17,7 @@ COCO category ids are 1..5 in the order of `CLASSES`. ADE maps hold 1 for backgr
 the shapes (0, unlabelled, is unused), Cityscapes maps hold 0 and 1..5. Readers of the ImageNet
 layout sort its class folders by name, which is not the order of `CLASSES`.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -41,8 +42,14 @@ from rich.progress import track
 
 CLASSES = ('circle', 'square', 'triangle', 'star', 'cross')
 SEG_CLASSES = ('background',) + CLASSES
-PALETTE = [[70, 70, 70], [220, 20, 60], [0, 130, 180], [250, 170, 30], [107, 142, 35],
-           [153, 50, 204]]
+PALETTE = [
+    [70, 70, 70],
+    [220, 20, 60],
+    [0, 130, 180],
+    [250, 170, 30],
+    [107, 142, 35],
+    [153, 50, 204],
+]
 
 FORMAT = 'mmlinattn-shapes'
 VERSION = 1  # raise it when the same parameters no longer give the same files
@@ -87,18 +94,39 @@ def _polygon(*radii: float) -> np.ndarray:
     return np.stack([np.cos(angles), np.sin(angles)], axis=1) * np.array(radii)[:, None]
 
 
-_CROSS = np.array([(3, 1), (1, 1), (1, 3), (-1, 3), (-1, 1), (-3, 1), (-3, -1), (-1, -1),
-                   (-1, -3), (1, -3), (1, -1), (3, -1)]) / np.sqrt(10)
-_OUTLINES = (_polygon(*[1] * 48), _polygon(1, 1, 1, 1), _polygon(1, 1, 1),
-             _polygon(*[1, 0.42] * 5), _CROSS)  # one a class, in the unit circle
+_CROSS = np.array(
+    [
+        (3, 1),
+        (1, 1),
+        (1, 3),
+        (-1, 3),
+        (-1, 1),
+        (-3, 1),
+        (-3, -1),
+        (-1, -1),
+        (-1, -3),
+        (1, -3),
+        (1, -1),
+        (3, -1),
+    ]
+) / np.sqrt(10)
+_OUTLINES = (
+    _polygon(*[1] * 48),
+    _polygon(1, 1, 1, 1),
+    _polygon(1, 1, 1),
+    _polygon(*[1, 0.42] * 5),
+    _CROSS,
+)  # one a class, in the unit circle
 
 
 def _axes(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Two (S, S) coordinates in pixels, at right angles, turned and shifted at random."""
     angle, shift = rng.uniform(0, 2 * np.pi), rng.uniform(0, size, 2)
     y, x = np.mgrid[:size, :size].astype(np.float32)
-    return (np.cos(angle) * x + np.sin(angle) * y + shift[0],
-            np.cos(angle) * y - np.sin(angle) * x + shift[1])
+    return (
+        np.cos(angle) * x + np.sin(angle) * y + shift[0],
+        np.cos(angle) * y - np.sin(angle) * x + shift[1],
+    )
 
 
 def _background(rng: np.random.Generator, size: int) -> np.ndarray:
@@ -116,8 +144,9 @@ def _background(rng: np.random.Generator, size: int) -> np.ndarray:
     return np.clip(canvas, 0, 255).astype(np.float32)
 
 
-def _texture(rng: np.random.Generator, size: int, diameter: float, style: int,
-             beneath: np.ndarray) -> np.ndarray:
+def _texture(
+    rng: np.random.Generator, size: int, diameter: float, style: int, beneath: np.ndarray
+) -> np.ndarray:
     """A texture in the style of a class that stands out from the pixels beneath, (N, 3).
 
     Returns (S, S, 3) float32, scaled to a shape of this diameter.
@@ -149,7 +178,7 @@ def _colors_of_hue(rng: np.random.Generator, hue: float, count: int) -> np.ndarr
 
 def _contrasting_colors(rng: np.random.Generator, beneath: np.ndarray, hue: float) -> np.ndarray:
     """Two colours of a hue, (2, 3), that stand out from nearly all of the pixels beneath."""
-    beneath = beneath[::max(1, len(beneath) // 128)]
+    beneath = beneath[:: max(1, len(beneath) // 128)]
 
     def contrast(colors):
         distances = np.linalg.norm(colors[:, None] - beneath[None], axis=2)
@@ -215,7 +244,8 @@ def draw_image(rng: np.random.Generator, image_size: int) -> Sample:
     return Sample(
         image=np.clip(np.rint(canvas), 0, 255).astype(np.uint8),
         semantic=np.array(labels, np.uint8)[top],
-        instances=[Instance(labels[i], top == i) for i in range(1, len(labels))])
+        instances=[Instance(labels[i], top == i) for i in range(1, len(labels))],
+    )
 
 
 def _polygons(mask: np.ndarray) -> list[list[float]]:
@@ -240,8 +270,14 @@ def _annotation(instance: Instance, image_id: int) -> dict[str, Any]:
     ys, xs = np.nonzero(instance.mask)
     left, top = int(xs.min()), int(ys.min())
     bbox = [left, top, int(xs.max()) - left + 1, int(ys.max()) - top + 1]
-    return {'image_id': image_id, 'category_id': instance.label, 'bbox': bbox, 'area': len(xs),
-            'iscrowd': 0, 'segmentation': _polygons(instance.mask)}
+    return {
+        'image_id': image_id,
+        'category_id': instance.label,
+        'bbox': bbox,
+        'area': len(xs),
+        'iscrowd': 0,
+        'segmentation': _polygons(instance.mask),
+    }
 
 
 def _crop(image: np.ndarray, bbox: list[int]) -> np.ndarray:
@@ -250,8 +286,11 @@ def _crop(image: np.ndarray, bbox: list[int]) -> np.ndarray:
     side = min(round(CROP_SCALE * max(width, height)), len(image))
     left = min(max(x + (width - side) // 2, 0), len(image) - side)
     top = min(max(y + (height - side) // 2, 0), len(image) - side)
-    return cv2.resize(image[top:top + side, left:left + side], (CROP_SIZE, CROP_SIZE),
-                      interpolation=cv2.INTER_AREA if side > CROP_SIZE else cv2.INTER_LINEAR)
+    return cv2.resize(
+        image[top : top + side, left : left + side],
+        (CROP_SIZE, CROP_SIZE),
+        interpolation=cv2.INTER_AREA if side > CROP_SIZE else cv2.INTER_LINEAR,
+    )
 
 
 def _encode(suffix: str, image: np.ndarray) -> bytes:
@@ -286,16 +325,22 @@ def _write_image(root: Path, image_size: int, seed: int, job: tuple[str, int]) -
     _save(picture, _encode('.jpg', sample.image))
     _link(picture, root / f'ade/images/{ade}/ADE_{split}_{number:08d}.jpg')
     _link(picture, root / f'cityscapes/leftImg8bit/{city}_leftImg8bit.jpg')
-    _save(root / f'ade/annotations/{ade}/ADE_{split}_{number:08d}.png',
-          _encode('.png', sample.semantic + 1))
-    _save(root / f'cityscapes/gtFine/{city}_gtFine_labelTrainIds.png',
-          _encode('.png', sample.semantic))
+    _save(
+        root / f'ade/annotations/{ade}/ADE_{split}_{number:08d}.png',
+        _encode('.png', sample.semantic + 1),
+    )
+    _save(
+        root / f'cityscapes/gtFine/{city}_gtFine_labelTrainIds.png',
+        _encode('.png', sample.semantic),
+    )
 
     annotations = [_annotation(instance, number) for instance in sample.instances]
     for i, annotation in enumerate(annotations, 1):
         name = SEG_CLASSES[annotation['category_id']]
-        _save(root / f'imagenet/{split}/{name}/{number:06d}_{i}.jpg',
-              _encode('.jpg', _crop(sample.image, annotation['bbox'])))
+        _save(
+            root / f'imagenet/{split}/{name}/{number:06d}_{i}.jpg',
+            _encode('.jpg', _crop(sample.image, annotation['bbox'])),
+        )
     image = {'id': number, 'file_name': picture.name, 'width': image_size, 'height': image_size}
     return {'image': image, 'annotations': annotations}
 
@@ -308,8 +353,9 @@ def _init_worker() -> None:
 def _write_images(root: Path, parameters: dict[str, Any], workers: int) -> list[dict[str, Any]]:
     jobs = [(split, i) for split in SPLITS for i in range(parameters[f'num_{split}'])]
     write = partial(_write_image, root, parameters['image_size'], parameters['seed'])
-    progress = partial(track, description='Drawing Shapes', total=len(jobs),
-                       console=Console(stderr=True))
+    progress = partial(
+        track, description='Drawing Shapes', total=len(jobs), console=Console(stderr=True)
+    )
     workers = min(workers, len(jobs))
     if workers == 1:
         return list(progress(map(write, jobs)))
@@ -333,8 +379,9 @@ def _coco_json(records: list[dict[str, Any]]) -> dict[str, Any]:
         'licenses': [],
         'images': [record['image'] for record in records],
         'annotations': [{'id': i, **a} for i, a in enumerate(annotations, 1)],
-        'categories': [{'id': i, 'name': name, 'supercategory': 'shape'}
-                       for i, name in enumerate(CLASSES, 1)],
+        'categories': [
+            {'id': i, 'name': name, 'supercategory': 'shape'} for i, name in enumerate(CLASSES, 1)
+        ],
     }
 
 
@@ -349,10 +396,18 @@ def _write_set(root: Path, parameters: dict[str, Any], workers: int) -> None:
         coco = _coco_json(part)
         _save(root / f'coco/annotations/instances_{split}2017.json', json.dumps(coco).encode())
         labels = Counter(CLASSES[a['category_id'] - 1] for a in coco['annotations'])
-        counts[split] = {'images': len(part), 'instances': sum(labels.values()),
-                         'instances_by_class': {name: labels[name] for name in CLASSES}}
-    description = {'format': FORMAT, 'parameters': parameters, 'classes': CLASSES,
-                   'palette': PALETTE, 'counts': counts}
+        counts[split] = {
+            'images': len(part),
+            'instances': sum(labels.values()),
+            'instances_by_class': {name: labels[name] for name in CLASSES},
+        }
+    description = {
+        'format': FORMAT,
+        'parameters': parameters,
+        'classes': CLASSES,
+        'palette': PALETTE,
+        'counts': counts,
+    }
     _save(root / 'shapes.json', json.dumps(description, indent=2).encode())
 
 
@@ -376,18 +431,26 @@ def _check_root(root: Path, parameters: dict[str, Any], force: bool) -> bool:
         names = [path.name for path in root.iterdir()] if root.is_dir() else [root.name]
         others = sorted(set(names) - set(own))
         if others:
-            raise FileExistsError(f'{root} is not replaced, even with --force: it holds what is '
-                                  f'not part of a Shapes set ({", ".join(others[:5])})')
+            raise FileExistsError(
+                f'{root} is not replaced, even with --force: it holds what is '
+                f'not part of a Shapes set ({", ".join(others[:5])})'
+            )
         return False
     if found is None:
-        raise FileExistsError(f'{root} exists and is not a Shapes set. Choose another root '
-                              '(--force replaces only a Shapes set or an empty directory)')
-    differing = [f'{name} is {found.get(name)!r} instead of {parameters.get(name)!r}'
-                 for name in sorted(found.keys() | parameters.keys())
-                 if found.get(name) != parameters.get(name)]
+        raise FileExistsError(
+            f'{root} exists and is not a Shapes set. Choose another root '
+            '(--force replaces only a Shapes set or an empty directory)'
+        )
+    differing = [
+        f'{name} is {found.get(name)!r} instead of {parameters.get(name)!r}'
+        for name in sorted(found.keys() | parameters.keys())
+        if found.get(name) != parameters.get(name)
+    ]
     if differing:
-        raise FileExistsError(f'{root} is a Shapes set with other parameters: '
-                              f'{", ".join(differing)}. Choose another root or use --force')
+        raise FileExistsError(
+            f'{root} is a Shapes set with other parameters: '
+            f'{", ".join(differing)}. Choose another root or use --force'
+        )
     return True
 
 
@@ -411,9 +474,15 @@ def _check_integer(name: str, value: Any, low: int) -> int:
     return int(value)
 
 
-def generate(root: str | os.PathLike = 'data/shapes', num_train: int = 600, num_val: int = 150,
-             image_size: int = 128, seed: int = 0, workers: int | None = None,
-             force: bool = False) -> Path:
+def generate(
+    root: str | os.PathLike = 'data/shapes',
+    num_train: int = 600,
+    num_val: int = 150,
+    image_size: int = 128,
+    seed: int = 0,
+    workers: int | None = None,
+    force: bool = False,
+) -> Path:
     """Write the data set below root, or do nothing if it is already there.
 
     The files depend on the parameters, not on the number of workers. They are written to a
@@ -450,8 +519,11 @@ def generate(root: str | os.PathLike = 'data/shapes', num_train: int = 600, num_
         'seed': _check_integer('seed', seed, 0),
         'shapes_per_image': [MIN_SHAPES, MAX_SHAPES],
         'relative_diameter': [MIN_DIAMETER, MAX_DIAMETER],
-        'min_visible': MIN_VISIBLE, 'min_contrast': MIN_CONTRAST, 'jpeg_quality': JPEG_QUALITY,
-        'crop_size': CROP_SIZE, 'crop_scale': CROP_SCALE,
+        'min_visible': MIN_VISIBLE,
+        'min_contrast': MIN_CONTRAST,
+        'jpeg_quality': JPEG_QUALITY,
+        'crop_size': CROP_SIZE,
+        'crop_scale': CROP_SCALE,
     }
     target = Path(root).resolve()
     if _check_root(target, parameters, force):
@@ -473,18 +545,28 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog='python -m mmlinattn.datasets.shapes',
         description='Write the Shapes data set in the layouts of COCO, ADE20K, Cityscapes and '
-                    'ImageNet. The same options give the same files.',
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        'ImageNet. The same options give the same files.',
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     add = parser.add_argument
     add('root', nargs='?', default='data/shapes', help='directory to create')
     add('--num-train', type=int, default=600, metavar='N', help='number of training images')
     add('--num-val', type=int, default=150, metavar='N', help='number of validation images')
-    add('--image-size', type=int, default=128, metavar='PIXELS',
-        help=f'side of the square images, at least {MIN_IMAGE_SIZE}')
+    add(
+        '--image-size',
+        type=int,
+        default=128,
+        metavar='PIXELS',
+        help=f'side of the square images, at least {MIN_IMAGE_SIZE}',
+    )
     add('--seed', type=int, default=0, metavar='N', help='seed of all randomness')
     add('--workers', type=int, default=os.cpu_count(), metavar='N', help='number of processes')
-    add('--force', action='store_true', help='write anew if root is a Shapes set or an empty '
-                                             'directory; anything else is never touched')
+    add(
+        '--force',
+        action='store_true',
+        help='write anew if root is a Shapes set or an empty '
+        'directory; anything else is never touched',
+    )
     return parser
 
 

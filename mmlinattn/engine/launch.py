@@ -141,6 +141,8 @@ class PluginRunner(Runner):
             # The default wrapper asks for a GPU by its number.
             model_wrapper_cfg = dict(
                 type='MMDistributedDataParallel',
+                device_ids=None,
+                broadcast_buffers=False,
                 find_unused_parameters=self.cfg.get('find_unused_parameters', False),
             )
         return super().wrap_model(model_wrapper_cfg, plain_batch_norm(model))

@@ -1,4 +1,5 @@
 """Tests of the Shapes data set."""
+
 import doctest
 import json
 import os
@@ -38,15 +39,19 @@ def own(small, tmp_path):
 
 
 def contents(root):
-    return {str(file.relative_to(root)): file.read_bytes()
-            for file in Path(root).rglob('*') if file.is_file()}
+    return {
+        str(file.relative_to(root)): file.read_bytes()
+        for file in Path(root).rglob('*')
+        if file.is_file()
+    }
 
 
 def pictures(root, split, number):
-    return [root / f'coco/{split}2017/{number:012d}.jpg',
-            root / f'ade/images/{ADE[split]}/ADE_{split}_{number:08d}.jpg',
-            root / f'cityscapes/leftImg8bit/{split}/shapes'
-                   f'/shapes_{number:06d}_000000_leftImg8bit.jpg']
+    return [
+        root / f'coco/{split}2017/{number:012d}.jpg',
+        root / f'ade/images/{ADE[split]}/ADE_{split}_{number:08d}.jpg',
+        root / f'cityscapes/leftImg8bit/{split}/shapes/shapes_{number:06d}_000000_leftImg8bit.jpg',
+    ]
 
 
 def ade_map(root, split, number):
@@ -55,8 +60,9 @@ def ade_map(root, split, number):
 
 
 def city_map(root, split, number):
-    file = root / (f'cityscapes/gtFine/{split}/shapes/'
-                   f'shapes_{number:06d}_000000_gtFine_labelTrainIds.png')
+    file = root / (
+        f'cityscapes/gtFine/{split}/shapes/shapes_{number:06d}_000000_gtFine_labelTrainIds.png'
+    )
     return cv2.imread(str(file), cv2.IMREAD_UNCHANGED)
 
 
@@ -94,8 +100,7 @@ def test_draw_image_is_consistent():
 
 
 def test_draw_image_depends_on_the_generator_alone():
-    first, again, other = (shapes.draw_image(np.random.default_rng(seed), 64)
-                           for seed in (5, 5, 6))
+    first, again, other = (shapes.draw_image(np.random.default_rng(seed), 64) for seed in (5, 5, 6))
     np.testing.assert_array_equal(first.image, again.image)
     np.testing.assert_array_equal(first.semantic, again.semantic)
     assert (first.image != other.image).any()
@@ -148,16 +153,20 @@ def test_same_files_whatever_the_number_of_workers(small, tmp_path):
 
 def test_seeds_and_splits_differ(small, tmp_path):
     other = shapes.generate(tmp_path / 'other', workers=1, **{**SMALL, 'seed': 4})
-    images = [pictures(root, split, n)[0].read_bytes()
-              for root in (small, other) for split, n in SPLIT_NUMBERS]
+    images = [
+        pictures(root, split, n)[0].read_bytes()
+        for root in (small, other)
+        for split, n in SPLIT_NUMBERS
+    ]
     assert len(set(images)) == 20
 
 
 def test_more_images_do_not_change_the_first_ones(small, tmp_path):
     other = shapes.generate(tmp_path / 'other', workers=1, **{**SMALL, 'num_train': 7})
     for split, n in SPLIT_NUMBERS:
-        assert pictures(other, split, n)[0].read_bytes() == \
-            pictures(small, split, n)[0].read_bytes()
+        assert (
+            pictures(other, split, n)[0].read_bytes() == pictures(small, split, n)[0].read_bytes()
+        )
 
 
 def test_layouts_hold_the_same_pictures(small):
@@ -212,7 +221,8 @@ def test_coco_json(small, split):
     coco = load_coco(small, split)
     assert {'info', 'licenses', 'images', 'annotations', 'categories'} == coco.dataset.keys()
     assert [(c['id'], c['name']) for c in coco.dataset['categories']] == list(
-        enumerate(['circle', 'square', 'triangle', 'star', 'cross'], 1))
+        enumerate(['circle', 'square', 'triangle', 'star', 'cross'], 1)
+    )
     assert len(coco.imgs) == COUNTS[split]
     assert len(coco.anns) == len(coco.dataset['annotations']), 'annotation ids repeat'
     for image in coco.imgs.values():
@@ -250,7 +260,7 @@ def test_polygons_keep_parts_and_holes(holes):
     mask[34, 45] = True
     mask[0:4, 40:50] = True
     for x, y, width, height in holes:
-        mask[y:y + height, x:x + width] = False
+        mask[y : y + height, x : x + width] = False
     np.testing.assert_array_equal(rasterise(shapes._polygons(mask), mask.shape), mask)
 
 
@@ -276,10 +286,15 @@ def test_imagenet_crops(small, split):
             assert coco.cats[coco.imgToAnns[number][which - 1]['category_id']]['name'] == name
 
 
-@pytest.mark.parametrize('bbox, corner, side', [
-    ([20, 24, 16, 8], (18, 18), 20),  # 25 % wider than the long side, centred
-    ([0, 50, 16, 14], (0, 44), 20), ([50, 0, 14, 16], (44, 0), 20),  # moved inside
-    ([2, 2, 60, 60], (0, 0), 64)])  # no larger than the picture
+@pytest.mark.parametrize(
+    'bbox, corner, side',
+    [
+        ([20, 24, 16, 8], (18, 18), 20),  # 25 % wider than the long side, centred
+        ([0, 50, 16, 14], (0, 44), 20),
+        ([50, 0, 14, 16], (44, 0), 20),  # moved inside
+        ([2, 2, 60, 60], (0, 0), 64),
+    ],
+)  # no larger than the picture
 def test_crop_is_a_square_around_the_box(bbox, corner, side):
     y, x = np.mgrid[:64, :64]
     crop = shapes._crop(np.stack([x, y, x], axis=2).astype(np.uint8), bbox)
@@ -299,7 +314,8 @@ def test_description(small):
         assert count['instances'] == sum(count['instances_by_class'].values())
         assert count['instances_by_class'] == {
             name: len(list((small / 'imagenet' / split / name).iterdir()))
-            for name in shapes.CLASSES}
+            for name in shapes.CLASSES
+        }
 
 
 def test_one_color_a_class():
@@ -362,10 +378,16 @@ def test_an_empty_directory_needs_force(small, tmp_path):
 
 
 @pytest.mark.parametrize('force', [False, True])
-@pytest.mark.parametrize('file, text', [
-    ('thesis.txt', 'mine'), ('shapes.json', '{broken'), ('shapes.json', '[]'),
-    ('shapes.json', '{"format": "geometry", "parameters": {}}'),
-    ('shapes.json', '{"format": "mmlinattn-shapes"}')])
+@pytest.mark.parametrize(
+    'file, text',
+    [
+        ('thesis.txt', 'mine'),
+        ('shapes.json', '{broken'),
+        ('shapes.json', '[]'),
+        ('shapes.json', '{"format": "geometry", "parameters": {}}'),
+        ('shapes.json', '{"format": "mmlinattn-shapes"}'),
+    ],
+)
 def test_a_foreign_directory_is_never_touched(tmp_path, file, text, force):
     root = tmp_path / 'shapes'
     root.mkdir()
@@ -429,8 +451,10 @@ def fail(*args):
     raise RuntimeError(f'process {os.getpid()}')
 
 
-@pytest.mark.skipif(sys.platform != 'linux' or sys.version_info >= (3, 14),
-                    reason='workers see the patch only when forked')
+@pytest.mark.skipif(
+    sys.platform != 'linux' or sys.version_info >= (3, 14),
+    reason='workers see the patch only when forked',
+)
 def test_a_failing_worker_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(shapes, 'draw_image', fail)
     with pytest.raises(RuntimeError, match='process') as error:
@@ -501,9 +525,18 @@ def test_the_same_set_that_comes_in_between_is_used(small, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == [root]
 
 
-@pytest.mark.parametrize('name, value', [
-    ('num_train', 0), ('num_val', -1), ('image_size', 31), ('image_size', 64.0), ('workers', 0),
-    ('seed', -1), ('num_train', '6')])
+@pytest.mark.parametrize(
+    'name, value',
+    [
+        ('num_train', 0),
+        ('num_val', -1),
+        ('image_size', 31),
+        ('image_size', 64.0),
+        ('workers', 0),
+        ('seed', -1),
+        ('num_train', '6'),
+    ],
+)
 def test_bad_arguments(tmp_path, name, value):
     with pytest.raises(ValueError, match=f'^{name} must .* got {value!r}$'):
         shapes.generate(tmp_path / 'shapes', **{name: value})
@@ -547,13 +580,23 @@ def test_defaults_of_command_line_and_function_agree(monkeypatch, own):
     calls = []
     monkeypatch.setattr(shapes, 'generate', lambda **kwargs: calls.append(kwargs) or own)
     shapes.main([])
-    assert calls == [{'root': 'data/shapes', 'num_train': 600, 'num_val': 150, 'image_size': 128,
-                      'seed': 0, 'workers': os.cpu_count(), 'force': False}]
+    assert calls == [
+        {
+            'root': 'data/shapes',
+            'num_train': 600,
+            'num_val': 150,
+            'image_size': 128,
+            'seed': 0,
+            'workers': os.cpu_count(),
+            'force': False,
+        }
+    ]
 
 
 @pytest.mark.filterwarnings('ignore::RuntimeWarning')  # runpy: the module is already imported
-@pytest.mark.parametrize('arguments, code', [
-    (['--help'], 0), (['--seed', 'x'], 2), (['--image-size', '8'], 2)])
+@pytest.mark.parametrize(
+    'arguments, code', [(['--help'], 0), (['--seed', 'x'], 2), (['--image-size', '8'], 2)]
+)
 def test_module_exit_code(monkeypatch, capsys, arguments, code):
     monkeypatch.setattr(sys, 'argv', ['shapes', *arguments])
     monkeypatch.setattr(signal, 'signal', lambda *_: None)
@@ -569,11 +612,20 @@ def test_module_exit_code(monkeypatch, capsys, arguments, code):
 @pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_process_leaves_nothing(tmp_path, number, code):
     process = subprocess.Popen(
-        [sys.executable, shapes.__file__, str(tmp_path / 'shapes'), '--num-train=5000',
-         '--workers=2'],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        [
+            sys.executable,
+            shapes.__file__,
+            str(tmp_path / 'shapes'),
+            '--num-train=5000',
+            '--workers=2',
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
         # Shells start background jobs with SIGINT ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     try:
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob('.shapes.partial-*/coco/train2017/*.jpg')):
@@ -589,10 +641,13 @@ def test_interrupted_process_leaves_nothing(tmp_path, number, code):
 
 
 def test_needs_no_torch_and_no_openmmlab():
-    code = ('import runpy, sys; runpy.run_path(sys.argv[1]); print(*sorted({"torch", "mmcv", '
-            '"mmengine", "mmdet", "mmseg", "mmpretrain", "mmlinattn"} & sys.modules.keys()))')
-    done = subprocess.run([sys.executable, '-c', code, shapes.__file__], capture_output=True,
-                          text=True, check=True)
+    code = (
+        'import runpy, sys; runpy.run_path(sys.argv[1]); print(*sorted({"torch", "mmcv", '
+        '"mmengine", "mmdet", "mmseg", "mmpretrain", "mmlinattn"} & sys.modules.keys()))'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', code, shapes.__file__], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == ''
 
 

@@ -147,7 +147,9 @@ def test_heads_may_differ_in_fine_tuning_but_not_in_a_test(root, run, options, s
 
 
 def test_missing_pretrained_weights_say_how_to_get_them(train, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r'tools/model_converters/convert.py.*init_cfg=None'):
+    with pytest.raises(
+        FileNotFoundError, match=r'tools/model_converters/convert.py.*init_cfg=None'
+    ):
         train(
             'model.backbone.init_cfg.type=Pretrained',
             f'model.backbone.init_cfg.checkpoint={tmp_path}/none.pth',

@@ -45,9 +45,10 @@ def train(root, config, work_dir, processes: int, options: list):
     )
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    losses = [
-        [float(line) for line in open(f'{work_dir}.loss.{rank}')] for rank in range(processes)
-    ]
+    losses = []
+    for rank in range(processes):
+        lines = work_dir.with_name(f'{work_dir.name}.loss.{rank}').read_text().split()
+        losses.append([float(line) for line in lines])
     checkpoint = (work_dir / 'last_checkpoint').read_text()
     log = next(work_dir.glob('*/*.log')).read_text()
     return losses, torch.load(checkpoint, weights_only=False)['state_dict'], log
