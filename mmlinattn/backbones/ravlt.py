@@ -138,7 +138,8 @@ class RAVLT(BaseModule):
         (B, in_channels, H, W) with H, W >= 32; any such size.
 
     Returns:
-        tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, channels_last.
+        tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous;
+        channels_last is used inside only.
 
     Raises:
         ValueError: an unknown architecture or option value, or an image smaller than the stride.
@@ -230,7 +231,8 @@ class RAVLT(BaseModule):
             if i in self.out_indices:
                 if self.out_norms:
                     tokens = self.out_norms[str(i)](tokens)
-                outs.append(tokens_to_map(tokens, hw_shape))
+                # MMCV's operators (RoIAlign, ...) read any map as if it were contiguous.
+                outs.append(tokens_to_map(tokens, hw_shape).contiguous())
         return tuple(outs)
 
     def init_weights(self) -> None:

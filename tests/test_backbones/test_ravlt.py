@@ -25,7 +25,8 @@ def test_feature_shapes_and_gradients(layout, size):
     outs = model(torch.randn(2, 3, *size))
     for out, dim, stride in zip(outs, TINY['embed_dims'], (4, 8, 16, 32)):
         assert out.shape == (2, dim, -(-size[0] // stride), -(-size[1] // stride))
-        assert out.is_contiguous(memory_format=torch.channels_last)
+        # MMCV's RoIAlign reads memory as contiguous, whatever the strides say.
+        assert out.is_contiguous()
     sum((out**2).mean() for out in outs).backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
