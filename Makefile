@@ -1,8 +1,9 @@
 # Two commands: `make demo` and `make test`. Both set everything up first, in .venv.
 # An activated environment is used instead of .venv; so is PYTHON=/path/to/python.
 VENV := .venv
-ifdef VIRTUAL_ENV
-  DEFAULT_PYTHON := $(VIRTUAL_ENV)/bin/python
+ACTIVE := $(or $(VIRTUAL_ENV),$(CONDA_PREFIX))
+ifneq ($(ACTIVE),)
+  DEFAULT_PYTHON := $(ACTIVE)/bin/python
 else
   DEFAULT_PYTHON := $(VENV)/bin/python
 endif

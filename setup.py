@@ -23,7 +23,7 @@ setup(
     python_requires='>=3.9',
     packages=find_packages(include=['mmlinattn', 'mmlinattn.*']),
     # mmengine and mmcv are not required by name: OneDL's packages and the originals both serve.
-    install_requires=['matplotlib', 'numpy', 'rich', 'safetensors', 'torch>=2.6'],
+    install_requires=['matplotlib', 'numpy', 'rich', 'safetensors', 'torch'],
     extras_require={
         'det': ONEDL + DET,
         'seg': ONEDL + SEG,

@@ -254,3 +254,22 @@ def test_imagenet_recipe():
     assert cfg.model.head.loss.label_smooth_val == 0.1
     model = build_model(cfg)
     assert model.head.fc.weight.shape == torch.Size([1000, 1024])
+
+
+def test_shapes_configs_name_the_classes_that_the_generator_draws(root):
+    from mmlinattn.datasets import shapes
+
+    def classes(name):
+        dataset = Config.fromfile(root / f'configs/_base_/datasets/{name}.py').train_dataloader
+        return tuple(dataset.dataset.get('classes') or dataset.dataset.metainfo.classes)
+
+    palettes = [
+        Config.fromfile(root / f'configs/_base_/datasets/shapes_{name}.py').metainfo.palette
+        for name in ('semantic', 'instance')
+    ]
+    assert [list(c) for c in palettes[0]] == shapes.PALETTE
+    assert [list(c) for c in palettes[1]] == shapes.PALETTE[1:]
+    assert classes('shapes_semantic') == shapes.SEG_CLASSES
+    assert classes('shapes_instance') == shapes.CLASSES
+    # MMPretrain numbers the folders by name.
+    assert classes('shapes_classification') == tuple(sorted(shapes.CLASSES))

@@ -39,7 +39,7 @@ def main() -> None:
     launch.set_pictures(cfg, args.show_dir)
     launch.set_predictions_file(cfg, args.out)
     cfg.load_from = args.checkpoint
-    launch.check_data(cfg, 'test_dataloader')
+    launch.check_data(cfg, 'test_dataloader', 'test_evaluator')
     runner = launch.PluginRunner.from_cfg(cfg)
     launch.check_weights(runner, cfg, testing=True)
     runner.test()

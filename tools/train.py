@@ -47,7 +47,7 @@ def main() -> None:
     launch.use_amp(cfg, args.amp)
     if args.auto_scale_lr:
         launch.scale_lr(cfg)
-    launch.check_data(cfg, 'train_dataloader', 'val_dataloader')
+    launch.check_data(cfg, 'train_dataloader', 'val_dataloader', 'val_evaluator')
     runner = launch.PluginRunner.from_cfg(cfg)
     launch.check_weights(runner, cfg)
     runner.train()

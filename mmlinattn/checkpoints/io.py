@@ -7,12 +7,14 @@ import re
 import warnings
 from argparse import Namespace
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, List, Tuple, Union
+from typing import Any, BinaryIO, Callable, ContextManager, Dict, List, Tuple, Union
 
 import numpy as np
 import torch
 from mmengine.registry import PARAM_SCHEDULERS
+from mmengine.utils import digit_version
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -183,6 +185,13 @@ def _harmless_globals() -> List[Union[Callable, Tuple[Callable, str]]]:
     return allowed
 
 
+def _harmless() -> ContextManager:
+    # Before torch 2.6 the list cannot be extended by name: files with such content are refused.
+    if digit_version(torch.__version__) < digit_version('2.6'):
+        return nullcontext()
+    return torch.serialization.safe_globals(_harmless_globals())
+
+
 def _read_pickle(path: Path) -> Any:
     with path.open('rb') as file:
         return _unpickle(file, path)
@@ -190,7 +199,7 @@ def _read_pickle(path: Path) -> Any:
 
 def _unpickle(file: BinaryIO, path: Path) -> Any:
     try:
-        with torch.serialization.safe_globals(_harmless_globals()):
+        with _harmless():
             return torch.load(file, map_location='cpu', weights_only=True)
     except Exception as error:
         named = re.search(r'GLOBAL (\S+) (?:was not|whose module)', str(error))

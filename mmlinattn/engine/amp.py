@@ -24,8 +24,8 @@ class CPUAmpOptimWrapper(OptimWrapper):
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        model = model.module if is_model_wrapper(model) else model
-        parts = [part for name in ('backbone', 'neck') if (part := getattr(model, name, None))]
+        inner = model.module if is_model_wrapper(model) else model
+        parts = [part for name in ('backbone', 'neck') if (part := getattr(inner, name, None))]
         with super().optim_context(model), ExitStack() as stack:
             for part in parts:
                 stack.enter_context(_in_bfloat16(part))

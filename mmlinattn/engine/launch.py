@@ -4,7 +4,7 @@ import difflib
 import logging
 import os.path as osp
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Dict, Iterator, Optional
 
 import torch
 from mmengine.config import Config
@@ -16,7 +16,7 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import Runner, find_latest_checkpoint
 from torch import nn
 
-from ..checkpoints import Report, check_fits
+from ..checkpoints import CheckpointError, Report, check_fits
 
 # How to get a data set whose folder is missing, by the name of the folder.
 DATA_HINTS = {
@@ -63,9 +63,25 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
                 + (f'; did you mean {" or ".join(close)}?' if close else '')
             )
     if cfg_options:
+        before = _annotation_files(cfg)
         cfg.merge_from_dict(cfg_options)
+        for split, path in _annotation_files(cfg).items():
+            # The scores are of the annotations that the loader reads, wherever they moved.
+            if cfg[f'{split}_evaluator'].get('ann_file') == before.get(split):
+                cfg[f'{split}_evaluator'].ann_file = path
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     return cfg
+
+
+def _annotation_files(cfg: Config) -> Dict[str, str]:
+    """Annotation file of each split whose evaluator is a single one with ``ann_file``."""
+    files = {}
+    for split in ('val', 'test'):
+        dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset', {})
+        evaluator = cfg.get(f'{split}_evaluator')
+        if isinstance(evaluator, dict) and 'ann_file' in evaluator and dataset.get('ann_file'):
+            files[split] = osp.join(dataset.get('data_root') or '', dataset['ann_file'])
+    return files
 
 
 def set_work_dir(cfg: Config, config_path: str, work_dir: Optional[str]) -> None:
@@ -110,7 +126,7 @@ def check_data(cfg: Config, *loaders: str) -> None:
                 if path and '://' not in path and not osp.exists(path):
                     raise FileNotFoundError(
                         f'{loader}: {path!r} does not exist (data_root={root!r}); '
-                        + _data_hint(root)
+                        + _data_hint(root or path)
                     )
 
 
@@ -127,7 +143,8 @@ def _datasets(node) -> Iterator[dict]:
 
 
 def _data_hint(root: str) -> str:
-    for base in (Path(root), *Path(root).parents):
+    # From the outside in: data/shapes/coco is Shapes, not COCO.
+    for base in (*reversed(Path(root).parents), Path(root)):
         if base.name in DATA_HINTS:
             return DATA_HINTS[base.name].format(root=base)
     return 'set another folder with --cfg-options, see docs/datasets.md'
@@ -165,13 +182,17 @@ def check_weights(runner: Runner, cfg: Config, testing: bool = False) -> None:
     Raises:
         FileNotFoundError: no such file.
         mmlinattn.checkpoints.CheckpointError: a truncated file, no key in common, or a shape that
-            does not fit; when fine-tuning from ``load_from``, heads may differ (another number of
+            does not fit; testing or resuming, also a name that the file lacks. When
+            fine-tuning from ``load_from``, heads may differ (another number of
             classes) and are reported.
     """
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model
     if cfg.get('load_from') and '://' not in cfg.load_from:
-        heads = () if testing or cfg.get('resume') else HEADS
-        _report('load_from', check_fits(cfg.load_from, model, may_differ=heads))
+        whole = testing or cfg.get('resume')
+        report = check_fits(cfg.load_from, model, may_differ=() if whole else HEADS)
+        _report('load_from', report)
+        if whole and report.missing:
+            raise CheckpointError(f'{cfg.load_from} is not of this whole model: {report}')
     if testing or cfg.get('resume'):
         return
     for name, module in model.named_modules():
@@ -216,10 +237,11 @@ def set_resume(cfg: Config, resume: Optional[str]) -> None:
     """``--resume``: None, ``'auto'`` (the newest in the work directory, if any) or a path."""
     if resume is None:
         return
-    cfg.resume = True
-    cfg.load_from = find_latest_checkpoint(cfg.work_dir) if resume == 'auto' else resume
-    if cfg.load_from is None:
+    found = find_latest_checkpoint(cfg.work_dir) if resume == 'auto' else resume
+    if found is None:
         print_log(f'--resume: no checkpoint in {cfg.work_dir!r} yet, training starts', 'current')
+        return
+    cfg.resume, cfg.load_from = True, found
 
 
 def scale_lr(cfg: Config) -> None:

@@ -1,6 +1,5 @@
 """Files as released, made from names written out here by hand: none of the key maps is used."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -105,18 +104,3 @@ def backbone_cfg():
         arch=dict(embed_dims=DIMS, depths=DEPTHS, num_heads=HEADS, mlp_ratios=2.0),
         norm_cfg=dict(type='BN'),
     )
-
-
-@pytest.fixture
-def golden():
-    """Reads a file of reference tensors kept beside the repository: (tensors, metadata)."""
-    from safetensors import safe_open
-
-    def read(name):
-        path = Path(__file__).resolve().parents[3] / 'shared' / 'golden' / name
-        if not path.is_file():
-            pytest.skip(f'reference tensors {name} are not in ../shared/golden')
-        with safe_open(path, framework='pt') as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
-
-    return read

@@ -10,8 +10,8 @@ from mmlinattn.backbones import RAVLT
 from mmlinattn.checkpoints import convert
 
 LAYOUTS = {
-    'ravlt_released.safetensors': ('rala', 'rala', 'softmax', 'softmax'),
-    'ravlt_all_linear.safetensors': ('rala',) * 4,
+    'ravlt_released': ('rala', 'rala', 'softmax', 'softmax'),
+    'ravlt_all_linear': ('rala',) * 4,
 }
 
 

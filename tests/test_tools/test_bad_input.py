@@ -27,6 +27,8 @@ def test_missing_config(run):
     'config, hint',
     [
         (CONFIGS['seg'], 'python -m mmlinattn.datasets.shapes nowhere/shapes'),
+        (CONFIGS['det'], 'python -m mmlinattn.datasets.shapes nowhere/shapes'),
+        (CONFIGS['cls'], 'python -m mmlinattn.datasets.shapes nowhere/shapes'),
         ('configs/ravlt/semantic-fpn_ravlt-nano_camvid.py', 'docs/datasets.md#camvid'),
         ('configs/ravlt/retinanet_ravlt-nano_bccd.py', 'docs/datasets.md#bccd'),
         ('configs/ravlt/mask-rcnn_ravlt-t_fpn_1x_coco.py', 'docs/datasets.md#coco'),

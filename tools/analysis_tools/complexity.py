@@ -4,12 +4,13 @@ import argparse
 import json
 from pathlib import Path
 
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 from rich.console import Console
 from rich.table import Table
 
 from mmlinattn.analysis import Complexity, Cost, analyse, build_model
 from mmlinattn.analysis.complexity import check_shape
+from mmlinattn.engine.launch import load_config
 
 
 def parse_args() -> argparse.Namespace:
@@ -48,8 +49,7 @@ def table(result: Complexity, title: str, depth: int) -> Table:
 
 def main() -> None:
     args = parse_args()
-    cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(args.cfg_options or {})
+    cfg = load_config(args.config, args.cfg_options)
     result = analyse(build_model(cfg), args.shape)
     console = Console()
     height, width = result.shape

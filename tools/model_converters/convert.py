@@ -5,11 +5,9 @@ import sys
 from pathlib import Path
 from typing import Dict, List, Optional
 
-import torch
-from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
-from torch import Tensor
+from torch import Tensor, nn
 
+from mmlinattn.analysis import build_model
 from mmlinattn.checkpoints import (
     SOURCES,
     CheckpointError,
@@ -31,20 +29,17 @@ def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def build_on_meta(config: str) -> torch.nn.Module:
+def built(config: str) -> nn.Module:
     """The model of a config, without memory for its weights."""
     try:
-        cfg = Config.fromfile(config)
-        init_default_scope(cfg.get('default_scope') or 'mmengine')
-        with torch.device('meta'):
-            return MODELS.build(cfg.model)
+        return build_model(config)
     except Exception as error:
         raise CheckpointError(f'--config {config}: {type(error).__name__}: {error}') from error
 
 
 def check_config(config: str, tensors: Dict[str, Tensor]) -> None:
     """Prints how the weights fit the model of a config; CheckpointError if they do not."""
-    report = compare(build_on_meta(config).state_dict(), tensors)
+    report = compare(built(config).state_dict(), tensors)
     report.raise_on_mismatch(f'--config {config}')
     if not report.matched:
         raise CheckpointError(f'--config {config}: its model has none of the keys of the file')

@@ -1,6 +1,6 @@
 # Shapes in ImageNet's layout: one 64x64 crop a drawn shape, 5 classes.
 data_root = 'data/shapes/imagenet'
-classes = ('circle', 'square', 'triangle', 'star', 'cross')
+classes = ('circle', 'cross', 'square', 'star', 'triangle')  # in the order of the folders
 data_preprocessor = dict(
     num_classes=5, mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True
 )

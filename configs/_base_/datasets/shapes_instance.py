@@ -2,7 +2,7 @@
 data_root = 'data/shapes/coco/'
 metainfo = dict(
     classes=('circle', 'square', 'triangle', 'star', 'cross'),
-    palette=[(220, 20, 60), (65, 105, 225), (255, 200, 0), (60, 179, 113), (186, 85, 211)],
+    palette=[(220, 20, 60), (0, 130, 180), (250, 170, 30), (107, 142, 35), (153, 50, 204)],
 )
 train_pipeline = [
     dict(type='LoadImageFromFile'),

@@ -4,9 +4,14 @@ data_root = 'data/shapes/ade'
 metainfo = dict(
     classes=('background', 'circle', 'square', 'triangle', 'star', 'cross'),
     palette=[
-        [64, 64, 64], [220, 20, 60], [65, 105, 225], [255, 200, 0], [60, 179, 113], [186, 85, 211],
+        [70, 70, 70],
+        [220, 20, 60],
+        [0, 130, 180],
+        [250, 170, 30],
+        [107, 142, 35],
+        [153, 50, 204],
     ],
-)  # fmt: skip
+)
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', reduce_zero_label=True),

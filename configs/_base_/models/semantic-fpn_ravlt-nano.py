@@ -11,6 +11,8 @@ model = dict(
         pad_val=0,
         seg_pad_val=255,
         size_divisor=32,
+        # Tested at the sizes that it is trained at: maps of the stages must stay aligned.
+        test_cfg=dict(size_divisor=32),
     ),
     neck=dict(type='FPN', in_channels=[32, 64, 128, 256], out_channels=64, num_outs=4),
     decode_head=dict(

@@ -39,7 +39,8 @@ def rala_attention(
 
     Args:
         q, k, v: projected tokens before the feature map, (B, heads, N, d), any strides; float16,
-            bfloat16, float32 or float64. Half types are accumulated in float32.
+            bfloat16, float32 or float64. Half types are accumulated
+            in float32 (all but the reference form).
         rotary: ``(sin, cos)`` tables, each (N, d), see :func:`mmlinattn.ops.rotary_tables`.
         key_padding_mask: (B, N) bool, True = padding.
         eps: added to the normaliser.
