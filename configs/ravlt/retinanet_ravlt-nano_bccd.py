@@ -5,7 +5,7 @@ _base_ = [
     '../_base_/runtime_det.py',
 ]
 
-max_epochs = 16
+max_epochs = 11
 optim_wrapper = dict(optimizer=dict(lr=2e-3))
 param_scheduler = [
     dict(
