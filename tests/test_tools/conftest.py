@@ -42,9 +42,6 @@ def options(shapes_root):
                 f'{loader}.persistent_workers={workers > 0}',
             ]
         found += [f'train_dataloader.batch_size={batch}', 'default_hooks.logger.interval=1']
-        if task == 'det':
-            annotations = f'{root}annotations/instances_val2017.json'
-            found += [f'{s}_evaluator.ann_file={annotations}' for s in ('val', 'test')]
         return found
 
     return make

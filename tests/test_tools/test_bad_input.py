@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from mmengine.config import Config
 
+from mmlinattn.analysis import build_model
 from mmlinattn.checkpoints import CheckpointError
+from mmlinattn.engine import launch
 
 from .conftest import CONFIGS
 
@@ -40,8 +43,6 @@ def test_missing_config(run):
     ],
 )
 def test_missing_data_names_the_path_and_the_way_to_get_it(root, run, tmp_path, config, hint):
-    from mmengine.config import Config
-
     data_root = Config.fromfile(root / config).train_dataloader.dataset.data_root
     moved = data_root.replace('data/', 'nowhere/', 1)
     with pytest.raises(FileNotFoundError, match=f'{moved}.*{hint}'):
@@ -104,10 +105,8 @@ def saved(path, state_dict):
 
 @pytest.fixture
 def state(root):
-    from mmengine.config import Config
-    from mmseg.registry import MODELS
-
-    return MODELS.build(Config.fromfile(root / CONFIGS['seg']).model).state_dict()
+    model = build_model(launch.load_config(str(root / CONFIGS['seg'])))
+    return model.to_empty(device='cpu').state_dict()
 
 
 def test_truncated_checkpoint(train, state, tmp_path):
@@ -173,3 +172,19 @@ def test_out_must_be_a_pickle(run, capsys):
 def test_auto_scale_lr_without_a_base(train):
     with pytest.raises(ValueError, match='auto_scale_lr.base_batch_size'):
         train(arguments=('--auto-scale-lr',))
+
+
+def test_scores_are_of_whole_models_only(root, run, options, state, tmp_path):
+    half = {name: value for name, value in state.items() if name.startswith('backbone.')}
+    path = saved(tmp_path / 'backbone.pth', half)
+    with pytest.raises(CheckpointError, match='not of this whole model'):
+        run('test', root / CONFIGS['seg'], path, '--work-dir', tmp_path,
+            '--cfg-options', *options('seg'))  # fmt: skip
+
+
+def test_resume_without_a_checkpoint_keeps_load_from(tmp_path):
+    cfg = Config(dict(work_dir=str(tmp_path), load_from='weights.pth', resume=False))
+    launch.set_resume(cfg, 'auto')
+    assert (cfg.load_from, cfg.resume) == ('weights.pth', False)
+    launch.set_resume(cfg, 'other.pth')
+    assert (cfg.load_from, cfg.resume) == ('other.pth', True)
