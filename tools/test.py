@@ -43,6 +43,7 @@ def main() -> None:
     runner = launch.PluginRunner.from_cfg(cfg)
     launch.check_weights(runner, cfg, testing=True)
     runner.test()
+    launch.leave_process_group()
 
 
 if __name__ == '__main__':

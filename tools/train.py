@@ -51,6 +51,7 @@ def main() -> None:
     runner = launch.PluginRunner.from_cfg(cfg)
     launch.check_weights(runner, cfg)
     runner.train()
+    launch.leave_process_group()
 
 
 if __name__ == '__main__':

@@ -233,6 +233,17 @@ def set_launcher(cfg: Config, launcher: str) -> None:
     torch.distributed.init_process_group('gloo')
 
 
+def leave_process_group() -> None:
+    """Ends distributed work in all processes together; does nothing in a single process.
+
+    A process that exits while a thread of gloo still holds a tensor of the last collective may be
+    aborted by the interpreter's shutdown ("terminate called without an active exception").
+    """
+    if is_distributed():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
 def set_resume(cfg: Config, resume: Optional[str]) -> None:
     """``--resume``: None, ``'auto'`` (the newest in the work directory, if any) or a path."""
     if resume is None:
