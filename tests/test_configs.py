@@ -51,8 +51,21 @@ PAPER_COSTS = [
 ]
 
 
+CITYSCAPES = '8xb1-160k_cityscapes'
+# Size, parameters of the encoder (M), G of SegFormer and at most of RWGKA, as the paper prints.
+RWGKA_COSTS = [
+    ('b0', (1024, 1024), 3.32, 2.9, 44.3, 33.4),
+    ('b1', (1024, 1024), 13.15, 11.4, 86.9, 64.9),
+    ('b2', (1024, 1024), 24.2, 20.2, 290.9, 249.0),
+    ('b0', (768, 768), 3.32, 2.9, 20.8, 18.5),
+    ('b0', (640, 1024), 3.32, 2.9, 23.8, 20.6),
+    ('b0', (512, 1024), 3.32, 2.9, 18.0, 16.4),
+]
+
+
 def load(name: str) -> Config:
-    return Config.fromfile(FOLDER / 'ravlt' / f'{name}.py')
+    (path,) = FOLDER.rglob(f'{name}.py')
+    return Config.fromfile(path)
 
 
 @pytest.fixture(params=CONFIGS)
@@ -131,6 +144,58 @@ def test_all_linear_layout(variant, total):
     assert linear.params == released.params
     assert linear.conv_linear == released.conv_linear
     assert linear.total / 1e9 == pytest.approx(total, rel=0.01)
+
+
+@pytest.mark.parametrize(('size', 'shape', 'plain', 'params', 'total', 'at_most'), RWGKA_COSTS)
+def test_cost_of_random_walks(size, shape, plain, params, total, at_most):
+    suffix = f'_{CITYSCAPES}-{shape[0]}x{shape[1]}'
+    costs = {}
+    for attn in ('', '-rwgka', '-rwgkp'):
+        costs[attn] = analyse(build_model(load(f'segformer_mit-{size}{attn}{suffix}')), shape)
+        assert not costs[attn].uncounted
+    encoders = {attn: cost.by_module['backbone'].params / 1e6 for attn, cost in costs.items()}
+    assert encoders[''] == pytest.approx(plain, abs=0.05)
+    assert encoders['-rwgka'] == pytest.approx(params, abs=0.05)
+    assert encoders['-rwgkp'] < encoders['-rwgka']
+    # The paper's totals count norms and resizing, too; half a unit of the last digit printed.
+    assert costs[''].extended / 1e9 == pytest.approx(total, rel=0.002, abs=0.05)
+    for attn in ('-rwgka', '-rwgkp'):
+        assert 0.9 * at_most < costs[attn].extended / 1e9 <= at_most
+
+
+@pytest.mark.parametrize(
+    ('options', 'decay', 'anchors', 'heads'),
+    [
+        ('', 0.1, 64, 1), ('-decay05', 0.5, 64, 1), ('-decay09', 0.9, 64, 1),
+        ('-decay05-m32', 0.5, 32, 1), ('-decay05-m128', 0.5, 128, 1),
+        ('-decay05-m32-h2', 0.5, 32, 2), ('-decay05-h2', 0.5, 64, 2),
+    ],
+)  # fmt: skip
+def test_ablation_of_table_5(options, decay, anchors, heads):
+    model = build_model(load(f'segformer_mit-b2-rwgka{options}_{CITYSCAPES}-1024x1024'))
+    for stage, num_heads in zip(model.backbone.stages, (1, 2, 5, 8)):
+        for block in stage:
+            assert block.attn.decay == decay
+            assert block.attn.anchors_q.shape[:2] == (num_heads * heads, anchors)
+
+
+def test_cityscapes_recipe():
+    cfg = load(f'segformer_mit-b1-rwgka_{CITYSCAPES}-1024x1024')
+    optimizer = cfg.optim_wrapper.optimizer
+    assert (optimizer.type, optimizer.lr) == ('AdamW', 1e-4)
+    _, poly = cfg.param_scheduler
+    assert (poly.type, poly.power, poly.end) == ('PolyLR', 0.9, 160000)
+    assert 8 * cfg.train_dataloader.batch_size == cfg.auto_scale_lr.base_batch_size == 8
+    assert cfg.model.backbone.init_cfg.checkpoint == 'checkpoints/mit-b1_in1k.pth'
+
+
+def test_camvid_variants_differ_in_the_attention_only():
+    plain = load('segformer_mit-b0_camvid').to_dict()
+    for variant in ('rwgka', 'rwgkp', 'slinear', 'two-steps', 'rala'):
+        other = load(f'segformer_mit-b0-{variant}_camvid').to_dict()
+        assert other['model']['backbone'].pop('attn_cfg') != dict(type='EfficientSoftmaxAttention')
+        other['model']['backbone']['attn_cfg'] = plain['model']['backbone']['attn_cfg']
+        assert other == plain
 
 
 def decays(cfg: Config) -> dict:

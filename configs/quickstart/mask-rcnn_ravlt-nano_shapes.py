@@ -5,7 +5,7 @@ _base_ = [
     '../_base_/runtime_det.py',
 ]
 
-max_epochs = 5
+max_epochs = 4
 optim_wrapper = dict(optimizer=dict(lr=1.5e-3))
 param_scheduler = [
     dict(

@@ -6,10 +6,10 @@ _base_ = [
 ]
 model = dict(decode_head=dict(num_classes=6))
 
-max_iters = 1000
+max_iters = 1400
 optim_wrapper = dict(optimizer=dict(lr=2e-3))
 param_scheduler = [
     dict(type='OneCycleLR', eta_max=2e-3, total_steps=max_iters, pct_start=0.15, by_epoch=False)
 ]
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=max_iters, val_interval=max_iters)
-default_hooks = dict(checkpoint=dict(interval=500))
+default_hooks = dict(checkpoint=dict(interval=700))

@@ -2,8 +2,9 @@
 
 Papers count in two conventions, and the difference is large for attention at high resolution:
 ``conv_linear`` is convolutions and linear layers only (the RALA paper's), ``total`` is every
-matrix product, those inside attention included (the RWGKA paper's). One multiplication with its
-addition counts as one. Norms, activations and other elementwise work count in neither.
+matrix product, those inside attention included. ``extended`` adds norms, resizing and adaptive
+pooling with the numbers that fvcore gives them (the RWGKA paper's). One multiplication with its
+addition counts as one. Activations, softmax and other elementwise work count in none.
 
 The model runs once on fake tensors, which have a shape and no memory, under a mode that sees
 every operator that torch dispatches: nothing is hidden inside a composite function.
@@ -18,7 +19,7 @@ from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Callable, ContextManager, Dict, Iterator, List, Sequence, Tuple, Union
+from typing import Callable, ContextManager, Dict, Iterator, List, Sequence, Set, Tuple, Union
 
 import torch
 from mmengine.config import Config
@@ -43,6 +44,7 @@ class Cost:
     params: int = 0
     conv_linear: int = 0
     total: int = 0
+    extended: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Complexity:
         params: number of parameters, shared ones once.
         conv_linear: multiply-accumulates of convolutions and linear layers.
         total: multiply-accumulates of all matrix products.
+        extended: the same with norms, resizing and adaptive pooling, as fvcore counts.
         by_module: the same for each submodule by its dotted name, parents before children.
         uncounted: operators that may hold matrix products and could not be counted, with how
             often they ran; empty for a complete count.
@@ -63,6 +66,7 @@ class Complexity:
     params: int
     conv_linear: int
     total: int
+    extended: int
     by_module: Dict[str, Cost] = field(repr=False)
     uncounted: Dict[str, int] = field(default_factory=dict)
 
@@ -113,6 +117,7 @@ def analyse(model: nn.Module, shape: Sequence[int]) -> Complexity:
             params=sum(p.numel() for p in module.parameters()),
             conv_linear=counter.conv_linear[inner],
             total=counter.total[inner],
+            extended=counter.extended[inner],
         )
     whole = costs.pop('')
     return Complexity(
@@ -120,6 +125,7 @@ def analyse(model: nn.Module, shape: Sequence[int]) -> Complexity:
         whole.params,
         whole.conv_linear,
         whole.total,
+        whole.extended,
         costs,
         dict(counter.uncounted),
     )
@@ -251,7 +257,8 @@ class _Counter(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.conv_linear, self.total, self.uncounted = Counter(), Counter(), Counter()
+        self.conv_linear, self.total, self.extended = Counter(), Counter(), Counter()
+        self.uncounted = Counter()
         self._parameters = {StorageWeakRef(p.untyped_storage()) for p in model.parameters()}
         self._running = ['']
         for name, module in model.named_modules():
@@ -268,13 +275,21 @@ class _Counter(TorchDispatchMode):
             linear = name == CONVOLUTION or any(
                 StorageWeakRef(factor.untyped_storage()) in self._parameters for factor in factors
             )
-            parts = self._running[-1].split('.')
-            for module in {'', *('.'.join(parts[:i]) for i in range(1, len(parts) + 1))}:
+            for module in self._modules():
                 self.total[module] += products
+                self.extended[module] += products
                 self.conv_linear[module] += products if linear else 0
+        elif name in ELEMENTWISE:
+            for module in self._modules():
+                self.extended[module] += ELEMENTWISE[name](args, out)
         elif SUSPICIOUS.match(name):
             self.uncounted[name] += 1
         return out
+
+    def _modules(self) -> Set[str]:
+        """The module that runs and its parents."""
+        parts = self._running[-1].split('.')
+        return {'', *('.'.join(parts[:i]) for i in range(1, len(parts) + 1))}
 
 
 @contextmanager
@@ -327,6 +342,26 @@ COUNTS = {
     'aten::_scaled_dot_product_flash_attention': _attention,
     'aten::_scaled_dot_product_efficient_attention': _attention,
     'aten::_scaled_dot_product_cudnn_attention': _attention,
+}
+
+
+def _per_input(amount: int) -> Callable:
+    return lambda args, out: amount * args[0].numel()
+
+
+def _batch_norm(args: tuple, out: Tuple[Tensor, ...]) -> int:
+    """With running statistics: a scale, and a shift if the norm has weights."""
+    return args[0].numel() * (1 if args[1] is None else 2)
+
+
+ELEMENTWISE = {
+    'aten::native_layer_norm': _per_input(5),
+    'aten::native_group_norm': _per_input(5),
+    'aten::native_batch_norm': _batch_norm,
+    'aten::_native_batch_norm_legit_no_training': _batch_norm,
+    'aten::cudnn_batch_norm': _batch_norm,
+    'aten::upsample_bilinear2d': lambda args, out: 4 * out.numel(),
+    'aten::_adaptive_avg_pool2d': _per_input(1),
 }
 # Operators that hold matrix products, and those of other libraries, which may.
 SUSPICIOUS = re.compile(

@@ -1,5 +1,6 @@
 """Hosts: backbones that take any attention of :mod:`mmlinattn.layers`."""
 
+from .mix_transformer import MixTransformer
 from .ravlt import RAVLT
 
-__all__ = ['RAVLT']
+__all__ = ['RAVLT', 'MixTransformer']

@@ -9,9 +9,17 @@ from mmengine.model import BaseModule, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
 
 from ..layers import ConvFFN, build_attention, map_to_tokens, tokens_to_map
+from .common import (
+    NUM_STAGES,
+    AttnCfg,
+    architecture,
+    check_stages,
+    drop_path_rates,
+    freeze,
+    run,
+)
 
 # Table 1 of the paper; layer scale and stochastic depth of the released models.
 ARCHITECTURES = {
@@ -51,10 +59,7 @@ STAGE_ATTENTIONS = {
     'rala': dict(type='RALA'),
     'softmax': dict(type='SoftmaxAttention', rotary=True, lepe=5, gate='proj'),
 }
-NUM_STAGES = 4
 STRIDE = 32
-
-AttnCfg = Union[str, dict]
 
 
 class RAVLTBlock(BaseModule):
@@ -96,9 +101,7 @@ class RAVLTBlock(BaseModule):
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """(B, N, C) to (B, N, C)."""
-        if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(self._forward, x, hw_shape, use_reentrant=False)
-        return self._forward(x, hw_shape)
+        return run(self._forward, self.with_cp, x, hw_shape)
 
     def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         if self.cpe is not None:
@@ -168,27 +171,26 @@ class RAVLT(BaseModule):
         init_cfg: Optional[Union[dict, List[dict]]] = None,
     ) -> None:
         super().__init__(init_cfg)
-        arch = _architecture(arch)
+        self.arch = arch = architecture(
+            arch,
+            ARCHITECTURES,
+            needed=('embed_dims', 'depths', 'num_heads'),
+            defaults=ARCH_DEFAULTS,
+            per_stage=('embed_dims', 'depths', 'num_heads', 'mlp_ratios', 'layer_scale_init'),
+        )
         attn_cfgs = _stage_attentions(stage_attns)
-        if not out_indices or any(i not in range(NUM_STAGES) for i in out_indices):
-            raise ValueError(f'out_indices must be stages in 0..3, got {tuple(out_indices)}')
-        if frozen_stages not in range(-1, NUM_STAGES + 1):
-            raise ValueError(f'frozen_stages must be in -1..4, got {frozen_stages}')
-        self.arch = arch
-        self.out_indices = tuple(out_indices)
+        self.out_indices = check_stages(out_indices, frozen_stages)
         self.norm_eval = norm_eval
         self.frozen_stages = frozen_stages
         norm_cfg = norm_cfg or dict(type='SyncBN')
-        rate = arch['drop_path_rate'] if drop_path_rate is None else drop_path_rate
-        if not 0 <= rate < 1:
-            raise ValueError(f'drop_path_rate must be in [0, 1), got {rate}')
-
         dims, depths = arch['embed_dims'], arch['depths']
-        drop_paths = torch.linspace(0, rate, sum(depths), device='cpu').tolist()
+        drop_paths = drop_path_rates(
+            arch['drop_path_rate'] if drop_path_rate is None else drop_path_rate, depths
+        )
         self.stem = _stem(in_channels, dims[0], norm_cfg)
         self.stages = nn.ModuleList()
         self.downsamples = nn.ModuleList()
-        for i, (dim, depth) in enumerate(zip(dims, depths)):
+        for i, dim in enumerate(dims):
             self.stages.append(
                 nn.ModuleList(
                     RAVLTBlock(
@@ -196,12 +198,12 @@ class RAVLT(BaseModule):
                         arch['num_heads'][i],
                         arch['mlp_ratios'][i],
                         attn_cfgs[i],
-                        drop_path=drop_paths[sum(depths[:i]) + j],
+                        drop_path=rate,
                         layer_scale_init=arch['layer_scale_init'][i],
                         cpe=cpe,
                         with_cp=with_cp,
                     )
-                    for j in range(depth)
+                    for rate in drop_paths[i]
                 )
             )
             if i + 1 < NUM_STAGES:
@@ -256,29 +258,7 @@ class RAVLT(BaseModule):
             return
         frozen = [self.stem, *self.stages[: self.frozen_stages]]
         frozen += self.downsamples[: max(self.frozen_stages - 1, 0)]
-        for module in frozen:
-            module.eval()
-            module.requires_grad_(False)
-
-
-def _architecture(arch: Union[str, dict]) -> dict:
-    """The architecture with every value spelled out for four stages."""
-    if isinstance(arch, str):
-        if arch not in ARCHITECTURES:
-            raise ValueError(f'arch must be one of {tuple(ARCHITECTURES)} or a dict, got {arch!r}')
-        arch = ARCHITECTURES[arch]
-    needed, known = ('embed_dims', 'depths', 'num_heads'), set(ARCH_DEFAULTS)
-    missing = [name for name in needed if name not in arch]
-    unknown = sorted(set(arch) - known - set(needed))
-    if missing or unknown:
-        raise ValueError(f'arch: missing keys {missing}, unknown keys {unknown}')
-    arch = dict(ARCH_DEFAULTS, **arch)
-    for name in (*needed, 'mlp_ratios', 'layer_scale_init'):
-        value = arch[name]
-        arch[name] = value = (value,) * NUM_STAGES if isinstance(value, (int, float)) else value
-        if len(value) != NUM_STAGES:
-            raise ValueError(f'arch[{name!r}] must have {NUM_STAGES} values, got {value}')
-    return arch
+        freeze(frozen)
 
 
 def _stage_attentions(stage_attns: Sequence[AttnCfg]) -> List[AttnCfg]:

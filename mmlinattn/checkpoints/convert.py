@@ -6,10 +6,11 @@ from mmengine.logging import print_log
 from torch import Tensor
 
 from .errors import CheckpointError
+from .mit import convert_mit
 from .rala import RALA
 
 # Name of a source: function of a state dict that returns (renamed, counts of what it left out).
-SOURCES: Dict[str, Callable] = dict(rala=RALA)
+SOURCES: Dict[str, Callable] = dict(mit=convert_mit, rala=RALA)
 
 # Beginnings of names that tell what a converted file holds, first match first.
 KINDS = (
@@ -27,7 +28,8 @@ def convert(state_dict: Mapping[str, Tensor], source: str = 'rala') -> Dict[str,
     Args:
         state_dict: name -> tensor of a released classifier, a dense backbone or a whole
             MMDetection 2.x / MMSegmentation 0.x model; not modified.
-        source: the release, one of :data:`SOURCES`.
+        source: the release, one of :data:`SOURCES`: ``'rala'`` (RAVLT) or ``'mit'`` (SegFormer's
+            MiT, as released or from MMSegmentation).
 
     Returns:
         name -> tensor as in ``ImageClassifier``, MMDetection 3.x and MMSegmentation 1.x models:

@@ -29,6 +29,11 @@ class Rule(NamedTuple):
     reason: str = ''
 
 
+def linear(weight: Tensor) -> Tensor:
+    """A 1x1 convolution (out, in, 1, 1) as a linear layer (out, in)."""
+    return weight.flatten(1)
+
+
 # Necks and heads of MMDetection and MMSegmentation have kept their names since 2.3 and 0.6.
 OPENMMLAB = (
     Rule(r'(neck|rpn_head|bbox_head|roi_head|mask_head|decode_head|auxiliary_head)\.', r'\g<0>'),

@@ -7,12 +7,7 @@ whole MMDetection 2.x / MMSegmentation 0.x model (``backbone.`` in front, necks 
 
 from torch import Tensor
 
-from .keymap import OPENMMLAB, KeyMap, Rule
-
-
-def _linear(weight: Tensor) -> Tensor:
-    """A 1x1 convolution (out, in, 1, 1) as a linear layer (out, in)."""
-    return weight.flatten(1)
+from .keymap import OPENMMLAB, KeyMap, Rule, linear
 
 
 def _vector(scale: Tensor) -> Tensor:
@@ -38,11 +33,11 @@ RALA = KeyMap(
         ),
         Rule(BLOCK + r'pos\.', STAGE + 'cpe.'),
         Rule(BLOCK + r'norm([12])\.norm\.', STAGE + r'norm\3.'),
-        Rule(BLOCK + r'attn\.qkvo\.weight$', STAGE + 'attn.in_proj.weight', _linear),
+        Rule(BLOCK + r'attn\.qkvo\.weight$', STAGE + 'attn.in_proj.weight', linear),
         Rule(BLOCK + r'attn\.qkvo\.', STAGE + 'attn.in_proj.'),
-        Rule(BLOCK + r'attn\.proj\.weight$', STAGE + 'attn.proj.weight', _linear),
+        Rule(BLOCK + r'attn\.proj\.weight$', STAGE + 'attn.proj.weight', linear),
         Rule(BLOCK + r'attn\.(lepe|proj)\.', STAGE + r'attn.\3.'),
-        Rule(BLOCK + r'ffn\.(fc1|fc2)\.weight$', STAGE + r'ffn.\3.weight', _linear),
+        Rule(BLOCK + r'ffn\.(fc1|fc2)\.weight$', STAGE + r'ffn.\3.weight', linear),
         Rule(BLOCK + r'ffn\.(fc1|fc2|dwconv)\.', STAGE + r'ffn.\3.'),
         Rule(BLOCK + r'gamma_([12])$', STAGE + r'gamma\3', _vector),
         Rule(LAYER + r'downsample\.reduction\.', r'backbone.downsamples.\1.conv.'),
@@ -51,7 +46,7 @@ RALA = KeyMap(
         Rule(LAYER + r'RoPE\.angle$', None, reason='rotary angles, which the model computes'),
         Rule(r'proj\.', 'neck.conv.'),
         Rule(r'norm\.', 'neck.bn.'),
-        Rule(r'head\.weight$', 'head.fc.weight', _linear),
+        Rule(r'head\.weight$', 'head.fc.weight', linear),
         Rule(r'head\.', 'head.fc.'),
         *OPENMMLAB,
     ]

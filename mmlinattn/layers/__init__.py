@@ -1,14 +1,20 @@
 """Attention layers under one contract, and the layers around them."""
 
 from .base import BaseAttention, build_attention, map_to_tokens, tokens_to_map
-from .ffn import ConvFFN
+from .efficient_softmax import EfficientSoftmaxAttention
+from .ffn import ConvFFN, MixFFN
 from .rala import RALA
+from .random_walk import RWGKA, RWGKP
 from .softmax import SoftmaxAttention, softmax_attention
 
 __all__ = [
     'RALA',
+    'RWGKA',
+    'RWGKP',
     'BaseAttention',
     'ConvFFN',
+    'EfficientSoftmaxAttention',
+    'MixFFN',
     'SoftmaxAttention',
     'build_attention',
     'map_to_tokens',

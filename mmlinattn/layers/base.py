@@ -113,7 +113,7 @@ class BaseAttention(BaseModule):
             TypeError: a padding mask that is not bool.
         """
         hw_shape = self._check(x, hw_shape, query_pos, key_padding_mask)
-        q, k, v, gate = self._project(x, query_pos)
+        q, k, v, gate = self.project(x, hw_shape, query_pos, key_padding_mask)
         rotary = None
         if self.rotary:
             rotary = rotary_tables(hw_shape, self.head_dim, q.dtype, q.device)
@@ -141,18 +141,23 @@ class BaseAttention(BaseModule):
         check_padding_mask(key_padding_mask, x.shape[0], x.shape[1])
         return check_hw_shape(x.shape[1], hw_shape)
 
-    def _project(self, x: Tensor, query_pos: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        """Queries, keys, values and gate, each (B, N, C); views of one projection."""
-        weight, bias, dims = self.in_proj.weight, self.in_proj.bias, self.embed_dims
+    def project(
+        self,
+        x: Tensor,
+        hw_shape: Tuple[int, int],
+        query_pos: Optional[Tensor],
+        key_padding_mask: Optional[Tensor],
+    ) -> Tuple[Optional[Tensor], ...]:
+        """Queries, keys, values and gate, each (B, N, C); views of one projection.
+
+        A subclass may return fewer keys and values; it has then no local position.
+        """
         if query_pos is None:
-            parts = list(self.in_proj(x).split(dims, dim=-1))
+            parts = list(self.in_proj(x).split(self.embed_dims, dim=-1))
         else:
-            bias_qk, bias_rest = (
-                (None, None) if bias is None else (bias[: 2 * dims], bias[2 * dims :])
-            )
-            qk = F.linear(x + query_pos, weight[: 2 * dims], bias_qk)
-            rest = F.linear(x, weight[2 * dims :], bias_rest)
-            parts = [*qk.split(dims, dim=-1), *rest.split(dims, dim=-1)]
+            qk = self.partial_projection(x + query_pos, 0, 2)
+            rest = self.partial_projection(x, 2, None)
+            parts = [*(part for t in (qk, rest) for part in t.split(self.embed_dims, dim=-1))]
         if self.gate == 'identity':
             parts.append(x)
         elif self.gate == 'tanh':
@@ -160,6 +165,12 @@ class BaseAttention(BaseModule):
         elif self.gate is None:
             parts.append(None)
         return tuple(parts)
+
+    def partial_projection(self, x: Tensor, start: int, stop: Optional[int]) -> Tensor:
+        """Outputs ``start`` to ``stop`` (0 queries, 1 keys, 2 values, 3 gate) of ``in_proj``."""
+        outputs = slice(start * self.embed_dims, stop and stop * self.embed_dims)
+        bias = self.in_proj.bias
+        return F.linear(x, self.in_proj.weight[outputs], None if bias is None else bias[outputs])
 
     def _local_position(
         self, v: Tensor, hw_shape: Tuple[int, int], key_padding_mask: Optional[Tensor]

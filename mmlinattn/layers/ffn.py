@@ -33,3 +33,22 @@ class ConvFFN(BaseModule):
         x = F.gelu(self.fc1(x))
         x = x + map_to_tokens(self.dwconv(tokens_to_map(x, hw_shape)))
         return self.fc2(x)
+
+
+class MixFFN(ConvFFN):
+    """SegFormer's feed-forward layer: linear, 3x3 depth-wise convolution, GELU, linear.
+
+    Args:
+        embed_dims: channels C.
+        hidden_dims: channels between the two linear layers.
+
+    Example:
+        >>> import torch
+        >>> MixFFN(32, 128)(torch.randn(1, 6, 32), hw_shape=(2, 3)).shape
+        torch.Size([1, 6, 32])
+    """
+
+    def forward(self, x: Tensor, hw_shape: Sequence[int]) -> Tensor:
+        """(B, N, C) to (B, N, C)."""
+        x = self.dwconv(tokens_to_map(self.fc1(x), hw_shape))
+        return self.fc2(F.gelu(map_to_tokens(x)))

@@ -3,6 +3,7 @@
 from .dispatch import BackendError, use_backend
 from .feature_maps import feature_map
 from .rala import rala_attention
+from .random_walk import random_walk_attention
 from .rotary import apply_rotary, rotary_tables
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     'apply_rotary',
     'feature_map',
     'rala_attention',
+    'random_walk_attention',
     'rotary_tables',
     'use_backend',
 ]

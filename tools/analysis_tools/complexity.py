@@ -31,16 +31,20 @@ def parse_args() -> argparse.Namespace:
 
 
 def table(result: Complexity, title: str, depth: int) -> Table:
-    out = Table(title=title, caption='M: million parameters. G: billion multiply-accumulates.')
+    out = Table(
+        title=title,
+        caption='M: million parameters. G: billion multiply-accumulates. '
+        'With norms: also resizing and adaptive pooling, as fvcore counts.',
+    )
     out.add_column('module', no_wrap=True)
-    for name in ('parameters M', 'convolution + linear G', 'all matrix products G'):
+    for name in ('parameters M', 'convolution + linear G', 'all matrix products G', 'with norms G'):
         out.add_column(name, justify='right')
 
     def row(name: str, cost: Cost, **options) -> None:
-        numbers = cost.params / 1e6, cost.conv_linear / 1e9, cost.total / 1e9
+        numbers = cost.params / 1e6, cost.conv_linear / 1e9, cost.total / 1e9, cost.extended / 1e9
         out.add_row(name, *(f'{number:.2f}' for number in numbers), **options)
 
-    whole = Cost(result.params, result.conv_linear, result.total)
+    whole = Cost(result.params, result.conv_linear, result.total, result.extended)
     row('(all)', whole, style='bold', end_section=True)
     for name, cost in result.modules(depth).items():
         row(name, cost)

@@ -1,0 +1,2 @@
+_base_ = './mit-b0_8xb128_in1k.py'
+model = dict(backbone=dict(arch='b1'), head=dict(in_channels=512))

@@ -1,0 +1,5 @@
+_base_ = './segformer_mit-b0_8xb1-160k_cityscapes-1024x1024.py'
+model = dict(
+    backbone=dict(arch='b1', init_cfg=dict(checkpoint='checkpoints/mit-b1_in1k.pth')),
+    decode_head=dict(in_channels=[64, 128, 320, 512], channels=256),
+)

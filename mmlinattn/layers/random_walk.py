@@ -1,0 +1,215 @@
+"""Random walk graph kernel attention: learnt anchors (RWGKA) or pooled ones (RWGKP)."""
+
+from typing import Optional, Tuple
+
+import torch
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from ..ops import random_walk_attention
+from ..ops.numerics import accumulation_dtype, no_autocast
+from ..ops.random_walk import check_walk
+from ..ops.rotary import Rotary, apply_rotary
+from .base import BaseAttention
+
+
+class RandomWalkAttention(BaseAttention):
+    """What both kinds share; a subclass says where the anchors come from.
+
+    Args:
+        embed_dims, num_heads: channels and heads.
+        num_anchors: anchors M of each head.
+        decay: l in (0, 1), what a further step of the walk counts; 0.1 is best in table 5.
+        steps: None for walks of any length, 1 for plain softmax-linear attention, n for at most n.
+        heads_multiplier: multiplies the heads that the host gives (table 5).
+        solver: see :func:`mmlinattn.ops.random_walk_attention`.
+        others: see :class:`BaseAttention`.
+
+    Raises:
+        ValueError: num_anchors or heads_multiplier below 1, a decay outside (0, 1), steps below
+            1, an unknown solver, and those of :class:`BaseAttention`.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        num_anchors: int = 64,
+        decay: float = 0.1,
+        steps: Optional[int] = None,
+        heads_multiplier: int = 1,
+        solver: str = 'series',
+        **kwargs,
+    ) -> None:
+        if heads_multiplier < 1:
+            raise ValueError(f'heads_multiplier must be at least 1, got {heads_multiplier}')
+        super().__init__(embed_dims, num_heads * heads_multiplier, **kwargs)
+        if num_anchors < 1:
+            raise ValueError(f'num_anchors must be at least 1, got {num_anchors}')
+        check_walk(decay, steps, solver)
+        self.num_anchors = num_anchors
+        self.decay = decay
+        self.steps = steps
+        self.solver = solver
+
+    def anchors(
+        self,
+        q: Tensor,
+        k: Tensor,
+        hw_shape: Tuple[int, int],
+        key_padding_mask: Optional[Tensor],
+    ) -> Tuple[Tensor, Tensor]:
+        """B_Q and B_K, each (heads, M, d) or (B, heads, M, d), for q, k (B, heads, N, d)."""
+        raise NotImplementedError
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        hw_shape: Tuple[int, int],
+        rotary: Optional[Rotary],
+        key_padding_mask: Optional[Tensor],
+    ) -> Tensor:
+        q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
+        anchors_q, anchors_k = self.anchors(q, k, hw_shape, key_padding_mask)
+        return random_walk_attention(
+            q,
+            k,
+            v,
+            anchors_q,
+            anchors_k,
+            self.decay,
+            self.steps,
+            key_padding_mask,
+            self.solver,
+            self.backend,
+        )
+
+
+@MODELS.register_module()
+class RWGKA(RandomWalkAttention):
+    """Random walk graph kernel attention with learnt anchors ("Improving Vision Attention with
+    Random Walk Graph Kernel"): linear in the number of tokens.
+
+    Args:
+        embed_dims, num_heads, num_anchors, decay, steps, heads_multiplier, solver: see
+            :class:`RandomWalkAttention`.
+        shared_anchors: one set of anchors reads the tokens and is looked up, as the paper's
+            parameter counts say; False gives each its own.
+        others: see :class:`BaseAttention`.
+
+    Raises:
+        ValueError: see :class:`RandomWalkAttention`.
+
+    Example:
+        >>> import torch
+        >>> attn = RWGKA(embed_dims=64, num_heads=2, num_anchors=16)
+        >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
+        torch.Size([2, 240, 64])
+    """
+
+    def __init__(self, *args, shared_anchors: bool = True, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.anchors_q = self._new_anchors()
+        self.anchors_k = None if shared_anchors else self._new_anchors()
+
+    def _new_anchors(self) -> nn.Parameter:
+        anchors = torch.empty(self.num_heads, self.num_anchors, self.head_dim)
+        for head in anchors:
+            nn.init.xavier_uniform_(head)
+        return nn.Parameter(anchors)
+
+    def anchors(
+        self,
+        q: Tensor,
+        k: Tensor,
+        hw_shape: Tuple[int, int],
+        key_padding_mask: Optional[Tensor],
+    ) -> Tuple[Tensor, Tensor]:
+        return self.anchors_q, self.anchors_q if self.anchors_k is None else self.anchors_k
+
+
+@MODELS.register_module()
+class RWGKP(RandomWalkAttention):
+    """Random walk graph kernel attention with anchors pooled from queries and keys; no
+    parameters of its own.
+
+    The map is averaged over a grid of at most ``num_anchors`` cells with about the map's aspect;
+    a map with fewer rows or columns than the grid has one cell for each. Padded tokens are left
+    out of the averages; a cell of nothing but padding is an anchor 0, which reads all tokens alike.
+
+    Args:
+        embed_dims, num_heads, num_anchors, decay, steps, heads_multiplier, solver: see
+            :class:`RandomWalkAttention`.
+        others: see :class:`BaseAttention`.
+
+    Raises:
+        ValueError: see :class:`RandomWalkAttention`.
+
+    Example:
+        >>> import torch
+        >>> attn = RWGKP(embed_dims=64, num_heads=2, num_anchors=16)
+        >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
+        torch.Size([2, 240, 64])
+    """
+
+    def anchors(
+        self,
+        q: Tensor,
+        k: Tensor,
+        hw_shape: Tuple[int, int],
+        key_padding_mask: Optional[Tensor],
+    ) -> Tuple[Tensor, Tensor]:
+        # Plain integers also while a trace counts in tensors.
+        hw_shape = tuple(int(size) for size in hw_shape)
+        grid = pooling_grid(self.num_anchors, hw_shape)
+        return tuple(_pool(tokens, hw_shape, grid, key_padding_mask) for tokens in (q, k))
+
+
+def pooling_grid(num_cells: int, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
+    """Rows and columns of a grid of at most ``num_cells`` nearly square cells over a map.
+
+    Example:
+        >>> pooling_grid(64, (128, 128)), pooling_grid(64, (64, 128)), pooling_grid(64, (3, 50))
+        ((8, 8), (6, 10), (2, 32))
+    """
+    height, width = hw_shape
+    rows = min(max(1, round((num_cells * height / width) ** 0.5)), height, num_cells)
+    return rows, min(num_cells // rows, width)
+
+
+def _pool(
+    tokens: Tensor,
+    hw_shape: Tuple[int, int],
+    grid: Tuple[int, int],
+    key_padding_mask: Optional[Tensor],
+) -> Tensor:
+    """(B, heads, N, d) averaged over the cells of a grid, (B, heads, cells, d)."""
+    dtype, (heads, _, dim) = tokens.dtype, tokens.shape[1:]
+    maps = tokens.transpose(1, 2).flatten(2).unflatten(1, hw_shape)  # [B, H, W, C]
+    maps = maps.to(accumulation_dtype(dtype))
+    rows, columns = (_averages(*sizes, like=maps) for sizes in zip(grid, hw_shape))
+    with no_autocast(tokens):
+        if key_padding_mask is None:
+            pooled = _average(maps, rows, columns)
+        else:
+            keep = ~key_padding_mask.unflatten(1, hw_shape)[..., None]
+            share = _average(keep.to(maps.dtype), rows, columns)  # of real tokens in each cell
+            pooled = _average(maps.where(keep, 0), rows, columns) / share.where(share > 0, 1)
+    return pooled.flatten(1, 2).unflatten(-1, (heads, dim)).transpose(1, 2).to(dtype)
+
+
+def _averages(cells: int, size: int, like: Tensor) -> Tensor:
+    """The bins of adaptive average pooling as a (cells, size) matrix: exports at any size."""
+    cell = torch.arange(cells, device=like.device)[:, None]
+    place = torch.arange(size, device=like.device)
+    inside = (place >= cell * size // cells) & (place < -(-(cell + 1) * size // cells))
+    inside = inside.to(like.dtype)
+    return inside / inside.sum(1, keepdim=True)
+
+
+def _average(maps: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """(B, H, W, C) to (B, rows, columns, C)."""
+    pooled = (rows @ maps.flatten(2)).unflatten(-1, maps.shape[2:])  # [B, rows, W, C]
+    return columns @ pooled

@@ -1,0 +1,108 @@
+"""Random walk graph kernel attention."""
+
+from typing import Optional
+
+from torch import Tensor
+
+from ..checks import check_qkv
+from ..dispatch import Operator
+from .portable import random_walk_portable
+from .reference import random_walk_reference
+
+SOLVERS = ('series', 'solve')
+
+_random_walk = Operator(
+    'random_walk_attention', reference=random_walk_reference, portable=random_walk_portable
+)
+
+
+def random_walk_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    anchors_q: Tensor,
+    anchors_k: Tensor,
+    decay: float = 0.1,
+    steps: Optional[int] = None,
+    key_padding_mask: Optional[Tensor] = None,
+    solver: str = 'series',
+    backend: str = 'auto',
+) -> Tensor:
+    """Random walks over the graph that M anchors span between N tokens, "Improving Vision
+    Attention with Random Walk Graph Kernel"; O(N M (d + M)).
+
+    ``G_Q = softmax_anchors(q anchors_k^T)`` and ``G_K = softmax_tokens(anchors_q k^T)`` make the
+    row-stochastic transition ``A = G_Q G_K``. With the decay l, the walk of any length is::
+
+        out = (1 - l) (I - l A)^-1 A v = (1 - l) G_Q (I - l G_K G_Q)^-1 G_K v
+
+    and the walk of at most n steps ``(1 - l) / (1 - l^n) sum_{i=1..n} l^(i-1) A^i v``. Both
+    weight the values with numbers that sum to 1. One step is plain softmax-linear attention.
+
+    Padded tokens are left out of the token softmax; an image that is all padding yields 0.
+
+    Args:
+        q, k, v: projected tokens, (B, heads, N, d), any strides; float16, bfloat16, float32 or
+            float64. Softmaxes, sums and the M x M matrices are in float32 for half types.
+        anchors_q: B_Q, the queries that read the tokens: (heads, M, d) or (B, heads, M, d).
+        anchors_k: B_K, the keys that the queries look up, same shape; of any floating type.
+        decay: l in (0, 1); the paper's tables use 0.1.
+        steps: None for any length, or the largest number of steps.
+        key_padding_mask: (B, N) bool, True = padding.
+        solver: how the portable form inverts ``I - l G_K G_Q``: ``'series'``, a product of
+            ``I + (l W)^(2^i)`` to the precision of the type (matrix products only, exportable), or
+            ``'solve'``, :func:`torch.linalg.solve`. Unused where ``steps`` is given.
+        backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
+
+    Returns:
+        (B, heads, N, d) in the type of ``q``.
+
+    Raises:
+        ValueError: a decay outside (0, 1), steps < 1, an unknown solver or backend, shapes, types
+            or devices that do not fit.
+        TypeError: steps that are no integer, a padding mask that is not bool.
+        BackendError: a forced backend that cannot serve.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.randn(3, 2, 4, 6 * 5, 16)
+        >>> anchors = torch.randn(4, 8, 16)
+        >>> random_walk_attention(q, k, v, anchors, anchors, decay=0.5).shape
+        torch.Size([2, 4, 30, 16])
+    """
+    check_qkv(q, k, v, key_padding_mask)
+    check_walk(decay, steps, solver)
+    _check_anchors(q, anchors_q, anchors_k)
+    return _random_walk(
+        backend, q, k, v, anchors_q, anchors_k, decay, steps, key_padding_mask, solver
+    )
+
+
+def check_walk(decay: float, steps: Optional[int], solver: str) -> None:
+    """Raises ValueError or TypeError for options of a walk that make no sense."""
+    if not 0 < decay < 1:
+        raise ValueError(f'decay must be in (0, 1), got {decay}')
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
+        raise TypeError(f'steps must be None or an integer, got {steps!r}')
+    if steps is not None and steps < 1:
+        raise ValueError(f'steps must be None or at least 1, got {steps}')
+    if solver not in SOLVERS:
+        raise ValueError(f'solver must be one of {SOLVERS}, got {solver!r}')
+
+
+def _check_anchors(q: Tensor, anchors_q: Tensor, anchors_k: Tensor) -> None:
+    batch, heads, _, dim = q.shape
+    for name, anchors in (('anchors_q', anchors_q), ('anchors_k', anchors_k)):
+        shape = tuple(anchors.shape)
+        lead = shape[:-2]
+        if lead not in ((heads,), (batch, heads)) or shape[-1] != dim or shape[-2] < 1:
+            raise ValueError(
+                f'{name} must have shape (heads, M, d) = ({heads}, M, {dim}) or '
+                f'({batch}, {heads}, M, {dim}) with M >= 1, got {shape}'
+            )
+        if anchors.device != q.device:
+            raise ValueError(f'{name} is on {anchors.device}, q is on {q.device}')
+    if anchors_q.shape[-2] != anchors_k.shape[-2]:
+        raise ValueError(
+            f'anchors_q has {anchors_q.shape[-2]} anchors, anchors_k has {anchors_k.shape[-2]}'
+        )

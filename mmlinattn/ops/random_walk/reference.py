@@ -1,0 +1,35 @@
+"""The random walk by its definition: the N x N transition. Slow, short, exact in float64."""
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from ..numerics import masked_softmax
+
+
+def random_walk_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    anchors_q: Tensor,
+    anchors_k: Tensor,
+    decay: float = 0.1,
+    steps: Optional[int] = None,
+    key_padding_mask: Optional[Tensor] = None,
+    solver: str = 'series',
+) -> Tensor:
+    """See :func:`mmlinattn.ops.random_walk_attention`."""
+    mask = None if key_padding_mask is None else key_padding_mask[:, None, None]  # [B, 1, 1, N]
+    anchors_q, anchors_k = anchors_q.to(q.dtype), anchors_k.to(q.dtype)
+    g_q = (q @ anchors_k.transpose(-2, -1)).softmax(-1)  # [B, H, N, M]
+    g_k = masked_softmax(anchors_q @ k.transpose(-2, -1), mask)  # [B, H, M, N]
+    transition = g_q @ g_k  # [B, H, N, N]
+    if steps is None:
+        identity = torch.eye(q.shape[2], dtype=q.dtype, device=q.device)
+        return (1 - decay) * torch.linalg.solve(identity - decay * transition, transition @ v)
+    out, walk = torch.zeros_like(v), v
+    for i in range(steps):
+        walk = transition @ walk
+        out = out + decay**i * walk
+    return (1 - decay) / (1 - decay**steps) * out

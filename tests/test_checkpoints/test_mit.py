@@ -1,0 +1,103 @@
+"""MiT weights under the names of the SegFormer release and of MMSegmentation."""
+
+import pytest
+import torch
+
+from mmlinattn.backbones import MixTransformer
+from mmlinattn.checkpoints import CheckpointError, check_fits, convert, kind_of, save_checkpoint
+
+ARCH = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
+
+
+@pytest.fixture
+def released() -> dict:
+    """Random weights of a classifier under the released names, written out by hand."""
+    weights = {}
+
+    def add(name, *shape):
+        weights[f'{name}.weight'] = torch.randn(shape)
+        weights[f'{name}.bias'] = torch.randn(shape[0])
+
+    channels = 3
+    for i, (dim, depth, ratio) in enumerate(
+        zip(ARCH['embed_dims'], ARCH['depths'], (8, 4, 2, 1)), 1
+    ):
+        kernel = 3 if i > 1 else 7
+        add(f'patch_embed{i}.proj', dim, channels, kernel, kernel)
+        add(f'patch_embed{i}.norm', dim)
+        for j in range(depth):
+            block = f'block{i}.{j}'
+            add(f'{block}.norm1', dim)
+            add(f'{block}.attn.q', dim, dim)
+            add(f'{block}.attn.kv', 2 * dim, dim)
+            add(f'{block}.attn.proj', dim, dim)
+            if ratio > 1:
+                add(f'{block}.attn.sr', dim, dim, ratio, ratio)
+                add(f'{block}.attn.norm', dim)
+            add(f'{block}.norm2', dim)
+            add(f'{block}.mlp.fc1', 4 * dim, dim)
+            add(f'{block}.mlp.dwconv.dwconv', 4 * dim, 1, 3, 3)
+            add(f'{block}.mlp.fc2', dim, 4 * dim)
+        add(f'norm{i}', dim)
+        channels = dim
+    add('head', 10, dim)
+    return weights
+
+
+def backbone_of(weights: dict) -> dict:
+    start = 'backbone.'
+    return {name[len(start) :]: w for name, w in weights.items() if name.startswith(start)}
+
+
+def test_released_weights_load_strictly(released):
+    converted = convert(released, source='mit')
+    assert kind_of(converted) == 'classifier'
+    assert torch.equal(converted['head.fc.weight'], released['head.weight'])
+    MixTransformer(ARCH).load_state_dict(backbone_of(converted), strict=True)
+    in_proj = converted['backbone.stages.2.1.attn.in_proj.weight']
+    assert torch.equal(in_proj[:24], released['block3.1.attn.q.weight'])
+    assert torch.equal(in_proj[24:], released['block3.1.attn.kv.weight'])
+    sr = converted['backbone.stages.0.0.attn.sr.weight']
+    assert torch.equal(sr, released['block1.0.attn.sr.weight'])
+
+
+def test_whole_segmentor_of_mmsegmentation():
+    mit = pytest.importorskip(
+        'mmseg.models.backbones.mit', reason='MMSegmentation comes with the extra "seg"'
+    )
+    theirs = mit.MixVisionTransformer(embed_dims=32, num_layers=[1] * 4, num_heads=[1, 2, 5, 8])
+    weights = {f'backbone.{name}': w for name, w in theirs.state_dict().items()}
+    weights['decode_head.conv_seg.weight'] = torch.randn(19, 256, 1, 1)
+    converted = convert(weights, source='mit')
+    assert kind_of(converted) == 'segmentor'
+    arch = dict(embed_dims=(32, 64, 160, 256), depths=(1, 1, 1, 1))
+    MixTransformer(arch).load_state_dict(backbone_of(converted), strict=True)
+    assert torch.equal(
+        converted['decode_head.conv_seg.weight'], weights['decode_head.conv_seg.weight']
+    )
+
+
+def test_another_attention_reports_its_own_keys_and_loads_the_shared_ones(released, tmp_path):
+    path = tmp_path / 'mit.pth'
+    save_checkpoint(path, convert(released, source='mit'), {})
+    model = MixTransformer(
+        ARCH,
+        attn_cfg=dict(type='RWGKA', num_anchors=8),
+        init_cfg=dict(type='Pretrained', checkpoint=str(path), prefix='backbone.'),
+    )
+    before = model.stages[0][0].attn.anchors_q.detach().clone()
+    report = check_fits(path, model, prefix='backbone.')
+    assert report.missing == [f'stages.{i}.{j}.attn.anchors_q' for i, j in
+                              ((0, 0), (1, 0), (2, 0), (2, 1), (3, 0))]  # fmt: skip
+    assert {name.split('.')[-2] for name in report.unexpected} == {'sr', 'norm'}
+    model.init_weights()
+    assert torch.equal(
+        model.stages[0][0].attn.in_proj.weight[:8], released['block1.0.attn.q.weight']
+    )
+    assert torch.equal(model.stages[0][0].attn.anchors_q, before)
+
+
+def test_half_a_projection_is_refused(released):
+    del released['block1.0.attn.kv.weight']
+    with pytest.raises(CheckpointError, match=r'block1\.0\.attn\.q\.weight'):
+        convert(released, source='mit')

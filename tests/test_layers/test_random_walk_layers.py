@@ -1,0 +1,93 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmlinattn.layers import RWGKA, RWGKP
+from mmlinattn.layers.random_walk import pooling_grid
+from mmlinattn.ops import random_walk_attention
+
+
+def test_shared_anchors_are_the_default_and_one_set_a_head():
+    shared, own = RWGKA(32, 2, num_anchors=6), RWGKA(32, 2, num_anchors=6, shared_anchors=False)
+    assert shared.anchors_q.shape == (2, 6, 16) and shared.anchors_k is None
+    extra = {name for name, _ in own.named_parameters()}
+    assert extra - {name for name, _ in shared.named_parameters()} == {'anchors_k'}
+    assert sum(p.numel() for p in shared.parameters()) == 4 * 32 * 33 + 2 * 6 * 16
+
+
+def test_anchors_start_by_xavier_for_each_head():
+    anchors = RWGKA(256, 4, num_anchors=128).anchors_q.detach()
+    limit = (6 / (128 + 64)) ** 0.5
+    assert 0.99 * limit < anchors.abs().max() <= limit
+
+
+def test_layer_is_its_formula():
+    attn = RWGKA(16, 2, num_anchors=5, decay=0.5, shared_anchors=False).double()
+    x = torch.randn(2, 12, 16, dtype=torch.float64)
+    q, k, v = attn.in_proj(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+    walked = random_walk_attention(
+        q, k, v, attn.anchors_q, attn.anchors_k, decay=0.5, backend='reference'
+    )
+    torch.testing.assert_close(attn(x, (3, 4)), attn.proj(walked.transpose(1, 2).flatten(2)))
+
+
+def test_more_heads():
+    attn = RWGKA(32, 2, num_anchors=6, heads_multiplier=2)
+    assert (attn.num_heads, attn.head_dim, attn.anchors_q.shape) == (4, 8, (4, 6, 8))
+
+
+def test_pooled_anchors_are_cell_averages():
+    attn = RWGKP(16, 2, num_anchors=4).double()
+    q, k = torch.randn(2, 1, 2, 6 * 4, 8, dtype=torch.float64)
+    anchors_q, anchors_k = attn.anchors(q, k, (6, 4), None)
+    assert anchors_q.shape == (1, 2, 4, 8)
+    cells = k.unflatten(2, (2, 3, 2, 2)).mean((3, 5)).flatten(2, 3)  # rows in threes, columns in 2
+    torch.testing.assert_close(anchors_k, cells)
+
+
+def test_padding_is_left_out_of_pooled_anchors():
+    attn = RWGKP(16, 2, num_anchors=4).double()
+    q = torch.randn(1, 2, 24, 8, dtype=torch.float64)
+    mask = torch.zeros(1, 6, 4, dtype=torch.bool)
+    mask[:, :, 3] = True
+    anchors, _ = attn.anchors(q, q, (6, 4), mask.flatten(1))
+    cells = q.unflatten(2, (2, 3, 2, 2)).mean((3, 5))
+    narrow = q.unflatten(2, (2, 3, 4))[..., 2, :].mean(3)  # the only real column of these cells
+    torch.testing.assert_close(anchors.unflatten(2, (2, 2))[..., 1, :], narrow)
+    torch.testing.assert_close(anchors.unflatten(2, (2, 2))[..., 0, :], cells[..., 0, :])
+    mask[:, :3] = True
+    anchors, _ = attn.anchors(q, q, (6, 4), mask.flatten(1))
+    assert (anchors[:, :, :2] == 0).all()  # nothing but padding in the upper cells
+
+
+@given(st.integers(1, 200), st.integers(1, 300), st.integers(1, 300))
+def test_grid_fits_the_map_and_the_number_of_anchors(cells, height, width):
+    rows, columns = pooling_grid(cells, (height, width))
+    assert 1 <= rows <= height and 1 <= columns <= width
+    assert rows * columns <= cells
+
+
+@pytest.mark.parametrize(
+    'cells, hw, grid',
+    [(64, (256, 256), (8, 8)), (64, (64, 256), (4, 16)), (64, (2, 2), (2, 2)), (1, (9, 9), (1, 1))],
+)
+def test_grid(cells, hw, grid):
+    assert pooling_grid(cells, hw) == grid
+
+
+@pytest.mark.parametrize('kind', [RWGKA, RWGKP])
+@pytest.mark.parametrize(
+    'option, message',
+    [
+        (dict(num_anchors=0), 'num_anchors must be at least 1, got 0'),
+        (dict(decay=1.0), r'decay must be in \(0, 1\), got 1.0'),
+        (dict(steps=0), 'steps .* got 0'),
+        (dict(solver='lu'), "'lu'"),
+        (dict(heads_multiplier=0), 'heads_multiplier .* got 0'),
+        (dict(heads_multiplier=3), 'embed_dims=32 .*num_heads=6'),
+    ],
+)
+def test_bad_options(kind, option, message):
+    with pytest.raises(ValueError, match=message):
+        kind(32, 2, **option)

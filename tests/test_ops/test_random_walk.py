@@ -1,0 +1,197 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmlinattn.ops import random_walk_attention
+from mmlinattn.ops.random_walk.portable import series_factors
+
+FORMS = {
+    'reference': dict(backend='reference'),
+    'series': dict(backend='portable', solver='series'),
+    'solve': dict(backend='portable', solver='solve'),
+}
+CASES = {'random_walk': None, 'random_walk.one_step': 1, 'random_walk.two_steps': 2}
+
+
+def summed_walk(q, k, v, anchors_q, anchors_k, decay, steps, padding=None):
+    """A^i v summed term by term, for one head: (N, d) each; ``steps`` large stands for all."""
+    logits = anchors_q @ k.T
+    if padding is not None:
+        logits[:, padding] = -torch.inf
+    transition = (q @ anchors_k.T).softmax(-1) @ logits.softmax(-1)
+    total, power = torch.zeros_like(v), v
+    for i in range(steps):
+        power = transition @ power
+        total = total + decay**i * power
+    return (1 - decay) / (1 - decay**steps) * total
+
+
+def inputs(b=2, h=2, n=12, d=8, m=5, dtype=torch.float64):
+    q, k, v = torch.randn(3, b, h, n, d, dtype=dtype)
+    anchors_q, anchors_k = torch.randn(2, h, m, d, dtype=dtype)
+    return q, k, v, anchors_q, anchors_k
+
+
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('decay', [0.1, 0.5, 0.9])
+@pytest.mark.parametrize('steps', [1, 2, 5, None])
+def test_matches_the_sum_over_steps(form, decay, steps):
+    q, k, v, anchors_q, anchors_k = inputs()
+    padding = torch.zeros(2, 12, dtype=torch.bool)
+    padding[1, 7:] = True
+    out = random_walk_attention(q, k, v, anchors_q, anchors_k, decay, steps, padding, **FORMS[form])
+    for b in range(2):
+        for h in range(2):
+            expected = summed_walk(
+                q[b, h], k[b, h], v[b, h], anchors_q[h], anchors_k[h], decay, steps or 400,
+                padding[b],
+            )  # fmt: skip
+            torch.testing.assert_close(out[b, h], expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('case', [*CASES, 'random_walk.masked'])
+def test_recorded_output_and_gradients(golden, form, case):
+    t, metadata = golden('attention_ops')
+    tolerance = 1e-12 if form == 'reference' else 1e-10
+    names = ('q', 'k', 'v', 'anchors_q', 'anchors_k')
+    leaves = [t[f'{case}.in.{name}'].clone().requires_grad_() for name in names]
+    out = random_walk_attention(
+        *leaves,
+        decay=float(metadata['lam']),
+        steps=CASES.get(case),
+        key_padding_mask=t.get(f'{case}.in.key_padding_mask'),
+        **FORMS[form],
+    )
+    (out * t[f'{case}.in.cotangent']).sum().backward()
+    assert (out - t[f'{case}.out']).abs().max() < tolerance
+    for name, leaf in zip(names, leaves):
+        assert (leaf.grad - t[f'{case}.grad.{name}']).abs().max() < tolerance, name
+
+
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('steps', [None, 3])
+def test_gradients_against_finite_differences(form, steps):
+    leaves = [x.requires_grad_() for x in inputs(1, 1, 4, 3, 2)]
+    padding = torch.tensor([[False, False, True, False]])
+    assert torch.autograd.gradcheck(
+        lambda *args: random_walk_attention(*args, 0.5, steps, padding, **FORMS[form]), leaves
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    b=st.integers(1, 3), h=st.integers(1, 3), n=st.integers(1, 40), d=st.integers(1, 9),
+    m=st.integers(1, 12), seed=st.integers(0, 99), decay=st.floats(0.01, 0.95),
+    steps=st.sampled_from([None, 1, 2, 4]), form=st.sampled_from([*FORMS]),
+)  # fmt: skip
+def test_every_row_of_the_kernel_sums_to_one(b, h, n, d, m, seed, decay, steps, form):
+    torch.manual_seed(seed)
+    q, k, v, anchors_q, anchors_k = inputs(b, h, n, d, m)
+    padding = torch.rand(b, n) < 0.3
+    padding[:, 0] = False
+    args = (anchors_q, anchors_k, decay, steps, padding)
+    sums = random_walk_attention(q, k, torch.ones_like(v), *args, **FORMS[form])
+    torch.testing.assert_close(sums, torch.ones_like(v), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        random_walk_attention(q, k, v, *args, **FORMS[form]),
+        random_walk_attention(q, k, v, *args, backend='reference'),
+        rtol=1e-9,
+        atol=1e-10,
+    )
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_masked_tokens_change_nothing(form):
+    q, k, v, anchors_q, anchors_k = inputs(1)
+    junk = 50 * torch.randn(3, 1, 2, 4, 8, dtype=torch.float64)
+    mask = torch.tensor([[False] * 12 + [True] * 4])
+    padded = [torch.cat(pair, 2) for pair in zip((q, k, v), junk)]
+    alone = random_walk_attention(q, k, v, anchors_q, anchors_k, **FORMS[form])
+    beside = random_walk_attention(
+        *padded, anchors_q, anchors_k, key_padding_mask=mask, **FORMS[form]
+    )
+    torch.testing.assert_close(beside[:, :, :12], alone, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_all_padded_yields_zero_and_no_nan_gradient(form):
+    leaves = [x.requires_grad_() for x in inputs(dtype=torch.float32)]
+    mask = torch.tensor([[True] * 12, [False] * 12])
+    out = random_walk_attention(*leaves, key_padding_mask=mask, **FORMS[form])
+    assert (out[0] == 0).all() and (out[1] != 0).any()
+    out.sum().backward()
+    assert all(torch.isfinite(x.grad).all() for x in leaves)
+
+
+@pytest.mark.parametrize('solver', ['series', 'solve'])
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_half_precision_with_logits_of_sixty(solver, dtype):
+    q, k, v, anchors_q, anchors_k = inputs(1, 2, 4096, 16, 32, torch.float32)
+    scale = 60 / (q @ anchors_k.mT).abs().max()
+    half = [x.to(dtype) for x in (scale * q, scale * k, v, anchors_q, anchors_k)]
+    exact = random_walk_attention(*(x.double() for x in half), decay=0.5)
+    leaves = [x.requires_grad_() for x in half]
+    for autocast in (False, True):
+        with torch.autocast('cpu', dtype=dtype, enabled=autocast):
+            out = random_walk_attention(*leaves, decay=0.5, solver=solver)
+        assert out.dtype == dtype
+        assert (out.double() - exact).norm() / exact.norm() < 1e-2
+        out.float().square().mean().backward()
+    assert all(torch.isfinite(x.grad).all() for x in leaves)
+
+
+@pytest.mark.parametrize('decay', [0.1, 0.5, 0.9])
+def test_series_reaches_float32(decay):
+    args = inputs(1, 1, 256, 16, 64, torch.float32)
+    exact = random_walk_attention(*(x.double() for x in args), decay, backend='reference')
+    out = random_walk_attention(*args, decay, backend='portable')
+    assert (out.double() - exact).norm() / exact.norm() < 2e-6
+
+
+def test_number_of_factors():
+    assert [series_factors(decay, torch.float32) for decay in (0.1, 0.5, 0.9)] == [3, 5, 8]
+    assert [series_factors(decay, torch.float64) for decay in (1e-30, 0.5)] == [1, 6]
+
+
+def test_anchors_of_each_image():
+    q, k, v, anchors_q, anchors_k = inputs()
+    own = [torch.randn(2, *a.shape, dtype=a.dtype) for a in (anchors_q, anchors_k)]
+    out = random_walk_attention(q, k, v, *own)
+    for b in range(2):
+        one = random_walk_attention(*(x[b : b + 1] for x in (q, k, v)), *(a[b] for a in own))
+        torch.testing.assert_close(out[b : b + 1], one)
+
+
+def test_one_step_is_softmax_linear_attention():
+    q, k, v, anchors_q, anchors_k = inputs()
+    attend = torch.nn.functional.scaled_dot_product_attention
+    anchors_q, anchors_k = (a.expand(2, -1, -1, -1) for a in (anchors_q, anchors_k))
+    expected = attend(q, anchors_k, attend(anchors_q, k, v, scale=1), scale=1)
+    out = random_walk_attention(q, k, v, anchors_q, anchors_k, steps=1)
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize(
+    'change, error, message',
+    [
+        (dict(decay=0.0), ValueError, r'decay must be in \(0, 1\), got 0.0'),
+        (dict(decay=1.0), ValueError, 'got 1.0'),
+        (dict(decay=float('nan')), ValueError, 'got nan'),
+        (dict(steps=0), ValueError, 'steps .* got 0'),
+        (dict(steps=1.5), TypeError, 'steps .* got 1.5'),
+        (dict(solver='lu'), ValueError, "solver .*'lu'"),
+        (dict(anchors_q=torch.randn(3, 5, 8)), ValueError, r'anchors_q .*\(2, M, 8\).*\(3, 5, 8\)'),
+        (dict(anchors_k=torch.randn(2, 5, 7)), ValueError, r'anchors_k .* got \(2, 5, 7\)'),
+        (dict(anchors_k=torch.randn(2, 6, 8)), ValueError, 'has 5 anchors, anchors_k has 6'),
+        (dict(anchors_q=torch.randn(2, 0, 8)), ValueError, 'M >= 1'),
+        (dict(k=torch.randn(2, 2, 11, 8)), ValueError, r'k has shape \(2, 2, 11, 8\)'),
+        (dict(key_padding_mask=torch.zeros(2, 12)), TypeError, 'must be bool'),
+    ],
+)
+def test_bad_input_names_argument_and_value(change, error, message):
+    q, k, v, anchors_q, anchors_k = inputs(dtype=torch.float32)
+    args = dict(q=q, k=k, v=v, anchors_q=anchors_q, anchors_k=anchors_k)
+    with pytest.raises(error, match=message):
+        random_walk_attention(**{**args, **change})
