@@ -7,6 +7,11 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Before anything imports Triton: a forced fused backend then runs in its interpreter.
+    os.environ['TRITON_INTERPRET'] = '1'
+
 from safetensors import safe_open
 from safetensors.torch import load_file
 

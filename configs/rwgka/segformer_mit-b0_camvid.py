@@ -15,7 +15,8 @@ model = dict(
     test_cfg=dict(_delete_=True, mode='whole'),
 )
 
-max_iters = 500
+train_dataloader = dict(batch_size=4)
+max_iters = 600
 optim_wrapper = dict(optimizer=dict(lr=1e-3))
 param_scheduler = [
     dict(type='OneCycleLR', eta_max=1e-3, total_steps=max_iters, pct_start=0.15, by_epoch=False)

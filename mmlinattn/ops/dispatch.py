@@ -7,6 +7,7 @@ there is none, the environment variable ``MMLINATTN_BACKEND`` decides; where tha
 ``auto``, the operator takes ``fused`` when it can serve and ``portable`` otherwise.
 """
 
+import importlib.util
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor
 
 BACKENDS = ('auto', 'reference', 'portable', 'fused')
 ENV_VARIABLE = 'MMLINATTN_BACKEND'
+HAS_TRITON = importlib.util.find_spec('triton') is not None
 
 
 class BackendError(RuntimeError):
@@ -83,7 +85,7 @@ class Operator:
             return self.reference(q, *args, **kwargs)
         if backend == 'portable':
             return self.portable(q, *args, **kwargs)
-        why_not = self._why_not_fused(q, *args, **kwargs)
+        why_not = self._why_not_fused(backend, q, *args, **kwargs)
         if why_not is None:
             return self.fused(q, *args, **kwargs)
         if backend == 'fused':
@@ -93,11 +95,17 @@ class Operator:
             )
         return self.portable(q, *args, **kwargs)
 
-    def _why_not_fused(self, q: Tensor, *args, **kwargs) -> Optional[str]:
+    def _why_not_fused(self, backend: str, q: Tensor, *args, **kwargs) -> Optional[str]:
         if self.fused is None:
             return 'this operator has no fused kernel'
-        if not q.is_cuda and os.environ.get('TRITON_INTERPRET') != '1':
+        if not HAS_TRITON:
+            return 'Triton is not installed (pip install triton)'
+        # Triton's interpreter runs kernels on a CPU, slowly: only where it is asked for.
+        interpret = backend == 'fused' and os.environ.get('TRITON_INTERPRET') == '1'
+        if not q.is_cuda and not interpret:
             return f'fused kernels need a CUDA tensor, got one on {q.device}'
         if torch.onnx.is_in_onnx_export() or torch.jit.is_tracing():
             return 'the model is being exported'
+        if torch._C._are_functorch_transforms_active():
+            return 'a transform of torch.func is running'
         return self.refuses(q, *args, **kwargs) if self.refuses else None

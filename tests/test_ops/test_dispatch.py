@@ -1,10 +1,11 @@
+import dataclasses
 import importlib.util
 import sys
 
 import pytest
 import torch
 
-from mmlinattn.ops import BackendError, dispatch, rala_attention, use_backend
+from mmlinattn.ops import BackendError, dispatch, use_backend
 from mmlinattn.ops.dispatch import Operator
 
 
@@ -40,22 +41,26 @@ def test_context_is_left_on_an_exception(operator):
     assert operator('auto', torch.zeros(4)) == 'portable'
 
 
-def test_interpreter_counts_as_a_device_for_fused(operator, monkeypatch):
+def test_interpreter_serves_where_fused_is_asked_for(operator, monkeypatch):
     monkeypatch.setenv('TRITON_INTERPRET', '1')
-    assert operator('auto', torch.zeros(4)) == 'fused'
-    assert operator('auto', torch.zeros(3)) == 'portable'
+    assert operator('fused', torch.zeros(4)) == 'fused'
+    assert operator('auto', torch.zeros(4)) == 'portable'
+    with use_backend('fused'):
+        assert operator('auto', torch.zeros(4)) == 'fused'
     with pytest.raises(BackendError, match='3 tokens are too few'):
         operator('fused', torch.zeros(3))
 
 
-def test_forced_fused_on_the_cpu_says_why(operator):
+def test_forced_fused_on_the_cpu_says_why(operator, monkeypatch):
+    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
     with pytest.raises(BackendError, match='need a CUDA tensor, got one on cpu'):
         operator('fused', torch.zeros(4))
 
 
-def test_forced_fused_without_a_kernel_says_so():
-    with pytest.raises(BackendError, match='rala_attention.*no fused kernel'):
-        rala_attention(*torch.randn(3, 1, 1, 4, 4), backend='fused')
+def test_forced_fused_without_a_kernel_says_so(operator):
+    operator = dataclasses.replace(operator, fused=None)
+    with pytest.raises(BackendError, match='op: .*no fused kernel'):
+        operator('fused', torch.zeros(4))
 
 
 def test_unknown_backend():

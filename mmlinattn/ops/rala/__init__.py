@@ -11,7 +11,20 @@ from ..rotary import Rotary, check_rotary
 from .portable import rala_portable
 from .reference import rala_reference
 
-_rala = Operator('rala_attention', reference=rala_reference, portable=rala_portable)
+
+def _fused(*args) -> Tensor:
+    from .fused import rala_fused
+
+    return rala_fused(*args)
+
+
+def _refuses(*args) -> Optional[str]:
+    from .fused import refuses
+
+    return refuses(*args)
+
+
+_rala = Operator('rala_attention', rala_reference, rala_portable, _fused, _refuses)
 
 
 def rala_attention(

@@ -11,8 +11,21 @@ from .reference import random_walk_reference
 
 SOLVERS = ('series', 'solve')
 
+
+def _fused(*args) -> Tensor:
+    from .fused import random_walk_fused
+
+    return random_walk_fused(*args)
+
+
+def _refuses(*args) -> Optional[str]:
+    from .fused import refuses
+
+    return refuses(*args)
+
+
 _random_walk = Operator(
-    'random_walk_attention', reference=random_walk_reference, portable=random_walk_portable
+    'random_walk_attention', random_walk_reference, random_walk_portable, _fused, _refuses
 )
 
 

@@ -29,23 +29,28 @@ def random_walk_portable(
         mask = None if key_padding_mask is None else key_padding_mask[:, None, None]
         g_q = (q @ anchors_k.transpose(-2, -1)).softmax(-1)  # [B, H, N, M]
         g_k = masked_softmax(anchors_q @ k.transpose(-2, -1), mask)  # [B, H, M, N]
-        state = g_k @ v  # [B, H, M, d]
-        if steps != 1:
-            walk = decay * (g_k @ g_q)  # [B, H, M, M]
-            state = _walk_on(state, walk, decay, steps, solver)
-        scale = (1 - decay) / (1 - decay**steps if steps else 1)
-        return (g_q @ (scale * state)).to(out_dtype)
+        walk = None if steps == 1 else g_k @ g_q  # [B, H, M, M]
+        return (g_q @ walk_on(g_k @ v, walk, decay, steps, solver)).to(out_dtype)
 
 
-def _walk_on(
-    state: Tensor, walk: Tensor, decay: float, steps: Optional[int], solver: str
+def walk_on(
+    state: Tensor, walk: Optional[Tensor], decay: float, steps: Optional[int], solver: str
 ) -> Tensor:
-    """``sum_{i < steps} walk^i state``, or the sum of all, ``(I - walk)^-1 state``."""
+    """All steps after the first one, between the anchors, and the normaliser.
+
+    Args:
+        state: ``G_K v``, (B, heads, M, d).
+        walk: ``G_K G_Q``, (B, heads, M, M); unused for one step.
+    """
+    if steps == 1:
+        return state
+    walk = decay * walk
     if steps is not None:
         total = state
         for _ in range(steps - 1):
             total = state + walk @ total
-        return total
+        return (1 - decay) / (1 - decay**steps) * total
+    state = (1 - decay) * state
     if solver == 'solve':
         identity = torch.eye(walk.shape[-1], dtype=walk.dtype, device=walk.device)
         return torch.linalg.solve(identity - walk, state)

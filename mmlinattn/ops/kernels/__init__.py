@@ -1,0 +1,1 @@
+"""Triton kernels. Imported only when a fused form runs: the rest works without Triton."""

@@ -1,0 +1,155 @@
+"""What all kernels share: feature maps, rotation, launch sizes, what they can serve."""
+
+import os
+from typing import Optional, Tuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+FEATURES = {'identity': 0, 'elu+1': 1, 'relu': 2}
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MIN_DIM, MAX_DIM = 16, 128
+INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
+
+
+@triton.jit
+def feature(x, FEATURE: tl.constexpr):
+    if FEATURE == 1:
+        x = tl.where(x > 0, x + 1, tl.exp(tl.minimum(x, 0)))
+    elif FEATURE == 2:
+        x = tl.maximum(x, 0)
+    return x
+
+
+@triton.jit
+def slope(x, FEATURE: tl.constexpr):
+    """Derivative of :func:`feature`."""
+    if FEATURE == 1:
+        x = tl.where(x > 0, 1.0, tl.exp(tl.minimum(x, 0)))
+    elif FEATURE == 2:
+        x = tl.where(x > 0, 1.0, 0.0)
+    else:
+        x = tl.full(x.shape, 1.0, tl.float32)
+    return x
+
+
+@triton.jit
+def product(a, b, KIND: tl.constexpr):
+    """Matrix product of factors rounded to KIND, summed in float32."""
+    if not INTERPRETED:  # the interpreter cuts bfloat16 off instead of rounding it
+        a, b = a.to(KIND), b.to(KIND)
+    return tl.dot(a, b, input_precision='ieee')
+
+
+@triton.jit
+def rotate(x, cos, sin, ROWS: tl.constexpr, BD: tl.constexpr):
+    """Interleaved pairs of (ROWS, BD) turned by angles (ROWS, BD / 2); -sin turns back."""
+    even, odd = tl.split(tl.reshape(x, (ROWS, BD // 2, 2)))
+    turned = tl.join(even * cos - odd * sin, odd * cos + even * sin)
+    return tl.reshape(turned, (ROWS, BD))
+
+
+@triton.jit
+def load_rows(base, rows, cols, stride_n, stride_d, N, D):
+    """Tokens ``rows`` (R,) of a (N, D) matrix as float32 (R, C), 0 outside."""
+    inside = (rows[:, None] < N) & (cols[None, :] < D)
+    at = base + rows[:, None] * stride_n + cols[None, :] * stride_d
+    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_rows(base, x, rows, cols, stride_n, stride_d, N, D):
+    inside = (rows[:, None] < N) & (cols[None, :] < D)
+    at = base + rows[:, None] * stride_n + cols[None, :] * stride_d
+    tl.store(at, x.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_angles(base, rows, pairs, N, D):
+    """Every second column of a contiguous (N, D) table as (R, pairs)."""
+    inside = (rows[:, None] < N) & (2 * pairs[None, :] < D)
+    return tl.load(base + rows[:, None] * D + 2 * pairs[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def real_tokens(mask, rows, N, HAS_MASK: tl.constexpr):
+    """Which of ``rows`` exist and are no padding, (R,) bool."""
+    real = rows < N
+    if HAS_MASK:
+        real = real & (tl.load(mask + rows, mask=real, other=1) == 0)
+    return real
+
+
+def padded(size: int) -> int:
+    """What a kernel pads a dimension to: the next power of 2, at least 16."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def block_size(block_dim: int) -> int:
+    """Tokens that a program holds at once."""
+    return 64 if block_dim <= 64 else 32
+
+
+def chunk_size(q: Tensor, block: int) -> int:
+    """Tokens of one program, so that a few programs for each multiprocessor share the tokens.
+
+    On a CPU, where an interpreter runs the programs, two blocks: tests then see several chunks.
+    """
+    batch, heads, num_tokens, _ = q.shape
+    if not q.is_cuda:
+        return 2 * block
+    programs = 4 * torch.cuda.get_device_properties(q.device).multi_processor_count
+    splits = max(1, programs // (batch * heads))
+    return block * triton.cdiv(triton.cdiv(num_tokens, splits), block)
+
+
+class Launch:
+    """Sizes and options that all kernels of one call share: a program a head and chunk of tokens.
+
+    Args:
+        q: (B, heads, N, d).
+        mask: (B, N) bool, True = padding, or None.
+        widest: largest padded dimension of a block, decides how many tokens a program holds.
+    """
+
+    def __init__(self, q: Tensor, mask: Optional[Tensor], widest: int) -> None:
+        self.batch, self.heads, self.num_tokens, self.dim = q.shape
+        self.bd, self.bn = padded(self.dim), block_size(widest)
+        self.chunk = chunk_size(q, self.bn)
+        self.splits = triton.cdiv(self.num_tokens, self.chunk)
+        self.grid = (self.batch * self.heads, self.splits)
+        self.mask = mask_bytes(mask, q)
+        self.has_mask = dict(HAS_MASK=mask is not None)
+        self.device = q.device
+
+    def per_chunk(self, *shape: int) -> Tensor:
+        """Uninitialised float32 (B, heads, splits, ...)."""
+        size = (self.batch, self.heads, self.splits, *shape)
+        return torch.empty(size, dtype=torch.float32, device=self.device)
+
+
+def strides(x: Tensor) -> Tuple[int, ...]:
+    """Of (B, heads, N, d), for a kernel."""
+    return tuple(x.stride(i) for i in range(4))
+
+
+def token_major(x: Tensor) -> Tensor:
+    """Uninitialised (B, heads, N, d), stored token by token as projections read it."""
+    batch, heads, num_tokens, dim = x.shape
+    return x.new_empty(batch, num_tokens, heads, dim).transpose(1, 2)
+
+
+def mask_bytes(key_padding_mask: Optional[Tensor], q: Tensor) -> Tensor:
+    """(B, N) contiguous bytes, 1 = padding; any tensor stands for no mask."""
+    return q if key_padding_mask is None else key_padding_mask.contiguous().view(torch.uint8)
+
+
+def refuses(q: Tensor) -> Optional[str]:
+    """Why no kernel can serve these tokens, or None."""
+    if q.dtype not in DTYPES:
+        return f'kernels are for float16, bfloat16 and float32, got {q.dtype}'
+    if not MIN_DIM <= q.shape[-1] <= MAX_DIM:
+        return f'kernels are for head dims {MIN_DIM} to {MAX_DIM}, got {q.shape[-1]}'
+    return None

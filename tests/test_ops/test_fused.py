@@ -1,0 +1,266 @@
+"""Triton kernels against the float64 definitions; without a GPU, in Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mmlinattn.ops import (
+    BackendError,
+    rala_attention,
+    random_walk_attention,
+    rotary_tables,
+    use_backend,
+)
+
+pytest.importorskip('triton', reason='kernels need Triton, which torch brings on Linux')
+DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+@pytest.fixture(autouse=True)
+def _poison():
+    """What a kernel does not write is NaN, not what was there before."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def fused_projection(b, n, h, d, dtype, parts=3):
+    """q, k, v (B, heads, N, d) as views of one tensor, which is returned first."""
+    x = torch.randn(b, n, parts, h, d, device=DEVICE).to(dtype).requires_grad_()
+    return x, x.permute(2, 0, 3, 1, 4)
+
+
+def compare(function, leaves, dtype):
+    """``function(leaves, backend)`` fused against the reference in float64: output, gradients."""
+    out = function(leaves, 'fused')
+    assert out.dtype == dtype
+    grad = torch.randn(out.shape, device=DEVICE).to(dtype)
+    grads = torch.autograd.grad(out, leaves, grad)
+    exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
+    exact = function(exact_leaves, 'reference')
+    exact_grads = torch.autograd.grad(exact, exact_leaves, grad.double())
+    names = ('output', *(f'gradient {i}' for i in range(len(leaves))))
+    for name, a, b in zip(names, (out, *grads), (exact, *exact_grads)):
+        error = ((a.double() - b).norm() / b.norm().clamp(min=1)).item()
+        assert error < TOLERANCE[dtype], name
+
+
+RALA_CASES = [
+    # batch, heads, (H, W), d, dtype, feature map, rotary, padding
+    (2, 2, (7, 11), 20, torch.float32, 'elu+1', True, True),
+    (1, 1, (1, 1), 16, torch.float32, 'elu+1', True, False),
+    (1, 3, (9, 17), 32, torch.float32, 'relu', False, True),
+    (1, 1, (5, 13), 128, torch.float32, 'elu+1', True, False),
+    (1, 2, (13, 11), 32, torch.bfloat16, 'elu+1', True, True),
+    (1, 1, (16, 16), 64, torch.float16, 'elu+1', True, False),
+]
+
+
+@pytest.mark.parametrize('b, h, hw, d, dtype, phi, rotary, padding', RALA_CASES)
+def test_rala(b, h, hw, d, dtype, phi, rotary, padding):
+    n = hw[0] * hw[1]
+    x, _ = fused_projection(b, n, h, d, dtype)
+    mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
+    mask[0, n // 2 + 1 :] = padding
+
+    def run(leaves, backend):
+        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
+        kind = torch.float64 if backend == 'reference' else torch.float32
+        tables = rotary_tables(hw, d, kind, DEVICE) if rotary else None
+        return rala_attention(q, k, v, tables, mask, feature_map=phi, backend=backend)
+
+    compare(run, [x], dtype)
+
+
+WALK_CASES = [
+    # batch, heads, N, d, anchors, dtype, steps, one set for all images
+    (2, 2, 77, 20, 6, torch.float32, None, True),
+    (1, 1, 1, 16, 2, torch.float32, None, True),
+    (2, 1, 70, 16, 20, torch.float32, 1, False),
+    (1, 1, 90, 128, 3, torch.float32, 3, False),
+    (2, 1, 150, 32, 64, torch.bfloat16, None, False),
+    (1, 2, 143, 32, 33, torch.float16, 2, True),
+]
+
+
+@pytest.mark.parametrize('b, h, n, d, m, dtype, steps, shared', WALK_CASES)
+def test_random_walk(b, h, n, d, m, dtype, steps, shared):
+    x, _ = fused_projection(b, n, h, d, dtype)
+    lead = (h,) if shared else (b, h)
+    anchors = [(0.3 * torch.randn(*lead, m, d, device=DEVICE)).to(dtype) for _ in range(2)]
+    mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
+    mask[0, n // 2 + 1 :] = True
+
+    def run(leaves, backend):
+        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
+        return random_walk_attention(
+            q, k, v, *leaves[1:], decay=0.5, steps=steps, key_padding_mask=mask, backend=backend
+        )
+
+    compare(run, [x, *(a.requires_grad_() for a in anchors)], dtype)
+
+
+@pytest.mark.parametrize('name', ['rala', 'random_walk'])
+def test_all_padding_yields_zero(name):
+    x, (q, k, v) = fused_projection(2, 40, 2, 16, torch.float32)
+    mask = torch.zeros(2, 40, dtype=torch.bool, device=DEVICE)
+    mask[0] = True
+    if name == 'rala':
+        out = rala_attention(q, k, v, key_padding_mask=mask, backend='fused')
+    else:
+        anchors = torch.randn(2, 5, 16, device=DEVICE)
+        out = random_walk_attention(
+            q, k, v, anchors, anchors, key_padding_mask=mask, backend='fused'
+        )
+    assert (out[0] == 0).all() and (out[1] != 0).any()
+    out.sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+def test_large_logits_of_the_token_softmax():
+    """Online softmax: the largest score may come in any chunk."""
+    for order in (1, -1):
+        q, k, v = torch.randn(3, 1, 1, 400, 16, device=DEVICE)
+        k = k + order * torch.linspace(-20, 20, 400, device=DEVICE)[:, None]
+        exact = rala_attention(q.double(), k.double(), v.double(), backend='reference')
+        out = rala_attention(q, k, v, backend='fused')
+        assert (out.double() - exact).norm() / exact.norm() < 1e-5
+
+
+@pytest.mark.parametrize('name', ['kernelised_attention', 'walk_state', 'walk_readout'])
+def test_operators_keep_torchs_rules(name):
+    from mmlinattn.ops.kernels import kernelised_op, random_walk_op  # noqa: F401  registers
+
+    q, k, v = (t.detach().requires_grad_() for t in torch.randn(3, 1, 2, 20, 16, device=DEVICE))
+    anchors = torch.randn(2, 4, 16, device=DEVICE).requires_grad_()
+    args = {
+        'kernelised_attention': (q, k, v, None, None, None, 1e-6, 'elu+1', True),
+        'walk_state': (q, k, v, anchors, anchors.detach().clone(), None, True),
+        'walk_readout': (q, anchors, torch.randn(1, 2, 4, 16, device=DEVICE)),
+    }[name]
+    operator = getattr(torch.ops.mmlinattn, name).default
+    tests = ('test_schema', 'test_autograd_registration', 'test_faketensor')
+    torch.library.opcheck(operator, args, test_utils=tests)
+
+
+def test_compiles_without_graph_breaks():
+    q, k, v = torch.randn(3, 1, 2, 20, 16, device=DEVICE)
+    anchors = torch.randn(2, 4, 16, device=DEVICE)
+
+    def both(q, k, v):
+        walked = random_walk_attention(q, k, v, anchors, anchors, backend='fused')
+        return rala_attention(walked, k, v, backend='fused')
+
+    compiled = torch.compile(both, fullgraph=True, backend='aot_eager')
+    torch.testing.assert_close(compiled(q, k, v), both(q, k, v))
+
+
+def test_auto_takes_the_kernel_where_it_can_serve(monkeypatch):
+    from mmlinattn.ops.kernels import kernelised_op
+
+    calls = []
+    original = kernelised_op.make_state
+    monkeypatch.setattr(kernelised_op, 'make_state', lambda *a: calls.append(1) or original(*a))
+    q, k, v = torch.randn(3, 1, 2, 20, 16, device=DEVICE)
+    rala_attention(q, k, v)
+    # Never interpreted unasked.
+    assert len(calls) == (DEVICE == 'cuda')
+    rala_attention(q.double(), k.double(), v.double())
+    rala_attention(q[..., :8], k[..., :8], v[..., :8])
+    assert len(calls) == (DEVICE == 'cuda')
+    with use_backend('portable'):
+        rala_attention(q, k, v)
+    assert len(calls) == (DEVICE == 'cuda')
+    with use_backend('fused'):
+        rala_attention(q, k, v)
+    assert len(calls) == 1 + (DEVICE == 'cuda')
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (dict(dtype=torch.float64), 'float16, bfloat16 and float32, got torch.float64'),
+        (dict(d=8), 'head dims 16 to 128, got 8'),
+        (dict(d=160), 'got 160'),
+        (dict(feature_map='softmax'), "feature_map 'softmax' has no kernel"),
+    ],
+)
+def test_a_forced_kernel_that_cannot_serve_says_why(change, message):
+    change = dict(dict(dtype=torch.float32, d=16), **change)
+    q, k, v = torch.randn(3, 1, 2, 20, change.pop('d'), device=DEVICE).to(change.pop('dtype'))
+    with pytest.raises(BackendError, match=f'rala_attention: .*{message}'):
+        rala_attention(q, k, v, backend='fused', **change)
+
+
+def test_a_forced_kernel_on_the_cpu_says_what_to_do(monkeypatch):
+    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
+    q, k, v = torch.randn(3, 1, 2, 20, 16)
+    with pytest.raises(BackendError, match=r"need a CUDA tensor.*Use backend='auto' or 'portable'"):
+        rala_attention(q, k, v, backend='fused')
+
+
+def test_too_many_anchors_have_no_kernel():
+    q, k, v = torch.randn(3, 1, 1, 20, 16, device=DEVICE)
+    anchors = torch.randn(1, 129, 16, device=DEVICE)
+    with pytest.raises(BackendError, match='at most 128 anchors, got 129'):
+        random_walk_attention(q, k, v, anchors, anchors, backend='fused')
+
+
+def test_without_triton_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr('mmlinattn.ops.dispatch.HAS_TRITON', False)
+    q, k, v = torch.randn(3, 1, 2, 20, 16, device=DEVICE)
+    rala_attention(q, k, v)
+    with pytest.raises(BackendError, match='Triton is not installed'):
+        rala_attention(q, k, v, backend='fused')
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from mmlinattn.ops.kernels import kernelised, random_walk
+
+FLAGS = dict(
+    BN=64, BD=64, BM=64, FEATURE=1, HAS_MASK=True, WEIGHTED=True, ROTARY=True, SUM=True, WRITE=True,
+    HAS_MEAN=True, HAS_WALK=True,
+)
+TOKENS = {'Q', 'K', 'V', 'DOUT', 'DQ', 'DK', 'DV', 'AQ', 'AK', 'OUT'}
+for module in (kernelised, random_walk):
+    kernels = [f for n, f in vars(module).items() if n.endswith('_kernel')]
+    assert len(kernels) >= 4
+    for kernel in kernels:
+        signature, constants = {}, {}
+        for parameter in kernel.params:
+            name = parameter.name
+            if name in FLAGS:
+                signature[name], constants[name] = 'constexpr', FLAGS[name]
+            elif name == 'MASK':
+                signature[name] = '*u8'
+            elif name.isupper() and len(name) > 1 and name != 'CHUNK' or name in 'QKVSZWX':
+                signature[name] = '*bf16' if name in TOKENS else '*fp32'
+            else:
+                signature[name] = 'fp32' if name == 'scale' else 'i32'
+        compiled = triton.compile(
+            ASTSource(fn=kernel, signature=signature, constexprs=constants),
+            target=GPUTarget('cuda', 90, 32),
+        )
+        assert compiled.asm['cubin']
+        # Of 227 KiB that a block may have there.
+        assert compiled.metadata.shared <= 227 * 1024
+        print(kernel.fn.__name__)
+"""
+
+
+def test_kernels_compile_for_a_gpu_that_is_not_there(root, tmp_path):
+    """The interpreter takes what the compiler refuses: types of loop variables, sizes of blocks."""
+    env = dict(os.environ, PYTHONPATH=str(root), TRITON_CACHE_DIR=str(tmp_path))
+    env.pop('TRITON_INTERPRET', None)
+    script = tmp_path / 'compile.py'  # Triton reads the source of a kernel
+    script.write_text(COMPILE)
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.split()) >= 9
