@@ -1,0 +1,81 @@
+"""The kernels of :mod:`.ripple` as custom operators: torch.compile and autograd see them."""
+
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from . import ripple
+from .common import padded, token_major
+
+
+@torch.library.custom_op('mmlinattn::ripple', mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    height: int,
+    width: int,
+    mask: Optional[Tensor],
+    eps: float,
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return ripple.forward(q, k, v, weights, (height, width), mask, eps)
+
+
+@_forward.register_fake
+def _(q, k, v, weights, height, width, mask, eps):
+    batch, heads, num_tokens, dim = q.shape
+    size = padded(dim)
+    norm = q.new_empty((batch, heads, num_tokens), dtype=torch.float32)
+    s, z = norm.new_empty((batch, heads, size, size)), norm.new_empty((batch, heads, size))
+    return token_major(q), norm, s, z, norm.new_empty((batch, heads))
+
+
+@torch.library.custom_op('mmlinattn::ripple_backward', mutates_args=())
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    mask: Optional[Tensor],
+    norm: Tensor,
+    s: Tensor,
+    z: Tensor,
+    mass: Tensor,
+    height: int,
+    width: int,
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    return ripple.backward(grad, q, k, v, weights, (height, width), mask, norm, s, z, mass)
+
+
+@_backward.register_fake
+def _(grad, q, k, v, weights, *_):
+    d_weights = torch.empty_like(weights, memory_format=torch.contiguous_format)
+    return token_major(q), token_major(k), token_major(v), d_weights
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    q, k, v, weights, *ctx.hw_shape, mask, _ = inputs
+    ctx.save_for_backward(q, k, v, weights, mask, *output[1:])
+
+
+def _autograd(ctx, grad, *_):
+    return (*_backward(grad, *ctx.saved_tensors, *ctx.hw_shape), None, None, None, None)
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)
+
+
+def ripple_kernels(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    hw_shape: Tuple[int, int],
+    key_padding_mask: Optional[Tensor],
+    eps: float,
+) -> Tensor:
+    """(B, heads, N, d), see :func:`mmlinattn.ops.ripple_attention`; Chebyshev groups, R >= 1."""
+    return _forward(q, k, v, weights, *hw_shape, key_padding_mask, eps)[0]
