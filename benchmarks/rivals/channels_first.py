@@ -7,6 +7,8 @@ style of most published vision transformers, written for this suite and not slow
 - projections are 1x1 convolutions, one for queries, keys, values and gate together;
 - attention sees the heads of a map as (B, heads, N, d), views of the projection, and its result
   goes back to a contiguous map;
+- softmax attention is written out, two matrix products around a softmax; torch's SDPA, on heads
+  that were made contiguous for it, is an option;
 - LayerNorm moves the channels last and back.
 
 It has the parameters of :class:`mmlinattn.backbones.RAVLT` and the same outputs.
@@ -15,7 +17,6 @@ It has the parameters of :class:`mmlinattn.backbones.RAVLT` and the same outputs
 import copy
 from typing import Tuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -24,7 +25,8 @@ from mmlinattn.backbones.ravlt import RAVLTBlock
 from mmlinattn.layers import RALA, BaseAttention
 from mmlinattn.ops.rotary import Rotary, rotary_tables
 
-from .textbook import rala, rotate
+from . import textbook
+from .textbook import rotate
 
 
 class ChannelNorm(nn.Module):
@@ -44,11 +46,13 @@ class Attention(nn.Module):
 
     Args:
         attn: the layer of this package to take the parameters of.
+        sdpa: use torch's SDPA for softmax attention.
     """
 
-    def __init__(self, attn: BaseAttention) -> None:
+    def __init__(self, attn: BaseAttention, sdpa: bool = False) -> None:
         super().__init__()
-        self.heads, self.dim = attn.num_heads, attn.embed_dims
+        attn = copy.deepcopy(attn)
+        self.heads, self.dim, self.sdpa = attn.num_heads, attn.embed_dims, sdpa
         self.linear = isinstance(attn, RALA)
         self.qkvo = conv1x1(attn.in_proj)
         self.lepe = attn.lepe
@@ -62,9 +66,10 @@ class Attention(nn.Module):
             t.reshape(batch, self.heads, -1, height * width).transpose(2, 3) for t in (q, k, v)
         )  # [B, H, N, d]
         if self.linear:
-            out = rala(q, k, v, rotary)
+            out = textbook.rala(q, k, v, rotary)
         else:
-            out = F.scaled_dot_product_attention(rotate(q, rotary), rotate(k, rotary), v)
+            q, k = rotate(q, rotary), rotate(k, rotary)
+            out = sdpa(q, k, v) if self.sdpa else textbook.softmax(q, k, v)
         out = out.transpose(2, 3).reshape(batch, self.dim, height, width)
         return self.proj((out + lepe) * gate)
 
@@ -84,11 +89,11 @@ class FFN(nn.Module):
 class Block(nn.Module):
     """Conditional position, attention and feed-forward layer, each with its residual."""
 
-    def __init__(self, block: RAVLTBlock) -> None:
+    def __init__(self, block: RAVLTBlock, sdpa: bool) -> None:
         super().__init__()
         self.cpe = block.cpe
         self.norm1, self.norm2 = ChannelNorm(block.norm1), ChannelNorm(block.norm2)
-        self.attn, self.ffn = Attention(block.attn), FFN(block.ffn)
+        self.attn, self.ffn = Attention(block.attn, sdpa), FFN(block.ffn)
         self.drop_path = block.drop_path
         self.gamma1 = nn.Parameter(block.gamma1.detach()[:, None, None].clone())
         self.gamma2 = nn.Parameter(block.gamma2.detach()[:, None, None].clone())
@@ -104,6 +109,7 @@ class ChannelsFirstRAVLT(nn.Module):
 
     Args:
         model: takes its parameters, which are copied.
+        sdpa: use torch's SDPA for softmax attention.
 
     Example:
         >>> model = RAVLT('tiny', norm_cfg=dict(type='BN')).eval()
@@ -113,20 +119,20 @@ class ChannelsFirstRAVLT(nn.Module):
         True
     """
 
-    def __init__(self, model: RAVLT) -> None:
+    def __init__(self, model: RAVLT, sdpa: bool = False) -> None:
         super().__init__()
         model = copy.deepcopy(model)
         self.out_indices = model.out_indices
         self.stem, self.downsamples = model.stem, model.downsamples
         self.stages = nn.ModuleList(
-            nn.ModuleList(Block(block) for block in stage) for stage in model.stages
+            nn.ModuleList(Block(block, sdpa) for block in stage) for stage in model.stages
         )
         self.out_norms = nn.ModuleDict(
             {i: ChannelNorm(norm) for i, norm in model.out_norms.items()}
         )
         for parameter in self.parameters():
             # One channels_last weight, and a convolution hands channels_last maps on.
-            parameter.data = torch.empty(parameter.shape).copy_(parameter.data)
+            parameter.data = parameter.new_empty(parameter.shape).copy_(parameter.data)
 
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
         x = self.stem(x)
@@ -141,6 +147,11 @@ class ChannelsFirstRAVLT(nn.Module):
             if i in self.out_indices:
                 outs.append(self.out_norms[str(i)](x) if self.out_norms else x)
         return tuple(outs)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """torch's softmax attention; strided channels would send it to its slow form."""
+    return F.scaled_dot_product_attention(q.contiguous(), k.contiguous(), v.contiguous())
 
 
 def conv1x1(linear: nn.Linear) -> nn.Conv2d:

@@ -24,6 +24,11 @@ def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Rotary) -> Tensor:
     return torch.einsum('bhnd,bhde->bhne', q, state) / denominator[..., None]
 
 
+def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention with its N x N matrix."""
+    return (q.shape[-1] ** -0.5 * q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     """Turns neighbouring channels by the angles of the tables (N, d)."""
     sin, cos = rotary
