@@ -71,7 +71,7 @@ class Attention(nn.Module):
             q, k = rotate(q, rotary), rotate(k, rotary)
             out = sdpa(q, k, v) if self.sdpa else textbook.softmax(q, k, v)
         out = out.transpose(2, 3).reshape(batch, self.dim, height, width)
-        return self.proj((out + lepe) * gate)
+        return self.proj((lepe + out) * gate)
 
 
 class FFN(nn.Module):
