@@ -105,9 +105,9 @@ class RAVLTBlock(BaseModule):
 
     def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         if self.cpe is not None:
-            x = x + map_to_tokens(self.cpe(tokens_to_map(x, hw_shape)))
-        x = x + self.drop_path(self.gamma1 * self.attn(self.norm1(x), hw_shape))
-        return x + self.drop_path(self.gamma2 * self.ffn(self.norm2(x), hw_shape))
+            x = map_to_tokens(self.cpe(tokens_to_map(x, hw_shape))).add_(x)
+        x = torch.addcmul(x, self.drop_path(self.attn(self.norm1(x), hw_shape)), self.gamma1)
+        return torch.addcmul(x, self.drop_path(self.ffn(self.norm2(x), hw_shape)), self.gamma2)
 
 
 @MODELS.register_module()

@@ -126,7 +126,7 @@ class BaseAttention(BaseModule):
         )
         out = out.transpose(1, 2).flatten(2)  # [B, N, C]
         if self.lepe is not None:
-            out = out + self._local_position(v, hw_shape, key_padding_mask)
+            out = self._local_position(v, hw_shape, key_padding_mask).add_(out)
         if gate is not None:
             out = out * gate
         return self.proj_drop(self.proj(out))

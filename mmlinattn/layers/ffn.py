@@ -31,8 +31,7 @@ class ConvFFN(BaseModule):
     def forward(self, x: Tensor, hw_shape: Sequence[int]) -> Tensor:
         """(B, N, C) to (B, N, C)."""
         x = F.gelu(self.fc1(x))
-        x = x + map_to_tokens(self.dwconv(tokens_to_map(x, hw_shape)))
-        return self.fc2(x)
+        return self.fc2(map_to_tokens(self.dwconv(tokens_to_map(x, hw_shape))).add_(x))
 
 
 class MixFFN(ConvFFN):

@@ -35,10 +35,10 @@ def rala_portable(
             weights = masked_softmax(_scores(q, k, mask) * dim**-0.5, mask)  # [B, H, N]
         else:
             weights = _given_weights(token_weights.to(dtype), mask, q.shape)
-        # The weights ride on v instead of k, so k is rotated as it is.
         mean_k = (weights[..., None, :] @ k).transpose(-2, -1)  # [B, H, d, 1]
         denominator = q @ mean_k + eps  # [B, H, N, 1]
-        state = apply_rotary(k, rotary).transpose(-2, -1) @ (v * weights[..., None])  # [B, H, d, d]
+        # Weighted before it is rotated: neither product has to be kept for the backward pass.
+        state = apply_rotary(k * weights[..., None], rotary).transpose(-2, -1) @ v  # [B, H, d, d]
         return (apply_rotary(q, rotary) @ state / denominator).to(out_dtype)
 
 

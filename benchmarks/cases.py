@@ -1,0 +1,232 @@
+"""What is measured: a registry of cases, each with its rivals.
+
+A case is a function from a :class:`Setup` to its rivals by name, registered with :func:`case`.
+The first rival is the one that the others are compared with.
+"""
+
+from dataclasses import dataclass
+from typing import Callable, Dict, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmlinattn.backbones import RAVLT
+from mmlinattn.layers import RALA, SoftmaxAttention, map_to_tokens, tokens_to_map
+from mmlinattn.ops import rala_attention, rotary_tables
+
+from .rivals import textbook
+from .rivals.channels_first import Attention, ChannelsFirstRAVLT
+
+KINDS = ('operator', 'layer', 'backbone')
+OURS = 'mmlinattn'
+ALL_LINEAR = ('rala',) * 4
+RELEASED = ('rala', 'rala', 'softmax', 'softmax')
+# Stride of the first stage of a backbone: its tokens.
+STRIDE = 4
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One point of a measurement.
+
+    Args:
+        hw_shape: the map of an operator or a layer, the image of a backbone.
+        training: gradients will be asked for.
+    """
+
+    hw_shape: Tuple[int, int]
+    batch: int
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    training: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return self.hw_shape[0] * self.hw_shape[1]
+
+    @property
+    def embed_dims(self) -> int:
+        return self.heads * self.head_dim
+
+    def randn(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=self.dtype, device=self.device)
+
+    def qkv(self) -> Tuple[Tensor, Tensor, Tensor]:
+        """(B, heads, N, d) each, in the memory order that a projection of tokens leaves."""
+        shape = self.batch, self.num_tokens, self.heads, self.head_dim
+        return tuple(self.leaf(self.randn(*shape).transpose(1, 2)) for _ in range(3))
+
+    def rotary(self) -> Tuple[Tensor, Tensor]:
+        return rotary_tables(self.hw_shape, self.head_dim, self.dtype, self.device)
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.detach().requires_grad_(self.training)
+
+    def module(self, module: nn.Module) -> nn.Module:
+        return module.to(self.device, self.dtype).train(self.training)
+
+
+@dataclass(frozen=True)
+class Rival:
+    """One way to compute a case.
+
+    Args:
+        call: the forward pass.
+        inputs: its inputs; a training step has gradients for them and for ``parameters``.
+        same: computes what the first rival does; checked before anything is timed.
+        quadratic: time grows with the square of the tokens; left out where that takes too long.
+        as_first: brings its outputs and gradients of inputs into the layout of the first rival.
+    """
+
+    call: Callable[[], object]
+    inputs: Sequence[Tensor]
+    parameters: Sequence[Tensor] = ()
+    same: bool = True
+    quadratic: bool = False
+    as_first: Callable[[Tensor], Tensor] = lambda x: x
+
+
+Rivals = Dict[str, Rival]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A registered case.
+
+    Args:
+        kind: ``'operator'``, ``'layer'`` or ``'backbone'``.
+        about: what is compared and what to expect, for the report.
+        build: makes the rivals for a point.
+    """
+
+    name: str
+    kind: str
+    about: str
+    build: Callable[[Setup], Rivals]
+
+
+CASES: Dict[str, Case] = {}
+
+
+def case(name: str, kind: str, about: str) -> Callable:
+    """Registers a case; raises ValueError for a name that is taken or an unknown kind."""
+    if name in CASES or kind not in KINDS:
+        raise ValueError(f'case {name!r} is taken, or its kind {kind!r} is none of {KINDS}')
+
+    def register(build: Callable[[Setup], Rivals]) -> Callable[[Setup], Rivals]:
+        CASES[name] = Case(name, kind, about, build)
+        return build
+
+    return register
+
+
+def operator_rivals(
+    setup: Setup,
+    ours: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    textbook: Callable[..., Tensor],
+) -> Rivals:
+    """The rivals that every operator has: its plain formula, and softmax attention.
+
+    Args:
+        ours: called with ``*inputs`` and ``backend``.
+        inputs: q, k, v and whatever else has a gradient.
+        textbook: called with ``*inputs``.
+    """
+    q, k, v = inputs[:3]
+    rivals = {OURS: Rival(lambda: ours(*inputs, backend='auto'), inputs)}
+    if setup.device.type == 'cuda':
+        rivals[f'{OURS} portable'] = Rival(lambda: ours(*inputs, backend='portable'), inputs)
+    rivals['textbook'] = Rival(lambda: textbook(*inputs), inputs)
+    rivals['SDPA softmax'] = Rival(
+        lambda: F.scaled_dot_product_attention(q, k, v), (q, k, v), same=False, quadratic=True
+    )
+    return rivals
+
+
+@case('rala', 'operator', 'RALA with rotary position; linear in the tokens, SDPA is quadratic.')
+def _rala(setup: Setup) -> Rivals:
+    rotary = setup.rotary()
+    return operator_rivals(
+        setup,
+        lambda q, k, v, backend: rala_attention(q, k, v, rotary, backend=backend),
+        setup.qkv(),
+        lambda q, k, v: textbook.rala(q, k, v, rotary),
+    )
+
+
+@case(
+    'rala-layer',
+    'layer',
+    'RALA with projections, local position and gate, against the same layer channels first and '
+    'the same layer with softmax attention.',
+)
+def _rala_layer(setup: Setup) -> Rivals:
+    ours = setup.module(RALA(setup.embed_dims, setup.heads))
+    first = setup.module(Attention(ours))
+    softmax = setup.module(
+        SoftmaxAttention(setup.embed_dims, setup.heads, rotary=True, lepe=5, gate='proj')
+    )
+    hw_shape, rotary = setup.hw_shape, setup.rotary()
+    x = setup.leaf(setup.randn(setup.batch, setup.num_tokens, setup.embed_dims))
+    x_map = setup.leaf(tokens_to_map(x, hw_shape).contiguous())
+    return {
+        OURS: Rival(lambda: ours(x, hw_shape), (x,), tuple(ours.parameters())),
+        'channels first': Rival(
+            lambda: first(x_map, rotary),
+            (x_map,),
+            tuple(first.parameters()),
+            as_first=map_to_tokens,
+        ),
+        'SDPA softmax': Rival(
+            lambda: softmax(x, hw_shape),
+            (x,),
+            tuple(softmax.parameters()),
+            same=False,
+            quadratic=True,
+        ),
+    }
+
+
+def _backbone(setup: Setup, arch: str, stage_attns: Sequence[str]) -> Rivals:
+    ours = setup.module(
+        RAVLT(arch, stage_attns=stage_attns, drop_path_rate=0.0, norm_cfg=dict(type='BN'))
+    )
+    image = setup.leaf(setup.randn(setup.batch, 3, *setup.hw_shape))
+
+    def rival(model: nn.Module) -> Rival:
+        return Rival(lambda: model(image), (image,), tuple(model.parameters()))
+
+    rivals = {OURS: rival(ours), 'channels first': rival(setup.module(ChannelsFirstRAVLT(ours)))}
+    if 'softmax' in stage_attns:
+        fused = ChannelsFirstRAVLT(ours, sdpa=True)
+        rivals['channels first, SDPA'] = rival(setup.module(fused))
+    return rivals
+
+
+@case(
+    'ravlt-s',
+    'backbone',
+    'RAVLT-S as released (softmax attention in stages 3 and 4) against the same network in the '
+    'layout of its released code, with softmax attention written out as there, and with SDPA.',
+)
+def _ravlt(setup: Setup) -> Rivals:
+    return _backbone(setup, 'small', RELEASED)
+
+
+@case(
+    'ravlt-s-linear',
+    'backbone',
+    'RAVLT-S with RALA in all four stages, against the same network channels first.',
+)
+def _ravlt_linear(setup: Setup) -> Rivals:
+    return _backbone(setup, 'small', ALL_LINEAR)
+
+
+@case('ravlt-nano', 'backbone', 'The smallest network of the quick start: for trying the suite.')
+def _ravlt_nano(setup: Setup) -> Rivals:
+    arch = dict(embed_dims=(32, 64, 128, 256), depths=(1, 1, 2, 1), num_heads=(1, 2, 4, 8))
+    return _backbone(setup, arch, RELEASED)

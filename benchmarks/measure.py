@@ -1,0 +1,180 @@
+"""Time and peak memory of rivals, in one process, taken in turns."""
+
+import gc
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Sequence, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+# Larger than the last cache of any card: what a call reads was not left there by the one before.
+FLUSH_BYTES = 512 * 2**20
+COPY_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles of a sample.
+
+    Example:
+        >>> Spread.of([1.0, 2.0, 3.0, 4.0, 50.0])
+        Spread(median=3.0, low=2.0, high=4.0)
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, sample: Sequence[float]) -> 'Spread':
+        low, high = np.percentile(sample, (25, 75))
+        return cls(statistics.median(sample), float(low), float(high))
+
+
+def interleave(
+    calls: Dict[str, Callable[[], object]],
+    device: torch.device,
+    min_rounds: int = 5,
+    min_seconds: float = 1.0,
+    max_rounds: int = 200,
+) -> Dict[str, List[float]]:
+    """Times calls in turns, A B C A B C: what slows the machine down for a while slows all.
+
+    The calls must have run before (warm-up).
+
+    Args:
+        calls: by name; each returns when its work is done, or, on a GPU, is queued.
+        device: where they run; on a GPU the time is that of the device, with cold caches.
+        min_rounds: at least so many of each.
+        min_seconds: more rounds until so much time is measured in all, up to ``max_rounds``.
+
+    Returns:
+        seconds of every call, by name.
+
+    Example:
+        >>> times = interleave({'a': lambda: None}, torch.device('cpu'), 3, 0.0)
+        >>> len(times['a'])
+        3
+    """
+    clock = _cuda_clock(device) if device.type == 'cuda' else _clock
+    times = {name: [] for name in calls}
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for done in range(max_rounds):
+            if done >= min_rounds and sum(map(sum, times.values())) >= min_seconds:
+                break
+            for name, call in calls.items():
+                times[name].append(clock(call))
+    finally:
+        if was_enabled:
+            gc.enable()
+    return times
+
+
+def _clock(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    result = call()
+    seconds = time.perf_counter() - start
+    del result
+    return seconds
+
+
+def _cuda_clock(device: torch.device) -> Callable[[Callable[[], object]], float]:
+    scratch = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def clock(call: Callable[[], object]) -> float:
+        torch.cuda.synchronize(device)
+        # Fills the caches, and keeps the device busy while the call is queued.
+        scratch.zero_()
+        start.record()
+        result = call()
+        end.record()
+        torch.cuda.synchronize(device)
+        del result
+        return start.elapsed_time(end) / 1e3
+
+    return clock
+
+
+def peak_memory(call: Callable[[], object], device: torch.device) -> int:
+    """Peak of torch's allocations during a call, in bytes above what was allocated before.
+
+    The result of the call counts. On the CPU every allocation is recorded by torch's profiler;
+    scratch memory of libraries that have their own allocator is not seen.
+
+    Example:
+        >>> peak_memory(lambda: torch.empty(250) + 1, torch.device('cpu'))
+        2048
+    """
+    gc.collect()
+    if device.type == 'cuda':
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == '[memory]']
+    events.sort(key=lambda event: event.start_ns())
+    allocated = np.cumsum([0] + [event.nbytes() for event in events])
+    return int(allocated.max())
+
+
+def copy_bandwidth(device: torch.device, rounds: int = 20) -> float:
+    """Bytes a second, read and written, of copying a large tensor."""
+    source = torch.zeros(COPY_BYTES, dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    times = interleave({'copy': lambda: target.copy_(source)}, device, rounds, 0.0)['copy']
+    return 2 * COPY_BYTES / statistics.median(times)
+
+
+def slope(tokens: Sequence[int], values: Sequence[float]) -> float:
+    """Exponent ``p`` of the least-squares fit ``value = c tokens^p``.
+
+    Raises:
+        ValueError: fewer than two different numbers of tokens, or a value that is not positive.
+
+    Example:
+        >>> round(slope([1, 10, 100], [3, 300, 30000]), 6)
+        2.0
+    """
+    if len(set(tokens)) < 2 or min(values) <= 0:
+        raise ValueError(f'no slope through tokens={list(tokens)}, values={list(values)}')
+    return float(np.polyfit(np.log(tokens), np.log(values), 1)[0])
+
+
+def difference(tensor: Tensor, other: Tensor) -> float:
+    """Norm of the difference over the norm of ``other``, in float64."""
+    if tensor.shape != other.shape:
+        return float('inf')
+    tensor, other = tensor.double(), other.double()
+    error, norm = (tensor - other).norm(), other.norm()
+    return float(error / norm) if norm > 0 else float(error)
+
+
+def forward(call: Callable[[], object]) -> Tuple[Tensor, ...]:
+    """The outputs, without a graph."""
+    with torch.no_grad():
+        return _as_tuple(call())
+
+
+def forward_backward(
+    call: Callable[[], object], wanted: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> Tuple[Tuple[Tensor, ...], Tuple[Tensor, ...]]:
+    """The outputs, and the gradients for ``wanted`` of their product with ``cotangents``."""
+    outs = _as_tuple(call())
+    grads = torch.autograd.grad(outs, wanted, cotangents)
+    return tuple(out.detach() for out in outs), grads
+
+
+def _as_tuple(result: object) -> Tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else tuple(result)

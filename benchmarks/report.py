@@ -1,0 +1,125 @@
+"""Results as JSON, Markdown and plots."""
+
+import json
+import re
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import List, Optional, Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from .cases import CASES
+from .suite import Result, slopes
+
+
+def write(results: Sequence[Result], context: dict, folder: Path) -> List[Path]:
+    """Writes ``results.json``, ``results.md`` and a plot a table; returns their paths.
+
+    Args:
+        context: machine, versions, commit, command, settings; see ``run.py``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    groups = [list(group) for _, group in groupby(results, _group)]
+    data = dict(
+        context,
+        results=[asdict(result) for result in results],
+        slopes=[
+            dict(zip(('case', 'mode', 'batch'), _group(group[0])), rival=name, time=t, memory=m)
+            for group in groups
+            for name, (t, m) in slopes(group).items()
+        ],
+    )
+    paths = [folder / 'results.json', folder / 'results.md']
+    paths[0].write_text(json.dumps(data, indent=1) + '\n')
+    paths[1].write_text(markdown(groups, context))
+    for group in groups:
+        if any(not result.skipped for result in group):
+            name = re.sub(r'\W+', '-', '-'.join(map(str, _group(group[0]))))
+            paths.append(folder / f'{name}.png')
+            plot(group).savefig(paths[-1], dpi=120)
+    return paths
+
+
+def _group(result: Result) -> tuple:
+    return result.case, result.mode, result.batch
+
+
+def markdown(groups: Sequence[Sequence[Result]], context: dict) -> str:
+    """One table a case, mode and batch, under a list of what they were measured with."""
+    lines = ['# Benchmarks', '']
+    lines += [f'- {name}: {value}' for name, value in context.items()]
+    for group in groups:
+        result = group[0]
+        lines += [
+            '',
+            f'## {result.case}, {result.mode}, batch {result.batch}, {result.dtype}',
+            '',
+            CASES[result.case].about,
+            '',
+            *table(group, context.get('copy bandwidth')),
+        ]
+    return '\n'.join(lines) + '\n'
+
+
+def table(group: Sequence[Result], bandwidth: Optional[float] = None) -> List[str]:
+    """Markdown rows: a size a row, a rival a column.
+
+    Args:
+        bandwidth: of copying, in bytes a second; adds the share of it that each rival reaches.
+    """
+    rivals = list(dict.fromkeys(result.rival for result in group))
+    lines = [
+        '| ' + ' | '.join(['size', 'tokens', *rivals]) + ' |',
+        '| --- |' + ' ---: |' * (1 + len(rivals)),
+    ]
+    for size in dict.fromkeys(result.size for result in group):
+        row = {result.rival: result for result in group if result.size == size}
+        first = row[rivals[0]]
+        cells = [cell(row[name], first, bandwidth) for name in rivals]
+        lines.append('| ' + ' | '.join([size, f'{first.tokens:,}', *cells]) + ' |')
+    fitted = slopes(group)
+    if fitted:
+        cells = [
+            '{:.2f}, {:.2f}'.format(*fitted[name]) if name in fitted else '' for name in rivals
+        ]
+        lines.append('| ' + ' | '.join(['slope: time, memory', '', *cells]) + ' |')
+    return lines
+
+
+def cell(result: Result, first: Result, bandwidth: Optional[float] = None) -> str:
+    """Median time, half of the interquartile range, time over that of ``first``, memory."""
+    if result.skipped:
+        return result.skipped
+    time = result.time
+    text = f'{1e3 * time.median:.4g} ± {1e3 * (time.high - time.low) / 2:.2g} ms'
+    if result is not first and not first.skipped:
+        text += f' ({time.median / first.time.median:.2f}x)'
+    text += f', {result.peak_bytes / 2**20:.4g} MiB'
+    if bandwidth:
+        text += f', {result.min_bytes / time.median / bandwidth:.0%} of copy'
+    return text
+
+
+def plot(group: Sequence[Result]) -> Figure:
+    """Time and peak memory against tokens, both axes logarithmic, slopes in the legend."""
+    figure = Figure(figsize=(9, 4), layout='constrained')
+    fitted = slopes(group)
+    panels = ('time of a call, ms', 'peak memory of a call, MiB')
+    for i, (axes, label) in enumerate(zip(figure.subplots(1, 2), panels)):
+        for name in dict.fromkeys(result.rival for result in group):
+            points = [r for r in group if r.rival == name and not r.skipped]
+            values = [1e3 * r.time.median if i == 0 else r.peak_bytes / 2**20 for r in points]
+            legend = f'{name}, slope {fitted[name][i]:.2f}' if name in fitted else name
+            axes.plot([r.tokens for r in points], values, marker='o', label=legend)
+        ticks = sorted({result.tokens for result in group})
+        axes.set(xscale='log', yscale='log', xlabel='tokens', ylabel=label)
+        axes.set_xticks(ticks, [f'{tick:,}' for tick in ticks], rotation=30, fontsize=7)
+        axes.set_xticks([], minor=True)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f'{value:g}'))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    result = group[0]
+    figure.suptitle(f'{result.case}, {result.mode}, batch {result.batch}, {result.dtype}')
+    return figure

@@ -1,0 +1,36 @@
+"""Attention operators as their papers write them, in plain PyTorch.
+
+Each is the direct transcription of the formula that a first implementation has: one operation a
+symbol, every intermediate result a tensor, in the type of its inputs. (B, heads, N, d) each.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmlinattn.ops.rotary import Rotary
+
+
+def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Rotary) -> Tensor:
+    """Rank-augmented linear attention with rotary position, see
+    :func:`mmlinattn.ops.rala_attention`."""
+    num_tokens, dim = q.shape[-2:]
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    scores = torch.einsum('bhd,bhnd->bhn', q.mean(2), k) * dim**-0.5
+    k = k * (num_tokens * scores.softmax(-1))[..., None]
+    denominator = torch.einsum('bhnd,bhd->bhn', q, k.mean(2)) + 1e-6
+    q, k = rotate(q, rotary), rotate(k, rotary)
+    state = torch.einsum('bhnd,bhne->bhde', k, v) / num_tokens
+    return torch.einsum('bhnd,bhde->bhne', q, state) / denominator[..., None]
+
+
+def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention with its N x N matrix."""
+    return (q.shape[-1] ** -0.5 * q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Turns neighbouring channels by the angles of the tables (N, d)."""
+    sin, cos = rotary
+    turned = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+    return x * cos + turned * sin

@@ -1,0 +1,229 @@
+"""Measures attentions, layers and backbones against their rivals.
+
+    python benchmarks/run.py --quick
+    python benchmarks/run.py --device cuda --quick
+    python benchmarks/run.py --cases rala --tokens 4k 16k 65k 262k --out work_dirs/benchmarks
+
+Writes results.json, results.md and plots. Rivals that should compute the same are compared
+before anything is timed; the run fails where they differ.
+"""
+
+import argparse
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+# torch's profiler looks for a GPU and reports on stderr that there is none.
+os.environ.setdefault('KINETO_LOG_LEVEL', '99')
+
+import torch
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.cases import CASES, Setup
+from benchmarks.measure import copy_bandwidth
+from benchmarks.report import write
+from benchmarks.suite import MODES, DisagreementError, Effort, Result, run_case
+
+ROOT = Path(__file__).resolve().parent.parent
+DTYPES = ('float32', 'float16', 'bfloat16', 'float64')
+# What a device gets unless the command line says otherwise.
+DEFAULTS = {
+    'cpu': dict(dtype='float32', heads=2, head_dim=32, batch=[1]),
+    'cuda': dict(dtype='bfloat16', heads=8, head_dim=64, batch=[1, 4]),
+}
+TOKENS = {
+    False: ['1k', '4k', '16k', '65k', '262k'],
+    True: ['1k', '4k', '16k'],
+}
+CUDA_QUICK_TOKENS = ['4k', '16k', '65k']
+IMAGES = {False: ['512x512', '800x1280'], True: ['256x256', '512x512']}
+NOT_DEFAULT = ('ravlt-nano',)
+# Never rivals by themselves: a case names them where they compute the same as ours.
+OPTIONAL = ('flash-linear-attention', 'natten')
+
+
+def parse_args(argv: List[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--cases', nargs='+', choices=tuple(CASES), metavar='NAME')
+    parser.add_argument('--list', action='store_true', help='show the cases and stop')
+    parser.add_argument('--device', default='cpu', help='cpu, cuda or cuda:N')
+    parser.add_argument('--dtype', choices=DTYPES, help='float32 on a CPU, else bfloat16')
+    parser.add_argument('--modes', nargs='+', choices=MODES, default=list(MODES))
+    parser.add_argument(
+        '--tokens', nargs='+', type=tokens, metavar='N',
+        help='of operators and layers; 4k stands for 4096, 262k for 262144',
+    )  # fmt: skip
+    parser.add_argument('--images', nargs='+', type=image, metavar='HxW', help='for backbones')
+    parser.add_argument('--batch', nargs='+', type=positive, metavar='B')
+    parser.add_argument('--heads', type=positive)
+    parser.add_argument('--head-dim', type=positive)
+    parser.add_argument('--quick', action='store_true', help='fewer sizes and rounds')
+    parser.add_argument('--rounds', type=positive, help='least number of calls of each rival')
+    parser.add_argument('--budget', type=float, help='seconds; longer calls are left out')
+    parser.add_argument('--threads', type=positive, help='of torch on the CPU')
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmarks'), metavar='DIR')
+    args = parser.parse_args(argv)
+    try:
+        device = torch.device(args.device)
+    except RuntimeError:
+        parser.error(f'--device must be cpu, cuda or cuda:N, got {args.device!r}')
+    if device.type not in DEFAULTS:
+        parser.error(f'--device must be cpu, cuda or cuda:N, got {args.device!r}')
+    if device.type == 'cuda' and not torch.cuda.is_available():
+        parser.error(f'--device {args.device}: torch {torch.__version__} finds no CUDA device')
+    args.device = device
+    for name, value in DEFAULTS[device.type].items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    if args.head_dim % 4:
+        parser.error(f'--head-dim must be a multiple of 4, got {args.head_dim}')
+    quick_tokens = CUDA_QUICK_TOKENS if device.type == 'cuda' else TOKENS[True]
+    default_tokens = quick_tokens if args.quick else TOKENS[False]
+    args.tokens = args.tokens or [tokens(text) for text in default_tokens]
+    args.images = args.images or [image(text) for text in IMAGES[args.quick]]
+    args.cases = args.cases or [name for name in CASES if name not in NOT_DEFAULT]
+    args.rounds = args.rounds or (3 if args.quick else 5)
+    args.budget = args.budget or (2.0 if args.quick else 20.0)
+    return args
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f'must be positive, got {text}')
+    return value
+
+
+def tokens(text: str) -> int:
+    """``'4096'`` as it is; ``'4k'`` as the power of two nearest to 4000."""
+    try:
+        if not text.endswith('k'):
+            return positive(text)
+        return 2 ** round(torch.tensor(float(text[:-1]) * 1000).log2().item())
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f'must be like 4096 or 4k, got {text!r}') from None
+
+
+def image(text: str) -> Tuple[int, int]:
+    try:
+        height, width = (positive(side) for side in text.split('x'))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'must be HxW, like 800x1280, got {text!r}') from None
+    return height, width
+
+
+def map_shape(num_tokens: int) -> Tuple[int, int]:
+    """The map with so many tokens that is nearest to a square, at least as wide as high.
+
+    Example:
+        >>> map_shape(4096), map_shape(2048), map_shape(7)
+        ((64, 64), (32, 64), (1, 7))
+    """
+    height = next(h for h in range(int(num_tokens**0.5), 0, -1) if num_tokens % h == 0)
+    return height, num_tokens // height
+
+
+def setups(args: argparse.Namespace, kind: str, batch: int) -> List[Setup]:
+    shapes = args.images if kind == 'backbone' else [map_shape(n) for n in args.tokens]
+    dtype = getattr(torch, args.dtype)
+    return [Setup(s, batch, args.heads, args.head_dim, dtype, args.device) for s in shapes]
+
+
+def context(args: argparse.Namespace, argv: List[str]) -> Dict[str, object]:
+    """What a reader needs to judge the numbers or to repeat them."""
+    facts = {
+        'command': shlex.join(['python', 'benchmarks/run.py', *argv]),
+        'commit': _commit(),
+        'machine': _machine(args.device),
+        'threads': torch.get_num_threads(),
+        'versions': f'Python {platform.python_version()}, torch {torch.__version__}',
+        'settings': f'{args.heads} heads of {args.head_dim} channels (operators and layers), '
+        f'{args.dtype}, at least {args.rounds} calls each, in turns',
+        'cells': 'median ± half the interquartile range of a call, time over that of the first '
+        'column, peak memory above what was allocated before',
+    }
+    for name in OPTIONAL:
+        facts[name] = _version(name)
+    if args.device.type == 'cuda':
+        facts['versions'] += f', CUDA {torch.version.cuda}, Triton {_version("triton")}'
+        facts['copy bandwidth'] = copy_bandwidth(args.device)
+    return facts
+
+
+def _commit() -> str:
+    def git(*command: str) -> str:
+        run = subprocess.run(['git', '-C', ROOT, *command], capture_output=True, text=True)
+        return run.stdout.strip()
+
+    try:
+        changed = git('status', '--porcelain', '--untracked-files=no')
+        return (git('rev-parse', 'HEAD') or 'unknown') + (', with changes' if changed else '')
+    except FileNotFoundError:
+        return 'unknown'
+
+
+def _machine(device: torch.device) -> str:
+    cpu = platform.processor() or platform.machine()
+    info = Path('/proc/cpuinfo')
+    if info.exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith('model name')]
+        cpu = names[0].split(':', 1)[1].strip() if names else cpu
+    text = f'{cpu}, {os.cpu_count()} cores, {platform.system()}'
+    return f'{torch.cuda.get_device_name(device)}; {text}' if device.type == 'cuda' else text
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return 'not installed'
+
+
+def main(argv: List[str]) -> int:
+    args = parse_args(argv)
+    # Wide, so that a pipe gets whole rows.
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    if args.list:
+        for case in CASES.values():
+            console.print(f'[bold]{case.name}[/] ({case.kind}): {case.about}')
+        return 0
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    effort = Effort(args.rounds, 0.3 if args.quick else 1.0, args.budget)
+    facts = context(args, argv)
+    results: List[Result] = []
+    jobs = [(CASES[n], m, b) for n in args.cases for m in args.modes for b in args.batch]
+    columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        bar = progress.add_task('', total=len(jobs))
+        for case, mode, batch in jobs:
+
+            def show(size: str, text: str = f'{case.name}, {mode}, batch {batch}') -> None:
+                progress.update(bar, description=f'{text}, {size}')
+
+            try:
+                results += run_case(case, setups(args, case.kind, batch), mode, effort, show)
+            except DisagreementError as error:
+                progress.stop()
+                console.print(f'[red]Rivals disagree.[/] {error}')
+                return 1
+            progress.advance(bar)
+            # What is there survives an interruption.
+            paths = write(results, facts, args.out)
+    console.print(Markdown(paths[1].read_text()))
+    console.print('Written: ' + ', '.join(map(str, paths)))
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

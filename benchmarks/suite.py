@@ -1,0 +1,226 @@
+"""Runs cases over sizes: checks that rivals agree, then measures them."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from .cases import STRIDE, Case, Rival, Setup
+from .measure import (
+    Spread,
+    difference,
+    forward,
+    forward_backward,
+    interleave,
+    peak_memory,
+    slope,
+)
+
+MODES = ('forward', 'forward+backward')
+# Largest relative error between rivals that compute the same, of outputs; gradients: 10 times.
+TOLERANCES = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+# Fewer tokens measure the overhead of calls, not the growth.
+SLOPE_FROM = 4096
+
+
+class DisagreementError(RuntimeError):
+    """Rivals that should compute the same do not: their times mean nothing."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One rival at one point.
+
+    Args:
+        size: the map of an operator or a layer, the image of a backbone, ``HxW``.
+        tokens: of the map; of a backbone, those of its first stage.
+        seconds: of every call.
+        peak_bytes: peak memory of one call above what was allocated before.
+        min_bytes: of memory traffic: every input read once, every output written once.
+        error: relative difference from the first rival; None for that one and for those that
+            compute something else.
+        skipped: why it was not measured, or None.
+    """
+
+    case: str
+    kind: str
+    rival: str
+    mode: str
+    dtype: str
+    batch: int
+    size: str
+    tokens: int
+    seconds: List[float] = field(default_factory=list)
+    peak_bytes: int = 0
+    min_bytes: int = 0
+    error: Optional[float] = None
+    skipped: Optional[str] = None
+
+    @property
+    def time(self) -> Spread:
+        return Spread.of(self.seconds)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to measure.
+
+    Args:
+        min_rounds, min_seconds: see :func:`benchmarks.measure.interleave`.
+        budget: longest call, in seconds; a rival that is predicted to take longer is left out.
+    """
+
+    min_rounds: int = 5
+    min_seconds: float = 1.0
+    budget: float = 20.0
+
+
+def run_case(
+    case: Case,
+    setups: Sequence[Setup],
+    mode: str,
+    effort: Effort,
+    on_point: Callable[[str], None] = lambda size: None,
+) -> Iterator[Result]:
+    """Measures a case over sizes, small to large.
+
+    Args:
+        on_point: called with the size before each point.
+
+    Raises:
+        DisagreementError: rivals that should compute the same differ.
+    """
+    last: Dict[str, Tuple[int, float]] = {}
+    for setup in sorted(setups, key=lambda setup: setup.num_tokens):
+        setup = replace(setup, training=mode == 'forward+backward')
+        size = '{}x{}'.format(*setup.hw_shape)
+        on_point(size)
+        tokens = setup.num_tokens
+        if case.kind == 'backbone':
+            tokens = math.prod(-(-side // STRIDE) for side in setup.hw_shape)
+        point = dict(
+            case=case.name, kind=case.kind, mode=mode, size=size, tokens=tokens,
+            batch=setup.batch, dtype=str(setup.dtype).replace('torch.', ''),
+        )  # fmt: skip
+        torch.manual_seed(0)
+        for result in _run_point(case.build(setup), setup, mode, effort, last, point):
+            if not result.skipped:
+                last[result.rival] = tokens, result.time.median
+            yield result
+
+
+def _run_point(
+    rivals: Dict[str, Rival],
+    setup: Setup,
+    mode: str,
+    effort: Effort,
+    last: Dict[str, Tuple[int, float]],
+    point: dict,
+) -> List[Result]:
+    steps, results = {}, {}
+    first, expected = next(iter(rivals)), None
+    for name, rival in rivals.items():
+        predicted = _predict(rival, last.get(name), point['tokens'])
+        if predicted > effort.budget:
+            reason = f'would take about {predicted:.0f} s a call'
+            results[name] = Result(rival=name, skipped=reason, **point)
+            continue
+        try:
+            step = _step(rival, mode)
+            outs, grads = step()
+        except torch.cuda.OutOfMemoryError:
+            results[name] = Result(rival=name, skipped='out of memory', **point)
+            continue
+        error, min_bytes = None, _min_bytes(rival, outs, grads)
+        if rival.same:
+            outs, grads = (
+                [rival.as_first(t) for t in group] for group in (outs, grads[: len(rival.inputs)])
+            )
+            if name == first:
+                expected = outs, grads
+            elif expected is not None:
+                error = _compare(name, (outs, grads), first, expected, setup.dtype, point)
+        steps[name] = step
+        results[name] = Result(rival=name, min_bytes=min_bytes, error=error, **point)
+        del outs, grads
+    del expected
+    times = interleave(steps, setup.device, effort.min_rounds, effort.min_seconds)
+    for name, step in steps.items():
+        results[name] = replace(
+            results[name], seconds=times[name], peak_bytes=peak_memory(step, setup.device)
+        )
+    return [results[name] for name in rivals]
+
+
+def _predict(rival: Rival, last: Optional[Tuple[int, float]], tokens: int) -> float:
+    if last is None:
+        return 0.0
+    return last[1] * (tokens / last[0]) ** (2 if rival.quadratic else 1)
+
+
+def _step(rival: Rival, mode: str) -> Callable[[], Tuple[Sequence[Tensor], Sequence[Tensor]]]:
+    if mode == 'forward':
+        return lambda: (forward(rival.call), ())
+    wanted = (*rival.inputs, *rival.parameters)
+    # The same in every layout, and neither the sum of the outputs nor that of their squares,
+    # which a LayerNorm at the end makes constant.
+    cotangents = [torch.cos(3 * out) for out in forward(rival.call)]
+    return lambda: forward_backward(rival.call, wanted, cotangents)
+
+
+def _min_bytes(rival: Rival, outs: Sequence[Tensor], grads: Sequence[Tensor]) -> int:
+    """A backward pass reads the inputs again and the gradients of the outputs, as large as
+    these, and writes the gradients of the inputs."""
+
+    def size(tensors: Sequence[Tensor]) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    inputs, outputs = size((*rival.inputs, *rival.parameters)), size(outs)
+    return (inputs + outputs) * (2 if grads else 1) + size(grads)
+
+
+def _compare(
+    name: str,
+    got: Tuple[Sequence[Tensor], Sequence[Tensor]],
+    first: str,
+    expected: Tuple[Sequence[Tensor], Sequence[Tensor]],
+    dtype: torch.dtype,
+    point: dict,
+) -> float:
+    """The largest difference of outputs; raises where outputs or gradients differ too much."""
+    errors = [
+        max((difference(a, b) for a, b in zip(*pair)), default=0.0) for pair in zip(got, expected)
+    ]
+    for what, error, scale in zip(('outputs', 'gradients'), errors, (1, 10)):
+        # Not `>`: a NaN is a disagreement.
+        if not error <= scale * TOLERANCES[dtype]:
+            raise DisagreementError(
+                f'{point["case"]}, {point["mode"]}, {point["size"]}, {point["dtype"]}: {what} of '
+                f'{name!r} differ from those of {first!r} by {error:.1e} relative'
+            )
+    return errors[0]
+
+
+def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, float]]:
+    """Exponents of time and peak memory in the tokens by rival, from 4,096 tokens on; only for
+    rivals with two such points. All results are of one case, mode and batch."""
+    found = {}
+    for name in dict.fromkeys(result.rival for result in results):
+        points = [
+            r for r in results if r.rival == name and not r.skipped and r.tokens >= SLOPE_FROM
+        ]
+        if len({r.tokens for r in points}) < 2:
+            continue
+        tokens = [r.tokens for r in points]
+        found[name] = (
+            slope(tokens, [r.time.median for r in points]),
+            slope(tokens, [r.peak_bytes for r in points]),
+        )
+    return found

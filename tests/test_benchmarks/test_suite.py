@@ -1,0 +1,197 @@
+import json
+import re
+
+import pytest
+import torch
+
+from benchmarks import run
+from benchmarks.cases import CASES, Case, Rival, Setup, case
+from benchmarks.report import table
+from benchmarks.rivals import textbook
+from benchmarks.suite import MODES, DisagreementError, Effort, Result, run_case, slopes
+from mmlinattn.ops import rala_attention, rotary_tables
+
+QUICK = Effort(min_rounds=1, min_seconds=0.0)
+
+
+def setup(hw_shape=(4, 6), dtype=torch.float32) -> Setup:
+    return Setup(hw_shape, 2, 2, 8, dtype, torch.device('cpu'))
+
+
+def made_up(**rivals) -> Case:
+    return Case('made-up', 'operator', '', lambda setup: rivals)
+
+
+def leaf() -> torch.Tensor:
+    return torch.ones(3, requires_grad=True)
+
+
+@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('name', [n for n, c in CASES.items() if c.kind != 'backbone'])
+def test_rivals_of_operators_and_layers_agree(name, mode):
+    results = list(run_case(CASES[name], [setup(dtype=torch.float64)], mode, QUICK))
+    first, *others = results
+    assert first.error is None and first.tokens == 24
+    assert any(result.error is not None for result in others)
+    for result in results:
+        assert len(result.seconds) == 1 and result.peak_bytes > 0 and not result.skipped
+
+
+@pytest.mark.parametrize('mode', MODES)
+def test_channels_first_backbone_agrees(mode):
+    results = list(run_case(CASES['ravlt-nano'], [setup((64, 96), torch.float64)], mode, QUICK))
+    assert [result.error is None for result in results] == [True, False, False]
+    assert {result.tokens for result in results} == {16 * 24}
+
+
+def test_channels_first_backbone_keeps_maps_contiguous():
+    model = CASES['ravlt-nano'].build(setup((64, 96)))['channels first'].call
+    seen = []
+    hook = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, _, out: (
+            seen.append(out.is_contiguous()) if isinstance(module, torch.nn.Conv2d) else None
+        )
+    )
+    try:
+        model()
+    finally:
+        hook.remove()
+    assert seen and all(seen)
+
+
+def test_textbook_rala_is_the_reference():
+    q, k, v = torch.randn(3, 2, 2, 24, 8, dtype=torch.float64)
+    rotary = rotary_tables((4, 6), 8, torch.float64)
+    expected = rala_attention(q, k, v, rotary, backend='reference')
+    torch.testing.assert_close(textbook.rala(q, k, v, rotary), expected)
+
+
+def test_rivals_that_disagree_fail_loudly():
+    x = leaf()
+    wrong = made_up(a=Rival(lambda: 2 * x, (x,)), b=Rival(lambda: 2.01 * x, (x,)))
+    with pytest.raises(DisagreementError, match="made-up.*outputs of 'b' differ.*'a' by 5.0e-03"):
+        list(run_case(wrong, [setup()], 'forward', QUICK))
+    nan = made_up(a=Rival(lambda: 2 * x, (x,)), b=Rival(lambda: x * float('nan'), (x,)))
+    with pytest.raises(DisagreementError, match='nan'):
+        list(run_case(nan, [setup()], 'forward', QUICK))
+
+
+def test_wrong_gradients_fail_loudly():
+    x = leaf()
+    wrong = made_up(a=Rival(lambda: 2 * x, (x,)), b=Rival(lambda: x + x.detach(), (x,)))
+    with pytest.raises(DisagreementError, match="gradients of 'b'"):
+        list(run_case(wrong, [setup()], 'forward+backward', QUICK))
+
+
+def test_rivals_of_another_kind_are_not_compared():
+    x = leaf()
+    other = made_up(a=Rival(lambda: 2 * x, (x,)), b=Rival(lambda: 3 * x, (x,), same=False))
+    assert [r.error for r in run_case(other, [setup()], 'forward', QUICK)] == [None, None]
+
+
+def test_calls_that_would_take_too_long_are_left_out():
+    x = leaf()
+    rivals = dict(a=Rival(lambda: 2 * x, (x,)), b=Rival(lambda: 2 * x, (x,), quadratic=True))
+    setups = [setup((1000, 1000)), setup((2, 2))]
+    results = list(run_case(made_up(**rivals), setups, 'forward', Effort(1, 0.0, budget=1e3)))
+    assert [r.size for r in results] == ['2x2', '2x2', '1000x1000', '1000x1000']
+    assert [bool(r.skipped) for r in results] == [False, False, False, True]
+    assert re.match(r'would take about \d+ s', results[-1].skipped)
+
+
+def test_minimum_traffic():
+    q = setup().qkv()[0]
+    size = q.numel() * 4
+    mode_bytes = [
+        next(iter(run_case(CASES['rala'], [setup()], mode, QUICK))).min_bytes for mode in MODES
+    ]
+    # q, k, v, out; then these again, with the gradient for out, and three gradients out.
+    assert mode_bytes == [4 * size, (4 + 4 + 3) * size]
+
+
+def result(rival, tokens, seconds, peak=2**20, **kwargs) -> Result:
+    return Result('rala', 'operator', rival, 'forward', 'float32', 1, f'1x{tokens}', tokens,
+                  [seconds], peak, 100, **kwargs)  # fmt: skip
+
+
+def test_slopes_and_table():
+    group = [
+        result('mmlinattn', 1024, 1.0), result('slow', 1024, 1.0),
+        result('mmlinattn', 4096, 1e-3), result('slow', 4096, 2e-3),
+        result('mmlinattn', 16384, 4e-3, 4 * 2**20), result('slow', 16384, 32e-3, 16 * 2**20),
+        result('mmlinattn', 65536, 16e-3, 16 * 2**20),
+        result('slow', 65536, 0, skipped='would take about 9 s a call'),
+    ]  # fmt: skip
+    fitted = slopes(group)
+    # The overhead below 4,096 tokens is no growth.
+    assert fitted['mmlinattn'] == pytest.approx((1, 1))
+    assert fitted['slow'] == pytest.approx((2, 2))
+    rows = table(group, bandwidth=1e6)
+    assert len(rows) == 2 + 4 + 1
+    assert '(2.00x)' in rows[3] and '10% of copy' in rows[3]
+    assert rows[-2].endswith('| would take about 9 s a call |')
+    assert rows[-1] == '| slope: time, memory |  | 1.00, 1.00 | 2.00, 2.00 |'
+
+
+def test_runner_writes_its_files(tmp_path, capsys):
+    argv = (
+        '--cases rala ravlt-nano --tokens 16 64 --images 64x64 --heads 1 --head-dim 8 --rounds 1 '
+        f'--quick --threads 1 --out {tmp_path}'
+    ).split()
+    assert run.main(argv) == 0
+    data = json.loads((tmp_path / 'results.json').read_text())
+    assert data['command'].startswith('python benchmarks/run.py --cases rala')
+    assert data['threads'] == 1 and torch.__version__ in data['versions'] and data['commit']
+    assert {r['rival'] for r in data['results'] if r['case'] == 'rala'} == {
+        'mmlinattn', 'textbook', 'SDPA softmax',
+    }  # fmt: skip
+    assert all(r['peak_bytes'] > 0 and len(r['seconds']) >= 1 for r in data['results'])
+    text = (tmp_path / 'results.md').read_text()
+    assert text.count('\n## ') == 4 and '| 8x8 | 64 |' in text and '| 64x64 | 256 |' in text
+    assert len(list(tmp_path.glob('*.png'))) == 4
+    assert 'mmlinattn' in capsys.readouterr().out
+
+
+def test_runner_fails_where_rivals_disagree(tmp_path, monkeypatch, capsys):
+    x = leaf()
+    wrong = made_up(a=Rival(lambda: 2 * x, (x,)), b=Rival(lambda: 3 * x, (x,)))
+    monkeypatch.setitem(CASES, 'rala', wrong)
+    assert run.main(['--cases', 'rala', '--tokens', '16', '--out', str(tmp_path)]) == 1
+    assert 'Rivals disagree' in capsys.readouterr().out
+    assert not (tmp_path / 'results.json').exists()
+
+
+def test_list_of_cases(capsys):
+    assert run.main(['--list']) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in CASES)
+
+
+def test_case_names_are_unique():
+    with pytest.raises(ValueError, match="'rala' is taken"):
+        case('rala', 'operator', '')
+    with pytest.raises(ValueError, match="'thing'"):
+        case('new', 'thing', '')
+
+
+def test_sizes_on_the_command_line():
+    args = run.parse_args(['--tokens', '1k', '4k', '65k', '262k', '100', '--images', '800x1280'])
+    assert args.tokens == [1024, 4096, 65536, 262144, 100] and args.images == [(800, 1280)]
+    assert [run.map_shape(n) for n in (4096, 2048, 7, 1)] == [(64, 64), (32, 64), (1, 7), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    'argv, message',
+    [
+        ('--cases nothing', "'nothing'"),
+        ('--tokens 4q', "like 4096 or 4k, got '4q'"),
+        ('--tokens 0', 'must be positive'),
+        ('--images 800', "like 800x1280, got '800'"),
+        ('--device tpu', "got 'tpu'"),
+        ('--head-dim 6', 'multiple of 4, got 6'),
+    ],
+)
+def test_bad_command_lines(argv, message, capsys):
+    with pytest.raises(SystemExit):
+        run.parse_args(argv.split())
+    assert message in capsys.readouterr().err
