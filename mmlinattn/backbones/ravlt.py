@@ -105,7 +105,8 @@ class RAVLTBlock(BaseModule):
 
     def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         if self.cpe is not None:
-            x = map_to_tokens(self.cpe(tokens_to_map(x, hw_shape))).add_(x)
+            # Not in place: under autocast the convolution is half, the residual is not.
+            x = x + map_to_tokens(self.cpe(tokens_to_map(x, hw_shape)))
         x = torch.addcmul(x, self.drop_path(self.attn(self.norm1(x), hw_shape)), self.gamma1)
         return torch.addcmul(x, self.drop_path(self.ffn(self.norm2(x), hw_shape)), self.gamma2)
 
