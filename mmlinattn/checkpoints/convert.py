@@ -7,9 +7,10 @@ from torch import Tensor
 
 from .errors import CheckpointError
 from .rala import RALA
+from .smca import SMCA
 
 # Name of a source: function of a state dict that returns (renamed, counts of what it left out).
-SOURCES: Dict[str, Callable] = dict(rala=RALA)
+SOURCES: Dict[str, Callable] = dict(rala=RALA, smca=SMCA)
 
 # Beginnings of names that tell what a converted file holds, first match first.
 KINDS = (

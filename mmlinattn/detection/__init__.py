@@ -1,0 +1,22 @@
+"""What needs MMDetection: the SMCA detector.
+
+Without MMDetection this package still imports; asking it for a class says what to install.
+"""
+
+try:
+    import mmdet.models  # noqa: F401
+except ImportError as error:
+    _missing = error
+    __all__ = []
+
+    def __getattr__(name: str):
+        if name.startswith('__'):
+            raise AttributeError(name)
+        raise ImportError(
+            f'mmlinattn.detection.{name} needs MMDetection: pip install onedl-mmdetection'
+        ) from _missing
+else:
+    from .head import SMCAHead
+    from .smca import SMCA
+
+    __all__ = ['SMCA', 'SMCAHead']
