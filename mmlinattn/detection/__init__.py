@@ -5,7 +5,7 @@ Without MMDetection this package still imports; asking it for a class says what 
 
 try:
     import mmdet.models  # noqa: F401
-except ImportError as error:
+except (ImportError, AssertionError) as error:  # MMDetection asserts the versions that it needs
     _missing = error
     __all__ = []
 
@@ -13,7 +13,8 @@ except ImportError as error:
         if name.startswith('__'):
             raise AttributeError(name)
         raise ImportError(
-            f'mmlinattn.detection.{name} needs MMDetection: pip install onedl-mmdetection'
+            f'mmlinattn.detection.{name} needs MMDetection: pip install onedl-mmdetection '
+            f'({_missing})'
         ) from _missing
 else:
     from .head import SMCAHead
