@@ -4,7 +4,7 @@ Importing the package registers its modules; a config does that with
 ``custom_imports = dict(imports=['mmlinattn'])``.
 """
 
-from . import backbones, classification, engine, layers
+from . import backbones, classification, detection, engine, layers
 from .version import __version__
 
-__all__ = ['__version__', 'backbones', 'classification', 'engine', 'layers']
+__all__ = ['__version__', 'backbones', 'classification', 'detection', 'engine', 'layers']

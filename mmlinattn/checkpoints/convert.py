@@ -8,9 +8,10 @@ from torch import Tensor
 from .errors import CheckpointError
 from .mit import convert_mit
 from .rala import RALA
+from .smca import SMCA
 
 # Name of a source: function of a state dict that returns (renamed, counts of what it left out).
-SOURCES: Dict[str, Callable] = dict(mit=convert_mit, rala=RALA)
+SOURCES: Dict[str, Callable] = dict(mit=convert_mit, rala=RALA, smca=SMCA)
 
 # Beginnings of names that tell what a converted file holds, first match first.
 KINDS = (
@@ -28,7 +29,8 @@ def convert(state_dict: Mapping[str, Tensor], source: str = 'rala') -> Dict[str,
     Args:
         state_dict: name -> tensor of a released classifier, a dense backbone or a whole
             MMDetection 2.x / MMSegmentation 0.x model; not modified.
-        source: the release, one of :data:`SOURCES`: ``'rala'`` (RAVLT) or ``'mit'`` (SegFormer's
+        source: the release, one of :data:`SOURCES`: ``'rala'`` (RAVLT), ``'smca'`` (SMCA-DETR,
+            single scale) or ``'mit'`` (SegFormer's
             MiT, as released or from MMSegmentation).
 
     Returns:

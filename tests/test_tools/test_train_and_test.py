@@ -43,6 +43,20 @@ def test_train_then_test(root, run, options, tmp_path, task):
     assert len(pictures) == len(predictions) > 0
 
 
+def test_smca_trains_and_tests(root, run, options, tmp_path):
+    pytest.importorskip('mmdet', reason='SMCA needs MMDetection')
+    config, work = root / 'configs/smca/smca_nano_shapes.py', tmp_path / 'train'
+    run('train', config, '--work-dir', work, '--cfg-options', *options('det'))
+    checkpoint = (work / 'last_checkpoint').read_text()
+    run('test', config, checkpoint, '--work-dir', tmp_path / 'test', '--cfg-options',
+        *options('det'))  # fmt: skip
+    lines = [json.loads(x) for x in next(work.glob('*/vis_data/scalars.json')).open()]
+    losses = [line for line in lines if 'loss' in line]
+    assert {'loss_cls', 'd0.loss_bbox', 'd1.loss_iou'} < losses[-1].keys()
+    assert all(np.isfinite(line['loss']) for line in losses)
+    assert metrics(tmp_path / 'test')['coco/bbox_mAP'] == lines[-1]['coco/bbox_mAP']
+
+
 @pytest.mark.parametrize('task, workers', [('seg', 0), ('seg', 2), ('det', 0), ('det', 1)])
 def test_resumed_training_ends_with_the_same_weights(root, run, options, tmp_path, task, workers):
     config, whole, resumed = root / CONFIGS[task], tmp_path / 'whole', tmp_path / 'resumed'

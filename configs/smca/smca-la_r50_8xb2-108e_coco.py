@@ -1,0 +1,3 @@
+_base_ = './smca_r50_8xb2-108e_coco.py'
+
+model = dict(encoder=dict(layer_cfg=dict(attn_cfg=dict(_delete_=True, type='LinearAttention'))))

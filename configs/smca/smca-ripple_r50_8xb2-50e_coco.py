@@ -1,0 +1,7 @@
+_base_ = './smca_r50_8xb2-50e_coco.py'
+
+model = dict(
+    encoder=dict(
+        layer_cfg=dict(attn_cfg=dict(_delete_=True, type='RippleAttention', max_distance=4))
+    )
+)

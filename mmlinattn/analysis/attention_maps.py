@@ -1,0 +1,230 @@
+"""Where SMCA looks: the decoder's Gaussian maps, and the learnt weights of rings of tokens."""
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor, nn
+
+
+@dataclass
+class Record:
+    """The first image of the last forward pass inside :func:`record`.
+
+    Attributes:
+        hw_shape: (H, W) of the feature map.
+        maps: of each decoder layer, (heads, Q, H * W), logarithms of Gaussians.
+        reference: (Q, 2), the points around which the maps lie, x and y in cells.
+        scores: (Q, classes) in 0..1, of the last layer.
+        boxes: (Q, 4) as cx, cy, w, h in 0..1 of the image, of the last layer.
+        ring_weights: of each encoder layer whose attention has ``spatial_weights``,
+            (heads, H * W, rings): what a position gives to the rings around it.
+    """
+
+    hw_shape: Tuple[int, int] = (0, 0)
+    maps: Dict[int, Tensor] = field(default_factory=dict)
+    reference: Optional[Tensor] = None
+    scores: Optional[Tensor] = None
+    boxes: Optional[Tensor] = None
+    ring_weights: Dict[int, Tensor] = field(default_factory=dict)
+
+    def best(self, count: int) -> List[int]:
+        """The queries with the highest scores, best first."""
+        scores = self.scores.amax(-1)
+        return scores.topk(min(count, len(scores))).indices.tolist()
+
+
+@contextmanager
+def record(model: nn.Module) -> Iterator[Record]:
+    """Records what a SMCA detector looks at, without gradients.
+
+    Args:
+        model: the detector.
+
+    Raises:
+        TypeError: a model that is not SMCA.
+
+    Example::
+
+        with record(model) as seen:
+            inference_detector(model, 'image.jpg')
+        seen.maps[5][:, seen.best(1)[0]]  # (heads, H * W), the surest query in the last layer
+    """
+    from ..detection import SMCA
+
+    if not isinstance(model, SMCA):
+        raise TypeError(f'model must be a SMCA detector, got {type(model).__name__}')
+    seen = Record()
+
+    def keep_points(decoder, args, _) -> None:
+        query, query_pos, memory, image_sizes = args
+        seen.hw_shape = tuple(memory.hw_shape)
+        seen.reference = decoder.predict_points(query, query_pos, image_sizes)[1][0]
+
+    def keep_outputs(_, args, out) -> None:
+        seen.scores, seen.boxes = out[0][-1, 0].sigmoid(), out[1][-1, 0]
+
+    def keep_map(index: int):
+        return lambda _, args: seen.maps.update({index: args[3][0]})
+
+    def keep_rings(index: int):
+        return lambda attn, args: seen.ring_weights.update(
+            {index: attn.spatial_weights(args[0])[0]}
+        )
+
+    hooks = [
+        model.decoder.register_forward_hook(keep_points),
+        model.bbox_head.register_forward_hook(keep_outputs),
+    ]
+    for i, layer in enumerate(model.decoder.layers):
+        hooks.append(layer.cross_attn.register_forward_pre_hook(keep_map(i)))
+    for i, layer in enumerate(model.encoder.layers):
+        if hasattr(layer.self_attn, 'spatial_weights'):
+            hooks.append(layer.self_attn.register_forward_pre_hook(keep_rings(i)))
+    try:
+        with torch.no_grad():
+            yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def ring_map(weights: Tensor, position: Tuple[int, int], hw_shape: Sequence[int]) -> Tensor:
+    """Weights of the rings around a position as a map.
+
+    Args:
+        weights: (..., rings); ring r is all cells at Chebyshev distance r, the last one also all
+            cells that are farther away.
+        position: (row, column) in the middle of the rings.
+        hw_shape: (H, W).
+
+    Returns:
+        (..., H, W).
+
+    Raises:
+        ValueError: a position outside of the map.
+
+    Example:
+        >>> ring_map(torch.tensor([3.0, 2.0, 1.0]), (0, 1), (2, 4))
+        tensor([[2., 3., 2., 1.],
+                [2., 2., 2., 1.]])
+    """
+    (row, column), (height, width) = position, hw_shape
+    if not (0 <= row < height and 0 <= column < width):
+        raise ValueError(f'position {tuple(position)} is not on a map of {tuple(hw_shape)}')
+    rows = (torch.arange(height, device=weights.device) - row).abs()
+    columns = (torch.arange(width, device=weights.device) - column).abs()
+    distance = torch.maximum(rows[:, None], columns).clamp(max=weights.shape[-1] - 1)
+    return weights[..., distance]
+
+
+def draw_decoder_maps(
+    path: Union[str, Path],
+    image: np.ndarray,
+    seen: Record,
+    stride: int,
+    classes: Sequence[str],
+    count: int = 4,
+) -> Path:
+    """A row for each of the best queries: its box, and its map in every decoder layer.
+
+    Maps are the mean over the heads.
+
+    Args:
+        path: PNG file to write.
+        image: (H, W, 3) uint8 RGB, of the size that the network saw.
+        seen: what :func:`record` kept.
+        stride: pixels a cell.
+        classes: names.
+        count: how many queries.
+    """
+    layers = sorted(seen.maps)
+    queries = seen.best(count)
+    figure, grid = _grid(image, len(queries), 1 + len(layers))
+    for i, (query, row) in enumerate(zip(queries, grid)):
+        label = int(seen.scores[query].argmax())
+        _draw_box(row[0], image, seen.boxes[query].tolist())
+        title = f'{classes[label]} {float(seen.scores[query, label]):.2f}'
+        row[0].set_title(title, fontsize=9)
+        x, y = (stride * seen.reference[query]).tolist()
+        for axes, layer in zip(row[1:], layers):
+            values = seen.maps[layer][:, query].float().exp().mean(0).unflatten(0, seen.hw_shape)
+            _draw_map(axes, image, values, stride)
+            axes.plot(x, y, '+', color='white', markersize=8)
+            if i == 0:
+                axes.set_title(f'decoder layer {layer + 1}', fontsize=9)
+    return _save(figure, path)
+
+
+def draw_ring_weights(
+    path: Union[str, Path],
+    image: np.ndarray,
+    seen: Record,
+    stride: int,
+    position: Tuple[int, int],
+) -> Path:
+    """A row for each encoder layer with ring weights, a panel for each head.
+
+    Args:
+        path: PNG file to write.
+        image: (H, W, 3) uint8 RGB, of the size that the network saw.
+        seen: what :func:`record` kept.
+        stride: pixels a cell.
+        position: (row, column) in the middle of the rings.
+
+    Raises:
+        ValueError: an encoder without such weights, or a position outside of the map.
+    """
+    if not seen.ring_weights:
+        raise ValueError('no attention of the encoder has spatial weights')
+    row, column = position
+    layers = sorted(seen.ring_weights)
+    figure, grid = _grid(image, len(layers), len(seen.ring_weights[layers[0]]))
+    for layer, panels in zip(layers, grid):
+        weights = seen.ring_weights[layer][:, row * seen.hw_shape[1] + column].float()
+        for head, axes in enumerate(panels):
+            _draw_map(axes, image, ring_map(weights[head], position, seen.hw_shape), stride)
+            axes.set_title(f'layer {layer + 1}, head {head + 1}', fontsize=9)
+            axes.plot(stride * (column + 0.5), stride * (row + 0.5), '+', color='white')
+    return _save(figure, path)
+
+
+def _grid(image: np.ndarray, rows: int, columns: int) -> tuple:
+    aspect = image.shape[0] / image.shape[1]
+    figure = Figure(figsize=(2.4 * columns, (2.4 * aspect + 0.3) * rows), dpi=110)
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _draw_map(axes, image: np.ndarray, values: Tensor, stride: int) -> None:
+    """A map over a grey image; cell i covers the pixels i * stride to (i + 1) * stride."""
+    axes.imshow(image.mean(-1), cmap='gray', vmin=0, vmax=255)
+    extent = (0, stride * values.shape[1], stride * values.shape[0], 0)
+    axes.imshow(values.cpu().numpy(), extent=extent, cmap='inferno', alpha=0.65, vmin=0)
+    _fit(axes, image)
+
+
+def _draw_box(axes, image: np.ndarray, box: Sequence[float]) -> None:
+    height, width = image.shape[:2]
+    cx, cy, w, h = (side * value for side, value in zip((width, height) * 2, box))
+    axes.imshow(image)
+    axes.add_patch(Rectangle((cx - w / 2, cy - h / 2), w, h, fill=False, ec='red', lw=1.5))
+    _fit(axes, image)
+
+
+def _fit(axes, image: np.ndarray) -> None:
+    axes.set_xlim(0, image.shape[1])
+    axes.set_ylim(image.shape[0], 0)
+    axes.set_axis_off()
+
+
+def _save(figure: Figure, path: Union[str, Path]) -> Path:
+    figure.tight_layout()
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path

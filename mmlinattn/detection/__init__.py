@@ -1,0 +1,23 @@
+"""What needs MMDetection: the SMCA detector.
+
+Without MMDetection this package still imports; asking it for a class says what to install.
+"""
+
+try:
+    import mmdet.models  # noqa: F401
+except (ImportError, AssertionError) as error:  # MMDetection asserts the versions that it needs
+    _missing = error
+    __all__ = []
+
+    def __getattr__(name: str):
+        if name.startswith('__'):
+            raise AttributeError(name)
+        raise ImportError(
+            f'mmlinattn.detection.{name} needs MMDetection: pip install onedl-mmdetection '
+            f'({_missing})'
+        ) from _missing
+else:
+    from .head import SMCAHead
+    from .smca import SMCA
+
+    __all__ = ['SMCA', 'SMCAHead']
