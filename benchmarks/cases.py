@@ -12,8 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmlinattn.backbones import RAVLT
-from mmlinattn.layers import RALA, SoftmaxAttention, map_to_tokens, tokens_to_map
-from mmlinattn.ops import rala_attention, rotary_tables
+from mmlinattn.layers import (
+    RALA,
+    RWGKA,
+    RWGKP,
+    EfficientSoftmaxAttention,
+    SoftmaxAttention,
+    map_to_tokens,
+    tokens_to_map,
+)
+from mmlinattn.ops import rala_attention, random_walk_attention, rotary_tables
 
 from .rivals import textbook
 from .rivals.channels_first import Attention, ChannelsFirstRAVLT
@@ -188,6 +196,59 @@ def _rala_layer(setup: Setup) -> Rivals:
             same=False,
             quadratic=True,
         ),
+    }
+
+
+NUM_ANCHORS, DECAY = 64, 0.1
+# Of the first stage of SegFormer.
+SR_RATIO = 8
+
+
+@case(
+    'random-walk',
+    'operator',
+    f'Random walks between {NUM_ANCHORS} anchors, decay {DECAY}, against the order of the paper '
+    'with an inverse; linear in the tokens, SDPA is quadratic.',
+)
+def _random_walk(setup: Setup) -> Rivals:
+    anchors = [
+        setup.leaf(0.1 * setup.randn(setup.heads, NUM_ANCHORS, setup.head_dim)) for _ in range(2)
+    ]
+    return operator_rivals(
+        setup,
+        lambda *inputs, backend: random_walk_attention(*inputs, decay=DECAY, backend=backend),
+        (*setup.qkv(), *anchors),
+        lambda *inputs: textbook.random_walk(*inputs, decay=DECAY),
+    )
+
+
+@case(
+    'random-walk-layer',
+    'layer',
+    "RWGKA against SegFormer's own attention (keys and values reduced "
+    f'{SR_RATIO}x{SR_RATIO} times, quadratic all the same) and full softmax attention. With '
+    '--heads 1 --head-dim 32 it is the first stage of SegFormer-B0; 65k tokens are a 1024x1024 '
+    'image.',
+)
+def _random_walk_layer(setup: Setup) -> Rivals:
+    x = setup.leaf(setup.randn(setup.batch, setup.num_tokens, setup.embed_dims))
+
+    def rival(kind: type, quadratic: bool = False, **options) -> Rival:
+        layer = setup.module(kind(setup.embed_dims, setup.heads, **options))
+        return Rival(
+            lambda: layer(x, setup.hw_shape),
+            (x,),
+            tuple(layer.parameters()),
+            same=False,
+            quadratic=quadratic,
+        )
+
+    return {
+        'RWGKA': rival(RWGKA, num_anchors=NUM_ANCHORS, decay=DECAY),
+        'RWGKP': rival(RWGKP, num_anchors=NUM_ANCHORS, decay=DECAY),
+        'one step': rival(RWGKA, num_anchors=NUM_ANCHORS, steps=1),
+        'spatial reduction': rival(EfficientSoftmaxAttention, quadratic=True, sr_ratio=SR_RATIO),
+        'SDPA softmax': rival(SoftmaxAttention, quadratic=True),
     }
 
 

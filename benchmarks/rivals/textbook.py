@@ -24,6 +24,18 @@ def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Rotary) -> Tensor:
     return torch.einsum('bhnd,bhde->bhne', q, state) / denominator[..., None]
 
 
+def random_walk(
+    q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, decay: float
+) -> Tensor:
+    """Random walk attention in the order of the paper, see
+    :func:`mmlinattn.ops.random_walk_attention`."""
+    looked_up = torch.einsum('bhnd,hmd->bhnm', q, anchors_k).softmax(-1)
+    read = torch.einsum('hmd,bhnd->bhmn', anchors_q, k).softmax(-1)
+    identity = torch.eye(anchors_q.shape[1], dtype=q.dtype, device=q.device)
+    inverse = torch.linalg.inv(identity - decay * (read @ looked_up))
+    return (1 - decay) * (looked_up @ inverse) @ (read @ v)
+
+
 def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Softmax attention with its N x N matrix."""
     return (q.shape[-1] ** -0.5 * q @ k.transpose(-2, -1)).softmax(-1) @ v
