@@ -1,5 +1,6 @@
 """Attention layers under one contract, and the layers around them."""
 
+from .additive import AdditiveAttention
 from .base import BaseAttention, build_attention, map_to_tokens, tokens_to_map
 from .efficient_softmax import EfficientSoftmaxAttention
 from .ffn import ConvFFN, MixFFN
@@ -11,6 +12,7 @@ __all__ = [
     'RALA',
     'RWGKA',
     'RWGKP',
+    'AdditiveAttention',
     'BaseAttention',
     'ConvFFN',
     'EfficientSoftmaxAttention',

@@ -129,7 +129,11 @@ class BaseAttention(BaseModule):
             out = self._local_position(v, hw_shape, key_padding_mask).add_(out)
         if gate is not None:
             out = out * gate
-        return self.proj_drop(self.proj(out))
+        return self.proj_drop(self.project_out(out, q))
+
+    def project_out(self, out: Tensor, q: Tensor) -> Tensor:
+        """The output projection, (B, N, C); ``q`` are the projected queries (B, N, C)."""
+        return self.proj(out)
 
     def _check(self, x, hw_shape, query_pos, key_padding_mask) -> Tuple[int, int]:
         if x.dim() != 3 or x.shape[-1] != self.embed_dims:
@@ -158,13 +162,15 @@ class BaseAttention(BaseModule):
             qk = self.partial_projection(x + query_pos, 0, 2)
             rest = self.partial_projection(x, 2, None)
             parts = [*(part for t in (qk, rest) for part in t.split(self.embed_dims, dim=-1))]
-        if self.gate == 'identity':
-            parts.append(x)
-        elif self.gate == 'tanh':
-            parts.append(torch.tanh(x))
-        elif self.gate is None:
-            parts.append(None)
+        if self.gate != 'proj':
+            parts.append(self.own_gate(x))
         return tuple(parts)
+
+    def own_gate(self, x: Tensor) -> Optional[Tensor]:
+        """The gate where it is no projection."""
+        if self.gate == 'tanh':
+            return torch.tanh(x)
+        return x if self.gate == 'identity' else None
 
     def partial_projection(self, x: Tensor, start: int, stop: Optional[int]) -> Tensor:
         """Outputs ``start`` to ``stop`` (0 queries, 1 keys, 2 values, 3 gate) of ``in_proj``."""

@@ -1,5 +1,6 @@
 """The mathematics: pure functions on tensors, no parameters, no registry."""
 
+from .additive import additive_attention
 from .dispatch import BackendError, use_backend
 from .feature_maps import feature_map
 from .rala import rala_attention
@@ -8,6 +9,7 @@ from .rotary import apply_rotary, rotary_tables
 
 __all__ = [
     'BackendError',
+    'additive_attention',
     'apply_rotary',
     'feature_map',
     'rala_attention',

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from mmlinattn.layers import RWGKP, BaseAttention, EfficientSoftmaxAttention, build_attention
+from mmlinattn.layers import (
+    RWGKP,
+    AdditiveAttention,
+    BaseAttention,
+    EfficientSoftmaxAttention,
+    build_attention,
+)
 
 ATTENTIONS = {
     'softmax': dict(type='SoftmaxAttention'),
@@ -13,6 +19,8 @@ ATTENTIONS = {
     'rala-learnable': dict(type='RALA', kv_augmentation='learnable', num_tokens=30),
     'rala-identity-relu': dict(type='RALA', gate='identity', feature_map='relu'),
     'rala-tanh-softmax': dict(type='RALA', gate='tanh', feature_map='softmax', qkv_bias=False),
+    'additive': dict(type='AdditiveAttention'),
+    'additive-own-value': dict(type='AdditiveAttention', share_value=False, gate='proj', lepe=3),
     'efficient': dict(type='EfficientSoftmaxAttention', sr_ratio=2),
     'rwgka': dict(type='RWGKA', num_anchors=6),
     'rwgka-two-sets': dict(type='RWGKA', num_anchors=6, shared_anchors=False, decay=0.9, lepe=3),
@@ -61,7 +69,8 @@ def test_query_pos_moves_queries_and_keys_but_not_values(attn):
     torch.testing.assert_close(attn(x, HW, query_pos=torch.zeros_like(x)), attn(x, HW))
     # With equal values everywhere an attention without local position returns these values,
     # whatever the positions do to queries and keys.
-    if attn.lepe is None and attn.gate is None and not attn.rotary:
+    averages = not isinstance(attn, AdditiveAttention)  # which multiplies them
+    if averages and attn.lepe is None and attn.gate is None and not attn.rotary:
         same = tokens(n=1).expand(2, 30, 32)
         torch.testing.assert_close(
             attn(same, HW, query_pos=pos), attn(same, HW), rtol=1e-5, atol=1e-6

@@ -1,0 +1,26 @@
+"""Additive attention symbol by symbol."""
+
+from typing import Optional
+
+from torch import Tensor
+
+from ..numerics import masked_softmax
+
+
+def additive_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w_q: Tensor,
+    w_k: Tensor,
+    key_padding_mask: Optional[Tensor] = None,
+) -> Tensor:
+    """See :func:`mmlinattn.ops.additive_attention`."""
+    mask = None if key_padding_mask is None else key_padding_mask[:, None]  # [B, 1, N]
+
+    def pool(tokens: Tensor, weight: Tensor) -> Tensor:
+        scores = (tokens * weight.to(tokens.dtype)[:, None]).sum(-1) * tokens.shape[-1] ** -0.5
+        return (masked_softmax(scores, mask)[..., None] * tokens).sum(2, keepdim=True)
+
+    p = pool(q, w_q) * k  # [B, H, N, d]
+    return pool(p, w_k) * v

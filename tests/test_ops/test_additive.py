@@ -1,0 +1,95 @@
+import pytest
+import torch
+
+from mmlinattn.layers import AdditiveAttention
+from mmlinattn.ops import additive_attention
+
+BACKENDS = ('reference', 'portable')
+
+
+def loop_additive(q, k, v, w_q, w_k, padding):
+    """The definition for one head with Python loops over tokens, (N, d) each."""
+    real = [i for i in range(len(q)) if not padding[i]]
+    scale = q.shape[1] ** -0.5
+    alpha = torch.stack([w_q @ q[i] * scale for i in real]).softmax(0)
+    query = sum(a * q[i] for a, i in zip(alpha, real))
+    p = [query * k[i] for i in real]
+    beta = torch.stack([w_k @ x * scale for x in p]).softmax(0)
+    key = sum(b * x for b, x in zip(beta, p))
+    return torch.stack([key * x for x in v])
+
+
+@pytest.mark.parametrize('backend', BACKENDS)
+def test_matches_the_definition_written_as_loops(backend):
+    q, k, v = torch.randn(3, 2, 3, 7, 4, dtype=torch.float64)
+    w_q, w_k = torch.randn(2, 3, 4, dtype=torch.float64)
+    padding = torch.tensor([[False] * 7, [False, True] * 3 + [False]])
+    out = additive_attention(q, k, v, w_q, w_k, padding, backend=backend)
+    for b in range(2):
+        for h in range(3):
+            expected = loop_additive(q[b, h], k[b, h], v[b, h], w_q[h], w_k[h], padding[b])
+            torch.testing.assert_close(out[b, h], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('backend, tolerance', [('reference', 1e-12), ('portable', 1e-10)])
+def test_recorded_output_and_gradients(golden, backend, tolerance):
+    t, _ = golden('attention_ops')
+    names = ('q', 'k', 'v', 'w_q', 'w_k')
+    leaves = [t[f'additive.in.{name}'].clone().requires_grad_() for name in names]
+    out = additive_attention(*leaves, backend=backend)
+    (out * t['additive.in.cotangent']).sum().backward()
+    assert (out - t['additive.out']).abs().max() < tolerance
+    for name, leaf in zip(names, leaves):
+        assert (leaf.grad - t[f'additive.grad.{name}']).abs().max() < tolerance, name
+
+
+@pytest.mark.parametrize('backend', BACKENDS)
+def test_all_padded_yields_zero_and_no_nan_gradient(backend):
+    q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 1, 5, 4).unbind())
+    w_q, w_k = torch.randn(2, 1, 4)
+    mask = torch.ones(1, 5, dtype=torch.bool)
+    out = additive_attention(q, k, v, w_q, w_k, mask, backend=backend)
+    assert (out == 0).all()
+    out.sum().backward()
+    assert all(torch.isfinite(x.grad).all() for x in (q, k, v))
+
+
+@pytest.mark.parametrize('dtype, tolerance', [(torch.float16, 3e-3), (torch.bfloat16, 1e-2)])
+def test_half_precision(dtype, tolerance):
+    q, k, v = torch.randn(3, 1, 2, 16384, 16).to(dtype)
+    w_q, w_k = (10 * torch.randn(2, 2, 16)).to(dtype)
+    exact = additive_attention(*(x.double() for x in (q, k, v, w_q, w_k)), backend='reference')
+    out = additive_attention(q, k, v, w_q, w_k, backend='portable')
+    assert out.dtype == dtype
+    assert (out.double() - exact).norm() / exact.norm() < tolerance
+
+
+def test_layer_shares_values_and_adds_queries():
+    attn = AdditiveAttention(16, 2).double()
+    assert sum(p.numel() for p in attn.parameters()) == 3 * 16 * 17 - 16 + 16 + 2 * 16
+    x = torch.randn(1, 6, 16, dtype=torch.float64)
+    q, k = attn.in_proj(x).chunk(2, -1)
+    heads = [t.unflatten(-1, (2, 8)).transpose(1, 2) for t in (q, k, q)]
+    u = additive_attention(*heads, attn.w_q, attn.w_k, backend='reference')
+    expected = attn.proj(u.transpose(1, 2).flatten(2)) + q
+    torch.testing.assert_close(attn(x, (2, 3)), expected)
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (dict(w_q=torch.randn(2, 5)), r'w_q must have shape \(heads, d\) = \(2, 4\).*\(2, 5\)'),
+        (dict(w_k=torch.randn(3, 4)), r'w_k .*\(3, 4\)'),
+        (dict(k=torch.randn(1, 2, 5, 4)), 'k has shape'),
+    ],
+)
+def test_bad_input(change, message):
+    q, k, v = torch.randn(3, 1, 2, 6, 4)
+    w_q, w_k = torch.randn(2, 2, 4)
+    with pytest.raises(ValueError, match=message):
+        additive_attention(**{**dict(q=q, k=k, v=v, w_q=w_q, w_k=w_k), **change})
+
+
+def test_a_projected_gate_needs_own_values():
+    with pytest.raises(ValueError, match="gate='proj' needs share_value=False"):
+        AdditiveAttention(16, 2, gate='proj')
