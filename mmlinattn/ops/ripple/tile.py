@@ -15,10 +15,10 @@ from torch import Tensor
 from ..numerics import accumulation_dtype, no_autocast
 from .groups import axis_distance, chebyshev_distance
 
-# Tokens along the side of a tile and scores in a chunk of tiles, both measured: 6 heads, d = 32,
-# R = 4, 128 x 128 tokens on two CPU cores with 1 MiB of L2 cache each.
-TILE = 8
-CPU_CHUNK = 2**19
+# Tokens of a tile along each axis, and scores in a chunk of tiles; measured, see
+# :func:`mmlinattn.ops.ripple_attention`.
+TILE = (2, 8)
+CPU_CHUNK = 2**18
 ACCELERATOR_CHUNK = 2**26
 
 
@@ -51,20 +51,20 @@ class RippleTile(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, eps: float) -> Tensor:
         tiles = Tiles(weights)
-        v1 = F.pad(v, (0, 1), value=1.0)  # the normaliser is the attention to ones
-        state = k.flatten(1, 2).transpose(1, 2) @ v1.flatten(1, 2)  # [n, m, d + 1]
-        out, inverse = torch.empty_like(v1[..., :-1]), torch.empty_like(v1[..., :1])
+        k1, v1 = tiles.pad(k, v)
+        state = k1.flatten(1, 2).transpose(1, 2) @ v1.flatten(1, 2)  # [n, m, d + 1]
+        out, inverse = v.new_empty(v.shape), v.new_empty(*v.shape[:-1], 1)
         for chunk in tiles.chunks():
             queries, spatial = tiles.cut(q, chunk), tiles.cut(weights, chunk)
-            keys, values = tiles.cut_halos(k, chunk), tiles.cut_halos(v1, chunk)
+            keys, values = tiles.halos(k1, chunk), tiles.halos(v1, chunk)
             scores = (queries @ keys.transpose(1, 2)).mul_(tiles.local_weights(spatial))
             total = (scores @ values).view(chunk.heads, -1, v1.shape[-1])
             far = (queries * spatial[..., -1:]).view(chunk.heads, -1, q.shape[-1])
-            total.baddbmm_(far, state[chunk.slice])
+            total.baddbmm_(far, state[chunk.maps])
             normaliser = (total[..., -1:] + eps).reciprocal_()
             tiles.paste(total[..., :-1] * normaliser, chunk, out)
             tiles.paste(normaliser, chunk, inverse)
-        ctx.save_for_backward(q, k, v1, weights, state, out, inverse)
+        ctx.save_for_backward(q, k, v, weights, state, out, inverse)
         return out
 
     @staticmethod
@@ -77,47 +77,45 @@ def _backward(
     grad_out: Tensor,
     q: Tensor,
     k: Tensor,
-    v1: Tensor,
+    v: Tensor,
     weights: Tensor,
     state: Tensor,
     out: Tensor,
     inverse: Tensor,
 ) -> Tuple[Tensor, ...]:
     tiles = Tiles(weights)
+    k1, v1 = tiles.pad(k, v)
     grad_q, grad_weights = q.new_empty(q.shape), weights.new_empty(weights.shape)
-    grad_k, grad_v1 = k.new_zeros(k.shape), v1.new_zeros(v1.shape)
-    grad_state = torch.zeros_like(state)
+    grad_k, grad_v, grad_state = (torch.zeros_like(x) for x in (k1, v1, state))
     for chunk in tiles.chunks():
         queries, spatial = tiles.cut(q, chunk), tiles.cut(weights, chunk)
-        keys, values = tiles.cut_halos(k, chunk), tiles.cut_halos(v1, chunk)
+        keys, values = tiles.halos(k1, chunk), tiles.halos(v1, chunk)
         grad = tiles.cut(grad_out, chunk) * tiles.cut(inverse, chunk)
         grad_normaliser = -(grad * tiles.cut(out, chunk)).sum(-1, keepdim=True)
         grad = torch.cat([grad, grad_normaliser], -1)  # of the sums over v1, [C, M, d + 1]
 
         # The global term.
-        far = queries * spatial[..., -1:]
         per_head = grad.view(chunk.heads, -1, grad.shape[-1])
-        grad_state[chunk.slice].baddbmm_(
-            far.view(chunk.heads, -1, far.shape[-1]).transpose(1, 2), per_head
-        )
-        grad_far = (per_head @ state[chunk.slice].transpose(1, 2)).view_as(queries)
+        far = (queries * spatial[..., -1:]).view(chunk.heads, -1, queries.shape[-1])
+        grad_state[chunk.maps] += far.transpose(1, 2) @ per_head
+        grad_far = (per_head @ state[chunk.maps].transpose(1, 2)).view_as(queries)
 
         # The local term.
         kernel = queries @ keys.transpose(1, 2)
         grad_scores = grad @ values.transpose(1, 2)
-        local = tiles.local_weights(spatial)
         grad_local = tiles.sum_groups(kernel * grad_scores)
+        local = tiles.local_weights(spatial)
         scores, grad_kernel = kernel.mul_(local), grad_scores.mul_(local)
-        tiles.paste_halos(grad_kernel.transpose(1, 2) @ queries, chunk, grad_k)
-        tiles.paste_halos(scores.transpose(1, 2) @ grad, chunk, grad_v1)
+        tiles.add_halos(grad_kernel, queries, chunk, grad_k)
+        tiles.add_halos(scores, grad, chunk, grad_v)
 
         tiles.paste((grad_kernel @ keys).addcmul_(grad_far, spatial[..., -1:]), chunk, grad_q)
         grad_last = (queries * grad_far).sum(-1, keepdim=True)
         grad_last = grad_last - grad_local.sum(-1, keepdim=True)
         tiles.paste(torch.cat([grad_local, grad_last], -1), chunk, grad_weights)
     grad_k.flatten(1, 2).baddbmm_(v1.flatten(1, 2), grad_state.transpose(1, 2))
-    grad_v1.flatten(1, 2).baddbmm_(k.flatten(1, 2), grad_state)
-    return grad_q, grad_k, grad_v1[..., :-1], grad_weights
+    grad_v.flatten(1, 2).baddbmm_(k1.flatten(1, 2), grad_state)
+    return grad_q, tiles.crop(grad_k), tiles.crop(grad_v)[..., :-1], grad_weights
 
 
 class Axis(NamedTuple):
@@ -128,11 +126,11 @@ class Axis(NamedTuple):
     pad: int  # tokens of a halo on either side of its tile
 
     @staticmethod
-    def plan(size: int, reach: int) -> 'Axis':
+    def plan(size: int, tile: int, reach: int) -> 'Axis':
         """Even tiles; a single one, without a halo, where the halo would be the map anyway."""
-        if size <= TILE + 2 * reach:
+        if size <= tile + 2 * reach:
             return Axis(size, size, 0)
-        return Axis(size, -(-size // -(-size // TILE)), reach)
+        return Axis(size, -(-size // -(-size // tile)), reach)
 
     @property
     def count(self) -> int:
@@ -140,14 +138,24 @@ class Axis(NamedTuple):
 
     @property
     def halo(self) -> int:
+        """Tokens of a halo, a multiple of the tile where that costs little."""
         return self.tile + 2 * self.pad
+
+    @property
+    def overhang(self) -> int:
+        """Tiles that the halo of the last tile needs beyond it."""
+        return -(-2 * self.pad // self.tile)
+
+    @property
+    def padded(self) -> int:
+        return (self.count + self.overhang) * self.tile
 
     def distance(self, device: torch.device) -> Tensor:
         return axis_distance((0, self.tile), (-self.pad, self.tile + self.pad), device)
 
 
 class Chunk(NamedTuple):
-    """Rows of tiles ``start`` to ``stop`` of the ``heads`` maps from ``first`` on."""
+    """Columns of tiles ``start`` to ``stop`` of the ``heads`` maps from ``first`` on."""
 
     first: int
     heads: int
@@ -155,17 +163,23 @@ class Chunk(NamedTuple):
     stop: int
 
     @property
-    def slice(self) -> slice:
+    def maps(self) -> slice:
         return slice(self.first, self.first + self.heads)
 
 
 class Tiles:
-    """Cuts maps (n, H, W, c) into tiles (C, M, c) and halos (C, K, c), and puts them back."""
+    """Cuts maps (n, H, W, c) into tiles (C, M, c) and their halos (C, K, c), and puts them back.
+
+    A column of tiles with its halos is one strip of memory: halos that follow each other in it
+    overlap, and matrix products read them there. That makes a few tiles run over the end of the
+    map, with queries of 0.
+    """
 
     def __init__(self, weights: Tensor) -> None:
-        self.maps, height, width, num_groups = weights.shape
+        self.num_maps, height, width, num_groups = weights.shape
         reach = max(num_groups - 2, 0)
-        self.y, self.x = Axis.plan(height, reach), Axis.plan(width, reach)
+        self.y = Axis.plan(height, TILE[0], reach)
+        self.x = Axis.plan(width, TILE[1], reach)
         device = weights.device
         distance = chebyshev_distance(self.y.distance(device), self.x.distance(device))
         group = torch.arange(num_groups - 1, device=device)
@@ -173,67 +187,79 @@ class Tiles:
         self.budget = CPU_CHUNK if device.type == 'cpu' else ACCELERATOR_CHUNK
 
     def chunks(self) -> Iterator[Chunk]:
-        row = self.x.count * self.in_group.shape[0] * self.in_group.shape[2]  # scores
-        heads = min(max(self.budget // (row * self.y.count), 1), self.maps)
-        rows = self.y.count if heads > 1 else min(max(self.budget // row, 1), self.y.count)
-        for first in range(0, self.maps, heads):
-            for start in range(0, self.y.count, rows):
+        y, x = self.y, self.x
+        strip = y.padded * x.tile * y.halo * x.halo  # scores
+        heads = min(max(self.budget // (strip * x.count), 1), self.num_maps)
+        columns = x.count if heads > 1 else min(max(self.budget // strip, 1), x.count)
+        for first in range(0, self.num_maps, heads):
+            for start in range(0, x.count, columns):
                 yield Chunk(
                     first,
-                    min(heads, self.maps - first),
+                    min(heads, self.num_maps - first),
                     start,
-                    min(start + rows, self.y.count),
+                    min(start + columns, x.count),
                 )
 
     def cut(self, maps: Tensor, chunk: Chunk) -> Tensor:
         """Tiles of a chunk, (C, M, c); what lies beyond the map is 0."""
         y, x = self.y, self.x
-        rows = maps[chunk.slice, chunk.start * y.tile : chunk.stop * y.tile]
-        below, right = (chunk.stop - chunk.start) * y.tile - rows.shape[1], x.count * x.tile - x.size
-        if below or right:
-            rows = F.pad(rows, (0, 0, 0, right, 0, below))
-        tiles = rows.unflatten(2, (x.count, x.tile)).unflatten(1, (-1, y.tile))
-        return tiles.transpose(2, 3).reshape(-1, y.tile * x.tile, maps.shape[-1])
+        strips = maps[chunk.maps, :, chunk.start * x.tile : chunk.stop * x.tile]
+        right = (chunk.stop - chunk.start) * x.tile - strips.shape[2]
+        strips = F.pad(strips, (0, 0, 0, right, 0, y.padded - y.size))
+        strips = strips.unflatten(2, (-1, x.tile)).transpose(1, 2)
+        return strips.reshape(-1, y.tile * x.tile, maps.shape[-1])
 
     def paste(self, tiles: Tensor, chunk: Chunk, maps: Tensor) -> None:
         """Inverse of :meth:`cut`, into ``maps``."""
         y, x = self.y, self.x
-        tiles = tiles.view(chunk.heads, -1, x.count, y.tile, x.tile, maps.shape[-1])
-        rows = tiles.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-        target = maps[chunk.slice, chunk.start * y.tile : chunk.stop * y.tile]
-        target.copy_(rows[:, : target.shape[1], : x.size])
+        target = maps[chunk.maps, :, chunk.start * x.tile : chunk.stop * x.tile]
+        strips = tiles.view(chunk.heads, -1, y.padded, x.tile, maps.shape[-1])[:, :, : y.size]
+        target.copy_(strips.transpose(1, 2).flatten(2, 3)[:, :, : target.shape[2]])
 
-    def cut_halos(self, maps: Tensor, chunk: Chunk) -> Tensor:
-        """Halos of the tiles of a chunk, (C, K, c); what lies beyond the map is 0."""
+    def pad(self, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor]:
+        """Room for halos: keys of 0. Values get a last channel of 1 for the normaliser."""
         y, x = self.y, self.x
-        top, bottom = chunk.start * y.tile - y.pad, chunk.stop * y.tile + y.pad
-        rows = maps[chunk.slice, max(top, 0) : bottom]
-        above = max(-top, 0)
-        below = bottom - top - above - rows.shape[1]
-        right = x.count * x.tile + x.pad - x.size
-        if above or below or x.pad or right:
-            rows = F.pad(rows, (0, 0, x.pad, right, above, below))
-        halos = rows.unfold(1, y.halo, y.tile).unfold(2, x.halo, x.tile)
-        return halos.permute(0, 1, 2, 4, 5, 3).reshape(-1, y.halo * x.halo, maps.shape[-1])
+        left, right = x.pad, x.padded - x.size - x.pad
+        top, bottom = y.pad, y.padded - y.size - y.pad
+        k = F.pad(k, (0, 0, left, right, top, bottom))
+        return k, F.pad(v, (0, 1, left, right, top, bottom), value=1.0)
 
-    def paste_halos(self, halos: Tensor, chunk: Chunk, maps: Tensor) -> None:
-        """Adds overlapping halos to ``maps``: the adjoint of :meth:`cut_halos`."""
-        y, x, count = self.y, self.x, chunk.stop - chunk.start
-        halos = halos.view(chunk.heads, count, x.count, y.halo, x.halo, maps.shape[-1])
-        halos = halos.transpose(2, 3)
-        height, width = ((n + -(-a.halo // a.tile) - 1) * a.tile for n, a in ((count, y), (x.count, x)))
-        rows = maps.new_zeros(chunk.heads, height, width, maps.shape[-1])
-        # Parts of halos no larger than a tile do not overlap.
-        for i in range(0, y.halo, y.tile):
-            for j in range(0, x.halo, x.tile):
-                part = halos[:, :, i : i + y.tile, :, j : j + x.tile]
-                into = rows[:, i : i + count * y.tile, j : j + x.count * x.tile]
-                into = into.unflatten(2, (x.count, x.tile)).unflatten(1, (count, y.tile))
-                into[:, :, : part.shape[2], :, : part.shape[4]] += part
-        top, bottom = chunk.start * y.tile - y.pad, chunk.stop * y.tile + y.pad
-        target = maps[chunk.slice, max(top, 0) : bottom]
-        above = max(-top, 0)
-        target += rows[:, above : above + target.shape[1], x.pad : x.pad + x.size]
+    def crop(self, padded: Tensor) -> Tensor:
+        y, x = self.y, self.x
+        return padded[:, y.pad : y.pad + y.size, x.pad : x.pad + x.size]
+
+    def halos(self, padded: Tensor, chunk: Chunk) -> Tensor:
+        """Halos of the tiles of a chunk, (C, K, c), overlapping in memory."""
+        y, x, channels = self.y, self.x, padded.shape[-1]
+        strips = padded[chunk.maps, :, chunk.start * x.tile : chunk.stop * x.tile + 2 * x.pad]
+        strips = strips.unfold(2, x.halo, x.tile).permute(0, 2, 1, 4, 3)
+        memory = self._strips(padded, chunk)
+        tiles = memory.shape[0] - y.overhang
+        memory[tiles:].zero_()
+        memory[:tiles].view(strips.shape).copy_(strips)
+        return memory.as_strided((tiles, y.halo * x.halo, channels), (memory.stride(0), channels, 1))
+
+    def add_halos(self, left: Tensor, right: Tensor, chunk: Chunk, padded: Tensor) -> None:
+        """Adds ``left^T right``, of the shape of :meth:`halos`, to ``padded``: their adjoint."""
+        y, x, columns = self.y, self.x, chunk.stop - chunk.start
+        memory = self._strips(padded, chunk).zero_()
+        tiles = memory.shape[0] - y.overhang
+        # Tile by tile the rows of a halo lie in the strip, so that products add up in place.
+        for i in range(y.overhang + 1):
+            keys = left[:, :, i * memory.shape[1] : (i + 1) * memory.shape[1]]
+            memory[i : i + tiles, : keys.shape[2]].baddbmm_(keys.transpose(1, 2), right)
+        strips = memory[:tiles].view(chunk.heads, columns, y.padded, x.halo, -1).transpose(1, 2)
+        for j in range(0, x.halo, x.tile):
+            part = strips[:, :, :, j : j + x.tile]
+            start = chunk.start * x.tile + j
+            target = padded[chunk.maps, :, start : start + columns * x.tile]
+            target.unflatten(2, (columns, x.tile))[:, :, :, : part.shape[3]] += part
+
+    def _strips(self, padded: Tensor, chunk: Chunk) -> Tensor:
+        """Memory of the strips of a chunk, tile by tile, with room for the last halo."""
+        y, x = self.y, self.x
+        tiles = chunk.heads * (chunk.stop - chunk.start) * (y.count + y.overhang)
+        return padded.new_empty(tiles + y.overhang, y.tile * x.halo, padded.shape[-1])
 
     def local_weights(self, weights: Tensor) -> Tensor:
         """``w_g - w_R`` of each query and key of its halo: (C, M, R + 1) to (C, M, K)."""
