@@ -6,7 +6,8 @@ meets only the keys of its halo: two dense products a tile. Scores live in one c
 time; the backward pass computes them again.
 """
 
-from typing import Iterator, NamedTuple, Optional, Tuple
+import math
+from typing import Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -51,16 +52,18 @@ class RippleTile(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, eps: float) -> Tensor:
         tiles = Tiles(weights)
-        k1, v1 = tiles.pad(k, v)
-        state = k1.flatten(1, 2).transpose(1, 2) @ v1.flatten(1, 2)  # [n, m, d + 1]
+        keys, values = k.flatten(1, 2).transpose(1, 2), v.flatten(1, 2)
+        # The normaliser is the attention to values of 1: one more channel.
+        state = torch.cat([keys @ values, keys.sum(-1, keepdim=True)], -1)  # [n, m, d + 1]
         out, inverse = v.new_empty(v.shape), v.new_empty(*v.shape[:-1], 1)
         for chunk in tiles.chunks():
             queries, spatial = tiles.cut(q, chunk), tiles.cut(weights, chunk)
-            keys, values = tiles.halos(k1, chunk), tiles.halos(v1, chunk)
-            scores = (queries @ keys.transpose(1, 2)).mul_(tiles.local_weights(spatial))
-            total = (scores @ values).view(chunk.heads, -1, v1.shape[-1])
+            keys, values = tiles.halos(k, chunk), tiles.halos(v, chunk, ones=True)
+            scores = tiles.product('scores', queries, keys.transpose(1, 2))
+            scores *= tiles.local_weights(spatial)
+            total = tiles.product('total', scores, values)
             far = (queries * spatial[..., -1:]).view(chunk.heads, -1, q.shape[-1])
-            total.baddbmm_(far, state[chunk.maps])
+            total.view(chunk.heads, -1, total.shape[-1]).baddbmm_(far, state[chunk.maps])
             normaliser = (total[..., -1:] + eps).reciprocal_()
             tiles.paste(total[..., :-1] * normaliser, chunk, out)
             tiles.paste(normaliser, chunk, inverse)
@@ -84,15 +87,15 @@ def _backward(
     inverse: Tensor,
 ) -> Tuple[Tensor, ...]:
     tiles = Tiles(weights)
-    k1, v1 = tiles.pad(k, v)
     grad_q, grad_weights = q.new_empty(q.shape), weights.new_empty(weights.shape)
-    grad_k, grad_v, grad_state = (torch.zeros_like(x) for x in (k1, v1, state))
+    grad_k, grad_v = k.new_zeros(k.shape), v.new_zeros(v.shape)
+    grad_state = torch.zeros_like(state)
     for chunk in tiles.chunks():
         queries, spatial = tiles.cut(q, chunk), tiles.cut(weights, chunk)
-        keys, values = tiles.halos(k1, chunk), tiles.halos(v1, chunk)
+        keys, values = tiles.halos(k, chunk), tiles.halos(v, chunk, ones=True)
         grad = tiles.cut(grad_out, chunk) * tiles.cut(inverse, chunk)
         grad_normaliser = -(grad * tiles.cut(out, chunk)).sum(-1, keepdim=True)
-        grad = torch.cat([grad, grad_normaliser], -1)  # of the sums over v1, [C, M, d + 1]
+        grad = torch.cat([grad, grad_normaliser], -1)  # of the sums over values, [C, M, d + 1]
 
         # The global term.
         per_head = grad.view(chunk.heads, -1, grad.shape[-1])
@@ -101,21 +104,24 @@ def _backward(
         grad_far = (per_head @ state[chunk.maps].transpose(1, 2)).view_as(queries)
 
         # The local term.
-        kernel = queries @ keys.transpose(1, 2)
-        grad_scores = grad @ values.transpose(1, 2)
-        grad_local = tiles.sum_groups(kernel * grad_scores)
+        kernel = tiles.product('scores', queries, keys.transpose(1, 2))
+        grad_scores = tiles.product('grad_scores', grad, values.transpose(1, 2))
+        grad_local = tiles.sum_groups(kernel, grad_scores)
         local = tiles.local_weights(spatial)
         scores, grad_kernel = kernel.mul_(local), grad_scores.mul_(local)
+        grad_queries = tiles.product('grad_queries', grad_kernel, keys)
+        tiles.paste(grad_queries.addcmul_(grad_far, spatial[..., -1:]), chunk, grad_q)
         tiles.add_halos(grad_kernel, queries, chunk, grad_k)
-        tiles.add_halos(scores, grad, chunk, grad_v)
+        tiles.add_halos(scores, grad[..., :-1], chunk, grad_v)
 
-        tiles.paste((grad_kernel @ keys).addcmul_(grad_far, spatial[..., -1:]), chunk, grad_q)
         grad_last = (queries * grad_far).sum(-1, keepdim=True)
-        grad_last = grad_last - grad_local.sum(-1, keepdim=True)
+        grad_last -= grad_local.sum(-1, keepdim=True)
         tiles.paste(torch.cat([grad_local, grad_last], -1), chunk, grad_weights)
-    grad_k.flatten(1, 2).baddbmm_(v1.flatten(1, 2), grad_state.transpose(1, 2))
-    grad_v.flatten(1, 2).baddbmm_(k1.flatten(1, 2), grad_state)
-    return grad_q, tiles.crop(grad_k), tiles.crop(grad_v)[..., :-1], grad_weights
+    grad_sums, grad_counts = grad_state[..., :-1], grad_state[..., -1]
+    grad_k.flatten(1, 2).baddbmm_(v.flatten(1, 2), grad_sums.transpose(1, 2))
+    grad_k += grad_counts[:, None, None]
+    grad_v.flatten(1, 2).baddbmm_(k.flatten(1, 2), grad_sums)
+    return grad_q, grad_k, grad_v, grad_weights
 
 
 class Axis(NamedTuple):
@@ -138,7 +144,6 @@ class Axis(NamedTuple):
 
     @property
     def halo(self) -> int:
-        """Tokens of a halo, a multiple of the tile where that costs little."""
         return self.tile + 2 * self.pad
 
     @property
@@ -184,6 +189,7 @@ class Tiles:
         distance = chebyshev_distance(self.y.distance(device), self.x.distance(device))
         group = torch.arange(num_groups - 1, device=device)
         self.in_group = (distance[:, None] == group[:, None]).to(weights.dtype)  # [M, R, K]
+        self._memory: Dict[str, Tensor] = {}
         self.budget = CPU_CHUNK if device.type == 'cpu' else ACCELERATOR_CHUNK
 
     def chunks(self) -> Iterator[Chunk]:
@@ -216,56 +222,77 @@ class Tiles:
         strips = tiles.view(chunk.heads, -1, y.padded, x.tile, maps.shape[-1])[:, :, : y.size]
         target.copy_(strips.transpose(1, 2).flatten(2, 3)[:, :, : target.shape[2]])
 
-    def pad(self, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor]:
-        """Room for halos: keys of 0. Values get a last channel of 1 for the normaliser."""
-        y, x = self.y, self.x
-        left, right = x.pad, x.padded - x.size - x.pad
-        top, bottom = y.pad, y.padded - y.size - y.pad
-        k = F.pad(k, (0, 0, left, right, top, bottom))
-        return k, F.pad(v, (0, 1, left, right, top, bottom), value=1.0)
+    def halos(self, maps: Tensor, chunk: Chunk, ones: bool = False) -> Tensor:
+        """Halos of the tiles of a chunk, (C, K, c), overlapping in memory.
 
-    def crop(self, padded: Tensor) -> Tensor:
-        y, x = self.y, self.x
-        return padded[:, y.pad : y.pad + y.size, x.pad : x.pad + x.size]
-
-    def halos(self, padded: Tensor, chunk: Chunk) -> Tensor:
-        """Halos of the tiles of a chunk, (C, K, c), overlapping in memory."""
-        y, x, channels = self.y, self.x, padded.shape[-1]
-        strips = padded[chunk.maps, :, chunk.start * x.tile : chunk.stop * x.tile + 2 * x.pad]
-        strips = strips.unfold(2, x.halo, x.tile).permute(0, 2, 1, 4, 3)
-        memory = self._strips(padded, chunk)
+        Beyond the map is 0; with ``ones`` there is one channel more, of 1 everywhere.
+        """
+        y, x, channels = self.y, self.x, maps.shape[-1] + ones
+        band, inside, columns = self._band(maps, chunk, channels)
+        band.fill_(1.0 if ones else 0.0)
+        inside[..., : maps.shape[-1]] = maps[chunk.maps, :, columns]
+        memory = self._strips(f'strips{channels}', chunk, band)
         tiles = memory.shape[0] - y.overhang
-        memory[tiles:].zero_()
+        memory[tiles:] = 0
+        strips = band.unfold(2, x.halo, x.tile).permute(0, 2, 1, 4, 3)
         memory[:tiles].view(strips.shape).copy_(strips)
         return memory.as_strided((tiles, y.halo * x.halo, channels), (memory.stride(0), channels, 1))
 
-    def add_halos(self, left: Tensor, right: Tensor, chunk: Chunk, padded: Tensor) -> None:
-        """Adds ``left^T right``, of the shape of :meth:`halos`, to ``padded``: their adjoint."""
-        y, x, columns = self.y, self.x, chunk.stop - chunk.start
-        memory = self._strips(padded, chunk).zero_()
+    def add_halos(self, left: Tensor, right: Tensor, chunk: Chunk, maps: Tensor) -> None:
+        """Adds halos of ``left^T right``, (C, M, K) and (C, M, c), where :meth:`halos` took them."""
+        y, x, count = self.y, self.x, chunk.stop - chunk.start
+        band, inside, columns = self._band(maps, chunk, maps.shape[-1])
+        memory = self._strips('grad_strips', chunk, band).zero_()
         tiles = memory.shape[0] - y.overhang
-        # Tile by tile the rows of a halo lie in the strip, so that products add up in place.
+        # The rows of tiles that a halo spans lie one behind the other: products add up in place.
         for i in range(y.overhang + 1):
             keys = left[:, :, i * memory.shape[1] : (i + 1) * memory.shape[1]]
             memory[i : i + tiles, : keys.shape[2]].baddbmm_(keys.transpose(1, 2), right)
-        strips = memory[:tiles].view(chunk.heads, columns, y.padded, x.halo, -1).transpose(1, 2)
+        strips = memory[:tiles].view(chunk.heads, count, y.padded, x.halo, -1).transpose(1, 2)
+        band.zero_()
         for j in range(0, x.halo, x.tile):
             part = strips[:, :, :, j : j + x.tile]
-            start = chunk.start * x.tile + j
-            target = padded[chunk.maps, :, start : start + columns * x.tile]
-            target.unflatten(2, (columns, x.tile))[:, :, :, : part.shape[3]] += part
+            for i in range(part.shape[3]):
+                band[:, :, j + i : j + i + count * x.tile : x.tile] += part[:, :, :, i]
+        maps[chunk.maps, :, columns] += inside
 
-    def _strips(self, padded: Tensor, chunk: Chunk) -> Tensor:
-        """Memory of the strips of a chunk, tile by tile, with room for the last halo."""
+    def _band(
+        self, maps: Tensor, chunk: Chunk, channels: int
+    ) -> Tuple[Tensor, Tensor, slice]:
+        """Memory for the columns of a chunk with their halos; its part on the map; which part."""
+        y, x = self.y, self.x
+        start, stop = chunk.start * x.tile - x.pad, chunk.stop * x.tile + x.pad
+        shape = (chunk.heads, y.padded, stop - start, channels)
+        band = self.memory(f'band{channels}', shape, maps)
+        columns = slice(max(start, 0), min(stop, x.size))
+        inside = band[:, y.pad : y.pad + y.size, columns.start - start : columns.stop - start]
+        return band, inside, columns
+
+    def _strips(self, name: str, chunk: Chunk, like: Tensor) -> Tensor:
+        """Memory for the strips of a chunk, tile by tile, with room for the last halo."""
         y, x = self.y, self.x
         tiles = chunk.heads * (chunk.stop - chunk.start) * (y.count + y.overhang)
-        return padded.new_empty(tiles + y.overhang, y.tile * x.halo, padded.shape[-1])
+        shape = (tiles + y.overhang, y.tile * x.halo, like.shape[-1])
+        return self.memory(name, shape, like)
 
     def local_weights(self, weights: Tensor) -> Tensor:
         """``w_g - w_R`` of each query and key of its halo: (C, M, R + 1) to (C, M, K)."""
         local = (weights[..., :-1] - weights[..., -1:]).transpose(0, 1)
-        return (local @ self.in_group).transpose(0, 1)
+        return self.product('local_weights', local, self.in_group).transpose(0, 1)
 
-    def sum_groups(self, x: Tensor) -> Tensor:
-        """Sums over the keys of each group but the last: (C, M, K) to (C, M, R)."""
-        return (x.transpose(0, 1) @ self.in_group.transpose(1, 2)).transpose(0, 1)
+    def sum_groups(self, left: Tensor, right: Tensor) -> Tensor:
+        """Sums of ``left * right`` over each group but the last: (C, M, K) to (C, M, R)."""
+        both = torch.mul(left, right, out=self.memory('both', left.shape, left))
+        return (both.transpose(0, 1) @ self.in_group.transpose(1, 2)).transpose(0, 1)
+
+    def product(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """``left @ right`` in memory that the chunks share."""
+        shape = (*left.shape[:2], right.shape[-1])
+        return torch.bmm(left, right, out=self.memory(name, shape, left))
+
+    def memory(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Memory that the chunks share: to ask the system for it takes longer than some products."""
+        size = math.prod(shape)
+        if name not in self._memory:
+            self._memory[name] = like.new_empty(size)  # the first chunk is the largest
+        return self._memory[name][:size].view(shape)
