@@ -2,14 +2,19 @@
 
 from .dispatch import BackendError, use_backend
 from .feature_maps import feature_map
+from .linear import linear_attention
 from .rala import rala_attention
+from .ripple import ripple_attention, stick_breaking
 from .rotary import apply_rotary, rotary_tables
 
 __all__ = [
     'BackendError',
     'apply_rotary',
     'feature_map',
+    'linear_attention',
     'rala_attention',
+    'ripple_attention',
     'rotary_tables',
+    'stick_breaking',
     'use_backend',
 ]

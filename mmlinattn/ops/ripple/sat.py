@@ -40,8 +40,10 @@ def ripple_sat(
             k = k.masked_fill(key_padding_mask[:, None, :, None], 0)
         v1 = F.pad(v.to(dtype), (0, 1), value=1.0)  # the normaliser is the attention to ones
         weights = weights[..., : len(radii) + 1].to(dtype)
-        q, k, v1, weights = (x.flatten(0, 1).unflatten(1, hw_shape) for x in (q.to(dtype), k, v1, weights))
-        total = RippleSums.apply(q, k, v1, weights, tuple(radii))
+        maps = [
+            x.flatten(0, 1).unflatten(1, hw_shape) for x in (q.to(dtype), k, v1, weights)
+        ]  # [B * heads, height, width, channels]
+        total = RippleSums.apply(*maps, tuple(radii))
         out = total[..., :-1] / (total[..., -1:] + eps)
         return out.flatten(1, 2).unflatten(0, batch_heads).to(out_dtype)
 

@@ -133,10 +133,10 @@ class Axis(NamedTuple):
 
     @staticmethod
     def plan(size: int, tile: int, reach: int) -> 'Axis':
-        """Even tiles; a single one, without a halo, where the halo would be the map anyway."""
-        if size <= tile + 2 * reach:
+        """Even tiles; a single one without a halo where the map is hardly larger than a tile."""
+        if size <= min(tile + 2 * reach, 2 * tile):
             return Axis(size, size, 0)
-        return Axis(size, -(-size // -(-size // tile)), reach)
+        return Axis(size, -(-size // -(-size // tile)), min(reach, size - 1))
 
     @property
     def count(self) -> int:
@@ -231,15 +231,17 @@ class Tiles:
         band, inside, columns = self._band(maps, chunk, channels)
         band.fill_(1.0 if ones else 0.0)
         inside[..., : maps.shape[-1]] = maps[chunk.maps, :, columns]
-        memory = self._strips(f'strips{channels}', chunk, band)
+        memory = self._strips('values' if ones else 'keys', chunk, band)
         tiles = memory.shape[0] - y.overhang
         memory[tiles:] = 0
         strips = band.unfold(2, x.halo, x.tile).permute(0, 2, 1, 4, 3)
         memory[:tiles].view(strips.shape).copy_(strips)
-        return memory.as_strided((tiles, y.halo * x.halo, channels), (memory.stride(0), channels, 1))
+        return memory.as_strided(
+            (tiles, y.halo * x.halo, channels), (memory.stride(0), channels, 1)
+        )
 
     def add_halos(self, left: Tensor, right: Tensor, chunk: Chunk, maps: Tensor) -> None:
-        """Adds halos of ``left^T right``, (C, M, K) and (C, M, c), where :meth:`halos` took them."""
+        """Adds the halos ``left^T right``, (C, M, K) and (C, M, c), to where they come from."""
         y, x, count = self.y, self.x, chunk.stop - chunk.start
         band, inside, columns = self._band(maps, chunk, maps.shape[-1])
         memory = self._strips('grad_strips', chunk, band).zero_()
@@ -256,9 +258,7 @@ class Tiles:
                 band[:, :, j + i : j + i + count * x.tile : x.tile] += part[:, :, :, i]
         maps[chunk.maps, :, columns] += inside
 
-    def _band(
-        self, maps: Tensor, chunk: Chunk, channels: int
-    ) -> Tuple[Tensor, Tensor, slice]:
+    def _band(self, maps: Tensor, chunk: Chunk, channels: int) -> Tuple[Tensor, Tensor, slice]:
         """Memory for the columns of a chunk with their halos; its part on the map; which part."""
         y, x = self.y, self.x
         start, stop = chunk.start * x.tile - x.pad, chunk.stop * x.tile + x.pad
@@ -291,7 +291,7 @@ class Tiles:
         return torch.bmm(left, right, out=self.memory(name, shape, left))
 
     def memory(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Memory that the chunks share: to ask the system for it takes longer than some products."""
+        """Memory that the chunks share: new memory costs more than some of the products."""
         size = math.prod(shape)
         if name not in self._memory:
             self._memory[name] = like.new_empty(size)  # the first chunk is the largest

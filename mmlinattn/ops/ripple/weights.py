@@ -45,8 +45,7 @@ def stick_breaking(
         raise ValueError(
             f'logits must be floats of shape (..., R), got {logits.dtype} {tuple(logits.shape)}'
         )
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise ValueError(f'threshold must be in [0, 1] or None, got {threshold}')
+    check_threshold(threshold)
     sticks = logits.shape[-1]
     with no_autocast(logits):
         logits = logits.to(accumulation_dtype(logits.dtype))
@@ -62,3 +61,9 @@ def stick_breaking(
         first = (~merged).sum(-1, keepdim=True)
         share = left.gather(-1, first.clamp(max=sticks)) / (sticks + 1 - first).clamp(min=1)
         return torch.where(merged, share, weights)
+
+
+def check_threshold(threshold: Optional[float]) -> None:
+    """Raises ValueError unless ``threshold`` is None or in [0, 1]."""
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ValueError(f'threshold must be in [0, 1] or None, got {threshold}')
