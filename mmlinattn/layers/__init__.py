@@ -3,9 +3,12 @@
 from .additive import AdditiveAttention
 from .base import BaseAttention, build_attention, map_to_tokens, tokens_to_map
 from .efficient_softmax import EfficientSoftmaxAttention
+from .feature_maps import FeatureMap, build_feature_map
 from .ffn import ConvFFN, MixFFN
+from .linear import LinearAttention
 from .rala import RALA
 from .random_walk import RWGKA, RWGKP
+from .ripple import RippleAttention
 from .softmax import SoftmaxAttention, softmax_attention
 
 __all__ = [
@@ -16,9 +19,13 @@ __all__ = [
     'BaseAttention',
     'ConvFFN',
     'EfficientSoftmaxAttention',
+    'FeatureMap',
+    'LinearAttention',
     'MixFFN',
+    'RippleAttention',
     'SoftmaxAttention',
     'build_attention',
+    'build_feature_map',
     'map_to_tokens',
     'softmax_attention',
     'tokens_to_map',

@@ -3,8 +3,10 @@
 from .additive import additive_attention
 from .dispatch import BackendError, use_backend
 from .feature_maps import feature_map
+from .linear import linear_attention
 from .rala import rala_attention
 from .random_walk import random_walk_attention
+from .ripple import ripple_attention, stick_breaking
 from .rotary import apply_rotary, rotary_tables
 
 __all__ = [
@@ -12,8 +14,11 @@ __all__ = [
     'additive_attention',
     'apply_rotary',
     'feature_map',
+    'linear_attention',
     'rala_attention',
     'random_walk_attention',
+    'ripple_attention',
     'rotary_tables',
+    'stick_breaking',
     'use_backend',
 ]

@@ -62,3 +62,17 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor
                 f'{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}'
             )
     check_padding_mask(key_padding_mask, q.shape[0], q.shape[2])
+
+
+def check_features(
+    q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor] = None
+) -> None:
+    """Raises ValueError unless q, k are (B, heads, N, m), v is (B, heads, N, d), of one type."""
+    check_qkv(q, k, q, key_padding_mask)
+    if v.dim() != 4 or v.shape[:3] != q.shape[:3]:
+        raise ValueError(
+            f'v must have shape (B, heads, N, d) = ({", ".join(map(str, q.shape[:3]))}, d), '
+            f'got {tuple(v.shape)}'
+        )
+    if v.dtype != q.dtype or v.device != q.device:
+        raise ValueError(f'v is {v.dtype} on {v.device}, q is {q.dtype} on {q.device}')

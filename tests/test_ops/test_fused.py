@@ -9,8 +9,10 @@ import torch
 
 from mmlinattn.ops import (
     BackendError,
+    linear_attention,
     rala_attention,
     random_walk_attention,
+    ripple_attention,
     rotary_tables,
     use_backend,
 )
@@ -104,13 +106,70 @@ def test_random_walk(b, h, n, d, m, dtype, steps, shared):
     compare(run, [x, *(a.requires_grad_() for a in anchors)], dtype)
 
 
-@pytest.mark.parametrize('name', ['rala', 'random_walk'])
+LINEAR_CASES = [
+    # batch, heads, N, d, dtype
+    (2, 2, 77, 20, torch.float32),
+    (1, 1, 1, 16, torch.float32),
+    (1, 2, 143, 64, torch.bfloat16),
+    (2, 1, 130, 32, torch.float16),
+]
+
+
+@pytest.mark.parametrize('b, h, n, d, dtype', LINEAR_CASES)
+def test_linear(b, h, n, d, dtype):
+    x = torch.rand(b, n, 3, h, d, device=DEVICE).to(dtype).requires_grad_()
+    mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
+    mask[0, n // 2 + 1 :] = True
+
+    def run(leaves, backend):
+        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
+        return linear_attention(q, k, v, mask, eps=0.1, backend=backend)
+
+    compare(run, [x], dtype)
+
+
+RIPPLE_CASES = [
+    # batch, heads, (H, W), d, R, dtype
+    (2, 2, (9, 13), 20, 3, torch.float32),
+    (1, 1, (1, 1), 16, 1, torch.float32),
+    (1, 1, (5, 20), 16, 6, torch.float32),
+    (1, 1, (4, 4), 16, 9, torch.float32),
+    (1, 1, (11, 11), 32, 4, torch.bfloat16),
+    (1, 1, (17, 9), 64, 2, torch.float16),
+]
+
+
+@pytest.mark.parametrize('b, h, hw, d, max_distance, dtype', RIPPLE_CASES)
+def test_ripple(b, h, hw, d, max_distance, dtype):
+    n = hw[0] * hw[1]
+    x = torch.rand(b, n, 3, h, d, device=DEVICE).to(dtype).requires_grad_()
+    weights = torch.rand(b, n, h, max_distance + 1, device=DEVICE).softmax(-1)
+    mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
+    mask[0, n // 2 + 1 :] = True
+
+    def run(leaves, backend):
+        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
+        return ripple_attention(
+            q, k, v, leaves[1].transpose(1, 2), hw, key_padding_mask=mask, backend=backend
+        )
+
+    compare(run, [x, weights.to(dtype).requires_grad_()], dtype)
+
+
+@pytest.mark.parametrize('name', ['linear', 'rala', 'random_walk', 'ripple'])
 def test_all_padding_yields_zero(name):
     x, (q, k, v) = fused_projection(2, 40, 2, 16, torch.float32)
     mask = torch.zeros(2, 40, dtype=torch.bool, device=DEVICE)
     mask[0] = True
     if name == 'rala':
         out = rala_attention(q, k, v, key_padding_mask=mask, backend='fused')
+    elif name == 'linear':
+        out = linear_attention(q.exp(), k.exp(), v, mask, backend='fused')
+    elif name == 'ripple':
+        weights = torch.full((2, 2, 40, 4), 0.25, device=DEVICE)
+        out = ripple_attention(
+            q.exp(), k.exp(), v, weights, (5, 8), key_padding_mask=mask, backend='fused'
+        )
     else:
         anchors = torch.randn(2, 5, 16, device=DEVICE)
         out = random_walk_attention(
@@ -131,9 +190,13 @@ def test_large_logits_of_the_token_softmax():
         assert (out.double() - exact).norm() / exact.norm() < 1e-5
 
 
-@pytest.mark.parametrize('name', ['kernelised_attention', 'walk_state', 'walk_readout'])
+@pytest.mark.parametrize('name', ['kernelised_attention', 'walk_state', 'walk_readout', 'ripple'])
 def test_operators_keep_torchs_rules(name):
-    from mmlinattn.ops.kernels import kernelised_op, random_walk_op  # noqa: F401  registers
+    from mmlinattn.ops.kernels import (  # noqa: F401  register
+        kernelised_op,
+        random_walk_op,
+        ripple_op,
+    )
 
     q, k, v = (t.detach().requires_grad_() for t in torch.randn(3, 1, 2, 20, 16, device=DEVICE))
     anchors = torch.randn(2, 4, 16, device=DEVICE).requires_grad_()
@@ -141,6 +204,16 @@ def test_operators_keep_torchs_rules(name):
         'kernelised_attention': (q, k, v, None, None, None, 1e-6, 'elu+1', True),
         'walk_state': (q, k, v, anchors, anchors.detach().clone(), None, True),
         'walk_readout': (q, anchors, torch.randn(1, 2, 4, 16, device=DEVICE)),
+        'ripple': (
+            q.exp().detach(),
+            k.exp().detach(),
+            v,
+            torch.rand(1, 2, 20, 3, device=DEVICE),
+            4,
+            5,
+            None,
+            1e-6,
+        ),
     }[name]
     operator = getattr(torch.ops.mmlinattn, name).default
     tests = ('test_schema', 'test_autograd_registration', 'test_faketensor')
@@ -150,13 +223,16 @@ def test_operators_keep_torchs_rules(name):
 def test_compiles_without_graph_breaks():
     q, k, v = torch.randn(3, 1, 2, 20, 16, device=DEVICE)
     anchors = torch.randn(2, 4, 16, device=DEVICE)
+    weights = torch.rand(1, 2, 20, 3, device=DEVICE)
 
-    def both(q, k, v):
-        walked = random_walk_attention(q, k, v, anchors, anchors, backend='fused')
-        return rala_attention(walked, k, v, backend='fused')
+    def all_of_them(q, k, v):
+        x = random_walk_attention(q, k, v, anchors, anchors, backend='fused')
+        x = rala_attention(x, k, v, backend='fused')
+        x = linear_attention(x.exp(), k.exp(), v, backend='fused')
+        return ripple_attention(x.exp(), k.exp(), v, weights, (4, 5), backend='fused')
 
-    compiled = torch.compile(both, fullgraph=True, backend='aot_eager')
-    torch.testing.assert_close(compiled(q, k, v), both(q, k, v))
+    compiled = torch.compile(all_of_them, fullgraph=True, backend='aot_eager')
+    torch.testing.assert_close(compiled(q, k, v), all_of_them(q, k, v))
 
 
 def test_auto_takes_the_kernel_where_it_can_serve(monkeypatch):
@@ -203,6 +279,18 @@ def test_a_forced_kernel_on_the_cpu_says_what_to_do(monkeypatch):
         rala_attention(q, k, v, backend='fused')
 
 
+@pytest.mark.parametrize(
+    'groups, max_distance, message',
+    [('log', 3, "groups='log' have no kernel"), ('chebyshev', 17, 'R from 1 to 16, got 17'),
+     ('chebyshev', 0, 'got 0')],
+)  # fmt: skip
+def test_ripple_kernels_say_what_they_cannot(groups, max_distance, message):
+    q, k, v = torch.rand(3, 1, 1, 20, 16, device=DEVICE)
+    weights = torch.rand(1, 1, 20, max_distance + 1, device=DEVICE)
+    with pytest.raises(BackendError, match=message):
+        ripple_attention(q, k, v, weights, (4, 5), groups, backend='fused')
+
+
 def test_too_many_anchors_have_no_kernel():
     q, k, v = torch.randn(3, 1, 1, 20, 16, device=DEVICE)
     anchors = torch.randn(1, 129, 16, device=DEVICE)
@@ -222,14 +310,15 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from mmlinattn.ops.kernels import kernelised, random_walk
+from mmlinattn.ops.kernels import kernelised, random_walk, ripple
 
 FLAGS = dict(
+    T=8, REACH=3, BX=16, BK=64, BR=8,
     BN=64, BD=64, BM=64, FEATURE=1, HAS_MASK=True, WEIGHTED=True, ROTARY=True, SUM=True, WRITE=True,
     HAS_MEAN=True, HAS_WALK=True,
 )
 TOKENS = {'Q', 'K', 'V', 'DOUT', 'DQ', 'DK', 'DV', 'AQ', 'AK', 'OUT'}
-for module in (kernelised, random_walk):
+for module in (kernelised, random_walk, ripple):
     kernels = [f for n, f in vars(module).items() if n.endswith('_kernel')]
     assert len(kernels) >= 4
     for kernel in kernels:
@@ -243,7 +332,7 @@ for module in (kernelised, random_walk):
             elif name.isupper() and len(name) > 1 and name != 'CHUNK' or name in 'QKVSZWX':
                 signature[name] = '*bf16' if name in TOKENS else '*fp32'
             else:
-                signature[name] = 'fp32' if name == 'scale' else 'i32'
+                signature[name] = 'fp32' if name in ('scale', 'eps') else 'i32'
         compiled = triton.compile(
             ASTSource(fn=kernel, signature=signature, constexprs=constants),
             target=GPUTarget('cuda', 90, 32),
@@ -263,4 +352,4 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(root, tmp_path):
     script.write_text(COMPILE)
     done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(done.stdout.split()) >= 9
+    assert len(done.stdout.split()) >= 13

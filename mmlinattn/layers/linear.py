@@ -1,0 +1,62 @@
+"""Kernelised linear attention as a layer."""
+
+from typing import Optional, Tuple, Union
+
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from ..ops import linear_attention
+from ..ops.rotary import Rotary, apply_rotary
+from .base import BaseAttention
+from .feature_maps import build_feature_map
+
+
+@MODELS.register_module()
+class LinearAttention(BaseAttention):
+    """Kernelised linear attention: the DeiT-LA and SMCA-LA baselines of the Ripple paper with
+    the default feature map.
+
+    Args:
+        embed_dims, num_heads: channels and heads.
+        feature_map: ``'elu+1'``, ``'relu'``, ``'softmax'``, or config of a map with parameters:
+            ``'AdaptiveFeatures'`` (the paper's), ``'EfficientFeatures'``, ``'T2RFeatures'``,
+            ``'DPFPFeatures'``, ``'RFAFeatures'``, ``'PerformerFeatures'``, or your own.
+        eps: added to the normaliser.
+        others: see :class:`BaseAttention`. Rotary position turns queries and keys before the
+            feature map, which keeps the features positive.
+
+    Raises:
+        ValueError: an unknown feature map, or those of :class:`BaseAttention`.
+
+    Example:
+        >>> import torch
+        >>> attn = LinearAttention(embed_dims=64, num_heads=2, feature_map='elu+1')
+        >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
+        torch.Size([2, 240, 64])
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        feature_map: Union[str, dict] = 'AdaptiveFeatures',
+        eps: float = 1e-6,
+        **kwargs,
+    ) -> None:
+        super().__init__(embed_dims, num_heads, **kwargs)
+        self.feature_map = build_feature_map(feature_map, self.head_dim, num_heads)
+        self.eps = eps
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        hw_shape: Tuple[int, int],
+        rotary: Optional[Rotary],
+        key_padding_mask: Optional[Tensor],
+    ) -> Tensor:
+        q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
+        q, k = self.feature_map(q, k, key_padding_mask)
+        out = linear_attention(q, k, v.to(q.dtype), key_padding_mask, self.eps, self.backend)
+        return out.to(v.dtype)

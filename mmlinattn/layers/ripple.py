@@ -1,0 +1,131 @@
+"""Ripple attention as a layer."""
+
+from typing import Optional, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from ..ops import ripple_attention, stick_breaking
+from ..ops.ripple import check_algorithm, check_threshold
+from ..ops.rotary import Rotary, apply_rotary
+from .base import BaseAttention
+from .feature_maps import build_feature_map
+
+WEIGHTS = ('stick', 'fixed', 'softmax', 'truncated')
+
+
+@MODELS.register_module()
+class RippleAttention(BaseAttention):
+    """Linear attention with learnt weights for rings of distance (Zheng et al., "Ripple
+    Attention for Visual Perception with Sub-quadratic Complexity", ICML 2022).
+
+    Each head and position has its own weights: a linear layer of its value, shared by the heads,
+    times one embedding for each head and stick unit gives the logits. Defaults are the paper's;
+    the options are the rows of its table 4.
+
+    Args:
+        embed_dims, num_heads: channels and heads.
+        max_distance: R; the last weight is for all tokens at distance R and more. 0 is plain
+            linear attention; one larger than the map is allowed.
+        weights: ``'stick'`` (stick breaking), ``'fixed'`` (1/2, 1/4, ...; the rest for the last),
+            ``'softmax'`` ("w/o stick breaking") or ``'truncated'`` (stick breaking without the
+            last weight: local attention).
+        groups: ``'chebyshev'`` or ``'log'``: logarithmic distances.
+        stick_offset: logits of 0 break equal parts; False breaks halves of what is left.
+        threshold: groups share what is left of the stick once it is shorter, see
+            :func:`mmlinattn.ops.stick_breaking`. The paper's is 0.001, its saving that of a
+            kernel of its own: here it saves nothing, so it is off.
+        feature_map: see :class:`LinearAttention`.
+        algorithm: ``'auto'``, ``'tile'``, ``'sat'`` or ``'reference'``, see
+            :func:`mmlinattn.ops.ripple_attention`.
+        eps: added to the normaliser.
+        others: see :class:`BaseAttention`. Rotary position turns queries and keys before the
+            feature map.
+
+    Raises:
+        ValueError: a max_distance that is not an integer of at least 0, another unknown option
+            value, or those of :class:`BaseAttention`.
+
+    Example:
+        >>> import torch
+        >>> attn = RippleAttention(embed_dims=64, num_heads=2, max_distance=3)
+        >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
+        torch.Size([2, 240, 64])
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        max_distance: int = 4,
+        weights: str = 'stick',
+        groups: str = 'chebyshev',
+        stick_offset: bool = True,
+        threshold: Optional[float] = None,
+        feature_map: Union[str, dict] = 'AdaptiveFeatures',
+        algorithm: str = 'auto',
+        eps: float = 1e-6,
+        **kwargs,
+    ) -> None:
+        super().__init__(embed_dims, num_heads, **kwargs)
+        if type(max_distance) is not int or max_distance < 0:
+            raise ValueError(f'max_distance must be an integer of at least 0, got {max_distance!r}')
+        if weights not in WEIGHTS:
+            raise ValueError(f'weights must be one of {WEIGHTS}, got {weights!r}')
+        check_threshold(threshold)
+        check_algorithm(algorithm, groups)
+        self.max_distance = max_distance
+        self.weights = weights
+        self.groups = groups
+        self.stick_offset = stick_offset
+        self.threshold = threshold
+        self.algorithm = algorithm
+        self.eps = eps
+        self.feature_map = build_feature_map(feature_map, self.head_dim, num_heads)
+        self.weight_proj = self.units = None
+        if weights == 'fixed':
+            halves = 0.5 ** torch.arange(1, max_distance + 2)
+            halves[-1] = 0.5**max_distance
+            self.register_buffer('fixed_weights', halves, persistent=False)
+        else:
+            num_units = max_distance + (weights == 'softmax')
+            self.weight_proj = nn.Linear(self.head_dim, self.head_dim)
+            self.units = nn.Parameter(torch.empty(num_heads, num_units, self.head_dim))
+            nn.init.trunc_normal_(self.units, std=0.02)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        hw_shape: Tuple[int, int],
+        rotary: Optional[Rotary],
+        key_padding_mask: Optional[Tensor],
+    ) -> Tensor:
+        q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
+        q, k = self.feature_map(q, k, key_padding_mask)
+        out = ripple_attention(
+            q,
+            k,
+            v.to(q.dtype),
+            self.spatial_weights(v),
+            hw_shape,
+            self.groups,
+            key_padding_mask,
+            self.algorithm,
+            self.eps,
+            self.backend,
+        )
+        return out.to(v.dtype)
+
+    def spatial_weights(self, v: Tensor) -> Tensor:
+        """Weights of the groups for values (B, heads, N, d): (B, heads, N, R + 1)."""
+        if self.weights == 'fixed':
+            return self.fixed_weights.expand(*v.shape[:3], -1)
+        logits = self.weight_proj(v) @ self.units.transpose(-2, -1)
+        if self.weights == 'softmax':
+            return logits.softmax(-1)
+        weights = stick_breaking(logits, self.stick_offset, self.threshold)
+        return weights if self.weights == 'stick' else F.pad(weights[..., :-1], (0, 1))

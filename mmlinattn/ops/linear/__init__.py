@@ -1,0 +1,67 @@
+"""Kernelised linear attention."""
+
+from typing import Optional
+
+from torch import Tensor
+
+from ..checks import check_features
+from ..dispatch import Operator
+from .portable import linear_portable
+from .reference import linear_reference
+
+
+def _fused(*args) -> Tensor:
+    from .fused import linear_fused
+
+    return linear_fused(*args)
+
+
+def _refuses(*args) -> Optional[str]:
+    from .fused import refuses
+
+    return refuses(*args)
+
+
+_linear = Operator('linear_attention', linear_reference, linear_portable, _fused, _refuses)
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_padding_mask: Optional[Tensor] = None,
+    eps: float = 1e-6,
+    backend: str = 'auto',
+) -> Tensor:
+    """Kernelised linear attention, "Transformers are RNNs" (Katharopoulos et al., ICML 2020)::
+
+        out_i = q_i^T (sum_j k_j v_j^T) / (q_i . sum_j k_j + eps)
+
+    Padded keys are left out of both sums; a query whose keys are all padded yields 0. Queries and
+    keys come through a feature map first and should not be negative: of signed features the
+    normaliser can come close to 0.
+
+    Args:
+        q, k: feature-mapped queries and keys, (B, heads, N, m), any strides; float16, bfloat16,
+            float32 or float64. Half types are accumulated in float32 (all but the reference form).
+        v: values (B, heads, N, d) of the same type.
+        key_padding_mask: (B, N) bool, True = padding.
+        eps: added to the normaliser.
+        backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
+
+    Returns:
+        (B, heads, N, d) in the type of ``v``.
+
+    Raises:
+        ValueError: shapes, types or devices that do not fit, an unknown backend.
+        TypeError: a padding mask that is not bool.
+        BackendError: a forced backend that cannot serve.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.rand(3, 2, 4, 30, 16)
+        >>> linear_attention(q, k, v).shape
+        torch.Size([2, 4, 30, 16])
+    """
+    check_features(q, k, v, key_padding_mask)
+    return _linear(backend, q, k, v, key_padding_mask, eps)

@@ -1,0 +1,26 @@
+"""Linear attention in two passes over the tokens."""
+
+from typing import Optional
+
+from torch import Tensor
+
+from ..kernels.common import refuses as refuses_tokens
+from ..kernels.kernelised_op import kernelised_attention
+
+
+def linear_fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_padding_mask: Optional[Tensor] = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """See :func:`mmlinattn.ops.linear_attention`."""
+    return kernelised_attention(q, k, v, None, key_padding_mask, eps, 'identity', weighted=False)
+
+
+def refuses(q: Tensor, k: Tensor, v: Tensor, *_) -> Optional[str]:
+    """Why the kernel cannot serve, or None."""
+    if q.shape[-1] != v.shape[-1]:
+        return f'kernels are for as many features as values, got {q.shape[-1]} and {v.shape[-1]}'
+    return refuses_tokens(q)

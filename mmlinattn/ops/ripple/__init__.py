@@ -1,0 +1,182 @@
+"""Ripple attention."""
+
+from typing import Optional, Sequence, Tuple
+
+from torch import Tensor
+
+from ..checks import check_features, check_hw_shape
+from ..dispatch import Operator
+from .groups import GROUPS
+from .reference import ripple_reference
+from .sat import ripple_sat
+from .tile import ripple_tile
+from .weights import check_threshold, stick_breaking
+
+__all__ = ['ALGORITHMS', 'check_algorithm', 'check_threshold', 'ripple_attention', 'stick_breaking']
+
+ALGORITHMS = ('auto', 'reference', 'sat', 'tile')
+
+
+def ripple_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    hw_shape: Sequence[int],
+    groups: str = 'chebyshev',
+    key_padding_mask: Optional[Tensor] = None,
+    algorithm: str = 'auto',
+    eps: float = 1e-6,
+    backend: str = 'auto',
+) -> Tensor:
+    """Linear attention with a weight for each ring of distance, "Ripple Attention for Visual
+    Perception with Sub-quadratic Complexity" (Zheng et al., ICML 2022), equation 3::
+
+        a_im = w_{g(i, m)}(i) q_i . k_m
+        out_i = sum_m a_im v_m / (sum_m a_im + eps)
+
+    ``g(i, m)`` is the group of the Chebyshev distance of tokens i and m on the map, from 0 to R;
+    the last group is all that lies beyond. Groups that a map is too small for are empty: R may be
+    larger than the map, exactly and silently. Padded keys are left out of both sums, also inside
+    windows; a query whose keys are all padded yields 0. Weights need not lie on the simplex.
+
+    Three algorithms with the same result, which cost, for N tokens with m features and d values:
+
+    - ``'reference'``: the definition, O(N^2).
+    - ``'sat'``: summed-area tables, the paper's. O(N R m d) time, O(N m d) memory; any groups. In
+      float32 or better whatever the input: the sums over the map lose digits that the
+      differences of the corners need.
+    - ``'tile'``: one global linear attention plus dense products of small tiles of queries with
+      the halo of keys within distance R. O(N R^2 (m + d)) time with a small constant,
+      O(N (m + d)) memory, no cumulative sums. Chebyshev groups only.
+
+    ``'auto'`` takes ``'sat'`` for logarithmic groups and where R is large, see
+    :func:`choose_algorithm`, and ``'tile'`` otherwise.
+
+    Args:
+        q, k: feature-mapped queries and keys, (B, heads, N, m), any strides; float16, bfloat16,
+            float32 or float64. Half types are computed in float32 (all but the reference form).
+            They must not be negative: the reference form raises an error; the others compute
+            the formula, whose normaliser may then come close to 0.
+        v: values (B, heads, N, d) of the same type.
+        weights: spatial weights (B, heads, N, R + 1), R >= 0, of any floating type, see
+            :func:`stick_breaking`.
+        hw_shape: (H, W) with H * W == N.
+        groups: ``'chebyshev'``: group r is distance r. ``'log'``: group 0 is distance 0, group g
+            is distances 2^(g-1) to 2^g - 1.
+        key_padding_mask: (B, N) bool, True = padding.
+        algorithm: ``'auto'``, ``'reference'``, ``'sat'`` or ``'tile'``. One that is named runs
+            whatever backend is the default; the backend chooses where it is ``'auto'``.
+        eps: added to the normaliser.
+        backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
+
+    Returns:
+        (B, heads, N, d) in the type of ``v``.
+
+    Raises:
+        ValueError: shapes, types or devices that do not fit, an unknown option, ``'tile'`` with
+            logarithmic groups, an algorithm that is not the backend's, negative features
+            (reference form).
+        TypeError: a padding mask that is not bool.
+        BackendError: a forced backend that cannot serve.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.rand(3, 2, 4, 6 * 5, 16)
+        >>> weights = stick_breaking(torch.randn(2, 4, 6 * 5, 3))
+        >>> ripple_attention(q, k, v, weights, (6, 5)).shape
+        torch.Size([2, 4, 30, 16])
+    """
+    check_features(q, k, v, key_padding_mask)
+    hw_shape = check_hw_shape(q.shape[2], hw_shape)
+    check_algorithm(algorithm, groups)
+    if weights.dim() != 4 or weights.shape[:3] != q.shape[:3] or not weights.shape[3]:
+        raise ValueError(
+            f'weights must have shape (B, heads, N, R + 1) = ({", ".join(map(str, q.shape[:3]))}, '
+            f'R + 1) with R >= 0, got {tuple(weights.shape)}'
+        )
+    if not weights.is_floating_point() or weights.device != q.device:
+        raise ValueError(
+            f'weights must be floats on {q.device}, got {weights.dtype} on {weights.device}'
+        )
+    if algorithm != 'auto':
+        needed = 'reference' if algorithm == 'reference' else 'portable'
+        if backend not in ('auto', needed):
+            raise ValueError(
+                f'algorithm={algorithm!r} belongs to backend={needed!r}, got backend={backend!r}'
+            )
+        backend = needed
+    return _ripple(backend, q, k, v, weights, hw_shape, groups, key_padding_mask, eps, algorithm)
+
+
+def check_algorithm(algorithm: str, groups: str) -> None:
+    """Raises ValueError unless both are known and fit each other."""
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f'algorithm must be one of {ALGORITHMS}, got {algorithm!r}')
+    if groups not in GROUPS:
+        raise ValueError(f'groups must be one of {GROUPS}, got {groups!r}')
+    if algorithm == 'tile' and groups != 'chebyshev':
+        raise ValueError(
+            f"algorithm='tile' needs groups='chebyshev', got {groups!r}: logarithmic groups reach "
+            "over halos as large as the map; use algorithm='sat'"
+        )
+
+
+def choose_algorithm(
+    max_distance: int, num_features: int, hw_shape: Tuple[int, int], groups: str
+) -> str:
+    """What ``algorithm='auto'`` takes: ``'sat'`` or ``'tile'``.
+
+    Tiles cost R^2 and tables R m, and the measured crossing is at about R = 20 + m / 2. On one
+    CPU core, 64 x 64 tokens, m = d, time of sat over time of tile, forward and backward:
+
+    ====== ===== ===== ====== ====== ======
+    m      R = 4 R = 8 R = 16 R = 24 R = 32
+    ====== ===== ===== ====== ====== ======
+    16     3.6   3.2   2.1    1.3    0.7
+    32     14.7  5.9   3.2    2.0    1.3
+    ====== ===== ===== ====== ====== ======
+    """
+    if groups != 'chebyshev':
+        return 'sat'
+    # Distances that the map does not have cost nothing.
+    max_distance = min(max_distance, max(hw_shape) - 1)
+    return 'sat' if max_distance > 20 + num_features / 2 else 'tile'
+
+
+def _portable(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    hw_shape: Tuple[int, int],
+    groups: str,
+    key_padding_mask: Optional[Tensor],
+    eps: float,
+    algorithm: str,
+) -> Tensor:
+    if algorithm == 'auto':
+        algorithm = choose_algorithm(weights.shape[-1] - 1, q.shape[-1], hw_shape, groups)
+    if algorithm == 'tile':
+        return ripple_tile(q, k, v, weights, hw_shape, key_padding_mask, eps)
+    return ripple_sat(q, k, v, weights, hw_shape, groups, key_padding_mask, eps)
+
+
+def _reference(q: Tensor, *args) -> Tensor:
+    *args, _ = args  # the algorithm
+    return ripple_reference(q, *args)
+
+
+def _fused(*args) -> Tensor:
+    from .fused import ripple_fused
+
+    return ripple_fused(*args)
+
+
+def _refuses(*args) -> Optional[str]:
+    from .fused import refuses
+
+    return refuses(*args)
+
+
+_ripple = Operator('ripple_attention', _reference, _portable, _fused, _refuses)

@@ -1,0 +1,32 @@
+"""Ripple attention by its definition: N x N. Slow, short, exact in float64."""
+
+from typing import Optional, Tuple
+
+from torch import Tensor
+
+from .groups import group_index, group_radii
+
+
+def ripple_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    hw_shape: Tuple[int, int],
+    groups: str = 'chebyshev',
+    key_padding_mask: Optional[Tensor] = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """See :func:`mmlinattn.ops.ripple_attention`."""
+    for name, features in (('q', q), ('k', k)):
+        if (features < 0).any():
+            raise ValueError(
+                f'{name} must be feature-mapped and not negative, its minimum is '
+                f'{features.min().item():.3g}'
+            )
+    index = group_index(hw_shape, group_radii(weights.shape[-1] - 1, groups), q.device)
+    spatial = weights.to(v.dtype).gather(-1, index.expand(*q.shape[:2], -1, -1))  # [B, H, N, N]
+    kernel = spatial * (q @ k.transpose(-2, -1))
+    if key_padding_mask is not None:
+        kernel = kernel.masked_fill(key_padding_mask[:, None, None], 0)
+    return kernel @ v / (kernel.sum(-1, keepdim=True) + eps)

@@ -1,0 +1,298 @@
+"""Ripple attention by tiles: exact, O(N d) memory, no cumulative sums.
+
+The weight of the last group is taken off everywhere: ``w_g = w_R + (w_g - w_R)``. The first term
+is one global linear attention. The second vanishes at distance R and beyond, so a tile of queries
+meets only the keys of its halo: two dense products a tile. Scores live in one chunk of tiles at a
+time; the backward pass computes them again.
+"""
+
+import math
+from typing import Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..numerics import accumulation_dtype, no_autocast
+from .groups import axis_distance, chebyshev_distance
+
+# Tokens of a tile along each axis, and scores in a chunk of tiles; measured, see
+# :func:`mmlinattn.ops.ripple_attention`.
+TILE = (2, 8)
+CPU_CHUNK = 2**18
+ACCELERATOR_CHUNK = 2**26
+
+
+def ripple_tile(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    hw_shape: Tuple[int, int],
+    key_padding_mask: Optional[Tensor] = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """See :func:`mmlinattn.ops.ripple_attention`; Chebyshev groups only."""
+    out_dtype, batch_heads = v.dtype, q.shape[:2]
+    dtype = accumulation_dtype(out_dtype)
+    with no_autocast(q):
+        k = k.to(dtype)
+        if key_padding_mask is not None:
+            k = k.masked_fill(key_padding_mask[:, None, :, None], 0)
+        maps = [
+            x.to(dtype).flatten(0, 1).unflatten(1, hw_shape) for x in (q, k, v, weights)
+        ]  # [B * heads, height, width, channels]
+        out = RippleTile.apply(*maps, eps)
+        return out.flatten(1, 2).unflatten(0, batch_heads).to(out_dtype)
+
+
+class RippleTile(torch.autograd.Function):
+    """Maps q, k (n, H, W, m), v (n, H, W, d), weights (n, H, W, R + 1) to (n, H, W, d)."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, eps: float) -> Tensor:
+        tiles = Tiles(weights)
+        keys, values = k.flatten(1, 2).transpose(1, 2), v.flatten(1, 2)
+        # The normaliser is the attention to values of 1: one more channel.
+        state = torch.cat([keys @ values, keys.sum(-1, keepdim=True)], -1)  # [n, m, d + 1]
+        out, inverse = v.new_empty(v.shape), v.new_empty(*v.shape[:-1], 1)
+        for chunk in tiles.chunks():
+            queries, spatial = tiles.cut(q, chunk), tiles.cut(weights, chunk)
+            keys, values = tiles.halos(k, chunk), tiles.halos(v, chunk, ones=True)
+            scores = tiles.product('scores', queries, keys.transpose(1, 2))
+            scores *= tiles.local_weights(spatial)
+            total = tiles.product('total', scores, values)
+            far = (queries * spatial[..., -1:]).view(chunk.heads, -1, q.shape[-1])
+            total.view(chunk.heads, -1, total.shape[-1]).baddbmm_(far, state[chunk.maps])
+            normaliser = (total[..., -1:] + eps).reciprocal_()
+            tiles.paste(total[..., :-1] * normaliser, chunk, out)
+            tiles.paste(normaliser, chunk, inverse)
+        ctx.save_for_backward(q, k, v, weights, state, out, inverse)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out: Tensor) -> Tuple[Optional[Tensor], ...]:
+        with no_autocast(grad_out):
+            return (*_backward(grad_out, *ctx.saved_tensors), None)
+
+
+def _backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    state: Tensor,
+    out: Tensor,
+    inverse: Tensor,
+) -> Tuple[Tensor, ...]:
+    tiles = Tiles(weights)
+    grad_q, grad_weights = q.new_empty(q.shape), weights.new_empty(weights.shape)
+    grad_k, grad_v = k.new_zeros(k.shape), v.new_zeros(v.shape)
+    grad_state = torch.zeros_like(state)
+    for chunk in tiles.chunks():
+        queries, spatial = tiles.cut(q, chunk), tiles.cut(weights, chunk)
+        keys, values = tiles.halos(k, chunk), tiles.halos(v, chunk, ones=True)
+        grad = tiles.cut(grad_out, chunk) * tiles.cut(inverse, chunk)
+        grad_normaliser = -(grad * tiles.cut(out, chunk)).sum(-1, keepdim=True)
+        grad = torch.cat([grad, grad_normaliser], -1)  # of the sums over values, [C, M, d + 1]
+
+        # The global term.
+        per_head = grad.view(chunk.heads, -1, grad.shape[-1])
+        far = (queries * spatial[..., -1:]).view(chunk.heads, -1, queries.shape[-1])
+        grad_state[chunk.maps] += far.transpose(1, 2) @ per_head
+        grad_far = (per_head @ state[chunk.maps].transpose(1, 2)).view_as(queries)
+
+        # The local term.
+        kernel = tiles.product('scores', queries, keys.transpose(1, 2))
+        grad_scores = tiles.product('grad_scores', grad, values.transpose(1, 2))
+        grad_local = tiles.sum_groups(kernel, grad_scores)
+        local = tiles.local_weights(spatial)
+        scores, grad_kernel = kernel.mul_(local), grad_scores.mul_(local)
+        grad_queries = tiles.product('grad_queries', grad_kernel, keys)
+        tiles.paste(grad_queries.addcmul_(grad_far, spatial[..., -1:]), chunk, grad_q)
+        tiles.add_halos(grad_kernel, queries, chunk, grad_k)
+        tiles.add_halos(scores, grad[..., :-1], chunk, grad_v)
+
+        grad_last = (queries * grad_far).sum(-1, keepdim=True)
+        grad_last -= grad_local.sum(-1, keepdim=True)
+        tiles.paste(torch.cat([grad_local, grad_last], -1), chunk, grad_weights)
+    grad_sums, grad_counts = grad_state[..., :-1], grad_state[..., -1]
+    grad_k.flatten(1, 2).baddbmm_(v.flatten(1, 2), grad_sums.transpose(1, 2))
+    grad_k += grad_counts[:, None, None]
+    grad_v.flatten(1, 2).baddbmm_(k.flatten(1, 2), grad_sums)
+    return grad_q, grad_k, grad_v, grad_weights
+
+
+class Axis(NamedTuple):
+    """Tiles along one axis of the map."""
+
+    size: int  # tokens of the map
+    tile: int  # tokens of a tile
+    pad: int  # tokens of a halo on either side of its tile
+
+    @staticmethod
+    def plan(size: int, tile: int, reach: int) -> 'Axis':
+        """Even tiles; a single one without a halo where the map is hardly larger than a tile."""
+        if size <= min(tile + 2 * reach, 2 * tile):
+            return Axis(size, size, 0)
+        return Axis(size, -(-size // -(-size // tile)), min(reach, size - 1))
+
+    @property
+    def count(self) -> int:
+        return -(-self.size // self.tile)
+
+    @property
+    def halo(self) -> int:
+        return self.tile + 2 * self.pad
+
+    @property
+    def overhang(self) -> int:
+        """Tiles that the halo of the last tile needs beyond it."""
+        return -(-2 * self.pad // self.tile)
+
+    @property
+    def padded(self) -> int:
+        return (self.count + self.overhang) * self.tile
+
+    def distance(self, device: torch.device) -> Tensor:
+        return axis_distance((0, self.tile), (-self.pad, self.tile + self.pad), device)
+
+
+class Chunk(NamedTuple):
+    """Columns of tiles ``start`` to ``stop`` of the ``heads`` maps from ``first`` on."""
+
+    first: int
+    heads: int
+    start: int
+    stop: int
+
+    @property
+    def maps(self) -> slice:
+        return slice(self.first, self.first + self.heads)
+
+
+class Tiles:
+    """Cuts maps (n, H, W, c) into tiles (C, M, c) and their halos (C, K, c), and puts them back.
+
+    A column of tiles with its halos is one strip of memory: halos that follow each other in it
+    overlap, and matrix products read them there. That makes a few tiles run over the end of the
+    map, with queries of 0.
+    """
+
+    def __init__(self, weights: Tensor) -> None:
+        self.num_maps, height, width, num_groups = weights.shape
+        reach = max(num_groups - 2, 0)
+        self.y = Axis.plan(height, TILE[0], reach)
+        self.x = Axis.plan(width, TILE[1], reach)
+        device = weights.device
+        distance = chebyshev_distance(self.y.distance(device), self.x.distance(device))
+        group = torch.arange(num_groups - 1, device=device)
+        self.in_group = (distance[:, None] == group[:, None]).to(weights.dtype)  # [M, R, K]
+        self._memory: Dict[str, Tensor] = {}
+        self.budget = CPU_CHUNK if device.type == 'cpu' else ACCELERATOR_CHUNK
+
+    def chunks(self) -> Iterator[Chunk]:
+        y, x = self.y, self.x
+        strip = y.padded * x.tile * y.halo * x.halo  # scores
+        heads = min(max(self.budget // (strip * x.count), 1), self.num_maps)
+        columns = x.count if heads > 1 else min(max(self.budget // strip, 1), x.count)
+        for first in range(0, self.num_maps, heads):
+            for start in range(0, x.count, columns):
+                yield Chunk(
+                    first,
+                    min(heads, self.num_maps - first),
+                    start,
+                    min(start + columns, x.count),
+                )
+
+    def cut(self, maps: Tensor, chunk: Chunk) -> Tensor:
+        """Tiles of a chunk, (C, M, c); what lies beyond the map is 0."""
+        y, x = self.y, self.x
+        strips = maps[chunk.maps, :, chunk.start * x.tile : chunk.stop * x.tile]
+        right = (chunk.stop - chunk.start) * x.tile - strips.shape[2]
+        strips = F.pad(strips, (0, 0, 0, right, 0, y.padded - y.size))
+        strips = strips.unflatten(2, (-1, x.tile)).transpose(1, 2)
+        return strips.reshape(-1, y.tile * x.tile, maps.shape[-1])
+
+    def paste(self, tiles: Tensor, chunk: Chunk, maps: Tensor) -> None:
+        """Inverse of :meth:`cut`, into ``maps``."""
+        y, x = self.y, self.x
+        target = maps[chunk.maps, :, chunk.start * x.tile : chunk.stop * x.tile]
+        strips = tiles.view(chunk.heads, -1, y.padded, x.tile, maps.shape[-1])[:, :, : y.size]
+        target.copy_(strips.transpose(1, 2).flatten(2, 3)[:, :, : target.shape[2]])
+
+    def halos(self, maps: Tensor, chunk: Chunk, ones: bool = False) -> Tensor:
+        """Halos of the tiles of a chunk, (C, K, c), overlapping in memory.
+
+        Beyond the map is 0; with ``ones`` there is one channel more, of 1 everywhere.
+        """
+        y, x, channels = self.y, self.x, maps.shape[-1] + ones
+        band, inside, columns = self._band(maps, chunk, channels)
+        band.fill_(1.0 if ones else 0.0)
+        inside[..., : maps.shape[-1]] = maps[chunk.maps, :, columns]
+        memory = self._strips('values' if ones else 'keys', chunk, band)
+        tiles = memory.shape[0] - y.overhang
+        memory[tiles:] = 0
+        strips = band.unfold(2, x.halo, x.tile).permute(0, 2, 1, 4, 3)
+        memory[:tiles].view(strips.shape).copy_(strips)
+        return memory.as_strided(
+            (tiles, y.halo * x.halo, channels), (memory.stride(0), channels, 1)
+        )
+
+    def add_halos(self, left: Tensor, right: Tensor, chunk: Chunk, maps: Tensor) -> None:
+        """Adds the halos ``left^T right``, (C, M, K) and (C, M, c), to where they come from."""
+        y, x, count = self.y, self.x, chunk.stop - chunk.start
+        band, inside, columns = self._band(maps, chunk, maps.shape[-1])
+        memory = self._strips('grad_strips', chunk, band).zero_()
+        tiles = memory.shape[0] - y.overhang
+        # The rows of tiles that a halo spans lie one behind the other: products add up in place.
+        for i in range(y.overhang + 1):
+            keys = left[:, :, i * memory.shape[1] : (i + 1) * memory.shape[1]]
+            memory[i : i + tiles, : keys.shape[2]].baddbmm_(keys.transpose(1, 2), right)
+        strips = memory[:tiles].view(chunk.heads, count, y.padded, x.halo, -1).transpose(1, 2)
+        band.zero_()
+        for j in range(0, x.halo, x.tile):
+            part = strips[:, :, :, j : j + x.tile]
+            for i in range(part.shape[3]):
+                band[:, :, j + i : j + i + count * x.tile : x.tile] += part[:, :, :, i]
+        maps[chunk.maps, :, columns] += inside
+
+    def _band(self, maps: Tensor, chunk: Chunk, channels: int) -> Tuple[Tensor, Tensor, slice]:
+        """Memory for the columns of a chunk with their halos; its part on the map; which part."""
+        y, x = self.y, self.x
+        start, stop = chunk.start * x.tile - x.pad, chunk.stop * x.tile + x.pad
+        shape = (chunk.heads, y.padded, stop - start, channels)
+        band = self.memory(f'band{channels}', shape, maps)
+        columns = slice(max(start, 0), min(stop, x.size))
+        inside = band[:, y.pad : y.pad + y.size, columns.start - start : columns.stop - start]
+        return band, inside, columns
+
+    def _strips(self, name: str, chunk: Chunk, like: Tensor) -> Tensor:
+        """Memory for the strips of a chunk, tile by tile, with room for the last halo."""
+        y, x = self.y, self.x
+        tiles = chunk.heads * (chunk.stop - chunk.start) * (y.count + y.overhang)
+        shape = (tiles + y.overhang, y.tile * x.halo, like.shape[-1])
+        return self.memory(name, shape, like)
+
+    def local_weights(self, weights: Tensor) -> Tensor:
+        """``w_g - w_R`` of each query and key of its halo: (C, M, R + 1) to (C, M, K)."""
+        local = (weights[..., :-1] - weights[..., -1:]).transpose(0, 1)
+        return self.product('local_weights', local, self.in_group).transpose(0, 1)
+
+    def sum_groups(self, left: Tensor, right: Tensor) -> Tensor:
+        """Sums of ``left * right`` over each group but the last: (C, M, K) to (C, M, R)."""
+        both = torch.mul(left, right, out=self.memory('both', left.shape, left))
+        return (both.transpose(0, 1) @ self.in_group.transpose(1, 2)).transpose(0, 1)
+
+    def product(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """``left @ right`` in memory that the chunks share."""
+        shape = (*left.shape[:2], right.shape[-1])
+        return torch.bmm(left, right, out=self.memory(name, shape, left))
+
+    def memory(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Memory that the chunks share: new memory costs more than some of the products."""
+        size = math.prod(shape)
+        if name not in self._memory:
+            self._memory[name] = like.new_empty(size)  # the first chunk is the largest
+        return self._memory[name][:size].view(shape)

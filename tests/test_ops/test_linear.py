@@ -1,0 +1,83 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmlinattn.ops import linear_attention
+
+BACKENDS = ('reference', 'portable')
+
+
+@pytest.mark.parametrize('backend', BACKENDS)
+def test_matches_the_definition_written_as_loops(backend):
+    q, k = torch.rand(2, 2, 2, 5, 3, dtype=torch.float64)
+    v = torch.randn(2, 2, 5, 4, dtype=torch.float64)
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    padding[1, 3:] = True
+    out = linear_attention(q, k, v, padding, backend=backend)
+    for b in range(2):
+        for h in range(2):
+            for i in range(5):
+                real = [j for j in range(5) if not padding[b, j]]
+                similar = [q[b, h, i] @ k[b, h, j] for j in real]
+                expected = sum(s * v[b, h, j] for s, j in zip(similar, real)) / (
+                    sum(similar) + 1e-6
+                )
+                torch.testing.assert_close(out[b, h, i], expected, rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    b=st.integers(1, 2), h=st.integers(1, 3), n=st.integers(1, 20), m=st.integers(1, 9),
+    d=st.integers(1, 9), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_portable_equals_reference_with_gradients(b, h, n, m, d, seed):
+    torch.manual_seed(seed)
+    leaves = [torch.rand(b, h, n, c, dtype=torch.float64) + 0.1 for c in (m, m, d)]
+    mask, cotangent = torch.rand(b, n) < 0.3, torch.randn(b, h, n, d, dtype=torch.float64)
+    results = []
+    for backend in BACKENDS:
+        inputs = [x.clone().requires_grad_() for x in leaves]
+        out = linear_attention(*inputs, mask, backend=backend)
+        results.append([out, *torch.autograd.grad(out, inputs, cotangent)])
+    for portable, reference in zip(*results):
+        torch.testing.assert_close(portable, reference, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
+def test_all_padded_yields_zero_and_no_nan_gradient(dtype):
+    q, k, v = (x.requires_grad_() for x in torch.rand(3, 2, 2, 5, 8).to(dtype).unbind())
+    mask = torch.tensor([[True] * 5, [False] * 5])
+    out = linear_attention(q, k, v, mask)
+    assert out.dtype == dtype
+    assert (out[0] == 0).all() and (out[1] != 0).any()
+    out.float().sum().backward()
+    assert all(torch.isfinite(x.grad).all() for x in (q, k, v))
+
+
+@pytest.mark.parametrize('dtype, tolerance', [(torch.float16, 3e-3), (torch.bfloat16, 2e-2)])
+def test_half_precision_accumulates_in_float32(dtype, tolerance):
+    # Sums over 16,384 large features overflow half precision.
+    q, k, v = (30 * torch.rand(3, 1, 1, 16384, 16)).to(dtype)
+    exact = linear_attention(q.double(), k.double(), v.double())
+    for autocast in (False, True):
+        with torch.autocast('cpu', dtype=torch.bfloat16, enabled=autocast):
+            out = linear_attention(q, k, v)
+        assert out.dtype == dtype
+        assert (out.double() - exact).norm() / exact.norm() < tolerance
+
+
+@pytest.mark.parametrize(
+    'change, error, message',
+    [
+        (dict(k=torch.rand(1, 2, 6, 7)), ValueError, r'k has shape \(1, 2, 6, 7\)'),
+        (dict(v=torch.rand(1, 2, 5, 8)), ValueError, r'v must .* \(1, 2, 6, d\), got \(1, 2, 5'),
+        (dict(v=torch.rand(1, 2, 6, 8).double()), ValueError, 'v is torch.float64'),
+        (dict(key_padding_mask=torch.zeros(1, 6)), TypeError, 'must be bool'),
+        (dict(backend='quick'), ValueError, "'quick'"),
+    ],
+)
+def test_bad_input_names_argument_and_value(change, error, message):
+    q, k, v = torch.rand(3, 1, 2, 6, 8)
+    with pytest.raises(error, match=message):
+        linear_attention(**{**dict(q=q, k=k, v=v), **change})

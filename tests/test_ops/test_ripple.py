@@ -1,0 +1,330 @@
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmlinattn.ops import linear_attention, ripple_attention, stick_breaking, use_backend
+from mmlinattn.ops.ripple import choose_algorithm, tile
+
+ALGORITHMS = ('reference', 'sat', 'tile')
+CASES = ['chebyshev', 'chebyshev.masked', 'log', 'log.masked', 'fixed', 'truncated']
+
+
+def case(hw, max_distance, batch=1, heads=2, features=4, dims=3, dtype=torch.float64):
+    """Queries, keys, values and weights of a random case."""
+    shape = (batch, heads, hw[0] * hw[1])
+    q, k = torch.rand(2, *shape, features, dtype=dtype) + 0.05
+    v = torch.randn(*shape, dims, dtype=dtype)
+    return q, k, v, torch.rand(*shape, max_distance + 1, dtype=dtype) + 0.05
+
+
+def with_gradients(inputs, cotangent, *args, **kwargs):
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    out = ripple_attention(*inputs, *args, **kwargs)
+    return [out, *torch.autograd.grad(out, inputs, cotangent)]
+
+
+def loop_ripple(q, k, v, weights, hw, groups, padding, eps=1e-6):
+    """The definition written out with Python loops over tokens: (N, d) each."""
+    out = torch.zeros_like(v)
+    for i in range(len(q)):
+        total = torch.zeros_like(q[0, 0])
+        for m in range(len(q)):
+            if padding[m]:
+                continue
+            distance = max(abs(i // hw[1] - m // hw[1]), abs(i % hw[1] - m % hw[1]))
+            if groups == 'log' and distance:
+                distance = 1 + int(math.log2(distance))
+            weight = weights[i, min(distance, weights.shape[1] - 1)] * (q[i] @ k[m])
+            out[i] += weight * v[m]
+            total = total + weight
+        out[i] /= total + eps
+    return out
+
+
+@pytest.mark.parametrize('hw, max_distance', [((1, 1), 2), ((4, 3), 2), ((1, 9), 3), ((3, 2), 0)])
+@pytest.mark.parametrize('groups', ['chebyshev', 'log'])
+def test_reference_is_the_definition_written_as_loops(groups, hw, max_distance):
+    inputs = case(hw, max_distance, heads=1)
+    padding = torch.rand(1, hw[0] * hw[1]) < 0.3
+    out = ripple_attention(*inputs, hw, groups, padding, 'reference')
+    expected = loop_ripple(*(x[0, 0] for x in inputs), hw, groups, padding[0])
+    torch.testing.assert_close(out[0, 0], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_recorded_output_and_gradients(golden, algorithm, name):
+    groups = 'log' if name.startswith('log') else 'chebyshev'
+    if algorithm == 'tile' and groups == 'log':
+        pytest.skip('tiles are for Chebyshev groups')
+    tensors, metadata = golden('attention_ops')
+    t = {
+        key[len(f'ripple.{name}.') :]: x
+        for key, x in tensors.items()
+        if key.startswith(f'ripple.{name}.') and (name.endswith('masked') or '.masked' not in key)
+    }
+    height, width = (int(x) for x in metadata['hw'].strip('()').split(','))
+    leaves = {
+        key: t[f'in.{key}'].clone().requires_grad_()
+        for key in ('q', 'k', 'v', 'stick_logits')
+        if f'in.{key}' in t
+    }
+    if name == 'fixed':
+        weights = t['in.weights']
+    else:
+        weights = stick_breaking(leaves['stick_logits'])
+        if name == 'truncated':
+            weights = torch.nn.functional.pad(weights[..., :-1], (0, 1))
+    out = ripple_attention(
+        leaves['q'], leaves['k'], leaves['v'], weights, (height, width), groups,
+        t.get('in.key_padding_mask'), algorithm,
+    )  # fmt: skip
+    (out * t['in.cotangent']).sum().backward()
+    tolerance = 1e-12 if algorithm == 'reference' else 1e-10
+    assert (out - t['out']).abs().max() < tolerance
+    for key, leaf in leaves.items():
+        assert (leaf.grad - t[f'grad.{key}']).abs().max() < tolerance, key
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    hw=st.one_of(
+        st.tuples(st.integers(1, 11), st.integers(1, 20)),
+        st.tuples(st.just(1), st.integers(1, 30)),
+        st.tuples(st.integers(1, 30), st.just(1)),
+    ),
+    max_distance=st.integers(0, 12), batch=st.integers(1, 2), heads=st.integers(1, 2),
+    groups=st.sampled_from(['chebyshev', 'log']), masked=st.booleans(), seed=st.integers(0, 99),
+    chunk=st.sampled_from([1, 2**11, 2**18]),
+)  # fmt: skip
+def test_all_algorithms_agree_with_gradients(
+    hw, max_distance, batch, heads, groups, masked, seed, chunk
+):
+    torch.manual_seed(seed)
+    inputs = case(hw, max_distance, batch, heads)
+    mask = torch.rand(batch, hw[0] * hw[1]) < 0.4 if masked else None
+    cotangent = torch.randn_like(inputs[2])
+    expected = with_gradients(inputs, cotangent, hw, groups, mask, 'reference')
+    # Whole heads in a chunk, and chunks of a few columns of tiles.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tile, 'CPU_CHUNK', chunk)
+        for algorithm in ('sat', 'tile') if groups == 'chebyshev' else ('sat',):
+            results = with_gradients(inputs, cotangent, hw, groups, mask, algorithm)
+            for result, reference in zip(results, expected):  # out, then gradients of q, k, v, w
+                torch.testing.assert_close(result, reference, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_gradients_against_finite_differences(algorithm):
+    inputs = [x.requires_grad_() for x in case((2, 3), 2, heads=1, features=2, dims=2)]
+    padding = torch.tensor([[False, False, True, False, False, False]])
+    assert torch.autograd.gradcheck(
+        lambda *x: ripple_attention(*x, (2, 3), 'chebyshev', padding, algorithm), inputs
+    )
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_equal_weights_are_linear_attention(algorithm):
+    q, k, v, _ = case((5, 7), 3)
+    ones = torch.ones(*q.shape[:3], 4, dtype=q.dtype)
+    out = ripple_attention(q, k, v, ones, (5, 7), algorithm=algorithm)
+    torch.testing.assert_close(out, linear_attention(q, k, v), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_a_distance_beyond_the_map_is_exact(algorithm):
+    q, k, v, weights = case((3, 4), 9)
+    near = ripple_attention(q, k, v, weights[..., :4], (3, 4), algorithm=algorithm)
+    far = ripple_attention(q, k, v, weights, (3, 4), algorithm=algorithm)
+    torch.testing.assert_close(far, near, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_padding_gives_each_image_the_result_it_has_alone(algorithm):
+    inputs = case((4, 5), 2)
+    alone = ripple_attention(*inputs, (4, 5), algorithm=algorithm)
+    # Columns of junk on the right, rows of it below.
+    padded = []
+    for x in inputs:
+        junk = 50 * torch.rand(1, 2, 6, 8, x.shape[-1], dtype=x.dtype)
+        junk[:, :, :4, :5] = x.unflatten(2, (4, 5))
+        padded.append(junk.flatten(2, 3))
+    mask = torch.ones(1, 6, 8, dtype=torch.bool)
+    mask[:, :4, :5] = False
+    out = ripple_attention(*padded, (6, 8), 'chebyshev', mask.flatten(1), algorithm)
+    beside = out.unflatten(2, (6, 8))[:, :, :4, :5].flatten(2, 3)
+    torch.testing.assert_close(beside, alone, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    'algorithm, dtype',
+    [
+        ('reference', torch.float32),
+        *itertools.product(('sat', 'tile'), (torch.float32, torch.bfloat16, torch.float16)),
+    ],
+)
+def test_all_padded_yields_zero_and_no_nan_gradient(algorithm, dtype):
+    inputs = [x.to(dtype).requires_grad_() for x in case((3, 4), 2, batch=2)]
+    mask = torch.zeros(2, 12, dtype=torch.bool)
+    mask[0] = True
+    out = ripple_attention(*inputs, (3, 4), 'chebyshev', mask, algorithm)
+    assert out.dtype == dtype
+    assert (out[0] == 0).all() and (out[1] != 0).any()
+    out.float().sum().backward()
+    assert all(torch.isfinite(x.grad).all() for x in inputs)
+
+
+@pytest.mark.parametrize('algorithm', ['sat', 'tile'])
+def test_a_window_without_keys_yields_zero(algorithm):
+    # Truncated weights see no key beyond the window, and all keys of the window are padded.
+    q, k, v, weights = (x.requires_grad_() for x in case((1, 8), 2))
+    mask = torch.tensor([[True] * 4 + [False] * 4])
+    local = torch.nn.functional.pad(weights[..., :-1], (0, 1))
+    out = ripple_attention(q, k, v, local, (1, 8), 'chebyshev', mask, algorithm)
+    assert out[:, :, :2].abs().max() < 1e-6 and (out[:, :, 4:] != 0).all()
+    out.sum().backward()
+    assert all(torch.isfinite(x.grad).all() for x in (q, k, v, weights))
+
+
+@pytest.mark.parametrize('algorithm, tolerance', [('tile', 1e-5), ('sat', 1e-3)])
+def test_float32_is_close_to_float64(algorithm, tolerance):
+    hw = (48, 40)
+    q, k, v, _ = case(hw, 4, features=16, dims=16)
+    weights = stick_breaking(torch.randn(1, 2, 48 * 40, 4, dtype=torch.float64), offset=False)
+    exact = ripple_attention(q, k, v, weights, hw, algorithm='tile')
+    out = ripple_attention(*(x.float() for x in (q, k, v, weights)), hw, algorithm=algorithm)
+    assert (out - exact).abs().max() / exact.abs().max() < tolerance
+
+
+@pytest.mark.parametrize('algorithm', ['sat', 'tile'])
+@pytest.mark.parametrize('dtype, tolerance', [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_half_precision_computes_in_float32(algorithm, dtype, tolerance):
+    hw = (20, 24)
+    q, k, v, weights = (x.to(dtype) for x in case(hw, 3, features=16, dims=16))
+    q, k = 30 * q, 30 * k
+    exact = ripple_attention(*(x.double() for x in (q, k, v, weights)), hw, algorithm='tile')
+    for autocast in (False, True):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v, weights)]
+        with torch.autocast('cpu', dtype=torch.bfloat16, enabled=autocast):
+            out = ripple_attention(*inputs, hw, algorithm=algorithm)
+            out.float().square().sum().backward()
+        assert out.dtype == dtype and all(x.grad.dtype == dtype for x in inputs)
+        assert (out.double() - exact).norm() / exact.norm() < tolerance
+
+
+@pytest.mark.parametrize('algorithm', ['sat', 'tile'])
+def test_strided_views_of_a_fused_projection(algorithm):
+    qkv = torch.rand(2, 12, 3, 2, 8, dtype=torch.float64)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).expand(2, 2, 12, 3)
+    out = ripple_attention(q, k, v, weights, (3, 4), algorithm=algorithm)
+    expected = ripple_attention(q, k, v, weights, (3, 4), algorithm='reference')
+    torch.testing.assert_close(out, expected)
+
+
+def test_auto_chooses_by_distance_features_map_and_groups():
+    assert choose_algorithm(4, 32, (128, 128), 'chebyshev') == 'tile'
+    assert choose_algorithm(4, 32, (128, 128), 'log') == 'sat'
+    assert choose_algorithm(60, 32, (128, 128), 'chebyshev') == 'sat'
+    assert choose_algorithm(60, 32, (14, 14), 'chebyshev') == 'tile'
+
+
+def test_a_named_algorithm_runs_under_any_default_backend():
+    q, k, v, weights = case((2, 3), 1)
+    q = -q
+    for default in ('auto', 'reference', 'portable'):
+        with use_backend(default):
+            ripple_attention(q, k, v, weights, (2, 3), algorithm='tile')  # takes any sign
+            with pytest.raises(ValueError, match='q must be feature-mapped .* minimum is -'):
+                ripple_attention(q, k, v, weights, (2, 3), algorithm='reference')
+
+
+@pytest.mark.parametrize(
+    'change, error, message',
+    [
+        (dict(k=torch.rand(1, 2, 5, 8)), ValueError, r'k has shape \(1, 2, 5, 8\)'),
+        (dict(v=torch.rand(1, 6, 8)), ValueError, r'v must have shape'),
+        (dict(weights=torch.rand(1, 2, 5, 3)), ValueError, r'weights .* got \(1, 2, 5, 3\)'),
+        (dict(weights=torch.rand(1, 2, 6, 0)), ValueError, r'R >= 0, got \(1, 2, 6, 0\)'),
+        (dict(weights=torch.ones(1, 2, 6, 3).long()), ValueError, 'weights .* torch.int64'),
+        (dict(hw_shape=(2, 4)), ValueError, r'hw_shape=\(2, 4\) has 8 positions .* 6 tokens'),
+        (dict(groups='square'), ValueError, "groups .*'square'"),
+        (dict(algorithm='fast'), ValueError, "algorithm .*'fast'"),
+        (dict(groups='log', algorithm='tile'), ValueError, "'tile' needs groups='chebyshev'"),
+        (dict(algorithm='sat', backend='reference'), ValueError, "'sat' belongs to .*portable"),
+        (dict(key_padding_mask=torch.zeros(1, 6)), TypeError, 'must be bool'),
+        (dict(backend='quick'), ValueError, "'quick'"),
+    ],
+)
+def test_bad_input_names_argument_and_value(change, error, message):
+    q, k, v = torch.rand(3, 1, 2, 6, 8)
+    given = dict(q=q, k=k, v=v, weights=torch.rand(1, 2, 6, 3), hw_shape=(2, 3))
+    with pytest.raises(error, match=message):
+        ripple_attention(**{**given, **change})
+
+
+@pytest.mark.parametrize('offset', [True, False])
+def test_stick_breaking_by_hand(offset):
+    logits = torch.randn(5, 3, dtype=torch.float64)
+    weights = stick_breaking(logits, offset)
+    for row, out in zip(logits.tolist(), weights.tolist()):
+        left, expected = 1.0, []
+        for r, logit in enumerate(row, start=1):
+            part = 1 / (1 + (3 - r + 1 if offset else 1) * math.exp(-logit))
+            expected.append(left * part)
+            left *= 1 - part
+        assert out == pytest.approx([*expected, left], rel=1e-12)
+
+
+def test_stick_breaking_with_offset_is_the_transform_of_torch():
+    logits = torch.randn(7, 4, dtype=torch.float64)
+    expected = torch.distributions.StickBreakingTransform()(logits)
+    torch.testing.assert_close(stick_breaking(logits), expected)
+
+
+def test_extreme_logits_stay_on_the_simplex():
+    logits = torch.tensor([[1e4, 0.0], [-1e4, -1e4], [300.0, 300.0]]).requires_grad_()
+    for threshold in (None, 1e-3):
+        weights = stick_breaking(logits, threshold=threshold)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(3))
+        (grad,) = torch.autograd.grad(weights[:, 0].sum(), logits)
+        assert torch.isfinite(grad).all()
+
+
+def test_threshold_shares_what_is_left():
+    logits = torch.tensor([[3.0, 3.0, 0.0, 1.0], [-3.0, -3.0, -3.0, -3.0]], dtype=torch.float64)
+    plain = stick_breaking(logits, offset=False)
+    merged = stick_breaking(logits, offset=False, threshold=0.01)
+    # 0.047 of the stick is left after one group of the first row, 0.002 after two.
+    left = 1 - plain[0, :2].sum()
+    torch.testing.assert_close(merged[0, :2], plain[0, :2])
+    torch.testing.assert_close(merged[0, 2:], (left / 3).expand(3))
+    torch.testing.assert_close(merged[1], plain[1])
+    torch.testing.assert_close(merged.sum(-1), torch.ones(2, dtype=torch.float64))
+
+
+def test_stick_breaking_of_half_types_and_no_unit():
+    logits = torch.randn(4, 3)
+    torch.testing.assert_close(
+        stick_breaking(logits.half()), stick_breaking(logits), rtol=0, atol=2e-3
+    )
+    assert stick_breaking(logits.half()).dtype == torch.float32
+    assert (stick_breaking(torch.zeros(4, 0), threshold=0.5) == 1).all()
+
+
+@pytest.mark.parametrize(
+    'logits, kwargs, message',
+    [
+        (torch.tensor(0.0), {}, r'logits .*\(\)'),
+        (torch.zeros(3).long(), {}, 'torch.int64'),
+        (torch.zeros(3), dict(threshold=-0.1), 'threshold .* -0.1'),
+        (torch.zeros(3), dict(threshold=2), 'threshold .* 2'),
+    ],
+)
+def test_stick_breaking_of_bad_input(logits, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        stick_breaking(logits, **kwargs)
