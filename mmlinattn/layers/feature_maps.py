@@ -284,7 +284,10 @@ class PerformerFeatures(FeatureMap):
 def orthogonal_gaussian(rows: int, columns: int) -> Tensor:
     """Blocks of orthogonal rows, each row as long as one of standard normal numbers."""
     blocks = -(-rows // columns)
-    directions = torch.linalg.qr(torch.randn(blocks, columns, columns)).Q.flatten(0, 1)[:rows]
+    q, r = torch.linalg.qr(torch.randn(blocks, columns, columns))
+    # The signs that the factorisation leaves open are not random: directions would lean.
+    signs = r.diagonal(dim1=-2, dim2=-1).sign()
+    directions = (q * signs[:, None]).flatten(0, 1)[:rows]
     return directions * torch.randn(rows, columns).norm(dim=-1, keepdim=True)
 
 

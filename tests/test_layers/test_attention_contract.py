@@ -27,7 +27,21 @@ ATTENTIONS = {
     'slinear': dict(type='RWGKA', num_anchors=6, steps=1, heads_multiplier=2),
     'rwgkp': dict(type='RWGKP', num_anchors=6, solver='solve'),
     'rwgkp-two-steps': dict(type='RWGKP', num_anchors=6, steps=2, rotary=True, gate='proj'),
+    'linear': dict(type='LinearAttention'),
+    'linear-elu': dict(type='LinearAttention', feature_map='elu+1', rotary=True),
+    'linear-efficient': dict(type='LinearAttention', feature_map='EfficientFeatures'),
+    'linear-performer': dict(type='LinearAttention', feature_map='PerformerFeatures'),
+    'linear-rfa': dict(type='LinearAttention', feature_map='RFAFeatures'),
+    'linear-t2r': dict(type='LinearAttention', feature_map='T2RFeatures'),
+    'linear-dpfp': dict(type='LinearAttention', feature_map=dict(type='DPFPFeatures', order=3)),
+    'ripple': dict(type='RippleAttention'),
+    'ripple-sat': dict(type='RippleAttention', algorithm='sat', max_distance=2, threshold=0.01),
+    'ripple-log': dict(type='RippleAttention', groups='log', max_distance=2),
+    'ripple-fixed': dict(type='RippleAttention', weights='fixed', feature_map='elu+1'),
+    'ripple-softmax': dict(type='RippleAttention', weights='softmax', lepe=3, gate='proj'),
+    'ripple-truncated': dict(type='RippleAttention', weights='truncated', eps=1e-12),
 }
+RIPPLE_WEIGHTS = ('ripple-log', 'ripple-fixed', 'ripple-softmax', 'ripple-truncated')
 HW = (5, 6)
 
 
@@ -128,8 +142,15 @@ def test_odd_maps(attn, hw):
     assert torch.isfinite(attn(tokens(n=hw[0] * hw[1]), hw)).all()
 
 
+# The other kinds of ripple weights are a few more nodes in the same large graph.
+@pytest.mark.parametrize(
+    'attn',
+    [cfg for name, cfg in ATTENTIONS.items() if name not in RIPPLE_WEIGHTS],
+    ids=[name for name in ATTENTIONS if name not in RIPPLE_WEIGHTS],
+    indirect=True,
+)
 def test_compiles_without_graph_breaks(attn):
-    torch.compiler.reset()  # torch compiles one method for a few classes only
+    torch.compiler.reset()  # all attentions share one forward, which it compiles 8 times at most
     x = tokens()
     compiled = torch.compile(attn, fullgraph=True, backend='aot_eager')
     torch.testing.assert_close(compiled(x, HW), attn(x, HW))
@@ -168,6 +189,19 @@ def test_bad_calls(attn, args, kwargs, error, message):
         (dict(type='RALA', kv_augmentation='learnable'), 32, 2, ValueError, 'num_tokens=None'),
         (dict(type='RALA', num_tokens=9), 32, 2, ValueError, 'num_tokens=9'),
         (dict(type='RALA', num_anchors=9), 32, 2, TypeError, 'num_anchors'),
+        (dict(type='LinearAttention', feature_map='exp'), 32, 2, ValueError, "'exp'"),
+        (dict(type='RippleAttention', max_distance=-1), 32, 2, ValueError, 'max_distance .* -1'),
+        (dict(type='RippleAttention', max_distance=2.5), 32, 2, ValueError, 'max_distance .* 2.5'),
+        (dict(type='RippleAttention', weights='linear'), 32, 2, ValueError, "'linear'"),
+        (dict(type='RippleAttention', groups='l1'), 32, 2, ValueError, "groups .*'l1'"),
+        (dict(type='RippleAttention', threshold=-1), 32, 2, ValueError, 'threshold .* -1'),
+        (
+            dict(type='RippleAttention', groups='log', algorithm='tile'),
+            32,
+            2,
+            ValueError,
+            "'tile' needs groups='chebyshev'",
+        ),
         ('RALLA', 32, 2, KeyError, "'RALLA' is not registered.*RALA.*SoftmaxAttention"),
     ],
 )

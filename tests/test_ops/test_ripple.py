@@ -99,13 +99,13 @@ def test_recorded_output_and_gradients(golden, algorithm, name):
     ),
     max_distance=st.integers(0, 12), batch=st.integers(1, 2), heads=st.integers(1, 2),
     groups=st.sampled_from(['chebyshev', 'log']), masked=st.booleans(), seed=st.integers(0, 99),
-    chunk=st.sampled_from([1, 2**11, 2**18]),
+    chunk=st.sampled_from([1, 2**11, 2**18]), features=st.integers(1, 5), dims=st.integers(1, 5),
 )  # fmt: skip
 def test_all_algorithms_agree_with_gradients(
-    hw, max_distance, batch, heads, groups, masked, seed, chunk
+    hw, max_distance, batch, heads, groups, masked, seed, chunk, features, dims
 ):
     torch.manual_seed(seed)
-    inputs = case(hw, max_distance, batch, heads)
+    inputs = case(hw, max_distance, batch, heads, features, dims)
     mask = torch.rand(batch, hw[0] * hw[1]) < 0.4 if masked else None
     cotangent = torch.randn_like(inputs[2])
     expected = with_gradients(inputs, cotangent, hw, groups, mask, 'reference')

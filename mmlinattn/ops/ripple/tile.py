@@ -273,7 +273,7 @@ class Tiles:
         y, x = self.y, self.x
         tiles = chunk.heads * (chunk.stop - chunk.start) * (y.count + y.overhang)
         shape = (tiles + y.overhang, y.tile * x.halo, like.shape[-1])
-        return self.memory(name, shape, like)
+        return self.memory(f'{name}{shape[-1]}', shape, like)
 
     def local_weights(self, weights: Tensor) -> Tensor:
         """``w_g - w_R`` of each query and key of its halo: (C, M, R + 1) to (C, M, K)."""
