@@ -16,9 +16,6 @@ CONFIGS = sorted(
     for path in FOLDER.rglob('*.py')
     if '_base_' not in path.relative_to(FOLDER).parts
 )
-# Their attentions are not in yet.
-PENDING = ('smca-la', 'smca-ripple')
-CONFIGS = [name for name in CONFIGS if not Path(name).stem.startswith(PENDING)]
 ALL_LINEAR = ('rala', 'rala', 'rala', 'rala')
 
 DET, SEG, CLS = (800, 1280), (512, 2048), (224, 224)

@@ -5,8 +5,9 @@ _base_ = [
     '../_base_/runtime_det.py',
 ]
 
+train_dataloader = dict(batch_size=2)  # a DETR needs many steps
 max_epochs = 24
-lr = 1e-3
+lr = 3e-4
 optim_wrapper = dict(optimizer=dict(lr=lr, weight_decay=1e-4), clip_grad=dict(max_norm=1.0))
 param_scheduler = [
     dict(

@@ -9,7 +9,7 @@ model = dict(num_queries=50, bbox_head=dict(num_classes=5))
 val_evaluator = dict(metric='bbox')
 test_evaluator = val_evaluator
 max_epochs = 24
-lr = 1e-3
+lr = 3e-4
 optim_wrapper = dict(optimizer=dict(lr=lr, weight_decay=1e-4), clip_grad=dict(max_norm=1.0))
 param_scheduler = [
     dict(

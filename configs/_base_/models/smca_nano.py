@@ -5,7 +5,6 @@ _base_ = './smca_r50.py'
 sizes = dict(embed_dims=128, num_heads=4, feedforward_channels=256, dropout=0.0)
 model = dict(
     num_queries=75,
-    data_preprocessor=dict(pad_size_divisor=16),
     backbone=dict(
         _delete_=True,
         type='ResNet',
@@ -13,7 +12,7 @@ model = dict(
         base_channels=32,
         stem_channels=32,
         num_stages=3,
-        strides=(1, 2, 2),
+        strides=(2, 2, 1),
         dilations=(1, 1, 1),
         out_indices=(2,),
         norm_eval=False,
