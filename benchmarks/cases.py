@@ -21,7 +21,15 @@ from mmlinattn.layers import (
     map_to_tokens,
     tokens_to_map,
 )
-from mmlinattn.ops import rala_attention, random_walk_attention, rotary_tables
+from mmlinattn.ops import (
+    additive_attention,
+    linear_attention,
+    rala_attention,
+    random_walk_attention,
+    ripple_attention,
+    rotary_tables,
+    stick_breaking,
+)
 
 from .rivals import textbook
 from .rivals.channels_first import Attention, ChannelsFirstRAVLT
@@ -66,6 +74,11 @@ class Setup:
         """(B, heads, N, d) each, in the memory order that a projection of tokens leaves."""
         shape = self.batch, self.num_tokens, self.heads, self.head_dim
         return tuple(self.leaf(self.randn(*shape).transpose(1, 2)) for _ in range(3))
+
+    def features(self) -> Tuple[Tensor, Tensor, Tensor]:
+        """The same with positive q and k."""
+        q, k, v = self.qkv()
+        return self.leaf(F.elu(q) + 1), self.leaf(F.elu(k) + 1), v
 
     def rotary(self) -> Tuple[Tensor, Tensor]:
         return rotary_tables(self.hw_shape, self.head_dim, self.dtype, self.device)
@@ -197,6 +210,63 @@ def _rala_layer(setup: Setup) -> Rivals:
             quadratic=True,
         ),
     }
+
+
+@case(
+    'linear',
+    'operator',
+    'Kernelised linear attention of positive features; linear in the tokens, SDPA is quadratic.',
+)
+def _linear(setup: Setup) -> Rivals:
+    return operator_rivals(
+        setup,
+        lambda *inputs, backend: linear_attention(*inputs, backend=backend),
+        setup.features(),
+        textbook.linear,
+    )
+
+
+@case('additive', 'operator', 'Additive attention; linear in the tokens, SDPA is quadratic.')
+def _additive(setup: Setup) -> Rivals:
+    weights = [setup.leaf(setup.randn(setup.heads, setup.head_dim)) for _ in range(2)]
+    return operator_rivals(
+        setup,
+        lambda *inputs, backend: additive_attention(*inputs, backend=backend),
+        (*setup.qkv(), *weights),
+        textbook.additive,
+    )
+
+
+MAX_DISTANCE = 4
+
+
+@case(
+    'ripple',
+    'operator',
+    f'Ripple attention, R = {MAX_DISTANCE}: tiles against summed-area tables (the algorithm of '
+    'the paper, with a backward pass of its own), plain linear attention of the same features and '
+    'softmax attention.',
+)
+def _ripple(setup: Setup) -> Rivals:
+    q, k, v = setup.features()
+    logits = setup.randn(setup.batch, setup.num_tokens, setup.heads, MAX_DISTANCE)
+    weights = setup.leaf(stick_breaking(logits).transpose(1, 2))
+
+    def ripple(**options) -> Rival:
+        return Rival(
+            lambda: ripple_attention(q, k, v, weights, setup.hw_shape, **options),
+            (q, k, v, weights),
+        )
+
+    rivals = {OURS: ripple()}
+    if setup.device.type == 'cuda':
+        rivals[f'{OURS} portable'] = ripple(backend='portable')
+    rivals['summed-area tables'] = ripple(algorithm='sat')
+    rivals['linear'] = Rival(lambda: linear_attention(q, k, v), (q, k, v), same=False)
+    rivals['SDPA softmax'] = Rival(
+        lambda: F.scaled_dot_product_attention(q, k, v), (q, k, v), same=False, quadratic=True
+    )
+    return rivals
 
 
 NUM_ANCHORS, DECAY = 64, 0.1

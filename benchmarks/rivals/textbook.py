@@ -24,6 +24,23 @@ def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Rotary) -> Tensor:
     return torch.einsum('bhnd,bhde->bhne', q, state) / denominator[..., None]
 
 
+def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Kernelised linear attention of features, see :func:`mmlinattn.ops.linear_attention`."""
+    state = torch.einsum('bhnd,bhne->bhde', k, v)
+    normaliser = torch.einsum('bhnd,bhd->bhn', q, k.sum(2)) + 1e-6
+    return torch.einsum('bhnd,bhde->bhne', q, state) / normaliser[..., None]
+
+
+def additive(q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor) -> Tensor:
+    """Additive attention, see :func:`mmlinattn.ops.additive_attention`."""
+    scale = q.shape[-1] ** -0.5
+    alpha = (scale * torch.einsum('bhnd,hd->bhn', q, w_q)).softmax(-1)
+    query = torch.einsum('bhn,bhnd->bhd', alpha, q)
+    p = query[:, :, None] * k
+    beta = (scale * torch.einsum('bhnd,hd->bhn', p, w_k)).softmax(-1)
+    return torch.einsum('bhn,bhnd->bhd', beta, p)[:, :, None] * v
+
+
 def random_walk(
     q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, decay: float
 ) -> Tensor:
