@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 
+from ..layers import BaseAttention
+
 
 @dataclass
 class Record:
@@ -74,7 +76,7 @@ def record(model: nn.Module) -> Iterator[Record]:
 
     def keep_rings(index: int):
         return lambda attn, args: seen.ring_weights.update(
-            {index: attn.spatial_weights(args[0])[0]}
+            {index: attn.spatial_weights(_values(attn, args[0]))[0]}
         )
 
     hooks = [
@@ -92,6 +94,12 @@ def record(model: nn.Module) -> Iterator[Record]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _values(attn: BaseAttention, x: Tensor) -> Tensor:
+    """(B, N, C) tokens to the values of each head (B, heads, N, d); position does not matter."""
+    heads = (attn.num_heads, attn.head_dim)
+    return attn._project(x, None)[2].unflatten(-1, heads).transpose(1, 2)
 
 
 def ring_map(weights: Tensor, position: Tuple[int, int], hw_shape: Sequence[int]) -> Tensor:

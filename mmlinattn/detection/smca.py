@@ -1,6 +1,6 @@
 """SMCA, a DETR whose decoder looks around predicted points."""
 
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Dict, Optional, Sequence, Set, Tuple
 
 import torch
 from mmdet.models.detectors import DETR
@@ -53,13 +53,22 @@ class SMCA(DETR):
             )
 
     def init_weights(self) -> None:
-        """As released: Xavier for all matrices of encoder and decoder, scales that start at 1."""
-        super().init_weights()
-        for module in (*self.encoder.modules(), *self.decoder.modules()):
-            if isinstance(module, (BaseAttention, ModulatedAttention)):
-                for linear in (module.in_proj, module.proj):
-                    if linear.bias is not None:
-                        nn.init.zeros_(linear.bias)
+        """As released: Xavier for the matrices of encoder and decoder, scales that start at 1.
+
+        What an attention has besides its projections keeps its own initial values.
+        """
+        super(DETR, self).init_weights()  # DETR's own would overwrite the latter
+        for coder in (self.encoder, self.decoder):
+            own = set()
+            for module in coder.modules():
+                if isinstance(module, (BaseAttention, ModulatedAttention)):
+                    own |= _own_parameters(module)
+                    for linear in (module.in_proj, module.proj):
+                        if linear.bias is not None:
+                            nn.init.zeros_(linear.bias)
+            for parameter in coder.parameters():
+                if parameter.dim() > 1 and parameter not in own:
+                    nn.init.xavier_uniform_(parameter)
         if self.with_neck:
             # torch's own for the projection; MMCV's is for convolutions before a ReLU.
             for module in self.neck.modules():
@@ -136,3 +145,9 @@ class SMCA(DETR):
             sample.set_metainfo(dict(batch_input_shape=(height, width)))
             results += super().predict(image[None, :, :height, :width], [sample], rescale)
         return results
+
+
+def _own_parameters(attn: nn.Module) -> Set[nn.Parameter]:
+    """Parameters of an attention that are not those of its projections."""
+    projections = {*attn.in_proj.parameters(), *attn.proj.parameters()}
+    return set(attn.parameters()) - projections

@@ -68,14 +68,14 @@ def test_record_of_another_model():
 
 def test_rings_are_recorded_and_drawn(model, tmp_path, monkeypatch):
     attn = type(model.encoder.layers[0].self_attn)
-    weights = torch.rand(1, 4, 24, 3)
-    monkeypatch.setattr(attn, 'spatial_weights', lambda self, x: weights, raising=False)
+    # (B, heads, N, d) values to (B, heads, N, rings).
+    monkeypatch.setattr(attn, 'spatial_weights', lambda _, v: v[..., :3].softmax(-1), raising=False)
     from mmdet.structures import DetDataSample
 
     meta = dict(img_shape=(64, 96), batch_input_shape=(64, 96))
     with record(model) as seen:
         model.forward_transformer((torch.randn(1, 128, 4, 6),), [DetDataSample(metainfo=meta)])
-    assert sorted(seen.ring_weights) == [0, 1]
+    assert sorted(seen.ring_weights) == [0, 1] and seen.ring_weights[0].shape == (4, 24, 3)
     image = np.zeros((64, 96, 3), np.uint8)
     assert draw_ring_weights(tmp_path / 'rings.png', image, seen, 16, (1, 2)).is_file()
     with pytest.raises(ValueError, match='no attention'):

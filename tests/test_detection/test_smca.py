@@ -65,6 +65,13 @@ def test_initial_weights(model):
         assert 0 < parameter.abs().max() <= 16**-0.5
 
 
+def test_what_only_an_attention_has_keeps_its_initial_values(make):
+    model = make(dict(type='RALA', kv_augmentation='learnable', num_tokens=6))
+    for layer in model.encoder.layers:
+        assert layer.self_attn.token_logits.dim() == 2
+        assert layer.self_attn.token_logits.abs().max() == 0
+
+
 def test_all_parameters_learn(model):
     batch = torch.randn(2, 3, 96, 130)
     boxes = [[10, 10, 60, 50], [30, 20, 120, 90]]
