@@ -11,7 +11,7 @@ from torch import nn
 
 from mmlinattn.layers import BaseAttention
 
-ATTENTIONS = ('SoftmaxAttention', 'RALA')
+ATTENTIONS = ('SoftmaxAttention', 'LinearAttention', 'RippleAttention')
 
 
 def sample(height, width, batch_shape=None, boxes=()):

@@ -12,7 +12,7 @@ C, HEADS, HIDDEN, HW = 32, 4, 48, (5, 6)
 SIZES = dict(embed_dims=C, num_heads=HEADS, feedforward_channels=HIDDEN)
 FFN = dict(embed_dims=C, feedforward_channels=HIDDEN, num_fcs=2, ffn_drop=0.1)
 ATTN = dict(embed_dims=C, num_heads=HEADS, attn_drop=0.1)
-ATTENTIONS = ('SoftmaxAttention', 'RALA')
+ATTENTIONS = ('SoftmaxAttention', 'LinearAttention', 'RippleAttention')
 
 
 def tokens(batch=2, n=30, dtype=torch.float64):
