@@ -24,6 +24,7 @@ DATA_HINTS = {
     'camvid': 'see docs/datasets.md#camvid for the download and the expected folders',
     'bccd': 'see docs/datasets.md#bccd for the download and the expected folders',
     'coco': 'see docs/datasets.md#coco',
+    'cityscapes': 'see docs/datasets.md#cityscapes',
     'ADEChallengeData2016': 'see docs/datasets.md#ade20k',
     'imagenet': 'see docs/datasets.md#imagenet',
 }

@@ -40,6 +40,10 @@ def test_missing_config(run):
             'docs/datasets.md#ade20k',
         ),
         ('configs/ravlt/ravlt-t_8xb128_in1k.py', 'docs/datasets.md#imagenet'),
+        (
+            'configs/rwgka/segformer_mit-b0-rwgka_8xb1-160k_cityscapes-1024x1024.py',
+            'docs/datasets.md#cityscapes',
+        ),
     ],
 )
 def test_missing_data_names_the_path_and_the_way_to_get_it(root, run, tmp_path, config, hint):
