@@ -1,12 +1,21 @@
-"""The random walk between anchors: everything of size N is N x M or N x d."""
+"""The random walk between anchors, in chunks of tokens: O(N d) memory, nothing N x M is kept.
+
+Two autograd functions: the sums over tokens that the anchors take (the token softmax online), and
+what each token reads from the anchors. Both compute their softmax again in the backward pass. What
+happens between them is M x M and torch's own to differentiate.
+"""
 
 import math
-from typing import Optional
+from typing import Iterator, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from ..numerics import accumulation_dtype, masked_softmax, no_autocast
+from ..numerics import accumulation_dtype, no_autocast
+
+# Numbers of a chunk's softmax: one that stays in the cache of a CPU; on a GPU, few launches.
+CPU_CHUNK = 2**18
+ACCELERATOR_CHUNK = 2**26
 
 
 def random_walk_portable(
@@ -21,21 +30,168 @@ def random_walk_portable(
     solver: str = 'series',
 ) -> Tensor:
     """See :func:`mmlinattn.ops.random_walk_attention`."""
-    out_dtype = q.dtype
-    dtype = accumulation_dtype(out_dtype)
     # Half precision would lose what small decays add, and logits of 60 their first decimal.
+    dtype = accumulation_dtype(q.dtype)
+    anchors_q, anchors_k = anchors_q.to(dtype), anchors_k.to(dtype)
+    tokens = (q, k, v, anchors_q, anchors_k, key_padding_mask, steps != 1)
     with no_autocast(q):
-        q, k, v, anchors_q, anchors_k = (t.to(dtype) for t in (q, k, v, anchors_q, anchors_k))
-        mask = None if key_padding_mask is None else key_padding_mask[:, None, None]
-        g_q = (q @ anchors_k.transpose(-2, -1)).softmax(-1)  # [B, H, N, M]
-        g_k = masked_softmax(anchors_q @ k.transpose(-2, -1), mask)  # [B, H, M, N]
-        walk = None if steps == 1 else g_k @ g_q  # [B, H, M, M]
-        return (g_q @ walk_on(g_k @ v, walk, decay, steps, solver)).to(out_dtype)
+        if torch.jit.is_tracing():  # ONNX knows no autograd functions
+            state, walk, _ = _sum_up(*tokens)
+            return _read_out(q, anchors_k, walk_on(state, walk, decay, steps, solver))
+        state, walk = WalkState.apply(*tokens)
+        return WalkReadout.apply(q, anchors_k, walk_on(state, walk, decay, steps, solver))
 
 
-def walk_on(
-    state: Tensor, walk: Optional[Tensor], decay: float, steps: Optional[int], solver: str
-) -> Tensor:
+class WalkState(torch.autograd.Function):
+    """``G_K v`` (B, heads, M, d) and ``G_K G_Q`` (B, heads, M, M), or an empty tensor for it."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        anchors_q: Tensor,
+        anchors_k: Tensor,
+        mask: Optional[Tensor],
+        has_walk: bool,
+    ) -> Tuple[Tensor, Tensor]:
+        state, walk, log_mass = _sum_up(q, k, v, anchors_q, anchors_k, mask, has_walk)
+        ctx.save_for_backward(q, k, v, anchors_q, anchors_k, mask, state, walk, log_mass)
+        return state, walk
+
+    @staticmethod
+    def backward(ctx, d_state: Tensor, d_walk: Tensor) -> Tuple[Optional[Tensor], ...]:
+        q, k, v, anchors_q, anchors_k, mask, state, walk, log_mass = ctx.saved_tensors
+        dtype, has_walk = anchors_q.dtype, walk.numel() > 0
+        dq = torch.empty_like(q) if has_walk else None
+        dk, dv = torch.empty_like(k), torch.empty_like(v)
+        d_anchors_q = torch.zeros_like(state)
+        d_anchors_k = torch.zeros_like(state) if has_walk else None
+        with no_autocast(q):
+            # What the token softmax subtracts, in closed form.
+            delta = (d_state * state).sum(-1, keepdim=True)
+            if has_walk:
+                delta = delta + (d_walk * walk).sum(-1, keepdim=True)
+            for chunk in _chunks(q, anchors_q.shape[-2]):
+                keys = k[:, :, chunk].to(dtype)
+                weights = (anchors_q @ keys.transpose(-2, -1)).sub_(log_mass).exp_()
+                if mask is not None:
+                    weights.masked_fill_(mask[:, None, None, chunk], 0)
+                d_weights = d_state @ v[:, :, chunk].to(dtype).transpose(-2, -1)
+                if has_walk:
+                    queries = q[:, :, chunk].to(dtype)
+                    looked_up = _looked_up(queries, anchors_k)
+                    d_weights += d_walk @ looked_up.transpose(-2, -1)
+                    d_logits = _softmax_backward(looked_up, weights.transpose(-2, -1) @ d_walk)
+                    dq[:, :, chunk] = d_logits @ anchors_k
+                    d_anchors_k += d_logits.transpose(-2, -1) @ queries
+                dv[:, :, chunk] = weights.transpose(-2, -1) @ d_state
+                d_logits = weights.mul_(d_weights.sub_(delta))
+                dk[:, :, chunk] = d_logits.transpose(-2, -1) @ anchors_q
+                d_anchors_q += d_logits @ keys
+        d_anchors_k = _of_all_images(d_anchors_k, anchors_k) if has_walk else None
+        return dq, dk, dv, _of_all_images(d_anchors_q, anchors_q), d_anchors_k, None, None
+
+
+class WalkReadout(torch.autograd.Function):
+    """``G_Q x``, (B, heads, N, d), for x (B, heads, M, d), in the type of q."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(q, anchors_k, x)
+        return _read_out(q, anchors_k, x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        q, anchors_k, x = ctx.saved_tensors
+        dq, d_anchors, dx = torch.empty_like(q), torch.zeros_like(x), torch.zeros_like(x)
+        with no_autocast(q):
+            for chunk in _chunks(q, anchors_k.shape[-2]):
+                queries, grads = q[:, :, chunk].to(x.dtype), grad[:, :, chunk].to(x.dtype)
+                looked_up = _looked_up(queries, anchors_k)
+                dx += looked_up.transpose(-2, -1) @ grads
+                d_logits = _softmax_backward(looked_up, grads @ x.transpose(-2, -1))
+                dq[:, :, chunk] = d_logits @ anchors_k
+                d_anchors += d_logits.transpose(-2, -1) @ queries
+        return dq, _of_all_images(d_anchors, anchors_k), dx
+
+
+def _sum_up(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    anchors_q: Tensor,
+    anchors_k: Tensor,
+    mask: Optional[Tensor],
+    has_walk: bool,
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """``G_K v``, ``G_K G_Q`` and the log of the sum of each token softmax, (B, heads, M, 1)."""
+    dtype = anchors_q.dtype
+    lowest = torch.finfo(dtype).min
+    shape = (*q.shape[:2], anchors_q.shape[-2])
+    top = anchors_q.new_full((*shape, 1), lowest)
+    mass = anchors_q.new_zeros(*shape, 1)
+    state = anchors_q.new_zeros(*shape, q.shape[-1])
+    walk = anchors_q.new_zeros(*shape, shape[-1]) if has_walk else anchors_q.new_empty(0)
+    for chunk in _chunks(q, shape[-1]):
+        weights = anchors_q @ k[:, :, chunk].to(dtype).transpose(-2, -1)  # [B, H, M, n]
+        padding = None if mask is None else mask[:, None, None, chunk]
+        if mask is not None:
+            weights.masked_fill_(padding, lowest)
+        new_top = torch.maximum(top, weights.amax(-1, keepdim=True))
+        weights.sub_(new_top).exp_()
+        if mask is not None:
+            weights.masked_fill_(padding, 0)
+        fade, top = (top - new_top).exp_(), new_top
+        mass = mass * fade + weights.sum(-1, keepdim=True)
+        state = state * fade + weights @ v[:, :, chunk].to(dtype)
+        if has_walk:
+            walk = walk * fade + weights @ _looked_up(q[:, :, chunk].to(dtype), anchors_k)
+    share = mass.where(mass > 0, 1).reciprocal()
+    state = state * share
+    walk = walk * share if has_walk else walk
+    log_mass = top + mass.clamp(min=torch.finfo(dtype).tiny).log()
+    return state, walk, log_mass
+
+
+def _read_out(q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
+    """``G_Q x``, (B, heads, N, d)."""
+    batch, heads, num_tokens, dim = q.shape
+    # Token by token, as the output projection reads it.
+    out = q.new_empty(batch, num_tokens, heads, dim).transpose(1, 2)
+    for chunk in _chunks(q, anchors_k.shape[-2]):
+        out[:, :, chunk] = _looked_up(q[:, :, chunk].to(x.dtype), anchors_k) @ x
+    return out
+
+
+def _chunks(q: Tensor, num_anchors: int) -> Iterator[slice]:
+    """Slices of the tokens; all at once while a model is exported."""
+    num_tokens = q.shape[2]
+    size = num_tokens
+    if not torch.jit.is_tracing():
+        budget = CPU_CHUNK if q.device.type in ('cpu', 'meta') else ACCELERATOR_CHUNK
+        size = max(budget // (q.shape[0] * q.shape[1] * num_anchors), 64)
+    for start in range(0, num_tokens, size):
+        yield slice(start, min(start + size, num_tokens))
+
+
+def _looked_up(q: Tensor, anchors_k: Tensor) -> Tensor:
+    """Softmax over the anchors, (B, heads, n, M)."""
+    return (q @ anchors_k.transpose(-2, -1)).softmax(-1)
+
+
+def _softmax_backward(weights: Tensor, grad: Tensor) -> Tensor:
+    """Gradient of the logits of a softmax over the last axis."""
+    return torch.mul(weights, grad - (weights * grad).sum(-1, keepdim=True))
+
+
+def _of_all_images(grad: Tensor, anchors: Tensor) -> Tensor:
+    """The gradient of anchors, which all images may share."""
+    return grad.sum(0) if anchors.dim() == 3 else grad
+
+
+def walk_on(state: Tensor, walk: Tensor, decay: float, steps: Optional[int], solver: str) -> Tensor:
     """All steps after the first one, between the anchors, and the normaliser.
 
     Args:
