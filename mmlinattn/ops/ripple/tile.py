@@ -57,15 +57,16 @@ class RippleTile(torch.autograd.Function):
         state = torch.cat([keys @ values, keys.sum(-1, keepdim=True)], -1)  # [n, m, d + 1]
         out, inverse = v.new_empty(v.shape), v.new_empty(*v.shape[:-1], 1)
         for chunk in tiles.chunks():
-            queries, spatial = tiles.cut(q, chunk), tiles.cut(weights, chunk)
+            queries = tiles.cut('queries', q, chunk)
+            spatial = tiles.cut('spatial', weights, chunk)
             keys, values = tiles.halos(k, chunk), tiles.halos(v, chunk, ones=True)
             scores = tiles.product('scores', queries, keys.transpose(1, 2))
             scores *= tiles.local_weights(spatial)
             total = tiles.product('total', scores, values)
-            far = (queries * spatial[..., -1:]).view(chunk.heads, -1, q.shape[-1])
+            far = queries.mul_(spatial[..., -1:]).view(chunk.heads, -1, q.shape[-1])
             total.view(chunk.heads, -1, total.shape[-1]).baddbmm_(far, state[chunk.maps])
             normaliser = (total[..., -1:] + eps).reciprocal_()
-            tiles.paste(total[..., :-1] * normaliser, chunk, out)
+            tiles.paste(total[..., :-1].mul_(normaliser), chunk, out)
             tiles.paste(normaliser, chunk, inverse)
         ctx.save_for_backward(q, k, v, weights, state, out, inverse)
         return out
@@ -91,10 +92,11 @@ def _backward(
     grad_k, grad_v = k.new_zeros(k.shape), v.new_zeros(v.shape)
     grad_state = torch.zeros_like(state)
     for chunk in tiles.chunks():
-        queries, spatial = tiles.cut(q, chunk), tiles.cut(weights, chunk)
+        queries = tiles.cut('queries', q, chunk)
+        spatial = tiles.cut('spatial', weights, chunk)
         keys, values = tiles.halos(k, chunk), tiles.halos(v, chunk, ones=True)
-        grad = tiles.cut(grad_out, chunk) * tiles.cut(inverse, chunk)
-        grad_normaliser = -(grad * tiles.cut(out, chunk)).sum(-1, keepdim=True)
+        grad = tiles.cut('grad', grad_out, chunk).mul_(tiles.cut('inverse', inverse, chunk))
+        grad_normaliser = -tiles.cut('out', out, chunk).mul_(grad).sum(-1, keepdim=True)
         grad = torch.cat([grad, grad_normaliser], -1)  # of the sums over values, [C, M, d + 1]
 
         # The global term.
@@ -206,14 +208,18 @@ class Tiles:
                     min(start + columns, x.count),
                 )
 
-    def cut(self, maps: Tensor, chunk: Chunk) -> Tensor:
-        """Tiles of a chunk, (C, M, c); what lies beyond the map is 0."""
-        y, x = self.y, self.x
-        strips = maps[chunk.maps, :, chunk.start * x.tile : chunk.stop * x.tile]
-        right = (chunk.stop - chunk.start) * x.tile - strips.shape[2]
-        strips = F.pad(strips, (0, 0, 0, right, 0, y.padded - y.size))
-        strips = strips.unflatten(2, (-1, x.tile)).transpose(1, 2)
-        return strips.reshape(-1, y.tile * x.tile, maps.shape[-1])
+    def cut(self, name: str, maps: Tensor, chunk: Chunk) -> Tensor:
+        """Tiles of a chunk, (C, M, c), in memory of that name; what lies beyond the map is 0."""
+        y, x, count = self.y, self.x, chunk.stop - chunk.start
+        columns = maps[chunk.maps, :, chunk.start * x.tile : chunk.stop * x.tile]
+        beyond = count * x.tile - columns.shape[2]
+        if beyond:
+            columns = F.pad(columns, (0, 0, 0, beyond))
+        shape = (chunk.heads, count, y.padded, x.tile, maps.shape[-1])
+        strips = self.memory(name, shape, maps)
+        strips[:, :, y.size :] = 0
+        strips[:, :, : y.size] = columns.unflatten(2, (count, x.tile)).transpose(1, 2)
+        return strips.view(-1, y.tile * x.tile, maps.shape[-1])
 
     def paste(self, tiles: Tensor, chunk: Chunk, maps: Tensor) -> None:
         """Inverse of :meth:`cut`, into ``maps``."""
