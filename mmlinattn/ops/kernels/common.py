@@ -11,6 +11,9 @@ from torch import Tensor
 FEATURES = {'identity': 0, 'elu+1': 1, 'relu': 2}
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MIN_DIM, MAX_DIM = 16, 128
+# Loops are not pipelined: that would multiply the shared memory they take.
+OPTIONS = dict(num_stages=1)
+LOWEST = tl.constexpr(-1e30)
 INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
 
 
@@ -54,6 +57,7 @@ def rotate(x, cos, sin, ROWS: tl.constexpr, BD: tl.constexpr):
 @triton.jit
 def load_rows(base, rows, cols, stride_n, stride_d, N, D):
     """Tokens ``rows`` (R,) of a (N, D) matrix as float32 (R, C), 0 outside."""
+    rows = rows.to(tl.int64)
     inside = (rows[:, None] < N) & (cols[None, :] < D)
     at = base + rows[:, None] * stride_n + cols[None, :] * stride_d
     return tl.load(at, mask=inside, other=0.0).to(tl.float32)
@@ -61,6 +65,7 @@ def load_rows(base, rows, cols, stride_n, stride_d, N, D):
 
 @triton.jit
 def store_rows(base, x, rows, cols, stride_n, stride_d, N, D):
+    rows = rows.to(tl.int64)
     inside = (rows[:, None] < N) & (cols[None, :] < D)
     at = base + rows[:, None] * stride_n + cols[None, :] * stride_d
     tl.store(at, x.to(base.dtype.element_ty), mask=inside)
@@ -69,6 +74,7 @@ def store_rows(base, x, rows, cols, stride_n, stride_d, N, D):
 @triton.jit
 def load_angles(base, rows, pairs, N, D):
     """Every second column of a contiguous (N, D) table as (R, pairs)."""
+    rows = rows.to(tl.int64)
     inside = (rows[:, None] < N) & (2 * pairs[None, :] < D)
     return tl.load(base + rows[:, None] * D + 2 * pairs[None, :], mask=inside, other=0.0)
 
@@ -146,10 +152,30 @@ def mask_bytes(key_padding_mask: Optional[Tensor], q: Tensor) -> Tensor:
     return q if key_padding_mask is None else key_padding_mask.contiguous().view(torch.uint8)
 
 
-def refuses(q: Tensor) -> Optional[str]:
-    """Why no kernel can serve these tokens, or None."""
+def refuses(
+    q: Tensor, widest: int, half_kib: Tuple[int, int], float_kib: Tuple[int, int]
+) -> Optional[str]:
+    """Why no kernel can serve these tokens, or None.
+
+    Args:
+        q: (B, heads, N, d).
+        widest: largest dimension that a kernel pads.
+        half_kib, float_kib: shared memory that the largest kernel takes in half types and in
+            float32, for padded dimensions up to 64 and above, as compiled for sm_80.
+    """
     if q.dtype not in DTYPES:
         return f'kernels are for float16, bfloat16 and float32, got {q.dtype}'
     if not MIN_DIM <= q.shape[-1] <= MAX_DIM:
         return f'kernels are for head dims {MIN_DIM} to {MAX_DIM}, got {q.shape[-1]}'
+    if q.numel() == 0:
+        return f'kernels need tokens, got {tuple(q.shape)}'
+    if not q.is_cuda:
+        return None
+    device = torch.cuda.get_device_properties(q.device)
+    if device.major < 8:
+        return f'kernels need compute capability 8.0, {device.name} has {device.major}'
+    needed = (float_kib if q.dtype == torch.float32 else half_kib)[padded(widest) > 64]
+    available = device.shared_memory_per_block_optin // 1024
+    if needed > available:
+        return f'the kernel takes {needed} KiB of shared memory, {device.name} has {available}'
     return None

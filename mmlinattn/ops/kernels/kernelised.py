@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .common import (
+    LOWEST,
+    OPTIONS,
     Launch,
     feature,
     load_angles,
@@ -28,8 +30,6 @@ from .common import (
     strides,
     token_major,
 )
-
-LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
@@ -258,7 +258,7 @@ class KernelisedLaunch(Launch):
         self.scale = self.dim**-0.5
         self.weighted = weighted
         self.sizes = (self.heads, self.num_tokens, self.dim, self.chunk)
-        self.blocks = dict(BN=self.bn, BD=self.bd, FEATURE=feature_id)
+        self.blocks = dict(BN=self.bn, BD=self.bd, FEATURE=feature_id, **OPTIONS)
         self.rotary = dict(ROTARY=rotary is not None)
 
     def count(self) -> Tensor:

@@ -5,10 +5,9 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
+from ..rotary import Rotary
 from .common import FEATURES, padded, token_major
 from .kernelised import KernelisedLaunch, State, backward, make_state, mean_query, read_out
-
-Rotary = Tuple[Tensor, Tensor]
 
 
 def kernelised_attention(
@@ -43,10 +42,11 @@ def _forward(
     feature_map: str,
     weighted: bool,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    launch = _launch(q, mask, sin, cos, feature_map, weighted)
-    mean = mean_query(q, launch) if weighted else None
-    state = make_state(k, v, mean, eps, launch)
-    return (read_out(q, state, launch), *state)
+    with torch.cuda.device_of(q):
+        launch = _launch(q, mask, sin, cos, feature_map, weighted)
+        mean = mean_query(q, launch) if weighted else None
+        state = make_state(k, v, mean, eps, launch)
+        return (read_out(q, state, launch), *state)
 
 
 @_forward.register_fake
@@ -79,7 +79,8 @@ def _backward(
     weighted: bool,
 ) -> Tuple[Tensor, Tensor, Tensor]:
     launch = _launch(q, mask, sin, cos, feature_map, weighted)
-    return backward(grad, q, k, v, State(s, z, eps, lse, mean), launch)
+    with torch.cuda.device_of(q):
+        return backward(grad, q, k, v, State(s, z, eps, lse, mean), launch)
 
 
 @_backward.register_fake

@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .common import (
+    LOWEST,
+    OPTIONS,
     Launch,
     load_rows,
     padded,
@@ -22,8 +24,6 @@ from .common import (
     strides,
     token_major,
 )
-
-LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
@@ -98,6 +98,8 @@ def _state_backward_kernel(
     anchors_q = load_rows(AQ + b * saq + h * M * D, places, cols, D, 1, M, D)
     d_state = tl.load(DS + head * BM * BD + places[:, None] * BD + cols[None, :])
     lse = tl.load(LSE + head * BM + places)
+    # Weights are about 1 / N: times its root they and their products stay within float16.
+    root = tl.sqrt(N.to(tl.float32))
     delta = tl.load(DELTA + head * BM + places)
     d_anchors_q = tl.zeros((BM, BD), tl.float32)
     if HAS_WALK:
@@ -111,21 +113,21 @@ def _state_backward_kernel(
         v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
         logits = product(k, tl.trans(anchors_q), kind)  # [BN, BM]
         inside = real[:, None] & (places[None, :] < M)
-        weights = tl.where(inside, tl.exp(tl.minimum(logits - lse[None, :], 0.0)), 0.0)
+        weights = tl.where(inside, tl.exp(tl.minimum(logits - lse[None, :], 0.0)), 0.0) * root
         d_weights = product(v, tl.trans(d_state), kind)
         if HAS_WALK:
             q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
             looked_up = _anchor_softmax(q, anchors_k, M, kind, BM)
             d_weights += product(looked_up, tl.trans(d_walk), kind)
-            d_looked_up = product(weights, d_walk, kind)
+            d_looked_up = product(weights, d_walk, kind) / root
             d_logits = _softmax_backward(looked_up, d_looked_up)
             dq = product(d_logits, anchors_k, kind)
             d_anchors_k += product(tl.trans(d_logits), q, kind)
             store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
         d_logits = weights * (d_weights - delta[None, :])
-        dk = product(d_logits, anchors_q, kind)
-        dv = product(weights, d_state, kind)
-        d_anchors_q += product(tl.trans(d_logits), k, kind)
+        dk = product(d_logits, anchors_q, kind) / root
+        dv = product(weights, d_state, kind) / root
+        d_anchors_q += product(tl.trans(d_logits), k, kind) / root
         store_rows(DK + b * sxb + h * sxh, dk, rows, cols, sxn, sxd, N, D)
         store_rows(DV + b * sxb + h * sxh, dv, rows, cols, sxn, sxd, N, D)
     at = (head * tl.num_programs(1) + split) * BM * BD
@@ -189,9 +191,9 @@ class WalkLaunch(Launch):
         self.anchors, self.bm = num_anchors, padded(num_anchors)
         super().__init__(q, mask, widest=max(padded(q.shape[-1]), self.bm))
         self.sizes = (self.heads, self.num_tokens, self.dim, num_anchors, self.chunk)
-        self.blocks = dict(BN=self.bn, BD=self.bd, BM=self.bm)
+        self.blocks = dict(BN=self.bn, BD=self.bd, BM=self.bm, **OPTIONS)
 
-    def padded(self, x: Tensor, *shape: int) -> Tensor:
+    def zero_filled(self, x: Tensor, *shape: int) -> Tensor:
         """The last two dims of a contiguous copy filled up with zeros."""
         out = x.new_zeros(*x.shape[:-2], *shape)
         out[..., : x.shape[-2], : x.shape[-1]] = x
@@ -257,12 +259,13 @@ def state_backward(
     dq, dk, dv = (token_major(x) for x in (q, k, v))
     daq, dak = launch.per_chunk(bm, bd), launch.per_chunk(bm, bd)
     if not has_walk:
-        dq.zero_(), dak.zero_()
+        dq.zero_()
+        dak.zero_()
     _state_backward_kernel[launch.grid](
         q, k, v, anchors_q, anchors_k, launch.mask, *(
-            launch.padded(x[..., None], bm, 1) for x in (lse, delta)
+            launch.zero_filled(x[..., None], bm, 1) for x in (lse, delta)
         ),
-        launch.padded(ds, bm, bd), launch.padded(dw, bm, bm) if has_walk else ds,
+        launch.zero_filled(ds, bm, bd), launch.zero_filled(dw, bm, bm) if has_walk else ds,
         dq, dk, dv, daq, dak,
         *strides(q), *strides(k), *strides(v), *strides(dq), _image_stride(anchors_q),
         _image_stride(anchors_k), *launch.sizes,

@@ -20,7 +20,8 @@ def walk_state(
     has_walk: bool,
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """``G_K v``, ``G_K G_Q`` (empty unless ``has_walk``) and the log of the softmaxes' sums."""
-    return make_state(q, k, v, anchors_q, anchors_k, mask, has_walk)
+    with torch.cuda.device_of(q):
+        return make_state(q, k, v, anchors_q, anchors_k, mask, has_walk)
 
 
 @walk_state.register_fake
@@ -47,7 +48,8 @@ def _state_backward(
     lse: Tensor,
     has_walk: bool,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    grads = state_backward(ds, dw, q, k, v, anchors_q, anchors_k, mask, s, w, lse, has_walk)
+    with torch.cuda.device_of(q):
+        grads = state_backward(ds, dw, q, k, v, anchors_q, anchors_k, mask, s, w, lse, has_walk)
     return *grads[:3], *(_of_anchors(g, a) for g, a in zip(grads[3:], (anchors_q, anchors_k)))
 
 
@@ -84,7 +86,8 @@ walk_state.register_autograd(_state_autograd, setup_context=_state_context)
 @torch.library.custom_op('mmlinattn::walk_readout', mutates_args=())
 def walk_readout(q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
     """``softmax(q anchors_k^T) x``."""
-    return read_out(q, anchors_k, x.contiguous())
+    with torch.cuda.device_of(q):
+        return read_out(q, anchors_k, x.contiguous())
 
 
 @walk_readout.register_fake
@@ -96,7 +99,8 @@ def _(q, anchors_k, x):
 def _readout_backward(
     grad: Tensor, q: Tensor, anchors_k: Tensor, x: Tensor
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    dq, d_anchors, dx = readout_backward(grad, q, anchors_k, x.contiguous())
+    with torch.cuda.device_of(q):
+        dq, d_anchors, dx = readout_backward(grad, q, anchors_k, x.contiguous())
     return dq, _of_anchors(d_anchors, anchors_k), dx.contiguous()
 
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .common import (
+    OPTIONS,
     Launch,
     load_rows,
     padded,
@@ -59,6 +60,7 @@ def _distance(y1, x1, y2, x2):
 
 @triton.jit
 def _group_weight(base, tokens, r, stride_n, stride_r, N):
+    tokens = tokens.to(tl.int64)
     return tl.load(base + tokens * stride_n + r * stride_r, mask=tokens < N, other=0.0).to(
         tl.float32
     )
@@ -80,6 +82,9 @@ def _forward_kernel(
     q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
     weight_base = WEIGHT + b * swb + h * swh
     far = _group_weight(weight_base, rows, REACH + 1, swn, swr, N)
+    # Scores of scaled queries fit float16; total and norm are linear in them.
+    scale = tl.maximum(tl.max(q, 1), 1.0)
+    q = q / scale[:, None]
     total, norm = tl.zeros((T * T, BD), tl.float32), tl.zeros((T * T,), tl.float32)
     for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
         ky, kx, keys = _halo_tokens(i, T, REACH, BX, BK, height, width)
@@ -98,9 +103,9 @@ def _forward_kernel(
     z = tl.load(Z + head * BD + cols)
     far *= tl.load(MASS + head)
     total += product(q, state, kind) * far[:, None]
-    norm += tl.sum(q * z[None, :], 1) * far + eps
+    norm += tl.sum(q * z[None, :], 1) * far + eps / scale
     store_rows(OUT + b * sxb + h * sxh, total / norm[:, None], rows, cols, sxn, sxd, N, D)
-    tl.store(NORM + head * N + rows, norm, mask=rows < N)
+    tl.store(NORM + head * N + rows, norm * scale, mask=rows < N)
 
 
 @triton.jit
@@ -227,8 +232,9 @@ def _key_backward_kernel(
         for r in tl.static_range(REACH + 1):
             near = _group_weight(weight_base, tokens, r, swn, swr, N) - far
             local = tl.where(distance == r, near[None, :], local)
-        scores = product(k, tl.trans(q), kind) * local
-        dv += product(scores, grad, kind)
+        scale = tl.maximum(tl.max(q, 1), 1.0)  # scores of scaled queries fit float16
+        scores = product(k, tl.trans(q / scale[:, None]), kind) * local
+        dv += product(scores, grad * scale[:, None], kind)
         d_scores = (product(v, tl.trans(grad), kind) + d_norm[None, :]) * local
         dk += product(d_scores, q, kind)
     dk, dv = tl.where(real[:, None], dk, 0.0), tl.where(real[:, None], dv, 0.0)
@@ -304,7 +310,7 @@ def backward(
     _far_backward_kernel[launch.grid](
         q, weights, norm, d_norm, grad, ds, dz, *strides(q), *strides(weights), *strides(grad),
         launch.heads, launch.num_tokens, launch.dim, launch.chunk,
-        REACH=launch.blocks['REACH'], BN=launch.bn, BD=bd,
+        REACH=launch.blocks['REACH'], BN=launch.bn, BD=bd, **OPTIONS,
     )  # fmt: skip
     ds, dz = ds.sum(2) / mass[..., None, None], dz.sum(2) / mass[..., None]
     _key_backward_kernel[launch.tiles](

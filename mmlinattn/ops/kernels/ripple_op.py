@@ -20,7 +20,8 @@ def _forward(
     mask: Optional[Tensor],
     eps: float,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return ripple.forward(q, k, v, weights, (height, width), mask, eps)
+    with torch.cuda.device_of(q):
+        return ripple.forward(q, k, v, weights, (height, width), mask, eps)
 
 
 @_forward.register_fake
@@ -47,7 +48,8 @@ def _backward(
     height: int,
     width: int,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    return ripple.backward(grad, q, k, v, weights, (height, width), mask, norm, s, z, mass)
+    with torch.cuda.device_of(q):
+        return ripple.backward(grad, q, k, v, weights, (height, width), mask, norm, s, z, mass)
 
 
 @_backward.register_fake

@@ -23,4 +23,4 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, *_) -> Optional[str]:
     """Why the kernel cannot serve, or None."""
     if q.shape[-1] != v.shape[-1]:
         return f'kernels are for as many features as values, got {q.shape[-1]} and {v.shape[-1]}'
-    return refuses_tokens(q)
+    return refuses_tokens(q, q.shape[-1], (40, 88), (56, 200))

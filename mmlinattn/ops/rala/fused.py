@@ -39,4 +39,4 @@ def refuses(
         return 'given token_weights have no kernel'
     if feature_map not in FEATURES:
         return f'feature_map {feature_map!r} has no kernel, these have: {tuple(FEATURES)}'
-    return refuses_tokens(q)
+    return refuses_tokens(q, q.shape[-1], (40, 88), (56, 200))

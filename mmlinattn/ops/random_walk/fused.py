@@ -31,6 +31,7 @@ def random_walk_fused(
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, *_) -> Optional[str]:
     """Why the kernel cannot serve, or None."""
-    if anchors_q.shape[-2] > MAX_DIM:
-        return f'kernels are for at most {MAX_DIM} anchors, got {anchors_q.shape[-2]}'
-    return refuses_tokens(q)
+    num_anchors = anchors_q.shape[-2]
+    if num_anchors > MAX_DIM:
+        return f'kernels are for at most {MAX_DIM} anchors, got {num_anchors}'
+    return refuses_tokens(q, max(q.shape[-1], num_anchors), (88, 280), (128, 300))

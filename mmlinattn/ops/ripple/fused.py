@@ -43,4 +43,4 @@ def refuses(
         return f'kernels are for R from 1 to {MAX_DISTANCE}, got {max_distance}'
     if q.shape[-1] != v.shape[-1]:
         return f'kernels are for as many features as values, got {q.shape[-1]} and {v.shape[-1]}'
-    return refuses_tokens(q)
+    return refuses_tokens(q, q.shape[-1], (18, 64), (80, 200))
