@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmlinattn.backbones import RAVLT
+from mmlinattn.backbones import RAVLT, MixTransformer
 from mmlinattn.layers import (
     RALA,
     RWGKA,
@@ -355,6 +355,32 @@ def _ravlt(setup: Setup) -> Rivals:
 )
 def _ravlt_linear(setup: Setup) -> Rivals:
     return _backbone(setup, 'small', ALL_LINEAR)
+
+
+MIT_ATTENTIONS = {
+    'RWGKA': dict(type='RWGKA', num_anchors=NUM_ANCHORS, decay=DECAY),
+    'RWGKP': dict(type='RWGKP', num_anchors=NUM_ANCHORS, decay=DECAY),
+    'one step': dict(type='RWGKA', num_anchors=NUM_ANCHORS, decay=DECAY, steps=1),
+    'two steps': dict(type='RWGKA', num_anchors=NUM_ANCHORS, decay=DECAY, steps=2),
+    'RALA': dict(type='RALA', rotary=False, lepe=0),
+    'spatial reduction': dict(type='EfficientSoftmaxAttention'),
+}
+
+
+@case(
+    'mit-b0',
+    'backbone',
+    "SegFormer's encoder MiT-B0 with random walks and RALA in all stages, against its own spatial "
+    'reduction.',
+)
+def _mit(setup: Setup) -> Rivals:
+    image = setup.leaf(setup.randn(setup.batch, 3, *setup.hw_shape))
+
+    def rival(attn_cfg: dict) -> Rival:
+        model = setup.module(MixTransformer('b0', attn_cfg, drop_path_rate=0.0))
+        return Rival(lambda: model(image), (image,), tuple(model.parameters()), same=False)
+
+    return {name: rival(attn_cfg) for name, attn_cfg in MIT_ATTENTIONS.items()}
 
 
 @case('ravlt-nano', 'backbone', 'The smallest network of the quick start: for trying the suite.')

@@ -1,12 +1,15 @@
 """What the hosts share: architectures by name or dict, option checks, blocks, freezing."""
 
-from typing import Callable, Dict, Iterable, List, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, Iterator, List, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ..layers import BaseAttention
+
 NUM_STAGES = 4
+ATTENTION_LAYERS = ('in_proj', 'proj', 'lepe', 'sr')
 
 AttnCfg = Union[str, dict]
 
@@ -76,6 +79,19 @@ def run(
     if with_cp and torch.is_grad_enabled():
         return checkpoint(block, x, hw_shape, use_reentrant=False)
     return block(x, hw_shape)
+
+
+def own_layers(model: nn.Module) -> Iterator[nn.Module]:
+    """Convolutions and linear layers of a host and the projections that all attentions have; what
+    an attention has beyond these starts as it chose itself."""
+    inside = tuple(
+        f'{name}.' for name, module in model.named_modules() if isinstance(module, BaseAttention)
+    )
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            last = name.rpartition('.')[2]
+            if last in ATTENTION_LAYERS or not name.startswith(inside):
+                yield module
 
 
 def freeze(modules: Iterable[nn.Module]) -> None:

@@ -5,11 +5,17 @@ from typing import List, Optional, Sequence, Tuple, Union
 
 import torch
 from mmcv.cnn.bricks import DropPath
-from mmengine.model import BaseModule, trunc_normal_init
+from mmengine.model import BaseModule, normal_init, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import MixFFN, build_attention, map_to_tokens, tokens_to_map
+from ..layers import (
+    EfficientSoftmaxAttention,
+    MixFFN,
+    build_attention,
+    map_to_tokens,
+    tokens_to_map,
+)
 from .common import (
     NUM_STAGES,
     AttnCfg,
@@ -17,6 +23,7 @@ from .common import (
     check_stages,
     drop_path_rates,
     freeze,
+    own_layers,
     run,
 )
 
@@ -32,7 +39,6 @@ ARCHITECTURES = {
 ARCH_DEFAULTS = dict(
     num_heads=(1, 2, 5, 8), mlp_ratios=4, sr_ratios=(8, 4, 2, 1), drop_path_rate=0.1
 )
-SPATIAL_REDUCTION = 'EfficientSoftmaxAttention'
 
 
 class OverlapPatchEmbed(BaseModule):
@@ -130,7 +136,7 @@ class MixTransformer(BaseModule):
     def __init__(
         self,
         arch: Union[str, dict] = 'b0',
-        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = SPATIAL_REDUCTION,
+        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'EfficientSoftmaxAttention',
         in_channels: int = 3,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         drop_path_rate: Optional[float] = None,
@@ -191,13 +197,12 @@ class MixTransformer(BaseModule):
     def init_weights(self) -> None:
         """Linear layers truncated normal (std 0.02), convolutions normal by their fan-out, as
         released; then ``init_cfg``, if any, on top."""
-        for module in self.modules():
+        for module in own_layers(self):
             if isinstance(module, nn.Linear):
                 trunc_normal_init(module, std=0.02, bias=0)
-            elif isinstance(module, nn.Conv2d):
+            else:
                 fan_out = math.prod(module.kernel_size) * module.out_channels // module.groups
-                nn.init.normal_(module.weight, 0, math.sqrt(2 / fan_out))
-                nn.init.zeros_(module.bias)
+                normal_init(module, std=math.sqrt(2 / fan_out), bias=0)
         super().init_weights()
 
     def train(self, mode: bool = True) -> 'MixTransformer':
@@ -222,7 +227,9 @@ def _stage_attentions(
     found = []
     for attn, sr_ratio in zip(attn_cfg, sr_ratios):
         attn = dict(type=attn) if isinstance(attn, str) else dict(attn)
-        if attn.get('type') == SPATIAL_REDUCTION:
+        kind = attn.get('type')
+        kind = MODELS.get(kind) if isinstance(kind, str) else kind
+        if kind is EfficientSoftmaxAttention:
             attn.setdefault('sr_ratio', sr_ratio)
         found.append(attn)
     return found

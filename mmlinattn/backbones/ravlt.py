@@ -18,6 +18,7 @@ from .common import (
     check_stages,
     drop_path_rates,
     freeze,
+    own_layers,
     run,
 )
 
@@ -240,9 +241,8 @@ class RAVLT(BaseModule):
 
     def init_weights(self) -> None:
         """Truncated normal (std 0.02), zero biases; then ``init_cfg``, if any, on top."""
-        for module in self.modules():
-            if isinstance(module, (nn.Conv2d, nn.Linear)):
-                trunc_normal_init(module, std=0.02, bias=0)
+        for module in own_layers(self):
+            trunc_normal_init(module, std=0.02, bias=0)
         super().init_weights()
 
     def train(self, mode: bool = True) -> 'RAVLT':

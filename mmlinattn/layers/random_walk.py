@@ -171,10 +171,12 @@ def pooling_grid(num_cells: int, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
     """Rows and columns of a grid of at most ``num_cells`` nearly square cells over a map.
 
     Example:
-        >>> pooling_grid(64, (128, 128)), pooling_grid(64, (64, 128)), pooling_grid(64, (3, 50))
-        ((8, 8), (6, 10), (2, 32))
+        >>> pooling_grid(64, (128, 128)), pooling_grid(64, (64, 128)), pooling_grid(64, (50, 3))
+        ((8, 8), (6, 10), (32, 2))
     """
     height, width = hw_shape
+    if height > width:
+        return pooling_grid(num_cells, (width, height))[::-1]
     rows = min(max(1, round((num_cells * height / width) ** 0.5)), height, num_cells)
     return rows, min(num_cells // rows, width)
 
@@ -201,7 +203,8 @@ def _pool(
 
 
 def _averages(cells: int, size: int, like: Tensor) -> Tensor:
-    """The bins of adaptive average pooling as a (cells, size) matrix: exports at any size."""
+    """The bins of adaptive average pooling as a (cells, size) matrix: exports for
+    any grid, at the size that is traced."""
     cell = torch.arange(cells, device=like.device)[:, None]
     place = torch.arange(size, device=like.device)
     inside = (place >= cell * size // cells) & (place < -(-(cell + 1) * size // cells))

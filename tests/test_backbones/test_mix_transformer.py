@@ -7,6 +7,7 @@ from torch import nn
 from mmlinattn.backbones import MixTransformer
 from mmlinattn.backbones.mix_transformer import ARCHITECTURES
 from mmlinattn.checkpoints import convert
+from mmlinattn.layers import EfficientSoftmaxAttention
 
 TINY = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 ATTENTIONS = {
@@ -99,6 +100,9 @@ def test_onnx_export_runs_the_same(attention, tmp_path):
 def test_spatial_reduction_of_each_stage():
     model = MixTransformer('b0')
     assert [stage[0].attn.sr_ratio for stage in model.stages] == [8, 4, 2, 1]
+    for same in ('mmengine.EfficientSoftmaxAttention', EfficientSoftmaxAttention):
+        model = build(attn_cfg=dict(type=same))
+        assert [stage[0].attn.sr_ratio for stage in model.stages] == [8, 4, 2, 1]
     model = build(attn_cfg=dict(type='EfficientSoftmaxAttention', sr_ratio=3))
     assert [stage[0].attn.sr_ratio for stage in model.stages] == [3, 3, 3, 3]
 
@@ -122,6 +126,17 @@ def test_initial_weights():
     # 9 weights a channel, one channel a group.
     dwconv = model.stages[3][0].ffn.dwconv.weight.detach()
     assert dwconv.std() == pytest.approx((2 / 9) ** 0.5, rel=0.1)
+
+
+def test_an_attention_keeps_its_own_initial_weights():
+    model = build(attn_cfg=dict(type='RippleAttention', max_distance=2))
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    model.init_weights()
+    changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    own = {n for n in before if '.attn.' in n and 'proj.' not in n.split('.attn.')[1][:8]}
+    assert any('weight_proj' in n for n in own) and any('feature_map' in n for n in own)
+    assert not changed & own
+    assert 'stages.0.0.attn.in_proj.weight' in changed
 
 
 def test_frozen_stages():

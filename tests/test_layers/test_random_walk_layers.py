@@ -66,6 +66,8 @@ def test_grid_fits_the_map_and_the_number_of_anchors(cells, height, width):
     rows, columns = pooling_grid(cells, (height, width))
     assert 1 <= rows <= height and 1 <= columns <= width
     assert rows * columns <= cells
+    if height != width:
+        assert pooling_grid(cells, (width, height)) == (columns, rows)
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,15 @@ def random_walk_attention(
 
     Args:
         q, k, v: projected tokens, (B, heads, N, d), any strides; float16, bfloat16, float32 or
-            float64. Softmaxes, sums and the M x M matrices are in float32 for half types.
+            float64. Softmaxes, sums and the M x M matrices are in float32 for half types (all but
+            the reference form).
         anchors_q: B_Q, the queries that read the tokens: (heads, M, d) or (B, heads, M, d).
-        anchors_k: B_K, the keys that the queries look up, same shape; of any floating type.
+        anchors_k: B_K, the keys that the queries look up, same shape; of any floating type. The
+            fused form rounds both to the type of ``q``, as autocast does to weights.
         decay: l in (0, 1); the paper's tables use 0.1.
         steps: None for any length, or the largest number of steps.
         key_padding_mask: (B, N) bool, True = padding.
-        solver: how the portable form inverts ``I - l G_K G_Q``: ``'series'``, a product of
+        solver: how the fast forms invert ``I - l G_K G_Q``: ``'series'``, a product of
             ``I + (l W)^(2^i)`` to the precision of the type (matrix products only, exportable), or
             ``'solve'``, :func:`torch.linalg.solve`. Unused where ``steps`` is given.
         backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
