@@ -99,7 +99,7 @@ def record(model: nn.Module) -> Iterator[Record]:
 def _values(attn: BaseAttention, x: Tensor) -> Tensor:
     """(B, N, C) tokens to the values of each head (B, heads, N, d); position does not matter."""
     heads = (attn.num_heads, attn.head_dim)
-    return attn._project(x, None)[2].unflatten(-1, heads).transpose(1, 2)
+    return attn.partial_projection(x, 2, 3).unflatten(-1, heads).transpose(1, 2)
 
 
 def ring_map(weights: Tensor, position: Tuple[int, int], hw_shape: Sequence[int]) -> Tensor:
