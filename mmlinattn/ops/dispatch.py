@@ -11,6 +11,7 @@ import importlib.util
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Callable, Iterator, Optional
 
 import torch
@@ -66,16 +67,15 @@ class Operator:
     Args:
         name: shown in error messages.
         reference, portable: always there.
-        fused: Triton implementation, or None where there is none yet.
-        refuses: called with the arguments of ``fused``; returns why the fused form cannot serve
-            them, or None if it can.
+        kernels: imports the module of the Triton form, called where that is first asked for; None
+            where there is none yet. The module has two functions of the same arguments: ``fused``,
+            and ``refuses``, which returns why the kernels cannot serve them, or None if they can.
     """
 
     name: str
     reference: Callable[..., Tensor]
     portable: Callable[..., Tensor]
-    fused: Optional[Callable[..., Tensor]] = None
-    refuses: Optional[Callable[..., Optional[str]]] = None
+    kernels: Optional[Callable[[], ModuleType]] = None
 
     def __call__(self, backend: str, q: Tensor, *args, **kwargs) -> Tensor:
         backend = _checked(backend, 'backend')
@@ -87,7 +87,7 @@ class Operator:
             return self.portable(q, *args, **kwargs)
         why_not = self._why_not_fused(backend, q, *args, **kwargs)
         if why_not is None:
-            return self.fused(q, *args, **kwargs)
+            return self.kernels().fused(q, *args, **kwargs)
         if backend == 'fused':
             raise BackendError(
                 f"{self.name}: backend='fused' cannot serve this call: {why_not}. "
@@ -96,7 +96,7 @@ class Operator:
         return self.portable(q, *args, **kwargs)
 
     def _why_not_fused(self, backend: str, q: Tensor, *args, **kwargs) -> Optional[str]:
-        if self.fused is None:
+        if self.kernels is None:
             return 'this operator has no fused kernel'
         if not HAS_TRITON:
             return 'Triton is not installed (pip install triton)'
@@ -108,4 +108,4 @@ class Operator:
             return 'the model is being exported'
         if torch._C._are_functorch_transforms_active():
             return 'a transform of torch.func is running'
-        return self.refuses(q, *args, **kwargs) if self.refuses else None
+        return self.kernels().refuses(q, *args, **kwargs)

@@ -1,6 +1,7 @@
 import dataclasses
 import importlib.util
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,13 +13,11 @@ from mmlinattn.ops.dispatch import Operator
 @pytest.fixture
 def operator():
     """An operator that reports which form ran; its fused form refuses 3 tokens."""
-    return Operator(
-        'op',
-        reference=lambda q: 'reference',
-        portable=lambda q: 'portable',
+    kernels = SimpleNamespace(
         fused=lambda q: 'fused',
         refuses=lambda q: '3 tokens are too few' if q.shape[0] == 3 else None,
     )
+    return Operator('op', lambda q: 'reference', lambda q: 'portable', lambda: kernels)
 
 
 def test_auto_is_portable_on_the_cpu(operator):
@@ -58,7 +57,7 @@ def test_forced_fused_on_the_cpu_says_why(operator, monkeypatch):
 
 
 def test_forced_fused_without_a_kernel_says_so(operator):
-    operator = dataclasses.replace(operator, fused=None)
+    operator = dataclasses.replace(operator, kernels=None)
     with pytest.raises(BackendError, match='op: .*no fused kernel'):
         operator('fused', torch.zeros(4))
 

@@ -1,5 +1,6 @@
 """Kernelised linear attention."""
 
+from types import ModuleType
 from typing import Optional
 
 from torch import Tensor
@@ -10,19 +11,13 @@ from .portable import linear_portable
 from .reference import linear_reference
 
 
-def _fused(*args) -> Tensor:
-    from .fused import linear_fused
+def _kernels() -> ModuleType:
+    from . import fused
 
-    return linear_fused(*args)
-
-
-def _refuses(*args) -> Optional[str]:
-    from .fused import refuses
-
-    return refuses(*args)
+    return fused
 
 
-_linear = Operator('linear_attention', linear_reference, linear_portable, _fused, _refuses)
+_linear = Operator('linear_attention', linear_reference, linear_portable, _kernels)
 
 
 def linear_attention(

@@ -8,7 +8,7 @@ from ..kernels.common import refuses as refuses_tokens
 from ..kernels.kernelised_op import kernelised_attention
 
 
-def linear_fused(
+def fused(
     q: Tensor,
     k: Tensor,
     v: Tensor,

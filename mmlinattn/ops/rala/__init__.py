@@ -1,5 +1,6 @@
 """Rank-augmented linear attention (RALA)."""
 
+from types import ModuleType
 from typing import Optional
 
 from torch import Tensor
@@ -12,19 +13,13 @@ from .portable import rala_portable
 from .reference import rala_reference
 
 
-def _fused(*args) -> Tensor:
-    from .fused import rala_fused
+def _kernels() -> ModuleType:
+    from . import fused
 
-    return rala_fused(*args)
-
-
-def _refuses(*args) -> Optional[str]:
-    from .fused import refuses
-
-    return refuses(*args)
+    return fused
 
 
-_rala = Operator('rala_attention', rala_reference, rala_portable, _fused, _refuses)
+_rala = Operator('rala_attention', rala_reference, rala_portable, _kernels)
 
 
 def rala_attention(

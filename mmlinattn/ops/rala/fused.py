@@ -10,7 +10,7 @@ from ..kernels.kernelised_op import kernelised_attention
 from ..rotary import Rotary
 
 
-def rala_fused(
+def fused(
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -1,5 +1,6 @@
 """Random walk graph kernel attention."""
 
+from types import ModuleType
 from typing import Optional
 
 from torch import Tensor
@@ -12,20 +13,14 @@ from .reference import random_walk_reference
 SOLVERS = ('series', 'solve')
 
 
-def _fused(*args) -> Tensor:
-    from .fused import random_walk_fused
+def _kernels() -> ModuleType:
+    from . import fused
 
-    return random_walk_fused(*args)
-
-
-def _refuses(*args) -> Optional[str]:
-    from .fused import refuses
-
-    return refuses(*args)
+    return fused
 
 
 _random_walk = Operator(
-    'random_walk_attention', random_walk_reference, random_walk_portable, _fused, _refuses
+    'random_walk_attention', random_walk_reference, random_walk_portable, _kernels
 )
 
 

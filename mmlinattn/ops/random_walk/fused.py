@@ -11,7 +11,7 @@ from ..numerics import no_autocast
 from .portable import walk_on
 
 
-def random_walk_fused(
+def fused(
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -1,5 +1,6 @@
 """Ripple attention."""
 
+from types import ModuleType
 from typing import Optional, Sequence, Tuple
 
 from torch import Tensor
@@ -172,16 +173,10 @@ def _reference(q: Tensor, *args) -> Tensor:
     return ripple_reference(q, *args)
 
 
-def _fused(*args) -> Tensor:
-    from .fused import ripple_fused
+def _kernels() -> ModuleType:
+    from . import fused
 
-    return ripple_fused(*args)
-
-
-def _refuses(*args) -> Optional[str]:
-    from .fused import refuses
-
-    return refuses(*args)
+    return fused
 
 
-_ripple = Operator('ripple_attention', _reference, _portable, _fused, _refuses)
+_ripple = Operator('ripple_attention', _reference, _portable, _kernels)

@@ -11,7 +11,7 @@ from ..kernels.ripple_op import ripple_kernels
 MAX_DISTANCE = 16
 
 
-def ripple_fused(
+def fused(
     q: Tensor,
     k: Tensor,
     v: Tensor,
