@@ -8,7 +8,7 @@ from torch import Tensor
 from ..ops import linear_attention
 from ..ops.rotary import Rotary, apply_rotary
 from .base import BaseAttention
-from .feature_maps import build_feature_map
+from .feature_maps import FixedFeatures, build_feature_map
 
 
 @MODELS.register_module()
@@ -57,6 +57,12 @@ class LinearAttention(BaseAttention):
         key_padding_mask: Optional[Tensor],
     ) -> Tensor:
         q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
-        q, k = self.feature_map(q, k, key_padding_mask)
-        out = linear_attention(q, k, v.to(q.dtype), key_padding_mask, self.eps, self.backend)
+        if isinstance(self.feature_map, FixedFeatures):  # inside the operator nothing is written
+            name, values = self.feature_map.name, v
+        else:
+            q, k = self.feature_map(q, k, key_padding_mask)
+            name, values = 'identity', v.to(q.dtype)
+        out = linear_attention(
+            q, k, values, key_padding_mask, self.eps, self.backend, feature_map=name
+        )
         return out.to(v.dtype)

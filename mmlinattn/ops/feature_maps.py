@@ -1,4 +1,8 @@
-"""Feature maps ``phi`` without parameters, for queries and keys of linear attention."""
+"""Feature maps ``phi`` without parameters, for queries and keys of linear attention.
+
+Each is a differentiable function in :data:`FEATURE_MAPS`; :data:`FEATURE_GRADIENTS` has its
+derivative in terms of its result, for backward passes written by hand.
+"""
 
 from typing import Callable, Dict, Tuple
 
@@ -24,8 +28,11 @@ class _Elu1(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
-        (output,) = ctx.saved_tensors
-        return grad * output.clamp(max=1)
+        return _elu1_gradient(*ctx.saved_tensors, grad)
+
+
+def _elu1_gradient(features: Tensor, grad: Tensor) -> Tensor:
+    return grad * features.clamp(max=1)
 
 
 def elu1(x: Tensor) -> Tensor:
@@ -41,10 +48,22 @@ def softmax_channels(x: Tensor) -> Tensor:
     return x.softmax(-1)
 
 
+def _softmax_gradient(features: Tensor, grad: Tensor) -> Tensor:
+    return features * (grad - (features * grad).sum(-1, keepdim=True))
+
+
 FEATURE_MAPS: Dict[str, Callable[[Tensor], Tensor]] = {
     'elu+1': elu1,
     'relu': F.relu,
     'softmax': softmax_channels,
+    'identity': lambda x: x,
+}
+# (phi(x), gradient of phi(x)) to the gradient of x.
+FEATURE_GRADIENTS: Dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    'identity': lambda features, grad: grad,
+    'elu+1': _elu1_gradient,
+    'relu': lambda features, grad: grad * (features > 0),
+    'softmax': _softmax_gradient,
 }
 
 

@@ -63,16 +63,28 @@ def apply_rotary(x: Tensor, rotary: Optional[Rotary]) -> Tensor:
         >>> torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), atol=1e-5)
         True
     """
-    if rotary is None:
-        return x
+    return x if rotary is None else turn(x, rotary_angles(rotary))
+
+
+def rotary_angles(rotary: Rotary, dtype: Optional[torch.dtype] = None) -> Tensor:
+    """Cosine and sine of each pair of channels, (N, d/2, 2): complex numbers, if looked at so."""
     sin, cos = rotary
+    return torch.stack([cos[..., ::2], sin[..., ::2]], dim=-1).to(dtype or cos.dtype)
+
+
+def turn(x: Tensor, angles: Optional[Tensor], back: bool = False) -> Tensor:
+    """Turns the channel pairs of ``x`` (..., N, d) by ``angles`` (N, d/2, 2), or back."""
+    if angles is None:
+        return x
     pairs = x.unflatten(-1, (-1, 2))
     if _complex_serves(pairs):
         # One pass, one result; the same products and sums.
-        angle = torch.complex(cos[..., ::2], sin[..., ::2])  # [N, d/2]
-        return torch.view_as_real(torch.view_as_complex(pairs) * angle).flatten(-2)
-    turned = torch.stack([-pairs[..., 1], pairs[..., 0]], dim=-1).flatten(-2)
-    return x * cos + turned * sin
+        unit = torch.view_as_complex(angles)
+        unit = unit.conj() if back else unit
+        return torch.view_as_real(torch.view_as_complex(pairs) * unit).flatten(-2)
+    (even, odd), (cos, sin) = pairs.unbind(-1), angles.unbind(-1)
+    sin = -sin if back else sin
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
 
 
 def _complex_serves(pairs: Tensor) -> bool:

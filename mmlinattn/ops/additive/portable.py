@@ -1,10 +1,15 @@
-"""Additive attention in matrix products: ``w_k . (query * k_i) = (w_k * query) . k_i``."""
+"""Additive attention in matrix products: ``w_k . (query * k_i) = (w_k * query) . k_i``.
 
-from typing import Optional
+In chunks of tokens; their scores are computed again in the backward pass.
+"""
 
+from typing import Optional, Tuple
+
+import torch
 from torch import Tensor
 
-from ..numerics import accumulation_dtype, masked_softmax, no_autocast
+from ..numerics import accumulation_dtype, empty_tokens, no_autocast, one_graph, token_chunks
+from ..online_softmax import OnlineSoftmax
 
 
 def additive_portable(
@@ -16,16 +21,91 @@ def additive_portable(
     key_padding_mask: Optional[Tensor] = None,
 ) -> Tensor:
     """See :func:`mmlinattn.ops.additive_attention`."""
-    out_dtype, scale = q.dtype, q.shape[-1] ** -0.5
-    dtype = accumulation_dtype(out_dtype)
-    mask = None if key_padding_mask is None else key_padding_mask[:, None, None]  # [B, 1, 1, N]
-
-    def pool(tokens: Tensor, weight: Tensor) -> Tensor:
-        scores = (scale * weight)[..., None, :] @ tokens.transpose(-2, -1)  # [B, H, 1, N]
-        return masked_softmax(scores, mask) @ tokens  # [B, H, 1, d]
-
+    dtype = accumulation_dtype(q.dtype)
+    pool, scale = (_pool, _scale) if one_graph() else (_Pool.apply, _Scale.apply)
     with no_autocast(q):
         w_q, w_k = w_q.to(dtype), w_k.to(dtype)
-        query = pool(q.to(dtype), w_q)
-        key = query * pool(k.to(dtype), w_k * query.squeeze(2))
-        return (key * v.to(dtype)).to(out_dtype)
+        query, _ = pool(q, w_q[None, :, None], key_padding_mask)
+        key, _ = pool(k, w_k[None, :, None] * query, key_padding_mask)
+        return scale(v, query * key)
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+        pooled, log_mass = _pool(x, weight, mask)
+        ctx.save_for_backward(x, weight, mask, pooled, log_mass)
+        ctx.mark_non_differentiable(log_mass)
+        return pooled, log_mass
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, _) -> Tuple[Optional[Tensor], ...]:
+        x, weight, mask, pooled, log_mass = ctx.saved_tensors
+        scale = x.shape[-1] ** -0.5
+        dx, d_weight = torch.empty_like(x), torch.zeros_like(pooled)
+        with no_autocast(x):
+            # What the softmax subtracts, in closed form.
+            delta = (grad * pooled).sum(-1, keepdim=True)
+            for chunk in token_chunks(x):
+                tokens = x[:, :, chunk].to(weight.dtype)
+                shares = (_scores(tokens, weight) - log_mass).exp()
+                if mask is not None:
+                    shares = shares.masked_fill(mask[:, None, None, chunk], 0)
+                d_scores = scale * shares * (grad @ tokens.transpose(-2, -1) - delta)
+                # Both outer products at once.
+                left = torch.cat([shares, d_scores], -2).transpose(-2, -1)
+                right = torch.cat([grad, weight.expand_as(grad)], -2)
+                dx[:, :, chunk] = left @ right
+                d_weight += d_scores @ tokens
+        return dx, d_weight.sum_to_size(weight.shape), None
+
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(x, factor)
+        return _scale(x, factor)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tuple[Tensor, Tensor]:
+        x, factor = ctx.saved_tensors
+        dx, d_factor = torch.empty_like(x), torch.zeros_like(factor)
+        for chunk in token_chunks(x):
+            part = grad[:, :, chunk].to(factor.dtype)
+            dx[:, :, chunk] = part * factor
+            d_factor += (part * x[:, :, chunk]).sum(2, keepdim=True)
+        return dx, d_factor
+
+
+def _scale(x: Tensor, factor: Tensor) -> Tensor:
+    """``factor * x`` in the type of x, for x (B, heads, N, d) and a factor (B, heads, 1, d)."""
+    chunks = token_chunks(x)
+    if len(chunks) == 1:
+        return (factor * x).to(x.dtype)
+    out = empty_tokens(x, x.shape[-1], x.dtype)
+    for chunk in chunks:
+        out[:, :, chunk] = factor * x[:, :, chunk]
+    return out
+
+
+def _pool(x: Tensor, weight: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+    """Mean of x (B, heads, N, d), weighted by a softmax over the tokens of ``weight . x``.
+
+    Args:
+        weight: (B or 1, heads, 1, d).
+
+    Returns:
+        The mean, (B, heads, 1, d), and the log of the sum of the weights, (B, heads, 1, 1).
+    """
+    softmax, pooled = OnlineSoftmax(), 0
+    for chunk in token_chunks(x):
+        tokens = x[:, :, chunk].to(weight.dtype)
+        padding = None if mask is None else mask[:, None, None, chunk]
+        shares, fade = softmax.add(_scores(tokens, weight), padding)
+        pooled = pooled * fade + shares @ tokens
+    return pooled * softmax.share(), softmax.log_mass()
+
+
+def _scores(tokens: Tensor, weight: Tensor) -> Tensor:
+    """(B, heads, 1, n)."""
+    return (weight * tokens.shape[-1] ** -0.5) @ tokens.transpose(-2, -1)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..checks import check_features
 from ..dispatch import Operator
+from ..feature_maps import feature_map as get_feature_map
 from .portable import linear_portable
 from .reference import linear_reference
 
@@ -27,36 +28,41 @@ def linear_attention(
     key_padding_mask: Optional[Tensor] = None,
     eps: float = 1e-6,
     backend: str = 'auto',
+    *,
+    feature_map: str = 'identity',
 ) -> Tensor:
-    """Kernelised linear attention, "Transformers are RNNs" (Katharopoulos et al., ICML 2020)::
+    """Kernelised linear attention, "Transformers are RNNs" (Katharopoulos et al., ICML 2020), with
+    ``phi`` the feature map::
 
-        out_i = q_i^T (sum_j k_j v_j^T) / (q_i . sum_j k_j + eps)
+        out_i = phi(q_i)^T (sum_j phi(k_j) v_j^T) / (phi(q_i) . sum_j phi(k_j) + eps)
 
-    Padded keys are left out of both sums; a query whose keys are all padded yields 0. Queries and
-    keys come through a feature map first and should not be negative: of signed features the
-    normaliser can come close to 0.
+    Padded keys are left out of both sums; a query whose keys are all padded yields 0. Features
+    should not be negative: of signed ones the normaliser can come close to 0.
 
     Args:
-        q, k: feature-mapped queries and keys, (B, heads, N, m), any strides; float16, bfloat16,
-            float32 or float64. Half types are accumulated in float32 (all but the reference form).
+        q, k: queries and keys, (B, heads, N, m), any strides; float16, bfloat16, float32 or
+            float64. Half types are accumulated in float32 (all but the reference form).
         v: values (B, heads, N, d) of the same type.
         key_padding_mask: (B, N) bool, True = padding.
         eps: added to the normaliser.
         backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
+        feature_map: ``'elu+1'``, ``'relu'``, ``'softmax'`` (over channels), or ``'identity'`` for
+            queries and keys that are features already.
 
     Returns:
         (B, heads, N, d) in the type of ``v``.
 
     Raises:
-        ValueError: shapes, types or devices that do not fit, an unknown backend.
+        ValueError: shapes, types or devices that do not fit, an unknown feature map or backend.
         TypeError: a padding mask that is not bool.
         BackendError: a forced backend that cannot serve.
 
     Example:
         >>> import torch
-        >>> q, k, v = torch.rand(3, 2, 4, 30, 16)
-        >>> linear_attention(q, k, v).shape
+        >>> q, k, v = torch.randn(3, 2, 4, 30, 16)
+        >>> linear_attention(q, k, v, feature_map='elu+1').shape
         torch.Size([2, 4, 30, 16])
     """
     check_features(q, k, v, key_padding_mask)
-    return _linear(backend, q, k, v, key_padding_mask, eps)
+    get_feature_map(feature_map)
+    return _linear(backend, q, k, v, key_padding_mask, eps, feature_map)

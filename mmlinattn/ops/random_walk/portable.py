@@ -6,16 +6,13 @@ happens between them is M x M and torch's own to differentiate.
 """
 
 import math
-from typing import Iterator, Optional, Tuple
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from ..numerics import accumulation_dtype, no_autocast
-
-# Numbers of a chunk's softmax: one that stays in the cache of a CPU; on a GPU, few launches.
-CPU_CHUNK = 2**18
-ACCELERATOR_CHUNK = 2**26
+from ..numerics import accumulation_dtype, empty_tokens, no_autocast, one_graph, token_chunks
+from ..online_softmax import OnlineSoftmax
 
 
 def random_walk_portable(
@@ -35,7 +32,7 @@ def random_walk_portable(
     anchors_q, anchors_k = anchors_q.to(dtype), anchors_k.to(dtype)
     tokens = (q, k, v, anchors_q, anchors_k, key_padding_mask, steps != 1)
     with no_autocast(q):
-        if torch.jit.is_tracing():  # ONNX knows no autograd functions
+        if one_graph():
             state, walk, _ = _sum_up(*tokens)
             return _read_out(q, anchors_k, walk_on(state, walk, decay, steps, solver))
         state, walk = WalkState.apply(*tokens)
@@ -73,7 +70,7 @@ class WalkState(torch.autograd.Function):
             delta = (d_state * state).sum(-1, keepdim=True)
             if has_walk:
                 delta = delta + (d_walk * walk).sum(-1, keepdim=True)
-            for chunk in _chunks(q, anchors_q.shape[-2]):
+            for chunk in token_chunks(q, anchors_q.shape[-2]):
                 keys = k[:, :, chunk].to(dtype)
                 weights = (anchors_q @ keys.transpose(-2, -1)).sub_(log_mass).exp_()
                 if mask is not None:
@@ -107,7 +104,7 @@ class WalkReadout(torch.autograd.Function):
         q, anchors_k, x = ctx.saved_tensors
         dq, d_anchors, dx = torch.empty_like(q), torch.zeros_like(x), torch.zeros_like(x)
         with no_autocast(q):
-            for chunk in _chunks(q, anchors_k.shape[-2]):
+            for chunk in token_chunks(q, anchors_k.shape[-2]):
                 queries, grads = q[:, :, chunk].to(x.dtype), grad[:, :, chunk].to(x.dtype)
                 looked_up = _looked_up(queries, anchors_k)
                 dx += looked_up.transpose(-2, -1) @ grads
@@ -128,52 +125,27 @@ def _sum_up(
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """``G_K v``, ``G_K G_Q`` and the log of the sum of each token softmax, (B, heads, M, 1)."""
     dtype = anchors_q.dtype
-    lowest = torch.finfo(dtype).min
-    shape = (*q.shape[:2], anchors_q.shape[-2])
-    top = anchors_q.new_full((*shape, 1), lowest)
-    mass = anchors_q.new_zeros(*shape, 1)
-    state = anchors_q.new_zeros(*shape, q.shape[-1])
-    walk = anchors_q.new_zeros(*shape, shape[-1]) if has_walk else anchors_q.new_empty(0)
-    for chunk in _chunks(q, shape[-1]):
-        weights = anchors_q @ k[:, :, chunk].to(dtype).transpose(-2, -1)  # [B, H, M, n]
-        padding = None if mask is None else mask[:, None, None, chunk]
-        if mask is not None:
-            weights.masked_fill_(padding, lowest)
-        new_top = torch.maximum(top, weights.amax(-1, keepdim=True))
-        weights.sub_(new_top).exp_()
-        if mask is not None:
-            weights.masked_fill_(padding, 0)
-        fade, top = (top - new_top).exp_(), new_top
-        mass = mass * fade + weights.sum(-1, keepdim=True)
+    softmax, state, walk = OnlineSoftmax(), 0, 0
+    for chunk in token_chunks(q, anchors_q.shape[-2]):
+        logits = anchors_q @ k[:, :, chunk].to(dtype).transpose(-2, -1)  # [B, H, M, n]
+        weights, fade = softmax.add(logits, None if mask is None else mask[:, None, None, chunk])
         state = state * fade + weights @ v[:, :, chunk].to(dtype)
         if has_walk:
             walk = walk * fade + weights @ _looked_up(q[:, :, chunk].to(dtype), anchors_k)
-    share = mass.where(mass > 0, 1).reciprocal()
-    state = state * share
-    walk = walk * share if has_walk else walk
-    log_mass = top + mass.clamp(min=torch.finfo(dtype).tiny).log()
-    return state, walk, log_mass
+    share = softmax.share()
+    walk = walk * share if has_walk else anchors_q.new_empty(0)
+    return state * share, walk, softmax.log_mass()
 
 
 def _read_out(q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
     """``G_Q x``, (B, heads, N, d)."""
-    batch, heads, num_tokens, dim = q.shape
-    # Token by token, as the output projection reads it.
-    out = q.new_empty(batch, num_tokens, heads, dim).transpose(1, 2)
-    for chunk in _chunks(q, anchors_k.shape[-2]):
+    chunks = token_chunks(q, anchors_k.shape[-2])
+    if len(chunks) == 1:
+        return (_looked_up(q.to(x.dtype), anchors_k) @ x).to(q.dtype)
+    out = empty_tokens(q, q.shape[-1], q.dtype)
+    for chunk in chunks:
         out[:, :, chunk] = _looked_up(q[:, :, chunk].to(x.dtype), anchors_k) @ x
     return out
-
-
-def _chunks(q: Tensor, num_anchors: int) -> Iterator[slice]:
-    """Slices of the tokens; all at once while a model is exported."""
-    num_tokens = q.shape[2]
-    size = num_tokens
-    if not torch.jit.is_tracing():
-        budget = CPU_CHUNK if q.device.type in ('cpu', 'meta') else ACCELERATOR_CHUNK
-        size = max(budget // (q.shape[0] * q.shape[1] * num_anchors), 64)
-    for start in range(0, num_tokens, size):
-        yield slice(start, min(start + size, num_tokens))
 
 
 def _looked_up(q: Tensor, anchors_k: Tensor) -> Tensor:

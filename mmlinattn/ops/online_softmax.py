@@ -1,0 +1,53 @@
+"""Softmax over tokens that come in chunks."""
+
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+
+class OnlineSoftmax:
+    """Weights of chunks on a common scale, without a look at all logits first.
+
+    ``add`` returns the weights of a chunk and what sums over earlier chunks must be multiplied
+    by; ``share()``, at the end, is what all sums must be multiplied by. Logits are (..., n), sums
+    and factors (..., 1). A row whose logits are all masked has weights and share of 0 and 1.
+
+    Example:
+        >>> import torch
+        >>> logits, values = torch.randn(3, 7), torch.randn(7, 2)
+        >>> softmax, total = OnlineSoftmax(), 0
+        >>> for part in (slice(0, 4), slice(4, 7)):
+        ...     weights, fade = softmax.add(logits[:, part])
+        ...     total = total * fade + weights @ values[part]
+        >>> torch.allclose(total * softmax.share(), logits.softmax(-1) @ values, atol=1e-6)
+        True
+    """
+
+    def __init__(self) -> None:
+        self._top = self._mass = None
+
+    def add(self, logits: Tensor, mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+        """Weights of a chunk and the factor of earlier sums; True in ``mask`` leaves out."""
+        if mask is not None:
+            logits = logits.masked_fill(mask, torch.finfo(logits.dtype).min)
+        top = logits.amax(-1, keepdim=True)
+        if self._top is None:
+            fade = torch.ones_like(top)
+        else:
+            top = torch.maximum(self._top, top)
+            fade = (self._top - top).exp()
+        weights = (logits - top).exp()
+        if mask is not None:
+            weights = weights.masked_fill(mask, 0)
+        mass = weights.sum(-1, keepdim=True)
+        self._mass = mass if self._mass is None else self._mass * fade + mass
+        self._top = top
+        return weights, fade
+
+    def share(self) -> Tensor:
+        return self._mass.where(self._mass > 0, 1).reciprocal()
+
+    def log_mass(self) -> Tensor:
+        """``log(sum(exp(logits)))``: ``exp(logits - log_mass)`` are the finished weights."""
+        return self._top + self._mass.clamp(min=torch.finfo(self._mass.dtype).tiny).log()
