@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,10 +31,6 @@ TOLERANCES = {
 SLOPE_FROM = 4096
 
 
-class DisagreementError(RuntimeError):
-    """Rivals that should compute the same do not: their times mean nothing."""
-
-
 @dataclass(frozen=True)
 class Result:
     """One rival at one point.
@@ -44,9 +41,10 @@ class Result:
         seconds: of every call.
         peak_bytes: peak memory of one call above what was allocated before.
         min_bytes: of memory traffic: every input read once, every output written once.
-        error: relative difference from the first rival; None for that one and for those that
-            compute something else.
+        error: largest relative difference of an output or gradient from the first rival; None
+            for that one and for those that compute something else.
         skipped: why it was not measured, or None.
+        failed: it was not measured because it raised an error, or differs from the first rival.
     """
 
     case: str
@@ -62,6 +60,7 @@ class Result:
     min_bytes: int = 0
     error: Optional[float] = None
     skipped: Optional[str] = None
+    failed: bool = False
 
     @property
     def time(self) -> Spread:
@@ -94,8 +93,8 @@ def run_case(
     Args:
         on_point: called with the size before each point.
 
-    Raises:
-        DisagreementError: rivals that should compute the same differ.
+    A rival that raises an error, or should compute what the first does and differs, is not
+    measured: its times would mean nothing. Its result says why.
     """
     last: Dict[str, Tuple[int, float]] = {}
     for setup in sorted(setups, key=lambda setup: setup.num_tokens):
@@ -138,15 +137,25 @@ def _run_point(
         except torch.cuda.OutOfMemoryError:
             results[name] = Result(rival=name, skipped='out of memory', **point)
             continue
+        except Exception as error:  # the others can still be measured
+            results[name] = Result(rival=name, skipped=_reason(error), failed=True, **point)
+            continue
         error, min_bytes = None, _min_bytes(rival, outs, grads)
         if rival.same:
-            outs, grads = (
+            pair = [
                 [rival.as_first(t) for t in group] for group in (outs, grads[: len(rival.inputs)])
-            )
+            ]
             if name == first:
-                expected = outs, grads
+                expected = pair
             elif expected is not None:
-                error = _compare(name, (outs, grads), first, expected, setup.dtype, point)
+                error = float(np.max([*map(_difference, pair, expected)]))
+                if not _agree(pair, expected, setup.dtype):
+                    reason = f'differs from {first} by {error:.1e} relative'
+                    results[name] = Result(
+                        rival=name, error=error, skipped=reason, failed=True, **point
+                    )
+                    continue
+            del pair
         steps[name] = step
         results[name] = Result(rival=name, min_bytes=min_bytes, error=error, **point)
         del outs, grads
@@ -186,26 +195,25 @@ def _min_bytes(rival: Rival, outs: Sequence[Tensor], grads: Sequence[Tensor]) ->
     return (inputs + outputs) * (2 if grads else 1) + size(grads)
 
 
-def _compare(
-    name: str,
-    got: Tuple[Sequence[Tensor], Sequence[Tensor]],
-    first: str,
-    expected: Tuple[Sequence[Tensor], Sequence[Tensor]],
-    dtype: torch.dtype,
-    point: dict,
-) -> float:
-    """The largest difference of outputs; raises where outputs or gradients differ too much."""
-    errors = [
-        max((difference(a, b) for a, b in zip(*pair)), default=0.0) for pair in zip(got, expected)
-    ]
-    for what, error, scale in zip(('outputs', 'gradients'), errors, (1, 10)):
-        # Not `>`: a NaN is a disagreement.
-        if not error <= scale * TOLERANCES[dtype]:
-            raise DisagreementError(
-                f'{point["case"]}, {point["mode"]}, {point["size"]}, {point["dtype"]}: {what} of '
-                f'{name!r} differ from those of {first!r} by {error:.1e} relative'
-            )
-    return errors[0]
+def _difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    if len(got) != len(expected):
+        return math.inf
+    # Unlike max, it keeps a NaN.
+    return float(np.max([difference(a, b) for a, b in zip(got, expected)], initial=0.0))
+
+
+def _agree(
+    got: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]], dtype: torch.dtype
+) -> bool:
+    """Whether outputs, and gradients, are the same within rounding."""
+    outputs, gradients = map(_difference, got, expected)
+    # A NaN does not agree.
+    return outputs <= TOLERANCES[dtype] and gradients <= 10 * TOLERANCES[dtype]
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f'{type(error).__name__}: {lines[0] if lines else ""}'[:200]
 
 
 def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, float]]:
