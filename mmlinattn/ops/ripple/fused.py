@@ -21,9 +21,10 @@ def fused(
     key_padding_mask: Optional[Tensor],
     eps: float,
     algorithm: str,
+    stick: Optional[str],
 ) -> Tensor:
     """See :func:`mmlinattn.ops.ripple_attention`."""
-    return ripple_kernels(q, k, v, weights, hw_shape, key_padding_mask, eps)
+    return ripple_kernels(q, k, v, weights, hw_shape, key_padding_mask, eps, stick)
 
 
 def refuses(
@@ -33,10 +34,13 @@ def refuses(
     weights: Tensor,
     hw_shape: Tuple[int, int],
     groups: str,
-    *_,
+    key_padding_mask: Optional[Tensor],
+    eps: float,
+    algorithm: str,
+    stick: Optional[str],
 ) -> Optional[str]:
     """Why the kernel cannot serve, or None."""
-    max_distance = weights.shape[-1] - 1
+    max_distance = weights.shape[-1] - (stick is None)
     if groups != 'chebyshev':
         return f'groups={groups!r} have no kernel'
     if not 1 <= max_distance <= MAX_DISTANCE:
