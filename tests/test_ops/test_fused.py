@@ -329,6 +329,7 @@ def test_ripple_kernels_say_what_they_cannot(groups, max_distance, message, stic
         ripple_attention(q, k, v, weights, (4, 5), groups, backend='fused', stick=stick)
 
 
+@pytest.mark.filterwarnings('ignore:.*encountered in:RuntimeWarning')  # of the interpreter
 @pytest.mark.parametrize('stick', ['offset', 'plain'])
 def test_ripple_kernels_take_logits_of_any_size(stick):
     q, k, v = torch.rand(3, 1, 1, 20, 16, device=DEVICE)
@@ -363,49 +364,105 @@ def test_without_triton_it_says_how_to_get_it(monkeypatch):
 
 
 COMPILE = """
+import sys
 import triton
+from triton import knobs
+from triton._C.libtriton import llvm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from mmlinattn.ops.kernels import kernelised, random_walk, ripple
+from mmlinattn.ops.kernels.common import OPTIONS, block_size
 
 FLAGS = dict(
-    T=8, REACH=3, BX=16, BK=64, BR=8,
-    BN=64, BD=64, BM=64, FEATURE=1, HAS_MASK=True, WEIGHTED=True, ROTARY=True, SUM=True, WRITE=True,
+    T=8, REACH=3, BX=16, BK=64, BR=8, STICK=1,
+    FEATURE=1, HAS_MASK=True, WEIGHTED=True, ROTARY=True, SUM=True, WRITE=True,
     HAS_MEAN=True, HAS_WALK=True,
 )
 TOKENS = {'Q', 'K', 'V', 'DOUT', 'DQ', 'DK', 'DV', 'AQ', 'AK', 'OUT'}
-for module in (kernelised, random_walk, ripple):
-    kernels = [f for n, f in vars(module).items() if n.endswith('_kernel')]
-    assert len(kernels) >= 4
-    for kernel in kernels:
-        signature, constants = {}, {}
-        for parameter in kernel.params:
-            name = parameter.name
-            if name in FLAGS:
-                signature[name], constants[name] = 'constexpr', FLAGS[name]
-            elif name == 'MASK':
-                signature[name] = '*u8'
-            elif name.isupper() and len(name) > 1 and name != 'CHUNK' or name in 'QKVSZWX':
-                signature[name] = '*bf16' if name in TOKENS else '*fp32'
-            else:
-                signature[name] = 'fp32' if name in ('scale', 'eps') else 'i32'
-        compiled = triton.compile(
-            ASTSource(fn=kernel, signature=signature, constexprs=constants),
-            target=GPUTarget('cuda', 90, 32),
-        )
-        assert compiled.asm['cubin']
-        # Of 227 KiB that a block may have there.
-        assert compiled.metadata.shared <= 227 * 1024
-        print(kernel.fn.__name__)
+MODULES = (kernelised, random_walk, ripple)
+POINTERS = {'half': '*bf16', 'float': '*fp32'}
+# Those that need the most, as far as it takes no more than half a minute.
+ARCHITECTURES = {
+    ('half', 64): (90,), ('half', 128): (80, 90), ('float', 64): (90,), ('float', 128): (80,),
+}
+
+
+def build(kernel, dim, kind, arch):
+    flags = dict(FLAGS, BD=dim, BM=dim, BN=block_size(dim))
+    signature, constants = {}, {}
+    for parameter in kernel.params:
+        name = parameter.name
+        if name in flags:
+            signature[name], constants[name] = 'constexpr', flags[name]
+        elif name == 'MASK':
+            signature[name] = '*u8'
+        elif name.isupper() and len(name) > 1 and name != 'CHUNK' or name in 'QKVSZWX':
+            signature[name] = POINTERS[kind] if name in TOKENS else '*fp32'
+        else:
+            signature[name] = 'fp32' if name in ('scale', 'eps') else 'i32'
+    return triton.compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=constants),
+        target=GPUTarget('cuda', arch, 32), options=OPTIONS,
+    )
+
+
+def compile_all():
+    for module in MODULES:
+        kernels = [f for n, f in vars(module).items() if n.endswith('_kernel')]
+        assert len(kernels) >= 4
+        for kernel in kernels:
+            built = build(kernel, 64, 'half', 90)
+            assert built.asm['cubin']
+            assert built.metadata.shared <= module.SHARED_KIB['half'][0] * 1024, kernel
+            print(kernel.fn.__name__)
+
+
+def check_table():
+    # Shared memory is known before the code is optimised and assembled, which takes most time.
+    def no_assembly(backend, stages, *_):
+        stages['ptx'] = lambda code, metadata: metadata.setdefault('name', '')
+        stages['cubin'] = lambda *_: b'none'
+
+    llvm.optimize_module = lambda *_: None
+    knobs.runtime.add_stages_inspection_hook = no_assembly
+    largest = (
+        [kernelised._query_backward_kernel, kernelised._key_backward_kernel],
+        [random_walk._state_backward_kernel],
+        [ripple._key_backward_kernel],
+    )
+    for module, kernels in zip(MODULES, largest):
+        for kind in ('half', 'float'):
+            for dim, limit in zip((64, 128), module.SHARED_KIB[kind]):
+                needed = max(
+                    build(kernel, dim, kind, arch).metadata.shared / 1024
+                    for kernel in kernels for arch in ARCHITECTURES[kind, dim]
+                )
+                case = module.__name__, kind, dim, needed, limit
+                assert 0.7 * limit <= needed <= limit, case
+                print(*case)
+
+
+dict(compile_all=compile_all, check_table=check_table)[sys.argv[1]]()
 """
+
+
+def run_compiler(root, folder, task):
+    """Lines that a task of the script above prints."""
+    env = dict(os.environ, PYTHONPATH=str(root), TRITON_CACHE_DIR=str(folder))
+    env.pop('TRITON_INTERPRET', None)
+    script = folder / 'compile.py'  # Triton reads the source of a kernel
+    script.write_text(COMPILE)
+    command = [sys.executable, str(script), task]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
 
 
 def test_kernels_compile_for_a_gpu_that_is_not_there(root, tmp_path):
     """The interpreter takes what the compiler refuses: types of loop variables, sizes of blocks."""
-    env = dict(os.environ, PYTHONPATH=str(root), TRITON_CACHE_DIR=str(tmp_path))
-    env.pop('TRITON_INTERPRET', None)
-    script = tmp_path / 'compile.py'  # Triton reads the source of a kernel
-    script.write_text(COMPILE)
-    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len(done.stdout.split()) >= 13
+    assert len(run_compiler(root, tmp_path, 'compile_all')) >= 13
+
+
+def test_shared_memory_is_what_the_tables_say(root, tmp_path):
+    """By the tables a device gets the kernels or does not: too little fails, too much shuts out."""
+    assert len(run_compiler(root, tmp_path, 'check_table')) == 12

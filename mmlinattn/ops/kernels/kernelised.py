@@ -31,6 +31,9 @@ from .common import (
     token_major,
 )
 
+# Of the largest kernel, see :func:`.common.refuses`.
+SHARED_KIB = dict(half=(40, 88), float=(56, 112))
+
 
 @triton.jit
 def _mean_kernel(

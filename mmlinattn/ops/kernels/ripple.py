@@ -32,6 +32,8 @@ from .kernelised import KernelisedLaunch, make_state
 TILE = 8
 # Keys or queries of a halo that a program holds at once.
 HALO_BLOCK = 64
+# Of the largest kernel, see :func:`.common.refuses`.
+SHARED_KIB = dict(half=(32, 96), float=(96, 176))
 STICKS = {None: 0, 'offset': 1, 'plain': 2}
 
 

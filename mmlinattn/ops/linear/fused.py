@@ -5,6 +5,7 @@ from typing import Optional
 from torch import Tensor
 
 from ..kernels.common import refuses as refuses_tokens
+from ..kernels.kernelised import SHARED_KIB
 from ..kernels.kernelised_op import kernelised_attention
 
 
@@ -23,4 +24,4 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, *_) -> Optional[str]:
     """Why the kernel cannot serve, or None."""
     if q.shape[-1] != v.shape[-1]:
         return f'kernels are for as many features as values, got {q.shape[-1]} and {v.shape[-1]}'
-    return refuses_tokens(q, q.shape[-1], (40, 88), (56, 200))
+    return refuses_tokens(q, q.shape[-1], SHARED_KIB)

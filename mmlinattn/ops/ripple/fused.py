@@ -5,6 +5,7 @@ from typing import Optional, Tuple
 from torch import Tensor
 
 from ..kernels.common import refuses as refuses_tokens
+from ..kernels.ripple import SHARED_KIB
 from ..kernels.ripple_op import ripple_kernels
 
 # Of the halo of a tile; beyond, summed-area tables cost less.
@@ -47,4 +48,4 @@ def refuses(
         return f'kernels are for R from 1 to {MAX_DISTANCE}, got {max_distance}'
     if q.shape[-1] != v.shape[-1]:
         return f'kernels are for as many features as values, got {q.shape[-1]} and {v.shape[-1]}'
-    return refuses_tokens(q, q.shape[-1], (18, 64), (80, 200))
+    return refuses_tokens(q, q.shape[-1], SHARED_KIB)
