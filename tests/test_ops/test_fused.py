@@ -440,6 +440,8 @@ def check_table():
                 case = module.__name__, kind, dim, needed, limit
                 assert 0.7 * limit <= needed <= limit, case
                 print(*case)
+    for kernel in (kernelised._state_kernel, kernelised._query_backward_kernel):
+        assert build(kernel, 64, 'float', 100).metadata.shared <= 227 * 1024
 
 
 dict(compile_all=compile_all, check_table=check_table)[sys.argv[1]]()
