@@ -106,17 +106,21 @@ class RippleAttention(BaseAttention):
     ) -> Tensor:
         q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
         q, k = self.feature_map(q, k, key_padding_mask)
+        stick = None
+        if self.weights == 'stick' and self.threshold is None:
+            stick = 'offset' if self.stick_offset else 'plain'
         out = ripple_attention(
             q,
             k,
             v.to(q.dtype),
-            self.spatial_weights(v),
+            self.spatial_weights(v) if stick is None else self.logits(v),
             hw_shape,
             self.groups,
             key_padding_mask,
             self.algorithm,
             self.eps,
             self.backend,
+            stick,
         )
         return out.to(v.dtype)
 
@@ -124,8 +128,11 @@ class RippleAttention(BaseAttention):
         """Weights of the groups for values (B, heads, N, d): (B, heads, N, R + 1)."""
         if self.weights == 'fixed':
             return self.fixed_weights.expand(*v.shape[:3], -1)
-        logits = self.weight_proj(v) @ self.units.transpose(-2, -1)
         if self.weights == 'softmax':
-            return logits.softmax(-1)
-        weights = stick_breaking(logits, self.stick_offset, self.threshold)
+            return self.logits(v).softmax(-1)
+        weights = stick_breaking(self.logits(v), self.stick_offset, self.threshold)
         return weights if self.weights == 'stick' else F.pad(weights[..., :-1], (0, 1))
+
+    def logits(self, v: Tensor) -> Tensor:
+        """What learnt weights are made of, (B, heads, N, R), one more with ``'softmax'``."""
+        return self.weight_proj(v) @ self.units.transpose(-2, -1)

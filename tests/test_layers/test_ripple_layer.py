@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from mmlinattn.layers import LinearAttention, RippleAttention, SoftmaxAttention
-from mmlinattn.ops import stick_breaking
+from mmlinattn.ops import ripple_attention, stick_breaking
 
 HW = (5, 6)
 
@@ -66,6 +66,29 @@ def test_kinds_of_weights():
     torch.testing.assert_close(equal, torch.full_like(equal, 0.25), atol=0.1, rtol=0)
     halves = RippleAttention(32, 2, 3, stick_offset=False).spatial_weights(v)
     torch.testing.assert_close(halves, expected, atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize('offset', [True, False])
+@pytest.mark.parametrize('algorithm', ['auto', 'reference', 'sat', 'tile'])
+def test_logits_and_weights_give_the_same_layer(monkeypatch, algorithm, offset):
+    attn = RippleAttention(32, 2, 3, stick_offset=offset, algorithm=algorithm).double()
+    torch.nn.init.normal_(attn.units)
+    x = torch.randn(2, 30, 32, dtype=torch.float64)
+    params = list(attn.parameters())
+    outs, grads, sticks = [], [], []
+
+    def spy(*args):
+        sticks.append(args[-1])
+        return ripple_attention(*args)
+
+    monkeypatch.setattr('mmlinattn.layers.ripple.ripple_attention', spy)
+    for threshold in (None, 0.0):  # the second breaks no stick off, and makes weights first
+        attn.threshold = threshold
+        outs.append(attn(x, HW))
+        grads.append(torch.autograd.grad(outs[-1].square().sum(), params))
+    assert sticks == ['offset' if offset else 'plain', None]
+    torch.testing.assert_close(outs[0], outs[1], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-10, atol=1e-10)
 
 
 def test_truncated_weights_are_local():

@@ -37,7 +37,10 @@ def fused_projection(b, n, h, d, dtype, parts=3):
 
 
 def compare(function, leaves, dtype):
-    """``function(leaves, backend)`` fused against the reference in float64: output, gradients."""
+    """``function(leaves, backend)`` fused against the reference in float64: output, gradients.
+
+    A leaf (B, N, 3, heads, d) is q, k and v: each has its own error.
+    """
     out = function(leaves, 'fused')
     assert out.dtype == dtype
     grad = torch.randn(out.shape, device=DEVICE).to(dtype)
@@ -45,9 +48,18 @@ def compare(function, leaves, dtype):
     exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
     exact = function(exact_leaves, 'reference')
     exact_grads = torch.autograd.grad(exact, exact_leaves, grad.double())
-    names = ('output', *(f'gradient {i}' for i in range(len(leaves))))
-    for name, a, b in zip(names, (out, *grads), (exact, *exact_grads)):
-        error = ((a.double() - b).norm() / b.norm().clamp(min=1)).item()
+    pairs = {'output': (out, exact)}
+    for i, (a, b) in enumerate(zip(grads, exact_grads)):
+        if a.dim() == 5:
+            pairs.update(
+                zip((f'gradient {i} of {x}' for x in 'qkv'), zip(a.unbind(2), b.unbind(2)))
+            )
+        else:
+            pairs[f'gradient {i}'] = a, b
+    for name, (a, b) in pairs.items():
+        # What is 0 but for eps, as the gradient of a single key, is a difference of large terms.
+        vanishes = b.norm() < 1e-6
+        error = ((a.double() - b).norm() / (grad if vanishes else b).norm()).item()
         assert error < TOLERANCE[dtype], name
 
 
@@ -129,29 +141,40 @@ def test_linear(b, h, n, d, dtype):
 
 
 RIPPLE_CASES = [
-    # batch, heads, (H, W), d, R, dtype
-    (2, 2, (9, 13), 20, 3, torch.float32),
-    (1, 1, (1, 1), 16, 1, torch.float32),
-    (1, 1, (5, 20), 16, 6, torch.float32),
-    (1, 1, (4, 4), 16, 9, torch.float32),
-    (1, 1, (11, 11), 32, 4, torch.bfloat16),
-    (1, 1, (17, 9), 64, 2, torch.float16),
+    # batch, heads, (H, W), d, R, dtype, stick
+    (2, 2, (9, 13), 20, 3, torch.float32, None),
+    (1, 1, (1, 1), 16, 1, torch.float32, None),
+    (1, 1, (5, 20), 16, 6, torch.float32, None),
+    (1, 1, (4, 4), 16, 9, torch.float32, None),
+    (1, 1, (11, 11), 32, 4, torch.bfloat16, None),
+    (1, 1, (17, 9), 64, 2, torch.float16, None),
+    (2, 2, (9, 13), 20, 3, torch.float32, 'offset'),
+    (1, 1, (1, 1), 16, 1, torch.float32, 'plain'),
+    (1, 1, (5, 20), 16, 6, torch.float32, 'plain'),
+    (1, 1, (4, 4), 16, 9, torch.float32, 'offset'),
+    (1, 1, (11, 11), 32, 4, torch.bfloat16, 'offset'),
+    (1, 1, (9, 9), 16, 1, torch.bfloat16, 'plain'),
+    (1, 1, (17, 9), 64, 2, torch.float16, 'plain'),
 ]
 
 
-@pytest.mark.parametrize('b, h, hw, d, max_distance, dtype', RIPPLE_CASES)
-def test_ripple(b, h, hw, d, max_distance, dtype):
+@pytest.mark.parametrize('b, h, hw, d, max_distance, dtype, stick', RIPPLE_CASES)
+def test_ripple(b, h, hw, d, max_distance, dtype, stick):
     n = hw[0] * hw[1]
     x = torch.rand(b, n, 3, h, d, device=DEVICE).to(dtype).requires_grad_()
-    weights = torch.rand(b, n, h, max_distance + 1, device=DEVICE).softmax(-1)
+    if stick is None:
+        weights = torch.rand(b, n, h, max_distance + 1, device=DEVICE).softmax(-1)
+    else:
+        weights = torch.randn(b, n, h, max_distance, device=DEVICE)
     mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
     mask[0, n // 2 + 1 :] = True
 
     def run(leaves, backend):
         q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
         return ripple_attention(
-            q, k, v, leaves[1].transpose(1, 2), hw, key_padding_mask=mask, backend=backend
-        )
+            q, k, v, leaves[1].transpose(1, 2), hw, key_padding_mask=mask, backend=backend,
+            stick=stick,
+        )  # fmt: skip
 
     compare(run, [x, weights.to(dtype).requires_grad_()], dtype)
 
@@ -190,8 +213,12 @@ def test_large_logits_of_the_token_softmax():
         assert (out.double() - exact).norm() / exact.norm() < 1e-5
 
 
-@pytest.mark.parametrize('name', ['kernelised_attention', 'walk_state', 'walk_readout', 'ripple'])
-def test_operators_keep_torchs_rules(name):
+@pytest.mark.parametrize(
+    'name, stick',
+    [('kernelised_attention', None), ('walk_state', None), ('walk_readout', None),
+     ('ripple', None), ('ripple', 'offset'), ('ripple', 'plain')],
+)  # fmt: skip
+def test_operators_keep_torchs_rules(name, stick):
     from mmlinattn.ops.kernels import (  # noqa: F401  register
         kernelised_op,
         random_walk_op,
@@ -208,11 +235,12 @@ def test_operators_keep_torchs_rules(name):
             q.exp().detach(),
             k.exp().detach(),
             v,
-            torch.rand(1, 2, 20, 3, device=DEVICE),
+            torch.rand(1, 2, 20, 3, device=DEVICE, requires_grad=True),
             4,
             5,
             None,
             1e-6,
+            stick,
         ),
     }[name]
     operator = getattr(torch.ops.mmlinattn, name).default
@@ -221,18 +249,27 @@ def test_operators_keep_torchs_rules(name):
 
 
 def test_compiles_without_graph_breaks():
-    q, k, v = torch.randn(3, 1, 2, 20, 16, device=DEVICE)
+    q, k, v = (t.detach().requires_grad_() for t in torch.randn(3, 1, 2, 20, 16, device=DEVICE))
     anchors = torch.randn(2, 4, 16, device=DEVICE)
-    weights = torch.rand(1, 2, 20, 3, device=DEVICE)
+    weights = torch.rand(1, 2, 20, 3, device=DEVICE, requires_grad=True)
 
     def all_of_them(q, k, v):
         x = random_walk_attention(q, k, v, anchors, anchors, backend='fused')
         x = rala_attention(x, k, v, backend='fused')
         x = linear_attention(x.exp(), k.exp(), v, backend='fused')
-        return ripple_attention(x.exp(), k.exp(), v, weights, (4, 5), backend='fused')
+        x = ripple_attention(x.exp(), k.exp(), v, weights, (4, 5), backend='fused')
+        return ripple_attention(
+            x.exp(), k.exp(), v, weights, (4, 5), backend='fused', stick='offset'
+        )
 
     compiled = torch.compile(all_of_them, fullgraph=True, backend='aot_eager')
-    torch.testing.assert_close(compiled(q, k, v), all_of_them(q, k, v))
+    expected = all_of_them(q, k, v)
+    grad = torch.randn_like(expected)
+    expected_grads = torch.autograd.grad(expected, (q, k, v, weights), grad)
+    out = compiled(q, k, v)
+    torch.testing.assert_close(out, expected)
+    grads = torch.autograd.grad(out, (q, k, v, weights), grad)
+    torch.testing.assert_close(grads, expected_grads)
 
 
 def test_auto_takes_the_kernel_where_it_can_serve(monkeypatch):
@@ -284,11 +321,31 @@ def test_a_forced_kernel_on_the_cpu_says_what_to_do(monkeypatch):
     [('log', 3, "groups='log' have no kernel"), ('chebyshev', 17, 'R from 1 to 16, got 17'),
      ('chebyshev', 0, 'got 0')],
 )  # fmt: skip
-def test_ripple_kernels_say_what_they_cannot(groups, max_distance, message):
+@pytest.mark.parametrize('stick', [None, 'plain'])
+def test_ripple_kernels_say_what_they_cannot(groups, max_distance, message, stick):
     q, k, v = torch.rand(3, 1, 1, 20, 16, device=DEVICE)
-    weights = torch.rand(1, 1, 20, max_distance + 1, device=DEVICE)
+    weights = torch.rand(1, 1, 20, max_distance + (stick is None), device=DEVICE)
     with pytest.raises(BackendError, match=message):
-        ripple_attention(q, k, v, weights, (4, 5), groups, backend='fused')
+        ripple_attention(q, k, v, weights, (4, 5), groups, backend='fused', stick=stick)
+
+
+@pytest.mark.filterwarnings('ignore:.*encountered in:RuntimeWarning')  # of the interpreter
+@pytest.mark.parametrize('stick', ['offset', 'plain'])
+def test_ripple_kernels_take_logits_of_any_size(stick):
+    q, k, v = torch.rand(3, 1, 1, 20, 16, device=DEVICE)
+    logits = 60 * torch.randn(1, 1, 20, 3, device=DEVICE)
+    logits[..., ::5, :] = 1e4 * logits[..., ::5, :].sign()  # exponentials are 0 and infinite
+    leaf = logits.requires_grad_()
+    options = dict(stick=stick)
+    out = ripple_attention(q, k, v, leaf, (4, 5), backend='fused', **options)
+    exact_leaf = logits.detach().double().requires_grad_()
+    exact = ripple_attention(
+        q.double(), k.double(), v.double(), exact_leaf, (4, 5), backend='reference', **options
+    )
+    assert (out - exact).norm() / exact.norm() < 1e-5
+    out.sum().backward()
+    exact.sum().backward()
+    assert (leaf.grad - exact_leaf.grad).norm() < 1e-5
 
 
 def test_too_many_anchors_have_no_kernel():
@@ -307,49 +364,107 @@ def test_without_triton_it_says_how_to_get_it(monkeypatch):
 
 
 COMPILE = """
+import sys
 import triton
+from triton import knobs
+from triton._C.libtriton import llvm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from mmlinattn.ops.kernels import kernelised, random_walk, ripple
+from mmlinattn.ops.kernels.common import OPTIONS, block_size
 
 FLAGS = dict(
-    T=8, REACH=3, BX=16, BK=64, BR=8,
-    BN=64, BD=64, BM=64, FEATURE=1, HAS_MASK=True, WEIGHTED=True, ROTARY=True, SUM=True, WRITE=True,
+    T=8, REACH=3, BX=16, BK=64, BR=8, STICK=1,
+    FEATURE=1, HAS_MASK=True, WEIGHTED=True, ROTARY=True, SUM=True, WRITE=True,
     HAS_MEAN=True, HAS_WALK=True,
 )
 TOKENS = {'Q', 'K', 'V', 'DOUT', 'DQ', 'DK', 'DV', 'AQ', 'AK', 'OUT'}
-for module in (kernelised, random_walk, ripple):
-    kernels = [f for n, f in vars(module).items() if n.endswith('_kernel')]
-    assert len(kernels) >= 4
-    for kernel in kernels:
-        signature, constants = {}, {}
-        for parameter in kernel.params:
-            name = parameter.name
-            if name in FLAGS:
-                signature[name], constants[name] = 'constexpr', FLAGS[name]
-            elif name == 'MASK':
-                signature[name] = '*u8'
-            elif name.isupper() and len(name) > 1 and name != 'CHUNK' or name in 'QKVSZWX':
-                signature[name] = '*bf16' if name in TOKENS else '*fp32'
-            else:
-                signature[name] = 'fp32' if name in ('scale', 'eps') else 'i32'
-        compiled = triton.compile(
-            ASTSource(fn=kernel, signature=signature, constexprs=constants),
-            target=GPUTarget('cuda', 90, 32),
-        )
-        assert compiled.asm['cubin']
-        # Of 227 KiB that a block may have there.
-        assert compiled.metadata.shared <= 227 * 1024
-        print(kernel.fn.__name__)
+MODULES = (kernelised, random_walk, ripple)
+POINTERS = {'half': '*bf16', 'float': '*fp32'}
+# Those that need the most, as far as it takes no more than half a minute.
+ARCHITECTURES = {
+    ('half', 64): (90,), ('half', 128): (80, 90), ('float', 64): (90,), ('float', 128): (80,),
+}
+
+
+def build(kernel, dim, kind, arch):
+    flags = dict(FLAGS, BD=dim, BM=dim, BN=block_size(dim))
+    signature, constants = {}, {}
+    for parameter in kernel.params:
+        name = parameter.name
+        if name in flags:
+            signature[name], constants[name] = 'constexpr', flags[name]
+        elif name == 'MASK':
+            signature[name] = '*u8'
+        elif name.isupper() and len(name) > 1 and name != 'CHUNK' or name in 'QKVSZWX':
+            signature[name] = POINTERS[kind] if name in TOKENS else '*fp32'
+        else:
+            signature[name] = 'fp32' if name in ('scale', 'eps') else 'i32'
+    return triton.compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=constants),
+        target=GPUTarget('cuda', arch, 32), options=OPTIONS,
+    )
+
+
+def compile_all():
+    for module in MODULES:
+        kernels = [f for n, f in vars(module).items() if n.endswith('_kernel')]
+        assert len(kernels) >= 4
+        for kernel in kernels:
+            built = build(kernel, 64, 'half', 90)
+            assert built.asm['cubin']
+            assert built.metadata.shared <= module.SHARED_KIB['half'][0] * 1024, kernel
+            print(kernel.fn.__name__)
+
+
+def check_table():
+    # Shared memory is known before the code is optimised and assembled, which takes most time.
+    def no_assembly(backend, stages, *_):
+        stages['ptx'] = lambda code, metadata: metadata.setdefault('name', '')
+        stages['cubin'] = lambda *_: b'none'
+
+    llvm.optimize_module = lambda *_: None
+    knobs.runtime.add_stages_inspection_hook = no_assembly
+    largest = (
+        [kernelised._query_backward_kernel, kernelised._key_backward_kernel],
+        [random_walk._state_backward_kernel],
+        [ripple._key_backward_kernel],
+    )
+    for module, kernels in zip(MODULES, largest):
+        for kind in ('half', 'float'):
+            for dim, limit in zip((64, 128), module.SHARED_KIB[kind]):
+                needed = max(
+                    build(kernel, dim, kind, arch).metadata.shared / 1024
+                    for kernel in kernels for arch in ARCHITECTURES[kind, dim]
+                )
+                case = module.__name__, kind, dim, needed, limit
+                assert 0.7 * limit <= needed <= limit, case
+                print(*case)
+    for kernel in (kernelised._state_kernel, kernelised._query_backward_kernel):
+        assert build(kernel, 64, 'float', 100).metadata.shared <= 227 * 1024
+
+
+dict(compile_all=compile_all, check_table=check_table)[sys.argv[1]]()
 """
+
+
+def run_compiler(root, folder, task):
+    """Lines that a task of the script above prints."""
+    env = dict(os.environ, PYTHONPATH=str(root), TRITON_CACHE_DIR=str(folder))
+    env.pop('TRITON_INTERPRET', None)
+    script = folder / 'compile.py'  # Triton reads the source of a kernel
+    script.write_text(COMPILE)
+    command = [sys.executable, str(script), task]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
 
 
 def test_kernels_compile_for_a_gpu_that_is_not_there(root, tmp_path):
     """The interpreter takes what the compiler refuses: types of loop variables, sizes of blocks."""
-    env = dict(os.environ, PYTHONPATH=str(root), TRITON_CACHE_DIR=str(tmp_path))
-    env.pop('TRITON_INTERPRET', None)
-    script = tmp_path / 'compile.py'  # Triton reads the source of a kernel
-    script.write_text(COMPILE)
-    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len(done.stdout.split()) >= 13
+    assert len(run_compiler(root, tmp_path, 'compile_all')) >= 13
+
+
+def test_shared_memory_is_what_the_tables_say(root, tmp_path):
+    """By the tables a device gets the kernels or does not: too little fails, too much shuts out."""
+    assert len(run_compiler(root, tmp_path, 'check_table')) == 12

@@ -127,6 +127,60 @@ def test_gradients_against_finite_differences(algorithm):
     )
 
 
+def break_sticks(logits, offset):
+    """Weights by the definition: a product of shares, group by group, (..., R + 1)."""
+    left, weights = torch.ones_like(logits[..., 0]), []
+    for r, logit in enumerate(logits.unbind(-1)):
+        share = torch.sigmoid(logit - (math.log(logits.shape[-1] - r) if offset else 0))
+        weights.append(left * share)
+        left = left * (1 - share)
+    return torch.stack([*weights, left], -1)
+
+
+@pytest.mark.parametrize('max_distance', [1, 4])
+@pytest.mark.parametrize('stick', ['offset', 'plain'])
+@pytest.mark.parametrize('algorithm', ['auto', *ALGORITHMS])
+def test_logits_in_place_of_weights(algorithm, stick, max_distance):
+    hw, (q, k, v, _) = (4, 5), case((4, 5), 1)
+    logits = torch.randn(*q.shape[:3], max_distance, dtype=torch.float64)
+    mask = torch.rand(1, 20) < 0.3
+    cotangent = torch.randn_like(v)
+    result = with_gradients(
+        (q, k, v, logits), cotangent, hw, 'chebyshev', mask, algorithm, stick=stick
+    )
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, logits)]
+    weights = break_sticks(leaves[3], stick == 'offset')
+    expected = torch.stack([
+        loop_ripple(*(x[0, head] for x in (*leaves[:3], weights)), hw, 'chebyshev', mask[0])
+        for head in range(2)
+    ])[None]  # fmt: skip
+    expected = [expected, *torch.autograd.grad(expected, leaves, cotangent)]
+    for a, b in zip(result, expected):  # out, then gradients of q, k, v and the logits
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize('algorithm', ['sat', 'tile'])
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16, torch.float32])
+def test_logits_break_in_float32(algorithm, dtype):
+    q, k, v, _ = (x.to(dtype) for x in case((4, 5), 1))
+    logits = (3 * torch.randn(1, 2, 20, 4)).to(dtype).requires_grad_()
+    weights = stick_breaking(logits.float())
+    expected = ripple_attention(*(x.float() for x in (q, k, v)), weights, (4, 5), algorithm='tile')
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        out = ripple_attention(q, k, v, logits, (4, 5), algorithm=algorithm, stick='offset')
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, expected.to(dtype), rtol=1e-5, atol=1e-5)
+    (grad,) = torch.autograd.grad(out.float().square().sum(), logits)
+    assert grad.dtype == dtype and torch.isfinite(grad).all()
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_no_logits_are_linear_attention(algorithm):
+    q, k, v, _ = case((5, 7), 3)
+    out = ripple_attention(q, k, v, q[..., :0], (5, 7), algorithm=algorithm, stick='offset')
+    torch.testing.assert_close(out, linear_attention(q, k, v), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
 def test_equal_weights_are_linear_attention(algorithm):
     q, k, v, _ = case((5, 7), 3)
@@ -250,6 +304,9 @@ def test_a_named_algorithm_runs_under_any_default_backend():
         (dict(v=torch.rand(1, 6, 8)), ValueError, r'v must have shape'),
         (dict(weights=torch.rand(1, 2, 5, 3)), ValueError, r'weights .* got \(1, 2, 5, 3\)'),
         (dict(weights=torch.rand(1, 2, 6, 0)), ValueError, r'R >= 0, got \(1, 2, 6, 0\)'),
+        (dict(weights=torch.rand(1, 2, 5, 3), stick='plain'), ValueError, r'N, R\).* 5, 3\) with'),
+        (dict(weights=torch.rand(6, 3), stick='offset'), ValueError, r"\(6, 3\) with .*'offset'"),
+        (dict(stick='broken'), ValueError, r"stick must be one of .*'plain'\), got 'broken'"),
         (dict(weights=torch.ones(1, 2, 6, 3).long()), ValueError, 'weights .* torch.int64'),
         (dict(hw_shape=(2, 4)), ValueError, r'hw_shape=\(2, 4\) has 8 positions .* 6 tokens'),
         (dict(groups='square'), ValueError, "groups .*'square'"),

@@ -1,7 +1,7 @@
 """What all kernels share: feature maps, rotation, launch sizes, what they can serve."""
 
 import os
-from typing import Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 import torch
 import triton
@@ -152,16 +152,14 @@ def mask_bytes(key_padding_mask: Optional[Tensor], q: Tensor) -> Tensor:
     return q if key_padding_mask is None else key_padding_mask.contiguous().view(torch.uint8)
 
 
-def refuses(
-    q: Tensor, widest: int, half_kib: Tuple[int, int], float_kib: Tuple[int, int]
-) -> Optional[str]:
+def refuses(q: Tensor, widest: int, shared_kib: Dict[str, Tuple[int, int]]) -> Optional[str]:
     """Why no kernel can serve these tokens, or None.
 
     Args:
         q: (B, heads, N, d).
         widest: largest dimension that a kernel pads.
-        half_kib, float_kib: shared memory that the largest kernel takes in half types and in
-            float32, for padded dimensions up to 64 and above, as compiled for sm_80.
+        shared_kib: shared memory that the largest kernel takes in ``half`` types and in ``float``,
+            for padded dimensions up to 64 and above; the larger of what sm_80 and sm_90 need.
     """
     if q.dtype not in DTYPES:
         return f'kernels are for float16, bfloat16 and float32, got {q.dtype}'
@@ -174,7 +172,8 @@ def refuses(
     device = torch.cuda.get_device_properties(q.device)
     if device.major < 8:
         return f'kernels need compute capability 8.0, {device.name} has {device.major}'
-    needed = (float_kib if q.dtype == torch.float32 else half_kib)[padded(widest) > 64]
+    kind = 'float' if q.dtype == torch.float32 else 'half'
+    needed = shared_kib[kind][padded(widest) > 64]
     available = device.shared_memory_per_block_optin // 1024
     if needed > available:
         return f'the kernel takes {needed} KiB of shared memory, {device.name} has {available}'

@@ -31,6 +31,9 @@ from .common import (
     token_major,
 )
 
+# Of the largest kernel, see :func:`.common.refuses`.
+SHARED_KIB = dict(half=(40, 88), float=(56, 112))
+
 
 @triton.jit
 def _mean_kernel(
@@ -85,7 +88,8 @@ def _state_kernel(
         if ROTARY:
             cos = load_angles(COS, rows, pairs, N, D)
             sin = load_angles(SIN, rows, pairs, N, D)
-            k = rotate(k, cos, sin, BN, BD)
+            # Does nothing, but Triton 3.6 does not compile the bare transpose for sm_100.
+            k = tl.where(real[:, None], rotate(k, cos, sin, BN, BD), 0.0)
         kind = K.dtype.element_ty
         state += product(tl.trans(k), v, kind)
     at = head * tl.num_programs(1) + split
@@ -149,7 +153,7 @@ def _query_backward_kernel(
         if ROTARY:
             cos = load_angles(COS, rows, pairs, N, D)
             sin = load_angles(SIN, rows, pairs, N, D)
-            turned = rotate(q, cos, sin, BN, BD)
+            turned = tl.where(rows[:, None] < N, rotate(q, cos, sin, BN, BD), 0.0)  # for sm_100
         out = product(turned, state, kind) / norm[:, None]
         grad = grad / norm[:, None]
         d_norm = -tl.sum(grad * out, 1)

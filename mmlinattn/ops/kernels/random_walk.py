@@ -25,6 +25,9 @@ from .common import (
     token_major,
 )
 
+# Of the largest kernel, see :func:`.common.refuses`.
+SHARED_KIB = dict(half=(88, 280), float=(128, 320))
+
 
 @triton.jit
 def _anchor_softmax(q, anchors, M, kind: tl.constexpr, BM: tl.constexpr):

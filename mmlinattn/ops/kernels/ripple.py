@@ -4,6 +4,9 @@ As in the portable form the last weight is taken off everywhere, ``w_g = w_R + (
 first term reads the sums of linear attention, the second ends at distance R, so a tile of 8 x 8
 queries meets the keys of its halo. The backward pass goes over tiles of queries for their
 gradients and over tiles of keys for theirs; no two programs add to the same place.
+
+With STICK the kernels read the logits of stick breaking in place of weights, break the stick where
+they need it, and write the gradient of the logits.
 """
 
 from typing import Optional, Tuple
@@ -29,6 +32,9 @@ from .kernelised import KernelisedLaunch, make_state
 TILE = 8
 # Keys or queries of a halo that a program holds at once.
 HALO_BLOCK = 64
+# Of the largest kernel, see :func:`.common.refuses`.
+SHARED_KIB = dict(half=(32, 96), float=(96, 176))
+STICKS = {None: 0, 'offset': 1, 'plain': 2}
 
 
 @triton.jit
@@ -59,11 +65,67 @@ def _distance(y1, x1, y2, x2):
 
 
 @triton.jit
-def _group_weight(base, tokens, r, stride_n, stride_r, N):
+def _load_weight(base, tokens, r, stride_n, stride_r, N):
     tokens = tokens.to(tl.int64)
     return tl.load(base + tokens * stride_n + r * stride_r, mask=tokens < N, other=0.0).to(
         tl.float32
     )
+
+
+@triton.jit
+def _break_stick(base, tokens, r, stride_n, stride_r, N, REACH: tl.constexpr, STICK: tl.constexpr):
+    """Share of what is left of the stick that group r <= REACH takes, and the share it leaves."""
+    odds = tl.exp(_load_weight(base, tokens, r, stride_n, stride_r, N))
+    if STICK == 1:
+        odds = odds / (REACH + 1 - r)
+    # Neither is taken from the other: small shares keep their digits, and odds may be infinite.
+    return 1 / (1 + 1 / odds), 1 / (1 + odds)
+
+
+@triton.jit
+def _ring_weight(
+    base, tokens, r, left, stride_n, stride_r, N, REACH: tl.constexpr, STICK: tl.constexpr
+):
+    """Weight of group r <= REACH; what is left of the stick before and after, 1 at first."""
+    if STICK:
+        taken, rest = _break_stick(base, tokens, r, stride_n, stride_r, N, REACH, STICK)
+        return left * taken, left * rest
+    else:
+        return _load_weight(base, tokens, r, stride_n, stride_r, N), left
+
+
+@triton.jit
+def _far_weight(base, tokens, stride_n, stride_r, N, REACH: tl.constexpr, STICK: tl.constexpr):
+    """Weight of the last group."""
+    if STICK:
+        left = tl.full(tokens.shape, 1.0, tl.float32)
+        for r in tl.static_range(REACH + 1):
+            _, left = _ring_weight(base, tokens, r, left, stride_n, stride_r, N, REACH, STICK)
+        return left
+    else:
+        return _load_weight(base, tokens, REACH + 1, stride_n, stride_r, N)
+
+
+@triton.jit
+def _stick_backward(
+    d_weight, groups, base, tokens, stride_n, stride_r, N,
+    REACH: tl.constexpr, STICK: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the logits, (tokens, groups), from that of the weights.
+
+    With s_r the share taken and left_r what is left before, it is ``left_r s_r (1 - s_r)`` times
+    how much ``d_weight_r`` exceeds its mean over what remains of the stick.
+    """
+    d_logit = tl.zeros(d_weight.shape, tl.float32)
+    mean = tl.sum(tl.where(groups[None, :] == REACH + 1, d_weight, 0.0), 1)
+    for i in tl.static_range(REACH + 1):
+        taken, rest = _break_stick(base, tokens, REACH - i, stride_n, stride_r, N, REACH, STICK)
+        here = groups[None, :] == REACH - i
+        excess = tl.sum(tl.where(here, d_weight, 0.0), 1) - mean
+        # Groups further out come from what this one leaves.
+        d_logit = tl.where(here, (taken * rest * excess)[:, None], d_logit * rest[:, None])
+        mean += taken * excess
+    return d_logit
 
 
 @triton.jit
@@ -72,7 +134,7 @@ def _forward_kernel(
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, H, N, D, height, width, eps,
     T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    HAS_MASK: tl.constexpr,
+    HAS_MASK: tl.constexpr, STICK: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0).to(tl.int64)
     b, h = head // H, head % H
@@ -81,7 +143,7 @@ def _forward_kernel(
     qy, qx, rows = _tile_tokens(T, height, width)
     q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
     weight_base = WEIGHT + b * swb + h * swh
-    far = _group_weight(weight_base, rows, REACH + 1, swn, swr, N)
+    far = _far_weight(weight_base, rows, swn, swr, N, REACH, STICK)
     # Scores of scaled queries fit float16; total and norm are linear in them.
     scale = tl.maximum(tl.max(q, 1), 1.0)
     q = q / scale[:, None]
@@ -93,9 +155,10 @@ def _forward_kernel(
         v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D)
         distance = _distance(qy, qx, ky, kx)
         local = tl.zeros((T * T, BK), tl.float32)
+        left = tl.full((T * T,), 1.0, tl.float32)
         for r in tl.static_range(REACH + 1):
-            near = _group_weight(weight_base, rows, r, swn, swr, N) - far
-            local = tl.where((distance == r) & real[None, :], near[:, None], local)
+            near, left = _ring_weight(weight_base, rows, r, left, swn, swr, N, REACH, STICK)
+            local = tl.where((distance == r) & real[None, :], (near - far)[:, None], local)
         scores = product(q, tl.trans(k), kind) * local
         total += product(scores, v, kind)
         norm += tl.sum(scores, 1)
@@ -114,9 +177,9 @@ def _query_backward_kernel(
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, D, height, width,
     T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    BR: tl.constexpr, HAS_MASK: tl.constexpr,
+    BR: tl.constexpr, HAS_MASK: tl.constexpr, STICK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the queries, of the weights, and of each normaliser.
+    """Gradients of the queries, of the weights or logits, and of each normaliser.
 
     What the normaliser's gradient multiplies is summed apart: taken from the rounded output, that
     gradient would cost those of the weights, which are small differences, most of their digits.
@@ -131,7 +194,7 @@ def _query_backward_kernel(
     norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
     grad = grad / norm[:, None]
     weight_base = WEIGHT + b * swb + h * swh
-    far = _group_weight(weight_base, rows, REACH + 1, swn, swr, N)
+    far = _far_weight(weight_base, rows, swn, swr, N, REACH, STICK)
     dq, dq_norm = tl.zeros((T * T, BD), tl.float32), tl.zeros((T * T, BD), tl.float32)
     d_weight, d_weight_norm = tl.zeros((T * T, BR), tl.float32), tl.zeros((T * T, BR), tl.float32)
     agreement = tl.zeros((T * T,), tl.float32)  # of the sum over values with its gradient
@@ -144,10 +207,11 @@ def _query_backward_kernel(
         kernel = product(q, tl.trans(k), kind)
         d_scores = product(grad, tl.trans(v), kind)
         local = tl.zeros((T * T, BK), tl.float32)
+        left = tl.full((T * T,), 1.0, tl.float32)
         for r in tl.static_range(REACH + 1):
             ring = (distance == r) & real[None, :]
-            near = _group_weight(weight_base, rows, r, swn, swr, N) - far
-            local = tl.where(ring, near[:, None], local)
+            near, left = _ring_weight(weight_base, rows, r, left, swn, swr, N, REACH, STICK)
+            local = tl.where(ring, (near - far)[:, None], local)
             of_ring = tl.where(ring, kernel, 0.0)
             here = groups[None, :] == r
             d_weight += tl.where(here, tl.sum(of_ring * d_scores, 1)[:, None], 0.0)
@@ -168,14 +232,17 @@ def _query_backward_kernel(
     of_last = tl.sum(q * d_far, 1) - tl.sum(d_weight, 1)
     d_weight += tl.where(groups[None, :] == REACH + 1, of_last[:, None], 0.0)
     store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
-    store_rows(DWEIGHT + head * N * (REACH + 2), d_weight, rows, groups, REACH + 2, 1, N, REACH + 2)
+    size: tl.constexpr = REACH + (1 if STICK else 2)
+    if STICK:
+        d_weight = _stick_backward(d_weight, groups, weight_base, rows, swn, swr, N, REACH, STICK)
+    store_rows(DWEIGHT + head * N * size, d_weight, rows, groups, size, 1, N, size)
 
 
 @triton.jit
 def _far_backward_kernel(
     Q, WEIGHT, NORM, DNORM, DOUT, DS, DZ,
     sqb, sqh, sqn, sqd, swb, swh, swn, swr, sgb, sgh, sgn, sgd, H, N, D, CHUNK,
-    REACH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    REACH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, STICK: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the sums of linear attention, over a chunk of queries."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -186,7 +253,8 @@ def _far_backward_kernel(
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
         rows = start + tl.arange(0, BN)
         q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
-        q *= _group_weight(WEIGHT + b * swb + h * swh, rows, REACH + 1, swn, swr, N)[:, None]
+        far = _far_weight(WEIGHT + b * swb + h * swh, rows, swn, swr, N, REACH, STICK)
+        q *= far[:, None]
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
         grad = grad / tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)[:, None]
         d_norm = tl.load(DNORM + head * N + rows, mask=rows < N, other=0.0)
@@ -203,7 +271,7 @@ def _key_backward_kernel(
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, D, height, width,
     T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    HAS_MASK: tl.constexpr,
+    HAS_MASK: tl.constexpr, STICK: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0).to(tl.int64)
     b, h = head // H, head % H
@@ -227,11 +295,12 @@ def _key_backward_kernel(
         grad = grad / tl.load(NORM + head * N + tokens, mask=tokens < N, other=1.0)[:, None]
         d_norm = tl.load(DNORM + head * N + tokens, mask=tokens < N, other=0.0)
         distance = _distance(ky, kx, qy, qx)
-        far = _group_weight(weight_base, tokens, REACH + 1, swn, swr, N)
+        far = _far_weight(weight_base, tokens, swn, swr, N, REACH, STICK)
         local = tl.zeros((T * T, BK), tl.float32)
+        left = tl.full((BK,), 1.0, tl.float32)
         for r in tl.static_range(REACH + 1):
-            near = _group_weight(weight_base, tokens, r, swn, swr, N) - far
-            local = tl.where(distance == r, near[None, :], local)
+            near, left = _ring_weight(weight_base, tokens, r, left, swn, swr, N, REACH, STICK)
+            local = tl.where(distance == r, (near - far)[None, :], local)
         scale = tl.maximum(tl.max(q, 1), 1.0)  # scores of scaled queries fit float16
         scores = product(k, tl.trans(q / scale[:, None]), kind) * local
         dv += product(scores, grad * scale[:, None], kind)
@@ -243,19 +312,27 @@ def _key_backward_kernel(
 
 
 class RippleLaunch(Launch):
-    """Sizes that the kernels over tiles share."""
+    """Sizes and options that the kernels over tiles share."""
 
     def __init__(
-        self, q: Tensor, weights: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor]
+        self,
+        q: Tensor,
+        weights: Tensor,
+        hw_shape: Tuple[int, int],
+        mask: Optional[Tensor],
+        stick: Optional[str],
     ) -> None:
         super().__init__(q, mask, widest=padded(q.shape[-1]))
         height, width = hw_shape
         self.tiles = (self.grid[0], triton.cdiv(height, TILE), triton.cdiv(width, TILE))
         self.sizes = (self.heads, self.num_tokens, self.dim, height, width)
-        self.num_groups = weights.shape[-1]
+        self.num_groups = weights.shape[-1] + (stick is not None)
         reach = self.num_groups - 2  # the halo: the last distance with a weight of its own
         columns = triton.next_power_of_2(TILE + 2 * reach)
-        self.blocks = dict(T=TILE, REACH=reach, BX=columns, BK=max(HALO_BLOCK, columns), BD=self.bd)
+        self.weights = dict(REACH=reach, STICK=STICKS[stick])
+        self.blocks = dict(
+            T=TILE, BX=columns, BK=max(HALO_BLOCK, columns), BD=self.bd, **self.weights, **OPTIONS
+        )
 
 
 def forward(
@@ -266,11 +343,12 @@ def forward(
     hw_shape: Tuple[int, int],
     mask: Optional[Tensor],
     eps: float,
+    stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Output, normalisers (B, heads, N), and sums S, z and number of the keys of each head."""
     state = make_state(k, v, None, eps, KernelisedLaunch(q, mask, None, 0, weighted=False))
     mass = state.lse.exp()
-    launch = RippleLaunch(q, weights, hw_shape, mask)
+    launch = RippleLaunch(q, weights, hw_shape, mask, stick)
     out = token_major(q)
     norm = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     _forward_kernel[launch.tiles](
@@ -293,9 +371,10 @@ def backward(
     s: Tensor,
     z: Tensor,
     mass: Tensor,
+    stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and weights."""
-    launch = RippleLaunch(q, weights, hw_shape, mask)
+    """Gradients of q, k, v and weights, which are logits with ``stick``."""
+    launch = RippleLaunch(q, weights, hw_shape, mask, stick)
     bd = launch.bd
     dq, dk, dv = (token_major(x) for x in (q, k, v))
     d_weights = torch.empty(weights.shape, dtype=weights.dtype, device=q.device)
@@ -310,7 +389,7 @@ def backward(
     _far_backward_kernel[launch.grid](
         q, weights, norm, d_norm, grad, ds, dz, *strides(q), *strides(weights), *strides(grad),
         launch.heads, launch.num_tokens, launch.dim, launch.chunk,
-        REACH=launch.blocks['REACH'], BN=launch.bn, BD=bd, **OPTIONS,
+        BN=launch.bn, BD=bd, **launch.weights, **OPTIONS,
     )  # fmt: skip
     ds, dz = ds.sum(2) / mass[..., None, None], dz.sum(2) / mass[..., None]
     _key_backward_kernel[launch.tiles](

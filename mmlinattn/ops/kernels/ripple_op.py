@@ -19,13 +19,14 @@ def _forward(
     width: int,
     mask: Optional[Tensor],
     eps: float,
+    stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q):
-        return ripple.forward(q, k, v, weights, (height, width), mask, eps)
+        return ripple.forward(q, k, v, weights, (height, width), mask, eps, stick)
 
 
 @_forward.register_fake
-def _(q, k, v, weights, height, width, mask, eps):
+def _(q, k, v, weights, height, width, mask, eps, stick):
     batch, heads, num_tokens, dim = q.shape
     size = padded(dim)
     norm = q.new_empty((batch, heads, num_tokens), dtype=torch.float32)
@@ -47,9 +48,12 @@ def _backward(
     mass: Tensor,
     height: int,
     width: int,
+    stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q):
-        return ripple.backward(grad, q, k, v, weights, (height, width), mask, norm, s, z, mass)
+        return ripple.backward(
+            grad, q, k, v, weights, (height, width), mask, norm, s, z, mass, stick
+        )
 
 
 @_backward.register_fake
@@ -59,12 +63,13 @@ def _(grad, q, k, v, weights, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    q, k, v, weights, *ctx.hw_shape, mask, _ = inputs
+    q, k, v, weights, *ctx.hw_shape, mask, _, ctx.stick = inputs
     ctx.save_for_backward(q, k, v, weights, mask, *output[1:])
 
 
 def _autograd(ctx, grad, *_):
-    return (*_backward(grad, *ctx.saved_tensors, *ctx.hw_shape), None, None, None, None)
+    grads = _backward(grad, *ctx.saved_tensors, *ctx.hw_shape, ctx.stick)
+    return (*grads, None, None, None, None, None)
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)
@@ -78,6 +83,7 @@ def ripple_kernels(
     hw_shape: Tuple[int, int],
     key_padding_mask: Optional[Tensor],
     eps: float,
+    stick: Optional[str],
 ) -> Tensor:
     """(B, heads, N, d), see :func:`mmlinattn.ops.ripple_attention`; Chebyshev groups, R >= 1."""
-    return _forward(q, k, v, weights, *hw_shape, key_padding_mask, eps)[0]
+    return _forward(q, k, v, weights, *hw_shape, key_padding_mask, eps, stick)[0]

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..kernels.common import FEATURES
 from ..kernels.common import refuses as refuses_tokens
+from ..kernels.kernelised import SHARED_KIB
 from ..kernels.kernelised_op import kernelised_attention
 
 
@@ -34,4 +35,4 @@ def refuses(
         return f'feature_map {feature_map!r} has no kernel, these have: {tuple(FEATURES)}'
     if q.shape[-1] != v.shape[-1]:
         return f'kernels are for as many features as values, got {q.shape[-1]} and {v.shape[-1]}'
-    return refuses_tokens(q, q.shape[-1], (40, 88), (56, 200))
+    return refuses_tokens(q, q.shape[-1], SHARED_KIB)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..kernels.common import FEATURES
 from ..kernels.common import refuses as refuses_tokens
+from ..kernels.kernelised import SHARED_KIB
 from ..kernels.kernelised_op import kernelised_attention
 from ..rotary import Rotary
 
@@ -39,4 +40,4 @@ def refuses(
         return 'given token_weights have no kernel'
     if feature_map not in FEATURES:
         return f'feature_map {feature_map!r} has no kernel, these have: {tuple(FEATURES)}'
-    return refuses_tokens(q, q.shape[-1], (40, 88), (56, 200))
+    return refuses_tokens(q, q.shape[-1], SHARED_KIB)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..kernels.common import MAX_DIM
 from ..kernels.common import refuses as refuses_tokens
+from ..kernels.random_walk import SHARED_KIB
 from ..kernels.random_walk_op import walk_readout, walk_state
 from ..numerics import no_autocast
 from .portable import walk_on
@@ -34,4 +35,4 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, *_) -> Optional[
     num_anchors = anchors_q.shape[-2]
     if num_anchors > MAX_DIM:
         return f'kernels are for at most {MAX_DIM} anchors, got {num_anchors}'
-    return refuses_tokens(q, max(q.shape[-1], num_anchors), (88, 280), (128, 300))
+    return refuses_tokens(q, max(q.shape[-1], num_anchors), SHARED_KIB)

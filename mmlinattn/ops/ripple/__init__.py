@@ -11,7 +11,7 @@ from .groups import GROUPS
 from .reference import ripple_reference
 from .sat import ripple_sat
 from .tile import ripple_tile
-from .weights import check_threshold, stick_breaking
+from .weights import STICKS, check_threshold, finished_weights, stick_breaking
 
 __all__ = ['ALGORITHMS', 'check_algorithm', 'check_threshold', 'ripple_attention', 'stick_breaking']
 
@@ -29,6 +29,7 @@ def ripple_attention(
     algorithm: str = 'auto',
     eps: float = 1e-6,
     backend: str = 'auto',
+    stick: Optional[str] = None,
 ) -> Tensor:
     """Linear attention with a weight for each ring of distance, "Ripple Attention for Visual
     Perception with Sub-quadratic Complexity" (Zheng et al., ICML 2022), equation 3::
@@ -66,7 +67,7 @@ def ripple_attention(
             the formula, whose normaliser may then come close to 0.
         v: values (B, heads, N, d) of the same type.
         weights: spatial weights (B, heads, N, R + 1), R >= 0, of any floating type, see
-            :func:`stick_breaking`.
+            :func:`stick_breaking`. With ``stick`` the logits (B, heads, N, R) of that.
         hw_shape: (H, W) with H * W == N.
         groups: ``'chebyshev'``: group r is distance r. ``'log'``: group 0 is distance 0, group g
             is distances 2^(g-1) to 2^g - 1.
@@ -75,6 +76,9 @@ def ripple_attention(
             whatever backend is the default; the backend chooses where it is ``'auto'``.
         eps: added to the normaliser.
         backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
+        stick: ``None``: ``weights`` are weights. ``'offset'`` or ``'plain'``: they are logits, and
+            the weights ``stick_breaking(weights, offset=stick == 'offset')``, which the fused
+            form breaks inside its kernels and does not store.
 
     Returns:
         (B, heads, N, d) in the type of ``v``.
@@ -96,10 +100,14 @@ def ripple_attention(
     check_features(q, k, v, key_padding_mask)
     hw_shape = check_hw_shape(q.shape[2], hw_shape)
     check_algorithm(algorithm, groups)
-    if weights.dim() != 4 or weights.shape[:3] != q.shape[:3] or not weights.shape[3]:
+    if stick not in STICKS:
+        raise ValueError(f'stick must be one of {STICKS}, got {stick!r}')
+    smallest, last = (1, 'R + 1') if stick is None else (0, 'R')
+    if weights.dim() != 4 or weights.shape[:3] != q.shape[:3] or weights.shape[3] < smallest:
         raise ValueError(
-            f'weights must have shape (B, heads, N, R + 1) = ({", ".join(map(str, q.shape[:3]))}, '
-            f'R + 1) with R >= 0, got {tuple(weights.shape)}'
+            f'weights must have shape (B, heads, N, {last}) = '
+            f'({", ".join(map(str, q.shape[:3]))}, {last}) with R >= 0, '
+            f'got {tuple(weights.shape)} with stick={stick!r}'
         )
     if not weights.is_floating_point() or weights.device != q.device:
         raise ValueError(
@@ -112,7 +120,9 @@ def ripple_attention(
                 f'algorithm={algorithm!r} belongs to backend={needed!r}, got backend={backend!r}'
             )
         backend = needed
-    return _ripple(backend, q, k, v, weights, hw_shape, groups, key_padding_mask, eps, algorithm)
+    return _ripple(
+        backend, q, k, v, weights, hw_shape, groups, key_padding_mask, eps, algorithm, stick
+    )
 
 
 def check_algorithm(algorithm: str, groups: str) -> None:
@@ -160,7 +170,9 @@ def _portable(
     key_padding_mask: Optional[Tensor],
     eps: float,
     algorithm: str,
+    stick: Optional[str],
 ) -> Tensor:
+    weights = finished_weights(weights, stick)
     if algorithm == 'auto':
         algorithm = choose_algorithm(weights.shape[-1] - 1, q.shape[-1], hw_shape, groups)
     if algorithm == 'tile':
@@ -168,9 +180,9 @@ def _portable(
     return ripple_sat(q, k, v, weights, hw_shape, groups, key_padding_mask, eps)
 
 
-def _reference(q: Tensor, *args) -> Tensor:
-    *args, _ = args  # the algorithm
-    return ripple_reference(q, *args)
+def _reference(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, *args) -> Tensor:
+    *args, _, stick = args  # not the algorithm
+    return ripple_reference(q, k, v, finished_weights(weights, stick), *args)
 
 
 def _kernels() -> ModuleType:

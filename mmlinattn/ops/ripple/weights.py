@@ -8,6 +8,13 @@ from torch import Tensor
 
 from ..numerics import accumulation_dtype, no_autocast
 
+STICKS = (None, 'offset', 'plain')
+
+
+def finished_weights(weights: Tensor, stick: Optional[str]) -> Tensor:
+    """What ``weights`` and ``stick`` of :func:`mmlinattn.ops.ripple_attention` stand for."""
+    return weights if stick is None else stick_breaking(weights, offset=stick == 'offset')
+
 
 def stick_breaking(
     logits: Tensor, offset: bool = True, threshold: Optional[float] = None
