@@ -119,23 +119,27 @@ def test_random_walk(b, h, n, d, m, dtype, steps, shared):
 
 
 LINEAR_CASES = [
-    # batch, heads, N, d, dtype
-    (2, 2, 77, 20, torch.float32),
-    (1, 1, 1, 16, torch.float32),
-    (1, 2, 143, 64, torch.bfloat16),
-    (2, 1, 130, 32, torch.float16),
+    # batch, heads, N, d, dtype, feature map
+    (2, 2, 77, 20, torch.float32, 'identity'),
+    (1, 1, 1, 16, torch.float32, 'identity'),
+    (1, 2, 143, 64, torch.bfloat16, 'identity'),
+    (2, 1, 130, 32, torch.float16, 'identity'),
+    (2, 2, 77, 20, torch.float32, 'elu+1'),
+    (2, 1, 70, 20, torch.float32, 'relu'),
+    (1, 1, 100, 32, torch.bfloat16, 'elu+1'),
 ]
 
 
-@pytest.mark.parametrize('b, h, n, d, dtype', LINEAR_CASES)
-def test_linear(b, h, n, d, dtype):
-    x = torch.rand(b, n, 3, h, d, device=DEVICE).to(dtype).requires_grad_()
+@pytest.mark.parametrize('b, h, n, d, dtype, phi', LINEAR_CASES)
+def test_linear(b, h, n, d, dtype, phi):
+    x = torch.rand(b, n, 3, h, d, device=DEVICE)
+    x = (x if phi == 'identity' else 2 * x - 1).to(dtype).requires_grad_()
     mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
     mask[0, n // 2 + 1 :] = True
 
     def run(leaves, backend):
         q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        return linear_attention(q, k, v, mask, eps=0.1, backend=backend)
+        return linear_attention(q, k, v, mask, eps=0.1, feature_map=phi, backend=backend)
 
     compare(run, [x], dtype)
 
