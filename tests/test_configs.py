@@ -1,6 +1,11 @@
 """Every config loads and builds; sizes, costs and recipes are those of the release."""
 
+import copy
+import re
+from collections import Counter
+from functools import cache
 from pathlib import Path
+from typing import Dict, List, Tuple
 
 import pytest
 import torch
@@ -8,14 +13,14 @@ from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DATASETS, PARAM_SCHEDULERS, TRANSFORMS, DefaultScope
 
-from mmlinattn.analysis import analyse, build_model
+from mmlinattn.analysis import Complexity, analyse, build_model
 
 FOLDER = Path(__file__).resolve().parent.parent / 'configs'
-CONFIGS = sorted(
-    str(path.relative_to(FOLDER))
-    for path in FOLDER.rglob('*.py')
+CONFIGS = {
+    path.stem: path
+    for path in sorted(FOLDER.rglob('*.py'))
     if '_base_' not in path.relative_to(FOLDER).parts
-)
+}
 ALL_LINEAR = ('rala', 'rala', 'rala', 'rala')
 
 DET, SEG, CLS = (800, 1280), (512, 2048), (224, 224)
@@ -63,21 +68,69 @@ RWGKA_COSTS = [
 ]
 
 
+@cache
+def _read(name: str) -> Config:
+    return Config.fromfile(CONFIGS[name])
+
+
 def load(name: str) -> Config:
-    (path,) = FOLDER.rglob(f'{name}.py')
-    return Config.fromfile(path)
+    return copy.deepcopy(_read(name))
 
 
-@pytest.fixture(params=CONFIGS)
-def cfg(request):
-    cfg = Config.fromfile(FOLDER / request.param)
+@cache
+def cost_of(name: str, shape: Tuple[int, int]) -> Complexity:
+    return analyse(build_model(_read(name)), shape)
+
+
+@cache
+def linear_backbone(variant: str, shape: Tuple[int, int]) -> Complexity:
+    """RAVLT with linear attention in all stages."""
+    backbone = load(f'ravlt-{variant}_8xb128_in1k').model.backbone
+    backbone.stage_attns = ALL_LINEAR
+    return analyse(build_model(Config(dict(model=backbone))), shape)
+
+
+def readme(method: str, column: str) -> Dict[str, List[str]]:
+    """The README's table with this column: config or first columns of each row to its cells."""
+    rows, header = {}, None
+    for line in (FOLDER / method / 'README.md').read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip('|').split('|')]
+        if not line.startswith('|'):
+            header = None
+        elif header is None:
+            header = cells
+        elif column in header and not set(line) <= set('|-: '):
+            config = re.search(r'\((\S+)\.py\)', line)
+            rows[config[1] if config else ' '.join(cells[:2])] = dict(zip(header, cells))
+    assert rows, f'no table of {method} has the column {column!r}'
+    return rows
+
+
+def printed(text: str, value: float) -> None:
+    """``text`` is the value as rounded for print."""
+    assert text == f'{value:.{len(text.partition(".")[2])}f}'
+
+
+@pytest.fixture(params=CONFIGS, scope='module')
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope='module')
+def model(name):
+    return build_model(_read(name))
+
+
+@pytest.fixture
+def cfg(name):
+    cfg = load(name)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         yield cfg
 
 
-def test_all_configs_are_there():
-    names = {Path(name).stem for name in CONFIGS if name.startswith('ravlt')}
-    expected = {
+def test_all_ravlt_configs_are_there():
+    names = {path.stem for path in (FOLDER / 'ravlt').glob('*.py')}
+    assert names == {
         *(f'retinanet_ravlt-{v}_fpn_1x_coco' for v in 'tsbl'),
         *(f'mask-rcnn_ravlt-{v}_fpn_1x_coco' for v in 'tsbl'),
         *(f'mask-rcnn_ravlt-{v}_fpn_ms-3x_coco' for v in 'sbl'),
@@ -85,8 +138,9 @@ def test_all_configs_are_there():
         *(f'semantic-fpn_ravlt-{v}_8xb2-80k_ade20k-512x512' for v in 'tsbl'),
         *(f'upernet_ravlt-{v}_8xb2-160k_ade20k-512x512' for v in 'tsbl'),
         *(f'ravlt-{v}_8xb128_in1k' for v in 'tsbl'),
+        'retinanet_ravlt-nano_bccd',
+        'semantic-fpn_ravlt-nano_camvid',
     }
-    assert not expected - names
 
 
 def test_all_smca_configs_are_there():
@@ -100,8 +154,29 @@ def test_all_smca_configs_are_there():
     }
 
 
-def test_builds(cfg):
-    model = build_model(cfg)
+def test_all_rwgka_configs_are_there():
+    names = {path.stem for path in (FOLDER / 'rwgka').glob('*.py')}
+    kinds = ('', '-rwgka', '-rwgkp')
+    ablations = ('05', '09', '05-m32', '05-m128', '05-h2', '05-m32-h2')
+    sizes = ('512x1024', '640x1024', '768x768', '1024x1024')
+    assert names == {
+        *(f'segformer_mit-b0{kind}_{CITYSCAPES}-{size}' for kind in kinds for size in sizes),
+        *(
+            f'segformer_mit-{b}{kind}_{CITYSCAPES}-1024x1024'
+            for kind in kinds
+            for b in ('b1', 'b2')
+        ),
+        *(f'segformer_mit-b2-rwgka-decay{a}_{CITYSCAPES}-1024x1024' for a in ablations),
+        *(f'mit-{b}{kind}_8xb128_in1k' for b in ('b0', 'b1', 'b2') for kind in ('', '-rwgka')),
+        *(
+            f'segformer_mit-b0{kind}_{data}'
+            for kind in (*kinds, '-slinear', '-two-steps', '-rala')
+            for data in ('camvid', 'shapes')
+        ),
+    }
+
+
+def test_builds(model):
     assert next(model.parameters()).device.type == 'meta'
 
 
@@ -116,20 +191,68 @@ def test_data_builds(cfg):
             TRANSFORMS.build(transform)
 
 
-def test_optimiser_and_schedule_build(cfg):
+def optimizer_of(cfg: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
     wrapper = dict(cfg.optim_wrapper, type='OptimWrapper')
     wrapper.pop('loss_scale', None)
-    optimizer = build_optim_wrapper(build_model(cfg), wrapper).optimizer
-    for scheduler in cfg.param_scheduler:
+    return build_optim_wrapper(model, wrapper).optimizer
+
+
+def test_every_trained_parameter_is_in_one_group_of_the_optimiser(cfg, model):
+    groups = optimizer_of(cfg, model).param_groups
+    found = Counter(id(p) for group in groups for p in group['params'])
+    trained = {id(p): key for key, p in model.named_parameters() if p.requires_grad}
+    assert len(trained) > 100
+    assert {key: found[i] for i, key in trained.items() if found[i] != 1} == {}
+
+
+EPOCH_LENGTH = 100  # iterations, instead of the thousands of the real sets
+
+
+@cache
+def learning_rates(schedule: str) -> List[float]:
+    """The learning rate of each iteration of training, stepped as MMEngine's hook does."""
+    schedule = Config.fromstring(schedule, '.py')
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], schedule.lr)
+    schedulers = []
+    for scheduler in schedule.schedulers:
         scheduler = dict(scheduler, optimizer=optimizer)
-        if scheduler.pop('convert_to_iter_based', False):
-            scheduler['by_epoch'] = False
-        PARAM_SCHEDULERS.build(scheduler)
+        if scheduler.get('convert_to_iter_based'):
+            scheduler['epoch_length'] = EPOCH_LENGTH
+        schedulers.append(PARAM_SCHEDULERS.build(scheduler))
+    found = []
+    for i in range(1, schedule.iterations + 1):
+        found.append(optimizer.param_groups[0]['lr'])
+        for scheduler in schedulers:
+            if not scheduler.by_epoch or i % EPOCH_LENGTH == 0:
+                scheduler.step()
+    return found
+
+
+def test_learning_rate_rises_to_its_base_and_falls_to_its_end(cfg):
+    length = cfg.train_cfg.get('max_epochs') or cfg.train_cfg.max_iters
+    iterations = EPOCH_LENGTH * length if 'max_epochs' in cfg.train_cfg else length
+    lr, last = cfg.optim_wrapper.optimizer.lr, cfg.param_scheduler[-1]
+    end = {
+        'MultiStepLR': lambda: lr * last.gamma ** len(last.milestones),
+        'PolyLR': lambda: last.eta_min,
+        'CosineAnnealingLR': lambda: last.eta_min,
+        'OneCycleLR': lambda: lr / 25 / 1e4,  # torch's defaults
+    }[last.type]()
+    assert last.get('total_steps', last.get('end')) == length
+    schedulers = [dict(s) for s in cfg.param_scheduler]
+    found = learning_rates(f'lr={lr}\niterations={iterations}\nschedulers={schedulers}')
+    assert max(found) == pytest.approx(lr)
+    assert found[-1] == pytest.approx(end, abs=1e-3 * lr)
+    if len(cfg.param_scheduler) == 2:
+        warm_up = cfg.param_scheduler[0]
+        peak = warm_up.end * (EPOCH_LENGTH if warm_up.by_epoch else 1)
+        assert found[peak - 1] == pytest.approx(lr)
+        assert found[0] < 0.01 * lr and found[peak // 2] < 0.6 * lr
 
 
 @pytest.mark.parametrize(('name', 'shape', 'params', 'conv_linear', 'total'), COSTS)
 def test_cost(name, shape, params, conv_linear, total):
-    cost = analyse(build_model(load(name)), shape)
+    cost = cost_of(name, shape)
     assert cost.params / 1e6 == pytest.approx(params, abs=0.1)
     assert cost.conv_linear / 1e9 == pytest.approx(conv_linear, rel=0.005)
     if total is not None:
@@ -137,23 +260,63 @@ def test_cost(name, shape, params, conv_linear, total):
         assert cost.total / 1e9 == pytest.approx(total, rel=0.01)
         assert cost.total / 1e9 < total
     assert not cost.uncounted
+    check_readme(name, shape, cost)
 
 
 @pytest.mark.parametrize(('name', 'params', 'conv_linear'), PAPER_COSTS)
 def test_paper_cost(name, params, conv_linear):
-    cost = analyse(build_model(load(name)), DET)
+    cost = cost_of(name, DET)
     assert cost.params / 1e6 == pytest.approx(params, abs=0.5)
     assert cost.conv_linear / 1e9 == pytest.approx(conv_linear, rel=0.005)
+    if '1x' in name:
+        check_readme(name, DET, cost)
 
 
-@pytest.mark.parametrize(
-    ('shape', 'total', 'encoder'), [((800, 1280), 99.8, 10.95), ((800, 1067), 84.0, 8.9)]
-)
-def test_smca_cost(shape, total, encoder):
-    model = build_model(load('smca_r50_8xb2-50e_coco'))
-    cost = analyse(model, shape)
-    assert cost.params == 41_810_518
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 41_534_998
+MODELS_OF_README = {
+    'ravlt': 'classifier',
+    'retinanet': 'RetinaNet',
+    'mask-rcnn': 'Mask R-CNN',
+    'semantic-fpn': 'Semantic FPN',
+    'upernet': 'UperNet',
+}
+
+
+def check_readme(name: str, shape: Tuple[int, int], cost: Complexity) -> None:
+    """The row of this config in the first table of the README of RAVLT."""
+    model, variant = re.match(r'(?:(.*)_)?ravlt-([tsbl])_', name).groups()
+    rows = readme('ravlt', 'convolution + linear')
+    assert len(rows) == 20
+    row = rows[f'{MODELS_OF_README[model or "ravlt"]} RAVLT-{variant.upper()}']
+    assert row['image'] == f'{shape[0]} x {shape[1]}'
+    printed(row['parameters (M)'], cost.params / 1e6)
+    printed(row['convolution + linear'], cost.conv_linear / 1e9)
+    printed(row['all products, released layout'], cost.total / 1e9)
+    heads = cost.total - cost.by_module['backbone'].total
+    printed(
+        row['all products, paper layout'], (heads + linear_backbone(variant, shape).total) / 1e9
+    )
+
+
+# Parameters, trained ones; at 800x1280 and 800x1067 G, and those of the encoder.
+SMCA_COSTS = {
+    'smca': (41_810_518, 41_534_998, (99.8, 10.95), (84.0, 8.9)),
+    'smca-la': (41_959_510, 41_683_990, (97.1, 8.26), (82.1, 7.02)),
+    'smca-ripple': (41_971_990, 41_696_470, (97.58, 8.74), (82.5, 7.41)),
+}
+
+
+@pytest.mark.parametrize('method', SMCA_COSTS)
+@pytest.mark.parametrize('shape', [(800, 1280), (800, 1067)])
+def test_smca_cost(method, shape):
+    params, trained, *costs = SMCA_COSTS[method]
+    total, encoder = costs[shape[1] == 1067]
+    name = f'{method}_r50_8xb2-50e_coco'
+    cost = cost_of(name, shape)
+    assert cost.params == params
+    found = sum(p.numel() for p in build_model(load(name)).parameters() if p.requires_grad)
+    assert found == trained
+    paper = {'smca': 41.5, 'smca-la': 41.7, 'smca-ripple': 41.8}[method]
+    assert found / 1e6 == pytest.approx(paper, abs=0.15)
     assert cost.total / 1e9 == pytest.approx(total, abs=0.05)
     assert cost.by_module['encoder'].total / 1e9 == pytest.approx(encoder, abs=0.02)
     assert not cost.uncounted
@@ -202,13 +365,12 @@ def test_smca_learning_rate_of_the_backbone():
 
 @pytest.mark.parametrize(('variant', 'total'), [*zip('tsbl', (2.55, 4.75, 10.38, 16.83))])
 def test_all_linear_layout(variant, total):
-    cfg = load(f'ravlt-{variant}_8xb128_in1k')
-    released = analyse(build_model(cfg), CLS)
-    cfg.model.backbone.stage_attns = ALL_LINEAR
-    linear = analyse(build_model(cfg), CLS)
-    assert linear.params == released.params
-    assert linear.conv_linear == released.conv_linear
-    assert linear.total / 1e9 == pytest.approx(total, rel=0.01)
+    released = cost_of(f'ravlt-{variant}_8xb128_in1k', CLS)
+    linear, softmax = linear_backbone(variant, CLS), released.by_module['backbone']
+    assert linear.params == softmax.params
+    assert linear.conv_linear == softmax.conv_linear
+    rest = released.total - softmax.total
+    assert (linear.total + rest) / 1e9 == pytest.approx(total, rel=0.01)
 
 
 @pytest.mark.parametrize(('size', 'shape', 'plain', 'params', 'total', 'at_most'), RWGKA_COSTS)
@@ -216,8 +378,13 @@ def test_cost_of_random_walks(size, shape, plain, params, total, at_most):
     suffix = f'_{CITYSCAPES}-{shape[0]}x{shape[1]}'
     costs = {}
     for attn in ('', '-rwgka', '-rwgkp'):
-        costs[attn] = analyse(build_model(load(f'segformer_mit-{size}{attn}{suffix}')), shape)
-        assert not costs[attn].uncounted
+        costs[attn] = cost = cost_of(f'segformer_mit-{size}{attn}{suffix}', shape)
+        assert not cost.uncounted
+        if attn != '-rwgkp':
+            row = readme('rwgka', 'encoder M, here')[f'segformer_mit-{size}{attn}{suffix}']
+            assert row['image'] == f'{shape[0]}x{shape[1]}'
+            printed(row['encoder M, here'], cost.by_module['backbone'].params / 1e6)
+            printed(row['G, here'], cost.extended / 1e9)
     encoders = {attn: cost.by_module['backbone'].params / 1e6 for attn, cost in costs.items()}
     assert encoders[''] == pytest.approx(plain, abs=0.05)
     assert encoders['-rwgka'] == pytest.approx(params, abs=0.05)
@@ -237,21 +404,76 @@ def test_cost_of_random_walks(size, shape, plain, params, total, at_most):
     ],
 )  # fmt: skip
 def test_ablation_of_table_5(options, decay, anchors, heads):
-    model = build_model(load(f'segformer_mit-b2-rwgka{options}_{CITYSCAPES}-1024x1024'))
-    for stage, num_heads in zip(model.backbone.stages, (1, 2, 5, 8)):
+    name = f'segformer_mit-b2-rwgka{options}_{CITYSCAPES}-1024x1024'
+    for stage, num_heads in zip(build_model(load(name)).backbone.stages, (1, 2, 5, 8)):
         for block in stage:
             assert block.attn.decay == decay
             assert block.attn.anchors_q.shape[:2] == (num_heads * heads, anchors)
+    row, cost = readme('rwgka', 'decay')[name], cost_of(name, (1024, 1024))
+    assert (row['decay'], row['anchors'], row['heads']) == (f'{decay}', f'{anchors}', f'{heads}x')
+    printed(row['M, here'], cost.params / 1e6)
+    printed(row['G, here'], cost.extended / 1e9)
 
 
-def test_cityscapes_recipe():
-    cfg = load(f'segformer_mit-b1-rwgka_{CITYSCAPES}-1024x1024')
+@pytest.mark.parametrize('name', readme('rwgka', 'top-1 (paper)'))
+def test_cost_of_mit_classifiers(name):
+    row, cost = readme('rwgka', 'top-1 (paper)')[name], cost_of(name, CLS)
+    printed(row['M, here'], cost.params / 1e6)
+    printed(row['G, here'], cost.extended / 1e9)
+    assert float(row['M, here']) == pytest.approx(float(row['M, paper']), abs=0.1)
+    assert float(row['G, here']) == pytest.approx(float(row['G, paper']), rel=0.02)
+
+
+@pytest.mark.parametrize('name', readme('rwgka', 'G at 192x256'))
+def test_cost_of_camvid_segmentors(name):
+    row, cost = readme('rwgka', 'G at 192x256')[name], cost_of(name, (192, 256))
+    printed(row['parameters M'], cost.params / 1e6)
+    printed(row['G at 192x256'], cost.extended / 1e9)
+
+
+@pytest.mark.parametrize('name', [name for name in CONFIGS if CITYSCAPES in name])
+def test_cityscapes_recipe(name):
+    cfg = load(name)
     optimizer = cfg.optim_wrapper.optimizer
-    assert (optimizer.type, optimizer.lr) == ('AdamW', 1e-4)
-    _, poly = cfg.param_scheduler
-    assert (poly.type, poly.power, poly.end) == ('PolyLR', 0.9, 160000)
+    assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ('AdamW', 1e-4, 0.01)
+    assert optimizer.betas == (0.9, 0.999)
+    warm_up, poly = cfg.param_scheduler
+    assert (warm_up.start_factor, warm_up.begin, warm_up.end) == (1e-6, 0, 1500)
+    assert (poly.type, poly.power, poly.eta_min) == ('PolyLR', 0.9, 0)
+    assert (poly.begin, poly.end, cfg.train_cfg.max_iters) == (1500, 160000, 160000)
+    assert not warm_up.by_epoch and not poly.by_epoch
     assert 8 * cfg.train_dataloader.batch_size == cfg.auto_scale_lr.base_batch_size == 8
-    assert cfg.model.backbone.init_cfg.checkpoint == 'checkpoints/mit-b1_in1k.pth'
+    (size,) = re.findall(r'mit-(b\d)', name)
+    assert cfg.model.backbone.init_cfg.checkpoint == f'checkpoints/mit-{size}_in1k.pth'
+    assert cfg.model.backbone.arch == size
+
+    shape = tuple(int(side) for side in name.rpartition('-')[2].split('x'))
+    transforms = {t.type: t for t in cfg.train_dataloader.dataset.pipeline}
+    crop, resize = transforms['RandomCrop'], transforms['RandomResize']
+    assert (crop.crop_size, crop.cat_max_ratio) == (shape, 0.75)
+    assert (resize.scale, resize.ratio_range) == ((2048, 1024), (0.5, 2.0))
+    assert cfg.model.data_preprocessor.size == shape
+    test = cfg.model.test_cfg
+    assert (test.mode, test.crop_size) == ('slide', shape)
+    assert all(0 < stride <= side for stride, side in zip(test.stride, shape))
+
+
+def test_cityscapes_learning_rate_and_decay():
+    cfg = load(f'segformer_mit-b0-rwgka_{CITYSCAPES}-1024x1024')
+    model = build_model(cfg)
+    groups = optimizer_of(cfg, model).param_groups
+    found = {
+        id(p): (group['lr'], group['weight_decay']) for group in groups for p in group['params']
+    }
+    norms = 0
+    for module_name, module in model.named_modules():
+        is_norm = isinstance(module, torch.nn.LayerNorm)
+        norms += is_norm
+        for parameter in module.parameters(recurse=False):
+            in_head = module_name.startswith('decode_head.')
+            expected = (1e-3 if in_head else 1e-4, 0 if is_norm else 0.01)
+            assert found[id(parameter)] == pytest.approx(expected), module_name
+    assert norms == 24
 
 
 def test_camvid_variants_differ_in_the_attention_only():
@@ -266,10 +488,8 @@ def test_camvid_variants_differ_in_the_attention_only():
 def decays(cfg: Config) -> dict:
     """Weight decay of each parameter."""
     model = build_model(cfg)
-    wrapper = dict(cfg.optim_wrapper, type='OptimWrapper')
-    wrapper.pop('loss_scale', None)
     names = {id(value): key for key, value in model.named_parameters()}
-    groups = build_optim_wrapper(model, wrapper).optimizer.param_groups
+    groups = optimizer_of(cfg, model).param_groups
     return {names[id(p)]: group['weight_decay'] for group in groups for p in group['params']}
 
 

@@ -83,11 +83,10 @@ class SMCA(DETR):
         self, img_feats: Tuple[Tensor], batch_data_samples: SampleList
     ) -> Tuple[Dict, Dict]:
         """DETR's tokens, mask and positions, with the sizes that the decoder needs."""
-        # DETR views the map as (B, C, N), which channels_last memory does not allow.
-        feat = img_feats[-1].contiguous()
+        feat = img_feats[-1]
         hw_shape = tuple(feat.shape[-2:])
         self._check_stride(hw_shape, batch_data_samples[0].batch_input_shape)
-        encoder_inputs, decoder_inputs = super().pre_transformer((feat,), batch_data_samples)
+        encoder_inputs, decoder_inputs = super().pre_transformer(img_feats, batch_data_samples)
         sizes = [sample.img_shape[1::-1] for sample in batch_data_samples]
         encoder_inputs['hw_shape'] = hw_shape
         decoder_inputs['hw_shape'] = hw_shape

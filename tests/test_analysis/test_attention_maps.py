@@ -11,6 +11,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
+from mmlinattn.analysis import attention_maps
 from mmlinattn.analysis.attention_maps import (
     Record,
     draw_decoder_maps,
@@ -77,7 +78,14 @@ def test_rings_are_recorded_and_drawn(model, tmp_path, monkeypatch):
         model.forward_transformer((torch.randn(1, 128, 4, 6),), [DetDataSample(metainfo=meta)])
     assert sorted(seen.ring_weights) == [0, 1] and seen.ring_weights[0].shape == (4, 24, 3)
     image = np.zeros((64, 96, 3), np.uint8)
+    drawn = []
+    draw_map = attention_maps._draw_map
+    monkeypatch.setattr(
+        attention_maps, '_draw_map', lambda *args: drawn.append(args[2]) or draw_map(*args)
+    )
     assert draw_ring_weights(tmp_path / 'rings.png', image, seen, 16, (1, 2)).is_file()
+    in_the_middle = [float(values[1, 2]) for values in drawn]
+    assert in_the_middle == [float(w[1 * 6 + 2, 0]) for i in (0, 1) for w in seen.ring_weights[i]]
     with pytest.raises(ValueError, match='no attention'):
         draw_ring_weights(tmp_path / 'none.png', image, Record(), 16, (1, 2))
 

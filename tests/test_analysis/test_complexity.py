@@ -71,6 +71,22 @@ def test_convolutions():
     assert cost.total == cost.conv_linear
 
 
+def test_third_count_has_norms_and_resizing():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1),
+        nn.BatchNorm2d(4),
+        nn.BatchNorm2d(4, affine=False),
+        nn.GroupNorm(2, 4),
+        nn.LayerNorm(W),
+        nn.Upsample(scale_factor=2, mode='bilinear'),
+        nn.AdaptiveAvgPool2d(2),
+    )
+    cost, n = analyse(model, (H, W)), 4 * H * W
+    found = [cost.by_module[str(i)].extended for i in range(7)]
+    assert found == [3 * n, 2 * n, n, 5 * n, 5 * n, 4 * 4 * n, 4 * n]
+    assert (cost.total, cost.extended) == (3 * n, sum(found))
+
+
 def test_multihead_attention_is_not_opaque():
     class Layer(nn.Module):
         def __init__(self):

@@ -139,6 +139,14 @@ def test_an_attention_keeps_its_own_initial_weights():
     assert 'stages.0.0.attn.in_proj.weight' in changed
 
 
+def test_drop_path_rises_linearly_over_the_blocks():
+    def rates(**kwargs):
+        return [b.drop_path.drop_prob for stage in build(**kwargs).stages for b in stage]
+
+    assert rates() == pytest.approx([0, 0.025, 0.05, 0.075, 0.1])
+    assert rates(drop_path_rate=0.4) == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+
+
 def test_frozen_stages():
     model = build(frozen_stages=2).train()
     for modules in (model.patch_embeds, model.stages, model.norms):

@@ -1,9 +1,10 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from mmlinattn.backbones import RAVLT
-from mmlinattn.backbones.ravlt import ARCHITECTURES
+from mmlinattn.backbones.ravlt import ARCHITECTURES, RAVLTBlock
 
 TINY = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 LAYOUTS = {
@@ -154,6 +155,23 @@ def test_drop_path_rises_linearly_over_the_blocks():
     assert {n: a['drop_path_rate'] for n, a in ARCHITECTURES.items()} == {
         'tiny': 0.1, 'small': 0.15, 'base': 0.4, 'large': 0.55,
     }  # fmt: skip
+
+
+def test_block_by_hand():
+    block = RAVLTBlock(8, 1, 3.5, 'SoftmaxAttention').double()
+    for parameter in block.parameters():
+        nn.init.normal_(parameter)
+    for parameter in block.cpe.parameters():
+        nn.init.normal_(parameter, std=1e-3)
+    x = 1e-3 * torch.randn(1, 6, 8, dtype=torch.float64)  # small, so that the eps of norms counts
+
+    def normed(y, norm):
+        return F.layer_norm(y, (8,), norm.weight, norm.bias, 1e-6)
+
+    expected = x + block.cpe(x.mT.reshape(1, 8, 2, 3)).flatten(2).mT
+    expected = expected + block.gamma1 * block.attn(normed(expected, block.norm1), (2, 3))
+    expected = expected + block.gamma2 * block.ffn(normed(expected, block.norm2), (2, 3))
+    torch.testing.assert_close(block(x, (2, 3)), expected)
 
 
 def test_layer_scale_of_the_released_models():

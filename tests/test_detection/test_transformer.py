@@ -7,6 +7,7 @@ from torch import nn
 
 from mmlinattn.detection.decoder import Memory, ModulatedAttention, SMCADecoder, SMCADecoderLayer
 from mmlinattn.detection.encoder import SMCAEncoder, SMCAEncoderLayer
+from mmlinattn.detection.modulation import gaussian_map
 
 C, HEADS, HIDDEN, HW = 32, 4, 48, (5, 6)
 SIZES = dict(embed_dims=C, num_heads=HEADS, feedforward_channels=HIDDEN)
@@ -79,6 +80,21 @@ def test_decoder_layer_is_detrs_with_a_mask_added(dynamic_scale):
     out = ours(query, pos, reference, Memory(memory, HW, key_pos, mask))
     torch.testing.assert_close(out, expected)
     assert not torch.allclose(out, ours(query, pos, reference + 2, Memory(memory, HW, key_pos)))
+
+
+def test_points_and_maps_by_hand():
+    decoder = randomise(SMCADecoder(1, dict(SIZES, smooth=5.0), stride=16))
+    (layer,) = decoder.layers
+    query, pos, sizes = tokens(n=7), tokens(n=7), torch.tensor([[93.0, 70.0], [50.0, 80.0]])
+    features = layer.point_norm(query + pos)
+    points, reference = decoder.predict_points(query, pos, sizes.double())
+    torch.testing.assert_close(points, decoder.point(features))
+    expected = points.sigmoid() * sizes.double()[:, None] / 16
+    torch.testing.assert_close(reference, expected)
+    offsets = layer.offset(features).view(2, 7, HEADS, 2)
+    scales = layer.scale(features).view(2, 7, HEADS, 2) ** 2
+    expected = gaussian_map(reference[:, :, None] + offsets, scales, HW, 5.0)
+    torch.testing.assert_close(layer.modulation(query, pos, reference, HW), expected)
 
 
 @pytest.fixture(params=ATTENTIONS)

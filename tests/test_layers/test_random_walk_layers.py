@@ -22,12 +22,14 @@ def test_anchors_start_by_xavier_for_each_head():
     assert 0.99 * limit < anchors.abs().max() <= limit
 
 
-def test_layer_is_its_formula():
-    attn = RWGKA(16, 2, num_anchors=5, decay=0.5, shared_anchors=False).double()
+@pytest.mark.parametrize('steps', [None, 2])
+def test_layer_is_its_formula(steps):
+    options = dict(num_anchors=5, decay=0.5, steps=steps, shared_anchors=False)
+    attn = RWGKA(16, 2, **options).double()
     x = torch.randn(2, 12, 16, dtype=torch.float64)
     q, k, v = attn.in_proj(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
     walked = random_walk_attention(
-        q, k, v, attn.anchors_q, attn.anchors_k, decay=0.5, backend='reference'
+        q, k, v, attn.anchors_q, attn.anchors_k, decay=0.5, steps=steps, backend='reference'
     )
     torch.testing.assert_close(attn(x, (3, 4)), attn.proj(walked.transpose(1, 2).flatten(2)))
 
