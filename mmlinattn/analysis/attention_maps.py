@@ -178,6 +178,9 @@ def draw_ring_weights(
 ) -> Path:
     """A row for each encoder layer with ring weights, a panel for each head.
 
+    The numbers of a panel are the weights of its rings, from the middle outwards; the last one is
+    that of all cells beyond. Each panel has its own colours, black is 0.
+
     Args:
         path: PNG file to write.
         image: (H, W, 3) uint8 RGB, of the size that the network saw.
@@ -197,14 +200,15 @@ def draw_ring_weights(
         weights = seen.ring_weights[layer][:, row * seen.hw_shape[1] + column].float()
         for head, axes in enumerate(panels):
             _draw_map(axes, image, ring_map(weights[head], position, seen.hw_shape), stride)
-            axes.set_title(f'layer {layer + 1}, head {head + 1}', fontsize=9)
+            numbers = ' '.join(f'{weight:.2f}'.lstrip('0') for weight in weights[head].tolist())
+            axes.set_title(f'layer {layer + 1}, head {head + 1}\n{numbers}', fontsize=8)
             axes.plot(stride * (column + 0.5), stride * (row + 0.5), '+', color='white')
     return _save(figure, path)
 
 
 def _grid(image: np.ndarray, rows: int, columns: int) -> tuple:
     aspect = image.shape[0] / image.shape[1]
-    figure = Figure(figsize=(2.4 * columns, (2.4 * aspect + 0.3) * rows), dpi=110)
+    figure = Figure(figsize=(2.4 * columns, (2.4 * aspect + 0.4) * rows), dpi=110)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
