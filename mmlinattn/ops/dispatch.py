@@ -1,7 +1,8 @@
 """Which implementation of an operator runs: one switch for the whole package.
 
 Every operator has a ``reference`` form (the definition, short and slow), a ``portable`` form
-(fast, any device, torch only) and possibly a ``fused`` form (Triton). The caller's ``backend``
+(fast, any device, torch only) and possibly a ``fused`` form (Triton). The last two have first
+derivatives only, and raise an error where a second one is asked for. The caller's ``backend``
 argument decides; where it says ``'auto'``, the innermost :func:`use_backend` block decides; where
 there is none, the environment variable ``MMLINATTN_BACKEND`` decides; where that is unset or
 ``auto``, the operator takes ``fused`` when it can serve and ``portable`` otherwise.

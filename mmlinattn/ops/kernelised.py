@@ -10,6 +10,7 @@ from typing import NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .feature_maps import FEATURE_GRADIENTS, FEATURE_MAPS
 from .numerics import accumulation_dtype, empty_tokens, no_autocast, one_graph, token_chunks
@@ -100,6 +101,7 @@ class _Kernelised(torch.autograd.Function):
         return _read_out(q, sums, rotary, options, v.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         q, k, v, weights, sin, cos, mask, *sums = ctx.saved_tensors
         rotary = None if sin is None else (sin, cos)

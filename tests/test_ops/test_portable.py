@@ -130,6 +130,16 @@ def test_half_types_in_chunks(name, dtype, tolerance, mask, monkeypatch):
 
 
 @every_operator
+def test_second_derivatives_are_refused(name):
+    """Sums that the backward pass reads are constants to autograd: it would be silently wrong."""
+    leaves = [x.requires_grad_() for x in leaves_of(name)]
+    out = OPERATORS[name][0](*leaves, mask=None, backend='portable')
+    grads = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+    with pytest.raises(RuntimeError, match='once_differentiable'):
+        sum(grad.square().sum() for grad in grads).backward()
+
+
+@every_operator
 def test_nothing_of_the_size_of_the_tokens_is_kept(name):
     """The backward pass keeps the inputs, and small tensors."""
     run, _ = OPERATORS[name]

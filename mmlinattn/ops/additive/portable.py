@@ -7,6 +7,7 @@ from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..numerics import accumulation_dtype, empty_tokens, no_autocast, one_graph, token_chunks
 from ..online_softmax import OnlineSoftmax
@@ -39,6 +40,7 @@ class _Pool(torch.autograd.Function):
         return pooled, log_mass
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor, _) -> Tuple[Optional[Tensor], ...]:
         x, weight, mask, pooled, log_mass = ctx.saved_tensors
         scale = x.shape[-1] ** -0.5
@@ -67,6 +69,7 @@ class _Scale(torch.autograd.Function):
         return _scale(x, factor)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> Tuple[Tensor, Tensor]:
         x, factor = ctx.saved_tensors
         dx, d_factor = torch.empty_like(x), torch.zeros_like(factor)

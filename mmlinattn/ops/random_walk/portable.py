@@ -10,6 +10,7 @@ from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..numerics import accumulation_dtype, empty_tokens, no_autocast, one_graph, token_chunks
 from ..online_softmax import OnlineSoftmax
@@ -58,6 +59,7 @@ class WalkState(torch.autograd.Function):
         return state, walk
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, d_state: Tensor, d_walk: Tensor) -> Tuple[Optional[Tensor], ...]:
         q, k, v, anchors_q, anchors_k, mask, state, walk, log_mass = ctx.saved_tensors
         dtype, has_walk = anchors_q.dtype, walk.numel() > 0
@@ -100,6 +102,7 @@ class WalkReadout(torch.autograd.Function):
         return _read_out(q, anchors_k, x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         q, anchors_k, x = ctx.saved_tensors
         dq, d_anchors, dx = torch.empty_like(q), torch.zeros_like(x), torch.zeros_like(x)

@@ -14,6 +14,7 @@ from typing import Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..numerics import accumulation_dtype, no_autocast
 from .groups import group_radii
@@ -72,6 +73,7 @@ class RippleSums(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         with no_autocast(grad):
             return (*_backward(grad, *ctx.saved_tensors, ctx.radii), None)

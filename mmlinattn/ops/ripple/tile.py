@@ -12,6 +12,7 @@ from typing import Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..numerics import accumulation_dtype, no_autocast
 from .groups import axis_distance, chebyshev_distance
@@ -73,6 +74,7 @@ class RippleTile(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_out: Tensor) -> Tuple[Optional[Tensor], ...]:
         with no_autocast(grad_out):
             return (*_backward(grad_out, *ctx.saved_tensors), None)
