@@ -378,7 +378,7 @@ from mmlinattn.ops.kernels import kernelised, random_walk, ripple
 from mmlinattn.ops.kernels.common import OPTIONS, block_size
 
 FLAGS = dict(
-    T=8, REACH=3, BX=16, BK=64, BR=8, STICK=1,
+    T=8, REACH=3, BX=16, BK=64, BR=8, STICK=1, HAS_FLAGS=True,
     FEATURE=1, HAS_MASK=True, WEIGHTED=True, ROTARY=True, SUM=True, WRITE=True,
     HAS_MEAN=True, HAS_WALK=True,
 )
@@ -398,7 +398,7 @@ def build(kernel, dim, kind, arch):
         name = parameter.name
         if name in flags:
             signature[name], constants[name] = 'constexpr', flags[name]
-        elif name == 'MASK':
+        elif name in ('MASK', 'FAR'):
             signature[name] = '*u8'
         elif name.isupper() and len(name) > 1 and name != 'CHUNK' or name in 'QKVSZWX':
             signature[name] = POINTERS[kind] if name in TOKENS else '*fp32'

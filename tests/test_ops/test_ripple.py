@@ -385,3 +385,36 @@ def test_stick_breaking_of_half_types_and_no_unit():
 def test_stick_breaking_of_bad_input(logits, kwargs, message):
     with pytest.raises(ValueError, match=message):
         stick_breaking(logits, **kwargs)
+
+
+@pytest.mark.parametrize('form', ['tile', 'sat', 'fused'])
+@pytest.mark.parametrize(
+    'hw, max_distance, real',
+    [
+        ((4, 4), 8, None),  # no token has one that far away
+        ((7, 7), 4, None),  # only those in the middle have none
+        ((12, 12), 4, (3, 3)),  # the rest is padding
+        ((6, 2), 2, (2, 2)),
+    ],
+)
+def test_an_empty_last_group_costs_no_digits(form, hw, max_distance, real):
+    """Nearly all weight is on the last group, which is empty: the rest decides."""
+    n = hw[0] * hw[1]
+    q, k, v = (torch.rand(1, 2, n, 16).requires_grad_() for _ in range(3))
+    weights = stick_breaking(torch.full((1, 2, n, max_distance), -10.0)).requires_grad_()
+    mask = None
+    if real is not None:
+        mask = torch.ones(hw, dtype=torch.bool)
+        mask[2 % hw[0] : 2 % hw[0] + real[0], : real[1]] = False
+        mask = mask.flatten()[None]
+    how = dict(backend='fused') if form == 'fused' else dict(algorithm=form)
+    cotangent, results = torch.randn(1, 2, n, 16), []
+    for dtype, options in ((torch.float32, how), (torch.float64, dict(algorithm='reference'))):
+        leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, v, weights)]
+        out = ripple_attention(*leaves, hw, key_padding_mask=mask, eps=1e-12, **options)
+        if mask is not None:  # padded queries read nothing of use
+            out = out.masked_fill(mask[:, None, :, None], 0)
+        results.append([out, *torch.autograd.grad(out, leaves, cotangent.to(dtype))])
+    for name, single, double in zip(('out', 'q', 'k', 'v', 'weights'), *results):
+        error = (single.double() - double).norm() / double.norm()
+        assert error < 1e-4, (name, error)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..ripple.groups import has_far_tokens
 from .common import (
     OPTIONS,
     Launch,
@@ -95,15 +96,28 @@ def _ring_weight(
 
 
 @triton.jit
-def _far_weight(base, tokens, stride_n, stride_r, N, REACH: tl.constexpr, STICK: tl.constexpr):
-    """Weight of the last group."""
-    if STICK:
-        left = tl.full(tokens.shape, 1.0, tl.float32)
-        for r in tl.static_range(REACH + 1):
-            _, left = _ring_weight(base, tokens, r, left, stride_n, stride_r, N, REACH, STICK)
-        return left
+def _some_far(flags, tokens, N, HAS_FLAGS: tl.constexpr):
+    """1 for tokens that have a real one in the last group, else 0."""
+    if HAS_FLAGS:
+        return tl.load(flags + tokens, mask=tokens < N, other=0).to(tl.float32)
     else:
-        return _load_weight(base, tokens, REACH + 1, stride_n, stride_r, N)
+        return tl.full(tokens.shape, 1.0, tl.float32)
+
+
+@triton.jit
+def _far_weight(
+    base, flags, tokens, stride_n, stride_r, N,
+    REACH: tl.constexpr, STICK: tl.constexpr, HAS_FLAGS: tl.constexpr,
+):  # fmt: skip
+    """Weight of the last group; 0 where that is empty: sums of the whole map less what is near
+    would leave rounding errors."""
+    if STICK:
+        weight = tl.full(tokens.shape, 1.0, tl.float32)
+        for r in tl.static_range(REACH + 1):
+            _, weight = _ring_weight(base, tokens, r, weight, stride_n, stride_r, N, REACH, STICK)
+    else:
+        weight = _load_weight(base, tokens, REACH + 1, stride_n, stride_r, N)
+    return weight * _some_far(flags, tokens, N, HAS_FLAGS)
 
 
 @triton.jit
@@ -130,11 +144,11 @@ def _stick_backward(
 
 @triton.jit
 def _forward_kernel(
-    Q, K, V, WEIGHT, MASK, S, Z, MASS, OUT, NORM,
+    Q, K, V, WEIGHT, FAR, MASK, S, Z, MASS, OUT, NORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, H, N, D, height, width, eps,
     T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    HAS_MASK: tl.constexpr, STICK: tl.constexpr,
+    HAS_MASK: tl.constexpr, STICK: tl.constexpr, HAS_FLAGS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0).to(tl.int64)
     b, h = head // H, head % H
@@ -143,7 +157,7 @@ def _forward_kernel(
     qy, qx, rows = _tile_tokens(T, height, width)
     q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
     weight_base = WEIGHT + b * swb + h * swh
-    far = _far_weight(weight_base, rows, swn, swr, N, REACH, STICK)
+    far = _far_weight(weight_base, FAR + b * N, rows, swn, swr, N, REACH, STICK, HAS_FLAGS)
     # Scores of scaled queries fit float16; total and norm are linear in them.
     scale = tl.maximum(tl.max(q, 1), 1.0)
     q = q / scale[:, None]
@@ -173,11 +187,11 @@ def _forward_kernel(
 
 @triton.jit
 def _query_backward_kernel(
-    Q, K, V, WEIGHT, MASK, S, Z, MASS, NORM, DOUT, DQ, DWEIGHT, DNORM,
+    Q, K, V, WEIGHT, FAR, MASK, S, Z, MASS, NORM, DOUT, DQ, DWEIGHT, DNORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, D, height, width,
     T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    BR: tl.constexpr, HAS_MASK: tl.constexpr, STICK: tl.constexpr,
+    BR: tl.constexpr, HAS_MASK: tl.constexpr, STICK: tl.constexpr, HAS_FLAGS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries, of the weights or logits, and of each normaliser.
 
@@ -194,7 +208,7 @@ def _query_backward_kernel(
     norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
     grad = grad / norm[:, None]
     weight_base = WEIGHT + b * swb + h * swh
-    far = _far_weight(weight_base, rows, swn, swr, N, REACH, STICK)
+    far = _far_weight(weight_base, FAR + b * N, rows, swn, swr, N, REACH, STICK, HAS_FLAGS)
     dq, dq_norm = tl.zeros((T * T, BD), tl.float32), tl.zeros((T * T, BD), tl.float32)
     d_weight, d_weight_norm = tl.zeros((T * T, BR), tl.float32), tl.zeros((T * T, BR), tl.float32)
     agreement = tl.zeros((T * T,), tl.float32)  # of the sum over values with its gradient
@@ -230,6 +244,7 @@ def _query_backward_kernel(
     dq += d_norm[:, None] * dq_norm + far[:, None] * d_far
     d_weight += d_norm[:, None] * d_weight_norm
     of_last = tl.sum(q * d_far, 1) - tl.sum(d_weight, 1)
+    of_last *= _some_far(FAR + b * N, rows, N, HAS_FLAGS)
     d_weight += tl.where(groups[None, :] == REACH + 1, of_last[:, None], 0.0)
     store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
     size: tl.constexpr = REACH + (1 if STICK else 2)
@@ -240,9 +255,10 @@ def _query_backward_kernel(
 
 @triton.jit
 def _far_backward_kernel(
-    Q, WEIGHT, NORM, DNORM, DOUT, DS, DZ,
+    Q, WEIGHT, FAR, NORM, DNORM, DOUT, DS, DZ,
     sqb, sqh, sqn, sqd, swb, swh, swn, swr, sgb, sgh, sgn, sgd, H, N, D, CHUNK,
     REACH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, STICK: tl.constexpr,
+    HAS_FLAGS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the sums of linear attention, over a chunk of queries."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -253,7 +269,9 @@ def _far_backward_kernel(
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
         rows = start + tl.arange(0, BN)
         q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
-        far = _far_weight(WEIGHT + b * swb + h * swh, rows, swn, swr, N, REACH, STICK)
+        far = _far_weight(
+            WEIGHT + b * swb + h * swh, FAR + b * N, rows, swn, swr, N, REACH, STICK, HAS_FLAGS
+        )
         q *= far[:, None]
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
         grad = grad / tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)[:, None]
@@ -267,11 +285,11 @@ def _far_backward_kernel(
 
 @triton.jit
 def _key_backward_kernel(
-    Q, K, V, WEIGHT, MASK, NORM, DNORM, DOUT, DS, DZ, MASS, DK, DV,
+    Q, K, V, WEIGHT, FAR, MASK, NORM, DNORM, DOUT, DS, DZ, MASS, DK, DV,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, D, height, width,
     T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    HAS_MASK: tl.constexpr, STICK: tl.constexpr,
+    HAS_MASK: tl.constexpr, STICK: tl.constexpr, HAS_FLAGS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0).to(tl.int64)
     b, h = head // H, head % H
@@ -295,7 +313,7 @@ def _key_backward_kernel(
         grad = grad / tl.load(NORM + head * N + tokens, mask=tokens < N, other=1.0)[:, None]
         d_norm = tl.load(DNORM + head * N + tokens, mask=tokens < N, other=0.0)
         distance = _distance(ky, kx, qy, qx)
-        far = _far_weight(weight_base, tokens, swn, swr, N, REACH, STICK)
+        far = _far_weight(weight_base, FAR + b * N, tokens, swn, swr, N, REACH, STICK, HAS_FLAGS)
         local = tl.zeros((T * T, BK), tl.float32)
         left = tl.full((BK,), 1.0, tl.float32)
         for r in tl.static_range(REACH + 1):
@@ -329,7 +347,10 @@ class RippleLaunch(Launch):
         self.num_groups = weights.shape[-1] + (stick is not None)
         reach = self.num_groups - 2  # the halo: the last distance with a weight of its own
         columns = triton.next_power_of_2(TILE + 2 * reach)
-        self.weights = dict(REACH=reach, STICK=STICKS[stick])
+        far = has_far_tokens(hw_shape, reach + 1, mask, q.device)
+        # Any tensor stands for no flags.
+        self.far = q if far is None else far.expand(self.batch, -1).contiguous().view(torch.uint8)
+        self.weights = dict(REACH=reach, STICK=STICKS[stick], HAS_FLAGS=far is not None)
         self.blocks = dict(
             T=TILE, BX=columns, BK=max(HALO_BLOCK, columns), BD=self.bd, **self.weights, **OPTIONS
         )
@@ -352,7 +373,7 @@ def forward(
     out = token_major(q)
     norm = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     _forward_kernel[launch.tiles](
-        q, k, v, weights, launch.mask, state.s, state.z, mass, out, norm,
+        q, k, v, weights, launch.far, launch.mask, state.s, state.z, mass, out, norm,
         *strides(q), *strides(k), *strides(v), *strides(weights), *strides(out), *launch.sizes,
         eps, **launch.blocks, **launch.has_mask,
     )  # fmt: skip
@@ -380,20 +401,21 @@ def backward(
     d_weights = torch.empty(weights.shape, dtype=weights.dtype, device=q.device)
     d_norm = torch.empty_like(norm)
     _query_backward_kernel[launch.tiles](
-        q, k, v, weights, launch.mask, s, z, mass, norm, grad, dq, d_weights, d_norm,
+        q, k, v, weights, launch.far, launch.mask, s, z, mass, norm, grad, dq, d_weights, d_norm,
         *strides(q), *strides(k), *strides(v), *strides(weights), *strides(dq), *strides(grad),
         *launch.sizes, BR=triton.next_power_of_2(launch.num_groups),
         **launch.blocks, **launch.has_mask,
     )  # fmt: skip
     ds, dz = launch.per_chunk(bd, bd), launch.per_chunk(bd)
     _far_backward_kernel[launch.grid](
-        q, weights, norm, d_norm, grad, ds, dz, *strides(q), *strides(weights), *strides(grad),
+        q, weights, launch.far, norm, d_norm, grad, ds, dz,
+        *strides(q), *strides(weights), *strides(grad),
         launch.heads, launch.num_tokens, launch.dim, launch.chunk,
         BN=launch.bn, BD=bd, **launch.weights, **OPTIONS,
     )  # fmt: skip
     ds, dz = ds.sum(2) / mass[..., None, None], dz.sum(2) / mass[..., None]
     _key_backward_kernel[launch.tiles](
-        q, k, v, weights, launch.mask, norm, d_norm, grad, ds, dz, mass, dk, dv,
+        q, k, v, weights, launch.far, launch.mask, norm, d_norm, grad, ds, dz, mass, dk, dv,
         *strides(q), *strides(k), *strides(v), *strides(weights), *strides(dk), *strides(grad),
         *launch.sizes, **launch.blocks, **launch.has_mask,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Vicinal groups: which tokens share a spatial weight."""
 
-from typing import List, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -32,3 +32,40 @@ def group_index(hw_shape: Tuple[int, int], radii: Sequence[int], device: torch.d
     rows, columns = (axis_distance((0, n), (0, n), device) for n in hw_shape)
     distance = chebyshev_distance(rows, columns)
     return (distance[..., None] > torch.tensor(radii, device=device)).sum(-1)
+
+
+def has_far_tokens(
+    hw_shape: Tuple[int, int], distance: int, mask: Optional[Tensor], device: torch.device
+) -> Optional[Tensor]:
+    """Whether each token has a real one at ``distance`` or beyond, (B or 1, N) bool.
+
+    None: all of them have, which is known from the map alone.
+    """
+    if mask is None and max(hw_shape) // 2 >= distance:
+        return None
+    farthest = []
+    for size, axis in zip(hw_shape, (2, 1)):
+        place = torch.arange(size, device=device)
+        low, high = 0, size - 1
+        if mask is not None:
+            real = (~mask).unflatten(1, hw_shape).any(axis)  # [B, size]
+            low = place.where(real, size).amin(1, keepdim=True)
+            high = place.where(real, -1).amax(1, keepdim=True)
+        farthest.append(torch.maximum(place - low, high - place).view(-1, size))
+    return torch.maximum(farthest[0][:, :, None], farthest[1][:, None]).flatten(1) >= distance
+
+
+def drop_empty_last(
+    weights: Tensor, hw_shape: Tuple[int, int], distance: int, mask: Optional[Tensor]
+) -> Tensor:
+    """``weights`` (B, heads, N, G + 1) with 0 for a last group, ``distance`` and beyond, that is
+    empty.
+
+    The result is the same in exact arithmetic. Computed as the whole map less what is near, an
+    empty group with a large weight would leave rounding errors larger than the rest.
+    """
+    far = has_far_tokens(hw_shape, distance, mask, weights.device)
+    if far is None:
+        return weights
+    last = weights[..., -1:].masked_fill(~far[:, None, :, None], 0)
+    return torch.cat([weights[..., :-1], last], -1)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..numerics import accumulation_dtype, no_autocast
-from .groups import group_radii
+from .groups import drop_empty_last, group_radii
 
 
 def ripple_sat(
@@ -40,7 +40,9 @@ def ripple_sat(
         if key_padding_mask is not None:
             k = k.masked_fill(key_padding_mask[:, None, :, None], 0)
         v1 = F.pad(v.to(dtype), (0, 1), value=1.0)  # the normaliser is the attention to ones
+        beyond = radii[-1] + 1 if radii else 0
         weights = weights[..., : len(radii) + 1].to(dtype)
+        weights = drop_empty_last(weights, hw_shape, beyond, key_padding_mask)
         maps = [
             x.flatten(0, 1).unflatten(1, hw_shape) for x in (q.to(dtype), k, v1, weights)
         ]  # [B * heads, height, width, channels]

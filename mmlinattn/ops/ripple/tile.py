@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..numerics import accumulation_dtype, no_autocast
-from .groups import axis_distance, chebyshev_distance
+from .groups import axis_distance, chebyshev_distance, drop_empty_last
 
 # Tokens of a tile along each axis, and scores in a chunk of tiles. Forward and backward of 6 heads,
 # d = 32, R = 4, 128 x 128 tokens on one CPU core: 285 ms with (2, 8); (1, 8) 327, (4, 8) 340,
@@ -37,6 +37,7 @@ def ripple_tile(
     """See :func:`mmlinattn.ops.ripple_attention`; Chebyshev groups only."""
     out_dtype, batch_heads = v.dtype, q.shape[:2]
     dtype = accumulation_dtype(out_dtype)
+    weights = drop_empty_last(weights, hw_shape, weights.shape[-1] - 1, key_padding_mask)
     with no_autocast(q):
         k = k.to(dtype)
         if key_padding_mask is not None:
