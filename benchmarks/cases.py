@@ -244,8 +244,8 @@ MAX_DISTANCE = 4
     'ripple',
     'operator',
     f'Ripple attention, R = {MAX_DISTANCE}: tiles against summed-area tables (the algorithm of '
-    'the paper, with a backward pass of its own), plain linear attention of the same features and '
-    'softmax attention.',
+    'the paper, with a backward pass of its own, and as a textbook has it with that of autograd), '
+    'plain linear attention of the same features and softmax attention.',
 )
 def _ripple(setup: Setup) -> Rivals:
     q, k, v = setup.features()
@@ -262,6 +262,10 @@ def _ripple(setup: Setup) -> Rivals:
     if setup.device.type == 'cuda':
         rivals[f'{OURS} portable'] = ripple(backend='portable')
     rivals['summed-area tables'] = ripple(algorithm='sat')
+    if setup.device.type == 'cpu':  # hundreds of GB at the sizes of a GPU
+        rivals['tables, textbook'] = Rival(
+            lambda: textbook.ripple_tables(q, k, v, weights, setup.hw_shape), (q, k, v, weights)
+        )
     rivals['linear'] = Rival(lambda: linear_attention(q, k, v), (q, k, v), same=False)
     rivals['SDPA softmax'] = Rival(
         lambda: F.scaled_dot_product_attention(q, k, v), (q, k, v), same=False, quadratic=True

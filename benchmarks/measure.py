@@ -14,6 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 # Larger than the last cache of any card: what a call reads was not left there by the one before.
 FLUSH_BYTES = 512 * 2**20
 COPY_BYTES = 2**30
+# The device waits at least so long, and twice as long as the last call took to queue.
+MIN_WAIT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -87,19 +89,37 @@ def _clock(call: Callable[[], object]) -> float:
 def _cuda_clock(device: torch.device) -> Callable[[Callable[[], object]], float]:
     scratch = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    wait = _cuda_wait(device)
+    queueing: Dict[int, float] = {}
 
     def clock(call: Callable[[], object]) -> float:
         torch.cuda.synchronize(device)
-        # Fills the caches, and keeps the device busy while the call is queued.
-        scratch.zero_()
+        scratch.zero_()  # fills the caches
+        # The device starts when all is queued: its time is measured, not that of the host.
+        wait(max(MIN_WAIT, 2 * queueing.get(id(call), 0.01)))
         start.record()
+        begin = time.perf_counter()
         result = call()
+        queueing[id(call)] = time.perf_counter() - begin
         end.record()
         torch.cuda.synchronize(device)
         del result
         return start.elapsed_time(end) / 1e3
 
     return clock
+
+
+def _cuda_wait(device: torch.device) -> Callable[[float], None]:
+    """Keeps the device busy for so many seconds; returns at once."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    cycles = 10**7
+    for _ in range(2):  # the first wakes the device up
+        start.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        torch.cuda.synchronize(device)
+    rate = cycles / (start.elapsed_time(end) / 1e3)
+    return lambda seconds: torch.cuda._sleep(int(seconds * rate))
 
 
 def peak_memory(call: Callable[[], object], device: torch.device) -> int:

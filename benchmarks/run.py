@@ -204,6 +204,8 @@ def main(argv: List[str]) -> int:
         return 0
     if args.threads:
         torch.set_num_threads(args.threads)
+    if args.device.index is not None:  # events and streams are those of the current device
+        torch.cuda.set_device(args.device)
     effort = Effort(args.rounds, 0.3 if args.quick else 1.0, args.budget)
     facts = context(args, argv)
     results: List[Result] = []

@@ -135,6 +135,7 @@ def _run_point(
             step = _step(rival, mode)
             outs, grads = step()
         except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
             results[name] = Result(rival=name, skipped='out of memory', **point)
             continue
         except Exception as error:  # the others can still be measured

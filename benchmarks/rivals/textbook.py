@@ -4,6 +4,8 @@ Each is the direct transcription of the formula that a first implementation has:
 symbol, every intermediate result a tensor, in the type of its inputs. (B, heads, N, d) each.
 """
 
+from typing import Tuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -48,9 +50,34 @@ def random_walk(
     :func:`mmlinattn.ops.random_walk_attention`."""
     looked_up = torch.einsum('bhnd,hmd->bhnm', q, anchors_k).softmax(-1)
     read = torch.einsum('hmd,bhnd->bhmn', anchors_q, k).softmax(-1)
-    identity = torch.eye(anchors_q.shape[1], dtype=q.dtype, device=q.device)
-    inverse = torch.linalg.inv(identity - decay * (read @ looked_up))
+    walk = (decay * (read @ looked_up)).to(torch.promote_types(q.dtype, torch.float32))
+    identity = torch.eye(walk.shape[-1], dtype=walk.dtype, device=q.device)
+    inverse = torch.linalg.inv(identity - walk).to(q.dtype)  # torch has none in half types
     return (1 - decay) * (looked_up @ inverse) @ (read @ v)
+
+
+def ripple_tables(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, hw_shape: Tuple[int, int]
+) -> Tensor:
+    """Ripple attention by summed-area tables as in its paper, with torch's backward pass, see
+    :func:`mmlinattn.ops.ripple_attention`. ``weights`` (B, heads, N, R + 1), Chebyshev groups."""
+    height, width = hw_shape
+    dtype = v.dtype
+    q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
+    outer = (k[..., :, None] * F.pad(v, (0, 1), value=1.0)[..., None, :]).unflatten(2, hw_shape)
+    table = F.pad(outer.cumsum(2).cumsum(3), (0, 0, 0, 0, 1, 0, 1, 0))  # [B, H, h + 1, w + 1, m, e]
+    total, inner, max_distance = 0, 0, weights.shape[-1] - 1
+    for r in range(max_distance + 1):
+        reach = max(hw_shape) if r == max_distance else r
+        rows, cols = (torch.arange(n, device=q.device) for n in hw_shape)
+        top, bottom = (rows - reach).clamp(min=0), (rows + reach + 1).clamp(max=height)
+        left, right = (cols - reach).clamp(min=0), (cols + reach + 1).clamp(max=width)
+        band = table[:, :, bottom] - table[:, :, top]
+        square = (band[:, :, :, right] - band[:, :, :, left]).flatten(2, 3)
+        read = torch.einsum('bhnd,bhnde->bhne', q, square)
+        total = total + weights[..., r, None] * (read - inner)
+        inner = read
+    return (total[..., :-1] / (total[..., -1:] + 1e-6)).to(dtype)
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

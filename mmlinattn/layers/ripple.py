@@ -74,6 +74,8 @@ class RippleAttention(BaseAttention):
             raise ValueError(f'max_distance must be an integer of at least 0, got {max_distance!r}')
         if weights not in WEIGHTS:
             raise ValueError(f'weights must be one of {WEIGHTS}, got {weights!r}')
+        if weights == 'truncated' and not max_distance:
+            raise ValueError("weights='truncated' attend within max_distance, which must not be 0")
         check_threshold(threshold)
         check_algorithm(algorithm, groups)
         self.max_distance = max_distance

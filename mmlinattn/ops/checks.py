@@ -7,9 +7,12 @@ from torch import Tensor
 
 def check_hw_shape(num_tokens: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
     """Returns ``(H, W)``; raises ValueError unless ``num_tokens == H * W``."""
-    if len(hw_shape) != 2:
-        raise ValueError(f'hw_shape must be (H, W), got {tuple(hw_shape)}')
-    height, width = hw_shape
+    try:
+        height, width = hw_shape
+    except (TypeError, ValueError):
+        raise ValueError(f'hw_shape must be (H, W), got {hw_shape!r}') from None
+    if isinstance(height, (float, str)) or isinstance(width, (float, str)):
+        raise ValueError(f'hw_shape must be two integers, got {hw_shape!r}')
     if height < 1 or width < 1 or height * width != num_tokens:
         raise ValueError(
             f'hw_shape=({height}, {width}) has {height * width} positions but x has '
@@ -54,6 +57,8 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor
     """Raises ValueError unless q, k, v are (B, heads, N, d) of one shape, dtype and device."""
     if q.dim() != 4:
         raise ValueError(f'q must have shape (B, heads, N, d), got {tuple(q.shape)}')
+    if not q.shape[2]:
+        raise ValueError(f'q has no tokens: its shape (B, heads, N, d) is {tuple(q.shape)}')
     for name, tensor in (('k', k), ('v', v)):
         if tensor.shape != q.shape:
             raise ValueError(f'{name} has shape {tuple(tensor.shape)}, q has {tuple(q.shape)}')

@@ -28,8 +28,9 @@ def leaf() -> torch.Tensor:
 
 @pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize('name', [n for n, c in CASES.items() if c.kind != 'backbone'])
-def test_rivals_of_operators_and_layers_agree(name, mode):
-    results = list(run_case(CASES[name], [setup(dtype=torch.float64)], mode, QUICK))
+@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
+def test_rivals_of_operators_and_layers_agree(name, mode, dtype):
+    results = list(run_case(CASES[name], [setup(dtype=dtype)], mode, QUICK))
     first, *others = results
     assert first.error is None and first.tokens == 24
     compared = [rival.same for rival in CASES[name].build(setup()).values()][1:]

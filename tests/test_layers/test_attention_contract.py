@@ -169,6 +169,9 @@ def test_compiles_without_graph_breaks(attn):
     [
         ((tokens(), (5, 7)), {}, ValueError, r'hw_shape=\(5, 7\) has 35 positions .* 30 tokens'),
         ((tokens(n=31), HW), {}, ValueError, '31 tokens; a class token'),
+        ((tokens(), (5, 6.0)), {}, ValueError, r'hw_shape must be two integers, got \(5, 6.0\)'),
+        ((tokens(), None), {}, ValueError, r'hw_shape must be \(H, W\), got None'),
+        ((tokens(), (5, 6, 1)), {}, ValueError, r'hw_shape must be \(H, W\), got \(5, 6, 1\)'),
         ((tokens(c=16), HW), {}, ValueError, r'x must have shape \(B, N, 32\)'),
         ((tokens(), HW), dict(query_pos=tokens(n=29)), ValueError, 'query_pos .*29'),
         (

@@ -122,3 +122,8 @@ def test_rotary_position_tells_places_apart(layer):
     assert not torch.allclose(plain(x, HW), moved(x, HW), atol=1e-4)
     # A single token lies at the origin, where nothing turns.
     torch.testing.assert_close(plain(x[:, :1], (1, 1)), moved(x[:, :1], (1, 1)))
+
+
+def test_truncated_weights_need_a_distance():
+    with pytest.raises(ValueError, match="'truncated' attend within max_distance.* not be 0"):
+        RippleAttention(32, 2, max_distance=0, weights='truncated')

@@ -75,6 +75,8 @@ def test_half_precision_accumulates_in_float32(dtype, tolerance):
         (dict(v=torch.rand(1, 2, 6, 8).double()), ValueError, 'v is torch.float64'),
         (dict(key_padding_mask=torch.zeros(1, 6)), TypeError, 'must be bool'),
         (dict(backend='quick'), ValueError, "'quick'"),
+        (dict(feature_map='exp'), ValueError, "feature_map must be one of .* got 'exp'"),
+        (dict(q=torch.rand(1, 2, 0, 8)), ValueError, r'q has no tokens: .* \(1, 2, 0, 8\)'),
     ],
 )
 def test_bad_input_names_argument_and_value(change, error, message):

@@ -201,7 +201,7 @@ class Tiles:
     def chunks(self) -> Iterator[Chunk]:
         y, x = self.y, self.x
         strip = y.padded * x.tile * y.halo * x.halo  # scores
-        heads = min(max(self.budget // (strip * x.count), 1), self.num_maps)
+        heads = max(min(self.budget // (strip * x.count), self.num_maps), 1)
         columns = x.count if heads > 1 else min(max(self.budget // strip, 1), x.count)
         for first in range(0, self.num_maps, heads):
             for start in range(0, x.count, columns):
