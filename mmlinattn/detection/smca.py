@@ -6,6 +6,7 @@ import torch
 from mmdet.models.detectors import DETR
 from mmdet.models.layers import SinePositionalEncoding
 from mmdet.structures import SampleList
+from mmengine.model import PretrainedInit
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
@@ -55,9 +56,14 @@ class SMCA(DETR):
     def init_weights(self) -> None:
         """As released: Xavier for the matrices of encoder and decoder, scales that start at 1.
 
-        What an attention has besides its projections keeps its own initial values.
+        What an attention has besides its projections keeps its own initial values. What an
+        ``init_cfg`` says comes last and wins, but for the neck's: of that only ``Pretrained`` does.
         """
-        super(DETR, self).init_weights()  # DETR's own would overwrite the latter
+        if not self.is_init:
+            self._init_as_released()
+        super(DETR, self).init_weights()  # DETR's own would overwrite everything
+
+    def _init_as_released(self) -> None:
         for coder in (self.encoder, self.decoder):
             own = set()
             for module in coder.modules():
@@ -69,15 +75,19 @@ class SMCA(DETR):
             for parameter in coder.parameters():
                 if parameter.dim() > 1 and parameter not in own:
                     nn.init.xavier_uniform_(parameter)
-        if self.with_neck:
-            # torch's own for the projection; MMCV's is for convolutions before a ReLU.
-            for module in self.neck.modules():
-                if isinstance(module, nn.Conv2d):
-                    module.reset_parameters()
         for layer in self.decoder.layers:
             if layer.scale is not None:
                 nn.init.zeros_(layer.scale.weight)
                 nn.init.ones_(layer.scale.bias)
+        if self.with_neck:
+            # torch's own for the projection; MMCV's is for convolutions before a ReLU, and necks
+            # have a default init_cfg.
+            for module in self.neck.modules():
+                if isinstance(module, nn.Conv2d):
+                    module.reset_parameters()
+            cfgs = self.neck.init_cfg or []
+            cfgs = [cfgs] if isinstance(cfgs, dict) else cfgs
+            self.neck.init_cfg = [c for c in cfgs if c['type'] in ('Pretrained', PretrainedInit)]
 
     def pre_transformer(
         self, img_feats: Tuple[Tensor], batch_data_samples: SampleList

@@ -12,6 +12,8 @@ from torch import nn
 from mmlinattn.detection.decoder import Memory
 from mmlinattn.layers import BaseAttention
 
+from .conftest import build, small_cfg
+
 ATTENTIONS = ('SoftmaxAttention', 'LinearAttention', 'RippleAttention')
 
 
@@ -71,6 +73,23 @@ def test_what_only_an_attention_has_keeps_its_initial_values(make):
     for layer in model.encoder.layers:
         assert layer.self_attn.token_logits.dim() == 2
         assert layer.self_attn.token_logits.abs().max() == 0
+
+
+@pytest.mark.parametrize('part', ['', 'encoder', 'decoder', 'neck'])
+def test_pretrained_weights_of_a_part_are_those_of_the_file(make, tmp_path, part):
+    """And nothing else is: the rest starts as released."""
+    state = {name: torch.full_like(value, 7) for name, value in make().state_dict().items()}
+    torch.save(dict(state_dict=state), tmp_path / 'model.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'model.pth'))
+    cfg = small_cfg('SoftmaxAttention')
+    if part:
+        init_cfg['prefix'] = f'{part}.'
+    (cfg[part] if part else cfg)['init_cfg'] = init_cfg
+    model = build(cfg)
+    for _ in range(2):  # the second call does nothing
+        model.init_weights()
+        for name, value in model.state_dict().items():
+            assert bool((value == 7).all()) == name.startswith(part), name
 
 
 def test_all_parameters_learn(model):
@@ -199,11 +218,8 @@ def test_a_stride_that_is_not_the_backbones(make):
         model.forward_transformer((torch.randn(1, 32, 6, 8),), [sample(96, 128)])
 
 
-def test_position_features_must_fit(make):
-    from .conftest import build, model_cfg
-
-    sizes = dict(dims=32, heads=4, hidden=48, encoders=1, decoders=1, queries=12, classes=3)
-    cfg = model_cfg(**sizes, attn_cfg='RALA')
+def test_position_features_must_fit():
+    cfg = small_cfg('RALA')
     cfg['positional_encoding']['num_feats'] = 15
     with pytest.raises(ValueError, match='num_feats=15 must be half of embed_dims=32'):
         build(cfg)
