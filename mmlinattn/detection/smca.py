@@ -8,6 +8,7 @@ from mmdet.models.layers import SinePositionalEncoding
 from mmdet.structures import SampleList
 from mmengine.model import PretrainedInit
 from mmengine.registry import MODELS
+from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
 from ..layers import BaseAttention
@@ -144,16 +145,25 @@ class SMCA(DETR):
 
         A backbone turns padding into features that are not 0 and that convolutions carry over
         the border, and padding may count as one cell more or less: images of one size run
-        together, images of different sizes one by one, without padding.
+        together, images of different sizes one by one, without padding. An image without a pixel
+        has no boxes.
         """
         sizes = [tuple(sample.img_shape[:2]) for sample in batch_data_samples]
         if len(set(sizes)) == 1 and sizes[0] == tuple(batch_inputs.shape[-2:]):
             return super().predict(batch_inputs, batch_data_samples, rescale)
-        results = []
         for image, sample, (height, width) in zip(batch_inputs, batch_data_samples, sizes):
-            sample.set_metainfo(dict(batch_input_shape=(height, width)))
-            results += super().predict(image[None, :, :height, :width], [sample], rescale)
-        return results
+            if height == 0 or width == 0:
+                sample.pred_instances = InstanceData(
+                    bboxes=image.new_zeros(0, 4),
+                    scores=image.new_zeros(0),
+                    labels=image.new_zeros(0, dtype=torch.long),
+                )
+                continue
+            alone = sample.new()
+            alone.set_metainfo(dict(batch_input_shape=(height, width)))
+            super().predict(image[None, :, :height, :width], [alone], rescale)
+            sample.pred_instances = alone.pred_instances
+        return batch_data_samples
 
 
 def _own_parameters(attn: nn.Module) -> Set[nn.Parameter]:

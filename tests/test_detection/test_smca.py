@@ -124,6 +124,29 @@ def test_an_image_without_a_pixel(model):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize('empty', [(0, 0), (0, 96), (64, 0)])
+def test_prediction_of_an_image_without_a_pixel_is_empty(model, empty):
+    batch, samples = torch.randn(2, 3, 64, 96), [sample(*empty, (64, 96)), sample(64, 96)]
+    found = [out.pred_instances for out in model.predict(batch, samples)]
+    assert [len(instances) for instances in found] == [0, 10]
+    for name in ('bboxes', 'scores', 'labels'):
+        none, some = (instances[name] for instances in found)
+        assert (none.dtype, none.shape[1:]) == (some.dtype, some.shape[1:])
+    results = model.predict(batch[:1], samples[:1])
+    assert len(results) == 1 and len(results[0].pred_instances) == 0
+
+
+@torch.no_grad()
+def test_prediction_adds_boxes_to_samples_and_changes_nothing_else(model):
+    samples = [sample(64, 96, (128, 160)), sample(128, 160, boxes=[[10, 10, 60, 50]])]
+    before = [(one.metainfo, one.gt_instances.bboxes.clone()) for one in samples]
+    results = model.predict(torch.randn(2, 3, 128, 160), samples)
+    for one, result, (metainfo, boxes) in zip(samples, results, before):
+        assert result is one and len(one.pred_instances) == 10
+        assert one.metainfo == metainfo and torch.equal(one.gt_instances.bboxes, boxes)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize('sizes', [((64, 96), (128, 160)), ((75, 33), (97, 131), (64, 40))])
 def test_boxes_do_not_depend_on_the_rest_of_the_batch(model, sizes):
     nn.init.normal_(model.bbox_head.fc_reg.weight, std=0.3)
