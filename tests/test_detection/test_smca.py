@@ -192,6 +192,20 @@ def test_the_backbone_lets_padding_leak(make):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    'classes, wanted, count', [(1, 100, 12), (2, 20, 20), (2, 100, 24), (1, None, 12)]
+)
+def test_no_more_predictions_than_pairs_of_query_and_class(make, classes, wanted, count):
+    model = make(classes=classes)
+    limit = {} if wanted is None else dict(max_per_img=wanted)
+    model.bbox_head.test_cfg = limit
+    (found,) = model.predict(torch.randn(1, 3, 64, 96), [sample(64, 96)])
+    scores = found.pred_instances.scores
+    assert len(scores) == count and (scores[:-1] >= scores[1:]).all()
+    assert model.bbox_head.test_cfg is limit
+
+
+@torch.no_grad()
 def test_boxes_are_around_the_points(make):
     model = make()
     states, points = torch.randn(3, 2, 12, 32), 3 * torch.randn(2, 12, 2)
