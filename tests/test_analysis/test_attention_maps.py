@@ -21,6 +21,7 @@ from mmlinattn.analysis.attention_maps import (
 )
 
 pytest.importorskip('mmdet', reason='SMCA needs MMDetection')
+from mmdet.structures import DetDataSample
 
 
 def test_ring_map_by_hand():
@@ -32,22 +33,46 @@ def test_ring_map_by_hand():
         ring_map(weights, (3, 0), (3, 4))
 
 
+def test_ring_map_of_logarithmic_groups():
+    """Rings end at distances 0, 1, 3."""
+    found = ring_map(torch.tensor([0.4, 0.3, 0.2, 0.1]), (1, 4), (3, 9), 'log')
+    row = torch.tensor([0.1, 0.2, 0.2, 0.3, 0.4, 0.3, 0.2, 0.2, 0.1])
+    assert torch.equal(found[1], row)
+    assert (ring_map(torch.tensor([7.0]), (1, 4), (3, 9), 'log') == 7).all()
+
+
 @pytest.fixture
-def model(root):
-    cfg = Config.fromfile(root / 'configs/smca/smca_nano_shapes.py')
-    with DefaultScope.overwrite_default_scope('mmdet'):
-        model = MODELS.build(cfg.model).eval()
-    model.cfg = cfg
-    return model
+def build(root):
+    """build(config, **options of the attention): a detector, initialised, in eval mode."""
+
+    def call(name, **attn_cfg):
+        cfg = Config.fromfile(root / f'configs/smca/{name}.py')
+        cfg.model.encoder.layer_cfg.attn_cfg.update(attn_cfg)
+        with DefaultScope.overwrite_default_scope('mmdet'):
+            model = MODELS.build(cfg.model)
+            model.init_weights()
+        for name, parameter in model.named_parameters():
+            if name.endswith('.units'):
+                nn.init.normal_(parameter)  # weights that differ
+        return model.eval()
+
+    return call
+
+
+@pytest.fixture
+def model(build):
+    return build('smca_nano_shapes')
+
+
+def forward(model) -> dict:
+    """The outputs of the decoder for a map of (4, 6)."""
+    sample = DetDataSample(metainfo=dict(img_shape=(64, 96), batch_input_shape=(64, 96)))
+    return model.forward_transformer((torch.randn(1, 128, 4, 6),), [sample])
 
 
 def test_record_keeps_what_the_decoder_used(model):
-    from mmdet.structures import DetDataSample
-
-    meta = dict(img_shape=(64, 96), batch_input_shape=(64, 96))
-    feat = torch.randn(1, 128, 4, 6)
     with record(model) as seen:
-        inputs = model.forward_transformer((feat,), [DetDataSample(metainfo=meta)])
+        inputs = forward(model)
         _, boxes = model.bbox_head(**inputs)
     assert seen.hw_shape == (4, 6) and sorted(seen.maps) == [0, 1, 2]
     assert seen.maps[0].shape == (4, 50, 24) and seen.maps[0].max() <= 0
@@ -67,16 +92,13 @@ def test_record_of_another_model():
         pass
 
 
-def test_rings_are_recorded_and_drawn(model, tmp_path, monkeypatch):
-    attn = type(model.encoder.layers[0].self_attn)
-    # (B, heads, N, d) values to (B, heads, N, rings).
-    monkeypatch.setattr(attn, 'spatial_weights', lambda _, v: v[..., :3].softmax(-1), raising=False)
-    from mmdet.structures import DetDataSample
-
-    meta = dict(img_shape=(64, 96), batch_input_shape=(64, 96))
+@pytest.mark.parametrize('groups', ['chebyshev', 'log'])
+def test_rings_are_drawn(build, tmp_path, monkeypatch, groups):
+    model = build('smca-ripple_nano_shapes', groups=groups, max_distance=3)
     with record(model) as seen:
-        model.forward_transformer((torch.randn(1, 128, 4, 6),), [DetDataSample(metainfo=meta)])
-    assert sorted(seen.ring_weights) == [0, 1] and seen.ring_weights[0].shape == (4, 24, 3)
+        forward(model)
+    assert sorted(seen.ring_weights) == [0, 1] and seen.ring_weights[0].shape == (4, 24, 4)
+    assert seen.ring_groups == {0: groups, 1: groups}
     image = np.zeros((64, 96, 3), np.uint8)
     drawn = []
     draw_map = attention_maps._draw_map
@@ -84,8 +106,9 @@ def test_rings_are_recorded_and_drawn(model, tmp_path, monkeypatch):
         attention_maps, '_draw_map', lambda *args: drawn.append(args[2]) or draw_map(*args)
     )
     assert draw_ring_weights(tmp_path / 'rings.png', image, seen, 16, (1, 2)).is_file()
-    in_the_middle = [float(values[1, 2]) for values in drawn]
-    assert in_the_middle == [float(w[1 * 6 + 2, 0]) for i in (0, 1) for w in seen.ring_weights[i]]
+    rings = dict(chebyshev=[2, 1, 0, 1, 2, 3], log=[2, 1, 0, 1, 2, 2])[groups]
+    expected = [w[1 * 6 + 2, rings] for i in (0, 1) for w in seen.ring_weights[i]]
+    assert torch.equal(torch.stack([values[1] for values in drawn]), torch.stack(expected))
     with pytest.raises(ValueError, match='no attention'):
         draw_ring_weights(tmp_path / 'none.png', image, Record(), 16, (1, 2))
 
