@@ -214,7 +214,7 @@ def draw_ring_weights(
             _draw_map(axes, image, maps[head], stride)
             numbers = ' '.join(f'{weight:.2f}'.lstrip('0') for weight in weights[head].tolist())
             axes.set_title(f'layer {layer + 1}, head {head + 1}\n{numbers}', fontsize=8)
-            axes.plot(stride * (column + 0.5), stride * (row + 0.5), '+', color='white')
+            axes.plot(stride * column, stride * row, '+', color='white')
     return _save(figure, path)
 
 
@@ -225,9 +225,10 @@ def _grid(image: np.ndarray, rows: int, columns: int) -> tuple:
 
 
 def _draw_map(axes, image: np.ndarray, values: Tensor, stride: int) -> None:
-    """A map over a grey image; cell i covers the pixels i * stride to (i + 1) * stride."""
+    """A map over a grey image; the middle of cell i is at pixel i * stride, as SMCA has it."""
     axes.imshow(image.mean(-1), cmap='gray', vmin=0, vmax=255)
-    extent = (0, stride * values.shape[1], stride * values.shape[0], 0)
+    height, width = values.shape
+    extent = [stride * side for side in (-0.5, width - 0.5, height - 0.5, -0.5)]
     axes.imshow(values.cpu().numpy(), extent=extent, cmap='inferno', alpha=0.65, vmin=0)
     _fit(axes, image)
 

@@ -114,18 +114,23 @@ def test_rings_are_drawn(build, tmp_path, monkeypatch, groups):
 
 
 def test_pixels_of_a_map(tmp_path):
-    """A map that is 1 in one cell lights up the pixels of that cell."""
-    seen = Record(hw_shape=(2, 3), reference=torch.zeros(1, 2), scores=torch.ones(1, 1))
+    """A map that is 1 in cell (1, 1) lights up the 16 pixels around pixel (16, 16)."""
+    seen = Record(hw_shape=(2, 3), reference=torch.ones(1, 2), scores=torch.ones(1, 1))
     seen.boxes = torch.full((1, 4), 0.5)
     seen.maps = {0: torch.tensor([[[-99.0, -99, -99, -99, 0, -99]]])}
     image = np.zeros((32, 48, 3), np.uint8)
     found = cv2.imread(str(draw_decoder_maps(tmp_path / 'a.png', image, seen, 16, ['x'])))
-    # The right half of the picture has the map.
+    # The right half of the picture has the map, under a title.
     panel = found[:, found.shape[1] // 2 :].astype(int).sum(-1)
+    rows = np.flatnonzero((panel < 700).mean(1) > 0.8)
+    columns = np.flatnonzero((panel < 700).mean(0) > 0.6)
+    panel = panel[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     bright = np.argwhere((panel > 300) & (panel < 700))
-    assert len(bright) > 100
-    rows, columns = bright.mean(0) / panel.shape
-    assert rows > 0.55 and 0.4 < columns < 0.6
+    corners = np.stack([bright.min(0), bright.max(0) + 1]) / panel.shape
+    np.testing.assert_allclose(corners * (32, 48), [[8, 8], [24, 24]], atol=0.5)
+    # The point, which is white, is in the middle of its cell.
+    point = np.argwhere(panel == 765).mean(0) / panel.shape * (32, 48)
+    np.testing.assert_allclose(point, [16, 16], atol=0.5)
 
 
 def test_command_line(root, model, tmp_path, monkeypatch, capsys):
