@@ -19,6 +19,8 @@ from mmlinattn.analysis.attention_maps import (
     record,
     ring_map,
 )
+from mmlinattn.layers import ripple
+from mmlinattn.ops import stick_breaking
 
 pytest.importorskip('mmdet', reason='SMCA needs MMDetection')
 from mmdet.structures import DetDataSample
@@ -92,6 +94,23 @@ def test_record_of_another_model():
         pass
 
 
+@pytest.mark.parametrize('weights', ['stick', 'softmax', 'fixed', 'truncated'])
+def test_recorded_rings_are_those_of_the_operator(build, monkeypatch, weights):
+    model = build('smca-ripple_nano_shapes', weights=weights)
+    operator, used = ripple.ripple_attention, []
+
+    def keep(*args):
+        weights, stick = args[3], args[10]
+        used.append(weights if stick is None else stick_breaking(weights, stick == 'offset')[0])
+        return operator(*args)
+
+    monkeypatch.setattr(ripple, 'ripple_attention', keep)
+    with record(model) as seen:
+        forward(model)
+    for i in (0, 1):
+        torch.testing.assert_close(seen.ring_weights[i], used[i].reshape(4, 24, 5))
+
+
 @pytest.mark.parametrize('groups', ['chebyshev', 'log'])
 def test_rings_are_drawn(build, tmp_path, monkeypatch, groups):
     model = build('smca-ripple_nano_shapes', groups=groups, max_distance=3)
@@ -103,12 +122,14 @@ def test_rings_are_drawn(build, tmp_path, monkeypatch, groups):
     drawn = []
     draw_map = attention_maps._draw_map
     monkeypatch.setattr(
-        attention_maps, '_draw_map', lambda *args: drawn.append(args[2]) or draw_map(*args)
+        attention_maps, '_draw_map', lambda *args: drawn.append(args) or draw_map(*args)
     )
     assert draw_ring_weights(tmp_path / 'rings.png', image, seen, 16, (1, 2)).is_file()
     rings = dict(chebyshev=[2, 1, 0, 1, 2, 3], log=[2, 1, 0, 1, 2, 2])[groups]
     expected = [w[1 * 6 + 2, rings] for i in (0, 1) for w in seen.ring_weights[i]]
-    assert torch.equal(torch.stack([values[1] for values in drawn]), torch.stack(expected))
+    assert torch.equal(torch.stack([args[2][1] for args in drawn]), torch.stack(expected))
+    for axes, *_ in drawn:
+        assert axes.lines[0].get_xydata().tolist() == [[16 * 2, 16 * 1]]
     with pytest.raises(ValueError, match='no attention'):
         draw_ring_weights(tmp_path / 'none.png', image, Record(), 16, (1, 2))
 
@@ -133,19 +154,73 @@ def test_pixels_of_a_map(tmp_path):
     np.testing.assert_allclose(point, [16, 16], atol=0.5)
 
 
-def test_command_line(root, model, tmp_path, monkeypatch, capsys):
-    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'model.pth')
-    cv2.imwrite(str(tmp_path / 'image.jpg'), np.full((64, 96, 3), 90, np.uint8))
+@pytest.fixture
+def tool(root):
     spec = spec_from_file_location('tool', root / 'tools/analysis_tools/visualize_attention.py')
-    tool = module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    config = root / 'configs/smca/smca_nano_shapes.py'
-    arguments = [config, tmp_path / 'model.pth', tmp_path / 'image.jpg', '--out-dir', tmp_path]
-    monkeypatch.setattr(sys, 'argv', ['visualize_attention.py', *map(str, arguments)])
-    tool.main()
-    assert (tmp_path / 'image_decoder.png').is_file()
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def visualize(root, build, tool, tmp_path, monkeypatch):
+    """visualize(config, *arguments): runs the tool for a random model and a grey image."""
+    cv2.imwrite(str(tmp_path / 'image.jpg'), np.full((64, 96, 3), 90, np.uint8))
+
+    def call(name, *arguments):
+        torch.save(dict(state_dict=build(name).state_dict()), tmp_path / 'model.pth')
+        files = [root / f'configs/smca/{name}.py', tmp_path / 'model.pth', tmp_path / 'image.jpg']
+        arguments = ['tool', *files, '--out-dir', tmp_path / 'out', *arguments]
+        monkeypatch.setattr(sys, 'argv', [*map(str, arguments)])
+        tool.main()
+
+    return call
+
+
+def test_command_line(visualize, tmp_path, capsys):
+    visualize('smca_nano_shapes')
+    assert [path.name for path in (tmp_path / 'out').iterdir()] == ['image_decoder.png']
     assert 'no picture of rings' in capsys.readouterr().out
-    monkeypatch.setattr(sys, 'argv', ['tool', str(config), 'model.pth', 'nowhere.jpg'])
+    for arguments in ((), ('--position', 95, 63)):
+        visualize('smca-ripple_nano_shapes', *arguments)
+        rings = tmp_path / 'out/image_rings.png'
+        assert cv2.imread(str(rings)).std() > 0
+        rings.unlink()
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (('--position', 96, 0), r'--position 96 0 is not on the resized image, 96 x 64'),
+        (('--position', 0, -1), r'--position 0 -1 is not on'),
+        (('--queries', 0), r'--queries must be positive, got 0'),
+    ],
+)
+def test_command_line_refuses(visualize, tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as error:
+        visualize('smca-ripple_nano_shapes', *arguments)
+    assert error.value.code == 2 and message in capsys.readouterr().err
+    assert not (tmp_path / 'out').exists()
+
+
+def test_command_line_without_the_image(tool, monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['tool', 'config.py', 'model.pth', 'nowhere.jpg'])
     with pytest.raises(SystemExit):
         tool.main()
     assert "'nowhere.jpg' does not exist" in capsys.readouterr().err
+
+
+def test_nearest_cell(tool):
+    assert tool.cell_of(0, 0, 16, (4, 6)) == (0, 0)
+    assert tool.cell_of(25, 23, 16, (4, 6)) == (1, 2)
+    assert tool.cell_of(96, 64, 16, (4, 6)) == (3, 5)  # the corner of an image, behind all cells
+
+
+def test_class_names(tool, root):
+    coco = Config.fromfile(root / 'configs/smca/smca_r50_8xb2-50e_coco.py')
+    assert tool.class_names({}, coco, 80)[17] == 'horse'
+    shapes = Config.fromfile(root / 'configs/smca/smca_nano_shapes.py')
+    assert tool.class_names({}, shapes, 5)[0] == 'circle'
+    saved = dict(dataset_meta=dict(classes=tuple('abcde')))
+    assert tool.class_names(saved, shapes, 5) == tuple('abcde')
+    assert tool.class_names(saved, shapes, 2) == ['class 0', 'class 1']
