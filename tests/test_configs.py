@@ -322,6 +322,14 @@ def test_smca_cost(method, shape):
     assert not cost.uncounted
 
 
+def test_smca_encoders_of_readme():
+    column = '`model.encoder.layer_cfg.attn_cfg`'
+    rows = {row['method'].lower(): row[column] for row in readme('smca', column).values()}
+    for method in SMCA_COSTS:
+        attn_cfg = load(f'{method}_r50_8xb2-50e_coco').model.encoder.layer_cfg.attn_cfg
+        assert eval(rows[method].strip('`')) == attn_cfg.to_dict()
+
+
 @pytest.mark.parametrize('method', ['smca', 'smca-la', 'smca-ripple'])
 @pytest.mark.parametrize('epochs, drop', [(50, 40), (108, 80)])
 def test_smca_recipe(method, epochs, drop):
