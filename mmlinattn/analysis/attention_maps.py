@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 
 from ..layers import BaseAttention
+from ..ops.ripple.groups import group_radii
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Record:
         boxes: (Q, 4) as cx, cy, w, h in 0..1 of the image, of the last layer.
         ring_weights: of each encoder layer whose attention has ``spatial_weights``,
             (heads, H * W, rings): what a position gives to the rings around it.
+        ring_groups: of the same layers, the ``groups`` of the attention: how wide rings are.
     """
 
     hw_shape: Tuple[int, int] = (0, 0)
@@ -34,6 +36,7 @@ class Record:
     scores: Optional[Tensor] = None
     boxes: Optional[Tensor] = None
     ring_weights: Dict[int, Tensor] = field(default_factory=dict)
+    ring_groups: Dict[int, str] = field(default_factory=dict)
 
     def best(self, count: int) -> List[int]:
         """The queries with the highest scores, best first."""
@@ -75,9 +78,11 @@ def record(model: nn.Module) -> Iterator[Record]:
         return lambda _, args: seen.maps.update({index: args[3][0]})
 
     def keep_rings(index: int):
-        return lambda attn, args: seen.ring_weights.update(
-            {index: attn.spatial_weights(_values(attn, args[0]))[0]}
-        )
+        def keep(attn, args) -> None:
+            seen.ring_weights[index] = attn.spatial_weights(_values(attn, args[0]))[0]
+            seen.ring_groups[index] = attn.groups
+
+        return keep
 
     hooks = [
         model.decoder.register_forward_hook(keep_points),
@@ -102,14 +107,19 @@ def _values(attn: BaseAttention, x: Tensor) -> Tensor:
     return attn.partial_projection(x, 2, 3).unflatten(-1, heads).transpose(1, 2)
 
 
-def ring_map(weights: Tensor, position: Tuple[int, int], hw_shape: Sequence[int]) -> Tensor:
+def ring_map(
+    weights: Tensor,
+    position: Tuple[int, int],
+    hw_shape: Sequence[int],
+    groups: str = 'chebyshev',
+) -> Tensor:
     """Weights of the rings around a position as a map.
 
     Args:
-        weights: (..., rings); ring r is all cells at Chebyshev distance r, the last one also all
-            cells that are farther away.
+        weights: (..., rings), from the middle outwards; the last ring is all cells beyond.
         position: (row, column) in the middle of the rings.
         hw_shape: (H, W).
+        groups: how wide rings are, see :func:`mmlinattn.ops.ripple_attention`.
 
     Returns:
         (..., H, W).
@@ -127,8 +137,9 @@ def ring_map(weights: Tensor, position: Tuple[int, int], hw_shape: Sequence[int]
         raise ValueError(f'position {tuple(position)} is not on a map of {tuple(hw_shape)}')
     rows = (torch.arange(height, device=weights.device) - row).abs()
     columns = (torch.arange(width, device=weights.device) - column).abs()
-    distance = torch.maximum(rows[:, None], columns).clamp(max=weights.shape[-1] - 1)
-    return weights[..., distance]
+    distance = torch.maximum(rows[:, None], columns)
+    radii = torch.tensor(group_radii(weights.shape[-1] - 1, groups), device=weights.device)
+    return weights[..., (distance[..., None] > radii).sum(-1)]
 
 
 def draw_decoder_maps(
@@ -198,11 +209,12 @@ def draw_ring_weights(
     figure, grid = _grid(image, len(layers), len(seen.ring_weights[layers[0]]))
     for layer, panels in zip(layers, grid):
         weights = seen.ring_weights[layer][:, row * seen.hw_shape[1] + column].float()
+        maps = ring_map(weights, position, seen.hw_shape, seen.ring_groups[layer])
         for head, axes in enumerate(panels):
-            _draw_map(axes, image, ring_map(weights[head], position, seen.hw_shape), stride)
+            _draw_map(axes, image, maps[head], stride)
             numbers = ' '.join(f'{weight:.2f}'.lstrip('0') for weight in weights[head].tolist())
             axes.set_title(f'layer {layer + 1}, head {head + 1}\n{numbers}', fontsize=8)
-            axes.plot(stride * (column + 0.5), stride * (row + 0.5), '+', color='white')
+            axes.plot(stride * column, stride * row, '+', color='white')
     return _save(figure, path)
 
 
@@ -213,9 +225,10 @@ def _grid(image: np.ndarray, rows: int, columns: int) -> tuple:
 
 
 def _draw_map(axes, image: np.ndarray, values: Tensor, stride: int) -> None:
-    """A map over a grey image; cell i covers the pixels i * stride to (i + 1) * stride."""
+    """A map over a grey image; the middle of cell i is at pixel i * stride, as SMCA has it."""
     axes.imshow(image.mean(-1), cmap='gray', vmin=0, vmax=255)
-    extent = (0, stride * values.shape[1], stride * values.shape[0], 0)
+    height, width = values.shape
+    extent = [stride * side for side in (-0.5, width - 0.5, height - 0.5, -0.5)]
     axes.imshow(values.cpu().numpy(), extent=extent, cmap='inferno', alpha=0.65, vmin=0)
     _fit(axes, image)
 

@@ -267,7 +267,7 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        name = func._schema.name
+        name = func._schema.name.removesuffix('_')  # in place it is the same product
         if name in COUNTS:
             products = COUNTS[name](args, out)
             # addmm and its like take the summand first.

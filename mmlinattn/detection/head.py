@@ -5,6 +5,7 @@ from typing import Tuple
 import torch
 from mmdet.models.dense_heads import ConditionalDETRHead
 from mmengine.registry import MODELS
+from mmengine.structures import InstanceData
 from torch import Tensor
 
 from ..ops.numerics import accumulation_dtype
@@ -16,7 +17,8 @@ class SMCAHead(ConditionalDETRHead):
 
     Options, losses and predictions are those of MMDetection's ``DETRHead``. The points are added
     as they come, before the sigmoid; Conditional DETR, whose points have gone through the sigmoid,
-    has to invert and clamp it.
+    has to invert and clamp it. Where queries and classes are so few that there are fewer pairs than
+    ``test_cfg.max_per_img``, all pairs are predictions.
 
     Example:
         >>> head = SMCAHead(
@@ -47,3 +49,16 @@ class SMCAHead(ConditionalDETRHead):
         boxes, references = boxes.to(dtype), references.to(dtype)
         centers = boxes[..., :2] + references
         return scores.to(dtype), torch.cat([centers, boxes[..., 2:]], -1).sigmoid()
+
+    def _predict_by_feat_single(
+        self, cls_score: Tensor, bbox_pred: Tensor, img_meta: dict, rescale: bool = True
+    ) -> InstanceData:
+        # DETRHead asks topk for max_per_img, however few there are.
+        pairs = cls_score.numel() if self.loss_cls.use_sigmoid else len(cls_score)
+        test_cfg = self.test_cfg
+        wanted = test_cfg.get('max_per_img', len(cls_score))
+        self.test_cfg = dict(test_cfg, max_per_img=min(wanted, pairs))
+        try:
+            return super()._predict_by_feat_single(cls_score, bbox_pred, img_meta, rescale)
+        finally:
+            self.test_cfg = test_cfg

@@ -6,7 +6,9 @@ import torch
 from mmdet.models.detectors import DETR
 from mmdet.models.layers import SinePositionalEncoding
 from mmdet.structures import SampleList
+from mmengine.model import PretrainedInit
 from mmengine.registry import MODELS
+from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
 from ..layers import BaseAttention
@@ -55,9 +57,14 @@ class SMCA(DETR):
     def init_weights(self) -> None:
         """As released: Xavier for the matrices of encoder and decoder, scales that start at 1.
 
-        What an attention has besides its projections keeps its own initial values.
+        What an attention has besides its projections keeps its own initial values. What an
+        ``init_cfg`` says comes last and wins, but for the neck's: of that only ``Pretrained`` does.
         """
-        super(DETR, self).init_weights()  # DETR's own would overwrite the latter
+        if not self.is_init:
+            self._init_as_released()
+        super(DETR, self).init_weights()  # DETR's own would overwrite everything
+
+    def _init_as_released(self) -> None:
         for coder in (self.encoder, self.decoder):
             own = set()
             for module in coder.modules():
@@ -69,15 +76,19 @@ class SMCA(DETR):
             for parameter in coder.parameters():
                 if parameter.dim() > 1 and parameter not in own:
                     nn.init.xavier_uniform_(parameter)
-        if self.with_neck:
-            # torch's own for the projection; MMCV's is for convolutions before a ReLU.
-            for module in self.neck.modules():
-                if isinstance(module, nn.Conv2d):
-                    module.reset_parameters()
         for layer in self.decoder.layers:
             if layer.scale is not None:
                 nn.init.zeros_(layer.scale.weight)
                 nn.init.ones_(layer.scale.bias)
+        if self.with_neck:
+            # torch's own for the projection; MMCV's is for convolutions before a ReLU, and necks
+            # have a default init_cfg.
+            for module in self.neck.modules():
+                if isinstance(module, nn.Conv2d):
+                    module.reset_parameters()
+            cfgs = self.neck.init_cfg or []
+            cfgs = [cfgs] if isinstance(cfgs, dict) else cfgs
+            self.neck.init_cfg = [c for c in cfgs if c['type'] in ('Pretrained', PretrainedInit)]
 
     def pre_transformer(
         self, img_feats: Tuple[Tensor], batch_data_samples: SampleList
@@ -134,16 +145,25 @@ class SMCA(DETR):
 
         A backbone turns padding into features that are not 0 and that convolutions carry over
         the border, and padding may count as one cell more or less: images of one size run
-        together, images of different sizes one by one, without padding.
+        together, images of different sizes one by one, without padding. An image without a pixel
+        has no boxes.
         """
         sizes = [tuple(sample.img_shape[:2]) for sample in batch_data_samples]
         if len(set(sizes)) == 1 and sizes[0] == tuple(batch_inputs.shape[-2:]):
             return super().predict(batch_inputs, batch_data_samples, rescale)
-        results = []
         for image, sample, (height, width) in zip(batch_inputs, batch_data_samples, sizes):
-            sample.set_metainfo(dict(batch_input_shape=(height, width)))
-            results += super().predict(image[None, :, :height, :width], [sample], rescale)
-        return results
+            if height == 0 or width == 0:
+                sample.pred_instances = InstanceData(
+                    bboxes=image.new_zeros(0, 4),
+                    scores=image.new_zeros(0),
+                    labels=image.new_zeros(0, dtype=torch.long),
+                )
+                continue
+            alone = sample.new()
+            alone.set_metainfo(dict(batch_input_shape=(height, width)))
+            super().predict(image[None, :, :height, :width], [alone], rescale)
+            sample.pred_instances = alone.pred_instances
+        return batch_data_samples
 
 
 def _own_parameters(attn: nn.Module) -> Set[nn.Parameter]:

@@ -71,6 +71,19 @@ def test_convolutions():
     assert cost.total == cost.conv_linear
 
 
+def test_products_in_place():
+    class InPlace(nn.Linear):
+        def forward(self, image):
+            x = image.flatten(1, 2)  # [1, 3 * H, W]
+            x = torch.zeros(1, 3 * H, 3 * H).baddbmm_(x, x.mT)
+            return x[0].new_zeros(len(x[0]), 5).addmm_(x[0], self.weight.t())
+
+    cost = analyse(InPlace(3 * H, 5), (H, W))
+    assert cost.conv_linear == 3 * H * 3 * H * 5
+    assert cost.total == cost.conv_linear + 3 * H * 3 * H * W
+    assert not cost.uncounted
+
+
 def test_third_count_has_norms_and_resizing():
     model = nn.Sequential(
         nn.Conv2d(3, 4, 1),

@@ -67,13 +67,18 @@ def build(cfg: dict) -> torch.nn.Module:
         return MODELS.build(ConfigDict(copy.deepcopy(cfg)))
 
 
+def small_cfg(attn_cfg, **options) -> dict:
+    """A detector of 32 channels."""
+    sizes = dict(dims=32, heads=4, hidden=48, encoders=2, decoders=3, queries=12, classes=3)
+    return model_cfg(**dict(sizes, attn_cfg=attn_cfg, **options))
+
+
 @pytest.fixture
 def make():
     """make(attn_cfg, **options): a detector of 32 channels, in eval mode, initialised."""
 
     def call(attn_cfg='SoftmaxAttention', **options):
-        sizes = dict(dims=32, heads=4, hidden=48, encoders=2, decoders=3, queries=12, classes=3)
-        model = build(model_cfg(**dict(sizes, attn_cfg=attn_cfg, **options)))
+        model = build(small_cfg(attn_cfg, **options))
         model.init_weights()
         return model.eval()
 

@@ -12,6 +12,8 @@ from torch import nn
 from mmlinattn.detection.decoder import Memory
 from mmlinattn.layers import BaseAttention
 
+from .conftest import build, small_cfg
+
 ATTENTIONS = ('SoftmaxAttention', 'LinearAttention', 'RippleAttention')
 
 
@@ -73,6 +75,23 @@ def test_what_only_an_attention_has_keeps_its_initial_values(make):
         assert layer.self_attn.token_logits.abs().max() == 0
 
 
+@pytest.mark.parametrize('part', ['', 'encoder', 'decoder', 'neck'])
+def test_pretrained_weights_of_a_part_are_those_of_the_file(make, tmp_path, part):
+    """And nothing else is: the rest starts as released."""
+    state = {name: torch.full_like(value, 7) for name, value in make().state_dict().items()}
+    torch.save(dict(state_dict=state), tmp_path / 'model.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'model.pth'))
+    cfg = small_cfg('SoftmaxAttention')
+    if part:
+        init_cfg['prefix'] = f'{part}.'
+    (cfg[part] if part else cfg)['init_cfg'] = init_cfg
+    model = build(cfg)
+    for _ in range(2):  # the second call does nothing
+        model.init_weights()
+        for name, value in model.state_dict().items():
+            assert bool((value == 7).all()) == name.startswith(part), name
+
+
 def test_all_parameters_learn(model):
     batch = torch.randn(2, 3, 96, 130)
     boxes = [[10, 10, 60, 50], [30, 20, 120, 90]]
@@ -102,6 +121,29 @@ def test_an_image_without_a_pixel(model):
     samples = [sample(0, 0, (64, 96)), sample(64, 96, boxes=[[10, 10, 60, 50]])]
     inputs = model.forward_transformer(model.extract_feat(batch), samples)
     assert all(torch.isfinite(value).all() for value in inputs.values())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('empty', [(0, 0), (0, 96), (64, 0)])
+def test_prediction_of_an_image_without_a_pixel_is_empty(model, empty):
+    batch, samples = torch.randn(2, 3, 64, 96), [sample(*empty, (64, 96)), sample(64, 96)]
+    found = [out.pred_instances for out in model.predict(batch, samples)]
+    assert [len(instances) for instances in found] == [0, 10]
+    for name in ('bboxes', 'scores', 'labels'):
+        none, some = (instances[name] for instances in found)
+        assert (none.dtype, none.shape[1:]) == (some.dtype, some.shape[1:])
+    results = model.predict(batch[:1], samples[:1])
+    assert len(results) == 1 and len(results[0].pred_instances) == 0
+
+
+@torch.no_grad()
+def test_prediction_adds_boxes_to_samples_and_changes_nothing_else(model):
+    samples = [sample(64, 96, (128, 160)), sample(128, 160, boxes=[[10, 10, 60, 50]])]
+    before = [(one.metainfo, one.gt_instances.bboxes.clone()) for one in samples]
+    results = model.predict(torch.randn(2, 3, 128, 160), samples)
+    for one, result, (metainfo, boxes) in zip(samples, results, before):
+        assert result is one and len(one.pred_instances) == 10
+        assert one.metainfo == metainfo and torch.equal(one.gt_instances.bboxes, boxes)
 
 
 @torch.no_grad()
@@ -147,6 +189,20 @@ def test_the_backbone_lets_padding_leak(make):
     batch, _ = padded([torch.randn(3, 64, 96), torch.randn(3, 128, 160)])
     inside = model.extract_feat(batch)[0][:1, :, :2, :3]
     assert (inside - model.extract_feat(batch[:1, :, :64, :96])[0]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    'classes, wanted, count', [(1, 100, 12), (2, 20, 20), (2, 100, 24), (1, None, 12)]
+)
+def test_no_more_predictions_than_pairs_of_query_and_class(make, classes, wanted, count):
+    model = make(classes=classes)
+    limit = {} if wanted is None else dict(max_per_img=wanted)
+    model.bbox_head.test_cfg = limit
+    (found,) = model.predict(torch.randn(1, 3, 64, 96), [sample(64, 96)])
+    scores = found.pred_instances.scores
+    assert len(scores) == count and (scores[:-1] >= scores[1:]).all()
+    assert model.bbox_head.test_cfg is limit
 
 
 @torch.no_grad()
@@ -199,11 +255,8 @@ def test_a_stride_that_is_not_the_backbones(make):
         model.forward_transformer((torch.randn(1, 32, 6, 8),), [sample(96, 128)])
 
 
-def test_position_features_must_fit(make):
-    from .conftest import build, model_cfg
-
-    sizes = dict(dims=32, heads=4, hidden=48, encoders=1, decoders=1, queries=12, classes=3)
-    cfg = model_cfg(**sizes, attn_cfg='RALA')
+def test_position_features_must_fit():
+    cfg = small_cfg('RALA')
     cfg['positional_encoding']['num_feats'] = 15
     with pytest.raises(ValueError, match='num_feats=15 must be half of embed_dims=32'):
         build(cfg)
