@@ -39,11 +39,23 @@ def slope(x, FEATURE: tl.constexpr):
 
 
 @triton.jit
-def product(a, b, KIND: tl.constexpr):
-    """Matrix product of factors rounded to KIND, summed in float32."""
-    if not INTERPRETED:  # the interpreter cuts bfloat16 off instead of rounding it
-        a, b = a.to(KIND), b.to(KIND)
-    return tl.dot(a, b, input_precision='ieee')
+def rounded(x, kind: tl.constexpr):
+    """float32 as a GPU rounds it to kind; in the interpreter still float32."""
+    if not INTERPRETED:
+        x = x.to(kind)
+    elif kind == tl.bfloat16:  # the interpreter would cut it off
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+        x = bits.to(tl.float32, bitcast=True)
+    else:
+        x = x.to(kind).to(tl.float32)
+    return x
+
+
+@triton.jit
+def product(a, b, kind: tl.constexpr):
+    """Matrix product of factors rounded to kind, summed in float32."""
+    return tl.dot(rounded(a, kind), rounded(b, kind), input_precision='ieee')
 
 
 @triton.jit

@@ -140,6 +140,11 @@ def _query_backward_kernel(
     state = tl.load(S + head * BD * BD + cols[:, None] * BD + cols[None, :])
     z = tl.load(Z + head * BD + cols)
     eps = tl.load(EPS + head)
+    shared = tl.zeros((BD,), tl.float32)
+    if not ROTARY:
+        # Gradients of queries are of how values differ: what all share would cost most digits.
+        shared += tl.sum(state * z[:, None], 0) / tl.maximum(tl.sum(z * z), 1e-30)
+        state -= z[:, None] * shared[None, :]
     d_state, d_z = tl.zeros((BD, BD), tl.float32), tl.zeros((BD,), tl.float32)
     if HAS_MEAN:
         d_mean = tl.load(DMEAN + head * BD + cols)
@@ -148,15 +153,16 @@ def _query_backward_kernel(
         raw = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
         q = tl.where((rows[:, None] < N) & (cols[None, :] < D), feature(raw, FEATURE), 0.0)
-        norm = tl.sum(q * z[None, :], 1) + eps
+        positive = tl.sum(q * z[None, :], 1)
+        norm = positive + eps
         turned = q
         if ROTARY:
             cos = load_angles(COS, rows, pairs, N, D)
             sin = load_angles(SIN, rows, pairs, N, D)
             turned = tl.where(rows[:, None] < N, rotate(q, cos, sin, BN, BD), 0.0)  # for sm_100
-        out = product(turned, state, kind) / norm[:, None]
+        out = product(turned, state, kind) + positive[:, None] * shared[None, :]
         grad = grad / norm[:, None]
-        d_norm = -tl.sum(grad * out, 1)
+        d_norm = -tl.sum(grad * out, 1) / norm
         if SUM:
             d_state += product(tl.trans(turned), grad, kind)
             d_z += tl.sum(q * d_norm[:, None], 0)
@@ -164,7 +170,7 @@ def _query_backward_kernel(
             dq = product(grad, tl.trans(state), kind)
             if ROTARY:
                 dq = rotate(dq, cos, -sin, BN, BD)
-            dq += d_norm[:, None] * z[None, :]
+            dq += (d_norm + tl.sum(grad * shared[None, :], 1))[:, None] * z[None, :]
             if HAS_MEAN:
                 real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
                 dq += tl.where(real[:, None], d_mean[None, :], 0.0)

@@ -189,7 +189,7 @@ def _forward_kernel(
 def _query_backward_kernel(
     Q, K, V, WEIGHT, FAR, MASK, S, Z, MASS, NORM, DOUT, DQ, DWEIGHT, DNORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
-    sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, D, height, width,
+    sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, D, height, width, eps,
     T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
     BR: tl.constexpr, HAS_MASK: tl.constexpr, STICK: tl.constexpr, HAS_FLAGS: tl.constexpr,
 ):  # fmt: skip
@@ -197,6 +197,7 @@ def _query_backward_kernel(
 
     What the normaliser's gradient multiplies is summed apart: taken from the rounded output, that
     gradient would cost those of the weights, which are small differences, most of their digits.
+    So would what all values share: it is taken off, and added to the stored gradient alone.
     """
     head = tl.program_id(0).to(tl.int64)
     b, h = head // H, head % H
@@ -207,6 +208,11 @@ def _query_backward_kernel(
     grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
     norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
     grad = grad / norm[:, None]
+    state = tl.load(S + head * BD * BD + cols[:, None] * BD + cols[None, :])
+    z = tl.load(Z + head * BD + cols)
+    shared = tl.sum(state * z[:, None], 0) / tl.maximum(tl.sum(z * z), 1e-30)
+    state -= z[:, None] * shared[None, :]
+    d_shared = tl.sum(grad * shared[None, :], 1)
     weight_base = WEIGHT + b * swb + h * swh
     far = _far_weight(weight_base, FAR + b * N, rows, swn, swr, N, REACH, STICK, HAS_FLAGS)
     dq, dq_norm = tl.zeros((T * T, BD), tl.float32), tl.zeros((T * T, BD), tl.float32)
@@ -216,7 +222,7 @@ def _query_backward_kernel(
         ky, kx, keys = _halo_tokens(i, T, REACH, BX, BK, height, width)
         real = real_tokens(MASK + b * N, keys, N, HAS_MASK)
         k = load_rows(K + b * skb + h * skh, keys, cols, skn, skd, N, D)
-        v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D)
+        v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D) - shared[None, :]
         distance = _distance(qy, qx, ky, kx)
         kernel = product(q, tl.trans(k), kind)
         d_scores = product(grad, tl.trans(v), kind)
@@ -233,13 +239,11 @@ def _query_backward_kernel(
         agreement += tl.sum(kernel * local * d_scores, 1)
         dq += product(d_scores * local, k, kind)
         dq_norm += product(local, k, kind)
-    state = tl.load(S + head * BD * BD + cols[:, None] * BD + cols[None, :])
-    z = tl.load(Z + head * BD + cols)
     mass = tl.load(MASS + head)
     d_far = product(grad, tl.trans(state), kind)
     agreement += far * mass * tl.sum(q * d_far, 1)
-    d_norm = -agreement / norm
-    tl.store(DNORM + head * N + rows, d_norm, mask=rows < N)
+    d_norm = (eps * d_shared - agreement) / norm
+    tl.store(DNORM + head * N + rows, d_norm - d_shared, mask=rows < N)
     d_far = (d_far + d_norm[:, None] * z[None, :]) * mass
     dq += d_norm[:, None] * dq_norm + far[:, None] * d_far
     d_weight += d_norm[:, None] * d_weight_norm
@@ -392,6 +396,7 @@ def backward(
     s: Tensor,
     z: Tensor,
     mass: Tensor,
+    eps: float,
     stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and weights, which are logits with ``stick``."""
@@ -403,7 +408,7 @@ def backward(
     _query_backward_kernel[launch.tiles](
         q, k, v, weights, launch.far, launch.mask, s, z, mass, norm, grad, dq, d_weights, d_norm,
         *strides(q), *strides(k), *strides(v), *strides(weights), *strides(dq), *strides(grad),
-        *launch.sizes, BR=triton.next_power_of_2(launch.num_groups),
+        *launch.sizes, eps, BR=triton.next_power_of_2(launch.num_groups),
         **launch.blocks, **launch.has_mask,
     )  # fmt: skip
     ds, dz = launch.per_chunk(bd, bd), launch.per_chunk(bd)
