@@ -134,6 +134,7 @@ class Launch:
 
     def __init__(self, q: Tensor, mask: Optional[Tensor], widest: int) -> None:
         self.batch, self.heads, self.num_tokens, self.dim = q.shape
+        self.root = self.num_tokens**0.5
         self.bd, self.bn = padded(self.dim), block_size(widest)
         self.chunk = chunk_size(q, self.bn)
         self.splits = triton.cdiv(self.num_tokens, self.chunk)
