@@ -36,14 +36,15 @@ def fused_projection(b, n, h, d, dtype, parts=3):
     return x, x.permute(2, 0, 3, 1, 4)
 
 
-def compare(function, leaves, dtype):
+def compare(function, leaves, dtype, grad=None):
     """``function(leaves, backend)`` fused against the reference in float64: output, gradients.
 
     A leaf (B, N, 3, heads, d) is q, k and v: each has its own error.
     """
     out = function(leaves, 'fused')
     assert out.dtype == dtype
-    grad = torch.randn(out.shape, device=DEVICE).to(dtype)
+    grad = torch.randn(out.shape, device=DEVICE) if grad is None else grad
+    grad = grad.to(dtype)
     grads = torch.autograd.grad(out, leaves, grad)
     exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
     exact = function(exact_leaves, 'reference')
@@ -181,6 +182,22 @@ def test_ripple(b, h, hw, d, max_distance, dtype, stick):
         )  # fmt: skip
 
     compare(run, [x, weights.to(dtype).requires_grad_()], dtype)
+
+
+@pytest.mark.parametrize('largest', [3e-3, 300.0])
+def test_ripple_gradients_of_any_size_fit_float16(largest):
+    x = torch.rand(1, 400, 3, 1, 32, device=DEVICE).half().requires_grad_()
+    logits = torch.randn(1, 1, 400, 2, device=DEVICE).half().requires_grad_()
+
+    def run(leaves, backend):
+        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
+        # The values differ in sign, their mean does not hide that of the gradients.
+        return ripple_attention(
+            q, k, 2 * v - 1, leaves[1], (20, 20), backend=backend, stick='plain'
+        )
+
+    grad = largest * torch.randn(1, 1, 400, 32, device=DEVICE).clamp(-1, 1)
+    compare(run, [x, logits], torch.float16, grad + largest * (largest > 1))
 
 
 @pytest.mark.parametrize('name', ['linear', 'rala', 'random_walk', 'ripple'])
