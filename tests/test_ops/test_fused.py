@@ -200,9 +200,35 @@ def test_ripple_gradients_of_any_size_fit_float16(largest):
     compare(run, [x, logits], torch.float16, grad + largest * (largest > 1))
 
 
+@pytest.mark.parametrize('operator', [linear_attention, rala_attention])
+def test_queries_without_a_positive_channel_fit_float16(operator):
+    x = torch.randn(1, 70, 3, 1, 16, device=DEVICE)
+    x[0, 5, 0] = -1
+    x[0, ::3, 1] = -1
+
+    def run(leaves, backend):
+        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
+        return operator(q, k, v, feature_map='relu', backend=backend)
+
+    compare(run, [x.half().requires_grad_()], torch.float16)
+
+
+@pytest.mark.parametrize('operator', [linear_attention, rala_attention])
+def test_gradients_of_one_sign_fit_float16(operator):
+    # Small, for no weight to be so large that its gradient alone leaves the range.
+    x = (0.1 * torch.randn(1, 600, 3, 1, 16, device=DEVICE)).half().requires_grad_()
+
+    def run(leaves, backend):
+        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
+        return operator(q, k, v, feature_map='elu+1', backend=backend)
+
+    compare(run, [x], torch.float16, 5000 + torch.randn(1, 1, 600, 16, device=DEVICE))
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
 @pytest.mark.parametrize('name', ['linear', 'rala', 'random_walk', 'ripple'])
-def test_all_padding_yields_zero(name):
-    x, (q, k, v) = fused_projection(2, 40, 2, 16, torch.float32)
+def test_all_padding_yields_zero(name, dtype):
+    x, (q, k, v) = fused_projection(2, 40, 2, 16, dtype)
     mask = torch.zeros(2, 40, dtype=torch.bool, device=DEVICE)
     mask[0] = True
     if name == 'rala':
@@ -210,7 +236,7 @@ def test_all_padding_yields_zero(name):
     elif name == 'linear':
         out = linear_attention(q.exp(), k.exp(), v, mask, backend='fused')
     elif name == 'ripple':
-        weights = torch.full((2, 2, 40, 4), 0.25, device=DEVICE)
+        weights = torch.full((2, 2, 40, 4), 0.25, device=DEVICE, dtype=dtype)
         out = ripple_attention(
             q.exp(), k.exp(), v, weights, (5, 8), key_padding_mask=mask, backend='fused'
         )

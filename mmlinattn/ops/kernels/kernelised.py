@@ -3,8 +3,9 @@
 With weights w_j that sum to 1 over the real tokens, ``S = sum_j w_j rot(phi(k_j)) v_j^T`` and
 ``z = sum_j w_j phi(k_j)``, the output is ``rot(phi(q_i)) S / (phi(q_i) . z + eps)``. Linear
 attention has equal weights; RALA's are a softmax over the tokens, taken online. Normalised sums
-keep float16 in range. Every kernel walks over a chunk of tokens of one head; what it sums over
-tokens it writes once a chunk, and torch adds the few chunks.
+keep float16 in range; gradients of sums are stored over the root of the number of tokens, which
+keeps them there whatever their signs. Every kernel walks over a chunk of tokens of one head; what
+it sums over tokens it writes once a chunk, and torch adds the few chunks.
 """
 
 from typing import NamedTuple, Optional, Tuple
@@ -32,7 +33,7 @@ from .common import (
 )
 
 # Of the largest kernel, see :func:`.common.refuses`.
-SHARED_KIB = dict(half=(40, 88), float=(56, 112))
+SHARED_KIB = dict(half=(40, 89), float=(56, 112))
 
 
 @triton.jit
@@ -128,7 +129,7 @@ def _readout_kernel(
 @triton.jit
 def _query_backward_kernel(
     Q, DOUT, MASK, COS, SIN, S, Z, EPS, DMEAN, DQ, DS, DZ,
-    sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sxb, sxh, sxn, sxd, H, N, D, CHUNK,
+    sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sxb, sxh, sxn, sxd, H, N, D, CHUNK, root,
     BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr, HAS_MASK: tl.constexpr,
     ROTARY: tl.constexpr, SUM: tl.constexpr, WRITE: tl.constexpr, HAS_MEAN: tl.constexpr,
 ):  # fmt: skip
@@ -161,16 +162,17 @@ def _query_backward_kernel(
             sin = load_angles(SIN, rows, pairs, N, D)
             turned = tl.where(rows[:, None] < N, rotate(q, cos, sin, BN, BD), 0.0)  # for sm_100
         out = product(turned, state, kind) + positive[:, None] * shared[None, :]
-        grad = grad / norm[:, None]
+        # The norm may be eps: what a product rounds is divided only where it is as small.
         d_norm = -tl.sum(grad * out, 1) / norm
         if SUM:
-            d_state += product(tl.trans(turned), grad, kind)
-            d_z += tl.sum(q * d_norm[:, None], 0)
+            d_state += product(tl.trans(turned / norm[:, None]), grad, kind)
+            d_z += tl.sum(q * (d_norm / norm)[:, None], 0)
         if WRITE:
             dq = product(grad, tl.trans(state), kind)
             if ROTARY:
                 dq = rotate(dq, cos, -sin, BN, BD)
             dq += (d_norm + tl.sum(grad * shared[None, :], 1))[:, None] * z[None, :]
+            dq = dq / norm[:, None]
             if HAS_MEAN:
                 real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
                 dq += tl.where(real[:, None], d_mean[None, :], 0.0)
@@ -178,14 +180,14 @@ def _query_backward_kernel(
             store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
     if SUM:
         at = head * tl.num_programs(1) + split
-        tl.store(DS + at * BD * BD + cols[:, None] * BD + cols[None, :], d_state)
-        tl.store(DZ + at * BD + cols, d_z)
+        tl.store(DS + at * BD * BD + cols[:, None] * BD + cols[None, :], d_state / root)
+        tl.store(DZ + at * BD + cols, d_z / root)
 
 
 @triton.jit
 def _key_backward_kernel(
     K, V, MASK, COS, SIN, MEAN, LSE, DELTA, DS, DZ, DK, DV, DMEAN,
-    skb, skh, skn, skd, svb, svh, svn, svd, sxb, sxh, sxn, sxd, H, N, D, CHUNK, scale,
+    skb, skh, skn, skd, svb, svh, svn, svd, sxb, sxh, sxn, sxd, H, N, D, CHUNK, scale, root,
     BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr, HAS_MASK: tl.constexpr,
     WEIGHTED: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
@@ -210,13 +212,13 @@ def _key_backward_kernel(
         weight = tl.exp(tl.zeros((BN,), tl.float32) - lse)
         if WEIGHTED:
             weight = tl.exp(tl.minimum(tl.sum(k * mean[None, :], 1) - lse, 0.0))
-        weight = tl.where(real, weight, 0.0)
+        weight = tl.where(real, weight * root, 0.0)
         turned = k
         if ROTARY:
             cos = load_angles(COS, rows, pairs, N, D)
             sin = load_angles(SIN, rows, pairs, N, D)
             turned = rotate(k, cos, sin, BN, BD)
-        dv = product(turned, d_state, kind) * weight[:, None]
+        dv = tl.where(real[:, None], product(turned, d_state, kind) * weight[:, None], 0.0)
         d_turned = product(v, tl.trans(d_state), kind)
         dk = d_turned * weight[:, None]
         if ROTARY:
@@ -226,7 +228,7 @@ def _key_backward_kernel(
             d_weight = tl.sum(turned * d_turned, 1) + tl.sum(k * d_z[None, :], 1)
             d_score = weight * (d_weight - delta)
             dk += d_score[:, None] * mean[None, :]
-            d_mean += tl.sum(d_score[:, None] * k, 0) * scale
+            d_mean += tl.sum(tl.where(real[:, None], d_score[:, None] * k, 0.0), 0) * scale
         dk = tl.where(real[:, None], dk * slope(raw, FEATURE), 0.0)
         store_rows(DK + b * sxb + h * sxh, dk, rows, cols, sxn, sxd, N, D)
         store_rows(DV + b * sxb + h * sxh, dv, rows, cols, sxn, sxd, N, D)
@@ -340,7 +342,7 @@ def backward(
         _query_backward_kernel[launch.grid](
             q, grad, launch.mask, launch.cos, launch.sin, state.s, state.z, state.eps,
             d_mean, dq, ds, dz, *strides(q), *strides(grad), *strides(dq), *launch.sizes,
-            **launch.blocks, **launch.has_mask, **launch.rotary, **flags,
+            launch.root, **launch.blocks, **launch.has_mask, **launch.rotary, **flags,
         )  # fmt: skip
 
     queries(q, SUM=True, WRITE=not launch.weighted, HAS_MEAN=False)
@@ -350,7 +352,7 @@ def backward(
     _key_backward_kernel[launch.grid](
         k, v, launch.mask, launch.cos, launch.sin, state.mean if launch.weighted else k,
         state.lse, delta, sum_ds, sum_dz, dk, dv, d_mean,
-        *strides(k), *strides(v), *strides(dk), *launch.sizes, launch.scale,
+        *strides(k), *strides(v), *strides(dk), *launch.sizes, launch.scale, launch.root,
         WEIGHTED=launch.weighted, **launch.blocks, **launch.has_mask, **launch.rotary,
     )  # fmt: skip
     if launch.weighted:
