@@ -25,8 +25,8 @@ from .common import (
     token_major,
 )
 
-# Of the largest kernel, see :func:`.common.refuses`.
-SHARED_KIB = dict(half=(88, 280), float=(128, 320))
+# Of the largest kernel, see :func:`.common.refuses`; for up to 64 anchors and for more.
+SHARED_KIB = (dict(half=(88, 136), float=(128, 160)), dict(half=(176, 280), float=(208, 320)))
 
 
 @triton.jit
