@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -258,6 +259,24 @@ def test_large_logits_of_the_token_softmax():
         exact = rala_attention(q.double(), k.double(), v.double(), backend='reference')
         out = rala_attention(q, k, v, backend='fused')
         assert (out.double() - exact).norm() / exact.norm() < 1e-5
+
+
+def test_sums_of_chunks_are_not_rounded_by_autocast():
+    q, k, v = torch.rand(3, 1, 1, 400, 16, device=DEVICE)
+    expected = linear_attention(q, k, v, backend='fused')
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        out = linear_attention(q, k, v, backend='fused')
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize('num_tokens, expected', [(100, 256), (2000, 256), (100_000, 768)])
+def test_chunks_on_a_gpu(monkeypatch, num_tokens, expected):
+    from mmlinattn.ops.kernels.common import chunk_size
+
+    device = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda _: device)
+    q = SimpleNamespace(shape=(1, 4, num_tokens, 64), is_cuda=True, device=None)
+    assert chunk_size(q, 64) == expected
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ def block_size(block_dim: int) -> int:
 def chunk_size(q: Tensor, block: int) -> int:
     """Tokens of one program, so that a few programs for each multiprocessor share the tokens.
 
+    Four blocks at least: what a program sums it writes, and that must be little to its tokens.
     On a CPU, where an interpreter runs the programs, two blocks: tests then see several chunks.
     """
     batch, heads, num_tokens, _ = q.shape
@@ -120,7 +121,7 @@ def chunk_size(q: Tensor, block: int) -> int:
         return 2 * block
     programs = 4 * torch.cuda.get_device_properties(q.device).multi_processor_count
     splits = max(1, programs // (batch * heads))
-    return block * triton.cdiv(triton.cdiv(num_tokens, splits), block)
+    return block * max(4, triton.cdiv(triton.cdiv(num_tokens, splits), block))
 
 
 class Launch:

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..numerics import no_autocast
 from .common import (
     LOWEST,
     OPTIONS,
@@ -313,8 +314,10 @@ def make_state(
         fade, total = torch.ones_like(mass), mass.sum(2)
         lse = total.clamp(min=1).log()
     share = fade / total.where(total > 0, 1)[..., None]  # [B, H, splits]
-    s = (s * share[..., None, None]).sum(2)
-    z = (z * share[..., None]).sum(2)
+    share = share[:, :, None]
+    with no_autocast(s):  # products: scaled sums of all chunks are not written
+        s = (share @ s.flatten(3)).view(*s.shape[:2], bd, bd)
+        z = (share @ z).squeeze(2)
     # Linear attention adds eps to a sum, RALA to a mean.
     eps = torch.full_like(total, eps) / (1 if launch.weighted else total.clamp(min=1))
     return State(s, z, eps, lse, z.new_empty(0) if mean is None else mean)
