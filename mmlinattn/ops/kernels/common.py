@@ -187,7 +187,7 @@ def refuses(q: Tensor, widest: int, shared_kib: Dict[str, Tuple[int, int]]) -> O
     if device.major < 8:
         return f'kernels need compute capability 8.0, {device.name} has {device.major}'
     kind = 'float' if q.dtype == torch.float32 else 'half'
-    needed = shared_kib[kind][padded(widest) > 64]
+    needed = shared_kib[kind][int(padded(widest) > 64)]
     available = device.shared_memory_per_block_optin // 1024
     if needed > available:
         return f'the kernel takes {needed} KiB of shared memory, {device.name} has {available}'

@@ -35,4 +35,4 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, *_) -> Optional[
     num_anchors = anchors_q.shape[-2]
     if num_anchors > MAX_DIM:
         return f'kernels are for at most {MAX_DIM} anchors, got {num_anchors}'
-    return refuses_tokens(q, q.shape[-1], SHARED_KIB[padded(num_anchors) > 64])
+    return refuses_tokens(q, q.shape[-1], SHARED_KIB[int(padded(num_anchors) > 64)])
