@@ -39,11 +39,23 @@ def slope(x, FEATURE: tl.constexpr):
 
 
 @triton.jit
-def product(a, b, KIND: tl.constexpr):
-    """Matrix product of factors rounded to KIND, summed in float32."""
-    if not INTERPRETED:  # the interpreter cuts bfloat16 off instead of rounding it
-        a, b = a.to(KIND), b.to(KIND)
-    return tl.dot(a, b, input_precision='ieee')
+def rounded(x, kind: tl.constexpr):
+    """float32 as a GPU rounds it to kind; in the interpreter still float32."""
+    if not INTERPRETED:
+        x = x.to(kind)
+    elif kind == tl.bfloat16:  # the interpreter would cut it off
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+        x = bits.to(tl.float32, bitcast=True)
+    else:
+        x = x.to(kind).to(tl.float32)
+    return x
+
+
+@triton.jit
+def product(a, b, kind: tl.constexpr):
+    """Matrix product of factors rounded to kind, summed in float32."""
+    return tl.dot(rounded(a, kind), rounded(b, kind), input_precision='ieee')
 
 
 @triton.jit
@@ -101,6 +113,7 @@ def block_size(block_dim: int) -> int:
 def chunk_size(q: Tensor, block: int) -> int:
     """Tokens of one program, so that a few programs for each multiprocessor share the tokens.
 
+    Four blocks at least: what a program sums it writes, and that must be little to its tokens.
     On a CPU, where an interpreter runs the programs, two blocks: tests then see several chunks.
     """
     batch, heads, num_tokens, _ = q.shape
@@ -108,7 +121,7 @@ def chunk_size(q: Tensor, block: int) -> int:
         return 2 * block
     programs = 4 * torch.cuda.get_device_properties(q.device).multi_processor_count
     splits = max(1, programs // (batch * heads))
-    return block * triton.cdiv(triton.cdiv(num_tokens, splits), block)
+    return block * max(4, triton.cdiv(triton.cdiv(num_tokens, splits), block))
 
 
 class Launch:
@@ -122,6 +135,7 @@ class Launch:
 
     def __init__(self, q: Tensor, mask: Optional[Tensor], widest: int) -> None:
         self.batch, self.heads, self.num_tokens, self.dim = q.shape
+        self.root = self.num_tokens**0.5
         self.bd, self.bn = padded(self.dim), block_size(widest)
         self.chunk = chunk_size(q, self.bn)
         self.splits = triton.cdiv(self.num_tokens, self.chunk)
@@ -173,7 +187,7 @@ def refuses(q: Tensor, widest: int, shared_kib: Dict[str, Tuple[int, int]]) -> O
     if device.major < 8:
         return f'kernels need compute capability 8.0, {device.name} has {device.major}'
     kind = 'float' if q.dtype == torch.float32 else 'half'
-    needed = shared_kib[kind][padded(widest) > 64]
+    needed = shared_kib[kind][int(padded(widest) > 64)]
     available = device.shared_memory_per_block_optin // 1024
     if needed > available:
         return f'the kernel takes {needed} KiB of shared memory, {device.name} has {available}'

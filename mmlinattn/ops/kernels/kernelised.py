@@ -3,8 +3,9 @@
 With weights w_j that sum to 1 over the real tokens, ``S = sum_j w_j rot(phi(k_j)) v_j^T`` and
 ``z = sum_j w_j phi(k_j)``, the output is ``rot(phi(q_i)) S / (phi(q_i) . z + eps)``. Linear
 attention has equal weights; RALA's are a softmax over the tokens, taken online. Normalised sums
-keep float16 in range. Every kernel walks over a chunk of tokens of one head; what it sums over
-tokens it writes once a chunk, and torch adds the few chunks.
+keep float16 in range; gradients of sums are stored over the root of the number of tokens, which
+keeps them there whatever their signs. Every kernel walks over a chunk of tokens of one head; what
+it sums over tokens it writes once a chunk, and torch adds the few chunks.
 """
 
 from typing import NamedTuple, Optional, Tuple
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..numerics import no_autocast
 from .common import (
     LOWEST,
     OPTIONS,
@@ -32,7 +34,7 @@ from .common import (
 )
 
 # Of the largest kernel, see :func:`.common.refuses`.
-SHARED_KIB = dict(half=(40, 88), float=(56, 112))
+SHARED_KIB = dict(half=(40, 89), float=(56, 112))
 
 
 @triton.jit
@@ -128,7 +130,7 @@ def _readout_kernel(
 @triton.jit
 def _query_backward_kernel(
     Q, DOUT, MASK, COS, SIN, S, Z, EPS, DMEAN, DQ, DS, DZ,
-    sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sxb, sxh, sxn, sxd, H, N, D, CHUNK,
+    sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sxb, sxh, sxn, sxd, H, N, D, CHUNK, root,
     BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr, HAS_MASK: tl.constexpr,
     ROTARY: tl.constexpr, SUM: tl.constexpr, WRITE: tl.constexpr, HAS_MEAN: tl.constexpr,
 ):  # fmt: skip
@@ -140,6 +142,11 @@ def _query_backward_kernel(
     state = tl.load(S + head * BD * BD + cols[:, None] * BD + cols[None, :])
     z = tl.load(Z + head * BD + cols)
     eps = tl.load(EPS + head)
+    shared = tl.zeros((BD,), tl.float32)
+    if not ROTARY:
+        # Gradients of queries are of how values differ: what all share would cost most digits.
+        shared += tl.sum(state * z[:, None], 0) / tl.maximum(tl.sum(z * z), 1e-30)
+        state -= z[:, None] * shared[None, :]
     d_state, d_z = tl.zeros((BD, BD), tl.float32), tl.zeros((BD,), tl.float32)
     if HAS_MEAN:
         d_mean = tl.load(DMEAN + head * BD + cols)
@@ -148,23 +155,25 @@ def _query_backward_kernel(
         raw = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
         q = tl.where((rows[:, None] < N) & (cols[None, :] < D), feature(raw, FEATURE), 0.0)
-        norm = tl.sum(q * z[None, :], 1) + eps
+        positive = tl.sum(q * z[None, :], 1)
+        norm = positive + eps
         turned = q
         if ROTARY:
             cos = load_angles(COS, rows, pairs, N, D)
             sin = load_angles(SIN, rows, pairs, N, D)
             turned = tl.where(rows[:, None] < N, rotate(q, cos, sin, BN, BD), 0.0)  # for sm_100
-        out = product(turned, state, kind) / norm[:, None]
-        grad = grad / norm[:, None]
-        d_norm = -tl.sum(grad * out, 1)
+        out = product(turned, state, kind) + positive[:, None] * shared[None, :]
+        # The norm may be eps: what a product rounds is divided only where it is as small.
+        d_norm = -tl.sum(grad * out, 1) / norm
         if SUM:
-            d_state += product(tl.trans(turned), grad, kind)
-            d_z += tl.sum(q * d_norm[:, None], 0)
+            d_state += product(tl.trans(turned / norm[:, None]), grad, kind)
+            d_z += tl.sum(q * (d_norm / norm)[:, None], 0)
         if WRITE:
             dq = product(grad, tl.trans(state), kind)
             if ROTARY:
                 dq = rotate(dq, cos, -sin, BN, BD)
-            dq += d_norm[:, None] * z[None, :]
+            dq += (d_norm + tl.sum(grad * shared[None, :], 1))[:, None] * z[None, :]
+            dq = dq / norm[:, None]
             if HAS_MEAN:
                 real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
                 dq += tl.where(real[:, None], d_mean[None, :], 0.0)
@@ -172,14 +181,14 @@ def _query_backward_kernel(
             store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
     if SUM:
         at = head * tl.num_programs(1) + split
-        tl.store(DS + at * BD * BD + cols[:, None] * BD + cols[None, :], d_state)
-        tl.store(DZ + at * BD + cols, d_z)
+        tl.store(DS + at * BD * BD + cols[:, None] * BD + cols[None, :], d_state / root)
+        tl.store(DZ + at * BD + cols, d_z / root)
 
 
 @triton.jit
 def _key_backward_kernel(
     K, V, MASK, COS, SIN, MEAN, LSE, DELTA, DS, DZ, DK, DV, DMEAN,
-    skb, skh, skn, skd, svb, svh, svn, svd, sxb, sxh, sxn, sxd, H, N, D, CHUNK, scale,
+    skb, skh, skn, skd, svb, svh, svn, svd, sxb, sxh, sxn, sxd, H, N, D, CHUNK, scale, root,
     BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr, HAS_MASK: tl.constexpr,
     WEIGHTED: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
@@ -204,13 +213,13 @@ def _key_backward_kernel(
         weight = tl.exp(tl.zeros((BN,), tl.float32) - lse)
         if WEIGHTED:
             weight = tl.exp(tl.minimum(tl.sum(k * mean[None, :], 1) - lse, 0.0))
-        weight = tl.where(real, weight, 0.0)
+        weight = tl.where(real, weight * root, 0.0)
         turned = k
         if ROTARY:
             cos = load_angles(COS, rows, pairs, N, D)
             sin = load_angles(SIN, rows, pairs, N, D)
             turned = rotate(k, cos, sin, BN, BD)
-        dv = product(turned, d_state, kind) * weight[:, None]
+        dv = tl.where(real[:, None], product(turned, d_state, kind) * weight[:, None], 0.0)
         d_turned = product(v, tl.trans(d_state), kind)
         dk = d_turned * weight[:, None]
         if ROTARY:
@@ -220,7 +229,7 @@ def _key_backward_kernel(
             d_weight = tl.sum(turned * d_turned, 1) + tl.sum(k * d_z[None, :], 1)
             d_score = weight * (d_weight - delta)
             dk += d_score[:, None] * mean[None, :]
-            d_mean += tl.sum(d_score[:, None] * k, 0) * scale
+            d_mean += tl.sum(tl.where(real[:, None], d_score[:, None] * k, 0.0), 0) * scale
         dk = tl.where(real[:, None], dk * slope(raw, FEATURE), 0.0)
         store_rows(DK + b * sxb + h * sxh, dk, rows, cols, sxn, sxd, N, D)
         store_rows(DV + b * sxb + h * sxh, dv, rows, cols, sxn, sxd, N, D)
@@ -305,8 +314,10 @@ def make_state(
         fade, total = torch.ones_like(mass), mass.sum(2)
         lse = total.clamp(min=1).log()
     share = fade / total.where(total > 0, 1)[..., None]  # [B, H, splits]
-    s = (s * share[..., None, None]).sum(2)
-    z = (z * share[..., None]).sum(2)
+    share = share[:, :, None]
+    with no_autocast(s):  # products: scaled sums of all chunks are not written
+        s = (share @ s.flatten(3)).view(*s.shape[:2], bd, bd)
+        z = (share @ z).squeeze(2)
     # Linear attention adds eps to a sum, RALA to a mean.
     eps = torch.full_like(total, eps) / (1 if launch.weighted else total.clamp(min=1))
     return State(s, z, eps, lse, z.new_empty(0) if mean is None else mean)
@@ -334,7 +345,7 @@ def backward(
         _query_backward_kernel[launch.grid](
             q, grad, launch.mask, launch.cos, launch.sin, state.s, state.z, state.eps,
             d_mean, dq, ds, dz, *strides(q), *strides(grad), *strides(dq), *launch.sizes,
-            **launch.blocks, **launch.has_mask, **launch.rotary, **flags,
+            launch.root, **launch.blocks, **launch.has_mask, **launch.rotary, **flags,
         )  # fmt: skip
 
     queries(q, SUM=True, WRITE=not launch.weighted, HAS_MEAN=False)
@@ -344,7 +355,7 @@ def backward(
     _key_backward_kernel[launch.grid](
         k, v, launch.mask, launch.cos, launch.sin, state.mean if launch.weighted else k,
         state.lse, delta, sum_ds, sum_dz, dk, dv, d_mean,
-        *strides(k), *strides(v), *strides(dk), *launch.sizes, launch.scale,
+        *strides(k), *strides(v), *strides(dk), *launch.sizes, launch.scale, launch.root,
         WEIGHTED=launch.weighted, **launch.blocks, **launch.has_mask, **launch.rotary,
     )  # fmt: skip
     if launch.weighted:

@@ -25,8 +25,8 @@ from .common import (
     token_major,
 )
 
-# Of the largest kernel, see :func:`.common.refuses`.
-SHARED_KIB = dict(half=(88, 280), float=(128, 320))
+# Of the largest kernel, see :func:`.common.refuses`; for up to 64 anchors and for more.
+SHARED_KIB = (dict(half=(88, 136), float=(128, 160)), dict(half=(176, 280), float=(208, 320)))
 
 
 @triton.jit
@@ -90,7 +90,7 @@ def _state_kernel(
 def _state_backward_kernel(
     Q, K, V, AQ, AK, MASK, LSE, DELTA, DS, DW, DQ, DK, DV, DAQ, DAK,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, sxb, sxh, sxn, sxd, saq, sak,
-    H, N, D, M, CHUNK,
+    H, N, D, M, CHUNK, root,
     BN: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
     HAS_MASK: tl.constexpr, HAS_WALK: tl.constexpr,
 ):  # fmt: skip
@@ -102,7 +102,6 @@ def _state_backward_kernel(
     d_state = tl.load(DS + head * BM * BD + places[:, None] * BD + cols[None, :])
     lse = tl.load(LSE + head * BM + places)
     # Weights are about 1 / N: times its root they and their products stay within float16.
-    root = tl.sqrt(N.to(tl.float32))
     delta = tl.load(DELTA + head * BM + places)
     d_anchors_q = tl.zeros((BM, BD), tl.float32)
     if HAS_WALK:
@@ -271,7 +270,7 @@ def state_backward(
         launch.zero_filled(ds, bm, bd), launch.zero_filled(dw, bm, bm) if has_walk else ds,
         dq, dk, dv, daq, dak,
         *strides(q), *strides(k), *strides(v), *strides(dq), _image_stride(anchors_q),
-        _image_stride(anchors_k), *launch.sizes,
+        _image_stride(anchors_k), *launch.sizes, launch.root,
         HAS_WALK=has_walk, **launch.blocks, **launch.has_mask,
     )  # fmt: skip
     return dq, dk, dv, *(x.sum(2)[..., :m, : launch.dim] for x in (daq, dak))

@@ -5,6 +5,9 @@ first term reads the sums of linear attention, the second ends at distance R, so
 queries meets the keys of its halo. The backward pass goes over tiles of queries for their
 gradients and over tiles of keys for theirs; no two programs add to the same place.
 
+Normalisers and sums are of the mean over all keys, "mass" in number, which keeps float16 in range;
+for the same reason nothing is divided by a normaliser before it is multiplied by what offsets it.
+
 With STICK the kernels read the logits of stick breaking in place of weights, break the stick where
 they need it, and write the gradient of the logits.
 """
@@ -178,9 +181,9 @@ def _forward_kernel(
         norm += tl.sum(scores, 1)
     state = tl.load(S + head * BD * BD + cols[:, None] * BD + cols[None, :])
     z = tl.load(Z + head * BD + cols)
-    far *= tl.load(MASS + head)
-    total += product(q, state, kind) * far[:, None]
-    norm += tl.sum(q * z[None, :], 1) * far + eps / scale
+    mass = tl.load(MASS + head)
+    total = total / mass + product(q, state, kind) * far[:, None]
+    norm = (norm + eps / scale) / mass + tl.sum(q * z[None, :], 1) * far
     store_rows(OUT + b * sxb + h * sxh, total / norm[:, None], rows, cols, sxn, sxd, N, D)
     tl.store(NORM + head * N + rows, norm * scale, mask=rows < N)
 
@@ -189,14 +192,15 @@ def _forward_kernel(
 def _query_backward_kernel(
     Q, K, V, WEIGHT, FAR, MASK, S, Z, MASS, NORM, DOUT, DQ, DWEIGHT, DNORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
-    sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, D, height, width,
+    sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, D, height, width, eps,
     T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
     BR: tl.constexpr, HAS_MASK: tl.constexpr, STICK: tl.constexpr, HAS_FLAGS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the queries, of the weights or logits, and of each normaliser.
+    """Gradients of the queries, of the weights or logits, and of each normaliser times itself.
 
     What the normaliser's gradient multiplies is summed apart: taken from the rounded output, that
     gradient would cost those of the weights, which are small differences, most of their digits.
+    So would what all values share: it is taken off, and added to the stored gradient alone.
     """
     head = tl.program_id(0).to(tl.int64)
     b, h = head // H, head % H
@@ -206,7 +210,12 @@ def _query_backward_kernel(
     q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
     grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
     norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
-    grad = grad / norm[:, None]
+    mass = tl.load(MASS + head)
+    state = tl.load(S + head * BD * BD + cols[:, None] * BD + cols[None, :])
+    z = tl.load(Z + head * BD + cols)
+    shared = tl.sum(state * z[:, None], 0) / tl.maximum(tl.sum(z * z), 1e-30)
+    state -= z[:, None] * shared[None, :]
+    d_shared = tl.sum(grad * shared[None, :], 1)
     weight_base = WEIGHT + b * swb + h * swh
     far = _far_weight(weight_base, FAR + b * N, rows, swn, swr, N, REACH, STICK, HAS_FLAGS)
     dq, dq_norm = tl.zeros((T * T, BD), tl.float32), tl.zeros((T * T, BD), tl.float32)
@@ -216,7 +225,7 @@ def _query_backward_kernel(
         ky, kx, keys = _halo_tokens(i, T, REACH, BX, BK, height, width)
         real = real_tokens(MASK + b * N, keys, N, HAS_MASK)
         k = load_rows(K + b * skb + h * skh, keys, cols, skn, skd, N, D)
-        v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D)
+        v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D) - shared[None, :]
         distance = _distance(qy, qx, ky, kx)
         kernel = product(q, tl.trans(k), kind)
         d_scores = product(grad, tl.trans(v), kind)
@@ -233,16 +242,14 @@ def _query_backward_kernel(
         agreement += tl.sum(kernel * local * d_scores, 1)
         dq += product(d_scores * local, k, kind)
         dq_norm += product(local, k, kind)
-    state = tl.load(S + head * BD * BD + cols[:, None] * BD + cols[None, :])
-    z = tl.load(Z + head * BD + cols)
-    mass = tl.load(MASS + head)
     d_far = product(grad, tl.trans(state), kind)
-    agreement += far * mass * tl.sum(q * d_far, 1)
-    d_norm = -agreement / norm
-    tl.store(DNORM + head * N + rows, d_norm, mask=rows < N)
-    d_far = (d_far + d_norm[:, None] * z[None, :]) * mass
-    dq += d_norm[:, None] * dq_norm + far[:, None] * d_far
-    d_weight += d_norm[:, None] * d_weight_norm
+    agreement = agreement / mass + far * tl.sum(q * d_far, 1)
+    d_norm = (eps / mass * d_shared - agreement) / norm
+    tl.store(DNORM + head * N + rows, d_norm - d_shared, mask=rows < N)
+    d_far = (d_far + d_norm[:, None] * z[None, :]) / norm[:, None]
+    near = (1 / norm / mass)[:, None]
+    dq = (dq + d_norm[:, None] * dq_norm) * near + far[:, None] * d_far
+    d_weight = (d_weight + d_norm[:, None] * d_weight_norm) * near
     of_last = tl.sum(q * d_far, 1) - tl.sum(d_weight, 1)
     of_last *= _some_far(FAR + b * N, rows, N, HAS_FLAGS)
     d_weight += tl.where(groups[None, :] == REACH + 1, of_last[:, None], 0.0)
@@ -272,9 +279,9 @@ def _far_backward_kernel(
         far = _far_weight(
             WEIGHT + b * swb + h * swh, FAR + b * N, rows, swn, swr, N, REACH, STICK, HAS_FLAGS
         )
-        q *= far[:, None]
+        norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
+        q *= (far / norm)[:, None]
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
-        grad = grad / tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)[:, None]
         d_norm = tl.load(DNORM + head * N + rows, mask=rows < N, other=0.0)
         d_state += product(tl.trans(q), grad, kind)
         d_z += tl.sum(q * d_norm[:, None], 0)
@@ -299,18 +306,18 @@ def _key_backward_kernel(
     real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
     k = load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D)
     v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
-    # DS and DZ are divided by the mass, which keeps them in range.
+    # DS and DZ are divided by the root of the mass, which keeps them in range whatever their signs.
     d_state = tl.load(DS + head * BD * BD + cols[:, None] * BD + cols[None, :])
-    mass = tl.load(MASS + head)
-    dk = product(v, tl.trans(d_state), kind) * mass
-    dk += tl.load(DZ + head * BD + cols)[None, :] * mass
-    dv = product(k, d_state, kind) * mass
+    root = tl.sqrt(tl.load(MASS + head))
+    dk = product(v, tl.trans(d_state), kind)
+    dk += tl.load(DZ + head * BD + cols)[None, :]
+    dv = product(k, d_state, kind)
     weight_base = WEIGHT + b * swb + h * swh
     for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
         qy, qx, tokens = _halo_tokens(i, T, REACH, BX, BK, height, width)
         q = load_rows(Q + b * sqb + h * sqh, tokens, cols, sqn, sqd, N, D)
         grad = load_rows(DOUT + b * sgb + h * sgh, tokens, cols, sgn, sgd, N, D)
-        grad = grad / tl.load(NORM + head * N + tokens, mask=tokens < N, other=1.0)[:, None]
+        q = q / tl.load(NORM + head * N + tokens, mask=tokens < N, other=1.0)[:, None]
         d_norm = tl.load(DNORM + head * N + tokens, mask=tokens < N, other=0.0)
         distance = _distance(ky, kx, qy, qx)
         far = _far_weight(weight_base, FAR + b * N, tokens, swn, swr, N, REACH, STICK, HAS_FLAGS)
@@ -319,11 +326,11 @@ def _key_backward_kernel(
         for r in tl.static_range(REACH + 1):
             near, left = _ring_weight(weight_base, tokens, r, left, swn, swr, N, REACH, STICK)
             local = tl.where(distance == r, (near - far)[None, :], local)
-        scale = tl.maximum(tl.max(q, 1), 1.0)  # scores of scaled queries fit float16
-        scores = product(k, tl.trans(q / scale[:, None]), kind) * local
-        dv += product(scores, grad * scale[:, None], kind)
+        scores = product(k, tl.trans(q), kind) * local / root
+        dv += product(scores, grad, kind)
         d_scores = (product(v, tl.trans(grad), kind) + d_norm[None, :]) * local
-        dk += product(d_scores, q, kind)
+        dk += product(d_scores, q, kind) / root
+    dk, dv = dk / root, dv / root
     dk, dv = tl.where(real[:, None], dk, 0.0), tl.where(real[:, None], dv, 0.0)
     store_rows(DK + b * sxb + h * sxh, dk, rows, cols, sxn, sxd, N, D)
     store_rows(DV + b * sxb + h * sxh, dv, rows, cols, sxn, sxd, N, D)
@@ -392,6 +399,7 @@ def backward(
     s: Tensor,
     z: Tensor,
     mass: Tensor,
+    eps: float,
     stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and weights, which are logits with ``stick``."""
@@ -403,7 +411,7 @@ def backward(
     _query_backward_kernel[launch.tiles](
         q, k, v, weights, launch.far, launch.mask, s, z, mass, norm, grad, dq, d_weights, d_norm,
         *strides(q), *strides(k), *strides(v), *strides(weights), *strides(dq), *strides(grad),
-        *launch.sizes, BR=triton.next_power_of_2(launch.num_groups),
+        *launch.sizes, eps, BR=triton.next_power_of_2(launch.num_groups),
         **launch.blocks, **launch.has_mask,
     )  # fmt: skip
     ds, dz = launch.per_chunk(bd, bd), launch.per_chunk(bd)
@@ -413,7 +421,8 @@ def backward(
         launch.heads, launch.num_tokens, launch.dim, launch.chunk,
         BN=launch.bn, BD=bd, **launch.weights, **OPTIONS,
     )  # fmt: skip
-    ds, dz = ds.sum(2) / mass[..., None, None], dz.sum(2) / mass[..., None]
+    root = mass.sqrt()[..., None]
+    ds, dz = ds.sum(2) / root[..., None], dz.sum(2) / root
     _key_backward_kernel[launch.tiles](
         q, k, v, weights, launch.far, launch.mask, norm, d_norm, grad, ds, dz, mass, dk, dv,
         *strides(q), *strides(k), *strides(v), *strides(weights), *strides(dk), *strides(grad),

@@ -48,11 +48,12 @@ def _backward(
     mass: Tensor,
     height: int,
     width: int,
+    eps: float,
     stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q):
         return ripple.backward(
-            grad, q, k, v, weights, (height, width), mask, norm, s, z, mass, stick
+            grad, q, k, v, weights, (height, width), mask, norm, s, z, mass, eps, stick
         )
 
 
@@ -63,12 +64,12 @@ def _(grad, q, k, v, weights, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    q, k, v, weights, *ctx.hw_shape, mask, _, ctx.stick = inputs
+    q, k, v, weights, *ctx.hw_shape, mask, ctx.eps, ctx.stick = inputs
     ctx.save_for_backward(q, k, v, weights, mask, *output[1:])
 
 
 def _autograd(ctx, grad, *_):
-    grads = _backward(grad, *ctx.saved_tensors, *ctx.hw_shape, ctx.stick)
+    grads = _backward(grad, *ctx.saved_tensors, *ctx.hw_shape, ctx.eps, ctx.stick)
     return (*grads, None, None, None, None, None)
 
 

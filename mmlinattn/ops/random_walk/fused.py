@@ -4,7 +4,7 @@ from typing import Optional
 
 from torch import Tensor
 
-from ..kernels.common import MAX_DIM
+from ..kernels.common import MAX_DIM, padded
 from ..kernels.common import refuses as refuses_tokens
 from ..kernels.random_walk import SHARED_KIB
 from ..kernels.random_walk_op import walk_readout, walk_state
@@ -35,4 +35,4 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, *_) -> Optional[
     num_anchors = anchors_q.shape[-2]
     if num_anchors > MAX_DIM:
         return f'kernels are for at most {MAX_DIM} anchors, got {num_anchors}'
-    return refuses_tokens(q, max(q.shape[-1], num_anchors), SHARED_KIB)
+    return refuses_tokens(q, q.shape[-1], SHARED_KIB[int(padded(num_anchors) > 64)])
