@@ -53,9 +53,9 @@ def ripple_attention(
       O(N (m + d)) memory, no cumulative sums. Chebyshev groups only.
 
     Measured on two CPU cores, 6 heads, m = d = 32, R = 4, 128 x 128 tokens, forward / forward and
-    backward: tile 43 / 141 ms, sat 646 / 2323 ms, plain linear attention 11 / 28 ms, softmax
-    attention 1605 / 5824 ms. ``torch.compile`` unrolls the rows of the tables and the chunks of
-    the tiles: large maps compile slowly.
+    backward (docs/benchmarks.md): tile 43 / 184 ms, sat 781 / 2690 ms, plain linear attention
+    10 / 43 ms, softmax attention 1648 / 6033 ms. ``torch.compile`` unrolls the rows of the tables
+    and the chunks of the tiles: large maps compile slowly.
 
     ``'auto'`` takes ``'sat'`` for logarithmic groups and where R is large, see
     :func:`choose_algorithm`, and ``'tile'`` otherwise.
