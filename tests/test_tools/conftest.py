@@ -55,7 +55,7 @@ def run(root, monkeypatch):
         spec = importlib.util.spec_from_file_location(f'tools_{name}', root / f'tools/{name}.py')
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        monkeypatch.setattr(sys, 'argv', [name, *map(str, arguments)])
+        monkeypatch.setattr(sys, 'argv', [name, *map(str, arguments), '--debug'])
         # MMEngine keeps these for the life of a process.
         for manager in (MessageHub, MMLogger, Visualizer, *Visualizer.__subclasses__()):
             manager._instance_dict.clear()

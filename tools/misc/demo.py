@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, init_default_scope
-from mmengine.runner import load_checkpoint
 from rich.console import Console
 from rich.table import Table
 
 from mmlinattn.analysis.pictures import comparison
-from mmlinattn.checkpoints import save_checkpoint
+from mmlinattn.checkpoints import load_checkpoint, save_checkpoint
 from mmlinattn.datasets import shapes
-from mmlinattn.engine import launch, seed_everything
+from mmlinattn.engine import seed_everything
+from mmlinattn.engine.config import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 SEGMENTOR = 'configs/quickstart/semantic-fpn_ravlt-nano_shapes.py'
@@ -54,11 +54,11 @@ def test(config: str, checkpoint: Path, work_dir: Path) -> dict:
 
 def build(config: str, checkpoint: str = '') -> tuple:
     """The config and its model, in eval mode, with initial weights or those of a file."""
-    cfg = launch.load_config(str(ROOT / config))
+    cfg = load_config(str(ROOT / config))
     seed_everything(0)
     model = MODELS.build(cfg.model)
     if checkpoint:
-        load_checkpoint(model, checkpoint, map_location='cpu')
+        load_checkpoint(model, checkpoint)
     else:
         model.init_weights()
     return cfg, model.eval()
