@@ -45,6 +45,10 @@ def _open_local(path: Path) -> BinaryIO:
     return path.open('rb')
 
 
+def _torchvision() -> Dict[str, str]:
+    return mmengine_zoos.get_torchvision_models()
+
+
 def _openmmlab() -> Dict[str, str]:
     names = mmengine_zoos.get_external_models()
     for old, new in mmengine_zoos.get_deprecated_model_names().items():
@@ -56,11 +60,11 @@ def _openmmlab() -> Dict[str, str]:
 
 
 _ZOOS: Dict[str, Callable[[], Dict[str, str]]] = {
-    'torchvision': mmengine_zoos.get_torchvision_models,
-    'modelzoo': mmengine_zoos.get_torchvision_models,
+    'torchvision': _torchvision,
+    'modelzoo': _torchvision,
     'open-mmlab': _openmmlab,
     'openmmlab': _openmmlab,
-    'mmcls': mmengine_zoos.get_mmcls_models,
+    'mmcls': lambda: mmengine_zoos.get_mmcls_models(),
 }
 
 

@@ -5,8 +5,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Iterator
 
+import numpy as np
 from mmengine.config import Config
 from mmengine.registry import DATASETS
+
+from ..checkpoints.harmless import PlainUnpickler
 
 # How to get a data set whose folder is missing, by the name of the folder.
 DATA_HINTS = {
@@ -19,6 +22,8 @@ DATA_HINTS = {
     'imagenet': 'see docs/datasets.md#imagenet',
 }
 
+PICKLES = ('.pkl', '.pickle')
+ARRAYS = ('.npy', '.npz')
 FILES = ('img_path', 'seg_map_path')
 
 
@@ -27,11 +32,15 @@ class DataError(ValueError):
 
 
 def check_data(cfg: Config, *loaders: str) -> None:
-    """Raises FileNotFoundError for a data folder or annotation file that is not there.
+    """Are the folders and files there that the data sets name, and free of code?
 
     Args:
         cfg: the config.
         loaders: names of the data loaders that will be used, such as ``'train_dataloader'``.
+
+    Raises:
+        FileNotFoundError: a data folder or annotation file that is not there.
+        DataError: a pickle or numpy file that would run code when read.
     """
     for loader in loaders:
         for dataset in _datasets(cfg.get(loader) or {}):
@@ -46,6 +55,32 @@ def check_data(cfg: Config, *loaders: str) -> None:
                         f'{loader}: {path!r} does not exist (data_root={root!r}); '
                         + _data_hint(root or path)
                     )
+            for text in _strings(dataset):
+                _check_harmless(osp.join(root, text))
+
+
+def _strings(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, (dict, list, tuple)):
+        for value in node.values() if isinstance(node, dict) else node:
+            yield from _strings(value)
+
+
+def _check_harmless(path: str) -> None:
+    """Annotations and proposals are read by the frameworks, some of them with code execution."""
+    if not path.endswith(PICKLES + ARRAYS) or not osp.isfile(path):
+        return
+    try:
+        if path.endswith(PICKLES):
+            with open(path, 'rb') as file:
+                PlainUnpickler(file).load()
+        else:
+            arrays = np.load(path, allow_pickle=False)
+            for name in getattr(arrays, 'files', ()):
+                arrays[name]
+    except Exception as error:  # damaged files raise whatever they like
+        raise DataError(f'{path} is refused: {error}') from error
 
 
 def why_empty(loader: dict) -> str:

@@ -351,7 +351,7 @@ def test_other_parameters_are_refused(own, name, value):
 
 def test_a_set_of_another_version_is_refused(own, monkeypatch):
     monkeypatch.setattr(shapes, 'VERSION', shapes.VERSION + 1)
-    with pytest.raises(FileExistsError, match='version is 1 instead of 2'):
+    with pytest.raises(FileExistsError, match='version is 2 instead of 3'):
         shapes.generate(own, workers=1, **SMALL)
 
 
