@@ -30,7 +30,7 @@ def main() -> None:
             if not torch.isfinite(loss):
                 raise AssertionError(f'{family}: loss {loss}')
         if dist.get_rank() == 0:
-            print(family, f'{float(loss):.3f}', flush=True)
+            print('through', family, f'{float(loss):.3f}', flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,5 +1,6 @@
 """A training that is told to stop leaves a checkpoint first, and says so by its exit code."""
 
+import os
 import signal
 import threading
 import time
@@ -125,19 +126,31 @@ class PreemptionHook(Hook):
 
 
 class _DeafWorker:
-    """Starts a data-loader worker that leaves signals to the training, which ends it itself."""
+    """Starts a data-loader worker that heeds no signal but that of the training itself.
+
+    Schedulers, and Ctrl-C in a terminal, send the signal to every process at once; the iteration
+    that is to be finished needs its data.
+    """
 
     def __init__(self, init: Optional[Callable[[int], None]]) -> None:
         self.init = init
 
     def __call__(self, worker_id: int) -> None:
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if hasattr(signal, 'sigwaitinfo'):  # Linux; elsewhere only Ctrl-C is covered
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            threading.Thread(target=_heed_parent, daemon=True).start()
         if self.init is not None:
             self.init(worker_id)
 
 
+def _heed_parent() -> None:
+    """Python ends its children by SIGTERM, and waits for them."""
+    while True:
+        if signal.sigwaitinfo({signal.SIGTERM}).si_pid == os.getppid():
+            os._exit(0)
+
+
 def _keep_workers(loader: DataLoader) -> None:
-    """Schedulers, and Ctrl-C in a terminal, send the signal to every process at once."""
     if not isinstance(loader.worker_init_fn, _DeafWorker):
         loader.worker_init_fn = _DeafWorker(loader.worker_init_fn)
