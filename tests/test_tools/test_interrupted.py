@@ -199,7 +199,7 @@ def test_moved_and_copied_work_directories(trained, tmp_path):
     shutil.move(trained, moved)
     assert newest_checkpoint(moved) == str(moved / 'iter_2.pth')
     shutil.copytree(moved, copied)
-    for path in reversed(sorted(copied.glob('*.pth'))):  # without their times
+    for path in sorted(copied.glob('*.pth'), reverse=True):  # without their times
         path.touch()
     assert newest_checkpoint(copied) == str(copied / 'iter_2.pth')
     # The original goes on: that is nothing to the copy.
