@@ -8,10 +8,16 @@ HERE = Path(__file__).parent
 VERSION = {}
 exec((HERE / 'mmlinattn' / 'version.py').read_text(), VERSION)
 
-DET = ['onedl-mmdetection>=3.5', 'pycocotools']
-SEG = ['onedl-mmsegmentation>=1.4', 'ftfy']
-CLS = ['onedl-mmpretrain>=1.3', 'torchvision']
-ONEDL = ['onedl-mmengine>=0.10.12', 'onedl-mmcv>=2.3']
+# The frameworks of OneDL, which work with current torch, and the originals, for torch up to 2.5.
+# No mmcv: mmcv-lite names the original mmengine, which would overwrite OneDL's (README).
+ONEDL = ['onedl-mmengine>=0.10.12', 'torchvision']
+DET = [*ONEDL, 'onedl-mmdetection>=3.5', 'pycocotools']
+SEG = [*ONEDL, 'onedl-mmsegmentation>=1.4', 'ftfy']
+CLS = [*ONEDL, 'onedl-mmpretrain>=1.3']
+ORIGINAL = [
+    *['mmengine>=0.10.7', 'mmdet>=3.3', 'mmsegmentation>=1.2.2', 'mmpretrain>=1.2'],
+    *['ftfy', 'torchvision'],
+]
 
 setup(
     name='mmlinattn',
@@ -20,15 +26,17 @@ setup(
     long_description=(HERE / 'README.md').read_text(encoding='utf-8'),
     long_description_content_type='text/markdown',
     license='Apache-2.0',
-    python_requires='>=3.9',
+    python_requires='>=3.10',
+    classifiers=[f'Programming Language :: Python :: 3.{minor}' for minor in range(10, 14)],
     packages=find_packages(include=['mmlinattn', 'mmlinattn.*']),
     # mmengine and mmcv are not required by name: OneDL's packages and the originals both serve.
-    install_requires=['matplotlib', 'numpy', 'rich', 'safetensors', 'torch'],
+    install_requires=['matplotlib', 'numpy', 'rich', 'safetensors', 'torch>=2.4'],
     extras_require={
-        'det': ONEDL + DET,
-        'seg': ONEDL + SEG,
-        'cls': ONEDL + CLS,
-        'all': ONEDL + DET + SEG + CLS,
+        'det': DET,
+        'seg': SEG,
+        'cls': CLS,
+        'all': DET + SEG + CLS,
+        'original': ORIGINAL,
         'test': ['hypothesis', 'onnx', 'pytest', 'pytest-xdist', 'ruff'],
     },
 )
