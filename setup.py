@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 VERSION = {}
@@ -13,6 +14,25 @@ SEG = ['onedl-mmsegmentation>=1.4', 'ftfy']
 CLS = ['onedl-mmpretrain>=1.3', 'torchvision']
 ONEDL = ['onedl-mmengine>=0.10.12', 'onedl-mmcv>=2.3']
 
+# Read whenever Python starts; silent when the module is gone, as in a moved editable install.
+STARTUP = 'import sys; exec("try:\\n    import mmlinattn_mmcv\\nexcept ImportError:\\n    pass")\n'
+
+
+class BuildWithStartup(build_py):
+    """Adds ``mmlinattn_mmcv.pth`` beside the packages, in a wheel and in an editable install.
+
+    pip records the file and removes it with the package.
+    """
+
+    def run(self) -> None:
+        super().run()
+        # An editable install takes nothing from build_lib; what it installs itself goes here.
+        install_lib = self.get_finalized_command('install').install_lib
+        folder = Path(install_lib if self.editable_mode else self.build_lib)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / 'mmlinattn_mmcv.pth').write_text(STARTUP)
+
+
 setup(
     name='mmlinattn',
     version=VERSION['__version__'],
@@ -22,6 +42,8 @@ setup(
     license='Apache-2.0',
     python_requires='>=3.9',
     packages=find_packages(include=['mmlinattn', 'mmlinattn.*']),
+    py_modules=['mmlinattn_mmcv'],  # with mmcv-lite: docs/installation.md
+    cmdclass={'build_py': BuildWithStartup},
     # mmengine and mmcv are not required by name: OneDL's packages and the originals both serve.
     install_requires=['matplotlib', 'numpy', 'rich', 'safetensors', 'torch'],
     extras_require={
