@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 VERSION = {}
@@ -19,6 +20,25 @@ ORIGINAL = [
     *['ftfy', 'torchvision'],
 ]
 
+# Read whenever Python starts; silent when the module is gone, as in a moved editable install.
+STARTUP = 'import sys; exec("try:\\n    import mmlinattn_mmcv\\nexcept ImportError:\\n    pass")\n'
+
+
+class BuildWithStartup(build_py):
+    """Adds ``mmlinattn_mmcv.pth`` beside the packages, in a wheel and in an editable install.
+
+    pip records the file and removes it with the package.
+    """
+
+    def run(self) -> None:
+        super().run()
+        # An editable install takes nothing from build_lib; what it installs itself goes here.
+        install_lib = self.get_finalized_command('install').install_lib
+        folder = Path(install_lib if self.editable_mode else self.build_lib)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / 'mmlinattn_mmcv.pth').write_text(STARTUP)
+
+
 setup(
     name='mmlinattn',
     version=VERSION['__version__'],
@@ -29,6 +49,8 @@ setup(
     python_requires='>=3.10',
     classifiers=[f'Programming Language :: Python :: 3.{minor}' for minor in range(10, 14)],
     packages=find_packages(include=['mmlinattn', 'mmlinattn.*']),
+    py_modules=['mmlinattn_mmcv'],  # with mmcv-lite: docs/installation.md
+    cmdclass={'build_py': BuildWithStartup},
     # mmengine and mmcv are not required by name: OneDL's packages and the originals both serve.
     install_requires=['matplotlib', 'numpy', 'rich', 'safetensors', 'torch>=2.4'],
     extras_require={
