@@ -30,8 +30,8 @@ OPERATORS = (
     'nms', 'softnms', 'roi_align_forward', 'roi_align_backward', 'sigmoid_focal_loss_forward',
     'sigmoid_focal_loss_backward', 'ms_deform_attn_forward', 'ms_deform_attn_backward',
 )  # fmt: skip
-AVERAGE = 1  # mmcv's pool_mode; 0 is the maximum
-NAIVE, LINEAR, GAUSSIAN = 0, 1, 2  # mmcv's methods of soft NMS
+AVERAGE = 1  # pool_mode of RoIAlign; 0 is the maximum
+NAIVE, GAUSSIAN = 0, 2  # of the methods of soft NMS; 1 is linear
 
 
 def __getattr__(name: str) -> Callable:

@@ -1,7 +1,5 @@
 """The stand-in against mmcv's compiled operators, where these are installed."""
 
-import sys
-
 import pytest
 import torch
 
@@ -23,17 +21,16 @@ def test_nms(compiled, offset):
 
 
 @pytest.mark.parametrize('split', [10000, 50])
-def test_batched_nms(compiled, monkeypatch, split):
+def test_batched_nms(compiled, mmcv_runs_on, split):
     from mmcv.ops import batched_nms
 
-    module = sys.modules['mmcv.ops.nms']
     for seed in range(SETS):
         boxes, scores, classes, threshold = cases.boxes_with_ties(seed)
         if not len(boxes):
             continue
         both = []
         for extension in (compiled, ext):
-            monkeypatch.setattr(module, 'ext_module', extension)
+            mmcv_runs_on(extension)
             config = dict(type='nms', iou_threshold=threshold, split_thr=split, max_num=40)
             both.append(batched_nms(boxes, scores, classes, config))
         assert all(torch.equal(*pair) for pair in zip(*both)), seed
@@ -41,17 +38,16 @@ def test_batched_nms(compiled, monkeypatch, split):
 
 @pytest.mark.parametrize('offset', [0, 1])
 @pytest.mark.parametrize('method', ['naive', 'linear', 'gaussian'])
-def test_soft_nms(compiled, monkeypatch, method, offset):
+def test_soft_nms(compiled, mmcv_runs_on, method, offset):
     from mmcv.ops import soft_nms
 
-    module = sys.modules['mmcv.ops.nms']
     for seed in range(SETS // 5):
         boxes, scores, _, threshold = cases.boxes_with_ties(seed)
         if method == 'gaussian':
             boxes[:, 2:] += 1  # mmcv makes NaN of two boxes without area
         both = []
         for extension in (compiled, ext):
-            monkeypatch.setattr(module, 'ext_module', extension)
+            mmcv_runs_on(extension)
             both.append(soft_nms(boxes, scores, threshold, 0.5, 0.05, method, offset))
         (expected, order), (got, got_order) = both
         assert got.shape == expected.shape, seed

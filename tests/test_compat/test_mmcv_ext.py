@@ -226,10 +226,36 @@ def test_an_operator_that_is_missing_says_so():
         exec('from mmlinattn.compat.mmcv_ext import _no_such_name')
 
 
-def test_mmcv_reports_the_stand_in(on_stand_in, monkeypatch):
-    import sys
-
-    monkeypatch.setattr(sys.modules['mmcv.ops.info'], 'ext_module', ext)
+def test_mmcv_reports_the_stand_in(on_stand_in):
     from mmcv.utils.env import collect_env
 
     assert collect_env()['MMCV Compiler'].startswith('none: stand-in of mmlinattn')
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='compares CUDA with the CPU')
+def test_a_gpu_gives_the_same(mmcv_runs_on):
+    mmcv_runs_on(ext)
+    from mmcv import ops
+
+    x, rois = cases.rois_case(0)
+    value, shapes, starts, locations, weights = cases.attention_case()
+    logits, target = torch.randn(20, 4), torch.randint(0, 5, (20,))
+    boxes, scores = torch.rand(300, 4) * 50, torch.rand(300)
+    boxes[:, 2:] += boxes[:, :2]
+    attention = ops.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply
+    results = []
+    for device in ('cpu', 'cuda'):
+
+        def leaf(tensor, device=device):
+            return tensor.detach().to(device).requires_grad_()
+
+        leaves = [leaf(tensor) for tensor in (x, value, locations, weights, logits)]
+        outputs = [
+            ops.roi_align(leaves[0], rois.to(device), (4, 3), 0.25, 0, 'avg', True),
+            attention(leaves[1], shapes.to(device), starts.to(device), *leaves[2:4], 64),
+            ops.sigmoid_focal_loss(leaves[4], target.to(device), 2.0, 0.25, None, 'none'),
+        ]
+        sum((output**2).sum() for output in outputs).backward()
+        kept = [ops.nms(boxes.to(device), scores.to(device), 0.5, offset)[1] for offset in (0, 1)]
+        results.append([y.detach().cpu() for y in [*outputs, *kept, *(z.grad for z in leaves)]])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
