@@ -17,7 +17,7 @@ SEG = [*ONEDL, 'onedl-mmsegmentation>=1.4', 'ftfy']
 CLS = [*ONEDL, 'onedl-mmpretrain>=1.3']
 ORIGINAL = [
     *['mmengine>=0.10.7', 'mmdet>=3.3', 'mmsegmentation>=1.2.2', 'mmpretrain>=1.2'],
-    *['ftfy', 'torchvision'],
+    *['ftfy', 'regex', 'torchvision'],  # the first two MMSegmentation's, unsaid
 ]
 
 # Read whenever Python starts; silent when the module is gone, as in a moved editable install.

@@ -54,7 +54,7 @@ def _triton_version() -> Optional[str]:
 TRITON_PROBLEM = triton_problem(_triton_version())
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _say_once(problem: str) -> None:
     warnings.warn(f'mmlinattn: no fused kernels on this GPU: {problem}', stacklevel=4)
 
