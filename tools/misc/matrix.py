@@ -60,7 +60,7 @@ def set_up(name: str, folder: Path, pythons: List[str]) -> str:
 
 def run_tests(python: str, folder: Path, arguments: List[str]) -> Path:
     """Runs the tests, output into a log; returns pytest's report in XML."""
-    report, log = folder.with_suffix('.xml'), folder.with_suffix('.log')
+    report, log = (folder.with_name(f'{folder.name}.{kind}') for kind in ('xml', 'log'))
     report.unlink(missing_ok=True)
     command = ['-m', 'pytest', '-n', '2', '--dist', 'worksteal', f'--junitxml={report}', *arguments]
     env = dict(os.environ, OMP_NUM_THREADS='1')
@@ -103,7 +103,7 @@ def main() -> int:
     rows, notes, failures = [], [], 0
     for name, report in reports.items():
         if not report.exists():
-            notes.append(f'{name}: pytest did not end, see {report.with_suffix(".log")}')
+            notes.append(f'{name}: pytest did not end, see {name}.log')
             failures += 1
             continue
         counts, failed, reasons = read(report)
