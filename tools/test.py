@@ -6,7 +6,11 @@ import os
 
 from mmengine.config import DictAction
 
-from mmlinattn.engine import launch
+from mmlinattn.checkpoints import CheckpointError
+from mmlinattn.engine import config, data_checks, distributed
+from mmlinattn.engine.command_line import errors_in_one_line
+from mmlinattn.engine.runner import PluginRunner
+from mmlinattn.engine.weight_checks import check_weights
 
 
 def parse_args() -> argparse.Namespace:
@@ -23,6 +27,7 @@ def parse_args() -> argparse.Namespace:
         help='override settings of the config, as a.b.c=value ...',
     )
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
+    parser.add_argument('--debug', action='store_true', help='errors with their traceback')
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
     args = parser.parse_args()
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
@@ -31,19 +36,28 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
+def prepare(args: argparse.Namespace) -> PluginRunner:
+    """Everything that can be wrong before the test starts, and the runner that will test."""
+    cfg = config.load_config(args.config, args.cfg_options)
+    config.set_work_dir(cfg, args.config, args.work_dir)
+    distributed.set_launcher(cfg, args.launcher)
+    config.set_pictures(cfg, args.show_dir)
+    config.set_predictions_file(cfg, args.out)
+    cfg.load_from = args.checkpoint
+    data_checks.check_data(cfg, 'test_dataloader', 'test_evaluator')
+    runner = PluginRunner.from_cfg(cfg)
+    check_weights(runner, cfg, testing=True)
+    runner.test_loop  # noqa: B018  built when first asked for
+    return runner
+
+
 def main() -> None:
     args = parse_args()
-    cfg = launch.load_config(args.config, args.cfg_options)
-    launch.set_work_dir(cfg, args.config, args.work_dir)
-    launch.set_launcher(cfg, args.launcher)
-    launch.set_pictures(cfg, args.show_dir)
-    launch.set_predictions_file(cfg, args.out)
-    cfg.load_from = args.checkpoint
-    launch.check_data(cfg, 'test_dataloader', 'test_evaluator')
-    runner = launch.PluginRunner.from_cfg(cfg)
-    launch.check_weights(runner, cfg, testing=True)
-    runner.test()
-    launch.leave_process_group()
+    with errors_in_one_line(args.debug):
+        runner = prepare(args)
+    with errors_in_one_line(args.debug, (CheckpointError, OSError)):
+        runner.test()
+    distributed.leave_process_group()
 
 
 if __name__ == '__main__':

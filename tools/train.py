@@ -6,7 +6,12 @@ import os
 
 from mmengine.config import DictAction
 
-from mmlinattn.engine import launch
+from mmlinattn.checkpoints import CheckpointError
+from mmlinattn.engine import config, data_checks, distributed
+from mmlinattn.engine.command_line import errors_in_one_line
+from mmlinattn.engine.preemption import Preempted
+from mmlinattn.engine.runner import PluginRunner
+from mmlinattn.engine.weight_checks import check_weights
 
 
 def parse_args() -> argparse.Namespace:
@@ -32,26 +37,41 @@ def parse_args() -> argparse.Namespace:
         help='override settings of the config, as a.b.c=value ...',
     )
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
+    parser.add_argument('--debug', action='store_true', help='errors with their traceback')
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
     args = parser.parse_args()
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     return args
 
 
+def prepare(args: argparse.Namespace) -> PluginRunner:
+    """Everything that can be wrong before training starts, and the runner that will train."""
+    cfg = config.load_config(args.config, args.cfg_options)
+    config.set_work_dir(cfg, args.config, args.work_dir)
+    distributed.set_launcher(cfg, args.launcher)
+    config.set_resume(cfg, args.resume)
+    config.use_amp(cfg, args.amp)
+    config.set_checkpoint_hooks(cfg)
+    if args.auto_scale_lr:
+        config.scale_lr(cfg)
+    data_checks.check_data(cfg, 'train_dataloader', 'val_dataloader', 'val_evaluator')
+    runner = PluginRunner.from_cfg(cfg)
+    check_weights(runner, cfg)
+    runner.prepare_training()
+    return runner
+
+
 def main() -> None:
     args = parse_args()
-    cfg = launch.load_config(args.config, args.cfg_options)
-    launch.set_work_dir(cfg, args.config, args.work_dir)
-    launch.set_launcher(cfg, args.launcher)
-    launch.set_resume(cfg, args.resume)
-    launch.use_amp(cfg, args.amp)
-    if args.auto_scale_lr:
-        launch.scale_lr(cfg)
-    launch.check_data(cfg, 'train_dataloader', 'val_dataloader', 'val_evaluator')
-    runner = launch.PluginRunner.from_cfg(cfg)
-    launch.check_weights(runner, cfg)
-    runner.train()
-    launch.leave_process_group()
+    with errors_in_one_line(args.debug):
+        runner = prepare(args)
+    with errors_in_one_line(args.debug, (CheckpointError, OSError)):
+        try:
+            runner.train()
+        except Preempted:
+            distributed.leave_process_group()
+            raise
+    distributed.leave_process_group()
 
 
 if __name__ == '__main__':

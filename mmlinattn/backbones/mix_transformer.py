@@ -109,7 +109,7 @@ class MixTransformer(BaseModule):
         attn_cfg: config or name of the attention of all stages, or a list of four. An
             ``EfficientSoftmaxAttention`` without ``sr_ratio`` gets that of its stage.
         in_channels: channels of the image.
-        out_indices: stages to return, in 0..3.
+        out_indices: stages to return, in 0..3; those after the last of them are not built.
         drop_path_rate: overrides the architecture's rate of stochastic depth, which rises
             linearly from 0 over the blocks.
         frozen_stages: -1 nothing, 0 the first patch embedding, k also the first k stages.
@@ -159,7 +159,7 @@ class MixTransformer(BaseModule):
             arch['drop_path_rate'] if drop_path_rate is None else drop_path_rate, arch['depths']
         )
         self.patch_embeds, self.stages, self.norms = (nn.ModuleList() for _ in range(3))
-        for i, dim in enumerate(arch['embed_dims']):
+        for i, dim in enumerate(arch['embed_dims'][: max(self.out_indices) + 1]):
             kernel_size, stride = (3, 2) if i else (7, 4)
             self.patch_embeds.append(OverlapPatchEmbed(in_channels, dim, kernel_size, stride))
             self.stages.append(

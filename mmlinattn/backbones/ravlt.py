@@ -127,7 +127,7 @@ class RAVLT(BaseModule):
             ``drop_path_rate`` and ``layer_scale_init`` (a number or four).
         stage_attns: attention of each stage: ``'rala'``, ``'softmax'`` or any attention config.
         in_channels: channels of the image.
-        out_indices: stages to return, in 0..3.
+        out_indices: stages to return, in 0..3; those after the last of them are not built.
         drop_path_rate: overrides the architecture's rate of stochastic depth, which rises
             linearly from 0 over the blocks.
         cpe: conditional position encoding in every block (off: a row of table 9).
@@ -192,7 +192,7 @@ class RAVLT(BaseModule):
         self.stem = _stem(in_channels, dims[0], norm_cfg)
         self.stages = nn.ModuleList()
         self.downsamples = nn.ModuleList()
-        for i, dim in enumerate(dims):
+        for i, dim in enumerate(dims[: max(self.out_indices) + 1]):
             self.stages.append(
                 nn.ModuleList(
                     RAVLTBlock(
@@ -208,7 +208,7 @@ class RAVLT(BaseModule):
                     for rate in drop_paths[i]
                 )
             )
-            if i + 1 < NUM_STAGES:
+            if i < max(self.out_indices):
                 self.downsamples.append(_conv(dim, dims[i + 1], 2, norm_cfg, act=False))
         self.out_norms = nn.ModuleDict(
             {str(i): nn.LayerNorm(dims[i], eps=1e-6) for i in self.out_indices if out_norm}

@@ -3,16 +3,23 @@
 from .compare import Report, check_fits, compare
 from .convert import SOURCES, convert, kind_of
 from .errors import CheckpointError
-from .io import load_state_dict, save_checkpoint
+from .read import load_state_dict, read_checkpoint
+from .store import CheckpointStore, check_whole, load_checkpoint
+from .write import save_checkpoint, whole_file
 
 __all__ = [
     'SOURCES',
     'CheckpointError',
+    'CheckpointStore',
     'Report',
     'check_fits',
+    'check_whole',
     'compare',
     'convert',
     'kind_of',
+    'load_checkpoint',
     'load_state_dict',
+    'read_checkpoint',
     'save_checkpoint',
+    'whole_file',
 ]

@@ -1,14 +1,14 @@
 """Does a checkpoint fit a model? Asked before work starts."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
 from .errors import CheckpointError
-from .io import load_state_dict
 from .keymap import shorten
+from .read import read_checkpoint, weights_of
+from .write import PathLike
 
 Mismatch = Tuple[str, Tuple[int, ...], Tuple[int, ...]]
 
@@ -86,28 +86,30 @@ def compare(model_state: Mapping[str, Tensor], converted: Mapping[str, Tensor]) 
 
 
 def check_fits(
-    path: Union[str, Path],
+    source: PathLike,
     module: nn.Module,
     prefix: Optional[str] = None,
     may_differ: Sequence[str] = (),
+    read: Callable[[PathLike], Mapping] = read_checkpoint,
 ) -> Report:
-    """Checks that a checkpoint file can be loaded into a module, which is not changed.
+    """Checks that a checkpoint can be loaded into a module, which is not changed.
 
     MMEngine itself only logs a shape that differs and goes on with initial values.
 
     Args:
-        path: the file.
+        source: where it is, see :func:`read_checkpoint`.
         module: the model, or the part that ``prefix`` belongs to.
         prefix: as in ``init_cfg=dict(type='Pretrained', checkpoint=path, prefix='backbone.')``:
             only names with this beginning count, without it.
         may_differ: beginnings of names whose shapes are free: MMEngine leaves such tensors as
             they are, as one wants for heads when fine-tuning to other classes.
+        read: what reads it, for example a :class:`CheckpointStore`'s, which keeps what it read.
 
     Returns:
         the report; missing and unexpected names are no error.
 
     Raises:
-        FileNotFoundError, CheckpointError: see :func:`load_state_dict`.
+        FileNotFoundError, CheckpointError: see :func:`read_checkpoint`.
         CheckpointError: a shape that differs, no name with the prefix, or not one name in common.
 
     Example:
@@ -119,27 +121,27 @@ def check_fits(
         1 keys match
         1 missing in the file: bias
     """
-    state_dict, _ = load_state_dict(path)
+    state_dict = weights_of(read(source), source)
     if prefix:
-        state_dict = _below(state_dict, prefix, path)
+        state_dict = _below(state_dict, prefix, source)
     _run_load_hooks(module, state_dict)
     report = compare(module.state_dict(), state_dict)
     strict = [item for item in report.mismatched if not item[0].startswith(tuple(may_differ))]
-    Report(mismatched=strict).raise_on_mismatch(str(path))
+    Report(mismatched=strict).raise_on_mismatch(str(source))
     if not report.matched:
         theirs, ours = shorten(report.unexpected, 3), shorten(report.missing, 3)
         raise CheckpointError(
-            f'{path}: not one key is of {type(module).__name__}; the file has {theirs}, '
+            f'{source}: not one key is of {type(module).__name__}; the file has {theirs}, '
             f'the model {ours}'
         )
     return report
 
 
-def _below(state_dict: Dict[str, Tensor], prefix: str, path: Union[str, Path]) -> dict:
+def _below(state_dict: Dict[str, Tensor], prefix: str, source: PathLike) -> dict:
     prefix = prefix if prefix.endswith('.') else f'{prefix}.'
     below = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
     if not below:
-        raise CheckpointError(f'{path} has no keys that begin with {prefix!r}')
+        raise CheckpointError(f'{source} has no keys that begin with {prefix!r}')
     return below
 
 

@@ -9,7 +9,7 @@ Below the root lie::
 
     coco/{train,val}2017/*.jpg, coco/annotations/instances_{train,val}2017.json
     ade/images/{training,validation}/*.jpg      ade/annotations/{training,validation}/*.png
-    cityscapes/leftImg8bit/{train,val}/shapes/*_leftImg8bit.jpg
+    cityscapes/leftImg8bit/{train,val}/shapes/*_leftImg8bit.png
     cityscapes/gtFine/{train,val}/shapes/*_gtFine_labelTrainIds.png
     imagenet/{train,val}/<class>/*.jpg          shapes.json
 
@@ -52,7 +52,7 @@ PALETTE = [
 ]
 
 FORMAT = 'mmlinattn-shapes'
-VERSION = 1  # raise it when the same parameters no longer give the same files
+VERSION = 2  # raise it when the same parameters no longer give the same files
 SPLITS = ('train', 'val')
 LAYOUTS = ('coco', 'ade', 'cityscapes', 'imagenet')
 MIN_IMAGE_SIZE = 32
@@ -324,7 +324,11 @@ def _write_image(root: Path, image_size: int, seed: int, job: tuple[str, int]) -
     picture = root / f'coco/{split}2017/{number:012d}.jpg'
     _save(picture, _encode('.jpg', sample.image))
     _link(picture, root / f'ade/images/{ade}/ADE_{split}_{number:08d}.jpg')
-    _link(picture, root / f'cityscapes/leftImg8bit/{city}_leftImg8bit.jpg')
+    # The same pixels as the JPEG file: Cityscapes has PNG.
+    _save(
+        root / f'cityscapes/leftImg8bit/{city}_leftImg8bit.png',
+        _encode('.png', cv2.imread(str(picture))[..., ::-1]),
+    )
     _save(
         root / f'ade/annotations/{ade}/ADE_{split}_{number:08d}.png',
         _encode('.png', sample.semantic + 1),

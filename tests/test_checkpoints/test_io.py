@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mmlinattn.checkpoints import CheckpointError, check_fits, load_state_dict, save_checkpoint
-from mmlinattn.checkpoints.io import plain_meta
+from mmlinattn.checkpoints.meta import plain_meta
 
 
 class Runs:
@@ -117,12 +117,14 @@ def test_code_is_refused_and_not_run(tmp_path, function, zipped):
 
 
 def test_getattr_reaches_nothing(tmp_path):
-    """MMEngine's log pickles with getattr; here it must not give out attributes."""
+    """MMEngine's schedulers pickle with getattr; here it gives out their functions only."""
     mark = tmp_path / 'ran'
-    write = Runs(getattr, np.ndarray, 'tofile')
-    torch.save(dict(model=dict(a=WEIGHT), meta=dict(write=write)), tmp_path / 'a.pth')
-    assert load_state_dict(tmp_path / 'a.pth')[1] == {}
-    # getattr(ndarray, 'tofile')(array, path), were it not for the placeholder.
+    for owner, attribute in ((np.ndarray, 'tofile'), (HistoryBuffer, '__init__')):
+        reach = Runs(getattr, owner, attribute)
+        torch.save(dict(model=dict(a=WEIGHT), meta=dict(reach=reach)), tmp_path / 'a.pth')
+        with pytest.raises(CheckpointError, match=r'a\.pth'):
+            load_state_dict(tmp_path / 'a.pth')
+    # getattr(ndarray, 'tofile')(array, path), were it the real one.
     opcodes = (
         b'cbuiltins\ngetattr\n(cnumpy\nndarray\nVtofile\ntR'
         b'(cnumpy\nndarray\n(K\x03tRV' + str(mark).encode() + b'\ntR.'
@@ -200,7 +202,7 @@ def test_failed_write_leaves_the_folder_as_it_was(tmp_path, monkeypatch, suffix)
         raise OSError(28, 'No space left on device')
 
     monkeypatch.setattr(os, 'replace', full_disk)
-    with pytest.raises(OSError, match='No space'):
+    with pytest.raises(CheckpointError, match='No space left on device; older files are'):
         save_checkpoint(path, dict(a=WEIGHT + 1), {})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

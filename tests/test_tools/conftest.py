@@ -49,13 +49,16 @@ def options(shapes_root):
 
 @pytest.fixture
 def run(root, monkeypatch):
-    """Runs tools/NAME.py in this process: run('train', config, *arguments)."""
+    """Runs tools/NAME.py in this process: run('train', config, *arguments).
 
-    def call(name: str, *arguments) -> None:
+    Errors come out as exceptions, or with ``debug=False`` as a user sees them.
+    """
+
+    def call(name: str, *arguments, debug: bool = True) -> None:
         spec = importlib.util.spec_from_file_location(f'tools_{name}', root / f'tools/{name}.py')
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        monkeypatch.setattr(sys, 'argv', [name, *map(str, arguments)])
+        monkeypatch.setattr(sys, 'argv', [name, *map(str, arguments), *['--debug'] * debug])
         # MMEngine keeps these for the life of a process.
         for manager in (MessageHub, MMLogger, Visualizer, *Visualizer.__subclasses__()):
             manager._instance_dict.clear()

@@ -6,7 +6,7 @@ from mmengine.config import Config
 
 from mmlinattn.analysis import build_model
 from mmlinattn.checkpoints import CheckpointError
-from mmlinattn.engine import launch
+from mmlinattn.engine.config import load_config, set_resume
 
 from .conftest import CONFIGS
 
@@ -109,7 +109,7 @@ def saved(path, state_dict):
 
 @pytest.fixture
 def state(root):
-    model = build_model(launch.load_config(str(root / CONFIGS['seg'])))
+    model = build_model(load_config(str(root / CONFIGS['seg'])))
     return model.to_empty(device='cpu').state_dict()
 
 
@@ -188,7 +188,7 @@ def test_scores_are_of_whole_models_only(root, run, options, state, tmp_path):
 
 def test_resume_without_a_checkpoint_keeps_load_from(tmp_path):
     cfg = Config(dict(work_dir=str(tmp_path), load_from='weights.pth', resume=False))
-    launch.set_resume(cfg, 'auto')
+    set_resume(cfg, 'auto')
     assert (cfg.load_from, cfg.resume) == ('weights.pth', False)
-    launch.set_resume(cfg, 'other.pth')
+    set_resume(cfg, 'other.pth')
     assert (cfg.load_from, cfg.resume) == ('other.pth', True)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from mmlinattn.analysis import Complexity, Cost, analyse, build_model
 from mmlinattn.analysis.complexity import check_shape
-from mmlinattn.engine.launch import load_config
+from mmlinattn.engine.config import load_config
 
 
 def parse_args() -> argparse.Namespace:

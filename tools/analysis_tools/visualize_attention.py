@@ -10,18 +10,17 @@ from mmdet.apis import inference_detector
 from mmdet.registry import DATASETS
 from mmengine.config import Config, DictAction
 from mmengine.registry import MODELS
-from mmengine.runner import load_checkpoint
 from torch import nn
 
 from mmlinattn.analysis.attention_maps import draw_decoder_maps, draw_ring_weights, record
-from mmlinattn.checkpoints import check_fits
-from mmlinattn.engine.launch import load_config
+from mmlinattn.checkpoints import load_checkpoint
+from mmlinattn.engine.config import load_config
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file of a SMCA detector')
-    parser.add_argument('checkpoint', type=Path, help='checkpoint file')
+    parser.add_argument('checkpoint', help='checkpoint: a file or an address')
     parser.add_argument('image', type=Path, help='image file')
     parser.add_argument('--out-dir', type=Path, default=Path('work_dirs/attention'))
     parser.add_argument('--queries', type=int, default=4, help='how many, best first')
@@ -41,10 +40,9 @@ def build(args: argparse.Namespace) -> Tuple[nn.Module, Sequence[str]]:
     """The detector with the weights of the checkpoint, in eval mode, and names of its classes."""
     cfg = load_config(args.config, args.cfg_options)
     model = MODELS.build(cfg.model)
-    check_fits(args.checkpoint, model)
-    checkpoint = load_checkpoint(model, str(args.checkpoint), map_location='cpu')
+    meta = load_checkpoint(model, args.checkpoint)
     model.cfg = cfg
-    classes = class_names(checkpoint.get('meta') or {}, cfg, model.bbox_head.num_classes)
+    classes = class_names(meta, cfg, model.bbox_head.num_classes)
     return model.to(args.device).eval(), classes
 
 

@@ -10,20 +10,20 @@ import numpy as np
 import torch
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, init_default_scope
-from mmengine.runner import load_checkpoint
 
 from mmlinattn.analysis.pictures import comparison
+from mmlinattn.checkpoints import load_checkpoint
 from mmlinattn.datasets import shapes
-from mmlinattn.engine import launch
+from mmlinattn.engine.config import load_config
 
 
 @torch.no_grad()
 def predictions(config: str, checkpoint: str, indices: List[int]) -> list:
     """Data samples with ground truth and prediction of some test images."""
-    cfg = launch.load_config(config)
+    cfg = load_config(config)
     init_default_scope(cfg.default_scope)
     model = MODELS.build(cfg.model).eval()
-    load_checkpoint(model, checkpoint, map_location='cpu')
+    load_checkpoint(model, checkpoint)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     return [model.test_step(pseudo_collate([dataset[i]]))[0] for i in indices]
 

@@ -5,7 +5,8 @@ import argparse
 
 from mmengine.config import DictAction
 
-from mmlinattn.engine import launch
+from mmlinattn.engine.command_line import errors_in_one_line
+from mmlinattn.engine.config import load_config
 
 
 def main() -> None:
@@ -18,13 +19,15 @@ def main() -> None:
         help='override settings of the config, as a.b.c=value ...',
     )
     parser.add_argument('--save-path', help='write the config to this .py, .json or .yml file')
+    parser.add_argument('--debug', action='store_true', help='errors with their traceback')
     args = parser.parse_args()
     if args.save_path and not args.save_path.endswith(('.py', '.json', '.yml')):
         parser.error(f'--save-path must end with .py, .json or .yml, got {args.save_path!r}')
-    cfg = launch.load_config(args.config, args.cfg_options)
-    print(cfg.pretty_text)
-    if args.save_path:
-        cfg.dump(args.save_path)
+    with errors_in_one_line(args.debug):
+        cfg = load_config(args.config, args.cfg_options)
+        print(cfg.pretty_text)
+        if args.save_path:
+            cfg.dump(args.save_path)
 
 
 if __name__ == '__main__':

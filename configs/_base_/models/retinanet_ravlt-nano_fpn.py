@@ -9,11 +9,11 @@ model = dict(
         bgr_to_rgb=True,
         pad_size_divisor=32,
     ),
+    backbone=dict(out_indices=(1, 2, 3)),
     neck=dict(
         type='FPN',
-        in_channels=[32, 64, 128, 256],
+        in_channels=[64, 128, 256],
         out_channels=64,
-        start_level=1,
         add_extra_convs='on_input',
         num_outs=4,
     ),

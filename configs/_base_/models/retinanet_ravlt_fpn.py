@@ -10,6 +10,8 @@ model = dict(
     backbone=dict(
         type='RAVLT',
         arch='tiny',
+        # RetinaNet does without the finest map, and the backbone without its norm.
+        out_indices=(1, 2, 3),
         # Made from the released ImageNet weights by tools/model_converters/convert.py.
         init_cfg=dict(
             type='Pretrained', checkpoint='checkpoints/ravlt-t_in1k.pth', prefix='backbone.'
@@ -17,9 +19,8 @@ model = dict(
     ),
     neck=dict(
         type='FPN',
-        in_channels=[64, 128, 256, 512],
+        in_channels=[128, 256, 512],
         out_channels=256,
-        start_level=1,
         add_extra_convs='on_input',
         num_outs=5,
     ),

@@ -1,0 +1,137 @@
+"""Fetches checkpoints from the web, once, into a cache. What is fetched is not trusted for it."""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO, Optional
+from urllib.error import URLError
+from urllib.parse import urldefrag, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+import torch
+from filelock import FileLock
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .errors import CheckpointError
+from .write import whole_file
+
+GIB = 2**30
+BLOCK = 2**20
+TIMEOUT_S = 30
+# As released files carry it in their names: ravlt_t-1a2b3c4d.pth.
+HASH_IN_NAME = re.compile(r'-([0-9a-f]{8,64})\.\w+$')
+
+
+def download(url: str) -> Path:
+    """The local copy of a web address, fetched if it is not there.
+
+    Copies are kept below ``torch.hub.get_dir()`` by their whole address: files of the same name
+    from two servers are two files. Several processes that ask at once wait for one download.
+
+    Args:
+        url: an ``https`` address, ``http`` only with ``MMLINATTN_ALLOW_HTTP=1`` in the
+            environment, as the content could be changed on its way. A sha256 of the content, or
+            its first 8 or more digits, is checked when it is there: as ``#sha256=...`` behind the
+            address, else in the name of the file as of ``resnet50-0676ba61.pth``.
+
+    Returns:
+        path of the copy.
+
+    Raises:
+        CheckpointError: another scheme (also after a redirect), no answer, more than
+            ``MMLINATTN_MAX_DOWNLOAD_GIB`` (4), a cut transfer, or another sha256.
+    """
+    address, fragment = urldefrag(url)
+    expected = _expected_hash(url, address, fragment)
+    _check_scheme(address)
+    name = Path(urlsplit(address).path).name or 'checkpoint'
+    folder = Path(torch.hub.get_dir()) / 'mmlinattn' / hashlib.sha256(address.encode()).hexdigest()
+    path = folder / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / '.lock'):
+        if not path.exists():
+            with whole_file(path) as temporary, temporary.open('wb') as file:
+                _fetch(address, file)
+                _check_hash(url, temporary, expected)
+        else:
+            _check_hash(url, path, expected)
+    return path
+
+
+def _expected_hash(url: str, address: str, fragment: str) -> Optional[str]:
+    if fragment:
+        kind, _, value = fragment.partition('=')
+        if kind != 'sha256' or not re.fullmatch('[0-9a-f]{8,64}', value):
+            raise CheckpointError(f'{url}: behind # only sha256=<8 to 64 digits> is known')
+        return value
+    found = HASH_IN_NAME.search(urlsplit(address).path)
+    return found[1] if found else None
+
+
+def _check_scheme(address: str) -> None:
+    scheme = urlsplit(address).scheme
+    if scheme == 'http' and os.environ.get('MMLINATTN_ALLOW_HTTP') != '1':
+        raise CheckpointError(
+            f'{address}: http is refused, since anybody on the way can change the file; use https, '
+            'or set MMLINATTN_ALLOW_HTTP=1'
+        )
+    if scheme not in ('http', 'https'):
+        raise CheckpointError(f'{address}: {scheme!r} is not https')
+
+
+class _SameRules(HTTPRedirectHandler):
+    def redirect_request(self, request, file, code, message, headers, new_url):
+        _check_scheme(new_url)
+        return super().redirect_request(request, file, code, message, headers, new_url)
+
+
+def _fetch(address: str, file: BinaryIO) -> None:
+    limit = int(float(os.environ.get('MMLINATTN_MAX_DOWNLOAD_GIB', 4)) * GIB)
+    request = Request(address, headers={'User-Agent': 'mmlinattn'})
+    try:
+        with build_opener(_SameRules).open(request, timeout=TIMEOUT_S) as answer, _bar() as bar:
+            length = answer.headers.get('Content-Length')
+            total = int(length) if length else None
+            _check_size(address, total or 0, limit)
+            task, done = bar.add_task(Path(urlsplit(address).path).name, total=total), 0
+            while block := answer.read(BLOCK):
+                done += len(block)
+                _check_size(address, done, limit)
+                file.write(block)
+                bar.update(task, completed=done)
+    except (URLError, OSError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f'{address} cannot be downloaded: {error}') from error
+    if total is not None and done != total:
+        raise CheckpointError(f'{address}: the transfer ended after {done} of {total} bytes')
+    file.flush()
+
+
+def _bar() -> Progress:
+    columns = (TextColumn('{task.description}'), BarColumn(), DownloadColumn())
+    return Progress(*columns, TimeRemainingColumn(), transient=True)
+
+
+def _check_size(address: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise CheckpointError(
+            f'{address} has more than {limit / GIB:g} GiB, the limit that '
+            'MMLINATTN_MAX_DOWNLOAD_GIB sets'
+        )
+
+
+def _check_hash(url: str, path: Path, expected: Optional[str]) -> None:
+    if expected is None:
+        return
+    sha256 = hashlib.sha256()
+    with path.open('rb') as file:
+        while block := file.read(BLOCK):
+            sha256.update(block)
+    if not sha256.hexdigest().startswith(expected):
+        found = sha256.hexdigest()[:16]
+        raise CheckpointError(
+            f'{url}: its sha256 begins with {found} and not with {expected}; if that file is the '
+            f'right one, write #sha256={found} behind the address'
+        )

@@ -1,0 +1,99 @@
+"""What MMEngine loads is what was checked: a checkpoint is read once, safely, and handed over."""
+
+import copy
+import pickle
+from typing import Any, BinaryIO, Dict
+
+from mmengine.fileio import register_handler
+from mmengine.fileio.handlers import PickleHandler
+from mmengine.runner import CheckpointLoader
+from torch import nn
+
+from .compare import Report, check_fits
+from .errors import CheckpointError
+from .harmless import PlainUnpickler
+from .read import read_checkpoint, weights_of
+from .write import PathLike
+
+
+class CheckpointStore:
+    """Checkpoints that were read and not yet loaded.
+
+    Example:
+        >>> import os, tempfile, torch
+        >>> from mmengine.runner import load_checkpoint
+        >>> path = os.path.join(tempfile.mkdtemp(), 'model.pth')
+        >>> torch.save(nn.Linear(2, 3).state_dict(), path)
+        >>> store = CheckpointStore()
+        >>> store.serve_mmengine()
+        >>> print(check_fits(path, nn.Linear(2, 3), read=store.read))
+        2 keys match
+        >>> os.remove(path)  # or somebody writes another file there
+        >>> list(load_checkpoint(nn.Linear(2, 3), path, logger='silent')['state_dict'])
+        ['weight', 'bias']
+    """
+
+    def __init__(self) -> None:
+        self._held: Dict[str, Dict[str, Any]] = {}
+
+    def read(self, source: PathLike) -> Dict[str, Any]:
+        """:func:`read_checkpoint`, once for each source until :meth:`release`."""
+        name = str(source)
+        if name not in self._held:
+            self._held[name] = read_checkpoint(source)
+        # Loading replaces entries (loading hooks of modules), never values.
+        return {key: copy.copy(value) for key, value in self._held[name].items()}
+
+    def release(self) -> None:
+        """Gives the memory back. What is read later is read anew, as safely."""
+        self._held.clear()
+
+    def serve_mmengine(self) -> None:
+        """From now on MMEngine gets every checkpoint of this process from here.
+
+        That is what ``load_from``, ``resume`` and ``init_cfg`` name, whatever the scheme. Pickle
+        files that it reads (annotations, proposals) may hold plain types and numpy arrays only.
+        """
+
+        def load_from_checked_source(filename: str, map_location: Any = None) -> Dict[str, Any]:
+            return self.read(filename)
+
+        schemes = list(CheckpointLoader._schemes)
+        CheckpointLoader.register_scheme(schemes, load_from_checked_source, force=True)
+        register_handler(['pkl', 'pickle'])(_PlainPickleHandler)
+
+
+class _PlainPickleHandler(PickleHandler):
+    def load_from_fileobj(self, file: BinaryIO, **kwargs: Any) -> Any:
+        try:
+            return PlainUnpickler(file, **kwargs).load()
+        except pickle.UnpicklingError as error:
+            name = getattr(file, 'name', 'a pickle file')
+            raise CheckpointError(f'{name} is refused: {error}') from error
+
+
+def load_checkpoint(model: nn.Module, source: PathLike) -> Dict[str, Any]:
+    """Loads a checkpoint into a whole model; the other road is MMEngine's runner.
+
+    Args:
+        model: changed in place.
+        source: see :func:`read_checkpoint`.
+
+    Returns:
+        the checkpoint's meta information.
+
+    Raises:
+        FileNotFoundError, CheckpointError: see :func:`read_checkpoint` and :func:`check_fits`;
+            also a weight of the model that the checkpoint lacks.
+    """
+    content = read_checkpoint(source)
+    report = check_fits(source, model, read=lambda _: content)
+    check_whole(source, report)
+    model.load_state_dict(weights_of(content, source), strict=False)
+    return content['meta']
+
+
+def check_whole(source: PathLike, report: Report) -> None:
+    """Raises CheckpointError if the model has weights that the checkpoint lacks."""
+    if report.missing:
+        raise CheckpointError(f'{source} is not of this whole model: {report}')

@@ -1,0 +1,107 @@
+"""Writes checkpoint files, whole or not at all."""
+
+import io
+import json
+import os
+from collections.abc import Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator, Union
+
+import torch
+from safetensors.torch import save
+
+from .errors import CheckpointError
+from .meta import plain_meta
+
+PathLike = Union[str, Path]
+SAFETENSORS = '.safetensors'
+SUFFIXES = ('.pth', '.pt', SAFETENSORS)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A file to write to that takes the name ``path`` when the block ends without an error.
+
+    It lies beside ``path`` and is on the disk before it takes the name, so that a kill or a
+    power cut leaves either the old content or the new one. After an error it is removed.
+
+    Args:
+        path: the final name; its folder must be there.
+
+    Raises:
+        CheckpointError: the folder cannot be written to, or the disk is full. ``path`` is as
+            before.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / 'a.txt'
+        >>> with whole_file(path) as temporary:
+        ...     _ = temporary.write_text('all of it')
+        >>> path.read_text()
+        'all of it'
+    """
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+    try:
+        yield temporary
+        _to_disk(temporary)
+        os.replace(temporary, path)
+        _to_disk(path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f'{path} cannot be written: {error.strerror or error}; older files are as they were'
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
+    """Writes a checkpoint, whole or not at all.
+
+    A ``.pth`` or ``.pt`` file has MMEngine's form ``dict(state_dict=..., meta=...)``; MMEngine
+    alone, without this package's loader, cannot read the ``.safetensors`` form.
+
+    Args:
+        path: the file, overwritten if it is there; missing folders are made.
+        state_dict: name -> tensor.
+        meta: kept as far as it is of plain types.
+
+    Raises:
+        CheckpointError: a path with another suffix, of something that is no regular file, or
+            that cannot be written.
+
+    Example:
+        >>> import os, tempfile
+        >>> from mmlinattn.checkpoints import load_state_dict
+        >>> path = os.path.join(tempfile.mkdtemp(), 'model.pth')
+        >>> save_checkpoint(path, {'fc.bias': torch.zeros(3)}, dict(epoch=1))
+        >>> load_state_dict(path)[1]
+        {'epoch': 1}
+    """
+    path = Path(path).expanduser()
+    if path.suffix not in SUFFIXES:
+        raise CheckpointError(f'{path}: the name of a checkpoint must end in one of {SUFFIXES}')
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f'{path} is there and is no regular file')
+    # A copy holds just its own values: torch.save writes the whole storage behind a view.
+    state_dict = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in state_dict.items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == SAFETENSORS:
+        content = save(state_dict, metadata=dict(meta=json.dumps(plain_meta(meta))))
+    else:
+        buffer = io.BytesIO()
+        torch.save(dict(state_dict=state_dict, meta=plain_meta(meta)), buffer)
+        content = buffer.getbuffer()
+    with whole_file(path) as temporary:
+        temporary.write_bytes(content)

@@ -1,0 +1,150 @@
+"""Configs as the command lines use them: read, merged with options, completed."""
+
+import difflib
+import os.path as osp
+from pathlib import Path
+from typing import Dict, Optional
+
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.logging import print_log
+from mmengine.registry import init_default_scope
+
+from .checkpoint_hook import newest_checkpoint
+
+TOP_LEVEL = {
+    'work_dir', 'load_from', 'resume', 'randomness', 'auto_scale_lr', 'train_cfg', 'val_cfg',
+    'test_cfg', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator',
+    'test_evaluator', 'optim_wrapper', 'param_scheduler', 'default_hooks', 'custom_hooks',
+    'visualizer', 'log_processor', 'log_level', 'launcher', 'env_cfg', 'experiment_name',
+    'default_scope', 'data_preprocessor', 'model_wrapper_cfg', 'find_unused_parameters', 'compile',
+}  # fmt: skip
+
+
+def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
+    """Reads a config file and merges options of the command line into it.
+
+    Args:
+        path: config file.
+        cfg_options: dotted names to values, as ``--cfg-options`` gives them.
+
+    Raises:
+        FileNotFoundError: no such config.
+        ValueError: an option whose first part is neither in the config nor known to MMEngine's
+            Runner; it would be ignored silently.
+    """
+    if not osp.isfile(path):
+        raise FileNotFoundError(f'config {path!r} does not exist')
+    cfg = Config.fromfile(path)
+    known = TOP_LEVEL | set(cfg.keys())
+    for option in cfg_options or {}:
+        top = option.split('.')[0]
+        if top not in known:
+            close = difflib.get_close_matches(top, known, n=3)
+            raise ValueError(
+                f'--cfg-options {option}: the config has no {top!r}'
+                + (f'; did you mean {" or ".join(close)}?' if close else '')
+            )
+    if cfg_options:
+        before = _annotation_files(cfg)
+        cfg.merge_from_dict(cfg_options)
+        for split, path in _annotation_files(cfg).items():
+            # The scores are of the annotations that the loader reads, wherever they moved.
+            if cfg[f'{split}_evaluator'].get('ann_file') == before.get(split):
+                cfg[f'{split}_evaluator'].ann_file = path
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    return cfg
+
+
+def _annotation_files(cfg: Config) -> Dict[str, str]:
+    """Annotation file of each split whose evaluator is a single one with ``ann_file``."""
+    files = {}
+    for split in ('val', 'test'):
+        dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset', {})
+        evaluator = cfg.get(f'{split}_evaluator')
+        if isinstance(evaluator, dict) and 'ann_file' in evaluator and dataset.get('ann_file'):
+            files[split] = osp.join(dataset.get('data_root') or '', dataset['ann_file'])
+    return files
+
+
+def set_work_dir(cfg: Config, config_path: str, work_dir: Optional[str]) -> None:
+    """``work_dir``, else the config's own, else ``work_dirs/<name of the config>``."""
+    if work_dir is not None:
+        cfg.work_dir = work_dir
+    elif cfg.get('work_dir') is None:
+        cfg.work_dir = osp.join('work_dirs', Path(config_path).stem)
+
+
+def use_amp(cfg: Config, requested: bool) -> None:
+    """Turns mixed precision on (``--amp``) and picks the wrapper that the device can run."""
+    kind = cfg.optim_wrapper.get('type', 'OptimWrapper')
+    if requested and kind == 'OptimWrapper':
+        kind = 'AmpOptimWrapper'
+        cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
+    if requested and kind != 'AmpOptimWrapper':
+        raise ValueError(f'--amp: optim_wrapper.type is {kind!r}, which has no mixed precision')
+    if kind == 'AmpOptimWrapper' and get_device() == 'cpu':
+        print_log('No GPU: mixed precision runs as bfloat16 autocast on the CPU.', 'current')
+        kind = 'CPUAmpOptimWrapper'
+        for name in ('loss_scale', 'dtype', 'use_fsdp'):
+            cfg.optim_wrapper.pop(name, None)
+    cfg.optim_wrapper.type = kind
+
+
+def set_resume(cfg: Config, resume: Optional[str]) -> None:
+    """``--resume``: None, ``'auto'`` (the newest whole one of the work directory, if any)
+    or where one is. CheckpointError if the work directory has none that is whole."""
+    if resume is None:
+        return
+    found = newest_checkpoint(cfg.work_dir) if resume == 'auto' else resume
+    if found is None:
+        print_log(f'--resume: no checkpoint in {cfg.work_dir!r} yet, training starts', 'current')
+        return
+    cfg.resume, cfg.load_from = True, found
+
+
+def set_checkpoint_hooks(cfg: Config) -> None:
+    """A kill loses no checkpoint, SIGTERM and SIGINT leave one: AtomicCheckpointHook takes the
+    place of MMEngine's CheckpointHook, PreemptionHook comes along. Other hooks stay."""
+    hooks = cfg.setdefault('default_hooks', {})
+    hook = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
+    if hook is not None and hook.get('type') == 'CheckpointHook':
+        hooks.checkpoint.type = 'AtomicCheckpointHook'
+    if hook is not None and hook.get('type') == 'AtomicCheckpointHook':
+        custom = list(cfg.get('custom_hooks') or [])
+        if not any(hook['type'] == 'PreemptionHook' for hook in custom):
+            cfg.custom_hooks = [*custom, dict(type='PreemptionHook')]
+
+
+def scale_lr(cfg: Config) -> None:
+    """``--auto-scale-lr``; raises ValueError where the config gives no batch size to scale from."""
+    if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
+        raise ValueError('--auto-scale-lr: the config has no auto_scale_lr.base_batch_size')
+    cfg.auto_scale_lr.enable = True
+
+
+def set_pictures(cfg: Config, show_dir: Optional[str]) -> None:
+    """``--show-dir``: every test image is drawn, ground truth beside prediction."""
+    if show_dir is None:
+        return
+    show_dir = osp.abspath(show_dir)
+    options = {
+        'DetVisualizationHook': dict(draw=True, interval=1, test_out_dir=show_dir),
+        'SegVisualizationHook': dict(draw=True, interval=1),
+        'VisualizationHook': dict(enable=True, interval=1, out_dir=show_dir),
+    }
+    kind = cfg.default_hooks.get('visualization', {}).get('type')
+    if kind not in options:
+        raise ValueError(f'--show-dir: default_hooks.visualization is {kind!r}, which cannot draw')
+    cfg.default_hooks.visualization.update(options[kind])
+    cfg.visualizer.save_dir = show_dir
+
+
+def set_predictions_file(cfg: Config, path: Optional[str]) -> None:
+    """``--out``: all predictions, pickled."""
+    if path is None:
+        return
+    kind = 'DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
+    metrics = cfg.test_evaluator
+    metrics = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
+    cfg.test_evaluator = [*metrics, dict(type=kind, out_file_path=path)]

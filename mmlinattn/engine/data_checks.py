@@ -1,0 +1,163 @@
+"""Is the data of a config there? Asked before any work."""
+
+import os.path as osp
+from itertools import islice
+from pathlib import Path
+from typing import Any, Iterator
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.registry import DATASETS
+
+from ..checkpoints.harmless import PlainUnpickler
+
+# How to get a data set whose folder is missing, by the name of the folder.
+DATA_HINTS = {
+    'shapes': 'make it with: python -m mmlinattn.datasets.shapes {root}',
+    'camvid': 'see docs/datasets.md#camvid for the download and the expected folders',
+    'bccd': 'see docs/datasets.md#bccd for the download and the expected folders',
+    'coco': 'see docs/datasets.md#coco',
+    'cityscapes': 'see docs/datasets.md#cityscapes',
+    'ADEChallengeData2016': 'see docs/datasets.md#ade20k',
+    'imagenet': 'see docs/datasets.md#imagenet',
+}
+
+PICKLES = ('.pkl', '.pickle')
+ARRAYS = ('.npy', '.npz')
+FILES = ('img_path', 'seg_map_path')
+
+
+class DataError(ValueError):
+    """A data set that cannot be used; the message names the folder or file and why."""
+
+
+def check_data(cfg: Config, *loaders: str) -> None:
+    """Are the folders and files there that the data sets name, and free of code?
+
+    Args:
+        cfg: the config.
+        loaders: names of the data loaders that will be used, such as ``'train_dataloader'``.
+
+    Raises:
+        FileNotFoundError: a data folder or annotation file that is not there.
+        DataError: a pickle or numpy file that would run code when read.
+    """
+    for loader in loaders:
+        for dataset in _datasets(cfg.get(loader) or {}):
+            root = dataset.get('data_root') or ''
+            ann_file = dataset.get('ann_file') or ''
+            prefixes = dataset.get('data_prefix') or {}
+            prefixes = [prefixes] if isinstance(prefixes, str) else prefixes.values()
+            for part in ('', ann_file, *prefixes):
+                path = osp.join(root, part) if isinstance(part, str) else root
+                if path and '://' not in path and not osp.exists(path):
+                    raise FileNotFoundError(
+                        f'{loader}: {path!r} does not exist (data_root={root!r}); '
+                        + _data_hint(root or path)
+                    )
+            for text in _strings(dataset):
+                _check_harmless(osp.join(root, text))
+
+
+def _strings(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, (dict, list, tuple)):
+        for value in node.values() if isinstance(node, dict) else node:
+            yield from _strings(value)
+
+
+def _check_harmless(path: str) -> None:
+    """Annotations and proposals are read by the frameworks, some of them with code execution."""
+    if not path.endswith(PICKLES + ARRAYS) or not osp.isfile(path):
+        return
+    try:
+        if path.endswith(PICKLES):
+            with open(path, 'rb') as file:
+                PlainUnpickler(file).load()
+        else:
+            arrays = np.load(path, allow_pickle=False)
+            for name in getattr(arrays, 'files', ()):
+                arrays[name]
+    except Exception as error:  # damaged files raise whatever they like
+        raise DataError(f'{path} is refused: {error}') from error
+
+
+def why_empty(loader: dict) -> str:
+    """Why the data set of a data loader's config has no image that can be used.
+
+    Args:
+        loader: config of a data loader whose data set came out empty.
+
+    Returns:
+        a message with folder, suffix and what is there, or annotation file and classes.
+    """
+    found = []
+    for cfg in _datasets(loader):
+        dataset = DATASETS.build(dict(cfg, lazy_init=True))
+        folder = (getattr(dataset, 'data_prefix', None) or {}).get('img_path')
+        suffix = getattr(dataset, 'img_suffix', None)
+        ann_file = getattr(dataset, 'ann_file', '')
+        if folder is not None and suffix is not None and not osp.isfile(ann_file):
+            found.append(
+                f'{folder} has no image whose name ends in {suffix!r} (img_suffix of '
+                f'{type(dataset).__name__}); it has {_content(folder)}'
+            )
+        else:
+            classes = dataset.metainfo.get('classes')
+            found.append(
+                f'{ann_file} has no image with an object of the classes {classes}: '
+                'metainfo=dict(classes=(...)) must name those of the file'
+            )
+    return '; '.join(found) or 'the data set has no image'
+
+
+def check_images(dataset: Any) -> None:
+    """Raises DataError if files of the first or the last sample of a data set are not there.
+
+    Args:
+        dataset: built and loaded; one without records of files (``get_data_info``) passes.
+    """
+    if not hasattr(dataset, 'get_data_info') or not len(dataset):
+        return
+    for index in {0, len(dataset) - 1}:
+        info = dataset.get_data_info(index)
+        # Test sets may come without maps.
+        keys = ('img_path',) if getattr(dataset, 'test_mode', False) else FILES
+        for key in keys:
+            path = info.get(key) if isinstance(info, dict) else None
+            if isinstance(path, str) and '://' not in path and not osp.isfile(path):
+                folder = osp.dirname(path)
+                raise DataError(
+                    f'{path} ({key} of sample {index} of {type(dataset).__name__}) does not '
+                    f'exist; {folder} has {_content(folder)}'
+                )
+
+
+def _content(folder: str, limit: int = 3) -> str:
+    """The first files of a folder and of those below, for messages."""
+    if not osp.isdir(folder):
+        return 'not been made'
+    files = (path for path in sorted(Path(folder).rglob('*')) if path.is_file())
+    names = [str(path.relative_to(folder)) for path in islice(files, limit + 1)]
+    return ', '.join(names[:limit]) + (', ...' if names[limit:] else '') if names else 'no file'
+
+
+def _datasets(node) -> Iterator[dict]:
+    """Every data set config inside a data loader config, wrappers included."""
+    if isinstance(node, dict):
+        if 'data_root' in node or 'ann_file' in node:
+            yield node
+        for value in node.values():
+            yield from _datasets(value)
+    elif isinstance(node, (list, tuple)):
+        for value in node:
+            yield from _datasets(value)
+
+
+def _data_hint(root: str) -> str:
+    # From the outside in: data/shapes/coco is Shapes, not COCO.
+    for base in (*reversed(Path(root).parents), Path(root)):
+        if base.name in DATA_HINTS:
+            return DATA_HINTS[base.name].format(root=base)
+    return 'set another folder with --cfg-options, see docs/datasets.md'

@@ -1,0 +1,81 @@
+"""Training by epochs that resumes inside an epoch."""
+
+from itertools import islice
+from typing import Any, Iterator, List
+
+from mmengine.registry import LOOPS
+from mmengine.runner import EpochBasedTrainLoop
+from torch import nn
+from torch.utils.data import DataLoader
+
+# In the message hub, and with it in every checkpoint: batches an epoch.
+BATCHES = 'batches_an_epoch'
+
+
+class _Rest:
+    """The batches of indices of a batch sampler from the ``start``-th on."""
+
+    def __init__(self, batch_sampler: Any, start: int) -> None:
+        self.batch_sampler = batch_sampler
+        self.start = start
+
+    def __iter__(self) -> Iterator[List[int]]:
+        return islice(self.batch_sampler, self.start, None)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler) - self.start
+
+
+@LOOPS.register_module()
+class ResumableEpochLoop(EpochBasedTrainLoop):
+    """MMEngine's loop, which goes on where a checkpoint was made instead of at the start of its
+    epoch. Only the samples that are still due are read. ``tools/train.py`` uses it in place of
+    ``EpochBasedTrainLoop``; arguments are the same.
+    """
+
+    def run(self) -> nn.Module:
+        """As MMEngine's; what a checkpoint says of its epoch is looked up first."""
+        hub = self.runner.message_hub
+        self._start = self._iter - self._epoch * len(self.dataloader)
+        now = len(self.dataloader)
+        # MMEngine's own checkpoints do not say.
+        then = hub.runtime_info.get(BATCHES, now if 0 <= self._start <= now else 'other')
+        if then != now:
+            self.runner.logger.warning(
+                f'An epoch had {then} batches when the checkpoint was made and has {now} now '
+                '(another batch size, number of processes or data set): training goes on at the '
+                f'start of epoch {self._epoch + 1}.'
+            )
+            self._start = 0
+            self._iter = self._epoch * now
+        hub.update_info(BATCHES, now)
+        return super().run()
+
+    def run_epoch(self) -> None:
+        """As MMEngine's, from the first batch that has not been trained on."""
+        start, self._start = self._start, 0
+        if not start:
+            super().run_epoch()
+            return
+        self.runner.logger.info(f'Resumed before batch {start + 1} of {len(self.dataloader)}.')
+        self.runner.call_hook('before_train_epoch')
+        self.runner.model.train()
+        for idx, data_batch in enumerate(_rest_of(self.dataloader, start), start):
+            self.run_iter(idx, data_batch)
+        self.runner.call_hook('after_train_epoch')
+        self._epoch += 1
+
+
+def _rest_of(loader: DataLoader, start: int) -> DataLoader:
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=_Rest(loader.batch_sampler, start),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+    )

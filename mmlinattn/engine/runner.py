@@ -1,0 +1,84 @@
+"""MMEngine's runner with safe checkpoints, resume inside an epoch, and clear errors about data."""
+
+import logging
+from typing import Any, Optional, Union
+
+from mmengine.device import get_device
+from mmengine.dist import is_distributed
+from mmengine.logging import print_log
+from mmengine.model import revert_sync_batchnorm
+from mmengine.runner import BaseLoop, Runner
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ..checkpoints import CheckpointStore
+from .data_checks import DataError, check_images, why_empty
+
+
+class PluginRunner(Runner):
+    """MMEngine's runner as the command lines use it.
+
+    Checkpoints are read safely, and once: what was checked is what is loaded (see
+    :class:`mmlinattn.checkpoints.CheckpointStore`). Training by epochs resumes inside an epoch.
+    A data set without a usable image says so. Synchronised batch norm becomes plain where it
+    cannot run.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.checkpoints = CheckpointStore()
+        self.checkpoints.serve_mmengine()
+        super().__init__(*args, **kwargs)
+
+    def prepare_training(self) -> None:
+        """Builds what training needs, so that errors in a config come before any work."""
+        self.train_loop, self.val_loop  # noqa: B018  built when first asked for
+        self.optim_wrapper = self.build_optim_wrapper(self.optim_wrapper)
+
+    def load_or_resume(self) -> None:
+        super().load_or_resume()
+        self.checkpoints.release()
+
+    def build_train_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
+        if isinstance(loop, dict):
+            loop = dict(loop)
+            if loop.pop('by_epoch', False) or loop.get('type') == 'EpochBasedTrainLoop':
+                loop['type'] = 'ResumableEpochLoop'
+        return super().build_train_loop(loop)
+
+    @staticmethod
+    def build_dataloader(
+        dataloader: Union[DataLoader, dict],
+        seed: Optional[int] = None,
+        diff_rank_seed: bool = False,
+    ) -> DataLoader:
+        try:
+            loader = Runner.build_dataloader(dataloader, seed, diff_rank_seed)
+        except ValueError as error:
+            # MMEngine joins the records of all images, of which there are none.
+            if 'need at least one array to concatenate' not in str(error):
+                raise
+            raise DataError(why_empty(dataloader)) from error
+        check_images(loader.dataset)
+        return loader
+
+    def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
+        if is_distributed() and get_device() == 'cpu' and model_wrapper_cfg is None:
+            # The default wrapper asks for a GPU by its number.
+            model_wrapper_cfg = dict(
+                type='MMDistributedDataParallel',
+                device_ids=None,
+                broadcast_buffers=False,
+                find_unused_parameters=self.cfg.get('find_unused_parameters', False),
+            )
+        return super().wrap_model(model_wrapper_cfg, plain_batch_norm(model))
+
+
+def plain_batch_norm(model: nn.Module) -> nn.Module:
+    """SyncBN becomes BN, and says so, in one process and on the CPU."""
+    if is_distributed() and get_device() != 'cpu':
+        return model
+    if not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        return model
+    why = 'the CPU cannot synchronise' if is_distributed() else 'there is only one process'
+    print_log(f'SyncBN becomes BN: {why}.', 'current', level=logging.WARNING)
+    return revert_sync_batchnorm(model)

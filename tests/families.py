@@ -1,0 +1,147 @@
+"""The full-size configs, one of each family, shrunk to train on Shapes in a second."""
+
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS, init_default_scope
+
+from mmlinattn.datasets.shapes import CLASSES
+
+CONFIGS = Path(__file__).resolve().parent.parent / 'configs'
+CITYSCAPES = '8xb1-160k_cityscapes-1024x1024'
+FAMILIES = {
+    'ravlt-cls': 'ravlt/ravlt-t_8xb128_in1k',
+    'ravlt-retinanet': 'ravlt/retinanet_ravlt-t_fpn_1x_coco',
+    'ravlt-mask-rcnn': 'ravlt/mask-rcnn_ravlt-t_fpn_1x_coco',
+    'ravlt-mask-rcnn-ms': 'ravlt/mask-rcnn_ravlt-s_fpn_ms-3x_coco',
+    'ravlt-cascade': 'ravlt/cascade-mask-rcnn_ravlt-s_fpn_ms-3x_coco',
+    'ravlt-semantic-fpn': 'ravlt/semantic-fpn_ravlt-t_8xb2-80k_ade20k-512x512',
+    'ravlt-upernet': 'ravlt/upernet_ravlt-t_8xb2-160k_ade20k-512x512',
+    'ravlt-nano-retinanet': 'ravlt/retinanet_ravlt-nano_bccd',
+    'ravlt-nano-mask-rcnn': 'quickstart/mask-rcnn_ravlt-nano_shapes',
+    'ravlt-nano-semantic-fpn': 'quickstart/semantic-fpn_ravlt-nano_shapes',
+    'ravlt-nano-cls': 'quickstart/ravlt-nano_shapes',
+    'mit-cls': 'rwgka/mit-b0_8xb128_in1k',
+    'mit-rwgka-cls': 'rwgka/mit-b0-rwgka_8xb128_in1k',
+    'segformer': f'rwgka/segformer_mit-b0_{CITYSCAPES}',
+    'segformer-rwgka': f'rwgka/segformer_mit-b0-rwgka_{CITYSCAPES}',
+    'segformer-rwgkp': f'rwgka/segformer_mit-b0-rwgkp_{CITYSCAPES}',
+    'segformer-slinear': 'rwgka/segformer_mit-b0-slinear_shapes',
+    'segformer-rala': 'rwgka/segformer_mit-b0-rala_shapes',
+    'smca': 'smca/smca_r50_8xb2-50e_coco',
+    'smca-la': 'smca/smca-la_r50_8xb2-50e_coco',
+    'smca-ripple': 'smca/smca-ripple_r50_8xb2-50e_coco',
+    'smca-nano': 'smca/smca_nano_bccd',
+}
+DIMS = {'RAVLT': (16, 32, 48, 64), 'MixTransformer': (16, 32, 40, 64)}
+HEADS = {'RAVLT': (1, 2, 3, 4), 'MixTransformer': (1, 2, 5, 8)}
+SIDE = 64
+
+
+def shrunk(family: str, shapes: Path) -> Config:
+    """A family's config with tiny widths and images, on the Shapes set of that folder."""
+    cfg = Config.fromfile(CONFIGS / f'{FAMILIES[family]}.py')
+    init_default_scope(cfg.default_scope)
+    if 'data_preprocessor' in cfg:
+        cfg.model.data_preprocessor = cfg.data_preprocessor
+    _shrink_model(cfg.model)
+    for split in ('train', 'val'):
+        loader = cfg[f'{split}_dataloader']
+        loader.update(num_workers=0, persistent_workers=False, batch_size=2)
+        _use_shapes(loader.dataset, shapes, cfg.default_scope)
+        _limit(loader.dataset.pipeline)
+    cfg.test_dataloader = cfg.val_dataloader
+    if 'ann_file' in cfg.val_evaluator:
+        dataset = cfg.val_dataloader.dataset
+        cfg.val_evaluator.ann_file = f'{dataset.data_root}{dataset.ann_file}'
+    cfg.test_evaluator = cfg.val_evaluator
+    return cfg
+
+
+def batch_of(cfg: Config, count: int = 2) -> dict:
+    """The first training images of a config as its model's preprocessor takes them."""
+    dataset = DATASETS.build(cfg.train_dataloader.dataset)
+    return pseudo_collate([dataset[i] for i in range(count)])
+
+
+def without_objects(batch: dict) -> dict:
+    """The same images, with no box, no mask, and no labelled pixel. Classes stay."""
+    for sample in batch['data_samples']:
+        if 'gt_instances' in sample:
+            sample.gt_instances = sample.gt_instances[:0]
+        if 'gt_sem_seg' in sample:
+            sample.gt_sem_seg.data.fill_(255)
+    return batch
+
+
+def _shrink_model(model: dict) -> None:
+    backbone = model.backbone
+    if backbone.type == 'ResNet':
+        backbone.init_cfg = None
+        if backbone.depth == 50:
+            backbone.update(depth=18, base_channels=8)
+            model.neck.in_channels = [64]
+    else:
+        kind, dims = backbone.type, DIMS[backbone.type]
+        backbone.arch = dict(embed_dims=dims, depths=(1, 1, 1, 1), num_heads=HEADS[kind])
+        backbone.init_cfg = None
+        used = [dims[i] for i in backbone.get('out_indices', range(4))]
+        if model.get('neck', {}).get('type') == 'FPN':
+            model.neck.in_channels = used
+        elif model.get('neck', {}).get('type') == 'RAVLTNeck':
+            model.neck.in_channels = used[-1]
+        elif 'head' in model:
+            model.head.in_channels = used[-1]
+        else:
+            model.decode_head.in_channels = used
+            if 'auxiliary_head' in model:
+                model.auxiliary_head.in_channels = used[model.auxiliary_head.in_index]
+    for key, value in _leaves(model):
+        if key == 'num_classes' and model.type != 'EncoderDecoder':
+            value[key] = len(CLASSES)
+        elif key in ('encoder', 'decoder') and 'num_layers' in value[key]:
+            value[key].num_layers = 2
+    if 'size' in model.data_preprocessor:
+        model.data_preprocessor.size = (SIDE, SIDE)
+
+
+def _leaves(node: Any):
+    if isinstance(node, dict):
+        for key in list(node):
+            yield key, node
+            yield from _leaves(node[key])
+    elif isinstance(node, (list, tuple)):
+        for item in node:
+            yield from _leaves(item)
+
+
+def _use_shapes(dataset: dict, shapes: Path, scope: str) -> None:
+    """What a user changes: the folder, and the classes where the annotations name them."""
+    if scope == 'mmdet':
+        split = 'train' if 'train' in str(dataset.ann_file) else 'val'
+        dataset.update(
+            data_root=f'{shapes}/coco/',
+            ann_file=f'annotations/instances_{split}2017.json',
+            data_prefix=dict(img=f'{split}2017/'),
+            metainfo=dict(classes=CLASSES),
+        )
+    elif scope == 'mmseg':
+        # MMSegmentation's own classes of data sets keep their classes; Shapes' are the first.
+        layout = 'cityscapes' if dataset.type == 'CityscapesDataset' else 'ade'
+        dataset.data_root = f'{shapes}/{layout}'
+    else:
+        dataset.update(data_root=f'{shapes}/imagenet', metainfo=dict(classes=CLASSES))
+
+
+def _limit(pipeline: Any) -> None:
+    for key, owner in _leaves(pipeline):
+        if key in ('scale', 'scales', 'crop_size', 'img_scale'):
+            owner[key] = _at_most(owner[key])
+
+
+def _at_most(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_at_most, value))
+    return min(value, SIDE)

@@ -1,0 +1,70 @@
+"""Every family of configs trains on Shapes: all of its parameters, with and without objects."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from mmengine.optim import OptimWrapper
+from mmengine.registry import MODELS
+
+from mmlinattn.datasets import shapes
+from mmlinattn.engine.runner import plain_batch_norm
+
+from .families import FAMILIES, batch_of, shrunk, without_objects
+
+
+@pytest.fixture(scope='module')
+def shapes_root(tmp_path_factory):
+    root = tmp_path_factory.mktemp('families') / 'shapes'
+    return shapes.generate(root, num_train=4, num_val=2, image_size=64, workers=1)
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_one_step_from_the_data_set_of_the_config(shapes_root, family):
+    """From each of the layouts of COCO, ADE20K, Cityscapes and ImageNet."""
+    cfg = shrunk(family, shapes_root)
+    torch.manual_seed(0)
+    model = plain_batch_norm(MODELS.build(cfg.model))
+    model.init_weights()
+    model.train()
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=1e-2))
+    losses = model.train_step(batch_of(cfg), wrapper)
+    assert torch.isfinite(losses['loss'])
+    changed = {n for n, value in model.named_parameters() if not torch.equal(value, before[n])}
+    assert len(changed) > len(before) / 2
+
+
+@pytest.mark.parametrize('objects', [True, False], ids=['objects', 'no objects'])
+@pytest.mark.parametrize('family', FAMILIES)
+def test_no_parameter_is_without_a_gradient(shapes_root, family, objects):
+    cfg = shrunk(family, shapes_root)
+    torch.manual_seed(0)
+    model = plain_batch_norm(MODELS.build(cfg.model))
+    model.train()
+    batch = batch_of(cfg) if objects else without_objects(batch_of(cfg))
+    data = model.data_preprocessor(batch, training=True)
+    loss, _ = model.parse_losses(model(**data, mode='loss'))
+    loss.backward()
+    trained = {n: value for n, value in model.named_parameters() if value.requires_grad}
+    assert trained and torch.isfinite(loss)
+    assert [name for name, value in trained.items() if value.grad is None] == []
+    assert all(torch.isfinite(value.grad).all() for value in trained.values())
+
+
+def test_three_steps_on_two_processes(root, shapes_root, tmp_path):
+    """As DDP is by default: it stops at a parameter that took no part. One process of the two
+    has images without objects."""
+    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2']
+    done = subprocess.run(
+        [*command, '-m', 'tests.train_families', str(shapes_root)],
+        env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(root)),
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    through = [line.split()[1] for line in done.stdout.splitlines() if 'through' in line]
+    assert through == list(FAMILIES)

@@ -1,0 +1,39 @@
+"""Three steps of every family in each of two processes; a line a family when it is through."""
+
+import sys
+from pathlib import Path
+
+import torch
+from mmengine.model import MMDistributedDataParallel
+from mmengine.optim import OptimWrapper
+from mmengine.registry import MODELS
+from torch import distributed as dist
+
+import mmlinattn  # noqa: F401  registers everything
+from mmlinattn.engine.runner import plain_batch_norm
+
+from .families import FAMILIES, batch_of, shrunk, without_objects
+
+
+def main() -> None:
+    dist.init_process_group('gloo')
+    torch.set_num_threads(1)
+    for family in FAMILIES:
+        cfg = shrunk(family, Path(sys.argv[1]))
+        torch.manual_seed(0)
+        model = plain_batch_norm(MODELS.build(cfg.model))
+        ddp = MMDistributedDataParallel(model, device_ids=None, broadcast_buffers=False)
+        wrapper = OptimWrapper(torch.optim.SGD(ddp.parameters(), lr=1e-4))
+        for _ in range(3):
+            batch = batch_of(cfg) if dist.get_rank() == 0 else without_objects(batch_of(cfg))
+            loss = ddp.train_step(batch, wrapper)['loss']
+            if not torch.isfinite(loss):
+                raise AssertionError(f'{family}: loss {loss}')
+        if dist.get_rank() == 0:
+            print('through', family, f'{float(loss):.3f}', flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == '__main__':
+    main()
