@@ -7,8 +7,8 @@ from typing import Tuple
 
 # First and last version tested, by import name.
 TESTED = {
-    'torch': ('2.4', '2.12'),
-    'torchvision': ('0.19', '0.27'),
+    'torch': ('2.4', '2.15'),
+    'torchvision': ('0.19', '0.29'),
     'mmengine': ('0.10', '0.10'),
     'mmcv': ('2.1', '2.3'),
     'mmdet': ('3.3', '3.5'),

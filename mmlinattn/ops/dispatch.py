@@ -25,7 +25,7 @@ from torch import Tensor
 
 BACKENDS = ('auto', 'reference', 'portable', 'fused')
 ENV_VARIABLE = 'MMLINATTN_BACKEND'
-TESTED_TRITON = ((3, 3), (3, 9))  # the first and the last minor version
+TESTED_TRITON = ((3, 2), (3, 9))  # the first and the last minor version
 
 
 def triton_problem(version: Optional[str]) -> Optional[str]:

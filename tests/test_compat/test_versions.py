@@ -22,7 +22,7 @@ def caught(monkeypatch, **found):
 @pytest.mark.parametrize('found', [
     dict(torch='2.4.1+cu121', torchvision='0.19.1', mmengine='0.10.7', mmcv='2.1.0', mmdet='3.3.0',
          mmseg='1.2.2', mmpretrain='1.2.0'),
-    dict(torch='2.12.1', torchvision='0.27.1', mmengine='0.10.12', mmcv='2.3.6', mmdet='3.5.1',
+    dict(torch='2.15.0', torchvision='0.29.2', mmengine='0.10.12', mmcv='2.3.6', mmdet='3.5.1',
          mmseg='1.4.2', mmpretrain='1.3.6'),
     dict(torch='2.12.0a0+git1234'),
     {},
@@ -32,9 +32,9 @@ def test_tested_versions_are_silent(monkeypatch, found):
 
 
 def test_one_warning_names_what_is_there_and_what_was_tested(monkeypatch):
-    messages = caught(monkeypatch, torch='2.13.0', mmengine='1.0.0rc1', mmcv='2.2.0')
+    messages = caught(monkeypatch, torch='2.16.0', mmengine='1.0.0rc1', mmcv='2.2.0')
     assert messages == [
-        'mmlinattn was not tested with torch 2.13.0 (tested: 2.4 to 2.12), '
+        'mmlinattn was not tested with torch 2.16.0 (tested: 2.4 to 2.15), '
         'mmengine 1.0.0rc1 (tested: 0.10)'
     ]
     assert caught(monkeypatch, mmdet='3.10.0') and not caught(monkeypatch, mmdet='3.4.0')

@@ -67,10 +67,10 @@ def test_forced_fused_without_a_kernel_says_so(operator):
     'version, message',
     [
         (None, 'Triton is not installed'),
-        ('3.0.0', 'tested with Triton 3.3 to 3.9, this is 3.0.0'),
+        ('3.0.0', 'tested with Triton 3.2 to 3.9, this is 3.0.0'),
         ('3.10.0', 'this is 3.10.0'),
         ('of an unknown version', 'this is of an unknown version'),
-        ('3.3.1', None),
+        ('3.2.0', None),
         ('3.9.0+git1234', None),
     ],
 )

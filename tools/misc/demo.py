@@ -2,7 +2,8 @@
 """Trains RAVLT on the embedded data set, segmentation and detection, and draws a picture.
 
 Runs the commands that a user would run, a progress bar each, and ends with the scores of their
-validation beside what they must reach. What the commands print goes to log files.
+validation beside what they must reach. What the commands print goes to log files. The exit status
+is not 0 where a score is too low.
 """
 
 import argparse
@@ -12,7 +13,9 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Dict, List
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -35,21 +38,44 @@ TAIL = 20
 console = Console(highlight=False)
 
 
+class StageError(RuntimeError):
+    """A command failed; the text shows the end of its output."""
+
+
 class Stages:
-    """Runs commands of this repository one after another, a progress bar and a log file each."""
+    """Runs commands of this repository, each with a progress bar and a log file."""
 
     def __init__(self, progress: Progress, logs: Path) -> None:
         self.progress, self.logs = progress, logs
+        self.running = []
 
-    def run(self, name: str, *command: str) -> None:
-        """Runs ``python command``; where it fails, shows the log's end and ends the program."""
+    def run(self, commands: Dict[str, List[str]]) -> None:
+        """Runs the commands, arguments of Python by name of stage, at once: they share the cores.
+
+        Where one fails, the others are ended and StageError is raised.
+        """
+        # Small models gain little from a second thread, and processes with many threads on the
+        # same cores spin against each other.
+        threads = max(1, (os.cpu_count() or 1) // len(commands))
+        env = dict(os.environ, PYTHONUNBUFFERED='1')
+        env.setdefault('OMP_NUM_THREADS', str(threads))
+        with ThreadPoolExecutor(len(commands)) as pool:
+            stages = [pool.submit(self._run, *stage, env) for stage in commands.items()]
+            try:
+                for stage in as_completed(stages):
+                    stage.result()
+            finally:
+                for process in self.running:
+                    process.terminate()
+
+    def _run(self, name: str, command: List[str], env: dict) -> None:
         task, start = self.progress.add_task(name, total=None), time.time()
         log = self.logs / f'{name.lower().replace(" ", "-")}.log'
-        env = dict(os.environ, PYTHONUNBUFFERED='1')
         with log.open('w') as file, subprocess.Popen(
             [sys.executable, *command], cwd=ROOT, env=env, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         ) as process:  # fmt: skip
+            self.running.append(process)
             for line in process.stdout:
                 file.write(line)
                 found = ETA.search(line)
@@ -60,11 +86,11 @@ class Stages:
                     self.progress.update(task, completed=done, total=done + left)
                 elif '(val)' in line:
                     self.progress.update(task, description=f'{name}, validation')
+        self.running.remove(process)
         if process.returncode:
-            self.progress.stop()
-            console.print(''.join(log.read_text().splitlines(True)[-TAIL:]), markup=False)
-            console.print(f'$ python {" ".join(command)}\nfailed; all of its output: {log}')
-            sys.exit(1)
+            end = '\n'.join(log.read_text().splitlines()[-TAIL:])
+            line = ' '.join(command)
+            raise StageError(f'{end}\n$ python {line}\nfailed; all of its output: {log}')
         self.progress.update(task, description=name, total=1, completed=1)
 
 
@@ -86,14 +112,18 @@ def main() -> int:
     columns = (TextColumn('{task.description:<26}'), BarColumn(), TaskProgressColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         stages = Stages(progress, args.work_dir)
-        stages.run('data set', '-m', 'mmlinattn.datasets.shapes', 'data/shapes')
-        for name, config in (('Semantic FPN', SEGMENTOR), ('Mask R-CNN', DETECTOR)):
-            stages.run(name, 'tools/train.py', config, '--work-dir', str(folders[config]))
-        pairs = [
+        stages.run({'data set': ['-m', 'mmlinattn.datasets.shapes', 'data/shapes']})
+        stages.run(
+            {
+                name: ['tools/train.py', config, '--work-dir', str(folders[config])]
+                for name, config in (('Semantic FPN', SEGMENTOR), ('Mask R-CNN', DETECTOR))
+            }
+        )
+        models = [
             f'{config}={(folder / "last_checkpoint").read_text().strip()}'
             for config, folder in folders.items()
         ]
-        stages.run('picture', 'tools/misc/demo_picture.py', str(picture), *pairs)
+        stages.run({'picture': ['tools/misc/demo_picture.py', str(picture), *models]})
 
     table = Table(title='Shapes, validation split')
     for column in ('score', 'reached', 'at least'):
@@ -113,4 +143,8 @@ def main() -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except StageError as error:
+        console.print(error, markup=False)
+        sys.exit(1)
