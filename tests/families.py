@@ -37,6 +37,11 @@ FAMILIES = {
 }
 DIMS = {'RAVLT': (16, 32, 48, 64), 'MixTransformer': (16, 32, 40, 64)}
 HEADS = {'RAVLT': (1, 2, 3, 4), 'MixTransformer': (1, 2, 5, 8)}
+# Widths behind the backbone; 64 is its widest too.
+WIDTHS = (
+    'channels', 'in_channels', 'out_channels', 'feat_channels', 'conv_out_channels',
+    'fc_out_channels', 'feedforward_channels',
+)  # fmt: skip
 SIDE = 64
 
 
@@ -99,6 +104,8 @@ def _shrink_model(model: dict) -> None:
             if 'auxiliary_head' in model:
                 model.auxiliary_head.in_channels = used[model.auxiliary_head.in_index]
     for key, value in _leaves(model):
+        if key in WIDTHS and value is not backbone and model.type != 'SMCA':
+            value[key] = _at_most(value[key], SIDE)
         if key == 'num_classes' and model.type != 'EncoderDecoder':
             value[key] = len(CLASSES)
         elif key in ('encoder', 'decoder') and 'num_layers' in value[key]:
@@ -138,10 +145,10 @@ def _use_shapes(dataset: dict, shapes: Path, scope: str) -> None:
 def _limit(pipeline: Any) -> None:
     for key, owner in _leaves(pipeline):
         if key in ('scale', 'scales', 'crop_size', 'img_scale'):
-            owner[key] = _at_most(owner[key])
+            owner[key] = _at_most(owner[key], SIDE)
 
 
-def _at_most(value: Any) -> Any:
+def _at_most(value: Any, limit: int) -> Any:
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_at_most, value))
-    return min(value, SIDE)
+        return type(value)(_at_most(item, limit) for item in value)
+    return min(value, limit)

@@ -90,7 +90,7 @@ def test_summary_and_use(run, src, tmp_path, backbone_cfg):
 
 def test_safetensors_output(run, src, tmp_path):
     code, out, _ = run(src, tmp_path / 'ravlt.safetensors')
-    assert code == 0 and 'MMEngine reads .pth only' in out
+    assert code == 0 and 'MMEngine by itself reads .pth only' in out
     assert 'backbone.stem.0.conv.weight' in load_state_dict(tmp_path / 'ravlt.safetensors')[0]
 
 

@@ -21,7 +21,7 @@ from mmlinattn.checkpoints import (
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog='convert.py', description=__doc__)
-    parser.add_argument('src', metavar='SRC', type=Path, help='released file')
+    parser.add_argument('src', metavar='SRC', help='released file: a path or an https address')
     parser.add_argument('dst', metavar='DST', type=Path, help='file to write (.pth, .safetensors)')
     parser.add_argument('--source', choices=sorted(SOURCES), default='rala', help='the release')
     parser.add_argument('--config', help='config of the model that the weights are for')
@@ -48,7 +48,7 @@ def check_config(config: str, tensors: Dict[str, Tensor]) -> None:
 
 def usage(kind: str, dst: Path) -> str:
     if dst.suffix == '.safetensors':
-        return 'MMEngine reads .pth only: convert to .pth to load it from a config'
+        return "for this package's tools; MMEngine by itself reads .pth only"
     lines = [
         "as the backbone of any model: init_cfg=dict(type='Pretrained', "
         f"checkpoint='{dst}', prefix='backbone.')"
@@ -59,7 +59,7 @@ def usage(kind: str, dst: Path) -> str:
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.src.exists() and args.src.resolve() == args.dst.resolve():
+    if '://' not in args.src and Path(args.src).resolve() == args.dst.resolve():
         raise CheckpointError(f'SRC and DST are the same file {args.dst}')
     if args.dst.exists() and not args.force:
         raise CheckpointError(f'{args.dst} is there already; --force overwrites it')
