@@ -10,19 +10,21 @@ endif
 PYTHON ?= $(DEFAULT_PYTHON)
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test matrix lint format clean
 
 help:
 	@echo "make demo    set up, train and test on the embedded data set, draw a picture"
 	@echo "make test    set up, lint, run the tests"
-	@echo "make setup   set up only: the environment in $(VENV), or PYTHON=... to use another"
+	@echo "make setup   set up only: the environment in $(VENV), or PYTHON=... to use another;"
+	@echo "             MMCV=compiled compiles mmcv, MMCV_CUDA=1 with its CUDA operators"
+	@echo "make matrix  the tests in each supported environment, made in build/matrix (some GB each)"
 	@echo "make lint | format | clean"
 
 setup:
 	@bash tools/misc/setup.sh "$(PYTHON)" "$(VENV)"
 
 demo: setup
-	$(PYTHON) tools/misc/demo.py
+	@$(PYTHON) tools/misc/demo.py
 
 lint: setup
 	$(PYTHON) -m ruff check .
@@ -35,6 +37,9 @@ format: setup
 # Two workers with one thread each: multi-threaded workers spin against each other.
 test: lint
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+matrix:
+	python3 tools/misc/matrix.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

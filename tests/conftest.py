@@ -1,7 +1,10 @@
 """Fixtures that several test folders share."""
 
+import importlib
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 
@@ -16,6 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import mmlinattn  # noqa: F401  registers everything
+from mmlinattn.compat import mmcv_ext
+from mmlinattn.layers import RippleAttention
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT.parent / 'shared' / 'golden'
@@ -47,3 +52,43 @@ def golden():
         return load_file(path), metadata
 
     return load
+
+
+@pytest.fixture(scope='session')
+def compiled() -> ModuleType:
+    """mmcv's compiled operators."""
+    module = importlib.import_module('mmcv._ext')
+    if module.__file__.endswith('.py'):
+        pytest.skip('mmcv is not compiled here: this is mmcv-lite with the stand-in')
+    return module
+
+
+@pytest.fixture
+def mmcv_runs_on(monkeypatch):
+    """Lets mmcv.ops call these operators: mmcv_runs_on(module)."""
+    importlib.import_module('mmcv.ops')
+
+    def use(module: ModuleType) -> None:
+        # mmcv.ops.nms is a function as well: ask for the module.
+        for name in ('nms', 'roi_align', 'focal_loss', 'multi_scale_deform_attn', 'info'):
+            monkeypatch.setattr(sys.modules[f'mmcv.ops.{name}'], 'ext_module', module)
+
+    return use
+
+
+@pytest.fixture
+def on_stand_in(mmcv_runs_on) -> None:
+    """mmcv.ops calls the stand-in, also where mmcv is compiled."""
+    mmcv_runs_on(mmcv_ext)
+
+
+@pytest.fixture(scope='session')
+def skip_where_it_cannot_compile():
+    """Skips a test that compiles a model in one graph on a torch that cannot."""
+
+    def check(model: torch.nn.Module) -> None:
+        ripple = any(isinstance(module, RippleAttention) for module in model.modules())
+        if ripple and torch.__version__.startswith('2.4.'):
+            pytest.skip('torch 2.4 cannot compile ripple attention in one graph')
+
+    return check

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # dist_test.sh CONFIG CHECKPOINT GPUS [tools/test.py options]
 set -euo pipefail
+. "$(dirname "$0")/misc/python.sh"
 CONFIG=$1 CHECKPOINT=$2 GPUS=$3
-PYTHONPATH="$(dirname "$0")/..:${PYTHONPATH:-}" python -m torch.distributed.run \
+PYTHONPATH="$(dirname "$0")/..:${PYTHONPATH:-}" "$PYTHON" -m torch.distributed.run \
   --nnodes="${NNODES:-1}" --node_rank="${NODE_RANK:-0}" \
   --master_addr="${MASTER_ADDR:-127.0.0.1}" --master_port="${PORT:-29500}" \
   --nproc_per_node="$GPUS" \

@@ -4,12 +4,16 @@ _base_ = [
     '../_base_/schedules/nano_adamw.py',
     '../_base_/runtime_seg.py',
 ]
-model = dict(decode_head=dict(num_classes=6))
+# Made to learn in a minute or two. 86% of the pixels are background: at full weight
+# the shapes' classes take three times as long to come apart.
+model = dict(
+    decode_head=dict(num_classes=6, loss_decode=dict(class_weight=[0.3, 1.0, 1.0, 1.0, 1.0, 1.0]))
+)
 
-max_iters = 1400
-optim_wrapper = dict(optimizer=dict(lr=2e-3))
+max_iters = 450
+optim_wrapper = dict(optimizer=dict(lr=3e-3))
 param_scheduler = [
-    dict(type='OneCycleLR', eta_max=2e-3, total_steps=max_iters, pct_start=0.15, by_epoch=False)
+    dict(type='OneCycleLR', eta_max=3e-3, total_steps=max_iters, pct_start=0.15, by_epoch=False)
 ]
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=max_iters, val_interval=max_iters)
-default_hooks = dict(checkpoint=dict(interval=700))
+default_hooks = dict(checkpoint=dict(interval=max_iters))

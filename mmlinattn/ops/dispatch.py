@@ -5,11 +5,16 @@ Every operator has a ``reference`` form (the definition, short and slow), a ``po
 derivatives only, and raise an error where a second one is asked for. The caller's ``backend``
 argument decides; where it says ``'auto'``, the innermost :func:`use_backend` block decides; where
 there is none, the environment variable ``MMLINATTN_BACKEND`` decides; where that is unset or
-``auto``, the operator takes ``fused`` when it can serve and ``portable`` otherwise.
+``auto``, the operator takes ``fused`` when it can serve and ``portable`` otherwise. Kernels run on
+tested versions of Triton alone: another one may compute NaN, and says so nowhere.
 """
 
+import functools
+import importlib.metadata
 import importlib.util
 import os
+import re
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -20,7 +25,38 @@ from torch import Tensor
 
 BACKENDS = ('auto', 'reference', 'portable', 'fused')
 ENV_VARIABLE = 'MMLINATTN_BACKEND'
-HAS_TRITON = importlib.util.find_spec('triton') is not None
+TESTED_TRITON = ((3, 2), (3, 9))  # the first and the last minor version
+
+
+def triton_problem(version: Optional[str]) -> Optional[str]:
+    """Why the kernels do not run on this version of Triton; None where they do."""
+    if version is None:
+        return 'Triton is not installed (pip install triton)'
+    first, last = TESTED_TRITON
+    if first <= tuple(map(int, re.findall(r'\d+', version)[:2])) <= last:
+        return None
+    tested = ' to '.join('{}.{}'.format(*minor) for minor in TESTED_TRITON)
+    return f'the kernels are tested with Triton {tested}, this is {version}'
+
+
+def _triton_version() -> Optional[str]:
+    if importlib.util.find_spec('triton') is None:
+        return None
+    for name in ('triton', 'pytorch-triton', 'pytorch-triton-rocm', 'triton-windows'):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return 'of an unknown version'
+
+
+# Once: torch.compile cannot trace it.
+TRITON_PROBLEM = triton_problem(_triton_version())
+
+
+@functools.cache
+def _say_once(problem: str) -> None:
+    warnings.warn(f'mmlinattn: no fused kernels on this GPU: {problem}', stacklevel=4)
 
 
 class BackendError(RuntimeError):
@@ -94,17 +130,19 @@ class Operator:
                 f"{self.name}: backend='fused' cannot serve this call: {why_not}. "
                 "Use backend='auto' or 'portable'."
             )
+        if why_not is TRITON_PROBLEM and not torch.compiler.is_compiling():
+            _say_once(why_not)
         return self.portable(q, *args, **kwargs)
 
     def _why_not_fused(self, backend: str, q: Tensor, *args, **kwargs) -> Optional[str]:
         if self.kernels is None:
             return 'this operator has no fused kernel'
-        if not HAS_TRITON:
-            return 'Triton is not installed (pip install triton)'
         # Triton's interpreter runs kernels on a CPU, slowly: only where it is asked for.
         interpret = backend == 'fused' and os.environ.get('TRITON_INTERPRET') == '1'
         if not q.is_cuda and not interpret:
             return f'fused kernels need a CUDA tensor, got one on {q.device}'
+        if TRITON_PROBLEM is not None:
+            return TRITON_PROBLEM
         if torch.onnx.is_in_onnx_export() or torch.jit.is_tracing():
             return 'the model is being exported'
         if torch._C._are_functorch_transforms_active():

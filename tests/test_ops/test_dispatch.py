@@ -11,8 +11,9 @@ from mmlinattn.ops.dispatch import Operator
 
 
 @pytest.fixture
-def operator():
+def operator(monkeypatch):
     """An operator that reports which form ran; its fused form refuses 3 tokens."""
+    monkeypatch.setattr(dispatch, 'TRITON_PROBLEM', None)
     kernels = SimpleNamespace(
         fused=lambda q: 'fused',
         refuses=lambda q: '3 tokens are too few' if q.shape[0] == 3 else None,
@@ -60,6 +61,39 @@ def test_forced_fused_without_a_kernel_says_so(operator):
     operator = dataclasses.replace(operator, kernels=None)
     with pytest.raises(BackendError, match='op: .*no fused kernel'):
         operator('fused', torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    'version, message',
+    [
+        (None, 'Triton is not installed'),
+        ('3.0.0', 'tested with Triton 3.2 to 3.9, this is 3.0.0'),
+        ('3.10.0', 'this is 3.10.0'),
+        ('of an unknown version', 'this is of an unknown version'),
+        ('3.2.0', None),
+        ('3.9.0+git1234', None),
+    ],
+)
+def test_kernels_run_on_tested_versions_of_triton(operator, monkeypatch, version, message):
+    problem = dispatch.triton_problem(version)
+    monkeypatch.setattr(dispatch, 'TRITON_PROBLEM', problem)
+    monkeypatch.setenv('TRITON_INTERPRET', '1')
+    if message is None:
+        assert problem is None and operator('fused', torch.zeros(4)) == 'fused'
+        return
+    assert message in problem
+    with pytest.raises(BackendError, match=f"op: backend='fused' cannot .*{message}"):
+        operator('fused', torch.zeros(4))
+
+
+def test_auto_on_an_untested_triton_is_portable_and_says_so_once(operator, monkeypatch):
+    monkeypatch.setattr(dispatch, 'TRITON_PROBLEM', dispatch.triton_problem('3.0.0'))
+    dispatch._say_once.cache_clear()
+    on_a_gpu = SimpleNamespace(is_cuda=True)
+    with pytest.warns(UserWarning, match='no fused kernels on this GPU: .*this is 3.0.0') as said:
+        assert operator('auto', on_a_gpu) == operator('auto', on_a_gpu) == 'portable'
+        assert operator('auto', torch.zeros(4)) == 'portable'
+    assert len(said) == 1
 
 
 def test_unknown_backend():

@@ -10,6 +10,7 @@ import torch
 
 from mmlinattn.ops import (
     BackendError,
+    dispatch,
     linear_attention,
     rala_attention,
     random_walk_attention,
@@ -18,7 +19,8 @@ from mmlinattn.ops import (
     use_backend,
 )
 
-pytest.importorskip('triton', reason='kernels need Triton, which torch brings on Linux')
+if dispatch.TRITON_PROBLEM:
+    pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -421,14 +423,6 @@ def test_too_many_anchors_have_no_kernel():
         random_walk_attention(q, k, v, anchors, anchors, backend='fused')
 
 
-def test_without_triton_it_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr('mmlinattn.ops.dispatch.HAS_TRITON', False)
-    q, k, v = torch.randn(3, 1, 2, 20, 16, device=DEVICE)
-    rala_attention(q, k, v)
-    with pytest.raises(BackendError, match='Triton is not installed'):
-        rala_attention(q, k, v, backend='fused')
-
-
 COMPILE = """
 import sys
 import triton
@@ -486,11 +480,13 @@ def compile_all():
 
 def skip_assembly():
     # Shared memory is known before the code is optimised and assembled, which takes most time.
-    def no_assembly(backend, stages, *_):
+    def no_assembly(backend=None, stages=None, *_):
+        if stages is None:  # from Triton 3.7 on also asked for a key of the cache and its hash
+            return 'no assembly', 'no assembly'
         stages['ptx'] = lambda code, metadata: metadata.setdefault('name', '')
         stages['cubin'] = lambda *_: b'none'
 
-    llvm.optimize_module = lambda *_: None
+    llvm.optimize_module = lambda *_, **__: None
     knobs.runtime.add_stages_inspection_hook = no_assembly
 
 

@@ -6,7 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmlinattn.ops import linear_attention, ripple_attention, stick_breaking, use_backend
+from mmlinattn.ops import (
+    dispatch,
+    linear_attention,
+    ripple_attention,
+    stick_breaking,
+    use_backend,
+)
 from mmlinattn.ops.ripple import choose_algorithm, tile
 
 ALGORITHMS = ('reference', 'sat', 'tile')
@@ -407,6 +413,8 @@ def test_an_empty_last_group_costs_no_digits(form, hw, max_distance, real):
         mask = torch.ones(hw, dtype=torch.bool)
         mask[2 % hw[0] : 2 % hw[0] + real[0], : real[1]] = False
         mask = mask.flatten()[None]
+    if form == 'fused' and dispatch.TRITON_PROBLEM:
+        pytest.skip(dispatch.TRITON_PROBLEM)
     how = dict(backend='fused') if form == 'fused' else dict(algorithm=form)
     cotangent, results = torch.randn(1, 2, n, 16), []
     for dtype, options in ((torch.float32, how), (torch.float64, dict(algorithm='reference'))):

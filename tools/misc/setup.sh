@@ -1,52 +1,128 @@
 #!/usr/bin/env bash
-# Sets the environment up: setup.sh PYTHON VENV. Does nothing when it is up to date.
-# MMCV_CUDA=1 compiles mmcv's CUDA operators too (minutes to an hour, needs nvcc).
+# Sets an environment up: setup.sh PYTHON VENV. Does nothing when it is up to date.
+#
+# What comes from the environment:
+#   MMCV         lite: mmcv-lite, no compiler needed; compiled: OneDL's mmcv from source;
+#                unset: a compiled mmcv that is there and loads stays, else mmcv-lite
+#   MMCV_CUDA=1  compiled, with CUDA operators (minutes to an hour, needs nvcc)
+#   STACK        onedl (default) or original: whose mmengine, mmdet, mmsegmentation, mmpretrain
+#   CONSTRAINTS  the pinned versions, requirements/constraints.txt by default
+#   BASE_PYTHON  the interpreter that makes VENV; by default the first that fits
+# shellcheck disable=SC2086,SC2046  # lists of names
 set -euo pipefail
 python=$1 venv=$2
+stack=${STACK:-onedl} constraints=${CONSTRAINTS:-requirements/constraints.txt}
+mmcv=${MMCV:-}
+[ "${MMCV_CUDA:-0}" = 1 ] && mmcv=compiled
+say() { echo "[setup] $*"; }
+die() { say "$*" >&2; exit 2; }
+case $mmcv in '' | lite | compiled) ;; *) die "MMCV must be lite or compiled, got '$mmcv'" ;; esac
+case $stack in onedl | original) ;; *) die "STACK must be onedl or original, got '$stack'" ;; esac
 
 if [ "$python" = "$venv/bin/python" ] && [ ! -x "$python" ]; then
-  echo "[setup] creating $venv"
-  python3 -m venv "$venv"
+  fits='import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'
+  for base in ${BASE_PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+    "$base" -c "$fits" 2>/dev/null || continue
+    say "$venv, of $("$base" --version)"
+    "$base" -m venv "$venv"
+    break
+  done
+  [ -x "$python" ] || die "no Python 3.10 to 3.13 with venv (Debian: apt install python3-venv);" \
+    "make takes any other by BASE_PYTHON=/path/to/python"
 fi
-command -v "$python" >/dev/null || { echo "[setup] PYTHON=$python is not there" >&2; exit 2; }
+command -v "$python" >/dev/null || die "PYTHON=$python is not there"
 
-command -v c++ >/dev/null || { echo "[setup] a C++ compiler is needed (c++)" >&2; exit 2; }
-
-# The stamp holds what the environment was made from; it lives in the environment.
+# The stamp holds what the environment was made from, and which mmcv; it lives there.
 prefix=$("$python" -c 'import sys; print(sys.prefix)')
-stamp="$prefix/.mmlinattn-setup"
-wanted="$(pwd) ${MMCV_CUDA:-0} $(cat setup.py pyproject.toml requirements/constraints.txt "$0" | sha256sum)"
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
-  exit 0
+stamp="$prefix/.mmlinattn-setup" log="$prefix/mmlinattn-setup.log"
+wanted="$(pwd) $stack $(cat setup.py pyproject.toml "$constraints" "$0" | cksum)"
+if [ -f "$stamp" ]; then
+  { read -r made && read -r has; } <"$stamp" || true
+  [ "$made" = "$wanted" ] && [ "${MMCV_CUDA:-0}" = 0 ] && [ "${mmcv:-$has}" = "$has" ] && exit 0
+  rm "$stamp"
 fi
 
-pip() {
-  "$python" -m pip install --quiet --disable-pip-version-check \
-    --constraint requirements/constraints.txt "$@"
+# stage NAME COMMAND...: runs it into the log; a terminal sees the seconds and the last line of it.
+stage() {
+  local name=$1 start=$SECONDS
+  shift
+  printf '\n## %s\n' "$*" >>"$log"
+  "$@" >>"$log" 2>&1 </dev/null &
+  local job=$!
+  while [ -t 1 ] && kill -0 $job 2>/dev/null; do
+    printf '\r\033[K[setup] %s %d s  %.50s' "$name" $((SECONDS - start)) "$(tail -n 1 "$log" | tr -d "\r")"
+    sleep 0.5
+  done
+  [ -t 1 ] && printf '\r\033[K'
+  if ! wait $job; then
+    tail -n 15 "$log" >&2
+    die "$name failed; all of it: $log"
+  fi
+  say "$name: $((SECONDS - start)) s"
+}
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT # a job in the background does not see Ctrl-C
+
+pip() { "$python" -m pip --disable-pip-version-check "$@"; }
+# Byte code is written where a file is first imported: most files never are.
+install() { pip install --progress-bar off --no-compile --constraint "$constraints" "$@"; }
+# Which of these distributions are installed.
+installed() {
+  "$python" - "$@" <<'EOF'
+import sys
+from importlib.metadata import distributions
+
+found = {(d.metadata['Name'] or '').lower() for d in distributions()}
+print(*[name for name in sys.argv[1:] if name in found])
+EOF
 }
 
-echo "[setup] build tools"
-pip --upgrade pip 'setuptools>=77,<81' wheel ninja psutil
-echo "[setup] torch (a large download the first time)"
-pip torch torchvision
-if [ "${MMCV_CUDA:-0}" = 1 ] || ! "$python" -c 'import mmcv.ops' 2>/dev/null; then
-  if command -v nvidia-smi >/dev/null && [ "${MMCV_CUDA:-0}" != 1 ]; then
-    echo "[setup] GPU found. mmcv is compiled without CUDA operators; RetinaNet and Mask R-CNN"
-    echo "[setup] need them on a GPU. Prebuilt, into this environment, before make setup:"
-    echo "[setup]   $python -m pip install onedl-mim && $python -m mim install onedl-mmcv"
-    echo "[setup] Or compile them here: MMCV_CUDA=1 make setup"
-  fi
-  echo "[setup] mmcv from source, about 7 minutes on 2 cores the first time"
-  how=(CUDA_VISIBLE_DEVICES=) again=()
-  if [ "${MMCV_CUDA:-0}" = 1 ]; then
-    # A wheel without CUDA operators may be installed or cached.
-    how=(FORCE_CUDA=1) again=(--force-reinstall --no-deps --no-cache-dir)
-  fi
-  env "${how[@]}" MMCV_WITH_OPS=1 CFLAGS="${CFLAGS:--O2 -g0 -w}" MAX_JOBS="${MAX_JOBS:-2}" \
-    "$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-    --constraint requirements/constraints.txt "${again[@]}" onedl-mmcv
+: >"$log"
+onedl='onedl-mmengine onedl-mmdetection onedl-mmsegmentation onedl-mmpretrain'
+original='mmengine mmdet mmsegmentation mmpretrain'
+mmcvs='mmcv-lite onedl-mmcv mmcv mmcv-full'
+others=$original extra=all
+[ "$stack" = original ] && others=$onedl extra=original
+# Two distributions own the same folder: both go before one is installed.
+if [ -n "$(installed $others)" ]; then
+  stage 'the other frameworks go' pip uninstall --yes $(installed $onedl $original)
 fi
-echo "[setup] the OpenMMLab packages and this one"
-pip --no-build-isolation --editable '.[all,test]'
-"$python" -c 'import mmlinattn; print("[setup] done: mmlinattn", mmlinattn.__version__)'
-echo "$wanted" >"$stamp"
+
+stage 'build tools' install --upgrade pip 'setuptools>=77,<81' wheel
+stage "torch and the frameworks (gigabytes the first time)" \
+  install --no-build-isolation torch torchvision --editable ".[$extra,test]"
+
+have=$(installed $mmcvs)
+case $mmcv:$have in
+  lite:* | : | :mmcv-lite) package=mmcv-lite ;;
+  compiled:*) package=onedl-mmcv ;;
+  *)
+    package=$have
+    if "$python" -c 'import torch, mmcv._ext' >>"$log" 2>&1; then
+      say "the compiled mmcv that is there stays (MMCV=lite replaces it)"
+    else
+      package=mmcv-lite
+    fi
+    ;;
+esac
+if [ -n "$have" ] && { [ "$have" != "$package" ] || [ "${MMCV_CUDA:-0}" = 1 ]; }; then
+  stage "$have goes" pip uninstall --yes $have
+  have=
+fi
+if [ "$package" = mmcv-lite ]; then
+  # Without its requirements: it names the original mmengine, which would overwrite OneDL's.
+  stage 'mmcv-lite' install --no-deps mmcv-lite
+elif [ -z "$have" ]; then
+  command -v c++ >/dev/null || die 'MMCV=compiled needs a C++ compiler (c++); MMCV=lite none'
+  stage 'tools of the compiler' install ninja psutil
+  how=(CUDA_VISIBLE_DEVICES=) cache=()
+  # A cached wheel may have been made without CUDA operators.
+  [ "${MMCV_CUDA:-0}" = 1 ] && how=(FORCE_CUDA=1) cache=(--no-cache-dir)
+  export MMCV_WITH_OPS=1 CFLAGS="${CFLAGS:--O2 -g0 -w}" MAX_JOBS="${MAX_JOBS:-2}" "${how[@]}"
+  stage 'mmcv from source (about 7 minutes on 2 cores the first time)' \
+    install --no-build-isolation "${cache[@]}" onedl-mmcv
+fi
+
+stage 'check' "$python" -c 'import torchvision, mmlinattn, mmdet.models, mmseg.models, mmpretrain.models'
+flavour=compiled
+[ "$package" = mmcv-lite ] && flavour=lite
+printf '%s\n' "$wanted" $flavour >"$stamp"

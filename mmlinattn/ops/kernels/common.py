@@ -173,7 +173,7 @@ def refuses(q: Tensor, widest: int, shared_kib: Dict[str, Tuple[int, int]]) -> O
         q: (B, heads, N, d).
         widest: largest dimension that a kernel pads.
         shared_kib: shared memory that the largest kernel takes in ``half`` types and in ``float``,
-            for padded dimensions up to 64 and above; the larger of what sm_80 and sm_90 need.
+            for padded dimensions up to 64 and above; the most of sm_80, sm_90 and tested Triton.
     """
     if q.dtype not in DTYPES:
         return f'kernels are for float16, bfloat16 and float32, got {q.dtype}'

@@ -34,7 +34,7 @@ from .common import (
 )
 
 # Of the largest kernel, see :func:`.common.refuses`.
-SHARED_KIB = dict(half=(40, 89), float=(56, 112))
+SHARED_KIB = dict(half=(48, 96), float=(64, 112))
 
 
 @triton.jit

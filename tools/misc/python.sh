@@ -1,0 +1,6 @@
+# Sourced by launchers: PYTHON, if not given, is that of the active environment, else of .venv.
+if [ -z "${PYTHON:-}" ]; then
+  PYTHON=python
+  own="$(dirname "${BASH_SOURCE[0]}")/../../.venv/bin/python"
+  if [ -z "${VIRTUAL_ENV:-}${CONDA_PREFIX:-}" ] && [ -x "$own" ]; then PYTHON=$own; fi
+fi
