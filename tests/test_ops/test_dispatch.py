@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmlinattn.ops import BackendError, dispatch, use_backend
-from mmlinattn.ops.dispatch import Operator
+from mmlinattn.ops import BackendError, use_backend
+from mmlinattn.ops.common import dispatch
+from mmlinattn.ops.common.dispatch import Operator
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_environment_variable_must_name_a_backend(monkeypatch):
 
 def fresh_dispatch():
     """The module as a new process would import it."""
-    spec = importlib.util.spec_from_file_location('fresh_dispatch', dispatch.__file__)
+    spec = importlib.util.spec_from_file_location('mmlinattn.ops.common.fresh', dispatch.__file__)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
