@@ -123,3 +123,13 @@ def fresh_dispatch():
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def test_named_algorithms_run_whatever_the_default(operator):
+    operator = dataclasses.replace(operator, algorithms=dict(tile=lambda q: 'tile'))
+    with use_backend('reference'):
+        assert operator('tile', torch.zeros(4)) == 'tile'
+    with pytest.raises(ValueError, match=r"backend must be one of .*'tile'\), got 'sat'"):
+        operator('sat', torch.zeros(4))
+    with pytest.raises(ValueError, match="'tile'"), use_backend('tile'):
+        pass  # not every operator has it

@@ -536,7 +536,8 @@ def check_table():
                     for kernel in kernels for arch in ARCHITECTURES[kind, widest]
                 )
                 case = kernels, kind, dim, anchors, needed, limit
-                assert 0.7 * limit <= needed <= limit, case
+                # The tables say what the most wasteful of the tested Tritons takes.
+                assert 0.65 * limit <= needed <= limit, case
                 print(*case)
     for kernel in (key_sums._state_kernel, linear._query_backward_kernel):
         assert build(kernel, 64, 'float', 100).metadata.shared <= 227 * 1024

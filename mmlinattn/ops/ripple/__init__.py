@@ -10,8 +10,8 @@ from ..common.dispatch import Operator
 from .options import RippleOptions, check_groups
 from .reference import ripple_reference
 from .sat import ripple_sat
-from .sticks import STICKS, check_threshold, stick_breaking
 from .tile import ripple_tile
+from .weights import STICKS, check_threshold, stick_breaking
 
 __all__ = ['check_backend', 'check_threshold', 'ripple_attention', 'stick_breaking']
 

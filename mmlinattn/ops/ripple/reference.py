@@ -4,7 +4,7 @@ from torch import Tensor
 
 from .groups import group_index, group_radii
 from .options import RippleOptions
-from .sticks import finished_weights
+from .weights import finished_weights
 
 
 def ripple_reference(

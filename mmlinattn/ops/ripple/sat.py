@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from ..common.numerics import accumulation_dtype, no_autocast
 from .groups import drop_empty_last, group_radii
 from .options import RippleOptions
-from .sticks import finished_weights
+from .weights import finished_weights
 
 
 def ripple_sat(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from ..common.numerics import accumulation_dtype, chunk_budget, no_autocast
 from .groups import axis_distance, chebyshev_distance, drop_empty_last
 from .options import RippleOptions
-from .sticks import finished_weights
+from .weights import finished_weights
 
 # Tokens of a tile along each axis. Forward and backward of 6 heads, d = 32, R = 4, 128 x 128 tokens
 # on one CPU core: 285 ms with (2, 8); (1, 8) 327, (4, 8) 340, (2, 12) 325, (2, 16) 326.
