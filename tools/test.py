@@ -55,7 +55,7 @@ def main() -> None:
     args = parse_args()
     with errors_in_one_line(args.debug):
         runner = prepare(args)
-    with errors_in_one_line(args.debug, (CheckpointError, OSError)):
+    with errors_in_one_line(args.debug, (CheckpointError, OSError), runner.log_dir):
         runner.test()
     distributed.leave_process_group()
 

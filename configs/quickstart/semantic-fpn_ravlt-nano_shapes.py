@@ -4,13 +4,13 @@ _base_ = [
     '../_base_/schedules/nano_adamw.py',
     '../_base_/runtime_seg.py',
 ]
-# Made to learn in a minute or two. 86% of the pixels are background: at full weight
-# the shapes' classes take three times as long to come apart.
+# Two or three minutes on one core. 86% of the pixels are background: at full weight
+# twice as many iterations reach less.
 model = dict(
     decode_head=dict(num_classes=6, loss_decode=dict(class_weight=[0.3, 1.0, 1.0, 1.0, 1.0, 1.0]))
 )
 
-max_iters = 450
+max_iters = 600
 optim_wrapper = dict(optimizer=dict(lr=3e-3))
 param_scheduler = [
     dict(type='OneCycleLR', eta_max=3e-3, total_steps=max_iters, pct_start=0.15, by_epoch=False)

@@ -32,6 +32,8 @@ from torch._subclasses import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..checkpoints import serve_mmengine
+
 MIN_SIZE = 32
 # Proposals that the heads of a two-stage detector see, as MMDetection 2.x counted.
 BOX_PROPOSALS, MASK_PROPOSALS = 1000, 100
@@ -156,6 +158,7 @@ def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
         >>> next(build_model(cfg).parameters()).device.type
         'meta'
     """
+    serve_mmengine()  # some models load a teacher when they are built
     cfg = cfg if isinstance(cfg, Config) else Config.fromfile(cfg)
     if 'model' not in cfg:
         raise ValueError(f'the config has no model: {cfg.filename or cfg}')

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO, Optional
 from urllib.error import URLError
@@ -48,6 +49,10 @@ def download(url: str) -> Path:
     name = Path(urlsplit(address).path).name or 'checkpoint'
     folder = Path(torch.hub.get_dir()) / 'mmlinattn' / hashlib.sha256(address.encode()).hexdigest()
     path = folder / name
+    # Where torch and MMEngine keep theirs, by name alone: good only with the right content.
+    shared = Path(torch.hub.get_dir()) / 'checkpoints' / name
+    if expected is not None and shared.is_file() and _sha256(shared).startswith(expected):
+        return shared
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / '.lock'):
         if not path.exists():
@@ -100,7 +105,7 @@ def _fetch(address: str, file: BinaryIO) -> None:
                 _check_size(address, done, limit)
                 file.write(block)
                 bar.update(task, completed=done)
-    except (URLError, OSError, ValueError) as error:
+    except (URLError, HTTPException, OSError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f'{address} cannot be downloaded: {error}') from error
@@ -125,13 +130,17 @@ def _check_size(address: str, size: int, limit: int) -> None:
 def _check_hash(url: str, path: Path, expected: Optional[str]) -> None:
     if expected is None:
         return
+    found = _sha256(path)
+    if not found.startswith(expected):
+        raise CheckpointError(
+            f'{url}: its sha256 begins with {found[:16]} and not with {expected}; if that file is '
+            f'the right one, write #sha256={found[:16]} behind the address'
+        )
+
+
+def _sha256(path: Path) -> str:
     sha256 = hashlib.sha256()
     with path.open('rb') as file:
         while block := file.read(BLOCK):
             sha256.update(block)
-    if not sha256.hexdigest().startswith(expected):
-        found = sha256.hexdigest()[:16]
-        raise CheckpointError(
-            f'{url}: its sha256 begins with {found} and not with {expected}; if that file is the '
-            f'right one, write #sha256={found} behind the address'
-        )
+    return sha256.hexdigest()

@@ -7,6 +7,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from typing import Any, BinaryIO, Dict, Tuple
+from urllib.parse import urlsplit
 
 import safetensors.torch
 import torch
@@ -14,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from .errors import CheckpointError
-from .harmless import harmless_globals
+from .harmless import harmless_globals, unwrap
 from .meta import plain_meta
 from .sources import open_source
 from .write import SAFETENSORS, PathLike
@@ -48,7 +49,7 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
     """
     name = str(source)
     with open_source(source) as file:
-        if name.partition('#')[0].endswith(SAFETENSORS):
+        if urlsplit(name).path.endswith(SAFETENSORS):
             content = _read_safetensors(file, name)
         else:
             content = _read_pickle(file, name)
@@ -58,7 +59,7 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
         if _has_tensors(weights):
             break
     else:
-        weights, content = content, {}
+        weights, content = content, dict(meta=content.get('meta'))
     if not _has_tensors(weights):
         raise CheckpointError(f'{name} has no tensors, neither at top level nor under {SECTIONS}')
     meta = content.get('meta')
@@ -111,12 +112,12 @@ def _has_tensors(weights: Any) -> bool:
 
 def _read_pickle(file: BinaryIO, name: str) -> Any:
     try:
-        damaged = _damaged_part(file)
+        damaged = damaged_part(file)
         if damaged:
             raise CheckpointError(f'{name} is damaged: the content of {damaged} has changed')
         file.seek(0)
         with harmless_globals():
-            return torch.load(file, map_location='cpu', weights_only=True)
+            return unwrap(torch.load(file, map_location='cpu', weights_only=True))
     except CheckpointError:
         raise
     except Exception as error:
@@ -131,8 +132,9 @@ def _read_pickle(file: BinaryIO, name: str) -> Any:
         raise CheckpointError(f'{name} is incomplete or no checkpoint{_because(error)}') from error
 
 
-def _damaged_part(file: BinaryIO) -> str:
+def damaged_part(file: BinaryIO) -> str:
     """Name of the first part whose content is not what was written; torch does not look."""
+    file.seek(0)
     if not zipfile.is_zipfile(file):
         return ''
     with zipfile.ZipFile(file) as archive:

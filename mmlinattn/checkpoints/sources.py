@@ -70,6 +70,7 @@ _ZOOS: Dict[str, Callable[[], Dict[str, str]]] = {
 
 def _address(scheme: str, name: str) -> str:
     known = _ZOOS[scheme]()
+    name, mark, fragment = name.partition('#')
     if name not in known:
         raise CheckpointError(f'{scheme}://{name}: MMEngine knows no such model')
-    return known[name]
+    return f'{known[name]}{mark}{fragment}'

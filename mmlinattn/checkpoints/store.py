@@ -2,10 +2,11 @@
 
 import copy
 import pickle
-from typing import Any, BinaryIO, Dict
+from typing import Any, BinaryIO, Callable, Dict, Optional
 
+import yaml
 from mmengine.fileio import register_handler
-from mmengine.fileio.handlers import PickleHandler
+from mmengine.fileio.handlers import PickleHandler, YamlHandler
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
@@ -25,7 +26,7 @@ class CheckpointStore:
         >>> path = os.path.join(tempfile.mkdtemp(), 'model.pth')
         >>> torch.save(nn.Linear(2, 3).state_dict(), path)
         >>> store = CheckpointStore()
-        >>> store.serve_mmengine()
+        >>> serve_mmengine(store.read)
         >>> print(check_fits(path, nn.Linear(2, 3), read=store.read))
         2 keys match
         >>> os.remove(path)  # or somebody writes another file there
@@ -34,10 +35,12 @@ class CheckpointStore:
     """
 
     def __init__(self) -> None:
-        self._held: Dict[str, Dict[str, Any]] = {}
+        self._held: Optional[Dict[str, Dict[str, Any]]] = {}
 
     def read(self, source: PathLike) -> Dict[str, Any]:
         """:func:`read_checkpoint`, once for each source until :meth:`release`."""
+        if self._held is None:
+            return read_checkpoint(source)
         name = str(source)
         if name not in self._held:
             self._held[name] = read_checkpoint(source)
@@ -46,21 +49,24 @@ class CheckpointStore:
 
     def release(self) -> None:
         """Gives the memory back. What is read later is read anew, as safely."""
-        self._held.clear()
+        self._held = None
 
-    def serve_mmengine(self) -> None:
-        """From now on MMEngine gets every checkpoint of this process from here.
 
-        That is what ``load_from``, ``resume`` and ``init_cfg`` name, whatever the scheme. Pickle
-        files that it reads (annotations, proposals) may hold plain types and numpy arrays only.
-        """
+def serve_mmengine(read: Callable[[PathLike], Dict[str, Any]] = read_checkpoint) -> None:
+    """From now on MMEngine gets every checkpoint of this process from ``read``.
 
-        def load_from_checked_source(filename: str, map_location: Any = None) -> Dict[str, Any]:
-            return self.read(filename)
+    That is what ``load_from``, ``resume``, ``init_cfg`` and the models' own code name, whatever
+    the scheme. Pickle files that it reads (annotations, proposals) may hold plain types and numpy
+    arrays only, YAML files plain types.
+    """
 
-        schemes = list(CheckpointLoader._schemes)
-        CheckpointLoader.register_scheme(schemes, load_from_checked_source, force=True)
-        register_handler(['pkl', 'pickle'])(_PlainPickleHandler)
+    def load_from_checked_source(filename: str, map_location: Any = None) -> Dict[str, Any]:
+        return read(filename)
+
+    schemes = list(CheckpointLoader._schemes)
+    CheckpointLoader.register_scheme(schemes, load_from_checked_source, force=True)
+    register_handler(['pkl', 'pickle'])(_PlainPickleHandler)
+    register_handler(['yaml', 'yml'])(_PlainYamlHandler)
 
 
 class _PlainPickleHandler(PickleHandler):
@@ -69,6 +75,15 @@ class _PlainPickleHandler(PickleHandler):
             return PlainUnpickler(file, **kwargs).load()
         except pickle.UnpicklingError as error:
             name = getattr(file, 'name', 'a pickle file')
+            raise CheckpointError(f'{name} is refused: {error}') from error
+
+
+class _PlainYamlHandler(YamlHandler):
+    def load_from_fileobj(self, file: Any, **kwargs: Any) -> Any:
+        try:
+            return yaml.safe_load(file)
+        except yaml.YAMLError as error:
+            name = getattr(file, 'name', 'a YAML file')
             raise CheckpointError(f'{name} is refused: {error}') from error
 
 

@@ -1,9 +1,11 @@
 """Checkpoints of a training that a kill at any moment leaves whole, and the newest of them."""
 
+import logging
 from collections import deque
 from pathlib import Path
-from typing import Any, Iterable, Iterator, List, Optional, Union
+from typing import Any, Iterable, List, Optional, Tuple, Union
 
+import torch
 from mmengine.dist import is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
@@ -11,7 +13,8 @@ from mmengine.logging import print_log
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
-from ..checkpoints import CheckpointError, read_checkpoint, whole_file
+from ..checkpoints import CheckpointError, damaged_part, read_checkpoint, whole_file
+from ..checkpoints.harmless import harmless_globals
 
 # The name under which a training that was told to stop leaves its state.
 INTERRUPTED = 'interrupted.pth'
@@ -21,13 +24,16 @@ ATOMIC = dict(backend='atomic')
 
 @register_backend('atomic')
 class AtomicBackend(LocalBackend):
-    """Checkpoints on this machine: each is read back, and then appears whole."""
+    """Checkpoints on this machine: each appears whole, with the content that was meant."""
 
     def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
         path = Path(filepath)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as temporary:
             temporary.write_bytes(obj)
-            read_checkpoint(temporary)
+            with temporary.open('rb') as file:
+                if damaged_part(file):
+                    raise CheckpointError(f'{path}: the disk does not give back what was written')
 
 
 class _RemovesLater:
@@ -52,17 +58,18 @@ class _RemovesLater:
 class AtomicCheckpointHook(CheckpointHook):
     """MMEngine's CheckpointHook, of which a kill, a full disk or a power cut takes nothing.
 
-    A checkpoint and ``last_checkpoint`` appear whole or not at all. A checkpoint is read back
-    before it takes its name, and older ones go only after that. ``tools/train.py`` uses it in
-    place of ``CheckpointHook``.
+    A checkpoint and ``last_checkpoint`` appear whole or not at all, and older ones go only after
+    the new one was read. Where a hook has put objects into it that :func:`read_checkpoint`
+    refuses, a warning says so and the older ones stay. ``tools/train.py`` uses it in place of
+    ``CheckpointHook``.
 
     Args:
         others: see MMEngine's CheckpointHook; ``out_dir`` may also be an address of another file
             backend, of which this hook promises the order only.
 
     Raises:
-        CheckpointError: while training, for a checkpoint that cannot be written, or would not be
-            read again (a hook has put objects into it); older ones are as they were.
+        CheckpointError: while training, for a checkpoint that cannot be written; older ones are
+            as they were.
 
     Example:
         >>> default_hooks = dict(checkpoint=dict(type='AtomicCheckpointHook', max_keep_ckpts=2))
@@ -72,18 +79,23 @@ class AtomicCheckpointHook(CheckpointHook):
     saved_iter: Optional[int] = None
 
     def before_train(self, runner: Runner) -> None:
-        if self.backend_args is None and '://' not in str(self.out_dir or runner.work_dir):
-            self.backend_args = dict(ATOMIC)
+        local = (None, dict(backend='local'), dict(backend='disk'))
+        if (
+            '://' not in str(self.out_dir or runner.work_dir)
+            and self.backend_args in local
+            and self.file_client_args in local
+        ):
+            self.backend_args, self.file_client_args = dict(ATOMIC), None
         super().before_train(runner)
         if is_main_process() and self.backend_args == ATOMIC:
             Path(self.out_dir).mkdir(parents=True, exist_ok=True)
             _remove_remains(Path(self.out_dir))
 
-    def save_interrupted(self, runner: Runner) -> None:
-        """Saves the state after an iteration, inside an epoch or not, as ``interrupted.pth``,
-        which goes when the next regular checkpoint is there."""
+    def save_interrupted(self, runner: Runner, iteration: int) -> None:
+        """Saves the state after that many iterations, inside an epoch or not, as
+        ``interrupted.pth``, which goes when the next regular checkpoint is there."""
         self.last_ckpt = self.file_backend.join_path(self.out_dir, INTERRUPTED)
-        meta = dict(epoch=runner.epoch, iter=runner.iter + 1)
+        meta = dict(epoch=runner.epoch, iter=iteration)
         self._save(runner, INTERRUPTED, meta, by_epoch=False)
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
@@ -100,7 +112,7 @@ class AtomicCheckpointHook(CheckpointHook):
         self._save(runner, name, meta, self.by_epoch)
         if self.max_keep_ckpts > 0:
             runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
-        if is_main_process():
+        if is_main_process() and self._can_be_read(self.last_ckpt):
             for name in (*map(self.filename_tmpl.format, outdated), INTERRUPTED):
                 path = self.file_backend.join_path(self.out_dir, name)
                 if self.file_backend.isfile(path):
@@ -123,6 +135,26 @@ class AtomicCheckpointHook(CheckpointHook):
             with whole_file(Path(runner.work_dir) / LAST) as temporary:
                 temporary.write_text(self.last_ckpt)
 
+    def _can_be_read(self, path: str) -> bool:
+        if self.backend_args != ATOMIC:
+            return True
+        try:
+            read_checkpoint(path)
+        except CheckpointError as error:
+            print_log(
+                f'--resume will refuse this checkpoint, and older ones are kept: {error}',
+                'current',
+                level=logging.WARNING,
+            )
+            return False
+        return True
+
+    def after_train(self, runner: Runner) -> None:
+        super().after_train(runner)
+        left = self.file_backend.join_path(self.out_dir, INTERRUPTED)
+        if is_main_process() and self.last_ckpt != left and self.file_backend.isfile(left):
+            self.file_backend.remove(left)
+
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         backend = self.file_backend
         self.file_backend = later = _RemovesLater(backend)
@@ -137,7 +169,7 @@ class AtomicCheckpointHook(CheckpointHook):
 
 def _remove_remains(folder: Path) -> None:
     """What a kill while writing left, under names that nothing reads."""
-    for path in folder.glob('.*.pth.*.tmp'):
+    for path in folder.glob('.*.*.tmp'):
         path.unlink()
 
 
@@ -145,17 +177,20 @@ def newest_checkpoint(work_dir: Union[str, Path]) -> Optional[str]:
     """The newest checkpoint of a training that is whole, to resume from.
 
     Args:
-        work_dir: of the training. The folder that its ``last_checkpoint`` points to is looked
-            through as well.
+        work_dir: of the training. ``last_checkpoint`` there names the newest, unless the training
+            was killed before it could; where it names a file of another folder, that is taken if
+            there is none of the name here (a copied folder has its own).
 
     Returns:
         its path; None if there is no file at all. Those passed over are printed with the reason.
 
     Raises:
-        CheckpointError: there are checkpoints and none can be resumed from.
+        CheckpointError: there are checkpoints, or ``last_checkpoint``, and none can be resumed
+            from.
     """
+    work_dir = Path(work_dir)
     passed_over = []
-    for path in _newest_first(Path(work_dir)):
+    for path in _candidates(work_dir):
         try:
             content = read_checkpoint(path)
             if 'message_hub' not in content or 'iter' not in content['meta']:
@@ -167,22 +202,57 @@ def newest_checkpoint(work_dir: Union[str, Path]) -> Optional[str]:
             return str(path)
     if passed_over:
         raise CheckpointError(
-            f'--resume: none of {passed_over} can be resumed from; remove them, or name another '
-            'checkpoint or --work-dir'
+            f'--resume: none of {passed_over} can be resumed from; remove them and '
+            f'{work_dir / LAST}, or name another checkpoint or --work-dir'
         )
     return None
 
 
-def _newest_first(work_dir: Path) -> Iterator[Path]:
+def _candidates(work_dir: Path) -> List[Path]:
+    """Best first: what was written after the named one, the named one, the others by age."""
+    named = _named(work_dir)
     folders = {work_dir}
-    last = work_dir / LAST
-    if last.is_file() and (named := last.read_text().strip()):
-        # A moved folder has its checkpoints with it.
-        folders.add(Path(named).parent)
-    found = {
-        path.resolve(): path
-        for folder in sorted(folders)
-        for path in folder.glob('*.pth')
-        if not path.name.startswith('best_')
+    if named and named.parent.name == work_dir.name:
+        folders.add(named.parent)  # out_dir has a folder of the same name
+    suffixes = {'.pth', named.suffix} if named else {'.pth'}
+    files = {
+        path
+        for folder in folders
+        for suffix in suffixes
+        for path in folder.glob(f'*{suffix}')
+        if path.is_file() and not path.name.startswith('best_')
     }
-    yield from sorted(found.values(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    if not named:
+        return sorted(files, key=_age, reverse=True)
+    files.discard(named)
+    ages = {path: _age(path) for path in files}
+    own = _age(named) if named.is_file() else (0, 0)
+    # Written later and trained longer: times alone may be those of a copy, iterations alone those
+    # of an older training in the same folder.
+    newer = [path for path, age in ages.items() if age[0] > own[0] and age[1] > own[1]]
+    rest = files.difference(newer)
+    return [
+        *sorted(newer, key=ages.get, reverse=True),
+        named,
+        *sorted(rest, key=ages.get, reverse=True),
+    ]
+
+
+def _named(work_dir: Path) -> Optional[Path]:
+    last = work_dir / LAST
+    text = last.read_text().strip() if last.is_file() else ''
+    if not text:
+        return None
+    here = work_dir / Path(text).name
+    return here if here.is_file() else Path(text)
+
+
+def _age(path: Path) -> Tuple[int, int]:
+    """Time of the last change and number of iterations, -1 if that cannot be read."""
+    try:
+        with harmless_globals():
+            meta = torch.load(path, map_location='cpu', mmap=True, weights_only=True)['meta']
+        iteration = int(meta['iter'])
+    except Exception:  # of whatever kind: reading it whole will tell
+        iteration = -1
+    return path.stat().st_mtime_ns, iteration

@@ -7,10 +7,13 @@ from typing import Dict, Optional
 
 from mmengine.config import Config
 from mmengine.device import get_device
+from mmengine.hooks import CheckpointHook
 from mmengine.logging import print_log
-from mmengine.registry import init_default_scope
+from mmengine.registry import HOOKS, Registry, init_default_scope
 
-from .checkpoint_hook import newest_checkpoint
+from ..checkpoints import serve_mmengine
+from .checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
+from .preemption import PreemptionHook
 
 TOP_LEVEL = {
     'work_dir', 'load_from', 'resume', 'randomness', 'auto_scale_lr', 'train_cfg', 'val_cfg',
@@ -35,6 +38,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     """
     if not osp.isfile(path):
         raise FileNotFoundError(f'config {path!r} does not exist')
+    serve_mmengine()
     cfg = Config.fromfile(path)
     known = TOP_LEVEL | set(cfg.keys())
     for option in cfg_options or {}:
@@ -105,15 +109,24 @@ def set_resume(cfg: Config, resume: Optional[str]) -> None:
 
 def set_checkpoint_hooks(cfg: Config) -> None:
     """A kill loses no checkpoint, SIGTERM and SIGINT leave one: AtomicCheckpointHook takes the
-    place of MMEngine's CheckpointHook, PreemptionHook comes along. Other hooks stay."""
+    place of MMEngine's CheckpointHook, PreemptionHook comes along. Other hooks stay, which is
+    printed."""
     hooks = cfg.setdefault('default_hooks', {})
     hook = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
-    if hook is not None and hook.get('type') == 'CheckpointHook':
-        hooks.checkpoint.type = 'AtomicCheckpointHook'
-    if hook is not None and hook.get('type') == 'AtomicCheckpointHook':
-        custom = list(cfg.get('custom_hooks') or [])
-        if not any(hook['type'] == 'PreemptionHook' for hook in custom):
-            cfg.custom_hooks = [*custom, dict(type='PreemptionHook')]
+    if hook is not None and is_of(hook, CheckpointHook, HOOKS):
+        hook['type'] = 'AtomicCheckpointHook'
+    if hook is None or not is_of(hook, AtomicCheckpointHook, HOOKS):
+        print_log(f'default_hooks.checkpoint is {hook}: a kill may lose checkpoints', 'current')
+        return
+    custom = list(cfg.get('custom_hooks') or [])
+    if not any(is_of(hook, PreemptionHook, HOOKS) for hook in custom):
+        cfg.custom_hooks = [*custom, dict(type='PreemptionHook')]
+
+
+def is_of(cfg: dict, kind: type, registry: Registry) -> bool:
+    """Whether a config's ``type``, a name with or without scope or a class, is this class."""
+    found = cfg.get('type')
+    return (registry.get(found) if isinstance(found, str) else found) is kind
 
 
 def scale_lr(cfg: Config) -> None:

@@ -3,7 +3,7 @@
 import os.path as osp
 from itertools import islice
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Tuple
 
 import numpy as np
 from mmengine.config import Config
@@ -55,21 +55,30 @@ def check_data(cfg: Config, *loaders: str) -> None:
                         f'{loader}: {path!r} does not exist (data_root={root!r}); '
                         + _data_hint(root or path)
                     )
-            for text in _strings(dataset):
-                _check_harmless(osp.join(root, text))
+            for key, text in _strings(dataset):
+                if key == 'decode_backend' and text == 'pickle':
+                    raise DataError(f"{loader}: decode_backend='pickle' would run code of images")
+                _check_harmless(osp.join(root, text), key == 'hierarchy_file')
 
 
-def _strings(node: Any) -> Iterator[str]:
+def _strings(node: Any, key: Any = None) -> Iterator[Tuple[Any, str]]:
+    """All strings of a config, with the key that they are under."""
     if isinstance(node, str):
-        yield node
-    elif isinstance(node, (dict, list, tuple)):
-        for value in node.values() if isinstance(node, dict) else node:
-            yield from _strings(value)
+        yield key, node
+    elif isinstance(node, dict):
+        for name, value in node.items():
+            yield from _strings(value, name)
+    elif isinstance(node, (list, tuple)):
+        for value in node:
+            yield from _strings(value, key)
 
 
-def _check_harmless(path: str) -> None:
-    """Annotations and proposals are read by the frameworks, some of them with code execution."""
-    if not path.endswith(PICKLES + ARRAYS) or not osp.isfile(path):
+def _check_harmless(path: str, is_array: bool) -> None:
+    """Annotations and proposals are read by the frameworks, some of them with code execution.
+
+    OpenImages' hierarchy is an array by any name.
+    """
+    if not (is_array or path.endswith(PICKLES + ARRAYS)) or not osp.isfile(path):
         return
     try:
         if path.endswith(PICKLES):
@@ -120,6 +129,8 @@ def check_images(dataset: Any) -> None:
     """
     if not hasattr(dataset, 'get_data_info') or not len(dataset):
         return
+    if getattr(dataset, 'backend_args', None) is not None:
+        return  # the paths are of another store
     for index in {0, len(dataset) - 1}:
         info = dataset.get_data_info(index)
         # Test sets may come without maps.

@@ -11,11 +11,12 @@ import torch
 from mmengine.dist import is_distributed
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-from mmengine.runner import Runner
+from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
 from torch import distributed as dist
 from torch.utils.data import DataLoader
 
 from .checkpoint_hook import AtomicCheckpointHook
+from .loops import ResumableEpochLoop
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # A scheduler's signal can come twice: from itself and from torchrun, which passes it on.
@@ -39,8 +40,8 @@ class PreemptionHook(Hook):
     with the same result as if nothing had happened (see :class:`ExactResumeHook`).
 
     A second signal, more than 5 seconds later, ends the process at once. With gradient
-    accumulation the accumulated step is finished first. A validation is broken off if the newest
-    checkpoint has all of the training, and is not made up for; else it is finished.
+    accumulation the accumulated step is finished first, a validation is finished, too, with
+    everything saved before it; if the machine goes meanwhile, the validation is not made up for.
     ``tools/train.py`` uses the hook; it needs an :class:`AtomicCheckpointHook`.
 
     Example:
@@ -55,17 +56,27 @@ class PreemptionHook(Hook):
         self.told_at = 0.0
         self.group: Any = None
         self.previous: dict = {}
+        self.training = False
 
     def before_run(self, runner: Runner) -> None:
-        self._checkpoint_hook(runner)
-        _keep_workers(runner.train_dataloader)
+        # Not built when testing.
+        if isinstance(runner._train_loop, BaseLoop):
+            self._checkpoint_hook(runner)
+            _keep_workers(runner.train_dataloader)
 
     def before_train(self, runner: Runner) -> None:
+        loop = runner.train_loop
+        if not isinstance(loop, (ResumableEpochLoop, IterBasedTrainLoop)):
+            runner.logger.warning(
+                f'{type(loop).__name__}: a training that is told to stop inside an epoch resumes '
+                'at the start of it'
+            )
         if is_distributed():
             # Flags of the CPU: with NCCL every iteration would have to wait for the GPU.
             self.group = dist.new_group(backend='gloo')
         if threading.current_thread() is threading.main_thread():
             self.previous = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self.training = True
 
     def before_val(self, runner: Runner) -> None:
         _keep_workers(runner.val_dataloader)
@@ -76,27 +87,30 @@ class PreemptionHook(Hook):
         wrapper = runner.optim_wrapper
         counts = getattr(wrapper, '_inner_count', 0), getattr(wrapper, '_accumulative_counts', 1)
         if counts[0] % counts[1] == 0 and self._anybody_told():
-            self._checkpoint_hook(runner).save_interrupted(runner)
-            self._stop(runner, runner.iter + 1)
+            self._stop(runner, runner.iter + 1, wait=_validates_now(runner))
 
-    def after_val_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None
-    ) -> None:
-        saved = self._checkpoint_hook(runner).saved_iter == runner.iter
-        if self.previous and saved and self._anybody_told():
+    def after_val_epoch(self, runner: Runner, metrics: Optional[dict] = None) -> None:
+        if self.training and self._anybody_told():
             self._stop(runner, runner.iter)
 
     def after_train(self, runner: Runner) -> None:
         self._restore()
 
-    def _stop(self, runner: Runner, iteration: int) -> None:
+    def _stop(self, runner: Runner, iteration: int, wait: bool = False) -> None:
+        """Saves what is not saved, and ends the training, unless it has ended or is to wait."""
+        if iteration >= runner.max_iters:
+            return
+        hook = self._checkpoint_hook(runner)
+        if hook.saved_iter != iteration:
+            hook.save_interrupted(runner, iteration)
+        if wait:
+            return
         self._restore()
-        path = self._checkpoint_hook(runner).last_ckpt
         why = signal.Signals(self.told).name if self.told else 'A signal to another process'
         runner.logger.warning(
-            f'{why}: stopped after iteration {iteration}; --resume goes on from {path}'
+            f'{why}: stopped after iteration {iteration}; --resume goes on from {hook.last_ckpt}'
         )
-        raise Preempted(path)
+        raise Preempted(hook.last_ckpt)
 
     @staticmethod
     def _checkpoint_hook(runner: Runner) -> AtomicCheckpointHook:
@@ -108,6 +122,8 @@ class PreemptionHook(Hook):
     def _note(self, number: int, frame: Optional[FrameType]) -> None:
         if self.told is None:
             self.told, self.told_at = number, time.monotonic()
+            # Logging is not safe inside a signal handler.
+            os.write(2, b'Told to stop: after this iteration, or this validation.\n')
         elif time.monotonic() - self.told_at > SAME_SIGNAL_S:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
@@ -123,6 +139,18 @@ class PreemptionHook(Hook):
         for number, handler in self.previous.items():
             signal.signal(number, handler)
         self.previous = {}
+        self.training = False
+
+
+def _validates_now(runner: Runner) -> bool:
+    """Does a validation follow this iteration, which a resumed training would not make up for?"""
+    loop, done = runner.train_loop, runner.iter + 1
+    return (
+        isinstance(loop, IterBasedTrainLoop)
+        and runner.val_loop is not None
+        and done >= loop.val_begin
+        and done % loop.val_interval == 0
+    )
 
 
 class _DeafWorker:

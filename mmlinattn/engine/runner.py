@@ -7,12 +7,15 @@ from mmengine.device import get_device
 from mmengine.dist import is_distributed
 from mmengine.logging import print_log
 from mmengine.model import revert_sync_batchnorm
-from mmengine.runner import BaseLoop, Runner
+from mmengine.registry import LOOPS
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ..checkpoints import CheckpointStore
+from ..checkpoints import CheckpointStore, serve_mmengine
+from .config import is_of
 from .data_checks import DataError, check_images, why_empty
+from .loops import ResumableEpochLoop
 
 
 class PluginRunner(Runner):
@@ -26,7 +29,7 @@ class PluginRunner(Runner):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.checkpoints = CheckpointStore()
-        self.checkpoints.serve_mmengine()
+        serve_mmengine(self.checkpoints.read)
         super().__init__(*args, **kwargs)
 
     def prepare_training(self) -> None:
@@ -41,8 +44,9 @@ class PluginRunner(Runner):
     def build_train_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         if isinstance(loop, dict):
             loop = dict(loop)
-            if loop.pop('by_epoch', False) or loop.get('type') == 'EpochBasedTrainLoop':
-                loop['type'] = 'ResumableEpochLoop'
+            if loop.get('by_epoch') or is_of(loop, EpochBasedTrainLoop, LOOPS):
+                loop.pop('by_epoch', None)
+                loop['type'] = ResumableEpochLoop
         return super().build_train_loop(loop)
 
     @staticmethod

@@ -1,15 +1,28 @@
 import argparse
+import io
 import os
 import pickle
+import struct
+import zipfile
+from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
 from safetensors.torch import save_file
 from torch import nn
 
-from mmlinattn.checkpoints import CheckpointError, check_fits, load_state_dict, save_checkpoint
+from mmlinattn.checkpoints import (
+    CheckpointError,
+    check_fits,
+    load_state_dict,
+    read_checkpoint,
+    save_checkpoint,
+)
+from mmlinattn.checkpoints.harmless import PlainUnpickler
 from mmlinattn.checkpoints.meta import plain_meta
 
 
@@ -136,6 +149,96 @@ def test_getattr_reaches_nothing(tmp_path):
     with pytest.raises(CheckpointError, match=r'b\.pth'):
         load_state_dict(tmp_path / 'b.pth')
     assert not mark.exists()
+
+
+# Pickles by hand: what a file can say beyond what pickle writes.
+def _text(value: str) -> bytes:
+    return b'X' + struct.pack('<I', len(value)) + value.encode()
+
+
+def _name(module: str, name: str) -> bytes:
+    return f'c{module}\n{name}\n'.encode()
+
+
+def _call(function: bytes, *arguments: bytes) -> bytes:
+    return function + b'(' + b''.join(arguments) + b'tR'
+
+
+POINTER = _call(_name('_codecs', 'encode'), _text('AAAAAAAA'), _text('latin1'))
+NUMBER = b'K\x01'
+OBJECTS = _call(_name('numpy', 'dtype'), _text('O8'))
+# A type of bytes whose state makes fields of objects of it.
+STATE = b'(K\x03' + _text('|') + b'N(' + _text('a') + b't}' + _text('a') + b'(' + OBJECTS
+FIELDS = _call(_name('numpy', 'dtype'), _text('S8')) + STATE + b'K\x00tsK\x08K\x01K\x11tb'
+EMPTY = _call(
+    _name('numpy.core.multiarray', '_reconstruct'), _name('numpy', 'ndarray'), b'(K\x00t', POINTER
+)
+KEPT = _call(
+    _name('__builtin__', 'getattr'),
+    _name('mmengine.logging.history_buffer', 'HistoryBuffer'),
+    _text('mean'),
+)
+BY_HAND = {
+    # Arrays of objects are arrays of pointers, here of the file's choice.
+    'buffer': _call(_name('numpy', 'ndarray'), b'(K\x01t', OBJECTS, POINTER),
+    'scalar': _call(_name('numpy.core.multiarray', 'scalar'), OBJECTS, POINTER),
+    'array': EMPTY + b'(K\x01(K\x01t' + OBJECTS + b'\x89' + POINTER + b'tb',
+    'fields': EMPTY + b'(K\x01(K\x01t' + FIELDS + b'\x89' + POINTER + b'tb',
+    # Setting things on classes, and calling what is there to be kept.
+    'class': _name('argparse', 'Namespace') + b'N}' + _text('__eq__') + _text('broken') + b's\x86b',
+    'reader': _name('_codecs', 'encode') + b'}' + _text('function') + b'Nsb',
+    'kept': _call(_name('torch._tensor', '_rebuild_from_type_v2'), KEPT, b'Nt'[:1], b')', b'}'),
+}
+
+
+@pytest.mark.parametrize('kind', BY_HAND)
+def test_pickles_by_hand_are_refused(tmp_path, kind):
+    """Some of them ended the interpreter before."""
+    pickled = b'\x80\x02' + BY_HAND[kind] + b'.'
+    with zipfile.ZipFile(tmp_path / 'a.pth', 'w') as archive:
+        archive.writestr('archive/data.pkl', pickled)
+        archive.writestr('archive/version', '3\n')
+        archive.writestr('archive/byteorder', 'little')
+    with pytest.raises(CheckpointError, match=r'a\.pth is (refused|incomplete)'):
+        load_state_dict(tmp_path / 'a.pth')
+    with pytest.raises((pickle.UnpicklingError, TypeError, AttributeError)):
+        PlainUnpickler(io.BytesIO(pickled)).load()
+    assert argparse.Namespace(a=1) == argparse.Namespace(a=1)
+    torch.save(dict(a=WEIGHT, meta=dict(b=np.float32(2))), tmp_path / 'b.pth')
+    assert torch.equal(load_state_dict(tmp_path / 'b.pth')[0]['a'], WEIGHT), 'the reader is whole'
+
+
+@pytest.mark.parametrize('value', [
+    np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3)),
+    np.array(['ab', 'c']), np.array([b'ab']), np.array(True), np.zeros((0, 3), '>i2'),
+    np.array([1 + 2j]), np.float16(0.5), np.str_('x'), np.datetime64('2026-01-01'),
+], ids=repr)  # fmt: skip
+def test_numpy_values_come_back_as_they_were(tmp_path, value):
+    if isinstance(value, np.datetime64):
+        with pytest.raises(pickle.UnpicklingError):
+            PlainUnpickler(io.BytesIO(pickle.dumps(value))).load()
+        return
+    for protocol in (2, 4, 5):
+        read = PlainUnpickler(io.BytesIO(pickle.dumps([value], protocol))).load()[0]
+        assert type(read) is type(value) and read.dtype == value.dtype
+        np.testing.assert_array_equal(read, value)
+    torch.save(dict(a=WEIGHT, meta=dict(value=value)), tmp_path / 'a.pth')
+    np.testing.assert_array_equal(read_checkpoint(tmp_path / 'a.pth')['meta']['value'], value)
+
+
+def test_types_that_get_into_training_checkpoints(tmp_path):
+    log = HistoryBuffer([1.0, 2.0], [1, 1])
+    meta = dict(
+        colours=ConfigDict(a=1), last=deque([1, 2], 3), path=Path('a/b'), seen={1}, ends=slice(1, 2)
+    )
+    torch.save(dict(state_dict=dict(a=WEIGHT), meta=meta, message_hub=dict(loss=log)),
+               tmp_path / 'a.pth')  # fmt: skip
+    content = read_checkpoint(tmp_path / 'a.pth')
+    assert content['meta'] == dict(
+        colours=dict(a=1), last=[1, 2], path='a/b', seen={1}, ends=slice(1, 2)
+    )
+    read = content['message_hub']['loss']
+    assert type(read) is HistoryBuffer and read.mean() == 1.5 and read.statistics('max') == 2
 
 
 @pytest.mark.parametrize('suffix', ['pth', 'safetensors'])

@@ -17,7 +17,13 @@ from mmengine.runner import CheckpointLoader
 from mmengine.runner import load_checkpoint as mmengine_load
 from torch import nn
 
-from mmlinattn.checkpoints import CheckpointError, CheckpointStore, load_checkpoint, read_checkpoint
+from mmlinattn.checkpoints import (
+    CheckpointError,
+    CheckpointStore,
+    load_checkpoint,
+    read_checkpoint,
+    serve_mmengine,
+)
 from mmlinattn.checkpoints.sources import mmengine_zoos
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
@@ -197,7 +203,7 @@ def serving():
     handlers = dict(mmengine.fileio.handlers.registry_utils.file_handlers)
     CheckpointLoader._schemes = dict(before)
     store = CheckpointStore()
-    store.serve_mmengine()
+    serve_mmengine(store.read)
     yield store
     CheckpointLoader._schemes = before
     mmengine.fileio.handlers.registry_utils.file_handlers.update(handlers)
@@ -227,6 +233,10 @@ def test_what_is_loaded_is_what_was_read(tmp_path, serving):
     serving.release()
     with pytest.raises(CheckpointError, match='refused'):
         mmengine_load(model, str(path))
+    for value in (2.0, 3.0):  # nothing is kept any more
+        save(path, weight=torch.full((2, 3), value))
+        mmengine_load(model, str(path))
+        assert (model.weight == value).all()
     assert not mark.exists()
 
 
@@ -248,6 +258,11 @@ def test_pickled_annotations_and_proposals(tmp_path, serving):
         mmengine.load(tmp_path / 'evil.pkl')
     with pytest.raises(CheckpointError, match='refused'):
         mmengine.load(io.BytesIO((tmp_path / 'evil.pkl').read_bytes()), file_format='pkl')
+    (tmp_path / 'a.yml').write_text(f'!!python/object/apply:os.mkdir ["{tmp_path}/ran"]')
+    with pytest.raises(CheckpointError, match='refused'):
+        mmengine.load(tmp_path / 'a.yml')
+    (tmp_path / 'a.yml').write_text('a: [1, 2]')
+    assert mmengine.load(tmp_path / 'a.yml') == dict(a=[1, 2])
     assert not (tmp_path / 'ran').exists()
 
 

@@ -7,11 +7,12 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import BaseDataElement
 from torch import Tensor
 
-if torch.__version__.startswith('2.4.'):
-    reason = 'torch 2.4 cannot compile the whole models of the frameworks in one graph'
-    pytest.skip(reason, allow_module_level=True)
-
 SHAPE = (64, 96)
+
+
+@pytest.fixture(autouse=True)
+def _needs_to_compile(needs_to_compile):
+    needs_to_compile('whole models of the frameworks')
 
 
 def build(path) -> torch.nn.Module:

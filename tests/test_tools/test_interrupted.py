@@ -19,6 +19,8 @@ from mmlinattn.engine.preemption import EXIT_CODE
 from .conftest import CONFIGS
 from .test_distributed import free_port
 
+TIMEOUT_S = 240
+
 SMALL = [
     'model.backbone.arch.embed_dims=(16,16,16,16)',
     'model.backbone.arch.depths=(1,1,1,1)',
@@ -27,26 +29,41 @@ SMALL = [
 SEG = [*SMALL, 'model.neck.in_channels=[16,16,16,16]']
 
 
-def command(root, task, work, options, *arguments, processes=1) -> list:
-    launcher = [sys.executable]
+def signalling(root, tmp_path, task) -> Path:
+    """A quick-start config whose training signals itself, see signal_hook.py."""
+    config = tmp_path / f'{task}.py'
+    config.write_text(f"""
+_base_ = {str(root / CONFIGS[task])!r}
+custom_imports = dict(imports=['mmlinattn', 'tests.test_tools.signal_hook'])
+custom_hooks = [dict(type='ExactResumeHook'), dict(type='SignalHook')]
+""")
+    return config
+
+
+def start(root, config, work, options, *arguments, processes=1, signal_at=0) -> subprocess.Popen:
+    command = [sys.executable]
     if processes > 1:
-        launcher += ['-m', 'torch.distributed.run', f'--nproc_per_node={processes}']
-        launcher += ['--master_port', free_port()]
+        command += ['-m', 'torch.distributed.run', f'--nproc_per_node={processes}']
+        command += ['--master_port', free_port()]
         arguments = ['--launcher', 'pytorch', *arguments]
-    train = [str(root / 'tools/train.py'), str(root / CONFIGS[task]), '--work-dir', str(work)]
-    return [*launcher, *train, *arguments, '--cfg-options', *options]
-
-
-def start(root, *args, **kwargs) -> subprocess.Popen:
-    env = dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(root))
+    command += [str(root / 'tools/train.py'), str(config), '--work-dir', str(work)]
     return subprocess.Popen(
-        command(root, *args, **kwargs),
-        env=env,
+        [*command, *arguments, '--cfg-options', *options],
+        env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(root), SIGNAL_AT=str(signal_at)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
+
+
+def end_of(process: subprocess.Popen) -> str:
+    """The output of a process that ends by itself; one that hangs fails the test."""
+    try:
+        return process.communicate(timeout=TIMEOUT_S)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise AssertionError(f'it hung: {process.communicate()[0][-3000:]}') from None
 
 
 def wait_for(process: subprocess.Popen, text: str) -> None:
@@ -66,8 +83,8 @@ def test_killed_at_random_moments(root, options, tmp_path):
     cfg = [*options('seg', 100_000), *SEG, 'default_hooks.checkpoint.interval=1']
     reached = 0
     for round in range(2):
-        process = start(root, 'seg', work, [*cfg, 'default_hooks.checkpoint.max_keep_ckpts=1'],
-                        '--resume')  # fmt: skip
+        keep = 'default_hooks.checkpoint.max_keep_ckpts=1'
+        process = start(root, root / CONFIGS['seg'], work, [*cfg, keep], '--resume')
         wait_for(process, 'Saving checkpoint at')
         wait_for(process, 'Saving checkpoint at')
         time.sleep(moments.uniform(0, 0.3))
@@ -82,43 +99,51 @@ def test_killed_at_random_moments(root, options, tmp_path):
     assert len([*work.glob('*.pth')]) <= 2
 
 
-def stopped(process: subprocess.Popen, first_line: str, number: int) -> int:
-    """Sends the signal after the first iteration; returns the exit code."""
-    wait_for(process, first_line)
-    os.killpg(process.pid, number)  # every process, workers too, as schedulers do
-    output = process.communicate()[0]
-    assert 'stopped after iteration' in output, output[-3000:]
-    return process.returncode
-
-
-@pytest.mark.parametrize('task, number, workers', [
-    ('det', signal.SIGTERM, 1),
-    ('seg', signal.SIGINT, 0),
-])  # fmt: skip
-def test_told_to_stop(root, run, options, tmp_path, task, number, workers):
-    """A checkpoint inside an epoch, exit code 75, and a resumed run equal to a whole one."""
+@pytest.mark.parametrize('task, workers, at', [('det', 1, 2), ('det', 0, 4), ('seg', 0, 3)])
+def test_told_to_stop(root, run, options, tmp_path, task, workers, at):
+    """A checkpoint inside an epoch or at its end, exit code 75, and a resumed run equal to a whole
+    one. Every process gets the signal, workers too, as schedulers do."""
     length, last = (2, 'epoch_2.pth') if task == 'det' else (8, 'iter_8.pth')
-    cfg = [*options(task, length, batch=2, workers=workers), 'model.backbone.drop_path_rate=0.3']
-    cfg += SEG if task == 'seg' else SMALL + ['model.neck.in_channels=[16,16,16,16]']
-    work, tool = tmp_path / 'work', ('train', root / CONFIGS[task])
-    first = '[1][1/8]' if task == 'det' else '[1/8]'
-    assert stopped(start(root, task, work, cfg), first, number) == EXIT_CODE
-    at = read_checkpoint(work / 'interrupted.pth')['meta']['iter']
-    assert 0 < at < 8, 'inside an epoch'
+    cfg = [*options(task, length, workers=workers), 'model.backbone.drop_path_rate=0.3', *SEG]
+    work, config = tmp_path / 'work', signalling(root, tmp_path, task)
+    process = start(root, config, work, cfg, signal_at=at)
+    output = end_of(process)
+    assert process.returncode == EXIT_CODE, output[-3000:]
+    assert f'SIGTERM: stopped after iteration {at}' in output
     assert newest_checkpoint(work) == str(work / 'interrupted.pth')
-    run(*tool, '--work-dir', work, '--resume', '--cfg-options', *cfg)
+    run('train', config, '--work-dir', work, '--resume', '--cfg-options', *cfg)
     assert not (work / 'interrupted.pth').exists()
-    run(*tool, '--work-dir', tmp_path / 'whole', '--cfg-options', *cfg)
+    run('train', config, '--work-dir', tmp_path / 'whole', '--cfg-options', *cfg)
     expected, got = weights(tmp_path / 'whole' / last), weights(work / last)
     assert all(torch.equal(expected[name], got[name]) for name in expected)
 
 
 def test_two_processes_stop_at_the_same_iteration(root, options, tmp_path):
-    cfg = [*options('seg', 100_000, batch=2), *SEG]
-    process = start(root, 'seg', tmp_path, cfg, processes=2)
-    assert stopped(process, 'Iter(train)', signal.SIGTERM) != 0
+    """One of them is told. Before, each has validated another number of images."""
+    cfg = [*options('seg', 100_000, batch=2), *SEG, 'train_cfg.val_interval=2']
+    cfg += ['val_dataloader.sampler.round_up=False', 'val_dataloader.dataset.indices=3']
+    config = signalling(root, tmp_path, 'seg')
+    process = start(root, config, tmp_path, cfg, processes=2, signal_at=3)
+    output = end_of(process)
+    assert process.returncode != 0 and 'stopped after iteration 3' in output, output[-3000:]
+    assert 'mIoU' in output
     content = read_checkpoint(tmp_path / 'interrupted.pth')
-    assert content['meta']['iter'] > 0 and 'optimizer' in content
+    assert content['meta']['iter'] == 3 and 'optimizer' in content
+
+
+def test_told_to_stop_before_a_validation(root, options, tmp_path):
+    """It is made first; in the last iteration the training just ends."""
+    cfg = [*options('seg', 4), *SEG, 'train_cfg.val_interval=2']
+    cfg += ['default_hooks.checkpoint.interval=100', 'default_hooks.checkpoint.save_last=False']
+    config = signalling(root, tmp_path, 'seg')
+    process = start(root, config, tmp_path, cfg, signal_at=2)
+    output = end_of(process)
+    assert process.returncode == EXIT_CODE, output[-3000:]
+    assert output.index('mIoU: ') < output.index('stopped after iteration 2')
+    assert read_checkpoint(tmp_path / 'interrupted.pth')['meta']['iter'] == 2
+    process = start(root, config, tmp_path, cfg, '--resume', signal_at=4)
+    output = end_of(process)
+    assert process.returncode == 0 and output.count('mIoU: ') == 1, output[-3000:]
 
 
 def test_full_disk(root, run, options, tmp_path):
@@ -130,9 +155,10 @@ def test_full_disk(root, run, options, tmp_path):
     small = f'resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) // 2},) * 2)'
     tool = root / 'tools/train.py'
     script = f'import resource, runpy; {small}; runpy.run_path({str(tool)!r}, run_name="__main__")'
-    arguments = command(root, 'seg', work, [*cfg, 'train_cfg.max_iters=2'], '--resume')[2:]
+    arguments = [root / CONFIGS['seg'], '--work-dir', work, '--resume']
+    arguments += ['--cfg-options', *cfg, 'train_cfg.max_iters=2']
     done = subprocess.run(
-        [sys.executable, '-c', script, *arguments],
+        [sys.executable, '-c', script, *map(str, arguments)],
         env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(root)),
         capture_output=True,
         text=True,
@@ -168,21 +194,75 @@ def test_resume_takes_the_newest_that_is_whole(trained, capsys, root, run, optio
     assert 'resumed epoch: 0, iter: 1' in output and (trained / 'iter_3.pth').exists()
 
 
-def test_a_moved_work_directory_and_none_that_is_whole(trained, tmp_path):
-    moved = tmp_path / 'moved'
+def test_moved_and_copied_work_directories(trained, tmp_path):
+    moved, copied = tmp_path / 'moved', tmp_path / 'copied'
     shutil.move(trained, moved)
     assert newest_checkpoint(moved) == str(moved / 'iter_2.pth')
-    for path in moved.glob('*.pth'):
+    shutil.copytree(moved, copied)
+    for path in sorted(copied.glob('*.pth'), reverse=True):  # without their times
+        path.touch()
+    assert newest_checkpoint(copied) == str(copied / 'iter_2.pth')
+    # The original goes on: that is nothing to the copy.
+    shutil.copy(moved / 'iter_2.pth', moved / 'iter_3.pth')
+    (moved / 'last_checkpoint').write_text(str(moved / 'iter_3.pth'))
+    assert newest_checkpoint(copied) == str(copied / 'iter_2.pth')
+
+
+def test_none_that_is_whole(trained, tmp_path):
+    for path in trained.glob('*.pth'):
         path.write_bytes(b'')
     with pytest.raises(CheckpointError, match=r'none of .*iter_2\.pth.* can be resumed from'):
-        newest_checkpoint(moved)
-    assert newest_checkpoint(tmp_path / 'empty') is None
+        newest_checkpoint(trained)
+    for path in trained.glob('*.pth'):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r'none of .*iter_2\.pth.* can be resumed from'):
+        newest_checkpoint(trained)  # last_checkpoint is there: no new start
+    (trained / 'last_checkpoint').unlink()
+    assert newest_checkpoint(trained) is None
+
+
+def test_other_names_places_and_forms_of_the_hook(root, run, options, tmp_path):
+    """A template, a folder of its own, MMEngine's older argument, a name with its scope."""
+    work, cfg = tmp_path / 'work', [*options('seg', 2), *SEG]
+    hook = 'default_hooks.checkpoint.'
+    cfg += [f'{hook}interval=1', f'{hook}max_keep_ckpts=1', f'{hook}filename_tmpl=step{{}}.pt']
+    cfg += [f'{hook}out_dir={tmp_path / "out"}', f'{hook}type=mmengine.CheckpointHook']
+    cfg += [f'{hook}file_client_args.backend=disk']
+    run('train', root / CONFIGS['seg'], '--work-dir', work, '--cfg-options', *cfg)
+    assert [path.name for path in (tmp_path / 'out/work').iterdir()] == ['step2.pt']
+    assert newest_checkpoint(work) == str(tmp_path / 'out/work/step2.pt')
+
+
+def test_a_checkpoint_that_resume_would_refuse_keeps_the_older_ones(
+    root, run, options, tmp_path, capsys
+):
+    config = signalling(root, tmp_path, 'seg')
+    cfg = [*options('seg', 3), *SEG, 'default_hooks.checkpoint.interval=1']
+    cfg += ['default_hooks.checkpoint.max_keep_ckpts=1', 'custom_hooks.1.type=ForeignObjectHook']
+    run('train', config, '--work-dir', tmp_path / 'work', '--cfg-options', *cfg)
+    assert (
+        '--resume will refuse this checkpoint, and older ones are kept' in capsys.readouterr().out
+    )
+    assert {path.name for path in tmp_path.glob('work/*.pth')} == {
+        f'iter_{i}.pth' for i in (1, 2, 3)
+    }
+    assert newest_checkpoint(tmp_path / 'work') == str(tmp_path / 'work/iter_1.pth')
+
+
+def test_best_checkpoint_is_replaced_after_the_new_one_is_there(root, run, options, tmp_path):
+    cfg = [*options('seg', 3), *SEG, 'train_cfg.val_interval=1']
+    cfg += ['default_hooks.checkpoint.save_best=mIoU', 'default_hooks.checkpoint.rule=greater']
+    run('train', root / CONFIGS['seg'], '--work-dir', tmp_path, '--cfg-options', *cfg)
+    best = [path.name for path in tmp_path.glob('best_*.pth')]
+    assert len(best) == 1
+    assert read_checkpoint(tmp_path / best[0])['state_dict']
 
 
 def test_errors_are_one_line(root, run, options, capsys):
     """Exit code 2; --debug, as all the other tests have it, shows where they come from."""
 
     def error_of(*arguments):
+        capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
             run('train', *arguments, debug=False)
         assert stop.value.code == 2

@@ -42,6 +42,9 @@ if [ -f "$stamp" ]; then
   rm "$stamp"
 fi
 
+[ "$mmcv" != compiled ] || command -v c++ >/dev/null ||
+  die 'compiled mmcv needs a C++ compiler (c++); MMCV=lite needs none'
+
 # stage NAME COMMAND...: runs it into the log; a terminal sees the seconds and the last line of it.
 stage() {
   local name=$1 start=$SECONDS
@@ -112,7 +115,6 @@ if [ "$package" = mmcv-lite ]; then
   # Without its requirements: it names the original mmengine, which would overwrite OneDL's.
   stage 'mmcv-lite' install --no-deps mmcv-lite
 elif [ -z "$have" ]; then
-  command -v c++ >/dev/null || die 'MMCV=compiled needs a C++ compiler (c++); MMCV=lite none'
   stage 'tools of the compiler' install ninja psutil
   how=(CUDA_VISIBLE_DEVICES=) cache=()
   # A cached wheel may have been made without CUDA operators.

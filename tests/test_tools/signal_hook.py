@@ -1,0 +1,32 @@
+"""Hooks for the tests of interrupted trainings."""
+
+import os
+import signal
+from fractions import Fraction
+
+from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+
+@HOOKS.register_module()
+class SignalHook(Hook):
+    """Sends SIGTERM before the iteration of the number in the environment, to all of a single
+    process's group, or to the first of several processes."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
+        if runner.iter + 1 != int(os.environ.get('SIGNAL_AT', 0)) or get_rank():
+            return
+        if runner.distributed:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            os.killpg(os.getpgrp(), signal.SIGTERM)
+
+
+@HOOKS.register_module()
+class ForeignObjectHook(Hook):
+    """Puts an object of a class that no safe reader knows into all checkpoints but the first."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
+        if runner.iter == 1:
+            runner.message_hub.update_info('foreign', Fraction(1, 2))
