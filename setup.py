@@ -52,7 +52,15 @@ setup(
     py_modules=['mmlinattn_mmcv'],  # with mmcv-lite: docs/installation.md
     cmdclass={'build_py': BuildWithStartup},
     # mmengine and mmcv are not required by name: OneDL's packages and the originals both serve.
-    install_requires=['filelock', 'matplotlib', 'numpy', 'rich', 'pyyaml', 'safetensors', 'torch>=2.4'],
+    install_requires=[
+        'filelock',
+        'matplotlib',
+        'numpy',
+        'rich',
+        'pyyaml',
+        'safetensors',
+        'torch>=2.4',
+    ],
     extras_require={
         'det': DET,
         'seg': SEG,
