@@ -23,7 +23,7 @@ from typing import Callable, Dict, Iterator, Optional, Tuple
 
 from torch import Tensor
 
-from .numerics import COMPILER, recorded_by
+from .numerics import one_graph, recorded_by
 
 BACKENDS = ('auto', 'reference', 'portable', 'fused')
 ENV_VARIABLE = 'MMLINATTN_BACKEND'
@@ -140,7 +140,7 @@ class Operator:
                 f"{self.name}: backend='fused' cannot serve this call: {why_not}. "
                 "Use backend='auto' or 'portable'."
             )
-        if why_not is TRITON_PROBLEM and recorded_by() is None:
+        if why_not is TRITON_PROBLEM and not one_graph():
             _say_once(why_not)
         return self.portable(q, *args)
 
@@ -153,7 +153,5 @@ class Operator:
             return f'fused kernels need a CUDA tensor, got one on {q.device}'
         if TRITON_PROBLEM is not None:
             return TRITON_PROBLEM
-        recorder = recorded_by()
-        if recorder not in (None, COMPILER):  # a compiler takes custom operators
-            return recorder
-        return self.kernels().refuses(q, *args)
+        # A compiler takes custom operators.
+        return recorded_by() or self.kernels().refuses(q, *args)

@@ -66,18 +66,16 @@ def token_major(
 
 
 def recorded_by() -> Optional[str]:
-    """Who records operations, in words; None where they just run."""
+    """Who besides a compiler records operations, in words; None where nobody does."""
     if torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
         return 'the model is being exported'
     if torch._C._are_functorch_transforms_active():
         return 'a transform of torch.func is running'
-    return COMPILER if torch.compiler.is_compiling() else None
-
-
-COMPILER = 'torch.compile is running'
+    return None
 
 
 def one_graph() -> bool:
     """Whether operations are recorded, which wants plain ones on whole tensors: a compiler fuses
     them by itself, ONNX has no others."""
-    return recorded_by() is not None
+    # A compiler first: that of torch 2.4 does not know the rest.
+    return torch.compiler.is_compiling() or recorded_by() is not None
