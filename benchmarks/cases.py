@@ -173,7 +173,7 @@ def _rala(setup: Setup) -> Rivals:
     rotary = setup.rotary()
     return operator_rivals(
         setup,
-        lambda q, k, v, backend: rala_attention(q, k, v, rotary, backend=backend),
+        lambda q, k, v, backend: rala_attention(q, k, v, rotary=rotary, backend=backend),
         setup.qkv(),
         lambda q, k, v: textbook.rala(q, k, v, rotary),
     )
@@ -215,7 +215,7 @@ def _rala_layer(setup: Setup) -> Rivals:
 @case(
     'linear',
     'operator',
-    'Kernelised linear attention of positive features; linear in the tokens, SDPA is quadratic.',
+    'Linear attention of positive features; linear in the tokens, SDPA is quadratic.',
 )
 def _linear(setup: Setup) -> Rivals:
     return operator_rivals(
@@ -254,14 +254,14 @@ def _ripple(setup: Setup) -> Rivals:
 
     def ripple(**options) -> Rival:
         return Rival(
-            lambda: ripple_attention(q, k, v, weights, setup.hw_shape, **options),
+            lambda: ripple_attention(q, k, v, weights, hw_shape=setup.hw_shape, **options),
             (q, k, v, weights),
         )
 
     rivals = {OURS: ripple()}
     if setup.device.type == 'cuda':
         rivals[f'{OURS} portable'] = ripple(backend='portable')
-    rivals['summed-area tables'] = ripple(algorithm='sat')
+    rivals['summed-area tables'] = ripple(backend='sat')
     if setup.device.type == 'cpu':  # hundreds of GB at the sizes of a GPU
         rivals['tables, textbook'] = Rival(
             lambda: textbook.ripple_tables(q, k, v, weights, setup.hw_shape), (q, k, v, weights)

@@ -1,15 +1,33 @@
 """Linear-complexity attention for dense prediction, as a plugin of the OpenMMLab stack.
 
 Importing the package registers its modules; a config does that with
-``custom_imports = dict(imports=['mmlinattn'])``.
+``custom_imports = dict(imports=['mmlinattn'])``. Without OpenMMLab :mod:`mmlinattn.ops` works, and
+asking for the rest says what to install.
 """
 
-from . import compat
+from . import compat, ops
 
 # isort: split
-from . import backbones, classification, detection, engine, layers
 from .version import __version__
 
-compat.warn_if_untested()
+__all__ = ['__version__', 'compat', 'ops']
 
-__all__ = ['__version__', 'backbones', 'classification', 'compat', 'detection', 'engine', 'layers']
+try:
+    import mmcv  # noqa: F401
+    import mmengine  # noqa: F401
+except ModuleNotFoundError as error:
+    _missing = error
+
+    def __getattr__(name: str):
+        if name not in ('backbones', 'classification', 'detection', 'engine', 'layers'):
+            raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+        raise ImportError(
+            f'mmlinattn.{name} needs MMEngine and mmcv: docs/installation.md says how to install '
+            f'them ({_missing})'
+        ) from _missing
+else:
+    from . import backbones, classification, detection, engine, layers
+
+    __all__ += ['backbones', 'classification', 'detection', 'engine', 'layers']
+
+compat.warn_if_untested()

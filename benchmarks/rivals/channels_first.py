@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from mmlinattn.backbones import RAVLT
 from mmlinattn.backbones.ravlt import RAVLTBlock
 from mmlinattn.layers import RALA, BaseAttention
-from mmlinattn.ops.rotary import Rotary, rotary_tables
+from mmlinattn.ops.common.rotary import Rotary, rotary_tables
 
 from . import textbook
 from .textbook import rotate

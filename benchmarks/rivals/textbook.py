@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmlinattn.ops.rotary import Rotary
+from mmlinattn.ops.common.rotary import Rotary
 
 
 def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Rotary) -> Tensor:
@@ -27,7 +27,7 @@ def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Rotary) -> Tensor:
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Kernelised linear attention of features, see :func:`mmlinattn.ops.linear_attention`."""
+    """Linear attention of features, see :func:`mmlinattn.ops.linear_attention`."""
     state = torch.einsum('bhnd,bhne->bhde', k, v)
     normaliser = torch.einsum('bhnd,bhd->bhn', q, k.sum(2)) + 1e-6
     return torch.einsum('bhnd,bhde->bhne', q, state) / normaliser[..., None]

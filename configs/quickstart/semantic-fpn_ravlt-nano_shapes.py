@@ -6,8 +6,8 @@ _base_ = [
 ]
 model = dict(decode_head=dict(num_classes=6))
 
-# Two or three minutes on one core. 86% of the pixels are background, of which these crops have less:
-# from whole images the classes of the shapes are learnt far more slowly.
+# Two or three minutes on one core. 86% of the pixels are background, of which these crops have
+# less: from whole images the classes of the shapes are learnt far more slowly.
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', reduce_zero_label=True),

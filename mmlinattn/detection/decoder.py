@@ -11,8 +11,8 @@ from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
 from ..layers import SoftmaxAttention
-from ..ops.checks import check_heads, check_hw_shape, check_padding_mask
-from ..ops.numerics import accumulation_dtype, no_autocast
+from ..ops.common.checks import check_heads, check_hw_shape, check_padding_mask
+from ..ops.common.numerics import accumulation_dtype, no_autocast
 from .modulation import SCALES_PER_HEAD, gaussian_map
 
 
@@ -269,7 +269,7 @@ class SMCADecoder(BaseModule):
         Raises:
             ValueError: a memory that has not ``hw_shape`` positions.
         """
-        check_hw_shape(memory.tokens.shape[1], memory.hw_shape)
+        check_hw_shape(memory.tokens.shape[1], memory.hw_shape, 'memory')
         points, reference = self.predict_points(query, query_pos, image_sizes)
         states: List[Tensor] = []
         for layer in self.layers:

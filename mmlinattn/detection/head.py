@@ -8,7 +8,7 @@ from mmengine.registry import MODELS
 from mmengine.structures import InstanceData
 from torch import Tensor
 
-from ..ops.numerics import accumulation_dtype
+from ..ops.common.numerics import accumulation_dtype
 
 
 @MODELS.register_module()

@@ -5,7 +5,7 @@ from typing import Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..ops.numerics import accumulation_dtype, no_autocast
+from ..ops.common.numerics import accumulation_dtype, no_autocast
 
 # Values that a head predicts for its scale.
 SCALES_PER_HEAD = dict(type1=0, type2=1, type3=2, type4=3)

@@ -12,7 +12,7 @@ from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
 from ..layers import BaseAttention
-from ..ops.numerics import accumulation_dtype
+from ..ops.common.numerics import accumulation_dtype
 from .decoder import Memory, ModulatedAttention, SMCADecoder
 from .encoder import SMCAEncoder
 

@@ -7,7 +7,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..ops import additive_attention
-from ..ops.rotary import Rotary, apply_rotary
+from ..ops.common.rotary import Rotary
 from .base import BaseAttention
 
 
@@ -68,8 +68,9 @@ class AdditiveAttention(BaseAttention):
         rotary: Optional[Rotary],
         key_padding_mask: Optional[Tensor],
     ) -> Tensor:
-        q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
-        return additive_attention(q, k, v, self.w_q, self.w_k, key_padding_mask, self.backend)
+        return additive_attention(
+            q, k, v, self.w_q, self.w_k, key_padding_mask=key_padding_mask, backend=self.backend
+        )
 
     def project_out(self, out: Tensor, q: Tensor) -> Tensor:
         return self.proj(out) + q

@@ -8,8 +8,8 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..ops.checks import check_heads, check_hw_shape, check_padding_mask, check_rotary_dim
-from ..ops.rotary import Rotary, rotary_tables
+from ..ops.common.checks import check_heads, check_hw_shape, check_padding_mask, check_rotary_dim
+from ..ops.common.rotary import Rotary, apply_rotary, rotary_tables
 
 GATES = (None, 'proj', 'identity', 'tanh')
 
@@ -28,18 +28,21 @@ class BaseAttention(BaseModule):
         embed_dims: channels C.
         num_heads: heads; must divide ``embed_dims``.
         qkv_bias, proj_bias: biases of the projections.
-        rotary: give :meth:`attend` the tables of 2D rotary position of the map.
+        rotary: 2D rotary position on queries and keys.
         lepe: kernel size of the locally enhanced position encoding, a depth-wise convolution of
             the values; 0 for none.
         gate: ``None``, ``'proj'`` (linear projection of x), ``'identity'`` or ``'tanh'``.
         proj_drop: dropout after the output projection.
-        backend: of the operator, see :mod:`mmlinattn.ops.dispatch`.
+        backend: of the operator, see :mod:`mmlinattn.ops.common.dispatch`.
         init_cfg: MMEngine initialisation.
 
     Raises:
         ValueError: heads that do not divide the channels, a head dim that rotary position cannot
             split, an even ``lepe``, an unknown gate.
     """
+
+    # Whether :meth:`attend` applies rotary position itself and gets its tables, or None.
+    defers_rotary = False
 
     def __init__(
         self,
@@ -117,13 +120,12 @@ class BaseAttention(BaseModule):
         rotary = None
         if self.rotary:
             rotary = rotary_tables(hw_shape, self.head_dim, q.dtype, q.device)
-        heads = (self.num_heads, self.head_dim)
-        out = self.attend(
-            *(t.unflatten(-1, heads).transpose(1, 2) for t in (q, k, v)),
-            hw_shape,
-            rotary,
-            key_padding_mask,
-        )
+        split = (self.num_heads, self.head_dim)
+        heads = [t.unflatten(-1, split).transpose(1, 2) for t in (q, k, v)]
+        if not self.defers_rotary:
+            heads[:2] = (apply_rotary(t, rotary) for t in heads[:2])
+            rotary = None
+        out = self.attend(*heads, hw_shape, rotary, key_padding_mask)
         out = out.transpose(1, 2).flatten(2)  # [B, N, C]
         if self.lepe is not None:
             out = self._local_position(v, hw_shape, key_padding_mask).add_(out)

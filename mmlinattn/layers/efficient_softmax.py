@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..ops.rotary import Rotary
+from ..ops.common.rotary import Rotary
 from .base import BaseAttention, map_to_tokens, tokens_to_map
 from .softmax import softmax_attention
 

@@ -12,8 +12,8 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..ops.feature_maps import FEATURE_MAPS
-from ..ops.numerics import accumulation_dtype, masked_softmax, no_autocast
+from ..ops.common.feature_maps import FEATURE_MAPS
+from ..ops.common.numerics import accumulation_dtype, masked_softmax, no_autocast
 
 
 class FeatureMap(BaseModule):

@@ -1,4 +1,4 @@
-"""Kernelised linear attention as a layer."""
+"""Linear attention as a layer."""
 
 from typing import Optional, Tuple, Union
 
@@ -6,14 +6,14 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..ops import linear_attention
-from ..ops.rotary import Rotary, apply_rotary
+from ..ops.common.rotary import Rotary
 from .base import BaseAttention
 from .feature_maps import FixedFeatures, build_feature_map
 
 
 @MODELS.register_module()
 class LinearAttention(BaseAttention):
-    """Kernelised linear attention: the DeiT-LA and SMCA-LA baselines of the Ripple paper with
+    """Linear attention: the DeiT-LA and SMCA-LA baselines of the Ripple paper with
     the default feature map.
 
     Args:
@@ -56,13 +56,13 @@ class LinearAttention(BaseAttention):
         rotary: Optional[Rotary],
         key_padding_mask: Optional[Tensor],
     ) -> Tensor:
-        q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
         if isinstance(self.feature_map, FixedFeatures):  # inside the operator nothing is written
             name, values = self.feature_map.name, v
         else:
             q, k = self.feature_map(q, k, key_padding_mask)
             name, values = 'identity', v.to(q.dtype)
         out = linear_attention(
-            q, k, values, key_padding_mask, self.eps, self.backend, feature_map=name
-        )
+            q, k, values, key_padding_mask=key_padding_mask, eps=self.eps, feature_map=name,
+            backend=self.backend,
+        )  # fmt: skip
         return out.to(v.dtype)

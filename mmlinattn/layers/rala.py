@@ -7,8 +7,8 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..ops import rala_attention
-from ..ops.feature_maps import feature_map as get_feature_map
-from ..ops.rotary import Rotary
+from ..ops.common.feature_maps import feature_map as get_feature_map
+from ..ops.common.rotary import Rotary
 from .base import BaseAttention
 
 AUGMENTATIONS = ('score', 'learnable', None)
@@ -44,6 +44,8 @@ class RALA(BaseAttention):
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])
     """
+
+    defers_rotary = True  # it turns features, in the numerator alone
 
     def __init__(
         self,
@@ -89,12 +91,12 @@ class RALA(BaseAttention):
             q,
             k,
             v,
-            rotary,
-            key_padding_mask,
-            self.eps,
-            self.backend,
+            rotary=rotary,
+            key_padding_mask=key_padding_mask,
+            eps=self.eps,
             feature_map=self.feature_map,
             token_weights=self._token_weights(q),
+            backend=self.backend,
         )
 
     def _token_weights(self, q: Tensor) -> Optional[Tensor]:

@@ -7,9 +7,9 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..ops import random_walk_attention
-from ..ops.numerics import accumulation_dtype, no_autocast
+from ..ops.common.numerics import accumulation_dtype, no_autocast
+from ..ops.common.rotary import Rotary
 from ..ops.random_walk import check_walk
-from ..ops.rotary import Rotary, apply_rotary
 from .base import BaseAttention
 
 
@@ -71,7 +71,6 @@ class RandomWalkAttention(BaseAttention):
         rotary: Optional[Rotary],
         key_padding_mask: Optional[Tensor],
     ) -> Tensor:
-        q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
         anchors_q, anchors_k = self.anchors(q, k, hw_shape, key_padding_mask)
         return random_walk_attention(
             q,
@@ -79,11 +78,11 @@ class RandomWalkAttention(BaseAttention):
             v,
             anchors_q,
             anchors_k,
-            self.decay,
-            self.steps,
-            key_padding_mask,
-            self.solver,
-            self.backend,
+            decay=self.decay,
+            steps=self.steps,
+            solver=self.solver,
+            key_padding_mask=key_padding_mask,
+            backend=self.backend,
         )
 
 

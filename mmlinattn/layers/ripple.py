@@ -8,8 +8,8 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..ops import ripple_attention, stick_breaking
-from ..ops.ripple import check_algorithm, check_threshold
-from ..ops.rotary import Rotary, apply_rotary
+from ..ops.common.rotary import Rotary
+from ..ops.ripple import check_backend, check_threshold
 from .base import BaseAttention
 from .feature_maps import build_feature_map
 
@@ -38,11 +38,10 @@ class RippleAttention(BaseAttention):
             :func:`mmlinattn.ops.stick_breaking`. The paper's is 0.001, its saving that of a
             kernel of its own: here it saves nothing, so it is off.
         feature_map: see :class:`LinearAttention`.
-        algorithm: ``'auto'``, ``'tile'``, ``'sat'`` or ``'reference'``, see
-            :func:`mmlinattn.ops.ripple_attention`.
         eps: added to the normaliser.
-        others: see :class:`BaseAttention`. Rotary position turns queries and keys before the
-            feature map.
+        others: see :class:`BaseAttention`; ``backend`` may also be ``'tile'`` or ``'sat'``, see
+            :func:`mmlinattn.ops.ripple_attention`. Rotary position turns queries and keys before
+            the feature map.
 
     Raises:
         ValueError: a max_distance that is not an integer of at least 0, another unknown option
@@ -65,7 +64,6 @@ class RippleAttention(BaseAttention):
         stick_offset: bool = True,
         threshold: Optional[float] = None,
         feature_map: Union[str, dict] = 'AdaptiveFeatures',
-        algorithm: str = 'auto',
         eps: float = 1e-6,
         **kwargs,
     ) -> None:
@@ -77,13 +75,12 @@ class RippleAttention(BaseAttention):
         if weights == 'truncated' and not max_distance:
             raise ValueError("weights='truncated' attend within max_distance, which must not be 0")
         check_threshold(threshold)
-        check_algorithm(algorithm, groups)
+        check_backend(self.backend, groups)
         self.max_distance = max_distance
         self.weights = weights
         self.groups = groups
         self.stick_offset = stick_offset
         self.threshold = threshold
-        self.algorithm = algorithm
         self.eps = eps
         self.feature_map = build_feature_map(feature_map, self.head_dim, num_heads)
         self.weight_proj = self.units = None
@@ -106,7 +103,6 @@ class RippleAttention(BaseAttention):
         rotary: Optional[Rotary],
         key_padding_mask: Optional[Tensor],
     ) -> Tensor:
-        q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
         q, k = self.feature_map(q, k, key_padding_mask)
         stick = None
         if self.weights == 'stick' and self.threshold is None:
@@ -116,13 +112,12 @@ class RippleAttention(BaseAttention):
             k,
             v.to(q.dtype),
             self.spatial_weights(v) if stick is None else self.logits(v),
-            hw_shape,
-            self.groups,
-            key_padding_mask,
-            self.algorithm,
-            self.eps,
-            self.backend,
-            stick,
+            hw_shape=hw_shape,
+            groups=self.groups,
+            stick=stick,
+            key_padding_mask=key_padding_mask,
+            eps=self.eps,
+            backend=self.backend,
         )
         return out.to(v.dtype)
 
@@ -132,7 +127,7 @@ class RippleAttention(BaseAttention):
             return self.fixed_weights.expand(*v.shape[:3], -1)
         if self.weights == 'softmax':
             return self.logits(v).softmax(-1)
-        weights = stick_breaking(self.logits(v), self.stick_offset, self.threshold)
+        weights = stick_breaking(self.logits(v), offset=self.stick_offset, threshold=self.threshold)
         return weights if self.weights == 'stick' else F.pad(weights[..., :-1], (0, 1))
 
     def logits(self, v: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..ops.checks import check_padding_mask
-from ..ops.rotary import Rotary, apply_rotary
+from ..ops.common.checks import check_padding_mask
+from ..ops.common.rotary import Rotary
 from .base import BaseAttention
 
 
@@ -45,7 +45,6 @@ class SoftmaxAttention(BaseAttention):
         rotary: Optional[Rotary],
         key_padding_mask: Optional[Tensor],
     ) -> Tensor:
-        q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
         return softmax_attention(
             q, k, v, key_padding_mask, self.attn_drop if self.training else 0.0
         )

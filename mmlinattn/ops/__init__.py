@@ -1,13 +1,13 @@
-"""The mathematics: pure functions on tensors, no parameters, no registry."""
+"""The mathematics: pure functions on tensors, no parameters, no registry; needs torch alone."""
 
 from .additive import additive_attention
-from .dispatch import BackendError, use_backend
-from .feature_maps import feature_map
+from .common.dispatch import BackendError, use_backend
+from .common.feature_maps import feature_map
+from .common.rotary import apply_rotary, rotary_tables
 from .linear import linear_attention
 from .rala import rala_attention
 from .random_walk import random_walk_attention
 from .ripple import ripple_attention, stick_breaking
-from .rotary import apply_rotary, rotary_tables
 
 __all__ = [
     'BackendError',

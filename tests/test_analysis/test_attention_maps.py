@@ -99,10 +99,11 @@ def test_recorded_rings_are_those_of_the_operator(build, monkeypatch, weights):
     model = build('smca-ripple_nano_shapes', weights=weights)
     operator, used = ripple.ripple_attention, []
 
-    def keep(*args):
-        weights, stick = args[3], args[10]
-        used.append(weights if stick is None else stick_breaking(weights, stick == 'offset')[0])
-        return operator(*args)
+    def keep(*tensors, stick, **options):
+        weights = tensors[3]
+        offset = stick == 'offset'
+        used.append(stick_breaking(weights, offset=offset)[0] if stick else weights)
+        return operator(*tensors, stick=stick, **options)
 
     monkeypatch.setattr(ripple, 'ripple_attention', keep)
     with record(model) as seen:

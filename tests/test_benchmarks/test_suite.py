@@ -64,7 +64,7 @@ def test_channels_first_backbone_keeps_maps_contiguous():
 def test_textbook_rala_is_the_reference():
     q, k, v = torch.randn(3, 2, 2, 24, 8, dtype=torch.float64)
     rotary = rotary_tables((4, 6), 8, torch.float64)
-    expected = rala_attention(q, k, v, rotary, backend='reference')
+    expected = rala_attention(q, k, v, rotary=rotary, backend='reference')
     torch.testing.assert_close(textbook.rala(q, k, v, rotary), expected)
 
 

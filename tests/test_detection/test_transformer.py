@@ -243,7 +243,7 @@ def test_dropout_in_training_only():
                 torch.ones(1, 2),
             ),
             ValueError,
-            r'hw_shape=\(5, 6\) has 30 positions but x has 29',
+            r'hw_shape=\(5, 6\) has 30 positions but memory has 29',
         ),
     ],
 )

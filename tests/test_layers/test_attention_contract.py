@@ -36,7 +36,7 @@ ATTENTIONS = {
     'linear-t2r': dict(type='LinearAttention', feature_map='T2RFeatures'),
     'linear-dpfp': dict(type='LinearAttention', feature_map=dict(type='DPFPFeatures', order=3)),
     'ripple': dict(type='RippleAttention'),
-    'ripple-sat': dict(type='RippleAttention', algorithm='sat', max_distance=2, threshold=0.01),
+    'ripple-sat': dict(type='RippleAttention', backend='sat', max_distance=2, threshold=0.01),
     'ripple-log': dict(type='RippleAttention', groups='log', max_distance=2),
     'ripple-fixed': dict(type='RippleAttention', weights='fixed', feature_map='elu+1'),
     'ripple-softmax': dict(type='RippleAttention', weights='softmax', lepe=3, gate='proj'),
@@ -210,7 +210,7 @@ def test_bad_calls(attn, args, kwargs, error, message):
         (dict(type='RippleAttention', groups='l1'), 32, 2, ValueError, "groups .*'l1'"),
         (dict(type='RippleAttention', threshold=-1), 32, 2, ValueError, 'threshold .* -1'),
         (
-            dict(type='RippleAttention', groups='log', algorithm='tile'),
+            dict(type='RippleAttention', groups='log', backend='tile'),
             32,
             2,
             ValueError,

@@ -26,7 +26,7 @@ def test_layer_is_its_formula(kind):
         weights = 30 * attn.token_logits.softmax(-1)  # mean 1
     heads, local, gate = projected(attn, x)
     tables = rotary_tables(HW, 16, torch.float64)
-    out = rala_attention(*heads, tables, None, 1e-6, 'reference', token_weights=weights)
+    out = rala_attention(*heads, rotary=tables, token_weights=weights, backend='reference')
     expected = attn.proj((out.transpose(1, 2).flatten(2) + local) * gate)
     torch.testing.assert_close(attn(x, HW), expected, rtol=1e-9, atol=1e-9)
 

@@ -71,15 +71,15 @@ def test_kinds_of_weights():
 @pytest.mark.parametrize('offset', [True, False])
 @pytest.mark.parametrize('algorithm', ['auto', 'reference', 'sat', 'tile'])
 def test_logits_and_weights_give_the_same_layer(monkeypatch, algorithm, offset):
-    attn = RippleAttention(32, 2, 3, stick_offset=offset, algorithm=algorithm).double()
+    attn = RippleAttention(32, 2, 3, stick_offset=offset, backend=algorithm).double()
     torch.nn.init.normal_(attn.units)
     x = torch.randn(2, 30, 32, dtype=torch.float64)
     params = list(attn.parameters())
     outs, grads, sticks = [], [], []
 
-    def spy(*args):
-        sticks.append(args[-1])
-        return ripple_attention(*args)
+    def spy(*tensors, **options):
+        sticks.append(options['stick'])
+        return ripple_attention(*tensors, **options)
 
     monkeypatch.setattr('mmlinattn.layers.ripple.ripple_attention', spy)
     for threshold in (None, 0.0):  # the second breaks no stick off, and makes weights first
@@ -107,7 +107,7 @@ def test_algorithms_give_the_same_layer():
     attn = RippleAttention(32, 2).double()
     outs = []
     for algorithm in ('auto', 'reference', 'sat', 'tile'):
-        attn.algorithm = algorithm
+        attn.backend = algorithm
         outs.append(attn(x, HW))
     for out in outs[1:]:
         torch.testing.assert_close(out, outs[0], rtol=1e-9, atol=1e-9)

@@ -24,7 +24,7 @@ def test_matches_the_definition_written_as_loops(backend):
     q, k, v = torch.randn(3, 2, 3, 7, 4, dtype=torch.float64)
     w_q, w_k = torch.randn(2, 3, 4, dtype=torch.float64)
     padding = torch.tensor([[False] * 7, [False, True] * 3 + [False]])
-    out = additive_attention(q, k, v, w_q, w_k, padding, backend=backend)
+    out = additive_attention(q, k, v, w_q, w_k, key_padding_mask=padding, backend=backend)
     for b in range(2):
         for h in range(3):
             expected = loop_additive(q[b, h], k[b, h], v[b, h], w_q[h], w_k[h], padding[b])
@@ -48,7 +48,7 @@ def test_all_padded_yields_zero_and_no_nan_gradient(backend):
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 1, 5, 4).unbind())
     w_q, w_k = torch.randn(2, 1, 4)
     mask = torch.ones(1, 5, dtype=torch.bool)
-    out = additive_attention(q, k, v, w_q, w_k, mask, backend=backend)
+    out = additive_attention(q, k, v, w_q, w_k, key_padding_mask=mask, backend=backend)
     assert (out == 0).all()
     out.sum().backward()
     assert all(torch.isfinite(x.grad).all() for x in (q, k, v))

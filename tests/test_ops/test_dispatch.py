@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmlinattn.ops import BackendError, dispatch, use_backend
-from mmlinattn.ops.dispatch import Operator
+from mmlinattn.ops import BackendError, use_backend
+from mmlinattn.ops.common import dispatch
+from mmlinattn.ops.common.dispatch import Operator
 
 
 @pytest.fixture
@@ -117,8 +118,18 @@ def test_environment_variable_must_name_a_backend(monkeypatch):
 
 def fresh_dispatch():
     """The module as a new process would import it."""
-    spec = importlib.util.spec_from_file_location('fresh_dispatch', dispatch.__file__)
+    spec = importlib.util.spec_from_file_location('mmlinattn.ops.common.fresh', dispatch.__file__)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def test_named_algorithms_run_whatever_the_default(operator):
+    operator = dataclasses.replace(operator, algorithms=dict(tile=lambda q: 'tile'))
+    with use_backend('reference'):
+        assert operator('tile', torch.zeros(4)) == 'tile'
+    with pytest.raises(ValueError, match=r"backend must be one of .*'tile'\), got 'sat'"):
+        operator('sat', torch.zeros(4))
+    with pytest.raises(ValueError, match="'tile'"), use_backend('tile'):
+        pass  # not every operator has it

@@ -10,7 +10,6 @@ import torch
 
 from mmlinattn.ops import (
     BackendError,
-    dispatch,
     linear_attention,
     rala_attention,
     random_walk_attention,
@@ -18,6 +17,7 @@ from mmlinattn.ops import (
     rotary_tables,
     use_backend,
 )
+from mmlinattn.ops.common import dispatch
 
 if dispatch.TRITON_PROBLEM:
     pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
@@ -89,7 +89,9 @@ def test_rala(b, h, hw, d, dtype, phi, rotary, padding):
         q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
         kind = torch.float64 if backend == 'reference' else torch.float32
         tables = rotary_tables(hw, d, kind, DEVICE) if rotary else None
-        return rala_attention(q, k, v, tables, mask, feature_map=phi, backend=backend)
+        return rala_attention(
+            q, k, v, rotary=tables, key_padding_mask=mask, feature_map=phi, backend=backend
+        )
 
     compare(run, [x], dtype)
 
@@ -143,7 +145,9 @@ def test_linear(b, h, n, d, dtype, phi):
 
     def run(leaves, backend):
         q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        return linear_attention(q, k, v, mask, eps=0.1, feature_map=phi, backend=backend)
+        return linear_attention(
+            q, k, v, key_padding_mask=mask, eps=0.1, feature_map=phi, backend=backend
+        )
 
     compare(run, [x], dtype)
 
@@ -180,8 +184,8 @@ def test_ripple(b, h, hw, d, max_distance, dtype, stick):
     def run(leaves, backend):
         q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
         return ripple_attention(
-            q, k, v, leaves[1].transpose(1, 2), hw, key_padding_mask=mask, backend=backend,
-            stick=stick,
+            q, k, v, leaves[1].transpose(1, 2), hw_shape=hw, key_padding_mask=mask,
+            stick=stick, backend=backend,
         )  # fmt: skip
 
     compare(run, [x, weights.to(dtype).requires_grad_()], dtype)
@@ -196,7 +200,7 @@ def test_ripple_gradients_of_any_size_fit_float16(largest):
         q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
         # The values differ in sign, their mean does not hide that of the gradients.
         return ripple_attention(
-            q, k, 2 * v - 1, leaves[1], (20, 20), backend=backend, stick='plain'
+            q, k, 2 * v - 1, leaves[1], hw_shape=(20, 20), stick='plain', backend=backend
         )
 
     grad = largest * torch.randn(1, 1, 400, 32, device=DEVICE).clamp(-1, 1)
@@ -237,11 +241,11 @@ def test_all_padding_yields_zero(name, dtype):
     if name == 'rala':
         out = rala_attention(q, k, v, key_padding_mask=mask, backend='fused')
     elif name == 'linear':
-        out = linear_attention(q.exp(), k.exp(), v, mask, backend='fused')
+        out = linear_attention(q.exp(), k.exp(), v, key_padding_mask=mask, backend='fused')
     elif name == 'ripple':
         weights = torch.full((2, 2, 40, 4), 0.25, device=DEVICE, dtype=dtype)
         out = ripple_attention(
-            q.exp(), k.exp(), v, weights, (5, 8), key_padding_mask=mask, backend='fused'
+            q.exp(), k.exp(), v, weights, hw_shape=(5, 8), key_padding_mask=mask, backend='fused'
         )
     else:
         anchors = torch.randn(2, 5, 16, device=DEVICE)
@@ -273,7 +277,7 @@ def test_sums_of_chunks_are_not_rounded_by_autocast():
 
 @pytest.mark.parametrize('num_tokens, expected', [(100, 256), (2000, 256), (100_000, 768)])
 def test_chunks_on_a_gpu(monkeypatch, num_tokens, expected):
-    from mmlinattn.ops.kernels.common import chunk_size
+    from mmlinattn.ops.common.triton import chunk_size
 
     device = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda _: device)
@@ -283,20 +287,19 @@ def test_chunks_on_a_gpu(monkeypatch, num_tokens, expected):
 
 @pytest.mark.parametrize(
     'name, stick',
-    [('kernelised_attention', None), ('walk_state', None), ('walk_readout', None),
+    [('linear_attention', None), ('walk_state', None), ('walk_readout', None),
      ('ripple', None), ('ripple', 'offset'), ('ripple', 'plain')],
 )  # fmt: skip
 def test_operators_keep_torchs_rules(name, stick):
-    from mmlinattn.ops.kernels import (  # noqa: F401  register
-        kernelised_op,
-        random_walk_op,
-        ripple_op,
-    )
+    from mmlinattn.ops import linear, random_walk, ripple
+
+    for operator in (linear, random_walk, ripple):
+        operator._kernels()  # registers
 
     q, k, v = (t.detach().requires_grad_() for t in torch.randn(3, 1, 2, 20, 16, device=DEVICE))
     anchors = torch.randn(2, 4, 16, device=DEVICE).requires_grad_()
     args = {
-        'kernelised_attention': (q, k, v, None, None, None, 1e-6, 'elu+1', True),
+        'linear_attention': (q, k, v, None, None, None, 1e-6, 'elu+1', True),
         'walk_state': (q, k, v, anchors, anchors.detach().clone(), None, True),
         'walk_readout': (q, anchors, torch.randn(1, 2, 4, 16, device=DEVICE)),
         'ripple': (
@@ -325,9 +328,9 @@ def test_compiles_without_graph_breaks():
         x = random_walk_attention(q, k, v, anchors, anchors, backend='fused')
         x = rala_attention(x, k, v, backend='fused')
         x = linear_attention(x.exp(), k.exp(), v, backend='fused')
-        x = ripple_attention(x.exp(), k.exp(), v, weights, (4, 5), backend='fused')
+        x = ripple_attention(x.exp(), k.exp(), v, weights, hw_shape=(4, 5), backend='fused')
         return ripple_attention(
-            x.exp(), k.exp(), v, weights, (4, 5), backend='fused', stick='offset'
+            x.exp(), k.exp(), v, weights, hw_shape=(4, 5), backend='fused', stick='offset'
         )
 
     compiled = torch.compile(all_of_them, fullgraph=True, backend='aot_eager')
@@ -341,11 +344,11 @@ def test_compiles_without_graph_breaks():
 
 
 def test_auto_takes_the_kernel_where_it_can_serve(monkeypatch):
-    from mmlinattn.ops.kernels import kernelised_op
+    from mmlinattn.ops.linear import fused
 
     calls = []
-    original = kernelised_op.make_state
-    monkeypatch.setattr(kernelised_op, 'make_state', lambda *a: calls.append(1) or original(*a))
+    original = fused.make_state
+    monkeypatch.setattr(fused, 'make_state', lambda *a: calls.append(1) or original(*a))
     q, k, v = torch.randn(3, 1, 2, 20, 16, device=DEVICE)
     rala_attention(q, k, v)
     # Never interpreted unasked.
@@ -394,7 +397,9 @@ def test_ripple_kernels_say_what_they_cannot(groups, max_distance, message, stic
     q, k, v = torch.rand(3, 1, 1, 20, 16, device=DEVICE)
     weights = torch.rand(1, 1, 20, max_distance + (stick is None), device=DEVICE)
     with pytest.raises(BackendError, match=message):
-        ripple_attention(q, k, v, weights, (4, 5), groups, backend='fused', stick=stick)
+        ripple_attention(
+            q, k, v, weights, hw_shape=(4, 5), groups=groups, stick=stick, backend='fused'
+        )
 
 
 @pytest.mark.filterwarnings('ignore:.*encountered in:RuntimeWarning')  # of the interpreter
@@ -405,10 +410,16 @@ def test_ripple_kernels_take_logits_of_any_size(stick):
     logits[..., ::5, :] = 1e4 * logits[..., ::5, :].sign()  # exponentials are 0 and infinite
     leaf = logits.requires_grad_()
     options = dict(stick=stick)
-    out = ripple_attention(q, k, v, leaf, (4, 5), backend='fused', **options)
+    out = ripple_attention(q, k, v, leaf, hw_shape=(4, 5), backend='fused', **options)
     exact_leaf = logits.detach().double().requires_grad_()
     exact = ripple_attention(
-        q.double(), k.double(), v.double(), exact_leaf, (4, 5), backend='reference', **options
+        q.double(),
+        k.double(),
+        v.double(),
+        exact_leaf,
+        hw_shape=(4, 5),
+        backend='reference',
+        **options,
     )
     assert (out - exact).norm() / exact.norm() < 1e-5
     out.sum().backward()
@@ -430,16 +441,19 @@ from triton import knobs
 from triton._C.libtriton import llvm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from mmlinattn.ops.kernels import kernelised, random_walk, ripple
-from mmlinattn.ops.kernels.common import OPTIONS, block_size
+from mmlinattn.ops.common import key_sums
+from mmlinattn.ops.common.triton import OPTIONS, block_size
+from mmlinattn.ops.linear import kernels as linear
+from mmlinattn.ops.random_walk import kernels as random_walk
+from mmlinattn.ops.ripple import kernels as ripple
 
 FLAGS = dict(
     T=8, REACH=3, BX=16, BK=64, BR=8, STICK=1, HAS_FLAGS=True,
-    FEATURE=1, HAS_MASK=True, WEIGHTED=True, ROTARY=True, SUM=True, WRITE=True,
+    FEATURE=1, HAS_MASK=True, SCORED=True, ROTARY=True, SUM=True, WRITE=True,
     HAS_MEAN=True, HAS_WALK=True,
 )
 TOKENS = {'Q', 'K', 'V', 'DOUT', 'DQ', 'DK', 'DV', 'AQ', 'AK', 'OUT'}
-MODULES = (kernelised, random_walk, ripple)
+MODULES = {key_sums: 1, linear: 4, random_walk: 4, ripple: 4}  # kernels
 POINTERS = {'half': '*bf16', 'float': '*fp32'}
 # Those that need the most, as far as it takes no more than half a minute.
 ARCHITECTURES = {
@@ -469,11 +483,12 @@ def build(kernel, dim, kind, arch, **given):
 def compile_all():
     for module in MODULES:
         kernels = [f for n, f in vars(module).items() if n.endswith('_kernel')]
-        assert len(kernels) >= 4
+        assert len(kernels) == MODULES[module]
         for kernel in kernels:
             built = build(kernel, 64, 'half', 90)
             assert built.asm['cubin']
-            table = module.SHARED_KIB[0] if module is random_walk else module.SHARED_KIB
+            table = linear.SHARED_KIB if module is key_sums else module.SHARED_KIB
+            table = table[0] if module is random_walk else table
             assert built.metadata.shared <= table['half'][0] * 1024, kernel
             print(kernel.fn.__name__)
 
@@ -504,8 +519,8 @@ def check_table():
     skip_assembly()
     walk = [random_walk._state_backward_kernel]
     largest = (
-        ([kernelised._query_backward_kernel, kernelised._key_backward_kernel],
-         kernelised.SHARED_KIB, 64),
+        ([linear._query_backward_kernel, linear._key_backward_kernel],
+         linear.SHARED_KIB, 64),
         (walk, random_walk.SHARED_KIB[0], 64),
         (walk, random_walk.SHARED_KIB[1], 128),
         ([ripple._key_backward_kernel], ripple.SHARED_KIB, 64),
@@ -521,9 +536,10 @@ def check_table():
                     for kernel in kernels for arch in ARCHITECTURES[kind, widest]
                 )
                 case = kernels, kind, dim, anchors, needed, limit
-                assert 0.7 * limit <= needed <= limit, case
+                # The tables say what the most wasteful of the tested Tritons takes.
+                assert 0.65 * limit <= needed <= limit, case
                 print(*case)
-    for kernel in (kernelised._state_kernel, kernelised._query_backward_kernel):
+    for kernel in (key_sums._state_kernel, linear._query_backward_kernel):
         assert build(kernel, 64, 'float', 100).metadata.shared <= 227 * 1024
 
 

@@ -14,7 +14,7 @@ def test_matches_the_definition_written_as_loops(backend):
     v = torch.randn(2, 2, 5, 4, dtype=torch.float64)
     padding = torch.zeros(2, 5, dtype=torch.bool)
     padding[1, 3:] = True
-    out = linear_attention(q, k, v, padding, backend=backend)
+    out = linear_attention(q, k, v, key_padding_mask=padding, backend=backend)
     for b in range(2):
         for h in range(2):
             for i in range(5):
@@ -38,7 +38,7 @@ def test_portable_equals_reference_with_gradients(b, h, n, m, d, seed):
     results = []
     for backend in BACKENDS:
         inputs = [x.clone().requires_grad_() for x in leaves]
-        out = linear_attention(*inputs, mask, backend=backend)
+        out = linear_attention(*inputs, key_padding_mask=mask, backend=backend)
         results.append([out, *torch.autograd.grad(out, inputs, cotangent)])
     for portable, reference in zip(*results):
         torch.testing.assert_close(portable, reference, rtol=1e-10, atol=1e-10)
@@ -48,7 +48,7 @@ def test_portable_equals_reference_with_gradients(b, h, n, m, d, seed):
 def test_all_padded_yields_zero_and_no_nan_gradient(dtype):
     q, k, v = (x.requires_grad_() for x in torch.rand(3, 2, 2, 5, 8).to(dtype).unbind())
     mask = torch.tensor([[True] * 5, [False] * 5])
-    out = linear_attention(q, k, v, mask)
+    out = linear_attention(q, k, v, key_padding_mask=mask)
     assert out.dtype == dtype
     assert (out[0] == 0).all() and (out[1] != 0).any()
     out.float().sum().backward()
@@ -71,7 +71,7 @@ def test_half_precision_accumulates_in_float32(dtype, tolerance):
     'change, error, message',
     [
         (dict(k=torch.rand(1, 2, 6, 7)), ValueError, r'k has shape \(1, 2, 6, 7\)'),
-        (dict(v=torch.rand(1, 2, 5, 8)), ValueError, r'v must .* \(1, 2, 6, d\), got \(1, 2, 5'),
+        (dict(v=torch.rand(1, 2, 5, 8)), ValueError, r'v must .* \(1, 2, 6, d_v\), got \(1, 2, 5'),
         (dict(v=torch.rand(1, 2, 6, 8).double()), ValueError, 'v is torch.float64'),
         (dict(key_padding_mask=torch.zeros(1, 6)), TypeError, 'must be bool'),
         (dict(backend='quick'), ValueError, "'quick'"),

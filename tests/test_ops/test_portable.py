@@ -6,11 +6,11 @@ import torch
 from mmlinattn.ops import (
     additive_attention,
     linear_attention,
-    numerics,
     rala_attention,
     random_walk_attention,
     rotary_tables,
 )
+from mmlinattn.ops.common import numerics
 
 HW, DIM, HEADS, BATCH = (10, 15), 8, 3, 2
 TOKENS = HW[0] * HW[1]
@@ -24,7 +24,9 @@ def rala(**options):
     def run(q, k, v, *rest, mask, backend):
         rotary = rotary_tables(HW, DIM, torch.float64)
         given = dict(options, token_weights=rest[0]) if rest else options
-        return rala_attention(q, k, v, rotary, mask, backend=backend, **given)
+        return rala_attention(
+            q, k, v, rotary=rotary, key_padding_mask=mask, backend=backend, **given
+        )
 
     return run
 
@@ -33,18 +35,20 @@ def linear(feature_map):
     def run(q, k, v, mask, backend):
         # Far from 0, where the normaliser of signed features is.
         q, k = (q.exp(), k.exp()) if feature_map == 'identity' else (q, k)
-        return linear_attention(q, k, v, mask, eps=0.1, backend=backend, feature_map=feature_map)
+        return linear_attention(
+            q, k, v, key_padding_mask=mask, eps=0.1, feature_map=feature_map, backend=backend
+        )
 
     return run
 
 
 def additive(q, k, v, w_q, w_k, mask, backend):
-    return additive_attention(q, k, v, w_q, w_k, mask, backend=backend)
+    return additive_attention(q, k, v, w_q, w_k, key_padding_mask=mask, backend=backend)
 
 
 def walk(q, k, v, anchors_q, anchors_k, mask, backend):
     return random_walk_attention(
-        q, k, v, anchors_q, anchors_k, 0.4, key_padding_mask=mask, backend=backend
+        q, k, v, anchors_q, anchors_k, decay=0.4, key_padding_mask=mask, backend=backend
     )
 
 

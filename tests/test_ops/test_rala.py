@@ -48,7 +48,7 @@ def test_matches_the_definition_written_as_loops(backend, hw):
     rotary = rotary_tables(hw, d, torch.float64)
     padding = torch.zeros(2, n, dtype=torch.bool)
     padding[1, n // 2 :] = True
-    out = rala_attention(q, k, v, rotary, padding, backend=backend)
+    out = rala_attention(q, k, v, rotary=rotary, key_padding_mask=padding, backend=backend)
     for b in range(2):
         for h in range(2):
             expected = loop_rala(q[b, h], k[b, h], v[b, h], rotary, padding[b])
@@ -59,7 +59,8 @@ def test_matches_the_definition_written_as_loops(backend, hw):
 def test_recorded_output_and_gradients(golden, backend, tolerance):
     t, _ = golden('attention_ops')
     q, k, v = (t[f'rala.in.{n}'].clone().requires_grad_() for n in 'qkv')
-    out = rala_attention(q, k, v, (t['rala.in.sin'], t['rala.in.cos']), backend=backend)
+    rotary = t['rala.in.sin'], t['rala.in.cos']
+    out = rala_attention(q, k, v, rotary=rotary, backend=backend)
     (out * t['rala.in.cotangent']).sum().backward()
     assert (out - t['rala.out']).abs().max() < tolerance
     for name, tensor in zip('qkv', (q, k, v)):
@@ -72,7 +73,8 @@ def test_gradients_against_finite_differences(backend):
     rotary = rotary_tables((2, 2), 4, torch.float64)
     padding = torch.tensor([[False, False, True, False]])
     assert torch.autograd.gradcheck(
-        lambda *qkv: rala_attention(*qkv, rotary, padding, backend=backend), (q, k, v)
+        lambda *qkv: rala_attention(*qkv, rotary=rotary, key_padding_mask=padding, backend=backend),
+        (q, k, v),
     )
 
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmlinattn.ops import random_walk_attention
-from mmlinattn.ops.random_walk.portable import series_factors
+from mmlinattn.ops.random_walk.walk import series_factors
 
 FORMS = {
     'reference': dict(backend='reference'),
@@ -40,7 +40,10 @@ def test_matches_the_sum_over_steps(form, decay, steps):
     q, k, v, anchors_q, anchors_k = inputs()
     padding = torch.zeros(2, 12, dtype=torch.bool)
     padding[1, 7:] = True
-    out = random_walk_attention(q, k, v, anchors_q, anchors_k, decay, steps, padding, **FORMS[form])
+    out = random_walk_attention(
+        q, k, v, anchors_q, anchors_k, decay=decay, steps=steps, key_padding_mask=padding,
+        **FORMS[form],
+    )  # fmt: skip
     for b in range(2):
         for h in range(2):
             expected = summed_walk(
@@ -76,7 +79,10 @@ def test_gradients_against_finite_differences(form, steps):
     leaves = [x.requires_grad_() for x in inputs(1, 1, 4, 3, 2)]
     padding = torch.tensor([[False, False, True, False]])
     assert torch.autograd.gradcheck(
-        lambda *args: random_walk_attention(*args, 0.5, steps, padding, **FORMS[form]), leaves
+        lambda *args: random_walk_attention(
+            *args, decay=0.5, steps=steps, key_padding_mask=padding, **FORMS[form]
+        ),
+        leaves,
     )
 
 
@@ -91,12 +97,14 @@ def test_every_row_of_the_kernel_sums_to_one(b, h, n, d, m, seed, decay, steps, 
     q, k, v, anchors_q, anchors_k = inputs(b, h, n, d, m)
     padding = torch.rand(b, n) < 0.3
     padding[:, 0] = False
-    args = (anchors_q, anchors_k, decay, steps, padding)
-    sums = random_walk_attention(q, k, torch.ones_like(v), *args, **FORMS[form])
-    torch.testing.assert_close(sums, torch.ones_like(v), rtol=1e-9, atol=1e-9)
+    anchors, options = (anchors_q, anchors_k), dict(decay=decay, steps=steps)
+    options['key_padding_mask'] = padding
+    ones = torch.ones_like(v)
+    sums = random_walk_attention(q, k, ones, *anchors, **options, **FORMS[form])
+    torch.testing.assert_close(sums, ones, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(
-        random_walk_attention(q, k, v, *args, **FORMS[form]),
-        random_walk_attention(q, k, v, *args, backend='reference'),
+        random_walk_attention(q, k, v, *anchors, **options, **FORMS[form]),
+        random_walk_attention(q, k, v, *anchors, **options, backend='reference'),
         rtol=1e-9,
         atol=1e-10,
     )
@@ -145,8 +153,8 @@ def test_half_precision_with_logits_of_sixty(solver, dtype):
 @pytest.mark.parametrize('decay', [0.1, 0.5, 0.9])
 def test_series_reaches_float32(decay):
     args = inputs(1, 1, 256, 16, 64, torch.float32)
-    exact = random_walk_attention(*(x.double() for x in args), decay, backend='reference')
-    out = random_walk_attention(*args, decay, backend='portable')
+    exact = random_walk_attention(*(x.double() for x in args), decay=decay, backend='reference')
+    out = random_walk_attention(*args, decay=decay, backend='portable')
     assert (out.double() - exact).norm() / exact.norm() < 2e-6
 
 

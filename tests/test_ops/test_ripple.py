@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmlinattn.ops import (
-    dispatch,
     linear_attention,
     ripple_attention,
     stick_breaking,
     use_backend,
 )
-from mmlinattn.ops.ripple import choose_algorithm, tile
+from mmlinattn.ops.common import dispatch, numerics
+from mmlinattn.ops.ripple import choose_algorithm
 
 ALGORITHMS = ('reference', 'sat', 'tile')
 CASES = ['chebyshev', 'chebyshev.masked', 'log', 'log.masked', 'fixed', 'truncated']
@@ -27,9 +27,9 @@ def case(hw, max_distance, batch=1, heads=2, features=4, dims=3, dtype=torch.flo
     return q, k, v, torch.rand(*shape, max_distance + 1, dtype=dtype) + 0.05
 
 
-def with_gradients(inputs, cotangent, *args, **kwargs):
+def with_gradients(inputs, cotangent, **options):
     inputs = [x.clone().requires_grad_() for x in inputs]
-    out = ripple_attention(*inputs, *args, **kwargs)
+    out = ripple_attention(*inputs, **options)
     return [out, *torch.autograd.grad(out, inputs, cotangent)]
 
 
@@ -56,7 +56,9 @@ def loop_ripple(q, k, v, weights, hw, groups, padding, eps=1e-6):
 def test_reference_is_the_definition_written_as_loops(groups, hw, max_distance):
     inputs = case(hw, max_distance, heads=1)
     padding = torch.rand(1, hw[0] * hw[1]) < 0.3
-    out = ripple_attention(*inputs, hw, groups, padding, 'reference')
+    out = ripple_attention(
+        *inputs, hw_shape=hw, groups=groups, key_padding_mask=padding, backend='reference'
+    )
     expected = loop_ripple(*(x[0, 0] for x in inputs), hw, groups, padding[0])
     torch.testing.assert_close(out[0, 0], expected, rtol=1e-12, atol=1e-12)
 
@@ -86,8 +88,8 @@ def test_recorded_output_and_gradients(golden, algorithm, name):
         if name == 'truncated':
             weights = torch.nn.functional.pad(weights[..., :-1], (0, 1))
     out = ripple_attention(
-        leaves['q'], leaves['k'], leaves['v'], weights, (height, width), groups,
-        t.get('in.key_padding_mask'), algorithm,
+        leaves['q'], leaves['k'], leaves['v'], weights, hw_shape=(height, width), groups=groups,
+        key_padding_mask=t.get('in.key_padding_mask'), backend=algorithm,
     )  # fmt: skip
     (out * t['in.cotangent']).sum().backward()
     tolerance = 1e-12 if algorithm == 'reference' else 1e-10
@@ -114,12 +116,13 @@ def test_all_algorithms_agree_with_gradients(
     inputs = case(hw, max_distance, batch, heads, features, dims)
     mask = torch.rand(batch, hw[0] * hw[1]) < 0.4 if masked else None
     cotangent = torch.randn_like(inputs[2])
-    expected = with_gradients(inputs, cotangent, hw, groups, mask, 'reference')
+    options = dict(hw_shape=hw, groups=groups, key_padding_mask=mask)
+    expected = with_gradients(inputs, cotangent, **options, backend='reference')
     # Whole heads in a chunk, and chunks of a few columns of tiles.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tile, 'CPU_CHUNK', chunk)
+        patch.setattr(numerics, 'CPU_TILES', chunk)
         for algorithm in ('sat', 'tile') if groups == 'chebyshev' else ('sat',):
-            results = with_gradients(inputs, cotangent, hw, groups, mask, algorithm)
+            results = with_gradients(inputs, cotangent, **options, backend=algorithm)
             for result, reference in zip(results, expected):  # out, then gradients of q, k, v, w
                 torch.testing.assert_close(result, reference, rtol=1e-10, atol=1e-10)
 
@@ -129,7 +132,10 @@ def test_gradients_against_finite_differences(algorithm):
     inputs = [x.requires_grad_() for x in case((2, 3), 2, heads=1, features=2, dims=2)]
     padding = torch.tensor([[False, False, True, False, False, False]])
     assert torch.autograd.gradcheck(
-        lambda *x: ripple_attention(*x, (2, 3), 'chebyshev', padding, algorithm), inputs
+        lambda *x: ripple_attention(
+            *x, hw_shape=(2, 3), key_padding_mask=padding, backend=algorithm
+        ),
+        inputs,
     )
 
 
@@ -152,8 +158,9 @@ def test_logits_in_place_of_weights(algorithm, stick, max_distance):
     mask = torch.rand(1, 20) < 0.3
     cotangent = torch.randn_like(v)
     result = with_gradients(
-        (q, k, v, logits), cotangent, hw, 'chebyshev', mask, algorithm, stick=stick
-    )
+        (q, k, v, logits), cotangent, hw_shape=hw, key_padding_mask=mask, stick=stick,
+        backend=algorithm,
+    )  # fmt: skip
     leaves = [x.clone().requires_grad_() for x in (q, k, v, logits)]
     weights = break_sticks(leaves[3], stick == 'offset')
     expected = torch.stack([
@@ -171,9 +178,10 @@ def test_logits_break_in_float32(algorithm, dtype):
     q, k, v, _ = (x.to(dtype) for x in case((4, 5), 1))
     logits = (3 * torch.randn(1, 2, 20, 4)).to(dtype).requires_grad_()
     weights = stick_breaking(logits.float())
-    expected = ripple_attention(*(x.float() for x in (q, k, v)), weights, (4, 5), algorithm='tile')
+    single = (x.float() for x in (q, k, v))
+    expected = ripple_attention(*single, weights, hw_shape=(4, 5), backend='tile')
     with torch.autocast('cpu', dtype=torch.bfloat16):
-        out = ripple_attention(q, k, v, logits, (4, 5), algorithm=algorithm, stick='offset')
+        out = ripple_attention(q, k, v, logits, hw_shape=(4, 5), stick='offset', backend=algorithm)
     assert out.dtype == dtype
     torch.testing.assert_close(out, expected.to(dtype), rtol=1e-5, atol=1e-5)
     (grad,) = torch.autograd.grad(out.float().square().sum(), logits)
@@ -183,7 +191,7 @@ def test_logits_break_in_float32(algorithm, dtype):
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
 def test_no_logits_are_linear_attention(algorithm):
     q, k, v, _ = case((5, 7), 3)
-    out = ripple_attention(q, k, v, q[..., :0], (5, 7), algorithm=algorithm, stick='offset')
+    out = ripple_attention(q, k, v, q[..., :0], hw_shape=(5, 7), stick='offset', backend=algorithm)
     torch.testing.assert_close(out, linear_attention(q, k, v), rtol=1e-12, atol=1e-12)
 
 
@@ -191,22 +199,22 @@ def test_no_logits_are_linear_attention(algorithm):
 def test_equal_weights_are_linear_attention(algorithm):
     q, k, v, _ = case((5, 7), 3)
     ones = torch.ones(*q.shape[:3], 4, dtype=q.dtype)
-    out = ripple_attention(q, k, v, ones, (5, 7), algorithm=algorithm)
+    out = ripple_attention(q, k, v, ones, hw_shape=(5, 7), backend=algorithm)
     torch.testing.assert_close(out, linear_attention(q, k, v), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
 def test_a_distance_beyond_the_map_is_exact(algorithm):
     q, k, v, weights = case((3, 4), 9)
-    near = ripple_attention(q, k, v, weights[..., :4], (3, 4), algorithm=algorithm)
-    far = ripple_attention(q, k, v, weights, (3, 4), algorithm=algorithm)
+    near = ripple_attention(q, k, v, weights[..., :4], hw_shape=(3, 4), backend=algorithm)
+    far = ripple_attention(q, k, v, weights, hw_shape=(3, 4), backend=algorithm)
     torch.testing.assert_close(far, near, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
 def test_padding_gives_each_image_the_result_it_has_alone(algorithm):
     inputs = case((4, 5), 2)
-    alone = ripple_attention(*inputs, (4, 5), algorithm=algorithm)
+    alone = ripple_attention(*inputs, hw_shape=(4, 5), backend=algorithm)
     # Columns of junk on the right, rows of it below.
     padded = []
     for x in inputs:
@@ -215,7 +223,9 @@ def test_padding_gives_each_image_the_result_it_has_alone(algorithm):
         padded.append(junk.flatten(2, 3))
     mask = torch.ones(1, 6, 8, dtype=torch.bool)
     mask[:, :4, :5] = False
-    out = ripple_attention(*padded, (6, 8), 'chebyshev', mask.flatten(1), algorithm)
+    out = ripple_attention(
+        *padded, hw_shape=(6, 8), key_padding_mask=mask.flatten(1), backend=algorithm
+    )
     beside = out.unflatten(2, (6, 8))[:, :, :4, :5].flatten(2, 3)
     torch.testing.assert_close(beside, alone, rtol=1e-10, atol=1e-10)
 
@@ -231,7 +241,7 @@ def test_all_padded_yields_zero_and_no_nan_gradient(algorithm, dtype):
     inputs = [x.to(dtype).requires_grad_() for x in case((3, 4), 2, batch=2)]
     mask = torch.zeros(2, 12, dtype=torch.bool)
     mask[0] = True
-    out = ripple_attention(*inputs, (3, 4), 'chebyshev', mask, algorithm)
+    out = ripple_attention(*inputs, hw_shape=(3, 4), key_padding_mask=mask, backend=algorithm)
     assert out.dtype == dtype
     assert (out[0] == 0).all() and (out[1] != 0).any()
     out.float().sum().backward()
@@ -244,7 +254,9 @@ def test_a_window_without_keys_yields_zero(algorithm):
     q, k, v, weights = (x.requires_grad_() for x in case((1, 8), 2))
     mask = torch.tensor([[True] * 4 + [False] * 4])
     local = torch.nn.functional.pad(weights[..., :-1], (0, 1))
-    out = ripple_attention(q, k, v, local, (1, 8), 'chebyshev', mask, algorithm)
+    out = ripple_attention(
+        q, k, v, local, hw_shape=(1, 8), key_padding_mask=mask, backend=algorithm
+    )
     assert out[:, :, :2].abs().max() < 1e-6 and (out[:, :, 4:] != 0).all()
     out.sum().backward()
     assert all(torch.isfinite(x.grad).all() for x in (q, k, v, weights))
@@ -255,8 +267,8 @@ def test_float32_is_close_to_float64(algorithm, tolerance):
     hw = (48, 40)
     q, k, v, _ = case(hw, 4, features=16, dims=16)
     weights = stick_breaking(torch.randn(1, 2, 48 * 40, 4, dtype=torch.float64), offset=False)
-    exact = ripple_attention(q, k, v, weights, hw, algorithm='tile')
-    out = ripple_attention(*(x.float() for x in (q, k, v, weights)), hw, algorithm=algorithm)
+    exact = ripple_attention(q, k, v, weights, hw_shape=hw, backend='tile')
+    out = ripple_attention(*(x.float() for x in (q, k, v, weights)), hw_shape=hw, backend=algorithm)
     assert (out - exact).abs().max() / exact.abs().max() < tolerance
 
 
@@ -266,11 +278,11 @@ def test_half_precision_computes_in_float32(algorithm, dtype, tolerance):
     hw = (20, 24)
     q, k, v, weights = (x.to(dtype) for x in case(hw, 3, features=16, dims=16))
     q, k = 30 * q, 30 * k
-    exact = ripple_attention(*(x.double() for x in (q, k, v, weights)), hw, algorithm='tile')
+    exact = ripple_attention(*(x.double() for x in (q, k, v, weights)), hw_shape=hw, backend='tile')
     for autocast in (False, True):
         inputs = [x.clone().requires_grad_() for x in (q, k, v, weights)]
         with torch.autocast('cpu', dtype=torch.bfloat16, enabled=autocast):
-            out = ripple_attention(*inputs, hw, algorithm=algorithm)
+            out = ripple_attention(*inputs, hw_shape=hw, backend=algorithm)
             out.float().square().sum().backward()
         assert out.dtype == dtype and all(x.grad.dtype == dtype for x in inputs)
         assert (out.double() - exact).norm() / exact.norm() < tolerance
@@ -281,8 +293,8 @@ def test_strided_views_of_a_fused_projection(algorithm):
     qkv = torch.rand(2, 12, 3, 2, 8, dtype=torch.float64)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
     weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).expand(2, 2, 12, 3)
-    out = ripple_attention(q, k, v, weights, (3, 4), algorithm=algorithm)
-    expected = ripple_attention(q, k, v, weights, (3, 4), algorithm='reference')
+    out = ripple_attention(q, k, v, weights, hw_shape=(3, 4), backend=algorithm)
+    expected = ripple_attention(q, k, v, weights, hw_shape=(3, 4), backend='reference')
     torch.testing.assert_close(out, expected)
 
 
@@ -293,14 +305,14 @@ def test_auto_chooses_by_distance_features_map_and_groups():
     assert choose_algorithm(60, 32, (14, 14), 'chebyshev') == 'tile'
 
 
-def test_a_named_algorithm_runs_under_any_default_backend():
+def test_a_named_backend_runs_under_any_default_backend():
     q, k, v, weights = case((2, 3), 1)
     q = -q
     for default in ('auto', 'reference', 'portable'):
         with use_backend(default):
-            ripple_attention(q, k, v, weights, (2, 3), algorithm='tile')  # takes any sign
+            ripple_attention(q, k, v, weights, hw_shape=(2, 3), backend='tile')  # takes any sign
             with pytest.raises(ValueError, match='q must be feature-mapped .* minimum is -'):
-                ripple_attention(q, k, v, weights, (2, 3), algorithm='reference')
+                ripple_attention(q, k, v, weights, hw_shape=(2, 3), backend='reference')
 
 
 @pytest.mark.parametrize(
@@ -314,11 +326,14 @@ def test_a_named_algorithm_runs_under_any_default_backend():
         (dict(weights=torch.rand(6, 3), stick='offset'), ValueError, r"\(6, 3\) with .*'offset'"),
         (dict(stick='broken'), ValueError, r"stick must be one of .*'plain'\), got 'broken'"),
         (dict(weights=torch.ones(1, 2, 6, 3).long()), ValueError, 'weights .* torch.int64'),
-        (dict(hw_shape=(2, 4)), ValueError, r'hw_shape=\(2, 4\) has 8 positions .* 6 tokens'),
+        (
+            dict(hw_shape=(2, 4)),
+            ValueError,
+            r'hw_shape=\(2, 4\) has 8 positions but q has 6 tokens',
+        ),
         (dict(groups='square'), ValueError, "groups .*'square'"),
-        (dict(algorithm='fast'), ValueError, "algorithm .*'fast'"),
-        (dict(groups='log', algorithm='tile'), ValueError, "'tile' needs groups='chebyshev'"),
-        (dict(algorithm='sat', backend='reference'), ValueError, "'sat' belongs to .*portable"),
+        (dict(backend='fast'), ValueError, r"backend .*'tile', 'sat'\), got 'fast'"),
+        (dict(groups='log', backend='tile'), ValueError, "'tile' needs groups='chebyshev'"),
         (dict(key_padding_mask=torch.zeros(1, 6)), TypeError, 'must be bool'),
         (dict(backend='quick'), ValueError, "'quick'"),
     ],
@@ -333,7 +348,7 @@ def test_bad_input_names_argument_and_value(change, error, message):
 @pytest.mark.parametrize('offset', [True, False])
 def test_stick_breaking_by_hand(offset):
     logits = torch.randn(5, 3, dtype=torch.float64)
-    weights = stick_breaking(logits, offset)
+    weights = stick_breaking(logits, offset=offset)
     for row, out in zip(logits.tolist(), weights.tolist()):
         left, expected = 1.0, []
         for r, logit in enumerate(row, start=1):
@@ -415,11 +430,11 @@ def test_an_empty_last_group_costs_no_digits(form, hw, max_distance, real):
         mask = mask.flatten()[None]
     if form == 'fused' and dispatch.TRITON_PROBLEM:
         pytest.skip(dispatch.TRITON_PROBLEM)
-    how = dict(backend='fused') if form == 'fused' else dict(algorithm=form)
+    how = dict(backend=form)
     cotangent, results = torch.randn(1, 2, n, 16), []
-    for dtype, options in ((torch.float32, how), (torch.float64, dict(algorithm='reference'))):
+    for dtype, options in ((torch.float32, how), (torch.float64, dict(backend='reference'))):
         leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, v, weights)]
-        out = ripple_attention(*leaves, hw, key_padding_mask=mask, eps=1e-12, **options)
+        out = ripple_attention(*leaves, hw_shape=hw, key_padding_mask=mask, eps=1e-12, **options)
         if mask is not None:  # padded queries read nothing of use
             out = out.masked_fill(mask[:, None, :, None], 0)
         results.append([out, *torch.autograd.grad(out, leaves, cotangent.to(dtype))])

@@ -4,8 +4,9 @@ from typing import Optional
 
 from torch import Tensor
 
-from ..checks import check_qkv
-from ..dispatch import Operator
+from ..common.checks import check_qkv
+from ..common.dispatch import Operator
+from .options import AdditiveOptions
 from .portable import additive_portable
 from .reference import additive_reference
 
@@ -18,6 +19,7 @@ def additive_attention(
     v: Tensor,
     w_q: Tensor,
     w_k: Tensor,
+    *,
     key_padding_mask: Optional[Tensor] = None,
     backend: str = 'auto',
 ) -> Tensor:
@@ -31,7 +33,8 @@ def additive_attention(
 
     Args:
         q, k, v: projected tokens, (B, heads, N, d), any strides; float16, bfloat16, float32 or
-            float64. Half types are accumulated in float32 (all but the reference form).
+            float64. Half types are accumulated in float32 (all but the reference form). Values
+            cannot have another width here: the key multiplies them channel by channel.
         w_q, w_k: what tokens are scored with, (heads, d), of any floating type.
         key_padding_mask: (B, N) bool, True = padding.
         backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
@@ -52,6 +55,8 @@ def additive_attention(
         torch.Size([2, 4, 30, 16])
     """
     check_qkv(q, k, v, key_padding_mask)
+    if v.shape[3] != q.shape[3]:
+        raise ValueError(f'v must be as wide as q, {q.shape[3]}: key * v_i, got {tuple(v.shape)}')
     shape = (q.shape[1], q.shape[3])
     for name, weight in (('w_q', w_q), ('w_k', w_k)):
         if tuple(weight.shape) != shape or weight.device != q.device:
@@ -59,4 +64,4 @@ def additive_attention(
                 f'{name} must have shape (heads, d) = {shape} on {q.device}, got '
                 f'{tuple(weight.shape)} on {weight.device}'
             )
-    return _additive(backend, q, k, v, w_q, w_k, key_padding_mask)
+    return _additive(backend, q, k, v, w_q, w_k, AdditiveOptions(key_padding_mask))

@@ -9,25 +9,27 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..numerics import accumulation_dtype, empty_tokens, no_autocast, one_graph, token_chunks
-from ..online_softmax import OnlineSoftmax
+from ..common.numerics import (
+    accumulation_dtype,
+    no_autocast,
+    one_graph,
+    token_chunks,
+    token_major,
+)
+from ..common.online_softmax import OnlineSoftmax
+from .options import AdditiveOptions
 
 
 def additive_portable(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w_q: Tensor,
-    w_k: Tensor,
-    key_padding_mask: Optional[Tensor] = None,
+    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, options: AdditiveOptions
 ) -> Tensor:
     """See :func:`mmlinattn.ops.additive_attention`."""
-    dtype = accumulation_dtype(q.dtype)
+    dtype, mask = accumulation_dtype(q.dtype), options.key_padding_mask
     pool, scale = (_pool, _scale) if one_graph() else (_Pool.apply, _Scale.apply)
     with no_autocast(q):
         w_q, w_k = w_q.to(dtype), w_k.to(dtype)
-        query, _ = pool(q, w_q[None, :, None], key_padding_mask)
-        key, _ = pool(k, w_k[None, :, None] * query, key_padding_mask)
+        query, _ = pool(q, w_q[None, :, None], mask)
+        key, _ = pool(k, w_k[None, :, None] * query, mask)
         return scale(v, query * key)
 
 
@@ -85,7 +87,7 @@ def _scale(x: Tensor, factor: Tensor) -> Tensor:
     chunks = token_chunks(x)
     if len(chunks) == 1:
         return (factor * x).to(x.dtype)
-    out = empty_tokens(x, x.shape[-1], x.dtype)
+    out = token_major(x)
     for chunk in chunks:
         out[:, :, chunk] = factor * x[:, :, chunk]
     return out

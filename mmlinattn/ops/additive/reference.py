@@ -1,22 +1,17 @@
 """Additive attention symbol by symbol."""
 
-from typing import Optional
-
 from torch import Tensor
 
-from ..numerics import masked_softmax
+from ..common.numerics import masked_softmax
+from .options import AdditiveOptions
 
 
 def additive_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w_q: Tensor,
-    w_k: Tensor,
-    key_padding_mask: Optional[Tensor] = None,
+    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, options: AdditiveOptions
 ) -> Tensor:
     """See :func:`mmlinattn.ops.additive_attention`."""
-    mask = None if key_padding_mask is None else key_padding_mask[:, None]  # [B, 1, N]
+    mask = options.key_padding_mask
+    mask = None if mask is None else mask[:, None]  # [B, 1, N]
 
     def pool(tokens: Tensor, weight: Tensor) -> Tensor:
         scores = (tokens * weight.to(tokens.dtype)[:, None]).sum(-1) * tokens.shape[-1] ** -0.5

@@ -1,13 +1,14 @@
-"""Kernelised linear attention."""
+"""Linear attention."""
 
 from types import ModuleType
 from typing import Optional
 
 from torch import Tensor
 
-from ..checks import check_features
-from ..dispatch import Operator
-from ..feature_maps import feature_map as get_feature_map
+from ..common.checks import check_qkv
+from ..common.dispatch import Operator
+from ..common.feature_maps import feature_map as get_feature_map
+from .options import LinearOptions
 from .portable import linear_portable
 from .reference import linear_reference
 
@@ -25,14 +26,14 @@ def linear_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    *,
     key_padding_mask: Optional[Tensor] = None,
     eps: float = 1e-6,
-    backend: str = 'auto',
-    *,
     feature_map: str = 'identity',
+    backend: str = 'auto',
 ) -> Tensor:
-    """Kernelised linear attention, "Transformers are RNNs" (Katharopoulos et al., ICML 2020), with
-    ``phi`` the feature map::
+    """Linear attention, "Transformers are RNNs" (Katharopoulos et al., ICML 2020), with ``phi`` the
+    feature map::
 
         out_i = phi(q_i)^T (sum_j phi(k_j) v_j^T) / (phi(q_i) . sum_j phi(k_j) + eps)
 
@@ -42,15 +43,15 @@ def linear_attention(
     Args:
         q, k: queries and keys, (B, heads, N, m), any strides; float16, bfloat16, float32 or
             float64. Half types are accumulated in float32 (all but the reference form).
-        v: values (B, heads, N, d) of the same type.
+        v: values (B, heads, N, d_v) of the same type.
         key_padding_mask: (B, N) bool, True = padding.
         eps: added to the normaliser.
-        backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
         feature_map: ``'elu+1'``, ``'relu'``, ``'softmax'`` (over channels), or ``'identity'`` for
             queries and keys that are features already.
+        backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
 
     Returns:
-        (B, heads, N, d) in the type of ``v``.
+        (B, heads, N, d_v) in the type of ``v``.
 
     Raises:
         ValueError: shapes, types or devices that do not fit, an unknown feature map or backend.
@@ -63,6 +64,6 @@ def linear_attention(
         >>> linear_attention(q, k, v, feature_map='elu+1').shape
         torch.Size([2, 4, 30, 16])
     """
-    check_features(q, k, v, key_padding_mask)
+    check_qkv(q, k, v, key_padding_mask)
     get_feature_map(feature_map)
-    return _linear(backend, q, k, v, key_padding_mask, eps, feature_map)
+    return _linear(backend, q, k, v, LinearOptions(key_padding_mask, eps, feature_map))

@@ -1,38 +1,113 @@
-"""Linear attention in two passes over the tokens."""
+"""Linear attention and RALA as custom operators: torch.compile and autograd see them."""
 
-from typing import Optional
+from typing import Optional, Tuple
 
+import torch
 from torch import Tensor
 
-from ..kernels.common import FEATURES
-from ..kernels.common import refuses as refuses_tokens
-from ..kernels.kernelised import SHARED_KIB
-from ..kernels.kernelised_op import kernelised_attention
+from ..common.key_sums import KeyLaunch, State, make_state
+from ..common.numerics import token_major
+from ..common.triton import FEATURES, padded
+from ..common.triton import refuses as refuses_tokens
+from .kernels import SHARED_KIB, backward, mean_query, read_out
+from .options import LinearOptions
 
 
-def fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_padding_mask: Optional[Tensor] = None,
-    eps: float = 1e-6,
-    feature_map: str = 'identity',
-) -> Tensor:
+def fused(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
     """See :func:`mmlinattn.ops.linear_attention`."""
-    return kernelised_attention(q, k, v, None, key_padding_mask, eps, feature_map, weighted=False)
+    sin, cos = (None, None) if options.rotary is None else (t.float() for t in options.rotary)
+    return _forward(
+        q,
+        k,
+        v,
+        options.key_padding_mask,
+        sin,
+        cos,
+        options.eps,
+        options.feature_map,
+        options.scored,
+    )[0]
 
 
-def refuses(
+def refuses(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Optional[str]:
+    """Why the kernel cannot serve, or None."""
+    if options.feature_map not in FEATURES:
+        return f'feature_map {options.feature_map!r} has no kernel, these have: {tuple(FEATURES)}'
+    return refuses_tokens(q, v, SHARED_KIB)
+
+
+def _launch(q, mask, sin, cos, feature_map, scored) -> KeyLaunch:
+    rotary = None if sin is None else (sin, cos)
+    return KeyLaunch(q, mask, rotary, FEATURES[feature_map], scored)
+
+
+@torch.library.custom_op('mmlinattn::linear_attention', mutates_args=())
+def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    key_padding_mask: Optional[Tensor] = None,
-    eps: float = 1e-6,
-    feature_map: str = 'identity',
-) -> Optional[str]:
-    """Why the kernel cannot serve, or None."""
-    if feature_map not in FEATURES:
-        return f'feature_map {feature_map!r} has no kernel, these have: {tuple(FEATURES)}'
-    if q.shape[-1] != v.shape[-1]:
-        return f'kernels are for as many features as values, got {q.shape[-1]} and {v.shape[-1]}'
-    return refuses_tokens(q, q.shape[-1], SHARED_KIB)
+    mask: Optional[Tensor],
+    sin: Optional[Tensor],
+    cos: Optional[Tensor],
+    eps: float,
+    feature_map: str,
+    scored: bool,
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    with torch.cuda.device_of(q):
+        launch = _launch(q, mask, sin, cos, feature_map, scored)
+        mean = mean_query(q, launch) if scored else None
+        state = make_state(k, v, mean, eps, launch)
+        return (read_out(q, state, launch), *state)
+
+
+@_forward.register_fake
+def _(q, k, v, mask, sin, cos, eps, feature_map, scored):
+    batch, heads, _, dim = q.shape
+    size = padded(dim)
+    new = q.new_empty
+    s = new((batch, heads, size, size), dtype=torch.float32)
+    z = new((batch, heads, size), dtype=torch.float32)
+    scalar = new((batch, heads), dtype=torch.float32)
+    mean = torch.empty_like(z) if scored else new(0, dtype=torch.float32)
+    return token_major(q), s, z, scalar, torch.empty_like(scalar), mean
+
+
+@torch.library.custom_op('mmlinattn::linear_attention_backward', mutates_args=())
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Optional[Tensor],
+    sin: Optional[Tensor],
+    cos: Optional[Tensor],
+    s: Tensor,
+    z: Tensor,
+    eps: Tensor,
+    lse: Tensor,
+    mean: Tensor,
+    feature_map: str,
+    scored: bool,
+) -> Tuple[Tensor, Tensor, Tensor]:
+    launch = _launch(q, mask, sin, cos, feature_map, scored)
+    with torch.cuda.device_of(q):
+        return backward(grad, q, k, v, State(s, z, eps, lse, mean), launch)
+
+
+@_backward.register_fake
+def _(grad, q, k, v, *_):
+    return token_major(q), token_major(k), token_major(v)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    q, k, v, mask, sin, cos, _, ctx.feature_map, ctx.scored = inputs
+    _, *state = output
+    ctx.save_for_backward(q, k, v, mask, sin, cos, *state)
+
+
+def _autograd(ctx, grad, *_):
+    grads = _backward(grad, *ctx.saved_tensors, ctx.feature_map, ctx.scored)
+    return (*grads, None, None, None, None, None, None)
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)

@@ -5,10 +5,11 @@ from typing import Optional
 
 from torch import Tensor
 
-from ..checks import check_qkv
-from ..dispatch import Operator
-from ..feature_maps import feature_map as get_feature_map
-from ..rotary import Rotary, check_rotary
+from ..common.checks import check_qkv
+from ..common.dispatch import Operator
+from ..common.feature_maps import feature_map as get_feature_map
+from ..common.rotary import Rotary, check_rotary
+from .options import RalaOptions
 from .portable import rala_portable
 from .reference import rala_reference
 
@@ -26,13 +27,13 @@ def rala_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    *,
     rotary: Optional[Rotary] = None,
     key_padding_mask: Optional[Tensor] = None,
     eps: float = 1e-6,
-    backend: str = 'auto',
-    *,
     feature_map: str = 'elu+1',
     token_weights: Optional[Tensor] = None,
+    backend: str = 'auto',
 ) -> Tensor:
     """Rank-augmented linear attention, "Breaking the Low-Rank Dilemma of Linear Attention"
     (Fan et al., CVPR 2025), equations 6 and 7 with the normaliser of the released code.
@@ -46,19 +47,20 @@ def rala_attention(
     has alone; an image that is all padding yields 0.
 
     Args:
-        q, k, v: projected tokens before the feature map, (B, heads, N, d), any strides; float16,
-            bfloat16, float32 or float64. Half types are accumulated
-            in float32 (all but the reference form).
+        q, k: projected tokens before the feature map, (B, heads, N, d), any strides; float16,
+            bfloat16, float32 or float64. Half types are accumulated in float32 (all but the
+            reference form).
+        v: values (B, heads, N, d_v) of the same type.
         rotary: ``(sin, cos)`` tables, each (N, d), see :func:`mmlinattn.ops.rotary_tables`.
         key_padding_mask: (B, N) bool, True = padding.
         eps: added to the normaliser.
-        backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
         feature_map: ``'elu+1'`` (the paper's), ``'relu'`` or ``'softmax'`` (table 9).
         token_weights: replaces ``a`` (table 10): broadcastable to (B, heads, N), mean 1 over the
             tokens; ones switch the augmentation of keys and values off.
+        backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
 
     Returns:
-        (B, heads, N, d) in the type of ``q``.
+        (B, heads, N, d_v) in the type of ``q``.
 
     Raises:
         ValueError: shapes, types or devices that do not fit, an unknown feature map or backend.
@@ -75,4 +77,5 @@ def rala_attention(
     check_qkv(q, k, v, key_padding_mask)
     check_rotary(rotary, q.shape[2], q.shape[3])
     get_feature_map(feature_map)
-    return _rala(backend, q, k, v, rotary, key_padding_mask, eps, feature_map, token_weights)
+    options = RalaOptions(rotary, key_padding_mask, eps, feature_map, token_weights)
+    return _rala(backend, q, k, v, options)

@@ -4,40 +4,17 @@ from typing import Optional
 
 from torch import Tensor
 
-from ..kernels.common import FEATURES
-from ..kernels.common import refuses as refuses_tokens
-from ..kernels.kernelised import SHARED_KIB
-from ..kernels.kernelised_op import kernelised_attention
-from ..rotary import Rotary
+from ..linear import fused as family
+from .options import RalaOptions
 
 
-def fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rotary: Optional[Rotary] = None,
-    key_padding_mask: Optional[Tensor] = None,
-    eps: float = 1e-6,
-    feature_map: str = 'elu+1',
-    token_weights: Optional[Tensor] = None,
-) -> Tensor:
+def fused(q: Tensor, k: Tensor, v: Tensor, options: RalaOptions) -> Tensor:
     """See :func:`mmlinattn.ops.rala_attention`."""
-    return kernelised_attention(q, k, v, rotary, key_padding_mask, eps, feature_map, weighted=True)
+    return family.fused(q, k, v, options.of_family())
 
 
-def refuses(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rotary: Optional[Rotary] = None,
-    key_padding_mask: Optional[Tensor] = None,
-    eps: float = 1e-6,
-    feature_map: str = 'elu+1',
-    token_weights: Optional[Tensor] = None,
-) -> Optional[str]:
+def refuses(q: Tensor, k: Tensor, v: Tensor, options: RalaOptions) -> Optional[str]:
     """Why the kernel cannot serve, or None."""
-    if token_weights is not None:
+    if options.token_weights is not None:
         return 'given token_weights have no kernel'
-    if feature_map not in FEATURES:
-        return f'feature_map {feature_map!r} has no kernel, these have: {tuple(FEATURES)}'
-    return refuses_tokens(q, q.shape[-1], SHARED_KIB)
+    return family.refuses(q, k, v, options.of_family())

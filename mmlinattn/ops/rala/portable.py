@@ -4,29 +4,19 @@ from typing import Optional, Tuple
 
 from torch import Tensor
 
-from ..kernelised import kernelised_portable
-from ..numerics import accumulation_dtype
-from ..rotary import Rotary
+from ..common.numerics import accumulation_dtype
+from ..linear.portable import linear_portable
+from .options import RalaOptions
 
 
-def rala_portable(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rotary: Optional[Rotary] = None,
-    key_padding_mask: Optional[Tensor] = None,
-    eps: float = 1e-6,
-    feature_map: str = 'elu+1',
-    token_weights: Optional[Tensor] = None,
-) -> Tensor:
+def rala_portable(q: Tensor, k: Tensor, v: Tensor, options: RalaOptions) -> Tensor:
     """See :func:`mmlinattn.ops.rala_attention`."""
-    # Dividing the weights by N once replaces the division of both sums by N: they sum to 1.
-    weights = None
-    if token_weights is not None:
-        dtype = accumulation_dtype(q.dtype)
-        weights = _shares(token_weights.to(dtype), key_padding_mask, q.shape)
-    scored = token_weights is None
-    return kernelised_portable(q, k, v, rotary, key_padding_mask, eps, feature_map, weights, scored)
+    weights = options.token_weights
+    if weights is not None:
+        # Dividing the weights by N once replaces the division of both sums by N: they sum to 1.
+        weights = weights.to(accumulation_dtype(q.dtype))
+        weights = _shares(weights, options.key_padding_mask, q.shape)
+    return linear_portable(q, k, v, options.of_family(weights))
 
 
 def _shares(weights: Tensor, mask: Optional[Tensor], shape: Tuple[int, ...]) -> Tensor:

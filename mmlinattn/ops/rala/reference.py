@@ -1,33 +1,24 @@
 """RALA by its definition: token by token, N x N. Slow, short, exact in float64."""
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
-from ..feature_maps import feature_map as get_feature_map
-from ..rotary import Rotary, apply_rotary
+from ..common.feature_maps import FEATURE_MAPS
+from ..common.rotary import apply_rotary
+from .options import RalaOptions
 
 
-def rala_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rotary: Optional[Rotary] = None,
-    key_padding_mask: Optional[Tensor] = None,
-    eps: float = 1e-6,
-    feature_map: str = 'elu+1',
-    token_weights: Optional[Tensor] = None,
-) -> Tensor:
+def rala_reference(q: Tensor, k: Tensor, v: Tensor, options: RalaOptions) -> Tensor:
     """See :func:`mmlinattn.ops.rala_attention`."""
-    phi = get_feature_map(feature_map)
+    phi = FEATURE_MAPS[options.feature_map]
     q, k = phi(q), phi(k)
     batch, _, num_tokens, dim = q.shape
     keep = torch.ones(batch, 1, num_tokens, dtype=torch.bool, device=q.device)
-    if key_padding_mask is not None:
-        keep = ~key_padding_mask[:, None]  # [B, 1, N]
+    if options.key_padding_mask is not None:
+        keep = ~options.key_padding_mask[:, None]  # [B, 1, N]
     count = keep.sum(-1, keepdim=True).clamp(min=1).to(q.dtype)  # [B, 1, 1]
 
+    token_weights = options.token_weights
     if token_weights is None:
         mean_q = (q * keep[..., None]).sum(2) / count  # [B, H, d]
         scores = torch.einsum('bhd,bhnd->bhn', mean_q, k) * dim**-0.5
@@ -37,6 +28,7 @@ def rala_reference(
         token_weights = count * exponential / total.where(total > 0, 1)
     k = k * (token_weights * keep)[..., None]
 
-    denominator = (q @ k.transpose(-2, -1)).sum(-1, keepdim=True) / count[..., None] + eps
-    kernel = apply_rotary(q, rotary) @ apply_rotary(k, rotary).transpose(-2, -1)  # [B, H, N, N]
+    denominator = (q @ k.transpose(-2, -1)).sum(-1, keepdim=True) / count[..., None] + options.eps
+    q, k = apply_rotary(q, options.rotary), apply_rotary(k, options.rotary)
+    kernel = q @ k.transpose(-2, -1)  # [B, H, N, N]
     return kernel @ v / count[..., None] / denominator

@@ -5,12 +5,13 @@ from typing import Optional
 
 from torch import Tensor
 
-from ..checks import check_qkv
-from ..dispatch import Operator
+from ..common.checks import check_qkv
+from ..common.dispatch import Operator
+from .options import WalkOptions, check_walk
 from .portable import random_walk_portable
 from .reference import random_walk_reference
 
-SOLVERS = ('series', 'solve')
+__all__ = ['check_walk', 'random_walk_attention']
 
 
 def _kernels() -> ModuleType:
@@ -30,10 +31,11 @@ def random_walk_attention(
     v: Tensor,
     anchors_q: Tensor,
     anchors_k: Tensor,
+    *,
     decay: float = 0.1,
     steps: Optional[int] = None,
-    key_padding_mask: Optional[Tensor] = None,
     solver: str = 'series',
+    key_padding_mask: Optional[Tensor] = None,
     backend: str = 'auto',
 ) -> Tensor:
     """Random walks over the graph that M anchors span between N tokens, "Improving Vision
@@ -50,22 +52,23 @@ def random_walk_attention(
     Padded tokens are left out of the token softmax; an image that is all padding yields 0.
 
     Args:
-        q, k, v: projected tokens, (B, heads, N, d), any strides; float16, bfloat16, float32 or
+        q, k: projected tokens, (B, heads, N, d), any strides; float16, bfloat16, float32 or
             float64. Softmaxes, sums and the M x M matrices are in float32 for half types (all but
             the reference form).
+        v: values (B, heads, N, d_v) of the same type.
         anchors_q: B_Q, the queries that read the tokens: (heads, M, d) or (B, heads, M, d).
         anchors_k: B_K, the keys that the queries look up, same shape; of any floating type. The
             fused form rounds both to the type of ``q``, as autocast does to weights.
         decay: l in (0, 1); the paper's tables use 0.1.
         steps: None for any length, or the largest number of steps.
-        key_padding_mask: (B, N) bool, True = padding.
         solver: how the fast forms invert ``I - l G_K G_Q``: ``'series'``, a product of
             ``I + (l W)^(2^i)`` to the precision of the type (matrix products only, exportable), or
             ``'solve'``, :func:`torch.linalg.solve`. Unused where ``steps`` is given.
+        key_padding_mask: (B, N) bool, True = padding.
         backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
 
     Returns:
-        (B, heads, N, d) in the type of ``q``.
+        (B, heads, N, d_v) in the type of ``q``.
 
     Raises:
         ValueError: a decay outside (0, 1), steps < 1, an unknown solver or backend, shapes, types
@@ -83,21 +86,8 @@ def random_walk_attention(
     check_qkv(q, k, v, key_padding_mask)
     check_walk(decay, steps, solver)
     _check_anchors(q, anchors_q, anchors_k)
-    return _random_walk(
-        backend, q, k, v, anchors_q, anchors_k, decay, steps, key_padding_mask, solver
-    )
-
-
-def check_walk(decay: float, steps: Optional[int], solver: str) -> None:
-    """Raises ValueError or TypeError for options of a walk that make no sense."""
-    if not 0 < decay < 1:
-        raise ValueError(f'decay must be in (0, 1), got {decay}')
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
-        raise TypeError(f'steps must be None or an integer, got {steps!r}')
-    if steps is not None and steps < 1:
-        raise ValueError(f'steps must be None or at least 1, got {steps}')
-    if solver not in SOLVERS:
-        raise ValueError(f'solver must be one of {SOLVERS}, got {solver!r}')
+    options = WalkOptions(decay, steps, solver, key_padding_mask)
+    return _random_walk(backend, q, k, v, anchors_q, anchors_k, options)
 
 
 def _check_anchors(q: Tensor, anchors_q: Tensor, anchors_k: Tensor) -> None:

@@ -5,43 +5,42 @@ what each token reads from the anchors. Both compute their softmax again in the 
 happens between them is M x M and torch's own to differentiate.
 """
 
-import math
 from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..numerics import accumulation_dtype, empty_tokens, no_autocast, one_graph, token_chunks
-from ..online_softmax import OnlineSoftmax
+from ..common.numerics import (
+    accumulation_dtype,
+    no_autocast,
+    one_graph,
+    token_chunks,
+    token_major,
+)
+from ..common.online_softmax import OnlineSoftmax
+from .options import WalkOptions
+from .walk import walk_on
 
 
 def random_walk_portable(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    anchors_q: Tensor,
-    anchors_k: Tensor,
-    decay: float = 0.1,
-    steps: Optional[int] = None,
-    key_padding_mask: Optional[Tensor] = None,
-    solver: str = 'series',
+    q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, options: WalkOptions
 ) -> Tensor:
     """See :func:`mmlinattn.ops.random_walk_attention`."""
     # Half precision would lose what small decays add, and logits of 60 their first decimal.
     dtype = accumulation_dtype(q.dtype)
     anchors_q, anchors_k = anchors_q.to(dtype), anchors_k.to(dtype)
-    tokens = (q, k, v, anchors_q, anchors_k, key_padding_mask, steps != 1)
+    tokens = (q, k, v, anchors_q, anchors_k, options.key_padding_mask, options.steps != 1)
     with no_autocast(q):
         if one_graph():
             state, walk, _ = _sum_up(*tokens)
-            return _read_out(q, anchors_k, walk_on(state, walk, decay, steps, solver))
+            return _read_out(q, anchors_k, walk_on(state, walk, options))
         state, walk = WalkState.apply(*tokens)
-        return WalkReadout.apply(q, anchors_k, walk_on(state, walk, decay, steps, solver))
+        return WalkReadout.apply(q, anchors_k, walk_on(state, walk, options))
 
 
 class WalkState(torch.autograd.Function):
-    """``G_K v`` (B, heads, M, d) and ``G_K G_Q`` (B, heads, M, M), or an empty tensor for it."""
+    """``G_K v`` (B, heads, M, d_v) and ``G_K G_Q`` (B, heads, M, M), or an empty tensor for it."""
 
     @staticmethod
     def forward(
@@ -65,8 +64,8 @@ class WalkState(torch.autograd.Function):
         dtype, has_walk = anchors_q.dtype, walk.numel() > 0
         dq = torch.empty_like(q) if has_walk else None
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        d_anchors_q = torch.zeros_like(state)
-        d_anchors_k = torch.zeros_like(state) if has_walk else None
+        d_anchors_q = state.new_zeros(*state.shape[:-1], q.shape[-1])
+        d_anchors_k = torch.zeros_like(d_anchors_q) if has_walk else None
         with no_autocast(q):
             # What the token softmax subtracts, in closed form.
             delta = (d_state * state).sum(-1, keepdim=True)
@@ -94,7 +93,7 @@ class WalkState(torch.autograd.Function):
 
 
 class WalkReadout(torch.autograd.Function):
-    """``G_Q x``, (B, heads, N, d), for x (B, heads, M, d), in the type of q."""
+    """``G_Q x``, (B, heads, N, d_v), for x (B, heads, M, d_v), in the type of q."""
 
     @staticmethod
     def forward(ctx, q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
@@ -105,7 +104,8 @@ class WalkReadout(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         q, anchors_k, x = ctx.saved_tensors
-        dq, d_anchors, dx = torch.empty_like(q), torch.zeros_like(x), torch.zeros_like(x)
+        dq, dx = torch.empty_like(q), torch.zeros_like(x)
+        d_anchors = x.new_zeros(*x.shape[:-1], q.shape[-1])
         with no_autocast(q):
             for chunk in token_chunks(q, anchors_k.shape[-2]):
                 queries, grads = q[:, :, chunk].to(x.dtype), grad[:, :, chunk].to(x.dtype)
@@ -141,11 +141,11 @@ def _sum_up(
 
 
 def _read_out(q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
-    """``G_Q x``, (B, heads, N, d)."""
+    """``G_Q x``, (B, heads, N, d_v)."""
     chunks = token_chunks(q, anchors_k.shape[-2])
     if len(chunks) == 1:
         return (_looked_up(q.to(x.dtype), anchors_k) @ x).to(q.dtype)
-    out = empty_tokens(q, q.shape[-1], q.dtype)
+    out = token_major(q, x.shape[-1])
     for chunk in chunks:
         out[:, :, chunk] = _looked_up(q[:, :, chunk].to(x.dtype), anchors_k) @ x
     return out
@@ -164,43 +164,3 @@ def _softmax_backward(weights: Tensor, grad: Tensor) -> Tensor:
 def _of_all_images(grad: Tensor, anchors: Tensor) -> Tensor:
     """The gradient of anchors, which all images may share."""
     return grad.sum(0) if anchors.dim() == 3 else grad
-
-
-def walk_on(state: Tensor, walk: Tensor, decay: float, steps: Optional[int], solver: str) -> Tensor:
-    """All steps after the first one, between the anchors, and the normaliser.
-
-    Args:
-        state: ``G_K v``, (B, heads, M, d).
-        walk: ``G_K G_Q``, (B, heads, M, M); unused for one step.
-    """
-    if steps == 1:
-        return state
-    walk = decay * walk
-    if steps is not None:
-        total = state
-        for _ in range(steps - 1):
-            total = state + walk @ total
-        return (1 - decay) / (1 - decay**steps) * total
-    state = (1 - decay) * state
-    if solver == 'solve':
-        identity = torch.eye(walk.shape[-1], dtype=walk.dtype, device=walk.device)
-        return torch.linalg.solve(identity - walk, state)
-    # (I - W)^-1 = (I + W)(I + W^2)(I + W^4)...: the rows of W sum to the decay, so what is left
-    # out after n factors is decay^(2^n).
-    num_factors = series_factors(decay, walk.dtype)
-    for i in range(num_factors):
-        state = state + walk @ state
-        if i + 1 < num_factors:
-            walk = walk @ walk
-    return state
-
-
-def series_factors(decay: float, dtype: torch.dtype) -> int:
-    """Factors of the product form that reach the precision of ``dtype``.
-
-    Example:
-        >>> [series_factors(decay, torch.float32) for decay in (0.1, 0.5, 0.9)]
-        [3, 5, 8]
-    """
-    digits = math.log(torch.finfo(dtype).eps) / math.log(decay)
-    return max(1, math.ceil(math.log2(digits)))

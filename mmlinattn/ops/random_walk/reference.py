@@ -1,26 +1,18 @@
 """The random walk by its definition: the N x N transition. Slow, short, exact in float64."""
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
-from ..numerics import masked_softmax
+from ..common.numerics import masked_softmax
+from .options import WalkOptions
 
 
 def random_walk_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    anchors_q: Tensor,
-    anchors_k: Tensor,
-    decay: float = 0.1,
-    steps: Optional[int] = None,
-    key_padding_mask: Optional[Tensor] = None,
-    solver: str = 'series',
+    q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, options: WalkOptions
 ) -> Tensor:
     """See :func:`mmlinattn.ops.random_walk_attention`."""
-    mask = None if key_padding_mask is None else key_padding_mask[:, None, None]  # [B, 1, 1, N]
+    decay, steps, mask = options.decay, options.steps, options.key_padding_mask
+    mask = None if mask is None else mask[:, None, None]  # [B, 1, 1, N]
     anchors_q, anchors_k = anchors_q.to(q.dtype), anchors_k.to(q.dtype)
     g_q = (q @ anchors_k.transpose(-2, -1)).softmax(-1)  # [B, H, N, M]
     g_k = masked_softmax(anchors_q @ k.transpose(-2, -1), mask)  # [B, H, M, N]

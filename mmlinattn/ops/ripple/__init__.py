@@ -5,17 +5,15 @@ from typing import Optional, Sequence, Tuple
 
 from torch import Tensor
 
-from ..checks import check_features, check_hw_shape
-from ..dispatch import Operator
-from .groups import GROUPS
+from ..common.checks import check_hw_shape, check_qkv
+from ..common.dispatch import Operator
+from .options import RippleOptions, check_groups
 from .reference import ripple_reference
 from .sat import ripple_sat
 from .tile import ripple_tile
-from .weights import STICKS, check_threshold, finished_weights, stick_breaking
+from .weights import STICKS, check_threshold, stick_breaking
 
-__all__ = ['ALGORITHMS', 'check_algorithm', 'check_threshold', 'ripple_attention', 'stick_breaking']
-
-ALGORITHMS = ('auto', 'reference', 'sat', 'tile')
+__all__ = ['check_backend', 'check_threshold', 'ripple_attention', 'stick_breaking']
 
 
 def ripple_attention(
@@ -23,13 +21,13 @@ def ripple_attention(
     k: Tensor,
     v: Tensor,
     weights: Tensor,
+    *,
     hw_shape: Sequence[int],
     groups: str = 'chebyshev',
+    stick: Optional[str] = None,
     key_padding_mask: Optional[Tensor] = None,
-    algorithm: str = 'auto',
     eps: float = 1e-6,
     backend: str = 'auto',
-    stick: Optional[str] = None,
 ) -> Tensor:
     """Linear attention with a weight for each ring of distance, "Ripple Attention for Visual
     Perception with Sub-quadratic Complexity" (Zheng et al., ICML 2022), equation 3::
@@ -42,9 +40,9 @@ def ripple_attention(
     larger than the map, exactly and silently. Padded keys are left out of both sums, also inside
     windows; a query whose keys are all padded yields 0. Weights need not lie on the simplex.
 
-    Three algorithms with the same result, which cost, for N tokens with m features and d values:
+    Besides the definition (``'reference'``, O(N^2)) and the kernels (``'fused'``), two algorithms
+    have the same result, which cost, for N tokens with m features and d values:
 
-    - ``'reference'``: the definition, O(N^2).
     - ``'sat'``: summed-area tables, the paper's. O(N R m d) time, O(N m d) memory; any groups. In
       float32 or better whatever the input: the sums over the map lose digits that the
       differences of the corners need.
@@ -57,7 +55,7 @@ def ripple_attention(
     10 / 43 ms, softmax attention 1648 / 6033 ms. ``torch.compile`` unrolls the rows of the tables
     and the chunks of the tiles: large maps compile slowly.
 
-    ``'auto'`` takes ``'sat'`` for logarithmic groups and where R is large, see
+    ``'portable'`` takes ``'sat'`` for logarithmic groups and where R is large, see
     :func:`choose_algorithm`, and ``'tile'`` otherwise.
 
     Args:
@@ -65,28 +63,25 @@ def ripple_attention(
             float32 or float64. Half types are computed in float32 (all but the reference form).
             They must not be negative: the reference form raises an error; the others compute
             the formula, whose normaliser may then come close to 0.
-        v: values (B, heads, N, d) of the same type.
+        v: values (B, heads, N, d_v) of the same type.
         weights: spatial weights (B, heads, N, R + 1), R >= 0, of any floating type, see
             :func:`stick_breaking`. With ``stick`` the logits (B, heads, N, R) of that.
         hw_shape: (H, W) with H * W == N.
         groups: ``'chebyshev'``: group r is distance r. ``'log'``: group 0 is distance 0, group g
             is distances 2^(g-1) to 2^g - 1.
-        key_padding_mask: (B, N) bool, True = padding.
-        algorithm: ``'auto'``, ``'reference'``, ``'sat'`` or ``'tile'``. One that is named runs
-            whatever backend is the default; the backend chooses where it is ``'auto'``.
-        eps: added to the normaliser.
-        backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
         stick: ``None``: ``weights`` are weights. ``'offset'`` or ``'plain'``: they are logits, and
             the weights ``stick_breaking(weights, offset=stick == 'offset')``, which the fused
             form breaks inside its kernels and does not store.
+        key_padding_mask: (B, N) bool, True = padding.
+        eps: added to the normaliser.
+        backend: ``'auto'``, ``'reference'``, ``'portable'``, ``'fused'``, ``'tile'`` or ``'sat'``.
 
     Returns:
-        (B, heads, N, d) in the type of ``v``.
+        (B, heads, N, d_v) in the type of ``v``.
 
     Raises:
         ValueError: shapes, types or devices that do not fit, an unknown option, ``'tile'`` with
-            logarithmic groups, an algorithm that is not the backend's, negative features
-            (reference form).
+            logarithmic groups, negative features (reference form).
         TypeError: a padding mask that is not bool.
         BackendError: a forced backend that cannot serve.
 
@@ -94,12 +89,12 @@ def ripple_attention(
         >>> import torch
         >>> q, k, v = torch.rand(3, 2, 4, 6 * 5, 16)
         >>> weights = stick_breaking(torch.randn(2, 4, 6 * 5, 3))
-        >>> ripple_attention(q, k, v, weights, (6, 5)).shape
+        >>> ripple_attention(q, k, v, weights, hw_shape=(6, 5)).shape
         torch.Size([2, 4, 30, 16])
     """
-    check_features(q, k, v, key_padding_mask)
-    hw_shape = check_hw_shape(q.shape[2], hw_shape)
-    check_algorithm(algorithm, groups)
+    check_qkv(q, k, v, key_padding_mask)
+    hw_shape = check_hw_shape(q.shape[2], hw_shape, 'q')
+    check_groups(groups, backend)
     if stick not in STICKS:
         raise ValueError(f'stick must be one of {STICKS}, got {stick!r}')
     smallest, last = (1, 'R + 1') if stick is None else (0, 'R')
@@ -113,35 +108,20 @@ def ripple_attention(
         raise ValueError(
             f'weights must be floats on {q.device}, got {weights.dtype} on {weights.device}'
         )
-    if algorithm != 'auto':
-        needed = 'reference' if algorithm == 'reference' else 'portable'
-        if backend not in ('auto', needed):
-            raise ValueError(
-                f'algorithm={algorithm!r} belongs to backend={needed!r}, got backend={backend!r}'
-            )
-        backend = needed
-    return _ripple(
-        backend, q, k, v, weights, hw_shape, groups, key_padding_mask, eps, algorithm, stick
-    )
+    options = RippleOptions(hw_shape, groups, stick, key_padding_mask, eps)
+    return _ripple(backend, q, k, v, weights, options)
 
 
-def check_algorithm(algorithm: str, groups: str) -> None:
+def check_backend(backend: str, groups: str) -> None:
     """Raises ValueError unless both are known and fit each other."""
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f'algorithm must be one of {ALGORITHMS}, got {algorithm!r}')
-    if groups not in GROUPS:
-        raise ValueError(f'groups must be one of {GROUPS}, got {groups!r}')
-    if algorithm == 'tile' and groups != 'chebyshev':
-        raise ValueError(
-            f"algorithm='tile' needs groups='chebyshev', got {groups!r}: logarithmic groups reach "
-            "over halos as large as the map; use algorithm='sat'"
-        )
+    _ripple.check(backend)
+    check_groups(groups, backend)
 
 
 def choose_algorithm(
     max_distance: int, num_features: int, hw_shape: Tuple[int, int], groups: str
 ) -> str:
-    """What ``algorithm='auto'`` takes: ``'sat'`` or ``'tile'``.
+    """What ``backend='portable'`` takes: ``'sat'`` or ``'tile'``.
 
     Tiles cost R^2 and tables R m, and the measured crossing is at about R = 20 + m / 2. On one
     CPU core, 64 x 64 tokens, m = d, time of sat over time of tile, forward and backward:
@@ -160,29 +140,10 @@ def choose_algorithm(
     return 'sat' if max_distance > 20 + num_features / 2 else 'tile'
 
 
-def _portable(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: Tensor,
-    hw_shape: Tuple[int, int],
-    groups: str,
-    key_padding_mask: Optional[Tensor],
-    eps: float,
-    algorithm: str,
-    stick: Optional[str],
-) -> Tensor:
-    weights = finished_weights(weights, stick)
-    if algorithm == 'auto':
-        algorithm = choose_algorithm(weights.shape[-1] - 1, q.shape[-1], hw_shape, groups)
-    if algorithm == 'tile':
-        return ripple_tile(q, k, v, weights, hw_shape, key_padding_mask, eps)
-    return ripple_sat(q, k, v, weights, hw_shape, groups, key_padding_mask, eps)
-
-
-def _reference(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, *args) -> Tensor:
-    *args, _, stick = args  # not the algorithm
-    return ripple_reference(q, k, v, finished_weights(weights, stick), *args)
+def _portable(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:
+    max_distance = weights.shape[-1] - (options.stick is None)
+    algorithm = choose_algorithm(max_distance, q.shape[-1], options.hw_shape, options.groups)
+    return _ALGORITHMS[algorithm](q, k, v, weights, options)
 
 
 def _kernels() -> ModuleType:
@@ -191,4 +152,5 @@ def _kernels() -> ModuleType:
     return fused
 
 
-_ripple = Operator('ripple_attention', _reference, _portable, _kernels)
+_ALGORITHMS = dict(tile=ripple_tile, sat=ripple_sat)
+_ripple = Operator('ripple_attention', ripple_reference, _portable, _kernels, _ALGORITHMS)

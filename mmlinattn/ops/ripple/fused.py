@@ -1,51 +1,104 @@
-"""Ripple attention by tiles whose scores and spatial weights stay in registers."""
+"""Ripple attention by tiles whose scores and spatial weights stay in registers.
+
+The kernels as custom operators: torch.compile and autograd see them.
+"""
 
 from typing import Optional, Tuple
 
+import torch
 from torch import Tensor
 
-from ..kernels.common import refuses as refuses_tokens
-from ..kernels.ripple import SHARED_KIB
-from ..kernels.ripple_op import ripple_kernels
+from ..common.numerics import token_major
+from ..common.triton import padded
+from ..common.triton import refuses as refuses_tokens
+from . import kernels
+from .options import RippleOptions
 
 # Of the halo of a tile; beyond, summed-area tables cost less.
 MAX_DISTANCE = 16
 
 
-def fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: Tensor,
-    hw_shape: Tuple[int, int],
-    groups: str,
-    key_padding_mask: Optional[Tensor],
-    eps: float,
-    algorithm: str,
-    stick: Optional[str],
-) -> Tensor:
+def fused(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:
     """See :func:`mmlinattn.ops.ripple_attention`."""
-    return ripple_kernels(q, k, v, weights, hw_shape, key_padding_mask, eps, stick)
+    return _forward(
+        q, k, v, weights, *options.hw_shape, options.key_padding_mask, options.eps, options.stick
+    )[0]
 
 
 def refuses(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions
+) -> Optional[str]:
+    """Why the kernel cannot serve, or None."""
+    max_distance = weights.shape[-1] - (options.stick is None)
+    if options.groups != 'chebyshev':
+        return f'groups={options.groups!r} have no kernel'
+    if not 1 <= max_distance <= MAX_DISTANCE:
+        return f'kernels are for R from 1 to {MAX_DISTANCE}, got {max_distance}'
+    return refuses_tokens(q, v, kernels.SHARED_KIB)
+
+
+@torch.library.custom_op('mmlinattn::ripple', mutates_args=())
+def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     weights: Tensor,
-    hw_shape: Tuple[int, int],
-    groups: str,
-    key_padding_mask: Optional[Tensor],
+    height: int,
+    width: int,
+    mask: Optional[Tensor],
     eps: float,
-    algorithm: str,
     stick: Optional[str],
-) -> Optional[str]:
-    """Why the kernel cannot serve, or None."""
-    max_distance = weights.shape[-1] - (stick is None)
-    if groups != 'chebyshev':
-        return f'groups={groups!r} have no kernel'
-    if not 1 <= max_distance <= MAX_DISTANCE:
-        return f'kernels are for R from 1 to {MAX_DISTANCE}, got {max_distance}'
-    if q.shape[-1] != v.shape[-1]:
-        return f'kernels are for as many features as values, got {q.shape[-1]} and {v.shape[-1]}'
-    return refuses_tokens(q, q.shape[-1], SHARED_KIB)
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    with torch.cuda.device_of(q):
+        return kernels.forward(q, k, v, weights, (height, width), mask, eps, stick)
+
+
+@_forward.register_fake
+def _(q, k, v, weights, height, width, mask, eps, stick):
+    batch, heads, num_tokens, dim = q.shape
+    size = padded(dim)
+    norm = q.new_empty((batch, heads, num_tokens), dtype=torch.float32)
+    s, z = norm.new_empty((batch, heads, size, size)), norm.new_empty((batch, heads, size))
+    return token_major(q), norm, s, z, norm.new_empty((batch, heads))
+
+
+@torch.library.custom_op('mmlinattn::ripple_backward', mutates_args=())
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    mask: Optional[Tensor],
+    norm: Tensor,
+    s: Tensor,
+    z: Tensor,
+    mass: Tensor,
+    height: int,
+    width: int,
+    eps: float,
+    stick: Optional[str],
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    with torch.cuda.device_of(q):
+        return kernels.backward(
+            grad, q, k, v, weights, (height, width), mask, norm, s, z, mass, eps, stick
+        )
+
+
+@_backward.register_fake
+def _(grad, q, k, v, weights, *_):
+    d_weights = torch.empty_like(weights, memory_format=torch.contiguous_format)
+    return token_major(q), token_major(k), token_major(v), d_weights
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    q, k, v, weights, *ctx.hw_shape, mask, ctx.eps, ctx.stick = inputs
+    ctx.save_for_backward(q, k, v, weights, mask, *output[1:])
+
+
+def _autograd(ctx, grad, *_):
+    grads = _backward(grad, *ctx.saved_tensors, *ctx.hw_shape, ctx.eps, ctx.stick)
+    return (*grads, None, None, None, None, None)
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)

@@ -1,21 +1,14 @@
 """Ripple attention by its definition: N x N. Slow, short, exact in float64."""
 
-from typing import Optional, Tuple
-
 from torch import Tensor
 
 from .groups import group_index, group_radii
+from .options import RippleOptions
+from .weights import finished_weights
 
 
 def ripple_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: Tensor,
-    hw_shape: Tuple[int, int],
-    groups: str = 'chebyshev',
-    key_padding_mask: Optional[Tensor] = None,
-    eps: float = 1e-6,
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions
 ) -> Tensor:
     """See :func:`mmlinattn.ops.ripple_attention`."""
     for name, features in (('q', q), ('k', k)):
@@ -24,9 +17,11 @@ def ripple_reference(
                 f'{name} must be feature-mapped and not negative, its minimum is '
                 f'{features.min().item():.3g}'
             )
-    index = group_index(hw_shape, group_radii(weights.shape[-1] - 1, groups), q.device)
+    weights = finished_weights(weights, options.stick)
+    radii = group_radii(weights.shape[-1] - 1, options.groups)
+    index = group_index(options.hw_shape, radii, q.device)
     spatial = weights.to(v.dtype).gather(-1, index.expand(*q.shape[:2], -1, -1))  # [B, H, N, N]
     kernel = spatial * (q @ k.transpose(-2, -1))
-    if key_padding_mask is not None:
-        kernel = kernel.masked_fill(key_padding_mask[:, None, None], 0)
-    return kernel @ v / (kernel.sum(-1, keepdim=True) + eps)
+    if options.key_padding_mask is not None:
+        kernel = kernel.masked_fill(options.key_padding_mask[:, None, None], 0)
+    return kernel @ v / (kernel.sum(-1, keepdim=True) + options.eps)

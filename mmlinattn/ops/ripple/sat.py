@@ -16,38 +16,34 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..numerics import accumulation_dtype, no_autocast
+from ..common.numerics import accumulation_dtype, no_autocast
 from .groups import drop_empty_last, group_radii
+from .options import RippleOptions
+from .weights import finished_weights
 
 
-def ripple_sat(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: Tensor,
-    hw_shape: Tuple[int, int],
-    groups: str = 'chebyshev',
-    key_padding_mask: Optional[Tensor] = None,
-    eps: float = 1e-6,
-) -> Tensor:
+def ripple_sat(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:
     """See :func:`mmlinattn.ops.ripple_attention`."""
     out_dtype, batch_heads = v.dtype, q.shape[:2]
+    hw_shape, mask = options.hw_shape, options.key_padding_mask
+    weights = finished_weights(weights, options.stick)
     dtype = accumulation_dtype(out_dtype)
     # A square that reaches all over the map is the map: its weight joins the last one.
-    radii = [r for r in group_radii(weights.shape[-1] - 1, groups) if r < max(hw_shape) - 1]
+    radii = group_radii(weights.shape[-1] - 1, options.groups)
+    radii = [r for r in radii if r < max(hw_shape) - 1]
     with no_autocast(q):
         k = k.to(dtype)
-        if key_padding_mask is not None:
-            k = k.masked_fill(key_padding_mask[:, None, :, None], 0)
+        if mask is not None:
+            k = k.masked_fill(mask[:, None, :, None], 0)
         v1 = F.pad(v.to(dtype), (0, 1), value=1.0)  # the normaliser is the attention to ones
         beyond = radii[-1] + 1 if radii else 0
         weights = weights[..., : len(radii) + 1].to(dtype)
-        weights = drop_empty_last(weights, hw_shape, beyond, key_padding_mask)
+        weights = drop_empty_last(weights, hw_shape, beyond, mask)
         maps = [
             x.flatten(0, 1).unflatten(1, hw_shape) for x in (q.to(dtype), k, v1, weights)
         ]  # [B * heads, height, width, channels]
         total = RippleSums.apply(*maps, tuple(radii))
-        out = total[..., :-1] / (total[..., -1:] + eps)
+        out = total[..., :-1] / (total[..., -1:] + options.eps)
         return out.flatten(1, 2).unflatten(0, batch_heads).to(out_dtype)
 
 

@@ -14,38 +14,31 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..numerics import accumulation_dtype, no_autocast
+from ..common.numerics import accumulation_dtype, chunk_budget, no_autocast
 from .groups import axis_distance, chebyshev_distance, drop_empty_last
+from .options import RippleOptions
+from .weights import finished_weights
 
-# Tokens of a tile along each axis, and scores in a chunk of tiles. Forward and backward of 6 heads,
-# d = 32, R = 4, 128 x 128 tokens on one CPU core: 285 ms with (2, 8); (1, 8) 327, (4, 8) 340,
-# (2, 12) 325, (2, 16) 326. On two cores: 254 ms with chunks of 2^18, 167 with 2^20, 159 with 2^21.
+# Tokens of a tile along each axis. Forward and backward of 6 heads, d = 32, R = 4, 128 x 128 tokens
+# on one CPU core: 285 ms with (2, 8); (1, 8) 327, (4, 8) 340, (2, 12) 325, (2, 16) 326.
 TILE = (2, 8)
-CPU_CHUNK = 2**20
-ACCELERATOR_CHUNK = 2**26
 
 
-def ripple_tile(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: Tensor,
-    hw_shape: Tuple[int, int],
-    key_padding_mask: Optional[Tensor] = None,
-    eps: float = 1e-6,
-) -> Tensor:
+def ripple_tile(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:
     """See :func:`mmlinattn.ops.ripple_attention`; Chebyshev groups only."""
     out_dtype, batch_heads = v.dtype, q.shape[:2]
     dtype = accumulation_dtype(out_dtype)
-    weights = drop_empty_last(weights, hw_shape, weights.shape[-1] - 1, key_padding_mask)
+    hw_shape, mask = options.hw_shape, options.key_padding_mask
+    weights = finished_weights(weights, options.stick)
+    weights = drop_empty_last(weights, hw_shape, weights.shape[-1] - 1, mask)
     with no_autocast(q):
         k = k.to(dtype)
-        if key_padding_mask is not None:
-            k = k.masked_fill(key_padding_mask[:, None, :, None], 0)
+        if mask is not None:
+            k = k.masked_fill(mask[:, None, :, None], 0)
         maps = [
             x.to(dtype).flatten(0, 1).unflatten(1, hw_shape) for x in (q, k, v, weights)
         ]  # [B * heads, height, width, channels]
-        out = RippleTile.apply(*maps, eps)
+        out = RippleTile.apply(*maps, options.eps)
         return out.flatten(1, 2).unflatten(0, batch_heads).to(out_dtype)
 
 
@@ -196,7 +189,7 @@ class Tiles:
         group = torch.arange(num_groups - 1, device=device)
         self.in_group = (distance[:, None] == group[:, None]).to(weights.dtype)  # [M, R, K]
         self._memory: Dict[str, Tensor] = {}
-        self.budget = CPU_CHUNK if device.type == 'cpu' else ACCELERATOR_CHUNK
+        self.budget = chunk_budget(device, tiles=True)
 
     def chunks(self) -> Iterator[Chunk]:
         y, x = self.y, self.x

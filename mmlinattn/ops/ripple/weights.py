@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..numerics import accumulation_dtype, no_autocast
+from ..common.numerics import accumulation_dtype, no_autocast
 
 STICKS = (None, 'offset', 'plain')
 
@@ -17,7 +17,7 @@ def finished_weights(weights: Tensor, stick: Optional[str]) -> Tensor:
 
 
 def stick_breaking(
-    logits: Tensor, offset: bool = True, threshold: Optional[float] = None
+    logits: Tensor, *, offset: bool = True, threshold: Optional[float] = None
 ) -> Tensor:
     """Breaks a stick of length 1 into R + 1 spatial weights, "Ripple Attention for Visual
     Perception with Sub-quadratic Complexity" (Zheng et al., ICML 2022), equations 4 to 6::

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_rotary_dim
+from .numerics import one_graph
 
 Rotary = Tuple[Tensor, Tensor]
 
@@ -88,12 +89,10 @@ def turn(x: Tensor, angles: Optional[Tensor], back: bool = False) -> Tensor:
 
 
 def _complex_serves(pairs: Tensor) -> bool:
-    """Whether (..., 2) can be read as complex numbers. A compiler fuses the real form; ONNX has
-    no other."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
-        return False
+    """Whether (..., 2) can be read as complex numbers, and nobody wants the real form."""
     return (
-        pairs.dtype in (torch.float32, torch.float64)
+        not one_graph()
+        and pairs.dtype in (torch.float32, torch.float64)
         and pairs.stride(-1) == 1
         and all(stride % 2 == 0 for stride in pairs.stride()[:-1])
         and pairs.storage_offset() % 2 == 0

@@ -1,7 +1,8 @@
 """Which implementation of an operator runs: one switch for the whole package.
 
 Every operator has a ``reference`` form (the definition, short and slow), a ``portable`` form
-(fast, any device, torch only) and possibly a ``fused`` form (Triton). The last two have first
+(fast, any device, torch only) and possibly a ``fused`` form (Triton). Where there are several
+portable algorithms each has its name, which only the argument may be. The last two have first
 derivatives only, and raise an error where a second one is asked for. The caller's ``backend``
 argument decides; where it says ``'auto'``, the innermost :func:`use_backend` block decides; where
 there is none, the environment variable ``MMLINATTN_BACKEND`` decides; where that is unset or
@@ -16,12 +17,13 @@ import os
 import re
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Callable, Iterator, Optional
+from typing import Callable, Dict, Iterator, Optional, Tuple
 
-import torch
 from torch import Tensor
+
+from .numerics import one_graph, recorded_by
 
 BACKENDS = ('auto', 'reference', 'portable', 'fused')
 ENV_VARIABLE = 'MMLINATTN_BACKEND'
@@ -63,9 +65,9 @@ class BackendError(RuntimeError):
     """A backend was asked for by name and cannot serve the call."""
 
 
-def _checked(backend: str, source: str) -> str:
-    if backend not in BACKENDS:
-        raise ValueError(f'{source} must be one of {BACKENDS}, got {backend!r}')
+def _checked(backend: str, source: str, known: Tuple[str, ...] = BACKENDS) -> str:
+    if backend not in known:
+        raise ValueError(f'{source} must be one of {known}, got {backend!r}')
     return backend
 
 
@@ -99,7 +101,7 @@ def use_backend(backend: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Operator:
-    """The implementations of one operator; all take the same arguments.
+    """The implementations of one operator; all take its tensors and its options.
 
     Args:
         name: shown in error messages.
@@ -107,34 +109,42 @@ class Operator:
         kernels: imports the module of the Triton form, called where that is first asked for; None
             where there is none yet. The module has two functions of the same arguments: ``fused``,
             and ``refuses``, which returns why the kernels cannot serve them, or None if they can.
+        algorithms: portable ones that can be asked for by name.
     """
 
     name: str
     reference: Callable[..., Tensor]
     portable: Callable[..., Tensor]
     kernels: Optional[Callable[[], ModuleType]] = None
+    algorithms: Dict[str, Callable[..., Tensor]] = field(default_factory=dict)
 
-    def __call__(self, backend: str, q: Tensor, *args, **kwargs) -> Tensor:
-        backend = _checked(backend, 'backend')
+    def check(self, backend: str) -> None:
+        """Raises ValueError unless ``backend`` is one of this operator's."""
+        _checked(backend, 'backend', (*BACKENDS, *self.algorithms))
+
+    def __call__(self, backend: str, q: Tensor, *args) -> Tensor:
+        self.check(backend)
+        if backend in self.algorithms:
+            return self.algorithms[backend](q, *args)
         if backend == 'auto':
             backend = _override
         if backend == 'reference':
-            return self.reference(q, *args, **kwargs)
+            return self.reference(q, *args)
         if backend == 'portable':
-            return self.portable(q, *args, **kwargs)
-        why_not = self._why_not_fused(backend, q, *args, **kwargs)
+            return self.portable(q, *args)
+        why_not = self._why_not_fused(backend, q, *args)
         if why_not is None:
-            return self.kernels().fused(q, *args, **kwargs)
+            return self.kernels().fused(q, *args)
         if backend == 'fused':
             raise BackendError(
                 f"{self.name}: backend='fused' cannot serve this call: {why_not}. "
                 "Use backend='auto' or 'portable'."
             )
-        if why_not is TRITON_PROBLEM and not torch.compiler.is_compiling():
+        if why_not is TRITON_PROBLEM and not one_graph():
             _say_once(why_not)
-        return self.portable(q, *args, **kwargs)
+        return self.portable(q, *args)
 
-    def _why_not_fused(self, backend: str, q: Tensor, *args, **kwargs) -> Optional[str]:
+    def _why_not_fused(self, backend: str, q: Tensor, *args) -> Optional[str]:
         if self.kernels is None:
             return 'this operator has no fused kernel'
         # Triton's interpreter runs kernels on a CPU, slowly: only where it is asked for.
@@ -143,8 +153,5 @@ class Operator:
             return f'fused kernels need a CUDA tensor, got one on {q.device}'
         if TRITON_PROBLEM is not None:
             return TRITON_PROBLEM
-        if torch.onnx.is_in_onnx_export() or torch.jit.is_tracing():
-            return 'the model is being exported'
-        if torch._C._are_functorch_transforms_active():
-            return 'a transform of torch.func is running'
-        return self.kernels().refuses(q, *args, **kwargs)
+        # A compiler takes custom operators.
+        return recorded_by() or self.kernels().refuses(q, *args)

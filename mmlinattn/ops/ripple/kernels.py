@@ -19,8 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ripple.groups import has_far_tokens
-from .common import (
+from ..common.key_sums import KeyLaunch, make_state
+from ..common.numerics import token_major
+from ..common.triton import (
     OPTIONS,
     Launch,
     load_rows,
@@ -29,14 +30,13 @@ from .common import (
     real_tokens,
     store_rows,
     strides,
-    token_major,
 )
-from .kernelised import KernelisedLaunch, make_state
+from .groups import has_far_tokens
 
 TILE = 8
 # Keys or queries of a halo that a program holds at once.
 HALO_BLOCK = 64
-# Of the largest kernel, see :func:`.common.refuses`.
+# Of the largest kernel, see :func:`..common.triton.refuses`.
 SHARED_KIB = dict(half=(32, 96), float=(96, 176))
 STICKS = {None: 0, 'offset': 1, 'plain': 2}
 
@@ -374,7 +374,7 @@ def forward(
     stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Output, normalisers (B, heads, N), and sums S, z and number of the keys of each head."""
-    state = make_state(k, v, None, eps, KernelisedLaunch(q, mask, None, 0, weighted=False))
+    state = make_state(k, v, None, eps, KeyLaunch(q, mask, None, 0, scored=False))
     mass = state.lse.exp()
     launch = RippleLaunch(q, weights, hw_shape, mask, stick)
     out = token_major(q)

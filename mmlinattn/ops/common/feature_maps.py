@@ -4,27 +4,25 @@ Each is a differentiable function in :data:`FEATURE_MAPS`; :data:`FEATURE_GRADIE
 derivative in terms of its result, for backward passes written by hand.
 """
 
-from typing import Callable, Dict, Tuple
+from typing import Callable, Dict
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .numerics import one_graph
 
 
 class _Elu1(torch.autograd.Function):
     """Its derivative is ``min(elu1(x), 1)``: the backward pass needs the result only, which
     attention keeps anyway."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
+    def forward(ctx, x: Tensor) -> Tensor:
         # exp(x) > x + 1 below 0. Faster than torch's elu.
-        return torch.maximum(x.clamp(max=0).exp_(), x + 1)
-
-    @staticmethod
-    def setup_context(ctx, inputs: Tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output)
+        features = torch.maximum(x.clamp(max=0).exp_(), x + 1)
+        ctx.save_for_backward(features)
+        return features
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
@@ -37,10 +35,8 @@ def _elu1_gradient(features: Tensor, grad: Tensor) -> Tensor:
 
 def elu1(x: Tensor) -> Tensor:
     """``elu(x) + 1``: positive, linear above 0, ``exp`` below."""
-    if torch.compiler.is_compiling():
-        # A compiler fuses these by itself; its code for the function above crashed (torch 2.11).
-        return F.elu(x) + 1
-    return _Elu1.apply(x)
+    # A compiler's code for the function above crashed (torch 2.11).
+    return F.elu(x) + 1 if one_graph() else _Elu1.apply(x)
 
 
 def softmax_channels(x: Tensor) -> Tensor:

@@ -5,8 +5,11 @@ from typing import Optional, Sequence, Tuple
 from torch import Tensor
 
 
-def check_hw_shape(num_tokens: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
-    """Returns ``(H, W)``; raises ValueError unless ``num_tokens == H * W``."""
+def check_hw_shape(num_tokens: int, hw_shape: Sequence[int], name: str = 'x') -> Tuple[int, int]:
+    """Returns ``(H, W)``; raises ValueError unless ``num_tokens == H * W``.
+
+    ``name`` is the argument that has the tokens.
+    """
     try:
         height, width = hw_shape
     except (TypeError, ValueError):
@@ -15,7 +18,7 @@ def check_hw_shape(num_tokens: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
         raise ValueError(f'hw_shape must be two integers, got {hw_shape!r}')
     if height < 1 or width < 1 or height * width != num_tokens:
         raise ValueError(
-            f'hw_shape=({height}, {width}) has {height * width} positions but x has '
+            f'hw_shape=({height}, {width}) has {height * width} positions but {name} has '
             f'{num_tokens} tokens; a class token cannot go through a spatial attention'
         )
     return height, width
@@ -53,31 +56,23 @@ def check_padding_mask(mask: Optional[Tensor], batch: int, num_tokens: int) -> N
         )
 
 
-def check_qkv(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor] = None) -> None:
-    """Raises ValueError unless q, k, v are (B, heads, N, d) of one shape, dtype and device."""
+def check_qkv(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor]) -> None:
+    """Raises ValueError unless q and k are (B, heads, N, d), v is (B, heads, N, d_v), of one type
+    on one device; see :func:`check_padding_mask` for the mask."""
     if q.dim() != 4:
         raise ValueError(f'q must have shape (B, heads, N, d), got {tuple(q.shape)}')
     if not q.shape[2]:
         raise ValueError(f'q has no tokens: its shape (B, heads, N, d) is {tuple(q.shape)}')
+    if k.shape != q.shape:
+        raise ValueError(f'k has shape {tuple(k.shape)}, q has {tuple(q.shape)}')
+    if v.dim() != 4 or v.shape[:3] != q.shape[:3]:
+        raise ValueError(
+            f'v must have shape (B, heads, N, d_v) = ({", ".join(map(str, q.shape[:3]))}, d_v), '
+            f'got {tuple(v.shape)}'
+        )
     for name, tensor in (('k', k), ('v', v)):
-        if tensor.shape != q.shape:
-            raise ValueError(f'{name} has shape {tuple(tensor.shape)}, q has {tuple(q.shape)}')
         if tensor.dtype != q.dtype or tensor.device != q.device:
             raise ValueError(
                 f'{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}'
             )
     check_padding_mask(key_padding_mask, q.shape[0], q.shape[2])
-
-
-def check_features(
-    q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor] = None
-) -> None:
-    """Raises ValueError unless q, k are (B, heads, N, m), v is (B, heads, N, d), of one type."""
-    check_qkv(q, k, q, key_padding_mask)
-    if v.dim() != 4 or v.shape[:3] != q.shape[:3]:
-        raise ValueError(
-            f'v must have shape (B, heads, N, d) = ({", ".join(map(str, q.shape[:3]))}, d), '
-            f'got {tuple(v.shape)}'
-        )
-    if v.dtype != q.dtype or v.device != q.device:
-        raise ValueError(f'v is {v.dtype} on {v.device}, q is {q.dtype} on {q.device}')

@@ -1,39 +1,32 @@
-"""Kernelised linear attention and RALA: one family of kernels.
+"""Linear attention and RALA: one family of kernels.
 
-With weights w_j that sum to 1 over the real tokens, ``S = sum_j w_j rot(phi(k_j)) v_j^T`` and
-``z = sum_j w_j phi(k_j)``, the output is ``rot(phi(q_i)) S / (phi(q_i) . z + eps)``. Linear
-attention has equal weights; RALA's are a softmax over the tokens, taken online. Normalised sums
-keep float16 in range; gradients of sums are stored over the root of the number of tokens, which
-keeps them there whatever their signs. Every kernel walks over a chunk of tokens of one head; what
-it sums over tokens it writes once a chunk, and torch adds the few chunks.
+With the sums S and z of :mod:`..common.key_sums` the output is
+``rot(phi(q_i)) S / (phi(q_i) . z + eps)``. Normalised sums keep float16 in range; gradients of
+sums are stored over the root of the number of tokens, which keeps them there whatever their signs.
+Every kernel walks over a chunk of tokens of one head.
 """
 
-from typing import NamedTuple, Optional, Tuple
+from typing import Tuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..numerics import no_autocast
-from .common import (
-    LOWEST,
-    OPTIONS,
-    Launch,
+from ..common.key_sums import KeyLaunch, State
+from ..common.numerics import token_major
+from ..common.triton import (
     feature,
     load_angles,
     load_rows,
-    padded,
     product,
     real_tokens,
     rotate,
     slope,
     store_rows,
     strides,
-    token_major,
 )
 
-# Of the largest kernel, see :func:`.common.refuses`.
+# Of the largest kernel, see :func:`..common.triton.refuses`.
 SHARED_KIB = dict(half=(48, 96), float=(64, 112))
 
 
@@ -53,52 +46,6 @@ def _mean_kernel(
         x = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
         total += tl.sum(tl.where(real[:, None], feature(x, FEATURE), 0.0), 0)
     tl.store(OUT + (head * tl.num_programs(1) + split) * BD + cols, total)
-
-
-@triton.jit
-def _state_kernel(
-    K, V, MASK, COS, SIN, MEAN, S, Z, TOP, MASS,
-    skb, skh, skn, skd, svb, svh, svn, svd, H, N, D, CHUNK, scale,
-    BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr, HAS_MASK: tl.constexpr,
-    WEIGHTED: tl.constexpr, ROTARY: tl.constexpr,
-):  # fmt: skip
-    """Of one chunk: the sums S (BD, BD) and z (BD,), the largest score and the mass."""
-    head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    b, h = head // H, head % H
-    cols, pairs = tl.arange(0, BD), tl.arange(0, BD // 2)
-    state, z = tl.zeros((BD, BD), tl.float32), tl.zeros((BD,), tl.float32)
-    top, mass = tl.full((), LOWEST, tl.float32), tl.full((), 0.0, tl.float32)
-    if WEIGHTED:
-        mean = tl.load(MEAN + head * BD + cols) * scale
-    for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
-        rows = start + tl.arange(0, BN)
-        real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
-        k = feature(load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D), FEATURE)
-        # phi(0) may be 1: what is outside must not count.
-        k = tl.where(real[:, None] & (cols[None, :] < D), k, 0.0)
-        v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
-        weight = tl.where(real, 1.0, 0.0)
-        if WEIGHTED:
-            scores = tl.where(real, tl.sum(k * mean[None, :], 1), LOWEST)
-            new_top = tl.maximum(top, tl.max(scores, 0))
-            weight *= tl.exp(scores - new_top)
-            fade = tl.exp(top - new_top)
-            state, z, mass, top = state * fade, z * fade, mass * fade, new_top
-        mass += tl.sum(weight, 0)
-        k = k * weight[:, None]
-        z += tl.sum(k, 0)
-        if ROTARY:
-            cos = load_angles(COS, rows, pairs, N, D)
-            sin = load_angles(SIN, rows, pairs, N, D)
-            # Does nothing, but Triton 3.6 does not compile the bare transpose for sm_100.
-            k = tl.where(real[:, None], rotate(k, cos, sin, BN, BD), 0.0)
-        kind = K.dtype.element_ty
-        state += product(tl.trans(k), v, kind)
-    at = head * tl.num_programs(1) + split
-    tl.store(S + at * BD * BD + cols[:, None] * BD + cols[None, :], state)
-    tl.store(Z + at * BD + cols, z)
-    tl.store(TOP + at, top)
-    tl.store(MASS + at, mass)
 
 
 @triton.jit
@@ -190,7 +137,7 @@ def _key_backward_kernel(
     K, V, MASK, COS, SIN, MEAN, LSE, DELTA, DS, DZ, DK, DV, DMEAN,
     skb, skh, skn, skd, svb, svh, svn, svd, sxb, sxh, sxn, sxd, H, N, D, CHUNK, scale, root,
     BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr, HAS_MASK: tl.constexpr,
-    WEIGHTED: tl.constexpr, ROTARY: tl.constexpr,
+    SCORED: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values; over a chunk, that of the mean query."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -200,7 +147,7 @@ def _key_backward_kernel(
     d_state = tl.load(DS + head * BD * BD + cols[:, None] * BD + cols[None, :])
     d_z = tl.load(DZ + head * BD + cols)
     lse = tl.load(LSE + head)
-    if WEIGHTED:
+    if SCORED:
         mean = tl.load(MEAN + head * BD + cols) * scale
         delta = tl.load(DELTA + head)
         d_mean = tl.zeros((BD,), tl.float32)
@@ -211,7 +158,7 @@ def _key_backward_kernel(
         v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
         k = tl.where(real[:, None] & (cols[None, :] < D), feature(raw, FEATURE), 0.0)
         weight = tl.exp(tl.zeros((BN,), tl.float32) - lse)
-        if WEIGHTED:
+        if SCORED:
             weight = tl.exp(tl.minimum(tl.sum(k * mean[None, :], 1) - lse, 0.0))
         weight = tl.where(real, weight * root, 0.0)
         turned = k
@@ -225,7 +172,7 @@ def _key_backward_kernel(
         if ROTARY:
             dk = rotate(dk, cos, -sin, BN, BD)
         dk += weight[:, None] * d_z[None, :]
-        if WEIGHTED:
+        if SCORED:
             d_weight = tl.sum(turned * d_turned, 1) + tl.sum(k * d_z[None, :], 1)
             d_score = weight * (d_weight - delta)
             dk += d_score[:, None] * mean[None, :]
@@ -233,56 +180,11 @@ def _key_backward_kernel(
         dk = tl.where(real[:, None], dk * slope(raw, FEATURE), 0.0)
         store_rows(DK + b * sxb + h * sxh, dk, rows, cols, sxn, sxd, N, D)
         store_rows(DV + b * sxb + h * sxh, dv, rows, cols, sxn, sxd, N, D)
-    if WEIGHTED:
+    if SCORED:
         tl.store(DMEAN + (head * tl.num_programs(1) + split) * BD + cols, d_mean)
 
 
-class State(NamedTuple):
-    """What the readout and both backward passes need: float32, one of each a head.
-
-    Attributes:
-        s: (B, heads, BD, BD); BD is the padded head dim.
-        z: (B, heads, BD).
-        eps: (B, heads), on the scale of the normalised sums.
-        lse: (B, heads), log of the sum of the weights before they were normalised.
-        mean: (B, heads, BD), mean query, or empty without scores.
-    """
-
-    s: Tensor
-    z: Tensor
-    eps: Tensor
-    lse: Tensor
-    mean: Tensor
-
-
-class KernelisedLaunch(Launch):
-    """Sizes and options that all kernels of one call share."""
-
-    def __init__(
-        self,
-        q: Tensor,
-        mask: Optional[Tensor],
-        rotary: Optional[Tuple[Tensor, Tensor]],
-        feature_id: int,
-        weighted: bool,
-    ) -> None:
-        super().__init__(q, mask, widest=padded(q.shape[-1]))
-        self.sin, self.cos = (q, q) if rotary is None else (t.contiguous() for t in rotary)
-        self.scale = self.dim**-0.5
-        self.weighted = weighted
-        self.sizes = (self.heads, self.num_tokens, self.dim, self.chunk)
-        self.blocks = dict(BN=self.bn, BD=self.bd, FEATURE=feature_id, **OPTIONS)
-        self.rotary = dict(ROTARY=rotary is not None)
-
-    def count(self) -> Tensor:
-        """Real tokens of each image, (B, 1), at least 1."""
-        if not self.has_mask['HAS_MASK']:
-            return torch.full((self.batch, 1), float(self.num_tokens), device=self.device)
-        padding = self.mask.sum(1, keepdim=True, dtype=torch.float32)
-        return (self.num_tokens - padding).clamp(min=1)
-
-
-def mean_query(q: Tensor, launch: KernelisedLaunch) -> Tensor:
+def mean_query(q: Tensor, launch: KeyLaunch) -> Tensor:
     """Mean of phi(q) over the real tokens, (B, heads, BD)."""
     sums = launch.per_chunk(launch.bd)
     _mean_kernel[launch.grid](
@@ -294,36 +196,7 @@ def mean_query(q: Tensor, launch: KernelisedLaunch) -> Tensor:
     return mean
 
 
-def make_state(
-    k: Tensor, v: Tensor, mean: Optional[Tensor], eps: float, launch: KernelisedLaunch
-) -> State:
-    """The normalised sums over all tokens."""
-    bd = launch.bd
-    s, z, top, mass = (launch.per_chunk(*shape) for shape in ((bd, bd), (bd,), (), ()))
-    _state_kernel[launch.grid](
-        k, v, launch.mask, launch.cos, launch.sin, k if mean is None else mean, s, z, top, mass,
-        *strides(k), *strides(v), *launch.sizes, launch.scale,
-        WEIGHTED=launch.weighted, **launch.blocks, **launch.has_mask, **launch.rotary,
-    )  # fmt: skip
-    if launch.weighted:
-        best = top.amax(2, keepdim=True)
-        fade = (top - best).exp()
-        total = (mass * fade).sum(2)
-        lse = best.squeeze(2) + total.clamp(min=1e-30).log()
-    else:
-        fade, total = torch.ones_like(mass), mass.sum(2)
-        lse = total.clamp(min=1).log()
-    share = fade / total.where(total > 0, 1)[..., None]  # [B, H, splits]
-    share = share[:, :, None]
-    with no_autocast(s):  # products: scaled sums of all chunks are not written
-        s = (share @ s.flatten(3)).view(*s.shape[:2], bd, bd)
-        z = (share @ z).squeeze(2)
-    # Linear attention adds eps to a sum, RALA to a mean.
-    eps = torch.full_like(total, eps) / (1 if launch.weighted else total.clamp(min=1))
-    return State(s, z, eps, lse, z.new_empty(0) if mean is None else mean)
-
-
-def read_out(q: Tensor, state: State, launch: KernelisedLaunch) -> Tensor:
+def read_out(q: Tensor, state: State, launch: KeyLaunch) -> Tensor:
     """(B, heads, N, d)."""
     out = token_major(q)
     _readout_kernel[launch.grid](
@@ -334,7 +207,7 @@ def read_out(q: Tensor, state: State, launch: KernelisedLaunch) -> Tensor:
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, state: State, launch: KernelisedLaunch
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, state: State, launch: KeyLaunch
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
     bd = launch.bd
@@ -348,17 +221,17 @@ def backward(
             launch.root, **launch.blocks, **launch.has_mask, **launch.rotary, **flags,
         )  # fmt: skip
 
-    queries(q, SUM=True, WRITE=not launch.weighted, HAS_MEAN=False)
+    queries(q, SUM=True, WRITE=not launch.scored, HAS_MEAN=False)
     sum_ds, sum_dz = ds.sum(2), dz.sum(2)
     # What the softmax subtracts, sum_j w_j dw_j, in closed form.
     delta = (sum_ds * state.s).sum((2, 3)) + (sum_dz * state.z).sum(2)
     _key_backward_kernel[launch.grid](
-        k, v, launch.mask, launch.cos, launch.sin, state.mean if launch.weighted else k,
+        k, v, launch.mask, launch.cos, launch.sin, state.mean if launch.scored else k,
         state.lse, delta, sum_ds, sum_dz, dk, dv, d_mean,
         *strides(k), *strides(v), *strides(dk), *launch.sizes, launch.scale, launch.root,
-        WEIGHTED=launch.weighted, **launch.blocks, **launch.has_mask, **launch.rotary,
+        SCORED=launch.scored, **launch.blocks, **launch.has_mask, **launch.rotary,
     )  # fmt: skip
-    if launch.weighted:
+    if launch.scored:
         d_mean = d_mean.sum(2) / launch.count()[..., None]
         queries(d_mean, SUM=False, WRITE=True, HAS_MEAN=True)
     return dq, dk, dv

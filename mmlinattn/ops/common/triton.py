@@ -155,23 +155,17 @@ def strides(x: Tensor) -> Tuple[int, ...]:
     return tuple(x.stride(i) for i in range(4))
 
 
-def token_major(x: Tensor) -> Tensor:
-    """Uninitialised (B, heads, N, d), stored token by token as projections read it."""
-    batch, heads, num_tokens, dim = x.shape
-    return x.new_empty(batch, num_tokens, heads, dim).transpose(1, 2)
-
-
 def mask_bytes(key_padding_mask: Optional[Tensor], q: Tensor) -> Tensor:
     """(B, N) contiguous bytes, 1 = padding; any tensor stands for no mask."""
     return q if key_padding_mask is None else key_padding_mask.contiguous().view(torch.uint8)
 
 
-def refuses(q: Tensor, widest: int, shared_kib: Dict[str, Tuple[int, int]]) -> Optional[str]:
+def refuses(q: Tensor, v: Tensor, shared_kib: Dict[str, Tuple[int, int]]) -> Optional[str]:
     """Why no kernel can serve these tokens, or None.
 
     Args:
         q: (B, heads, N, d).
-        widest: largest dimension that a kernel pads.
+        v: (B, heads, N, d_v).
         shared_kib: shared memory that the largest kernel takes in ``half`` types and in ``float``,
             for padded dimensions up to 64 and above; the most of sm_80, sm_90 and tested Triton.
     """
@@ -179,6 +173,8 @@ def refuses(q: Tensor, widest: int, shared_kib: Dict[str, Tuple[int, int]]) -> O
         return f'kernels are for float16, bfloat16 and float32, got {q.dtype}'
     if not MIN_DIM <= q.shape[-1] <= MAX_DIM:
         return f'kernels are for head dims {MIN_DIM} to {MAX_DIM}, got {q.shape[-1]}'
+    if v.shape[-1] != q.shape[-1]:
+        return f'kernels are for values as wide as keys, got {v.shape[-1]} and {q.shape[-1]}'
     if q.numel() == 0:
         return f'kernels need tokens, got {tuple(q.shape)}'
     if not q.is_cuda:
@@ -187,7 +183,7 @@ def refuses(q: Tensor, widest: int, shared_kib: Dict[str, Tuple[int, int]]) -> O
     if device.major < 8:
         return f'kernels need compute capability 8.0, {device.name} has {device.major}'
     kind = 'float' if q.dtype == torch.float32 else 'half'
-    needed = shared_kib[kind][int(padded(widest) > 64)]
+    needed = shared_kib[kind][int(padded(q.shape[-1]) > 64)]
     available = device.shared_memory_per_block_optin // 1024
     if needed > available:
         return f'the kernel takes {needed} KiB of shared memory, {device.name} has {available}'

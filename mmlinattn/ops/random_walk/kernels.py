@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import (
+from ..common.numerics import token_major
+from ..common.triton import (
     LOWEST,
     OPTIONS,
     Launch,
@@ -22,10 +23,9 @@ from .common import (
     real_tokens,
     store_rows,
     strides,
-    token_major,
 )
 
-# Of the largest kernel, see :func:`.common.refuses`; for up to 64 anchors and for more.
+# Of the largest kernel, see :func:`..common.triton.refuses`; for up to 64 anchors and for more.
 SHARED_KIB = (dict(half=(88, 136), float=(128, 160)), dict(half=(176, 280), float=(208, 320)))
 
 

@@ -1,0 +1,1 @@
+"""What operators share; nothing here imports an operator."""

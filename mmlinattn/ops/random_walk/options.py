@@ -1,0 +1,30 @@
+"""Options of the random walk."""
+
+from dataclasses import dataclass
+from typing import Optional
+
+from torch import Tensor
+
+SOLVERS = ('series', 'solve')
+
+
+@dataclass(frozen=True)
+class WalkOptions:
+    """See :func:`mmlinattn.ops.random_walk_attention`."""
+
+    decay: float
+    steps: Optional[int]
+    solver: str
+    key_padding_mask: Optional[Tensor]
+
+
+def check_walk(decay: float, steps: Optional[int], solver: str) -> None:
+    """Raises ValueError or TypeError for options of a walk that make no sense."""
+    if not 0 < decay < 1:
+        raise ValueError(f'decay must be in (0, 1), got {decay}')
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
+        raise TypeError(f'steps must be None or an integer, got {steps!r}')
+    if steps is not None and steps < 1:
+        raise ValueError(f'steps must be None or at least 1, got {steps}')
+    if solver not in SOLVERS:
+        raise ValueError(f'solver must be one of {SOLVERS}, got {solver!r}')

@@ -1,0 +1,30 @@
+"""Options of ripple attention."""
+
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+from torch import Tensor
+
+from .groups import GROUPS
+
+
+@dataclass(frozen=True)
+class RippleOptions:
+    """See :func:`mmlinattn.ops.ripple_attention`."""
+
+    hw_shape: Tuple[int, int]
+    groups: str
+    stick: Optional[str]
+    key_padding_mask: Optional[Tensor]
+    eps: float
+
+
+def check_groups(groups: str, backend: str) -> None:
+    """Raises ValueError unless the groups are known and ``backend`` can serve them."""
+    if groups not in GROUPS:
+        raise ValueError(f'groups must be one of {GROUPS}, got {groups!r}')
+    if backend == 'tile' and groups != 'chebyshev':
+        raise ValueError(
+            f"backend='tile' needs groups='chebyshev', got {groups!r}: logarithmic groups reach "
+            "over halos as large as the map; use backend='sat'"
+        )
