@@ -9,7 +9,8 @@ import torch
 
 from .conftest import CONFIGS
 
-# Batch norm statistics are of one process, so norms are in eval mode; SGD, since AdamW's first
+# Batch norm statistics and the sum of class weights are of one process, so norms are in eval mode
+# and classes have no weights; SGD, since AdamW's first
 # steps turn rounding into signs.
 CONFIG = """
 _base_ = {base!r}
@@ -17,7 +18,7 @@ custom_imports = dict(imports=['mmlinattn', 'record_hook'])
 custom_hooks = [dict(type='ExactResumeHook'), dict(type='RecordLossHook')]
 model = dict(
     backbone=dict(norm_eval=True, norm_cfg=dict(type='SyncBN')),
-    decode_head=dict(norm_cfg=None, dropout_ratio=0.0),
+    decode_head=dict(norm_cfg=None, dropout_ratio=0.0, loss_decode=dict(class_weight=None)),
 )
 optim_wrapper = dict(_delete_=True, type='OptimWrapper', optimizer=dict(type='SGD', lr=0.01))
 param_scheduler = []
