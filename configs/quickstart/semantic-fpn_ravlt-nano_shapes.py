@@ -5,8 +5,7 @@ _base_ = [
     '../_base_/runtime_seg.py',
 ]
 # Two or three minutes on one core. 86% of the pixels are background: at full weight twice as many
-# iterations reach less. (The original MMSegmentation 1.2 weighs classes only where all pixels have a
-# label, as they do here.)
+# iterations reach less. (MMSegmentation 1.2 weighs classes only where all pixels have a label.)
 model = dict(
     decode_head=dict(num_classes=6, loss_decode=dict(class_weight=[0.3, 1.0, 1.0, 1.0, 1.0, 1.0]))
 )

@@ -10,8 +10,7 @@ import torch
 from .conftest import CONFIGS
 
 # Batch norm statistics and the sum of class weights are of one process, so norms are in eval mode
-# and classes have no weights; SGD, since AdamW's first
-# steps turn rounding into signs.
+# and classes have no weights; SGD, since AdamW's first steps turn rounding into signs.
 CONFIG = """
 _base_ = {base!r}
 custom_imports = dict(imports=['mmlinattn', 'record_hook'])
