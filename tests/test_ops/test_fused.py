@@ -548,7 +548,7 @@ globals()[sys.argv[1]]()
 
 
 def run_compiler(root, folder, task):
-    """Lines that a task of the script above prints: all name kernels, a framework's log does not."""
+    """The lines of a task of the script above: they name kernels, a framework's log does not."""
     env = dict(os.environ, PYTHONPATH=str(root), TRITON_CACHE_DIR=str(folder))
     env.pop('TRITON_INTERPRET', None)
     script = folder / 'compile.py'  # Triton reads the source of a kernel
