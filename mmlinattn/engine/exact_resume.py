@@ -1,7 +1,7 @@
 """Interrupted training that resumes to the very weights of an uninterrupted run."""
 
 import random
-from typing import Any, Iterator, List
+from typing import Any, Generator, Iterator, List
 
 import numpy as np
 import torch
@@ -110,11 +110,16 @@ class ExactResumeHook(Hook):
             raise ValueError('ExactResumeHook needs a data loader with a batch sampler')
         if isinstance(sampler_owner.sampler, _KeyedSampler):
             return
-        sampler_owner.sampler = _KeyedSampler(sampler_owner.sampler, runner.seed)
+        sampler = sampler_owner.sampler
+        if isinstance(getattr(sampler, 'indices', None), Generator):
+            # MMEngine's endless stream: the loop's first iterator took from it, and closes it.
+            sampler.indices = sampler._indices_of_rank()
+        sampler_owner.sampler = _KeyedSampler(sampler, runner.seed)
         loader.dataset.__getitems__ = _KeyedFetch(loader.dataset)
         loop = runner.train_loop
         if hasattr(loop, 'dataloader_iterator'):
-            # It may hold an iterator over the sampler as it was.
+            # It may hold an iterator over the sampler, and workers with the data set, as they were.
+            loader._iterator = None
             loop.dataloader_iterator = type(loop.dataloader_iterator)(loader)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
