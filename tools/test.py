@@ -2,13 +2,10 @@
 """Tests a checkpoint: mAP for detectors, mIoU for segmentors, accuracy for classifiers."""
 
 import argparse
-import os
-
-from mmengine.config import DictAction
 
 from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.engine import config, data_checks, distributed
-from mmlinattn.engine.command_line import errors_in_one_line
+from mmlinattn.engine.command_line import errors_in_one_line, parse_run
 from mmlinattn.engine.runner import PluginRunner
 from mmlinattn.engine.weight_checks import check_weights
 
@@ -17,22 +14,11 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file')
-    parser.add_argument('--work-dir', help='where the log and metrics go')
     parser.add_argument('--out', help='write the predictions to this .pkl file')
     parser.add_argument('--show-dir', help='write pictures: ground truth beside predictions')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=DictAction,
-        help='override settings of the config, as a.b.c=value ...',
-    )
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
-    parser.add_argument('--debug', action='store_true', help='errors with their traceback')
-    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
-    args = parser.parse_args()
+    args = parse_run(parser)
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
         parser.error(f'--out must end with .pkl or .pickle, got {args.out!r}')
-    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     return args
 
 

@@ -2,13 +2,10 @@
 """Trains a detector, segmentor or classifier from a config."""
 
 import argparse
-import os
-
-from mmengine.config import DictAction
 
 from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.engine import config, data_checks, distributed
-from mmlinattn.engine.command_line import errors_in_one_line
+from mmlinattn.engine.command_line import errors_in_one_line, parse_run
 from mmlinattn.engine.preemption import Preempted
 from mmlinattn.engine.runner import PluginRunner
 from mmlinattn.engine.weight_checks import check_weights
@@ -17,7 +14,6 @@ from mmlinattn.engine.weight_checks import check_weights
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file')
-    parser.add_argument('--work-dir', help='where logs and checkpoints go')
     parser.add_argument(
         '--resume',
         nargs='?',
@@ -30,18 +26,7 @@ def parse_args() -> argparse.Namespace:
         action='store_true',
         help="scale the learning rate to the batch size, from the config's auto_scale_lr",
     )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=DictAction,
-        help='override settings of the config, as a.b.c=value ...',
-    )
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
-    parser.add_argument('--debug', action='store_true', help='errors with their traceback')
-    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
-    args = parser.parse_args()
-    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    return args
+    return parse_run(parser)
 
 
 def prepare(args: argparse.Namespace) -> PluginRunner:

@@ -97,6 +97,8 @@ class AtomicCheckpointHook(CheckpointHook):
         self.last_ckpt = self.file_backend.join_path(self.out_dir, INTERRUPTED)
         meta = dict(epoch=runner.epoch, iter=iteration)
         self._save(runner, INTERRUPTED, meta, by_epoch=False)
+        if is_main_process():
+            self._can_be_read(self.last_ckpt)  # or says that it cannot
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         outdated = []

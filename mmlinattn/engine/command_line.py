@@ -1,12 +1,34 @@
-"""How the command lines end: errors that a user can cause are one line, not a traceback."""
+"""What the command lines share: arguments, and errors that are one line, not a traceback."""
 
+import argparse
+import os
 import sys
 import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Iterator, Optional, Tuple, Type
 
+from mmengine.config import DictAction
+
 EXIT_CODE = 2
+
+
+def parse_run(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Adds what training and testing both take, parses, and sets ``LOCAL_RANK`` for MMEngine."""
+    add = parser.add_argument
+    add('--work-dir', help='where logs, checkpoints and metrics go')
+    add(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        help='override settings of the config, as a.b.c=value ...',
+    )
+    add('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
+    add('--debug', action='store_true', help='errors with their traceback')
+    add('--local_rank', '--local-rank', type=int, default=0)
+    args = parser.parse_args()
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    return args
 
 
 @contextmanager
