@@ -167,8 +167,9 @@ def _call(function: bytes, *arguments: bytes) -> bytes:
 POINTER = _call(_name('_codecs', 'encode'), _text('AAAAAAAA'), _text('latin1'))
 NUMBER = b'K\x01'
 OBJECTS = _call(_name('numpy', 'dtype'), _text('O8'))
-# A type of bytes whose state makes fields of objects of it.
-STATE = b'(K\x03' + _text('|') + b'N(' + _text('a') + b't}' + _text('a') + b'(' + OBJECTS
+NUMBERS = _call(_name('numpy', 'dtype'), _text('f8'))
+# A type of bytes whose state makes fields of it.
+STATE = b'(K\x03' + _text('|') + b'N(' + _text('a') + b't}' + _text('a') + b'(' + NUMBERS
 FIELDS = _call(_name('numpy', 'dtype'), _text('S8')) + STATE + b'K\x00tsK\x08K\x01K\x11tb'
 EMPTY = _call(
     _name('numpy.core.multiarray', '_reconstruct'), _name('numpy', 'ndarray'), b'(K\x00t', POINTER

@@ -199,8 +199,8 @@ def test_moved_and_copied_work_directories(trained, tmp_path):
     shutil.move(trained, moved)
     assert newest_checkpoint(moved) == str(moved / 'iter_2.pth')
     shutil.copytree(moved, copied)
-    for path in sorted(copied.glob('*.pth'), reverse=True):  # without their times
-        path.touch()
+    for path, when in ((copied / 'iter_2.pth', 1), (copied / 'iter_1.pth', 2)):  # other times
+        os.utime(path, (when, when))
     assert newest_checkpoint(copied) == str(copied / 'iter_2.pth')
     # The original goes on: that is nothing to the copy.
     shutil.copy(moved / 'iter_2.pth', moved / 'iter_3.pth')
