@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmlinattn.backbones import RAVLT, MixTransformer
+from mmlinattn.backbones.ravlt import RELEASED
 from mmlinattn.layers import (
     RALA,
     RWGKA,
@@ -36,8 +37,6 @@ from .rivals.channels_first import Attention, ChannelsFirstRAVLT
 
 KINDS = ('operator', 'layer', 'backbone')
 OURS = 'mmlinattn'
-ALL_LINEAR = ('rala',) * 4
-RELEASED = ('rala', 'rala', 'softmax', 'softmax')
 # Stride of the first stage of a backbone: its tokens.
 STRIDE = 4
 
@@ -326,17 +325,17 @@ def _random_walk_layer(setup: Setup) -> Rivals:
     }
 
 
-def _backbone(setup: Setup, arch: str, stage_attns: Sequence[str]) -> Rivals:
-    ours = setup.module(
-        RAVLT(arch, stage_attns=stage_attns, drop_path_rate=0.0, norm_cfg=dict(type='BN'))
-    )
+def _backbone(setup: Setup, arch: str, released: bool) -> Rivals:
+    """RAVLT as released, or with RALA in all stages."""
+    attn_cfg = RELEASED if released else 'RALA'
+    ours = setup.module(RAVLT(arch, attn_cfg, drop_path_rate=0.0, norm_cfg=dict(type='BN')))
     image = setup.leaf(setup.randn(setup.batch, 3, *setup.hw_shape))
 
     def rival(model: nn.Module) -> Rival:
         return Rival(lambda: model(image), (image,), tuple(model.parameters()))
 
     rivals = {OURS: rival(ours), 'channels first': rival(setup.module(ChannelsFirstRAVLT(ours)))}
-    if 'softmax' in stage_attns:
+    if released:
         fused = ChannelsFirstRAVLT(ours, sdpa=True)
         rivals['channels first, SDPA'] = rival(setup.module(fused))
     return rivals
@@ -349,7 +348,7 @@ def _backbone(setup: Setup, arch: str, stage_attns: Sequence[str]) -> Rivals:
     'layout of its released code, with softmax attention written out as there, and with SDPA.',
 )
 def _ravlt(setup: Setup) -> Rivals:
-    return _backbone(setup, 'small', RELEASED)
+    return _backbone(setup, 'small', released=True)
 
 
 @case(
@@ -358,7 +357,7 @@ def _ravlt(setup: Setup) -> Rivals:
     'RAVLT-S with RALA in all four stages, against the same network channels first.',
 )
 def _ravlt_linear(setup: Setup) -> Rivals:
-    return _backbone(setup, 'small', ALL_LINEAR)
+    return _backbone(setup, 'small', released=False)
 
 
 MIT_ATTENTIONS = {
@@ -390,4 +389,4 @@ def _mit(setup: Setup) -> Rivals:
 @case('ravlt-nano', 'backbone', 'The smallest network of the quick start: for trying the suite.')
 def _ravlt_nano(setup: Setup) -> Rivals:
     arch = dict(embed_dims=(32, 64, 128, 256), depths=(1, 1, 2, 1), num_heads=(1, 2, 4, 8))
-    return _backbone(setup, arch, RELEASED)
+    return _backbone(setup, arch, released=True)

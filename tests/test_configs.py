@@ -21,7 +21,6 @@ CONFIGS = {
     for path in sorted(FOLDER.rglob('*.py'))
     if '_base_' not in path.relative_to(FOLDER).parts
 }
-ALL_LINEAR = ('rala', 'rala', 'rala', 'rala')
 
 DET, SEG, CLS = (800, 1280), (512, 2048), (224, 224)
 # Config, image, parameters (M), convolution + linear (G), all products (G, None: not known).
@@ -86,7 +85,7 @@ def cost_of(name: str, shape: Tuple[int, int]) -> Complexity:
 def linear_backbone(variant: str, shape: Tuple[int, int]) -> Complexity:
     """RAVLT with linear attention in all stages."""
     backbone = load(f'ravlt-{variant}_8xb128_in1k').model.backbone
-    backbone.stage_attns = ALL_LINEAR
+    backbone.attn_cfg = 'RALA'
     return analyse(build_model(Config(dict(model=backbone))), shape)
 
 

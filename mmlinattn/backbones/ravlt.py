@@ -1,6 +1,6 @@
 """RAVLT, the backbone of "Breaking the Low-Rank Dilemma of Linear Attention" (CVPR 2025)."""
 
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import Optional, Sequence, Tuple, Union
 
 import torch
 from mmcv.cnn import ConvModule
@@ -8,19 +8,9 @@ from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..layers import ConvFFN, build_attention, map_to_tokens, tokens_to_map
-from .common import (
-    NUM_STAGES,
-    AttnCfg,
-    architecture,
-    check_stages,
-    drop_path_rates,
-    freeze,
-    own_layers,
-    run,
-)
+from ..layers import AttnCfg, ConvFFN, build_attention, map_to_tokens, tokens_to_map
+from .base import HierarchicalBackbone
 
 # Table 1 of the paper; layer scale and stochastic depth of the released models.
 ARCHITECTURES = {
@@ -53,13 +43,7 @@ ARCHITECTURES = {
         layer_scale_init=(1e-6, 1e-6, 1e-6, 1e-6),
     ),
 }
-ARCH_DEFAULTS = dict(
-    mlp_ratios=(3.5, 3.5, 3.5, 3.5), drop_path_rate=0.1, layer_scale_init=(1.0, 1.0, 1.0, 1.0)
-)
-STAGE_ATTENTIONS = {
-    'rala': dict(type='RALA'),
-    'softmax': dict(type='SoftmaxAttention', rotary=True, lepe=5, gate='proj'),
-}
+RELEASED = ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention')
 STRIDE = 32
 
 
@@ -69,11 +53,11 @@ class RAVLTBlock(BaseModule):
     Args:
         embed_dims, num_heads: channels and heads.
         mlp_ratio: hidden channels of the feed-forward layer over ``embed_dims``.
-        attn_cfg: the attention, see :func:`mmlinattn.layers.build_attention`.
+        attn_cfg: the attention, see :func:`mmlinattn.layers.build_attention`. It is offered the
+            rotary position, 5x5 local position and projected gate of the released models.
         drop_path: rate of stochastic depth.
         layer_scale_init: initial value of the per-channel scales.
         cpe: add a 3x3 depth-wise convolution of the input first.
-        with_cp: recompute activations in the backward pass instead of keeping them.
     """
 
     def __init__(
@@ -85,15 +69,15 @@ class RAVLTBlock(BaseModule):
         drop_path: float = 0.0,
         layer_scale_init: float = 1.0,
         cpe: bool = True,
-        with_cp: bool = False,
     ) -> None:
         super().__init__()
-        self.with_cp = with_cp
         self.cpe = (
             nn.Conv2d(embed_dims, embed_dims, 3, padding=1, groups=embed_dims) if cpe else None
         )
         self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
-        self.attn = build_attention(attn_cfg, embed_dims, num_heads)
+        self.attn = build_attention(
+            attn_cfg, embed_dims, num_heads, rotary=True, lepe=5, gate='proj'
+        )
         self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6)
         self.ffn = ConvFFN(embed_dims, int(mlp_ratio * embed_dims))
         self.drop_path = DropPath(drop_path)
@@ -102,9 +86,6 @@ class RAVLTBlock(BaseModule):
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """(B, N, C) to (B, N, C)."""
-        return run(self._forward, self.with_cp, x, hw_shape)
-
-    def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         if self.cpe is not None:
             # Not in place: under autocast the convolution is half, the residual is not.
             x = x + map_to_tokens(self.cpe(tokens_to_map(x, hw_shape)))
@@ -113,42 +94,36 @@ class RAVLTBlock(BaseModule):
 
 
 @MODELS.register_module()
-class RAVLT(BaseModule):
+class RAVLT(HierarchicalBackbone):
     """Vision transformer with rank-augmented linear attention (Fan et al., CVPR 2025, table 1).
 
     The released models use RALA in the first two stages and softmax attention, with the same
     rotary position, local position and gate, in the last two; that is the default and what
-    released weights need. The paper describes RALA in all four:
-    ``stage_attns=('rala', 'rala', 'rala', 'rala')``. Both have the same parameters.
+    released weights need. The paper describes RALA in all four: ``attn_cfg='RALA'``. Both have
+    the same parameters.
 
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'``, or a dict with ``embed_dims``,
-            ``depths``, ``num_heads`` (four values each) and optionally ``mlp_ratios``,
-            ``drop_path_rate`` and ``layer_scale_init`` (a number or four).
-        stage_attns: attention of each stage: ``'rala'``, ``'softmax'`` or any attention config.
+            ``depths``, ``num_heads`` and optionally ``mlp_ratios``, ``drop_path_rate`` and
+            ``layer_scale_init``.
+        attn_cfg: config or name of the attention of all stages, or a list of four. A
+            ``SoftmaxAttention`` has the options of the released models unless it sets its own.
         in_channels: channels of the image.
-        out_indices: stages to return, in 0..3; those after the last of them are not built.
-        drop_path_rate: overrides the architecture's rate of stochastic depth, which rises
-            linearly from 0 over the blocks.
         cpe: conditional position encoding in every block (off: a row of table 9).
         out_norm: LayerNorm over the channels of every output, for dense prediction; the released
             classifiers have none.
         norm_cfg: norm of stem and downsampling, SyncBN as released.
-        norm_eval: keep these norms in eval mode in training.
-        frozen_stages: -1 nothing, 0 the stem, k the stem and the first k stages.
-        with_cp: activation checkpointing in every block.
-        init_cfg: for example ``dict(type='Pretrained', checkpoint=..., prefix='backbone.')``.
+        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the stem.
 
     Inputs:
         (B, in_channels, H, W) with H, W >= 32; any such size.
 
     Returns:
-        tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous;
-        channels_last is used inside only.
+        tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
 
     Raises:
-        ValueError: an unknown architecture or option value, or an image smaller than the stride.
-        KeyError: an unknown stage attention.
+        ValueError: see :class:`HierarchicalBackbone`, or an image smaller than the stride.
+        KeyError: an unknown attention.
 
     Example:
         >>> import torch
@@ -157,65 +132,40 @@ class RAVLT(BaseModule):
         [(1, 64, 16, 24), (1, 128, 8, 12), (1, 256, 4, 6), (1, 512, 2, 3)]
     """
 
+    architectures = ARCHITECTURES
+    arch_needed = ('embed_dims', 'depths', 'num_heads')
+    arch_defaults = dict(mlp_ratios=3.5, drop_path_rate=0.1, layer_scale_init=1.0)
+
     def __init__(
         self,
         arch: Union[str, dict] = 'tiny',
-        stage_attns: Sequence[AttnCfg] = ('rala', 'rala', 'softmax', 'softmax'),
+        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = RELEASED,
         in_channels: int = 3,
-        out_indices: Sequence[int] = (0, 1, 2, 3),
-        drop_path_rate: Optional[float] = None,
         cpe: bool = True,
         out_norm: bool = True,
         norm_cfg: Optional[dict] = None,
-        norm_eval: bool = False,
-        frozen_stages: int = -1,
-        with_cp: bool = False,
-        init_cfg: Optional[Union[dict, List[dict]]] = None,
+        **kwargs,
     ) -> None:
-        super().__init__(init_cfg)
-        self.arch = arch = architecture(
-            arch,
-            ARCHITECTURES,
-            needed=('embed_dims', 'depths', 'num_heads'),
-            defaults=ARCH_DEFAULTS,
-            per_stage=('embed_dims', 'depths', 'num_heads', 'mlp_ratios', 'layer_scale_init'),
-        )
-        attn_cfgs = _stage_attentions(stage_attns)
-        self.out_indices = check_stages(out_indices, frozen_stages)
-        self.norm_eval = norm_eval
-        self.frozen_stages = frozen_stages
+        super().__init__(arch, attn_cfg, **kwargs)
         norm_cfg = norm_cfg or dict(type='SyncBN')
-        dims, depths = arch['embed_dims'], arch['depths']
-        drop_paths = drop_path_rates(
-            arch['drop_path_rate'] if drop_path_rate is None else drop_path_rate, depths
-        )
+        dims = self.arch['embed_dims']
         self.stem = _stem(in_channels, dims[0], norm_cfg)
-        self.stages = nn.ModuleList()
-        self.downsamples = nn.ModuleList()
-        for i, dim in enumerate(dims[: max(self.out_indices) + 1]):
-            self.stages.append(
-                nn.ModuleList(
-                    RAVLTBlock(
-                        dim,
-                        arch['num_heads'][i],
-                        arch['mlp_ratios'][i],
-                        attn_cfgs[i],
-                        drop_path=rate,
-                        layer_scale_init=arch['layer_scale_init'][i],
-                        cpe=cpe,
-                        with_cp=with_cp,
-                    )
-                    for rate in drop_paths[i]
-                )
-            )
-            if i < max(self.out_indices):
-                self.downsamples.append(_conv(dim, dims[i + 1], 2, norm_cfg, act=False))
+        self.stages, self.downsamples = nn.ModuleList(), nn.ModuleList()
+        for i in range(self.num_stages):
+            if i:
+                self.downsamples.append(_conv(dims[i - 1], dims[i], 2, norm_cfg, act=False))
+            scale = self.arch['layer_scale_init'][i]
+            self.build_stage(i, RAVLTBlock, layer_scale_init=scale, cpe=cpe)
         self.out_norms = nn.ModuleDict(
             {str(i): nn.LayerNorm(dims[i], eps=1e-6) for i in self.out_indices if out_norm}
         )
-        # Maps and tokens are then views of the same memory.
-        self.to(memory_format=torch.channels_last)
-        self._freeze()
+        self.finish()
+
+    def entry(self, i: int) -> nn.Module:
+        return self.downsamples[i - 1] if i else self.stem
+
+    def output(self, i: int, tokens: Tensor) -> Tensor:
+        return self.out_norms[str(i)](tokens) if self.out_norms else tokens
 
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
         if min(x.shape[-2:]) < STRIDE:
@@ -223,51 +173,11 @@ class RAVLT(BaseModule):
                 f'inputs must be at least {STRIDE}x{STRIDE} pixels, the stride of the last stage; '
                 f'got {x.shape[-2]}x{x.shape[-1]}'
             )
-        x = self.stem(x.contiguous(memory_format=torch.channels_last))
-        outs = []
-        for i, blocks in enumerate(self.stages):
-            if i:
-                x = self.downsamples[i - 1](x)
-            hw_shape, tokens = tuple(x.shape[-2:]), map_to_tokens(x)
-            for block in blocks:
-                tokens = block(tokens, hw_shape)
-            x = tokens_to_map(tokens, hw_shape)
-            if i in self.out_indices:
-                if self.out_norms:
-                    tokens = self.out_norms[str(i)](tokens)
-                # MMCV's operators (RoIAlign, ...) read any map as if it were contiguous.
-                outs.append(tokens_to_map(tokens, hw_shape).contiguous())
-        return tuple(outs)
+        return super().forward(x)
 
-    def init_weights(self) -> None:
-        """Truncated normal (std 0.02), zero biases; then ``init_cfg``, if any, on top."""
-        for module in own_layers(self):
-            trunc_normal_init(module, std=0.02, bias=0)
-        super().init_weights()
-
-    def train(self, mode: bool = True) -> 'RAVLT':
-        super().train(mode)
-        self._freeze()
-        if mode and self.norm_eval:
-            for module in self.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
-        return self
-
-    def _freeze(self) -> None:
-        if self.frozen_stages < 0:
-            return
-        frozen = [self.stem, *self.stages[: self.frozen_stages]]
-        frozen += self.downsamples[: max(self.frozen_stages - 1, 0)]
-        freeze(frozen)
-
-
-def _stage_attentions(stage_attns: Sequence[AttnCfg]) -> List[AttnCfg]:
-    if isinstance(stage_attns, (str, dict)) or len(stage_attns) != NUM_STAGES:
-        raise ValueError(f'stage_attns must name {NUM_STAGES} attentions, got {stage_attns!r}')
-    return [
-        STAGE_ATTENTIONS.get(attn, attn) if isinstance(attn, str) else attn for attn in stage_attns
-    ]
+    def init_layer(self, layer: nn.Module) -> None:
+        """Truncated normal (std 0.02), zero biases, as released."""
+        trunc_normal_init(layer, std=0.02, bias=0)
 
 
 def _conv(in_channels: int, out_channels: int, stride: int, norm_cfg: dict, act: bool = True):

@@ -10,8 +10,8 @@ from mmdet.models.layers import MLP
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
-from ..layers import SoftmaxAttention
-from ..ops.common.checks import check_heads, check_hw_shape, check_padding_mask
+from ..layers import SoftmaxAttention, softmax_attention
+from ..ops.common.checks import check_heads, check_hw_shape
 from ..ops.common.numerics import accumulation_dtype, no_autocast
 from .modulation import SCALES_PER_HEAD, gaussian_map
 
@@ -51,6 +51,8 @@ class ModulatedAttention(BaseModule):
         self.attn_drop = attn_drop
         self.in_proj = nn.Linear(embed_dims, 3 * embed_dims)
         self.proj = nn.Linear(embed_dims, embed_dims)
+        for layer in (self.in_proj, self.proj):
+            nn.init.zeros_(layer.bias)  # as released
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(
@@ -74,7 +76,6 @@ class ModulatedAttention(BaseModule):
         Returns:
             (B, Q, C), before the residual.
         """
-        check_padding_mask(key_padding_mask, key.shape[0], key.shape[1])
         weights, biases = self.in_proj.weight.chunk(3), self.in_proj.bias.chunk(3)
         q, k, v = (
             F.linear(x, weight, bias).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -82,21 +83,14 @@ class ModulatedAttention(BaseModule):
         )
         with no_autocast(q):
             dtype = accumulation_dtype(q.dtype)
-            empty = None
-            if key_padding_mask is not None:
-                # SDPA leaves rows without a key undefined: let them attend everywhere.
-                empty = key_padding_mask.all(-1)[:, None, None, None]  # [B, 1, 1, 1]
-                hidden = key_padding_mask[:, None, None] & ~empty  # [B, 1, 1, N]
-                modulation = modulation.masked_fill(hidden, float('-inf'))
-            out = F.scaled_dot_product_attention(
+            out = softmax_attention(
                 q.to(dtype),
                 k.to(dtype),
                 v.to(dtype),
-                attn_mask=modulation.to(dtype),
-                dropout_p=self.attn_drop if self.training else 0.0,
+                key_padding_mask,
+                bias=modulation.to(dtype),
+                dropout=self.attn_drop if self.training else 0.0,
             )
-            if empty is not None:
-                out = out.masked_fill(empty, 0)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2).to(query.dtype)))
 
 

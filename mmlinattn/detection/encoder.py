@@ -1,13 +1,13 @@
 """DETR's encoder with any attention of this package."""
 
-from typing import Optional, Sequence, Union
+from typing import Optional, Sequence
 
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor
 
-from ..layers import build_attention
+from ..layers import AttnCfg, attention_cfgs, build_attention
 
 
 class SMCAEncoderLayer(BaseModule):
@@ -33,7 +33,7 @@ class SMCAEncoderLayer(BaseModule):
 
     def __init__(
         self,
-        attn_cfg: Union[str, dict],
+        attn_cfg: AttnCfg,
         embed_dims: int = 256,
         num_heads: int = 8,
         feedforward_channels: int = 2048,
@@ -68,12 +68,17 @@ class SMCAEncoder(BaseModule):
 
     Args:
         num_layers: number of layers.
-        layer_cfg: arguments of :class:`SMCAEncoderLayer`, shared by all.
+        layer_cfg: arguments of :class:`SMCAEncoderLayer`, shared by all; ``attn_cfg`` may be a
+            list, one attention a layer.
+
+    Raises:
+        ValueError: another number of attentions than layers, and those of the layers.
     """
 
     def __init__(self, num_layers: int, layer_cfg: dict, init_cfg: Optional[dict] = None) -> None:
         super().__init__(init_cfg)
-        self.layers = ModuleList(SMCAEncoderLayer(**layer_cfg) for _ in range(num_layers))
+        cfgs = attention_cfgs(layer_cfg['attn_cfg'], num_layers, 'layer')
+        self.layers = ModuleList(SMCAEncoderLayer(**dict(layer_cfg, attn_cfg=c)) for c in cfgs)
         self.embed_dims = self.layers[0].embed_dims
 
     def forward(

@@ -1,6 +1,6 @@
 """SMCA, a DETR whose decoder looks around predicted points."""
 
-from typing import Dict, Optional, Sequence, Set, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
 import torch
 from mmdet.models.detectors import DETR
@@ -11,9 +11,9 @@ from mmengine.registry import MODELS
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
-from ..layers import BaseAttention
+from ..layers import BaseAttention, init_layers
 from ..ops.common.numerics import accumulation_dtype
-from .decoder import Memory, ModulatedAttention, SMCADecoder
+from .decoder import Memory, SMCADecoder
 from .encoder import SMCAEncoder
 
 
@@ -66,16 +66,10 @@ class SMCA(DETR):
 
     def _init_as_released(self) -> None:
         for coder in (self.encoder, self.decoder):
-            own = set()
+            init_layers(coder, _xavier)
             for module in coder.modules():
-                if isinstance(module, (BaseAttention, ModulatedAttention)):
-                    own |= _own_parameters(module)
-                    for linear in (module.in_proj, module.proj):
-                        if linear.bias is not None:
-                            nn.init.zeros_(linear.bias)
-            for parameter in coder.parameters():
-                if parameter.dim() > 1 and parameter not in own:
-                    nn.init.xavier_uniform_(parameter)
+                if isinstance(module, BaseAttention):
+                    module.init_projections(_no_bias)
         for layer in self.decoder.layers:
             if layer.scale is not None:
                 nn.init.zeros_(layer.scale.weight)
@@ -166,7 +160,11 @@ class SMCA(DETR):
         return batch_data_samples
 
 
-def _own_parameters(attn: nn.Module) -> Set[nn.Parameter]:
-    """Parameters of an attention that are not those of its projections."""
-    projections = {*attn.in_proj.parameters(), *attn.proj.parameters()}
-    return set(attn.parameters()) - projections
+def _xavier(layer: nn.Module) -> None:
+    if isinstance(layer, nn.Linear):
+        nn.init.xavier_uniform_(layer.weight)
+
+
+def _no_bias(layer: nn.Module) -> None:
+    if isinstance(layer, nn.Linear) and layer.bias is not None:
+        nn.init.zeros_(layer.bias)

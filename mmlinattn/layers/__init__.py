@@ -1,7 +1,8 @@
 """Attention layers under one contract, and the layers around them."""
 
 from .additive import AdditiveAttention
-from .base import BaseAttention, build_attention, map_to_tokens, tokens_to_map
+from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
+from .build import AttnCfg, attention_cfgs, build_attention, init_layers, registered
 from .efficient_softmax import EfficientSoftmaxAttention
 from .feature_maps import FeatureMap, build_feature_map
 from .ffn import ConvFFN, MixFFN
@@ -16,6 +17,7 @@ __all__ = [
     'RWGKA',
     'RWGKP',
     'AdditiveAttention',
+    'AttnCfg',
     'BaseAttention',
     'ConvFFN',
     'EfficientSoftmaxAttention',
@@ -24,9 +26,13 @@ __all__ = [
     'MixFFN',
     'RippleAttention',
     'SoftmaxAttention',
+    'TokenMap',
+    'attention_cfgs',
     'build_attention',
     'build_feature_map',
+    'init_layers',
     'map_to_tokens',
+    'registered',
     'softmax_attention',
     'tokens_to_map',
 ]

@@ -7,8 +7,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..ops import additive_attention
-from ..ops.common.rotary import Rotary
-from .base import BaseAttention
+from .base import BaseAttention, TokenMap
 
 
 @MODELS.register_module()
@@ -46,30 +45,24 @@ class AdditiveAttention(BaseAttention):
         )
 
     def project(
-        self,
-        x: Tensor,
-        hw_shape: Tuple[int, int],
-        query_pos: Optional[Tensor],
-        key_padding_mask: Optional[Tensor],
-    ) -> Tuple[Optional[Tensor], ...]:
+        self, x: Tensor, query_pos: Optional[Tensor], tokens: TokenMap
+    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
         if not self.share_value:
-            return super().project(x, hw_shape, query_pos, key_padding_mask)
+            return super().project(x, query_pos, tokens)
         placed = x if query_pos is None else x + query_pos
         q, k = self.partial_projection(placed, 0, 2).chunk(2, -1)
         v = q if query_pos is None else self.partial_projection(x, 0, 1)
         return q, k, v, self.own_gate(x)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        hw_shape: Tuple[int, int],
-        rotary: Optional[Rotary],
-        key_padding_mask: Optional[Tensor],
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
         return additive_attention(
-            q, k, v, self.w_q, self.w_k, key_padding_mask=key_padding_mask, backend=self.backend
+            q,
+            k,
+            v,
+            self.w_q,
+            self.w_k,
+            key_padding_mask=tokens.key_padding_mask,
+            backend=self.backend,
         )
 
     def project_out(self, out: Tensor, q: Tensor) -> Tensor:

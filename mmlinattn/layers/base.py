@@ -1,17 +1,30 @@
 """The attention contract, and everything that attentions share around their operator."""
 
-from typing import Optional, Sequence, Tuple, Union
+from typing import Callable, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 from mmengine.model import BaseModule
-from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..ops.common.checks import check_heads, check_hw_shape, check_padding_mask, check_rotary_dim
 from ..ops.common.rotary import Rotary, apply_rotary, rotary_tables
 
 GATES = (None, 'proj', 'identity', 'tanh')
+
+
+class TokenMap(NamedTuple):
+    """What an attention knows of its tokens beside their values.
+
+    Attributes:
+        hw_shape: (H, W) of the map that they are, row-major.
+        key_padding_mask: (B, N) bool, True = padding, or None.
+        rotary: tables (N, d) of their position, for attentions that apply it themselves, or None.
+    """
+
+    hw_shape: Tuple[int, int]
+    key_padding_mask: Optional[Tensor] = None
+    rotary: Optional[Rotary] = None
 
 
 class BaseAttention(BaseModule):
@@ -41,8 +54,12 @@ class BaseAttention(BaseModule):
             split, an even ``lepe``, an unknown gate.
     """
 
-    # Whether :meth:`attend` applies rotary position itself and gets its tables, or None.
+    # Whether :meth:`attend` applies rotary position itself and gets its tables.
     defers_rotary = False
+    # Layers that released weights map to and that start as the host's own layers do.
+    projections: Tuple[str, ...] = ('in_proj', 'lepe', 'proj')
+    # Options that it takes from its host where the config says nothing, if the host offers them.
+    host_options: Tuple[str, ...] = ('proj_drop',)
 
     def __init__(
         self,
@@ -81,17 +98,17 @@ class BaseAttention(BaseModule):
         self.proj = nn.Linear(embed_dims, embed_dims, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        hw_shape: Tuple[int, int],
-        rotary: Optional[Rotary],
-        key_padding_mask: Optional[Tensor],
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
         """The attention proper: (B, heads, N, d) each, to (B, heads, N, d)."""
         raise NotImplementedError
+
+    def init_projections(self, init: Callable[[nn.Module], None]) -> None:
+        """Lets a host start the projections as it starts its own layers; all else that an
+        attention has starts as it chose itself."""
+        for name in self.projections:
+            layer = getattr(self, name, None)
+            if layer is not None:
+                init(layer)
 
     def forward(
         self,
@@ -116,19 +133,20 @@ class BaseAttention(BaseModule):
             TypeError: a padding mask that is not bool.
         """
         hw_shape = self._check(x, hw_shape, query_pos, key_padding_mask)
-        q, k, v, gate = self.project(x, hw_shape, query_pos, key_padding_mask)
-        rotary = None
-        if self.rotary:
-            rotary = rotary_tables(hw_shape, self.head_dim, q.dtype, q.device)
+        tokens = TokenMap(hw_shape, key_padding_mask)
+        q, k, v, gate = self.project(x, query_pos, tokens)
         split = (self.num_heads, self.head_dim)
         heads = [t.unflatten(-1, split).transpose(1, 2) for t in (q, k, v)]
-        if not self.defers_rotary:
-            heads[:2] = (apply_rotary(t, rotary) for t in heads[:2])
-            rotary = None
-        out = self.attend(*heads, hw_shape, rotary, key_padding_mask)
+        if self.rotary:
+            rotary = rotary_tables(hw_shape, self.head_dim, q.dtype, q.device)
+            if self.defers_rotary:
+                tokens = TokenMap(hw_shape, key_padding_mask, rotary)
+            else:
+                heads[:2] = (apply_rotary(t, rotary) for t in heads[:2])
+        out = self.attend(*heads, tokens)
         out = out.transpose(1, 2).flatten(2)  # [B, N, C]
         if self.lepe is not None:
-            out = self._local_position(v, hw_shape, key_padding_mask).add_(out)
+            out = self._local_position(v, tokens).add_(out)
         if gate is not None:
             out = out * gate
         return self.proj_drop(self.project_out(out, q))
@@ -148,25 +166,18 @@ class BaseAttention(BaseModule):
         return check_hw_shape(x.shape[1], hw_shape)
 
     def project(
-        self,
-        x: Tensor,
-        hw_shape: Tuple[int, int],
-        query_pos: Optional[Tensor],
-        key_padding_mask: Optional[Tensor],
-    ) -> Tuple[Optional[Tensor], ...]:
+        self, x: Tensor, query_pos: Optional[Tensor], tokens: TokenMap
+    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
         """Queries, keys, values and gate, each (B, N, C); views of one projection.
 
         A subclass may return fewer keys and values; it has then no local position.
         """
         if query_pos is None:
-            parts = list(self.in_proj(x).split(self.embed_dims, dim=-1))
+            q, k, v, *gate = self.in_proj(x).split(self.embed_dims, dim=-1)
         else:
-            qk = self.partial_projection(x + query_pos, 0, 2)
-            rest = self.partial_projection(x, 2, None)
-            parts = [*(part for t in (qk, rest) for part in t.split(self.embed_dims, dim=-1))]
-        if self.gate != 'proj':
-            parts.append(self.own_gate(x))
-        return tuple(parts)
+            q, k = self.partial_projection(x + query_pos, 0, 2).chunk(2, -1)
+            v, *gate = self.partial_projection(x, 2, None).split(self.embed_dims, dim=-1)
+        return q, k, v, gate[0] if gate else self.own_gate(x)
 
     def own_gate(self, x: Tensor) -> Optional[Tensor]:
         """The gate where it is no projection."""
@@ -180,12 +191,10 @@ class BaseAttention(BaseModule):
         bias = self.in_proj.bias
         return F.linear(x, self.in_proj.weight[outputs], None if bias is None else bias[outputs])
 
-    def _local_position(
-        self, v: Tensor, hw_shape: Tuple[int, int], key_padding_mask: Optional[Tensor]
-    ) -> Tensor:
-        if key_padding_mask is not None:
-            v = v.masked_fill(key_padding_mask[..., None], 0)
-        return map_to_tokens(self.lepe(tokens_to_map(v, hw_shape)))
+    def _local_position(self, v: Tensor, tokens: TokenMap) -> Tensor:
+        if tokens.key_padding_mask is not None:
+            v = v.masked_fill(tokens.key_padding_mask[..., None], 0)
+        return map_to_tokens(self.lepe(tokens_to_map(v, tokens.hw_shape)))
 
 
 def tokens_to_map(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
@@ -196,36 +205,3 @@ def tokens_to_map(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
 def map_to_tokens(x: Tensor) -> Tensor:
     """(B, C, H, W) map to (B, N, C) tokens; a view if the map is channels_last."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)
-
-
-def build_attention(
-    attn_cfg: Union[str, dict], embed_dims: int, num_heads: int, **defaults
-) -> nn.Module:
-    """Builds an attention for a host.
-
-    Args:
-        attn_cfg: config of a registered attention, or just its name.
-        embed_dims, num_heads: filled in by the host unless the config sets them.
-        defaults: further options a host fills in unless the config sets them.
-
-    Raises:
-        KeyError: a type that is not registered; the message names the types of this package.
-        TypeError: an option that the attention does not have.
-
-    Example:
-        >>> attn = build_attention(dict(type='RALA'), embed_dims=64, num_heads=2)
-        >>> type(attn).__name__
-        'RALA'
-    """
-    cfg = dict(type=attn_cfg) if isinstance(attn_cfg, str) else dict(attn_cfg)
-    kind = cfg.get('type')
-    if isinstance(kind, str) and MODELS.get(kind) is None:
-        known = sorted(
-            name
-            for name, module in MODELS.module_dict.items()
-            if isinstance(module, type) and issubclass(module, BaseAttention)
-        )
-        raise KeyError(f'attention {kind!r} is not registered; this package has {known}')
-    for name, value in dict(defaults, embed_dims=embed_dims, num_heads=num_heads).items():
-        cfg.setdefault(name, value)
-    return MODELS.build(cfg)

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..ops.common.rotary import Rotary
-from .base import BaseAttention, map_to_tokens, tokens_to_map
+from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
 from .softmax import softmax_attention
 
 
@@ -35,6 +34,9 @@ class EfficientSoftmaxAttention(BaseAttention):
         >>> attn(torch.randn(2, 30, 32), hw_shape=(5, 6)).shape
         torch.Size([2, 30, 32])
     """
+
+    projections = (*BaseAttention.projections, 'sr')
+    host_options = (*BaseAttention.host_options, 'sr_ratio')
 
     def __init__(
         self,
@@ -64,49 +66,36 @@ class EfficientSoftmaxAttention(BaseAttention):
             self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
 
     def project(
-        self,
-        x: Tensor,
-        hw_shape: Tuple[int, int],
-        query_pos: Optional[Tensor],
-        key_padding_mask: Optional[Tensor],
-    ) -> Tuple[Optional[Tensor], ...]:
+        self, x: Tensor, query_pos: Optional[Tensor], tokens: TokenMap
+    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
         if self.sr_ratio == 1:
-            return super().project(x, hw_shape, query_pos, key_padding_mask)
+            return super().project(x, query_pos, tokens)
         placed = x if query_pos is None else x + query_pos
         q = self.partial_projection(placed, 0, 1)
-        reduced = self._reduce(placed, hw_shape, key_padding_mask)
+        reduced = self._reduce(placed, tokens)
         if query_pos is None:
-            return q, *self.partial_projection(reduced, 1, 3).chunk(2, -1), None
-        k = self.partial_projection(reduced, 1, 2)
-        v = self.partial_projection(self._reduce(x, hw_shape, key_padding_mask), 2, 3)
+            k, v = self.partial_projection(reduced, 1, 3).chunk(2, -1)
+        else:
+            k = self.partial_projection(reduced, 1, 2)
+            v = self.partial_projection(self._reduce(x, tokens), 2, 3)
         return q, k, v, None
 
-    def _reduce(
-        self, x: Tensor, hw_shape: Tuple[int, int], key_padding_mask: Optional[Tensor]
-    ) -> Tensor:
+    def _reduce(self, x: Tensor, tokens: TokenMap) -> Tensor:
         """(B, N, C) to (B, N / R^2, C)."""
-        if key_padding_mask is not None:
-            x = x.masked_fill(key_padding_mask[..., None], 0)
-        x = self._at_least_a_cell(tokens_to_map(x, hw_shape))
+        if tokens.key_padding_mask is not None:
+            x = x.masked_fill(tokens.key_padding_mask[..., None], 0)
+        x = self._at_least_a_cell(tokens_to_map(x, tokens.hw_shape))
         return self.norm(map_to_tokens(self.sr(x)))
 
     def _at_least_a_cell(self, x: Tensor) -> Tensor:
         rows, columns = (max(0, self.sr_ratio - size) for size in x.shape[-2:])
         return F.pad(x, (0, columns, 0, rows)) if rows or columns else x
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        hw_shape: Tuple[int, int],
-        rotary: Optional[Rotary],
-        key_padding_mask: Optional[Tensor],
-    ) -> Tensor:
-        if key_padding_mask is not None and self.sr_ratio > 1:
-            keep = tokens_to_map(~key_padding_mask[..., None], hw_shape).to(q.dtype)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+        mask = tokens.key_padding_mask
+        if mask is not None and self.sr_ratio > 1:
+            keep = tokens_to_map(~mask[..., None], tokens.hw_shape).to(q.dtype)
             keep = F.max_pool2d(self._at_least_a_cell(keep), self.sr_ratio)
-            key_padding_mask = keep.flatten(1) == 0
-        return softmax_attention(
-            q, k, v, key_padding_mask, self.attn_drop if self.training else 0.0
-        )
+            mask = keep.flatten(1) == 0
+        dropout = self.attn_drop if self.training else 0.0
+        return softmax_attention(q, k, v, mask, dropout=dropout)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..ops.common.feature_maps import FEATURE_MAPS
 from ..ops.common.numerics import accumulation_dtype, masked_softmax, no_autocast
+from .build import registered
 
 
 class FeatureMap(BaseModule):
@@ -311,10 +312,6 @@ def build_feature_map(cfg: Union[str, dict], head_dim: int, num_heads: int) -> F
     if kind in FEATURE_MAPS:
         return FixedFeatures(head_dim, num_heads, kind)
     if isinstance(kind, str) and MODELS.get(kind) is None:
-        known = sorted(
-            name
-            for name, module in MODELS.module_dict.items()
-            if isinstance(module, type) and issubclass(module, FeatureMap)
-        )
-        raise ValueError(f'feature_map must be one of {[*FEATURE_MAPS, *known]}, got {kind!r}')
+        known = [*FEATURE_MAPS, *registered(FeatureMap)]
+        raise ValueError(f'feature_map must be one of {known}, got {kind!r}')
     return MODELS.build(dict(cfg, head_dim=head_dim, num_heads=num_heads))

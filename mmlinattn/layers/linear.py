@@ -1,13 +1,12 @@
 """Linear attention as a layer."""
 
-from typing import Optional, Tuple, Union
+from typing import Union
 
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..ops import linear_attention
-from ..ops.common.rotary import Rotary
-from .base import BaseAttention
+from .base import BaseAttention, TokenMap
 from .feature_maps import FixedFeatures, build_feature_map
 
 
@@ -47,22 +46,14 @@ class LinearAttention(BaseAttention):
         self.feature_map = build_feature_map(feature_map, self.head_dim, num_heads)
         self.eps = eps
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        hw_shape: Tuple[int, int],
-        rotary: Optional[Rotary],
-        key_padding_mask: Optional[Tensor],
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
         if isinstance(self.feature_map, FixedFeatures):  # inside the operator nothing is written
             name, values = self.feature_map.name, v
         else:
-            q, k = self.feature_map(q, k, key_padding_mask)
+            q, k = self.feature_map(q, k, tokens.key_padding_mask)
             name, values = 'identity', v.to(q.dtype)
         out = linear_attention(
-            q, k, values, key_padding_mask=key_padding_mask, eps=self.eps, feature_map=name,
+            q, k, values, key_padding_mask=tokens.key_padding_mask, eps=self.eps, feature_map=name,
             backend=self.backend,
         )  # fmt: skip
         return out.to(v.dtype)

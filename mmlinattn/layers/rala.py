@@ -1,6 +1,6 @@
 """Rank-augmented linear attention as a layer."""
 
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 from mmengine.registry import MODELS
@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from ..ops import rala_attention
 from ..ops.common.feature_maps import feature_map as get_feature_map
-from ..ops.common.rotary import Rotary
-from .base import BaseAttention
+from .base import BaseAttention, TokenMap
 
 AUGMENTATIONS = ('score', 'learnable', None)
 
@@ -78,21 +77,13 @@ class RALA(BaseAttention):
             nn.Parameter(torch.zeros(num_heads, num_tokens)) if num_tokens is not None else None
         )
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        hw_shape: Tuple[int, int],
-        rotary: Optional[Rotary],
-        key_padding_mask: Optional[Tensor],
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
         return rala_attention(
             q,
             k,
             v,
-            rotary=rotary,
-            key_padding_mask=key_padding_mask,
+            rotary=tokens.rotary,
+            key_padding_mask=tokens.key_padding_mask,
             eps=self.eps,
             feature_map=self.feature_map,
             token_weights=self._token_weights(q),

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from ..ops import random_walk_attention
 from ..ops.common.numerics import accumulation_dtype, no_autocast
-from ..ops.common.rotary import Rotary
 from ..ops.random_walk import check_walk
-from .base import BaseAttention
+from .base import BaseAttention, TokenMap
 
 
 class RandomWalkAttention(BaseAttention):
@@ -52,26 +51,12 @@ class RandomWalkAttention(BaseAttention):
         self.steps = steps
         self.solver = solver
 
-    def anchors(
-        self,
-        q: Tensor,
-        k: Tensor,
-        hw_shape: Tuple[int, int],
-        key_padding_mask: Optional[Tensor],
-    ) -> Tuple[Tensor, Tensor]:
+    def anchors(self, q: Tensor, k: Tensor, tokens: TokenMap) -> Tuple[Tensor, Tensor]:
         """B_Q and B_K, each (heads, M, d) or (B, heads, M, d), for q, k (B, heads, N, d)."""
         raise NotImplementedError
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        hw_shape: Tuple[int, int],
-        rotary: Optional[Rotary],
-        key_padding_mask: Optional[Tensor],
-    ) -> Tensor:
-        anchors_q, anchors_k = self.anchors(q, k, hw_shape, key_padding_mask)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+        anchors_q, anchors_k = self.anchors(q, k, tokens)
         return random_walk_attention(
             q,
             k,
@@ -81,7 +66,7 @@ class RandomWalkAttention(BaseAttention):
             decay=self.decay,
             steps=self.steps,
             solver=self.solver,
-            key_padding_mask=key_padding_mask,
+            key_padding_mask=tokens.key_padding_mask,
             backend=self.backend,
         )
 
@@ -119,13 +104,7 @@ class RWGKA(RandomWalkAttention):
             nn.init.xavier_uniform_(head)
         return nn.Parameter(anchors)
 
-    def anchors(
-        self,
-        q: Tensor,
-        k: Tensor,
-        hw_shape: Tuple[int, int],
-        key_padding_mask: Optional[Tensor],
-    ) -> Tuple[Tensor, Tensor]:
+    def anchors(self, q: Tensor, k: Tensor, tokens: TokenMap) -> Tuple[Tensor, Tensor]:
         return self.anchors_q, self.anchors_q if self.anchors_k is None else self.anchors_k
 
 
@@ -153,17 +132,12 @@ class RWGKP(RandomWalkAttention):
         torch.Size([2, 240, 64])
     """
 
-    def anchors(
-        self,
-        q: Tensor,
-        k: Tensor,
-        hw_shape: Tuple[int, int],
-        key_padding_mask: Optional[Tensor],
-    ) -> Tuple[Tensor, Tensor]:
+    def anchors(self, q: Tensor, k: Tensor, tokens: TokenMap) -> Tuple[Tensor, Tensor]:
         # Plain integers also while a trace counts in tensors.
-        hw_shape = tuple(int(size) for size in hw_shape)
-        grid = pooling_grid(self.num_anchors, hw_shape)
-        return tuple(_pool(tokens, hw_shape, grid, key_padding_mask) for tokens in (q, k))
+        height, width = (int(size) for size in tokens.hw_shape)
+        tokens = TokenMap((height, width), tokens.key_padding_mask)
+        grid = pooling_grid(self.num_anchors, tokens.hw_shape)
+        return _pool(q, tokens, grid), _pool(k, tokens, grid)
 
 
 def pooling_grid(num_cells: int, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
@@ -180,25 +154,20 @@ def pooling_grid(num_cells: int, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
     return rows, min(num_cells // rows, width)
 
 
-def _pool(
-    tokens: Tensor,
-    hw_shape: Tuple[int, int],
-    grid: Tuple[int, int],
-    key_padding_mask: Optional[Tensor],
-) -> Tensor:
+def _pool(x: Tensor, tokens: TokenMap, grid: Tuple[int, int]) -> Tensor:
     """(B, heads, N, d) averaged over the cells of a grid, (B, heads, cells, d)."""
-    dtype, (heads, _, dim) = tokens.dtype, tokens.shape[1:]
-    maps = tokens.transpose(1, 2).flatten(2).unflatten(1, hw_shape)  # [B, H, W, C]
-    maps = maps.to(accumulation_dtype(dtype))
+    hw_shape, mask = tokens.hw_shape, tokens.key_padding_mask
+    maps = x.transpose(1, 2).flatten(2).unflatten(1, hw_shape)  # [B, H, W, C]
+    maps = maps.to(accumulation_dtype(x.dtype))
     rows, columns = (_averages(*sizes, like=maps) for sizes in zip(grid, hw_shape))
-    with no_autocast(tokens):
-        if key_padding_mask is None:
+    with no_autocast(x):
+        if mask is None:
             pooled = _average(maps, rows, columns)
         else:
-            keep = ~key_padding_mask.unflatten(1, hw_shape)[..., None]
+            keep = ~mask.unflatten(1, hw_shape)[..., None]
             share = _average(keep.to(maps.dtype), rows, columns)  # of real tokens in each cell
             pooled = _average(maps.where(keep, 0), rows, columns) / share.where(share > 0, 1)
-    return pooled.flatten(1, 2).unflatten(-1, (heads, dim)).transpose(1, 2).to(dtype)
+    return pooled.flatten(1, 2).unflatten(-1, x.shape[1::2]).transpose(1, 2).to(x.dtype)
 
 
 def _averages(cells: int, size: int, like: Tensor) -> Tensor:

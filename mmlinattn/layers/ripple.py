@@ -1,6 +1,6 @@
 """Ripple attention as a layer."""
 
-from typing import Optional, Tuple, Union
+from typing import Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -8,9 +8,8 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..ops import ripple_attention, stick_breaking
-from ..ops.common.rotary import Rotary
 from ..ops.ripple import check_backend, check_threshold
-from .base import BaseAttention
+from .base import BaseAttention, TokenMap
 from .feature_maps import build_feature_map
 
 WEIGHTS = ('stick', 'fixed', 'softmax', 'truncated')
@@ -94,16 +93,8 @@ class RippleAttention(BaseAttention):
             self.units = nn.Parameter(torch.empty(num_heads, num_units, self.head_dim))
             nn.init.trunc_normal_(self.units, std=0.02)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        hw_shape: Tuple[int, int],
-        rotary: Optional[Rotary],
-        key_padding_mask: Optional[Tensor],
-    ) -> Tensor:
-        q, k = self.feature_map(q, k, key_padding_mask)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+        q, k = self.feature_map(q, k, tokens.key_padding_mask)
         stick = None
         if self.weights == 'stick' and self.threshold is None:
             stick = 'offset' if self.stick_offset else 'plain'
@@ -112,10 +103,10 @@ class RippleAttention(BaseAttention):
             k,
             v.to(q.dtype),
             self.spatial_weights(v) if stick is None else self.logits(v),
-            hw_shape=hw_shape,
+            hw_shape=tokens.hw_shape,
             groups=self.groups,
             stick=stick,
-            key_padding_mask=key_padding_mask,
+            key_padding_mask=tokens.key_padding_mask,
             eps=self.eps,
             backend=self.backend,
         )

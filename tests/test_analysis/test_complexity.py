@@ -206,7 +206,7 @@ def test_tool(tool, config, tmp_path, capsys):
     released = json.loads(out.read_text())
     tool(
         *(config, '--shape', 64, 96, '--json', out),
-        *('--cfg-options', "model.stage_attns=['rala','rala','rala','rala']"),
+        *('--cfg-options', 'model.attn_cfg=RALA'),
     )
     linear = json.loads(out.read_text())
     assert linear['params'] == released['params']

@@ -59,20 +59,6 @@ def test_equals_mmsegmentation(size):
             assert (out - expected).abs().max() / expected.abs().max() < 1e-6
 
 
-@pytest.mark.parametrize('attention', ['own', 'rwgka'])
-def test_activation_checkpointing_gives_identical_gradients(attention):
-    image = torch.randn(2, 3, 64, 64)
-    grads = []
-    for with_cp in (False, True):
-        torch.manual_seed(1)
-        model = build(attention, with_cp=with_cp, drop_path_rate=0.3)
-        torch.manual_seed(2)
-        sum((out**2).mean() for out in model(image)).backward()
-        grads.append({name: p.grad.clone() for name, p in model.named_parameters()})
-    for name, grad in grads[0].items():
-        assert torch.equal(grad, grads[1][name]), name
-
-
 @pytest.mark.parametrize('attention', ['own', 'rwgka', 'rwgkp'])
 def test_compiles_without_graph_breaks(attention):
     model = build(attention, arch=dict(TINY, depths=(1, 1, 1, 1))).eval()
@@ -128,25 +114,6 @@ def test_initial_weights():
     assert dwconv.std() == pytest.approx((2 / 9) ** 0.5, rel=0.1)
 
 
-def test_an_attention_keeps_its_own_initial_weights():
-    model = build(attn_cfg=dict(type='RippleAttention', max_distance=2))
-    before = {n: p.clone() for n, p in model.named_parameters()}
-    model.init_weights()
-    changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
-    own = {n for n in before if '.attn.' in n and 'proj.' not in n.split('.attn.')[1][:8]}
-    assert any('weight_proj' in n for n in own) and any('feature_map' in n for n in own)
-    assert not changed & own
-    assert 'stages.0.0.attn.in_proj.weight' in changed
-
-
-def test_drop_path_rises_linearly_over_the_blocks():
-    def rates(**kwargs):
-        return [b.drop_path.drop_prob for stage in build(**kwargs).stages for b in stage]
-
-    assert rates() == pytest.approx([0, 0.025, 0.05, 0.075, 0.1])
-    assert rates(drop_path_rate=0.4) == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
-
-
 def test_frozen_stages():
     model = build(frozen_stages=2).train()
     for modules in (model.patch_embeds, model.stages, model.norms):
@@ -162,7 +129,11 @@ def test_frozen_stages():
         (dict(arch='b6'), ValueError, "arch must be one of .*'b5'.* got 'b6'"),
         (dict(arch=dict(depths=(1, 1, 1, 1))), ValueError, "missing keys .*'embed_dims'"),
         (dict(arch=dict(TINY, sr_ratios=(1, 1))), ValueError, r"\['sr_ratios'\] must have 4"),
-        (dict(attn_cfg=('RWGKA',) * 3), ValueError, 'attn_cfg must be one attention or 4'),
+        (
+            dict(attn_cfg=('RWGKA',) * 3),
+            ValueError,
+            'attn_cfg must be one attention, or 4: one a stage',
+        ),
         (dict(attn_cfg='RWGK'), KeyError, "'RWGK' is not registered"),
         (dict(attn_cfg=dict(type='RWGKA', sr_ratio=2)), TypeError, 'sr_ratio'),
         (dict(out_indices=(4,)), ValueError, 'out_indices'),

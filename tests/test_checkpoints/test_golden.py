@@ -10,8 +10,8 @@ from mmlinattn.backbones import RAVLT
 from mmlinattn.checkpoints import convert
 
 LAYOUTS = {
-    'ravlt_released': ('rala', 'rala', 'softmax', 'softmax'),
-    'ravlt_all_linear': ('rala',) * 4,
+    'ravlt_released': ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention'),
+    'ravlt_all_linear': 'RALA',
 }
 
 
@@ -21,7 +21,7 @@ def case(request, golden):
     tensors, metadata = golden(request.param)
     names = dict(embed_dims='dims', depths='depths', num_heads='heads', mlp_ratios='mlp')
     arch = {name: literal_eval(metadata[theirs]) for name, theirs in names.items()}
-    kwargs = dict(arch=arch, stage_attns=LAYOUTS[request.param], norm_cfg=dict(type='BN'))
+    kwargs = dict(arch=arch, attn_cfg=LAYOUTS[request.param], norm_cfg=dict(type='BN'))
     return tensors, kwargs
 
 

@@ -232,5 +232,12 @@ def test_learnable_weights_refuse_another_map():
 
 def test_a_config_may_set_what_the_host_fills_in():
     assert build_attention(dict(type='RALA', num_heads=4), 32, num_heads=2).num_heads == 4
-    assert build_attention('RALA', 32, 2, gate=None).gate is None
-    assert build_attention(dict(type='RALA', gate='tanh'), 32, 2, gate=None).gate == 'tanh'
+
+
+def test_a_host_offers_what_an_attention_may_take():
+    offers = dict(gate='proj', sr_ratio=2)
+    assert build_attention('SoftmaxAttention', 32, 2, **offers).gate == 'proj'
+    assert build_attention('LinearAttention', 32, 2, **offers).gate is None  # does not take it
+    assert build_attention('EfficientSoftmaxAttention', 32, 2, **offers).sr_ratio == 2
+    cfg = dict(type=EfficientSoftmaxAttention, sr_ratio=1)
+    assert build_attention(cfg, 32, 2, **offers).sr_ratio == 1

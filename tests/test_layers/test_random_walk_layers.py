@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmlinattn.layers import RWGKA, RWGKP
+from mmlinattn.layers import RWGKA, RWGKP, TokenMap
 from mmlinattn.layers.random_walk import pooling_grid
 from mmlinattn.ops import random_walk_attention
 
@@ -42,7 +42,7 @@ def test_more_heads():
 def test_pooled_anchors_are_cell_averages():
     attn = RWGKP(16, 2, num_anchors=4).double()
     q, k = torch.randn(2, 1, 2, 6 * 4, 8, dtype=torch.float64)
-    anchors_q, anchors_k = attn.anchors(q, k, (6, 4), None)
+    anchors_q, anchors_k = attn.anchors(q, k, TokenMap((6, 4)))
     assert anchors_q.shape == (1, 2, 4, 8)
     cells = k.unflatten(2, (2, 3, 2, 2)).mean((3, 5)).flatten(2, 3)  # rows in threes, columns in 2
     torch.testing.assert_close(anchors_k, cells)
@@ -53,13 +53,13 @@ def test_padding_is_left_out_of_pooled_anchors():
     q = torch.randn(1, 2, 24, 8, dtype=torch.float64)
     mask = torch.zeros(1, 6, 4, dtype=torch.bool)
     mask[:, :, 3] = True
-    anchors, _ = attn.anchors(q, q, (6, 4), mask.flatten(1))
+    anchors, _ = attn.anchors(q, q, TokenMap((6, 4), mask.flatten(1)))
     cells = q.unflatten(2, (2, 3, 2, 2)).mean((3, 5))
     narrow = q.unflatten(2, (2, 3, 4))[..., 2, :].mean(3)  # the only real column of these cells
     torch.testing.assert_close(anchors.unflatten(2, (2, 2))[..., 1, :], narrow)
     torch.testing.assert_close(anchors.unflatten(2, (2, 2))[..., 0, :], cells[..., 0, :])
     mask[:, :3] = True
-    anchors, _ = attn.anchors(q, q, (6, 4), mask.flatten(1))
+    anchors, _ = attn.anchors(q, q, TokenMap((6, 4), mask.flatten(1)))
     assert (anchors[:, :, :2] == 0).all()  # nothing but padding in the upper cells
 
 

@@ -76,7 +76,7 @@ def test_option_that_nothing_reads(train, option, message):
     [
         ('model.backbone.windows=7', TypeError, 'windows'),
         ('model.backbone.arch.dims=7', ValueError, "unknown keys .*'dims'"),
-        ("model.backbone.stage_attns=['rala','rala','rala','lin']", KeyError, "'lin' is not reg"),
+        ("model.backbone.attn_cfg=['RALA','RALA','RALA','lin']", KeyError, "'lin' is not reg"),
         ('model.backbone.arch.num_heads=(1,2,4,3)', ValueError, 'embed_dims=256 .*num_heads=3'),
     ],
 )

@@ -1,0 +1,190 @@
+"""What all hosts share, so that a new one is its blocks and little more."""
+
+from typing import Dict, List, Optional, Sequence, Tuple, Union
+
+import torch
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from ..layers import AttnCfg, attention_cfgs, init_layers, map_to_tokens, tokens_to_map
+
+NUM_STAGES = 4
+
+
+class HierarchicalBackbone(BaseModule):
+    """A backbone of four stages, each on a smaller map, with any attention of this package.
+
+    A subclass lists its sizes in the class attributes, makes ``self.stages``, a ModuleList that
+    :meth:`build_stage` appends to, overrides :meth:`entry` and, where it has such layers,
+    :meth:`leave`, :meth:`output`, :meth:`parts` and :meth:`init_layer`, and ends its constructor
+    with :meth:`finish`. ``docs/design.md`` has a whole one.
+
+    Args:
+        arch: a name in ``architectures``, or a dict with the keys of ``arch_needed`` and
+            optionally those of ``arch_defaults``: four values each, or one number for all four;
+            ``drop_path_rate`` is one number.
+        attn_cfg: config or name of the attention of all stages, or a list of four.
+        out_indices: stages to return, in 0..3; those after the last of them are not built.
+        drop_path_rate: overrides the architecture's rate of stochastic depth, which rises
+            linearly from 0 over the blocks.
+        norm_eval: keep batch norms in eval mode in training.
+        frozen_stages: -1 nothing, 0 what leads into the first stage, k also the first k stages.
+        with_cp: activation checkpointing in every block.
+        init_cfg: for example ``dict(type='Pretrained', checkpoint=..., prefix='backbone.')``.
+
+    Inputs:
+        (B, in_channels, H, W).
+
+    Returns:
+        tuple of maps (B, C_i, H_i, W_i), contiguous; channels_last is used inside only.
+
+    Raises:
+        ValueError: an unknown architecture or option value.
+        KeyError: an unknown attention.
+    """
+
+    architectures: Dict[str, dict] = {}
+    arch_needed: Tuple[str, ...] = ('embed_dims', 'depths')
+    arch_defaults: dict = {}
+    stages: nn.ModuleList
+
+    def __init__(
+        self,
+        arch: Union[str, dict],
+        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]],
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        drop_path_rate: Optional[float] = None,
+        norm_eval: bool = False,
+        frozen_stages: int = -1,
+        with_cp: bool = False,
+        init_cfg: Optional[Union[dict, List[dict]]] = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        if not out_indices or any(i not in range(NUM_STAGES) for i in out_indices):
+            raise ValueError(f'out_indices must be stages in 0..3, got {tuple(out_indices)}')
+        if frozen_stages not in range(-1, NUM_STAGES + 1):
+            raise ValueError(f'frozen_stages must be in -1..4, got {frozen_stages}')
+        self.arch = self._architecture(arch)
+        self.attn_cfgs = attention_cfgs(attn_cfg, NUM_STAGES)
+        self.out_indices = tuple(out_indices)
+        self.num_stages = max(self.out_indices) + 1
+        rate = self.arch['drop_path_rate'] if drop_path_rate is None else drop_path_rate
+        self.drop_paths = drop_path_rates(rate, self.arch['depths'])
+        self.norm_eval = norm_eval
+        self.frozen_stages = frozen_stages
+        self.with_cp = with_cp
+
+    def _architecture(self, arch: Union[str, dict]) -> dict:
+        """The architecture with every value spelled out for four stages."""
+        if isinstance(arch, str):
+            if arch not in self.architectures:
+                known = tuple(self.architectures)
+                raise ValueError(f'arch must be one of {known} or a dict, got {arch!r}')
+            arch = self.architectures[arch]
+        missing = [name for name in self.arch_needed if name not in arch]
+        unknown = sorted(set(arch) - set(self.arch_defaults) - set(self.arch_needed))
+        if missing or unknown:
+            raise ValueError(f'arch: missing keys {missing}, unknown keys {unknown}')
+        arch = dict(self.arch_defaults, **arch)
+        for name in set(arch) - {'drop_path_rate'}:
+            value = arch[name]
+            arch[name] = value = (value,) * NUM_STAGES if isinstance(value, (int, float)) else value
+            if len(value) != NUM_STAGES:
+                raise ValueError(f'arch[{name!r}] must have {NUM_STAGES} values, got {value}')
+        return arch
+
+    def build_stage(self, i: int, block: type, **options) -> None:
+        """Appends stage ``i``: as many blocks as the architecture says.
+
+        Each is ``block(embed_dims, num_heads, mlp_ratio, attn_cfg, drop_path=..., **options)``.
+        """
+        sizes = (self.arch[name][i] for name in ('embed_dims', 'num_heads', 'mlp_ratios'))
+        args = (*sizes, self.attn_cfgs[i])
+        blocks = (block(*args, drop_path=rate, **options) for rate in self.drop_paths[i])
+        self.stages.append(nn.ModuleList(blocks))
+
+    def finish(self) -> None:
+        """Memory layout and freezing, once all parts are there."""
+        # Maps and tokens are then views of the same memory.
+        self.to(memory_format=torch.channels_last)
+        self._freeze()
+
+    def entry(self, i: int) -> nn.Module:
+        """What leads into stage ``i``: the image, or the map of the stage before, to a map."""
+        raise NotImplementedError
+
+    def leave(self, i: int, tokens: Tensor) -> Tensor:
+        """Tokens (B, N, C) as they leave stage ``i`` for the next."""
+        return tokens
+
+    def output(self, i: int, tokens: Tensor) -> Tensor:
+        """Tokens (B, N, C) that left stage ``i``, as they are returned."""
+        return tokens
+
+    def parts(self, i: int) -> List[nn.Module]:
+        """What is frozen with stage ``i``."""
+        return [self.entry(i), self.stages[i]]
+
+    def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
+        x = x.contiguous(memory_format=torch.channels_last)
+        outs = []
+        for i, blocks in enumerate(self.stages):
+            x = self.entry(i)(x)
+            hw_shape, tokens = tuple(x.shape[-2:]), map_to_tokens(x)
+            for block in blocks:
+                tokens = self._run(block, tokens, hw_shape)
+            tokens = self.leave(i, tokens)
+            x = tokens_to_map(tokens, hw_shape)
+            if i in self.out_indices:
+                # MMCV's operators (RoIAlign, ...) read any map as if it were contiguous.
+                outs.append(tokens_to_map(self.output(i, tokens), hw_shape).contiguous())
+        return tuple(outs)
+
+    def _run(self, block: nn.Module, tokens: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        if self.with_cp and torch.is_grad_enabled():
+            return checkpoint(block, tokens, hw_shape, use_reentrant=False)
+        return block(tokens, hw_shape)
+
+    def init_layer(self, layer: nn.Module) -> None:
+        """Starts a convolution or linear layer, of the host or a projection of an attention."""
+        raise NotImplementedError
+
+    def init_weights(self) -> None:
+        """:meth:`init_layer` for all layers, then ``init_cfg``, if any, on top."""
+        init_layers(self, self.init_layer)
+        super().init_weights()
+
+    def train(self, mode: bool = True) -> 'HierarchicalBackbone':
+        super().train(mode)
+        self._freeze()
+        if mode and self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    def _freeze(self) -> None:
+        if self.frozen_stages < 0:
+            return
+        frozen = range(min(self.frozen_stages, self.num_stages))
+        for module in [self.entry(0), *(part for i in frozen for part in self.parts(i))]:
+            module.eval()
+            module.requires_grad_(False)
+
+
+def drop_path_rates(rate: float, depths: Sequence[int]) -> List[List[float]]:
+    """Stochastic depth, from 0 up to ``rate`` over all blocks: a list a stage.
+
+    Raises:
+        ValueError: a rate outside of [0, 1).
+
+    Example:
+        >>> drop_path_rates(0.5, (1, 2))
+        [[0.0], [0.25, 0.5]]
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f'drop_path_rate must be in [0, 1), got {rate}')
+    rates = torch.linspace(0, rate, sum(depths), device='cpu').tolist()
+    return [rates[sum(depths[:i]) : sum(depths[: i + 1])] for i in range(len(depths))]

@@ -1,0 +1,134 @@
+"""Every registered attention in every host: a new one of either is tested without a new test."""
+
+from typing import Callable, Dict, List
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mmlinattn.backbones import HierarchicalBackbone
+from mmlinattn.checkpoints import load_state_dict, save_checkpoint
+from mmlinattn.layers import BaseAttention, registered
+
+ARCH = dict(embed_dims=(16, 16, 32, 32), depths=1, num_heads=(1, 2, 2, 4))
+
+
+def ours(base: type) -> Dict[str, type]:
+    found = registered(base)
+    return {name: cls for name, cls in found.items() if cls.__module__.startswith('mmlinattn.')}
+
+
+class Encoder(nn.Module):
+    """SMCA's encoder, called as a backbone is."""
+
+    def __init__(self, attn_cfg: str) -> None:
+        super().__init__()
+        from mmlinattn.detection.encoder import SMCAEncoder
+
+        layer_cfg = dict(attn_cfg=attn_cfg, embed_dims=16, num_heads=2, feedforward_channels=32)
+        self.encoder = SMCAEncoder(2, dict(layer_cfg, dropout=0.0))
+
+    def forward(self, image: Tensor) -> List[Tensor]:
+        x = image.repeat(1, 6, 1, 1)[:, :16, ::8, ::8]  # [B, 16, 8, 10]
+        tokens, pos = x.flatten(2).mT, x.flatten(2).mT.roll(1, -1)
+        mask = torch.zeros(tokens.shape[:2], dtype=torch.bool)
+        mask[0, -10:] = True
+        return [self.encoder(tokens, x.shape[-2:], pos, mask)]
+
+
+BACKBONES = ours(HierarchicalBackbone)
+HOSTS: Dict[str, Callable[..., nn.Module]] = {
+    **{
+        name: lambda attn_cfg, host=host, **kwargs: host(ARCH, attn_cfg, **kwargs)
+        for name, host in BACKBONES.items()
+    },
+    'SMCAEncoder': Encoder,
+}
+
+
+@pytest.fixture(params=ours(BaseAttention))
+def attention(request) -> str:
+    return request.param
+
+
+@pytest.fixture(params=HOSTS)
+def host(request) -> Callable[..., nn.Module]:
+    if request.param == 'SMCAEncoder':
+        pytest.importorskip('mmdet', reason='SMCA needs MMDetection, the extra "det"')
+    return HOSTS[request.param]
+
+
+@pytest.fixture(params=BACKBONES)
+def backbone(request) -> Callable[..., nn.Module]:
+    return HOSTS[request.param]
+
+
+@pytest.fixture
+def image() -> Tensor:
+    return torch.randn(2, 3, 64, 80)
+
+
+def gradients(model: nn.Module, image: Tensor) -> Dict[str, Tensor]:
+    torch.manual_seed(2)
+    sum((out.float() ** 2).mean() for out in model(image)).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_every_parameter_learns(host, attention, image):
+    found = gradients(host(attention), image)
+    assert found
+    for name, gradient in found.items():
+        assert gradient is not None, f'{name} is not used'
+        assert torch.isfinite(gradient).all(), name
+
+
+def test_half_precision_is_close(host, attention, image):
+    model = host(attention).eval()
+    with torch.no_grad():
+        exact = model(image)
+        with torch.autocast('cpu', dtype=torch.bfloat16):
+            half = model(image)
+    for a, b in zip(half, exact):
+        assert torch.isfinite(a).all()
+        assert (a.float() - b).norm() < 0.03 * b.norm()
+
+
+def test_weights_travel_through_a_file(host, attention, image, tmp_path):
+    source, target = host(attention).eval(), host(attention).eval()
+    path = tmp_path / 'weights.pth'
+    save_checkpoint(path, source.state_dict(), {})
+    target.load_state_dict(load_state_dict(path)[0])
+    with torch.no_grad():
+        for a, b in zip(target(image), source(image)):
+            assert torch.equal(a, b)
+
+
+def test_checkpointing_gives_the_same_gradients(backbone, attention, image):
+    models = [backbone(attention, with_cp=on, drop_path_rate=0.3) for on in (False, True)]
+    models[1].load_state_dict(models[0].state_dict())
+    plain, recomputed = (gradients(model, image) for model in models)
+    for name, gradient in plain.items():
+        assert torch.equal(gradient, recomputed[name]), name
+
+
+def test_hosts_start_projections_and_leave_the_rest(backbone, attention):
+    model = backbone(attention)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    model.init_weights()
+    for prefix, module in model.named_modules():
+        if isinstance(module, BaseAttention):
+            for name, value in module.named_parameters():
+                changed = not torch.equal(value, before[f'{prefix}.{name}'])
+                assert changed == (name.split('.')[0] in module.projections), name
+
+
+def test_one_attention_a_stage(backbone, image):
+    names = ('RALA', dict(type='RWGKA', num_anchors=3), 'LinearAttention', 'RippleAttention')
+    model = backbone(names)
+    kinds = [type(m).__name__ for m in model.modules() if isinstance(m, BaseAttention)]
+    assert kinds == ['RALA', 'RWGKA', 'LinearAttention', 'RippleAttention']
+    assert [tuple(out.shape[1:]) for out in model(image)] == [
+        (16, 16, 20), (16, 8, 10), (32, 4, 5), (32, 2, 3),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match='attn_cfg must be one attention, or 4: one a stage'):
+        backbone(names[:3])
