@@ -77,7 +77,7 @@ class BaseAttention(BaseModule):
         super().__init__(init_cfg)
         self.head_dim = check_heads(embed_dims, num_heads)
         if rotary:
-            check_rotary_dim(self.head_dim)
+            check_rotary_dim(self.head_dim, 'embed_dims / num_heads')
         if gate not in GATES:
             raise ValueError(f'gate must be one of {GATES}, got {gate!r}')
         if lepe < 0 or (lepe and lepe % 2 == 0):

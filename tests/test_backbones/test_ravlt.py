@@ -199,7 +199,11 @@ def test_builds_from_every_framework_without_a_prefix(scope):
         (dict(arch=dict(TINY, mlp=4)), ValueError, "unknown keys .*'mlp'"),
         (dict(arch=dict(TINY, depths=(1, 1))), ValueError, r"\['depths'\] must have 4 .*\(1, 1\)"),
         (dict(arch=dict(TINY, num_heads=(1, 3, 3, 4))), ValueError, 'embed_dims=16 .*num_heads=3'),
-        (dict(arch=dict(TINY, num_heads=(1, 2, 4, 4))), ValueError, 'head_dim=6'),
+        (
+            dict(arch=dict(TINY, num_heads=(1, 2, 4, 4))),
+            ValueError,
+            'num_heads must be a multiple of 4 .* got 6',
+        ),
         (dict(attn_cfg=('RALA',) * 3), ValueError, 'attn_cfg must be one attention, or 4'),
         (dict(attn_cfg=('RALA', 'RALA', 'RALA', 'linear')), KeyError, "'linear' is not reg"),
         (dict(out_indices=(0, 4)), ValueError, r'out_indices .*\(0, 4\)'),

@@ -195,7 +195,7 @@ def test_bad_calls(attn, args, kwargs, error, message):
     'cfg, dims, heads, error, message',
     [
         ('RALA', 30, 4, ValueError, 'embed_dims=30 .* num_heads=4'),
-        ('RALA', 12, 2, ValueError, 'head_dim=6'),
+        ('RALA', 12, 2, ValueError, 'embed_dims / num_heads must .* got 6'),
         (dict(type='RALA', gate='relu'), 32, 2, ValueError, "gate .*'relu'"),
         (dict(type='RALA', lepe=4), 32, 2, ValueError, 'lepe .* 4'),
         (dict(type='RALA', feature_map='exp'), 32, 2, ValueError, "'exp'"),

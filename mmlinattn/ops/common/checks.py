@@ -33,14 +33,13 @@ def check_heads(embed_dims: int, num_heads: int) -> int:
     return embed_dims // num_heads
 
 
-def check_rotary_dim(head_dim: int) -> int:
+def check_rotary_dim(head_dim: int, name: str = 'head_dim') -> None:
     """Raises ValueError unless 2D rotary position can split ``head_dim``."""
     if head_dim < 4 or head_dim % 4:
         raise ValueError(
-            f'head_dim={head_dim} must be a multiple of 4 for 2D rotary position '
-            '(pairs of channels for rows and for columns)'
+            f'{name} must be a multiple of 4 for 2D rotary position (pairs of channels for rows '
+            f'and for columns), got {head_dim}'
         )
-    return head_dim
 
 
 def check_padding_mask(mask: Optional[Tensor], batch: int, num_tokens: int) -> None:

@@ -1,0 +1,56 @@
+"""The examples of the pages that say how to add to the package."""
+
+import re
+import textwrap
+from typing import Dict
+
+import pytest
+import torch
+from mmengine.model import trunc_normal_init
+from mmengine.registry import MODELS
+from torch import nn
+
+from mmlinattn.backbones import HierarchicalBackbone
+from mmlinattn.backbones.mix_transformer import MixTransformerBlock
+from mmlinattn.layers import BaseAttention, build_attention
+
+
+def example(page, name: str) -> type:
+    """The class of that name from the page's Python code, unregistered."""
+    blocks = re.findall(r'```python\n(.*?)```', page.read_text(), re.S)
+    (code,) = (block for block in blocks if f'class {name}(' in block)
+    names: Dict[str, object] = dict(
+        MODELS=MODELS,
+        nn=nn,
+        trunc_normal_init=trunc_normal_init,
+        BaseAttention=BaseAttention,
+        HierarchicalBackbone=HierarchicalBackbone,
+        MixTransformerBlock=MixTransformerBlock,
+    )
+    try:
+        exec(textwrap.dedent(code), names)
+    finally:
+        MODELS.module_dict.pop(name)
+    return names[name]
+
+
+@pytest.mark.parametrize('attn_cfg', ['RALA', 'EfficientSoftmaxAttention'])
+def test_the_host_of_the_design_page(root, attn_cfg):
+    model = example(root / 'docs' / 'design.md', 'Plain')('tiny', attn_cfg)
+    model.init_weights()
+    outs = model(torch.randn(1, 3, 64, 96))
+    assert [tuple(out.shape) for out in outs] == [
+        (1, 32, 16, 24), (1, 64, 8, 12), (1, 128, 4, 6), (1, 256, 2, 3),
+    ]  # fmt: skip
+    assert 0.01 < model.patches[3].weight.std() < 0.03
+
+
+def test_the_attention_of_the_contributing_page(root):
+    kind = example(root / 'CONTRIBUTING.md', 'MeanAttention')
+    attn = build_attention(dict(type=kind), 16, 2)
+    x, mask = torch.randn(2, 6, 16), torch.zeros(2, 6, dtype=torch.bool)
+    mask[0, 4:], mask[1] = True, True
+    out = attn(x, (2, 3), key_padding_mask=mask)
+    mean = attn.in_proj(x)[0, :4, 32:].mean(0)
+    torch.testing.assert_close(out[0], attn.proj(mean).expand(6, 16))
+    torch.testing.assert_close(out[1], attn.proj.bias.expand(6, 16))
