@@ -19,14 +19,12 @@ ARCHITECTURES = {
         depths=(2, 2, 6, 2),
         num_heads=(1, 2, 4, 8),
         drop_path_rate=0.1,
-        layer_scale_init=(1.0, 1.0, 1.0, 1.0),
     ),
     'small': dict(
         embed_dims=(64, 128, 320, 512),
         depths=(3, 5, 9, 3),
         num_heads=(1, 2, 5, 8),
         drop_path_rate=0.15,
-        layer_scale_init=(1.0, 1.0, 1.0, 1.0),
     ),
     'base': dict(
         embed_dims=(96, 192, 384, 512),
@@ -40,7 +38,7 @@ ARCHITECTURES = {
         depths=(4, 7, 19, 8),
         num_heads=(1, 2, 7, 10),
         drop_path_rate=0.55,
-        layer_scale_init=(1e-6, 1e-6, 1e-6, 1e-6),
+        layer_scale_init=1e-6,
     ),
 }
 RELEASED = ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention')

@@ -135,18 +135,17 @@ class BaseAttention(BaseModule):
         hw_shape = self._check(x, hw_shape, query_pos, key_padding_mask)
         tokens = TokenMap(hw_shape, key_padding_mask)
         q, k, v, gate = self.project(x, query_pos, tokens)
-        split = (self.num_heads, self.head_dim)
-        heads = [t.unflatten(-1, split).transpose(1, 2) for t in (q, k, v)]
+        q_heads, k_heads, v_heads = (self.split_heads(t) for t in (q, k, v))
         if self.rotary:
             rotary = rotary_tables(hw_shape, self.head_dim, q.dtype, q.device)
             if self.defers_rotary:
                 tokens = TokenMap(hw_shape, key_padding_mask, rotary)
             else:
-                heads[:2] = (apply_rotary(t, rotary) for t in heads[:2])
-        out = self.attend(*heads, tokens)
+                q_heads, k_heads = apply_rotary(q_heads, rotary), apply_rotary(k_heads, rotary)
+        out = self.attend(q_heads, k_heads, v_heads, tokens)
         out = out.transpose(1, 2).flatten(2)  # [B, N, C]
         if self.lepe is not None:
-            out = self._local_position(v, tokens).add_(out)
+            out = self._local_position(self.lepe, v, tokens).add_(out)
         if gate is not None:
             out = out * gate
         return self.proj_drop(self.project_out(out, q))
@@ -191,10 +190,15 @@ class BaseAttention(BaseModule):
         bias = self.in_proj.bias
         return F.linear(x, self.in_proj.weight[outputs], None if bias is None else bias[outputs])
 
-    def _local_position(self, v: Tensor, tokens: TokenMap) -> Tensor:
+    def split_heads(self, x: Tensor) -> Tensor:
+        """(B, N, C) to (B, heads, N, d)."""
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    @staticmethod
+    def _local_position(lepe: nn.Module, v: Tensor, tokens: TokenMap) -> Tensor:
         if tokens.key_padding_mask is not None:
             v = v.masked_fill(tokens.key_padding_mask[..., None], 0)
-        return map_to_tokens(self.lepe(tokens_to_map(v, tokens.hw_shape)))
+        return map_to_tokens(lepe(tokens_to_map(v, tokens.hw_shape)))
 
 
 def tokens_to_map(x: Tensor, hw_shape: Sequence[int]) -> Tensor:

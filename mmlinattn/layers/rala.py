@@ -91,10 +91,8 @@ class RALA(BaseAttention):
         )
 
     def _token_weights(self, q: Tensor) -> Optional[Tensor]:
-        if self.kv_augmentation == 'score':
-            return None
-        if self.kv_augmentation is None:
-            return q.new_ones(1, 1, 1)
+        if self.token_logits is None:
+            return None if self.kv_augmentation == 'score' else q.new_ones(1, 1, 1)
         num_tokens = self.token_logits.shape[-1]
         if q.shape[2] != num_tokens:
             raise ValueError(

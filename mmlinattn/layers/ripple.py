@@ -82,7 +82,6 @@ class RippleAttention(BaseAttention):
         self.threshold = threshold
         self.eps = eps
         self.feature_map = build_feature_map(feature_map, self.head_dim, num_heads)
-        self.weight_proj = self.units = None
         if weights == 'fixed':
             halves = 0.5 ** torch.arange(1, max_distance + 2)
             halves[-1] = 0.5**max_distance
