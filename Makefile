@@ -29,6 +29,7 @@ demo: setup
 lint: setup
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
 
 format: setup
 	$(PYTHON) -m ruff check --fix .
@@ -42,4 +43,4 @@ matrix:
 	python3 tools/misc/matrix.py
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -37,6 +37,9 @@ class _Named:
     """
 
     __slots__ = ('__name__', '__qualname__', 'function', 'module', 'stands_for')
+    __name__: str
+    function: Optional[Callable]
+    stands_for: Any
     __module__ = property(lambda self: self.module)
 
     def __init__(self, name: str, function: Optional[Callable] = None, stands_for: Any = None):

@@ -67,12 +67,17 @@ class KeyMap:
         Raises:
             CheckpointError: names that no rule knows, or two names for one tensor.
         """
-        tensors, left_out, unknown = {}, Counter(), []
+        tensors, unknown = {}, []
+        left_out: Counter = Counter()
         for key, value in state_dict.items():
-            rule, match = self._find(key)
-            if rule is None:
+            for rule in self.rules:
+                match = re.match(rule.pattern, key)
+                if match:
+                    break
+            else:
                 unknown.append(key)
-            elif rule.name is None:
+                continue
+            if rule.name is None:
                 left_out[rule.reason] += 1
             else:
                 start = rule.name(match) if callable(rule.name) else match.expand(rule.name)
@@ -83,13 +88,6 @@ class KeyMap:
         if unknown:
             raise CheckpointError(f'keys that the key map does not know: {shorten(unknown)}')
         return tensors, left_out
-
-    def _find(self, key: str) -> Tuple[Optional[Rule], Optional[re.Match]]:
-        for rule in self.rules:
-            match = re.match(rule.pattern, key)
-            if match:
-                return rule, match
-        return None, None
 
 
 def shorten(names: Sequence[str], limit: int = MAX_NAMED) -> str:

@@ -6,7 +6,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping
-from typing import Any, BinaryIO, Dict, Tuple
+from typing import Any, BinaryIO, Dict, Tuple, TypeGuard
 from urllib.parse import urlsplit
 
 import safetensors.torch
@@ -106,7 +106,7 @@ def weights_of(content: Mapping, source: PathLike) -> Dict[str, Tensor]:
     return {re.sub(r'^module\.', '', str(k)): v for k, v in tensors.items()}
 
 
-def _has_tensors(weights: Any) -> bool:
+def _has_tensors(weights: Any) -> TypeGuard[Mapping]:
     return isinstance(weights, Mapping) and any(isinstance(v, Tensor) for v in weights.values())
 
 

@@ -32,6 +32,7 @@ class CheckpointStore:
         >>> os.remove(path)  # or somebody writes another file there
         >>> list(load_checkpoint(nn.Linear(2, 3), path, logger='silent')['state_dict'])
         ['weight', 'bias']
+        >>> store.release()
     """
 
     def __init__(self) -> None:

@@ -85,12 +85,13 @@ def make():
     return call
 
 
-@pytest.fixture(scope='session')
-def released(golden):
-    """(recorded tensors, a model with the recorded weights)."""
-    tensors, _ = golden('smca_decoder')
+@pytest.fixture(scope='session', params=['smca_small', 'smca_decoder'])
+def released(request, golden):
+    """(recorded tensors, a model with the recorded weights), of 64 and of 256 channels."""
+    tensors, _ = golden(request.param)
     params = {k[len('param.') :]: v for k, v in tensors.items() if k.startswith('param.')}
-    sizes = dict(dims=256, heads=8, hidden=32, encoders=1, decoders=3, queries=10, classes=5)
+    dims = tensors['in.src'].shape[1]
+    sizes = dict(dims=dims, heads=8, hidden=32, encoders=1, decoders=3, queries=10, classes=5)
     model = build(model_cfg(**sizes, attn_cfg='SoftmaxAttention')).eval()
     keys = model.load_state_dict(convert(params, source='smca'), strict=False)
     assert not keys.unexpected_keys

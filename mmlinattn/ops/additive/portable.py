@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..common.numerics import (
-    accumulation_dtype,
-    no_autocast,
-    one_graph,
-    token_chunks,
-    token_major,
-)
+from ..common.numerics import accumulation_dtype, no_autocast, one_graph, token_chunks, token_major
 from ..common.online_softmax import OnlineSoftmax
 from .options import AdditiveOptions
 

@@ -133,7 +133,7 @@ class Operator:
         if backend == 'portable':
             return self.portable(q, *args)
         why_not = self._why_not_fused(backend, q, *args)
-        if why_not is None:
+        if self.kernels and why_not is None:
             return self.kernels().fused(q, *args)
         if backend == 'fused':
             raise BackendError(

@@ -26,7 +26,8 @@ class _Elu1(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
-        return _elu1_gradient(*ctx.saved_tensors, grad)
+        (features,) = ctx.saved_tensors
+        return _elu1_gradient(features, grad)
 
 
 def _elu1_gradient(features: Tensor, grad: Tensor) -> Tensor:

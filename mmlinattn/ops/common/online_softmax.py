@@ -25,7 +25,8 @@ class OnlineSoftmax:
     """
 
     def __init__(self) -> None:
-        self._top = self._mass = None
+        self._top: Optional[Tensor] = None
+        self._mass: Optional[Tensor] = None
 
     def add(self, logits: Tensor, mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
         """Weights of a chunk and the factor of earlier sums; True in ``mask`` leaves out."""
@@ -46,8 +47,10 @@ class OnlineSoftmax:
         return weights, fade
 
     def share(self) -> Tensor:
+        assert self._mass is not None
         return self._mass.where(self._mass > 0, 1).reciprocal()
 
     def log_mass(self) -> Tensor:
         """``log(sum(exp(logits)))``: ``exp(logits - log_mass)`` are the finished weights."""
+        assert self._top is not None and self._mass is not None
         return self._top + self._mass.clamp(min=torch.finfo(self._mass.dtype).tiny).log()

@@ -184,7 +184,8 @@ def refuses(q: Tensor, v: Tensor, shared_kib: Dict[str, Tuple[int, int]]) -> Opt
         return f'kernels need compute capability 8.0, {device.name} has {device.major}'
     kind = 'float' if q.dtype == torch.float32 else 'half'
     needed = shared_kib[kind][int(padded(q.shape[-1]) > 64)]
-    available = device.shared_memory_per_block_optin // 1024
+    # torch's types lack it.
+    available = device.shared_memory_per_block_optin // 1024  # type: ignore[attr-defined]
     if needed > available:
         return f'the kernel takes {needed} KiB of shared memory, {device.name} has {available}'
     return None

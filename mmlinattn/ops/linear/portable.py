@@ -7,20 +7,14 @@ pass, so that nothing of size N is kept but the inputs. Chunks stay in the cache
 """
 
 from dataclasses import replace
-from typing import NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..common.feature_maps import FEATURE_GRADIENTS, FEATURE_MAPS
-from ..common.numerics import (
-    accumulation_dtype,
-    no_autocast,
-    one_graph,
-    token_chunks,
-    token_major,
-)
+from ..common.numerics import accumulation_dtype, no_autocast, one_graph, token_chunks, token_major
 from ..common.online_softmax import OnlineSoftmax
 from ..common.rotary import rotary_angles, turn
 from .options import LinearOptions
@@ -48,8 +42,8 @@ class Sums(NamedTuple):
 
     state: Tensor
     total: Tensor
-    mean: Optional[Tensor] = None
-    log_mass: Optional[Tensor] = None
+    mean: Tensor = None  # type: ignore[assignment]
+    log_mass: Tensor = None  # type: ignore[assignment]
 
 
 class _Attention(torch.autograd.Function):
@@ -73,7 +67,7 @@ class _Attention(torch.autograd.Function):
         with no_autocast(q):
             dq, d_sums = _query_gradients(grad, q, sums, options)
             dk, dv, d_weights, d_mean = _key_gradients(k, v, sums, d_sums, options)
-            if options.scored:
+            if d_mean is not None:
                 _add_mean_gradient(dq, q, d_mean, options)
         return dq, dk, dv, d_weights, None
 
@@ -83,7 +77,9 @@ def _sum_up(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Sums:
     dtype = accumulation_dtype(v.dtype)
     phi = FEATURE_MAPS[options.feature_map]
     mean = _mean_query(q, options) if options.scored else None
-    softmax, state, total = OnlineSoftmax(), 0, 0
+    softmax = OnlineSoftmax()
+    state: Any = 0  # a tensor after the first chunk
+    total: Any = 0
     for chunk in token_chunks(q):
         features, values = phi(k[:, :, chunk].to(dtype)), v[:, :, chunk].to(dtype)
         if mean is None:
@@ -108,7 +104,7 @@ def _mean_query(q: Tensor, options: LinearOptions) -> Tensor:
     """Mean of phi(q) over the real tokens, (B, heads, 1, m)."""
     dtype = accumulation_dtype(q.dtype)
     phi = FEATURE_MAPS[options.feature_map]
-    total = 0
+    total: Any = 0
     for chunk in token_chunks(q):
         features = phi(q[:, :, chunk].to(dtype))
         keep = _real(options, chunk, dtype)
@@ -120,15 +116,17 @@ def _read_out(q: Tensor, sums: Sums, options: LinearOptions, out_dtype: torch.dt
     """(B, heads, N, d_v)."""
     phi = FEATURE_MAPS[options.feature_map]
     chunks = token_chunks(q)
-    out = token_major(q, sums.state.shape[-1], out_dtype) if len(chunks) > 1 else None
-    for chunk in chunks:
+
+    def read(chunk: slice) -> Tensor:
         features = phi(q[:, :, chunk].to(sums.state.dtype))
         norm = features @ sums.total.transpose(-2, -1) + options.eps  # [B, H, n, 1]
-        angles = _angles(options, chunk, features.dtype)
-        part = turn(features, angles) @ sums.state / norm
-        if out is None:
-            return part.to(out_dtype)
-        out[:, :, chunk] = part
+        return turn(features, _angles(options, chunk, features.dtype)) @ sums.state / norm
+
+    if len(chunks) == 1:
+        return read(chunks[0]).to(out_dtype)
+    out = token_major(q, sums.state.shape[-1], out_dtype)
+    for chunk in chunks:
+        out[:, :, chunk] = read(chunk)
     return out
 
 
@@ -187,7 +185,7 @@ def _key_gradients(
             d_features = d_features * weight
             if d_weights is not None:
                 d_weights[..., chunk] = d_weight.squeeze(-1)
-            if options.scored:
+            if delta is not None:
                 d_scores = (d_weight - delta) * weight
                 d_features = d_features + d_scores * (scale * sums.mean)
                 d_mean += scale * (d_scores.transpose(-2, -1) @ features)
@@ -235,5 +233,7 @@ def _count(q: Tensor, options: LinearOptions) -> Union[int, Tensor]:
 
 
 def _angles(options: LinearOptions, chunk: slice, dtype: torch.dtype) -> Optional[Tensor]:
-    rotary = options.rotary
-    return None if rotary is None else rotary_angles([t[chunk] for t in rotary], dtype)
+    if options.rotary is None:
+        return None
+    sin, cos = options.rotary
+    return rotary_angles((sin[chunk], cos[chunk]), dtype)

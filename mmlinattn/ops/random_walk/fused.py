@@ -76,7 +76,8 @@ def _state_backward(
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q):
         grads = state_backward(ds, dw, q, k, v, anchors_q, anchors_k, mask, s, w, lse, has_walk)
-    return *grads[:3], *(_of_anchors(g, a) for g, a in zip(grads[3:], (anchors_q, anchors_k)))
+    dq, dk, dv, daq, dak = grads
+    return dq, dk, dv, _of_anchors(daq, anchors_q), _of_anchors(dak, anchors_k)
 
 
 def _of_anchors(grad: Tensor, anchors: Tensor) -> Tensor:

@@ -273,7 +273,8 @@ def state_backward(
         _image_stride(anchors_k), *launch.sizes, launch.root,
         HAS_WALK=has_walk, **launch.blocks, **launch.has_mask,
     )  # fmt: skip
-    return dq, dk, dv, *(x.sum(2)[..., :m, : launch.dim] for x in (daq, dak))
+    daq, dak = (x.sum(2)[..., :m, : launch.dim] for x in (daq, dak))
+    return dq, dk, dv, daq, dak
 
 
 def read_out(q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
@@ -298,4 +299,5 @@ def readout_backward(
         q, anchors_k, x, grad, dq, dak, dx, *strides(q), *strides(grad), *strides(dq),
         _image_stride(anchors_k), *launch.sizes, **launch.blocks,
     )  # fmt: skip
-    return dq, *(t.sum(2)[..., : launch.anchors, : launch.dim] for t in (dak, dx))
+    dak, dx = (t.sum(2)[..., : launch.anchors, : launch.dim] for t in (dak, dx))
+    return dq, dak, dx

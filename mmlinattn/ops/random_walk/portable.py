@@ -11,13 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..common.numerics import (
-    accumulation_dtype,
-    no_autocast,
-    one_graph,
-    token_chunks,
-    token_major,
-)
+from ..common.numerics import accumulation_dtype, no_autocast, one_graph, token_chunks, token_major
 from ..common.online_softmax import OnlineSoftmax
 from .options import WalkOptions
 from .walk import walk_on
@@ -77,7 +71,7 @@ class WalkState(torch.autograd.Function):
                 if mask is not None:
                     weights.masked_fill_(mask[:, None, None, chunk], 0)
                 d_weights = d_state @ v[:, :, chunk].to(dtype).transpose(-2, -1)
-                if has_walk:
+                if dq is not None:
                     queries = q[:, :, chunk].to(dtype)
                     looked_up = _looked_up(queries, anchors_k)
                     d_weights += d_walk @ looked_up.transpose(-2, -1)
@@ -88,7 +82,7 @@ class WalkState(torch.autograd.Function):
                 d_logits = weights.mul_(d_weights.sub_(delta))
                 dk[:, :, chunk] = d_logits.transpose(-2, -1) @ anchors_q
                 d_anchors_q += d_logits @ keys
-        d_anchors_k = _of_all_images(d_anchors_k, anchors_k) if has_walk else None
+        d_anchors_k = None if d_anchors_k is None else _of_all_images(d_anchors_k, anchors_k)
         return dq, dk, dv, _of_all_images(d_anchors_q, anchors_q), d_anchors_k, None, None
 
 

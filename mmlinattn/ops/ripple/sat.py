@@ -73,8 +73,9 @@ class RippleSums(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+        q, k, v, weights = ctx.saved_tensors
         with no_autocast(grad):
-            return (*_backward(grad, *ctx.saved_tensors, ctx.radii), None)
+            return (*_backward(grad, q, k, v, weights, ctx.radii), None)
 
 
 def _backward(

@@ -138,7 +138,7 @@ class Axis(NamedTuple):
         return Axis(size, -(-size // -(-size // tile)), min(reach, size - 1))
 
     @property
-    def count(self) -> int:
+    def tiles(self) -> int:
         return -(-self.size // self.tile)
 
     @property
@@ -152,7 +152,7 @@ class Axis(NamedTuple):
 
     @property
     def padded(self) -> int:
-        return (self.count + self.overhang) * self.tile
+        return (self.tiles + self.overhang) * self.tile
 
     def distance(self, device: torch.device) -> Tensor:
         return axis_distance((0, self.tile), (-self.pad, self.tile + self.pad), device)
@@ -194,15 +194,15 @@ class Tiles:
     def chunks(self) -> Iterator[Chunk]:
         y, x = self.y, self.x
         strip = y.padded * x.tile * y.halo * x.halo  # scores
-        heads = max(min(self.budget // (strip * x.count), self.num_maps), 1)
-        columns = x.count if heads > 1 else min(max(self.budget // strip, 1), x.count)
+        heads = max(min(self.budget // (strip * x.tiles), self.num_maps), 1)
+        columns = x.tiles if heads > 1 else min(max(self.budget // strip, 1), x.tiles)
         for first in range(0, self.num_maps, heads):
-            for start in range(0, x.count, columns):
+            for start in range(0, x.tiles, columns):
                 yield Chunk(
                     first,
                     min(heads, self.num_maps - first),
                     start,
-                    min(start + columns, x.count),
+                    min(start + columns, x.tiles),
                 )
 
     def cut(self, name: str, maps: Tensor, chunk: Chunk) -> Tensor:
@@ -274,7 +274,7 @@ class Tiles:
     def _strips(self, name: str, chunk: Chunk, like: Tensor) -> Tensor:
         """Memory for the strips of a chunk, tile by tile, with room for the last halo."""
         y, x = self.y, self.x
-        tiles = chunk.heads * (chunk.stop - chunk.start) * (y.count + y.overhang)
+        tiles = chunk.heads * (chunk.stop - chunk.start) * (y.tiles + y.overhang)
         shape = (tiles + y.overhang, y.tile * x.halo, like.shape[-1])
         return self.memory(f'{name}{shape[-1]}', shape, like)
 
