@@ -13,7 +13,8 @@ from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DATASETS, PARAM_SCHEDULERS, TRANSFORMS, DefaultScope
 
-from mmlinattn.analysis import Complexity, analyse, build_model
+from mmlinattn.analysis import Complexity, analyse
+from mmlinattn.engine import build_model
 
 FOLDER = Path(__file__).resolve().parent.parent / 'configs'
 CONFIGS = {
