@@ -23,9 +23,9 @@ FAMILIES = {
     'ravlt-nano-mask-rcnn': 'quickstart/mask-rcnn_ravlt-nano_shapes',
     'ravlt-nano-semantic-fpn': 'quickstart/semantic-fpn_ravlt-nano_shapes',
     'ravlt-nano-cls': 'quickstart/ravlt-nano_shapes',
-    'mit-cls': 'rwgka/mit-b0_8xb128_in1k',
+    'mit-cls': 'segformer/mit-b0_8xb128_in1k',
     'mit-rwgka-cls': 'rwgka/mit-b0-rwgka_8xb128_in1k',
-    'segformer': f'rwgka/segformer_mit-b0_{CITYSCAPES}',
+    'segformer': f'segformer/segformer_mit-b0_{CITYSCAPES}',
     'segformer-rwgka': f'rwgka/segformer_mit-b0-rwgka_{CITYSCAPES}',
     'segformer-rwgkp': f'rwgka/segformer_mit-b0-rwgkp_{CITYSCAPES}',
     'segformer-slinear': 'rwgka/segformer_mit-b0-slinear_shapes',
@@ -113,7 +113,7 @@ def _shrink_model(model: dict) -> None:
             value[key] = len(CLASSES)
         elif key in ('encoder', 'decoder') and 'num_layers' in value[key]:
             value[key].num_layers = 2
-    if 'size' in model.data_preprocessor:
+    if model.data_preprocessor.get('size'):
         model.data_preprocessor.size = (SIDE, SIDE)
 
 

@@ -1,23 +1,5 @@
-default_scope = 'mmdet'
-custom_imports = dict(imports=['mmlinattn'])
+_base_ = 'mmdet::_base_/default_runtime.py'
 
-default_hooks = dict(
-    timer=dict(type='IterTimerHook'),
-    logger=dict(type='LoggerHook', interval=50),
-    param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='CheckpointHook', interval=1, max_keep_ckpts=3),
-    sampler_seed=dict(type='DistSamplerSeedHook'),
-    visualization=dict(type='DetVisualizationHook'),
-)
+custom_imports = dict(imports=['mmlinattn'])
 custom_hooks = [dict(type='ExactResumeHook')]
-env_cfg = dict(
-    cudnn_benchmark=False,
-    mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),
-    dist_cfg=dict(backend='nccl'),
-)
-vis_backends = [dict(type='LocalVisBackend')]
-visualizer = dict(type='DetLocalVisualizer', vis_backends=vis_backends, name='visualizer')
-log_processor = dict(type='LogProcessor', window_size=50, by_epoch=True)
-log_level = 'INFO'
-load_from = None
-resume = False
+default_hooks = dict(checkpoint=dict(max_keep_ckpts=3))

@@ -6,7 +6,7 @@ _base_ = [
 ]
 model = dict(
     type='ImageClassifier',
-    backbone=dict(out_indices=(3,), out_norm=False),
+    backbone=dict(_base_.ravlt_nano, out_indices=(3,), out_norm=False),
     neck=dict(type='RAVLTNeck', in_channels=256, out_channels=256, norm_cfg=dict(type='BN')),
     head=dict(
         type='LinearClsHead',

@@ -1,2 +1,2 @@
-_base_ = './segformer_mit-b0_camvid.py'
+_base_ = '../segformer/segformer_mit-b0_camvid.py'
 model = dict(backbone=dict(attn_cfg=dict(_delete_=True, type='RALA', rotary=False, lepe=0)))

@@ -1,2 +1,2 @@
-_base_ = './segformer_mit-b0_8xb1-160k_cityscapes-512x1024.py'
+_base_ = '../segformer/segformer_mit-b0_8xb1-160k_cityscapes-512x1024.py'
 model = dict(backbone=dict(attn_cfg=dict(_delete_=True, type='RWGKA', num_anchors=64, decay=0.1)))

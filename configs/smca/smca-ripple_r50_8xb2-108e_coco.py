@@ -1,14 +1,6 @@
-_base_ = './smca_r50_8xb2-108e_coco.py'
-
-model = dict(
-    encoder=dict(
-        layer_cfg=dict(
-            attn_cfg=dict(
-                _delete_=True,
-                type='RippleAttention',
-                max_distance=4,
-                feature_map=dict(type='AdaptiveFeatures', per_head=True),
-            )
-        )
-    )
-)
+_base_ = [
+    '../_base_/models/smca-ripple_r50.py',
+    '../_base_/datasets/coco_detection_detr.py',
+    '../_base_/schedules/smca_108e.py',
+    '../_base_/runtime_det.py',
+]

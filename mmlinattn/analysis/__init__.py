@@ -1,5 +1,5 @@
 """What models cost."""
 
-from .complexity import Complexity, Cost, analyse, build_model
+from .complexity import Complexity, Cost, analyse
 
-__all__ = ['Complexity', 'Cost', 'analyse', 'build_model']
+__all__ = ['Complexity', 'Cost', 'analyse']

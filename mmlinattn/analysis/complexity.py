@@ -11,28 +11,20 @@ every operator that torch dispatches: nothing is hidden inside a composite funct
 """
 
 import copy
-import logging
 import math
 import re
-import warnings
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Callable, ContextManager, Dict, Iterator, List, Sequence, Set, Tuple, Union
+from typing import Callable, ContextManager, Dict, List, Sequence, Set, Tuple
 
 import torch
-from mmengine.config import Config
-from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from ..checkpoints import serve_mmengine
 
 MIN_SIZE = 32
 # Proposals that the heads of a two-stage detector see, as MMDetection 2.x counted.
@@ -141,34 +133,6 @@ def check_shape(shape: Sequence[int]) -> Tuple[int, int]:
     if min(values) < MIN_SIZE:
         raise ValueError(f'shape must be at least {MIN_SIZE}x{MIN_SIZE} pixels, got {values}')
     return values
-
-
-def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
-    """Builds the model of a config, without its weights (meta device) where that is possible.
-
-    Args:
-        cfg: a config or its file, of any framework: ``default_scope`` tells which.
-
-    Raises:
-        ValueError: a config without a model.
-
-    Example:
-        >>> from mmengine.config import Config
-        >>> cfg = Config(dict(model=dict(type='RAVLT', arch='tiny')))
-        >>> next(build_model(cfg).parameters()).device.type
-        'meta'
-    """
-    serve_mmengine()  # some models load a teacher when they are built
-    cfg = cfg if isinstance(cfg, Config) else Config.fromfile(cfg)
-    if 'model' not in cfg:
-        raise ValueError(f'the config has no model: {cfg.filename or cfg}')
-    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')), _quiet():
-        try:
-            with torch.device('meta'):
-                return MODELS.build(copy.deepcopy(cfg.model))
-        except RuntimeError:
-            # Some constructors compute with tensors.
-            return MODELS.build(copy.deepcopy(cfg.model))
 
 
 class _Forward(nn.Module):
@@ -293,20 +257,6 @@ class _Counter(TorchDispatchMode):
         """The module that runs and its parents."""
         parts = self._running[-1].split('.')
         return {'', *('.'.join(parts[:i]) for i in range(1, len(parts) + 1))}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the frameworks' notes about how they build."""
-    logger = MMLogger.get_current_instance()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _product(left: int) -> Callable:

@@ -35,7 +35,7 @@ class SMCA(DETR):
 
     Example:
         >>> from mmengine.config import Config
-        >>> from mmlinattn.analysis import build_model
+        >>> from mmlinattn.engine import build_model
         >>> cfg = Config.fromfile('configs/smca/smca_r50_8xb2-50e_coco.py')
         >>> sum(p.numel() for p in build_model(cfg).parameters() if p.requires_grad)
         41534998

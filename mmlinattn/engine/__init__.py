@@ -1,9 +1,10 @@
-"""How trainings and tests run: hooks, loops and the runner, and what the command lines share."""
+"""How models are built, trained and tested: runner, loops, hooks, and what command lines share."""
 
 from .amp import CPUAmpOptimWrapper
 from .checkpoint_hook import AtomicCheckpointHook
 from .exact_resume import ExactResumeHook, seed_everything
 from .loops import ResumableEpochLoop
+from .model import build_model
 from .preemption import PreemptionHook
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     'ExactResumeHook',
     'PreemptionHook',
     'ResumableEpochLoop',
+    'build_model',
     'seed_everything',
 ]

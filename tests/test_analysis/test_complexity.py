@@ -6,10 +6,9 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from mmengine.config import Config
 from torch import nn
 
-from mmlinattn.analysis import analyse, build_model
+from mmlinattn.analysis import analyse
 
 H, W, C, HEADS = 32, 48, 8, 2
 N = (H // 4) * (W // 4)
@@ -157,17 +156,6 @@ def test_unknown_products_are_reported():
 def test_bad_shape(shape, message):
     with pytest.raises(ValueError, match=message):
         analyse(Tiny(), shape)
-
-
-def test_config_without_model():
-    with pytest.raises(ValueError, match='no model'):
-        build_model(Config(dict(default_scope='mmdet')))
-
-
-def test_unknown_option():
-    cfg = Config(dict(model=dict(type='RAVLT', arch='tiny', no_such_option=1)))
-    with pytest.raises(TypeError, match='no_such_option'):
-        build_model(cfg)
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from mmlinattn.analysis import build_model
 from mmlinattn.checkpoints import CheckpointError
+from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config, set_resume
 
 from .conftest import CONFIGS

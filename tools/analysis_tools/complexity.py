@@ -8,8 +8,9 @@ from mmengine.config import DictAction
 from rich.console import Console
 from rich.table import Table
 
-from mmlinattn.analysis import Complexity, Cost, analyse, build_model
+from mmlinattn.analysis import Complexity, Cost, analyse
 from mmlinattn.analysis.complexity import check_shape
+from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 
 

@@ -3,18 +3,19 @@ attention has them, the learnt weights of the rings around a position."""
 
 import argparse
 from pathlib import Path
-from typing import Sequence, Tuple
 
 import cv2
 from mmdet.apis import inference_detector
-from mmdet.registry import DATASETS
-from mmengine.config import Config, DictAction
-from mmengine.registry import MODELS
-from torch import nn
+from mmengine.config import DictAction
 
-from mmlinattn.analysis.attention_maps import draw_decoder_maps, draw_ring_weights, record
-from mmlinattn.checkpoints import load_checkpoint
 from mmlinattn.engine.config import load_config
+from mmlinattn.engine.model import class_names, load_model
+from mmlinattn.visualization.attention_maps import (
+    cell_of,
+    draw_decoder_maps,
+    draw_ring_weights,
+    record,
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -36,39 +37,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def build(args: argparse.Namespace) -> Tuple[nn.Module, Sequence[str]]:
-    """The detector with the weights of the checkpoint, in eval mode, and names of its classes."""
-    cfg = load_config(args.config, args.cfg_options)
-    model = MODELS.build(cfg.model)
-    meta = load_checkpoint(model, args.checkpoint)
-    model.cfg = cfg
-    classes = class_names(meta, cfg, model.bbox_head.num_classes)
-    return model.to(args.device).eval(), classes
-
-
-def class_names(meta: dict, cfg: Config, number: int) -> Sequence[str]:
-    """Of the checkpoint's data set, else of the config's; numbers where neither has as many."""
-    dataset = cfg.test_dataloader.dataset
-    kind = DATASETS.get(dataset.type) if isinstance(dataset.type, str) else dataset.type
-    for metainfo in (
-        meta.get('dataset_meta'),
-        dataset.get('metainfo'),
-        getattr(kind, 'METAINFO', None),
-    ):
-        names = (metainfo or {}).get('classes', ())
-        if len(names) == number:
-            return names
-    return [f'class {i}' for i in range(number)]
-
-
-def cell_of(x: float, y: float, stride: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
-    """(row, column) of the cell whose middle is nearest; that of cell i is at i * stride."""
-    row, column = (
-        min(max(round(pixel / stride), 0), cells - 1) for pixel, cells in zip((y, x), hw_shape)
-    )
-    return row, column
-
-
 def main() -> None:
     parser = make_parser()
     args = parser.parse_args()
@@ -76,7 +44,9 @@ def main() -> None:
         parser.error(f'--queries must be positive, got {args.queries}')
     if not args.image.is_file():
         parser.error(f'image {str(args.image)!r} does not exist')
-    model, classes = build(args)
+    cfg = load_config(args.config, args.cfg_options)
+    model, meta = load_model(cfg, args.checkpoint, args.device)
+    classes = class_names(cfg, meta, model.bbox_head.num_classes)
     with record(model) as seen:
         sample = inference_detector(model, str(args.image))
     height, width = sample.img_shape[:2]

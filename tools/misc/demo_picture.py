@@ -3,62 +3,17 @@
 
 import argparse
 from pathlib import Path
-from typing import List
 
 import cv2
-import numpy as np
-import torch
-from mmengine.dataset import pseudo_collate
-from mmengine.registry import DATASETS, MODELS, init_default_scope
 
-from mmlinattn.analysis.pictures import comparison
-from mmlinattn.checkpoints import load_checkpoint
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.config import load_config
-
-
-@torch.no_grad()
-def predictions(config: str, checkpoint: str, indices: List[int]) -> list:
-    """Data samples with ground truth and prediction of some test images."""
-    cfg = load_config(config)
-    init_default_scope(cfg.default_scope)
-    model = MODELS.build(cfg.model).eval()
-    load_checkpoint(model, checkpoint)
-    dataset = DATASETS.build(cfg.test_dataloader.dataset)
-    return [model.test_step(pseudo_collate([dataset[i]]))[0] for i in indices]
-
-
-def semantic_panels(sample, image: np.ndarray) -> list:
-    truth = sample.gt_sem_seg.data[0].numpy()
-    return [(image, truth), (image, sample.pred_sem_seg.data[0].numpy())]
-
-
-def instance_panels(sample, image: np.ndarray) -> list:
-    truth, found = sample.gt_instances, sample.pred_instances
-    found = found[found.scores > 0.5]
-    # Palette and legend are those of the semantic classes: background comes first there.
-    return [
-        (image, dict(labels=truth.labels.numpy() + 1, boxes=_boxes(truth), masks=_masks(truth))),
-        (
-            image,
-            dict(
-                labels=found.labels.numpy() + 1,
-                boxes=_boxes(found),
-                masks=_masks(found),
-                scores=found.scores.numpy(),
-            ),
-        ),
-    ]
-
-
-def _boxes(instances) -> np.ndarray:
-    boxes = instances.bboxes
-    return getattr(boxes, 'tensor', boxes).numpy()
-
-
-def _masks(instances) -> np.ndarray:
-    masks = instances.masks
-    return np.asarray(masks.masks if hasattr(masks, 'masks') else masks).astype(bool)
+from mmlinattn.visualization.predictions import (
+    comparison,
+    instance_panels,
+    predict,
+    semantic_panels,
+)
 
 
 def main() -> None:
@@ -68,12 +23,16 @@ def main() -> None:
         parser.add_argument(name, metavar='CONFIG=CHECKPOINT', help=f'of the {name}')
     parser.add_argument('--indices', type=int, nargs='+', default=[0, 1, 2, 3], help='of images')
     args = parser.parse_args()
-    semantic = predictions(*args.segmentor.split('='), args.indices)
-    instances = predictions(*args.detector.split('='), args.indices)
+    semantic, instances = (
+        predict(load_config(config), checkpoint, args.indices)
+        for config, checkpoint in (args.segmentor.split('='), args.detector.split('='))
+    )
     rows = []
     for sem, ins in zip(semantic, instances):
         image = cv2.imread(ins.img_path)[..., ::-1]
-        rows.append([(image,), *semantic_panels(sem, image), *instance_panels(ins, image)])
+        # Palette and legend are those of the semantic classes: background comes first there.
+        objects = instance_panels(ins, image, first_label=1)
+        rows.append([(image,), *semantic_panels(sem, image), *objects])
     titles = ['image', 'semantic truth', 'prediction', 'instance truth', 'prediction (> 0.5)']
     comparison(args.picture, rows, titles, shapes.SEG_CLASSES, shapes.PALETTE)
 

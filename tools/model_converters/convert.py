@@ -7,7 +7,6 @@ from typing import Dict, List, Optional
 
 from torch import Tensor, nn
 
-from mmlinattn.analysis import build_model
 from mmlinattn.checkpoints import (
     SOURCES,
     CheckpointError,
@@ -17,6 +16,7 @@ from mmlinattn.checkpoints import (
     load_state_dict,
     save_checkpoint,
 )
+from mmlinattn.engine import build_model
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:

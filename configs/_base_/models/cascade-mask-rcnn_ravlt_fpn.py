@@ -1,16 +1,20 @@
-_base_ = './mask-rcnn_ravlt_fpn.py'
+_base_ = 'mmdet::_base_/models/cascade-mask-rcnn_r50_fpn.py'
 
 # Stage k refines the boxes of stage k - 1: its boxes are better and its targets smaller.
-stage_iou_thrs = (0.5, 0.6, 0.7)
 stage_target_stds = ([0.1, 0.1, 0.2, 0.2], [0.05, 0.05, 0.1, 0.1], [0.033, 0.033, 0.067, 0.067])
 
 model = dict(
-    type='CascadeRCNN',
-    rpn_head=dict(loss_bbox=dict(_delete_=True, type='SmoothL1Loss', beta=1 / 9, loss_weight=1.0)),
+    backbone=dict(
+        _delete_=True,
+        type='RAVLT',
+        arch='tiny',
+        # Made from the released ImageNet weights by tools/model_converters/convert.py.
+        init_cfg=dict(
+            type='Pretrained', checkpoint='checkpoints/ravlt-t_in1k.pth', prefix='backbone.'
+        ),
+    ),
+    neck=dict(in_channels=[64, 128, 256, 512]),
     roi_head=dict(
-        type='CascadeRoIHead',
-        num_stages=3,
-        stage_loss_weights=[1, 0.5, 0.25],
         bbox_head=[
             dict(
                 type='ConvFCBBoxHead',
@@ -33,33 +37,6 @@ model = dict(
                 loss_bbox=dict(type='GIoULoss', loss_weight=10.0),
             )
             for stds in stage_target_stds
-        ],
-    ),
-    train_cfg=dict(
-        rpn=dict(allowed_border=0),
-        rpn_proposal=dict(max_per_img=2000),
-        rcnn=[
-            dict(
-                assigner=dict(
-                    type='MaxIoUAssigner',
-                    pos_iou_thr=iou_thr,
-                    neg_iou_thr=iou_thr,
-                    min_pos_iou=iou_thr,
-                    match_low_quality=False,
-                    ignore_iof_thr=-1,
-                ),
-                sampler=dict(
-                    type='RandomSampler',
-                    num=512,
-                    pos_fraction=0.25,
-                    neg_pos_ub=-1,
-                    add_gt_as_proposals=True,
-                ),
-                mask_size=28,
-                pos_weight=-1,
-                debug=False,
-            )
-            for iou_thr in stage_iou_thrs
         ],
     ),
 )

@@ -1,4 +1,3 @@
-norm_cfg = dict(type='SyncBN', requires_grad=True)
 model = dict(
     type='EncoderDecoder',
     data_preprocessor=dict(
@@ -27,7 +26,7 @@ model = dict(
         channels=128,
         dropout_ratio=0.1,
         num_classes=150,
-        norm_cfg=norm_cfg,
+        norm_cfg=dict(type='SyncBN', requires_grad=True),
         align_corners=False,
         loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=False, loss_weight=1.0),
     ),

@@ -142,6 +142,19 @@ def ring_map(
     return weights[..., (distance[..., None] > radii).sum(-1)]
 
 
+def cell_of(x: float, y: float, stride: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
+    """(row, column) of the cell whose middle is nearest; that of cell i is at i * stride.
+
+    Example:
+        >>> cell_of(25, 23, 16, (4, 6))
+        (1, 2)
+    """
+    row, column = (
+        min(max(round(pixel / stride), 0), cells - 1) for pixel, cells in zip((y, x), hw_shape)
+    )
+    return row, column
+
+
 def draw_decoder_maps(
     path: Union[str, Path],
     image: np.ndarray,

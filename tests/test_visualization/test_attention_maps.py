@@ -11,16 +11,17 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
-from mmlinattn.analysis import attention_maps
-from mmlinattn.analysis.attention_maps import (
+from mmlinattn.layers import ripple
+from mmlinattn.ops import stick_breaking
+from mmlinattn.visualization import attention_maps
+from mmlinattn.visualization.attention_maps import (
     Record,
+    cell_of,
     draw_decoder_maps,
     draw_ring_weights,
     record,
     ring_map,
 )
-from mmlinattn.layers import ripple
-from mmlinattn.ops import stick_breaking
 
 pytest.importorskip('mmdet', reason='SMCA needs MMDetection')
 from mmdet.structures import DetDataSample
@@ -211,17 +212,7 @@ def test_command_line_without_the_image(tool, monkeypatch, capsys):
     assert "'nowhere.jpg' does not exist" in capsys.readouterr().err
 
 
-def test_nearest_cell(tool):
-    assert tool.cell_of(0, 0, 16, (4, 6)) == (0, 0)
-    assert tool.cell_of(25, 23, 16, (4, 6)) == (1, 2)
-    assert tool.cell_of(96, 64, 16, (4, 6)) == (3, 5)  # the corner of an image, behind all cells
-
-
-def test_class_names(tool, root):
-    coco = Config.fromfile(root / 'configs/smca/smca_r50_8xb2-50e_coco.py')
-    assert tool.class_names({}, coco, 80)[17] == 'horse'
-    shapes = Config.fromfile(root / 'configs/smca/smca_nano_shapes.py')
-    assert tool.class_names({}, shapes, 5)[0] == 'circle'
-    saved = dict(dataset_meta=dict(classes=tuple('abcde')))
-    assert tool.class_names(saved, shapes, 5) == tuple('abcde')
-    assert tool.class_names(saved, shapes, 2) == ['class 0', 'class 1']
+def test_nearest_cell():
+    assert cell_of(0, 0, 16, (4, 6)) == (0, 0)
+    assert cell_of(25, 23, 16, (4, 6)) == (1, 2)
+    assert cell_of(96, 64, 16, (4, 6)) == (3, 5)  # the corner of an image, behind all cells

@@ -4,11 +4,67 @@ from pathlib import Path
 from typing import List, Optional, Sequence, Tuple, Union
 
 import numpy as np
+import torch
 from matplotlib import colors
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS
+from mmengine.structures import BaseDataElement
+
+from ..engine.model import load_model
 
 Color = Tuple[float, float, float]
+
+
+@torch.no_grad()
+def predict(cfg: Config, checkpoint: str, indices: Sequence[int]) -> List[BaseDataElement]:
+    """Data samples of some test images, with ground truth and prediction.
+
+    Args:
+        cfg: what :func:`mmlinattn.engine.config.load_config` returns.
+        checkpoint: of its model, a file or an address.
+        indices: of images in the test data.
+
+    Raises:
+        FileNotFoundError, mmlinattn.checkpoints.CheckpointError: see
+            :func:`mmlinattn.engine.model.load_model`.
+    """
+    model, _ = load_model(cfg, checkpoint)
+    dataset = DATASETS.build(cfg.test_dataloader.dataset)
+    return [model.test_step(pseudo_collate([dataset[i]]))[0] for i in indices]
+
+
+def semantic_panels(sample: BaseDataElement, image: np.ndarray) -> List[tuple]:
+    """Panels of :func:`comparison`: the labels of an image (H, W, 3), and those predicted."""
+    maps = (sample.gt_sem_seg, sample.pred_sem_seg)
+    return [(image, labels.data[0].numpy()) for labels in maps]
+
+
+def instance_panels(
+    sample: BaseDataElement, image: np.ndarray, min_score: float = 0.5, first_label: int = 0
+) -> List[tuple]:
+    """Panels of :func:`comparison`: the objects of an image (H, W, 3), and those predicted.
+
+    Args:
+        sample: of MMDetection, with masks.
+        image: (H, W, 3) uint8 RGB.
+        min_score: predictions that are less sure are left out.
+        first_label: where the palette has class 0: 1 behind a background.
+    """
+    found = sample.pred_instances
+    panels = []
+    for instances in (sample.gt_instances, found[found.scores > min_score]):
+        boxes, masks = instances.bboxes, instances.masks
+        content = dict(
+            labels=instances.labels.numpy() + first_label,
+            boxes=getattr(boxes, 'tensor', boxes).numpy(),
+            masks=np.asarray(getattr(masks, 'masks', masks)).astype(bool),
+            scores=instances.get('scores'),
+        )
+        panels.append((image, content))
+    return panels
 
 
 def blend_semantic(image: np.ndarray, labels: np.ndarray, palette: Sequence) -> np.ndarray:

@@ -1,0 +1,134 @@
+"""A set as a whole: it appears when complete, and nothing else is ever replaced."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Dict, Optional, Union
+
+from . import draw, layouts
+from .draw import check_integer
+
+
+def generate(
+    root: Union[str, os.PathLike] = 'data/shapes',
+    num_train: int = 600,
+    num_val: int = 150,
+    image_size: int = 128,
+    seed: int = 0,
+    workers: Optional[int] = None,
+    force: bool = False,
+) -> Path:
+    """Writes the data set below a directory, or does nothing if it is already there.
+
+    The files depend on the parameters, not on the number of workers. They are written to a
+    hidden directory beside ``root``, which becomes ``root`` only when complete.
+
+    Args:
+        root: directory to create; returned as a path.
+        num_train: number of training images, at least 1.
+        num_val: number of validation images, at least 1.
+        image_size: side of the square images in pixels, at least 32.
+        seed: of all randomness, at least 0.
+        workers: number of processes, at least 1; default: one a CPU. 1 is this one.
+        force: write anew if ``root`` is a Shapes set, of whatever parameters, or empty.
+            Messages call it ``--force``.
+
+    Raises:
+        ValueError: an argument out of range.
+        FileExistsError: ``root`` is a Shapes set of other parameters and ``force`` is not set, or
+            is anything else (an empty directory is fine with ``force``).
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     root = generate(folder + '/shapes', num_train=2, num_val=1, workers=1)
+        ...     sorted(path.name for path in root.iterdir())
+        ['ade', 'cityscapes', 'coco', 'imagenet', 'shapes.json']
+    """
+    workers = check_integer('workers', os.cpu_count() or 1 if workers is None else workers, 1)
+    parameters = dict(
+        version=layouts.VERSION,
+        num_train=check_integer('num_train', num_train, 1),
+        num_val=check_integer('num_val', num_val, 1),
+        image_size=check_integer('image_size', image_size, draw.MIN_IMAGE_SIZE),
+        seed=check_integer('seed', seed, 0),
+        shapes_per_image=[draw.MIN_SHAPES, draw.MAX_SHAPES],
+        relative_diameter=[draw.MIN_DIAMETER, draw.MAX_DIAMETER],
+        min_visible=draw.MIN_VISIBLE,
+        min_contrast=draw.MIN_CONTRAST,
+        jpeg_quality=layouts.JPEG_QUALITY,
+        crop_size=layouts.CROP_SIZE,
+        crop_scale=layouts.CROP_SCALE,
+    )
+    target = Path(root).resolve()
+    if _is_there(target, parameters, force):
+        print(f'Shapes in {root} is up to date')
+        return Path(root)
+    staging = target.with_name(f'.{target.name}.partial-{os.getpid()}')
+    staging.mkdir(parents=True)
+    try:
+        layouts.write_set(staging, parameters, workers)
+        # Another process may have been faster, or have put files there meanwhile.
+        if not _is_there(target, parameters, force):
+            _install(staging, target, force)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return Path(root)
+
+
+def _is_there(root: Path, parameters: Dict[str, Any], force: bool) -> bool:
+    """Whether the set is already at root; raises FileExistsError if something else is."""
+    if not root.exists():
+        return False
+    found = _read_parameters(root)
+    if force:
+        own = () if found is None else layouts.CONTENT
+        names = [path.name for path in root.iterdir()] if root.is_dir() else [root.name]
+        others = sorted(set(names) - set(own))
+        if others:
+            raise FileExistsError(
+                f'{root} is not replaced, even with --force: it holds what is '
+                f'not part of a Shapes set ({", ".join(others[:5])})'
+            )
+        return False
+    if found is None:
+        raise FileExistsError(
+            f'{root} exists and is not a Shapes set. Choose another root '
+            '(--force replaces only a Shapes set or an empty directory)'
+        )
+    differing = [
+        f'{name} is {found.get(name)!r} instead of {parameters.get(name)!r}'
+        for name in sorted(found.keys() | parameters.keys())
+        if found.get(name) != parameters.get(name)
+    ]
+    if differing:
+        raise FileExistsError(
+            f'{root} is a Shapes set with other parameters: '
+            f'{", ".join(differing)}. Choose another root or use --force'
+        )
+    return True
+
+
+def _read_parameters(root: Path) -> Optional[Dict[str, Any]]:
+    """Parameters of the Shapes set at root, None if it is none."""
+    try:
+        description = json.loads((root / 'shapes.json').read_bytes())
+        parameters = description['parameters'] if description['format'] == layouts.FORMAT else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return parameters if isinstance(parameters, dict) else None
+
+
+def _install(staging: Path, root: Path, force: bool) -> None:
+    """Moves the finished set to root; with force, what is there goes, but not before."""
+    old = root.with_name(f'.{root.name}.old-{os.getpid()}')
+    try:
+        if force and root.exists():
+            os.replace(root, old)
+        os.replace(staging, root)
+    except BaseException:
+        if old.exists() and not root.exists():
+            os.replace(old, root)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

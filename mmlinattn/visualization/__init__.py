@@ -1,0 +1,1 @@
+"""Pictures: predictions beside ground truth, and where a detector looks."""
