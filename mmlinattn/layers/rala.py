@@ -79,16 +79,10 @@ class RALA(BaseAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
         return rala_attention(
-            q,
-            k,
-            v,
-            rotary=tokens.rotary,
-            key_padding_mask=tokens.key_padding_mask,
-            eps=self.eps,
-            feature_map=self.feature_map,
-            token_weights=self._token_weights(q),
+            q, k, v, rotary=tokens.rotary, key_padding_mask=tokens.key_padding_mask, eps=self.eps,
+            feature_map=self.feature_map, token_weights=self._token_weights(q),
             backend=self.backend,
-        )
+        )  # fmt: skip
 
     def _token_weights(self, q: Tensor) -> Optional[Tensor]:
         if self.token_logits is None:

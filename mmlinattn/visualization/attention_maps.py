@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 
-from ..layers import BaseAttention
 from ..ops.ripple.groups import group_radii
 
 
@@ -79,7 +78,8 @@ def record(model: nn.Module) -> Iterator[Record]:
 
     def keep_rings(index: int):
         def keep(attn, args) -> None:
-            seen.ring_weights[index] = attn.spatial_weights(_values(attn, args[0]))[0]
+            values = attn.split_heads(attn.partial_projection(args[0], 2, 3))
+            seen.ring_weights[index] = attn.spatial_weights(values)[0]
             seen.ring_groups[index] = attn.groups
 
         return keep
@@ -99,12 +99,6 @@ def record(model: nn.Module) -> Iterator[Record]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _values(attn: BaseAttention, x: Tensor) -> Tensor:
-    """(B, N, C) tokens to the values of each head (B, heads, N, d); position does not matter."""
-    heads = (attn.num_heads, attn.head_dim)
-    return attn.partial_projection(x, 2, 3).unflatten(-1, heads).transpose(1, 2)
 
 
 def ring_map(
