@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,9 +42,10 @@ def test_rivals_of_operators_and_layers_agree(name, mode, dtype):
 
 @pytest.mark.parametrize('mode', MODES)
 def test_channels_first_backbone_agrees(mode):
-    results = list(run_case(CASES['ravlt-nano'], [setup((64, 96), torch.float64)], mode, QUICK))
+    small = replace(setup((32, 64), torch.float64), batch=1)
+    results = list(run_case(CASES['ravlt-nano'], [small], mode, QUICK))
     assert [result.error is None for result in results] == [True, False, False]
-    assert {result.tokens for result in results} == {16 * 24}
+    assert {result.tokens for result in results} == {8 * 16}
 
 
 def test_channels_first_backbone_keeps_maps_contiguous():

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mmengine.config import Config
 from mmengine.logging import MessageHub, MMLogger
 from mmengine.visualization import Visualizer
 
@@ -59,6 +60,9 @@ def run(root, monkeypatch):
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         monkeypatch.setattr(sys, 'argv', [name, *map(str, arguments), *['--debug'] * debug])
+        # To lay the config's text out takes longer than to train for a few steps.
+        unformatted = property(lambda config: False, lambda config, value: None)
+        monkeypatch.setattr(Config, '_format_python_code', unformatted, raising=False)
         # MMEngine keeps these for the life of a process.
         for manager in (MessageHub, MMLogger, Visualizer, *Visualizer.__subclasses__()):
             manager._instance_dict.clear()
