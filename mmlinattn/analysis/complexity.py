@@ -33,34 +33,33 @@ BOX_PROPOSALS, MASK_PROPOSALS = 1000, 100
 
 @dataclass(frozen=True)
 class Cost:
-    """Parameters and multiply-accumulates of one module."""
-
-    params: int = 0
-    conv_linear: int = 0
-    total: int = 0
-    extended: int = 0
-
-
-@dataclass(frozen=True)
-class Complexity:
-    """What :func:`analyse` returns.
+    """Parameters and multiply-accumulates of a model or a module.
 
     Args:
-        shape: (H, W) of the input.
         params: number of parameters, shared ones once.
         conv_linear: multiply-accumulates of convolutions and linear layers.
         total: multiply-accumulates of all matrix products.
         extended: the same with norms, resizing and adaptive pooling, as fvcore counts.
+    """
+
+    params: int
+    conv_linear: int
+    total: int
+    extended: int
+
+
+@dataclass(frozen=True)
+class Complexity(Cost):
+    """What :func:`analyse` returns, the :class:`Cost` of the whole model.
+
+    Args:
+        shape: (H, W) of the input.
         by_module: the same for each submodule by its dotted name, parents before children.
         uncounted: operators that may hold matrix products and could not be counted, with how
             often they ran; empty for a complete count.
     """
 
     shape: Tuple[int, int]
-    params: int
-    conv_linear: int
-    total: int
-    extended: int
     by_module: Dict[str, Cost] = field(repr=False)
     uncounted: Dict[str, int] = field(default_factory=dict)
 
@@ -115,13 +114,7 @@ def analyse(model: nn.Module, shape: Sequence[int]) -> Complexity:
         )
     whole = costs.pop('')
     return Complexity(
-        shape,
-        whole.params,
-        whole.conv_linear,
-        whole.total,
-        whole.extended,
-        costs,
-        dict(counter.uncounted),
+        **vars(whole), shape=shape, by_module=costs, uncounted=dict(counter.uncounted)
     )
 
 

@@ -1,7 +1,7 @@
 """Pictures of predictions beside ground truth."""
 
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import List, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -20,16 +20,11 @@ Color = Tuple[float, float, float]
 
 @torch.no_grad()
 def predict(cfg: Config, checkpoint: str, indices: Sequence[int]) -> List[BaseDataElement]:
-    """Data samples of some test images, with ground truth and prediction.
+    """Data samples of test images with ground truth and prediction.
 
     Args:
-        cfg: what :func:`mmlinattn.engine.config.load_config` returns.
-        checkpoint: of its model, a file or an address.
+        cfg, checkpoint: see :func:`mmlinattn.engine.model.load_model`, also for what is raised.
         indices: of images in the test data.
-
-    Raises:
-        FileNotFoundError, mmlinattn.checkpoints.CheckpointError: see
-            :func:`mmlinattn.engine.model.load_model`.
     """
     model, _ = load_model(cfg, checkpoint)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
@@ -121,7 +116,6 @@ def comparison(
     titles: Sequence[str],
     classes: Sequence[str],
     palette: Sequence,
-    title: Optional[str] = None,
 ) -> Path:
     """Writes a grid of pictures with a legend of the classes.
 
@@ -131,7 +125,6 @@ def comparison(
             labels, or ``(image, instances)`` with a dict as :func:`draw_instances` takes.
         titles: one a column.
         classes, palette: names and RGB triples in 0..255 for the legend and all panels.
-        title: above the grid.
 
     Returns:
         the path.
@@ -154,8 +147,6 @@ def comparison(
         Patch(color=_unit(color), label=name) for name, color in zip(classes, palette)
     ]
     figure.legend(handles=handles, loc='lower center', ncols=min(len(handles), 6), fontsize=9)
-    if title:
-        figure.suptitle(title, fontsize=11)
     figure.tight_layout(rect=(0, 0.45 / figure.get_figheight(), 1, 1))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -145,6 +145,8 @@ def test_polygons_keep_parts_and_holes(holes):
         mask[y : y + height, x : x + width] = False
     rles = coco_mask.frPyObjects(layouts.polygons_of(mask), *mask.shape)
     np.testing.assert_array_equal(coco_mask.decode(coco_mask.merge(rles)), mask)
+    (pixel,) = layouts.polygons_of(mask[34:35, 45:46])
+    assert np.mean(pixel) == 0.5, 'the middle of a pixel'
 
 
 @pytest.mark.parametrize('split', COUNTS)

@@ -1,5 +1,7 @@
 """Encoder and decoder: stock DETR where they are the same, padding, precision, errors."""
 
+import itertools
+
 import pytest
 import torch
 from mmdet.models.layers import DetrTransformerDecoderLayer, DetrTransformerEncoder
@@ -7,7 +9,6 @@ from torch import nn
 
 from mmlinattn.detection.decoder import Memory, ModulatedAttention, SMCADecoder, SMCADecoderLayer
 from mmlinattn.detection.encoder import SMCAEncoder, SMCAEncoderLayer
-from mmlinattn.detection.modulation import gaussian_map
 
 C, HEADS, HIDDEN, HW = 32, 4, 48, (5, 6)
 SIZES = dict(embed_dims=C, num_heads=HEADS, feedforward_channels=HIDDEN)
@@ -83,18 +84,30 @@ def test_decoder_layer_is_detrs_with_a_mask_added(dynamic_scale):
 
 
 def test_points_and_maps_by_hand():
+    """From the weights alone, a query, a head and a cell at a time."""
     decoder = randomise(SMCADecoder(1, dict(SIZES, smooth=5.0), stride=16))
-    (layer,) = decoder.layers
-    query, pos, sizes = tokens(n=7), tokens(n=7), torch.tensor([[93.0, 70.0], [50.0, 80.0]])
-    features = layer.point_norm(query + pos)
+    query, pos, sizes = tokens(n=3), tokens(n=3), torch.tensor([[93.0, 70.0], [50.0, 80.0]])
     points, reference = decoder.predict_points(query, pos, sizes.double())
-    torch.testing.assert_close(points, decoder.point(features))
-    expected = points.sigmoid() * sizes.double()[:, None] / 16
-    torch.testing.assert_close(reference, expected)
-    offsets = layer.offset(features).view(2, 7, HEADS, 2)
-    scales = layer.scale(features).view(2, 7, HEADS, 2) ** 2
-    expected = gaussian_map(reference[:, :, None] + offsets, scales, HW, 5.0)
-    torch.testing.assert_close(layer.modulation(query, pos, reference, HW), expected)
+    maps = decoder.layers[0].modulation(query, pos, reference, HW)
+    weights = decoder.state_dict()
+
+    def linear(name, x):
+        return weights[f'{name}.weight'] @ x + weights[f'{name}.bias']
+
+    for b, q in itertools.product(range(2), range(3)):
+        x = query[b, q] + pos[b, q]
+        x = (x - x.mean()) / (x.var(unbiased=False) + 1e-5).sqrt()
+        x = x * weights['layers.0.point_norm.weight'] + weights['layers.0.point_norm.bias']
+        hidden = linear('point.layers.1', linear('point.layers.0', x).clamp(0)).clamp(0)
+        point = linear('point.layers.2', hidden)
+        torch.testing.assert_close(points[b, q], point)
+        column, row = (sizes[b] / 16 / (1 + (-point).exp())).tolist()
+        torch.testing.assert_close(reference[b, q].tolist(), [column, row])
+        offsets, scales = linear('layers.0.offset', x), linear('layers.0.scale', x)
+        for head, (i, j) in itertools.product(range(HEADS), itertools.product(*map(range, HW))):
+            (dx, dy), (sx, sy) = offsets[2 * head :][:2], scales[2 * head :][:2]
+            energy = (sx * (column + dx - j)) ** 2 + (sy * (row + dy - i)) ** 2
+            torch.testing.assert_close(maps[b, head, q, i * HW[1] + j], -energy / 5)
 
 
 @pytest.fixture(params=ATTENTIONS)

@@ -45,8 +45,7 @@ def table(result: Complexity, title: str, depth: int) -> Table:
         numbers = cost.params / 1e6, cost.conv_linear / 1e9, cost.total / 1e9, cost.extended / 1e9
         out.add_row(name, *(f'{number:.2f}' for number in numbers), **options)
 
-    whole = Cost(result.params, result.conv_linear, result.total, result.extended)
-    row('(all)', whole, style='bold', end_section=True)
+    row('(all)', result, style='bold', end_section=True)
     for name, cost in result.modules(depth).items():
         row(name, cost)
     return out
