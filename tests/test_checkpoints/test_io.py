@@ -205,7 +205,7 @@ def test_pickles_by_hand_are_refused(tmp_path, kind):
     with pytest.raises((pickle.UnpicklingError, TypeError, AttributeError)):
         PlainUnpickler(io.BytesIO(pickled)).load()
     assert argparse.Namespace(a=1) == argparse.Namespace(a=1)
-    torch.save(dict(a=WEIGHT, meta=dict(b=np.float32(2))), tmp_path / 'b.pth')
+    torch.save(dict(model=dict(a=WEIGHT), meta=dict(b=np.float32(2))), tmp_path / 'b.pth')
     assert torch.equal(load_state_dict(tmp_path / 'b.pth')[0]['a'], WEIGHT), 'the reader is whole'
 
 

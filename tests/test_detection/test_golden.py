@@ -124,9 +124,10 @@ def test_losses_and_gradients(released, loss_case):
     losses = head.loss_by_feat(scores[None], boxes[None], instances, metas)
     for ours, theirs in dict(cls='ce', bbox='bbox', iou='giou').items():
         expected = tensors[f'out.weighted.loss_{theirs}'].reshape(())
-        assert float(losses[f'loss_{ours}']) == pytest.approx(float(expected), abs=TOLERANCE)
+        loss = losses[f'loss_{ours}'].item()
+        assert loss == pytest.approx(float(expected), abs=TOLERANCE)
     total = sum(loss.sum() for loss in losses.values())
-    assert float(total) == pytest.approx(float(tensors['out.total']), abs=TOLERANCE)
+    assert total.item() == pytest.approx(float(tensors['out.total']), abs=TOLERANCE)
     total.backward()
     close(scores.grad, tensors['out.grad.pred_logits'])
     close(boxes.grad, tensors['out.grad.pred_boxes'])

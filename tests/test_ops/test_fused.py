@@ -402,7 +402,6 @@ def test_ripple_kernels_say_what_they_cannot(groups, max_distance, message, stic
         )
 
 
-@pytest.mark.filterwarnings('ignore:.*encountered in:RuntimeWarning')  # of the interpreter
 @pytest.mark.parametrize('stick', ['offset', 'plain'])
 def test_ripple_kernels_take_logits_of_any_size(stick):
     q, k, v = torch.rand(3, 1, 1, 20, 16, device=DEVICE)
