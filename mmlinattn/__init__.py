@@ -5,6 +5,8 @@ Importing the package registers its modules; a config does that with
 asking for the rest says what to install.
 """
 
+from pathlib import Path
+
 from . import compat, ops
 
 # isort: split
@@ -16,10 +18,12 @@ try:
     import mmcv  # noqa: F401
     import mmengine  # noqa: F401
 except ModuleNotFoundError as error:
+    if error.name not in ('mmengine', 'mmcv'):
+        raise  # they are there, and lack something
     _missing = error
 
     def __getattr__(name: str):
-        if name not in ('backbones', 'classification', 'detection', 'engine', 'layers'):
+        if not (Path(__file__).parent / name).is_dir():
             raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
         raise ImportError(
             f'mmlinattn.{name} needs MMEngine and mmcv: docs/installation.md says how to install '

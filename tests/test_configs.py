@@ -420,9 +420,15 @@ def test_weight_decay(name, decay, norm_decay, scale_decay):
         assert found['neck.bn.weight'] == 0
 
 
-# What the papers state of how they train, in the words of `recipe`; more they do not say.
-RALA_DETECTOR = dict(lr=1e-4, weight_decay=0.05, length=12, short_sides=(800, 800))
-SMCA_RECIPE = dict(optimizer='AdamW', lr=1e-4, weight_decay=1e-4, batch=16, factor=0.1)
+# What papers and released code state of how they train, in the words of `recipe`.
+RALA_DETECTOR = dict(
+    lr=1e-4, weight_decay=0.05, length=12, short_sides=(800, 800), amp='dynamic',
+    warm_up=500, warm_up_from=0.001, factor=0.1,
+)  # fmt: skip
+SMCA_RECIPE = dict(
+    optimizer='AdamW', lr=1e-4, weight_decay=1e-4, batch=16, factor=0.1, drop_last=True,
+    images_without_objects=True,
+)  # fmt: skip
 RECIPES = {
     r'ravlt-._8xb128_in1k': dict(
         lr=1e-3, weight_decay=0.05, batch=1024, length=300, schedule='CosineAnnealingLR',
@@ -431,7 +437,9 @@ RECIPES = {
     r'retinanet_ravlt-._.*_1x_coco': dict(RALA_DETECTOR, weight_decay=1e-4),
     r'mask-rcnn_ravlt-._.*_1x_coco': RALA_DETECTOR,
     r'.*mask-rcnn_ravlt-._.*_ms-3x_coco': dict(RALA_DETECTOR, length=36, short_sides=(480, 800)),
-    r'semantic-fpn_ravlt-._.*_ade20k-512x512': dict(length=80000, crop=(512, 512)),
+    r'semantic-fpn_ravlt-._.*_ade20k-512x512': dict(
+        lr=1e-4, weight_decay=1e-4, length=80000, schedule='PolyLR', power=0.9, crop=(512, 512)
+    ),
     r'upernet_ravlt-._.*_ade20k-512x512': dict(length=160000, crop=(512, 512)),
     r'segformer_.*_cityscapes-(\d+)x(\d+)': dict(
         optimizer='AdamW', lr=1e-4, schedule='PolyLR', power=0.9, crop='of the name'
@@ -451,6 +459,7 @@ def recipe(cfg: Config) -> dict:
     augment = transforms.get('RandAugment', {})
     mixed = {a.type: a.alpha for a in (cfg.model.get('train_cfg') or {}).get('augments', ())}
     optimizer, last = cfg.optim_wrapper.optimizer, cfg.param_scheduler[-1]
+    filters = cfg.train_dataloader.dataset.get('filter_cfg') or {}
     return dict(
         optimizer=optimizer.type,
         lr=optimizer.lr,
@@ -459,6 +468,10 @@ def recipe(cfg: Config) -> dict:
         length=cfg.train_cfg.get('max_epochs') or cfg.train_cfg.max_iters,
         schedule=last.type,
         warm_up=cfg.param_scheduler[0].end,
+        warm_up_from=cfg.param_scheduler[0].get('start_factor'),
+        amp=cfg.optim_wrapper.type == 'AmpOptimWrapper' and cfg.optim_wrapper.loss_scale,
+        drop_last=cfg.train_dataloader.get('drop_last', False),
+        images_without_objects=not filters.get('filter_empty_gt', True),
         power=last.get('power'),
         drops=last.get('milestones'),
         factor=last.get('gamma'),
@@ -484,6 +497,15 @@ def test_recipes_are_the_papers(pattern):
         assert (
             8 * load(name).train_dataloader.batch_size == load(name).auto_scale_lr.base_batch_size
         )
+
+
+@pytest.mark.parametrize('name', [n for n in CONFIGS if re.search('coco|ade20k|cityscapes', n)])
+def test_pretrained_weights_are_of_the_size_of_the_backbone(name):
+    backbone = load(name).model.backbone
+    kind, size = re.search(r'(ravlt-|mit-|_r(?=\d))(\w+?)[-_]', name).groups()
+    own = f'checkpoints/{kind}{size}_in1k.pth'
+    assert backbone.init_cfg.checkpoint == (f'torchvision://resnet{size}' if kind == '_r' else own)
+    assert str(backbone.get('arch', backbone.get('depth'))).startswith(size)
 
 
 # What the papers leave to others ("default settings in Swin", "same as SMCA", ...): our config,

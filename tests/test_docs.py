@@ -6,13 +6,14 @@ from typing import Dict
 
 import pytest
 import torch
-from mmengine.model import trunc_normal_init
+from mmengine.model import ModuleList, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import nn
 
 from mmlinattn.backbones import HierarchicalBackbone
 from mmlinattn.backbones.mix_transformer import MixTransformerBlock
-from mmlinattn.layers import BaseAttention, build_attention
+from mmlinattn.layers import BaseAttention, TokenMap, build_attention
+from mmlinattn.ops.common.numerics import accumulation_dtype
 
 
 def example(page, name: str) -> type:
@@ -21,6 +22,8 @@ def example(page, name: str) -> type:
     (code,) = (block for block in blocks if f'class {name}(' in block)
     names: Dict[str, object] = dict(
         MODELS=MODELS,
+        ModuleList=ModuleList,
+        accumulation_dtype=accumulation_dtype,
         nn=nn,
         trunc_normal_init=trunc_normal_init,
         BaseAttention=BaseAttention,
@@ -54,3 +57,6 @@ def test_the_attention_of_the_contributing_page(root):
     mean = attn.in_proj(x)[0, :4, 32:].mean(0)
     torch.testing.assert_close(out[0], attn.proj(mean).expand(6, 16))
     torch.testing.assert_close(out[1], attn.proj.bias.expand(6, 16))
+    # As many tokens as a float16 cannot count.
+    v, mask = torch.full((1, 1, 70000, 1), 4.0, dtype=torch.float16), mask.new_zeros(1, 70000)
+    assert (attn.attend(v, v, v, TokenMap((100, 700), mask)) == 4).all()

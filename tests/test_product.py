@@ -79,7 +79,7 @@ def test_every_parameter_learns(host, attention, image):
     assert found
     for name, gradient in found.items():
         assert gradient is not None, f'{name} is not used'
-        assert torch.isfinite(gradient).all(), name
+        assert torch.isfinite(gradient).all() and gradient.any(), name
 
 
 def test_half_precision_is_close(host, attention, image):
@@ -120,6 +120,13 @@ def test_hosts_start_projections_and_leave_the_rest(backbone, attention):
             for name, value in module.named_parameters():
                 changed = not torch.equal(value, before[f'{prefix}.{name}'])
                 assert changed == (name.split('.')[0] in module.projections), name
+
+
+def test_init_cfg_of_an_attention_wins(host, attention):
+    model = host(dict(type=attention, init_cfg=dict(type='Constant', val=0.5, layer='Linear')))
+    (getattr(model, 'encoder', model)).init_weights()
+    projections = [m.proj.weight for m in model.modules() if isinstance(m, BaseAttention)]
+    assert projections and all((weight == 0.5).all() for weight in projections)
 
 
 def test_one_attention_a_stage(backbone, image):

@@ -3,7 +3,7 @@
 from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
-from mmengine.model import BaseModule
+from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
@@ -16,10 +16,12 @@ NUM_STAGES = 4
 class HierarchicalBackbone(BaseModule):
     """A backbone of four stages, each on a smaller map, with any attention of this package.
 
-    A subclass lists its sizes in the class attributes, makes ``self.stages``, a ModuleList that
-    :meth:`build_stage` appends to, overrides :meth:`entry` and, where it has such layers,
-    :meth:`leave`, :meth:`output`, :meth:`parts` and :meth:`init_layer`, and ends its constructor
-    with :meth:`finish`. ``docs/design.md`` has a whole one.
+    A subclass lists its sizes in the class attributes (``arch_needed`` and ``arch_defaults`` have
+    at least the widths, depths, heads, MLP ratios and the rate of stochastic depth), makes
+    ``self.stages``, MMEngine's ModuleList that :meth:`build_stage` appends to, overrides
+    :meth:`entry`, :meth:`init_layer` and, where it has such layers, :meth:`leave`, :meth:`output`
+    and :meth:`parts`, and ends its constructor with :meth:`finish`. ``docs/design.md`` has a
+    whole one.
 
     Args:
         arch: a name in ``architectures``, or a dict with the keys of ``arch_needed`` and
@@ -48,7 +50,7 @@ class HierarchicalBackbone(BaseModule):
     architectures: Dict[str, dict] = {}
     arch_needed: Tuple[str, ...] = ('embed_dims', 'depths')
     arch_defaults: dict = {}
-    stages: nn.ModuleList
+    stages: ModuleList
 
     def __init__(
         self,
@@ -62,8 +64,9 @@ class HierarchicalBackbone(BaseModule):
         init_cfg: Optional[Union[dict, List[dict]]] = None,
     ) -> None:
         super().__init__(init_cfg)
-        if not out_indices or any(i not in range(NUM_STAGES) for i in out_indices):
-            raise ValueError(f'out_indices must be stages in 0..3, got {tuple(out_indices)}')
+        stages = isinstance(out_indices, (list, tuple)) and out_indices
+        if not stages or any(i not in range(NUM_STAGES) for i in out_indices):
+            raise ValueError(f'out_indices must be a list of stages in 0..3, got {out_indices!r}')
         if frozen_stages not in range(-1, NUM_STAGES + 1):
             raise ValueError(f'frozen_stages must be in -1..4, got {frozen_stages}')
         self.arch = self._architecture(arch)
@@ -83,6 +86,8 @@ class HierarchicalBackbone(BaseModule):
                 known = tuple(self.architectures)
                 raise ValueError(f'arch must be one of {known} or a dict, got {arch!r}')
             arch = self.architectures[arch]
+        elif not isinstance(arch, dict):
+            raise ValueError(f'arch must be a name or a dict, got {arch!r}')
         missing = [name for name in self.arch_needed if name not in arch]
         unknown = sorted(set(arch) - set(self.arch_defaults) - set(self.arch_needed))
         if missing or unknown:
@@ -93,6 +98,8 @@ class HierarchicalBackbone(BaseModule):
             arch[name] = value = (value,) * NUM_STAGES if isinstance(value, (int, float)) else value
             if len(value) != NUM_STAGES:
                 raise ValueError(f'arch[{name!r}] must have {NUM_STAGES} values, got {value}')
+            if min(value) <= 0:
+                raise ValueError(f'arch[{name!r}] must be positive, got {value}')
         return arch
 
     def build_stage(self, i: int, block: type, **options) -> None:
@@ -103,7 +110,7 @@ class HierarchicalBackbone(BaseModule):
         sizes = (self.arch[name][i] for name in ('embed_dims', 'num_heads', 'mlp_ratios'))
         args = (*sizes, self.attn_cfgs[i])
         blocks = (block(*args, drop_path=rate, **options) for rate in self.drop_paths[i])
-        self.stages.append(nn.ModuleList(blocks))
+        self.stages.append(ModuleList(blocks))
 
     def finish(self) -> None:
         """Memory layout and freezing, once all parts are there."""
@@ -184,7 +191,7 @@ def drop_path_rates(rate: float, depths: Sequence[int]) -> List[List[float]]:
         >>> drop_path_rates(0.5, (1, 2))
         [[0.0], [0.25, 0.5]]
     """
-    if not 0 <= rate < 1:
+    if not isinstance(rate, (int, float)) or not 0 <= rate < 1:
         raise ValueError(f'drop_path_rate must be in [0, 1), got {rate}')
     rates = torch.linspace(0, rate, sum(depths), device='cpu').tolist()
     return [rates[sum(depths[:i]) : sum(depths[: i + 1])] for i in range(len(depths))]

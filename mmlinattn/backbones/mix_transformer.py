@@ -4,7 +4,7 @@ import math
 from typing import List, Sequence, Tuple, Union
 
 from mmcv.cnn.bricks import DropPath
-from mmengine.model import BaseModule, normal_init, trunc_normal_init
+from mmengine.model import BaseModule, ModuleList, normal_init, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
@@ -117,7 +117,7 @@ class MixTransformer(HierarchicalBackbone):
         **kwargs,
     ) -> None:
         super().__init__(arch, attn_cfg, **kwargs)
-        self.patch_embeds, self.stages, self.norms = (nn.ModuleList() for _ in range(3))
+        self.patch_embeds, self.stages, self.norms = (ModuleList() for _ in range(3))
         for i, dim in enumerate(self.arch['embed_dims'][: self.num_stages]):
             kernel_size, stride = (3, 2) if i else (7, 4)
             self.patch_embeds.append(OverlapPatchEmbed(in_channels, dim, kernel_size, stride))

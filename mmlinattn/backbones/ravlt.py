@@ -5,7 +5,7 @@ from typing import Optional, Sequence, Tuple, Union
 import torch
 from mmcv.cnn import ConvModule
 from mmcv.cnn.bricks import DropPath
-from mmengine.model import BaseModule, trunc_normal_init
+from mmengine.model import BaseModule, ModuleList, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
@@ -148,7 +148,7 @@ class RAVLT(HierarchicalBackbone):
         norm_cfg = norm_cfg or dict(type='SyncBN')
         dims = self.arch['embed_dims']
         self.stem = _stem(in_channels, dims[0], norm_cfg)
-        self.stages, self.downsamples = nn.ModuleList(), nn.ModuleList()
+        self.stages, self.downsamples = ModuleList(), nn.ModuleList()
         for i in range(self.num_stages):
             if i:
                 self.downsamples.append(_conv(dims[i - 1], dims[i], 2, norm_cfg, act=False))

@@ -4,7 +4,7 @@ from .amp import CPUAmpOptimWrapper
 from .checkpoint_hook import AtomicCheckpointHook
 from .exact_resume import ExactResumeHook, seed_everything
 from .loops import ResumableEpochLoop
-from .model import build_model
+from .model import build_model, load_model
 from .preemption import PreemptionHook
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     'PreemptionHook',
     'ResumableEpochLoop',
     'build_model',
+    'load_model',
     'seed_everything',
 ]

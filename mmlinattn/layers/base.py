@@ -8,6 +8,7 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ..ops.common.checks import check_heads, check_hw_shape, check_padding_mask, check_rotary_dim
+from ..ops.common.dispatch import BACKENDS
 from ..ops.common.rotary import Rotary, apply_rotary, rotary_tables
 
 GATES = (None, 'proj', 'identity', 'tanh')
@@ -51,7 +52,7 @@ class BaseAttention(BaseModule):
 
     Raises:
         ValueError: heads that do not divide the channels, a head dim that rotary position cannot
-            split, an even ``lepe``, an unknown gate.
+            split, an even ``lepe``, an unknown gate or backend.
     """
 
     # Whether :meth:`attend` applies rotary position itself and gets its tables.
@@ -60,6 +61,8 @@ class BaseAttention(BaseModule):
     projections: Tuple[str, ...] = ('in_proj', 'lepe', 'proj')
     # Options that it takes from its host where the config says nothing, if the host offers them.
     host_options: Tuple[str, ...] = ('proj_drop',)
+    # What ``backend`` may be.
+    backends: Tuple[str, ...] = BACKENDS
 
     def __init__(
         self,
@@ -78,6 +81,8 @@ class BaseAttention(BaseModule):
         self.head_dim = check_heads(embed_dims, num_heads)
         if rotary:
             check_rotary_dim(self.head_dim, 'embed_dims / num_heads')
+        if backend not in self.backends:
+            raise ValueError(f'backend must be one of {self.backends}, got {backend!r}')
         if gate not in GATES:
             raise ValueError(f'gate must be one of {GATES}, got {gate!r}')
         if lepe < 0 or (lepe and lepe % 2 == 0):

@@ -1,13 +1,13 @@
 """The seam between a host and its attentions."""
 
-from typing import Callable, Dict, List, Sequence, Union
+from typing import Any, Callable, Dict, List, Sequence, Type, Union
 
 from mmengine.registry import MODELS
 from torch import nn
 
 from .base import BaseAttention
 
-AttnCfg = Union[str, dict]
+AttnCfg = Union[str, dict, Type[BaseAttention]]
 
 
 def registered(base: type) -> Dict[str, type]:
@@ -22,34 +22,41 @@ def registered(base: type) -> Dict[str, type]:
 
 
 def build_attention(
-    attn_cfg: AttnCfg, embed_dims: int, num_heads: int, **offers: object
-) -> nn.Module:
+    attn_cfg: AttnCfg, embed_dims: int, num_heads: int, **offers: Any
+) -> BaseAttention:
     """Builds an attention for a host.
 
     Args:
-        attn_cfg: config of a registered attention, or just its name.
+        attn_cfg: config of a registered attention, or just its name or class.
         embed_dims, num_heads: filled in by the host unless the config sets them.
         offers: what the host has for those options that the attention declares in
             ``host_options`` and that the config does not set.
 
     Raises:
         KeyError: a type that is not registered; the message names the types of this package.
-        TypeError: an option that the attention does not have.
+        TypeError: a type that is no attention, or an option that the attention does not have.
 
     Example:
         >>> attn = build_attention('SoftmaxAttention', embed_dims=64, num_heads=2, sr_ratio=8)
         >>> type(attn).__name__  # which has no sr_ratio
         'SoftmaxAttention'
     """
-    cfg = dict(type=attn_cfg) if isinstance(attn_cfg, str) else dict(attn_cfg)
-    kind = cfg.get('type')
-    if isinstance(kind, str):
-        name, kind = kind, MODELS.get(kind)
+    cfg = dict(attn_cfg) if isinstance(attn_cfg, dict) else dict(type=attn_cfg)
+    kind = name = cfg.pop('type', None)
+    if isinstance(name, str):
+        # A framework whose scope is on may have it registered as its own.
+        with MODELS.switch_scope_and_registry(None) as registry:
+            kind = registry.get(name)
         if kind is None:
             known = list(registered(BaseAttention))
             raise KeyError(f'attention {name!r} is not registered; this package has {known}')
-    taken = {name: offers[name] for name in getattr(kind, 'host_options', ()) if name in offers}
-    return MODELS.build(dict(taken, embed_dims=embed_dims, num_heads=num_heads) | cfg)
+    if not (isinstance(kind, type) and issubclass(kind, BaseAttention)):
+        raise TypeError(f'attn_cfg must name a BaseAttention as its type, got {attn_cfg!r}')
+    taken = {name: offers[name] for name in kind.host_options if name in offers}
+    try:
+        return kind(**(dict(taken, embed_dims=embed_dims, num_heads=num_heads) | cfg))
+    except TypeError as error:
+        raise TypeError(f'{kind.__name__} does not take attn_cfg={attn_cfg!r}: {error}') from error
 
 
 def attention_cfgs(
@@ -58,18 +65,20 @@ def attention_cfgs(
     """A host's ``attn_cfg`` as a list: one attention for all, or one a stage or layer.
 
     Raises:
-        ValueError: another number of attentions than ``count``.
+        ValueError: another number of attentions than ``count``, or no attention.
 
     Example:
         >>> attention_cfgs('RALA', 2)
         ['RALA', 'RALA']
     """
-    cfgs = [attn_cfg] * count if isinstance(attn_cfg, (str, dict)) else list(attn_cfg)
-    if len(cfgs) != count:
+    one = (str, dict, type)
+    cfgs = [attn_cfg] * count if isinstance(attn_cfg, one) else attn_cfg
+    fits = isinstance(cfgs, (list, tuple)) and len(cfgs) == count
+    if not fits or not all(isinstance(cfg, one) for cfg in cfgs):
         raise ValueError(
             f'attn_cfg must be one attention, or {count}: one a {unit}; got {attn_cfg!r}'
         )
-    return cfgs
+    return list(cfgs)
 
 
 def init_layers(host: nn.Module, init: Callable[[nn.Module], None]) -> None:

@@ -53,6 +53,8 @@ class RippleAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
+    backends = (*BaseAttention.backends, 'tile', 'sat')
+
     def __init__(
         self,
         embed_dims: int,

@@ -32,6 +32,7 @@ class SoftmaxAttention(BaseAttention):
     """
 
     host_options = (*BaseAttention.host_options, 'rotary', 'lepe', 'gate')
+    backends = ('auto',)  # SDPA chooses by itself
 
     def __init__(self, *args, attn_drop: float = 0.0, **kwargs) -> None:
         super().__init__(*args, **kwargs)

@@ -81,6 +81,21 @@ def test_masks_of_a_picture_are_its_labels():
     assert seen == {1, 2, 3, 4, 5}
 
 
+def test_shapes_stand_out_from_what_surrounds_them():
+    distances = []
+    for seed in range(40):
+        sample = shapes.draw_image(np.random.default_rng(seed), 128)
+        image = sample.image.astype(float)
+        for _, mask in sample.instances:
+            wide = cv2.dilate(mask.astype(np.uint8), np.ones((9, 9), np.uint8)) > 0
+            ring = wide & (sample.semantic == 0)
+            if ring.any():
+                color = np.median(image[ring], axis=0)
+                distances.append(np.median(np.linalg.norm(image[mask] - color, axis=1)))
+    assert len(distances) > 60
+    assert np.quantile(distances, 0.1) > 70
+
+
 def test_a_seed_gives_the_same_shapes_on_all_days():
     """Where this digest changes, raise VERSION."""
     digest = hashlib.sha256()

@@ -40,6 +40,14 @@ def copy_attention(ours, theirs):
     ours.proj.load_state_dict(theirs.out_proj.state_dict())
 
 
+def test_one_attention_a_layer():
+    cfgs = ['RALA', dict(type='RWGKA', num_anchors=4)]
+    encoder = SMCAEncoder(2, dict(SIZES, attn_cfg=cfgs))
+    assert [type(layer.self_attn).__name__ for layer in encoder.layers] == ['RALA', 'RWGKA']
+    with pytest.raises(ValueError, match='attn_cfg must be one attention, or 3: one a layer'):
+        SMCAEncoder(3, dict(SIZES, attn_cfg=cfgs))
+
+
 def test_softmax_encoder_is_detrs():
     theirs = randomise(DetrTransformerEncoder(2, dict(self_attn_cfg=dict(ATTN), ffn_cfg=dict(FFN))))
     ours = SMCAEncoder(2, dict(SIZES, attn_cfg='SoftmaxAttention')).double().eval()

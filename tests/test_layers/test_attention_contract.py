@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mmengine.registry import DefaultScope
 
 from mmlinattn.layers import (
     RWGKP,
@@ -202,7 +203,13 @@ def test_bad_calls(attn, args, kwargs, error, message):
         (dict(type='RALA', kv_augmentation='yes'), 32, 2, ValueError, "'yes'"),
         (dict(type='RALA', kv_augmentation='learnable'), 32, 2, ValueError, 'num_tokens=None'),
         (dict(type='RALA', num_tokens=9), 32, 2, ValueError, 'num_tokens=9'),
-        (dict(type='RALA', num_anchors=9), 32, 2, TypeError, 'num_anchors'),
+        (dict(type='RALA', num_anchors=9), 32, 2, TypeError, 'RALA does not take .*num_anchors'),
+        (dict(type='RALA', lepe='5'), 32, 2, TypeError, "RALA does not take .*'lepe': '5'"),
+        (dict(type='RALA', backend='tile'), 32, 2, ValueError, "backend must be .*got 'tile'"),
+        (dict(type='SoftmaxAttention', backend='fused'), 32, 2, ValueError, "got 'fused'"),
+        (dict(num_anchors=9), 32, 2, TypeError, "attn_cfg must name .* got {'num_anchors': 9}"),
+        ('AdaptiveFeatures', 32, 2, TypeError, "attn_cfg must name .* got 'AdaptiveFeatures'"),
+        (None, 32, 2, TypeError, 'attn_cfg must name .* got None'),
         (dict(type='LinearAttention', feature_map='exp'), 32, 2, ValueError, "'exp'"),
         (dict(type='RippleAttention', max_distance=-1), 32, 2, ValueError, 'max_distance .* -1'),
         (dict(type='RippleAttention', max_distance=2.5), 32, 2, ValueError, 'max_distance .* 2.5'),
@@ -232,6 +239,17 @@ def test_learnable_weights_refuse_another_map():
 
 def test_a_config_may_set_what_the_host_fills_in():
     assert build_attention(dict(type='RALA', num_heads=4), 32, num_heads=2).num_heads == 4
+
+
+def test_an_attention_may_be_registered_in_a_framework():
+    mmseg = pytest.importorskip('mmseg.registry', reason='MMSegmentation comes with "seg"')
+    kind = type('OfUser', (BaseAttention,), dict(__module__='mmseg.of_user'))
+    mmseg.MODELS.register_module(module=kind)
+    try:
+        with DefaultScope.overwrite_default_scope('mmseg'):
+            assert type(build_attention('OfUser', 32, 2)) is kind
+    finally:
+        mmseg.MODELS.module_dict.pop('OfUser')
 
 
 def test_a_host_offers_what_an_attention_may_take():
