@@ -23,12 +23,12 @@ from mmlinattn.layers import (
     tokens_to_map,
 )
 from mmlinattn.ops import (
+    Rotary,
     additive_attention,
     linear_attention,
     rala_attention,
     random_walk_attention,
     ripple_attention,
-    rotary_tables,
     stick_breaking,
 )
 
@@ -79,8 +79,8 @@ class Setup:
         q, k, v = self.qkv()
         return self.leaf(F.elu(q) + 1), self.leaf(F.elu(k) + 1), v
 
-    def rotary(self) -> Tuple[Tensor, Tensor]:
-        return rotary_tables(self.hw_shape, self.head_dim, self.dtype, self.device)
+    def rotary_tables(self) -> textbook.Tables:
+        return textbook.rotary_tables(self.hw_shape, self.head_dim, self.dtype, self.device)
 
     def leaf(self, x: Tensor) -> Tensor:
         return x.detach().requires_grad_(self.training)
@@ -169,12 +169,12 @@ def operator_rivals(
 
 @case('rala', 'operator', 'RALA with rotary position; linear in the tokens, SDPA is quadratic.')
 def _rala(setup: Setup) -> Rivals:
-    rotary = setup.rotary()
+    rotary, tables = Rotary(setup.hw_shape, setup.head_dim), setup.rotary_tables()
     return operator_rivals(
         setup,
         lambda q, k, v, backend: rala_attention(q, k, v, rotary=rotary, backend=backend),
         setup.qkv(),
-        lambda q, k, v: textbook.rala(q, k, v, rotary),
+        lambda q, k, v: textbook.rala(q, k, v, tables),
     )
 
 
@@ -190,13 +190,13 @@ def _rala_layer(setup: Setup) -> Rivals:
     softmax = setup.module(
         SoftmaxAttention(setup.embed_dims, setup.heads, rotary=True, lepe=5, gate='proj')
     )
-    hw_shape, rotary = setup.hw_shape, setup.rotary()
+    hw_shape, tables = setup.hw_shape, setup.rotary_tables()
     x = setup.leaf(setup.randn(setup.batch, setup.num_tokens, setup.embed_dims))
     x_map = setup.leaf(tokens_to_map(x, hw_shape).contiguous())
     return {
         OURS: Rival(lambda: ours(x, hw_shape), (x,), tuple(ours.parameters())),
         'channels first': Rival(
-            lambda: first(x_map, rotary),
+            lambda: first(x_map, tables),
             (x_map,),
             tuple(first.parameters()),
             as_first=map_to_tokens,

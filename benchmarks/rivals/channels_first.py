@@ -23,10 +23,9 @@ from torch import Tensor, nn
 from mmlinattn.backbones import RAVLT
 from mmlinattn.backbones.ravlt import RAVLTBlock
 from mmlinattn.layers import RALA, BaseAttention
-from mmlinattn.ops.common.rotary import Rotary, rotary_tables
 
 from . import textbook
-from .textbook import rotate
+from .textbook import Tables, rotary_tables, rotate
 
 
 class ChannelNorm(nn.Module):
@@ -58,7 +57,7 @@ class Attention(nn.Module):
         self.lepe = attn.lepe
         self.proj = conv1x1(attn.proj)
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+    def forward(self, x: Tensor, rotary: Tables) -> Tensor:
         batch, _, height, width = x.shape
         q, k, v, gate = self.qkvo(x).chunk(4, dim=1)
         lepe = self.lepe(v)
@@ -98,7 +97,7 @@ class Block(nn.Module):
         self.gamma1 = nn.Parameter(block.gamma1.detach()[:, None, None].clone())
         self.gamma2 = nn.Parameter(block.gamma2.detach()[:, None, None].clone())
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+    def forward(self, x: Tensor, rotary: Tables) -> Tensor:
         x = x + self.cpe(x)
         x = x + self.drop_path(self.gamma1 * self.attn(self.norm1(x), rotary))
         return x + self.drop_path(self.gamma2 * self.ffn(self.norm2(x)))

@@ -4,16 +4,16 @@ Each is the direct transcription of the formula that a first implementation has:
 symbol, every intermediate result a tensor, in the type of its inputs. (B, heads, N, d) each.
 """
 
-from typing import Tuple
+from typing import Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmlinattn.ops.common.rotary import Rotary
+Tables = Tuple[Tensor, Tensor]
 
 
-def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Rotary) -> Tensor:
+def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Tables) -> Tensor:
     """Rank-augmented linear attention with rotary position, see
     :func:`mmlinattn.ops.rala_attention`."""
     num_tokens, dim = q.shape[-2:]
@@ -85,7 +85,22 @@ def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q.shape[-1] ** -0.5 * q @ k.transpose(-2, -1)).softmax(-1) @ v
 
 
-def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+def rotary_tables(
+    hw_shape: Sequence[int], head_dim: int, dtype: torch.dtype, device: torch.device
+) -> Tables:
+    """Sines and cosines (N, d) of all positions, rows in the first half of the channels."""
+    height, width = hw_shape
+    work = torch.promote_types(dtype, torch.float32)
+    angle = 10000 ** -torch.linspace(0, 1, head_dim // 4, dtype=work, device=device)
+    angle = angle.repeat_interleave(2)  # [d/2]
+    rows = torch.arange(height, dtype=work, device=device)[:, None, None] * angle
+    columns = torch.arange(width, dtype=work, device=device)[None, :, None] * angle
+    sizes = (height, width, head_dim // 2)
+    angles = torch.cat([rows.expand(sizes), columns.expand(sizes)], -1).flatten(0, 1)
+    return angles.sin().to(dtype), angles.cos().to(dtype)
+
+
+def rotate(x: Tensor, rotary: Tables) -> Tensor:
     """Turns neighbouring channels by the angles of the tables (N, d)."""
     sin, cos = rotary
     turned = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)

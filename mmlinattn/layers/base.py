@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..ops.common.checks import check_heads, check_hw_shape, check_padding_mask, check_rotary_dim
 from ..ops.common.dispatch import BACKENDS
-from ..ops.common.rotary import Rotary, apply_rotary, rotary_tables
+from ..ops.common.rotary import Rotary, apply_rotary
 
 GATES = (None, 'proj', 'identity', 'tanh')
 
@@ -20,7 +20,7 @@ class TokenMap(NamedTuple):
     Attributes:
         hw_shape: (H, W) of the map that they are, row-major.
         key_padding_mask: (B, N) bool, True = padding, or None.
-        rotary: tables (N, d) of their position, for attentions that apply it themselves, or None.
+        rotary: their position, for attentions that apply it themselves, or None.
     """
 
     hw_shape: Tuple[int, int]
@@ -55,7 +55,7 @@ class BaseAttention(BaseModule):
             split, an even ``lepe``, an unknown gate or backend.
     """
 
-    # Whether :meth:`attend` applies rotary position itself and gets its tables.
+    # Whether :meth:`attend` applies rotary position itself.
     defers_rotary = False
     # Layers that released weights map to and that start as the host's own layers do.
     projections: Tuple[str, ...] = ('in_proj', 'lepe', 'proj')
@@ -142,7 +142,7 @@ class BaseAttention(BaseModule):
         q, k, v, gate = self.project(x, query_pos, tokens)
         q_heads, k_heads, v_heads = (self.split_heads(t) for t in (q, k, v))
         if self.rotary:
-            rotary = rotary_tables(hw_shape, self.head_dim, q.dtype, q.device)
+            rotary = Rotary(hw_shape, self.head_dim)
             if self.defers_rotary:
                 tokens = TokenMap(hw_shape, key_padding_mask, rotary)
             else:

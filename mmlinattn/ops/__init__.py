@@ -3,7 +3,7 @@
 from .additive import additive_attention
 from .common.dispatch import BackendError, use_backend
 from .common.feature_maps import feature_map
-from .common.rotary import apply_rotary, rotary_tables
+from .common.rotary import Rotary, apply_rotary
 from .linear import linear_attention
 from .rala import rala_attention
 from .random_walk import random_walk_attention
@@ -11,6 +11,7 @@ from .ripple import ripple_attention, stick_breaking
 
 __all__ = [
     'BackendError',
+    'Rotary',
     'additive_attention',
     'apply_rotary',
     'feature_map',
@@ -18,7 +19,6 @@ __all__ = [
     'rala_attention',
     'random_walk_attention',
     'ripple_attention',
-    'rotary_tables',
     'stick_breaking',
     'use_backend',
 ]

@@ -10,7 +10,7 @@ from benchmarks.cases import CASES, Case, Rival, Setup, case
 from benchmarks.report import table
 from benchmarks.rivals import textbook
 from benchmarks.suite import MODES, Effort, Result, run_case, slopes
-from mmlinattn.ops import rala_attention, rotary_tables
+from mmlinattn.ops import Rotary, rala_attention
 
 QUICK = Effort(min_rounds=1, min_seconds=0.0)
 
@@ -65,9 +65,9 @@ def test_channels_first_backbone_keeps_maps_contiguous():
 
 def test_textbook_rala_is_the_reference():
     q, k, v = torch.randn(3, 2, 2, 24, 8, dtype=torch.float64)
-    rotary = rotary_tables((4, 6), 8, torch.float64)
-    expected = rala_attention(q, k, v, rotary=rotary, backend='reference')
-    torch.testing.assert_close(textbook.rala(q, k, v, rotary), expected)
+    tables = textbook.rotary_tables((4, 6), 8, torch.float64, q.device)
+    expected = rala_attention(q, k, v, rotary=Rotary((4, 6), 8), backend='reference')
+    torch.testing.assert_close(textbook.rala(q, k, v, tables), expected)
 
 
 def broken():

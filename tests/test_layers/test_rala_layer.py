@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from mmlinattn.layers import RALA
-from mmlinattn.ops import rala_attention, rotary_tables
+from mmlinattn.ops import Rotary, rala_attention
 
 HW = (5, 6)
 
@@ -25,7 +25,7 @@ def test_layer_is_its_formula(kind):
         torch.nn.init.normal_(attn.token_logits)
         weights = 30 * attn.token_logits.softmax(-1)  # mean 1
     heads, local, gate = projected(attn, x)
-    tables = rotary_tables(HW, 16, torch.float64)
+    tables = Rotary(HW, 16)
     out = rala_attention(*heads, rotary=tables, token_weights=weights, backend='reference')
     expected = attn.proj((out.transpose(1, 2).flatten(2) + local) * gate)
     torch.testing.assert_close(attn(x, HW), expected, rtol=1e-9, atol=1e-9)

@@ -10,11 +10,11 @@ import torch
 
 from mmlinattn.ops import (
     BackendError,
+    Rotary,
     linear_attention,
     rala_attention,
     random_walk_attention,
     ripple_attention,
-    rotary_tables,
     use_backend,
 )
 from mmlinattn.ops.common import dispatch
@@ -87,10 +87,9 @@ def test_rala(b, h, hw, d, dtype, phi, rotary, padding):
 
     def run(leaves, backend):
         q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        kind = torch.float64 if backend == 'reference' else torch.float32
-        tables = rotary_tables(hw, d, kind, DEVICE) if rotary else None
+        position = Rotary(hw, d) if rotary else None
         return rala_attention(
-            q, k, v, rotary=tables, key_padding_mask=mask, feature_map=phi, backend=backend
+            q, k, v, rotary=position, key_padding_mask=mask, feature_map=phi, backend=backend
         )
 
     compare(run, [x], dtype)
@@ -298,8 +297,9 @@ def test_operators_keep_torchs_rules(name, stick):
 
     q, k, v = (t.detach().requires_grad_() for t in torch.randn(3, 1, 2, 20, 16, device=DEVICE))
     anchors = torch.randn(2, 4, 16, device=DEVICE).requires_grad_()
+    axes = Rotary((4, 5), 16).axes(q.device)
     args = {
-        'linear_attention': (q, k, v, None, None, None, 1e-6, 'elu+1', True),
+        'linear_attention': (q, k, v, None, axes, 5, 1e-6, 'elu+1', True),
         'walk_state': (q, k, v, anchors, anchors.detach().clone(), None, True),
         'walk_readout': (q, anchors, torch.randn(1, 2, 4, 16, device=DEVICE)),
         'ripple': (

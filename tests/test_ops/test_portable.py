@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from mmlinattn.ops import (
+    Rotary,
     additive_attention,
     linear_attention,
     rala_attention,
     random_walk_attention,
-    rotary_tables,
 )
 from mmlinattn.ops.common import numerics
 
@@ -22,7 +22,7 @@ def weights(*shape):
 
 def rala(**options):
     def run(q, k, v, *rest, mask, backend):
-        rotary = rotary_tables(HW, DIM, torch.float64)
+        rotary = Rotary(HW, DIM)
         given = dict(options, token_weights=rest[0]) if rest else options
         return rala_attention(
             q, k, v, rotary=rotary, key_padding_mask=mask, backend=backend, **given

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmlinattn.ops import rala_attention, rotary_tables
+from mmlinattn.ops import Rotary, rala_attention
 
 BACKENDS = ('reference', 'portable')
 
 
-def loop_rala(q, k, v, rotary=None, padding=None, eps=1e-6):
+def loop_rala(q, k, v, angles=None, padding=None, eps=1e-6):
     """The definition written out with Python loops over tokens: (N, d) each."""
     real = [i for i in range(len(q)) if padding is None or not padding[i]]
     if not real:
@@ -20,11 +20,11 @@ def loop_rala(q, k, v, rotary=None, padding=None, eps=1e-6):
         return torch.where(x > 0, x + 1, x.exp())
 
     def turn(x, i):
-        if rotary is None:
+        if angles is None:
             return x
         out = x.clone()
         for t in range(0, len(x), 2):
-            c, s = rotary[1][i, t], rotary[0][i, t]
+            c, s = angles[i, t // 2]
             out[t], out[t + 1] = x[t] * c - x[t + 1] * s, x[t + 1] * c + x[t] * s
         return out
 
@@ -45,13 +45,14 @@ def loop_rala(q, k, v, rotary=None, padding=None, eps=1e-6):
 def test_matches_the_definition_written_as_loops(backend, hw):
     n, d = hw[0] * hw[1], 8
     q, k, v = torch.randn(3, 2, 2, n, d, dtype=torch.float64)
-    rotary = rotary_tables(hw, d, torch.float64)
+    rotary = Rotary(hw, d)
+    angles = rotary.angles(torch.float64)
     padding = torch.zeros(2, n, dtype=torch.bool)
     padding[1, n // 2 :] = True
     out = rala_attention(q, k, v, rotary=rotary, key_padding_mask=padding, backend=backend)
     for b in range(2):
         for h in range(2):
-            expected = loop_rala(q[b, h], k[b, h], v[b, h], rotary, padding[b])
+            expected = loop_rala(q[b, h], k[b, h], v[b, h], angles, padding[b])
             torch.testing.assert_close(out[b, h], expected, rtol=1e-12, atol=1e-12)
 
 
@@ -59,7 +60,7 @@ def test_matches_the_definition_written_as_loops(backend, hw):
 def test_recorded_output_and_gradients(golden, backend, tolerance):
     t, _ = golden('attention_ops')
     q, k, v = (t[f'rala.in.{n}'].clone().requires_grad_() for n in 'qkv')
-    rotary = t['rala.in.sin'], t['rala.in.cos']
+    rotary = Rotary((7, 9), 8)  # whose tables are compared in test_rotary.py
     out = rala_attention(q, k, v, rotary=rotary, backend=backend)
     (out * t['rala.in.cotangent']).sum().backward()
     assert (out - t['rala.out']).abs().max() < tolerance
@@ -70,7 +71,7 @@ def test_recorded_output_and_gradients(golden, backend, tolerance):
 @pytest.mark.parametrize('backend', BACKENDS)
 def test_gradients_against_finite_differences(backend):
     q, k, v = torch.randn(3, 1, 1, 4, 4, dtype=torch.float64).requires_grad_().unbind()
-    rotary = rotary_tables((2, 2), 4, torch.float64)
+    rotary = Rotary((2, 2), 4)
     padding = torch.tensor([[False, False, True, False]])
     assert torch.autograd.gradcheck(
         lambda *qkv: rala_attention(*qkv, rotary=rotary, key_padding_mask=padding, backend=backend),
@@ -96,7 +97,7 @@ def test_portable_equals_reference(b, h, height, width, d, seed, feature_map, we
         'random': torch.rand(h, n, dtype=torch.float64) + 0.1,
     }[weights]
     args = dict(
-        rotary=rotary_tables((height, width), d, torch.float64),
+        rotary=Rotary((height, width), d),
         key_padding_mask=padding,
         feature_map=feature_map,
         token_weights=given_weights,
@@ -174,7 +175,9 @@ def test_without_augmentation_it_is_plain_linear_attention():
         (dict(k=torch.randn(1, 2, 5, 8)), ValueError, r'k has shape \(1, 2, 5, 8\)'),
         (dict(v=torch.randn(1, 2, 6, 8).double()), ValueError, 'v is torch.float64'),
         (dict(q=torch.randn(2, 6, 8)), ValueError, r'q must have shape .* got \(2, 6, 8\)'),
-        (dict(rotary=rotary_tables((2, 2), 8)), ValueError, r'rotary .* \(6, 8\)'),
+        (dict(rotary=Rotary((2, 2), 8)), ValueError, r'\(2, 2\) has 4 positions but q has 6'),
+        (dict(rotary=Rotary((2, 3), 4)), ValueError, 'rotary.head_dim=4, but q has 8 channels'),
+        (dict(rotary=(torch.ones(6, 8),) * 2), TypeError, 'rotary must be a Rotary, got tuple'),
         (dict(key_padding_mask=torch.zeros(1, 6)), TypeError, 'must be bool'),
         (dict(key_padding_mask=torch.zeros(1, 5).bool()), ValueError, r'\(1, 6\), got \(1, 5\)'),
         (dict(feature_map='exp'), ValueError, "'exp'"),

@@ -3,43 +3,91 @@ import cmath
 import pytest
 import torch
 
-from mmlinattn.ops import apply_rotary, rotary_tables
+from mmlinattn.ops import Rotary, apply_rotary
+from mmlinattn.ops.common import rotary as module
 
 
 def test_rotation_is_multiplication_by_a_complex_phase():
     height, width, d = 3, 4, 16
     x = torch.randn(height * width, d, dtype=torch.float64)
-    turned = apply_rotary(x, rotary_tables((height, width), d, torch.float64))
+    turned = apply_rotary(x, Rotary((height, width), d))
+    axes = Rotary((height, width), d).axes()
     for i in range(height):
         for j in range(width):
             for pair in range(d // 2):
-                t, place = (pair, i) if pair < d // 4 else (pair - d // 4, j)
-                angle = place * 10000 ** (-t / (d / 4 - 1))
-                z = complex(*x[i * width + j, 2 * pair : 2 * pair + 2]) * cmath.exp(1j * angle)
+                t, place, at = (pair, i, i) if pair < d // 4 else (pair - d // 4, j, height + j)
+                phase = cmath.exp(1j * place * 10000 ** (-t / (d / 4 - 1)))
+                z = complex(*x[i * width + j, 2 * pair : 2 * pair + 2]) * phase
                 got = complex(*turned[i * width + j, 2 * pair : 2 * pair + 2])
                 assert abs(z - got) < 1e-12
+                assert abs(complex(*axes[:, at, t]) - phase) < 1e-6
+
+
+def test_recorded_tables(golden):
+    t, _ = golden('attention_ops')
+    angles = Rotary((7, 9), 8).angles(torch.float64)
+    for found, name in zip(angles.unbind(-1), ('cos', 'sin')):
+        expected = t[f'rala.in.{name}']
+        torch.testing.assert_close(found.repeat_interleave(2, -1), expected, rtol=0, atol=1e-12)
 
 
 def test_products_depend_on_relative_position_only():
     q, k = torch.randn(2, 8, dtype=torch.float64)
-    rotary = rotary_tables((6, 6), 8, torch.float64)
-    q, k = (apply_rotary(x.expand(36, 8), rotary).view(6, 6, 8) for x in (q, k))
+    q, k = (apply_rotary(x.expand(36, 8), Rotary((6, 6), 8)).view(6, 6, 8) for x in (q, k))
     torch.testing.assert_close(q[1, 2] @ k[3, 1], q[2, 4] @ k[4, 3])
     assert (q[1, 2] @ k[3, 1] - q[1, 2] @ k[4, 1]).abs() > 1e-3
 
 
 def test_head_dim_four_has_one_angle():
-    sin, _ = rotary_tables((2, 2), 4)
-    assert torch.isfinite(sin).all() and sin[1, 2] == torch.sin(torch.tensor(1.0))
+    angles = Rotary((2, 2), 4).angles(torch.float32)
+    assert torch.isfinite(angles).all() and angles[1, 1, 1] == torch.sin(torch.tensor(1.0))
 
 
 def test_half_tables_keep_large_positions_apart():
-    sin, _ = rotary_tables((512, 1), 8, torch.float16)
-    exact, _ = rotary_tables((512, 1), 8, torch.float64)
-    assert (sin.double() - exact).abs().max() < 1e-3
+    rotary = Rotary((512, 1), 8)
+    half, exact = rotary.angles(torch.float16), rotary.angles(torch.float64)
+    assert (half.double() - exact).abs().max() < 1e-3
+
+
+def test_tables_are_made_once_and_the_oldest_go(monkeypatch):
+    monkeypatch.setattr(module, '_TABLES', module.OrderedDict())
+    first = Rotary((2, 3), 8).angles(torch.float32)
+    assert Rotary((2, 3), 8).angles(torch.float32) is first
+    others = [Rotary((2, 3), 8).axes(), Rotary((3, 2), 8).angles(torch.float32)]
+    others += [Rotary((2, 3), 8, 100.0).angles(torch.float32), Rotary((2, 3), 8).angles(torch.half)]
+    assert not any(other is first for other in others)
+    for size in range(1, 40):
+        Rotary((size, 1), 8).angles(torch.float32)
+    assert len(module._TABLES) == 16
+    assert Rotary((2, 3), 8).angles(torch.float32) is not first
+
+
+def test_tables_of_an_inference_mode_serve_training(monkeypatch):
+    monkeypatch.setattr(module, '_TABLES', module.OrderedDict())
+    with torch.inference_mode():
+        apply_rotary(torch.randn(6, 8), Rotary((2, 3), 8))
+    x = torch.randn(6, 8, requires_grad=True)
+    apply_rotary(x, Rotary((2, 3), 8)).square().sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach())
+
+
+def test_tables_that_are_not_real_are_not_kept(monkeypatch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    monkeypatch.setattr(module, '_TABLES', module.OrderedDict())
+    with FakeTensorMode():
+        assert apply_rotary(torch.randn(6, 8), Rotary((2, 3), 8)).shape == (6, 8)
+    assert apply_rotary(torch.empty(6, 8, device='meta'), Rotary((2, 3), 8)).is_meta
+    compiled = torch.compile(apply_rotary, fullgraph=True, backend='eager')
+    x = torch.randn(6, 8)
+    torch.testing.assert_close(compiled(x, Rotary((2, 3), 8)), apply_rotary(x, Rotary((2, 3), 8)))
+    assert len(module._TABLES) == 1
 
 
 @pytest.mark.parametrize('dim', [2, 6, 10])
 def test_head_dim_must_split_by_four(dim):
-    with pytest.raises(ValueError, match=f'head_dim must .* got {dim}'):
-        rotary_tables((2, 2), dim)
+    from mmlinattn.ops import rala_attention
+
+    q = torch.randn(1, 1, 4, dim)
+    with pytest.raises(ValueError, match=f'rotary.head_dim must .* got {dim}'):
+        rala_attention(q, q, q, rotary=Rotary((2, 2), dim))

@@ -5,12 +5,12 @@ import torch
 
 from mmlinattn.ops import (
     BackendError,
+    Rotary,
     additive_attention,
     linear_attention,
     rala_attention,
     random_walk_attention,
     ripple_attention,
-    rotary_tables,
 )
 from mmlinattn.ops.common import dispatch, numerics
 
@@ -24,7 +24,7 @@ def run_linear(q, k, v, **options):
 
 
 def run_rala(q, k, v, **options):
-    rotary = rotary_tables(HW, q.shape[-1], q.dtype)
+    rotary = Rotary(HW, q.shape[-1])
     return rala_attention(q, k, v, rotary=rotary, **options)
 
 

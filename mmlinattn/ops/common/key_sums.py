@@ -6,7 +6,7 @@ tokens, taken online. The kernel walks over a chunk of tokens of one head; what 
 it writes once a chunk, and torch adds the few chunks.
 """
 
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 import torch
 import triton
@@ -31,8 +31,8 @@ from .triton import (
 
 @triton.jit
 def _state_kernel(
-    K, V, MASK, COS, SIN, MEAN, S, Z, TOP, MASS,
-    skb, skh, skn, skd, svb, svh, svn, svd, H, N, D, CHUNK, scale,
+    K, V, MASK, ANGLES, MEAN, S, Z, TOP, MASS,
+    skb, skh, skn, skd, svb, svh, svn, svd, H, N, D, width, CHUNK, scale,
     BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr, HAS_MASK: tl.constexpr,
     SCORED: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
@@ -62,8 +62,7 @@ def _state_kernel(
         k = k * weight[:, None]
         z += tl.sum(k, 0)
         if ROTARY:
-            cos = load_angles(COS, rows, pairs, N, D)
-            sin = load_angles(SIN, rows, pairs, N, D)
+            cos, sin = load_angles(ANGLES, rows, pairs, N, D, width)
             # Does nothing, but Triton 3.6 does not compile the bare transpose for sm_100.
             k = tl.where(real[:, None], rotate(k, cos, sin, BN, BD), 0.0)
         kind = K.dtype.element_ty
@@ -100,17 +99,18 @@ class KeyLaunch(Launch):
         self,
         q: Tensor,
         mask: Optional[Tensor],
-        rotary: Optional[Tuple[Tensor, Tensor]],
         feature_id: int,
         scored: bool,
+        axes: Optional[Tensor] = None,
+        width: int = 0,
     ) -> None:
         super().__init__(q, mask, widest=padded(q.shape[-1]))
-        self.sin, self.cos = (q, q) if rotary is None else (t.contiguous() for t in rotary)
+        self.axes = q if axes is None else axes.contiguous()
         self.scale = self.dim**-0.5
         self.scored = scored
-        self.sizes = (self.heads, self.num_tokens, self.dim, self.chunk)
+        self.sizes = (self.heads, self.num_tokens, self.dim, width, self.chunk)
         self.blocks = dict(BN=self.bn, BD=self.bd, FEATURE=feature_id, **OPTIONS)
-        self.rotary = dict(ROTARY=rotary is not None)
+        self.rotary = dict(ROTARY=axes is not None)
 
     def count(self) -> Tensor:
         """Real tokens of each image, (B, 1), at least 1."""
@@ -127,7 +127,7 @@ def make_state(
     bd = launch.bd
     s, z, top, mass = (launch.per_chunk(*shape) for shape in ((bd, bd), (bd,), (), ()))
     _state_kernel[launch.grid](
-        k, v, launch.mask, launch.cos, launch.sin, k if mean is None else mean, s, z, top, mass,
+        k, v, launch.mask, launch.axes, k if mean is None else mean, s, z, top, mass,
         *strides(k), *strides(v), *launch.sizes, launch.scale,
         SCORED=launch.scored, **launch.blocks, **launch.has_mask, **launch.rotary,
     )  # fmt: skip

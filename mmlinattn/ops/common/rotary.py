@@ -1,76 +1,53 @@
 """2D rotary position, as RALA (CVPR 2025) uses it: rows turn the first half of the channels,
 columns the second half, neighbouring channels are a pair."""
 
-from typing import Optional, Sequence, Tuple
+from collections import OrderedDict
+from typing import Callable, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from .checks import check_rotary_dim
-from .numerics import one_graph
-
-Rotary = Tuple[Tensor, Tensor]
+from .checks import check_hw_shape, check_rotary_dim
+from .numerics import accumulation_dtype, one_graph
 
 
-def rotary_tables(
-    hw_shape: Sequence[int],
-    head_dim: int,
-    dtype: torch.dtype = torch.float32,
-    device: Optional[torch.device] = None,
-    base: float = 10000.0,
-) -> Rotary:
-    """Sines and cosines of all positions of a map.
+class Rotary(NamedTuple):
+    """The rotary position of the tokens of a map. Its tables are made once and kept.
 
-    Args:
+    Attributes:
         hw_shape: (H, W) of the map.
         head_dim: channels a head, d; a multiple of 4.
-        dtype, device: of the result; angles are always computed in at least float32.
         base: the slowest angle is ``1 / base`` radians a step.
 
-    Returns:
-        ``(sin, cos)``, each (N, d) with N = H * W, row-major; each value stands twice.
-
-    Raises:
-        ValueError: if ``head_dim`` is not a multiple of 4.
-
     Example:
-        >>> sin, cos = rotary_tables((2, 3), 8)
-        >>> sin.shape
-        torch.Size([6, 8])
+        >>> Rotary((2, 3), 8).angles(torch.float32).shape
+        torch.Size([6, 4, 2])
     """
-    check_rotary_dim(head_dim)
-    height, width = hw_shape
-    work = torch.promote_types(dtype, torch.float32)
-    exponent = torch.linspace(0, 1, head_dim // 4, dtype=work, device=device)
-    angle = torch.pow(torch.full_like(exponent, base), -exponent).repeat_interleave(2)  # [d/2]
-    rows = torch.arange(height, dtype=work, device=device)[:, None] * angle  # [H, d/2]
-    cols = torch.arange(width, dtype=work, device=device)[:, None] * angle  # [W, d/2]
 
-    def table(function) -> Tensor:
-        by_row = function(rows).to(dtype)[:, None].expand(height, width, -1)
-        by_col = function(cols).to(dtype)[None].expand(height, width, -1)
-        return torch.cat([by_row, by_col], dim=-1).flatten(0, 1)  # [N, d]
+    hw_shape: Tuple[int, int]
+    head_dim: int
+    base: float = 10000.0
 
-    return table(torch.sin), table(torch.cos)
+    def axes(self, device: Optional[torch.device] = None) -> Tensor:
+        """Cosines and sines of the rows, then of the columns: (2, H + W, d / 4), float32."""
+        return _kept(_axes, self, torch.float32, device)
+
+    def angles(self, dtype: torch.dtype, device: Optional[torch.device] = None) -> Tensor:
+        """Cosine and sine of each pair of channels, (N, d / 2, 2): complex numbers, if looked at
+        so. The angles are computed in at least float32."""
+        return _kept(_angles, self, dtype, device)
 
 
 def apply_rotary(x: Tensor, rotary: Optional[Rotary]) -> Tensor:
-    """Turns the channel pairs ``(2t, 2t + 1)`` of ``x`` (..., N, d) by the tables (N, d).
+    """Turns the channel pairs ``(2t, 2t + 1)`` of ``x`` (..., N, d).
 
     Example:
-        >>> import torch
         >>> x = torch.randn(1, 2, 6, 8)
-        >>> turned = apply_rotary(x, rotary_tables((2, 3), 8))
+        >>> turned = apply_rotary(x, Rotary((2, 3), 8))
         >>> torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), atol=1e-5)
         True
     """
-    return x if rotary is None else turn(x, rotary_angles(rotary))
-
-
-def rotary_angles(rotary: Rotary, dtype: Optional[torch.dtype] = None) -> Tensor:
-    """Cosine and sine of each pair of channels, (N, d/2, 2): complex numbers, if looked at so."""
-    sin, cos = rotary
-    return torch.stack([cos[..., ::2], sin[..., ::2]], dim=-1).to(dtype or cos.dtype)
+    return x if rotary is None else turn(x, rotary.angles(x.dtype, x.device))
 
 
 def turn(x: Tensor, angles: Optional[Tensor], back: bool = False) -> Tensor:
@@ -88,6 +65,18 @@ def turn(x: Tensor, angles: Optional[Tensor], back: bool = False) -> Tensor:
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
 
 
+def check_rotary(rotary: Optional[Rotary], num_tokens: int, head_dim: int) -> None:
+    """Raises TypeError or ValueError unless ``rotary`` is None or fits (N, d) tokens."""
+    if rotary is None:
+        return
+    if not isinstance(rotary, Rotary):
+        raise TypeError(f'rotary must be a Rotary, got {type(rotary).__name__}')
+    check_hw_shape(num_tokens, rotary.hw_shape, 'q')
+    check_rotary_dim(rotary.head_dim, 'rotary.head_dim')
+    if rotary.head_dim != head_dim:
+        raise ValueError(f'rotary.head_dim={rotary.head_dim}, but q has {head_dim} channels')
+
+
 def _complex_serves(pairs: Tensor) -> bool:
     """Whether (..., 2) can be read as complex numbers, and nobody wants the real form."""
     return (
@@ -99,13 +88,51 @@ def _complex_serves(pairs: Tensor) -> bool:
     )
 
 
-def check_rotary(rotary: Optional[Rotary], num_tokens: int, head_dim: int) -> None:
-    """Raises ValueError unless ``rotary`` is None or a pair of (N, d) tables."""
-    if rotary is None:
-        return
-    shapes = [tuple(table.shape) for table in rotary]
-    if shapes != [(num_tokens, head_dim)] * 2:
-        raise ValueError(
-            f'rotary must be (sin, cos), each of shape (N, d) = ({num_tokens}, {head_dim}), '
-            f'got {shapes}'
-        )
+def _axes(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) -> Tensor:
+    count = rotary.head_dim // 4
+    exponent = torch.linspace(0, 1, count, dtype=dtype, device=device)
+    angle = torch.pow(torch.full_like(exponent, rotary.base), -exponent)  # [d/4]
+    places = [torch.arange(size, dtype=dtype, device=device) for size in rotary.hw_shape]
+    turned = torch.cat(places)[:, None] * angle  # [H + W, d/4]
+    return torch.stack([turned.cos(), turned.sin()])
+
+
+def _angles(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) -> Tensor:
+    height, width = rotary.hw_shape
+    axes = _axes(rotary, accumulation_dtype(dtype), device).to(dtype).permute(1, 2, 0)
+    rows = axes[:height, None].expand(-1, width, -1, -1)  # [H, W, d/4, 2]
+    columns = axes[height:][None].expand(height, -1, -1, -1)
+    return torch.cat([rows, columns], dim=2).flatten(0, 1)
+
+
+# The last tables, some MiB each on a CPU where maps are large.
+_TABLES: 'OrderedDict[tuple, Tensor]' = OrderedDict()
+_MOST_TABLES = 16
+
+
+def _kept(
+    build: Callable[..., Tensor],
+    rotary: Rotary,
+    dtype: torch.dtype,
+    device: Optional[torch.device],
+) -> Tensor:
+    """``build(rotary, dtype, device)``, or what it gave before."""
+    device = torch.device(device or 'cpu')
+    if one_graph() or _watched(device):
+        return build(rotary, dtype, device)
+    key = (build, *rotary.hw_shape, rotary.head_dim, rotary.base, dtype, device)
+    table = _TABLES.get(key)
+    if table is None:
+        # Training may need what an inference mode asks for first.
+        with torch.inference_mode(False), torch.no_grad():
+            table = _TABLES[key] = build(rotary, dtype, device)
+        while len(_TABLES) > _MOST_TABLES:
+            _TABLES.popitem(last=False)
+    return table
+
+
+def _watched(device: torch.device) -> bool:
+    """Whether tensors are not real, somebody counts operations, or a CUDA graph is captured."""
+    modes = torch._C._len_torch_dispatch_stack() > 0
+    capturing = device.type == 'cuda' and torch.cuda.is_current_stream_capturing()
+    return modes or device.type == 'meta' or capturing

@@ -84,11 +84,20 @@ def store_rows(base, x, rows, cols, stride_n, stride_d, N, D):
 
 
 @triton.jit
-def load_angles(base, rows, pairs, N, D):
-    """Every second column of a contiguous (N, D) table as (R, pairs)."""
-    rows = rows.to(tl.int64)
+def load_angles(axes, rows, pairs, N, D, width):
+    """Cosines and sines (R, pairs) of tokens ``rows``, from :meth:`Rotary.axes` of their map.
+
+    The two small tables stay in the first cache, where tables of all tokens would be read from
+    memory.
+    """
+    height, count = N // width, D // 4
+    of_row = pairs < count  # the others turn by the column
+    places = tl.where(of_row[None, :], (rows // width)[:, None], (height + rows % width)[:, None])
+    at = places * count + tl.where(of_row, pairs, pairs - count)[None, :]
     inside = (rows[:, None] < N) & (2 * pairs[None, :] < D)
-    return tl.load(base + rows[:, None] * D + 2 * pairs[None, :], mask=inside, other=0.0)
+    cos = tl.load(axes + at, mask=inside, other=0.0)
+    sin = tl.load(axes + (height + width) * count + at, mask=inside, other=0.0)
+    return cos, sin
 
 
 @triton.jit

@@ -15,14 +15,16 @@ from .options import LinearOptions
 
 def fused(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
     """See :func:`mmlinattn.ops.linear_attention`."""
-    sin, cos = (None, None) if options.rotary is None else (t.float() for t in options.rotary)
+    rotary, axes, width = options.rotary, None, 0
+    if rotary is not None:
+        axes, width = rotary.axes(q.device), rotary.hw_shape[1]
     return _forward(
         q,
         k,
         v,
         options.key_padding_mask,
-        sin,
-        cos,
+        axes,
+        width,
         options.eps,
         options.feature_map,
         options.scored,
@@ -36,9 +38,8 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Optional
     return refuses_tokens(q, v, SHARED_KIB)
 
 
-def _launch(q, mask, sin, cos, feature_map, scored) -> KeyLaunch:
-    rotary = None if sin is None else (sin, cos)
-    return KeyLaunch(q, mask, rotary, FEATURES[feature_map], scored)
+def _launch(q, mask, axes, width, feature_map, scored) -> KeyLaunch:
+    return KeyLaunch(q, mask, FEATURES[feature_map], scored, axes, width)
 
 
 @torch.library.custom_op('mmlinattn::linear_attention', mutates_args=())
@@ -47,21 +48,21 @@ def _forward(
     k: Tensor,
     v: Tensor,
     mask: Optional[Tensor],
-    sin: Optional[Tensor],
-    cos: Optional[Tensor],
+    axes: Optional[Tensor],
+    width: int,
     eps: float,
     feature_map: str,
     scored: bool,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q):
-        launch = _launch(q, mask, sin, cos, feature_map, scored)
+        launch = _launch(q, mask, axes, width, feature_map, scored)
         mean = mean_query(q, launch) if scored else None
         state = make_state(k, v, mean, eps, launch)
         return (read_out(q, state, launch), *state)
 
 
 @_forward.register_fake
-def _(q, k, v, mask, sin, cos, eps, feature_map, scored):
+def _(q, k, v, mask, axes, width, eps, feature_map, scored):
     batch, heads, _, dim = q.shape
     size = padded(dim)
     new = q.new_empty
@@ -79,17 +80,17 @@ def _backward(
     k: Tensor,
     v: Tensor,
     mask: Optional[Tensor],
-    sin: Optional[Tensor],
-    cos: Optional[Tensor],
+    axes: Optional[Tensor],
     s: Tensor,
     z: Tensor,
     eps: Tensor,
     lse: Tensor,
     mean: Tensor,
+    width: int,
     feature_map: str,
     scored: bool,
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    launch = _launch(q, mask, sin, cos, feature_map, scored)
+    launch = _launch(q, mask, axes, width, feature_map, scored)
     with torch.cuda.device_of(q):
         return backward(grad, q, k, v, State(s, z, eps, lse, mean), launch)
 
@@ -100,13 +101,13 @@ def _(grad, q, k, v, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    q, k, v, mask, sin, cos, _, ctx.feature_map, ctx.scored = inputs
+    q, k, v, mask, axes, ctx.width, _, ctx.feature_map, ctx.scored = inputs
     _, *state = output
-    ctx.save_for_backward(q, k, v, mask, sin, cos, *state)
+    ctx.save_for_backward(q, k, v, mask, axes, *state)
 
 
 def _autograd(ctx, grad, *_):
-    grads = _backward(grad, *ctx.saved_tensors, ctx.feature_map, ctx.scored)
+    grads = _backward(grad, *ctx.saved_tensors, ctx.width, ctx.feature_map, ctx.scored)
     return (*grads, None, None, None, None, None, None)
 
 

@@ -32,7 +32,7 @@ SHARED_KIB = dict(half=(48, 96), float=(64, 112))
 
 @triton.jit
 def _mean_kernel(
-    Q, MASK, OUT, sqb, sqh, sqn, sqd, H, N, D, CHUNK,
+    Q, MASK, OUT, sqb, sqh, sqn, sqd, H, N, D, width, CHUNK,
     BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr, HAS_MASK: tl.constexpr,
 ):  # fmt: skip
     """Sum over a chunk of phi(q), (BD,)."""
@@ -50,8 +50,8 @@ def _mean_kernel(
 
 @triton.jit
 def _readout_kernel(
-    Q, COS, SIN, S, Z, EPS, OUT,
-    sqb, sqh, sqn, sqd, sob, soh, son, sod, H, N, D, CHUNK,
+    Q, ANGLES, S, Z, EPS, OUT,
+    sqb, sqh, sqn, sqd, sob, soh, son, sod, H, N, D, width, CHUNK,
     BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -67,8 +67,7 @@ def _readout_kernel(
         q = tl.where(cols[None, :] < D, q, 0.0)
         norm = tl.sum(q * z[None, :], 1) + eps
         if ROTARY:
-            cos = load_angles(COS, rows, pairs, N, D)
-            sin = load_angles(SIN, rows, pairs, N, D)
+            cos, sin = load_angles(ANGLES, rows, pairs, N, D, width)
             q = rotate(q, cos, sin, BN, BD)
         out = product(q, state, kind) / norm[:, None]
         store_rows(OUT + b * sob + h * soh, out, rows, cols, son, sod, N, D)
@@ -76,8 +75,8 @@ def _readout_kernel(
 
 @triton.jit
 def _query_backward_kernel(
-    Q, DOUT, MASK, COS, SIN, S, Z, EPS, DMEAN, DQ, DS, DZ,
-    sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sxb, sxh, sxn, sxd, H, N, D, CHUNK, root,
+    Q, DOUT, MASK, ANGLES, S, Z, EPS, DMEAN, DQ, DS, DZ,
+    sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sxb, sxh, sxn, sxd, H, N, D, width, CHUNK, root,
     BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr, HAS_MASK: tl.constexpr,
     ROTARY: tl.constexpr, SUM: tl.constexpr, WRITE: tl.constexpr, HAS_MEAN: tl.constexpr,
 ):  # fmt: skip
@@ -106,8 +105,7 @@ def _query_backward_kernel(
         norm = positive + eps
         turned = q
         if ROTARY:
-            cos = load_angles(COS, rows, pairs, N, D)
-            sin = load_angles(SIN, rows, pairs, N, D)
+            cos, sin = load_angles(ANGLES, rows, pairs, N, D, width)
             turned = tl.where(rows[:, None] < N, rotate(q, cos, sin, BN, BD), 0.0)  # for sm_100
         out = product(turned, state, kind) + positive[:, None] * shared[None, :]
         # The norm may be eps: what a product rounds is divided only where it is as small.
@@ -134,8 +132,8 @@ def _query_backward_kernel(
 
 @triton.jit
 def _key_backward_kernel(
-    K, V, MASK, COS, SIN, MEAN, LSE, DELTA, DS, DZ, DK, DV, DMEAN,
-    skb, skh, skn, skd, svb, svh, svn, svd, sxb, sxh, sxn, sxd, H, N, D, CHUNK, scale, root,
+    K, V, MASK, ANGLES, MEAN, LSE, DELTA, DS, DZ, DK, DV, DMEAN,
+    skb, skh, skn, skd, svb, svh, svn, svd, sxb, sxh, sxn, sxd, H, N, D, width, CHUNK, scale, root,
     BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr, HAS_MASK: tl.constexpr,
     SCORED: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
@@ -163,8 +161,7 @@ def _key_backward_kernel(
         weight = tl.where(real, weight * root, 0.0)
         turned = k
         if ROTARY:
-            cos = load_angles(COS, rows, pairs, N, D)
-            sin = load_angles(SIN, rows, pairs, N, D)
+            cos, sin = load_angles(ANGLES, rows, pairs, N, D, width)
             turned = rotate(k, cos, sin, BN, BD)
         dv = tl.where(real[:, None], product(turned, d_state, kind) * weight[:, None], 0.0)
         d_turned = product(v, tl.trans(d_state), kind)
@@ -200,7 +197,7 @@ def read_out(q: Tensor, state: State, launch: KeyLaunch) -> Tensor:
     """(B, heads, N, d)."""
     out = token_major(q)
     _readout_kernel[launch.grid](
-        q, launch.cos, launch.sin, state.s, state.z, state.eps, out,
+        q, launch.axes, state.s, state.z, state.eps, out,
         *strides(q), *strides(out), *launch.sizes, **launch.blocks, **launch.rotary,
     )  # fmt: skip
     return out
@@ -216,17 +213,18 @@ def backward(
 
     def queries(d_mean: Tensor, **flags: bool) -> None:
         _query_backward_kernel[launch.grid](
-            q, grad, launch.mask, launch.cos, launch.sin, state.s, state.z, state.eps,
+            q, grad, launch.mask, launch.axes, state.s, state.z, state.eps,
             d_mean, dq, ds, dz, *strides(q), *strides(grad), *strides(dq), *launch.sizes,
             launch.root, **launch.blocks, **launch.has_mask, **launch.rotary, **flags,
         )  # fmt: skip
 
     queries(q, SUM=True, WRITE=not launch.scored, HAS_MEAN=False)
     sum_ds, sum_dz = ds.sum(2), dz.sum(2)
-    # What the softmax subtracts, sum_j w_j dw_j, in closed form.
-    delta = (sum_ds * state.s).sum((2, 3)) + (sum_dz * state.z).sum(2)
+    delta = sum_dz  # not read without scores
+    if launch.scored:  # what the softmax subtracts, sum_j w_j dw_j, in closed form
+        delta = (sum_ds * state.s).sum((2, 3)) + (sum_dz * state.z).sum(2)
     _key_backward_kernel[launch.grid](
-        k, v, launch.mask, launch.cos, launch.sin, state.mean if launch.scored else k,
+        k, v, launch.mask, launch.axes, state.mean if launch.scored else k,
         state.lse, delta, sum_ds, sum_dz, dk, dv, d_mean,
         *strides(k), *strides(v), *strides(dk), *launch.sizes, launch.scale, launch.root,
         SCORED=launch.scored, **launch.blocks, **launch.has_mask, **launch.rotary,

@@ -13,7 +13,7 @@ class LinearOptions:
     """See :func:`mmlinattn.ops.linear_attention`; the last three are RALA's.
 
     Attributes:
-        rotary: turns features by tables of (N, m), in the numerator alone.
+        rotary: turns features, in the numerator alone.
         scored: weights of the keys are the softmax over the tokens of
             ``m^-0.5 mean_i(phi(q_i)) . phi(k_j)``.
         weights: of the keys, (B, heads, N), 0 for padding. Without these and without scores, those

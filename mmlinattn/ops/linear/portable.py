@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from ..common.feature_maps import FEATURE_GRADIENTS, FEATURE_MAPS
 from ..common.numerics import accumulation_dtype, no_autocast, one_graph, token_chunks, token_major
 from ..common.online_softmax import OnlineSoftmax
-from ..common.rotary import rotary_angles, turn
+from ..common.rotary import turn
 from .options import LinearOptions
 
 
@@ -52,17 +52,15 @@ class _Attention(torch.autograd.Function):
         ctx, q: Tensor, k: Tensor, v: Tensor, weights: Optional[Tensor], options: LinearOptions
     ) -> Tensor:
         sums = _sum_up(q, k, v, options)
-        sin, cos = options.rotary or (None, None)
-        ctx.save_for_backward(q, k, v, options.key_padding_mask, sin, cos, weights, *sums)
-        ctx.options = replace(options, key_padding_mask=None, rotary=None, weights=None)
+        ctx.save_for_backward(q, k, v, options.key_padding_mask, weights, *sums)
+        ctx.options = replace(options, key_padding_mask=None, weights=None)
         return _read_out(q, sums, options, v.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        q, k, v, mask, sin, cos, weights, *sums = ctx.saved_tensors
-        rotary = None if sin is None else (sin, cos)
-        options = replace(ctx.options, key_padding_mask=mask, rotary=rotary, weights=weights)
+        q, k, v, mask, weights, *sums = ctx.saved_tensors
+        options = replace(ctx.options, key_padding_mask=mask, weights=weights)
         sums = Sums(*sums)
         with no_autocast(q):
             dq, d_sums = _query_gradients(grad, q, sums, options)
@@ -91,7 +89,7 @@ def _sum_up(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Sums:
         else:
             chunk_total = weight @ features  # [B, H, 1, m]
             features = features * weight.transpose(-2, -1)
-        turned = turn(features, _angles(options, chunk, dtype))
+        turned = turn(features, _angles(options, chunk, features))
         state = state * fade + turned.transpose(-2, -1) @ values
         total = total * fade + chunk_total
     if mean is None:
@@ -120,7 +118,7 @@ def _read_out(q: Tensor, sums: Sums, options: LinearOptions, out_dtype: torch.dt
     def read(chunk: slice) -> Tensor:
         features = phi(q[:, :, chunk].to(sums.state.dtype))
         norm = features @ sums.total.transpose(-2, -1) + options.eps  # [B, H, n, 1]
-        return turn(features, _angles(options, chunk, features.dtype)) @ sums.state / norm
+        return turn(features, _angles(options, chunk, features)) @ sums.state / norm
 
     if len(chunks) == 1:
         return read(chunks[0]).to(out_dtype)
@@ -142,7 +140,7 @@ def _query_gradients(
         features = phi(q[:, :, chunk].to(dtype))
         norm = features @ sums.total.transpose(-2, -1) + options.eps
         scaled = grad[:, :, chunk].to(dtype) / norm
-        angles = _angles(options, chunk, dtype)
+        angles = _angles(options, chunk, features)
         turned = turn(features, angles)
         d_turned = scaled @ sums.state.transpose(-2, -1)
         d_norm = -(turned * d_turned).sum(-1, keepdim=True) / norm
@@ -176,7 +174,7 @@ def _key_gradients(
             weight = weight if padding is None else weight.masked_fill(padding, 0)
         weight = None if weight is None else weight.transpose(-2, -1)  # [B, H, n, 1]
         weighted = features if weight is None else features * weight
-        angles = _angles(options, chunk, dtype)
+        angles = _angles(options, chunk, features)
         dv[:, :, chunk] = turn(weighted, angles) @ d_sums.state
         d_turned = values @ d_sums.state.transpose(-2, -1)
         d_features = turn(d_turned, angles, back=True) + d_sums.total
@@ -232,8 +230,7 @@ def _count(q: Tensor, options: LinearOptions) -> Union[int, Tensor]:
     return q.shape[2] if mask is None else (~mask).sum(-1).clamp(min=1)[:, None, None, None]
 
 
-def _angles(options: LinearOptions, chunk: slice, dtype: torch.dtype) -> Optional[Tensor]:
-    if options.rotary is None:
-        return None
-    sin, cos = options.rotary
-    return rotary_angles((sin[chunk], cos[chunk]), dtype)
+def _angles(options: LinearOptions, chunk: slice, like: Tensor) -> Optional[Tensor]:
+    """(n, m / 2, 2) in the type of ``like``."""
+    rotary = options.rotary
+    return None if rotary is None else rotary.angles(like.dtype, like.device)[chunk]

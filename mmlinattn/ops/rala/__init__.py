@@ -51,7 +51,7 @@ def rala_attention(
             bfloat16, float32 or float64. Half types are accumulated in float32 (all but the
             reference form).
         v: values (B, heads, N, d_v) of the same type.
-        rotary: ``(sin, cos)`` tables, each (N, d), see :func:`mmlinattn.ops.rotary_tables`.
+        rotary: position of the tokens, see :class:`mmlinattn.ops.Rotary`.
         key_padding_mask: (B, N) bool, True = padding.
         eps: added to the normaliser.
         feature_map: ``'elu+1'`` (the paper's), ``'relu'`` or ``'softmax'`` (table 9).
@@ -64,14 +64,13 @@ def rala_attention(
 
     Raises:
         ValueError: shapes, types or devices that do not fit, an unknown feature map or backend.
-        TypeError: a padding mask that is not bool.
+        TypeError: a padding mask that is not bool, another kind of ``rotary``.
         BackendError: a forced backend that cannot serve.
 
     Example:
         >>> import torch
         >>> q, k, v = torch.randn(3, 2, 4, 6 * 5, 16)
-        >>> from mmlinattn.ops import rotary_tables
-        >>> rala_attention(q, k, v, rotary=rotary_tables((6, 5), 16)).shape
+        >>> rala_attention(q, k, v, rotary=Rotary((6, 5), 16)).shape
         torch.Size([2, 4, 30, 16])
     """
     check_qkv(q, k, v, key_padding_mask)

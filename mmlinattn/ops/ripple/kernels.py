@@ -374,7 +374,7 @@ def forward(
     stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Output, normalisers (B, heads, N), and sums S, z and number of the keys of each head."""
-    state = make_state(k, v, None, eps, KeyLaunch(q, mask, None, 0, scored=False))
+    state = make_state(k, v, None, eps, KeyLaunch(q, mask, 0, scored=False))
     mass = state.lse.exp()
     launch = RippleLaunch(q, weights, hw_shape, mask, stick)
     out = token_major(q)
