@@ -1,6 +1,6 @@
 """Additive attention in matrix products: ``w_k . (query * k_i) = (w_k * query) . k_i``.
 
-In chunks of tokens; their scores are computed again in the backward pass.
+Where tokens are many, in chunks, whose scores are computed again in the backward pass.
 """
 
 from typing import Optional, Tuple
@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..common.numerics import accumulation_dtype, no_autocast, one_graph, token_chunks, token_major
+from ..common.numerics import (
+    accumulation_dtype,
+    masked_softmax,
+    needs_gradient,
+    no_autocast,
+    token_chunks,
+    token_major,
+)
 from ..common.online_softmax import OnlineSoftmax
 from .options import AdditiveOptions
 
@@ -19,12 +26,23 @@ def additive_portable(
 ) -> Tensor:
     """See :func:`mmlinattn.ops.additive_attention`."""
     dtype, mask = accumulation_dtype(q.dtype), options.key_padding_mask
-    pool, scale = (_pool, _scale) if one_graph() else (_Pool.apply, _Scale.apply)
     with no_autocast(q):
-        w_q, w_k = w_q.to(dtype), w_k.to(dtype)
-        query, _ = pool(q, w_q[None, :, None], mask)
-        key, _ = pool(k, w_k[None, :, None] * query, mask)
+        w_q, w_k = w_q.to(dtype)[None, :, None], w_k.to(dtype)[None, :, None]  # [1, H, 1, d]
+        if len(token_chunks(q)) == 1:  # all that is computed stays in the cache
+            query = _mean(q, w_q, mask)
+            return (query * _mean(k, w_k * query, mask) * v).to(v.dtype)
+        chunked = needs_gradient(q, k, v, w_q, w_k)
+        pool, scale = (_Pool.apply, _Scale.apply) if chunked else (_pool, _scale)
+        query, _ = pool(q, w_q, mask)
+        key, _ = pool(k, w_k * query, mask)
         return scale(v, query * key)
+
+
+def _mean(x: Tensor, weight: Tensor, mask: Optional[Tensor]) -> Tensor:
+    """:func:`_pool` in one piece, without the sum of the weights."""
+    tokens = x.to(weight.dtype)
+    padding = None if mask is None else mask[:, None, None]
+    return masked_softmax(_scores(tokens, weight), padding) @ tokens
 
 
 class _Pool(torch.autograd.Function):
@@ -78,11 +96,8 @@ class _Scale(torch.autograd.Function):
 
 def _scale(x: Tensor, factor: Tensor) -> Tensor:
     """``factor * x`` in the type of x, for x (B, heads, N, d) and a factor (B, heads, 1, d)."""
-    chunks = token_chunks(x)
-    if len(chunks) == 1:
-        return (factor * x).to(x.dtype)
     out = token_major(x)
-    for chunk in chunks:
+    for chunk in token_chunks(x):
         out[:, :, chunk] = factor * x[:, :, chunk]
     return out
 

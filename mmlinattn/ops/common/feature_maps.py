@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .numerics import one_graph
+from .numerics import needs_gradient, one_graph
 
 
 class _Elu1(torch.autograd.Function):
@@ -19,8 +19,7 @@ class _Elu1(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
-        # exp(x) > x + 1 below 0. Faster than torch's elu.
-        features = torch.maximum(x.clamp(max=0).exp_(), x + 1)
+        features = _elu1(x)
         ctx.save_for_backward(features)
         return features
 
@@ -30,14 +29,20 @@ class _Elu1(torch.autograd.Function):
         return _elu1_gradient(features, grad)
 
 
+def _elu1(x: Tensor) -> Tensor:
+    # exp(x) > x + 1 below 0. Faster than torch's elu.
+    return torch.maximum(x.clamp(max=0).exp_(), x + 1)
+
+
 def _elu1_gradient(features: Tensor, grad: Tensor) -> Tensor:
     return grad * features.clamp(max=1)
 
 
 def elu1(x: Tensor) -> Tensor:
     """``elu(x) + 1``: positive, linear above 0, ``exp`` below."""
-    # A compiler's code for the function above crashed (torch 2.11).
-    return F.elu(x) + 1 if one_graph() else _Elu1.apply(x)
+    if one_graph():  # a compiler's code for the function above crashed (torch 2.11)
+        return F.elu(x) + 1
+    return _Elu1.apply(x) if needs_gradient(x) else _elu1(x)
 
 
 def softmax_channels(x: Tensor) -> Tensor:

@@ -28,6 +28,11 @@ def no_autocast(x: Tensor) -> ContextManager:
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
+def needs_gradient(*tensors: Optional[Tensor]) -> bool:
+    """Whether autograd follows what is computed from these; else a plain call is faster."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 # Numbers that are worked on at once: chunks stay in the cache of a CPU; on a GPU, few launches.
 # The scores of a chunk of tiles are more, for its many small products to keep several cores busy:
 # ripple attention of 128 x 128 tokens, forward and backward on two cores, takes 254 ms with 2^18,

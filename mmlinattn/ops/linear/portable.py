@@ -14,7 +14,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..common.feature_maps import FEATURE_GRADIENTS, FEATURE_MAPS
-from ..common.numerics import accumulation_dtype, no_autocast, one_graph, token_chunks, token_major
+from ..common.numerics import (
+    accumulation_dtype,
+    needs_gradient,
+    no_autocast,
+    one_graph,
+    token_chunks,
+    token_major,
+)
 from ..common.online_softmax import OnlineSoftmax
 from ..common.rotary import turn
 from .options import LinearOptions
@@ -24,7 +31,7 @@ def linear_portable(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> 
     """See :func:`mmlinattn.ops.linear_attention`."""
     # Autocast would push the sums and the normaliser back into half precision.
     with no_autocast(q):
-        if one_graph():
+        if one_graph() or not needs_gradient(q, k, v, options.weights):
             return _read_out(q, _sum_up(q, k, v, options), options, v.dtype)
         return _Attention.apply(q, k, v, options.weights, options)
 

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..common.numerics import accumulation_dtype, no_autocast, one_graph, token_chunks, token_major
+from ..common.numerics import (
+    accumulation_dtype,
+    needs_gradient,
+    no_autocast,
+    one_graph,
+    token_chunks,
+    token_major,
+)
 from ..common.online_softmax import OnlineSoftmax
 from .options import WalkOptions
 from .walk import walk_on
@@ -26,7 +33,7 @@ def random_walk_portable(
     anchors_q, anchors_k = anchors_q.to(dtype), anchors_k.to(dtype)
     tokens = (q, k, v, anchors_q, anchors_k, options.key_padding_mask, options.steps != 1)
     with no_autocast(q):
-        if one_graph():
+        if one_graph() or not needs_gradient(*tokens[:5]):
             state, walk, _ = _sum_up(*tokens)
             return _read_out(q, anchors_k, walk_on(state, walk, options))
         state, walk = WalkState.apply(*tokens)
