@@ -11,9 +11,11 @@ from torch.autograd.function import once_differentiable
 
 from ..common.numerics import (
     accumulation_dtype,
+    chunk_budget,
     masked_softmax,
     needs_gradient,
     no_autocast,
+    one_graph,
     token_chunks,
     token_major,
 )
@@ -28,7 +30,7 @@ def additive_portable(
     dtype, mask = accumulation_dtype(q.dtype), options.key_padding_mask
     with no_autocast(q):
         w_q, w_k = w_q.to(dtype)[None, :, None], w_k.to(dtype)[None, :, None]  # [1, H, 1, d]
-        if len(token_chunks(q)) == 1:  # all that is computed stays in the cache
+        if one_graph() or q.numel() <= 4 * chunk_budget(q.device):  # fits the last cache
             query = _mean(q, w_q, mask)
             return (query * _mean(k, w_k * query, mask) * v).to(v.dtype)
         chunked = needs_gradient(q, k, v, w_q, w_k)
