@@ -181,8 +181,9 @@ def _data() -> Iterator[Any]:
     # Configs get into the names of classes and colours of a data set.
     yield _Named('mmengine.config.config.ConfigDict', lambda items=(): dict(items))
     yield _Named('collections.deque', lambda items=(), maxlen=None: list(items))
-    for path in ('PosixPath', 'PurePosixPath'):
-        yield _Named(f'pathlib.{path}', lambda *parts: '/'.join(map(str, parts)))
+    for pathlib in ('pathlib', 'pathlib._local'):  # as Python 3.13 says
+        for path in ('PosixPath', 'PurePosixPath'):
+            yield _Named(f'{pathlib}.{path}', lambda *parts: '/'.join(map(str, parts)))
     for builtins in ('builtins', '__builtin__'):
         yield _Named(f'{builtins}.bytes', lambda: b'')
         yield _Named(f'{builtins}.set', lambda items=(): set(items))

@@ -3,6 +3,8 @@ import io
 import os
 import pickle
 import struct
+import sys
+import types
 import zipfile
 from collections import deque
 from pathlib import Path
@@ -240,6 +242,18 @@ def test_types_that_get_into_training_checkpoints(tmp_path):
     )
     read = content['message_hub']['loss']
     assert type(read) is HistoryBuffer and read.mean() == 1.5 and read.statistics('max') == 2
+
+
+@pytest.mark.parametrize('module', ['pathlib', 'pathlib._local'])
+def test_paths_as_any_python_writes_them(module, tmp_path, monkeypatch):
+    """Python 3.13 says where they are implemented."""
+    kind = type('PosixPath', (), dict(__module__=module, __reduce__=lambda _: (kind, ('a', 'b'))))
+    there = types.ModuleType(module)
+    there.PosixPath = kind
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, module, there)
+        torch.save(dict(a=WEIGHT, meta=dict(path=kind())), tmp_path / 'a.pth')
+    assert read_checkpoint(tmp_path / 'a.pth')['meta']['path'] == 'a/b'
 
 
 @pytest.mark.parametrize('suffix', ['pth', 'safetensors'])
