@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -146,27 +147,27 @@ def test_told_to_stop_before_a_validation(root, options, tmp_path):
     assert process.returncode == 0 and output.count('mIoU: ') == 1, output[-3000:]
 
 
-def test_full_disk(root, run, options, tmp_path):
+def test_full_disk(root, run, options, tmp_path, capsys):
     """One line, exit code 2, and the older checkpoint as it was."""
     work = tmp_path / 'work'
     cfg = [*options('seg', 1), *SEG, 'default_hooks.checkpoint.max_keep_ckpts=1']
     run('train', root / CONFIGS['seg'], '--work-dir', work, '--cfg-options', *cfg)
     before = (work / 'iter_1.pth').read_bytes()
-    small = f'resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) // 2},) * 2)'
-    tool = root / 'tools/train.py'
-    script = f'import resource, runpy; {small}; runpy.run_path({str(tool)!r}, run_name="__main__")'
     arguments = [root / CONFIGS['seg'], '--work-dir', work, '--resume']
     arguments += ['--cfg-options', *cfg, 'train_cfg.max_iters=2']
-    done = subprocess.run(
-        [sys.executable, '-c', script, *map(str, arguments)],
-        env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(root)),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2, done.stderr[-3000:]
-    error = [line for line in done.stderr.splitlines() if line.startswith('error: ')]
+    capsys.readouterr()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        with pytest.raises(SystemExit) as stop:
+            run('train', *arguments, debug=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    printed = capsys.readouterr().err
+    assert stop.value.code == 2, printed[-3000:]
+    error = [line for line in printed.splitlines() if line.startswith('error: ')]
     assert len(error) == 1 and 'iter_2.pth cannot be written: File too large' in error[0]
-    assert 'Traceback' not in done.stderr
+    assert 'Traceback' not in printed
     assert (work / 'iter_1.pth').read_bytes() == before
     assert [path.name for path in work.glob('.*.tmp')] == []
     assert newest_checkpoint(work) == str(work / 'iter_1.pth')

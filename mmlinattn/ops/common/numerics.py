@@ -51,9 +51,9 @@ def chunk_budget(device: torch.device, tiles: bool = False) -> int:
 def token_chunks(x: Tensor, width: Optional[int] = None) -> List[slice]:
     """Slices of the tokens of x (B, heads, N, d) of which (B, heads, n, width) numbers are small.
 
-    All tokens are one slice where :func:`one_graph` holds. ``width`` is d by default.
+    All tokens are one slice where operations are recorded or watched. ``width`` is d by default.
     """
-    if one_graph():
+    if one_graph() or watched():
         return [slice(None)]
     batch, heads, num_tokens, dim = x.shape
     size = max(chunk_budget(x.device) // max(batch * heads * (width or dim), 1), 64)
@@ -77,6 +77,11 @@ def recorded_by() -> Optional[str]:
     if torch._C._are_functorch_transforms_active():
         return 'a transform of torch.func is running'
     return None
+
+
+def watched() -> bool:
+    """Whether a mode of torch sees every operation, such as fake tensors or a counter."""
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def one_graph() -> bool:

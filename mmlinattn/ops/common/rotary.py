@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_hw_shape, check_rotary_dim
-from .numerics import accumulation_dtype, one_graph
+from .numerics import accumulation_dtype, one_graph, watched
 
 
 class Rotary(NamedTuple):
@@ -118,7 +118,7 @@ def _kept(
 ) -> Tensor:
     """``build(rotary, dtype, device)``, or what it gave before."""
     device = torch.device(device or 'cpu')
-    if one_graph() or _watched(device):
+    if one_graph() or watched() or device.type == 'meta' or _captured(device):
         return build(rotary, dtype, device)
     key = (build, *rotary.hw_shape, rotary.head_dim, rotary.base, dtype, device)
     table = _TABLES.get(key)
@@ -131,8 +131,6 @@ def _kept(
     return table
 
 
-def _watched(device: torch.device) -> bool:
-    """Whether tensors are not real, somebody counts operations, or a CUDA graph is captured."""
-    modes = torch._C._len_torch_dispatch_stack() > 0
-    capturing = device.type == 'cuda' and torch.cuda.is_current_stream_capturing()
-    return modes or device.type == 'meta' or capturing
+def _captured(device: torch.device) -> bool:
+    """Whether a CUDA graph is captured: what it is to compute later is nobody else's."""
+    return device.type == 'cuda' and torch.cuda.is_current_stream_capturing()
