@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from mmlinattn.ops import (
     Rotary,
@@ -131,6 +132,14 @@ def test_half_types_in_chunks(name, dtype, tolerance, mask, monkeypatch):
         results.append([out, *torch.autograd.grad(out, inputs, cotangent.to(kind))])
     for portable, reference in zip(*results):
         assert (portable.double() - reference).norm() <= tolerance * reference.norm()
+
+
+def test_tokens_are_one_piece_where_operations_are_watched(monkeypatch):
+    monkeypatch.setattr(numerics, 'CPU_CHUNK', 1)
+    x = torch.zeros(1, 1, 1000, 8)
+    assert len(numerics.token_chunks(x)) > 1
+    with FlopCounterMode(display=False):
+        assert numerics.token_chunks(x) == [slice(None)]
 
 
 @every_operator
