@@ -38,7 +38,10 @@ def test_table(matrix, monkeypatch, tmp_path, capsys):
 
 def test_interpreters(matrix, monkeypatch):
     answers = {'/mine/python': '3.12', 'python3': '3.11', 'python3.13': ''}
-    run = lambda command, **_: SimpleNamespace(stdout=answers[command[0]])  # noqa: E731
+
+    def run(command, **_):
+        return SimpleNamespace(stdout=answers[command[0]])
+
     monkeypatch.setattr(matrix.subprocess, 'run', run)
     assert matrix.interpreter('3.12', ['/mine/python']) == '/mine/python'
     assert matrix.interpreter('3.13', ['/mine/python']) is None

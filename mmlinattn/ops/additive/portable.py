@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from ..common.numerics import (
     accumulation_dtype,
-    chunk_budget,
+    fits_cache,
     masked_softmax,
     needs_gradient,
     no_autocast,
@@ -30,7 +30,7 @@ def additive_portable(
     dtype, mask = accumulation_dtype(q.dtype), options.key_padding_mask
     with no_autocast(q):
         w_q, w_k = w_q.to(dtype)[None, :, None], w_k.to(dtype)[None, :, None]  # [1, H, 1, d]
-        if one_graph() or q.numel() <= 4 * chunk_budget(q.device):  # fits the last cache
+        if one_graph() or fits_cache(q):
             query = _mean(q, w_q, mask)
             return (query * _mean(k, w_k * query, mask) * v).to(v.dtype)
         chunked = needs_gradient(q, k, v, w_q, w_k)

@@ -48,6 +48,12 @@ def chunk_budget(device: torch.device, tiles: bool = False) -> int:
     return CPU_TILES if tiles else CPU_CHUNK
 
 
+def fits_cache(x: Tensor) -> bool:
+    """Whether what is computed of x in one piece stays in the last cache of a CPU. On an
+    accelerator never: there it would be kept for the backward pass, half types in float32."""
+    return x.device.type == 'cpu' and x.numel() <= 4 * CPU_CHUNK
+
+
 def token_chunks(x: Tensor, width: Optional[int] = None) -> List[slice]:
     """Slices of the tokens of x (B, heads, N, d) of which (B, heads, n, width) numbers are small.
 
