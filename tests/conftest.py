@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = (ROOT / 'tests' / 'golden', ROOT.parent / 'shared' / 'golden')
 
 torch.set_num_threads(1)
+# A loader that the garbage collector ends cannot tell its workers, and waits this long for each.
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2
 # What was imported is never garbage: without it a collection takes a tenth of the time.
 gc.freeze()
 

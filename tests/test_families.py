@@ -1,9 +1,5 @@
 """Every family of configs trains on Shapes: all of its parameters, with and without objects."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from mmengine.optim import OptimWrapper
@@ -13,6 +9,7 @@ from mmlinattn.datasets import shapes
 from mmlinattn.engine.runner import plain_batch_norm
 
 from .families import FAMILIES, batch_of, shrunk, without_objects
+from .programs import Program, free_port
 
 
 @pytest.fixture(scope='module')
@@ -56,14 +53,13 @@ def test_no_parameter_is_without_a_gradient(shapes_root, family):
 def test_three_steps_on_two_processes(root, shapes_root, tmp_path):
     """As DDP is by default: it stops at a parameter that took no part. One process of the two
     has images without objects."""
-    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2']
-    done = subprocess.run(
-        [*command, '-m', 'tests.train_families', str(shapes_root)],
-        env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(root)),
-        cwd=root,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    through = [line.split()[1] for line in done.stdout.splitlines() if 'through' in line]
-    assert through == list(FAMILIES)
+    group = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port())
+    script = root / 'tests/train_families.py'
+    programs = [
+        Program(script, [shapes_root], tmp_path / f'{i}.out', [root], RANK=str(i), **group)
+        for i in range(2)
+    ]
+    for program in programs:
+        assert program.end() == 0, program.text()[-4000:]
+    lines = programs[0].text().splitlines()
+    assert [line.split()[1] for line in lines if line.startswith('through ')] == list(FAMILIES)

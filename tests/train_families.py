@@ -11,8 +11,7 @@ from torch import distributed as dist
 
 import mmlinattn  # noqa: F401  registers everything
 from mmlinattn.engine.runner import plain_batch_norm
-
-from .families import FAMILIES, batch_of, shrunk, without_objects
+from tests.families import FAMILIES, batch_of, shrunk, without_objects
 
 
 def main() -> None:

@@ -1,6 +1,4 @@
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from torch import nn
 
 import mmlinattn  # noqa: F401
 from mmlinattn.checkpoints import load_state_dict
+from tests.programs import Program
 
 TOOL = Path(__file__).resolve().parents[2] / 'tools' / 'model_converters' / 'convert.py'
 
@@ -141,7 +140,6 @@ def test_unknown_key_and_source(run, src, tmp_path, classifier, capsys):
 
 
 def test_as_a_command(tmp_path):
-    command = [sys.executable, str(TOOL), str(tmp_path / 'no.pth'), str(tmp_path / 'a.pth')]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=TOOL.parents[2])
-    assert done.returncode == 2
-    assert 'no.pth does not exist' in done.stderr and 'Traceback' not in done.stderr
+    program = Program(TOOL, [tmp_path / 'no.pth', tmp_path / 'a.pth'], tmp_path / 'out')
+    assert program.end() == 2
+    assert 'no.pth does not exist' in program.text() and 'Traceback' not in program.text()

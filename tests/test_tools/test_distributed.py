@@ -1,12 +1,12 @@
 """Two processes on the CPU do what one process does with the doubled batch."""
 
 import os
-import socket
 import subprocess
 import sys
 
 import torch
 
+from ..programs import Program, free_port
 from .conftest import CONFIGS
 
 # Batch norm statistics and the sum of class weights are of one process, so norms are in eval mode
@@ -24,27 +24,22 @@ param_scheduler = []
 """
 
 
-def free_port() -> str:
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        return str(s.getsockname()[1])
-
-
 def train(root, config, work_dir, processes: int, options: list):
-    launcher = [sys.executable, '-m', 'torch.distributed.run', '--nproc_per_node', '2']
-    launcher += ['--master_addr', '127.0.0.1', '--master_port', free_port()]
-    command = launcher if processes == 2 else [sys.executable]
-    command = [*command, str(root / 'tools/train.py'), str(config), '--work-dir', str(work_dir)]
-    command += ['--launcher', 'pytorch'] if processes == 2 else []
-    command += ['--cfg-options', *options]
-    env = dict(
-        os.environ,
-        OMP_NUM_THREADS='1',
-        RECORD_LOSS=str(work_dir) + '.loss',
-        PYTHONPATH=os.pathsep.join([str(root), str(root / 'tests/test_tools')]),
-    )
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    arguments = [config, '--work-dir', work_dir, '--cfg-options', *options]
+    script, recorded = root / 'tools/train.py', str(work_dir) + '.loss'
+    paths = [root, root / 'tests/test_tools']
+    if processes == 1:
+        output = work_dir.with_suffix('.out')
+        program = Program(script, arguments, output, paths, RECORD_LOSS=recorded)
+        assert program.end() == 0, program.text()[-3000:]
+    else:  # as a user starts them
+        command = [sys.executable, '-m', 'torch.distributed.run', '--nproc_per_node', '2']
+        command += ['--master_addr', '127.0.0.1', '--master_port', free_port()]
+        command += [str(script), '--launcher', 'pytorch', *map(str, arguments)]
+        path = os.pathsep.join(map(str, paths))
+        env = dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=path, RECORD_LOSS=recorded)
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
     losses = []
     for rank in range(processes):
         lines = work_dir.with_name(f'{work_dir.name}.loss.{rank}').read_text().split()

@@ -5,8 +5,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,10 +15,8 @@ from mmlinattn.checkpoints import CheckpointError, read_checkpoint
 from mmlinattn.engine.checkpoint_hook import newest_checkpoint
 from mmlinattn.engine.preemption import EXIT_CODE
 
+from ..programs import Program, free_port
 from .conftest import CONFIGS
-from .test_distributed import free_port
-
-TIMEOUT_S = 240
 
 SMALL = [
     'model.backbone.arch.embed_dims=(16,16,16,16)',
@@ -41,37 +37,11 @@ custom_hooks = [dict(type='ExactResumeHook'), dict(type='SignalHook')]
     return config
 
 
-def start(root, config, work, options, *arguments, processes=1, signal_at=0) -> subprocess.Popen:
-    command = [sys.executable]
-    if processes > 1:
-        command += ['-m', 'torch.distributed.run', f'--nproc_per_node={processes}']
-        command += ['--master_port', free_port()]
-        arguments = ['--launcher', 'pytorch', *arguments]
-    command += [str(root / 'tools/train.py'), str(config), '--work-dir', str(work)]
-    return subprocess.Popen(
-        [*command, *arguments, '--cfg-options', *options],
-        env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(root), SIGNAL_AT=str(signal_at)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def end_of(process: subprocess.Popen) -> str:
-    """The output of a process that ends by itself; one that hangs fails the test."""
-    try:
-        return process.communicate(timeout=TIMEOUT_S)[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise AssertionError(f'it hung: {process.communicate()[0][-3000:]}') from None
-
-
-def wait_for(process: subprocess.Popen, text: str) -> None:
-    for line in process.stdout:
-        if text in line:
-            return
-    raise AssertionError(f'{text!r} did not come')
+def start(root, config, work, options, *arguments, signal_at=0, **environment) -> Program:
+    arguments = [config, '--work-dir', work, *arguments, '--cfg-options', *options]
+    output = work.with_name(f'{work.name}.{len([*work.parent.glob("*.out")])}.out')
+    environment['SIGNAL_AT'] = str(signal_at)
+    return Program(root / 'tools/train.py', arguments, output, [root], **environment)
 
 
 def weights(path) -> dict:
@@ -85,13 +55,11 @@ def test_killed_at_random_moments(root, options, tmp_path):
     reached = 0
     for round in range(2):
         keep = 'default_hooks.checkpoint.max_keep_ckpts=1'
-        process = start(root, root / CONFIGS['seg'], work, [*cfg, keep], '--resume')
-        wait_for(process, 'Saving checkpoint at')
-        wait_for(process, 'Saving checkpoint at')
+        program = start(root, root / CONFIGS['seg'], work, [*cfg, keep], '--resume')
+        program.wait_for('Saving checkpoint at', times=2)
         time.sleep(moments.uniform(0, 0.3))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        program.kill()
+        assert program.end() == -signal.SIGKILL
         newest = newest_checkpoint(work)
         iteration = read_checkpoint(newest)['meta']['iter']
         assert iteration > reached, f'round {round}'
@@ -107,10 +75,9 @@ def test_told_to_stop(root, run, options, tmp_path, task, workers, at):
     length, last = (2, 'epoch_2.pth') if task == 'det' else (8, 'iter_8.pth')
     cfg = [*options(task, length, workers=workers), 'model.backbone.drop_path_rate=0.3', *SEG]
     work, config = tmp_path / 'work', signalling(root, tmp_path, task)
-    process = start(root, config, work, cfg, signal_at=at)
-    output = end_of(process)
-    assert process.returncode == EXIT_CODE, output[-3000:]
-    assert f'SIGTERM: stopped after iteration {at}' in output
+    program = start(root, config, work, cfg, signal_at=at)
+    assert program.end() == EXIT_CODE, program.text()[-3000:]
+    assert f'SIGTERM: stopped after iteration {at}' in program.text()
     assert newest_checkpoint(work) == str(work / 'interrupted.pth')
     run('train', config, '--work-dir', work, '--resume', '--cfg-options', *cfg)
     assert not (work / 'interrupted.pth').exists()
@@ -124,11 +91,17 @@ def test_two_processes_stop_at_the_same_iteration(root, options, tmp_path):
     cfg = [*options('seg', 100_000, batch=2), *SEG, 'train_cfg.val_interval=2']
     cfg += ['val_dataloader.sampler.round_up=False', 'val_dataloader.dataset.indices=3']
     config = signalling(root, tmp_path, 'seg')
-    process = start(root, config, tmp_path, cfg, processes=2, signal_at=3)
-    output = end_of(process)
-    assert process.returncode != 0 and 'stopped after iteration 3' in output, output[-3000:]
-    assert 'mIoU' in output
-    content = read_checkpoint(tmp_path / 'interrupted.pth')
+    group = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port())
+    work = tmp_path / 'work'
+    programs = [
+        start(root, config, work, cfg, '--launcher', 'pytorch', signal_at=3, RANK=str(i), **group)
+        for i in range(2)
+    ]
+    for program in programs:
+        assert program.end() == EXIT_CODE, program.text()[-3000:]
+    output = programs[0].text()
+    assert 'stopped after iteration 3' in output and 'mIoU' in output
+    content = read_checkpoint(work / 'interrupted.pth')
     assert content['meta']['iter'] == 3 and 'optimizer' in content
 
 
@@ -137,14 +110,13 @@ def test_told_to_stop_before_a_validation(root, options, tmp_path):
     cfg = [*options('seg', 4), *SEG, 'train_cfg.val_interval=2']
     cfg += ['default_hooks.checkpoint.interval=100', 'default_hooks.checkpoint.save_last=False']
     config = signalling(root, tmp_path, 'seg')
-    process = start(root, config, tmp_path, cfg, signal_at=2)
-    output = end_of(process)
-    assert process.returncode == EXIT_CODE, output[-3000:]
-    assert output.index('mIoU: ') < output.index('stopped after iteration 2')
-    assert read_checkpoint(tmp_path / 'interrupted.pth')['meta']['iter'] == 2
-    process = start(root, config, tmp_path, cfg, '--resume', signal_at=4)
-    output = end_of(process)
-    assert process.returncode == 0 and output.count('mIoU: ') == 1, output[-3000:]
+    work = tmp_path / 'work'
+    program = start(root, config, work, cfg, signal_at=2)
+    assert program.end() == EXIT_CODE, program.text()[-3000:]
+    assert program.text().index('mIoU: ') < program.text().index('stopped after iteration 2')
+    assert read_checkpoint(work / 'interrupted.pth')['meta']['iter'] == 2
+    program = start(root, config, work, cfg, '--resume', signal_at=4)
+    assert program.end() == 0 and program.text().count('mIoU: ') == 1, program.text()[-3000:]
 
 
 def test_full_disk(root, run, options, tmp_path, capsys):
