@@ -9,7 +9,7 @@ from mmengine.model import BaseModule, ModuleList, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import AttnCfg, ConvFFN, build_attention, map_to_tokens, tokens_to_map
+from ..layers import AttnCfg, ConvFFN, add_depthwise, build_attention
 from .base import HierarchicalBackbone
 
 # Table 1 of the paper; layer scale and stochastic depth of the released models.
@@ -85,8 +85,7 @@ class RAVLTBlock(BaseModule):
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """(B, N, C) to (B, N, C)."""
         if self.cpe is not None:
-            # Not in place: under autocast the convolution is half, the residual is not.
-            x = x + map_to_tokens(self.cpe(tokens_to_map(x, hw_shape)))
+            x = add_depthwise(x, self.cpe, hw_shape)
         x = torch.addcmul(x, self.drop_path(self.attn(self.norm1(x), hw_shape)), self.gamma1)
         return torch.addcmul(x, self.drop_path(self.ffn(self.norm2(x), hw_shape)), self.gamma2)
 

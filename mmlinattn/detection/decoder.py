@@ -3,7 +3,6 @@
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks.transformer import FFN
 from mmdet.models.layers import MLP
@@ -11,7 +10,9 @@ from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
 from ..layers import SoftmaxAttention, softmax_attention
+from ..layers.projection import Projection
 from ..ops.common.checks import check_heads, check_hw_shape
+from ..ops.common.matmul import linear
 from ..ops.common.numerics import accumulation_dtype, no_autocast
 from .modulation import SCALES_PER_HEAD, gaussian_map
 
@@ -49,8 +50,8 @@ class ModulatedAttention(BaseModule):
         self.embed_dims = embed_dims
         self.head_dim = check_heads(embed_dims, num_heads)
         self.attn_drop = attn_drop
-        self.in_proj = nn.Linear(embed_dims, 3 * embed_dims)
-        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.in_proj = Projection(embed_dims, 3 * embed_dims)
+        self.proj = Projection(embed_dims, embed_dims)
         for layer in (self.in_proj, self.proj):
             nn.init.zeros_(layer.bias)  # as released
         self.proj_drop = nn.Dropout(proj_drop)
@@ -78,7 +79,7 @@ class ModulatedAttention(BaseModule):
         """
         weights, biases = self.in_proj.weight.chunk(3), self.in_proj.bias.chunk(3)
         q, k, v = (
-            F.linear(x, weight, bias).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            linear(x, weight, bias).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for x, weight, bias in zip((query, key, value), weights, biases)
         )
         with no_autocast(q):

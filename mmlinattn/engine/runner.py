@@ -16,6 +16,7 @@ from ..checkpoints import CheckpointStore, serve_mmengine
 from .config import is_of
 from .data_checks import DataError, check_images, why_empty
 from .loops import ResumableEpochLoop
+from .memory import keep_freed_memory
 
 
 class PluginRunner(Runner):
@@ -24,10 +25,12 @@ class PluginRunner(Runner):
     Checkpoints are read safely, and once: what was checked is what is loaded (see
     :class:`mmlinattn.checkpoints.CheckpointStore`). Training by epochs resumes inside an epoch.
     A data set without a usable image says so. Synchronised batch norm becomes plain where it
-    cannot run.
+    cannot run. On a CPU memory is kept between operations (:func:`keep_freed_memory`).
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if get_device() == 'cpu':
+            keep_freed_memory()
         self.checkpoints = CheckpointStore()
         serve_mmengine(self.checkpoints.read)
         super().__init__(*args, **kwargs)

@@ -3,6 +3,7 @@
 from .additive import AdditiveAttention
 from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
 from .build import AttnCfg, attention_cfgs, build_attention, init_layers, registered
+from .depthwise import add_depthwise
 from .efficient_softmax import EfficientSoftmaxAttention
 from .feature_maps import FeatureMap, build_feature_map
 from .ffn import ConvFFN, MixFFN
@@ -27,6 +28,7 @@ __all__ = [
     'RippleAttention',
     'SoftmaxAttention',
     'TokenMap',
+    'add_depthwise',
     'attention_cfgs',
     'build_attention',
     'build_feature_map',

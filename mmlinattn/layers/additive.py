@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..ops import additive_attention
 from .base import BaseAttention, TokenMap
+from .projection import Projection
 
 
 @MODELS.register_module()
@@ -39,7 +40,9 @@ class AdditiveAttention(BaseAttention):
         if share_value:
             if self.gate == 'proj':
                 raise ValueError("gate='proj' needs share_value=False, got share_value=True")
-            self.in_proj = nn.Linear(embed_dims, 2 * embed_dims, bias=self.in_proj.bias is not None)
+            self.in_proj = Projection(
+                embed_dims, 2 * embed_dims, bias=self.in_proj.bias is not None
+            )
         self.w_q, self.w_k = (
             nn.Parameter(torch.empty(num_heads, self.head_dim).normal_()) for _ in range(2)
         )

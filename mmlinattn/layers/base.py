@@ -3,13 +3,14 @@
 from typing import Callable, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ..ops.common.checks import check_heads, check_hw_shape, check_padding_mask, check_rotary_dim
 from ..ops.common.dispatch import BACKENDS
+from ..ops.common.matmul import linear
 from ..ops.common.rotary import Rotary, apply_rotary
+from .projection import Projection
 
 GATES = (None, 'proj', 'identity', 'tanh')
 
@@ -92,7 +93,7 @@ class BaseAttention(BaseModule):
         self.rotary = rotary
         self.gate = gate
         self.backend = backend
-        self.in_proj = nn.Linear(
+        self.in_proj = Projection(
             embed_dims, embed_dims * (4 if gate == 'proj' else 3), bias=qkv_bias
         )
         self.lepe = (
@@ -100,7 +101,7 @@ class BaseAttention(BaseModule):
             if lepe
             else None
         )
-        self.proj = nn.Linear(embed_dims, embed_dims, bias=proj_bias)
+        self.proj = Projection(embed_dims, embed_dims, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
@@ -193,7 +194,7 @@ class BaseAttention(BaseModule):
         """Outputs ``start`` to ``stop`` (0 queries, 1 keys, 2 values, 3 gate) of ``in_proj``."""
         outputs = slice(start * self.embed_dims, stop and stop * self.embed_dims)
         bias = self.in_proj.bias
-        return F.linear(x, self.in_proj.weight[outputs], None if bias is None else bias[outputs])
+        return linear(x, self.in_proj.weight[outputs], None if bias is None else bias[outputs])
 
     def split_heads(self, x: Tensor) -> Tensor:
         """(B, N, C) to (B, heads, N, d)."""

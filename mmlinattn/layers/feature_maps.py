@@ -13,6 +13,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..ops.common.feature_maps import FEATURE_MAPS
+from ..ops.common.matmul import linear
 from ..ops.common.numerics import accumulation_dtype, masked_softmax, no_autocast
 from .build import registered
 
@@ -90,7 +91,7 @@ class HeadLinear(nn.Module):
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
     """(B, heads, N, in) with (out, in), or (heads, out, in), to (B, heads, N, out)."""
-    return F.linear(x, weight) if weight.dim() == 2 else x @ weight.transpose(-2, -1)
+    return linear(x, weight) if weight.dim() == 2 else x @ weight.transpose(-2, -1)
 
 
 def positive(name: str, value: Optional[int], default: int) -> int:

@@ -2,11 +2,20 @@
 
 from typing import Sequence
 
+import torch
 import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from ..ops.common.numerics import needs_gradient, one_graph
 from .base import map_to_tokens, tokens_to_map
+from .depthwise import add_depthwise
+from .projection import Projection
+
+
+def gelu(x: Tensor) -> Tensor:
+    """In place where no gradient needs x: a new tensor costs more than the function."""
+    return F.gelu(x) if needs_gradient(x) or one_graph() else torch.ops.aten.gelu_(x)
 
 
 class ConvFFN(BaseModule):
@@ -24,14 +33,13 @@ class ConvFFN(BaseModule):
 
     def __init__(self, embed_dims: int, hidden_dims: int) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(embed_dims, hidden_dims)
+        self.fc1 = Projection(embed_dims, hidden_dims)
         self.dwconv = nn.Conv2d(hidden_dims, hidden_dims, 3, padding=1, groups=hidden_dims)
-        self.fc2 = nn.Linear(hidden_dims, embed_dims)
+        self.fc2 = Projection(hidden_dims, embed_dims)
 
     def forward(self, x: Tensor, hw_shape: Sequence[int]) -> Tensor:
         """(B, N, C) to (B, N, C)."""
-        x = F.gelu(self.fc1(x))
-        return self.fc2(map_to_tokens(self.dwconv(tokens_to_map(x, hw_shape))).add_(x))
+        return self.fc2(add_depthwise(gelu(self.fc1(x)), self.dwconv, hw_shape))
 
 
 class MixFFN(ConvFFN):
@@ -50,4 +58,4 @@ class MixFFN(ConvFFN):
     def forward(self, x: Tensor, hw_shape: Sequence[int]) -> Tensor:
         """(B, N, C) to (B, N, C)."""
         x = self.dwconv(tokens_to_map(self.fc1(x), hw_shape))
-        return self.fc2(F.gelu(map_to_tokens(x)))
+        return self.fc2(gelu(map_to_tokens(x)))

@@ -1,0 +1,99 @@
+"""Linear layers by the faster of the two libraries that torch has on a CPU.
+
+torch hands float32 products to its BLAS, Intel's MKL, which keeps to 256-bit code on the processors
+of other makers. oneDNN, which torch uses for convolutions, has 512-bit code on all: on an AMD EPYC
+of the fifth generation it is 2.3 times as fast (docs/benchmarks.md).
+"""
+
+from pathlib import Path
+from typing import Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .numerics import needs_gradient, one_graph, watched
+
+CPU_INFO = Path('/proc/cpuinfo')
+# Multiplications below which the call costs more than it saves.
+LEAST = 2**22
+
+
+def _onednn_is_faster() -> bool:
+    """Another maker's processor with 512-bit registers, and a torch with both libraries."""
+    return (
+        torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, '_linear_pointwise')
+        and torch.backends.mkl.is_available()
+        and torch.backends.cpu.get_cpu_capability().startswith('AVX512')
+        and CPU_INFO.exists()
+        and 'GenuineIntel' not in CPU_INFO.read_text()
+    )
+
+
+# Once: no forward pass should ask.
+ONEDNN_IS_FASTER = _onednn_is_faster()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    """``torch.nn.functional.linear``, with all its derivatives; faster where it can be.
+
+    ``torch.backends.mkldnn.flags(enabled=False)`` switches oneDNN off, here too.
+
+    Args:
+        x: (..., in).
+        weight: (out, in).
+        bias: (out,).
+
+    Returns:
+        (..., out) in the type of x; under autocast, where it is compiled, exported or watched
+        just what torch's own gives.
+
+    Example:
+        >>> x, weight = torch.randn(4, 500, 64), torch.randn(96, 64)
+        >>> torch.testing.assert_close(linear(x, weight), x @ weight.T)
+    """
+    if not _serves(x, weight, bias):
+        return F.linear(x, weight, bias)
+    if needs_gradient(x, weight, bias):
+        return _Linear.apply(x, weight, bias)
+    return _product(x, weight, bias)
+
+
+def _serves(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> bool:
+    if one_graph() or not ONEDNN_IS_FASTER:
+        return False
+    kinds = {t.dtype for t in (x, weight, bias) if t is not None}
+    return (
+        kinds == {torch.float32}
+        and x.device.type == weight.device.type == 'cpu'
+        and x.numel() * weight.shape[0] >= LEAST
+        and x.shape[-1] == weight.shape[-1]  # torch's own error is clearer
+        and torch._C._get_mkldnn_enabled()
+        and not torch.is_autocast_enabled('cpu')
+        and not watched()
+    )
+
+
+def _product(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [None], '')
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+        x, weight = ctx.saved_tensors
+        dx = d_weight = d_bias = None
+        if ctx.needs_input_grad[0]:
+            dx = linear(grad, weight.t())
+        rows = grad.flatten(0, -2)
+        if ctx.needs_input_grad[1]:
+            d_weight = linear(rows.t(), x.flatten(0, -2).t())
+        if ctx.needs_input_grad[2]:
+            d_bias = rows.sum(0)
+        return dx, d_weight, d_bias
