@@ -41,7 +41,7 @@ def correctness(day: Day) -> List[Job]:
             _setup(day, hw, group, 16, dtype)
             for hw, group, dtype in (
                 ((1, 1), GROUPS[0], torch.float32),
-                ((5, 7), (2, 1, 'fused'), torch.bfloat16),
+                ((3, 5), (2, 1, 'fused'), torch.bfloat16),
             )
         ]
     else:
@@ -81,13 +81,13 @@ def _check(name: str, setup: Setup) -> Iterable[Row]:
 
 def _middle(day: Day, dtype: torch.dtype) -> Setup:
     if day.tiny:
-        return _setup(day, (5, 7), (1, 2, 'fused'), 16, dtype)
+        return _setup(day, (3, 5), (1, 1, 'fused'), 16, dtype)
     return _setup(day, (64, 64), GROUPS[1], DIM, dtype)
 
 
 def precision(day: Day) -> List[Job]:
     """The same errors where torch may round factors of float32 products to TF32."""
-    dtypes = (torch.float32, torch.bfloat16)
+    dtypes = DTYPES[:1] if day.tiny else DTYPES
 
     def job(name: str, dtype: torch.dtype) -> Iterable[Row]:
         problem = Problem.of(name, _middle(day, dtype))

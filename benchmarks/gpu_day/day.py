@@ -17,6 +17,7 @@ Job = Tuple[str, Callable[[], Iterable[Row]]]
 # not run, which is no mistake.
 DONE, WRONG, FAILED, LEFT = 'done', 'wrong', 'failed', 'left'
 BAD = (WRONG, FAILED)
+OUT_OF_TIME = 'out of time'
 
 
 class NeedsMore(Exception):
@@ -87,29 +88,39 @@ def run(
         show: called with a line of progress.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    end, records = time.monotonic() + seconds, {}
-    for i, section in enumerate(sections):
-        rest = sum(other.share for other in sections[i:])
-        now = time.monotonic()
-        until = now + max(0.0, end - now) * section.share / rest
+    end, records, waiting = time.monotonic() + seconds, {}, {}
+    for section in sections:
         path = folder / f'{section.name}.json'
         record = {} if section.name in again else read(path)
         if record.get('key') != key:
             record = dict(section=section.name, title=section.title, key=key, jobs={})
         records[section.name] = record
         try:
-            jobs = section.jobs(day)
+            jobs = dict(section.jobs(day))
         except Exception as error:  # the other sections can still run
-            jobs = [('prepare', _raiser(error))]
-        for name, job in jobs:
-            if record['jobs'].get(name, {}).get('state') in (DONE, WRONG):
+            jobs = {'prepare': _raiser(error)}
+        done = {n for n, job in record['jobs'].items() if job['state'] in (DONE, WRONG)}
+        waiting[section.name] = {name: job for name, job in jobs.items() if name not in done}
+    # Again and again for what the others left time for.
+    while any(waiting.values()):
+        for i, section in enumerate(sections):
+            if not waiting[section.name]:
                 continue
-            result = _run_job(job, time.monotonic() >= until)
-            record['jobs'][name] = result
-            _write(path, record)
-            if result['state'] in BAD:
-                show(f'{section.name}, {name}: {result["why"]}')
-        show(summary(section.name, record))
+            rest = sum(other.share for other in sections[i:] if waiting[other.name])
+            jobs, record = waiting[section.name], records[section.name]
+            now = time.monotonic()
+            until = now + max(0.0, end - now) * section.share / rest
+            for name in list(jobs):
+                result = _run_job(jobs[name], time.monotonic() >= until)
+                record['jobs'][name] = result
+                _write(folder / f'{section.name}.json', record)
+                if result['why'] != OUT_OF_TIME:
+                    del jobs[name]
+                if result['state'] in BAD:
+                    show(f'{section.name}, {name}: {result["why"]}')
+            show(summary(section.name, record))
+        if time.monotonic() >= end:
+            break
     return records
 
 
@@ -123,7 +134,7 @@ def _raiser(error: Exception) -> Callable[[], Iterable[Row]]:
 def _run_job(job: Callable[[], Iterable[Row]], late: bool) -> dict:
     result = dict(state=DONE, why='', seconds=0.0, rows=[])
     if late:
-        return dict(result, state=LEFT, why='out of time')
+        return dict(result, state=LEFT, why=OUT_OF_TIME)
     start = time.monotonic()
     try:
         for row in job():

@@ -192,8 +192,8 @@ class Problem:
     def errors(
         self, got: Sequence[Optional[Tensor]], expected: Sequence[Tensor]
     ) -> Dict[str, float]:
-        """Relative errors of the output and of each gradient that is there. Of a single
-        key some vanish but for ``eps``: such a one is compared with the gradient it was made from."""
+        """Relative errors of the output and of each gradient that is there. Of a single key some
+        vanish but for ``eps``: these are compared with the gradient that they were made from."""
         names = ('output', *(f'd{name}' for name in self.leaves))
         scale = 1e-3 * self.grad.double().norm() if self.setup.num_tokens == 1 else -1
         found = {}
