@@ -27,7 +27,7 @@ if 'cpu' in sys.argv or not torch.cuda.is_available():
     os.environ['TRITON_INTERPRET'] = '1'  # before anything imports Triton
 
 from benchmarks.gpu_day import checks, kernels, speed, tables
-from benchmarks.gpu_day.day import Day, Job, Row, Section, bad_jobs, rows_of, run
+from benchmarks.gpu_day.day import Day, Job, Row, Section, bad_jobs, read, rows_of, run
 from benchmarks.machine import commit, machine, version
 from benchmarks.rivals import flash_bla
 
@@ -151,8 +151,11 @@ def main(argv: List[str]) -> int:
     chosen = [section for section in every if not args.only or section.name in args.only]
     show = lambda line: print(line, flush=True)  # noqa: E731
     records = run(chosen, day, key, args.out, seconds, args.again, show)
+    # The report has the others too.
+    others = {s.name: read(args.out / f'{s.name}.json') for s in every if s not in chosen}
+    shown = {name: record for name, record in others.items() if record.get('key') == key}
     command = shlex.join(['python', 'benchmarks/gpu.py', *argv])
-    text = tables.report(every, records, dict(command=command, **key))
+    text = tables.report(every, {**shown, **records}, dict(command=command, **key))
     report = args.out / 'report.md'
     report.write_text(text)
     paths = [report]

@@ -178,7 +178,7 @@ def difference(tensor: Tensor, other: Tensor) -> float:
     """Norm of the difference over the norm of ``other``, in float64."""
     if tensor.shape != other.shape:
         return float('inf')
-    tensor, other = tensor.double(), other.double()
+    tensor, other = tensor.detach().double(), other.detach().double()
     error, norm = (tensor - other).norm(), other.norm()
     return float(error / norm) if norm > 0 else float(error)
 

@@ -18,6 +18,7 @@ Job = Tuple[str, Callable[[], Iterable[Row]]]
 DONE, WRONG, FAILED, LEFT = 'done', 'wrong', 'failed', 'left'
 BAD = (WRONG, FAILED)
 OUT_OF_TIME = 'out of time'
+PREPARE = 'prepare'  # the job of a section that cannot say what it runs
 
 
 class NeedsMore(Exception):
@@ -97,8 +98,9 @@ def run(
         records[section.name] = record
         try:
             jobs = dict(section.jobs(day))
+            record['jobs'].pop(PREPARE, None)
         except Exception as error:  # the other sections can still run
-            jobs = {'prepare': _raiser(error)}
+            jobs = {PREPARE: _raiser(error)}
         done = {n for n, job in record['jobs'].items() if job['state'] in (DONE, WRONG)}
         waiting[section.name] = {name: job for name, job in jobs.items() if name not in done}
     # Again and again for what the others left time for.

@@ -71,25 +71,21 @@ def ripple(
     """Ripple attention of Chebyshev groups: the last weight for all tokens, and for each step to a
     token nearer than R what its weight is more. ``weights`` (B, heads, N, R + 1)."""
     height, width = hw_shape
-    k, values = k * keep, F.pad(v, (0, 1), value=1.0)
     last, reach = weights[..., -1:], weights.shape[-1] - 2
+    k, values = k * keep, F.pad(v, (0, 1), value=1.0)
     total = last * (q @ (k.mT @ values))
-
-    def near(x: Tensor, down: int, right: int) -> Tensor:
-        rows = slice(reach + down, reach + down + height)
-        columns = slice(reach + right, reach + right + width)
-        return x[:, :, rows, columns].flatten(2, 3)
-
-    around = [
-        F.pad(x.unflatten(2, hw_shape), (0, 0, reach, reach, reach, reach)) for x in (k, values)
-    ]
-    for down in range(-reach, reach + 1):
-        for right in range(-reach, reach + 1):
-            k_near, v_near = (near(x, down, right) for x in around)
-            ring = max(abs(down), abs(right))
-            score = (weights[..., ring : ring + 1] - last) * (q * k_near).sum(-1, keepdim=True)
-            total = total + score * v_near
-    return total[..., :-1] / (total[..., -1:] + eps)
+    # Maps (B, heads, H, W, d), of which parts are views: what autograd keeps takes no memory.
+    q, more, total, k, values = (
+        x.unflatten(2, hw_shape) for x in (q, weights - last, total, k, values)
+    )
+    k, values = (F.pad(x, (0, 0, reach, reach, reach, reach)) for x in (k, values))
+    for down in range(2 * reach + 1):
+        for right in range(2 * reach + 1):
+            near = (..., slice(down, down + height), slice(right, right + width), slice(None))
+            ring = max(abs(down - reach), abs(right - reach))
+            score = more[..., ring, None] * (q * k[near]).sum(-1, keepdim=True)
+            total = total + score * values[near]
+    return (total[..., :-1] / (total[..., -1:] + eps)).flatten(2, 3)
 
 
 def stick_weights(logits: Tensor) -> Tensor:

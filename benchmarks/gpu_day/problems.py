@@ -207,11 +207,18 @@ class Problem:
         return found
 
     def verdict(
-        self, got: Sequence[Optional[Tensor]], expected: Sequence[Tensor]
+        self,
+        got: Sequence[Optional[Tensor]],
+        expected: Sequence[Tensor],
+        digits_of: Optional[torch.dtype] = None,
     ) -> Dict[str, object]:
-        """A row: the errors, and under ``'wrong'`` those that are too large. NaN is."""
+        """A row: the errors, and under ``'wrong'`` those that are too large. NaN is.
+
+        Args:
+            digits_of: the type that has as many digits as the result should; its own by default.
+        """
         errors = self.errors(got, expected)
-        tolerances = TOLERANCES[self.setup.dtype]
+        tolerances = TOLERANCES[digits_of or self.setup.dtype]
         flat = not any(self.grad.stride())
         wrong = []
         for name, error in errors.items():
