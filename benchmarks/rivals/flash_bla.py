@@ -1,7 +1,7 @@
 """flash-bidirectional-linear-attention (flash_bla, once fbi_la), where it is installed.
 
 Only its public functions are called. Its kernels choose between 144 configurations by compiling
-all of them for each number of tokens, which takes minutes: here they choose between a few.
+all of them for each number of tokens, which takes minutes: here they choose between four.
 """
 
 import functools
@@ -14,7 +14,7 @@ from torch import Tensor
 from .textbook import Tables, rotate
 
 NAMES = ('flash_bla', 'fbi_la')
-CONFIGURATIONS = dict(BL=(64, 128), BK=(64,), BV=(64,), num_warps=(4, 8), num_stages=(2, 3))
+CONFIGURATIONS = dict(BL=(128,), BK=(64,), BV=(64,), num_warps=(4, 8), num_stages=(2, 3))
 
 
 def installed() -> bool:
