@@ -150,18 +150,20 @@ def main(argv: List[str]) -> int:
     every = sections(args.out, seconds)
     chosen = [section for section in every if not args.only or section.name in args.only]
     show = lambda line: print(line, flush=True)  # noqa: E731
-    records = run(chosen, day, key, args.out, seconds, args.again, show)
-    # The report has the others too.
     others = {s.name: read(args.out / f'{s.name}.json') for s in every if s not in chosen}
-    shown = {name: record for name, record in others.items() if record.get('key') == key}
+    others = {name: record for name, record in others.items() if record.get('key') == key}
     command = shlex.join(['python', 'benchmarks/gpu.py', *argv])
-    text = tables.report(every, {**shown, **records}, dict(command=command, **key))
-    report = args.out / 'report.md'
-    report.write_text(text)
+    report, plot = args.out / 'report.md', args.out / 'bandwidth.png'
+
+    def write(records: Dict[str, dict]) -> None:
+        shown = {**others, **records}
+        report.write_text(tables.report(every, shown, dict(command=command, **key)))
+
+    records = run(chosen, day, key, args.out, seconds, args.again, show, write)
+    write(records)
     paths = [report]
-    if 'bandwidth' in records:
-        plot = args.out / 'bandwidth.png'
-        paths += [plot] if tables.picture(rows_of(records['bandwidth']), plot) else []
+    if 'bandwidth' in records and tables.picture(rows_of(records['bandwidth']), plot):
+        paths.append(plot)
     show('Written: ' + ', '.join(map(str, paths)))
     return int(any(bad_jobs(record) for record in records.values()))
 

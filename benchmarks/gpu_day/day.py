@@ -13,6 +13,7 @@ import torch
 
 Row = Dict[str, object]
 Job = Tuple[str, Callable[[], Iterable[Row]]]
+Jobs = Dict[str, Callable[[], Iterable[Row]]]
 # Of a job: what it should give was computed; it gave something wrong; it raised an error; it did
 # not run, which is no mistake.
 DONE, WRONG, FAILED, LEFT = 'done', 'wrong', 'failed', 'left'
@@ -76,23 +77,27 @@ def run(
     seconds: float,
     again: Sequence[str] = (),
     show: Callable[[str], None] = print,
+    write: Callable[[Dict[str, dict]], None] = lambda records: None,
 ) -> Dict[str, dict]:
     """Runs what is not done; returns the records of all sections, which lie in ``folder`` as well.
 
     A section gets its share of what time is left and passes on what it does not use. It stops
-    between jobs, and leaves what does not fit for the next call.
+    between jobs, and leaves what does not fit for the next call. What failed in an earlier call
+    comes last: it may break the device.
 
     Args:
         key: what results belong to. Those in ``folder`` that have another one are run again.
         seconds: in all.
         again: sections of which nothing counts as done.
         show: called with a line of progress.
+        write: called with the records after each section.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    end, records, waiting = time.monotonic() + seconds, {}, {}
+    end, records = time.monotonic() + seconds, {}
+    fresh: Dict[str, Jobs] = {}
+    failed: Dict[str, Jobs] = {}
     for section in sections:
-        path = folder / f'{section.name}.json'
-        record = {} if section.name in again else read(path)
+        record = {} if section.name in again else read(folder / f'{section.name}.json')
         if record.get('key') != key:
             record = dict(section=section.name, title=section.title, key=key, jobs={})
         records[section.name] = record
@@ -101,29 +106,49 @@ def run(
             record['jobs'].pop(PREPARE, None)
         except Exception as error:  # the other sections can still run
             jobs = {PREPARE: _raiser(error)}
-        done = {n for n, job in record['jobs'].items() if job['state'] in (DONE, WRONG)}
-        waiting[section.name] = {name: job for name, job in jobs.items() if name not in done}
-    # Again and again for what the others left time for.
-    while any(waiting.values()):
-        for i, section in enumerate(sections):
-            if not waiting[section.name]:
-                continue
-            rest = sum(other.share for other in sections[i:] if waiting[other.name])
-            jobs, record = waiting[section.name], records[section.name]
-            now = time.monotonic()
-            until = now + max(0.0, end - now) * section.share / rest
-            for name in list(jobs):
-                result = _run_job(jobs[name], time.monotonic() >= until)
-                record['jobs'][name] = result
-                _write(folder / f'{section.name}.json', record)
-                if result['why'] != OUT_OF_TIME:
-                    del jobs[name]
-                if result['state'] in BAD:
-                    show(f'{section.name}, {name}: {result["why"]}')
-            show(summary(section.name, record))
-        if time.monotonic() >= end:
-            break
+        states = {name: record['jobs'].get(name, {}).get('state') for name in jobs}
+        fresh[section.name] = {n: job for n, job in jobs.items() if states[n] in (None, LEFT)}
+        failed[section.name] = {n: job for n, job in jobs.items() if states[n] == FAILED}
+    broken = ''
+    for waiting in (fresh, failed):
+        # Again and again for what the others left time for.
+        while any(waiting.values()):
+            for i, section in enumerate(sections):
+                jobs, record = waiting[section.name], records[section.name]
+                if not jobs:
+                    continue
+                rest = sum(other.share for other in sections[i:] if waiting[other.name])
+                now = time.monotonic()
+                until = now + max(0.0, end - now) * section.share / rest
+                for name in list(jobs):
+                    late = OUT_OF_TIME if time.monotonic() >= until else ''
+                    if waiting is failed and (broken or late):
+                        continue  # the record says how it failed
+                    result = _run_job(jobs[name], broken or late)
+                    record['jobs'][name] = result
+                    _write(folder / f'{section.name}.json', record)
+                    if result['state'] == FAILED and device_is_broken():
+                        broken = f'after {section.name}, {name} the device fails: call again'
+                    if result['why'] != OUT_OF_TIME:
+                        del jobs[name]
+                    if result['state'] in BAD:
+                        show(f'{section.name}, {name}: {result["why"]}')
+                show(summary(section.name, record))
+                write(records)
+            if broken or time.monotonic() >= end:
+                break
     return records
+
+
+def device_is_broken() -> bool:
+    """Whether a fault in a kernel left this process without its GPU."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return True
+    return False
 
 
 def _raiser(error: Exception) -> Callable[[], Iterable[Row]]:
@@ -133,10 +158,10 @@ def _raiser(error: Exception) -> Callable[[], Iterable[Row]]:
     return job
 
 
-def _run_job(job: Callable[[], Iterable[Row]], late: bool) -> dict:
+def _run_job(job: Callable[[], Iterable[Row]], why_not: str) -> dict:
     result = dict(state=DONE, why='', seconds=0.0, rows=[])
-    if late:
-        return dict(result, state=LEFT, why=OUT_OF_TIME)
+    if why_not:
+        return dict(result, state=LEFT, why=why_not)
     start = time.monotonic()
     try:
         for row in job():
@@ -153,8 +178,7 @@ def _run_job(job: Callable[[], Iterable[Row]], late: bool) -> dict:
         why = f'{type(error).__name__}: {first}'[:300]
         result.update(state=FAILED, why=why, traceback=traceback.format_exc())
     if torch.cuda.is_initialized():
-        # After a fault in a kernel every call fails: the next jobs will say so.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # after a fault in a kernel every call fails
             torch.cuda.empty_cache()
     result['seconds'] = round(time.monotonic() - start, 3)
     return result

@@ -53,7 +53,7 @@ def test_a_tiny_day_runs_every_section_and_a_second_call_none(tmp_path, capsys, 
         assert report.count('Left, needs a GPU: ') == 3
     assert (tmp_path / 'bandwidth.png').stat().st_size > 1000
 
-    monkeypatch.setattr(days, '_run_job', lambda job, late: pytest.fail('runs again'))
+    monkeypatch.setattr(days, '_run_job', lambda job, why_not: pytest.fail('runs again'))
     monkeypatch.setattr(days.Day, 'needs_gpu', lambda self: None)
     done = [name for name, record in records.items() if set(states(record)) == {'done'}]
     before = {name: (tmp_path / f'{name}.json').read_text() for name in done}
@@ -200,6 +200,36 @@ def test_time_that_is_left_goes_to_what_was_left(tmp_path, monkeypatch):
     records = run(sections, DAY, {}, tmp_path, 30, show=lambda line: None)
     assert states(records['a']) == ['done'] * 4
     assert rows_of(records['b'])[0]['at'] == 5  # in its turn
+
+
+def test_a_fault_of_the_device_leaves_the_rest_and_is_tried_last(tmp_path, monkeypatch):
+    order = []
+
+    def job(name, faulty):
+        order.append(name)
+        if faulty:
+            raise RuntimeError('illegal address')
+        yield {'name': name}
+
+    def section(name, *faulty) -> Section:
+        jobs = [(f'{i}', lambda i=i, f=f: job(f'{name}{i}', f)) for i, f in enumerate(faulty)]
+        return Section(name, name, 1, lambda day: jobs, tables.plain())
+
+    def call() -> dict:
+        order.clear()
+        return run(sections, DAY, {}, tmp_path, 100, show=lambda line: None)
+
+    sections = [section('a', False, True, False), section('b', False)]
+    monkeypatch.setattr(days, 'device_is_broken', lambda: True)
+    records = call()
+    assert order == ['a0', 'a1']
+    assert states(records['a']) == ['done', 'failed', 'left'] and states(records['b']) == ['left']
+    why = 'after a, 1 the device fails: call again'
+    assert days.left_jobs(records['b']) == {why: ['0']}
+    records = call()
+    assert order == ['a2', 'b0', 'a1']
+    assert states(records['a']) == ['done', 'failed', 'done'] and states(records['b']) == ['done']
+    assert not days.left_jobs(records['a']) and days.bad_jobs(records['a']).keys() == {'1'}
 
 
 def test_what_a_machine_lacks_is_no_mistake(tmp_path):
