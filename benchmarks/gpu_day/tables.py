@@ -66,7 +66,7 @@ def worst_errors(rows: List[Row]) -> List[str]:
         groups.setdefault((row['operator'], row['form'], row['dtype']), []).append(row)
     lines = []
     for key, group in groups.items():
-        outputs = [row['output'] for row in group]
+        outputs = [row['output'] for row in group if 'output' in row]
         gradients = [
             value
             for row in group
@@ -75,10 +75,10 @@ def worst_errors(rows: List[Row]) -> List[str]:
         ]
         # A NaN is the largest.
         largest = [max(x, key=lambda e: (e != e, e), default=0.0) for x in (outputs, gradients)]
-        wrong = sum('wrong' in row for row in group)
-        lines.append([*key, str(len(group)), *(f'{e:.1e}' for e in largest), str(wrong)])
+        counts = [str(sum(name in row for row in group)) for name in ('refused', 'wrong')]
+        lines.append([*key, str(len(group)), *(f'{e:.1e}' for e in largest), *counts])
     names = ['operator', 'form', 'type', 'cases', 'largest error of outputs', 'of gradients']
-    return markdown([*names, 'wrong'], lines)
+    return markdown([*names, 'refused', 'wrong'], lines)
 
 
 def rivals(rows: List[Row]) -> List[str]:

@@ -16,6 +16,7 @@ from benchmarks.gpu_day import checks, kernels, speed, tables
 from benchmarks.gpu_day import day as days
 from benchmarks.gpu_day.day import Day, NeedsMore, Section, rows_of, run
 from benchmarks.gpu_day.problems import OPERATORS, Problem
+from mmlinattn.ops import BackendError
 from mmlinattn.ops.common import dispatch
 
 if dispatch.TRITON_PROBLEM:
@@ -94,6 +95,19 @@ def test_a_wrong_gradient_is_seen():
     row = problem.verdict((out, dq.roll(1, 2), *others), expected)
     assert row['wrong'].startswith('dq differs') and ';' not in row['wrong']
     assert 'wrong' in problem.verdict((out, dq[:, :, 1:], *others), expected)
+
+
+def test_a_kernel_that_refuses_is_wrong_unless_heads_are_wide(monkeypatch):
+    def refuse(*_):
+        raise BackendError('too much shared memory')
+
+    only(monkeypatch, 'additive', run=refuse)
+    small, wide = (replace(SETUP, head_dim=dim) for dim in (64, 128))
+    for setup, wrong in ((small, True), (wide, False)):
+        rows = [*checks._check('additive', setup)]
+        assert ['wrong' in row for row in rows] == [wrong] * 2
+        assert all(row['refused'] == 'too much shared memory' for row in rows)
+    assert tables.worst_errors(rows)[-1].endswith('| 2 | 0.0e+00 | 0.0e+00 | 2 | 0 |')
 
 
 def test_results_that_change_from_run_to_run_are_wrong(tmp_path, capsys, monkeypatch):
