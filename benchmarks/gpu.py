@@ -70,7 +70,7 @@ def sections(folder: Path, seconds: float) -> List[Section]:
     """In order; shares are about percent."""
 
     def tune(day: Day) -> List[Job]:
-        return kernels.tuning(day, folder, 0.1 * seconds)
+        return kernels.tuning(day, folder, 0.03 * seconds)
 
     def compiling(day: Day) -> List[Job]:
         return kernels.compiling(day, 0.1 * seconds)

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module, util
 from itertools import product
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, Tuple
+from typing import Iterable, Iterator, List, Tuple
 
 import torch
 
@@ -24,7 +24,7 @@ from .speed import GROUPS as SPEED_GROUPS
 from .speed import RIVAL_TOKENS
 
 DIMS = (32, 64, 128)
-TUNING = 'mmlinattn.ops.common.tuning'
+TUNING = tuple(f'mmlinattn.ops.common.{name}' for name in ('tuning', 'configs'))
 # An operator or a rival, its input, padding.
 Launch = Tuple[str, Setup, bool]
 LIBRARY = 'flash_bla'
@@ -157,22 +157,49 @@ def compiled() -> Iterator[tuple]:
 
 
 def tuning(day: Day, folder: Path, seconds: float) -> List[Job]:
-    """Lets the package's tuner, where it has one, try configurations, and saves the best.
+    """Lets the package's tuner, where it has one, try configurations of each kernel. The best are
+    in ``tuning_table.json``, and where a later process looks for them.
 
     Args:
         folder: where the table goes.
-        seconds: that it may take.
+        seconds: that one operator, type and width may take.
     """
+    tuned = set()
 
-    def job() -> Iterable[Row]:
-        if util.find_spec(TUNING) is None:
+    def job(name: str, dtype: torch.dtype, dim: int) -> Iterable[Row]:
+        if not all(map(util.find_spec, TUNING)):
             raise NeedsMore('no tuner')
         day.needs_gpu()
-        tuner = import_module(TUNING)
-        result = tuner.tune_all(time.monotonic() + seconds)
-        path = folder / 'tuning_table.json'
-        tuner.save(path)
-        row: Dict[str, object] = dict(table=path.name)
-        yield dict(row, **result) if isinstance(result, dict) else row
+        tuner, configs = map(import_module, TUNING)
+        shape = (8, 8) if day.tiny else (256, 256)
+        setup = Setup(shape, 1, 8, dim, dtype, day.device, True, 'fused')
+        problem, device = Problem.of(name, setup), day.device.index or 0
+        precision, end = configs.kind_of(dtype), time.monotonic() + seconds
+        for kernel in list(configs.table(device)):
+            if kernel.startswith('walk') != (name == 'random-walk'):
+                continue
+            anchors = [x.shape[-2] for key, x in problem.leaves.items() if key == 'anchors_q']
+            size = configs.size_class(dim, *anchors)
+            if (kernel, precision, size) in tuned:
+                continue
+            try:
+                found = tuner.tune(
+                    [kernel], size, precision, lambda: problem.step('fused'), device,
+                    until=lambda: time.monotonic() >= end,
+                )  # fmt: skip
+            except ValueError:
+                continue  # not one of this operator's
+            tuned.add((kernel, precision, size))
+            for path in (folder / 'tuning_table.json', configs.cache_path()):
+                tuner.save(path, found, device)
+            for config in (
+                c for kinds in found.values() for s in kinds.values() for c in s.values()
+            ):
+                yield dict(kernel=kernel, type=precision, size=size, **config._asdict())
 
-    return [('sweep', job)]
+    names = ('random-walk', 'rala', 'ripple, logits', 'ripple', 'linear')
+    types = (torch.bfloat16, torch.float32)
+    return [
+        (f'{name}, {kind(dtype)}, d {dim}', lambda args=(name, dtype, dim): job(*args))
+        for dtype, dim, name in product(types, (64, 32, 128), names)
+    ]

@@ -87,9 +87,9 @@ def rivals(rows: List[Row]) -> List[str]:
     for row in rows:
         key = tuple(row[name] for name in ('case', 'mode', 'batch', 'heads', 'layout', 'dtype'))
         result = Result(**{n: value for n, value in row.items() if n in RESULT_FIELDS})
-        groups.setdefault((*key, row['copy']), []).append(result)
-    lines = []
-    for (case, mode, batch, heads, layout, dtype, copy), group in groups.items():
+        groups.setdefault(key, []).append(result)
+    lines, copy = [], rows[0]['copy']
+    for (case, mode, batch, heads, layout, dtype), group in groups.items():
         title = f'{case}, {mode}, batch {batch}, {dtype}'
         if group[0].kind != 'backbone':
             title += f', {heads} heads, {layout}'
