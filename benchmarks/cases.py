@@ -1,27 +1,17 @@
 """What is measured: a registry of cases, each with its rivals.
 
 A case is a function from a :class:`Setup` to its rivals by name, registered with :func:`case`.
-The first rival is the one that the others are compared with.
+The first rival is the one that the others are compared with. Operators need torch alone; layers and
+backbones are imported where they are built.
 """
 
 from dataclasses import dataclass
-from typing import Callable, Dict, Sequence, Tuple
+from typing import Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmlinattn.backbones import RAVLT, MixTransformer
-from mmlinattn.backbones.ravlt import RELEASED
-from mmlinattn.layers import (
-    RALA,
-    RWGKA,
-    RWGKP,
-    EfficientSoftmaxAttention,
-    SoftmaxAttention,
-    map_to_tokens,
-    tokens_to_map,
-)
 from mmlinattn.ops import (
     Rotary,
     additive_attention,
@@ -32,13 +22,13 @@ from mmlinattn.ops import (
     stick_breaking,
 )
 
-from .rivals import textbook
-from .rivals.channels_first import Attention, ChannelsFirstRAVLT
+from .rivals import flash_bla, textbook
 
 KINDS = ('operator', 'layer', 'backbone')
 OURS = 'mmlinattn'
 # Stride of the first stage of a backbone: its tokens.
 STRIDE = 4
+LAYOUTS = ('tokens', 'contiguous', 'fused')
 
 
 @dataclass(frozen=True)
@@ -48,6 +38,9 @@ class Setup:
     Args:
         hw_shape: the map of an operator or a layer, the image of a backbone.
         training: gradients will be asked for.
+        layout: of q, k and v: ``'tokens'``, (B, N, heads, d) in memory each, as a projection leaves
+            it; ``'contiguous'``, (B, heads, N, d) in memory; ``'fused'``, views of one
+            (B, N, 3, heads, d).
     """
 
     hw_shape: Tuple[int, int]
@@ -57,6 +50,7 @@ class Setup:
     dtype: torch.dtype
     device: torch.device
     training: bool = False
+    layout: str = 'tokens'
 
     @property
     def num_tokens(self) -> int:
@@ -70,14 +64,23 @@ class Setup:
         return torch.randn(*shape, dtype=self.dtype, device=self.device)
 
     def qkv(self) -> Tuple[Tensor, Tensor, Tensor]:
-        """(B, heads, N, d) each, in the memory order that a projection of tokens leaves."""
+        """(B, heads, N, d) each, in the memory order of ``layout``."""
         shape = self.batch, self.num_tokens, self.heads, self.head_dim
-        return tuple(self.leaf(self.randn(*shape).transpose(1, 2)) for _ in range(3))
+        if self.layout == 'fused':
+            parts = self.randn(*shape[:2], 3, *shape[2:]).unbind(2)
+        else:
+            parts = [self.randn(*shape) for _ in range(3)]
+        q, k, v = (x.transpose(1, 2) for x in parts)
+        if self.layout == 'contiguous':
+            q, k, v = (x.contiguous() for x in (q, k, v))
+        return self.leaf(q), self.leaf(k), self.leaf(v)
 
     def features(self) -> Tuple[Tensor, Tensor, Tensor]:
         """The same with positive q and k."""
         q, k, v = self.qkv()
-        return self.leaf(F.elu(q) + 1), self.leaf(F.elu(k) + 1), v
+        for x in (q, k):
+            x.detach().copy_(F.elu(x.detach()) + 1)  # the memory order stays
+        return q, k, v
 
     def rotary_tables(self) -> textbook.Tables:
         return textbook.rotary_tables(self.hw_shape, self.head_dim, self.dtype, self.device)
@@ -131,6 +134,17 @@ class Case:
 CASES: Dict[str, Case] = {}
 
 
+def map_shape(num_tokens: int) -> Tuple[int, int]:
+    """The map with so many tokens that is nearest to a square, at least as wide as high.
+
+    Example:
+        >>> map_shape(4096), map_shape(2048), map_shape(7)
+        ((64, 64), (32, 64), (1, 7))
+    """
+    height = next(h for h in range(int(num_tokens**0.5), 0, -1) if num_tokens % h == 0)
+    return height, num_tokens // height
+
+
 def case(name: str, kind: str, about: str) -> Callable:
     """Registers a case; raises ValueError for a name that is taken or an unknown kind."""
     if name in CASES or kind not in KINDS:
@@ -148,6 +162,7 @@ def operator_rivals(
     ours: Callable[..., Tensor],
     inputs: Sequence[Tensor],
     textbook: Callable[..., Tensor],
+    library: Optional[Callable[..., Tensor]] = None,
 ) -> Rivals:
     """The rivals that every operator has: its plain formula, and softmax attention.
 
@@ -155,11 +170,15 @@ def operator_rivals(
         ours: called with ``*inputs`` and ``backend``.
         inputs: q, k, v and whatever else has a gradient.
         textbook: called with ``*inputs``.
+        library: the same in flash-bidirectional-linear-attention, a rival on a GPU where that is
+            installed.
     """
     q, k, v = inputs[:3]
     rivals = {OURS: Rival(lambda: ours(*inputs, backend='auto'), inputs)}
     if setup.device.type == 'cuda':
         rivals[f'{OURS} portable'] = Rival(lambda: ours(*inputs, backend='portable'), inputs)
+        if library and flash_bla.installed():
+            rivals['flash_bla'] = Rival(lambda: library(*inputs), inputs)
     rivals['textbook'] = Rival(lambda: textbook(*inputs), inputs)
     rivals['SDPA softmax'] = Rival(
         lambda: F.scaled_dot_product_attention(q, k, v), (q, k, v), same=False, quadratic=True
@@ -175,6 +194,7 @@ def _rala(setup: Setup) -> Rivals:
         lambda q, k, v, backend: rala_attention(q, k, v, rotary=rotary, backend=backend),
         setup.qkv(),
         lambda q, k, v: textbook.rala(q, k, v, tables),
+        lambda q, k, v: flash_bla.rala(q, k, v, tables),
     )
 
 
@@ -185,6 +205,10 @@ def _rala(setup: Setup) -> Rivals:
     'the same layer with softmax attention.',
 )
 def _rala_layer(setup: Setup) -> Rivals:
+    from mmlinattn.layers import RALA, SoftmaxAttention, map_to_tokens, tokens_to_map
+
+    from .rivals.channels_first import Attention
+
     ours = setup.module(RALA(setup.embed_dims, setup.heads))
     first = setup.module(Attention(ours))
     softmax = setup.module(
@@ -222,6 +246,7 @@ def _linear(setup: Setup) -> Rivals:
         lambda *inputs, backend: linear_attention(*inputs, backend=backend),
         setup.features(),
         textbook.linear,
+        flash_bla.linear,
     )
 
 
@@ -304,6 +329,8 @@ def _random_walk(setup: Setup) -> Rivals:
     'image.',
 )
 def _random_walk_layer(setup: Setup) -> Rivals:
+    from mmlinattn.layers import RWGKA, RWGKP, EfficientSoftmaxAttention, SoftmaxAttention
+
     x = setup.leaf(setup.randn(setup.batch, setup.num_tokens, setup.embed_dims))
 
     def rival(kind: type, quadratic: bool = False, **options) -> Rival:
@@ -327,6 +354,11 @@ def _random_walk_layer(setup: Setup) -> Rivals:
 
 def _backbone(setup: Setup, arch: str, released: bool) -> Rivals:
     """RAVLT as released, or with RALA in all stages."""
+    from mmlinattn.backbones import RAVLT
+    from mmlinattn.backbones.ravlt import RELEASED
+
+    from .rivals.channels_first import ChannelsFirstRAVLT
+
     attn_cfg = RELEASED if released else 'RALA'
     ours = setup.module(RAVLT(arch, attn_cfg, drop_path_rate=0.0, norm_cfg=dict(type='BN')))
     image = setup.leaf(setup.randn(setup.batch, 3, *setup.hw_shape))
@@ -377,6 +409,8 @@ MIT_ATTENTIONS = {
     'reduction.',
 )
 def _mit(setup: Setup) -> Rivals:
+    from mmlinattn.backbones import MixTransformer
+
     image = setup.leaf(setup.randn(setup.batch, 3, *setup.hw_shape))
 
     def rival(attn_cfg: dict) -> Rival:

@@ -1,12 +1,13 @@
 """Time and peak memory of rivals, in one process, taken in turns."""
 
 import gc
+import math
 import statistics
 import time
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Callable, Dict, List, Sequence, Tuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -33,8 +34,10 @@ class Spread:
 
     @classmethod
     def of(cls, sample: Sequence[float]) -> 'Spread':
-        low, high = np.percentile(sample, (25, 75))
-        return cls(statistics.median(sample), float(low), float(high))
+        if len(sample) == 1:
+            return cls(*3 * sample)
+        low, median, high = statistics.quantiles(sample, method='inclusive')
+        return cls(median, low, high)
 
 
 def interleave(
@@ -144,17 +147,16 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int:
         call()
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == '[memory]']
     events.sort(key=lambda event: event.start_ns())
-    allocated = np.cumsum([0] + [event.nbytes() for event in events])
-    return int(allocated.max())
+    return max(accumulate((event.nbytes() for event in events), initial=0))
 
 
-def copy_bandwidth(device: torch.device, rounds: int = 20) -> float:
-    """Bytes a second, read and written, of copying a large tensor."""
-    source = torch.zeros(COPY_BYTES, dtype=torch.int8, device=device)
+def copy_bandwidth(device: torch.device, rounds: int = 20, size: int = COPY_BYTES) -> float:
+    """Bytes a second, read and written, of copying a tensor of ``size`` bytes."""
+    source = torch.zeros(size, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
     times = interleave({'copy': lambda: target.copy_(source)}, device, rounds, 0.0)['copy']
-    return 2 * COPY_BYTES / statistics.median(times)
+    return 2 * size / statistics.median(times)
 
 
 def slope(tokens: Sequence[int], values: Sequence[float]) -> float:
@@ -169,14 +171,14 @@ def slope(tokens: Sequence[int], values: Sequence[float]) -> float:
     """
     if len(set(tokens)) < 2 or min(values) <= 0:
         raise ValueError(f'no slope through tokens={list(tokens)}, values={list(values)}')
-    return float(np.polyfit(np.log(tokens), np.log(values), 1)[0])
+    return statistics.linear_regression([*map(math.log, tokens)], [*map(math.log, values)]).slope
 
 
 def difference(tensor: Tensor, other: Tensor) -> float:
     """Norm of the difference over the norm of ``other``, in float64."""
     if tensor.shape != other.shape:
         return float('inf')
-    tensor, other = tensor.double(), other.double()
+    tensor, other = tensor.detach().double(), other.detach().double()
     error, norm = (tensor - other).norm(), other.norm()
     return float(error / norm) if norm > 0 else float(error)
 

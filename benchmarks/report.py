@@ -5,13 +5,13 @@ import re
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import List, Optional, Sequence
-
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from typing import TYPE_CHECKING, List, Optional, Sequence
 
 from .cases import CASES
 from .suite import Result, slopes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write(results: Sequence[Result], context: dict, folder: Path) -> List[Path]:
@@ -102,8 +102,12 @@ def cell(result: Result, first: Result, bandwidth: Optional[float] = None) -> st
     return text
 
 
-def plot(group: Sequence[Result]) -> Figure:
+def plot(group: Sequence[Result]) -> 'Figure':
     """Time and peak memory against tokens, both axes logarithmic, slopes in the legend."""
+    # Here: on a GPU machine matplotlib may be missing.
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
     figure = Figure(figsize=(9, 4), layout='constrained')
     fitted = slopes(group)
     panels = ('time of a call, ms', 'peak memory of a call, MiB')

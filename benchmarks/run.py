@@ -13,9 +13,7 @@ import argparse
 import os
 import platform
 import shlex
-import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Dict, List, Tuple
 
@@ -28,12 +26,12 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.cases import CASES, KINDS, Setup
+from benchmarks.cases import CASES, KINDS, Setup, map_shape
+from benchmarks.machine import commit, machine, version
 from benchmarks.measure import copy_bandwidth
 from benchmarks.report import write
 from benchmarks.suite import MODES, Effort, Result, run_case
 
-ROOT = Path(__file__).resolve().parent.parent
 DTYPES = ('float32', 'float16', 'bfloat16', 'float64')
 # What a device gets unless the command line says otherwise.
 DEFAULTS = {
@@ -127,17 +125,6 @@ def image(text: str) -> Tuple[int, int]:
     return height, width
 
 
-def map_shape(num_tokens: int) -> Tuple[int, int]:
-    """The map with so many tokens that is nearest to a square, at least as wide as high.
-
-    Example:
-        >>> map_shape(4096), map_shape(2048), map_shape(7)
-        ((64, 64), (32, 64), (1, 7))
-    """
-    height = next(h for h in range(int(num_tokens**0.5), 0, -1) if num_tokens % h == 0)
-    return height, num_tokens // height
-
-
 def setups(args: argparse.Namespace, kind: str, batch: int) -> List[Setup]:
     shapes = args.images if kind == 'backbone' else [map_shape(n) for n in args.tokens]
     dtype = getattr(torch, args.dtype)
@@ -148,8 +135,8 @@ def context(args: argparse.Namespace, argv: List[str]) -> Dict[str, object]:
     """What a reader needs to judge the numbers or to repeat them."""
     facts = {
         'command': shlex.join(['python', 'benchmarks/run.py', *argv]),
-        'commit': _commit(),
-        'machine': _machine(args.device),
+        'commit': commit(),
+        'machine': machine(args.device),
         'threads': torch.get_num_threads(),
         'versions': f'Python {platform.python_version()}, torch {torch.__version__}',
         'settings': f'{args.heads} heads of {args.head_dim} channels (operators and layers), '
@@ -158,40 +145,11 @@ def context(args: argparse.Namespace, argv: List[str]) -> Dict[str, object]:
         'column, peak memory above what was allocated before',
     }
     for name in OPTIONAL:
-        facts[name] = _version(name)
+        facts[name] = version(name)
     if args.device.type == 'cuda':
-        facts['versions'] += f', CUDA {torch.version.cuda}, Triton {_version("triton")}'
+        facts['versions'] += f', CUDA {torch.version.cuda}, Triton {version("triton")}'
         facts['copy bandwidth'] = copy_bandwidth(args.device)
     return facts
-
-
-def _commit() -> str:
-    def git(*command: str) -> str:
-        run = subprocess.run(['git', '-C', ROOT, *command], capture_output=True, text=True)
-        return run.stdout.strip()
-
-    try:
-        changed = git('status', '--porcelain', '--untracked-files=no')
-        return (git('rev-parse', 'HEAD') or 'unknown') + (', with changes' if changed else '')
-    except FileNotFoundError:
-        return 'unknown'
-
-
-def _machine(device: torch.device) -> str:
-    cpu = platform.processor() or platform.machine()
-    info = Path('/proc/cpuinfo')
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith('model name')]
-        cpu = names[0].split(':', 1)[1].strip() if names else cpu
-    text = f'{cpu}, {os.cpu_count()} cores, {platform.system()}'
-    return f'{torch.cuda.get_device_name(device)}; {text}' if device.type == 'cuda' else text
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return 'not installed'
 
 
 def main(argv: List[str]) -> int:

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -149,7 +148,7 @@ def _run_point(
             if name == first:
                 expected = pair
             elif expected is not None:
-                error = float(np.max([*map(_difference, pair, expected)]))
+                error = _largest([*map(_difference, pair, expected)])
                 if not _agree(pair, expected, setup.dtype):
                     reason = f'differs from {first} by {error:.1e} relative'
                     results[name] = Result(
@@ -199,8 +198,12 @@ def _min_bytes(rival: Rival, outs: Sequence[Tensor], grads: Sequence[Tensor]) ->
 def _difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     if len(got) != len(expected):
         return math.inf
-    # Unlike max, it keeps a NaN.
-    return float(np.max([difference(a, b) for a, b in zip(got, expected)], initial=0.0))
+    return _largest([difference(a, b) for a, b in zip(got, expected)])
+
+
+def _largest(errors: Sequence[float]) -> float:
+    # Unlike Python's, this max keeps a NaN.
+    return torch.tensor([0.0, *errors], dtype=torch.float64).max().item()
 
 
 def _agree(

@@ -1,0 +1,172 @@
+"""Checks and measures everything that only a GPU shows, in a budget of time.
+
+    python benchmarks/gpu.py --minutes 10 --out work_dirs/gpu
+    python benchmarks/gpu.py --device cpu --tiny --out work_dirs/tiny    # tries the script
+
+Needs torch and triton; layers and backbones too where OpenMMLab is installed. Each section has a
+share of the time, writes NAME.json after every job, and says what it left; called again with the
+same --out, the script goes on there. Results of another commit, device or version are run again.
+report.md is for docs/benchmarks.md. The exit code is 1 if anything is wrong.
+"""
+
+import argparse
+import gc
+import os
+import platform
+import shlex
+import sys
+from pathlib import Path
+from typing import Dict, Iterable, List
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ.setdefault('KINETO_LOG_LEVEL', '99')
+
+import torch
+
+if 'cpu' in sys.argv or not torch.cuda.is_available():
+    os.environ['TRITON_INTERPRET'] = '1'  # before anything imports Triton
+
+from benchmarks.gpu_day import checks, kernels, speed, tables
+from benchmarks.gpu_day.day import Day, Job, Row, Section, bad_jobs, read, rows_of, run
+from benchmarks.machine import commit, machine, version
+from benchmarks.rivals import flash_bla
+
+
+def facts(day: Day) -> List[Job]:
+    """Versions, device, speed of copying."""
+
+    def versions() -> Iterable[Row]:
+        found = {'Triton': version('triton'), 'matplotlib': version('matplotlib')}
+        for name in ('mmengine', 'mmcv'):  # OneDL's packages have names of their own
+            names = map(version, (name, f'onedl-{name}'))
+            found[name] = next((v for v in names if v != 'not installed'), 'not installed')
+        found['flash_bla'] = 'installed' if flash_bla.installed() else 'not installed'
+        found['Python'] = platform.python_version()
+        found['CUDA of torch'] = str(torch.version.cuda)
+        if day.gpu:
+            device = torch.cuda.get_device_properties(day.device)
+            found['multiprocessors'] = str(device.multi_processor_count)
+            found['compute capability'] = f'{device.major}.{device.minor}'
+            found['memory, GiB'] = f'{device.total_memory / 2**30:.0f}'
+        for name, value in found.items():
+            yield dict(what=name, value=value)
+
+    def copying() -> Iterable[Row]:
+        yield dict(what='copy bandwidth, GB/s', value=speed.copy_speed(day) / 1e9)
+
+    return [('versions', versions), ('copy bandwidth', copying)]
+
+
+def milliseconds(row: Row) -> str:
+    return f'{row["ms"]:.3g} ms, {row["share"]:.0%}'
+
+
+def two_clocks(row: Row) -> str:
+    graph = f'{row["graph_ms"]:.3g}' if 'graph_ms' in row else 'needs a GPU'
+    return f'{row["eager_ms"]:.3g}, {graph}'
+
+
+def sections(folder: Path, seconds: float) -> List[Section]:
+    """In order; shares are about percent."""
+
+    def tune(day: Day) -> List[Job]:
+        return kernels.tuning(day, folder, 0.03 * seconds)
+
+    def compiling(day: Day) -> List[Job]:
+        return kernels.compiling(day, 0.1 * seconds)
+
+    share = tables.pivot(('operator', 'batch', 'heads', 'mode'), 'tokens', milliseconds)
+    clocks = tables.pivot(('operator', 'mode'), 'tokens', two_clocks)
+    plain = tables.plain()
+    return [
+        Section('machine', 'Versions and copy bandwidth', 1, facts, plain),
+        Section('compiling', 'Kernels compiled before they are needed', 10, compiling, plain),
+        Section('correctness', 'Correctness against float64', 15, checks.correctness,
+                tables.worst_errors),
+        Section('precision', "With set_float32_matmul_precision('high')", 2, checks.precision,
+                tables.worst_errors),
+        Section('repeats', 'The same bits on every run', 3, checks.repeats, plain),
+        Section('graphs', 'CUDA graphs against eager steps', 3, checks.graphs, plain),
+        Section('large', 'More than 2^31 elements', 5, checks.large, plain),
+        Section('registers', 'Registers and spills', 6, kernels.registers, plain),
+        Section('tuning', 'Tuning', 10, tune, plain),
+        Section('bandwidth', 'Share of the copy bandwidth on minimum bytes', 8, speed.bandwidth,
+                share),
+        Section('operators', 'Operators against rivals', 14, speed.operators, tables.rivals),
+        Section('wall', 'Eager calls with the host, replayed graphs, ms', 5, speed.walls, clocks),
+        Section('crossover', 'Tokens from which on softmax attention (SDPA) is slower', 6,
+                speed.crossover, tables.plain('ratios')),
+        Section('layers', 'Layers', 4, speed.layers, tables.rivals),
+        Section('backbones', 'Backbones', 12, speed.backbones, tables.rivals),
+        Section('profile', 'Where the time goes', 4, speed.profiles, plain),
+    ]  # fmt: skip
+
+
+SECTIONS = tuple(section.name for section in sections(Path(), 0.0))
+
+
+def parse_args(argv: List[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--minutes', type=float, default=10.0, help='in all')
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/gpu'), metavar='DIR')
+    parser.add_argument('--device', default='cuda', help='cpu, cuda or cuda:N')
+    parser.add_argument('--tiny', action='store_true', help='tiny sizes, to try the script')
+    parser.add_argument('--only', nargs='+', choices=SECTIONS, metavar='SECTION')
+    parser.add_argument(
+        '--again', nargs='*', choices=SECTIONS, metavar='SECTION',
+        help='sections to run though they are done; all without a name',
+    )  # fmt: skip
+    args = parser.parse_args(argv)
+    try:
+        args.device = torch.device(args.device)
+    except RuntimeError:
+        parser.error(f'--device must be cpu, cuda or cuda:N, got {args.device!r}')
+    if args.device.type not in ('cpu', 'cuda'):
+        parser.error(f'--device must be cpu, cuda or cuda:N, got {args.device}')
+    if args.device.type == 'cuda' and not torch.cuda.is_available():
+        parser.error(f'--device {args.device}: torch {torch.__version__} finds no CUDA device')
+    if args.device.type == 'cpu' and not args.tiny:
+        parser.error('--device cpu needs --tiny: the sizes are those of a GPU')
+    if args.minutes <= 0:
+        parser.error(f'--minutes must be positive, got {args.minutes}')
+    args.again = [] if args.again is None else args.again or list(SECTIONS)
+    return args
+
+
+def main(argv: List[str]) -> int:
+    args = parse_args(argv)
+    if args.device.index is not None:  # events and streams are those of the current device
+        torch.cuda.set_device(args.device)
+    gc.freeze()  # what was imported is never garbage; to collect it takes longer than most jobs
+    day, seconds = Day(args.device, args.tiny), 60 * args.minutes
+    key: Dict[str, str] = {
+        'commit': commit(),
+        'machine': machine(args.device),
+        'versions': f'torch {torch.__version__}, Triton {version("triton")}',
+        'sizes': 'tiny, to try the script: no figures' if args.tiny else 'full',
+    }
+    every = sections(args.out, seconds)
+    chosen = [section for section in every if not args.only or section.name in args.only]
+    show = lambda line: print(line, flush=True)  # noqa: E731
+    others = {s.name: read(args.out / f'{s.name}.json') for s in every if s not in chosen}
+    others = {name: record for name, record in others.items() if record.get('key') == key}
+    command = shlex.join(['python', 'benchmarks/gpu.py', *argv])
+    report, plot = args.out / 'report.md', args.out / 'bandwidth.png'
+
+    def write(records: Dict[str, dict]) -> None:
+        shown = {**others, **records}
+        report.write_text(tables.report(every, shown, dict(command=command, **key)))
+
+    records = run(chosen, day, key, args.out, seconds, args.again, show, write)
+    write(records)
+    paths = [report]
+    if 'bandwidth' in records and tables.picture(rows_of(records['bandwidth']), plot):
+        paths.append(plot)
+    show('Written: ' + ', '.join(map(str, paths)))
+    return int(any(bad_jobs(record) for record in records.values()))
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

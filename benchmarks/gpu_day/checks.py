@@ -1,0 +1,202 @@
+"""Sections that look for something wrong."""
+
+from itertools import product
+from typing import Iterable, List, Tuple
+
+import torch
+from torch import Tensor
+
+from mmlinattn.ops import BackendError
+
+from ..cases import Setup, map_shape
+from .day import Day, Job, NeedsMore, Row
+from .problems import DTYPES, OPERATORS, Problem, forms
+
+# Batch and heads. The layouts take turns.
+GROUPS = ((1, 1, 'contiguous'), (2, 3, 'fused'), (4, 12, 'tokens'))
+TOKENS = (1, 257, 1000, 4097, 65539)
+DIM, WIDTHS = 64, (16, 20, 32, 128)
+REPEATS = 20
+
+
+def kind(dtype: torch.dtype) -> str:
+    """``'bfloat16'`` for ``torch.bfloat16``."""
+    return str(dtype).replace('torch.', '')
+
+
+def _setup(day: Day, hw: Tuple[int, int], group: tuple, dim: int, dtype: torch.dtype) -> Setup:
+    batch, heads, layout = group
+    return Setup(hw, batch, heads, dim, dtype, day.device, True, layout)
+
+
+def _title(name: str, setup: Setup) -> str:
+    size = 'x'.join(map(str, setup.hw_shape))
+    heads = f'{setup.batch}x{setup.heads}'
+    return f'{name}, {size}, B x H {heads}, d {setup.head_dim}, {kind(setup.dtype)}'
+
+
+def correctness(day: Day) -> List[Job]:
+    """Every operator and form against float64, output and gradients: without padding, and with
+    padding and the gradient of a sum."""
+    if day.tiny:
+        setups = [
+            _setup(day, hw, group, 16, dtype)
+            for hw, group, dtype in (
+                ((1, 1), GROUPS[0], torch.float32),
+                ((3, 5), (2, 1, 'fused'), torch.float16),
+            )
+        ]
+    else:
+        shapes = [map_shape(count) for count in TOKENS]
+        setups = [
+            _setup(day, hw, group, DIM, dtype)
+            for hw, group, dtype in product(shapes, GROUPS, DTYPES)
+        ]
+        # 65,539 is a prime number: also a map of about so many tokens, and other widths.
+        setups += [_setup(day, (253, 259), GROUPS[1], DIM, dtype) for dtype in DTYPES]
+        setups += [
+            _setup(day, (25, 40), GROUPS[1], dim, dtype) for dim, dtype in product(WIDTHS, DTYPES)
+        ]
+    return [
+        (_title(name, setup), lambda name=name, setup=setup: _check(name, setup))
+        for setup, name in product(setups, OPERATORS)
+    ]
+
+
+def _check(name: str, setup: Setup) -> Iterable[Row]:
+    for padded in (False, True):
+        problem = Problem.of(name, setup, padded, flat=padded)
+        expected = problem.exact()
+        for form in forms(name):
+            try:
+                row = problem.verdict(problem.step(form), expected)
+            except BackendError as error:
+                # A GPU may lack the shared memory for wide heads.
+                row = dict(refused=str(error))
+                if setup.head_dim <= DIM:
+                    row['wrong'] = f'refused: {error}'
+            yield dict(
+                operator=name,
+                tokens=setup.num_tokens,
+                batch=setup.batch,
+                heads=setup.heads,
+                dim=setup.head_dim,
+                dtype=kind(setup.dtype),
+                padded=padded,
+                form=form,
+                **row,
+            )
+
+
+def _middle(day: Day, dtype: torch.dtype) -> Setup:
+    if day.tiny:
+        return _setup(day, (3, 5), (1, 1, 'fused'), 16, dtype)
+    return _setup(day, (64, 64), GROUPS[1], DIM, dtype)
+
+
+def precision(day: Day) -> List[Job]:
+    """The same errors where torch may round factors of float32 products to TF32."""
+    dtypes = DTYPES[:1] if day.tiny else DTYPES
+
+    def job(name: str, dtype: torch.dtype) -> Iterable[Row]:
+        problem = Problem.of(name, _middle(day, dtype))
+        expected = problem.exact()
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision('high')
+        try:
+            for form in forms(name)[-1 if day.tiny else 0 :]:  # an interpreter has no TF32
+                # The portable form's products are torch's own, which the caller allowed to be
+                # rounded to TF32. It has the digits of float16.
+                digits = torch.float16 if (form, dtype) == ('portable', torch.float32) else dtype
+                row = problem.verdict(problem.step(form), expected, digits)
+                yield dict(operator=name, dtype=kind(dtype), form=form, **row)
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return [
+        (f'{name}, {kind(dtype)}', lambda name=name, dtype=dtype: job(name, dtype))
+        for name, dtype in product(OPERATORS, dtypes)
+    ]
+
+
+def repeats(day: Day) -> List[Job]:
+    """Bits of output and gradients, run after run."""
+    count, form_of = (2, lambda name: 'portable') if day.tiny else (REPEATS, lambda name: 'auto')
+
+    def job(name: str, dtype: torch.dtype) -> Iterable[Row]:
+        setup = _middle(day, dtype)
+        if not day.tiny:
+            setup = _setup(day, (253, 259), GROUPS[1], DIM, dtype)
+        problem, form = Problem.of(name, setup, padded=True), form_of(name)
+        first = problem.step(form)
+        differ = sorted(
+            {i for _ in range(count - 1) for i in _different(first, problem.step(form))}
+        )
+        names = ['output', *(f'd{leaf}' for leaf in problem.leaves)]
+        row: Row = dict(operator=name, dtype=kind(dtype), runs=count)
+        if differ:
+            row['wrong'] = 'changes from run to run: ' + ', '.join(names[i] for i in differ)
+        yield row
+
+    return [
+        (f'{name}, {kind(dtype)}', lambda name=name, dtype=dtype: job(name, dtype))
+        for name, dtype in product(OPERATORS, (torch.bfloat16, torch.float32))
+    ]
+
+
+def _different(a: Tuple[Tensor, ...], b: Tuple[Tensor, ...]) -> List[int]:
+    return [i for i, pair in enumerate(zip(a, b)) if not torch.equal(*pair)]
+
+
+def graphs(day: Day) -> List[Job]:
+    """A captured training step, replayed with new inputs, against the same step run eagerly."""
+
+    def job(name: str, dtype: torch.dtype) -> Iterable[Row]:
+        day.needs_gpu()
+        from .timing import captured
+
+        problem = Problem.of(name, _middle(day, dtype), padded=True)
+        replay, results = captured(lambda: problem.step('auto'))
+        generator = torch.Generator(day.device).manual_seed(1)
+        for leaf in problem.leaves.values():  # those of another call
+            order = torch.randperm(leaf.shape[-2], generator=generator, device=day.device)
+            leaf.detach().copy_(leaf.detach().index_select(-2, order))
+        replay()
+        differ = _different(results(), problem.step('auto'))
+        row: Row = dict(operator=name, dtype=kind(dtype), tensors=1 + len(problem.leaves))
+        if differ:
+            row['wrong'] = f'{len(differ)} tensors of a replayed graph differ from eager ones'
+        yield row
+
+    return [
+        (f'{name}, {kind(dtype)}', lambda name=name, dtype=dtype: job(name, dtype))
+        for name, dtype in product(OPERATORS, (torch.bfloat16, torch.float32))
+    ]
+
+
+def large(day: Day) -> List[Job]:
+    """Tensors of more than 2^31 elements: the first and the last head of the first and the last
+    image against float64, which is as if they were alone."""
+
+    def job(name: str, layout: str) -> Iterable[Row]:
+        if day.tiny:
+            setup = _setup(day, (5, 7), (2, 3, layout), 16, torch.float32)
+        else:
+            day.needs_gpu()
+            setup = _setup(day, (512, 513), (8, 16, layout), DIM, torch.bfloat16)
+        elements = setup.batch * setup.heads * setup.num_tokens * setup.head_dim
+        # q, k, v, output, their gradients, and as much for what is on the way.
+        needed = 16 * 2 * elements
+        if not day.tiny and needed > torch.cuda.mem_get_info(day.device)[0]:
+            raise NeedsMore(f'needs about {needed / 2**30:.0f} GiB of free memory')
+        problem = Problem.of(name, setup)
+        got = problem.step('auto')
+        for b, h in ((0, 0), (-1, -1)):
+            part, taken = problem.of_head(b, h, got)
+            row = part.verdict(taken, part.exact())
+            yield dict(operator=name, elements=elements, layout=layout, image=b, head=h, **row)
+
+    return [
+        (f'{name}, {layout}', lambda name=name, layout=layout: job(name, layout))
+        for layout, name in product(('contiguous', 'fused'), OPERATORS)
+    ]

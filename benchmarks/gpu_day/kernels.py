@@ -1,0 +1,205 @@
+"""Sections about the compiled kernels."""
+
+import multiprocessing
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module, util
+from itertools import product
+from pathlib import Path
+from typing import Iterable, Iterator, List, Tuple
+
+import torch
+
+from mmlinattn.ops import BackendError
+
+from ..cases import CASES, Setup, map_shape
+from ..measure import forward_backward
+from ..rivals import flash_bla
+from .checks import DIM, GROUPS, TOKENS, WIDTHS, kind
+from .day import Day, Job, NeedsMore, Row
+from .problems import DTYPES, OPERATORS, Problem
+from .speed import GROUPS as SPEED_GROUPS
+from .speed import RIVAL_TOKENS
+
+DIMS = (32, 64, 128)
+TUNING = tuple(f'mmlinattn.ops.common.{name}' for name in ('tuning', 'configs'))
+# An operator or a rival, its input, padding.
+Launch = Tuple[str, Setup, bool]
+LIBRARY = 'flash_bla'
+
+
+def compiling(day: Day, seconds: float) -> List[Job]:
+    """Compiles in many processes what the next sections launch in one: Triton keeps it on disk.
+
+    Args:
+        seconds: after so many the rest is left to those sections.
+    """
+
+    def job() -> Iterable[Row]:
+        day.needs_gpu()
+        memory = torch.cuda.mem_get_info(day.device)[0] // (2 * 2**30)
+        workers = int(max(1, min(os.cpu_count() or 1, memory, 32)))
+        yield compile_all(launches(day), workers, time.time() + seconds)
+
+    return [('launches of small problems', job)]
+
+
+def launches(day: Day) -> List[Launch]:
+    """One of each that Triton compiles apart: types, widths, sizes of 1, multiples of 16, layouts,
+    padding."""
+
+    def setup(count: int, group: tuple, dim: int, dtype: torch.dtype) -> Setup:
+        return Setup(map_shape(count), *group[:2], dim, dtype, day.device, True, group[2])
+
+    fused = [name for name in OPERATORS if OPERATORS[name].kernel]
+    setups = [setup(256, (*group, 'fused'), DIM, torch.bfloat16) for group in SPEED_GROUPS]
+    setups += [setup(n, g, DIM, t) for n, g, t in product(TOKENS[1::-1], GROUPS, DTYPES)]
+    setups += [setup(256, GROUPS[1], DIM, t) for t in DTYPES]
+    setups += [setup(1000, GROUPS[1], dim, t) for dim, t in product(WIDTHS, DTYPES)]
+    found: List[Launch] = []
+    if flash_bla.installed():
+        found += [
+            (name, setup(count, (1, 8, 'contiguous'), DIM, torch.bfloat16), False)
+            for count, name in product(RIVAL_TOKENS, ('linear-library', 'rala-library'))
+        ]
+    return found + [*product(fused, setups, (False, True))]
+
+
+def compile_all(tasks: List[Launch], workers: int, until: float) -> Row:
+    """Runs tasks in processes of their own; a row that counts them. What fails is not counted:
+    the sections that check will say so."""
+    context = multiprocessing.get_context('spawn')
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        done = [*pool.map(launch, tasks, [until] * len(tasks))]
+    return dict(launches=sum(done), of=len(tasks), processes=workers)
+
+
+def launch(task: Launch, until: float) -> bool:
+    """Forward and backward pass of a task; False where that failed or the time was over."""
+    name, setup, padded = task
+    if time.time() > until:
+        return False
+    try:
+        if name.endswith('-library'):
+            rival = CASES[name.removesuffix('-library')].build(setup)[LIBRARY]
+            out = rival.call()
+            forward_backward(rival.call, rival.inputs, [torch.ones_like(out)])
+        else:
+            Problem.of(name, setup, padded).step('fused')
+    except Exception:
+        return False
+    return True
+
+
+def registers(day: Day) -> List[Job]:
+    """Launches every operator, forward and backward, and reads what its kernels compiled to."""
+
+    def job(name: str, dtype: torch.dtype, dim: int) -> Iterable[Row]:
+        day.needs_gpu()
+        for _, cache in caches():
+            cache.clear()  # of other launches; what they compiled is still on disk
+        setup = Setup((64, 64), 2, 3, dim, dtype, day.device, True, 'fused')
+        try:
+            Problem.of(name, setup).step('fused')
+        except BackendError as error:
+            raise NeedsMore(str(error)) from error
+        day.synchronize()
+        rows = [
+            dict(
+                operator=name,
+                kernel=function.strip('_').replace('_kernel', ''),
+                dtype=kind(dtype),
+                dim=dim,
+                registers=kernel.n_regs,
+                spilled=kernel.n_spills,
+                shared=kernel.metadata.shared,
+                warps=kernel.metadata.num_warps,
+                stages=kernel.metadata.num_stages,
+            )
+            for function, kernel in compiled()
+        ]
+        if not rows:
+            raise NeedsMore('needs a Triton that tells what it compiled')
+        yield from rows
+
+    names = [name for name in OPERATORS if OPERATORS[name].kernel]
+    return [
+        (f'{name}, {kind(dtype)}, d {dim}', lambda args=(name, dtype, dim): job(*args))
+        for dtype, dim, name in product(DTYPES, DIMS[:1] if day.tiny else DIMS, names)
+    ]
+
+
+def caches() -> Iterator[Tuple[str, dict]]:
+    """Names of the package's kernels, and what Triton keeps of their launches by device."""
+    import triton
+
+    seen = set()
+    for module in [m for n, m in list(sys.modules.items()) if n.startswith('mmlinattn.ops')]:
+        for name, function in list(vars(module).items()):
+            while hasattr(function, 'fn') and not isinstance(function, triton.JITFunction):
+                function = function.fn  # of an autotuner
+            if isinstance(function, triton.JITFunction) and id(function) not in seen:
+                seen.add(id(function))
+                yield name, getattr(function, 'device_caches', None) or function.cache
+
+
+def compiled() -> Iterator[tuple]:
+    """Names and compiled kernels of the package that were launched since the caches are empty."""
+    for name, cache in caches():
+        for entry in cache.values():
+            # Triton 3.2 has a dict of kernels a device, later ones a tuple that starts with it.
+            kernels = entry[0] if isinstance(entry, tuple) else entry
+            for kernel in kernels.values():
+                if getattr(kernel, 'n_regs', None) is not None:
+                    yield name, kernel
+
+
+def tuning(day: Day, folder: Path, seconds: float) -> List[Job]:
+    """Lets the package's tuner, where it has one, try configurations of each kernel. The best are
+    in ``tuning_table.json``, and where a later process looks for them.
+
+    Args:
+        folder: where the table goes.
+        seconds: that one operator, type and width may take.
+    """
+    tuned = set()
+
+    def job(name: str, dtype: torch.dtype, dim: int) -> Iterable[Row]:
+        if not all(map(util.find_spec, TUNING)):
+            raise NeedsMore('no tuner')
+        day.needs_gpu()
+        tuner, configs = map(import_module, TUNING)
+        shape = (8, 8) if day.tiny else (256, 256)
+        setup = Setup(shape, 1, 8, dim, dtype, day.device, True, 'fused')
+        problem, device = Problem.of(name, setup), day.device.index or 0
+        precision, end = configs.kind_of(dtype), time.monotonic() + seconds
+        for kernel in list(configs.table(device)):
+            if kernel.startswith('walk') != (name == 'random-walk'):
+                continue
+            anchors = [x.shape[-2] for key, x in problem.leaves.items() if key == 'anchors_q']
+            size = configs.size_class(dim, *anchors)
+            if (kernel, precision, size) in tuned:
+                continue
+            try:
+                found = tuner.tune(
+                    [kernel], size, precision, lambda: problem.step('fused'), device,
+                    until=lambda: time.monotonic() >= end,
+                )  # fmt: skip
+            except ValueError:
+                continue  # not one of this operator's
+            tuned.add((kernel, precision, size))
+            for path in (folder / 'tuning_table.json', configs.cache_path()):
+                tuner.save(path, found, device)
+            for config in (
+                c for kinds in found.values() for s in kinds.values() for c in s.values()
+            ):
+                yield dict(kernel=kernel, type=precision, size=size, **config._asdict())
+
+    names = ('random-walk', 'rala', 'ripple, logits', 'ripple', 'linear')
+    types = (torch.bfloat16, torch.float32)
+    return [
+        (f'{name}, {kind(dtype)}, d {dim}', lambda args=(name, dtype, dim): job(*args))
+        for dtype, dim, name in product(types, (64, 32, 128), names)
+    ]

@@ -1,0 +1,234 @@
+"""Every operator with inputs, and how far its results are from the exact ones."""
+
+from dataclasses import dataclass, replace
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from mmlinattn.ops import (
+    Rotary,
+    additive_attention,
+    linear_attention,
+    rala_attention,
+    random_walk_attention,
+    ripple_attention,
+)
+
+from ..cases import DECAY, MAX_DISTANCE, NUM_ANCHORS, Setup
+from ..measure import difference
+from . import exact
+
+# Relative errors of an output, of a gradient, of the gradient of a sum, about four times those in
+# Triton's interpreter. The exact results have the same rounded inputs. The gradient of a sum is
+# smaller than the terms that it is a difference of: float32 forms of 40,000 tokens had 3e-4.
+TOLERANCES = {
+    torch.float32: (1e-5, 2e-4, 2e-3),
+    torch.float16: (1e-3, 4e-3, 8e-3),
+    torch.bfloat16: (1e-2, 3e-2, 6e-2),
+}
+DTYPES = tuple(TOLERANCES)
+FORMS = ('fused', 'portable')
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the package.
+
+    Args:
+        features: its queries and keys are features, not negative.
+        extra: tensors with a gradient besides q, k and v, and their names.
+        run: of the tensors, a padding mask (B, N) or None, and a backend.
+        exact: of the tensors in float64 and what to keep, (B, 1, N, 1).
+        kernel: it has a fused form.
+    """
+
+    features: bool
+    extra: Callable[[Setup], Dict[str, Tensor]]
+    run: Callable[[Setup, Sequence[Tensor], Optional[Tensor], str], Tensor]
+    exact: Callable[[Setup, Sequence[Tensor], Tensor], Tensor]
+    kernel: bool = True
+
+
+def _anchors(setup: Setup) -> Dict[str, Tensor]:
+    count = min(NUM_ANCHORS, setup.head_dim)
+    shape = setup.heads, count, setup.head_dim
+    return {name: 0.1 * setup.randn(*shape) for name in ('anchors_q', 'anchors_k')}
+
+
+def _scorers(setup: Setup) -> Dict[str, Tensor]:
+    return {name: setup.randn(setup.heads, setup.head_dim) for name in ('w_q', 'w_k')}
+
+
+def _rings(setup: Setup, count: int) -> Tensor:
+    """(B, heads, N, count), stored token by token as a projection leaves it."""
+    return setup.randn(setup.batch, setup.num_tokens, setup.heads, count).transpose(1, 2)
+
+
+OPERATORS: Dict[str, Operator] = {
+    'linear': Operator(
+        True,
+        lambda setup: {},
+        lambda s, x, mask, form: linear_attention(*x, key_padding_mask=mask, backend=form),
+        lambda s, x, keep: exact.linear(*x, keep),
+    ),
+    'rala': Operator(
+        False,
+        lambda setup: {},
+        lambda s, x, mask, form: rala_attention(
+            *x, rotary=Rotary(s.hw_shape, s.head_dim), key_padding_mask=mask, backend=form
+        ),
+        lambda s, x, keep: exact.rala(*x, keep, s.hw_shape),
+    ),
+    'random-walk': Operator(
+        False,
+        _anchors,
+        lambda s, x, mask, form: random_walk_attention(
+            *x, decay=DECAY, key_padding_mask=mask, backend=form
+        ),
+        lambda s, x, keep: exact.random_walk(*x, keep, DECAY),
+    ),
+    'ripple': Operator(
+        True,
+        lambda setup: {'weights': _rings(setup, MAX_DISTANCE + 1).softmax(-1)},
+        lambda s, x, mask, form: ripple_attention(
+            *x, hw_shape=s.hw_shape, key_padding_mask=mask, backend=form
+        ),
+        lambda s, x, keep: exact.ripple(*x, keep, s.hw_shape),
+    ),
+    'ripple, logits': Operator(
+        True,
+        lambda setup: {'logits': _rings(setup, MAX_DISTANCE)},
+        lambda s, x, mask, form: ripple_attention(
+            *x, hw_shape=s.hw_shape, stick='offset', key_padding_mask=mask, backend=form
+        ),
+        lambda s, x, keep: exact.ripple(*x[:3], exact.stick_weights(x[3]), keep, s.hw_shape),
+    ),
+    'additive': Operator(
+        False,
+        _scorers,
+        lambda s, x, mask, form: additive_attention(*x, key_padding_mask=mask, backend=form),
+        lambda s, x, keep: exact.additive(*x, keep),
+        kernel=False,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An operator with inputs, the same on every call.
+
+    Attributes:
+        leaves: by name; all have gradients.
+        mask: (B, N) bool, or None.
+        grad: of the output.
+    """
+
+    name: str
+    setup: Setup
+    leaves: Dict[str, Tensor]
+    mask: Optional[Tensor]
+    grad: Tensor
+
+    @classmethod
+    def of(cls, name: str, setup: Setup, padded: bool = False, flat: bool = False) -> 'Problem':
+        """Seeded inputs.
+
+        Args:
+            padded: images end in padding; of several, the first is nothing else.
+            flat: the gradient is that of a sum: one number, every stride 0.
+        """
+        operator = OPERATORS[name]
+        torch.manual_seed(0)
+        q, k, v = setup.features() if operator.features else setup.qkv()
+        # Values that go with the keys, each channel in its own measure: else sums over many tokens
+        # cancel, and so do gradients, and the relative error of what is left says nothing.
+        v.detach().add_(k.detach() * torch.linspace(0, 2, v.shape[-1]).to(v))
+        extra = {key: setup.leaf(x) for key, x in operator.extra(setup).items()}
+        mask = None
+        if padded:
+            mask = torch.zeros(setup.batch, setup.num_tokens, dtype=torch.bool, device=setup.device)
+            mask[:, setup.num_tokens // 2 + 1 :] = True
+            mask[0] |= setup.batch > 1
+        grad = torch.ones((), dtype=v.dtype, device=v.device).expand(v.shape)
+        if not flat:
+            grad = setup.randn(*v.shape)
+        return cls(name, setup, {'q': q, 'k': k, 'v': v, **extra}, mask, grad)
+
+    def run(self, form: str) -> Tensor:
+        """The output of a backend."""
+        leaves = tuple(self.leaves.values())
+        return OPERATORS[self.name].run(self.setup, leaves, self.mask, form)
+
+    def step(self, form: str) -> Tuple[Tensor, ...]:
+        """Output and gradients of a backend."""
+        out = self.run(form)
+        return (out.detach(), *torch.autograd.grad(out, [*self.leaves.values()], self.grad))
+
+    def exact(self) -> Tuple[Tensor, ...]:
+        """Output and gradients in float64."""
+        leaves = [x.detach().double().requires_grad_() for x in self.leaves.values()]
+        keep = leaves[0].new_ones(self.setup.batch, 1, self.setup.num_tokens, 1)
+        if self.mask is not None:
+            keep = (~self.mask).double()[:, None, :, None]
+        out = OPERATORS[self.name].exact(self.setup, leaves, keep)
+        return (out.detach(), *torch.autograd.grad(out, leaves, self.grad.double()))
+
+    def of_head(
+        self, image: int, head: int, got: Sequence[Tensor]
+    ) -> Tuple['Problem', List[Optional[Tensor]]]:
+        """One head of one image as a problem of its own, without padding, and its part of ``got``;
+        None in place of gradients that are sums over images."""
+
+        def part(x: Tensor) -> Tensor:
+            x = x.detach()[head, None] if x.dim() < 4 else x.detach()[image, None][:, head, None]
+            return x.requires_grad_()
+
+        leaves = {name: part(x) for name, x in self.leaves.items()}
+        setup = replace(self.setup, batch=1, heads=1)
+        taken = [part(x) if x.dim() == 4 else None for x in got]
+        return Problem(self.name, setup, leaves, None, part(self.grad).detach()), taken
+
+    def errors(
+        self, got: Sequence[Optional[Tensor]], expected: Sequence[Tensor]
+    ) -> Dict[str, float]:
+        """Relative errors of the output and of each gradient that is there. Of a single key some
+        vanish but for ``eps``: these are compared with the gradient that they were made from."""
+        names = ('output', *(f'd{name}' for name in self.leaves))
+        scale = 1e-3 * self.grad.double().norm() if self.setup.num_tokens == 1 else -1
+        found = {}
+        for name, a, b in zip(names, got, expected):
+            if a is None:
+                continue
+            if name != 'output' and b.norm() <= scale:
+                found[name] = float((a.double() - b).norm() / self.grad.double().norm())
+            else:
+                found[name] = difference(a, b)
+        return found
+
+    def verdict(
+        self,
+        got: Sequence[Optional[Tensor]],
+        expected: Sequence[Tensor],
+        digits_of: Optional[torch.dtype] = None,
+    ) -> Dict[str, object]:
+        """A row: the errors, and under ``'wrong'`` those that are too large. NaN is.
+
+        Args:
+            digits_of: the type that has as many digits as the result should; its own by default.
+        """
+        errors = self.errors(got, expected)
+        tolerances = TOLERANCES[digits_of or self.setup.dtype]
+        flat = not any(self.grad.stride())
+        wrong = []
+        for name, error in errors.items():
+            limit = tolerances[0] if name == 'output' else tolerances[1 + flat]
+            if not error <= limit:
+                wrong.append(f'{name} differs by {error:.1e}, more than {limit:.0e}')
+        row: Dict[str, object] = {name: float(f'{error:.1e}') for name, error in errors.items()}
+        return dict(row, wrong='; '.join(wrong)) if wrong else row
+
+
+def forms(name: str) -> Tuple[str, ...]:
+    """Those that an operator has."""
+    return FORMS if OPERATORS[name].kernel else FORMS[1:]

@@ -1,0 +1,46 @@
+"""What ``benchmarks/measure.py`` does not measure: CUDA graphs and the host's time."""
+
+import time
+from typing import Callable, List, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+WARM_UP = 3
+
+
+def captured(
+    call: Callable[[], Sequence[Tensor]],
+) -> Tuple[Callable[[], None], Callable[[], Sequence[Tensor]]]:
+    """A CUDA graph of a call: what replays it, and what gives its results, which lie where they
+    are on every replay."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):  # compiles, and keeps tables
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph, results = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        results.append(call())
+    return graph.replay, lambda: results[0]
+
+
+def wall(
+    call: Callable[[], object], synchronize: Callable[[], None], seconds: float = 0.1
+) -> float:
+    """Seconds of a call where calls follow each other, the host's work included: the median of
+    several series."""
+    series: List[float] = []
+    call()
+    synchronize()
+    begin, count = time.perf_counter(), 10
+    while len(series) < 3 or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        synchronize()
+        series.append((time.perf_counter() - start) / count)
+        if time.perf_counter() - begin > 10 * seconds:  # slow calls
+            break
+    return sorted(series)[len(series) // 2]

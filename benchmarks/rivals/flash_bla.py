@@ -1,0 +1,54 @@
+"""flash-bidirectional-linear-attention (flash_bla, once fbi_la), where it is installed.
+
+Only its public functions are called. Its kernels choose between 144 configurations by compiling
+all of them for each number of tokens, which takes minutes: here they choose between four.
+"""
+
+import functools
+from importlib import import_module, util
+from types import ModuleType
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from .textbook import Tables, rotate
+
+NAMES = ('flash_bla', 'fbi_la')
+CONFIGURATIONS = dict(BL=(128,), BK=(64,), BV=(64,), num_warps=(4, 8), num_stages=(2, 3))
+
+
+def installed() -> bool:
+    """Whether there is such a package."""
+    return any(map(util.find_spec, NAMES))
+
+
+@functools.cache
+def _module(name: str) -> ModuleType:
+    package = next(filter(util.find_spec, NAMES))
+    module = import_module(f'{package}.ops.linear_attn.{name}')
+    for kernel in vars(module).values():
+        if hasattr(kernel, 'configs'):
+            few = [config for config in kernel.configs if _kept(config)]
+            kernel.configs = few or kernel.configs[:8]
+    return module
+
+
+def _kept(config) -> bool:
+    options = dict(config.kwargs, num_warps=config.num_warps, num_stages=config.num_stages)
+    return all(options.get(name) in (None, *kept) for name, kept in CONFIGURATIONS.items())
+
+
+def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """See :func:`benchmarks.rivals.textbook.linear`."""
+    return _module('fused').linear_attention(q, k, v)
+
+
+def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Tables) -> Tensor:
+    """Its RALA: features, weights and rotation by torch, then its kernels, as in its layer; see
+    :func:`benchmarks.rivals.textbook.rala`."""
+    num_tokens, dim = q.shape[-2:]
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    scores = dim**-0.5 * q.mean(2, keepdim=True) @ k.transpose(-2, -1)
+    k = k * (num_tokens * scores.softmax(-1)).transpose(-2, -1)
+    decoupled = _module('decoupled').decoupled_la
+    return decoupled(q, k, rotate(q, rotary), rotate(k, rotary), v, scale=1 / num_tokens)
