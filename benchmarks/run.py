@@ -31,6 +31,7 @@ from benchmarks.machine import commit, machine, version
 from benchmarks.measure import copy_bandwidth
 from benchmarks.report import write
 from benchmarks.suite import MODES, Effort, Result, run_case
+from mmlinattn.engine.memory import keep_freed_memory
 
 DTYPES = ('float32', 'float16', 'bfloat16', 'float64')
 # What a device gets unless the command line says otherwise.
@@ -69,6 +70,10 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     parser.add_argument('--quick', action='store_true', help='fewer sizes and rounds')
     parser.add_argument('--rounds', type=positive, help='least number of calls of each rival')
     parser.add_argument('--budget', type=float, help='seconds; longer calls are left out')
+    parser.add_argument(
+        '--keep-memory', action='store_true',
+        help='freed memory stays with the process, as the command lines in tools/ have it',
+    )  # fmt: skip
     parser.add_argument('--threads', type=positive, help='of torch on the CPU')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmarks'), metavar='DIR')
     args = parser.parse_args(argv)
@@ -160,6 +165,8 @@ def main(argv: List[str]) -> int:
         for case in CASES.values():
             console.print(f'[bold]{case.name}[/] ({case.kind}): {case.about}')
         return 0
+    if args.keep_memory:
+        keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
     if args.device.index is not None:  # events and streams are those of the current device
