@@ -151,6 +151,21 @@ def test_linear(b, h, n, d, dtype, phi):
     compare(run, [x], dtype)
 
 
+@pytest.mark.parametrize('hw, d, dtype', [((7, 11), 20, torch.float32), ((5, 9), 32, torch.half)])
+def test_linear_with_rotary_position(hw, d, dtype):
+    x = torch.rand(2, hw[0] * hw[1], 3, 2, d, device=DEVICE).to(dtype).requires_grad_()
+    mask = torch.zeros(2, hw[0] * hw[1], dtype=torch.bool, device=DEVICE)
+    mask[0, 30:] = True
+
+    def run(leaves, backend):
+        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
+        return linear_attention(
+            q, k, v, key_padding_mask=mask, eps=0.1, rotary=Rotary(hw, d), backend=backend
+        )
+
+    compare(run, [x], dtype)
+
+
 RIPPLE_CASES = [
     # batch, heads, (H, W), d, R, dtype, stick
     (2, 2, (9, 13), 20, 3, torch.float32, None),
