@@ -46,7 +46,7 @@ TOKENS = {
 }
 CUDA_QUICK_TOKENS = ['4k', '16k', '65k']
 IMAGES = {False: ['512x512', '800x1280'], True: ['256x256', '512x512']}
-NOT_DEFAULT = ('ravlt-nano',)
+NOT_DEFAULT = ('attentions', 'ravlt-nano')
 # Never rivals by themselves: a case names them where they compute the same as ours.
 OPTIONAL = ('flash-linear-attention', 'natten')
 

@@ -14,6 +14,7 @@ from .gated_positional import GatedPositionalAttention
 from .hydra import HydraAttention
 from .linear import LinearAttention
 from .linear_angular import LinearAngularAttention
+from .non_local import NonLocalBlock, NonLocalNeck
 from .nystrom import NystromAttention
 from .positions import LinearPosition, build_position
 from .rala import RALA
@@ -41,6 +42,8 @@ __all__ = [
     'LinearAttention',
     'LinearPosition',
     'MixFFN',
+    'NonLocalBlock',
+    'NonLocalNeck',
     'NystromAttention',
     'RippleAttention',
     'SoftmaxAttention',

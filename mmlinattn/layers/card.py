@@ -16,7 +16,7 @@ class AttentionCard:
         source: paper, year.
         use: when to pick it, in a phrase.
         map: reads positions: tokens must be those of a whole map.
-        class_token: has a meaning for tokens without a place on the map.
+        extra_tokens: tokens without a place on the map, such as a class token, have a meaning.
 
     Example:
         >>> AttentionCard('mean_j v_j', 'O(N d)', 'O(d)', 'none', 'never', map=False).map
@@ -29,4 +29,4 @@ class AttentionCard:
     source: str
     use: str
     map: bool = False
-    class_token: bool = True
+    extra_tokens: bool = True

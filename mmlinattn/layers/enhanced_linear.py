@@ -47,7 +47,7 @@ class EnhancedLinearAttention(BaseAttention):
         source='Cai et al., ICCV 2023',
         use='dense prediction where neighbours matter; convolutions before the attention',
         map=True,
-        class_token=False,
+        extra_tokens=False,
     )
 
     def __init__(

@@ -52,7 +52,7 @@ class GatedPositionalAttention(BaseAttention):
         source="d'Ascoli et al., ICML 2021",
         use='small maps and little data: starts as a convolution; quadratic',
         map=True,
-        class_token=False,
+        extra_tokens=False,
     )
 
     def __init__(

@@ -48,7 +48,6 @@ class NystromAttention(BaseAttention):
         source='Xiong et al., AAAI 2021',
         use='to stay near softmax attention, also with its weights, at high resolution',
         map=True,
-        class_token=False,
     )
 
     def __init__(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..ops import random_walk_attention
 from ..ops.random_walk import check_walk
 from .base import BaseAttention, TokenMap
+from .card import AttentionCard
 from .pooling import bins, pool_tokens, pooling_grid
 
 
@@ -93,6 +94,14 @@ class RWGKA(RandomWalkAttention):
         torch.Size([2, 240, 64])
     """
 
+    card = AttentionCard(
+        formula='(1-l) sum_n l^n A^(n+1) v, A = softmax(q B^T) softmax(B k^T), learnt anchors B',
+        time='O(N M d + M^3)',
+        memory='O(N d + M^2)',
+        source='"Improving vision attention with random walk graph kernel"',
+        use='segmentation: weights that sum to 1, in the place of spatial reduction',
+    )
+
     def __init__(self, *args, shared_anchors: bool = True, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.anchors_q = self._new_anchors()
@@ -131,6 +140,15 @@ class RWGKP(RandomWalkAttention):
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])
     """
+
+    card = AttentionCard(
+        formula='(1-l) sum_n l^n A^(n+1) v, A = softmax(q B^T) softmax(B k^T), pooled anchors B',
+        time='O(N M d + M^3)',
+        memory='O(N d + M^2)',
+        source='"Improving vision attention with random walk graph kernel"',
+        use='as RWGKA, without parameters of its own',
+        map=True,
+    )
 
     def anchors(self, q: Tensor, k: Tensor, tokens: TokenMap) -> Tuple[Tensor, Tensor]:
         # Plain integers also while a trace counts in tensors.
