@@ -129,8 +129,8 @@ class StochasticPosition(LinearPosition):
     each training step; in evaluation it is that of ``seed``. Noise belongs to places of an endless
     plane, so that an image has the same on a larger, padded map.
 
-    Time O(N d R) a head and process, beside what the processes take; memory O(N R): they exist for
-    a band of rows at a time, and again in the backward pass.
+    Time O(N d R) a head, times 2 k for k waves, or the taps of a filter; memory O(N R): processes
+    exist for a band of rows at a time, and again in the backward pass.
 
     Args:
         head_dim, num_heads: filled in by the attention.
@@ -171,7 +171,7 @@ class StochasticPosition(LinearPosition):
         bands = [range(height)]
         if not (one_graph() or watched()):
             numbers = self.num_heads * self.head_dim * self.out_dims * width  # of a row
-            step = max(1, chunk_budget(q.device) // numbers)
+            step = max(1, chunk_budget(q.device, tiles=True) // numbers)
             bands = [range(y, min(y + step, height)) for y in range(0, height, step)]
         again = len(bands) > 1 and needs_gradient(q, k, *self.parameters())
         out = []
@@ -291,7 +291,7 @@ class ConvSPE(StochasticPosition):
         self.kernel_size = tuple(positive('kernel_size', side, 1) for side in sides)
         # Near a flat filter: the kernel falls slowly, from about 1.
         channels, taps = num_heads * head_dim, math.prod(sides)
-        flat = torch.full((2, channels, 1, *sides), taps**-0.5)
+        flat = torch.full((2 * channels, 1, *sides), taps**-0.5)  # of queries, of keys
         self.filters = nn.Parameter(flat * (1 + 0.1 * torch.randn_like(flat)))
 
     def codes(
@@ -306,7 +306,7 @@ class ConvSPE(StochasticPosition):
             dtype
         )  # [rows + .., W + .., R C]
         noise = noise.unflatten(-1, (self.out_dims, channels)).permute(2, 3, 0, 1)
-        codes = (F.conv2d(noise, f, groups=channels) for f in self.filters.to(dtype))
+        codes = (F.conv2d(noise, f, groups=channels) for f in self.filters.to(dtype).chunk(2))
         heads = (self.num_heads, self.head_dim)
         return [code.unflatten(1, heads).flatten(3).permute(1, 3, 2, 0) for code in codes]
 

@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from mmlinattn.layers import LinearAttention, build_position
+from mmlinattn.backbones import MixTransformer
+from mmlinattn.layers import LinearAttention, LinearPosition, build_position, registered
 from mmlinattn.layers import positions as module
 from mmlinattn.ops.common import numerics
 
@@ -78,7 +79,7 @@ def wave_kernel(position, way):
 
 def filter_kernel(position, way):
     """The correlation of both filters, [h, d]."""
-    of_queries, of_keys = position.filters[:, :, 0]
+    of_queries, of_keys = position.filters[:, 0].chunk(2)
     (rows, columns), (y, x) = position.kernel_size, way
     total = 0
     for i in range(rows):
@@ -147,8 +148,8 @@ def test_bands_of_rows_make_no_difference(cfg, monkeypatch):
     inputs = [*leaves, *position.parameters()]
     results, calls, mix = [], [], position._mix
     monkeypatch.setattr(position, '_mix', lambda *args: calls.append(args[3]) or mix(*args))
-    for chunk in (numerics.CPU_CHUNK, 1):
-        monkeypatch.setattr(numerics, 'CPU_CHUNK', chunk)
+    for chunk in (numerics.CPU_TILES, 1):
+        monkeypatch.setattr(numerics, 'CPU_TILES', chunk)
         calls.clear()
         torch.manual_seed(1)  # one draw of the seed
         out = torch.cat(position.before(*leaves, HW), -1)
@@ -168,6 +169,18 @@ def test_noise_is_standard_normal_and_independent():
     for axis in range(3):
         assert abs((numbers * numbers.roll(1, axis)).mean()) < 0.015
     assert abs((numbers * module.normal(torch.tensor(8), y, x, c)).mean()) < 0.015
+
+
+@pytest.mark.parametrize('kind', registered(LinearPosition))
+def test_trains_in_a_host(kind):
+    arch = dict(embed_dims=(16, 16, 32, 32), depths=1, num_heads=(1, 2, 2, 4))
+    model = MixTransformer(arch, dict(type='LinearAttention', position=kind))
+    model.init_weights()
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        outs = model(torch.randn(2, 3, 64, 80))
+    sum(out.float().square().mean() for out in outs).backward()
+    for name, parameter in model.named_parameters():
+        assert torch.isfinite(parameter.grad).all() and parameter.grad.any(), name
 
 
 def test_parameters_of_the_ripple_paper():
