@@ -1,5 +1,6 @@
 """Nystrom attention."""
 
+from types import ModuleType
 from typing import Optional
 
 from torch import Tensor
@@ -11,7 +12,14 @@ from .options import NystromOptions
 from .portable import nystrom_portable
 from .reference import nystrom_reference
 
-_nystrom = Operator('nystrom_attention', nystrom_reference, nystrom_portable)
+
+def _kernels() -> ModuleType:
+    from . import fused
+
+    return fused
+
+
+_nystrom = Operator('nystrom_attention', nystrom_reference, nystrom_portable, _kernels)
 
 
 def nystrom_attention(
