@@ -6,6 +6,7 @@ backbones are imported where they are built.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Callable, Dict, Optional, Sequence, Tuple
 
 import torch
@@ -350,6 +351,39 @@ def _random_walk_layer(setup: Setup) -> Rivals:
         'spatial reduction': rival(EfficientSoftmaxAttention, quadratic=True, sr_ratio=SR_RATIO),
         'SDPA softmax': rival(SoftmaxAttention, quadratic=True),
     }
+
+
+def _attentions() -> Dict[str, type]:
+    """The attentions of this package, softmax attention first."""
+    from mmlinattn.layers import BaseAttention, registered
+
+    found = registered(BaseAttention).items()
+    kinds = {name: kind for name, kind in found if kind.__module__.startswith('mmlinattn.layers')}
+    return {'SoftmaxAttention': kinds.pop('SoftmaxAttention'), **kinds}
+
+
+@case(
+    'attentions',
+    'layer',
+    'Every attention with its defaults, projections included; the table of docs/attentions.md.',
+)
+def _attention_layers(setup: Setup) -> Rivals:
+    from mmlinattn.layers import NonLocalBlock, tokens_to_map
+
+    x = setup.leaf(setup.randn(setup.batch, setup.num_tokens, setup.embed_dims))
+    channels_first = setup.leaf(tokens_to_map(x, setup.hw_shape))
+
+    def rival(layer: nn.Module, call: Callable[[], Tensor], of: Tensor, quadratic: bool) -> Rival:
+        return Rival(call, (of,), tuple(layer.parameters()), same=False, quadratic=quadratic)
+
+    rivals = {}
+    for name, kind in _attentions().items():
+        layer = setup.module(kind(setup.embed_dims, setup.heads))
+        call = partial(layer, x, setup.hw_shape)
+        rivals[name] = rival(layer, call, x, 'N^2' in kind.card.time)
+    block = setup.module(NonLocalBlock(setup.embed_dims))
+    rivals['NonLocalBlock'] = rival(block, partial(block, channels_first), channels_first, True)
+    return rivals
 
 
 def _backbone(setup: Setup, arch: str, released: bool) -> Rivals:

@@ -31,7 +31,6 @@ from benchmarks.machine import commit, machine, version
 from benchmarks.measure import copy_bandwidth
 from benchmarks.report import write
 from benchmarks.suite import MODES, Effort, Result, run_case
-from mmlinattn.engine.memory import keep_freed_memory
 
 DTYPES = ('float32', 'float16', 'bfloat16', 'float64')
 # What a device gets unless the command line says otherwise.
@@ -45,7 +44,7 @@ TOKENS = {
 }
 CUDA_QUICK_TOKENS = ['4k', '16k', '65k']
 IMAGES = {False: ['512x512', '800x1280'], True: ['256x256', '512x512']}
-NOT_DEFAULT = ('ravlt-nano',)
+NOT_DEFAULT = ('attentions', 'ravlt-nano')
 # Never rivals by themselves: a case names them where they compute the same as ours.
 OPTIONAL = ('flash-linear-attention', 'natten')
 
@@ -166,6 +165,8 @@ def main(argv: List[str]) -> int:
             console.print(f'[bold]{case.name}[/] ({case.kind}): {case.about}')
         return 0
     if args.keep_memory:
+        from mmlinattn.engine.memory import keep_freed_memory
+
         keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)

@@ -3,11 +3,21 @@
 from .additive import AdditiveAttention
 from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
 from .build import AttnCfg, attention_cfgs, build_attention, init_layers, registered
+from .card import AttentionCard
 from .depthwise import add_depthwise
+from .efficient import EfficientAttention
 from .efficient_softmax import EfficientSoftmaxAttention
+from .enhanced_linear import EnhancedLinearAttention
 from .feature_maps import FeatureMap, build_feature_map
 from .ffn import ConvFFN, MixFFN
+from .focused_linear import FocusedLinearAttention
+from .gated_positional import GatedPositionalAttention
+from .hydra import HydraAttention
 from .linear import LinearAttention
+from .linear_angular import LinearAngularAttention
+from .non_local import NonLocalBlock, NonLocalNeck
+from .nystrom import NystromAttention
+from .positions import LinearPosition, build_position
 from .rala import RALA
 from .random_walk import RWGKA, RWGKP
 from .ripple import RippleAttention
@@ -18,13 +28,24 @@ __all__ = [
     'RWGKA',
     'RWGKP',
     'AdditiveAttention',
+    'AttentionCard',
     'AttnCfg',
     'BaseAttention',
     'ConvFFN',
+    'EfficientAttention',
     'EfficientSoftmaxAttention',
+    'EnhancedLinearAttention',
     'FeatureMap',
+    'FocusedLinearAttention',
+    'GatedPositionalAttention',
+    'HydraAttention',
+    'LinearAngularAttention',
     'LinearAttention',
+    'LinearPosition',
     'MixFFN',
+    'NonLocalBlock',
+    'NonLocalNeck',
+    'NystromAttention',
     'RippleAttention',
     'SoftmaxAttention',
     'TokenMap',
@@ -32,6 +53,7 @@ __all__ = [
     'attention_cfgs',
     'build_attention',
     'build_feature_map',
+    'build_position',
     'init_layers',
     'map_to_tokens',
     'registered',

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..ops import additive_attention
 from .base import BaseAttention, TokenMap
+from .card import AttentionCard
 from .projection import Projection
 
 
@@ -33,6 +34,14 @@ class AdditiveAttention(BaseAttention):
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])
     """
+
+    card = AttentionCard(
+        formula='k * v_i + q_i, q and k: means by softmax(w_q . q_i) and softmax(w_k . (q * k_i))',
+        time='O(N d)',
+        memory='O(N d)',
+        source='FViT, after Wu et al., Fastformer, 2021',
+        use='near the cheapest: two global vectors, each token scales its channels by them',
+    )
 
     def __init__(self, embed_dims: int, num_heads: int, share_value: bool = True, **kwargs) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)

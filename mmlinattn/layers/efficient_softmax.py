@@ -7,6 +7,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
+from .card import AttentionCard
 from .softmax import softmax_attention
 
 
@@ -34,6 +35,16 @@ class EfficientSoftmaxAttention(BaseAttention):
         >>> attn(torch.randn(2, 30, 32), hw_shape=(5, 6)).shape
         torch.Size([2, 30, 32])
     """
+
+    card = AttentionCard(
+        formula='softmax(q_i . k_j/sqrt d) v_j, k and v of cells of R x R tokens',
+        time='O(N^2 d / R^2)',
+        memory='O(N d)',
+        source='Xie et al., SegFormer, NeurIPS 2021',
+        use="SegFormer's own: released weights; quadratic",
+        map=True,
+        extra_tokens=False,
+    )
 
     projections = (*BaseAttention.projections, 'sr')
     host_options = (*BaseAttention.host_options, 'sr_ratio')

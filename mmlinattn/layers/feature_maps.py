@@ -4,7 +4,8 @@ Each takes queries and keys, (B, heads, N, d), and returns their features, (B, h
 compute in float32 under half precision: exponentials and sines of rounded numbers are far off.
 """
 
-from typing import Optional, Tuple, Union
+import math
+from typing import Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -281,6 +282,55 @@ class PerformerFeatures(FeatureMap):
     def _logits(self, x: Tensor) -> Tensor:
         x = x * self.head_dim**-0.25
         return multiply(x, self.directions.to(x.dtype)) - x.square().sum(-1, keepdim=True) / 2
+
+
+@MODELS.register_module()
+class FocusedFeatures(FeatureMap):
+    """``|r| / |r^p| * r^p`` with ``r = (ReLU(x) + 1e-6) / softplus(scale)``, "FLatten Transformer:
+    Vision Transformer using Focused Linear Attention" (Han et al., ICCV 2023). Norms are over the
+    channels of all heads, as in its released code.
+
+    Args:
+        head_dim, num_heads: filled in by the attention.
+        power: p, at least 1.
+
+    Raises:
+        ValueError: a power below 1.
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, power: float = 3) -> None:
+        super().__init__(head_dim, num_heads)
+        if not power >= 1:
+            raise ValueError(f'power must be at least 1, got {power!r}')
+        self.power = power
+        self.scale = nn.Parameter(torch.zeros(num_heads, 1, head_dim))
+
+    def features(self, x: Tensor) -> Tensor:
+        x = (F.relu(x) + 1e-6) / F.softplus(self.scale.to(x.dtype))
+        # A factor that cancels, so that no power is too small or too large.
+        power = (x / x.amax((1, 3), keepdim=True).detach()) ** self.power
+        return _norm(x) / _norm(power) * power
+
+
+def _norm(x: Tensor) -> Tensor:
+    """Over heads and channels of (B, heads, N, d)."""
+    return x.square().sum((1, 3), keepdim=True).sqrt()
+
+
+class AngularFeatures(FeatureMap):
+    """Features of the kernel ``1/2 + q^ . k^ / pi`` of unit vectors, the linear terms of the
+    angular kernel, "Castling-ViT" (You et al., CVPR 2023). d + 1 features; signed, but their
+    products are positive.
+    """
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.pad(unit(x) * math.pi**-0.5, (1, 0), value=0.5**0.5)
+
+
+def unit(x: Tensor, dims: Sequence[int] = (-1,)) -> Tensor:
+    """x over its norm along ``dims``. Shorter than 1e-6 it stays shorter, which bounds gradients:
+    where a norm layer sees equal channels, queries and keys may be 0."""
+    return x / torch.linalg.vector_norm(x, dim=tuple(dims), keepdim=True).clamp(min=1e-6)
 
 
 def orthogonal_gaussian(rows: int, columns: int) -> Tensor:

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from ..ops import linear_attention
 from .base import BaseAttention, TokenMap
+from .card import AttentionCard
 from .feature_maps import FixedFeatures, build_feature_map
+from .positions import build_position
 
 
 @MODELS.register_module()
@@ -19,13 +21,17 @@ class LinearAttention(BaseAttention):
         embed_dims, num_heads: channels and heads.
         feature_map: ``'elu+1'``, ``'relu'``, ``'softmax'``, or config of a map with parameters:
             ``'AdaptiveFeatures'`` (the paper's), ``'EfficientFeatures'``, ``'T2RFeatures'``,
-            ``'DPFPFeatures'``, ``'RFAFeatures'``, ``'PerformerFeatures'``, or your own.
+            ``'DPFPFeatures'``, ``'RFAFeatures'``, ``'PerformerFeatures'``,
+            ``'FocusedFeatures'``, or your own.
         eps: added to the normaliser.
-        others: see :class:`BaseAttention`. Rotary position turns queries and keys before the
+        position: None, or name or config of a position that needs no N x N: ``'RotaryPosition'``
+            (after the feature map), ``'SineSPE'``, ``'ConvSPE'``, ``'PermutationPosition'``; see
+            :mod:`mmlinattn.layers.positions`.
+        others: see :class:`BaseAttention`. Its ``rotary`` turns queries and keys before the
             feature map, which keeps the features positive.
 
     Raises:
-        ValueError: an unknown feature map, or those of :class:`BaseAttention`.
+        ValueError: an unknown feature map or position, or those of :class:`BaseAttention`.
 
     Example:
         >>> import torch
@@ -34,26 +40,44 @@ class LinearAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
+    card = AttentionCard(
+        formula='phi(q_i) . sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j))',
+        time='O(N d^2)',
+        memory='O(N d)',
+        source='Katharopoulos et al., ICML 2020',
+        use='the baseline of this table; ten feature maps, four positions',
+    )
+
     def __init__(
         self,
         embed_dims: int,
         num_heads: int,
         feature_map: Union[str, dict] = 'AdaptiveFeatures',
         eps: float = 1e-6,
+        position: Union[str, dict, None] = None,
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        self.feature_map = build_feature_map(feature_map, self.head_dim, num_heads)
+        self.position = build_position(position, self.head_dim, num_heads)
+        width = self.head_dim if self.position is None else self.position.out_dims
+        self.feature_map = build_feature_map(feature_map, width, num_heads)
         self.eps = eps
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        if isinstance(self.feature_map, FixedFeatures):  # inside the operator nothing is written
-            name, values = self.feature_map.name, v
+        hw_shape, mask, position = tokens.hw_shape, tokens.key_padding_mask, self.position
+        name, values, rotary = 'identity', v, None
+        if position is not None:
+            q, k = position.before(q, k, hw_shape)
+        if position is None and isinstance(self.feature_map, FixedFeatures):
+            name = self.feature_map.name  # inside the operator nothing is written
         else:
-            q, k = self.feature_map(q, k, tokens.key_padding_mask)
-            name, values = 'identity', v.to(q.dtype)
+            q, k = self.feature_map(q, k, mask)
+            values = v.to(q.dtype)
+        if position is not None:
+            q, k = position.after(q, k, hw_shape)
+            rotary = position.rotary(hw_shape, q.shape[-1])
         out = linear_attention(
-            q, k, values, key_padding_mask=tokens.key_padding_mask, eps=self.eps, feature_map=name,
+            q, k, values, key_padding_mask=mask, eps=self.eps, feature_map=name, rotary=rotary,
             backend=self.backend,
         )  # fmt: skip
         return out.to(v.dtype)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..ops import rala_attention
 from ..ops.common.feature_maps import feature_map as get_feature_map
 from .base import BaseAttention, TokenMap
+from .card import AttentionCard
 
 AUGMENTATIONS = ('score', 'learnable', None)
 
@@ -43,6 +44,15 @@ class RALA(BaseAttention):
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])
     """
+
+    card = AttentionCard(
+        formula='linear attention, keys times N softmax_j(mean(q) . k_j); rotary, dwconv(v), gate',
+        time='O(N d^2)',
+        memory='O(N d)',
+        source='Fan et al., CVPR 2025',
+        use='the first to try: detection and segmentation at high resolution; released weights',
+        map=True,
+    )
 
     defers_rotary = True  # it turns features, in the numerator alone
 

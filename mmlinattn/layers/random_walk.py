@@ -7,9 +7,10 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..ops import random_walk_attention
-from ..ops.common.numerics import accumulation_dtype, no_autocast
 from ..ops.random_walk import check_walk
 from .base import BaseAttention, TokenMap
+from .card import AttentionCard
+from .pooling import bins, pool_tokens, pooling_grid
 
 
 class RandomWalkAttention(BaseAttention):
@@ -93,6 +94,14 @@ class RWGKA(RandomWalkAttention):
         torch.Size([2, 240, 64])
     """
 
+    card = AttentionCard(
+        formula='(1-l) sum_n l^n A^(n+1) v, A = softmax(q B^T) softmax(B k^T), learnt anchors B',
+        time='O(N M d + M^3)',
+        memory='O(N d + M^2)',
+        source='"Improving vision attention with random walk graph kernel"',
+        use='segmentation: weights that sum to 1, in the place of spatial reduction',
+    )
+
     def __init__(self, *args, shared_anchors: bool = True, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.anchors_q = self._new_anchors()
@@ -132,55 +141,19 @@ class RWGKP(RandomWalkAttention):
         torch.Size([2, 240, 64])
     """
 
+    card = AttentionCard(
+        formula='(1-l) sum_n l^n A^(n+1) v, A = softmax(q B^T) softmax(B k^T), pooled anchors B',
+        time='O(N M d + M^3)',
+        memory='O(N d + M^2)',
+        source='"Improving vision attention with random walk graph kernel"',
+        use='as RWGKA, without parameters of its own',
+        map=True,
+    )
+
     def anchors(self, q: Tensor, k: Tensor, tokens: TokenMap) -> Tuple[Tensor, Tensor]:
         # Plain integers also while a trace counts in tensors.
         height, width = (int(size) for size in tokens.hw_shape)
         tokens = TokenMap((height, width), tokens.key_padding_mask)
         grid = pooling_grid(self.num_anchors, tokens.hw_shape)
-        return _pool(q, tokens, grid), _pool(k, tokens, grid)
-
-
-def pooling_grid(num_cells: int, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
-    """Rows and columns of a grid of at most ``num_cells`` nearly square cells over a map.
-
-    Example:
-        >>> pooling_grid(64, (128, 128)), pooling_grid(64, (64, 128)), pooling_grid(64, (50, 3))
-        ((8, 8), (6, 10), (32, 2))
-    """
-    height, width = hw_shape
-    if height > width:
-        return pooling_grid(num_cells, (width, height))[::-1]
-    rows = min(max(1, round((num_cells * height / width) ** 0.5)), height, num_cells)
-    return rows, min(num_cells // rows, width)
-
-
-def _pool(x: Tensor, tokens: TokenMap, grid: Tuple[int, int]) -> Tensor:
-    """(B, heads, N, d) averaged over the cells of a grid, (B, heads, cells, d)."""
-    hw_shape, mask = tokens.hw_shape, tokens.key_padding_mask
-    maps = x.transpose(1, 2).flatten(2).unflatten(1, hw_shape)  # [B, H, W, C]
-    maps = maps.to(accumulation_dtype(x.dtype))
-    rows, columns = (_averages(*sizes, like=maps) for sizes in zip(grid, hw_shape))
-    with no_autocast(x):
-        if mask is None:
-            pooled = _average(maps, rows, columns)
-        else:
-            keep = ~mask.unflatten(1, hw_shape)[..., None]
-            share = _average(keep.to(maps.dtype), rows, columns)  # of real tokens in each cell
-            pooled = _average(maps.where(keep, 0), rows, columns) / share.where(share > 0, 1)
-    return pooled.flatten(1, 2).unflatten(-1, x.shape[1::2]).transpose(1, 2).to(x.dtype)
-
-
-def _averages(cells: int, size: int, like: Tensor) -> Tensor:
-    """The bins of adaptive average pooling as a (cells, size) matrix: exports for
-    any grid, at the size that is traced."""
-    cell = torch.arange(cells, device=like.device)[:, None]
-    place = torch.arange(size, device=like.device)
-    inside = (place >= cell * size // cells) & (place < -(-(cell + 1) * size // cells))
-    inside = inside.to(like.dtype)
-    return inside / inside.sum(1, keepdim=True)
-
-
-def _average(maps: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """(B, H, W, C) to (B, rows, columns, C)."""
-    pooled = (rows @ maps.flatten(2)).unflatten(-1, maps.shape[2:])  # [B, rows, W, C]
-    return columns @ pooled
+        rows, columns = (bins(*sizes, q.device) for sizes in zip(grid, tokens.hw_shape))
+        return pool_tokens(q, tokens, rows, columns), pool_tokens(k, tokens, rows, columns)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..ops import ripple_attention, stick_breaking
 from ..ops.ripple import check_backend, check_threshold
 from .base import BaseAttention, TokenMap
+from .card import AttentionCard
 from .feature_maps import build_feature_map
 
 WEIGHTS = ('stick', 'fixed', 'softmax', 'truncated')
@@ -52,6 +53,15 @@ class RippleAttention(BaseAttention):
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])
     """
+
+    card = AttentionCard(
+        formula='linear attention, weight w_g(i) for the keys of ring g around the query',
+        time='O(N R^2 d)',
+        memory='O(N d)',
+        source='Zheng et al., ICML 2022',
+        use='to learn how far each token looks: R rings, here by tiles',
+        map=True,
+    )
 
     backends = (*BaseAttention.backends, 'tile', 'sat')
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..ops.common.checks import check_padding_mask
 from .base import BaseAttention, TokenMap
+from .card import AttentionCard
 
 
 @MODELS.register_module()
@@ -30,6 +31,14 @@ class SoftmaxAttention(BaseAttention):
         >>> attn(torch.randn(2, 30, 32), hw_shape=(5, 6)).shape
         torch.Size([2, 30, 32])
     """
+
+    card = AttentionCard(
+        formula='sum_j softmax_j(q_i . k_j/sqrt d) v_j',
+        time='O(N^2 d)',
+        memory='O(N d)',
+        source='Vaswani et al., NeurIPS 2017',
+        use='the baseline; best up to some thousand tokens',
+    )
 
     host_options = (*BaseAttention.host_options, 'rotary', 'lepe', 'gate')
     backends = ('auto',)  # SDPA chooses by itself

@@ -4,7 +4,8 @@ from .additive import additive_attention
 from .common.dispatch import BackendError, use_backend
 from .common.feature_maps import feature_map
 from .common.rotary import Rotary, apply_rotary
-from .linear import linear_attention
+from .linear import linear_attention, unnormalised_attention
+from .nystrom import nystrom_attention
 from .rala import rala_attention
 from .random_walk import random_walk_attention
 from .ripple import ripple_attention, stick_breaking
@@ -16,9 +17,11 @@ __all__ = [
     'apply_rotary',
     'feature_map',
     'linear_attention',
+    'nystrom_attention',
     'rala_attention',
     'random_walk_attention',
     'ripple_attention',
     'stick_breaking',
+    'unnormalised_attention',
     'use_backend',
 ]

@@ -9,9 +9,12 @@ from mmlinattn.layers import (
     AdditiveAttention,
     BaseAttention,
     EfficientSoftmaxAttention,
+    EnhancedLinearAttention,
+    HydraAttention,
     RippleAttention,
     build_attention,
 )
+from mmlinattn.layers.positions import RotaryPosition
 
 ATTENTIONS = {
     'softmax': dict(type='SoftmaxAttention'),
@@ -42,6 +45,20 @@ ATTENTIONS = {
     'ripple-fixed': dict(type='RippleAttention', weights='fixed', feature_map='elu+1'),
     'ripple-softmax': dict(type='RippleAttention', weights='softmax', lepe=3, gate='proj'),
     'ripple-truncated': dict(type='RippleAttention', weights='truncated', eps=1e-12),
+    'linear-rotary': dict(type='LinearAttention', position='RotaryPosition'),
+    'linear-permuted': dict(type='LinearAttention', position='PermutationPosition'),
+    'linear-sine': dict(type='LinearAttention', position='SineSPE', feature_map='elu+1'),
+    'linear-conv': dict(
+        type='LinearAttention', position=dict(type='ConvSPE', kernel_size=3, num_realizations=24)
+    ),
+    'shen': dict(type='EfficientAttention'),
+    'hydra': dict(type='HydraAttention'),
+    'angular': dict(type='LinearAngularAttention'),
+    'angular-paper': dict(type='LinearAngularAttention', form='paper', lepe=0),
+    'enhanced': dict(type='EnhancedLinearAttention', scales=(3, 5)),
+    'focused': dict(type='FocusedLinearAttention'),
+    'nystrom': dict(type='NystromAttention', num_landmarks=4),
+    'gated': dict(type='GatedPositionalAttention'),
 }
 RIPPLE_WEIGHTS = ('ripple-log', 'ripple-fixed', 'ripple-softmax', 'ripple-truncated')
 HW = (5, 6)
@@ -85,8 +102,12 @@ def test_query_pos_moves_queries_and_keys_but_not_values(attn):
     torch.testing.assert_close(attn(x, HW, query_pos=torch.zeros_like(x)), attn(x, HW))
     # With equal values everywhere an attention without local position returns these values,
     # whatever the positions do to queries and keys.
-    averages = not isinstance(attn, AdditiveAttention)  # which multiplies them
-    if averages and attn.lepe is None and attn.gate is None and not attn.rotary:
+    # The first two multiply them, the third has zeros around the map for its convolutions, and
+    # weights of turned features do not sum to 1.
+    others = (AdditiveAttention, HydraAttention, EnhancedLinearAttention)
+    averages = not isinstance(attn, others) and attn.lepe is None and attn.gate is None
+    turned = attn.rotary or isinstance(getattr(attn, 'position', None), RotaryPosition)
+    if averages and not turned:
         same = tokens(n=1).expand(2, 30, 32)
         torch.testing.assert_close(
             attn(same, HW, query_pos=pos), attn(same, HW), rtol=1e-5, atol=1e-6

@@ -16,6 +16,7 @@ MAPS = {
     't2r-per-head': dict(type='T2RFeatures', per_head=True),
     'dpfp': dict(type='DPFPFeatures', order=2),
     'rfa': 'RFAFeatures',
+    'focused': dict(type='FocusedFeatures', power=2),
     'performer': dict(type='PerformerFeatures', num_features=20),
 }
 

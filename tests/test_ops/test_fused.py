@@ -12,6 +12,7 @@ from mmlinattn.ops import (
     BackendError,
     Rotary,
     linear_attention,
+    nystrom_attention,
     rala_attention,
     random_walk_attention,
     ripple_attention,
@@ -149,6 +150,44 @@ def test_linear(b, h, n, d, dtype, phi):
         )
 
     compare(run, [x], dtype)
+
+
+@pytest.mark.parametrize('hw, d, dtype', [((7, 11), 20, torch.float32), ((5, 9), 32, torch.half)])
+def test_linear_with_rotary_position(hw, d, dtype):
+    x = torch.rand(2, hw[0] * hw[1], 3, 2, d, device=DEVICE).to(dtype).requires_grad_()
+    mask = torch.zeros(2, hw[0] * hw[1], dtype=torch.bool, device=DEVICE)
+    mask[0, 30:] = True
+
+    def run(leaves, backend):
+        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
+        return linear_attention(
+            q, k, v, key_padding_mask=mask, eps=0.1, rotary=Rotary(hw, d), backend=backend
+        )
+
+    compare(run, [x], dtype)
+
+
+@pytest.mark.parametrize(
+    'b, h, n, d, m, dtype, shared',
+    [
+        (2, 2, 77, 20, 6, torch.float32, True),
+        (1, 1, 5, 16, 2, torch.float32, False),
+        (2, 1, 150, 32, 64, torch.bfloat16, False),
+        (1, 2, 143, 32, 33, torch.float16, False),
+    ],
+)
+def test_nystrom(b, h, n, d, m, dtype, shared):
+    x, _ = fused_projection(b, n, h, d, dtype)
+    lead = (h,) if shared else (b, h)
+    landmarks = [(0.3 * torch.randn(*lead, m, d, device=DEVICE)).to(dtype) for _ in range(2)]
+    mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
+    mask[0, n // 2 + 1 :] = True
+
+    def run(leaves, backend):
+        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
+        return nystrom_attention(q, k, v, *leaves[1:], key_padding_mask=mask, backend=backend)
+
+    compare(run, [x, *(a.requires_grad_() for a in landmarks)], dtype)
 
 
 RIPPLE_CASES = [

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmlinattn.ops import linear_attention
+from mmlinattn.ops import Rotary, linear_attention, unnormalised_attention
 
 BACKENDS = ('reference', 'portable')
 
@@ -24,6 +24,42 @@ def test_matches_the_definition_written_as_loops(backend):
                     sum(similar) + 1e-6
                 )
                 torch.testing.assert_close(out[b, h, i], expected, rtol=1e-12, atol=1e-12)
+
+
+def turned(x, y, place):
+    """Rotary position of one vector by complex numbers, rows before columns."""
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    speeds = torch.tensor([1.0, 1e-4], dtype=torch.float64)  # of 8 channels
+    angles = torch.cat([y * speeds, place * speeds])
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten()
+
+
+@pytest.mark.parametrize('backend', BACKENDS)
+def test_rotary_position_turns_the_numerator_alone(backend):
+    q, k = torch.rand(2, 1, 1, 6, 8, dtype=torch.float64)
+    v = torch.randn(1, 1, 6, 4, dtype=torch.float64)
+    out = linear_attention(q, k, v, rotary=Rotary((2, 3), 8), backend=backend)
+    for i in range(6):
+        query = turned(q[0, 0, i], *divmod(i, 3))
+        keys = torch.stack([turned(k[0, 0, j], *divmod(j, 3)) for j in range(6)])
+        expected = (keys @ query) @ v[0, 0] / ((k[0, 0] @ q[0, 0, i]).sum() + 1e-6)
+        torch.testing.assert_close(out[0, 0, i], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_without_a_normaliser():
+    q, k = torch.randn(2, 2, 2, 7, 3, dtype=torch.float64).unbind()
+    v = torch.randn(2, 2, 7, 4, dtype=torch.float64)
+    padding = torch.zeros(2, 7, dtype=torch.bool)
+    padding[0, 4:] = padding[1] = True
+    out = unnormalised_attention(q, k, v, key_padding_mask=padding)
+    expected = torch.einsum('bhnm,bhjm,bhjd->bhnd', q[:1], k[:1, :, :4], v[:1, :, :4])
+    torch.testing.assert_close(out[:1], expected)
+    assert (out[1] == 0).all()
+
+
+def test_without_a_normaliser_halves_do_not_overflow():
+    x = torch.full((1, 1, 70000, 2), 4.0, dtype=torch.float16)
+    assert (unnormalised_attention(x, x, x) == 4 * 70000 * 16 * 2).all()
 
 
 @settings(max_examples=15, deadline=None)

@@ -8,6 +8,7 @@ from mmlinattn.ops import (
     Rotary,
     additive_attention,
     linear_attention,
+    nystrom_attention,
     rala_attention,
     random_walk_attention,
 )
@@ -32,19 +33,24 @@ def rala(**options):
     return run
 
 
-def linear(feature_map):
+def linear(feature_map, rotary=None):
     def run(q, k, v, mask, backend):
         # Far from 0, where the normaliser of signed features is.
         q, k = (q.exp(), k.exp()) if feature_map == 'identity' else (q, k)
         return linear_attention(
-            q, k, v, key_padding_mask=mask, eps=0.1, feature_map=feature_map, backend=backend
-        )
+            q, k, v, key_padding_mask=mask, eps=0.1, feature_map=feature_map, rotary=rotary,
+            backend=backend,
+        )  # fmt: skip
 
     return run
 
 
 def additive(q, k, v, w_q, w_k, mask, backend):
     return additive_attention(q, k, v, w_q, w_k, key_padding_mask=mask, backend=backend)
+
+
+def nystrom(q, k, v, *landmarks, mask, backend):
+    return nystrom_attention(q, k, v, *landmarks, key_padding_mask=mask, backend=backend)
 
 
 def walk(q, k, v, anchors_q, anchors_k, mask, backend):
@@ -59,6 +65,8 @@ OPERATORS = {
     'linear, elu+1': (linear('elu+1'), ()),
     'linear, relu': (linear('relu'), ()),
     'linear, softmax': (linear('softmax'), ()),
+    'linear, rotary': (linear('elu+1', Rotary(HW, DIM)), ()),
+    'nystrom': (nystrom, ((HEADS, 5, DIM), (BATCH, HEADS, 5, DIM))),
     'rala': (rala(), ()),
     'rala, relu': (rala(feature_map='relu'), ()),
     'rala, softmax': (rala(feature_map='softmax'), ()),

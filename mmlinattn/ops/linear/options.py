@@ -10,7 +10,7 @@ from ..common.rotary import Rotary
 
 @dataclass(frozen=True)
 class LinearOptions:
-    """See :func:`mmlinattn.ops.linear_attention`; the last three are RALA's.
+    """See :func:`mmlinattn.ops.linear_attention`; the last two are RALA's.
 
     Attributes:
         rotary: turns features, in the numerator alone.

@@ -11,7 +11,7 @@ from .options import WalkOptions, check_walk
 from .portable import random_walk_portable
 from .reference import random_walk_reference
 
-__all__ = ['check_walk', 'random_walk_attention']
+__all__ = ['check_anchors', 'check_walk', 'random_walk_attention']
 
 
 def _kernels() -> ModuleType:
@@ -85,14 +85,16 @@ def random_walk_attention(
     """
     check_qkv(q, k, v, key_padding_mask)
     check_walk(decay, steps, solver)
-    _check_anchors(q, anchors_q, anchors_k)
+    check_anchors(q, anchors_q=anchors_q, anchors_k=anchors_k)
     options = WalkOptions(decay, steps, solver, key_padding_mask)
     return _random_walk(backend, q, k, v, anchors_q, anchors_k, options)
 
 
-def _check_anchors(q: Tensor, anchors_q: Tensor, anchors_k: Tensor) -> None:
+def check_anchors(q: Tensor, **both: Tensor) -> None:
+    """Raises ValueError unless both, by the names of the arguments, are (heads, M, d) or
+    (B, heads, M, d) of the same M, beside q (B, heads, N, d)."""
     batch, heads, _, dim = q.shape
-    for name, anchors in (('anchors_q', anchors_q), ('anchors_k', anchors_k)):
+    for name, anchors in both.items():
         shape = tuple(anchors.shape)
         lead = shape[:-2]
         if lead not in ((heads,), (batch, heads)) or shape[-1] != dim or shape[-2] < 1:
@@ -102,7 +104,6 @@ def _check_anchors(q: Tensor, anchors_q: Tensor, anchors_k: Tensor) -> None:
             )
         if anchors.device != q.device:
             raise ValueError(f'{name} is on {anchors.device}, q is on {q.device}')
-    if anchors_q.shape[-2] != anchors_k.shape[-2]:
-        raise ValueError(
-            f'anchors_q has {anchors_q.shape[-2]} anchors, anchors_k has {anchors_k.shape[-2]}'
-        )
+    (first, a), (second, b) = both.items()
+    if a.shape[-2] != b.shape[-2]:
+        raise ValueError(f'{first} has {a.shape[-2]} anchors, {second} has {b.shape[-2]}')

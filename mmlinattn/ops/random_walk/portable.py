@@ -40,6 +40,19 @@ def random_walk_portable(
         return WalkReadout.apply(q, anchors_k, walk_on(state, walk, options))
 
 
+def gather(k: Tensor, v: Tensor, anchors: Tensor, mask: Optional[Tensor]) -> Tensor:
+    """``G_K v`` alone, (B, heads, M, d_v), in the type of the anchors."""
+    tokens = (k, k, v, anchors, anchors, mask, False)
+    followed = not one_graph() and needs_gradient(k, v, anchors)
+    return (WalkState.apply if followed else _sum_up)(*tokens)[0]
+
+
+def read(q: Tensor, anchors: Tensor, x: Tensor) -> Tensor:
+    """``G_Q x``, (B, heads, N, d_v), in the type of q."""
+    followed = not one_graph() and needs_gradient(q, anchors, x)
+    return (WalkReadout.apply if followed else _read_out)(q, anchors, x)
+
+
 class WalkState(torch.autograd.Function):
     """``G_K v`` (B, heads, M, d_v) and ``G_K G_Q`` (B, heads, M, M), or an empty tensor for it."""
 

@@ -1,0 +1,69 @@
+import pytest
+import torch
+
+from mmlinattn.ops import nystrom_attention
+from mmlinattn.ops.nystrom.inverse import iterative_inverse
+
+
+def tokens(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def softmax(logits):
+    weights = logits.exp()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize('backend', ['reference', 'portable'])
+def test_equation_13_with_an_exact_inverse(backend):
+    q, k, v = tokens(3, 1, 1, 9, 4).unbind()
+    landmarks_q, landmarks_k = 3 * tokens(2, 1, 3, 4).unbind()[0], 3 * tokens(1, 3, 4)
+    padding = torch.zeros(1, 9, dtype=torch.bool)
+    padding[0, 6:] = True
+    out = nystrom_attention(
+        q, k, v, landmarks_q, landmarks_k, iterations=40, key_padding_mask=padding, backend=backend
+    )
+    scale = 4**-0.5
+    read = softmax(scale * q[0, 0] @ landmarks_k[0].T)
+    between = softmax(scale * landmarks_q[0] @ landmarks_k[0].T)
+    gathered = softmax(scale * landmarks_q[0] @ k[0, 0, :6].T)
+    expected = read @ torch.linalg.pinv(between) @ gathered @ v[0, 0, :6]
+    torch.testing.assert_close(out[0, 0], expected, rtol=1e-8, atol=1e-8)
+
+
+def test_tokens_as_landmarks_give_softmax_attention():
+    q, k, v = tokens(3, 1, 2, 6, 8).unbind()
+    out = nystrom_attention(q, k, v, q, k, iterations=60)
+    torch.testing.assert_close(out, softmax(8**-0.5 * q @ k.mT) @ v, rtol=1e-6, atol=1e-6)
+
+
+def test_the_inverse_of_a_matrix_does_not_depend_on_others():
+    x = tokens(3, 5, 5).softmax(-1)
+    together = iterative_inverse(x, 4)
+    torch.testing.assert_close(together[1], iterative_inverse(x[1], 4))
+    torch.testing.assert_close(iterative_inverse(x, 40), torch.linalg.pinv(x), rtol=1e-6, atol=1e-6)
+
+
+def test_all_padding_yields_zero():
+    q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 2, 6, 8))
+    out = nystrom_attention(
+        q, k, v, *torch.zeros(2, 2, 4, 8), key_padding_mask=torch.ones(1, 6, dtype=torch.bool)
+    )
+    out.sum().backward()
+    assert (out == 0).all() and all(torch.isfinite(x.grad).all() for x in (q, k, v))
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (dict(iterations=0), 'iterations must be a positive integer, got 0'),
+        (dict(landmarks_q=torch.zeros(2, 4, 7)), r'landmarks_q must have shape .*got \(2, 4, 7\)'),
+        (dict(landmarks_k=torch.zeros(2, 3, 8)), 'landmarks_q has 4 anchors, landmarks_k has 3'),
+    ],
+)
+def test_bad_input(change, message):
+    q = torch.zeros(1, 2, 6, 8)
+    landmarks = torch.zeros(2, 4, 8)
+    arguments = dict(dict(landmarks_q=landmarks, landmarks_k=landmarks), **change)
+    with pytest.raises(ValueError, match=message):
+        nystrom_attention(q, q, q, **arguments)

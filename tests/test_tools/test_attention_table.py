@@ -1,0 +1,76 @@
+"""The table of docs/attentions.md."""
+
+import importlib.util
+import json
+
+import pytest
+
+
+@pytest.fixture
+def script(root):
+    spec = importlib.util.spec_from_file_location(
+        'attention_table', root / 'tools' / 'misc' / 'attention_table.py'
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def result(rival, tokens, seconds, **kwargs):
+    facts = dict(case='attentions', mode='forward', batch=1, skipped='')
+    return dict(facts, rival=rival, tokens=tokens, seconds=seconds, **kwargs)
+
+
+@pytest.fixture
+def measured(tmp_path):
+    path = tmp_path / 'results.json'
+    facts = dict.fromkeys(('machine', 'versions', 'settings'), 'x')
+    results = [
+        result('RALA', 4096, [0.003, 0.00212345, 0.001]),
+        result('RALA', 16384, [0.1]),
+        result('SoftmaxAttention', 4096, []) | dict(skipped='too long'),
+        result('RALA', 65536, [0.5]) | dict(mode='forward+backward'),
+        result('RALA', 1024, [0.7]),
+    ]
+    facts.update(command='python benchmarks/run.py', commit='0123456789', threads=2)
+    path.write_text(json.dumps(dict(facts, results=results)))
+    return path
+
+
+def test_the_page_has_not_drifted(script, capsys):
+    assert script.main(['--check']) == 0, capsys.readouterr().out
+
+
+def test_every_attention_has_a_card_and_a_row(script):
+    rows = script.table({})[2:]
+    assert [row.split('`')[1] for row in rows] == list(script.ours())
+    assert {'RALA', 'HydraAttention', 'NonLocalBlock'} <= set(script.ours())
+
+
+def test_parameters_are_those_that_can_be_counted_by_hand(script):
+    row = next(row for row in script.table({}) if '`RALA`' in row)
+    # A gate of 64 x 64 + 64, a convolution of 5 x 5 for each of 64 channels with bias.
+    assert f'| +{64 * 65 + 64 * 26:,} |' in row
+
+
+def test_times_are_kept_and_shown(script, measured, tmp_path, monkeypatch):
+    page, times = tmp_path / 'attentions.md', tmp_path / 'data' / 'attentions.json'
+    page.write_text(f'before\n{script.BEGIN}\nold\n{script.END}\nafter\n')
+    monkeypatch.setattr(script, 'PAGE', page)
+    monkeypatch.setattr(script, 'TIMES', times)
+    monkeypatch.setattr(script, 'ROOT', tmp_path)
+    assert script.main(['--check']) == 1
+    assert script.main(['--measured', str(measured)]) == 0
+    assert json.loads(times.read_text())['ms'] == {'RALA': {'4k': 2.12, '16k': 100.0}}
+    text = page.read_text()
+    assert '| 2.12 | 100.0 |  |' in text and '0123456789; x; 2; x; x.' in text
+    assert text.startswith('before\n') and text.endswith('after\n') and 'old' not in text
+    assert script.main(['--check']) == 0
+
+
+def test_results_of_another_case_are_refused(script, measured, capsys):
+    data = json.loads(measured.read_text())
+    measured.write_text(json.dumps(dict(data, results=data['results'][2:])))
+    with pytest.raises(SystemExit):
+        script.main(['--measured', str(measured)])
+    assert "has no times of the case 'attentions', forward" in capsys.readouterr().err

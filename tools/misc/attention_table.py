@@ -1,0 +1,117 @@
+#!/usr/bin/env python
+"""Writes the table of docs/attentions.md: the cards of the classes, parameters, measured times.
+
+    python tools/misc/attention_table.py                    # the page, from what is there
+    python tools/misc/attention_table.py --check            # exit code 1 where the page has drifted
+    python tools/misc/attention_table.py --measured work_dirs/attentions/results.json
+
+The last one keeps the times of the case 'attentions' of benchmarks/run.py in docs/data.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+import mmlinattn.layers as layers
+from mmlinattn.layers import BaseAttention, NonLocalBlock, registered
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / 'docs' / 'attentions.md'
+TIMES = ROOT / 'docs' / 'data' / 'attentions.json'
+BEGIN, END = '<!-- table: tools/misc/attention_table.py -->', '<!-- end of table -->'
+# Parameters are counted for these; times are for the tokens below.
+CHANNELS, HEADS = 64, 2
+TOKENS = {'4k': 4096, '16k': 16384, '65k': 65536}
+CASE, MODE = 'attentions', 'forward'
+# What times are kept with.
+FACTS = ('command', 'commit', 'machine', 'threads', 'versions', 'settings')
+
+
+def ours() -> Dict[str, type]:
+    """Attentions of this package by name, then the non-local block."""
+    found = registered(BaseAttention)
+    names = {n: cls for n, cls in found.items() if cls.__module__.startswith(layers.__name__)}
+    return {**names, 'NonLocalBlock': NonLocalBlock}
+
+
+def count(module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def added(kind: type) -> str:
+    """Parameters beyond those of plain softmax attention; of a block, all of them."""
+    if kind is NonLocalBlock:
+        return f'{count(kind(CHANNELS)):,} in all'
+    plain = count(layers.SoftmaxAttention(CHANNELS, HEADS))
+    return f'{count(kind(CHANNELS, HEADS)) - plain:+,}'.replace('+0', '0')
+
+
+def table(times: dict) -> List[str]:
+    """The rows of the page."""
+    heads = ['attention', 'formula', 'time', 'memory', 'map', 'extra tokens', 'parameters']
+    heads += [f'ms, {name}' for name in TOKENS] + ['source', 'when']
+    align = ['---'] * 6 + ['---:'] * (1 + len(TOKENS)) + ['---'] * 2
+    lines = [f'| {" | ".join(heads)} |', f'| {" | ".join(align)} |']
+    for name, kind in ours().items():
+        card = kind.card
+        measured = times.get('ms', {}).get(name, {})
+        cells = [f'`{name}`', f'`{card.formula}`', card.time, card.memory]
+        cells += ['needed' if card.map else '', '' if card.extra_tokens else 'no']
+        cells += [added(kind), *(str(measured.get(size, '')) for size in TOKENS)]
+        cells += [card.source, card.use]
+        cells = [cell.replace('|', r'\|') for cell in cells]
+        lines.append(f'| {" | ".join(cells)} |')
+    if times:
+        facts = '; '.join(str(times[name]) for name in FACTS[1:])
+        lines += ['', f'Times: `{times["command"]}`; {facts}.']
+    return lines
+
+
+def page(text: str, times: dict) -> str:
+    """The page with its table made anew."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return '\n'.join([before + BEGIN, '', *table(times), '', END + after])
+
+
+def distil(results: dict) -> dict:
+    """Median times in ms of each attention by size, and what they were measured with."""
+    sizes = {tokens: name for name, tokens in TOKENS.items()}
+    ms: Dict[str, Dict[str, float]] = {}
+    for result in results['results']:
+        kept = result['case'] == CASE and result['mode'] == MODE and not result['skipped']
+        if kept and result['batch'] == 1 and result['tokens'] in sizes:
+            seconds = sorted(result['seconds'])
+            value = float(f'{1e3 * seconds[len(seconds) // 2]:.3g}')
+            ms.setdefault(result['rival'], {})[sizes[result['tokens']]] = value
+    return dict({name: results[name] for name in FACTS}, ms=ms)
+
+
+def main(argv: List[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--check', action='store_true', help='write nothing')
+    parser.add_argument('--measured', type=Path, metavar='JSON', help='of benchmarks/run.py')
+    args = parser.parse_args(argv)
+    if args.measured:
+        times = distil(json.loads(args.measured.read_text()))
+        if not times['ms']:
+            parser.error(f'{args.measured} has no times of the case {CASE!r}, {MODE}, batch 1')
+        TIMES.parent.mkdir(exist_ok=True)
+        TIMES.write_text(json.dumps(times, indent=1) + '\n')
+    times = json.loads(TIMES.read_text()) if TIMES.exists() else {}
+    text = PAGE.read_text()
+    wanted = page(text, times)
+    if args.check:
+        if text != wanted:
+            print(f'{PAGE.relative_to(ROOT)} has drifted: run python tools/misc/attention_table.py')
+        return int(text != wanted)
+    PAGE.write_text(wanted)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))
