@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -345,8 +346,8 @@ def test_goes_with_torch_and_triton_alone(root, tmp_path):
     )
     done = subprocess.run([sys.executable, '-c', code], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for line in ('layers: 0 done, 4 left', 'backbones: 0 done, 1 left'):
-        assert f'{line} (needs mmengine and mmcv)' in done.stdout
+    left = re.findall(r'(\w+): 0 done, [1-9]\d* left \(needs mmengine and mmcv\)', done.stdout)
+    assert left == ['layers', 'backbones']
     assert 'repeats: 12 done' in done.stdout and not (tmp_path / 'bandwidth.png').exists()
 
 
