@@ -48,10 +48,12 @@ def chunk_budget(device: torch.device, tiles: bool = False) -> int:
     return CPU_TILES if tiles else CPU_CHUNK
 
 
-def fits_cache(x: Tensor) -> bool:
-    """Whether what is computed of x in one piece stays in the last cache of a CPU. On an
-    accelerator never: there it would be kept for the backward pass, half types in float32."""
-    return x.device.type == 'cpu' and x.numel() <= 4 * CPU_CHUNK
+def fits_cache(x: Tensor, width: Optional[int] = None) -> bool:
+    """Whether what is computed of x (B, heads, N, d) in one piece, (B, heads, N, width), stays in
+    the last cache of a CPU; ``width`` is d by default. On an accelerator never: there it would be
+    kept for the backward pass, half types in float32."""
+    batch, heads, num_tokens, dim = x.shape
+    return x.device.type == 'cpu' and batch * heads * num_tokens * (width or dim) <= 4 * CPU_CHUNK
 
 
 def token_chunks(x: Tensor, width: Optional[int] = None) -> List[slice]:
@@ -78,7 +80,7 @@ def token_major(
 
 def recorded_by() -> Optional[str]:
     """Who besides a compiler records operations, in words; None where nobody does."""
-    if torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
+    if torch.jit.is_tracing():  # as ONNX's export by tracing, too
         return 'the model is being exported'
     if torch._C._are_functorch_transforms_active():
         return 'a transform of torch.func is running'

@@ -38,7 +38,7 @@ class OnlineSoftmax:
         else:
             top = torch.maximum(self._top, top)
             fade = (self._top - top).exp()
-        weights = (logits - top).exp()
+        weights = (logits - top).exp_()
         if mask is not None:
             weights = weights.masked_fill(mask, 0)
         mass = weights.sum(-1, keepdim=True)

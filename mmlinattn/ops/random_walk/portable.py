@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from ..common.numerics import (
     accumulation_dtype,
+    fits_cache,
     needs_gradient,
     no_autocast,
     one_graph,
@@ -33,7 +34,7 @@ def random_walk_portable(
     anchors_q, anchors_k = anchors_q.to(dtype), anchors_k.to(dtype)
     tokens = (q, k, v, anchors_q, anchors_k, options.key_padding_mask, options.steps != 1)
     with no_autocast(q):
-        if one_graph() or not needs_gradient(*tokens[:5]):
+        if one_graph() or fits_cache(q, anchors_q.shape[-2]) or not needs_gradient(*tokens[:5]):
             state, walk, _ = _sum_up(*tokens)
             return _read_out(q, anchors_k, walk_on(state, walk, options))
         state, walk = WalkState.apply(*tokens)
