@@ -3,6 +3,7 @@
 The argument is the task: compile_all, compile_units or check_table.
 """
 
+import re
 import sys
 
 import triton
@@ -37,9 +38,11 @@ ARCHITECTURES = {
 def build(kernel, dim, kind, arch, **given):
     """A kernel compiled for a head dim, 'half' or 'float', and an architecture such as 90."""
     flags = dict(dict(FLAGS, BD=dim, BM=dim, BN=block_size(dim)), **given)
-    signature, constants = {}, {}
-    for parameter in kernel.params:
+    signature, constants, aligned = {}, {}, {}
+    for place, parameter in enumerate(kernel.params):
         name = parameter.name
+        if re.fullmatch('s.d', name):
+            flags.setdefault(name, 1)
         if name in flags:
             signature[name], constants[name] = 'constexpr', flags[name]
         elif name in ('MASK', 'FAR'):
@@ -48,8 +51,10 @@ def build(kernel, dim, kind, arch, **given):
             signature[name] = POINTERS[kind] if name in TOKENS else '*fp32'
         else:
             signature[name] = 'fp32' if name in ('scale', 'eps', 'root') else 'i32'
+        if signature[name] in ('i32',) or signature[name][0] == '*':
+            aligned[place,] = [['tt.divisibility', 16]]
     return triton.compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=constants),
+        ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
         target=GPUTarget('cuda', arch, 32),
         options=OPTIONS,
     )
