@@ -16,10 +16,10 @@ from .reduction import Masses, mean_of_chunks
 from .triton import (
     LOWEST,
     Launch,
+    add_product,
     feature,
     load_angles,
     load_rows,
-    product,
     real_tokens,
     rotate,
     strides,
@@ -63,7 +63,7 @@ def _key_sums_kernel(
             cos, sin = load_angles(ANGLES, rows, pairs, N, width, ROTARY)
             # Does nothing, but Triton 3.6 does not compile the bare transpose for sm_100.
             k = tl.where(real[:, None], rotate(k, cos, sin, BN, BD), 0.0)
-        state += product(tl.trans(k), v, kind)
+        state = add_product(state, tl.trans(k), v, kind)
     at = head * tl.num_programs(1) + split
     SUMS += at * (BD + 1) * BD
     tl.store(SUMS + cols[:, None] * BD + cols[None, :], state)

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple, Optional, Tuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -50,10 +49,7 @@ def _reduce_kernel(
     if MODE > 0:
         total = total / tl.where(mass > 0, mass, 1.0)
         value = mass
-        if MODE == 2:
-            value = top + tl.log(tl.maximum(mass, 1e-30))
-        else:
-            value = tl.maximum(mass, 1.0)
+        value = top + tl.log(tl.maximum(mass, 1e-30)) if MODE == 2 else tl.maximum(mass, 1.0)
         tl.store(TOTAL + head * ROWS + row, value, mask=inside & (col == 0))
     where = head * M * D + row * D + col
     total = total.to(OUT.dtype.element_ty)
@@ -79,7 +75,7 @@ def add_chunks(parts: Tensor, out: Tensor, part: int = 0) -> Tensor:
         parts: contiguous float32 (B, heads, splits, P, rows, columns), ``part`` of P is added.
         out: contiguous ([B,] heads, m, d) of any floating type, m <= rows, d <= columns: filled.
     """
-    batch, heads, *_, rows, cols = parts.shape
+    batch, heads, *_, _rows, _cols = parts.shape
     outer = batch if out.dim() == 3 else 1
     _reduce(SUM, parts[:, :, :, part], None, out, None, batch // outer * heads, outer, heads)
     return out

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from typing import Any, Callable, ContextManager, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import triton
@@ -64,6 +64,19 @@ def product(a, b, kind: tl.constexpr):
 
 
 @triton.jit
+def add_product(total, a, b, kind: tl.constexpr):
+    """``total`` and the product of a block, for sums over all tokens of a chunk.
+
+    Tensor cores cut off what they add to, ever in one direction: float32 sums are added outside.
+    """
+    if kind == tl.float32:
+        total = tl.fma(product(a, b, kind), tl.full(total.shape, 1.0, tl.float32), total)
+    else:
+        total += product(a, b, kind)
+    return total
+
+
+@triton.jit
 def rotate(x, cos, sin, ROWS: tl.constexpr, BD: tl.constexpr):
     """Interleaved pairs of (ROWS, BD) turned by angles (ROWS, BD / 2); -sin turns back."""
     even, odd = tl.split(tl.reshape(x, (ROWS, BD // 2, 2)))
@@ -74,7 +87,7 @@ def rotate(x, cos, sin, ROWS: tl.constexpr, BD: tl.constexpr):
 @triton.jit
 def _within(rows, cols, N, D: tl.constexpr):
     inside = rows[:, None] < N
-    if D < cols.shape[0]:
+    if cols.shape[0] > D:
         inside = inside & (cols[None, :] < D)
     return inside
 
@@ -166,8 +179,8 @@ def residents(config: Config, device: Any) -> int:
     return max(1, blocks) * device.multi_processor_count
 
 
-# Between launches of the kernels, by their names: for a tuner.
-around_launch: Optional[Callable[[str], ContextManager]] = None
+# Called in place of a launch of the table's kernels, with its name and what launches it.
+around_launch: Optional[Callable[[str, Callable[[], Any]], None]] = None
 
 
 class Launch:
@@ -193,7 +206,7 @@ class Launch:
         """Of the kernel that the table of :mod:`.configs` has under this name."""
         count = self.batch * self.heads
         index = self.device.index if self.device.type == 'cuda' else None
-        return _plan(name, self.size, self.kind, index, count, self.num_tokens)
+        return plan_of(name, self.size, self.kind, index, count, self.num_tokens)
 
     def parts(self, name: str, *shape: int) -> Tensor:
         """Uninitialised float32 (B, heads, splits, ...) for what a kernel sums up."""
@@ -210,23 +223,21 @@ class Launch:
         grid = self.batch * self.heads, plan.splits
         self.start(name, kernel, grid, *args, CHUNK=plan.chunk, BN=plan.config.block, **flags)
 
-    def start(
-        self, name: str, kernel: Any, grid: Sequence[int], *args: Any, **flags: Any
-    ) -> None:
+    def start(self, name: str, kernel: Any, grid: Sequence[int], *args: Any, **flags: Any) -> None:
         """Any grid."""
         config = self.plan(name).config
-        options = dict(num_warps=config.warps, num_stages=config.stages)
+        flags.update(num_warps=config.warps, num_stages=config.stages)
         if around_launch is None:
-            kernel[grid](*args, **flags, **options)
+            kernel[grid](*args, **flags)
         else:
-            with around_launch(name):
-                kernel[grid](*args, **flags, **options)
+            around_launch(name, lambda: kernel[grid](*args, **flags))
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(
+def plan_of(
     name: str, size: str, kind: str, index: Optional[int], heads: int, num_tokens: int
 ) -> Plan:
+    """Of a kernel of the table, on a CUDA device or, index None, in the interpreter."""
     if index is None:
         return plan_tokens(configs.INTERPRETED, heads, num_tokens, None)
     device = torch.cuda.get_device_properties(index)

@@ -17,6 +17,7 @@ from ..common.key_sums import KeyLaunch, State
 from ..common.numerics import token_major
 from ..common.reduction import Masses, add_chunks, mean_of_chunks
 from ..common.triton import (
+    add_product,
     feature,
     load_angles,
     load_rows,
@@ -136,7 +137,7 @@ def _query_backward_kernel(
         # The norm may be eps: what a product rounds is divided only where it is as small.
         d_norm = -tl.sum(grad * out, 1) / norm
         if SUM:
-            d_state += product(tl.trans(turned / norm[:, None]), grad, kind)
+            d_state = add_product(d_state, tl.trans(turned / norm[:, None]), grad, kind)
             d_z += tl.sum(q * (d_norm / norm)[:, None], 0)
         if WRITE:
             dq = product(grad, tl.trans(state), kind)

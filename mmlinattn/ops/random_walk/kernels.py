@@ -20,6 +20,7 @@ from ..common.reduction import Masses, add_chunks, mean_of_chunks
 from ..common.triton import (
     LOWEST,
     Launch,
+    add_product,
     load_rows,
     padded,
     product,
@@ -79,11 +80,11 @@ def _sums_kernel(
         fade = tl.exp(top - new_top)
         top = new_top
         mass = mass * fade + tl.sum(weights, 1)
-        state = state * fade[:, None] + product(weights, v, kind)
+        state = add_product(state * fade[:, None], weights, v, kind)
         if HAS_WALK:
             q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
             looked_up = _anchor_softmax(q, anchors_k, M, kind, BM)
-            walk = walk * fade[:, None] + product(weights, looked_up, kind)
+            walk = add_product(walk * fade[:, None], weights, looked_up, kind)
     at = head * tl.num_programs(1) + split
     size: tl.constexpr = BD + BM if HAS_WALK else BD
     SUMS += at * BM * size + places[:, None] * size
@@ -208,7 +209,7 @@ def _readout_sums_kernel(
         rows = start + tl.arange(0, BN)
         q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
-        d_x += product(tl.trans(_anchor_softmax(q, anchors_k, M, kind, BM)), grad, kind)
+        d_x = add_product(d_x, tl.trans(_anchor_softmax(q, anchors_k, M, kind, BM)), grad, kind)
     at = (head * tl.num_programs(1) + split) * BM * BD
     tl.store(DX + at + places[:, None] * BD + cols[None, :], d_x)
 
@@ -258,13 +259,13 @@ def _backward_kernel(
         d_logits = _softmax_backward(looked_up, d_looked_up)
         dq = product(d_logits, anchors_k, kind)
         store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
-        d_anchors_k += product(tl.trans(d_logits), q, kind)
+        d_anchors_k = add_product(d_anchors_k, tl.trans(d_logits), q, kind)
         d_logits = weights * (d_weights - delta[None, :])
         dk = product(d_logits, anchors_q, kind) / root
         store_rows(DK + b * sxb + h * sxh, dk, rows, cols, sxn, sxd, N, D)
-        d_anchors_q += product(tl.trans(d_logits), k, kind) / root
+        d_anchors_q = add_product(d_anchors_q, tl.trans(d_logits), k, kind)
     DANCHORS += (head * tl.num_programs(1) + split) * 2 * BM * BD + wide
-    tl.store(DANCHORS, d_anchors_q)
+    tl.store(DANCHORS, d_anchors_q / root)
     tl.store(DANCHORS + BM * BD, d_anchors_k)
 
 

@@ -23,7 +23,15 @@ from torch import Tensor
 from ..common.key_sums import KeyLaunch, make_state
 from ..common.numerics import token_major
 from ..common.reduction import add_chunks
-from ..common.triton import Launch, load_rows, product, real_tokens, store_rows, strides
+from ..common.triton import (
+    Launch,
+    add_product,
+    load_rows,
+    product,
+    real_tokens,
+    store_rows,
+    strides,
+)
 
 KERNELS = (
     'key_sums', 'ripple', 'ripple_weight_backward', 'ripple_query_backward',
@@ -76,9 +84,7 @@ def _some_far(box, y, x, height, width, REACH: tl.constexpr, BOXES: tl.constexpr
         part = box + tl.arange(0, BOXES) * 4
         low_y, low_x = tl.min(tl.load(part), 0), tl.min(tl.load(part + 1), 0)
         high_y, high_x = tl.max(tl.load(part + 2), 0), tl.max(tl.load(part + 3), 0)
-    farthest = tl.maximum(
-        tl.maximum(y - low_y, high_y - y), tl.maximum(x - low_x, high_x - x)
-    )
+    farthest = tl.maximum(tl.maximum(y - low_y, high_y - y), tl.maximum(x - low_x, high_x - x))
     return tl.where(farthest > REACH, 1.0, 0.0)
 
 
@@ -352,7 +358,7 @@ def _far_backward_kernel(
         q *= (far / norm)[:, None]
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
         d_norm = tl.load(DNORM + head * N + rows, mask=rows < N, other=0.0)
-        d_state += product(tl.trans(q), grad, kind)
+        d_state = add_product(d_state, tl.trans(q), grad, kind)
         d_z += tl.sum(q * d_norm[:, None], 0)
     # Divided by its root, which keeps the keys' factors in range whatever their signs.
     root = tl.sqrt(tl.load(COUNT + head))
@@ -489,9 +495,7 @@ def backward(
     dq, dk, dv = (token_major(x) for x in (q, k, v))
     d_weights = torch.empty(weights.shape, dtype=weights.dtype, device=q.device)
     d_norm = torch.empty_like(norm)
-    of_q, of_k, of_v, of_weights, of_grad, of_out = map(
-        strides, (q, k, v, weights, grad, dq)
-    )
+    of_q, of_k, of_v, of_weights, of_grad, of_out = map(strides, (q, k, v, weights, grad, dq))
     launch.over_tiles(
         'ripple_weight_backward', _weight_backward_kernel,
         q, k, v, weights, box, launch.mask, sums, count, norm, grad, d_weights, d_norm,
