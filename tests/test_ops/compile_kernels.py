@@ -17,16 +17,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import triton
+from triton import knobs
+from triton._C.libtriton import llvm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mmlinattn.ops.common import configs, key_sums
+from mmlinattn.ops.common import configs, key_sums, reduction
 from mmlinattn.ops.common.configs import Config
 from mmlinattn.ops.common.tuning import SIZES, candidates, sizes_of
 from mmlinattn.ops.linear import kernels as linear
 from mmlinattn.ops.random_walk import kernels as walk
 from mmlinattn.ops.ripple import kernels as ripple
 
+# Another version of Triton may need a little more or less.
+WRITTEN_WITH = '3.6.0'
 BIN = Path(triton.__file__).parent / 'backends/nvidia/bin'
 COMMON = dict(FEATURE=1, HAS_MASK=True, ROTARY=0, SCORED=False, HAS_WALK=True)
 RALA = dict(SCORED=True)
@@ -138,19 +142,65 @@ def blocks(taken: Report, warps: int, arch: int) -> int:
 
 
 def choose(name, size, kind, arch):
-    """The first candidate without stack that leaves room for eight warps, else the nearest."""
+    """The first candidate that fits, without stack, eight warps at once; else the nearest."""
     best = None
     for config in candidates(name, size, kind):
         taken = report(name, size, kind, arch, config)
-        if taken.shared > SHARED[arch][0]:
-            continue
         warps = blocks(taken, config.warps, arch) * config.warps
-        short = (taken.stack, max(0, 8 - warps))
+        # What does not fit shuts such heads out, see refuses().
+        excess = max(0, taken.shared - SHARED[arch][0])
+        short = (excess, taken.stack, max(0, 8 - warps))
         if best is None or short < best[0]:
-            best = short, config._replace(registers=taken.registers, shared=taken.shared), taken
-        if short == (0, 0):
+            taking = dict(registers=taken.registers, shared=taken.shared, stack=taken.stack)
+            best = short, config._replace(**taking), taken
+        if not any(short):
             break
     return best[1:]
+
+
+def skip_assembly():
+    """Shared memory is known before the code is optimised and assembled, which takes most time."""
+
+    def no_assembly(backend=None, stages=None, *_):
+        if stages is None:  # from Triton 3.7 on also asked for a key of the cache and its hash
+            return 'no assembly', 'no assembly'
+        stages['ptx'] = lambda code, metadata: metadata.setdefault('name', '')
+        stages['cubin'] = lambda *_: b'none'
+
+    llvm.optimize_module = lambda *_, **__: None
+    knobs.runtime.add_stages_inspection_hook = no_assembly
+
+
+def check_units(args):
+    """Triton hands a kernel an argument of 1 as a constant, which has no type to convert."""
+    skip_assembly()
+    units = dict.fromkeys(('H', 'N', 'height', 'width', 'outer', 'heads', 'splits'), 1)
+    small = Config(16, 4, 1, 0, 0)
+    for name, (kernel, flags) in CASES.items():
+        if kernel is not linear._query_backward_kernel or name == 'query_backward':
+            flags = dict(D=16, BD=16, M=1, BM=16, BN=16, BK=16, **{**COMMON, **flags})
+            build(kernel, 'half', 90, small, **{**flags, **units, 'ROTARY': 0})
+            print(name)
+    # Rotary tables of one column; the kernels that the table does not have.
+    build_case('rala_key_sums', '32', 'half', 90, small, **units)
+    for mode in (reduction.SUM, reduction.MEAN, reduction.SOFTMAX):
+        shape = dict(ROWS=1, COLS=272, M=1, D=272, BS=32, BC=64, MODE=mode)
+        build(reduction._reduce_kernel, 'half', 90, small, **shape, **units)
+    build(ripple._box_kernel, 'half', 90, small, BN=1024, **units)
+
+
+def check_table(args):
+    """What is compiled is what the table says; half types run on tensor cores."""
+    tables = configs.read(configs.SHIPPED)
+    for name, size, kind, arch in each(args):
+        config = tables[f'sm_{arch}'][name][kind][size]
+        taken = report(name, size, kind, arch, config)
+        case = name, size, kind, arch, config, taken
+        if triton.__version__ == WRITTEN_WITH:
+            found = (taken.registers, taken.shared, taken.stack)
+            assert found == config[3:], case
+        assert (taken.tensor_cores > 0) == (name != 'query_mean'), case
+        print(*case)
 
 
 def line(*cells):
@@ -167,12 +217,14 @@ def each(args):
 
 
 def write_table(args):
-    """Entries asked for, into the shipped table at once: it can be made in parts."""
+    """Entries that the table lacks, each at once: it can be made in parts."""
     for name, size, kind, arch in each(args):
+        tables = configs.read(args.out) if args.out.exists() else {}
+        if size in tables.get(f'sm_{arch}', {}).get(name, {}).get(kind, {}):
+            continue
         config, taken = choose(name, size, kind, arch)
-        tables = configs.read(configs.SHIPPED) if configs.SHIPPED.exists() else {}
         entry = {f'sm_{arch}': {name: {kind: {size: config}}}}
-        configs.write(configs.SHIPPED, configs.merged(tables, entry))
+        configs.write(args.out, configs.merged(tables, entry))
         line(f'{name:<24}', size, kind, arch, *config[:3], *taken[:-1], f'{taken.seconds:.1f}')
 
 
@@ -191,9 +243,11 @@ def main():
     parser.add_argument('--names', nargs='*', choices=list(CASES))
     parser.add_argument('--sizes', nargs='*', type=int, default=list(SIZES))
     parser.add_argument('--kinds', nargs='*', default=['half', 'float'])
+    parser.add_argument('--out', type=Path, default=configs.SHIPPED, help='table to choose for')
     parser.add_argument('--archs', nargs='*', type=int, default=[80, 90])
     args = parser.parse_args()
-    dict(report=print_report, choose=write_table)[args.task](args)
+    tasks = dict(report=print_report, choose=write_table, check=check_table, units=check_units)
+    tasks[args.task](args)
 
 
 if __name__ == '__main__':

@@ -27,6 +27,7 @@ class Config(NamedTuple):
         stages: blocks of a loop that are loaded ahead.
         registers: of a thread.
         shared: bytes of shared memory.
+        stack: bytes that a thread has in slow memory, for too few registers.
     """
 
     block: int
@@ -34,6 +35,7 @@ class Config(NamedTuple):
     stages: int
     registers: int
     shared: int
+    stack: int = 0
 
 
 # By kernel, then 'half' or 'float', then size class.

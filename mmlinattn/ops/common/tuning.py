@@ -31,14 +31,18 @@ SIZES, ANCHORS = (32, 64, 128), (64, 128)
 # (block, warps, stages) by how kernels go over tokens; the best guess without a GPU first.
 CANDIDATES: Dict[str, Tuple[Tuple[int, int, int], ...]] = {
     'tokens': (
-        (64, 4, 3), (64, 4, 2), (64, 8, 3), (32, 4, 3), (64, 8, 2), (32, 4, 2), (32, 8, 3),
-        (32, 8, 2), (32, 4, 1), (32, 8, 1), (16, 4, 2), (16, 4, 1), (128, 8, 3),
+        (64, 4, 3), (64, 4, 2), (64, 8, 3), (32, 4, 3), (64, 8, 2), (32, 4, 2), (32, 8, 2),
+        (16, 4, 2), (128, 8, 3),
+    ),
+    'large': (  # float32, or more than 64 channels or anchors
+        (64, 8, 2), (32, 8, 2), (32, 4, 2), (32, 8, 1), (16, 8, 2), (16, 8, 1), (16, 4, 2),
+        (16, 4, 1), (64, 8, 3),
     ),
     'mean': ((128, 4, 1), (64, 4, 1), (256, 8, 1)),
     'between': ((64, 4, 1), (64, 8, 1), (64, 16, 1)),
     'tiles': (
-        (64, 4, 2), (64, 4, 3), (32, 4, 3), (64, 8, 2), (32, 4, 2), (64, 4, 1), (32, 4, 1),
-        (64, 8, 1), (32, 8, 1),
+        (64, 4, 2), (32, 4, 3), (64, 8, 2), (32, 4, 2), (64, 8, 1), (32, 4, 1), (32, 8, 1),
+        (64, 8, 3),
     ),
 }  # fmt: skip
 
@@ -62,7 +66,7 @@ def candidates(name: str, size: str, kind: str) -> List[Config]:
         size: see :func:`.configs.size_class`.
         kind: ``'half'`` or ``'float'``.
     """
-    family = 'tokens'
+    family = 'large' if kind == 'float' or '128' in size else 'tokens'
     if name == 'query_mean':
         family = 'mean'
     elif name.startswith('walk_between'):
@@ -158,7 +162,9 @@ def _measure(
             last.record()
             last.synchronize()
             times.append(first.elapsed_time(last))
-        taken = dict(registers=compiled.n_regs, shared=compiled.metadata.shared)
+        taken = dict(
+            registers=compiled.n_regs, shared=compiled.metadata.shared, stack=compiled.n_spills
+        )
         found.append((median(times), config._replace(**taken)))
 
     launches.around_launch = repeat

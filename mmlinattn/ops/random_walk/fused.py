@@ -89,6 +89,7 @@ def _(grad, q, k, v, anchors_q, anchors_k, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)  # no zeros for the outputs that only the backward pass reads
     *tensors, decay, steps = inputs
     ctx.options = decay, steps
     ctx.save_for_backward(*tensors, *output[1:])

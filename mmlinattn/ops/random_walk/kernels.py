@@ -245,15 +245,22 @@ def _backward_kernel(
         inside = real[:, None] & (places[None, :] < M)
         # Weights are about 1 / N: times its root they and their products stay within float16.
         weights = tl.where(inside, tl.exp(tl.minimum(logits - lse[None, :], 0.0)), 0.0) * root
+        if kind == tl.float32:
+            # Read again where they are used: all at once, in two parts each, would not fit.
+            d_state = tl.load(DS + head * BM * BD + wide)
         dv = product(weights, d_state, kind) / root
         store_rows(DV + b * sxb + h * sxh, dv, rows, cols, sxn, sxd, N, D)
         v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
         d_weights = product(v, tl.trans(d_state), kind)
         q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
+        if kind == tl.float32:
+            x = tl.load(X + head * BM * BD + wide)
         looked_up = _anchor_softmax(q, anchors_k, M, kind, BM)
         d_looked_up = product(grad, tl.trans(x), kind)
         if HAS_WALK:
+            if kind == tl.float32:
+                d_walk = tl.load(DW + head * BM * BM + places[:, None] * BM + places[None, :])
             d_weights += product(looked_up, tl.trans(d_walk), kind)
             d_looked_up += product(weights, d_walk, kind) / root
         d_logits = _softmax_backward(looked_up, d_looked_up)

@@ -6,8 +6,6 @@ The kernels as custom operators: torch.compile and autograd see them.
 from typing import Optional, Tuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from ..common.numerics import token_major
@@ -32,8 +30,8 @@ def refuses(
 ) -> Optional[str]:
     """Why the kernel cannot serve, or None."""
     max_distance = weights.shape[-1] - (options.stick is None)
-    if not hasattr(tl, 'gather'):
-        return f'the kernels need Triton 3.3, this is {triton.__version__}'
+    if kernels.PROBLEM is not None:
+        return kernels.PROBLEM
     if options.groups != 'chebyshev':
         return f'groups={options.groups!r} have no kernel'
     if not 1 <= max_distance <= MAX_DISTANCE:
@@ -97,6 +95,7 @@ def _(grad, q, k, v, weights, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)  # no zeros for the outputs that only the backward pass reads
     q, k, v, weights, *ctx.hw_shape, mask, ctx.eps, ctx.stick = inputs
     ctx.save_for_backward(q, k, v, weights, mask, *output[1:])
 
