@@ -212,6 +212,8 @@ def each(args):
         for kind in args.kinds:
             for name in args.names or CASES:
                 for size in sizes_of(name):
+                    if args.first and size.endswith('x128'):
+                        continue
                     if int(size.split('x')[0]) in args.sizes:
                         yield name, size, kind, arch
 
@@ -243,6 +245,7 @@ def main():
     parser.add_argument('--names', nargs='*', choices=list(CASES))
     parser.add_argument('--sizes', nargs='*', type=int, default=list(SIZES))
     parser.add_argument('--kinds', nargs='*', default=['half', 'float'])
+    parser.add_argument('--first', action='store_true', help='of walks up to 64 anchors alone')
     parser.add_argument('--out', type=Path, default=configs.SHIPPED, help='table to choose for')
     parser.add_argument('--archs', nargs='*', type=int, default=[80, 90])
     args = parser.parse_args()
