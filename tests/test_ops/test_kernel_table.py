@@ -1,6 +1,6 @@
-"""Kernels as they are compiled for GPUs that are not there: what they take is what the table says.
+"""Kernels compiled for GPUs that are not there: what they take is what the table says.
 
-All of the table, for half an hour: ``MMLINATTN_WHOLE_TABLE=1 pytest tests/test_ops/test_kernel_table.py``.
+All of the table, for half an hour: ``MMLINATTN_WHOLE_TABLE=1``.
 """
 
 import json
@@ -22,6 +22,8 @@ from mmlinattn.ops.random_walk import kernels as random_walk
 from mmlinattn.ops.ripple import kernels as ripple
 
 NAMES = {*linear.KERNELS, *linear.RALA_KERNELS, *random_walk.KERNELS, *ripple.KERNELS}
+# float32 with the operands of sm_80's tensor cores, which are registers: 15 KB of stack and more.
+MISSING: dict = {}
 # Kernels that have no candidate without stack, as far as it goes (bytes a thread), and why.
 SPILLS: dict = {}
 
@@ -41,11 +43,12 @@ def entries(shipped):
 
 def test_the_table_has_every_kernel(shipped):
     assert set(shipped) == {'sm_80', 'sm_90'}
-    for table in shipped.values():
+    for arch, table in shipped.items():
         assert set(table) == NAMES
         for name, kinds in table.items():
             assert set(kinds) == {'half', 'float'}
-            assert all(set(sizes) == set(sizes_of(name)) for sizes in kinds.values())
+            for kind, sizes in kinds.items():
+                assert set(sizes) == set(sizes_of(name)) - MISSING.get((arch, name, kind), set())
 
 
 def test_nothing_spills_but_what_is_named(shipped):

@@ -3,7 +3,8 @@
 ``kernels.json`` beside this file is shipped: for sm_80 and sm_90, chosen by compiled registers,
 stack and shared memory (``tests/test_ops/compile_kernels.py`` writes it). A table that
 :mod:`.tuning` measured on this machine's GPU comes first. Configurations change how sums are
-split, and so results by no more than rounding; a process reads a table once and keeps to it.
+split, and so results by no more than rounding; a process reads a table once and keeps to it. Heads
+without an entry have no kernel there: it would mostly wait for registers.
 """
 
 import functools

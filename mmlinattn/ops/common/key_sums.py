@@ -81,13 +81,13 @@ class State(NamedTuple):
         total: (B, heads): the number of real tokens, at least 1; with scores the log of the sum
             of their exponentials.
         mean: mean query (B, heads, BD), or empty without scores.
-        count: real tokens (B, heads), at least 1, or empty without scores.
+        tokens: real ones (B, heads), at least 1, or empty without scores.
     """
 
     sums: Tensor
     total: Tensor
     mean: Tensor
-    count: Tensor
+    tokens: Tensor
 
 
 class KeyLaunch(Launch):

@@ -274,7 +274,11 @@ def refuses(q: Tensor, v: Tensor, kernels: Sequence[str], *others: int) -> Optio
         return f'kernels need compute capability 8.0, {device.name} has {device.major}'
     size, kind = configs.size_class(q.shape[-1], *others), configs.kind_of(q.dtype)
     table = configs.table(q.device.index)
-    needed = max(table[name][kind][size].shared for name in kernels)
+    entries = {name: table[name][kind].get(size) for name in kernels}
+    missing = [name for name, config in entries.items() if config is None]
+    if missing:
+        return f'{missing[0]} has no configuration for {device.name}, {q.dtype} and size {size}'
+    needed = max(config.shared for config in entries.values() if config is not None)
     # torch's types lack it.
     available = device.shared_memory_per_block_optin  # type: ignore[attr-defined]
     if needed > available:

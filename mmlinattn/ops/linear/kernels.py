@@ -261,7 +261,7 @@ def backward(
     parts = launch.parts(name, 1, 1, bd) if scored else d_sums
     launch.run(
         name, _key_backward_kernel,
-        k, v, launch.mask, launch.axes, *((state.mean, state.count) if scored else (k, k)),
+        k, v, launch.mask, launch.axes, *((state.mean, state.tokens) if scored else (k, k)),
         state.total, state.sums, d_sums, dk, dv, parts,
         *strides(k), *strides(v), *strides(dk), *launch.sizes,
         scale=launch.scale, root=launch.root, SCORED=scored,

@@ -387,8 +387,7 @@ def backward(
         *launch.sizes, root=launch.root,
         **launch.blocks, **launch.has_mask, **launch.has_walk,
     )  # fmt: skip
-    d_anchors = (
-        add_chunks(parts, torch.empty_like(anchors, memory_format=torch.contiguous_format), i)
-        for i, anchors in enumerate((anchors_q, anchors_k))
-    )
-    return dq, dk, dv, *d_anchors
+    d_anchors_q, d_anchors_k = (torch.empty_like(a) for a in (anchors_q, anchors_k))
+    add_chunks(parts, d_anchors_q, part=0)
+    add_chunks(parts, d_anchors_k, part=1)
+    return dq, dk, dv, d_anchors_q, d_anchors_k
