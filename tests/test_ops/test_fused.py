@@ -53,7 +53,12 @@ def compare(function, leaves, dtype, grad=None):
 
     A leaf (B, N, 3, heads, d) is q, k and v: each has its own error.
     """
-    out = function(leaves, 'fused')
+    try:
+        out = function(leaves, 'fused')
+    except BackendError as error:
+        if DEVICE == 'cpu':
+            raise
+        pytest.skip(str(error))  # this GPU has too little shared memory
     assert out.dtype == dtype
     grad = torch.randn(out.shape, device=DEVICE) if grad is None else grad
     grad = grad.to(dtype)
@@ -380,6 +385,26 @@ def test_walks_between_anchors_in_float32(decay, steps):
         torch.set_float32_matmul_precision(before)
 
 
+def test_any_matrix_between_the_anchors():
+    from mmlinattn.ops.random_walk.fused import through
+
+    x, _ = fused_projection(2, 70, 1, 16, torch.float32)
+    anchors = [torch.randn(1, 9, 16, device=DEVICE).requires_grad_() for _ in range(2)]
+    middle = torch.randn(2, 1, 9, 9, device=DEVICE).requires_grad_()
+    mask = torch.arange(70, device=DEVICE)[None] > torch.tensor([[50], [70]], device=DEVICE)
+
+    def run(leaves, backend):
+        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
+        if backend == 'fused':
+            return through(q, k, v, *leaves[1:], mask)
+        anchors_q, anchors_k, between = leaves[1:]
+        looked_up = (q @ anchors_k.transpose(-2, -1)).softmax(-1)
+        logits = (anchors_q @ k.transpose(-2, -1)).masked_fill(mask[:, None, None], -torch.inf)
+        return looked_up @ (between @ (logits.softmax(-1) @ v))
+
+    compare(run, [x, *anchors, middle], torch.float32)
+
+
 def test_anchors_of_another_type_round_in_the_kernel():
     """Under autocast parameters stay float32, and so do their gradients."""
     _, (q, k, v) = fused_projection(2, 40, 2, 16, torch.bfloat16)
@@ -475,20 +500,22 @@ def operator_cases():
     mask = torch.arange(20, device=DEVICE)[None] > 15
     axes = Rotary((4, 5), 16).axes(q.device)
     anchors = [torch.randn(2, 4, 16, device=DEVICE).requires_grad_() for _ in range(2)]
+    middle = torch.randn(1, 2, 4, 4, device=DEVICE, requires_grad=True)
     positive = [t.detach().exp().requires_grad_() for t in (q, k)]
     groups = torch.rand(1, 2, 20, 3, device=DEVICE, requires_grad=True)
     return {
         'rala': ('linear_attention', (q, k, v, None, axes, 5, 1e-6, 'elu+1', True)),
         'linear': ('linear_attention', (q, k, v, mask, None, 0, 1e-6, 'relu', False)),
-        'walk': ('random_walk', (q, k, v, *anchors, mask, 0.1, None)),
-        'step': ('random_walk', (q, k, v, *anchors, None, 0.1, 1)),
+        'walk': ('random_walk', (q, k, v, *anchors, mask, None, 0.1, None)),
+        'step': ('random_walk', (q, k, v, *anchors, None, None, 0.1, 1)),
+        'through': ('random_walk', (q, k, v, *anchors, mask, middle, 0.5, 1)),
         'ripple': ('ripple', (*positive, v, groups, 4, 5, None, 1e-6, None)),
         'offset': ('ripple', (*positive, v, groups, 4, 5, mask, 1e-6, 'offset')),
         'plain': ('ripple', (*positive, v, groups, 4, 5, None, 1e-6, 'plain')),
     }
 
 
-CASES = ['rala', 'linear', 'walk', 'step', 'ripple', 'offset', 'plain']
+CASES = ['rala', 'linear', 'walk', 'step', 'through', 'ripple', 'offset', 'plain']
 
 
 @pytest.mark.parametrize('case', CASES)
@@ -504,7 +531,7 @@ def test_operators_keep_torchs_rules(case):
     torch.library.opcheck(forward, args, test_utils=(*tests, 'test_aot_dispatch_static'))
     args = [t.detach() if isinstance(t, torch.Tensor) else t for t in args]
     out, *saved = forward(*args)
-    count = {'linear_attention': 5, 'random_walk': 6, 'ripple': 4}[name]
+    count = {'linear_attention': 5, 'random_walk': 7, 'ripple': 4}[name]
     tensors, options = args[:count], args[count:]
     if name == 'ripple':  # height, width, mask, eps, stick
         tensors, options = [*tensors, options.pop(2)], options

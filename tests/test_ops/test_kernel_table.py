@@ -22,10 +22,13 @@ from mmlinattn.ops.random_walk import kernels as random_walk
 from mmlinattn.ops.ripple import kernels as ripple
 
 NAMES = {*linear.KERNELS, *linear.RALA_KERNELS, *random_walk.KERNELS, *ripple.KERNELS}
-# float32 with the operands of sm_80's tensor cores, which are registers: 15 KB of stack and more.
-MISSING: dict = {}
-# Kernels that have no candidate without stack, as far as it goes (bytes a thread), and why.
-SPILLS: dict = {}
+# Bytes of stack a thread that an entry may have, and why.
+WHY = {
+    128: 4096,  # 128 channels or anchors: matrices of 128 rows are most of the registers
+    'float': 4096,  # parts of three TF32 products
+    'sm_80': 1100,  # its tensor cores have both operands in registers, not in shared memory
+    'walk_between_backward': 16,  # four matrices of 64 x 64 in float32
+}
 
 
 @pytest.fixture(scope='module')
@@ -42,21 +45,28 @@ def entries(shipped):
 
 
 def test_the_table_has_every_kernel(shipped):
+    """Of half types with up to 64 channels and anchors all; of others what compiles well."""
     assert set(shipped) == {'sm_80', 'sm_90'}
-    for arch, table in shipped.items():
+    for table in shipped.values():
         assert set(table) == NAMES
         for name, kinds in table.items():
-            assert set(kinds) == {'half', 'float'}
-            for kind, sizes in kinds.items():
-                assert set(sizes) == set(sizes_of(name)) - MISSING.get((arch, name, kind), set())
+            assert set(kinds.get('float', ())) <= set(sizes_of(name)) and set(kinds['half']) >= {
+                size for size in sizes_of(name) if '128' not in size
+            }
 
 
 def test_nothing_spills_but_what_is_named(shipped):
     for arch, name, kind, size, config in entries(shipped):
-        if config.stack:
-            case = arch, name, kind, size, config
-            allowed = SPILLS.get((name, kind, size), SPILLS.get((name, kind)))
-            assert allowed is not None and config.stack <= allowed, case
+        reasons = {arch, name, kind, 128 if '128' in size else 64}
+        allowed = max(WHY.get(reason, 0) for reason in reasons)
+        assert config.stack <= allowed, (arch, name, kind, size, config)
+    # What matters most: half types on an H200.
+    spilling = [
+        name
+        for arch, name, kind, size, config in entries(shipped)
+        if (arch, kind) == ('sm_90', 'half') and '128' not in size and config.stack
+    ]
+    assert spilling == ['walk_between_backward']
 
 
 def test_half_types_fit_the_gpus_that_the_table_is_for(shipped):
@@ -129,18 +139,22 @@ def compile_kernels(root, folder, *task):
     return done.stdout.splitlines()
 
 
-def test_what_is_compiled_is_what_the_table_says(root, tmp_path):
+# Each kernel with the flags that take the most.
+WORST = (
+    'rala_key_sums', 'rala_readout', 'query_backward', 'rala_key_backward', 'query_mean',
+    'walk_sums', 'walk_readout', 'walk_readout_sums', 'walk_between_backward', 'walk_backward',
+    'ripple', 'ripple_weight_backward', 'ripple_query_backward', 'ripple_far_backward',
+    'ripple_key_backward',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    'names, kind, arch', [(WORST, 'half', '90'), (('query_backward',), 'float', '80')]
+)
+def test_what_is_compiled_is_what_the_table_says(root, tmp_path, names, kind, arch):
     """The interpreter takes what the compiler refuses, too: types of loop variables, blocks."""
-    lines = compile_kernels(
-        root, tmp_path, 'check', '--sizes', '64', '--kinds', 'half', '--archs', '90', '--first'
-    )
-    assert len(lines) == len(NAMES)
-
-
-def test_float32_of_a_gpu_with_less_shared_memory(root, tmp_path):
-    names = ('query_backward', 'ripple_key_backward')
-    task = ('check', '--sizes', '64', '--kinds', 'float', '--archs', '80', '--names', *names)
-    assert len(compile_kernels(root, tmp_path, *task)) == len(names)
+    task = ('check', '--first', '--sizes', '64', '--kinds', kind, '--archs', arch, '--names')
+    assert len(compile_kernels(root, tmp_path, *task, *names)) == len(names)
 
 
 def test_kernels_compile_for_sizes_of_1(root, tmp_path):

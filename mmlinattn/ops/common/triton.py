@@ -58,9 +58,12 @@ def rounded(x, kind: tl.constexpr):
 def product(a, b, kind: tl.constexpr):
     """Matrix product of factors rounded to kind, summed in float32.
 
-    Of float32 factors in three products of TF32 parts, whatever torch allows its own products.
+    Of float32 factors in three products of TF32 parts, whatever torch allows its own products; as
+    they are where 128 x 128 numbers take part, whose parts would not fit shared memory.
     """
-    return tl.dot(rounded(a, kind), rounded(b, kind), input_precision='tf32x3')
+    wide: tl.constexpr = (a.shape[0] >= 128) + (a.shape[1] >= 128) + (b.shape[1] >= 128) > 1
+    precision: tl.constexpr = 'ieee' if wide else 'tf32x3'
+    return tl.dot(rounded(a, kind), rounded(b, kind), input_precision=precision)
 
 
 @triton.jit
@@ -274,7 +277,7 @@ def refuses(q: Tensor, v: Tensor, kernels: Sequence[str], *others: int) -> Optio
         return f'kernels need compute capability 8.0, {device.name} has {device.major}'
     size, kind = configs.size_class(q.shape[-1], *others), configs.kind_of(q.dtype)
     table = configs.table(q.device.index)
-    entries = {name: table[name][kind].get(size) for name in kernels}
+    entries = {name: table[name].get(kind, {}).get(size) for name in kernels}
     missing = [name for name, config in entries.items() if config is None]
     if missing:
         return f'{missing[0]} has no configuration for {device.name}, {q.dtype} and size {size}'

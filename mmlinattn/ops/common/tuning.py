@@ -100,11 +100,13 @@ def tune(
         process goes on with what it had.
 
     Raises:
-        ValueError: a kernel that ``run`` does not launch.
+        ValueError: a kernel that ``run`` does not launch, or none there is.
     """
     out: Table = {}
     for name in names:
-        current = configs.table(device)[name][kind][size]
+        current = configs.table(device)[name].get(kind, {}).get(size)
+        if current is None:
+            raise ValueError(f'{name!r} has no configuration for {kind!r} and {size!r}')
         tried: Dict[Tuple[int, ...], Tuple[float, Config]] = {}
         for config in [current, *candidates(name, size, kind)]:
             if config[:3] in tried or (tried and until is not None and until()):

@@ -21,9 +21,22 @@ def fused(
     """See :func:`mmlinattn.ops.random_walk_attention`; products round anchors to the type of q,
     and a walk of any length is a series for either solver."""
     anchors = anchors_q.contiguous(), anchors_k.contiguous()
-    return _forward(
-        q, k, v, *anchors, options.key_padding_mask, options.decay, options.steps
-    )[0]  # fmt: skip
+    mask, decay, steps = options.key_padding_mask, options.decay, options.steps
+    return _forward(q, k, v, *anchors, mask, None, decay, steps)[0]
+
+
+def through(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    anchors_q: Tensor,
+    anchors_k: Tensor,
+    middle: Tensor,
+    mask: Optional[Tensor],
+) -> Tensor:
+    """``G_Q middle G_K v`` for another matrix between the anchors, float32 (B, heads, M, M)."""
+    anchors = anchors_q.contiguous(), anchors_k.contiguous()
+    return _forward(q, k, v, *anchors, mask, middle.contiguous(), 0.5, 1)[0]
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, *_) -> Optional[str]:
@@ -42,20 +55,21 @@ def _forward(
     anchors_q: Tensor,
     anchors_k: Tensor,
     mask: Optional[Tensor],
+    middle: Optional[Tensor],
     decay: float,
     steps: Optional[int],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q):
-        return forward(q, k, v, anchors_q, anchors_k, mask, decay, steps)
+        return forward(q, k, v, anchors_q, anchors_k, mask, middle, decay, steps)
 
 
 @_forward.register_fake
-def _(q, k, v, anchors_q, anchors_k, mask, decay, steps):
+def _(q, k, v, anchors_q, anchors_k, mask, middle, decay, steps):
     batch, heads, _, dim = q.shape
     bd, bm = padded(dim), padded(anchors_q.shape[-2])
-    has_walk = steps != 1
+    has_walk = middle is None and steps != 1
     sums = q.new_empty((batch, heads, bm, bd + has_walk * bm), dtype=torch.float32)
-    x = sums.new_empty((batch, heads, bm, bd) if has_walk else 0)
+    x = sums.new_empty((batch, heads, bm, bd) if has_walk or middle is not None else 0)
     return token_major(q), sums, sums.new_empty((batch, heads, bm)), x
 
 
@@ -68,23 +82,25 @@ def _backward(
     anchors_q: Tensor,
     anchors_k: Tensor,
     mask: Optional[Tensor],
+    middle: Optional[Tensor],
     sums: Tensor,
     lse: Tensor,
     x: Tensor,
     decay: float,
     steps: Optional[int],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tensors = (grad, q, k, v, anchors_q, anchors_k, mask, sums, lse, x)
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    tensors = (grad, q, k, v, anchors_q, anchors_k, mask, middle, sums, lse, x)
     with torch.cuda.device_of(q):
         return backward(*tensors, decay, steps)
 
 
 @_backward.register_fake
-def _(grad, q, k, v, anchors_q, anchors_k, *_):
+def _(grad, q, k, v, anchors_q, anchors_k, mask, middle, *_):
     contiguous = torch.contiguous_format
     return (
         *(token_major(t) for t in (q, k, v)),
         *(torch.empty_like(a, memory_format=contiguous) for a in (anchors_q, anchors_k)),
+        q.new_empty(0, dtype=torch.float32) if middle is None else torch.empty_like(middle),
     )
 
 
@@ -96,7 +112,8 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _autograd(ctx, grad, *_):
-    return (*_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None)
+    *grads, d_middle = _backward(grad, *ctx.saved_tensors, *ctx.options)
+    return (*grads, None, d_middle if d_middle.numel() else None, None, None)
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)

@@ -97,17 +97,22 @@ def _sums_kernel(
 
 @triton.jit
 def _between_kernel(
-    SUMS, X, decay, steps, factors,
-    BD: tl.constexpr, BM: tl.constexpr, ENDLESS: tl.constexpr,
+    SUMS, MIDDLE, X, decay, steps, factors,
+    M: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, GIVEN: tl.constexpr,
+    ENDLESS: tl.constexpr,
 ):  # fmt: skip
-    """All steps after the first one, between the anchors, and the normaliser; in float32."""
+    """All steps after the first one, between the anchors, and the normaliser; or, GIVEN, the
+    product with a matrix. In float32."""
     head = tl.program_id(0).to(tl.int64)
     cols, places = tl.arange(0, BD), tl.arange(0, BM)
-    size: tl.constexpr = BD + BM
-    SUMS += head * BM * size
-    state = tl.load(SUMS + places[:, None] * size + cols[None, :])
-    walk = tl.load(SUMS + places[:, None] * size + BD + places[None, :])
-    x = _walk_on(state, walk * decay, decay, steps, factors, ENDLESS)
+    size: tl.constexpr = BD if GIVEN else BD + BM
+    SUMS += head * BM * size + places[:, None] * size
+    state = tl.load(SUMS + cols[None, :])
+    if GIVEN:
+        x = product(load_rows(MIDDLE + head * M * M, places, places, M, 1, M, M), state, tl.float32)
+    else:
+        walk = tl.load(SUMS + BD + places[None, :])
+        x = _walk_on(state, walk * decay, decay, steps, factors, ENDLESS)
     tl.store(X + head * BM * BD + places[:, None] * BD + cols[None, :], x)
 
 
@@ -138,10 +143,12 @@ def _of_first_steps(decay, steps):
 
 @triton.jit
 def _between_backward_kernel(
-    SUMS, X, DX, DS, DW, DELTA, decay, steps, factors,
-    BD: tl.constexpr, BM: tl.constexpr, HAS_WALK: tl.constexpr, ENDLESS: tl.constexpr,
+    SUMS, MIDDLE, X, DX, DS, DW, DELTA, decay, steps, factors,
+    M: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, HAS_WALK: tl.constexpr,
+    GIVEN: tl.constexpr, ENDLESS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of S and W, and what the token softmax subtracts from its own, (BM,)."""
+    """Gradients of S and W, or of the matrix given; what the token softmax subtracts from its
+    own, (BM,)."""
     head = tl.program_id(0).to(tl.int64)
     cols, places = tl.arange(0, BD), tl.arange(0, BM)
     size: tl.constexpr = BD + BM if HAS_WALK else BD
@@ -168,6 +175,11 @@ def _between_backward_kernel(
         delta = tl.sum(d_walk * tl.load(SUMS + BD + places[None, :]), 1)
     else:
         d_state = grad
+        if GIVEN:
+            middle = load_rows(MIDDLE + head * M * M, places, places, M, 1, M, M)
+            d_state = product(tl.trans(middle), grad, tl.float32)
+            d_middle = product(grad, tl.trans(tl.load(SUMS + cols[None, :])), tl.float32)
+            store_rows(DW + head * M * M, d_middle, places, places, M, 1, M, M)
         delta = tl.zeros((BM,), tl.float32)
     delta += tl.sum(d_state * tl.load(SUMS + cols[None, :]), 1)
     tl.store(DS + wide, d_state)
@@ -285,14 +297,18 @@ class WalkLaunch(Launch):
         anchors_q: Tensor,
         anchors_k: Tensor,
         mask: Optional[Tensor],
+        middle: Optional[Tensor],
         decay: float,
         steps: Optional[int],
     ) -> None:
         self.anchors = anchors_q.shape[-2]
         super().__init__(q, mask, self.anchors)
         self.bm = padded(self.anchors)
-        self.has_walk = dict(HAS_WALK=steps != 1)
-        self.endless = dict(ENDLESS=steps is None)
+        self.given = middle is not None
+        self.has_walk = dict(HAS_WALK=steps != 1 and not self.given)
+        # Whether what is read out is not what the tokens gave.
+        self.between = self.given or steps != 1
+        self.flags = dict(M=self.anchors, GIVEN=self.given, ENDLESS=steps is None)
         # Numbers that a loop counts to: not 1 where it is not read, which Triton makes a constant.
         factors = 0 if steps is not None else series_factors(decay, torch.float32)
         self.walk = (decay, steps or 0, factors)
@@ -314,14 +330,15 @@ def forward(
     anchors_q: Tensor,
     anchors_k: Tensor,
     mask: Optional[Tensor],
+    middle: Optional[Tensor],
     decay: float,
     steps: Optional[int],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output; S beside W (B, heads, BM, BD [+ BM]); the log of the masses (B, heads, BM); and what
     is read out, X (B, heads, BM, BD), empty where that is S."""
-    launch = WalkLaunch(q, anchors_q, anchors_k, mask, decay, steps)
+    launch = WalkLaunch(q, anchors_q, anchors_k, mask, middle, decay, steps)
     bd, bm = launch.bd, launch.bm
-    size = bd + bm if steps != 1 else bd
+    size = bd + bm if launch.has_walk['HAS_WALK'] else bd
     sums = launch.parts('walk_sums', bm, size)
     top, mass = launch.parts('walk_sums', bm), launch.parts('walk_sums', bm)
     launch.run(
@@ -332,16 +349,17 @@ def forward(
     )  # fmt: skip
     sums, lse = mean_of_chunks(sums, Masses(mass, top))
     x = sums.new_empty(0)
-    if steps != 1:
+    if launch.between:
         x = launch.empty(bm, bd)
         launch.start(
             'walk_between', _between_kernel, (launch.batch * launch.heads,),
-            sums, x, *launch.walk, **launch.square, **launch.endless,
+            sums, sums if middle is None else middle, x, *launch.walk,
+            **launch.square, **launch.flags,
         )  # fmt: skip
     out = token_major(q)
     launch.run(
         'walk_readout', _readout_kernel,
-        q, anchors_k, x if steps != 1 else sums, out, *strides(q), *strides(out),
+        q, anchors_k, x if launch.between else sums, out, *strides(q), *strides(out),
         launch.images[1], *launch.sizes, **launch.blocks,
     )  # fmt: skip
     return out, sums, lse, x
@@ -355,16 +373,17 @@ def backward(
     anchors_q: Tensor,
     anchors_k: Tensor,
     mask: Optional[Tensor],
+    middle: Optional[Tensor],
     sums: Tensor,
     lse: Tensor,
     x: Tensor,
     decay: float,
     steps: Optional[int],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and both anchors."""
-    launch = WalkLaunch(q, anchors_q, anchors_k, mask, decay, steps)
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, both anchors and the matrix between, empty where there is none."""
+    launch = WalkLaunch(q, anchors_q, anchors_k, mask, middle, decay, steps)
     bd, bm = launch.bd, launch.bm
-    x = x if steps != 1 else sums
+    x = x if launch.between else sums
     parts = launch.parts('walk_readout_sums', 1, bm, bd)
     launch.run(
         'walk_readout_sums', _readout_sums_kernel, q, anchors_k, grad, parts,
@@ -372,11 +391,12 @@ def backward(
     )  # fmt: skip
     dx = add_chunks(parts, launch.empty(bm, bd))
     ds, delta = launch.empty(bm, bd), launch.empty(bm)
-    dw = launch.empty(bm, bm) if steps != 1 else ds
+    d_middle = ds.new_empty(0) if middle is None else torch.empty_like(middle)
+    dw = launch.empty(bm, bm) if launch.has_walk['HAS_WALK'] else d_middle
     launch.start(
         'walk_between_backward', _between_backward_kernel, (launch.batch * launch.heads,),
-        sums, x, dx, ds, dw, delta, *launch.walk,
-        **launch.square, **launch.has_walk, **launch.endless,
+        sums, sums if middle is None else middle, x, dx, ds, dw, delta, *launch.walk,
+        **launch.square, **launch.has_walk, **launch.flags,
     )  # fmt: skip
     dq, dk, dv = (token_major(t) for t in (q, k, v))
     parts = launch.parts('walk_backward', 2, bm, bd)
@@ -390,4 +410,4 @@ def backward(
     d_anchors_q, d_anchors_k = (torch.empty_like(a) for a in (anchors_q, anchors_k))
     add_chunks(parts, d_anchors_q, part=0)
     add_chunks(parts, d_anchors_k, part=1)
-    return dq, dk, dv, d_anchors_q, d_anchors_k
+    return dq, dk, dv, d_anchors_q, d_anchors_k, d_middle
