@@ -95,7 +95,7 @@ def test_an_arrow_that_climbs_is_seen(tmp_path, file, statement):
 
 def test_operators_import_torch_alone_and_no_fused_form_a_portable_one(root):
     for path in sorted((root / 'mmlinattn' / 'ops').rglob('*.py')):
-        kernels = path.stem in ('triton', 'key_sums', 'kernels')
+        kernels = path.stem in ('triton', 'key_sums', 'reduction', 'tuning', 'kernels')
         known = {'mmlinattn', 'torch', *sys.stdlib_module_names, *(['triton'] if kernels else [])}
         names = [name.split('.') for name in imported(path, root)]
         assert {name[0] for name in names} <= known, path

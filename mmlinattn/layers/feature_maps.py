@@ -1,7 +1,9 @@
 """Feature maps of queries and keys for linear attention: table 6 of the Ripple paper.
 
-Each takes queries and keys, (B, heads, N, d), and returns their features, (B, heads, N, m). They
-compute in float32 under half precision: exponentials and sines of rounded numbers are far off.
+Each takes queries and keys, (B, heads, N, d), and returns their features, (B, heads, N, m), in the
+same type. They compute in float32 under half precision: exponentials and sines of rounded numbers
+are far off. Rounding the features themselves is no worse than that of the values beside them, and
+lets the kernels of attention multiply in half precision, with sums in float32.
 """
 
 import math
@@ -25,7 +27,12 @@ class FeatureMap(BaseModule):
     Args:
         head_dim: channels d of a head.
         num_heads: heads.
+
+    Attributes:
+        wide: features leave the range of float16, and stay float32 there.
     """
+
+    wide = False
 
     def __init__(self, head_dim: int, num_heads: int) -> None:
         super().__init__()
@@ -42,15 +49,17 @@ class FeatureMap(BaseModule):
     def forward(
         self, q: Tensor, k: Tensor, key_padding_mask: Optional[Tensor] = None
     ) -> Tuple[Tensor, Tensor]:
-        """Features of queries and keys, in float32 for half types.
+        """Features of queries and keys, in the type of these; see :attr:`wide`.
 
         Args:
             q, k: (B, heads, N, d).
             key_padding_mask: (B, N) bool, True = padding; for maps that look at all keys.
         """
         dtype = accumulation_dtype(q.dtype)
+        out = torch.float32 if self.wide and q.dtype == torch.float16 else q.dtype
         with no_autocast(q):
-            return self.map(q.to(dtype), k.to(dtype), key_padding_mask)
+            q, k = self.map(q.to(dtype), k.to(dtype), key_padding_mask)
+        return q.to(out), k.to(out)
 
 
 class FixedFeatures(FeatureMap):
@@ -69,6 +78,8 @@ class EfficientFeatures(FeatureMap):
     """Softmax of queries over channels and of keys over tokens, "Efficient Attention: Attention
     with Linear Complexities" (Shen et al., WACV 2021). The normaliser of linear attention is 1.
     """
+
+    wide = True  # a key of many has little
 
     def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
         mask = None if mask is None else mask[:, None, None]
@@ -206,6 +217,8 @@ class DPFPFeatures(FeatureMap):
     Raises:
         ValueError: an order that is not a positive integer.
     """
+
+    wide = True  # squares
 
     def __init__(self, head_dim: int, num_heads: int, order: int = 1) -> None:
         super().__init__(head_dim, num_heads)

@@ -1,9 +1,20 @@
-"""Compiles the kernels for GPUs that are not there; test_fused.py runs it without the interpreter.
+"""Compiles the kernels for GPUs that are not there, and says what they take; without interpreter.
 
-The argument is the task: compile_all, compile_units or check_table.
+By hand, from the root of the repository (the whole report takes half an hour on a core)::
+
+    python tests/test_ops/compile_kernels.py report --sizes 64 --kinds half
+    python tests/test_ops/compile_kernels.py choose  # writes the shipped table
+
+test_kernel_table.py runs the other tasks.
 """
 
-import sys
+import argparse
+import re
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
 
 import triton
 from triton import knobs
@@ -11,61 +22,140 @@ from triton._C.libtriton import llvm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mmlinattn.ops.common import key_sums
-from mmlinattn.ops.common.triton import OPTIONS, block_size
+from mmlinattn.ops.common import configs, key_sums, reduction
+from mmlinattn.ops.common.configs import Config
+from mmlinattn.ops.common.tuning import SIZES, candidates, sizes_of
 from mmlinattn.ops.linear import kernels as linear
-from mmlinattn.ops.random_walk import kernels as random_walk
+from mmlinattn.ops.random_walk import kernels as walk
 from mmlinattn.ops.ripple import kernels as ripple
 
-FLAGS = dict(
-    T=8, REACH=3, BX=16, BK=64, BR=8, STICK=1, HAS_FLAGS=True,
-    FEATURE=1, HAS_MASK=True, SCORED=True, ROTARY=True, SUM=True, WRITE=True,
-    HAS_MEAN=True, HAS_WALK=True,
-)  # fmt: skip
-TOKENS = {'Q', 'K', 'V', 'DOUT', 'DQ', 'DK', 'DV', 'AQ', 'AK', 'OUT'}
-MODULES = {key_sums: 1, linear: 4, random_walk: 4, ripple: 4}  # kernels
-POINTERS = {'half': '*bf16', 'float': '*fp32'}
-# Those that need the most, as far as it takes no more than half a minute.
-ARCHITECTURES = {
-    ('half', 64): (90,),
-    ('half', 128): (80, 90),
-    ('float', 64): (90,),
-    ('float', 128): (80,),
+# Another version of Triton may need a little more or less.
+WRITTEN_WITH = '3.6.0'
+BIN = Path(triton.__file__).parent / 'backends/nvidia/bin'
+COMMON = dict(FEATURE=1, HAS_MASK=True, ROTARY=0, SCORED=False, HAS_WALK=True, GIVEN=False)
+RALA = dict(SCORED=True)
+TILES = dict(T=8, REACH=3, BX=16, BR=8, STICK=1, BOXES=64)  # R = 4, the paper's
+# Kernel and flags of each entry of the table; rotary position is d / 4 angles.
+CASES = {
+    'key_sums': (key_sums._key_sums_kernel, {}),
+    'readout': (linear._readout_kernel, {}),
+    'query_backward': (linear._query_backward_kernel, dict(SUM=True, WRITE=True)),
+    'key_backward': (linear._key_backward_kernel, {}),
+    'query_mean': (linear._query_mean_kernel, {}),
+    'rala_key_sums': (key_sums._key_sums_kernel, RALA),
+    'rala_readout': (linear._readout_kernel, RALA),
+    'rala_query_sums': (linear._query_backward_kernel, dict(RALA, SUM=True, WRITE=False)),
+    'rala_key_backward': (linear._key_backward_kernel, RALA),
+    'rala_query_backward': (linear._query_backward_kernel, dict(RALA, SUM=False, WRITE=True)),
+    'walk_sums': (walk._sums_kernel, {}),
+    'walk_between': (walk._between_kernel, dict(ENDLESS=True)),
+    'walk_readout': (walk._readout_kernel, {}),
+    'walk_readout_sums': (walk._readout_sums_kernel, {}),
+    'walk_between_backward': (walk._between_backward_kernel, dict(ENDLESS=True)),
+    'walk_backward': (walk._backward_kernel, {}),
+    'ripple': (ripple._forward_kernel, TILES),
+    'ripple_weight_backward': (ripple._weight_backward_kernel, TILES),
+    'ripple_query_backward': (ripple._query_backward_kernel, TILES),
+    'ripple_far_backward': (ripple._far_backward_kernel, TILES),
+    'ripple_key_backward': (ripple._key_backward_kernel, TILES),
 }
+TOKENS = {'Q', 'K', 'V', 'DOUT', 'DQ', 'DK', 'DV', 'AQ', 'AK', 'OUT', 'WEIGHT', 'DWEIGHT'}
+FLOATS = {'scale', 'eps', 'root', 'decay'}
+POINTERS = {'half': '*bf16', 'float': '*fp32'}
+# Shared memory of a program and of a multiprocessor, less what each program takes besides.
+SHARED = {80: (163 << 10, 164 << 10), 90: (227 << 10, 228 << 10)}
 
 
-def build(kernel, dim, kind, arch, **given):
-    """A kernel compiled for a head dim, 'half' or 'float', and an architecture such as 90."""
-    flags = dict(dict(FLAGS, BD=dim, BM=dim, BN=block_size(dim)), **given)
-    signature, constants = {}, {}
-    for parameter in kernel.params:
+class Report(NamedTuple):
+    """What one program takes, and instructions of its code."""
+
+    registers: int
+    stack: int
+    shared: int
+    tensor_cores: int
+    ffma: int
+    ahead: int  # asynchronous loads
+    seconds: float
+
+
+def build(kernel, kind, arch, config, **flags):
+    """A kernel compiled as a launch with contiguous channels and aligned tensors asks for."""
+    signature, constants, aligned = {}, {}, {}
+    for place, parameter in enumerate(kernel.params):
         name = parameter.name
+        if re.fullmatch('s.d', name):
+            flags.setdefault(name, 1)
         if name in flags:
             signature[name], constants[name] = 'constexpr', flags[name]
-        elif name in ('MASK', 'FAR'):
-            signature[name] = '*u8'
-        elif (name.isupper() and len(name) > 1 and name != 'CHUNK') or name in 'QKVSZWX':
-            signature[name] = POINTERS[kind] if name in TOKENS else '*fp32'
+            continue
+        if name in ('MASK', 'BOX'):
+            signature[name] = '*u8' if name == 'MASK' else '*i32'
+        elif name.isupper() and name not in ('CHUNK', 'H', 'N'):
+            token = (name in TOKENS and kernel is not linear._query_mean_kernel) or name == 'Q'
+            signature[name] = POINTERS[kind] if token else '*fp32'
         else:
-            signature[name] = 'fp32' if name in ('scale', 'eps', 'root') else 'i32'
+            signature[name] = 'fp32' if name in FLOATS else 'i32'
+        if signature[name] != 'fp32' and name not in ('H', 'height', 'width', 'steps', 'factors'):
+            aligned[place,] = [['tt.divisibility', 16]]
     return triton.compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=constants),
+        ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
         target=GPUTarget('cuda', arch, 32),
-        options=OPTIONS,
+        options=dict(num_warps=config.warps, num_stages=config.stages),
     )
 
 
-def compile_all():
-    for module in MODULES:
-        kernels = [f for n, f in vars(module).items() if n.endswith('_kernel')]
-        assert len(kernels) == MODULES[module]
-        for kernel in kernels:
-            built = build(kernel, 64, 'half', 90)
-            assert built.asm['cubin']
-            table = linear.SHARED_KIB if module is key_sums else module.SHARED_KIB
-            table = table[0] if module is random_walk else table
-            assert built.metadata.shared <= table['half'][0] * 1024, kernel
-            print(kernel.fn.__name__)
+def build_case(name, size, kind, arch, config, **units):
+    """An entry of the table; head dims and anchors are the largest that it serves."""
+    kernel, flags = CASES[name]
+    dim, *anchors = map(int, size.split('x'))
+    flags = {**COMMON, **flags, 'D': dim, 'BD': dim, 'BN': config.block, 'BK': config.block}
+    if anchors:
+        flags.update(M=anchors[0], BM=anchors[0])
+    if flags['SCORED']:
+        flags['ROTARY'] = dim // 4
+    return build(kernel, kind, arch, config, **{**flags, **units})
+
+
+def report(name, size, kind, arch, config) -> Report:
+    start = time.time()
+    built = build_case(name, size, kind, arch, config)
+    seconds = time.time() - start
+    with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
+        file.write(built.asm['cubin'])
+        file.flush()
+        usage, code = (
+            subprocess.run([BIN / tool, option, file.name], capture_output=True, text=True).stdout
+            for tool, option in (('cuobjdump', '-res-usage'), ('nvdisasm', '-c'))
+        )
+    taken = dict(re.findall(r'(REG|STACK):(\d+)', usage))
+    counts = [
+        len(re.findall(rf'\b(?:{names})\b', code))
+        for names in ('HMMA|HGMMA|QGMMA', 'FFMA', 'LDGSTS|UBLKCP|UTMALDG')
+    ]
+    return Report(int(taken['REG']), int(taken['STACK']), built.metadata.shared, *counts, seconds)
+
+
+def blocks(taken: Report, warps: int, arch: int) -> int:
+    """Programs that a multiprocessor holds."""
+    of_warp = -(-max(taken.registers, 16) // 8) * 8 * 32
+    return min(65536 // (of_warp * warps), SHARED[arch][1] // (taken.shared + 1024))
+
+
+def choose(name, size, kind, arch):
+    """The first candidate that fits, without stack, eight warps at once; else the nearest."""
+    best = None
+    for config in candidates(name, size, kind):
+        taken = report(name, size, kind, arch, config)
+        warps = blocks(taken, config.warps, arch) * config.warps
+        # What does not fit shuts such heads out, see refuses().
+        excess = max(0, taken.shared - SHARED[arch][0])
+        short = (excess, taken.stack, max(0, 8 - warps))
+        if best is None or short < best[0]:
+            taking = dict(registers=taken.registers, shared=taken.shared, stack=taken.stack)
+            best = short, config._replace(**taking), taken
+        if not any(short):
+            break
+    return best[1:]
 
 
 def skip_assembly():
@@ -81,42 +171,91 @@ def skip_assembly():
     knobs.runtime.add_stages_inspection_hook = no_assembly
 
 
-def compile_units():
+def check_units(args):
+    """Triton hands a kernel an argument of 1 as a constant, which has no type to convert."""
     skip_assembly()
-    units = dict.fromkeys(('H', 'N', 'M', 'height', 'width'), 1)
-    for module in MODULES:
-        for name, kernel in vars(module).items():
-            if name.endswith('_kernel'):
-                build(kernel, 16, 'half', 90, **units)
-                print(name)
+    units = dict.fromkeys(('H', 'N', 'height', 'width', 'outer', 'heads', 'splits'), 1)
+    small = Config(16, 4, 1, 0, 0)
+    for name, (kernel, flags) in CASES.items():
+        if kernel is not linear._query_backward_kernel or name == 'query_backward':
+            flags = dict(D=16, BD=16, M=1, BM=16, BN=16, BK=16, **{**COMMON, **flags})
+            build(kernel, 'half', 90, small, **{**flags, **units, 'ROTARY': 0})
+            print(name)
+    # Rotary tables of one column; the kernels that the table does not have.
+    build_case('rala_key_sums', '32', 'half', 90, small, **units)
+    for mode in (reduction.SUM, reduction.MEAN, reduction.SOFTMAX):
+        shape = dict(ROWS=1, COLS=272, M=1, D=272, BS=32, BC=64, MODE=mode)
+        build(reduction._reduce_kernel, 'half', 90, small, **shape, **units)
+    build(ripple._box_kernel, 'half', 90, small, BN=1024, **units)
 
 
-def check_table():
-    skip_assembly()
-    walk = [random_walk._state_backward_kernel]
-    largest = (
-        ([linear._query_backward_kernel, linear._key_backward_kernel], linear.SHARED_KIB, 64),
-        (walk, random_walk.SHARED_KIB[0], 64),
-        (walk, random_walk.SHARED_KIB[1], 128),
-        ([ripple._key_backward_kernel], ripple.SHARED_KIB, 64),
-    )
-    for kernels, table, anchors in largest:
-        for kind in ('half', 'float'):
-            for dim, limit in zip((64, 128), table[kind]):
-                widest = max(dim, anchors)
-                blocks = dict(BM=anchors, BN=block_size(widest))
-                needed = max(
-                    build(kernel, dim, kind, arch, **blocks).metadata.shared / 1024
-                    for kernel in kernels
-                    for arch in ARCHITECTURES[kind, widest]
-                )
-                case = kernels, kind, dim, anchors, needed, limit
-                # The tables say what the most wasteful of the tested Tritons takes.
-                assert 0.65 * limit <= needed <= limit, case
-                print(*case)
-    for kernel in (key_sums._state_kernel, linear._query_backward_kernel):
-        assert build(kernel, 64, 'float', 100).metadata.shared <= 227 * 1024
+def check_table(args):
+    """What is compiled is what the table says; half types run on tensor cores."""
+    tables = configs.read(configs.SHIPPED)
+    for name, size, kind, arch in each(args):
+        config = tables[f'sm_{arch}'][name].get(kind, {}).get(size)
+        if config is None:
+            continue
+        taken = report(name, size, kind, arch, config)
+        case = name, size, kind, arch, config, taken
+        if triton.__version__ == WRITTEN_WITH:
+            found = (taken.registers, taken.shared, taken.stack)
+            assert found == config[3:], case
+        assert kind == 'float' or (taken.tensor_cores > 0) == (name != 'query_mean'), case
+        print(*case)
+
+
+def line(*cells):
+    print(*(f'{cell!s:<9}' for cell in cells), flush=True)
+
+
+def each(args):
+    for arch in args.archs:
+        for kind in args.kinds:
+            for name in args.names or CASES:
+                for size in sizes_of(name):
+                    if args.first and size.endswith('x128'):
+                        continue
+                    if int(size.split('x')[0]) in args.sizes:
+                        yield name, size, kind, arch
+
+
+def write_table(args):
+    """Entries that the table lacks, each at once: it can be made in parts."""
+    for name, size, kind, arch in each(args):
+        tables = configs.read(args.out) if args.out.exists() else {}
+        if size in tables.get(f'sm_{arch}', {}).get(name, {}).get(kind, {}):
+            continue
+        config, taken = choose(name, size, kind, arch)
+        entry = {f'sm_{arch}': {name: {kind: {size: config}}}}
+        configs.write(args.out, configs.merged(tables, entry))
+        line(f'{name:<24}', size, kind, arch, *config[:3], *taken[:-1], f'{taken.seconds:.1f}')
+
+
+def print_report(args):
+    tables = configs.read(configs.SHIPPED)
+    line(f'{"kernel":<24}', 'size', 'type', 'sm', *Config._fields[:3], *Report._fields[:-1])
+    for name, size, kind, arch in each(args):
+        config = tables[f'sm_{arch}'][name].get(kind, {}).get(size)
+        if config is None:
+            continue
+        taken = report(name, size, kind, arch, config)
+        line(f'{name:<24}', size, kind, arch, *config[:3], *taken[:-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('task')
+    parser.add_argument('--names', nargs='*', choices=list(CASES))
+    parser.add_argument('--sizes', nargs='*', type=int, default=list(SIZES))
+    parser.add_argument('--kinds', nargs='*', default=['half', 'float'])
+    parser.add_argument('--first', action='store_true', help='of walks up to 64 anchors alone')
+    parser.add_argument('--out', type=Path, default=configs.SHIPPED, help='table to choose for')
+    parser.add_argument('--archs', nargs='*', type=int, default=[80, 90])
+    args = parser.parse_args()
+    tasks = dict(report=print_report, choose=write_table, check=check_table, units=check_units)
+    tasks[args.task](args)
 
 
 if __name__ == '__main__':
-    globals()[sys.argv[1]]()
+    main()

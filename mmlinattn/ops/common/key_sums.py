@@ -3,26 +3,23 @@
 With weights w_j that sum to 1 over the real tokens, ``S = sum_j w_j rot(phi(k_j)) v_j^T`` and
 ``z = sum_j w_j phi(k_j)``. Linear attention has equal weights; RALA's are a softmax over the
 tokens, taken online. The kernel walks over a chunk of tokens of one head; what it sums over tokens
-it writes once a chunk, and torch adds the few chunks.
+it writes once a chunk, and :mod:`.reduction` adds the few chunks.
 """
 
-from typing import NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional, Tuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .numerics import no_autocast
+from .reduction import Masses, mean_of_chunks
 from .triton import (
     LOWEST,
-    OPTIONS,
     Launch,
+    add_product,
     feature,
     load_angles,
     load_rows,
-    padded,
-    product,
     real_tokens,
     rotate,
     strides,
@@ -30,15 +27,16 @@ from .triton import (
 
 
 @triton.jit
-def _state_kernel(
-    K, V, MASK, ANGLES, MEAN, S, Z, TOP, MASS,
-    skb, skh, skn, skd, svb, svh, svn, svd, H, N, D, width, CHUNK, scale,
-    BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr, HAS_MASK: tl.constexpr,
-    SCORED: tl.constexpr, ROTARY: tl.constexpr,
+def _key_sums_kernel(
+    K, V, MASK, ANGLES, MEAN, SUMS, TOP, MASS,
+    skb, skh, skn, skd, svb, svh, svn, svd, H, N, width, CHUNK, scale,
+    D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
+    HAS_MASK: tl.constexpr, SCORED: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
-    """Of one chunk: the sums S (BD, BD) and z (BD,), the largest score and the mass."""
+    """Of one chunk: S and z in (BD + 1, BD), the largest score and the mass."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
+    kind = K.dtype.element_ty
     cols, pairs = tl.arange(0, BD), tl.arange(0, BD // 2)
     state, z = tl.zeros((BD, BD), tl.float32), tl.zeros((BD,), tl.float32)
     top, mass = tl.full((), LOWEST, tl.float32), tl.full((), 0.0, tl.float32)
@@ -58,38 +56,38 @@ def _state_kernel(
             weight *= tl.exp(scores - new_top)
             fade = tl.exp(top - new_top)
             state, z, mass, top = state * fade, z * fade, mass * fade, new_top
+            k = k * weight[:, None]
         mass += tl.sum(weight, 0)
-        k = k * weight[:, None]
         z += tl.sum(k, 0)
         if ROTARY:
-            cos, sin = load_angles(ANGLES, rows, pairs, N, D, width)
+            cos, sin = load_angles(ANGLES, rows, pairs, N, width, ROTARY)
             # Does nothing, but Triton 3.6 does not compile the bare transpose for sm_100.
             k = tl.where(real[:, None], rotate(k, cos, sin, BN, BD), 0.0)
-        kind = K.dtype.element_ty
-        state += product(tl.trans(k), v, kind)
+        state = add_product(state, tl.trans(k), v, kind)
     at = head * tl.num_programs(1) + split
-    tl.store(S + at * BD * BD + cols[:, None] * BD + cols[None, :], state)
-    tl.store(Z + at * BD + cols, z)
-    tl.store(TOP + at, top)
+    SUMS += at * (BD + 1) * BD
+    tl.store(SUMS + cols[:, None] * BD + cols[None, :], state)
+    tl.store(SUMS + BD * BD + cols, z)
     tl.store(MASS + at, mass)
+    if SCORED:
+        tl.store(TOP + at, top)
 
 
 class State(NamedTuple):
     """What the readout and both backward passes need: float32, one of each a head.
 
     Attributes:
-        s: (B, heads, BD, BD); BD is the padded head dim.
-        z: (B, heads, BD).
-        eps: (B, heads), on the scale of the normalised sums.
-        lse: (B, heads), log of the sum of the weights before they were normalised.
-        mean: (B, heads, BD), mean query, or empty without scores.
+        sums: S and z below it, (B, heads, BD + 1, BD); BD is the padded head dim.
+        total: (B, heads): the number of real tokens, at least 1; with scores the log of the sum
+            of their exponentials.
+        mean: mean query (B, heads, BD), or empty without scores.
+        tokens: real ones (B, heads), at least 1, or empty without scores.
     """
 
-    s: Tensor
-    z: Tensor
-    eps: Tensor
-    lse: Tensor
+    sums: Tensor
+    total: Tensor
     mean: Tensor
+    tokens: Tensor
 
 
 class KeyLaunch(Launch):
@@ -104,46 +102,30 @@ class KeyLaunch(Launch):
         axes: Optional[Tensor] = None,
         width: int = 0,
     ) -> None:
-        super().__init__(q, mask, widest=padded(q.shape[-1]))
+        super().__init__(q, mask)
         self.axes = q if axes is None else axes.contiguous()
         self.scale = self.dim**-0.5
         self.scored = scored
-        self.sizes = (self.heads, self.num_tokens, self.dim, width, self.chunk)
-        self.blocks = dict(BN=self.bn, BD=self.bd, FEATURE=feature_id, **OPTIONS)
-        self.rotary = dict(ROTARY=axes is not None)
-
-    def count(self) -> Tensor:
-        """Real tokens of each image, (B, 1), at least 1."""
-        if not self.has_mask['HAS_MASK']:
-            return torch.full((self.batch, 1), float(self.num_tokens), device=self.device)
-        padding = self.mask.sum(1, keepdim=True, dtype=torch.float32)
-        return (self.num_tokens - padding).clamp(min=1)
+        self.sizes = (self.heads, self.num_tokens, width)
+        self.blocks: Dict[str, int] = dict(D=self.dim, BD=self.bd, FEATURE=feature_id)
+        self.rotary = dict(ROTARY=0 if axes is None else self.dim // 4)
 
 
 def make_state(
-    k: Tensor, v: Tensor, mean: Optional[Tensor], eps: float, launch: KeyLaunch
+    k: Tensor, v: Tensor, mean: Optional[Tuple[Tensor, Tensor]], launch: KeyLaunch
 ) -> State:
-    """The normalised sums over all tokens."""
-    bd = launch.bd
-    s, z, top, mass = (launch.per_chunk(*shape) for shape in ((bd, bd), (bd,), (), ()))
-    _state_kernel[launch.grid](
-        k, v, launch.mask, launch.axes, k if mean is None else mean, s, z, top, mass,
-        *strides(k), *strides(v), *launch.sizes, launch.scale,
-        SCORED=launch.scored, **launch.blocks, **launch.has_mask, **launch.rotary,
+    """The normalised sums over all tokens; mean: of the queries, and the number of tokens."""
+    name = 'rala_key_sums' if launch.scored else 'key_sums'
+    sums = launch.parts(name, launch.bd + 1, launch.bd)
+    mass, top = launch.parts(name, 1), launch.parts(name, 1) if launch.scored else None
+    launch.run(
+        name, _key_sums_kernel,
+        k, v, launch.mask, launch.axes, k if mean is None else mean[0],
+        sums, mass if top is None else top, mass,
+        *strides(k), *strides(v), *launch.sizes, SCORED=launch.scored, scale=launch.scale,
+        **launch.blocks, **launch.has_mask, **launch.rotary,
     )  # fmt: skip
-    if launch.scored:
-        best = top.amax(2, keepdim=True)
-        fade = (top - best).exp()
-        total = (mass * fade).sum(2)
-        lse = best.squeeze(2) + total.clamp(min=1e-30).log()
-    else:
-        fade, total = torch.ones_like(mass), mass.sum(2)
-        lse = total.clamp(min=1).log()
-    share = fade / total.where(total > 0, 1)[..., None]  # [B, H, splits]
-    share = share[:, :, None]
-    with no_autocast(s):  # products: scaled sums of all chunks are not written
-        s = (share @ s.flatten(3)).view(*s.shape[:2], bd, bd)
-        z = (share @ z).squeeze(2)
-    # Linear attention adds eps to a sum, RALA to a mean.
-    eps = torch.full_like(total, eps) / (1 if launch.scored else total.clamp(min=1))
-    return State(s, z, eps, lse, z.new_empty(0) if mean is None else mean)
+    # One row: all numbers of a head share a mass.
+    sums, total = mean_of_chunks(sums.flatten(3)[:, :, :, None], Masses(mass, top))
+    mean, count = mean or (total.new_empty(0), total.new_empty(0))
+    return State(sums.view(*k.shape[:2], launch.bd + 1, launch.bd), total.squeeze(2), mean, count)

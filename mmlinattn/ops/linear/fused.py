@@ -9,7 +9,7 @@ from ..common.key_sums import KeyLaunch, State, make_state
 from ..common.numerics import token_major
 from ..common.triton import FEATURES, padded
 from ..common.triton import refuses as refuses_tokens
-from .kernels import SHARED_KIB, backward, mean_query, read_out
+from .kernels import KERNELS, RALA_KERNELS, backward, mean_query, read_out
 from .options import LinearOptions
 
 
@@ -35,7 +35,7 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Optional
     """Why the kernel cannot serve, or None."""
     if options.feature_map not in FEATURES:
         return f'feature_map {options.feature_map!r} has no kernel, these have: {tuple(FEATURES)}'
-    return refuses_tokens(q, v, SHARED_KIB)
+    return refuses_tokens(q, v, RALA_KERNELS if options.scored else KERNELS)
 
 
 def _launch(q, mask, axes, width, feature_map, scored) -> KeyLaunch:
@@ -53,24 +53,22 @@ def _forward(
     eps: float,
     feature_map: str,
     scored: bool,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q):
         launch = _launch(q, mask, axes, width, feature_map, scored)
         mean = mean_query(q, launch) if scored else None
-        state = make_state(k, v, mean, eps, launch)
-        return (read_out(q, state, launch), *state)
+        state = make_state(k, v, mean, launch)
+        return (read_out(q, state, eps, launch), *state)
 
 
 @_forward.register_fake
 def _(q, k, v, mask, axes, width, eps, feature_map, scored):
     batch, heads, _, dim = q.shape
     size = padded(dim)
-    new = q.new_empty
-    s = new((batch, heads, size, size), dtype=torch.float32)
-    z = new((batch, heads, size), dtype=torch.float32)
-    scalar = new((batch, heads), dtype=torch.float32)
-    mean = torch.empty_like(z) if scored else new(0, dtype=torch.float32)
-    return token_major(q), s, z, scalar, torch.empty_like(scalar), mean
+    sums = q.new_empty((batch, heads, size + 1, size), dtype=torch.float32)
+    total = sums.new_empty((batch, heads))
+    mean, count = ((batch, heads, size), (batch, heads)) if scored else (0, 0)
+    return token_major(q), sums, total, sums.new_empty(mean), sums.new_empty(count)
 
 
 @torch.library.custom_op('mmlinattn::linear_attention_backward', mutates_args=())
@@ -81,18 +79,18 @@ def _backward(
     v: Tensor,
     mask: Optional[Tensor],
     axes: Optional[Tensor],
-    s: Tensor,
-    z: Tensor,
-    eps: Tensor,
-    lse: Tensor,
+    sums: Tensor,
+    total: Tensor,
     mean: Tensor,
+    count: Tensor,
     width: int,
+    eps: float,
     feature_map: str,
     scored: bool,
 ) -> Tuple[Tensor, Tensor, Tensor]:
     launch = _launch(q, mask, axes, width, feature_map, scored)
     with torch.cuda.device_of(q):
-        return backward(grad, q, k, v, State(s, z, eps, lse, mean), launch)
+        return backward(grad, q, k, v, State(sums, total, mean, count), eps, launch)
 
 
 @_backward.register_fake
@@ -101,13 +99,14 @@ def _(grad, q, k, v, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    q, k, v, mask, axes, ctx.width, _, ctx.feature_map, ctx.scored = inputs
+    ctx.set_materialize_grads(False)  # no zeros for the outputs that only the backward pass reads
+    q, k, v, mask, axes, *ctx.options = inputs
     _, *state = output
     ctx.save_for_backward(q, k, v, mask, axes, *state)
 
 
 def _autograd(ctx, grad, *_):
-    grads = _backward(grad, *ctx.saved_tensors, ctx.width, ctx.feature_map, ctx.scored)
+    grads = _backward(grad, *ctx.saved_tensors, *ctx.options)
     return (*grads, None, None, None, None, None, None)
 
 

@@ -26,10 +26,8 @@ def fused(
         anchors_q = (scale * landmarks_q).to(q.dtype).contiguous()
         anchors_k = (scale * landmarks_k).to(q.dtype).contiguous()
         logits = anchors_q.float() @ anchors_k.float().transpose(-2, -1) / scale
-        mask = options.key_padding_mask
-        state, _, _ = walk.walk_state(q, k, v, anchors_q, anchors_k, mask, False)
         inverse = iterative_inverse(logits.softmax(-1), options.iterations)
-        return walk.walk_readout(q, anchors_k, inverse @ state)
+        return walk.through(q, k, v, anchors_q, anchors_k, inverse, options.key_padding_mask)
 
 
 def refuses(

@@ -58,7 +58,7 @@ def random_walk_attention(
         v: values (B, heads, N, d_v) of the same type.
         anchors_q: B_Q, the queries that read the tokens: (heads, M, d) or (B, heads, M, d).
         anchors_k: B_K, the keys that the queries look up, same shape; of any floating type. The
-            fused form rounds both to the type of ``q``, as autocast does to weights.
+            fused form's products round both to the type of ``q``, as autocast does to weights.
         decay: l in (0, 1); the paper's tables use 0.1.
         steps: None for any length, or the largest number of steps.
         solver: how the fast forms invert ``I - l G_K G_Q``: ``'series'``, a product of

@@ -1,6 +1,6 @@
 """The random walk with both softmaxes inside the products: nothing N x M is written.
 
-The kernels as custom operators: torch.compile and autograd see them.
+One custom operator, and one for its gradients: torch.compile and autograd see them.
 """
 
 from typing import Optional, Tuple
@@ -8,23 +8,37 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-from ..common.numerics import no_autocast, token_major
+from ..common.numerics import token_major
 from ..common.triton import MAX_DIM, padded
 from ..common.triton import refuses as refuses_tokens
-from .kernels import SHARED_KIB, make_state, read_out, readout_backward, state_backward
+from .kernels import KERNELS, backward, forward
 from .options import WalkOptions
-from .walk import walk_on
 
 
 def fused(
     q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, options: WalkOptions
 ) -> Tensor:
-    """See :func:`mmlinattn.ops.random_walk_attention`; anchors are rounded to the type of q."""
-    anchors_q, anchors_k = (a.to(q.dtype).contiguous() for a in (anchors_q, anchors_k))
-    mask, has_walk = options.key_padding_mask, options.steps != 1
-    with no_autocast(q):
-        state, walk, _ = walk_state(q, k, v, anchors_q, anchors_k, mask, has_walk)
-        return walk_readout(q, anchors_k, walk_on(state, walk, options))
+    """See :func:`mmlinattn.ops.random_walk_attention`; products round anchors to the type of q,
+    and a walk of any length is a series for either solver."""
+    anchors = anchors_q.contiguous(), anchors_k.contiguous()
+    mask, decay, steps = options.key_padding_mask, options.decay, options.steps
+    return _forward(q, k, v, *anchors, mask, None, decay, steps)[0]
+
+
+def through(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    anchors_q: Tensor,
+    anchors_k: Tensor,
+    middle: Tensor,
+    mask: Optional[Tensor],
+) -> Tensor:
+    """``G_Q middle G_K v`` for another matrix between the anchors, float32 (B, heads, M, M), or
+    (heads, M, M) for all images."""
+    anchors = anchors_q.contiguous(), anchors_k.contiguous()
+    middle = middle.expand(*q.shape[:2], -1, -1).contiguous()
+    return _forward(q, k, v, *anchors, mask, middle, 0.5, 1)[0]
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, *_) -> Optional[str]:
@@ -32,120 +46,76 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, *_) -> Optional[
     num_anchors = anchors_q.shape[-2]
     if num_anchors > MAX_DIM:
         return f'kernels are for at most {MAX_DIM} anchors, got {num_anchors}'
-    return refuses_tokens(q, v, SHARED_KIB[int(padded(num_anchors) > 64)])
+    return refuses_tokens(q, v, KERNELS, num_anchors)
 
 
-@torch.library.custom_op('mmlinattn::walk_state', mutates_args=())
-def walk_state(
+@torch.library.custom_op('mmlinattn::random_walk', mutates_args=())
+def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     anchors_q: Tensor,
     anchors_k: Tensor,
     mask: Optional[Tensor],
-    has_walk: bool,
-) -> Tuple[Tensor, Tensor, Tensor]:
-    """``G_K v``, ``G_K G_Q`` (empty unless ``has_walk``) and the log of the softmaxes' sums."""
+    middle: Optional[Tensor],
+    decay: float,
+    steps: Optional[int],
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q):
-        return make_state(q, k, v, anchors_q, anchors_k, mask, has_walk)
+        return forward(q, k, v, anchors_q, anchors_k, mask, middle, decay, steps)
 
 
-@walk_state.register_fake
-def _(q, k, v, anchors_q, anchors_k, mask, has_walk):
+@_forward.register_fake
+def _(q, k, v, anchors_q, anchors_k, mask, middle, decay, steps):
     batch, heads, _, dim = q.shape
-    num_anchors = anchors_q.shape[-2]
-    s = q.new_empty((batch, heads, num_anchors, dim), dtype=torch.float32)
-    w = s.new_empty((batch, heads, num_anchors, num_anchors)) if has_walk else s.new_empty(0)
-    return s, w, s.new_empty((batch, heads, num_anchors))
+    bd, bm = padded(dim), padded(anchors_q.shape[-2])
+    has_walk = middle is None and steps != 1
+    sums = q.new_empty((batch, heads, bm, bd + has_walk * bm), dtype=torch.float32)
+    x = sums.new_empty((batch, heads, bm, bd) if has_walk or middle is not None else 0)
+    return token_major(q), sums, sums.new_empty((batch, heads, bm)), x
 
 
-@torch.library.custom_op('mmlinattn::walk_state_backward', mutates_args=())
-def _state_backward(
-    ds: Tensor,
-    dw: Tensor,
+@torch.library.custom_op('mmlinattn::random_walk_backward', mutates_args=())
+def _backward(
+    grad: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     anchors_q: Tensor,
     anchors_k: Tensor,
     mask: Optional[Tensor],
-    s: Tensor,
-    w: Tensor,
+    middle: Optional[Tensor],
+    sums: Tensor,
     lse: Tensor,
-    has_walk: bool,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x: Tensor,
+    decay: float,
+    steps: Optional[int],
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    tensors = (grad, q, k, v, anchors_q, anchors_k, mask, middle, sums, lse, x)
     with torch.cuda.device_of(q):
-        grads = state_backward(ds, dw, q, k, v, anchors_q, anchors_k, mask, s, w, lse, has_walk)
-    dq, dk, dv, daq, dak = grads
-    return dq, dk, dv, _of_anchors(daq, anchors_q), _of_anchors(dak, anchors_k)
+        return backward(*tensors, decay, steps)
 
 
-def _of_anchors(grad: Tensor, anchors: Tensor) -> Tensor:
-    """The gradient of all images, for anchors that these share; a new contiguous tensor."""
-    grad = grad.sum(0) if anchors.dim() == 3 else grad.contiguous()
-    return grad.to(anchors.dtype)
-
-
-@_state_backward.register_fake
-def _(ds, dw, q, k, v, anchors_q, anchors_k, *_):
+@_backward.register_fake
+def _(grad, q, k, v, anchors_q, anchors_k, mask, middle, *_):
+    contiguous = torch.contiguous_format
     return (
-        *(token_major(x) for x in (q, k, v)),
-        *(
-            torch.empty_like(x, memory_format=torch.contiguous_format)
-            for x in (anchors_q, anchors_k)
-        ),
+        *(token_major(t) for t in (q, k, v)),
+        *(torch.empty_like(a, memory_format=contiguous) for a in (anchors_q, anchors_k)),
+        q.new_empty(0, dtype=torch.float32) if middle is None else torch.empty_like(middle),
     )
 
 
-def _state_context(ctx, inputs, output) -> None:
-    *tensors, ctx.has_walk = inputs
-    ctx.save_for_backward(*tensors, *output)
+def _setup_context(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)  # no zeros for the outputs that only the backward pass reads
+    *tensors, decay, steps = inputs
+    ctx.options = decay, steps
+    ctx.save_for_backward(*tensors, *output[1:])
 
 
-def _state_autograd(ctx, ds, dw, _):
-    grads = _state_backward(ds, dw, *ctx.saved_tensors, ctx.has_walk)
-    return (*grads, None, None)
+def _autograd(ctx, grad, *_):
+    *grads, d_middle = _backward(grad, *ctx.saved_tensors, *ctx.options)
+    return (*grads, None, d_middle if d_middle.numel() else None, None, None)
 
 
-walk_state.register_autograd(_state_autograd, setup_context=_state_context)
-
-
-@torch.library.custom_op('mmlinattn::walk_readout', mutates_args=())
-def walk_readout(q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
-    """``softmax(q anchors_k^T) x``."""
-    with torch.cuda.device_of(q):
-        return read_out(q, anchors_k, x.contiguous())
-
-
-@walk_readout.register_fake
-def _(q, anchors_k, x):
-    return token_major(q)
-
-
-@torch.library.custom_op('mmlinattn::walk_readout_backward', mutates_args=())
-def _readout_backward(
-    grad: Tensor, q: Tensor, anchors_k: Tensor, x: Tensor
-) -> Tuple[Tensor, Tensor, Tensor]:
-    with torch.cuda.device_of(q):
-        dq, d_anchors, dx = readout_backward(grad, q, anchors_k, x.contiguous())
-    return dq, _of_anchors(d_anchors, anchors_k), dx.contiguous()
-
-
-@_readout_backward.register_fake
-def _(grad, q, anchors_k, x):
-    return (
-        token_major(q),
-        torch.empty_like(anchors_k, memory_format=torch.contiguous_format),
-        torch.empty_like(x, memory_format=torch.contiguous_format),
-    )
-
-
-def _readout_context(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _readout_autograd(ctx, grad):
-    return _readout_backward(grad, *ctx.saved_tensors)
-
-
-walk_readout.register_autograd(_readout_autograd, setup_context=_readout_context)
+_forward.register_autograd(_autograd, setup_context=_setup_context)

@@ -30,11 +30,13 @@ def refuses(
 ) -> Optional[str]:
     """Why the kernel cannot serve, or None."""
     max_distance = weights.shape[-1] - (options.stick is None)
+    if kernels.PROBLEM is not None:
+        return kernels.PROBLEM
     if options.groups != 'chebyshev':
         return f'groups={options.groups!r} have no kernel'
     if not 1 <= max_distance <= MAX_DISTANCE:
         return f'kernels are for R from 1 to {MAX_DISTANCE}, got {max_distance}'
-    return refuses_tokens(q, v, kernels.SHARED_KIB)
+    return refuses_tokens(q, v, kernels.KERNELS)
 
 
 @torch.library.custom_op('mmlinattn::ripple', mutates_args=())
@@ -58,8 +60,9 @@ def _(q, k, v, weights, height, width, mask, eps, stick):
     batch, heads, num_tokens, dim = q.shape
     size = padded(dim)
     norm = q.new_empty((batch, heads, num_tokens), dtype=torch.float32)
-    s, z = norm.new_empty((batch, heads, size, size)), norm.new_empty((batch, heads, size))
-    return token_major(q), norm, s, z, norm.new_empty((batch, heads))
+    sums, count = norm.new_empty((batch, heads, size + 1, size)), norm.new_empty((batch, heads))
+    box = q.new_empty(0 if mask is None else (batch, kernels.BOXES, 4), dtype=torch.int32)
+    return token_major(q), norm, sums, count, box
 
 
 @torch.library.custom_op('mmlinattn::ripple_backward', mutates_args=())
@@ -71,9 +74,9 @@ def _backward(
     weights: Tensor,
     mask: Optional[Tensor],
     norm: Tensor,
-    s: Tensor,
-    z: Tensor,
-    mass: Tensor,
+    sums: Tensor,
+    count: Tensor,
+    box: Tensor,
     height: int,
     width: int,
     eps: float,
@@ -81,7 +84,7 @@ def _backward(
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q):
         return kernels.backward(
-            grad, q, k, v, weights, (height, width), mask, norm, s, z, mass, eps, stick
+            grad, q, k, v, weights, mask, norm, sums, count, box, (height, width), eps, stick
         )
 
 
@@ -92,6 +95,7 @@ def _(grad, q, k, v, weights, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)  # no zeros for the outputs that only the backward pass reads
     q, k, v, weights, *ctx.hw_shape, mask, ctx.eps, ctx.stick = inputs
     ctx.save_for_backward(q, k, v, weights, mask, *output[1:])
 

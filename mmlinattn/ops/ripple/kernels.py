@@ -2,8 +2,9 @@
 
 As in the portable form the last weight is taken off everywhere, ``w_g = w_R + (w_g - w_R)``: the
 first term reads the sums of linear attention, the second ends at distance R, so a tile of 8 x 8
-queries meets the keys of its halo. The backward pass goes over tiles of queries for their
-gradients and over tiles of keys for theirs; no two programs add to the same place.
+queries meets the keys of its halo. The backward pass goes over tiles of queries, for the gradients
+of their weights and then for their own, and over tiles of keys; no two programs add to the same
+place. Weights of a token's rings are computed once a tile, and each pair of tokens picks its own.
 
 Normalisers and sums are of the mean over all keys, "mass" in number, which keeps float16 in range;
 for the same reason nothing is divided by a normaliser before it is multiplied by what offsets it.
@@ -12,7 +13,7 @@ With STICK the kernels read the logits of stick breaking in place of weights, br
 they need it, and write the gradient of the logits.
 """
 
-from typing import Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 import torch
 import triton
@@ -21,43 +22,51 @@ from torch import Tensor
 
 from ..common.key_sums import KeyLaunch, make_state
 from ..common.numerics import token_major
+from ..common.reduction import add_chunks
 from ..common.triton import (
-    OPTIONS,
     Launch,
+    add_product,
     load_rows,
-    padded,
     product,
     real_tokens,
     store_rows,
     strides,
 )
-from .groups import has_far_tokens
 
+KERNELS = (
+    'key_sums', 'ripple', 'ripple_weight_backward', 'ripple_query_backward',
+    'ripple_far_backward', 'ripple_key_backward',
+)  # fmt: skip
+# Why this version of Triton cannot compile them; it lacks what picks ring weights.
+PROBLEM = None if hasattr(tl, 'gather') else f'kernels need Triton 3.3, not {triton.__version__}'
 TILE = 8
-# Keys or queries of a halo that a program holds at once.
-HALO_BLOCK = 64
-# Of the largest kernel, see :func:`..common.triton.refuses`.
-SHARED_KIB = dict(half=(32, 96), float=(96, 176))
+# Programs that look for the real tokens of an image.
+BOXES = 64
 STICKS = {None: 0, 'offset': 1, 'plain': 2}
 
 
 @triton.jit
 def _tile_tokens(T: tl.constexpr, height, width):
-    """Row, column and token of each place of this program's tile; token N outside the map."""
+    """Head and tile of this program; row, column and token of each place of the tile, token N
+    outside the map. One axis counts all tiles of all heads: others end at 65,535."""
+    across, down = tl.cdiv(width, T), tl.cdiv(height, T)
+    head, tile = tl.program_id(0) // (across * down), tl.program_id(0) % (across * down)
+    top, left = tile // across * T, tile % across * T
     place = tl.arange(0, T * T)
-    y, x = tl.program_id(1) * T + place // T, tl.program_id(2) * T + place % T
-    return y, x, tl.where((y < height) & (x < width), y * width + x, height * width)
+    y, x = top + place // T, left + place % T
+    tokens = tl.where((y < height) & (x < width), y * width + x, height * width)
+    return head.to(tl.int64), top, left, y, x, tokens
 
 
 @triton.jit
-def _halo_tokens(i, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr,
-                 height, width):  # fmt: skip
-    """The same of block i of the halo of this program's tile, BK / BX rows of it at once."""
+def _halo_tokens(i, top, left, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
+                 BK: tl.constexpr, height, width):  # fmt: skip
+    """The same of block i of the halo of a tile, BK / BX rows of it at once."""
     place = tl.arange(0, BK)
     y, x = i * (BK // BX) + place // BX, place % BX
     inside = (y < T + 2 * REACH) & (x < T + 2 * REACH)
-    y += tl.program_id(1) * T - REACH
-    x += tl.program_id(2) * T - REACH
+    y += top - REACH
+    x += left - REACH
     inside = inside & (y >= 0) & (y < height) & (x >= 0) & (x < width)
     return y, x, tl.where(inside, y * width + x, height * width)
 
@@ -69,58 +78,65 @@ def _distance(y1, x1, y2, x2):
 
 
 @triton.jit
-def _load_weight(base, tokens, r, stride_n, stride_r, N):
-    tokens = tokens.to(tl.int64)
-    return tl.load(base + tokens * stride_n + r * stride_r, mask=tokens < N, other=0.0).to(
-        tl.float32
-    )
-
-
-@triton.jit
-def _break_stick(base, tokens, r, stride_n, stride_r, N, REACH: tl.constexpr, STICK: tl.constexpr):
-    """Share of what is left of the stick that group r <= REACH takes, and the share it leaves."""
-    odds = tl.exp(_load_weight(base, tokens, r, stride_n, stride_r, N))
-    if STICK == 1:
-        odds = odds / (REACH + 1 - r)
-    # Neither is taken from the other: small shares keep their digits, and odds may be infinite.
-    return 1 / (1 + 1 / odds), 1 / (1 + odds)
-
-
-@triton.jit
-def _ring_weight(
-    base, tokens, r, left, stride_n, stride_r, N, REACH: tl.constexpr, STICK: tl.constexpr
-):
-    """Weight of group r <= REACH; what is left of the stick before and after, 1 at first."""
-    if STICK:
-        taken, rest = _break_stick(base, tokens, r, stride_n, stride_r, N, REACH, STICK)
-        return left * taken, left * rest
-    else:
-        return _load_weight(base, tokens, r, stride_n, stride_r, N), left
-
-
-@triton.jit
-def _some_far(flags, tokens, N, HAS_FLAGS: tl.constexpr):
+def _some_far(box, y, x, height, width, REACH: tl.constexpr, BOXES: tl.constexpr,
+              HAS_MASK: tl.constexpr):  # fmt: skip
     """1 for tokens that have a real one in the last group, else 0."""
-    if HAS_FLAGS:
-        return tl.load(flags + tokens, mask=tokens < N, other=0).to(tl.float32)
-    else:
-        return tl.full(tokens.shape, 1.0, tl.float32)
+    low_y, low_x, high_y, high_x = 0, 0, height - 1, width - 1
+    if HAS_MASK:
+        part = box + tl.arange(0, BOXES) * 4
+        low_y, low_x = tl.min(tl.load(part), 0), tl.min(tl.load(part + 1), 0)
+        high_y, high_x = tl.max(tl.load(part + 2), 0), tl.max(tl.load(part + 3), 0)
+    farthest = tl.maximum(tl.maximum(y - low_y, high_y - y), tl.maximum(x - low_x, high_x - x))
+    return tl.where(farthest > REACH, 1.0, 0.0)
 
 
 @triton.jit
-def _far_weight(
-    base, flags, tokens, stride_n, stride_r, N,
-    REACH: tl.constexpr, STICK: tl.constexpr, HAS_FLAGS: tl.constexpr,
+def _break_stick(
+    base, tokens, groups, stride_n, stride_r, N, REACH: tl.constexpr, STICK: tl.constexpr
+):
+    """Share of what is left of the stick that each group takes, and the share it leaves; a group
+    beyond REACH all of it, and one before 0 nothing."""
+    odds = tl.exp(_load_weights(base, tokens, groups, stride_n, stride_r, N, REACH + 1))
+    if STICK == 1:
+        odds = odds / tl.maximum(REACH + 1 - groups, 1)[None, :]
+    # Neither is taken from the other: small shares keep their digits, and odds may be infinite.
+    taken = tl.where((groups <= REACH)[None, :], 1 / (1 + 1 / odds), 1.0)
+    return taken, tl.where((groups >= 0)[None, :], 1 / (1 + odds), 1.0)
+
+
+@triton.jit
+def _load_weights(base, tokens, groups, stride_n, stride_r, N, size: tl.constexpr):
+    tokens = tokens.to(tl.int64)
+    inside = (tokens < N)[:, None] & ((groups >= 0) & (groups < size))[None, :]
+    at = base + tokens[:, None] * stride_n + groups[None, :] * stride_r
+    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _ring_weights(
+    base, tokens, groups, some_far, stride_n, stride_r, N,
+    REACH: tl.constexpr, STICK: tl.constexpr,
 ):  # fmt: skip
-    """Weight of the last group; 0 where that is empty: sums of the whole map less what is near
-    would leave rounding errors."""
+    """Weights of the last group (tokens,), and how much those of the others exceed them (tokens,
+    groups), 0 from the last on.
+
+    The last is 0 where that group is empty: sums of the whole map less what is near would leave
+    rounding errors.
+    """
     if STICK:
-        weight = tl.full(tokens.shape, 1.0, tl.float32)
-        for r in tl.static_range(REACH + 1):
-            _, weight = _ring_weight(base, tokens, r, weight, stride_n, stride_r, N, REACH, STICK)
+        taken, _ = _break_stick(base, tokens, groups, stride_n, stride_r, N, REACH, STICK)
+        _, left = _break_stick(base, tokens, groups - 1, stride_n, stride_r, N, REACH, STICK)
+        weights = tl.cumprod(left, 1) * taken
     else:
-        weight = _load_weight(base, tokens, REACH + 1, stride_n, stride_r, N)
-    return weight * _some_far(flags, tokens, N, HAS_FLAGS)
+        weights = _load_weights(base, tokens, groups, stride_n, stride_r, N, REACH + 2)
+    last = tl.sum(tl.where((groups == REACH + 1)[None, :], weights, 0.0), 1) * some_far
+    return last, tl.where((groups <= REACH)[None, :], weights - last[:, None], 0.0)
+
+
+@triton.jit
+def _pick(near, distance, REACH: tl.constexpr):
+    """What pairs of tokens (T, K) have of (T, groups): 0 beyond REACH."""
+    return tl.gather(near, tl.minimum(distance, REACH + 1), 1)
 
 
 @triton.jit
@@ -133,11 +149,13 @@ def _stick_backward(
     With s_r the share taken and left_r what is left before, it is ``left_r s_r (1 - s_r)`` times
     how much ``d_weight_r`` exceeds its mean over what remains of the stick.
     """
+    shares, rests = _break_stick(base, tokens, groups, stride_n, stride_r, N, REACH, STICK)
     d_logit = tl.zeros(d_weight.shape, tl.float32)
     mean = tl.sum(tl.where(groups[None, :] == REACH + 1, d_weight, 0.0), 1)
     for i in tl.static_range(REACH + 1):
-        taken, rest = _break_stick(base, tokens, REACH - i, stride_n, stride_r, N, REACH, STICK)
         here = groups[None, :] == REACH - i
+        taken = tl.sum(tl.where(here, shares, 0.0), 1)
+        rest = tl.sum(tl.where(here, rests, 0.0), 1)
         excess = tl.sum(tl.where(here, d_weight, 0.0), 1) - mean
         # Groups further out come from what this one leaves.
         d_logit = tl.where(here, (taken * rest * excess)[:, None], d_logit * rest[:, None])
@@ -146,42 +164,61 @@ def _stick_backward(
 
 
 @triton.jit
+def _box_kernel(MASK, BOX, N, height, width, CHUNK, BN: tl.constexpr):
+    """Smallest row and column, largest row and column of the real tokens of a chunk."""
+    image, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    low_y, low_x = tl.full((), 1 << 30, tl.int32), tl.full((), 1 << 30, tl.int32)
+    high_y, high_x = tl.full((), -(1 << 30), tl.int32), tl.full((), -(1 << 30), tl.int32)
+    for start in range(part * CHUNK, tl.minimum((part + 1) * CHUNK, N), BN):
+        rows = start + tl.arange(0, BN)
+        real = real_tokens(MASK + image * N, rows, N, True)
+        y, x = rows // width, rows % width
+        low_y = tl.minimum(low_y, tl.min(tl.where(real, y, 1 << 30), 0))
+        low_x = tl.minimum(low_x, tl.min(tl.where(real, x, 1 << 30), 0))
+        high_y = tl.maximum(high_y, tl.max(tl.where(real, y, -(1 << 30)), 0))
+        high_x = tl.maximum(high_x, tl.max(tl.where(real, x, -(1 << 30)), 0))
+    at = BOX + (image * tl.num_programs(1) + part) * 4
+    tl.store(at, low_y)
+    tl.store(at + 1, low_x)
+    tl.store(at + 2, high_y)
+    tl.store(at + 3, high_x)
+
+
+@triton.jit
 def _forward_kernel(
-    Q, K, V, WEIGHT, FAR, MASK, S, Z, MASS, OUT, NORM,
+    Q, K, V, WEIGHT, BOX, MASK, SUMS, COUNT, OUT, NORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
-    sxb, sxh, sxn, sxd, H, N, D, height, width, eps,
-    T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    HAS_MASK: tl.constexpr, STICK: tl.constexpr, HAS_FLAGS: tl.constexpr,
+    sxb, sxh, sxn, sxd, H, N, height, width, eps,
+    D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr,
+    BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr, HAS_MASK: tl.constexpr,
+    STICK: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0).to(tl.int64)
+    head, top, left, qy, qx, rows = _tile_tokens(T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
-    cols = tl.arange(0, BD)
-    qy, qx, rows = _tile_tokens(T, height, width)
+    cols, groups = tl.arange(0, BD), tl.arange(0, BR)
+    some_far = _some_far(BOX + b * BOXES * 4, qy, qx, height, width, REACH, BOXES, HAS_MASK)
+    far, near = _ring_weights(
+        WEIGHT + b * swb + h * swh, rows, groups, some_far, swn, swr, N, REACH, STICK
+    )
     q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
-    weight_base = WEIGHT + b * swb + h * swh
-    far = _far_weight(weight_base, FAR + b * N, rows, swn, swr, N, REACH, STICK, HAS_FLAGS)
     # Scores of scaled queries fit float16; total and norm are linear in them.
     scale = tl.maximum(tl.max(q, 1), 1.0)
     q = q / scale[:, None]
     total, norm = tl.zeros((T * T, BD), tl.float32), tl.zeros((T * T,), tl.float32)
     for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
-        ky, kx, keys = _halo_tokens(i, T, REACH, BX, BK, height, width)
+        ky, kx, keys = _halo_tokens(i, top, left, T, REACH, BX, BK, height, width)
         real = real_tokens(MASK + b * N, keys, N, HAS_MASK)
         k = load_rows(K + b * skb + h * skh, keys, cols, skn, skd, N, D)
         v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D)
-        distance = _distance(qy, qx, ky, kx)
-        local = tl.zeros((T * T, BK), tl.float32)
-        left = tl.full((T * T,), 1.0, tl.float32)
-        for r in tl.static_range(REACH + 1):
-            near, left = _ring_weight(weight_base, rows, r, left, swn, swr, N, REACH, STICK)
-            local = tl.where((distance == r) & real[None, :], (near - far)[:, None], local)
-        scores = product(q, tl.trans(k), kind) * local
+        local = _pick(near, _distance(qy, qx, ky, kx), REACH)
+        scores = tl.where(real[None, :], product(q, tl.trans(k), kind) * local, 0.0)
         total += product(scores, v, kind)
         norm += tl.sum(scores, 1)
-    state = tl.load(S + head * BD * BD + cols[:, None] * BD + cols[None, :])
-    z = tl.load(Z + head * BD + cols)
-    mass = tl.load(MASS + head)
+    SUMS += head * (BD + 1) * BD
+    state = tl.load(SUMS + cols[:, None] * BD + cols[None, :])
+    z = tl.load(SUMS + BD * BD + cols)
+    mass = tl.load(COUNT + head)
     total = total / mass + product(q, state, kind) * far[:, None]
     norm = (norm + eps / scale) / mass + tl.sum(q * z[None, :], 1) * far
     store_rows(OUT + b * sxb + h * sxh, total / norm[:, None], rows, cols, sxn, sxd, N, D)
@@ -189,71 +226,69 @@ def _forward_kernel(
 
 
 @triton.jit
-def _query_backward_kernel(
-    Q, K, V, WEIGHT, FAR, MASK, S, Z, MASS, NORM, DOUT, DQ, DWEIGHT, DNORM,
+def _shared_value(SUMS, BD: tl.constexpr):
+    """S without what all values share (BD, BD), z, and what they share (BD,)."""
+    cols = tl.arange(0, BD)
+    state = tl.load(SUMS + cols[:, None] * BD + cols[None, :])
+    z = tl.load(SUMS + BD * BD + cols)
+    shared = tl.sum(state * z[:, None], 0) / tl.maximum(tl.sum(z * z), 1e-30)
+    return state - z[:, None] * shared[None, :], z, shared
+
+
+@triton.jit
+def _weight_backward_kernel(
+    Q, K, V, WEIGHT, BOX, MASK, SUMS, COUNT, NORM, DOUT, DWEIGHT, DNORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
-    sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, D, height, width, eps,
-    T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    BR: tl.constexpr, HAS_MASK: tl.constexpr, STICK: tl.constexpr, HAS_FLAGS: tl.constexpr,
+    sgb, sgh, sgn, sgd, H, N, height, width, eps,
+    D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr,
+    BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr, HAS_MASK: tl.constexpr,
+    STICK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the queries, of the weights or logits, and of each normaliser times itself.
+    """Gradients of the weights or logits, and of each normaliser times itself.
 
     What the normaliser's gradient multiplies is summed apart: taken from the rounded output, that
     gradient would cost those of the weights, which are small differences, most of their digits.
     So would what all values share: it is taken off, and added to the stored gradient alone.
     """
-    head = tl.program_id(0).to(tl.int64)
+    head, top, left, qy, qx, rows = _tile_tokens(T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
     cols, groups = tl.arange(0, BD), tl.arange(0, BR)
-    qy, qx, rows = _tile_tokens(T, height, width)
+    some_far = _some_far(BOX + b * BOXES * 4, qy, qx, height, width, REACH, BOXES, HAS_MASK)
+    weight_base = WEIGHT + b * swb + h * swh
+    far, near = _ring_weights(weight_base, rows, groups, some_far, swn, swr, N, REACH, STICK)
     q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
     grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
-    norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
-    mass = tl.load(MASS + head)
-    state = tl.load(S + head * BD * BD + cols[:, None] * BD + cols[None, :])
-    z = tl.load(Z + head * BD + cols)
-    shared = tl.sum(state * z[:, None], 0) / tl.maximum(tl.sum(z * z), 1e-30)
-    state -= z[:, None] * shared[None, :]
-    d_shared = tl.sum(grad * shared[None, :], 1)
-    weight_base = WEIGHT + b * swb + h * swh
-    far = _far_weight(weight_base, FAR + b * N, rows, swn, swr, N, REACH, STICK, HAS_FLAGS)
-    dq, dq_norm = tl.zeros((T * T, BD), tl.float32), tl.zeros((T * T, BD), tl.float32)
+    state, z, shared = _shared_value(SUMS + head * (BD + 1) * BD, BD)
+    mass = tl.load(COUNT + head)
+    d_far = product(grad, tl.trans(state), kind)
+    d_far_z = tl.sum(q * z[None, :], 1)
+    agreement = far * tl.sum(q * d_far, 1)  # of the sum over values with its gradient
+    d_last = tl.sum(q * d_far, 1)
     d_weight, d_weight_norm = tl.zeros((T * T, BR), tl.float32), tl.zeros((T * T, BR), tl.float32)
-    agreement = tl.zeros((T * T,), tl.float32)  # of the sum over values with its gradient
     for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
-        ky, kx, keys = _halo_tokens(i, T, REACH, BX, BK, height, width)
+        ky, kx, keys = _halo_tokens(i, top, left, T, REACH, BX, BK, height, width)
         real = real_tokens(MASK + b * N, keys, N, HAS_MASK)
         k = load_rows(K + b * skb + h * skh, keys, cols, skn, skd, N, D)
         v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D) - shared[None, :]
-        distance = _distance(qy, qx, ky, kx)
+        distance = tl.where(real[None, :], _distance(qy, qx, ky, kx), REACH + 1)
         kernel = product(q, tl.trans(k), kind)
-        d_scores = product(grad, tl.trans(v), kind)
-        local = tl.zeros((T * T, BK), tl.float32)
-        left = tl.full((T * T,), 1.0, tl.float32)
+        d_scores = product(grad, tl.trans(v), kind) * kernel
         for r in tl.static_range(REACH + 1):
-            ring = (distance == r) & real[None, :]
-            near, left = _ring_weight(weight_base, rows, r, left, swn, swr, N, REACH, STICK)
-            local = tl.where(ring, (near - far)[:, None], local)
-            of_ring = tl.where(ring, kernel, 0.0)
-            here = groups[None, :] == r
-            d_weight += tl.where(here, tl.sum(of_ring * d_scores, 1)[:, None], 0.0)
-            d_weight_norm += tl.where(here, tl.sum(of_ring, 1)[:, None], 0.0)
-        agreement += tl.sum(kernel * local * d_scores, 1)
-        dq += product(d_scores * local, k, kind)
-        dq_norm += product(local, k, kind)
-    d_far = product(grad, tl.trans(state), kind)
-    agreement = agreement / mass + far * tl.sum(q * d_far, 1)
+            here, ring = groups[None, :] == r, distance == r
+            of_ring = tl.sum(tl.where(ring, d_scores, 0.0), 1)
+            d_weight += tl.where(here, of_ring[:, None], 0.0)
+            of_ring = tl.sum(tl.where(ring, kernel, 0.0), 1)
+            d_weight_norm += tl.where(here, of_ring[:, None], 0.0)
+    agreement += tl.sum(d_weight * near, 1) / mass
+    norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
+    d_shared = tl.sum(grad * shared[None, :], 1)
     d_norm = (eps / mass * d_shared - agreement) / norm
-    tl.store(DNORM + head * N + rows, d_norm - d_shared, mask=rows < N)
-    d_far = (d_far + d_norm[:, None] * z[None, :]) / norm[:, None]
-    near = (1 / norm / mass)[:, None]
-    dq = (dq + d_norm[:, None] * dq_norm) * near + far[:, None] * d_far
-    d_weight = (d_weight + d_norm[:, None] * d_weight_norm) * near
-    of_last = tl.sum(q * d_far, 1) - tl.sum(d_weight, 1)
-    of_last *= _some_far(FAR + b * N, rows, N, HAS_FLAGS)
+    tl.store(DNORM + head * N + rows, d_norm, mask=rows < N)
+    d_weight = (d_weight + d_norm[:, None] * d_weight_norm) * (1 / norm / mass)[:, None]
+    of_last = (d_last + d_norm * d_far_z) / norm - tl.sum(d_weight, 1)
+    of_last *= some_far
     d_weight += tl.where(groups[None, :] == REACH + 1, of_last[:, None], 0.0)
-    store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
     size: tl.constexpr = REACH + (1 if STICK else 2)
     if STICK:
         d_weight = _stick_backward(d_weight, groups, weight_base, rows, swn, swr, N, REACH, STICK)
@@ -261,75 +296,116 @@ def _query_backward_kernel(
 
 
 @triton.jit
+def _query_backward_kernel(
+    Q, K, V, WEIGHT, BOX, MASK, SUMS, COUNT, NORM, DNORM, DOUT, DQ,
+    skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
+    sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width,
+    D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr,
+    BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr, HAS_MASK: tl.constexpr,
+    STICK: tl.constexpr,
+):  # fmt: skip
+    head, top, left, qy, qx, rows = _tile_tokens(T, height, width)
+    b, h = head // H, head % H
+    kind = Q.dtype.element_ty
+    cols, groups = tl.arange(0, BD), tl.arange(0, BR)
+    some_far = _some_far(BOX + b * BOXES * 4, qy, qx, height, width, REACH, BOXES, HAS_MASK)
+    far, near = _ring_weights(
+        WEIGHT + b * swb + h * swh, rows, groups, some_far, swn, swr, N, REACH, STICK
+    )
+    grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
+    d_norm = tl.load(DNORM + head * N + rows, mask=rows < N, other=0.0)
+    state, z, shared = _shared_value(SUMS + head * (BD + 1) * BD, BD)
+    mass = tl.load(COUNT + head)
+    dq = (product(grad, tl.trans(state), kind) + d_norm[:, None] * z[None, :]) * far[:, None]
+    dq *= mass
+    for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
+        ky, kx, keys = _halo_tokens(i, top, left, T, REACH, BX, BK, height, width)
+        real = real_tokens(MASK + b * N, keys, N, HAS_MASK)
+        k = load_rows(K + b * skb + h * skh, keys, cols, skn, skd, N, D)
+        v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D) - shared[None, :]
+        local = _pick(near, _distance(qy, qx, ky, kx), REACH)
+        d_scores = (product(grad, tl.trans(v), kind) + d_norm[:, None]) * local
+        dq += product(tl.where(real[None, :], d_scores, 0.0), k, kind)
+    norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
+    dq *= (1 / norm / mass)[:, None]
+    store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
+    # From here on of what the values are, not of how they differ from what they share.
+    d_shared = tl.sum(grad * shared[None, :], 1)
+    tl.store(DNORM + head * N + rows, d_norm - d_shared, mask=rows < N)
+
+
+@triton.jit
 def _far_backward_kernel(
-    Q, WEIGHT, FAR, NORM, DNORM, DOUT, DS, DZ,
-    sqb, sqh, sqn, sqd, swb, swh, swn, swr, sgb, sgh, sgn, sgd, H, N, D, CHUNK,
-    REACH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, STICK: tl.constexpr,
-    HAS_FLAGS: tl.constexpr,
+    Q, WEIGHT, BOX, COUNT, NORM, DNORM, DOUT, DSUMS,
+    sqb, sqh, sqn, sqd, swb, swh, swn, swr, sgb, sgh, sgn, sgd, H, N, height, width, CHUNK,
+    D: tl.constexpr, REACH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
+    BOXES: tl.constexpr, HAS_MASK: tl.constexpr, STICK: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the sums of linear attention, over a chunk of queries."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
-    cols = tl.arange(0, BD)
+    cols, groups = tl.arange(0, BD), tl.arange(0, BR)
     d_state, d_z = tl.zeros((BD, BD), tl.float32), tl.zeros((BD,), tl.float32)
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
         rows = start + tl.arange(0, BN)
         q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
-        far = _far_weight(
-            WEIGHT + b * swb + h * swh, FAR + b * N, rows, swn, swr, N, REACH, STICK, HAS_FLAGS
+        some_far = _some_far(
+            BOX + b * BOXES * 4, rows // width, rows % width, height, width, REACH, BOXES, HAS_MASK
+        )
+        far, _ = _ring_weights(
+            WEIGHT + b * swb + h * swh, rows, groups, some_far, swn, swr, N, REACH, STICK
         )
         norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
         q *= (far / norm)[:, None]
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
         d_norm = tl.load(DNORM + head * N + rows, mask=rows < N, other=0.0)
-        d_state += product(tl.trans(q), grad, kind)
+        d_state = add_product(d_state, tl.trans(q), grad, kind)
         d_z += tl.sum(q * d_norm[:, None], 0)
-    at = head * tl.num_programs(1) + split
-    tl.store(DS + at * BD * BD + cols[:, None] * BD + cols[None, :], d_state)
-    tl.store(DZ + at * BD + cols, d_z)
+    # Divided by its root, which keeps the keys' factors in range whatever their signs.
+    root = tl.sqrt(tl.load(COUNT + head))
+    DSUMS += (head * tl.num_programs(1) + split) * (BD + 1) * BD
+    tl.store(DSUMS + cols[:, None] * BD + cols[None, :], d_state / root)
+    tl.store(DSUMS + BD * BD + cols, d_z / root)
 
 
 @triton.jit
 def _key_backward_kernel(
-    Q, K, V, WEIGHT, FAR, MASK, NORM, DNORM, DOUT, DS, DZ, MASS, DK, DV,
+    Q, K, V, WEIGHT, BOX, MASK, NORM, DNORM, DOUT, DSUMS, COUNT, DK, DV,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
-    sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, D, height, width,
-    T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    HAS_MASK: tl.constexpr, STICK: tl.constexpr, HAS_FLAGS: tl.constexpr,
+    sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width,
+    D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr,
+    BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr, HAS_MASK: tl.constexpr,
+    STICK: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0).to(tl.int64)
+    head, top, left, ky, kx, rows = _tile_tokens(T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
-    cols = tl.arange(0, BD)
-    ky, kx, rows = _tile_tokens(T, height, width)
+    cols, groups = tl.arange(0, BD), tl.arange(0, BR)
     real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
     k = load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D)
     v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
-    # DS and DZ are divided by the root of the mass, which keeps them in range whatever their signs.
-    d_state = tl.load(DS + head * BD * BD + cols[:, None] * BD + cols[None, :])
-    root = tl.sqrt(tl.load(MASS + head))
+    DSUMS += head * (BD + 1) * BD
+    d_state = tl.load(DSUMS + cols[:, None] * BD + cols[None, :])
+    root = tl.sqrt(tl.load(COUNT + head))
     dk = product(v, tl.trans(d_state), kind)
-    dk += tl.load(DZ + head * BD + cols)[None, :]
+    dk += tl.load(DSUMS + BD * BD + cols)[None, :]
     dv = product(k, d_state, kind)
-    weight_base = WEIGHT + b * swb + h * swh
     for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
-        qy, qx, tokens = _halo_tokens(i, T, REACH, BX, BK, height, width)
+        qy, qx, tokens = _halo_tokens(i, top, left, T, REACH, BX, BK, height, width)
         q = load_rows(Q + b * sqb + h * sqh, tokens, cols, sqn, sqd, N, D)
         grad = load_rows(DOUT + b * sgb + h * sgh, tokens, cols, sgn, sgd, N, D)
         q = q / tl.load(NORM + head * N + tokens, mask=tokens < N, other=1.0)[:, None]
         d_norm = tl.load(DNORM + head * N + tokens, mask=tokens < N, other=0.0)
-        distance = _distance(ky, kx, qy, qx)
-        far = _far_weight(weight_base, FAR + b * N, tokens, swn, swr, N, REACH, STICK, HAS_FLAGS)
-        local = tl.zeros((T * T, BK), tl.float32)
-        left = tl.full((BK,), 1.0, tl.float32)
-        for r in tl.static_range(REACH + 1):
-            near, left = _ring_weight(weight_base, tokens, r, left, swn, swr, N, REACH, STICK)
-            local = tl.where(distance == r, (near - far)[None, :], local)
-        scores = product(k, tl.trans(q), kind) * local / root
-        dv += product(scores, grad, kind)
-        d_scores = (product(v, tl.trans(grad), kind) + d_norm[None, :]) * local
-        dk += product(d_scores, q, kind) / root
+        some_far = _some_far(BOX + b * BOXES * 4, qy, qx, height, width, REACH, BOXES, HAS_MASK)
+        _, near = _ring_weights(
+            WEIGHT + b * swb + h * swh, tokens, groups, some_far, swn, swr, N, REACH, STICK
+        )
+        local = _pick(near, _distance(qy, qx, ky, kx), REACH)  # [queries, keys]
+        scores = product(q, tl.trans(k), kind) * local / root
+        dv += product(tl.trans(scores), grad, kind)
+        d_scores = (product(grad, tl.trans(v), kind) + d_norm[:, None]) * local
+        dk += product(tl.trans(d_scores), q, kind) / root
     dk, dv = dk / root, dv / root
     dk, dv = tl.where(real[:, None], dk, 0.0), tl.where(real[:, None], dv, 0.0)
     store_rows(DK + b * sxb + h * sxh, dk, rows, cols, sxn, sxd, N, D)
@@ -347,20 +423,36 @@ class RippleLaunch(Launch):
         mask: Optional[Tensor],
         stick: Optional[str],
     ) -> None:
-        super().__init__(q, mask, widest=padded(q.shape[-1]))
+        super().__init__(q, mask)
         height, width = hw_shape
-        self.tiles = (self.grid[0], triton.cdiv(height, TILE), triton.cdiv(width, TILE))
-        self.sizes = (self.heads, self.num_tokens, self.dim, height, width)
-        self.num_groups = weights.shape[-1] + (stick is not None)
-        reach = self.num_groups - 2  # the halo: the last distance with a weight of its own
-        columns = triton.next_power_of_2(TILE + 2 * reach)
-        far = has_far_tokens(hw_shape, reach + 1, mask, q.device)
-        # Any tensor stands for no flags.
-        self.far = q if far is None else far.expand(self.batch, -1).contiguous().view(torch.uint8)
-        self.weights = dict(REACH=reach, STICK=STICKS[stick], HAS_FLAGS=far is not None)
-        self.blocks = dict(
-            T=TILE, BX=columns, BK=max(HALO_BLOCK, columns), BD=self.bd, **self.weights, **OPTIONS
-        )
+        tiles = triton.cdiv(height, TILE) * triton.cdiv(width, TILE)
+        self.tiles = (self.batch * self.heads * tiles,)
+        self.sizes = (self.heads, self.num_tokens, height, width)
+        num_groups = weights.shape[-1] + (stick is not None)
+        reach = num_groups - 2  # the halo: the last distance with a weight of its own
+        self.columns = triton.next_power_of_2(TILE + 2 * reach)
+        self.weights: Dict[str, int] = dict(
+            D=self.dim, BD=self.bd, BR=triton.next_power_of_2(num_groups), REACH=reach,
+            STICK=STICKS[stick], BOXES=BOXES,
+        )  # fmt: skip
+
+    def over_tiles(self, name: str, kernel, *args, **flags) -> None:
+        """A program a tile."""
+        block = max(self.plan(name).config.block, self.columns)
+        self.start(
+            name, kernel, self.tiles, *args, **flags, T=TILE, BX=self.columns, BK=block,
+            **self.weights, **self.has_mask,
+        )  # fmt: skip
+
+    def boxes(self) -> Tensor:
+        """Smallest and largest row and column of real tokens, (B, BOXES, 4) int32; empty without
+        padding, where all are real."""
+        if not self.has_mask['HAS_MASK']:
+            return torch.empty(0, dtype=torch.int32, device=self.device)
+        box = torch.empty(self.batch, BOXES, 4, dtype=torch.int32, device=self.device)
+        chunk = triton.cdiv(self.num_tokens, BOXES)
+        _box_kernel[self.batch, BOXES](self.mask, box, *self.sizes[1:], chunk, BN=1024)
+        return box
 
 
 def forward(
@@ -373,18 +465,16 @@ def forward(
     eps: float,
     stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Output, normalisers (B, heads, N), and sums S, z and number of the keys of each head."""
-    state = make_state(k, v, None, eps, KeyLaunch(q, mask, 0, scored=False))
-    mass = state.lse.exp()
+    """Output; normalisers (B, heads, N); S and z of the keys, and their number; boxes."""
+    state = make_state(k, v, None, KeyLaunch(q, mask, 0, scored=False))
     launch = RippleLaunch(q, weights, hw_shape, mask, stick)
-    out = token_major(q)
-    norm = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    _forward_kernel[launch.tiles](
-        q, k, v, weights, launch.far, launch.mask, state.s, state.z, mass, out, norm,
-        *strides(q), *strides(k), *strides(v), *strides(weights), *strides(out), *launch.sizes,
-        eps, **launch.blocks, **launch.has_mask,
+    out, norm, box = token_major(q), launch.empty(launch.num_tokens), launch.boxes()
+    launch.over_tiles(
+        'ripple', _forward_kernel,
+        q, k, v, weights, box, launch.mask, state.sums, state.total, out, norm,
+        *strides(q), *strides(k), *strides(v), *strides(weights), *strides(out), *launch.sizes, eps,
     )  # fmt: skip
-    return out, norm, state.s, state.z, mass
+    return out, norm, state.sums, state.total, box
 
 
 def backward(
@@ -393,39 +483,41 @@ def backward(
     k: Tensor,
     v: Tensor,
     weights: Tensor,
-    hw_shape: Tuple[int, int],
     mask: Optional[Tensor],
     norm: Tensor,
-    s: Tensor,
-    z: Tensor,
-    mass: Tensor,
+    sums: Tensor,
+    count: Tensor,
+    box: Tensor,
+    hw_shape: Tuple[int, int],
     eps: float,
     stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and weights, which are logits with ``stick``."""
     launch = RippleLaunch(q, weights, hw_shape, mask, stick)
-    bd = launch.bd
     dq, dk, dv = (token_major(x) for x in (q, k, v))
     d_weights = torch.empty(weights.shape, dtype=weights.dtype, device=q.device)
     d_norm = torch.empty_like(norm)
-    _query_backward_kernel[launch.tiles](
-        q, k, v, weights, launch.far, launch.mask, s, z, mass, norm, grad, dq, d_weights, d_norm,
-        *strides(q), *strides(k), *strides(v), *strides(weights), *strides(dq), *strides(grad),
-        *launch.sizes, eps, BR=triton.next_power_of_2(launch.num_groups),
-        **launch.blocks, **launch.has_mask,
+    of_q, of_k, of_v, of_weights, of_grad, of_out = map(strides, (q, k, v, weights, grad, dq))
+    launch.over_tiles(
+        'ripple_weight_backward', _weight_backward_kernel,
+        q, k, v, weights, box, launch.mask, sums, count, norm, grad, d_weights, d_norm,
+        *of_q, *of_k, *of_v, *of_weights, *of_grad, *launch.sizes, eps,
     )  # fmt: skip
-    ds, dz = launch.per_chunk(bd, bd), launch.per_chunk(bd)
-    _far_backward_kernel[launch.grid](
-        q, weights, launch.far, norm, d_norm, grad, ds, dz,
-        *strides(q), *strides(weights), *strides(grad),
-        launch.heads, launch.num_tokens, launch.dim, launch.chunk,
-        BN=launch.bn, BD=bd, **launch.weights, **OPTIONS,
+    launch.over_tiles(
+        'ripple_query_backward', _query_backward_kernel,
+        q, k, v, weights, box, launch.mask, sums, count, norm, d_norm, grad, dq,
+        *of_k, *of_v, *of_weights, *of_out, *of_grad, *launch.sizes,
     )  # fmt: skip
-    root = mass.sqrt()[..., None]
-    ds, dz = ds.sum(2) / root[..., None], dz.sum(2) / root
-    _key_backward_kernel[launch.tiles](
-        q, k, v, weights, launch.far, launch.mask, norm, d_norm, grad, ds, dz, mass, dk, dv,
-        *strides(q), *strides(k), *strides(v), *strides(weights), *strides(dk), *strides(grad),
-        *launch.sizes, **launch.blocks, **launch.has_mask,
+    name, size = 'ripple_far_backward', (launch.bd + 1, launch.bd)
+    parts = launch.parts(name, 1, *size)
+    launch.run(
+        name, _far_backward_kernel, q, weights, box, count, norm, d_norm, grad, parts,
+        *of_q, *of_weights, *of_grad, *launch.sizes, **launch.weights, **launch.has_mask,
+    )  # fmt: skip
+    d_sums = add_chunks(parts, launch.empty(*size))
+    launch.over_tiles(
+        'ripple_key_backward', _key_backward_kernel,
+        q, k, v, weights, box, launch.mask, norm, d_norm, grad, d_sums, count, dk, dv,
+        *of_q, *of_k, *of_v, *of_weights, *of_out, *of_grad, *launch.sizes,
     )  # fmt: skip
     return dq, dk, dv, d_weights

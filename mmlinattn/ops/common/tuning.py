@@ -1,0 +1,179 @@
+"""The fastest configurations of the kernels, measured on this machine's GPU.
+
+>>> from mmlinattn.ops.common import tuning
+>>> tuning.candidates('key_sums', '64', 'half')[0][:3]  # block, warps, stages
+(64, 4, 3)
+
+On a GPU, with an operator to run (``run`` launches the kernels named, at a size that matters)::
+
+    best = tuning.tune(['key_sums', 'readout'], '64', 'half', run, device)
+    tuning.save(configs.cache_path(), best, device)  # what a later process takes by itself
+    tuning.save(configs.SHIPPED, best, device, shipped=True)  # what the next release ships
+
+A table that was saved is taken from the next process on: within one, configurations, and so the
+rounding of results, stay the same.
+"""
+
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+from triton.runtime.errors import OutOfResources
+
+from . import configs
+from . import triton as launches
+from .configs import Config, Table
+
+# Head dims and anchors that an entry of the table is for, or fewer.
+SIZES, ANCHORS = (32, 64, 128), (64, 128)
+# (block, warps, stages) by how kernels go over tokens; the best guess without a GPU first.
+CANDIDATES: Dict[str, Tuple[Tuple[int, int, int], ...]] = {
+    'tokens': (
+        (64, 4, 3), (64, 4, 2), (64, 8, 3), (32, 4, 3), (64, 8, 2), (32, 4, 2), (32, 8, 2),
+        (16, 4, 2), (128, 8, 3),
+    ),
+    'large': (  # float32, or more than 64 channels or anchors
+        (64, 8, 2), (32, 8, 2), (32, 4, 2), (32, 8, 1), (16, 8, 2), (16, 8, 1), (16, 4, 2),
+        (16, 4, 1), (64, 8, 3),
+    ),
+    'mean': ((128, 4, 1), (64, 4, 1), (256, 8, 1)),
+    'between': ((64, 4, 1), (64, 8, 1), (64, 16, 1)),
+    'tiles': (
+        (64, 4, 2), (32, 4, 3), (64, 8, 2), (32, 4, 2), (64, 8, 1), (32, 4, 1), (32, 8, 1),
+        (64, 8, 3),
+    ),
+}  # fmt: skip
+
+
+def sizes_of(name: str) -> List[str]:
+    """Size classes that the table has of a kernel; those of walks name the anchors too.
+
+    Example:
+        >>> sizes_of('walk_sums')
+        ['32x64', '32x128', '64x64', '64x128', '128x64', '128x128']
+    """
+    anchors = [f'x{m}' for m in ANCHORS] if name.startswith('walk') else ['']
+    return [f'{size}{m}' for size in SIZES for m in anchors]
+
+
+def candidates(name: str, size: str, kind: str) -> List[Config]:
+    """Configurations worth a try, whose registers and shared memory are not known yet.
+
+    Args:
+        name: of the kernel in the table.
+        size: see :func:`.configs.size_class`.
+        kind: ``'half'`` or ``'float'``.
+    """
+    family = 'large' if kind == 'float' or '128' in size else 'tokens'
+    if name == 'query_mean':
+        family = 'mean'
+    elif name.startswith('walk_between'):
+        family = 'between'
+    elif name.startswith('ripple') and name != 'ripple_far_backward':
+        family = 'tiles'
+    return [Config(*choice, registers=0, shared=0) for choice in CANDIDATES[family]]
+
+
+def tune(
+    names: Sequence[str],
+    size: str,
+    kind: str,
+    run: Callable[[], Any],
+    device: int = 0,
+    repeats: int = 10,
+    until: Optional[Callable[[], bool]] = None,
+) -> Table:
+    """Tries the candidates of each kernel while all others keep theirs.
+
+    Args:
+        names: kernels that ``run`` launches.
+        size, kind: the entry of the table that ``run`` is of.
+        run: calls an operator, forward or with its backward pass.
+        device: index of the CUDA device.
+        repeats: launches of each, whose median counts.
+        until: no further candidate is tried once this is true.
+
+    Returns:
+        The fastest of each, and what one program of it takes: a table for :func:`save`. This
+        process goes on with what it had.
+
+    Raises:
+        ValueError: a kernel that ``run`` does not launch, or none there is.
+    """
+    out: Table = {}
+    for name in names:
+        current = configs.table(device)[name].get(kind, {}).get(size)
+        if current is None:
+            raise ValueError(f'{name!r} has no configuration for {kind!r} and {size!r}')
+        tried: Dict[Tuple[int, ...], Tuple[float, Config]] = {}
+        for config in [current, *candidates(name, size, kind)]:
+            if config[:3] in tried or (tried and until is not None and until()):
+                continue
+            with _forced(name, config, size, kind, device):
+                try:
+                    tried[config[:3]] = _measure(name, config, run, repeats)
+                except OutOfResources:
+                    continue
+        if tried:
+            out[name] = {kind: {size: min(tried.values())[1]}}
+    return out
+
+
+def save(path: Path, found: Table, device: int = 0, shipped: bool = False) -> None:
+    """Adds entries to a table on disk: under the GPU's name, or ``shipped``, its architecture."""
+    key = configs.architecture(device) if shipped else torch.cuda.get_device_name(device)
+    tables = configs.read(path) if path.is_file() else {}
+    configs.write(path, configs.merged(tables, {key: found}))
+
+
+def load(path: Path, device: int = 0) -> Table:
+    """What :func:`save` left there for GPUs of this name."""
+    return configs.read(path).get(torch.cuda.get_device_name(device), {})
+
+
+@contextmanager
+def _forced(name: str, config: Config, size: str, kind: str, device: int) -> Iterator[None]:
+    """Launches one kernel otherwise inside the block."""
+    entry = configs.table(device)[name][kind]
+    before, entry[size] = entry[size], config
+    launches.plan_of.cache_clear()
+    try:
+        yield
+    finally:
+        entry[size] = before
+        launches.plan_of.cache_clear()
+
+
+def _measure(
+    name: str, config: Config, run: Callable[[], Any], repeats: int
+) -> Tuple[float, Config]:
+    """Median milliseconds of a kernel alone, at its first launch in ``run``; what it takes."""
+    found: List[Tuple[float, Config]] = []
+
+    def repeat(launched: str, start: Callable[[], Any]) -> None:
+        compiled = start()
+        if launched != name or found:
+            return
+        times = []
+        for _ in range(repeats):
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            start()
+            last.record()
+            last.synchronize()
+            times.append(first.elapsed_time(last))
+        taken = dict(
+            registers=compiled.n_regs, shared=compiled.metadata.shared, stack=compiled.n_spills
+        )
+        found.append((median(times), config._replace(**taken)))
+
+    launches.around_launch = repeat
+    try:
+        run()
+    finally:
+        launches.around_launch = None
+    if not found:
+        raise ValueError(f'run does not launch {name!r}')
+    return found[0]

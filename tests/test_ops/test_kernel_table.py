@@ -1,0 +1,175 @@
+"""Kernels compiled for GPUs that are not there: what they take is what the table says.
+
+All of the table, for half an hour: ``MMLINATTN_WHOLE_TABLE=1``.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mmlinattn.ops.common import configs, dispatch
+
+if dispatch.TRITON_PROBLEM:
+    pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
+
+from mmlinattn.ops.common.tuning import candidates, sizes_of
+from mmlinattn.ops.linear import kernels as linear
+from mmlinattn.ops.random_walk import kernels as random_walk
+from mmlinattn.ops.ripple import kernels as ripple
+
+NAMES = {*linear.KERNELS, *linear.RALA_KERNELS, *random_walk.KERNELS, *ripple.KERNELS}
+# Bytes of stack a thread that an entry may have, and why.
+WHY = {
+    128: 4096,  # 128 channels or anchors: matrices of 128 rows are most of the registers
+    'float': 4096,  # parts of three TF32 products
+    'sm_80': 1100,  # its tensor cores have both operands in registers, not in shared memory
+    'walk_between_backward': 16,  # four matrices of 64 x 64 in float32
+}
+
+
+@pytest.fixture(scope='module')
+def shipped():
+    return configs.read(configs.SHIPPED)
+
+
+def entries(shipped):
+    for arch, table in shipped.items():
+        for name, kinds in table.items():
+            for kind, sizes in kinds.items():
+                for size, config in sizes.items():
+                    yield arch, name, kind, size, config
+
+
+def test_the_table_has_every_kernel(shipped):
+    """Of half types with up to 64 channels and anchors all; of others what compiles well."""
+    assert set(shipped) == {'sm_80', 'sm_90'}
+    for table in shipped.values():
+        assert set(table) == NAMES
+        for name, kinds in table.items():
+            assert set(kinds.get('float', ())) <= set(sizes_of(name)) and set(kinds['half']) >= {
+                size for size in sizes_of(name) if '128' not in size
+            }
+
+
+def test_nothing_spills_but_what_is_named(shipped):
+    for arch, name, kind, size, config in entries(shipped):
+        reasons = {arch, name, kind, 128 if '128' in size else 64}
+        allowed = max(WHY.get(reason, 0) for reason in reasons)
+        assert config.stack <= allowed, (arch, name, kind, size, config)
+    # What matters most: half types on an H200.
+    spilling = [
+        name
+        for arch, name, kind, size, config in entries(shipped)
+        if (arch, kind) == ('sm_90', 'half') and '128' not in size and config.stack
+    ]
+    assert spilling == ['walk_between_backward']
+
+
+def test_half_types_fit_the_gpus_that_the_table_is_for(shipped):
+    largest = {'sm_80': 163 << 10, 'sm_90': 227 << 10}
+    for arch, name, kind, size, config in entries(shipped):
+        if kind == 'half' and '128' not in size:
+            assert config.shared <= largest[arch], (arch, name, size, config)
+
+
+def test_a_measured_table_comes_first(tmp_path, monkeypatch):
+    path = tmp_path / 'folder' / 'kernels.json'
+    monkeypatch.setenv(configs.VARIABLE, str(path))
+    assert configs.cache_path() == path
+    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda index: 'GPU of a test')
+    monkeypatch.setattr(configs, 'architecture', lambda index: 'sm_90')
+    fastest = configs.Config(128, 8, 3, 99, 12345)
+    configs.write(path, {'GPU of a test': {'key_sums': {'half': {'64': fastest}}}, 'another': {}})
+    before = configs.read(configs.SHIPPED)['sm_90']
+    table = configs.table.__wrapped__(0)
+    assert table['key_sums']['half']['64'] == fastest
+    assert table['key_sums']['half']['32'] == before['key_sums']['half']['32']
+    assert table['readout'] == before['readout']
+    path.unlink()
+    assert configs.table.__wrapped__(0) == before
+
+
+def test_tuning_takes_the_fastest(tmp_path, monkeypatch):
+    """With a clock and a GPU of this test's own: the third candidate is the fastest."""
+    from mmlinattn.ops.common import triton as launches
+    from mmlinattn.ops.common import tuning
+
+    table = configs.read(configs.SHIPPED)['sm_90']
+    monkeypatch.setattr(configs, 'table', lambda index: table)
+    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda index: 'GPU of a test')
+    before = table['key_sums']['half']['64']
+    best = candidates('key_sums', '64', 'half')[2]
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.config = table['key_sums']['half']['64']
+
+        def elapsed_time(self, last):
+            return 1.0 if self.config[:3] == best[:3] else 2.0
+
+        record = synchronize = lambda self: None
+
+    class Compiled:
+        n_regs, n_spills = 77, 0
+        metadata = type('', (), dict(shared=4096))
+
+    monkeypatch.setattr(torch.cuda, 'Event', Event)
+    found = tuning.tune(
+        ['key_sums'], '64', 'half', lambda: launches.around_launch('key_sums', Compiled)
+    )
+    assert found == {'key_sums': {'half': {'64': configs.Config(*best[:3], 77, 4096, 0)}}}
+    assert table['key_sums']['half']['64'] == before
+    tuning.save(tmp_path / 'kernels.json', found)
+    assert tuning.load(tmp_path / 'kernels.json') == found
+    with pytest.raises(ValueError, match="run does not launch 'readout'"):
+        tuning.tune(['readout'], '64', 'half', lambda: None)
+
+
+def compile_kernels(root, folder, *task):
+    """Lines that a task of compile_kernels.py prints, one a kernel."""
+    env = dict(os.environ, PYTHONPATH=str(root), TRITON_CACHE_DIR=str(folder))
+    env.pop('TRITON_INTERPRET', None)
+    command = [sys.executable, str(root / 'tests/test_ops/compile_kernels.py'), *task]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+# Each kernel with the flags that take the most.
+WORST = (
+    'rala_key_sums', 'rala_readout', 'query_backward', 'rala_key_backward', 'query_mean',
+    'walk_sums', 'walk_readout', 'walk_readout_sums', 'walk_between_backward', 'walk_backward',
+    'ripple', 'ripple_weight_backward', 'ripple_query_backward', 'ripple_far_backward',
+    'ripple_key_backward',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    'names, kind, arch', [(WORST, 'half', '90'), (('query_backward',), 'float', '80')]
+)
+def test_what_is_compiled_is_what_the_table_says(root, tmp_path, names, kind, arch):
+    """The interpreter takes what the compiler refuses, too: types of loop variables, blocks."""
+    task = ('check', '--first', '--sizes', '64', '--kinds', kind, '--archs', arch, '--names')
+    assert len(compile_kernels(root, tmp_path, *task, *names)) == len(names)
+
+
+def test_kernels_compile_for_sizes_of_1(root, tmp_path):
+    """Triton hands a kernel an argument of 1 as a constant, which has no type to convert."""
+    assert len(compile_kernels(root, tmp_path, 'units')) >= 14
+
+
+@pytest.mark.skipif(
+    not os.environ.get('MMLINATTN_WHOLE_TABLE'), reason='half an hour: MMLINATTN_WHOLE_TABLE=1'
+)
+def test_the_whole_table(root, tmp_path, shipped):
+    assert len(compile_kernels(root, tmp_path, 'check')) == len([*entries(shipped)])
+
+
+def test_the_table_is_one_line_an_entry():
+    """Changes can be read."""
+    text = configs.SHIPPED.read_text()
+    assert json.loads(text) and max(map(len, text.splitlines())) < 80
