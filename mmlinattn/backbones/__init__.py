@@ -1,7 +1,16 @@
 """Hosts: backbones that take any attention of :mod:`mmlinattn.layers`."""
 
-from .base import HierarchicalBackbone
+from .base import Backbone, HierarchicalBackbone
 from .mix_transformer import MixTransformer
 from .ravlt import RAVLT
+from .simple_feature_pyramid import SimpleFeaturePyramid
+from .vision_transformer import ViT
 
-__all__ = ['RAVLT', 'HierarchicalBackbone', 'MixTransformer']
+__all__ = [
+    'RAVLT',
+    'Backbone',
+    'HierarchicalBackbone',
+    'MixTransformer',
+    'SimpleFeaturePyramid',
+    'ViT',
+]

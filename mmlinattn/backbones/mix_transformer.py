@@ -118,7 +118,7 @@ class MixTransformer(HierarchicalBackbone):
     ) -> None:
         super().__init__(arch, attn_cfg, **kwargs)
         self.patch_embeds, self.stages, self.norms = (ModuleList() for _ in range(3))
-        for i, dim in enumerate(self.arch['embed_dims'][: self.num_stages]):
+        for i, dim in enumerate(self.arch['embed_dims'][: self.num_built]):
             kernel_size, stride = (3, 2) if i else (7, 4)
             self.patch_embeds.append(OverlapPatchEmbed(in_channels, dim, kernel_size, stride))
             self.build_stage(i, MixTransformerBlock, sr_ratio=self.arch['sr_ratios'][i])

@@ -5,7 +5,7 @@ from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
 from .build import AttnCfg, attention_cfgs, build_attention, init_layers, registered
 from .efficient_softmax import EfficientSoftmaxAttention
 from .feature_maps import FeatureMap, build_feature_map
-from .ffn import ConvFFN, MixFFN
+from .ffn import MLP, ConvFFN, MixFFN
 from .linear import LinearAttention
 from .rala import RALA
 from .random_walk import RWGKA, RWGKP
@@ -13,6 +13,7 @@ from .ripple import RippleAttention
 from .softmax import SoftmaxAttention, softmax_attention
 
 __all__ = [
+    'MLP',
     'RALA',
     'RWGKA',
     'RWGKP',
