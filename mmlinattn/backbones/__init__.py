@@ -4,6 +4,7 @@ from .base import Backbone, HierarchicalBackbone
 from .mix_transformer import MixTransformer
 from .ravlt import RAVLT
 from .simple_feature_pyramid import SimpleFeaturePyramid
+from .swin import Swin
 from .vision_transformer import ViT
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     'HierarchicalBackbone',
     'MixTransformer',
     'SimpleFeaturePyramid',
+    'Swin',
     'ViT',
 ]

@@ -44,6 +44,7 @@ class Backbone(BaseModule):
     arch_needed: Tuple[str, ...] = ('embed_dims', 'depths')
     arch_defaults: dict = {}
     unit = 'stage'
+    has_cls_token = False
 
     def __init__(
         self,
@@ -69,6 +70,8 @@ class Backbone(BaseModule):
             raise ValueError(f'frozen_stages must be in -1..{count}, got {frozen_stages}')
         if out_type not in OUT_TYPES:
             raise ValueError(f'out_type must be one of {OUT_TYPES}, got {out_type!r}')
+        if out_type == 'cls_token' and not self.has_cls_token:
+            raise ValueError(f'{type(self).__name__} has no class token for {out_type=}')
         self.attn_cfgs = attention_cfgs(attn_cfg, count, self.unit)
         self.out_indices = tuple(out_indices)
         self.out_type = out_type
@@ -219,15 +222,21 @@ class HierarchicalBackbone(Backbone):
     def stochastic_depth(self, rate: float) -> List[List[float]]:
         return drop_path_rates(rate, self.arch['depths'])
 
-    def build_stage(self, i: int, block: type, **options) -> None:
+    def build_stage(
+        self, i: int, block: type, every_second: Optional[dict] = None, **options
+    ) -> None:
         """Appends stage ``i``: as many blocks as the architecture says.
 
-        Each is ``block(embed_dims, num_heads, mlp_ratio, attn_cfg, drop_path=..., **options)``.
+        Each is ``block(embed_dims, num_heads, mlp_ratio, attn_cfg, drop_path=..., **options)``, the
+        second, fourth, ... with the options ``every_second``, too.
         """
         sizes = (self.arch[name][i] for name in ('embed_dims', 'num_heads', 'mlp_ratios'))
         args = (*sizes, self.attn_cfgs[i])
-        blocks = (block(*args, drop_path=rate, **options) for rate in self.drop_paths[i])
-        self.stages.append(ModuleList(blocks))
+        blocks = ModuleList()
+        for j, rate in enumerate(self.drop_paths[i]):
+            of_block = (every_second or {}) if j % 2 else {}
+            blocks.append(block(*args, drop_path=rate, **options, **of_block))
+        self.stages.append(blocks)
 
     def entry(self, i: int) -> nn.Module:
         """What leads into stage ``i``: the image, or the map of the stage before, to a map."""

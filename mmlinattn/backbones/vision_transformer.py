@@ -172,6 +172,7 @@ class ViT(Backbone):
     arch_needed = ('embed_dims', 'num_heads')
     arch_defaults = dict(depth=12, mlp_ratio=4, patch_size=16, drop_path_rate=0.0)
     unit = 'layer'
+    has_cls_token = True
 
     def __init__(
         self,

@@ -9,11 +9,17 @@ from .errors import CheckpointError
 from .mit import convert_mit
 from .rala import RALA
 from .smca import SMCA
+from .swin import convert_swin
 from .vit import convert_vit
 
 # Name of a source: function of a state dict that returns (renamed, counts of what it left out).
 SOURCES: Dict[str, Callable] = dict(
-    deit=convert_vit, mit=convert_mit, rala=RALA, smca=SMCA, vit=convert_vit
+    deit=convert_vit,
+    mit=convert_mit,
+    rala=RALA,
+    smca=SMCA,
+    swin=convert_swin,
+    vit=convert_vit,
 )
 
 # Beginnings of names that tell what a converted file holds, first match first.
@@ -34,7 +40,7 @@ def convert(state_dict: Mapping[str, Tensor], source: str = 'rala') -> Dict[str,
             MMDetection 2.x / MMSegmentation 0.x model; not modified.
         source: the release, one of :data:`SOURCES`: ``'rala'`` (RAVLT), ``'smca'`` (SMCA-DETR,
             single scale), ``'mit'`` (SegFormer's MiT, as released or from MMSegmentation),
-            ``'deit'`` or ``'vit'`` (as released, from timm, or from MMPretrain).
+            ``'deit'``, ``'vit'`` or ``'swin'`` (as released, from timm or OpenMMLab).
 
     Returns:
         name -> tensor as in ``ImageClassifier``, MMDetection 3.x and MMSegmentation 1.x models:

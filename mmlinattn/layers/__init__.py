@@ -11,6 +11,7 @@ from .rala import RALA
 from .random_walk import RWGKA, RWGKP
 from .ripple import RippleAttention
 from .softmax import SoftmaxAttention, softmax_attention
+from .window import WindowAttention
 
 __all__ = [
     'MLP',
@@ -28,6 +29,7 @@ __all__ = [
     'RippleAttention',
     'SoftmaxAttention',
     'TokenMap',
+    'WindowAttention',
     'attention_cfgs',
     'build_attention',
     'build_feature_map',

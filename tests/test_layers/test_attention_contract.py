@@ -42,6 +42,8 @@ ATTENTIONS = {
     'ripple-fixed': dict(type='RippleAttention', weights='fixed', feature_map='elu+1'),
     'ripple-softmax': dict(type='RippleAttention', weights='softmax', lepe=3, gate='proj'),
     'ripple-truncated': dict(type='RippleAttention', weights='truncated', eps=1e-12),
+    'window': dict(type='WindowAttention'),
+    'window-shifted': dict(type='WindowAttention', window_size=3, shift=True, gate='proj'),
 }
 RIPPLE_WEIGHTS = ('ripple-log', 'ripple-fixed', 'ripple-softmax', 'ripple-truncated')
 HW = (5, 6)
@@ -96,7 +98,7 @@ def test_query_pos_moves_queries_and_keys_but_not_values(attn):
 def test_padding_rows_change_nothing_for_real_tokens(attn):
     if getattr(attn, 'token_logits', None) is not None:
         pytest.skip('one learnt weight a position: another number of tokens is another layer')
-    if isinstance(attn, (EfficientSoftmaxAttention, RWGKP)):
+    if isinstance(attn, (EfficientSoftmaxAttention, RWGKP)) or getattr(attn, 'shift', False):
         pytest.skip('reads the map in cells, which another size of the padded map divides anew')
     x = tokens()
     junk = 9 * tokens(n=12)
