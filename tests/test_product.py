@@ -14,6 +14,9 @@ from mmlinattn.layers import BaseAttention, registered
 ARCH = dict(embed_dims=(16, 16, 32, 32), depths=1, num_heads=(1, 2, 2, 4))
 # Hosts that need other sizes or options than these.
 OPTIONS: Dict[str, dict] = dict(
+    CvT=dict(
+        arch=dict(embed_dims=(16, 16, 32), depths=1, num_heads=(1, 2, 4)), with_cls_token=False
+    ),
     ViT=dict(
         arch=dict(embed_dims=16, num_heads=2, depth=4, patch_size=8),
         out_indices=(0, 3),

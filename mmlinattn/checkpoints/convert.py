@@ -5,6 +5,7 @@ from typing import Callable, Dict, Mapping
 from mmengine.logging import print_log
 from torch import Tensor
 
+from .cvt import convert_cvt
 from .errors import CheckpointError
 from .mit import convert_mit
 from .rala import RALA
@@ -14,6 +15,7 @@ from .vit import convert_vit
 
 # Name of a source: function of a state dict that returns (renamed, counts of what it left out).
 SOURCES: Dict[str, Callable] = dict(
+    cvt=convert_cvt,
     deit=convert_vit,
     mit=convert_mit,
     rala=RALA,
@@ -40,7 +42,8 @@ def convert(state_dict: Mapping[str, Tensor], source: str = 'rala') -> Dict[str,
             MMDetection 2.x / MMSegmentation 0.x model; not modified.
         source: the release, one of :data:`SOURCES`: ``'rala'`` (RAVLT), ``'smca'`` (SMCA-DETR,
             single scale), ``'mit'`` (SegFormer's MiT, as released or from MMSegmentation),
-            ``'deit'``, ``'vit'`` or ``'swin'`` (as released, from timm or OpenMMLab).
+            ``'deit'``, ``'vit'`` or ``'swin'`` (as released, from timm or OpenMMLab), or
+            ``'cvt'``.
 
     Returns:
         name -> tensor as in ``ImageClassifier``, MMDetection 3.x and MMSegmentation 1.x models:

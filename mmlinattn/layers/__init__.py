@@ -3,6 +3,7 @@
 from .additive import AdditiveAttention
 from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
 from .build import AttnCfg, attention_cfgs, build_attention, init_layers, registered
+from .conv_projection import ConvProjectionAttention
 from .efficient_softmax import EfficientSoftmaxAttention
 from .feature_maps import FeatureMap, build_feature_map
 from .ffn import MLP, ConvFFN, MixFFN
@@ -22,6 +23,7 @@ __all__ = [
     'AttnCfg',
     'BaseAttention',
     'ConvFFN',
+    'ConvProjectionAttention',
     'EfficientSoftmaxAttention',
     'FeatureMap',
     'LinearAttention',

@@ -8,6 +8,7 @@ from mmlinattn.layers import (
     RWGKP,
     AdditiveAttention,
     BaseAttention,
+    ConvProjectionAttention,
     EfficientSoftmaxAttention,
     RippleAttention,
     build_attention,
@@ -42,6 +43,8 @@ ATTENTIONS = {
     'ripple-fixed': dict(type='RippleAttention', weights='fixed', feature_map='elu+1'),
     'ripple-softmax': dict(type='RippleAttention', weights='softmax', lepe=3, gate='proj'),
     'ripple-truncated': dict(type='RippleAttention', weights='truncated', eps=1e-12),
+    'conv-projection': dict(type='ConvProjectionAttention'),
+    'conv-projection-no-stride': dict(type='ConvProjectionAttention', kv_stride=1),
     'window': dict(type='WindowAttention'),
     'window-shifted': dict(type='WindowAttention', window_size=3, shift=True, gate='proj'),
 }
@@ -86,8 +89,9 @@ def test_query_pos_moves_queries_and_keys_but_not_values(attn):
     assert not torch.allclose(attn(x, HW, query_pos=pos), attn(x, HW))
     torch.testing.assert_close(attn(x, HW, query_pos=torch.zeros_like(x)), attn(x, HW))
     # With equal values everywhere an attention without local position returns these values,
-    # whatever the positions do to queries and keys.
-    averages = not isinstance(attn, AdditiveAttention)  # which multiplies them
+    # whatever the positions do to queries and keys. Additive attention multiplies them, and a
+    # convolution sees the end of the map.
+    averages = not isinstance(attn, (AdditiveAttention, ConvProjectionAttention))
     if averages and attn.lepe is None and attn.gate is None and not attn.rotary:
         same = tokens(n=1).expand(2, 30, 32)
         torch.testing.assert_close(
