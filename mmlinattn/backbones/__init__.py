@@ -6,6 +6,7 @@ from .mix_transformer import MixTransformer
 from .ravlt import RAVLT
 from .simple_feature_pyramid import SimpleFeaturePyramid
 from .swin import Swin
+from .vil import ViL
 from .vision_transformer import ViT
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     'MixTransformer',
     'SimpleFeaturePyramid',
     'Swin',
+    'ViL',
     'ViT',
 ]

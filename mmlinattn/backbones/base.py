@@ -193,6 +193,7 @@ class HierarchicalBackbone(Backbone):
 
     stages: ModuleList
     num_stages = 4
+    arch_may_be_zero: Tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -212,7 +213,7 @@ class HierarchicalBackbone(Backbone):
             arch[name] = value = (value,) * count if isinstance(value, (int, float)) else value
             if len(value) != count:
                 raise ValueError(f'arch[{name!r}] must have {count} values, got {value}')
-            if min(value) <= 0:
+            if min(value) < (name not in self.arch_may_be_zero):
                 raise ValueError(f'arch[{name!r}] must be positive, got {value}')
         return arch
 

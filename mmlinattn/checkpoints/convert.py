@@ -11,6 +11,7 @@ from .mit import convert_mit
 from .rala import RALA
 from .smca import SMCA
 from .swin import convert_swin
+from .vil import convert_vil
 from .vit import convert_vit
 
 # Name of a source: function of a state dict that returns (renamed, counts of what it left out).
@@ -21,6 +22,7 @@ SOURCES: Dict[str, Callable] = dict(
     rala=RALA,
     smca=SMCA,
     swin=convert_swin,
+    vil=convert_vil,
     vit=convert_vit,
 )
 
@@ -42,8 +44,8 @@ def convert(state_dict: Mapping[str, Tensor], source: str = 'rala') -> Dict[str,
             MMDetection 2.x / MMSegmentation 0.x model; not modified.
         source: the release, one of :data:`SOURCES`: ``'rala'`` (RAVLT), ``'smca'`` (SMCA-DETR,
             single scale), ``'mit'`` (SegFormer's MiT, as released or from MMSegmentation),
-            ``'deit'``, ``'vit'`` or ``'swin'`` (as released, from timm or OpenMMLab), or
-            ``'cvt'``.
+            ``'deit'``, ``'vit'`` or ``'swin'`` (as released, from timm or OpenMMLab),
+            ``'cvt'`` or ``'vil'`` (as released).
 
     Returns:
         name -> tensor as in ``ImageClassifier``, MMDetection 3.x and MMSegmentation 1.x models:

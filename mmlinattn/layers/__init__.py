@@ -8,6 +8,7 @@ from .efficient_softmax import EfficientSoftmaxAttention
 from .feature_maps import FeatureMap, build_feature_map
 from .ffn import MLP, ConvFFN, MixFFN
 from .linear import LinearAttention
+from .longformer import VisionLongformerAttention
 from .rala import RALA
 from .random_walk import RWGKA, RWGKP
 from .ripple import RippleAttention
@@ -31,6 +32,7 @@ __all__ = [
     'RippleAttention',
     'SoftmaxAttention',
     'TokenMap',
+    'VisionLongformerAttention',
     'WindowAttention',
     'attention_cfgs',
     'build_attention',

@@ -70,7 +70,7 @@ class WindowAttention(SoftmaxAttention):
             self.register_buffer('index', index, persistent=False)  # [w, w, w, w]: i then j
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        windows = _Windows(tokens.hw_shape, self.window_size, self.shift)
+        windows = Windows(tokens.hw_shape, self.window_size, self.shift)
         fills = [None] * 3 if self.in_proj.bias is None else self.in_proj.bias.chunk(3)
         # The gate's part of the projection, if any, is last.
         if self.gate == 'proj' and self.in_proj.bias is not None:
@@ -78,13 +78,13 @@ class WindowAttention(SoftmaxAttention):
         q, k, v = (windows.divide(x, fill) for x, fill in zip((q, k, v), fills))
         mask = tokens.key_padding_mask
         if mask is not None:
-            mask = windows.divide(mask[:, None, :, None], None).flatten(1)
+            mask = windows.divide(mask[:, None, :, None]).flatten(1)
         dropout = self.attn_drop if self.training else 0.0
         bias = self._bias(windows, q)
         out = softmax_attention(q, k, v, mask, bias=bias, dropout=dropout)
         return windows.join(out)
 
-    def _bias(self, windows: '_Windows', q: Tensor) -> Optional[Tensor]:
+    def _bias(self, windows: 'Windows', q: Tensor) -> Optional[Tensor]:
         """What is added to the logits of windows (B * n, heads, M, d), or None."""
         bias = None
         if self.relative_bias is not None:
@@ -99,7 +99,7 @@ class WindowAttention(SoftmaxAttention):
         return bias
 
 
-class _Windows:
+class Windows:
     """The windows of a map, and where they lie.
 
     Args:
@@ -108,14 +108,14 @@ class _Windows:
         shift: whether they are shifted.
     """
 
-    def __init__(self, hw_shape: Tuple[int, int], side: int, shift: bool) -> None:
+    def __init__(self, hw_shape: Tuple[int, int], side: int, shift: bool = False) -> None:
         self.hw_shape = hw_shape
         self.sizes = tuple(min(side, size) for size in hw_shape)
         self.counts = tuple(-(-size // of) for size, of in zip(hw_shape, self.sizes))
         self.fill = tuple(n * of - size for n, of, size in zip(self.counts, self.sizes, hw_shape))
         self.shifts = tuple(side // 2 if shift and n > 1 else 0 for n in self.counts)
 
-    def divide(self, x: Tensor, fill: Optional[Tensor]) -> Tensor:
+    def divide(self, x: Tensor, fill: Optional[Tensor] = None) -> Tensor:
         """(B, heads, N, d) to (B * windows, heads, M, d); ``fill`` (heads * d) is what tokens
         beside the map are, or None for zeros."""
         x = x.unflatten(2, self.hw_shape)  # [B, h, H, W, d]

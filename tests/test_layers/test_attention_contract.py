@@ -45,6 +45,7 @@ ATTENTIONS = {
     'ripple-truncated': dict(type='RippleAttention', weights='truncated', eps=1e-12),
     'conv-projection': dict(type='ConvProjectionAttention'),
     'conv-projection-no-stride': dict(type='ConvProjectionAttention', kv_stride=1),
+    'longformer': dict(type='VisionLongformerAttention', window_size=2),
     'window': dict(type='WindowAttention'),
     'window-shifted': dict(type='WindowAttention', window_size=3, shift=True, gate='proj'),
 }

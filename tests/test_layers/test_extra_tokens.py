@@ -71,10 +71,10 @@ def by_definition(attn: BaseAttention, similarity: Tensor, x: Tensor) -> Tensor:
     return attn.proj(out.transpose(1, 2).flatten(2))
 
 
-def same(attn: BaseAttention, expected, x: Tensor, mask: Tensor) -> None:
+def same(attn: BaseAttention, expected, x: Tensor, mask: Tensor, hw=HW) -> None:
     """Outputs and gradients, of real tokens."""
     x = x.requires_grad_()
-    out = attn(x, HW, key_padding_mask=mask, num_extra_tokens=EXTRA)
+    out = attn(x, hw, key_padding_mask=mask, num_extra_tokens=EXTRA)
     weight = torch.randn_like(out) * ~mask[..., None]
     parameters = [x, *attn.parameters()]
     wanted = expected(x)
@@ -196,6 +196,52 @@ def test_reduced_keys_are_of_the_map():
         k, v = (attn.split_heads(t) for t in attn.in_proj(keys).chunk(3, -1)[1:])
         weights = (q @ k.mT / 8**0.5).masked_fill(of_keys[:, None, None], float('-inf')).softmax(-1)
         return attn.proj((weights @ v).transpose(1, 2).flatten(2))
+
+    same(attn, expected, tokens(), mask)
+
+
+def test_windows_and_their_neighbours_see_extra_tokens():
+    attn = build_attention(
+        dict(type='VisionLongformerAttention', window_size=2), CHANNELS, HEADS
+    ).double()
+    mask, hw = padding(), (2, 10)
+    near = (torch.arange(10) // 2)[:, None] - torch.arange(10) // 2
+    near = (near.abs() <= 1).repeat(2, 2)  # one row of five windows
+    seen = torch.nn.functional.pad(near, (EXTRA, 0, EXTRA, 0), value=True)
+
+    def expected(x):
+        q, k = (attn.split_heads(t) for t in attn.in_proj(x).chunk(3, -1)[:2])
+        hidden = ~seen | mask[:, None, None]
+        return by_definition(attn, (q @ k.mT / 8**0.5).exp().masked_fill(hidden, 0), x)
+
+    same(attn, expected, tokens(), mask, hw)
+
+
+def test_convolutional_projections_are_of_the_map():
+    attn = build_attention('ConvProjectionAttention', CHANNELS, HEADS).double().eval()
+    for bn in (attn.conv_q.bn, attn.conv_k.bn, attn.conv_v.bn):
+        torch.nn.init.normal_(bn.running_mean)
+        torch.nn.init.uniform_(bn.running_var, 0.5, 2)
+        torch.nn.init.normal_(bn.weight)
+    mask = padding()
+    mask[0, -5:], mask[0, -3] = False, True  # row 3, column 2: in the middle of no key
+
+    def expected(x):
+        seen, parts = x.masked_fill(mask[..., None], 0), []
+        for i, (conv, step) in enumerate(zip((attn.conv_q, attn.conv_k, attn.conv_v), (1, 2, 2))):
+            places = torch.nn.functional.pad(seen[:, EXTRA:].mT.unflatten(-1, HW), (1,) * 4)
+            near = places.unfold(2, 3, step).unfold(3, 3, step)  # [B, C, H, W, 3, 3]
+            places = (near * conv.conv.weight[:, 0, None, None]).sum((-2, -1))
+            bn = conv.bn
+            scale = (bn.weight / (bn.running_var + 1e-5).sqrt())[:, None, None]
+            places = (places - bn.running_mean[:, None, None]) * scale + bn.bias[:, None, None]
+            all_tokens = torch.cat([seen[:, :EXTRA], places.flatten(2).mT], 1)
+            parts.append(attn.split_heads(attn.in_proj(all_tokens).chunk(3, -1)[i]))
+        hidden = torch.cat([mask[:, :EXTRA], torch.zeros(2, 6, dtype=torch.bool)], 1)
+        logits = (parts[0] @ parts[1].mT * CHANNELS**-0.5).masked_fill(
+            hidden[:, None, None], float('-inf')
+        )
+        return attn.proj((logits.softmax(-1) @ parts[2]).transpose(1, 2).flatten(2))
 
     same(attn, expected, tokens(), mask)
 
