@@ -157,11 +157,11 @@ def test_one_attention_a_stage(backbone, image):
 
 def test_a_class_token_beside_every_attention(attention, image):
     options = dict(OPTIONS['ViT'], with_cls_token=True, out_indices=(3,), out_type='cls_token')
-    model = BACKBONES['ViT'](attn_cfg=attention, **options)
     if not ours(BaseAttention)[attention].takes_extra_tokens:
         with pytest.raises(ValueError, match=f'{attention} takes no extra tokens'):
-            model(image)
+            BACKBONES['ViT'](attn_cfg=attention, **options)
         return
+    model = BACKBONES['ViT'](attn_cfg=attention, **options)
     for name, gradient in gradients(model, image).items():
         assert gradient is not None and torch.isfinite(gradient).all(), name
         # Of the last layer only the class token is returned, which has no local position, no ring.

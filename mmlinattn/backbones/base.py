@@ -8,7 +8,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from ..layers import AttnCfg, attention_cfgs, init_layers, map_to_tokens, tokens_to_map
+from ..layers import (
+    AttnCfg,
+    BaseAttention,
+    attention_cfgs,
+    init_layers,
+    map_to_tokens,
+    tokens_to_map,
+)
 
 OUT_TYPES = ('featmap', 'avg_featmap', 'cls_token')
 
@@ -113,12 +120,21 @@ class Backbone(BaseModule):
         """What is frozen with unit ``i``."""
         raise NotImplementedError
 
+    def num_extra_tokens(self, i: int) -> int:
+        """How many tokens unit ``i`` has besides those of the map."""
+        return 0
+
     def init_layer(self, layer: nn.Module) -> None:
         """Starts a convolution or linear layer, of the host or a projection of an attention."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Memory layout and freezing, once all parts are there."""
+        """Checks, memory layout and freezing, once all parts are there."""
+        for i in range(self.num_built):
+            for part in self.parts(i):
+                for module in part.modules():
+                    if isinstance(module, BaseAttention):
+                        module.check_extra_tokens(self.num_extra_tokens(i))
         # Maps and tokens are then views of the same memory.
         self.to(memory_format=torch.channels_last)
         self._freeze()
@@ -213,7 +229,8 @@ class HierarchicalBackbone(Backbone):
             arch[name] = value = (value,) * count if isinstance(value, (int, float)) else value
             if len(value) != count:
                 raise ValueError(f'arch[{name!r}] must have {count} values, got {value}')
-            if min(value) < (name not in self.arch_may_be_zero):
+            least = min(value)
+            if least < 0 or (least == 0 and name not in self.arch_may_be_zero):
                 raise ValueError(f'arch[{name!r}] must be positive, got {value}')
         return arch
 
@@ -250,6 +267,10 @@ class HierarchicalBackbone(Backbone):
         """Tokens (1, E, C) that stage ``i`` has before those of its map, or None."""
         return None
 
+    def num_extra_tokens(self, i: int) -> int:
+        extra = self.extra_tokens(i)
+        return 0 if extra is None else extra.shape[1]
+
     def leave(self, i: int, tokens: Tensor) -> Tensor:
         """Tokens (B, E + N, C) as they leave stage ``i``; those of the map go on to the next."""
         return tokens
@@ -267,9 +288,8 @@ class HierarchicalBackbone(Backbone):
         for i, blocks in enumerate(self.stages):
             x = self.entry(i)(x)
             hw_shape, tokens = tuple(x.shape[-2:]), map_to_tokens(x)
-            extra, num_extra = self.extra_tokens(i), 0
+            extra, num_extra = self.extra_tokens(i), self.num_extra_tokens(i)
             if extra is not None:
-                num_extra = extra.shape[1]
                 tokens = torch.cat([extra.expand(len(x), -1, -1).to(tokens.dtype), tokens], 1)
             for block in blocks:
                 tokens = self.run(block, tokens, hw_shape, *([num_extra] if num_extra else []))

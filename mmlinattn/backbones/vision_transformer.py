@@ -157,8 +157,8 @@ class ViT(Backbone):
 
     Raises:
         ValueError: see :class:`Backbone`; ``out_type='cls_token'`` without a class token, an image
-            size that the patches do not divide, an attention that refuses the class token (in the
-            forward pass), pre-trained positions that cannot be resized.
+            size that the patches do not divide, an attention that refuses the class token,
+            pre-trained positions that cannot be resized.
         KeyError: an unknown attention.
 
     Example:
@@ -220,6 +220,9 @@ class ViT(Backbone):
     def parts(self, i: int) -> List[nn.Module]:
         last = self.norm is not None and i == self.num_built - 1
         return [self.layers[i], *([self.norm] if last else [])]
+
+    def num_extra_tokens(self, i: int) -> int:
+        return self.embed.num_extra_tokens
 
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
         x = x.contiguous(memory_format=torch.channels_last)

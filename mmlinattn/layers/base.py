@@ -191,16 +191,20 @@ class BaseAttention(BaseModule):
                 f'query_pos must have the shape of x {tuple(x.shape)}, got {tuple(query_pos.shape)}'
             )
         check_padding_mask(key_padding_mask, x.shape[0], x.shape[1])
-        if type(num_extra) is not int or num_extra < 0:
+        self.check_extra_tokens(num_extra)
+        return check_hw_shape(x.shape[1] - num_extra, hw_shape)
+
+    def check_extra_tokens(self, num_extra_tokens: int) -> None:
+        """Raises ValueError unless it takes so many; hosts ask when they are built."""
+        if type(num_extra_tokens) is not int or num_extra_tokens < 0:
             raise ValueError(
-                f'num_extra_tokens must be an integer of at least 0, got {num_extra!r}'
+                f'num_extra_tokens must be an integer of at least 0, got {num_extra_tokens!r}'
             )
-        if num_extra and not self.takes_extra_tokens:
+        if num_extra_tokens and not self.takes_extra_tokens:
             raise ValueError(
                 f'{type(self).__name__} takes no extra tokens, such as a class token: they have no '
-                f'place on the map; got num_extra_tokens={num_extra}'
+                f'place on the map; got {num_extra_tokens=}'
             )
-        return check_hw_shape(x.shape[1] - num_extra, hw_shape)
 
     def project(
         self, x: Tensor, query_pos: Optional[Tensor], tokens: TokenMap

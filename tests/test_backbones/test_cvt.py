@@ -183,6 +183,8 @@ def test_bad_options(kwargs, message):
 
 
 def test_an_attention_that_refuses_the_class_token():
-    model = build(attn_cfg=['WindowAttention'] * 3)
     with pytest.raises(ValueError, match='WindowAttention takes no extra tokens'):
-        model(torch.randn(1, 3, 64, 64))
+        build(attn_cfg='WindowAttention')
+    image = torch.randn(1, 3, 64, 64)
+    assert len(build(attn_cfg='WindowAttention', with_cls_token=False)(image)) == 3
+    assert len(build(attn_cfg='WindowAttention', out_indices=(0, 1))(image)) == 2

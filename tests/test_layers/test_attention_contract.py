@@ -100,6 +100,23 @@ def test_query_pos_moves_queries_and_keys_but_not_values(attn):
         )
 
 
+# Those to which a place is nothing: a permutation of the tokens permutes the result.
+PLACELESS = (
+    'softmax', 'rala-no-aug', 'additive', 'rwgka', 'slinear', 'linear', 'linear-efficient',
+    'linear-performer', 'linear-rfa', 'linear-t2r', 'linear-dpfp',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('name', PLACELESS)
+def test_permutation_of_tokens(name):
+    attn = build_attention(ATTENTIONS[name], embed_dims=32, num_heads=2).double().eval()
+    x, order = tokens(), torch.randperm(30)
+    mask = torch.zeros(2, 30, dtype=torch.bool)
+    mask[1, 20:] = True
+    out = attn(x, HW, key_padding_mask=mask)[:, order]
+    torch.testing.assert_close(attn(x[:, order], (6, 5), key_padding_mask=mask[:, order]), out)
+
+
 def test_padding_rows_change_nothing_for_real_tokens(attn):
     if getattr(attn, 'token_logits', None) is not None:
         pytest.skip('one learnt weight a position: another number of tokens is another layer')
