@@ -269,7 +269,7 @@ class HierarchicalBackbone(Backbone):
 
     def num_extra_tokens(self, i: int) -> int:
         extra = self.extra_tokens(i)
-        return 0 if extra is None else extra.shape[1]
+        return 0 if extra is None else int(extra.shape[1])
 
     def leave(self, i: int, tokens: Tensor) -> Tensor:
         """Tokens (B, E + N, C) as they leave stage ``i``; those of the map go on to the next."""
@@ -290,7 +290,7 @@ class HierarchicalBackbone(Backbone):
             hw_shape, tokens = tuple(x.shape[-2:]), map_to_tokens(x)
             extra, num_extra = self.extra_tokens(i), self.num_extra_tokens(i)
             if extra is not None:
-                tokens = torch.cat([extra.expand(len(x), -1, -1).to(tokens.dtype), tokens], 1)
+                tokens = torch.cat([extra.expand(x.shape[0], -1, -1).to(tokens.dtype), tokens], 1)
             for block in blocks:
                 tokens = self.run(block, tokens, hw_shape, *([num_extra] if num_extra else []))
             tokens = self.leave(i, tokens)

@@ -37,7 +37,7 @@ class PatchEmbed(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, embed_dims, H / 4, W / 4), rounded up."""
-        rows, columns = (-size % self.patch_size for size in x.shape[-2:])
+        rows, columns = (-int(size) % self.patch_size for size in x.shape[-2:])
         x = self.proj(F.pad(x, (0, columns, 0, rows)) if rows or columns else x)
         return tokens_to_map(self.norm(map_to_tokens(x)), x.shape[-2:])
 
@@ -56,7 +56,7 @@ class PatchMerging(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, out_channels, H / 2, W / 2), rounded up."""
-        rows, columns = (size % 2 for size in x.shape[-2:])
+        rows, columns = (int(size) % 2 for size in x.shape[-2:])
         x = F.pad(x, (0, columns, 0, rows)) if rows or columns else x
         x = x.permute(0, 2, 3, 1).unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # [B, H, 2, W, 2, C]
         x = x.permute(0, 1, 3, 4, 2, 5).flatten(3)  # [B, H, W, 4 C]

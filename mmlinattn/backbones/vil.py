@@ -66,12 +66,12 @@ class PlacedPatches(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, embed_dims, H / p, W / p), rounded up."""
-        rows, columns = (-size % self.patch_size for size in x.shape[-2:])
+        rows, columns = (-int(size) % self.patch_size for size in x.shape[-2:])
         x = self.proj(F.pad(x, (0, columns, 0, rows)) if rows or columns else x)
         hw_shape = x.shape[-2:]
         x = tokens_to_map(self.norm(map_to_tokens(x)), hw_shape)
         embeds = zip((self.row_embed, self.column_embed), hw_shape)
-        of_rows, of_columns = (_resized(embed, size).mT for embed, size in embeds)
+        of_rows, of_columns = (_resized(e, size).transpose(1, 2) for e, size in embeds)
         places = [of_rows[..., None].expand(-1, -1, -1, hw_shape[1])]
         places.append(of_columns[:, :, None].expand(-1, -1, hw_shape[0], -1))
         return x + torch.cat(places, 1)
@@ -99,7 +99,11 @@ def _resized(embed: Tensor, size: int) -> Tensor:
     """Positions (1, n, C) for ``size`` places, linearly interpolated."""
     if embed.shape[1] == size:
         return embed
-    return F.interpolate(embed.float().mT, size=size, mode='linear').mT.to(embed.dtype)
+    return (
+        F.interpolate(embed.float().transpose(1, 2), size=size, mode='linear')
+        .transpose(1, 2)
+        .to(embed.dtype)
+    )
 
 
 @MODELS.register_module()

@@ -62,11 +62,11 @@ class PatchTokens(BaseModule):
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """(B, in_channels, H, W) to tokens (B, E + N, C) and the shape of their map."""
-        rows, columns = (-size % self.patch_size for size in x.shape[-2:])
+        rows, columns = (-int(size) % self.patch_size for size in x.shape[-2:])
         x = self.proj(F.pad(x, (0, columns, 0, rows)) if rows or columns else x)
         hw_shape, tokens = tuple(x.shape[-2:]), map_to_tokens(x)
         if self.cls_token is not None:
-            first = self.cls_token.expand(len(tokens), -1, -1).to(tokens.dtype)
+            first = self.cls_token.expand(tokens.shape[0], -1, -1).to(tokens.dtype)
             tokens = torch.cat([first, tokens], 1)
         return (tokens if self.pos_embed is None else tokens + self._positions(hw_shape)), hw_shape
 

@@ -134,7 +134,9 @@ class RippleAttention(BaseAttention):
     def _with_extra_tokens(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
         """Extra tokens on rows of their own below the map, as far away as the last group begins;
         the rows between, and what is left of the last row, are padding."""
-        extra, (height, width) = tokens.num_extra_tokens, tokens.hw_shape
+        extra = tokens.num_extra_tokens
+        # Plain integers also while a trace counts in tensors.
+        height, width = (int(size) for size in tokens.hw_shape)
         reach = self.max_distance
         if self.groups == 'log' and reach:
             reach = 2 ** (reach - 1)

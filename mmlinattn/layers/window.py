@@ -95,7 +95,7 @@ class WindowAttention(SoftmaxAttention):
             region = windows.regions(q.device)  # [n, M]
             apart = APART * (region[:, None] != region[:, :, None])[:, None].to(q.dtype)
             bias = apart if bias is None else bias + apart
-            bias = bias.repeat(len(q) // len(region), 1, 1, 1)
+            bias = bias.repeat(q.shape[0] // region.shape[0], 1, 1, 1)
         return bias
 
 
@@ -109,7 +109,8 @@ class Windows:
     """
 
     def __init__(self, hw_shape: Tuple[int, int], side: int, shift: bool = False) -> None:
-        self.hw_shape = hw_shape
+        # Plain integers also while a trace counts in tensors.
+        self.hw_shape = hw_shape = tuple(int(size) for size in hw_shape)
         self.sizes = tuple(min(side, size) for size in hw_shape)
         self.counts = tuple(-(-size // of) for size, of in zip(hw_shape, self.sizes))
         self.fill = tuple(n * of - size for n, of, size in zip(self.counts, self.sizes, hw_shape))
