@@ -3,7 +3,6 @@
 from itertools import pairwise
 from typing import Optional, Sequence, Union
 
-import torch.nn.functional as F
 from mmengine.model import BaseModule, ModuleList, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from ..layers import AttnCfg, map_to_tokens, tokens_to_map
 from .base import HierarchicalBackbone
 from .block import TransformerBlock
+from .patches import PatchConv, fill_up
 
 # Section 3.3 of the paper; stochastic depth of the ImageNet-1K recipes.
 ARCHITECTURES = {
@@ -31,14 +31,12 @@ class PatchEmbed(BaseModule):
 
     def __init__(self, in_channels: int, embed_dims: int, patch_size: int = 4) -> None:
         super().__init__()
-        self.patch_size = patch_size
-        self.proj = nn.Conv2d(in_channels, embed_dims, patch_size, stride=patch_size)
+        self.proj = PatchConv(in_channels, embed_dims, patch_size)
         self.norm = nn.LayerNorm(embed_dims)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, embed_dims, H / 4, W / 4), rounded up."""
-        rows, columns = (-int(size) % self.patch_size for size in x.shape[-2:])
-        x = self.proj(F.pad(x, (0, columns, 0, rows)) if rows or columns else x)
+        x = self.proj(x)
         return tokens_to_map(self.norm(map_to_tokens(x)), x.shape[-2:])
 
 
@@ -56,9 +54,9 @@ class PatchMerging(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, out_channels, H / 2, W / 2), rounded up."""
-        rows, columns = (int(size) % 2 for size in x.shape[-2:])
-        x = F.pad(x, (0, columns, 0, rows)) if rows or columns else x
-        x = x.permute(0, 2, 3, 1).unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # [B, H, 2, W, 2, C]
+        x = (
+            fill_up(x, 2).permute(0, 2, 3, 1).unflatten(2, (-1, 2)).unflatten(1, (-1, 2))
+        )  # [B, H, 2, W, 2, C]
         x = x.permute(0, 1, 3, 4, 2, 5).flatten(3)  # [B, H, W, 4 C]
         return tokens_to_map(self.reduction(self.norm(x)).flatten(1, 2), x.shape[1:3])
 

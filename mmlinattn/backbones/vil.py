@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..layers import AttnCfg, map_to_tokens, tokens_to_map
 from .base import HierarchicalBackbone
 from .block import TransformerBlock
+from .patches import PatchConv, check_positions
 
 # Table 2 of the paper; "medium" and "base" are its deep variants.
 ARCHITECTURES = {
@@ -50,8 +51,7 @@ class PlacedPatches(BaseModule):
         num_extra_tokens: int,
     ) -> None:
         super().__init__()
-        self.patch_size = patch_size
-        self.proj = nn.Conv2d(in_channels, embed_dims, patch_size, stride=patch_size)
+        self.proj = PatchConv(in_channels, embed_dims, patch_size)
         self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
         self.row_embed, self.column_embed = (
             nn.Parameter(torch.empty(1, size, embed_dims // 2)) for size in grid
@@ -66,8 +66,7 @@ class PlacedPatches(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, embed_dims, H / p, W / p), rounded up."""
-        rows, columns = (-int(size) % self.patch_size for size in x.shape[-2:])
-        x = self.proj(F.pad(x, (0, columns, 0, rows)) if rows or columns else x)
+        x = self.proj(x)
         hw_shape = x.shape[-2:]
         x = tokens_to_map(self.norm(map_to_tokens(x)), hw_shape)
         embeds = zip((self.row_embed, self.column_embed), hw_shape)
@@ -86,11 +85,7 @@ class PlacedPatches(BaseModule):
             theirs, ours = state_dict.get(prefix + name), getattr(self, name)
             if theirs is None or theirs.shape == ours.shape:
                 continue
-            if theirs.dim() != 3 or theirs.shape[-1] != ours.shape[-1]:
-                raise ValueError(
-                    f'{prefix}{name} of shape {tuple(theirs.shape)} does not fit one of '
-                    f'{tuple(ours.shape)}: only the number of positions may differ'
-                )
+            check_positions(prefix + name, theirs, ours)
             print_log(f'{prefix}{name} is resized from {theirs.shape[1]} to {ours.shape[1]}')
             state_dict[prefix + name] = _resized(theirs, ours.shape[1])
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..layers import AttnCfg, map_to_tokens
 from .base import Backbone, drop_path_rates
 from .block import TransformerBlock
+from .patches import PatchConv, check_positions
 
 # Tables 1 of the ViT and of the DeiT paper; stochastic depth as released.
 ARCHITECTURES = {
@@ -45,10 +46,9 @@ class PatchTokens(BaseModule):
         with_cls_token: bool,
     ) -> None:
         super().__init__()
-        self.patch_size = patch_size
         self.grid = grid
         self.num_extra_tokens = int(with_cls_token)
-        self.proj = nn.Conv2d(in_channels, embed_dims, patch_size, stride=patch_size)
+        self.proj = PatchConv(in_channels, embed_dims, patch_size)
         self.cls_token = self.pos_embed = None
         if with_cls_token:
             self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dims))
@@ -62,8 +62,7 @@ class PatchTokens(BaseModule):
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """(B, in_channels, H, W) to tokens (B, E + N, C) and the shape of their map."""
-        rows, columns = (-int(size) % self.patch_size for size in x.shape[-2:])
-        x = self.proj(F.pad(x, (0, columns, 0, rows)) if rows or columns else x)
+        x = self.proj(x)
         hw_shape, tokens = tuple(x.shape[-2:]), map_to_tokens(x)
         if self.cls_token is not None:
             first = self.cls_token.expand(tokens.shape[0], -1, -1).to(tokens.dtype)
@@ -89,11 +88,7 @@ class PatchTokens(BaseModule):
         theirs, ours = state_dict[name], self.pos_embed
         if theirs.shape == ours.shape:
             return
-        if theirs.dim() != 3 or theirs.shape[-1] != ours.shape[-1]:
-            raise ValueError(
-                f'{name} of shape {tuple(theirs.shape)} does not fit one of {tuple(ours.shape)}: '
-                'only the number of positions may differ'
-            )
+        check_positions(name, theirs, ours)
         side = math.isqrt(theirs.shape[1])
         extra = theirs.shape[1] - side**2
         if extra != self.num_extra_tokens and (extra, self.num_extra_tokens) != (1, 0):

@@ -242,6 +242,14 @@ def test_bad_options(kwargs, message):
         build(**kwargs)
 
 
+def test_maps_for_detectors():
+    model, neck = build(), SimpleFeaturePyramid(32, 16)
+    outs = neck(model(torch.randn(1, 3, 48, 64)))  # patches of 8 pixels
+    assert [tuple(out.shape) for out in outs] == [
+        (1, 16, 24, 32), (1, 16, 12, 16), (1, 16, 6, 8), (1, 16, 3, 4),
+    ]  # fmt: skip
+
+
 def test_pyramid_by_hand():
     neck = filled(SimpleFeaturePyramid(8, 4, num_outs=5)).double()
     x = torch.randn(1, 8, 4, 6, dtype=torch.float64)

@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 
 from mmlinattn.layers import BaseAttention, build_attention, registered
+from mmlinattn.ops.common.rotary import Rotary
+from mmlinattn.ops.linear.options import LinearOptions
 
 from .test_attention_contract import ATTENTIONS
 
@@ -272,3 +274,13 @@ def test_an_attention_may_refuse_them():
         ValueError, match='OfTheMap takes no extra tokens, such as a class token.*=1'
     ):
         attn(torch.randn(1, 21, CHANNELS), HW, num_extra_tokens=1)
+
+
+def test_kernels_that_cannot_say_so():
+    """The tables of the fused form have a row for each place, and none for no place."""
+    fused = pytest.importorskip('mmlinattn.ops.linear.fused', reason='needs Triton')
+    q = torch.randn(1, 2, 7, 16)
+    for extra, reason in ((0, None), (1, 'extra tokens')):
+        rotary = Rotary((2, 3), 16, num_extra_tokens=extra)
+        found = fused.refuses(q, q, q, LinearOptions(None, 1e-6, 'elu+1', rotary))
+        assert reason in found if reason else 'extra tokens' not in str(found)
