@@ -30,13 +30,24 @@ FAMILIES = {
     'segformer-rwgkp': f'rwgka/segformer_mit-b0-rwgkp_{CITYSCAPES}',
     'segformer-slinear': 'rwgka/segformer_mit-b0-slinear_shapes',
     'segformer-rala': 'rwgka/segformer_mit-b0-rala_shapes',
+    'vit-cls': 'vit/deit-t_8xb128_in1k',
+    'swin-mask-rcnn': 'swin/mask-rcnn_swin-t-rala_fpn_1x_coco',
+    'swin-upernet': 'swin/upernet_swin-t-rala_8xb2-160k_ade20k-512x512',
+    'cvt-semantic-fpn': 'cvt/semantic-fpn_cvt-13-rwgkp_8xb2-80k_ade20k-512x512',
     'smca': 'smca/smca_r50_8xb2-50e_coco',
     'smca-la': 'smca/smca-la_r50_8xb2-50e_coco',
     'smca-ripple': 'smca/smca-ripple_r50_8xb2-50e_coco',
     'smca-nano': 'smca/smca_nano_bccd',
 }
-DIMS = {'RAVLT': (16, 32, 48, 64), 'MixTransformer': (16, 32, 40, 64)}
-HEADS = {'RAVLT': (1, 2, 3, 4), 'MixTransformer': (1, 2, 5, 8)}
+ARCHS = {
+    'RAVLT': dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4)),
+    'MixTransformer': dict(
+        embed_dims=(16, 32, 40, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 5, 8)
+    ),
+    'Swin': dict(embed_dims=(16, 32, 48, 64), depths=(2, 1, 1, 1), num_heads=(1, 2, 3, 4)),
+    'CvT': dict(embed_dims=(16, 32, 48), depths=(1, 1, 2), num_heads=(1, 2, 3)),
+    'ViT': dict(embed_dims=32, num_heads=2, depth=12, patch_size=16),
+}
 # Widths behind the backbone; 64 is its widest too.
 WIDTHS = (
     'channels', 'in_channels', 'out_channels', 'feat_channels', 'conv_out_channels',
@@ -92,13 +103,17 @@ def _shrink_model(model: dict) -> None:
             backbone.update(depth=18, base_channels=8)
             model.neck.in_channels = [64]
     else:
-        kind, dims = backbone.type, DIMS[backbone.type]
-        backbone.arch = dict(embed_dims=dims, depths=(1, 1, 1, 1), num_heads=HEADS[kind])
+        backbone.arch = ARCHS[backbone.type]
         backbone.init_cfg = None
-        used = [dims[i] for i in backbone.get('out_indices', range(4))]
-        if model.get('neck', {}).get('type') == 'FPN':
+        dims = backbone.arch['embed_dims']
+        if isinstance(dims, int):
+            used, backbone.img_size = [dims], SIDE
+        else:
+            used = [dims[i] for i in backbone.get('out_indices', range(len(dims)))]
+        neck = (model.get('neck') or {}).get('type')
+        if neck == 'FPN':
             model.neck.in_channels = used
-        elif model.get('neck', {}).get('type') == 'RAVLTNeck':
+        elif neck == 'RAVLTNeck':
             model.neck.in_channels = used[-1]
         elif 'head' in model:
             model.head.in_channels = used[-1]

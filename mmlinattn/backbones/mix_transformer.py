@@ -1,7 +1,7 @@
 """MiT, the backbone of SegFormer, with any attention."""
 
 import math
-from typing import List, Sequence, Tuple, Union
+from typing import List, Optional, Sequence, Tuple, Union
 
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule, ModuleList, normal_init, trunc_normal_init
@@ -25,15 +25,22 @@ ARCHITECTURES = {
 class OverlapPatchEmbed(BaseModule):
     """A strided convolution with overlapping windows, then LayerNorm."""
 
-    def __init__(self, in_channels: int, embed_dims: int, kernel_size: int, stride: int) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        embed_dims: int,
+        kernel_size: int,
+        stride: int,
+        padding: Optional[int] = None,
+        eps: float = 1e-6,
+    ) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(
-            in_channels, embed_dims, kernel_size, stride=stride, padding=kernel_size // 2
-        )
-        self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
+        padding = kernel_size // 2 if padding is None else padding
+        self.proj = nn.Conv2d(in_channels, embed_dims, kernel_size, stride=stride, padding=padding)
+        self.norm = nn.LayerNorm(embed_dims, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, embed_dims, H / stride, W / stride), rounded up."""
+        """(B, C, H, W) to (B, embed_dims, H / stride, W / stride), rounded up by default."""
         x = self.proj(x)
         return tokens_to_map(self.norm(map_to_tokens(x)), x.shape[-2:])
 
@@ -118,7 +125,7 @@ class MixTransformer(HierarchicalBackbone):
     ) -> None:
         super().__init__(arch, attn_cfg, **kwargs)
         self.patch_embeds, self.stages, self.norms = (ModuleList() for _ in range(3))
-        for i, dim in enumerate(self.arch['embed_dims'][: self.num_stages]):
+        for i, dim in enumerate(self.arch['embed_dims'][: self.num_built]):
             kernel_size, stride = (3, 2) if i else (7, 4)
             self.patch_embeds.append(OverlapPatchEmbed(in_channels, dim, kernel_size, stride))
             self.build_stage(i, MixTransformerBlock, sr_ratio=self.arch['sr_ratios'][i])

@@ -148,7 +148,7 @@ class RAVLT(HierarchicalBackbone):
         dims = self.arch['embed_dims']
         self.stem = _stem(in_channels, dims[0], norm_cfg)
         self.stages, self.downsamples = ModuleList(), nn.ModuleList()
-        for i in range(self.num_stages):
+        for i in range(self.num_built):
             if i:
                 self.downsamples.append(_conv(dims[i - 1], dims[i], 2, norm_cfg, act=False))
             scale = self.arch['layer_scale_init'][i]

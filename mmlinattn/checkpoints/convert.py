@@ -5,13 +5,26 @@ from typing import Callable, Dict, Mapping
 from mmengine.logging import print_log
 from torch import Tensor
 
+from .cvt import convert_cvt
 from .errors import CheckpointError
 from .mit import convert_mit
 from .rala import RALA
 from .smca import SMCA
+from .swin import convert_swin
+from .vil import convert_vil
+from .vit import convert_vit
 
 # Name of a source: function of a state dict that returns (renamed, counts of what it left out).
-SOURCES: Dict[str, Callable] = dict(mit=convert_mit, rala=RALA, smca=SMCA)
+SOURCES: Dict[str, Callable] = dict(
+    cvt=convert_cvt,
+    deit=convert_vit,
+    mit=convert_mit,
+    rala=RALA,
+    smca=SMCA,
+    swin=convert_swin,
+    vil=convert_vil,
+    vit=convert_vit,
+)
 
 # Beginnings of names that tell what a converted file holds, first match first.
 KINDS = (
@@ -30,8 +43,9 @@ def convert(state_dict: Mapping[str, Tensor], source: str = 'rala') -> Dict[str,
         state_dict: name -> tensor of a released classifier, a dense backbone or a whole
             MMDetection 2.x / MMSegmentation 0.x model; not modified.
         source: the release, one of :data:`SOURCES`: ``'rala'`` (RAVLT), ``'smca'`` (SMCA-DETR,
-            single scale) or ``'mit'`` (SegFormer's
-            MiT, as released or from MMSegmentation).
+            single scale), ``'mit'`` (SegFormer's MiT, as released or from MMSegmentation),
+            ``'deit'``, ``'vit'`` or ``'swin'`` (as released, from timm or OpenMMLab),
+            ``'cvt'`` or ``'vil'`` (as released).
 
     Returns:
         name -> tensor as in ``ImageClassifier``, MMDetection 3.x and MMSegmentation 1.x models:

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+import torch
 from torch import Tensor
 
 from .errors import CheckpointError
@@ -88,6 +89,25 @@ class KeyMap:
         if unknown:
             raise CheckpointError(f'keys that the key map does not know: {shorten(unknown)}')
         return tensors, left_out
+
+
+def fuse(state_dict: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> Dict[str, Tensor]:
+    """Layers that are one layer here: their weights one below the other, under its name.
+
+    Example:
+        >>> q, k = torch.zeros(2, 3), torch.ones(4, 3)
+        >>> fused = fuse({'0.q.weight': q, '0.k.weight': k}, ('q', 'k'), 'qk')
+        >>> {name: tuple(value.shape) for name, value in fused.items()}
+        {'0.qk.weight': (6, 3)}
+    """
+    fused = dict(state_dict)
+    for name in state_dict:
+        before, found, after = name.rpartition(f'.{parts[0]}.')
+        names = [f'{before}.{part}.{after}' for part in parts]
+        if found and all(part in state_dict for part in names):
+            value = torch.cat([fused.pop(part) for part in names])
+            fused[f'{before}.{whole}.{after}'] = value
+    return fused
 
 
 def shorten(names: Sequence[str], limit: int = MAX_NAMED) -> str:

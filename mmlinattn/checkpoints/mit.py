@@ -7,10 +7,9 @@ backbones of these converted (``layers.0.0.projection.weight``, ...) and whole s
 import re
 from typing import Callable, Dict, Mapping, Tuple
 
-import torch
 from torch import Tensor
 
-from .keymap import OPENMMLAB, KeyMap, Rule, linear
+from .keymap import OPENMMLAB, KeyMap, Rule, fuse, linear
 
 BACKBONE = r'(?:backbone\.)?'
 
@@ -57,19 +56,4 @@ def convert_mit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Ma
     Returns:
         name here -> tensor, and a count of the tensors left out by reason.
     """
-    return NAMES(_fuse_projections(state_dict))
-
-
-def _fuse_projections(state_dict: Mapping[str, Tensor]) -> Dict[str, Tensor]:
-    """``attn.q`` and ``attn.kv`` one below the other, as ``attn.in_proj``."""
-    fused = {}
-    for name, value in state_dict.items():
-        before, projection, after = name.rpartition('.attn.q.')
-        partner = f'{before}.attn.kv.{after}'
-        if projection and partner in state_dict:
-            value = torch.cat([value, state_dict[partner]])
-            name = f'{before}.attn.in_proj.{after}'
-        elif '.attn.kv.' in name and name.replace('.attn.kv.', '.attn.q.') in state_dict:
-            continue
-        fused[name] = value
-    return fused
+    return NAMES(fuse(state_dict, ('attn.q', 'attn.kv'), 'attn.in_proj'))

@@ -4,17 +4,19 @@ from .additive import AdditiveAttention
 from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
 from .build import AttnCfg, attention_cfgs, build_attention, init_layers, registered
 from .card import AttentionCard
+from .conv_projection import ConvProjectionAttention
 from .depthwise import add_depthwise
 from .efficient import EfficientAttention
 from .efficient_softmax import EfficientSoftmaxAttention
 from .enhanced_linear import EnhancedLinearAttention
 from .feature_maps import FeatureMap, build_feature_map
-from .ffn import ConvFFN, MixFFN
+from .ffn import MLP, ConvFFN, MixFFN
 from .focused_linear import FocusedLinearAttention
 from .gated_positional import GatedPositionalAttention
 from .hydra import HydraAttention
 from .linear import LinearAttention
 from .linear_angular import LinearAngularAttention
+from .longformer import VisionLongformerAttention
 from .non_local import NonLocalBlock, NonLocalNeck
 from .nystrom import NystromAttention
 from .positions import LinearPosition, build_position
@@ -22,8 +24,10 @@ from .rala import RALA
 from .random_walk import RWGKA, RWGKP
 from .ripple import RippleAttention
 from .softmax import SoftmaxAttention, softmax_attention
+from .window import WindowAttention
 
 __all__ = [
+    'MLP',
     'RALA',
     'RWGKA',
     'RWGKP',
@@ -32,6 +36,7 @@ __all__ = [
     'AttnCfg',
     'BaseAttention',
     'ConvFFN',
+    'ConvProjectionAttention',
     'EfficientAttention',
     'EfficientSoftmaxAttention',
     'EnhancedLinearAttention',
@@ -49,6 +54,8 @@ __all__ = [
     'RippleAttention',
     'SoftmaxAttention',
     'TokenMap',
+    'VisionLongformerAttention',
+    'WindowAttention',
     'add_depthwise',
     'attention_cfgs',
     'build_attention',

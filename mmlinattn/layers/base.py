@@ -3,6 +3,7 @@
 from typing import Callable, NamedTuple, Optional, Sequence, Tuple
 
 import torch
+import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
@@ -20,13 +21,27 @@ class TokenMap(NamedTuple):
 
     Attributes:
         hw_shape: (H, W) of the map that they are, row-major.
-        key_padding_mask: (B, N) bool, True = padding, or None.
+        key_padding_mask: (B, E + N) bool, True = padding, or None.
         rotary: their position, for attentions that apply it themselves, or None.
+        num_extra_tokens: E, the tokens without a place that come before those of the map.
     """
 
     hw_shape: Tuple[int, int]
     key_padding_mask: Optional[Tensor] = None
     rotary: Optional[Rotary] = None
+    num_extra_tokens: int = 0
+
+    def split(self, x: Tensor, dim: int = 1) -> Tuple[Tensor, Tensor]:
+        """Extra tokens, and those of the map, along ``dim`` of x; views."""
+        extra = self.num_extra_tokens
+        return x.narrow(dim, 0, extra), x.narrow(dim, extra, x.shape[dim] - extra)
+
+    def of_map(self) -> 'TokenMap':
+        """The same without the extra tokens."""
+        mask = self.key_padding_mask
+        mask = mask if mask is None else self.split(mask)[1]
+        rotary = self.rotary and self.rotary._replace(num_extra_tokens=0)
+        return TokenMap(self.hw_shape, mask, rotary)
 
 
 class BaseAttention(BaseModule):
@@ -34,10 +49,15 @@ class BaseAttention(BaseModule):
 
     The contract of every attention of this package::
 
-        attn(x, hw_shape, query_pos=None, key_padding_mask=None) -> (B, N, C)
+        attn(x, hw_shape, query_pos=None, key_padding_mask=None, num_extra_tokens=0)
+        # -> (B, E + N, C)
 
     One linear layer projects to queries, keys, values and, with ``gate='proj'``, the gate. Then
     ``y = attend(q, k, v)``, ``y += lepe(v)``, ``y *= gate(x)``, ``proj(y)``.
+
+    Extra tokens, such as a class token, come before those of the map. They are queries and keys
+    like all others, but have no place: rotary position does not turn them, and rings, windows,
+    pooling and depth-wise convolutions are of the map alone.
 
     Args:
         embed_dims: channels C.
@@ -64,6 +84,8 @@ class BaseAttention(BaseModule):
     host_options: Tuple[str, ...] = ('proj_drop',)
     # What ``backend`` may be.
     backends: Tuple[str, ...] = BACKENDS
+    # False where an extra token, which has no place on the map, has no meaning: it is refused.
+    takes_extra_tokens = True
 
     def __init__(
         self,
@@ -122,34 +144,37 @@ class BaseAttention(BaseModule):
         hw_shape: Sequence[int],
         query_pos: Optional[Tensor] = None,
         key_padding_mask: Optional[Tensor] = None,
+        num_extra_tokens: int = 0,
     ) -> Tensor:
         """Applies the attention.
 
         Args:
-            x: tokens (B, N, C), row-major over the map.
+            x: tokens (B, E + N, C): E extra ones, then those of the map, row-major.
             hw_shape: (H, W) with H * W == N.
-            query_pos: (B, N, C), added to x for queries and keys only.
-            key_padding_mask: (B, N) bool, True = padding.
+            query_pos: (B, E + N, C), added to x for queries and keys only.
+            key_padding_mask: (B, E + N) bool, True = padding.
+            num_extra_tokens: E.
 
         Returns:
-            (B, N, C), after the output projection, before the residual.
+            (B, E + N, C), after the output projection, before the residual.
 
         Raises:
-            ValueError: shapes that do not fit, naming the argument.
+            ValueError: shapes that do not fit, naming the argument; extra tokens where the
+                attention refuses them.
             TypeError: a padding mask that is not bool.
         """
-        hw_shape = self._check(x, hw_shape, query_pos, key_padding_mask)
-        tokens = TokenMap(hw_shape, key_padding_mask)
+        hw_shape = self._check(x, hw_shape, query_pos, key_padding_mask, num_extra_tokens)
+        tokens = TokenMap(hw_shape, key_padding_mask, num_extra_tokens=num_extra_tokens)
         q, k, v, gate = self.project(x, query_pos, tokens)
         q_heads, k_heads, v_heads = (self.split_heads(t) for t in (q, k, v))
         if self.rotary:
-            rotary = Rotary(hw_shape, self.head_dim)
+            rotary = Rotary(hw_shape, self.head_dim, num_extra_tokens=num_extra_tokens)
             if self.defers_rotary:
-                tokens = TokenMap(hw_shape, key_padding_mask, rotary)
+                tokens = tokens._replace(rotary=rotary)
             else:
                 q_heads, k_heads = apply_rotary(q_heads, rotary), apply_rotary(k_heads, rotary)
         out = self.attend(q_heads, k_heads, v_heads, tokens)
-        out = out.transpose(1, 2).flatten(2)  # [B, N, C]
+        out = out.transpose(1, 2).flatten(2)  # [B, E + N, C]
         if self.lepe is not None:
             out = self._local_position(self.lepe, v, tokens).add_(out)
         if gate is not None:
@@ -160,7 +185,7 @@ class BaseAttention(BaseModule):
         """The output projection, (B, N, C); ``q`` are the projected queries (B, N, C)."""
         return self.proj(out)
 
-    def _check(self, x, hw_shape, query_pos, key_padding_mask) -> Tuple[int, int]:
+    def _check(self, x, hw_shape, query_pos, key_padding_mask, num_extra) -> Tuple[int, int]:
         if x.dim() != 3 or x.shape[-1] != self.embed_dims:
             raise ValueError(f'x must have shape (B, N, {self.embed_dims}), got {tuple(x.shape)}')
         if query_pos is not None and query_pos.shape != x.shape:
@@ -168,7 +193,20 @@ class BaseAttention(BaseModule):
                 f'query_pos must have the shape of x {tuple(x.shape)}, got {tuple(query_pos.shape)}'
             )
         check_padding_mask(key_padding_mask, x.shape[0], x.shape[1])
-        return check_hw_shape(x.shape[1], hw_shape)
+        self.check_extra_tokens(num_extra)
+        return check_hw_shape(x.shape[1] - num_extra, hw_shape)
+
+    def check_extra_tokens(self, num_extra_tokens: int) -> None:
+        """Raises ValueError unless it takes so many; hosts ask when they are built."""
+        if type(num_extra_tokens) is not int or num_extra_tokens < 0:
+            raise ValueError(
+                f'num_extra_tokens must be an integer of at least 0, got {num_extra_tokens!r}'
+            )
+        if num_extra_tokens and not self.takes_extra_tokens:
+            raise ValueError(
+                f'{type(self).__name__} takes no extra tokens, such as a class token: they have no '
+                f'place on the map; got {num_extra_tokens=}'
+            )
 
     def project(
         self, x: Tensor, query_pos: Optional[Tensor], tokens: TokenMap
@@ -204,7 +242,11 @@ class BaseAttention(BaseModule):
     def _local_position(lepe: nn.Module, v: Tensor, tokens: TokenMap) -> Tensor:
         if tokens.key_padding_mask is not None:
             v = v.masked_fill(tokens.key_padding_mask[..., None], 0)
-        return map_to_tokens(lepe(tokens_to_map(v, tokens.hw_shape)))
+        local = map_to_tokens(lepe(tokens_to_map(tokens.split(v)[1], tokens.hw_shape)))
+        # Extra tokens have none.
+        return (
+            F.pad(local, (0, 0, tokens.num_extra_tokens, 0)) if tokens.num_extra_tokens else local
+        )
 
 
 def tokens_to_map(x: Tensor, hw_shape: Sequence[int]) -> Tensor:

@@ -16,7 +16,6 @@ class AttentionCard:
         source: paper, year.
         use: when to pick it, in a phrase.
         map: reads positions: tokens must be those of a whole map.
-        extra_tokens: tokens without a place on the map, such as a class token, have a meaning.
 
     Example:
         >>> AttentionCard('mean_j v_j', 'O(N d)', 'O(d)', 'none', 'never', map=False).map
@@ -29,4 +28,3 @@ class AttentionCard:
     source: str
     use: str
     map: bool = False
-    extra_tokens: bool = True

@@ -2,6 +2,7 @@
 
 from typing import Optional, Tuple
 
+import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
@@ -18,7 +19,8 @@ class EfficientSoftmaxAttention(BaseAttention):
 
     Rows and columns that do not fill a cell are dropped from keys and values, as in the released
     code; a map smaller than one cell is padded with zeros to one. Padded tokens count as 0 in their
-    cell; a cell of nothing but padding is masked.
+    cell; a cell of nothing but padding is masked. Extra tokens are not reduced: they are keys and
+    values beside the cells.
 
     Args:
         embed_dims, num_heads: channels and heads.
@@ -43,7 +45,6 @@ class EfficientSoftmaxAttention(BaseAttention):
         source='Xie et al., SegFormer, NeurIPS 2021',
         use="SegFormer's own: released weights; quadratic",
         map=True,
-        extra_tokens=False,
     )
 
     projections = (*BaseAttention.projections, 'sr')
@@ -92,11 +93,13 @@ class EfficientSoftmaxAttention(BaseAttention):
         return q, k, v, None
 
     def _reduce(self, x: Tensor, tokens: TokenMap) -> Tensor:
-        """(B, N, C) to (B, N / R^2, C)."""
+        """(B, E + N, C) to (B, E + N / R^2, C)."""
         if tokens.key_padding_mask is not None:
             x = x.masked_fill(tokens.key_padding_mask[..., None], 0)
+        extra, x = tokens.split(x)
         x = self._at_least_a_cell(tokens_to_map(x, tokens.hw_shape))
-        return self.norm(map_to_tokens(self.sr(x)))
+        reduced = self.norm(map_to_tokens(self.sr(x)))
+        return torch.cat([extra, reduced], 1) if tokens.num_extra_tokens else reduced
 
     def _at_least_a_cell(self, x: Tensor) -> Tensor:
         rows, columns = (max(0, self.sr_ratio - size) for size in x.shape[-2:])
@@ -105,8 +108,9 @@ class EfficientSoftmaxAttention(BaseAttention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
         mask = tokens.key_padding_mask
         if mask is not None and self.sr_ratio > 1:
+            extra, mask = tokens.split(mask)
             keep = tokens_to_map(~mask[..., None], tokens.hw_shape).to(q.dtype)
             keep = F.max_pool2d(self._at_least_a_cell(keep), self.sr_ratio)
-            mask = keep.flatten(1) == 0
+            mask = torch.cat([extra, keep.flatten(1) == 0], 1)
         dropout = self.attn_drop if self.training else 0.0
         return softmax_attention(q, k, v, mask, dropout=dropout)

@@ -48,8 +48,8 @@ class EnhancedLinearAttention(BaseAttention):
         source='Cai et al., ICCV 2023',
         use='dense prediction where neighbours matter; convolutions before the attention',
         map=True,
-        extra_tokens=False,
     )
+    takes_extra_tokens = False
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Feed-forward layers on tokens."""
 
-from typing import Sequence
+from typing import Callable, Dict, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,44 @@ from .projection import Projection
 def gelu(x: Tensor) -> Tensor:
     """In place where no gradient needs x: a new tensor costs more than the function."""
     return F.gelu(x) if needs_gradient(x) or one_graph() else torch.ops.aten.gelu_(x)
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """``x sigmoid(1.702 x)``, close to GELU."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {'gelu': gelu, 'quick_gelu': quick_gelu}
+
+
+class MLP(BaseModule):
+    """The feed-forward layer of ViT: linear, activation, linear, each token for itself.
+
+    Args:
+        embed_dims: channels C.
+        hidden_dims: channels between the two linear layers.
+        act: ``'gelu'`` or ``'quick_gelu'``.
+
+    Raises:
+        ValueError: an unknown activation.
+
+    Example:
+        >>> import torch
+        >>> MLP(32, 128)(torch.randn(1, 7, 32)).shape
+        torch.Size([1, 7, 32])
+    """
+
+    def __init__(self, embed_dims: int, hidden_dims: int, act: str = 'gelu') -> None:
+        super().__init__()
+        if act not in ACTIVATIONS:
+            raise ValueError(f'act must be one of {tuple(ACTIVATIONS)}, got {act!r}')
+        self.act = ACTIVATIONS[act]
+        self.fc1 = Projection(embed_dims, hidden_dims)
+        self.fc2 = Projection(hidden_dims, embed_dims)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) to (B, N, C)."""
+        return self.fc2(self.act(self.fc1(x)))
 
 
 class ConvFFN(BaseModule):

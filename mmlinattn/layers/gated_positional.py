@@ -52,8 +52,8 @@ class GatedPositionalAttention(BaseAttention):
         source="d'Ascoli et al., ICML 2021",
         use='small maps and little data: starts as a convolution; quadratic',
         map=True,
-        extra_tokens=False,
     )
+    takes_extra_tokens = False
 
     def __init__(
         self,

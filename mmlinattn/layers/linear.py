@@ -59,6 +59,8 @@ class LinearAttention(BaseAttention):
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
         self.position = build_position(position, self.head_dim, num_heads)
+        # Positions are those of a map.
+        self.takes_extra_tokens = self.position is None
         width = self.head_dim if self.position is None else self.position.out_dims
         self.feature_map = build_feature_map(feature_map, width, num_heads)
         self.eps = eps

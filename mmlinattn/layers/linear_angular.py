@@ -68,11 +68,10 @@ class LinearAngularAttention(BaseAttention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
         dtype, mask = accumulation_dtype(v.dtype), tokens.key_padding_mask
         with no_autocast(q):
-            values = v.to(dtype)
             if self.form == 'paper':
                 q, k = self.features(q, k, mask)
-                out = linear_attention(q, k, values, key_padding_mask=mask, backend=self.backend)
-                return out.to(v.dtype)
+                return linear_attention(q, k, v, key_padding_mask=mask, backend=self.backend)
+            values = v.to(dtype)
             q, k = (unit(x.to(dtype)) for x in (q, k))
             out = unnormalised_attention(q, k, values, key_padding_mask=mask) / math.pi
             own = values / 2

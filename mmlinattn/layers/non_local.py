@@ -66,7 +66,6 @@ class NonLocalBlock(BaseModule):
         memory='O(N d)',
         source='Wang et al., CVPR 2018',
         use='a block to add to a CNN, as a neck or a plugin; dot_product for large maps',
-        extra_tokens=False,
     )
 
     def __init__(

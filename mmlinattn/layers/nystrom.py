@@ -67,8 +67,11 @@ class NystromAttention(BaseAttention):
         self.iterations = iterations
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        cells = self._cells(q, tokens)
-        landmarks_q, landmarks_k = (pool_tokens(x, tokens, *cells) for x in (q, k))
+        of_map = tokens.of_map()
+        cells = self._cells(q, of_map)
+        landmarks_q, landmarks_k = (
+            pool_tokens(tokens.split(x, 2)[1], of_map, *cells) for x in (q, k)
+        )
         return nystrom_attention(
             q, k, v, landmarks_q, landmarks_k, iterations=self.iterations,
             key_padding_mask=tokens.key_padding_mask, backend=self.backend,

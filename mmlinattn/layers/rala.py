@@ -30,7 +30,7 @@ class RALA(BaseAttention):
         kv_augmentation: weights of the key-value pairs: ``'score'`` (similarity with the mean
             query), ``'learnable'`` (one weight a head and position; needs ``num_tokens``) or
             ``None`` (all 1, "w/o KV aug").
-        num_tokens: number of tokens that ``'learnable'`` is for.
+        num_tokens: number of tokens, extra ones included, that ``'learnable'`` is for.
         eps: added to the normaliser.
         others: see :class:`BaseAttention`.
 

@@ -125,6 +125,7 @@ class RWGKP(RandomWalkAttention):
     The map is averaged over a grid of at most ``num_anchors`` cells with about the map's aspect;
     a map with fewer rows or columns than the grid has one cell for each. Padded tokens are left
     out of the averages; a cell of nothing but padding is an anchor 0, which reads all tokens alike.
+    Extra tokens are in no cell; they read the anchors, and are read by them, like all others.
 
     Args:
         embed_dims, num_heads, num_anchors, decay, steps, heads_multiplier, solver: see
@@ -153,7 +154,9 @@ class RWGKP(RandomWalkAttention):
     def anchors(self, q: Tensor, k: Tensor, tokens: TokenMap) -> Tuple[Tensor, Tensor]:
         # Plain integers also while a trace counts in tensors.
         height, width = (int(size) for size in tokens.hw_shape)
-        tokens = TokenMap((height, width), tokens.key_padding_mask)
+        tokens = tokens._replace(hw_shape=(height, width))
         grid = pooling_grid(self.num_anchors, tokens.hw_shape)
         rows, columns = (bins(*sizes, q.device) for sizes in zip(grid, tokens.hw_shape))
-        return pool_tokens(q, tokens, rows, columns), pool_tokens(k, tokens, rows, columns)
+        of_map = tokens.of_map()
+        q, k = tokens.split(q, 2)[1], tokens.split(k, 2)[1]
+        return pool_tokens(q, of_map, rows, columns), pool_tokens(k, of_map, rows, columns)

@@ -25,6 +25,10 @@ class RippleAttention(BaseAttention):
     times one embedding for each head and stick unit gives the logits. Defaults are the paper's;
     the options are the rows of its table 4.
 
+    The paper's models have no class token. Here an extra token is in no ring: as a key it belongs
+    to the last group of every token of the map; as a query it reads all tokens alike, which is
+    plain linear attention.
+
     Args:
         embed_dims, num_heads: channels and heads.
         max_distance: R; the last weight is for all tokens at distance R and more. 0 is plain
@@ -106,14 +110,28 @@ class RippleAttention(BaseAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
         q, k = self.feature_map(q, k, tokens.key_padding_mask)
+        if tokens.num_extra_tokens:
+            return self._with_extra_tokens(q, k, v, tokens)
         stick = None
         if self.weights == 'stick' and self.threshold is None:
             stick = 'offset' if self.stick_offset else 'plain'
+        weights = self.spatial_weights(v) if stick is None else self.logits(v)
+        return self._ripple(q, k, v, weights, tokens, stick)
+
+    def _ripple(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        weights: Tensor,
+        tokens: TokenMap,
+        stick: Optional[str] = None,
+    ) -> Tensor:
         out = ripple_attention(
             q,
             k,
             v.to(q.dtype),
-            self.spatial_weights(v) if stick is None else self.logits(v),
+            weights,
             hw_shape=tokens.hw_shape,
             groups=self.groups,
             stick=stick,
@@ -122,6 +140,34 @@ class RippleAttention(BaseAttention):
             backend=self.backend,
         )
         return out.to(v.dtype)
+
+    def _with_extra_tokens(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+        """Extra tokens on rows of their own below the map, as far away as the last group begins;
+        the rows between, and what is left of the last row, are padding."""
+        extra = tokens.num_extra_tokens
+        # Plain integers also while a trace counts in tensors.
+        height, width = (int(size) for size in tokens.hw_shape)
+        reach = self.max_distance
+        if self.groups == 'log' and reach:
+            reach = 2 ** (reach - 1)
+        blank, rows = max(reach - 1, 0), -(-extra // width)
+        around = (blank * width, rows * width - extra)
+
+        def below(x: Tensor, dim: int, value: float = 0) -> Tensor:
+            head, body = tokens.split(x, dim)
+            head = F.pad(head, (*(0, 0) * (x.dim() - 1 - dim), *around), value=value)
+            return torch.cat([body, head], dim)
+
+        mask = tokens.key_padding_mask
+        if mask is None:
+            mask = torch.zeros_like(v[:, 0, :, 0], dtype=torch.bool)
+        taller = TokenMap((height + blank + rows, width), below(mask, 1, True))
+        weights = self.spatial_weights(tokens.split(v, 2)[1])
+        # Equal weights: to an extra query no token is near.
+        weights = F.pad(weights, (0, 0, 0, (blank + rows) * width), value=1.0)
+        out = self._ripple(below(q, 2), below(k, 2), below(v, 2), weights, taller)
+        start = (height + blank) * width
+        return torch.cat([out[:, :, start : start + extra], out[:, :, : height * width]], 2)
 
     def spatial_weights(self, v: Tensor) -> Tensor:
         """Weights of the groups for values (B, heads, N, d): (B, heads, N, R + 1)."""

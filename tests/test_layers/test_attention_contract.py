@@ -8,6 +8,7 @@ from mmlinattn.layers import (
     RWGKP,
     AdditiveAttention,
     BaseAttention,
+    ConvProjectionAttention,
     EfficientSoftmaxAttention,
     EnhancedLinearAttention,
     HydraAttention,
@@ -59,6 +60,11 @@ ATTENTIONS = {
     'focused': dict(type='FocusedLinearAttention'),
     'nystrom': dict(type='NystromAttention', num_landmarks=4),
     'gated': dict(type='GatedPositionalAttention'),
+    'conv-projection': dict(type='ConvProjectionAttention'),
+    'conv-projection-no-stride': dict(type='ConvProjectionAttention', kv_stride=1),
+    'longformer': dict(type='VisionLongformerAttention', window_size=2),
+    'window': dict(type='WindowAttention'),
+    'window-shifted': dict(type='WindowAttention', window_size=3, shift=True, gate='proj'),
 }
 RIPPLE_WEIGHTS = ('ripple-log', 'ripple-fixed', 'ripple-softmax', 'ripple-truncated')
 HW = (5, 6)
@@ -102,9 +108,11 @@ def test_query_pos_moves_queries_and_keys_but_not_values(attn):
     torch.testing.assert_close(attn(x, HW, query_pos=torch.zeros_like(x)), attn(x, HW))
     # With equal values everywhere an attention without local position returns these values,
     # whatever the positions do to queries and keys.
-    # The first two multiply them, the third has zeros around the map for its convolutions, and
+    # The first two multiply them, the next two have zeros around the map for convolutions, and
     # weights of turned features do not sum to 1.
-    others = (AdditiveAttention, HydraAttention, EnhancedLinearAttention)
+    others = (
+        AdditiveAttention, HydraAttention, EnhancedLinearAttention, ConvProjectionAttention
+    )  # fmt: skip
     averages = not isinstance(attn, others) and attn.lepe is None and attn.gate is None
     turned = attn.rotary or isinstance(getattr(attn, 'position', None), RotaryPosition)
     if averages and not turned:
@@ -114,10 +122,27 @@ def test_query_pos_moves_queries_and_keys_but_not_values(attn):
         )
 
 
+# Those to which a place is nothing: a permutation of the tokens permutes the result.
+PLACELESS = (
+    'softmax', 'rala-no-aug', 'additive', 'rwgka', 'slinear', 'linear', 'linear-efficient',
+    'linear-performer', 'linear-rfa', 'linear-t2r', 'linear-dpfp',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('name', PLACELESS)
+def test_permutation_of_tokens(name):
+    attn = build_attention(ATTENTIONS[name], embed_dims=32, num_heads=2).double().eval()
+    x, order = tokens(), torch.randperm(30)
+    mask = torch.zeros(2, 30, dtype=torch.bool)
+    mask[1, 20:] = True
+    out = attn(x, HW, key_padding_mask=mask)[:, order]
+    torch.testing.assert_close(attn(x[:, order], (6, 5), key_padding_mask=mask[:, order]), out)
+
+
 def test_padding_rows_change_nothing_for_real_tokens(attn):
     if getattr(attn, 'token_logits', None) is not None:
         pytest.skip('one learnt weight a position: another number of tokens is another layer')
-    if isinstance(attn, (EfficientSoftmaxAttention, RWGKP)):
+    if isinstance(attn, (EfficientSoftmaxAttention, RWGKP)) or getattr(attn, 'shift', False):
         pytest.skip('reads the map in cells, which another size of the padded map divides anew')
     x = tokens()
     junk = 9 * tokens(n=12)

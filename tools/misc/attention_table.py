@@ -58,7 +58,10 @@ def table(times: dict) -> List[str]:
         card = kind.card
         measured = times.get('ms', {}).get(name, {})
         cells = [f'`{name}`', f'`{card.formula}`', card.time, card.memory]
-        cells += ['needed' if card.map else '', '' if card.extra_tokens else 'no']
+        cells += [
+            'needed' if card.map else '',
+            '' if getattr(kind, 'takes_extra_tokens', False) else 'no',
+        ]
         cells += [added(kind), *(str(measured.get(size, '')) for size in TOKENS)]
         cells += [card.source, card.use]
         cells = [cell.replace('|', r'\|') for cell in cells]

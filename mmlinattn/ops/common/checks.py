@@ -19,7 +19,7 @@ def check_hw_shape(num_tokens: int, hw_shape: Sequence[int], name: str = 'x') ->
     if height < 1 or width < 1 or height * width != num_tokens:
         raise ValueError(
             f'hw_shape=({height}, {width}) has {height * width} positions but {name} has '
-            f'{num_tokens} tokens; a class token cannot go through a spatial attention'
+            f'{num_tokens} tokens; a class token counts in num_extra_tokens'
         )
     return height, width
 

@@ -18,6 +18,7 @@ class Rotary(NamedTuple):
         hw_shape: (H, W) of the map.
         head_dim: channels a head, d; a multiple of 4.
         base: the slowest angle is ``1 / base`` radians a step.
+        num_extra_tokens: tokens before those of the map that have no position and are not turned.
 
     Example:
         >>> Rotary((2, 3), 8).angles(torch.float32).shape
@@ -27,14 +28,15 @@ class Rotary(NamedTuple):
     hw_shape: Tuple[int, int]
     head_dim: int
     base: float = 10000.0
+    num_extra_tokens: int = 0
 
     def axes(self, device: Optional[torch.device] = None) -> Tensor:
         """Cosines and sines of the rows, then of the columns: (2, H + W, d / 4), float32."""
         return _kept(_axes, self, torch.float32, device)
 
     def angles(self, dtype: torch.dtype, device: Optional[torch.device] = None) -> Tensor:
-        """Cosine and sine of each pair of channels, (N, d / 2, 2): complex numbers, if looked at
-        so. The angles are computed in at least float32."""
+        """Cosine and sine of each pair of channels, (E + N, d / 2, 2): complex numbers, if looked
+        at so. The angles are computed in at least float32."""
         return _kept(_angles, self, dtype, device)
 
 
@@ -71,7 +73,7 @@ def check_rotary(rotary: Optional[Rotary], num_tokens: int, head_dim: int) -> No
         return
     if not isinstance(rotary, Rotary):
         raise TypeError(f'rotary must be a Rotary, got {type(rotary).__name__}')
-    check_hw_shape(num_tokens, rotary.hw_shape, 'q')
+    check_hw_shape(num_tokens - rotary.num_extra_tokens, rotary.hw_shape, 'q')
     check_rotary_dim(rotary.head_dim, 'rotary.head_dim')
     if rotary.head_dim != head_dim:
         raise ValueError(f'rotary.head_dim={rotary.head_dim}, but q has {head_dim} channels')
@@ -102,7 +104,11 @@ def _angles(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) 
     axes = _axes(rotary, accumulation_dtype(dtype), device).to(dtype).permute(1, 2, 0)
     rows = axes[:height, None].expand(-1, width, -1, -1)  # [H, W, d/4, 2]
     columns = axes[height:][None].expand(height, -1, -1, -1)
-    return torch.cat([rows, columns], dim=2).flatten(0, 1)
+    places = torch.cat([rows, columns], dim=2).flatten(0, 1)
+    if not rotary.num_extra_tokens:
+        return places
+    unturned = places.new_tensor([1, 0]).expand(rotary.num_extra_tokens, places.shape[1], 2)
+    return torch.cat([unturned, places])
 
 
 # The last tables, some MiB each on a CPU where maps are large.
@@ -120,7 +126,7 @@ def _kept(
     device = torch.device(device or 'cpu')
     if one_graph() or watched() or device.type == 'meta' or _captured(device):
         return build(rotary, dtype, device)
-    key = (build, *rotary.hw_shape, rotary.head_dim, rotary.base, dtype, device)
+    key = (build, *rotary.hw_shape, *rotary[1:], dtype, device)
     table = _TABLES.get(key)
     if table is None:
         # Training may need what an inference mode asks for first.

@@ -35,6 +35,8 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Optional
     """Why the kernel cannot serve, or None."""
     if options.feature_map not in FEATURES:
         return f'feature_map {options.feature_map!r} has no kernel, these have: {tuple(FEATURES)}'
+    if options.rotary is not None and options.rotary.num_extra_tokens:
+        return 'extra tokens, which rotary position does not turn, have no kernel'
     return refuses_tokens(q, v, RALA_KERNELS if options.scored else KERNELS)
 
 

@@ -141,7 +141,7 @@ def choose_algorithm(
 
 
 def _portable(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:
-    max_distance = weights.shape[-1] - (options.stick is None)
+    max_distance = weights.shape[-1] - int(options.stick is None)
     algorithm = choose_algorithm(max_distance, q.shape[-1], options.hw_shape, options.groups)
     return _ALGORITHMS[algorithm](q, k, v, weights, options)
 

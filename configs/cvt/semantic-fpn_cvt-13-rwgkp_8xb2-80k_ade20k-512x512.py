@@ -1,0 +1,16 @@
+_base_ = '../ravlt/semantic-fpn_ravlt-t_8xb2-80k_ade20k-512x512.py'
+
+model = dict(
+    backbone=dict(
+        _delete_=True,
+        type='CvT',
+        arch='13',
+        attn_cfg=['RWGKP', 'RWGKP', 'ConvProjectionAttention'],
+        # Made from the released ImageNet weights by tools/model_converters/convert.py.
+        init_cfg=dict(
+            type='Pretrained', checkpoint='checkpoints/cvt-13_in1k.pth', prefix='backbone.'
+        ),
+    ),
+    # Three stages: the fourth map is every second value of the third.
+    neck=dict(in_channels=[64, 192, 384]),
+)

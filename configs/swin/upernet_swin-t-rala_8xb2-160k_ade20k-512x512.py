@@ -1,0 +1,16 @@
+_base_ = '../ravlt/upernet_ravlt-t_8xb2-160k_ade20k-512x512.py'
+
+model = dict(
+    backbone=dict(
+        _delete_=True,
+        type='Swin',
+        arch='t',
+        attn_cfg=dict(type='RALA', gate='identity'),
+        # Made from the released ImageNet weights by tools/model_converters/convert.py.
+        init_cfg=dict(
+            type='Pretrained', checkpoint='checkpoints/swin-t_in1k.pth', prefix='backbone.'
+        ),
+    ),
+    decode_head=dict(in_channels=[96, 192, 384, 768]),
+    auxiliary_head=dict(in_channels=384),
+)

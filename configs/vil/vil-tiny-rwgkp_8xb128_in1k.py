@@ -1,0 +1,2 @@
+_base_ = './vil-tiny_8xb128_in1k.py'
+model = dict(backbone=dict(attn_cfg=['RWGKP', 'RWGKP', 'SoftmaxAttention', 'SoftmaxAttention']))

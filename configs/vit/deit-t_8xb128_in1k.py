@@ -1,0 +1,12 @@
+_base_ = [
+    '../_base_/models/vit_classifier.py',
+    '../_base_/datasets/imagenet_224.py',
+    '../_base_/schedules/imagenet_300e.py',
+    '../_base_/runtime_cls.py',
+]
+
+optim_wrapper = dict(
+    paramwise_cfg=dict(
+        custom_keys={'.cls_token': dict(decay_mult=0.0), '.pos_embed': dict(decay_mult=0.0)}
+    )
+)

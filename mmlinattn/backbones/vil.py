@@ -1,0 +1,190 @@
+"""ViL, with any attention."""
+
+from typing import Optional, Sequence, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from mmengine.logging import print_log
+from mmengine.model import BaseModule, ModuleList, trunc_normal_init
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from ..layers import AttnCfg, map_to_tokens, tokens_to_map
+from .base import HierarchicalBackbone
+from .block import TransformerBlock
+from .patches import PatchConv, check_positions
+
+# Table 2 of the paper; "medium" and "base" are its deep variants.
+ARCHITECTURES = {
+    'tiny': dict(embed_dims=(48, 96, 192, 384), depths=(1, 1, 9, 1), num_heads=(1, 3, 3, 6)),
+    'small': dict(embed_dims=(96, 192, 384, 768), depths=(1, 2, 8, 1)),
+    'medium': dict(embed_dims=(96, 192, 384, 768), depths=(1, 4, 16, 1)),
+    'medium-wide': dict(
+        embed_dims=(192, 384, 512, 768), depths=(1, 2, 8, 1), num_heads=(3, 6, 8, 12)
+    ),
+    'base': dict(embed_dims=(96, 192, 384, 768), depths=(1, 8, 24, 1)),
+    'base-wide': dict(
+        embed_dims=(192, 384, 768, 1024), depths=(1, 2, 8, 1), num_heads=(3, 6, 12, 16)
+    ),
+}
+RELEASED = ('VisionLongformerAttention',) * 2 + ('SoftmaxAttention',) * 2
+STRIDES = (4, 2, 2, 2)
+
+
+class PlacedPatches(BaseModule):
+    """Patches, each a linear layer and LayerNorm, and learnt positions: half of the channels have
+    those of rows, half those of columns. Extra tokens have positions of their own.
+
+    Args:
+        in_channels, embed_dims: channels.
+        patch_size: side of a patch; the map is padded with zeros, right and below, to whole ones.
+        grid: rows and columns that there are positions for; others are interpolated.
+        num_extra_tokens: extra tokens of the stage.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        embed_dims: int,
+        patch_size: int,
+        grid: Tuple[int, int],
+        num_extra_tokens: int,
+    ) -> None:
+        super().__init__()
+        self.proj = PatchConv(in_channels, embed_dims, patch_size)
+        self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
+        self.row_embed, self.column_embed = (
+            nn.Parameter(torch.empty(1, size, embed_dims // 2)) for size in grid
+        )
+        shape = (1, num_extra_tokens, embed_dims)
+        self.extra_tokens = nn.Parameter(torch.empty(shape)) if num_extra_tokens else None
+        self.extra_embed = nn.Parameter(torch.empty(shape)) if num_extra_tokens else None
+        for parameter in (self.row_embed, self.column_embed, self.extra_tokens, self.extra_embed):
+            if parameter is not None:
+                nn.init.trunc_normal_(parameter, std=0.02)
+        self._register_load_state_dict_pre_hook(self._fit_positions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, embed_dims, H / p, W / p), rounded up."""
+        x = self.proj(x)
+        hw_shape = x.shape[-2:]
+        x = tokens_to_map(self.norm(map_to_tokens(x)), hw_shape)
+        embeds = zip((self.row_embed, self.column_embed), hw_shape)
+        of_rows, of_columns = (_resized(e, size).transpose(1, 2) for e, size in embeds)
+        places = [of_rows[..., None].expand(-1, -1, -1, hw_shape[1])]
+        places.append(of_columns[:, :, None].expand(-1, -1, hw_shape[0], -1))
+        return x + torch.cat(places, 1)
+
+    def placed_extra_tokens(self) -> Optional[Tensor]:
+        """(1, E, C), or None."""
+        return None if self.extra_tokens is None else self.extra_tokens + self.extra_embed
+
+    def _fit_positions(self, state_dict: dict, prefix: str, *_) -> None:
+        """Positions of a checkpoint as this model needs them."""
+        for name in ('row_embed', 'column_embed'):
+            theirs, ours = state_dict.get(prefix + name), getattr(self, name)
+            if theirs is None or theirs.shape == ours.shape:
+                continue
+            check_positions(prefix + name, theirs, ours)
+            print_log(f'{prefix}{name} is resized from {theirs.shape[1]} to {ours.shape[1]}')
+            state_dict[prefix + name] = _resized(theirs, ours.shape[1])
+
+
+def _resized(embed: Tensor, size: int) -> Tensor:
+    """Positions (1, n, C) for ``size`` places, linearly interpolated."""
+    if embed.shape[1] == size:
+        return embed
+    return (
+        F.interpolate(embed.float().transpose(1, 2), size=size, mode='linear')
+        .transpose(1, 2)
+        .to(embed.dtype)
+    )
+
+
+@MODELS.register_module()
+class ViL(HierarchicalBackbone):
+    """Multi-scale vision longformer (Zhang et al., ICCV 2021), with absolute positions, with any
+    attention of this package.
+
+    Its own are ``VisionLongformerAttention`` in the first two stages and softmax attention in the
+    last two; ``convert(..., source='vil')`` renames released weights with absolute positions.
+
+    Args:
+        arch: ``'tiny'``, ``'small'``, ``'medium'``, ``'medium-wide'``, ``'base'``,
+            ``'base-wide'``, or a dict with ``embed_dims`` (even) and ``depths`` and optionally
+            ``num_heads``, ``mlp_ratios``, ``global_tokens`` (extra tokens of each stage, which its
+            attention must take unless 0) and ``drop_path_rate``.
+        attn_cfg: config or name of the attention of all stages, or a list of four.
+        window_size: side of the windows.
+        img_size: side, or (height, width), of the images that the positions are for. For others
+            they are interpolated, linearly.
+        in_channels: channels of the image.
+        out_norm: LayerNorm over the channels of every output; that of the last stage is released.
+        out_type: see :class:`Backbone`; the released classifiers take ``'avg_featmap'``.
+        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the first patch
+            embedding.
+
+    Inputs:
+        (B, in_channels, H, W) of any size.
+
+    Returns:
+        tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
+
+    Raises:
+        ValueError, KeyError: see :class:`HierarchicalBackbone`; odd widths.
+
+    Example:
+        >>> model = ViL('tiny', ['RWGKP', 'RWGKP', 'SoftmaxAttention', 'SoftmaxAttention']).eval()
+        >>> [tuple(f.shape) for f in model(torch.randn(1, 3, 64, 96))]
+        [(1, 48, 16, 24), (1, 96, 8, 12), (1, 192, 4, 6), (1, 384, 2, 3)]
+    """
+
+    architectures = ARCHITECTURES
+    arch_defaults = dict(
+        num_heads=(3, 3, 6, 12), mlp_ratios=4, global_tokens=(1, 1, 1, 0), drop_path_rate=0.1
+    )
+    arch_may_be_zero = ('global_tokens',)
+
+    def __init__(
+        self,
+        arch: Union[str, dict] = 'tiny',
+        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = RELEASED,
+        window_size: int = 7,
+        img_size: Union[int, Sequence[int]] = 224,
+        in_channels: int = 3,
+        out_norm: bool = True,
+        **kwargs,
+    ) -> None:
+        super().__init__(arch, attn_cfg, **kwargs)
+        dims = self.arch['embed_dims'][: self.num_built]
+        if any(dim % 2 for dim in dims):
+            raise ValueError(f"arch['embed_dims'] must be even, got {self.arch['embed_dims']}")
+        grid = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        self.patch_embeds, self.stages = ModuleList(), ModuleList()
+        for i, dim in enumerate(dims):
+            grid = tuple(-(-size // STRIDES[i]) for size in grid)
+            extra = self.arch['global_tokens'][i]
+            self.patch_embeds.append(PlacedPatches(in_channels, dim, STRIDES[i], grid, extra))
+            self.build_stage(i, TransformerBlock, window_size=window_size)
+            in_channels = dim
+        self.out_norms = nn.ModuleDict(
+            {str(i): nn.LayerNorm(dims[i], eps=1e-6) for i in self.out_indices if out_norm}
+        )
+        self.finish()
+
+    def entry(self, i: int) -> nn.Module:
+        return self.patch_embeds[i]
+
+    def extra_tokens(self, i: int) -> Optional[Tensor]:
+        return self.patch_embeds[i].placed_extra_tokens()
+
+    def output(self, i: int, tokens: Tensor) -> Tensor:
+        return self.out_norms[str(i)](tokens) if self.out_norms else tokens
+
+    def init_layer(self, layer: nn.Module) -> None:
+        """Linear layers truncated normal (std 0.02), zero biases; convolutions by torch's own
+        rule, as released."""
+        if isinstance(layer, nn.Linear):
+            trunc_normal_init(layer, std=0.02, bias=0)
+        else:
+            layer.reset_parameters()

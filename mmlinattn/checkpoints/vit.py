@@ -1,0 +1,50 @@
+"""ViT and DeiT weights: names of timm, which the DeiT release has too, or of MMPretrain."""
+
+from typing import Dict, Mapping, Tuple
+
+import torch
+from torch import Tensor
+
+from .keymap import OPENMMLAB, KeyMap, Rule
+
+BACKBONE = r'(?:backbone\.)?'
+TIMM = BACKBONE + r'blocks\.(\d+)\.'
+MMPRETRAIN = BACKBONE + r'layers\.(\d+)\.'
+LAYER = r'backbone.layers.\1.'
+
+NAMES = KeyMap(
+    [
+        Rule(BACKBONE + r'(cls_token|pos_embed)$', r'backbone.embed.\1'),
+        Rule(BACKBONE + r'patch_embed\.proj(?:ection)?\.', 'backbone.embed.proj.'),
+        Rule(TIMM + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
+        Rule(TIMM + r'attn\.proj\.', LAYER + 'attn.proj.'),
+        Rule(TIMM + r'norm([12])\.', LAYER + r'norm\2.'),
+        Rule(TIMM + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
+        Rule(r'norm\.', 'backbone.norm.'),
+        Rule(r'head\.(?=weight$|bias$)', 'head.fc.'),
+        Rule(r'head_dist\.|dist_token$', None, reason='parts of the distillation'),
+        Rule(MMPRETRAIN + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
+        Rule(MMPRETRAIN + r'attn\.proj\.', LAYER + 'attn.proj.'),
+        Rule(MMPRETRAIN + r'(?:ln|norm)([12])\.', LAYER + r'norm\2.'),
+        Rule(MMPRETRAIN + r'ffn\.layers\.0\.0\.', LAYER + 'ffn.fc1.'),
+        Rule(MMPRETRAIN + r'ffn\.layers\.1\.', LAYER + 'ffn.fc2.'),
+        Rule(BACKBONE + r'(?:ln|norm)1\.', 'backbone.norm.'),
+        Rule(r'head\.layers\.head\.', 'head.fc.'),
+        Rule(r'head\.fc\.', 'head.fc.'),
+        *OPENMMLAB,
+    ]
+)
+
+
+def convert_vit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
+    """Renames ViT or DeiT weights; the second token of a distilled DeiT is left out with its
+    position.
+
+    Returns:
+        name here -> tensor, and a count of the tensors left out by reason.
+    """
+    tensors, left_out = NAMES(state_dict)
+    if any(name.endswith('dist_token') for name in state_dict):
+        positions = tensors['backbone.embed.pos_embed']
+        tensors['backbone.embed.pos_embed'] = torch.cat([positions[:, :1], positions[:, 2:]], 1)
+    return tensors, left_out

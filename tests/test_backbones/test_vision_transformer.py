@@ -1,0 +1,287 @@
+"""ViT and DeiT: equal to MMPretrain's, sizes of the papers, positions, outputs."""
+
+import pytest
+import torch
+from mmengine.config import Config
+
+from mmlinattn.analysis import analyse
+from mmlinattn.backbones import SimpleFeaturePyramid, ViT
+from mmlinattn.checkpoints import check_fits, convert, save_checkpoint
+from mmlinattn.engine import build_model
+
+TINY = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)
+
+
+def build(arch=TINY, img_size=48, **kwargs) -> ViT:
+    return ViT(arch, img_size=img_size, **kwargs)
+
+
+def theirs(**kwargs):
+    pytest.importorskip('mmpretrain', reason='MMPretrain comes with the extra "cls"')
+    from mmpretrain.models import VisionTransformer
+
+    arch = dict(embed_dims=32, num_layers=3, num_heads=2, feedforward_channels=128)
+    model = VisionTransformer(arch, img_size=48, patch_size=8, **kwargs)
+    model.eval()
+    return model
+
+
+def filled(module):
+    """Weights of a trained model are not 0 where initial ones are."""
+    for value in module.parameters():
+        torch.nn.init.normal_(value, std=0.2)
+    return module
+
+
+def below(converted, prefix='backbone.'):
+    return {name[len(prefix) :]: value for name, value in converted.items()}
+
+
+# 50 x 70 pixels: patches are padded and positions resized.
+@pytest.mark.parametrize('size', [(48, 48), (50, 70)])
+@pytest.mark.parametrize('out_type', ['cls_token', 'featmap'])
+def test_equals_mmpretrain(size, out_type):
+    released = filled(theirs(out_type=out_type))
+    model = build(out_type=out_type).eval()
+    weights = {f'backbone.{name}': value for name, value in released.state_dict().items()}
+    model.load_state_dict(below(convert(weights, source='vit')))
+    image = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        (expected,), (out,) = released(image), model(image)
+    assert out.shape == expected.shape
+    assert (out - expected).norm() < 1e-5 * expected.norm()
+
+
+def timm_names(state_dict):
+    names = {}
+    for name, value in state_dict.items():
+        for ours, released in (
+            ('embed.proj', 'patch_projection'), ('embed.', ''), ('layers.', 'blocks.'),
+            ('in_proj', 'qkv'), ('ffn.', 'mlp.'), ('patch_projection', 'patch_embed.proj'),
+        ):  # fmt: skip
+            name = name.replace(ours, released)
+        names[name] = value
+    return names
+
+
+@pytest.mark.parametrize('source', ['deit', 'vit'])
+def test_names_of_timm(source):
+    model = filled(build())
+    released = dict(timm_names(model.state_dict()), **{'head.weight': torch.zeros(9, 32)})
+    assert {'cls_token', 'pos_embed', 'blocks.2.attn.qkv.bias', 'norm.weight'} < set(released)
+    converted = convert(released, source=source)
+    assert converted.pop('head.fc.weight').shape == (9, 32)
+    assert below(converted).keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(converted[f'backbone.{name}'], value), name
+
+
+def test_a_distilled_deit_loses_its_second_token(capsys):
+    released = timm_names(filled(build()).state_dict())
+    first, places = released['pos_embed'].split([1, 36], 1)
+    distilled = dict(
+        released,
+        pos_embed=torch.cat([first, torch.zeros_like(first), places], 1),
+        dist_token=torch.zeros(1, 1, 32),
+        **{'head_dist.weight': torch.zeros(9, 32)},
+    )
+    converted = convert(distilled, source='deit')
+    assert torch.equal(converted['backbone.embed.pos_embed'], released['pos_embed'])
+    assert not any('dist' in name for name in converted)
+
+
+def test_a_strange_name_is_refused():
+    with pytest.raises(Exception, match='blocks.0.attn.rel_pos'):
+        convert({'blocks.0.attn.rel_pos': torch.zeros(1)}, source='vit')
+
+
+# The papers: DeiT table 1, ViT table 1 (in millions, with the classifier).
+@pytest.mark.parametrize(
+    'arch, size, expected',
+    [
+        ('deit-t', 224, 5.72), ('deit-s', 224, 22.05), ('deit-b', 224, 86.57),
+        ('b16', 224, 86.57), ('b32', 224, 88.22), ('l16', 224, 304.33), ('h14', 224, 632.05),
+    ],
+)  # fmt: skip
+def test_parameters(arch, size, expected):
+    with torch.device('meta'):
+        model = ViT(arch, img_size=size)
+    count = sum(value.numel() for value in model.parameters())
+    count += (model.arch['embed_dims'] + 1) * 1000
+    assert abs(count / 1e6 - expected) < 0.01
+
+
+# Tables 1, 2 and 8 of the Ripple paper: mean pooling, six heads; CIFAR-100 with patches of 2.
+@pytest.mark.parametrize(
+    'attn_cfg, options, classes, expected',
+    [
+        ('LinearAttention', {}, 1000, 5.76),
+        (['RippleAttention'] * 9 + ['LinearAttention'] * 3, {}, 1000, 5.78),
+        ('SoftmaxAttention', dict(img_size=32, patch_size=2), 100, 5.42),
+        ('SoftmaxAttention', dict(img_size=32, patch_size=2, pos_embed=False), 100, 5.36),
+        (
+            ['RippleAttention'] * 9 + ['LinearAttention'] * 3,
+            dict(img_size=32, patch_size=2),
+            100,
+            5.47,
+        ),
+    ],
+)
+def test_parameters_of_the_ripple_paper(attn_cfg, options, classes, expected):
+    options = dict(dict(img_size=224, patch_size=16), **options)
+    arch = dict(embed_dims=192, num_heads=6, patch_size=options.pop('patch_size'))
+    with torch.device('meta'):
+        model = ViT(arch, attn_cfg, with_cls_token=False, **options)
+    count = sum(value.numel() for value in model.parameters()) + 193 * classes
+    assert abs(count / 1e6 - expected) <= 0.02
+
+
+# Table I of the FViT paper: whole millions, linear layers at 384 x 384.
+@pytest.mark.parametrize(
+    'arch, attn_cfg, params, gflops',
+    [
+        ('b16', 'SoftmaxAttention', 86, 49.3), ('b32', 'SoftmaxAttention', 88, 12.6),
+        ('b16', 'AdditiveAttention', 79, 45.2), ('b32', 'AdditiveAttention', 81, 11.6),
+    ],
+)  # fmt: skip
+def test_costs_of_fastformer(arch, attn_cfg, params, gflops):
+    backbone = dict(type='ViT', arch=arch, attn_cfg=attn_cfg, img_size=384, out_type='cls_token')
+    cost = analyse(build_model(Config(dict(model=backbone))), (384, 384))
+    assert int((cost.params + 769 * 1000) / 1e6) == params  # as the paper cuts, not rounds, them
+    assert cost.conv_linear / 1e9 == pytest.approx(gflops, rel=0.01)
+
+
+def positions(model, count: int) -> dict:
+    return dict(model.state_dict(), **{'embed.pos_embed': torch.randn(1, count, 32)})
+
+
+def test_positions_of_another_size_are_resized(capsys, tmp_path):
+    model = build()
+    state = positions(model, 1 + 16)
+    kept = state['embed.pos_embed'].clone()
+    model.load_state_dict(dict(state))
+    assert 'embed.pos_embed is resized from (4, 4) to (6, 6) patches' in capsys.readouterr().out
+    assert torch.equal(model.embed.pos_embed[:, 0], kept[:, 0])  # the class token's
+    grid = kept[0, 1:].T.unflatten(1, (4, 4))
+    expected = torch.nn.functional.interpolate(grid[None], size=(6, 6), mode='bicubic')
+    torch.testing.assert_close(model.embed.pos_embed[0, 1:].T, expected[0].flatten(1))
+    # And so in the check before a run.
+    save_checkpoint(tmp_path / 'weights.pth', state, {})
+    assert not check_fits(tmp_path / 'weights.pth', build()).mismatched
+
+
+def test_positions_lose_a_class_token_that_the_model_has_not():
+    model = build(with_cls_token=False)
+    state = positions(model, 1 + 36)
+    kept = state['embed.pos_embed'].clone()
+    model.load_state_dict(state)
+    assert torch.equal(model.embed.pos_embed, kept[:, 1:])
+
+
+@pytest.mark.parametrize(
+    'shape, message',
+    [
+        ((1, 36, 32), '36 positions, .* no square .* 1 extra tokens.* grid of \\(6, 6\\)'),
+        ((1, 20, 32), '20 positions'),
+        ((1, 17, 16), r'\(1, 17, 16\) does not fit one of \(1, 37, 32\)'),
+        ((17, 32), r'\(17, 32\) does not fit'),
+    ],
+)
+def test_positions_that_cannot_be_resized(shape, message):
+    model = build()
+    state = dict(model.state_dict(), **{'embed.pos_embed': torch.zeros(shape)})
+    with pytest.raises(ValueError, match=message):
+        model.load_state_dict(state)
+
+
+def test_other_image_sizes_are_logged_once(capsys):
+    model = build().eval()
+    model(torch.randn(1, 3, 48, 48))
+    assert 'resized' not in capsys.readouterr().out
+    for width in (64, 80):
+        model(torch.randn(1, 3, 48, width))
+    assert capsys.readouterr().out.count('position embedding of (6, 6) patches is resized') == 1
+
+
+def test_outputs():
+    image = torch.randn(2, 3, 48, 48)
+    model = build(out_indices=(0, 2)).eval()
+    assert [tuple(out.shape) for out in model(image)] == [(2, 32, 6, 6)] * 2
+    assert all(out.is_contiguous() for out in model(image))
+    mean = build(out_type='avg_featmap').eval()
+    mean.load_state_dict(model.state_dict())
+    torch.testing.assert_close(mean(image)[0], model(image)[1].mean((2, 3)))
+    short = build(out_indices=(1,))
+    assert len(short.layers) == 2 and short.norm is None
+
+
+def test_frozen_stages():
+    model = build(frozen_stages=2).train()
+    still = {name for name, value in model.named_parameters() if not value.requires_grad}
+    parts = {'.'.join(name.split('.')[:2]) for name in still}
+    assert parts == {'embed.proj', 'embed.cls_token', 'embed.pos_embed', 'layers.0', 'layers.1'}
+    assert model.norm.weight.requires_grad
+    assert not build(frozen_stages=3).norm.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    'kwargs, message',
+    [
+        (dict(arch='deit'), "arch must be one of .*deit-t.*got 'deit'"),
+        (dict(arch=dict(embed_dims=32)), r"missing keys \['num_heads'\]"),
+        (dict(attn_cfg=['RALA'] * 2), 'attn_cfg must be one attention, or 3: one a layer'),
+        (dict(img_size=50), 'img_size must be a multiple of patch_size=8, got 50'),
+        (dict(with_cls_token=False, out_type='cls_token'), 'needs with_cls_token=True'),
+        (dict(out_type='raw'), "out_type must be one of .*got 'raw'"),
+        (dict(out_indices=(3,)), r'out_indices must be a list of layers in 0..2, got \(3,\)'),
+        (dict(frozen_stages=4), 'frozen_stages must be in -1..3, got 4'),
+    ],
+)
+def test_bad_options(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        build(**kwargs)
+
+
+def test_maps_for_detectors():
+    model, neck = build(), SimpleFeaturePyramid(32, 16)
+    outs = neck(model(torch.randn(1, 3, 48, 64)))  # patches of 8 pixels
+    assert [tuple(out.shape) for out in outs] == [
+        (1, 16, 24, 32), (1, 16, 12, 16), (1, 16, 6, 8), (1, 16, 3, 4),
+    ]  # fmt: skip
+
+
+def test_pyramid_by_hand():
+    neck = filled(SimpleFeaturePyramid(8, 4, num_outs=5)).double()
+    x = torch.randn(1, 8, 4, 6, dtype=torch.float64)
+
+    def norm(layer, y):
+        mean, var = y.mean(1, keepdim=True), y.var(1, unbiased=False, keepdim=True)
+        y = (y - mean) / (var + 1e-6).sqrt()
+        return y * layer.weight[:, None, None] + layer.bias[:, None, None]
+
+    def twice(layer, y):  # each pixel becomes 2 x 2
+        blocks = torch.einsum('bchw,cdij->bdhiwj', y, layer.weight)
+        return blocks.flatten(2, 3).flatten(3) + layer.bias[:, None, None]
+
+    first, between, _, second = neck.scales[0]
+    up = twice(second, torch.nn.functional.gelu(norm(between, twice(first, x))))
+    halved = x.unflatten(2, (2, 2)).unflatten(4, (3, 2)).amax((3, 5))
+    outs = neck((torch.randn(1), x))
+    for out, scaled, layers in zip(outs, (up, twice(neck.scales[1], x), x, halved), neck.outs):
+        y = norm(layers[1], torch.einsum('bchw,dc->bdhw', scaled, layers[0].weight[..., 0, 0]))
+        y = norm(layers[3], torch.nn.functional.conv2d(y, layers[2].weight, padding=1))
+        torch.testing.assert_close(out, y)
+    assert torch.equal(outs[4], outs[3][..., ::2, ::2])
+    with pytest.raises(ValueError, match='num_outs must be at least 4, got 3'):
+        SimpleFeaturePyramid(8, 4, num_outs=3)
+    with pytest.raises(ValueError, match='in_channels must be a multiple of 4, got 6'):
+        SimpleFeaturePyramid(6, 4)
+
+
+def test_compiles_without_graph_breaks():
+    torch.compiler.reset()
+    model = build(attn_cfg='RALA', out_type='cls_token').eval()
+    image = torch.randn(1, 3, 40, 56)
+    compiled = torch.compile(model, fullgraph=True, backend='aot_eager')
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(image), model(image))
