@@ -6,6 +6,7 @@ import argparse
 from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.engine import config, data_checks, distributed
 from mmlinattn.engine.command_line import errors_in_one_line, parse_run
+from mmlinattn.engine.fusion import check_fusion
 from mmlinattn.engine.runner import PluginRunner
 from mmlinattn.engine.weight_checks import check_weights
 
@@ -16,6 +17,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--out', help='write the predictions to this .pkl file')
     parser.add_argument('--show-dir', help='write pictures: ground truth beside predictions')
+    parser.add_argument(
+        '--fuse-conv-bn', action='store_true', help='batch norms become part of convolutions'
+    )
     args = parse_run(parser)
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
         parser.error(f'--out must end with .pkl or .pickle, got {args.out!r}')
@@ -29,10 +33,13 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     distributed.set_launcher(cfg, args.launcher)
     config.set_pictures(cfg, args.show_dir)
     config.set_predictions_file(cfg, args.out)
+    config.set_fusion(cfg, args.fuse_conv_bn)
     cfg.load_from = args.checkpoint
     data_checks.check_data(cfg, 'test_dataloader', 'test_evaluator')
     runner = PluginRunner.from_cfg(cfg)
     check_weights(runner, cfg, testing=True)
+    if args.fuse_conv_bn:
+        check_fusion(runner)
     runner.test_loop  # noqa: B018  built when first asked for
     return runner
 

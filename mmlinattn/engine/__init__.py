@@ -3,6 +3,7 @@
 from .amp import CPUAmpOptimWrapper
 from .checkpoint_hook import AtomicCheckpointHook
 from .exact_resume import ExactResumeHook, seed_everything
+from .fusion import FuseConvBNHook
 from .loops import ResumableEpochLoop
 from .model import build_model, load_model
 from .preemption import PreemptionHook
@@ -11,6 +12,7 @@ __all__ = [
     'AtomicCheckpointHook',
     'CPUAmpOptimWrapper',
     'ExactResumeHook',
+    'FuseConvBNHook',
     'PreemptionHook',
     'ResumableEpochLoop',
     'build_model',

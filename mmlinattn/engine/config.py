@@ -153,6 +153,12 @@ def set_pictures(cfg: Config, show_dir: Optional[str]) -> None:
     cfg.visualizer.save_dir = show_dir
 
 
+def set_fusion(cfg: Config, requested: bool) -> None:
+    """``--fuse-conv-bn``: batch norms become part of the convolutions before them."""
+    if requested:
+        cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type='FuseConvBNHook')]
+
+
 def set_predictions_file(cfg: Config, path: Optional[str]) -> None:
     """``--out``: all predictions, pickled."""
     if path is None:

@@ -3,10 +3,16 @@
 import json
 import pickle
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from mmengine.hooks import EMAHook
+from mmseg.models.decode_heads import FPNHead
+from torch.nn import functional as F
+
+from mmlinattn.engine.fusion import check_fusion
 
 from .conftest import CONFIGS
 
@@ -41,6 +47,45 @@ def test_train_then_test(root, run, options, tmp_path, task):
     predictions = pickle.loads((tmp_path / 'out.pkl').read_bytes())
     pictures = [*(tmp_path / 'show').rglob('*.png'), *(tmp_path / 'show').rglob('*.jpg')]
     assert len(pictures) == len(predictions) > 0
+
+
+def spied(function, calls):
+    def call(*args, **kwargs):
+        calls.append(function(*args, **kwargs))
+        return calls[-1]
+
+    return call
+
+
+def test_batch_norms_inside_convolutions(root, run, options, tmp_path, capsys):
+    """The same logits up to rounding, and no batch norm runs."""
+    config, work = root / CONFIGS['seg'], tmp_path / 'train'
+    run('train', config, '--work-dir', work, '--cfg-options', *options('seg', 2))
+    checkpoint = (work / 'last_checkpoint').read_text()
+
+    def test(name, *extra):
+        logits, norms = [], []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FPNHead, 'forward', spied(FPNHead.forward, logits))
+            patch.setattr(F, 'batch_norm', spied(F.batch_norm, norms))
+            arguments = [config, checkpoint, '--work-dir', tmp_path / name, *extra]
+            run('test', *arguments, '--cfg-options', *options('seg'))
+        return logits, len(norms)
+
+    plain, count = test('plain')
+    fused, left = test('fused', '--fuse-conv-bn')
+    assert count > 0 and left == 0
+    assert len(plain) == len(fused) > 0
+    for expected, got in zip(plain, fused):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert 'batch norms are inside convolutions now' in capsys.readouterr().out
+
+
+def test_batch_norms_stay_where_they_must():
+    with pytest.raises(ValueError, match='does not go with an EMAHook'):
+        check_fusion(SimpleNamespace(hooks=[EMAHook()], model=torch.nn.BatchNorm2d(2)))
+    with pytest.raises(ValueError, match='the model has no batch norm'):
+        check_fusion(SimpleNamespace(hooks=[], model=torch.nn.Conv2d(2, 2, 1)))
 
 
 def test_smca_trains_and_tests(root, run, options, tmp_path):

@@ -1,0 +1,115 @@
+"""Where the time of a backbone goes on a CPU: shares by kind of operation, and share of the peak.
+
+    python benchmarks/where.py --images 224x224 512x512 800x1280 --keep-memory
+
+Prints a table in Markdown, as in docs/benchmarks.md. The peak is that of the faster library, of one
+large matrix product in each.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Callable, Dict, List
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.machine import commit, machine
+from benchmarks.run import image, positive
+from mmlinattn.analysis.complexity import analyse
+from mmlinattn.backbones import RAVLT, MixTransformer
+from mmlinattn.engine.memory import keep_freed_memory
+from mmlinattn.ops.common import matmul
+
+BACKBONES: Dict[str, Callable[[], nn.Module]] = {
+    'ravlt-s': lambda: RAVLT('small', norm_cfg=dict(type='BN')),
+    'ravlt-t-linear': lambda: RAVLT('tiny', 'RALA', norm_cfg=dict(type='BN')),
+    'mit-b0-rwgka': lambda: MixTransformer('b0', 'RWGKA'),
+}
+# By words in the names of torch's operations; the first that fits.
+KINDS = {
+    'linear layers': ('addmm', '_linear_pointwise', 'mkldnn_linear', 'aten::linear'),
+    'softmax attention': ('scaled_dot_product',),
+    'convolutions': ('convolution', 'conv2d'),
+    'products of attention': ('bmm', 'baddbmm', 'aten::mm', 'matmul'),
+    'norms': ('norm',),
+    'copies': ('copy_', 'contiguous', 'clone', '_to_copy', 'aten::cat', 'aten::stack'),
+    'elementwise': ('',),
+}
+SIDE = 2048
+
+
+def kind_of(name: str) -> str:
+    """Of an operation of torch's profiler."""
+    return next(kind for kind, words in KINDS.items() if any(word in name for word in words))
+
+
+def best(call: Callable[[], object], rounds: int) -> float:
+    """Shortest time of a call, in seconds, after one to warm up."""
+    call()
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def peaks() -> Dict[str, float]:
+    """Multiply-accumulates a second of a large product, by library."""
+    a, b = torch.randn(2, SIDE, SIDE).unbind(0)
+    calls = {'BLAS': lambda: a @ b}
+    if hasattr(torch.ops.mkldnn, '_linear_pointwise'):
+        calls['oneDNN'] = lambda: matmul._product(a, b, None)
+    return {name: SIDE**3 / best(call, 5) for name, call in calls.items()}
+
+
+def shares(model: nn.Module, x: Tensor) -> Dict[str, float]:
+    """Share of each kind in the time that operations take."""
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        model(x)
+    found = dict.fromkeys(KINDS, 0.0)
+    for event in recorded.key_averages():
+        found[kind_of(event.key)] += event.self_cpu_time_total
+    total = sum(found.values())
+    return {kind: value / total for kind, value in found.items()}
+
+
+def main(argv: List[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--backbones', nargs='+', choices=BACKBONES, default=['ravlt-s'])
+    parser.add_argument('--images', nargs='+', type=image, default=[(512, 512)], metavar='HxW')
+    parser.add_argument('--rounds', type=positive, default=5)
+    parser.add_argument('--bf16', action='store_true', help='under autocast to bfloat16')
+    parser.add_argument('--keep-memory', action='store_true', help='see benchmarks/run.py')
+    args = parser.parse_args(argv)
+    if args.keep_memory:
+        keep_freed_memory()
+    peak = peaks()
+    facts = ', '.join(f'{name} {value / 1e9:.0f}' for name, value in peak.items())
+    print(f'{machine(torch.device("cpu"))}, {torch.get_num_threads()} threads, commit {commit()}')
+    print(f'Largest product, G multiply-accumulates a second: {facts}.\n')
+    print('| backbone | image | ms | share of peak |', ' | '.join(KINDS), '|')
+    print('| --- | --- |', ' | '.join(['---:'] * (2 + len(KINDS))), '|')
+    for name in args.backbones:
+        model = BACKBONES[name]().eval()
+        for shape in args.images:
+            x = torch.randn(1, 3, *shape)
+            with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16, enabled=args.bf16):
+                seconds = best(lambda: model(x), args.rounds)  # noqa: B023  called at once
+                found = shares(model, x)
+            rate = analyse(model, shape).total / seconds
+            cells = [name, f'{shape[0]}x{shape[1]}', f'{1e3 * seconds:.3g}']
+            cells += [f'{rate / max(peak.values()):.0%}', *(f'{s:.0%}' for s in found.values())]
+            print(f'| {" | ".join(cells)} |', flush=True)
+    return 0
+
+
+if __name__ == '__main__':
+    raise SystemExit(main(sys.argv[1:]))
