@@ -91,9 +91,11 @@ class _Linear(torch.autograd.Function):
         dx = d_weight = d_bias = None
         if ctx.needs_input_grad[0]:
             dx = linear(grad, weight.t())
-        rows = grad.flatten(0, -2)
+        rows, tokens = grad.flatten(0, -2), x.flatten(0, -2)
         if ctx.needs_input_grad[1]:
-            d_weight = linear(rows.t(), x.flatten(0, -2).t())
+            # The first factor is copied: let it be the narrower one.
+            narrow = rows.shape[1] <= tokens.shape[1]
+            d_weight = linear(rows.t(), tokens.t()) if narrow else linear(tokens.t(), rows.t()).t()
         if ctx.needs_input_grad[2]:
             d_bias = rows.sum(0)
         return dx, d_weight, d_bias
