@@ -8,7 +8,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..layers import AttnCfg, map_to_tokens, tokens_to_map
-from ..layers.projection import Projection
+from ..layers.plain import apply_linear
 from .base import HierarchicalBackbone
 from .block import TransformerBlock
 from .patches import PatchConv, fill_up
@@ -51,7 +51,7 @@ class PatchMerging(BaseModule):
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(4 * in_channels)
-        self.reduction = Projection(4 * in_channels, out_channels, bias=False)
+        self.reduction = nn.Linear(4 * in_channels, out_channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, out_channels, H / 2, W / 2), rounded up."""
@@ -59,7 +59,8 @@ class PatchMerging(BaseModule):
             fill_up(x, 2).permute(0, 2, 3, 1).unflatten(2, (-1, 2)).unflatten(1, (-1, 2))
         )  # [B, H, 2, W, 2, C]
         x = x.permute(0, 1, 3, 4, 2, 5).flatten(3)  # [B, H, W, 4 C]
-        return tokens_to_map(self.reduction(self.norm(x)).flatten(1, 2), x.shape[1:3])
+        reduced = apply_linear(self.reduction, self.norm(x))
+        return tokens_to_map(reduced.flatten(1, 2), x.shape[1:3])
 
 
 @MODELS.register_module()

@@ -10,7 +10,7 @@ from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
 from ..layers import SoftmaxAttention, softmax_attention
-from ..layers.projection import Projection
+from ..layers.plain import apply_linear
 from ..ops.common.checks import check_heads, check_hw_shape
 from ..ops.common.matmul import linear
 from ..ops.common.numerics import accumulation_dtype, no_autocast
@@ -50,8 +50,8 @@ class ModulatedAttention(BaseModule):
         self.embed_dims = embed_dims
         self.head_dim = check_heads(embed_dims, num_heads)
         self.attn_drop = attn_drop
-        self.in_proj = Projection(embed_dims, 3 * embed_dims)
-        self.proj = Projection(embed_dims, embed_dims)
+        self.in_proj = nn.Linear(embed_dims, 3 * embed_dims)
+        self.proj = nn.Linear(embed_dims, embed_dims)
         for layer in (self.in_proj, self.proj):
             nn.init.zeros_(layer.bias)  # as released
         self.proj_drop = nn.Dropout(proj_drop)
@@ -92,7 +92,8 @@ class ModulatedAttention(BaseModule):
                 bias=modulation.to(dtype),
                 dropout=self.attn_drop if self.training else 0.0,
             )
-        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2).to(query.dtype)))
+        out = out.transpose(1, 2).flatten(2).to(query.dtype)
+        return self.proj_drop(apply_linear(self.proj, out))
 
 
 class SMCADecoderLayer(BaseModule):

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from ..ops import additive_attention
 from .base import BaseAttention, TokenMap
 from .card import AttentionCard
-from .projection import Projection
 
 
 @MODELS.register_module()
@@ -49,9 +48,7 @@ class AdditiveAttention(BaseAttention):
         if share_value:
             if self.gate == 'proj':
                 raise ValueError("gate='proj' needs share_value=False, got share_value=True")
-            self.in_proj = Projection(
-                embed_dims, 2 * embed_dims, bias=self.in_proj.bias is not None
-            )
+            self.in_proj = nn.Linear(embed_dims, 2 * embed_dims, bias=self.in_proj.bias is not None)
         self.w_q, self.w_k = (
             nn.Parameter(torch.empty(num_heads, self.head_dim).normal_()) for _ in range(2)
         )
@@ -78,4 +75,4 @@ class AdditiveAttention(BaseAttention):
         )
 
     def project_out(self, out: Tensor, q: Tensor) -> Tensor:
-        return self.proj(out) + q
+        return super().project_out(out, q) + q

@@ -11,7 +11,7 @@ from ..ops.common.checks import check_heads, check_hw_shape, check_padding_mask,
 from ..ops.common.dispatch import BACKENDS
 from ..ops.common.matmul import linear
 from ..ops.common.rotary import Rotary, apply_rotary
-from .projection import Projection
+from .plain import apply_linear
 
 GATES = (None, 'proj', 'identity', 'tanh')
 
@@ -115,7 +115,7 @@ class BaseAttention(BaseModule):
         self.rotary = rotary
         self.gate = gate
         self.backend = backend
-        self.in_proj = Projection(
+        self.in_proj = nn.Linear(
             embed_dims, embed_dims * (4 if gate == 'proj' else 3), bias=qkv_bias
         )
         self.lepe = (
@@ -123,7 +123,7 @@ class BaseAttention(BaseModule):
             if lepe
             else None
         )
-        self.proj = Projection(embed_dims, embed_dims, bias=proj_bias)
+        self.proj = nn.Linear(embed_dims, embed_dims, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
@@ -183,7 +183,7 @@ class BaseAttention(BaseModule):
 
     def project_out(self, out: Tensor, q: Tensor) -> Tensor:
         """The output projection, (B, N, C); ``q`` are the projected queries (B, N, C)."""
-        return self.proj(out)
+        return apply_linear(self.proj, out)
 
     def _check(self, x, hw_shape, query_pos, key_padding_mask, num_extra) -> Tuple[int, int]:
         if x.dim() != 3 or x.shape[-1] != self.embed_dims:
@@ -216,7 +216,7 @@ class BaseAttention(BaseModule):
         A subclass may return fewer keys and values; it has then no local position.
         """
         if query_pos is None:
-            q, k, v, *gate = self.in_proj(x).split(self.embed_dims, dim=-1)
+            q, k, v, *gate = apply_linear(self.in_proj, x).split(self.embed_dims, dim=-1)
         else:
             q, k = self.partial_projection(x + query_pos, 0, 2).chunk(2, -1)
             v, *gate = self.partial_projection(x, 2, None).split(self.embed_dims, dim=-1)

@@ -6,15 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.common.numerics import one_graph, watched
+from ..ops.common.numerics import watched
 from .base import map_to_tokens, tokens_to_map
+from .plain import is_plain
 
 
 def add_depthwise(x: Tensor, conv: nn.Conv2d, hw_shape: Sequence[int]) -> Tensor:
     """``x + conv(x)`` for a depth-wise convolution of odd size that keeps the map's size.
 
-    In float32 the residual goes into the kernel, as 1 at its centre: one pass over the tokens less.
-    Half types would lose the kernel's digits beside that 1, and exported graphs its meaning.
+    In float32 on a CPU the residual goes into the kernel, as 1 at its centre: one pass over the
+    tokens less. Half types and TF32 would lose the kernel's digits beside that 1, and exported
+    graphs its meaning.
 
     Args:
         x: tokens (B, N, C), row-major over the map.
@@ -30,11 +32,20 @@ def add_depthwise(x: Tensor, conv: nn.Conv2d, hw_shape: Sequence[int]) -> Tensor
         >>> torch.testing.assert_close(add_depthwise(x, conv, (3, 4)), expected)
     """
     tokens = tokens_to_map(x, hw_shape)
-    plain = one_graph() or watched() or torch.is_autocast_enabled(x.device.type)
-    if plain or {x.dtype, conv.weight.dtype} != {torch.float32}:
+    if not _folds(x, conv):
         # Not in place: under autocast the convolution is half, x need not be.
         return x + map_to_tokens(conv(tokens))
     rows, columns = (size // 2 for size in conv.kernel_size)
     weight = conv.weight.clone()
     weight[:, 0, rows, columns] += 1
     return map_to_tokens(F.conv2d(tokens, weight, conv.bias, 1, conv.padding, 1, conv.groups))
+
+
+def _folds(x: Tensor, conv: nn.Module) -> bool:
+    return (
+        is_plain(conv, nn.Conv2d)
+        and x.device.type == 'cpu'
+        and x.dtype == conv.weight.dtype == torch.float32
+        and not torch.is_autocast_enabled('cpu')
+        and not watched()
+    )

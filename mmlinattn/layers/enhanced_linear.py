@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from ..ops import linear_attention
 from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
 from .card import AttentionCard
-from .projection import Projection
 
 
 @MODELS.register_module()
@@ -84,7 +83,7 @@ class EnhancedLinearAttention(BaseAttention):
             )
             for scale in scales
         )
-        self.proj = Projection(embed_dims * (1 + len(scales)), embed_dims, bias=proj_bias)
+        self.proj = nn.Linear(embed_dims * (1 + len(scales)), embed_dims, bias=proj_bias)
 
     def project(
         self, x: Tensor, query_pos: Optional[Tensor], tokens: TokenMap

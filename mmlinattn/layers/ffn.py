@@ -7,15 +7,9 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ..ops.common.numerics import needs_gradient, one_graph
 from .base import map_to_tokens, tokens_to_map
 from .depthwise import add_depthwise
-from .projection import Projection
-
-
-def gelu(x: Tensor) -> Tensor:
-    """In place where no gradient needs x: a new tensor costs more than the function."""
-    return F.gelu(x) if needs_gradient(x) or one_graph() else torch.ops.aten.gelu_(x)
+from .plain import apply_linear, gelu_of
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -23,7 +17,7 @@ def quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {'gelu': gelu, 'quick_gelu': quick_gelu}
+ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {'gelu': F.gelu, 'quick_gelu': quick_gelu}
 
 
 class MLP(BaseModule):
@@ -48,12 +42,12 @@ class MLP(BaseModule):
         if act not in ACTIVATIONS:
             raise ValueError(f'act must be one of {tuple(ACTIVATIONS)}, got {act!r}')
         self.act = ACTIVATIONS[act]
-        self.fc1 = Projection(embed_dims, hidden_dims)
-        self.fc2 = Projection(hidden_dims, embed_dims)
+        self.fc1 = nn.Linear(embed_dims, hidden_dims)
+        self.fc2 = nn.Linear(hidden_dims, embed_dims)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, C) to (B, N, C)."""
-        return self.fc2(self.act(self.fc1(x)))
+        return apply_linear(self.fc2, self.act(apply_linear(self.fc1, x)))
 
 
 class ConvFFN(BaseModule):
@@ -71,13 +65,14 @@ class ConvFFN(BaseModule):
 
     def __init__(self, embed_dims: int, hidden_dims: int) -> None:
         super().__init__()
-        self.fc1 = Projection(embed_dims, hidden_dims)
+        self.fc1 = nn.Linear(embed_dims, hidden_dims)
         self.dwconv = nn.Conv2d(hidden_dims, hidden_dims, 3, padding=1, groups=hidden_dims)
-        self.fc2 = Projection(hidden_dims, embed_dims)
+        self.fc2 = nn.Linear(hidden_dims, embed_dims)
 
     def forward(self, x: Tensor, hw_shape: Sequence[int]) -> Tensor:
         """(B, N, C) to (B, N, C)."""
-        return self.fc2(add_depthwise(gelu(self.fc1(x)), self.dwconv, hw_shape))
+        x = gelu_of(self.fc1, apply_linear(self.fc1, x))
+        return apply_linear(self.fc2, add_depthwise(x, self.dwconv, hw_shape))
 
 
 class MixFFN(ConvFFN):
@@ -95,5 +90,5 @@ class MixFFN(ConvFFN):
 
     def forward(self, x: Tensor, hw_shape: Sequence[int]) -> Tensor:
         """(B, N, C) to (B, N, C)."""
-        x = self.dwconv(tokens_to_map(self.fc1(x), hw_shape))
-        return self.fc2(gelu(map_to_tokens(x)))
+        x = self.dwconv(tokens_to_map(apply_linear(self.fc1, x), hw_shape))
+        return apply_linear(self.fc2, gelu_of(self.dwconv, map_to_tokens(x)))

@@ -31,7 +31,8 @@ class LinearAttention(BaseAttention):
             feature map, which keeps the features positive.
 
     Raises:
-        ValueError: an unknown feature map or position, or those of :class:`BaseAttention`.
+        ValueError: an unknown feature map or position, a position beside ``rotary``, a position
+            that takes no extra tokens where there are some, or those of :class:`BaseAttention`.
 
     Example:
         >>> import torch
@@ -58,12 +59,20 @@ class LinearAttention(BaseAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
+        if self.rotary and position is not None:
+            raise ValueError(f'rotary=True is a position already, got {position=} too')
         self.position = build_position(position, self.head_dim, num_heads)
-        # Positions are those of a map.
-        self.takes_extra_tokens = self.position is None
         width = self.head_dim if self.position is None else self.position.out_dims
         self.feature_map = build_feature_map(feature_map, width, num_heads)
         self.eps = eps
+
+    def check_extra_tokens(self, num_extra_tokens: int) -> None:
+        super().check_extra_tokens(num_extra_tokens)
+        if num_extra_tokens and self.position and not self.position.takes_extra_tokens:
+            raise ValueError(
+                f'position {type(self.position).__name__} takes no extra tokens, such as a class '
+                f'token: they have no place on the map; got {num_extra_tokens=}'
+            )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
         hw_shape, mask, position = tokens.hw_shape, tokens.key_padding_mask, self.position
@@ -77,7 +86,7 @@ class LinearAttention(BaseAttention):
             values = v.to(q.dtype)
         if position is not None:
             q, k = position.after(q, k, hw_shape)
-            rotary = position.rotary(hw_shape, q.shape[-1])
+            rotary = position.rotary(hw_shape, q.shape[-1], tokens.num_extra_tokens)
         out = linear_attention(
             q, k, values, key_padding_mask=mask, eps=self.eps, feature_map=name, rotary=rotary,
             backend=self.backend,

@@ -38,7 +38,10 @@ class LinearPosition(BaseModule):
 
     Attributes:
         out_dims: channels a head that reach the feature map.
+        takes_extra_tokens: whether tokens without a place, such as a class token, have a meaning.
     """
+
+    takes_extra_tokens = False
 
     def __init__(self, head_dim: int, num_heads: int) -> None:
         super().__init__()
@@ -53,18 +56,22 @@ class LinearPosition(BaseModule):
         """Features (B, heads, N, m) each, to the same shape."""
         return q, k
 
-    def rotary(self, hw_shape: HW, num_features: int) -> Optional[Rotary]:
-        """How the operator turns the features of the numerator."""
+    def rotary(self, hw_shape: HW, num_features: int, num_extra: int) -> Optional[Rotary]:
+        """How the operator turns the features of the numerator; ``num_extra`` tokens come first
+        and are not turned."""
         return None
 
 
 @MODELS.register_module()
 class RotaryPosition(LinearPosition):
     """2D rotary position after the feature map, in the numerator alone, as in RoFormer's linear
-    attention (Su et al., 2021) and RALA. The number of features must be a multiple of 4."""
+    attention (Su et al., 2021) and RALA. The number of features must be a multiple of 4. Extra
+    tokens are not turned."""
 
-    def rotary(self, hw_shape: HW, num_features: int) -> Rotary:
-        return Rotary(hw_shape, num_features)
+    takes_extra_tokens = True
+
+    def rotary(self, hw_shape: HW, num_features: int, num_extra: int) -> Rotary:
+        return Rotary(hw_shape, num_features, num_extra_tokens=num_extra)
 
 
 @MODELS.register_module()

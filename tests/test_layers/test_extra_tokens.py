@@ -12,11 +12,17 @@ from .test_attention_contract import ATTENTIONS
 
 HW, EXTRA, CHANNELS, HEADS = (4, 5), 2, 16, 2
 NUM = EXTRA + 20
-TAKE = {
-    name: cfg
-    for name, cfg in ATTENTIONS.items()
-    if build_attention(cfg, CHANNELS, HEADS).takes_extra_tokens
-}
+
+
+def takes_them(cfg: dict) -> bool:
+    try:
+        build_attention(cfg, CHANNELS, HEADS).check_extra_tokens(EXTRA)
+    except ValueError as error:
+        return 'takes no extra tokens' not in str(error)
+    return True
+
+
+TAKE = {name: cfg for name, cfg in ATTENTIONS.items() if takes_them(cfg)}
 TAKE['rala-learnable'] = dict(TAKE['rala-learnable'], num_tokens=NUM)
 
 
@@ -286,3 +292,14 @@ def test_kernels_that_cannot_say_so():
         rotary = Rotary((2, 3), 16, num_extra_tokens=extra)
         found = fused.refuses(q, q, q, LinearOptions(None, 1e-6, 'elu+1', rotary))
         assert reason in found if reason else 'extra tokens' not in str(found)
+
+
+def test_positions_of_a_map_refuse_them_and_say_which():
+    for position in ('PermutationPosition', 'SineSPE', 'ConvSPE'):
+        cfg = dict(type='LinearAttention', position=position)
+        with pytest.raises(ValueError, match=f'position {position} takes no extra tokens'):
+            build_attention(cfg, CHANNELS, HEADS)(tokens().float(), HW, num_extra_tokens=EXTRA)
+    with pytest.raises(ValueError, match='rotary=True is a position already'):
+        build_attention(
+            dict(type='LinearAttention', position='RotaryPosition', rotary=True), CHANNELS, HEADS
+        )

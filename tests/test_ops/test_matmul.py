@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from mmlinattn.layers.projection import Projection
 from mmlinattn.ops.common import matmul
 
 
@@ -77,9 +78,14 @@ def test_only_what_needs_a_gradient_gets_one(by_onednn):
         assert not matmul.linear(x, weight).requires_grad
 
 
+class Layer(nn.Linear):
+    def forward(self, x):
+        return matmul.linear(x, self.weight, self.bias)
+
+
 def test_what_torch_does_itself(by_onednn):
     """Other types, autocast, transforms, a compiler, and oneDNN switched off."""
-    layer, x = Projection(8, 6), torch.randn(3, 5, 8)
+    layer, x = Layer(8, 6), torch.randn(3, 5, 8)
     with torch.autocast('cpu', torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
     with torch.backends.mkldnn.flags(enabled=False):
@@ -87,13 +93,36 @@ def test_what_torch_does_itself(by_onednn):
     jacobian = torch.func.vmap(torch.func.jacrev(layer))(x)
     assert torch.equal(jacobian[0, 0, :, 0, :], layer.weight)
     compiled = torch.compile(layer, fullgraph=True, backend='eager')(x)
-    doubled = Projection(8, 6).double()(x.double())
-    empty = layer(x[:, :0])
+    doubled = Layer(8, 6).double()(x.double())
+    empty, vector = layer(x[:, :0]), layer(x[0, 0])
     assert by_onednn == []
     assert doubled.dtype == torch.float64 and empty.shape == (3, 0, 6)
     assert torch.equal(compiled, plain)
+    torch.testing.assert_close(vector, plain[0, 0])
     with pytest.raises(RuntimeError, match='shapes cannot be multiplied'):
         layer(x[..., :-1])
+
+
+def test_derivatives_taken_forwards(by_onednn):
+    weight, x, way = torch.randn(6, 8), torch.randn(5, 8), torch.randn(5, 8)
+    with forward_ad.dual_level():
+        out = matmul.linear(forward_ad.make_dual(x, way), weight)
+        tangent = forward_ad.unpack_dual(out).tangent
+    torch.testing.assert_close(tangent, way @ weight.T)
+
+
+def test_weights_with_a_product_of_their_own(by_onednn):
+    class Doubled(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            plain = [a.as_subclass(torch.Tensor) if isinstance(a, cls) else a for a in args]
+            out = function(*plain, **(kwargs or {}))
+            return 2 * out if function is F.linear else out
+
+    x, weight = torch.randn(5, 8), torch.randn(6, 8)
+    out = matmul.linear(x, weight.as_subclass(Doubled))
+    torch.testing.assert_close(out, 2 * x @ weight.T)
+    assert by_onednn == []
 
 
 def test_processors(monkeypatch, tmp_path):

@@ -100,7 +100,7 @@ def _scale(x: Tensor, factor: Tensor) -> Tensor:
     """``factor * x`` in the type of x, for x (B, heads, N, d) and a factor (B, heads, 1, d)."""
     out = token_major(x)
     for chunk in token_chunks(x):
-        torch.mul(factor, x[:, :, chunk], out=out[:, :, chunk])
+        out[:, :, chunk] = factor * x[:, :, chunk]
     return out
 
 

@@ -11,8 +11,9 @@ import functools
 import json
 import os
 import re
+import warnings
 from pathlib import Path
-from typing import Dict, Mapping, NamedTuple
+from typing import Dict, Mapping, NamedTuple, Optional
 
 import torch
 
@@ -74,7 +75,9 @@ def write(path: Path, tables: Mapping[str, Table]) -> None:
     """One line an entry."""
     text = json.dumps(tables, indent=1, sort_keys=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(re.sub(r'\[[^\]]*\]', lambda m: re.sub(r'\s+', ' ', m[0]), text) + '\n')
+    whole = path.with_name(f'.{path.name}.{os.getpid()}')
+    whole.write_text(re.sub(r'\[[^\]]*\]', lambda m: re.sub(r'\s+', ' ', m[0]), text) + '\n')
+    os.replace(whole, path)  # a reader sees all of it or what was there before
 
 
 def merged(first: Mapping[str, Mapping], second: Mapping[str, Mapping]) -> Dict:
@@ -109,5 +112,19 @@ def table(index: int) -> Table:
     path = cache_path()
     if not path.is_file():
         return shipped
-    measured = read(path).get(torch.cuda.get_device_name(index), {})
+    try:
+        measured = read(path).get(torch.cuda.get_device_name(index), {})
+    except (ValueError, TypeError, AttributeError) as error:
+        warnings.warn(
+            f'mmlinattn: {path} is no table of kernels, the shipped one is used: {error}',
+            stacklevel=2,
+        )
+        return shipped
     return merged(shipped, measured)
+
+
+@torch.compiler.assume_constant_result
+def entry(index: int, name: str, kind: str, size: str) -> Optional[Config]:
+    """Of a kernel for a CUDA device, or None. A compiler takes it as a constant: it cannot follow
+    the reading of a file."""
+    return table(index)[name].get(kind, {}).get(size)

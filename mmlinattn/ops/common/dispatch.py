@@ -3,7 +3,8 @@
 Every operator has a ``reference`` form (the definition, short and slow), a ``portable`` form
 (fast, any device, torch only) and possibly a ``fused`` form (Triton). Where there are several
 portable algorithms each has its name, which only the argument may be. The last two have first
-derivatives only, and raise an error where a second one is asked for. The caller's ``backend``
+derivatives only, and raise an error where a second one is asked for and they do not leave it to
+autograd, as on small maps. The caller's ``backend``
 argument decides; where it says ``'auto'``, the innermost :func:`use_backend` block decides; where
 there is none, the environment variable ``MMLINATTN_BACKEND`` decides; where that is unset or
 ``auto``, the operator takes ``fused`` when it can serve and ``portable`` otherwise. Kernels run on

@@ -11,8 +11,9 @@ from typing import Optional, Tuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Parameter
 
-from .numerics import needs_gradient, one_graph, watched
+from .numerics import forward_mode, needs_gradient, one_graph, watched
 
 CPU_INFO = Path('/proc/cpuinfo')
 # Multiplications below which the call costs more than it saves.
@@ -36,7 +37,7 @@ ONEDNN_IS_FASTER = _onednn_is_faster()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """``torch.nn.functional.linear``, with all its derivatives; faster where it can be.
+    """``torch.nn.functional.linear``, faster where it can be, with all its derivatives.
 
     ``torch.backends.mkldnn.flags(enabled=False)`` switches oneDNN off, here too.
 
@@ -63,15 +64,18 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
 def _serves(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> bool:
     if one_graph() or not ONEDNN_IS_FASTER:
         return False
-    kinds = {t.dtype for t in (x, weight, bias) if t is not None}
+    tensors = [t for t in (x, weight, bias) if t is not None]
     return (
-        kinds == {torch.float32}
+        {t.dtype for t in tensors} == {torch.float32}
+        and {type(t) for t in tensors} <= {Tensor, Parameter}  # others know their own product
+        and x.dim() > 1
         and x.device.type == weight.device.type == 'cpu'
         and x.numel() * weight.shape[0] >= LEAST
         and x.shape[-1] == weight.shape[-1]  # torch's own error is clearer
         and torch._C._get_mkldnn_enabled()
         and not torch.is_autocast_enabled('cpu')
         and not watched()
+        and not forward_mode()
     )
 
 

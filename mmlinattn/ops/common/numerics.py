@@ -56,12 +56,13 @@ def fits_cache(x: Tensor, width: Optional[int] = None) -> bool:
     return x.device.type == 'cpu' and batch * heads * num_tokens * (width or dim) <= 4 * CPU_CHUNK
 
 
-def token_chunks(x: Tensor, width: Optional[int] = None) -> List[slice]:
+def token_chunks(x: Tensor, width: Optional[int] = None, whole: bool = False) -> List[slice]:
     """Slices of the tokens of x (B, heads, N, d) of which (B, heads, n, width) numbers are small.
 
-    All tokens are one slice where operations are recorded or watched. ``width`` is d by default.
+    All tokens are one slice if ``whole``, or where operations are recorded or watched. ``width`` is
+    d by default.
     """
-    if one_graph() or watched():
+    if whole or one_graph() or watched():
         return [slice(None)]
     batch, heads, num_tokens, dim = x.shape
     size = max(chunk_budget(x.device) // max(batch * heads * (width or dim), 1), 64)
@@ -90,6 +91,11 @@ def recorded_by() -> Optional[str]:
 def watched() -> bool:
     """Whether a mode of torch sees every operation, such as fake tensors or a counter."""
     return torch._C._len_torch_dispatch_stack() > 0
+
+
+def forward_mode() -> bool:
+    """Whether derivatives are taken forwards, along with the values."""
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def one_graph() -> bool:

@@ -276,8 +276,7 @@ def refuses(q: Tensor, v: Tensor, kernels: Sequence[str], *others: int) -> Optio
     if device.major < 8:
         return f'kernels need compute capability 8.0, {device.name} has {device.major}'
     size, kind = configs.size_class(q.shape[-1], *others), configs.kind_of(q.dtype)
-    table = configs.table(q.device.index)
-    entries = {name: table[name].get(kind, {}).get(size) for name in kernels}
+    entries = {name: configs.entry(q.device.index, name, kind, size) for name in kernels}
     missing = [name for name, config in entries.items() if config is None]
     if missing:
         return f'{missing[0]} has no configuration for {device.name}, {q.dtype} and size {size}'

@@ -165,7 +165,7 @@ def _measure(
             last.synchronize()
             times.append(first.elapsed_time(last))
         taken = dict(
-            registers=compiled.n_regs, shared=compiled.metadata.shared, stack=compiled.n_spills
+            registers=compiled.n_regs, shared=compiled.metadata.shared, stack=4 * compiled.n_spills
         )
         found.append((median(times), config._replace(**taken)))
 

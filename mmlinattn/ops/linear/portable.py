@@ -122,16 +122,16 @@ def _read_out(q: Tensor, sums: Sums, options: LinearOptions, out_dtype: torch.dt
     phi = FEATURE_MAPS[options.feature_map]
     chunks = token_chunks(q)
 
-    def read(chunk: slice) -> Tuple[Tensor, Tensor]:
+    def read(chunk: slice) -> Tensor:
         features = phi(q[:, :, chunk].to(sums.state.dtype))
         norm = features @ sums.total.transpose(-2, -1) + options.eps  # [B, H, n, 1]
-        return turn(features, _angles(options, chunk, features)) @ sums.state, norm
+        return turn(features, _angles(options, chunk, features)) @ sums.state / norm
 
     if len(chunks) == 1:
-        return torch.div(*read(chunks[0])).to(out_dtype)
+        return read(chunks[0]).to(out_dtype)
     out = token_major(q, sums.state.shape[-1], out_dtype)
     for chunk in chunks:
-        torch.div(*read(chunk), out=out[:, :, chunk])
+        out[:, :, chunk] = read(chunk)
     return out
 
 

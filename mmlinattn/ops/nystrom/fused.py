@@ -39,4 +39,4 @@ def refuses(
     options: NystromOptions,
 ) -> Optional[str]:
     """Why the kernels cannot serve, or None."""
-    return walk.refuses(q, k, v, landmarks_q)
+    return walk.refuses(q, k, v, landmarks_q, landmarks_k)

@@ -8,10 +8,10 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-from ..common.numerics import token_major
+from ..common.numerics import needs_gradient, token_major
 from ..common.triton import MAX_DIM, padded
 from ..common.triton import refuses as refuses_tokens
-from .kernels import KERNELS, backward, forward
+from .kernels import FORWARD, KERNELS, backward, forward
 from .options import WalkOptions
 
 
@@ -41,12 +41,15 @@ def through(
     return _forward(q, k, v, *anchors, mask, middle, 0.5, 1)[0]
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, *_) -> Optional[str]:
+def refuses(
+    q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, *_
+) -> Optional[str]:
     """Why the kernel cannot serve, or None."""
     num_anchors = anchors_q.shape[-2]
     if num_anchors > MAX_DIM:
         return f'kernels are for at most {MAX_DIM} anchors, got {num_anchors}'
-    return refuses_tokens(q, v, KERNELS, num_anchors)
+    kernels = KERNELS if needs_gradient(q, k, v, anchors_q, anchors_k) else FORWARD
+    return refuses_tokens(q, v, kernels, num_anchors)
 
 
 @torch.library.custom_op('mmlinattn::random_walk', mutates_args=())

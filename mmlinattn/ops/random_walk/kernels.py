@@ -30,10 +30,8 @@ from ..common.triton import (
 )
 from .walk import series_factors
 
-KERNELS = (
-    'walk_sums', 'walk_between', 'walk_readout',
-    'walk_readout_sums', 'walk_between_backward', 'walk_backward',
-)  # fmt: skip
+FORWARD = ('walk_sums', 'walk_between', 'walk_readout')
+KERNELS = (*FORWARD, 'walk_readout_sums', 'walk_between_backward', 'walk_backward')
 
 
 @triton.jit
