@@ -6,7 +6,6 @@ import torch
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
 
 from ..layers import (
     AttnCfg,
@@ -16,6 +15,7 @@ from ..layers import (
     map_to_tokens,
     tokens_to_map,
 )
+from .recompute import recomputed
 
 OUT_TYPES = ('featmap', 'avg_featmap', 'cls_token')
 
@@ -142,7 +142,7 @@ class Backbone(BaseModule):
     def run(self, block: nn.Module, tokens: Tensor, *args) -> Tensor:
         """``block(tokens, *args)``, checkpointed if asked for."""
         if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(block, tokens, *args, use_reentrant=False)
+            return recomputed(block, tokens, *args)
         return block(tokens, *args)
 
     def form(self, tokens: Tensor, hw_shape: Tuple[int, int], num_extra_tokens: int = 0) -> Tensor:
