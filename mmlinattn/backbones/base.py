@@ -18,6 +18,7 @@ from ..layers import (
 from .recompute import recomputed
 
 OUT_TYPES = ('featmap', 'avg_featmap', 'cls_token')
+Part = Union[nn.Module, nn.Parameter]
 
 
 class Backbone(BaseModule):
@@ -116,8 +117,8 @@ class Backbone(BaseModule):
         """What leads into the first unit."""
         raise NotImplementedError
 
-    def parts(self, i: int) -> List[nn.Module]:
-        """What is frozen with unit ``i``."""
+    def parts(self, i: int) -> List[Part]:
+        """What is frozen with unit ``i``: modules, and parameters that are in none of them."""
         raise NotImplementedError
 
     def num_extra_tokens(self, i: int) -> int:
@@ -132,7 +133,7 @@ class Backbone(BaseModule):
         """Checks, memory layout and freezing, once all parts are there."""
         for i in range(self.num_built):
             for part in self.parts(i):
-                for module in part.modules():
+                for module in part.modules() if isinstance(part, nn.Module) else ():
                     if isinstance(module, BaseAttention):
                         module.check_extra_tokens(self.num_extra_tokens(i))
         # Maps and tokens are then views of the same memory.
@@ -173,9 +174,10 @@ class Backbone(BaseModule):
         if self.frozen_stages < 0:
             return
         frozen = range(min(self.frozen_stages, self.num_built))
-        for module in [self.lead(), *(part for i in frozen for part in self.parts(i))]:
-            module.eval()
-            module.requires_grad_(False)
+        for part in [self.lead(), *(part for i in frozen for part in self.parts(i))]:
+            part.requires_grad_(False)
+            if isinstance(part, nn.Module):
+                part.eval()
 
 
 class HierarchicalBackbone(Backbone):
@@ -185,7 +187,7 @@ class HierarchicalBackbone(Backbone):
     at least the widths, depths, heads, MLP ratios and the rate of stochastic depth), makes
     ``self.stages``, MMEngine's ModuleList that :meth:`build_stage` appends to, overrides
     :meth:`entry`, :meth:`init_layer` and, where it has such layers, :meth:`extra_tokens`,
-    :meth:`leave`, :meth:`output` and :meth:`parts`, and ends its constructor with :meth:`finish`.
+    :meth:`leave` and :meth:`parts`, and ends its constructor with :meth:`finish`.
     ``docs/design.md`` has a whole one.
 
     Args:
@@ -277,10 +279,18 @@ class HierarchicalBackbone(Backbone):
 
     def output(self, i: int, tokens: Tensor) -> Tensor:
         """Tokens (B, E + N, C) that left stage ``i``, as they are returned."""
-        return tokens
+        return self.out_norms[str(i)](tokens) if self.out_norms else tokens
 
-    def parts(self, i: int) -> List[nn.Module]:
-        return [self.entry(i), self.stages[i]]
+    def parts(self, i: int) -> List[Part]:
+        norm = [self.out_norms[str(i)]] if str(i) in self.out_norms else []
+        return [self.entry(i), self.stages[i], *norm]
+
+    def finish(self, norm_eps: Optional[float] = None) -> None:
+        """As :meth:`Backbone.finish`; ``norm_eps`` asks for a LayerNorm over the channels of every
+        output."""
+        normed, dims = self.out_indices if norm_eps else (), self.arch['embed_dims']
+        self.out_norms = nn.ModuleDict({str(i): nn.LayerNorm(dims[i], norm_eps) for i in normed})
+        super().finish()
 
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
         x = x.contiguous(memory_format=torch.channels_last)

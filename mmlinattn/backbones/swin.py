@@ -123,16 +123,10 @@ class Swin(HierarchicalBackbone):
                 eps=1e-5,
                 window_size=window_size,
             )
-        self.out_norms = nn.ModuleDict(
-            {str(i): nn.LayerNorm(dims[i]) for i in self.out_indices if out_norm}
-        )
-        self.finish()
+        self.finish(norm_eps=1e-5 if out_norm else None)
 
     def entry(self, i: int) -> nn.Module:
         return self.merges[i - 1] if i else self.patch_embed
-
-    def output(self, i: int, tokens: Tensor) -> Tensor:
-        return self.out_norms[str(i)](tokens) if self.out_norms else tokens
 
     def init_layer(self, layer: nn.Module) -> None:
         """Truncated normal (std 0.02), zero biases, as released."""

@@ -11,7 +11,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..layers import AttnCfg, map_to_tokens
-from .base import Backbone, drop_path_rates
+from .base import Backbone, Part, drop_path_rates
 from .block import TransformerBlock
 from .patches import PatchConv, check_positions
 
@@ -212,7 +212,7 @@ class ViT(Backbone):
     def lead(self) -> nn.Module:
         return self.embed
 
-    def parts(self, i: int) -> List[nn.Module]:
+    def parts(self, i: int) -> List[Part]:
         last = self.norm is not None and i == self.num_built - 1
         return [self.layers[i], *([self.norm] if last else [])]
 

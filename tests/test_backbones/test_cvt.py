@@ -158,6 +158,17 @@ def test_outputs():
     assert not plain.out_norms and plain(image)[2].shape == (1, 24, 4, 6)
 
 
+@pytest.mark.parametrize('stages', [1, 3])
+def test_frozen_stages(stages):
+    model = build(frozen_stages=stages).train()
+    learn = {name for name, value in model.named_parameters() if value.requires_grad}
+    frozen = {f'{part}.{i}' for part in ('patch_embeds', 'stages', 'out_norms') for i in range(3)}
+    tops = {'.'.join(name.split('.')[:2]) for name in learn}
+    left = {name for name in frozen if int(name[-1]) >= stages}
+    assert tops == (left | {'cls_token'} if stages < 3 else set())
+    assert [norm.training for norm in model.out_norms.values()] == [i >= stages for i in range(3)]
+
+
 def test_stochastic_depth_is_of_the_last_stage():
     model = build(drop_path_rate=0.2)
     rates = [[block.drop_path.drop_prob for block in stage] for stage in model.stages]

@@ -134,7 +134,10 @@ def test_frozen_stages():
     model = build(frozen_stages=2).train()
     still = {name for name, value in model.named_parameters() if not value.requires_grad}
     tops = {'.'.join(name.split('.')[:2]) for name in still}
-    assert tops == {'patch_embed.proj', 'patch_embed.norm', 'stages.0', 'merges.0', 'stages.1'}
+    assert tops == {
+        'patch_embed.proj', 'patch_embed.norm', 'stages.0', 'merges.0', 'stages.1',
+        'out_norms.0', 'out_norms.1',
+    }  # fmt: skip
 
 
 def test_means_for_a_classifier():

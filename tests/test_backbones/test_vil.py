@@ -166,6 +166,13 @@ def test_positions_of_another_size_are_resized(capsys):
         model.load_state_dict(state)
 
 
+def test_frozen_stages():
+    model = build(frozen_stages=2).train()
+    for parts in (model.patch_embeds, model.stages, model.out_norms.values()):
+        learns = [any(p.requires_grad for p in part.parameters()) for part in parts]
+        assert learns == [False, False, True, True]
+
+
 @pytest.mark.parametrize(
     'arch, message',
     [
