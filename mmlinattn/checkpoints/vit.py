@@ -1,5 +1,6 @@
 """ViT and DeiT weights: names of timm, which the DeiT release has too, or of MMPretrain."""
 
+import math
 from typing import Dict, Mapping, Tuple
 
 import torch
@@ -38,7 +39,7 @@ NAMES = KeyMap(
 
 def convert_vit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
     """Renames ViT or DeiT weights; the second token of a distilled DeiT is left out with its
-    position.
+    position. Positions that can be those of a square image are: all released ones are.
 
     Returns:
         name here -> tensor, and a count of the tensors left out by reason.
@@ -47,4 +48,9 @@ def convert_vit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Ma
     if any(name.endswith('dist_token') for name in state_dict):
         positions = tensors['backbone.embed.pos_embed']
         tensors['backbone.embed.pos_embed'] = torch.cat([positions[:, :1], positions[:, 2:]], 1)
+    positions = tensors.get('backbone.embed.pos_embed')
+    if positions is not None:
+        side = math.isqrt(positions.shape[1])
+        if positions.shape[1] - side**2 in (0, 1):
+            tensors['backbone.embed.pos_grid'] = torch.tensor((side, side))
     return tensors, left_out
