@@ -6,11 +6,13 @@ from typing import Dict, Mapping, Tuple
 import torch
 from torch import Tensor
 
+from .errors import CheckpointError
 from .keymap import OPENMMLAB, KeyMap, Rule
 
 BACKBONE = r'(?:backbone\.)?'
 TIMM = BACKBONE + r'blocks\.(\d+)\.'
 MMPRETRAIN = BACKBONE + r'layers\.(\d+)\.'
+DISTILLATION = BACKBONE + r'dist_token$|head\.layers\.head_dist\.|head_dist\.'
 LAYER = r'backbone.layers.\1.'
 
 NAMES = KeyMap(
@@ -23,7 +25,7 @@ NAMES = KeyMap(
         Rule(TIMM + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
         Rule(r'norm\.', 'backbone.norm.'),
         Rule(r'head\.(?=weight$|bias$)', 'head.fc.'),
-        Rule(r'head_dist\.|dist_token$', None, reason='parts of the distillation'),
+        Rule(DISTILLATION, None, reason='parts of the distillation'),
         Rule(MMPRETRAIN + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
         Rule(MMPRETRAIN + r'attn\.proj\.', LAYER + 'attn.proj.'),
         Rule(MMPRETRAIN + r'(?:ln|norm)([12])\.', LAYER + r'norm\2.'),
@@ -43,12 +45,17 @@ def convert_vit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Ma
 
     Returns:
         name here -> tensor, and a count of the tensors left out by reason.
+
+    Raises:
+        CheckpointError: see :class:`KeyMap`; a distillation token without positions.
     """
     tensors, left_out = NAMES(state_dict)
-    if any(name.endswith('dist_token') for name in state_dict):
-        positions = tensors['backbone.embed.pos_embed']
-        tensors['backbone.embed.pos_embed'] = torch.cat([positions[:, :1], positions[:, 2:]], 1)
     positions = tensors.get('backbone.embed.pos_embed')
+    if any(name.endswith('dist_token') for name in state_dict):
+        if positions is None:
+            raise CheckpointError('the checkpoint has a dist_token, but no pos_embed')
+        positions = torch.cat([positions[:, :1], positions[:, 2:]], 1)
+        tensors['backbone.embed.pos_embed'] = positions
     if positions is not None:
         side = math.isqrt(positions.shape[1])
         if positions.shape[1] - side**2 in (0, 1):

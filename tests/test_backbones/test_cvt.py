@@ -7,7 +7,7 @@ from mmengine.config import Config
 
 from mmlinattn.analysis import analyse
 from mmlinattn.backbones import CvT
-from mmlinattn.checkpoints import convert
+from mmlinattn.checkpoints import CheckpointError, convert
 from mmlinattn.engine import build_model
 
 DIMS, DEPTHS, HEADS = (8, 16, 24), (1, 2, 2), (1, 2, 3)
@@ -111,7 +111,7 @@ def test_equals_its_definition(size):
 
 
 def test_a_strange_name_is_refused():
-    with pytest.raises(Exception, match='stage0.blocks.0.attn.rel_pos'):
+    with pytest.raises(CheckpointError, match='stage0.blocks.0.attn.rel_pos'):
         convert({'stage0.blocks.0.attn.rel_pos': torch.zeros(1)}, source='cvt')
 
 

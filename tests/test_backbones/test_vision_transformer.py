@@ -6,7 +6,7 @@ from mmengine.config import Config
 
 from mmlinattn.analysis import analyse
 from mmlinattn.backbones import SimpleFeaturePyramid, ViT
-from mmlinattn.checkpoints import check_fits, convert, save_checkpoint
+from mmlinattn.checkpoints import CheckpointError, check_fits, convert, save_checkpoint
 from mmlinattn.engine import build_model
 
 TINY = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)
@@ -78,23 +78,43 @@ def test_names_of_timm(source):
         assert torch.equal(converted[f'backbone.{name}'], value), name
 
 
-def test_a_distilled_deit_loses_its_second_token(capsys):
-    released = timm_names(filled(build()).state_dict())
-    first, places = released['pos_embed'].split([1, 36], 1)
-    distilled = dict(
-        released,
+def mmpretrain_names(state_dict):
+    names = {f'backbone.{name}': value for name, value in state_dict.items()}
+    return {
+        name.replace('blocks.', 'layers.').replace('mlp.fc1', 'ffn.layers.0.0')
+        .replace('mlp.fc2', 'ffn.layers.1').replace('norm', 'ln').replace('ln.', 'ln1.')
+        .replace('patch_embed.proj', 'patch_embed.projection'): value
+        for name, value in names.items()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize('of_mmpretrain', [False, True])
+def test_a_distilled_deit_loses_its_second_token(of_mmpretrain, capsys):
+    model = filled(build())
+    plain = timm_names(model.state_dict())
+    first, places = plain['pos_embed'].split([1, 36], 1)
+    released = dict(
+        plain,
         pos_embed=torch.cat([first, torch.zeros_like(first), places], 1),
         dist_token=torch.zeros(1, 1, 32),
-        **{'head_dist.weight': torch.zeros(9, 32)},
     )
-    converted = convert(distilled, source='deit')
-    assert torch.equal(converted['backbone.embed.pos_embed'], released['pos_embed'])
-    assert not any('dist' in name for name in converted)
+    head = 'head_dist'
+    if of_mmpretrain:
+        released, head = mmpretrain_names(released), 'head.layers.head_dist'
+        assert {'backbone.dist_token', 'backbone.layers.1.ffn.layers.1.bias'} < released.keys()
+    released[f'{head}.weight'] = torch.zeros(9, 32)
+    converted = below(convert(released, source='deit'))
+    assert 'left out 2 parts of the distillation' in capsys.readouterr().out
+    assert converted.keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(converted[name], value), name
 
 
-def test_a_strange_name_is_refused():
-    with pytest.raises(Exception, match='blocks.0.attn.rel_pos'):
+def test_strange_weights_are_refused():
+    with pytest.raises(CheckpointError, match='blocks.0.attn.rel_pos'):
         convert({'blocks.0.attn.rel_pos': torch.zeros(1)}, source='vit')
+    with pytest.raises(CheckpointError, match='has a dist_token, but no pos_embed'):
+        convert({'backbone.dist_token': torch.zeros(1, 1, 32)}, source='deit')
 
 
 # The papers: DeiT table 1, ViT table 1 (in millions, with the classifier).
