@@ -3,7 +3,7 @@
 from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
-from mmengine.model import BaseModule, ModuleList
+from mmengine.model import BaseModule, ModuleList, trunc_normal_init
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -26,8 +26,8 @@ class Backbone(BaseModule):
     layer, stochastic depth, forms of output, freezing, activation checkpointing.
 
     A subclass lists its sizes in the class attributes, overrides :meth:`count_units`,
-    :meth:`stochastic_depth`, :meth:`lead`, :meth:`parts` and :meth:`init_layer`, makes its parts,
-    and ends its constructor with :meth:`finish`.
+    :meth:`stochastic_depth`, :meth:`lead`, :meth:`parts` and, for layers that start otherwise,
+    :meth:`init_layer`, makes its parts, and ends its constructor with :meth:`finish`.
 
     Args:
         arch: a name in ``architectures``, or a dict with the keys of ``arch_needed`` and
@@ -126,8 +126,14 @@ class Backbone(BaseModule):
         return 0
 
     def init_layer(self, layer: nn.Module) -> None:
-        """Starts a convolution or linear layer, of the host or a projection of an attention."""
-        raise NotImplementedError
+        """Starts a convolution or linear layer, of the host or a projection of an attention.
+
+        Linear layers truncated normal (std 0.02), zero biases; convolutions by torch's own rule.
+        """
+        if isinstance(layer, nn.Linear):
+            trunc_normal_init(layer, std=0.02, bias=0)
+        else:
+            layer.reset_parameters()
 
     def finish(self) -> None:
         """Checks, memory layout and freezing, once all parts are there."""
@@ -186,8 +192,8 @@ class HierarchicalBackbone(Backbone):
     A subclass lists its sizes in the class attributes (``arch_needed`` and ``arch_defaults`` have
     at least the widths, depths, heads, MLP ratios and the rate of stochastic depth), makes
     ``self.stages``, MMEngine's ModuleList that :meth:`build_stage` appends to, overrides
-    :meth:`entry`, :meth:`init_layer` and, where it has such layers, :meth:`extra_tokens`,
-    :meth:`leave` and :meth:`parts`, and ends its constructor with :meth:`finish`.
+    :meth:`entry` and, where they differ, :meth:`init_layer`, :meth:`extra_tokens`, :meth:`leave`
+    and :meth:`parts`, and ends its constructor with :meth:`finish`.
     ``docs/design.md`` has a whole one.
 
     Args:

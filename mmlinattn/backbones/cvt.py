@@ -3,7 +3,7 @@
 from typing import List, Optional, Sequence, Union
 
 import torch
-from mmengine.model import ModuleList, trunc_normal_init
+from mmengine.model import ModuleList
 from mmengine.registry import MODELS
 from torch import nn
 
@@ -108,11 +108,3 @@ class CvT(HierarchicalBackbone):
 
     def extra_tokens(self, i: int) -> Optional[nn.Parameter]:
         return self.cls_token if i == self.num_stages - 1 else None
-
-    def init_layer(self, layer: nn.Module) -> None:
-        """Linear layers truncated normal (std 0.02), zero biases; convolutions by torch's own
-        rule, as released."""
-        if isinstance(layer, nn.Linear):
-            trunc_normal_init(layer, std=0.02, bias=0)
-        else:
-            layer.reset_parameters()

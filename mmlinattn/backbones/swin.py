@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Optional, Sequence, Union
 
-from mmengine.model import BaseModule, ModuleList, trunc_normal_init
+from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
@@ -127,7 +127,3 @@ class Swin(HierarchicalBackbone):
 
     def entry(self, i: int) -> nn.Module:
         return self.merges[i - 1] if i else self.patch_embed
-
-    def init_layer(self, layer: nn.Module) -> None:
-        """Truncated normal (std 0.02), zero biases, as released."""
-        trunc_normal_init(layer, std=0.02, bias=0)

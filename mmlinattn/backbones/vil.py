@@ -5,7 +5,7 @@ from typing import Optional, Sequence, Tuple, Union
 import torch
 import torch.nn.functional as F
 from mmengine.logging import print_log
-from mmengine.model import BaseModule, ModuleList, trunc_normal_init
+from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
@@ -174,11 +174,3 @@ class ViL(HierarchicalBackbone):
 
     def extra_tokens(self, i: int) -> Optional[Tensor]:
         return self.patch_embeds[i].placed_extra_tokens()
-
-    def init_layer(self, layer: nn.Module) -> None:
-        """Linear layers truncated normal (std 0.02), zero biases; convolutions by torch's own
-        rule, as released."""
-        if isinstance(layer, nn.Linear):
-            trunc_normal_init(layer, std=0.02, bias=0)
-        else:
-            layer.reset_parameters()

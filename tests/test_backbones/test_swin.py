@@ -140,6 +140,17 @@ def test_frozen_stages():
     }  # fmt: skip
 
 
+def test_start_is_that_of_mmdetection():
+    """Linear layers truncated normal; it leaves the patch convolution to torch's own rule."""
+    model = Swin('t', out_indices=(1,)).requires_grad_(False)
+    model.init_weights()
+    conv = model.patch_embed.proj  # 3 x 4 x 4 inputs: uniform up to 48^-0.5
+    assert conv.weight.std() == pytest.approx((3 * 48) ** -0.5, rel=0.05)
+    assert 0.95 * 48**-0.5 < conv.bias.abs().max() < 48**-0.5
+    for linear in (model.merges[0].reduction, model.stages[1][0].ffn.fc1):
+        assert linear.weight.std() == pytest.approx(0.02, rel=0.05)
+
+
 def test_means_for_a_classifier():
     model = build(out_indices=(3,), out_type='avg_featmap').eval()
     maps = build(out_indices=(3,)).eval()
