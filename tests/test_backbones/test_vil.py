@@ -120,6 +120,15 @@ def test_equals_its_definition():
     assert (out - expected).norm() < 1e-9 * expected.norm()
 
 
+def test_what_is_left_out_is_counted(capsys):
+    convert(released_weights(), source='vil')
+    printed = capsys.readouterr().out
+    # Weight and bias of three projections in each of three blocks; the last stage's positions.
+    assert 'left out 18 second names of projections that global tokens share' in printed
+    assert 'left out 1 empty positions of stages without global tokens' in printed
+    assert printed.count('left out') == 2
+
+
 def test_weights_that_are_no_such_model():
     weights = released_weights()
     weights['layer1.1.attn.kv_global.bias'] = torch.zeros(16)
