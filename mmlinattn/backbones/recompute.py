@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 from typing import Tuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
@@ -33,14 +34,13 @@ def recomputed(block: nn.Module, tokens: Tensor, *args) -> Tensor:
     second batch for its batch norms.
 
     Example:
-        >>> import torch
         >>> norm = nn.BatchNorm1d(2)
         >>> recomputed(norm, torch.randn(3, 2, requires_grad=True)).sum().backward()
         >>> int(norm.num_batches_tracked)
         1
     """
-    statistics = KeptStatistics(block)
-    if not statistics.norms:
+    # A compiled graph updates statistics once, and takes no contexts.
+    if torch.compiler.is_compiling() or not (statistics := KeptStatistics(block)).norms:
         return checkpoint(block, tokens, *args, use_reentrant=False)
 
     def contexts() -> Tuple[AbstractContextManager, AbstractContextManager]:

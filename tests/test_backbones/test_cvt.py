@@ -199,3 +199,16 @@ def test_an_attention_that_refuses_the_class_token():
     image = torch.randn(1, 3, 64, 64)
     assert len(build(attn_cfg='WindowAttention', with_cls_token=False)(image)) == 3
     assert len(build(attn_cfg='WindowAttention', out_indices=(0, 1))(image)) == 2
+
+
+def test_compiled_checkpointing_counts_a_batch_once():
+    torch.compiler.reset()
+    model, image = build(with_cp=True, out_indices=(0,)), torch.randn(2, 3, 32, 32)
+    compiled = torch.compile(model, fullgraph=True, backend='aot_eager')
+    compiled(image)[0].square().mean().backward()
+    norm = model.stages[0][0].attn.conv_q.bn
+    assert int(norm.num_batches_tracked) == 1
+    once = norm.running_mean.clone()
+    norm.running_mean.zero_()
+    model(image)[0].square().mean().backward()
+    torch.testing.assert_close(norm.running_mean, once)
