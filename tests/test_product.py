@@ -117,12 +117,15 @@ def test_weights_travel_through_a_file(host, attention, image, tmp_path):
             assert torch.equal(a, b)
 
 
-def test_checkpointing_gives_the_same_gradients(backbone, attention, image):
+def test_checkpointing_gives_the_same_gradients_and_statistics(backbone, attention, image):
     models = [backbone(attn_cfg=attention, with_cp=on, drop_path_rate=0.3) for on in (False, True)]
     models[1].load_state_dict(models[0].state_dict())
     plain, recomputed = (gradients(model, image) for model in models)
     for name, gradient in plain.items():
         assert torch.equal(gradient, recomputed[name]), name
+    statistics = [dict(model.named_buffers()) for model in models]
+    for name, value in statistics[0].items():
+        assert torch.equal(value, statistics[1][name]), name
 
 
 def test_hosts_start_projections_and_leave_the_rest(backbone, attention):

@@ -3,10 +3,9 @@
 from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
-from mmengine.model import BaseModule, ModuleList
+from mmengine.model import BaseModule, ModuleList, trunc_normal_init
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
 
 from ..layers import (
     AttnCfg,
@@ -16,8 +15,10 @@ from ..layers import (
     map_to_tokens,
     tokens_to_map,
 )
+from .recompute import recomputed
 
 OUT_TYPES = ('featmap', 'avg_featmap', 'cls_token')
+Part = Union[nn.Module, nn.Parameter]
 
 
 class Backbone(BaseModule):
@@ -25,8 +26,8 @@ class Backbone(BaseModule):
     layer, stochastic depth, forms of output, freezing, activation checkpointing.
 
     A subclass lists its sizes in the class attributes, overrides :meth:`count_units`,
-    :meth:`stochastic_depth`, :meth:`lead`, :meth:`parts` and :meth:`init_layer`, makes its parts,
-    and ends its constructor with :meth:`finish`.
+    :meth:`stochastic_depth`, :meth:`lead`, :meth:`parts` and, for layers that start otherwise,
+    :meth:`init_layer`, makes its parts, and ends its constructor with :meth:`finish`.
 
     Args:
         arch: a name in ``architectures``, or a dict with the keys of ``arch_needed`` and
@@ -116,8 +117,8 @@ class Backbone(BaseModule):
         """What leads into the first unit."""
         raise NotImplementedError
 
-    def parts(self, i: int) -> List[nn.Module]:
-        """What is frozen with unit ``i``."""
+    def parts(self, i: int) -> List[Part]:
+        """What is frozen with unit ``i``: modules, and parameters that are in none of them."""
         raise NotImplementedError
 
     def num_extra_tokens(self, i: int) -> int:
@@ -125,14 +126,20 @@ class Backbone(BaseModule):
         return 0
 
     def init_layer(self, layer: nn.Module) -> None:
-        """Starts a convolution or linear layer, of the host or a projection of an attention."""
-        raise NotImplementedError
+        """Starts a convolution or linear layer, of the host or a projection of an attention.
+
+        Linear layers truncated normal (std 0.02), zero biases; convolutions by torch's own rule.
+        """
+        if isinstance(layer, nn.Linear):
+            trunc_normal_init(layer, std=0.02, bias=0)
+        else:
+            layer.reset_parameters()
 
     def finish(self) -> None:
         """Checks, memory layout and freezing, once all parts are there."""
         for i in range(self.num_built):
             for part in self.parts(i):
-                for module in part.modules():
+                for module in part.modules() if isinstance(part, nn.Module) else ():
                     if isinstance(module, BaseAttention):
                         module.check_extra_tokens(self.num_extra_tokens(i))
         # Maps and tokens are then views of the same memory.
@@ -142,7 +149,7 @@ class Backbone(BaseModule):
     def run(self, block: nn.Module, tokens: Tensor, *args) -> Tensor:
         """``block(tokens, *args)``, checkpointed if asked for."""
         if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(block, tokens, *args, use_reentrant=False)
+            return recomputed(block, tokens, *args)
         return block(tokens, *args)
 
     def form(self, tokens: Tensor, hw_shape: Tuple[int, int], num_extra_tokens: int = 0) -> Tensor:
@@ -173,9 +180,10 @@ class Backbone(BaseModule):
         if self.frozen_stages < 0:
             return
         frozen = range(min(self.frozen_stages, self.num_built))
-        for module in [self.lead(), *(part for i in frozen for part in self.parts(i))]:
-            module.eval()
-            module.requires_grad_(False)
+        for part in [self.lead(), *(part for i in frozen for part in self.parts(i))]:
+            part.requires_grad_(False)
+            if isinstance(part, nn.Module):
+                part.eval()
 
 
 class HierarchicalBackbone(Backbone):
@@ -184,8 +192,8 @@ class HierarchicalBackbone(Backbone):
     A subclass lists its sizes in the class attributes (``arch_needed`` and ``arch_defaults`` have
     at least the widths, depths, heads, MLP ratios and the rate of stochastic depth), makes
     ``self.stages``, MMEngine's ModuleList that :meth:`build_stage` appends to, overrides
-    :meth:`entry`, :meth:`init_layer` and, where it has such layers, :meth:`extra_tokens`,
-    :meth:`leave`, :meth:`output` and :meth:`parts`, and ends its constructor with :meth:`finish`.
+    :meth:`entry` and, where they differ, :meth:`init_layer`, :meth:`extra_tokens`, :meth:`leave`
+    and :meth:`parts`, and ends its constructor with :meth:`finish`.
     ``docs/design.md`` has a whole one.
 
     Args:
@@ -277,10 +285,18 @@ class HierarchicalBackbone(Backbone):
 
     def output(self, i: int, tokens: Tensor) -> Tensor:
         """Tokens (B, E + N, C) that left stage ``i``, as they are returned."""
-        return tokens
+        return self.out_norms[str(i)](tokens) if self.out_norms else tokens
 
-    def parts(self, i: int) -> List[nn.Module]:
-        return [self.entry(i), self.stages[i]]
+    def parts(self, i: int) -> List[Part]:
+        norm = [self.out_norms[str(i)]] if str(i) in self.out_norms else []
+        return [self.entry(i), self.stages[i], *norm]
+
+    def finish(self, norm_eps: Optional[float] = None) -> None:
+        """As :meth:`Backbone.finish`; ``norm_eps`` asks for a LayerNorm over the channels of every
+        output."""
+        normed, dims = self.out_indices if norm_eps else (), self.arch['embed_dims']
+        self.out_norms = nn.ModuleDict({str(i): nn.LayerNorm(dims[i], norm_eps) for i in normed})
+        super().finish()
 
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
         x = x.contiguous(memory_format=torch.channels_last)

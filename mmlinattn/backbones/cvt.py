@@ -3,12 +3,12 @@
 from typing import List, Optional, Sequence, Union
 
 import torch
-from mmengine.model import ModuleList, trunc_normal_init
+from mmengine.model import ModuleList
 from mmengine.registry import MODELS
-from torch import Tensor, nn
+from torch import nn
 
 from ..layers import AttnCfg
-from .base import HierarchicalBackbone, drop_path_rates
+from .base import HierarchicalBackbone, Part, drop_path_rates
 from .block import TransformerBlock
 from .mix_transformer import OverlapPatchEmbed
 
@@ -93,10 +93,7 @@ class CvT(HierarchicalBackbone):
         if with_cls_token and self.num_built > last:
             self.cls_token = nn.Parameter(torch.empty(1, 1, dims[last]))
             nn.init.trunc_normal_(self.cls_token, std=0.02)
-        self.out_norms = nn.ModuleDict(
-            {str(i): nn.LayerNorm(dims[i]) for i in self.out_indices if out_norm}
-        )
-        self.finish()
+        self.finish(norm_eps=1e-5 if out_norm else None)
 
     def stochastic_depth(self, rate: float) -> List[List[float]]:
         *before, last = self.arch['depths']
@@ -105,16 +102,9 @@ class CvT(HierarchicalBackbone):
     def entry(self, i: int) -> nn.Module:
         return self.patch_embeds[i]
 
-    def extra_tokens(self, i: int) -> Optional[Tensor]:
+    def parts(self, i: int) -> List[Part]:
+        token = self.extra_tokens(i)
+        return [*super().parts(i), *([] if token is None else [token])]
+
+    def extra_tokens(self, i: int) -> Optional[nn.Parameter]:
         return self.cls_token if i == self.num_stages - 1 else None
-
-    def output(self, i: int, tokens: Tensor) -> Tensor:
-        return self.out_norms[str(i)](tokens) if self.out_norms else tokens
-
-    def init_layer(self, layer: nn.Module) -> None:
-        """Linear layers truncated normal (std 0.02), zero biases; convolutions by torch's own
-        rule, as released."""
-        if isinstance(layer, nn.Linear):
-            trunc_normal_init(layer, std=0.02, bias=0)
-        else:
-            layer.reset_parameters()

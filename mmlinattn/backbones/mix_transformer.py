@@ -9,7 +9,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..layers import AttnCfg, MixFFN, build_attention, map_to_tokens, tokens_to_map
-from .base import HierarchicalBackbone
+from .base import HierarchicalBackbone, Part
 
 # Table 6 of the SegFormer paper, and the released code.
 ARCHITECTURES = {
@@ -139,7 +139,7 @@ class MixTransformer(HierarchicalBackbone):
     def leave(self, i: int, tokens: Tensor) -> Tensor:
         return self.norms[i](tokens)
 
-    def parts(self, i: int) -> List[nn.Module]:
+    def parts(self, i: int) -> List[Part]:
         return [*super().parts(i), self.norms[i]]
 
     def init_layer(self, layer: nn.Module) -> None:

@@ -1,6 +1,6 @@
 """RAVLT, the backbone of "Breaking the Low-Rank Dilemma of Linear Attention" (CVPR 2025)."""
 
-from typing import Optional, Sequence, Tuple, Union
+from typing import List, Optional, Sequence, Tuple, Union
 
 import torch
 from mmcv.cnn import ConvModule
@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..layers import AttnCfg, ConvFFN, add_depthwise, build_attention
-from .base import HierarchicalBackbone
+from .base import HierarchicalBackbone, Part
 
 # Table 1 of the paper; layer scale and stochastic depth of the released models.
 ARCHITECTURES = {
@@ -153,16 +153,14 @@ class RAVLT(HierarchicalBackbone):
                 self.downsamples.append(_conv(dims[i - 1], dims[i], 2, norm_cfg, act=False))
             scale = self.arch['layer_scale_init'][i]
             self.build_stage(i, RAVLTBlock, layer_scale_init=scale, cpe=cpe)
-        self.out_norms = nn.ModuleDict(
-            {str(i): nn.LayerNorm(dims[i], eps=1e-6) for i in self.out_indices if out_norm}
-        )
-        self.finish()
+        self.finish(norm_eps=1e-6 if out_norm else None)
 
     def entry(self, i: int) -> nn.Module:
         return self.downsamples[i - 1] if i else self.stem
 
-    def output(self, i: int, tokens: Tensor) -> Tensor:
-        return self.out_norms[str(i)](tokens) if self.out_norms else tokens
+    def parts(self, i: int) -> List[Part]:
+        # Norms of outputs learn: the released classifiers have none to keep.
+        return [self.entry(i), self.stages[i]]
 
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
         if min(x.shape[-2:]) < STRIDE:

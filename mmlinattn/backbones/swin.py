@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Optional, Sequence, Union
 
-from mmengine.model import BaseModule, ModuleList, trunc_normal_init
+from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
@@ -124,17 +124,7 @@ class Swin(HierarchicalBackbone):
                 eps=1e-5,
                 window_size=window_size,
             )
-        self.out_norms = nn.ModuleDict(
-            {str(i): nn.LayerNorm(dims[i]) for i in self.out_indices if out_norm}
-        )
-        self.finish()
+        self.finish(norm_eps=1e-5 if out_norm else None)
 
     def entry(self, i: int) -> nn.Module:
         return self.merges[i - 1] if i else self.patch_embed
-
-    def output(self, i: int, tokens: Tensor) -> Tensor:
-        return self.out_norms[str(i)](tokens) if self.out_norms else tokens
-
-    def init_layer(self, layer: nn.Module) -> None:
-        """Truncated normal (std 0.02), zero biases, as released."""
-        trunc_normal_init(layer, std=0.02, bias=0)

@@ -5,7 +5,7 @@ from typing import Optional, Sequence, Tuple, Union
 import torch
 import torch.nn.functional as F
 from mmengine.logging import print_log
-from mmengine.model import BaseModule, ModuleList, trunc_normal_init
+from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
@@ -167,24 +167,10 @@ class ViL(HierarchicalBackbone):
             self.patch_embeds.append(PlacedPatches(in_channels, dim, STRIDES[i], grid, extra))
             self.build_stage(i, TransformerBlock, window_size=window_size)
             in_channels = dim
-        self.out_norms = nn.ModuleDict(
-            {str(i): nn.LayerNorm(dims[i], eps=1e-6) for i in self.out_indices if out_norm}
-        )
-        self.finish()
+        self.finish(norm_eps=1e-6 if out_norm else None)
 
     def entry(self, i: int) -> nn.Module:
         return self.patch_embeds[i]
 
     def extra_tokens(self, i: int) -> Optional[Tensor]:
         return self.patch_embeds[i].placed_extra_tokens()
-
-    def output(self, i: int, tokens: Tensor) -> Tensor:
-        return self.out_norms[str(i)](tokens) if self.out_norms else tokens
-
-    def init_layer(self, layer: nn.Module) -> None:
-        """Linear layers truncated normal (std 0.02), zero biases; convolutions by torch's own
-        rule, as released."""
-        if isinstance(layer, nn.Linear):
-            trunc_normal_init(layer, std=0.02, bias=0)
-        else:
-            layer.reset_parameters()

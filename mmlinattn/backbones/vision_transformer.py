@@ -11,7 +11,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..layers import AttnCfg, map_to_tokens
-from .base import Backbone, drop_path_rates
+from .base import Backbone, Part, drop_path_rates
 from .block import TransformerBlock
 from .patches import PatchConv, check_positions
 
@@ -57,6 +57,8 @@ class PatchTokens(BaseModule):
             count = self.num_extra_tokens + math.prod(grid)
             self.pos_embed = nn.Parameter(torch.empty(1, count, embed_dims))
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
+            # Saved with them, as their number does not tell rows from columns.
+            self.register_buffer('pos_grid', torch.tensor(grid))
         self._told = False
         self._register_load_state_dict_pre_hook(self._fit_positions)
 
@@ -85,20 +87,32 @@ class PatchTokens(BaseModule):
         name = f'{prefix}pos_embed'
         if self.pos_embed is None or name not in state_dict:
             return
-        theirs, ours = state_dict[name], self.pos_embed
-        if theirs.shape == ours.shape:
+        theirs = state_dict[name]
+        check_positions(name, theirs, self.pos_embed)
+        count, same = theirs.shape[1], theirs.shape == self.pos_embed.shape
+        saved = state_dict.get(f'{prefix}pos_grid')
+        state_dict[f'{prefix}pos_grid'] = torch.tensor(self.grid)
+        if saved is None and same:
             return
-        check_positions(name, theirs, ours)
-        side = math.isqrt(theirs.shape[1])
-        extra = theirs.shape[1] - side**2
-        if extra != self.num_extra_tokens and (extra, self.num_extra_tokens) != (1, 0):
+        if saved is None and self.grid[0] != self.grid[1]:
             raise ValueError(
-                f'{name} has {theirs.shape[1]} positions, which are no square of patches after '
+                f'{name} has {count} positions and no {prefix}pos_grid that tells their rows and '
+                f'columns; the model has a grid of {self.grid}'
+            )
+        side = math.isqrt(count)
+        grid = (side, side) if saved is None else tuple(saved.flatten().tolist())
+        extra = count - math.prod(grid)
+        fits = extra == self.num_extra_tokens or (extra, self.num_extra_tokens) == (1, 0)
+        if not fits or len(grid) != 2:
+            shape = 'square' if saved is None else f'grid of {grid}'
+            raise ValueError(
+                f'{name} has {count} positions, which are no {shape} of patches after '
                 f'{self.num_extra_tokens} extra tokens; the model has a grid of {self.grid}'
             )
+        if grid != self.grid:
+            print_log(f'{name} is resized from {grid} to {self.grid} patches')
         theirs = theirs[:, extra - self.num_extra_tokens :]
-        print_log(f'{name} is resized from {(side, side)} to {self.grid} patches')
-        state_dict[name] = resize_positions(theirs, (side, side), self.grid, self.num_extra_tokens)
+        state_dict[name] = resize_positions(theirs, grid, self.grid, self.num_extra_tokens)
 
 
 def resize_positions(
@@ -133,7 +147,9 @@ class ViT(Backbone):
         attn_cfg: config or name of the attention of all layers, or a list with one a layer. With a
             class token it must be one that takes extra tokens.
         img_size: side, or (height, width), of the images that the positions are for: a multiple of
-            the patch size. For other sizes the positions are resized, which is logged once.
+            the patch size. For other sizes the positions are resized, which is logged once. So are
+            those of weights that are loaded: their grid is saved as ``embed.pos_grid``; without it
+            they fit a model of as many positions, or are those of a square for a square model.
         in_channels: channels of the image.
         with_cls_token: a class token before the patches.
         pos_embed: learnt positions.
@@ -212,7 +228,7 @@ class ViT(Backbone):
     def lead(self) -> nn.Module:
         return self.embed
 
-    def parts(self, i: int) -> List[nn.Module]:
+    def parts(self, i: int) -> List[Part]:
         last = self.norm is not None and i == self.num_built - 1
         return [self.layers[i], *([self.norm] if last else [])]
 

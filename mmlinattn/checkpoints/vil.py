@@ -1,6 +1,7 @@
 """ViL weights with absolute positions: names of the release to names of this package."""
 
 import re
+from collections import Counter
 from typing import Dict, Mapping, Tuple
 
 import torch
@@ -59,12 +60,17 @@ def convert_vil(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Ma
     Raises:
         CheckpointError: see :class:`KeyMap`; global tokens with a projection of their own.
     """
-    kept = {}
+    kept: Dict[str, Tensor] = {}
+    unused: Counter = Counter()
     for name, value in state_dict.items():
         shared = state_dict.get(name.replace('_global.', '.')) if '_global.' in name else None
         if shared is not None and not torch.equal(shared, value):
             raise CheckpointError(f'{name}: global tokens have a projection of their own')
-        # A stage without global tokens has empty positions of these.
-        if shared is None and value.numel():
+        if shared is not None:
+            unused['second names of projections that global tokens share'] += 1
+        elif not value.numel():
+            unused['empty positions of stages without global tokens'] += 1
+        else:
             kept[name] = value
-    return NAMES(fuse(kept, ('attn.query', 'attn.kv'), 'attn.in_proj'))
+    tensors, left_out = NAMES(fuse(kept, ('attn.query', 'attn.kv'), 'attn.in_proj'))
+    return tensors, left_out + unused

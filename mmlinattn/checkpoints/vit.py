@@ -1,15 +1,18 @@
 """ViT and DeiT weights: names of timm, which the DeiT release has too, or of MMPretrain."""
 
+import math
 from typing import Dict, Mapping, Tuple
 
 import torch
 from torch import Tensor
 
+from .errors import CheckpointError
 from .keymap import OPENMMLAB, KeyMap, Rule
 
 BACKBONE = r'(?:backbone\.)?'
 TIMM = BACKBONE + r'blocks\.(\d+)\.'
 MMPRETRAIN = BACKBONE + r'layers\.(\d+)\.'
+DISTILLATION = BACKBONE + r'dist_token$|head\.layers\.head_dist\.|head_dist\.'
 LAYER = r'backbone.layers.\1.'
 
 NAMES = KeyMap(
@@ -22,7 +25,7 @@ NAMES = KeyMap(
         Rule(TIMM + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
         Rule(r'norm\.', 'backbone.norm.'),
         Rule(r'head\.(?=weight$|bias$)', 'head.fc.'),
-        Rule(r'head_dist\.|dist_token$', None, reason='parts of the distillation'),
+        Rule(DISTILLATION, None, reason='parts of the distillation'),
         Rule(MMPRETRAIN + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
         Rule(MMPRETRAIN + r'attn\.proj\.', LAYER + 'attn.proj.'),
         Rule(MMPRETRAIN + r'(?:ln|norm)([12])\.', LAYER + r'norm\2.'),
@@ -38,13 +41,23 @@ NAMES = KeyMap(
 
 def convert_vit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
     """Renames ViT or DeiT weights; the second token of a distilled DeiT is left out with its
-    position.
+    position. Positions that can be those of a square image are: all released ones are.
 
     Returns:
         name here -> tensor, and a count of the tensors left out by reason.
+
+    Raises:
+        CheckpointError: see :class:`KeyMap`; a distillation token without positions.
     """
     tensors, left_out = NAMES(state_dict)
+    positions = tensors.get('backbone.embed.pos_embed')
     if any(name.endswith('dist_token') for name in state_dict):
-        positions = tensors['backbone.embed.pos_embed']
-        tensors['backbone.embed.pos_embed'] = torch.cat([positions[:, :1], positions[:, 2:]], 1)
+        if positions is None:
+            raise CheckpointError('the checkpoint has a dist_token, but no pos_embed')
+        positions = torch.cat([positions[:, :1], positions[:, 2:]], 1)
+        tensors['backbone.embed.pos_embed'] = positions
+    if positions is not None:
+        side = math.isqrt(positions.shape[1])
+        if positions.shape[1] - side**2 in (0, 1):
+            tensors['backbone.embed.pos_grid'] = torch.tensor((side, side))
     return tensors, left_out

@@ -7,7 +7,7 @@ from mmengine.config import Config
 
 from mmlinattn.analysis import analyse
 from mmlinattn.backbones import CvT
-from mmlinattn.checkpoints import convert
+from mmlinattn.checkpoints import CheckpointError, convert
 from mmlinattn.engine import build_model
 
 DIMS, DEPTHS, HEADS = (8, 16, 24), (1, 2, 2), (1, 2, 3)
@@ -111,7 +111,7 @@ def test_equals_its_definition(size):
 
 
 def test_a_strange_name_is_refused():
-    with pytest.raises(Exception, match='stage0.blocks.0.attn.rel_pos'):
+    with pytest.raises(CheckpointError, match='stage0.blocks.0.attn.rel_pos'):
         convert({'stage0.blocks.0.attn.rel_pos': torch.zeros(1)}, source='cvt')
 
 
@@ -158,6 +158,17 @@ def test_outputs():
     assert not plain.out_norms and plain(image)[2].shape == (1, 24, 4, 6)
 
 
+@pytest.mark.parametrize('stages', [1, 3])
+def test_frozen_stages(stages):
+    model = build(frozen_stages=stages).train()
+    learn = {name for name, value in model.named_parameters() if value.requires_grad}
+    frozen = {f'{part}.{i}' for part in ('patch_embeds', 'stages', 'out_norms') for i in range(3)}
+    tops = {'.'.join(name.split('.')[:2]) for name in learn}
+    left = {name for name in frozen if int(name[-1]) >= stages}
+    assert tops == (left | {'cls_token'} if stages < 3 else set())
+    assert [norm.training for norm in model.out_norms.values()] == [i >= stages for i in range(3)]
+
+
 def test_stochastic_depth_is_of_the_last_stage():
     model = build(drop_path_rate=0.2)
     rates = [[block.drop_path.drop_prob for block in stage] for stage in model.stages]
@@ -188,3 +199,16 @@ def test_an_attention_that_refuses_the_class_token():
     image = torch.randn(1, 3, 64, 64)
     assert len(build(attn_cfg='WindowAttention', with_cls_token=False)(image)) == 3
     assert len(build(attn_cfg='WindowAttention', out_indices=(0, 1))(image)) == 2
+
+
+def test_compiled_checkpointing_counts_a_batch_once():
+    torch.compiler.reset()
+    model, image = build(with_cp=True, out_indices=(0,)), torch.randn(2, 3, 32, 32)
+    compiled = torch.compile(model, fullgraph=True, backend='aot_eager')
+    compiled(image)[0].square().mean().backward()
+    norm = model.stages[0][0].attn.conv_q.bn
+    assert int(norm.num_batches_tracked) == 1
+    once = norm.running_mean.clone()
+    norm.running_mean.zero_()
+    model(image)[0].square().mean().backward()
+    torch.testing.assert_close(norm.running_mean, once)

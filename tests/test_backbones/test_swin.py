@@ -134,7 +134,21 @@ def test_frozen_stages():
     model = build(frozen_stages=2).train()
     still = {name for name, value in model.named_parameters() if not value.requires_grad}
     tops = {'.'.join(name.split('.')[:2]) for name in still}
-    assert tops == {'patch_embed.proj', 'patch_embed.norm', 'stages.0', 'merges.0', 'stages.1'}
+    assert tops == {
+        'patch_embed.proj', 'patch_embed.norm', 'stages.0', 'merges.0', 'stages.1',
+        'out_norms.0', 'out_norms.1',
+    }  # fmt: skip
+
+
+def test_start_is_that_of_mmdetection():
+    """Linear layers truncated normal; it leaves the patch convolution to torch's own rule."""
+    model = Swin('t', out_indices=(1,)).requires_grad_(False)
+    model.init_weights()
+    conv = model.patch_embed.proj  # 3 x 4 x 4 inputs: uniform up to 48^-0.5
+    assert conv.weight.std() == pytest.approx((3 * 48) ** -0.5, rel=0.05)
+    assert 0.95 * 48**-0.5 < conv.bias.abs().max() < 48**-0.5
+    for linear in (model.merges[0].reduction, model.stages[1][0].ffn.fc1):
+        assert linear.weight.std() == pytest.approx(0.02, rel=0.05)
 
 
 def test_means_for_a_classifier():

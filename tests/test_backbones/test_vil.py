@@ -120,6 +120,15 @@ def test_equals_its_definition():
     assert (out - expected).norm() < 1e-9 * expected.norm()
 
 
+def test_what_is_left_out_is_counted(capsys):
+    convert(released_weights(), source='vil')
+    printed = capsys.readouterr().out
+    # Weight and bias of three projections in each of three blocks; the last stage's positions.
+    assert 'left out 18 second names of projections that global tokens share' in printed
+    assert 'left out 1 empty positions of stages without global tokens' in printed
+    assert printed.count('left out') == 2
+
+
 def test_weights_that_are_no_such_model():
     weights = released_weights()
     weights['layer1.1.attn.kv_global.bias'] = torch.zeros(16)
@@ -164,6 +173,13 @@ def test_positions_of_another_size_are_resized(capsys):
     state[name] = torch.zeros(1, 8, 5)
     with pytest.raises(ValueError, match=r'row_embed of shape \(1, 8, 5\) does not fit'):
         model.load_state_dict(state)
+
+
+def test_frozen_stages():
+    model = build(frozen_stages=2).train()
+    for parts in (model.patch_embeds, model.stages, model.out_norms.values()):
+        learns = [any(p.requires_grad for p in part.parameters()) for part in parts]
+        assert learns == [False, False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from mmengine.config import Config
 
 from mmlinattn.analysis import analyse
 from mmlinattn.backbones import SimpleFeaturePyramid, ViT
-from mmlinattn.checkpoints import check_fits, convert, save_checkpoint
+from mmlinattn.checkpoints import CheckpointError, check_fits, convert, save_checkpoint
 from mmlinattn.engine import build_model
 
 TINY = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)
@@ -55,6 +55,8 @@ def test_equals_mmpretrain(size, out_type):
 def timm_names(state_dict):
     names = {}
     for name, value in state_dict.items():
+        if name == 'embed.pos_grid':  # theirs are square
+            continue
         for ours, released in (
             ('embed.proj', 'patch_projection'), ('embed.', ''), ('layers.', 'blocks.'),
             ('in_proj', 'qkv'), ('ffn.', 'mlp.'), ('patch_projection', 'patch_embed.proj'),
@@ -76,23 +78,43 @@ def test_names_of_timm(source):
         assert torch.equal(converted[f'backbone.{name}'], value), name
 
 
-def test_a_distilled_deit_loses_its_second_token(capsys):
-    released = timm_names(filled(build()).state_dict())
-    first, places = released['pos_embed'].split([1, 36], 1)
-    distilled = dict(
-        released,
+def mmpretrain_names(state_dict):
+    names = {f'backbone.{name}': value for name, value in state_dict.items()}
+    return {
+        name.replace('blocks.', 'layers.').replace('mlp.fc1', 'ffn.layers.0.0')
+        .replace('mlp.fc2', 'ffn.layers.1').replace('norm', 'ln').replace('ln.', 'ln1.')
+        .replace('patch_embed.proj', 'patch_embed.projection'): value
+        for name, value in names.items()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize('of_mmpretrain', [False, True])
+def test_a_distilled_deit_loses_its_second_token(of_mmpretrain, capsys):
+    model = filled(build())
+    plain = timm_names(model.state_dict())
+    first, places = plain['pos_embed'].split([1, 36], 1)
+    released = dict(
+        plain,
         pos_embed=torch.cat([first, torch.zeros_like(first), places], 1),
         dist_token=torch.zeros(1, 1, 32),
-        **{'head_dist.weight': torch.zeros(9, 32)},
     )
-    converted = convert(distilled, source='deit')
-    assert torch.equal(converted['backbone.embed.pos_embed'], released['pos_embed'])
-    assert not any('dist' in name for name in converted)
+    head = 'head_dist'
+    if of_mmpretrain:
+        released, head = mmpretrain_names(released), 'head.layers.head_dist'
+        assert {'backbone.dist_token', 'backbone.layers.1.ffn.layers.1.bias'} < released.keys()
+    released[f'{head}.weight'] = torch.zeros(9, 32)
+    converted = below(convert(released, source='deit'))
+    assert 'left out 2 parts of the distillation' in capsys.readouterr().out
+    assert converted.keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(converted[name], value), name
 
 
-def test_a_strange_name_is_refused():
-    with pytest.raises(Exception, match='blocks.0.attn.rel_pos'):
+def test_strange_weights_are_refused():
+    with pytest.raises(CheckpointError, match='blocks.0.attn.rel_pos'):
         convert({'blocks.0.attn.rel_pos': torch.zeros(1)}, source='vit')
+    with pytest.raises(CheckpointError, match='has a dist_token, but no pos_embed'):
+        convert({'backbone.dist_token': torch.zeros(1, 1, 32)}, source='deit')
 
 
 # The papers: DeiT table 1, ViT table 1 (in millions, with the classifier).
@@ -152,7 +174,10 @@ def test_costs_of_fastformer(arch, attn_cfg, params, gflops):
 
 
 def positions(model, count: int) -> dict:
-    return dict(model.state_dict(), **{'embed.pos_embed': torch.randn(1, count, 32)})
+    """Weights with other positions, whose grid is not told."""
+    state = dict(model.state_dict(), **{'embed.pos_embed': torch.randn(1, count, 32)})
+    del state['embed.pos_grid']
+    return state
 
 
 def test_positions_of_another_size_are_resized(capsys, tmp_path):
@@ -168,6 +193,49 @@ def test_positions_of_another_size_are_resized(capsys, tmp_path):
     # And so in the check before a run.
     save_checkpoint(tmp_path / 'weights.pth', state, {})
     assert not check_fits(tmp_path / 'weights.pth', build()).mismatched
+
+
+# As many patches in another grid; more; between grids that are no squares; to one; no class token.
+@pytest.mark.parametrize(
+    'old, new, with_cls_token',
+    [
+        ((32, 128), (64, 64), True), ((32, 128), (96, 96), True), ((48, 80), (48, 96), True),
+        ((48, 48), (32, 64), True), ((32, 128), (64, 64), False),
+    ],
+)  # fmt: skip
+def test_positions_keep_their_rows_and_columns(old, new, with_cls_token):
+    source, model = build(img_size=old), build(img_size=new, with_cls_token=with_cls_token)
+    state = {name: value.clone() for name, value in source.state_dict().items()}
+    if not with_cls_token:
+        del state['embed.cls_token']
+    model.load_state_dict(state)
+    grid = source.embed.pos_embed[:, 1:].detach().mT.unflatten(2, [side // 8 for side in old])
+    size = [side // 8 for side in new]
+    expected = torch.nn.functional.interpolate(grid, size=size, mode='bicubic').flatten(2).mT
+    torch.testing.assert_close(model.embed.pos_embed[:, int(with_cls_token) :], expected)
+    assert model.state_dict()['embed.pos_grid'].tolist() == size
+
+
+def test_positions_whose_grid_is_not_told():
+    wide = build(img_size=(32, 128))
+    state = positions(wide, 1 + 32 * 2)
+    kept = state['embed.pos_embed'].clone()
+    wide.load_state_dict(dict(state))  # as many
+    assert torch.equal(wide.embed.pos_embed, kept)
+    with pytest.raises(ValueError, match=r'65 positions and no embed.pos_grid .* \(6, 10\)'):
+        build(img_size=(48, 80)).load_state_dict(state)
+    state['embed.pos_grid'] = torch.tensor((8, 9))
+    with pytest.raises(ValueError, match=r'65 positions, which are no grid of \(8, 9\)'):
+        wide.load_state_dict(state)
+
+
+def test_released_positions_are_square():
+    released = timm_names(filled(build()).state_dict())
+    model = build(img_size=(32, 64))
+    model.load_state_dict(below(convert(released, source='deit')))
+    grid = released['pos_embed'][:, 1:].mT.unflatten(2, (6, 6))
+    expected = torch.nn.functional.interpolate(grid, size=(4, 8), mode='bicubic').flatten(2).mT
+    torch.testing.assert_close(model.embed.pos_embed[:, 1:], expected)
 
 
 def test_positions_lose_a_class_token_that_the_model_has_not():
@@ -189,7 +257,7 @@ def test_positions_lose_a_class_token_that_the_model_has_not():
 )
 def test_positions_that_cannot_be_resized(shape, message):
     model = build()
-    state = dict(model.state_dict(), **{'embed.pos_embed': torch.zeros(shape)})
+    state = dict(positions(model, 1), **{'embed.pos_embed': torch.zeros(shape)})
     with pytest.raises(ValueError, match=message):
         model.load_state_dict(state)
 
