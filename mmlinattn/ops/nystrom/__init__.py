@@ -45,7 +45,8 @@ def nystrom_attention(
     Args:
         q, k: projected tokens, (B, heads, N, d), any strides; float16, bfloat16, float32 or
             float64. Softmaxes, sums and M x M matrices are in float32 for half types (all but the
-            reference form).
+            reference form); products between landmarks are torch's own and follow
+            ``torch.set_float32_matmul_precision`` on a GPU.
         v: values (B, heads, N, d_v) of the same type.
         landmarks_q, landmarks_k: q~ and k~, (heads, M, d) or (B, heads, M, d), of any floating
             type.
