@@ -5,7 +5,7 @@ import platform
 
 # Numbers of mallopt(3).
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
-MOST = 2**31 - 1
+NEVER = -1
 
 
 def keep_freed_memory() -> bool:
@@ -14,7 +14,8 @@ def keep_freed_memory() -> bool:
     By default it returns what is larger than 32 MiB to the system at once, and the system clears
     each page again when it is next touched: on large maps that takes longer than to compute. The
     process keeps its peak of memory until it ends. ``MALLOC_MMAP_MAX_=0
-    MALLOC_TRIM_THRESHOLD_=2147483647`` in the environment does the same for any program.
+    MALLOC_TRIM_THRESHOLD_=2147483647`` in the environment does the same for any program, up to
+    2 GiB.
 
     Returns:
         whether it could; False with another C library.
@@ -26,4 +27,4 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != 'glibc':
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, MOST))
+    return bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, NEVER))

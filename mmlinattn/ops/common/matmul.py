@@ -2,7 +2,7 @@
 
 torch hands float32 products to its BLAS, Intel's MKL, which keeps to 256-bit code on the processors
 of other makers. oneDNN, which torch uses for convolutions, has 512-bit code on all: on an AMD EPYC
-of the fifth generation it is 2.3 times as fast (docs/benchmarks.md).
+with AVX-512 it is 2.3 times as fast (docs/benchmarks.md, "Where the time goes").
 """
 
 from pathlib import Path
