@@ -30,8 +30,8 @@ except ModuleNotFoundError as error:
             f'them ({_missing})'
         ) from _missing
 else:
-    from . import backbones, classification, detection, engine, layers
+    from . import backbones, classification, datasets, detection, engine, layers
 
-    __all__ += ['backbones', 'classification', 'detection', 'engine', 'layers']
+    __all__ += ['backbones', 'classification', 'datasets', 'detection', 'engine', 'layers']
 
 compat.warn_if_untested()

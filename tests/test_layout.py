@@ -9,20 +9,29 @@ import pytest
 # Part: what it may import, besides what those may and OPEN. A part without a row is an error.
 MAY_IMPORT = {
     'ops.common': [],
+    'ops.adaptive': ['ops.common'],
     'ops.additive': ['ops.common'],
     'ops.linear': ['ops.common'],
+    'ops.epilogue': ['ops.common'],
     'ops.nystrom': ['ops.random_walk'],
     'ops.rala': ['ops.linear'],
     'ops.random_walk': ['ops.common'],
     'ops.ripple': ['ops.common'],
-    'ops': ['ops.additive', 'ops.nystrom', 'ops.rala', 'ops.ripple'],
+    'ops': [
+        'ops.adaptive',
+        'ops.additive',
+        'ops.epilogue',
+        'ops.nystrom',
+        'ops.rala',
+        'ops.ripple',
+    ],
     'layers': ['ops'],
     'backbones': ['layers'],
     'detection': ['backbones'],
     'classification': ['backbones'],
     'datasets': [],
     'checkpoints': [],  # hosts declare the names of released weights, so no host is needed
-    'engine': ['layers', 'checkpoints'],
+    'engine': ['layers', 'checkpoints', 'datasets'],
     'analysis': ['detection', 'classification', 'datasets', 'engine'],
     'visualization': ['analysis'],
     'deployment': ['visualization'],
@@ -109,8 +118,11 @@ import torch
 import mmlinattn.ops as ops
 q, k, v = torch.rand(3, 1, 2, 12, 8).requires_grad_()
 w, anchors = torch.rand(2, 2, 8), torch.rand(2, 3, 8)
+learnt = torch.rand(8, 8), torch.rand(8, 16), torch.rand(8)
 for out in (
+    ops.adaptive_features(q, k, *learnt)[1],
     ops.additive_attention(q, k, v, *w),
+    ops.local_gate(q[0], k[0], None, torch.rand(8, 1, 3, 3), None, hw_shape=(3, 4)),
     ops.linear_attention(q, k, v),
     ops.unnormalised_attention(q, k, v),
     ops.nystrom_attention(q, k, v, anchors, anchors),

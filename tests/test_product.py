@@ -46,7 +46,7 @@ class Encoder(nn.Module):
         x = image.repeat(1, 6, 1, 1)[:, :16, ::8, ::8]  # [B, 16, 8, 10]
         tokens, pos = x.flatten(2).mT, x.flatten(2).mT.roll(1, -1)
         mask = torch.zeros(tokens.shape[:2], dtype=torch.bool)
-        mask[0, -10:] = True
+        mask[0, -10:] = True  # what is below row 56 of the first image
         return [self.encoder(tokens, x.shape[-2:], pos, mask)]
 
 
@@ -158,14 +158,40 @@ def test_one_attention_a_stage(backbone, image):
         backbone(attn_cfg=names[: count - 1])
 
 
-def test_a_class_token_beside_every_attention(attention, image):
-    options = dict(OPTIONS['ViT'], with_cls_token=True, out_indices=(3,), out_type='cls_token')
+def test_what_stands_in_padding_changes_no_other_token(attention, image):
+    pytest.importorskip('mmdet', reason='SMCA needs MMDetection, the extra "det"')
+    model, other = Encoder(attn_cfg=attention).eval(), image.clone()
+    other[0, :, 56:] = 100 * torch.randn_like(other[0, :, 56:])
+    with torch.no_grad():
+        (out,), (expected,) = model(other), model(image)
+    assert not torch.equal(out[0, -10:], expected[0, -10:])
+    torch.testing.assert_close(out[0, :-10], expected[0, :-10])
+    torch.testing.assert_close(out[1], expected[1])
+
+
+# Hosts with extra tokens, and parameters that then may not matter: where the class token alone is
+# returned, it has no local position and no ring in the last layer.
+EXTRA_TOKENS = dict(
+    ViT=(
+        dict(OPTIONS['ViT'], with_cls_token=True, out_indices=(3,), out_type='cls_token'),
+        'layers.3.attn.',
+    ),
+    CvT=(
+        dict(OPTIONS['CvT'], with_cls_token=True, out_indices=(2,), out_type='cls_token'),
+        'stages.2.0.attn.',
+    ),
+    ViL=(dict(OPTIONS['ViL'], arch=dict(ARCH, depths=2, global_tokens=(1, 2, 1, 0))), None),
+)
+
+
+@pytest.mark.parametrize('name', EXTRA_TOKENS)
+def test_extra_tokens_beside_every_attention(name, attention, image):
+    options, last = EXTRA_TOKENS[name]
     if not ours(BaseAttention)[attention].takes_extra_tokens:
         with pytest.raises(ValueError, match=f'{attention} takes no extra tokens'):
-            BACKBONES['ViT'](attn_cfg=attention, **options)
+            BACKBONES[name](attn_cfg=attention, **options)
         return
-    model = BACKBONES['ViT'](attn_cfg=attention, **options)
-    for name, gradient in gradients(model, image).items():
-        assert gradient is not None and torch.isfinite(gradient).all(), name
-        # Of the last layer only the class token is returned, which has no local position, no ring.
-        assert gradient.any() or name.startswith('layers.3.attn.'), name
+    model = BACKBONES[name](attn_cfg=attention, **options)
+    for parameter, gradient in gradients(model, image).items():
+        assert gradient is not None and torch.isfinite(gradient).all(), parameter
+        assert gradient.any() or (last and parameter.startswith(last)), parameter

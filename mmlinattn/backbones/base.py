@@ -15,7 +15,7 @@ from ..layers import (
     map_to_tokens,
     tokens_to_map,
 )
-from .recompute import recomputed
+from ..layers.recompute import recomputed
 
 OUT_TYPES = ('featmap', 'avg_featmap', 'cls_token')
 Part = Union[nn.Module, nn.Parameter]
@@ -306,7 +306,7 @@ class HierarchicalBackbone(Backbone):
             hw_shape, tokens = tuple(x.shape[-2:]), map_to_tokens(x)
             extra, num_extra = self.extra_tokens(i), self.num_extra_tokens(i)
             if extra is not None:
-                tokens = torch.cat([extra.expand(x.shape[0], -1, -1).to(tokens.dtype), tokens], 1)
+                tokens = prepend(extra, tokens)
             for block in blocks:
                 tokens = self.run(block, tokens, hw_shape, *([num_extra] if num_extra else []))
             tokens = self.leave(i, tokens)
@@ -314,6 +314,11 @@ class HierarchicalBackbone(Backbone):
             if i in self.out_indices:
                 outs.append(self.form(self.output(i, tokens), hw_shape, num_extra))
         return tuple(outs)
+
+
+def prepend(extra: Tensor, tokens: Tensor) -> Tensor:
+    """Tokens (B, N, C) behind extra ones (1, E, C): (B, E + N, C), in the type of the tokens."""
+    return torch.cat([extra.expand(tokens.shape[0], -1, -1).to(tokens.dtype), tokens], 1)
 
 
 def drop_path_rates(rate: float, depths: Sequence[int]) -> List[List[float]]:

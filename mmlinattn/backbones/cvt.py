@@ -28,8 +28,8 @@ class CvT(HierarchicalBackbone):
     of this package.
 
     Its own is ``ConvProjectionAttention``; ``convert(..., source='cvt')`` renames the released
-    weights. There are no positions but those that convolutions see: another attention has none in
-    its projections, and may take ``lepe``.
+    weights, and those of transformers. There are no positions but those that convolutions see:
+    another attention has none in its projections, and may take ``lepe``.
 
     Args:
         arch: ``'13'``, ``'21'``, ``'w24'``, or a dict with ``embed_dims`` and ``depths`` and
@@ -37,6 +37,8 @@ class CvT(HierarchicalBackbone):
             last stage alone, as released.
         attn_cfg: config or name of the attention of all stages, or a list of three.
         in_channels: channels of the image.
+        act: activation of the feed-forward layers: ``'quick_gelu'`` as released, or ``'gelu'``,
+            with which transformers runs (and trains) the same weights.
         with_cls_token: a class token in the last stage, whose attention must take it.
         out_norm: LayerNorm over the channels of every output; that of the last stage is released.
         out_type: see :class:`Backbone`; ``'cls_token'`` is for ``out_indices=(2,)``.
@@ -69,6 +71,7 @@ class CvT(HierarchicalBackbone):
         arch: Union[str, dict] = '13',
         attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'ConvProjectionAttention',
         in_channels: int = 3,
+        act: str = 'quick_gelu',
         with_cls_token: bool = True,
         out_norm: bool = True,
         **kwargs,
@@ -87,7 +90,7 @@ class CvT(HierarchicalBackbone):
             self.patch_embeds.append(
                 OverlapPatchEmbed(in_channels, dim, kernel_size, stride, padding, eps=1e-5)
             )
-            self.build_stage(i, TransformerBlock, eps=1e-5, act='quick_gelu')
+            self.build_stage(i, TransformerBlock, eps=1e-5, act=act)
             in_channels = dim
         self.cls_token = None
         if with_cls_token and self.num_built > last:

@@ -1,15 +1,15 @@
 """MiT, the backbone of SegFormer, with any attention."""
 
 import math
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import List, Optional, Sequence, Union
 
-from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule, ModuleList, normal_init, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import AttnCfg, MixFFN, build_attention, map_to_tokens, tokens_to_map
+from ..layers import AttnCfg, map_to_tokens, tokens_to_map
 from .base import HierarchicalBackbone, Part
+from .block import TransformerBlock
 
 # Table 6 of the SegFormer paper, and the released code.
 ARCHITECTURES = {
@@ -43,39 +43,6 @@ class OverlapPatchEmbed(BaseModule):
         """(B, C, H, W) to (B, embed_dims, H / stride, W / stride), rounded up by default."""
         x = self.proj(x)
         return tokens_to_map(self.norm(map_to_tokens(x)), x.shape[-2:])
-
-
-class MixTransformerBlock(BaseModule):
-    """Attention and feed-forward layer, each behind a norm and with its residual.
-
-    Args:
-        embed_dims, num_heads: channels and heads.
-        mlp_ratio: hidden channels of the feed-forward layer over ``embed_dims``.
-        attn_cfg: the attention, see :func:`mmlinattn.layers.build_attention`.
-        sr_ratio: spatial reduction that the attention is offered.
-        drop_path: rate of stochastic depth.
-    """
-
-    def __init__(
-        self,
-        embed_dims: int,
-        num_heads: int,
-        mlp_ratio: float,
-        attn_cfg: AttnCfg,
-        sr_ratio: int = 1,
-        drop_path: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
-        self.attn = build_attention(attn_cfg, embed_dims, num_heads, sr_ratio=sr_ratio)
-        self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6)
-        self.ffn = MixFFN(embed_dims, int(mlp_ratio * embed_dims))
-        self.drop_path = DropPath(drop_path)
-
-    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """(B, N, C) to (B, N, C)."""
-        x = x + self.drop_path(self.attn(self.norm1(x), hw_shape))
-        return x + self.drop_path(self.ffn(self.norm2(x), hw_shape))
 
 
 @MODELS.register_module()
@@ -128,7 +95,7 @@ class MixTransformer(HierarchicalBackbone):
         for i, dim in enumerate(self.arch['embed_dims'][: self.num_built]):
             kernel_size, stride = (3, 2) if i else (7, 4)
             self.patch_embeds.append(OverlapPatchEmbed(in_channels, dim, kernel_size, stride))
-            self.build_stage(i, MixTransformerBlock, sr_ratio=self.arch['sr_ratios'][i])
+            self.build_stage(i, TransformerBlock, ffn='mix', sr_ratio=self.arch['sr_ratios'][i])
             self.norms.append(nn.LayerNorm(dim, eps=1e-6))
             in_channels = dim
         self.finish()

@@ -3,6 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.common.numerics import known
+
 
 def fill_up(x: Tensor, side: int) -> Tensor:
     """A map (B, C, H, W) with zeros, right and below, so that ``side`` divides its size.
@@ -12,9 +14,11 @@ def fill_up(x: Tensor, side: int) -> Tensor:
         >>> fill_up(torch.ones(1, 1, 5, 8), 4).shape
         torch.Size([1, 1, 8, 8])
     """
-    # Plain integers also while a trace counts in tensors.
-    rows, columns = (-int(size) % side for size in x.shape[-2:])
-    return F.pad(x, (0, columns, 0, rows)) if rows or columns else x
+    rows, columns = ((side - size % side) % side for size in x.shape[-2:])
+    # What an export with dynamic sizes does not know it must not ask.
+    if known(rows, columns) and not (rows or columns):
+        return x
+    return F.pad(x, (0, columns, 0, rows))
 
 
 class PatchConv(nn.Conv2d):

@@ -79,6 +79,7 @@ class Swin(HierarchicalBackbone):
             ``WindowAttention`` is shifted in every second block.
         window_size: side of the windows.
         in_channels: channels of the image.
+        ffn: ``'mlp'``, or ``'mix'`` with a depth-wise convolution in every feed-forward layer.
         out_norm: LayerNorm over the channels of every output.
         others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the patch embedding.
 
@@ -107,6 +108,7 @@ class Swin(HierarchicalBackbone):
         attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'WindowAttention',
         window_size: int = 7,
         in_channels: int = 3,
+        ffn: str = 'mlp',
         out_norm: bool = True,
         out_indices: Optional[Sequence[int]] = None,
         **kwargs,
@@ -122,6 +124,7 @@ class Swin(HierarchicalBackbone):
                 TransformerBlock,
                 every_second=dict(shift=True),
                 eps=1e-5,
+                ffn=ffn,
                 window_size=window_size,
             )
         self.finish(norm_eps=1e-5 if out_norm else None)

@@ -11,7 +11,9 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..layers import AttnCfg, map_to_tokens
-from .base import Backbone, Part, drop_path_rates
+from ..ops.common.checks import check_sides
+from ..ops.common.numerics import symbolic
+from .base import Backbone, Part, drop_path_rates, prepend
 from .block import TransformerBlock
 from .patches import PatchConv, check_positions
 
@@ -67,12 +69,12 @@ class PatchTokens(BaseModule):
         x = self.proj(x)
         hw_shape, tokens = tuple(x.shape[-2:]), map_to_tokens(x)
         if self.cls_token is not None:
-            first = self.cls_token.expand(tokens.shape[0], -1, -1).to(tokens.dtype)
-            tokens = torch.cat([first, tokens], 1)
+            tokens = prepend(self.cls_token, tokens)
         return (tokens if self.pos_embed is None else tokens + self._positions(hw_shape)), hw_shape
 
     def _positions(self, hw_shape: Tuple[int, int]) -> Tensor:
-        if hw_shape == self.grid:
+        # An export with dynamic sizes always resizes, which changes nothing at the same size.
+        if not symbolic(*hw_shape) and hw_shape == self.grid:
             return self.pos_embed
         if not self._told and not torch.compiler.is_compiling():
             self._told = True
@@ -124,7 +126,7 @@ def resize_positions(
         >>> resize_positions(torch.zeros(1, 1 + 14 * 14, 8), (14, 14), (20, 30), 1).shape
         torch.Size([1, 601, 8])
     """
-    if old == new:
+    if not symbolic(*new) and old == new:
         return positions
     extra, places = positions[:, :num_extra_tokens], positions[:, num_extra_tokens:]
     grid = places.unflatten(1, old).permute(0, 3, 1, 2).float()
@@ -152,7 +154,12 @@ class ViT(Backbone):
             they fit a model of as many positions, or are those of a square for a square model.
         in_channels: channels of the image.
         with_cls_token: a class token before the patches.
+        cls_token_from: the layer from which on it is there. 0 is the first; in a later one, as in
+            ConViT, it comes without a position, and layers before may have attentions that refuse
+            it.
         pos_embed: learnt positions.
+        ffn: ``'mlp'``, or ``'mix'`` with a depth-wise convolution in every feed-forward layer,
+            which the class token has no part in.
         out_indices: layers to return, the last by default; the last is behind the final norm.
         out_type: ``'featmap'``, ``'avg_featmap'`` (mean of the patches) or
             ``'cls_token'``, both for heads of MMPretrain.
@@ -167,9 +174,10 @@ class ViT(Backbone):
         tuple of (B, C, ceil(H / p), ceil(W / p)), contiguous, or (B, C).
 
     Raises:
-        ValueError: see :class:`Backbone`; ``out_type='cls_token'`` without a class token, an image
-            size that the patches do not divide, an attention that refuses the class token,
-            pre-trained positions that cannot be resized.
+        ValueError: see :class:`Backbone`; ``out_type='cls_token'`` without a class token or of a
+            layer before it, a ``cls_token_from`` that is no layer, an image size that the patches
+            do not divide, an attention that refuses the class token, pre-trained positions that
+            cannot be resized.
         KeyError: an unknown attention.
 
     Example:
@@ -192,7 +200,9 @@ class ViT(Backbone):
         img_size: Union[int, Sequence[int]] = 224,
         in_channels: int = 3,
         with_cls_token: bool = True,
+        cls_token_from: int = 0,
         pos_embed: bool = True,
+        ffn: str = 'mlp',
         out_indices: Optional[Sequence[int]] = None,
         **kwargs,
     ) -> None:
@@ -205,15 +215,33 @@ class ViT(Backbone):
             self.arch[name]
             for name in ('embed_dims', 'num_heads', 'depth', 'mlp_ratio', 'patch_size')
         )
-        height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+        layers = range(depth if with_cls_token else 1)
+        if type(cls_token_from) is not int or cls_token_from not in layers:
+            raise ValueError(
+                f'cls_token_from must be a layer in 0..{depth - 1}, and 0 without a class token, '
+                f'got {cls_token_from!r}'
+            )
+        if self.out_type == 'cls_token' and min(self.out_indices) < cls_token_from:
+            raise ValueError(
+                f"out_type='cls_token' needs out_indices from {cls_token_from=} on, got "
+                f'{self.out_indices}'
+            )
+        height, width = check_sides(img_size, 'img_size')
         if height % patch_size or width % patch_size:
             raise ValueError(
                 f'img_size must be a multiple of patch_size={patch_size}, got {img_size}'
             )
         grid = (height // patch_size, width // patch_size) if pos_embed else None
-        self.embed = PatchTokens(in_channels, dims, patch_size, grid, with_cls_token)
+        first = with_cls_token and not cls_token_from
+        self.embed = PatchTokens(in_channels, dims, patch_size, grid, first)
+        self.cls_token_from, self.cls_token = cls_token_from, None
+        if 0 < cls_token_from < self.num_built:
+            self.cls_token = nn.Parameter(torch.empty(1, 1, dims))
+            nn.init.trunc_normal_(self.cls_token, std=0.02)
         self.layers = ModuleList(
-            TransformerBlock(dims, heads, mlp_ratio, self.attn_cfgs[i], *self.drop_paths[i])
+            TransformerBlock(
+                dims, heads, mlp_ratio, self.attn_cfgs[i], *self.drop_paths[i], ffn=ffn
+            )
             for i in range(self.num_built)
         )
         self.norm = nn.LayerNorm(dims, eps=1e-6) if self.num_built == depth else None
@@ -230,16 +258,25 @@ class ViT(Backbone):
 
     def parts(self, i: int) -> List[Part]:
         last = self.norm is not None and i == self.num_built - 1
-        return [self.layers[i], *([self.norm] if last else [])]
+        token = [self.cls_token] if self.joins(i) else []
+        return [*token, self.layers[i], *([self.norm] if last else [])]
+
+    def joins(self, i: int) -> bool:
+        """Whether the class token joins the patches right before layer ``i``, not at the first."""
+        return self.cls_token is not None and i == self.cls_token_from
 
     def num_extra_tokens(self, i: int) -> int:
-        return self.embed.num_extra_tokens
+        late = self.cls_token is not None and i >= self.cls_token_from
+        return self.embed.num_extra_tokens + int(late)
 
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
         x = x.contiguous(memory_format=torch.channels_last)
         tokens, hw_shape = self.embed(x)
-        outs, num_extra = [], self.embed.num_extra_tokens
+        outs = []
         for i, layer in enumerate(self.layers):
+            if self.joins(i):
+                tokens = prepend(self.cls_token, tokens)
+            num_extra = self.num_extra_tokens(i)
             tokens = self.run(layer, tokens, hw_shape, num_extra)
             if i in self.out_indices:
                 last = self.norm is not None and i == self.num_built - 1

@@ -5,7 +5,11 @@ Without MMDetection this package still imports; asking it for a class says what 
 
 try:
     import mmdet.models  # noqa: F401
-except (ImportError, AssertionError) as error:  # MMDetection asserts the versions that it needs
+except (ImportError, AssertionError, TypeError) as error:
+    # MMDetection asserts the versions that it needs; MMPretrain, which it imports where it is
+    # installed, defines a class on a name that transformers 5 does not have.
+    if isinstance(error, TypeError) and str(error) != 'NoneType takes no arguments':
+        raise
     _missing = error
     __all__ = []
 

@@ -22,6 +22,8 @@ from .nystrom import NystromAttention
 from .positions import LinearPosition, build_position
 from .rala import RALA
 from .random_walk import RWGKA, RWGKP
+from .relative_bias import RelativeBias
+from .relative_softmax import RelativeSoftmaxAttention
 from .ripple import RippleAttention
 from .softmax import SoftmaxAttention, softmax_attention
 from .window import WindowAttention
@@ -51,6 +53,8 @@ __all__ = [
     'NonLocalBlock',
     'NonLocalNeck',
     'NystromAttention',
+    'RelativeBias',
+    'RelativeSoftmaxAttention',
     'RippleAttention',
     'SoftmaxAttention',
     'TokenMap',

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from ..ops.common.checks import check_heads, check_hw_shape, check_padding_mask, check_rotary_dim
 from ..ops.common.dispatch import BACKENDS
 from ..ops.common.matmul import linear
+from ..ops.common.numerics import symbolic
 from ..ops.common.rotary import Rotary, apply_rotary
-from .plain import apply_linear
+from ..ops.epilogue import add_local, local_gate
+from .plain import apply_linear, is_hooked
 
 GATES = (None, 'proj', 'identity', 'tanh')
 
@@ -73,7 +75,7 @@ class BaseAttention(BaseModule):
 
     Raises:
         ValueError: heads that do not divide the channels, a head dim that rotary position cannot
-            split, an even ``lepe``, an unknown gate or backend.
+            split, an even ``lepe``, an unknown gate or backend, an option that the class refuses.
     """
 
     # Whether :meth:`attend` applies rotary position itself.
@@ -86,6 +88,8 @@ class BaseAttention(BaseModule):
     backends: Tuple[str, ...] = BACKENDS
     # False where an extra token, which has no place on the map, has no meaning: it is refused.
     takes_extra_tokens = True
+    # Which of ``rotary``, ``lepe`` and ``gate`` have no place in it.
+    refused_options: Tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -101,6 +105,10 @@ class BaseAttention(BaseModule):
         init_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__(init_cfg)
+        given = dict(rotary=rotary, lepe=lepe, gate=gate)
+        for name in self.refused_options:
+            if given[name]:
+                raise ValueError(f'{type(self).__name__} takes no {name}, got {given[name]!r}')
         self.head_dim = check_heads(embed_dims, num_heads)
         if rotary:
             check_rotary_dim(self.head_dim, 'embed_dims / num_heads')
@@ -175,11 +183,21 @@ class BaseAttention(BaseModule):
                 q_heads, k_heads = apply_rotary(q_heads, rotary), apply_rotary(k_heads, rotary)
         out = self.attend(q_heads, k_heads, v_heads, tokens)
         out = out.transpose(1, 2).flatten(2)  # [B, E + N, C]
-        if self.lepe is not None:
-            out = self._local_position(self.lepe, v, tokens).add_(out)
-        if gate is not None:
-            out = out * gate
-        return self.proj_drop(self.project_out(out, q))
+        return self.proj_drop(self.project_out(self._local_and_gate(out, v, gate, tokens), q))
+
+    def _local_and_gate(
+        self, out: Tensor, v: Tensor, gate: Optional[Tensor], tokens: TokenMap
+    ) -> Tensor:
+        """``(lepe(v) + out) * gate``."""
+        lepe = self.lepe
+        if lepe is not None:
+            if tokens.key_padding_mask is not None:
+                v = v.masked_fill(tokens.key_padding_mask[..., None], 0)
+            plain = type(lepe) is nn.Conv2d and not is_hooked(lepe) and v.dtype == out.dtype
+            if plain and not tokens.num_extra_tokens:
+                return local_gate(out, v, gate, lepe.weight, lepe.bias, hw_shape=tokens.hw_shape)
+            out = add_local(self._local_position(lepe, v, tokens), out)
+        return out if gate is None else out * gate
 
     def project_out(self, out: Tensor, q: Tensor) -> Tensor:
         """The output projection, (B, N, C); ``q`` are the projected queries (B, N, C)."""
@@ -240,12 +258,21 @@ class BaseAttention(BaseModule):
 
     @staticmethod
     def _local_position(lepe: nn.Module, v: Tensor, tokens: TokenMap) -> Tensor:
-        if tokens.key_padding_mask is not None:
-            v = v.masked_fill(tokens.key_padding_mask[..., None], 0)
         local = map_to_tokens(lepe(tokens_to_map(tokens.split(v)[1], tokens.hw_shape)))
         # Extra tokens have none.
         return (
             F.pad(local, (0, 0, tokens.num_extra_tokens, 0)) if tokens.num_extra_tokens else local
+        )
+
+
+def need_known_size(what: str, hw_shape: Sequence[int], why: str) -> None:
+    """Raises ValueError where height or width are symbols, as in ``torch.export`` with dynamic
+    sizes, which ``what`` cannot be exported with, or may be."""
+    if symbolic(*hw_shape):
+        raise ValueError(
+            f'{what} cannot be exported with dynamic height and width: {why}. Export it at a fixed '
+            'size (without strict=True, which hides that it is one), or take an attention that '
+            'docs/export.md lists for dynamic sizes'
         )
 
 
@@ -256,4 +283,8 @@ def tokens_to_map(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
 
 def map_to_tokens(x: Tensor) -> Tensor:
     """(B, C, H, W) map to (B, N, C) tokens; a view if the map is channels_last."""
-    return x.permute(0, 2, 3, 1).flatten(1, 2)
+    tokens = x.permute(0, 2, 3, 1).flatten(1, 2)
+    if symbolic(*x.shape[2:]):
+        # torch.export cannot prove how the view lies in memory. In the graph this is no copy.
+        return tokens.clone(memory_format=torch.contiguous_format)
+    return tokens

@@ -47,25 +47,18 @@ class ConvProjectionAttention(BaseAttention):
         map=True,
     )
 
+    backends = ('auto',)
+    refused_options = ('rotary', 'lepe', 'gate')
+
     def __init__(
         self,
         embed_dims: int,
         num_heads: int,
         kv_stride: int = 2,
         attn_drop: float = 0.0,
-        qkv_bias: bool = True,
-        proj_bias: bool = True,
-        proj_drop: float = 0.0,
-        init_cfg: Optional[dict] = None,
+        **kwargs,
     ) -> None:
-        super().__init__(
-            embed_dims,
-            num_heads,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            proj_drop=proj_drop,
-            init_cfg=init_cfg,
-        )
+        super().__init__(embed_dims, num_heads, **kwargs)
         if type(kv_stride) is not int or kv_stride < 1:
             raise ValueError(f'kv_stride must be a positive integer, got {kv_stride!r}')
         self.kv_stride = kv_stride

@@ -49,6 +49,8 @@ class EfficientSoftmaxAttention(BaseAttention):
 
     projections = (*BaseAttention.projections, 'sr')
     host_options = (*BaseAttention.host_options, 'sr_ratio')
+    backends = ('auto',)
+    refused_options = ('rotary', 'lepe', 'gate')
 
     def __init__(
         self,
@@ -56,19 +58,9 @@ class EfficientSoftmaxAttention(BaseAttention):
         num_heads: int,
         sr_ratio: int = 1,
         attn_drop: float = 0.0,
-        qkv_bias: bool = True,
-        proj_bias: bool = True,
-        proj_drop: float = 0.0,
-        init_cfg: Optional[dict] = None,
+        **kwargs,
     ) -> None:
-        super().__init__(
-            embed_dims,
-            num_heads,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            proj_drop=proj_drop,
-            init_cfg=init_cfg,
-        )
+        super().__init__(embed_dims, num_heads, **kwargs)
         if sr_ratio < 1:
             raise ValueError(f'sr_ratio must be at least 1, got {sr_ratio}')
         self.sr_ratio = sr_ratio

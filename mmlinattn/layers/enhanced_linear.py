@@ -49,6 +49,7 @@ class EnhancedLinearAttention(BaseAttention):
         map=True,
     )
     takes_extra_tokens = False
+    refused_options = ('rotary', 'lepe', 'gate')
 
     def __init__(
         self,
@@ -56,21 +57,9 @@ class EnhancedLinearAttention(BaseAttention):
         num_heads: int,
         scales: Sequence[int] = (5,),
         eps: float = 1e-6,
-        qkv_bias: bool = True,
-        proj_bias: bool = True,
-        proj_drop: float = 0.0,
-        backend: str = 'auto',
-        init_cfg: Optional[dict] = None,
+        **kwargs,
     ) -> None:
-        super().__init__(
-            embed_dims,
-            num_heads,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            proj_drop=proj_drop,
-            backend=backend,
-            init_cfg=init_cfg,
-        )
+        super().__init__(embed_dims, num_heads, **kwargs)
         for scale in scales:
             if type(scale) is not int or scale < 1 or scale % 2 == 0:
                 raise ValueError(f'scales must be odd kernel sizes, got {tuple(scales)}')
@@ -83,7 +72,8 @@ class EnhancedLinearAttention(BaseAttention):
             )
             for scale in scales
         )
-        self.proj = nn.Linear(embed_dims * (1 + len(scales)), embed_dims, bias=proj_bias)
+        bias = self.proj.bias is not None
+        self.proj = nn.Linear(embed_dims * (1 + len(scales)), embed_dims, bias=bias)
 
     def project(
         self, x: Tensor, query_pos: Optional[Tensor], tokens: TokenMap

@@ -15,10 +15,14 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ..ops import adaptive_features
+from ..ops.adaptive import waves
+from ..ops.common.dispatch import BACKENDS
 from ..ops.common.feature_maps import FEATURE_MAPS
-from ..ops.common.matmul import linear
+from ..ops.common.matmul import multiply
 from ..ops.common.numerics import accumulation_dtype, masked_softmax, no_autocast
 from .build import registered
+from .plain import is_hooked
 
 
 class FeatureMap(BaseModule):
@@ -101,11 +105,6 @@ class HeadLinear(nn.Module):
         return multiply(x, weight) + (bias if bias.dim() == 1 else bias[:, None])
 
 
-def multiply(x: Tensor, weight: Tensor) -> Tensor:
-    """(B, heads, N, in) with (out, in), or (heads, out, in), to (B, heads, N, out)."""
-    return linear(x, weight) if weight.dim() == 2 else x @ weight.transpose(-2, -1)
-
-
 def positive(name: str, value: Optional[int], default: int) -> int:
     """``value`` or the default; raises ValueError unless it is a positive integer."""
     value = default if value is None else value
@@ -130,9 +129,11 @@ class AdaptiveFeatures(FeatureMap):
         output_layer: False leaves out W2 and b2, so that the features are 2 m rectified sines and
             cosines. (A footnote of the paper calls its row without the fully connected network
             identical to T2R: for that reading take :class:`T2RFeatures`.)
+        backend: see :func:`mmlinattn.ops.adaptive_features`; without an output layer torch
+            computes.
 
     Raises:
-        ValueError: a number of features that is not a positive integer.
+        ValueError: a number of features that is not a positive integer, an unknown backend.
 
     Example:
         >>> import torch
@@ -149,9 +150,13 @@ class AdaptiveFeatures(FeatureMap):
         per_head: bool = False,
         resample: bool = False,
         output_layer: bool = True,
+        backend: str = 'auto',
     ) -> None:
         super().__init__(head_dim, num_heads)
         num_features = positive('num_features', num_features, head_dim)
+        if backend not in BACKENDS:
+            raise ValueError(f'backend must be one of {BACKENDS}, got {backend!r}')
+        self.backend = backend
         frequencies = torch.randn(*([num_heads] if per_head else []), num_features, head_dim)
         self.resample = resample
         if resample:
@@ -164,15 +169,26 @@ class AdaptiveFeatures(FeatureMap):
             else nn.Identity()
         )
 
-    def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
-        frequencies = self.frequencies.to(q.dtype)
-        if self.resample and self.training:
-            frequencies = torch.randn_like(frequencies)
-        return self._features(q, frequencies), self._features(k, frequencies)
+    def forward(
+        self, q: Tensor, k: Tensor, key_padding_mask: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor]:
+        """See :class:`FeatureMap`."""
+        layer = self.output_layer
+        if type(layer) is not HeadLinear or is_hooked(layer):
+            return super().forward(q, k, key_padding_mask)
+        return adaptive_features(
+            q, k, self._frequencies(), layer.weight, layer.bias, backend=self.backend
+        )
 
-    def _features(self, x: Tensor, frequencies: Tensor) -> Tensor:
-        phase = multiply(x, frequencies)
-        return F.relu(self.output_layer(torch.cat([phase.sin(), phase.cos()], -1)))
+    def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+        frequencies = self._frequencies().to(q.dtype)
+        q, k = (F.relu(self.output_layer(waves(x, frequencies))) for x in (q, k))
+        return q, k
+
+    def _frequencies(self) -> Tensor:
+        if self.resample and self.training:
+            return torch.randn_like(self.frequencies)
+        return self.frequencies
 
 
 @MODELS.register_module()

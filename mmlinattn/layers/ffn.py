@@ -88,7 +88,11 @@ class MixFFN(ConvFFN):
         torch.Size([1, 6, 32])
     """
 
-    def forward(self, x: Tensor, hw_shape: Sequence[int]) -> Tensor:
-        """(B, N, C) to (B, N, C)."""
-        x = self.dwconv(tokens_to_map(apply_linear(self.fc1, x), hw_shape))
-        return apply_linear(self.fc2, gelu_of(self.dwconv, map_to_tokens(x)))
+    def forward(self, x: Tensor, hw_shape: Sequence[int], num_extra_tokens: int = 0) -> Tensor:
+        """(B, E + N, C) to (B, E + N, C); the E extra tokens, without a place on the map, take no
+        part in the convolution."""
+        hidden = apply_linear(self.fc1, x)
+        x = map_to_tokens(self.dwconv(tokens_to_map(hidden[:, num_extra_tokens:], hw_shape)))
+        if num_extra_tokens:
+            x = torch.cat([hidden[:, :num_extra_tokens], x], 1)
+        return apply_linear(self.fc2, gelu_of(self.dwconv, x))

@@ -78,6 +78,7 @@ class LinearAttention(BaseAttention):
         hw_shape, mask, position = tokens.hw_shape, tokens.key_padding_mask, self.position
         name, values, rotary = 'identity', v, None
         if position is not None:
+            position.check_export(hw_shape)
             q, k = position.before(q, k, hw_shape)
         if position is None and isinstance(self.feature_map, FixedFeatures):
             name = self.feature_map.name  # inside the operator nothing is written

@@ -1,5 +1,7 @@
 """Softmax attention of each window with its neighbours and with global tokens, as in ViL."""
 
+from typing import Optional
+
 import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS
@@ -7,6 +9,7 @@ from torch import Tensor
 
 from .base import TokenMap
 from .card import AttentionCard
+from .relative_bias import RelativeBias
 from .softmax import SoftmaxAttention, softmax_attention
 from .window import Windows
 
@@ -18,16 +21,20 @@ class VisionLongformerAttention(SoftmaxAttention):
     of tokens.
 
     Windows beyond the map are masked, as in the released code ("blockwise sliding chunk with zero
-    padding"); all tokens share one projection, its default.
+    padding"); all tokens share one projection, its default. The released training may drop
+    all but one neighbour at random ("random shifting"), which is not here.
 
     Args:
         embed_dims, num_heads: channels and heads.
         window_size: side of a window.
+        relative_bias: a learnt number for each head and relative position, added to the logits.
+        num_extra_tokens: extra tokens with biases of their own, see :class:`RelativeBias`.
         attn_drop: dropout on the attention weights.
         others: see :class:`BaseAttention`.
 
     Raises:
-        ValueError: a window size below 1, and those of :class:`BaseAttention`.
+        ValueError: a window size that is no positive integer, a number of extra tokens that is no
+            integer of at least 0, and those of :class:`BaseAttention`.
 
     Example:
         >>> attn = VisionLongformerAttention(embed_dims=32, num_heads=4, window_size=3)
@@ -43,13 +50,33 @@ class VisionLongformerAttention(SoftmaxAttention):
         use="ViL's own: released weights; what is far only through extra tokens",
         map=True,
     )
-    host_options = (*SoftmaxAttention.host_options, 'window_size')
+    host_options = (
+        *SoftmaxAttention.host_options, 'window_size', 'relative_bias', 'num_extra_tokens'
+    )  # fmt: skip
 
-    def __init__(self, embed_dims: int, num_heads: int, window_size: int = 7, **kwargs) -> None:
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        window_size: int = 7,
+        relative_bias: bool = False,
+        num_extra_tokens: int = 0,
+        **kwargs,
+    ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
         if type(window_size) is not int or window_size < 1:
             raise ValueError(f'window_size must be a positive integer, got {window_size!r}')
+        super().check_extra_tokens(num_extra_tokens)  # also where it is of no use
         self.window_size = window_size
+        self.relative = None
+        if relative_bias:
+            reach = 2 * window_size - 1
+            self.relative = RelativeBias(num_heads, (reach, reach), num_extra_tokens)
+
+    def check_extra_tokens(self, num_extra_tokens: int) -> None:
+        super().check_extra_tokens(num_extra_tokens)
+        if self.relative is not None:
+            self.relative.check_extra_tokens(num_extra_tokens)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
         mask, dropout = tokens.key_padding_mask, self.attn_drop if self.training else 0.0
@@ -59,21 +86,47 @@ class VisionLongformerAttention(SoftmaxAttention):
             tokens.split(x, 2) for x in (q, k, v)
         )
         mask_extra, mask_map = tokens.split(mask)
-        windows = Windows(tokens.hw_shape, self.window_size)
+        windows = Windows(tokens.hw_shape, self.window_size, owner=type(self).__name__)
         visible = _around(~mask_map[:, None, :, None], windows).flatten(1)  # [B * n, 9 M]
         count = windows.counts[0] * windows.counts[1]
 
-        def keys(of_map: Tensor, extra: Tensor) -> Tensor:
-            extra = extra.repeat_interleave(count, 0)
-            return torch.cat([extra, _around(of_map, windows)], 2)
+        def beside(extra: Tensor, of_windows: Tensor, dim: int) -> Tensor:
+            if not tokens.num_extra_tokens:  # ONNX's shapes of nothing repeated are wrong
+                return of_windows
+            return torch.cat([extra.repeat_interleave(count, 0), of_windows], dim)
 
-        hidden = torch.cat([mask_extra.repeat_interleave(count, 0), ~visible], 1)
-        q_map, k_map, v_map = windows.divide(q_map), keys(k_map, k_extra), keys(v_map, v_extra)
-        out = windows.join(softmax_attention(q_map, k_map, v_map, hidden, dropout=dropout))
+        hidden = beside(mask_extra, ~visible, 1)
+        k_map, v_map = (
+            beside(extra, _around(of_map, windows), 2)
+            for extra, of_map in ((k_extra, k_map), (v_extra, v_map))
+        )
+        q_map = windows.divide(q_map)
+        bias = self._bias(windows, tokens.num_extra_tokens, q_map)
+        out = softmax_attention(q_map, k_map, v_map, hidden, bias=bias, dropout=dropout)
+        out = windows.join(out)
         if not tokens.num_extra_tokens:
             return out
-        of_extra = softmax_attention(q_extra, k, v, tokens.key_padding_mask, dropout=dropout)
+        if self.relative is not None:
+            count = k.shape[2] - tokens.num_extra_tokens
+            bias = self.relative.from_extra(tokens.num_extra_tokens, count)[None].to(q.dtype)
+        of_extra = softmax_attention(
+            q_extra, k, v, tokens.key_padding_mask, bias=bias, dropout=dropout
+        )
         return torch.cat([of_extra, out], 2)
+
+    def _bias(self, windows: Windows, num_extra: int, q: Tensor) -> Optional[Tensor]:
+        """(1, heads, M, E + 9 M), what is added to the logits of each window, or None."""
+        if self.relative is None:
+            return None
+        apart = []
+        for size in windows.sizes:
+            place = torch.arange(-size, 2 * size, device=q.device)  # of keys
+            apart.append(place[size : 2 * size, None] - place)
+        near = self.relative.of_map(*apart)  # [h, a, b, 3 a, 3 b]
+        near = near.unflatten(4, (3, -1)).unflatten(3, (3, -1)).transpose(4, 5)
+        near = near.flatten(3).flatten(1, 2)  # [h, M, 9 M], the keys window by window
+        extra = self.relative.to_extra(num_extra).expand(-1, near.shape[1], -1)
+        return torch.cat([extra, near], 2)[None].to(q.dtype)
 
 
 def _around(x: Tensor, windows: Windows) -> Tensor:

@@ -79,8 +79,7 @@ class NystromAttention(BaseAttention):
 
     def _cells(self, q: Tensor, tokens: TokenMap):
         """Rows and columns of the cells, see :func:`mmlinattn.layers.pooling.bins`."""
-        # Plain integers also while a trace counts in tensors.
-        height, width = (int(size) for size in tokens.hw_shape)
+        height, width = tokens.hw_shape
         if tokens.key_padding_mask is None:
             return bins(self.grid, height, q.device), bins(self.grid, width, q.device)
         real = ~tokens.key_padding_mask.unflatten(1, (height, width))  # [B, H, W]

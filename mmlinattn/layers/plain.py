@@ -19,10 +19,18 @@ def is_plain(layer: nn.Module, kind: type) -> bool:
         >>> is_plain(nn.Linear(2, 3), nn.Linear), is_plain(nn.Identity(), nn.Linear)
         (True, False)
     """
-    if type(layer) is not kind or one_graph():
-        return False
+    return type(layer) is kind and not one_graph() and not is_hooked(layer)
+
+
+def is_hooked(layer: nn.Module) -> bool:
+    """Whether hooks wait for a call of this layer, which must then be called.
+
+    Example:
+        >>> is_hooked(nn.Identity())
+        False
+    """
     everywhere = any(getattr(torch_modules, f'_global{name}') for name in HOOKS)
-    return not everywhere and not any(getattr(layer, name) for name in HOOKS)
+    return everywhere or any(getattr(layer, name) for name in HOOKS)
 
 
 def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def bins(
     cells: int, size: int, device: torch.device, used: Union[int, Tensor, None] = None
 ) -> Tensor:
     """Which places of an axis each cell of adaptive average pooling has, (cells, size) bool: as
-    products with a matrix pooling exports for any grid, at the size that is traced.
+    products with a matrix pooling exports for any grid and map.
 
     Args:
         used: only so many places from the first on are divided; (B,) for the images of a batch,
@@ -39,10 +39,15 @@ def bins(
     """
     cell = torch.arange(cells, device=device)[:, None]
     place = torch.arange(size, device=device)
-    used = size if used is None else used
-    if isinstance(used, Tensor):
-        used = used[:, None, None]
-    return (place >= cell * used // cells) & (place < -(-(cell + 1) * used // cells))
+    used = size if used is None else used[:, None, None] if isinstance(used, Tensor) else used
+    return _in_cell(place, cell, cells, used)
+
+
+def _in_cell(
+    place: Tensor, cell: Tensor, cells: Union[int, Tensor], size: Union[int, Tensor]
+) -> Tensor:
+    """Whether places of an axis of ``size`` are in a cell of ``cells``; all broadcast."""
+    return (place >= cell * size // cells) & (place < ((cell + 1) * size + cells - 1) // cells)
 
 
 def pool_tokens(x: Tensor, tokens: TokenMap, rows: Tensor, columns: Tensor) -> Tensor:
@@ -54,17 +59,65 @@ def pool_tokens(x: Tensor, tokens: TokenMap, rows: Tensor, columns: Tensor) -> T
         rows, columns: the cells, see :func:`bins`.
     """
     hw_shape, mask = tokens.hw_shape, tokens.key_padding_mask
+    dtype = accumulation_dtype(x.dtype)
     maps = x.transpose(1, 2).flatten(2).unflatten(1, hw_shape)  # [B, H, W, C]
-    maps = maps.to(accumulation_dtype(x.dtype))
-    rows, columns = (_shares(cells, maps.dtype) for cells in (rows, columns))
+    if x.dtype == torch.float16 and x.device.type == 'cpu':
+        maps = maps.to(dtype)  # its products are slower than the copy
+    rows, columns = _shares(rows, dtype), _shares(columns, dtype)
+    # Half types are multiplied as they are, with sums in float32: no copy of the map. Shares lose
+    # digits by that, the same in a whole cell: what they add up to makes them good.
+    rounded = columns.to(maps.dtype)
     with no_autocast(x):
-        if mask is None:
-            pooled = _average(maps, rows, columns)
-        else:
+        if mask is not None:
             keep = ~mask.unflatten(1, hw_shape)[..., None]
-            share = _average(keep.to(maps.dtype), rows, columns)  # of real tokens in each cell
-            pooled = _average(maps.where(keep, 0), rows, columns) / share.where(share > 0, 1)
+            # Of real tokens in each cell.
+            share = _average(keep.to(dtype), rows, rounded.to(dtype))
+            pooled = _average(maps.where(keep, 0), rows, rounded) / share.clamp(min=1e-30)
+        else:
+            pooled = _average(maps, rows, rounded)
+            if maps.dtype != dtype:
+                share = rounded.sum(-1, keepdim=True, dtype=dtype)
+                share = share if share.dim() == 2 else share[:, None]
+                pooled = pooled / share.clamp(min=1e-30)
     return pooled.flatten(1, 2).unflatten(-1, x.shape[1::2]).transpose(1, 2).to(x.dtype)
+
+
+def pool_grid_of_any_map(num_cells: int, x: Tensor, tokens: TokenMap) -> Tuple[Tensor, Tensor]:
+    """:func:`pool_tokens` over the cells of :func:`pooling_grid`, in a graph for maps of any size:
+    there the grid is not known, and where it has fewer cells the last ones have no tokens.
+
+    Args:
+        x: (B, heads, N, d).
+
+    Returns:
+        (B, heads, num_cells, d), and whether the grid has these cells, (num_cells,) bool.
+    """
+    places = [torch.arange(size, device=x.device) for size in tokens.hw_shape]
+    height, width = (place[-1] + 1 for place in places)  # tensors of one number
+    short, long = torch.minimum(height, width), torch.maximum(height, width)
+    count = torch.arange(1, num_cells + 1, device=x.device)
+    # How often (r - 1/2)^2 is below M short / long; round() takes a half to the even number.
+    left, right = (2 * count - 1).square() * long, 4 * num_cells * short
+    rounded = ((left < right) | ((left == right) & (count % 2 == 0))).sum()
+    few = torch.minimum(rounded.clamp(min=1), short)
+    many = torch.minimum(count[-1] // few, long)
+    rows, columns = few.where(height <= width, many), many.where(height <= width, few)
+
+    cell = torch.arange(num_cells, device=x.device)[:, None]
+    down = _in_cell(places[0], cell // columns, rows, height)  # [M, H]
+    across = _in_cell(places[1], cell % columns, columns, width)  # [M, W]
+    exists = cell[:, 0] < rows * columns
+    inside = (down[:, :, None] & across[:, None]).flatten(1) & exists[:, None]  # [M, N]
+    inside = inside.to(accumulation_dtype(x.dtype))
+    with no_autocast(x):
+        inside = inside / inside.sum(-1, keepdim=True).clamp(min=1)
+        x_wide = x.to(inside.dtype)
+        if tokens.key_padding_mask is None:
+            return (inside @ x_wide).to(x.dtype), exists
+        keep = ~tokens.key_padding_mask[:, None, :, None]  # [B, 1, N, 1]
+        share = inside @ keep.to(inside.dtype)
+        pooled = (inside @ x_wide.where(keep, 0)) / share.where(share > 0, 1)
+        return pooled.to(x.dtype), exists
 
 
 def _shares(cells: Tensor, dtype: torch.dtype) -> Tensor:
@@ -73,6 +126,7 @@ def _shares(cells: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _average(maps: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """(B, H, W, C) to (B, rows, columns, C)."""
-    pooled = (rows @ maps.flatten(2)).unflatten(-1, maps.shape[2:])  # [B, rows, W, C]
-    return (columns if columns.dim() == 2 else columns[:, None]) @ pooled
+    """(B, H, W, C) to (B, rows, columns, C) in the type of ``rows``. Along W first: with that a
+    part of wider rows, as tokens are of one projection, is read once and in its place."""
+    pooled = (columns if columns.dim() == 2 else columns[:, None]) @ maps  # [B, H, columns, C]
+    return (rows @ pooled.flatten(2).to(rows.dtype)).unflatten(-1, pooled.shape[2:])

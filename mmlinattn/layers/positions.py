@@ -23,6 +23,7 @@ from ..ops.common.numerics import (
     watched,
 )
 from ..ops.common.rotary import Rotary
+from .base import need_known_size
 from .build import registered
 from .feature_maps import positive
 
@@ -39,14 +40,29 @@ class LinearPosition(BaseModule):
     Attributes:
         out_dims: channels a head that reach the feature map.
         takes_extra_tokens: whether tokens without a place, such as a class token, have a meaning.
+        exports: whether it goes to ONNX, and to graphs for maps of any size.
     """
 
     takes_extra_tokens = False
+    exports = True
 
     def __init__(self, head_dim: int, num_heads: int) -> None:
         super().__init__()
         self.head_dim = self.out_dims = head_dim
         self.num_heads = num_heads
+
+    def check_export(self, hw_shape: HW) -> None:
+        """Raises ValueError where a graph is recorded that it cannot be part of."""
+        if self.exports:
+            return
+        name, why = f'position {type(self).__name__}', 'it is drawn place by place'
+        need_known_size(name, hw_shape, why)
+        if torch.onnx.is_in_onnx_export():
+            raise ValueError(
+                f'{name} cannot be exported to ONNX, which has none of the functions that its '
+                'random numbers need; torch.export at a fixed size takes it, and '
+                "position='RotaryPosition' goes to ONNX"
+            )
 
     def before(self, q: Tensor, k: Tensor, hw_shape: HW) -> Tuple[Tensor, Tensor]:
         """(B, heads, N, d) each, to (B, heads, N, out_dims), before the feature map."""
@@ -92,6 +108,8 @@ class PermutationPosition(LinearPosition):
         >>> torch.equal(permuted.sort(-1)[0], q.sort(-1)[0])
         True
     """
+
+    exports = False
 
     def __init__(self, head_dim: int, num_heads: int, seed: int = 0) -> None:
         super().__init__(head_dim, num_heads)
@@ -148,6 +166,8 @@ class StochasticPosition(LinearPosition):
     Raises:
         ValueError: a number of realisations that is not a positive integer.
     """
+
+    exports = False
 
     def __init__(
         self,
@@ -332,8 +352,8 @@ def normal(seed: Tensor, *places: Tensor) -> Tensor:
     bits = _mixed(seed)
     for place in places:
         bits = _mixed(bits ^ (place & 0xFFFFFFFF))
-    # 24 bits, the middle of each step: never so near to 1 that float32 rounds to it.
-    uniform = ((bits >> 8).to(torch.float32) + 0.5) * 2**-23 - 1
+    # 23 bits, the middle of each step: all that float32 has without rounding, never -1 or 1.
+    uniform = ((bits >> 9).to(torch.float32) + 0.5) * 2**-22 - 1
     return math.sqrt(2) * torch.erfinv(uniform)
 
 

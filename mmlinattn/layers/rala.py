@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..ops import rala_attention
 from ..ops.common.feature_maps import feature_map as get_feature_map
-from .base import BaseAttention, TokenMap
+from .base import BaseAttention, TokenMap, need_known_size
 from .card import AttentionCard
 
 AUGMENTATIONS = ('score', 'learnable', None)
@@ -90,13 +90,16 @@ class RALA(BaseAttention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
         return rala_attention(
             q, k, v, rotary=tokens.rotary, key_padding_mask=tokens.key_padding_mask, eps=self.eps,
-            feature_map=self.feature_map, token_weights=self._token_weights(q),
+            feature_map=self.feature_map, token_weights=self._token_weights(q, tokens),
             backend=self.backend,
         )  # fmt: skip
 
-    def _token_weights(self, q: Tensor) -> Optional[Tensor]:
+    def _token_weights(self, q: Tensor, tokens: TokenMap) -> Optional[Tensor]:
         if self.token_logits is None:
             return None if self.kv_augmentation == 'score' else q.new_ones(1, 1, 1)
+        need_known_size(
+            "RALA with kv_augmentation='learnable'", tokens.hw_shape, 'it has a weight a position'
+        )
         num_tokens = self.token_logits.shape[-1]
         if q.shape[2] != num_tokens:
             raise ValueError(

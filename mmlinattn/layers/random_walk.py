@@ -3,14 +3,16 @@
 from typing import Optional, Tuple
 
 import torch
+import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..ops import random_walk_attention
+from ..ops.common.numerics import known
 from ..ops.random_walk import check_walk
 from .base import BaseAttention, TokenMap
 from .card import AttentionCard
-from .pooling import bins, pool_tokens, pooling_grid
+from .pooling import bins, pool_grid_of_any_map, pool_tokens, pooling_grid
 
 
 class RandomWalkAttention(BaseAttention):
@@ -57,7 +59,18 @@ class RandomWalkAttention(BaseAttention):
         raise NotImplementedError
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        anchors_q, anchors_k = self.anchors(q, k, tokens)
+        return self.walk(q, k, v, *self.anchors(q, k, tokens), tokens)
+
+    def walk(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        anchors_q: Tensor,
+        anchors_k: Tensor,
+        tokens: TokenMap,
+    ) -> Tensor:
+        """The attention with given anchors, see :meth:`anchors`."""
         return random_walk_attention(
             q,
             k,
@@ -151,10 +164,20 @@ class RWGKP(RandomWalkAttention):
         map=True,
     )
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+        if known(*tokens.hw_shape):
+            return super().attend(q, k, v, tokens)
+        # One channel more, 1 in queries and 0 in keys, switches off the anchors that are not there.
+        of_map = tokens.of_map()
+        (anchors_q, _), (anchors_k, exists) = (
+            pool_grid_of_any_map(self.num_anchors, tokens.split(x, 2)[1], of_map) for x in (q, k)
+        )
+        off = (~exists)[:, None].to(q.dtype) * (torch.finfo(q.dtype).min / 2)  # [M, 1]
+        k, anchors_q, anchors_k = (F.pad(x, (0, 1)) for x in (k, anchors_q, anchors_k))
+        q, anchors_k = F.pad(q, (0, 1), value=1.0), anchors_k + F.pad(off, (self.head_dim, 0))
+        return self.walk(q, k, v, anchors_q, anchors_k, tokens)
+
     def anchors(self, q: Tensor, k: Tensor, tokens: TokenMap) -> Tuple[Tensor, Tensor]:
-        # Plain integers also while a trace counts in tensors.
-        height, width = (int(size) for size in tokens.hw_shape)
-        tokens = tokens._replace(hw_shape=(height, width))
         grid = pooling_grid(self.num_anchors, tokens.hw_shape)
         rows, columns = (bins(*sizes, q.device) for sizes in zip(grid, tokens.hw_shape))
         of_map = tokens.of_map()

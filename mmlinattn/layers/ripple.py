@@ -145,12 +145,11 @@ class RippleAttention(BaseAttention):
         """Extra tokens on rows of their own below the map, as far away as the last group begins;
         the rows between, and what is left of the last row, are padding."""
         extra = tokens.num_extra_tokens
-        # Plain integers also while a trace counts in tensors.
-        height, width = (int(size) for size in tokens.hw_shape)
+        height, width = tokens.hw_shape
         reach = self.max_distance
         if self.groups == 'log' and reach:
             reach = 2 ** (reach - 1)
-        blank, rows = max(reach - 1, 0), -(-extra // width)
+        blank, rows = max(reach - 1, 0), (extra + width - 1) // width
         around = (blank * width, rows * width - extra)
 
         def below(x: Tensor, dim: int, value: float = 0) -> Tensor:

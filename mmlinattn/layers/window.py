@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from .base import TokenMap
+from .base import TokenMap, need_known_size
 from .card import AttentionCard
+from .relative_bias import relative_index
 from .softmax import SoftmaxAttention, softmax_attention
 
 # Added to the logits of tokens that only the cyclic shift brings into one window.
@@ -74,12 +75,12 @@ class WindowAttention(SoftmaxAttention):
             self.relative_bias = nn.Parameter(torch.empty((2 * window_size - 1) ** 2, num_heads))
             nn.init.trunc_normal_(self.relative_bias, std=0.02)
             place = torch.arange(window_size, device='cpu')
-            apart = place[:, None] - place + window_size - 1  # [w, w]
-            index = apart[:, None, :, None] * (2 * window_size - 1) + apart[:, None]
+            apart = place[:, None] - place  # [w, w]
+            index = relative_index(apart, apart, (window_size - 1,) * 2)
             self.register_buffer('index', index, persistent=False)  # [w, w, w, w]: i then j
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        windows = Windows(tokens.hw_shape, self.window_size, self.shift)
+        windows = Windows(tokens.hw_shape, self.window_size, self.shift, type(self).__name__)
         fills = [None] * 3 if self.in_proj.bias is None else self.in_proj.bias.chunk(3)
         # The gate's part of the projection, if any, is last.
         if self.gate == 'proj' and self.in_proj.bias is not None:
@@ -115,9 +116,16 @@ class Windows:
         hw_shape: (H, W) of the map.
         side: of a window, where the map is longer.
         shift: whether they are shifted.
+        owner: whose windows, for errors.
+
+    Raises:
+        ValueError: a map whose size is not known, in an export.
     """
 
-    def __init__(self, hw_shape: Tuple[int, int], side: int, shift: bool = False) -> None:
+    def __init__(
+        self, hw_shape: Tuple[int, int], side: int, shift: bool = False, owner: str = 'Windows'
+    ) -> None:
+        need_known_size(owner, hw_shape, 'it lays out windows')
         # Plain integers also while a trace counts in tensors.
         self.hw_shape = hw_shape = tuple(int(size) for size in hw_shape)
         self.sizes = tuple(min(side, size) for size in hw_shape)

@@ -1,1 +1,1 @@
-"""Pictures: predictions beside ground truth, and where a detector looks."""
+"""Pictures: predictions beside ground truth, where a detector looks, what a query reads."""

@@ -1,4 +1,7 @@
-"""CvT: equal to its definition under the names of the release, sizes and costs of the papers."""
+"""CvT: equal to its definition, the release and transformers; sizes and costs of the papers."""
+
+import json
+from ast import literal_eval
 
 import pytest
 import torch
@@ -7,7 +10,7 @@ from mmengine.config import Config
 
 from mmlinattn.analysis import analyse
 from mmlinattn.backbones import CvT
-from mmlinattn.checkpoints import CheckpointError, convert
+from mmlinattn.checkpoints import CheckpointError, convert, load_state_dict
 from mmlinattn.engine import build_model
 
 DIMS, DEPTHS, HEADS = (8, 16, 24), (1, 2, 2), (1, 2, 3)
@@ -108,6 +111,64 @@ def test_equals_its_definition(size):
     with torch.no_grad():
         (out,), expected = model(image), definition(weights, image)
     assert (out - expected).norm() < 1e-9 * expected.norm()
+
+
+def check_classifier(converted, image, expected, **options):
+    """Stages and logits of a CvT with converted weights; returns the logits of an image."""
+    head = [converted.pop(f'head.fc.{name}') for name in ('weight', 'bias')]
+    state = {name[len('backbone.') :]: value for name, value in converted.items()}
+    model = build(out_indices=(2,), out_type='cls_token', **options).eval()
+    model.load_state_dict(state)
+    stages = build(out_norm=False, **options).eval()
+    stages.load_state_dict({k: v for k, v in state.items() if not k.startswith('out_norms')})
+
+    def logits(image):
+        return F.linear(model(image)[0], *head)
+
+    with torch.no_grad():
+        for i, out in enumerate(stages(image)):
+            other = expected[f'stage.{i}']
+            assert out.shape == other.shape
+            assert (out - other).norm() < 1e-5 * other.norm()
+        assert (logits(image) - expected['logits']).abs().max() < 1e-5
+    return logits
+
+
+# transformers has GELU in the place of the release's x sigmoid(1.702 x).
+@pytest.mark.parametrize('code, act', [('released', 'quick_gelu'), ('transformers', 'gelu')])
+def test_equals_recorded_outputs(golden, code, act):
+    tensors, metadata = golden('cvt_released')
+    sizes = {name: literal_eval(metadata[name]) for name in ('dims', 'heads', 'depths')}
+    arch = dict(embed_dims=sizes['dims'], num_heads=sizes['heads'], depths=sizes['depths'])
+    weights = {k[len('weight.') :]: v for k, v in tensors.items() if k.startswith('weight.')}
+    converted = convert(weights, source='cvt')
+    if code == 'transformers':
+        names = json.loads(metadata['transformers_names'])
+        other = convert({names[k]: v for k, v in weights.items()}, source='cvt')
+        assert other.keys() == converted.keys()
+        assert all(torch.equal(other[name], value) for name, value in converted.items())
+    expected = {k[len(code) + 1 :]: v for k, v in tensors.items() if k.startswith(f'{code}.')}
+    logits = check_classifier(converted, tensors['image'], expected, arch=arch, act=act)
+    image = tensors['image'].clone().requires_grad_()
+    (grad,) = torch.autograd.grad(logits(image).square().mean(), image)
+    assert (grad - expected['grad.image']).norm() < 1e-5 * expected['grad.image'].norm()
+
+
+def test_equals_transformers(tmp_path):
+    transformers = pytest.importorskip('transformers', reason='compares with transformers')
+    arch = dict(embed_dims=[8, 16, 24], num_heads=[1, 2, 3], depths=[1, 2, 3])
+    names = dict(embed_dim='embed_dims', num_heads='num_heads', depth='depths')
+    cfg = transformers.CvtConfig(**{k: arch[v] for k, v in names.items()}, num_labels=9)
+    theirs, image = transformers.CvtForImageClassification(cfg).eval(), torch.randn(2, 3, 61, 83)
+    for name, value in theirs.named_parameters():
+        torch.nn.init.normal_(value, float('norm' in name and 'weight' in name), 0.2)
+    with torch.no_grad():
+        out = theirs(image, output_hidden_states=True)
+    expected = {f'stage.{i}': stage for i, stage in enumerate(out.hidden_states)}
+    theirs.save_pretrained(tmp_path)
+    weights, _ = load_state_dict(tmp_path / 'model.safetensors')
+    expected['logits'] = out.logits
+    check_classifier(convert(weights, source='cvt'), image, expected, arch=arch, act='gelu')
 
 
 def test_a_strange_name_is_refused():

@@ -14,6 +14,7 @@ MODELS = {
     'swin': lambda: Swin(STAGES, window_size=3),
     'cvt': lambda: CvT(THREE, out_indices=(2,), out_type='cls_token'),
     'vil': lambda: ViL(STAGES, img_size=64, window_size=3),
+    'vil-relative': lambda: ViL(STAGES, position='relative', img_size=64, window_size=3),
 }
 
 

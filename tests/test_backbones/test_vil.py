@@ -1,4 +1,6 @@
-"""ViL: equal to its definition under the names of the release, sizes of the papers."""
+"""ViL: equal to its definition and to the release, under its names; sizes of the papers."""
+
+from ast import literal_eval
 
 import pytest
 import torch
@@ -134,8 +136,68 @@ def test_weights_that_are_no_such_model():
     weights['layer1.1.attn.kv_global.bias'] = torch.zeros(16)
     with pytest.raises(CheckpointError, match='kv_global.bias: global tokens .* of their own'):
         convert(weights, source='vil')
-    with pytest.raises(CheckpointError, match='local_relative_position_bias_table'):
-        convert({'layer1.1.attn.local_relative_position_bias_table': torch.ones(1)}, source='vil')
+    with pytest.raises(CheckpointError, match='query_conv'):
+        convert({'layer1.1.attn.query_conv.weight': torch.ones(1)}, source='vil')
+
+
+def recorded(golden, position):
+    """(arguments of ViL, what the released code has for one kind of position, the image)"""
+    tensors, metadata = golden('vil_released')
+    sizes = {name: literal_eval(value) for name, value in metadata.items()}
+    arch = dict(
+        embed_dims=sizes['dims'],
+        depths=sizes['depths'],
+        num_heads=sizes['heads'],
+        global_tokens=sizes['global_tokens'],
+    )
+    options = dict(position=position, window_size=sizes['window_size'], img_size=SIDE)
+    start = f'{position}.'
+    case = {k[len(start) :]: v for k, v in tensors.items() if k.startswith(start)}
+    return dict(arch=arch, **options), case, tensors['image']
+
+
+def from_recorded(options, case, **kwargs):
+    """A ViL with the recorded weights, and the head's."""
+    weights = {k[7:]: v for k, v in case.items() if k.startswith('weight.')}
+    converted = convert(weights, source='vil')
+    head = [converted.pop(f'head.fc.{name}') for name in ('weight', 'bias')]
+    model = ViL(**options, **kwargs).eval()
+    state = {name[len('backbone.') :]: value for name, value in converted.items()}
+    if not model.out_norms:
+        state = {name: value for name, value in state.items() if 'out_norms' not in name}
+    model.load_state_dict(state)
+    return model, head
+
+
+@pytest.mark.parametrize('position', ['absolute', 'relative'])
+def test_equals_the_released_code(golden, position):
+    options, case, image = recorded(golden, position)
+    outs = from_recorded(options, case, out_norm=False)[0](image)
+    for i, out in enumerate(outs):
+        expected = case[f'stage.{i}']
+        assert out.shape == expected.shape
+        assert (out - expected).norm() < 1e-5 * expected.norm()
+    model, head = from_recorded(options, case, out_indices=(3,), out_type='avg_featmap')
+    image = image.clone().requires_grad_()
+    logits = F.linear(model(image)[0], *head)
+    assert (logits - case['logits']).abs().max() < 1e-5
+    (grad,) = torch.autograd.grad(logits.square().mean(), image)
+    assert (grad - case['grad.image']).norm() < 1e-5 * case['grad.image'].norm()
+
+
+def test_relative_positions_serve_windows_in_all_stages(golden, capsys):
+    """As the released detectors: the tables of the last two stages become those of windows."""
+    options, case, image = recorded(golden, 'relative')
+    options = dict(options, attn_cfg='VisionLongformerAttention', window_size=2)
+    model, _ = from_recorded(options, case, out_norm=False)
+    # Sides 2 * 3 * w - 1 and 2 n - 1 of maps with n x n places.
+    printed = capsys.readouterr().out
+    assert 'stages.0.0.attn.relative.table is resized from 11x11 to 7x7' in printed
+    assert 'stages.3.0.attn.relative.table is resized from 3x3 to 7x7' in printed
+    assert 'stages.2.0.attn' not in printed
+    assert [tuple(out.shape[-2:]) for out in model(torch.cat([image, image], 3))] == [
+        (16, 32), (8, 16), (4, 8), (2, 4),
+    ]  # fmt: skip
 
 
 # Table 2 of the paper and the released code, in millions, with the classifier.
@@ -190,9 +252,26 @@ def test_frozen_stages():
         (dict(TINY, depths=(1, 1, 0, 1)), r"arch\['depths'\] must be positive"),
     ],
 )
-def test_bad_options(arch, message):
+def test_bad_sizes(arch, message):
     with pytest.raises(ValueError, match=message):
         ViL(arch)
+
+
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        (dict(position='none'), r"position must be one of \('absolute', 'relative'\), got 'none'"),
+        (dict(window_size=(7, 7)), r'window_size must be one positive .* got \(7, 7\)'),
+        (dict(window_size=None), 'window_size must be one positive .* got None'),
+        (dict(window_size=(7, 0, 7, 7)), r'window_size must be .* got \(7, 0, 7, 7\)'),
+        (dict(window_size=(7, 7, 0, 7)), r'window_size must be .* got \(7, 7, 0, 7\)'),
+        (dict(window_size=(7, 7, 7, 2.5)), r'window_size must be .* got \(7, 7, 7, 2.5\)'),
+        (dict(img_size=(224,)), r'img_size must be a positive integer, or two.* got \(224,\)'),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        ViL(TINY, **options)
 
 
 def test_an_attention_that_refuses_global_tokens():

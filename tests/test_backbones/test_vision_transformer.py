@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-from mmengine.config import Config
 
-from mmlinattn.analysis import analyse
 from mmlinattn.backbones import SimpleFeaturePyramid, ViT
 from mmlinattn.checkpoints import CheckpointError, check_fits, convert, save_checkpoint
-from mmlinattn.engine import build_model
 
 TINY = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)
 
@@ -49,6 +46,20 @@ def test_equals_mmpretrain(size, out_type):
     with torch.no_grad():
         (expected,), (out,) = released(image), model(image)
     assert out.shape == expected.shape
+    assert (out - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize('source', ['deit', 'vit'])
+def test_equals_timm(source):
+    timm = pytest.importorskip('timm.models.vision_transformer', reason='compares with timm')
+    sizes = dict(img_size=48, patch_size=8, embed_dim=32, depth=3, num_heads=2, num_classes=9)
+    released, image = filled(timm.VisionTransformer(**sizes)).eval(), torch.randn(2, 3, 48, 48)
+    converted = convert(released.state_dict(), source=source)
+    head = [converted.pop(f'head.fc.{name}') for name in ('weight', 'bias')]
+    model = build(out_type='cls_token').eval()
+    model.load_state_dict(below(converted))
+    with torch.no_grad():
+        out, expected = torch.nn.functional.linear(model(image)[0], *head), released(image)
     assert (out - expected).norm() < 1e-5 * expected.norm()
 
 
@@ -131,46 +142,6 @@ def test_parameters(arch, size, expected):
     count = sum(value.numel() for value in model.parameters())
     count += (model.arch['embed_dims'] + 1) * 1000
     assert abs(count / 1e6 - expected) < 0.01
-
-
-# Tables 1, 2 and 8 of the Ripple paper: mean pooling, six heads; CIFAR-100 with patches of 2.
-@pytest.mark.parametrize(
-    'attn_cfg, options, classes, expected',
-    [
-        ('LinearAttention', {}, 1000, 5.76),
-        (['RippleAttention'] * 9 + ['LinearAttention'] * 3, {}, 1000, 5.78),
-        ('SoftmaxAttention', dict(img_size=32, patch_size=2), 100, 5.42),
-        ('SoftmaxAttention', dict(img_size=32, patch_size=2, pos_embed=False), 100, 5.36),
-        (
-            ['RippleAttention'] * 9 + ['LinearAttention'] * 3,
-            dict(img_size=32, patch_size=2),
-            100,
-            5.47,
-        ),
-    ],
-)
-def test_parameters_of_the_ripple_paper(attn_cfg, options, classes, expected):
-    options = dict(dict(img_size=224, patch_size=16), **options)
-    arch = dict(embed_dims=192, num_heads=6, patch_size=options.pop('patch_size'))
-    with torch.device('meta'):
-        model = ViT(arch, attn_cfg, with_cls_token=False, **options)
-    count = sum(value.numel() for value in model.parameters()) + 193 * classes
-    assert abs(count / 1e6 - expected) <= 0.02
-
-
-# Table I of the FViT paper: whole millions, linear layers at 384 x 384.
-@pytest.mark.parametrize(
-    'arch, attn_cfg, params, gflops',
-    [
-        ('b16', 'SoftmaxAttention', 86, 49.3), ('b32', 'SoftmaxAttention', 88, 12.6),
-        ('b16', 'AdditiveAttention', 79, 45.2), ('b32', 'AdditiveAttention', 81, 11.6),
-    ],
-)  # fmt: skip
-def test_costs_of_fastformer(arch, attn_cfg, params, gflops):
-    backbone = dict(type='ViT', arch=arch, attn_cfg=attn_cfg, img_size=384, out_type='cls_token')
-    cost = analyse(build_model(Config(dict(model=backbone))), (384, 384))
-    assert int((cost.params + 769 * 1000) / 1e6) == params  # as the paper cuts, not rounds, them
-    assert cost.conv_linear / 1e9 == pytest.approx(gflops, rel=0.01)
 
 
 def positions(model, count: int) -> dict:
@@ -262,6 +233,16 @@ def test_positions_that_cannot_be_resized(shape, message):
         model.load_state_dict(state)
 
 
+def test_feed_forward_layers_with_convolutions():
+    model, plain = build(ffn='mix').eval(), build()
+    extra = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in plain.parameters())
+    assert extra == 3 * 128 * (9 + 1)
+    image, features = torch.randn(1, 3, 48, 48), []
+    model.layers[0].ffn.dwconv.register_forward_hook(lambda *args: features.append(args[-1]))
+    model(image)
+    assert features[0].shape == (1, 128, 6, 6)  # without the class token
+
+
 def test_other_image_sizes_are_logged_once(capsys):
     model = build().eval()
     model(torch.randn(1, 3, 48, 48))
@@ -292,14 +273,89 @@ def test_frozen_stages():
     assert not build(frozen_stages=3).norm.weight.requires_grad
 
 
+@pytest.mark.parametrize('out_type', ['cls_token', 'avg_featmap'])
+def test_a_class_token_that_joins_later(out_type):
+    attns = ['GatedPositionalAttention', 'RALA', 'SoftmaxAttention']
+    model = build(attn_cfg=attns, cls_token_from=2, out_type=out_type).eval()
+    filled(model)
+    image = torch.randn(2, 3, 48, 48)
+    tokens, weights = model.embed.proj(image).flatten(2).mT, dict(model.named_parameters())
+    tokens = tokens + weights['embed.pos_embed']  # of 36 patches, the class token has none
+    for i, layer in enumerate(model.layers):
+        if i == 2:
+            tokens = torch.cat([weights['cls_token'].repeat(2, 1, 1), tokens], 1)
+        tokens = layer(tokens, (6, 6), int(i == 2))
+    tokens = model.norm(tokens)
+    assert tokens.shape == (2, 37, 32)
+    expected = tokens[:, 0] if out_type == 'cls_token' else tokens[:, 1:].mean(1)
+    torch.testing.assert_close(model(image)[0], expected)
+    maps = build(attn_cfg=attns, cls_token_from=2, out_indices=(1, 2)).eval()
+    assert [tuple(out.shape) for out in maps(image)] == [(2, 32, 6, 6)] * 2
+    with pytest.raises(ValueError, match='GatedPositionalAttention takes no extra tokens'):
+        build(attn_cfg=attns, cls_token_from=0)
+
+
+def test_equals_convit(golden):
+    """Of timm: its class token joins with the first layer that attends without positions."""
+    recorded, _ = golden('convit_small')
+    attns = [
+        dict(type=f'{kind}Attention', qkv_bias=False) for kind in ('GatedPositional', 'Softmax')
+    ]
+    model = ViT(
+        dict(embed_dims=16, num_heads=4, depth=3, mlp_ratio=2, patch_size=4),
+        [attns[0], attns[0], attns[1]], 24, cls_token_from=2, out_type='cls_token',
+    ).double().eval()  # fmt: skip
+    renamed = {
+        'blocks': 'layers', 'mlp': 'ffn', 'patch_embed': 'embed', 'pos_embed': 'embed.pos_embed',
+        'attn.qkv': 'attn.in_proj', 'attn.qk': 'attn.in_proj', 'gating_param': 'gates',
+        'pos_proj.weight': 'positions',
+    }  # fmt: skip
+    weights = {'embed.pos_grid': torch.tensor((6, 6))}
+    for name, value in recorded.items():
+        if not name.startswith('weight.') or name.endswith(('attn.v.weight', 'pos_proj.bias')):
+            continue  # a bias of the positions is the same for all keys
+        if name.endswith('qk.weight'):
+            value = torch.cat([value, recorded[name.replace('qk', 'v')]])
+        name = name.removeprefix('weight.')
+        for old, new in renamed.items():
+            name = name.replace(old, new)
+        weights[name] = value
+    model.load_state_dict(weights)
+    image = recorded['image'].requires_grad_()
+    tokens = []
+    model.norm.register_forward_hook(lambda *args: tokens.append(args[-1]))
+    (cls_token,) = model(image)
+    torch.testing.assert_close(tokens[0], recorded['out'], rtol=1e-10, atol=1e-10)
+    assert torch.equal(cls_token, tokens[0][:, 0])
+    (grad,) = torch.autograd.grad(tokens[0], image, recorded['cotangent'])
+    torch.testing.assert_close(grad, recorded['grad.image'], rtol=1e-10, atol=1e-10)
+
+
+def test_a_later_class_token_is_frozen_with_its_layer():
+    def trained(frozen_stages):
+        model = build(cls_token_from=1, frozen_stages=frozen_stages)
+        return {name for name, value in model.named_parameters() if value.requires_grad}
+
+    assert 'cls_token' in trained(1) and 'cls_token' not in trained(2)
+
+
 @pytest.mark.parametrize(
     'kwargs, message',
     [
         (dict(arch='deit'), "arch must be one of .*deit-t.*got 'deit'"),
         (dict(arch=dict(embed_dims=32)), r"missing keys \['num_heads'\]"),
         (dict(attn_cfg=['RALA'] * 2), 'attn_cfg must be one attention, or 3: one a layer'),
+        (dict(img_size=(48,)), r'img_size must be a positive integer, or two.* got \(48,\)'),
         (dict(img_size=50), 'img_size must be a multiple of patch_size=8, got 50'),
         (dict(with_cls_token=False, out_type='cls_token'), 'needs with_cls_token=True'),
+        (dict(cls_token_from=3), 'cls_token_from must be a layer in 0..2.*got 3'),
+        (dict(cls_token_from=True), 'cls_token_from .*got True'),
+        (dict(cls_token_from=1, with_cls_token=False), 'and 0 without a class token, got 1'),
+        (
+            dict(cls_token_from=2, out_type='cls_token', out_indices=(1, 2)),
+            r"out_type='cls_token' needs out_indices from cls_token_from=2 on, got \(1, 2\)",
+        ),
+        (dict(ffn='conv'), r"ffn must be one of \('mlp', 'mix'\), got 'conv'"),
         (dict(out_type='raw'), "out_type must be one of .*got 'raw'"),
         (dict(out_indices=(3,)), r'out_indices must be a list of layers in 0..2, got \(3,\)'),
         (dict(frozen_stages=4), 'frozen_stages must be in -1..3, got 4'),

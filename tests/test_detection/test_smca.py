@@ -262,11 +262,40 @@ def test_position_features_must_fit():
         build(cfg)
 
 
-def test_without_mmdetection_the_package_imports_and_says_what_is_missing(monkeypatch):
-    names = [name for name in sys.modules if name.startswith('mmlinattn.detection')]
-    for name in names:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, 'mmdet.models', None)  # import of it raises ImportError
-    package = importlib.import_module('mmlinattn.detection')
-    with pytest.raises(ImportError, match='SMCA needs MMDetection: pip install'):
+@pytest.fixture
+def import_beside(monkeypatch):
+    """import_beside(error): imports the package anew where MMDetection raises that error."""
+
+    def call(error):
+        class Finder:
+            @staticmethod
+            def find_spec(name, *_):
+                if name == 'mmdet.models':
+                    raise error
+
+        names = [name for name in sys.modules if name.startswith('mmlinattn.detection')]
+        for name in [*names, 'mmdet.models']:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setattr(sys, 'meta_path', [Finder, *sys.meta_path])
+        return importlib.import_module('mmlinattn.detection')
+
+    return call
+
+
+@pytest.mark.parametrize(
+    'error',
+    [
+        ImportError('no mmcv._ext'),
+        AssertionError('MMCV==3.0 is used but incompatible'),
+        TypeError('NoneType takes no arguments'),  # MMPretrain 1.3 beside transformers 5
+    ],
+)
+def test_without_mmdetection_the_package_imports_and_says_what_is_missing(import_beside, error):
+    package = import_beside(error)
+    with pytest.raises(ImportError, match=f'SMCA needs MMDetection: pip install.*{error}'):
         _ = package.SMCA
+
+
+def test_other_errors_of_importing_mmdetection_are_not_hidden(import_beside):
+    with pytest.raises(TypeError, match='a bug of ours'):
+        import_beside(TypeError('a bug of ours'))

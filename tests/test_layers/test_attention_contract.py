@@ -66,6 +66,10 @@ ATTENTIONS = {
     'conv-projection': dict(type='ConvProjectionAttention'),
     'conv-projection-no-stride': dict(type='ConvProjectionAttention', kv_stride=1),
     'longformer': dict(type='VisionLongformerAttention', window_size=2),
+    'longformer-relative': dict(
+        type='VisionLongformerAttention', window_size=2, relative_bias=True
+    ),
+    'relative': dict(type='RelativeSoftmaxAttention', map_size=(4, 9)),
     'window': dict(type='WindowAttention'),
     'window-shifted': dict(type='WindowAttention', window_size=3, shift=True, gate='proj'),
 }
@@ -125,12 +129,27 @@ def test_query_pos_moves_queries_and_keys_but_not_values(attn):
         )
 
 
-def test_permutation_of_tokens(attn):
-    """Those to which a place is nothing: a permutation of the tokens permutes the result."""
-    needs_map = type(attn).card.map and not isinstance(attn, (RALA, LinearAngularAttention))
-    places = needs_map or attn.rotary or attn.lepe or getattr(attn, 'position', None)
-    if places or getattr(attn, 'token_logits', None) is not None:
-        pytest.skip('reads places')
+def placeless(cfg: dict) -> bool:
+    """Is a place nothing to it, with these options?"""
+    attn = build_attention(cfg, embed_dims=32, num_heads=2)
+    # These read the map by options alone, which are looked at below.
+    of_map = type(attn).card.map and not isinstance(attn, (RALA, LinearAngularAttention))
+    parts = (attn.lepe, getattr(attn, 'position', None), getattr(attn, 'token_logits', None))
+    return not (of_map or attn.rotary or any(part is not None for part in parts))
+
+
+PLACELESS = [name for name, cfg in ATTENTIONS.items() if placeless(cfg)]
+
+
+def test_the_placeless_are_found():
+    assert {'softmax', 'linear', 'rwgka', 'shen', 'hydra', 'angular-paper'} < set(PLACELESS)
+    assert not {'rala', 'rwgkp', 'ripple', 'linear-rotary', 'window'} & set(PLACELESS)
+
+
+@pytest.mark.parametrize('name', PLACELESS)
+def test_permutation_of_tokens(name):
+    """A permutation of the tokens permutes the result."""
+    attn = build_attention(ATTENTIONS[name], embed_dims=32, num_heads=2).double().eval()
     x, order = tokens(), torch.randperm(30)
     mask = torch.zeros(2, 30, dtype=torch.bool)
     mask[1, 20:] = True
@@ -274,6 +293,17 @@ def test_bad_calls(attn, args, kwargs, error, message):
 def test_bad_options(cfg, dims, heads, error, message):
     with pytest.raises(error, match=message):
         build_attention(cfg, dims, heads)
+
+
+@pytest.mark.parametrize(
+    'kind', ['ConvProjectionAttention', 'EfficientSoftmaxAttention', 'EnhancedLinearAttention']
+)
+def test_options_without_a_place_are_refused(kind):
+    for name, value in (('rotary', True), ('lepe', 3), ('gate', 'proj')):
+        with pytest.raises(ValueError, match=f'{kind} takes no {name}, got {value!r}'):
+            build_attention(dict(type=kind, **{name: value}), 32, 2)
+    backend = 'portable' if kind == 'EnhancedLinearAttention' else 'auto'
+    assert build_attention(dict(type=kind, backend=backend, qkv_bias=False), 32, 2)
 
 
 def test_learnable_weights_refuse_another_map():

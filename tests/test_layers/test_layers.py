@@ -1,8 +1,10 @@
+import pytest
 import torch
 import torch.nn.functional as F
 
 from mmlinattn.layers import (
     ConvFFN,
+    MixFFN,
     SoftmaxAttention,
     map_to_tokens,
     softmax_attention,
@@ -51,6 +53,16 @@ def test_feed_forward_by_hand():
     y = F.gelu(F.linear(x, ffn.fc1.weight, ffn.fc1.bias))
     local = ffn.dwconv(y.transpose(1, 2).reshape(1, 10, 2, 3)).flatten(2).transpose(1, 2)
     torch.testing.assert_close(ffn(x, (2, 3)), ffn.fc2(y + local))
+
+
+@pytest.mark.parametrize('extra', [0, 2])
+def test_mix_feed_forward_by_hand(extra):
+    ffn = MixFFN(4, 10).double()
+    x = torch.randn(1, extra + 6, 4, dtype=torch.float64)
+    y = F.linear(x, ffn.fc1.weight, ffn.fc1.bias)
+    local = ffn.dwconv(y[:, extra:].transpose(1, 2).reshape(1, 10, 2, 3)).flatten(2).transpose(1, 2)
+    expected = ffn.fc2(F.gelu(torch.cat([y[:, :extra], local], 1)))
+    torch.testing.assert_close(ffn(x, (2, 3), extra), expected)
 
 
 def test_maps_and_tokens_share_memory():

@@ -160,6 +160,13 @@ def test_bands_of_rows_make_no_difference(cfg, monkeypatch):
         torch.testing.assert_close(bands, whole)
 
 
+def test_noise_is_finite_at_both_ends():
+    """Places whose bits are nearly all ones, and all zeros."""
+    ends = module.normal(torch.tensor(0), torch.tensor([15340575, 0]))
+    assert 5 < ends[0] < 6 and -6 < ends[1] < -5
+    assert (ends[0] + ends[1]).abs() < 0.1
+
+
 def test_noise_is_standard_normal_and_independent():
     y, x, c = torch.arange(40)[:, None, None] - 20, torch.arange(40)[:, None], torch.arange(50)
     numbers = module.normal(torch.tensor(7), y, x, c)

@@ -22,9 +22,11 @@ from triton._C.libtriton import llvm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from mmlinattn.ops.adaptive import kernels as adaptive
 from mmlinattn.ops.common import configs, key_sums, reduction
 from mmlinattn.ops.common.configs import Config
 from mmlinattn.ops.common.tuning import SIZES, candidates, sizes_of
+from mmlinattn.ops.epilogue import kernels as epilogue
 from mmlinattn.ops.linear import kernels as linear
 from mmlinattn.ops.random_walk import kernels as walk
 from mmlinattn.ops.ripple import kernels as ripple
@@ -33,10 +35,13 @@ from mmlinattn.ops.ripple import kernels as ripple
 WRITTEN_WITH = '3.6.0'
 BIN = Path(triton.__file__).parent / 'backends/nvidia/bin'
 COMMON = dict(FEATURE=1, HAS_MASK=True, ROTARY=0, SCORED=False, HAS_WALK=True, GIVEN=False)
+COMMON['PER_HEAD'] = True
 RALA = dict(SCORED=True)
 TILES = dict(T=8, REACH=3, BX=16, BR=8, STICK=1, BOXES=64)  # R = 4, the paper's
 # Kernel and flags of each entry of the table; rotary position is d / 4 angles.
 CASES = {
+    'adaptive': (adaptive._forward_kernel, {}),
+    'adaptive_backward': (adaptive._backward_kernel, {}),
     'key_sums': (key_sums._key_sums_kernel, {}),
     'readout': (linear._readout_kernel, {}),
     'query_backward': (linear._query_backward_kernel, dict(SUM=True, WRITE=True)),
@@ -60,8 +65,20 @@ CASES = {
     'ripple_key_backward': (ripple._key_backward_kernel, TILES),
 }
 TOKENS = {'Q', 'K', 'V', 'DOUT', 'DQ', 'DK', 'DV', 'AQ', 'AK', 'OUT', 'WEIGHT', 'DWEIGHT'}
+TOKENS |= {'PQ', 'PK', 'GQ', 'GK', 'GATE', 'RESULT', 'SUM', 'GRAD', 'DSUM', 'DGATE'}
 FLOATS = {'scale', 'eps', 'root', 'decay'}
+UNALIGNED = {'H', 'height', 'width', 'across', 'tiles', 'steps', 'factors'}
 POINTERS = {'half': '*bf16', 'float': '*fp32'}
+# Kernels that the table does not have, which fit every GPU: flags and warps.
+LOCAL = dict(SIDE=epilogue.SIDE, BC=epilogue.CHANNELS, SIZE=5)
+FIXED = {
+    'local_gate': (
+        epilogue._forward_kernel, dict(LOCAL, HAS_BIAS=True, GATED=True, KEEP=True), 8
+    ),
+    'gate_backward': (
+        epilogue._gate_backward_kernel, dict(BN=epilogue.TOKENS, BC=epilogue.CHANNELS), 4
+    ),
+}  # fmt: skip
 # Shared memory of a program and of a multiprocessor, less what each program takes besides.
 SHARED = {80: (163 << 10, 164 << 10), 90: (227 << 10, 228 << 10)}
 
@@ -83,19 +100,27 @@ def build(kernel, kind, arch, config, **flags):
     signature, constants, aligned = {}, {}, {}
     for place, parameter in enumerate(kernel.params):
         name = parameter.name
-        if re.fullmatch('s.d', name):
+        if re.fullmatch('s.[dc]', name):
             flags.setdefault(name, 1)
         if name in flags:
             signature[name], constants[name] = 'constexpr', flags[name]
             continue
         if name in ('MASK', 'BOX'):
             signature[name] = '*u8' if name == 'MASK' else '*i32'
-        elif name.isupper() and name not in ('CHUNK', 'H', 'N'):
+        elif name.isupper() and name not in ('CHUNK', 'H', 'N', 'C'):
             token = (name in TOKENS and kernel is not linear._query_mean_kernel) or name == 'Q'
             signature[name] = POINTERS[kind] if token else '*fp32'
         else:
             signature[name] = 'fp32' if name in FLOATS else 'i32'
-        if signature[name] != 'fp32' and name not in ('H', 'height', 'width', 'steps', 'factors'):
+        if signature[name] != 'fp32' and name not in (
+            'H',
+            'across',
+            'tiles',
+            'height',
+            'width',
+            'steps',
+            'factors',
+        ):
             aligned[place,] = [['tt.divisibility', 16]]
     return triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
@@ -119,7 +144,10 @@ def build_case(name, size, kind, arch, config, **units):
 def report(name, size, kind, arch, config) -> Report:
     start = time.time()
     built = build_case(name, size, kind, arch, config)
-    seconds = time.time() - start
+    return taken_by(built, time.time() - start)
+
+
+def taken_by(built, seconds) -> Report:
     with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
         file.write(built.asm['cubin'])
         file.flush()
@@ -187,6 +215,9 @@ def check_units(args):
         shape = dict(ROWS=1, COLS=272, M=1, D=272, BS=32, BC=64, MODE=mode)
         build(reduction._reduce_kernel, 'half', 90, small, **shape, **units)
     build(ripple._box_kernel, 'half', 90, small, BN=1024, **units)
+    ones = dict.fromkeys(('C', 'N', 'height', 'width', 'tiles', 'across'), 1)
+    for kernel, flags, _ in FIXED.values():
+        build(kernel, 'half', 90, small, **flags, **ones)
 
 
 def check_table(args):
@@ -203,6 +234,18 @@ def check_table(args):
             assert found == config[3:], case
         assert kind == 'float' or (taken.tensor_cores > 0) == (name != 'query_mean'), case
         print(*case)
+
+
+def check_fixed(args):
+    """They take no stack, and 16 warps fit a multiprocessor at once."""
+    for name, (kernel, flags, warps) in FIXED.items():
+        for kind in args.kinds:
+            for arch in args.archs:
+                config = Config(0, warps, 2, 0, 0)
+                taken = taken_by(build(kernel, kind, arch, config, **flags), 0.0)
+                held = blocks(taken, warps, arch) * warps
+                assert not taken.stack and held >= 16, (name, taken)
+                print(name, kind, arch, taken)
 
 
 def line(*cells):
@@ -254,6 +297,7 @@ def main():
     parser.add_argument('--archs', nargs='*', type=int, default=[80, 90])
     args = parser.parse_args()
     tasks = dict(report=print_report, choose=write_table, check=check_table, units=check_units)
+    tasks['fixed'] = check_fixed
     tasks[args.task](args)
 
 

@@ -1,11 +1,16 @@
+import asyncio
 import dataclasses
 import importlib.util
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from mmlinattn.layers.recompute import recomputed
 from mmlinattn.ops import BackendError, use_backend
 from mmlinattn.ops.common import dispatch
 from mmlinattn.ops.common.dispatch import Operator
@@ -40,6 +45,85 @@ def test_context_is_left_on_an_exception(operator):
     with pytest.raises(KeyError), use_backend('reference'):
         raise KeyError
     assert operator('auto', torch.zeros(4)) == 'portable'
+
+
+def test_threads_do_not_see_each_others_choice(operator):
+    backends = ['reference', 'portable', None, 'reference'] * 2
+    together = Barrier(len(backends))
+
+    def call(backend):
+        with use_backend(backend) if backend else nullcontext():
+            together.wait(10)  # all have chosen
+            found = operator('auto', torch.zeros(4))
+            together.wait(10)  # all have called
+        return found, operator('auto', torch.zeros(4))
+
+    with use_backend('reference'), ThreadPoolExecutor(len(backends)) as threads:
+        found = [*threads.map(call, backends)]
+    assert found == [(backend or 'portable', 'portable') for backend in backends]
+
+
+def test_tasks_do_not_see_each_others_choice(operator):
+    async def call(backend):
+        with use_backend(backend):
+            await asyncio.sleep(0.01)
+            return operator('auto', torch.zeros(4))
+
+    async def all_of_them():
+        return await asyncio.gather(*map(call, ('reference', 'portable', 'reference')))
+
+    assert asyncio.run(all_of_them()) == ['reference', 'portable', 'reference']
+
+
+def test_compiled_code_follows_the_choice_of_its_thread():
+    # Forms that can be told apart by their results.
+    operator = Operator('op', lambda q: q - 1, lambda q: q + 1)
+    compiled = torch.compile(lambda q: operator('auto', q), fullgraph=True, backend='eager')
+
+    def call(backend):
+        with use_backend(backend):
+            return compiled(torch.zeros(1)).item()
+
+    assert compiled(torch.zeros(1)).item() == 1
+    with use_backend('reference'):
+        assert compiled(torch.zeros(1)).item() == -1
+        with ThreadPoolExecutor(1) as threads:
+            assert threads.submit(compiled, torch.zeros(1)).result().item() == 1
+            assert threads.submit(call, 'reference').result() == -1
+    assert compiled(torch.zeros(1)).item() == 1
+
+
+def test_a_choice_inside_compiled_code(needs_to_compile):
+    needs_to_compile('a block that chooses')
+    operator = Operator('op', lambda q: q - 1, lambda q: q + 1)
+
+    def call(q):
+        with use_backend('reference'):
+            inside = operator('auto', q)
+        return inside, operator('auto', q)
+
+    inside, outside = torch.compile(call, fullgraph=True, backend='eager')(torch.zeros(1))
+    assert (inside.item(), outside.item()) == (-1, 1)
+    assert operator('auto', torch.zeros(1)).item() == 1
+
+
+def test_what_is_computed_again_goes_the_way_that_it_went():
+    ran = []
+
+    def form(name):
+        return lambda q: ran.append(name) or q * 2
+
+    operator = Operator('op', form('reference'), form('portable'))
+
+    class Block(torch.nn.Module):
+        def forward(self, q):
+            return operator('auto', q).exp()
+
+    with use_backend('reference'):
+        out = recomputed(Block(), torch.zeros(1, requires_grad=True))
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(out.backward).result()
+    assert ran == ['reference', 'reference']
 
 
 def test_interpreter_serves_where_fused_is_asked_for(operator, monkeypatch):

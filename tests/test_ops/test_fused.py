@@ -10,7 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from mmlinattn.ops import (
     BackendError,
     Rotary,
+    adaptive_features,
     linear_attention,
+    local_gate,
     nystrom_attention,
     rala_attention,
     random_walk_attention,
@@ -485,19 +487,28 @@ class Launches(TorchDispatchMode):
         if function.namespace == 'mmlinattn':
             with self:  # what happens inside
                 return OPDEFS[function._schema.name]._init_fn(*args, **kwargs)
-        if not function.is_view and function._schema.name.split('::')[1] not in self.quiet:
+        out = function(*args, **kwargs)
+        # contiguous() and reshape() are views only where they copy nothing.
+        copied = (
+            function.is_view
+            and isinstance(out, torch.Tensor)
+            and out.untyped_storage().data_ptr() != args[0].untyped_storage().data_ptr()
+        )
+        name = function._schema.name.split('::')[1]
+        if copied or (not function.is_view and name not in self.quiet):
             self.seen.append(str(function))
-        return function(*args, **kwargs)
+        return out
 
 
 @pytest.mark.parametrize(
     'name, most_forward, most_backward',
     [('linear', 3, 3), ('rala', 5, 5), ('walk', 4, 6), ('step', 3, 6), ('ripple', 3, 5),
-     ('padded', 4, 5)],
+     ('padded', 4, 5), ('adaptive', 1, 4), ('epilogue', 2, 2)],
 )  # fmt: skip
 def test_launches_of_an_operator(monkeypatch, name, most_forward, most_backward):
     """All between two passes over the tokens is one kernel: no operation of torch, but where
-    boxes of padding are looked for, which ripple attention needs."""
+    boxes of padding are looked for, which ripple attention needs, and for the convolution of local
+    position: its transposed weights, its gradients."""
     q, k, v = torch.rand(3, 2, 1, 20, 16, device=DEVICE, dtype=torch.bfloat16).requires_grad_()
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
     anchors = [torch.rand(1, 5, 16, device=DEVICE).requires_grad_() for _ in range(2)]
@@ -506,9 +517,17 @@ def test_launches_of_an_operator(monkeypatch, name, most_forward, most_backward)
     rotary = Rotary((4, 5), 16)
     rotary.axes(q.device)  # kept
 
+    conv = torch.rand(16, 1, 5, 5, device=DEVICE).bfloat16().requires_grad_()
+    learnt = [torch.rand(*s, device=DEVICE).requires_grad_() for s in ((16, 16), (16, 32), (16,))]
+
     def run():
         if name == 'linear':
             return linear_attention(*leaves, key_padding_mask=mask, backend='fused')
+        if name == 'epilogue':
+            out, gate, values = (x.transpose(1, 2).flatten(2) for x in leaves)
+            return local_gate(out, values, gate, conv, None, hw_shape=(4, 5), backend='fused')
+        if name == 'adaptive':
+            return adaptive_features(*leaves[:2], *learnt, backend='fused')
         if name == 'rala':
             return rala_attention(*leaves, rotary=rotary, key_padding_mask=mask, backend='fused')
         if name in ('ripple', 'padded'):
@@ -521,13 +540,18 @@ def test_launches_of_an_operator(monkeypatch, name, most_forward, most_backward)
         return random_walk_attention(*leaves, *anchors, steps=steps, backend='fused')
 
     of_name = {'walk': anchors, 'step': anchors, 'ripple': [logits], 'padded': [logits]}
+    sources = [*leaves, *of_name.get(name, [])]
+    if name == 'adaptive':
+        sources = [*leaves[:2], *learnt]
+    if name == 'epilogue':
+        sources = [*leaves, conv]
     monkeypatch.setattr('mmlinattn.ops.common.rotary.watched', lambda: False)
-    grad = torch.ones_like(q)
+    grad = torch.ones_like(q.flatten(1, 2) if name == 'epilogue' else q)
     with Launches(monkeypatch) as launches:
         out = run()
         forward = list(launches.seen)
         launches.seen.clear()
-        torch.autograd.grad(out, [*leaves, *of_name.get(name, [])], grad)
+        torch.autograd.grad(out, sources, [grad] * len(out) if name == 'adaptive' else grad)
     backward = launches.seen
     assert 0 < len(forward) <= most_forward, forward
     assert 0 < len(backward) <= most_backward, backward
@@ -542,6 +566,8 @@ def operator_cases():
     middle = torch.randn(1, 2, 4, 4, device=DEVICE, requires_grad=True)
     positive = [t.detach().exp().requires_grad_() for t in (q, k)]
     groups = torch.rand(1, 2, 20, 3, device=DEVICE, requires_grad=True)
+    shapes = ((2, 16, 16), (2, 16, 32), (2, 16))
+    learnt = [torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes]
     return {
         'rala': ('linear_attention', (q, k, v, None, axes, 5, 1e-6, 'elu+1', True)),
         'linear': ('linear_attention', (q, k, v, mask, None, 0, 1e-6, 'relu', False)),
@@ -551,17 +577,18 @@ def operator_cases():
         'ripple': ('ripple', (*positive, v, groups, 4, 5, None, 1e-6, None)),
         'offset': ('ripple', (*positive, v, groups, 4, 5, mask, 1e-6, 'offset')),
         'plain': ('ripple', (*positive, v, groups, 4, 5, None, 1e-6, 'plain')),
+        'adaptive': ('adaptive_features', (q, k, *learnt)),
     }
 
 
-CASES = ['rala', 'linear', 'walk', 'step', 'through', 'ripple', 'offset', 'plain']
+CASES = ['rala', 'linear', 'walk', 'step', 'through', 'ripple', 'offset', 'plain', 'adaptive']
 
 
 @pytest.mark.parametrize('case', CASES)
 def test_operators_keep_torchs_rules(case):
-    from mmlinattn.ops import linear, random_walk, ripple
+    from mmlinattn.ops import adaptive, linear, random_walk, ripple
 
-    for operator in (linear, random_walk, ripple):
+    for operator in (adaptive, linear, random_walk, ripple):
         operator._kernels()  # registers
 
     name, args = operator_cases()[case]
@@ -570,6 +597,12 @@ def test_operators_keep_torchs_rules(case):
     torch.library.opcheck(forward, args, test_utils=(*tests, 'test_aot_dispatch_static'))
     args = [t.detach() if isinstance(t, torch.Tensor) else t for t in args]
     out, *saved = forward(*args)
+    if name == 'adaptive_features':
+        grads = [torch.ones_like(t) for t in (out, *saved)]
+        given = (*grads, *args[:2], out, *saved, *args[2:])
+        backward = torch.ops.mmlinattn.adaptive_features_backward.default
+        torch.library.opcheck(backward, given, test_utils=tests)
+        return
     count = {'linear_attention': 5, 'random_walk': 7, 'ripple': 4}[name]
     tensors, options = args[:count], args[count:]
     if name == 'ripple':  # height, width, mask, eps, stick
@@ -587,7 +620,10 @@ def test_compiles_without_graph_breaks():
     anchors = torch.randn(2, 4, 16, device=DEVICE)
     weights = torch.rand(1, 2, 20, 3, device=DEVICE, requires_grad=True)
 
+    learnt = [torch.randn(16, n, device=DEVICE) for n in (16, 32)]
+
     def all_of_them(q, k, v):
+        q, k = adaptive_features(q, k, *learnt, learnt[0][0], backend='fused')
         x = random_walk_attention(q, k, v, anchors, anchors, backend='fused')
         x = rala_attention(x, k, v, backend='fused')
         x = linear_attention(x.exp(), k.exp(), v, backend='fused')

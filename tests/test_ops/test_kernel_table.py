@@ -13,16 +13,19 @@ import torch
 
 from mmlinattn.ops.common import configs, dispatch
 from mmlinattn.ops.common.configs import Config
+from tests.sizes import LONG
 
 if dispatch.TRITON_PROBLEM:
     pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
 
+from mmlinattn.ops.adaptive import kernels as adaptive
 from mmlinattn.ops.common.tuning import candidates, sizes_of
 from mmlinattn.ops.linear import kernels as linear
 from mmlinattn.ops.random_walk import kernels as random_walk
 from mmlinattn.ops.ripple import kernels as ripple
 
-NAMES = {*linear.KERNELS, *linear.RALA_KERNELS, *random_walk.KERNELS, *ripple.KERNELS}
+MODULES = (adaptive, linear, random_walk, ripple)
+NAMES = {*linear.RALA_KERNELS, *(name for module in MODULES for name in module.KERNELS)}
 # Bytes of stack a thread that an entry may have, and why.
 WHY = {
     128: 4096,  # 128 channels or anchors: matrices of 128 rows are most of the registers
@@ -120,6 +123,11 @@ def test_nothing_spills_but_what_is_named(shipped):
     assert spilling == ['walk_between_backward']
 
 
+def test_the_learnt_feature_map_never_spills(shipped):
+    found = [e for e in entries(shipped) if e[1] in adaptive.KERNELS]
+    assert len(found) == 16 and not any(config.stack for *_, config in found)
+
+
 def test_half_types_fit_the_gpus_that_the_table_is_for(shipped):
     largest = {'sm_80': 163 << 10, 'sm_90': 227 << 10}
     for arch, name, kind, size, config in entries(shipped):
@@ -187,7 +195,8 @@ def compile_kernels(root, folder, *task):
     command = [sys.executable, str(root / 'tests/test_ops/compile_kernels.py'), *task]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [line for line in done.stdout.splitlines() if line.split(' ')[0] in NAMES]
+    known = {*NAMES, 'local_gate', 'gate_backward'}
+    return [line for line in done.stdout.splitlines() if line.split(' ')[0] in known]
 
 
 # Each kernel with the flags that take the most.
@@ -195,12 +204,14 @@ WORST = (
     'rala_key_sums', 'rala_readout', 'query_backward', 'rala_key_backward', 'query_mean',
     'walk_sums', 'walk_readout', 'walk_readout_sums', 'walk_between_backward', 'walk_backward',
     'ripple', 'ripple_weight_backward', 'ripple_query_backward', 'ripple_far_backward',
-    'ripple_key_backward',
+    'ripple_key_backward', 'adaptive', 'adaptive_backward',
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    'names, kind, arch', [(WORST, 'half', '90'), (('query_backward',), 'float', '80')]
+    'names, kind, arch',
+    [(WORST if LONG else WORST[::3], 'half', '90'), (('query_backward',), 'float', '80')],
 )
 def test_what_is_compiled_is_what_the_table_says(root, tmp_path, names, kind, arch):
     """The interpreter takes what the compiler refuses, too: types of loop variables, blocks."""
@@ -211,6 +222,10 @@ def test_what_is_compiled_is_what_the_table_says(root, tmp_path, names, kind, ar
 def test_kernels_compile_for_sizes_of_1(root, tmp_path):
     """Triton hands a kernel an argument of 1 as a constant, which has no type to convert."""
     assert len(compile_kernels(root, tmp_path, 'units')) >= 14
+
+
+def test_kernels_without_an_entry_never_spill(root, tmp_path):
+    assert len(compile_kernels(root, tmp_path, 'fixed', '--kinds', 'half')) == 4
 
 
 @pytest.mark.skipif(

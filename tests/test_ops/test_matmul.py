@@ -55,6 +55,18 @@ def test_outputs_and_gradients(by_onednn, case, with_bias):
         assert (got.double() - wanted).norm() < 1e-6 * wanted.norm()
 
 
+@pytest.mark.parametrize('outputs', [8, 40])
+def test_no_second_factor_is_a_part_of_wider_rows(by_onednn, monkeypatch, outputs):
+    """oneDNN takes such a one number by number."""
+    seen, product = [], matmul._product
+    monkeypatch.setattr(matmul, '_product', lambda x, w, b: seen.append(w) or product(x, w, b))
+    x = torch.randn(50, 3 * 24)[:, :24].requires_grad_()
+    weight = torch.randn(outputs, 24, requires_grad=True)
+    grad = torch.randn(50, 3 * outputs)[:, :outputs]
+    torch.autograd.grad(matmul.linear(x, weight), (x, weight), grad)
+    assert len(seen) == 3 and all(w.is_contiguous() or w.t().is_contiguous() for w in seen)
+
+
 def test_second_derivatives(by_onednn):
     leaves = [torch.randn(6, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)]
 

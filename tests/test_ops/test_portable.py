@@ -127,9 +127,10 @@ def test_transforms_of_torch_func(name, mask):
 
 
 @every_operator
+@pytest.mark.parametrize('chunk', [1, numerics.CPU_CHUNK])
 @pytest.mark.parametrize('dtype, tolerance', [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
-def test_half_types_in_chunks(name, dtype, tolerance, mask, monkeypatch):
-    monkeypatch.setattr(numerics, 'CPU_CHUNK', 1)
+def test_half_types(name, dtype, tolerance, chunk, mask, monkeypatch):
+    monkeypatch.setattr(numerics, 'CPU_CHUNK', chunk)  # many chunks, and one
     leaves = [x.to(dtype) for x in leaves_of(name)]
     cotangent = torch.randn_like(leaves[0])
     results = []
@@ -173,3 +174,19 @@ def test_nothing_of_the_size_of_the_tokens_is_kept(name):
     own = {t.data_ptr() for t in saved if t.numel() >= leaves[0].numel()} - kept
     # Features given to the operator are its inputs.
     assert len(own) == (2 if name == 'linear' else 0)
+
+
+@pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
+def test_exports_are_told_from_compilers():
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return x + (1 if numerics.exported() else 0)
+
+    module, x = Module(), torch.zeros(2)
+    compiled = torch.compile(module, backend='eager', fullgraph=True)
+    assert module(x).sum() == compiled(x).sum() == 0
+    traced = torch.jit.trace(module, (x,), check_trace=False)
+    exported = (
+        torch.export.export(module, (x,), strict=strict).module() for strict in (False, True)
+    )
+    assert all(torch.equal(made(x), x + 1) for made in (traced, *exported))

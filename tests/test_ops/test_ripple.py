@@ -14,6 +14,10 @@ from mmlinattn.ops import (
 )
 from mmlinattn.ops.common import dispatch, numerics
 from mmlinattn.ops.ripple import choose_algorithm
+from mmlinattn.ops.ripple.options import RippleOptions
+from mmlinattn.ops.ripple.reference import ripple_reference
+from mmlinattn.ops.ripple.rows import ripple_rows
+from mmlinattn.ops.ripple.tile import ripple_tile
 
 ALGORITHMS = ('reference', 'sat', 'tile')
 CASES = ['chebyshev', 'chebyshev.masked', 'log', 'log.masked', 'fixed', 'truncated']
@@ -441,3 +445,20 @@ def test_an_empty_last_group_costs_no_digits(form, hw, max_distance, real):
     for name, single, double in zip(('out', 'q', 'k', 'v', 'weights'), *results):
         error = (single.double() - double).norm() / double.norm()
         assert error < 1e-4, (name, error)
+
+
+@pytest.mark.parametrize('hw', [(1, 1), (5, 19), (17, 3), (8, 16)])
+@pytest.mark.parametrize('groups, max_distance', [('chebyshev', 0), ('chebyshev', 4), ('log', 3)])
+@pytest.mark.parametrize('padded', [False, True])
+def test_plain_operations_for_exports(hw, groups, max_distance, padded):
+    inputs = case(hw, max_distance, batch=2)
+    mask = torch.rand(2, hw[0] * hw[1]) < 0.4 if padded else None
+    options = RippleOptions(hw, groups, None, mask, 1e-6)
+    torch.testing.assert_close(ripple_rows(*inputs, options), ripple_reference(*inputs, options))
+
+
+def test_plain_operations_keep_their_digits_on_large_maps():
+    inputs = case((128, 128), 4, heads=1, dtype=torch.float32)
+    options = RippleOptions((128, 128), 'chebyshev', None, None, 1e-6)
+    exact = ripple_tile(*(x.double() for x in inputs), options)
+    torch.testing.assert_close(ripple_rows(*inputs, options).double(), exact, rtol=1e-5, atol=1e-5)

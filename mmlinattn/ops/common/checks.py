@@ -1,6 +1,6 @@
 """Argument checks shared by all operators and layers: one place, one wording."""
 
-from typing import Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 from torch import Tensor
 
@@ -22,6 +22,22 @@ def check_hw_shape(num_tokens: int, hw_shape: Sequence[int], name: str = 'x') ->
             f'{num_tokens} tokens; a class token counts in num_extra_tokens'
         )
     return height, width
+
+
+def check_sides(size: Any, name: str) -> Tuple[int, int]:
+    """Returns ``(height, width)`` of a side or a pair; raises ValueError unless both are positive
+    integers.
+
+    Example:
+        >>> check_sides(14, 'map_size'), check_sides([5, 6], 'map_size')
+        ((14, 14), (5, 6))
+    """
+    sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+    if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
+        raise ValueError(
+            f'{name} must be a positive integer, or two: (height, width); got {size!r}'
+        )
+    return sides
 
 
 def check_heads(embed_dims: int, num_heads: int) -> int:

@@ -5,10 +5,11 @@ Every operator has a ``reference`` form (the definition, short and slow), a ``po
 portable algorithms each has its name, which only the argument may be. The last two have first
 derivatives only, and raise an error where a second one is asked for and they do not leave it to
 autograd, as on small maps. The caller's ``backend``
-argument decides; where it says ``'auto'``, the innermost :func:`use_backend` block decides; where
-there is none, the environment variable ``MMLINATTN_BACKEND`` decides; where that is unset or
-``auto``, the operator takes ``fused`` when it can serve and ``portable`` otherwise. Kernels run on
-tested versions of Triton alone: another one may compute NaN, and says so nowhere.
+argument decides; where it says ``'auto'``, the innermost :func:`use_backend` block of this thread
+or task decides; where there is none, the environment variable ``MMLINATTN_BACKEND`` decides; where
+that is unset or ``auto``, the operator takes ``fused`` when it can serve and ``portable``
+otherwise. Kernels run on tested versions of Triton alone: another one may compute NaN, and says so
+nowhere.
 """
 
 import functools
@@ -18,10 +19,12 @@ import os
 import re
 import warnings
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, Generic, Iterator, Optional, Tuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from .numerics import one_graph, recorded_by
@@ -72,12 +75,33 @@ def _checked(backend: str, source: str, known: Tuple[str, ...] = BACKENDS) -> st
     return backend
 
 
-_override = _checked(os.environ.get(ENV_VARIABLE, 'auto') or 'auto', ENV_VARIABLE)
+DEFAULT = _checked(os.environ.get(ENV_VARIABLE, 'auto') or 'auto', ENV_VARIABLE)
+_variable: 'ContextVar[str]' = ContextVar('mmlinattn_backend', default=DEFAULT)
+
+
+class _Choice(ModuleType):
+    """``backend`` is what ``'auto'`` stands for in this thread or task.
+
+    A module, because a compiler reads attributes of modules as Python does, and makes another graph
+    where one differs; a context variable it cannot read, and torch 2.4 does not look again at
+    attributes of threads.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        return _variable.get() if name == 'backend' else super().__getattribute__(name)
+
+
+choice = _Choice('choice')
+# Of a block inside compiled code: a compiler follows changes of globals, not of context variables.
+_traced: Optional[str] = None
 
 
 @contextmanager
 def use_backend(backend: str) -> Iterator[None]:
     """Makes every operator called with ``backend='auto'`` inside the block use ``backend``.
+
+    The choice is of this thread, or task of asyncio; a thread that is started inside the block has
+    the default. Backward passes go the way of their forward pass, wherever they run.
 
     Args:
         backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
@@ -92,16 +116,28 @@ def use_backend(backend: str) -> Iterator[None]:
         >>> with use_backend('reference'):
         ...     out = rala_attention(q, k, v)
     """
-    global _override
-    previous, _override = _override, _checked(backend, 'backend')
+    global _traced
+    _checked(backend, 'backend')
+    if torch.compiler.is_compiling():
+        outer, _traced = _traced, backend
+        try:
+            yield
+        finally:
+            _traced = outer
+        return
+    before = _variable.get()
+    _variable.set(backend)
     try:
         yield
     finally:
-        _override = previous
+        _variable.set(before)
+
+
+Result = TypeVar('Result')
 
 
 @dataclass(frozen=True)
-class Operator:
+class Operator(Generic[Result]):
     """The implementations of one operator; all take its tensors and its options.
 
     Args:
@@ -114,21 +150,21 @@ class Operator:
     """
 
     name: str
-    reference: Callable[..., Tensor]
-    portable: Callable[..., Tensor]
+    reference: Callable[..., Result]
+    portable: Callable[..., Result]
     kernels: Optional[Callable[[], ModuleType]] = None
-    algorithms: Dict[str, Callable[..., Tensor]] = field(default_factory=dict)
+    algorithms: Dict[str, Callable[..., Result]] = field(default_factory=dict)
 
     def check(self, backend: str) -> None:
         """Raises ValueError unless ``backend`` is one of this operator's."""
         _checked(backend, 'backend', (*BACKENDS, *self.algorithms))
 
-    def __call__(self, backend: str, q: Tensor, *args) -> Tensor:
+    def __call__(self, backend: str, q: Tensor, *args) -> Result:
         self.check(backend)
         if backend in self.algorithms:
             return self.algorithms[backend](q, *args)
         if backend == 'auto':
-            backend = _override
+            backend = _traced or choice.backend
         if backend == 'reference':
             return self.reference(q, *args)
         if backend == 'portable':

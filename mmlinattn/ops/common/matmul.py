@@ -61,6 +61,11 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     return _product(x, weight, bias)
 
 
+def multiply(x: Tensor, weight: Tensor) -> Tensor:
+    """(B, heads, N, in) with (out, in), or (heads, out, in), to (B, heads, N, out)."""
+    return linear(x, weight) if weight.dim() == 2 else x @ weight.transpose(-2, -1)
+
+
 def _serves(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> bool:
     if one_graph() or not ONEDNN_IS_FASTER:
         return False
@@ -97,9 +102,12 @@ class _Linear(torch.autograd.Function):
             dx = linear(grad, weight.t())
         rows, tokens = grad.flatten(0, -2), x.flatten(0, -2)
         if ctx.needs_input_grad[1]:
-            # The first factor is copied: let it be the narrower one.
+            # The first factor is copied: let it be the narrower one. The second, where it is a
+            # part of wider rows, oneDNN would read hundreds of times as slowly.
             narrow = rows.shape[1] <= tokens.shape[1]
-            d_weight = linear(rows.t(), tokens.t()) if narrow else linear(tokens.t(), rows.t()).t()
+            first, second = (rows, tokens) if narrow else (tokens, rows)
+            d_weight = linear(first.t(), second.contiguous().t())
+            d_weight = d_weight if narrow else d_weight.t()
         if ctx.needs_input_grad[2]:
             d_bias = rows.sum(0)
         return dx, d_weight, d_bias

@@ -50,19 +50,19 @@ def chunk_budget(device: torch.device, tiles: bool = False) -> int:
 
 def fits_cache(x: Tensor, width: Optional[int] = None) -> bool:
     """Whether what is computed of x (B, heads, N, d) in one piece, (B, heads, N, width), stays in
-    the last cache of a CPU; ``width`` is d by default. On an accelerator never: there it would be
-    kept for the backward pass, half types in float32."""
+    the last cache of a CPU: the plain formula is the fastest there. ``width`` is d by default. On
+    an accelerator never: there it would be kept for the backward pass, half types in float32."""
     batch, heads, num_tokens, dim = x.shape
     return x.device.type == 'cpu' and batch * heads * num_tokens * (width or dim) <= 4 * CPU_CHUNK
 
 
-def token_chunks(x: Tensor, width: Optional[int] = None, whole: bool = False) -> List[slice]:
+def token_chunks(x: Tensor, width: Optional[int] = None) -> List[slice]:
     """Slices of the tokens of x (B, heads, N, d) of which (B, heads, n, width) numbers are small.
 
-    All tokens are one slice if ``whole``, or where operations are recorded or watched. ``width`` is
-    d by default.
+    All tokens are one slice where that fits the cache, and where operations are recorded or
+    watched. ``width`` is d by default.
     """
-    if whole or one_graph() or watched():
+    if one_graph() or watched() or fits_cache(x, width):
         return [slice(None)]
     batch, heads, num_tokens, dim = x.shape
     size = max(chunk_budget(x.device) // max(batch * heads * (width or dim), 1), 64)
@@ -81,7 +81,7 @@ def token_major(
 
 def recorded_by() -> Optional[str]:
     """Who besides a compiler records operations, in words; None where nobody does."""
-    if torch.jit.is_tracing():  # as ONNX's export by tracing, too
+    if exported():
         return 'the model is being exported'
     if torch._C._are_functorch_transforms_active():
         return 'a transform of torch.func is running'
@@ -103,3 +103,39 @@ def one_graph() -> bool:
     them by itself, ONNX has no others."""
     # A compiler first: that of torch 2.4 does not know the rest.
     return torch.compiler.is_compiling() or recorded_by() is not None
+
+
+def exported() -> bool:
+    """Whether the operations are recorded to run elsewhere, maybe at other sizes: by
+    ``torch.export``, ``torch.jit.trace`` or ONNX's export. Nothing may then be written in place
+    into a part of a tensor: inside an ``autograd.Function`` ONNX's export by tracing drops that
+    without a word."""
+    if not torch.compiler.is_compiling():  # first, as in one_graph()
+        return torch.jit.is_tracing()
+    return getattr(torch.compiler, _EXPORTING)
+
+
+# Not is_exporting(): in torch.compile, Dynamo takes that to be True (torch 2.11). In torch 2.4 to
+# 2.6 an export alone sets the other.
+_EXPORTING = (
+    '_is_exporting_flag' if hasattr(torch.compiler, '_is_exporting_flag') else '_is_compiling_flag'
+)
+
+
+def known(*sizes: int) -> bool:
+    """Whether sizes are plain integers, not the symbols or tensors of an exported graph."""
+    plain = all(type(size) is int for size in sizes) and not _strictly_exported()
+    return plain or not exported()
+
+
+def symbolic(*sizes: int) -> bool:
+    """Whether one of the sizes is a symbol, as dynamic sizes are in ``torch.export``, or may be."""
+    symbols = any(isinstance(size, torch.SymInt) for size in sizes) or _strictly_exported()
+    return symbols and exported()
+
+
+def _strictly_exported() -> bool:
+    """Whether ``torch.export(strict=True)`` records, to which symbols are plain integers. From
+    torch 2.7 on that is a choice, or what ONNX's export tries after an error of the other way, and
+    then would make sizes fixed without a word."""
+    return torch.compiler.is_dynamo_compiling() and _EXPORTING == '_is_exporting_flag'

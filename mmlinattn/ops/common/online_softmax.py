@@ -1,6 +1,6 @@
 """Softmax over tokens that come in chunks."""
 
-from typing import Optional, Tuple
+from typing import Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -28,13 +28,15 @@ class OnlineSoftmax:
         self._top: Optional[Tensor] = None
         self._mass: Optional[Tensor] = None
 
-    def add(self, logits: Tensor, mask: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    def add(
+        self, logits: Tensor, mask: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Union[int, Tensor]]:
         """Weights of a chunk and the factor of earlier sums; True in ``mask`` leaves out."""
         if mask is not None:
             logits = logits.masked_fill(mask, torch.finfo(logits.dtype).min)
         top = logits.amax(-1, keepdim=True)
         if self._top is None:
-            fade = torch.ones_like(top)
+            fade = 1  # ONNX's export by tracing would keep a tensor of ones at its size
         else:
             top = torch.maximum(self._top, top)
             fade = (self._top - top).exp()

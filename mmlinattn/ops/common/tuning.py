@@ -34,7 +34,7 @@ CANDIDATES: Dict[str, Tuple[Tuple[int, int, int], ...]] = {
         (64, 4, 3), (64, 4, 2), (64, 8, 3), (32, 4, 3), (64, 8, 2), (32, 4, 2), (32, 8, 2),
         (16, 4, 2), (128, 8, 3),
     ),
-    'large': (  # float32, or more than 64 channels or anchors
+    'large': (  # float32, more than 64 channels or anchors, or gradients of parameters
         (64, 8, 2), (32, 8, 2), (32, 4, 2), (32, 8, 1), (16, 8, 2), (16, 8, 1), (16, 4, 2),
         (16, 4, 1), (64, 8, 3),
     ),
@@ -55,7 +55,9 @@ def sizes_of(name: str) -> List[str]:
         ['32x64', '32x128', '64x64', '64x128', '128x64', '128x128']
     """
     anchors = [f'x{m}' for m in ANCHORS] if name.startswith('walk') else ['']
-    return [f'{size}{m}' for size in SIZES for m in anchors]
+    # Wider feature maps are torch's.
+    sizes = SIZES[:2] if name.startswith('adaptive') else SIZES
+    return [f'{size}{m}' for size in sizes for m in anchors]
 
 
 def candidates(name: str, size: str, kind: str) -> List[Config]:
@@ -66,7 +68,8 @@ def candidates(name: str, size: str, kind: str) -> List[Config]:
         size: see :func:`.configs.size_class`.
         kind: ``'half'`` or ``'float'``.
     """
-    family = 'large' if kind == 'float' or '128' in size else 'tokens'
+    large = kind == 'float' or '128' in size or name == 'adaptive_backward'
+    family = 'large' if large else 'tokens'
     if name == 'query_mean':
         family = 'mean'
     elif name.startswith('walk_between'):

@@ -32,7 +32,7 @@ def linear_portable(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> 
     # Autocast would push the sums and the normaliser back into half precision.
     with no_autocast(q):
         if one_graph() or not needs_gradient(q, k, v, options.weights):
-            return _read_out(q, _sum_up(q, k, v, options), options, v.dtype)
+            return _attend(q, k, v, options)[0]
         return _Attention.apply(q, k, v, options.weights, options)
 
 
@@ -58,10 +58,10 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx, q: Tensor, k: Tensor, v: Tensor, weights: Optional[Tensor], options: LinearOptions
     ) -> Tensor:
-        sums = _sum_up(q, k, v, options)
+        out, sums = _attend(q, k, v, options)
         ctx.save_for_backward(q, k, v, options.key_padding_mask, weights, *sums)
         ctx.options = replace(options, key_padding_mask=None, weights=None)
-        return _read_out(q, sums, options, v.dtype)
+        return out
 
     @staticmethod
     @once_differentiable
@@ -75,6 +75,17 @@ class _Attention(torch.autograd.Function):
             if d_mean is not None:
                 _add_mean_gradient(dq, q, d_mean, options)
         return dq, dk, dv, d_weights, None
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tuple[Tensor, Sums]:
+    """The result, and what the queries read."""
+    dtype = v.dtype
+    if len(token_chunks(q)) == 1:  # the mean query and the output then share their features
+        work, phi = accumulation_dtype(dtype), FEATURE_MAPS[options.feature_map]
+        q, k = phi(q.to(work)), phi(k.to(work))
+        options = replace(options, feature_map='identity')
+    sums = _sum_up(q, k, v, options)
+    return _read_out(q, sums, options, dtype), sums
 
 
 def _sum_up(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Sums:
@@ -109,8 +120,12 @@ def _mean_query(q: Tensor, options: LinearOptions) -> Tensor:
     """Mean of phi(q) over the real tokens, (B, heads, 1, m)."""
     dtype = accumulation_dtype(q.dtype)
     phi = FEATURE_MAPS[options.feature_map]
+    chunks = token_chunks(q)
+    if len(chunks) == 1 and options.key_padding_mask is None:
+        # Not by a number of tokens, which ONNX's export by tracing would keep.
+        return phi(q.to(dtype)).mean(2, keepdim=True)
     total: Any = 0
-    for chunk in token_chunks(q):
+    for chunk in chunks:
         features = phi(q[:, :, chunk].to(dtype))
         keep = _real(options, chunk, dtype)
         total = total + (features.sum(2, keepdim=True) if keep is None else keep @ features)

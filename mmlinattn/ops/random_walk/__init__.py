@@ -96,8 +96,9 @@ def check_anchors(q: Tensor, **both: Tensor) -> None:
     batch, heads, _, dim = q.shape
     for name, anchors in both.items():
         shape = tuple(anchors.shape)
-        lead = shape[:-2]
-        if lead not in ((heads,), (batch, heads)) or shape[-1] != dim or shape[-2] < 1:
+        # By length first: a batch of an exported graph must not be compared with the heads.
+        lead = (heads,) if len(shape) == 3 else (batch, heads)
+        if shape[:-2] != lead or shape[-1] != dim or shape[-2] < 1:
             raise ValueError(
                 f'{name} must have shape (heads, M, d) = ({heads}, M, {dim}) or '
                 f'({batch}, {heads}, M, {dim}) with M >= 1, got {shape}'

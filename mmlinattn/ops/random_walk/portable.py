@@ -34,11 +34,11 @@ def random_walk_portable(
     anchors_q, anchors_k = anchors_q.to(dtype), anchors_k.to(dtype)
     tokens = (q, k, v, anchors_q, anchors_k, options.key_padding_mask, options.steps != 1)
     with no_autocast(q):
-        followed = needs_gradient(*tokens[:5])
-        whole = followed and fits_cache(q, anchors_q.shape[-2])  # autograd does it in one piece
-        if one_graph() or whole or not followed:
-            state, walk, _ = _sum_up(*tokens, whole)
-            return _read_out(q, anchors_k, walk_on(state, walk, options), whole)
+        # What is in one piece is for autograd.
+        one_piece = one_graph() or fits_cache(q, anchors_q.shape[-2])
+        if one_piece or not needs_gradient(*tokens[:5]):
+            state, walk, _ = _sum_up(*tokens)
+            return _read_out(q, anchors_k, walk_on(state, walk, options))
         state, walk = WalkState.apply(*tokens)
         return WalkReadout.apply(q, anchors_k, walk_on(state, walk, options))
 
@@ -142,12 +142,11 @@ def _sum_up(
     anchors_k: Tensor,
     mask: Optional[Tensor],
     has_walk: bool,
-    whole: bool = False,
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """``G_K v``, ``G_K G_Q`` and the log of the sum of each token softmax, (B, heads, M, 1)."""
     dtype = anchors_q.dtype
     softmax, state, walk = OnlineSoftmax(), 0, 0
-    for chunk in token_chunks(q, anchors_q.shape[-2], whole):
+    for chunk in token_chunks(q, anchors_q.shape[-2]):
         logits = anchors_q @ k[:, :, chunk].to(dtype).transpose(-2, -1)  # [B, H, M, n]
         weights, fade = softmax.add(logits, None if mask is None else mask[:, None, None, chunk])
         state = state * fade + weights @ v[:, :, chunk].to(dtype)
@@ -158,9 +157,9 @@ def _sum_up(
     return state * share, walk, softmax.log_mass()
 
 
-def _read_out(q: Tensor, anchors_k: Tensor, x: Tensor, whole: bool = False) -> Tensor:
+def _read_out(q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
     """``G_Q x``, (B, heads, N, d_v)."""
-    chunks = token_chunks(q, anchors_k.shape[-2], whole)
+    chunks = token_chunks(q, anchors_k.shape[-2])
     if len(chunks) == 1:
         return (_looked_up(q.to(x.dtype), anchors_k) @ x).to(q.dtype)
     out = token_major(q, x.shape[-1])

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..common.numerics import exported
 from .options import WalkOptions
 
 
@@ -25,7 +26,8 @@ def walk_on(state: Tensor, walk: Tensor, options: WalkOptions) -> Tensor:
             total = state + walk @ total
         return (1 - decay) / (1 - decay**steps) * total
     state = (1 - decay) * state
-    if options.solver == 'solve':
+    # ONNX has no solver; the series is as exact.
+    if options.solver == 'solve' and not exported():
         identity = torch.eye(walk.shape[-1], dtype=walk.dtype, device=walk.device)
         return torch.linalg.solve(identity - walk, state)
     # (I - W)^-1 = (I + W)(I + W^2)(I + W^4)...: the rows of W sum to the decay, so what is left

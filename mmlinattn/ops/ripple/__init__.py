@@ -1,14 +1,16 @@
 """Ripple attention."""
 
 from types import ModuleType
-from typing import Optional, Sequence, Tuple
+from typing import Callable, Optional, Sequence, Tuple
 
 from torch import Tensor
 
 from ..common.checks import check_hw_shape, check_qkv
 from ..common.dispatch import Operator
+from ..common.numerics import exported
 from .options import RippleOptions, check_groups
 from .reference import ripple_reference
+from .rows import ripple_rows
 from .sat import ripple_sat
 from .tile import ripple_tile
 from .weights import STICKS, check_threshold, stick_breaking
@@ -55,6 +57,9 @@ def ripple_attention(
     10 / 43 ms, softmax attention 1648 / 6033 ms. ``torch.compile`` unrolls the rows of the tables
     and the chunks of the tiles: large maps compile slowly.
 
+    In a graph that is exported (``torch.export``, ONNX, ``torch.jit.trace``) plain operations with
+    the same result take the place of both, see :mod:`.rows`.
+
     ``'portable'`` takes ``'sat'`` for logarithmic groups and where R is large, see
     :func:`choose_algorithm`, and ``'tile'`` otherwise.
 
@@ -81,7 +86,8 @@ def ripple_attention(
 
     Raises:
         ValueError: shapes, types or devices that do not fit, an unknown option, ``'tile'`` with
-            logarithmic groups, negative features (reference form).
+            logarithmic groups, negative features (reference form); groups that reach over more than
+            127 rows in an exported graph of unknown size.
         TypeError: a padding mask that is not bool.
         BackendError: a forced backend that cannot serve.
 
@@ -152,5 +158,14 @@ def _kernels() -> ModuleType:
     return fused
 
 
-_ALGORITHMS = dict(tile=ripple_tile, sat=ripple_sat)
+def _where_not_exported(algorithm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``algorithm``, and :func:`ripple_rows`, with the same result, in an exported graph."""
+
+    def run(*args) -> Tensor:
+        return (ripple_rows if exported() else algorithm)(*args)
+
+    return run
+
+
+_ALGORITHMS = dict(tile=_where_not_exported(ripple_tile), sat=_where_not_exported(ripple_sat))
 _ripple = Operator('ripple_attention', ripple_reference, _portable, _kernels, _ALGORITHMS)

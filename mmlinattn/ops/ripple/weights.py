@@ -66,7 +66,10 @@ def stick_breaking(
         left = log_left.exp()
         merged = left < threshold
         first = (~merged).sum(-1, keepdim=True)
-        share = left.gather(-1, first.clamp(max=sticks)) / (sticks + 1 - first).clamp(min=1)
+        # ONNX's reference evaluator takes no axis of -1 here.
+        share = left.gather(left.dim() - 1, first.clamp(max=sticks)) / (sticks + 1 - first).clamp(
+            min=1
+        )
         return torch.where(merged, share, weights)
 
 

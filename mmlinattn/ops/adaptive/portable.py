@@ -1,0 +1,30 @@
+"""The learnt feature map, by torch."""
+
+from typing import Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..common.matmul import multiply
+from ..common.numerics import accumulation_dtype, no_autocast
+
+
+def adaptive_portable(
+    q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
+) -> Tuple[Tensor, Tensor]:
+    """See :func:`mmlinattn.ops.adaptive_features`; float32 for half types."""
+    dtype = accumulation_dtype(q.dtype)
+    frequencies, weight, bias = (t.to(dtype) for t in (frequencies, weight, bias))
+    bias = bias if bias.dim() == 1 else bias[:, None]
+    with no_autocast(q):
+        q_out, k_out = (
+            F.relu(multiply(waves(x.to(dtype), frequencies), weight) + bias) for x in (q, k)
+        )
+    return q_out.to(q.dtype), k_out.to(k.dtype)
+
+
+def waves(x: Tensor, frequencies: Tensor) -> Tensor:
+    """``[sin(W1 x); cos(W1 x)]``, (B, heads, N, 2 m), of one type for both."""
+    phase = multiply(x, frequencies)
+    return torch.cat([phase.sin(), phase.cos()], -1)

@@ -1,0 +1,213 @@
+"""What one query reads: the weight of every key, for any attention, side by side."""
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple, Union
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from ..layers import AdditiveAttention, BaseAttention, RippleAttention, TokenMap
+
+# Of so many keys one has full colour: a single large one would leave all others pale.
+SATURATED = 200
+RED, BLUE = (0.85, 0.1, 0.1), (0.1, 0.25, 0.9)
+
+
+class Call(NamedTuple):
+    """What an attention was called with: queries, keys, values (B, heads, N, d), their map."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    tokens: TokenMap
+
+
+@contextmanager
+def calls_of(attn: BaseAttention) -> Iterator[List[Call]]:
+    """Keeps what :meth:`BaseAttention.attend` is called with inside the block.
+
+    Example:
+        >>> from mmlinattn.layers import SoftmaxAttention
+        >>> attn = SoftmaxAttention(8, 2)
+        >>> with calls_of(attn) as calls:
+        ...     out = attn(torch.randn(1, 6, 8), (2, 3))
+        >>> calls[0].q.shape
+        torch.Size([1, 2, 6, 4])
+    """
+    attend, calls = attn.attend, []
+
+    def keep(q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+        calls.append(Call(q.detach(), k.detach(), v.detach(), tokens))
+        return attend(q, k, v, tokens)
+
+    attn.attend = keep
+    try:
+        yield calls
+    finally:
+        del attn.attend
+
+
+def key_weights(attn: BaseAttention, call: Call, position: Tuple[int, int]) -> Tensor:
+    """The row of the attention's kernel for one query of the first image: what each key counts.
+
+    In each head it is the derivative of the output at the query by the value of a key, the mean
+    over the channels d of ``d out[i, c] / d v[j, c]``, by autograd: O(N) memory, whatever the
+    attention. Where outputs are linear in the values, as in most, that is the weight ``w_ij`` of
+    ``out_i = sum_j w_ij v_j``, exactly. Where they are not:
+
+    - Ripple attention makes the weights of its rings from the values: they are held as they are,
+      and what is left is linear.
+    - Hydra attention weighs each channel for itself: the mean over them.
+    - Linear angular attention (``form='released'``) divides by the norm of what it sums: the
+      derivative is ``(1 - 1 / d) w_ij / norm``.
+    - Additive attention reads no value but the query's own; keys are what it pools. The derivative
+      is by keys, of the softmax that weighs them too.
+
+    Gates, local position and the output projection come after all this, and are not in it.
+
+    Args:
+        attn: any attention; in eval mode, as dropout would show.
+        call: what :func:`calls_of` kept.
+        position: (row, column) of the query.
+
+    Returns:
+        (heads, h, w): h and w are those of the map, or, where keys are fewer than tokens, of the
+        map that they are of. Extra tokens are left out.
+
+    Raises:
+        ValueError: a position outside of the map.
+
+    Example:
+        >>> from mmlinattn.layers import SoftmaxAttention
+        >>> attn = SoftmaxAttention(8, 2)
+        >>> with calls_of(attn) as calls:
+        ...     out = attn(torch.randn(1, 6, 8), (2, 3))
+        >>> weights = key_weights(attn, calls[0], (1, 2))
+        >>> weights.shape, bool(torch.allclose(weights.sum((1, 2)), torch.ones(2)))
+        (torch.Size([2, 2, 3]), True)
+    """
+    (row, column), (height, width) = position, call.tokens.hw_shape
+    if not (0 <= row < height and 0 <= column < width):
+        raise ValueError(f'position {tuple(position)} is not on a map of {(height, width)}')
+    extra = call.tokens.num_extra_tokens
+    mask = call.tokens.key_padding_mask
+    tokens = call.tokens._replace(key_padding_mask=None if mask is None else mask[:1])
+    q, k, v = (x[:1].detach() for x in call[:3])
+    source = k if isinstance(attn, AdditiveAttention) else v
+    source.requires_grad_()
+    with torch.enable_grad(), _held_rings(attn):
+        out = attn.attend(q, k, v, tokens)[0, :, extra + row * width + column]  # [h, d]
+    weights = torch.zeros_like(source[0, :, :, 0])  # [h, N]
+    for head in range(out.shape[0]):
+        for channel in range(out.shape[1]):
+            (grad,) = torch.autograd.grad(out[head, channel], source, retain_graph=True)
+            weights[head] += grad[0, head, :, channel]
+    weights = weights[:, extra:] / out.shape[1]
+    return weights.unflatten(1, key_shape(weights.shape[1], (height, width))).detach()
+
+
+@contextmanager
+def _held_rings(attn: BaseAttention) -> Iterator[None]:
+    """Weights of rings as constants, though they are made from the values."""
+    if not isinstance(attn, RippleAttention):
+        yield
+        return
+    logits = attn.logits
+    attn.logits = lambda v: logits(v).detach()
+    try:
+        yield
+    finally:
+        del attn.logits
+
+
+def key_shape(count: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
+    """(h, w) of ``count`` keys, which cells of R x R tokens of a map were made of.
+
+    Raises:
+        ValueError: no such R.
+
+    Example:
+        >>> key_shape(35, (5, 7)), key_shape(12, (5, 7)), key_shape(6, (5, 7))
+        ((5, 7), (3, 4), (2, 3))
+    """
+    height, width = hw_shape
+    for side in range(1, max(height, width) + 1):
+        whole, begun = (height // side, width // side), (-(-height // side), -(-width // side))
+        for shape in (whole, begun):
+            if shape[0] * shape[1] == count:
+                return shape
+    raise ValueError(f'{count} keys are no cells of a map of {tuple(hw_shape)}')
+
+
+def reach(weights: Tensor) -> float:
+    """The smallest part of the keys that has half of all weight, in 0..1; signs do not count.
+
+    Example:
+        >>> reach(torch.tensor([[5.0, 1.0], [-3.0, 1.0]])), reach(torch.ones(4, 5))
+        (0.25, 0.5)
+    """
+    sizes = weights.abs().flatten().double().sort(descending=True).values
+    enough = sizes.cumsum(0) >= sizes.sum() / 2 * (1 - 1e-9)
+    return (int(enough.int().argmax()) + 1) / len(sizes)
+
+
+def draw_key_weights(
+    path: Union[str, Path],
+    image: np.ndarray,
+    weights: Dict[str, Tensor],
+    pixel: Tuple[float, float],
+    columns: int = 5,
+) -> Path:
+    """The picture with the query, then a panel for each attention.
+
+    Red is positive, blue negative, as strong as the weight is over the largest of its panel (the
+    0.5% that are larger still have the same colour): what two panels share is where weights lie,
+    not how large they are. The number is :func:`reach`.
+
+    Args:
+        path: file to write, of a kind that matplotlib knows.
+        image: (H, W, 3) uint8 RGB, of the size that the network saw.
+        weights: by title, (heads, h, w); panels show the mean of the heads.
+        pixel: (x, y) of the query.
+        columns: panels in a row.
+
+    Raises:
+        ValueError: nothing to draw.
+    """
+    if not weights:
+        raise ValueError('weights is empty: nothing to draw')
+    height, width = image.shape[:2]
+    rows = -(-(1 + len(weights)) // columns)
+    side = 1.75
+    figure = Figure(figsize=(side * columns, (side * height / width + 0.36) * rows), dpi=100)
+    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes in grid:
+        axes.set_axis_off()
+    grid[0].imshow(image)
+    grid[0].set_title('picture and query', fontsize=8)
+    grey = np.repeat(image.mean(-1, keepdims=True) / 255 * 0.35 + 0.65, 3, axis=-1)
+    for axes, (title, heads) in zip(grid[1:], weights.items()):
+        mean = heads.detach().float().cpu().mean(0)
+        sizes = mean.abs().flatten()
+        scale = sizes.topk(1 + len(sizes) // SATURATED).values[-1].clamp(min=1e-30)
+        strength = (mean / scale).clamp(-1, 1).numpy()
+        color = np.where(strength[..., None] > 0, RED, BLUE)
+        axes.imshow(grey)
+        axes.imshow(
+            np.concatenate([color, abs(strength[..., None])], -1),
+            extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation='nearest',
+        )  # fmt: skip
+        axes.set_title(f'{title}\nhalf in {100 * reach(mean):.1f}%', fontsize=8)
+    for axes in grid[: 1 + len(weights)]:
+        axes.plot(*pixel, 'o', markersize=6, markerfacecolor='none', color='black', mew=2.2)
+        axes.plot(*pixel, 'o', markersize=6, markerfacecolor='none', color='white', mew=1)
+        axes.set_xlim(-0.5, width - 0.5)
+        axes.set_ylim(height - 0.5, -0.5)
+    figure.tight_layout(pad=0.4)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path

@@ -1,0 +1,291 @@
+"""What one query reads: rows of the kernels, and their picture."""
+
+import math
+import re
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch.nn.functional import elu
+
+from mmlinattn.checkpoints import save_checkpoint
+from mmlinattn.layers import BaseAttention, build_attention, registered
+from mmlinattn.visualization.key_weights import (
+    Call,
+    calls_of,
+    draw_key_weights,
+    key_shape,
+    key_weights,
+    reach,
+)
+
+SHAPE, QUERY = (5, 7), (3, 2)
+NUMBER = QUERY[0] * SHAPE[1] + QUERY[1]
+OPTIONS = dict(
+    EfficientSoftmaxAttention=dict(sr_ratio=2),
+    NystromAttention=dict(num_landmarks=4),
+    RALA=dict(rotary=True),
+    RippleAttention=dict(max_distance=2),
+    RWGKA=dict(num_anchors=4),
+    RWGKP=dict(num_anchors=4),
+    VisionLongformerAttention=dict(window_size=2),
+    WindowAttention=dict(window_size=3),
+)
+NOT_LINEAR = ('AdditiveAttention', 'LinearAngularAttention')
+OURS = [n for n, kind in registered(BaseAttention).items() if 'mmlinattn.' in kind.__module__]
+
+
+@pytest.fixture
+def called():
+    """called(name, **call): an attention in float64 and what it was called with."""
+
+    def build(name, extra=0, options=None, **call):
+        options = OPTIONS.get(name, {}) if options is None else options
+        attn = build_attention(dict(type=name, **options), 16, 2).double().eval()
+        x = torch.randn(2, extra + math.prod(SHAPE), 16, dtype=torch.float64)
+        with calls_of(attn) as calls:
+            attn(x, SHAPE, num_extra_tokens=extra, **call)
+        assert 'attend' not in vars(attn) and len(calls) == 1
+        return attn, calls[0]
+
+    return build
+
+
+def matrix(attn, call) -> torch.Tensor:
+    """The N x N kernel (heads, queries, keys) from values that are 1 at one key."""
+    columns, none = [], torch.zeros_like(call.v[:1])
+    if hasattr(attn, 'logits'):  # rings as the true values make them
+        logits = attn.logits(call.v[:1])
+        attn.logits = lambda v: logits
+    for j in range(call.v.shape[2]):
+        one = none.clone()
+        one[:, :, j] = 1
+        # Less what windows read beside the map.
+        out, offset = (attn.attend(call.q[:1], call.k[:1], v, call.tokens) for v in (one, none))
+        columns.append((out - offset)[0].mean(-1))
+    vars(attn).pop('logits', None)
+    return torch.stack(columns, -1).detach()
+
+
+@pytest.mark.parametrize('name', [name for name in OURS if name not in NOT_LINEAR])
+def test_a_row_is_that_of_the_whole_kernel(called, name):
+    attn, call = called(name)
+    row = key_weights(attn, call, QUERY)
+    whole = matrix(attn, call)
+    assert row.shape[0] == whole.shape[0] and row.abs().max() > 0
+    torch.testing.assert_close(row.flatten(1), whole[:, NUMBER], atol=1e-5, rtol=1e-5)
+    assert 'logits' not in vars(attn)
+
+
+def test_softmax_and_linear_attention_by_hand(called):
+    attn, (q, k, v, tokens) = called('SoftmaxAttention')
+    wanted = (q[0] @ k[0].mT / 8**0.5).softmax(-1)[:, NUMBER]
+    found = key_weights(attn, (call := Call(q, k, v, tokens)), QUERY)
+    torch.testing.assert_close(found.flatten(1), wanted)
+    assert call.v is v and not v.requires_grad
+    attn, call = called('LinearAttention', options=dict(feature_map='elu+1', eps=0.0))
+    q, k = (elu(x[0]) + 1 for x in call[:2])
+    kernel = q @ k.mT
+    wanted = (kernel / kernel.sum(-1, keepdim=True))[:, NUMBER]
+    torch.testing.assert_close(key_weights(attn, call, QUERY).flatten(1), wanted)
+
+
+def test_rings_by_hand(called):
+    """Linear attention times the weight of the ring that a key is in, normalised."""
+    attn, call = called('RippleAttention')
+    q, k = attn.feature_map(call.q[:1], call.k[:1], None)
+    rings = attn.spatial_weights(call.v[:1])[0, :, NUMBER]  # [h, 3]
+    rows, columns = torch.meshgrid(*map(torch.arange, SHAPE), indexing='ij')
+    away = torch.maximum((rows - QUERY[0]).abs(), (columns - QUERY[1]).abs()).clamp(max=2)
+    kernel = torch.einsum('hd,hnd->hn', q[0, :, NUMBER], k[0])
+    wanted = kernel * rings[:, away.flatten()] / (kernel.sum(-1, keepdim=True) + attn.eps)
+    found = key_weights(attn, call, QUERY).flatten(1)
+    ratio = found / wanted.detach()
+    # The normaliser is the operator's: one number a head.
+    torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio), atol=1e-5, rtol=1e-5)
+
+
+def test_angles_by_hand(called):
+    attn, (q, k, v, tokens) = called('LinearAngularAttention')
+    unit = [x[0] / x[0].norm(dim=-1, keepdim=True) for x in (q, k)]
+    kernel = unit[0] @ unit[1].mT / math.pi + 0.5 * torch.eye(q.shape[2], dtype=q.dtype)
+    norm = (kernel @ v[0]).norm(dim=-1, keepdim=True)
+    found = key_weights(attn, Call(q, k, v, tokens), QUERY).flatten(1)
+    direction = (kernel @ v[0] / norm)[:, NUMBER]
+    assert direction.norm(dim=-1).allclose(torch.ones(2, dtype=q.dtype))
+    wanted = (1 - 1 / 8) * (kernel / norm)[:, NUMBER]
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_additive_attention_by_small_steps(called):
+    attn, (q, k, v, tokens) = called('AdditiveAttention')
+    found = key_weights(attn, Call(q, k, v, tokens), QUERY).flatten(1)
+    step = 1e-5
+    for head, key in ((0, 4), (1, NUMBER)):
+        slopes = []
+        for channel in range(8):
+            outs = []
+            for sign in (1, -1):
+                moved = k[:1].clone()
+                moved[0, head, key, channel] += sign * step
+                out = attn.attend(q[:1], moved, v[:1], tokens)
+                outs.append(out[0, head, NUMBER, channel].item())
+            slopes.append((outs[0] - outs[1]) / (2 * step))
+        assert found[head, key].item() == pytest.approx(sum(slopes) / 8, abs=1e-7)
+
+
+def test_extra_tokens_are_left_out_and_padding_weighs_nothing(called):
+    mask = torch.zeros(2, 2 + math.prod(SHAPE), dtype=torch.bool)
+    mask[0, -SHAPE[1] :] = True
+    attn, call = called('SoftmaxAttention', extra=2, key_padding_mask=mask)
+    logits = (call.q[0] @ call.k[0].mT / 8**0.5).masked_fill(mask[0], -math.inf)
+    wanted = logits.softmax(-1)[:, 2 + NUMBER, 2:]
+    found = key_weights(attn, call, QUERY)
+    torch.testing.assert_close(found.flatten(1), wanted)
+    assert (found[:, -1] == 0).all() and (found[:, :-1] > 0).all()
+
+
+def test_keys_of_cells_have_a_map_of_their_own(called):
+    for name, shape in dict(
+        EfficientSoftmaxAttention=(2, 3), ConvProjectionAttention=(3, 4)
+    ).items():
+        assert key_weights(*called(name), QUERY).shape == (2, *shape)
+    with pytest.raises(ValueError, match=r'11 keys are no cells of a map of \(5, 7\)'):
+        key_shape(11, SHAPE)
+
+
+@pytest.mark.parametrize('position', [(5, 0), (-1, 0), (0, 7)])
+def test_a_query_outside_of_the_map(called, position):
+    with pytest.raises(ValueError, match='is not on a map of'):
+        key_weights(*called('SoftmaxAttention'), position)
+
+
+def test_the_picture(tmp_path, monkeypatch):
+    """A weight is at its cell, red or blue, as strong as it is over the largest."""
+    image = np.full((40, 60, 3), 90, np.uint8)
+    weights = torch.zeros(2, 4, 6)
+    weights[0, 1, 2], weights[1, 3, 5] = 2.0, -1.0
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, 'savefig', lambda self, *a: figures.append(self) or save(self, *a))
+    path = draw_key_weights(tmp_path / 'out/a.png', image, {'RALA': weights}, (25, 15), columns=3)
+    assert cv2.imread(str(path)).std() > 0
+    picture, panel, empty = figures[0].axes
+    assert panel.get_title().startswith('RALA\nhalf in 4.2%') and not empty.images
+    drawn = panel.images[1]
+    colors = drawn.get_array()
+    assert drawn.get_extent() == [-0.5, 59.5, 39.5, -0.5]
+    assert np.argwhere(colors[..., 3]).tolist() == [[1, 2], [3, 5]]
+    assert colors[1, 2, 3] == 1 and colors[3, 5, 3] == 0.5
+    assert colors[1, 2, 0] > colors[1, 2, 2] and colors[3, 5, 0] < colors[3, 5, 2]
+    for axes in (picture, panel):
+        assert axes.lines[0].get_xydata().tolist() == [[25, 15]]
+    with pytest.raises(ValueError, match='nothing to draw'):
+        draw_key_weights(tmp_path / 'b.png', image, {}, (0, 0))
+
+
+def test_reach_of_half_the_weight():
+    assert reach(torch.tensor([4.0, -3.0, 2.0, 1.0])) == 0.5
+    assert reach(torch.tensor([5.0, 4.0, 1.0, 0.0])) == 0.25
+
+
+@pytest.fixture
+def tool(root, monkeypatch):
+    pytest.importorskip('mmpretrain', reason='the tool takes classifiers of MMPretrain')
+    path = root / 'tools/analysis_tools/visualize_key_weights.py'
+    spec = spec_from_file_location('visualize_key_weights', path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    drawn = {}
+    draw = module.draw_key_weights
+
+    def keep(path, image, weights, pixel):
+        drawn.update(weights)
+        return draw(path, image, weights, pixel)
+
+    monkeypatch.setattr(module, 'draw_key_weights', keep)
+
+    def call(*arguments, config='configs/zoo/ravlt-nano_shapes.py'):
+        drawn.clear()
+        monkeypatch.setattr(sys, 'argv', ['tool', *map(str, (root / config, *arguments))])
+        module.main()
+        return dict(drawn)
+
+    call.module = module
+    return call
+
+
+def test_command_line(tool, root, tmp_path, capsys):
+    options = ('--size', 64, 32, '--position', 20, 9, '--out', tmp_path / 'a.png')
+    drawn = tool(*options, '--attentions', 'RALA', 'RWGKA')
+    assert {name: tuple(w.shape) for name, w in drawn.items()} == dict.fromkeys(
+        ('RALA', 'RWGKA'), (1, 8, 16)
+    )
+    assert tool(*options, '--attentions', 'RALA', '--layer', 1)['RALA'].shape == (2, 4, 8)
+    # Weights of a file, with the options of its attention.
+    cfg = tool.module.load_config(str(root / 'configs/zoo/ravlt-nano_shapes.py'))
+    attn_cfg = dict(type='RWGKA', num_anchors=4)
+    torch.manual_seed(3)
+    model = tool.module.build(cfg, attn_cfg, 3)
+    save_checkpoint(tmp_path / 'a.pth', model.state_dict(), dict(attn_cfg=attn_cfg))
+    read = tool(*options, '--checkpoints', tmp_path / 'a.pth')
+    assert list(read) == ['RWGKA'] and not torch.equal(read['RWGKA'], drawn['RWGKA'])
+    assert (tmp_path / 'a.png').is_file()
+    save_checkpoint(tmp_path / 'b.pth', model.state_dict(), {})
+    for arguments, message in (
+        (('--checkpoints', tmp_path / 'b.pth'), 'does not say which attention it is of'),
+        (('--layer', 9, '--attentions', 'RALA'), '--layer 9: the backbone has 5 attentions'),
+    ):
+        with pytest.raises(SystemExit) as error:
+            tool(*options, *arguments)
+        lines = capsys.readouterr().err.splitlines()
+        assert error.value.code == 2 and len(lines) == 1 and message in lines[0]
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (('--position', 160, 0), '--position 160 0 is not on an image of --size 160 192'),
+        (('--image', 'nowhere.jpg'), "'nowhere.jpg' does not exist"),
+        (('--image', __file__), "test_key_weights.py' is no image"),
+        (('--checkpoints', 'nowhere.pth'), "'nowhere.pth' does not exist"),
+        (('--out', 'weights.docx'), "--out must end with one of .*got 'weights.docx'"),
+        (('--out', 'weights'), "--out must end with one of .*got 'weights'"),
+    ],
+)
+def test_command_line_refuses_before_any_work(tool, monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr(tool.module, 'build', lambda *_: pytest.fail('a model was built'))
+    with pytest.raises(SystemExit) as error:
+        tool(*arguments)
+    assert error.value.code == 2 and re.search(message, capsys.readouterr().err)
+
+
+def test_a_config_that_is_not_there(tool, capsys):
+    with pytest.raises(SystemExit) as error:
+        tool(config='configs/nowhere.py')
+    lines = capsys.readouterr().err.splitlines()
+    assert error.value.code == 2 and len(lines) == 1 and "nowhere.py' does not exist" in lines[0]
+    with pytest.raises(FileNotFoundError, match='nowhere.py'):
+        tool('--debug', config='configs/nowhere.py')
+
+
+def test_attentions_that_the_host_refuses_are_left_out(tool, tmp_path, monkeypatch, capsys):
+    names = ['EnhancedLinearAttention', 'RALA']
+    options = ('--size', 64, 64, '--out', tmp_path / 'a.png')
+    monkeypatch.setattr(tool.module, 'ours', lambda: names)
+    assert list(tool(*options, config='configs/zoo/deit-nano_shapes.py')) == ['RALA']
+    refused = 'EnhancedLinearAttention takes no extra tokens'
+    assert f'left out EnhancedLinearAttention: {refused}' in capsys.readouterr().out
+    with pytest.raises(SystemExit) as error:
+        tool(*options, '--attentions', *names, config='configs/zoo/deit-nano_shapes.py')
+    assert error.value.code == 2 and refused in capsys.readouterr().err
+
+
+def test_the_cell_of_a_pixel(tool):
+    cell = tool.module.cell
+    assert cell((0, 0), (60, 40), (4, 6)) == [0, 0]
+    assert cell((25, 15), (60, 40), (4, 6)) == [1, 2]
+    assert cell((59, 39), (60, 40), (4, 6)) == [3, 5]
