@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')
+# A damaged header may ask for gigabytes; read when OpenCV is first imported.
+os.environ.setdefault('OPENCV_IO_MAX_IMAGE_PIXELS', str(2**24))
 
 import pytest
 import torch

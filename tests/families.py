@@ -31,6 +31,9 @@ FAMILIES = {
     'segformer-slinear': 'rwgka/segformer_mit-b0-slinear_shapes',
     'segformer-rala': 'rwgka/segformer_mit-b0-rala_shapes',
     'vit-cls': 'vit/deit-t_8xb128_in1k',
+    'vit-enhanced-cls': 'vit/deit-t-enhanced_8xb128_in1k',
+    'vit-mask-rcnn': 'vit/mask-rcnn_deit-b_sfp_1x_coco',
+    'convit-cls': 'ripple/convit-t_8xb128_in1k',
     'swin-mask-rcnn': 'swin/mask-rcnn_swin-t-rala_fpn_1x_coco',
     'swin-upernet': 'swin/upernet_swin-t-rala_8xb2-160k_ade20k-512x512',
     'cvt-semantic-fpn': 'cvt/semantic-fpn_cvt-13-rwgkp_8xb2-80k_ade20k-512x512',
@@ -113,7 +116,7 @@ def _shrink_model(model: dict) -> None:
         neck = (model.get('neck') or {}).get('type')
         if neck == 'FPN':
             model.neck.in_channels = used
-        elif neck == 'RAVLTNeck':
+        elif neck in ('RAVLTNeck', 'SimpleFeaturePyramid'):
             model.neck.in_channels = used[-1]
         elif 'head' in model:
             model.head.in_channels = used[-1]

@@ -6,8 +6,9 @@ import argparse
 from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.engine import config, data_checks, distributed
 from mmlinattn.engine.command_line import errors_in_one_line, parse_run
+from mmlinattn.engine.flexible import runner_class
 from mmlinattn.engine.preemption import Preempted
-from mmlinattn.engine.runner import PluginRunner
+from mmlinattn.engine.runner import PluginFeatures
 from mmlinattn.engine.weight_checks import check_weights
 
 
@@ -29,10 +30,11 @@ def parse_args() -> argparse.Namespace:
     return parse_run(parser)
 
 
-def prepare(args: argparse.Namespace) -> PluginRunner:
+def prepare(args: argparse.Namespace) -> PluginFeatures:
     """Everything that can be wrong before training starts, and the runner that will train."""
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
+    runner_of = runner_class(cfg)
     distributed.set_launcher(cfg, args.launcher)
     config.set_resume(cfg, args.resume)
     config.use_amp(cfg, args.amp)
@@ -40,7 +42,7 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     if args.auto_scale_lr:
         config.scale_lr(cfg)
     data_checks.check_data(cfg, 'train_dataloader', 'val_dataloader', 'val_evaluator')
-    runner = PluginRunner.from_cfg(cfg)
+    runner = runner_of.from_cfg(cfg)
     check_weights(runner, cfg)
     runner.prepare_training()
     return runner
@@ -50,7 +52,8 @@ def main() -> None:
     args = parse_args()
     with errors_in_one_line(args.debug):
         runner = prepare(args)
-    with errors_in_one_line(args.debug, (CheckpointError, OSError), runner.log_dir):
+    known = (CheckpointError, data_checks.DataError, OSError)
+    with errors_in_one_line(args.debug, known, runner.log_dir):
         try:
             runner.train()
         except Preempted:

@@ -1,9 +1,18 @@
 """Checkpoint files: safe reading and writing, key maps from released weights, fit to a model."""
 
 from .compare import Report, check_fits, compare
+from .consolidate import consolidate
 from .convert import SOURCES, convert, kind_of
 from .errors import CheckpointError
 from .read import damaged_part, load_state_dict, read_checkpoint
+from .sharded import (
+    is_sharded,
+    load_shards,
+    remove_lost_shards,
+    remove_shards,
+    save_sharded,
+    tensors_of,
+)
 from .store import CheckpointStore, check_whole, load_checkpoint, serve_mmengine
 from .write import save_checkpoint, whole_file
 
@@ -15,13 +24,20 @@ __all__ = [
     'check_fits',
     'check_whole',
     'compare',
+    'consolidate',
     'convert',
     'damaged_part',
+    'is_sharded',
     'kind_of',
     'load_checkpoint',
+    'load_shards',
     'load_state_dict',
     'read_checkpoint',
+    'remove_lost_shards',
+    'remove_shards',
     'save_checkpoint',
+    'save_sharded',
     'serve_mmengine',
+    'tensors_of',
     'whole_file',
 ]

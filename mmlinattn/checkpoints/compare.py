@@ -110,7 +110,9 @@ def check_fits(
 
     Raises:
         FileNotFoundError, CheckpointError: see :func:`read_checkpoint`.
-        CheckpointError: a shape that differs, no name with the prefix, or not one name in common.
+        CheckpointError: a shape that differs, no name with the prefix, not one name in common, or
+            integers for what the model has as floats or the other way round (of another precision
+            they may be).
 
     Example:
         >>> import os, tempfile
@@ -126,6 +128,7 @@ def check_fits(
         state_dict = _below(state_dict, prefix, source)
     _run_load_hooks(module, state_dict)
     report = compare(module.state_dict(), state_dict)
+    _check_types(module.state_dict(), state_dict, report.matched, source)
     strict = [item for item in report.mismatched if not item[0].startswith(tuple(may_differ))]
     Report(mismatched=strict).raise_on_mismatch(str(source))
     if not report.matched:
@@ -143,6 +146,27 @@ def _below(state_dict: Dict[str, Tensor], prefix: str, source: PathLike) -> dict
     if not below:
         raise CheckpointError(f'{source} has no keys that begin with {prefix!r}')
     return below
+
+
+def _check_types(
+    model_state: Mapping[str, Tensor],
+    state_dict: Mapping[str, Tensor],
+    names: Sequence[str],
+    source: PathLike,
+) -> None:
+    """torch converts anything to anything: 0.7 to 0, quantised steps to weights of 100."""
+
+    def kind(value: Tensor) -> Tuple[bool, bool]:
+        return value.is_floating_point(), value.is_complex()
+
+    other = [
+        f'{name} is {state_dict[name].dtype} in the file and {model_state[name].dtype} in the model'
+        for name in names
+        if kind(state_dict[name]) != kind(model_state[name])
+        and not name.endswith('num_batches_tracked')  # halved along with the rest
+    ]
+    if other:
+        raise CheckpointError(f'{source}: {len(other)} keys of another type: {shorten(other)}')
 
 
 def _run_load_hooks(module: nn.Module, state_dict: Dict[str, Tensor]) -> None:

@@ -51,7 +51,7 @@ def download(url: str) -> Path:
     path = folder / name
     # Where torch and MMEngine keep theirs, by name alone: good only with the right content.
     shared = Path(torch.hub.get_dir()) / 'checkpoints' / name
-    if expected is not None and shared.is_file() and _sha256(shared).startswith(expected):
+    if expected is not None and shared.is_file() and sha256_of(shared).startswith(expected):
         return shared
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / '.lock'):
@@ -130,7 +130,7 @@ def _check_size(address: str, size: int, limit: int) -> None:
 def _check_hash(url: str, path: Path, expected: Optional[str]) -> None:
     if expected is None:
         return
-    found = _sha256(path)
+    found = sha256_of(path)
     if not found.startswith(expected):
         raise CheckpointError(
             f'{url}: its sha256 begins with {found[:16]} and not with {expected}; if that file is '
@@ -138,7 +138,7 @@ def _check_hash(url: str, path: Path, expected: Optional[str]) -> None:
         )
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     sha256 = hashlib.sha256()
     with path.open('rb') as file:
         while block := file.read(BLOCK):

@@ -9,6 +9,7 @@ import argparse
 import codecs
 import pickle
 import re
+import threading
 from collections import OrderedDict
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
@@ -202,21 +203,26 @@ def _of_trainings() -> Iterator[Any]:
         yield _Named(f'{builtins}.getattr', _method)
 
 
+# torch has one list of names for all threads.
+_NAMES_LOCK = threading.RLock()
+
+
 @contextmanager
 def harmless_globals() -> Iterator[None]:
     """Within it ``torch.load(weights_only=True)`` reads what trainings write beside weights.
 
     That is numpy numbers and arrays, ``argparse.Namespace``, MMEngine's log and the state of its
-    schedulers; :func:`unwrap` makes these of what is returned.
+    schedulers; :func:`unwrap` makes these of what is returned. One thread at a time.
     """
-    before = torch.serialization.get_safe_globals()
-    torch.serialization.add_safe_globals([*_data(), *_of_trainings()])
-    try:
-        yield
-    finally:
-        # torch 2.4 has no way to take single names back.
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(before)
+    with _NAMES_LOCK:
+        before = torch.serialization.get_safe_globals()
+        torch.serialization.add_safe_globals([*_data(), *_of_trainings()])
+        try:
+            yield
+        finally:
+            # torch 2.4 has no way to take single names back.
+            torch.serialization.clear_safe_globals()
+            torch.serialization.add_safe_globals(before)
 
 
 def unwrap(content: Any) -> Any:

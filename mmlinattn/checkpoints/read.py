@@ -17,15 +17,17 @@ from torch import Tensor
 from .errors import CheckpointError
 from .harmless import harmless_globals, unwrap
 from .meta import plain_meta
+from .sharded import check_shards, filled, is_sharded
 from .sources import open_source
-from .write import SAFETENSORS, PathLike
+from .write import CHECK_SUM, SAFETENSORS, PathLike, check_sum
 
 # MMEngine and MMCV write ``state_dict``, DeiT's scripts (RALA, SMCA, ...) ``model`` and perhaps
-# the moving average ``model_ema`` beside it. Published accuracies of these are of ``model``.
-SECTIONS = ('state_dict', 'model', 'model_ema')
+# the moving average ``model_ema`` beside it, ViL's ``net``. Published accuracies of DeiT's are of
+# ``model``.
+SECTIONS = ('state_dict', 'model', 'model_ema', 'net')
 
 
-def read_checkpoint(source: PathLike) -> Dict[str, Any]:
+def read_checkpoint(source: PathLike, fill: bool = True) -> Dict[str, Any]:
     """Reads a whole checkpoint: weights, meta information, and the state of a training.
 
     Args:
@@ -35,10 +37,12 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
             read as such, any other as written by ``torch.save``, with an unpickler that knows
             tensors, plain types, numpy numbers and arrays, ``argparse.Namespace`` and the logs
             and schedulers of MMEngine, and refuses the rest.
+        fill: of a checkpoint in shards (:func:`save_sharded`) read these, too. Otherwise they are
+            only compared with what was written, and their tensors have no values (meta device).
 
     Returns:
         the content as MMEngine knows it, on the CPU: ``state_dict`` (looked for there, then under
-        ``model``, then ``model_ema``, then at top level), ``meta``, and what else there is
+        ``model``, ``model_ema``, ``net``, then at top level), ``meta``, and what else there is
         (``optimizer``, ``message_hub``, ...). ``meta['config']``, which MMEngine would run as
         Python when resuming, is left out.
 
@@ -67,7 +71,10 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
     if name.startswith('mmcls://'):
         # MMEngine's own rule for this zoo of classifiers.
         weights = {k[9:]: v for k, v in weights.items() if k.startswith('backbone.')}
-    return dict(content, state_dict=weights, meta=meta)
+    content = dict(content, state_dict=weights, meta=meta)
+    if is_sharded(content):
+        check_shards(source, content)
+    return filled(source, content) if fill else content
 
 
 def load_state_dict(source: PathLike) -> Tuple[Dict[str, Tensor], Dict[str, Any]]:
@@ -164,6 +171,8 @@ def _read_safetensors(file: BinaryIO, name: str) -> Dict[str, Any]:
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(f'{name} is incomplete or no checkpoint{_because(error)}') from error
     meta = header.get('__metadata__', {})
+    if CHECK_SUM in meta and meta[CHECK_SUM] != check_sum(weights):
+        raise CheckpointError(f'{name} is damaged: its content has changed')
     try:
         own = json.loads(meta['meta'])
     except (KeyError, json.JSONDecodeError):

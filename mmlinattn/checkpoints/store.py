@@ -14,6 +14,7 @@ from .compare import Report, check_fits
 from .errors import CheckpointError
 from .harmless import PlainUnpickler
 from .read import read_checkpoint, weights_of
+from .sharded import filled
 from .write import PathLike
 
 
@@ -40,11 +41,15 @@ class CheckpointStore:
 
     def read(self, source: PathLike) -> Dict[str, Any]:
         """:func:`read_checkpoint`, once for each source until :meth:`release`."""
+        return filled(source, self.outline(source))
+
+    def outline(self, source: PathLike) -> Dict[str, Any]:
+        """As :meth:`read`, with the shards of a checkpoint left where they are."""
         if self._held is None:
-            return read_checkpoint(source)
+            return read_checkpoint(source, fill=False)
         name = str(source)
         if name not in self._held:
-            self._held[name] = read_checkpoint(source)
+            self._held[name] = read_checkpoint(source, fill=False)
         # Loading replaces entries (loading hooks of modules), never values.
         return {key: copy.copy(value) for key, value in self._held[name].items()}
 

@@ -1,5 +1,6 @@
-"""ViL weights with absolute positions: names of the release to names of this package."""
+"""ViL weights: names of the release to names of this package."""
 
+import math
 import re
 from collections import Counter
 from typing import Dict, Mapping, Tuple
@@ -43,6 +44,10 @@ NAMES = KeyMap(
         Rule(BACKBONE + r'layer(\d)\.(\d+)\.norm\.', _norm),
         _half(r'attn\.(?:qkv|in_proj)\.', 'attn.in_proj.'),
         _half(r'attn\.proj\.', 'attn.proj.'),
+        _half(r'attn\.local_relative_position_bias_table$', 'attn.relative.table'),
+        _half(r'attn\.g2l_relative_position_bias$', 'attn.relative.extra'),
+        _half(r'attn\.g2g_relative_position_bias$', 'attn.relative.between'),
+        Rule(r'.*relative_position_index$', None, reason='constants of relative positions'),
         _half(r'mlp\.', 'ffn.'),
         Rule(BACKBONE + r'norm\.', 'backbone.out_norms.3.'),
         Rule(r'head\.(?=weight$|bias$)', 'head.fc.'),
@@ -55,7 +60,8 @@ def convert_vil(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Ma
     """Renames ViL weights; queries, keys and values become one projection.
 
     Returns:
-        name here -> tensor, and a count of the tensors left out by reason.
+        name here -> tensor, and a count of the tensors left out by reason. Tables of relative
+        positions, squares in all that is released, have their reach beside them.
 
     Raises:
         CheckpointError: see :class:`KeyMap`; global tokens with a projection of their own.
@@ -73,4 +79,8 @@ def convert_vil(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Ma
         else:
             kept[name] = value
     tensors, left_out = NAMES(fuse(kept, ('attn.query', 'attn.kv'), 'attn.in_proj'))
+    for name in [name for name in tensors if name.endswith('.relative.table')]:
+        side = math.isqrt(len(tensors[name]))
+        if side % 2 and side**2 == len(tensors[name]):
+            tensors[f'{name}_reach'] = torch.tensor((side // 2, side // 2))
     return tensors, left_out + unused

@@ -1,5 +1,6 @@
 """Writes checkpoint files, whole or not at all."""
 
+import hashlib
 import io
 import json
 import os
@@ -10,12 +11,15 @@ from typing import Iterator, Union
 
 import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from .errors import CheckpointError
 from .meta import plain_meta
 
 PathLike = Union[str, Path]
 SAFETENSORS = '.safetensors'
+# Entry of a safetensors file's metadata: the format itself has no check sums.
+CHECK_SUM = 'sha256'
 SUFFIXES = ('.pth', '.pt', SAFETENSORS)
 
 
@@ -44,9 +48,9 @@ def whole_file(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
         yield temporary
-        _to_disk(temporary)
+        to_disk(temporary)
         os.replace(temporary, path)
-        _to_disk(path.parent)
+        to_disk(path.parent)
     except OSError as error:
         raise CheckpointError(
             f'{path} cannot be written: {error.strerror or error}; older files are as they were'
@@ -55,7 +59,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _to_disk(path: Path) -> None:
+def to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -63,11 +67,26 @@ def _to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def check_sum(state_dict: Mapping[str, Tensor]) -> str:
+    """sha256 of names, types, shapes and values.
+
+    Args:
+        state_dict: name -> contiguous tensor on the CPU.
+    """
+    total = hashlib.sha256()
+    for name in sorted(state_dict):
+        value = state_dict[name]
+        total.update(f'{name} {value.dtype} {tuple(value.shape)}\n'.encode())
+        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
 def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
     """Writes a checkpoint, whole or not at all.
 
     A ``.pth`` or ``.pt`` file has MMEngine's form ``dict(state_dict=..., meta=...)``; MMEngine
-    alone, without this package's loader, cannot read the ``.safetensors`` form.
+    alone, without this package's loader, cannot read the ``.safetensors`` form. Both have check
+    sums, which :func:`read_checkpoint` looks at.
 
     Args:
         path: the file, overwritten if it is there; missing folders are made.
@@ -98,7 +117,8 @@ def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == SAFETENSORS:
-        content = save(state_dict, metadata=dict(meta=json.dumps(plain_meta(meta))))
+        own = {'meta': json.dumps(plain_meta(meta)), CHECK_SUM: check_sum(state_dict)}
+        content = save(state_dict, metadata=own)
     else:
         buffer = io.BytesIO()
         torch.save(dict(state_dict=state_dict, meta=plain_meta(meta)), buffer)

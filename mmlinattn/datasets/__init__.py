@@ -1,1 +1,5 @@
 """Data sets of mmlinattn."""
+
+from .cifar import CIFAR100Binary
+
+__all__ = ['CIFAR100Binary']

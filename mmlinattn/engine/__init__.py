@@ -3,6 +3,7 @@
 from .amp import CPUAmpOptimWrapper
 from .checkpoint_hook import AtomicCheckpointHook
 from .exact_resume import ExactResumeHook, seed_everything
+from .fsdp2 import FSDP2Strategy
 from .fusion import FuseConvBNHook
 from .loops import ResumableEpochLoop
 from .model import build_model, load_model
@@ -12,6 +13,7 @@ __all__ = [
     'AtomicCheckpointHook',
     'CPUAmpOptimWrapper',
     'ExactResumeHook',
+    'FSDP2Strategy',
     'FuseConvBNHook',
     'PreemptionHook',
     'ResumableEpochLoop',

@@ -13,7 +13,14 @@ from mmengine.logging import print_log
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
-from ..checkpoints import CheckpointError, damaged_part, read_checkpoint, whole_file
+from ..checkpoints import (
+    CheckpointError,
+    damaged_part,
+    read_checkpoint,
+    remove_lost_shards,
+    remove_shards,
+    whole_file,
+)
 from ..checkpoints.harmless import harmless_globals
 
 # The name under which a training that was told to stop leaves its state.
@@ -34,6 +41,10 @@ class AtomicBackend(LocalBackend):
             with temporary.open('rb') as file:
                 if damaged_part(file):
                     raise CheckpointError(f'{path}: the disk does not give back what was written')
+
+    def remove(self, filepath: Union[str, Path]) -> None:
+        super().remove(filepath)
+        remove_shards(Path(filepath))
 
 
 class _RemovesLater:
@@ -141,7 +152,7 @@ class AtomicCheckpointHook(CheckpointHook):
         if self.backend_args != ATOMIC:
             return True
         try:
-            read_checkpoint(path)
+            read_checkpoint(path, fill=False)
         except CheckpointError as error:
             print_log(
                 f'--resume will refuse this checkpoint, and older ones are kept: {error}',
@@ -173,6 +184,7 @@ def _remove_remains(folder: Path) -> None:
     """What a kill while writing left, under names that nothing reads."""
     for path in folder.glob('.*.*.tmp'):
         path.unlink()
+    remove_lost_shards(folder)
 
 
 def newest_checkpoint(work_dir: Union[str, Path]) -> Optional[str]:
@@ -194,7 +206,7 @@ def newest_checkpoint(work_dir: Union[str, Path]) -> Optional[str]:
     passed_over = []
     for path in _candidates(work_dir):
         try:
-            content = read_checkpoint(path)
+            content = read_checkpoint(path, fill=False)
             if 'message_hub' not in content or 'iter' not in content['meta']:
                 raise CheckpointError(f'{path} has no state of a training')
         except (CheckpointError, OSError) as error:

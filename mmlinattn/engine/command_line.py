@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 import traceback
 from contextlib import contextmanager, suppress
@@ -50,9 +51,7 @@ def errors_in_one_line(
     except kinds as error:
         if debug:
             raise
-        # A KeyError's text is the repr of its message.
-        text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        text = ' '.join(str(text).split()) or 'no message'
+        text = _text(error)
         where = '--debug shows the traceback'
         if log_dir is not None:
             with suppress(OSError):
@@ -63,3 +62,17 @@ def errors_in_one_line(
                 where = f'the traceback is in {path}'
         print(f'error: {type(error).__name__}: {text} ({where})', file=sys.stderr)
         raise SystemExit(EXIT_CODE) from None
+
+
+def _text(error: Exception) -> str:
+    """What an error says; of one without words the place."""
+    # A KeyError's text is the repr of its message.
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    if 'Original Traceback' in text:  # of a worker; what it said is behind the last line of code
+        text = re.split(rf'\n(?:\w+\.)*{type(error).__name__}: ', text)[-1]
+    text = ' '.join(text.split())
+    if text:
+        return text
+    for frame in traceback.extract_tb(error.__traceback__)[-1:]:
+        return f'{frame.line} (line {frame.lineno} of {frame.filename})'
+    return 'no message'

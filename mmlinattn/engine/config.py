@@ -3,7 +3,7 @@
 import difflib
 import os.path as osp
 from pathlib import Path
-from typing import Dict, Optional
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 from mmengine.config import Config
 from mmengine.device import get_device
@@ -21,7 +21,14 @@ TOP_LEVEL = {
     'test_evaluator', 'optim_wrapper', 'param_scheduler', 'default_hooks', 'custom_hooks',
     'visualizer', 'log_processor', 'log_level', 'launcher', 'env_cfg', 'experiment_name',
     'default_scope', 'data_preprocessor', 'model_wrapper_cfg', 'find_unused_parameters', 'compile',
+    'runner_type', 'strategy',
 }  # fmt: skip
+
+DICTS = (
+    'model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'optim_wrapper',
+    'default_hooks', 'train_cfg', 'val_cfg', 'test_cfg', 'env_cfg', 'randomness', 'log_processor',
+    'auto_scale_lr', 'visualizer',
+)  # fmt: skip
 
 
 def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
@@ -35,6 +42,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
         FileNotFoundError: no such config.
         ValueError: an option whose first part is neither in the config nor known to MMEngine's
             Runner; it would be ignored silently.
+        TypeError: see :func:`check_structure`.
     """
     if not osp.isfile(path):
         raise FileNotFoundError(f'config {path!r} does not exist')
@@ -56,8 +64,43 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
             # The scores are of the annotations that the loader reads, wherever they moved.
             if cfg[f'{split}_evaluator'].get('ann_file') == before.get(split):
                 cfg[f'{split}_evaluator'].ann_file = path
+    check_structure(cfg)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     return cfg
+
+
+def check_structure(cfg: Config) -> None:
+    """Is what must be a dict one, and each ``type`` a name or a class? The frameworks' errors about
+    it do not say where.
+
+    Raises:
+        TypeError: naming the place.
+
+    Example:
+        >>> check_structure(Config(dict(model=dict(neck=[dict(type=3)]))))
+        Traceback (most recent call last):
+            ...
+        TypeError: model.neck[0].type of the config must be a name or a class, got 3
+    """
+    for name in DICTS:
+        if not isinstance(cfg.get(name) or {}, dict):
+            raise TypeError(f'{name} of the config must be a dict, got {cfg[name]!r}')
+    for place, value in _types(cfg._cfg_dict.to_dict(), ''):
+        if not (value and isinstance(value, str)) and not callable(value):
+            raise TypeError(f'{place} of the config must be a name or a class, got {value!r}')
+
+
+def _types(node: Any, place: str) -> Iterator[Tuple[str, Any]]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            inner = f'{place}.{key}' if place else str(key)
+            if key == 'type' and place:
+                yield inner, value
+            else:
+                yield from _types(value, inner)
+    elif isinstance(node, (list, tuple)):
+        for i, value in enumerate(node):
+            yield from _types(value, f'{place}[{i}]')
 
 
 def _annotation_files(cfg: Config) -> Dict[str, str]:

@@ -1,5 +1,6 @@
 """Is the data of a config there? Asked before any work."""
 
+import json
 import os.path as osp
 from itertools import islice
 from pathlib import Path
@@ -10,6 +11,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from ..checkpoints.harmless import PlainUnpickler
+from ..datasets.coco import check_coco
 
 # How to get a data set whose folder is missing, by the name of the folder.
 DATA_HINTS = {
@@ -20,6 +22,7 @@ DATA_HINTS = {
     'cityscapes': 'see docs/datasets.md#cityscapes',
     'ADEChallengeData2016': 'see docs/datasets.md#ade20k',
     'imagenet': 'see docs/datasets.md#imagenet',
+    'cifar-100-binary': 'see docs/datasets.md#cifar-100',
 }
 
 PICKLES = ('.pkl', '.pickle')
@@ -43,7 +46,7 @@ def check_data(cfg: Config, *loaders: str) -> None:
         DataError: a pickle or numpy file that would run code when read.
     """
     for loader in loaders:
-        for dataset in _datasets(cfg.get(loader) or {}):
+        for dataset in dataset_configs(cfg.get(loader) or {}):
             root = dataset.get('data_root') or ''
             ann_file = dataset.get('ann_file') or ''
             prefixes = dataset.get('data_prefix') or {}
@@ -102,7 +105,7 @@ def why_empty(loader: dict) -> str:
         a message with folder, suffix and what is there, or annotation file and classes.
     """
     found = []
-    for cfg in _datasets(loader):
+    for cfg in dataset_configs(loader):
         dataset = DATASETS.build(dict(cfg, lazy_init=True))
         folder = (getattr(dataset, 'data_prefix', None) or {}).get('img_path')
         suffix = getattr(dataset, 'img_suffix', None)
@@ -119,6 +122,44 @@ def why_empty(loader: dict) -> str:
                 'metainfo=dict(classes=(...)) must name those of the file'
             )
     return '; '.join(found) or 'the data set has no image'
+
+
+def why_unusable(loader: dict) -> str:
+    """The first thing that is wrong with the annotations of a data loader's config, or ''.
+
+    Args:
+        loader: config of a data loader whose data set could not be built.
+    """
+    for cfg in dataset_configs(loader):
+        path = osp.join(cfg.get('data_root') or '', cfg.get('ann_file') or '')
+        if not path.endswith('.json') or not osp.isfile(path):
+            continue
+        try:
+            content = json.loads(Path(path).read_bytes())
+        except ValueError as error:
+            return f'{path} is no JSON: {error}'
+        if not isinstance(content, dict) or 'images' in content or 'annotations' in content:
+            for _, where, what in check_coco(content):
+                return f'{path}: {where}: {what}; tools/analysis_tools/check_data.py finds all'
+    return ''
+
+
+def check_categories(dataset: Any) -> None:
+    """Raises DataError unless a COCO data set has just one category for each of its classes.
+
+    MMDetection counts the categories that it finds: one that is missing or there twice gives those
+    behind it the labels of other classes.
+
+    Args:
+        dataset: built and loaded; one without categories passes.
+    """
+    ids, classes = getattr(dataset, 'cat_ids', None), dataset.metainfo.get('classes')
+    if ids is None or not classes or len(ids) == len({*ids}) == len(classes):
+        return
+    raise DataError(
+        f'{getattr(dataset, "ann_file", "")} has the categories {[*ids]} for the {len(classes)} '
+        f'classes {classes}: it must have each once'
+    )
 
 
 def check_images(dataset: Any) -> None:
@@ -154,16 +195,16 @@ def _content(folder: str, limit: int = 3) -> str:
     return ', '.join(names[:limit]) + (', ...' if names[limit:] else '') if names else 'no file'
 
 
-def _datasets(node) -> Iterator[dict]:
+def dataset_configs(node) -> Iterator[dict]:
     """Every data set config inside a data loader config, wrappers included."""
     if isinstance(node, dict):
         if 'data_root' in node or 'ann_file' in node:
             yield node
         for value in node.values():
-            yield from _datasets(value)
+            yield from dataset_configs(value)
     elif isinstance(node, (list, tuple)):
         for value in node:
-            yield from _datasets(value)
+            yield from dataset_configs(value)
 
 
 def _data_hint(root: str) -> str:

@@ -13,8 +13,13 @@ def set_launcher(cfg: Config, launcher: str) -> None:
     serves; another launcher raises ValueError.
     """
     cfg.launcher = launcher
-    if launcher == 'none' or get_device() != 'cpu':
-        return
+    if launcher != 'none' and get_device() == 'cpu':
+        join_on_cpu(launcher)
+
+
+def join_on_cpu(launcher: str) -> None:
+    """Joins the processes that ``launcher`` started by gloo; ValueError if that is another than
+    ``'pytorch'``."""
     if launcher != 'pytorch':
         raise ValueError(f'--launcher {launcher} needs GPUs; on the CPU use pytorch (torchrun)')
     # Multi-threaded processes on the same cores spin against each other.

@@ -35,7 +35,7 @@ def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
     cfg = cfg if isinstance(cfg, Config) else Config.fromfile(cfg)
     if 'model' not in cfg:
         raise ValueError(f'the config has no model: {cfg.filename or cfg}')
-    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')), _quiet():
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')), quiet():
         try:
             with torch.device('meta'):
                 return MODELS.build(copy.deepcopy(cfg.model))
@@ -83,7 +83,7 @@ def class_names(cfg: Config, meta: dict, number: int) -> Sequence[str]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the frameworks' notes about how they build."""
     logger = MMLogger.get_current_instance()
     level = logger.level

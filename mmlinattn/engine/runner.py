@@ -12,20 +12,27 @@ from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ..checkpoints import CheckpointStore, serve_mmengine
+from ..checkpoints import CheckpointError, CheckpointStore, serve_mmengine
 from .config import is_of
-from .data_checks import DataError, check_images, why_empty
+from .data_checks import DataError, check_categories, check_images, why_empty, why_unusable
+from .loading import base_datasets, guard_loading
 from .loops import ResumableEpochLoop
 from .memory import keep_freed_memory
+from .skip_corrupt import SkippedImages, SkippedImagesHook
+
+# Attribute of a data loader that passes over images.
+SKIPPED = 'skipped_images'
 
 
-class PluginRunner(Runner):
-    """MMEngine's runner as the command lines use it.
+class PluginFeatures:
+    """What the command lines add to the runners of MMEngine.
 
     Checkpoints are read safely, and once: what was checked is what is loaded (see
     :class:`mmlinattn.checkpoints.CheckpointStore`). Training by epochs resumes inside an epoch.
-    A data set without a usable image says so. Synchronised batch norm becomes plain where it
-    cannot run. On a CPU memory is kept between operations (:func:`keep_freed_memory`).
+    A data set without a usable image says so, and a file that cannot be loaded is named; with
+    ``skip_corrupt`` in the training's data loader it is passed over
+    (:class:`.skip_corrupt.SkippedImages`). Synchronised batch norm becomes plain where it cannot
+    run. On a CPU memory is kept between operations (:func:`keep_freed_memory`).
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -34,11 +41,6 @@ class PluginRunner(Runner):
         self.checkpoints = CheckpointStore()
         serve_mmengine(self.checkpoints.read)
         super().__init__(*args, **kwargs)
-
-    def prepare_training(self) -> None:
-        """Builds what training needs, so that errors in a config come before any work."""
-        self.train_loop, self.val_loop  # noqa: B018  built when first asked for
-        self.optim_wrapper = self.build_optim_wrapper(self.optim_wrapper)
 
     def load_or_resume(self) -> None:
         super().load_or_resume()
@@ -50,7 +52,11 @@ class PluginRunner(Runner):
             if loop.get('by_epoch') or is_of(loop, EpochBasedTrainLoop, LOOPS):
                 loop.pop('by_epoch', None)
                 loop['type'] = ResumableEpochLoop
-        return super().build_train_loop(loop)
+        loop = super().build_train_loop(loop)
+        skipped = getattr(loop.dataloader, SKIPPED, None)
+        if skipped is not None:
+            self.register_hook(SkippedImagesHook(skipped))
+        return loop
 
     @staticmethod
     def build_dataloader(
@@ -58,15 +64,38 @@ class PluginRunner(Runner):
         seed: Optional[int] = None,
         diff_rank_seed: bool = False,
     ) -> DataLoader:
+        share = None
+        if isinstance(dataloader, dict):
+            dataloader = dict(dataloader)
+            share = dataloader.pop('skip_corrupt', None)
         try:
             loader = Runner.build_dataloader(dataloader, seed, diff_rank_seed)
-        except ValueError as error:
+        except (DataError, CheckpointError):
+            raise
+        except Exception as error:
             # MMEngine joins the records of all images, of which there are none.
-            if 'need at least one array to concatenate' not in str(error):
+            if 'need at least one array to concatenate' in str(error):
+                raise DataError(why_empty(dataloader)) from error
+            why = why_unusable(dataloader)
+            if not why:
                 raise
-            raise DataError(why_empty(dataloader)) from error
+            raise DataError(why) from error
+        for part in base_datasets(loader.dataset):
+            check_categories(part)
         check_images(loader.dataset)
+        guard_loading(loader.dataset)
+        if share is not None:
+            setattr(loader, SKIPPED, SkippedImages(loader.dataset, share))
         return loader
+
+
+class PluginRunner(PluginFeatures, Runner):
+    """MMEngine's runner as the command lines use it: see :class:`PluginFeatures`."""
+
+    def prepare_training(self) -> None:
+        """Builds what training needs, so that errors in a config come before any work."""
+        self.train_loop, self.val_loop  # noqa: B018  built when first asked for
+        self.optim_wrapper = self.build_optim_wrapper(self.optim_wrapper)
 
     def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
         if is_distributed() and get_device() == 'cpu' and model_wrapper_cfg is None:

@@ -8,13 +8,13 @@ from mmengine.model import BaseModule, is_model_wrapper
 from torch import nn
 
 from ..checkpoints import CheckpointError, Report, check_fits, check_whole
-from .runner import PluginRunner
+from .runner import PluginFeatures
 
 # Parts that may have another shape in a checkpoint to fine-tune from: other classes.
 HEADS = ('bbox_head.', 'roi_head.', 'rpn_head.', 'decode_head.', 'auxiliary_head.', 'head.')
 
 
-def check_weights(runner: PluginRunner, cfg: Config, testing: bool = False) -> None:
+def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) -> None:
     """Reads every checkpoint that the run will load and compares it with the model.
 
     They come from files, web addresses or model zoos alike; what was read here is what the runner
@@ -28,7 +28,7 @@ def check_weights(runner: PluginRunner, cfg: Config, testing: bool = False) -> N
             reported.
     """
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-    read = runner.checkpoints.read
+    read = runner.checkpoints.outline
     if cfg.get('load_from'):
         whole = testing or cfg.get('resume')
         report = check_fits(cfg.load_from, model, may_differ=() if whole else HEADS, read=read)

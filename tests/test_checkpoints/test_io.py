@@ -41,7 +41,7 @@ class Runs:
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 
 
-@pytest.mark.parametrize('section', ['state_dict', 'model', 'model_ema', None])
+@pytest.mark.parametrize('section', ['state_dict', 'model', 'model_ema', 'net', None])
 @pytest.mark.parametrize('prefix', ['', 'module.'])
 def test_weights_are_found(tmp_path, section, prefix):
     weights = {f'{prefix}fc.weight': WEIGHT}

@@ -1,5 +1,6 @@
 """Data that cannot be used is named before work starts."""
 
+import json
 import os
 import pickle
 
@@ -44,6 +45,38 @@ def test_classes_that_the_annotations_do_not_have(root):
     cfg.train_dataloader.dataset.metainfo = dict(classes=('bolt', 'nut'))
     with pytest.raises(DataError, match=r"instances_train2017\.json has no image .*'bolt', 'nut'"):
         build(cfg)
+
+
+@pytest.mark.parametrize('change', [lambda c: c.pop(1), lambda c: c.insert(1, c[1])])
+def test_a_category_that_is_missing_or_there_twice(root, change):
+    """Those behind it would get labels of other classes."""
+    path = root / 'coco/annotations/instances_train2017.json'
+    content = json.loads(path.read_text())
+    change(content['categories'])
+    path.write_text(json.dumps(content))
+    cfg = shrunk('ravlt-retinanet', root)
+    with pytest.raises(DataError, match=r'instances_train2017\.json has the categories .* once'):
+        build(cfg)
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (lambda c: c['annotations'][0].pop('bbox'), 'annotation 1: bbox is None'),
+        (lambda c: c['images'][0].update(height='x'), r"image 1: \(height, width\) is \('x', 64"),
+        (lambda c: c['images'][0].pop('id'), r"images\[0\]: has no id: .'file_name'"),
+    ],
+)
+def test_the_record_that_cannot_be_used_is_named(root, change, message):
+    path = root / 'coco/annotations/instances_train2017.json'
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=f'{path}: {message}.*; tools/analysis_tools/check_data'):
+        build(shrunk('ravlt-retinanet', root))
+    path.write_text('{')
+    with pytest.raises(DataError, match=f'{path} is no JSON'):
+        build(shrunk('ravlt-retinanet', root))
 
 
 @pytest.mark.parametrize('family', ['ravlt-retinanet', 'segformer', 'ravlt-semantic-fpn'])

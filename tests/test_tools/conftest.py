@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Optional
 
 import pytest
 from mmengine.config import Config
@@ -55,7 +56,7 @@ def run(root, monkeypatch):
     Errors come out as exceptions, or with ``debug=False`` as a user sees them.
     """
 
-    def call(name: str, *arguments, debug: bool = True) -> None:
+    def call(name: str, *arguments, debug: bool = True) -> Optional[int]:
         spec = importlib.util.spec_from_file_location(f'tools_{name}', root / f'tools/{name}.py')
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -66,6 +67,6 @@ def run(root, monkeypatch):
         # MMEngine keeps these for the life of a process.
         for manager in (MessageHub, MMLogger, Visualizer, *Visualizer.__subclasses__()):
             manager._instance_dict.clear()
-        module.main()
+        return module.main()
 
     return call

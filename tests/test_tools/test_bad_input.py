@@ -40,6 +40,7 @@ def test_missing_config(run):
             'docs/datasets.md#ade20k',
         ),
         ('configs/ravlt/ravlt-t_8xb128_in1k.py', 'docs/datasets.md#imagenet'),
+        ('configs/ripple/deit-t_8xb64_cifar100.py', 'docs/datasets.md#cifar-100'),
         (
             'configs/rwgka/segformer_mit-b0-rwgka_8xb1-160k_cityscapes-1024x1024.py',
             'docs/datasets.md#cityscapes',

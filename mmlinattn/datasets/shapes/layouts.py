@@ -6,7 +6,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import cv2
 import numpy as np
@@ -100,7 +100,7 @@ def _write_image(root: Path, image_size: int, seed: int, job: Tuple[str, int]) -
     annotations = [_annotation(instance, number) for instance in sample.instances]
     for i, annotation in enumerate(annotations, 1):
         name = SEG_CLASSES[annotation['category_id']]
-        crop = _crop(sample.image, annotation['bbox'])
+        crop = square_crop(sample.image, annotation['bbox'])
         save(root / f'imagenet/{split}/{name}/{number:06d}_{i}.jpg', _encode('.jpg', crop))
     image = dict(id=number, file_name=picture.name, width=image_size, height=image_size)
     return dict(image=image, annotations=annotations)
@@ -150,15 +150,36 @@ def polygons_of(mask: np.ndarray) -> List[List[float]]:
     return [((contour.reshape(-1) + 0.5) / 2).tolist() for contour in contours]
 
 
-def _crop(image: np.ndarray, bbox: List[int]) -> np.ndarray:
-    """Square around a box, moved inside the picture where it would stick out."""
+def square_crop(
+    image: np.ndarray,
+    bbox: Sequence[float],
+    size: int = CROP_SIZE,
+    scale: float = CROP_SCALE,
+) -> np.ndarray:
+    """Square around the middle of a box, moved inside the picture where it would stick out.
+
+    Args:
+        image: (H, W, 3) uint8.
+        bbox: x, y, width and height in pixels.
+        size: side of the result in pixels.
+        scale: side of the square over the longer side of the box; never more than the picture.
+
+    Returns:
+        (size, size, 3) uint8.
+
+    Example:
+        >>> image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+        >>> square_crop(image, (3, 0, 1, 2), 2, 1.0)[..., 0].tolist()  # rows 0, 1; columns 2, 3
+        [[6, 9], [18, 21]]
+    """
     x, y, width, height = bbox
-    side = min(round(CROP_SCALE * max(width, height)), len(image))
-    left = min(max(x + (width - side) // 2, 0), len(image) - side)
-    top = min(max(y + (height - side) // 2, 0), len(image) - side)
-    how = cv2.INTER_AREA if side > CROP_SIZE else cv2.INTER_LINEAR
-    crop = image[top : top + side, left : left + side]
-    return cv2.resize(crop, (CROP_SIZE, CROP_SIZE), interpolation=how)
+    side = max(1, min(round(scale * max(width, height)), *image.shape[:2]))
+    left, top = (
+        min(max(int(start + (length - side) // 2), 0), full - side)
+        for start, length, full in ((x, width, image.shape[1]), (y, height, image.shape[0]))
+    )
+    how = cv2.INTER_AREA if side > size else cv2.INTER_LINEAR
+    return cv2.resize(image[top : top + side, left : left + side], (size, size), interpolation=how)
 
 
 def _coco_json(records: List[Dict[str, Any]]) -> Dict[str, Any]:

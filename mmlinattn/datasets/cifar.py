@@ -1,0 +1,113 @@
+"""CIFAR-100 from its binary files, which hold nothing but labels and pixels."""
+
+import logging
+from pathlib import Path
+from typing import Any, List, Tuple, Union
+
+import numpy as np
+from mmengine.dataset import BaseDataset
+from mmengine.logging import print_log
+from mmengine.registry import DATASETS
+
+SIDE = 32
+# A coarse label, a fine label, and an image plane by plane: red, green, blue.
+RECORD = 2 + 3 * SIDE * SIDE
+COARSE, FINE = 20, 100
+RELEASED = dict(train=50_000, test=10_000)
+NAMES = 'fine_label_names.txt'
+WHERE = 'see docs/datasets.md#cifar-100'
+
+
+@DATASETS.register_module()
+class CIFAR100Binary(BaseDataset):
+    """CIFAR-100 (Krizhevsky, 2009) as its archive ``cifar-100-binary.tar.gz`` unpacks.
+
+    MMPretrain's ``CIFAR100`` reads the archive of Python pickles. This reads bytes: no file of it
+    can run code. Another difference: images are BGR, as those that are loaded from files, which
+    augmentations and predictions expect, so that the preprocessor has ``to_rgb=True``.
+
+    Args:
+        data_root: folder with ``train.bin``, ``test.bin`` and ``fine_label_names.txt``.
+        split: ``'train'`` or ``'test'``.
+        others: see MMEngine's ``BaseDataset``. ``metainfo=dict(classes=...)`` comes before the
+            names of the file.
+
+    Samples, before the pipeline:
+        ``img`` (32, 32, 3) uint8, BGR; ``gt_label`` in 0..99, the fine label.
+
+    Raises:
+        ValueError: an unknown split; a file that is no whole number of records, has a label out of
+            range, or not 100 names.
+        FileNotFoundError: a file that is not there.
+
+    Example:
+        >>> CIFAR100Binary('nowhere', split='val')
+        Traceback (most recent call last):
+        ValueError: split must be one of ('train', 'test'), got 'val'
+    """
+
+    def __init__(self, data_root: str, split: str = 'train', **kwargs: Any) -> None:
+        if split not in RELEASED:
+            raise ValueError(f'split must be one of {tuple(RELEASED)}, got {split!r}')
+        self.split = split
+        super().__init__(data_root=data_root, **kwargs)
+
+    def load_data_list(self) -> List[dict]:
+        path = Path(self.data_root) / f'{self.split}.bin'
+        images, labels = read_records(path)
+        expected = RELEASED[self.split]
+        if len(labels) != expected:
+            print_log(
+                f'{path} has {len(labels)} images, the released file {expected}',
+                'current',
+                level=logging.WARNING,
+            )
+        if 'classes' not in self._metainfo:
+            self._metainfo['classes'] = read_names(path.with_name(NAMES))
+        return [dict(img=img, gt_label=int(label)) for img, label in zip(images, labels)]
+
+
+def read_records(path: Union[str, Path]) -> Tuple[np.ndarray, np.ndarray]:
+    """Images and fine labels of one of the binary files.
+
+    Returns:
+        (N, 32, 32, 3) uint8, BGR, and (N,) uint8.
+
+    Raises:
+        ValueError, FileNotFoundError: see :class:`CIFAR100Binary`.
+    """
+    data = np.frombuffer(_content(path), np.uint8)
+    if not len(data) or len(data) % RECORD:
+        raise ValueError(
+            f'{path} has {len(data)} bytes, which is no whole number of images of {RECORD}: not '
+            f'the binary version of CIFAR-100, or not all of it; {WHERE}'
+        )
+    records = data.reshape(-1, RECORD)
+    for name, column, count in (('coarse', 0, COARSE), ('fine', 1, FINE)):
+        largest = int(records[:, column].max())
+        if largest >= count:
+            raise ValueError(
+                f'{path} has the {name} label {largest}, which must be below {count}: not the '
+                f'binary version of CIFAR-100; {WHERE}'
+            )
+    planes = records[:, 2:].reshape(-1, 3, SIDE, SIDE)
+    return np.ascontiguousarray(planes[:, ::-1].transpose(0, 2, 3, 1)), records[:, 1]
+
+
+def read_names(path: Union[str, Path]) -> Tuple[str, ...]:
+    """The names of the fine labels, a line each.
+
+    Raises:
+        ValueError, FileNotFoundError: see :class:`CIFAR100Binary`.
+    """
+    names = tuple(_content(path).decode('ascii', errors='replace').split())
+    if len(names) != FINE:
+        raise ValueError(f'{path} has {len(names)} names, CIFAR-100 has {FINE} classes; {WHERE}')
+    return names
+
+
+def _content(path: Union[str, Path]) -> bytes:
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f'{path} does not exist; {WHERE}')
+    return path.read_bytes()

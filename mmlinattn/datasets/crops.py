@@ -1,0 +1,119 @@
+"""Objects cut out of a detection set in COCO's format, as a classification set."""
+
+import json
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any, Dict, Optional, Sequence, Union
+
+import cv2
+import numpy as np
+
+from .shapes.layouts import JPEG_QUALITY, square_crop
+
+DESCRIPTION = 'crops.json'
+
+
+def crop_objects(
+    source: Union[str, os.PathLike],
+    root: Union[str, os.PathLike],
+    splits: Dict[str, Sequence[str]],
+    size: int = 64,
+    scale: float = 1.25,
+    max_per_class: Optional[Dict[str, int]] = None,
+    seed: int = 0,
+) -> Path:
+    """Writes ``root/<split>/<class>/*.jpg``, a square a box, and ``root/crops.json``.
+
+    The same arguments give the same files. They are written to a hidden folder beside ``root``,
+    which becomes ``root`` only when complete; a set of the same arguments that is there is left as
+    it is.
+
+    Args:
+        source: folder with ``images/`` and ``annotations/<name>.json`` in COCO's format.
+        root: folder to create.
+        splits: of each new split, the names of the annotation files that it is made of.
+        size, scale: of the squares, see
+            :func:`mmlinattn.datasets.shapes.layouts.square_crop`.
+        max_per_class: of a split, how many crops of a class at most, drawn by the seed; by default
+            all.
+        seed: of that draw.
+
+    Returns:
+        ``root`` as a path.
+
+    Raises:
+        ValueError: a size or number that is not positive, or a box without extent.
+        FileNotFoundError: no such annotation file or picture.
+        FileExistsError: ``root`` is there and is not this set.
+
+    Example::
+
+        crop_objects('data/bccd', 'data/cells', dict(train=['train'], val=['val', 'test']))
+    """
+    limits = dict(max_per_class or {})
+    for name, value in dict(size=size, **limits).items():
+        if type(value) is not int or value < 1:
+            where = name if name == 'size' else f'max_per_class[{name!r}]'
+            raise ValueError(f'{where} must be a positive integer, got {value!r}')
+    unknown = sorted(set(limits) - set(splits))
+    if unknown:
+        raise ValueError(f'max_per_class is for {unknown}, splits are {list(splits)}')
+    if not scale > 0:
+        raise ValueError(f'scale must be positive, got {scale}')
+    source, root = Path(source), Path(root)
+    parameters = dict(
+        source=source.name, splits={split: list(names) for split, names in splits.items()},
+        size=size, scale=scale, max_per_class=limits, seed=seed,
+    )  # fmt: skip
+    if root.exists():
+        if _parameters_of(root) != parameters:
+            raise FileExistsError(f'{root} exists and is not the set of crops {parameters}')
+        return root
+    staging = root.with_name(f'.{root.name}.partial-{os.getpid()}')
+    try:
+        counts = {split: _write_split(source, staging, parameters, split) for split in splits}
+        description = dict(parameters=parameters, counts=counts)
+        (staging / DESCRIPTION).write_text(json.dumps(description, indent=1))
+        os.replace(staging, root)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return root
+
+
+def _parameters_of(root: Path) -> Optional[Dict[str, Any]]:
+    try:
+        return json.loads((root / DESCRIPTION).read_bytes())['parameters']
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _write_split(
+    source: Path, root: Path, parameters: Dict[str, Any], split: str
+) -> Dict[str, int]:
+    """Writes the crops of a split; how many there are of each class."""
+    boxes, folder = [], root / split
+    for name in parameters['splits'][split]:
+        coco = json.loads((source / 'annotations' / f'{name}.json').read_bytes())
+        classes = {category['id']: category['name'] for category in coco['categories']}
+        files = {image['id']: image['file_name'] for image in coco['images']}
+        for a in coco['annotations']:
+            if min(a['bbox'][2:]) <= 0:
+                raise ValueError(f'{name}.json: annotation {a["id"]} has the box {a["bbox"]}')
+            boxes.append((classes[a['category_id']], files[a['image_id']], a['id'], a['bbox']))
+        for label in classes.values():  # without a picture, too: readers number the folders
+            (folder / label).mkdir(parents=True, exist_ok=True)
+    generator, counts = np.random.default_rng(parameters['seed']), Counter()
+    for i in generator.permutation(len(boxes)):
+        label, file, number, bbox = boxes[i]
+        if counts[label] == parameters['max_per_class'].get(split):
+            continue
+        image = cv2.imread(str(source / 'images' / file))
+        if image is None:
+            raise FileNotFoundError(f'{source / "images" / file} is missing or no picture')
+        crop = square_crop(image, bbox, parameters['size'], parameters['scale'])
+        path = folder / label / f'{Path(file).stem}_{number}.jpg'
+        cv2.imwrite(str(path), crop, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+        counts[label] += 1
+    return dict(sorted(counts.items()))

@@ -1,0 +1,178 @@
+"""Crops of the objects of a detection set."""
+
+import json
+from collections import Counter
+from importlib.util import module_from_spec, spec_from_file_location
+
+import cv2
+import numpy as np
+import pytest
+
+from mmlinattn.datasets.crops import DESCRIPTION, crop_objects
+from mmlinattn.datasets.shapes.layouts import square_crop
+
+BOXES = [  # class, x, y, width, height on a picture of 60 x 40 (width x height)
+    ('cell', 10, 10, 8, 4),
+    ('cell', 0, 30, 4, 10),
+    ('grain', 50, 2, 10, 10),
+    ('grain', 5, 5, 50, 30),
+]
+
+
+def picture() -> np.ndarray:
+    """Every pixel says where it is: (x, y, 0)."""
+    ys, xs = np.mgrid[:40, :60]
+    return np.stack([xs, ys, 0 * xs], -1).astype(np.uint8)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A set of one picture, with every box of BOXES, in each of two annotation files."""
+    folder = tmp_path / 'source'
+    (folder / 'images').mkdir(parents=True)
+    (folder / 'annotations').mkdir()
+    cv2.imwrite(str(folder / 'images/one.png'), picture())
+    categories = [dict(id=7, name='cell'), dict(id=3, name='grain'), dict(id=4, name='none')]
+    ids = {category['name']: category['id'] for category in categories}
+    coco = dict(
+        images=[dict(id=1, file_name='one.png')],
+        categories=categories,
+        annotations=[
+            dict(id=i, image_id=1, category_id=ids[name], bbox=box)
+            for i, (name, *box) in enumerate(BOXES)
+        ],
+    )
+    for name in ('train', 'val'):
+        (folder / f'annotations/{name}.json').write_text(json.dumps(coco))
+    return folder
+
+
+@pytest.mark.parametrize('box', [box for _, *box in BOXES])
+def test_a_crop_is_a_square_around_its_box_inside_the_picture(box):
+    x, y, width, height = box
+    side = min(round(1.25 * max(width, height)), 40)
+    crop = square_crop(picture(), box, side)  # at the size that it has: no pixel changes
+    assert crop.shape == (side, side, 3)
+    left, top = map(int, crop[0, 0, :2])
+    assert np.array_equal(crop, picture()[top : top + side, left : left + side])
+    # It holds the box, as far as the picture is high enough, and is centred unless at a border.
+    for start, length, first, full in ((x, width, left, 60), (y, height, top, 40)):
+        if length <= side:
+            assert first <= start and start + length <= first + side
+        off_centre = abs(2 * start + length - 2 * first - side)
+        assert off_centre <= 2 or first in (0, full - side)
+
+
+def test_crops_lie_in_the_folder_of_their_class(source, tmp_path):
+    splits = dict(train=['train'], val=['val'])
+    root = crop_objects(source, tmp_path / 'out', splits, size=16)
+    found = {path.relative_to(root).as_posix() for path in root.rglob('*.jpg')}
+    assert found == {
+        f'{split}/{name}/one_{i}.jpg' for split in splits for i, (name, *_) in enumerate(BOXES)
+    }
+    # Readers number the folders of all classes.
+    assert sorted(path.name for path in (root / 'val').iterdir()) == ['cell', 'grain', 'none']
+    crop = cv2.imread(str(root / 'train/grain/one_2.jpg')).astype(float)
+    wanted = square_crop(picture(), BOXES[2][1:], 16).astype(float)
+    assert abs(crop - wanted).mean() < 4  # JPEG
+
+
+def test_numbers_are_limited_a_class_and_the_same_set_is_left_as_it_is(source, tmp_path):
+    options = dict(splits=dict(train=['train', 'val']), size=8, max_per_class=dict(train=1))
+    root = crop_objects(source, tmp_path / 'a', **options)
+    again = crop_objects(source, tmp_path / 'b', **options)
+    files = [sorted(p.relative_to(r) for p in r.rglob('*.jpg')) for r in (root, again)]
+    assert files[0] == files[1]
+    assert Counter(path.parent.name for path in files[0]) == dict(cell=1, grain=1)
+    assert json.loads((root / DESCRIPTION).read_text())['counts'] == {
+        'train': dict(cell=1, grain=1)
+    }
+    stamp = (root / DESCRIPTION).stat().st_mtime_ns
+    assert crop_objects(source, root, **options) == root
+    assert (root / DESCRIPTION).stat().st_mtime_ns == stamp
+    with pytest.raises(FileExistsError, match='is not the set of crops'):
+        crop_objects(source, root, **dict(options, size=9))
+    seeds = {
+        tuple(
+            sorted(
+                path.name
+                for path in crop_objects(source, tmp_path / f's{i}', **options, seed=i).rglob('*_*')
+            )
+        )
+        for i in range(8)
+    }
+    assert len(seeds) > 1
+
+
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        (dict(size=0), 'size must be a positive integer, got 0'),
+        (dict(scale=0.0), 'scale must be positive, got 0.0'),
+        (
+            dict(max_per_class=dict(train=0)),
+            r"max_per_class\['train'\] must be .* got 0",
+        ),
+        (dict(max_per_class=dict(test=2)), r"max_per_class is for \['test'\], splits are"),
+    ],
+)
+def test_bad_arguments(source, tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        crop_objects(source, tmp_path / 'out', dict(train=['train']), **options)
+    assert [path.name for path in tmp_path.iterdir()] == ['source']
+
+
+def test_bad_data_leaves_nothing(source, tmp_path):
+    file = source / 'annotations/train.json'
+    coco = json.loads(file.read_text())
+    coco['annotations'][2]['bbox'][2] = 0
+    file.write_text(json.dumps(coco))
+    with pytest.raises(ValueError, match='train.json: annotation 2 has the box'):
+        crop_objects(source, tmp_path / 'out', dict(train=['train']))
+    (source / 'images/one.png').unlink()
+    with pytest.raises(FileNotFoundError, match=r'one.png is missing or no picture'):
+        crop_objects(source, tmp_path / 'out', dict(val=['val']))
+    assert [path.name for path in tmp_path.iterdir()] == ['source']
+
+
+def test_command_line(root, source, tmp_path, monkeypatch, capsys):
+    path = root / 'tools/dataset_converters/coco_crops.py'
+    spec = spec_from_file_location('coco_crops', path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    arguments = ['coco_crops', source, tmp_path / 'out', '--size', 8, '--max-per-class', 1]
+    monkeypatch.setattr('sys.argv', [*map(str, arguments)])
+    module.main()
+    assert len([*(tmp_path / 'out/train').rglob('*.jpg')]) == 2
+    assert len([*(tmp_path / 'out/val').rglob('*.jpg')]) == 4
+    monkeypatch.setattr('sys.argv', ['coco_crops', str(tmp_path), str(tmp_path / 'none')])
+    with pytest.raises(SystemExit):
+        module.main()
+    assert 'error: FileNotFoundError' in capsys.readouterr().err
+
+
+def test_cells_of_bccd(tmp_path):
+    """Of real pictures: the numbers of its classes, and crops that show what the box holds."""
+    from benchmarks.zoo.data import BCCD_SPLITS, find_bccd
+
+    bccd = find_bccd()
+    if bccd is None:
+        pytest.skip('BCCD is not in data/bccd: docs/datasets.md says where it comes from')
+    limits = dict(train=3, val=2)
+    root = crop_objects(bccd, tmp_path / 'out', BCCD_SPLITS, max_per_class=limits)
+    counts = json.loads((root / DESCRIPTION).read_text())['counts']
+    classes = ('Platelets', 'RBC', 'WBC')
+    assert counts == {split: dict.fromkeys(classes, n) for split, n in limits.items()}
+    coco = json.loads((bccd / 'annotations/train.json').read_bytes())
+    boxes = {a['id']: a for a in coco['annotations']}
+    names = {category['id']: category['name'] for category in coco['categories']}
+    for path in (root / 'train').rglob('*.jpg'):
+        stem, _, number = path.stem.rpartition('_')
+        box = boxes[int(number)]
+        assert names[box['category_id']] == path.parent.name
+        x, y, width, height = box['bbox']
+        image = cv2.imread(str(bccd / f'images/{stem}.jpg'))
+        inside = image[int(y) : int(y + height), int(x) : int(x + width)]
+        middle = cv2.imread(str(path))[16:48, 16:48]
+        centre = inside[height // 4 : -(height // 4) or None, width // 4 : -(width // 4) or None]
+        assert np.abs(middle.mean((0, 1)) - centre.mean((0, 1))).max() < 40

@@ -1,0 +1,60 @@
+"""Files that are cut or changed are told from whole ones."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmlinattn.datasets.images import why_incomplete, why_incomplete_file
+
+pytestmark = pytest.mark.filterwarnings('ignore::UserWarning:PIL')
+PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8))
+
+
+def content(kind, **options):
+    file = io.BytesIO()
+    PICTURE.save(file, kind, **options)
+    return file.getvalue()
+
+
+WHOLE = {
+    'jpeg': content('jpeg'),
+    'jpeg-progressive': content('jpeg', progressive=True),
+    'png': content('png'),
+    'bmp': content('bmp'),
+    'tiff': content('tiff', compression='tiff_lzw'),
+    'webp': content('webp', lossless=True),
+}
+
+
+@pytest.fixture(params=WHOLE)
+def data(request):
+    return WHOLE[request.param]
+
+
+def both(data, tmp_path):
+    (tmp_path / 'image').write_bytes(data)
+    return why_incomplete(data), why_incomplete_file(tmp_path / 'image')
+
+
+def test_whole(data, tmp_path):
+    assert both(data, tmp_path) == (None, None)
+
+
+@pytest.mark.parametrize('kept', [0.0, 0.02, 0.3, 0.9, 0.999])
+def test_cut_off(data, tmp_path, kept):
+    assert all(both(data[: int(kept * len(data))], tmp_path))
+
+
+def test_what_cameras_write_behind_the_end(tmp_path):
+    for behind in (bytes(300), b'made with a camera' * 10):
+        assert both(WHOLE['jpeg'] + behind, tmp_path) == (None, None)
+
+
+def test_any_changed_byte_of_a_png():
+    data = WHOLE['png']
+    for place in range(8, len(data) - 12, 97):
+        changed = bytearray(data)
+        changed[place] ^= 16
+        assert why_incomplete(bytes(changed)), place

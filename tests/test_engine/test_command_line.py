@@ -1,0 +1,49 @@
+"""Errors as a user sees them: one line, with words."""
+
+import pytest
+from torch.utils.data import DataLoader
+
+from mmlinattn.engine.command_line import errors_in_one_line
+from mmlinattn.engine.data_checks import DataError
+
+
+class Broken:
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        raise self.kind(f'{i}.jpg cannot be read:\n  a reason: of two lines')
+
+
+def said(capsys, function):
+    with pytest.raises(SystemExit) as stopped, errors_in_one_line(debug=False):
+        function()
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize('kind', [DataError, ValueError])
+def test_of_a_worker_what_it_said(capsys, kind):
+    line = said(capsys, lambda: next(iter(DataLoader(Broken(kind), num_workers=1))))
+    words = '0.jpg cannot be read: a reason: of two lines'
+    assert line.startswith(f'error: {kind.__name__}: {words} (')
+
+
+def test_without_words_the_place(capsys):
+    def check():
+        raise AssertionError
+
+    line = said(capsys, check)
+    assert line.startswith('error: AssertionError: raise AssertionError (line ')
+    assert __file__ in line
+
+
+def test_of_a_key_its_words(capsys):
+    def look_up():
+        raise KeyError("'lin' is not registered")
+
+    assert said(capsys, look_up).startswith("error: KeyError: 'lin' is not registered (")
