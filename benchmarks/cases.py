@@ -353,6 +353,10 @@ def _random_walk_layer(setup: Setup) -> Rivals:
     }
 
 
+# A number for each pair of tokens and head is 4 GB with these, and would be 34 GB at 65k.
+PAIRED_TOKENS = 2**14
+
+
 def _attentions() -> Dict[str, type]:
     """The attentions of this package, softmax attention first."""
     from mmlinattn.layers import BaseAttention, registered
@@ -378,6 +382,8 @@ def _attention_layers(setup: Setup) -> Rivals:
 
     rivals = {}
     for name, kind in _attentions().items():
+        if 'N^2' in kind.card.memory and setup.num_tokens > PAIRED_TOKENS:
+            continue
         layer = setup.module(kind(setup.embed_dims, setup.heads))
         call = partial(layer, x, setup.hw_shape)
         rivals[name] = rival(layer, call, x, 'N^2' in kind.card.time)

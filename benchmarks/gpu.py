@@ -10,6 +10,7 @@ report.md is for docs/benchmarks.md. The exit code is 1 if anything is wrong.
 """
 
 import argparse
+import functools
 import gc
 import os
 import platform
@@ -28,7 +29,7 @@ if 'cpu' in sys.argv or not torch.cuda.is_available():
 
 from benchmarks.gpu_day import checks, kernels, speed, tables
 from benchmarks.gpu_day.day import Day, Job, Row, Section, bad_jobs, read, rows_of, run
-from benchmarks.machine import commit, machine, version
+from benchmarks.machine import commit, machine, openmmlab, version
 from benchmarks.rivals import flash_bla
 
 
@@ -37,9 +38,7 @@ def facts(day: Day) -> List[Job]:
 
     def versions() -> Iterable[Row]:
         found = {'Triton': version('triton'), 'matplotlib': version('matplotlib')}
-        for name in ('mmengine', 'mmcv'):  # OneDL's packages have names of their own
-            names = map(version, (name, f'onedl-{name}'))
-            found[name] = next((v for v in names if v != 'not installed'), 'not installed')
+        found.update((name, openmmlab(name)) for name in ('mmengine', 'mmcv'))
         found['flash_bla'] = 'installed' if flash_bla.installed() else 'not installed'
         found['Python'] = platform.python_version()
         found['CUDA of torch'] = str(torch.version.cuda)
@@ -149,7 +148,7 @@ def main(argv: List[str]) -> int:
     }
     every = sections(args.out, seconds)
     chosen = [section for section in every if not args.only or section.name in args.only]
-    show = lambda line: print(line, flush=True)  # noqa: E731
+    show = functools.partial(print, flush=True)
     others = {s.name: read(args.out / f'{s.name}.json') for s in every if s not in chosen}
     others = {name: record for name, record in others.items() if record.get('key') == key}
     command = shlex.join(['python', 'benchmarks/gpu.py', *argv])

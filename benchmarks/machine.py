@@ -42,3 +42,9 @@ def version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return 'not installed'
+
+
+def openmmlab(package: str) -> str:
+    """Version of a package of OpenMMLab; OneDL's have names of their own."""
+    found = [version(name) for name in (package, f'onedl-{package}')]
+    return next((v for v in found if v != 'not installed'), 'not installed')

@@ -77,7 +77,8 @@ def table(group: Sequence[Result], bandwidth: Optional[float] = None) -> List[st
     for size in dict.fromkeys(result.size for result in group):
         row = {result.rival: result for result in group if result.size == size}
         first = row[rivals[0]]
-        cells = [cell(row[name], first, bandwidth) for name in rivals]
+        # A case may leave a rival out at some sizes.
+        cells = [cell(row[name], first, bandwidth) if name in row else '' for name in rivals]
         lines.append('| ' + ' | '.join([size, f'{first.tokens:,}', *cells]) + ' |')
     fitted = slopes(group)
     if fitted:

@@ -1,5 +1,6 @@
 """The examples of the pages that say how to add to the package."""
 
+import importlib
 import re
 import textwrap
 from typing import Dict
@@ -7,12 +8,12 @@ from typing import Dict
 import pytest
 import torch
 from mmengine.model import ModuleList, trunc_normal_init
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
 from mmlinattn.backbones import HierarchicalBackbone
-from mmlinattn.backbones.mix_transformer import MixTransformerBlock
-from mmlinattn.layers import BaseAttention, TokenMap, build_attention
+from mmlinattn.backbones.block import TransformerBlock
+from mmlinattn.layers import BaseAttention, NonLocalBlock, TokenMap, build_attention
 from mmlinattn.ops.common.numerics import accumulation_dtype
 
 
@@ -28,7 +29,7 @@ def example(page, name: str) -> type:
         trunc_normal_init=trunc_normal_init,
         BaseAttention=BaseAttention,
         HierarchicalBackbone=HierarchicalBackbone,
-        MixTransformerBlock=MixTransformerBlock,
+        TransformerBlock=TransformerBlock,
     )
     try:
         exec(textwrap.dedent(code), names)
@@ -46,6 +47,23 @@ def test_the_host_of_the_design_page(root, attn_cfg):
         (1, 32, 16, 24), (1, 64, 8, 12), (1, 128, 4, 6), (1, 256, 2, 3),
     ]  # fmt: skip
     assert 0.01 < model.patches[3].weight.std() < 0.03
+
+
+@pytest.mark.parametrize('framework', ['mmdet', 'mmseg'])
+def test_the_plugins_of_the_page_of_attentions(root, framework):
+    pytest.importorskip(framework, reason='plugins are those of its ResNet')
+    page = (root / 'docs' / 'attentions.md').read_text()
+    (code,) = (b for b in re.findall(r'```python\n(.*?)```', page, re.S) if 'plugins=' in b)
+    names: Dict[str, dict] = {}
+    exec(code, names)
+    register = importlib.import_module(f'{framework}.registry').MODELS
+    importlib.import_module(f'{framework}.models')
+    scope = DefaultScope.overwrite_default_scope(framework)  # as a runner sets it
+    with torch.device('meta'), scope:
+        backbone = register.build(names['backbone'])
+    blocks = [name for name, m in backbone.named_modules() if isinstance(m, NonLocalBlock)]
+    assert type(backbone).__module__.startswith(framework)
+    assert [name.split('.')[0] for name in blocks] == ['layer2'] * 4 + ['layer3'] * 6
 
 
 def test_the_attention_of_the_contributing_page(root):

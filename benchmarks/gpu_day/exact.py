@@ -20,6 +20,27 @@ def linear(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, eps: float = 1e-6) -> 
     return q @ (k.mT @ v) / (q @ k.sum(2)[..., None] + eps)
 
 
+def learnt(
+    q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
+) -> Tuple[Tensor, Tensor]:
+    """Adaptive features of queries and keys, a map a head."""
+    phases = (x @ frequencies.mT for x in (q, k))
+    waves = (torch.cat([phase.sin(), phase.cos()], -1) for phase in phases)
+    q, k = (F.relu(wave @ weight.mT + bias[:, None]) for wave in waves)
+    return q, k
+
+
+def local_gate(
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, keep: Tensor, hw_shape: Sequence[int]
+) -> Tensor:
+    """A depth-wise convolution of v, plus q, times k; weight (heads, d, 25)."""
+    batch, heads, _, dim = v.shape
+    maps = (v * keep).mT.reshape(batch, heads * dim, *hw_shape)
+    kernel = weight.reshape(heads * dim, 1, 5, 5)
+    local = F.conv2d(maps, kernel, padding=2, groups=heads * dim)
+    return (local.reshape(batch, heads, dim, -1).mT + q) * k
+
+
 def rala(
     q: Tensor, k: Tensor, v: Tensor, keep: Tensor, hw_shape: Sequence[int], eps: float = 1e-6
 ) -> Tensor:

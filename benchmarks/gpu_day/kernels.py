@@ -187,8 +187,8 @@ def tuning(day: Day, folder: Path, seconds: float) -> List[Job]:
                     [kernel], size, precision, lambda: problem.step('fused'), device,
                     until=lambda: time.monotonic() >= end,
                 )  # fmt: skip
-            except ValueError:
-                continue  # not one of this operator's
+            except (ValueError, BackendError):
+                continue  # not one of this operator's, or none so wide
             tuned.add((kernel, precision, size))
             for path in (folder / 'tuning_table.json', configs.cache_path()):
                 tuner.save(path, found, device)
@@ -197,7 +197,9 @@ def tuning(day: Day, folder: Path, seconds: float) -> List[Job]:
             ):
                 yield dict(kernel=kernel, type=precision, size=size, **config._asdict())
 
-    names = ('random-walk', 'rala', 'ripple, logits', 'ripple', 'linear')
+    names = (
+        'random-walk', 'rala', 'ripple, logits', 'ripple', 'linear', 'linear, learnt features'
+    )  # fmt: skip
     types = (torch.bfloat16, torch.float32)
     return [
         (f'{name}, {kind(dtype)}, d {dim}', lambda args=(name, dtype, dim): job(*args))

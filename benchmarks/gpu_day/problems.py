@@ -8,8 +8,10 @@ from torch import Tensor
 
 from mmlinattn.ops import (
     Rotary,
+    adaptive_features,
     additive_attention,
     linear_attention,
+    local_gate,
     rala_attention,
     random_walk_attention,
     ripple_attention,
@@ -65,6 +67,32 @@ def _rings(setup: Setup, count: int) -> Tensor:
     return setup.randn(setup.batch, setup.num_tokens, setup.heads, count).transpose(1, 2)
 
 
+def _learnt(setup: Setup) -> Dict[str, Tensor]:
+    """Of a feature map a head. Features are about 3: at the edge of a ReLU rounding decides whether
+    there is a gradient."""
+    dim, heads = setup.head_dim, setup.heads
+    weight = (2 * dim) ** -0.5 * setup.randn(heads, dim, 2 * dim)
+    return {
+        'frequencies': setup.randn(heads, dim, dim),
+        'weight': weight / 2,
+        'bias': 3 + 0.1 * setup.randn(heads, dim),
+    }
+
+
+def _learnt_linear(q, k, v, *learnt, mask: Optional[Tensor], form: str) -> Tensor:
+    features = adaptive_features(q, k, *learnt, backend=form)
+    return linear_attention(*features, v, key_padding_mask=mask, backend=form)
+
+
+def _local(setup: Setup, x: Sequence[Tensor], mask: Optional[Tensor], form: str) -> Tensor:
+    """q in the place of an attention's result, k in that of the gate."""
+    out, gate, v = (t.transpose(1, 2).flatten(2) for t in x[:3])
+    v = v if mask is None else v.masked_fill(mask[..., None], 0)
+    weight = x[3].flatten(0, 1).unflatten(1, (1, 5, 5))
+    out = local_gate(out, v, gate, weight, None, hw_shape=setup.hw_shape, backend=form)
+    return out.unflatten(2, x[0].shape[1::2]).transpose(1, 2)
+
+
 OPERATORS: Dict[str, Operator] = {
     'linear': Operator(
         True,
@@ -103,6 +131,18 @@ OPERATORS: Dict[str, Operator] = {
             *x, hw_shape=s.hw_shape, stick='offset', key_padding_mask=mask, backend=form
         ),
         lambda s, x, keep: exact.ripple(*x[:3], exact.stick_weights(x[3]), keep, s.hw_shape),
+    ),
+    'linear, learnt features': Operator(
+        False,
+        _learnt,
+        lambda s, x, mask, form: _learnt_linear(*x, mask=mask, form=form),
+        lambda s, x, keep: exact.linear(*exact.learnt(*x[:2], *x[3:]), x[2], keep),
+    ),
+    'local position, gate': Operator(
+        False,
+        lambda setup: {'weight': 0.2 * setup.randn(setup.heads, setup.head_dim, 25)},
+        _local,
+        lambda s, x, keep: exact.local_gate(*x, keep, s.hw_shape),
     ),
     'additive': Operator(
         False,

@@ -1,17 +1,2 @@
-_base_ = [
-    '../_base_/models/mit_classifier.py',
-    '../_base_/datasets/imagenet_224.py',
-    '../_base_/schedules/imagenet_300e.py',
-    '../_base_/runtime_cls.py',
-]
-
-model = dict(
-    backbone=dict(
-        _delete_=True,
-        type='Swin',
-        arch='t',
-        attn_cfg=dict(type='RALA', gate='identity'),
-        out_indices=(3,),
-    ),
-    head=dict(in_channels=768),
-)
+_base_ = './swin-t_8xb128_in1k.py'
+model = dict(backbone=dict(attn_cfg=dict(type='RALA', gate='identity')))

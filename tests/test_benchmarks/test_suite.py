@@ -211,3 +211,14 @@ def test_bad_command_lines(argv, message, capsys):
     with pytest.raises(SystemExit):
         run.parse_args(argv.split())
     assert message in capsys.readouterr().err
+
+
+def test_a_rival_may_be_left_out_at_some_sizes():
+    of = dict(case='attentions', kind='layer', mode='forward', dtype='float32', batch=1)
+    group = [
+        Result(rival=rival, size=size, tokens=tokens, seconds=[1.0], **of)
+        for size, tokens, rivals in (('8x8', 64, 'ab'), ('64x64', 4096, 'a'))
+        for rival in rivals
+    ]
+    *_, small, large = [line for line in table(group) if line.startswith(('| 8', '| 6'))]
+    assert small.count(' ms') == 2 and large.count(' ms') == 1 and large.endswith('|  |')

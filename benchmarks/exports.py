@@ -1,0 +1,213 @@
+"""What exports, by which road, how exactly and how fast: the tables of docs/export.md.
+
+    python benchmarks/exports.py                      # layers of every attention, then backbones
+    python benchmarks/exports.py --only mit-b0-rwgkp ravlt-s
+
+Differences are the largest from torch in float32, over the largest number of the output, at sizes
+and batches other than the exported ones. Needs ``pip install "mmlinattn[export]"``.
+"""
+
+import argparse
+import contextlib
+import io
+import logging
+import sys
+import tempfile
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Callable, Dict, List, Sequence, Tuple
+
+import onnxruntime
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.export import Dim, export
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.machine import commit, machine
+from mmlinattn.backbones import RAVLT, CvT, MixTransformer, Swin, ViL, ViT
+from mmlinattn.layers import (
+    BaseAttention,
+    build_attention,
+    map_to_tokens,
+    registered,
+    tokens_to_map,
+)
+
+console = Console(highlight=False, width=160, stderr=True)
+CHANNELS, HEADS, OPSET = 32, 2, 18
+Size = Tuple[int, int, int]  # images, rows, columns; the first of several is exported
+LAYER: Tuple[Size, ...] = (
+    (2, 12, 20),
+    (1, 9, 14),
+    (3, 17, 11),
+    (2, 5, 30),
+)  # the first is exported
+BACKBONE: Tuple[Size, ...] = ((2, 160, 224), (1, 128, 192), (3, 157, 203), (2, 96, 333))
+VARIANTS = {
+    'RALA, learnable': dict(type='RALA', kv_augmentation='learnable', num_tokens=12 * 20),
+    'LinearAttention, rotary': dict(type='LinearAttention', position='RotaryPosition'),
+    'LinearAttention, SineSPE': dict(type='LinearAttention', position='SineSPE'),
+    'LinearAttention, ConvSPE': dict(type='LinearAttention', position='ConvSPE'),
+    'LinearAttention, permuted': dict(type='LinearAttention', position='PermutationPosition'),
+    'RippleAttention, log': dict(type='RippleAttention', groups='log'),
+    'RippleAttention, sat': dict(type='RippleAttention', backend='sat'),
+    'VisionLongformerAttention, relative': dict(
+        type='VisionLongformerAttention', relative_bias=True
+    ),
+}
+SMALL = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4))
+VIT = dict(embed_dims=64, num_heads=2, depth=3, patch_size=8)
+BATCH_NORM = dict(norm_cfg=dict(type='BN'))
+RIPPLE = ['RippleAttention', 'RippleAttention', 'LinearAttention']
+BACKBONES: Dict[str, Callable[[], nn.Module]] = {
+    'ravlt-nano': partial(RAVLT, SMALL, **BATCH_NORM),
+    'ravlt-nano-rala': partial(RAVLT, SMALL, 'RALA', **BATCH_NORM),
+    'mit-b0': partial(MixTransformer, 'b0'),
+    'mit-b0-rwgka': partial(MixTransformer, 'b0', 'RWGKA'),
+    'mit-b0-rwgkp': partial(MixTransformer, 'b0', 'RWGKP'),
+    'cvt-nano': partial(CvT, dict(embed_dims=(16, 32, 48), depths=1, num_heads=(1, 2, 4))),
+    'cvt-nano-rwgkp': partial(
+        CvT, dict(embed_dims=(16, 32, 48), depths=1, num_heads=(1, 2, 4)), 'RWGKP'
+    ),
+    'vit-nano-ripple': partial(ViT, VIT, RIPPLE, img_size=64),
+    'vit-nano-ripple-no-cls': partial(ViT, VIT, RIPPLE, img_size=64, with_cls_token=False),
+    'swin-nano-rala': partial(Swin, SMALL, 'RALA'),
+    'vil-nano-rwgkp': partial(ViL, SMALL, 'RWGKP', img_size=64),
+    'ravlt-s': partial(RAVLT, 'small'),
+}
+
+
+class OnMap(nn.Module):
+    """An attention on a map (B, C, H, W)."""
+
+    def __init__(self, attn: nn.Module) -> None:
+        super().__init__()
+        self.attn = attn
+
+    def forward(self, x: Tensor) -> Tensor:
+        hw_shape = tuple(x.shape[-2:])
+        return tokens_to_map(self.attn(map_to_tokens(x), hw_shape), hw_shape)
+
+
+def difference(found: Sequence, expected: Sequence[Tensor]) -> float:
+    """Largest over all outputs; raises ValueError for other shapes."""
+    worst = 0.0
+    for a, b in zip(found, expected):
+        a = torch.as_tensor(a)
+        if a.shape != b.shape:
+            raise ValueError(f'an output of {tuple(a.shape)} in place of {tuple(b.shape)}')
+        worst = max(worst, float((a - b).abs().max() / b.abs().max()))
+    return worst
+
+
+def outputs(out) -> Sequence[Tensor]:
+    return out if isinstance(out, (tuple, list)) else (out,)
+
+
+def compare(run: Callable, model: nn.Module, sizes: Sequence[Size], channels: int) -> float:
+    images = [torch.randn(batch, channels, *hw) for batch, *hw in sizes]
+    return max(difference(run(x), outputs(model(x))) for x in images)
+
+
+def session(path: Path) -> Callable[[Tensor], Sequence]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    ready = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
+    name = ready.get_inputs()[0].name
+    return lambda x: ready.run(None, {name: x.numpy()})
+
+
+@contextlib.contextmanager
+def silence():
+    """torch's exporters print each step."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def roads(model: nn.Module, x: Tensor, sizes: Sequence[Size], least: int, folder: Path, **options):
+    """By road, its largest difference and the seconds of its export, or why it cannot be gone."""
+    batch, height, width = (
+        Dim(name, min=low, max=4096) for name, low in zip('bhw', (1, least, least))
+    )
+    dynamic, channels, path = ({0: batch, 2: height, 3: width},), x.shape[1], folder / 'model.onnx'
+
+    def by_export() -> float:
+        program = export(model, (x,), dynamic_shapes=dynamic)
+        spent.append(time.process_time() - start)
+        run = program.module()
+        return compare(lambda y: outputs(run(y)), model, sizes[1:], channels)
+
+    def by_onnx() -> float:
+        torch.onnx.export(
+            model, (x,), path, opset_version=OPSET, dynamo=True, verbose=False,
+            external_data=False, dynamic_shapes=dynamic, **options,
+        )  # fmt: skip
+        spent.append(time.process_time() - start)
+        return compare(session(path), model, sizes[1:], channels)
+
+    def by_tracing() -> float:
+        torch.onnx.export(model, (x,), path, opset_version=OPSET, dynamo=False)
+        spent.append(time.process_time() - start)
+        return compare(session(path), model, sizes[:1], channels)
+
+    for road in (by_export, by_onnx, by_tracing):
+        spent: List[float] = []
+        start = time.process_time()
+        try:
+            with silence():
+                found = road()
+            yield f'{found:.0e}, {spent[0]:.0f} s'
+        except Exception as error:  # exporters raise whatever they like
+            yield refusal(' '.join(str(error).split())) or f'{type(error).__name__}: {error!s:.60}'
+
+
+def refusal(text: str) -> str:
+    """What this package says in an exporter's error, in a word or two; '' if it says nothing."""
+    refusals = {'dynamic height and width': 'fixed size', 'cannot be exported to ONNX': 'refused'}
+    return next((word for part, word in refusals.items() if part in text), '')
+
+
+def table(models: Dict[str, Callable[[], nn.Module]], *args, **options) -> None:
+    print('| | torch.export | ONNX, dynamic | ONNX, traced |\n| --- | ---: | ---: | ---: |')
+    sizes, channels, least = args
+    with tempfile.TemporaryDirectory() as folder:
+        for name, build in models.items():
+            console.print(name)
+            torch.manual_seed(0)
+            model = build().eval().requires_grad_(False)
+            x = torch.randn(sizes[0][0], channels, *sizes[0][1:])
+            cells = roads(model, x, sizes, least, Path(folder), **options)
+            print('| ' + ' | '.join([name, *cells]) + ' |', flush=True)
+
+
+def main(argv: List[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    kinds = registered(BaseAttention)
+    configs = {name: dict(type=name) for name in kinds if kinds[name].__module__[:9] == 'mmlinattn'}
+    layers = {
+        name: partial(lambda cfg: OnMap(build_attention(cfg, CHANNELS, HEADS)), cfg)
+        for name, cfg in {**configs, **VARIANTS}.items()
+    }
+    parser.add_argument('--only', nargs='+', choices=[*layers, *BACKBONES], metavar='NAME')
+    parser.add_argument('--no-optimize', action='store_true', help='of onnxscript')
+    args = parser.parse_args(argv)
+    warnings.filterwarnings('ignore')
+    logging.disable(logging.CRITICAL)  # the reasons of failed exports are in their errors
+    print(f'{machine(torch.device("cpu"))}, torch {torch.__version__}, commit {commit()}; '
+          'largest difference, seconds of the processor\n')  # fmt: skip
+    options = dict(optimize=not args.no_optimize)
+    for models, *setting in ((layers, LAYER, CHANNELS, 4), (BACKBONES, BACKBONE, 3, 96)):
+        chosen = {name: models[name] for name in models if not args.only or name in args.only}
+        if chosen:
+            table(chosen, *setting, **options)
+            print()
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

@@ -1,0 +1,135 @@
+"""What is trained: hosts, data sets, attentions, seeds, and what of it cannot be."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from mmengine.config import Config
+
+from mmlinattn.engine import build_model
+from mmlinattn.engine.config import load_config
+from mmlinattn.layers import RALA, BaseAttention, registered
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTS = {'deit-nano': 'DeiT-nano', 'ravlt-nano': 'RAVLT-nano'}
+DATA = {'shapes': 'Shapes', 'bccd-cells': 'BCCD cells'}
+SIDE = 64  # of the images, in pixels
+# Trained with as many seeds as asked for; the others with one.
+MAIN = (
+    'SoftmaxAttention', 'LinearAttention', 'RALA', 'RWGKA', 'RWGKP', 'RippleAttention',
+    'AdditiveAttention',
+)  # fmt: skip
+# Defaults of these are for maps of thousands of tokens; here are 64 to 256, and 4 in the end.
+OPTIONS: Dict[str, dict] = dict(
+    EfficientSoftmaxAttention=dict(sr_ratio=2),
+    NystromAttention=dict(num_landmarks=16),
+    RelativeSoftmaxAttention=dict(map_size=16),
+    RWGKA=dict(num_anchors=16),
+    RWGKP=dict(num_anchors=16),
+    VisionLongformerAttention=dict(window_size=4),
+    WindowAttention=dict(window_size=4),
+)
+# What RALA has by itself, and RAVLT offers to some: left out, so that attentions are compared.
+EXTRAS = dict(rotary=False, lepe=0, gate=None)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of the data, and how long.
+
+    Args:
+        drawn, drawn_val: pictures of Shapes that crops are taken from.
+        cells, cells_val: crops of BCCD a class, at most.
+        epochs: None for those of the configs.
+    """
+
+    drawn: int = 450
+    drawn_val: int = 400
+    cells: int = 80
+    cells_val: int = 160
+    epochs: Optional[int] = None
+
+
+TINY = Sizes(drawn=4, drawn_val=2, cells=2, cells_val=2, epochs=1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training."""
+
+    host: str
+    data: str
+    attention: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f'{self.host}_{self.data}_{self.attention}_seed{self.seed}'
+
+    def fields(self) -> dict:
+        return asdict(self)
+
+
+def attentions() -> List[str]:
+    """Those of this package: the main ones, then the others by name."""
+    found = registered(BaseAttention)
+    ours = [name for name, kind in found.items() if kind.__module__.startswith('mmlinattn.')]
+    return [*MAIN, *(name for name in ours if name not in MAIN)]
+
+
+def attn_cfg(name: str) -> dict:
+    """The config of an attention in both hosts."""
+    kind = registered(BaseAttention)[name]
+    extras = EXTRAS if kind is RALA or 'lepe' in kind.host_options else {}
+    return dict(type=name, **extras, **OPTIONS.get(name, {}))
+
+
+def config(job: Job, data_root: Path, sizes: Sizes) -> Config:
+    """The config of a training: that of the host and data in ``configs/zoo``, with the attention,
+    the seed and the folder of the data."""
+    options: Dict[str, object] = {
+        'model.backbone.attn_cfg': attn_cfg(job.attention),
+        'randomness.seed': job.seed,
+        'default_hooks.checkpoint': None,
+        'log_level': 'WARNING',
+        'experiment_name': job.name,
+    }
+    for split in ('train', 'val', 'test'):
+        options[f'{split}_dataloader.dataset.data_root'] = str(data_root)
+    if sizes.epochs:
+        for name in ('max_epochs', 'val_interval'):
+            options[f'train_cfg.{name}'] = sizes.epochs
+        options['param_scheduler.0.total_steps'] = sizes.epochs
+    return load_config(str(ROOT / f'configs/zoo/{job.host}_{job.data}.py'), options)
+
+
+def split(jobs: Sequence[Job]) -> Tuple[List[Job], Dict[Tuple[str, str], str]]:
+    """Jobs that can be run, and the reasons of hosts that refuse an attention."""
+    refused: Dict[Tuple[str, str], str] = {}
+    for host, attention in dict.fromkeys((job.host, job.attention) for job in jobs):
+        why = refusal(host, attention)
+        if why:
+            refused[host, attention] = why
+    return [job for job in jobs if (job.host, job.attention) not in refused], refused
+
+
+def refusal(host: str, attention: str) -> str:
+    """Why a host refuses an attention; '' if it takes it."""
+    cfg = config(Job(host, 'shapes', attention, 0), Path(), Sizes())
+    try:
+        build_model(Config(dict(model=cfg.model.backbone)))
+    except ValueError as error:
+        return str(error)
+    return ''
+
+
+def jobs(hosts: Sequence[str], data: Sequence[str], names: Sequence[str], seeds: int) -> List[Job]:
+    """All trainings, first seeds first: what is there after a while is a whole comparison."""
+    return [
+        Job(host, of, name, seed)
+        for seed in range(seeds)
+        for of in data
+        for host in hosts
+        for name in names
+        if seed == 0 or name in MAIN
+    ]

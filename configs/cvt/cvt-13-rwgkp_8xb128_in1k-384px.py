@@ -1,0 +1,2 @@
+_base_ = './cvt-13_8xb128_in1k-384px.py'
+model = dict(backbone=dict(attn_cfg=['RWGKP', 'RWGKP', 'ConvProjectionAttention']))

@@ -1,0 +1,30 @@
+_base_ = [
+    '../_base_/models/vit_classifier.py',
+    '../_base_/datasets/imagenet_384.py',
+    '../_base_/schedules/imagenet_300e.py',
+    '../_base_/runtime_cls.py',
+]
+
+model = dict(backbone=dict(arch='b16', img_size=384), head=dict(in_channels=768))
+
+# The paper says 50 epochs of batches of 64 and the learning rate; all else is DeiT's.
+train_dataloader = dict(batch_size=8)
+train_cfg = dict(max_epochs=50)
+optim_wrapper = dict(
+    optimizer=dict(lr=5e-4),
+    paramwise_cfg=dict(
+        custom_keys={'.cls_token': dict(decay_mult=0.0), '.pos_embed': dict(decay_mult=0.0)}
+    ),
+)
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-3, by_epoch=True, end=5, convert_to_iter_based=True),
+    dict(
+        type='CosineAnnealingLR',
+        eta_min=1e-5,
+        by_epoch=True,
+        begin=5,
+        end=50,
+        convert_to_iter_based=True,
+    ),
+]
+auto_scale_lr = dict(base_batch_size=64)

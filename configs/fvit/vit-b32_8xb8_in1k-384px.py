@@ -1,0 +1,2 @@
+_base_ = './vit-b16_8xb8_in1k-384px.py'
+model = dict(backbone=dict(arch='b32'))

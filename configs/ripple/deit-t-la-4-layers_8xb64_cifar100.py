@@ -1,0 +1,2 @@
+_base_ = './deit-t-la_8xb64_cifar100.py'
+model = dict(backbone=dict(arch=dict(depth=4)))
