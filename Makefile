@@ -9,12 +9,15 @@ else
 endif
 PYTHON ?= $(DEFAULT_PYTHON)
 PYTEST_ARGS ?=
+ZOO_ARGS ?=
 
-.PHONY: help setup demo test matrix lint format clean
+.PHONY: help setup demo test test-long zoo matrix lint format clean
 
 help:
 	@echo "make demo    set up, train and test on the embedded data set, draw a picture"
 	@echo "make test    set up, lint, run the tests"
+	@echo "make test-long  what damages inputs at random and runs for long, at full size"
+	@echo "make zoo     every attention in two small hosts on two data sets: under 45 minutes"
 	@echo "make setup   set up only: the environment in $(VENV), or PYTHON=... to use another;"
 	@echo "             MMCV=compiled compiles mmcv, MMCV_CUDA=1 with its CUDA operators"
 	@echo "make matrix  the tests in each supported environment, made in build/matrix (some GB each)"
@@ -25,6 +28,10 @@ setup:
 
 demo: setup
 	@$(PYTHON) tools/misc/demo.py
+
+# Goes on where it was. ZOO_ARGS=--costs, --docs, ...: python -m benchmarks.zoo --help
+zoo: setup
+	$(PYTHON) -m benchmarks.zoo $(ZOO_ARGS)
 
 lint: setup
 	$(PYTHON) -m ruff check .
@@ -38,6 +45,10 @@ format: setup
 # Two workers with one thread each: multi-threaded workers spin against each other.
 test: lint
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+# One process: the soak looks at its own memory.
+test-long: setup
+	MMLINATTN_TEST_LONG=1 OMP_NUM_THREADS=1 $(PYTHON) -m pytest -s -m long $(PYTEST_ARGS)
 
 matrix:
 	python3 tools/misc/matrix.py
