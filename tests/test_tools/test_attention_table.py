@@ -54,7 +54,7 @@ def test_parameters_are_those_that_can_be_counted_by_hand(script):
 
 
 def test_times_are_kept_and_shown(script, measured, tmp_path, monkeypatch):
-    page, times = tmp_path / 'attentions.md', tmp_path / 'data' / 'attentions.json'
+    page, times = tmp_path / 'attentions.md', tmp_path / 'attentions.json'
     page.write_text(f'before\n{script.BEGIN}\nold\n{script.END}\nafter\n')
     monkeypatch.setattr(script, 'PAGE', page)
     monkeypatch.setattr(script, 'TIMES', times)

@@ -5,7 +5,7 @@
     python tools/misc/attention_table.py --check            # exit code 1 where the page has drifted
     python tools/misc/attention_table.py --measured work_dirs/attentions/results.json
 
-The last one keeps the times of the case 'attentions' of benchmarks/run.py in docs/data.
+The last one keeps the times of the case 'attentions' of benchmarks/run.py in docs/attentions.json.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from mmlinattn.layers import BaseAttention, NonLocalBlock, registered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'attentions.md'
-TIMES = ROOT / 'docs' / 'data' / 'attentions.json'
+TIMES = ROOT / 'docs' / 'attentions.json'
 BEGIN, END = '<!-- table: tools/misc/attention_table.py -->', '<!-- end of table -->'
 # Parameters are counted for these; times are for the tokens below.
 CHANNELS, HEADS = 64, 2
@@ -103,7 +103,6 @@ def main(argv: List[str]) -> int:
         times = distil(json.loads(args.measured.read_text()))
         if not times['ms']:
             parser.error(f'{args.measured} has no times of the case {CASE!r}, {MODE}, batch 1')
-        TIMES.parent.mkdir(exist_ok=True)
         TIMES.write_text(json.dumps(times, indent=1) + '\n')
     times = json.loads(TIMES.read_text()) if TIMES.exists() else {}
     text = PAGE.read_text()
