@@ -5,6 +5,7 @@ import math
 import re
 from collections import Counter
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Dict, List, Tuple
 
@@ -17,6 +18,7 @@ from mmengine.registry import DATASETS, PARAM_SCHEDULERS, TRANSFORMS, DefaultSco
 
 from mmlinattn.analysis import Complexity, analyse
 from mmlinattn.engine import build_model
+from tests.sizes import some
 
 FOLDER = Path(__file__).resolve().parent.parent / 'configs'
 CONFIGS = {
@@ -210,7 +212,8 @@ def test_learning_rate_rises_to_its_base_and_falls_to_its_end(cfg):
         assert found[0] < 0.01 * lr and found[peak // 2] < 0.6 * lr
 
 
-@pytest.mark.parametrize(('name', 'shape', 'params', 'conv_linear', 'total'), COSTS)
+@pytest.mark.long
+@pytest.mark.parametrize(('name', 'shape', 'params', 'conv_linear', 'total'), some(COSTS))
 def test_cost(name, shape, params, conv_linear, total):
     cost = cost_of(name, shape)
     assert cost.params / 1e6 == pytest.approx(params, abs=0.1)
@@ -223,7 +226,8 @@ def test_cost(name, shape, params, conv_linear, total):
     check_readme(name, shape, cost)
 
 
-@pytest.mark.parametrize(('name', 'params', 'conv_linear'), PAPER_COSTS)
+@pytest.mark.long
+@pytest.mark.parametrize(('name', 'params', 'conv_linear'), some(PAPER_COSTS))
 def test_paper_cost(name, params, conv_linear):
     cost = cost_of(name, DET)
     assert cost.params / 1e6 == pytest.approx(params, abs=0.5)
@@ -265,8 +269,10 @@ SMCA_COSTS = {
 }
 
 
-@pytest.mark.parametrize('method', SMCA_COSTS)
-@pytest.mark.parametrize('shape', [(800, 1280), (800, 1067)])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ('shape', 'method'), some([*product([(800, 1280), (800, 1067)], SMCA_COSTS)], every=2)
+)
 def test_smca_cost(method, shape):
     params, trained, *costs = SMCA_COSTS[method]
     total, encoder = costs[shape[1] == 1067]
@@ -312,7 +318,10 @@ def test_all_linear_layout(variant, total):
     assert (linear.total + rest) / 1e9 == pytest.approx(total, rel=0.01)
 
 
-@pytest.mark.parametrize(('size', 'shape', 'plain', 'params', 'total', 'at_most'), RWGKA_COSTS)
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ('size', 'shape', 'plain', 'params', 'total', 'at_most'), some(RWGKA_COSTS)
+)
 def test_cost_of_random_walks(size, shape, plain, params, total, at_most):
     suffix = f'_{CITYSCAPES}-{shape[0]}x{shape[1]}'
     costs = {}
@@ -393,6 +402,7 @@ BEYOND = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('method', PAPERS)
 def test_costs_of_hosts_of_other_papers(method):
     counted, *near = PAPERS[method]
@@ -403,7 +413,7 @@ def test_costs_of_hosts_of_other_papers(method):
         if line.startswith('|') and line.endswith('.py) |'):
             rows[re.search(r'\((\S+)\.py\)', line)[1]] = dict(zip(header, cells))
     assert {path.stem for path in (FOLDER / method).glob('*.py')} == set(rows)
-    for name, row in rows.items():
+    for name, row in some(rows.items(), every=4):
         shape = tuple(map(int, row['image'].split('x'))) if 'image' in row else CLS
         cost = cost_of(name, shape)
         assert not cost.uncounted

@@ -21,6 +21,8 @@ def main() -> None:
         cfg = shrunk(family, Path(sys.argv[1]))
         torch.manual_seed(0)
         model = plain_batch_norm(MODELS.build(cfg.model))
+        model.init_weights()
+        before = {name: value.clone() for name, value in model.named_parameters()}
         ddp = MMDistributedDataParallel(model, device_ids=None, broadcast_buffers=False)
         wrapper = OptimWrapper(torch.optim.SGD(ddp.parameters(), lr=1e-4))
         for _ in range(3):
@@ -28,6 +30,9 @@ def main() -> None:
             loss = ddp.train_step(batch, wrapper)['loss']
             if not torch.isfinite(loss):
                 raise AssertionError(f'{family}: loss {loss}')
+        changed = [n for n, value in model.named_parameters() if not value.equal(before[n])]
+        if len(changed) < len(before) / 2:
+            raise AssertionError(f'{family}: {len(changed)} of {len(before)} parameters changed')
         if dist.get_rank() == 0:
             print('through', family, f'{float(loss):.3f}', flush=True)
     dist.barrier()

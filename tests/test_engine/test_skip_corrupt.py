@@ -61,18 +61,18 @@ def test_a_truncated_jpeg_is_passed_over_and_counted_once(root, tmp_path, worker
 
 
 def test_more_than_the_limit_ends_the_training(root, tmp_path):
-    bad = cut(root / 'coco/train2017', 2, 5)
+    bad = cut(root / 'imagenet/train', 2, 5)
     with pytest.raises(
-        DataError, match=r'[12] of 8 images .* more than skip_corrupt=0.1 .*check_data.py'
+        DataError, match=r'[12] of 28 images .* more than skip_corrupt=0.05 .*check_data.py'
     ) as error:
-        train('ravlt-retinanet', root, tmp_path / 'work', 0.1)
+        train('ravlt-nano-cls', root, tmp_path / 'work', 0.05)
     assert any(path in str(error.value) for path in bad)
 
 
 def test_without_the_policy_it_ends_where_the_image_is_read(root, tmp_path):
-    (bad,) = cut(root / 'coco/train2017', 2)
+    (bad,) = cut(root / 'imagenet/train', 2)
     with pytest.raises(DataError, match=f'{bad} cannot be loaded: failed to load image'):
-        train('ravlt-retinanet', root, tmp_path / 'work', None)
+        train('ravlt-nano-cls', root, tmp_path / 'work', None)
 
 
 def test_maps_of_a_segmentor_and_pictures_of_a_classifier(root, tmp_path):

@@ -214,7 +214,7 @@ def test_backbones_at_any_size(host, options):
 def test_vit_at_any_size():
     """Class token, resized positions, patches that do not divide the image."""
     arch = dict(embed_dims=16, num_heads=2, depth=1, patch_size=8)
-    check_host(ViT(arch, dict(type='RippleAttention', max_distance=2), img_size=64))
+    check_host(ViT(arch, 'RALA', img_size=64))
 
 
 def check_host(model):

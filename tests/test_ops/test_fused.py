@@ -21,6 +21,7 @@ from mmlinattn.ops import (
 )
 from mmlinattn.ops.common import dispatch
 from mmlinattn.ops.common.configs import Config
+from tests.sizes import some
 
 if dispatch.TRITON_PROBLEM:
     pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
@@ -89,7 +90,7 @@ RALA_CASES = [
     (2, 2, (7, 11), 20, torch.float32, 'elu+1', True, True),
     (1, 1, (1, 1), 16, torch.float32, 'elu+1', True, False),
     (1, 3, (9, 17), 32, torch.float32, 'relu', False, True),
-    (1, 1, (5, 13), 128, torch.float32, 'elu+1', True, False),
+    (1, 1, (5, 7), 128, torch.float32, 'elu+1', True, False),
     (1, 2, (13, 11), 32, torch.bfloat16, 'elu+1', True, True),
     (1, 1, (16, 16), 64, torch.float16, 'elu+1', True, False),
 ]
@@ -208,7 +209,7 @@ def test_nystrom(b, h, n, d, m, dtype, shared):
 
 RIPPLE_CASES = [
     # batch, heads, (H, W), d, R, dtype, stick
-    (2, 2, (9, 13), 20, 3, torch.float32, None),
+    (2, 1, (9, 13), 20, 3, torch.float32, None),
     (1, 1, (1, 1), 16, 1, torch.float32, None),
     (1, 1, (5, 20), 16, 6, torch.float32, None),
     (1, 1, (4, 4), 16, 9, torch.float32, None),
@@ -224,7 +225,8 @@ RIPPLE_CASES = [
 ]
 
 
-@pytest.mark.parametrize('b, h, hw, d, max_distance, dtype, stick', RIPPLE_CASES)
+@pytest.mark.long
+@pytest.mark.parametrize('b, h, hw, d, max_distance, dtype, stick', some(RIPPLE_CASES, every=2))
 def test_ripple(b, h, hw, d, max_distance, dtype, stick):
     n = hw[0] * hw[1]
     x = torch.rand(b, n, 3, h, d, device=DEVICE).to(dtype).requires_grad_()

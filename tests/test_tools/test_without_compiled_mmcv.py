@@ -91,11 +91,19 @@ def test_mask_rcnn_ends_with_the_same_weights(root, run, options, tmp_path, comp
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
-INFER = """
-import sys
+# As three commands, in one process: each import of the frameworks takes seconds.
+MMDETECTION = """
+import runpy, sys
 from mmdet.apis import DetInferencer  # before any config is read
-inferencer = DetInferencer(sys.argv[1], sys.argv[2], device='cpu', show_progress=False)
-result = inferencer(sys.argv[3], out_dir=sys.argv[4])
+assert 'mmlinattn' not in sys.modules
+train, test, config, work, picture, *options = sys.argv[1:]
+sys.argv[1:] = [config, '--work-dir', work, *options]
+runpy.run_path(train, run_name='__main__')
+checkpoint = open(work + '/last_checkpoint').read()
+sys.argv[1:] = [config, checkpoint, '--work-dir', work + '/test', *options]
+runpy.run_path(test, run_name='__main__')
+inferencer = DetInferencer(config, checkpoint, device='cpu', show_progress=False)
+result = inferencer(picture, out_dir=work + '/out')
 assert len(result['predictions']) == 1
 """
 
@@ -114,16 +122,10 @@ def test_mmdetection_runs_it_with_custom_imports_alone(root, shapes_root, tmp_pa
     (tmp_path / 'data' / 'shapes').symlink_to(shapes_root)  # where the config looks
     config, work = root / CONFIGS['det'], tmp_path / 'work'
     options = ['--cfg-options', 'train_cfg.max_epochs=1', 'train_cfg.val_interval=1']
-
-    def python(*arguments) -> None:
-        run = [sys.executable, *map(str, arguments)]
-        result = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout + result.stderr
-
-    python(tools / 'train.py', config, '--work-dir', work, *options)
-    checkpoint = (work / 'last_checkpoint').read_text()
-    python(tools / 'test.py', config, checkpoint, '--work-dir', work / 'test', *options)
-    assert list((work / 'test').glob('*/*.json'))
     picture = next((shapes_root / 'coco' / 'val2017').iterdir())
-    python('-c', INFER, config, checkpoint, picture, tmp_path / 'out')
-    assert list((tmp_path / 'out').rglob('*.jpg'))
+    arguments = [tools / 'train.py', tools / 'test.py', config, work, picture, *options]
+    run = [sys.executable, '-c', MMDETECTION, *map(str, arguments)]
+    result = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert list((work / 'test').glob('*/*.json'))
+    assert list((work / 'out').rglob('*.jpg'))

@@ -124,7 +124,12 @@ elif [ -z "$have" ]; then
     install --no-build-isolation "${cache[@]}" onedl-mmcv
 fi
 
-stage 'check' "$python" -c 'import torchvision, mmlinattn, mmdet.models, mmseg.models, mmpretrain.models'
+# Byte code of what is imported most: images of containers often set PYTHONDONTWRITEBYTECODE, and then
+# each start of Python compiles some thousand files anew.
+stage 'check' env -u PYTHONDONTWRITEBYTECODE "$python" -c 'import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)' torchvision mmlinattn mmdet.apis mmseg.apis mmpretrain.apis \
+  torch._dynamo torch._inductor.compile_fx torch.onnx onnx pytest hypothesis
 flavour=compiled
 [ "$package" = mmcv-lite ] && flavour=lite
 printf '%s\n' "$wanted" $flavour >"$stamp"
