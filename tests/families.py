@@ -34,6 +34,9 @@ FAMILIES = {
     'vit-enhanced-cls': 'vit/deit-t-enhanced_8xb128_in1k',
     'vit-mask-rcnn': 'vit/mask-rcnn_deit-b_sfp_1x_coco',
     'convit-cls': 'ripple/convit-t_8xb128_in1k',
+    'fvit-cls': 'fvit/fastformer-b32_8xb8_in1k-384px',
+    'cvt-cls': 'cvt/cvt-13_8xb128_in1k',
+    'vil-cls': 'vil/vil-tiny_8xb128_in1k',
     'swin-mask-rcnn': 'swin/mask-rcnn_swin-t-rala_fpn_1x_coco',
     'swin-upernet': 'swin/upernet_swin-t-rala_8xb2-160k_ade20k-512x512',
     'cvt-semantic-fpn': 'cvt/semantic-fpn_cvt-13-rwgkp_8xb2-80k_ade20k-512x512',
@@ -49,6 +52,7 @@ ARCHS = {
     ),
     'Swin': dict(embed_dims=(16, 32, 48, 64), depths=(2, 1, 1, 1), num_heads=(1, 2, 3, 4)),
     'CvT': dict(embed_dims=(16, 32, 48), depths=(1, 1, 2), num_heads=(1, 2, 3)),
+    'ViL': dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4)),
     'ViT': dict(embed_dims=32, num_heads=2, depth=12, patch_size=16),
 }
 # Widths behind the backbone; 64 is its widest too.
