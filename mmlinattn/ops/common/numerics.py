@@ -25,7 +25,9 @@ def masked_softmax(logits: Tensor, mask: Optional[Tensor]) -> Tensor:
 
 def no_autocast(x: Tensor) -> ContextManager:
     """Keeps what is computed inside in the types that it is given in, on the device of ``x``."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    if x.is_meta or not (one_graph() or torch.is_autocast_enabled(x.device.type)):
+        return nullcontext()  # the other takes longer than to add up a small map
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def needs_gradient(*tensors: Optional[Tensor]) -> bool:

@@ -7,7 +7,7 @@ pass, so that nothing of size N is kept but the inputs. Chunks stay in the cache
 """
 
 from dataclasses import replace
-from typing import Any, NamedTuple, Optional, Tuple, Union
+from typing import Any, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -80,23 +80,24 @@ class _Attention(torch.autograd.Function):
 def _attend(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tuple[Tensor, Sums]:
     """The result, and what the queries read."""
     dtype = v.dtype
-    if len(token_chunks(q)) == 1:  # the mean query and the output then share their features
+    chunks = token_chunks(q)
+    if len(chunks) == 1:  # the mean query and the output then share their features
         work, phi = accumulation_dtype(dtype), FEATURE_MAPS[options.feature_map]
         q, k = phi(q.to(work)), phi(k.to(work))
         options = replace(options, feature_map='identity')
-    sums = _sum_up(q, k, v, options)
-    return _read_out(q, sums, options, dtype), sums
+    sums = _sum_up(q, k, v, options, chunks)
+    return _read_out(q, sums, options, chunks, dtype), sums
 
 
-def _sum_up(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Sums:
+def _sum_up(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions, chunks: List[slice]) -> Sums:
     """Sums over all keys; the softmax over the tokens is taken online."""
     dtype = accumulation_dtype(v.dtype)
     phi = FEATURE_MAPS[options.feature_map]
-    mean = _mean_query(q, options) if options.scored else None
+    mean = _mean_query(q, options, chunks) if options.scored else None
     softmax = OnlineSoftmax()
     state: Any = 0  # a tensor after the first chunk
     total: Any = 0
-    for chunk in token_chunks(q):
+    for chunk in chunks:
         features, values = phi(k[:, :, chunk].to(dtype)), v[:, :, chunk].to(dtype)
         if mean is None:
             weight, fade = _given(options, chunk, dtype), 1
@@ -116,11 +117,10 @@ def _sum_up(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Sums:
     return Sums(state * share, total * share, mean, softmax.log_mass())
 
 
-def _mean_query(q: Tensor, options: LinearOptions) -> Tensor:
+def _mean_query(q: Tensor, options: LinearOptions, chunks: List[slice]) -> Tensor:
     """Mean of phi(q) over the real tokens, (B, heads, 1, m)."""
     dtype = accumulation_dtype(q.dtype)
     phi = FEATURE_MAPS[options.feature_map]
-    chunks = token_chunks(q)
     if len(chunks) == 1 and options.key_padding_mask is None:
         # Not by a number of tokens, which ONNX's export by tracing would keep.
         return phi(q.to(dtype)).mean(2, keepdim=True)
@@ -132,15 +132,18 @@ def _mean_query(q: Tensor, options: LinearOptions) -> Tensor:
     return total / _count(q, options)
 
 
-def _read_out(q: Tensor, sums: Sums, options: LinearOptions, out_dtype: torch.dtype) -> Tensor:
+def _read_out(
+    q: Tensor, sums: Sums, options: LinearOptions, chunks: List[slice], out_dtype: torch.dtype
+) -> Tensor:
     """(B, heads, N, d_v)."""
     phi = FEATURE_MAPS[options.feature_map]
-    chunks = token_chunks(q)
 
     def read(chunk: slice) -> Tensor:
         features = phi(q[:, :, chunk].to(sums.state.dtype))
         norm = features @ sums.total.transpose(-2, -1) + options.eps  # [B, H, n, 1]
-        return turn(features, _angles(options, chunk, features)) @ sums.state / norm
+        out = turn(features, _angles(options, chunk, features)) @ sums.state
+        # In place where nothing is kept of it: fresh memory costs as much as the product.
+        return out / norm if one_graph() or torch.is_grad_enabled() else out.div_(norm)
 
     if len(chunks) == 1:
         return read(chunks[0]).to(out_dtype)
