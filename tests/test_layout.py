@@ -35,6 +35,8 @@ MAY_IMPORT = {
     'analysis': ['detection', 'classification', 'datasets', 'engine'],
     'visualization': ['analysis'],
     'deployment': ['visualization'],
+    'inference': ['visualization'],
+    'commands': ['deployment', 'inference'],
 }
 OPEN = {'compat', 'version'}  # to all, and import nothing of the rest
 

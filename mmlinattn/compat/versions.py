@@ -3,7 +3,7 @@
 import re
 import sys
 import warnings
-from typing import Tuple
+from typing import Optional, Tuple
 
 # First and last version tested, by import name.
 TESTED = {
@@ -24,13 +24,26 @@ def warn_if_untested() -> None:
     originals have the same modules under different names of distribution.
     """
     found = []
-    for name, (first, last) in TESTED.items():
+    for name in TESTED:
         version = getattr(sys.modules.get(name), '__version__', None)
-        if version is not None and not _number(first) <= _number(version) <= _number(last):
-            tested = first if first == last else f'{first} to {last}'
-            found.append(f'{name} {version} (tested: {tested})')
+        problem = None if version is None else untested(name, version)
+        if problem:
+            found.append(f'{name} {version} ({problem})')
     if found:
         warnings.warn(f'mmlinattn was not tested with {", ".join(found)}', stacklevel=3)
+
+
+def untested(name: str, version: str) -> Optional[str]:
+    """Which versions of a package of ``TESTED`` were tested, where this one was not.
+
+    Example:
+        >>> untested('mmcv', '2.0.1'), untested('mmcv', '2.2.0')
+        ('tested: 2.1 to 2.3', None)
+    """
+    first, last = TESTED[name]
+    if _number(first) <= _number(version) <= _number(last):
+        return None
+    return f'tested: {first}' if first == last else f'tested: {first} to {last}'
 
 
 def _number(version: str) -> Tuple[int, ...]:

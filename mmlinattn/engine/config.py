@@ -35,7 +35,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     """Reads a config file and merges options of the command line into it.
 
     Args:
-        path: config file.
+        path: config file, or the name of a config of this package; see :func:`config_file`.
         cfg_options: dotted names to values, as ``--cfg-options`` gives them.
 
     Raises:
@@ -44,8 +44,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
             Runner; it would be ignored silently.
         TypeError: see :func:`check_structure`.
     """
-    if not osp.isfile(path):
-        raise FileNotFoundError(f'config {path!r} does not exist')
+    path = config_file(path)
     serve_mmengine()
     cfg = Config.fromfile(path)
     known = TOP_LEVEL | set(cfg.keys())
@@ -67,6 +66,33 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     check_structure(cfg)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     return cfg
+
+
+def config_file(config: str) -> str:
+    """The file of a config: itself, or by the name that it has in ``configs/``.
+
+    Raises:
+        FileNotFoundError: no such file or name; similar names are said.
+
+    Example:
+        >>> Path(config_file('ravlt-t_8xb128_in1k')).name
+        'ravlt-t_8xb128_in1k.py'
+    """
+    if osp.isfile(config):
+        return config
+    # An installed package has its configs inside, as mim expects; a checkout has them beside.
+    package = Path(__file__).resolve().parents[1]
+    folder = next(filter(Path.is_dir, (package / '.mim/configs', package.parent / 'configs')), None)
+    found = (
+        {}
+        if folder is None
+        else {p.stem: p for p in folder.rglob('*.py') if '_base_' not in p.parts}
+    )
+    if config in found:
+        return str(found[config])
+    close = difflib.get_close_matches(Path(config).stem, found, n=3)
+    hint = f'; did you mean {" or ".join(close)}?' if close else ''
+    raise FileNotFoundError(f'config {config!r} does not exist{hint}')
 
 
 def check_structure(cfg: Config) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import List, Sequence, Tuple, Union
 
+import cv2
 import numpy as np
 import torch
 from matplotlib import colors
@@ -108,6 +109,57 @@ def draw_instances(axes, image: np.ndarray, instances: dict, palette: Sequence) 
         if scores is not None:
             axes.text(x1 + 1, y1 + 1, f'{scores[i]:.2f}', color='white', fontsize=6, va='top',
                       bbox=dict(facecolor=color, lw=0, pad=0.5))  # fmt: skip
+
+
+def draw_prediction(
+    image: np.ndarray,
+    sample: BaseDataElement,
+    classes: Sequence[str],
+    palette: Sequence,
+    min_score: float = 0.3,
+) -> np.ndarray:
+    """What was predicted over an image, of its size: quick enough for videos.
+
+    Args:
+        image: (H, W, 3) uint8 RGB.
+        sample: prediction of MMDetection, MMSegmentation or MMPretrain, on the CPU.
+        classes, palette: names and RGB triples in 0..255.
+        min_score: objects that are less sure are left out.
+
+    Returns:
+        (H, W, 3) uint8 RGB.
+    """
+    if 'pred_sem_seg' in sample:
+        return blend_semantic(image, sample.pred_sem_seg.data[0].numpy(), palette)
+    if 'pred_instances' not in sample:
+        best = sample.pred_score.topk(min(3, len(classes)))
+        canvas = image.copy()
+        for line, (score, label) in enumerate(zip(best.values.tolist(), best.indices.tolist())):
+            _write(canvas, f'{classes[label]} {score:.2f}', (2, 2 + 16 * line), palette[label])
+        return canvas
+    found = sample.pred_instances[sample.pred_instances.scores >= min_score]
+    canvas = image.astype(np.float32)
+    if 'masks' in found:
+        for mask, label in zip(found.masks.numpy(), found.labels.tolist()):
+            canvas[mask] = 0.5 * canvas[mask] + 0.5 * np.asarray(palette[label])
+    canvas = canvas.astype(np.uint8)
+    boxes = zip(found.bboxes.round().int().tolist(), found.labels.tolist(), found.scores.tolist())
+    for (left, top, right, bottom), label, score in boxes:
+        cv2.rectangle(canvas, (left, top), (right, bottom), palette[label], 2)
+        _write(canvas, f'{classes[label]} {score:.2f}', (left, top), palette[label])
+    return canvas
+
+
+def _write(canvas: np.ndarray, text: str, at: Tuple[int, int], color: Sequence[int]) -> None:
+    """A line of text on a filled box whose corner is ``at`` (x, y), inside the picture."""
+    font, size = cv2.FONT_HERSHEY_SIMPLEX, 0.4
+    (width, height), below = cv2.getTextSize(text, font, size, 1)
+    x = max(min(at[0], canvas.shape[1] - width - 2), 0)
+    y = max(min(at[1], canvas.shape[0] - height - below - 2), 0)
+    cv2.rectangle(canvas, (x, y), (x + width + 2, y + height + below + 2), tuple(color), -1)
+    light = sum(color) > 420
+    ink = (0, 0, 0) if light else (255, 255, 255)
+    cv2.putText(canvas, text, (x + 1, y + height + 1), font, size, ink, 1, cv2.LINE_AA)
 
 
 def comparison(

@@ -1,79 +1,9 @@
-"""Reads every image and annotation of a config's data sets, and reports what is wrong with them.
+#!/usr/bin/env python
+"""The command ``python -m mmlinattn check-data``."""
 
-Exit code 0: nothing found, 1: findings, 2: the config or its folders cannot be used.
-"""
-
-import argparse
-import json
-import os
 import sys
-from pathlib import Path
-from typing import List, Optional
 
-from mmengine.config import DictAction
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-
-from mmlinattn.engine.command_line import errors_in_one_line
-from mmlinattn.engine.config import load_config
-from mmlinattn.engine.inspection import SPLITS, Report, inspect_data
-
-
-def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog='check_data.py', description=__doc__)
-    parser.add_argument('config', help='config file, of any of the three frameworks')
-    parser.add_argument('--splits', nargs='+', choices=SPLITS, default=SPLITS)
-    parser.add_argument('--workers', type=int, default=os.cpu_count(), help='processes')
-    parser.add_argument('--examples', type=int, default=3, help='shown of each kind')
-    parser.add_argument('--json', type=Path, metavar='FILE', help='also write all findings there')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
-    parser.add_argument('--debug', action='store_true', help='errors with their traceback')
-    args = parser.parse_args(argv)
-    if args.workers < 1:
-        parser.error(f'--workers must be positive, got {args.workers}')
-    return args
-
-
-def show(report: Report, examples: int, console: Console) -> None:
-    for split, count in report.images.items():
-        console.print(f'{split}: {count} images')
-    counts = report.counts()
-    if not counts:
-        console.print('nothing found')
-        return
-    table = Table('split', 'kind', 'found')
-    for (split, kind), count in counts.items():
-        table.add_row(split, kind, str(count))
-    console.print(table)
-    for split, kind in counts:
-        found = [finding for finding in report.findings[split] if finding.kind == kind]
-        for _, where, what in found[:examples]:
-            console.print(f'{split}, {kind}: {where}: {what}', soft_wrap=True, markup=False)
-
-
-def main(argv: Optional[List[str]] = None) -> int:
-    args = parse_args(argv)
-    console = Console()
-    columns = (TextColumn('{task.description:<5}'), BarColumn(), MofNCompleteColumn())
-    with (
-        errors_in_one_line(args.debug),
-        Progress(*columns, TimeRemainingColumn(), console=console) as bars,
-    ):
-        cfg = load_config(args.config, args.cfg_options)
-        tasks = {}
-
-        def progress(split: str, done: int, total: int) -> None:
-            if split not in tasks:
-                tasks[split] = bars.add_task(split, total=total)
-            bars.update(tasks[split], completed=done)
-
-        report = inspect_data(cfg, args.splits, args.workers, progress)
-        if args.json:
-            args.json.write_text(json.dumps(report.to_dict(), indent=1) + '\n')
-    show(report, args.examples, console)
-    return 1 if report.counts() else 0
-
+from mmlinattn.commands.check_data import main
 
 if __name__ == '__main__':
     sys.exit(main())

@@ -1,68 +1,9 @@
-"""Prints parameters and multiply-accumulates of the model of a config, by module."""
+#!/usr/bin/env python
+"""The command ``python -m mmlinattn complexity``."""
 
-import argparse
-import json
-from pathlib import Path
+import sys
 
-from mmengine.config import DictAction
-from rich.console import Console
-from rich.table import Table
-
-from mmlinattn.analysis import Complexity, Cost, analyse
-from mmlinattn.analysis.complexity import check_shape
-from mmlinattn.engine import build_model
-from mmlinattn.engine.config import load_config
-
-
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('config', help='config file, of any of the three frameworks')
-    parser.add_argument('--shape', nargs=2, type=int, required=True, metavar=('H', 'W'))
-    parser.add_argument('--depth', type=int, default=3, help='of the modules in the table')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
-    parser.add_argument('--json', type=Path, metavar='FILE', help='also write the numbers there')
-    args = parser.parse_args()
-    try:
-        args.shape = check_shape(args.shape)
-    except ValueError as error:
-        parser.error(str(error))
-    if args.depth < 0:
-        parser.error(f'--depth must not be negative, got {args.depth}')
-    return args
-
-
-def table(result: Complexity, title: str, depth: int) -> Table:
-    out = Table(
-        title=title,
-        caption='M: million parameters. G: billion multiply-accumulates. '
-        'With norms: also resizing and adaptive pooling, as fvcore counts.',
-    )
-    out.add_column('module', no_wrap=True)
-    for name in ('parameters M', 'convolution + linear G', 'all matrix products G', 'with norms G'):
-        out.add_column(name, justify='right')
-
-    def row(name: str, cost: Cost, **options) -> None:
-        numbers = cost.params / 1e6, cost.conv_linear / 1e9, cost.total / 1e9, cost.extended / 1e9
-        out.add_row(name, *(f'{number:.2f}' for number in numbers), **options)
-
-    row('(all)', result, style='bold', end_section=True)
-    for name, cost in result.modules(depth).items():
-        row(name, cost)
-    return out
-
-
-def main() -> None:
-    args = parse_args()
-    cfg = load_config(args.config, args.cfg_options)
-    result = analyse(build_model(cfg), args.shape)
-    console = Console()
-    height, width = result.shape
-    console.print(table(result, f'{Path(args.config).stem}, {height} x {width}', args.depth))
-    if result.uncounted:
-        console.print(f'Not counted, may hold products: {result.uncounted}', style='red')
-    if args.json:
-        args.json.write_text(json.dumps(result.to_dict(), indent=2) + '\n')
-
+from mmlinattn.commands.complexity import main
 
 if __name__ == '__main__':
-    main()
+    sys.exit(main())

@@ -1,92 +1,9 @@
-"""Converts released weights into a file that MMEngine loads."""
+#!/usr/bin/env python
+"""The command ``python -m mmlinattn convert``."""
 
-import argparse
 import sys
-from pathlib import Path
-from typing import Dict, List, Optional
 
-from torch import Tensor, nn
-
-from mmlinattn.checkpoints import (
-    SOURCES,
-    CheckpointError,
-    compare,
-    convert,
-    kind_of,
-    load_state_dict,
-    save_checkpoint,
-)
-from mmlinattn.engine import build_model
-
-
-def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog='convert.py', description=__doc__)
-    parser.add_argument('src', metavar='SRC', help='released file: a path or an https address')
-    parser.add_argument('dst', metavar='DST', type=Path, help='file to write (.pth, .safetensors)')
-    parser.add_argument('--source', choices=sorted(SOURCES), default='rala', help='the release')
-    parser.add_argument('--config', help='config of the model that the weights are for')
-    parser.add_argument('--force', action='store_true', help='overwrite DST')
-    return parser.parse_args(argv)
-
-
-def built(config: str) -> nn.Module:
-    """The model of a config, without memory for its weights."""
-    try:
-        return build_model(config)
-    except Exception as error:
-        raise CheckpointError(f'--config {config}: {type(error).__name__}: {error}') from error
-
-
-def check_config(config: str, tensors: Dict[str, Tensor]) -> None:
-    """Prints how the weights fit the model of a config; CheckpointError if they do not."""
-    report = compare(built(config).state_dict(), tensors)
-    report.raise_on_mismatch(f'--config {config}')
-    if not report.matched:
-        raise CheckpointError(f'--config {config}: its model has none of the keys of the file')
-    print(f'against {config}: {report}')
-
-
-def usage(kind: str, dst: Path) -> str:
-    if dst.suffix == '.safetensors':
-        return "for this package's tools; MMEngine by itself reads .pth only"
-    lines = [
-        "as the backbone of any model: init_cfg=dict(type='Pretrained', "
-        f"checkpoint='{dst}', prefix='backbone.')"
-    ]
-    if kind != 'backbone':
-        lines.append(f"as the whole {kind}: load_from='{dst}', or tools/test.py CONFIG {dst}")
-    return '\n'.join(lines)
-
-
-def run(args: argparse.Namespace) -> None:
-    if '://' not in args.src and Path(args.src).resolve() == args.dst.resolve():
-        raise CheckpointError(f'SRC and DST are the same file {args.dst}')
-    if args.dst.exists() and not args.force:
-        raise CheckpointError(f'{args.dst} is there already; --force overwrites it')
-    state_dict, meta = load_state_dict(args.src)
-    try:
-        tensors = convert(state_dict, args.source)
-    except CheckpointError as error:
-        raise CheckpointError(f'{args.src}: {error}') from error
-    if args.config:
-        check_config(args.config, tensors)
-    save_checkpoint(args.dst, tensors, meta)
-    kind = kind_of(tensors)
-    count = sum(value.numel() for value in tensors.values())
-    print(f'{args.src}: {kind} of {args.source}')
-    print(f'{args.dst}: {len(tensors)} tensors, {count / 1e6:.2f} M values')
-    print(usage(kind, args.dst))
-
-
-def main(argv: Optional[List[str]] = None) -> int:
-    args = parse_args(argv)
-    try:
-        run(args)
-    except (ValueError, OSError) as error:
-        print(f'convert.py: error: {" ".join(str(error).split())}', file=sys.stderr)
-        return 2
-    return 0
-
+from mmlinattn.commands.convert import main
 
 if __name__ == '__main__':
     sys.exit(main())

@@ -1,0 +1,52 @@
+"""``python -m mmlinattn COMMAND``, and the console script ``mmlinattn``."""
+
+import difflib
+import importlib
+import sys
+from typing import List, Optional
+
+from . import __version__
+
+COMMANDS = {
+    'predict': 'predict images, folders, videos or a camera; pictures and COCO JSON',
+    'convert': 'convert released weights',
+    'complexity': 'parameters and multiply-accumulates of a model',
+    'check-data': 'read all data of a config and report what is wrong with it',
+    'doctor': 'versions, GPU, kernels, data: what is there and what is not',
+}
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f'  {name:<{width}}  {what}' for name, what in COMMANDS.items()]
+    return '\n'.join(
+        [
+            'usage: mmlinattn COMMAND [ARGUMENT ...]',
+            '       mmlinattn COMMAND --help | --version',
+            '',
+            *lines,
+        ]
+    )
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Runs a command; its exit code, 2 where there is no such command."""
+    name, *arguments = (sys.argv[1:] if argv is None else argv) or ['']
+    if name in ('-h', '--help'):
+        print(usage())
+        return 0
+    if name == '--version':
+        print(__version__)
+        return 0
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, 1)
+        print(usage() if not name else f'error: no command {name!r}', end='', file=sys.stderr)
+        print(f'; did you mean {close[0]}?' if close else '', file=sys.stderr)
+        return 2
+    command = importlib.import_module(f'{__package__}.commands.{name.replace("-", "_")}')
+    sys.argv = [f'mmlinattn {name}', *arguments]
+    return command.main() or 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

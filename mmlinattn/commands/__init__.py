@@ -1,0 +1,1 @@
+"""What ``python -m mmlinattn`` does, a module a command; ``tools/`` has a script for each."""

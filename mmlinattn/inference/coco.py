@@ -1,0 +1,71 @@
+"""Predictions in COCO's format."""
+
+from typing import Any, Dict, Iterable, List, Sequence, Tuple
+
+import numpy as np
+from mmengine.structures import BaseDataElement
+from pycocotools import mask as coco_mask
+
+Shape = Tuple[int, int]
+
+
+def coco_json(
+    samples: Iterable[Tuple[str, Shape, BaseDataElement]],
+    classes: Sequence[str],
+    min_score: float = 0.0,
+) -> Dict[str, Any]:
+    """Images, categories and annotations, as ``pycocotools.coco.COCO`` reads them.
+
+    Detections have ``bbox`` (x, y, width, height in pixels), ``score`` and, with masks, a
+    run-length ``segmentation``; segmentations have one annotation for each class of an image;
+    classifications have ``score`` alone. Categories are the classes, counted from 1.
+
+    Args:
+        samples: name, (height, width) and prediction of each image.
+        classes: names.
+        min_score: objects and classes that are less sure are left out.
+    """
+    images: List[dict] = []
+    annotations: List[dict] = []
+    for index, (name, (height, width), sample) in enumerate(samples, 1):
+        images.append(dict(id=index, file_name=name, height=height, width=width))
+        for found in _annotations(sample, min_score):
+            annotations.append(dict(id=len(annotations) + 1, image_id=index, iscrowd=0, **found))
+    categories = [dict(id=i, name=name) for i, name in enumerate(classes, 1)]
+    return dict(images=images, categories=categories, annotations=annotations)
+
+
+def _annotations(sample: BaseDataElement, min_score: float) -> Iterable[dict]:
+    if 'pred_instances' in sample:
+        yield from _objects(sample.pred_instances, min_score)
+    elif 'pred_sem_seg' in sample:
+        labels = sample.pred_sem_seg.data[0].numpy()
+        for label in np.unique(labels):
+            yield dict(category_id=int(label) + 1, **_region(labels == label))
+    else:
+        scores = sample.pred_score.tolist()
+        for label in sorted(range(len(scores)), key=scores.__getitem__, reverse=True):
+            if scores[label] >= min_score:
+                yield dict(category_id=label + 1, score=scores[label])
+
+
+def _objects(found: BaseDataElement, min_score: float) -> Iterable[dict]:
+    masks = found.masks.numpy() if 'masks' in found else None
+    boxes, scores, labels = (found[k].tolist() for k in ('bboxes', 'scores', 'labels'))
+    for i, (box, score, label) in enumerate(zip(boxes, scores, labels)):
+        if score < min_score:
+            continue
+        left, top, right, bottom = box
+        area = dict(bbox=[left, top, right - left, bottom - top])
+        area['area'] = area['bbox'][2] * area['bbox'][3]
+        if masks is not None:
+            region = _region(masks[i])
+            area.update(segmentation=region['segmentation'], area=region['area'])
+        yield dict(category_id=label + 1, score=score, **area)
+
+
+def _region(mask: np.ndarray) -> dict:
+    encoded = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
+    area, box = float(coco_mask.area(encoded)), coco_mask.toBbox(encoded).tolist()
+    run_lengths = dict(size=list(encoded['size']), counts=encoded['counts'].decode('ascii'))
+    return dict(segmentation=run_lengths, area=area, bbox=box)

@@ -1,0 +1,117 @@
+"""A model of any of the three frameworks, image in, prediction out."""
+
+import copy
+import time
+from dataclasses import dataclass
+from typing import List, Sequence, Tuple
+
+import cv2
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose, pseudo_collate
+from mmengine.registry import DefaultScope
+from mmengine.structures import BaseDataElement
+from torch import nn
+
+from ..engine.model import class_names, load_model
+from ..visualization.predictions import draw_prediction
+
+TASKS = {'mmdet': 'detection', 'mmseg': 'segmentation', 'mmpretrain': 'classification'}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of an image.
+
+    Attributes:
+        sample: of the framework, on the CPU.
+        seconds: that preprocessing, model and postprocessing took.
+    """
+
+    sample: BaseDataElement
+    seconds: float
+
+
+class Predictor:
+    """Predicts with the model of a config and the weights of a checkpoint.
+
+    Args:
+        cfg: what :func:`mmlinattn.engine.config.load_config` returns.
+        checkpoint: a file or an address; read without running code.
+        device: where the model runs.
+
+    Attributes:
+        task: ``'detection'``, ``'segmentation'`` or ``'classification'``.
+        classes: their names.
+        palette: an RGB triple a class.
+        model: in eval mode.
+
+    Raises:
+        ValueError: a config of another framework, or without a test pipeline.
+        FileNotFoundError, mmlinattn.checkpoints.CheckpointError: see
+            :func:`mmlinattn.engine.model.load_model`.
+    """
+
+    def __init__(self, cfg: Config, checkpoint: str, device: str = 'cpu') -> None:
+        scope = cfg.get('default_scope')
+        if scope not in TASKS:
+            raise ValueError(f'default_scope of the config must be of {[*TASKS]}, got {scope!r}')
+        self.task, self.cfg = TASKS[scope], cfg
+        with DefaultScope.overwrite_default_scope(scope):
+            self.pipeline = Compose(pipeline_of_images(cfg))
+            self.model, meta = load_model(cfg, checkpoint, device)
+        self.classes = class_names(cfg, meta, number_of_classes(self.model))
+        self.palette = palette_of(meta, cfg, len(self.classes))
+
+    @torch.no_grad()
+    def __call__(self, image: np.ndarray) -> Prediction:
+        """Predicts one image (H, W, 3), uint8, BGR."""
+        start = time.perf_counter()
+        shape = image.shape[:2]
+        known = dict(img=image, img_shape=shape, ori_shape=shape, img_path='', img_id=0)
+        with DefaultScope.overwrite_default_scope(self.cfg.default_scope):
+            batch = pseudo_collate([self.pipeline(dict(known, sample_idx=0))])
+            (sample,) = self.model.test_step(batch)
+        return Prediction(sample.cpu(), time.perf_counter() - start)
+
+    def draw(self, image: np.ndarray, prediction: Prediction, min_score: float) -> np.ndarray:
+        """The image (H, W, 3), uint8, BGR, with what was predicted; objects from a score on."""
+        rgb = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+        drawn = draw_prediction(rgb, prediction.sample, self.classes, self.palette, min_score)
+        return cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR)
+
+
+def pipeline_of_images(cfg: Config) -> List[dict]:
+    """The test pipeline of a config, for images that are read already and have no annotations."""
+    dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
+    while 'pipeline' not in dataset and 'dataset' in dataset:
+        dataset = dataset['dataset']
+    if 'pipeline' not in dataset:
+        raise ValueError('the config has no test_dataloader.dataset.pipeline')
+    steps = copy.deepcopy(list(dataset['pipeline']))
+    return [step for step in steps if not str(step['type']).split('.')[-1].startswith('Load')]
+
+
+def number_of_classes(model: nn.Module) -> int:
+    """Of the head that decides."""
+    for name in ('bbox_head', 'decode_head', 'head'):
+        head = getattr(model, name, None)
+        head = head[-1] if isinstance(head, nn.ModuleList) else head
+        if getattr(head, 'num_classes', None):
+            return head.num_classes
+    head = model.roi_head.bbox_head
+    return (head[-1] if isinstance(head, nn.ModuleList) else head).num_classes
+
+
+def palette_of(meta: dict, cfg: Config, number: int) -> Sequence[Tuple[int, int, int]]:
+    """Colours of the classes: the checkpoint's, the config's, or evenly around the circle."""
+    dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
+    for metainfo in (meta.get('dataset_meta'), dataset.get('metainfo')):
+        palette = (metainfo or {}).get('palette')
+        if palette is not None and len(palette) == number:
+            return [tuple(map(int, color)) for color in palette]
+    hues = np.zeros((1, max(number, 1), 3), np.uint8)
+    hues[..., 0] = np.arange(max(number, 1)) * 180 // max(number, 1)
+    hues[..., 1:] = 210
+    return [tuple(map(int, color)) for color in cv2.cvtColor(hues, cv2.COLOR_HSV2RGB)[0]]

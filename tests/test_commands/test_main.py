@@ -1,0 +1,114 @@
+"""``python -m mmlinattn``: its commands, and what it says where there is none."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import mmlinattn
+from mmlinattn import __main__ as program
+from mmlinattn.commands import doctor
+
+
+def test_every_command_has_a_module_and_help(capsys, monkeypatch):
+    folder = Path(program.__file__).parent / 'commands'
+    modules = {path.stem.replace('_', '-') for path in folder.glob('*.py')} - {'--init--'}
+    assert modules == set(program.COMMANDS)
+    for name in program.COMMANDS:
+        monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+        with pytest.raises(SystemExit, match='^0$'):
+            program.main([name, '--help'])
+        assert capsys.readouterr().out.startswith(f'usage: mmlinattn {name} ')
+
+
+@pytest.mark.parametrize(
+    'argv, message',
+    [
+        (['complexty'], "no command 'complexty'; did you mean complexity"),
+        (['xyz'], "no command 'xyz'"),
+        ([], 'usage: mmlinattn COMMAND'),
+    ],
+)
+def test_no_such_command(capsys, argv, message):
+    assert program.main(argv) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_and_version(capsys):
+    assert program.main(['--help']) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in program.COMMANDS)
+    assert program.main(['--version']) == 0
+    assert capsys.readouterr().out.strip() == mmlinattn.__version__
+
+
+@pytest.mark.parametrize(
+    'argv, message',
+    [
+        (['complexity', 'nowhere.py', '--shape', '64', '64'], "config 'nowhere.py' does not exist"),
+        (
+            ['complexity', 'ravlt-t_8xb128_in1', '--shape', '64', '64'],
+            'did you mean ravlt-t_8xb128_in1k',
+        ),
+        (['complexity', 'ravlt-t_8xb128_in1k', '--shape', '16', '64'], 'got (16, 64)'),
+        (['check-data', 'nowhere.py'], "config 'nowhere.py' does not exist"),
+        (['convert', 'nowhere.pth', 'out.pth'], 'nowhere.pth'),
+        (['predict', 'ravlt-t_8xb128_in1k', 'none.pth', 'no.jpg'], "source 'no.jpg' does not"),
+    ],
+)
+def test_errors_are_one_line(capsys, argv, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+    with pytest.raises(SystemExit) as end:
+        program.main(argv)
+    error = capsys.readouterr().err
+    assert end.value.code == 2
+    assert message in error and error.count('\n') == 1 and 'Traceback' not in error
+
+
+def test_a_config_by_its_name(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+    assert program.main(['complexity', 'ravlt-t_8xb128_in1k', '--shape', '64', '64']) == 0
+    assert 'ravlt-t_8xb128_in1k, 64 x 64' in capsys.readouterr().out
+
+
+def test_scripts_are_the_commands(root):
+    """``tools/`` has the same, for those who look there."""
+    for path in (root / 'tools').rglob('*.py'):
+        found = re.search(r'from mmlinattn\.commands\.(\w+) import main', path.read_text())
+        if found:
+            assert path.stem == found[1]
+            importlib.import_module(f'mmlinattn.commands.{found[1]}')
+
+
+def test_the_doctor_says_what_is_there(capsys, monkeypatch, tmp_path):
+    (tmp_path / 'data' / 'coco' / 'train2017').mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('COLUMNS', '200')
+    assert doctor.main([]) == 0
+    lines = {
+        line.split('│')[1].strip(): line
+        for line in capsys.readouterr().out.splitlines()
+        if '│' in line
+    }
+    import torch
+
+    assert torch.__version__ in lines['torch']
+    assert 'found' in lines['data/coco'] and 'datasets.md#cityscapes' in lines['data/cityscapes']
+    assert 'kernels' in lines
+
+
+def test_the_doctor_finds_what_is_missing(monkeypatch, capsys):
+    real = importlib.import_module
+
+    def without(name):
+        if name == 'mmseg':
+            raise ModuleNotFoundError("No module named 'mmseg'")
+        return real(name)
+
+    monkeypatch.setattr(doctor.importlib, 'import_module', without)
+    assert doctor.main([]) == 1
+    assert "No module named 'mmseg'" in ' '.join(capsys.readouterr().out.split())
