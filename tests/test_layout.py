@@ -37,6 +37,7 @@ MAY_IMPORT = {
     'deployment': ['visualization'],
     'inference': ['visualization'],
     'commands': ['deployment', 'inference'],
+    '__main__': ['commands'],
 }
 OPEN = {'compat', 'version'}  # to all, and import nothing of the rest
 

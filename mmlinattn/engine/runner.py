@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..checkpoints import CheckpointError, CheckpointStore, serve_mmengine
-from .config import is_of
+from .config import check_no_passwords, is_of
 from .data_checks import DataError, check_categories, check_images, why_empty, why_unusable
 from .loading import base_datasets, guard_loading
 from .loops import ResumableEpochLoop
@@ -33,9 +33,14 @@ class PluginFeatures:
     ``skip_corrupt`` in the training's data loader it is passed over
     (:class:`.skip_corrupt.SkippedImages`). Synchronised batch norm becomes plain where it cannot
     run. On a CPU memory is kept between operations (:func:`keep_freed_memory`).
+
+    Raises:
+        ValueError: see :func:`.config.check_no_passwords`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Before MMEngine logs the config: what came into it since it was read.
+        check_no_passwords(kwargs.get('cfg'))
         if get_device() == 'cpu':
             keep_freed_memory()
         self.checkpoints = CheckpointStore()
