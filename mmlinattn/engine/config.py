@@ -12,6 +12,7 @@ from mmengine.logging import print_log
 from mmengine.registry import HOOKS, Registry, init_default_scope
 
 from ..checkpoints import serve_mmengine
+from ..datasets.stores import check_no_secrets
 from .checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
 from .preemption import PreemptionHook
 
@@ -41,7 +42,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     Raises:
         FileNotFoundError: no such config.
         ValueError: an option whose first part is neither in the config nor known to MMEngine's
-            Runner; it would be ignored silently.
+            Runner; it would be ignored silently. Something that looks like a secret.
         TypeError: see :func:`check_structure`.
     """
     if not osp.isfile(path):
@@ -65,6 +66,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
             if cfg[f'{split}_evaluator'].get('ann_file') == before.get(split):
                 cfg[f'{split}_evaluator'].ann_file = path
     check_structure(cfg)
+    check_no_secrets(cfg._cfg_dict.to_dict())
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     return cfg
 
