@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 import mmlinattn  # noqa: F401  registers everything
 from mmlinattn.compat import mmcv_ext
 from mmlinattn.datasets.stores.s3 import _client
-from tests.secrets import KEY_ID, SECRET
+from tests.object_store import KEY_ID, SECRET
 
 ROOT = Path(__file__).resolve().parent.parent
 # Small cases are in the repository; a large one may lie beside it.

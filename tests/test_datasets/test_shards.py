@@ -27,6 +27,7 @@ from mmlinattn.engine.inspection import inspect_data
 from mmlinattn.engine.loading import guard_loading
 from mmlinattn.engine.loops import _rest_of
 from tests.families import shrunk
+from tests.object_store import upload
 
 FAMILIES = {'det': 'ravlt-mask-rcnn', 'seg': 'ravlt-semantic-fpn', 'cls': 'ravlt-nano-cls'}
 COUNT = 23
@@ -51,8 +52,9 @@ def config(root):
     return make
 
 
-def written(config: dict, folder: Path, size: int = 40_000) -> Path:
-    return write_shards(DATASETS.build(dict(config, pipeline=[])), folder, 'train', size)
+def written(config: dict, folder: Path, size: int = 40_000, **options) -> Path:
+    dataset = DATASETS.build(dict(config, pipeline=[]))
+    return write_shards(dataset, folder, 'train', size, **options)
 
 
 def read(index: Path, config: dict, **options) -> ShardDataset:
@@ -157,6 +159,24 @@ def test_an_interrupted_call_goes_on_and_ends_with_the_same_bytes(config, tmp_pa
     before = calls.total()
     write_shards(dataset, tmp_path / 'cut', 'train', 40_000, stop(None))
     assert calls.total() == before
+
+
+def test_a_random_order_has_the_same_samples(config, tmp_path):
+    """Neighbours in a data set, such as images of a class, would stay together otherwise."""
+    cfg = config('cls')
+    plain = read(written(cfg, tmp_path / 'plain'), cfg)
+    mixed = read(written(cfg, tmp_path / 'mixed', seed=0), cfg)
+    images = [
+        [(i['img_path'].content, i['gt_label']) for i in map(d.get_data_info, range(len(d)))]
+        for d in (plain, mixed)
+    ]
+    assert images[0] != images[1] and sorted(images[0]) == sorted(images[1])
+    labels = [label for _, label in images[0]]
+    assert labels == sorted(labels) != [label for _, label in images[1]]
+    again = written(cfg, tmp_path / 'again', seed=0)
+    assert digests(again.parent) == digests(tmp_path / 'mixed')
+    with pytest.raises(FileExistsError):
+        written(cfg, tmp_path / 'mixed', seed=1)
 
 
 def test_shards_of_something_else_are_not_mixed(config, tmp_path):
@@ -438,9 +458,7 @@ def test_data_sets_without_blocks(root, config):
 def test_shards_are_read_from_an_object_store(config, tmp_path, bucket):
     cfg = config('det')
     index = written(cfg, tmp_path)
-    store = fileio.get_file_backend(bucket)
-    for path in tmp_path.iterdir():
-        store.put(path.read_bytes(), f'{bucket}/coco/{path.name}')
+    upload(tmp_path, f'{bucket}/coco')
     local = read(index, dict(pipeline=[]))
     remote = DATASETS.build(
         dict(type='ShardDataset', data_root=f'{bucket}/coco', ann_file='train.json')

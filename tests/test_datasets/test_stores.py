@@ -21,7 +21,7 @@ from mmlinattn.datasets.stores import (
     first_files,
     is_there,
 )
-from tests.secrets import KEY_ID, SECRET
+from tests.object_store import KEY_ID, SECRET
 
 CONTENT = bytes(range(256)) * 40
 

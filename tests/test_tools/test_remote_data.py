@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.fileio import get_file_backend
 
 from mmlinattn.datasets.stores.s3 import S3Store
 from mmlinattn.engine import seed_everything
 from mmlinattn.engine.runner import PluginRunner
 from tests.families import shrunk
-from tests.secrets import KEY_ID, SECRET
+from tests.object_store import KEY_ID, SECRET, upload
 
 from .conftest import CONFIGS
 
@@ -24,13 +23,6 @@ SMALL = [
     'model.backbone.arch.num_heads=(1,1,1,1)',
     'model.neck.in_channels=[16,16,16,16]',
 ]
-
-
-def upload(folder: Path, address: str) -> None:
-    store = get_file_backend(address)
-    for path in folder.rglob('*'):
-        if path.is_file():
-            store.put(path.read_bytes(), f'{address}/{path.relative_to(folder)}')
 
 
 def losses(work: Path) -> list:
@@ -63,21 +55,6 @@ def test_training_from_an_object_store(root, run, options, tmp_path, shapes_root
     assert not any(secret.encode() in text for text in texts for secret in (KEY_ID, SECRET))
 
 
-def sharded_config(root, tmp_path, place) -> Path:
-    path = tmp_path / 'sharded.py'
-    path.write_text(f"""
-_base_ = {str(root / CONFIGS['seg'])!r}
-train_dataloader = dict(
-    sampler=dict(_delete_=True, type='ShardSampler', infinite=True, batch_size=4, num_workers=2),
-    dataset=dict(
-        _delete_=True, type='ShardDataset', data_root={str(place)!r}, ann_file='train.json',
-        block_bytes=20_000, blocks=2, pipeline=_base_.train_pipeline,
-    ),
-)
-""")
-    return path
-
-
 def test_training_from_shards_resumes_at_its_place(
     root, run, options, tmp_path, shapes_root, bucket, monkeypatch
 ):
@@ -91,11 +68,14 @@ def test_training_from_shards_resumes_at_its_place(
 
     def train(place, work, *arguments, workers=2):
         cfg = [
-            option
-            for option in options('seg', 7, workers=workers)
-            if not option.startswith('train_dataloader.dataset')
+            *options('seg', 7, workers=workers),
+            f'train_dataloader.dataset.data_root={place}',
+            'train_dataloader.dataset.block_bytes=20_000',
+            'train_dataloader.dataset.blocks=2',
+            'train_dataloader.sampler.batch_size=4',
+            'train_dataloader.sampler.num_workers=2',
         ]
-        config = sharded_config(root, tmp_path, place)
+        config = root / 'configs/quickstart/semantic-fpn_ravlt-nano_shapes-shards.py'
         extra = ['default_hooks.checkpoint.interval=1', 'default_hooks.checkpoint.max_keep_ckpts=3']
         run('train', config, '--work-dir', work, *arguments, '--cfg-options', *cfg, *SMALL, *extra)
 

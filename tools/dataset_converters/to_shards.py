@@ -1,6 +1,6 @@
 """Writes the data sets of a config as shards: OUT/SPLIT-000000.tar, ... and OUT/SPLIT.json.
 
-A call that was ended goes on where it was. The tar files are named as WebDataset has them.
+The training set is written in random order. A call that was ended goes on where it was.
 """
 
 import argparse
@@ -23,6 +23,7 @@ def main() -> None:
     add('out', type=Path, help='folder of the shards')
     add('--splits', nargs='+', choices=('train', 'val', 'test'), default=('train', 'val'))
     add('--shard-mib', type=int, default=256, help='size of a shard in MiB')
+    add('--in-order', action='store_true', help='the training set, too, in its own order')
     add('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
     add('--debug', action='store_true', help='errors with their traceback')
     args = parser.parse_args()
@@ -38,6 +39,7 @@ def main() -> None:
             path = write_shards(
                 dataset, args.out, split, args.shard_mib * MIB,
                 lambda done, total, task=task: bars.update(task, completed=done, total=total),
+                seed=0 if split == 'train' and not args.in_order else None,
             )  # fmt: skip
             bars.console.print(f'{path}: {len(dataset)} samples')
 

@@ -8,8 +8,9 @@ import shutil
 import tarfile
 import zlib
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Tuple, Union
+from typing import Any, Callable, Iterator, List, Optional, Tuple, Union
 
+import numpy as np
 from mmengine import fileio
 
 from ...checkpoints.write import whole_file
@@ -25,6 +26,7 @@ def write_shards(
     name: str,
     shard_bytes: int = 256 * MIB,
     progress: Callable[[int, int], Any] = lambda done, total: None,
+    seed: Optional[int] = None,
 ) -> Path:
     """Writes ``folder/name-000000.tar``, ... and, when they are complete, ``folder/name.json``.
 
@@ -39,6 +41,8 @@ def write_shards(
         name: of the set, such as ``'train'``.
         shard_bytes: size of a shard, at least that of one sample.
         progress: called with how many samples are done, and how many there are.
+        seed: of a random order, for training: what is alike and side by side in the data set would
+            be so in each batch. By default the order is that of the data set.
 
     Returns:
         path of the index.
@@ -59,7 +63,10 @@ def write_shards(
     if not len(dataset):
         raise ValueError(f'{type(dataset).__name__} has no sample')
     folder = Path(folder)
-    source = dict(samples=len(dataset), shard_bytes=shard_bytes, sha256=_digest(dataset))
+    order = np.arange(len(dataset))
+    if seed is not None:
+        order = np.random.default_rng(seed).permutation(order)
+    source = dict(samples=len(dataset), shard_bytes=shard_bytes, seed=seed, sha256=_digest(dataset))
     target, state = folder / f'{name}.json', folder / f'.{name}.partial'
     if target.exists():
         if json.loads(target.read_bytes()).get('source') != source:
@@ -72,7 +79,7 @@ def write_shards(
         number = len(shards)
         path = folder / f'{name}-{number:06d}.tar'
         with whole_file(path) as temporary:
-            shard = _write_shard(temporary, dataset, done, shard_bytes, progress)
+            shard = _write_shard(temporary, dataset, order, done, shard_bytes, progress)
         shards.append(dict(name=path.name, **shard))
         with whole_file(state / f'{number:06d}.json') as temporary:
             temporary.write_text(json.dumps(shards[-1]))
@@ -114,18 +121,26 @@ def _digest(dataset: Any) -> str:
     """sha256 of all records, by which an interrupted call knows its data set again."""
     total = hashlib.sha256(to_json(dataset.metainfo).encode())
     for i in range(len(dataset)):
-        total.update(to_json(dataset.get_data_info(i)).encode())
+        info = dataset.get_data_info(i)
+        for key in ('img_path', 'seg_map_path'):  # wherever the files are
+            info[key] = os.path.basename(info.get(key) or '')
+        total.update(to_json(info).encode())
     return total.hexdigest()
 
 
 def _write_shard(
-    path: Path, dataset: Any, first: int, shard_bytes: int, progress: Callable[[int, int], Any]
+    path: Path,
+    dataset: Any,
+    order: np.ndarray,
+    first: int,
+    shard_bytes: int,
+    progress: Callable[[int, int], Any],
 ) -> dict:
     """Writes samples from ``first`` on, until the next one would be too much."""
     starts, sums, total = [0], [], hashlib.sha256()
     with path.open('wb') as file:
         for i in range(first, len(dataset)):
-            data = sample_bytes(dataset.get_data_info(i), f'{i:09d}', dataset)
+            data = sample_bytes(dataset.get_data_info(int(order[i])), f'{i:09d}', dataset)
             if sums and starts[-1] + len(data) > shard_bytes - END:
                 break
             file.write(data)
