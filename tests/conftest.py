@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 import mmlinattn  # noqa: F401  registers everything
 from mmlinattn.compat import mmcv_ext
-from mmlinattn.datasets.stores.s3 import _client
+from mmlinattn.datasets.stores import S3Store
 from tests.object_store import KEY_ID, SECRET
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,18 +88,14 @@ def _object_server():
 
 @pytest.fixture
 def bucket(_object_server, monkeypatch) -> str:
-    """``s3://`` address of an empty bucket on a server of this machine, which asks for a key."""
-    import boto3  # after moto, which may be missing
-
+    """``s3://`` address of an empty bucket on a server of this machine, with credentials for it."""
     monkeypatch.setenv('AWS_ENDPOINT_URL', _object_server)
     monkeypatch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', KEY_ID)
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', SECRET)
-    _client.cache_clear()
     name = f'data-{uuid.uuid4().hex}'
-    boto3.session.Session().client('s3').create_bucket(Bucket=name)
-    yield f's3://{name}'
-    _client.cache_clear()
+    S3Store()._ask(f's3://{name}', 'create_bucket', Bucket=name)
+    return f's3://{name}'
 
 
 @pytest.fixture

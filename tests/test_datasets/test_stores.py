@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+import sys
 import threading
 import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -209,20 +210,18 @@ def test_a_list_of_several_pages(bucket, monkeypatch):
 
 
 @pytest.mark.parametrize('faults', [[503], ['reset', 500], ['cut'], ['cut', 'cut', 503]])
-def test_objects_are_asked_for_again(bucket, server, monkeypatch, faults):
+def test_objects_are_asked_for_again(bucket, server, faults):
     """The same faults from a server that boto3 talks to."""
-    monkeypatch.setenv('AWS_ENDPOINT_URL', server.url)
     server.files['/bucket/a.jpg'] = CONTENT
     server.faults = list(faults)
-    assert fileio.get('s3://bucket/a.jpg') == CONTENT
+    assert S3Store(endpoint_url=server.url).get('s3://bucket/a.jpg') == CONTENT
     assert len(server.requests) == len(faults) + 1
 
 
-def test_objects_that_must_not_be_read(bucket, server, monkeypatch):
-    monkeypatch.setenv('AWS_ENDPOINT_URL', server.url)
+def test_objects_that_must_not_be_read(bucket, server):
     server.faults = [403]
     with pytest.raises(PermissionError, match=r's3://bucket/a\.jpg must not be read'):
-        fileio.get('s3://bucket/a.jpg')
+        S3Store(endpoint_url=server.url).get('s3://bucket/a.jpg')
     assert len(server.requests) == 1
 
 
@@ -233,11 +232,16 @@ def test_without_credentials(bucket, server, monkeypatch, tmp_path):
     for name in ('AWS_SHARED_CREDENTIALS_FILE', 'AWS_CONFIG_FILE'):
         monkeypatch.setenv(name, str(tmp_path / 'none'))
     with pytest.raises(PermissionError, match=r's3://bucket/a\.jpg: no credentials .*anonymous'):
-        fileio.get('s3://bucket/a.jpg')
-    monkeypatch.setenv('AWS_ENDPOINT_URL', server.url)
+        S3Store(timeout=29).get('s3://bucket/a.jpg')  # a client that has not seen any
     server.files['/bucket/a.jpg'] = CONTENT
-    asked = dict(backend='s3', anonymous=True)
+    asked = dict(backend='s3', anonymous=True, endpoint_url=server.url)
     assert fileio.get('s3://bucket/a.jpg', backend_args=asked) == CONTENT
+
+
+def test_without_boto3(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'boto3.session', None)
+    with pytest.raises(ImportError, match=r"needs boto3: pip install 'mmlinattn\[cloud\]'"):
+        S3Store(timeout=28).get('s3://bucket/a.jpg')
 
 
 def _read(store, url, queue):
@@ -288,14 +292,14 @@ def test_no_secret_in_sight(monkeypatch):
     )
 
 
-def test_messages_and_logs_have_no_secrets(bucket, server, monkeypatch, capsys):
-    monkeypatch.setenv('AWS_ENDPOINT_URL', server.url)
+def test_messages_and_logs_have_no_secrets(bucket, server, capsys):
+    store = S3Store(endpoint_url=server.url)
     MMLogger.get_instance(bucket, log_level='DEBUG')  # from now on the one that is written to
     texts = []
     for faults in ([503] * 6, [403], ['reset'] * 6, ['cut'] * 6):
         server.faults, server.files['/bucket/a.jpg'] = faults, CONTENT
         with pytest.raises(OSError) as error:
-            fileio.get('s3://bucket/a.jpg')
+            store.get('s3://bucket/a.jpg')
         texts += traceback.format_exception(None, error.value, error.value.__traceback__)
     seen = ''.join([*texts, *capsys.readouterr()])
     assert 's3://bucket/a.jpg' in seen and 'again in' in seen
