@@ -11,7 +11,8 @@ from mmengine.hooks import CheckpointHook
 from mmengine.logging import print_log
 from mmengine.registry import HOOKS, Registry, init_default_scope
 
-from ..checkpoints import has_user, redacted, serve_mmengine
+from ..checkpoints import serve_mmengine
+from ..datasets.stores import check_no_secrets
 from .checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
 from .preemption import PreemptionHook
 
@@ -41,8 +42,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     Raises:
         FileNotFoundError: no such config.
         ValueError: an option whose first part is neither in the config nor known to MMEngine's
-            Runner; it would be ignored silently. An address with a password:
-            :func:`check_no_passwords`.
+            Runner; it would be ignored silently. Something that looks like a secret.
         TypeError: see :func:`check_structure`.
     """
     path = config_file(path)
@@ -65,7 +65,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
             if cfg[f'{split}_evaluator'].get('ann_file') == before.get(split):
                 cfg[f'{split}_evaluator'].ann_file = path
     check_structure(cfg)
-    check_no_passwords(cfg)
+    check_no_secrets(cfg)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     return cfg
 
@@ -129,38 +129,6 @@ def _types(node: Any, place: str) -> Iterator[Tuple[str, Any]]:
     elif isinstance(node, (list, tuple)):
         for i, value in enumerate(node):
             yield from _types(value, f'{place}[{i}]')
-
-
-def check_no_passwords(cfg: Optional[Config]) -> None:
-    """A config is logged, and kept beside the checkpoints and in them.
-
-    Raises:
-        ValueError: an address with a user or a password, by its place, without showing them.
-
-    Example:
-        >>> check_no_passwords(Config(dict(load_from='https://me:secret@host/a.pth')))
-        Traceback (most recent call last):
-            ...
-        ValueError: load_from of the config has a user or a password in an address, which would \
-be logged: 'https://***@host/a.pth'
-    """
-    for place, value in _strings(cfg._cfg_dict.to_dict() if cfg is not None else {}, ''):
-        if has_user(value):
-            raise ValueError(
-                f'{place} of the config has a user or a password in an address, which would be '
-                f'logged: {redacted(value)!r}'
-            )
-
-
-def _strings(node: Any, place: str) -> Iterator[Tuple[str, str]]:
-    if isinstance(node, str):
-        yield place, node
-    elif isinstance(node, dict):
-        for key, value in node.items():
-            yield from _strings(value, f'{place}.{key}' if place else str(key))
-    elif isinstance(node, (list, tuple)):
-        for i, value in enumerate(node):
-            yield from _strings(value, f'{place}[{i}]')
 
 
 def _annotation_files(cfg: Config) -> Dict[str, str]:

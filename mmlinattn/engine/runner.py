@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..checkpoints import CheckpointError, CheckpointStore, serve_mmengine
-from .config import check_no_passwords, is_of
+from ..datasets.stores import check_no_secrets
+from .config import is_of
 from .data_checks import DataError, check_categories, check_images, why_empty, why_unusable
 from .loading import base_datasets, guard_loading
 from .loops import ResumableEpochLoop
@@ -35,12 +36,12 @@ class PluginFeatures:
     run. On a CPU memory is kept between operations (:func:`keep_freed_memory`).
 
     Raises:
-        ValueError: see :func:`.config.check_no_passwords`.
+        ValueError: see :func:`mmlinattn.datasets.stores.check_no_secrets`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # Before MMEngine logs the config: what came into it since it was read.
-        check_no_passwords(kwargs.get('cfg'))
+        check_no_secrets(kwargs.get('cfg') or {})
         if get_device() == 'cpu':
             keep_freed_memory()
         self.checkpoints = CheckpointStore()
