@@ -33,6 +33,7 @@ def sleep() -> None:
 
 def lock() -> None:
     """Holds the interpreter's lock: no other thread of Python goes on, no signal is handled."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # which would end the C sleep
     print('hangs on purpose', flush=True)
     ctypes.PyDLL(None).sleep(1_000_000)
 

@@ -240,7 +240,7 @@ def slurm(root, tmp_path):
         environment = dict(
             os.environ, PATH=f'{tmp_path}/bin:{os.environ["PATH"]}', SLURM_JOB_ID='7',
             SLURM_NNODES='1', SLURM_JOB_NODELIST='node[1]', SLURM_GPUS_ON_NODE='2',
-            PYTHON=str(tmp_path / 'bin/training'), **environment,
+            **{'PYTHON': str(tmp_path / 'bin/training'), **environment},
         )  # fmt: skip
         return subprocess.Popen(
             ['bash', root / 'tools/cluster/slurm.sh', *map(str, arguments)], cwd=tmp_path,
@@ -285,7 +285,7 @@ def test_slurm_lets_a_job_fail_whose_training_fails(slurm, tmp_path):
 @pytest.mark.long
 @pytest.mark.skipif(not LONG, reason='torchrun imports the frameworks twice; make test-long does')
 def test_slurm_goes_on_with_a_real_training(root, options, slurm, tmp_path):
-    arguments = [root / CONFIGS['cls'], 'work', '--cfg-options', *options('cls', 6, batch=2)]
+    arguments = [root / CONFIGS['cls'], 'work', '--cfg-options', *options('cls', 5, batch=2)]
     job = slurm(*arguments, GPUS='1', PYTHON=sys.executable)
     printed = told_in_training(job)
     assert job.returncode == 0 and 'queues again' in printed, printed[-3000:]
