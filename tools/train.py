@@ -27,6 +27,13 @@ def parse_args() -> argparse.Namespace:
         action='store_true',
         help="scale the learning rate to the batch size, from the config's auto_scale_lr",
     )
+    parser.add_argument(
+        '--hang-timeout',
+        type=float,
+        metavar='SECONDS',
+        help='end with an error, and the stack of each process, when nothing happens for so long; '
+        'several processes: 1800',
+    )
     return parse_run(parser)
 
 
@@ -35,6 +42,9 @@ def prepare(args: argparse.Namespace) -> PluginFeatures:
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
     runner_of = runner_class(cfg)
+    distributed.check_restarts(args.resume)
+    if args.launcher != 'none' or args.hang_timeout is not None:
+        config.set_hang_timeout(cfg, args.hang_timeout)
     distributed.set_launcher(cfg, args.launcher)
     config.set_resume(cfg, args.resume)
     config.use_amp(cfg, args.amp)
