@@ -7,14 +7,16 @@ import sys
 import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Iterator, Optional, Tuple, Type
+from typing import Iterator, List, Optional, Tuple, Type
 
 from mmengine.config import DictAction
 
 EXIT_CODE = 2
 
 
-def parse_run(parser: argparse.ArgumentParser) -> argparse.Namespace:
+def parse_run(
+    parser: argparse.ArgumentParser, argv: Optional[List[str]] = None
+) -> argparse.Namespace:
     """Adds what training and testing both take, parses, and sets ``LOCAL_RANK`` for MMEngine."""
     add = parser.add_argument
     add('--work-dir', help='where logs, checkpoints and metrics go')
@@ -27,7 +29,7 @@ def parse_run(parser: argparse.ArgumentParser) -> argparse.Namespace:
     add('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
     add('--debug', action='store_true', help='errors with their traceback')
     add('--local_rank', '--local-rank', type=int, default=0)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     return args
 
