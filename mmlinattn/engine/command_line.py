@@ -1,6 +1,8 @@
 """What the command lines share: arguments, and errors that are one line, not a traceback."""
 
 import argparse
+import difflib
+import inspect
 import os
 import re
 import sys
@@ -74,7 +76,23 @@ def _text(error: Exception) -> str:
         text = re.split(rf'\n(?:\w+\.)*{type(error).__name__}: ', text)[-1]
     text = ' '.join(text.split())
     if text:
-        return text
+        return text + _nearest_argument(error)
     for frame in traceback.extract_tb(error.__traceback__)[-1:]:
         return f'{frame.line} (line {frame.lineno} of {frame.filename})'
     return 'no message'
+
+
+def _nearest_argument(error: Exception) -> str:
+    """What was meant by an argument that a class of a config does not have, if that can be told."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if not isinstance(error, TypeError) or unknown is None:
+        return ''
+    names = set()
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for local in ('obj_cls', 'kind'):  # of MMEngine's build_from_cfg, of build_attention
+            kind = frame.f_locals.get(local)
+            if isinstance(kind, type) and kind.__name__ in str(error):
+                own = (parent.__init__ for parent in kind.__mro__ if '__init__' in vars(parent))
+                names.update(name for init in own for name in inspect.signature(init).parameters)
+    close = difflib.get_close_matches(unknown[1], names - {'self', 'args', 'kwargs'}, 1)
+    return f'; did you mean {close[0]}?' if close else ''
