@@ -91,7 +91,8 @@ def _nearest_argument(error: Exception) -> str:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for local in ('obj_cls', 'kind'):  # of MMEngine's build_from_cfg, of build_attention
             kind = frame.f_locals.get(local)
-            if isinstance(kind, type) and kind.__name__ in str(error):
+            words = set(re.findall(r'\w+', str(error)))
+            if isinstance(kind, type) and words & {parent.__name__ for parent in kind.__mro__}:
                 own = (parent.__init__ for parent in kind.__mro__ if '__init__' in vars(parent))
                 names.update(name for init in own for name in inspect.signature(init).parameters)
     close = difflib.get_close_matches(unknown[1], names - {'self', 'args', 'kwargs'}, 1)
