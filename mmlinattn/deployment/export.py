@@ -1,0 +1,226 @@
+"""From config and checkpoint to exported files, each compared with the model."""
+
+import time
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from mmengine.config import Config
+from mmengine.registry import DATASETS
+from torch import Tensor
+
+from ..engine.data_checks import check_data
+from .capture import Sizes, capture, check_shape, stride_of
+from .files import READERS, ExportedFile
+from .formats import FORMATS, FormatError, check_format, write
+from .half import Activation, largest_activation, to_half
+from .models import Deployable, load
+
+Outputs = Dict[str, Tensor]
+
+
+class Settings(NamedTuple):
+    """What is asked for.
+
+    Attributes:
+        shape: (H, W) to capture at.
+        static: this size alone.
+        dynamic_batch: any number of images at once, not one.
+        fp16: half precision.
+        raw: what the heads give, see :class:`.models.Deployable`.
+    """
+
+    shape: Tuple[int, int]
+    static: bool = False
+    dynamic_batch: bool = False
+    fp16: bool = False
+    raw: bool = False
+
+
+class Written(NamedTuple):
+    """A file, the seconds that it took, and its largest difference from the model by size; None
+    where this machine has nothing to run it with."""
+
+    path: Path
+    seconds: float
+    errors: Optional[Dict[Tuple[int, int], float]]
+
+
+class Export:
+    """A model captured once.
+
+    Args:
+        cfg: what :func:`mmlinattn.engine.config.load_config` returns.
+        checkpoint: a file or an address; None for initial weights.
+        settings: what is asked for.
+        image: (1, 3, h, w) float32, RGB, 0..255, typical of the data; see :func:`sample_image`.
+
+    Attributes:
+        program: of ``torch.export``.
+        metadata: what each file says about itself.
+        seconds: that the capture took.
+        largest: with ``fp16``, the largest number that became float16, on the image.
+
+    Raises:
+        ValueError: a shape that does not go with the stride, a model or a setting of it without an
+            exported form, an attention that needs a fixed size; with ``fp16`` numbers beyond
+            float16 on the image.
+        FileNotFoundError, mmlinattn.checkpoints.CheckpointError: of the checkpoint.
+    """
+
+    def __init__(
+        self, cfg: Config, checkpoint: Optional[str], settings: Settings, image: Tensor
+    ) -> None:
+        model, classes = load(cfg, checkpoint, settings.raw)
+        stride = stride_of(model.model)
+        check_shape(settings.shape, stride, not settings.static)
+        self.sizes = Sizes(
+            settings.shape, stride, not settings.static, None if settings.dynamic_batch else 1
+        )
+        self.images = [fit(image, shape) for shape in sizes_to_try(self.sizes)]
+        with torch.no_grad():
+            self.expected = [model(image) for image in self.images]
+        if settings.fp16:
+            to_half(model)
+        start = time.perf_counter()
+        self.program = capture(model, self.sizes)
+        self.seconds = time.perf_counter() - start
+        self.metadata = describe(model, self.sizes, classes, settings, list(self.expected[0]))
+        self.largest: Optional[Activation] = None
+        if settings.fp16:
+            self.largest = largest_activation(self.program, self.images[0])
+            if not self.largest.finite:
+                raise FormatError(
+                    f'--fp16: {self.largest.place} is beyond 65,504, the largest number of '
+                    'float16, on the sample: export without --fp16'
+                )
+
+    def write(self, name: str, path: Path) -> Written:
+        """Writes a format and runs the file at up to three sizes.
+
+        Raises:
+            FormatError: see :func:`.formats.check_format`.
+        """
+        start = time.perf_counter()
+        write(name, self.program, self.metadata, path)
+        seconds = time.perf_counter() - start
+        if path.suffix not in READERS:
+            return Written(path, seconds, None)
+        file = ExportedFile(path)
+        errors = {
+            tuple(image.shape[-2:]): difference(file(image), expected)
+            for image, expected in zip(self.images, self.expected)
+        }
+        return Written(path, seconds, errors)
+
+
+def export(
+    cfg: Config, checkpoint: str, formats: Sequence[str], settings: Settings, out: Path,
+    image: Tensor,
+) -> Iterator[Written]:  # fmt: skip
+    """Captures a model and writes it, format by format, as ``out`` with the format's suffix.
+
+    Raises:
+        FormatError: an unknown format or one whose package is absent, before any work; and what
+            :class:`Export` raises.
+    """
+    for name in formats:
+        check_format(name)
+    exported = Export(cfg, checkpoint, settings, image)
+    for name in formats:
+        yield exported.write(name, out.with_name(out.name + FORMATS[name].suffix))
+
+
+def describe(
+    model: Deployable, sizes: Sizes, classes: Sequence[str], settings: Settings, outputs: List[str]
+) -> dict:
+    """What a file says about itself: enough to run it and to read its outputs.
+
+    ``image`` is always (B, 3, H, W) float32, RGB, 0..255: normalisation is inside.
+    """
+    return dict(
+        task=model.task,
+        classes=list(classes),
+        outputs=outputs,
+        raw=settings.raw,
+        stride=sizes.stride,
+        dynamic=sizes.dynamic,
+        shape=list(sizes.shape),
+        least=sizes.least,
+        batch=sizes.batch,
+        fp16=settings.fp16,
+        padding=model.padding(),
+    )
+
+
+def sizes_to_try(sizes: Sizes) -> List[Tuple[int, int]]:
+    """The captured size and, where sizes are dynamic, a higher and a wider one."""
+    height, width = sizes.shape
+    if not sizes.dynamic:
+        return [(height, width)]
+    more, stride = 2 * sizes.stride, sizes.stride
+    return [(height, width), (height + more, width), (max(height - stride, more), width + stride)]
+
+
+def fit(image: Tensor, shape: Sequence[int]) -> Tensor:
+    """An image (B, 3, h, w), resized."""
+    return F.interpolate(image, tuple(shape), mode='bilinear', antialias=True)
+
+
+def difference(found: Outputs, expected: Outputs) -> float:
+    """Largest difference of the outputs: of numbers, over the largest of them; of labels, the
+    share that differs.
+
+    Raises:
+        ValueError: other outputs or shapes.
+    """
+    worst = 0.0
+    if found.keys() != expected.keys():
+        raise ValueError(f'outputs are {list(found)} in place of {list(expected)}')
+    for name, a in found.items():
+        b = expected[name]
+        if a.shape != b.shape:
+            raise ValueError(f'{name} is {tuple(a.shape)} in place of {tuple(b.shape)}')
+        if not b.is_floating_point():
+            worst = max(worst, float((a != b).float().mean()))
+        else:
+            scale = b.abs().max().clamp(min=torch.finfo(b.dtype).tiny)
+            worst = max(worst, float((a - b).abs().max().nan_to_num(float('inf')) / scale))
+    return worst
+
+
+def sample_image(cfg: Config, path: Optional[str] = None) -> Tuple[Tensor, str]:
+    """An image to measure with, (1, 3, h, w) float32, RGB, 0..255, and what it is.
+
+    Args:
+        cfg: the config; the first image of its test set, where that is here, else noise.
+        path: an image file instead.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a file that is no image.
+    """
+    if path is not None:
+        return _read_image(path), path
+    try:
+        check_data(cfg, 'test_dataloader')
+    except FileNotFoundError:
+        noise = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+        return fit(noise, (512, 512)).clamp(0, 1) * 255, 'noise, as the test set is not here'
+    dataset = DATASETS.build(cfg.test_dataloader.dataset)
+    return dataset[0]['inputs'].flip(0)[None].float(), 'the first image of the test set'
+
+
+def _read_image(path: str) -> Tensor:
+    import mmcv
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f'--sample {path} does not exist')
+    pixels = mmcv.imread(path, channel_order='rgb')
+    if pixels is None:
+        raise ValueError(f'--sample {path} is no image')
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float()
+
+
+__all__ = ['Export', 'Settings', 'Written', 'export', 'sample_image']

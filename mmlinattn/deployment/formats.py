@@ -1,0 +1,150 @@
+"""Files of a captured model: ONNX, OpenVINO, AOTInductor, ExecuTorch."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Callable, Dict, Iterator, NamedTuple, Tuple
+
+import torch
+from torch.export import ExportedProgram
+
+from .suppression import onnx_translations
+
+OPSET = 18
+# What a file says about itself, under this name, as JSON.
+METADATA = 'mmlinattn'
+
+
+class FormatError(ValueError):
+    """A format that cannot be written here, or a model that it has no place for."""
+
+
+class Format(NamedTuple):
+    """How a format is written.
+
+    Attributes:
+        suffix: of its file.
+        write: from program, metadata and path.
+        packages: needed, as they are imported and as they are installed.
+    """
+
+    suffix: str
+    write: Callable[[ExportedProgram, dict, Path], None]
+    packages: Tuple[Tuple[str, str], ...]
+
+
+def write_onnx(program: ExportedProgram, metadata: dict, path: Path) -> None:
+    """One ONNX file; of more than 2 GB, the weights lie beside it.
+
+    The graph is left as it is: onnxscript's optimiser takes longer than the rest, and runtimes
+    optimise what they load.
+    """
+    with silence():
+        onnx_program = torch.onnx.export(
+            program,
+            (),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+            optimize=False,
+            custom_translation_table=onnx_translations(),
+            input_names=['image'],
+            output_names=metadata['outputs'],
+        )
+    onnx_program.model.metadata_props[METADATA] = json.dumps(metadata)
+    size = sum(weight.numel() * weight.element_size() for weight in program.state_dict.values())
+    onnx_program.save(path, external_data=size > 1.9e9)
+
+
+def write_openvino(program: ExportedProgram, metadata: dict, path: Path) -> None:
+    """An .xml with its .bin, of the ONNX of the same program."""
+    import openvino
+
+    with tempfile.TemporaryDirectory() as folder:
+        onnx_file = Path(folder) / 'model.onnx'
+        write_onnx(program, metadata, onnx_file)
+        model = openvino.convert_model(onnx_file)
+    model.set_rt_info(json.dumps(metadata), [METADATA])
+    openvino.save_model(model, path, compress_to_fp16=False)
+
+
+def write_aoti(program: ExportedProgram, metadata: dict, path: Path) -> None:
+    """A .pt2 of compiled code for this machine's processor."""
+    if shutil.which('g++') is None and shutil.which('clang++') is None:
+        raise FormatError('aoti needs a C++ compiler (g++ or clang++), there is none')
+    from torch._inductor import aoti_compile_and_package
+
+    options = {'aot_inductor.metadata': {METADATA: json.dumps(metadata)}}
+    with silence():
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+
+
+def write_executorch(program: ExportedProgram, metadata: dict, path: Path) -> None:
+    """A .pte for the XNNPACK backend, with what it says about itself as method ``metadata``."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    with silence():
+        edge = to_edge_transform_and_lower(
+            program,
+            partitioner=[XnnpackPartitioner()],
+            constant_methods={METADATA: json.dumps(metadata)},
+        )
+        path.write_bytes(edge.to_executorch().buffer)
+
+
+FORMATS: Dict[str, Format] = {
+    'onnx': Format('.onnx', write_onnx, (('onnx', 'onnx'), ('onnxscript', 'onnxscript'))),
+    'openvino': Format(
+        '.xml',
+        write_openvino,
+        (('onnx', 'onnx'), ('onnxscript', 'onnxscript'), ('openvino', 'openvino')),
+    ),
+    'aoti': Format('.pt2', write_aoti, ()),
+    'executorch': Format('.pte', write_executorch, (('executorch', 'executorch'),)),
+}
+
+
+def check_format(name: str) -> None:
+    """Raises FormatError where a format is unknown or its package absent, naming it."""
+    if name not in FORMATS:
+        raise FormatError(f'--format {name}: there are {", ".join(FORMATS)}')
+    for module, package in FORMATS[name].packages:
+        if importlib.util.find_spec(module) is None:
+            raise FormatError(f'--format {name} needs {package}: pip install {package}')
+
+
+def write(name: str, program: ExportedProgram, metadata: dict, path: Path) -> None:
+    """Writes a captured model in a format; nothing is left at ``path`` where that fails.
+
+    Args:
+        name: of :data:`FORMATS`.
+        program: see :func:`.capture.capture`.
+        metadata: see :func:`.export.describe`.
+        path: the file.
+
+    Raises:
+        FormatError: see :func:`check_format`.
+    """
+    check_format(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix='.export-') as folder:
+        FORMATS[name].write(program, metadata, Path(folder) / path.name)
+        for file in Path(folder).iterdir():  # OpenVINO's weights have a file of their own
+            file.replace(path.parent / file.name)
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Exporters print each step and log what users cannot change."""
+    logging.disable(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
