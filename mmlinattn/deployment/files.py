@@ -4,7 +4,7 @@ import importlib.util
 import json
 import os
 from pathlib import Path
-from typing import Callable, Dict, Union
+from typing import Dict, Union
 
 import torch
 from torch import Tensor
@@ -72,7 +72,9 @@ class ExportedFile:
             raise ValueError(f'{self.path} takes {batch} images at once, got {image.shape[0]}')
         if not self.metadata['dynamic']:
             if [height, width] != self.metadata['shape']:
-                raise ValueError(f'{self.path} takes {self.metadata["shape"]}, got {height}x{width}')
+                raise ValueError(
+                    f'{self.path} takes {self.metadata["shape"]}, got {height}x{width}'
+                )
         elif height % stride or width % stride or min(height, width) < self.metadata['least']:
             raise ValueError(
                 f'{self.path} takes multiples of {stride} from {self.metadata["least"]} on, got '
@@ -130,4 +132,3 @@ READERS: Dict[str, tuple] = {
     '.xml': (_openvino, 'openvino'),
     '.pt2': (_aoti, 'torch'),
 }
-Runner = Callable[[Tensor], Outputs]

@@ -125,7 +125,7 @@ def write(name: str, program: ExportedProgram, metadata: dict, path: Path) -> No
     Args:
         name: of :data:`FORMATS`.
         program: see :func:`.capture.capture`.
-        metadata: see :func:`.export.describe`.
+        metadata: see :func:`.exporter.describe`.
         path: the file.
 
     Raises:

@@ -40,7 +40,9 @@ class Deployable(nn.Module):
             self.check()
         mean, std = preprocessor.get('mean') or [0.0] * 3, preprocessor.get('std') or [1.0] * 3
         if len(mean) != 3 or len(std) != 3:
-            raise NotDeployable(f'data_preprocessor has mean={mean} and std={std}, not of 3 colours')
+            raise NotDeployable(
+                f'data_preprocessor has mean={mean} and std={std}, not of 3 colours'
+            )
         rgb = preprocessor.get('bgr_to_rgb') or preprocessor.get('to_rgb')
         # Images are loaded as BGR; those of a model that takes them so are swapped here.
         self.swap = not (rgb or preprocessor.get('rgb_to_bgr'))
@@ -98,6 +100,21 @@ class Classifier(Deployable):
 
     def raw(self, x: Tensor) -> Outputs:
         return dict(logits=self.model.head(self.model.extract_feat(x)).float())
+
+
+def normalisation(preprocessor: dict) -> Tuple[Tensor, Tensor, bool]:
+    """Mean and deviation (3, 1, 1) of a data preprocessor, and whether its colours are BGR.
+
+    Raises:
+        NotDeployable: another number of colours.
+    """
+    mean, std = (preprocessor.get(name) or [zero] * 3 for name, zero in (('mean', 0), ('std', 1)))
+    if len(mean) != 3 or len(std) != 3:
+        raise NotDeployable(f'data_preprocessor has mean={mean} and std={std}, not of 3 colours')
+    # Images are loaded as BGR.
+    rgb = any(preprocessor.get(name) for name in ('bgr_to_rgb', 'to_rgb', 'rgb_to_bgr'))
+    mean, std = (torch.tensor(x, dtype=torch.float32).view(-1, 1, 1) for x in (mean, std))
+    return mean, std, not rgb
 
 
 def preprocessor_of(cfg: Config) -> dict:

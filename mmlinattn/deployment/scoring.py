@@ -12,7 +12,7 @@ from mmengine.structures import InstanceData
 from torch import Tensor
 
 from .files import SUFFIXES, ExportedFile
-from .models import preprocessor_of
+from .models import normalisation, preprocessor_of
 
 
 def is_exported(path: str) -> bool:
@@ -45,9 +45,7 @@ class ExportedModel(BaseModel):
         ValueError: raw outputs of a detector, which are no predictions.
     """
 
-    def __init__(
-        self, file: str, network: dict, data_preprocessor: Optional[dict] = None
-    ) -> None:
+    def __init__(self, file: str, network: dict, data_preprocessor: Optional[dict] = None) -> None:
         cfg = Config(dict(model=network, data_preprocessor=data_preprocessor))
         preprocessor = preprocessor_of(cfg)
         skeleton = MODELS.build(dict(network, data_preprocessor=preprocessor or None))
@@ -55,14 +53,14 @@ class ExportedModel(BaseModel):
         self.file = ExportedFile(file)
         task = self.file.metadata['task']
         if task == 'detection' and self.file.metadata['raw']:
-            raise ValueError(f'{file} has raw outputs, which cannot be scored: export without --raw')
+            raise ValueError(
+                f'{file} has raw outputs, which cannot be scored: export without --raw'
+            )
         # Not as a part: nothing moves or counts its weights.
         object.__setattr__(self, 'skeleton', skeleton.eval())
-        mean, std = preprocessor.get('mean') or [0.0] * 3, preprocessor.get('std') or [1.0] * 3
-        self.register_buffer('mean', torch.tensor(mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer('std', torch.tensor(std).view(-1, 1, 1), persistent=False)
-        rgb = preprocessor.get('bgr_to_rgb') or preprocessor.get('to_rgb')
-        self.swap = not (rgb or preprocessor.get('rgb_to_bgr'))
+        mean, std, self.swap = normalisation(preprocessor)
+        self.register_buffer('mean', mean, persistent=False)
+        self.register_buffer('std', std, persistent=False)
         self.predictions = getattr(self, task)
 
     def forward(self, inputs: Tensor, data_samples: list, mode: str = 'predict') -> list:
@@ -129,7 +127,7 @@ class ExportedModel(BaseModel):
 
 
 def fill_up(images: Tensor, metadata: dict) -> Tensor:
-    """Normalised images (B, 3, H, W) with zeros below and to the right, to a size that a file takes.
+    """Normalised images (B, 3, H, W) filled up with 0 to a size that a file takes.
 
     Raises:
         ValueError: images that are larger than a file of one size.

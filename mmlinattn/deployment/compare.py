@@ -1,0 +1,74 @@
+"""What exported files are compared on, and how."""
+
+from pathlib import Path
+from typing import Dict, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from mmengine.config import Config
+from mmengine.registry import DATASETS
+from torch import Tensor
+
+from ..engine.data_checks import check_data
+
+Outputs = Dict[str, Tensor]
+
+
+def fit(image: Tensor, shape: Sequence[int]) -> Tensor:
+    """An image (B, 3, h, w), resized."""
+    return F.interpolate(image, tuple(shape), mode='bilinear', antialias=True)
+
+
+def difference(found: Outputs, expected: Outputs) -> float:
+    """Largest difference of the outputs: of numbers, over the largest of them; of labels, the
+    share that differs.
+
+    Raises:
+        ValueError: other outputs or shapes.
+    """
+    worst = 0.0
+    if found.keys() != expected.keys():
+        raise ValueError(f'outputs are {list(found)} in place of {list(expected)}')
+    for name, a in found.items():
+        b = expected[name]
+        if a.shape != b.shape:
+            raise ValueError(f'{name} is {tuple(a.shape)} in place of {tuple(b.shape)}')
+        if not b.is_floating_point():
+            worst = max(worst, float((a != b).float().mean()))
+        else:
+            scale = b.abs().max().clamp(min=torch.finfo(b.dtype).tiny)
+            worst = max(worst, float((a - b).abs().max().nan_to_num(float('inf')) / scale))
+    return worst
+
+
+def sample_image(cfg: Config, path: Optional[str] = None) -> Tuple[Tensor, str]:
+    """An image to measure with, (1, 3, h, w) float32, RGB, 0..255, and what it is.
+
+    Args:
+        cfg: the config; the first image of its test set, where that is here, else noise.
+        path: an image file instead.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a file that is no image.
+    """
+    if path is not None:
+        return _read_image(path), path
+    try:
+        check_data(cfg, 'test_dataloader')
+    except FileNotFoundError:
+        noise = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+        return fit(noise, (512, 512)).clamp(0, 1) * 255, 'noise, as the test set is not here'
+    dataset = DATASETS.build(cfg.test_dataloader.dataset)
+    return dataset[0]['inputs'].flip(0)[None].float(), 'the first image of the test set'
+
+
+def _read_image(path: str) -> Tensor:
+    import mmcv
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f'--sample {path} does not exist')
+    pixels = mmcv.imread(path, channel_order='rgb')
+    if pixels is None:
+        raise ValueError(f'--sample {path} is no image')
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float()
