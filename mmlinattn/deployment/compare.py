@@ -21,23 +21,50 @@ def fit(image: Tensor, shape: Sequence[int]) -> Tensor:
 
 def difference(found: Outputs, expected: Outputs) -> float:
     """Largest difference of the outputs: of numbers, over the largest of them; of labels, the
-    share that differs.
+    share that differs; of detections, see :func:`match`.
 
     Raises:
         ValueError: other outputs or shapes.
     """
-    worst = 0.0
     if found.keys() != expected.keys():
         raise ValueError(f'outputs are {list(found)} in place of {list(expected)}')
     for name, a in found.items():
-        b = expected[name]
-        if a.shape != b.shape:
-            raise ValueError(f'{name} is {tuple(a.shape)} in place of {tuple(b.shape)}')
-        if not b.is_floating_point():
-            worst = max(worst, float((a != b).float().mean()))
-        else:
-            scale = b.abs().max().clamp(min=torch.finfo(b.dtype).tiny)
-            worst = max(worst, float((a - b).abs().max().nan_to_num(float('inf')) / scale))
+        if a.shape != expected[name].shape:
+            raise ValueError(f'{name} is {tuple(a.shape)}, not {tuple(expected[name].shape)}')
+    if 'count' in expected:
+        return max(
+            match(
+                {name: out[i] for name, out in found.items()},
+                {name: out[i] for name, out in expected.items()},
+            )
+            for i in range(len(expected['count']))
+        )
+    return max(_largest(found[name], b) for name, b in expected.items())
+
+
+def _largest(a: Tensor, b: Tensor) -> float:
+    if not b.is_floating_point():
+        return float((a != b).float().mean())
+    scale = b.abs().max().clamp(min=torch.finfo(b.dtype).tiny)
+    return float((a - b).abs().max().nan_to_num(float('inf')) / scale)
+
+
+def match(found: Outputs, expected: Outputs, sure: float = 0.3) -> float:
+    """Largest difference of the detections of an image, in whatever order they are found.
+
+    Of each expected box whose score is at least ``sure``: the difference of the nearest box of its
+    label, over the largest coordinate, that of their scores, and that of their masks.
+    """
+    worst = 0.0
+    scale = expected['boxes'].abs().max().clamp(min=1)
+    for i in (expected['scores'] >= sure).nonzero().flatten():
+        far = (found['boxes'] - expected['boxes'][i]).abs().amax(-1) / scale
+        far = far.where(found['labels'] == expected['labels'][i], float('inf'))
+        nearest = int(far.argmin())
+        parts = [far[nearest], (found['scores'][nearest] - expected['scores'][i]).abs()]
+        if 'masks' in expected:
+            parts.append((found['masks'][nearest] - expected['masks'][i]).abs().max())
+        worst = max(worst, *map(float, parts))
     return worst
 
 

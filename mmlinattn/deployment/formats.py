@@ -41,9 +41,13 @@ class Format(NamedTuple):
 def write_onnx(program: ExportedProgram, metadata: dict, path: Path) -> None:
     """One ONNX file; of more than 2 GB, the weights lie beside it.
 
-    The graph is left as it is: onnxscript's optimiser takes longer than the rest, and runtimes
-    optimise what they load.
+    Constants are folded, which also turns sequences of tensors, unknown to TensorRT, into tensors,
+    and what is computed twice is shared. onnxscript's whole optimiser would take longer than all
+    the rest; runtimes optimise what they load.
     """
+    from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
+    from onnxscript.optimizer import fold_constants
+
     with silence():
         onnx_program = torch.onnx.export(
             program,
@@ -56,6 +60,9 @@ def write_onnx(program: ExportedProgram, metadata: dict, path: Path) -> None:
             input_names=['image'],
             output_names=metadata['outputs'],
         )
+        fold_constants(onnx_program.model)
+        RemoveUnusedNodesPass()(onnx_program.model)
+        CommonSubexpressionEliminationPass()(onnx_program.model)
     onnx_program.model.metadata_props[METADATA] = json.dumps(metadata)
     size = sum(weight.numel() * weight.element_size() for weight in program.state_dict.values())
     onnx_program.save(path, external_data=size > 1.9e9)

@@ -3,7 +3,8 @@
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from mmcv.cnn.utils import fuse_conv_bn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -15,15 +16,28 @@ LIMIT = torch.finfo(torch.float16).max  # 65504
 def to_half(model: Deployable) -> None:
     """Puts weights and maps of a model in float16, in place.
 
-    In float32 stay: the normalisation of the image, running statistics of batch norms, what the
-    attentions sum, divide by or take a softmax of (``accumulation_dtype``), boxes, scores and
-    non-maximum suppression.
+    In float32 stay: the normalisation of the image, what the attentions sum, divide by or take a
+    softmax of (``accumulation_dtype``), boxes, scores and non-maximum suppression, and batch norms
+    that do not follow a convolution, of which they would become part: their variances may be large.
     """
+    fuse_conv_bn(model.model)
     model.model.half()
-    for module in model.model.modules():
-        if isinstance(module, _BatchNorm):
-            module.float()  # a variance may be beyond 65,504
+    for module in list(model.model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, _BatchNorm):
+                setattr(module, name, InFloat32(child))
     model.dtype = torch.float16
+
+
+class InFloat32(nn.Module):
+    """A layer that computes in float32 between half types."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer.float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.float()).to(x.dtype)
 
 
 class Activation(NamedTuple):
@@ -44,7 +58,9 @@ class _Watch(torch.fx.Interpreter):
 
     def run_node(self, node: torch.fx.Node) -> Any:
         result = super().run_node(node)
-        if isinstance(result, Tensor) and result.dtype == torch.float16 and result.numel():
+        # Weights are placeholders: what they hold is no activation.
+        computed = node.op == 'call_function' and isinstance(result, Tensor)
+        if computed and result.dtype == torch.float16 and result.numel():
             value = float(result.float().abs().nan_to_num(nan=float('inf')).max())
             if value > self.largest.value:
                 self.largest = Activation(value, place_of(node))
@@ -59,7 +75,7 @@ def place_of(node: torch.fx.Node) -> str:
 
 
 def largest_activation(program: ExportedProgram, image: Tensor) -> Activation:
-    """The largest number among the float16 results of a program, weights included.
+    """The largest number among the float16 results of a program.
 
     Args:
         program: see :func:`.capture.capture`.

@@ -149,6 +149,9 @@ def deployable(model: nn.Module, cfg: Config, raw: bool = False) -> Deployable:
             'segmentors and classifiers of the frameworks have'
         )
     use_equivalents(model)
+    model.data_preprocessor = nn.Identity()  # its numbers would be weights of the program
+    if hasattr(model, 'auxiliary_head'):
+        del model.auxiliary_head  # of the training
     out = kind(model.eval().requires_grad_(False), preprocessor_of(cfg), raw)
     return out.eval()
 
