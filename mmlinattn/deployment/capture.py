@@ -6,7 +6,6 @@ from typing import NamedTuple, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .models import Deployable, NotDeployable
 
@@ -105,8 +104,7 @@ def capture(model: Deployable, sizes: Sizes) -> ExportedProgram:
         least, most = 2, LARGEST // sizes.stride
         dynamic[2] = sizes.stride * Dim('rows', min=least, max=most)
         dynamic[3] = sizes.stride * Dim('columns', min=least, max=most)
-    # The layout of what the other forms of softmax attention give is not that of every format.
-    with torch.no_grad(), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+    with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         return export(
             model, (image,), dynamic_shapes={'image': dynamic}, strict=False,

@@ -1,5 +1,6 @@
 """Half precision that stays finite: what is kept in float32, and what is measured."""
 
+import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +22,15 @@ def to_half(model: Deployable) -> None:
     that do not follow a convolution, of which they would become part: their variances may be large.
     """
     fuse_conv_bn(model.model)
+    norms = {
+        name: copy.deepcopy(module)
+        for name, module in model.model.named_modules()
+        if isinstance(module, _BatchNorm)
+    }
     model.model.half()
-    for module in list(model.model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, _BatchNorm):
-                setattr(module, name, InFloat32(child))
+    for name, norm in norms.items():
+        parent, _, own = name.rpartition('.')
+        setattr(model.model.get_submodule(parent), own, InFloat32(norm))
     model.dtype = torch.float16
 
 
@@ -34,7 +39,7 @@ class InFloat32(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.layer = layer.float()
+        self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x.float()).to(x.dtype)
