@@ -40,10 +40,16 @@ def pick(x: Tensor, places: Tensor) -> Tensor:
     return x.gather(1, places.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
+def corners(hw_shape: Sequence[int]) -> Tensor:
+    """(4,) float32: width, height, width, height of an image of these rows and columns."""
+    # Not of no dimension: OpenVINO makes one of it.
+    height, width = (torch.full((1,), side, dtype=torch.float32) for side in hw_shape)
+    return torch.cat([width, height, width, height])
+
+
 def within(boxes: Tensor, hw_shape: Sequence[int]) -> Tensor:
     """Boxes (..., 4) cut at the borders of an image of these rows and columns."""
-    height, width = (torch.full((), side, dtype=boxes.dtype) for side in hw_shape)
-    return boxes.clamp(min=0).minimum(torch.stack([width, height, width, height]))
+    return boxes.clamp(min=0).minimum(corners(hw_shape))
 
 
 def score_of(head: nn.Module, logits: Tensor) -> Tensor:
@@ -116,17 +122,11 @@ def survivors(
         hw_shape: rows and columns of the input, where boxes end.
     """
     # As mmcv does: groups lie side by side, a picture apart.
-    apart = torch.full((), max_of(hw_shape), dtype=torch.float32) + 1
-    apart = (groups * apart).unsqueeze(-1)
+    apart = (groups * (corners(hw_shape).max() + 1)).unsqueeze(-1)
     stays = suppress(
         candidates.boxes + apart, candidates.scores, float(nms['iou_threshold']), number
     )
     return best(candidates._replace(scores=candidates.scores * stays), number)[0]
-
-
-def max_of(hw_shape: Sequence[int]) -> int:
-    """The longer side, a symbol included."""
-    return torch.sym_max(*hw_shape)
 
 
 def fixed(candidates: Candidates) -> Candidates:

@@ -95,7 +95,7 @@ def _read_image(path: str) -> Tensor:
 
     if not Path(path).is_file():
         raise FileNotFoundError(f'--sample {path} does not exist')
-    pixels = mmcv.imread(path, channel_order='rgb')
+    pixels = mmcv.imread(path)  # BGR
     if pixels is None:
         raise ValueError(f'--sample {path} is no image')
-    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float()
+    return torch.from_numpy(pixels).permute(2, 0, 1).flip(0)[None].float()

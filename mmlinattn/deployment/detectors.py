@@ -16,6 +16,7 @@ from .boxes import (
     MAX_CANDIDATES,
     Candidates,
     best,
+    corners,
     dense_candidates,
     fixed,
     pick,
@@ -204,7 +205,7 @@ class DeployableSMCA(Detector):
 
     def predict(self, x: Tensor) -> Outputs:
         logits, boxes = self.raw(x).values()
-        head, (height, width) = self.model.bbox_head, x.shape[-2:]
+        head, hw_shape = self.model.bbox_head, x.shape[-2:]
         scores = logits.sigmoid() if head.loss_cls.use_sigmoid else logits.softmax(-1)[..., :-1]
         if not head.loss_cls.use_sigmoid:
             scores, labels = scores.max(-1)
@@ -216,8 +217,7 @@ class DeployableSMCA(Detector):
         number = min(self.model.test_cfg.get('max_per_img', boxes.shape[1]), scores.shape[1])
         scores, places = scores.topk(number)
         boxes = pick(boxes, queries.gather(1, places))
-        sizes = [torch.full((), side, dtype=boxes.dtype) for side in (width, height)]
-        boxes = within(bbox_cxcywh_to_xyxy(boxes) * torch.stack(sizes * 2), (height, width))
+        boxes = within(bbox_cxcywh_to_xyxy(boxes) * corners(hw_shape), hw_shape)
         return self.outputs(Candidates(boxes, scores, labels.gather(1, places)))
 
     def raw(self, x: Tensor) -> Outputs:

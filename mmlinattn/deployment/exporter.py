@@ -54,8 +54,8 @@ class Export:
     """A model captured once.
 
     Args:
-        cfg: what :func:`mmlinattn.engine.config.load_config` returns.
-        checkpoint: a file or an address; None for initial weights.
+        model: see :func:`.models.load`; with ``fp16`` its weights are changed in place.
+        classes: names.
         settings: what is asked for.
         image: (1, 3, h, w) float32, RGB, 0..255, typical of the data; see :func:`sample_image`.
 
@@ -66,16 +66,13 @@ class Export:
         largest: with ``fp16``, the largest number that became float16, on the image.
 
     Raises:
-        ValueError: a shape that does not go with the stride, a model or a setting of it without an
-            exported form, an attention that needs a fixed size; with ``fp16`` numbers beyond
-            float16 on the image.
-        FileNotFoundError, mmlinattn.checkpoints.CheckpointError: of the checkpoint.
+        ValueError: a shape that does not go with the stride, an attention that needs a fixed size;
+            with ``fp16`` numbers beyond float16 on the image.
     """
 
     def __init__(
-        self, cfg: Config, checkpoint: Optional[str], settings: Settings, image: Tensor
+        self, model: Deployable, classes: Sequence[str], settings: Settings, image: Tensor
     ) -> None:
-        model, classes = load(cfg, checkpoint, settings.raw)
         stride = stride_of(model.model)
         check_shape(settings.shape, stride, not settings.static)
         self.sizes = Sizes(
@@ -124,13 +121,21 @@ def export(
 ) -> Iterator[Written]:  # fmt: skip
     """Captures a model and writes it, format by format, as ``out`` with the format's suffix.
 
+    Args:
+        cfg, checkpoint: see :func:`.models.load`.
+        formats: names of :data:`.formats.FORMATS`.
+        settings, image: see :class:`Export`.
+        out: the files, without suffix.
+
     Raises:
         FormatError: an unknown format or one whose package is absent, before any work; and what
-            :class:`Export` raises.
+            :func:`.models.load` and :class:`Export` raise.
     """
     for name in formats:
         check_format(name)
-    exported = Export(cfg, checkpoint, settings, image)
+    exported = Export(*load(cfg, checkpoint, settings.raw), settings, image)
+    if exported.largest is not None:
+        print(f'largest activation: {exported.largest}', flush=True)
     for name in formats:
         yield exported.write(name, out.with_name(out.name + FORMATS[name].suffix))
 

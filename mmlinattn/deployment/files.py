@@ -72,9 +72,8 @@ class ExportedFile:
             raise ValueError(f'{self.path} takes {batch} images at once, got {image.shape[0]}')
         if not self.metadata['dynamic']:
             if [height, width] != self.metadata['shape']:
-                raise ValueError(
-                    f'{self.path} takes {self.metadata["shape"]}, got {height}x{width}'
-                )
+                only = 'x'.join(map(str, self.metadata['shape']))
+                raise ValueError(f'{self.path} takes {only} alone, got {height}x{width}')
         elif height % stride or width % stride or min(height, width) < self.metadata['least']:
             raise ValueError(
                 f'{self.path} takes multiples of {stride} from {self.metadata["least"]} on, got '

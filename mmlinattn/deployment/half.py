@@ -51,6 +51,9 @@ class Activation(NamedTuple):
     value: float
     place: str
 
+    def __str__(self) -> str:
+        return f'{self.value:.4g} of {LIMIT:.0f} that float16 holds, in {self.place}'
+
     @property
     def finite(self) -> bool:
         return self.value <= LIMIT

@@ -9,6 +9,7 @@ from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS
 from torch import Tensor, nn
 
+from benchmarks.spread import spread_predictions
 from mmlinattn.datasets import shapes
 from mmlinattn.deployment.capture import Sizes, capture
 from mmlinattn.deployment.exporter import Settings, describe
@@ -24,13 +25,6 @@ def shapes_root(tmp_path_factory):
         tmp_path_factory.mktemp('data') / 'shapes', num_train=2, num_val=4, image_size=64,
         workers=1,
     )  # fmt: skip
-
-
-# Of the outputs of layers, so that predictions differ and no two scores are the same.
-SPREAD = dict(
-    rpn_cls=1, rpn_reg=1, retina_cls=1, retina_reg=1, fc_cls=4, fc_reg=1, conv_logits=3,
-    conv_seg=3, query_embedding=100,
-)  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -52,10 +46,7 @@ def make(shapes_root):
         cfg = shrunk(family, shapes_root)
         change(cfg)
         model = MODELS.build(cfg.model).eval()
-        for name, layer in model.named_modules():
-            spread = SPREAD.get(name.rpartition('.')[2])
-            if spread is not None:
-                nn.init.normal_(layer.weight, std=spread / layer.weight[0].numel() ** 0.5)
+        spread_predictions(model)
         dataset = DATASETS.build(cfg.test_dataloader.dataset)
         with torch.no_grad():
             (sample,) = model.test_step(pseudo_collate([dataset[1]]))
