@@ -1,4 +1,4 @@
-"""Whole models as files: ONNX, OpenVINO, AOTInductor, ExecuTorch."""
+"""Whole models as files: ONNX, OpenVINO, AOTInductor."""
 
 from .compare import sample_image
 from .exporter import Export, Settings, Written, export

@@ -49,19 +49,20 @@ def _largest(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max().nan_to_num(float('inf')) / scale)
 
 
-def match(found: Outputs, expected: Outputs, sure: float = 0.3) -> float:
+def match(found: Outputs, expected: Outputs, sure: float = 0.5) -> float:
     """Largest difference of the detections of an image, in whatever order they are found.
 
-    Of each expected box whose score is at least ``sure``: the difference of the nearest box of its
-    label, over the largest coordinate, that of their scores, and that of their masks.
+    Of each expected box whose score is at least ``sure`` times the best one: the difference of the
+    nearest box of its label, over the largest coordinate, that of their scores, and of their masks.
     """
     worst = 0.0
     scale = expected['boxes'].abs().max().clamp(min=1)
-    for i in (expected['scores'] >= sure).nonzero().flatten():
+    scores = expected['scores']
+    for i in ((scores > 0) & (scores >= sure * scores.max())).nonzero().flatten():
         far = (found['boxes'] - expected['boxes'][i]).abs().amax(-1) / scale
         far = far.where(found['labels'] == expected['labels'][i], float('inf'))
         nearest = int(far.argmin())
-        parts = [far[nearest], (found['scores'][nearest] - expected['scores'][i]).abs()]
+        parts = [far[nearest], (found['scores'][nearest] - scores[i]).abs()]
         if 'masks' in expected:
             parts.append((found['masks'][nearest] - expected['masks'][i]).abs().max())
         worst = max(worst, *map(float, parts))

@@ -41,9 +41,9 @@ class ExportedFile:
             raise FileNotFoundError(f'{self.path} does not exist')
         if self.path.suffix not in READERS:
             raise FileError(f'{self.path} must end in {", ".join(SUFFIXES)}')
-        reader, module = READERS[self.path.suffix]
+        reader, module, package = READERS[self.path.suffix]
         if importlib.util.find_spec(module) is None:
-            raise FileError(f'{self.path} needs {module}: pip install {module}')
+            raise FileError(f'{self.path} needs {module}: pip install "{package}"')
         try:
             self._run, text = reader(self.path, threads or torch.get_num_threads())
         except Exception as error:  # runtimes raise whatever they like
@@ -127,7 +127,7 @@ def _aoti(path: Path, threads: int) -> tuple:
 
 
 READERS: Dict[str, tuple] = {
-    '.onnx': (_onnxruntime, 'onnxruntime'),
-    '.xml': (_openvino, 'openvino'),
-    '.pt2': (_aoti, 'torch'),
+    '.onnx': (_onnxruntime, 'onnxruntime', 'mmlinattn[export]'),
+    '.xml': (_openvino, 'openvino', 'mmlinattn[openvino]'),
+    '.pt2': (_aoti, 'torch', 'torch'),
 }

@@ -1,4 +1,4 @@
-"""Files of a captured model: ONNX, OpenVINO, AOTInductor, ExecuTorch."""
+"""Files of a captured model: ONNX, OpenVINO, AOTInductor."""
 
 import contextlib
 import importlib.util
@@ -30,7 +30,7 @@ class Format(NamedTuple):
     Attributes:
         suffix: of its file.
         write: from program, metadata and path.
-        packages: needed, as they are imported and as they are installed.
+        packages: needed, by module and what pip installs.
     """
 
     suffix: str
@@ -91,39 +91,34 @@ def write_aoti(program: ExportedProgram, metadata: dict, path: Path) -> None:
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 
 
-def write_executorch(program: ExportedProgram, metadata: dict, path: Path) -> None:
-    """A .pte for the XNNPACK backend, with what it says about itself as method ``metadata``."""
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import to_edge_transform_and_lower
-
-    with silence():
-        edge = to_edge_transform_and_lower(
-            program,
-            partitioner=[XnnpackPartitioner()],
-            constant_methods={METADATA: json.dumps(metadata)},
-        )
-        path.write_bytes(edge.to_executorch().buffer)
-
-
+ONNX = (('onnx', 'mmlinattn[export]'), ('onnxscript', 'mmlinattn[export]'))
 FORMATS: Dict[str, Format] = {
-    'onnx': Format('.onnx', write_onnx, (('onnx', 'onnx'), ('onnxscript', 'onnxscript'))),
+    'onnx': Format('.onnx', write_onnx, ONNX),
     'openvino': Format(
         '.xml',
         write_openvino,
-        (('onnx', 'onnx'), ('onnxscript', 'onnxscript'), ('openvino', 'openvino')),
+        (*ONNX, ('openvino', 'mmlinattn[openvino]')),
     ),
     'aoti': Format('.pt2', write_aoti, ()),
-    'executorch': Format('.pte', write_executorch, (('executorch', 'executorch'),)),
+}
+
+
+# What was tried and does not work, in a few words.
+REFUSED = {
+    'executorch': 'ExecuTorch 1.2 does not lower these models to XNNPACK, and its portable kernels '
+    'do not run them',
 }
 
 
 def check_format(name: str) -> None:
-    """Raises FormatError where a format is unknown or its package absent, naming it."""
+    """Raises FormatError where a format is unknown or not served, or its package absent."""
+    if name in REFUSED:
+        raise FormatError(f'--format {name} is not served: {REFUSED[name]} (docs/export.md)')
     if name not in FORMATS:
         raise FormatError(f'--format {name}: there are {", ".join(FORMATS)}')
     for module, package in FORMATS[name].packages:
         if importlib.util.find_spec(module) is None:
-            raise FormatError(f'--format {name} needs {package}: pip install {package}')
+            raise FormatError(f'--format {name} needs {module}: pip install "{package}"')
 
 
 def write(name: str, program: ExportedProgram, metadata: dict, path: Path) -> None:

@@ -104,7 +104,7 @@ def test_aoti(make, export, family):
 @dynamic
 @pytest.mark.parametrize('family', ['ravlt-nano-mask-rcnn'])
 def test_openvino(make, export, family):
-    pytest.importorskip('openvino', reason='it is not installed: pip install openvino')
+    pytest.importorskip('openvino', reason='needs openvino: pip install mmlinattn[openvino]')
     case = make(family)
     model, file = export(case, STATIC, 'openvino')
     check(file, model, case.image, [(1, 64, 64)])

@@ -69,7 +69,10 @@ def test_a_file_scores_as_the_model_does(root, run, options, checkpoint, tmp_pat
         (('--shape', 64, 70), r'70 is not a multiple of the stride 32; 64 and 96 are'),
         (('--shape', 32, 64), r'below 64x64, the smallest that this model \(stride 32\)'),
         (('--shape', 64, 64, '--format', 'onnx', 'tflite'), '--format tflite: there are onnx, '),
-        (('--shape', 64, 64, '--format', 'absent'), '--format absent needs nowhere: pip install'),
+        (
+            ('--shape', 64, 64, '--format', 'absent'),
+            'absent needs no_such_module: pip install "nowhere"',
+        ),
         (('--shape', 64, 64, '--sample', 'none.jpg'), '--sample none.jpg does not exist'),
         (('--shape', 64, 64, '--sample', __file__), 'is no image'),
     ],
