@@ -86,9 +86,6 @@ def cells(cfg: Config, shape, static: bool, formats: List[str], folder: Path) ->
             yield f'{type(error).__name__}: {" ".join(str(error).split())!s:.80}'
             continue
         seconds = spent() - start
-        if written.errors is None:
-            yield f'written, {seconds:.0f} s'
-            continue
         file, image = ExportedFile(written.path, threads=1), exported.images[0]
         times = []
         for _ in range(12):

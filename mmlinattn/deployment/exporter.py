@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .capture import Sizes, capture, check_shape, stride_of
 from .compare import difference, fit
-from .files import READERS, ExportedFile
+from .files import ExportedFile
 from .formats import FORMATS, FormatError, check_format, write
 from .half import Activation, largest_activation, to_half
 from .models import Deployable, load
@@ -35,17 +35,14 @@ class Settings(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A file, the seconds that it took, and its largest difference from the model by size; None
-    where this machine has nothing to run it with."""
+    """A file, the seconds that it took, and its largest difference from the model by size."""
 
     path: Path
     seconds: float
-    errors: Optional[Dict[Tuple[int, int], float]]
+    errors: Dict[Tuple[int, int], float]
 
     def __str__(self) -> str:
         text = f'{self.path}, {self.seconds:.0f} s'
-        if self.errors is None:
-            return f'{text}; nothing here runs it to compare'
         sizes = (f'{h}x{w}: {error:.0e}' for (h, w), error in self.errors.items())
         return f'{text}; largest difference from torch at {", ".join(sizes)}'
 
@@ -105,8 +102,6 @@ class Export:
         start = time.perf_counter()
         write(name, self.program, self.metadata, path)
         seconds = time.perf_counter() - start
-        if path.suffix not in READERS:
-            return Written(path, seconds, None)
         file = ExportedFile(path)
         errors = {
             tuple(image.shape[-2:]): difference(file(image), expected)

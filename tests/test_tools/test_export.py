@@ -73,6 +73,7 @@ def test_a_file_scores_as_the_model_does(root, run, options, checkpoint, tmp_pat
             ('--shape', 64, 64, '--format', 'absent'),
             'absent needs no_such_module: pip install "nowhere"',
         ),
+        (('--shape', 64, 64, '--format', 'executorch'), '--format executorch is not served: Exec'),
         (('--shape', 64, 64, '--sample', 'none.jpg'), '--sample none.jpg does not exist'),
         (('--shape', 64, 64, '--sample', __file__), 'is no image'),
     ],
