@@ -1,6 +1,6 @@
 """Whole models by format: the table of docs/export.md.
 
-    python benchmarks/deployed.py                         # some forty minutes of one core
+    python benchmarks/deployed.py                         # half an hour of one core
     python benchmarks/deployed.py --only smca --format onnx
 
 A cell holds the largest difference from torch at three sizes (one size: at that), the seconds of

@@ -1,7 +1,7 @@
 """What exported files are compared on, and how."""
 
 from pathlib import Path
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -32,13 +32,7 @@ def difference(found: Outputs, expected: Outputs) -> float:
         if a.shape != expected[name].shape:
             raise ValueError(f'{name} is {tuple(a.shape)}, not {tuple(expected[name].shape)}')
     if 'count' in expected:
-        return max(
-            match(
-                {name: out[i] for name, out in found.items()},
-                {name: out[i] for name, out in expected.items()},
-            )
-            for i in range(len(expected['count']))
-        )
+        return max(match(found, expected), default=0.0)
     return max(_largest(found[name], b) for name, b in expected.items())
 
 
@@ -49,24 +43,25 @@ def _largest(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max().nan_to_num(float('inf')) / scale)
 
 
-def match(found: Outputs, expected: Outputs, sure: float = 0.5) -> float:
-    """Largest difference of the detections of an image, in whatever order they are found.
+def match(found: Outputs, expected: Outputs, sure: float = 0.5) -> List[float]:
+    """Differences of the detections of a batch, in whatever order they are found.
 
-    Of each expected box whose score is at least ``sure`` times the best one: the difference of the
-    nearest box of its label, over the largest coordinate, that of their scores, and of their masks.
+    One of each expected box whose score is at least ``sure`` times the best one: that of the
+    nearest box of its label, over the largest coordinate, of their scores, or of their masks.
     """
-    worst = 0.0
-    scale = expected['boxes'].abs().max().clamp(min=1)
-    scores = expected['scores']
-    for i in ((scores > 0) & (scores >= sure * scores.max())).nonzero().flatten():
-        far = (found['boxes'] - expected['boxes'][i]).abs().amax(-1) / scale
-        far = far.where(found['labels'] == expected['labels'][i], float('inf'))
-        nearest = int(far.argmin())
-        parts = [far[nearest], (found['scores'][nearest] - scores[i]).abs()]
-        if 'masks' in expected:
-            parts.append((found['masks'][nearest] - expected['masks'][i]).abs().max())
-        worst = max(worst, *map(float, parts))
-    return worst
+    differences = []
+    for image in range(len(expected['count'])):
+        a, b = ({name: out[image] for name, out in outs.items()} for outs in (found, expected))
+        scale, scores = b['boxes'].abs().max().clamp(min=1), b['scores']
+        for i in ((scores > 0) & (scores >= sure * scores.max())).nonzero().flatten():
+            far = (a['boxes'] - b['boxes'][i]).abs().amax(-1) / scale
+            far = far.where(a['labels'] == b['labels'][i], float('inf'))
+            nearest = int(far.argmin())
+            parts = [far[nearest], (a['scores'][nearest] - scores[i]).abs()]
+            if 'masks' in b:
+                parts.append((a['masks'][nearest] - b['masks'][i]).abs().max())
+            differences.append(max(map(float, parts)))
+    return differences
 
 
 def sample_image(cfg: Config, path: Optional[str] = None) -> Tuple[Tensor, str]:
