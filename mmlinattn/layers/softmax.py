@@ -2,11 +2,13 @@
 
 from typing import Optional
 
+import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..ops.common.checks import check_padding_mask
+from ..ops.common.numerics import exported
 from .base import BaseAttention, TokenMap
 from .card import AttentionCard
 
@@ -75,7 +77,7 @@ def softmax_attention(
         (B, heads, N, d).
     """
     if key_padding_mask is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+        return _plain(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout))
     check_padding_mask(key_padding_mask, k.shape[0], k.shape[2])
     # SDPA leaves rows without a key undefined: let them attend everywhere, then zero them.
     empty = key_padding_mask.all(-1)[:, None, None, None]  # [B, 1, 1, 1]
@@ -83,3 +85,8 @@ def softmax_attention(
     mask = visible if bias is None else bias.masked_fill(~visible, float('-inf'))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
     return out.masked_fill(empty, 0)
+
+
+def _plain(out: Tensor) -> Tensor:
+    """In a graph for elsewhere SDPA may lay its result out in another way than here."""
+    return out.clone(memory_format=torch.contiguous_format) if exported() else out

@@ -1,0 +1,128 @@
+"""Whole models by format: the table of docs/export.md.
+
+    python benchmarks/deployed.py                         # half an hour of one core
+    python benchmarks/deployed.py --only smca --format onnx
+
+A cell holds the largest difference from torch at three sizes (one size: at that), the seconds of
+the processor that the format takes after the capture, and the milliseconds of a call at the first
+size, one thread. Weights are not trained.
+"""
+
+import argparse
+import logging
+import resource
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Iterator, List
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.machine import commit, machine, version
+from benchmarks.spread import spread_predictions
+from mmlinattn.deployment import FORMATS, Export, ExportedFile, Settings
+from mmlinattn.deployment.formats import check_format, silence
+from mmlinattn.deployment.models import Deployable, deployable, preprocessor_of
+from mmlinattn.engine.config import load_config
+
+console = Console(highlight=False, width=160, stderr=True)
+ROOT = Path(__file__).resolve().parents[1]
+# Config, and rows and columns to capture at.
+CASES = {
+    'classifier, RAVLT nano': ('quickstart/ravlt-nano_shapes', (64, 96)),
+    'Semantic FPN, RAVLT nano': ('quickstart/semantic-fpn_ravlt-nano_shapes', (128, 160)),
+    'SegFormer, MiT-B0 RWGKP': ('rwgka/segformer_mit-b0-rwgkp_shapes', (128, 160)),
+    'RetinaNet, RAVLT nano': ('ravlt/retinanet_ravlt-nano_bccd', (128, 160)),
+    'Mask R-CNN, RAVLT nano': ('quickstart/mask-rcnn_ravlt-nano_shapes', (128, 160)),
+    'SMCA nano': ('smca/smca_nano_shapes', (128, 160)),
+    'classifier, RAVLT-S': ('ravlt/ravlt-s_8xb128_in1k', (224, 256)),
+}
+
+
+def spent() -> float:
+    """Seconds of the processor, of compilers that were called too."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
+
+
+def without_pretrained(node) -> None:
+    """Takes the checkpoints to start from out of a config."""
+    if isinstance(node, dict):
+        if (node.get('init_cfg') or {}).get('type') == 'Pretrained':
+            node['init_cfg'] = None
+        for value in node.values():
+            without_pretrained(value)
+
+
+def build(cfg: Config) -> Deployable:
+    """The exported form of a config's model, not trained."""
+    without_pretrained(cfg._cfg_dict)
+    torch.manual_seed(0)
+    model = MODELS.build(dict(cfg.model, data_preprocessor=preprocessor_of(cfg)))
+    spread_predictions(model)
+    return deployable(model, cfg)
+
+
+def cells(cfg: Config, shape, static: bool, formats: List[str], folder: Path) -> Iterator[str]:
+    model = build(cfg)
+    noise = torch.nn.functional.interpolate(torch.rand(1, 3, 16, 20) * 255, shape, mode='bicubic')
+    start = spent()
+    with silence():
+        exported = Export(model, [], Settings(shape, static), noise.clamp(0, 255))
+    yield f'{spent() - start:.0f} s'
+    for name in formats:
+        start = spent()
+        try:
+            written = exported.write(name, folder / f'model{FORMATS[name].suffix}')
+        except Exception as error:  # exporters raise whatever they like
+            yield f'{type(error).__name__}: {" ".join(str(error).split())!s:.80}'
+            continue
+        seconds = spent() - start
+        file, image = ExportedFile(written.path, threads=1), exported.images[0]
+        times = []
+        for _ in range(12):
+            start = time.process_time()
+            file(image)
+            times.append(1e3 * (time.process_time() - start))
+        worst = max(written.errors.values())
+        yield f'{worst:.0e}, {seconds:.0f} s, {statistics.median(times[2:]):.1f} ms'
+
+
+def main(argv: List[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--only', nargs='+', default=[''], help='parts of names')
+    parser.add_argument('--format', nargs='+', default=['onnx', 'openvino', 'aoti'])
+    args = parser.parse_args(argv)
+    for name in args.format:
+        check_format(name)
+    warnings.filterwarnings('ignore')
+    logging.disable(logging.ERROR)
+    torch.set_num_threads(1)
+    packages = ', '.join(f'{name} {version(name)}' for name in ('torch', 'onnxruntime', 'openvino'))
+    print(f'{machine(torch.device("cpu"))}, {packages}, commit {commit()}\n')
+    print(f'| | sizes | capture | {" | ".join(args.format)} |')
+    print(f'| --- | --- | ---: |{" ---: |" * len(args.format)}')
+    for name, (config, shape) in CASES.items():
+        if not any(part.lower() in name.lower() for part in args.only):
+            continue
+        for static in (True, False):
+            console.print(name, 'static' if static else 'dynamic')
+            cfg = load_config(str(ROOT / 'configs' / f'{config}.py'))
+            sizes = 'one' if static else 'any'
+            with tempfile.TemporaryDirectory() as folder:
+                found = ' | '.join(cells(cfg, shape, static, args.format, Path(folder)))
+            print(f'| {name}, {shape[0]}x{shape[1]} | {sizes} | {found} |', flush=True)
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

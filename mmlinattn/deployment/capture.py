@@ -1,0 +1,112 @@
+"""One capture by ``torch.export``, from which every format is written."""
+
+import warnings
+from typing import NamedTuple, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+
+from .models import Deployable, NotDeployable
+
+# What a side may measure: to torch.export a side of 1 is another program.
+LARGEST, MAX_BATCH = 8192, 256
+
+
+class Sizes(NamedTuple):
+    """Which inputs an exported model takes.
+
+    Attributes:
+        shape: (H, W) that it was captured at.
+        stride: sides must be multiples of it.
+        dynamic: any such size, or the one alone.
+        batch: images at once; None for any number.
+    """
+
+    shape: Tuple[int, int]
+    stride: int
+    dynamic: bool = True
+    batch: Optional[int] = 1
+
+    @property
+    def least(self) -> int:
+        """The smallest side: two cells of the coarsest map."""
+        return 2 * self.stride
+
+
+def check_shape(shape: Sequence[int], stride: int, dynamic: bool = True) -> None:
+    """Raises ValueError unless both sides are multiples of the stride and large enough."""
+    least = 2 * stride if dynamic else stride
+    height, width = shape
+    if min(shape) < least:
+        raise ValueError(
+            f'--shape {height} {width} is below {least}x{least}, the smallest that this model '
+            f'(stride {stride}) exports with' + (' dynamic sizes' if dynamic else '')
+        )
+    for side in shape:
+        if side % stride:
+            low = side // stride * stride
+            raise ValueError(
+                f'--shape {height} {width}: {side} is not a multiple of the stride {stride}; '
+                f'{low} and {low + stride} are'
+            )
+
+
+def stride_of(model: nn.Module) -> int:
+    """Pixels a side of a cell of the coarsest map that a model's backbone makes.
+
+    Raises:
+        NotDeployable: a backbone without a convolution or pooling that makes maps smaller.
+    """
+    backbone, probe, sides = model.backbone, 256, []
+
+    def see(layer: nn.Module, args: tuple, out: Tensor) -> None:
+        sides.append(out.shape[-1])
+
+    kinds = (nn.Conv2d, nn.MaxPool2d)
+    layers = [layer for layer in backbone.modules() if isinstance(layer, kinds)]
+    hooks = [layer.register_forward_hook(see) for layer in layers if _first(layer.stride) > 1]
+    try:
+        with torch.no_grad():
+            backbone(torch.zeros(1, 3, probe, probe))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not sides:
+        raise NotDeployable(f'the stride of {type(backbone).__name__} cannot be found')
+    return probe // min(sides)
+
+
+def _first(stride: Union[int, Sequence[int]]) -> int:
+    return stride if isinstance(stride, int) else stride[0]
+
+
+def capture(model: Deployable, sizes: Sizes) -> ExportedProgram:
+    """Captures a model.
+
+    Args:
+        model: see :func:`.models.deployable`.
+        sizes: the inputs that the program shall take.
+
+    Returns:
+        the program; its argument is ``image``, its outputs are a dict.
+
+    Raises:
+        ValueError: of an attention that needs a fixed size, see docs/export.md; and whatever
+            torch.export raises.
+    """
+    batch = sizes.batch or 2  # torch.export makes a constant of 1
+    image = torch.rand(batch, 3, *sizes.shape) * 255
+    dynamic = {}
+    if sizes.batch is None:
+        dynamic[0] = Dim('batch', min=1, max=MAX_BATCH)
+    if sizes.dynamic:
+        least, most = 2, LARGEST // sizes.stride
+        dynamic[2] = sizes.stride * Dim('rows', min=least, max=most)
+        dynamic[3] = sizes.stride * Dim('columns', min=least, max=most)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return export(
+            model, (image,), dynamic_shapes={'image': dynamic}, strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )  # fmt: skip

@@ -1,0 +1,269 @@
+"""Detectors of MMDetection from image to boxes, as plain operations of fixed shape."""
+
+from typing import Dict, List, Sequence, Tuple
+
+import torch
+from mmdet.models.dense_heads import AnchorHead
+from mmdet.models.detectors import DETR, SingleStageDetector, TwoStageDetector
+from mmdet.models.roi_heads import CascadeRoIHead, StandardRoIHead
+from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
+from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
+from torch import Tensor, nn
+from torchvision.ops import roi_align
+
+from ..detection import SMCA
+from .boxes import (
+    MAX_CANDIDATES,
+    Candidates,
+    best,
+    corners,
+    dense_candidates,
+    fixed,
+    pick,
+    survivors,
+    within,
+)
+from .models import Deployable, NotDeployable
+
+Outputs = Dict[str, Tensor]
+
+
+def deployable_detector(model: nn.Module) -> type:
+    """The class of this module that serves a detector.
+
+    Raises:
+        NotDeployable: naming what has no exported form.
+    """
+    if isinstance(model, SMCA):
+        return DeployableSMCA
+    if isinstance(model, TwoStageDetector) and isinstance(
+        model.roi_head, (StandardRoIHead, CascadeRoIHead)
+    ):
+        return TwoStage
+    if isinstance(model, SingleStageDetector) and not isinstance(model, DETR):
+        return Dense
+    raise NotDeployable(
+        f'{type(model).__name__} has no exported form: RetinaNet and other detectors with anchors, '
+        'Faster, Mask and Cascade R-CNN and SMCA have'
+    )
+
+
+class Detector(Deployable):
+    """Boxes, scores and labels, ``max_per_img`` of them; fewer are filled up.
+
+    Outputs: ``boxes`` (B, K, 4) x1 y1 x2 y2 in pixels of the input, ``scores`` (B, K) from best to
+    worst, ``labels`` (B, K) int64, -1 where filled up, ``count`` (B) int64, how many are not;
+    ``masks`` (B, K, 28, 28), where there are any: probabilities, to be stretched over the box.
+    """
+
+    task = 'detection'
+
+    def outputs(self, found: Candidates, **more: Tensor) -> Outputs:
+        found = fixed(found)
+        count = (found.scores > 0).sum(1)
+        return dict(
+            boxes=found.boxes, scores=found.scores, labels=found.labels, count=count, **more
+        )
+
+
+class Dense(Detector):
+    """A detector with anchors and one head, such as RetinaNet. Raw: logits and deltas by level."""
+
+    def check(self) -> None:
+        check_anchors(self.model.bbox_head, 'bbox_head')
+        check_nms(self.model.test_cfg, 'test_cfg')
+
+    def predict(self, x: Tensor) -> Outputs:
+        outs, cfg, hw_shape = self.raw_outputs(x), self.model.test_cfg, x.shape[-2:]
+        found, _ = dense_candidates(self.model.bbox_head, outs, cfg, hw_shape)
+        return self.outputs(
+            survivors(found, found.labels, cfg['nms'], cfg['max_per_img'], hw_shape)
+        )
+
+    def raw(self, x: Tensor) -> Outputs:
+        names = ('logits', 'deltas')
+        return {
+            f'{name}{i}': level.float()
+            for name, levels in zip(names, self.raw_outputs(x))
+            for i, level in enumerate(levels)
+        }
+
+    def raw_outputs(self, x: Tensor) -> Tuple[List[Tensor], List[Tensor]]:
+        return self.model.bbox_head(self.model.extract_feat(x))
+
+
+class TwoStage(Detector):
+    """Faster, Mask and Cascade R-CNN."""
+
+    def check(self) -> None:
+        check_anchors(self.model.rpn_head, 'rpn_head')
+        check_nms(self.model.test_cfg['rpn'], 'test_cfg.rpn')
+        check_nms(self.model.test_cfg['rcnn'], 'test_cfg.rcnn')
+        if self.model.roi_head.with_shared_head:
+            raise NotDeployable('roi_head.shared_head has no exported form')
+        for head in self.stages():
+            if head.custom_activation:
+                raise NotDeployable(f'{type(head.loss_cls).__name__} has no exported form')
+        extractors = [self.model.roi_head.bbox_roi_extractor]
+        if self.model.roi_head.with_mask:
+            extractors.append(self.model.roi_head.mask_roi_extractor)
+        for extractor in extractors:
+            for one in extractor if isinstance(extractor, nn.ModuleList) else [extractor]:
+                if not isinstance(one, SingleRoIExtractor):
+                    raise NotDeployable(f'{type(one).__name__} has no exported form')
+
+    def stages(self, part: str = 'bbox_head') -> Sequence[nn.Module]:
+        """The heads, or extractors, one a stage."""
+        found = getattr(self.model.roi_head, part)
+        return list(found) if isinstance(found, nn.ModuleList) else [found]
+
+    def predict(self, x: Tensor) -> Outputs:
+        feats, hw_shape = self.model.extract_feat(x), x.shape[-2:]
+        cfg = self.model.test_cfg['rpn']
+        found, levels = dense_candidates(
+            self.model.rpn_head, self.model.rpn_head(feats), cfg, hw_shape
+        )
+        proposals = fixed(survivors(found, levels, cfg['nms'], cfg['max_per_img'], hw_shape))
+        feats = [level.float() for level in feats]
+        found = self.classify(feats, proposals, hw_shape)
+        if not self.model.roi_head.with_mask:
+            return self.outputs(found)
+        return self.outputs(found, masks=self.masks(feats, found))
+
+    def classify(
+        self, feats: Sequence[Tensor], proposals: Candidates, hw_shape: Sequence[int]
+    ) -> Candidates:
+        """From proposals to what is kept of all classes, through all stages."""
+        rois, batch = with_image(proposals.boxes), proposals.boxes.shape[0]
+        total, heads = 0, self.stages()
+        for i, (head, extractor) in enumerate(zip(heads, self.stages('bbox_roi_extractor'))):
+            logits, deltas = (out.float() for out in head(self.pooled(extractor, feats, rois)))
+            total = total + logits
+            if i < len(heads) - 1:
+                refined = head.regress_by_class(
+                    rois[:, 1:], logits[:, :-1].argmax(1), deltas, dict(img_shape=None)
+                )
+                rois = torch.cat([rois[:, :1], within(refined, hw_shape)], 1)
+        boxes = within(head.bbox_coder.decode(rois[:, 1:], deltas).unflatten(1, (-1, 4)), hw_shape)
+        scores = (total / len(heads)).softmax(-1)[:, :-1]
+        # Proposals that were filled up find nothing.
+        scores = scores * (proposals.scores.flatten() > 0).unsqueeze(1)
+        cfg, classes = self.model.test_cfg['rcnn'], scores.shape[1]
+        scores = torch.where(scores > cfg['score_thr'], scores, 0.0)
+        pairs = Candidates(
+            boxes.expand(-1, classes, -1).reshape(batch, -1, 4),
+            scores.reshape(batch, -1),
+            torch.arange(classes).repeat(proposals.boxes.shape[1]).expand(batch, -1),
+        )
+        found, _ = best(pairs, min(MAX_CANDIDATES, proposals.boxes.shape[1] * classes))
+        return survivors(found, found.labels, cfg['nms'], cfg['max_per_img'], hw_shape)
+
+    def masks(self, feats: Sequence[Tensor], found: Candidates) -> Tensor:
+        """Probabilities (B, K, h, w) of the masks of found boxes, the mean of all stages."""
+        rois, labels = with_image(found.boxes), found.labels.clamp(min=0)
+        total, heads = 0, self.stages('mask_head')
+        for head, extractor in zip(heads, self.stages('mask_roi_extractor')):
+            logits = head(self.pooled(extractor, feats, rois)).float()  # [B K, classes, h, w]
+            if head.class_agnostic:
+                of_class = logits.squeeze(1)
+            else:
+                index = labels.reshape(-1, 1, 1, 1).expand(-1, 1, *logits.shape[2:])
+                of_class = logits.gather(1, index).squeeze(1)
+            total = total + of_class.sigmoid()
+        return (total / len(heads)).unflatten(0, labels.shape)
+
+    def pooled(self, extractor: nn.Module, feats: Sequence[Tensor], rois: Tensor) -> Tensor:
+        return roi_features(extractor, feats, rois).to(self.dtype)
+
+
+def with_image(boxes: Tensor) -> Tensor:
+    """Boxes (B, K, 4) to (B K, 5), the number of the image first."""
+    numbers = torch.arange(boxes.shape[0], dtype=boxes.dtype).view(-1, 1, 1)
+    return torch.cat([numbers.expand(-1, boxes.shape[1], 1), boxes], -1).flatten(0, 1)
+
+
+def roi_features(extractor: nn.Module, feats: Sequence[Tensor], rois: Tensor) -> Tensor:
+    """What MMDetection's ``SingleRoIExtractor`` takes from the level that fits each box.
+
+    All boxes are taken from all levels, and one is chosen: which boxes belong to a level is not
+    known when the graph is made.
+    """
+    feats = feats[: extractor.num_inputs]
+    levels = extractor.map_roi_levels(rois, len(feats)).view(-1, 1, 1, 1)
+    out = 0
+    for i, (feat, layer) in enumerate(zip(feats, extractor.roi_layers)):
+        found = roi_align(
+            feat, rois, layer.output_size, layer.spatial_scale, layer.sampling_ratio, layer.aligned
+        )
+        out = torch.where(levels == i, found, out)
+    return out
+
+
+class DeployableSMCA(Detector):
+    """SMCA for an image that fills the input. Raw: ``logits`` (B, Q, classes) and ``boxes``
+    (B, Q, 4) as centre, width and height in 0..1."""
+
+    def predict(self, x: Tensor) -> Outputs:
+        logits, boxes = self.raw(x).values()
+        head, hw_shape = self.model.bbox_head, x.shape[-2:]
+        scores = logits.sigmoid() if head.loss_cls.use_sigmoid else logits.softmax(-1)[..., :-1]
+        if not head.loss_cls.use_sigmoid:
+            scores, labels = scores.max(-1)
+            queries = torch.arange(boxes.shape[1]).expand(boxes.shape[0], -1)
+        else:
+            classes = scores.shape[-1]
+            pairs = torch.arange(boxes.shape[1] * classes).expand(boxes.shape[0], -1)
+            scores, labels, queries = scores.flatten(1), pairs % classes, pairs // classes
+        number = min(self.model.test_cfg.get('max_per_img', boxes.shape[1]), scores.shape[1])
+        scores, places = scores.topk(number)
+        boxes = pick(boxes, queries.gather(1, places))
+        boxes = within(bbox_cxcywh_to_xyxy(boxes) * corners(hw_shape), hw_shape)
+        return self.outputs(Candidates(boxes, scores, labels.gather(1, places)))
+
+    def raw(self, x: Tensor) -> Outputs:
+        model, feat = self.model, self.model.extract_feat(x)[-1]
+        hw_shape = feat.shape[-2:]
+        pos = model.positional_encoding(None, feat).to(feat.dtype)
+        tokens, pos = (y.flatten(2).transpose(1, 2) for y in (feat, pos))
+        memory = model.encoder(tokens, hw_shape, pos)
+        query_pos = model.query_embedding.weight.expand(x.shape[0], -1, -1)
+        sides = [torch.full((x.shape[0],), x.shape[i], dtype=torch.float32) for i in (-1, -2)]
+        states = model.forward_decoder(
+            torch.zeros_like(query_pos), query_pos, memory, None, pos, hw_shape,
+            torch.stack(sides, -1),
+        )  # fmt: skip
+        logits, boxes = model.bbox_head(states['hidden_states'][-1:], states['references'])
+        return dict(logits=logits[0].float(), boxes=boxes[0].float())
+
+
+def check_anchors(head: nn.Module, name: str) -> None:
+    """Raises NotDeployable unless a head is one with anchors and box deltas alone."""
+    if not isinstance(head, AnchorHead):
+        raise NotDeployable(
+            f'{name} is {type(head).__name__}, which has no exported form: heads with anchors have'
+        )
+    if type(head)._predict_by_feat_single not in (
+        AnchorHead._predict_by_feat_single,
+        _rpn()._predict_by_feat_single,
+    ):
+        raise NotDeployable(f'{type(head).__name__} predicts in a way that has no exported form')
+    if getattr(head.loss_cls, 'custom_cls_channels', False):
+        raise NotDeployable(f'{type(head.loss_cls).__name__} has no exported form')
+
+
+def _rpn() -> type:
+    from mmdet.models.dense_heads import RPNHead
+
+    return RPNHead
+
+
+def check_nms(cfg: dict, name: str) -> None:
+    """Raises NotDeployable unless the settings are of plain suppression with fixed numbers."""
+    nms = cfg.get('nms', {})
+    if nms.get('type', 'nms') != 'nms' or nms.get('class_agnostic') or 'iou_threshold' not in nms:
+        raise NotDeployable(f'{name}.nms={dict(nms)} has no exported form, dict(type="nms") has')
+    for key in ('nms_pre', 'max_per_img'):
+        if key in cfg and not 0 < cfg[key] < 3840:
+            raise NotDeployable(f'{name}.{key} must be 1 to 3839 in an exported model: {cfg[key]}')
+    if 'rcnn' not in name and 'nms_pre' not in cfg:
+        raise NotDeployable(f'{name}.nms_pre must be given for an exported model')

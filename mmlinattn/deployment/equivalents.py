@@ -1,0 +1,69 @@
+"""Layers of the frameworks that need sizes as numbers, exchanged for equals that do not."""
+
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def use_equivalents(model: nn.Module) -> None:
+    """Exchanges, in place: MMSegmentation's ``Upsample`` and torch's ``AdaptiveAvgPool2d``."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            equal = _equivalent(child)
+            if equal is not None:
+                setattr(module, name, equal)
+
+
+def _equivalent(layer: nn.Module) -> Optional[nn.Module]:
+    if isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size not in (1, (1, 1)):
+        return AdaptiveMean(layer.output_size)
+    factor = getattr(layer, 'scale_factor', None)
+    is_upsample = type(layer).__name__ == 'Upsample' and not layer.size
+    if is_upsample and isinstance(factor, float) and factor.is_integer():
+        return Enlarge(int(factor), layer.mode, layer.align_corners)
+    return None
+
+
+class Enlarge(nn.Module):
+    """(B, C, H, W) to a whole number of times the size."""
+
+    def __init__(self, factor: int, mode: str, align_corners: Optional[bool]) -> None:
+        super().__init__()
+        self.factor, self.mode, self.align_corners = factor, mode, align_corners
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = [self.factor * side for side in x.shape[-2:]]
+        return F.interpolate(x, size, mode=self.mode, align_corners=self.align_corners)
+
+
+class AdaptiveMean(nn.Module):
+    """Means of a grid of cells as torch's ``AdaptiveAvgPool2d`` has it, by two matrix products.
+
+    Example:
+        >>> x = torch.randn(2, 3, 7, 10)
+        >>> torch.allclose(AdaptiveMean(3)(x), nn.AdaptiveAvgPool2d(3)(x), atol=1e-6)
+        True
+    """
+
+    def __init__(self, output_size) -> None:
+        super().__init__()
+        self.cells = (output_size,) * 2 if isinstance(output_size, int) else tuple(output_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = (
+            _shares(number, x.shape[i], x.device).to(x.dtype)
+            for number, i in zip(self.cells, (-2, -1))
+        )
+        return rows @ x @ columns.transpose(0, 1)
+
+
+def _shares(number: int, size: int, device: torch.device) -> Tensor:
+    """(number, size): what each of ``size`` places gives to the mean of each cell."""
+    places = torch.arange(size, device=device)
+    cells = torch.arange(number, device=device).unsqueeze(1)
+    first = cells * size // number
+    behind = ((cells + 1) * size + number - 1) // number
+    inside = (places >= first) & (places < behind)
+    return inside / inside.sum(1, keepdim=True)

@@ -1,0 +1,152 @@
+"""Files of a captured model: ONNX, OpenVINO, AOTInductor."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Callable, Dict, Iterator, NamedTuple, Tuple
+
+import torch
+from torch.export import ExportedProgram
+
+from .suppression import onnx_translations
+
+OPSET = 18
+# What a file says about itself, under this name, as JSON.
+METADATA = 'mmlinattn'
+
+
+class FormatError(ValueError):
+    """A format that cannot be written here, or a model that it has no place for."""
+
+
+class Format(NamedTuple):
+    """How a format is written.
+
+    Attributes:
+        suffix: of its file.
+        write: from program, metadata and path.
+        packages: needed, by module and what pip installs.
+    """
+
+    suffix: str
+    write: Callable[[ExportedProgram, dict, Path], None]
+    packages: Tuple[Tuple[str, str], ...]
+
+
+def write_onnx(program: ExportedProgram, metadata: dict, path: Path) -> None:
+    """One ONNX file; of more than 2 GB, the weights lie beside it.
+
+    Constants are folded, which also turns sequences of tensors, unknown to TensorRT, into tensors,
+    and what is computed twice is shared. onnxscript's whole optimiser would take longer than all
+    the rest; runtimes optimise what they load.
+    """
+    from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
+    from onnxscript.optimizer import fold_constants
+
+    with silence():
+        onnx_program = torch.onnx.export(
+            program,
+            (),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+            optimize=False,
+            custom_translation_table=onnx_translations(),
+            input_names=['image'],
+            output_names=metadata['outputs'],
+        )
+        fold_constants(onnx_program.model)
+        RemoveUnusedNodesPass()(onnx_program.model)
+        CommonSubexpressionEliminationPass()(onnx_program.model)
+    onnx_program.model.metadata_props[METADATA] = json.dumps(metadata)
+    size = sum(weight.numel() * weight.element_size() for weight in program.state_dict.values())
+    onnx_program.save(path, external_data=size > 1.9e9)
+
+
+def write_openvino(program: ExportedProgram, metadata: dict, path: Path) -> None:
+    """An .xml with its .bin, of the ONNX of the same program."""
+    import openvino
+
+    with tempfile.TemporaryDirectory() as folder:
+        onnx_file = Path(folder) / 'model.onnx'
+        write_onnx(program, metadata, onnx_file)
+        model = openvino.convert_model(onnx_file)
+    model.set_rt_info(json.dumps(metadata), [METADATA])
+    openvino.save_model(model, path, compress_to_fp16=False)
+
+
+def write_aoti(program: ExportedProgram, metadata: dict, path: Path) -> None:
+    """A .pt2 of compiled code for this machine's processor."""
+    if shutil.which('g++') is None and shutil.which('clang++') is None:
+        raise FormatError('aoti needs a C++ compiler (g++ or clang++), there is none')
+    from torch._inductor import aoti_compile_and_package
+
+    options = {'aot_inductor.metadata': {METADATA: json.dumps(metadata)}}
+    with silence():
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+
+
+ONNX = (('onnx', 'mmlinattn[export]'), ('onnxscript', 'mmlinattn[export]'))
+FORMATS: Dict[str, Format] = {
+    'onnx': Format('.onnx', write_onnx, ONNX),
+    'openvino': Format(
+        '.xml',
+        write_openvino,
+        (*ONNX, ('openvino', 'mmlinattn[openvino]')),
+    ),
+    'aoti': Format('.pt2', write_aoti, ()),
+}
+
+
+# What was tried and does not work, in a few words.
+REFUSED = {
+    'executorch': 'ExecuTorch 1.2 does not lower these models to XNNPACK, and its portable kernels '
+    'do not run them',
+}
+
+
+def check_format(name: str) -> None:
+    """Raises FormatError where a format is unknown or not served, or its package absent."""
+    if name in REFUSED:
+        raise FormatError(f'--format {name} is not served: {REFUSED[name]} (docs/export.md)')
+    if name not in FORMATS:
+        raise FormatError(f'--format {name}: there are {", ".join(FORMATS)}')
+    for module, package in FORMATS[name].packages:
+        if importlib.util.find_spec(module) is None:
+            raise FormatError(f'--format {name} needs {module}: pip install "{package}"')
+
+
+def write(name: str, program: ExportedProgram, metadata: dict, path: Path) -> None:
+    """Writes a captured model in a format; nothing is left at ``path`` where that fails.
+
+    Args:
+        name: of :data:`FORMATS`.
+        program: see :func:`.capture.capture`.
+        metadata: see :func:`.exporter.describe`.
+        path: the file.
+
+    Raises:
+        FormatError: see :func:`check_format`.
+    """
+    check_format(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix='.export-') as folder:
+        FORMATS[name].write(program, metadata, Path(folder) / path.name)
+        for file in Path(folder).iterdir():  # OpenVINO's weights have a file of their own
+            file.replace(path.parent / file.name)
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Exporters print each step and log what users cannot change."""
+    logging.disable(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,63 @@
+"""Non-maximum suppression of a batch as one operator of fixed shape."""
+
+from typing import Callable, Dict
+
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op('mmlinattn::suppress', mutates_args=())
+def suppress(boxes: Tensor, scores: Tensor, iou_threshold: float, limit: int) -> Tensor:
+    """Greedy non-maximum suppression, image by image.
+
+    The result has the shape of the scores, whatever stays, so that a model around it can be
+    captured; in ONNX it is a ``NonMaxSuppression``.
+
+    Args:
+        boxes: (B, N, 4) float32, x1 y1 x2 y2.
+        scores: (B, N) float32; boxes whose score is not positive take no part.
+        iou_threshold: a box goes when its IoU with a better one is larger.
+        limit: boxes that stay in an image at most, the best ones.
+
+    Returns:
+        (B, N) float32, 1 where a box stays and 0 elsewhere.
+
+    Example:
+        >>> boxes = torch.tensor([[[0.0, 0, 8, 8], [0, 0, 8, 7], [9, 9, 12, 12]]])
+        >>> suppress(boxes, torch.tensor([[0.8, 0.9, 0.1]]), 0.5, 10)
+        tensor([[0., 1., 1.]])
+    """
+    from torchvision.ops import nms
+
+    stays = torch.zeros_like(scores)
+    for row, corners, values in zip(stays, boxes, scores):
+        index = (values > 0).nonzero().squeeze(1)
+        row[index[nms(corners[index], values[index], iou_threshold)[:limit]]] = 1
+    return stays
+
+
+@suppress.register_fake
+def _(boxes: Tensor, scores: Tensor, iou_threshold: float, limit: int) -> Tensor:
+    return torch.empty_like(scores)
+
+
+def onnx_translations() -> Dict[Callable, Callable]:
+    """How :func:`suppress` is written in ONNX, for ``torch.onnx.export``."""
+    from onnxscript import INT64
+    from onnxscript import opset18 as op
+
+    def to_onnx(boxes, scores, iou_threshold: float, limit: int):
+        threshold = op.Constant(value_floats=[iou_threshold])
+        zero = op.Constant(value_floats=[0.0])
+        number = op.Constant(value_ints=[limit])
+        # [found, 3]: image, class (there is one), box
+        chosen = op.NonMaxSuppression(
+            boxes, op.Unsqueeze(scores, op.Constant(value_ints=[1])), number, threshold, zero
+        )
+        places = op.Gather(chosen, op.Constant(value_ints=[0, 2]), axis=1)
+        found = op.Shape(chosen, start=0, end=1)
+        ones = op.Expand(op.Constant(value_float=1.0), op.Cast(found, to=INT64.dtype))
+        stays = op.Expand(op.Constant(value_float=0.0), op.Shape(scores))
+        return op.ScatterND(stays, places, ones)
+
+    return {torch.ops.mmlinattn.suppress.default: to_onnx}

@@ -1,0 +1,68 @@
+"""Times of a model in torch and of its files, on the same image."""
+
+import statistics
+import time
+from pathlib import Path
+from typing import Callable, Iterator, List, NamedTuple, Sequence
+
+import torch
+from mmengine.config import Config
+from torch import Tensor
+
+from .compare import difference, fit
+from .files import ExportedFile
+from .models import load
+
+
+class Timing(NamedTuple):
+    """Milliseconds of a call, and the largest difference of its outputs from torch's."""
+
+    name: str
+    median: float
+    p90: float
+    difference: float
+
+
+def latency(
+    cfg: Config, checkpoint: str, files: Sequence[str], shape: Sequence[int], image: Tensor,
+    seconds: float = 5.0,
+) -> Iterator[Timing]:  # fmt: skip
+    """Times the model in torch, then each file, one image a call, after calls to warm up.
+
+    Args:
+        cfg, checkpoint: the model.
+        files: see :class:`.files.ExportedFile`.
+        shape: (H, W).
+        image: (1, 3, h, w) float32, RGB, 0..255; resized to ``shape``.
+        seconds: for each.
+
+    Raises:
+        what :func:`.models.load` and :class:`.files.ExportedFile` raise; ValueError for a shape
+        that a file does not take.
+    """
+    ready = [ExportedFile(path) for path in files]
+    image = fit(image, shape)
+    for file in ready:
+        file.check(image)
+    raw = any(file.metadata['raw'] for file in ready)
+    model, _ = load(cfg, checkpoint, raw)
+    with torch.no_grad():
+        expected = model(image)
+        yield Timing('torch', *_times(lambda: model(image), seconds), 0.0)
+        for file in ready:
+            times = _times(lambda file=file: file(image), seconds)
+            yield Timing(Path(file.path).name, *times, difference(file(image), expected))
+
+
+def _times(call: Callable[[], object], seconds: float) -> List[float]:
+    """Median and 90th percentile in milliseconds."""
+    end = time.perf_counter() + seconds / 5
+    while time.perf_counter() < end:
+        call()
+    times: List[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        times.append(1e3 * (time.perf_counter() - start))
+    return [statistics.median(times), statistics.quantiles(times, n=10)[-1]]

@@ -1,0 +1,72 @@
+"""Shrunk models of the frameworks whose predictions are many and unlike each other."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS, MODELS
+from torch import Tensor, nn
+
+from benchmarks.spread import spread_predictions
+from mmlinattn.datasets import shapes
+from mmlinattn.deployment.capture import Sizes, capture
+from mmlinattn.deployment.exporter import Settings, describe
+from mmlinattn.deployment.files import ExportedFile
+from mmlinattn.deployment.formats import FORMATS, write
+from mmlinattn.deployment.models import deployable
+from tests.families import shrunk
+
+
+@pytest.fixture(scope='session')
+def shapes_root(tmp_path_factory):
+    return shapes.generate(
+        tmp_path_factory.mktemp('data') / 'shapes', num_train=2, num_val=4, image_size=64,
+        workers=1,
+    )  # fmt: skip
+
+
+class Case(NamedTuple):
+    """A model, its config, an image (1, 3, 64, 64) as it is exported for, and what the framework
+    predicts on it."""
+
+    model: nn.Module
+    cfg: Config
+    image: Tensor
+    sample: object
+
+
+@pytest.fixture
+def make(shapes_root):
+    """make(family, **options of test_cfg) -> Case."""
+
+    def call(family: str, change=lambda cfg: None) -> Case:
+        torch.manual_seed(0)
+        cfg = shrunk(family, shapes_root)
+        change(cfg)
+        model = MODELS.build(cfg.model).eval()
+        spread_predictions(model)
+        dataset = DATASETS.build(cfg.test_dataloader.dataset)
+        with torch.no_grad():
+            (sample,) = model.test_step(pseudo_collate([dataset[1]]))
+        image = dataset[1]['inputs'].flip(0)[None].float()  # loaded as BGR
+        return Case(model, cfg, image, sample)
+
+    return call
+
+
+@pytest.fixture
+def export(tmp_path):
+    """export(model, cfg, sizes, format, raw) -> its exported form, and the file of that."""
+
+    def call(case: Case, sizes: Sizes, name: str = 'onnx', raw: bool = False):
+        model = deployable(case.model, case.cfg, raw)
+        with torch.no_grad():
+            outputs = list(model(case.image))
+        metadata = describe(model, sizes, ['a'], Settings(sizes.shape, raw=raw), outputs)
+        path = tmp_path / f'model{FORMATS[name].suffix}'
+        write(name, capture(model, sizes), metadata, path)
+        return model, ExportedFile(path, threads=1)
+
+    return call

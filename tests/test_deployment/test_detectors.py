@@ -1,0 +1,97 @@
+"""Exported forms predict what the frameworks predict, in plain torch."""
+
+import pytest
+import torch
+
+from mmlinattn.deployment.models import NotDeployable, deployable
+from mmlinattn.deployment.suppression import suppress
+
+pytest.importorskip('mmdet', reason='detectors are those of MMDetection')
+
+DETECTORS = ['ravlt-nano-retinanet', 'ravlt-nano-mask-rcnn', 'ravlt-cascade', 'smca', 'smca-la']
+
+
+def lower_threshold(cfg):
+    """Without training few scores pass that of the configs."""
+    for part in (cfg.model.test_cfg, cfg.model.test_cfg.get('rcnn', {})):
+        if 'score_thr' in part:
+            part['score_thr'] = 0.01
+
+
+@pytest.mark.parametrize('family', DETECTORS)
+def test_detections_are_those_of_the_framework(make, family):
+    case = make(family, lower_threshold)
+    expected = case.sample.pred_instances
+    with torch.no_grad():
+        found = deployable(case.model, case.cfg)(case.image)
+    count = len(expected)
+    assert count > 4 and expected.scores.unique().numel() > 0.9 * count
+    assert found['count'].tolist() == [count]
+    torch.testing.assert_close(found['scores'][0, :count], expected.scores)
+    torch.testing.assert_close(found['boxes'][0, :count], expected.bboxes, rtol=1e-4, atol=1e-3)
+    assert torch.equal(found['labels'][0, :count], expected.labels)
+    # What is filled up is recognised.
+    assert (found['labels'][0, count:] == -1).all() and not found['boxes'][0, count:].any()
+
+
+def test_images_of_a_batch_do_not_meet(make):
+    case = make('ravlt-nano-mask-rcnn', lower_threshold)
+    model = deployable(case.model, case.cfg)
+    other = case.image.flip(-1)
+    with torch.no_grad():
+        both = model(torch.cat([case.image, other]))
+        for i, image in enumerate((case.image, other)):
+            for name, alone in model(image).items():
+                torch.testing.assert_close(both[name][i : i + 1], alone, rtol=1e-4, atol=1e-3)
+
+
+def test_masks_are_those_of_the_head(make):
+    """Against the framework's, which come in the size of the image."""
+    case = make('ravlt-nano-mask-rcnn', lower_threshold)
+    expected = case.sample.pred_instances
+    head, cfg = case.model.roi_head.mask_head, case.model.test_cfg.rcnn
+    model = deployable(case.model, case.cfg)
+    with torch.no_grad():
+        found = model(case.image)
+    head.class_agnostic = True
+    pasted = expected.clone()
+    masks = [found['masks'][0, : len(pasted), None].numpy()]
+    head.predict_by_feat(
+        masks, [pasted], [case.sample.metainfo], cfg, rescale=True, activate_map=True
+    )
+    different = (pasted.masks != expected.masks).float().mean()
+    assert expected.masks.any() and different < 1e-4
+
+
+def test_suppression_is_greedy_and_bounded():
+    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 10, 8], [20, 20, 30, 30]])
+    scores = torch.tensor([[0.9, 0.8, 0.7, 0.6], [0.0, 0.8, 0.9, 0.6]])
+    boxes = boxes.expand(2, -1, -1).contiguous()
+    # 10 x 9 over 10 x 10 is 0.9; 10 x 8 over 10 x 9 is 0.89.
+    assert suppress(boxes, scores, 0.85, 4).tolist() == [[1, 0, 1, 1], [0, 0, 1, 1]]
+    assert suppress(boxes, scores, 0.85, 1).tolist() == [[1, 0, 0, 0], [0, 0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (dict(nms=dict(type='soft_nms', iou_threshold=0.5)), 'soft_nms.*has no exported form'),
+        (dict(nms_pre=5000), 'nms_pre must be 1 to 3839 in an exported model: 5000'),
+        (dict(max_per_img=-1), 'max_per_img must be 1 to 3839'),
+    ],
+)
+def test_settings_without_an_exported_form_are_named(make, change, message):
+    case = make('ravlt-nano-retinanet')
+    case.model.test_cfg.update(change)
+    with pytest.raises(NotDeployable, match=message):
+        deployable(case.model, case.cfg)
+
+
+def test_other_detectors_are_refused(make):
+    from mmdet.models.detectors import DETR
+
+    case = make('smca')
+    plain = DETR.__new__(DETR)
+    torch.nn.Module.__init__(plain)
+    with pytest.raises(NotDeployable, match='DETR has no exported form'):
+        deployable(plain, case.cfg)

@@ -1,0 +1,149 @@
+"""Files give what the model gives, at other sizes and in other numbers, on every runtime."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mmlinattn.deployment.capture import Sizes
+from mmlinattn.deployment.compare import difference, match
+from mmlinattn.deployment.files import ExportedFile, FileError
+from mmlinattn.deployment.formats import FORMATS, OPSET
+from tests.sizes import LONG
+from tests.test_layers.test_export import dynamic
+
+onnx = pytest.importorskip('onnx', reason='it comes with the extra "export"')
+pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
+pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
+
+STATIC = Sizes((64, 64), 32, dynamic=False)
+ANY = {16: Sizes((64, 96), 16, batch=None), 32: Sizes((96, 64), 32, batch=None)}
+ALL = [
+    'ravlt-nano-retinanet', 'ravlt-nano-mask-rcnn', 'ravlt-cascade', 'ravlt-semantic-fpn',
+    'ravlt-upernet', 'segformer', 'segformer-rwgka', 'segformer-rwgkp', 'segformer-rala',
+    'segformer-slinear', 'cvt-semantic-fpn', 'swin-upernet', 'smca', 'smca-la', 'smca-ripple',
+    'ravlt-nano-cls', 'mit-rwgka-cls', 'vit-cls', 'convit-cls', 'vit-enhanced-cls',
+]  # fmt: skip
+
+
+def operators(path: Path) -> Counter:
+    """Operators of an ONNX file, which has no functions and no inner graphs."""
+    model = onnx.load(path)
+    onnx.checker.check_model(model)
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [('', OPSET)]
+    assert not model.functions
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def tensorrt() -> set:
+    lines = (Path(__file__).parent / 'tensorrt-10.0.txt').read_text().splitlines()
+    return {line for line in lines if not line.startswith('#')}
+
+
+def check(file: ExportedFile, model, image, sizes) -> None:
+    """At each size and number of images; labels of pixels may differ where logits are equal."""
+    for number, *shape in sizes:
+        images = F.interpolate(image, tuple(shape), mode='bilinear')
+        images = torch.cat([images, images.flip(-1), images.flip(-2)])[:number]
+        with torch.no_grad():
+            expected = model(images)
+        found = file(images)
+        if 'count' not in expected:
+            assert difference(found, expected) < 1e-3, (number, shape)
+            continue
+        rows = match(found, expected)
+        # Rounding decides where an IoU is just the threshold.
+        assert len(rows) > 4 and sum(row < 1e-3 for row in rows) >= 0.9 * len(rows), rows
+
+
+@dynamic
+@pytest.mark.parametrize('family', ['ravlt-nano-mask-rcnn', 'ravlt-semantic-fpn'])
+def test_a_file_of_one_size(make, export, family):
+    pytest.importorskip('mmdet' if 'rcnn' in family else 'mmseg', reason='it is of that framework')
+    case = make(family)
+    model, file = export(case, STATIC)
+    check(file, model, case.image, [(1, 64, 64)])
+    used = operators(file.path)
+    assert used.keys() <= tensorrt() and 'Einsum' not in used
+    assert used['NonMaxSuppression'] == (2 if 'rcnn' in family else 0)
+    assert used['RoiAlign'] >= (4 if 'rcnn' in family else 0)
+    assert used['LayerNormalization'] > 4
+    with pytest.raises(ValueError, match='takes 64x64 alone, got 64x96'):
+        file(torch.rand(1, 3, 64, 96))
+
+
+@dynamic
+def test_a_file_of_any_size_and_number(make, export):
+    pytest.importorskip('mmdet', reason='SMCA needs MMDetection')
+    case = make('smca-la')
+    model, file = export(case, ANY[32])
+    check(file, model, case.image, [(1, 64, 64), (3, 96, 160), (2, 128, 64)])
+    assert operators(file.path).keys() <= tensorrt()
+    with pytest.raises(ValueError, match='takes multiples of 32 from 64 on, got 80x64'):
+        file(torch.rand(1, 3, 80, 64))
+
+
+@dynamic
+@pytest.mark.long
+@pytest.mark.skipif(not LONG, reason='twenty exports of any size take minutes: make test-long')
+@pytest.mark.parametrize('family', ALL)
+def test_every_family_at_any_size(make, export, family):
+    case = make(family)
+    model, file = export(case, ANY[16 if family.startswith(('vit', 'convit')) else 32])
+    check(file, model, case.image, [(1, 64, 64), (3, 96, 160), (2, 128, 64)])
+    used = operators(file.path)
+    assert used.keys() <= tensorrt() and 'Einsum' not in used
+
+
+@dynamic
+@pytest.mark.long
+@pytest.mark.skipif(not LONG, reason='it compiles C++ for a minute: make test-long')
+@pytest.mark.parametrize('family', ['ravlt-nano-mask-rcnn', 'ravlt-nano-cls'])
+def test_aoti(make, export, family):
+    case = make(family)
+    model, file = export(case, STATIC, 'aoti')
+    check(file, model, case.image, [(1, 64, 64)])
+
+
+@dynamic
+@pytest.mark.parametrize('family', ['smca', 'ravlt-semantic-fpn'])
+def test_openvino(make, export, family):
+    pytest.importorskip('openvino', reason='needs openvino: pip install mmlinattn[openvino]')
+    case = make(family)
+    model, file = export(case, STATIC, 'openvino')
+    check(file, model, case.image, [(1, 64, 64)])
+
+
+@pytest.mark.parametrize(
+    'name, content, error, message',
+    [
+        ('absent.onnx', None, FileNotFoundError, 'absent.onnx does not exist'),
+        ('model.pth', b'', FileError, 'must end in .onnx, .xml, .pt2'),
+        ('cut.onnx', b'\x08\x08\x12', FileError, 'cut.onnx cannot be loaded'),
+        ('cut.pt2', b'PK\x03\x04', FileError, 'cut.pt2 cannot be loaded'),
+    ],
+)
+def test_files_that_are_none(tmp_path, name, content, error, message):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(error, match=message):
+        ExportedFile(path)
+
+
+def test_a_file_of_something_else(tmp_path):
+    path = tmp_path / 'other.onnx'
+    value = onnx.helper.make_tensor_value_info('image', onnx.TensorProto.FLOAT, [1])
+    node = onnx.helper.make_node('Identity', ['image'], ['out'])
+    out = onnx.helper.make_tensor_value_info('out', onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([node], 'g', [value], [out])
+    opset = onnx.helper.make_opsetid('', OPSET)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9), path)
+    with pytest.raises(FileError, match='does not say what it is'):
+        ExportedFile(path)
+
+
+def test_formats_have_different_files():
+    assert len({form.suffix for form in FORMATS.values()}) == len(FORMATS)

@@ -1,0 +1,91 @@
+"""Half precision: what is measured, what is refused, and what stays in float32."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mmlinattn.deployment.capture import Sizes, capture
+from mmlinattn.deployment.compare import difference, match
+from mmlinattn.deployment.files import ExportedFile
+from mmlinattn.deployment.formats import write
+from mmlinattn.deployment.half import LIMIT, largest_activation, to_half
+from mmlinattn.deployment.models import deployable
+from tests.test_layers.test_export import dynamic
+
+STATIC = Sizes((64, 64), 32, dynamic=False)
+
+
+@pytest.fixture
+def classifier(make):
+    pytest.importorskip('mmpretrain', reason='it is a classifier of MMPretrain')
+    return make('ravlt-nano-cls')
+
+
+@dynamic
+def test_half_precision_stays_near_and_is_half(classifier, tmp_path):
+    onnx = pytest.importorskip('onnx', reason='it comes with the extra "export"')
+    pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
+    model = deployable(classifier.model, classifier.cfg, raw=True)
+    with torch.no_grad():
+        expected = model(classifier.image)
+    to_half(model)
+    program = capture(model, STATIC)
+    largest = largest_activation(program, classifier.image)
+    assert largest.finite and 0.1 < largest.value < LIMIT and 'backbone' in largest.place
+    path = tmp_path / 'half.onnx'
+    metadata = dict(outputs=['logits'], batch=1, stride=32, dynamic=False, shape=[64, 64])
+    write('onnx', program, metadata, path)
+    error = difference(ExportedFile(path, threads=1)(classifier.image), expected)
+    assert 0 < error < 0.01
+    weights = onnx.load(path).graph.initializer
+    halves = [w for w in weights if w.data_type == onnx.TensorProto.FLOAT16]
+    assert sum(w.ByteSize() for w in halves) > 0.8 * sum(w.ByteSize() for w in weights)
+
+
+@dynamic
+def test_a_number_beyond_half_precision_is_found(classifier):
+    model = deployable(classifier.model, classifier.cfg)
+    norm = model.model.backbone.stages[1][0].norm1
+    nn.init.constant_(norm.weight, 3e4)
+    to_half(model)
+    largest = largest_activation(capture(model, STATIC), classifier.image)
+    assert not largest.finite and largest.place.startswith('backbone.stages.1.0')
+
+
+def test_large_variances_do_not_become_half():
+    """Behind a convolution a batch norm becomes part of it; another one computes in float32."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4)
+            self.pool, self.late = nn.AvgPool2d(2), nn.BatchNorm2d(4)
+
+        def forward(self, x):
+            return self.late(self.pool(self.bn(self.conv(x))))
+
+    net = Net().eval().requires_grad_(False)
+    for bn in (net.bn, net.late):
+        bn.running_var.fill_(1e6)
+        bn.weight.data.fill_(1e3)
+    holder, x = nn.Module(), torch.randn(1, 3, 4, 4)
+    holder.model, expected = copy.deepcopy(net), net(x)
+    to_half(holder)
+    out = holder.model(x.half())
+    assert out.dtype == torch.float16
+    torch.testing.assert_close(out.float(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_detections_are_compared_in_any_order():
+    boxes = torch.tensor([[0.0, 0, 10, 10], [5, 5, 20, 20], [1, 1, 2, 2]])
+    scores, labels = torch.tensor([0.9, 0.8, 0.1]), torch.tensor([0, 1, 1])
+    one = dict(boxes=boxes[None], scores=scores[None], labels=labels[None], count=torch.tensor([3]))
+    order = torch.tensor([1, 0, 2])
+    other = {name: x[:, order] for name, x in one.items() if name != 'count'}
+    assert match(other, one) == [0, 0]  # the last is unsure
+    moved = dict(one, boxes=one['boxes'] + torch.tensor([[0.0], [2.0], [50.0]]))
+    assert match(moved, one) == pytest.approx([0, 0.1])
+    assert match(dict(one, labels=one['labels'] + 5), one) == [float('inf')] * 2
+    assert difference(moved, one) == pytest.approx(0.1)

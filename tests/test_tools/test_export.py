@@ -1,0 +1,118 @@
+"""The command lines of export: a file that scores as the model does, and errors of one line."""
+
+import re
+
+import pytest
+import torch
+
+from mmlinattn.deployment import FORMATS
+from mmlinattn.engine import build_model
+from mmlinattn.engine.config import load_config
+from tests.test_layers.test_export import dynamic
+
+from .conftest import CONFIGS
+from .test_train_and_test import metrics
+
+
+@pytest.fixture
+def checkpoint(root, tmp_path):
+    """checkpoint(task) -> file of weights that tell classes apart."""
+
+    def call(task: str):
+        torch.manual_seed(0)
+        cfg = load_config(str(root / CONFIGS[task]))
+        model = build_model(cfg).to_empty(device='cpu')
+        for value in model.state_dict().values():
+            if value.is_floating_point():
+                torch.nn.init.normal_(value, std=1 / max(value[:1].numel(), 1) ** 0.5)
+        for name, value in model.state_dict().items():
+            if 'running_var' in name:
+                value.fill_(1.0)
+        path = tmp_path / f'{task}.pth'
+        torch.save(dict(state_dict=model.state_dict(), meta={}), path)
+        return path
+
+    return call
+
+
+@dynamic
+@pytest.mark.parametrize('task', ['seg'])
+def test_a_file_scores_as_the_model_does(root, run, options, checkpoint, tmp_path, capsys, task):
+    pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
+    pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
+    config, weights, changes = root / CONFIGS[task], checkpoint(task), options(task)
+    out = tmp_path / 'model'
+    run('deployment/export', config, weights, '--shape', 64, 64, '--static', '--out', out,
+        '--cfg-options', *changes)  # fmt: skip
+    printed = capsys.readouterr().out
+    assert 'compared on the first image of the test set' in printed
+    assert 'model.onnx, ' in printed and 'largest difference from torch at 64x64' in printed
+    for name, file in (('torch', weights), ('onnx', f'{out}.onnx')):
+        run('test', config, file, '--work-dir', tmp_path / name, '--cfg-options', *changes)
+    expected, found = metrics(tmp_path / 'torch'), metrics(tmp_path / 'onnx')
+    assert found['mIoU'] == pytest.approx(expected['mIoU'], abs=0.1) and expected['mIoU'] > 0
+    run('deployment/latency', config, weights, f'{out}.onnx', '--shape', 64, 64, '--seconds',
+        0.1, '--cfg-options', *changes)  # fmt: skip
+    printed = capsys.readouterr().out
+    assert 'torch' in printed and 'model.onnx' in printed
+    # A larger image than a file of one size takes.
+    with pytest.raises(SystemExit) as stopped:
+        run('deployment/latency', config, weights, f'{out}.onnx', '--shape', 96, 64,
+            '--cfg-options', *changes, debug=False)  # fmt: skip
+    assert stopped.value.code == 2
+    assert 'takes 64x64 alone, got 96x64' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (('--shape', 64, 70), r'70 is not a multiple of the stride 32; 64 and 96 are'),
+        (('--shape', 32, 64), r'below 64x64, the smallest that this model \(stride 32\)'),
+        (('--shape', 64, 64, '--format', 'onnx', 'tflite'), '--format tflite: there are onnx, '),
+        (
+            ('--shape', 64, 64, '--format', 'absent'),
+            'absent needs no_such_module: pip install "nowhere"',
+        ),
+        (('--shape', 64, 64, '--format', 'executorch'), '--format executorch is not served: Exec'),
+        (('--shape', 64, 64, '--sample', 'none.jpg'), '--sample none.jpg does not exist'),
+        (('--shape', 64, 64, '--sample', __file__), 'is no image'),
+    ],
+)
+def test_bad_input_is_one_line(
+    root, run, options, checkpoint, tmp_path, capsys, monkeypatch, arguments, message
+):
+    absent = FORMATS['onnx']._replace(packages=(('no_such_module', 'nowhere'),))
+    monkeypatch.setitem(FORMATS, 'absent', absent)
+    refuse(run, capsys, message, root / CONFIGS['seg'], checkpoint('seg'), *arguments, '--out',
+           tmp_path / 'out', '--cfg-options', *options('seg'))  # fmt: skip
+    assert not [*tmp_path.glob('out*')]
+
+
+@pytest.mark.parametrize(
+    'content, message', [(None, 'no.pth'), (b'PK\x03\x04', 'no.pth is incomplete')]
+)
+def test_a_checkpoint_that_is_none(root, run, options, tmp_path, capsys, content, message):
+    path = tmp_path / 'no.pth'
+    if content:
+        path.write_bytes(content)
+    refuse(run, capsys, message, root / CONFIGS['seg'], path, '--shape', 64, 64,
+           '--cfg-options', *options('seg'))  # fmt: skip
+
+
+def test_a_damaged_file_and_options_of_a_checkpoint(root, run, options, tmp_path, capsys):
+    path = tmp_path / 'cut.onnx'
+    path.write_bytes(b'\x08\x08\x12')
+    arguments = [root / CONFIGS['seg'], path, '--work-dir', tmp_path]
+    refuse(run, capsys, 'cut.onnx cannot be loaded', *arguments, '--cfg-options',
+           *options('seg'), tool='test')  # fmt: skip
+    refuse(run, capsys, '--fuse-conv-bn needs a checkpoint', *arguments, '--fuse-conv-bn',
+           tool='test')  # fmt: skip
+
+
+def refuse(run, capsys, message, *arguments, tool='deployment/export'):
+    """The tool ends with code 2 and one line of error."""
+    with pytest.raises(SystemExit) as stopped:
+        run(tool, *arguments, debug=False)
+    lines = [line for line in capsys.readouterr().err.splitlines() if 'error: ' in line]
+    assert stopped.value.code == 2 and len(lines) == 1
+    assert re.search(message, lines[0]), lines
