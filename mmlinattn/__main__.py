@@ -8,7 +8,11 @@ from typing import List, Optional
 from .version import __version__
 
 COMMANDS = {
+    'train': 'train the model of a config',
+    'test': 'score a checkpoint or an exported file on the test data of a config',
     'predict': 'predict images, folders, videos or a camera; pictures and COCO JSON',
+    'export': 'write a trained model as ONNX, OpenVINO or AOTInductor',
+    'latency': 'time a model and its exported files on the same images',
     'convert': 'convert released weights',
     'complexity': 'parameters and multiply-accumulates of a model',
     'check-data': 'read all data of a config and report what is wrong with it',

@@ -1,50 +1,9 @@
 #!/usr/bin/env python
-"""Times a model in torch and its exported files on the same images: docs/export.md."""
+"""The command ``python -m mmlinattn latency``."""
 
-import argparse
-from pathlib import Path
+import sys
 
-import torch
-from mmengine.config import DictAction
-from rich.console import Console
-from rich.table import Table
-
-from mmlinattn.deployment import latency, sample_image
-from mmlinattn.engine.command_line import errors_in_one_line
-from mmlinattn.engine.config import load_config
-
-
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add('config', help='config file')
-    add('checkpoint', help='checkpoint file')
-    add('files', nargs='*', help='exported files: .onnx, .xml, .pt2')
-    add('--shape', nargs=2, type=int, required=True, metavar=('H', 'W'))
-    add('--threads', type=int, default=1, help='of the processor')
-    add('--seconds', type=float, default=5.0, help='for each')
-    add('--sample', help='an image; the first of the test set by default')
-    add('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
-    add('--debug', action='store_true', help='errors with their traceback')
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = parse_args()
-    with errors_in_one_line(args.debug):
-        torch.set_num_threads(args.threads)
-        cfg = load_config(args.config, args.cfg_options)
-        image, _ = sample_image(cfg, args.sample)
-        rows = latency(cfg, args.checkpoint, args.files, args.shape, image, args.seconds)
-        height, width = args.shape
-        table = Table(title=f'{Path(args.config).stem}, {height} x {width}, {args.threads} threads')
-        for name in ('', 'ms, median', 'ms, 90 %', 'difference from torch'):
-            table.add_column(name, justify='right' if name else 'left')
-        for row in rows:
-            cells = (f'{row.median:.1f}', f'{row.p90:.1f}', f'{row.difference:.0e}')
-            table.add_row(row.name, *cells)
-        Console().print(table)
-
+from mmlinattn.commands.latency import main
 
 if __name__ == '__main__':
-    main()
+    sys.exit(main())
