@@ -11,13 +11,14 @@ PYTHON ?= $(DEFAULT_PYTHON)
 PYTEST_ARGS ?=
 ZOO_ARGS ?=
 
-.PHONY: help setup demo test test-long zoo matrix lint format clean
+.PHONY: help setup demo test test-long zoo docs matrix lint format clean
 
 help:
 	@echo "make demo    set up, train and test on the embedded data set, draw a picture"
 	@echo "make test    set up, lint, run the tests"
 	@echo "make test-long  what damages inputs at random and runs for long, at full size"
 	@echo "make zoo     every attention in two small hosts on two data sets: under 45 minutes"
+	@echo "make docs    the site, from docs/ into build/site"
 	@echo "make setup   set up only: the environment in $(VENV), or PYTHON=... to use another;"
 	@echo "             MMCV=compiled compiles mmcv, MMCV_CUDA=1 with its CUDA operators"
 	@echo "make matrix  the tests in each supported environment, made in build/matrix (some GB each)"
@@ -32,6 +33,9 @@ demo: setup
 # Goes on where it was. ZOO_ARGS=--costs, --docs, ...: python -m benchmarks.zoo --help
 zoo: setup
 	$(PYTHON) -m benchmarks.zoo $(ZOO_ARGS)
+
+docs: setup
+	@bash tools/misc/docs.sh "$(PYTHON)"
 
 lint: setup
 	$(PYTHON) -m ruff check .

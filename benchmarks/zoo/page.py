@@ -59,7 +59,7 @@ def table(zoo: Zoo) -> List[str]:
     for host in zoo.hosts:
         if lines:
             lines.append('')
-        lines += [f'### {HOSTS[host]}', '', *_of_host(zoo, host)]
+        lines += [f'## {HOSTS[host]}', '', *_of_host(zoo, host)]
     lines += ['', *_gaps(zoo)]
     if zoo.chart:
         lines += ['', f'![Accuracy of each attention, by host and data]({zoo.chart})']

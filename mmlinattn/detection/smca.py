@@ -24,8 +24,8 @@ class SMCA(DETR):
     package in the encoder.
 
     Args:
-        backbone, neck, bbox_head, positional_encoding, num_queries, train_cfg, test_cfg,
-            data_preprocessor, init_cfg: as in MMDetection's ``DETR``.
+        backbone, neck, bbox_head, positional_encoding, num_queries: as in MMDetection's ``DETR``.
+        train_cfg, test_cfg, data_preprocessor, init_cfg: the same.
         encoder: arguments of :class:`SMCAEncoder`; the attention is ``layer_cfg.attn_cfg``.
         decoder: arguments of :class:`SMCADecoder`.
 

@@ -188,13 +188,13 @@ def test_the_table_by_hand(example):
     line = '| --- | ---: | ---: | ---: | ---: | ---: |'
     unknown = 'not measured | not measured | not measured |'
     assert page.table(example) == [
-        '### DeiT-nano', '', head, line,
+        '## DeiT-nano', '', head, line,
         # The squares of -3, -1 and 4 are 26, over n - 1 = 2.
         f'| `RALA` | 73.0 ± {13**0.5:.1f} (3) | no data | 1.23 | 2.00 ± 0.30 | 3 |',
         f'| `HydraAttention` | 65.0 (1) | no data | {unknown}',
         '| `WindowAttention` | refused | refused |  |  |  |',
         '',
-        '### RAVLT-nano', '', head, line,
+        '## RAVLT-nano', '', head, line,
         f'| `RALA` | 80.0 (1 of 2) | no data | {unknown}',
         f'| `HydraAttention` | failed | no data | {unknown}',
         f'| `WindowAttention` | not run | no data | {unknown}',

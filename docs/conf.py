@@ -1,0 +1,100 @@
+"""The site: `make docs` makes it of the pages as they lie in the repository, links included."""
+
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from mmlinattn.version import __version__  # noqa: E402
+
+project = 'MMLinAttn'
+release = __version__
+copyright = 'the authors of MMLinAttn, Apache-2.0'
+
+# The whole repository is the source, so that a link from page to page is one from file to file.
+root_doc = 'README'
+NAVIGATION = {
+    'Start': ['docs/installation', 'docs/datasets', 'docs/checkpoints'],
+    'Methods': [
+        'RALA and RAVLT <configs/ravlt/README>',
+        'Random walks: RWGKA, RWGKP <configs/rwgka/README>',
+        'Ripple attention <configs/ripple/README>',
+        'SMCA <configs/smca/README>',
+        'SegFormer <configs/segformer/README>',
+        'ViT, DeiT <configs/vit/README>',
+        'Swin <configs/swin/README>',
+        'CvT <configs/cvt/README>',
+        'ViL <configs/vil/README>',
+        'Additive attention: FViT <configs/fvit/README>',
+        'All attentions <docs/attentions>',
+    ],
+    'Use': ['docs/export', 'docs/distributed', 'docs/scale'],
+    'Measured': ['docs/results', 'docs/zoo', 'docs/benchmarks'],
+    'Extend': ['docs/design', 'CONTRIBUTING'],
+    'Reference': [
+        'docs/reference/ops',
+        'docs/reference/layers',
+        'docs/reference/backbones',
+        'docs/reference/detection',
+        'docs/reference/classification',
+        'docs/reference/checkpoints',
+        'docs/reference/datasets',
+        'docs/reference/engine',
+        'docs/reference/inference',
+        'docs/reference/analysis',
+    ],
+    'Project': ['SECURITY', 'Changes <CHANGELOG>'],
+}
+include_patterns = [
+    '*.md',
+    'docs/**.md',
+    'docs/*.ipynb',
+    'docs/reference/*.rst',
+    'configs/[!_]*/README.md',
+]
+exclude_patterns = ['.*', 'build', 'checkpoints', 'data', 'dist', 'shared', 'tests', 'work_dirs']
+
+extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon']
+myst_heading_anchors = 4  # named as the repository's host names them
+nb_execution_mode = 'off'  # notebooks keep the outputs that the tests look at
+highlight_language = 'none'  # of code that names none: what commands print
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # fields are described once
+autodoc_inherit_docstrings = False  # those of the frameworks are in another style
+autodoc_member_order = 'bysource'
+autodoc_typehints_format = 'short'
+python_maximum_signature_line_length = 80
+
+html_theme = 'furo'  # system fonts, nothing from other servers
+html_title = f'{project} {release}'
+html_static_path = ['_static']
+html_css_files = ['site.css']
+html_copy_source = False
+html_show_sphinx = False
+
+
+def add_navigation(app, docname, source):
+    """The site's contents, which the repository's host has no use for."""
+    if docname == root_doc:
+        for caption, pages in NAVIGATION.items():
+            lines = [':hidden:', f':caption: {caption}', '', *pages]
+            source[0] += '\n'.join(['\n```{toctree}', *lines, '```\n'])
+
+
+def add_index(app, exception):
+    """Servers of files show index.html first."""
+    if exception is None:
+        shutil.copyfile(Path(app.outdir, f'{root_doc}.html'), Path(app.outdir, 'index.html'))
+
+
+def leave_out(app, what, name, member, skip, options):
+    """Fields of a NamedTuple, whose docstring says its number alone."""
+    return True if (member.__doc__ or '').startswith('Alias for field number') else None
+
+
+def setup(app):
+    app.connect('autodoc-skip-member', leave_out)
+    app.connect('source-read', add_navigation)
+    app.connect('build-finished', add_index)
