@@ -30,7 +30,7 @@ NAVIGATION = {
         'Additive attention: FViT <configs/fvit/README>',
         'All attentions <docs/attentions>',
     ],
-    'Use': ['docs/export', 'docs/distributed', 'docs/scale'],
+    'Use': ['docs/predict', 'docs/export', 'docs/distributed', 'docs/scale'],
     'Measured': ['docs/results', 'docs/zoo', 'docs/benchmarks'],
     'Extend': ['docs/design', 'CONTRIBUTING'],
     'Reference': [

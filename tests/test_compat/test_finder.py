@@ -1,11 +1,8 @@
 """How the stand-in steps in: where mmcv is not compiled, before anything imports mmcv.ops."""
 
 import importlib.util
-import os
-import shutil
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
@@ -98,33 +95,3 @@ def test_no_torchvision_says_so(module, monkeypatch, state):
         monkeypatch.setattr(sys, 'meta_path', [BrokenTorchvision, *sys.meta_path])
     with pytest.raises(ImportError, match='torchvision.* cannot be imported next to torch'):
         module()
-
-
-@pytest.mark.parametrize('kind', ['wheel', 'editable'])
-def test_an_install_starts_the_finder(root, tmp_path, kind):
-    """The .pth is in the wheel and in its record, so pip removes it with the package."""
-    pytest.importorskip('setuptools')
-    source, out = tmp_path / 'source', tmp_path / 'out'
-    skip = shutil.ignore_patterns('__pycache__', '*.egg-info')
-    shutil.copytree(root / 'mmlinattn', source / 'mmlinattn', ignore=skip)
-    for name in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'mmlinattn_mmcv.py'):
-        shutil.copy(root / name, source)
-    out.mkdir()
-    python(f'from setuptools import build_meta; build_meta.build_{kind}({str(out)!r})', cwd=source)
-    site = tmp_path / 'site'
-    with zipfile.ZipFile(next(out.glob('*.whl'))) as wheel:
-        wheel.extractall(site)
-    record = next(site.glob('*.dist-info/RECORD')).read_text()
-    assert 'mmlinattn_mmcv.pth,' in record
-    # -S: without the site-packages of this environment.
-    code = (
-        f'import site, sys; site.addsitedir({str(site)!r})\n'
-        'print([name for name in sys.modules if name.startswith("mmlinattn")])'
-    )
-    env = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    run = [sys.executable, '-S', '-c', code]
-    assert subprocess.check_output(run, env=env, cwd=out, text=True) == "['mmlinattn_mmcv']\n"
-    shutil.rmtree(source)  # an editable install whose source has moved is silent
-    expected = '[]\n' if kind == 'editable' else "['mmlinattn_mmcv']\n"
-    result = subprocess.run(run, env=env, cwd=out, text=True, capture_output=True)
-    assert (result.stdout, result.stderr) == (expected, '')

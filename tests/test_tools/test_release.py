@@ -1,0 +1,159 @@
+"""What a release consists of: source distribution, wheel, versions, pages, licences."""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+import yaml
+
+from mmlinattn import __version__
+from mmlinattn.checkpoints import SOURCES
+
+TOP = ('setup.py', 'pyproject.toml', 'MANIFEST.in', 'README.md', 'LICENSE', 'CITATION.cff')
+TOP += ('CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md', 'model-index.yml', 'mmlinattn_mmcv.py')
+FOLDERS = ('mmlinattn', 'configs', 'tools')
+
+
+def build(kind, source, out):
+    """What pip and `python -m build` call, in the environment that there is."""
+    code = f'from setuptools import build_meta; build_meta.build_{kind}({str(out)!r})'
+    done = subprocess.run([sys.executable, '-c', code], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return next(out.iterdir())
+
+
+def files(folder):
+    """Those of a checkout, as paths from its root; none that Python has compiled."""
+    return {
+        path.relative_to(folder.parent).as_posix()
+        for path in folder.rglob('*')
+        if path.is_file() and '__pycache__' not in path.parts
+    }
+
+
+@pytest.fixture(scope='module')
+def sdist(root, tmp_path_factory):
+    """The source distribution, unpacked."""
+    folder = tmp_path_factory.mktemp('sdist')
+    source = folder / 'source'
+    for name in FOLDERS:
+        shutil.copytree(root / name, source / name)  # byte code too
+    for name in TOP:
+        shutil.copy(root / name, source)
+    (source / 'tests').mkdir()
+    (source / 'tests' / 'test_nothing.py').touch()
+    (folder / 'out').mkdir()
+    with tarfile.open(build('sdist', source, folder / 'out')) as archive:
+        archive.extractall(folder, filter='data')
+    return folder / f'mmlinattn-{__version__}'
+
+
+@pytest.fixture(scope='module')
+def wheel(sdist, tmp_path_factory):
+    out = tmp_path_factory.mktemp('wheel')
+    return build('wheel', sdist, out)
+
+
+def test_the_sdist_has_what_the_wheel_needs(root, sdist):
+    names = {path.relative_to(sdist).as_posix() for path in sdist.rglob('*') if path.is_file()}
+    made = {'PKG-INFO', 'setup.cfg', *(name for name in names if '.egg-info/' in name)}
+    assert names - made == {*TOP}.union(*(files(root / folder) for folder in FOLDERS))
+
+
+def test_the_wheel_has_the_package_and_what_mim_looks_for(root, wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        info = f'mmlinattn-{__version__}.dist-info/'
+        metadata = archive.read(info + 'METADATA').decode()
+        assert archive.read(info + 'entry_points.txt').decode().split() == [
+            '[console_scripts]', 'mmlinattn', '=', 'mmlinattn.__main__:main',
+        ]  # fmt: skip
+    brought = files(root / 'configs') | files(root / 'tools') | {'model-index.yml'}
+    assert {name for name in names if not name.startswith(info)} == {
+        *files(root / 'mmlinattn'),
+        *(f'mmlinattn/.mim/{name}' for name in brought),
+        'mmlinattn_mmcv.py',
+        'mmlinattn_mmcv.pth',
+    }
+    assert info + 'licenses/LICENSE' in names
+    assert (
+        f'\nVersion: {__version__}\n' in metadata and '\nLicense-Expression: Apache-2.0' in metadata
+    )
+
+
+@pytest.mark.parametrize('kind', ['wheel', 'editable'])
+def test_an_install_starts_the_finder(sdist, tmp_path, request, kind):
+    """The .pth is in the wheel and in its record, so pip removes it with the package."""
+    source, out, site = tmp_path / 'source', tmp_path / 'out', tmp_path / 'site'
+    out.mkdir()
+    if kind == 'wheel':
+        built = request.getfixturevalue('wheel')
+    else:
+        shutil.copytree(sdist, source)
+        built = build('editable', source, out)
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(site)
+    record = next(site.glob('*.dist-info/RECORD')).read_text()
+    assert 'mmlinattn_mmcv.pth,' in record
+    # -S: without the site-packages of this environment.
+    code = (
+        f'import site, sys; site.addsitedir({str(site)!r})\n'
+        'print([name for name in sys.modules if name.startswith("mmlinattn")])'
+    )
+    env = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
+    run = [sys.executable, '-S', '-c', code]
+    assert subprocess.check_output(run, env=env, cwd=out, text=True) == "['mmlinattn_mmcv']\n"
+    shutil.rmtree(source, ignore_errors=True)  # an editable install that has moved is silent
+    expected = '[]\n' if kind == 'editable' else "['mmlinattn_mmcv']\n"
+    result = subprocess.run(run, env=env, cwd=out, text=True, capture_output=True)
+    assert (result.stdout, result.stderr) == (expected, '')
+
+
+def test_the_version_is_one(root):
+    newest = re.search(r'^## (\S+) \((.*)\)$', (root / 'CHANGELOG.md').read_text(), re.M)
+    citation = yaml.safe_load((root / 'CITATION.cff').read_text())
+    released = (str(citation['version']), str(citation['date-released']))
+    assert newest.groups() == released and released[0] == __version__
+
+
+def test_the_site_has_a_place_for_every_page(root):
+    navigation = runpy.run_path(str(root / 'docs' / 'conf.py'))['NAVIGATION']
+    entries = [entry for entries in navigation.values() for entry in entries]
+    named = ['README', *(re.sub(r'.* <(.*)>', r'\1', entry) for entry in entries)]
+    pages = [*root.glob('*.md'), *(root / 'docs').glob('*.md'), *(root / 'docs').glob('*.ipynb')]
+    pages += [*root.glob('docs/reference/*.rst'), *root.glob('configs/[!_]*/README.md')]
+    assert sorted(named) == sorted(
+        page.relative_to(root).with_suffix('').as_posix() for page in pages
+    )
+
+
+def test_the_reference_has_every_public_package(root):
+    packages = {
+        path.parent.name
+        for path in (root / 'mmlinattn').glob('*/__init__.py')
+        if re.search(r'^ *__all__ = ', path.read_text(), re.M)
+    } - {'compat'}  # which acts when it is imported
+    pages = {path.stem: path.read_text() for path in (root / 'docs' / 'reference').glob('*.rst')}
+    assert set(pages) == packages
+    for name, text in pages.items():
+        assert f'.. automodule:: mmlinattn.{name}\n   :members:\n' in text
+
+
+def test_the_licence_of_every_source_of_weights_is_on_its_page(root):
+    page = (root / 'docs' / 'checkpoints.md').read_text()
+    section = page.partition('## Licences of released weights')[2].partition('\n## ')[0]
+    assert set(re.findall(r'^\| `(\w+)` \|', section, re.M)) == set(SOURCES)
+
+
+def test_the_container_takes_nothing_of_a_used_checkout(root):
+    git, container = (
+        {line.removeprefix('**/').strip('/') for line in (root / name).read_text().splitlines()}
+        for name in ('.gitignore', '.dockerignore')
+    )
+    assert git <= container and '.git' in container
