@@ -16,7 +16,7 @@ copyright = 'the authors of MMLinAttn, Apache-2.0'
 # The whole repository is the source, so that a link from page to page is one from file to file.
 root_doc = 'README'
 NAVIGATION = {
-    'Start': ['docs/installation', 'docs/datasets', 'docs/checkpoints'],
+    'Start': ['docs/quickstart', 'docs/installation', 'docs/datasets', 'docs/checkpoints'],
     'Methods': [
         'RALA and RAVLT <configs/ravlt/README>',
         'Random walks: RWGKA, RWGKP <configs/rwgka/README>',
@@ -43,6 +43,7 @@ NAVIGATION = {
         'docs/reference/datasets',
         'docs/reference/engine',
         'docs/reference/inference',
+        'docs/reference/deployment',
         'docs/reference/analysis',
     ],
     'Project': ['SECURITY', 'Changes <CHANGELOG>'],
