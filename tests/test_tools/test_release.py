@@ -131,6 +131,10 @@ def test_the_site_has_a_place_for_every_page(root):
     assert sorted(named) == sorted(
         page.relative_to(root).with_suffix('').as_posix() for page in pages
     )
+    for page in pages:  # a second title would be a second entry
+        if page.suffix == '.md':
+            text = re.sub(r'^ *```.*?^ *```', '', page.read_text(), flags=re.M | re.S)
+            assert len(re.findall(r'^# ', text, re.M)) == 1, page
 
 
 def test_the_reference_has_every_public_package(root):
