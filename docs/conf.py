@@ -55,7 +55,7 @@ include_patterns = [
     'docs/reference/*.rst',
     'configs/[!_]*/README.md',
 ]
-exclude_patterns = ['.*', 'build', 'checkpoints', 'data', 'dist', 'shared', 'tests', 'work_dirs']
+exclude_patterns = ['.*', 'build', 'checkpoints', 'data', 'dist', 'tests', 'work_dirs']
 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon']
 myst_heading_anchors = 4  # named as the repository's host names them
