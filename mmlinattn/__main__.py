@@ -9,6 +9,7 @@ from . import __version__
 
 COMMANDS = {
     'predict': 'predict images, folders, videos or a camera; pictures and COCO JSON',
+    'app': 'a page in the browser: predictions, and what the attention looks at',
     'convert': 'convert released weights',
     'complexity': 'parameters and multiply-accumulates of a model',
     'check-data': 'read all data of a config and report what is wrong with it',
