@@ -5,7 +5,7 @@ import importlib
 import sys
 from typing import List, Optional
 
-from . import __version__
+from .version import __version__
 
 COMMANDS = {
     'predict': 'predict images, folders, videos or a camera; pictures and COCO JSON',

@@ -2,8 +2,10 @@
 
 import gc
 import importlib
+import logging
 import os
 import sys
+import uuid
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +25,8 @@ from safetensors.torch import load_file
 
 import mmlinattn  # noqa: F401  registers everything
 from mmlinattn.compat import mmcv_ext
+from mmlinattn.datasets.stores import S3Store
+from tests.object_store import KEY_ID, SECRET
 
 ROOT = Path(__file__).resolve().parent.parent
 # Small cases are in the repository; a large one may lie beside it.
@@ -69,6 +73,29 @@ def compiled() -> ModuleType:
     if module.__file__.endswith('.py'):
         pytest.skip('mmcv is not compiled here: this is mmcv-lite with the stand-in')
     return module
+
+
+@pytest.fixture(scope='session')
+def _object_server():
+    server = pytest.importorskip(
+        'moto.server', reason="needs the packages of the extra 'test': pip install -e '.[test]'"
+    ).ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
+    logging.getLogger('werkzeug').setLevel(logging.ERROR)
+    server.start()
+    yield 'http://{}:{}'.format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def bucket(_object_server, monkeypatch) -> str:
+    """``s3://`` address of an empty bucket on a server of this machine, with credentials for it."""
+    monkeypatch.setenv('AWS_ENDPOINT_URL', _object_server)
+    monkeypatch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
+    monkeypatch.setenv('AWS_ACCESS_KEY_ID', KEY_ID)
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', SECRET)
+    name = f'data-{uuid.uuid4().hex}'
+    S3Store()._ask(f's3://{name}', 'create_bucket', Bucket=name)
+    return f's3://{name}'
 
 
 @pytest.fixture

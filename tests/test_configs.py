@@ -768,9 +768,15 @@ def test_metafiles_and_readmes_name_configs_that_are_there(root, method):
     configs = {entry['Name']: root / entry['Config'] for entry in entries}
     links = re.findall(r'\(([^()#\s]+\.(?:py|md))[)#]', (folder / 'README.md').read_text())
     assert len(configs) == len(entries) and len(links) > 4
+    assert set(configs.values()) == set(folder.glob('*.py'))
     for name, path in configs.items():
         assert path == folder / f'{name}.py' and path.is_file()
     assert [link for link in links if '//' not in link and not (folder / link).is_file()] == []
+
+
+def test_the_index_that_mim_reads(root):
+    imported = mmengine.load(root / 'model-index.yml')['Import']
+    assert imported == [f'configs/{method}/metafile.yml' for method in sorted(METHODS)]
 
 
 def test_shapes_configs_name_the_classes_that_the_generator_draws(root):

@@ -29,15 +29,16 @@ MAY_IMPORT = {
     'backbones': ['layers'],
     'detection': ['backbones'],
     'classification': ['backbones'],
-    'datasets': [],
+    'datasets': ['checkpoints'],  # files that are written whole or not at all
     'checkpoints': [],  # hosts declare the names of released weights, so no host is needed
-    'engine': ['layers', 'checkpoints', 'datasets'],
+    'engine': ['layers', 'datasets'],
     'analysis': ['detection', 'classification', 'datasets', 'engine'],
     'visualization': ['analysis'],
     'deployment': ['visualization'],
     'inference': ['visualization'],
     'app': ['inference'],
     'commands': ['deployment', 'inference', 'app'],
+    '__main__': ['commands'],
 }
 OPEN = {'compat', 'version'}  # to all, and import nothing of the rest
 

@@ -1,10 +1,17 @@
 #!/usr/bin/env bash
-# dist_train.sh CONFIG GPUS [tools/train.py options]
+# dist_train.sh CONFIG GPUS [tools/train.py options], on every machine: docs/distributed.md
+# NNODES (a number or least:most), MASTER_ADDR, PORT, RUN_ID, MAX_RESTARTS from the environment.
 set -euo pipefail
 . "$(dirname "$0")/misc/python.sh"
 CONFIG=$1 GPUS=$2
-PYTHONPATH="$(dirname "$0")/..:${PYTHONPATH:-}" "$PYTHON" -m torch.distributed.run \
-  --nnodes="${NNODES:-1}" --node_rank="${NODE_RANK:-0}" \
-  --master_addr="${MASTER_ADDR:-127.0.0.1}" --master_port="${PORT:-29500}" \
-  --nproc_per_node="$GPUS" \
+# The agents' store keeps the addresses of processes that have ended from those started again.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+if [ "${NNODES:-1}" = 1 ]; then
+  MEET=(--standalone)
+else
+  MEET=(--nnodes="$NNODES" --rdzv-backend=c10d --rdzv-id="${RUN_ID:-$CONFIG}"
+    --rdzv-endpoint="${MASTER_ADDR:?of the first machine}:${PORT:-29500}")
+fi
+PYTHONPATH="$(dirname "$0")/..:${PYTHONPATH:-}" exec "$PYTHON" -m torch.distributed.run \
+  "${MEET[@]}" --nproc-per-node="$GPUS" --max-restarts="${MAX_RESTARTS:-0}" \
   "$(dirname "$0")/train.py" "$CONFIG" --launcher pytorch "${@:3}"

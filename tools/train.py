@@ -1,66 +1,9 @@
 #!/usr/bin/env python
-"""Trains a detector, segmentor or classifier from a config."""
+"""The command ``python -m mmlinattn train``."""
 
-import argparse
+import sys
 
-from mmlinattn.checkpoints import CheckpointError
-from mmlinattn.engine import config, data_checks, distributed
-from mmlinattn.engine.command_line import errors_in_one_line, parse_run
-from mmlinattn.engine.flexible import runner_class
-from mmlinattn.engine.preemption import Preempted
-from mmlinattn.engine.runner import PluginFeatures
-from mmlinattn.engine.weight_checks import check_weights
-
-
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('config', help='config file')
-    parser.add_argument(
-        '--resume',
-        nargs='?',
-        const='auto',
-        help='checkpoint to resume from; without a value, the newest in the work directory',
-    )
-    parser.add_argument('--amp', action='store_true', help='mixed precision')
-    parser.add_argument(
-        '--auto-scale-lr',
-        action='store_true',
-        help="scale the learning rate to the batch size, from the config's auto_scale_lr",
-    )
-    return parse_run(parser)
-
-
-def prepare(args: argparse.Namespace) -> PluginFeatures:
-    """Everything that can be wrong before training starts, and the runner that will train."""
-    cfg = config.load_config(args.config, args.cfg_options)
-    config.set_work_dir(cfg, args.config, args.work_dir)
-    runner_of = runner_class(cfg)
-    distributed.set_launcher(cfg, args.launcher)
-    config.set_resume(cfg, args.resume)
-    config.use_amp(cfg, args.amp)
-    config.set_checkpoint_hooks(cfg)
-    if args.auto_scale_lr:
-        config.scale_lr(cfg)
-    data_checks.check_data(cfg, 'train_dataloader', 'val_dataloader', 'val_evaluator')
-    runner = runner_of.from_cfg(cfg)
-    check_weights(runner, cfg)
-    runner.prepare_training()
-    return runner
-
-
-def main() -> None:
-    args = parse_args()
-    with errors_in_one_line(args.debug):
-        runner = prepare(args)
-    known = (CheckpointError, data_checks.DataError, OSError)
-    with errors_in_one_line(args.debug, known, runner.log_dir):
-        try:
-            runner.train()
-        except Preempted:
-            distributed.leave_process_group()
-            raise
-    distributed.leave_process_group()
-
+from mmlinattn.commands.train import main
 
 if __name__ == '__main__':
-    main()
+    sys.exit(main())

@@ -128,25 +128,32 @@ def check_shape(shape: Sequence[int]) -> Tuple[int, int]:
     return values
 
 
-class _Forward(nn.Module):
-    """The part of a model that runs on one image at test time."""
+class Forward(nn.Module):
+    """The part of a model that runs on images (B, 3, H, W) between pre- and post-processing.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        model: of a framework, or one that takes such images.
+        proposals: how many of an image the box heads and the mask heads of two-stage detectors see.
+    """
+
+    def __init__(
+        self, model: nn.Module, proposals: Tuple[int, int] = (BOX_PROPOSALS, MASK_PROPOSALS)
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.proposals = model, proposals
 
-    def forward(self, image: Tensor) -> None:
+    def forward(self, images: Tensor) -> object:
+        """What the model gives, tensors in containers of any kind."""
         if not isinstance(self.model, BaseModel):
-            self.model(image)
-        elif getattr(self.model, 'with_roi_head', False):
-            self._two_stage(image)
-        else:
-            self.model(image, [self._sample(image)], mode='tensor')
+            return self.model(images)
+        if getattr(self.model, 'with_roi_head', False):
+            return self._two_stage(images)
+        return self.model(images, [self._sample(images) for _ in images], mode='tensor')
 
     @staticmethod
-    def _sample(image: Tensor) -> BaseDataElement:
+    def _sample(images: Tensor) -> BaseDataElement:
         """What some detectors want to know about the image."""
-        size = tuple(image.shape[-2:])
+        size = tuple(images.shape[-2:])
         return BaseDataElement(
             metainfo=dict(
                 img_shape=size,
@@ -157,13 +164,14 @@ class _Forward(nn.Module):
             )
         )
 
-    def _two_stage(self, image: Tensor) -> None:
+    def _two_stage(self, images: Tensor) -> list:
         """Heads run on empty RoI features: NMS and RoIAlign have no products to count."""
-        feats = self.model.extract_feat(image)
+        feats = self.model.extract_feat(images)
+        outs = [feats]
         if self.model.with_rpn:
-            self.model.rpn_head(feats)
+            outs.append(self.model.rpn_head(feats))
         roi_head = self.model.roi_head
-        for kind, num in (('bbox', BOX_PROPOSALS), ('mask', MASK_PROPOSALS)):
+        for kind, num in zip(('bbox', 'mask'), self.proposals):
             if not getattr(roi_head, f'with_{kind}', False):
                 continue
             heads = _as_list(getattr(roi_head, f'{kind}_head'))
@@ -174,10 +182,11 @@ class _Forward(nn.Module):
             for i, head in enumerate(heads):
                 extractor = extractors[min(i, len(extractors) - 1)]
                 size = extractor.roi_layers[0].output_size
-                rois = image.new_zeros(num, extractor.out_channels, *size)
+                rois = images.new_zeros(len(images) * num, extractor.out_channels, *size)
                 if getattr(roi_head, 'with_shared_head', False):
                     rois = roi_head.shared_head(rois)
-                head(rois)
+                outs.append(head(rois))
+        return outs
 
 
 def _as_list(module: nn.Module) -> List[nn.Module]:
@@ -185,7 +194,7 @@ def _as_list(module: nn.Module) -> List[nn.Module]:
 
 
 def _run(model: nn.Module, shape: Tuple[int, int], mode: ContextManager) -> '_Counter':
-    runner = _Forward(_copy(model, mode)).eval()
+    runner = Forward(copy_without_values(model, mode)).eval()
     counter = _Counter(runner)
     fast_path = torch.backends.mha.get_fastpath_enabled()
     # One opaque operator for a whole attention layer.
@@ -198,13 +207,15 @@ def _run(model: nn.Module, shape: Tuple[int, int], mode: ContextManager) -> '_Co
     return counter
 
 
-def _copy(model: nn.Module, mode: ContextManager) -> nn.Module:
+def copy_without_values(model: nn.Module, mode: ContextManager) -> nn.Module:
     """A copy on the CPU with the same shapes, where all parameters and buffers are 0."""
     memo = {}
     for tensor in (*model.parameters(), *model.buffers()):
         with mode:
             new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).zero_()
-        memo[id(tensor)] = nn.Parameter(new, False) if isinstance(tensor, nn.Parameter) else new
+        if isinstance(tensor, nn.Parameter):
+            new = nn.Parameter(new, tensor.requires_grad)
+        memo[id(tensor)] = new
     return copy.deepcopy(model, memo)
 
 

@@ -141,8 +141,8 @@ def sight_of(predictor: Predictor, shape: Tuple[int, int], size: Tuple[int, int]
         known = (counts > 0) & (values > 0.5) & (values < 254.5)
         if known.sum() < 2:
             raise ValueError(
-                f'the test pipeline leaves too little of a picture of {width} x {height} pixels, or '
-                'changes its colours: which pixels a cell is of is not known'
+                f'the test pipeline leaves too little of a picture of {width} x {height} pixels, '
+                'or changes its colours: which pixels a cell is of is not known'
             )
         scale, offset = np.polyfit(known.nonzero()[0], values[known] / 255 * (pixels - 1), 1)
         scales.append(float(scale))

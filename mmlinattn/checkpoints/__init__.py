@@ -1,5 +1,6 @@
 """Checkpoint files: safe reading and writing, key maps from released weights, fit to a model."""
 
+from .addresses import has_user, redacted
 from .compare import Report, check_fits, compare
 from .consolidate import consolidate
 from .convert import SOURCES, convert, kind_of
@@ -27,12 +28,14 @@ __all__ = [
     'consolidate',
     'convert',
     'damaged_part',
+    'has_user',
     'is_sharded',
     'kind_of',
     'load_checkpoint',
     'load_shards',
     'load_state_dict',
     'read_checkpoint',
+    'redacted',
     'remove_lost_shards',
     'remove_shards',
     'save_checkpoint',

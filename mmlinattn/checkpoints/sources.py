@@ -8,9 +8,14 @@ from urllib.parse import unquote, urlsplit
 from mmengine import fileio
 from mmengine.runner import checkpoint as mmengine_zoos
 
+from .addresses import has_user
 from .download import download
 from .errors import CheckpointError
 from .write import PathLike
+
+NO_USER = (
+    'an address with a user or a password ends in logs and configs; fetch the file by other means'
+)
 
 
 def open_source(source: PathLike) -> BinaryIO:
@@ -21,12 +26,15 @@ def open_source(source: PathLike) -> BinaryIO:
 
     Raises:
         FileNotFoundError: no such file.
-        CheckpointError: no download, a name that the zoo does not have, an unknown scheme.
+        CheckpointError: no download, a name that the zoo does not have, an unknown scheme, an
+            address with a user or a password.
     """
     text = str(source)
     scheme, separator, rest = text.partition('://')
     if not separator:
         return _open_local(Path(source).expanduser())
+    if has_user(text):
+        raise CheckpointError(f'{text} is refused: {NO_USER}')
     if scheme == 'file':
         return _open_local(Path(unquote(urlsplit(text).path)))
     if scheme in _ZOOS:

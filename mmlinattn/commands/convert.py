@@ -13,6 +13,7 @@ from ..checkpoints import (
     convert,
     kind_of,
     load_state_dict,
+    redacted,
     save_checkpoint,
 )
 from ..engine import build_model
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
     save_checkpoint(args.dst, tensors, meta)
     kind = kind_of(tensors)
     count = sum(value.numel() for value in tensors.values())
-    print(f'{args.src}: {kind} of {args.source}')
+    print(f'{redacted(args.src)}: {kind} of {args.source}')
     print(f'{args.dst}: {len(tensors)} tensors, {count / 1e6:.2f} M values')
     print(usage(kind, args.dst))
 

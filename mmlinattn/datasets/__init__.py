@@ -1,5 +1,7 @@
 """Data sets of mmlinattn."""
 
 from .cifar import CIFAR100Binary
+from .shards import ShardDataset, ShardSampler
+from .stores import HTTPStore, S3Store
 
-__all__ = ['CIFAR100Binary']
+__all__ = ['CIFAR100Binary', 'HTTPStore', 'S3Store', 'ShardDataset', 'ShardSampler']

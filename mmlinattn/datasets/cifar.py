@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, List, Tuple, Union
 
 import numpy as np
+from mmengine import fileio
 from mmengine.dataset import BaseDataset
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS
@@ -27,7 +28,8 @@ class CIFAR100Binary(BaseDataset):
     augmentations and predictions expect, so that the preprocessor has ``to_rgb=True``.
 
     Args:
-        data_root: folder with ``train.bin``, ``test.bin`` and ``fine_label_names.txt``.
+        data_root: folder, or address of one, with ``train.bin``, ``test.bin`` and
+            ``fine_label_names.txt``.
         split: ``'train'`` or ``'test'``.
         others: see MMEngine's ``BaseDataset``. ``metainfo=dict(classes=...)`` comes before the
             names of the file.
@@ -53,7 +55,7 @@ class CIFAR100Binary(BaseDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> List[dict]:
-        path = Path(self.data_root) / f'{self.split}.bin'
+        path = fileio.join_path(self.data_root, f'{self.split}.bin')
         images, labels = read_records(path)
         expected = RELEASED[self.split]
         if len(labels) != expected:
@@ -63,7 +65,7 @@ class CIFAR100Binary(BaseDataset):
                 level=logging.WARNING,
             )
         if 'classes' not in self._metainfo:
-            self._metainfo['classes'] = read_names(path.with_name(NAMES))
+            self._metainfo['classes'] = read_names(fileio.join_path(self.data_root, NAMES))
         return [dict(img=img, gt_label=int(label)) for img, label in zip(images, labels)]
 
 
@@ -107,7 +109,7 @@ def read_names(path: Union[str, Path]) -> Tuple[str, ...]:
 
 
 def _content(path: Union[str, Path]) -> bytes:
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f'{path} does not exist; {WHERE}')
-    return path.read_bytes()
+    try:
+        return fileio.get(path)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise FileNotFoundError(f'{path} does not exist; {WHERE}') from error

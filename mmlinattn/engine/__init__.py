@@ -5,6 +5,7 @@ from .checkpoint_hook import AtomicCheckpointHook
 from .exact_resume import ExactResumeHook, seed_everything
 from .fsdp2 import FSDP2Strategy
 from .fusion import FuseConvBNHook
+from .hang import HangHook
 from .loops import ResumableEpochLoop
 from .model import build_model, load_model
 from .preemption import PreemptionHook
@@ -15,6 +16,7 @@ __all__ = [
     'ExactResumeHook',
     'FSDP2Strategy',
     'FuseConvBNHook',
+    'HangHook',
     'PreemptionHook',
     'ResumableEpochLoop',
     'build_model',

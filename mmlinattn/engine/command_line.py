@@ -1,20 +1,24 @@
 """What the command lines share: arguments, and errors that are one line, not a traceback."""
 
 import argparse
+import difflib
+import inspect
 import os
 import re
 import sys
 import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Iterator, Optional, Tuple, Type
+from typing import Iterator, List, Optional, Tuple, Type
 
 from mmengine.config import DictAction
 
 EXIT_CODE = 2
 
 
-def parse_run(parser: argparse.ArgumentParser) -> argparse.Namespace:
+def parse_run(
+    parser: argparse.ArgumentParser, argv: Optional[List[str]] = None
+) -> argparse.Namespace:
     """Adds what training and testing both take, parses, and sets ``LOCAL_RANK`` for MMEngine."""
     add = parser.add_argument
     add('--work-dir', help='where logs, checkpoints and metrics go')
@@ -27,7 +31,7 @@ def parse_run(parser: argparse.ArgumentParser) -> argparse.Namespace:
     add('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
     add('--debug', action='store_true', help='errors with their traceback')
     add('--local_rank', '--local-rank', type=int, default=0)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     return args
 
@@ -72,7 +76,24 @@ def _text(error: Exception) -> str:
         text = re.split(rf'\n(?:\w+\.)*{type(error).__name__}: ', text)[-1]
     text = ' '.join(text.split())
     if text:
-        return text
+        return text + _nearest_argument(error)
     for frame in traceback.extract_tb(error.__traceback__)[-1:]:
         return f'{frame.line} (line {frame.lineno} of {frame.filename})'
     return 'no message'
+
+
+def _nearest_argument(error: Exception) -> str:
+    """What was meant by an argument that a class of a config does not have, if that can be told."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if not isinstance(error, TypeError) or unknown is None:
+        return ''
+    names = set()
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for local in ('obj_cls', 'kind'):  # of MMEngine's build_from_cfg, of build_attention
+            kind = frame.f_locals.get(local)
+            words = set(re.findall(r'\w+', str(error)))
+            if isinstance(kind, type) and words & {parent.__name__ for parent in kind.__mro__}:
+                own = (parent.__init__ for parent in kind.__mro__ if '__init__' in vars(parent))
+                names.update(name for init in own for name in inspect.signature(init).parameters)
+    close = difflib.get_close_matches(unknown[1], names - {'self', 'args', 'kwargs'}, 1)
+    return f'; did you mean {close[0]}?' if close else ''

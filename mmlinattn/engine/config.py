@@ -7,13 +7,20 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 
 from mmengine.config import Config
 from mmengine.device import get_device
+from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.logging import print_log
 from mmengine.registry import HOOKS, Registry, init_default_scope
 
 from ..checkpoints import serve_mmengine
+from ..datasets.stores import check_no_secrets
 from .checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
+from .distributed import of_first_process
+from .hang import TIMEOUT_S, HangHook
 from .preemption import PreemptionHook
+
+# Collectives give up this much later than HangHook.
+WAIT_LONGER_S = 60
 
 TOP_LEVEL = {
     'work_dir', 'load_from', 'resume', 'randomness', 'auto_scale_lr', 'train_cfg', 'val_cfg',
@@ -41,7 +48,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     Raises:
         FileNotFoundError: no such config.
         ValueError: an option whose first part is neither in the config nor known to MMEngine's
-            Runner; it would be ignored silently.
+            Runner; it would be ignored silently. Something that looks like a secret.
         TypeError: see :func:`check_structure`.
     """
     path = config_file(path)
@@ -64,6 +71,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
             if cfg[f'{split}_evaluator'].get('ann_file') == before.get(split):
                 cfg[f'{split}_evaluator'].ann_file = path
     check_structure(cfg)
+    check_no_secrets(cfg)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     return cfg
 
@@ -165,15 +173,37 @@ def use_amp(cfg: Config, requested: bool) -> None:
 
 
 def set_resume(cfg: Config, resume: Optional[str]) -> None:
-    """``--resume``: None, ``'auto'`` (the newest whole one of the work directory, if any)
-    or where one is. CheckpointError if the work directory has none that is whole."""
+    """``--resume``: None, ``'auto'`` (the newest whole one of the work directory, if any; of
+    several processes the first one looks) or where one is. CheckpointError if the work directory
+    has none that is whole."""
     if resume is None:
         return
-    found = newest_checkpoint(cfg.work_dir) if resume == 'auto' else resume
+    found = resume
+    if resume == 'auto':
+        found = of_first_process(lambda: newest_checkpoint(cfg.work_dir))
     if found is None:
-        print_log(f'--resume: no checkpoint in {cfg.work_dir!r} yet, training starts', 'current')
+        if is_main_process():
+            print_log(f'--resume: no checkpoint in {cfg.work_dir!r} yet: a new training', 'current')
         return
     cfg.resume, cfg.load_from = True, found
+
+
+def set_hang_timeout(cfg: Config, seconds: Optional[float]) -> None:
+    """``--hang-timeout``: a HangHook watches each of several processes; without a value that of
+    the config or with the hook's own timeout. Waiting for another process ends later, unless
+    ``env_cfg.dist_cfg.timeout`` says otherwise: the hook is to say first where each stands."""
+    hooks = list(cfg.get('custom_hooks') or [])
+    watching = [hook for hook in hooks if is_of(hook, HangHook, HOOKS)]
+    if not watching:
+        watching = [dict(type='HangHook')]
+        hooks += watching
+    if seconds is not None:
+        watching[0]['timeout'] = seconds
+    cfg.custom_hooks = hooks
+    limit = watching[0].get('timeout', TIMEOUT_S) + WAIT_LONGER_S
+    env_cfg = dict(cfg.get('env_cfg') or {})
+    env_cfg['dist_cfg'] = {'timeout': limit, **(env_cfg.get('dist_cfg') or {})}
+    cfg.env_cfg = env_cfg
 
 
 def set_checkpoint_hooks(cfg: Config) -> None:

@@ -1,17 +1,20 @@
 """Is the data of a config there? Asked before any work."""
 
+import io
 import json
 import os.path as osp
-from itertools import islice
 from pathlib import Path
-from typing import Any, Iterator, Tuple
+from typing import Any, Iterator, Optional, Tuple
 
 import numpy as np
+from mmengine import fileio
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
 from ..checkpoints.harmless import PlainUnpickler
 from ..datasets.coco import check_coco
+from ..datasets.stores import first_files, is_there
 
 # How to get a data set whose folder is missing, by the name of the folder.
 DATA_HINTS = {
@@ -51,9 +54,11 @@ def check_data(cfg: Config, *loaders: str) -> None:
             ann_file = dataset.get('ann_file') or ''
             prefixes = dataset.get('data_prefix') or {}
             prefixes = [prefixes] if isinstance(prefixes, str) else prefixes.values()
+            backend_args = dataset.get('backend_args')
             for part in ('', ann_file, *prefixes):
                 path = osp.join(root, part) if isinstance(part, str) else root
-                if path and '://' not in path and not osp.exists(path):
+                folder = not ann_file or part != ann_file
+                if path and not is_there(path, backend_args, folder):
                     raise FileNotFoundError(
                         f'{loader}: {path!r} does not exist (data_root={root!r}); '
                         + _data_hint(root or path)
@@ -61,7 +66,7 @@ def check_data(cfg: Config, *loaders: str) -> None:
             for key, text in _strings(dataset):
                 if key == 'decode_backend' and text == 'pickle':
                     raise DataError(f"{loader}: decode_backend='pickle' would run code of images")
-                _check_harmless(osp.join(root, text), key == 'hierarchy_file')
+                _check_harmless(osp.join(root, text), key == 'hierarchy_file', backend_args)
 
 
 def _strings(node: Any, key: Any = None) -> Iterator[Tuple[Any, str]]:
@@ -76,19 +81,19 @@ def _strings(node: Any, key: Any = None) -> Iterator[Tuple[Any, str]]:
             yield from _strings(value, key)
 
 
-def _check_harmless(path: str, is_array: bool) -> None:
+def _check_harmless(path: str, is_array: bool, backend_args: Optional[dict]) -> None:
     """Annotations and proposals are read by the frameworks, some of them with code execution.
 
     OpenImages' hierarchy is an array by any name.
     """
-    if not (is_array or path.endswith(PICKLES + ARRAYS)) or not osp.isfile(path):
+    if not (is_array or path.endswith(PICKLES + ARRAYS)) or not is_there(path, backend_args):
         return
     try:
+        file = io.BytesIO(fileio.get(path, backend_args))
         if path.endswith(PICKLES):
-            with open(path, 'rb') as file:
-                PlainUnpickler(file).load()
+            PlainUnpickler(file).load()
         else:
-            arrays = np.load(path, allow_pickle=False)
+            arrays = np.load(file, allow_pickle=False)
             for name in getattr(arrays, 'files', ()):
                 arrays[name]
     except Exception as error:  # damaged files raise whatever they like
@@ -110,10 +115,10 @@ def why_empty(loader: dict) -> str:
         folder = (getattr(dataset, 'data_prefix', None) or {}).get('img_path')
         suffix = getattr(dataset, 'img_suffix', None)
         ann_file = getattr(dataset, 'ann_file', '')
-        if folder is not None and suffix is not None and not osp.isfile(ann_file):
+        if folder is not None and suffix is not None and not cfg.get('ann_file'):
             found.append(
                 f'{folder} has no image whose name ends in {suffix!r} (img_suffix of '
-                f'{type(dataset).__name__}); it has {_content(folder)}'
+                f'{type(dataset).__name__}); it has {_content(folder, cfg.get("backend_args"))}'
             )
         else:
             classes = dataset.metainfo.get('classes')
@@ -132,10 +137,11 @@ def why_unusable(loader: dict) -> str:
     """
     for cfg in dataset_configs(loader):
         path = osp.join(cfg.get('data_root') or '', cfg.get('ann_file') or '')
-        if not path.endswith('.json') or not osp.isfile(path):
+        backend_args = cfg.get('backend_args')
+        if not path.endswith('.json') or not is_there(path, backend_args):
             continue
         try:
-            content = json.loads(Path(path).read_bytes())
+            content = json.loads(fileio.get(path, backend_args))
         except ValueError as error:
             return f'{path} is no JSON: {error}'
         if not isinstance(content, dict) or 'images' in content or 'annotations' in content:
@@ -170,29 +176,45 @@ def check_images(dataset: Any) -> None:
     """
     if not hasattr(dataset, 'get_data_info') or not len(dataset):
         return
-    if getattr(dataset, 'backend_args', None) is not None:
-        return  # the paths are of another store
+    backend_args = getattr(dataset, 'backend_args', None)
     for index in {0, len(dataset) - 1}:
         info = dataset.get_data_info(index)
         # Test sets may come without maps.
         keys = ('img_path',) if getattr(dataset, 'test_mode', False) else FILES
         for key in keys:
             path = info.get(key) if isinstance(info, dict) else None
-            if isinstance(path, str) and '://' not in path and not osp.isfile(path):
+            if isinstance(path, str) and not is_there(path, backend_args):
                 folder = osp.dirname(path)
                 raise DataError(
                     f'{path} ({key} of sample {index} of {type(dataset).__name__}) does not '
-                    f'exist; {folder} has {_content(folder)}'
+                    f'exist; {folder} has {_content(folder, backend_args)}'
                 )
 
 
-def _content(folder: str, limit: int = 3) -> str:
+def _content(folder: str, backend_args: Optional[dict], limit: int = 3) -> str:
     """The first files of a folder and of those below, for messages."""
-    if not osp.isdir(folder):
+    if not is_there(folder, backend_args):
         return 'not been made'
-    files = (path for path in sorted(Path(folder).rglob('*')) if path.is_file())
-    names = [str(path.relative_to(folder)) for path in islice(files, limit + 1)]
+    names = first_files(folder, limit + 1, backend_args)
     return ', '.join(names[:limit]) + (', ...' if names[limit:] else '') if names else 'no file'
+
+
+def single_dataset(cfg: Config, loader: str) -> BaseDataset:
+    """The one data set of a data loader's config, checked and without its pipeline.
+
+    Raises:
+        DataError: none, several, or one that cannot be built.
+        FileNotFoundError: see :func:`check_data`.
+    """
+    configs = [*dataset_configs(cfg.get(loader) or {})]
+    if len(configs) != 1:
+        raise DataError(f'{loader} has {len(configs)} data sets, one is needed')
+    check_data(cfg, loader)
+    try:
+        return DATASETS.build(dict(configs[0], pipeline=[]))
+    except Exception as error:
+        why = why_unusable(cfg[loader]) or f'{configs[0].get("type")}: {error}'
+        raise DataError(f'{loader}: {why}') from error
 
 
 def dataset_configs(node) -> Iterator[dict]:

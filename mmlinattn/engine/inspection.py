@@ -12,11 +12,11 @@ from collections import Counter, defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import cv2
 import numpy as np
+from mmengine import fileio
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
@@ -37,12 +37,14 @@ class Record(NamedTuple):
         size: (height, width) that the annotation says, or None.
         seg_map_path: its map of classes, or None.
         values: that may be in the map, besides 255; None for any.
+        backend: ``backend_args`` of its data set, as JSON.
     """
 
     img_path: str
     size: Optional[Tuple[int, int]] = None
     seg_map_path: Optional[str] = None
     values: Optional[frozenset] = None
+    backend: str = 'null'
 
 
 @dataclass
@@ -127,16 +129,23 @@ def _records(config: dict, cfg: Config, found: List[Finding]) -> List[Record]:
         dataset = DATASETS.build(dict(config, lazy_init=True))
     except Exception as error:
         raise DataError(f'{config.get("type")} cannot be built: {error}') from error
+    backend = json.dumps(config.get('backend_args'))
     if hasattr(dataset, 'COCOAPI'):
         masks = any(step.get('with_mask') for step in config.get('pipeline') or ())
-        return _coco_records(dataset, masks, found)
-    try:
-        dataset.full_init()
-        infos = [dataset.get_data_info(i) for i in range(len(dataset))]
-    except Exception as error:
-        raise DataError(f'{type(dataset).__name__} cannot be read: {error}') from error
+        records = _coco_records(dataset, masks, found)
+    else:
+        try:
+            records = _own_records(dataset, _num_classes(cfg), found)
+        except Exception as error:
+            raise DataError(f'{type(dataset).__name__} cannot be read: {error}') from error
+    return [record._replace(backend=backend) for record in records]
+
+
+def _own_records(dataset: Any, number: Optional[int], found: List[Finding]) -> List[Record]:
+    dataset.full_init()
     classes = dataset.metainfo.get('classes')
-    number = _num_classes(cfg) or (len(classes) if classes else None)
+    number = number or (len(classes) if classes else None)
+    infos = (dataset.get_data_info(i) for i in range(len(dataset)))
     # Sets without files have their pictures in memory.
     return [_record(info, number, found) for info in infos if info.get('img_path')]
 
@@ -144,7 +153,7 @@ def _records(config: dict, cfg: Config, found: List[Finding]) -> List[Record]:
 def _coco_records(dataset: Any, masks: bool, found: List[Finding]) -> List[Record]:
     path = dataset.ann_file
     try:
-        content = json.loads(Path(path).read_bytes())
+        content = json.loads(fileio.get(path, dataset.backend_args))
     except (OSError, ValueError) as error:
         found.append(Finding('annotation', path, f'is no JSON: {error}'))
         return []
@@ -164,7 +173,7 @@ def _coco_records(dataset: Any, masks: bool, found: List[Finding]) -> List[Recor
 
 
 def _record(info: dict, number: Optional[int], found: List[Finding]) -> Record:
-    path = info['img_path']
+    path = str(info['img_path'])  # the address alone, of one that has its content with it
     label = info.get('gt_label')
     if isinstance(label, (int, np.integer)) and number is not None and not 0 <= label < number:
         found.append(Finding('class', path, f'its label is {label}, of {number} classes'))
@@ -172,11 +181,11 @@ def _record(info: dict, number: Optional[int], found: List[Finding]) -> Record:
     size = size if all(isinstance(side, (int, np.integer)) for side in size) else None
     for instance in info.get('instances') or ():
         found += _check_instance(instance, path, size, number)
-    values = None
-    if info.get('seg_map_path') and number is not None:
+    values, seg_map = None, info.get('seg_map_path')
+    if seg_map and number is not None:
         shift = int(bool(info.get('reduce_zero_label')))
         values = frozenset(range(number + shift)) | frozenset(info.get('label_map') or ())
-    return Record(path, size, info.get('seg_map_path'), values)
+    return Record(path, size, str(seg_map) if seg_map else None, values)
 
 
 def _check_instance(instance: dict, path: str, size: Any, number: Optional[int]) -> List[Finding]:
@@ -238,7 +247,7 @@ def _look_at_all(records: List[Record]) -> List[Looked]:
 
 def look_at(record: Record) -> Tuple[Optional[bytes], List[Finding]]:
     """Digest of an image's file, and findings in it and its map."""
-    data, image, found = _decoded(record.img_path, cv2.IMREAD_COLOR)
+    data, image, found = _decoded(record.img_path, cv2.IMREAD_COLOR, record.backend)
     if image is not None:
         size = image.shape[:2]
         # Loaders turn pictures as cameras say; annotations may be of either way.
@@ -246,7 +255,9 @@ def look_at(record: Record) -> Tuple[Optional[bytes], List[Finding]]:
             what = f'is {size[0]} high and {size[1]} wide, its annotation says {record.size}'
             found.append(Finding('size', record.img_path, what))
         if record.seg_map_path:
-            _, seg_map, problems = _decoded(record.seg_map_path, cv2.IMREAD_UNCHANGED)
+            _, seg_map, problems = _decoded(
+                record.seg_map_path, cv2.IMREAD_UNCHANGED, record.backend
+            )
             found += problems
             if seg_map is not None:
                 found += _check_map(record, seg_map, size)
@@ -270,10 +281,12 @@ def _check_map(record: Record, seg_map: np.ndarray, size: Tuple[int, int]) -> It
             yield Finding('class', where, what)
 
 
-def _decoded(path: str, flag: int) -> Tuple[Optional[bytes], Optional[np.ndarray], List[Finding]]:
+def _decoded(
+    path: str, flag: int, backend: str
+) -> Tuple[Optional[bytes], Optional[np.ndarray], List[Finding]]:
     """Content of a file and its picture, as far as they can be read."""
     try:
-        data = Path(path).read_bytes()
+        data = fileio.get(path, json.loads(backend))
     except OSError as error:
         return None, None, [Finding('unreadable', path, error.strerror or str(error))]
     try:

@@ -4,11 +4,13 @@ from typing import Any, Iterator, Optional
 
 import numpy as np
 from mmcv.transforms import LoadAnnotations, LoadImageFromFile
+from mmengine import fileio
 from mmengine.dataset import BaseDataset
 from torch import Tensor
 
 from ..datasets.coco import why_bad_mask
-from ..datasets.images import why_incomplete_file
+from ..datasets.images import why_incomplete, why_incomplete_file
+from ..datasets.stores import StoreUnreachable
 from .data_checks import DataError
 
 
@@ -33,6 +35,8 @@ class Guarded:
     def __call__(self, results: dict) -> Optional[dict]:
         try:
             return self.loaded(results)
+        except StoreUnreachable:  # says nothing of the image
+            raise
         except Exception as error:  # decoders raise whatever they like
             if self.skipped is None:
                 raise DataError(f'{results.get("img_path")} cannot be loaded: {error}') from error
@@ -53,8 +57,8 @@ class Guarded:
             _check_instances(self.load, results)
             return self.load(results)
         strict = self.skipped is not None
-        if strict and self.load.backend_args is None and '://' not in results['img_path']:
-            what = why_incomplete_file(results['img_path'])
+        if strict:
+            what = _why_incomplete(results['img_path'], self.load.backend_args)
             if what:
                 raise DataError(what)
         found = self.load(results)
@@ -62,6 +66,12 @@ class Guarded:
         if strict and found is not None and None not in size and size != found['img_shape']:
             raise DataError(f'has the size {found["img_shape"]}, its annotation says {size}')
         return found
+
+
+def _why_incomplete(path: str, backend_args: Optional[dict]) -> Optional[str]:
+    if backend_args is None and '://' not in path:
+        return why_incomplete_file(path)
+    return why_incomplete(fileio.get(path, backend_args))
 
 
 def guard_loading(dataset: Any) -> None:

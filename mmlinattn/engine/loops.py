@@ -35,6 +35,12 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
 
     def run(self) -> nn.Module:
         """As MMEngine's; what a checkpoint says of its epoch is looked up first."""
+        self.fit_epoch()
+        return super().run()
+
+    def fit_epoch(self) -> bool:
+        """Finds the place of a loaded checkpoint in its epoch; whether an epoch has another number
+        of batches now, so that it is the epoch's start."""
         hub = self.runner.message_hub
         self._start = self._iter - self._epoch * len(self.dataloader)
         now = len(self.dataloader)
@@ -49,7 +55,7 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
             self._start = 0
             self._iter = self._epoch * now
         hub.update_info(BATCHES, now)
-        return super().run()
+        return then != now
 
     def run_epoch(self) -> None:
         """As MMEngine's, from the first batch that has not been trained on."""

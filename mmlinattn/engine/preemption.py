@@ -16,6 +16,7 @@ from torch import distributed as dist
 from torch.utils.data import DataLoader
 
 from .checkpoint_hook import AtomicCheckpointHook
+from .distributed import waiting_time
 from .loops import ResumableEpochLoop
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -73,7 +74,7 @@ class PreemptionHook(Hook):
             )
         if is_distributed():
             # Flags of the CPU: with NCCL every iteration would have to wait for the GPU.
-            self.group = dist.new_group(backend='gloo')
+            self.group = dist.new_group(backend='gloo', timeout=waiting_time(runner.cfg))
         if threading.current_thread() is threading.main_thread():
             self.previous = {number: signal.signal(number, self._note) for number in SIGNALS}
         self.training = True

@@ -10,14 +10,18 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import LOOPS
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ..checkpoints import CheckpointError, CheckpointStore, serve_mmengine
+from ..datasets.stores import check_no_secrets
 from .config import is_of
 from .data_checks import DataError, check_categories, check_images, why_empty, why_unusable
+from .hang import HangHook
 from .loading import base_datasets, guard_loading
 from .loops import ResumableEpochLoop
 from .memory import keep_freed_memory
+from .regroup import lengths_of, say_what_changed, stretch
 from .skip_corrupt import SkippedImages, SkippedImagesHook
 
 # Attribute of a data loader that passes over images.
@@ -33,18 +37,36 @@ class PluginFeatures:
     ``skip_corrupt`` in the training's data loader it is passed over
     (:class:`.skip_corrupt.SkippedImages`). Synchronised batch norm becomes plain where it cannot
     run. On a CPU memory is kept between operations (:func:`keep_freed_memory`).
+
+    Raises:
+        ValueError: see :func:`mmlinattn.datasets.stores.check_no_secrets`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Before MMEngine logs the config: what came into it since it was read.
+        check_no_secrets(kwargs.get('cfg') or {})
         if get_device() == 'cpu':
             keep_freed_memory()
         self.checkpoints = CheckpointStore()
         serve_mmengine(self.checkpoints.read)
         super().__init__(*args, **kwargs)
 
+    def train(self) -> nn.Module:
+        try:
+            return super().train()
+        finally:
+            for hook in self.hooks:
+                if isinstance(hook, HangHook):
+                    hook.stop()
+
     def load_or_resume(self) -> None:
+        built = lengths_of(self.param_schedulers)
         super().load_or_resume()
         self.checkpoints.release()
+        if isinstance(self._train_loop, BaseLoop):
+            say_what_changed(self)
+        if isinstance(self._train_loop, ResumableEpochLoop) and self._train_loop.fit_epoch():
+            stretch(self.param_schedulers, built, self.iter)
 
     def build_train_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         if isinstance(loop, dict):
@@ -98,7 +120,8 @@ class PluginRunner(PluginFeatures, Runner):
         self.optim_wrapper = self.build_optim_wrapper(self.optim_wrapper)
 
     def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
-        if is_distributed() and get_device() == 'cpu' and model_wrapper_cfg is None:
+        on_cpu = is_distributed() and get_device() == 'cpu'
+        if on_cpu and model_wrapper_cfg is None:
             # The default wrapper asks for a GPU by its number.
             model_wrapper_cfg = dict(
                 type='MMDistributedDataParallel',
@@ -106,7 +129,12 @@ class PluginRunner(PluginFeatures, Runner):
                 broadcast_buffers=False,
                 find_unused_parameters=self.cfg.get('find_unused_parameters', False),
             )
-        return super().wrap_model(model_wrapper_cfg, plain_batch_norm(model))
+        model = super().wrap_model(model_wrapper_cfg, plain_batch_norm(model))
+        if on_cpu and isinstance(model, DistributedDataParallel):
+            # Else after the first step of each start gradients are summed in another order, and a
+            # resumed training parts from one that was not interrupted.
+            model.reducer._push_all_rebuilt_params()
+        return model
 
 
 def plain_batch_norm(model: nn.Module) -> nn.Module:

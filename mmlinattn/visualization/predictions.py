@@ -138,8 +138,10 @@ def draw_prediction(
     if 'pred_instances' not in sample:
         best = sample.pred_score.topk(min(3, len(classes)))
         canvas = image.copy()
-        for line, (score, label) in enumerate(zip(best.values.tolist(), best.indices.tolist())):
-            _write(canvas, f'{classes[label]} {score:.2f}', (2, 2 + 16 * line), palette[label])
+        y = 2
+        for score, label in zip(best.values.tolist(), best.indices.tolist()):
+            text = f'{classes[label]} {score:.2f}'
+            y += _write(canvas, text, (2, y), palette[label])
         return canvas
     found = sample.pred_instances[sample.pred_instances.scores >= min_score]
     canvas = image.astype(np.float32)
@@ -148,11 +150,13 @@ def draw_prediction(
             inside = _repeated(mask, enlarge)
             canvas[inside] = 0.5 * canvas[inside] + 0.5 * np.asarray(palette[label])
     canvas = canvas.astype(np.uint8)
+    width = max(min(image.shape[:2]) // 300, 1)
     corners = (enlarge * found.bboxes).round().int().tolist()
     boxes = zip(corners, found.labels.tolist(), found.scores.tolist())
     for (left, top, right, bottom), label, score in boxes:
-        cv2.rectangle(canvas, (left, top), (right, bottom), palette[label], 2)
-        _write(canvas, f'{classes[label]} {score:.2f}', (left, top), palette[label])
+        cv2.rectangle(canvas, (left, top), (right, bottom), palette[label], width)
+        text = f'{classes[label]} {score:.2f}'
+        _write(canvas, text, (left, top), palette[label], above=True)
     return canvas
 
 
@@ -167,16 +171,20 @@ def _repeated(labels: np.ndarray, factor: int) -> np.ndarray:
     return labels.repeat(factor, 0).repeat(factor, 1)
 
 
-def _write(canvas: np.ndarray, text: str, at: Tuple[int, int], color: Sequence[int]) -> None:
-    """A line of text on a filled box whose corner is ``at`` (x, y), inside the picture."""
-    font, size = cv2.FONT_HERSHEY_SIMPLEX, 0.4
+def _write(
+    canvas: np.ndarray, text: str, at: Tuple[int, int], color: Sequence[int], above: bool = False
+) -> int:
+    """A line of text on a filled box with a corner at ``at`` (x, y), inside the picture and as
+    large as suits it; its height."""
+    font, size = cv2.FONT_HERSHEY_SIMPLEX, min(max(min(canvas.shape[:2]) / 900, 0.3), 0.9)
     (width, height), below = cv2.getTextSize(text, font, size, 1)
     x = max(min(at[0], canvas.shape[1] - width - 2), 0)
-    y = max(min(at[1], canvas.shape[0] - height - below - 2), 0)
+    y = max(min(at[1] - (height + below + 2) * above, canvas.shape[0] - height - below - 2), 0)
     cv2.rectangle(canvas, (x, y), (x + width + 2, y + height + below + 2), tuple(color), -1)
     light = sum(color) > 420
     ink = (0, 0, 0) if light else (255, 255, 255)
     cv2.putText(canvas, text, (x + 1, y + height + 1), font, size, ink, 1, cv2.LINE_AA)
+    return height + below + 2
 
 
 def comparison(

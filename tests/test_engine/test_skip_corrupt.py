@@ -9,11 +9,14 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from mmlinattn.datasets import shapes
+from mmlinattn.datasets.stores import S3Store, StoreUnreachable, backend
+from mmlinattn.datasets.stores.backend import Passing
 from mmlinattn.engine.data_checks import DataError
 from mmlinattn.engine.loading import guard_loading
 from mmlinattn.engine.runner import PluginRunner
 from mmlinattn.engine.skip_corrupt import SkippedImages
 from tests.families import shrunk
+from tests.object_store import upload
 
 
 @pytest.fixture
@@ -100,6 +103,28 @@ def test_parts_of_joined_and_repeated_data_sets(root):
     flagged = skipped.flags.nonzero().flatten().tolist()
     assert flagged == [6, 14]
     assert all(skipped.describe(i).startswith(f'{bad[0]} (') for i in flagged)
+
+
+def test_an_object_that_is_cut_counts_and_a_store_that_is_away_does_not(root, bucket, monkeypatch):
+    cut(root / 'coco/train2017', 2)
+    upload(root / 'coco', bucket)
+    cfg = shrunk('ravlt-retinanet', root).train_dataloader
+    cfg.update(skip_corrupt=0.5)
+    cfg.dataset.data_root = f'{bucket}/'
+    loader = PluginRunner.build_dataloader(cfg, seed=0)
+    skipped = loader.skipped_images
+    assert len([loader.dataset[i] for i in range(8)]) == 8
+    assert skipped.flags.tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
+    assert skipped.describe(2).startswith(f'{bucket}/train2017/000000000003.jpg (')
+
+    def away(self, url, part=None):
+        raise Passing('HTTP 503')
+
+    monkeypatch.setattr(S3Store, 'fetch', away)
+    monkeypatch.setattr(backend.time, 'sleep', lambda seconds: None)
+    with pytest.raises(StoreUnreachable, match='HTTP 503'):
+        loader.dataset[4]
+    assert int(skipped.flags.sum()) == 1
 
 
 def test_a_share_that_is_none(root):

@@ -123,7 +123,7 @@ def test_a_decoder_that_crashes_is_a_finding(check, data, monkeypatch):
     monkeypatch.setattr(
         inspection,
         '_decoded',
-        lambda path, flag: os._exit(11) if path == bad else decoded(path, flag),
+        lambda path, flag, backend: os._exit(11) if path == bad else decoded(path, flag, backend),
     )
     code, found = check('det', workers=2)
     assert code == 1 and [f[:3] for f in found] == [('train', 'unreadable', bad)]

@@ -7,17 +7,23 @@
 #   MMCV_CUDA=1  compiled, with CUDA operators (minutes to an hour, needs nvcc)
 #   STACK        onedl (default) or original: whose mmengine, mmdet, mmsegmentation, mmpretrain
 #   CONSTRAINTS  the pinned versions, requirements/constraints.txt by default
+#   HASHES       folder of the hashes that each file of those must have, requirements/hashes by
+#                default (tools/misc/hashes.sh writes it); empty: versions alone, as with another
+#                STACK or CONSTRAINTS
 #   BASE_PYTHON  the interpreter that makes VENV; by default the first that fits
 # shellcheck disable=SC2086,SC2046  # lists of names
 set -euo pipefail
 python=$1 venv=$2
 stack=${STACK:-onedl} constraints=${CONSTRAINTS:-requirements/constraints.txt}
+hashes=
+[ "$stack:$constraints" = onedl:requirements/constraints.txt ] && hashes=${HASHES-requirements/hashes}
 mmcv=${MMCV:-}
 [ "${MMCV_CUDA:-0}" = 1 ] && mmcv=compiled
 say() { echo "[setup] $*"; }
 die() { say "$*" >&2; exit 2; }
 case $mmcv in '' | lite | compiled) ;; *) die "MMCV must be lite or compiled, got '$mmcv'" ;; esac
 case $stack in onedl | original) ;; *) die "STACK must be onedl or original, got '$stack'" ;; esac
+[ -z "$hashes" ] || [ -f "$hashes/default.txt" ] || die "HASHES: no $hashes/default.txt"
 
 if [ "$python" = "$venv/bin/python" ] && [ ! -x "$python" ]; then
   fits='import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'
@@ -35,7 +41,7 @@ command -v "$python" >/dev/null || die "PYTHON=$python is not there"
 # The stamp holds what the environment was made from, and which mmcv; it lives there.
 prefix=$("$python" -c 'import sys; print(sys.prefix)')
 stamp="$prefix/.mmlinattn-setup" log="$prefix/mmlinattn-setup.log"
-wanted="$(pwd) $stack $(cat setup.py pyproject.toml "$constraints" "$0" | cksum)"
+wanted="$(pwd) $stack $(cat setup.py pyproject.toml "$constraints" "$0" ${hashes:+"$hashes"/*.txt} | cksum)"
 if [ -f "$stamp" ]; then
   { read -r made && read -r has; } <"$stamp" || true
   [ "$made" = "$wanted" ] && [ "${MMCV_CUDA:-0}" = 0 ] && [ "${mmcv:-$has}" = "$has" ] && exit 0
@@ -67,7 +73,17 @@ trap 'kill $(jobs -p) 2>/dev/null || true' EXIT # a job in the background does n
 
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 # Byte code is written where a file is first imported: most files never are.
-install() { pip install --progress-bar off --no-compile --constraint "$constraints" "$@"; }
+install() { pip install --progress-bar off --no-compile "$@"; }
+# get SET OPTIONS PACKAGE...: what the hashes of SET name and nothing else; without hashes, packages.
+get() {
+  local set=$1 options=$2
+  shift 2
+  if [ -n "$hashes" ]; then
+    install $options --require-hashes --requirement "$hashes/$set.txt"
+  else
+    install $options --constraint "$constraints" "$@"
+  fi
+}
 # Which of these distributions are installed.
 installed() {
   "$python" - "$@" <<'EOF'
@@ -90,9 +106,12 @@ if [ -n "$(installed $others)" ]; then
   stage 'the other frameworks go' pip uninstall --yes $(installed $onedl $original)
 fi
 
-stage 'build tools' install --upgrade pip 'setuptools>=77,<81' wheel
+stage 'build tools' get tools --upgrade pip 'setuptools>=77,<81' wheel
 stage "torch and the frameworks (gigabytes the first time)" \
-  install --no-build-isolation torch torchvision --editable ".[$extra,test]"
+  get default --no-build-isolation torch torchvision --editable ".[$extra,test]"
+# Offline: what it needs is there, or the hashes are older than pyproject.toml.
+[ -z "$hashes" ] ||
+  stage 'mmlinattn' install --no-build-isolation --no-index --editable ".[$extra,test]"
 
 have=$(installed $mmcvs)
 case $mmcv:$have in
@@ -113,15 +132,15 @@ if [ -n "$have" ] && { [ "$have" != "$package" ] || [ "${MMCV_CUDA:-0}" = 1 ]; }
 fi
 if [ "$package" = mmcv-lite ]; then
   # Without its requirements: it names the original mmengine, which would overwrite OneDL's.
-  stage 'mmcv-lite' install --no-deps mmcv-lite
+  stage 'mmcv-lite' get mmcv-lite --no-deps mmcv-lite
 elif [ -z "$have" ]; then
-  stage 'tools of the compiler' install ninja psutil
-  how=(CUDA_VISIBLE_DEVICES=) cache=()
+  stage 'tools of the compiler' get compiler --no-deps ninja psutil
+  how=(CUDA_VISIBLE_DEVICES=) cache=
   # A cached wheel may have been made without CUDA operators.
-  [ "${MMCV_CUDA:-0}" = 1 ] && how=(FORCE_CUDA=1) cache=(--no-cache-dir)
+  [ "${MMCV_CUDA:-0}" = 1 ] && how=(FORCE_CUDA=1) cache=--no-cache-dir
   export MMCV_WITH_OPS=1 CFLAGS="${CFLAGS:--O2 -g0 -w}" MAX_JOBS="${MAX_JOBS:-2}" "${how[@]}"
   stage 'mmcv from source (about 7 minutes on 2 cores the first time)' \
-    install --no-build-isolation "${cache[@]}" onedl-mmcv
+    get mmcv-compiled "--no-build-isolation --no-deps $cache" onedl-mmcv
 fi
 
 # Byte code of what is imported most: images of containers often set PYTHONDONTWRITEBYTECODE, and then

@@ -1,0 +1,323 @@
+"""Time and memory of a training on machines that are not at hand: a roofline of its operators.
+
+Each operator takes the longest of its products over the peak of the device, its bytes over the
+bandwidth of the memory, and the least that a launch takes; each peak times the share of it that
+models were seen to reach (:class:`Efficiency`). Gradients travel in rings.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+from mmengine.config import Config
+
+from ..engine import build_model
+from .devices import Device
+from .operators import TrainingStep, training_step
+from .training_memory import gathered_parameters, training_memory
+
+# Autocast of each precision; those without have none.
+AUTOCAST = dict(bf16=torch.bfloat16, fp16=torch.float16)
+# What AdamW moves for a parameter in float32: it reads four tensors and writes three.
+UPDATE = 7
+BUCKET = 25 * 2**20  # of DDP, in bytes: the last one cannot travel during the backward pass
+# What the libraries and the gaps of the allocator take.
+RESERVED, GAPS = 1.0e9, 0.06
+# Images of an epoch: COCO's with a box (train2017), ImageNet-1K's, CIFAR's.
+IMAGES = {'CocoDataset': 117_266, 'ImageNet': 1_281_167, 'CIFAR100': 50_000, 'CIFAR10': 50_000}
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Shares of the peaks that a training reaches, and the least time of a launch.
+
+    ``compute`` and ``mixed`` are those that fit two published trainings on eight V100, Mask R-CNN
+    and DeiT-B; the others are assumed. docs/scale.md compares more.
+
+    Args:
+        compute: of the FLOP/s in float32.
+        mixed: of the FLOP/s in all other precisions.
+        bandwidth: of the memory.
+        link: of links and network.
+        launch: seconds.
+    """
+
+    compute: float = 0.6
+    mixed: float = 0.25
+    bandwidth: float = 0.75
+    link: float = 0.7
+    launch: float = 8e-6
+
+    def __post_init__(self) -> None:
+        for name in ('compute', 'mixed', 'bandwidth', 'link'):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f'{name} must be in (0, 1], got {getattr(self, name)}')
+        if self.launch < 0:
+            raise ValueError(f'launch must not be negative, got {self.launch}')
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What :func:`plan` foretells, in seconds and bytes of one process.
+
+    Args:
+        compute, bandwidth, launch: time of the operators that are bound by each.
+        update: of the optimizer.
+        exchange: of the gradients (and with FSDP2 the parameters) between processes.
+        exposed: the part of it that the computation does not hide.
+        memory: bytes by what they hold.
+        capacity: bytes of the device.
+        images: of a step, in all processes.
+        steps: of the whole schedule; None where the config does not tell.
+        processes: how many.
+        uncounted: operators that may hold products and were not counted.
+    """
+
+    compute: float
+    bandwidth: float
+    launch: float
+    update: float
+    exchange: float
+    exposed: float
+    memory: Dict[str, float]
+    capacity: float
+    images: int
+    steps: Optional[int]
+    processes: int
+    uncounted: Tuple[str, ...] = ()
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return self.compute + self.bandwidth + self.launch + self.update + self.exposed
+
+    @property
+    def hours(self) -> Optional[float]:
+        """Of the whole schedule, without validation."""
+        return None if self.steps is None else self.steps * self.step / 3600
+
+    @property
+    def fits(self) -> bool:
+        return sum(self.memory.values()) <= self.capacity
+
+    @property
+    def limit(self) -> str:
+        """What takes the most time, or that the memory does not suffice."""
+        if not self.fits:
+            return 'memory: take a smaller batch, checkpointing or FSDP2'
+        parts = {
+            'products': self.compute, 'bandwidth of the memory': self.bandwidth + self.update,
+            'launches of small operators': self.launch, 'exchange between processes': self.exposed,
+        }  # fmt: skip
+        return max(parts, key=parts.__getitem__)
+
+
+def plan(
+    cfg: Config,
+    device: Device,
+    processes: int,
+    *,
+    machines: Optional[int] = None,
+    batch: Optional[int] = None,
+    precision: Optional[str] = None,
+    shape: Optional[Sequence[int]] = None,
+    images: Optional[int] = None,
+    shard: Optional[Sequence[str]] = None,
+    efficiency: Efficiency = Efficiency(),
+) -> Plan:
+    """Foretells a training of a config.
+
+    Not in it: reading data, losses and their assignment, augmentation on the device, auxiliary
+    heads, validation, and what :func:`mmlinattn.analysis.operators.training_step` leaves out.
+
+    Args:
+        cfg: a training of any of the three frameworks.
+        device: one of ``DEVICES`` or your own.
+        processes: in all machines, one a device.
+        machines: default: as many as they fill.
+        batch: images a process; default: the config's.
+        precision: of the products, a key of ``device.flops``; default: that of mixed precision
+            where the config has it, else ``'fp32'``.
+        shape: (H, W); default: from the config's pipeline, images of 4:3 where it keeps ratios.
+        images: of an epoch; default: known for COCO, ImageNet and CIFAR, else there is no number
+            of steps.
+        shard: classes that FSDP2 gathers one by one; None for DDP.
+        efficiency: shares of the peaks.
+
+    Raises:
+        ValueError: numbers below 1 or that do not fit together, a precision that the device does
+            not have, machines without a network, what the config does not say.
+
+    Example:
+        >>> from mmlinattn.analysis.devices import DEVICES
+        >>> cfg = Config(dict(
+        ...     model=dict(type='RAVLT', arch='tiny'),
+        ...     optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-3)),
+        ... ))
+        >>> one, eight = (
+        ...     plan(cfg, DEVICES['h100'], n, batch=8, shape=(224, 224)) for n in (1, 8)
+        ... )
+        >>> one.exchange, 0 < eight.exchange < eight.step, eight.fits
+        (0, True, True)
+    """
+    if processes < 1:
+        raise ValueError(f'processes must be positive, got {processes}')
+    machines = -(-processes // device.per_machine) if machines is None else machines
+    if machines < 1 or processes % machines:
+        raise ValueError(f'{processes} processes do not spread evenly over {machines} machines')
+    precision = precision or _precision(cfg, device)
+    if precision not in device.flops:
+        raise ValueError(f'precision {precision!r}: the device has {", ".join(device.flops)}')
+    if batch is None:
+        batch = (cfg.get('train_dataloader') or {}).get('batch_size')
+    if batch is None or batch < 1:
+        raise ValueError(f'batch must be a positive number of images a process, got {batch}')
+    step = training_step(
+        build_model(cfg), shape or image_shape(cfg), batch, AUTOCAST.get(precision)
+    )
+    shares = dict.fromkeys(('compute', 'bandwidth', 'launch'), 0.0)
+    backward = 0.0
+    share = efficiency.compute if precision == 'fp32' else efficiency.mixed
+    for operator in step.operators:
+        times = dict(
+            compute=2 * operator.products / (device.flops[precision] * share),
+            bandwidth=operator.nbytes / (device.bandwidth * efficiency.bandwidth),
+            launch=efficiency.launch if operator.nbytes else 0,
+        )
+        slowest = max(times, key=times.__getitem__)
+        shares[slowest] += times[slowest]
+        backward += times[slowest] if operator.backward else 0
+    states = training_memory(cfg, (processes if shard is not None else 1,))
+    (kept,) = states.values()
+    gathered = gathered_parameters(build_model(cfg), shard) if shard is not None else {}
+    exchange, exposed = _exchange(
+        device, processes, machines, efficiency, kept, shard is not None,
+        backward if shard is None else sum(shares.values()),
+    )  # fmt: skip
+    return Plan(
+        **shares,
+        update=UPDATE * kept['parameters'] / (device.bandwidth * efficiency.bandwidth),
+        exchange=exchange,
+        exposed=exposed,
+        memory=_memory(device, step, kept, gathered, processes),
+        capacity=device.memory,
+        images=batch * processes,
+        steps=_steps(cfg, batch * processes, images),
+        processes=processes,
+        uncounted=tuple(sorted(step.uncounted)),
+    )
+
+
+def _exchange(
+    device: Device, processes: int, machines: int, efficiency: Efficiency,
+    kept: Dict[str, int], sharded: bool, computing: float,
+) -> Tuple[float, float]:  # fmt: skip
+    """Seconds of the exchange, and of its part that nothing hides."""
+    if processes == 1:
+        return 0, 0
+    speed = device.link
+    if machines > 1:
+        if device.network is None:
+            raise ValueError('the device has no network between machines: give its speed')
+        # A ring enters and leaves each machine once, over all of its links.
+        speed = min(speed, device.network * processes / machines)
+    speed *= efficiency.link
+    part = (processes - 1) / processes
+    if sharded:
+        # Parameters are gathered in both passes, gradients scattered in one: whole tensors.
+        whole = processes * (2 * kept['parameters'] + kept['gradients'])
+        exchange, last = part * whole / speed, 0.0
+    else:
+        # A ring passes each gradient on twice.
+        exchange = 2 * part * kept['gradients'] / speed
+        last = exchange * min(1, BUCKET / kept['gradients'])
+    if not device.overlaps:
+        return exchange, exchange
+    return exchange, max(last, exchange - computing)
+
+
+def _memory(
+    device: Device, step: TrainingStep, kept: Dict[str, int], gathered: Dict[str, int],
+    processes: int,
+) -> Dict[str, float]:  # fmt: skip
+    memory: Dict[str, float] = {name: kept[name] for name in kept}
+    if gathered:
+        # Of two blocks: one computes while the next is gathered. With their gradients.
+        memory['gathered'] = 2 * (2 * gathered['largest block'] + gathered['rest'])
+    elif processes > 1:
+        memory['buckets of gradients'] = kept['gradients']
+    memory['activations'] = step.saved
+    memory['largest operator'] = max(operator.nbytes for operator in step.operators)
+    memory['libraries and gaps'] = RESERVED + GAPS * sum(memory.values())
+    return memory
+
+
+def _precision(cfg: Config, device: Device) -> str:
+    if 'Amp' not in str((cfg.get('optim_wrapper') or {}).get('type', '')):
+        return 'fp32'
+    return 'bf16' if 'bf16' in device.flops else 'fp16'
+
+
+def _steps(cfg: Config, images_a_step: int, images: Optional[int]) -> Optional[int]:
+    """Of the whole schedule."""
+    train_cfg = cfg.get('train_cfg') or {}
+    if train_cfg.get('max_iters'):
+        return train_cfg['max_iters']
+    if not train_cfg.get('max_epochs'):
+        return None
+    if images is None:
+        known = [IMAGES.get(d['type']) for d in _dicts(cfg.train_dataloader.dataset)]
+        images = next(filter(None, known), None)
+    if images is None:
+        return None
+    if images < 1:
+        raise ValueError(f'images must be positive, got {images}')
+    return train_cfg['max_epochs'] * math.ceil(images / images_a_step)
+
+
+def image_shape(cfg: Config) -> Tuple[int, int]:
+    """(H, W) that the pipeline of a training gives, padded as the model pads.
+
+    Of a choice of scales it is their mean; where ratios are kept, an image of 4:3.
+
+    Raises:
+        ValueError: the pipeline does not tell.
+    """
+    size = None
+    for transform in _dicts((cfg.get('train_dataloader') or {}).get('dataset')):
+        name = str(transform['type']).split('.')[-1]  # the last one decides
+        if name in ('RandomCrop', 'RandomResizedCrop', 'CenterCrop'):
+            side = transform.get('crop_size', transform.get('scale'))
+            size = (side, side) if isinstance(side, int) else tuple(side)
+        elif name in ('Resize', 'RandomResize', 'RandomChoiceResize'):
+            size = _resized(transform.get('scales') or [transform.get('scale')], transform)
+    if size is None:
+        raise ValueError('shape: the pipeline of the config does not tell the size of its images')
+    divisor = (cfg.model.get('data_preprocessor') or {}).get('pad_size_divisor', 1)
+    height, width = (math.ceil(side / divisor) * divisor for side in size)
+    return height, width
+
+
+def _resized(scales: List[Any], transform: dict) -> Optional[Tuple[int, int]]:
+    """(H, W) of an image of 4:3 that is resized, in the mean of these scales (W, H)."""
+    if any(not isinstance(scale, (tuple, list)) for scale in scales):
+        return None
+    if transform.get('keep_ratio') or (transform.get('resize_cfg') or {}).get('keep_ratio'):
+        heights = [min(min(scale), max(scale) * 3 / 4) for scale in scales]
+        widths = [height * 4 / 3 for height in heights]
+    else:
+        widths, heights = zip(*scales)
+    return round(sum(heights) / len(heights)), round(sum(widths) / len(widths))
+
+
+def _dicts(node: Any) -> Iterator[dict]:
+    """All dicts with a type, in the order of a pipeline."""
+    if isinstance(node, dict):
+        if 'type' in node:
+            yield node
+        for value in node.values():
+            yield from _dicts(value)
+    elif isinstance(node, (list, tuple)):
+        for value in node:
+            yield from _dicts(value)

@@ -1,0 +1,145 @@
+"""Shards as a data set of MMEngine."""
+
+import io
+import json
+import tarfile
+import zlib
+from collections import OrderedDict
+from typing import Any, Dict, List, Optional, Set
+
+import numpy as np
+from mmengine import fileio
+from mmengine.dataset import BaseDataset, force_full_init
+from mmengine.registry import DATASETS
+
+from ..stores import HTTPStore
+from .index import IMAGES, LABEL, RECORD, SEG_MAP, read_index, with_label_map
+from .member import Member, read_range
+
+
+@DATASETS.register_module()
+class ShardDataset(BaseDataset):
+    """The samples of shards that :func:`.write.write_shards` wrote.
+
+    Records are those of the data set that they were made of, so that its pipelines work on them
+    as they are. What is read are blocks, parts of a shard with many samples, of which some are
+    kept; with :class:`.sampler.ShardSampler` each is read once an epoch. Each sample has a check
+    sum, which is looked at. Nothing is unpickled.
+
+    Args:
+        ann_file: the index, such as ``'train.json'``; the shards are beside it.
+        data_root: folder or address of both, such as ``'s3://bucket/coco'``.
+        block_bytes: at most so much is read at once, if it is not a single sample.
+        blocks: how many blocks are kept in memory, of each data-loader worker. The sampler draws
+            from as many at a time: fewer take less memory, more mix better.
+        backend_args: of MMEngine's file backend; by default the address tells.
+        others: see MMEngine's ``BaseDataset``. ``metainfo`` comes before that of the index.
+
+    Raises:
+        ValueError: arguments out of range; an index that is none; a sample whose bytes are not
+            those that were written.
+        OSError: a file that cannot be read.
+
+    Example::
+
+        dict(type='ShardDataset', data_root='s3://bucket/coco', ann_file='train.json',
+             pipeline=train_pipeline)
+    """
+
+    def __init__(
+        self,
+        ann_file: str,
+        data_root: str = '',
+        block_bytes: int = 8 * 2**20,
+        blocks: int = 16,
+        backend_args: Optional[dict] = None,
+        **kwargs: Any,
+    ) -> None:
+        for name, value in dict(block_bytes=block_bytes, blocks=blocks).items():
+            if type(value) is not int or value < 1:
+                raise ValueError(f'{name} must be a positive integer, got {value!r}')
+        self.block_bytes = block_bytes
+        self.blocks = blocks
+        self.backend_args = backend_args
+        self._kept: OrderedDict = OrderedDict()
+        super().__init__(ann_file=ann_file, data_root=data_root, data_prefix={}, **kwargs)
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, '_kept': OrderedDict()}
+
+    def load_data_list(self) -> List[dict]:
+        index = read_index(self.ann_file, self.backend_args)
+        metainfo = dict(index['metainfo'])
+        if 'classes' in metainfo:
+            metainfo['classes'] = tuple(metainfo['classes'])
+        for key, value in with_label_map(metainfo).items():
+            self._metainfo.setdefault(key, value)
+        folder = self.ann_file.rpartition('/')[0]
+        self._check_shards(folder, {shard['name'] for shard in index['shards']})
+        self._extents, records = [], []
+        for shard in index['shards']:
+            path = fileio.join_path(folder, shard['name'], backend_args=self.backend_args)
+            begin = None
+            for start, stop, crc32 in zip(shard['starts'], shard['starts'][1:], shard['crc32']):
+                if begin is None or stop - begin > self.block_bytes:
+                    begin = start
+                    self._extents.append((path, begin, stop))
+                self._extents[-1] = (path, begin, stop)
+                block = len(self._extents) - 1
+                records.append(dict(block=block, start=start, stop=stop, crc32=crc32))
+        return records
+
+    def _check_shards(self, folder: str, names: Set[str]) -> None:
+        """Before any work: a shard that is missing would be noticed hours later."""
+        backend = fileio.get_file_backend(folder, backend_args=self.backend_args)
+        if isinstance(backend, HTTPStore):
+            return  # cannot list
+        missing = sorted(names - {*backend.list_dir_or_file(folder or '.', list_dir=False)})
+        if missing:
+            raise FileNotFoundError(
+                f'{folder}: {len(missing)} of the {len(names)} shards of {self.ann_file} are not '
+                f'there, such as {missing[0]}'
+            )
+
+    def block_numbers(self) -> np.ndarray:
+        """(len,) int64: the block that each sample is in."""
+        self.full_init()
+        place = super().get_data_info
+        return np.array([place(i)['block'] for i in range(len(self))], np.int64)
+
+    @force_full_init
+    def get_data_info(self, idx: int) -> dict:
+        """The record of a sample, with the content of its files."""
+        place = super().get_data_info(idx)
+        path, begin, _ = self._extents[place['block']]
+        block = self._block(place['block'])
+        sample = block[place['start'] - begin : place['stop'] - begin]
+        if zlib.crc32(sample) != place['crc32']:
+            raise ValueError(f'{path}: the sample at byte {place["start"]} has changed')
+        info: Dict[str, Any] = {}
+        with tarfile.open(fileobj=io.BytesIO(sample), mode='r:') as members:
+            for member in members:
+                content = members.extractfile(member).read()
+                kind = member.name.partition('.')[2]
+                start = place['start'] + member.offset_data
+                if kind == RECORD:
+                    info.update(with_label_map(json.loads(content)))
+                elif kind == LABEL:
+                    info['gt_label'] = int(content)
+                elif kind == SEG_MAP:
+                    info['seg_map_path'] = Member(path, start, member.name, content)
+                elif kind in IMAGES:
+                    info['img_path'] = Member(path, start, member.name, content)
+                else:
+                    raise ValueError(f'{path}: {member.name} is of no known kind')
+        info['sample_idx'] = place['sample_idx']
+        return info
+
+    def _block(self, number: int) -> bytes:
+        if number not in self._kept:
+            path, begin, end = self._extents[number]
+            while len(self._kept) >= self.blocks:
+                self._kept.popitem(last=False)
+            self._kept[number] = read_range(path, begin, end - begin, self.backend_args)
+        self._kept.move_to_end(number)
+        return self._kept[number]

@@ -1,0 +1,80 @@
+"""Files inside of tar files, by an address that every loading transform can read."""
+
+import re
+from typing import Optional, Tuple
+from urllib.parse import quote, unquote
+
+from mmengine.fileio import BaseStorageBackend, LocalBackend, get_file_backend, register_backend
+
+PREFIX = 'shard://'
+PLACE = re.compile(r'shard://(.+)#(\d+)\+(\d+)/[^/]+')
+
+
+class Member(str):
+    """An address of a file in a shard, which has the content with it.
+
+    Sent to another process, or copied, it is the address alone: the content can be read again.
+
+    Args:
+        shard: path of the tar file.
+        start, name: where the file's content begins, and its name.
+        content: of the file.
+
+    Example:
+        >>> Member('s3://data/train-000000.tar', 512, '000000000.jpg', b'...')
+        'shard://s3%3A//data/train-000000.tar#512+3/000000000.jpg'
+    """
+
+    content: bytes
+
+    def __new__(cls, shard: str, start: int, name: str, content: bytes) -> 'Member':
+        self = super().__new__(cls, f'{PREFIX}{quote(shard)}#{start}+{len(content)}/{name}')
+        self.content = content
+        return self
+
+    def __reduce__(self) -> tuple:
+        return str, (str(self),)
+
+
+@register_backend('shard', prefixes='shard')
+class MemberStore(BaseStorageBackend):
+    """Reads what :class:`Member` names; of an address alone, from its shard."""
+
+    def get(self, filepath: str) -> bytes:
+        if isinstance(filepath, Member):
+            return filepath.content
+        shard, start, size = _place(filepath)
+        return read_range(shard, start, size)
+
+    def get_text(self, filepath: str, encoding: str = 'utf-8') -> str:
+        return self.get(filepath).decode(encoding)
+
+    def exists(self, filepath: str) -> bool:
+        shard = _place(filepath)[0]
+        return get_file_backend(shard, enable_singleton=True).exists(shard)
+
+
+def _place(address: str) -> Tuple[str, int, int]:
+    found = PLACE.fullmatch(address)
+    if not found:
+        raise ValueError(f'{address!r} is no address of a file in a shard')
+    return unquote(found[1]), int(found[2]), int(found[3])
+
+
+def read_range(path: str, start: int, size: int, backend_args: Optional[dict] = None) -> bytes:
+    """``size`` bytes of a file of any store from ``start`` on.
+
+    Raises:
+        OSError: the file ends before, cannot be read, or its store does not give parts of files.
+    """
+    backend = get_file_backend(path, backend_args=backend_args, enable_singleton=True)
+    if isinstance(backend, LocalBackend):
+        with open(path, 'rb') as file:
+            file.seek(start)
+            data = file.read(size)
+        if len(data) != size:
+            raise OSError(f'{path} ends before byte {start + size}')
+        return data
+    if not hasattr(backend, 'get_range'):
+        raise OSError(f'{path}: {type(backend).__name__} does not give parts of files')
+    return backend.get_range(path, start, size)

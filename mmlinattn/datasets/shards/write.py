@@ -1,0 +1,192 @@
+"""Writes a data set as shards."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+import zlib
+from pathlib import Path
+from typing import Any, Callable, Iterator, List, Optional, Tuple, Union
+
+import numpy as np
+from mmengine import fileio
+
+from ...checkpoints.write import whole_file
+from .index import FORMAT, IMAGES, LABEL, RECORD, SEG_MAP, VERSION, to_json
+
+MIB = 2**20
+END = 2 * tarfile.BLOCKSIZE  # of zeros, behind the last member
+
+
+def write_shards(
+    dataset: Any,
+    folder: Union[str, Path],
+    name: str,
+    shard_bytes: int = 256 * MIB,
+    progress: Callable[[int, int], Any] = lambda done, total: None,
+    seed: Optional[int] = None,
+) -> Path:
+    """Writes ``folder/name-000000.tar``, ... and, when they are complete, ``folder/name.json``.
+
+    Each sample is a few files of one name: the image as it is, its map of classes (``.seg.png``),
+    its label (``.cls``), and the rest of its record (``.json``). The same data set gives the same
+    bytes. What a call that was ended has completed is not written again.
+
+    Args:
+        dataset: one of MMEngine's whose records name files (``img_path``, ``seg_map_path``), read
+            through their backends; filtered already. Its pipeline is not used.
+        folder: made if it is not there.
+        name: of the set, such as ``'train'``.
+        shard_bytes: size of a shard, at least that of one sample.
+        progress: called with how many samples are done, and how many there are.
+        seed: of a random order, for training: what is alike and side by side in the data set would
+            be so in each batch. By default the order is that of the data set.
+
+    Returns:
+        path of the index.
+
+    Raises:
+        ValueError: a size that is not positive, an empty data set, a record that cannot be kept.
+        FileExistsError: shards of that name, of something else or of another size, are there.
+        OSError: a file that cannot be read; CheckpointError: one that cannot be written.
+
+    Example::
+
+        write_shards(DATASETS.build(cfg.train_dataloader.dataset), 'data/shards', 'train')
+    """
+    if type(shard_bytes) is not int or shard_bytes < 1:
+        raise ValueError(f'shard_bytes must be a positive integer, got {shard_bytes!r}')
+    if not name or '/' in name:
+        raise ValueError(f'name must be one of a file, got {name!r}')
+    if not len(dataset):
+        raise ValueError(f'{type(dataset).__name__} has no sample')
+    folder = Path(folder)
+    order = np.arange(len(dataset))
+    if seed is not None:
+        order = np.random.default_rng(seed).permutation(order)
+    source = dict(samples=len(dataset), shard_bytes=shard_bytes, seed=seed, sha256=_digest(dataset))
+    target, state = folder / f'{name}.json', folder / f'.{name}.partial'
+    if target.exists():
+        if json.loads(target.read_bytes()).get('source') != source:
+            raise FileExistsError(f'{target} is there, of another data set or shard size')
+        return target
+    shards = _resumed(state, folder, name, source)
+    done = sum(len(shard['crc32']) for shard in shards)
+    progress(done, len(dataset))
+    while done < len(dataset):
+        number = len(shards)
+        path = folder / f'{name}-{number:06d}.tar'
+        with whole_file(path) as temporary:
+            shard = _write_shard(temporary, dataset, order, done, shard_bytes, progress)
+        shards.append(dict(name=path.name, **shard))
+        with whole_file(state / f'{number:06d}.json') as temporary:
+            temporary.write_text(json.dumps(shards[-1]))
+        done += len(shard['crc32'])
+    index = dict(
+        format=FORMAT,
+        version=VERSION,
+        metainfo=json.loads(to_json(dataset.metainfo)),
+        source=source,
+        samples=done,
+        shards=shards,
+    )
+    with whole_file(target) as temporary:
+        temporary.write_text(json.dumps(index))
+    shutil.rmtree(state)
+    return target
+
+
+def _resumed(state: Path, folder: Path, name: str, source: dict) -> List[dict]:
+    """Records of the shards that an earlier call has completed."""
+    begun = state / 'source.json'
+    if begun.exists():
+        if json.loads(begun.read_bytes()) != source:
+            raise FileExistsError(f'{state} was begun with another data set or shard size')
+    else:
+        others = sorted(folder.glob(f'{name}-[0-9]*.tar'))
+        if others:
+            raise FileExistsError(f'{others[0]} is there already, of another set')
+        state.mkdir(parents=True, exist_ok=True)
+        with whole_file(begun) as temporary:
+            temporary.write_text(json.dumps(source))
+    shards: List[dict] = []
+    while (path := state / f'{len(shards):06d}.json').exists():
+        shards.append(json.loads(path.read_bytes()))
+    return shards
+
+
+def _digest(dataset: Any) -> str:
+    """sha256 of all records, by which an interrupted call knows its data set again."""
+    total = hashlib.sha256(to_json(dataset.metainfo).encode())
+    for i in range(len(dataset)):
+        info = dataset.get_data_info(i)
+        for key in ('img_path', 'seg_map_path'):  # wherever the files are
+            info[key] = os.path.basename(info.get(key) or '')
+        total.update(to_json(info).encode())
+    return total.hexdigest()
+
+
+def _write_shard(
+    path: Path,
+    dataset: Any,
+    order: np.ndarray,
+    first: int,
+    shard_bytes: int,
+    progress: Callable[[int, int], Any],
+) -> dict:
+    """Writes samples from ``first`` on, until the next one would be too much."""
+    starts, sums, total = [0], [], hashlib.sha256()
+    with path.open('wb') as file:
+        for i in range(first, len(dataset)):
+            data = sample_bytes(dataset.get_data_info(int(order[i])), f'{i:09d}', dataset)
+            if sums and starts[-1] + len(data) > shard_bytes - END:
+                break
+            file.write(data)
+            total.update(data)
+            starts.append(starts[-1] + len(data))
+            sums.append(zlib.crc32(data))
+            progress(i + 1, len(dataset))
+        file.write(bytes(END))
+        total.update(bytes(END))
+    return dict(bytes=starts[-1] + END, sha256=total.hexdigest(), starts=starts, crc32=sums)
+
+
+def sample_bytes(info: dict, key: str, dataset: Any) -> bytes:
+    """A sample as it is in a shard: headers and contents of its files.
+
+    Raises:
+        ValueError: a record without a file, or with what JSON cannot hold.
+    """
+    out = io.BytesIO()
+    for kind, content in _parts(info, getattr(dataset, 'backend_args', None)):
+        header = tarfile.TarInfo(f'{key}.{kind}')  # of no time and no user
+        header.size = len(content)
+        out.write(header.tobuf(tarfile.USTAR_FORMAT))
+        out.write(content)
+        out.write(bytes(-len(content) % tarfile.BLOCKSIZE))
+    return out.getvalue()
+
+
+def _parts(info: dict, backend_args: Any) -> Iterator[Tuple[str, bytes]]:
+    info = dict(info)
+    info.pop('sample_idx', None)
+    path = info.pop('img_path', None)
+    if not isinstance(path, str):
+        raise ValueError(f'only images in files can be kept in shards, this has none: {[*info]}')
+    seg_map = info.pop('seg_map_path', None)
+    label = info.pop('gt_label', None)
+    suffix = os.path.splitext(path)[1].lower().lstrip('.')
+    if suffix not in IMAGES:
+        raise ValueError(f'{path}: images must be one of {IMAGES}')
+    yield suffix, fileio.get(path, backend_args)
+    if seg_map is not None:
+        if not seg_map.lower().endswith('.png'):
+            raise ValueError(f'{seg_map}: maps of classes must be PNG')
+        yield SEG_MAP, fileio.get(seg_map, backend_args)
+    if label is not None:
+        if not hasattr(label, '__index__'):
+            raise ValueError(f'{path}: gt_label must be one integer, got {label!r}')
+        yield LABEL, str(int(label)).encode()
+    yield RECORD, to_json(info).encode()

@@ -1,0 +1,83 @@
+"""Files of a web server."""
+
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse
+from ssl import SSLCertVerificationError
+from typing import Any, Iterator, Optional
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+from mmengine.fileio import register_backend
+
+from .backend import Passing, Store, refused, shown
+
+# Left as they are in an address: what separates its parts, and what is quoted already.
+SAFE = "/:?&=%@+,;~!$'()*[]"
+
+
+@register_backend('http', force=True, prefixes=['http', 'https'])
+class HTTPStore(Store):
+    """Files of a web server, in place of MMEngine's backend of the same name.
+
+    A server has no list of its files: what lists a folder needs another store. Proxies come from
+    the environment (``https_proxy``).
+
+    Args:
+        attempts, timeout: see :class:`.backend.Store`, for errors too.
+
+    Example::
+
+        fileio.get('https://example.org/images/000000000001.jpg')
+    """
+
+    def fetch(self, url: str, part: Optional[tuple] = None) -> bytes:
+        headers = {}
+        if part is not None:
+            headers['Range'] = f'bytes={part[0]}-{part[0] + part[1] - 1}'
+        with _answer(url, self.timeout, headers) as answer:
+            if part is not None and answer.status != 206:
+                raise OSError(f'{shown(url)}: the server does not give parts of files')
+            # Without it an answer that was cut looks like a whole one.
+            if answer.length is None and not answer.chunked:
+                raise OSError(f'{shown(url)}: the server does not say how long the file is')
+            return answer.read()
+
+    def isfile(self, filepath: str) -> bool:
+        def ask() -> bool:
+            try:
+                with _answer(filepath, self.timeout, method='HEAD'):
+                    return True
+            except FileNotFoundError:
+                return False
+
+        return self.retried(filepath, ask)
+
+    def isdir(self, filepath: str) -> bool:
+        return False
+
+    def list_dir_or_file(self, dir_path: str, *args: Any, **kwargs: Any) -> Iterator[str]:
+        raise OSError(
+            f'{shown(dir_path)}: a web server has no list of its files; see docs/datasets.md for '
+            'what can be read from there'
+        )
+
+
+@contextmanager
+def _answer(
+    url: str, timeout: float, headers: Optional[dict] = None, method: str = 'GET'
+) -> Iterator[HTTPResponse]:
+    """An open answer; faults on the way, also while it is read, are sorted."""
+    known = {'User-Agent': 'mmlinattn', **(headers or {})}
+    try:
+        request = Request(quote(url, safe=SAFE), headers=known, method=method)
+        with urlopen(request, timeout=timeout) as answer:
+            yield answer
+    except HTTPError as error:
+        error.close()
+        raise refused(url, error.code) from None
+    except (URLError, ConnectionError, TimeoutError, HTTPException) as error:
+        reason = getattr(error, 'reason', error)
+        if isinstance(reason, SSLCertVerificationError):
+            raise OSError(f'{shown(url)}: {reason.verify_message}') from None
+        raise Passing(f'{type(reason).__name__}: {reason}') from None

@@ -1,0 +1,96 @@
+"""What is secret in the environment or in an address is in no log, no file and no message."""
+
+import runpy
+import sys
+
+import pytest
+
+from mmlinattn.checkpoints import CheckpointError, read_checkpoint, redacted
+from tests.test_tools.conftest import CONFIGS
+
+KEYS = ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN', 'HF_TOKEN',
+        'HUGGING_FACE_HUB_TOKEN', 'WANDB_API_KEY', 'GITHUB_TOKEN', 'PIP_INDEX_URL')  # fmt: skip
+SECRET = 'swordfish-4711'
+ADDRESS = f'https://me:{SECRET}@127.0.0.1:9/released.pth'
+
+
+def written(folder, capfd):
+    """All that is in the files and in the output, as bytes."""
+    out = capfd.readouterr()
+    files = [path.read_bytes() for path in folder.rglob('*') if path.is_file()]
+    return b'\n'.join([*files, out.out.encode(), out.err.encode()]), len(files)
+
+
+def test_keys_of_the_environment(run, root, options, tmp_path, monkeypatch, capfd):
+    for key in KEYS:
+        monkeypatch.setenv(key, SECRET)
+    config, work_dir = root / CONFIGS['cls'], tmp_path / 'work'
+    common = ['--work-dir', work_dir, '--cfg-options', *options('cls')]
+    run('train', config, *common)
+    run('test', config, work_dir / 'epoch_1.pth', '--out', tmp_path / 'out.pkl', *common)
+    content, number = written(tmp_path, capfd)
+    # The log has the environment and the config; the checkpoint has meta information.
+    assert b'System environment' in content and b'optim_wrapper' in content and number >= 6
+    assert SECRET.encode() not in content
+
+
+@pytest.mark.parametrize('where', ['argument', 'init_cfg', 'data_root'])
+def test_passwords_in_the_addresses_of_a_run(
+    run, root, options, tmp_path, monkeypatch, capfd, where
+):
+    monkeypatch.chdir(tmp_path)
+    config, common = root / CONFIGS['cls'], ['--work-dir', 'work', '--cfg-options', *options('cls')]
+    if where == 'init_cfg':
+        common += ['model.backbone.init_cfg.type=Pretrained']
+        common += [f'model.backbone.init_cfg.checkpoint={ADDRESS}']
+    elif where == 'data_root':
+        common += [f'train_dataloader.dataset.data_root={ADDRESS}']
+    with pytest.raises(SystemExit) as stop:
+        if where == 'argument':
+            run('test', config, ADDRESS, *common, debug=False)
+        else:
+            run('train', config, *common, debug=False)
+    content, _ = written(tmp_path, capfd)
+    assert stop.value.code == 2
+    assert b'https://***@127.0.0.1:9/released.pth' in content and SECRET.encode() not in content
+
+
+def test_passwords_in_an_address_to_convert(root, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(sys, 'argv', ['convert.py', ADDRESS, str(tmp_path / 'ours.pth')])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(root / 'tools/model_converters/convert.py'), run_name='__main__')
+    content, _ = written(tmp_path, capfd)
+    assert stop.value.code == 2
+    assert b'***@127.0.0.1' in content and SECRET.encode() not in content
+
+
+@pytest.mark.parametrize('scheme', ['https', 's3', 'file'])
+def test_no_road_takes_a_password(scheme, monkeypatch):
+    address = f'{scheme}://me:{SECRET}@host/a.pth'
+    with pytest.raises(CheckpointError, match=r'\*\*\*@host/a.pth is refused') as caught:
+        read_checkpoint(address)
+    error = caught.value
+    while error is not None:
+        assert SECRET not in str(error)
+        error = error.__cause__ or error.__context__
+
+
+def test_queries_of_addresses_are_left_out(monkeypatch, tmp_path):
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path))
+    with pytest.raises(CheckpointError, match=r'127.0.0.1:9/a.pth\?\*\*\* cannot be') as caught:
+        read_checkpoint(f'https://127.0.0.1:9/a.pth?X-Amz-Signature={SECRET}')
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        'a@b',
+        'https://host/me@2x.pth',
+        'see https://host/a and mail me@host',
+        'user:pw@host',
+        's3://b/k',
+    ],
+)
+def test_what_is_no_secret_stays(text):
+    assert redacted(text) == text

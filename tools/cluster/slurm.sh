@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# sbatch [sbatch options] tools/cluster/slurm.sh CONFIG WORK_DIR [tools/train.py options]
+# from the folder of the repository, which all machines must see, as they must WORK_DIR.
+# Before the time is over the training saves its state and the job queues again: docs/distributed.md
+# GPUS, MAX_RESTARTS, PORT from the environment.
+#SBATCH --job-name=mmlinattn
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --time=24:00:00
+#SBATCH --output=slurm-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@300
+set -euo pipefail
+CONFIG=$1 WORK_DIR=$2
+GPUS=${GPUS:-$SLURM_GPUS_ON_NODE}
+
+told=
+stop() {
+  told=1
+  # The steps, that is the training, get it: it ends after the iteration, with its state saved.
+  scancel --signal=TERM "$SLURM_JOB_ID" || true
+}
+trap stop USR1
+
+NNODES=$SLURM_NNODES
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+RUN_ID=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
+MAX_RESTARTS=${MAX_RESTARTS:-3}
+export NNODES MASTER_ADDR RUN_ID MAX_RESTARTS
+
+srun --kill-on-bad-exit=1 tools/dist_train.sh "$CONFIG" "$GPUS" --resume --work-dir "$WORK_DIR" \
+  "${@:3}" &
+code=0
+wait $! || code=$?
+if [ -n "$told" ]; then
+  # The signal broke off the first wait.
+  code=0
+  wait $! || code=$?
+  if [ "$code" != 0 ]; then
+    echo "The time is nearly over: job $SLURM_JOB_ID queues again and goes on from $WORK_DIR."
+    scontrol requeue "$SLURM_JOB_ID"
+    exit 0
+  fi
+fi
+exit "$code"
