@@ -63,8 +63,8 @@ def build_page(workbench: Workbench, examples: Sequence[Path] = ()) -> 'gradio.B
     # Uploads are deleted; the functions have no public interface beside the page.
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(KEPT, KEPT)) as page:
         gr.Markdown(
-            f'# {TITLE}\nUpload or pick an image. Click the prediction: the last picture shows what '
-            'the attention looks at for that pixel.'
+            f'# {TITLE}\nUpload or pick an image. Click the prediction: '
+            'the last picture shows what the attention looks at for that pixel.'
         )
         pixel = gr.State(None)
         with gr.Row():

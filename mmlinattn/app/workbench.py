@@ -75,8 +75,9 @@ def enlargement(image: np.ndarray) -> int:
 class Workbench:
     """Predicts and explains with one of several models at a time.
 
-    Pictures are (H, W, 3), uint8, RGB; what is drawn is :func:`enlargement` times larger. Calls from several threads wait for each other: MMEngine's
-    scope belongs to the process, and a view watches the layers of its model.
+    Pictures are (H, W, 3), uint8, RGB; what is drawn is :func:`enlargement` times larger. Calls
+    from several threads wait for each other: MMEngine's scope belongs to the process, and a view
+    watches the layers of its model.
 
     Args:
         models: predictors by name; see :func:`load_models`.
