@@ -51,7 +51,8 @@ def views_of(model: nn.Module) -> List[View]:
         if smca and name.startswith('decoder.'):
             continue  # the queries of objects have no cell
         if isinstance(module, BaseAttention):
-            title = f'{name.removesuffix(".attn")}: {type(module).__name__}'
+            place = name.removesuffix('.attn').removesuffix('.self_attn')
+            title = f'{place}: {type(module).__name__.removesuffix("Attention")}'
             views.append(View(f'{title}, keys', 'keys', name))
             if isinstance(module, RippleAttention):
                 views.append(View(f'{title}, rings', 'rings', name))
@@ -157,7 +158,7 @@ def _gaussians(
     values = seen.maps[layer][:, query].float().exp().mean(0).unflatten(0, seen.hw_shape).cpu()
     painted = grid.paint(picture, _heat(values))
     corners = torch.cat([middles - halves, middles + halves], 1)[query].round().int().tolist()
-    cv2.rectangle(painted, tuple(corners[:2]), tuple(corners[2:]), (220, 30, 30), 1)
+    cv2.rectangle(painted, tuple(corners[:2]), tuple(corners[2:]), (220, 30, 30), 2)
     x, y = seen.reference[query].tolist()
     label = int(seen.scores[query].argmax())
     text = (

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     import gradio
 
 TITLE = 'MMLinAttn'
-KEPT = 3600  # seconds that uploaded pictures lie in the temporary folder
+KEPT = 24 * 3600  # seconds that pictures lie in the temporary folder, and between looks for older
 CSS = """
 .gradio-container { max-width: 1280px !important; margin: auto; }
 #model, #score, #layer { min-height: 88px; }
 #image img { object-fit: contain; width: 100%; height: 100%; }
 #prediction img, #attention img { cursor: crosshair; }
+.image-container > button, #image .image-frame { padding-top: 30px; box-sizing: border-box; }
 """
 
 
@@ -72,7 +73,7 @@ def build_page(workbench: Workbench, examples: Sequence[Path] = ()) -> 'gradio.B
                 model = gr.Dropdown(names, value=names[0], label='model', elem_id='model')
                 image = gr.Image(
                     str(examples[0]) if examples else None, type='numpy', image_mode='RGB',
-                    sources=['upload', 'clipboard'], label='image', elem_id='image', height=320,
+                    sources=['upload', 'clipboard'], label='image', elem_id='image', height=350,
                 )  # fmt: skip
                 if examples:
                     gr.Examples([str(path) for path in examples], image, label='examples')
@@ -82,7 +83,7 @@ def build_page(workbench: Workbench, examples: Sequence[Path] = ()) -> 'gradio.B
                 )
                 drawn = gr.Image(
                     label='prediction: click a pixel', elem_id='prediction', interactive=False,
-                    height=320, buttons=['download', 'fullscreen'], format='png',
+                    height=350, buttons=['download', 'fullscreen'], format='png',
                 )  # fmt: skip
                 summary = gr.Markdown(elem_id='summary')
                 table = gr.Dataframe(
@@ -94,7 +95,7 @@ def build_page(workbench: Workbench, examples: Sequence[Path] = ()) -> 'gradio.B
                 )
                 attention = gr.Image(
                     label='what the query at that pixel looks at', elem_id='attention',
-                    interactive=False, height=320, buttons=['download', 'fullscreen'], format='png',
+                    interactive=False, height=350, buttons=['download', 'fullscreen'], format='png',
                 )  # fmt: skip
                 text = gr.Markdown(elem_id='text')
         private = dict(api_visibility='private')

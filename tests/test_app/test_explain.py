@@ -29,7 +29,7 @@ def test_views(predictor):
 def test_keys_are_the_row_of_softmax(predictor, enlarge):
     """The kernel of softmax attention by hand, and each cell's colour where the cell is."""
     segmentor = predictor('seg')
-    view = view_of(segmentor, 'stages.2.0: SoftmaxAttention, keys')
+    view = view_of(segmentor, 'stages.2.0: Softmax, keys')
     found = explain(segmentor, IMAGE, view, (37, 50), enlarge)
     attn = segmentor.model.get_submodule(view.module)
     with calls_of(attn) as calls:
@@ -69,7 +69,7 @@ def test_nothing_stays_behind(predictor):
 
 def test_rings(predictor):
     detector = predictor('smca')
-    view = view_of(detector, 'encoder.layers.0.self_attn: RippleAttention, rings')
+    view = view_of(detector, 'encoder.layers.0: Ripple, rings')
     pixel = (70, 30)
     found = explain(detector, IMAGE, view, pixel)
     with record(detector.model) as seen:

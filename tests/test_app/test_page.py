@@ -142,7 +142,7 @@ def test_upload_click_and_look(page, browser, pictures, tmp_path, width):
     assert cv2.imread(str(shot)).std() > 20
 
     tab.locator('#layer input').click()
-    tab.get_by_role('option', name='backbone.stages.2.0: SoftmaxAttention, keys').click()
+    tab.get_by_role('option', name='backbone.stages.2.0: Softmax, keys').click()
     settle(tab, "document.querySelector('#text').innerText.includes('of 4 x 6 cells')")
     tab.locator('#model input').click()
     tab.get_by_role('option', name='mask-rcnn_ravlt-nano_shapes').click()
