@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -48,13 +49,13 @@ def pictures(tmp_path_factory):
 def page(files, pictures, root, tmp_path_factory):
     """(address, log): the command, serving a segmentor and a detector."""
     pytest.importorskip('gradio', reason="gradio is not installed: pip install 'mmlinattn[app]'")
-    log = tmp_path_factory.mktemp('page') / 'log'
+    log, uploads = tmp_path_factory.mktemp('page') / 'log', tmp_path_factory.mktemp('uploads')
     command = [
         sys.executable, '-c', GUARDED, 'app', *files('seg'), *files('det'),
         '--images', str(pictures / 'examples'),
     ]  # fmt: skip
     path = os.pathsep.join([str(root), os.environ.get('PYTHONPATH', '')])
-    env = dict(os.environ, PYTHONPATH=path)
+    env = dict(os.environ, PYTHONPATH=path, TMPDIR=str(uploads))
     with log.open('w') as file, subprocess.Popen(
         command, cwd=root, env=env, stdout=file, stderr=subprocess.STDOUT
     ) as process:  # fmt: skip
@@ -62,8 +63,11 @@ def page(files, pictures, root, tmp_path_factory):
         while not (found := ADDRESS.search(log.read_text())):
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
+        assert any(uploads.rglob('grey.png'))
         yield found[1], log
-        process.terminate()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert not any(uploads.glob('tmp*'))
 
 
 @pytest.fixture(scope='module')
