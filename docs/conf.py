@@ -16,7 +16,13 @@ copyright = 'the authors of MMLinAttn, Apache-2.0'
 # The whole repository is the source, so that a link from page to page is one from file to file.
 root_doc = 'README'
 NAVIGATION = {
-    'Start': ['docs/quickstart', 'docs/installation', 'docs/datasets', 'docs/checkpoints'],
+    'Start': [
+        'docs/quickstart',
+        'docs/tutorial',
+        'docs/installation',
+        'docs/datasets',
+        'docs/checkpoints',
+    ],
     'Methods': [
         'RALA and RAVLT <configs/ravlt/README>',
         'Random walks: RWGKA, RWGKP <configs/rwgka/README>',
@@ -30,7 +36,7 @@ NAVIGATION = {
         'Additive attention: FViT <configs/fvit/README>',
         'All attentions <docs/attentions>',
     ],
-    'Use': ['docs/predict', 'docs/export', 'docs/distributed', 'docs/scale'],
+    'Use': ['docs/predict', 'docs/app', 'docs/export', 'docs/distributed', 'docs/scale'],
     'Measured': ['docs/results', 'docs/zoo', 'docs/benchmarks'],
     'Extend': ['docs/design', 'CONTRIBUTING'],
     'Reference': [

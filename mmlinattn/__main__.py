@@ -13,6 +13,7 @@ COMMANDS = {
     'predict': 'predict images, folders, videos or a camera; pictures and COCO JSON',
     'export': 'write a trained model as ONNX, OpenVINO or AOTInductor',
     'latency': 'time a model and its exported files on the same images',
+    'app': 'a page in the browser: predictions, and what the attention looks at',
     'convert': 'convert released weights',
     'complexity': 'parameters and multiply-accumulates of a model',
     'check-data': 'read all data of a config and report what is wrong with it',

@@ -36,7 +36,8 @@ MAY_IMPORT = {
     'visualization': ['analysis'],
     'deployment': ['visualization'],
     'inference': ['visualization'],
-    'commands': ['deployment', 'inference'],
+    'app': ['inference'],
+    'commands': ['deployment', 'inference', 'app'],
     '__main__': ['commands'],
 }
 OPEN = {'compat', 'version'}  # to all, and import nothing of the rest

@@ -68,17 +68,27 @@ class Predictor:
     def __call__(self, image: np.ndarray) -> Prediction:
         """Predicts one image (H, W, 3), uint8, BGR."""
         start = time.perf_counter()
+        with DefaultScope.overwrite_default_scope(self.cfg.default_scope):
+            (sample,) = self.model.test_step(self.batch_of(image))
+        return Prediction(sample.cpu(), time.perf_counter() - start)
+
+    def batch_of(self, image: np.ndarray) -> dict:
+        """What ``test_step`` of the model takes, for one image (H, W, 3), uint8, BGR."""
         shape = image.shape[:2]
         known = dict(img=image, img_shape=shape, ori_shape=shape, img_path='', img_id=0)
         with DefaultScope.overwrite_default_scope(self.cfg.default_scope):
-            batch = pseudo_collate([self.pipeline(dict(known, sample_idx=0))])
-            (sample,) = self.model.test_step(batch)
-        return Prediction(sample.cpu(), time.perf_counter() - start)
+            return pseudo_collate([self.pipeline(dict(known, sample_idx=0))])
 
-    def draw(self, image: np.ndarray, prediction: Prediction, min_score: float) -> np.ndarray:
-        """The image (H, W, 3), uint8, BGR, with what was predicted; objects from a score on."""
+    def draw(
+        self, image: np.ndarray, prediction: Prediction, min_score: float, enlarge: int = 1
+    ) -> np.ndarray:
+        """The image (H, W, 3), uint8, BGR, with what was predicted; objects from a score on.
+
+        See :func:`mmlinattn.visualization.predictions.draw_prediction`, also for ``enlarge``.
+        """
         rgb = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-        drawn = draw_prediction(rgb, prediction.sample, self.classes, self.palette, min_score)
+        look = (self.classes, self.palette, min_score, enlarge)
+        drawn = draw_prediction(rgb, prediction.sample, *look)
         return cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR)
 
 

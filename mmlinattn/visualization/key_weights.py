@@ -154,6 +154,21 @@ def reach(weights: Tensor) -> float:
     return (int(enough.int().argmax()) + 1) / len(sizes)
 
 
+def weight_colors(weights: Tensor) -> np.ndarray:
+    """Weights (h, w) as (h, w, 4) RGBA in 0..1: red is positive, blue negative, as opaque as the
+    weight is over the largest (the 0.5% that are larger still are opaque too).
+
+    Example:
+        >>> weight_colors(torch.tensor([[-1.0, 0.5]]))[0, :, 3]
+        array([1. , 0.5])
+    """
+    weights = weights.detach().float().cpu()
+    sizes = weights.abs().flatten()
+    scale = sizes.topk(1 + len(sizes) // SATURATED).values[-1].clamp(min=1e-30)
+    strength = (weights / scale).clamp(-1, 1).numpy()[..., None]
+    return np.concatenate([np.where(strength > 0, RED, BLUE), abs(strength)], -1)
+
+
 def draw_key_weights(
     path: Union[str, Path],
     image: np.ndarray,
@@ -163,9 +178,8 @@ def draw_key_weights(
 ) -> Path:
     """The picture with the query, then a panel for each attention.
 
-    Red is positive, blue negative, as strong as the weight is over the largest of its panel (the
-    0.5% that are larger still have the same colour): what two panels share is where weights lie,
-    not how large they are. The number is :func:`reach`.
+    Colours are :func:`weight_colors` of each panel: what two panels share is where weights lie, not
+    how large they are. The number is :func:`reach`.
 
     Args:
         path: file to write, of a kind that matplotlib knows.
@@ -191,13 +205,9 @@ def draw_key_weights(
     grey = np.repeat(image.mean(-1, keepdims=True) / 255 * 0.35 + 0.65, 3, axis=-1)
     for axes, (title, heads) in zip(grid[1:], weights.items()):
         mean = heads.detach().float().cpu().mean(0)
-        sizes = mean.abs().flatten()
-        scale = sizes.topk(1 + len(sizes) // SATURATED).values[-1].clamp(min=1e-30)
-        strength = (mean / scale).clamp(-1, 1).numpy()
-        color = np.where(strength[..., None] > 0, RED, BLUE)
         axes.imshow(grey)
         axes.imshow(
-            np.concatenate([color, abs(strength[..., None])], -1),
+            weight_colors(mean),
             extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation='nearest',
         )  # fmt: skip
         axes.set_title(f'{title}\nhalf in {100 * reach(mean):.1f}%', fontsize=8)

@@ -117,20 +117,24 @@ def draw_prediction(
     classes: Sequence[str],
     palette: Sequence,
     min_score: float = 0.3,
+    enlarge: int = 1,
 ) -> np.ndarray:
-    """What was predicted over an image, of its size: quick enough for videos.
+    """What was predicted over an image: quick enough for videos.
 
     Args:
         image: (H, W, 3) uint8 RGB.
         sample: prediction of MMDetection, MMSegmentation or MMPretrain, on the CPU.
         classes, palette: names and RGB triples in 0..255.
         min_score: objects that are less sure are left out.
+        enlarge: F; so that words on a small image can be read.
 
     Returns:
-        (H, W, 3) uint8 RGB.
+        (F * H, F * W, 3) uint8 RGB.
     """
+    image = enlarged(image, enlarge)
     if 'pred_sem_seg' in sample:
-        return blend_semantic(image, sample.pred_sem_seg.data[0].numpy(), palette)
+        labels = sample.pred_sem_seg.data[0].numpy()
+        return blend_semantic(image, _repeated(labels, enlarge), palette)
     if 'pred_instances' not in sample:
         best = sample.pred_score.topk(min(3, len(classes)))
         canvas = image.copy()
@@ -143,15 +147,28 @@ def draw_prediction(
     canvas = image.astype(np.float32)
     if 'masks' in found:
         for mask, label in zip(found.masks.numpy(), found.labels.tolist()):
-            canvas[mask] = 0.5 * canvas[mask] + 0.5 * np.asarray(palette[label])
+            inside = _repeated(mask, enlarge)
+            canvas[inside] = 0.5 * canvas[inside] + 0.5 * np.asarray(palette[label])
     canvas = canvas.astype(np.uint8)
     width = max(min(image.shape[:2]) // 300, 1)
-    boxes = zip(found.bboxes.round().int().tolist(), found.labels.tolist(), found.scores.tolist())
+    corners = (enlarge * found.bboxes).round().int().tolist()
+    boxes = zip(corners, found.labels.tolist(), found.scores.tolist())
     for (left, top, right, bottom), label, score in boxes:
         cv2.rectangle(canvas, (left, top), (right, bottom), palette[label], width)
         text = f'{classes[label]} {score:.2f}'
         _write(canvas, text, (left, top), palette[label], above=True)
     return canvas
+
+
+def enlarged(image: np.ndarray, factor: int) -> np.ndarray:
+    """An image (H, W, 3), uint8, of ``factor`` times its size, smooth between pixels."""
+    if factor == 1:
+        return image
+    return cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_LINEAR)
+
+
+def _repeated(labels: np.ndarray, factor: int) -> np.ndarray:
+    return labels.repeat(factor, 0).repeat(factor, 1)
 
 
 def _write(

@@ -208,3 +208,11 @@ def test_what_is_drawn(checkpoint):
     red, green, blue = predictor.palette[0]
     assert drawn[30, 30].tolist() == [blue, green, red] and not drawn[26, 30].any()
     assert not predictor.draw(image, prediction, 0.9).any()
+    large = predictor.draw(image, prediction, 0.5, enlarge=4)
+    assert large.shape == (160, 240, 3)
+    assert large[120, 120].tolist() == [blue, green, red] and not large[110, 120].any()
+    labels = torch.zeros(1, 40, 60, dtype=torch.int64)
+    labels[0, 10:20, 30:40] = 1
+    object.__setattr__(prediction, 'sample', BaseDataElement(pred_sem_seg=PixelData(data=labels)))
+    small, large = (predictor.draw(image, prediction, 0.5, factor) for factor in (1, 3))
+    np.testing.assert_array_equal(large, small.repeat(3, 0).repeat(3, 1))

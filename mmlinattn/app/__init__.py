@@ -1,0 +1,14 @@
+"""The page of ``python -m mmlinattn app``: predictions, and what the attention looks at."""
+
+from .explain import Explanation, View, explain, views_of
+from .workbench import Workbench, demo_models, load_models
+
+__all__ = [
+    'Explanation',
+    'View',
+    'Workbench',
+    'demo_models',
+    'explain',
+    'load_models',
+    'views_of',
+]

@@ -1,0 +1,149 @@
+"""The models of the page, and what its controls do: plain functions, without a browser."""
+
+import threading
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+import cv2
+import numpy as np
+
+from ..engine.config import load_config
+from ..inference import Prediction, Predictor, coco_json
+from .explain import Explanation, explain, views_of
+
+SHOWN = 512  # pixels that the longer side of a picture has at least, about
+Files = Tuple[str, str]
+
+
+class Table(NamedTuple):
+    """Column heads and rows."""
+
+    heads: List[str]
+    rows: List[list]
+
+
+def demo_models(folder: Path) -> List[Files]:
+    """Config and checkpoint of each model that ``make demo`` left, by name.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found = []
+    for pointer in sorted(folder.glob('*/last_checkpoint')):
+        # The pointer is an absolute path; the folder may have moved.
+        checkpoint = pointer.parent / Path(pointer.read_text().strip()).name
+        config = pointer.parent / f'{pointer.parent.name}.py'
+        if checkpoint.is_file() and config.is_file():
+            found.append((str(config), str(checkpoint)))
+    if not found:
+        raise FileNotFoundError(
+            f'no CONFIG CHECKPOINT is given, and {str(folder)!r} has no trained model: '
+            '`make demo` trains two'
+        )
+    return found
+
+
+def load_models(files: Sequence[Files], device: str = 'cpu') -> Dict[str, Predictor]:
+    """Predictors by the name of their config, with that of the checkpoint where two have the same.
+
+    Each has run once: a model that does not run is an error here, and the first picture is not
+    slower than the others.
+
+    Raises:
+        FileNotFoundError, ValueError, mmlinattn.checkpoints.CheckpointError: see
+            :func:`mmlinattn.engine.config.load_config` and :class:`mmlinattn.inference.Predictor`.
+    """
+    names = [Path(config).stem for config, _ in files]
+    models = {}
+    for name, (config, checkpoint) in zip(names, files):
+        predictor = Predictor(load_config(config), checkpoint, device)
+        predictor(np.full((128, 128, 3), 127, np.uint8))
+        models[name if names.count(name) == 1 else f'{name}, {checkpoint}'] = predictor
+    return models
+
+
+def enlargement(image: np.ndarray) -> int:
+    """How many times larger a picture (H, W, 3) is shown: browsers show small ones small.
+
+    Example:
+        >>> enlargement(np.zeros((96, 128, 3))), enlargement(np.zeros((1000, 800, 3)))
+        (4, 1)
+    """
+    return max(1, SHOWN // max(image.shape[:2]))
+
+
+class Workbench:
+    """Predicts and explains with one of several models at a time.
+
+    Pictures are (H, W, 3), uint8, RGB; what is drawn is :func:`enlargement` times larger. Calls
+    from several threads wait for each other: MMEngine's scope belongs to the process, and a view
+    watches the layers of its model.
+
+    Args:
+        models: predictors by name; see :func:`load_models`.
+
+    Raises:
+        ValueError: no model.
+    """
+
+    def __init__(self, models: Dict[str, Predictor]) -> None:
+        if not models:
+            raise ValueError('models is empty: nothing to predict with')
+        self.models = models
+        self._views = {name: views_of(predictor.model) for name, predictor in models.items()}
+        self._one_at_a_time = threading.Lock()
+
+    def views(self, name: str) -> List[str]:
+        """Titles of what can be looked at in a model."""
+        return [view.title for view in self._views[name]]
+
+    def predict(
+        self, name: str, image: np.ndarray, min_score: float
+    ) -> Tuple[np.ndarray, str, Table]:
+        """The picture with what was predicted, a line with the time, and the objects or classes."""
+        predictor, bgr = self.models[name], cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+        with self._one_at_a_time:
+            prediction = predictor(bgr)
+        drawn = predictor.draw(bgr, prediction, min_score, enlargement(image))
+        table = table_of(predictor, prediction, image.shape[:2], min_score)
+        height, width = image.shape[:2]
+        device = next(predictor.model.parameters()).device
+        text = (
+            f'**{1e3 * prediction.seconds:.0f} ms** on {device} for {width} x {height} pixels, '
+            f'preprocessing to postprocessing · {predictor.task}'
+        )
+        return cv2.cvtColor(drawn, cv2.COLOR_BGR2RGB), text, table
+
+    def explain(
+        self, name: str, image: np.ndarray, title: str, pixel: Tuple[float, float]
+    ) -> Explanation:
+        """See :func:`mmlinattn.app.explain.explain`; ``title`` is one of :meth:`views`.
+
+        Raises:
+            ValueError: also a title that is none of them.
+        """
+        view = next((view for view in self._views[name] if view.title == title), None)
+        if view is None:
+            raise ValueError(f'model {name!r} has no layer {title!r}')
+        bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+        with self._one_at_a_time:
+            return explain(self.models[name], bgr, view, pixel, enlargement(image))
+
+
+def table_of(
+    predictor: Predictor, prediction: Prediction, shape: Tuple[int, int], min_score: float
+) -> Table:
+    """Objects, best first; or classes with their part of the picture, or their score."""
+    content = coco_json([('', shape, prediction.sample)], predictor.classes, min_score)
+    found = content['annotations']
+    names = [predictor.classes[one['category_id'] - 1] for one in found]
+    if predictor.task == 'segmentation':
+        pixels = shape[0] * shape[1]
+        rows = [[name, round(100 * one['area'] / pixels, 1)] for name, one in zip(names, found)]
+        return Table(['class', '% of pixels'], sorted(rows, key=lambda row: -row[1]))
+    scores = [round(one['score'], 3) for one in found]
+    if predictor.task == 'classification':
+        return Table(['class', 'score'], [list(row) for row in zip(names, scores)])
+    boxes = ['{:.0f} {:.0f}, {:.0f} x {:.0f}'.format(*one['bbox']) for one in found]
+    rows = [list(row) for row in zip(names, scores, boxes)]
+    return Table(['class', 'score', 'corner, size'], sorted(rows, key=lambda row: -row[1]))

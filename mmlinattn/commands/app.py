@@ -1,0 +1,67 @@
+"""A page in the browser: predictions of images, and what the attention looks at.
+
+Without arguments it shows the models that `make demo` trained.
+"""
+
+import argparse
+import importlib.util
+import os
+import tempfile
+from pathlib import Path
+from typing import List, Optional
+
+from ..app import Workbench, demo_models, load_models
+from ..app.page import build_page, serve
+from ..engine.command_line import errors_in_one_line
+from ..inference.sources import IMAGES
+
+DEMO, EXAMPLES, MOST_EXAMPLES = Path('work_dirs/demo'), Path('data/shapes/coco/val2017'), 8
+
+
+def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add(
+        'models', nargs='*', metavar='CONFIG CHECKPOINT',
+        help='config (file, or the name of one of this package) and checkpoint of each model',
+    )  # fmt: skip
+    add('--images', type=Path, metavar='DIR', help=f'examples to pick; default: {EXAMPLES}')
+    add('--host', default='127.0.0.1', help='where to listen; 0.0.0.0: all of the network')
+    add('--port', type=int, help='default: the first that is free from 7860')
+    add('--device', default='cpu', help='cpu, cuda, cuda:1, ...')
+    add('--debug', action='store_true', help='errors with their traceback')
+    args = parser.parse_args(argv)
+    if len(args.models) % 2:
+        parser.error(f'each CONFIG needs its CHECKPOINT; {args.models[-1]!r} has none')
+    if args.port is not None and not 1 <= args.port <= 65535:
+        parser.error(f'--port must be 1 to 65535, got {args.port}')
+    return args
+
+
+def examples_of(folder: Optional[Path]) -> List[Path]:
+    """The first pictures of a folder; of the default one, where it is there.
+
+    Raises:
+        FileNotFoundError: a folder that was asked for and has none.
+    """
+    directory = folder or EXAMPLES
+    found = sorted(p for p in directory.glob('*') if p.suffix.lower() in IMAGES)[:MOST_EXAMPLES]
+    if folder is not None and not found:
+        raise FileNotFoundError(f'--images {str(folder)!r} has no images ({", ".join(IMAGES)})')
+    return found
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    args = parse_args(argv)
+    with errors_in_one_line(args.debug), tempfile.TemporaryDirectory() as uploads:
+        if importlib.util.find_spec('gradio') is None:
+            raise ModuleNotFoundError(
+                "the page needs the package gradio: pip install 'mmlinattn[app]'"
+            )
+        examples = examples_of(args.images)
+        files = list(zip(args.models[::2], args.models[1::2])) or demo_models(DEMO)
+        os.environ['GRADIO_TEMP_DIR'] = uploads  # gone when the page is closed
+        page = build_page(Workbench(load_models(files, args.device)), examples)
+        print(f'{serve(page, args.host, args.port)} (Ctrl-C closes it)', flush=True)
+        page.block_thread()
+    return 0

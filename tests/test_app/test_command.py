@@ -1,0 +1,87 @@
+"""``python -m mmlinattn app`` where something lacks, and what it gives to the page."""
+
+import importlib.util
+
+import pytest
+
+from mmlinattn.commands import app
+
+
+@pytest.fixture
+def served(monkeypatch, tmp_path):
+    """What was loaded, shown and served, without gradio."""
+    seen = {}
+
+    class Page:
+        def block_thread(self):
+            seen['waited'] = True
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
+    monkeypatch.setattr(app, 'load_models', lambda *given: seen.update(models=given) or {'a': None})
+    monkeypatch.setattr(app, 'Workbench', lambda models: models)
+    monkeypatch.setattr(
+        app, 'build_page', lambda bench, examples: seen.update(examples=examples) or Page()
+    )
+    monkeypatch.setattr(
+        app, 'serve', lambda page, *where: seen.update(where=where) or 'http://there/'
+    )
+    return seen
+
+
+def test_without_gradio(monkeypatch, capsys, served):
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    with pytest.raises(SystemExit) as end:
+        app.main(['x.py', 'x.pth'])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count('\n') == 1
+    assert "the page needs the package gradio: pip install 'mmlinattn[app]'" in error
+    assert 'models' not in served
+
+
+@pytest.mark.parametrize(
+    'argv, message',
+    [
+        (['x.py', 'x.pth'], "config 'x.py' does not exist"),
+        (['ravlt-nano_shapes', 'x.pth'], 'x.pth'),
+        ([], '`make demo` trains two'),
+        (['--images', 'none'], "--images 'none' has no images"),
+    ],
+)
+def test_what_is_not_there(monkeypatch, tmp_path, capsys, argv, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
+    with pytest.raises(SystemExit) as end:
+        app.main(argv)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and message in error and 'error: ' in error
+    assert error.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+    'argv, message',
+    [
+        (['x.py'], "each CONFIG needs its CHECKPOINT; 'x.py' has none"),
+        (['x.py', 'x.pth', 'y.py'], "'y.py' has none"),
+        (['x.py', 'x.pth', '--port', '70000'], '--port must be 1 to 65535, got 70000'),
+    ],
+)
+def test_arguments(capsys, served, argv, message):
+    with pytest.raises(SystemExit) as end:
+        app.main(argv)
+    assert end.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_what_is_served(served, tmp_path, capsys):
+    """Models in pairs, the first pictures of the folder; for this machine alone."""
+    for name in [f'{i:02d}.png' for i in range(11)] + ['notes.txt']:
+        (tmp_path / name).touch()
+    assert app.main(['x.py', '1.pth', 'y.py', '2.pth', '--images', str(tmp_path)]) == 0
+    assert served['models'] == ([('x.py', '1.pth'), ('y.py', '2.pth')], 'cpu')
+    assert [path.name for path in served['examples']] == [f'{i:02d}.png' for i in range(8)]
+    assert served['where'] == ('127.0.0.1', None) and served['waited']
+    assert 'http://there/ (Ctrl-C closes it)' in capsys.readouterr().out
+    served.clear()
+    assert app.main(['x.py', '1.pth', '--host', '0.0.0.0', '--port', '80', '--device', 'cuda']) == 0
+    assert served['where'] == ('0.0.0.0', 80) and served['models'][1] == 'cuda'
+    assert served['examples'] == []

@@ -1,0 +1,125 @@
+"""What the controls of the page do, and the models that it is started with."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from mmengine.structures import BaseDataElement, InstanceData, PixelData
+
+from mmlinattn.app import Workbench, demo_models, load_models
+from mmlinattn.app import workbench as module
+from mmlinattn.app.workbench import enlargement, table_of
+from mmlinattn.inference import Prediction
+
+IMAGE = np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)
+
+
+@pytest.mark.parametrize('name', ['seg', 'det', 'cls'])
+def test_predict_and_explain(predictor, name):
+    bench = Workbench({name: predictor(name)})
+    factor = enlargement(IMAGE)
+    assert factor == 5
+    drawn, text, table = bench.predict(name, IMAGE, 0.0)
+    assert drawn.shape == (factor * 64, factor * 96, 3) and drawn.dtype == np.uint8
+    assert text.startswith('**') and ' ms** on cpu for 96 x 64 pixels' in text
+    assert table.rows and all(len(row) == len(table.heads) for row in table.rows)
+    assert {row[0] for row in table.rows} <= {*predictor(name).classes}
+    for title in bench.views(name):
+        assert bench.explain(name, IMAGE, title, (3, 4)).picture.shape == drawn.shape
+    with pytest.raises(ValueError, match=f"model '{name}' has no layer 'none'"):
+        bench.explain(name, IMAGE, 'none', (0, 0))
+
+
+def test_what_is_drawn_is_of_the_picture(predictor):
+    """RGB in, RGB out; as the predictor says, enlarged."""
+    classifier = predictor('cls')
+    red = np.zeros((64, 64, 3), np.uint8)
+    red[..., 0] = 255
+    drawn, *_ = Workbench(dict(a=classifier)).predict('a', red, 0.3)
+    assert drawn[-1, -1].tolist() == [255, 0, 0]
+
+
+def stub(task, sample=None):
+    class Stub:
+        classes, model = ('x', 'y', 'z'), torch.nn.Linear(1, 1)
+
+    Stub.task = task
+    return Stub(), Prediction(sample, 0.1)
+
+
+def test_tables():
+    labels = torch.tensor([[2, 0, 2], [0, 2, 2]])[None]
+    sample = BaseDataElement(pred_sem_seg=PixelData(data=labels))
+    assert table_of(*stub('segmentation', sample), (2, 3), 0.5) == (
+        ['class', '% of pixels'], [['z', 66.7], ['x', 33.3]],
+    )  # fmt: skip
+    found = InstanceData(
+        bboxes=torch.tensor([[2.0, 1.0, 5.0, 3.0], [0.0, 0.0, 9.0, 1.0], [0.0, 0.0, 1.0, 1.0]]),
+        scores=torch.tensor([0.6, 0.9, 0.2]),
+        labels=torch.tensor([1, 0, 0]),
+    )
+    objects = BaseDataElement(pred_instances=found)
+    assert table_of(*stub('detection', objects), (4, 9), 0.5) == (
+        ['class', 'score', 'corner, size'],
+        [['x', 0.9, '0 0, 9 x 1'], ['y', 0.6, '2 1, 3 x 2']],
+    )
+    scores = BaseDataElement(pred_score=torch.tensor([0.2, 0.7, 0.1]))
+    assert table_of(*stub('classification', scores), (4, 9), 0.15) == (
+        ['class', 'score'], [['y', 0.7], ['x', 0.2]],
+    )  # fmt: skip
+
+
+def test_one_at_a_time():
+    """Two threads would share MMEngine's scope and the hooks of a view."""
+
+    class Slow:
+        task, classes, palette = 'classification', ('x',), [(0, 0, 0)]
+        model, inside, overlaps = torch.nn.Linear(1, 1), 0, 0
+
+        def __call__(self, image):
+            Slow.inside += 1
+            Slow.overlaps += Slow.inside > 1
+            time.sleep(0.02)
+            Slow.inside -= 1
+            return Prediction(BaseDataElement(pred_score=torch.ones(1)), 0.0)
+
+        def draw(self, image, *_):
+            return image
+
+    bench = Workbench(dict(a=Slow()))
+    threads = [threading.Thread(target=bench.predict, args=('a', IMAGE, 0.3)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not Slow.overlaps
+
+
+def test_models_by_name(files, monkeypatch):
+    config, checkpoint = files('cls')
+    assert [*load_models([(config, checkpoint)])] == ['ravlt-nano_shapes']
+    made = []
+    monkeypatch.setattr(module, 'load_config', lambda config: config)
+    monkeypatch.setattr(module, 'Predictor', lambda *given: made.append(given) or (lambda _: None))
+    names = [*load_models([('a/x.py', '1.pth'), ('x.py', '2.pth'), ('y.py', '3.pth')], 'cuda')]
+    assert names == ['x, 1.pth', 'x, 2.pth', 'y']
+    assert made[1] == ('x.py', '2.pth', 'cuda')
+    with pytest.raises(ValueError, match='models is empty'):
+        Workbench({})
+
+
+def test_the_models_of_the_demo(tmp_path):
+    with pytest.raises(FileNotFoundError, match='`make demo` trains two'):
+        demo_models(tmp_path / 'nowhere')
+    for name, there in (('b', True), ('a', True), ('unfinished', False)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f'{name}.py').touch()
+        # As MMEngine writes it: where the folder once was.
+        (tmp_path / name / 'last_checkpoint').write_text(f'/elsewhere/{name}/epoch_3.pth')
+        if there:
+            (tmp_path / name / 'epoch_3.pth').touch()
+    assert demo_models(tmp_path) == [
+        (str(tmp_path / name / f'{name}.py'), str(tmp_path / name / 'epoch_3.pth')) for name in 'ab'
+    ]
