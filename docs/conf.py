@@ -49,6 +49,7 @@ NAVIGATION = {
         'docs/reference/datasets',
         'docs/reference/engine',
         'docs/reference/inference',
+        'docs/reference/app',
         'docs/reference/deployment',
         'docs/reference/analysis',
     ],
