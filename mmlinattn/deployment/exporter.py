@@ -73,7 +73,10 @@ class Export:
         stride, coarsest = strides_of(model.model)
         check_shape(settings.shape, stride, not settings.static)
         self.sizes = Sizes(
-            settings.shape, stride, not settings.static, None if settings.dynamic_batch else 1,
+            settings.shape,
+            stride,
+            not settings.static,
+            None if settings.dynamic_batch else 1,
             coarsest,
         )
         self.images = [fit(image, shape) for shape in sizes_to_try(self.sizes)]
