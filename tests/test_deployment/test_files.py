@@ -100,6 +100,13 @@ def test_anchors_and_boxes_at_any_size(make, export, family):
         file(torch.rand(1, 3, 80, 64))
 
 
+def test_where_a_model_of_any_size_is_captured():
+    """At two cells a side of all maps and sides that differ; a file of one size where asked."""
+    assert Sizes((64, 64), 32, coarsest=128).captured == (256, 384)
+    assert Sizes((512, 320), 32, coarsest=128).captured == (512, 320)
+    assert Sizes((64, 64), 32, dynamic=False, coarsest=128).captured == (64, 64)
+
+
 @dynamic
 @pytest.mark.long
 @pytest.mark.skipif(not LONG, reason='twenty exports of any size take minutes: make test-long')
