@@ -133,7 +133,7 @@ def zoo(only: List[str]) -> None:
             console.print(name, host)
             start = spent()
             try:
-                with tempfile.TemporaryDirectory() as folder:
+                with silence(), tempfile.TemporaryDirectory() as folder:
                     sizes, written = zoo_export(host, name, Path(folder))
                 worst = max(written.errors.values())
                 row.append(f'{sizes}, {worst:.0e}, {spent() - start:.0f} s')
