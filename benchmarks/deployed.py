@@ -2,6 +2,7 @@
 
     python benchmarks/deployed.py                         # half an hour of one core
     python benchmarks/deployed.py --only smca --format onnx
+    python benchmarks/deployed.py --zoo                   # every attention in two classifiers
 
 A cell holds the largest difference from torch at three sizes (one size: at that), the seconds of
 the processor that the format takes after the capture, and the milliseconds of a call at the first
@@ -17,7 +18,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator, List, Tuple
 
 import torch
 from mmengine.config import Config
@@ -28,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine, version
 from benchmarks.spread import spread_predictions
-from mmlinattn.deployment import FORMATS, Export, ExportedFile, Settings
+from benchmarks.zoo import plan
+from mmlinattn.deployment import FORMATS, Export, ExportedFile, Settings, Written
 from mmlinattn.deployment.formats import check_format, silence
 from mmlinattn.deployment.models import Deployable, deployable, preprocessor_of
 from mmlinattn.engine.config import load_config
@@ -96,12 +98,57 @@ def cells(cfg: Config, shape, static: bool, formats: List[str], folder: Path) ->
         yield f'{worst:.0e}, {seconds:.0f} s, {statistics.median(times[2:]):.1f} ms'
 
 
+def zoo_export(host: str, attention: str, folder: Path) -> Tuple[str, Written]:
+    """A classifier of the zoo as ONNX: which sizes it takes, ``any`` or ``one``, and the file.
+
+    Raises:
+        ValueError: a host that refuses the attention; whatever exporters raise.
+    """
+    why = plan.refusal(host, attention)
+    if why:
+        raise ValueError(f'not in {host}: {why}')
+    cfg = plan.config(plan.Job(host, 'shapes', attention, 0), folder, plan.TINY)
+    side = plan.SIDE
+    image = torch.nn.functional.interpolate(torch.rand(1, 3, 9, 9) * 255, (side, side))
+    path = folder / f'{host}-{attention}.onnx'
+    try:
+        settings = Settings((side, side + side // 2))
+        return 'any', Export(build(cfg), [], settings, image).write('onnx', path)
+    except Exception as error:
+        if 'dynamic height and width' not in str(error):
+            raise
+    settings = Settings((side, side), static=True)
+    return 'one', Export(build(cfg), [], settings, image).write('onnx', path)
+
+
+def zoo(only: List[str]) -> None:
+    """The table of every attention in the classifiers of the zoo."""
+    print(f'| | {" | ".join(plan.HOSTS.values())} |')
+    print(f'| --- |{" ---: |" * len(plan.HOSTS)}')
+    for name in plan.attentions():
+        if not any(part.lower() in name.lower() for part in only):
+            continue
+        row = []
+        for host in plan.HOSTS:
+            console.print(name, host)
+            start = spent()
+            try:
+                with silence(), tempfile.TemporaryDirectory() as folder:
+                    sizes, written = zoo_export(host, name, Path(folder))
+                worst = max(written.errors.values())
+                row.append(f'{sizes}, {worst:.0e}, {spent() - start:.0f} s')
+            except Exception as error:  # exporters raise whatever they like
+                row.append(f'{type(error).__name__}: {" ".join(str(error).split())!s:.80}')
+        print(f'| {name} | {" | ".join(row)} |', flush=True)
+
+
 def main(argv: List[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('--only', nargs='+', default=[''], help='parts of names')
     parser.add_argument('--format', nargs='+', default=['onnx', 'openvino', 'aoti'])
+    parser.add_argument('--zoo', action='store_true', help='attentions in place of models')
     args = parser.parse_args(argv)
     for name in args.format:
         check_format(name)
@@ -110,6 +157,8 @@ def main(argv: List[str]) -> None:
     torch.set_num_threads(1)
     packages = ', '.join(f'{name} {version(name)}' for name in ('torch', 'onnxruntime', 'openvino'))
     print(f'{machine(torch.device("cpu"))}, {packages}, commit {commit()}\n')
+    if args.zoo:
+        return zoo(args.only)
     print(f'| | sizes | capture | {" | ".join(args.format)} |')
     print(f'| --- | --- | ---: |{" ---: |" * len(args.format)}')
     for name, (config, shape) in CASES.items():

@@ -21,17 +21,29 @@ class Sizes(NamedTuple):
         stride: sides must be multiples of it.
         dynamic: any such size, or the one alone.
         batch: images at once; None for any number.
+        coarsest: pixels a side of a cell of the coarsest map, that of a neck included.
     """
 
     shape: Tuple[int, int]
     stride: int
     dynamic: bool = True
     batch: Optional[int] = 1
+    coarsest: Optional[int] = None
 
     @property
     def least(self) -> int:
-        """The smallest side: two cells of the coarsest map."""
+        """The smallest side: two cells of the backbone's coarsest map."""
         return 2 * self.stride
+
+    @property
+    def captured(self) -> Tuple[int, int]:
+        """(H, W) to capture at: dynamic sizes need two cells a side on every map, as a side of 1
+        would be taken for one that is always 1, and sides that differ."""
+        if not self.dynamic:
+            return self.shape
+        step = max(self.coarsest or self.stride, self.stride)
+        height, width = (max(side, 2 * step) for side in self.shape)
+        return height, width + step * (height == width)
 
 
 def check_shape(shape: Sequence[int], stride: int, dynamic: bool = True) -> None:
@@ -52,8 +64,10 @@ def check_shape(shape: Sequence[int], stride: int, dynamic: bool = True) -> None
             )
 
 
-def stride_of(model: nn.Module) -> int:
-    """Pixels a side of a cell of the coarsest map that a model's backbone makes.
+def strides_of(model: nn.Module) -> Tuple[int, int]:
+    """Pixels a side of a cell of the coarsest map of a model's backbone, and of all its maps.
+
+    A neck makes maps beyond those of the backbone: RetinaNet's have cells of 128 pixels.
 
     Raises:
         NotDeployable: a backbone without a convolution or pooling that makes maps smaller.
@@ -68,13 +82,15 @@ def stride_of(model: nn.Module) -> int:
     hooks = [layer.register_forward_hook(see) for layer in layers if _first(layer.stride) > 1]
     try:
         with torch.no_grad():
-            backbone(torch.zeros(1, 3, probe, probe))
+            feats = model.extract_feat(torch.zeros(1, 3, probe, probe))
     finally:
         for hook in hooks:
             hook.remove()
     if not sides:
         raise NotDeployable(f'the stride of {type(backbone).__name__} cannot be found')
-    return probe // min(sides)
+    # What a classifier's neck gives are no maps.
+    maps = [feat.shape[-1] for feat in feats if isinstance(feat, Tensor) and feat.dim() == 4]
+    return probe // min(sides), probe // min(sides + maps)
 
 
 def _first(stride: Union[int, Sequence[int]]) -> int:
@@ -96,7 +112,7 @@ def capture(model: Deployable, sizes: Sizes) -> ExportedProgram:
             torch.export raises.
     """
     batch = sizes.batch or 2  # torch.export makes a constant of 1
-    image = torch.rand(batch, 3, *sizes.shape) * 255
+    image = torch.rand(batch, 3, *sizes.captured) * 255
     dynamic = {}
     if sizes.batch is None:
         dynamic[0] = Dim('batch', min=1, max=MAX_BATCH)

@@ -93,7 +93,9 @@ class Dense(Detector):
 
 
 class TwoStage(Detector):
-    """Faster, Mask and Cascade R-CNN."""
+    """Faster, Mask and Cascade R-CNN; without raw outputs."""
+
+    has_raw = False
 
     def check(self) -> None:
         check_anchors(self.model.rpn_head, 'rpn_head')

@@ -8,7 +8,7 @@ import torch
 from mmengine.config import Config
 from torch import Tensor
 
-from .capture import Sizes, capture, check_shape, stride_of
+from .capture import Sizes, capture, check_shape, strides_of
 from .compare import difference, fit
 from .files import ExportedFile
 from .formats import FORMATS, FormatError, check_format, write
@@ -70,10 +70,14 @@ class Export:
     def __init__(
         self, model: Deployable, classes: Sequence[str], settings: Settings, image: Tensor
     ) -> None:
-        stride = stride_of(model.model)
+        stride, coarsest = strides_of(model.model)
         check_shape(settings.shape, stride, not settings.static)
         self.sizes = Sizes(
-            settings.shape, stride, not settings.static, None if settings.dynamic_batch else 1
+            settings.shape,
+            stride,
+            not settings.static,
+            None if settings.dynamic_batch else 1,
+            coarsest,
         )
         self.images = [fit(image, shape) for shape in sizes_to_try(self.sizes)]
         with torch.no_grad():

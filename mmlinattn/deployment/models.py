@@ -31,6 +31,7 @@ class Deployable(nn.Module):
     """
 
     task: str
+    has_raw = True
 
     def __init__(self, model: nn.Module, preprocessor: dict, raw: bool = False) -> None:
         super().__init__()
@@ -122,17 +123,11 @@ def preprocessor_of(cfg: Config) -> dict:
     return dict(cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor') or {})
 
 
-def deployable(model: nn.Module, cfg: Config, raw: bool = False) -> Deployable:
-    """The exported form of a model.
-
-    Args:
-        model: built of ``cfg.model``, in eval mode; parts of it are exchanged in place for
-            equivalents that can be captured.
-        cfg: its config.
-        raw: see :class:`Deployable`.
+def exported_form(model: nn.Module, cfg: Config, raw: bool = False) -> type:
+    """The subclass of :class:`Deployable` that serves a model; no weight is looked at.
 
     Raises:
-        NotDeployable: a model without one.
+        NotDeployable: a model without one, or without raw outputs.
     """
     scope = cfg.get('default_scope')
     if scope == 'mmdet':
@@ -148,6 +143,27 @@ def deployable(model: nn.Module, cfg: Config, raw: bool = False) -> Deployable:
             f'{type(model).__name__} (default_scope={scope!r}) has no exported form: detectors, '
             'segmentors and classifiers of the frameworks have'
         )
+    if raw and not kind.has_raw:
+        raise NotDeployable(
+            f'--raw: {type(model).__name__} has two stages, the second one works on the boxes of '
+            'the first: there are no raw outputs, export without --raw'
+        )
+    return kind
+
+
+def deployable(model: nn.Module, cfg: Config, raw: bool = False) -> Deployable:
+    """The exported form of a model.
+
+    Args:
+        model: built of ``cfg.model``, in eval mode; parts of it are exchanged in place for
+            equivalents that can be captured.
+        cfg: its config.
+        raw: see :class:`Deployable`.
+
+    Raises:
+        NotDeployable: see :func:`exported_form`, or a setting without an exported form.
+    """
+    kind = exported_form(model, cfg, raw)
     use_equivalents(model)
     model.data_preprocessor = nn.Identity()  # its numbers would be weights of the program
     if hasattr(model, 'auxiliary_head'):
@@ -172,6 +188,7 @@ def load(
         NotDeployable: a model without an exported form.
     """
     model = MODELS.build(dict(cfg.model, data_preprocessor=preprocessor_of(cfg) or None))
+    exported_form(model, cfg, raw)
     meta = {} if checkpoint is None else load_checkpoint(model, checkpoint)
     return deployable(model, cfg, raw), class_names(cfg, meta, number_of_classes(model))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.spread import spread_predictions
 from mmlinattn.datasets import shapes
-from mmlinattn.deployment.capture import Sizes, capture
+from mmlinattn.deployment.capture import Sizes, capture, strides_of
 from mmlinattn.deployment.exporter import Settings, describe
 from mmlinattn.deployment.files import ExportedFile
 from mmlinattn.deployment.formats import FORMATS, write
@@ -62,6 +62,7 @@ def export(tmp_path):
 
     def call(case: Case, sizes: Sizes, name: str = 'onnx', raw: bool = False):
         model = deployable(case.model, case.cfg, raw)
+        sizes = sizes._replace(coarsest=strides_of(case.model)[1])
         with torch.no_grad():
             outputs = list(model(case.image))
         metadata = describe(model, sizes, ['a'], Settings(sizes.shape, raw=raw), outputs)
