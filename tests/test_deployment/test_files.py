@@ -85,7 +85,8 @@ def test_a_file_of_one_size(make, export, family):
 
 
 @dynamic
-@pytest.mark.parametrize('family', ['ravlt-nano-retinanet', 'ravlt-nano-mask-rcnn'])
+@pytest.mark.long
+@pytest.mark.parametrize('family', some(['ravlt-nano-mask-rcnn', 'ravlt-nano-retinanet'], every=2))
 def test_anchors_and_boxes_at_any_size(make, export, family):
     """Asked for at a size where the coarsest maps have one cell, run where they have more."""
     pytest.importorskip('mmdet', reason='detectors are those of MMDetection')
