@@ -14,7 +14,7 @@ import numpy as np
 from mmengine import fileio
 
 from ...checkpoints.write import whole_file
-from .index import FORMAT, IMAGES, LABEL, RECORD, SEG_MAP, VERSION, to_json
+from .index import FORMAT, IMAGES, LABEL, RECORD, SEG_MAP, VERSION, check_record, to_json
 
 MIB = 2**20
 END = 2 * tarfile.BLOCKSIZE  # of zeros, behind the last member
@@ -177,6 +177,7 @@ def _parts(info: dict, backend_args: Any) -> Iterator[Tuple[str, bytes]]:
         raise ValueError(f'only images in files can be kept in shards, this has none: {[*info]}')
     seg_map = info.pop('seg_map_path', None)
     label = info.pop('gt_label', None)
+    check_record(info)
     suffix = os.path.splitext(path)[1].lower().lstrip('.')
     if suffix not in IMAGES:
         raise ValueError(f'{path}: images must be one of {IMAGES}')
