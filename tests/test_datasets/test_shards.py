@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import re
+import shutil
+import signal
 import tarfile
 import zlib
 from collections import Counter
@@ -32,7 +34,9 @@ from mmlinattn.engine.loops import _rest_of
 from mmlinattn.engine.runner import PluginRunner
 from tests.families import shrunk
 from tests.object_store import upload
+from tests.programs import Program
 
+ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = {'det': 'ravlt-mask-rcnn', 'seg': 'ravlt-semantic-fpn', 'cls': 'ravlt-nano-cls'}
 COUNT = 23
 
@@ -165,6 +169,64 @@ def test_an_interrupted_call_goes_on_and_ends_with_the_same_bytes(config, tmp_pa
     assert calls.total() == before
 
 
+KILLED = """
+import os, signal, sys
+from mmengine.dataset import BaseDataset
+from mmlinattn.datasets.shards import write_shards
+
+class Images(BaseDataset):
+    def load_data_list(self):
+        return [dict(img_path=sys.argv[1], gt_label=i) for i in range(40)]
+
+def progress(done, total):
+    if done == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+write_shards(Images(), sys.argv[2], 'train', 20_000, progress)
+"""
+
+
+def test_a_kill_leaves_nothing_behind_the_next_call(root, tmp_path):
+    image = next((root / 'coco/train2017').iterdir())
+    script = tmp_path / 'write.py'
+    script.write_text(KILLED)
+    out = tmp_path / 'out'
+
+    def call(at: int, folder: Path = out) -> int:
+        program = Program(script, [image, folder, at], tmp_path / 'log', [ROOT])
+        return program.end()
+
+    assert call(30) == -signal.SIGKILL
+    begun = [p.name for p in out.glob('.train-*.tmp')]
+    assert len(begun) == 1
+    others = [out / '.train-2-000001.tar.1.tmp', out / '.val-000001.tar.1.tmp', out / 'train.txt']
+    for other in others:
+        other.write_bytes(b'of others')
+    assert call(40) == -signal.SIGKILL and call(-1) == 0
+    for other in others:
+        other.unlink()
+    assert call(-1, tmp_path / 'whole') == 0
+    assert digests(out) == digests(tmp_path / 'whole')
+    # Killed between the index and the end.
+    (out / '.train.partial').mkdir()
+    (out / '.train.json.7.tmp').write_bytes(b'{')
+    assert call(-1) == 0
+    assert [*out.glob('.*')] == []
+
+
+def test_a_copy_of_another_size_is_another_set(config, tmp_path):
+    cfg = config('cls')
+    copied = tmp_path / 'copy'
+    shutil.copytree(cfg['data_root'], copied)
+    own = dict(cfg, data_root=str(copied))
+    index = written(cfg, tmp_path / 'out')
+    assert written(own, tmp_path / 'out') == index
+    first = DATASETS.build(dict(own, pipeline=[])).get_data_info(0)['img_path']
+    Path(first).write_bytes(Path(first).read_bytes() + b'\0')
+    with pytest.raises(FileExistsError, match='is there, of another data set'):
+        written(own, tmp_path / 'out')
+
+
 def test_a_random_order_has_the_same_samples(config, tmp_path):
     """Neighbours in a data set, such as images of a class, would stay together otherwise."""
     cfg = config('cls')
@@ -218,12 +280,13 @@ def test_records_that_cannot_be_kept(tmp_path):
 
     for record, message in [
         (dict(img=np.zeros(3)), 'only images in files'),
-        (dict(img_path='a.npy'), r'a\.npy: images must be one of'),
+        (dict(img_path=__file__), r'\.py: images must be one of'),
+        (dict(img_path=__file__, depth_map_path='b.png'), 'must not have depth_map_path'),
         (dict(img_path=__file__, thing=object()), 'object cannot be kept'),
     ]:
         Odd.record = record
         with pytest.raises((ValueError, TypeError), match=message):
-            write_shards(Odd(serialize_data=False), tmp_path / message[:4], 'odd')
+            write_shards(Odd(serialize_data=False), tmp_path / message.strip('\\.')[:4], 'odd')
 
 
 def test_damage_is_seen(config, tmp_path):

@@ -179,6 +179,17 @@ def test_signed_addresses_are_in_no_message(root, bucket):
     assert '.jpg?***' in skipped.describe(3) and 'hidden' not in skipped.describe(3)
 
 
+@pytest.mark.parametrize('name', ['val', 'test'])
+def test_evaluation_passes_over_nothing(root, tmp_path, name):
+    cfg = shrunk('ravlt-nano-cls', root)
+    cfg[f'{name}_dataloader'].skip_corrupt = 0.1
+    cfg.work_dir = str(tmp_path)
+    cfg.experiment_name = tmp_path.name
+    runner = PluginRunner.from_cfg(cfg)
+    with pytest.raises(DataError, match=rf'{name}_dataloader\.skip_corrupt=0\.1: only train_'):
+        runner.prepare_training() if name == 'val' else runner.test()
+
+
 def test_a_share_that_is_none(root):
     dataset = DATASETS.build(shrunk('ravlt-retinanet', root).train_dataloader.dataset)
     for share in (-0.1, 1.5, True, '0.1'):
