@@ -15,14 +15,17 @@ from .sharded import (
     tensors_of,
 )
 from .store import CheckpointStore, check_whole, load_checkpoint, serve_mmengine
+from .web import FetchRefused, check_size, opened, size_limit
 from .write import save_checkpoint, whole_file
 
 __all__ = [
     'SOURCES',
     'CheckpointError',
     'CheckpointStore',
+    'FetchRefused',
     'Report',
     'check_fits',
+    'check_size',
     'check_whole',
     'compare',
     'consolidate',
@@ -34,6 +37,7 @@ __all__ = [
     'load_checkpoint',
     'load_shards',
     'load_state_dict',
+    'opened',
     'read_checkpoint',
     'redacted',
     'remove_lost_shards',
@@ -41,6 +45,7 @@ __all__ = [
     'save_checkpoint',
     'save_sharded',
     'serve_mmengine',
+    'size_limit',
     'tensors_of',
     'whole_file',
 ]

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import BinaryIO, Optional
 from urllib.error import URLError
 from urllib.parse import urldefrag, urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import Request
 
 import torch
 from filelock import FileLock
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .errors import CheckpointError
+from .web import FetchRefused, check_size, opened
 from .write import whole_file
 
-GIB = 2**30
 BLOCK = 2**20
 TIMEOUT_S = 30
 # As released files carry it in their names: ravlt_t-1a2b3c4d.pth.
@@ -40,12 +40,12 @@ def download(url: str) -> Path:
         path of the copy.
 
     Raises:
-        CheckpointError: another scheme (also after a redirect), no answer, more than
-            ``MMLINATTN_MAX_DOWNLOAD_GIB`` (4), a cut transfer, or another sha256.
+        CheckpointError: another scheme (also after a redirect), a redirect from https to http, no
+            answer, more than ``MMLINATTN_MAX_DOWNLOAD_GIB`` (4), a cut transfer, another sha256.
     """
     address, fragment = urldefrag(url)
     expected = _expected_hash(url, address, fragment)
-    _check_scheme(address)
+    _check_http(address)
     name = Path(urlsplit(address).path).name or 'checkpoint'
     folder = Path(torch.hub.get_dir()) / 'mmlinattn' / hashlib.sha256(address.encode()).hexdigest()
     path = folder / name
@@ -74,40 +74,30 @@ def _expected_hash(url: str, address: str, fragment: str) -> Optional[str]:
     return found[1] if found else None
 
 
-def _check_scheme(address: str) -> None:
-    scheme = urlsplit(address).scheme
-    if scheme == 'http' and os.environ.get('MMLINATTN_ALLOW_HTTP') != '1':
+def _check_http(address: str) -> None:
+    if urlsplit(address).scheme == 'http' and os.environ.get('MMLINATTN_ALLOW_HTTP') != '1':
         raise CheckpointError(
             f'{address}: http is refused, since anybody on the way can change the file; use https, '
             'or set MMLINATTN_ALLOW_HTTP=1'
         )
-    if scheme not in ('http', 'https'):
-        raise CheckpointError(f'{address}: {scheme!r} is not https')
-
-
-class _SameRules(HTTPRedirectHandler):
-    def redirect_request(self, request, file, code, message, headers, new_url):
-        _check_scheme(new_url)
-        return super().redirect_request(request, file, code, message, headers, new_url)
 
 
 def _fetch(address: str, file: BinaryIO) -> None:
-    limit = int(float(os.environ.get('MMLINATTN_MAX_DOWNLOAD_GIB', 4)) * GIB)
     request = Request(address, headers={'User-Agent': 'mmlinattn'})
     try:
-        with build_opener(_SameRules).open(request, timeout=TIMEOUT_S) as answer, _bar() as bar:
+        with opened(request, TIMEOUT_S) as answer, _bar() as bar:
             length = answer.headers.get('Content-Length')
             total = int(length) if length else None
-            _check_size(address, total or 0, limit)
+            check_size(address, total or 0)
             task, done = bar.add_task(Path(urlsplit(address).path).name, total=total), 0
             while block := answer.read(BLOCK):
                 done += len(block)
-                _check_size(address, done, limit)
+                check_size(address, done)
                 file.write(block)
                 bar.update(task, completed=done)
+    except FetchRefused as error:
+        raise CheckpointError(error) from error
     except (URLError, HTTPException, OSError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         raise CheckpointError(f'{address} cannot be downloaded: {error}') from error
     if total is not None and done != total:
         raise CheckpointError(f'{address}: the transfer ended after {done} of {total} bytes')
@@ -117,14 +107,6 @@ def _fetch(address: str, file: BinaryIO) -> None:
 def _bar() -> Progress:
     columns = (TextColumn('{task.description}'), BarColumn(), DownloadColumn())
     return Progress(*columns, TimeRemainingColumn(), transient=True)
-
-
-def _check_size(address: str, size: int, limit: int) -> None:
-    if size > limit:
-        raise CheckpointError(
-            f'{address} has more than {limit / GIB:g} GiB, the limit that '
-            'MMLINATTN_MAX_DOWNLOAD_GIB sets'
-        )
 
 
 def _check_hash(url: str, path: Path, expected: Optional[str]) -> None:

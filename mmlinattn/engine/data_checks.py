@@ -12,8 +12,10 @@ from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
+from ..checkpoints import redacted
 from ..checkpoints.harmless import PlainUnpickler
 from ..datasets.coco import check_coco
+from ..datasets.shards import DamagedSample
 from ..datasets.stores import first_files, is_there
 
 # How to get a data set whose folder is missing, by the name of the folder.
@@ -34,7 +36,13 @@ FILES = ('img_path', 'seg_map_path')
 
 
 class DataError(ValueError):
-    """A data set that cannot be used; the message names the folder or file and why."""
+    """A data set that cannot be used; the message names the folder or file and why.
+
+    Passwords and queries of addresses are left out of it.
+    """
+
+    def __init__(self, message: object = '') -> None:
+        super().__init__(redacted(str(message)))
 
 
 def check_data(cfg: Config, *loaders: str) -> None:
@@ -178,7 +186,10 @@ def check_images(dataset: Any) -> None:
         return
     backend_args = getattr(dataset, 'backend_args', None)
     for index in {0, len(dataset) - 1}:
-        info = dataset.get_data_info(index)
+        try:
+            info = dataset.get_data_info(index)
+        except DamagedSample:  # told, or passed over, where it is loaded
+            continue
         # Test sets may come without maps.
         keys = ('img_path',) if getattr(dataset, 'test_mode', False) else FILES
         for key in keys:

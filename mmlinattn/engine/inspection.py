@@ -20,8 +20,11 @@ from mmengine import fileio
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
+from ..checkpoints import redacted
 from ..datasets.coco import Finding, check_coco
 from ..datasets.images import JPEG, PNG, why_incomplete
+from ..datasets.shards import DamagedSample
+from ..datasets.stores import StoreError
 from .data_checks import DataError, check_data, dataset_configs
 
 SPLITS = ('train', 'val', 'test')
@@ -93,6 +96,7 @@ def inspect_data(
 
     Raises:
         FileNotFoundError, DataError: a data set that is not there or cannot be built.
+        StoreError: a store that is away, or refuses.
     """
     report, done = Report(), []
     contents: Dict[bytes, Tuple[str, str]] = {}
@@ -118,6 +122,7 @@ def inspect_data(
                 what = f'the same content as {first[1]} of {first[0]}'
                 found.append(Finding('duplicate', record.img_path, what))
             progress(split, i, len(records))
+        found[:] = [finding._replace(where=redacted(finding.where)) for finding in found]
     if not report.images:
         raise DataError(f'the config has no data set for {", ".join(splits)}')
     return report
@@ -136,6 +141,8 @@ def _records(config: dict, cfg: Config, found: List[Finding]) -> List[Record]:
     else:
         try:
             records = _own_records(dataset, _num_classes(cfg), found)
+        except StoreError:
+            raise
         except Exception as error:
             raise DataError(f'{type(dataset).__name__} cannot be read: {error}') from error
     return [record._replace(backend=backend) for record in records]
@@ -145,15 +152,24 @@ def _own_records(dataset: Any, number: Optional[int], found: List[Finding]) -> L
     dataset.full_init()
     classes = dataset.metainfo.get('classes')
     number = number or (len(classes) if classes else None)
-    infos = (dataset.get_data_info(i) for i in range(len(dataset)))
-    # Sets without files have their pictures in memory.
-    return [_record(info, number, found) for info in infos if info.get('img_path')]
+    records = []
+    for i in range(len(dataset)):
+        try:
+            info = dataset.get_data_info(i)
+        except DamagedSample as error:
+            found.append(Finding('unreadable', f'sample {i}', str(error)))
+            continue
+        if info.get('img_path'):  # sets without files have their pictures in memory
+            records.append(_record(info, number, found))
+    return records
 
 
 def _coco_records(dataset: Any, masks: bool, found: List[Finding]) -> List[Record]:
     path = dataset.ann_file
     try:
         content = json.loads(fileio.get(path, dataset.backend_args))
+    except StoreError:
+        raise
     except (OSError, ValueError) as error:
         found.append(Finding('annotation', path, f'is no JSON: {error}'))
         return []
@@ -287,6 +303,8 @@ def _decoded(
     """Content of a file and its picture, as far as they can be read."""
     try:
         data = fileio.get(path, json.loads(backend))
+    except StoreError:  # says nothing of the file
+        raise
     except OSError as error:
         return None, None, [Finding('unreadable', path, error.strerror or str(error))]
     try:

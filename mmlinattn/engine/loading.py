@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..datasets.coco import why_bad_mask
 from ..datasets.images import why_incomplete, why_incomplete_file
-from ..datasets.stores import StoreUnreachable
+from ..datasets.stores import StoreError
 from .data_checks import DataError
 
 
@@ -35,7 +35,7 @@ class Guarded:
     def __call__(self, results: dict) -> Optional[dict]:
         try:
             return self.loaded(results)
-        except StoreUnreachable:  # says nothing of the image
+        except StoreError:  # says nothing of the image
             raise
         except Exception as error:  # decoders raise whatever they like
             if self.skipped is None:

@@ -80,6 +80,14 @@ class PluginFeatures:
             self.register_hook(SkippedImagesHook(skipped))
         return loop
 
+    def build_val_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
+        _refuse_skipping(self._val_dataloader, 'val_dataloader')
+        return super().build_val_loop(loop)
+
+    def build_test_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
+        _refuse_skipping(self._test_dataloader, 'test_dataloader')
+        return super().build_test_loop(loop)
+
     @staticmethod
     def build_dataloader(
         dataloader: Union[DataLoader, dict],
@@ -135,6 +143,14 @@ class PluginRunner(PluginFeatures, Runner):
             # resumed training parts from one that was not interrupted.
             model.reducer._push_all_rebuilt_params()
         return model
+
+
+def _refuse_skipping(dataloader: Any, name: str) -> None:
+    if isinstance(dataloader, dict) and dataloader.get('skip_corrupt') is not None:
+        raise DataError(
+            f'{name}.skip_corrupt={dataloader["skip_corrupt"]!r}: only train_dataloader can pass '
+            'over images; a metric without some of them would be another metric'
+        )
 
 
 def plain_batch_norm(model: nn.Module) -> nn.Module:

@@ -7,6 +7,7 @@ from mmengine.dist import all_reduce, is_distributed
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
+from ..checkpoints import redacted
 from .data_checks import DataError
 from .loading import Guarded, base_datasets
 
@@ -51,14 +52,15 @@ class SkippedImages:
             if index < len(part):
                 break
             index -= len(part)
-        results = part.get_data_info(index)
-        path, why = results.get('img_path'), 'it can be read now'
+        path, why = f'image {index} of {type(part).__name__}', 'it can be read now'
         try:
+            results = part.get_data_info(index)
+            path = results.get('img_path')
             for guard in _guards(part):
                 results = guard.loaded(results)
         except Exception as error:
             why = f'{type(error).__name__}: {" ".join(str(error).split())}'
-        return f'{path} ({why})'
+        return redacted(f'{path} ({why})')
 
 
 def _guards(part: Any) -> List[Guarded]:

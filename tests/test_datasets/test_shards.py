@@ -3,7 +3,11 @@
 import copy
 import hashlib
 import json
+import os
 import pickle
+import re
+import shutil
+import signal
 import tarfile
 import zlib
 from collections import Counter
@@ -20,15 +24,19 @@ from torch.utils.data import DataLoader
 
 from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.datasets import ShardDataset, ShardSampler, shapes
+from mmlinattn.datasets.shards import DamagedSample, MemberStore, write, write_shards
 from mmlinattn.datasets.shards import dataset as reading
 from mmlinattn.datasets.shards import sampler as sampling
-from mmlinattn.datasets.shards import write, write_shards
+from mmlinattn.engine.data_checks import DataError
 from mmlinattn.engine.inspection import inspect_data
 from mmlinattn.engine.loading import guard_loading
 from mmlinattn.engine.loops import _rest_of
+from mmlinattn.engine.runner import PluginRunner
 from tests.families import shrunk
 from tests.object_store import upload
+from tests.programs import Program
 
+ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = {'det': 'ravlt-mask-rcnn', 'seg': 'ravlt-semantic-fpn', 'cls': 'ravlt-nano-cls'}
 COUNT = 23
 
@@ -161,6 +169,64 @@ def test_an_interrupted_call_goes_on_and_ends_with_the_same_bytes(config, tmp_pa
     assert calls.total() == before
 
 
+KILLED = """
+import os, signal, sys
+from mmengine.dataset import BaseDataset
+from mmlinattn.datasets.shards import write_shards
+
+class Images(BaseDataset):
+    def load_data_list(self):
+        return [dict(img_path=sys.argv[1], gt_label=i) for i in range(40)]
+
+def progress(done, total):
+    if done == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+write_shards(Images(), sys.argv[2], 'train', 20_000, progress)
+"""
+
+
+def test_a_kill_leaves_nothing_behind_the_next_call(root, tmp_path):
+    image = next((root / 'coco/train2017').iterdir())
+    script = tmp_path / 'write.py'
+    script.write_text(KILLED)
+    out = tmp_path / 'out'
+
+    def call(at: int, folder: Path = out) -> int:
+        program = Program(script, [image, folder, at], tmp_path / 'log', [ROOT])
+        return program.end()
+
+    assert call(30) == -signal.SIGKILL
+    begun = [p.name for p in out.glob('.train-*.tmp')]
+    assert len(begun) == 1
+    others = [out / '.train-2-000001.tar.1.tmp', out / '.val-000001.tar.1.tmp', out / 'train.txt']
+    for other in others:
+        other.write_bytes(b'of others')
+    assert call(40) == -signal.SIGKILL and call(-1) == 0
+    for other in others:
+        other.unlink()
+    assert call(-1, tmp_path / 'whole') == 0
+    assert digests(out) == digests(tmp_path / 'whole')
+    # Killed between the index and the end.
+    (out / '.train.partial').mkdir()
+    (out / '.train.json.7.tmp').write_bytes(b'{')
+    assert call(-1) == 0
+    assert [*out.glob('.*')] == []
+
+
+def test_a_copy_of_another_size_is_another_set(config, tmp_path):
+    cfg = config('cls')
+    copied = tmp_path / 'copy'
+    shutil.copytree(cfg['data_root'], copied)
+    own = dict(cfg, data_root=str(copied))
+    index = written(cfg, tmp_path / 'out')
+    assert written(own, tmp_path / 'out') == index
+    first = DATASETS.build(dict(own, pipeline=[])).get_data_info(0)['img_path']
+    Path(first).write_bytes(Path(first).read_bytes() + b'\0')
+    with pytest.raises(FileExistsError, match='is there, of another data set'):
+        written(own, tmp_path / 'out')
+
+
 def test_a_random_order_has_the_same_samples(config, tmp_path):
     """Neighbours in a data set, such as images of a class, would stay together otherwise."""
     cfg = config('cls')
@@ -214,12 +280,13 @@ def test_records_that_cannot_be_kept(tmp_path):
 
     for record, message in [
         (dict(img=np.zeros(3)), 'only images in files'),
-        (dict(img_path='a.npy'), r'a\.npy: images must be one of'),
+        (dict(img_path=__file__), r'\.py: images must be one of'),
+        (dict(img_path=__file__, depth_map_path='b.png'), 'must not have depth_map_path'),
         (dict(img_path=__file__, thing=object()), 'object cannot be kept'),
     ]:
         Odd.record = record
         with pytest.raises((ValueError, TypeError), match=message):
-            write_shards(Odd(serialize_data=False), tmp_path / message[:4], 'odd')
+            write_shards(Odd(serialize_data=False), tmp_path / message.strip('\\.')[:4], 'odd')
 
 
 def test_damage_is_seen(config, tmp_path):
@@ -230,14 +297,22 @@ def test_damage_is_seen(config, tmp_path):
     content[5000] ^= 1
     shard.write_bytes(content)
     dataset = read(index, cfg)
-    bad = 0
+    bad = []
     for i in range(len(dataset)):
         try:
             dataset.get_data_info(i)
-        except ValueError as error:
-            bad += 1
+        except DamagedSample as error:
+            bad.append(i)
             assert 'train-000001.tar: the sample at byte' in str(error)
-    assert bad == 1
+            with pytest.raises(DamagedSample, match='it has changed'):
+                dataset[i]  # where it is loaded
+    assert len(bad) == 1
+    dataset.pipeline.transforms[:] = [lambda results: results]
+    info = dataset[bad[0]]
+    assert info['sample_idx'] == bad[0]
+    for sent in (pickle.loads(pickle.dumps(info)), copy.deepcopy(info)):
+        with pytest.raises(DamagedSample, match=r'train-000001\.tar: the sample .* has changed'):
+            fileio.get(sent['img_path'])
     shard.write_bytes(content[:8000])
     with pytest.raises(OSError, match=r'train-000001\.tar ends before byte'):
         [read(index, cfg).get_data_info(i) for i in range(len(dataset))]
@@ -280,8 +355,44 @@ def test_nothing_is_unpickled(config, tmp_path):
     shard.update(starts=[0, 1024], crc32=[zlib.crc32(block)])
     content.update(shards=[shard], samples=1)
     index.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r'000000000\.pyd is of no known kind'):
+    with pytest.raises(DamagedSample, match=r'tar: .* 000000000\.pyd is of no known kind'):
         read(index, config('cls')).get_data_info(0)
+
+
+REGULAR = tarfile.REGTYPE
+
+
+@pytest.mark.parametrize(
+    'members, why',
+    [
+        ([('0.jpg', b'', tarfile.SYMTYPE, '0.jpg')], '0.jpg is no regular file'),
+        ([('0.jpg', b'', tarfile.SYMTYPE, '/etc/passwd')], '0.jpg is no regular file'),
+        ([('0.jpg', b'', tarfile.LNKTYPE, '0.jpg')], '0.jpg is no regular file'),
+        ([('0.jpg', b'', tarfile.DIRTYPE, '')], '0.jpg/? is no regular file'),
+        ([('0.jpg', b'', tarfile.FIFOTYPE, '')], '0.jpg is no regular file'),
+        ([('0.jpg', b'', tarfile.CONTTYPE, '')], '0.jpg is no regular file'),
+        ([('0.json', b'[1]', REGULAR, '')], '0.json is a list, not a dict'),
+        ([('0.json', b'{' * 10**5, REGULAR, '')], 'cannot be read'),
+        ([('0.json', b'{"img_path": "/etc/passwd"}', REGULAR, '')], 'must not have img_path'),
+        ([('0.json', b'{"seg_map_path": "http://h"}', REGULAR, '')], 'not have seg_map_path'),
+        ([('0.json', b'{"sample_idx": 7}', REGULAR, '')], 'must not have sample_idx'),
+        ([('0.json', b'{"label_map": 7}', REGULAR, '')], 'cannot be read'),
+        ([('0.cls', b'cat', REGULAR, '')], 'cannot be read'),
+        ([('0.cls', b'1', REGULAR, '')], 'it has no image'),
+    ],
+)
+def test_a_hostile_shard_names_nothing_else(tmp_path, members, why):
+    data = b''
+    for name, content, kind, target in [('1.jpg', b'x', REGULAR, '')] * (why[:2] != 'it') + members:
+        info = tarfile.TarInfo(name)
+        info.size, info.type, info.linkname = len(content), kind, target
+        data += info.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512)
+    (tmp_path / 't.tar').write_bytes(data + bytes(1024))
+    shard = dict(name='t.tar', starts=[0, len(data)], crc32=[zlib.crc32(data)])
+    index = dict(format='mmlinattn-shards', version=1, metainfo={}, samples=1, shards=[shard])
+    (tmp_path / 't.json').write_text(json.dumps(index))
+    with pytest.raises(DamagedSample, match=rf'/t\.tar: the sample at byte 0 .*{why}'):
+        read(tmp_path / 't.json', dict(pipeline=[])).get_data_info(0)
 
 
 def test_addresses_are_enough_to_read_again(config, tmp_path):
@@ -306,6 +417,48 @@ def test_the_data_checks_read_them(config, root, tmp_path):
     )
     report = inspect_data(cfg, ['train'])
     assert report.images == dict(train=COUNT) and not report.counts()
+    cfg.train_dataloader.dataset.backend_args = dict(backend='local')
+    report = inspect_data(cfg, ['train'], workers=2)
+    assert report.images == dict(train=COUNT) and not report.counts()
+    damage(index, 0, 5)
+    assert inspect_data(cfg, ['train']).counts() == {('train', 'unreadable'): 2}
+
+
+def damage(index: Path, *numbers: int) -> None:
+    """Changes a byte of samples of the first shard."""
+    shard = json.loads(index.read_bytes())['shards'][0]
+    content = bytearray((index.parent / shard['name']).read_bytes())
+    for i in numbers:
+        content[shard['starts'][i] + 1000] ^= 1
+    (index.parent / shard['name']).write_bytes(content)
+
+
+@pytest.mark.parametrize('arguments', [None, dict(backend='local')])
+def test_training_reads_them_and_passes_over_damaged_samples(root, tmp_path, arguments):
+    cfg = shrunk(FAMILIES['seg'], root).train_dataloader
+    init_default_scope('mmseg')
+    index = written(cfg.dataset.to_dict(), tmp_path)
+    pipeline = [
+        dict(type='LoadImageFromFile', backend_args=arguments),
+        dict(type='LoadAnnotations', backend_args=arguments),
+    ]
+    cfg.dataset = dict(
+        type='ShardDataset', data_root=str(tmp_path), ann_file=index.name, pipeline=pipeline,
+        backend_args=arguments,
+    )  # fmt: skip
+    cfg.sampler = dict(type='DefaultSampler', shuffle=False)
+    cfg.update(num_workers=0, persistent_workers=False)
+    dataset = PluginRunner.build_dataloader(cfg, seed=0).dataset
+    assert all(dataset[i]['img'].shape == (64, 64, 3) for i in range(COUNT))
+    damage(index, 0, 2)
+    loader = PluginRunner.build_dataloader(dict(cfg, skip_corrupt=0.5), seed=0)
+    assert len([loader.dataset[i] for i in range(COUNT)]) == COUNT
+    assert loader.skipped_images.flags.nonzero().flatten().tolist() == [0, 2]
+    what = r'DamagedSample: .*/train-000000\.tar: the sample at byte \d+ .* it has changed'
+    assert re.search(what, loader.skipped_images.describe(2))
+    dataset = PluginRunner.build_dataloader(cfg, seed=0).dataset
+    with pytest.raises(DataError, match='train-000000.tar.* cannot be loaded: .* it has changed'):
+        dataset[2]
 
 
 # The order
@@ -468,3 +621,26 @@ def test_shards_are_read_from_an_object_store(config, tmp_path, bucket):
         assert a['img_path'].content == b['img_path'].content == fileio.get(str(b['img_path']))
         assert a['instances'] == b['instances']
     assert str(b['img_path']).startswith('shard://s3%3A//')
+
+
+def test_addresses_are_read_as_their_data_set_is(config, tmp_path, bucket, monkeypatch):
+    """Without credentials, from a server that only the data set's arguments name."""
+    cfg = config('seg')
+    index = written(cfg, tmp_path)
+    upload(tmp_path, f'{bucket}/open')
+    endpoint = os.environ['AWS_ENDPOINT_URL']
+    arguments = dict(backend='s3', endpoint_url=endpoint)
+    monkeypatch.setenv('AWS_ENDPOINT_URL', 'http://127.0.0.1:1')
+    dataset = DATASETS.build(
+        dict(
+            type='ShardDataset', data_root=f'{bucket}/open', ann_file=index.name,
+            backend_args=arguments,
+        )
+    )  # fmt: skip
+    info = dataset.get_data_info(3)
+    assert fileio.get(str(info['img_path'])) == info['img_path'].content
+    assert fileio.exists(str(info['img_path']))
+    state = pickle.dumps(dataset)
+    monkeypatch.setattr(MemberStore, '_of_shard', {})  # as in a process that was spawned
+    pickle.loads(state)
+    assert fileio.get(str(info['seg_map_path'])) == info['seg_map_path'].content

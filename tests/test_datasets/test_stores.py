@@ -8,14 +8,18 @@ import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Dict, List
+from urllib.request import Request
 
 import pytest
 from mmengine import fileio
 from mmengine.logging import MMLogger
 
+from mmlinattn.checkpoints import CheckpointError, read_checkpoint, web
 from mmlinattn.datasets.stores import (
     HTTPStore,
     S3Store,
+    StoreError,
+    StoreRefused,
     StoreUnreachable,
     backend,
     check_no_secrets,
@@ -34,6 +38,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(('127.0.0.1', 0), Handler)
         self.files: Dict[str, bytes] = {}
         self.faults: List[Any] = []
+        self.moved: Dict[str, str] = {}
         self.requests: List[tuple] = []
         self.url = f'http://127.0.0.1:{self.server_port}'
 
@@ -45,7 +50,23 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests.append((self.command, self.path, self.headers.get('Range')))
         fault = self.server.faults.pop(0) if self.server.faults else None
         content = self.server.files.get(self.path)
-        if fault == 'reset':
+        if self.path in self.server.moved:
+            self.send_response(302)
+            self.send_header('Location', self.server.moved[self.path])
+            self.end_headers()
+        elif fault == 'chunks':
+            self.protocol_version = 'HTTP/1.1'
+            self.send_response(200)
+            self.send_header('Transfer-Encoding', 'chunked')
+            self.end_headers()
+            for i in range(0, len(content), 5000):
+                part = content[i : i + 5000]
+                self.wfile.write(b'%x\r\n' % len(part) + part + b'\r\n')
+            self.wfile.write(b'0\r\n\r\n')
+            self.close_connection = True
+        elif isinstance(fault, tuple):
+            self.answer(*fault)
+        elif fault == 'reset':
             self.connection.close()
         elif isinstance(fault, int):
             self.answer(fault, b'')
@@ -97,9 +118,9 @@ def test_faults_that_pass_are_tried_again(server, faults):
 
 
 def test_a_fault_that_stays_is_not_waited_for(server):
-    for status, kind in [(403, PermissionError), (404, FileNotFoundError), (418, OSError)]:
+    for status, kind in [(403, StoreRefused), (404, FileNotFoundError), (418, StoreError)]:
         server.faults, server.requests = [status], []
-        with pytest.raises(kind, match=rf'{server.url}/a\.jpg .*HTTP {status}') as error:
+        with pytest.raises(kind, match=rf'{server.url}/a\.jpg\?\*\*\* .*HTTP {status}') as error:
             fileio.get(f'{server.url}/a.jpg?sig=hidden')
         assert 'hidden' not in str(error.value)
         assert len(server.requests) == 1
@@ -136,6 +157,52 @@ def test_parts_of_files(server):
     server.faults = ['no parts']
     with pytest.raises(OSError, match='does not give parts'):
         store.get_range(f'{server.url}/a.jpg', 100, 50)
+
+
+def test_a_file_has_a_longest_length(server, bucket, monkeypatch):
+    monkeypatch.setenv('MMLINATTN_MAX_DOWNLOAD_GIB', str((len(CONTENT) - 1) / 2**30))
+    server.files['/bucket/a.jpg'] = CONTENT
+    s3 = S3Store(endpoint_url=server.url)
+    for faults in ([], ['chunks']):
+        server.faults, server.requests = faults, []
+        with pytest.raises(StoreError, match=r'a\.jpg has more than .*MAX_DOWNLOAD_GIB sets'):
+            fileio.get(f'{server.url}/a.jpg')
+        assert len(server.requests) == 1
+    with pytest.raises(StoreError, match=r's3://bucket/a\.jpg has more than'):
+        s3.get('s3://bucket/a.jpg')
+    with pytest.raises(CheckpointError, match='a.jpg cannot be read: .* has more than'):
+        fileio.get_file_backend(bucket).put(CONTENT, f'{bucket}/a.jpg')
+        read_checkpoint(f'{bucket}/a.jpg')
+    monkeypatch.setenv('MMLINATTN_MAX_DOWNLOAD_GIB', str(len(CONTENT) / 2**30))
+    server.faults = ['chunks']
+    assert fileio.get(f'{server.url}/a.jpg') == s3.get('s3://bucket/a.jpg') == CONTENT
+
+
+def test_more_than_the_part_that_is_asked_for_is_refused(server):
+    server.faults = [(206, CONTENT)]
+    with pytest.raises(StoreError, match=f'{len(CONTENT)} bytes came where 50 were asked for'):
+        HTTPStore().get_range(f'{server.url}/a.jpg', 100, 50)
+
+
+def test_redirects(server, monkeypatch):
+    server.moved['/moved.jpg'] = '/a.jpg'
+    assert fileio.get(f'{server.url}/moved.jpg') == CONTENT
+    for target in ('ftp://127.0.0.1/a.jpg?sig=hidden', 'file:///etc/passwd'):
+        server.moved['/moved.jpg'] = target
+        with pytest.raises(OSError) as error:
+            fileio.get(f'{server.url}/moved.jpg')
+        assert 'is not https' in str(error.value) or 'HTTP 302' in str(error.value)
+        assert 'hidden' not in str(error.value)
+    with pytest.raises(StoreError, match="'file' is not https"):
+        fileio.get('file:///etc/passwd', backend_args=dict(backend='http'))
+    # As a server of https would send it.
+    asked = Request('https://host/a.jpg?sig=hidden')
+    with pytest.raises(web.FetchRefused, match=r'redirect to http://other/b\.jpg leaves') as error:
+        web._AsSafe().redirect_request(asked, None, 302, '', {}, 'http://other/b.jpg')
+    assert 'hidden' not in str(error.value)
+    on = web._AsSafe().redirect_request(asked, None, 302, '', {}, 'https://other/b.jpg')
+    assert on.full_url == 'https://other/b.jpg'
+    assert any(isinstance(handler, web._AsSafe) for handler in web._opener().handlers)
 
 
 def test_what_is_there_and_what_cannot_be_listed(server):
@@ -223,6 +290,10 @@ def test_objects_that_must_not_be_read(bucket, server):
     with pytest.raises(PermissionError, match=r's3://bucket/a\.jpg must not be read'):
         S3Store(endpoint_url=server.url).get('s3://bucket/a.jpg')
     assert len(server.requests) == 1
+    body = b'<Error><Code>ExpiredToken</Code><Message>hidden</Message></Error>'
+    server.faults = [(400, body)]
+    with pytest.raises(StoreError, match=r'cannot be read \(HTTP 400, ExpiredToken\)$'):
+        S3Store(endpoint_url=server.url).get('s3://bucket/a.jpg')
 
 
 def test_without_credentials(bucket, server, monkeypatch, tmp_path):

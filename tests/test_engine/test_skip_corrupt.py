@@ -5,13 +5,15 @@ import json
 import pickle
 
 import pytest
+from mmengine import fileio
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from mmlinattn.datasets import shapes
-from mmlinattn.datasets.stores import S3Store, StoreUnreachable, backend
+from mmlinattn.datasets.stores import S3Store, StoreError, StoreRefused, StoreUnreachable, backend
 from mmlinattn.datasets.stores.backend import Passing
 from mmlinattn.engine.data_checks import DataError
+from mmlinattn.engine.inspection import inspect_data
 from mmlinattn.engine.loading import guard_loading
 from mmlinattn.engine.runner import PluginRunner
 from mmlinattn.engine.skip_corrupt import SkippedImages
@@ -125,6 +127,67 @@ def test_an_object_that_is_cut_counts_and_a_store_that_is_away_does_not(root, bu
     with pytest.raises(StoreUnreachable, match='HTTP 503'):
         loader.dataset[4]
     assert int(skipped.flags.sum()) == 1
+
+
+@pytest.mark.parametrize(
+    'fault', [StoreRefused('HTTP 403'), StoreError('HTTP 400, ExpiredToken'), Passing('HTTP 503')]
+)
+def test_a_store_that_does_not_answer_is_not_taken_for_a_bad_image(
+    root, bucket, monkeypatch, fault
+):
+    upload(root / 'coco', bucket)
+    cfg = shrunk('ravlt-retinanet', root)
+    cfg.train_dataloader.update(skip_corrupt=0.5)
+    cfg.train_dataloader.dataset.data_root = f'{bucket}/'
+    loader = PluginRunner.build_dataloader(cfg.train_dataloader, seed=0)
+    fetch = S3Store.fetch
+
+    def refused(self, url, part=None):
+        if url.endswith('.json'):
+            return fetch(self, url, part)
+        raise fault
+
+    monkeypatch.setattr(S3Store, 'fetch', refused)
+    monkeypatch.setattr(backend.time, 'sleep', lambda seconds: None)
+    with pytest.raises(StoreError, match=str(fault)):
+        loader.dataset[4]
+    assert not loader.skipped_images.flags.any()
+    for workers in (1, 2):
+        with pytest.raises(StoreError, match=str(fault)):
+            inspect_data(cfg, ['train'], workers)
+    monkeypatch.setattr(S3Store, 'fetch', fetch)
+    fileio.get_file_backend(bucket).remove(f'{bucket}/train2017/000000000003.jpg')
+    assert len([loader.dataset[i] for i in range(8)]) == 8
+    assert loader.skipped_images.flags.nonzero().flatten().tolist() == [2]
+    assert inspect_data(cfg, ['train']).counts() == {('train', 'unreadable'): 1}
+
+
+def test_signed_addresses_are_in_no_message(root, bucket):
+    path = root / 'coco/annotations/instances_train2017.json'
+    content = json.loads(path.read_text())
+    content['images'][3]['file_name'] += '?X-Amz-Signature=hidden'
+    path.write_text(json.dumps(content))
+    cfg = shrunk('ravlt-retinanet', root)
+    upload(root / 'coco', bucket)
+    cfg.train_dataloader.dataset.data_root = f'{bucket}/'
+    dataset = DATASETS.build(cfg.train_dataloader.dataset)
+    guard_loading(dataset)
+    with pytest.raises(DataError, match=r'4\.jpg\?\*\*\* cannot be loaded') as error:
+        dataset[3]
+    assert 'hidden' not in str(error.value)
+    skipped = SkippedImages(dataset, 0.5)
+    assert '.jpg?***' in skipped.describe(3) and 'hidden' not in skipped.describe(3)
+
+
+@pytest.mark.parametrize('name', ['val', 'test'])
+def test_evaluation_passes_over_nothing(root, tmp_path, name):
+    cfg = shrunk('ravlt-nano-cls', root)
+    cfg[f'{name}_dataloader'].skip_corrupt = 0.1
+    cfg.work_dir = str(tmp_path)
+    cfg.experiment_name = tmp_path.name
+    runner = PluginRunner.from_cfg(cfg)
+    with pytest.raises(DataError, match=rf'{name}_dataloader\.skip_corrupt=0\.1: only train_'):
+        runner.prepare_training() if name == 'val' else runner.test()
 
 
 def test_a_share_that_is_none(root):

@@ -12,9 +12,11 @@ from mmengine import fileio
 from mmengine.dataset import BaseDataset, force_full_init
 from mmengine.registry import DATASETS
 
-from ..stores import HTTPStore
-from .index import IMAGES, LABEL, RECORD, SEG_MAP, read_index, with_label_map
-from .member import Member, read_range
+from ..stores import HTTPStore, StoreError
+from .index import IMAGES, LABEL, RECORD, SEG_MAP, check_record, read_index, with_label_map
+from .member import DamagedMember, DamagedSample, Member, MemberStore, read_range
+
+PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)  # no links, no holes
 
 
 @DATASETS.register_module()
@@ -32,13 +34,16 @@ class ShardDataset(BaseDataset):
         block_bytes: at most so much is read at once, if it is not a single sample.
         blocks: how many blocks are kept in memory, of each data-loader worker. The sampler draws
             from as many at a time: fewer take less memory, more mix better.
-        backend_args: of MMEngine's file backend; by default the address tells.
+        backend_args: of MMEngine's file backend for index and shards; by default the address
+            tells. Transforms need none: what they load is in memory then.
         others: see MMEngine's ``BaseDataset``. ``metainfo`` comes before that of the index.
 
     Raises:
-        ValueError: arguments out of range; an index that is none; a sample whose bytes are not
-            those that were written.
-        OSError: a file that cannot be read.
+        ValueError: arguments out of range; an index that is none.
+        DamagedSample: of ``get_data_info``, a sample whose bytes cannot be read, are not those that
+            were written, or are no sample. Of ``dataset[i]`` it is raised by what loads the image,
+            as for a damaged file.
+        StoreError: a store that is away, or refuses; OSError: an index that cannot be read.
 
     Example::
 
@@ -67,6 +72,11 @@ class ShardDataset(BaseDataset):
     def __getstate__(self) -> dict:
         return {**self.__dict__, '_kept': OrderedDict()}
 
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        for path, _, _ in self.__dict__.get('_extents', ()):  # in a process of its own
+            MemberStore.know(path, self.backend_args)
+
     def load_data_list(self) -> List[dict]:
         index = read_index(self.ann_file, self.backend_args)
         metainfo = dict(index['metainfo'])
@@ -79,6 +89,7 @@ class ShardDataset(BaseDataset):
         self._extents, records = [], []
         for shard in index['shards']:
             path = fileio.join_path(folder, shard['name'], backend_args=self.backend_args)
+            MemberStore.know(path, self.backend_args)
             begin = None
             for start, stop, crc32 in zip(shard['starts'], shard['starts'][1:], shard['crc32']):
                 if begin is None or stop - begin > self.block_bytes:
@@ -111,19 +122,47 @@ class ShardDataset(BaseDataset):
     def get_data_info(self, idx: int) -> dict:
         """The record of a sample, with the content of its files."""
         place = super().get_data_info(idx)
-        path, begin, _ = self._extents[place['block']]
+        path = self._extents[place['block']][0]
+        try:
+            info = self._sample(path, place)
+        except StoreError:  # says nothing of the sample
+            raise
+        except Exception as error:  # of whatever is in a shard that is not ours
+            where = f'{path}: the sample at byte {place["start"]}'
+            raise DamagedSample(f'{where} cannot be read: {error}') from error
+        return dict(info, sample_idx=place['sample_idx'])
+
+    def prepare_data(self, idx: int) -> Any:
+        """What the pipeline makes of a sample, of a damaged one too."""
+        try:
+            info = self.get_data_info(idx)
+        except DamagedSample as error:
+            place = super().get_data_info(idx)
+            path, start = self._extents[place['block']][0], place['start']
+            image = DamagedMember(path, start, place['stop'] - start, error)
+            info = dict(img_path=image, sample_idx=place['sample_idx'])
+        return self.pipeline(info)
+
+    def _sample(self, path: str, place: dict) -> dict:
+        begin = self._extents[place['block']][1]
         block = self._block(place['block'])
         sample = block[place['start'] - begin : place['stop'] - begin]
         if zlib.crc32(sample) != place['crc32']:
-            raise ValueError(f'{path}: the sample at byte {place["start"]} has changed')
+            raise ValueError('it has changed')
         info: Dict[str, Any] = {}
         with tarfile.open(fileobj=io.BytesIO(sample), mode='r:') as members:
             for member in members:
+                if member.type not in PLAIN or member.issparse():
+                    raise ValueError(f'{member.name} is no regular file')
                 content = members.extractfile(member).read()
                 kind = member.name.partition('.')[2]
                 start = place['start'] + member.offset_data
                 if kind == RECORD:
-                    info.update(with_label_map(json.loads(content)))
+                    record = json.loads(content)
+                    if not isinstance(record, dict):
+                        raise ValueError(f'{member.name} is a {type(record).__name__}, not a dict')
+                    check_record(record)
+                    info.update(with_label_map(record))
                 elif kind == LABEL:
                     info['gt_label'] = int(content)
                 elif kind == SEG_MAP:
@@ -131,8 +170,9 @@ class ShardDataset(BaseDataset):
                 elif kind in IMAGES:
                     info['img_path'] = Member(path, start, member.name, content)
                 else:
-                    raise ValueError(f'{path}: {member.name} is of no known kind')
-        info['sample_idx'] = place['sample_idx']
+                    raise ValueError(f'{member.name} is of no known kind')
+        if 'img_path' not in info:
+            raise ValueError('it has no image')
         return info
 
     def _block(self, number: int) -> bytes:

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 import zlib
@@ -14,7 +15,7 @@ import numpy as np
 from mmengine import fileio
 
 from ...checkpoints.write import whole_file
-from .index import FORMAT, IMAGES, LABEL, RECORD, SEG_MAP, VERSION, to_json
+from .index import FORMAT, IMAGES, LABEL, RECORD, SEG_MAP, VERSION, check_record, to_json
 
 MIB = 2**20
 END = 2 * tarfile.BLOCKSIZE  # of zeros, behind the last member
@@ -32,7 +33,8 @@ def write_shards(
 
     Each sample is a few files of one name: the image as it is, its map of classes (``.seg.png``),
     its label (``.cls``), and the rest of its record (``.json``). The same data set gives the same
-    bytes. What a call that was ended has completed is not written again.
+    bytes. What a call that was ended has completed is not written again, and what it has begun is
+    removed: there must be one call at a time for a set.
 
     Args:
         dataset: one of MMEngine's whose records name files (``img_path``, ``seg_map_path``), read
@@ -49,7 +51,8 @@ def write_shards(
 
     Raises:
         ValueError: a size that is not positive, an empty data set, a record that cannot be kept.
-        FileExistsError: shards of that name, of something else or of another size, are there.
+        FileExistsError: shards of that name, of something else or of another size, are there. Other
+            images under the same names are noticed by their size, and only on the disk.
         OSError: a file that cannot be read; CheckpointError: one that cannot be written.
 
     Example::
@@ -63,6 +66,7 @@ def write_shards(
     if not len(dataset):
         raise ValueError(f'{type(dataset).__name__} has no sample')
     folder = Path(folder)
+    _remove_begun(folder, name)
     order = np.arange(len(dataset))
     if seed is not None:
         order = np.random.default_rng(seed).permutation(order)
@@ -71,6 +75,7 @@ def write_shards(
     if target.exists():
         if json.loads(target.read_bytes()).get('source') != source:
             raise FileExistsError(f'{target} is there, of another data set or shard size')
+        shutil.rmtree(state, ignore_errors=True)
         return target
     shards = _resumed(state, folder, name, source)
     done = sum(len(shard['crc32']) for shard in shards)
@@ -98,6 +103,14 @@ def write_shards(
     return target
 
 
+def _remove_begun(folder: Path, name: str) -> None:
+    """Removes the files that a call which was killed has begun: each as large as a shard."""
+    begun = re.compile(rf'\.{re.escape(name)}(-\d{{6,}}\.tar|\.json)\.\d+\.tmp')
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if begun.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
 def _resumed(state: Path, folder: Path, name: str, source: dict) -> List[dict]:
     """Records of the shards that an earlier call has completed."""
     begun = state / 'source.json'
@@ -118,14 +131,27 @@ def _resumed(state: Path, folder: Path, name: str, source: dict) -> List[dict]:
 
 
 def _digest(dataset: Any) -> str:
-    """sha256 of all records, by which an interrupted call knows its data set again."""
+    """sha256 of all records, by which an interrupted call knows its data set again.
+
+    Of files their names are in it, and on the disk their sizes: a resized copy of a data set may
+    have the same records.
+    """
     total = hashlib.sha256(to_json(dataset.metainfo).encode())
+    backend_args = getattr(dataset, 'backend_args', None)
     for i in range(len(dataset)):
         info = dataset.get_data_info(i)
         for key in ('img_path', 'seg_map_path'):  # wherever the files are
-            info[key] = os.path.basename(info.get(key) or '')
+            path = info.get(key) or ''
+            info[key] = [os.path.basename(path), _size(path, backend_args)]
         total.update(to_json(info).encode())
     return total.hexdigest()
+
+
+def _size(path: str, backend_args: Optional[dict]) -> Optional[int]:
+    """Of a file on the disk; elsewhere each would be a request."""
+    backend = fileio.get_file_backend(path, backend_args=backend_args, enable_singleton=True)
+    on_disk = isinstance(backend, fileio.LocalBackend)
+    return os.path.getsize(path) if path and on_disk else None
 
 
 def _write_shard(
@@ -177,6 +203,7 @@ def _parts(info: dict, backend_args: Any) -> Iterator[Tuple[str, bytes]]:
         raise ValueError(f'only images in files can be kept in shards, this has none: {[*info]}')
     seg_map = info.pop('seg_map_path', None)
     label = info.pop('gt_label', None)
+    check_record(info)
     suffix = os.path.splitext(path)[1].lower().lstrip('.')
     if suffix not in IMAGES:
         raise ValueError(f'{path}: images must be one of {IMAGES}')

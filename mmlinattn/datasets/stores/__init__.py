@@ -4,7 +4,7 @@ Importing registers them for ``http://``, ``https://`` and ``s3://``, so that da
 and metrics of the frameworks read from there wherever their paths begin like this.
 """
 
-from .backend import StoreUnreachable
+from .backend import StoreError, StoreRefused, StoreUnreachable
 from .http import HTTPStore
 from .paths import first_files, is_there
 from .s3 import S3Store
@@ -13,6 +13,8 @@ from .secrets import check_no_secrets
 __all__ = [
     'HTTPStore',
     'S3Store',
+    'StoreError',
+    'StoreRefused',
     'StoreUnreachable',
     'check_no_secrets',
     'first_files',

@@ -9,10 +9,12 @@ from abc import abstractmethod
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Iterator, Optional, TypeVar, Union
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from mmengine.fileio import BaseStorageBackend
 from mmengine.logging import print_log
+
+from ...checkpoints import redacted
 
 T = TypeVar('T')
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
@@ -20,8 +22,16 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 _jitter = random.SystemRandom().uniform
 
 
-class StoreUnreachable(OSError):
-    """A store that could not be read however often it was tried; nothing is known of the file."""
+class StoreError(OSError):
+    """A store that does not give what it is asked for; nothing is known of the file itself."""
+
+
+class StoreUnreachable(StoreError):
+    """However often it was tried."""
+
+
+class StoreRefused(StoreError, PermissionError):
+    """The file must not be read, without credentials or with these."""
 
 
 class Passing(Exception):
@@ -41,9 +51,11 @@ class Store(BaseStorageBackend):
     Raises:
         ValueError: arguments out of range.
         FileNotFoundError: of what is read, there is no such file.
-        PermissionError: of what is read, it must not be.
+        StoreRefused: of what is read, it must not be.
         StoreUnreachable: all attempts failed.
-        OSError: any other answer that is not the file.
+        StoreError: any other answer that is not the file, or one that is too long
+            (``MMLINATTN_MAX_DOWNLOAD_GIB``).
+        OSError: the file ends before what is asked for.
     """
 
     def __init__(self, attempts: int = 6, timeout: float = 30.0) -> None:
@@ -62,7 +74,7 @@ class Store(BaseStorageBackend):
         """``size`` bytes from ``start`` on; OSError where the file ends before."""
         data = self.retried(filepath, lambda: self.fetch(filepath, (start, size)))
         if len(data) != size:
-            raise OSError(f'{shown(filepath)} ends before byte {start + size}')
+            raise OSError(f'{redacted(filepath)} ends before byte {start + size}')
         return data
 
     def get_text(self, filepath: Union[str, Path], encoding: str = 'utf-8') -> str:
@@ -112,7 +124,7 @@ class Store(BaseStorageBackend):
             try:
                 return ask()
             except Passing as fault:
-                what = f'{shown(url)}: {fault} ({attempt} of {self.attempts} attempts)'
+                what = f'{redacted(url)}: {fault} ({attempt} of {self.attempts} attempts)'
                 if attempt == self.attempts:
                     raise StoreUnreachable(what) from None
                 wait = min(FIRST_WAIT_S * 2 ** (attempt - 1), LONGEST_WAIT_S) * _jitter(0.75, 1.25)
@@ -121,29 +133,27 @@ class Store(BaseStorageBackend):
         raise AssertionError('unreachable')
 
 
-def shown(url: str) -> str:
-    """An address as messages have it: without a password, and without what is behind ``?``.
-
-    Example:
-        >>> shown('https://me:secret@host/a.jpg?token=secret')
-        'https://host/a.jpg'
-    """
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition('@')[2], query=''))
-
-
 # Answers that may be others the next time, besides the server's own faults: 500 and above.
 BUSY = (408, 425, 429)
 
 
-def refused(url: str, status: int) -> Exception:
-    """What to raise for the answer of a server that is not the file."""
+def refused(url: str, status: int, code: str = '') -> Exception:
+    """What to raise for the answer of a server that is not the file.
+
+    Args:
+        url: of the file.
+        status: of HTTP.
+        code: the store's own word for it, such as ``'ExpiredToken'``.
+    """
+    answer = f'HTTP {status}, {code}' if code else f'HTTP {status}'
     if status >= 500 or status in BUSY:
-        return Passing(f'HTTP {status}')
+        return Passing(answer)
     if status in (404, 410):
-        return FileNotFoundError(f'{shown(url)} does not exist (HTTP {status})')
+        return FileNotFoundError(f'{redacted(url)} does not exist ({answer})')
     if status in (401, 403):
-        return PermissionError(
-            f'{shown(url)} must not be read, without credentials or with these (HTTP {status})'
+        return StoreRefused(
+            f'{redacted(url)} must not be read, without credentials or with these ({answer})'
         )
-    return OSError(f'{shown(url)} cannot be read (HTTP {status})')
+    if status == 416:
+        return OSError(f'{redacted(url)} ends before the part that is asked for ({answer})')
+    return StoreError(f'{redacted(url)} cannot be read ({answer})')

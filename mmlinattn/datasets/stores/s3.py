@@ -6,7 +6,8 @@ from typing import Any, Iterator, Optional, Tuple, Union
 
 from mmengine.fileio import register_backend
 
-from .backend import Passing, Store, refused, shown
+from ...checkpoints import FetchRefused, check_size, redacted
+from .backend import Passing, Store, StoreError, StoreRefused, refused
 
 BUSY_CODES = ('RequestTimeout', 'SlowDown', 'Throttling', 'ThrottlingException')
 
@@ -45,7 +46,11 @@ class S3Store(Store):
             more['Range'] = f'bytes={part[0]}-{part[0] + part[1] - 1}'
         answer = self._ask(url, 'get_object', **_place(url), **more)
         try:
+            check_size(url, answer['ContentLength'])
             return answer['Body'].read()
+        except FetchRefused as error:
+            answer['Body'].close()
+            raise StoreError(str(error)) from None
         except Exception as error:  # of botocore and of what is below, and all mean: cut
             raise Passing(f'{type(error).__name__} in the middle of the file') from None
 
@@ -113,20 +118,20 @@ class S3Store(Store):
             return getattr(client, operation)(**arguments)
         except errors.ClientError as error:
             status = error.response.get('ResponseMetadata', {}).get('HTTPStatusCode', 0)
-            code = error.response.get('Error', {}).get('Code')
+            code = error.response.get('Error', {}).get('Code', '')
             if code in BUSY_CODES:
                 raise Passing(f'{code} (HTTP {status})') from None
-            raise refused(url, status) from None
+            raise refused(url, status, '' if code.isdigit() else code) from None
         except (errors.NoCredentialsError, errors.PartialCredentialsError):
-            raise PermissionError(
-                f'{shown(url)}: no credentials in the environment (AWS_ACCESS_KEY_ID, ...); for '
+            raise StoreRefused(
+                f'{redacted(url)}: no credentials in the environment (AWS_ACCESS_KEY_ID, ...); for '
                 "what is open to all: backend_args=dict(backend='s3', anonymous=True)"
             ) from None
         except (errors.HTTPClientError, errors.ConnectionError) as error:
             raise Passing(type(error).__name__) from None
         except errors.BotoCoreError as error:
             # Never its text, which may have the whole request.
-            raise OSError(f'{shown(url)}: {type(error).__name__} of botocore') from None
+            raise StoreError(f'{redacted(url)}: {type(error).__name__} of botocore') from None
 
 
 @lru_cache(maxsize=8)
