@@ -21,7 +21,7 @@ from .hang import HangHook
 from .loading import base_datasets, guard_loading
 from .loops import ResumableEpochLoop
 from .memory import keep_freed_memory
-from .regroup import lengths_of, say_what_changed, stretch
+from .regroup import lengths_of, replay, say_what_changed
 from .skip_corrupt import SkippedImages, SkippedImagesHook
 
 # Attribute of a data loader that passes over images.
@@ -63,10 +63,13 @@ class PluginFeatures:
         built = lengths_of(self.param_schedulers)
         super().load_or_resume()
         self.checkpoints.release()
-        if isinstance(self._train_loop, BaseLoop):
-            say_what_changed(self)
-        if isinstance(self._train_loop, ResumableEpochLoop) and self._train_loop.fit_epoch():
-            stretch(self.param_schedulers, built, self.iter)
+        loop = self._train_loop
+        other_images = isinstance(loop, BaseLoop) and say_what_changed(self)
+        if isinstance(loop, ResumableEpochLoop):
+            batches = loop.fit_epoch(other_images)
+            if batches is not None:
+                same_length = batches == len(loop.dataloader)
+                replay(self.param_schedulers, built, self.iter, same_length)
 
     def build_train_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         if isinstance(loop, dict):
