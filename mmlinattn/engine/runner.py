@@ -17,7 +17,6 @@ from ..checkpoints import CheckpointError, CheckpointStore, serve_mmengine
 from ..datasets.stores import check_no_secrets
 from .config import is_of
 from .data_checks import DataError, check_categories, check_images, why_empty, why_unusable
-from .hang import HangHook
 from .loading import base_datasets, guard_loading
 from .loops import ResumableEpochLoop
 from .memory import keep_freed_memory
@@ -50,14 +49,6 @@ class PluginFeatures:
         self.checkpoints = CheckpointStore()
         serve_mmengine(self.checkpoints.read)
         super().__init__(*args, **kwargs)
-
-    def train(self) -> nn.Module:
-        try:
-            return super().train()
-        finally:
-            for hook in self.hooks:
-                if isinstance(hook, HangHook):
-                    hook.stop()
 
     def load_or_resume(self) -> None:
         built = lengths_of(self.param_schedulers)
