@@ -24,8 +24,16 @@ UPDATE = 7
 BUCKET = 25 * 2**20  # of DDP, in bytes: the last one cannot travel during the backward pass
 # What the libraries and the gaps of the allocator take.
 RESERVED, GAPS = 1.0e9, 0.06
-# Images of an epoch: COCO's with a box (train2017), ImageNet-1K's, CIFAR's.
-IMAGES = {'CocoDataset': 117_266, 'ImageNet': 1_281_167, 'CIFAR100': 50_000, 'CIFAR10': 50_000}
+# Images of an epoch by class: of which data, files of annotations that say so ('' for none).
+KNOWN_IMAGES = {
+    'CocoDataset': (117_266, 'COCO train2017, images with a box', ('instances_train2017.json',)),
+    'ImageNet': (1_281_167, 'ImageNet-1K train', ('', 'train.txt')),
+    'CIFAR10': (50_000, 'CIFAR-10 train', ('',)),
+    'CIFAR100': (50_000, 'CIFAR-100 train', ('',)),
+    'CIFAR100Binary': (50_000, 'CIFAR-100 train', ('',)),
+}
+# Data sets that have the length of the one inside.
+SAME_LENGTH = ('MultiImageMixDataset',)
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,7 @@ class Plan:
         steps: of the whole schedule; None where the config does not tell.
         processes: how many.
         uncounted: operators that may hold products and were not counted.
+        assumed: number of images of an epoch, and of which data, where it was not given.
     """
 
     compute: float
@@ -86,6 +95,7 @@ class Plan:
     steps: Optional[int]
     processes: int
     uncounted: Tuple[str, ...] = ()
+    assumed: str = ''
 
     @property
     def step(self) -> float:
@@ -140,8 +150,8 @@ def plan(
         precision: of the products, a key of ``device.flops``; default: that of mixed precision
             where the config has it, else ``'fp32'``.
         shape: (H, W); default: from the config's pipeline, images of 4:3 where it keeps ratios.
-        images: of an epoch; default: known for COCO, ImageNet and CIFAR, else there is no number
-            of steps.
+        images: of an epoch; default: known for COCO, ImageNet and CIFAR (also repeated and
+            concatenated) with their own annotations and classes, else there is no number of steps.
         shard: classes that FSDP2 gathers one by one; None for DDP.
         efficiency: shares of the peaks.
 
@@ -188,6 +198,7 @@ def plan(
         slowest = max(times, key=times.__getitem__)
         shares[slowest] += times[slowest]
         backward += times[slowest] if operator.backward else 0
+    steps, assumed = _steps(cfg, batch * processes, images)
     states = training_memory(cfg, (processes if shard is not None else 1,))
     (kept,) = states.values()
     gathered = gathered_parameters(build_model(cfg), shard) if shard is not None else {}
@@ -203,9 +214,10 @@ def plan(
         memory=_memory(device, step, kept, gathered, processes),
         capacity=device.memory,
         images=batch * processes,
-        steps=_steps(cfg, batch * processes, images),
+        steps=steps,
         processes=processes,
         uncounted=tuple(sorted(step.uncounted)),
+        assumed=assumed,
     )
 
 
@@ -259,21 +271,59 @@ def _precision(cfg: Config, device: Device) -> str:
     return 'bf16' if 'bf16' in device.flops else 'fp16'
 
 
-def _steps(cfg: Config, images_a_step: int, images: Optional[int]) -> Optional[int]:
-    """Of the whole schedule."""
+def _steps(cfg: Config, images_a_step: int, images: Optional[int]) -> Tuple[Optional[int], str]:
+    """Of the whole schedule, and the number of images that was assumed for it."""
+    if images is not None and images < 1:
+        raise ValueError(f'images must be positive, got {images}')
     train_cfg = cfg.get('train_cfg') or {}
     if train_cfg.get('max_iters'):
-        return train_cfg['max_iters']
+        return train_cfg['max_iters'], ''
     if not train_cfg.get('max_epochs'):
-        return None
+        return None, ''
+    assumed = ''
     if images is None:
-        known = [IMAGES.get(d['type']) for d in _dicts(cfg.train_dataloader.dataset)]
-        images = next(filter(None, known), None)
-    if images is None:
+        known = known_images((cfg.get('train_dataloader') or {}).get('dataset'))
+        if known is None:
+            return None, ''
+        images, what = known
+        assumed = f'{images} images an epoch ({what})'
+    return train_cfg['max_epochs'] * math.ceil(images / images_a_step), assumed
+
+
+def known_images(dataset: Any) -> Optional[Tuple[int, str]]:
+    """Number of images of an epoch and what they are, from the config of a data set; None for
+    other data than those whose number is known.
+
+    Example:
+        >>> cifar = dict(type='CIFAR100', data_root='data')
+        >>> known_images(dict(type='RepeatDataset', times=3, dataset=cifar))
+        (150000, '3 x CIFAR-100 train')
+        >>> known_images(dict(type='CocoDataset', ann_file='mine.json')) is None
+        True
+    """
+    if not isinstance(dataset, dict):
         return None
-    if images < 1:
-        raise ValueError(f'images must be positive, got {images}')
-    return train_cfg['max_epochs'] * math.ceil(images / images_a_step)
+    kind = dataset.get('type')
+    name = kind.rpartition('.')[2] if isinstance(kind, str) else getattr(kind, '__name__', '')
+    if name == 'ConcatDataset':
+        parts = [known_images(part) for part in dataset.get('datasets') or ()]
+        if not parts or None in parts:
+            return None
+        numbers, names = zip(*parts)  # type: ignore[arg-type]
+        return sum(numbers), ' + '.join(names)
+    if name == 'RepeatDataset' or name in SAME_LENGTH:
+        inner = known_images(dataset.get('dataset'))
+        if inner is None or name in SAME_LENGTH:
+            return inner
+        return dataset['times'] * inner[0], f'{dataset["times"]} x {inner[1]}'
+    number, what, files = KNOWN_IMAGES.get(name, (0, '', ()))
+    own = (
+        (dataset.get('metainfo') or {}).get('classes') or dataset.get('classes')
+        or dataset.get('indices') or dataset.get('split') not in (None, '', 'train')
+    )  # fmt: skip
+    if own or str(dataset.get('ann_file') or '').rpartition('/')[2] not in files:
+        return None
+    return number, what
 
 
 def image_shape(cfg: Config) -> Tuple[int, int]:

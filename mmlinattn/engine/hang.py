@@ -7,8 +7,10 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from pathlib import Path
-from typing import Any, Optional
+from types import CodeType, FrameType
+from typing import Any, Iterator, Optional
 
 from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import Hook
@@ -18,6 +20,8 @@ from mmengine.runner import Runner
 TIMEOUT_S = 1800.0
 # A thread of Python cannot report while another one holds the interpreter; C can, this much later.
 LOCKED_S = 5.0
+# How soon it is seen that a training has ended with an error.
+LOOKS_EVERY_S = 1.0
 
 
 @HOOKS.register_module()
@@ -30,12 +34,16 @@ class HangHook(Hook):
     ``<log folder>/hung_rank<N>.txt``, and the process ends, so that a launcher (``torchrun
     --max-restarts``, Slurm) sees it. ``tools/train.py`` uses the hook on several processes.
 
+    The watch ends with the call of the runner's ``train``, whether it returns or raises: in a
+    notebook the kernel lives on.
+
     Args:
         timeout: in seconds, longer than the longest that a training rightly stands still: an
             evaluation by one process, or the compilation of a model.
 
     Raises:
         ValueError: a timeout that is no positive number.
+        RuntimeError: a loop that is run by other means than a method of its runner.
 
     Example:
         >>> custom_hooks = [dict(type='HangHook', timeout=600)]
@@ -51,13 +59,22 @@ class HangHook(Hook):
         self.folder = Path()
         self.seen = 0.0
         self.ended: Optional[threading.Event] = None
+        self.thread: Optional[threading.Thread] = None
 
     def before_train(self, runner: Runner) -> None:
         self.stop()
+        calls = [f for f in _stack(sys._getframe()) if f.f_locals.get('self') is runner]
+        if not calls:
+            raise RuntimeError('HangHook watches a training by Runner.train(), which is not called')
         self.folder = Path(runner.log_dir)
         self.ended = threading.Event()
         self._alive()
-        threading.Thread(target=self._watch, args=(self.ended,), daemon=True).start()
+        # Neither the runner nor its frame: they would keep the memory of a training that failed.
+        training = (threading.get_ident(), calls[-1].f_code, weakref.ref(runner))
+        self.thread = threading.Thread(
+            target=self._watch, args=(self.ended, *training), daemon=True
+        )
+        self.thread.start()
 
     def stop(self) -> None:
         """Watches no more; does nothing where it does not watch."""
@@ -79,9 +96,19 @@ class HangHook(Hook):
             self.seen = time.monotonic()
             faulthandler.dump_traceback_later(self.timeout + LOCKED_S, exit=True, file=2)
 
-    def _watch(self, ended: threading.Event) -> None:
+    def _watch(
+        self, ended: threading.Event, thread: int, train: CodeType, runner: weakref.ref
+    ) -> None:
         while (left := self.seen + self.timeout - time.monotonic()) > 0:
-            if ended.wait(left):
+            if ended.wait(min(left, LOOKS_EVERY_S)):
+                return
+            # The thread that trains may have caught an error, and do something else.
+            if not any(
+                frame.f_code is train and frame.f_locals.get('self') is runner()
+                for frame in _stack(sys._current_frames().get(thread))
+            ):
+                if self.ended is ended:
+                    self.stop()
                 return
         # Not by the logger: what hangs may hold its lock.
         text = self._report().encode()
@@ -100,3 +127,10 @@ class HangHook(Hook):
                 lines.append(f'{names.get(ident, "a thread")} of rank {get_rank()}:\n')
                 lines += traceback.format_stack(frame)
         return ''.join(lines)
+
+
+def _stack(frame: Optional[FrameType]) -> Iterator[FrameType]:
+    """From the innermost call."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,7 +1,7 @@
 """Training by epochs that resumes inside an epoch."""
 
 from itertools import islice
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Optional
 
 from mmengine.registry import LOOPS
 from mmengine.runner import EpochBasedTrainLoop
@@ -38,24 +38,37 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
         self.fit_epoch()
         return super().run()
 
-    def fit_epoch(self) -> bool:
-        """Finds the place of a loaded checkpoint in its epoch; whether an epoch has another number
-        of batches now, so that it is the epoch's start."""
+    def fit_epoch(self, other_images: bool = False) -> Optional[int]:
+        """Finds the place of a loaded checkpoint in its epoch.
+
+        Args:
+            other_images: whether as many batches are other images than before.
+
+        Returns:
+            None where training goes on at that place. Where it goes on at the start of the epoch,
+            since that has another number of batches now or ``other_images``: the number of batches
+            then; 0 for a checkpoint that does not say.
+        """
         hub = self.runner.message_hub
         self._start = self._iter - self._epoch * len(self.dataloader)
         now = len(self.dataloader)
         # MMEngine's own checkpoints do not say.
-        then = hub.runtime_info.get(BATCHES, now if 0 <= self._start <= now else 'other')
-        if then != now:
-            self.runner.logger.warning(
-                f'An epoch had {then} batches when the checkpoint was made and has {now} now '
-                '(another batch size, number of processes or data set): training goes on at the '
-                f'start of epoch {self._epoch + 1}.'
-            )
-            self._start = 0
-            self._iter = self._epoch * now
+        then = hub.runtime_info.get(BATCHES, now if 0 <= self._start <= now else 0)
         hub.update_info(BATCHES, now)
-        return then != now
+        if then == now and not (other_images and self._start):
+            return None
+        self.runner.logger.warning(
+            (
+                f'An epoch had {then or "other"} batches when the checkpoint was made and has '
+                f'{now} now (another batch size, number of processes or data set)'
+                if then != now
+                else 'The rest of the epoch would not be the images that it has not seen'
+            )
+            + f': training goes on at the start of epoch {self._epoch + 1}.'
+        )
+        self._start = 0
+        self._iter = self._epoch * now
+        return then
 
     def run_epoch(self) -> None:
         """As MMEngine's, from the first batch that has not been trained on."""

@@ -1,12 +1,16 @@
 """A training that is resumed by another number of processes, or with other batches."""
 
 import logging
+import warnings
 from typing import Any, Dict, List
 
+from mmengine.dataset import DefaultSampler, InfiniteSampler
 from mmengine.dist import get_world_size
 from mmengine.logging import print_log
 from mmengine.optim import _ParamScheduler
+from mmengine.optim.scheduler import ReduceOnPlateauParamScheduler
 from mmengine.runner import Runner
+from torch.utils.data import BatchSampler, DataLoader
 
 # In the message hub, and with it in every checkpoint.
 PROCESSES, BATCH = 'processes', 'batch_of_a_process'
@@ -14,55 +18,130 @@ PROCESSES, BATCH = 'processes', 'batch_of_a_process'
 PROGRESS = ('base_values', 'last_step', '_global_step', '_last_value')
 
 
-def say_what_changed(runner: Runner) -> None:
+def say_what_changed(runner: Runner) -> bool:
     """Warns when a resumed training has another number of processes or images in a batch than the
-    checkpoint, and keeps these numbers for the next one."""
+    checkpoint, and keeps these numbers for the next one.
+
+    Returns:
+        whether an epoch that has begun cannot go on: as many steps are other images.
+    """
     loader = runner.train_dataloader
     batch = loader.batch_size or getattr(loader.batch_sampler, 'batch_size', None)
     now = (get_world_size(), batch)
     hub = runner.message_hub
     then = (hub.runtime_info.get(PROCESSES), hub.runtime_info.get(BATCH))
     hub.update_info_dict({PROCESSES: now[0], BATCH: now[1]})
-    # Older checkpoints do not say, nor do samplers of batches that have no one size.
-    if None in now + then or now == then:
-        return
-    images = now[0] * now[1], then[0] * then[1]
-    step = (
-        f'A step has {images[0]} images as before'
-        if images[0] == images[1]
-        else f'A step has {images[0]} images in place of {images[1]}, at the learning rate of the '
-        'checkpoint'
+    if then[0] is None or now == then:  # older checkpoints do not say
+        return False
+    sampler = _dealing_by_processes(runner.train_dataloader)
+    order = (
+        f'{sampler} deals out the images in another order'
+        if sampler
+        else 'Images come in the same shuffled order, dealt out to the processes anew'
     )
+    step, other_step = 'The images of a step are not known', True
+    if None not in now + then:
+        images = now[0] * now[1], then[0] * then[1]
+        other_step = images[0] != images[1]
+        step = f'A step has {images[0]} images ' + (
+            f'in place of {images[1]}, at the learning rate of the checkpoint'
+            if other_step
+            else 'as before'
+        )
     print_log(
         f'Resumed with {now[0]} processes of {now[1]} images each; the checkpoint is of '
-        f'{then[0]} of {then[1]}. {step}. Images come in the same shuffled order, dealt out to the '
-        'processes anew; dropout and what else is random in the model draws other numbers.',
+        f'{then[0]} of {then[1]}. {step}. {order}; dropout and what else is random in the model '
+        'draws other numbers.',
         'current',
         level=logging.WARNING,
     )
+    return other_step or bool(sampler)
+
+
+def _dealing_by_processes(loader: DataLoader) -> str:
+    """Class of a sampler whose order may depend on the number of processes; that of MMEngine's
+    own does not, and for them the name is empty."""
+    batches = loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        return type(batches).__name__
+    sampler = type(batches.sampler)
+    return '' if sampler in (DefaultSampler, InfiniteSampler) else sampler.__name__
 
 
 def lengths_of(schedulers: Any) -> List[Dict[str, Any]]:
-    """How parameter schedulers were built, see :func:`stretch`."""
+    """How parameter schedulers were built, see :func:`replay`."""
     return [
         {k: v for k, v in s.state_dict().items() if k not in PROGRESS} for s in _each(schedulers)
     ]
 
 
-def stretch(schedulers: Any, built: List[Dict[str, Any]], iteration: int) -> None:
-    """Schedules that are given in epochs and count iterations keep their place in epochs when an
-    epoch has another number of iterations than that of the checkpoint they were loaded from.
+def replay(schedulers: Any, built: List[Dict[str, Any]], iteration: int, same_length: bool) -> None:
+    """Puts schedules and rates to the start of an epoch, where a resumed training goes on.
+
+    Each value of MMEngine's schedulers is computed from the one before. So all of them begin
+    again, from the initial values of the checkpoint's optimizer, and take their steps anew. A
+    schedule that counts iterations ends at ``iteration``; where an epoch has another number of
+    them that is one given in epochs, by ``convert_to_iter_based``, and one given in iterations
+    keeps its iteration. Nothing happens where none has another place.
 
     Args:
-        schedulers: of a runner.
+        schedulers: of a runner, loaded from the checkpoint, as their optimizers are.
         built: what :func:`lengths_of` gave before they were loaded.
         iteration: number of iterations that the training has now.
+        same_length: whether an epoch has as many iterations as that of the checkpoint.
+
+    Raises:
+        ValueError: one of them follows a metric, whose past a checkpoint does not have.
     """
-    for scheduler, lengths in zip(_each(schedulers), built):
-        if any(scheduler.state_dict()[name] != value for name, value in lengths.items()):
-            scheduler.load_state_dict(
-                {**lengths, 'last_step': iteration, '_global_step': iteration}
+    every = _each(schedulers)
+    steps = [s._global_step for s in every]
+    moved = False
+    for number, (scheduler, lengths) in enumerate(zip(every, built)):
+        state = scheduler.state_dict()
+        if scheduler.by_epoch or _follows_metric(scheduler):
+            continue
+        if same_length:
+            moved |= steps[number] != iteration
+            steps[number] = iteration
+        elif any(state[name] != value for name, value in lengths.items()):
+            scheduler.load_state_dict(lengths)
+            moved, steps[number] = True, iteration
+    if not moved:
+        return
+    for scheduler in every:
+        if _follows_metric(scheduler):
+            raise ValueError(
+                f'param_scheduler: the training would go on at the start of an epoch, and '
+                f'{type(scheduler).__name__} cannot be put back to there; resume with the number '
+                'of processes and the batch size of the checkpoint'
             )
+    with warnings.catch_warnings():
+        # That they step before the optimizer.
+        warnings.filterwarnings('ignore', 'Detected call of `scheduler.step')
+        _step_anew(every, steps)
+
+
+def _step_anew(schedulers: List[_ParamScheduler], steps: List[int]) -> None:
+    verbose = [s.verbose for s in schedulers]
+    for scheduler in schedulers:
+        scheduler.load_state_dict(dict(last_step=-1, _global_step=-1, verbose=False))
+        for group in scheduler.optimizer.param_groups:
+            group[scheduler.param_name] = group[f'initial_{scheduler.param_name}']
+    for scheduler in schedulers:
+        scheduler.step()  # as when it is built
+    # In a training those by epochs step after those by iterations.
+    order = sorted(zip(schedulers, steps), key=lambda pair: pair[0].by_epoch)
+    last = max(steps)
+    for now in range(1, last + 1):
+        for scheduler, end in order:
+            if scheduler._global_step < now * end // last:
+                scheduler.step()
+    for scheduler, value in zip(schedulers, verbose):
+        scheduler.verbose = value
+
+
+def _follows_metric(scheduler: _ParamScheduler) -> bool:
+    return isinstance(scheduler, ReduceOnPlateauParamScheduler)
 
 
 def _each(schedulers: Any) -> List[_ParamScheduler]:

@@ -17,11 +17,10 @@ from ..checkpoints import CheckpointError, CheckpointStore, serve_mmengine
 from ..datasets.stores import check_no_secrets
 from .config import is_of
 from .data_checks import DataError, check_categories, check_images, why_empty, why_unusable
-from .hang import HangHook
 from .loading import base_datasets, guard_loading
 from .loops import ResumableEpochLoop
 from .memory import keep_freed_memory
-from .regroup import lengths_of, say_what_changed, stretch
+from .regroup import lengths_of, replay, say_what_changed
 from .skip_corrupt import SkippedImages, SkippedImagesHook
 
 # Attribute of a data loader that passes over images.
@@ -51,22 +50,17 @@ class PluginFeatures:
         serve_mmengine(self.checkpoints.read)
         super().__init__(*args, **kwargs)
 
-    def train(self) -> nn.Module:
-        try:
-            return super().train()
-        finally:
-            for hook in self.hooks:
-                if isinstance(hook, HangHook):
-                    hook.stop()
-
     def load_or_resume(self) -> None:
         built = lengths_of(self.param_schedulers)
         super().load_or_resume()
         self.checkpoints.release()
-        if isinstance(self._train_loop, BaseLoop):
-            say_what_changed(self)
-        if isinstance(self._train_loop, ResumableEpochLoop) and self._train_loop.fit_epoch():
-            stretch(self.param_schedulers, built, self.iter)
+        loop = self._train_loop
+        other_images = isinstance(loop, BaseLoop) and say_what_changed(self)
+        if isinstance(loop, ResumableEpochLoop):
+            batches = loop.fit_epoch(other_images)
+            if batches is not None:
+                same_length = batches == len(loop.dataloader)
+                replay(self.param_schedulers, built, self.iter, same_length)
 
     def build_train_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         if isinstance(loop, dict):

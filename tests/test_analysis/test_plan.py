@@ -10,7 +10,7 @@ from mmengine.config import Config
 
 from mmlinattn.analysis.devices import DEVICES, Device
 from mmlinattn.analysis.operators import training_step
-from mmlinattn.analysis.plan import BUCKET, Efficiency, image_shape, plan
+from mmlinattn.analysis.plan import BUCKET, Efficiency, image_shape, known_images, plan
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 
@@ -142,6 +142,52 @@ def test_refuses_what_the_config_does_not_say(cfg):
     for field in fields(Efficiency):
         with pytest.raises(ValueError, match=f'{field.name} must'):
             Efficiency(**{field.name: -0.1})
+
+
+COCO = dict(type='CocoDataset', data_root='data/coco/', ann_file='a/instances_train2017.json')
+
+
+@pytest.mark.parametrize(
+    'dataset, number',
+    [
+        (COCO, 117_266),
+        (dict(COCO, type='mmdet.CocoDataset'), 117_266),
+        (dict(COCO, ann_file='annotations/train.json'), None),
+        (dict(COCO, metainfo=dict(classes=('cat',))), None),
+        (dict(COCO, indices=100), None),
+        (dict(type='RepeatDataset', times=3, dataset=COCO), 3 * 117_266),
+        (dict(type='MultiImageMixDataset', dataset=COCO), 117_266),
+        (dict(type='ClassBalancedDataset', dataset=COCO), None),
+        (dict(type='ConcatDataset', datasets=[COCO, dict(type='CIFAR10')]), 167_266),
+        (dict(type='ConcatDataset', datasets=[COCO, dict(type='Mine')]), None),
+        (dict(type='ImageNet', data_root='data/imagenet', split='train'), 1_281_167),
+        (dict(type='ImageNet', split='val'), None),
+    ],
+)
+def test_images_are_known_of_known_data_only(dataset, number):
+    assert (known_images(dataset) or (None,))[0] == number
+
+
+def test_the_number_that_was_assumed(cfg):
+    cfg.train_dataloader.dataset = dict(type='RepeatDataset', times=3, dataset=COCO)
+    one, given = found(cfg), found(cfg, images=7)
+    assert one.steps == 3 * math.ceil(3 * 117_266 / BATCH)
+    assert one.assumed == '351798 images an epoch (3 x COCO train2017, images with a box)'
+    assert given.steps == 3 * math.ceil(7 / BATCH) and given.assumed == ''
+
+
+def test_the_number_of_own_data_is_asked_for(root, monkeypatch, capsys):
+    tool = str(root / 'tools/analysis_tools/plan.py')
+    shape = ['--shape', '64', '64']
+    for name, text in [
+        ('quickstart/mask-rcnn_ravlt-nano_shapes.py', 'unknown: --images'),
+        ('ripple/deit-t_8xb64_cifar100.py', 'Assumed: 50000 images an epoch (CIFAR-100 train)'),
+    ]:
+        monkeypatch.setattr(sys, 'argv', ['plan.py', str(root / 'configs' / name), *shape])
+        runpy.run_path(tool, run_name='__main__')
+        out = capsys.readouterr().out
+        assert text in ' '.join(out.split())
+        assert ('Assumed' in out) == ('Assumed' in text)
 
 
 def test_devices_are_whole():

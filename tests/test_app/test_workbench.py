@@ -93,7 +93,8 @@ def test_one_at_a_time():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
     assert not Slow.overlaps
 
 

@@ -105,7 +105,8 @@ def server(monkeypatch):
     yield server
     server.shutdown()
     server.server_close()
-    thread.join()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -330,7 +331,8 @@ def test_stores_are_sent_to_workers(bucket):
         worker.start()
     assert [queue.get(timeout=30) for _ in workers] == [CONTENT] * 2
     for worker in workers:
-        worker.join()
+        worker.join(30)
+        assert worker.exitcode == 0
 
 
 @pytest.mark.parametrize(

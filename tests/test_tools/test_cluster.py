@@ -214,7 +214,7 @@ def test_a_skypilot_task_starts_the_training_on_each_machine(root, tmp_path):
 # Slurm's commands, as far as the script needs them, and a training: it ends when it is told to,
 # with its state saved, and the one after it goes on from there.
 COMMANDS = dict(
-    srun='while [[ $1 == --* ]]; do shift; done; echo $$ > srun.pid; exec "$@"',
+    srun='echo "$*" >> asked; while [[ $1 == --* ]]; do shift; done; echo $$ > srun.pid; exec "$@"',
     scancel='[ "$*" = "--signal=TERM 7" ] && kill -TERM "$(cat srun.pid)"',
     scontrol='[ "$1" = requeue ] && echo "$2" >> requeued || echo node1',
     training="""echo "$NNODES|$MASTER_ADDR|$RUN_ID|$MAX_RESTARTS|$*" >> started
@@ -262,13 +262,15 @@ def told_in_training(job: subprocess.Popen) -> str:
 
 
 def test_slurm_queues_a_job_again_before_its_time_is_over(slurm, tmp_path):
-    job = slurm('config.py', 'work', '--amp')
+    job = slurm('config.py', 'work', '--amp', SLURM_CPUS_PER_TASK='64')
     printed = told_in_training(job)
     assert job.returncode == 0 and 'job 7 queues again and goes on from work' in printed, printed
     assert (tmp_path / 'requeued').read_text() == '7\n'
     job = slurm('config.py', 'work', '--amp', SLURM_RESTART_COUNT='1')
     assert 'goes on' in job.communicate(timeout=60)[0] and job.returncode == 0
     assert (tmp_path / 'requeued').read_text() == '7\n'
+    asked = (tmp_path / 'asked').read_text().splitlines()
+    assert [re.search(r'--cpus-per-task=(\d+) ', line)[1] for line in asked] == ['64', '1']
     first, second = (tmp_path / 'started').read_text().splitlines()
     assert first.startswith('1|node1|7.0|3|-m torch.distributed.run --standalone')
     assert '--nproc-per-node=2 --max-restarts=3' in first

@@ -38,7 +38,7 @@ def train(root, config, work_dir, processes: int, options: list):
         command += [str(script), '--launcher', 'pytorch', *map(str, arguments)]
         path = os.pathsep.join(map(str, paths))
         env = dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=path, RECORD_LOSS=recorded)
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
     losses = []
     for rank in range(processes):

@@ -2,17 +2,15 @@
 
 import os
 import subprocess
-import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from mmengine.config import Config
 
 from mmlinattn.checkpoints import read_checkpoint
-from mmlinattn.engine import HangHook
+from mmlinattn.engine import HangHook, hang
 from mmlinattn.engine.config import set_hang_timeout
 from mmlinattn.engine.distributed import check_restarts, set_launcher, waiting_time
 
@@ -108,7 +106,7 @@ def test_killed_and_resumed_by_one_process(root, run, options, config, tmp_path,
 @pytest.mark.parametrize('fault', size(['sleep'], ['sleep', 'lock']))
 def test_a_process_that_hangs(root, options, config, tmp_path, fault):
     """The job ends, with an error, and the log has the stack of each process."""
-    work, timeout = tmp_path / 'work', 4
+    work, timeout = tmp_path / 'work', 10
     program = start(
         root, config, work, [*options('cls', 2), *SMALL], 2, '--hang-timeout', timeout,
         FAULT=fault, FAULT_AT='5',
@@ -116,7 +114,7 @@ def test_a_process_that_hangs(root, options, config, tmp_path, fault):
     program.wait_for('hangs on purpose')
     began = time.monotonic()
     assert program.end() == 1
-    assert time.monotonic() - began < timeout + 15
+    assert time.monotonic() - began < timeout + 60
     printed = program.text()
     waiting = next(work.glob('*/hung_rank0.txt')).read_text()
     assert (
@@ -126,7 +124,7 @@ def test_a_process_that_hangs(root, options, config, tmp_path, fault):
     # The line of the hook, from Python's own thread or, where that is locked out, from C.
     assert f'in {fault}\n' in printed
     assert ('Rank 1 of 2' in printed) == (fault == 'sleep')
-    assert (fault == 'lock') == ('Timeout (0:00:09)!' in printed)
+    assert (fault == 'lock') == ('Timeout (0:00:15)!' in printed)
 
 
 @pytest.mark.long
@@ -203,14 +201,62 @@ def test_how_long_processes_wait():
             HangHook(timeout)
 
 
-def test_the_watch_ends_with_the_training(tmp_path):
+class Trained:
+    """A runner, as far as the hook knows it."""
+
+    def __init__(self, log_dir, hook, run) -> None:
+        self.log_dir, self.hook, self.run = str(log_dir), hook, run
+
+    def train(self) -> None:
+        self.hook.before_train(self)
+        self.run()
+
+
+@pytest.fixture
+def exits(monkeypatch) -> list:
+    """Codes that the watch, in Python, would have ended this process with."""
+    codes: list = []
+    monkeypatch.setattr(hang.os, '_exit', codes.append)
+    monkeypatch.setattr(hang, 'LOCKED_S', 600.0)
+    return codes
+
+
+def test_the_watch_ends_with_the_training(tmp_path, exits):
     """And not before what it watches for: iterations of less than its timeout."""
-    hook, threads = HangHook(timeout=0.5), threading.active_count()
-    hook.before_train(SimpleNamespace(log_dir=str(tmp_path)))
-    for _ in range(8):
-        time.sleep(0.1)
-        hook.before_train_iter(None, 0)
-    assert threading.active_count() == threads + 1
+    hook = HangHook(timeout=1.5)
+
+    def run() -> None:
+        for _ in range(20):
+            time.sleep(0.1)
+            hook.before_train_iter(None, 0)
+        assert hook.thread.is_alive() and not exits
+        hook.after_train(None)
+
+    Trained(tmp_path, hook, run).train()
+    hook.thread.join(30)
+    assert not hook.thread.is_alive() and not exits and not [*tmp_path.iterdir()]
+
+
+def test_the_watch_ends_with_an_error_that_is_caught(tmp_path, exits):
+    """As in a notebook, which keeps the runner and the traceback."""
+    hook = HangHook(timeout=60)
+
+    def run() -> None:
+        raise MemoryError('of the GPU')
+
+    runner = Trained(tmp_path, hook, run)
+    with pytest.raises(MemoryError) as kept:
+        runner.train()
+    hook.thread.join(30)
+    assert not hook.thread.is_alive() and not exits and not [*tmp_path.iterdir()]
+    assert hook.ended is None and kept.traceback
+    with pytest.raises(RuntimeError, match='by Runner.train'):
+        hook.before_train(runner)
+
+
+def test_the_watch_ends_a_process_that_hangs(tmp_path, exits):
+    hook = HangHook(timeout=0.5)
+    Trained(tmp_path, hook, lambda: hook.thread.join(30)).train()
     hook.stop()
-    time.sleep(0.6)
-    assert threading.active_count() == threads and not [*tmp_path.iterdir()]
+    assert exits == [1]
+    assert 'in test_the_watch_ends_a_process' in (tmp_path / 'hung_rank0.txt').read_text()

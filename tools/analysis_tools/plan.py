@@ -28,7 +28,12 @@ def parse_args() -> argparse.Namespace:
     add('--strategy', choices=('ddp', 'fsdp2'), help="default: the config's")
     add('--shard', nargs='+', metavar='CLASS', help="of fsdp2; default: the config's")
     add('--shape', nargs=2, type=int, metavar=('H', 'W'), help='default: from the pipeline')
-    add('--images', type=int, metavar='N', help='of an epoch; default: known for COCO, ImageNet')
+    add(
+        '--images',
+        type=int,
+        metavar='N',
+        help='of an epoch; default: known for COCO, ImageNet, CIFAR',
+    )
     add('--network', type=float, metavar='GB/S', help='of a GPU between machines, one direction')
     for field in fields(Efficiency):
         what = 'seconds' if field.name == 'launch' else 'share of the peak'
@@ -91,6 +96,8 @@ def main() -> None:
     console = Console()
     console.print(table(found, f'{args.gpus} x {args.gpu}, {found.images} images a step'))
     console.print(f'Peaks: {device.source}. Foretold, not measured: docs/scale.md.')
+    if found.assumed:
+        console.print(f'Assumed: {found.assumed}; --images says otherwise.')
     if found.uncounted:
         console.print(f'Not counted, may hold products: {", ".join(found.uncounted)}', style='red')
 

@@ -31,7 +31,9 @@ RUN_ID=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 MAX_RESTARTS=${MAX_RESTARTS:-3}
 export NNODES MASTER_ADDR RUN_ID MAX_RESTARTS
 
-srun --kill-on-bad-exit=1 tools/dist_train.sh "$CONFIG" "$GPUS" --resume --work-dir "$WORK_DIR" \
+# srun does not take the cores of a task over from sbatch (since Slurm 22.05).
+srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
+  tools/dist_train.sh "$CONFIG" "$GPUS" --resume --work-dir "$WORK_DIR" \
   "${@:3}" &
 code=0
 wait $! || code=$?
