@@ -365,8 +365,9 @@ def test_no_secret_in_sight(monkeypatch):
     )
 
 
-def test_messages_and_logs_have_no_secrets(bucket, server, capsys):
+def test_messages_and_logs_have_no_secrets(bucket, server, capsys, monkeypatch):
     store = S3Store(endpoint_url=server.url)
+    monkeypatch.setattr(MMLogger, '_instance_dict', type(MMLogger._instance_dict)())
     MMLogger.get_instance(bucket, log_level='DEBUG')  # from now on the one that is written to
     texts = []
     for faults in ([503] * 6, [403], ['reset'] * 6, ['cut'] * 6):
