@@ -1,4 +1,10 @@
-"""Non-maximum suppression of a batch as one operator of fixed shape."""
+"""Non-maximum suppression of a batch as one operator of fixed shape.
+
+Example:
+    >>> boxes = torch.tensor([[[0.0, 0, 8, 8], [0, 0, 8, 7], [9, 9, 12, 12]]])
+    >>> suppress(boxes, torch.tensor([[0.8, 0.9, 0.1]]), 0.5, 10)
+    tensor([[0., 1., 1.]])
+"""
 
 from typing import Callable, Dict
 
@@ -21,11 +27,6 @@ def suppress(boxes: Tensor, scores: Tensor, iou_threshold: float, limit: int) ->
 
     Returns:
         (B, N) float32, 1 where a box stays and 0 elsewhere.
-
-    Example:
-        >>> boxes = torch.tensor([[[0.0, 0, 8, 8], [0, 0, 8, 7], [9, 9, 12, 12]]])
-        >>> suppress(boxes, torch.tensor([[0.8, 0.9, 0.1]]), 0.5, 10)
-        tensor([[0., 1., 1.]])
     """
     from torchvision.ops import nms
 
