@@ -8,6 +8,7 @@ from mmlinattn.backbones import MixTransformer
 from mmlinattn.backbones.mix_transformer import ARCHITECTURES
 from mmlinattn.checkpoints import convert
 from mmlinattn.layers import EfficientSoftmaxAttention
+from tests.sizes import some
 
 TINY = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 ATTENTIONS = {
@@ -59,7 +60,8 @@ def test_equals_mmsegmentation(size):
             assert (out - expected).abs().max() / expected.abs().max() < 1e-6
 
 
-@pytest.mark.parametrize('attention', ['own', 'rwgka', 'rwgkp'])
+@pytest.mark.long
+@pytest.mark.parametrize('attention', some(['rwgka', 'own', 'rwgkp']))
 def test_compiles_without_graph_breaks(attention):
     model = build(attention, arch=dict(TINY, depths=(1, 1, 1, 1))).eval()
     image = torch.randn(1, 3, 64, 64)

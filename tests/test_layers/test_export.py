@@ -11,6 +11,7 @@ from mmlinattn.layers.base import TokenMap
 from mmlinattn.layers.pooling import bins, pool_grid_of_any_map, pool_tokens, pooling_grid
 from mmlinattn.ops import BackendError
 from mmlinattn.ops.common import numerics
+from tests.sizes import some
 
 from .test_attention_contract import ATTENTIONS
 
@@ -78,7 +79,8 @@ def exported(model, args):
 
 
 @dynamic
-@pytest.mark.parametrize('name', DYNAMIC)
+@pytest.mark.long
+@pytest.mark.parametrize('name', some(DYNAMIC, every=2))
 def test_at_any_size(name):
     model = OnMap(name)
     program = exported(model, inputs(EXPORTED)).module()

@@ -586,7 +586,8 @@ def operator_cases():
 CASES = ['rala', 'linear', 'walk', 'step', 'through', 'ripple', 'offset', 'plain', 'adaptive']
 
 
-@pytest.mark.parametrize('case', CASES)
+@pytest.mark.long
+@pytest.mark.parametrize('case', some(CASES, every=2))
 def test_operators_keep_torchs_rules(case):
     from mmlinattn.ops import adaptive, linear, random_walk, ripple
 
