@@ -47,6 +47,7 @@ NAVIGATION = {
         'docs/reference/classification',
         'docs/reference/checkpoints',
         'docs/reference/datasets',
+        'docs/reference/files',
         'docs/reference/engine',
         'docs/reference/inference',
         'docs/reference/app',

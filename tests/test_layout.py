@@ -29,9 +29,10 @@ MAY_IMPORT = {
     'backbones': ['layers'],
     'detection': ['backbones'],
     'classification': ['backbones'],
-    'datasets': ['checkpoints'],  # files that are written whole or not at all
-    'checkpoints': [],  # hosts declare the names of released weights, so no host is needed
-    'engine': ['layers', 'datasets'],
+    'files': [],
+    'datasets': ['files'],
+    'checkpoints': ['files'],  # hosts declare the names of released weights, so no host is needed
+    'engine': ['layers', 'checkpoints', 'datasets'],
     'analysis': ['detection', 'classification', 'datasets', 'engine'],
     'visualization': ['analysis'],
     'deployment': ['visualization'],

@@ -1,6 +1,5 @@
 """Checkpoint files: safe reading and writing, key maps from released weights, fit to a model."""
 
-from .addresses import has_user, redacted
 from .compare import Report, check_fits, compare
 from .consolidate import consolidate
 from .convert import SOURCES, convert, kind_of
@@ -15,37 +14,30 @@ from .sharded import (
     tensors_of,
 )
 from .store import CheckpointStore, check_whole, load_checkpoint, serve_mmengine
-from .web import FetchRefused, check_size, opened, size_limit
-from .write import save_checkpoint, whole_file
+from .write import save_checkpoint, whole_checkpoint
 
 __all__ = [
     'SOURCES',
     'CheckpointError',
     'CheckpointStore',
-    'FetchRefused',
     'Report',
     'check_fits',
-    'check_size',
     'check_whole',
     'compare',
     'consolidate',
     'convert',
     'damaged_part',
-    'has_user',
     'is_sharded',
     'kind_of',
     'load_checkpoint',
     'load_shards',
     'load_state_dict',
-    'opened',
     'read_checkpoint',
-    'redacted',
     'remove_lost_shards',
     'remove_shards',
     'save_checkpoint',
     'save_sharded',
     'serve_mmengine',
-    'size_limit',
     'tensors_of',
-    'whole_file',
+    'whole_checkpoint',
 ]

@@ -14,9 +14,9 @@ import torch
 from filelock import FileLock
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..files import FetchRefused, check_size, opened
 from .errors import CheckpointError
-from .web import FetchRefused, check_size, opened
-from .write import whole_file
+from .write import whole_checkpoint
 
 BLOCK = 2**20
 TIMEOUT_S = 30
@@ -56,7 +56,7 @@ def download(url: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / '.lock'):
         if not path.exists():
-            with whole_file(path) as temporary, temporary.open('wb') as file:
+            with whole_checkpoint(path) as temporary, temporary.open('wb') as file:
                 _fetch(address, file)
                 _check_hash(url, temporary, expected)
         else:

@@ -1,6 +1,6 @@
 """The one exception of this subpackage."""
 
-from .addresses import redacted
+from ..files import redacted
 
 
 class CheckpointError(ValueError):

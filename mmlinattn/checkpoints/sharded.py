@@ -23,10 +23,11 @@ import torch
 from mmengine.dist import all_gather_object, broadcast_object_list, get_rank
 from torch import Tensor
 
+from ..files import to_disk
 from .download import sha256_of
 from .errors import CheckpointError
 from .harmless import harmless_globals
-from .write import PathLike, to_disk, whole_file
+from .write import PathLike, whole_checkpoint
 
 # In the file: dict(folder=its name, files={name: (bytes, sha256)}). Also the end of that name.
 SHARDS = 'shards'
@@ -67,7 +68,7 @@ def save_sharded(path: Path, content: Dict[str, Any]) -> None:
         with _together(path):
             if get_rank() == 0:
                 to_disk(folder)
-                with whole_file(path) as temporary:
+                with whole_checkpoint(path) as temporary:
                     torch.save(_without_values(content, folder.name, files), temporary)
                 remove_shards(path, but=folder.name)
     except CheckpointError:

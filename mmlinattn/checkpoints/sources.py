@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 from mmengine import fileio
 from mmengine.runner import checkpoint as mmengine_zoos
 
-from .addresses import has_user
+from ..files import has_user
 from .download import download
 from .errors import CheckpointError
 from .write import PathLike

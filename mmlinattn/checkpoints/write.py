@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import os
 from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from ..files import NotWritten, whole_file
 from .errors import CheckpointError
 from .meta import plain_meta
 
@@ -24,47 +24,13 @@ SUFFIXES = ('.pth', '.pt', SAFETENSORS)
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A file to write to that takes the name ``path`` when the block ends without an error.
-
-    It lies beside ``path`` and is on the disk before it takes the name, so that a kill or a
-    power cut leaves either the old content or the new one. After an error it is removed.
-
-    Args:
-        path: the final name; its folder must be there.
-
-    Raises:
-        CheckpointError: the folder cannot be written to, or the disk is full. ``path`` is as
-            before.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / 'a.txt'
-        >>> with whole_file(path) as temporary:
-        ...     _ = temporary.write_text('all of it')
-        >>> path.read_text()
-        'all of it'
-    """
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+def whole_checkpoint(path: Path) -> Iterator[Path]:
+    """:func:`mmlinattn.files.whole_file`, whose error is a CheckpointError."""
     try:
-        yield temporary
-        to_disk(temporary)
-        os.replace(temporary, path)
-        to_disk(path.parent)
-    except OSError as error:
-        raise CheckpointError(
-            f'{path} cannot be written: {error.strerror or error}; older files are as they were'
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        with whole_file(path) as temporary:
+            yield temporary
+    except NotWritten as error:
+        raise CheckpointError(error) from error
 
 
 def check_sum(state_dict: Mapping[str, Tensor]) -> str:
@@ -123,5 +89,5 @@ def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
         buffer = io.BytesIO()
         torch.save(dict(state_dict=state_dict, meta=plain_meta(meta)), buffer)
         content = buffer.getbuffer()
-    with whole_file(path) as temporary:
+    with whole_checkpoint(path) as temporary:
         temporary.write_bytes(content)

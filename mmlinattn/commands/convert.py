@@ -13,11 +13,11 @@ from ..checkpoints import (
     convert,
     kind_of,
     load_state_dict,
-    redacted,
     save_checkpoint,
 )
 from ..engine import build_model
 from ..engine.command_line import errors_in_one_line
+from ..files import redacted
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:

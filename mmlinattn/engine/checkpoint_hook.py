@@ -19,7 +19,7 @@ from ..checkpoints import (
     read_checkpoint,
     remove_lost_shards,
     remove_shards,
-    whole_file,
+    whole_checkpoint,
 )
 from ..checkpoints.harmless import harmless_globals
 
@@ -36,7 +36,7 @@ class AtomicBackend(LocalBackend):
     def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
         path = Path(filepath)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as temporary:
+        with whole_checkpoint(path) as temporary:
             temporary.write_bytes(obj)
             with temporary.open('rb') as file:
                 if damaged_part(file):
@@ -145,7 +145,7 @@ class AtomicCheckpointHook(CheckpointHook):
         )
         self.saved_iter = meta['iter']
         if is_main_process():
-            with whole_file(Path(runner.work_dir) / LAST) as temporary:
+            with whole_checkpoint(Path(runner.work_dir) / LAST) as temporary:
                 temporary.write_text(self.last_ckpt)
 
     def _can_be_read(self, path: str) -> bool:

@@ -12,11 +12,11 @@ from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
-from ..checkpoints import redacted
 from ..checkpoints.harmless import PlainUnpickler
 from ..datasets.coco import check_coco
 from ..datasets.shards import DamagedSample
 from ..datasets.stores import first_files, is_there
+from ..files import redacted
 
 # How to get a data set whose folder is missing, by the name of the folder.
 DATA_HINTS = {

@@ -20,11 +20,11 @@ from mmengine import fileio
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
-from ..checkpoints import redacted
 from ..datasets.coco import Finding, check_coco
 from ..datasets.images import JPEG, PNG, why_incomplete
 from ..datasets.shards import DamagedSample
 from ..datasets.stores import StoreError
+from ..files import redacted
 from .data_checks import DataError, check_data, dataset_configs
 
 SPLITS = ('train', 'val', 'test')

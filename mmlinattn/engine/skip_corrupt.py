@@ -7,7 +7,7 @@ from mmengine.dist import all_reduce, is_distributed
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from ..checkpoints import redacted
+from ..files import redacted
 from .data_checks import DataError
 from .loading import Guarded, base_datasets
 

@@ -22,7 +22,6 @@ from mmengine.dataset import BaseDataset, pseudo_collate
 from mmengine.registry import DATASETS, init_default_scope
 from torch.utils.data import DataLoader
 
-from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.datasets import ShardDataset, ShardSampler, shapes
 from mmlinattn.datasets.shards import DamagedSample, MemberStore, write, write_shards
 from mmlinattn.datasets.shards import dataset as reading
@@ -32,6 +31,7 @@ from mmlinattn.engine.inspection import inspect_data
 from mmlinattn.engine.loading import guard_loading
 from mmlinattn.engine.loops import _rest_of
 from mmlinattn.engine.runner import PluginRunner
+from mmlinattn.files import NotWritten
 from tests.families import shrunk
 from tests.object_store import upload
 from tests.programs import Program
@@ -265,7 +265,7 @@ def test_a_full_disk_leaves_nothing_that_looks_complete(config, tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(write, '_write_shard', full)
-        with pytest.raises(CheckpointError, match='cannot be written: No space left'):
+        with pytest.raises(NotWritten, match='cannot be written: No space left'):
             written(config('cls'), tmp_path)
     assert [*tmp_path.glob('*.*')] == [tmp_path / '.train.partial']
     assert written(config('cls'), tmp_path).exists()

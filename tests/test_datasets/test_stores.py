@@ -14,7 +14,7 @@ import pytest
 from mmengine import fileio
 from mmengine.logging import MMLogger
 
-from mmlinattn.checkpoints import CheckpointError, read_checkpoint, web
+from mmlinattn.checkpoints import CheckpointError, read_checkpoint
 from mmlinattn.datasets.stores import (
     HTTPStore,
     S3Store,
@@ -26,6 +26,7 @@ from mmlinattn.datasets.stores import (
     first_files,
     is_there,
 )
+from mmlinattn.files import web
 from tests.object_store import KEY_ID, SECRET
 
 CONTENT = bytes(range(256)) * 40

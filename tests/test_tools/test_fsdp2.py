@@ -365,7 +365,7 @@ class Killed(BaseException):
 
 @needs_shards
 @pytest.mark.parametrize(
-    'before, newest', [('to_disk', 1), ('whole_file', 1), ('remove_shards', 2)]
+    'before, newest', [('to_disk', 1), ('whole_checkpoint', 1), ('remove_shards', 2)]
 )
 def test_killed_between_two_steps_of_a_save(sharded, monkeypatch, before, newest):
     def kill(*_, **__):

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple, Union
 import numpy as np
 from mmengine import fileio
 
-from ...checkpoints.write import whole_file
+from ...files import whole_file
 from .index import FORMAT, IMAGES, LABEL, RECORD, SEG_MAP, VERSION, check_record, to_json
 
 MIB = 2**20
@@ -53,7 +53,7 @@ def write_shards(
         ValueError: a size that is not positive, an empty data set, a record that cannot be kept.
         FileExistsError: shards of that name, of something else or of another size, are there. Other
             images under the same names are noticed by their size, and only on the disk.
-        OSError: a file that cannot be read; CheckpointError: one that cannot be written.
+        OSError: a file that cannot be read or written.
 
     Example::
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from mmengine.fileio import BaseStorageBackend
 from mmengine.logging import print_log
 
-from ...checkpoints import redacted
+from ...files import redacted
 
 T = TypeVar('T')
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0

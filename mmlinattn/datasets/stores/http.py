@@ -10,7 +10,7 @@ from urllib.request import Request
 
 from mmengine.fileio import register_backend
 
-from ...checkpoints import FetchRefused, check_size, opened, redacted, size_limit
+from ...files import FetchRefused, check_size, opened, redacted, size_limit
 from .backend import Passing, Store, StoreError, refused
 
 # Left as they are in an address: what separates its parts, and what is quoted already.

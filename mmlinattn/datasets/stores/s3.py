@@ -6,7 +6,7 @@ from typing import Any, Iterator, Optional, Tuple, Union
 
 from mmengine.fileio import register_backend
 
-from ...checkpoints import FetchRefused, check_size, redacted
+from ...files import FetchRefused, check_size, redacted
 from .backend import Passing, Store, StoreError, StoreRefused, refused
 
 BUSY_CODES = ('RequestTimeout', 'SlowDown', 'Throttling', 'ThrottlingException')

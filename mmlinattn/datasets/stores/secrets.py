@@ -6,7 +6,7 @@ from typing import Any, Iterator, Tuple
 
 from mmengine.config import Config
 
-from ...checkpoints import has_user, redacted
+from ...files import has_user, redacted
 
 WHERE = 'credentials come from the environment, see docs/datasets.md'
 ARGUMENT = re.compile(

@@ -1,0 +1,17 @@
+"""What holds for every file: written whole, fetched within limits, named without secrets."""
+
+from .addresses import has_user, redacted
+from .web import FetchRefused, check_size, opened, size_limit
+from .whole import NotWritten, to_disk, whole_file
+
+__all__ = [
+    'FetchRefused',
+    'NotWritten',
+    'check_size',
+    'has_user',
+    'opened',
+    'redacted',
+    'size_limit',
+    'to_disk',
+    'whole_file',
+]

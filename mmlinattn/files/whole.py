@@ -1,0 +1,54 @@
+"""Files that are whole or not there."""
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator
+
+
+class NotWritten(OSError):
+    """A file that cannot be written; what had its name before is as it was."""
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A file to write to that takes the name ``path`` when the block ends without an error.
+
+    It lies beside ``path`` and is on the disk before it takes the name, so that a kill or a
+    power cut leaves either the old content or the new one. After an error it is removed.
+
+    Args:
+        path: the final name; its folder must be there.
+
+    Raises:
+        NotWritten: the folder cannot be written to, or the disk is full. ``path`` is as
+            before.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / 'a.txt'
+        >>> with whole_file(path) as temporary:
+        ...     _ = temporary.write_text('all of it')
+        >>> path.read_text()
+        'all of it'
+    """
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+    try:
+        yield temporary
+        to_disk(temporary)
+        os.replace(temporary, path)
+        to_disk(path.parent)
+    except OSError as error:
+        raise NotWritten(
+            f'{path} cannot be written: {error.strerror or error}; older files are as they were'
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
