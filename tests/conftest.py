@@ -26,6 +26,8 @@ from safetensors.torch import load_file
 import mmlinattn  # noqa: F401  registers everything
 from mmlinattn.compat import mmcv_ext
 from mmlinattn.datasets.stores import S3Store
+from mmlinattn.ops.common import dispatch
+from tests.interpreter import quicken
 from tests.object_store import KEY_ID, SECRET
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = (ROOT / 'tests' / 'golden', ROOT.parent / 'shared' / 'golden')
 
 torch.set_num_threads(1)
+if not dispatch.TRITON_PROBLEM and not torch.cuda.is_available():
+    quicken()
 # A loader that the garbage collector ends cannot tell its workers, and waits this long for each.
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2
 # What was imported is never garbage: without it a collection takes a tenth of the time.
