@@ -1,5 +1,6 @@
 """Fixtures that several test folders share."""
 
+import functools
 import gc
 import importlib
 import logging
@@ -20,6 +21,7 @@ if not torch.cuda.is_available():
     # Before anything imports Triton: a forced fused backend then runs in its interpreter.
     os.environ['TRITON_INTERPRET'] = '1'
 
+from mmengine.config import utils as config_utils
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -37,6 +39,8 @@ GOLDEN = (ROOT / 'tests' / 'golden', ROOT.parent / 'shared' / 'golden')
 torch.set_num_threads(1)
 if not dispatch.TRITON_PROBLEM and not torch.cuda.is_available():
     quicken()
+# Reads the hundred files of MMDetection's index for each `mmdet::` of each config.
+config_utils._get_cfg_metainfo = functools.cache(config_utils._get_cfg_metainfo)
 # A loader that the garbage collector ends cannot tell its workers, and waits this long for each.
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2
 # What was imported is never garbage: without it a collection takes a tenth of the time.
