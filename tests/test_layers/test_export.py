@@ -154,7 +154,8 @@ def test_onnx_does_not_fix_sizes_without_a_word(name, tmp_path):
 
 
 @dynamic
-@pytest.mark.parametrize('name', ['ripple-sat', 'rwgkp'])
+@pytest.mark.long
+@pytest.mark.parametrize('name', some(['rwgkp', 'ripple-sat'], every=2))
 def test_onnx_at_any_size(name, tmp_path):
     runtime = pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
     pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
@@ -200,12 +201,16 @@ def test_all_grids():
 
 
 @dynamic
+@pytest.mark.long
 @pytest.mark.parametrize(
     'host, options',
-    [
-        (RAVLT, dict(attn_cfg='RALA', norm_cfg=dict(type='BN'))),
-        (MixTransformer, dict(attn_cfg=dict(type='RWGKP', num_anchors=6))),
-    ],
+    some(
+        [
+            (MixTransformer, dict(attn_cfg=dict(type='RWGKP', num_anchors=6))),
+            (RAVLT, dict(attn_cfg='RALA', norm_cfg=dict(type='BN'))),
+        ],
+        every=2,
+    ),
 )
 def test_backbones_at_any_size(host, options):
     arch = dict(embed_dims=(8, 16, 24, 32), depths=1, num_heads=(1, 2, 2, 4))
