@@ -50,9 +50,10 @@ format: setup
 test: lint
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
-# One process: the soak looks at its own memory.
+# With how often each outcome came.
 test-long: setup
-	MMLINATTN_TEST_LONG=1 OMP_NUM_THREADS=1 $(PYTHON) -m pytest -s -m long $(PYTEST_ARGS)
+	MMLINATTN_TEST_LONG=1 OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal -m long \
+		-rP $(PYTEST_ARGS)
 
 matrix:
 	python3 tools/misc/matrix.py
