@@ -60,7 +60,8 @@ def load_model(cfg: Config, checkpoint: str, device: str = 'cpu') -> Tuple[nn.Mo
         FileNotFoundError: no such checkpoint.
         mmlinattn.checkpoints.CheckpointError: one that cannot be read or does not fit.
     """
-    model = MODELS.build(cfg.model)
+    with quiet():
+        model = MODELS.build(cfg.model)
     meta = load_checkpoint(model, checkpoint)
     model.cfg = cfg
     return model.to(device).eval(), meta
