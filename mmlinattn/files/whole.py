@@ -59,7 +59,7 @@ def check_writable(path: Path) -> None:
         >>> check_writable(Path('/dev/null/out.json'))
         Traceback (most recent call last):
             ...
-        mmlinattn.files.whole.NotWritten: /dev/null/out.json cannot be written: Not a directory
+        mmlinattn.files.whole.NotWritten: /dev/null/out.json cannot be written: File exists
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
