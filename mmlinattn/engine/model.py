@@ -83,6 +83,19 @@ def class_names(cfg: Config, meta: dict, number: int) -> Sequence[str]:
     return [f'class {i}' for i in range(number)]
 
 
+def number_of_classes(model: nn.Module) -> int:
+    """Classes that a model of any of the frameworks tells apart."""
+    for place in ('roi_head.bbox_head', 'bbox_head', 'decode_head', 'head'):
+        part = model
+        for name in place.split('.'):
+            part = getattr(part, name, None)
+        part = part[-1] if isinstance(part, nn.ModuleList) else part
+        number = getattr(part, 'num_classes', None)
+        if number is not None:
+            return number
+    return 0
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without the frameworks' notes about how they build."""
