@@ -18,6 +18,7 @@ from mmengine.registry import DATASETS, PARAM_SCHEDULERS, TRANSFORMS, DefaultSco
 
 from mmlinattn.analysis import Complexity, analyse
 from mmlinattn.engine import build_model
+from mmlinattn.engine.option_checks import check_options
 from tests.sizes import some
 
 FOLDER = Path(__file__).resolve().parent.parent / 'configs'
@@ -136,6 +137,10 @@ def cfg(name):
     cfg = load(name)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         yield cfg
+
+
+def test_no_option_is_taken_for_a_misspelling(cfg):
+    check_options(cfg)
 
 
 def test_builds(model):

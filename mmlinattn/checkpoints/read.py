@@ -159,7 +159,8 @@ def damaged_part(file: BinaryIO) -> str:
 
 def _because(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return f' ({type(error).__name__}: {lines[0][:120]})' if lines else f' ({type(error).__name__})'
+    reason = f': {lines[0].split(". ")[0][:120]}' if lines else ''
+    return f' ({type(error).__name__}{reason})'
 
 
 def _read_safetensors(file: BinaryIO, name: str) -> Dict[str, Any]:

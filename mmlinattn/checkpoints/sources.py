@@ -48,6 +48,8 @@ def open_source(source: PathLike) -> BinaryIO:
 
 
 def _open_local(path: Path) -> BinaryIO:
+    if path.is_dir():
+        raise IsADirectoryError(f'checkpoint {path} is a folder')
     if not path.is_file():
         raise FileNotFoundError(f'checkpoint file {path} does not exist')
     return path.open('rb')

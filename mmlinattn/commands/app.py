@@ -12,14 +12,14 @@ from typing import List, Optional
 
 from ..app import Workbench, demo_models, load_models
 from ..app.page import build_page, serve
-from ..engine.command_line import errors_in_one_line
+from ..engine.command_line import Parser, errors_in_one_line
 from ..inference.sources import IMAGES
 
 DEMO, EXAMPLES, MOST_EXAMPLES = Path('work_dirs/demo'), Path('data/shapes/coco/val2017'), 8
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add(
         'models', nargs='*', metavar='CONFIG CHECKPOINT',
@@ -29,7 +29,6 @@ def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
     add('--host', default='127.0.0.1', help='where to listen; 0.0.0.0: all of the network')
     add('--port', type=int, help='default: the first that is free from 7860')
     add('--device', default='cpu', help='cpu, cuda, cuda:1, ...')
-    add('--debug', action='store_true', help='errors with their traceback')
     args = parser.parse_args(argv)
     if len(args.models) % 2:
         parser.error(f'each CONFIG needs its CHECKPOINT; {args.models[-1]!r} has none')

@@ -9,28 +9,28 @@ import os
 from pathlib import Path
 from typing import List, Optional
 
-from mmengine.config import DictAction
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..engine.command_line import errors_in_one_line
+from ..engine.command_line import Parser, errors_in_one_line
 from ..engine.config import load_config
 from ..engine.inspection import SPLITS, Report, inspect_data
+from ..files import check_writable
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(cfg_options=True, description=__doc__)
     parser.add_argument('config', help='config file, or the name of one of this package')
     parser.add_argument('--splits', nargs='+', choices=SPLITS, default=SPLITS)
     parser.add_argument('--workers', type=int, default=os.cpu_count(), help='processes')
     parser.add_argument('--examples', type=int, default=3, help='shown of each kind')
     parser.add_argument('--json', type=Path, metavar='FILE', help='also write all findings there')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
-    parser.add_argument('--debug', action='store_true', help='errors with their traceback')
     args = parser.parse_args(argv)
     if args.workers < 1:
         parser.error(f'--workers must be positive, got {args.workers}')
+    if args.examples < 0:
+        parser.error(f'--examples must not be negative, got {args.examples}')
     return args
 
 
@@ -59,6 +59,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         errors_in_one_line(args.debug),
         Progress(*columns, TimeRemainingColumn(), console=console) as bars,
     ):
+        if args.json:
+            check_writable(args.json)
         cfg = load_config(args.config, args.cfg_options)
         tasks = {}
 

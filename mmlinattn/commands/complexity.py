@@ -5,25 +5,23 @@ import json
 from pathlib import Path
 from typing import List, Optional
 
-from mmengine.config import DictAction
 from rich.console import Console
 from rich.table import Table
 
 from ..analysis import Complexity, Cost, analyse
 from ..analysis.complexity import check_shape
 from ..engine import build_model
-from ..engine.command_line import errors_in_one_line
+from ..engine.command_line import Parser, errors_in_one_line
 from ..engine.config import load_config
+from ..files import check_writable
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(cfg_options=True, description=__doc__)
     parser.add_argument('config', help='config file, or the name of one of this package')
     parser.add_argument('--shape', nargs=2, type=int, required=True, metavar=('H', 'W'))
     parser.add_argument('--depth', type=int, default=3, help='of the modules in the table')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
     parser.add_argument('--json', type=Path, metavar='FILE', help='also write the numbers there')
-    parser.add_argument('--debug', action='store_true', help='errors with their traceback')
     args = parser.parse_args(argv)
     if args.depth < 0:
         parser.error(f'--depth must not be negative, got {args.depth}')
@@ -54,6 +52,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     args = parse_args(argv)
     with errors_in_one_line(args.debug):
         shape = check_shape(args.shape)
+        if args.json:
+            check_writable(args.json)
         cfg = load_config(args.config, args.cfg_options)
         result = analyse(build_model(cfg), shape)
         if args.json:

@@ -16,18 +16,17 @@ from ..checkpoints import (
     save_checkpoint,
 )
 from ..engine import build_model
-from ..engine.command_line import errors_in_one_line
+from ..engine.command_line import Parser, errors_in_one_line
 from ..files import redacted
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument('src', metavar='SRC', help='released file: a path or an https address')
     parser.add_argument('dst', metavar='DST', type=Path, help='file to write (.pth, .safetensors)')
     parser.add_argument('--source', choices=sorted(SOURCES), default='rala', help='the release')
     parser.add_argument('--config', help='config of the model that the weights are for')
     parser.add_argument('--force', action='store_true', help='overwrite DST')
-    parser.add_argument('--debug', action='store_true', help='errors with their traceback')
     return parser.parse_args(argv)
 
 

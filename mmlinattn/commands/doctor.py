@@ -3,7 +3,6 @@
 Exit code 1 where training cannot work: a framework is missing, or its import fails.
 """
 
-import argparse
 import importlib
 import importlib.util
 import os
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..compat.versions import TESTED, untested
+from ..engine.command_line import Parser, errors_in_one_line
 from ..engine.data_checks import DATA_HINTS
 from ..ops.common import configs, dispatch
 from ..version import __version__
@@ -80,9 +80,9 @@ def data_sets() -> Iterator[Row]:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.parse_args(argv)
-    rows = [*packages(), operators_of_mmcv(), *devices(), *data_sets()]
+    args = Parser(description=__doc__).parse_args(argv)
+    with errors_in_one_line(args.debug):
+        rows = [*packages(), operators_of_mmcv(), *devices(), *data_sets()]
     table = Table('what', 'found', title='mmlinattn doctor')
     for name, found, state in rows:
         table.add_row(name, found, style=STYLES[state])

@@ -4,15 +4,13 @@ import argparse
 from pathlib import Path
 from typing import List, Optional
 
-from mmengine.config import DictAction
-
 from ..deployment import FORMATS, Settings, export, sample_image
-from ..engine.command_line import errors_in_one_line
+from ..engine.command_line import Parser, errors_in_one_line
 from ..engine.config import load_config
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(cfg_options=True, description=__doc__)
     add = parser.add_argument
     add('config', help='config file, or the name of one of this package')
     add('checkpoint', help='checkpoint file')
@@ -25,8 +23,6 @@ def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
     add('--raw', action='store_true', help='what the heads give: logits in place of labels, ...')
     add('--sample', help='an image to check with; the first of the test set by default')
     add('--out', type=Path, help='files to write, without suffix; work_dirs/NAME/NAME by default')
-    add('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
-    add('--debug', action='store_true', help='errors with their traceback')
     return parser.parse_args(argv)
 
 

@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import List, Optional
 
 import torch
-from mmengine.config import DictAction
 from rich.console import Console
 from rich.table import Table
 
 from ..deployment import latency, sample_image
-from ..engine.command_line import errors_in_one_line
+from ..engine.command_line import Parser, errors_in_one_line
 from ..engine.config import load_config
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(cfg_options=True, description=__doc__)
     add = parser.add_argument
     add('config', help='config file, or the name of one of this package')
     add('checkpoint', help='checkpoint file')
@@ -24,9 +23,13 @@ def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
     add('--threads', type=int, default=1, help='of the processor')
     add('--seconds', type=float, default=5.0, help='for each')
     add('--sample', help='an image; the first of the test set by default')
-    add('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
-    add('--debug', action='store_true', help='errors with their traceback')
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for name in ('threads', 'seconds'):
+        if getattr(args, name) <= 0:
+            parser.error(f'--{name} must be positive, got {getattr(args, name)}')
+    if min(args.shape) < 1:
+        parser.error(f'--shape must be positive, got {args.shape[0]} {args.shape[1]}')
+    return args
 
 
 def main(argv: Optional[List[str]] = None) -> int:

@@ -5,23 +5,24 @@ image that cannot be read is named, the others are predicted, and the exit code 
 """
 
 import argparse
+import itertools
 import json
 import sys
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import cv2
-from mmengine.config import DictAction
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..engine.command_line import errors_in_one_line
+from ..engine.command_line import Parser, errors_in_one_line
 from ..engine.config import load_config
+from ..files import check_writable
 from ..inference import Frame, FrameError, Prediction, Predictor, Source, coco_json, open_sources
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(cfg_options=True, description=__doc__)
     add = parser.add_argument
     add('config', help='config file, or the name of one of this package')
     add('checkpoint', help='checkpoint: a file or an address')
@@ -31,8 +32,6 @@ def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
     add('--no-pictures', action='store_true', help='predictions.json alone')
     add('--max-frames', type=int, metavar='N', help='of each video or camera')
     add('--device', default='cpu', help='cpu, cuda, cuda:1, ...')
-    add('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
-    add('--debug', action='store_true', help='errors with their traceback')
     args = parser.parse_args(argv)
     if not 0 <= args.min_score <= 1:
         parser.error(f'--min-score must be 0 to 1, got {args.min_score}')
@@ -70,28 +69,23 @@ class Pictures:
             self.video.release()
 
 
-def frames(source: Source, limit: Optional[int]) -> Iterator[Frame]:
-    for number, frame in enumerate(source):
-        if source.video is not None and number == limit:
-            return
-        yield frame
-
-
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Number of images that could not be read."""
+    """Number of images and videos that could not be read."""
     sources = open_sources(args.sources)
+    path = args.out / 'predictions.json'
+    check_writable(path)
     predictor = Predictor(load_config(args.config, args.cfg_options), args.checkpoint, args.device)
-    args.out.mkdir(parents=True, exist_ok=True)
     done: List[Tuple[str, Tuple[int, int], Prediction]] = []
     faults: List[str] = []
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
         for source in sources:
             total = len(source)
-            bar = bars.add_task(source.name, total=min(total, args.max_frames or total) or None)
-            pictures = Pictures(args.out, source)
+            limit = None if source.video is None else args.max_frames
+            bar = bars.add_task(source.name, total=min(total, limit or total) or None)
+            pictures, before = Pictures(args.out, source), len(done)
             try:
-                for frame in frames(source, args.max_frames):
+                for frame in itertools.islice(source, limit):
                     try:
                         image = frame.read()
                     except FrameError as error:
@@ -109,8 +103,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 break
             finally:
                 pictures.close()
+            if source.video is not None and len(done) == before:
+                faults.append(f'video {source.name} has no frame that can be read')
+                console.print(faults[-1], style='red', markup=False, soft_wrap=True)
     samples = ((name, shape, prediction.sample) for name, shape, prediction in done)
-    path = args.out / 'predictions.json'
     path.write_text(json.dumps(coco_json(samples, predictor.classes, args.min_score)) + '\n')
     seconds = sorted(prediction.seconds for *_, prediction in done)
     if done:
@@ -126,5 +122,5 @@ def main(argv: Optional[List[str]] = None) -> int:
     with errors_in_one_line(args.debug):
         faults = run(args, Console())
     if faults:
-        print(f'error: {faults} image(s) could not be read', file=sys.stderr)
+        print(f'error: {faults} image(s) or video(s) could not be read', file=sys.stderr)
     return 1 if faults else 0

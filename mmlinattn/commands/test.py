@@ -7,14 +7,14 @@ from typing import List, Optional
 from ..checkpoints import CheckpointError
 from ..deployment import is_exported, use_exported
 from ..engine import config, data_checks, distributed
-from ..engine.command_line import errors_in_one_line, parse_run
+from ..engine.command_line import Parser, errors_in_one_line, parse_run
 from ..engine.fusion import check_fusion
 from ..engine.runner import PluginRunner
 from ..engine.weight_checks import check_weights
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(cfg_options=True, description=__doc__)
     parser.add_argument('config', help='config file, or the name of one of this package')
     parser.add_argument('checkpoint', help='checkpoint file, or .onnx, .xml, .pt2')
     parser.add_argument('--out', help='write the predictions to this .pkl file')

@@ -5,7 +5,7 @@ from typing import List, Optional
 
 from ..checkpoints import CheckpointError
 from ..engine import config, data_checks, distributed
-from ..engine.command_line import errors_in_one_line, parse_run
+from ..engine.command_line import Parser, errors_in_one_line, parse_run
 from ..engine.flexible import runner_class
 from ..engine.preemption import Preempted
 from ..engine.runner import PluginFeatures
@@ -13,7 +13,7 @@ from ..engine.weight_checks import check_weights
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(cfg_options=True, description=__doc__)
     parser.add_argument('config', help='config file, or the name of one of this package')
     parser.add_argument(
         '--resume',

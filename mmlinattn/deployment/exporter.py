@@ -8,6 +8,7 @@ import torch
 from mmengine.config import Config
 from torch import Tensor
 
+from ..files import check_writable
 from .capture import Sizes, capture, check_shape, strides_of
 from .compare import difference, fit
 from .files import ExportedFile
@@ -127,16 +128,20 @@ def export(
         out: the files, without suffix.
 
     Raises:
-        FormatError: an unknown format or one whose package is absent, before any work; and what
+        FormatError: an unknown format or one whose package is absent, before any work.
+        mmlinattn.files.NotWritten: files that cannot be written, likewise; and what
             :func:`.models.load` and :class:`Export` raise.
     """
     for name in formats:
         check_format(name)
+    paths = {name: out.with_name(out.name + FORMATS[name].suffix) for name in formats}
+    for path in paths.values():
+        check_writable(path)
     exported = Export(*load(cfg, checkpoint, settings.raw), settings, image)
     if exported.largest is not None:
         print(f'largest activation: {exported.largest}', flush=True)
-    for name in formats:
-        yield exported.write(name, out.with_name(out.name + FORMATS[name].suffix))
+    for name, path in paths.items():
+        yield exported.write(name, path)
 
 
 def describe(

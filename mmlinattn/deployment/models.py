@@ -8,7 +8,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..checkpoints import load_checkpoint
-from ..engine.model import class_names
+from ..engine.model import class_names, number_of_classes
 from .equivalents import use_equivalents
 
 Outputs = Dict[str, Tensor]
@@ -191,16 +191,3 @@ def load(
     exported_form(model, cfg, raw)
     meta = {} if checkpoint is None else load_checkpoint(model, checkpoint)
     return deployable(model, cfg, raw), class_names(cfg, meta, number_of_classes(model))
-
-
-def number_of_classes(model: nn.Module) -> int:
-    """Classes that a model of any of the frameworks tells apart."""
-    for place in ('roi_head.bbox_head', 'bbox_head', 'decode_head', 'head'):
-        part = model
-        for name in place.split('.'):
-            part = getattr(part, name, None)
-        part = part[-1] if isinstance(part, nn.ModuleList) else part
-        number = getattr(part, 'num_classes', None)
-        if number is not None:
-            return number
-    return 0

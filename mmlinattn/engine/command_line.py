@@ -9,27 +9,56 @@ import sys
 import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple, Type
+from typing import Any, Iterator, List, NoReturn, Optional, Tuple, Type
 
 from mmengine.config import DictAction
 
 EXIT_CODE = 2
 
 
-def parse_run(
-    parser: argparse.ArgumentParser, argv: Optional[List[str]] = None
-) -> argparse.Namespace:
+class Overrides(DictAction):
+    """``--cfg-options KEY=VALUE ...``; the name of what is no such pair."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        for value in values:
+            if not value.partition('=')[0] or '=' not in value:
+                raise argparse.ArgumentError(self, f'{value!r} is not KEY=VALUE')
+        super().__call__(parser, namespace, values, option_string)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser with ``--debug``, whose errors are one line.
+
+    Args:
+        cfg_options: with ``--cfg-options``, too.
+    """
+
+    def __init__(self, *, cfg_options: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if cfg_options:
+            self.add_argument(
+                '--cfg-options',
+                nargs='+',
+                action=Overrides,
+                metavar='KEY=VALUE',
+                help='override settings of the config, as a.b.c=value ...',
+            )
+        self.add_argument('--debug', action='store_true', help='errors with their traceback')
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.match(r'unrecognized arguments: (--[\w-]+)', message)
+        hint = ''
+        if unknown:
+            close = difflib.get_close_matches(unknown[1], self._option_string_actions, 1)
+            hint = f'; did you mean {close[0]}?' if close else ''
+        self.exit(EXIT_CODE, f'error: {message}{hint} ({self.prog} --help)\n')
+
+
+def parse_run(parser: Parser, argv: Optional[List[str]] = None) -> argparse.Namespace:
     """Adds what training and testing both take, parses, and sets ``LOCAL_RANK`` for MMEngine."""
     add = parser.add_argument
     add('--work-dir', help='where logs, checkpoints and metrics go')
-    add(
-        '--cfg-options',
-        nargs='+',
-        action=DictAction,
-        help='override settings of the config, as a.b.c=value ...',
-    )
     add('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
-    add('--debug', action='store_true', help='errors with their traceback')
     add('--local_rank', '--local-rank', type=int, default=0)
     args = parser.parse_args(argv)
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))

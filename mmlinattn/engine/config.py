@@ -8,15 +8,17 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import is_main_process
-from mmengine.hooks import CheckpointHook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
 from mmengine.registry import HOOKS, Registry, init_default_scope
 
 from ..checkpoints import serve_mmengine
 from ..datasets.stores import check_no_secrets
+from ..files import check_writable
 from .checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
 from .distributed import of_first_process
 from .hang import TIMEOUT_S, HangHook
+from .option_checks import check_options
 from .preemption import PreemptionHook
 
 # Collectives give up this much later than HangHook.
@@ -28,7 +30,7 @@ TOP_LEVEL = {
     'test_evaluator', 'optim_wrapper', 'param_scheduler', 'default_hooks', 'custom_hooks',
     'visualizer', 'log_processor', 'log_level', 'launcher', 'env_cfg', 'experiment_name',
     'default_scope', 'data_preprocessor', 'model_wrapper_cfg', 'find_unused_parameters', 'compile',
-    'runner_type', 'strategy',
+    'runner_type', 'strategy', 'model', 'tta_model', 'tta_pipeline', 'custom_imports',
 }  # fmt: skip
 
 DICTS = (
@@ -47,22 +49,18 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
 
     Raises:
         FileNotFoundError: no such config.
-        ValueError: an option whose first part is neither in the config nor known to MMEngine's
-            Runner; it would be ignored silently. Something that looks like a secret.
-        TypeError: see :func:`check_structure`.
+        ValueError: an option whose first part MMEngine's Runner does not know; it would be ignored
+            silently. Something that looks like a secret.
+        TypeError, KeyError: see :func:`check_structure` and :func:`.option_checks.check_options`.
     """
     path = config_file(path)
     serve_mmengine()
-    cfg = Config.fromfile(path)
-    known = TOP_LEVEL | set(cfg.keys())
+    try:
+        cfg = Config.fromfile(path)
+    except (SyntaxError, OSError) as error:  # some of their messages name no file
+        raise type(error)(f'config {path}: {error}') from error
     for option in cfg_options or {}:
-        top = option.split('.')[0]
-        if top not in known:
-            close = difflib.get_close_matches(top, known, n=3)
-            raise ValueError(
-                f'--cfg-options {option}: the config has no {top!r}'
-                + (f'; did you mean {" or ".join(close)}?' if close else '')
-            )
+        _check_override(option, cfg)
     if cfg_options:
         before = _annotation_files(cfg)
         cfg.merge_from_dict(cfg_options)
@@ -72,8 +70,26 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
                 cfg[f'{split}_evaluator'].ann_file = path
     check_structure(cfg)
     check_no_secrets(cfg)
+    check_options(cfg)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     return cfg
+
+
+def _check_override(option: str, cfg: Config) -> None:
+    """Refuses an option of the command line that nothing would read."""
+    top = option.split('.')[0]
+    if top in TOP_LEVEL:
+        return
+    if top in cfg:
+        raise ValueError(
+            f'--cfg-options {option}: {top!r} is a variable of the config file, whose value was '
+            'used when the file was read; override the places that have it'
+        )
+    close = difflib.get_close_matches(top, TOP_LEVEL, n=3)
+    raise ValueError(
+        f'--cfg-options {option}: the config has no {top!r}'
+        + (f'; did you mean {" or ".join(close)}?' if close else '')
+    )
 
 
 def config_file(config: str) -> str:
@@ -119,6 +135,10 @@ def check_structure(cfg: Config) -> None:
     for name in DICTS:
         if not isinstance(cfg.get(name) or {}, dict):
             raise TypeError(f'{name} of the config must be a dict, got {cfg[name]!r}')
+    hooks = cfg.get('custom_hooks') or []
+    for i, hook in enumerate(hooks if isinstance(hooks, (list, tuple)) else [hooks]):
+        if not isinstance(hook, (dict, Hook)):
+            raise TypeError(f'custom_hooks[{i}] of the config must be a dict, got {hook!r}')
     for place, value in _types(cfg._cfg_dict.to_dict(), ''):
         if not (value and isinstance(value, str)) and not callable(value):
             raise TypeError(f'{place} of the config must be a name or a class, got {value!r}')
@@ -262,6 +282,7 @@ def set_predictions_file(cfg: Config, path: Optional[str]) -> None:
     """``--out``: all predictions, pickled."""
     if path is None:
         return
+    check_writable(Path(path))
     kind = 'DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
     metrics = cfg.test_evaluator
     metrics = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]

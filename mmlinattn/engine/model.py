@@ -60,7 +60,8 @@ def load_model(cfg: Config, checkpoint: str, device: str = 'cpu') -> Tuple[nn.Mo
         FileNotFoundError: no such checkpoint.
         mmlinattn.checkpoints.CheckpointError: one that cannot be read or does not fit.
     """
-    model = MODELS.build(cfg.model)
+    with quiet():
+        model = MODELS.build(cfg.model)
     meta = load_checkpoint(model, checkpoint)
     model.cfg = cfg
     return model.to(device).eval(), meta
@@ -80,6 +81,19 @@ def class_names(cfg: Config, meta: dict, number: int) -> Sequence[str]:
         if len(names) == number:
             return names
     return [f'class {i}' for i in range(number)]
+
+
+def number_of_classes(model: nn.Module) -> int:
+    """Classes that a model of any of the frameworks tells apart."""
+    for place in ('roi_head.bbox_head', 'bbox_head', 'decode_head', 'head'):
+        part = model
+        for name in place.split('.'):
+            part = getattr(part, name, None)
+        part = part[-1] if isinstance(part, nn.ModuleList) else part
+        number = getattr(part, 'num_classes', None)
+        if number is not None:
+            return number
+    return 0
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 from .addresses import has_user, redacted
 from .web import FetchRefused, check_size, opened, size_limit
-from .whole import NotWritten, to_disk, whole_file
+from .whole import NotWritten, check_writable, to_disk, whole_file
 
 __all__ = [
     'FetchRefused',
     'NotWritten',
     'check_size',
+    'check_writable',
     'has_user',
     'opened',
     'redacted',

@@ -1,6 +1,7 @@
 """Files that are whole or not there."""
 
 import os
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator
@@ -44,6 +45,30 @@ def whole_file(path: Path) -> Iterator[Path]:
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Can a file of this name be written? Asked before the work that makes its content.
+
+    Folders above it that are not there are made.
+
+    Raises:
+        NotWritten: it cannot.
+
+    Example:
+        >>> check_writable(Path('/dev/null/out.json'))
+        Traceback (most recent call last):
+            ...
+        mmlinattn.files.whole.NotWritten: /dev/null/out.json cannot be written: File exists
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError('it is a folder')
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise NotWritten(f'{path} cannot be written: {error.strerror or error}') from error
 
 
 def to_disk(path: Path) -> None:

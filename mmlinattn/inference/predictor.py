@@ -12,9 +12,8 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import DefaultScope
 from mmengine.structures import BaseDataElement
-from torch import nn
 
-from ..engine.model import class_names, load_model
+from ..engine.model import class_names, load_model, number_of_classes
 from ..visualization.predictions import draw_prediction
 
 TASKS = {'mmdet': 'detection', 'mmseg': 'segmentation', 'mmpretrain': 'classification'}
@@ -101,17 +100,6 @@ def pipeline_of_images(cfg: Config) -> List[dict]:
         raise ValueError('the config has no test_dataloader.dataset.pipeline')
     steps = copy.deepcopy(list(dataset['pipeline']))
     return [step for step in steps if not str(step['type']).split('.')[-1].startswith('Load')]
-
-
-def number_of_classes(model: nn.Module) -> int:
-    """Of the head that decides."""
-    for name in ('bbox_head', 'decode_head', 'head'):
-        head = getattr(model, name, None)
-        head = head[-1] if isinstance(head, nn.ModuleList) else head
-        if getattr(head, 'num_classes', None):
-            return head.num_classes
-    head = model.roi_head.bbox_head
-    return (head[-1] if isinstance(head, nn.ModuleList) else head).num_classes
 
 
 def palette_of(meta: dict, cfg: Config, number: int) -> Sequence[Tuple[int, int, int]]:

@@ -1,14 +1,19 @@
 """Where images come from: files, folders, videos, cameras."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, List, Optional, Sequence, Union
+from typing import Dict, Iterator, List, Optional, Sequence, Union
 
 import cv2
 import numpy as np
 
+from ..datasets.images import why_incomplete_file
+
 IMAGES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm')
 VIDEOS = ('.mp4', '.avi', '.mov', '.mkv', '.webm', '.m4v', '.mpg', '.mpeg')
+# FFmpeg's own words about a video that cannot be opened, beside the error that is raised.
+os.environ.setdefault('OPENCV_FFMPEG_LOGLEVEL', '-8')
 
 
 class FrameError(ValueError):
@@ -23,15 +28,17 @@ class Frame:
         name: relative path of its file; of a video or a camera ``NAME#NUMBER``.
         image: (H, W, 3) uint8, BGR, as OpenCV and the frameworks read images; None where the file
             cannot be read.
+        fault: why not.
     """
 
     name: str
     image: Optional[np.ndarray]
+    fault: str = ''
 
     def read(self) -> np.ndarray:
         """The image; FrameError where there is none."""
         if self.image is None:
-            raise FrameError(f'image {self.name} cannot be read: damaged, or no image at all')
+            raise FrameError(self.fault)
         return self.image
 
 
@@ -62,6 +69,10 @@ class Source:
         capture.release()
         return max(count, 0)
 
+    def name_of(self, path: Path) -> str:
+        """What a frame is called that is a file."""
+        return path.relative_to(self.root).as_posix() if self.root else path.name
+
     @property
     def frame_rate(self) -> float:
         """Frames a second of a video; 25 where it does not say."""
@@ -73,8 +84,7 @@ class Source:
     def __iter__(self) -> Iterator[Frame]:
         if self.video is None:
             for path in self.paths:
-                name = path.relative_to(self.root).as_posix() if self.root else path.name
-                yield Frame(name, cv2.imread(str(path), cv2.IMREAD_COLOR))
+                yield _read(path, self.name_of(path))
             return
         capture = cv2.VideoCapture(self.video)
         try:
@@ -98,7 +108,7 @@ def open_sources(sources: Sequence[str]) -> List[Source]:
     Raises:
         FileNotFoundError: one that is not there, or a camera that is not.
         ValueError: a file that is neither image nor video by its name, a folder without images, a
-            video that cannot be opened.
+            video that cannot be opened, two images or videos whose results would have one name.
 
     Example:
         >>> open_sources(['nowhere.jpg'])
@@ -106,7 +116,18 @@ def open_sources(sources: Sequence[str]) -> List[Source]:
             ...
         FileNotFoundError: source 'nowhere.jpg' does not exist
     """
-    return [_open(source) for source in sources]
+    opened = [_open(source) for source in sources]
+    of: Dict[str, int] = {}
+    for i, source in enumerate(opened):
+        videos = [] if source.video is None else [f'{source.name}.mp4']
+        for name in videos or map(source.name_of, source.paths):
+            other = of.setdefault(name, i)
+            if other != i:
+                raise ValueError(
+                    f'sources {sources[other]!r} and {sources[i]!r} both have {name!r}, of which '
+                    'results are named: predict them one by one, or the folder above them'
+                )
+    return opened
 
 
 def _open(source: str) -> Source:
@@ -128,6 +149,16 @@ def _open(source: str) -> Source:
     if source.isdecimal():
         return _playable(Source(f'camera{source}', video=int(source)), source)
     raise FileNotFoundError(f'source {source!r} does not exist')
+
+
+def _read(path: Path, name: str) -> Frame:
+    """OpenCV fills what is missing of a JPEG or a PNG with grey, so it is looked for."""
+    try:
+        lack = why_incomplete_file(path) if path.suffix.lower() in ('.jpg', '.jpeg', '.png') else ''
+    except OSError as error:
+        lack = error.strerror
+    image = None if lack else cv2.imread(str(path), cv2.IMREAD_COLOR)
+    return Frame(name, image, f'image {path} cannot be read: {lack or "damaged, or no image"}')
 
 
 def _playable(source: Source, name: str) -> Source:

@@ -68,6 +68,65 @@ def test_errors_are_one_line(capsys, argv, message, tmp_path, monkeypatch):
     assert message in error and error.count('\n') == 1 and 'Traceback' not in error
 
 
+@pytest.mark.parametrize(
+    'argv, message',
+    [
+        (['predict', 'c', 'w', 'a.jpg', '--mni-score', '1'], 'did you mean --min-score'),
+        (['predict', 'c', 'w', 'a.jpg', '--min-score', '2'], '--min-score must be 0 to 1, got 2.0'),
+        (['predict', 'c', 'w'], 'the following arguments are required: SOURCE'),
+        (['export', 'c', 'w', '--shape', 'a', 'b'], "--shape: invalid int value: 'a'"),
+        (['latency', 'c', 'w', '--shape', '-1', '64'], '--shape must be positive, got -1 64'),
+        (['latency', 'c', 'w', '--shape', '64', '64', '--threads', '0'], '--threads must be posi'),
+        (['check-data', 'c', '--examples', '-1'], '--examples must not be negative, got -1'),
+        (['complexity', 'c', '--shape', '64', '64', '--cfg-options', 'x'], "'x' is not KEY=VALUE"),
+        (['test', 'c', 'w', '--launcher', 'foo'], "invalid choice: 'foo'"),
+        (['doctor', 'now'], 'unrecognized arguments: now'),
+    ],
+)
+def test_errors_of_arguments_are_one_line(capsys, argv, message, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+    with pytest.raises(SystemExit, match='^2$'):
+        program.main(argv)
+    error = capsys.readouterr().err
+    assert error.startswith('error: ') and error.count('\n') == 1
+    assert message in error and f'(mmlinattn {argv[0]} --help)' in error
+
+
+@pytest.mark.parametrize(
+    'argv',
+    [
+        ['complexity', 'ravlt-t_8xb128_in1k', '--shape', '64', '64', '--json', 'file/x.json'],
+        ['check-data', 'ravlt-t_8xb128_in1k', '--json', 'file/x.json'],
+        ['predict', 'ravlt-t_8xb128_in1k', 'none.pth', 'a.jpg', '--out', 'file'],
+        ['test', 'ravlt-t_8xb128_in1k', 'none.pth', '--out', 'file/x.pkl'],
+        ['complexity', 'ravlt-t_8xb128_in1k', '--shape', '64', '64', '--json', '.'],
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_work(capsys, argv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+    (tmp_path / 'file').write_text('in the way')
+    (tmp_path / 'a.jpg').write_text('looked at later')
+    with pytest.raises(SystemExit, match='^2$'):
+        program.main(argv)
+    assert 'cannot be written' in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['a.jpg', 'file']
+
+
+def test_a_variable_of_a_config_and_a_file_that_is_no_config(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+    broken = tmp_path / 'broken.py'
+    broken.write_text('model = dict(')
+    variable = ['ravlt-nano_shapes', '--cfg-options', 'data_root=elsewhere']
+    for config, message in (
+        (variable, "'data_root' is a variable of the config file"),
+        ([str(broken)], f"SyntaxError: config {broken}: '(' was never closed"),
+    ):
+        with pytest.raises(SystemExit, match='^2$'):
+            program.main(['check-data', *config])
+        assert message in capsys.readouterr().err
+
+
 def test_a_config_by_its_name(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'argv', ['mmlinattn'])

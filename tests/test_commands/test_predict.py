@@ -131,13 +131,21 @@ def test_a_damaged_image_is_named_and_the_rest_goes_on(
     folder = tmp_path / 'in'
     folder.mkdir()
     (folder / 'a.jpg').write_bytes(b'no image')
-    (folder / 'b.jpg').write_bytes((pictures / 'a.jpg').read_bytes())
+    whole = (pictures / 'a.jpg').read_bytes()
+    (folder / 'b.jpg').write_bytes(whole)
+    (folder / 'c.jpg').write_bytes(whole[: len(whole) // 2])  # OpenCV fills the rest with grey
     config, weights = checkpoint('cls')
-    code, said = predict(
-        capsys, monkeypatch, config, weights, folder, '--out', tmp_path / 'out', '--no-pictures'
-    )
-    assert code == 1
-    assert 'image a.jpg cannot be read' in said.out and '1 image(s)' in said.err
+    video = tmp_path / 'cut.avi'
+    writer = cv2.VideoWriter(str(video), cv2.VideoWriter_fourcc(*'MJPG'), 10, (96, 64))
+    writer.write(np.zeros((64, 96, 3), np.uint8))
+    writer.release()
+    whole = video.read_bytes()
+    video.write_bytes(whole[: whole.index(b'movi') + 4])  # opens, and has no frame
+    out = ('--out', tmp_path / 'out', '--no-pictures')
+    code, said = predict(capsys, monkeypatch, config, weights, folder, video, *out)
+    assert code == 1 and 'video cut has no frame that can be read' in said.out
+    assert all(f'image {folder / name} cannot be read' in said.out for name in ('a.jpg', 'c.jpg'))
+    assert '3 image(s) or video(s)' in said.err
     content, _ = of_coco(tmp_path / 'out' / 'predictions.json')
     assert [image['file_name'] for image in content['images']] == ['b.jpg']
     assert [path.name for path in (tmp_path / 'out').iterdir()] == ['predictions.json']
@@ -167,8 +175,22 @@ def test_frames_are_read_when_asked_for(pictures):
     first, second = source
     assert (first.name, second.name) == ('a.jpg', 'below/b.png') and len(source) == 2
     assert first.read().shape == (64, 96, 3)
-    with pytest.raises(FrameError, match=r'image x\.jpg cannot be read'):
-        type(first)('x.jpg', None).read()
+    with pytest.raises(FrameError, match='why not'):
+        type(first)('x.jpg', None, 'why not').read()
+
+
+@pytest.mark.parametrize('name', ['one.jpg', 'below/one.jpg', 'one.mp4'])
+def test_no_result_takes_the_place_of_another(name, pictures, tmp_path):
+    image = 'clip.mp4' if name.endswith('mp4') else 'a.jpg'
+    for folder in ('x', 'y'):
+        path = tmp_path / folder / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes((pictures / image).read_bytes())
+    sources = [str(tmp_path / folder / name) for folder in 'xy']
+    if '/' in name:
+        sources = [str(tmp_path / 'x'), str(tmp_path / 'y')]
+    with pytest.raises(ValueError, match=f"x.* and .*y.* both have '{name}'"):
+        open_sources(sources)
 
 
 def test_coco_by_hand():

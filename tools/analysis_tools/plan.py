@@ -4,20 +4,19 @@
 import argparse
 from dataclasses import fields, replace
 
-from mmengine.config import DictAction
 from rich.console import Console
 from rich.table import Table
 
 from mmlinattn.analysis.devices import DEVICES, GB
 from mmlinattn.analysis.plan import Efficiency, Plan, plan
-from mmlinattn.engine.command_line import errors_in_one_line
+from mmlinattn.engine.command_line import Parser, errors_in_one_line
 from mmlinattn.engine.config import load_config
 
 GiB = 2**30
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(cfg_options=True, description=__doc__)
     add = parser.add_argument
     add('config', help='config file, of any of the three frameworks')
     add('--gpus', type=int, default=8, metavar='N', help='in all machines (8)')
@@ -39,8 +38,6 @@ def parse_args() -> argparse.Namespace:
         what = 'seconds' if field.name == 'launch' else 'share of the peak'
         add(f'--{field.name}', type=float, default=field.default, metavar='X',
             help=f'{what} ({field.default:g}), see docs/scale.md')  # fmt: skip
-    add('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
-    add('--debug', action='store_true', help='errors with their traceback')
     return parser.parse_args()
 
 

@@ -1,22 +1,19 @@
 #!/usr/bin/env python
 """Prints what a process keeps from step to step: parameters, gradients, optimizer state."""
 
-import argparse
-
-from mmengine.config import DictAction
 from rich.console import Console
 from rich.table import Table
 
 from mmlinattn.analysis.training_memory import gathered_parameters, training_memory
 from mmlinattn.engine import build_model
-from mmlinattn.engine.command_line import errors_in_one_line
+from mmlinattn.engine.command_line import Parser, errors_in_one_line
 from mmlinattn.engine.config import load_config
 
 MiB = 2**20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(cfg_options=True, description=__doc__)
     parser.add_argument('config', help='config file, of any of the three frameworks')
     parser.add_argument(
         '--processes', nargs='+', type=int, default=[1, 2, 4, 8], metavar='N',
@@ -26,8 +23,6 @@ def main() -> None:
         '--shard', nargs='+', default=[], metavar='CLASS',
         help='as in the strategy: prints what is gathered at once, too',
     )  # fmt: skip
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
-    parser.add_argument('--debug', action='store_true', help='errors with their traceback')
     args = parser.parse_args()
     with errors_in_one_line(args.debug):
         cfg = load_config(args.config, args.cfg_options)

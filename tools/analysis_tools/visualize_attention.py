@@ -6,8 +6,8 @@ from pathlib import Path
 
 import cv2
 from mmdet.apis import inference_detector
-from mmengine.config import DictAction
 
+from mmlinattn.engine.command_line import Parser, errors_in_one_line
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import class_names, load_model
 from mmlinattn.visualization.attention_maps import (
@@ -18,8 +18,8 @@ from mmlinattn.visualization.attention_maps import (
 )
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
+def make_parser() -> Parser:
+    parser = Parser(cfg_options=True, description=__doc__)
     parser.add_argument('config', help='config file of a SMCA detector')
     parser.add_argument('checkpoint', help='checkpoint: a file or an address')
     parser.add_argument('image', type=Path, help='image file')
@@ -32,18 +32,11 @@ def make_parser() -> argparse.ArgumentParser:
         metavar=('X', 'Y'),
         help='pixel of the resized image in the middle of the rings; default: the best box',
     )
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
     parser.add_argument('--device', default='cpu')
     return parser
 
 
-def main() -> None:
-    parser = make_parser()
-    args = parser.parse_args()
-    if args.queries < 1:
-        parser.error(f'--queries must be positive, got {args.queries}')
-    if not args.image.is_file():
-        parser.error(f'image {str(args.image)!r} does not exist')
+def run(args: argparse.Namespace) -> None:
     cfg = load_config(args.config, args.cfg_options)
     model, meta = load_model(cfg, args.checkpoint, args.device)
     classes = class_names(cfg, meta, model.bbox_head.num_classes)
@@ -53,7 +46,7 @@ def main() -> None:
     if args.position:
         x, y = args.position
         if not (0 <= x < width and 0 <= y < height):
-            parser.error(f'--position {x} {y} is not on the resized image, {width} x {height}')
+            raise ValueError(f'--position {x} {y} is not on the resized image, {width} x {height}')
     else:
         cx, cy = seen.boxes[seen.best(1)[0], :2].tolist()
         x, y = cx * width, cy * height
@@ -67,6 +60,17 @@ def main() -> None:
     position = cell_of(x, y, stride, seen.hw_shape)
     path = args.out_dir / f'{args.image.stem}_rings.png'
     print(draw_ring_weights(path, image, seen, stride, position))
+
+
+def main() -> None:
+    parser = make_parser()
+    args = parser.parse_args()
+    if args.queries < 1:
+        parser.error(f'--queries must be positive, got {args.queries}')
+    if not args.image.is_file():
+        parser.error(f'image {str(args.image)!r} does not exist')
+    with errors_in_one_line(args.debug):
+        run(args)
 
 
 if __name__ == '__main__':

@@ -16,12 +16,12 @@ import matplotlib.cbook
 import numpy as np
 import torch
 from matplotlib.backend_bases import FigureCanvasBase
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
 from mmlinattn.checkpoints import CheckpointError, load_state_dict
-from mmlinattn.engine.command_line import errors_in_one_line
+from mmlinattn.engine.command_line import Parser, errors_in_one_line
 from mmlinattn.engine.config import load_config
 from mmlinattn.layers import BaseAttention, registered
 from mmlinattn.visualization.key_weights import calls_of, draw_key_weights, key_weights
@@ -35,8 +35,8 @@ def ours() -> List[str]:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = Parser(
+        cfg_options=True, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add('config', help='config of a classifier whose backbone takes attn_cfg')
@@ -49,8 +49,6 @@ def parse_args() -> argparse.Namespace:
     add('--layer', type=int, default=0, help='which attention of the backbone, in its order')
     add('--seed', type=int, default=0, help='of initial weights')
     add('--out', type=Path, default=Path('work_dirs/key_weights.png'))
-    add('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
-    add('--debug', action='store_true', help='errors with their traceback')
     args = parser.parse_args()
     width, height = args.size
     args.position = args.position or (width // 2, height // 2)

@@ -1,15 +1,14 @@
 """Cuts the objects of a detection set in COCO's format out, as a classification set in ImageNet's
 layout: OUT/train from annotations/train.json, OUT/val from val.json and, where it is, test.json."""
 
-import argparse
 from pathlib import Path
 
 from mmlinattn.datasets.crops import crop_objects
-from mmlinattn.engine.command_line import errors_in_one_line
+from mmlinattn.engine.command_line import Parser, errors_in_one_line
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add('source', type=Path, help='folder with images/ and annotations/{train,val}.json')
     add('out', type=Path, help='folder to create')
@@ -17,7 +16,6 @@ def main() -> None:
     add('--scale', type=float, default=1.25, help='side of a crop over the longer side of its box')
     add('--max-per-class', type=int, help='of the training split, drawn at random')
     add('--seed', type=int, default=0)
-    add('--debug', action='store_true', help='errors with their traceback')
     args = parser.parse_args()
     held_out = ['val'] + ['test'] * (args.source / 'annotations/test.json').is_file()
     limits = None if args.max_per_class is None else dict(train=args.max_per_class)

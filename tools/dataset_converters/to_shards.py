@@ -3,29 +3,25 @@
 The training set is written in random order. A call that was ended goes on where it was.
 """
 
-import argparse
 from pathlib import Path
 
-from mmengine.config import DictAction
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mmlinattn.datasets.shards.write import MIB, write_shards
-from mmlinattn.engine.command_line import errors_in_one_line
+from mmlinattn.engine.command_line import Parser, errors_in_one_line
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.data_checks import single_dataset
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(cfg_options=True, description=__doc__)
     add = parser.add_argument
     add('config', help='config file, of any of the three frameworks')
     add('out', type=Path, help='folder of the shards')
     add('--splits', nargs='+', choices=('train', 'val', 'test'), default=('train', 'val'))
     add('--shard-mib', type=int, default=256, help='size of a shard in MiB')
     add('--in-order', action='store_true', help='the training set, too, in its own order')
-    add('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
-    add('--debug', action='store_true', help='errors with their traceback')
     args = parser.parse_args()
     columns = (TextColumn('{task.description:<5}'), BarColumn(), MofNCompleteColumn())
     with (

@@ -1,25 +1,14 @@
 #!/usr/bin/env python
 """Prints a config with everything that it inherits."""
 
-import argparse
-
-from mmengine.config import DictAction
-
-from mmlinattn.engine.command_line import errors_in_one_line
+from mmlinattn.engine.command_line import Parser, errors_in_one_line
 from mmlinattn.engine.config import load_config
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(cfg_options=True, description=__doc__)
     parser.add_argument('config', help='config file')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=DictAction,
-        help='override settings of the config, as a.b.c=value ...',
-    )
     parser.add_argument('--save-path', help='write the config to this .py, .json or .yml file')
-    parser.add_argument('--debug', action='store_true', help='errors with their traceback')
     args = parser.parse_args()
     if args.save_path and not args.save_path.endswith(('.py', '.json', '.yml')):
         parser.error(f'--save-path must end with .py, .json or .yml, got {args.save_path!r}')

@@ -1,0 +1,190 @@
+"""Is an option of a config misspelt? Asked before any work: many classes of the frameworks ignore
+what they do not know, others complain at the first checkpoint or score.
+
+A name that nothing reads is an error where all that is read is known. Elsewhere code of one's own
+may read it, and it is an error where it is one letter away from a name that is read.
+"""
+
+import difflib
+import inspect
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, Optional, Set, Tuple
+
+import mmengine.registry
+from mmengine.config import Config
+from mmengine.registry import Registry
+from mmengine.runner import LogProcessor, Runner
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.utils.data import DataLoader
+
+Names = FrozenSet[str]
+
+
+def _parameters(*functions: Callable) -> Names:
+    return frozenset(name for f in functions for name in inspect.signature(f).parameters)
+
+
+LOADER = _parameters(DataLoader) | {'num_batch_per_epoch', 'skip_corrupt'}
+TEST = frozenset({'nms', 'nms_pre', 'min_bbox_size', 'score_thr', 'max_per_img'})
+# What is read of dicts by the end of their place: all of it,
+ALL: Dict[str, Names] = {
+    'train_dataloader': LOADER,
+    'val_dataloader': LOADER,
+    'test_dataloader': LOADER,
+    'randomness': _parameters(Runner.set_randomness),
+    'log_processor': _parameters(LogProcessor),
+    'auto_scale_lr': frozenset({'enable', 'base_batch_size'}),
+    'env_cfg': frozenset({'cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit'}),
+    'env_cfg.mp_cfg': frozenset({'mp_start_method', 'opencv_num_threads'}),
+    'optim_wrapper.clip_grad': _parameters(clip_grad_norm_, clip_grad_value_),
+}
+# or what the frameworks read.
+KNOWN: Dict[str, Names] = {
+    'default_hooks': frozenset(
+        {'runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint',
+         'visualization'}
+    ),
+    'optim_wrapper.paramwise_cfg': frozenset(
+        {'custom_keys', 'bias_lr_mult', 'bias_decay_mult', 'norm_decay_mult', 'flat_decay_mult',
+         'dwconv_decay_mult', 'dcn_offset_lr_mult', 'bypass_duplicate'}
+    ),
+    'dataset.filter_cfg': frozenset({'filter_empty_gt', 'min_size'}),
+    'dataset.metainfo': frozenset({'classes', 'palette'}),
+    'dataset.data_prefix': frozenset({'img', 'img_path', 'seg', 'seg_map_path'}),
+    'model.train_cfg': frozenset(
+        {'rpn', 'rpn_proposal', 'rcnn', 'assigner', 'sampler', 'augments'}
+    ),
+    'model.test_cfg': TEST | {'rpn', 'rcnn', 'mode', 'crop_size', 'stride'},
+    'train_cfg.rpn_proposal': TEST,
+    'train_cfg.rcnn': frozenset({'assigner', 'sampler', 'mask_size', 'pos_weight', 'debug'}),
+    'test_cfg.rcnn': TEST | {'mask_thr_binary'},
+    'test_cfg.rpn': TEST,
+}  # fmt: skip
+# Of every dict with a type, for those who build from it.
+BUILDERS = {'type', '_scope_', 'convert_to_iter_based'}
+
+
+def check_options(cfg: Config) -> None:
+    """Refuses misspelt names of options, and of types, anywhere in a config.
+
+    Args:
+        cfg: a config whose ``custom_imports`` are done.
+
+    Raises:
+        TypeError: an option; the message has its place and what was meant.
+        KeyError: a type that is not registered, likewise.
+
+    Example:
+        >>> check_options(Config(dict(auto_scale_lr=dict(enabel=True))))
+        Traceback (most recent call last):
+            ...
+        TypeError: auto_scale_lr of the config has no option 'enabel'; did you mean enable?
+    """
+    scope = cfg.get('default_scope') or 'mmengine'
+    known: Dict[str, Set[Any]] = {}  # types that were looked up; others may be registered later
+    for place, node in dicts(cfg._cfg_dict.to_dict()):
+        found = what_is_read(place, node, scope, known)
+        if found is None:
+            continue
+        read, all_of_it = found
+        for name in {str(key) for key in node} - read:
+            meant = nearest(name, read)
+            if all_of_it:
+                meant = meant or next(iter(difflib.get_close_matches(name, read, 1)), None)
+            if all_of_it or meant:
+                hint = f'; did you mean {meant}?' if meant else f', it has {sorted(read)}'
+                raise TypeError(f'{place} of the config has no option {name!r}{hint}')
+
+
+def dicts(node: Any, place: str = '') -> Iterator[Tuple[str, dict]]:
+    """All dicts inside a config, and where they are."""
+    if isinstance(node, dict):
+        if place:
+            yield place, node
+        for key, value in node.items():
+            yield from dicts(value, f'{place}.{key}' if place else str(key))
+    elif isinstance(node, (list, tuple)):
+        for i, value in enumerate(node):
+            yield from dicts(value, f'{place}[{i}]')
+
+
+def what_is_read(
+    place: str, node: dict, scope: str, known: Dict[str, Set[Any]]
+) -> Optional[Tuple[Set[str], bool]]:
+    """Names that are read of a dict, and whether there are no others; None: nothing is known."""
+    ends = ['.'.join(place.split('.')[-depth:]) for depth in (2, 1)]
+    for table in (ALL, KNOWN):
+        for end in ends:
+            if end in table:
+                return {*table[end], *BUILDERS}, table is ALL
+    if 'type' not in node:
+        return None
+    kinds = _registered_as(node['type'], scope, known)
+    if not kinds:
+        _check_type(place, node['type'], scope)
+        return None
+    takes = [_arguments(kind) for kind in kinds]
+    if None in takes:
+        return None
+    # Schedules are built when the training starts, others before.
+    return BUILDERS.union(*takes), place.startswith('param_scheduler')
+
+
+def nearest(name: str, names: Iterable[str]) -> Optional[str]:
+    """The name that is one letter away: one more, less or another, or two swapped.
+
+    Example:
+        >>> nearest('iou_metric', ['prefix', 'iou_metrics'])
+        'iou_metrics'
+    """
+    near = (other for other in names if _one_letter_away(name, other))
+    return min(near, key=lambda other: (other.lower() != name.lower(), other), default=None)
+
+
+def _one_letter_away(a: str, b: str) -> bool:
+    while a and b and a[0] == b[0]:
+        a, b = a[1:], b[1:]
+    while a and b and a[-1] == b[-1]:
+        a, b = a[:-1], b[:-1]
+    return max(len(a), len(b)) == 1 or (len(a) == 2 and a == b[::-1])
+
+
+@cache
+def _registries(scope: str) -> Tuple[Registry, ...]:
+    """Those of a framework, which know those of MMEngine."""
+    module = mmengine.registry
+    with suppress(ModuleNotFoundError):  # told where the model is built
+        module = import_module(f'{scope}.registry')
+    return tuple(r for r in vars(module).values() if isinstance(r, Registry))
+
+
+def _registered_as(kind: Any, scope: str, known: Dict[str, Set[Any]]) -> Set[Any]:
+    """What a ``type`` may stand for: the place does not say which registry it is of."""
+    if not isinstance(kind, str):
+        return {kind}
+    if kind not in known:
+        known[kind] = {r.get(kind) for r in _registries(scope)} - {None}
+    return known[kind]
+
+
+@cache
+def _arguments(kind: Any) -> Optional[Names]:
+    """Names that a class, with its parents, or a function takes; None where that is not known."""
+    owners = kind.__mro__ if isinstance(kind, type) else ()
+    inits = [vars(owner)['__init__'] for owner in owners if '__init__' in vars(owner)]
+    try:
+        return _parameters(*inits) if owners else _parameters(kind)
+    except (TypeError, ValueError):  # of a class in C
+        return None
+
+
+def _check_type(place: str, name: str, scope: str) -> None:
+    # Not of a class, or of a framework that is not known.
+    if not name[:1].isupper() or _registries(scope) == _registries('mmengine'):
+        return
+    parts = {part for r in _registries(scope) for part in (r, r.parent or r)}
+    meant = nearest(name, {known for part in parts for known in part.module_dict})
+    if meant:
+        raise KeyError(f'{place}.type of the config: there is no {name}; did you mean {meant}?')

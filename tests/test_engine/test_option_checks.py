@@ -1,0 +1,77 @@
+"""Misspelt options, anywhere in a config, are found before any work; others are left alone."""
+
+import pytest
+from mmengine.config import Config
+
+from mmlinattn.engine.config import load_config
+from mmlinattn.engine.option_checks import check_options, nearest
+from tests.test_tools.conftest import CONFIGS
+
+WRONG = [
+    # Ignored by the frameworks.
+    ('seg', 'val_evaluator.iou_metric', "val_evaluator .* 'iou_metric'; did you mean iou_metrics"),
+    ('seg', 'env_cfg.cudnn_bench', 'did you mean cudnn_benchmark'),
+    ('seg', 'auto_scale_lr.base_batchsize', 'did you mean base_batch_size'),
+    ('seg', 'model.test_cfg.mod', 'did you mean mode'),
+    ('seg', 'optim_wrapper.paramwise_cfg.norm_decay_mul', 'did you mean norm_decay_mult'),
+    ('det', 'model.test_cfg.rcnn.score_th', r"model.test_cfg.rcnn .* 'score_th'.* score_thr"),
+    ('det', 'model.train_cfg.rpn_propsal.nms_pre', 'did you mean rpn_proposal'),
+    ('det', 'train_dataloader.dataset.filter_cfg.min_siz', 'did you mean min_size'),
+    # Found while training, or at its first checkpoint.
+    ('seg', 'default_hooks.checkpoint.intervall', 'did you mean interval'),
+    ('seg', 'default_hooks.chekpoint.interval', 'did you mean checkpoint'),
+    ('seg', 'param_scheduler.0.en', r"param_scheduler\[0\] .* 'en'; did you mean end"),
+    ('seg', 'param_scheduler.0.xyzzy', "no option 'xyzzy'"),
+    ('seg', 'optim_wrapper.clip_grad.max_nrm', 'did you mean max_norm'),
+    # Found by constructors, which do not say where.
+    ('cls', 'model.backbone.attn_cg', 'model.backbone .* did you mean attn_cfg'),
+    ('det', 'train_dataloader.batchsize', 'did you mean batch_size'),
+    ('det', 'test_dataloader.dataset.pipeline.1.scal', r'pipeline\[1\] .* did you mean scale'),
+    ('cls', 'randomness.sed', 'did you mean seed'),
+    ('cls', 'log_processor.window', 'did you mean window_size'),
+]
+
+
+@pytest.mark.parametrize('task, option, message', WRONG)
+def test_a_misspelt_option_is_named_with_what_was_meant(root, task, option, message):
+    with pytest.raises(TypeError, match=message):
+        load_config(str(root / CONFIGS[task]), {option: 1})
+
+
+@pytest.mark.parametrize(
+    'option, wrong, meant',
+    [
+        ('model.backbone.type', 'RAVL', 'RAVLT'),
+        ('optim_wrapper.optimizer.type', 'Adamw', 'AdamW'),
+        ('train_dataloader.dataset.pipeline.0.type', 'LoadImageFromFil', 'LoadImageFromFile'),
+    ],
+)
+def test_a_misspelt_type(root, option, wrong, meant):
+    with pytest.raises(KeyError, match=f'there is no {wrong}; did you mean {meant}'):
+        load_config(str(root / CONFIGS['seg']), {option: wrong})
+
+
+@pytest.mark.parametrize(
+    'option, value',
+    [
+        ('model.test_cfg.of_my_head', 1),  # what code of one's own may read
+        ('train_dataloader.dataset.metainfo.colours', ('red',)),
+        ('model.test_cfg.rcnn.nms.iou_threshold', 0.6),
+        ('default_hooks.mine', dict(type='EMAHook')),
+        ('param_scheduler.0.convert_to_iter_based', True),
+        ('train_dataloader.skip_corrupt', 0.01),
+        ('optim_wrapper.clip_grad.type', 'value'),
+    ],
+)
+def test_what_may_be_read_passes(root, option, value):
+    load_config(str(root / CONFIGS['det']), {option: value})
+
+
+def test_without_a_framework_types_are_left_to_the_builders():
+    check_options(Config(dict(model=dict(type='FPM'))))
+
+
+def test_one_letter():
+    names = ['interval', 'end', 'by_epoch']
+    meant = {'intervall': 'interval', 'en': 'end', 'edn': 'end', 'bypoch': None, 'xyz': None}
+    assert {name: nearest(name, names) for name in meant} == meant
