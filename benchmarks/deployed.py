@@ -31,6 +31,7 @@ from benchmarks.machine import commit, machine, version
 from benchmarks.spread import spread_predictions
 from benchmarks.zoo import plan
 from mmlinattn.deployment import FORMATS, Export, ExportedFile, Settings, Written
+from mmlinattn.deployment.capture import strides_of
 from mmlinattn.deployment.formats import check_format, silence
 from mmlinattn.deployment.models import Deployable, deployable, preprocessor_of
 from mmlinattn.engine.config import load_config
@@ -108,7 +109,8 @@ def zoo_export(host: str, attention: str, folder: Path) -> Tuple[str, Written]:
     if why:
         raise ValueError(f'not in {host}: {why}')
     cfg = plan.config(plan.Job(host, 'shapes', attention, 0), folder, plan.TINY)
-    side = plan.SIDE
+    # A file of any size begins at two cells of the coarsest map.
+    side = max(plan.SIDE, 2 * strides_of(build(cfg).model)[0])
     image = torch.nn.functional.interpolate(torch.rand(1, 3, 9, 9) * 255, (side, side))
     path = folder / f'{host}-{attention}.onnx'
     try:
@@ -150,7 +152,7 @@ def main(argv: List[str]) -> None:
     parser.add_argument('--format', nargs='+', default=['onnx', 'openvino', 'aoti'])
     parser.add_argument('--zoo', action='store_true', help='attentions in place of models')
     args = parser.parse_args(argv)
-    for name in args.format:
+    for name in ['onnx'] if args.zoo else args.format:
         check_format(name)
     warnings.filterwarnings('ignore')
     logging.disable(logging.ERROR)

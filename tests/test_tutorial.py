@@ -30,7 +30,7 @@ def test_it_was_executed_in_order_and_is_small(root):
     # No place of the machine that it ran on.
     assert not re.search(r'"/(home|root|work|tmp|usr)/', path.read_text(encoding='utf-8'))
     pictures = [o for c in cells for o in c['outputs'] if 'image/png' in o.get('data', {})]
-    assert len(pictures) == 3
+    assert len(pictures) == 4
 
 
 @pytest.mark.long
@@ -48,3 +48,8 @@ def test_it_runs(root, tmp_path):
     found = float(re.search(r'bbox_mAP_50 +([\d.]+)', printed(notebook.cells))[1])
     assert 0.2 < found < 1
     assert (tmp_path / 'work_dirs/tutorial/predictions/predictions.json').is_file()
+    assert (tmp_path / 'work_dirs/tutorial/model.onnx').is_file()
+    assert float(re.search(r'model.onnx differs by ([\de.+-]+)', printed(notebook.cells))[1]) < 1e-3
+    milliseconds = re.findall(r'^(torch|model\.onnx) +(\d+) ms$', printed(notebook.cells), re.M)
+    assert [name for name, _ in milliseconds] == ['torch', 'model.onnx']
+    assert all(int(number) > 0 for _, number in milliseconds)

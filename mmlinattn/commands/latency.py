@@ -22,6 +22,7 @@ def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
     add('--shape', nargs=2, type=int, required=True, metavar=('H', 'W'))
     add('--threads', type=int, default=1, help='of the processor')
     add('--seconds', type=float, default=5.0, help='for each')
+    add('--rounds', type=int, default=1, help='of all; the least disturbed one of each counts')
     add('--sample', help='an image; the first of the test set by default')
     args = parser.parse_args(argv)
     for name in ('threads', 'seconds'):
@@ -38,7 +39,9 @@ def main(argv: Optional[List[str]] = None) -> int:
         torch.set_num_threads(args.threads)
         cfg = load_config(args.config, args.cfg_options)
         image, _ = sample_image(cfg, args.sample)
-        rows = latency(cfg, args.checkpoint, args.files, args.shape, image, args.seconds)
+        rows = latency(
+            cfg, args.checkpoint, args.files, args.shape, image, args.seconds, args.rounds
+        )
         height, width = args.shape
         table = Table(title=f'{Path(args.config).stem}, {height} x {width}, {args.threads} threads')
         for name in ('', 'ms, median', 'ms, 90 %', 'difference from torch'):

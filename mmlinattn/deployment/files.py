@@ -25,7 +25,7 @@ class ExportedFile:
     Args:
         path: .onnx (onnxruntime), .xml (OpenVINO) or .pt2 (AOTInductor). Its code runs: load only
             what you trust, a .pt2 above all.
-        threads: of onnxruntime and OpenVINO; those of torch by default.
+        threads: of onnxruntime and OpenVINO; those of torch by default, which a .pt2 always takes.
 
     Attributes:
         metadata: what it says about itself: ``task``, ``classes``, ``stride``, ``shape``, ...

@@ -86,7 +86,11 @@ def write_aoti(program: ExportedProgram, metadata: dict, path: Path) -> None:
         raise FormatError('aoti needs a C++ compiler (g++ or clang++), there is none')
     from torch._inductor import aoti_compile_and_package
 
-    options = {'aot_inductor.metadata': {METADATA: json.dumps(metadata)}}
+    options = {
+        'aot_inductor.metadata': {METADATA: json.dumps(metadata)},
+        # Else loops ask for as many threads as this machine has, wherever they run.
+        'cpp.dynamic_threads': True,
+    }
     with silence():
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 

@@ -39,16 +39,10 @@ class Deployable(nn.Module):
         self.is_raw = raw
         if not raw:
             self.check()
-        mean, std = preprocessor.get('mean') or [0.0] * 3, preprocessor.get('std') or [1.0] * 3
-        if len(mean) != 3 or len(std) != 3:
-            raise NotDeployable(
-                f'data_preprocessor has mean={mean} and std={std}, not of 3 colours'
-            )
-        rgb = preprocessor.get('bgr_to_rgb') or preprocessor.get('to_rgb')
         # Images are loaded as BGR; those of a model that takes them so are swapped here.
-        self.swap = not (rgb or preprocessor.get('rgb_to_bgr'))
-        self.register_buffer('pixel_mean', torch.tensor(mean).view(-1, 1, 1))
-        self.register_buffer('pixel_std', torch.tensor(std).view(-1, 1, 1))
+        mean, std, self.swap = normalisation(preprocessor)
+        self.register_buffer('pixel_mean', mean)
+        self.register_buffer('pixel_std', std)
         self.dtype = torch.float32
 
     def forward(self, image: Tensor) -> Outputs:
@@ -112,7 +106,6 @@ def normalisation(preprocessor: dict) -> Tuple[Tensor, Tensor, bool]:
     mean, std = (preprocessor.get(name) or [zero] * 3 for name, zero in (('mean', 0), ('std', 1)))
     if len(mean) != 3 or len(std) != 3:
         raise NotDeployable(f'data_preprocessor has mean={mean} and std={std}, not of 3 colours')
-    # Images are loaded as BGR.
     rgb = any(preprocessor.get(name) for name in ('bgr_to_rgb', 'to_rgb', 'rgb_to_bgr'))
     mean, std = (torch.tensor(x, dtype=torch.float32).view(-1, 1, 1) for x in (mean, std))
     return mean, std, not rgb

@@ -2,14 +2,14 @@
 
 import statistics
 import time
-from pathlib import Path
-from typing import Callable, Iterator, List, NamedTuple, Sequence
+from functools import partial
+from typing import Callable, List, NamedTuple, Sequence, Tuple
 
 import torch
 from mmengine.config import Config
 from torch import Tensor
 
-from .compare import difference, fit
+from .compare import Outputs, difference, fit
 from .files import ExportedFile
 from .models import load
 
@@ -25,8 +25,8 @@ class Timing(NamedTuple):
 
 def latency(
     cfg: Config, checkpoint: str, files: Sequence[str], shape: Sequence[int], image: Tensor,
-    seconds: float = 5.0,
-) -> Iterator[Timing]:  # fmt: skip
+    seconds: float = 5.0, rounds: int = 1,
+) -> List[Timing]:  # fmt: skip
     """Times the model in torch, then each file, one image a call, after calls to warm up.
 
     Args:
@@ -34,24 +34,31 @@ def latency(
         files: see :class:`.files.ExportedFile`.
         shape: (H, W).
         image: (1, 3, h, w) float32, RGB, 0..255; resized to ``shape``.
-        seconds: for each.
+        seconds: for each, in each round.
+        rounds: of all of them in turn; the one with the least median counts, of each. Where other
+            programs take the processor now and then, that is the one that they disturbed least.
 
     Raises:
         what :func:`.models.load` and :class:`.files.ExportedFile` raise; ValueError for a shape
         that a file does not take.
     """
+    if rounds < 1:
+        raise ValueError(f'rounds must be at least 1: {rounds}')
     ready = [ExportedFile(path) for path in files]
     image = fit(image, shape)
     for file in ready:
         file.check(image)
     raw = any(file.metadata['raw'] for file in ready)
     model, _ = load(cfg, checkpoint, raw)
+    calls: List[Tuple[str, Callable[[], Outputs]]] = [('torch', lambda: model(image))]
+    calls += [(file.path.name, partial(file, image)) for file in ready]
     with torch.no_grad():
+        times = [[_times(call, seconds) for _, call in calls] for _ in range(rounds)]
         expected = model(image)
-        yield Timing('torch', *_times(lambda: model(image), seconds), 0.0)
-        for file in ready:
-            times = _times(lambda file=file: file(image), seconds)
-            yield Timing(Path(file.path).name, *times, difference(file(image), expected))
+        return [
+            Timing(name, *min(of_file), difference(call(), expected))
+            for (name, call), of_file in zip(calls, zip(*times))
+        ]
 
 
 def _times(call: Callable[[], object], seconds: float) -> List[float]:

@@ -1,5 +1,7 @@
 """Files give what the model gives, at other sizes and in other numbers, on every runtime."""
 
+import re
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -128,6 +130,10 @@ def test_aoti(make, export, family):
     case = make(family)
     model, file = export(case, STATIC, 'aoti')
     check(file, model, case.image, [(1, 64, 64)])
+    with zipfile.ZipFile(file.path) as archive:
+        code = b''.join(archive.read(name) for name in archive.namelist() if name.endswith('.cpp'))
+    # Threads are those of the run, not of the machine that compiled it.
+    assert re.search(rb'#pragma omp parallel *\n', code) and b'num_threads(' not in code
 
 
 @dynamic

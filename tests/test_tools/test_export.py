@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from mmlinattn.deployment import FORMATS
+from mmlinattn.deployment import FORMATS, timing
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from tests.test_layers.test_export import dynamic
@@ -37,7 +37,9 @@ def checkpoint(root, tmp_path):
 
 @dynamic
 @pytest.mark.parametrize('task', ['seg'])
-def test_a_file_scores_as_the_model_does(root, run, options, checkpoint, tmp_path, capsys, task):
+def test_a_file_scores_as_the_model_does(
+    root, run, options, checkpoint, tmp_path, capsys, monkeypatch, task
+):
     pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
     pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
     config, weights, changes = root / CONFIGS[task], checkpoint(task), options(task)
@@ -55,6 +57,13 @@ def test_a_file_scores_as_the_model_does(root, run, options, checkpoint, tmp_pat
         0.1, '--cfg-options', *changes)  # fmt: skip
     printed = capsys.readouterr().out
     assert 'torch' in printed and 'model.onnx' in printed
+    # Two rounds of both: torch is disturbed in the first one, the file in the second one.
+    measured = iter([[9.0, 9.5], [2.0, 3.0], [4.0, 8.0], [5.0, 5.5]])
+    monkeypatch.setattr(timing, '_times', lambda call, seconds: next(measured))
+    run('deployment/latency', config, weights, f'{out}.onnx', '--shape', 64, 64, '--rounds',
+        2, '--cfg-options', *changes)  # fmt: skip
+    numbers = re.findall(r'(torch|onnx)\D+([\d.]+)\D+([\d.]+)', capsys.readouterr().out)
+    assert numbers[-2:] == [('torch', '4.0', '8.0'), ('onnx', '2.0', '3.0')]
     # A larger image than a file of one size takes.
     with pytest.raises(SystemExit) as stopped:
         run('deployment/latency', config, weights, f'{out}.onnx', '--shape', 96, 64,
