@@ -33,7 +33,7 @@ from mmlinattn.engine.preemption import EXIT_CODE
 from mmlinattn.layers.recompute import recompute_forward
 
 from ..programs import Program, free_port
-from ..sizes import LONG
+from ..sizes import LONG, size
 from .conftest import CONFIGS
 
 needs_shards = pytest.mark.skipif(
@@ -167,13 +167,14 @@ def test_equal_on_four_processes(root, options, tmp_path):
 
 
 @needs_shards
+@pytest.mark.long
 def test_killed_while_shards_are_written(root, options, tmp_path):
     """SIGKILL to both processes at any moment: no checkpoint is lost, the next run goes on."""
     work, moments = tmp_path / 'work', random.Random(0)
     saves = [f'default_hooks.checkpoint.{o}' for o in ('by_epoch=False', 'interval=1')]
     cfg = [*options('cls', 100, batch=1), *CLS, *FSDP2, *saves]
     reached = 0
-    for round in range(2):
+    for round in range(size(2, 6)):
         keep = 'default_hooks.checkpoint.max_keep_ckpts=1'
         config = root / CONFIGS['cls']
         programs = start(root, config, work, [*cfg, keep], 2, '--resume')
