@@ -109,6 +109,7 @@ def check_structure(cfg: Config) -> None:
 
     Raises:
         TypeError: naming the place.
+        ValueError: a transform of MMSegmentation that would unpickle its files.
 
     Example:
         >>> check_structure(Config(dict(model=dict(neck=[dict(type=3)]))))
@@ -119,22 +120,29 @@ def check_structure(cfg: Config) -> None:
     for name in DICTS:
         if not isinstance(cfg.get(name) or {}, dict):
             raise TypeError(f'{name} of the config must be a dict, got {cfg[name]!r}')
-    for place, value in _types(cfg._cfg_dict.to_dict(), ''):
+    for place, value in _values(cfg._cfg_dict.to_dict(), 'type'):
         if not (value and isinstance(value, str)) and not callable(value):
             raise TypeError(f'{place} of the config must be a name or a class, got {value!r}')
+    for place, value in _values(cfg._cfg_dict.to_dict(), 'decode_backend'):
+        if value == 'pickle':
+            raise ValueError(
+                f"{place} of the config is 'pickle', which runs code that a data file names; "
+                "write the files anew for 'numpy'"
+            )
 
 
-def _types(node: Any, place: str) -> Iterator[Tuple[str, Any]]:
+def _values(node: Any, name: str, place: str = '') -> Iterator[Tuple[str, Any]]:
+    """Place and value of everything of that name below the top level."""
     if isinstance(node, dict):
         for key, value in node.items():
             inner = f'{place}.{key}' if place else str(key)
-            if key == 'type' and place:
+            if key == name and place:
                 yield inner, value
             else:
-                yield from _types(value, inner)
+                yield from _values(value, name, inner)
     elif isinstance(node, (list, tuple)):
         for i, value in enumerate(node):
-            yield from _types(value, f'{place}[{i}]')
+            yield from _values(value, name, f'{place}[{i}]')
 
 
 def _annotation_files(cfg: Config) -> Dict[str, str]:

@@ -86,6 +86,17 @@ def test_unknown_or_unfit_options_of_the_backbone(train, option, error, message)
         train(option)
 
 
+def test_a_transform_that_would_unpickle(tmp_path):
+    config = tmp_path / 'config.py'
+    text = "train_dataloader = dict(dataset=dict(pipeline=[dict(type='L', decode_backend={!r})]))"
+    config.write_text(text.format('numpy'))
+    load_config(str(config))
+    config.write_text(text.format('pickle'))
+    place = r'train_dataloader\.dataset\.pipeline\[0\]\.decode_backend of the config'
+    with pytest.raises(ValueError, match=f"{place} is 'pickle', which runs code"):
+        load_config(str(config))
+
+
 def test_image_smaller_than_the_stride(root, run, options, tmp_path):
     config = tmp_path / 'config.py'
     config.write_text(f"""
