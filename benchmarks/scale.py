@@ -1,6 +1,7 @@
 """What mmlinattn.analysis.plan foretells beside what is measured or published: docs/scale.md.
 
     python benchmarks/scale.py --published      # in seconds: nothing trains
+    python benchmarks/scale.py --checkpointing  # in minutes: two small models do a step
     python benchmarks/scale.py --here 1 2 4     # trains on gloo processes of one thread each
 
 Times here are the least of several rounds; nothing else should run meanwhile.
@@ -21,17 +22,21 @@ import mmdet
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from mmdet.testing import demo_mm_inputs
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from mmpretrain.structures import DataSample
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
 from mmlinattn.analysis.devices import DEVICES, Device
+from mmlinattn.analysis.operators import training_step
 from mmlinattn.analysis.plan import Efficiency, Plan, plan
+from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import quiet
 
@@ -161,6 +166,127 @@ AHEAD: Dict[str, Dict[int, int]] = {
     'smca/smca_r50_8xb2-50e_coco.py': {8: 2, 64: 2},
     'ravlt/upernet_ravlt-b_8xb2-160k_ade20k-512x512.py': {8: 2, 64: 2},
 }
+
+
+# --- Activation checkpointing --------------------------------------------------------------------
+
+CASCADE = 'ravlt/cascade-mask-rcnn_ravlt-{}_fpn_ms-3x_coco.py'
+HEADS = ('ConvFCBBoxHead', 'FCNMaskHead')
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A training whose activations may be kept or computed again.
+
+    Args:
+        config: of this project.
+        shard: classes that FSDP2 gathers.
+        checkpointing: choices of classes.
+    """
+
+    config: str
+    shard: Tuple[str, ...]
+    checkpointing: Tuple[Tuple[str, ...], ...]
+
+
+CHOICES = (
+    Choice(
+        CASCADE.format('l'), ('RAVLTBlock', *HEADS), ((), ('RAVLTBlock',), ('RAVLTBlock', *HEADS))
+    ),
+    Choice('ravlt/retinanet_ravlt-s_fpn_1x_coco.py', ('RAVLTBlock',), ((), ('RAVLTBlock',))),
+    Choice(
+        'smca/smca_r50_8xb2-50e_coco.py', ('Bottleneck', 'SMCAEncoderLayer'),
+        ((), ('Bottleneck', 'SMCAEncoderLayer')),
+    ),
+)  # fmt: skip
+# An image of 1333x800, padded to a multiple of 32, two on each of eight GPUs.
+LARGE, EIGHT, TWO = (800, 1344), 8, 2
+GiB, MiB = 2**30, 2**20
+
+
+def choices() -> None:
+    print('| config | precision | computed again | activations GiB | backward pass GiB '
+          '| together GiB: DDP | FSDP2 | TFLOP | ms a step: DDP | FSDP2 |\n'
+          '| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |')  # fmt: skip
+    for choice in CHOICES:
+        cfg = load_config(str(ROOT / 'configs' / choice.config))
+        for precision in ('fp32', 'bf16'):
+            for classes in choice.checkpointing:
+                ddp, fsdp2 = (
+                    plan(
+                        cfg, DEVICES['h100'], EIGHT, batch=TWO, precision=precision, shape=LARGE,
+                        shard=shard, checkpointing=classes,
+                    )
+                    for shard in (None, choice.shard)
+                )  # fmt: skip
+                names = ', '.join(f'`{name}`' for name in classes) or 'nothing'
+                totals = (sum(found.memory.values()) / GiB for found in (ddp, fsdp2))
+                print(
+                    f'| `{Path(choice.config).stem}` | {precision} | {names} '
+                    f'| {ddp.memory["activations"] / GiB:.2f} '
+                    f'| {ddp.memory["backward pass"] / GiB:.2f} '
+                    f'| {" | ".join(f"{total:.1f}" for total in totals)} '
+                    f'| {2e-12 * ddp.products:.2f} | {1e3 * ddp.step:.0f} '
+                    f'| {1e3 * fsdp2.step:.0f} |',
+                    flush=True,
+                )
+
+
+# Small enough for this machine: config, images, size.
+MEASURED = (
+    ('ravlt/retinanet_ravlt-nano_bccd.py', 2, (256, 320)),
+    (CASCADE.format('s'), 1, (256, 320)),
+)
+
+
+def most_allocated(step: Callable[[], object]) -> int:
+    """Bytes that torch's allocator had given out at most."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        step()
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == '[memory]']
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def step_of_detector(cfg: Config, batch: int, shape: Tuple[int, int]) -> int:
+    """Most bytes of a real step, loss and all; a gradient is dropped as soon as it is there."""
+    torch.manual_seed(0)
+    for stage in (cfg.model.get('train_cfg') or {}).get('rcnn', ()):
+        # As many masks as the sampler allows: boxes at random hardly meet.
+        stage.assigner.update(pos_iou_thr=0.02, neg_iou_thr=0.02, min_pos_iou=0.02)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope), quiet():
+        model = MODELS.build(cfg.model).train()
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, 'grad', None))
+    inputs = demo_mm_inputs(batch, [(3, *shape)] * batch, num_classes=2, with_mask=True)
+    data = model.data_preprocessor(inputs, True)
+
+    def step() -> None:
+        model.parse_losses(model(**data, mode='loss'))[0].backward()
+
+    step()
+    return most_allocated(step)
+
+
+def choices_here() -> None:
+    print('| config | images | computed again | measured MiB | foretold MiB | ratio |\n'
+          '| --- | ---: | --- | ---: | ---: | ---: |')  # fmt: skip
+    for config, batch, shape in MEASURED:
+        for again in (False, True):
+            cfg = load_config(str(ROOT / 'configs' / config))
+            cfg.model.backbone.with_cp = again
+            foretold = training_step(build_model(cfg), shape, batch).peak / MiB
+            measured = step_of_detector(cfg, batch, shape) / MiB
+            print(
+                f'| `{Path(config).stem}` | {batch} x {shape[1]}x{shape[0]} '
+                f'| {"`RAVLTBlock`" if again else "nothing"} | {measured:.0f} | {foretold:.0f} '
+                f'| {foretold / measured:.2f} |',
+                flush=True,
+            )
 
 
 # --- Here --------------------------------------------------------------------------------------
@@ -327,12 +453,17 @@ def main(argv: List[str]) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('--published', action='store_true')
+    parser.add_argument('--checkpointing', action='store_true')
     parser.add_argument('--here', nargs='+', type=int, metavar='PROCESSES')
     args = parser.parse_args(argv)
     if args.here and (1 not in args.here or min(args.here) < 1):
         parser.error(f'--here needs 1, which the rest is compared with, got {args.here}')
     if args.published:
         published()
+    if args.checkpointing:
+        choices()
+        print()
+        choices_here()
     if args.here:
         with tempfile.TemporaryDirectory() as folder:
             here(args.here, Path(folder))

@@ -1,8 +1,9 @@
 """Every operator of a training step, with its products and the bytes it moves; nothing computes."""
 
+import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import ContextManager, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..engine.fsdp2 import check_classes, of_classes
+from ..layers.recompute import recompute_forward
 from .complexity import COUNTS, SUSPICIOUS, Forward, check_shape, copy_without_values
 
 # Of an image, in the heads of a two-stage detector: samples of the standard assigners in training.
@@ -41,16 +44,28 @@ class TrainingStep:
     Args:
         operators: in the order in which they run.
         saved: bytes that the forward pass keeps for the backward pass, without parameters.
+        peak: most bytes that both passes have at a time, without parameters and their gradients;
+            where modules are computed again, with what such a module makes.
         uncounted: names of operators that may hold products and were not counted.
     """
 
     operators: List[Operator]
     saved: int
+    peak: int
     uncounted: Set[str]
+
+    @property
+    def products(self) -> int:
+        """Multiply-accumulates of all operators."""
+        return sum(operator.products for operator in self.operators)
 
 
 def training_step(
-    model: nn.Module, shape: Sequence[int], batch: int = 1, dtype: Optional[torch.dtype] = None
+    model: nn.Module,
+    shape: Sequence[int],
+    batch: int = 1,
+    dtype: Optional[torch.dtype] = None,
+    checkpointing: Sequence[str] = (),
 ) -> TrainingStep:
     """Forward and backward pass of a model on tensors that have shapes and no values.
 
@@ -64,16 +79,18 @@ def training_step(
         shape: (H, W) of the images.
         batch: number of images.
         dtype: of autocast; None for none.
+        checkpointing: classes that are computed again in the backward pass, as in
+            :class:`mmlinattn.engine.FSDP2Strategy`.
 
     Raises:
         ValueError: a shape that is not two integers of at least 32, a batch below 1, a model
-            without a parameter to train.
+            without a parameter to train, a class that it does not have.
 
     Example:
         >>> from torch import nn
         >>> step = training_step(nn.Conv2d(3, 8, 3, padding=1), (32, 64), batch=2)
         >>> forward, weight = 2 * 8 * 27 * 32 * 64, 2 * 8 * 27 * 32 * 64
-        >>> sum(operator.products for operator in step.operators) == forward + weight
+        >>> step.products == forward + weight
         True
         >>> step.saved == 4 * 2 * 3 * 32 * 64  # the images
         True
@@ -83,26 +100,33 @@ def training_step(
         raise ValueError(f'batch must be positive, got {batch}')
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError('the model has no parameter to train')
+    check_classes('checkpointing', checkpointing, model)
+    arguments = model, (batch, 3, *shape), dtype, checkpointing
     try:
-        mode: ContextManager = FakeTensorMode(allow_non_fake_inputs=True)
-        return _run(model, (batch, 3, *shape), dtype, mode)
+        return _run(*arguments, FakeTensorMode(allow_non_fake_inputs=True))
     except RuntimeError:
         # An operator that has no fake form: compute, the values do not matter.
-        return _run(model, (batch, 3, *shape), dtype, nullcontext())
+        return _run(*arguments, nullcontext())
 
 
 def _run(
-    model: nn.Module, shape: Tuple[int, ...], dtype: Optional[torch.dtype], mode: ContextManager
-) -> TrainingStep:
-    runner = Forward(copy_without_values(model, mode), (SAMPLED_BOXES, SAMPLED_MASKS)).eval()
-    recorder = _Recorder()
-    saved: Dict[StorageWeakRef, int] = {}
-    parameters = {StorageWeakRef(p.untyped_storage()) for p in runner.parameters()}
+    model: nn.Module, shape: Tuple[int, ...], dtype: Optional[torch.dtype],
+    checkpointing: Sequence[str], mode: ContextManager,
+) -> TrainingStep:  # fmt: skip
+    model = copy_without_values(model, mode)
+    for _, module in of_classes(model, checkpointing):
+        recompute_forward(module)
+    runner = Forward(model, (SAMPLED_BOXES, SAMPLED_MASKS)).eval()
+    tensors = (*runner.parameters(), *runner.buffers())
+    own = {StorageWeakRef(tensor.untyped_storage()) for tensor in tensors}
+    recorder = _Recorder(own)
+    sizes: Dict[StorageWeakRef, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = StorageWeakRef(tensor.untyped_storage())
-        if storage not in parameters:
-            saved[storage] = tensor.untyped_storage().nbytes()
+        if storage not in own:
+            sizes[storage] = tensor.untyped_storage().nbytes()
+            recorder.made(tensor)  # what the model had before, such as a constant, too
         return tensor
 
     with mode, recorder:
@@ -112,18 +136,51 @@ def _run(
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         ):
             leaves = tree_leaves(runner(torch.zeros(shape)))
+        # What led to no result with a gradient, such as a frozen stage, is gone.
+        saved = sum(size for storage, size in sizes.items() if not storage.expired())
         outs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
         recorder.backward = True
+        for parameter in runner.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(recorder.gradient)
         torch.autograd.backward(outs, [torch.empty_like(out) for out in outs])
-    return TrainingStep(recorder.operators, sum(saved.values()), recorder.uncounted)
+    return TrainingStep(recorder.operators, saved, recorder.peak, recorder.uncounted)
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
+    """Notes operators, and how much of the memory that they make is alive.
+
+    Args:
+        own: memory of the model, which is none of theirs.
+    """
+
+    def __init__(self, own: Set[StorageWeakRef]) -> None:
         super().__init__()
         self.operators: List[Operator] = []
         self.uncounted: Set[str] = set()
         self.backward = False
+        self.alive = self.peak = 0
+        # What is to be called when a memory is no longer counted.
+        self.seen: Dict[StorageWeakRef, Callable[[], object]] = dict.fromkeys(own, lambda: None)
+
+    def gradient(self, parameter: Tensor) -> None:
+        """The gradient of a parameter is no longer the backward pass's."""
+        self.seen[StorageWeakRef(parameter.grad.untyped_storage())]()
+
+    def made(self, tensor: Tensor) -> None:
+        """Counts the memory of a tensor until it is freed, once."""
+        storage = tensor.untyped_storage()
+        reference = StorageWeakRef(storage)
+        if reference in self.seen:
+            return
+        nbytes = storage.nbytes()
+
+        def freed() -> None:
+            self.alive -= nbytes
+
+        self.alive += nbytes
+        self.peak = max(self.peak, self.alive)
+        self.seen[reference] = weakref.finalize(storage, freed)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -137,6 +194,8 @@ class _Recorder(TorchDispatchMode):
         if 'empty' not in name and not name.startswith('prim::'):
             nbytes = _moved(func._schema.is_mutable, (args, kwargs), out)
             self.operators.append(Operator(name, products, nbytes, self.backward))
+        for tensor in _tensors(out):
+            self.made(tensor)
         return out
 
 

@@ -72,6 +72,7 @@ class Plan:
     Args:
         compute, bandwidth, launch: time of the operators that are bound by each.
         update: of the optimizer.
+        products: multiply-accumulates of a step in one process.
         exchange: of the gradients (and with FSDP2 the parameters) between processes.
         exposed: the part of it that the computation does not hide.
         memory: bytes by what they hold.
@@ -87,6 +88,7 @@ class Plan:
     bandwidth: float
     launch: float
     update: float
+    products: int
     exchange: float
     exposed: float
     memory: Dict[str, float]
@@ -134,6 +136,7 @@ def plan(
     shape: Optional[Sequence[int]] = None,
     images: Optional[int] = None,
     shard: Optional[Sequence[str]] = None,
+    checkpointing: Sequence[str] = (),
     efficiency: Efficiency = Efficiency(),
 ) -> Plan:
     """Foretells a training of a config.
@@ -153,11 +156,13 @@ def plan(
         images: of an epoch; default: known for COCO, ImageNet and CIFAR (also repeated and
             concatenated) with their own annotations and classes, else there is no number of steps.
         shard: classes that FSDP2 gathers one by one; None for DDP.
+        checkpointing: classes that are computed again in the backward pass.
         efficiency: shares of the peaks.
 
     Raises:
         ValueError: numbers below 1 or that do not fit together, a precision that the device does
-            not have, machines without a network, what the config does not say.
+            not have, machines without a network, a class that the model does not have, what the
+            config does not say.
 
     Example:
         >>> from mmlinattn.analysis.devices import DEVICES
@@ -184,7 +189,7 @@ def plan(
     if batch is None or batch < 1:
         raise ValueError(f'batch must be a positive number of images a process, got {batch}')
     step = training_step(
-        build_model(cfg), shape or image_shape(cfg), batch, AUTOCAST.get(precision)
+        build_model(cfg), shape or image_shape(cfg), batch, AUTOCAST.get(precision), checkpointing
     )
     shares = dict.fromkeys(('compute', 'bandwidth', 'launch'), 0.0)
     backward = 0.0
@@ -208,6 +213,7 @@ def plan(
     )  # fmt: skip
     return Plan(
         **shares,
+        products=step.products,
         update=UPDATE * kept['parameters'] / (device.bandwidth * efficiency.bandwidth),
         exchange=exchange,
         exposed=exposed,
@@ -260,7 +266,7 @@ def _memory(
     elif processes > 1:
         memory['buckets of gradients'] = kept['gradients']
     memory['activations'] = step.saved
-    memory['largest operator'] = max(operator.nbytes for operator in step.operators)
+    memory['backward pass'] = step.peak - step.saved
     memory['libraries and gaps'] = RESERVED + GAPS * sum(memory.values())
     return memory
 

@@ -3,7 +3,7 @@
 import difflib
 import os.path as osp
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Dict, Optional
 
 from mmengine.config import Config
 from mmengine.device import get_device
@@ -18,7 +18,7 @@ from ..files import check_writable
 from .checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
 from .distributed import of_first_process
 from .hang import TIMEOUT_S, HangHook
-from .option_checks import check_options
+from .option_checks import check_options, dicts
 from .preemption import PreemptionHook
 
 # Collectives give up this much later than HangHook.
@@ -125,6 +125,7 @@ def check_structure(cfg: Config) -> None:
 
     Raises:
         TypeError: naming the place.
+        ValueError: a transform or a data set that would unpickle its files.
 
     Example:
         >>> check_structure(Config(dict(model=dict(neck=[dict(type=3)]))))
@@ -139,22 +140,21 @@ def check_structure(cfg: Config) -> None:
     for i, hook in enumerate(hooks if isinstance(hooks, (list, tuple)) else [hooks]):
         if not isinstance(hook, (dict, Hook)):
             raise TypeError(f'custom_hooks[{i}] of the config must be a dict, got {hook!r}')
-    for place, value in _types(cfg._cfg_dict.to_dict(), ''):
-        if not (value and isinstance(value, str)) and not callable(value):
-            raise TypeError(f'{place} of the config must be a name or a class, got {value!r}')
-
-
-def _types(node: Any, place: str) -> Iterator[Tuple[str, Any]]:
-    if isinstance(node, dict):
-        for key, value in node.items():
-            inner = f'{place}.{key}' if place else str(key)
-            if key == 'type' and place:
-                yield inner, value
-            else:
-                yield from _types(value, inner)
-    elif isinstance(node, (list, tuple)):
-        for i, value in enumerate(node):
-            yield from _types(value, f'{place}[{i}]')
+    for place, node in dicts(cfg._cfg_dict.to_dict()):
+        kind = node.get('type', 'none')
+        if not (kind and isinstance(kind, str)) and not callable(kind):
+            raise TypeError(f'{place}.type of the config must be a name or a class, got {kind!r}')
+        if node.get('decode_backend') == 'pickle':
+            raise ValueError(
+                f"{place}.decode_backend of the config is 'pickle', which runs code that a data "
+                "file names; write the files anew for 'numpy'"
+            )
+        name = kind if isinstance(kind, str) else getattr(kind, '__name__', '')
+        if name.rpartition('.')[2] == 'OpenImagesChallengeDataset':
+            raise ValueError(
+                f'{place}.type of the config is OpenImagesChallengeDataset, which runs code that '
+                'its hierarchy_file names; OpenImagesDataset reads JSON'
+            )
 
 
 def _annotation_files(cfg: Config) -> Dict[str, str]:

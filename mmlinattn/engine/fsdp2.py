@@ -101,7 +101,7 @@ class FSDP2Strategy(DDPStrategy):
         for argument in ('shard', 'checkpointing'):
             check_classes(argument, getattr(self, argument), model)
         half = self.dtypes.get('param_dtype', torch.float32) != torch.float32
-        for name, module in _of_classes(model, self.shard):
+        for name, module in of_classes(model, self.shard):
             if half and any(isinstance(part, _BatchNorm) for part in module.modules()):
                 raise ValueError(
                     f'mp.param_dtype: batch norm needs float32, and {type(module).__name__} '
@@ -135,14 +135,14 @@ class FSDP2Strategy(DDPStrategy):
         for parameter in model.parameters():
             # Rows of it are what is spread.
             parameter.data = parameter.data.contiguous()
-        for _, module in _of_classes(model, self.checkpointing):
+        for _, module in of_classes(model, self.checkpointing):
             recompute_forward(module)
         names = ('replicate', 'shard') if len(self.mesh_shape) == 2 else ('shard',)
         mesh = init_device_mesh(get_device(), self.mesh_shape, mesh_dim_names=names)
         blocks = MixedPrecisionPolicy(
             **self.dtypes, output_dtype=torch.float32 if 'param_dtype' in self.dtypes else None
         )
-        for _, module in _of_classes(model, self.shard):
+        for _, module in of_classes(model, self.shard):
             fully_shard(module, mesh=mesh, mp_policy=blocks)
         rest = MixedPrecisionPolicy(
             reduce_dtype=self.dtypes.get('reduce_dtype'), cast_forward_inputs=False
@@ -356,8 +356,8 @@ def check_classes(argument: str, names: Sequence[str], model: nn.Module) -> None
             )
 
 
-def _of_classes(model: nn.Module, names: Sequence[str]) -> Iterator[Tuple[str, nn.Module]]:
-    """Modules of these classes inside a model, those inside others first."""
+def of_classes(model: nn.Module, names: Sequence[str]) -> Iterator[Tuple[str, nn.Module]]:
+    """Names and modules of these classes inside a model, those inside others first."""
     for name, module in reversed(list(model.named_modules())):
         if name and type(module).__name__ in names:
             yield name, module

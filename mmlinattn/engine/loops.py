@@ -76,7 +76,9 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
         if not start:
             super().run_epoch()
             return
-        self.runner.logger.info(f'Resumed before batch {start + 1} of {len(self.dataloader)}.')
+        batches = len(self.dataloader)
+        where = f'before batch {start + 1} of' if start < batches else 'behind the last batch of'
+        self.runner.logger.info(f'Resumed {where} {batches}.')
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
         for idx, data_batch in enumerate(_rest_of(self.dataloader, start), start):

@@ -7,6 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet18
 
+from benchmarks.scale import most_allocated
 from mmlinattn.analysis import analyse
 from mmlinattn.analysis.operators import training_step
 from mmlinattn.backbones import RAVLT
@@ -100,6 +101,48 @@ def test_checkpointing_saves_less_and_computes_again():
     assert again.saved < plain.saved
     # What the last convolution gives is not needed.
     assert products(again, True) - products(plain, True) == 3 * H * W * C * C
+
+
+def test_the_peak_by_hand():
+    model = nn.Sequential(nn.Conv2d(3, C, 1, bias=False), nn.Conv2d(C, 1, 1, bias=False))
+    step = training_step(model, (H, W), B)
+    image, inner, out = (channels * B * H * W * 4 for channels in (3, C, 1))
+    # In the backward pass of the second: its result and all gradients.
+    assert step.peak == image + inner + out + out + inner + C * 4
+
+
+def test_a_frozen_stage_saves_nothing():
+    model = nn.Sequential(nn.Conv2d(3, C, 1), nn.ReLU(), nn.Conv2d(C, C, 1))
+    model[0].requires_grad_(False)
+    step = training_step(model, (H, W), checkpointing=['ReLU'])
+    assert step.saved == C * H * W * 4 <= step.peak
+
+
+@pytest.mark.parametrize('again', [False, True])
+def test_the_peak_is_what_a_real_step_allocates(again):
+    model = RAVLT(SMALL, norm_cfg=dict(type='BN'), with_cp=again)
+    foretold = training_step(model, (128, 96), B).peak
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, 'grad', None))
+    images = torch.randn(B, 3, 128, 96)
+
+    def step():
+        torch.autograd.backward([out.sum() for out in model(images)])
+
+    step()
+    measured = most_allocated(step) + images.nbytes
+    assert foretold == pytest.approx(measured, rel=0.1)
+
+
+def test_blocks_of_a_class_are_those_that_with_cp_computes_again():
+    one, other, plain = (
+        training_step(RAVLT(SMALL, norm_cfg=dict(type='BN'), with_cp=cp), (64, 96), B, None, names)
+        for cp, names in ((True, ()), (False, ['RAVLTBlock']), (False, ()))
+    )
+    assert (one.saved, one.peak, one.products) == (other.saved, other.peak, other.products)
+    assert one.saved < plain.saved and one.peak < plain.peak and one.products > plain.products
+    with pytest.raises(ValueError, match="'RAVLTBlok'; did you mean RAVLTBlock"):
+        training_step(RAVLT(SMALL), (64, 96), checkpointing=['RAVLTBlok'])
 
 
 def test_the_model_stays_as_it_is():

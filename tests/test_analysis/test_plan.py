@@ -1,6 +1,7 @@
 """Time and memory foretold: sums by hand on a device of round numbers, and the command."""
 
 import math
+import re
 import runpy
 import sys
 from dataclasses import fields, replace
@@ -49,7 +50,8 @@ def test_a_step_of_one_process_by_hand(cfg):
     update = 7 * 4 * parameters(cfg) / 1e11
     assert one.step == pytest.approx(slowest + update)
     assert one.compute > 0 and one.bandwidth > 0 and one.launch == one.exchange == 0
-    assert one.memory['activations'] == step.saved
+    assert one.memory['activations'] == step.saved and one.products == step.products
+    assert one.memory['backward pass'] == step.peak - step.saved > 0
     assert one.memory['optimizer state'] >= 2 * one.memory['parameters']
     assert one.steps == 3 * math.ceil(1_281_167 / BATCH)
     assert one.hours == pytest.approx(one.steps * one.step / 3600)
@@ -199,6 +201,10 @@ def test_devices_are_whole():
         assert 1e11 < device.bandwidth < 1e13 and 1e10 < device.memory < 1e12, name
 
 
+def activations(out):
+    return float(re.search(r'activations\W+([0-9.]+) GiB', out)[1])
+
+
 def test_command(root, monkeypatch, capsys):
     config = root / 'configs/quickstart/ravlt-nano_shapes.py'
     command = [
@@ -220,6 +226,14 @@ def test_command(root, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert '16 x h100' in out and 'gathered' in out and 'limited by' in out and 'fits' in out
     assert 'GPU hours' in out
+    for option in (
+        ['--checkpointing', 'RAVLTBlock'],
+        ['--cfg-options', 'strategy.checkpointing=[RAVLTBlock]'],
+    ):
+        monkeypatch.setattr(sys, 'argv', [*command, *option])
+        runpy.run_path(tool, run_name='__main__')
+        again = capsys.readouterr().out
+        assert activations(again) < activations(out) / 2
     monkeypatch.setattr(sys, 'argv', [*command, '--precision', 'int8'])
     with pytest.raises(SystemExit):
         runpy.run_path(tool, run_name='__main__')

@@ -86,6 +86,25 @@ def test_unknown_or_unfit_options_of_the_backbone(train, option, error, message)
         train(option)
 
 
+@pytest.mark.parametrize(
+    'good, bad, message',
+    [
+        (dict(type='LoadImageFromFile', decode_backend='numpy'), dict(decode_backend='pickle'),
+         r"pipeline\[0\]\.decode_backend of the config is 'pickle', which runs code"),
+        (dict(type='OpenImagesDataset'), dict(type='mmdet.OpenImagesChallengeDataset'),
+         r'pipeline\[0\]\.type of the config is OpenImagesChallengeDataset, which runs code'),
+    ],
+)  # fmt: skip
+def test_what_would_unpickle(good, bad, message, tmp_path):
+    config = tmp_path / 'config.py'
+    text = 'train_dataloader = dict(dataset=dict(pipeline=[{}]))'
+    config.write_text(text.format(good))
+    load_config(str(config))
+    config.write_text(text.format({**good, **bad}))
+    with pytest.raises(ValueError, match=rf'train_dataloader\.dataset\.{message}'):
+        load_config(str(config))
+
+
 def test_image_smaller_than_the_stride(root, run, options, tmp_path):
     config = tmp_path / 'config.py'
     config.write_text(f"""

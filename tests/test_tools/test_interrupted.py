@@ -16,6 +16,7 @@ from mmlinattn.engine.checkpoint_hook import newest_checkpoint
 from mmlinattn.engine.preemption import EXIT_CODE
 
 from ..programs import Program, free_port
+from ..sizes import size
 from .conftest import CONFIGS
 
 SMALL = [
@@ -48,12 +49,13 @@ def weights(path) -> dict:
     return torch.load(path, weights_only=False)['state_dict']
 
 
+@pytest.mark.long
 def test_killed_at_random_moments(root, options, tmp_path):
     """SIGKILL while checkpoints are written all the time: none is lost, the next run goes on."""
     work, moments = tmp_path / 'work', random.Random(0)
     cfg = [*options('seg', 100_000), *SEG, 'default_hooks.checkpoint.interval=1']
     reached = 0
-    for round in range(2):
+    for round in range(size(2, 12)):
         keep = 'default_hooks.checkpoint.max_keep_ckpts=1'
         program = start(root, root / CONFIGS['seg'], work, [*cfg, keep], '--resume')
         program.wait_for('Saving checkpoint at', times=2)

@@ -26,6 +26,12 @@ def parse_args() -> argparse.Namespace:
     add('--precision', help='fp32, tf32, bf16 or fp16; default: fp32, or mixed as in the config')
     add('--strategy', choices=('ddp', 'fsdp2'), help="default: the config's")
     add('--shard', nargs='+', metavar='CLASS', help="of fsdp2; default: the config's")
+    add(
+        '--checkpointing',
+        nargs='*',
+        metavar='CLASS',
+        help="computed again in the backward pass; default: those of the config's strategy",
+    )
     add('--shape', nargs=2, type=int, metavar=('H', 'W'), help='default: from the pipeline')
     add(
         '--images',
@@ -53,6 +59,7 @@ def table(found: Plan, title: str) -> Table:
     out.add_row('exchange, hidden', f'{1e3 * hidden:.1f} ms')
     out.add_row('exchange, exposed', f'{1e3 * found.exposed:.1f} ms', end_section=True)
     out.add_row('a step', f'{1e3 * found.step:.1f} ms', style='bold')
+    out.add_row('products of a GPU', f'{2e-12 * found.products:.2f} TFLOP')
     out.add_row('images a second', f'{found.images / found.step:.0f}')
     if found.steps:
         out.add_row('steps', f'{found.steps}')
@@ -82,12 +89,16 @@ def main() -> None:
             shard = args.shard or strategy.get('shard')
             if not shard:
                 raise ValueError('--strategy fsdp2 needs --shard CLASS ...')
+        checkpointing = args.checkpointing
+        if checkpointing is None:
+            checkpointing = strategy.get('checkpointing', ())
         device = DEVICES[args.gpu]
         if args.network is not None:
             device = replace(device, network=args.network * GB)
         found = plan(
             cfg, device, args.gpus, machines=args.nodes, batch=args.batch,
             precision=args.precision, shape=args.shape, images=args.images, shard=shard,
+            checkpointing=checkpointing,
             efficiency=Efficiency(**{f.name: getattr(args, f.name) for f in fields(Efficiency)}),
         )  # fmt: skip
     console = Console()
