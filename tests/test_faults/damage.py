@@ -1,7 +1,6 @@
 """Damage by a seed: the same seed does the same."""
 
 import copy
-import gc
 import random
 import signal
 import time
@@ -100,9 +99,6 @@ def damaged_tree(tree: Any, dice: random.Random) -> Tuple[Any, str]:
 
 def try_all(case: Callable[[int], str], tried: List[int]) -> None:
     """Runs every seed; prints how often each outcome came."""
-    # MMEngine collects garbage at each data set: among what was there before, there is none.
-    gc.collect()
-    gc.freeze()
     outcomes: dict = {}
     failed = []
     for seed in tried:
