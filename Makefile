@@ -46,9 +46,10 @@ format: setup
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-# Two workers with one thread each: multi-threaded workers spin against each other.
+# Three workers with one thread each: on two cores one of them waits for processes most of the
+# time, and multi-threaded workers spin against each other.
 test: lint
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
 
 # With how often each outcome came.
 test-long: setup

@@ -41,7 +41,7 @@ torch.set_num_threads(1)
 if not dispatch.TRITON_PROBLEM and not torch.cuda.is_available():
     quicken()
 # Reads the hundred files of MMDetection's index for each `mmdet::` of each config.
-config_utils._get_cfg_metainfo = functools.cache(config_utils._get_cfg_metainfo)
+config_utils.load = functools.cache(config_utils.load)
 # A loader that the garbage collector ends cannot tell its workers, and waits this long for each.
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2
 # What was imported is never garbage, nor what a long collection has left: without it the next one,
