@@ -1,7 +1,6 @@
 """What MMEngine loads is what was checked: a checkpoint is read once, safely, and handed over."""
 
 import copy
-import functools
 import pickle
 from typing import Any, BinaryIO, Callable, Dict, Optional
 
@@ -89,16 +88,10 @@ class _PlainPickleHandler(PickleHandler):
 _YAML_LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
 
 
-# Each `mmdet::` in a config reads the hundred files of that index again.
-@functools.lru_cache(maxsize=256)
-def _parse_yaml(text: str) -> Any:
-    return yaml.load(text, _YAML_LOADER)
-
-
 class _PlainYamlHandler(YamlHandler):
     def load_from_fileobj(self, file: Any, **kwargs: Any) -> Any:
         try:
-            return copy.deepcopy(_parse_yaml(file.read()))
+            return yaml.load(file, _YAML_LOADER)
         except yaml.YAMLError as error:
             name = getattr(file, 'name', 'a YAML file')
             raise CheckpointError(f'{name} is refused: {error}') from error

@@ -25,7 +25,7 @@ def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
     add('--rounds', type=int, default=1, help='of all; the least disturbed one of each counts')
     add('--sample', help='an image; the first of the test set by default')
     args = parser.parse_args(argv)
-    for name in ('threads', 'seconds'):
+    for name in ('threads', 'seconds', 'rounds'):
         if getattr(args, name) <= 0:
             parser.error(f'--{name} must be positive, got {getattr(args, name)}')
     if min(args.shape) < 1:

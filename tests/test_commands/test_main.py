@@ -76,6 +76,10 @@ def test_errors_are_one_line(capsys, argv, message, tmp_path, monkeypatch):
         (['predict', 'c', 'w'], 'the following arguments are required: SOURCE'),
         (['export', 'c', 'w', '--shape', 'a', 'b'], "--shape: invalid int value: 'a'"),
         (['latency', 'c', 'w', '--shape', '-1', '64'], '--shape must be positive, got -1 64'),
+        (
+            ['latency', 'c', 'w', '--shape', '64', '64', '--rounds', '0'],
+            '--rounds must be positive, got 0',
+        ),
         (['latency', 'c', 'w', '--shape', '64', '64', '--threads', '0'], '--threads must be posi'),
         (['check-data', 'c', '--examples', '-1'], '--examples must not be negative, got -1'),
         (['complexity', 'c', '--shape', '64', '64', '--cfg-options', 'x'], "'x' is not KEY=VALUE"),

@@ -64,7 +64,10 @@ def test_a_misspelt_type(root, option, wrong, meant):
     ],
 )
 def test_what_may_be_read_passes(root, option, value):
-    load_config(str(root / CONFIGS['det']), {option: value})
+    found = load_config(str(root / CONFIGS['det']), {option: value})
+    for name in option.split('.'):
+        found = found[int(name) if name.isdigit() else name]
+    assert found == value
 
 
 def test_without_a_framework_types_are_left_to_the_builders():

@@ -186,3 +186,23 @@ def test_as_many_batches_of_another_size_are_other_images(monkeypatch):
     loader = loader_of(DefaultSampler)
     said, place, moved = resumed(monkeypatch, loader, then=1, now=1, batch=5)
     assert '4 images in place of 5' in said and place == 5 and moved == 5
+
+
+@pytest.mark.parametrize(
+    'start, told', [(2, 'Resumed before batch 3 of 5.'), (5, 'Resumed behind the last batch of 5.')]
+)
+def test_place_in_the_epoch_is_told_and_the_rest_is_trained(start, told, monkeypatch):
+    """A checkpoint of the last iteration is from before the epoch's end was counted."""
+    loop = ResumableEpochLoop.__new__(ResumableEpochLoop)
+    lines, trained = [], []
+    loop._runner = SimpleNamespace(
+        logger=SimpleNamespace(info=lines.append),
+        call_hook=lambda name: None,
+        model=torch.nn.Identity(),
+    )
+    loop.dataloader = DataLoader(torch.arange(5))
+    loop._start, loop._epoch = start, 3
+    monkeypatch.setattr(loop, 'run_iter', lambda i, batch: trained.append((i, int(batch))))
+    loop.run_epoch()
+    assert lines == [told] and loop._epoch == 4
+    assert trained == [(i, i) for i in range(start, 5)]
