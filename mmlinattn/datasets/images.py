@@ -2,9 +2,10 @@
 
 import io
 import os
+import warnings
 import zlib
 from pathlib import Path
-from typing import Optional, Union
+from typing import BinaryIO, Optional, Tuple, Union
 
 from PIL import Image
 
@@ -12,6 +13,70 @@ JPEG, PNG = b'\xff\xd8', b'\x89PNG\r\n\x1a\n'
 JPEG_END = b'\xff\xd9'
 PNG_END = b'\x00\x00\x00\x00IEND\xaeB`\x82'
 TAIL = 4096
+MAX_MEGAPIXELS = 50.0
+
+
+class TooManyPixels(ValueError):
+    """An image with more pixels than the limit; the message names it, its size and the limit."""
+
+
+def image_size(file: Union[str, Path, BinaryIO]) -> Tuple[int, int]:
+    """Return (height, width) from the header of an image file, without decoding its pixels.
+
+    Args:
+        file: path, or an open file at its beginning.
+
+    Raises:
+        OSError: the file cannot be read, or Pillow does not know its format.
+        PIL.Image.DecompressionBombError: more than twice ``PIL.Image.MAX_IMAGE_PIXELS`` pixels.
+
+    Example:
+        >>> file = io.BytesIO()
+        >>> Image.new('RGB', (64, 48)).save(file, 'png')
+        >>> image_size(file)
+        (48, 64)
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', Image.DecompressionBombWarning)
+        with Image.open(file) as image:
+            width, height = image.size
+    return height, width
+
+
+def check_pixels(
+    file: Union[str, Path, BinaryIO], name: str, max_megapixels: float = MAX_MEGAPIXELS
+) -> None:
+    """Refuse an image with too many pixels before it is decoded.
+
+    A compressed file of half a megabyte can have 13000 x 13000 pixels, which take gigabytes.
+
+    Args:
+        file: path, or an open file at its beginning.
+        name: name of the image in the error message.
+        max_megapixels: limit in millions of pixels.
+
+    Raises:
+        TooManyPixels: the image has more.
+        OSError: the file cannot be read, or Pillow does not know its format.
+
+    Example:
+        >>> file = io.BytesIO()
+        >>> Image.new('RGB', (2000, 1000)).save(file, 'png')
+        >>> check_pixels(file, 'a.png', max_megapixels=1)
+        Traceback (most recent call last):
+            ...
+        mmlinattn.datasets.images.TooManyPixels: image a.png has 2000 x 1000 = 2.0 megapixels, \
+the limit is 1: use a smaller image or raise the limit
+    """
+    try:
+        height, width = image_size(file)
+    except Image.DecompressionBombError as error:
+        raise TooManyPixels(f'image {name}: {error}') from error
+    if height * width > 1e6 * max_megapixels:
+        raise TooManyPixels(
+            f'image {name} has {width} x {height} = {height * width / 1e6:.1f} megapixels, '
+            f'the limit is {max_megapixels:g}: use a smaller image or raise the limit'
+        )
 
 
 def why_incomplete(data: bytes) -> Optional[str]:
