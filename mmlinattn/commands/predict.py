@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Deque, List, Optional
+from typing import Deque, List, Optional, Sequence
 
 import cv2
 import numpy as np
@@ -136,14 +136,24 @@ class Run:
         self.faults = 0
         self.seconds: Deque[float] = deque(maxlen=1000)
 
-    def predict(self, source: Source) -> None:
+    def predict_all(self, sources: Sequence[Source]) -> None:
+        """Predict sources; Ctrl-C is how a camera is stopped, if it is the last of them."""
+        for source in sources:
+            try:
+                self._predict_source(source)
+            except KeyboardInterrupt:
+                endless = isinstance(source.video, int) and self.args.max_frames is None
+                if not (endless and source is sources[-1]):
+                    raise
+
+    def _predict_source(self, source: Source) -> None:
         total = len(source)
         limit = None if source.video is None else self.args.max_frames
         bar = self.bars.add_task(source.name, total=min(total, limit or total) or None)
         pictures = Pictures(self.args.out, source)
         try:
             for frame in islice(source, limit):
-                self._predict(frame, pictures)
+                self._predict_frame(frame, pictures)
                 self.bars.advance(bar)
         finally:
             pictures.close()
@@ -152,7 +162,7 @@ class Run:
         except OSError as error:
             self._fail(str(error))
 
-    def _predict(self, frame: Frame, pictures: Pictures) -> None:
+    def _predict_frame(self, frame: Frame, pictures: Pictures) -> None:
         try:
             image = frame.read()
             prediction = self.predictor(image)
@@ -179,22 +189,17 @@ def run(args: argparse.Namespace, console: Console) -> int:
     path = args.out / 'predictions.json'
     check_writable(path)
     predictor = Predictor(load_config(args.config, args.cfg_options), args.checkpoint, args.device)
-    results = ResultsFile(path, predictor.classes, args.min_score)
-    try:
-        with progress_bars(console) as bars:
-            job = Run(args, predictor, results, bars)
-            for source in sources:
-                try:
-                    job.predict(source)
-                except KeyboardInterrupt:
-                    endless = isinstance(source.video, int) and args.max_frames is None
-                    if not (endless and source is sources[-1]):
-                        raise
-        results.finish()
-    except BaseException:
-        if results.lines.exists():
-            print(f'ended early: {results.count} images are in {results.lines}', file=sys.stderr)
-        raise
+    with ResultsFile(path, predictor.classes, args.min_score) as results:
+        try:
+            with progress_bars(console) as bars:
+                job = Run(args, predictor, results, bars)
+                job.predict_all(sources)
+            results.finish()
+        except BaseException:
+            if results.exists:
+                text = f'ended early: {results.count} images are in {results.lines}'
+                print(text, file=sys.stderr)
+            raise
     if results.count:
         milliseconds = 1e3 * statistics.median(job.seconds)
         text = f'{results.count} images, {milliseconds:.0f} ms an image (median): {path}'

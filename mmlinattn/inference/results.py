@@ -35,10 +35,21 @@ class ResultsFile:
         self.path, self.lines, self.min_score = path, path.with_suffix('.jsonl'), min_score
         self.count = 0
         check_writable(path)
-        path.unlink(missing_ok=True)
-        self.lines.unlink(missing_ok=True)
-        self.lines.touch()
+        for old in (path, self.lines):
+            old.unlink(missing_ok=True)
+        self._file = self.lines.open('xb', buffering=0)
         self._append(dict(categories=coco_categories(classes)))
+
+    def __enter__(self) -> 'ResultsFile':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def exists(self) -> bool:
+        """False if the lines were deleted, as another run into the same folder does, too."""
+        return os.fstat(self._file.fileno()).st_nlink > 0
 
     def add(self, name: str, shape: Tuple[int, int], sample: BaseDataElement) -> None:
         """Write the prediction of an image.
@@ -59,16 +70,18 @@ class ResultsFile:
 
         Raises:
             NotWritten: the disk is full; the lines stay.
+            FileNotFoundError: the lines were deleted.
         """
         lines_to_coco(self.lines, self.path)
         self.lines.unlink()
 
     def _append(self, record: dict) -> None:
+        line = json.dumps(record).encode() + b'\n'
         try:
-            # A file that was deleted in between is an error: the lines before are lost.
-            with self.lines.open('r+b') as file:
-                file.seek(0, os.SEEK_END)
-                file.write(json.dumps(record).encode() + b'\n')
+            while line:  # a disk that gets full takes a part
+                line = line[self._file.write(line) :]
+            if not self.exists:
+                raise OSError(0, 'it was deleted, or another run has begun to write it')
         except OSError as error:
             raise NotWritten(
                 f'{self.lines} cannot be written: {error.strerror} (it got {self.count} images)'

@@ -160,7 +160,8 @@ def test_folder_that_is_deleted_ends_the_run(run, images, tmp_path):
             shutil.rmtree(tmp_path / 'out')
 
     code, said = run([images], on_image=delete)
-    assert code == 2 and 'predictions.jsonl cannot be written: No such file' in said
+    assert code == 2 and 'predictions.jsonl cannot be written: it was deleted' in said
+    assert 'ended early' not in said
     assert not (tmp_path / 'out').exists()
 
 
