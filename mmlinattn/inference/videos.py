@@ -22,7 +22,7 @@ DEFAULT_RATE = 25.0
 
 @contextmanager
 def opened_video(video: Union[str, int]) -> Iterator[cv2.VideoCapture]:
-    """A capture of a video file (MP4, MOV, AVI, MKV, WebM, MPEG) or of the camera of a number."""
+    """Yield a capture of a video file (MP4, MOV, AVI, MKV, WebM, MPEG) or of a camera."""
     capture = cv2.VideoCapture(video) if isinstance(video, int) else _opened_file(video)
     try:
         yield capture
