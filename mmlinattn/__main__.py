@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import io
 import sys
 from typing import List, Optional
 
@@ -36,6 +37,10 @@ def usage() -> str:
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Runs a command; its exit code, 2 where there is no such command."""
+    for stream in (sys.stdout, sys.stderr):
+        # Names of files may have bytes that are not UTF-8; printing one must not end a command.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors='backslashreplace')
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ['']
     if name in ('-h', '--help'):
         print(usage())

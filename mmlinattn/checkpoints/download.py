@@ -105,7 +105,7 @@ def _fetch(address: str, file: BinaryIO) -> None:
 
 
 def _bar() -> Progress:
-    columns = (TextColumn('{task.description}'), BarColumn(), DownloadColumn())
+    columns = (TextColumn('{task.description}', markup=False), BarColumn(), DownloadColumn())
     return Progress(*columns, TimeRemainingColumn(), transient=True)
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import List, Optional
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..engine.command_line import Parser, errors_in_one_line
+from ..engine.command_line import Parser, errors_in_one_line, plain_console, progress_bars
 from ..engine.config import load_config
 from ..engine.inspection import SPLITS, Report, inspect_data
 from ..files import check_writable
@@ -48,17 +47,13 @@ def show(report: Report, examples: int, console: Console) -> None:
     for split, kind in counts:
         found = [finding for finding in report.findings[split] if finding.kind == kind]
         for _, where, what in found[:examples]:
-            console.print(f'{split}, {kind}: {where}: {what}', soft_wrap=True, markup=False)
+            console.print(f'{split}, {kind}: {where}: {what}', soft_wrap=True)
 
 
 def main(argv: Optional[List[str]] = None) -> int:
     args = parse_args(argv)
-    console = Console()
-    columns = (TextColumn('{task.description:<5}'), BarColumn(), MofNCompleteColumn())
-    with (
-        errors_in_one_line(args.debug),
-        Progress(*columns, TimeRemainingColumn(), console=console) as bars,
-    ):
+    console = plain_console()
+    with errors_in_one_line(args.debug), progress_bars(console) as bars:
         if args.json:
             check_writable(args.json)
         cfg = load_config(args.config, args.cfg_options)

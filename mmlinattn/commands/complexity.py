@@ -5,13 +5,12 @@ import json
 from pathlib import Path
 from typing import List, Optional
 
-from rich.console import Console
 from rich.table import Table
 
 from ..analysis import Complexity, Cost, analyse
 from ..analysis.complexity import check_shape
 from ..engine import build_model
-from ..engine.command_line import Parser, errors_in_one_line
+from ..engine.command_line import Parser, errors_in_one_line, plain_console
 from ..engine.config import load_config
 from ..files import check_writable
 
@@ -58,7 +57,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         result = analyse(build_model(cfg), shape)
         if args.json:
             args.json.write_text(json.dumps(result.to_dict(), indent=2) + '\n')
-    console = Console()
+    console = plain_console()
     height, width = result.shape
     console.print(table(result, f'{Path(args.config).stem}, {height} x {width}', args.depth))
     if result.uncounted:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Iterator, List, Optional, Tuple
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from ..compat.versions import TESTED, untested
-from ..engine.command_line import Parser, errors_in_one_line
+from ..engine.command_line import Parser, errors_in_one_line, plain_console
 from ..engine.data_checks import DATA_HINTS
 from ..ops.common import configs, dispatch
 from ..version import __version__
@@ -86,5 +85,5 @@ def main(argv: Optional[List[str]] = None) -> int:
     table = Table('what', 'found', title='mmlinattn doctor')
     for name, found, state in rows:
         table.add_row(name, found, style=STYLES[state])
-    Console().print(table)
+    plain_console().print(table)
     return int(any(state == 'missing' for *_, state in rows))

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import List, Optional
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from ..deployment import latency, sample_image
-from ..engine.command_line import Parser, errors_in_one_line
+from ..engine.command_line import Parser, errors_in_one_line, plain_console
 from ..engine.config import load_config
 
 
@@ -49,5 +48,5 @@ def main(argv: Optional[List[str]] = None) -> int:
         for row in rows:
             cells = (f'{row.median:.1f}', f'{row.p90:.1f}', f'{row.difference:.0e}')
             table.add_row(row.name, *cells)
-        Console().print(table)
+        plain_console().print(table)
     return 0

@@ -1,24 +1,39 @@
 """Predicts images, folders, videos or a camera, with a model of any of the three frameworks.
 
 Writes a picture of each image, a video of each video, and all predictions in COCO's format. An
-image that cannot be read is named, the others are predicted, and the exit code is 1.
+image that cannot be read or predicted is named, the others are predicted, and the exit code is 1.
 """
 
 import argparse
-import itertools
-import json
+import signal
+import statistics
 import sys
+from collections import deque
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import List, Optional, Tuple
+from types import FrameType
+from typing import Deque, List, Optional, Sequence
 
 import cv2
+import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
-from ..engine.command_line import Parser, errors_in_one_line
+from ..datasets.images import MAX_MEGAPIXELS
+from ..engine.command_line import (
+    Parser,
+    error_text,
+    errors_in_one_line,
+    plain_console,
+    progress_bars,
+)
 from ..engine.config import load_config
-from ..files import check_writable
-from ..inference import Frame, FrameError, Prediction, Predictor, Source, coco_json, open_sources
+from ..files import NotWritten, check_writable
+from ..inference import Frame, FrameError, Predictor, ResultsFile, Source, open_sources
+from ..inference.videos import frame_count
+
+LEAST_WIDTH = 8  # OpenCV writes narrower videos beyond the end of its memory
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
@@ -31,12 +46,20 @@ def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
     add('--min-score', type=float, default=0.3, help='objects that are less sure are left out')
     add('--no-pictures', action='store_true', help='predictions.json alone')
     add('--max-frames', type=int, metavar='N', help='of each video or camera')
+    add('--max-megapixels', type=float, default=MAX_MEGAPIXELS, metavar='N',
+        help='images and videos with more are not decoded (default: %(default)g)')  # fmt: skip
     add('--device', default='cpu', help='cpu, cuda, cuda:1, ...')
     args = parser.parse_args(argv)
     if not 0 <= args.min_score <= 1:
         parser.error(f'--min-score must be 0 to 1, got {args.min_score}')
-    if args.max_frames is not None and args.max_frames < 1:
-        parser.error(f'--max-frames must be positive, got {args.max_frames}')
+    for name in ('max_frames', 'max_megapixels'):
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            parser.error(f'--{name.replace("_", "-")} must be positive, got {value}')
+    try:
+        str(args.out).encode()
+    except UnicodeEncodeError:  # OpenCV crashes when it writes a video there
+        parser.error(f'--out must be a name in UTF-8, got {str(args.out)!r}')
     return args
 
 
@@ -45,82 +68,160 @@ class Pictures:
 
     def __init__(self, folder: Path, source: Source) -> None:
         self.folder, self.source = folder, source
-        self.video: Optional[cv2.VideoWriter] = None
+        self.video, self.frames = cv2.VideoWriter(), 0
+        self.video_path = folder / f'{source.name}.mp4'
 
-    def add(self, frame: Frame, drawn) -> None:
+    def add(self, frame: Frame, drawn: np.ndarray) -> None:
+        """Write a frame.
+
+        Raises:
+            OSError: a picture cannot be written. For a video see :meth:`check`.
+        """
         if self.source.video is None:
             # Behind the whole name: a.png and a.jpg may lie side by side.
-            path = self.folder / f'{frame.name}.png'
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not cv2.imwrite(str(path), drawn):
-                raise OSError(f'{path} cannot be written')
+            write_picture(self.folder / f'{frame.name}.png', drawn)
             return
-        if self.video is None:
-            path = self.folder / f'{self.source.name}.mp4'
-            height, width = drawn.shape[:2]
-            code = cv2.VideoWriter_fourcc(*'mp4v')
-            self.video = cv2.VideoWriter(str(path), code, self.source.frame_rate, (width, height))
-            if not self.video.isOpened():
-                raise OSError(f'{path} cannot be written as a video')
+        self.frames += 1
+        if self.frames == 1:
+            self._open(*drawn.shape[:2])
         self.video.write(drawn)
 
+    def _open(self, height: int, width: int) -> None:
+        self.video_path.unlink(missing_ok=True)
+        if width >= LEAST_WIDTH:
+            form = (cv2.VideoWriter_fourcc(*'mp4v'), self.source.frame_rate, (width, height))
+            self.video.open(str(self.video_path), cv2.CAP_FFMPEG, *form)
+
     def close(self) -> None:
-        if self.video is not None:
-            self.video.release()
+        self.video.release()
+
+    def check(self) -> None:
+        """Raise OSError unless a video has all its frames: OpenCV does not report errors."""
+        found = frame_count(str(self.video_path)) if self.frames else 0
+        if found != self.frames:
+            raise OSError(
+                f'{self.video_path} has {found} of {self.frames} frames: the disk is full, or '
+                'OpenCV cannot write frames of this size'
+            )
+
+
+def write_picture(path: Path, image: np.ndarray) -> None:
+    """Write a PNG file, or none.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    content = cv2.imencode('.png', image)[1].tobytes()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink()
+        raise OSError(f'{path} cannot be written: {error.strerror}') from error
+
+
+class Run:
+    """Predicts sources one by one, and writes what is found before the next image is read.
+
+    Attributes:
+        faults: number of images and videos that failed.
+        seconds: times of the last images; a camera, which never ends, has no list of all.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, predictor: Predictor, results: ResultsFile, bars: Progress
+    ) -> None:
+        self.args, self.predictor, self.results, self.bars = args, predictor, results, bars
+        self.faults = 0
+        self.seconds: Deque[float] = deque(maxlen=1000)
+
+    def predict_all(self, sources: Sequence[Source]) -> None:
+        """Predict sources; Ctrl-C is how a camera is stopped, if it is the last of them."""
+        for source in sources:
+            try:
+                self._predict_source(source)
+            except KeyboardInterrupt:
+                endless = isinstance(source.video, int) and self.args.max_frames is None
+                if not (endless and source is sources[-1]):
+                    raise
+
+    def _predict_source(self, source: Source) -> None:
+        total = len(source)
+        limit = None if source.video is None else self.args.max_frames
+        bar = self.bars.add_task(source.name, total=min(total, limit or total) or None)
+        pictures = Pictures(self.args.out, source)
+        try:
+            for frame in islice(source, limit):
+                self._predict_frame(frame, pictures)
+                self.bars.advance(bar)
+        finally:
+            pictures.close()
+        try:
+            pictures.check()
+        except OSError as error:
+            self._fail(str(error))
+
+    def _predict_frame(self, frame: Frame, pictures: Pictures) -> None:
+        try:
+            image = frame.read()
+            prediction = self.predictor(image)
+            self.results.add(frame.name, image.shape[:2], prediction.sample)
+            self.seconds.append(prediction.seconds)
+            if not self.args.no_pictures:
+                drawn = self.predictor.draw(image, prediction, self.args.min_score)
+                pictures.add(frame, drawn)
+        except NotWritten:  # the results: no later image could be kept either
+            raise
+        except FrameError as error:
+            self._fail(str(error))
+        except Exception as error:  # no memory, a picture that cannot be written, ...
+            self._fail(f'image {frame.name}: {type(error).__name__}: {error_text(error)}')
+
+    def _fail(self, text: str) -> None:
+        self.faults += 1
+        self.bars.console.print(text, style='red', soft_wrap=True)
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Number of images and videos that could not be read."""
-    sources = open_sources(args.sources)
+    """Return the number of images and videos that failed."""
+    sources = open_sources(args.sources, args.max_megapixels)
     path = args.out / 'predictions.json'
     check_writable(path)
     predictor = Predictor(load_config(args.config, args.cfg_options), args.checkpoint, args.device)
-    done: List[Tuple[str, Tuple[int, int], Prediction]] = []
-    faults: List[str] = []
-    columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
-        for source in sources:
-            total = len(source)
-            limit = None if source.video is None else args.max_frames
-            bar = bars.add_task(source.name, total=min(total, limit or total) or None)
-            pictures, before = Pictures(args.out, source), len(done)
-            try:
-                for frame in itertools.islice(source, limit):
-                    try:
-                        image = frame.read()
-                    except FrameError as error:
-                        faults.append(str(error))
-                        console.print(str(error), style='red', markup=False, soft_wrap=True)
-                    else:
-                        prediction = predictor(image)
-                        done.append((frame.name, image.shape[:2], prediction))
-                        if not args.no_pictures:
-                            drawn = predictor.draw(image, prediction, args.min_score)
-                            pictures.add(frame, drawn)
-                    bars.advance(bar)
-            except KeyboardInterrupt:  # how a camera is stopped; what was predicted is kept
-                console.print('stopped')
-                break
-            finally:
-                pictures.close()
-            if source.video is not None and len(done) == before:
-                faults.append(f'video {source.name} has no frame that can be read')
-                console.print(faults[-1], style='red', markup=False, soft_wrap=True)
-    samples = ((name, shape, prediction.sample) for name, shape, prediction in done)
-    path.write_text(json.dumps(coco_json(samples, predictor.classes, args.min_score)) + '\n')
-    seconds = sorted(prediction.seconds for *_, prediction in done)
-    if done:
-        median = 1e3 * seconds[len(seconds) // 2]
-        console.print(
-            f'{len(done)} images, {median:.0f} ms an image (median): {path}', highlight=False
-        )
-    return len(faults)
+    with ResultsFile(path, predictor.classes, args.min_score) as results:
+        try:
+            with progress_bars(console) as bars:
+                job = Run(args, predictor, results, bars)
+                job.predict_all(sources)
+            results.finish()
+        except BaseException:
+            if results.exists:
+                text = f'ended early: {results.count} images are in {results.lines}'
+                print(text, file=sys.stderr)
+            raise
+    if results.count:
+        milliseconds = 1e3 * statistics.median(job.seconds)
+        text = f'{results.count} images, {milliseconds:.0f} ms an image (median): {path}'
+        console.print(text, highlight=False, soft_wrap=True)
+    return job.faults
+
+
+def _terminate(number: int, _: Optional[FrameType]) -> None:
+    raise SystemExit(128 + number)  # finishes the video that is being drawn
 
 
 def main(argv: Optional[List[str]] = None) -> int:
     args = parse_args(argv)
-    with errors_in_one_line(args.debug):
-        faults = run(args, Console())
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with errors_in_one_line(args.debug):
+            faults = run(args, plain_console())
+    except KeyboardInterrupt:
+        print('error: interrupted', file=sys.stderr)
+        return 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if faults:
-        print(f'error: {faults} image(s) or video(s) could not be read', file=sys.stderr)
+        print(f'error: {faults} image(s) or video(s) failed, named above', file=sys.stderr)
     return 1 if faults else 0

@@ -72,9 +72,24 @@ the limit is 1: use a smaller image or raise the limit
         height, width = image_size(file)
     except Image.DecompressionBombError as error:
         raise TooManyPixels(f'image {name}: {error}') from error
+    check_pixel_count((height, width), f'image {name}', max_megapixels)
+
+
+def check_pixel_count(shape: Tuple[int, int], what: str, max_megapixels: float) -> None:
+    """Refuse an image or a video whose size is known.
+
+    Args:
+        shape: (height, width).
+        what: begins the error message.
+        max_megapixels: limit in millions of pixels.
+
+    Raises:
+        TooManyPixels: it has more.
+    """
+    height, width = shape
     if height * width > 1e6 * max_megapixels:
         raise TooManyPixels(
-            f'image {name} has {width} x {height} = {height * width / 1e6:.1f} megapixels, '
+            f'{what} has {width} x {height} = {height * width / 1e6:.1f} megapixels, '
             f'the limit is {max_megapixels:g}: use a smaller image or raise the limit'
         )
 

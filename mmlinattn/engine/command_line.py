@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Iterator, List, NoReturn, Optional, Tuple, Type
 
 from mmengine.config import DictAction
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 EXIT_CODE = 2
 
@@ -65,6 +67,17 @@ def parse_run(parser: Parser, argv: Optional[List[str]] = None) -> argparse.Name
     return args
 
 
+def plain_console(**kwargs: Any) -> Console:
+    """Return a console that prints text as it is: names of files may look like rich's markup."""
+    return Console(markup=False, emoji=False, **kwargs)
+
+
+def progress_bars(console: Console) -> Progress:
+    """Return progress bars with a text, a count and the time that is left."""
+    columns = (TextColumn('{task.description:<5}', markup=False), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=console)
+
+
 @contextmanager
 def errors_in_one_line(
     debug: bool, kinds: Tuple[Type[Exception], ...] = (Exception,), log_dir: Optional[str] = None
@@ -84,7 +97,7 @@ def errors_in_one_line(
     except kinds as error:
         if debug:
             raise
-        text = _text(error)
+        text = error_text(error)
         where = '--debug shows the traceback'
         if log_dir is not None:
             with suppress(OSError):
@@ -97,8 +110,8 @@ def errors_in_one_line(
         raise SystemExit(EXIT_CODE) from None
 
 
-def _text(error: Exception) -> str:
-    """What an error says; of one without words the place."""
+def error_text(error: Exception) -> str:
+    """Return what an error says in one line; of an error without words the place."""
     # A KeyError's text is the repr of its message.
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
     if 'Original Traceback' in text:  # of a worker; what it said is behind the last line of code

@@ -1,6 +1,7 @@
 """Predictions in COCO's format."""
 
-from typing import Any, Dict, Iterable, List, Sequence, Tuple
+import itertools
+from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple
 
 import numpy as np
 from mmengine.structures import BaseDataElement
@@ -25,14 +26,43 @@ def coco_json(
         classes: names.
         min_score: objects and classes that are less sure are left out.
     """
-    images: List[dict] = []
-    annotations: List[dict] = []
-    for index, (name, (height, width), sample) in enumerate(samples, 1):
-        images.append(dict(id=index, file_name=name, height=height, width=width))
-        for found in _annotations(sample, min_score):
-            annotations.append(dict(id=len(annotations) + 1, image_id=index, iscrowd=0, **found))
-    categories = [dict(id=i, name=name) for i, name in enumerate(classes, 1)]
-    return dict(images=images, categories=categories, annotations=annotations)
+    records = [coco_record(*sample, min_score) for sample in samples]
+    return dict(
+        images=list(numbered_images(records)),
+        categories=coco_categories(classes),
+        annotations=list(numbered_annotations(records)),
+    )
+
+
+def coco_record(name: str, shape: Shape, sample: BaseDataElement, min_score: float) -> dict:
+    """Return one image with its annotations, without the numbers that link them.
+
+    Bytes of a name that are not UTF-8 become ``\\udc80`` to ``\\udcff``, as Python prints them: in
+    JSON they would be invalid text.
+    """
+    height, width = shape
+    file_name = name.encode('utf-8', 'backslashreplace').decode()
+    found = list(_annotations(sample, min_score))
+    return dict(file_name=file_name, height=height, width=width, annotations=found)
+
+
+def coco_categories(classes: Sequence[str]) -> List[dict]:
+    """Return the categories of these classes."""
+    return [dict(id=i, name=name) for i, name in enumerate(classes, 1)]
+
+
+def numbered_images(records: Iterable[dict]) -> Iterator[dict]:
+    """Yield the images of :func:`coco_record`, counted from 1."""
+    for index, record in enumerate(records, 1):
+        yield dict(id=index, **{key: record[key] for key in ('file_name', 'height', 'width')})
+
+
+def numbered_annotations(records: Iterable[dict]) -> Iterator[dict]:
+    """Yield the annotations of :func:`coco_record`, counted from 1."""
+    ids = itertools.count(1)
+    for index, record in enumerate(records, 1):
+        for found in record['annotations']:
+            yield dict(id=next(ids), image_id=index, iscrowd=0, **found)
 
 
 def _annotations(sample: BaseDataElement, min_score: float) -> Iterable[dict]:

@@ -4,12 +4,11 @@
 import argparse
 from dataclasses import fields, replace
 
-from rich.console import Console
 from rich.table import Table
 
 from mmlinattn.analysis.devices import DEVICES, GB
 from mmlinattn.analysis.plan import Efficiency, Plan, plan
-from mmlinattn.engine.command_line import Parser, errors_in_one_line
+from mmlinattn.engine.command_line import Parser, errors_in_one_line, plain_console
 from mmlinattn.engine.config import load_config
 
 GiB = 2**30
@@ -101,7 +100,7 @@ def main() -> None:
             checkpointing=checkpointing,
             efficiency=Efficiency(**{f.name: getattr(args, f.name) for f in fields(Efficiency)}),
         )  # fmt: skip
-    console = Console()
+    console = plain_console()
     console.print(table(found, f'{args.gpus} x {args.gpu}, {found.images} images a step'))
     console.print(f'Peaks: {device.source}. Foretold, not measured: docs/scale.md.')
     if found.assumed:

@@ -1,12 +1,11 @@
 #!/usr/bin/env python
 """Prints what a process keeps from step to step: parameters, gradients, optimizer state."""
 
-from rich.console import Console
 from rich.table import Table
 
 from mmlinattn.analysis.training_memory import gathered_parameters, training_memory
 from mmlinattn.engine import build_model
-from mmlinattn.engine.command_line import Parser, errors_in_one_line
+from mmlinattn.engine.command_line import Parser, errors_in_one_line, plain_console
 from mmlinattn.engine.config import load_config
 
 MiB = 2**20
@@ -34,7 +33,7 @@ def main() -> None:
     for number, parts in found.items():
         sizes = [*parts.values(), sum(parts.values())]
         table.add_row(str(number), *(f'{size / MiB:.3f}' for size in sizes))
-    Console().print(table)
+    plain_console().print(table)
     for name, size in gathered.items():
         print(f'gathered, float32, {name}: {size / MiB:.3f} MiB')
 

@@ -5,11 +5,8 @@ The training set is written in random order. A call that was ended goes on where
 
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from mmlinattn.datasets.shards.write import MIB, write_shards
-from mmlinattn.engine.command_line import Parser, errors_in_one_line
+from mmlinattn.engine.command_line import Parser, errors_in_one_line, plain_console, progress_bars
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.data_checks import single_dataset
 
@@ -23,11 +20,7 @@ def main() -> None:
     add('--shard-mib', type=int, default=256, help='size of a shard in MiB')
     add('--in-order', action='store_true', help='the training set, too, in its own order')
     args = parser.parse_args()
-    columns = (TextColumn('{task.description:<5}'), BarColumn(), MofNCompleteColumn())
-    with (
-        errors_in_one_line(args.debug),
-        Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bars,
-    ):
+    with errors_in_one_line(args.debug), progress_bars(plain_console(stderr=True)) as bars:
         cfg = load_config(args.config, args.cfg_options)
         for split in args.splits:
             task = bars.add_task(split, total=None)

@@ -35,7 +35,7 @@ SCORES = [
 # MMEngine's log of training, by iterations or epochs: the time that is left.
 ETA = re.compile(r'\(train\) .* eta: (\d+):(\d\d):(\d\d) ')
 TAIL = 20
-console = Console(highlight=False)
+console = Console(highlight=False, markup=False, emoji=False)
 
 
 class StageError(RuntimeError):
@@ -146,5 +146,5 @@ if __name__ == '__main__':
     try:
         sys.exit(main())
     except StageError as error:
-        console.print(error, markup=False)
+        console.print(error)
         sys.exit(1)

@@ -57,7 +57,7 @@ def _write_images(
 ) -> List[Dict[str, Any]]:
     """Draws and writes the pictures of these splits and indices; their records for COCO."""
     write = partial(_write_image, root, parameters['image_size'], parameters['seed'])
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     progress = partial(track, description='Drawing Shapes', total=len(jobs), console=console)
     workers = min(workers, len(jobs))
     if workers == 1:
