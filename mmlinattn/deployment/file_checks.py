@@ -27,9 +27,7 @@ def check_model(file: ExportedFile, model: nn.Module, cfg: Config) -> None:
     """
     metadata, form = file.metadata, exported_form(model, cfg, file.metadata.raw)
     _check_equal(file, model, 'task', metadata.task, form.task)
-    _check_equal(
-        file, model, 'number of classes', len(metadata.classes), number_of_classes(model)
-    )
+    _check_equal(file, model, 'number of classes', len(metadata.classes), number_of_classes(model))
     if metadata.task == 'detection' and not metadata.raw:
         has_masks = bool(getattr(model, 'with_mask', False))
         _check_equal(file, model, 'prediction of masks', 'masks' in metadata.outputs, has_masks)

@@ -136,4 +136,3 @@ class FileMetadata:
     def to_json(self) -> str:
         """Return the text that :meth:`from_json` reads."""
         return json.dumps(asdict(self))
-

@@ -57,18 +57,14 @@ class ExportedModel(BaseModel):
         self, file: str, network: dict, scope: Optional[str],
         data_preprocessor: Optional[dict] = None,
     ) -> None:  # fmt: skip
-        cfg = Config(
-            dict(model=network, data_preprocessor=data_preprocessor, default_scope=scope)
-        )
+        cfg = Config(dict(model=network, data_preprocessor=data_preprocessor, default_scope=scope))
         preprocessor = preprocessor_of(cfg)
         skeleton = MODELS.build(dict(network, data_preprocessor=preprocessor or None)).eval()
         super().__init__(skeleton.data_preprocessor)
         self.file = ExportedFile(file)
         task = self.file.metadata.task
         if task == 'detection' and self.file.metadata.raw:
-            raise FileError(
-                f'{file} has raw outputs, which cannot be scored: export without --raw'
-            )
+            raise FileError(f'{file} has raw outputs, which cannot be scored: export without --raw')
         check_model(self.file, skeleton, cfg)
         # Not as a part: nothing moves or counts its weights.
         object.__setattr__(self, 'skeleton', skeleton)

@@ -21,8 +21,8 @@ from torch import nn
 from mmlinattn.checkpoints import (
     CheckpointError,
     CheckpointStore,
-    load_checkpoint,
     download,
+    load_checkpoint,
     read_checkpoint,
     serve_mmengine,
 )

@@ -36,7 +36,7 @@ def test_half_precision_stays_near_and_is_half(classifier, tmp_path):
     largest = largest_activation(program, classifier.image)
     assert largest.finite and 0.1 < largest.value < LIMIT and 'backbone' in largest.place
     path = tmp_path / 'half.onnx'
-    metadata = describe(model, STATIC, ["a"], Settings((64, 64), raw=True), ["logits"])
+    metadata = describe(model, STATIC, ['a'], Settings((64, 64), raw=True), ['logits'])
     write('onnx', program, metadata, path)
     error = difference(ExportedFile(path, threads=1)(classifier.image), expected)
     assert 0 < error < 0.01

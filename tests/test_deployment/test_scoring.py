@@ -1,4 +1,4 @@
-"""Exported files in the place of a model: only a file that fits is scored, and it alone predicts."""
+"""Exported files in the place of a model: one that does not fit is refused, one that fits predicts."""
 
 import json
 
@@ -197,7 +197,9 @@ def test_a_file_that_does_not_run_is_an_error_that_names_it(tmp_path):
 
 def test_names_of_classes(tmp_path, monkeypatch):
     printed = []
-    monkeypatch.setattr(file_checks, 'print_log', lambda text, *args, **kwargs: printed.append(text))
+    monkeypatch.setattr(
+        file_checks, 'print_log', lambda text, *args, **kwargs: printed.append(text)
+    )
 
     def check(own, data):
         about = description('classification', 6, classes=list(own))

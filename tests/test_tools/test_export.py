@@ -132,7 +132,11 @@ def test_a_damaged_file_and_options_of_a_checkpoint(root, run, options, tmp_path
 @pytest.mark.parametrize(
     'of_file, changes, message',
     [
-        ('segmentation', {}, r'm\.onnx does not fit the config: its task is segmentation, that of '),
+        (
+            'segmentation',
+            {},
+            r'm\.onnx does not fit the config: its task is segmentation, that of ',
+        ),
         ('detection', dict(classes=['a', 'b', 'c']), 'its number of classes is 3, that of Mask'),
         ('detection', dict(task='forward'), 'has damaged metadata: task must be one of class'),
         ('detection', dict(stride=0), 'damaged metadata: stride must be a positive integer, got 0'),
