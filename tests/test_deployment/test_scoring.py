@@ -1,4 +1,4 @@
-"""Exported files in the place of a model: one that does not fit is refused, one that fits predicts."""
+"""Exported files in the place of a model: what does not fit is refused, what fits predicts."""
 
 import json
 
