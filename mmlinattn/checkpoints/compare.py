@@ -1,5 +1,6 @@
 """Does a checkpoint fit a model? Asked before work starts."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -11,6 +12,13 @@ from .read import read_checkpoint, weights_of
 from .write import PathLike
 
 Mismatch = Tuple[str, Tuple[int, ...], Tuple[int, ...]]
+
+# Tensors that backbones of the same architecture and size may differ in: those of the attention,
+# norms of the outputs, class tokens and positions.
+MAY_DIFFER = re.compile(
+    r'(?:.*\.attn\.|backbone\.(?:(?:out_)?norms?\.|cls_token$|embed\.(?:cls_token|pos_\w+)$'
+    r'|patch_embeds\.\d+\.(?:row_embed|column_embed|extra_embed|extra_tokens)$))'
+)
 
 
 @dataclass
@@ -37,6 +45,30 @@ class Report:
         """
         if self.mismatched:
             raise CheckpointError(f'{where}{": " if where else ""}{self._mismatches()}')
+
+    def raise_on_other_backbone(self, where: str = '') -> None:
+        """Raise CheckpointError if file and model have backbones of another kind or size.
+
+        Names that only one of them has are accepted where backbones of the same size may differ:
+        inside the attention, norms of the outputs, class tokens and positions.
+
+        Args:
+            where: begins the message, for example the config.
+        """
+        problems = []
+        for what, names in (
+            ('missing in the file', self.missing),
+            ('not in the model', self.unexpected),
+        ):
+            names = [n for n in names if n.startswith('backbone.') and not MAY_DIFFER.match(n)]
+            if names:
+                problems.append(f'{len(names)} {what} ({shorten(names)})')
+        if problems:
+            total = sum(name.startswith('backbone.') for name in self.matched)
+            raise CheckpointError(
+                f'{where}{": " if where else ""}the backbone of the model is not that of the file: '
+                f'{total} keys match, {", ".join(problems)}'
+            )
 
     def _mismatches(self) -> str:
         shapes = [f'{n} is {f} in the file and {m} in the model' for n, f, m in self.mismatched]
@@ -126,7 +158,7 @@ def check_fits(
     state_dict = weights_of(read(source), source)
     if prefix:
         state_dict = _below(state_dict, prefix, source)
-    _run_load_hooks(module, state_dict)
+    _run_load_hooks(module, state_dict, source)
     report = compare(module.state_dict(), state_dict)
     _check_types(module.state_dict(), state_dict, report.matched, source)
     strict = [item for item in report.mismatched if not item[0].startswith(tuple(may_differ))]
@@ -169,8 +201,11 @@ def _check_types(
         raise CheckpointError(f'{source}: {len(other)} keys of another type: {shorten(other)}')
 
 
-def _run_load_hooks(module: nn.Module, state_dict: Dict[str, Tensor]) -> None:
+def _run_load_hooks(module: nn.Module, state_dict: Dict[str, Tensor], source: PathLike) -> None:
     """Hooks may resize tensors on loading (position embeddings of vision transformers)."""
     for name, part in module.named_modules():
         for hook in part._load_state_dict_pre_hooks.values():
-            hook(state_dict, f'{name}.' if name else '', {}, True, [], [], [])
+            try:
+                hook(state_dict, f'{name}.' if name else '', {}, True, [], [], [])
+            except ValueError as error:
+                raise CheckpointError(f'{source}: {error}') from error

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from ..checkpoints import (
     SOURCES,
     CheckpointError,
-    compare,
+    Report,
+    check_fits,
     convert,
     kind_of,
     load_state_dict,
@@ -17,6 +18,7 @@ from ..checkpoints import (
 )
 from ..engine import build_model
 from ..engine.command_line import Parser, errors_in_one_line
+from ..engine.weight_checks import HEADS
 from ..files import redacted
 
 
@@ -26,8 +28,16 @@ def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
     parser.add_argument('dst', metavar='DST', type=Path, help='file to write (.pth, .safetensors)')
     parser.add_argument('--source', choices=sorted(SOURCES), default='rala', help='the release')
     parser.add_argument('--config', help='config of the model that the weights are for')
+    parser.add_argument(
+        '--partial',
+        action='store_true',
+        help='with --config: convert weights that fit only a part of the model',
+    )
     parser.add_argument('--force', action='store_true', help='overwrite DST')
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.partial and not args.config:
+        parser.error('--partial needs --config, the model that the weights fit in part')
+    return args
 
 
 def built(config: str) -> nn.Module:
@@ -38,12 +48,26 @@ def built(config: str) -> nn.Module:
         raise CheckpointError(f'--config {config}: {type(error).__name__}: {error}') from error
 
 
-def check_config(config: str, tensors: Dict[str, Tensor]) -> None:
-    """Prints how the weights fit the model of a config; CheckpointError if they do not."""
-    report = compare(built(config).state_dict(), tensors)
-    report.raise_on_mismatch(f'--config {config}')
-    if not report.matched:
-        raise CheckpointError(f'--config {config}: its model has none of the keys of the file')
+def check_config(config: str, tensors: Dict[str, Tensor], partial: bool = False) -> None:
+    """Print how the weights fit the model of a config, as loading them would find it.
+
+    Raises:
+        CheckpointError: no tensor in common; unless ``partial``, a backbone of another kind or
+            size, or a tensor of another shape outside the heads.
+    """
+    where = f'--config {config}'
+    report = check_fits(
+        where, built(config), may_differ=('',), read=lambda _: dict(state_dict=tensors)
+    )
+    if not partial:
+        strict = [item for item in report.mismatched if not item[0].startswith(HEADS)]
+        try:
+            Report(mismatched=strict).raise_on_mismatch(where)
+            report.raise_on_other_backbone(where)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f'{error}; give the config of the same model, or --partial to convert all the same'
+            ) from None
     print(f'against {config}: {report}')
 
 
@@ -70,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
     except CheckpointError as error:
         raise CheckpointError(f'{args.src}: {error}') from error
     if args.config:
-        check_config(args.config, tensors)
+        check_config(args.config, tensors, args.partial)
     save_checkpoint(args.dst, tensors, meta)
     kind = kind_of(tensors)
     count = sum(value.numel() for value in tensors.values())

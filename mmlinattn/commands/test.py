@@ -4,8 +4,10 @@ classifiers."""
 import argparse
 from typing import List, Optional
 
+from mmengine.model import is_model_wrapper
+
 from ..checkpoints import CheckpointError
-from ..deployment import is_exported, use_exported
+from ..deployment import FileError, check_classes, is_exported, use_exported
 from ..engine import config, data_checks, distributed
 from ..engine.command_line import Parser, errors_in_one_line, parse_run
 from ..engine.fusion import check_fusion
@@ -48,7 +50,10 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
         check_weights(runner, cfg, testing=True)
     if args.fuse_conv_bn:
         check_fusion(runner)
-    runner.test_loop  # noqa: B018  built when first asked for
+    metainfo = getattr(runner.test_loop.dataloader.dataset, 'metainfo', {})
+    if exported and metainfo.get('classes'):
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        check_classes(model.file, metainfo['classes'])
     return runner
 
 
@@ -56,7 +61,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     args = parse_args(argv)
     with errors_in_one_line(args.debug):
         runner = prepare(args)
-    with errors_in_one_line(args.debug, (CheckpointError, OSError), runner.log_dir):
+    with errors_in_one_line(args.debug, (CheckpointError, FileError, OSError), runner.log_dir):
         runner.test()
     distributed.leave_process_group()
     return 0

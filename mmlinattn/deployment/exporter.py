@@ -16,6 +16,7 @@ from .compare import difference, fit
 from .files import ExportedFile
 from .formats import FORMATS, FormatError, check_format, write
 from .half import Activation, largest_activation, to_half
+from .metadata import FileMetadata
 from .models import Deployable, load
 
 
@@ -163,23 +164,23 @@ def _without_collections() -> Iterator[None]:
 
 def describe(
     model: Deployable, sizes: Sizes, classes: Sequence[str], settings: Settings, outputs: List[str]
-) -> dict:
-    """What a file says about itself: enough to run it and to read its outputs.
+) -> FileMetadata:
+    """Return what a file says about itself: enough to run it and to read its outputs.
 
     ``image`` is always (B, 3, H, W) float32, RGB, 0..255: normalisation is inside.
     """
-    return dict(
+    return FileMetadata(
         task=model.task,
-        classes=list(classes),
-        outputs=outputs,
+        classes=tuple(classes),
+        outputs=tuple(outputs),
         raw=settings.raw,
         stride=sizes.stride,
         dynamic=sizes.dynamic,
-        shape=list(sizes.shape),
+        shape=tuple(sizes.shape),
         least=sizes.least,
         batch=sizes.batch,
         fp16=settings.fp16,
-        padding=model.padding(),
+        padding=tuple(model.padding()),
     )
 
 

@@ -1,15 +1,14 @@
 """Exported files, run with nothing but themselves."""
 
 import importlib.util
-import json
 import os
 from pathlib import Path
-from typing import Dict, Union
+from typing import Dict, Sequence, Union
 
 import torch
 from torch import Tensor
 
-from .formats import METADATA
+from .metadata import METADATA, FileMetadata
 
 Outputs = Dict[str, Tensor]
 SUFFIXES = ('.onnx', '.xml', '.pt2')
@@ -29,10 +28,12 @@ class ExportedFile:
 
     Attributes:
         metadata: what it says about itself: ``task``, ``classes``, ``stride``, ``shape``, ...
+        images: number of images that it has been run on.
 
     Raises:
         FileNotFoundError: no such file.
-        FileError: a file that is damaged, of something else, or whose runtime is absent.
+        FileError: a file that is damaged, of something else, or whose runtime is absent; metadata
+            that are missing, damaged or contradictory.
     """
 
     def __init__(self, path: Union[str, os.PathLike], threads: int = 0) -> None:
@@ -52,31 +53,45 @@ class ExportedFile:
             raise FileError(
                 f'{self.path} does not say what it is: tools/deployment/export.py writes that'
             )
-        self.metadata = json.loads(text)
+        try:
+            self.metadata = FileMetadata.from_json(text)
+        except ValueError as error:
+            raise FileError(f'{self.path} has damaged metadata: {error}') from None
+        self.images = 0
 
     def __call__(self, image: Tensor) -> Outputs:
         """(B, 3, H, W) float32, RGB, 0..255, to named outputs.
 
         Raises:
-            ValueError: a size that the file does not take.
+            FileError: a size that the file does not take, or an error of the runtime.
         """
         self.check(image)
-        found = self._run(image.contiguous())
-        return dict(zip(self.metadata['outputs'], found))
+        try:
+            found = self._run(image.contiguous(), self.metadata.outputs)
+        except Exception as error:  # runtimes raise whatever they like
+            raise FileError(f'{self.path} cannot be run: {error}') from error
+        self.images += len(image)
+        return dict(zip(self.metadata.outputs, found))
 
     def check(self, image: Tensor) -> None:
-        """Raises ValueError unless the file takes images of this size and number."""
+        """Raise FileError unless the file takes images of this size and number."""
         height, width = image.shape[-2:]
-        batch, stride = self.metadata['batch'], self.metadata['stride']
-        if batch is not None and image.shape[0] != batch:
-            raise ValueError(f'{self.path} takes {batch} images at once, got {image.shape[0]}')
-        if not self.metadata['dynamic']:
-            if [height, width] != self.metadata['shape']:
-                only = 'x'.join(map(str, self.metadata['shape']))
-                raise ValueError(f'{self.path} takes {only} alone, got {height}x{width}')
-        elif height % stride or width % stride or min(height, width) < self.metadata['least']:
-            raise ValueError(
-                f'{self.path} takes multiples of {stride} from {self.metadata["least"]} on, got '
+        metadata = self.metadata
+        if metadata.batch is not None and image.shape[0] != metadata.batch:
+            raise FileError(
+                f'{self.path} takes {metadata.batch} images at once, got {image.shape[0]}'
+            )
+        if not metadata.dynamic:
+            if (height, width) != metadata.shape:
+                only = 'x'.join(map(str, metadata.shape))
+                raise FileError(f'{self.path} takes {only} alone, got {height}x{width}')
+        elif (
+            height % metadata.stride
+            or width % metadata.stride
+            or min(height, width) < metadata.least
+        ):
+            raise FileError(
+                f'{self.path} takes multiples of {metadata.stride} from {metadata.least} on, got '
                 f'{height}x{width}'
             )
 
@@ -88,8 +103,8 @@ def _onnxruntime(path: Path, threads: int) -> tuple:
     options.intra_op_num_threads, options.log_severity_level = threads, 4
     session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
 
-    def run(image: Tensor) -> list:
-        return [torch.from_numpy(out) for out in session.run(None, {'image': image.numpy()})]
+    def run(image: Tensor, names: Sequence[str]) -> list:
+        return [torch.from_numpy(out) for out in session.run(names, {'image': image.numpy()})]
 
     return run, session.get_modelmeta().custom_metadata_map.get(METADATA)
 
@@ -103,9 +118,9 @@ def _openvino(path: Path, threads: int) -> tuple:
     options = {'INFERENCE_NUM_THREADS': threads, 'INFERENCE_PRECISION_HINT': 'f32'}
     compiled = core.compile_model(model, 'CPU', options)
 
-    def run(image: Tensor) -> list:
+    def run(image: Tensor, names: Sequence[str]) -> list:
         found = compiled({'image': image.numpy()})
-        return [torch.from_numpy(found[out].copy()) for out in compiled.outputs]
+        return [torch.from_numpy(found[name].copy()) for name in names]
 
     return run, text
 
@@ -117,9 +132,8 @@ def _aoti(path: Path, threads: int) -> tuple:
 
     program = aoti_load_package(str(path))
     text = program.get_metadata().get(METADATA)
-    names = json.loads(text)['outputs'] if text else []
 
-    def run(image: Tensor) -> list:
+    def run(image: Tensor, names: Sequence[str]) -> list:
         found = program(image)
         return [found[name] for name in names]
 

@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import io
-import json
 import logging
 import shutil
 import tempfile
@@ -13,11 +12,10 @@ from typing import Callable, Dict, Iterator, NamedTuple, Tuple
 import torch
 from torch.export import ExportedProgram
 
+from .metadata import METADATA, FileMetadata
 from .suppression import onnx_translations
 
 OPSET = 18
-# What a file says about itself, under this name, as JSON.
-METADATA = 'mmlinattn'
 
 
 class FormatError(ValueError):
@@ -34,11 +32,11 @@ class Format(NamedTuple):
     """
 
     suffix: str
-    write: Callable[[ExportedProgram, dict, Path], None]
+    write: Callable[[ExportedProgram, FileMetadata, Path], None]
     packages: Tuple[Tuple[str, str], ...]
 
 
-def write_onnx(program: ExportedProgram, metadata: dict, path: Path) -> None:
+def write_onnx(program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
     """One ONNX file; of more than 2 GB, the weights lie beside it.
 
     Constants are folded, which also turns sequences of tensors, unknown to TensorRT, into tensors,
@@ -58,17 +56,17 @@ def write_onnx(program: ExportedProgram, metadata: dict, path: Path) -> None:
             optimize=False,
             custom_translation_table=onnx_translations(),
             input_names=['image'],
-            output_names=metadata['outputs'],
+            output_names=list(metadata.outputs),
         )
         fold_constants(onnx_program.model)
         RemoveUnusedNodesPass()(onnx_program.model)
         CommonSubexpressionEliminationPass()(onnx_program.model)
-    onnx_program.model.metadata_props[METADATA] = json.dumps(metadata)
+    onnx_program.model.metadata_props[METADATA] = metadata.to_json()
     size = sum(weight.numel() * weight.element_size() for weight in program.state_dict.values())
     onnx_program.save(path, external_data=size > 1.9e9)
 
 
-def write_openvino(program: ExportedProgram, metadata: dict, path: Path) -> None:
+def write_openvino(program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
     """An .xml with its .bin, of the ONNX of the same program."""
     import openvino
 
@@ -76,18 +74,18 @@ def write_openvino(program: ExportedProgram, metadata: dict, path: Path) -> None
         onnx_file = Path(folder) / 'model.onnx'
         write_onnx(program, metadata, onnx_file)
         model = openvino.convert_model(onnx_file)
-    model.set_rt_info(json.dumps(metadata), [METADATA])
+    model.set_rt_info(metadata.to_json(), [METADATA])
     openvino.save_model(model, path, compress_to_fp16=False)
 
 
-def write_aoti(program: ExportedProgram, metadata: dict, path: Path) -> None:
+def write_aoti(program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
     """A .pt2 of compiled code for this machine's processor."""
     if shutil.which('g++') is None and shutil.which('clang++') is None:
         raise FormatError('aoti needs a C++ compiler (g++ or clang++), there is none')
     from torch._inductor import aoti_compile_and_package
 
     options = {
-        'aot_inductor.metadata': {METADATA: json.dumps(metadata)},
+        'aot_inductor.metadata': {METADATA: metadata.to_json()},
         # Else loops ask for as many threads as this machine has, wherever they run.
         'cpp.dynamic_threads': True,
     }
@@ -125,7 +123,7 @@ def check_format(name: str) -> None:
             raise FormatError(f'--format {name} needs {module}: pip install "{package}"')
 
 
-def write(name: str, program: ExportedProgram, metadata: dict, path: Path) -> None:
+def write(name: str, program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
     """Writes a captured model in a format; nothing is left at ``path`` where that fails.
 
     Args:

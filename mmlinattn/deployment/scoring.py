@@ -1,5 +1,6 @@
 """Exported files in the place of a model: scored by the frameworks' own loops and metrics."""
 
+from math import prod
 from pathlib import Path
 from typing import List, Optional
 
@@ -11,7 +12,9 @@ from mmengine.registry import MODELS
 from mmengine.structures import InstanceData
 from torch import Tensor
 
-from .files import SUFFIXES, ExportedFile
+from .file_checks import check_model
+from .files import SUFFIXES, ExportedFile, FileError
+from .metadata import FileMetadata
 from .models import normalisation, preprocessor_of
 
 
@@ -22,7 +25,8 @@ def is_exported(path: str) -> bool:
 
 def use_exported(cfg: Config, path: str) -> None:
     """Puts an exported file in the place of a config's model."""
-    cfg.model = dict(type='ExportedModel', file=path, network=cfg.model)
+    scope = cfg.get('default_scope')
+    cfg.model = dict(type='ExportedModel', file=path, network=cfg.model, scope=scope)
     cfg.load_from = None
 
 
@@ -33,41 +37,68 @@ class ExportedModel(BaseModel):
     The framework prepares images as it does for the network, and does with what the file gives
     what it does with what the network gives: windows, resizing to the original size, masks.
     Images are filled up with the colour that is 0 behind the normalisation to a size that the file
-    takes.
+    takes. Each prediction is checked to come from the file: it must have run on each image once, or
+    once for each window of a segmentor with ``test_cfg.mode='slide'``.
 
     Args:
         file: see :class:`.files.ExportedFile`.
         network: config of the model that the file was made of.
+        scope: ``default_scope`` of the config, which names the framework.
         data_preprocessor: where it stands beside the model in the config.
 
     Raises:
-        FileNotFoundError, mmlinattn.deployment.files.FileError: of the file.
-        ValueError: raw outputs of a detector, which are no predictions.
+        FileNotFoundError, mmlinattn.deployment.FileError: of the file, or one that does not fit
+            ``network``: see :func:`.file_checks.check_model`; raw outputs of a detector, which are
+            no predictions.
+        NotDeployable: a network that has no exported form.
     """
 
-    def __init__(self, file: str, network: dict, data_preprocessor: Optional[dict] = None) -> None:
-        cfg = Config(dict(model=network, data_preprocessor=data_preprocessor))
+    def __init__(
+        self, file: str, network: dict, scope: Optional[str],
+        data_preprocessor: Optional[dict] = None,
+    ) -> None:  # fmt: skip
+        cfg = Config(dict(model=network, data_preprocessor=data_preprocessor, default_scope=scope))
         preprocessor = preprocessor_of(cfg)
-        skeleton = MODELS.build(dict(network, data_preprocessor=preprocessor or None))
+        skeleton = MODELS.build(dict(network, data_preprocessor=preprocessor or None)).eval()
         super().__init__(skeleton.data_preprocessor)
         self.file = ExportedFile(file)
-        task = self.file.metadata['task']
-        if task == 'detection' and self.file.metadata['raw']:
-            raise ValueError(
-                f'{file} has raw outputs, which cannot be scored: export without --raw'
-            )
+        task = self.file.metadata.task
+        if task == 'detection' and self.file.metadata.raw:
+            raise FileError(f'{file} has raw outputs, which cannot be scored: export without --raw')
+        check_model(self.file, skeleton, cfg)
         # Not as a part: nothing moves or counts its weights.
-        object.__setattr__(self, 'skeleton', skeleton.eval())
+        object.__setattr__(self, 'skeleton', skeleton)
         mean, std, self.swap = normalisation(preprocessor)
         self.register_buffer('mean', mean, persistent=False)
         self.register_buffer('std', std, persistent=False)
         self.predictions = getattr(self, task)
 
     def forward(self, inputs: Tensor, data_samples: list, mode: str = 'predict') -> list:
-        """Predicts; there is no other mode."""
+        """Predict; there is no other mode.
+
+        Raises:
+            FileError: a prediction that does not come from the file, or a size that it does not
+                take.
+        """
         if mode != 'predict':
             raise ValueError(f'an exported file predicts, it has no mode {mode!r}')
-        return self.predictions(inputs, data_samples)
+        before = self.file.images
+        predictions = self.predictions(inputs, data_samples)
+        found, expected = self.file.images - before, len(inputs) * self.windows(inputs)
+        if found != expected:
+            raise FileError(
+                f'{self.file.path} ran on {found} images of a batch in place of {expected}: '
+                f'{type(self.skeleton).__name__} does not predict with it alone'
+            )
+        return predictions
+
+    def windows(self, inputs: Tensor) -> int:
+        """Return the number of windows that the framework cuts each image into."""
+        cfg = getattr(self.skeleton, 'test_cfg', None) or {}
+        if self.file.metadata.task != 'segmentation' or cfg.get('mode') != 'slide':
+            return 1
+        sides = zip(inputs.shape[-2:], cfg['crop_size'], cfg['stride'])
+        return prod(max(-(-(side - crop) // stride), 0) + 1 for side, crop, stride in sides)
 
     def segmentation(self, inputs: Tensor, data_samples: list) -> list:
         self.skeleton.encode_decode = lambda images, metas: self.logits(images)
@@ -118,28 +149,44 @@ class ExportedModel(BaseModel):
 
     def run(self, images: Tensor) -> dict:
         """Outputs for normalised images (B, 3, H, W) of any size."""
-        metadata = self.file.metadata
-        images = fill_up(images, metadata)
+        images = fill_up(images, self.file.metadata)
         pixels = images * self.std + self.mean
         pixels = (pixels.flip(1) if self.swap else pixels).cpu()
-        parts: List[dict] = [self.file(part) for part in pixels.split(metadata['batch'] or 8)]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        batch = self.file.metadata.batch or 8
+        parts: List[dict] = [self.file(part) for part in pixels.split(batch)]
+        found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        self.check_classes(found)
+        return found
+
+    def check_classes(self, found: dict) -> None:
+        """Raise FileError if the outputs have other classes than the file's metadata say."""
+        number = len(self.file.metadata.classes)
+        if 'labels' in found:
+            seen = int(found['labels'].max()) + 1
+            fits = seen <= number
+        else:
+            seen = (found['logits'] if 'logits' in found else found['scores']).shape[1]
+            fits = seen == number or (seen, number) == (1, 2)  # one logit tells two classes apart
+        if not fits:
+            raise FileError(
+                f'{self.file.path} has {number} classes in its metadata, its outputs have {seen}'
+            )
 
 
-def fill_up(images: Tensor, metadata: dict) -> Tensor:
+def fill_up(images: Tensor, metadata: FileMetadata) -> Tensor:
     """Normalised images (B, 3, H, W) filled up with 0 to a size that a file takes.
 
     Raises:
-        ValueError: images that are larger than a file of one size.
+        FileError: images that are larger than a file of one size.
     """
     sides = images.shape[-2:]
-    if metadata['dynamic']:
-        stride, least = metadata['stride'], metadata['least']
-        wanted = [max(-(-side // stride) * stride, least) for side in sides]
+    if metadata.dynamic:
+        stride = metadata.stride
+        wanted = tuple(max(-(-side // stride) * stride, metadata.least) for side in sides)
     else:
-        wanted = metadata['shape']
+        wanted = metadata.shape
     if any(side > limit for side, limit in zip(sides, wanted)):
-        raise ValueError(
+        raise FileError(
             f'an image of {sides[0]}x{sides[1]} for a file of {wanted[0]}x{wanted[1]} alone: '
             'export it with dynamic sizes or resize in the test pipeline'
         )

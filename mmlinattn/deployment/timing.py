@@ -10,7 +10,8 @@ from mmengine.config import Config
 from torch import Tensor
 
 from .compare import Outputs, difference, fit
-from .files import ExportedFile
+from .file_checks import check_model
+from .files import ExportedFile, FileError
 from .models import load
 
 
@@ -39,8 +40,9 @@ def latency(
             programs take the processor now and then, that is the one that they disturbed least.
 
     Raises:
-        what :func:`.models.load` and :class:`.files.ExportedFile` raise; ValueError for a shape
-        that a file does not take.
+        what :func:`.models.load` and :class:`.files.ExportedFile` raise; FileError for a shape that
+        a file does not take, for files of another model (see :func:`.file_checks.check_model`), and
+        for raw files beside others.
     """
     if rounds < 1:
         raise ValueError(f'rounds must be at least 1: {rounds}')
@@ -48,8 +50,15 @@ def latency(
     image = fit(image, shape)
     for file in ready:
         file.check(image)
-    raw = any(file.metadata['raw'] for file in ready)
+    raw = bool(ready) and ready[0].metadata.raw
+    for file in ready:
+        if file.metadata.raw != raw:
+            raise FileError(
+                f'{file.path} and {ready[0].path} cannot be compared: one of them has raw outputs'
+            )
     model, _ = load(cfg, checkpoint, raw)
+    for file in ready:
+        check_model(file, model.model, cfg)
     calls: List[Tuple[str, Callable[[], Outputs]]] = [('torch', lambda: model(image))]
     calls += [(file.path.name, partial(file, image)) for file in ready]
     with torch.no_grad():

@@ -6,7 +6,7 @@ from typing import Any, Optional, Union
 from mmengine.device import get_device
 from mmengine.dist import is_distributed
 from mmengine.logging import print_log
-from mmengine.model import revert_sync_batchnorm
+from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.registry import LOOPS
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 from torch import nn
@@ -17,6 +17,7 @@ from ..checkpoints import CheckpointError, CheckpointStore, serve_mmengine
 from ..datasets.stores import check_no_secrets
 from .config import is_of
 from .data_checks import DataError, check_categories, check_images, why_empty, why_unusable
+from .evaluator_checks import check_evaluator
 from .loading import base_datasets, guard_loading
 from .loops import ResumableEpochLoop
 from .memory import keep_freed_memory
@@ -35,7 +36,9 @@ class PluginFeatures:
     A data set without a usable image says so, and a file that cannot be loaded is named; with
     ``skip_corrupt`` in the training's data loader it is passed over
     (:class:`.skip_corrupt.SkippedImages`). Synchronised batch norm becomes plain where it cannot
-    run. On a CPU memory is kept between operations (:func:`keep_freed_memory`).
+    run. Metrics are tried on a made-up sample when their loop is built
+    (:func:`.evaluator_checks.check_evaluator`). On a CPU memory is kept between operations
+    (:func:`keep_freed_memory`).
 
     Raises:
         ValueError: see :func:`mmlinattn.datasets.stores.check_no_secrets`.
@@ -76,11 +79,18 @@ class PluginFeatures:
 
     def build_val_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         _refuse_skipping(self._val_dataloader, 'val_dataloader')
-        return super().build_val_loop(loop)
+        loop = super().build_val_loop(loop)
+        check_evaluator(loop.evaluator, self._val_evaluator, self._plain_model(), 'val_evaluator')
+        return loop
 
     def build_test_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         _refuse_skipping(self._test_dataloader, 'test_dataloader')
-        return super().build_test_loop(loop)
+        loop = super().build_test_loop(loop)
+        check_evaluator(loop.evaluator, self._test_evaluator, self._plain_model(), 'test_evaluator')
+        return loop
+
+    def _plain_model(self) -> nn.Module:
+        return self.model.module if is_model_wrapper(self.model) else self.model
 
     @staticmethod
     def build_dataloader(

@@ -1,16 +1,28 @@
-"""What holds for every file that comes over the network: where from, and how long it may be."""
+"""What holds for every file that comes over the network: where from, how long and how slow."""
 
+import io
 import os
+import time
 from contextlib import contextmanager
 from functools import lru_cache
-from http.client import HTTPResponse
-from typing import Iterator
+from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
+from socket import socket
+from typing import Any, Iterator
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
+from urllib.request import (
+    HTTPHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    Request,
+    build_opener,
+)
 
 from .addresses import redacted
 
 GIB = 2**30
+# Bytes a second that a server must send, on the average of ``timeout`` seconds of waiting.
+LEAST_RATE = 1024
 
 
 class FetchRefused(OSError):
@@ -41,9 +53,11 @@ def opened(request: Request, timeout: float) -> Iterator[HTTPResponse]:
 
     Args:
         request: of an ``https`` or ``http`` address.
-        timeout: seconds without an answer.
+        timeout: seconds without an answer. When that many seconds were spent waiting for more of an
+            answer that has begun, headers included, it must have come with ``LEAST_RATE``.
 
     Raises:
+        TimeoutError: an answer that is too slow, also while it is read.
         FetchRefused: another scheme, also after a redirect, or a redirect from https to http.
         OSError, HTTPException: see ``urllib.request.urlopen``.
     """
@@ -66,6 +80,65 @@ class _AsSafe(HTTPRedirectHandler):
         return super().redirect_request(request, file, code, message, headers, new_url)
 
 
+class _Paced(io.RawIOBase):
+    """Bytes of a socket, for as long as they come fast enough.
+
+    The timeout of a socket starts anew with each byte.
+    """
+
+    def __init__(self, raw: io.RawIOBase, timeout: float) -> None:
+        self.raw, self.timeout = raw, timeout
+        self.begun, self.waited, self.received = False, 0.0, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        start = time.monotonic()
+        number = self.raw.readinto(buffer) or 0
+        if self.begun:  # before the first byte the timeout of the socket holds
+            self.waited += time.monotonic() - start
+        self.begun, self.received = True, self.received + number
+        if self.waited > self.timeout:
+            if number and self.received < LEAST_RATE * self.waited:
+                raise TimeoutError(
+                    f'the server sent {self.received} bytes in {self.waited:.0f} s, '
+                    f'less than {LEAST_RATE} a second'
+                )
+            self.waited, self.received = 0.0, 0
+        return number
+
+    def close(self) -> None:
+        self.raw.close()
+        super().close()
+
+
+class _PacedResponse(HTTPResponse):
+    def __init__(self, sock: socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        timeout = sock.gettimeout()
+        if timeout is not None:
+            self.fp = io.BufferedReader(_Paced(self.fp.detach(), timeout))
+
+
+class _PacedConnection(HTTPConnection):
+    response_class = _PacedResponse
+
+
+class _PacedSecureConnection(HTTPSConnection):
+    response_class = _PacedResponse
+
+
+class _Http(HTTPHandler):
+    def http_open(self, request: Request) -> HTTPResponse:
+        return self.do_open(_PacedConnection, request)
+
+
+class _Https(HTTPSHandler):
+    def https_open(self, request: Request) -> HTTPResponse:
+        return self.do_open(_PacedSecureConnection, request)
+
+
 @lru_cache(maxsize=1)
 def _opener() -> OpenerDirector:
-    return build_opener(_AsSafe)
+    return build_opener(_AsSafe, _Http, _Https)

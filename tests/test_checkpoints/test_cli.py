@@ -1,4 +1,5 @@
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -113,9 +114,80 @@ def test_config_of_another_size(run, src, tmp_path, config, backbone_cfg):
     assert not (tmp_path / 'a.pth').exists()
 
 
+@pytest.mark.parametrize('depths', [(1, 1, 3, 1), (1, 1, 1, 1)])
+def test_config_of_another_depth(run, src, tmp_path, config, backbone_cfg, depths):
+    """All shapes agree; blocks are missing in the file, or in the model."""
+    pytest.importorskip('mmdet', reason='the config is of a detector')
+    path, arch = config(arch=dict(backbone_cfg['arch'], depths=depths)), tmp_path / 'a.pth'
+    block, what = (2, 'missing in the file') if depths[2] == 3 else (1, 'not in the model')
+    result = run(src, arch, '--config', path)
+    fails(result, 'the backbone of the model is not that of the file', '--partial')
+    assert re.search(rf'\d+ {what} \(backbone\.stages\.2\.{block}\.', result[2])
+    assert not arch.exists()
+    code, out, _ = run(src, arch, '--config', path, '--partial')
+    assert code == 0 and f'backbone.stages.2.{block}.' in out and arch.exists()
+
+
+def test_config_of_another_family(run, src, tmp_path, classifier):
+    """Two keys match, those of the head."""
+    pytest.importorskip('mmpretrain', reason='the config is of a classifier')
+    path = tmp_path / 'config.py'
+    path.write_text(
+        "custom_imports = dict(imports=['mmlinattn'])\ndefault_scope = 'mmpretrain'\n"
+        "model = dict(type='ImageClassifier', backbone=dict(type='ViT', arch='deit-t'), "
+        "head=dict(type='LinearClsHead', num_classes=10, in_channels=24))\n"
+    )
+    classifier['head.weight'] = classifier['head.weight'].flatten(1)
+    torch.save(classifier, src)
+    result = run(src, tmp_path / 'a.pth', '--config', path)
+    fails(result, 'the backbone of the model is not that of the file: 0 keys match')
+    assert not (tmp_path / 'a.pth').exists()
+
+
+def test_config_of_other_classes_and_positions(run, tmp_path):
+    """Both are accepted: a head is trained anew, positions are resized by loading."""
+    pytest.importorskip('mmpretrain', reason='the config is of a classifier')
+    dim, tensors = 192, {}
+    for i in range(12):
+        for name, out, inner in (
+            ('attn.qkv', 576, dim), ('attn.proj', dim, dim), ('mlp.fc1', 768, dim),
+            ('mlp.fc2', dim, 768),
+        ):  # fmt: skip
+            tensors[f'blocks.{i}.{name}.weight'] = torch.zeros(out, inner)
+            tensors[f'blocks.{i}.{name}.bias'] = torch.zeros(out)
+        for part in ('norm1.weight', 'norm1.bias', 'norm2.weight', 'norm2.bias'):
+            tensors[f'blocks.{i}.{part}'] = torch.zeros(dim)
+    tensors.update(
+        {'cls_token': torch.zeros(1, 1, dim), 'pos_embed': torch.zeros(1, 197, dim),
+         'patch_embed.proj.weight': torch.zeros(dim, 3, 16, 16),
+         'patch_embed.proj.bias': torch.zeros(dim), 'norm.weight': torch.zeros(dim),
+         'norm.bias': torch.zeros(dim), 'head.weight': torch.zeros(1000, dim),
+         'head.bias': torch.zeros(1000)}
+    )  # fmt: skip
+    torch.save(dict(model=tensors), tmp_path / 'deit_tiny.pth')
+    path = tmp_path / 'config.py'
+    path.write_text(
+        "custom_imports = dict(imports=['mmlinattn'])\ndefault_scope = 'mmpretrain'\n"
+        "model = dict(type='ImageClassifier', "
+        "backbone=dict(type='ViT', arch='deit-t', img_size=384), "
+        "head=dict(type='LinearClsHead', num_classes=3, in_channels=192))\n"
+    )
+    code, out, err = run(
+        tmp_path / 'deit_tiny.pth', tmp_path / 'a.pth', '--source', 'deit', '--config', path
+    )
+    assert (code, err) == (0, '')
+    assert 'head.fc.weight is (1000, 192) in the file and (3, 192) in the model' in out
+    path.write_text(path.read_text().replace('deit-t', 'deit-s'))
+    result = run(
+        tmp_path / 'deit_tiny.pth', tmp_path / 'b.pth', '--source', 'deit', '--config', path
+    )
+    fails(result, 'config.py: backbone.embed.pos_embed of shape (1, 197, 192) does not fit one of')
+
+
 def test_bad_config(run, src, tmp_path, config):
     fails(run(src, tmp_path / 'a.pth', '--config', tmp_path / 'no.py'), 'no.py')
     fails(run(src, tmp_path / 'a.pth', '--config', config(colour='red')), 'config.py', 'colour')
+    fails(run(src, tmp_path / 'a.pth', '--partial'), '--partial needs --config')
 
 
 def test_refusals(run, src, tmp_path):

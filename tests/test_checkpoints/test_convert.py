@@ -6,6 +6,7 @@ from torch import nn
 import mmlinattn  # noqa: F401
 from mmlinattn.checkpoints import (
     CheckpointError,
+    Report,
     check_fits,
     compare,
     convert,
@@ -161,3 +162,33 @@ def test_check_fits_allows_what_a_load_hook_resizes(tmp_path):
     model._register_load_state_dict_pre_hook(resize)
     save_checkpoint(tmp_path / 'a.pth', {'weight': torch.zeros(9, 2)}, {})
     assert check_fits(tmp_path / 'a.pth', model).matched == ['weight']
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        'stages.0.1.attn.anchors_q', 'layers.3.attn.relative.table', 'out_norms.0.weight',
+        'norm.bias', 'norms.2.weight', 'cls_token', 'embed.cls_token', 'embed.pos_embed',
+        'embed.pos_grid', 'patch_embeds.1.row_embed', 'patch_embeds.3.extra_tokens',
+    ],
+)  # fmt: skip
+def test_names_that_backbones_of_one_size_may_differ_in(name):
+    name = f'backbone.{name}'
+    Report(missing=[name]).raise_on_other_backbone()
+    Report(unexpected=[name]).raise_on_other_backbone()
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        'stages.2.5.norm1.weight', 'stages.0.1.ffn.fc1.weight', 'stages.0.0.gamma1',
+        'patch_embeds.0.proj.weight', 'patch_embeds.1.norm.bias', 'layers.11.norm2.bias',
+        'embed.proj.weight', 'downsamples.0.conv.weight', 'stem.0.conv.weight',
+    ],
+)  # fmt: skip
+def test_names_that_tell_backbones_apart(name):
+    name = f'backbone.{name}'
+    with pytest.raises(CheckpointError, match=rf'a.py: .*1 missing in the file \({name}\)'):
+        Report(missing=[name]).raise_on_other_backbone('a.py')
+    with pytest.raises(CheckpointError, match=rf'1 not in the model \({name}\)'):
+        Report(matched=['backbone.x'], unexpected=[name]).raise_on_other_backbone()

@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import threading
+import time
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +21,13 @@ from torch import nn
 from mmlinattn.checkpoints import (
     CheckpointError,
     CheckpointStore,
+    download,
     load_checkpoint,
     read_checkpoint,
     serve_mmengine,
 )
 from mmlinattn.checkpoints.sources import mmengine_zoos
+from mmlinattn.files import web
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 
@@ -283,3 +286,71 @@ def test_changed_bytes_are_noticed(tmp_path):
     assert torch.load(path, weights_only=True)['meta'] == dict(epoch=1)  # torch does not
     with pytest.raises(CheckpointError, match='damaged'):
         read_checkpoint(path)
+
+
+class Drip(http.server.BaseHTTPRequestHandler):
+    """One byte each 20 ms, 600 of them: of the body, or of a header that does not end."""
+
+    of_header = False
+
+    def __init__(self, *args, directory=None):
+        super().__init__(*args)
+
+    def do_GET(self):
+        self.wfile.write(b'HTTP/1.0 200 OK\r\n')
+        self.wfile.write(b'X: ' if self.of_header else b'Content-Length: 1000000\r\n\r\n')
+        for _ in range(600):
+            self.wfile.write(b'x')
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize('of_header', [False, True])
+def test_a_server_that_drips_is_left(server, monkeypatch, of_header, tmp_path):
+    """The timeout of the socket starts anew with each byte."""
+    monkeypatch.setattr(download, 'TIMEOUT_S', 1.0)
+    handler = type('Handler', (Drip,), dict(of_header=of_header))
+    with pytest.raises(CheckpointError, match='bytes in 1 s, less than 1024 a second'):
+        read_checkpoint(f'{server(handler=handler).url}/a.pth')
+    assert not [*(tmp_path / 'cache').rglob('*a.pth*')]
+
+
+class Line:
+    """Stands in for a socket: what comes, and after how many seconds of a clock of the test."""
+
+    def __init__(self, monkeypatch, *comes):
+        self.comes, self.now = [*comes], 0.0
+        monkeypatch.setattr(web.time, 'monotonic', lambda: self.now)
+
+    def readinto(self, buffer):
+        number, seconds = self.comes.pop(0) if self.comes else (0, 0)
+        self.now += seconds
+        return number
+
+
+def pull(line):
+    paced = web._Paced(line, timeout=30)
+    while paced.readinto(None):
+        line.now += 1000  # what is done with the bytes does not count
+
+
+@pytest.mark.parametrize(
+    'comes',
+    [
+        [(1, 29), (1, 29)],  # a slow answer that then ends
+        [(100, 4), (40_000, 20), (40_000, 20)] * 3,
+        [(40_000, 29)] * 5,
+        [(1, 4)] * 8,  # a file of 8 bytes
+    ],
+)
+def test_a_line_that_is_fast_enough(monkeypatch, comes):
+    line = Line(monkeypatch, *comes)
+    pull(line)
+    assert not line.comes
+
+
+@pytest.mark.parametrize('comes', [[(1, 4)] * 100, [(40_000, 29)] * 3 + [(1_000, 2)] * 100])
+def test_a_line_that_is_too_slow(monkeypatch, comes):
+    line = Line(monkeypatch, *comes)
+    with pytest.raises(TimeoutError, match=r'bytes in 3\d s, less than 1024 a second'):
+        pull(line)
+    assert len(line.comes) > 70

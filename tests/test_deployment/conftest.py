@@ -16,6 +16,7 @@ from mmlinattn.deployment.exporter import Settings, describe
 from mmlinattn.deployment.files import ExportedFile
 from mmlinattn.deployment.formats import FORMATS, write
 from mmlinattn.deployment.models import deployable
+from mmlinattn.engine.model import class_names, number_of_classes
 from tests.families import shrunk
 
 
@@ -65,7 +66,8 @@ def export(tmp_path):
         sizes = sizes._replace(coarsest=strides_of(case.model)[1])
         with torch.no_grad():
             outputs = list(model(case.image))
-        metadata = describe(model, sizes, ['a'], Settings(sizes.shape, raw=raw), outputs)
+        names = class_names(case.cfg, {}, number_of_classes(case.model))
+        metadata = describe(model, sizes, names, Settings(sizes.shape, raw=raw), outputs)
         path = tmp_path / f'model{FORMATS[name].suffix}'
         write(name, capture(model, sizes), metadata, path)
         return model, ExportedFile(path, threads=1)

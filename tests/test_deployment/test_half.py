@@ -8,6 +8,7 @@ from torch import nn
 
 from mmlinattn.deployment.capture import Sizes, capture
 from mmlinattn.deployment.compare import difference, match
+from mmlinattn.deployment.exporter import Settings, describe
 from mmlinattn.deployment.files import ExportedFile
 from mmlinattn.deployment.formats import write
 from mmlinattn.deployment.half import LIMIT, largest_activation, to_half
@@ -35,7 +36,7 @@ def test_half_precision_stays_near_and_is_half(classifier, tmp_path):
     largest = largest_activation(program, classifier.image)
     assert largest.finite and 0.1 < largest.value < LIMIT and 'backbone' in largest.place
     path = tmp_path / 'half.onnx'
-    metadata = dict(outputs=['logits'], batch=1, stride=32, dynamic=False, shape=[64, 64])
+    metadata = describe(model, STATIC, ['a'], Settings((64, 64), raw=True), ['logits'])
     write('onnx', program, metadata, path)
     error = difference(ExportedFile(path, threads=1)(classifier.image), expected)
     assert 0 < error < 0.01

@@ -55,6 +55,31 @@ def test_missing_data_names_the_path_and_the_way_to_get_it(root, run, tmp_path, 
             '--cfg-options', f'train_dataloader.dataset.data_root={moved}')  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    'task, option, message',
+    [
+        ('seg', 'val_evaluator.iou_metrics=foo', r"iou_metrics='foo'\) cannot score: metrics"),
+        ('det', 'val_evaluator.metric_items=[mAP_60]', 'metric item "mAP_60" is not supported'),
+        ('cls', 'val_evaluator.topk=(1,50)', 'Top-50 accuracy is unavailable'),
+    ],
+)
+def test_a_value_that_a_metric_reads_after_the_last_image(
+    train, root, run, options, tmp_path, capsys, task, option, message
+):
+    with pytest.raises(ValueError, match=rf'val_evaluator \(.*{message}'):
+        train(option, task=task)
+    option = option.replace('val_', 'test_')
+    model = build_model(Config.fromfile(root / CONFIGS[task])).to_empty(device='cpu')
+    weights = tmp_path / 'any.ckpt'
+    torch.save(dict(state_dict=model.state_dict(), meta={}), weights)
+    with pytest.raises(SystemExit) as stopped:
+        run('test', root / CONFIGS[task], weights, '--work-dir', tmp_path / 'test',
+            '--cfg-options', *options(task), option, debug=False)  # fmt: skip
+    assert stopped.value.code == 2
+    line = [text for text in capsys.readouterr().err.splitlines() if 'error: ' in text]
+    assert len(line) == 1 and 'test_evaluator' in line[0] and 'cannot score' in line[0]
+
+
 def test_missing_annotation_file(train):
     with pytest.raises(FileNotFoundError, match='instances_nowhere.json'):
         train('train_dataloader.dataset.ann_file=annotations/instances_nowhere.json', task='det')

@@ -8,6 +8,7 @@ import torch
 from mmlinattn.deployment import FORMATS, timing
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
+from tests.test_deployment.stub import description, write_stub
 from tests.test_layers.test_export import dynamic
 
 from .conftest import CONFIGS
@@ -126,6 +127,67 @@ def test_a_damaged_file_and_options_of_a_checkpoint(root, run, options, tmp_path
            *options('seg'), tool='test')  # fmt: skip
     refuse(run, capsys, '--fuse-conv-bn needs a checkpoint', *arguments, '--fuse-conv-bn',
            tool='test')  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    'of_file, changes, message',
+    [
+        (
+            'segmentation',
+            {},
+            r'm\.onnx does not fit the config: its task is segmentation, that of ',
+        ),
+        ('detection', dict(classes=['a', 'b', 'c']), 'its number of classes is 3, that of Mask'),
+        ('detection', dict(task='forward'), 'has damaged metadata: task must be one of class'),
+        ('detection', dict(stride=0), 'damaged metadata: stride must be a positive integer, got 0'),
+        ('detection', dict(batch=-1), 'damaged metadata: batch must be a positive integer or null'),
+        ('detection', dict(classes=[*'SHAPES'[::-1][:5]]), None),
+        (
+            'detection',
+            dict(classes=['square', 'circle', 'triangle', 'star', 'cross']),
+            "class 0 is 'square' in the file and 'circle' in the data set",
+        ),
+        ('detection', dict(dynamic=False, shape=[32, 32], least=32), 'an image of 64x64 for a'),
+    ],
+)
+def test_a_file_that_does_not_fit_is_not_scored(
+    root, run, options, tmp_path, capsys, of_file, changes, message
+):
+    """One line and code 2 of the command; a file with other names of classes is scored."""
+    pytest.importorskip('mmdet', reason='Mask R-CNN is that of MMDetection')
+    pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
+    path = write_stub(tmp_path / 'm.onnx', of_file, {**description(of_file, 5), **changes})
+    arguments = [root / CONFIGS['det'], path, '--work-dir', tmp_path / 'work', '--cfg-options',
+                 *options('det')]  # fmt: skip
+    if message is None:
+        run('test', *arguments)
+        assert metrics(tmp_path / 'work')['coco/bbox_mAP'] >= 0
+        assert 'scores compare them by number' in capsys.readouterr().out
+    else:
+        refuse(run, capsys, message, *arguments, tool='test')
+
+
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        (dict(task='forward'), 'has damaged metadata: task must be one of'),
+        (dict(classes=['a']), 'its number of classes is 1, that of EncoderDecoder'),
+        (dict(stride=16), 'its stride is 16, that of EncoderDecoder in the config is 32'),
+        (dict(raw=True, outputs=['logits']), 'one of them has raw outputs'),
+    ],
+)
+def test_a_file_that_does_not_fit_is_not_timed(
+    root, run, options, checkpoint, tmp_path, capsys, monkeypatch, changes, message
+):
+    pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
+    monkeypatch.setattr(timing, '_times', lambda call, seconds: pytest.fail('it is timed'))
+    fits = description('segmentation', 6)
+    files = [
+        write_stub(tmp_path / f'{i}.onnx', 'segmentation', about)
+        for i, about in enumerate((fits, {**fits, **changes}))
+    ]
+    refuse(run, capsys, message, root / CONFIGS['seg'], checkpoint('seg'), *files, '--shape', 64,
+           64, '--cfg-options', *options('seg'), tool='deployment/latency')  # fmt: skip
 
 
 def refuse(run, capsys, message, *arguments, tool='deployment/export'):

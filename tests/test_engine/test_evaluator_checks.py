@@ -1,0 +1,98 @@
+"""Options of metrics that the frameworks read after the last image: found before the first one."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mmengine.evaluator import Evaluator
+from torch import nn
+
+from mmlinattn.engine.evaluator_checks import check_evaluator
+
+CLASSES = ('circle', 'square', 'triangle')
+
+
+@pytest.fixture
+def annotations(tmp_path):
+    """Two images; that with the higher number comes first."""
+    images = [dict(id=i, file_name=f'{i}.jpg', height=8, width=8) for i in (7, 3)]
+    boxes = [dict(id=1, image_id=3, category_id=1, bbox=[0, 0, 8, 8], area=64, iscrowd=0,
+                  segmentation=[[0, 0, 8, 0, 8, 8, 0, 8]])]  # fmt: skip
+    categories = [dict(id=i + 1, name=name) for i, name in enumerate(CLASSES)]
+    path = tmp_path / 'val.json'
+    path.write_text(json.dumps(dict(images=images, annotations=boxes, categories=categories)))
+    return str(path)
+
+
+@pytest.fixture
+def check(annotations, capsys):
+    """check(metric's framework, model, **options of the metric): its evaluator, checked."""
+
+    def call(scope, model=None, **cfg):
+        pytest.importorskip(scope, reason='the metric is of this framework')
+        if cfg['type'] == 'CocoMetric':
+            cfg = dict(cfg, ann_file=annotations)
+        evaluator = Evaluator(dict(cfg, _scope_=scope))
+        evaluator.dataset_meta = dict(classes=CLASSES)
+        capsys.readouterr()  # of reading annotations
+        check_evaluator(evaluator, cfg, model or nn.Identity(), 'val_evaluator')
+        return evaluator
+
+    return call
+
+
+GOOD = [
+    ('mmseg', dict(type='IoUMetric', iou_metrics=['mIoU', 'mDice', 'mFscore'])),
+    ('mmseg', dict(type='IoUMetric', iou_metrics='foo', format_only=True, output_dir='{tmp}')),
+    ('mmdet', dict(type='CocoMetric', metric=['bbox', 'segm', 'proposal'])),
+    ('mmdet', dict(type='CocoMetric', metric='bbox', metric_items=['mAP', 'mAP_50'])),
+    ('mmdet', dict(type='CocoMetric', metric='bbox', classwise=True)),
+    ('mmpretrain', dict(type='Accuracy', topk=(1, 3))),
+    ('mmpretrain', dict(type='SingleLabelMetric', items=['precision', 'support'], average=None)),
+    ('mmpretrain', dict(type='MultiLabelMetric')),  # not known here
+]
+
+
+@pytest.mark.parametrize('scope, cfg', GOOD)
+def test_metrics_that_can_score(check, capsys, tmp_path, scope, cfg):
+    cfg = {key: str(tmp_path) if value == '{tmp}' else value for key, value in cfg.items()}
+    evaluator = check(scope, **cfg)
+    (metric,) = evaluator.metrics
+    assert metric.results == [] and not [*tmp_path.glob('*.png')]
+    assert getattr(metric, 'img_ids', None) is None  # found later: all of them
+    assert capsys.readouterr().out == ''
+
+
+BAD = [
+    ('mmseg', dict(type='IoUMetric', iou_metrics='foo'), r"iou_metrics='foo'.*\['foo'\] is not"),
+    ('mmseg', dict(type='IoUMetric', iou_metrics=['mIoU', 'mDise']), 'cannot score: metrics'),
+    ('mmdet', dict(type='CocoMetric', metric_items=['mAP_60']), 'metric item "mAP_60" is not supp'),
+    ('mmpretrain', dict(type='Accuracy', topk=(1, 5)), 'Top-5 accuracy is unavailable since'),
+    ('mmpretrain', dict(type='SingleLabelMetric', average='foo'), "average='foo'.* cannot score: "),
+]
+
+
+@pytest.mark.parametrize('scope, cfg, message', BAD)
+def test_metrics_that_cannot_score(check, scope, cfg, message):
+    with pytest.raises(ValueError, match=rf"val_evaluator \(type='{cfg['type']}', .*{message}"):
+        check(scope, **cfg)
+
+
+def test_masks_of_a_detector_without_masks(check):
+    model = nn.Module()
+    model.roi_head = SimpleNamespace(with_mask=True)
+    check('mmdet', model, type='CocoMetric', metric=['bbox', 'segm'])
+    model.roi_head.with_mask = False
+    check('mmdet', model, type='CocoMetric', metric='bbox')
+    with pytest.raises(ValueError, match='segm is not in results'):
+        check('mmdet', model, type='CocoMetric', metric=['bbox', 'segm'])
+
+
+def test_the_number_of_classes_is_that_of_the_model(check):
+    model = nn.Module()
+    model.head = torch.nn.Linear(1, 1)
+    model.head.num_classes = 5
+    check('mmpretrain', model, type='Accuracy', topk=5)
+    with pytest.raises(ValueError, match='Top-6 accuracy'):
+        check('mmpretrain', model, type='Accuracy', topk=6)
