@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import os
 import sys
 from typing import List, Optional
 
@@ -37,11 +38,8 @@ def usage() -> str:
 def main(argv: Optional[List[str]] = None) -> int:
     """Runs a command; its exit code, 2 where there is no such command."""
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ['']
-    if name in ('-h', '--help'):
-        print(usage())
-        return 0
-    if name == '--version':
-        print(__version__)
+    if name in ('-h', '--help', '--version'):
+        _show(__version__ if name == '--version' else usage())
         return 0
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, 1)
@@ -51,6 +49,15 @@ def main(argv: Optional[List[str]] = None) -> int:
     command = importlib.import_module(f'{__package__}.commands.{name.replace("-", "_")}')
     sys.argv = [f'mmlinattn {name}', *arguments]
     return command.main() or 0
+
+
+def _show(text: str) -> None:
+    """Print to stdout; print nothing if its reader has gone, as in ``mmlinattn --help | head``."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # Python writes the rest of its buffer when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == '__main__':

@@ -13,6 +13,7 @@ from typing import Iterator, List, Optional, Tuple
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..compat.versions import TESTED, untested
@@ -85,6 +86,6 @@ def main(argv: Optional[List[str]] = None) -> int:
         rows = [*packages(), operators_of_mmcv(), *devices(), *data_sets()]
     table = Table('what', 'found', title='mmlinattn doctor')
     for name, found, state in rows:
-        table.add_row(name, found, style=STYLES[state])
+        table.add_row(name, escape(found), style=STYLES[state])
     Console().print(table)
     return int(any(state == 'missing' for *_, state in rows))

@@ -127,3 +127,11 @@ def test_setup_through_a_symbolic_link_is_the_same_checkout(root, fake_python, t
         for folder in (root, link)
     ]
     assert 'mmcv-lite' in said[0] and said[1] == ''
+
+
+def test_the_demo_names_a_folder_that_cannot_be_made(root):
+    command = [sys.executable, str(root / 'tools/misc/demo.py'), '--work-dir', '/dev/null/demo']
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout.startswith('error: ') and '/dev/null/demo' in done.stdout
+    assert 'Traceback' not in done.stderr
