@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Dict, List, Sequence, Tuple
 
-import onnxruntime
 import torch
 from rich.console import Console
 from torch import Tensor, nn
@@ -36,6 +35,9 @@ from mmlinattn.layers import (
     registered,
     tokens_to_map,
 )
+
+# isort: split
+import onnxruntime  # after mmlinattn, which switches its usage reports off
 
 console = Console(highlight=False, width=160, stderr=True)
 CHANNELS, HEADS, OPSET = 32, 2, 18

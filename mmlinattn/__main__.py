@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import io
+import os
 import sys
 from typing import List, Optional
 
@@ -42,11 +43,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors='backslashreplace')
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ['']
-    if name in ('-h', '--help'):
-        print(usage())
-        return 0
-    if name == '--version':
-        print(__version__)
+    if name in ('-h', '--help', '--version'):
+        _show(__version__ if name == '--version' else usage())
         return 0
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, 1)
@@ -56,6 +54,15 @@ def main(argv: Optional[List[str]] = None) -> int:
     command = importlib.import_module(f'{__package__}.commands.{name.replace("-", "_")}')
     sys.argv = [f'mmlinattn {name}', *arguments]
     return command.main() or 0
+
+
+def _show(text: str) -> None:
+    """Print to stdout; print nothing if its reader has gone, as in ``mmlinattn --help | head``."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # Python writes the rest of its buffer when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == '__main__':

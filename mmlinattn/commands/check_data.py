@@ -15,7 +15,7 @@ from rich.table import Table
 from ..engine.command_line import Parser, errors_in_one_line, plain_console, progress_bars
 from ..engine.config import load_config
 from ..engine.inspection import SPLITS, Report, inspect_data
-from ..files import check_writable
+from ..files import check_writable, whole_file
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
@@ -66,6 +66,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
         report = inspect_data(cfg, args.splits, args.workers, progress)
         if args.json:
-            args.json.write_text(json.dumps(report.to_dict(), indent=1) + '\n')
+            with whole_file(args.json) as file:
+                file.write_text(json.dumps(report.to_dict(), indent=1) + '\n')
     show(report, args.examples, console)
     return 1 if report.counts() else 0

@@ -12,7 +12,7 @@ from ..analysis.complexity import check_shape
 from ..engine import build_model
 from ..engine.command_line import Parser, errors_in_one_line, plain_console
 from ..engine.config import load_config
-from ..files import check_writable
+from ..files import check_writable, whole_file
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
@@ -56,7 +56,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         cfg = load_config(args.config, args.cfg_options)
         result = analyse(build_model(cfg), shape)
         if args.json:
-            args.json.write_text(json.dumps(result.to_dict(), indent=2) + '\n')
+            with whole_file(args.json) as file:
+                file.write_text(json.dumps(result.to_dict(), indent=2) + '\n')
     console = plain_console()
     height, width = result.shape
     console.print(table(result, f'{Path(args.config).stem}, {height} x {width}', args.depth))

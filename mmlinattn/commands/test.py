@@ -61,7 +61,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     args = parse_args(argv)
     with errors_in_one_line(args.debug):
         runner = prepare(args)
-    with errors_in_one_line(args.debug, (CheckpointError, FileError, OSError), runner.log_dir):
+    known = (CheckpointError, FileError, data_checks.DataError, OSError)
+    with errors_in_one_line(args.debug, known, runner.log_dir):
         runner.test()
     distributed.leave_process_group()
     return 0

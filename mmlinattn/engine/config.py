@@ -2,6 +2,7 @@
 
 import difflib
 import os.path as osp
+import re
 from pathlib import Path
 from typing import Dict, Optional
 
@@ -169,11 +170,17 @@ def _annotation_files(cfg: Config) -> Dict[str, str]:
 
 
 def set_work_dir(cfg: Config, config_path: str, work_dir: Optional[str]) -> None:
-    """``work_dir``, else the config's own, else ``work_dirs/<name of the config>``."""
+    """``work_dir``, else the config's own, else ``work_dirs/<name of the config>``.
+
+    Raises:
+        ValueError: a name that is not UTF-8, in which logs and ``last_checkpoint`` are written.
+    """
     if work_dir is not None:
         cfg.work_dir = work_dir
     elif cfg.get('work_dir') is None:
         cfg.work_dir = osp.join('work_dirs', Path(config_path).stem)
+    if re.search('[\ud800-\udfff]', str(cfg.work_dir)):  # how Python shows such bytes
+        raise ValueError(f'work_dir {cfg.work_dir!a} is not UTF-8: choose another name')
 
 
 def use_amp(cfg: Config, requested: bool) -> None:

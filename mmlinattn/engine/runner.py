@@ -17,6 +17,7 @@ from ..checkpoints import CheckpointError, CheckpointStore, serve_mmengine
 from ..datasets.stores import check_no_secrets
 from .config import is_of
 from .data_checks import DataError, check_categories, check_images, why_empty, why_unusable
+from .data_workers import allow_open_files, report_unsent_batches
 from .evaluator_checks import check_evaluator
 from .loading import base_datasets, guard_loading
 from .loops import ResumableEpochLoop
@@ -49,6 +50,7 @@ class PluginFeatures:
         check_no_secrets(kwargs.get('cfg') or {})
         if get_device() == 'cpu':
             keep_freed_memory()
+        allow_open_files()
         self.checkpoints = CheckpointStore()
         serve_mmengine(self.checkpoints.read)
         super().__init__(*args, **kwargs)
@@ -118,6 +120,7 @@ class PluginFeatures:
             check_categories(part)
         check_images(loader.dataset)
         guard_loading(loader.dataset)
+        report_unsent_batches(loader)
         if share is not None:
             setattr(loader, SKIPPED, SkippedImages(loader.dataset, share))
         return loader

@@ -22,8 +22,8 @@ def whole_file(path: Path) -> Iterator[Path]:
         path: the final name; its folder must be there.
 
     Raises:
-        NotWritten: the folder cannot be written to, or the disk is full. ``path`` is as
-            before.
+        NotWritten: the folder cannot be written to, the disk is full, or ``path`` is something
+            else than a regular file, such as ``/dev/null``. ``path`` is as before.
 
     Example:
         >>> import tempfile
@@ -33,6 +33,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         >>> path.read_text()
         'all of it'
     """
+    _check_replaceable(path)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
         yield temporary
@@ -63,12 +64,17 @@ def check_writable(path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError('it is a folder')
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
         raise NotWritten(f'{path} cannot be written: {error.strerror or error}') from error
+    _check_replaceable(path)
+
+
+def _check_replaceable(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        kind = 'a folder' if path.is_dir() else 'not a regular file'
+        raise NotWritten(f'{path} cannot be written: it is {kind}')
 
 
 def to_disk(path: Path) -> None:

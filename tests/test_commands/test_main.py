@@ -1,6 +1,8 @@
 """``python -m mmlinattn``: its commands, and what it says where there is none."""
 
+import errno
 import importlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -42,6 +44,16 @@ def test_help_and_version(capsys):
     assert all(name in said for name in program.COMMANDS)
     assert program.main(['--version']) == 0
     assert capsys.readouterr().out.strip() == mmlinattn.__version__
+
+
+@pytest.mark.parametrize('option', ['--help', '--version'])
+def test_help_into_a_pipe_that_nobody_reads(monkeypatch, option):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, 'w') as stdout:
+        monkeypatch.setattr(sys, 'stdout', stdout)
+        assert program.main([option]) == 0
+        stdout.flush()  # Python does so when it ends
 
 
 @pytest.mark.parametrize(
@@ -104,6 +116,7 @@ def test_errors_of_arguments_are_one_line(capsys, argv, message, monkeypatch):
         ['predict', 'ravlt-t_8xb128_in1k', 'none.pth', 'a.jpg', '--out', 'file'],
         ['test', 'ravlt-t_8xb128_in1k', 'none.pth', '--out', 'file/x.pkl'],
         ['complexity', 'ravlt-t_8xb128_in1k', '--shape', '64', '64', '--json', '.'],
+        ['complexity', 'ravlt-t_8xb128_in1k', '--shape', '64', '64', '--json', 'device'],
     ],
 )
 def test_what_cannot_be_written_is_said_before_the_work(capsys, argv, tmp_path, monkeypatch):
@@ -111,10 +124,31 @@ def test_what_cannot_be_written_is_said_before_the_work(capsys, argv, tmp_path, 
     monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
     (tmp_path / 'file').write_text('in the way')
     (tmp_path / 'a.jpg').write_text('looked at later')
+    (tmp_path / 'device').symlink_to('/dev/null')
     with pytest.raises(SystemExit, match='^2$'):
         program.main(argv)
     assert 'cannot be written' in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['a.jpg', 'file']
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['a.jpg', 'device', 'file']
+    assert (tmp_path / 'device').is_symlink()
+
+
+def test_a_full_disk_leaves_the_older_file(capsys, tmp_path, monkeypatch):
+    older = tmp_path / 'x.json'
+    older.write_text('older')
+
+    def write_half(path, text):
+        with path.open('w') as file:
+            file.write(text[:20])
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(Path, 'write_text', write_half)
+    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+    with pytest.raises(SystemExit, match='^2$'):
+        program.main(
+            ['complexity', 'ravlt-nano_shapes', '--shape', '64', '64', '--json', str(older)]
+        )
+    assert f'{older} cannot be written: No space left' in capsys.readouterr().err
+    assert older.read_text() == 'older' and list(tmp_path.iterdir()) == [older]
 
 
 def test_a_variable_of_a_config_and_a_file_that_is_no_config(capsys, tmp_path, monkeypatch):
@@ -175,3 +209,10 @@ def test_the_doctor_finds_what_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(doctor.importlib, 'import_module', without)
     assert doctor.main([]) == 1
     assert "No module named 'mmseg'" in ' '.join(capsys.readouterr().out.split())
+
+
+def test_the_doctor_shows_brackets_of_a_path(monkeypatch, capsys):
+    row = ('mmlinattn', '/home/[/up]', 'ok')
+    monkeypatch.setattr(doctor, 'packages', lambda: iter([row]))
+    assert doctor.main([]) == 0
+    assert row[1] in capsys.readouterr().out

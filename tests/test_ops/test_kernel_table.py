@@ -5,6 +5,7 @@ All of the table, for half an hour: ``MMLINATTN_WHOLE_TABLE=1``.
 
 import json
 import os
+import pwd
 import subprocess
 import sys
 
@@ -107,6 +108,26 @@ def test_a_broken_table_of_the_user_is_named_and_left_out(tmp_path, monkeypatch,
         with pytest.warns(UserWarning, match=r'kernels\.json is no table of kernels'):
             assert configs.table(0) == shipped['sm_90']
     configs.table.cache_clear()
+
+
+def test_a_table_that_cannot_be_read_is_left_out(tmp_path, monkeypatch, shipped):
+    path = tmp_path / ('x' * 300) / 'kernels.json'  # stands for a home directory of somebody else
+    monkeypatch.setattr(configs, 'cache_path', lambda: path)
+    monkeypatch.setattr(configs, 'architecture', lambda index: 'sm_90')
+    configs.table.cache_clear()
+    with pytest.warns(UserWarning, match='File name too long'):
+        assert configs.table(0) == shipped['sm_90']
+    configs.table.cache_clear()
+
+
+def test_a_user_without_a_home_directory_has_no_table(monkeypatch):
+    def unknown(uid):
+        raise KeyError(uid)
+
+    for name in ('HOME', 'XDG_CACHE_HOME', configs.VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, 'getpwuid', unknown)
+    assert not configs.cache_path().exists()
 
 
 def test_nothing_spills_but_what_is_named(shipped):

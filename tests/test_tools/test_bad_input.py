@@ -1,5 +1,7 @@
 """What is wrong is said before training starts, with the name and the value."""
 
+import os
+
 import pytest
 import torch
 from mmengine.config import Config
@@ -19,6 +21,12 @@ def train(root, run, options, tmp_path):
 
     yield call
     assert not list(tmp_path.glob('work/*.pth')), 'training had started'
+
+
+def test_work_dir_that_is_not_utf_8(root, run, tmp_path):
+    work_dir = os.fsdecode(bytes(tmp_path) + b'/caf\xe9')
+    with pytest.raises(ValueError, match=r"caf\\udce9' is not UTF-8"):
+        run('train', root / CONFIGS['cls'], '--work-dir', work_dir)
 
 
 def test_missing_config(run):

@@ -3,14 +3,17 @@
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 
-def bash(script, *arguments, **environment) -> subprocess.CompletedProcess:
+def bash(script, *arguments, cwd=None, **environment) -> subprocess.CompletedProcess:
     env = {k: v for k, v in os.environ.items() if k not in ('VIRTUAL_ENV', 'CONDA_PREFIX', 'MMCV')}
     command = ['bash', str(script), *arguments]
-    return subprocess.run(command, env={**env, **environment}, capture_output=True, text=True)
+    return subprocess.run(
+        command, env={**env, **environment}, cwd=cwd, capture_output=True, text=True
+    )
 
 
 @pytest.fixture
@@ -45,7 +48,10 @@ def test_launchers_take_the_projects_environment_where_none_is_active(checkout, 
     [
         (dict(MMCV='full'), "MMCV must be lite or compiled, got 'full'"),
         (dict(STACK='mine'), "STACK must be onedl or original, got 'mine'"),
-        (dict(BASE_PYTHON='/no/python'), 'no Python 3.10 to 3.13 with venv'),
+        (
+            dict(BASE_PYTHON='/no/python'),
+            '=/no/python is not there: no Python 3.10 to 3.13 with venv',
+        ),
     ],
 )
 def test_setup_refuses(root, tmp_path, environment, message):
@@ -57,3 +63,75 @@ def test_setup_refuses(root, tmp_path, environment, message):
 def test_setup_says_that_a_given_python_is_not_there(root, tmp_path):
     done = bash(root / 'tools/misc/setup.sh', '/no/python', str(tmp_path / 'venv'))
     assert done.returncode == 2 and 'PYTHON=/no/python is not there' in done.stderr
+
+
+@pytest.fixture
+def fake_python(tmp_path):
+    """fake_python(**answers): an interpreter with a prefix of its own, for set-up.
+
+    Each answer is the shell code for calls whose arguments have that word, such as ``venv``. It
+    does nothing, successfully, for others.
+    """
+
+    def make(**answers):
+        prefix = tmp_path / 'prefix'
+        prefix.mkdir()
+        answers = {'sys.prefix': f'echo {prefix}', **answers}
+        cases = ''.join(f'*"{word}"*) {code};;\n' for word, code in answers.items())
+        python = prefix / 'python'
+        python.write_text(f'#!/bin/sh\ncase "$*" in\n{cases}esac\n')
+        python.chmod(0o755)
+        return python
+
+    return make
+
+
+@pytest.fixture
+def old_python(fake_python):
+    return fake_python(**{'--version': 'echo Python 3.9.18', 'version_info': 'exit 1'})
+
+
+def test_setup_names_a_python_that_is_too_old(root, old_python, tmp_path):
+    venv, script = tmp_path / 'venv', root / 'tools/misc/setup.sh'
+    for done in (
+        bash(script, f'{venv}/bin/python', str(venv), BASE_PYTHON=str(old_python)),
+        bash(script, str(old_python), str(venv)),
+    ):
+        assert done.returncode == 2
+        assert f'PYTHON={old_python} is Python 3.9.18: no' in done.stderr
+    assert [path.name for path in tmp_path.rglob('*')] == ['prefix', 'python']
+
+
+def test_setup_says_that_the_index_does_not_answer(root, fake_python):
+    lost = 'echo "WARNING: Retrying (Retry(total=0, connect=None))"; exit 1'
+    done = bash(root / 'tools/misc/setup.sh', str(fake_python(**{'-m pip': lost})), 'venv')
+    assert done.returncode == 2 and 'check the network, the proxy and PIP_IND' in done.stderr
+
+
+def test_setup_makes_an_environment_anew_that_was_interrupted(root, fake_python, tmp_path):
+    venv = tmp_path / 'venv'
+    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', str(venv)], check=True)
+    base = fake_python(**{'-m venv': 'echo made "$@"; exit 1'})
+    done = bash(
+        root / 'tools/misc/setup.sh', f'{venv}/bin/python', str(venv), BASE_PYTHON=str(base)
+    )
+    assert f'made -m venv {venv}' in done.stdout
+    assert done.returncode == 2 and 'the checkout must be writable' in done.stderr
+
+
+def test_setup_through_a_symbolic_link_is_the_same_checkout(root, fake_python, tmp_path):
+    link, python = tmp_path / 'link', str(fake_python())
+    link.symlink_to(root)
+    said = [
+        bash('tools/misc/setup.sh', python, 'venv', cwd=folder, PWD=str(folder)).stdout
+        for folder in (root, link)
+    ]
+    assert 'mmcv-lite' in said[0] and said[1] == ''
+
+
+def test_the_demo_names_a_folder_that_cannot_be_made(root):
+    command = [sys.executable, str(root / 'tools/misc/demo.py'), '--work-dir', '/dev/null/demo']
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout.startswith('error: ') and '/dev/null/demo' in done.stdout
+    assert 'Traceback' not in done.stderr

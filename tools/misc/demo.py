@@ -148,3 +148,6 @@ if __name__ == '__main__':
     except StageError as error:
         console.print(error)
         sys.exit(1)
+    except OSError as error:
+        console.print(f'error: {error}', markup=False, soft_wrap=True)
+        sys.exit(2)

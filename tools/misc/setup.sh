@@ -25,23 +25,28 @@ case $mmcv in '' | lite | compiled) ;; *) die "MMCV must be lite or compiled, go
 case $stack in onedl | original) ;; *) die "STACK must be onedl or original, got '$stack'" ;; esac
 [ -z "$hashes" ] || [ -f "$hashes/default.txt" ] || die "HASHES: no $hashes/default.txt"
 
-if [ "$python" = "$venv/bin/python" ] && [ ! -x "$python" ]; then
-  fits='import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'
+fits='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'
+version() { "$1" --version 2>/dev/null || echo 'not there'; }
+# Without pip: venv was interrupted.
+has_pip() { "$1" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("pip"))' 2>/dev/null; }
+if [ "$python" = "$venv/bin/python" ] && ! has_pip "$python"; then
   for base in ${BASE_PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
-    "$base" -c "$fits" 2>/dev/null || continue
+    "$base" -c "import ensurepip, venv; $fits" 2>/dev/null || continue
     say "$venv, of $("$base" --version)"
-    "$base" -m venv "$venv"
+    "$base" -m venv "$venv" || die "$venv cannot be made: the checkout must be writable"
     break
   done
-  [ -x "$python" ] || die "no Python 3.10 to 3.13 with venv (Debian: apt install python3-venv);" \
-    "make takes any other by BASE_PYTHON=/path/to/python"
+  has_pip "$python" || die "${BASE_PYTHON:+BASE_PYTHON=$BASE_PYTHON is $(version "$BASE_PYTHON"): }no Python" \
+    "3.10 to 3.13 with venv (Debian: apt install python3-venv); BASE_PYTHON=/path/to/python names one"
 fi
 command -v "$python" >/dev/null || die "PYTHON=$python is not there"
+"$python" -c "$fits" || die "PYTHON=$python is $(version "$python"): not Python 3.10 to 3.13"
 
 # The stamp holds what the environment was made from, and which mmcv; it lives there.
 prefix=$("$python" -c 'import sys; print(sys.prefix)')
 stamp="$prefix/.mmlinattn-setup" log="$prefix/mmlinattn-setup.log"
-wanted="$(pwd) $stack $(cat setup.py pyproject.toml "$constraints" "$0" ${hashes:+"$hashes"/*.txt} | cksum)"
+# The physical path: a checkout may be entered through a symbolic link.
+wanted="$(pwd -P) $stack $(cat setup.py pyproject.toml "$constraints" "$0" ${hashes:+"$hashes"/*.txt} | cksum)"
 if [ -f "$stamp" ]; then
   { read -r made && read -r has; } <"$stamp" || true
   [ "$made" = "$wanted" ] && [ "${MMCV_CUDA:-0}" = 0 ] && [ "${mmcv:-$has}" = "$has" ] && exit 0
@@ -65,6 +70,8 @@ stage() {
   [ -t 1 ] && printf '\r\033[K'
   if ! wait $job; then
     tail -n 15 "$log" >&2
+    ! tail -n 15 "$log" | grep -q 'Retry(total=0' ||
+      say "the package index did not answer: check the network, the proxy and PIP_INDEX_URL" >&2
     die "$name failed; all of it: $log"
   fi
   say "$name: $((SECONDS - start)) s"
@@ -95,7 +102,7 @@ print(*[name for name in sys.argv[1:] if name in found])
 EOF
 }
 
-: >"$log"
+: 2>/dev/null >"$log" || die "$log cannot be written: the environment of $python must be writable"
 onedl='onedl-mmengine onedl-mmdetection onedl-mmsegmentation onedl-mmpretrain'
 original='mmengine mmdet mmsegmentation mmpretrain'
 mmcvs='mmcv-lite onedl-mmcv mmcv mmcv-full'

@@ -94,7 +94,8 @@ def cache_path() -> Path:
     """Where measured tables are: the environment variable, or the user's cache folder."""
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE])
-    cache = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
+    # Unlike Path.home(), it raises no error for a user without a home directory.
+    cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
     return Path(cache) / 'mmlinattn' / 'kernels.json'
 
 
@@ -110,11 +111,11 @@ def table(index: int) -> Table:
     """Of a CUDA device: what was measured for GPUs of its name, else what is shipped."""
     shipped = read(SHIPPED)[architecture(index)]
     path = cache_path()
-    if not path.is_file():
-        return shipped
     try:
         measured = read(path).get(torch.cuda.get_device_name(index), {})
-    except (ValueError, TypeError, AttributeError) as error:
+    except (FileNotFoundError, NotADirectoryError):
+        return shipped
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         warnings.warn(
             f'mmlinattn: {path} is no table of kernels, the shipped one is used: {error}',
             stacklevel=2,
