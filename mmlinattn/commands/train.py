@@ -75,6 +75,7 @@ def prepare(args: argparse.Namespace) -> PluginFeatures:
 
 
 def train(args: argparse.Namespace) -> None:
+    """Check everything, then train; errors end the process with one line."""
     with errors_in_one_line(args.debug):
         runner = prepare(args)
     with errors_in_one_line(args.debug, KNOWN, runner.log_dir):

@@ -1,4 +1,4 @@
-"""Trainings that diverge, share a folder, or differ between processes: one line, nothing lost."""
+"""Trainings that diverge, share a folder, differ between processes or from their checkpoint."""
 
 from pathlib import Path
 
@@ -211,3 +211,28 @@ def test_processes_with_other_configs(root, options, tmp_path, option, values):
         of_each = f'{values[0]} in process 0 and {values[1]} in process 1; start all processes with'
         assert f'{option} of the config is {of_each}' in line
     assert not work.exists()
+
+
+@pytest.mark.parametrize(
+    'change, reason',
+    [
+        ('optim_wrapper.optimizer.type=SGD', 'SGD misses dampening, momentum'),
+        (lambda c: c['optimizer']['param_groups'].append({'params': []}), 'parameter groups'),
+        (lambda c: c.update(message_hub=dict(version=2)), 'must contain key: `log_scalars`'),
+        (lambda c: c['meta'].update(iter='1'), 'TypeError: unsupported operand'),
+    ],
+)
+def test_state_that_this_training_cannot_take(root, run, options, tmp_path, capsys, change, reason):
+    """Of another optimizer, or as another version of the package may write it."""
+    cfg, config = [*options('cls', 1), *CLS], root / CONFIGS['cls']
+    run('train', config, '--work-dir', tmp_path, '--cfg-options', *cfg)
+    path = tmp_path / 'epoch_1.pth'
+    if callable(change):
+        content = torch.load(path, weights_only=False)
+        change(content)
+        torch.save(content, path)
+    else:
+        cfg += [change]
+    arguments = ('--work-dir', tmp_path, '--resume', path, '--cfg-options', *cfg)
+    line = stop_of(run, capsys, 'train', config, *arguments, 'train_cfg.max_epochs=2')
+    assert f'CheckpointError: {path} cannot be resumed from (' in line and reason in line
