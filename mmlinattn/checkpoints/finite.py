@@ -27,6 +27,7 @@ def non_finite(weights: Mapping[str, Tensor], may_be_infinite: Container[str] = 
         if not isinstance(value, Tensor) or value.is_meta or not value.is_floating_point():
             continue
         local = value.to_local() if hasattr(value, 'to_local') else value
+        local = local.float() if local.element_size() == 1 else local  # float8 has no isfinite
         finite = local.isfinite()
         if name in may_be_infinite:
             finite |= local.isinf()

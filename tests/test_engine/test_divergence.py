@@ -126,6 +126,7 @@ def test_weights_that_are_not_loaded_may_be_anything(tmp_path):
 def test_all_kinds_of_tensors():
     weights = dict(
         half=torch.tensor([65504.0], dtype=torch.float16), bad=torch.tensor([NAN]).bfloat16(),
-        whole=torch.tensor([1]), empty=torch.empty(0), meta=torch.empty(3, device='meta'), text='a',
+        eight=torch.tensor([1.0]).to(torch.float8_e4m3fn), whole=torch.tensor([1]),
+        empty=torch.empty(0), meta=torch.empty(3, device='meta'), text='a',
     )  # fmt: skip
     assert non_finite(weights) == ['bad']
