@@ -4,6 +4,7 @@ from .compare import Report, check_fits, compare
 from .consolidate import consolidate
 from .convert import SOURCES, convert, kind_of
 from .errors import CheckpointError
+from .finite import check_finite, constants, non_finite
 from .read import damaged_part, load_state_dict, read_checkpoint
 from .sharded import (
     is_sharded,
@@ -21,10 +22,12 @@ __all__ = [
     'CheckpointError',
     'CheckpointStore',
     'Report',
+    'check_finite',
     'check_fits',
     'check_whole',
     'compare',
     'consolidate',
+    'constants',
     'convert',
     'damaged_part',
     'is_sharded',
@@ -32,6 +35,7 @@ __all__ = [
     'load_checkpoint',
     'load_shards',
     'load_state_dict',
+    'non_finite',
     'read_checkpoint',
     'remove_lost_shards',
     'remove_shards',

@@ -7,6 +7,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from torch import Tensor, nn
 
 from .errors import CheckpointError
+from .finite import check_finite, constants
 from .keymap import shorten
 from .read import read_checkpoint, weights_of
 from .write import PathLike
@@ -144,7 +145,7 @@ def check_fits(
         FileNotFoundError, CheckpointError: see :func:`read_checkpoint`.
         CheckpointError: a shape that differs, no name with the prefix, not one name in common, or
             integers for what the model has as floats or the other way round (of another precision
-            they may be).
+            they may be), or weights that are NaN or infinite.
 
     Example:
         >>> import os, tempfile
@@ -169,6 +170,7 @@ def check_fits(
             f'{source}: not one key is of {type(module).__name__}; the file has {theirs}, '
             f'the model {ours}'
         )
+    check_finite(source, {name: state_dict[name] for name in report.matched}, constants(module))
     return report
 
 

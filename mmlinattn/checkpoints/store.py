@@ -12,9 +12,10 @@ from torch import nn
 
 from .compare import Report, check_fits
 from .errors import CheckpointError
+from .finite import check_finite
 from .harmless import PlainUnpickler
 from .read import read_checkpoint, weights_of
-from .sharded import filled
+from .sharded import filled, is_sharded
 from .write import PathLike
 
 
@@ -40,8 +41,18 @@ class CheckpointStore:
         self._held: Optional[Dict[str, Dict[str, Any]]] = {}
 
     def read(self, source: PathLike) -> Dict[str, Any]:
-        """:func:`read_checkpoint`, once for each source until :meth:`release`."""
-        return filled(source, self.outline(source))
+        """:func:`read_checkpoint`, once for each source until :meth:`release`.
+
+        Raises:
+            CheckpointError: also for weights in shards that are NaN, since :meth:`outline`, which
+                :func:`check_fits` uses, has no values of them.
+        """
+        outline = self.outline(source)
+        content = filled(source, outline)
+        if is_sharded(outline):
+            weights = content['state_dict']
+            check_finite(source, weights, may_be_infinite=weights)
+        return content
 
     def outline(self, source: PathLike) -> Dict[str, Any]:
         """As :meth:`read`, with the shards of a checkpoint left where they are."""

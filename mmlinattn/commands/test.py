@@ -37,6 +37,8 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
     distributed.set_launcher(cfg, args.launcher)
+    options = ('checkpoint', 'out', 'show_dir', 'fuse_conv_bn')
+    distributed.check_same(cfg, **{f'--{name}': getattr(args, name) for name in options})
     config.set_pictures(cfg, args.show_dir)
     config.set_predictions_file(cfg, args.out)
     config.set_fusion(cfg, args.fuse_conv_bn)

@@ -6,10 +6,22 @@ from typing import List, Optional
 from ..checkpoints import CheckpointError
 from ..engine import config, data_checks, distributed
 from ..engine.command_line import Parser, errors_in_one_line, parse_run
+from ..engine.divergence import TrainingDiverged
 from ..engine.flexible import runner_class
+from ..engine.folders import claim_folder
 from ..engine.preemption import Preempted
 from ..engine.runner import PluginFeatures
 from ..engine.weight_checks import check_weights
+from ..files import unlock_folders
+
+# Errors of a running training that need no traceback.
+KNOWN = (
+    CheckpointError,
+    data_checks.DataError,
+    distributed.FailedElsewhere,
+    OSError,
+    TrainingDiverged,
+)
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
@@ -46,9 +58,13 @@ def prepare(args: argparse.Namespace) -> PluginFeatures:
     if args.launcher != 'none' or args.hang_timeout is not None:
         config.set_hang_timeout(cfg, args.hang_timeout)
     distributed.set_launcher(cfg, args.launcher)
+    options = ('resume', 'amp', 'auto_scale_lr')
+    distributed.check_same(cfg, **{f'--{name}': getattr(args, name) for name in options})
+    claim_folder(cfg.work_dir, restarted=args.resume == 'auto')
     config.set_resume(cfg, args.resume)
     config.use_amp(cfg, args.amp)
     config.set_checkpoint_hooks(cfg)
+    config.set_divergence_check(cfg)
     if args.auto_scale_lr:
         config.scale_lr(cfg)
     data_checks.check_data(cfg, 'train_dataloader', 'val_dataloader', 'val_evaluator')
@@ -58,16 +74,22 @@ def prepare(args: argparse.Namespace) -> PluginFeatures:
     return runner
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    args = parse_args(argv)
+def train(args: argparse.Namespace) -> None:
+    """Check everything, then train; errors end the process with one line."""
     with errors_in_one_line(args.debug):
         runner = prepare(args)
-    known = (CheckpointError, data_checks.DataError, OSError)
-    with errors_in_one_line(args.debug, known, runner.log_dir):
+    with errors_in_one_line(args.debug, KNOWN, runner.log_dir):
         try:
             runner.train()
         except Preempted:
             distributed.leave_process_group()
             raise
     distributed.leave_process_group()
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    try:
+        train(parse_args(argv))
+    finally:
+        unlock_folders()
     return 0

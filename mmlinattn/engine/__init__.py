@@ -2,6 +2,7 @@
 
 from .amp import CPUAmpOptimWrapper
 from .checkpoint_hook import AtomicCheckpointHook
+from .divergence import DivergenceHook
 from .exact_resume import ExactResumeHook, seed_everything
 from .fsdp2 import FSDP2Strategy
 from .fusion import FuseConvBNHook
@@ -13,6 +14,7 @@ from .preemption import PreemptionHook
 __all__ = [
     'AtomicCheckpointHook',
     'CPUAmpOptimWrapper',
+    'DivergenceHook',
     'ExactResumeHook',
     'FSDP2Strategy',
     'FuseConvBNHook',

@@ -6,22 +6,30 @@ from pathlib import Path
 from typing import Any, Iterable, List, Optional, Tuple, Union
 
 import torch
-from mmengine.dist import is_main_process
+from mmengine.dist import all_gather_object, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
 from mmengine.logging import print_log
+from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
 from ..checkpoints import (
     CheckpointError,
+    check_finite,
+    constants,
     damaged_part,
+    non_finite,
     read_checkpoint,
     remove_lost_shards,
     remove_shards,
     whole_checkpoint,
 )
 from ..checkpoints.harmless import harmless_globals
+from ..checkpoints.keymap import shorten
+from ..files import remove_remains, unlock_folders
+from .distributed import fail_together
+from .folders import claim_folder
 
 # The name under which a training that was told to stop leaves its state.
 INTERRUPTED = 'interrupted.pth'
@@ -71,16 +79,18 @@ class AtomicCheckpointHook(CheckpointHook):
 
     A checkpoint and ``last_checkpoint`` appear whole or not at all, and older ones go only after
     the new one was read. Where a hook has put objects into it that :func:`read_checkpoint`
-    refuses, a warning says so and the older ones stay. ``tools/train.py`` uses it in place of
-    ``CheckpointHook``.
+    refuses, a warning says so and the older ones stay. Weights that are NaN or infinite are not
+    written. While the training runs, its folders are locked against other trainings.
+    ``tools/train.py`` uses it in place of ``CheckpointHook``.
 
     Args:
         others: see MMEngine's CheckpointHook; ``out_dir`` may also be an address of another file
             backend, of which this hook promises the order only.
 
     Raises:
-        CheckpointError: while training, for a checkpoint that cannot be written; older ones are
-            as they were.
+        CheckpointError: while training, for a checkpoint that cannot be written, or whose weights
+            are NaN or infinite; older ones are as they were.
+        mmlinattn.files.FolderInUse: when training starts, if another training has a folder.
 
     Example:
         >>> default_hooks = dict(checkpoint=dict(type='AtomicCheckpointHook', max_keep_ckpts=2))
@@ -98,18 +108,43 @@ class AtomicCheckpointHook(CheckpointHook):
         ):
             self.backend_args, self.file_client_args = dict(ATOMIC), None
         super().before_train(runner)
-        if is_main_process() and self.backend_args == ATOMIC:
-            Path(self.out_dir).mkdir(parents=True, exist_ok=True)
-            _remove_remains(Path(self.out_dir))
+        claim_folder(runner.work_dir)
+        if self.backend_args == ATOMIC and claim_folder(self.out_dir) and is_main_process():
+            remove_remains(Path(self.out_dir))
+            remove_lost_shards(Path(self.out_dir))
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Refuse weights that are not finite, after hooks such as EMAHook have set them."""
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        weights = {
+            name: value
+            for section in ('state_dict', 'ema_state_dict')
+            for name, value in checkpoint.get(section, {}).items()
+        }
+        found = non_finite(weights, may_be_infinite=constants(model))
+        if any(hasattr(value, 'to_local') for value in weights.values()):
+            # Each process has its own part of such tensors.
+            found = sorted({name for names in all_gather_object(found) for name in names})
+        if found:
+            raise CheckpointError(
+                f'the training has diverged by iteration {checkpoint["meta"]["iter"]}: '
+                f'{len(found)} weights are NaN or infinite: {shorten(found)}. No checkpoint of '
+                'them is written and older ones stay; resume from one with a lower learning rate'
+            )
 
     def save_interrupted(self, runner: Runner, iteration: int) -> None:
         """Saves the state after that many iterations, inside an epoch or not, as
         ``interrupted.pth``, which goes when the next regular checkpoint is there."""
         self.last_ckpt = self.file_backend.join_path(self.out_dir, INTERRUPTED)
         meta = dict(epoch=runner.epoch, iter=iteration)
-        self._save(runner, INTERRUPTED, meta, by_epoch=False)
-        if is_main_process():
-            self._can_be_read(self.last_ckpt)  # or says that it cannot
+        with fail_together():
+            self._save(runner, INTERRUPTED, meta, by_epoch=False)
+            if is_main_process():
+                self._can_be_read(self.last_ckpt)  # or says that it cannot
+
+    def _save_checkpoint(self, runner: Runner) -> None:
+        with fail_together():
+            super()._save_checkpoint(runner)
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         outdated = []
@@ -167,24 +202,19 @@ class AtomicCheckpointHook(CheckpointHook):
         left = self.file_backend.join_path(self.out_dir, INTERRUPTED)
         if is_main_process() and self.last_ckpt != left and self.file_backend.isfile(left):
             self.file_backend.remove(left)
+        unlock_folders()
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         backend = self.file_backend
         self.file_backend = later = _RemovesLater(backend)
         try:
-            super()._save_best_checkpoint(runner, metrics)
+            with fail_together():
+                super()._save_best_checkpoint(runner, metrics)
         finally:
             self.file_backend = backend
         # A resumed training may write the same name again.
         of_each_score = getattr(self, 'best_ckpt_path_dict', {})
         later.carry_out(but=[getattr(self, 'best_ckpt_path', None), *of_each_score.values()])
-
-
-def _remove_remains(folder: Path) -> None:
-    """What a kill while writing left, under names that nothing reads."""
-    for path in folder.glob('.*.*.tmp'):
-        path.unlink()
-    remove_lost_shards(folder)
 
 
 def newest_checkpoint(work_dir: Union[str, Path]) -> Optional[str]:
@@ -209,6 +239,7 @@ def newest_checkpoint(work_dir: Union[str, Path]) -> Optional[str]:
             content = read_checkpoint(path, fill=False)
             if 'message_hub' not in content or 'iter' not in content['meta']:
                 raise CheckpointError(f'{path} has no state of a training')
+            check_finite(path, content['state_dict'], may_be_infinite=content['state_dict'])
         except (CheckpointError, OSError) as error:
             print_log(f'--resume passes over {path}: {error}', 'current')
             passed_over.append(str(path))

@@ -18,6 +18,7 @@ from ..datasets.stores import check_no_secrets
 from ..files import check_writable
 from .checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
 from .distributed import of_first_process
+from .divergence import DivergenceHook
 from .hang import TIMEOUT_S, HangHook
 from .option_checks import check_options, dicts
 from .preemption import PreemptionHook
@@ -247,6 +248,13 @@ def set_checkpoint_hooks(cfg: Config) -> None:
     custom = list(cfg.get('custom_hooks') or [])
     if not any(is_of(hook, PreemptionHook, HOOKS) for hook in custom):
         cfg.custom_hooks = [*custom, dict(type='PreemptionHook')]
+
+
+def set_divergence_check(cfg: Config) -> None:
+    """Add a DivergenceHook, unless the config has one."""
+    custom = list(cfg.get('custom_hooks') or [])
+    if not any(is_of(hook, DivergenceHook, HOOKS) for hook in custom):
+        cfg.custom_hooks = [*custom, dict(type='DivergenceHook')]
 
 
 def is_of(cfg: dict, kind: type, registry: Registry) -> bool:

@@ -1,13 +1,22 @@
 """Start and end of distributed work."""
 
 import os
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Callable, Optional, TypeVar
+from typing import Any, Callable, Iterator, Optional, Tuple, TypeVar
 
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.dist import broadcast_object_list, init_dist, is_distributed, is_main_process
+from mmengine.dist import (
+    all_gather_object,
+    broadcast_object_list,
+    get_rank,
+    init_dist,
+    is_distributed,
+    is_main_process,
+)
+from torch import distributed as dist
 
 T = TypeVar('T')
 
@@ -92,6 +101,81 @@ def of_first_process(compute: Callable[[], T]) -> T:
     if result[1] is not None:
         raise result[1]
     return result[0]
+
+
+class FailedElsewhere(RuntimeError):
+    """An error of another process, which ends this one too; the message names that process."""
+
+
+@contextmanager
+def fail_together() -> Iterator[None]:
+    """Raise an error of one process in all of them, so that none waits for the one that failed.
+
+    All processes enter the block, and no block inside another one.
+
+    Raises:
+        FailedElsewhere: this process had no error, and another one had.
+    """
+    failed = None
+    try:
+        yield
+    except Exception as error:
+        failed = error
+    text = None if failed is None else f'{type(failed).__name__} in process {get_rank()}: {failed}'
+    texts = [found for found in all_gather_object(text) if found]
+    if failed is not None:
+        raise failed
+    if texts:
+        raise FailedElsewhere(texts[0])
+
+
+def check_same(cfg: Config, **options: Any) -> None:
+    """Check that all processes have the same config and options of the command line.
+
+    Raises:
+        ValueError: in all processes, naming the first place that differs and its values.
+    """
+    own = dict(_leaves('', dict(cfg._cfg_dict.to_dict(), **options)))
+    everyones = all_gather_object(own)
+    for place in sorted(set().union(*everyones)):
+        values = [settings.get(place, 'missing') for settings in everyones]
+        other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            raise ValueError(
+                f'{place} of the config is {values[0]} in process 0 and {values[other]} in process '
+                f'{other}; start all processes with the same config and options'
+            )
+
+
+def _leaves(place: str, node: Any) -> Iterator[Tuple[str, str]]:
+    """Yield the place and the text of each value; texts have no addresses in memory."""
+    if isinstance(node, (dict, list, tuple)):
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        yield place, f'{type(node).__name__} of {len(node)}'
+        for key, value in items:
+            yield from _leaves(f'{place}.{key}'.lstrip('.'), value)
+    elif isinstance(node, (str, int, float, complex, type(None))):
+        yield place, repr(node)
+    else:
+        named = node if hasattr(node, '__qualname__') else type(node)
+        yield place, f'{named.__module__}.{named.__qualname__}'
+
+
+def cpu_group(cfg: Config) -> Optional[dist.ProcessGroup]:
+    """Return a group of all processes for :func:`any_process`, or None for a single process.
+
+    Its flags are on the CPU: with NCCL every iteration would have to wait for the GPU.
+    """
+    return dist.new_group(backend='gloo', timeout=waiting_time(cfg)) if is_distributed() else None
+
+
+def any_process(flag: bool, group: Optional[dist.ProcessGroup]) -> bool:
+    """Return True if the flag is set in any process of the group; all of them call it."""
+    if group is None:
+        return flag
+    flags = torch.tensor(int(flag))
+    dist.all_reduce(flags, dist.ReduceOp.MAX, group=group)
+    return bool(flags)
 
 
 def leave_process_group() -> None:

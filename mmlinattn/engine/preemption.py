@@ -7,16 +7,13 @@ import time
 from types import FrameType
 from typing import Any, Callable, Optional
 
-import torch
-from mmengine.dist import is_distributed
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
-from torch import distributed as dist
 from torch.utils.data import DataLoader
 
 from .checkpoint_hook import AtomicCheckpointHook
-from .distributed import waiting_time
+from .distributed import any_process, cpu_group
 from .loops import ResumableEpochLoop
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -72,9 +69,7 @@ class PreemptionHook(Hook):
                 f'{type(loop).__name__}: a training that is told to stop inside an epoch resumes '
                 'at the start of it'
             )
-        if is_distributed():
-            # Flags of the CPU: with NCCL every iteration would have to wait for the GPU.
-            self.group = dist.new_group(backend='gloo', timeout=waiting_time(runner.cfg))
+        self.group = cpu_group(runner.cfg)
         if threading.current_thread() is threading.main_thread():
             self.previous = {number: signal.signal(number, self._note) for number in SIGNALS}
         self.training = True
@@ -130,11 +125,7 @@ class PreemptionHook(Hook):
             signal.raise_signal(number)
 
     def _anybody_told(self) -> bool:
-        if self.group is None:
-            return self.told is not None
-        told = torch.tensor(int(self.told is not None))
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
-        return bool(told)
+        return any_process(self.told is not None, self.group)
 
     def _restore(self) -> None:
         for number, handler in self.previous.items():

@@ -1,7 +1,8 @@
 """MMEngine's runner with safe checkpoints, resume inside an epoch, and clear errors about data."""
 
 import logging
-from typing import Any, Optional, Union
+from contextlib import contextmanager
+from typing import Any, Iterator, Optional, Union
 
 from mmengine.device import get_device
 from mmengine.dist import is_distributed
@@ -56,6 +57,10 @@ class PluginFeatures:
         super().__init__(*args, **kwargs)
 
     def load_or_resume(self) -> None:
+        with _resume_errors(self):
+            self._load_or_resume()
+
+    def _load_or_resume(self) -> None:
         built = lengths_of(self.param_schedulers)
         super().load_or_resume()
         self.checkpoints.release()
@@ -66,6 +71,8 @@ class PluginFeatures:
             if batches is not None:
                 same_length = batches == len(loop.dataloader)
                 replay(self.param_schedulers, built, self.iter, same_length)
+        if getattr(self, '_resume', False):
+            _check_optimizer(self.optim_wrapper)
 
     def build_train_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         if isinstance(loop, dict):
@@ -150,6 +157,31 @@ class PluginRunner(PluginFeatures, Runner):
             # resumed training parts from one that was not interrupted.
             model.reducer._push_all_rebuilt_params()
         return model
+
+
+@contextmanager
+def _resume_errors(runner: Runner) -> Iterator[None]:
+    """Turn errors about the state of a checkpoint into one that names it."""
+    try:
+        yield
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, CheckpointError) or not getattr(runner, '_resume', False):
+            raise
+        raise CheckpointError(
+            f'{runner._load_from} cannot be resumed from ({type(error).__name__}: {error}). Its '
+            'training had another optimizer or schedule, or another version of this package; '
+            'load_from takes its weights alone'
+        ) from error
+
+
+def _check_optimizer(wrapper: Any) -> None:
+    """Refuse the state of another optimizer, which torch takes and misses options of later."""
+    for each in getattr(wrapper, 'optim_wrappers', dict(one=wrapper)).values():
+        optimizer = each.optimizer
+        for group in optimizer.param_groups:
+            missing = sorted(set(optimizer.defaults).difference(group))
+            if missing:
+                raise ValueError(f'{type(optimizer).__name__} misses {", ".join(missing)}')
 
 
 def _refuse_skipping(dataloader: Any, name: str) -> None:

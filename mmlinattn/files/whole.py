@@ -48,6 +48,30 @@ def whole_file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def remove_remains(folder: Path) -> None:
+    """Remove the temporary files that killed processes have left of :func:`whole_file`.
+
+    Files of processes that are running on this machine stay: such a process is still writing.
+    """
+    for path in folder.glob('.*.*.tmp'):
+        process = path.name.rsplit('.', 2)[1]
+        if not (process.isdigit() and _is_running(int(process))):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    """Return True for another process that is running; this one is not writing now."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
 def check_writable(path: Path) -> None:
     """Can a file of this name be written? Asked before the work that makes its content.
 

@@ -1,0 +1,57 @@
+"""Weights that are NaN or infinite: not loaded, and not written in place of good ones."""
+
+from typing import Container, List, Mapping
+
+from torch import Tensor, nn
+
+from .errors import CheckpointError
+from .keymap import shorten
+from .write import PathLike
+
+RUNNING_STATISTICS = ('running_mean', 'running_var')
+
+
+def non_finite(weights: Mapping[str, Tensor], may_be_infinite: Container[str] = ()) -> List[str]:
+    """Return the names of weights that have a NaN, or an infinity outside ``may_be_infinite``.
+
+    Tensors without values (meta device) are passed over; of a distributed tensor the part of this
+    process is looked at.
+
+    Example:
+        >>> import torch
+        >>> non_finite(dict(a=torch.tensor([0.0, float('nan')]), b=torch.ones(2)))
+        ['a']
+    """
+    found = []
+    for name, value in weights.items():
+        if not isinstance(value, Tensor) or value.is_meta or not value.is_floating_point():
+            continue
+        local = value.to_local() if hasattr(value, 'to_local') else value
+        local = local.float() if local.element_size() == 1 else local  # float8 has no isfinite
+        finite = local.isfinite()
+        if name in may_be_infinite:
+            finite |= local.isinf()
+        if not finite.all():
+            found.append(name)
+    return found
+
+
+def constants(module: nn.Module) -> List[str]:
+    """Return the names of buffers that are no running statistics, such as a mask of -inf."""
+    return [name for name, _ in module.named_buffers() if not name.endswith(RUNNING_STATISTICS)]
+
+
+def check_finite(
+    source: PathLike, weights: Mapping[str, Tensor], may_be_infinite: Container[str] = ()
+) -> None:
+    """Check that weights can be used.
+
+    Raises:
+        CheckpointError: naming the weights that are not finite; see :func:`non_finite`.
+    """
+    found = non_finite(weights, may_be_infinite)
+    if found:
+        raise CheckpointError(
+            f'{source} has {len(found)} weights that are NaN or infinite: {shorten(found)}; its '
+            'training has diverged, take an earlier checkpoint'
+        )
