@@ -128,10 +128,10 @@ def sight_of(predictor: Predictor, shape: Tuple[int, int], size: Tuple[int, int]
         ValueError: a pipeline that changes colours, or leaves less than 2 x 2 pixels.
     """
     height, width = shape
-    ramps = np.full((height, width, 3), 255.0)
-    ramps[..., 0] = np.linspace(0, 255, width)
-    ramps[..., 1] = np.linspace(0, 255, height)[:, None]
-    inputs = predictor.batch_of(ramps.round().astype(np.uint8))['inputs'][0].numpy()
+    ramps = np.full((height, width, 3), 255, np.uint8)
+    ramps[..., 0] = np.linspace(0, 255, width).round()
+    ramps[..., 1] = np.linspace(0, 255, height).round()[:, None]
+    inputs = predictor.batch_of(ramps)['inputs'][0].numpy()
     inside = inputs[2] > 254
     scales, offsets = [], []
     for axis, pixels in ((0, width), (1, height)):

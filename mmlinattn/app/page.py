@@ -1,12 +1,16 @@
 """The page itself, of gradio. Nothing of it goes out to the internet."""
 
 import os
+import time
+import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from .workbench import Workbench, enlargement
+from ..datasets.images import MAX_MEGAPIXELS
+from .guard import RequestGuard
+from .workbench import Workbench, enlargement, read_image
 
 if TYPE_CHECKING:
     import gradio
@@ -22,8 +26,17 @@ CSS = """
 """
 
 
-def build_page(workbench: Workbench, examples: Sequence[Path] = ()) -> 'gradio.Blocks':
-    """The page over a workbench; ``examples`` are pictures to pick.
+def build_page(
+    workbench: Workbench,
+    examples: Sequence[Path] = (),
+    max_megapixels: float = MAX_MEGAPIXELS,
+) -> 'gradio.Blocks':
+    """Build the page over a workbench.
+
+    Args:
+        workbench: models and what the controls do.
+        examples: pictures to pick.
+        max_megapixels: images with more are refused before they are decoded.
 
     Raises:
         ModuleNotFoundError: gradio is not installed.
@@ -32,23 +45,27 @@ def build_page(workbench: Workbench, examples: Sequence[Path] = ()) -> 'gradio.B
     import gradio as gr
 
     def one_line(error: Exception) -> 'gr.Error':
+        # gradio keeps the error for a while, and its frames all that the model had computed.
+        traceback.clear_frames(error.__traceback__)
         return gr.Error(' '.join(str(error).split()) or type(error).__name__, print_exception=False)
 
-    def predict(name: str, image: Optional[np.ndarray], min_score: float):
+    def pixels(image: Dict[str, Any]) -> np.ndarray:
+        return read_image(image['path'], max_megapixels)
+
+    def predict(name: str, image: Optional[Dict[str, Any]], min_score: float):
         if image is None:
             return None, '', None
         try:
-            drawn, text, table = workbench.predict(name, image, min_score)
+            drawn, text, table = workbench.predict(name, pixels(image), min_score)
         except Exception as error:  # whatever a model says of a picture; the page goes on
             raise one_line(error) from error
         return drawn, text, dict(headers=table.heads, data=table.rows)
 
-    def explain(name: str, image: Optional[np.ndarray], title: str, pixel: Optional[List[int]]):
+    def explain(name: str, image: Optional[Dict[str, Any]], title: str, pixel: Optional[List[int]]):
         if image is None or not title:
             return None, ''
-        height, width = image.shape[:2]
         try:
-            return workbench.explain(name, image, title, pixel or (width // 2, height // 2))
+            return workbench.explain(name, pixels(image), title, pixel)
         except Exception as error:
             raise one_line(error) from error
 
@@ -56,8 +73,9 @@ def build_page(workbench: Workbench, examples: Sequence[Path] = ()) -> 'gradio.B
         titles = workbench.views(name)
         return gr.Dropdown(choices=titles, value=titles[0] if titles else None)
 
-    def clicked(image: np.ndarray, event: gr.SelectData) -> List[int]:
-        return [at // enlargement(image) for at in event.index]
+    def clicked(image: Dict[str, Any], event: gr.SelectData) -> List[int]:
+        factor = enlargement(pixels(image))
+        return [at // factor for at in event.index]
 
     names = list(workbench.models)
     titles = workbench.views(names[0])
@@ -72,8 +90,8 @@ def build_page(workbench: Workbench, examples: Sequence[Path] = ()) -> 'gradio.B
             with gr.Column(min_width=280):
                 model = gr.Dropdown(names, value=names[0], label='model', elem_id='model')
                 image = gr.Image(
-                    str(examples[0]) if examples else None, type='numpy', image_mode='RGB',
-                    sources=['upload', 'clipboard'], label='image', elem_id='image', height=350,
+                    str(examples[0]) if examples else None, sources=['upload', 'clipboard'],
+                    label='image', elem_id='image', height=350,
                 )  # fmt: skip
                 if examples:
                     gr.Examples([str(path) for path in examples], image, label='examples')
@@ -99,26 +117,32 @@ def build_page(workbench: Workbench, examples: Sequence[Path] = ()) -> 'gradio.B
                 )  # fmt: skip
                 text = gr.Markdown(elem_id='text')
         private = dict(api_visibility='private')
+        # gradio would decode an image of any size: the functions get the uploaded file instead.
+        of_image = dict(private, preprocess=False)
         prediction = dict(
-            fn=predict, inputs=[model, image, min_score], outputs=[drawn, summary, table], **private
-        )
+            of_image, fn=predict,
+            inputs=[model, image, min_score], outputs=[drawn, summary, table],
+        )  # fmt: skip
         explanation = dict(
-            fn=explain, inputs=[model, image, layer, pixel], outputs=[attention, text], **private
-        )
+            of_image, fn=explain,
+            inputs=[model, image, layer, pixel], outputs=[attention, text],
+        )  # fmt: skip
         model.change(layers, model, layer, **private).then(**prediction).then(**explanation)
         image.change(lambda: None, None, pixel, **private).then(**prediction).then(**explanation)
         page.load(**prediction).then(**explanation)
         min_score.release(**prediction)
         layer.input(**explanation)
         for picture in (drawn, attention):
-            picture.select(clicked, image, pixel, **private).then(**explanation)
-    return page
+            picture.select(clicked, image, pixel, **of_image).then(**explanation)
+    # A request that goes past the queue would read its image beside those of others.
+    return page.queue(api_open=False)
 
 
-def serve(page: 'gradio.Blocks', host: str, port: Optional[int] = None) -> str:
-    """Serves the page in a thread of its own; its address.
+def serve(page: 'gradio.Blocks', uploads: Path, host: str, port: Optional[int] = None) -> str:
+    """Serve the page in a thread of its own and return its address.
 
     Args:
+        uploads: folder of the uploaded files, which ``GRADIO_TEMP_DIR`` names.
         host: name or address to listen at.
         port: None for the first free one from 7860.
 
@@ -126,17 +150,38 @@ def serve(page: 'gradio.Blocks', host: str, port: Optional[int] = None) -> str:
         OSError: the port is taken.
     """
     import gradio as gr
+    from starlette.middleware import Middleware
 
+    os.environ['no_proxy'] = '*'  # gradio asks its own address whether it is there
+    os.environ['GRADIO_NUM_WORKERS'] = '0'  # processes that would serve files without the guard
     _, address, _ = page.launch(
         server_name=host,
         server_port=port,
         share=False,
+        mcp_server=False,
         ssr_mode=False,
         quiet=True,
         prevent_thread_lock=True,
         max_file_size='50mb',
         footer_links=[],
+        app_kwargs=dict(middleware=[Middleware(RequestGuard, uploads=uploads)]),
         css=CSS,
         theme=gr.themes.Default(font=['system-ui', 'sans-serif'], font_mono=['monospace']),
     )
     return address
+
+
+def wait_and_close(page: 'gradio.Blocks', workbench: Workbench) -> None:
+    """Wait until Ctrl-C, or an exception such as that of SIGTERM; end server and predictions.
+
+    ``block_thread`` of gradio does not end it after other exceptions than Ctrl-C; it would then
+    write into the folder of the uploads while that is being removed.
+    """
+    try:
+        while True:
+            time.sleep(1)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        page.close(verbose=False)
+        workbench.close()

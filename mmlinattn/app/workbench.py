@@ -1,16 +1,22 @@
 """The models of the page, and what its controls do: plain functions, without a browser."""
 
 import threading
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import cv2
 import numpy as np
+from PIL import Image, ImageOps
+from torch import nn
 
+from ..datasets.images import MAX_MEGAPIXELS, TooManyPixels, check_pixels
 from ..engine.config import load_config
+from ..engine.memory import release_freed_memory
 from ..inference import Prediction, Predictor, coco_json
 from .explain import Explanation, explain, views_of
 
+LARGE = 1e6  # pixels of an image after which freed memory is returned to the system
 SHOWN = 512  # pixels that the longer side of a picture has at least, about
 Files = Tuple[str, str]
 
@@ -62,6 +68,29 @@ def load_models(files: Sequence[Files], device: str = 'cpu') -> Dict[str, Predic
     return models
 
 
+def read_image(path: Union[str, Path], max_megapixels: float = MAX_MEGAPIXELS) -> np.ndarray:
+    """Return the pixels of an image file, (H, W, 3) uint8 RGB, upright as its EXIF data says.
+
+    Raises:
+        TooManyPixels: more than the limit, told before decoding.
+        OSError: the file is no image that Pillow can decode; the message names it.
+    """
+    name = Path(path).name
+    try:
+        with open(path, 'rb') as file:
+            check_pixels(file, name, max_megapixels)
+            file.seek(0)
+            with Image.open(file) as image:
+                return np.asarray(ImageOps.exif_transpose(image).convert('RGB'))
+    except TooManyPixels:
+        raise
+    except Exception as error:  # decoders raise whatever they like on damaged files
+        raise OSError(
+            f'image {name} cannot be read ({type(error).__name__}): it is damaged, or of a format '
+            'that Pillow does not know'
+        ) from error
+
+
 def enlargement(image: np.ndarray) -> int:
     """How many times larger a picture (H, W, 3) is shown: browsers show small ones small.
 
@@ -102,10 +131,10 @@ class Workbench:
     ) -> Tuple[np.ndarray, str, Table]:
         """The picture with what was predicted, a line with the time, and the objects or classes."""
         predictor, bgr = self.models[name], cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-        with self._one_at_a_time:
+        with self._turn(bgr):
             prediction = predictor(bgr)
-        drawn = predictor.draw(bgr, prediction, min_score, enlargement(image))
-        table = table_of(predictor, prediction, image.shape[:2], min_score)
+            drawn = predictor.draw(bgr, prediction, min_score, enlargement(image))
+            table = table_of(predictor, prediction, image.shape[:2], min_score)
         height, width = image.shape[:2]
         device = next(predictor.model.parameters()).device
         text = (
@@ -115,9 +144,15 @@ class Workbench:
         return cv2.cvtColor(drawn, cv2.COLOR_BGR2RGB), text, table
 
     def explain(
-        self, name: str, image: np.ndarray, title: str, pixel: Tuple[float, float]
+        self,
+        name: str,
+        image: np.ndarray,
+        title: str,
+        pixel: Optional[Tuple[float, float]] = None,
     ) -> Explanation:
         """See :func:`mmlinattn.app.explain.explain`; ``title`` is one of :meth:`views`.
+
+        The pixel in the middle is taken where none is given.
 
         Raises:
             ValueError: also a title that is none of them.
@@ -125,9 +160,35 @@ class Workbench:
         view = next((view for view in self._views[name] if view.title == title), None)
         if view is None:
             raise ValueError(f'model {name!r} has no layer {title!r}')
+        pixel = pixel or (image.shape[1] // 2, image.shape[0] // 2)
         bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-        with self._one_at_a_time:
+        with self._turn(bgr):
             return explain(self.models[name], bgr, view, pixel, enlargement(image))
+
+    def close(self) -> None:
+        """End a running prediction at its next layer, and wait for it; none can follow.
+
+        Python aborts if it ends while another thread computes.
+        """
+        for predictor in self.models.values():
+            for module in predictor.model.modules():
+                module.register_forward_pre_hook(_refuse)
+        with self._one_at_a_time:
+            pass
+
+    @contextmanager
+    def _turn(self, image: np.ndarray) -> Iterator[None]:
+        """Wait for other calls; return the memory of a large image, whatever became of it."""
+        with self._one_at_a_time:
+            try:
+                yield
+            finally:
+                if image.shape[0] * image.shape[1] >= LARGE:
+                    release_freed_memory()
+
+
+def _refuse(module: nn.Module, inputs: tuple) -> None:
+    raise RuntimeError('the page is closed')
 
 
 def table_of(

@@ -12,7 +12,6 @@ from collections import deque
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Deque, List, Optional, Sequence
 
 import cv2
@@ -207,21 +206,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return job.faults
 
 
-def _terminate(number: int, _: Optional[FrameType]) -> None:
-    raise SystemExit(128 + number)  # finishes the video that is being drawn
-
-
 def main(argv: Optional[List[str]] = None) -> int:
     args = parse_args(argv)
-    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         with errors_in_one_line(args.debug):
             faults = run(args, plain_console())
     except KeyboardInterrupt:
         print('error: interrupted', file=sys.stderr)
         return 128 + signal.SIGINT
-    finally:
-        signal.signal(signal.SIGTERM, before)
     if faults:
         print(f'error: {faults} image(s) or video(s) failed, named above', file=sys.stderr)
     return 1 if faults else 0

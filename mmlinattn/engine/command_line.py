@@ -3,12 +3,17 @@
 import argparse
 import difflib
 import inspect
+import math
 import os
 import re
+import signal
 import sys
+import threading
+import time
 import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, Iterator, List, NoReturn, Optional, Tuple, Type
 
 from mmengine.config import DictAction
@@ -16,6 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 EXIT_CODE = 2
+# A scheduler's signal can come twice: from itself and from torchrun, which passes it on.
+SAME_SIGNAL_S = 5
 
 
 class Overrides(DictAction):
@@ -79,10 +86,44 @@ def progress_bars(console: Console) -> Progress:
 
 
 @contextmanager
+def unwind_on_sigterm() -> Iterator[None]:
+    """Make SIGTERM end the block as an exception does, so that temporary files are removed.
+
+    The process exits with code 143, as one that the signal ended. A hook that replaces the handler
+    inside the block, as :class:`.preemption.PreemptionHook` does, decides instead.
+
+    Raises:
+        SystemExit: code 143, on SIGTERM.
+    """
+    owner, last = os.getpid(), -math.inf
+
+    def end(number: int, frame: Optional[FrameType]) -> None:
+        nonlocal last
+        if os.getpid() != owner:  # a forked worker, which has nothing to remove
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        if time.monotonic() - last > SAME_SIGNAL_S:
+            last = time.monotonic()
+            raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python sets handlers in the main thread alone
+        return
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+
+
+@contextmanager
 def errors_in_one_line(
     debug: bool, kinds: Tuple[Type[Exception], ...] = (Exception,), log_dir: Optional[str] = None
 ) -> Iterator[None]:
     """Prints an exception of these kinds as one line to stderr and exits with code 2.
+
+    Every command runs inside this block, so SIGTERM unwinds it, too: see
+    :func:`unwind_on_sigterm`.
 
     Args:
         debug: leave the exception and its traceback as they are (``--debug``).
@@ -90,10 +131,11 @@ def errors_in_one_line(
         log_dir: where the traceback is kept, as ``error.txt``, if that can be.
 
     Raises:
-        SystemExit: code 2, in place of the exception.
+        SystemExit: code 2, in place of the exception; code 143 on SIGTERM.
     """
     try:
-        yield
+        with unwind_on_sigterm():
+            yield
     except kinds as error:
         if debug:
             raise

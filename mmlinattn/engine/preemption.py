@@ -13,12 +13,11 @@ from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
 from .checkpoint_hook import AtomicCheckpointHook
+from .command_line import SAME_SIGNAL_S
 from .distributed import any_process, cpu_group
 from .loops import ResumableEpochLoop
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# A scheduler's signal can come twice: from itself and from torchrun, which passes it on.
-SAME_SIGNAL_S = 5
 # EX_TEMPFAIL of sysexits.h: try again. A process that a signal ended has 128 + its number.
 EXIT_CODE = 75
 

@@ -1,6 +1,7 @@
 """``python -m mmlinattn app`` where something lacks, and what it gives to the page."""
 
 import importlib.util
+import socket
 
 import pytest
 
@@ -12,20 +13,22 @@ def served(monkeypatch, tmp_path):
     """What was loaded, shown and served, without gradio."""
     seen = {}
 
-    class Page:
-        def block_thread(self):
-            seen['waited'] = True
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
     monkeypatch.setattr(app, 'load_models', lambda *given: seen.update(models=given) or {'a': None})
     monkeypatch.setattr(app, 'Workbench', lambda models: models)
     monkeypatch.setattr(
-        app, 'build_page', lambda bench, examples: seen.update(examples=examples) or Page()
+        app,
+        'build_page',
+        lambda bench, examples, limit: seen.update(examples=examples, limit=limit) or 'page',
     )
     monkeypatch.setattr(
-        app, 'serve', lambda page, *where: seen.update(where=where) or 'http://there/'
+        app,
+        'serve',
+        lambda page, uploads, *where: seen.update(uploads=uploads, where=where) or 'http://there/',
     )
+    monkeypatch.setattr(app, 'wait_and_close', lambda *what: seen.update(waited=what))
+    monkeypatch.setattr(app, 'check_address', lambda *where: None)
     return seen
 
 
@@ -64,6 +67,8 @@ def test_what_is_not_there(monkeypatch, tmp_path, capsys, argv, message):
         (['x.py'], "each CONFIG needs its CHECKPOINT; 'x.py' has none"),
         (['x.py', 'x.pth', 'y.py'], "'y.py' has none"),
         (['x.py', 'x.pth', '--port', '70000'], '--port must be 1 to 65535, got 70000'),
+        (['x.py', 'x.pth', '--max-megapixels', '0'], '--max-megapixels must be above 0'),
+        (['x.py', 'x.pth', '--max-megapixels', 'nan'], 'got nan'),
     ],
 )
 def test_arguments(capsys, served, argv, message):
@@ -79,9 +84,23 @@ def test_what_is_served(served, tmp_path, capsys):
     assert app.main(['x.py', '1.pth', 'y.py', '2.pth', '--images', str(tmp_path)]) == 0
     assert served['models'] == ([('x.py', '1.pth'), ('y.py', '2.pth')], 'cpu')
     assert [path.name for path in served['examples']] == [f'{i:02d}.png' for i in range(8)]
-    assert served['where'] == ('127.0.0.1', None) and served['waited']
+    assert served['where'] == ('127.0.0.1', None) and served['waited'] == ('page', {'a': None})
+    assert served['limit'] == 50 and not served['uploads'].exists()
     assert 'http://there/ (Ctrl-C closes it)' in capsys.readouterr().out
     served.clear()
     assert app.main(['x.py', '1.pth', '--host', '0.0.0.0', '--port', '80', '--device', 'cuda']) == 0
     assert served['where'] == ('0.0.0.0', 80) and served['models'][1] == 'cuda'
     assert served['examples'] == []
+
+
+def test_a_port_that_is_in_use(served, monkeypatch, capsys):
+    """One line, before the models are loaded; another application is what listens there."""
+    monkeypatch.undo()
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
+    with socket.create_server(('127.0.0.1', 0)) as other, pytest.raises(SystemExit) as end:
+        port = str(other.getsockname()[1])
+        app.main(['x.py', 'x.pth', '--port', port])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count('\n') == 1
+    assert f'--host 127.0.0.1 --port {port} cannot be listened at: ' in error
+    assert 'in use; choose another' in error and served == {}

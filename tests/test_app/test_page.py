@@ -11,6 +11,7 @@ import time
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 # Runs the command, and ends it where it would talk to any other machine.
 GUARDED = """
@@ -42,6 +43,7 @@ def pictures(tmp_path_factory):
     image[:, :48, 2] = image[:, 48:, 0] = 255
     cv2.imwrite(str(folder / 'mine.png'), image)
     (folder / 'broken.png').write_bytes(b'no picture')
+    Image.new('1', (8000, 6400)).save(folder / 'large.png')
     return folder
 
 
@@ -152,17 +154,28 @@ def test_upload_click_and_look(page, browser, pictures, tmp_path, width):
     tab.get_by_role('option', name='mask-rcnn_ravlt-nano_shapes').click()
     settle(tab, "document.querySelector('#summary').innerText.endsWith('detection')")
     settle(tab, "document.querySelector('#text').innerText.includes('of 16 x 24 cells')")
+    tab.locator('.gallery-item').first.click()  # the example, as a file of the server
+    settle(tab, "document.querySelector('#image img')?.src.includes('grey')")
+    settle(tab, "document.querySelector('#summary').innerText.endsWith('detection')")
+    assert (picture_of(tab, 'image') == 128).all()
     assert faults == [] and 'OUTSIDE' not in log.read_text()
     tab.close()
 
 
-def test_a_file_that_is_no_picture(page, browser, pictures):
+@pytest.mark.parametrize(
+    'name, said',
+    [
+        ('broken.png', 'image broken.png cannot be read'),
+        ('large.png', 'image large.png has 8000 x 6400 = 51.2 megapixels, the limit is 50'),
+    ],
+)
+def test_a_picture_that_is_refused(page, browser, pictures, name, said):
     """The page says so and goes on."""
     tab = browser.new_page()
     tab.goto(page[0])
     settle(tab, "document.querySelector('#attention img')")
-    tab.set_input_files('#image input[type=file]', pictures / 'broken.png')
-    tab.wait_for_selector('.toast-wrap, .error', timeout=20000)
+    tab.set_input_files('#image input[type=file]', pictures / name)
+    tab.get_by_text(said).first.wait_for(timeout=20000)
     tab.reload()
     settle(tab, "document.querySelector('#attention img')")
     tab.close()

@@ -2,15 +2,18 @@
 
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
+from PIL import Image
 
 from mmlinattn.app import Workbench, demo_models, load_models
 from mmlinattn.app import workbench as module
-from mmlinattn.app.workbench import enlargement, table_of
+from mmlinattn.app.workbench import enlargement, read_image, table_of
+from mmlinattn.datasets.images import TooManyPixels
 from mmlinattn.inference import Prediction
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)
@@ -124,3 +127,89 @@ def test_the_models_of_the_demo(tmp_path):
     assert demo_models(tmp_path) == [
         (str(tmp_path / name / f'{name}.py'), str(tmp_path / name / 'epoch_3.pth')) for name in 'ab'
     ]
+
+
+def image_file(path, size, mode='RGB', **options):
+    Image.new(mode, size, **options).save(path)
+    return path
+
+
+def test_an_image_with_too_many_pixels_is_not_decoded(tmp_path):
+    """The header says it: there are no pixels behind this one."""
+    whole = image_file(tmp_path / 'a.png', (4000, 3000), '1').read_bytes()
+    (tmp_path / 'b.png').write_bytes(whole[: whole.index(b'IDAT') + 4])
+    said = 'image b.png has 4000 x 3000 = 12.0 megapixels, the limit is 11.9: use a smaller image'
+    with pytest.raises(TooManyPixels, match=said):
+        read_image(tmp_path / 'b.png', 11.9)
+    assert read_image(tmp_path / 'a.png', 12).shape == (3000, 4000, 3)
+
+
+def test_images_are_read_upright_and_in_rgb(tmp_path):
+    picture = Image.new('RGB', (6, 4), (255, 0, 0))
+    exif = picture.getexif()
+    exif[274] = 6  # turned by a quarter
+    picture.save(tmp_path / 'a.jpg', exif=exif)
+    read = read_image(tmp_path / 'a.jpg')
+    assert read.shape == (6, 4, 3) and read.dtype == np.uint8 and read[0, 0, 0] > 240
+    for mode in ('1', 'L', 'LA', 'P', 'RGBA', 'I;16'):
+        assert read_image(image_file(tmp_path / 'b.png', (5, 3), mode)).shape == (3, 5, 3)
+
+
+@pytest.mark.parametrize('content', [b'', b'no picture', b'\x89PNG\r\n\x1a\n', None])
+def test_an_image_that_cannot_be_read(tmp_path, content):
+    path = image_file(tmp_path / 'a.png', (300, 300))
+    path.write_bytes(path.read_bytes()[:-200] if content is None else content)
+    with pytest.raises(OSError, match='^image a.png cannot be read .* damaged, or of a format'):
+        read_image(path)
+
+
+@pytest.mark.parametrize('fails', [False, True])
+def test_memory_of_a_large_image_is_returned(monkeypatch, fails):
+    returned, (classifier, prediction) = [], stub('classification')
+    prediction = Prediction(BaseDataElement(pred_score=torch.ones(1)), 0.0)
+
+    class Model(type(classifier)):
+        palette = [(0, 0, 0)]
+
+        def __call__(self, image):
+            assert not fails, 'it fails'
+            return prediction
+
+        def draw(self, image, *_):
+            return image
+
+    monkeypatch.setattr(module, 'release_freed_memory', lambda: returned.append(True))
+    bench = Workbench(dict(a=Model()))
+    for size, wanted in ((100, 0), (1000, 1)):
+        image = np.zeros((size, size, 3), np.uint8)
+        with suppress(AssertionError):
+            bench.predict('a', image, 0.3)
+        assert len(returned) == wanted
+
+
+def test_close_ends_a_running_prediction():
+    """At the next layer, however many there are."""
+    began, errors = threading.Event(), []
+
+    class Endless:
+        task, classes, model = 'classification', ('x',), torch.nn.Linear(1, 1)
+
+        def __call__(self, image):
+            while True:
+                self.model(torch.ones(1))
+                began.set()
+
+    bench = Workbench(dict(a=Endless()))
+
+    def predict():
+        try:
+            bench.predict('a', IMAGE, 0.3)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=predict, daemon=True)
+    thread.start()
+    assert began.wait(60)
+    bench.close()
+    thread.join(60)
+    assert errors == ['the page is closed']

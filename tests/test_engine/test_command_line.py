@@ -1,13 +1,19 @@
 """Errors as a user sees them: one line, with words."""
 
+import importlib
+import importlib.util
 import io
+import os
 import re
+import signal
+import tempfile
 
 import pytest
 from mmengine.registry import MODELS
 from rich.table import Table
 from torch.utils.data import DataLoader
 
+from mmlinattn.deployment import formats
 from mmlinattn.engine.command_line import errors_in_one_line, plain_console, progress_bars
 from mmlinattn.engine.data_checks import DataError
 
@@ -89,3 +95,80 @@ def test_every_console_is_plain(root):
     assert len(calls) > 3
     fixed = ('demo.py', "TextColumn('{task.description:<26}')")  # names of its own stages
     assert not [call for call in calls if 'markup=False' not in call[1] and call != fixed]
+
+
+def test_sigterm_unwinds(tmp_path):
+    """Temporary folders are removed; a second signal meanwhile changes nothing."""
+    before = signal.getsignal(signal.SIGTERM)
+    with (
+        pytest.raises(SystemExit) as stopped,
+        errors_in_one_line(debug=False),
+        tempfile.TemporaryDirectory(dir=tmp_path),
+    ):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+    assert stopped.value.code == 143 and not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_sigterm_of_a_worker():
+    """A forked process ends at once, as without the handler."""
+    with errors_in_one_line(debug=False):
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM
+
+
+def test_an_own_handler_inside_decides():
+    told = []
+    with errors_in_one_line(debug=False):
+        outer = signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+        signal.raise_signal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, outer)
+    assert told == [True]
+
+
+def end_by_signal(*arguments, **named):
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    'command, step, options',
+    [
+        ('app', 'load_models', []),
+        ('export', 'sample_image', ['--shape', '64', '64']),
+        ('predict', 'Predictor', ['a.png']),
+    ],
+)
+def test_sigterm_ends_a_command(monkeypatch, tmp_path, command, step, options):
+    """Exit code 143, and nothing is left of what the command had begun."""
+    (tmp_path / 'tmp').mkdir()
+    (tmp_path / 'a.png').touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'tmp'))
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
+    module = importlib.import_module(f'mmlinattn.commands.{command}')
+    monkeypatch.setattr(module, step, end_by_signal)
+    with pytest.raises(SystemExit) as stopped:
+        module.main(['ravlt-nano_shapes', 'x.pth', *options])
+    assert stopped.value.code == 143 and not list((tmp_path / 'tmp').iterdir())
+
+
+def test_sigterm_of_an_export(monkeypatch, tmp_path):
+    """No folder of a file that was being written is left."""
+
+    def begin(program, metadata, path):
+        path.write_text('the first half')
+        end_by_signal()
+
+    monkeypatch.setitem(formats.FORMATS, 'onnx', formats.Format('.onnx', begin, ()))
+    with pytest.raises(SystemExit) as stopped, errors_in_one_line(debug=False):
+        formats.write('onnx', None, {}, tmp_path / 'a.onnx')
+    assert stopped.value.code == 143 and not list(tmp_path.iterdir())
