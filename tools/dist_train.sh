@@ -9,8 +9,16 @@ export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 if [ "${NNODES:-1}" = 1 ]; then
   MEET=(--standalone)
 else
+  : "${MASTER_ADDR:?of the first machine}" "${PORT:=29500}"
+  # torch waits forever, and silently, at a port where another program listens.
+  if timeout 10 bash -c ": </dev/tcp/$MASTER_ADDR/$PORT" 2>/dev/null &&
+    ! timeout 60 "$PYTHON" -c 'import sys, torch.distributed as dist
+dist.TCPStore(sys.argv[1], int(sys.argv[2]), wait_for_workers=False)' "$MASTER_ADDR" "$PORT"; then
+    echo "error: another program than torchrun listens at $MASTER_ADDR:$PORT; choose a port with PORT=" >&2
+    exit 2
+  fi
   MEET=(--nnodes="$NNODES" --rdzv-backend=c10d --rdzv-id="${RUN_ID:-$CONFIG}"
-    --rdzv-endpoint="${MASTER_ADDR:?of the first machine}:${PORT:-29500}")
+    --rdzv-endpoint="$MASTER_ADDR:$PORT")
 fi
 PYTHONPATH="$(dirname "$0")/..:${PYTHONPATH:-}" exec "$PYTHON" -m torch.distributed.run \
   "${MEET[@]}" --nproc-per-node="$GPUS" --max-restarts="${MAX_RESTARTS:-0}" \

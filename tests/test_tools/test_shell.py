@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -41,6 +42,18 @@ def test_launchers_take_the_projects_environment_where_none_is_active(checkout, 
     assert given.stdout.startswith('given ')
     shutil.rmtree(checkout / '.venv')
     assert bash(script, *arguments, PATH=path).stdout.startswith('active ')
+
+
+def test_a_port_of_another_program_is_refused(checkout, fake_python):
+    train = checkout / 'tools' / 'dist_train.sh'
+    no_store = str(fake_python(TCPStore='exit 1', run='echo started'))
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        options = dict(NNODES='2', MASTER_ADDR='127.0.0.1', PORT=str(taken.getsockname()[1]))
+        done = bash(train, 'c.py', '2', PYTHON=no_store, **options)
+        assert done.returncode == 2 and f'at 127.0.0.1:{options["PORT"]}; choose' in done.stderr
+        store = str(checkout / 'given/python')  # succeeds: it is a store
+        assert 'run --nnodes=2' in bash(train, 'c.py', '2', PYTHON=store, **options).stdout
+    assert bash(train, 'c.py', '2', PYTHON=no_store, **options).stdout == 'started\n'
 
 
 @pytest.mark.parametrize(
