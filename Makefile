@@ -11,17 +11,19 @@ PYTHON ?= $(DEFAULT_PYTHON)
 PYTEST_ARGS ?=
 ZOO_ARGS ?=
 
-.PHONY: help setup demo test test-long zoo docs matrix lint format clean
+.PHONY: help setup demo test test-long zoo docs matrix matrix-short lint format clean
 
 help:
 	@echo "make demo    set up, train and test on the embedded data set, draw a picture"
 	@echo "make test    set up, lint, run the tests"
-	@echo "make test-long  what damages inputs at random and runs for long, at full size"
+	@echo "make test-long  what damages inputs at random and runs for long, at full size; then"
+	@echo "             make matrix-short"
 	@echo "make zoo     every attention in two small hosts on two data sets: under 45 minutes"
 	@echo "make docs    the site, from docs/ into build/site"
 	@echo "make setup   set up only: the environment in $(VENV), or PYTHON=... to use another;"
 	@echo "             MMCV=compiled compiles mmcv, MMCV_CUDA=1 with its CUDA operators"
 	@echo "make matrix  the tests in each supported environment, made in build/matrix (some GB each)"
+	@echo "make matrix-short  some of the tests with the oldest and the newest torch"
 	@echo "make lint | format | clean"
 
 setup:
@@ -55,9 +57,13 @@ test: lint
 test-long: setup
 	MMLINATTN_TEST_LONG=1 OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal -m long \
 		-rP $(PYTEST_ARGS)
+	$(MAKE) matrix-short
 
 matrix:
 	python3 tools/misc/matrix.py
+
+matrix-short:
+	python3 tools/misc/matrix.py --short --pytest $(PYTEST_ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

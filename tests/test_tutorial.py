@@ -9,6 +9,7 @@ import pytest
 
 from tests.programs import Program
 from tests.sizes import LONG
+from tests.test_deployment.conftest import CAPTURES
 
 NOTEBOOK = 'docs/tutorial.ipynb'
 SHORTER = {
@@ -71,11 +72,14 @@ def test_it_runs(root, tmp_path):
         "exec(open('cells.txt').read()))"
     )
     program = Program(script, [], tmp_path / 'printed', [tmp_path, root])
-    assert program.end() == 0, program.text()
-    text = program.text()
+    status, text = program.end(), program.text()
+    assert status == int(not CAPTURES), text
     found = float(re.search(r'bbox_mAP_50 +(-?[\d.]+)', text)[1])
     assert 0.2 < found < 1 or not LONG
     assert (tmp_path / 'work_dirs/tutorial/predictions/predictions.json').is_file()
+    if not CAPTURES:  # the section on export ends with a line that says so
+        assert 'FormatError: export needs torch 2.9 or newer' in text.splitlines()[-1]
+        return
     assert (tmp_path / 'work_dirs/tutorial/model.onnx').is_file()
     assert float(re.search(r'model.onnx differs by ([\de.+-]+)', text)[1]) < 1e-3
     milliseconds = re.findall(r'^(torch|model\.onnx) +(\d+) ms$', text, re.M)

@@ -3,12 +3,21 @@
 import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import (
+    Callable,
+    ContextManager,
+    Iterator,
+    List,
+    MutableMapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 from torch._subclasses import FakeTensorMode
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -118,14 +127,15 @@ def _run(
         recompute_forward(module)
     runner = Forward(model, (SAMPLED_BOXES, SAMPLED_MASKS)).eval()
     tensors = (*runner.parameters(), *runner.buffers())
-    own = {StorageWeakRef(tensor.untyped_storage()) for tensor in tensors}
+    own = {tensor.untyped_storage() for tensor in tensors}
     recorder = _Recorder(own)
-    sizes: Dict[StorageWeakRef, int] = {}
+    # An entry goes with its memory: what led to no result with a gradient, such as a frozen stage.
+    sizes: MutableMapping[UntypedStorage, int] = weakref.WeakKeyDictionary()
 
     def keep(tensor: Tensor) -> Tensor:
-        storage = StorageWeakRef(tensor.untyped_storage())
+        storage = tensor.untyped_storage()
         if storage not in own:
-            sizes[storage] = tensor.untyped_storage().nbytes()
+            sizes[storage] = storage.nbytes()
             recorder.made(tensor)  # what the model had before, such as a constant, too
         return tensor
 
@@ -136,8 +146,7 @@ def _run(
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         ):
             leaves = tree_leaves(runner(torch.zeros(shape)))
-        # What led to no result with a gradient, such as a frozen stage, is gone.
-        saved = sum(size for storage, size in sizes.items() if not storage.expired())
+        saved = sum(sizes.values())
         outs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
         recorder.backward = True
         for parameter in runner.parameters():
@@ -154,24 +163,25 @@ class _Recorder(TorchDispatchMode):
         own: memory of the model, which is none of theirs.
     """
 
-    def __init__(self, own: Set[StorageWeakRef]) -> None:
+    def __init__(self, own: Set[UntypedStorage]) -> None:
         super().__init__()
         self.operators: List[Operator] = []
         self.uncounted: Set[str] = set()
         self.backward = False
         self.alive = self.peak = 0
-        # What is to be called when a memory is no longer counted.
-        self.seen: Dict[StorageWeakRef, Callable[[], object]] = dict.fromkeys(own, lambda: None)
+        # What is to be called when a memory is no longer counted. Not by StorageWeakRef, which
+        # keeps the Python object alive, and with it the count, in torch 2.4.
+        self.seen: MutableMapping[UntypedStorage, Callable[[], object]]
+        self.seen = weakref.WeakKeyDictionary(dict.fromkeys(own, lambda: None))
 
     def gradient(self, parameter: Tensor) -> None:
         """The gradient of a parameter is no longer the backward pass's."""
-        self.seen[StorageWeakRef(parameter.grad.untyped_storage())]()
+        self.seen[parameter.grad.untyped_storage()]()
 
     def made(self, tensor: Tensor) -> None:
         """Counts the memory of a tensor until it is freed, once."""
         storage = tensor.untyped_storage()
-        reference = StorageWeakRef(storage)
-        if reference in self.seen:
+        if storage in self.seen:
             return
         nbytes = storage.nbytes()
 
@@ -180,7 +190,7 @@ class _Recorder(TorchDispatchMode):
 
         self.alive += nbytes
         self.peak = max(self.peak, self.alive)
-        self.seen[reference] = weakref.finalize(storage, freed)
+        self.seen[storage] = weakref.finalize(storage, freed)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -202,8 +212,8 @@ class _Recorder(TorchDispatchMode):
 def _moved(in_place: bool, inputs: object, outputs: object) -> int:
     """Bytes that an operator reads and writes."""
     read, written = [*_tensors(inputs)], [*_tensors(outputs)]
-    storages = {StorageWeakRef(x.untyped_storage()) for x in read}
-    if not in_place and any(StorageWeakRef(x.untyped_storage()) in storages for x in written):
+    storages = {x.untyped_storage() for x in read}
+    if not in_place and any(x.untyped_storage() in storages for x in written):
         return 0  # a view
     # An expanded tensor is no larger than its memory.
     return sum(min(x.nbytes, x.untyped_storage().nbytes()) for x in (*read, *written))

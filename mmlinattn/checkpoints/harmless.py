@@ -215,7 +215,8 @@ def harmless_globals() -> Iterator[None]:
     schedulers; :func:`unwrap` makes these of what is returned. One thread at a time.
     """
     with _NAMES_LOCK:
-        before = torch.serialization.get_safe_globals()
+        # A copy: torch 2.4 returns the list that is added to below.
+        before = list(torch.serialization.get_safe_globals())
         torch.serialization.add_safe_globals([*_data(), *_of_trainings()])
         try:
             yield

@@ -1,5 +1,6 @@
 """One capture by ``torch.export``, from which every format is written."""
 
+import inspect
 import warnings
 from typing import NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -7,8 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
+from .formats import FormatError
 from .models import Deployable, NotDeployable
 
+# The option of torch.export that came with torch 2.9. Dynamic sizes need it.
+DEFERRED = 'prefer_deferred_runtime_asserts_over_guards'
 # What a side may measure: to torch.export a side of 1 is another program.
 LARGEST, MAX_BATCH = 8192, 256
 
@@ -44,6 +48,15 @@ class Sizes(NamedTuple):
         step = max(self.coarsest or self.stride, self.stride)
         height, width = (max(side, 2 * step) for side in self.shape)
         return height, width + step * (height == width)
+
+
+def check_torch() -> None:
+    """Raise FormatError if this torch is too old to capture a model."""
+    if DEFERRED not in inspect.signature(export).parameters:
+        raise FormatError(
+            f'export needs torch 2.9 or newer, this is {torch.__version__}; '
+            'the environment that `make setup` makes has a newer one'
+        )
 
 
 def check_shape(shape: Sequence[int], stride: int, dynamic: bool = True) -> None:
@@ -108,9 +121,11 @@ def capture(model: Deployable, sizes: Sizes) -> ExportedProgram:
         the program; its argument is ``image``, its outputs are a dict.
 
     Raises:
+        FormatError: see :func:`check_torch`.
         ValueError: of an attention that needs a fixed size, see docs/export.md; and whatever
             torch.export raises.
     """
+    check_torch()
     batch = sizes.batch or 2  # torch.export makes a constant of 1
     image = torch.rand(batch, 3, *sizes.captured) * 255
     dynamic = {}
@@ -123,6 +138,5 @@ def capture(model: Deployable, sizes: Sizes) -> ExportedProgram:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         return export(
-            model, (image,), dynamic_shapes={'image': dynamic}, strict=False,
-            prefer_deferred_runtime_asserts_over_guards=True,
-        )  # fmt: skip
+            model, (image,), dynamic_shapes={'image': dynamic}, strict=False, **{DEFERRED: True}
+        )

@@ -11,7 +11,7 @@ from mmengine.config import Config
 from torch import Tensor
 
 from ..files import check_writable
-from .capture import Sizes, capture, check_shape, strides_of
+from .capture import Sizes, capture, check_shape, check_torch, strides_of
 from .compare import difference, fit
 from .files import ExportedFile
 from .formats import FORMATS, FormatError, check_format, write
@@ -133,12 +133,14 @@ def export(
         out: the files, without suffix.
 
     Raises:
-        FormatError: an unknown format or one whose package is absent, before any work.
+        FormatError: an unknown format, one whose package is absent or a torch that is too old,
+            before any work.
         mmlinattn.files.NotWritten: files that cannot be written, likewise; and what
             :func:`.models.load` and :class:`Export` raise.
     """
     for name in formats:
         check_format(name)
+    check_torch()
     paths = {name: out.with_name(out.name + FORMATS[name].suffix) for name in formats}
     for path in paths.values():
         check_writable(path)

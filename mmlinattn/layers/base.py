@@ -42,7 +42,9 @@ class TokenMap(NamedTuple):
         """The same without the extra tokens."""
         mask = self.key_padding_mask
         mask = mask if mask is None else self.split(mask)[1]
-        rotary = self.rotary and self.rotary._replace(num_extra_tokens=0)
+        rotary = self.rotary
+        if rotary is not None:  # not _replace, which torch 2.4 cannot compile
+            rotary = Rotary(rotary.hw_shape, rotary.head_dim, rotary.base)
         return TokenMap(self.hw_shape, mask, rotary)
 
 
@@ -172,15 +174,17 @@ class BaseAttention(BaseModule):
             TypeError: a padding mask that is not bool.
         """
         hw_shape = self._check(x, hw_shape, query_pos, key_padding_mask, num_extra_tokens)
-        tokens = TokenMap(hw_shape, key_padding_mask, num_extra_tokens=num_extra_tokens)
+        rotary = (
+            Rotary(hw_shape, self.head_dim, num_extra_tokens=num_extra_tokens)
+            if self.rotary
+            else None
+        )
+        deferred = rotary if self.defers_rotary else None
+        tokens = TokenMap(hw_shape, key_padding_mask, deferred, num_extra_tokens)
         q, k, v, gate = self.project(x, query_pos, tokens)
         q_heads, k_heads, v_heads = (self.split_heads(t) for t in (q, k, v))
-        if self.rotary:
-            rotary = Rotary(hw_shape, self.head_dim, num_extra_tokens=num_extra_tokens)
-            if self.defers_rotary:
-                tokens = tokens._replace(rotary=rotary)
-            else:
-                q_heads, k_heads = apply_rotary(q_heads, rotary), apply_rotary(k_heads, rotary)
+        if deferred is None:
+            q_heads, k_heads = apply_rotary(q_heads, rotary), apply_rotary(k_heads, rotary)
         out = self.attend(q_heads, k_heads, v_heads, tokens)
         out = out.transpose(1, 2).flatten(2)  # [B, E + N, C]
         return self.proj_drop(self.project_out(self._local_and_gate(out, v, gate, tokens), q))

@@ -204,7 +204,7 @@ class StochasticPosition(LinearPosition):
         out = []
         with no_autocast(q):
             for rows in bands:
-                tokens = slice(rows[0] * width, (rows[-1] + 1) * width)
+                tokens = slice(rows.start * width, rows.stop * width)
                 band = (q[:, :, tokens].to(dtype), k[:, :, tokens].to(dtype), seed, rows, hw_shape)
                 # The noise is a function of the seed: no state of a generator to bring back.
                 out.append(
@@ -270,7 +270,7 @@ class SineSPE(StochasticPosition):
     ) -> Sequence[Tensor]:
         frequency = math.pi * self.frequencies.to(dtype).tanh()  # at most half a wave a token
         down, across = frequency[:, None, None].unbind(-1)  # [h, 1, 1, d, K]
-        y = torch.arange(rows[0], rows[-1] + 1, device=seed.device, dtype=dtype)
+        y = torch.arange(rows.start, rows.stop, device=seed.device, dtype=dtype)
         x = torch.arange(hw_shape[1], device=seed.device, dtype=dtype)
         angle = (y[:, None, None, None] * down + x[:, None, None] * across).flatten(1, 2)
         gains = F.normalize(F.softplus(self.gains.to(dtype)), dim=-1)[:, None]
@@ -326,8 +326,9 @@ class ConvSPE(StochasticPosition):
     ) -> Sequence[Tensor]:
         (height, width), channels = self.kernel_size, self.num_heads * self.head_dim
         # The noise that the filters see in these rows, by its place on the plane.
-        y = torch.arange(rows[0] - height // 2, rows[-1] + height - height // 2, device=seed.device)
-        x = torch.arange(-(width // 2), hw_shape[1] + width - 1 - width // 2, device=seed.device)
+        above, left = height // 2, width // 2
+        y = torch.arange(rows.start - above, rows.stop + height - 1 - above, device=seed.device)
+        x = torch.arange(-left, hw_shape[1] + width - 1 - left, device=seed.device)
         each = torch.arange(self.out_dims * channels, device=seed.device)
         noise = normal(seed, y[:, None, None], x[:, None], each).to(
             dtype

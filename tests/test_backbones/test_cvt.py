@@ -265,7 +265,9 @@ def test_an_attention_that_refuses_the_class_token():
 def test_compiled_checkpointing_counts_a_batch_once():
     torch.compiler.reset()
     model, image = build(with_cp=True, out_indices=(0,)), torch.randn(2, 3, 32, 32)
-    compiled = torch.compile(model, fullgraph=True, backend='aot_eager')
+    # With torch 2.4 aot_eager, a backend for debugging, counts a batch twice.
+    backend = 'inductor' if torch.__version__.startswith('2.4.') else 'aot_eager'
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
     compiled(image)[0].square().mean().backward()
     norm = model.stages[0][0].attn.conv_q.bn
     assert int(norm.num_batches_tracked) == 1

@@ -1,5 +1,6 @@
 """Shrunk models of the frameworks whose predictions are many and unlike each other."""
 
+import inspect
 from typing import NamedTuple
 
 import pytest
@@ -11,13 +12,16 @@ from torch import Tensor, nn
 
 from benchmarks.spread import spread_predictions
 from mmlinattn.datasets import shapes
-from mmlinattn.deployment.capture import Sizes, capture, strides_of
+from mmlinattn.deployment.capture import DEFERRED, Sizes, capture, strides_of
 from mmlinattn.deployment.exporter import Settings, describe
 from mmlinattn.deployment.files import ExportedFile
 from mmlinattn.deployment.formats import FORMATS, write
 from mmlinattn.deployment.models import deployable
 from mmlinattn.engine.model import class_names, number_of_classes
 from tests.families import shrunk
+
+CAPTURES = DEFERRED in inspect.signature(torch.export.export).parameters
+captures = pytest.mark.skipif(not CAPTURES, reason='export needs torch 2.9 or newer')
 
 
 @pytest.fixture(scope='session')

@@ -16,7 +16,8 @@ from mmlinattn.deployment.compare import difference, match
 from mmlinattn.deployment.files import ExportedFile, FileError
 from mmlinattn.deployment.formats import FORMATS, OPSET
 from tests.sizes import LONG, some
-from tests.test_layers.test_export import dynamic
+
+from .conftest import captures
 
 onnx = pytest.importorskip('onnx', reason='it comes with the extra "export"')
 pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
@@ -71,7 +72,7 @@ def plain(cfg) -> None:
     cfg.model.neck.in_channels = [8, 16, 32, 64][first:]
 
 
-@dynamic
+@captures
 @pytest.mark.long
 @pytest.mark.parametrize('family', some(['smca-la', 'ravlt-semantic-fpn']))
 def test_a_file_of_one_size(make, export, family):
@@ -86,7 +87,7 @@ def test_a_file_of_one_size(make, export, family):
         file(torch.rand(1, 3, 64, 96))
 
 
-@dynamic
+@captures
 @pytest.mark.long
 @pytest.mark.parametrize('family', some(['ravlt-nano-mask-rcnn', 'ravlt-nano-retinanet'], every=2))
 def test_anchors_and_boxes_at_any_size(make, export, family):
@@ -110,7 +111,7 @@ def test_where_a_model_of_any_size_is_captured():
     assert Sizes((64, 64), 32, dynamic=False, coarsest=128).captured == (64, 64)
 
 
-@dynamic
+@captures
 @pytest.mark.long
 @pytest.mark.skipif(not LONG, reason='twenty exports of any size take minutes: make test-long')
 @pytest.mark.parametrize('family', ALL)
@@ -122,7 +123,7 @@ def test_every_family_at_any_size(make, export, family):
     assert used.keys() <= tensorrt() and 'Einsum' not in used
 
 
-@dynamic
+@captures
 @pytest.mark.long
 @pytest.mark.skipif(not LONG, reason='it compiles C++ for a minute: make test-long')
 @pytest.mark.parametrize('family', ['ravlt-nano-mask-rcnn', 'ravlt-nano-cls'])
@@ -136,7 +137,7 @@ def test_aoti(make, export, family):
     assert re.search(rb'#pragma omp parallel *\n', code) and b'num_threads(' not in code
 
 
-@dynamic
+@captures
 @pytest.mark.parametrize('family', ['smca', *['ravlt-nano-mask-rcnn'] * LONG])
 def test_openvino(make, export, family):
     pytest.importorskip('openvino', reason='needs openvino: pip install mmlinattn[openvino]')
@@ -150,7 +151,7 @@ def test_openvino(make, export, family):
 ONE_SIZE = {'VisionLongformerAttention', 'WindowAttention'}
 
 
-@dynamic
+@captures
 @pytest.mark.long
 @pytest.mark.skipif(not LONG, reason='some forty exports take minutes: make test-long')
 @pytest.mark.parametrize('host', plan.HOSTS)

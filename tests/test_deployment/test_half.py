@@ -13,7 +13,8 @@ from mmlinattn.deployment.files import ExportedFile
 from mmlinattn.deployment.formats import write
 from mmlinattn.deployment.half import LIMIT, largest_activation, to_half
 from mmlinattn.deployment.models import deployable
-from tests.test_layers.test_export import dynamic
+
+from .conftest import captures
 
 STATIC = Sizes((64, 64), 32, dynamic=False)
 
@@ -24,7 +25,7 @@ def classifier(make):
     return make('ravlt-nano-cls')
 
 
-@dynamic
+@captures
 def test_half_precision_stays_near_and_is_half(classifier, tmp_path):
     onnx = pytest.importorskip('onnx', reason='it comes with the extra "export"')
     pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
@@ -45,7 +46,7 @@ def test_half_precision_stays_near_and_is_half(classifier, tmp_path):
     assert sum(w.ByteSize() for w in halves) > 0.8 * sum(w.ByteSize() for w in weights)
 
 
-@dynamic
+@captures
 def test_a_number_beyond_half_precision_is_found(classifier):
     model = deployable(classifier.model, classifier.cfg)
     norm = model.model.backbone.stages[1][0].norm1

@@ -186,7 +186,9 @@ def test_exports_are_told_from_compilers():
     compiled = torch.compile(module, backend='eager', fullgraph=True)
     assert module(x).sum() == compiled(x).sum() == 0
     traced = torch.jit.trace(module, (x,), check_trace=False)
-    exported = (
-        torch.export.export(module, (x,), strict=strict).module() for strict in (False, True)
-    )
-    assert all(torch.equal(made(x), x + 1) for made in (traced, *exported))
+    assert torch.equal(traced(x), x + 1)
+    for strict in (False, True):
+        exported = torch.export.export(module, (x,), strict=strict).module()
+        # Before torch 2.7 nothing tells strict=True from torch.compile.
+        told = hasattr(torch.compiler, 'is_exporting') or not strict
+        assert torch.equal(exported(x), x + int(told)), strict

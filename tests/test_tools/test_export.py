@@ -5,9 +5,10 @@ import re
 import pytest
 import torch
 
-from mmlinattn.deployment import FORMATS, timing
+from mmlinattn.deployment import FORMATS, capture, timing
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
+from tests.test_deployment.conftest import captures
 from tests.test_deployment.stub import description, write_stub
 from tests.test_layers.test_export import dynamic
 
@@ -36,7 +37,7 @@ def checkpoint(root, tmp_path):
     return call
 
 
-@dynamic
+@captures
 @pytest.mark.parametrize('task', ['seg'])
 def test_a_file_scores_as_the_model_does(
     root, run, options, checkpoint, tmp_path, capsys, monkeypatch, task
@@ -73,6 +74,7 @@ def test_a_file_scores_as_the_model_does(
     assert 'takes 64x64 alone, got 96x64' in capsys.readouterr().err
 
 
+@captures
 @pytest.mark.parametrize(
     'arguments, message',
     [
@@ -98,6 +100,16 @@ def test_bad_input_is_one_line(
     assert not [*tmp_path.glob('out*')]
 
 
+def test_an_older_torch_is_refused_before_weights_are_read(
+    root, run, options, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(capture, 'export', lambda model, args, dynamic_shapes, strict: None)
+    refuse(run, capsys, f'export needs torch 2.9 or newer, this is {re.escape(torch.__version__)}',
+           root / CONFIGS['seg'], tmp_path / 'not_read.pth', '--shape', 64, 64, '--cfg-options',
+           *options('seg'))  # fmt: skip
+
+
+@captures
 def test_raw_outputs_of_two_stages_are_refused_before_weights_are_read(
     root, run, options, tmp_path, capsys
 ):
@@ -108,6 +120,7 @@ def test_raw_outputs_of_two_stages_are_refused_before_weights_are_read(
            *options('det'))  # fmt: skip
 
 
+@captures
 @pytest.mark.parametrize(
     'content, message', [(None, 'no.pth'), (b'PK\x03\x04', 'no.pth is incomplete')]
 )

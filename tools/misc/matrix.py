@@ -12,6 +12,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from datetime import date
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
@@ -23,6 +24,21 @@ ENVIRONMENTS = {
     'py312-torch2.15-onedl': ('3.12', 'onedl', 'lite', 'py312-torch2.15-onedl.txt'),
     'py313-torch2.11-onedl': ('3.13', 'onedl', 'lite', 'constraints.txt'),
 }
+# The short matrix: what differs most between versions, with the oldest and the newest torch.
+SHORT_ENVIRONMENTS = ('py310-torch2.4-original', 'py312-torch2.15-onedl')
+SHORT_TESTS = (
+    'tests/test_layers/test_attention_contract.py',  # compile
+    'tests/test_ops/test_value_width.py',
+    'tests/test_tools/test_fullgraph.py',
+    'tests/test_layers/test_export.py',  # export
+    'tests/test_backbones/test_ravlt.py',
+    'tests/test_tools/test_export.py',
+    'tests/test_tools/test_train_and_test.py',  # train
+    'tests/test_engine/test_exact_resume.py',  # resume
+    'tests/test_tools/test_interrupted.py',
+    'tests/test_checkpoints/test_io.py',
+    'tests/test_engine/test_threads.py',  # threads
+)
 
 
 def version(python: str) -> Optional[str]:
@@ -36,8 +52,10 @@ def version(python: str) -> Optional[str]:
 
 
 def interpreter(wanted: str, given: List[str]) -> Optional[str]:
-    """The first of the given ones and those on the PATH that is of this version."""
-    for python in (*given, f'python{wanted}', 'python3'):
+    """Return the first interpreter of this version: given, on the PATH, or installed by pyenv."""
+    pyenv = Path(os.environ.get('PYENV_ROOT', Path.home() / '.pyenv')) / 'versions'
+    installed = sorted(map(str, pyenv.glob(f'{wanted}.*/bin/python')))
+    for python in (*given, f'python{wanted}', 'python3', *installed):
         if version(python) == wanted:
             return python
     return None
@@ -51,7 +69,7 @@ def set_up(name: str, folder: Path, pythons: List[str]) -> str:
     if not python.exists():
         base = interpreter(wanted, pythons)
         if base is None:
-            sys.exit(f'{name}: no Python {wanted} on the PATH; give it with --python')
+            sys.exit(f'{name}: no Python {wanted} on the PATH or in pyenv; give it with --python')
         env['BASE_PYTHON'] = base
     command = ['bash', 'tools/misc/setup.sh', str(python), str(folder)]
     subprocess.run(command, cwd=ROOT, env=env, check=True)
@@ -84,9 +102,24 @@ def read(report: Path) -> Tuple[Dict[str, int], List[str], Counter]:
     return dict(passed=passed, failed=len(failed), skipped=skipped), failed, reasons
 
 
+def commit() -> str:
+    """Return the short hash of the checkout, with '-dirty' for changes that are not committed."""
+    if not shutil.which('git'):
+        return 'unknown'
+    command = ['git', 'describe', '--always', '--dirty', '--exclude=*']
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or 'unknown'
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('names', nargs='*', metavar='NAME', help=', '.join(ENVIRONMENTS))
+    parser.add_argument(
+        '--short', action='store_true',
+        help=f'only {len(SHORT_TESTS)} files of tests (compile, export, train, resume, threads), '
+        'by default with the oldest and the newest torch',
+    )  # fmt: skip
+    parser.add_argument('--set-up', action='store_true', help='make the environments, test nothing')
     parser.add_argument('--folder', type=Path, default=ROOT / 'build' / 'matrix')
     parser.add_argument('--python', nargs='+', default=[], help='interpreters to make them with')
     parser.add_argument('--pytest', nargs=argparse.REMAINDER, default=[], help='last: for pytest')
@@ -96,10 +129,19 @@ def main() -> int:
         parser.error(f'unknown environment {", ".join(unknown)}; known: {", ".join(ENVIRONMENTS)}')
     pythons = [shutil.which(python) or python for python in args.python]
     args.folder.mkdir(parents=True, exist_ok=True)
-    reports = {}
-    for name in args.names or ENVIRONMENTS:
+    reports, title = {}, f'Commit {commit()}, {date.today()}'
+    for name in args.names or (SHORT_ENVIRONMENTS if args.short else ENVIRONMENTS):
         folder = args.folder.resolve() / name
-        reports[name] = run_tests(set_up(name, folder, pythons), folder, args.pytest)
+        python = set_up(name, folder, pythons)
+        if not args.set_up:
+            tests = SHORT_TESTS if args.short else ()
+            reports[name] = run_tests(python, folder, [*tests, *args.pytest])
+    file = args.folder / ('short.md' if args.short else 'table.md')
+    return 0 if args.set_up else summarize(reports, title, file)
+
+
+def summarize(reports: Dict[str, Path], title: str, file: Path) -> int:
+    """Print the table of the reports and write it; return 1 if a test failed."""
     rows, notes, failures = [], [], 0
     for name, report in reports.items():
         if not report.exists():
@@ -111,9 +153,9 @@ def main() -> int:
         notes += [f'{name}: failed: {test}' for test in failed]
         notes += [f'{name}: {n} skipped: {why}' for why, n in reasons.most_common()]
         failures += len(failed)
-    table = '| environment | passed | failed | skipped |\n| --- | ---: | ---: | ---: |\n'
-    table += '\n'.join(rows) + '\n\n' + '\n'.join(notes) + '\n'
-    (args.folder / 'table.md').write_text(table)
+    heads = '| environment | passed | failed | skipped |\n| --- | ---: | ---: | ---: |'
+    table = '\n'.join([title, '', heads, *rows, '', *notes]) + '\n'
+    file.write_text(table)
     print(table)
     return int(failures > 0)
 

@@ -118,7 +118,8 @@ def exported() -> bool:
 
 
 # Not is_exporting(): in torch.compile, Dynamo takes that to be True (torch 2.11). In torch 2.4 to
-# 2.6 an export alone sets the other.
+# 2.6 an export alone sets the other, and only with strict=False: nothing tells strict=True there
+# from torch.compile.
 _EXPORTING = (
     '_is_exporting_flag' if hasattr(torch.compiler, '_is_exporting_flag') else '_is_compiling_flag'
 )

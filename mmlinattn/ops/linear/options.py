@@ -26,3 +26,10 @@ class LinearOptions:
     rotary: Optional[Rotary] = None
     scored: bool = False
     weights: Optional[Tensor] = None
+
+    def of_features(self) -> 'LinearOptions':
+        """Return the options for queries and keys that are features already."""
+        # Not dataclasses.replace: torch 2.4 cannot compile it.
+        return LinearOptions(
+            self.key_padding_mask, self.eps, 'identity', self.rotary, self.scored, self.weights
+        )

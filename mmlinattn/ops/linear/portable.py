@@ -84,7 +84,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tuple[Te
     if len(chunks) == 1:  # the mean query and the output then share their features
         work, phi = accumulation_dtype(dtype), FEATURE_MAPS[options.feature_map]
         q, k = phi(q.to(work)), phi(k.to(work))
-        options = replace(options, feature_map='identity')
+        options = options.of_features()
     sums = _sum_up(q, k, v, options, chunks)
     return _read_out(q, sums, options, chunks, dtype), sums
 
