@@ -10,7 +10,6 @@ from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from tests.test_deployment.conftest import captures
 from tests.test_deployment.stub import description, write_stub
-from tests.test_layers.test_export import dynamic
 
 from .conftest import CONFIGS
 from .test_train_and_test import metrics
