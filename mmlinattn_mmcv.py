@@ -23,7 +23,7 @@ class StandInFinder:
         # By file, not by module name: mmlinattn itself imports mmcv.
         here = os.path.dirname(os.path.abspath(__file__))
         return spec_from_file_location(
-            name, os.path.join(here, 'mmlinattn', 'compat', 'mmcv_ext.py')
+            name, os.path.join(here, 'mmlinattn', 'utils', 'mmcv_ops.py')
         )
 
 

@@ -206,7 +206,7 @@ def _rala(setup: Setup) -> Rivals:
     'the same layer with softmax attention.',
 )
 def _rala_layer(setup: Setup) -> Rivals:
-    from mmlinattn.layers import RALA, SoftmaxAttention, map_to_tokens, tokens_to_map
+    from mmlinattn.models.layers import RALA, SoftmaxAttention, map_to_tokens, tokens_to_map
 
     from .rivals.channels_first import Attention
 
@@ -330,7 +330,7 @@ def _random_walk(setup: Setup) -> Rivals:
     'image.',
 )
 def _random_walk_layer(setup: Setup) -> Rivals:
-    from mmlinattn.layers import RWGKA, RWGKP, EfficientSoftmaxAttention, SoftmaxAttention
+    from mmlinattn.models.layers import RWGKA, RWGKP, EfficientSoftmaxAttention, SoftmaxAttention
 
     x = setup.leaf(setup.randn(setup.batch, setup.num_tokens, setup.embed_dims))
 
@@ -359,10 +359,10 @@ PAIRED_TOKENS = 2**14
 
 def _attentions() -> Dict[str, type]:
     """The attentions of this package, softmax attention first."""
-    from mmlinattn.layers import BaseAttention, registered
+    from mmlinattn.models.layers import BaseAttention, registered
 
     found = registered(BaseAttention).items()
-    kinds = {name: kind for name, kind in found if kind.__module__.startswith('mmlinattn.layers')}
+    kinds = {name: kind for name, kind in found if kind.__module__.startswith('mmlinattn.models.layers')}
     return {'SoftmaxAttention': kinds.pop('SoftmaxAttention'), **kinds}
 
 
@@ -372,7 +372,7 @@ def _attentions() -> Dict[str, type]:
     'Every attention with its defaults, projections included; the table of docs/attentions.md.',
 )
 def _attention_layers(setup: Setup) -> Rivals:
-    from mmlinattn.layers import NonLocalBlock, tokens_to_map
+    from mmlinattn.models.layers import NonLocalBlock, tokens_to_map
 
     x = setup.leaf(setup.randn(setup.batch, setup.num_tokens, setup.embed_dims))
     channels_first = setup.leaf(tokens_to_map(x, setup.hw_shape))
@@ -394,8 +394,8 @@ def _attention_layers(setup: Setup) -> Rivals:
 
 def _backbone(setup: Setup, arch: str, released: bool) -> Rivals:
     """RAVLT as released, or with RALA in all stages."""
-    from mmlinattn.backbones import RAVLT
-    from mmlinattn.backbones.ravlt import RELEASED
+    from mmlinattn.models.backbones import RAVLT
+    from mmlinattn.models.backbones.ravlt import RELEASED
 
     from .rivals.channels_first import ChannelsFirstRAVLT
 
@@ -449,7 +449,7 @@ MIT_ATTENTIONS = {
     'reduction.',
 )
 def _mit(setup: Setup) -> Rivals:
-    from mmlinattn.backbones import MixTransformer
+    from mmlinattn.models.backbones import MixTransformer
 
     image = setup.leaf(setup.randn(setup.batch, 3, *setup.hw_shape))
 

@@ -27,8 +27,8 @@ from torch.export import Dim, export
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine
-from mmlinattn.backbones import RAVLT, CvT, MixTransformer, Swin, ViL, ViT
-from mmlinattn.layers import (
+from mmlinattn.models.backbones import RAVLT, CvT, MixTransformer, Swin, ViL, ViT
+from mmlinattn.models.layers import (
     BaseAttention,
     build_attention,
     map_to_tokens,

@@ -1,4 +1,4 @@
-"""What mmlinattn.analysis.plan foretells beside what is measured or published: docs/scale.md.
+"""What mmlinattn.analysis.training_estimate foretells beside what is measured or published: docs/scale.md.
 
     python benchmarks/scale.py --published      # in seconds: nothing trains
     python benchmarks/scale.py --checkpointing  # in minutes: two small models do a step
@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.machine import commit, machine
 from mmlinattn.analysis.devices import DEVICES, Device
 from mmlinattn.analysis.operators import training_step
-from mmlinattn.analysis.plan import Efficiency, Plan, plan
+from mmlinattn.analysis.training_estimate import Efficiency, Plan, plan
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import quiet

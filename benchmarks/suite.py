@@ -8,15 +8,7 @@ import torch
 from torch import Tensor
 
 from .cases import STRIDE, Case, Rival, Setup
-from .measure import (
-    Spread,
-    difference,
-    forward,
-    forward_backward,
-    interleave,
-    peak_memory,
-    slope,
-)
+from .measure import Spread, difference, forward, forward_backward, interleave, peak_memory, slope
 
 MODES = ('forward', 'forward+backward')
 # Largest relative error between rivals that compute the same, of outputs; gradients: 10 times.

@@ -22,8 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.machine import commit, machine
 from benchmarks.run import image, positive
 from mmlinattn.analysis.complexity import analyse
-from mmlinattn.backbones import RAVLT, MixTransformer
-from mmlinattn.engine.memory import keep_freed_memory
+from mmlinattn.models.backbones import RAVLT, MixTransformer
+from mmlinattn.engine.runner.runner.allocator import keep_freed_memory
 from mmlinattn.ops.common import matmul
 
 BACKBONES: Dict[str, Callable[[], nn.Module]] = {

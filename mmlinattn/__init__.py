@@ -7,12 +7,16 @@ asking for the rest says what to install.
 
 from pathlib import Path
 
-from . import compat, ops
+import mmlinattn_mmcv  # noqa: F401  stands in for what mmcv-lite lacks: before mmcv.ops loads
 
-# isort: split
+from . import ops
+from .utils.environment import prepare_environment
+from .utils.versions import warn_if_untested
 from .version import __version__
 
-__all__ = ['__version__', 'compat', 'ops']
+__all__ = ['__version__', 'ops']
+
+prepare_environment()
 
 try:
     import mmcv  # noqa: F401
@@ -30,8 +34,8 @@ except ModuleNotFoundError as error:
             f'them ({_missing})'
         ) from _missing
 else:
-    from . import backbones, classification, datasets, detection, engine, layers
+    from . import datasets, engine, models
 
-    __all__ += ['backbones', 'classification', 'datasets', 'detection', 'engine', 'layers']
+    __all__ += ['datasets', 'engine', 'models']
 
-compat.warn_if_untested()
+warn_if_untested()

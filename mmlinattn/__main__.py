@@ -51,7 +51,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         print(usage() if not name else f'error: no command {name!r}', end='', file=sys.stderr)
         print(f'; did you mean {close[0]}?' if close else '', file=sys.stderr)
         return 2
-    command = importlib.import_module(f'{__package__}.commands.{name.replace("-", "_")}')
+    command = importlib.import_module(f'{__package__}.cli.{name.replace("-", "_")}')
     sys.argv = [f'mmlinattn {name}', *arguments]
     return command.main() or 0
 

@@ -18,7 +18,7 @@ from mmengine.registry import DATASETS, PARAM_SCHEDULERS, TRANSFORMS, DefaultSco
 
 from mmlinattn.analysis import Complexity, analyse
 from mmlinattn.engine import build_model
-from mmlinattn.engine.option_checks import check_options
+from mmlinattn.engine.preflight.options import check_options
 from tests.sizes import some
 
 FOLDER = Path(__file__).resolve().parent.parent / 'configs'

@@ -11,9 +11,9 @@ from mmengine.model import ModuleList, trunc_normal_init
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
-from mmlinattn.backbones import HierarchicalBackbone
-from mmlinattn.backbones.block import TransformerBlock
-from mmlinattn.layers import BaseAttention, NonLocalBlock, TokenMap, build_attention
+from mmlinattn.models.backbones import HierarchicalBackbone
+from mmlinattn.models.backbones.transformer_block import TransformerBlock
+from mmlinattn.models.layers import BaseAttention, NonLocalBlock, TokenMap, build_attention
 from mmlinattn.ops.common.numerics import accumulation_dtype
 
 

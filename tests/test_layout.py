@@ -91,10 +91,10 @@ def test_no_arrow_climbs(root):
         ('layers/rala.py', 'from ..backbones import RAVLT'),
         ('layers/rala.py', 'from .. import engine'),
         ('layers/rala.py', 'import mmlinattn'),
-        ('checkpoints/rala.py', 'def later():\n    import mmlinattn.backbones.ravlt'),
+        ('checkpoints/rala.py', 'def later():\n    import mmlinattn.models.backbones.ravlt'),
         ('compat/versions.py', 'from .. import ops'),
         ('ops/common/checks.py', 'from ..rala import options'),
-        ('ops/linear/fused.py', 'from mmlinattn.ops.rala.fused import rala_fused'),
+        ('ops/linear/fused.py', 'from mmlinattn.ops.rala.triton_ops import rala_fused'),
         ('ops/rala/__init__.py', 'from .. import ripple_attention'),
         ('engine/config.py', 'from mmlinattn.analysis import analyse'),
         ('analysis/complexity.py', 'from ..visualization import pictures'),
@@ -136,7 +136,7 @@ for out in (
     ops.ripple_attention(q, k, v, torch.rand(1, 2, 12, 3), hw_shape=(3, 4)),
 ):
     out.sum().backward()
-for ask in ('mmlinattn.layers', 'mmlinattn.nothing'):
+for ask in ('mmlinattn.models.layers', 'mmlinattn.nothing'):
     try:
         eval(ask, dict(mmlinattn=sys.modules['mmlinattn']))
     except Exception as error:
@@ -149,5 +149,5 @@ def test_operators_run_with_torch_alone(root):
         [sys.executable, '-c', ALONE], cwd=root, capture_output=True, text=True, check=True
     )
     layers, nothing = done.stdout.splitlines()
-    assert layers.startswith('ImportError mmlinattn.layers needs MMEngine and mmcv')
+    assert layers.startswith('ImportError mmlinattn.models.layers needs MMEngine and mmcv')
     assert nothing.startswith('AttributeError')

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmlinattn.backbones import Backbone
+from mmlinattn.models.backbones import Backbone
 from mmlinattn.checkpoints import load_state_dict, save_checkpoint
-from mmlinattn.layers import BaseAttention, registered
+from mmlinattn.models.layers import BaseAttention, registered
 
 ARCH = dict(embed_dims=(16, 16, 32, 32), depths=1, num_heads=(1, 2, 2, 4))
 # Hosts that need other sizes or options than these.
@@ -37,7 +37,7 @@ class Encoder(nn.Module):
 
     def __init__(self, attn_cfg: str) -> None:
         super().__init__()
-        from mmlinattn.detection.encoder import SMCAEncoder
+        from mmlinattn.models.detectors.smca_encoder import SMCAEncoder
 
         layer_cfg = dict(attn_cfg=attn_cfg, embed_dims=16, num_heads=2, feedforward_channels=32)
         self.encoder = SMCAEncoder(2, dict(layer_cfg, dropout=0.0))

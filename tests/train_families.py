@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 from torch import distributed as dist
 
 import mmlinattn  # noqa: F401  registers everything
-from mmlinattn.engine.runner import plain_batch_norm
+from mmlinattn.engine.runner.runner.runner import plain_batch_norm
 from tests.families import FAMILIES, batch_of, shrunk, without_objects
 
 

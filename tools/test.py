@@ -3,7 +3,7 @@
 
 import sys
 
-from mmlinattn.commands.test import main
+from mmlinattn.cli.test import main
 
 if __name__ == '__main__':
     sys.exit(main())

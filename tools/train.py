@@ -3,7 +3,7 @@
 
 import sys
 
-from mmlinattn.commands.train import main
+from mmlinattn.cli.train import main
 
 if __name__ == '__main__':
     sys.exit(main())

@@ -11,7 +11,7 @@ style of most published vision transformers, written for this suite and not slow
   that were made contiguous for it, is an option;
 - LayerNorm moves the channels last and back.
 
-It has the parameters of :class:`mmlinattn.backbones.RAVLT` and the same outputs.
+It has the parameters of :class:`mmlinattn.models.backbones.RAVLT` and the same outputs.
 """
 
 import copy
@@ -20,9 +20,9 @@ from typing import Tuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmlinattn.backbones import RAVLT
-from mmlinattn.backbones.ravlt import RAVLTBlock
-from mmlinattn.layers import RALA, BaseAttention
+from mmlinattn.models.backbones import RAVLT
+from mmlinattn.models.backbones.ravlt import RAVLTBlock
+from mmlinattn.models.layers import RALA, BaseAttention
 
 from . import textbook
 from .textbook import Tables, rotary_tables, rotate

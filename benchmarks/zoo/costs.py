@@ -9,8 +9,8 @@ from mmengine.registry import MODELS, DefaultScope
 from torch import Tensor, nn
 
 from benchmarks.measure import Spread, forward, interleave, peak_memory
-from mmlinattn.engine.memory import keep_freed_memory
-from mmlinattn.files import whole_file
+from mmlinattn.engine.runner.runner.allocator import keep_freed_memory
+from mmlinattn.utils import whole_file
 
 from .plan import SIDE, Job, Sizes, config
 from .training import facts

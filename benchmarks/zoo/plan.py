@@ -8,7 +8,7 @@ from mmengine.config import Config
 
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
-from mmlinattn.layers import RALA, BaseAttention, registered
+from mmlinattn.models.layers import RALA, BaseAttention, registered
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = {'deit-nano': 'DeiT-nano', 'ravlt-nano': 'RAVLT-nano'}

@@ -15,8 +15,8 @@ from mmengine.visualization import Visualizer
 
 from benchmarks.machine import commit, machine, openmmlab
 from mmlinattn.checkpoints import save_checkpoint
-from mmlinattn.engine.runner import PluginRunner
-from mmlinattn.files import whole_file
+from mmlinattn.engine.runner.runner.runner import PluginRunner
+from mmlinattn.utils import whole_file
 
 from . import data
 from .plan import Job, Sizes, config

@@ -21,8 +21,8 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..engine.fsdp2 import check_classes, of_classes
-from ..layers.recompute import recompute_forward
+from ..engine.distributed.fsdp_strategy import check_classes, of_classes
+from ..models.layers.activation_checkpointing import recompute_forward
 from .complexity import COUNTS, SUSPICIOUS, Forward, check_shape, copy_without_values
 
 # Of an image, in the heads of a two-stage detector: samples of the standard assigners in training.

@@ -8,7 +8,7 @@ from mmengine.optim import build_optim_wrapper
 from torch import Tensor, nn
 
 from ..engine import build_model
-from ..engine.fsdp2 import check_classes
+from ..engine.distributed.fsdp_strategy import check_classes
 from ..engine.model import quiet
 
 # Of optim_wrapper: what makes an optimizer, and not how it is used.

@@ -9,12 +9,12 @@ import torch
 from matplotlib import colormaps
 from torch import Tensor, nn
 
-from ..inference import Predictor
-from ..layers import BaseAttention, RippleAttention
+from ..apis import Predictor
+from ..models.layers import BaseAttention, RippleAttention
 from ..visualization.attention_maps import Record, record, ring_map
 from ..visualization.key_weights import Call, calls_of, key_weights, reach, weight_colors
 from ..visualization.predictions import enlarged
-from .geometry import Sight, enlarged_pixel, sight_of
+from .crop_transform import Sight, enlarged_pixel, sight_of
 
 
 class View(NamedTuple):
@@ -231,7 +231,7 @@ def _input_sizes(model: nn.Module) -> Iterator[List[Tuple[int, int]]]:
 
 def _is_smca(model: nn.Module) -> bool:
     try:
-        from ..detection import SMCA
+        from ..models.detectors import SMCA
     except ImportError:  # without MMDetection there is no such model
         return False
     return isinstance(model, SMCA)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from ..datasets.images import MAX_MEGAPIXELS
+from ..datasets.audit.images import MAX_MEGAPIXELS
 from .guard import RequestGuard
 from .workbench import Workbench, enlargement, read_image
 

@@ -10,10 +10,10 @@ import numpy as np
 from PIL import Image, ImageOps
 from torch import nn
 
-from ..datasets.images import MAX_MEGAPIXELS, TooManyPixels, check_pixels
+from ..datasets.audit.images import MAX_MEGAPIXELS, TooManyPixels, check_pixels
 from ..engine.config import load_config
-from ..engine.memory import release_freed_memory
-from ..inference import Prediction, Predictor, coco_json
+from ..engine.runner.allocator import release_freed_memory
+from ..apis import Prediction, Predictor, coco_json
 from .explain import Explanation, explain, views_of
 
 LARGE = 1e6  # pixels of an image after which freed memory is returned to the system
@@ -57,7 +57,7 @@ def load_models(files: Sequence[Files], device: str = 'cpu') -> Dict[str, Predic
 
     Raises:
         FileNotFoundError, ValueError, mmlinattn.checkpoints.CheckpointError: see
-            :func:`mmlinattn.engine.config.load_config` and :class:`mmlinattn.inference.Predictor`.
+            :func:`mmlinattn.engine.config.load_config` and :class:`mmlinattn.apis.Predictor`.
     """
     names = [Path(config).stem for config, _ in files]
     models = {}

@@ -14,7 +14,7 @@ from .sharded import (
     save_sharded,
     tensors_of,
 )
-from .store import CheckpointStore, check_whole, load_checkpoint, serve_mmengine
+from .checkpoint_cache import CheckpointStore, check_whole, load_checkpoint, serve_mmengine
 from .write import save_checkpoint, whole_checkpoint
 
 __all__ = [

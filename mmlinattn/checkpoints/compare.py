@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .errors import CheckpointError
 from .finite import check_finite, constants
-from .keymap import shorten
+from .converters.key_mapping import shorten
 from .read import read_checkpoint, weights_of
 from .write import PathLike
 

@@ -5,14 +5,14 @@ from typing import Callable, Dict, Mapping
 from mmengine.logging import print_log
 from torch import Tensor
 
-from .cvt import convert_cvt
+from .converters.cvt import convert_cvt
 from .errors import CheckpointError
-from .mit import convert_mit
-from .rala import RALA
-from .smca import SMCA
-from .swin import convert_swin
-from .vil import convert_vil
-from .vit import convert_vit
+from .converters.mit import convert_mit
+from .converters.rala import RALA
+from .converters.smca import SMCA
+from .converters.swin import convert_swin
+from .converters.vil import convert_vil
+from .converters.vit import convert_vit
 
 # Name of a source: function of a state dict that returns (renamed, counts of what it left out).
 SOURCES: Dict[str, Callable] = dict(

@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..files import FetchRefused, check_size, opened
+from ..utils import FetchRefused, check_size, opened
 from .errors import CheckpointError
 from .write import whole_checkpoint
 

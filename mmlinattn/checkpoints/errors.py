@@ -1,6 +1,6 @@
 """The one exception of this subpackage."""
 
-from ..files import redacted
+from ..utils import redacted
 
 
 class CheckpointError(ValueError):

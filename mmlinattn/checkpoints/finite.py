@@ -5,7 +5,7 @@ from typing import Container, List, Mapping
 from torch import Tensor, nn
 
 from .errors import CheckpointError
-from .keymap import shorten
+from .converters.key_mapping import shorten
 from .write import PathLike
 
 RUNNING_STATISTICS = ('running_mean', 'running_var')

@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from .errors import CheckpointError
-from .harmless import harmless_globals, unwrap
+from .safe_unpickle import harmless_globals, unwrap
 from .meta import plain_meta
 from .sharded import check_shards, filled, is_sharded
-from .sources import open_source
+from .checkpoint_uri import open_source
 from .write import CHECK_SUM, SAFETENSORS, PathLike, check_sum
 
 # MMEngine and MMCV write ``state_dict``, DeiT's scripts (RALA, SMCA, ...) ``model`` and perhaps

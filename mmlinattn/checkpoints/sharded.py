@@ -23,10 +23,10 @@ import torch
 from mmengine.dist import all_gather_object, broadcast_object_list, get_rank
 from torch import Tensor
 
-from ..files import to_disk
+from ..utils import to_disk
 from .download import sha256_of
 from .errors import CheckpointError
-from .harmless import harmless_globals
+from .safe_unpickle import harmless_globals
 from .write import PathLike, whole_checkpoint
 
 # In the file: dict(folder=its name, files={name: (bytes, sha256)}). Also the end of that name.

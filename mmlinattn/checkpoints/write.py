@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..files import NotWritten, whole_file
+from ..utils import NotWritten, whole_file
 from .errors import CheckpointError
 from .meta import plain_meta
 
@@ -25,7 +25,7 @@ SUFFIXES = ('.pth', '.pt', SAFETENSORS)
 
 @contextmanager
 def whole_checkpoint(path: Path) -> Iterator[Path]:
-    """:func:`mmlinattn.files.whole_file`, whose error is a CheckpointError."""
+    """:func:`mmlinattn.utils.whole_file`, whose error is a CheckpointError."""
     try:
         with whole_file(path) as temporary:
             yield temporary

@@ -2,6 +2,6 @@
 
 from .cifar import CIFAR100Binary
 from .shards import ShardDataset, ShardSampler
-from .stores import HTTPStore, S3Store
+from .file_backends import HTTPStore, S3Store
 
 __all__ = ['CIFAR100Binary', 'HTTPStore', 'S3Store', 'ShardDataset', 'ShardSampler']

@@ -3,12 +3,12 @@
 from .compare import sample_image
 from .exporter import Export, Settings, Written, export
 from .file_checks import check_classes
-from .files import ExportedFile, FileError
+from .exported_file import ExportedFile, FileError
 from .formats import FORMATS, FormatError
-from .metadata import FileMetadata
-from .models import NotDeployable
-from .scoring import ExportedModel, is_exported, use_exported
-from .timing import Timing, latency
+from .file_metadata import FileMetadata
+from .deployable import NotDeployable
+from .exported_model import ExportedModel, is_exported, use_exported
+from .latency import Timing, latency
 
 __all__ = [
     'FORMATS', 'Export', 'ExportedFile', 'ExportedModel', 'FileError', 'FileMetadata',

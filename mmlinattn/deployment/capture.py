@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 from .formats import FormatError
-from .models import Deployable, NotDeployable
+from .deployable import Deployable, NotDeployable
 
 # The option of torch.export that came with torch 2.9. Dynamic sizes need it.
 DEFERRED = 'prefer_deferred_runtime_asserts_over_guards'

@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 from torch import Tensor
 
-from ..engine.data_checks import check_data
+from ..engine.preflight.data import check_data
 
 Outputs = Dict[str, Tensor]
 

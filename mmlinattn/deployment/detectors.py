@@ -11,8 +11,8 @@ from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 from torch import Tensor, nn
 from torchvision.ops import roi_align
 
-from ..detection import SMCA
-from .boxes import (
+from ..models.detectors import SMCA
+from .detection_postprocess import (
     MAX_CANDIDATES,
     Candidates,
     best,
@@ -23,7 +23,7 @@ from .boxes import (
     survivors,
     within,
 )
-from .models import Deployable, NotDeployable
+from .deployable import Deployable, NotDeployable
 
 Outputs = Dict[str, Tensor]
 

@@ -10,14 +10,14 @@ import torch
 from mmengine.config import Config
 from torch import Tensor
 
-from ..files import check_writable
+from ..utils import check_writable
 from .capture import Sizes, capture, check_shape, check_torch, strides_of
 from .compare import difference, fit
-from .files import ExportedFile
+from .exported_file import ExportedFile
 from .formats import FORMATS, FormatError, check_format, write
-from .half import Activation, largest_activation, to_half
-from .metadata import FileMetadata
-from .models import Deployable, load
+from .fp16 import Activation, largest_activation, to_half
+from .file_metadata import FileMetadata
+from .deployable import Deployable, load
 
 
 class Settings(NamedTuple):
@@ -135,7 +135,7 @@ def export(
     Raises:
         FormatError: an unknown format, one whose package is absent or a torch that is too old,
             before any work.
-        mmlinattn.files.NotWritten: files that cannot be written, likewise; and what
+        mmlinattn.utils.NotWritten: files that cannot be written, likewise; and what
             :func:`.models.load` and :class:`Export` raise.
     """
     for name in formats:

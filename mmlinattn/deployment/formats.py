@@ -12,8 +12,8 @@ from typing import Callable, Dict, Iterator, NamedTuple, Tuple
 import torch
 from torch.export import ExportedProgram
 
-from .metadata import METADATA, FileMetadata
-from .suppression import onnx_translations
+from .file_metadata import METADATA, FileMetadata
+from .nms import onnx_translations
 
 OPSET = 18
 

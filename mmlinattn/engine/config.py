@@ -14,14 +14,14 @@ from mmengine.logging import print_log
 from mmengine.registry import HOOKS, Registry, init_default_scope
 
 from ..checkpoints import serve_mmengine
-from ..datasets.stores import check_no_secrets
-from ..files import check_writable
-from .checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
-from .distributed import of_first_process
-from .divergence import DivergenceHook
-from .hang import TIMEOUT_S, HangHook
-from .option_checks import check_options, dicts
-from .preemption import PreemptionHook
+from ..datasets.file_backends import check_no_secrets
+from ..utils import check_writable
+from .hooks.checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
+from .distributed.launch import of_first_process
+from .hooks.divergence_hook import DivergenceHook
+from .hooks.watchdog_hook import TIMEOUT_S, HangHook
+from .preflight.options import check_options, dicts
+from .hooks.preemption_hook import PreemptionHook
 
 # Collectives give up this much later than HangHook.
 WAIT_LONGER_S = 60

@@ -9,7 +9,7 @@ from .epilogue import local_gate
 from .linear import linear_attention, unnormalised_attention
 from .nystrom import nystrom_attention
 from .rala import rala_attention
-from .random_walk import random_walk_attention
+from .anchors import random_walk_attention
 from .ripple import ripple_attention, stick_breaking
 
 __all__ = [

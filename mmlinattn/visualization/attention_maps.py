@@ -59,7 +59,7 @@ def record(model: nn.Module) -> Iterator[Record]:
             inference_detector(model, 'image.jpg')
         seen.maps[5][:, seen.best(1)[0]]  # (heads, H * W), the surest query in the last layer
     """
-    from ..detection import SMCA
+    from ..models.detectors import SMCA
 
     if not isinstance(model, SMCA):
         raise TypeError(f'model must be a SMCA detector, got {type(model).__name__}')

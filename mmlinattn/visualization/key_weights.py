@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ..layers import AdditiveAttention, BaseAttention, RippleAttention, TokenMap
+from ..models.layers import AdditiveAttention, BaseAttention, RippleAttention, TokenMap
 
 # Of so many keys one has full colour: a single large one would leave all others pale.
 SATURATED = 200
@@ -30,7 +30,7 @@ def calls_of(attn: BaseAttention) -> Iterator[List[Call]]:
     """Keeps what :meth:`BaseAttention.attend` is called with inside the block.
 
     Example:
-        >>> from mmlinattn.layers import SoftmaxAttention
+        >>> from mmlinattn.models.layers import SoftmaxAttention
         >>> attn = SoftmaxAttention(8, 2)
         >>> with calls_of(attn) as calls:
         ...     out = attn(torch.randn(1, 6, 8), (2, 3))
@@ -81,7 +81,7 @@ def key_weights(attn: BaseAttention, call: Call, position: Tuple[int, int]) -> T
         ValueError: a position outside of the map.
 
     Example:
-        >>> from mmlinattn.layers import SoftmaxAttention
+        >>> from mmlinattn.models.layers import SoftmaxAttention
         >>> attn = SoftmaxAttention(8, 2)
         >>> with calls_of(attn) as calls:
         ...     out = attn(torch.randn(1, 6, 8), (2, 3))

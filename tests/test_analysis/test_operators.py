@@ -10,7 +10,7 @@ from torchvision.models import resnet18
 from benchmarks.scale import most_allocated
 from mmlinattn.analysis import analyse
 from mmlinattn.analysis.operators import training_step
-from mmlinattn.backbones import RAVLT
+from mmlinattn.models.backbones import RAVLT
 
 H, W, B, C = 32, 48, 2, 8
 SMALL = dict(embed_dims=(8, 16, 16, 16), depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1))

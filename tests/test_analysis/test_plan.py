@@ -11,7 +11,7 @@ from mmengine.config import Config
 
 from mmlinattn.analysis.devices import DEVICES, Device
 from mmlinattn.analysis.operators import training_step
-from mmlinattn.analysis.plan import BUCKET, Efficiency, image_shape, known_images, plan
+from mmlinattn.analysis.training_estimate import BUCKET, Efficiency, image_shape, known_images, plan
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 

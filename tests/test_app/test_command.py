@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from mmlinattn.commands import app
+from mmlinattn.cli import app
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
 
-from mmlinattn.app.geometry import Grid, Sight, sight_of
+from mmlinattn.app.crop_transform import Grid, Sight, sight_of
 
 
 class Pipeline:

@@ -13,8 +13,8 @@ from PIL import Image
 from mmlinattn.app import Workbench, demo_models, load_models
 from mmlinattn.app import workbench as module
 from mmlinattn.app.workbench import enlargement, read_image, table_of
-from mmlinattn.datasets.images import TooManyPixels
-from mmlinattn.inference import Prediction
+from mmlinattn.datasets.audit.images import TooManyPixels
+from mmlinattn.apis import Prediction
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)
 

@@ -1,14 +1,7 @@
 import pytest
 import torch
 
-from benchmarks.measure import (
-    Spread,
-    difference,
-    forward_backward,
-    interleave,
-    peak_memory,
-    slope,
-)
+from benchmarks.measure import Spread, difference, forward_backward, interleave, peak_memory, slope
 
 CPU = torch.device('cpu')
 MIB = 2**20

@@ -17,7 +17,7 @@ pytest.importorskip(
 from benchmarks.zoo import __main__ as zoo
 from benchmarks.zoo import costs, data, page, plan, pool, training
 from mmlinattn.checkpoints import load_state_dict
-from mmlinattn.layers import BaseAttention, registered
+from mmlinattn.models.layers import BaseAttention, registered
 
 TWO = ('SoftmaxAttention', 'HydraAttention')
 

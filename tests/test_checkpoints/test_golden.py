@@ -6,7 +6,7 @@ import pytest
 import torch
 from mmengine.registry import MODELS, DefaultScope
 
-from mmlinattn.backbones import RAVLT
+from mmlinattn.models.backbones import RAVLT
 from mmlinattn.checkpoints import convert
 
 LAYOUTS = {
@@ -62,7 +62,7 @@ def test_first_attention_layer_alone(case):
 
 def test_classifier_logits(case):
     pytest.importorskip('mmpretrain', reason='the classifier needs MMPretrain')
-    import mmlinattn.classification  # noqa: F401
+    import mmlinattn.models.necks  # noqa: F401
 
     tensors, kwargs = case
     cfg = dict(

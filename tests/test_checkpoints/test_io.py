@@ -24,7 +24,7 @@ from mmlinattn.checkpoints import (
     read_checkpoint,
     save_checkpoint,
 )
-from mmlinattn.checkpoints.harmless import PlainUnpickler
+from mmlinattn.checkpoints.safe_unpickle import PlainUnpickler
 from mmlinattn.checkpoints.meta import plain_meta
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmlinattn.backbones import MixTransformer
+from mmlinattn.models.backbones import MixTransformer
 from mmlinattn.checkpoints import CheckpointError, check_fits, convert, kind_of, save_checkpoint
 
 ARCH = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))

@@ -26,8 +26,8 @@ from mmlinattn.checkpoints import (
     read_checkpoint,
     serve_mmengine,
 )
-from mmlinattn.checkpoints.sources import mmengine_zoos
-from mmlinattn.files import web
+from mmlinattn.checkpoints.checkpoint_uri import mmengine_zoos
+from mmlinattn.utils import http as web
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from mmlinattn.datasets.coco import check_coco, run_lengths, why_bad_mask
+from mmlinattn.datasets.audit.coco import check_coco, run_lengths, why_bad_mask
 
 IMAGE = dict(id=1, file_name='a.jpg', height=10, width=20)
 BOX = dict(

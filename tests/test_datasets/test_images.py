@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmlinattn.datasets.images import why_incomplete, why_incomplete_file
+from mmlinattn.datasets.audit.images import why_incomplete, why_incomplete_file
 
 pytestmark = pytest.mark.filterwarnings('ignore::UserWarning:PIL')
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8))

@@ -8,7 +8,7 @@ import zlib
 import pytest
 from PIL import Image
 
-from mmlinattn.datasets.images import TooManyPixels, check_pixels, image_size
+from mmlinattn.datasets.audit.images import TooManyPixels, check_pixels, image_size
 
 
 def png(width, height):

@@ -26,12 +26,12 @@ from mmlinattn.datasets import ShardDataset, ShardSampler, shapes
 from mmlinattn.datasets.shards import DamagedSample, MemberStore, write, write_shards
 from mmlinattn.datasets.shards import dataset as reading
 from mmlinattn.datasets.shards import sampler as sampling
-from mmlinattn.engine.data_checks import DataError
-from mmlinattn.engine.inspection import inspect_data
-from mmlinattn.engine.loading import guard_loading
-from mmlinattn.engine.loops import _rest_of
-from mmlinattn.engine.runner import PluginRunner
-from mmlinattn.files import NotWritten
+from mmlinattn.engine.preflight.data import DataError
+from mmlinattn.engine.preflight.dataset_audit import inspect_data
+from mmlinattn.engine.preflight.sample_loading import guard_loading
+from mmlinattn.engine.runner.runner.train_loop import _rest_of
+from mmlinattn.engine.runner.runner.runner import PluginRunner
+from mmlinattn.utils import NotWritten
 from tests.families import shrunk
 from tests.object_store import upload
 from tests.programs import Program

@@ -15,18 +15,18 @@ from mmengine import fileio
 from mmengine.logging import MMLogger
 
 from mmlinattn.checkpoints import CheckpointError, read_checkpoint
-from mmlinattn.datasets.stores import (
+from mmlinattn.datasets.file_backends import (
     HTTPStore,
     S3Store,
     StoreError,
     StoreRefused,
     StoreUnreachable,
-    backend,
+    base as backend,
     check_no_secrets,
     first_files,
     is_there,
 )
-from mmlinattn.files import web
+from mmlinattn.utils import http as web
 from tests.object_store import KEY_ID, SECRET
 
 CONTENT = bytes(range(256)) * 40

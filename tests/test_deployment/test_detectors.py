@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mmlinattn.deployment.models import NotDeployable, deployable
-from mmlinattn.deployment.suppression import suppress
+from mmlinattn.deployment.deployable import NotDeployable, deployable
+from mmlinattn.deployment.nms import suppress
 
 pytest.importorskip('mmdet', reason='detectors are those of MMDetection')
 

@@ -13,7 +13,7 @@ from benchmarks.deployed import zoo_export
 from benchmarks.zoo import plan
 from mmlinattn.deployment.capture import Sizes
 from mmlinattn.deployment.compare import difference, match
-from mmlinattn.deployment.files import ExportedFile, FileError
+from mmlinattn.deployment.exported_file import ExportedFile, FileError
 from mmlinattn.deployment.formats import FORMATS, OPSET
 from tests.sizes import LONG, some
 

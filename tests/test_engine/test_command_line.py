@@ -14,8 +14,8 @@ from rich.table import Table
 from torch.utils.data import DataLoader
 
 from mmlinattn.deployment import formats
-from mmlinattn.engine.command_line import errors_in_one_line, plain_console, progress_bars
-from mmlinattn.engine.data_checks import DataError
+from mmlinattn.utils.command_line import errors_in_one_line, plain_console, progress_bars
+from mmlinattn.engine.preflight.data import DataError
 
 
 class Broken:
@@ -154,7 +154,7 @@ def test_sigterm_ends_a_command(monkeypatch, tmp_path, command, step, options):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'tmp'))
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
-    module = importlib.import_module(f'mmlinattn.commands.{command}')
+    module = importlib.import_module(f'mmlinattn.cli.{command}')
     monkeypatch.setattr(module, step, end_by_signal)
     with pytest.raises(SystemExit) as stopped:
         module.main(['ravlt-nano_shapes', 'x.pth', *options])

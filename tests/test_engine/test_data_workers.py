@@ -5,9 +5,9 @@ import resource
 import pytest
 from torch.utils.data import Dataset
 
-from mmlinattn.engine.command_line import errors_in_one_line
-from mmlinattn.engine.data_workers import MOST_OPEN_FILES, allow_open_files
-from mmlinattn.engine.runner import PluginRunner
+from mmlinattn.utils.command_line import errors_in_one_line
+from mmlinattn.engine.runner.runner.data_workers import MOST_OPEN_FILES, allow_open_files
+from mmlinattn.engine.runner.runner.runner import PluginRunner
 
 
 class Unsent:

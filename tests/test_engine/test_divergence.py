@@ -12,7 +12,7 @@ from torch import nn
 
 from mmlinattn.checkpoints import CheckpointError, check_fits, non_finite, save_checkpoint
 from mmlinattn.engine import DivergenceHook
-from mmlinattn.engine.divergence import TrainingDiverged
+from mmlinattn.engine.hooks.divergence_hook import TrainingDiverged
 
 NAN, INF = math.nan, math.inf
 

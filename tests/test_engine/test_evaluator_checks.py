@@ -8,7 +8,7 @@ import torch
 from mmengine.evaluator import Evaluator
 from torch import nn
 
-from mmlinattn.engine.evaluator_checks import check_evaluator
+from mmlinattn.engine.preflight.evaluators import check_evaluator
 
 CLASSES = ('circle', 'square', 'triangle')
 

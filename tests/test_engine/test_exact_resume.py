@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmlinattn.engine import exact_resume
-from mmlinattn.engine.exact_resume import ExactResumeHook, seed_everything
+from mmlinattn.engine.runner.runner import exact_resume
+from mmlinattn.engine.runner.runner.exact_resume import ExactResumeHook, seed_everything
 
 
 def draw() -> tuple:

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from mmlinattn.engine import folders
-from mmlinattn.engine.folders import claim_folder
-from mmlinattn.files import FolderInUse, NotWritten, lock, lock_folder, unlock_folders, whole_file
-from mmlinattn.files.whole import remove_remains
+from mmlinattn.engine.runner.runner import work_dir_lock as folders
+from mmlinattn.engine.runner.runner.work_dir_lock import claim_folder
+from mmlinattn.utils import FolderInUse, NotWritten, lock, lock_folder, unlock_folders, whole_file
+from mmlinattn.utils.atomic_write import remove_remains
 from tests.programs import Program
 
 # Its child lives on when it is killed, as a data-loader worker does for a while.
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from mmlinattn.files import lock_folder
+from mmlinattn.utils import lock_folder
 assert lock_folder(Path(sys.argv[1]))
 os.fork()
 print('locked', flush=True)

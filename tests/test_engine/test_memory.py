@@ -10,7 +10,7 @@ from tests.programs import Program
 SCRIPT = """
 import resource, sys
 import torch
-from mmlinattn.engine.memory import keep_freed_memory
+from mmlinattn.engine.runner.allocator import keep_freed_memory
 
 if sys.argv[1] == 'keep':
     assert keep_freed_memory()

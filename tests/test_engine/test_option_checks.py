@@ -4,7 +4,7 @@ import pytest
 from mmengine.config import Config
 
 from mmlinattn.engine.config import load_config
-from mmlinattn.engine.option_checks import check_options, nearest
+from mmlinattn.engine.preflight.options import check_options, nearest
 from tests.test_tools.conftest import CONFIGS
 
 WRONG = [

@@ -10,13 +10,19 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from mmlinattn.datasets import shapes
-from mmlinattn.datasets.stores import S3Store, StoreError, StoreRefused, StoreUnreachable, backend
-from mmlinattn.datasets.stores.backend import Passing
-from mmlinattn.engine.data_checks import DataError
-from mmlinattn.engine.inspection import inspect_data
-from mmlinattn.engine.loading import guard_loading
-from mmlinattn.engine.runner import PluginRunner
-from mmlinattn.engine.skip_corrupt import SkippedImages
+from mmlinattn.datasets.file_backends import (
+    S3Store,
+    StoreError,
+    StoreRefused,
+    StoreUnreachable,
+    base as backend,
+)
+from mmlinattn.datasets.file_backends.base import Passing
+from mmlinattn.engine.preflight.data import DataError
+from mmlinattn.engine.preflight.dataset_audit import inspect_data
+from mmlinattn.engine.preflight.sample_loading import guard_loading
+from mmlinattn.engine.runner.runner.runner import PluginRunner
+from mmlinattn.engine.hooks.skip_corrupt_hook import SkippedImages
 from tests.families import shrunk
 from tests.object_store import upload
 

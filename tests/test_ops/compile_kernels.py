@@ -22,14 +22,14 @@ from triton._C.libtriton import llvm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mmlinattn.ops.adaptive import kernels as adaptive
-from mmlinattn.ops.common import configs, key_sums, reduction
-from mmlinattn.ops.common.configs import Config
+from mmlinattn.ops.adaptive import triton_kernels as adaptive
+from mmlinattn.ops.common import launch_table as configs, kv_state as key_sums, reduction
+from mmlinattn.ops.common.launch_table import Config
 from mmlinattn.ops.common.tuning import SIZES, candidates, sizes_of
-from mmlinattn.ops.epilogue import kernels as epilogue
-from mmlinattn.ops.linear import kernels as linear
-from mmlinattn.ops.random_walk import kernels as walk
-from mmlinattn.ops.ripple import kernels as ripple
+from mmlinattn.ops.epilogue import triton_kernels as epilogue
+from mmlinattn.ops.linear import triton_kernels as linear
+from mmlinattn.ops.anchors import triton_kernels as walk
+from mmlinattn.ops.ripple import triton_kernels as ripple
 
 # Another version of Triton may need a little more or less.
 WRITTEN_WITH = '3.6.0'

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mmlinattn.layers import build_feature_map
+from mmlinattn.models.layers import build_feature_map
 from mmlinattn.ops import BackendError, adaptive_features, use_backend
 from mmlinattn.ops.common import dispatch
 

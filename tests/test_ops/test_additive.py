@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mmlinattn.layers import AdditiveAttention
+from mmlinattn.models.layers import AdditiveAttention
 from mmlinattn.ops import additive_attention
 
 BACKENDS = ('reference', 'portable')

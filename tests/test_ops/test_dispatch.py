@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmlinattn.layers.recompute import recomputed
+from mmlinattn.models.layers.activation_checkpointing import recomputed
 from mmlinattn.ops import BackendError, use_backend
 from mmlinattn.ops.common import dispatch
 from mmlinattn.ops.common.dispatch import Operator

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmlinattn.layers import RALA, SoftmaxAttention
+from mmlinattn.models.layers import RALA, SoftmaxAttention
 from mmlinattn.ops import BackendError, local_gate, use_backend
 from mmlinattn.ops.common import dispatch
 

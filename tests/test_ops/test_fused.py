@@ -20,7 +20,7 @@ from mmlinattn.ops import (
     use_backend,
 )
 from mmlinattn.ops.common import dispatch
-from mmlinattn.ops.common.configs import Config
+from mmlinattn.ops.common.launch_table import Config
 from tests.sizes import some
 
 if dispatch.TRITON_PROBLEM:
@@ -39,7 +39,7 @@ def _poison():
 
 @pytest.fixture(autouse=True)
 def _ripple_has_kernels(request):
-    from mmlinattn.ops.ripple.kernels import PROBLEM
+    from mmlinattn.ops.ripple.triton_kernels import PROBLEM
 
     of_ripple = ('ripple', 'offset', 'plain', 'padded', 'graph_breaks')
     if PROBLEM is not None and any(word in request.node.name for word in of_ripple):
@@ -345,7 +345,7 @@ H200 = SimpleNamespace(
      (16, 1, 0, 64), (255, 16, 1024, 1)],
 )  # fmt: skip
 def test_programs_that_a_gpu_holds(registers, warps, shared, programs):
-    from mmlinattn.ops.common.triton import residents
+    from mmlinattn.ops.common.triton_helpers import residents
 
     config = Config(64, warps, 2, registers, shared)
     assert residents(config, H200) == programs * 132
@@ -357,7 +357,7 @@ def test_programs_that_a_gpu_holds(registers, warps, shared, programs):
 )
 def test_chunks_on_a_gpu(heads, num_tokens, chunk):
     """Four blocks at least, and as many chunks as the GPU holds programs at once."""
-    from mmlinattn.ops.common.triton import plan_tokens
+    from mmlinattn.ops.common.triton_helpers import plan_tokens
 
     plan = plan_tokens(Config(64, 4, 3, 128, 0), heads, num_tokens, residents=528)
     assert (plan.chunk, plan.splits) == (chunk, -(-num_tokens // chunk))
@@ -371,7 +371,7 @@ MANY = 1600 if DEVICE == 'cuda' else 150
 @pytest.mark.parametrize('name', ['linear', 'rala', 'walk', 'ripple'])
 def test_three_chunks_and_more(monkeypatch, name, dtype):
     """Sums over chunks, with one that is all padding and a last one that is not full."""
-    from mmlinattn.ops.common.triton import Launch
+    from mmlinattn.ops.common.triton_helpers import Launch
 
     chunks, run_kernel = {}, Launch.run
 
@@ -429,7 +429,7 @@ def test_walks_between_anchors_in_float32(decay, steps):
 
 
 def test_any_matrix_between_the_anchors():
-    from mmlinattn.ops.random_walk.fused import through
+    from mmlinattn.ops.anchors.triton_ops import through
 
     x, _ = fused_projection(2, 70, 1, 16, torch.float32)
     anchors = [torch.randn(1, 9, 16, device=DEVICE).requires_grad_() for _ in range(2)]
@@ -589,7 +589,7 @@ CASES = ['rala', 'linear', 'walk', 'step', 'through', 'ripple', 'offset', 'plain
 @pytest.mark.long
 @pytest.mark.parametrize('case', some(CASES, every=2))
 def test_operators_keep_torchs_rules(case):
-    from mmlinattn.ops import adaptive, linear, random_walk, ripple
+    from mmlinattn.ops import adaptive, linear, anchors as random_walk, ripple
 
     for operator in (adaptive, linear, random_walk, ripple):
         operator._kernels()  # registers
@@ -646,7 +646,7 @@ def test_compiles_without_graph_breaks():
 
 
 def test_auto_takes_the_kernel_where_it_can_serve(monkeypatch):
-    from mmlinattn.ops.linear import fused
+    from mmlinattn.ops.linear import triton_ops as fused
 
     calls = []
     original = fused.make_state

@@ -12,18 +12,18 @@ import sys
 import pytest
 import torch
 
-from mmlinattn.ops.common import configs, dispatch
-from mmlinattn.ops.common.configs import Config
+from mmlinattn.ops.common import launch_table as configs, dispatch
+from mmlinattn.ops.common.launch_table import Config
 from tests.sizes import LONG
 
 if dispatch.TRITON_PROBLEM:
     pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
 
-from mmlinattn.ops.adaptive import kernels as adaptive
+from mmlinattn.ops.adaptive import triton_kernels as adaptive
 from mmlinattn.ops.common.tuning import candidates, sizes_of
-from mmlinattn.ops.linear import kernels as linear
-from mmlinattn.ops.random_walk import kernels as random_walk
-from mmlinattn.ops.ripple import kernels as ripple
+from mmlinattn.ops.linear import triton_kernels as linear
+from mmlinattn.ops.anchors import triton_kernels as random_walk
+from mmlinattn.ops.ripple import triton_kernels as ripple
 
 MODULES = (adaptive, linear, random_walk, ripple)
 NAMES = {*linear.RALA_KERNELS, *(name for module in MODULES for name in module.KERNELS)}
@@ -175,7 +175,7 @@ def test_a_measured_table_comes_first(tmp_path, monkeypatch):
 
 def test_tuning_takes_the_fastest(tmp_path, monkeypatch):
     """With a clock and a GPU of this test's own: the third candidate is the fastest."""
-    from mmlinattn.ops.common import triton as launches
+    from mmlinattn.ops.common import triton_helpers as launches
     from mmlinattn.ops.common import tuning
 
     table = configs.read(configs.SHIPPED)['sm_90']

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmlinattn.ops import random_walk_attention
-from mmlinattn.ops.random_walk.walk import series_factors
+from mmlinattn.ops.anchors.anchor_solver import series_factors
 
 FORMS = {
     'reference': dict(backend='reference'),

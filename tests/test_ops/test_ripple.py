@@ -6,12 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmlinattn.ops import (
-    linear_attention,
-    ripple_attention,
-    stick_breaking,
-    use_backend,
-)
+from mmlinattn.ops import linear_attention, ripple_attention, stick_breaking, use_backend
 from mmlinattn.ops.common import dispatch, numerics
 from mmlinattn.ops.ripple import choose_algorithm
 from mmlinattn.ops.ripple.options import RippleOptions

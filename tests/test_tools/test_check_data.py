@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mmlinattn.datasets import shapes
-from mmlinattn.engine import inspection
+from mmlinattn.engine.preflight import dataset_audit as inspection
 
 from .conftest import CONFIGS, FOLDERS
 

@@ -10,9 +10,10 @@ import torch
 from mmengine.config import Config
 
 from mmlinattn.checkpoints import read_checkpoint
-from mmlinattn.engine import HangHook, hang
+from mmlinattn.engine import HangHook
+from mmlinattn.engine.hooks import watchdog_hook as hang
 from mmlinattn.engine.config import set_hang_timeout
-from mmlinattn.engine.distributed import check_restarts, set_launcher, waiting_time
+from mmlinattn.engine.distributed.launch.launch import check_restarts, set_launcher, waiting_time
 
 from ..programs import Program, free_port
 from ..sizes import LONG, size

@@ -27,10 +27,11 @@ from mmlinattn.checkpoints import (
     save_sharded,
     tensors_of,
 )
-from mmlinattn.engine import FSDP2Strategy, build_model, distributed
-from mmlinattn.engine.checkpoint_hook import newest_checkpoint
-from mmlinattn.engine.preemption import EXIT_CODE
-from mmlinattn.layers.recompute import recompute_forward
+from mmlinattn.engine import FSDP2Strategy, build_model
+from mmlinattn.engine.distributed.launch import launch as distributed
+from mmlinattn.engine.hooks.checkpoint_hook import newest_checkpoint
+from mmlinattn.engine.hooks.preemption_hook import EXIT_CODE
+from mmlinattn.models.layers.activation_checkpointing import recompute_forward
 
 from ..programs import Program, free_port
 from ..sizes import LONG, size

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from mmlinattn.checkpoints import CheckpointError, read_checkpoint
-from mmlinattn.engine.checkpoint_hook import newest_checkpoint
-from mmlinattn.engine.preemption import EXIT_CODE
+from mmlinattn.engine.hooks.checkpoint_hook import newest_checkpoint
+from mmlinattn.engine.hooks.preemption_hook import EXIT_CODE
 
 from ..programs import Program, free_port
 from ..sizes import size

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from mmlinattn.checkpoints import CheckpointError, read_checkpoint
-from mmlinattn.files import redacted
+from mmlinattn.utils import redacted
 from tests.test_tools.conftest import CONFIGS
 
 KEYS = ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN', 'HF_TOKEN',

@@ -12,7 +12,7 @@ from mmengine.hooks import EMAHook
 from mmseg.models.decode_heads import FPNHead
 from torch.nn import functional as F
 
-from mmlinattn.engine.fusion import check_fusion
+from mmlinattn.engine.hooks.fuse_conv_bn_hook import check_fusion
 
 from .conftest import CONFIGS
 

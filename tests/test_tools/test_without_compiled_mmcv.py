@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmlinattn.compat import mmcv_ext
+from mmlinattn.utils import mmcv_ops as mmcv_ext
 
 from .conftest import CONFIGS
 

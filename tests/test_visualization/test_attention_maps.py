@@ -11,7 +11,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
-from mmlinattn.layers import ripple
+from mmlinattn.models.layers import ripple
 from mmlinattn.ops import stick_breaking
 from mmlinattn.visualization import attention_maps
 from mmlinattn.visualization.attention_maps import (

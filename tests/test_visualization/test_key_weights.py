@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch.nn.functional import elu
 
 from mmlinattn.checkpoints import save_checkpoint
-from mmlinattn.layers import BaseAttention, build_attention, registered
+from mmlinattn.models.layers import BaseAttention, build_attention, registered
 from mmlinattn.visualization.key_weights import (
     Call,
     calls_of,

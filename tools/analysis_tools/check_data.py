@@ -3,7 +3,7 @@
 
 import sys
 
-from mmlinattn.commands.check_data import main
+from mmlinattn.cli.check_data import main
 
 if __name__ == '__main__':
     sys.exit(main())

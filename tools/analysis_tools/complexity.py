@@ -3,7 +3,7 @@
 
 import sys
 
-from mmlinattn.commands.complexity import main
+from mmlinattn.cli.complexity import main
 
 if __name__ == '__main__':
     sys.exit(main())

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from rich.table import Table
 
 from mmlinattn.analysis.devices import DEVICES, GB
-from mmlinattn.analysis.plan import Efficiency, Plan, plan
-from mmlinattn.engine.command_line import Parser, errors_in_one_line, plain_console
+from mmlinattn.analysis.training_estimate import Efficiency, Plan, plan
+from mmlinattn.utils.command_line import Parser, errors_in_one_line, plain_console
 from mmlinattn.engine.config import load_config
 
 GiB = 2**30

@@ -4,7 +4,7 @@ layout: OUT/train from annotations/train.json, OUT/val from val.json and, where 
 from pathlib import Path
 
 from mmlinattn.datasets.crops import crop_objects
-from mmlinattn.engine.command_line import Parser, errors_in_one_line
+from mmlinattn.utils.command_line import Parser, errors_in_one_line
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 
 import sys
 
-from mmlinattn.commands.export import main
+from mmlinattn.cli.export import main
 
 if __name__ == '__main__':
     sys.exit(main())

@@ -3,7 +3,7 @@
 
 import sys
 
-from mmlinattn.commands.latency import main
+from mmlinattn.cli.latency import main
 
 if __name__ == '__main__':
     sys.exit(main())

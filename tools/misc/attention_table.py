@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Dict, List
 
-import mmlinattn.layers as layers
-from mmlinattn.layers import BaseAttention, NonLocalBlock, registered
+import mmlinattn.models.layers as layers
+from mmlinattn.models.layers import BaseAttention, NonLocalBlock, registered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'attentions.md'

@@ -27,11 +27,11 @@ ENVIRONMENTS = {
 # The short matrix: what differs most between versions, with the oldest and the newest torch.
 SHORT_ENVIRONMENTS = ('py310-torch2.4-original', 'py312-torch2.15-onedl')
 SHORT_TESTS = (
-    'tests/test_layers/test_attention_contract.py',  # compile
+    'tests/test_models/test_layers/test_attention_contract.py',  # compile
     'tests/test_ops/test_value_width.py',
     'tests/test_tools/test_fullgraph.py',
-    'tests/test_layers/test_export.py',  # export
-    'tests/test_backbones/test_ravlt.py',
+    'tests/test_models/test_layers/test_export.py',  # export
+    'tests/test_models/test_backbones/test_ravlt.py',
     'tests/test_tools/test_export.py',
     'tests/test_tools/test_train_and_test.py',  # train
     'tests/test_engine/test_exact_resume.py',  # resume

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Prints a config with everything that it inherits."""
 
-from mmlinattn.engine.command_line import Parser, errors_in_one_line
+from mmlinattn.utils.command_line import Parser, errors_in_one_line
 from mmlinattn.engine.config import load_config
 
 

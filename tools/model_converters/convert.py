@@ -3,7 +3,7 @@
 
 import sys
 
-from mmlinattn.commands.convert import main
+from mmlinattn.cli.convert import main
 
 if __name__ == '__main__':
     sys.exit(main())

@@ -1,7 +1,7 @@
 """Data sets as a few large tar files (WebDataset's naming), for stores that are slow to ask."""
 
 from .dataset import ShardDataset
-from .member import DamagedSample, MemberStore
+from .tar_member import DamagedSample, MemberStore
 from .sampler import ShardSampler
 from .write import write_shards
 

@@ -12,9 +12,9 @@ from mmengine import fileio
 from mmengine.dataset import BaseDataset, force_full_init
 from mmengine.registry import DATASETS
 
-from ..stores import HTTPStore, StoreError
+from ..file_backends import HTTPStore, StoreError
 from .index import IMAGES, LABEL, RECORD, SEG_MAP, check_record, read_index, with_label_map
-from .member import DamagedMember, DamagedSample, Member, MemberStore, read_range
+from .tar_member import DamagedMember, DamagedSample, Member, MemberStore, read_range
 
 PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)  # no links, no holes
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple, Union
 import numpy as np
 from mmengine import fileio
 
-from ...files import whole_file
+from ...utils import whole_file
 from .index import FORMAT, IMAGES, LABEL, RECORD, SEG_MAP, VERSION, check_record, to_json
 
 MIB = 2**20

@@ -6,13 +6,13 @@ from typing import Tuple
 from torch import Tensor
 
 from ..common.dispatch import Operator
-from .portable import adaptive_portable, waves
+from .torch_impl import adaptive_portable, waves
 
 __all__ = ['adaptive_features', 'waves']
 
 
 def _kernels() -> ModuleType:
-    from . import fused
+    from . import triton_ops as fused
 
     return fused
 

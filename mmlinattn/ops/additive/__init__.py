@@ -7,7 +7,7 @@ from torch import Tensor
 from ..common.checks import check_qkv
 from ..common.dispatch import Operator
 from .options import AdditiveOptions
-from .portable import additive_portable
+from .torch_impl import additive_portable
 from .reference import additive_reference
 
 _additive = Operator('additive_attention', additive_reference, additive_portable)

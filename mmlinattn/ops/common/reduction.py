@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton import LOWEST
+from .triton_helpers import LOWEST
 
 # Numbers and chunks that a program holds at once.
 COLUMNS, CHUNKS = 64, 32

@@ -22,9 +22,9 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import torch
 from triton.runtime.errors import OutOfResources
 
-from . import configs
-from . import triton as launches
-from .configs import Config, Table
+from . import launch_table as configs
+from . import triton_helpers as launches
+from .launch_table import Config, Table
 
 # Head dims and anchors that an entry of the table is for, or fewer.
 SIZES, ANCHORS = (32, 64, 128), (64, 128)

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from ..common.checks import check_hw_shape
 from ..common.dispatch import Operator
-from .portable import add_local, local_gate_portable
+from .torch_impl import add_local, local_gate_portable
 
 __all__ = ['add_local', 'local_gate']
 
 
 def _kernels() -> ModuleType:
-    from . import fused
+    from . import triton_ops as fused
 
     return fused
 

@@ -10,7 +10,7 @@ from ..common.dispatch import Operator
 from ..common.feature_maps import feature_map as get_feature_map
 from ..common.rotary import Rotary, check_rotary
 from .options import LinearOptions
-from .portable import linear_portable
+from .torch_impl import linear_portable
 from .reference import linear_reference
 from .unnormalised import unnormalised_attention
 
@@ -18,7 +18,7 @@ __all__ = ['linear_attention', 'unnormalised_attention']
 
 
 def _kernels() -> ModuleType:
-    from . import fused
+    from . import triton_ops as fused
 
     return fused
 

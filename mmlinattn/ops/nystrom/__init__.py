@@ -7,14 +7,14 @@ from torch import Tensor
 
 from ..common.checks import check_qkv
 from ..common.dispatch import Operator
-from ..random_walk import check_anchors
+from ..anchors import check_anchors
 from .options import NystromOptions
-from .portable import nystrom_portable
+from .torch_impl import nystrom_portable
 from .reference import nystrom_reference
 
 
 def _kernels() -> ModuleType:
-    from . import fused
+    from . import triton_ops as fused
 
     return fused
 

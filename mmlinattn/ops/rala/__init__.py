@@ -10,12 +10,12 @@ from ..common.dispatch import Operator
 from ..common.feature_maps import feature_map as get_feature_map
 from ..common.rotary import Rotary, check_rotary
 from .options import RalaOptions
-from .portable import rala_portable
+from .torch_impl import rala_portable
 from .reference import rala_reference
 
 
 def _kernels() -> ModuleType:
-    from . import fused
+    from . import triton_ops as fused
 
     return fused
 

@@ -153,7 +153,7 @@ def _portable(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleO
 
 
 def _kernels() -> ModuleType:
-    from . import fused
+    from . import triton_ops as fused
 
     return fused
 

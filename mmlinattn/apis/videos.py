@@ -1,0 +1,148 @@
+"""Video files and cameras, which OpenCV reads."""
+
+import os
+import struct
+from contextlib import contextmanager
+from typing import BinaryIO, Iterator, Optional, Union
+
+import cv2
+
+from ..datasets.audit.images import check_pixel_count
+
+# FFmpeg's own words about a video that cannot be opened, beside the error that is raised.
+os.environ.setdefault('OPENCV_FFMPEG_LOGLEVEL', '-8')
+OPTIONS = 'OPENCV_FFMPEG_CAPTURE_OPTIONS'
+# FFmpeg looks at the content, not at the name: a playlist, a list of files or a description of a
+# stream opens other files or addresses, and so does a MOV with external data references.
+CONTAINERS_ONLY = (
+    'format_whitelist;mov,avi,matroska,mpeg,mpegts|protocol_whitelist;file|enable_drefs;0'
+)
+DEFAULT_RATE = 25.0
+
+
+@contextmanager
+def opened_video(video: Union[str, int]) -> Iterator[cv2.VideoCapture]:
+    """Yield a capture of a video file (MP4, MOV, AVI, MKV, WebM, MPEG) or of a camera."""
+    capture = cv2.VideoCapture(video) if isinstance(video, int) else _opened_file(video)
+    try:
+        yield capture
+    finally:
+        capture.release()
+
+
+def _opened_file(path: str) -> cv2.VideoCapture:
+    before = os.environ.get(OPTIONS)
+    os.environ[OPTIONS] = CONTAINERS_ONLY
+    try:
+        # An absolute path cannot be taken for an address, and other backends of OpenCV have no
+        # list of allowed formats: one of them reads sequences of numbered files.
+        return cv2.VideoCapture(os.path.abspath(path), cv2.CAP_FFMPEG)
+    finally:
+        if before is None:
+            del os.environ[OPTIONS]
+        else:
+            os.environ[OPTIONS] = before
+
+
+def check_video(video: Union[str, int], name: str, max_megapixels: float) -> None:
+    """Raise an error unless a video or a camera can be opened and its frames are small enough.
+
+    Raises:
+        FileNotFoundError: no such camera.
+        TooManyPixels: see :func:`mmlinattn.datasets.audit.images.check_pixel_count`.
+        ValueError: the file is damaged or no such container, or its name is not UTF-8.
+    """
+    if isinstance(video, str):
+        try:
+            video.encode()  # OpenCV crashes on other names
+        except UnicodeEncodeError as error:
+            raise ValueError(f'video {name!r} has a name that is not UTF-8: rename it') from error
+    with opened_video(video) as capture:
+        if capture.isOpened():
+            size = capture.get(cv2.CAP_PROP_FRAME_HEIGHT), capture.get(cv2.CAP_PROP_FRAME_WIDTH)
+            check_pixel_count((int(size[0]), int(size[1])), f'video {name}', max_megapixels)
+            return
+    if isinstance(video, int):
+        raise FileNotFoundError(f'camera {name} does not exist or cannot be opened')
+    raise ValueError(
+        f'video {name!r} cannot be opened: damaged, or not MP4, MOV, AVI, MKV, WebM or MPEG inside'
+    )
+
+
+def frame_count(video: Union[str, int]) -> int:
+    """Return the number of frames that a video announces; 0 for a camera or if it is unknown."""
+    if isinstance(video, int):
+        return 0
+    with opened_video(video) as capture:
+        return max(int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), 0)
+
+
+def frame_rate(video: Union[str, int]) -> float:
+    """Return the frames per second of a video; 25 if it does not say."""
+    with opened_video(video) as capture:
+        rate = capture.get(cv2.CAP_PROP_FPS)
+    return rate if 1 <= rate <= 240 else DEFAULT_RATE
+
+
+def why_cut(path: str) -> Optional[str]:
+    """Return what is missing at the end of a video file; None if nothing is.
+
+    MP4, MOV, AVI, MKV and WebM say how long their parts are. MPEG streams do not, and recordings
+    that were not closed may not. Counts of frames are no measure: they are estimated, or count
+    frames that an edit list leaves out.
+    """
+    size = os.path.getsize(path)
+    with open(path, 'rb') as file:
+        head = file.read(12)
+        if head[:4] == b'RIFF':
+            end = _end_of_riff(file, size)
+        elif head[:4] == b'\x1aE\xdf\xa3':
+            end = _end_of_matroska(file)
+        else:
+            end = _end_of_boxes(file, size)
+    return f'cut off after {size} of {end} bytes' if end > size else None
+
+
+def _end_of_riff(file: BinaryIO, size: int) -> int:
+    place = 0
+    while True:
+        file.seek(place)
+        head = file.read(8)
+        if head[:4] != b'RIFF' or len(head) < 8 or place >= size:
+            return place
+        place += 8 + struct.unpack('<I', head[4:])[0]
+        place += place % 2
+
+
+def _end_of_boxes(file: BinaryIO, size: int) -> int:
+    """Return where the last part ends that holds frames or their index: junk may follow."""
+    place = end = 0
+    while place < size:
+        file.seek(place)
+        head = file.read(16).ljust(16, b'\0')
+        length, kind = struct.unpack('>I4s', head[:8])
+        if length == 1:
+            length = struct.unpack('>Q', head[8:])[0]
+        if length < 8:  # 0: all that follows; other values: junk
+            break
+        place += length
+        if kind in (b'mdat', b'moof', b'moov'):
+            end = place
+    return end
+
+
+def _end_of_matroska(file: BinaryIO) -> int:
+    file.seek(4)
+    file.seek(_variable_size(file), os.SEEK_CUR)
+    if file.read(4) != b'\x18S\x80g':  # a segment, which holds all else
+        return 0
+    length = _variable_size(file)
+    return file.tell() + length
+
+
+def _variable_size(file: BinaryIO) -> int:
+    """Read a number of EBML; 0 where the size is unknown (all bits set)."""
+    first = (file.read(1) or b'\0')[0]
+    bits = 7 * (9 - first.bit_length())
+    value = int.from_bytes(bytes([first]) + file.read(bits // 7 - 1), 'big') & ((1 << bits) - 1)
+    return 0 if value == (1 << bits) - 1 else value

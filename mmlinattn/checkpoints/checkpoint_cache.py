@@ -1,0 +1,135 @@
+"""What MMEngine loads is what was checked: a checkpoint is read once, safely, and handed over."""
+
+import copy
+import pickle
+from typing import Any, BinaryIO, Callable, Dict, Optional
+
+import yaml
+from mmengine.fileio import register_handler
+from mmengine.fileio.handlers import PickleHandler, YamlHandler
+from mmengine.runner import CheckpointLoader
+from torch import nn
+
+from .compare import Report, check_fits
+from .errors import CheckpointError
+from .finite import check_finite
+from .safe_unpickle import PlainUnpickler
+from .read import read_checkpoint, weights_of
+from .sharded import filled, is_sharded
+from .write import PathLike
+
+
+class CheckpointStore:
+    """Checkpoints that were read and not yet loaded.
+
+    Example:
+        >>> import os, tempfile, torch
+        >>> from mmengine.runner import load_checkpoint
+        >>> path = os.path.join(tempfile.mkdtemp(), 'model.pth')
+        >>> torch.save(nn.Linear(2, 3).state_dict(), path)
+        >>> store = CheckpointStore()
+        >>> serve_mmengine(store.read)
+        >>> print(check_fits(path, nn.Linear(2, 3), read=store.read))
+        2 keys match
+        >>> os.remove(path)  # or somebody writes another file there
+        >>> list(load_checkpoint(nn.Linear(2, 3), path, logger='silent')['state_dict'])
+        ['weight', 'bias']
+        >>> store.release()
+    """
+
+    def __init__(self) -> None:
+        self._held: Optional[Dict[str, Dict[str, Any]]] = {}
+
+    def read(self, source: PathLike) -> Dict[str, Any]:
+        """:func:`read_checkpoint`, once for each source until :meth:`release`.
+
+        Raises:
+            CheckpointError: also for weights in shards that are NaN, since :meth:`outline`, which
+                :func:`check_fits` uses, has no values of them.
+        """
+        outline = self.outline(source)
+        content = filled(source, outline)
+        if is_sharded(outline):
+            weights = content['state_dict']
+            check_finite(source, weights, may_be_infinite=weights)
+        return content
+
+    def outline(self, source: PathLike) -> Dict[str, Any]:
+        """As :meth:`read`, with the shards of a checkpoint left where they are."""
+        if self._held is None:
+            return read_checkpoint(source, fill=False)
+        name = str(source)
+        if name not in self._held:
+            self._held[name] = read_checkpoint(source, fill=False)
+        # Loading replaces entries (loading hooks of modules), never values.
+        return {key: copy.copy(value) for key, value in self._held[name].items()}
+
+    def release(self) -> None:
+        """Gives the memory back. What is read later is read anew, as safely."""
+        self._held = None
+
+
+def serve_mmengine(read: Callable[[PathLike], Dict[str, Any]] = read_checkpoint) -> None:
+    """From now on MMEngine gets every checkpoint of this process from ``read``.
+
+    That is what ``load_from``, ``resume``, ``init_cfg`` and the models' own code name, whatever
+    the scheme. Pickle files that it reads (annotations, proposals) may hold plain types and numpy
+    arrays only, YAML files plain types.
+    """
+
+    def load_from_checked_source(filename: str, map_location: Any = None) -> Dict[str, Any]:
+        return read(filename)
+
+    schemes = list(CheckpointLoader._schemes)
+    CheckpointLoader.register_scheme(schemes, load_from_checked_source, force=True)
+    register_handler(['pkl', 'pickle'])(_PlainPickleHandler)
+    register_handler(['yaml', 'yml'])(_PlainYamlHandler)
+
+
+class _PlainPickleHandler(PickleHandler):
+    def load_from_fileobj(self, file: BinaryIO, **kwargs: Any) -> Any:
+        try:
+            return PlainUnpickler(file, **kwargs).load()
+        except pickle.UnpicklingError as error:
+            name = getattr(file, 'name', 'a pickle file')
+            raise CheckpointError(f'{name} is refused: {error}') from error
+
+
+# The index of MMDetection's configs, read for `mmdet::`, takes seconds without libyaml.
+_YAML_LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
+
+
+class _PlainYamlHandler(YamlHandler):
+    def load_from_fileobj(self, file: Any, **kwargs: Any) -> Any:
+        try:
+            return yaml.load(file, _YAML_LOADER)
+        except yaml.YAMLError as error:
+            name = getattr(file, 'name', 'a YAML file')
+            raise CheckpointError(f'{name} is refused: {error}') from error
+
+
+def load_checkpoint(model: nn.Module, source: PathLike) -> Dict[str, Any]:
+    """Loads a checkpoint into a whole model; the other road is MMEngine's runner.
+
+    Args:
+        model: changed in place.
+        source: see :func:`read_checkpoint`.
+
+    Returns:
+        the checkpoint's meta information.
+
+    Raises:
+        FileNotFoundError, CheckpointError: see :func:`read_checkpoint` and :func:`check_fits`;
+            also a weight of the model that the checkpoint lacks.
+    """
+    content = read_checkpoint(source)
+    report = check_fits(source, model, read=lambda _: content)
+    check_whole(source, report)
+    model.load_state_dict(weights_of(content, source), strict=False)
+    return content['meta']
+
+
+def check_whole(source: PathLike, report: Report) -> None:
+    """Raises CheckpointError if the model has weights that the checkpoint lacks."""
+    if report.missing:
+        raise CheckpointError(f'{source} is not of this whole model: {report}')

@@ -1,0 +1,86 @@
+"""ViL weights: names of the release to names of this package."""
+
+import math
+import re
+from collections import Counter
+from typing import Dict, Mapping, Tuple
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+from .key_mapping import OPENMMLAB, KeyMap, Rule, fuse
+
+BACKBONE = r'(?:backbone\.)?'
+
+
+def _stage(match: re.Match) -> str:
+    """The release counts stages from 1."""
+    return f'backbone.patch_embeds.{int(match[1]) - 1}.'
+
+
+def _block(match: re.Match) -> str:
+    """In a stage the patches are layer 0, the halves of block j layers 2 j + 1 and 2 j + 2."""
+    return f'backbone.stages.{int(match[1]) - 1}.{(int(match[2]) - 1) // 2}.'
+
+
+def _half(name: str, ours: str) -> Rule:
+    return Rule(BACKBONE + r'layer(\d)\.(\d+)\.' + name, lambda match: _block(match) + ours)
+
+
+def _norm(match: re.Match) -> str:
+    return _block(match) + ('norm1.' if int(match[2]) % 2 else 'norm2.')
+
+
+EMBED = BACKBONE + r'layer(\d)\.0\.'
+NAMES = KeyMap(
+    [
+        Rule(EMBED + r'norm_embed\.', lambda match: _stage(match) + 'norm.'),
+        Rule(EMBED + r'x_pos_embed$', lambda match: _stage(match) + 'row_embed'),
+        Rule(EMBED + r'y_pos_embed$', lambda match: _stage(match) + 'column_embed'),
+        Rule(EMBED + r'cls_pos_embed$', lambda match: _stage(match) + 'extra_embed'),
+        Rule(EMBED + r'cls_token$', lambda match: _stage(match) + 'extra_tokens'),
+        Rule(EMBED + r'proj\.', lambda match: _stage(match) + 'proj.'),
+        Rule(BACKBONE + r'layer(\d)\.(\d+)\.norm\.', _norm),
+        _half(r'attn\.(?:qkv|in_proj)\.', 'attn.in_proj.'),
+        _half(r'attn\.proj\.', 'attn.proj.'),
+        _half(r'attn\.local_relative_position_bias_table$', 'attn.relative.table'),
+        _half(r'attn\.g2l_relative_position_bias$', 'attn.relative.extra'),
+        _half(r'attn\.g2g_relative_position_bias$', 'attn.relative.between'),
+        Rule(r'.*relative_position_index$', None, reason='constants of relative positions'),
+        _half(r'mlp\.', 'ffn.'),
+        Rule(BACKBONE + r'norm\.', 'backbone.out_norms.3.'),
+        Rule(r'head\.(?=weight$|bias$)', 'head.fc.'),
+        *OPENMMLAB,
+    ]
+)
+
+
+def convert_vil(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
+    """Renames ViL weights; queries, keys and values become one projection.
+
+    Returns:
+        name here -> tensor, and a count of the tensors left out by reason. Tables of relative
+        positions, squares in all that is released, have their reach beside them.
+
+    Raises:
+        CheckpointError: see :class:`KeyMap`; global tokens with a projection of their own.
+    """
+    kept: Dict[str, Tensor] = {}
+    unused: Counter = Counter()
+    for name, value in state_dict.items():
+        shared = state_dict.get(name.replace('_global.', '.')) if '_global.' in name else None
+        if shared is not None and not torch.equal(shared, value):
+            raise CheckpointError(f'{name}: global tokens have a projection of their own')
+        if shared is not None:
+            unused['second names of projections that global tokens share'] += 1
+        elif not value.numel():
+            unused['empty positions of stages without global tokens'] += 1
+        else:
+            kept[name] = value
+    tensors, left_out = NAMES(fuse(kept, ('attn.query', 'attn.kv'), 'attn.in_proj'))
+    for name in [name for name in tensors if name.endswith('.relative.table')]:
+        side = math.isqrt(len(tensors[name]))
+        if side % 2 and side**2 == len(tensors[name]):
+            tensors[f'{name}_reach'] = torch.tensor((side // 2, side // 2))
+    return tensors, left_out + unused

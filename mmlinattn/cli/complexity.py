@@ -1,0 +1,66 @@
+"""Prints parameters and multiply-accumulates of the model of a config, by module."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import List, Optional
+
+from rich.table import Table
+
+from ..analysis import Complexity, Cost, analyse
+from ..analysis.complexity import check_shape
+from ..engine import build_model
+from ..utils.command_line import Parser, errors_in_one_line, plain_console
+from ..engine.config import load_config
+from ..utils import check_writable, whole_file
+
+
+def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
+    parser = Parser(cfg_options=True, description=__doc__)
+    parser.add_argument('config', help='config file, or the name of one of this package')
+    parser.add_argument('--shape', nargs=2, type=int, required=True, metavar=('H', 'W'))
+    parser.add_argument('--depth', type=int, default=3, help='of the modules in the table')
+    parser.add_argument('--json', type=Path, metavar='FILE', help='also write the numbers there')
+    args = parser.parse_args(argv)
+    if args.depth < 0:
+        parser.error(f'--depth must not be negative, got {args.depth}')
+    return args
+
+
+def table(result: Complexity, title: str, depth: int) -> Table:
+    out = Table(
+        title=title,
+        caption='M: million parameters. G: billion multiply-accumulates. '
+        'With norms: also resizing and adaptive pooling, as fvcore counts.',
+    )
+    out.add_column('module', no_wrap=True)
+    for name in ('parameters M', 'convolution + linear G', 'all matrix products G', 'with norms G'):
+        out.add_column(name, justify='right')
+
+    def row(name: str, cost: Cost, **options) -> None:
+        numbers = cost.params / 1e6, cost.conv_linear / 1e9, cost.total / 1e9, cost.extended / 1e9
+        out.add_row(name, *(f'{number:.2f}' for number in numbers), **options)
+
+    row('(all)', result, style='bold', end_section=True)
+    for name, cost in result.modules(depth).items():
+        row(name, cost)
+    return out
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    args = parse_args(argv)
+    with errors_in_one_line(args.debug):
+        shape = check_shape(args.shape)
+        if args.json:
+            check_writable(args.json)
+        cfg = load_config(args.config, args.cfg_options)
+        result = analyse(build_model(cfg), shape)
+        if args.json:
+            with whole_file(args.json) as file:
+                file.write_text(json.dumps(result.to_dict(), indent=2) + '\n')
+    console = plain_console()
+    height, width = result.shape
+    console.print(table(result, f'{Path(args.config).stem}, {height} x {width}', args.depth))
+    if result.uncounted:
+        console.print(f'Not counted, may hold products: {result.uncounted}', style='red')
+    return 0

@@ -1,0 +1,1 @@
+"""Checks of annotation files and images, record by record."""

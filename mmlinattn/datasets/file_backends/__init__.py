@@ -1,0 +1,22 @@
+"""Files that are not on this machine's disk, as MMEngine's file backends.
+
+Importing registers them for ``http://``, ``https://`` and ``s3://``, so that data sets, transforms
+and metrics of the frameworks read from there wherever their paths begin like this.
+"""
+
+from .base import StoreError, StoreRefused, StoreUnreachable
+from .http import HTTPStore
+from .paths import first_files, is_there
+from .s3 import S3Store
+from .secrets import check_no_secrets
+
+__all__ = [
+    'HTTPStore',
+    'S3Store',
+    'StoreError',
+    'StoreRefused',
+    'StoreUnreachable',
+    'check_no_secrets',
+    'first_files',
+    'is_there',
+]

@@ -1,0 +1,162 @@
+"""Objects of S3 and of what speaks its language (MinIO, Ceph, R2, ...)."""
+
+import os
+from functools import lru_cache
+from typing import Any, Iterator, Optional, Tuple, Union
+
+from mmengine.fileio import register_backend
+
+from ...utils import FetchRefused, check_size, redacted
+from .base import Passing, Store, StoreError, StoreRefused, refused
+
+BUSY_CODES = ('RequestTimeout', 'SlowDown', 'Throttling', 'ThrottlingException')
+
+
+@register_backend('s3', force=True, prefixes='s3')
+class S3Store(Store):
+    """Objects ``s3://bucket/key`` (needs boto3: ``pip install 'mmlinattn[cloud]'``).
+
+    Credentials, region and address come from where boto3 looks for them, never from a config:
+    ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_PROFILE``, ``AWS_DEFAULT_REGION``,
+    ``AWS_ENDPOINT_URL`` for another server than Amazon's, or the role of the machine.
+
+    Args:
+        anonymous: ask without credentials, for what is open to all.
+        endpoint_url: address of the server; default: ``AWS_ENDPOINT_URL``, else Amazon's.
+        attempts, timeout: see :class:`.backend.Store`, for errors too.
+
+    Raises:
+        ImportError: of what is read, boto3 is not installed.
+
+    Example::
+
+        fileio.get('s3://open/a.jpg', backend_args=dict(backend='s3', anonymous=True))
+    """
+
+    def __init__(
+        self, anonymous: bool = False, endpoint_url: Optional[str] = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.anonymous = anonymous
+        self.endpoint_url = endpoint_url
+
+    def fetch(self, url: str, part: Optional[tuple] = None) -> bytes:
+        more = {}
+        if part is not None:
+            more['Range'] = f'bytes={part[0]}-{part[0] + part[1] - 1}'
+        answer = self._ask(url, 'get_object', **_place(url), **more)
+        try:
+            check_size(url, answer['ContentLength'])
+            return answer['Body'].read()
+        except FetchRefused as error:
+            answer['Body'].close()
+            raise StoreError(str(error)) from None
+        except Exception as error:  # of botocore and of what is below, and all mean: cut
+            raise Passing(f'{type(error).__name__} in the middle of the file') from None
+
+    def put(self, obj: Union[bytes, memoryview], filepath: str) -> None:
+        """Writes an object, whole or not at all."""
+        self.retried(
+            filepath, lambda: self._ask(filepath, 'put_object', Body=obj, **_place(filepath))
+        )
+
+    def put_text(self, obj: str, filepath: str, encoding: str = 'utf-8') -> None:
+        self.put(obj.encode(encoding), filepath)
+
+    def remove(self, filepath: str) -> None:
+        self.retried(filepath, lambda: self._ask(filepath, 'delete_object', **_place(filepath)))
+
+    def isfile(self, filepath: str) -> bool:
+        place = _place(filepath)
+        if not place['Key']:
+            return False
+        try:
+            self.retried(filepath, lambda: self._ask(filepath, 'head_object', **place))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def isdir(self, filepath: str) -> bool:
+        return next(self.list_dir_or_file(filepath), None) is not None
+
+    def list_dir_or_file(
+        self,
+        dir_path: str,
+        list_dir: bool = True,
+        list_file: bool = True,
+        suffix: Any = None,
+        recursive: bool = False,
+    ) -> Iterator[str]:
+        place = _place(dir_path)
+        start = place['Key'].rstrip('/') + '/' if place['Key'].strip('/') else ''
+        more = dict(Bucket=place['Bucket'], Prefix=start)
+        if not recursive:
+            more['Delimiter'] = '/'
+        seen = set()
+        while True:
+            page = self.retried(dir_path, lambda: self._ask(dir_path, 'list_objects_v2', **more))
+            names = [item['Key'][len(start) :] for item in page.get('Contents', ())]
+            folders = [f['Prefix'][len(start) :] for f in page.get('CommonPrefixes', ())]
+            for name in names:
+                folders += [name[: i + 1] for i, c in enumerate(name) if c == '/']
+            for folder in folders if list_dir else ():
+                if folder not in seen:
+                    seen.add(folder)
+                    yield folder.rstrip('/')
+            for name in names:
+                # A key that ends in a slash stands for a folder.
+                fits = name and not name.endswith('/')
+                if list_file and fits and (suffix is None or name.endswith(suffix)):
+                    yield name
+            if not page.get('IsTruncated'):
+                return
+            more['ContinuationToken'] = page['NextContinuationToken']
+
+    def _ask(self, url: str, operation: str, **arguments: Any) -> Any:
+        client, errors = _client(os.getpid(), self.anonymous, self.endpoint_url, self.timeout)
+        try:
+            return getattr(client, operation)(**arguments)
+        except errors.ClientError as error:
+            status = error.response.get('ResponseMetadata', {}).get('HTTPStatusCode', 0)
+            code = error.response.get('Error', {}).get('Code', '')
+            if code in BUSY_CODES:
+                raise Passing(f'{code} (HTTP {status})') from None
+            raise refused(url, status, '' if code.isdigit() else code) from None
+        except (errors.NoCredentialsError, errors.PartialCredentialsError):
+            raise StoreRefused(
+                f'{redacted(url)}: no credentials in the environment (AWS_ACCESS_KEY_ID, ...); for '
+                "what is open to all: backend_args=dict(backend='s3', anonymous=True)"
+            ) from None
+        except (errors.HTTPClientError, errors.ConnectionError) as error:
+            raise Passing(type(error).__name__) from None
+        except errors.BotoCoreError as error:
+            # Never its text, which may have the whole request.
+            raise StoreError(f'{redacted(url)}: {type(error).__name__} of botocore') from None
+
+
+@lru_cache(maxsize=8)
+def _client(pid: int, anonymous: bool, endpoint_url: Optional[str], timeout: float) -> Tuple:
+    """A client of this process, which must not share connections with the one that forked it."""
+    try:
+        import botocore
+        from boto3.session import Session
+        from botocore import exceptions
+        from botocore.config import Config
+    except ImportError as error:
+        raise ImportError(f"s3:// needs boto3: pip install 'mmlinattn[cloud]' ({error})") from error
+    config = Config(
+        # Attempts are counted here, bodies included.
+        retries=dict(total_max_attempts=1),
+        connect_timeout=timeout,
+        read_timeout=timeout,
+        signature_version=botocore.UNSIGNED if anonymous else None,
+    )
+    return Session().client('s3', config=config, endpoint_url=endpoint_url), exceptions
+
+
+def _place(url: str) -> dict:
+    # Keys may have ? and #, which urlsplit would cut off.
+    bucket, _, key = url.partition('://')[2].partition('/')
+    if not bucket:
+        raise ValueError(f'{url!r} names no bucket: s3://bucket/key')
+    return dict(Bucket=bucket, Key=key)

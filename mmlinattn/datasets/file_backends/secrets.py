@@ -1,0 +1,66 @@
+"""No keys in configs: these are printed, logged, and kept in every checkpoint."""
+
+import os
+import re
+from typing import Any, Iterator, Tuple
+
+from mmengine.config import Config
+
+from ...utils import has_user, redacted
+
+WHERE = 'credentials come from the environment, see docs/datasets.md'
+ARGUMENT = re.compile(
+    r'secret|passw|token|credential|signature|access_?key|api_?key|(^|_)key(_?id)?$|(^|_)ak$|(^|_)sk$',
+    re.IGNORECASE,
+)
+SIGNED = re.compile(
+    r'[?&](X-Amz-(Signature|Credential)|AWSAccessKeyId|Signature|sig|token)=', re.IGNORECASE
+)
+VARIABLES = ('AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN', 'AWS_ACCESS_KEY_ID')
+BACKENDS = ('backend_args', 'file_client_args')
+
+
+def check_no_secrets(config: Any) -> None:
+    """Raises ValueError for a config with a key, a password or a signed address in it.
+
+    Looked at are arguments of file backends by their names, addresses, and any text that holds
+    what the environment has as credentials. The message names the place and not the secret.
+
+    Args:
+        config: nested dicts and lists, or MMEngine's.
+
+    Example:
+        >>> check_no_secrets(dict(a=[dict(backend_args=dict(secret_key='x'))]))
+        Traceback (most recent call last):
+        ValueError: a[0].backend_args.secret_key of the config looks like a secret: credentials \
+come from the environment, see docs/datasets.md
+    """
+    known = [os.environ[name] for name in VARIABLES if len(os.environ.get(name, '')) >= 8]
+    nested = config._cfg_dict.to_dict() if isinstance(config, Config) else config
+    for place, inside, value in _leaves(nested, '', False):
+        name = place.rpartition('.')[2]
+        text = value if isinstance(value, str) else ''
+        if has_user(text):
+            raise ValueError(
+                f'{place} of the config has a user or a password in an address, which would be '
+                f'logged: {redacted(text)!r}'
+            )
+        if (
+            (inside and value is not None and ARGUMENT.search(name))
+            or SIGNED.search(text)
+            or any(secret in text for secret in known)
+        ):
+            raise ValueError(f'{place} of the config looks like a secret: {WHERE}')
+
+
+def _leaves(node: Any, place: str, inside: bool) -> Iterator[Tuple[str, bool, Any]]:
+    """Place and value of each leaf, and whether it is an argument of a file backend."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            inner = f'{place}.{key}' if place else str(key)
+            yield from _leaves(value, inner, inside or key in BACKENDS)
+    elif isinstance(node, (list, tuple)):
+        for i, value in enumerate(node):
+            yield from _leaves(value, f'{place}[{i}]', inside)
+    else:
+        yield place, inside, node

@@ -1,0 +1,136 @@
+"""What comes behind a detector's heads, in operations whose shapes do not depend on what is found.
+
+The functions do what MMDetection's ``predict_by_feat`` and ``batched_nms`` do, on whole batches:
+where those drop entries, these give them the score 0. Boxes are x1, y1, x2, y2 in pixels of the
+input, in float32.
+"""
+
+from typing import NamedTuple, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .nms import suppress
+
+# TensorRT's TopK takes less than 3840.
+MAX_CANDIDATES = 3000
+
+
+class Candidates(NamedTuple):
+    """Boxes (B, N, 4), scores (B, N) with 0 for those that do not count, labels (B, N) int64."""
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+
+
+def best(candidates: Candidates, number: int) -> Tuple[Candidates, Tensor]:
+    """The ``number`` best of each image, filled up with score 0, and their places (B, number)."""
+    boxes, scores, labels = candidates
+    # Filled up, so that the number is a constant whatever the size of the image.
+    scores, places = F.pad(scores, (0, number)).topk(number)
+    places = places.clamp(max=labels.shape[1] - 1)
+    chosen = Candidates(pick(boxes, places), scores, labels.gather(1, places))
+    return chosen, places
+
+
+def pick(x: Tensor, places: Tensor) -> Tensor:
+    """Rows (B, K, d) of x (B, N, d) at places (B, K)."""
+    return x.gather(1, places.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+
+
+def corners(hw_shape: Sequence[int]) -> Tensor:
+    """(4,) float32: width, height, width, height of an image of these rows and columns."""
+    # Not of no dimension: OpenVINO makes one of it.
+    height, width = (torch.full((1,), side, dtype=torch.float32) for side in hw_shape)
+    return torch.cat([width, height, width, height])
+
+
+def within(boxes: Tensor, hw_shape: Sequence[int]) -> Tensor:
+    """Boxes (..., 4) cut at the borders of an image of these rows and columns."""
+    return boxes.clamp(min=0).minimum(corners(hw_shape))
+
+
+def score_of(head: nn.Module, logits: Tensor) -> Tensor:
+    """Scores (..., classes) of a dense head's logits (..., outputs), the background left out."""
+    if head.use_sigmoid_cls:
+        return logits.sigmoid()
+    return logits.softmax(-1)[..., :-1]
+
+
+def dense_candidates(
+    head: nn.Module, outs: Sequence[Sequence[Tensor]], cfg: dict, hw_shape: Sequence[int]
+) -> Tuple[Candidates, Tensor]:
+    """The ``nms_pre`` best pairs of anchor and class of each level, decoded.
+
+    Args:
+        head: an anchor head of MMDetection, RPN included.
+        outs: its outputs: class logits and box deltas of each level, (B, anchors * d, h, w).
+        cfg: ``test_cfg`` of the head.
+        hw_shape: rows and columns of the input.
+
+    Returns:
+        candidates of all levels, and the level of each (B, N) int64.
+    """
+    cls_scores, bbox_preds = outs
+    priors = head.prior_generator.grid_priors(
+        [level.shape[-2:] for level in cls_scores],
+        dtype=torch.float32,
+        device=cls_scores[0].device,
+    )
+    parts, levels = [], []
+    for i, (logits, deltas, anchors) in enumerate(zip(cls_scores, bbox_preds, priors)):
+        scores = score_of(head, _by_anchor(logits, head.cls_out_channels))  # [B, anchors, classes]
+        classes = scores.shape[-1]
+        scores = scores.flatten(1)
+        scores = torch.where(scores > cfg.get('score_thr', 0), scores, 0.0)
+        scores, places = F.pad(scores, (0, cfg['nms_pre'])).topk(cfg['nms_pre'])
+        anchor = (places // classes).clamp(max=anchors.shape[0] - 1)
+        deltas = pick(_by_anchor(deltas, head.bbox_coder.encode_size), anchor)
+        boxes = head.bbox_coder.decode(anchors[anchor.flatten()], deltas.flatten(0, 1))
+        boxes = within(boxes.unflatten(0, anchor.shape), hw_shape)
+        parts.append(Candidates(boxes, scores, places % classes))
+        levels.append(torch.full_like(places, i))
+    boxes, scores, labels = (torch.cat(part, 1) for part in zip(*parts))
+    smallest = cfg.get('min_bbox_size', -1)
+    if smallest >= 0:
+        sizes = boxes[..., 2:] - boxes[..., :2]
+        scores = torch.where(sizes.amin(-1) > smallest, scores, 0.0)
+    return Candidates(boxes, scores, labels), torch.cat(levels, 1)
+
+
+def _by_anchor(level: Tensor, values: int) -> Tensor:
+    """(B, anchors * values, h, w) of a level to (B, h * w * anchors, values) in float32."""
+    return level.permute(0, 2, 3, 1).flatten(1).unflatten(1, (-1, values)).float()
+
+
+def survivors(
+    candidates: Candidates,
+    groups: Tensor,
+    nms: dict,
+    number: int,
+    hw_shape: Sequence[int],
+) -> Candidates:
+    """The ``number`` best that non-maximum suppression leaves of each image.
+
+    Args:
+        candidates: boxes, scores and labels.
+        groups: (B, N), boxes of different groups do not suppress each other.
+        nms: of the config: ``iou_threshold``.
+        number: how many; the rest is filled up with score 0.
+        hw_shape: rows and columns of the input, where boxes end.
+    """
+    # As mmcv does: groups lie side by side, a picture apart.
+    apart = (groups * (corners(hw_shape).max() + 1)).unsqueeze(-1)
+    stays = suppress(
+        candidates.boxes + apart, candidates.scores, float(nms['iou_threshold']), number
+    )
+    return best(candidates._replace(scores=candidates.scores * stays), number)[0]
+
+
+def fixed(candidates: Candidates) -> Candidates:
+    """Entries that are filled up get a box of zeros and the label -1."""
+    boxes, scores, labels = candidates
+    found = scores > 0
+    return Candidates(boxes * found.unsqueeze(-1), scores, torch.where(found, labels, -1))

@@ -1,0 +1,193 @@
+"""Exported files in the place of a model: scored by the frameworks' own loops and metrics."""
+
+from math import prod
+from pathlib import Path
+from typing import List, Optional
+
+import torch
+import torch.nn.functional as F
+from mmengine.config import Config
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS
+from mmengine.structures import InstanceData
+from torch import Tensor
+
+from .file_checks import check_model
+from .exported_file import SUFFIXES, ExportedFile, FileError
+from .file_metadata import FileMetadata
+from .deployable import normalisation, preprocessor_of
+
+
+def is_exported(path: str) -> bool:
+    """Whether a name is that of an exported file, not of a checkpoint."""
+    return Path(path).suffix in SUFFIXES
+
+
+def use_exported(cfg: Config, path: str) -> None:
+    """Puts an exported file in the place of a config's model."""
+    scope = cfg.get('default_scope')
+    cfg.model = dict(type='ExportedModel', file=path, network=cfg.model, scope=scope)
+    cfg.load_from = None
+
+
+@MODELS.register_module()
+class ExportedModel(BaseModel):
+    """A file that ``tools/deployment/export.py`` wrote, to be tested.
+
+    The framework prepares images as it does for the network, and does with what the file gives
+    what it does with what the network gives: windows, resizing to the original size, masks.
+    Images are filled up with the colour that is 0 behind the normalisation to a size that the file
+    takes. Each prediction is checked to come from the file: it must have run on each image once, or
+    once for each window of a segmentor with ``test_cfg.mode='slide'``.
+
+    Args:
+        file: see :class:`.files.ExportedFile`.
+        network: config of the model that the file was made of.
+        scope: ``default_scope`` of the config, which names the framework.
+        data_preprocessor: where it stands beside the model in the config.
+
+    Raises:
+        FileNotFoundError, mmlinattn.deployment.FileError: of the file, or one that does not fit
+            ``network``: see :func:`.file_checks.check_model`; raw outputs of a detector, which are
+            no predictions.
+        NotDeployable: a network that has no exported form.
+    """
+
+    def __init__(
+        self, file: str, network: dict, scope: Optional[str],
+        data_preprocessor: Optional[dict] = None,
+    ) -> None:  # fmt: skip
+        cfg = Config(dict(model=network, data_preprocessor=data_preprocessor, default_scope=scope))
+        preprocessor = preprocessor_of(cfg)
+        skeleton = MODELS.build(dict(network, data_preprocessor=preprocessor or None)).eval()
+        super().__init__(skeleton.data_preprocessor)
+        self.file = ExportedFile(file)
+        task = self.file.metadata.task
+        if task == 'detection' and self.file.metadata.raw:
+            raise FileError(f'{file} has raw outputs, which cannot be scored: export without --raw')
+        check_model(self.file, skeleton, cfg)
+        # Not as a part: nothing moves or counts its weights.
+        object.__setattr__(self, 'skeleton', skeleton)
+        mean, std, self.swap = normalisation(preprocessor)
+        self.register_buffer('mean', mean, persistent=False)
+        self.register_buffer('std', std, persistent=False)
+        self.predictions = getattr(self, task)
+
+    def forward(self, inputs: Tensor, data_samples: list, mode: str = 'predict') -> list:
+        """Predict; there is no other mode.
+
+        Raises:
+            FileError: a prediction that does not come from the file, or a size that it does not
+                take.
+        """
+        if mode != 'predict':
+            raise ValueError(f'an exported file predicts, it has no mode {mode!r}')
+        before = self.file.images
+        predictions = self.predictions(inputs, data_samples)
+        found, expected = self.file.images - before, len(inputs) * self.windows(inputs)
+        if found != expected:
+            raise FileError(
+                f'{self.file.path} ran on {found} images of a batch in place of {expected}: '
+                f'{type(self.skeleton).__name__} does not predict with it alone'
+            )
+        return predictions
+
+    def windows(self, inputs: Tensor) -> int:
+        """Return the number of windows that the framework cuts each image into."""
+        cfg = getattr(self.skeleton, 'test_cfg', None) or {}
+        if self.file.metadata.task != 'segmentation' or cfg.get('mode') != 'slide':
+            return 1
+        sides = zip(inputs.shape[-2:], cfg['crop_size'], cfg['stride'])
+        return prod(max(-(-(side - crop) // stride), 0) + 1 for side, crop, stride in sides)
+
+    def segmentation(self, inputs: Tensor, data_samples: list) -> list:
+        self.skeleton.encode_decode = lambda images, metas: self.logits(images)
+        return self.skeleton.predict(inputs, data_samples)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """(B, classes, H, W); of a file that gives labels, 1 for the label and 0 elsewhere."""
+        found = self.run(images)
+        if 'labels' in found:
+            classes = max(self.skeleton.out_channels, 2)
+            found = dict(logits=F.one_hot(found['labels'], classes).permute(0, 3, 1, 2).float())
+        return found['logits'][..., : images.shape[-2], : images.shape[-1]].to(images.device)
+
+    def classification(self, inputs: Tensor, data_samples: list) -> list:
+        found = self.run(inputs)
+        # The head takes the softmax of what it gets: that of the logarithms are the scores.
+        logits = found['logits'] if 'logits' in found else found['scores'].log()
+        head = self.skeleton.head
+        head.forward = lambda feats: feats
+        return head.predict(logits.to(inputs.device), data_samples)
+
+    def detection(self, inputs: Tensor, data_samples: list) -> list:
+        found = {name: out.to(inputs.device) for name, out in self.run(inputs).items()}
+        for i, sample in enumerate(data_samples):
+            count = int(found['count'][i])
+            height, width = sample.img_shape[:2]
+            limit = inputs.new_tensor([width, height, width, height])
+            boxes = found['boxes'][i, :count].clamp(min=0).minimum(limit)
+            instances = InstanceData(
+                bboxes=boxes, scores=found['scores'][i, :count], labels=found['labels'][i, :count]
+            )
+            if 'masks' in found:
+                self.paste(instances, found['masks'][i, :count], sample)  # rescales boxes, too
+            else:
+                instances.bboxes = boxes / boxes.new_tensor(sample.scale_factor).repeat(2)
+            sample.pred_instances = instances
+        return data_samples
+
+    def paste(self, instances: InstanceData, masks: Tensor, sample) -> None:
+        """Masks (n, h, w) over their boxes, by the framework, in the size of the original."""
+        heads = self.skeleton.roi_head.mask_head
+        head = heads[-1] if isinstance(heads, torch.nn.ModuleList) else heads
+        head.class_agnostic = True  # the file has chosen those of the labels
+        head.predict_by_feat(
+            [masks[:, None].cpu().numpy()], [instances], [sample.metainfo],
+            self.skeleton.test_cfg.rcnn, rescale=True, activate_map=True,
+        )  # fmt: skip
+
+    def run(self, images: Tensor) -> dict:
+        """Outputs for normalised images (B, 3, H, W) of any size."""
+        images = fill_up(images, self.file.metadata)
+        pixels = images * self.std + self.mean
+        pixels = (pixels.flip(1) if self.swap else pixels).cpu()
+        batch = self.file.metadata.batch or 8
+        parts: List[dict] = [self.file(part) for part in pixels.split(batch)]
+        found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        self.check_classes(found)
+        return found
+
+    def check_classes(self, found: dict) -> None:
+        """Raise FileError if the outputs have other classes than the file's metadata say."""
+        number = len(self.file.metadata.classes)
+        if 'labels' in found:
+            seen = int(found['labels'].max()) + 1
+            fits = seen <= number
+        else:
+            seen = (found['logits'] if 'logits' in found else found['scores']).shape[1]
+            fits = seen == number or (seen, number) == (1, 2)  # one logit tells two classes apart
+        if not fits:
+            raise FileError(
+                f'{self.file.path} has {number} classes in its metadata, its outputs have {seen}'
+            )
+
+
+def fill_up(images: Tensor, metadata: FileMetadata) -> Tensor:
+    """Normalised images (B, 3, H, W) filled up with 0 to a size that a file takes.
+
+    Raises:
+        FileError: images that are larger than a file of one size.
+    """
+    sides = images.shape[-2:]
+    if metadata.dynamic:
+        stride = metadata.stride
+        wanted = tuple(max(-(-side // stride) * stride, metadata.least) for side in sides)
+    else:
+        wanted = metadata.shape
+    if any(side > limit for side, limit in zip(sides, wanted)):
+        raise FileError(
+            f'an image of {sides[0]}x{sides[1]} for a file of {wanted[0]}x{wanted[1]} alone: '
+            'export it with dynamic sizes or resize in the test pipeline'
+        )
+    return F.pad(images, (0, wanted[1] - sides[1], 0, wanted[0] - sides[0]))

@@ -1,0 +1,84 @@
+"""Times of a model in torch and of its files, on the same image."""
+
+import statistics
+import time
+from functools import partial
+from typing import Callable, List, NamedTuple, Sequence, Tuple
+
+import torch
+from mmengine.config import Config
+from torch import Tensor
+
+from .compare import Outputs, difference, fit
+from .file_checks import check_model
+from .exported_file import ExportedFile, FileError
+from .deployable import load
+
+
+class Timing(NamedTuple):
+    """Milliseconds of a call, and the largest difference of its outputs from torch's."""
+
+    name: str
+    median: float
+    p90: float
+    difference: float
+
+
+def latency(
+    cfg: Config, checkpoint: str, files: Sequence[str], shape: Sequence[int], image: Tensor,
+    seconds: float = 5.0, rounds: int = 1,
+) -> List[Timing]:  # fmt: skip
+    """Times the model in torch, then each file, one image a call, after calls to warm up.
+
+    Args:
+        cfg, checkpoint: the model.
+        files: see :class:`.files.ExportedFile`.
+        shape: (H, W).
+        image: (1, 3, h, w) float32, RGB, 0..255; resized to ``shape``.
+        seconds: for each, in each round.
+        rounds: of all of them in turn; the one with the least median counts, of each. Where other
+            programs take the processor now and then, that is the one that they disturbed least.
+
+    Raises:
+        what :func:`.models.load` and :class:`.files.ExportedFile` raise; FileError for a shape that
+        a file does not take, for files of another model (see :func:`.file_checks.check_model`), and
+        for raw files beside others.
+    """
+    if rounds < 1:
+        raise ValueError(f'rounds must be at least 1: {rounds}')
+    ready = [ExportedFile(path) for path in files]
+    image = fit(image, shape)
+    for file in ready:
+        file.check(image)
+    raw = bool(ready) and ready[0].metadata.raw
+    for file in ready:
+        if file.metadata.raw != raw:
+            raise FileError(
+                f'{file.path} and {ready[0].path} cannot be compared: one of them has raw outputs'
+            )
+    model, _ = load(cfg, checkpoint, raw)
+    for file in ready:
+        check_model(file, model.model, cfg)
+    calls: List[Tuple[str, Callable[[], Outputs]]] = [('torch', lambda: model(image))]
+    calls += [(file.path.name, partial(file, image)) for file in ready]
+    with torch.no_grad():
+        times = [[_times(call, seconds) for _, call in calls] for _ in range(rounds)]
+        expected = model(image)
+        return [
+            Timing(name, *min(of_file), difference(call(), expected))
+            for (name, call), of_file in zip(calls, zip(*times))
+        ]
+
+
+def _times(call: Callable[[], object], seconds: float) -> List[float]:
+    """Median and 90th percentile in milliseconds."""
+    end = time.perf_counter() + seconds / 5
+    while time.perf_counter() < end:
+        call()
+    times: List[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        times.append(1e3 * (time.perf_counter() - start))
+    return [statistics.median(times), statistics.quantiles(times, n=10)[-1]]

@@ -1,0 +1,1 @@
+"""Launching on several processes, FSDP, and resuming with another number of processes."""

@@ -1,0 +1,96 @@
+"""MMEngine's FlexibleRunner, for trainings whose model is spread over processes."""
+
+from typing import Any, Optional, Type, Union
+
+from mmengine.config import Config
+from mmengine.hooks import EMAHook
+from mmengine.registry import RUNNERS, STRATEGIES
+from mmengine.runner import FlexibleRunner, Runner
+from mmengine.runner.utils import _get_batch_size
+
+from ..hooks.checkpoint_hook import AtomicCheckpointHook
+from ..config import is_of
+from .fsdp_strategy import FSDP2Strategy
+from ..runner.runner import PluginFeatures, PluginRunner, plain_batch_norm
+
+
+class PluginFlexibleRunner(PluginFeatures, FlexibleRunner):
+    """MMEngine's FlexibleRunner as the command lines use it: with :class:`FSDP2Strategy`.
+
+    See :class:`PluginFeatures`; what a training with ``Runner`` may have and this one not is an
+    error when it is built.
+
+    Raises:
+        ValueError: ``compile``, ``model_wrapper_cfg``, ``sync_bn``, ``find_unused_parameters``, an
+            EMAHook, checkpoints that are not to lie on this machine.
+    """
+
+    def __init__(self, *args: Any, env_cfg: Optional[dict] = None, **kwargs: Any) -> None:
+        super().__init__(*args, env_cfg=env_cfg or {}, **kwargs)
+        self.model = plain_batch_norm(self.strategy.build_model(self.model))
+        self.strategy.read = self.checkpoints.outline
+        # MMEngine's from_cfg forgets it.
+        self.strategy.compile_model(self.model, self.cfg.get('compile', False))
+        for name in ('model_wrapper_cfg', 'sync_bn'):
+            if self.cfg.get(name) is not None:
+                raise ValueError(f'{name}: FSDP2Strategy does not use it; see its own arguments')
+        if self.cfg.get('find_unused_parameters', False):
+            raise ValueError(
+                'find_unused_parameters=True: with FSDP2Strategy a parameter must have a gradient '
+                'in every process or in none'
+            )
+        for hook in self.hooks:
+            if isinstance(hook, EMAHook):
+                raise ValueError('custom_hooks: FSDP2Strategy does not go with an EMAHook')
+            if isinstance(hook, AtomicCheckpointHook) and '://' in str(hook.out_dir):
+                raise ValueError(
+                    f'default_hooks.checkpoint.out_dir is {hook.out_dir!r}: FSDP2Strategy writes '
+                    'to a folder of the file system'
+                )
+
+    def prepare_training(self) -> None:
+        """Builds what training needs, so that errors in a config come before any work."""
+        loop, _ = self.train_loop, self.val_loop  # built when first asked for
+        self.strategy.prepare(
+            self.model,
+            optim_wrapper=self.optim_wrapper,
+            param_scheduler=self.param_schedulers,
+            dispatch_kwargs=dict(
+                epoch_length=len(loop.dataloader),
+                max_epochs=loop.max_epochs,
+                max_iters=loop.max_iters,
+                train_micro_batch_size_per_gpu=_get_batch_size(loop.dataloader),
+            ),
+        )
+
+    def save_checkpoint(self, *args: Any, meta: Optional[dict] = None, **kwargs: Any) -> None:
+        """As Runner does it: what ``meta`` says of epochs and iterations counts."""
+        self._progress = {k: v for k, v in (meta or {}).items() if k in ('epoch', 'iter')}
+        super().save_checkpoint(*args, meta=dict(meta or {}), **kwargs)
+
+    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        if fn_name == 'before_save_checkpoint':
+            kwargs['checkpoint']['meta'].update(self._progress)
+        super().call_hook(fn_name, **kwargs)
+
+
+def runner_class(cfg: Config) -> Type[Union[PluginRunner, PluginFlexibleRunner]]:
+    """The runner of a config's ``runner_type``, as a training needs it.
+
+    Raises:
+        ValueError: another runner or strategy than those that keep what ``tools/train.py``
+            promises (safe checkpoints above all).
+    """
+    kind, strategy = cfg.get('runner_type', 'Runner'), cfg.get('strategy')
+    if is_of(dict(type=kind), Runner, RUNNERS):
+        if strategy is not None:
+            raise ValueError("strategy: MMEngine uses it with runner_type='FlexibleRunner' only")
+        return PluginRunner
+    if not is_of(dict(type=kind), FlexibleRunner, RUNNERS):
+        raise ValueError(f"runner_type must be 'Runner' or 'FlexibleRunner', got {kind!r}")
+    if not (isinstance(strategy, dict) and is_of(strategy, FSDP2Strategy, STRATEGIES)):
+        raise ValueError(
+            "runner_type='FlexibleRunner' goes with strategy=dict(type='FSDP2Strategy', ...) "
+            f'here, got {strategy!r}: with another one a kill may lose checkpoints'
+        )
+    return PluginFlexibleRunner

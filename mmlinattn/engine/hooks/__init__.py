@@ -1,0 +1,1 @@
+"""Hooks for checkpoints, preemption, hangs, damaged images and fused batch norms."""

@@ -1,0 +1,105 @@
+"""Training that has diverged ends with an error instead of running to its last epoch."""
+
+import math
+from typing import Any, Iterator, Optional
+
+from mmengine.dist import all_gather_object
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from mmengine.runner import Runner
+
+from ..distributed.launch import any_process, cpu_group
+
+# The loss scale is read at one of so many checks, since that waits for the GPU.
+CHECKS_A_SCALE = 10
+
+
+class TrainingDiverged(RuntimeError):
+    """A training whose loss or loss scale cannot recover; the message names the iteration."""
+
+
+@HOOKS.register_module()
+class DivergenceHook(Hook):
+    """End a training whose loss stays NaN or infinite, or whose loss scale has collapsed.
+
+    The losses are those that MMEngine has already read for its log, so the check waits for no
+    device. A few such iterations alone are no error: mixed precision passes over them.
+    ``tools/train.py`` uses the hook.
+
+    Args:
+        patience: iterations in a row without a finite loss that end the training. That is checked,
+            by all processes together, every ``patience`` iterations; the loss scale at every tenth
+            check.
+        min_loss_scale: smallest scale of the losses in mixed precision. The default is 2**-16,
+            where a gradient that still overflows in float16 is larger than 4e9.
+
+    Raises:
+        ValueError: a patience that is no positive integer, or a negative ``min_loss_scale``.
+
+    Example:
+        >>> custom_hooks = [dict(type='DivergenceHook', patience=50)]
+    """
+
+    # After the logger, which shows the loss, and before the checkpoint hook.
+    priority = 'LOW'
+
+    def __init__(self, patience: int = 10, min_loss_scale: float = 2.0**-16) -> None:
+        if not isinstance(patience, int) or patience < 1:
+            raise ValueError(f'DivergenceHook.patience must be a positive integer, got {patience}')
+        if not min_loss_scale >= 0:
+            raise ValueError(
+                f'DivergenceHook.min_loss_scale must not be negative, got {min_loss_scale}'
+            )
+        self.patience = patience
+        self.min_loss_scale = min_loss_scale
+        self.in_a_row = 0
+        self.group: Any = None
+
+    def before_train(self, runner: Runner) -> None:
+        self.in_a_row = 0
+        self.group = cpu_group(runner.cfg)
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Optional[dict] = None
+    ) -> None:
+        losses = _logged_losses(runner, outputs or {})
+        finite = all(map(math.isfinite, losses.values()))
+        self.in_a_row = 0 if finite else self.in_a_row + 1
+        done = runner.iter + 1
+        if done % self.patience:
+            return
+        problem = self._problem(runner, done, losses)
+        if any_process(problem is not None, self.group):
+            raise TrainingDiverged(next(filter(None, all_gather_object(problem))))
+
+    def _problem(self, runner: Runner, done: int, losses: dict) -> Optional[str]:
+        """Return the text of the error, or None while the training may recover."""
+        if self.in_a_row >= self.patience:
+            values = ', '.join(f'{name} {value:g}' for name, value in losses.items())
+            why = f'no finite loss since iteration {done - self.in_a_row + 1} ({values})'
+        elif done // self.patience % CHECKS_A_SCALE == 0 and self._collapsed(runner):
+            why = f'the loss scale has fallen below {self.min_loss_scale:g}'
+        else:
+            return None
+        last = runner.message_hub.runtime_info.get('last_ckpt')
+        return (
+            f'iteration {done}: {why}. Lower the learning rate, or set optim_wrapper.clip_grad; '
+            + (f'the last checkpoint is {last}' if last else 'there is no checkpoint yet')
+        )
+
+    def _collapsed(self, runner: Runner) -> bool:
+        return any(scale < self.min_loss_scale for scale in _loss_scales(runner.optim_wrapper))
+
+
+def _logged_losses(runner: Runner, outputs: dict) -> dict:
+    """Return the losses of this iteration by name, as RuntimeInfoHook has read them."""
+    logged = runner.message_hub.log_scalars
+    names = [name for name in outputs if 'loss' in name and f'train/{name}' in logged]
+    return {name: logged[f'train/{name}'].current() for name in names}
+
+
+def _loss_scales(wrapper: Any) -> Iterator[float]:
+    for each in getattr(wrapper, 'optim_wrappers', dict(one=wrapper)).values():
+        scaler = getattr(each, 'loss_scaler', None)
+        if scaler is not None:
+            yield scaler.get_scale()

@@ -1,0 +1,175 @@
+"""A training that is told to stop leaves a checkpoint first, and says so by its exit code."""
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any, Callable, Optional
+
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
+from torch.utils.data import DataLoader
+
+from .checkpoint_hook import AtomicCheckpointHook
+from ...utils.command_line import SAME_SIGNAL_S
+from ..distributed.launch import any_process, cpu_group
+from ..runner.train_loop import ResumableEpochLoop
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# EX_TEMPFAIL of sysexits.h: try again. A process that a signal ended has 128 + its number.
+EXIT_CODE = 75
+
+
+class Preempted(SystemExit):
+    """Ends a training after its state was saved; the process exits with :data:`EXIT_CODE`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(EXIT_CODE)
+        self.path = path
+
+
+@HOOKS.register_module()
+class PreemptionHook(Hook):
+    """On SIGTERM or SIGINT, as schedulers send before they take a machine away: saves the
+    training's state after the iteration and exits with code 75. ``--resume`` goes on from there
+    with the same result as if nothing had happened (see :class:`ExactResumeHook`).
+
+    A second signal, more than 5 seconds later, ends the process at once. With gradient
+    accumulation the accumulated step is finished first, a validation is finished, too, with
+    everything saved before it; if the machine goes meanwhile, the validation is not made up for.
+    ``tools/train.py`` uses the hook; it needs an :class:`AtomicCheckpointHook`.
+
+    Example:
+        >>> custom_hooks = [dict(type='ExactResumeHook'), dict(type='PreemptionHook')]
+    """
+
+    # After CheckpointHook, which has the same priority and comes first among equals.
+    priority = 'VERY_LOW'
+
+    def __init__(self) -> None:
+        self.told: Optional[int] = None
+        self.told_at = 0.0
+        self.group: Any = None
+        self.previous: dict = {}
+        self.training = False
+
+    def before_run(self, runner: Runner) -> None:
+        # Not built when testing.
+        if isinstance(runner._train_loop, BaseLoop):
+            self._checkpoint_hook(runner)
+            _keep_workers(runner.train_dataloader)
+
+    def before_train(self, runner: Runner) -> None:
+        loop = runner.train_loop
+        if not isinstance(loop, (ResumableEpochLoop, IterBasedTrainLoop)):
+            runner.logger.warning(
+                f'{type(loop).__name__}: a training that is told to stop inside an epoch resumes '
+                'at the start of it'
+            )
+        self.group = cpu_group(runner.cfg)
+        if threading.current_thread() is threading.main_thread():
+            self.previous = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self.training = True
+
+    def before_val(self, runner: Runner) -> None:
+        _keep_workers(runner.val_dataloader)
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        wrapper = runner.optim_wrapper
+        counts = getattr(wrapper, '_inner_count', 0), getattr(wrapper, '_accumulative_counts', 1)
+        if counts[0] % counts[1] == 0 and self._anybody_told():
+            self._stop(runner, runner.iter + 1, wait=_validates_now(runner))
+
+    def after_val_epoch(self, runner: Runner, metrics: Optional[dict] = None) -> None:
+        if self.training and self._anybody_told():
+            self._stop(runner, runner.iter)
+
+    def after_train(self, runner: Runner) -> None:
+        self._restore()
+
+    def _stop(self, runner: Runner, iteration: int, wait: bool = False) -> None:
+        """Saves what is not saved, and ends the training, unless it has ended or is to wait."""
+        if iteration >= runner.max_iters:
+            return
+        hook = self._checkpoint_hook(runner)
+        if hook.saved_iter != iteration:
+            hook.save_interrupted(runner, iteration)
+        if wait:
+            return
+        self._restore()
+        why = signal.Signals(self.told).name if self.told else 'A signal to another process'
+        runner.logger.warning(
+            f'{why}: stopped after iteration {iteration}; --resume goes on from {hook.last_ckpt}'
+        )
+        raise Preempted(hook.last_ckpt)
+
+    @staticmethod
+    def _checkpoint_hook(runner: Runner) -> AtomicCheckpointHook:
+        for hook in runner.hooks:
+            if isinstance(hook, AtomicCheckpointHook):
+                return hook
+        raise ValueError('PreemptionHook needs an AtomicCheckpointHook in default_hooks')
+
+    def _note(self, number: int, frame: Optional[FrameType]) -> None:
+        if self.told is None:
+            self.told, self.told_at = number, time.monotonic()
+            # Logging is not safe inside a signal handler.
+            os.write(2, b'Told to stop: after this iteration, or this validation.\n')
+        elif time.monotonic() - self.told_at > SAME_SIGNAL_S:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    def _anybody_told(self) -> bool:
+        return any_process(self.told is not None, self.group)
+
+    def _restore(self) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+        self.previous = {}
+        self.training = False
+
+
+def _validates_now(runner: Runner) -> bool:
+    """Does a validation follow this iteration, which a resumed training would not make up for?"""
+    loop, done = runner.train_loop, runner.iter + 1
+    return (
+        isinstance(loop, IterBasedTrainLoop)
+        and runner.val_loop is not None
+        and done >= loop.val_begin
+        and done % loop.val_interval == 0
+    )
+
+
+class _DeafWorker:
+    """Starts a data-loader worker that heeds no signal but that of the training itself.
+
+    Schedulers, and Ctrl-C in a terminal, send the signal to every process at once; the iteration
+    that is to be finished needs its data.
+    """
+
+    def __init__(self, init: Optional[Callable[[int], None]]) -> None:
+        self.init = init
+
+    def __call__(self, worker_id: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if hasattr(signal, 'sigwaitinfo'):  # Linux; elsewhere only Ctrl-C is covered
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            threading.Thread(target=_heed_parent, daemon=True).start()
+        if self.init is not None:
+            self.init(worker_id)
+
+
+def _heed_parent() -> None:
+    """Python ends its children by SIGTERM, and waits for them."""
+    while True:
+        if signal.sigwaitinfo({signal.SIGTERM}).si_pid == os.getppid():
+            os._exit(0)
+
+
+def _keep_workers(loader: DataLoader) -> None:
+    if not isinstance(loader.worker_init_fn, _DeafWorker):
+        loader.worker_init_fn = _DeafWorker(loader.worker_init_fn)

@@ -1,0 +1,1 @@
+"""Checks of options, data and weights before a run starts."""

@@ -1,0 +1,72 @@
+"""Do the checkpoints that a run will load fit its model? Asked before any work."""
+
+from typing import Callable
+
+from mmengine.config import Config
+from mmengine.logging import print_log
+from mmengine.model import BaseModule, is_model_wrapper
+from torch import nn
+
+from ...checkpoints import CheckpointError, Report, check_fits, check_whole
+from ..runner.runner import PluginFeatures
+
+# Parts that may have another shape in a checkpoint to fine-tune from: other classes.
+HEADS = ('bbox_head.', 'roi_head.', 'rpn_head.', 'decode_head.', 'auxiliary_head.', 'head.')
+
+
+def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) -> None:
+    """Reads every checkpoint that the run will load and compares it with the model.
+
+    They come from files, web addresses or model zoos alike; what was read here is what the runner
+    loads.
+
+    Raises:
+        FileNotFoundError: no such file.
+        mmlinattn.checkpoints.CheckpointError: a file that cannot be read, no key in common, or a
+            shape that does not fit; testing or resuming, also a name that the file lacks. When
+            fine-tuning from ``load_from``, heads may differ (another number of classes) and are
+            reported.
+    """
+    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+    read = runner.checkpoints.outline
+    if cfg.get('load_from'):
+        whole = testing or cfg.get('resume')
+        report = check_fits(cfg.load_from, model, may_differ=() if whole else HEADS, read=read)
+        _report('load_from', report)
+        if whole:
+            check_whole(cfg.load_from, report)
+    if testing or cfg.get('resume'):
+        return
+    for name, module in model.named_modules():
+        init_cfg = getattr(module, 'init_cfg', None)
+        for init in init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg or {}]:
+            if init.get('type') == 'Pretrained':
+                _check_pretrained(f'{name}.init_cfg'.lstrip('.'), module, init, read)
+
+
+def _check_pretrained(name: str, module: nn.Module, init: dict, read: Callable) -> None:
+    source = init['checkpoint']
+    try:
+        read(source)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f'{error}; {name} starts from it. Convert released weights with '
+            'tools/model_converters/convert.py, or train from scratch with '
+            f'--cfg-options model.{name}=None'
+        ) from error
+    try:
+        _report(name, check_fits(source, module, prefix=init.get('prefix'), read=read))
+    except CheckpointError as error:
+        if not _renames_weights(module):
+            raise
+        print_log(f'{name}: {error}; {type(module).__name__} may convert it', 'current')
+
+
+def _renames_weights(module: nn.Module) -> bool:
+    """Some backbones of the frameworks (Swin, ViT, ...) convert or resize what they load."""
+    of_framework = not type(module).__module__.startswith('mmlinattn.')
+    return of_framework and type(module).init_weights is not BaseModule.init_weights
+
+
+def _report(name: str, report: Report) -> None:
+    print_log(f'{name}: {report}', 'current')

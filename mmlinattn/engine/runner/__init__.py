@@ -1,0 +1,1 @@
+"""Runner, training loop, exact resume and mixed precision."""

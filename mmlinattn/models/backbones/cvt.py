@@ -1,0 +1,113 @@
+"""CvT, with any attention."""
+
+from typing import List, Optional, Sequence, Union
+
+import torch
+from mmengine.model import ModuleList
+from mmengine.registry import MODELS
+from torch import nn
+
+from ..layers import AttnCfg
+from .base import HierarchicalBackbone, Part, drop_path_rates
+from .transformer_block import TransformerBlock
+from .mix_transformer import OverlapPatchEmbed
+
+# Table 2 of the paper.
+ARCHITECTURES = {
+    '13': dict(embed_dims=(64, 192, 384), depths=(1, 2, 10)),
+    '21': dict(embed_dims=(64, 192, 384), depths=(1, 4, 16)),
+    'w24': dict(
+        embed_dims=(192, 768, 1024), depths=(2, 2, 20), num_heads=(3, 12, 16), drop_path_rate=0.3
+    ),
+}
+
+
+@MODELS.register_module()
+class CvT(HierarchicalBackbone):
+    """Convolutional vision transformer (Wu et al., ICCV 2021) of three stages, with any attention
+    of this package.
+
+    Its own is ``ConvProjectionAttention``; ``convert(..., source='cvt')`` renames the released
+    weights, and those of transformers. There are no positions but those that convolutions see:
+    another attention has none in its projections, and may take ``lepe``.
+
+    Args:
+        arch: ``'13'``, ``'21'``, ``'w24'``, or a dict with ``embed_dims`` and ``depths`` and
+            optionally ``num_heads``, ``mlp_ratios`` and ``drop_path_rate``, which rises within the
+            last stage alone, as released.
+        attn_cfg: config or name of the attention of all stages, or a list of three.
+        in_channels: channels of the image.
+        act: activation of the feed-forward layers: ``'quick_gelu'`` as released, or ``'gelu'``,
+            with which transformers runs (and trains) the same weights.
+        with_cls_token: a class token in the last stage, whose attention must take it.
+        out_norm: LayerNorm over the channels of every output; that of the last stage is released.
+        out_type: see :class:`Backbone`; ``'cls_token'`` is for ``out_indices=(2,)``.
+        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the first patch
+            embedding.
+
+    Inputs:
+        (B, in_channels, H, W) with H, W >= 3.
+
+    Returns:
+        tuple of maps with strides 4, 8 and 16, rounded down (H + 1) // 4, then up, contiguous; or
+        (B, C_i).
+
+    Raises:
+        ValueError, KeyError: see :class:`HierarchicalBackbone`.
+
+    Example:
+        >>> model = CvT('13', ['RWGKP', 'RWGKP', 'ConvProjectionAttention']).eval()
+        >>> [tuple(f.shape) for f in model(torch.randn(1, 3, 64, 96))]
+        [(1, 64, 16, 24), (1, 192, 8, 12), (1, 384, 4, 6)]
+    """
+
+    architectures = ARCHITECTURES
+    arch_defaults = dict(num_heads=(1, 3, 6), mlp_ratios=4, drop_path_rate=0.1)
+    num_stages = 3
+    has_cls_token = True
+
+    def __init__(
+        self,
+        arch: Union[str, dict] = '13',
+        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'ConvProjectionAttention',
+        in_channels: int = 3,
+        act: str = 'quick_gelu',
+        with_cls_token: bool = True,
+        out_norm: bool = True,
+        **kwargs,
+    ) -> None:
+        super().__init__(arch, attn_cfg, **kwargs)
+        last = self.num_stages - 1
+        if self.out_type == 'cls_token' and not (with_cls_token and self.out_indices == (last,)):
+            raise ValueError(
+                f"out_type='cls_token' needs with_cls_token=True and out_indices=({last},), got "
+                f'{with_cls_token=} and out_indices={self.out_indices}'
+            )
+        dims = self.arch['embed_dims'][: self.num_built]
+        self.patch_embeds, self.stages = ModuleList(), ModuleList()
+        for i, dim in enumerate(dims):
+            kernel_size, stride, padding = (3, 2, 1) if i else (7, 4, 2)
+            self.patch_embeds.append(
+                OverlapPatchEmbed(in_channels, dim, kernel_size, stride, padding, eps=1e-5)
+            )
+            self.build_stage(i, TransformerBlock, eps=1e-5, act=act)
+            in_channels = dim
+        self.cls_token = None
+        if with_cls_token and self.num_built > last:
+            self.cls_token = nn.Parameter(torch.empty(1, 1, dims[last]))
+            nn.init.trunc_normal_(self.cls_token, std=0.02)
+        self.finish(norm_eps=1e-5 if out_norm else None)
+
+    def stochastic_depth(self, rate: float) -> List[List[float]]:
+        *before, last = self.arch['depths']
+        return [*([0.0] * depth for depth in before), *drop_path_rates(rate, (last,))]
+
+    def entry(self, i: int) -> nn.Module:
+        return self.patch_embeds[i]
+
+    def parts(self, i: int) -> List[Part]:
+        token = self.extra_tokens(i)
+        return [*super().parts(i), *([] if token is None else [token])]
+
+    def extra_tokens(self, i: int) -> Optional[nn.Parameter]:
+        return self.cls_token if i == self.num_stages - 1 else None

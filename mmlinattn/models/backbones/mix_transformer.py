@@ -1,0 +1,119 @@
+"""MiT, the backbone of SegFormer, with any attention."""
+
+import math
+from typing import List, Optional, Sequence, Union
+
+from mmengine.model import BaseModule, ModuleList, normal_init, trunc_normal_init
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from ..layers import AttnCfg, map_to_tokens, tokens_to_map
+from .base import HierarchicalBackbone, Part
+from .transformer_block import TransformerBlock
+
+# Table 6 of the SegFormer paper, and the released code.
+ARCHITECTURES = {
+    'b0': dict(embed_dims=(32, 64, 160, 256), depths=(2, 2, 2, 2)),
+    'b1': dict(embed_dims=(64, 128, 320, 512), depths=(2, 2, 2, 2)),
+    'b2': dict(embed_dims=(64, 128, 320, 512), depths=(3, 4, 6, 3)),
+    'b3': dict(embed_dims=(64, 128, 320, 512), depths=(3, 4, 18, 3)),
+    'b4': dict(embed_dims=(64, 128, 320, 512), depths=(3, 8, 27, 3)),
+    'b5': dict(embed_dims=(64, 128, 320, 512), depths=(3, 6, 40, 3)),
+}
+
+
+class OverlapPatchEmbed(BaseModule):
+    """A strided convolution with overlapping windows, then LayerNorm."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        embed_dims: int,
+        kernel_size: int,
+        stride: int,
+        padding: Optional[int] = None,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        padding = kernel_size // 2 if padding is None else padding
+        self.proj = nn.Conv2d(in_channels, embed_dims, kernel_size, stride=stride, padding=padding)
+        self.norm = nn.LayerNorm(embed_dims, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, embed_dims, H / stride, W / stride), rounded up by default."""
+        x = self.proj(x)
+        return tokens_to_map(self.norm(map_to_tokens(x)), x.shape[-2:])
+
+
+@MODELS.register_module()
+class MixTransformer(HierarchicalBackbone):
+    """Mix Transformer (MiT), the encoder of SegFormer (Xie et al., NeurIPS 2021), with any
+    attention of this package.
+
+    With its own, ``EfficientSoftmaxAttention``, outputs are those of MMSegmentation's
+    ``MixVisionTransformer``; ``convert(..., source='mit')`` renames the weights of both releases.
+
+    Args:
+        arch: ``'b0'`` to ``'b5'``, or a dict with ``embed_dims`` and ``depths`` and optionally
+            ``num_heads``, ``mlp_ratios``, ``sr_ratios`` and ``drop_path_rate``.
+        attn_cfg: config or name of the attention of all stages, or a list of four. An
+            ``EfficientSoftmaxAttention`` without ``sr_ratio`` gets that of its stage.
+        in_channels: channels of the image.
+        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the first patch
+            embedding.
+
+    Inputs:
+        (B, in_channels, H, W) of any size.
+
+    Returns:
+        tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
+
+    Raises:
+        ValueError, KeyError: see :class:`HierarchicalBackbone`.
+
+    Example:
+        >>> import torch
+        >>> model = MixTransformer('b0', attn_cfg=dict(type='RWGKA', num_anchors=32)).eval()
+        >>> [tuple(f.shape) for f in model(torch.randn(1, 3, 64, 96))]
+        [(1, 32, 16, 24), (1, 64, 8, 12), (1, 160, 4, 6), (1, 256, 2, 3)]
+    """
+
+    architectures = ARCHITECTURES
+    arch_defaults = dict(
+        num_heads=(1, 2, 5, 8), mlp_ratios=4, sr_ratios=(8, 4, 2, 1), drop_path_rate=0.1
+    )
+
+    def __init__(
+        self,
+        arch: Union[str, dict] = 'b0',
+        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'EfficientSoftmaxAttention',
+        in_channels: int = 3,
+        **kwargs,
+    ) -> None:
+        super().__init__(arch, attn_cfg, **kwargs)
+        self.patch_embeds, self.stages, self.norms = (ModuleList() for _ in range(3))
+        for i, dim in enumerate(self.arch['embed_dims'][: self.num_built]):
+            kernel_size, stride = (3, 2) if i else (7, 4)
+            self.patch_embeds.append(OverlapPatchEmbed(in_channels, dim, kernel_size, stride))
+            self.build_stage(i, TransformerBlock, ffn='mix', sr_ratio=self.arch['sr_ratios'][i])
+            self.norms.append(nn.LayerNorm(dim, eps=1e-6))
+            in_channels = dim
+        self.finish()
+
+    def entry(self, i: int) -> nn.Module:
+        return self.patch_embeds[i]
+
+    def leave(self, i: int, tokens: Tensor) -> Tensor:
+        return self.norms[i](tokens)
+
+    def parts(self, i: int) -> List[Part]:
+        return [*super().parts(i), self.norms[i]]
+
+    def init_layer(self, layer: nn.Module) -> None:
+        """Linear layers truncated normal (std 0.02), convolutions normal by their fan-out, as
+        released."""
+        if isinstance(layer, nn.Linear):
+            trunc_normal_init(layer, std=0.02, bias=0)
+        else:
+            fan_out = math.prod(layer.kernel_size) * layer.out_channels // layer.groups
+            normal_init(layer, std=math.sqrt(2 / fan_out), bias=0)

@@ -1,0 +1,199 @@
+"""RAVLT, the backbone of "Breaking the Low-Rank Dilemma of Linear Attention" (CVPR 2025)."""
+
+from typing import List, Optional, Sequence, Tuple, Union
+
+import torch
+from mmcv.cnn import ConvModule
+from mmcv.cnn.bricks import DropPath
+from mmengine.model import BaseModule, ModuleList, trunc_normal_init
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from ..layers import AttnCfg, ConvFFN, add_depthwise, build_attention
+from .base import HierarchicalBackbone, Part
+
+# Table 1 of the paper; layer scale and stochastic depth of the released models.
+ARCHITECTURES = {
+    'tiny': dict(
+        embed_dims=(64, 128, 256, 512),
+        depths=(2, 2, 6, 2),
+        num_heads=(1, 2, 4, 8),
+        drop_path_rate=0.1,
+    ),
+    'small': dict(
+        embed_dims=(64, 128, 320, 512),
+        depths=(3, 5, 9, 3),
+        num_heads=(1, 2, 5, 8),
+        drop_path_rate=0.15,
+    ),
+    'base': dict(
+        embed_dims=(96, 192, 384, 512),
+        depths=(4, 6, 12, 6),
+        num_heads=(1, 2, 6, 8),
+        drop_path_rate=0.4,
+        layer_scale_init=(1.0, 1.0, 1e-6, 1e-6),
+    ),
+    'large': dict(
+        embed_dims=(96, 192, 448, 640),
+        depths=(4, 7, 19, 8),
+        num_heads=(1, 2, 7, 10),
+        drop_path_rate=0.55,
+        layer_scale_init=1e-6,
+    ),
+}
+RELEASED = ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention')
+STRIDE = 32
+
+
+class RAVLTBlock(BaseModule):
+    """Conditional position, attention and feed-forward layer, each with its residual.
+
+    Args:
+        embed_dims, num_heads: channels and heads.
+        mlp_ratio: hidden channels of the feed-forward layer over ``embed_dims``.
+        attn_cfg: the attention, see :func:`mmlinattn.models.layers.build_attention`. It is offered the
+            rotary position, 5x5 local position and projected gate of the released models.
+        drop_path: rate of stochastic depth.
+        layer_scale_init: initial value of the per-channel scales.
+        cpe: add a 3x3 depth-wise convolution of the input first.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        mlp_ratio: float,
+        attn_cfg: AttnCfg,
+        drop_path: float = 0.0,
+        layer_scale_init: float = 1.0,
+        cpe: bool = True,
+    ) -> None:
+        super().__init__()
+        self.cpe = (
+            nn.Conv2d(embed_dims, embed_dims, 3, padding=1, groups=embed_dims) if cpe else None
+        )
+        self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
+        self.attn = build_attention(
+            attn_cfg, embed_dims, num_heads, rotary=True, lepe=5, gate='proj'
+        )
+        self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6)
+        self.ffn = ConvFFN(embed_dims, int(mlp_ratio * embed_dims))
+        self.drop_path = DropPath(drop_path)
+        self.gamma1 = nn.Parameter(torch.full((embed_dims,), float(layer_scale_init)))
+        self.gamma2 = nn.Parameter(torch.full((embed_dims,), float(layer_scale_init)))
+
+    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """(B, N, C) to (B, N, C)."""
+        if self.cpe is not None:
+            x = add_depthwise(x, self.cpe, hw_shape)
+        x = torch.addcmul(x, self.drop_path(self.attn(self.norm1(x), hw_shape)), self.gamma1)
+        return torch.addcmul(x, self.drop_path(self.ffn(self.norm2(x), hw_shape)), self.gamma2)
+
+
+@MODELS.register_module()
+class RAVLT(HierarchicalBackbone):
+    """Vision transformer with rank-augmented linear attention (Fan et al., CVPR 2025, table 1).
+
+    The released models use RALA in the first two stages and softmax attention, with the same
+    rotary position, local position and gate, in the last two; that is the default and what
+    released weights need. The paper describes RALA in all four: ``attn_cfg='RALA'``. Both have
+    the same parameters.
+
+    Args:
+        arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'``, or a dict with ``embed_dims``,
+            ``depths``, ``num_heads`` and optionally ``mlp_ratios``, ``drop_path_rate`` and
+            ``layer_scale_init``.
+        attn_cfg: config or name of the attention of all stages, or a list of four. A
+            ``SoftmaxAttention`` has the options of the released models unless it sets its own.
+        in_channels: channels of the image.
+        cpe: conditional position encoding in every block (off: a row of table 9).
+        out_norm: LayerNorm over the channels of every output, for dense prediction; the released
+            classifiers have none.
+        norm_cfg: norm of stem and downsampling, SyncBN as released.
+        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the stem.
+
+    Inputs:
+        (B, in_channels, H, W) with H, W >= 32; any such size.
+
+    Returns:
+        tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
+
+    Raises:
+        ValueError: see :class:`HierarchicalBackbone`, or an image smaller than the stride.
+        KeyError: an unknown attention.
+
+    Example:
+        >>> import torch
+        >>> model = RAVLT('tiny', norm_cfg=dict(type='BN')).eval()
+        >>> [tuple(f.shape) for f in model(torch.randn(1, 3, 64, 96))]
+        [(1, 64, 16, 24), (1, 128, 8, 12), (1, 256, 4, 6), (1, 512, 2, 3)]
+    """
+
+    architectures = ARCHITECTURES
+    arch_needed = ('embed_dims', 'depths', 'num_heads')
+    arch_defaults = dict(mlp_ratios=3.5, drop_path_rate=0.1, layer_scale_init=1.0)
+
+    def __init__(
+        self,
+        arch: Union[str, dict] = 'tiny',
+        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = RELEASED,
+        in_channels: int = 3,
+        cpe: bool = True,
+        out_norm: bool = True,
+        norm_cfg: Optional[dict] = None,
+        **kwargs,
+    ) -> None:
+        super().__init__(arch, attn_cfg, **kwargs)
+        norm_cfg = norm_cfg or dict(type='SyncBN')
+        dims = self.arch['embed_dims']
+        self.stem = _stem(in_channels, dims[0], norm_cfg)
+        self.stages, self.downsamples = ModuleList(), nn.ModuleList()
+        for i in range(self.num_built):
+            if i:
+                self.downsamples.append(_conv(dims[i - 1], dims[i], 2, norm_cfg, act=False))
+            scale = self.arch['layer_scale_init'][i]
+            self.build_stage(i, RAVLTBlock, layer_scale_init=scale, cpe=cpe)
+        self.finish(norm_eps=1e-6 if out_norm else None)
+
+    def entry(self, i: int) -> nn.Module:
+        return self.downsamples[i - 1] if i else self.stem
+
+    def parts(self, i: int) -> List[Part]:
+        # Norms of outputs learn: the released classifiers have none to keep.
+        return [self.entry(i), self.stages[i]]
+
+    def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
+        if min(x.shape[-2:]) < STRIDE:
+            raise ValueError(
+                f'inputs must be at least {STRIDE}x{STRIDE} pixels, the stride of the last stage; '
+                f'got {x.shape[-2]}x{x.shape[-1]}'
+            )
+        return super().forward(x)
+
+    def init_layer(self, layer: nn.Module) -> None:
+        """Truncated normal (std 0.02), zero biases, as released."""
+        trunc_normal_init(layer, std=0.02, bias=0)
+
+
+def _conv(in_channels: int, out_channels: int, stride: int, norm_cfg: dict, act: bool = True):
+    return ConvModule(
+        in_channels,
+        out_channels,
+        3,
+        stride=stride,
+        padding=1,
+        bias=True,
+        norm_cfg=norm_cfg,
+        act_cfg=dict(type='GELU') if act else None,
+        inplace=False,
+    )
+
+
+def _stem(in_channels: int, embed_dims: int, norm_cfg: dict) -> nn.Sequential:
+    half = embed_dims // 2
+    return nn.Sequential(
+        _conv(in_channels, half, 2, norm_cfg),
+        _conv(half, half, 1, norm_cfg),
+        _conv(half, half, 1, norm_cfg),
+        _conv(half, embed_dims, 2, norm_cfg, act=False),
+    )

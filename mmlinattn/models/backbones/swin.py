@@ -1,0 +1,133 @@
+"""Swin, with any attention."""
+
+from itertools import pairwise
+from typing import Optional, Sequence, Union
+
+from mmengine.model import BaseModule, ModuleList
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from ..layers import AttnCfg, map_to_tokens, tokens_to_map
+from ..layers.linear_projection import apply_linear
+from .base import HierarchicalBackbone
+from .transformer_block import TransformerBlock
+from .patch_embed import PatchConv, fill_up
+
+# Section 3.3 of the paper; stochastic depth of the ImageNet-1K recipes.
+ARCHITECTURES = {
+    't': dict(embed_dims=(96, 192, 384, 768), depths=(2, 2, 6, 2), drop_path_rate=0.2),
+    's': dict(embed_dims=(96, 192, 384, 768), depths=(2, 2, 18, 2), drop_path_rate=0.3),
+    'b': dict(
+        embed_dims=(128, 256, 512, 1024),
+        depths=(2, 2, 18, 2),
+        num_heads=(4, 8, 16, 32),
+        drop_path_rate=0.5,
+    ),
+}
+
+
+class PatchEmbed(BaseModule):
+    """Patches of 4 x 4 pixels, each a linear layer and LayerNorm; the image is padded with zeros,
+    right and below, to whole patches."""
+
+    def __init__(self, in_channels: int, embed_dims: int, patch_size: int = 4) -> None:
+        super().__init__()
+        self.proj = PatchConv(in_channels, embed_dims, patch_size)
+        self.norm = nn.LayerNorm(embed_dims)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, embed_dims, H / 4, W / 4), rounded up."""
+        x = self.proj(x)
+        return tokens_to_map(self.norm(map_to_tokens(x)), x.shape[-2:])
+
+
+class PatchMerging(BaseModule):
+    """The channels of 2 x 2 neighbours, LayerNorm, linear layer; a map of odd size is padded with
+    zeros, right and below.
+
+    Their order is the release's: column by column.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * in_channels)
+        self.reduction = nn.Linear(4 * in_channels, out_channels, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, out_channels, H / 2, W / 2), rounded up."""
+        x = (
+            fill_up(x, 2).permute(0, 2, 3, 1).unflatten(2, (-1, 2)).unflatten(1, (-1, 2))
+        )  # [B, H, 2, W, 2, C]
+        x = x.permute(0, 1, 3, 4, 2, 5).flatten(3)  # [B, H, W, 4 C]
+        reduced = apply_linear(self.reduction, self.norm(x))
+        return tokens_to_map(reduced.flatten(1, 2), x.shape[1:3])
+
+
+@MODELS.register_module()
+class Swin(HierarchicalBackbone):
+    """Swin Transformer (Liu et al., ICCV 2021), with any attention of this package.
+
+    With its own, ``WindowAttention``, outputs are those of ``SwinTransformer`` of MMDetection,
+    MMSegmentation and MMPretrain, on maps that are longer than the window;
+    ``convert(..., source='swin')`` renames the weights of the release, of timm and of these.
+    Another attention replaces windows, shift and bias, as in table 8 of the RALA paper.
+
+    Args:
+        arch: ``'t'``, ``'s'``, ``'b'``, or a dict with ``embed_dims`` and ``depths`` and optionally
+            ``num_heads``, ``mlp_ratios`` and ``drop_path_rate``.
+        attn_cfg: config or name of the attention of all stages, or a list of four. A
+            ``WindowAttention`` is shifted in every second block.
+        window_size: side of the windows.
+        in_channels: channels of the image.
+        ffn: ``'mlp'``, or ``'mix'`` with a depth-wise convolution in every feed-forward layer.
+        out_norm: LayerNorm over the channels of every output.
+        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the patch embedding.
+
+    Inputs:
+        (B, in_channels, H, W) of any size.
+
+    Returns:
+        tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
+
+    Raises:
+        ValueError, KeyError: see :class:`HierarchicalBackbone`.
+
+    Example:
+        >>> import torch
+        >>> model = Swin('t', attn_cfg=dict(type='RALA', gate='identity')).eval()
+        >>> [tuple(f.shape) for f in model(torch.randn(1, 3, 64, 96))]
+        [(1, 96, 16, 24), (1, 192, 8, 12), (1, 384, 4, 6), (1, 768, 2, 3)]
+    """
+
+    architectures = ARCHITECTURES
+    arch_defaults = dict(num_heads=(3, 6, 12, 24), mlp_ratios=4, drop_path_rate=0.1)
+
+    def __init__(
+        self,
+        arch: Union[str, dict] = 't',
+        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'WindowAttention',
+        window_size: int = 7,
+        in_channels: int = 3,
+        ffn: str = 'mlp',
+        out_norm: bool = True,
+        out_indices: Optional[Sequence[int]] = None,
+        **kwargs,
+    ) -> None:
+        super().__init__(arch, attn_cfg, out_indices, **kwargs)
+        dims = self.arch['embed_dims'][: self.num_built]
+        self.patch_embed = PatchEmbed(in_channels, dims[0])
+        self.merges = ModuleList(PatchMerging(*pair) for pair in pairwise(dims))
+        self.stages = ModuleList()
+        for i in range(self.num_built):
+            self.build_stage(
+                i,
+                TransformerBlock,
+                every_second=dict(shift=True),
+                eps=1e-5,
+                ffn=ffn,
+                window_size=window_size,
+            )
+        self.finish(norm_eps=1e-5 if out_norm else None)
+
+    def entry(self, i: int) -> nn.Module:
+        return self.merges[i - 1] if i else self.patch_embed

@@ -1,0 +1,274 @@
+"""SMCA's decoder: cross-attention that looks around a predicted point."""
+
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from mmcv.cnn import build_norm_layer
+from mmcv.cnn.bricks.transformer import FFN
+from mmdet.models.layers import MLP
+from mmengine.model import BaseModule, ModuleList
+from torch import Tensor, nn
+
+from ..layers import SoftmaxAttention, softmax_attention
+from ..layers.linear_projection import apply_linear
+from ...ops.common.checks import check_heads, check_hw_shape
+from ...ops.common.matmul import linear
+from ...ops.common.numerics import accumulation_dtype, no_autocast
+from .smca_modulation import SCALES_PER_HEAD, gaussian_map
+
+
+class Memory(NamedTuple):
+    """What the decoder looks at.
+
+    Attributes:
+        tokens: (B, N, C), the encoder's output.
+        hw_shape: (H, W), H * W == N.
+        pos: (B, N, C), added to the keys.
+        mask: (B, N) bool, True = padding, or None.
+    """
+
+    tokens: Tensor
+    hw_shape: Sequence[int]
+    pos: Tensor
+    mask: Optional[Tensor] = None
+
+
+class ModulatedAttention(BaseModule):
+    """Cross-attention with a map added to the logits before the softmax.
+
+    Logits, softmax and sum run in float32 at least: the map may outgrow half precision.
+
+    Args:
+        embed_dims, num_heads: channels and heads.
+        attn_drop, proj_drop: dropout on the attention weights and on the output.
+    """
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, attn_drop: float = 0.0, proj_drop: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.embed_dims = embed_dims
+        self.head_dim = check_heads(embed_dims, num_heads)
+        self.attn_drop = attn_drop
+        self.in_proj = nn.Linear(embed_dims, 3 * embed_dims)
+        self.proj = nn.Linear(embed_dims, embed_dims)
+        for layer in (self.in_proj, self.proj):
+            nn.init.zeros_(layer.bias)  # as released
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        modulation: Tensor,
+        key_padding_mask: Optional[Tensor] = None,
+    ) -> Tensor:
+        """Attends to the keys.
+
+        Args:
+            query: (B, Q, C), position included.
+            key: (B, N, C), position included.
+            value: (B, N, C).
+            modulation: (B, heads, Q, N), added to the scaled logits.
+            key_padding_mask: (B, N) bool, True = padding. An image that is all padding yields
+                the output projection's bias, as in every attention of this package.
+
+        Returns:
+            (B, Q, C), before the residual.
+        """
+        weights, biases = self.in_proj.weight.chunk(3), self.in_proj.bias.chunk(3)
+        q, k, v = (
+            linear(x, weight, bias).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for x, weight, bias in zip((query, key, value), weights, biases)
+        )
+        with no_autocast(q):
+            dtype = accumulation_dtype(q.dtype)
+            out = softmax_attention(
+                q.to(dtype),
+                k.to(dtype),
+                v.to(dtype),
+                key_padding_mask,
+                bias=modulation.to(dtype),
+                dropout=self.attn_drop if self.training else 0.0,
+            )
+        out = out.transpose(1, 2).flatten(2).to(query.dtype)
+        return self.proj_drop(apply_linear(self.proj, out))
+
+
+class SMCADecoderLayer(BaseModule):
+    """Self-attention, modulated cross-attention, feed-forward layer; a norm behind each.
+
+    Centre and scale of each head's map are predicted from the layer's input, before
+    self-attention.
+
+    Args:
+        embed_dims, num_heads: channels and heads.
+        feedforward_channels: hidden channels of the feed-forward layer.
+        dropout: on attention weights, on the outputs of all three, and inside the last.
+        dynamic_scale: ``'type1'`` to ``'type4'``, see :func:`gaussian_map`.
+        smooth: see :func:`gaussian_map`.
+        norm_cfg: the norms.
+
+    Raises:
+        ValueError: an unknown ``dynamic_scale``, or ``smooth`` that is not positive.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int = 256,
+        num_heads: int = 8,
+        feedforward_channels: int = 2048,
+        dropout: float = 0.1,
+        dynamic_scale: str = 'type3',
+        smooth: float = 8.0,
+        norm_cfg: Optional[dict] = None,
+    ) -> None:
+        super().__init__()
+        if dynamic_scale not in SCALES_PER_HEAD:
+            raise ValueError(
+                f'dynamic_scale must be one of {tuple(SCALES_PER_HEAD)}, got {dynamic_scale!r}'
+            )
+        if smooth <= 0:
+            raise ValueError(f'smooth must be positive, got {smooth}')
+        self.embed_dims = embed_dims
+        self.num_heads = num_heads
+        self.smooth = smooth
+        drops = dict(attn_drop=dropout, proj_drop=dropout)
+        self.self_attn = SoftmaxAttention(embed_dims, num_heads, **drops)
+        self.cross_attn = ModulatedAttention(embed_dims, num_heads, **drops)
+        self.ffn = FFN(embed_dims, feedforward_channels, ffn_drop=dropout)
+        norms = [build_norm_layer(norm_cfg or dict(type='LN'), embed_dims)[1] for _ in range(4)]
+        self.norms = ModuleList(norms[:3])
+        self.point_norm = norms[3]
+        self.offset = nn.Linear(embed_dims, 2 * num_heads)
+        num_scales = SCALES_PER_HEAD[dynamic_scale] * num_heads
+        self.scale = nn.Linear(embed_dims, num_scales) if num_scales else None
+
+    def point_features(self, query: Tensor, query_pos: Tensor) -> Tensor:
+        """What points, offsets and scales are predicted from; (B, Q, C)."""
+        return self.point_norm(query + query_pos)
+
+    def modulation(
+        self, query: Tensor, query_pos: Tensor, reference: Tensor, hw_shape: Sequence[int]
+    ) -> Tensor:
+        """The map of each head around the reference points.
+
+        Args:
+            query, query_pos: (B, Q, C), the layer's input.
+            reference: (B, Q, 2), x and y in cells.
+            hw_shape: (H, W) of the map.
+
+        Returns:
+            (B, heads, Q, H * W).
+        """
+        features = self.point_features(query, query_pos)
+        offsets = self.offset(features).unflatten(-1, (self.num_heads, -1))  # [B, Q, heads, 2]
+        scales = None
+        if self.scale is not None:
+            scales = self.scale(features).unflatten(-1, (self.num_heads, -1))
+            scales = scales.to(reference.dtype).square()
+        centers = reference.unsqueeze(-2) + offsets.to(reference.dtype)
+        return gaussian_map(centers, scales, hw_shape, self.smooth)
+
+    def forward(
+        self, query: Tensor, query_pos: Tensor, reference: Tensor, memory: Memory
+    ) -> Tensor:
+        """(B, Q, C) to (B, Q, C); arguments as in :meth:`modulation`."""
+        modulation = self.modulation(query, query_pos, reference, memory.hw_shape)
+        query = query + self.self_attn(query, (1, query.shape[1]), query_pos)
+        query = self.norms[0](query)
+        attended = self.cross_attn(
+            query + query_pos,
+            memory.tokens + memory.pos,
+            memory.tokens,
+            modulation,
+            memory.mask,
+        )
+        query = self.norms[1](query + attended)
+        return self.norms[2](self.ffn(query))
+
+
+class SMCADecoder(BaseModule):
+    """Decoder with spatially modulated co-attention (Gao et al., "Fast Convergence of DETR with
+    Spatially Modulated Co-Attention", ICCV 2021), single scale, as released.
+
+    One point a query is predicted before the first layer and is the reference of the maps of all
+    layers. The predicted point before the sigmoid also goes to the head.
+
+    Args:
+        num_layers: number of layers.
+        layer_cfg: arguments of :class:`SMCADecoderLayer`, shared by all.
+        stride: pixels a cell.
+        norm_cfg: the norm that the outputs of all layers share.
+
+    Raises:
+        ValueError: a stride that is not positive, and those of the layers.
+
+    Example:
+        >>> decoder = SMCADecoder(2, dict(embed_dims=32, num_heads=4, feedforward_channels=64))
+        >>> queries, memory = torch.randn(2, 2, 10, 32), torch.randn(2, 2, 35, 32)
+        >>> states, points = decoder(
+        ...     *queries, Memory(memory[0], (5, 7), memory[1]), torch.tensor([[224.0, 160.0]])
+        ... )
+        >>> states.shape, points.shape
+        (torch.Size([2, 2, 10, 32]), torch.Size([2, 10, 2]))
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        layer_cfg: dict,
+        stride: int = 32,
+        norm_cfg: Optional[dict] = None,
+        init_cfg: Optional[dict] = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        if stride <= 0:
+            raise ValueError(f'stride must be positive, got {stride}')
+        self.stride = stride
+        self.layers = ModuleList(SMCADecoderLayer(**layer_cfg) for _ in range(num_layers))
+        self.embed_dims = self.layers[0].embed_dims
+        self.point = MLP(self.embed_dims, self.embed_dims, 2, 3)
+        self.post_norm = build_norm_layer(norm_cfg or dict(type='LN'), self.embed_dims)[1]
+
+    def predict_points(
+        self, query: Tensor, query_pos: Tensor, image_sizes: Tensor
+    ) -> Tuple[Tensor, Tensor]:
+        """The points of the queries, from what enters the first layer.
+
+        Args:
+            query, query_pos: (B, Q, C).
+            image_sizes: (B, 2), width and height in pixels without padding.
+
+        Returns:
+            points before the sigmoid and reference in cells, (B, Q, 2) each, x and y.
+        """
+        points = self.point(self.layers[0].point_features(query, query_pos))
+        cells = image_sizes / self.stride  # not rounded: a cell may be covered in part
+        return points, points.to(cells.dtype).sigmoid() * cells[:, None]
+
+    def forward(
+        self, query: Tensor, query_pos: Tensor, memory: Memory, image_sizes: Tensor
+    ) -> Tuple[Tensor, Tensor]:
+        """Decodes the queries.
+
+        Args:
+            query, query_pos: (B, Q, C).
+            memory: what to look at.
+            image_sizes: (B, 2), width and height in pixels without padding; float32 or float64.
+
+        Returns:
+            normed outputs of all layers (layers, B, Q, C), and the points (B, Q, 2) before the
+            sigmoid.
+
+        Raises:
+            ValueError: a memory that has not ``hw_shape`` positions.
+        """
+        check_hw_shape(memory.tokens.shape[1], memory.hw_shape, 'memory')
+        points, reference = self.predict_points(query, query_pos, image_sizes)
+        states: List[Tensor] = []
+        for layer in self.layers:
+            query = layer(query, query_pos, reference, memory)
+            states.append(self.post_norm(query))
+        return torch.stack(states), points

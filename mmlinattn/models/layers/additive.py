@@ -1,0 +1,78 @@
+"""Additive attention as a layer."""
+
+from typing import Optional, Tuple
+
+import torch
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from ...ops import additive_attention
+from .base import BaseAttention, TokenMap
+from .attention_info import AttentionCard
+
+
+@MODELS.register_module()
+class AdditiveAttention(BaseAttention):
+    """Additive attention ("Fast Vision Transformer via Additive Attention"): linear in the number
+    of tokens and of channels.
+
+    The output projection is the paper's ``W_r``, behind which the queries are added.
+
+    Args:
+        embed_dims, num_heads: channels and heads.
+        share_value: values are the queries, as the parameter counts of the paper say; False gives
+            them a projection of their own.
+        others: see :class:`BaseAttention`; ``gate='proj'`` needs ``share_value=False``.
+
+    Raises:
+        ValueError: see :class:`BaseAttention`, or a projected gate with shared values.
+
+    Example:
+        >>> import torch
+        >>> attn = AdditiveAttention(embed_dims=64, num_heads=2)
+        >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
+        torch.Size([2, 240, 64])
+    """
+
+    card = AttentionCard(
+        formula='k * v_i + q_i, q and k: means by softmax(w_q . q_i) and softmax(w_k . (q * k_i))',
+        time='O(N d)',
+        memory='O(N d)',
+        source='FViT, after Wu et al., Fastformer, 2021',
+        use='near the cheapest: two global vectors, each token scales its channels by them',
+    )
+
+    def __init__(self, embed_dims: int, num_heads: int, share_value: bool = True, **kwargs) -> None:
+        super().__init__(embed_dims, num_heads, **kwargs)
+        self.share_value = share_value
+        if share_value:
+            if self.gate == 'proj':
+                raise ValueError("gate='proj' needs share_value=False, got share_value=True")
+            self.in_proj = nn.Linear(embed_dims, 2 * embed_dims, bias=self.in_proj.bias is not None)
+        self.w_q, self.w_k = (
+            nn.Parameter(torch.empty(num_heads, self.head_dim).normal_()) for _ in range(2)
+        )
+
+    def project(
+        self, x: Tensor, query_pos: Optional[Tensor], tokens: TokenMap
+    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+        if not self.share_value:
+            return super().project(x, query_pos, tokens)
+        placed = x if query_pos is None else x + query_pos
+        q, k = self.partial_projection(placed, 0, 2).chunk(2, -1)
+        v = q if query_pos is None else self.partial_projection(x, 0, 1)
+        return q, k, v, self.own_gate(x)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+        return additive_attention(
+            q,
+            k,
+            v,
+            self.w_q,
+            self.w_k,
+            key_padding_mask=tokens.key_padding_mask,
+            backend=self.backend,
+        )
+
+    def project_out(self, out: Tensor, q: Tensor) -> Tensor:
+        return super().project_out(out, q) + q

@@ -1,0 +1,51 @@
+"""Depth-wise convolutions of tokens."""
+
+from typing import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...ops.common.numerics import watched
+from .base import map_to_tokens, tokens_to_map
+from .linear_projection import is_plain
+
+
+def add_depthwise(x: Tensor, conv: nn.Conv2d, hw_shape: Sequence[int]) -> Tensor:
+    """``x + conv(x)`` for a depth-wise convolution of odd size that keeps the map's size.
+
+    In float32 on a CPU the residual goes into the kernel, as 1 at its centre: one pass over the
+    tokens less. Half types and TF32 would lose the kernel's digits beside that 1, and exported
+    graphs its meaning.
+
+    Args:
+        x: tokens (B, N, C), row-major over the map.
+        conv: C channels in C groups.
+        hw_shape: (H, W) with H * W == N.
+
+    Returns:
+        (B, N, C).
+
+    Example:
+        >>> x, conv = torch.randn(2, 12, 8), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        >>> expected = x + map_to_tokens(conv(tokens_to_map(x, (3, 4))))
+        >>> torch.testing.assert_close(add_depthwise(x, conv, (3, 4)), expected)
+    """
+    tokens = tokens_to_map(x, hw_shape)
+    if not _folds(x, conv):
+        # Not in place: under autocast the convolution is half, x need not be.
+        return x + map_to_tokens(conv(tokens))
+    rows, columns = (size // 2 for size in conv.kernel_size)
+    weight = conv.weight.clone()
+    weight[:, 0, rows, columns] += 1
+    return map_to_tokens(F.conv2d(tokens, weight, conv.bias, 1, conv.padding, 1, conv.groups))
+
+
+def _folds(x: Tensor, conv: nn.Module) -> bool:
+    return (
+        is_plain(conv, nn.Conv2d)
+        and x.device.type == 'cpu'
+        and x.dtype == conv.weight.dtype == torch.float32
+        and not torch.is_autocast_enabled('cpu')
+        and not watched()
+    )

@@ -1,0 +1,397 @@
+"""Feature maps of queries and keys for linear attention: table 6 of the Ripple paper.
+
+Each takes queries and keys, (B, heads, N, d), and returns their features, (B, heads, N, m), in the
+same type. They compute in float32 under half precision: exponentials and sines of rounded numbers
+are far off. Rounding the features themselves is no worse than that of the values beside them, and
+lets the kernels of attention multiply in half precision, with sums in float32.
+"""
+
+import math
+from typing import Optional, Sequence, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from ...ops import adaptive_features
+from ...ops.adaptive import waves
+from ...ops.common.dispatch import BACKENDS
+from ...ops.common.feature_maps import FEATURE_MAPS
+from ...ops.common.matmul import multiply
+from ...ops.common.numerics import accumulation_dtype, masked_softmax, no_autocast
+from .build import registered
+from .linear_projection import is_hooked
+
+
+class FeatureMap(BaseModule):
+    """One map for queries and keys; a subclass adds :meth:`features`.
+
+    Args:
+        head_dim: channels d of a head.
+        num_heads: heads.
+
+    Attributes:
+        wide: features leave the range of float16, and stay float32 there.
+    """
+
+    wide = False
+
+    def __init__(self, head_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.num_heads = num_heads
+
+    def features(self, x: Tensor) -> Tensor:
+        """(B, heads, N, d) to (B, heads, N, m)."""
+        raise NotImplementedError
+
+    def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+        return self.features(q), self.features(k)
+
+    def forward(
+        self, q: Tensor, k: Tensor, key_padding_mask: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor]:
+        """Features of queries and keys, in the type of these; see :attr:`wide`.
+
+        Args:
+            q, k: (B, heads, N, d).
+            key_padding_mask: (B, N) bool, True = padding; for maps that look at all keys.
+        """
+        dtype = accumulation_dtype(q.dtype)
+        out = torch.float32 if self.wide and q.dtype == torch.float16 else q.dtype
+        with no_autocast(q):
+            q, k = self.map(q.to(dtype), k.to(dtype), key_padding_mask)
+        return q.to(out), k.to(out)
+
+
+class FixedFeatures(FeatureMap):
+    """A map without parameters by its name, see :func:`mmlinattn.ops.feature_map`."""
+
+    def __init__(self, head_dim: int, num_heads: int, name: str) -> None:
+        super().__init__(head_dim, num_heads)
+        self.name = name
+
+    def features(self, x: Tensor) -> Tensor:
+        return FEATURE_MAPS[self.name](x)
+
+
+@MODELS.register_module()
+class EfficientFeatures(FeatureMap):
+    """Softmax of queries over channels and of keys over tokens, "Efficient Attention: Attention
+    with Linear Complexities" (Shen et al., WACV 2021). The normaliser of linear attention is 1.
+    """
+
+    wide = True  # a key of many has little
+
+    def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+        mask = None if mask is None else mask[:, None, None]
+        return q.softmax(-1), masked_softmax(k.transpose(-2, -1), mask).transpose(-2, -1)
+
+
+class HeadLinear(nn.Module):
+    """A linear layer for all heads, or one for each, on (B, heads, N, in)."""
+
+    def __init__(self, in_dims: int, out_dims: int, num_heads: int, per_head: bool) -> None:
+        super().__init__()
+        shape = (num_heads,) if per_head else ()
+        bound = in_dims**-0.5
+        self.weight = nn.Parameter(torch.empty(*shape, out_dims, in_dims).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(*shape, out_dims).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        return multiply(x, weight) + (bias if bias.dim() == 1 else bias[:, None])
+
+
+def positive(name: str, value: Optional[int], default: int) -> int:
+    """``value`` or the default; raises ValueError unless it is a positive integer."""
+    value = default if value is None else value
+    if type(value) is not int or value < 1:
+        raise ValueError(f'{name} must be a positive integer, got {value!r}')
+    return value
+
+
+@MODELS.register_module()
+class AdaptiveFeatures(FeatureMap):
+    """The Ripple paper's map: ``ReLU(W2 [sin(W1 x); cos(W1 x)] + b2)``, all of it learnt.
+
+    W1 starts as standard normal numbers. One map for all heads fits the published parameters of
+    the DeiT models: 3,104 a layer with heads of 32 channels.
+
+    Args:
+        head_dim, num_heads: filled in by the attention.
+        num_features: m; d by default.
+        per_head: a map of its own for each head.
+        resample: W1 is not learnt but drawn anew at each training step ("randomly sampled W1").
+            In eval mode one draw serves, which is saved with the weights.
+        output_layer: False leaves out W2 and b2, so that the features are 2 m rectified sines and
+            cosines. (A footnote of the paper calls its row without the fully connected network
+            identical to T2R: for that reading take :class:`T2RFeatures`.)
+        backend: see :func:`mmlinattn.ops.adaptive_features`; without an output layer torch
+            computes.
+
+    Raises:
+        ValueError: a number of features that is not a positive integer, an unknown backend.
+
+    Example:
+        >>> import torch
+        >>> q, k = AdaptiveFeatures(32, 6)(*torch.randn(2, 1, 6, 10, 32))
+        >>> q.shape, bool((q >= 0).all())
+        (torch.Size([1, 6, 10, 32]), True)
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        num_features: Optional[int] = None,
+        per_head: bool = False,
+        resample: bool = False,
+        output_layer: bool = True,
+        backend: str = 'auto',
+    ) -> None:
+        super().__init__(head_dim, num_heads)
+        num_features = positive('num_features', num_features, head_dim)
+        if backend not in BACKENDS:
+            raise ValueError(f'backend must be one of {BACKENDS}, got {backend!r}')
+        self.backend = backend
+        frequencies = torch.randn(*([num_heads] if per_head else []), num_features, head_dim)
+        self.resample = resample
+        if resample:
+            self.register_buffer('frequencies', frequencies)
+        else:
+            self.frequencies = nn.Parameter(frequencies)
+        self.output_layer = (
+            HeadLinear(2 * num_features, num_features, num_heads, per_head)
+            if output_layer
+            else nn.Identity()
+        )
+
+    def forward(
+        self, q: Tensor, k: Tensor, key_padding_mask: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor]:
+        """See :class:`FeatureMap`."""
+        layer = self.output_layer
+        if type(layer) is not HeadLinear or is_hooked(layer):
+            return super().forward(q, k, key_padding_mask)
+        return adaptive_features(
+            q, k, self._frequencies(), layer.weight, layer.bias, backend=self.backend
+        )
+
+    def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+        frequencies = self._frequencies().to(q.dtype)
+        q, k = (F.relu(self.output_layer(waves(x, frequencies))) for x in (q, k))
+        return q, k
+
+    def _frequencies(self) -> Tensor:
+        if self.resample and self.training:
+            return torch.randn_like(self.frequencies)
+        return self.frequencies
+
+
+@MODELS.register_module()
+class T2RFeatures(FeatureMap):
+    """``ReLU(W x + b)``, learnt, "Finetuning Pretrained Transformers into RNNs" (Kasai et al.,
+    EMNLP 2021).
+
+    Args:
+        head_dim, num_heads: filled in by the attention.
+        num_features: d by default.
+        per_head: a map of its own for each head.
+
+    Raises:
+        ValueError: a number of features that is not a positive integer.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        num_features: Optional[int] = None,
+        per_head: bool = False,
+    ) -> None:
+        super().__init__(head_dim, num_heads)
+        num_features = positive('num_features', num_features, head_dim)
+        self.linear = HeadLinear(head_dim, num_features, num_heads, per_head)
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.relu(self.linear(x))
+
+
+@MODELS.register_module()
+class DPFPFeatures(FeatureMap):
+    """Deterministic parameter-free projection, "Linear Transformers Are Secretly Fast Weight
+    Programmers" (Schlag et al., ICML 2021): products of the rectified channels of x and -x with
+    themselves rolled by 1 to ``order``. Features: 2 d order.
+
+    Args:
+        head_dim, num_heads: filled in by the attention.
+        order: nu of that paper.
+
+    Raises:
+        ValueError: an order that is not a positive integer.
+    """
+
+    wide = True  # squares
+
+    def __init__(self, head_dim: int, num_heads: int, order: int = 1) -> None:
+        super().__init__(head_dim, num_heads)
+        self.order = positive('order', order, 1)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = F.relu(torch.cat([x, -x], -1))
+        return torch.cat([x * x.roll(i, -1) for i in range(1, self.order + 1)], -1)
+
+
+@MODELS.register_module()
+class RFAFeatures(FeatureMap):
+    """Random sines and cosines of unit vectors, "Random Feature Attention" (Peng et al., ICLR
+    2021), with a learnt scale for each channel. Features: 2 m.
+
+    They are signed: the normaliser is positive only in expectation, and the reference form of
+    :func:`mmlinattn.ops.ripple_attention` refuses them.
+
+    Args:
+        head_dim, num_heads: filled in by the attention.
+        num_features: number of frequencies m; d by default.
+
+    Raises:
+        ValueError: a number of features that is not a positive integer.
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, num_features: Optional[int] = None) -> None:
+        super().__init__(head_dim, num_heads)
+        num_features = positive('num_features', num_features, head_dim)
+        self.register_buffer('frequencies', torch.randn(num_features, head_dim))
+        self.scale = nn.Parameter(torch.ones(head_dim))
+
+    def features(self, x: Tensor) -> Tensor:
+        frequencies = self.frequencies.to(x.dtype) * self.scale.to(x.dtype)
+        phase = multiply(F.normalize(x, dim=-1), frequencies)
+        return torch.cat([phase.sin(), phase.cos()], -1) * phase.shape[-1] ** -0.5
+
+
+@MODELS.register_module()
+class PerformerFeatures(FeatureMap):
+    """Positive orthogonal random features of the softmax kernel (FAVOR+), "Rethinking Attention
+    with Performers" (Choromanski et al., ICLR 2021).
+
+    Args:
+        head_dim, num_heads: filled in by the attention.
+        num_features: d by default.
+        eps: added to each feature.
+
+    Raises:
+        ValueError: a number of features that is not a positive integer.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        num_features: Optional[int] = None,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__(head_dim, num_heads)
+        num_features = positive('num_features', num_features, head_dim)
+        self.eps = eps
+        self.register_buffer('directions', orthogonal_gaussian(num_features, head_dim))
+
+    def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+        q, k = self._logits(q), self._logits(k)
+        if mask is not None:
+            k = k.masked_fill(mask[:, None, :, None], torch.finfo(k.dtype).min)
+        # Factors that cancel: one for each query, one for all keys of a head.
+        q = q - q.amax(-1, keepdim=True).detach()
+        k = k - k.amax((-2, -1), keepdim=True).detach()
+        return q.exp() + self.eps, k.exp() + self.eps
+
+    def _logits(self, x: Tensor) -> Tensor:
+        x = x * self.head_dim**-0.25
+        return multiply(x, self.directions.to(x.dtype)) - x.square().sum(-1, keepdim=True) / 2
+
+
+@MODELS.register_module()
+class FocusedFeatures(FeatureMap):
+    """``|r| / |r^p| * r^p`` with ``r = (ReLU(x) + 1e-6) / softplus(scale)``, "FLatten Transformer:
+    Vision Transformer using Focused Linear Attention" (Han et al., ICCV 2023). Norms are over the
+    channels of all heads, as in its released code.
+
+    Args:
+        head_dim, num_heads: filled in by the attention.
+        power: p, at least 1.
+
+    Raises:
+        ValueError: a power below 1.
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, power: float = 3) -> None:
+        super().__init__(head_dim, num_heads)
+        if not power >= 1:
+            raise ValueError(f'power must be at least 1, got {power!r}')
+        self.power = power
+        self.scale = nn.Parameter(torch.zeros(num_heads, 1, head_dim))
+
+    def features(self, x: Tensor) -> Tensor:
+        x = (F.relu(x) + 1e-6) / F.softplus(self.scale.to(x.dtype))
+        # A factor that cancels, so that no power is too small or too large.
+        power = (x / x.amax((1, 3), keepdim=True).detach()) ** self.power
+        return _norm(x) / _norm(power) * power
+
+
+def _norm(x: Tensor) -> Tensor:
+    """Over heads and channels of (B, heads, N, d)."""
+    return x.square().sum((1, 3), keepdim=True).sqrt()
+
+
+class AngularFeatures(FeatureMap):
+    """Features of the kernel ``1/2 + q^ . k^ / pi`` of unit vectors, the linear terms of the
+    angular kernel, "Castling-ViT" (You et al., CVPR 2023). d + 1 features; signed, but their
+    products are positive.
+    """
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.pad(unit(x) * math.pi**-0.5, (1, 0), value=0.5**0.5)
+
+
+def unit(x: Tensor, dims: Sequence[int] = (-1,)) -> Tensor:
+    """x over its norm along ``dims``. Shorter than 1e-6 it stays shorter, which bounds gradients:
+    where a norm layer sees equal channels, queries and keys may be 0."""
+    return x / torch.linalg.vector_norm(x, dim=tuple(dims), keepdim=True).clamp(min=1e-6)
+
+
+def orthogonal_gaussian(rows: int, columns: int) -> Tensor:
+    """Blocks of orthogonal rows, each row as long as one of standard normal numbers."""
+    blocks = -(-rows // columns)
+    q, r = torch.linalg.qr(torch.randn(blocks, columns, columns))
+    # The signs that the factorisation leaves open are not random: directions would lean.
+    signs = r.diagonal(dim1=-2, dim2=-1).sign()
+    directions = (q * signs[:, None]).flatten(0, 1)[:rows]
+    return directions * torch.randn(rows, columns).norm(dim=-1, keepdim=True)
+
+
+def build_feature_map(cfg: Union[str, dict], head_dim: int, num_heads: int) -> FeatureMap:
+    """Builds a feature map for an attention.
+
+    Args:
+        cfg: ``'elu+1'``, ``'relu'`` or ``'softmax'``; or the config, or just the name, of a
+            registered map.
+        head_dim, num_heads: of the attention.
+
+    Raises:
+        ValueError: an unknown map; the message names those of this package.
+
+    Example:
+        >>> type(build_feature_map(dict(type='DPFPFeatures', order=2), 32, 6)).__name__
+        'DPFPFeatures'
+    """
+    cfg = dict(type=cfg) if isinstance(cfg, str) else dict(cfg)
+    kind = cfg.get('type')
+    if kind in FEATURE_MAPS:
+        return FixedFeatures(head_dim, num_heads, kind)
+    if isinstance(kind, str) and MODELS.get(kind) is None:
+        known = [*FEATURE_MAPS, *registered(FeatureMap)]
+        raise ValueError(f'feature_map must be one of {known}, got {kind!r}')
+    return MODELS.build(dict(cfg, head_dim=head_dim, num_heads=num_heads))

@@ -1,0 +1,58 @@
+"""Focused linear attention as a layer."""
+
+from mmengine.registry import MODELS
+
+from .attention_info import AttentionCard
+from .linear import LinearAttention
+
+
+@MODELS.register_module()
+class FocusedLinearAttention(LinearAttention):
+    """Focused linear attention (Han et al., "FLatten Transformer", ICCV 2023): linear in the number
+    of tokens::
+
+        phi(x) = |r| / |r^p| * r^p,    r = (ReLU(x) + 1e-6) / softplus(scale)
+
+    with elementwise powers, which turn features towards their largest channels and keep their
+    length; then a depth-wise convolution of the values. As in the released code norms are over the
+    channels of all heads, and each channel has a scale. Its convolution is one for all heads, ours
+    has weights for each channel; its learnt position of keys, for one size of the map, is left to
+    the host.
+
+    Args:
+        embed_dims, num_heads: channels and heads.
+        power: p, at least 1.
+        lepe: kernel size of the convolution, 0 for none.
+        eps: added to the normaliser.
+        others: see :class:`BaseAttention`.
+
+    Raises:
+        ValueError: a power below 1, or those of :class:`BaseAttention`.
+
+    Example:
+        >>> import torch
+        >>> attn = FocusedLinearAttention(embed_dims=64, num_heads=2)
+        >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
+        torch.Size([2, 240, 64])
+    """
+
+    card = AttentionCard(
+        formula='linear attention with phi(x) = |r|/|r^p| r^p, r = ReLU(x), + dwconv(v)',
+        time='O(N d^2)',
+        memory='O(N d)',
+        source='Han et al., ICCV 2023',
+        use='sharper weights than ReLU or elu+1 for the price of two norms',
+        map=True,
+    )
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        power: float = 3,
+        lepe: int = 5,
+        eps: float = 1e-6,
+        **kwargs,
+    ) -> None:
+        features = dict(type='FocusedFeatures', power=power)
+        super().__init__(embed_dims, num_heads, features, eps=eps, lepe=lepe, **kwargs)

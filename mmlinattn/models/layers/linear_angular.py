@@ -1,0 +1,80 @@
+"""Linear angular attention as a layer."""
+
+import math
+
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from ...ops import linear_attention, unnormalised_attention
+from ...ops.common.numerics import accumulation_dtype, no_autocast
+from .base import BaseAttention, TokenMap
+from .attention_info import AttentionCard
+from .feature_maps import AngularFeatures, unit
+
+FORMS = ('released', 'paper')
+
+
+@MODELS.register_module()
+class LinearAngularAttention(BaseAttention):
+    """Linear angular attention (You et al., "Castling-ViT", CVPR 2023): linear in the number of
+    tokens. With unit vectors q^, k^ the first two terms of the angular kernel
+    ``1 - angle(q, k) / pi`` are ``1/2 + q^ . k^ / pi``.
+
+    Paper and released code differ. The code takes the value of the token itself for the constant
+    term, and divides by the norm of the result in place of the sum of the weights::
+
+        released:  u_i = v_i / 2 + q^_i^T (sum_j k^_j v_j^T) / pi,    out_i = u_i / |u_i|
+        paper:     out_i = sum_j w_ij v_j / sum_j w_ij,    w_ij = 1/2 + q^_i . k^_j / pi
+
+    Both add a depth-wise convolution of the values. That of the code is along the row-major line
+    of tokens, 9 long, one for all channels of a head, and crosses the ends of rows; ours is 3x3 on
+    the map, as many taps.
+
+    Args:
+        embed_dims, num_heads: channels and heads.
+        form: ``'released'`` or ``'paper'``.
+        lepe: kernel size of the convolution, 0 for none.
+        others: see :class:`BaseAttention`; ``backend`` is for the form ``'paper'``.
+
+    Raises:
+        ValueError: an unknown form, or those of :class:`BaseAttention`.
+
+    Example:
+        >>> import torch
+        >>> attn = LinearAngularAttention(embed_dims=64, num_heads=2)
+        >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
+        torch.Size([2, 240, 64])
+    """
+
+    card = AttentionCard(
+        formula='u_i/|u_i| + dwconv(v), u_i = v_i/2 + q^_i . sum_j k^_j v_j^T / pi',
+        time='O(N d^2)',
+        memory='O(N d)',
+        source='You et al., CVPR 2023',
+        use='bounded outputs whatever the scale of q and k; released form, or the kernel of the '
+        'paper',
+        map=True,
+    )
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, form: str = 'released', lepe: int = 3, **kwargs
+    ) -> None:
+        super().__init__(embed_dims, num_heads, lepe=lepe, **kwargs)
+        if form not in FORMS:
+            raise ValueError(f'form must be one of {FORMS}, got {form!r}')
+        self.form = form
+        self.features = AngularFeatures(self.head_dim, num_heads)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+        dtype, mask = accumulation_dtype(v.dtype), tokens.key_padding_mask
+        with no_autocast(q):
+            if self.form == 'paper':
+                q, k = self.features(q, k, mask)
+                return linear_attention(q, k, v, key_padding_mask=mask, backend=self.backend)
+            values = v.to(dtype)
+            q, k = (unit(x.to(dtype)) for x in (q, k))
+            out = unnormalised_attention(q, k, values, key_padding_mask=mask) / math.pi
+            own = values / 2
+            if mask is not None:  # a query without any key gets 0
+                own = own.masked_fill(mask.all(-1)[:, None, None, None], 0)
+            return unit(out + own).to(v.dtype)

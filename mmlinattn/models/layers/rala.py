@@ -1,0 +1,109 @@
+"""Rank-augmented linear attention as a layer."""
+
+from typing import Optional
+
+import torch
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from ...ops import rala_attention
+from ...ops.common.feature_maps import feature_map as get_feature_map
+from .base import BaseAttention, TokenMap, need_known_size
+from .attention_info import AttentionCard
+
+AUGMENTATIONS = ('score', 'learnable', None)
+
+
+@MODELS.register_module()
+class RALA(BaseAttention):
+    """Rank-augmented linear attention (Fan et al., "Breaking the Low-Rank Dilemma of Linear
+    Attention", CVPR 2025): linear in the number of tokens.
+
+    Defaults are the paper's; the options are the rows of its tables 9 and 10.
+
+    Args:
+        embed_dims, num_heads: channels and heads.
+        rotary: 2D rotary position on queries and keys.
+        lepe: kernel size of the depth-wise convolution of the values, 0 for none.
+        gate: ``'proj'``, ``'identity'``, ``'tanh'`` or ``None`` ("w/o out aug").
+        feature_map: ``'elu+1'``, ``'relu'`` or ``'softmax'``.
+        kv_augmentation: weights of the key-value pairs: ``'score'`` (similarity with the mean
+            query), ``'learnable'`` (one weight a head and position; needs ``num_tokens``) or
+            ``None`` (all 1, "w/o KV aug").
+        num_tokens: number of tokens, extra ones included, that ``'learnable'`` is for.
+        eps: added to the normaliser.
+        others: see :class:`BaseAttention`.
+
+    Raises:
+        ValueError: an unknown option value, or those of :class:`BaseAttention`; in the forward
+            pass, a map that has not ``num_tokens`` positions.
+
+    Example:
+        >>> import torch
+        >>> attn = RALA(embed_dims=64, num_heads=2)
+        >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
+        torch.Size([2, 240, 64])
+    """
+
+    card = AttentionCard(
+        formula='linear attention, keys times N softmax_j(mean(q) . k_j); rotary, dwconv(v), gate',
+        time='O(N d^2)',
+        memory='O(N d)',
+        source='Fan et al., CVPR 2025',
+        use='the first to try: detection and segmentation at high resolution; released weights',
+        map=True,
+    )
+
+    defers_rotary = True  # it turns features, in the numerator alone
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        rotary: bool = True,
+        lepe: int = 5,
+        gate: Optional[str] = 'proj',
+        feature_map: str = 'elu+1',
+        kv_augmentation: Optional[str] = 'score',
+        num_tokens: Optional[int] = None,
+        eps: float = 1e-6,
+        **kwargs,
+    ) -> None:
+        super().__init__(embed_dims, num_heads, rotary=rotary, lepe=lepe, gate=gate, **kwargs)
+        get_feature_map(feature_map)
+        if kv_augmentation not in AUGMENTATIONS:
+            raise ValueError(
+                f'kv_augmentation must be one of {AUGMENTATIONS}, got {kv_augmentation!r}'
+            )
+        if (kv_augmentation == 'learnable') != (num_tokens is not None):
+            raise ValueError(
+                "num_tokens belongs to kv_augmentation='learnable' and is needed there, got "
+                f'num_tokens={num_tokens} with kv_augmentation={kv_augmentation!r}'
+            )
+        self.feature_map = feature_map
+        self.kv_augmentation = kv_augmentation
+        self.eps = eps
+        self.token_logits = (
+            nn.Parameter(torch.zeros(num_heads, num_tokens)) if num_tokens is not None else None
+        )
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+        return rala_attention(
+            q, k, v, rotary=tokens.rotary, key_padding_mask=tokens.key_padding_mask, eps=self.eps,
+            feature_map=self.feature_map, token_weights=self._token_weights(q, tokens),
+            backend=self.backend,
+        )  # fmt: skip
+
+    def _token_weights(self, q: Tensor, tokens: TokenMap) -> Optional[Tensor]:
+        if self.token_logits is None:
+            return None if self.kv_augmentation == 'score' else q.new_ones(1, 1, 1)
+        need_known_size(
+            "RALA with kv_augmentation='learnable'", tokens.hw_shape, 'it has a weight a position'
+        )
+        num_tokens = self.token_logits.shape[-1]
+        if q.shape[2] != num_tokens:
+            raise ValueError(
+                f"kv_augmentation='learnable' was built for num_tokens={num_tokens}, the map has "
+                f'{q.shape[2]}'
+            )
+        return num_tokens * self.token_logits.softmax(-1)

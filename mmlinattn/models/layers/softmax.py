@@ -1,0 +1,92 @@
+"""Softmax attention, the baseline."""
+
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from ...ops.common.checks import check_padding_mask
+from ...ops.common.numerics import exported
+from .base import BaseAttention, TokenMap
+from .attention_info import AttentionCard
+
+
+@MODELS.register_module()
+class SoftmaxAttention(BaseAttention):
+    """Scaled dot-product attention, with the options of every attention of this package.
+
+    With ``rotary=True, lepe=5, gate='proj'``, which RAVLT offers it, it is the attention of the
+    last two stages of the released models.
+
+    Args:
+        attn_drop: dropout on the attention weights.
+        others: see :class:`BaseAttention`.
+
+    Raises:
+        ValueError: see :class:`BaseAttention`.
+
+    Example:
+        >>> import torch
+        >>> attn = SoftmaxAttention(embed_dims=32, num_heads=4)
+        >>> attn(torch.randn(2, 30, 32), hw_shape=(5, 6)).shape
+        torch.Size([2, 30, 32])
+    """
+
+    card = AttentionCard(
+        formula='sum_j softmax_j(q_i . k_j/sqrt d) v_j',
+        time='O(N^2 d)',
+        memory='O(N d)',
+        source='Vaswani et al., NeurIPS 2017',
+        use='the baseline; best up to some thousand tokens',
+    )
+
+    host_options = (*BaseAttention.host_options, 'rotary', 'lepe', 'gate')
+    backends = ('auto',)  # SDPA chooses by itself
+
+    def __init__(self, *args, attn_drop: float = 0.0, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.attn_drop = attn_drop
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+        dropout = self.attn_drop if self.training else 0.0
+        return softmax_attention(q, k, v, tokens.key_padding_mask, dropout=dropout)
+
+
+def softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_padding_mask: Optional[Tensor] = None,
+    *,
+    bias: Optional[Tensor] = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """torch's SDPA on (B, heads, N, d) and (B, heads, M, d) with a padding mask.
+
+    A query whose keys are all padding yields 0, as in every attention of this package.
+
+    Args:
+        q, k, v: projected queries, keys and values.
+        key_padding_mask: (B, M) bool, True = padding.
+        bias: added to the scaled logits, broadcastable to (B, heads, N, M).
+        dropout: rate, on the attention weights.
+
+    Returns:
+        (B, heads, N, d).
+    """
+    if key_padding_mask is None:
+        return _plain(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout))
+    check_padding_mask(key_padding_mask, k.shape[0], k.shape[2])
+    # SDPA leaves rows without a key undefined: let them attend everywhere, then zero them.
+    empty = key_padding_mask.all(-1)[:, None, None, None]  # [B, 1, 1, 1]
+    visible = ~key_padding_mask[:, None, None] | empty  # [B, 1, 1, M]
+    mask = visible if bias is None else bias.masked_fill(~visible, float('-inf'))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    return out.masked_fill(empty, 0)
+
+
+def _plain(out: Tensor) -> Tensor:
+    """In a graph for elsewhere SDPA may lay its result out in another way than here."""
+    return out.clone(memory_format=torch.contiguous_format) if exported() else out

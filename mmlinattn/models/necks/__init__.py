@@ -1,0 +1,6 @@
+"""Necks: between a backbone and the heads."""
+
+from .ravlt_neck import RAVLTNeck
+from .simple_feature_pyramid import SimpleFeaturePyramid
+
+__all__ = ['RAVLTNeck', 'SimpleFeaturePyramid']

@@ -1,0 +1,114 @@
+"""The kernels as custom operators: torch.compile and autograd see them."""
+
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from ..common.numerics import needs_gradient
+from ..common.triton_helpers import DTYPES
+from . import triton_kernels as kernels
+
+# Of the convolution; larger ones would read a tile's surroundings more often than the tile.
+MAX_SIZE = 7
+
+
+def fused(
+    out: Tensor,
+    v: Tensor,
+    gate: Optional[Tensor],
+    weight: Tensor,
+    bias: Optional[Tensor],
+    hw_shape: Tuple[int, int],
+) -> Tensor:
+    """See :func:`mmlinattn.ops.local_gate`."""
+    keep = gate is not None and needs_gradient(out, v, gate, weight, bias)
+    return _forward(out, v, gate, weight, bias, *hw_shape, keep)[0]
+
+
+def refuses(
+    out: Tensor,
+    v: Tensor,
+    gate: Optional[Tensor],
+    weight: Tensor,
+    bias: Optional[Tensor],
+    hw_shape: Tuple[int, int],
+) -> Optional[str]:
+    """Why the kernels cannot serve, or None."""
+    for x in (out, gate, weight, bias):
+        if x is not None and x.dtype not in DTYPES:
+            return f'kernels are for float16, bfloat16 and float32, got {x.dtype}'
+    if weight.shape[-1] > MAX_SIZE:
+        return f'kernels are for convolutions up to {MAX_SIZE}, got {weight.shape[-1]}'
+    if out.numel() == 0:
+        return f'kernels need tokens, got {tuple(out.shape)}'
+    if out.is_cuda and torch.cuda.get_device_properties(out.device).major < 8:
+        return 'kernels need compute capability 8.0'
+    return None
+
+
+@torch.library.custom_op('mmlinattn::local_gate', mutates_args=())
+def _forward(
+    out: Tensor,
+    v: Tensor,
+    gate: Optional[Tensor],
+    weight: Tensor,
+    bias: Optional[Tensor],
+    height: int,
+    width: int,
+    keep: bool,
+) -> Tuple[Tensor, Tensor]:
+    """The result; and what the gate multiplies, empty unless ``keep``."""
+    result, kept = _results(out, gate, keep)
+    with torch.cuda.device_of(out):
+        kernels.forward(out, v, gate, weight, bias, (height, width), result, kept)
+    return result, kept
+
+
+def _results(out: Tensor, gate: Optional[Tensor], keep: bool) -> Tuple[Tensor, Tensor]:
+    dtype = out.dtype if gate is None or gate.dtype == out.dtype else torch.float32
+    return out.new_empty(out.shape, dtype=dtype), out.new_empty(out.shape if keep else 0)
+
+
+@_forward.register_fake
+def _(out, v, gate, weight, bias, height, width, keep):
+    return _results(out, gate, keep)
+
+
+@torch.library.custom_op('mmlinattn::gate_backward', mutates_args=())
+def _gate_backward(grad: Tensor, gate: Tensor, kept: Tensor) -> Tuple[Tensor, Tensor]:
+    with torch.cuda.device_of(grad):
+        return kernels.gate_backward(grad, gate, kept)
+
+
+@_gate_backward.register_fake
+def _(grad, gate, kept):
+    return torch.empty_like(kept), torch.empty_like(kept, dtype=gate.dtype)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)
+    out, v, gate, weight, bias, *ctx.hw_shape, _ = inputs
+    ctx.dtype = out.dtype
+    ctx.bias = None if bias is None else bias.dtype
+    ctx.save_for_backward(v, gate, weight, output[1])
+
+
+def _autograd(ctx, grad, _):
+    v, gate, weight, kept = ctx.saved_tensors
+    d_sum, d_gate = grad, None
+    if gate is not None:
+        d_sum, d_gate = _gate_backward(grad, gate, kept)
+    d_sum = d_sum.to(ctx.dtype)
+    maps, d_maps = (x.unflatten(1, ctx.hw_shape).permute(0, 3, 1, 2) for x in (v, d_sum))
+    around = [weight.shape[-1] // 2] * 2
+    dv, d_weight, d_bias = torch.ops.aten.convolution_backward(
+        d_maps, maps, weight.to(v.dtype), [v.shape[2]], [1, 1], around, [1, 1], False, [0, 0],
+        v.shape[2], [True, True, ctx.bias is not None],
+    )  # fmt: skip
+    dv = dv.permute(0, 2, 3, 1).flatten(1, 2)
+    d_bias = None if d_bias is None else d_bias.to(ctx.bias)
+    return d_sum, dv, d_gate, d_weight.to(weight.dtype), d_bias, None, None, None
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)

@@ -1,0 +1,108 @@
+"""Ripple attention by tiles whose scores and spatial weights stay in registers.
+
+The kernels as custom operators: torch.compile and autograd see them.
+"""
+
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from ..common.numerics import token_major
+from ..common.triton_helpers import padded
+from ..common.triton_helpers import refuses as refuses_tokens
+from . import triton_kernels as kernels
+from .options import RippleOptions
+
+# Of the halo of a tile; beyond, summed-area tables cost less.
+MAX_DISTANCE = 16
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:
+    """See :func:`mmlinattn.ops.ripple_attention`."""
+    return _forward(
+        q, k, v, weights, *options.hw_shape, options.key_padding_mask, options.eps, options.stick
+    )[0]
+
+
+def refuses(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions
+) -> Optional[str]:
+    """Why the kernel cannot serve, or None."""
+    max_distance = weights.shape[-1] - (options.stick is None)
+    if kernels.PROBLEM is not None:
+        return kernels.PROBLEM
+    if options.groups != 'chebyshev':
+        return f'groups={options.groups!r} have no kernel'
+    if not 1 <= max_distance <= MAX_DISTANCE:
+        return f'kernels are for R from 1 to {MAX_DISTANCE}, got {max_distance}'
+    return refuses_tokens(q, v, kernels.KERNELS)
+
+
+@torch.library.custom_op('mmlinattn::ripple', mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    height: int,
+    width: int,
+    mask: Optional[Tensor],
+    eps: float,
+    stick: Optional[str],
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    with torch.cuda.device_of(q):
+        return kernels.forward(q, k, v, weights, (height, width), mask, eps, stick)
+
+
+@_forward.register_fake
+def _(q, k, v, weights, height, width, mask, eps, stick):
+    batch, heads, num_tokens, dim = q.shape
+    size = padded(dim)
+    norm = q.new_empty((batch, heads, num_tokens), dtype=torch.float32)
+    sums, count = norm.new_empty((batch, heads, size + 1, size)), norm.new_empty((batch, heads))
+    box = q.new_empty(0 if mask is None else (batch, kernels.BOXES, 4), dtype=torch.int32)
+    return token_major(q), norm, sums, count, box
+
+
+@torch.library.custom_op('mmlinattn::ripple_backward', mutates_args=())
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    mask: Optional[Tensor],
+    norm: Tensor,
+    sums: Tensor,
+    count: Tensor,
+    box: Tensor,
+    height: int,
+    width: int,
+    eps: float,
+    stick: Optional[str],
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    with torch.cuda.device_of(q):
+        return kernels.backward(
+            grad, q, k, v, weights, mask, norm, sums, count, box, (height, width), eps, stick
+        )
+
+
+@_backward.register_fake
+def _(grad, q, k, v, weights, *_):
+    d_weights = torch.empty_like(weights, memory_format=torch.contiguous_format)
+    return token_major(q), token_major(k), token_major(v), d_weights
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)  # no zeros for the outputs that only the backward pass reads
+    q, k, v, weights, *ctx.hw_shape, mask, ctx.eps, ctx.stick = inputs
+    ctx.save_for_backward(q, k, v, weights, mask, *output[1:])
+
+
+def _autograd(ctx, grad, *_):
+    grads = _backward(grad, *ctx.saved_tensors, *ctx.hw_shape, ctx.eps, ctx.stick)
+    return (*grads, None, None, None, None, None)
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)

@@ -1,0 +1,144 @@
+"""What holds for every file that comes over the network: where from, how long and how slow."""
+
+import io
+import os
+import time
+from contextlib import contextmanager
+from functools import lru_cache
+from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
+from socket import socket
+from typing import Any, Iterator
+from urllib.parse import urlsplit
+from urllib.request import (
+    HTTPHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    Request,
+    build_opener,
+)
+
+from .redact import redacted
+
+GIB = 2**30
+# Bytes a second that a server must send, on the average of ``timeout`` seconds of waiting.
+LEAST_RATE = 1024
+
+
+class FetchRefused(OSError):
+    """A file that may not be fetched; the message names its address, without what is secret."""
+
+    def __init__(self, message: object = '') -> None:
+        super().__init__(redacted(str(message)))
+
+
+def check_size(address: str, size: int) -> None:
+    """Raises FetchRefused for more than ``MMLINATTN_MAX_DOWNLOAD_GIB`` (4) of the environment."""
+    limit = size_limit()
+    if size > limit:
+        raise FetchRefused(
+            f'{address} has more than {limit / GIB:g} GiB, the limit that '
+            'MMLINATTN_MAX_DOWNLOAD_GIB sets'
+        )
+
+
+def size_limit() -> int:
+    """How many bytes one file may have."""
+    return int(float(os.environ.get('MMLINATTN_MAX_DOWNLOAD_GIB', 4)) * GIB)
+
+
+@contextmanager
+def opened(request: Request, timeout: float) -> Iterator[HTTPResponse]:
+    """The answer to a request of the web, after redirects that keep it as safe as it was.
+
+    Args:
+        request: of an ``https`` or ``http`` address.
+        timeout: seconds without an answer. When that many seconds were spent waiting for more of an
+            answer that has begun, headers included, it must have come with ``LEAST_RATE``.
+
+    Raises:
+        TimeoutError: an answer that is too slow, also while it is read.
+        FetchRefused: another scheme, also after a redirect, or a redirect from https to http.
+        OSError, HTTPException: see ``urllib.request.urlopen``.
+    """
+    _check_scheme(request.full_url)
+    with _opener().open(request, timeout=timeout) as answer:
+        yield answer
+
+
+def _check_scheme(address: str) -> None:
+    scheme = urlsplit(address).scheme
+    if scheme not in ('http', 'https'):
+        raise FetchRefused(f'{address}: {scheme!r} is not https')
+
+
+class _AsSafe(HTTPRedirectHandler):
+    def redirect_request(self, request, file, code, message, headers, new_url):
+        _check_scheme(new_url)
+        if request.type == 'https' and urlsplit(new_url).scheme == 'http':
+            raise FetchRefused(f'{request.full_url}: its redirect to {new_url} leaves https')
+        return super().redirect_request(request, file, code, message, headers, new_url)
+
+
+class _Paced(io.RawIOBase):
+    """Bytes of a socket, for as long as they come fast enough.
+
+    The timeout of a socket starts anew with each byte.
+    """
+
+    def __init__(self, raw: io.RawIOBase, timeout: float) -> None:
+        self.raw, self.timeout = raw, timeout
+        self.begun, self.waited, self.received = False, 0.0, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        start = time.monotonic()
+        number = self.raw.readinto(buffer) or 0
+        if self.begun:  # before the first byte the timeout of the socket holds
+            self.waited += time.monotonic() - start
+        self.begun, self.received = True, self.received + number
+        if self.waited > self.timeout:
+            if number and self.received < LEAST_RATE * self.waited:
+                raise TimeoutError(
+                    f'the server sent {self.received} bytes in {self.waited:.0f} s, '
+                    f'less than {LEAST_RATE} a second'
+                )
+            self.waited, self.received = 0.0, 0
+        return number
+
+    def close(self) -> None:
+        self.raw.close()
+        super().close()
+
+
+class _PacedResponse(HTTPResponse):
+    def __init__(self, sock: socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        timeout = sock.gettimeout()
+        if timeout is not None:
+            self.fp = io.BufferedReader(_Paced(self.fp.detach(), timeout))
+
+
+class _PacedConnection(HTTPConnection):
+    response_class = _PacedResponse
+
+
+class _PacedSecureConnection(HTTPSConnection):
+    response_class = _PacedResponse
+
+
+class _Http(HTTPHandler):
+    def http_open(self, request: Request) -> HTTPResponse:
+        return self.do_open(_PacedConnection, request)
+
+
+class _Https(HTTPSHandler):
+    def https_open(self, request: Request) -> HTTPResponse:
+        return self.do_open(_PacedSecureConnection, request)
+
+
+@lru_cache(maxsize=1)
+def _opener() -> OpenerDirector:
+    return build_opener(_AsSafe, _Http, _Https)

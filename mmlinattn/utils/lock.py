@@ -1,0 +1,101 @@
+"""Locks on folders, which end with the process that holds them."""
+
+import errno
+import os
+import socket
+from pathlib import Path
+from typing import Dict, TextIO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+from .atomic_write import NotWritten
+
+LOCK = '.training.lock'
+# What a file system answers that has no locks, such as NFS without its lock service.
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
+IN_USE = (errno.EACCES, errno.EAGAIN)
+
+# The locks of this process. Closing any other descriptor of such a file would end its lock.
+_held: Dict[Path, TextIO] = {}
+
+
+class FolderInUse(OSError):
+    """A folder that another process has locked; the message names that process."""
+
+
+def lock_folder(folder: Path) -> bool:
+    """Lock a folder for this process, until :func:`unlock_folders` or the end of the process.
+
+    The lock is a POSIX record lock: forked data-loader workers do not inherit it, so a killed
+    training never leaves it behind, and NFS passes it on to other machines. ``filelock`` before
+    version 4 leaves its lock to forked workers and empties the file of another holder.
+
+    Args:
+        folder: made if it is missing.
+
+    Returns:
+        True if this process has the lock, also from an earlier call. False where the file system
+        has no locks.
+
+    Raises:
+        FolderInUse: another process has locked the folder.
+        NotWritten: the folder cannot be written to.
+
+    Example:
+        >>> import tempfile
+        >>> lock_folder(Path(tempfile.mkdtemp()))
+        True
+        >>> unlock_folders()
+    """
+    path = folder.resolve() / LOCK
+    if path in _held:
+        return True
+    if fcntl is None:
+        return False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            file = path.open('a+')
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(file.fileno()).st_nlink:
+                    break
+            except OSError as error:
+                return _refused(error, folder, file)
+            file.close()  # its former holder has removed it meanwhile
+        file.truncate(0)
+        file.write(f'process {os.getpid()} on {socket.gethostname()}')
+        file.flush()
+        os.fsync(file.fileno())
+    except FolderInUse:
+        raise
+    except OSError as error:
+        raise NotWritten(f'{path} cannot be written: {error.strerror or error}') from error
+    _held[path] = file
+    return True
+
+
+def _refused(error: OSError, folder: Path, file: TextIO) -> bool:
+    with file:
+        if error.errno in NO_LOCKS:
+            os.unlink(file.name)
+            return False
+        if error.errno not in IN_USE:
+            raise error
+        file.seek(0)
+        holder = file.read().strip() or 'another process'
+    raise FolderInUse(
+        f'{folder} is in use by the training of {holder}; end that training or choose another '
+        'folder with --work-dir'
+    ) from error
+
+
+def unlock_folders() -> None:
+    """End all locks of this process and remove their files."""
+    while _held:
+        path, file = _held.popitem()
+        path.unlink(missing_ok=True)
+        file.close()

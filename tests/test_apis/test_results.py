@@ -1,0 +1,96 @@
+"""Predictions are on disk as soon as they are made, and become one COCO file."""
+
+import json
+
+import pytest
+import torch
+from mmengine.structures import BaseDataElement, PixelData
+from pycocotools.coco import COCO
+
+from mmlinattn.utils import NotWritten
+from mmlinattn.apis import ResultsFile, coco_json, lines_to_coco
+
+
+def regions(*rows):
+    return BaseDataElement(pred_sem_seg=PixelData(data=torch.tensor(rows)[None]))
+
+
+SAMPLES = [
+    ('a.jpg', (2, 3), regions([0, 0, 2], [0, 2, 2])),
+    ('b.jpg', (1, 2), regions([1, 1])),
+]
+CLASSES = ('x', 'y', 'z')
+
+
+@pytest.fixture
+def results(tmp_path):
+    with ResultsFile(tmp_path / 'predictions.json', CLASSES) as results:
+        yield results
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_complete_run_leaves_one_coco_file(results, tmp_path):
+    for sample in SAMPLES:
+        results.add(*sample)
+    assert names(tmp_path) == ['predictions.jsonl']
+    results.finish()
+    assert names(tmp_path) == ['predictions.json']
+    coco = COCO(results.path)
+    assert coco.dataset == coco_json(SAMPLES, CLASSES)
+    assert [(one['id'], one['image_id'], one['category_id']) for one in coco.anns.values()] == [
+        (1, 1, 1),
+        (2, 1, 3),
+        (3, 2, 2),
+    ]
+
+
+def test_run_without_images_is_a_coco_file(results):
+    results.finish()
+    content = json.loads(results.path.read_text())
+    assert content['images'] == content['annotations'] == []
+    assert [one['name'] for one in content['categories']] == list(CLASSES)
+
+
+def test_each_line_is_on_disk_at_once_and_half_a_line_is_passed_over(results, tmp_path):
+    for i, sample in enumerate(SAMPLES, 1):
+        results.add(*sample)
+        assert len(results.lines.read_text().splitlines()) == i + 1
+    results.lines.write_bytes(results.lines.read_bytes()[:-9])  # as a kill may leave it
+    lines_to_coco(results.lines, tmp_path / 'out.json')
+    images = json.loads((tmp_path / 'out.json').read_text())['images']
+    assert images == [dict(id=1, file_name='a.jpg', height=2, width=3)]
+
+
+def test_old_results_are_removed_when_a_run_starts(results):
+    results.add(*SAMPLES[0])
+    results.finish()
+    with ResultsFile(results.path, CLASSES) as again:
+        assert not again.path.exists() and len(again.lines.read_text().splitlines()) == 1
+
+
+def test_name_that_is_not_utf8_is_text_in_json(results):
+    results.add('caf\udce9.jpg', *SAMPLES[0][1:])  # as Python decodes the byte 0xE9
+    results.finish()
+    (image,) = json.loads(results.path.read_text())['images']
+    assert image['file_name'].encode() == rb'caf\udce9.jpg'
+
+
+def test_deleted_file_is_an_error(results):
+    results.lines.unlink()
+    with pytest.raises(NotWritten, match='it was deleted'):
+        results.add(*SAMPLES[0])
+    assert not results.lines.exists()
+
+
+def test_second_run_into_the_same_folder_ends_the_first(results):
+    results.add(*SAMPLES[0])
+    with ResultsFile(results.path, CLASSES) as second:
+        second.add(*SAMPLES[1])
+        with pytest.raises(NotWritten, match='another run has begun to write it .it got 1 images'):
+            results.add(*SAMPLES[0])
+        second.finish()
+    images = json.loads(results.path.read_text())['images']
+    assert [image['file_name'] for image in images] == ['b.jpg']

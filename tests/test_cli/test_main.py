@@ -1,0 +1,218 @@
+"""``python -m mmlinattn``: its commands, and what it says where there is none."""
+
+import errno
+import importlib
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import mmlinattn
+from mmlinattn import __main__ as program
+from mmlinattn.cli import doctor
+
+
+def test_every_command_has_a_module_and_help(capsys, monkeypatch):
+    folder = Path(program.__file__).parent / 'commands'
+    modules = {path.stem.replace('_', '-') for path in folder.glob('*.py')} - {'--init--'}
+    assert modules == set(program.COMMANDS)
+    for name in program.COMMANDS:
+        monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+        with pytest.raises(SystemExit, match='^0$'):
+            program.main([name, '--help'])
+        assert capsys.readouterr().out.startswith(f'usage: mmlinattn {name} ')
+
+
+@pytest.mark.parametrize(
+    'argv, message',
+    [
+        (['complexty'], "no command 'complexty'; did you mean complexity"),
+        (['xyz'], "no command 'xyz'"),
+        ([], 'usage: mmlinattn COMMAND'),
+    ],
+)
+def test_no_such_command(capsys, argv, message):
+    assert program.main(argv) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_and_version(capsys):
+    assert program.main(['--help']) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in program.COMMANDS)
+    assert program.main(['--version']) == 0
+    assert capsys.readouterr().out.strip() == mmlinattn.__version__
+
+
+@pytest.mark.parametrize('option', ['--help', '--version'])
+def test_help_into_a_pipe_that_nobody_reads(monkeypatch, option):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, 'w') as stdout:
+        monkeypatch.setattr(sys, 'stdout', stdout)
+        assert program.main([option]) == 0
+        stdout.flush()  # Python does so when it ends
+
+
+@pytest.mark.parametrize(
+    'argv, message',
+    [
+        (['complexity', 'nowhere.py', '--shape', '64', '64'], "config 'nowhere.py' does not exist"),
+        (
+            ['complexity', 'ravlt-t_8xb128_in1', '--shape', '64', '64'],
+            'did you mean ravlt-t_8xb128_in1k',
+        ),
+        (['complexity', 'ravlt-t_8xb128_in1k', '--shape', '16', '64'], 'got (16, 64)'),
+        (['check-data', 'nowhere.py'], "config 'nowhere.py' does not exist"),
+        (['convert', 'nowhere.pth', 'out.pth'], 'nowhere.pth'),
+        (['predict', 'ravlt-t_8xb128_in1k', 'none.pth', 'no.jpg'], "source 'no.jpg' does not"),
+    ],
+)
+def test_errors_are_one_line(capsys, argv, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+    with pytest.raises(SystemExit) as end:
+        program.main(argv)
+    error = capsys.readouterr().err
+    assert end.value.code == 2
+    assert message in error and error.count('\n') == 1 and 'Traceback' not in error
+
+
+@pytest.mark.parametrize(
+    'argv, message',
+    [
+        (['predict', 'c', 'w', 'a.jpg', '--mni-score', '1'], 'did you mean --min-score'),
+        (['predict', 'c', 'w', 'a.jpg', '--min-score', '2'], '--min-score must be 0 to 1, got 2.0'),
+        (['predict', 'c', 'w'], 'the following arguments are required: SOURCE'),
+        (['export', 'c', 'w', '--shape', 'a', 'b'], "--shape: invalid int value: 'a'"),
+        (['latency', 'c', 'w', '--shape', '-1', '64'], '--shape must be positive, got -1 64'),
+        (
+            ['latency', 'c', 'w', '--shape', '64', '64', '--rounds', '0'],
+            '--rounds must be positive, got 0',
+        ),
+        (['latency', 'c', 'w', '--shape', '64', '64', '--threads', '0'], '--threads must be posi'),
+        (['check-data', 'c', '--examples', '-1'], '--examples must not be negative, got -1'),
+        (['complexity', 'c', '--shape', '64', '64', '--cfg-options', 'x'], "'x' is not KEY=VALUE"),
+        (['test', 'c', 'w', '--launcher', 'foo'], "invalid choice: 'foo'"),
+        (['doctor', 'now'], 'unrecognized arguments: now'),
+    ],
+)
+def test_errors_of_arguments_are_one_line(capsys, argv, message, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+    with pytest.raises(SystemExit, match='^2$'):
+        program.main(argv)
+    error = capsys.readouterr().err
+    assert error.startswith('error: ') and error.count('\n') == 1
+    assert message in error and f'(mmlinattn {argv[0]} --help)' in error
+
+
+@pytest.mark.parametrize(
+    'argv',
+    [
+        ['complexity', 'ravlt-t_8xb128_in1k', '--shape', '64', '64', '--json', 'file/x.json'],
+        ['check-data', 'ravlt-t_8xb128_in1k', '--json', 'file/x.json'],
+        ['predict', 'ravlt-t_8xb128_in1k', 'none.pth', 'a.jpg', '--out', 'file'],
+        ['test', 'ravlt-t_8xb128_in1k', 'none.pth', '--out', 'file/x.pkl'],
+        ['complexity', 'ravlt-t_8xb128_in1k', '--shape', '64', '64', '--json', '.'],
+        ['complexity', 'ravlt-t_8xb128_in1k', '--shape', '64', '64', '--json', 'device'],
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_work(capsys, argv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+    (tmp_path / 'file').write_text('in the way')
+    (tmp_path / 'a.jpg').write_text('looked at later')
+    (tmp_path / 'device').symlink_to('/dev/null')
+    with pytest.raises(SystemExit, match='^2$'):
+        program.main(argv)
+    assert 'cannot be written' in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['a.jpg', 'device', 'file']
+    assert (tmp_path / 'device').is_symlink()
+
+
+def test_a_full_disk_leaves_the_older_file(capsys, tmp_path, monkeypatch):
+    older = tmp_path / 'x.json'
+    older.write_text('older')
+
+    def write_half(path, text):
+        with path.open('w') as file:
+            file.write(text[:20])
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(Path, 'write_text', write_half)
+    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+    with pytest.raises(SystemExit, match='^2$'):
+        program.main(
+            ['complexity', 'ravlt-nano_shapes', '--shape', '64', '64', '--json', str(older)]
+        )
+    assert f'{older} cannot be written: No space left' in capsys.readouterr().err
+    assert older.read_text() == 'older' and list(tmp_path.iterdir()) == [older]
+
+
+def test_a_variable_of_a_config_and_a_file_that_is_no_config(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+    broken = tmp_path / 'broken.py'
+    broken.write_text('model = dict(')
+    variable = ['ravlt-nano_shapes', '--cfg-options', 'data_root=elsewhere']
+    for config, message in (
+        (variable, "'data_root' is a variable of the config file"),
+        ([str(broken)], f"SyntaxError: config {broken}: '(' was never closed"),
+    ):
+        with pytest.raises(SystemExit, match='^2$'):
+            program.main(['check-data', *config])
+        assert message in capsys.readouterr().err
+
+
+def test_a_config_by_its_name(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+    assert program.main(['complexity', 'ravlt-t_8xb128_in1k', '--shape', '64', '64']) == 0
+    assert 'ravlt-t_8xb128_in1k, 64 x 64' in capsys.readouterr().out
+
+
+def test_scripts_are_the_commands(root):
+    """``tools/`` has the same, for those who look there."""
+    for path in (root / 'tools').rglob('*.py'):
+        found = re.search(r'from mmlinattn\.commands\.(\w+) import main', path.read_text())
+        if found:
+            assert path.stem == found[1]
+            importlib.import_module(f'mmlinattn.cli.{found[1]}')
+
+
+def test_the_doctor_says_what_is_there(capsys, monkeypatch, tmp_path):
+    (tmp_path / 'data' / 'coco' / 'train2017').mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('COLUMNS', '200')
+    assert doctor.main([]) == 0
+    lines = {
+        line.split('│')[1].strip(): line
+        for line in capsys.readouterr().out.splitlines()
+        if '│' in line
+    }
+    import torch
+
+    assert torch.__version__ in lines['torch']
+    assert 'found' in lines['data/coco'] and 'datasets.md#cityscapes' in lines['data/cityscapes']
+    assert 'kernels' in lines
+
+
+def test_the_doctor_finds_what_is_missing(monkeypatch, capsys):
+    real = importlib.import_module
+
+    def without(name):
+        if name == 'mmseg':
+            raise ModuleNotFoundError("No module named 'mmseg'")
+        return real(name)
+
+    monkeypatch.setattr(doctor.importlib, 'import_module', without)
+    assert doctor.main([]) == 1
+    assert "No module named 'mmseg'" in ' '.join(capsys.readouterr().out.split())
+
+
+def test_the_doctor_shows_brackets_of_a_path(monkeypatch, capsys):
+    row = ('mmlinattn', '/home/[/up]', 'ok')
+    monkeypatch.setattr(doctor, 'packages', lambda: iter([row]))
+    assert doctor.main([]) == 0
+    assert row[1] in capsys.readouterr().out

@@ -1,0 +1,232 @@
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mmlinattn.models.backbones import RAVLT
+from mmlinattn.models.backbones.ravlt import ARCHITECTURES, RAVLTBlock
+
+TINY = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
+LAYOUTS = {
+    'released': ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention'),
+    'all-linear': 'RALA',
+    'mixed': (
+        dict(type='SoftmaxAttention', lepe=0),
+        dict(type='RALA', gate='tanh'),
+        'RWGKA',
+        'RALA',
+    ),
+}
+BN = dict(type='BN')
+
+
+def build(layout='released', **kwargs) -> RAVLT:
+    return RAVLT(**{**dict(arch=TINY, attn_cfg=LAYOUTS[layout], norm_cfg=BN), **kwargs})
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('size', [(32, 32), (64, 96), (47, 133)])
+def test_feature_shapes_and_gradients(layout, size):
+    model = build(layout)
+    outs = model(torch.randn(2, 3, *size))
+    for out, dim, stride in zip(outs, TINY['embed_dims'], (4, 8, 16, 32)):
+        assert out.shape == (2, dim, -(-size[0] // stride), -(-size[1] // stride))
+        # MMCV's RoIAlign reads memory as contiguous, whatever the strides say.
+        assert out.is_contiguous()
+    sum((out**2).mean() for out in outs).backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_both_layouts_have_the_same_parameters():
+    released = {k: v.shape for k, v in build('released').state_dict().items()}
+    assert released == {k: v.shape for k, v in build('all-linear').state_dict().items()}
+
+
+def test_layouts_differ_in_stages_three_and_four_only():
+    released, linear = build('released').eval(), build('all-linear').eval()
+    linear.load_state_dict(released.state_dict())
+    image = torch.randn(1, 3, 64, 64)
+    same = [torch.allclose(a, b) for a, b in zip(released(image), linear(image))]
+    assert same == [True, True, False, False]
+
+
+def test_out_indices_and_no_out_norm():
+    model, full = build(out_indices=(1, 3), out_norm=False).eval(), build().eval()
+    model.load_state_dict(full.state_dict(), strict=False)
+    image = torch.randn(1, 3, 64, 64)
+    outs, normed = model(image), full(image)
+    assert len(outs) == 2 and not model.out_norms
+    for out, i in zip(outs, (1, 3)):
+        norm = full.out_norms[str(i)]
+        torch.testing.assert_close(norm(out.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), normed[i])
+
+
+def test_checkpointing_does_keep_fewer_activations():
+    image = torch.randn(1, 3, 64, 64)
+    kept = []
+    for with_cp in (False, True):
+        model, sizes = build(with_cp=with_cp), []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t
+        ):
+            model(image)
+        kept.append(sum(sizes))
+    assert kept[1] < 0.7 * kept[0]
+
+
+# Inductor compiles C++ for a minute: one layout; the other without code generation.
+@pytest.mark.parametrize('layout, backend', [('released', 'inductor'), ('all-linear', 'aot_eager')])
+def test_compile_fullgraph_gives_the_same_outputs(layout, backend):
+    if backend == 'inductor' and not any(map(shutil.which, ('c++', 'g++', 'clang++'))):
+        pytest.skip("torch.compile's own backend needs a C++ compiler")
+    # Two stages: both attentions of the released layout, or RALA.
+    attn_cfg = ('RALA', 'SoftmaxAttention', 'RALA', 'RALA') if layout == 'released' else 'RALA'
+    model = build(attn_cfg=attn_cfg, arch=dict(TINY, depths=1), out_indices=(0, 1)).eval()
+    image = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend=backend)(image)
+        for a, b in zip(compiled, model(image)):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_onnx_export_runs_the_same(tmp_path):
+    onnx = pytest.importorskip('onnx', reason='onnx comes with the extra "test"')
+    from onnx.reference import ReferenceEvaluator
+
+    model = build('all-linear').eval()
+    image = torch.randn(1, 3, 32, 32)
+    path = tmp_path / 'ravlt.onnx'
+    torch.onnx.export(model, (image,), path, opset_version=17, input_names=['image'], dynamo=False)
+    outs = ReferenceEvaluator(onnx.load(path)).run(None, {'image': image.numpy()})
+    for a, b in zip(outs, model(image)):
+        torch.testing.assert_close(torch.from_numpy(a), b.detach(), rtol=1e-3, atol=1e-4)
+
+
+def test_norm_eval_and_frozen_stages():
+    model = build(norm_eval=True, frozen_stages=2).train()
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms and not any(m.training for m in norms)
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert {name.split('.')[0] for name in frozen} == {'stem', 'stages', 'downsamples'}
+    assert not any(p.requires_grad for p in model.stem.parameters())
+    assert [any(p.requires_grad for p in s.parameters()) for s in model.stages] == [
+        False, False, True, True,
+    ]  # fmt: skip
+    # What leads into stage 2 is frozen, what leads out of it learns.
+    assert [any(p.requires_grad for p in d.parameters()) for d in model.downsamples] == [
+        False, True, True,
+    ]  # fmt: skip
+    model(torch.randn(1, 3, 32, 32))[-1].sum().backward()
+
+
+def test_default_norm_is_synchronised():
+    assert isinstance(RAVLT(TINY).stem[0].bn, nn.SyncBatchNorm)
+
+
+def test_initial_weights():
+    model = build()
+    model.init_weights()
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            assert (module.bias == 0).all(), name
+            assert module.weight.abs().max() <= 2 and 0.01 < module.weight.std() < 0.03, name
+
+
+def test_pretrained_init_cfg(tmp_path):
+    source = build()
+    path = str(tmp_path / 'weights.pth')
+    torch.save({f'backbone.{k}': v for k, v in source.state_dict().items()}, path)
+    init_cfg = dict(type='Pretrained', checkpoint=path, prefix='backbone.')
+    model = build(init_cfg=init_cfg)
+    model.init_weights()
+    for name, value in source.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_drop_path_rises_linearly_over_the_blocks():
+    rates = [
+        block.drop_path.drop_prob for stage in build(drop_path_rate=0.4).stages for block in stage
+    ]
+    assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    assert {n: a['drop_path_rate'] for n, a in ARCHITECTURES.items()} == {
+        'tiny': 0.1, 'small': 0.15, 'base': 0.4, 'large': 0.55,
+    }  # fmt: skip
+
+
+def test_block_by_hand():
+    block = RAVLTBlock(8, 1, 3.5, 'SoftmaxAttention').double()
+    for parameter in block.parameters():
+        nn.init.normal_(parameter)
+    for parameter in block.cpe.parameters():
+        nn.init.normal_(parameter, std=1e-3)
+    x = 1e-3 * torch.randn(1, 6, 8, dtype=torch.float64)  # small, so that the eps of norms counts
+
+    def normed(y, norm):
+        return F.layer_norm(y, (8,), norm.weight, norm.bias, 1e-6)
+
+    expected = x + block.cpe(x.mT.reshape(1, 8, 2, 3)).flatten(2).mT
+    expected = expected + block.gamma1 * block.attn(normed(expected, block.norm1), (2, 3))
+    expected = expected + block.gamma2 * block.ffn(normed(expected, block.norm2), (2, 3))
+    torch.testing.assert_close(block(x, (2, 3)), expected)
+
+
+def test_layer_scale_of_the_released_models():
+    model = build(arch=dict(TINY, layer_scale_init=(1, 1, 1e-6, 1e-6)))
+    assert [float(stage[0].gamma1.detach()[0]) for stage in model.stages] == pytest.approx(
+        [1, 1, 1e-6, 1e-6]
+    )
+
+
+def test_without_conditional_position():
+    model = build(cpe=False)
+    assert not any('cpe' in name for name in model.state_dict())
+    assert model(torch.randn(1, 3, 64, 64))[0].shape == (1, 8, 16, 16)
+
+
+@pytest.mark.parametrize('scope', ['mmdet', 'mmseg', 'mmpretrain'])
+def test_builds_from_every_framework_without_a_prefix(scope):
+    import importlib
+
+    registry = importlib.import_module(f'{scope}.registry').MODELS
+    assert type(registry.build(dict(type='RAVLT', arch=TINY))) is RAVLT
+
+
+@pytest.mark.parametrize(
+    'kwargs, error, message',
+    [
+        (dict(arch='huge'), ValueError, "'huge'"),
+        (dict(arch=dict(depths=(1, 1, 1, 1))), ValueError, "missing keys .*'embed_dims'"),
+        (dict(arch=dict(TINY, mlp=4)), ValueError, "unknown keys .*'mlp'"),
+        (dict(arch=dict(TINY, depths=(1, 1))), ValueError, r"\['depths'\] must have 4 .*\(1, 1\)"),
+        (dict(arch=dict(TINY, num_heads=(1, 3, 3, 4))), ValueError, 'embed_dims=16 .*num_heads=3'),
+        (
+            dict(arch=dict(TINY, num_heads=(1, 2, 4, 4))),
+            ValueError,
+            'num_heads must be a multiple of 4 .* got 6',
+        ),
+        (dict(attn_cfg=('RALA',) * 3), ValueError, 'attn_cfg must be one attention, or 4'),
+        (dict(attn_cfg=('RALA', 'RALA', 'RALA', 'linear')), KeyError, "'linear' is not reg"),
+        (dict(out_indices=(0, 4)), ValueError, r'out_indices .*\(0, 4\)'),
+        (dict(out_indices=()), ValueError, 'out_indices'),
+        (dict(out_indices=3), ValueError, 'out_indices must be a list .* got 3'),
+        (dict(arch=None), ValueError, 'arch must be a name or a dict, got None'),
+        (dict(arch=dict(TINY, depths=(1, 0, 1, 1))), ValueError, r"\['depths'\] must be positive"),
+        (dict(attn_cfg=None), ValueError, 'attn_cfg must be one attention.* got None'),
+        (dict(attn_cfg=['RALA', 'RALA', None, 'RALA']), ValueError, 'attn_cfg must be one attent'),
+        (dict(drop_path_rate=(0.1, 0.2)), ValueError, 'drop_path_rate .* 0.2'),
+        (dict(frozen_stages=5), ValueError, 'frozen_stages .* 5'),
+        (dict(drop_path_rate=1.0), ValueError, 'drop_path_rate .* 1.0'),
+        (dict(attn_drop=0.1), TypeError, 'attn_drop'),
+    ],
+)
+def test_bad_options(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        build(**kwargs)
+
+
+@pytest.mark.parametrize('size', [(31, 64), (64, 16)])
+def test_images_smaller_than_the_stride(size):
+    with pytest.raises(ValueError, match=f'got {size[0]}x{size[1]}'):
+        build()(torch.randn(1, 3, *size))

@@ -1,0 +1,188 @@
+"""Swin: equal to the frameworks', sizes of the paper, names of all releases, swapped attentions."""
+
+from importlib import import_module
+
+import pytest
+import torch
+
+from mmlinattn.models.backbones import Swin
+from mmlinattn.checkpoints import convert
+
+TINY = dict(embed_dims=(8, 16, 32, 64), depths=(2, 2, 3, 2), num_heads=(1, 2, 4, 8))
+
+
+def build(arch=TINY, **kwargs) -> Swin:
+    return Swin(arch, **kwargs)
+
+
+def theirs(package: str, **kwargs):
+    models = pytest.importorskip(f'{package}.models', reason=f'compares with {package}')
+    if package == 'mmpretrain':
+        arch = dict(embed_dims=8, depths=TINY['depths'], num_heads=TINY['num_heads'])
+        # MMPretrain appends a norm to those outputs that are asked for.
+        model = models.SwinTransformer(arch, img_size=96, out_indices=(0, 1, 2, 3), **kwargs)
+    else:
+        swin = import_module(f'{package}.models.backbones.swin').SwinTransformer
+        model = swin(embed_dims=8, depths=TINY['depths'], num_heads=TINY['num_heads'], **kwargs)
+    model.eval()
+    for value in model.parameters():
+        torch.nn.init.normal_(value, std=0.2)
+    return model
+
+
+# Maps that windows do not divide, and odd ones: 27 x 37 patches and 14 x 19, 7 x 10, 4 x 5.
+@pytest.mark.parametrize('package', ['mmdet', 'mmseg', 'mmpretrain'])
+@pytest.mark.parametrize('size, window', [((106, 147), 3), ((128, 96), 2)])
+def test_equals_the_frameworks(package, size, window):
+    options = dict(window_size=window)
+    if package == 'mmpretrain':
+        options = dict(window_size=window, pad_small_map=True)
+    released, model = theirs(package, **options), build(window_size=window).eval()
+    weights = {f'backbone.{name}': value for name, value in released.state_dict().items()}
+    converted = convert(weights, source='swin')
+    last = {name for name in converted if 'out_norms' in name}
+    assert len(last) == 8
+    model.load_state_dict({name[len('backbone.') :]: value for name, value in converted.items()})
+    image = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        outs, expected = model(image), released(image)
+    assert len(outs) == len(expected) == 4
+    for out, other in zip(outs, expected):
+        assert out.shape == other.shape and out.is_contiguous()
+        assert (out - other).norm() < 1e-5 * other.norm()
+
+
+def test_equals_timm():
+    timm = pytest.importorskip('timm.models.swin_transformer', reason='compares with timm')
+    options = dict(depths=TINY['depths'], num_heads=TINY['num_heads'], num_classes=9)
+    released = timm.SwinTransformer(img_size=96, embed_dim=8, window_size=3, **options).eval()
+    for value in released.parameters():
+        torch.nn.init.normal_(value, std=0.2)
+    converted = convert(released.state_dict(), source='swin')
+    head = [converted.pop(f'head.fc.{name}') for name in ('weight', 'bias')]
+    model = build(window_size=3, out_indices=(3,), out_type='avg_featmap').eval()
+    model.load_state_dict({name[len('backbone.') :]: value for name, value in converted.items()})
+    image = torch.randn(2, 3, 96, 96)
+    with torch.no_grad():
+        out, expected = torch.nn.functional.linear(model(image)[0], *head), released(image)
+    assert (out - expected).norm() < 1e-5 * expected.norm()
+
+
+def released_names(model, counted_behind: int) -> dict:
+    """Those of the release (0), or of timm (1), which counts merges with the stage behind them."""
+    names = {'head.weight' if not counted_behind else 'head.fc.weight': torch.zeros(9, 64)}
+    for name, value in model.state_dict().items():
+        head, *rest = name.split('.')
+        if head == 'stages':
+            rest = '.'.join(rest[2:]).replace('in_proj', 'qkv').replace('ffn', 'mlp')
+            rest = rest.replace('relative_bias', 'relative_position_bias_table')
+            stage, block = name.split('.')[1:3]
+            name = f'layers.{stage}.blocks.{block}.{rest}'
+        elif head == 'merges':
+            name = f'layers.{int(rest[0]) + counted_behind}.downsample.' + '.'.join(rest[1:])
+        elif head == 'out_norms':
+            name = f'norm.{rest[1]}'
+        names[name] = value
+    names['layers.0.blocks.0.attn.relative_position_index'] = torch.zeros(49, 49)
+    names['layers.0.blocks.1.attn_mask'] = torch.zeros(4, 49, 49)
+    return names
+
+
+@pytest.mark.parametrize('counted_behind', [0, 1])
+def test_names_of_the_release_and_of_timm(counted_behind):
+    model = build(out_indices=(3,))
+    released = released_names(model, counted_behind)
+    assert f'layers.{2 + counted_behind}.downsample.reduction.weight' in released
+    converted = convert(released, source='swin')
+    assert converted.pop('head.fc.weight').shape == (9, 64)
+    assert len(converted) == len(model.state_dict())
+    for name, value in model.state_dict().items():
+        assert torch.equal(converted[f'backbone.{name}'], value), name
+
+
+# The paper's table 1a, and table 8 of the RALA paper, whose swap is without a projected gate:
+# with one, Swin-S has 53.7 M.
+@pytest.mark.parametrize(
+    'arch, attn_cfg, expected, printed',
+    [
+        ('t', 'WindowAttention', 28.29, 29), ('s', 'WindowAttention', 49.61, 50),
+        ('b', 'WindowAttention', 87.77, 88),
+        ('t', dict(type='RALA', gate='identity'), 28.38, 29),
+        ('s', dict(type='RALA', gate='identity'), 49.79, 50),
+    ],
+)  # fmt: skip
+def test_parameters(arch, attn_cfg, expected, printed):
+    with torch.device('meta'):
+        model = Swin(arch, attn_cfg, out_indices=(3,))
+    width = model.arch['embed_dims'][3]
+    count = (sum(value.numel() for value in model.parameters()) + (width + 1) * 1000) / 1e6
+    assert count == pytest.approx(expected, abs=0.01)
+    assert abs(count - printed) < 1
+
+
+def test_a_window_larger_than_the_map_is_the_map():
+    """As with windows of that size; no side is shifted."""
+    model, image = build().eval(), torch.randn(1, 3, 20, 24)  # 5 x 6 patches
+    small = build(window_size=6).eval()
+    state = model.state_dict()
+    for name, value in state.items():
+        if 'relative_bias' in name:  # 13 x 13 offsets, of which 11 x 11 occur
+            grid = value.unflatten(0, (13, 13))[1:-1, 1:-1]
+            state[name] = grid.flatten(0, 1)
+    small.load_state_dict(state)
+    with torch.no_grad():
+        for a, b in zip(model(image), small(image)):
+            torch.testing.assert_close(a, b)
+
+
+def test_only_windows_are_shifted():
+    model = build()
+    shifts = [[block.attn.shift for block in stage] for stage in model.stages]
+    assert shifts == [[False, True], [False, True], [False, True, False], [False, True]]
+    swapped = build(attn_cfg=['WindowAttention', 'RALA', 'RWGKP', 'SoftmaxAttention'])
+    assert not any(hasattr(block.attn, 'shift') for stage in swapped.stages[1:] for block in stage)
+    assert [tuple(out.shape[1:]) for out in swapped(torch.randn(1, 3, 50, 70))] == [
+        (8, 13, 18), (16, 7, 9), (32, 4, 5), (64, 2, 3),
+    ]  # fmt: skip
+
+
+def test_frozen_stages():
+    model = build(frozen_stages=2).train()
+    still = {name for name, value in model.named_parameters() if not value.requires_grad}
+    tops = {'.'.join(name.split('.')[:2]) for name in still}
+    assert tops == {
+        'patch_embed.proj', 'patch_embed.norm', 'stages.0', 'merges.0', 'stages.1',
+        'out_norms.0', 'out_norms.1',
+    }  # fmt: skip
+
+
+def test_start_is_that_of_mmdetection():
+    """Linear layers truncated normal; it leaves the patch convolution to torch's own rule."""
+    model = Swin('t', out_indices=(1,)).requires_grad_(False)
+    model.init_weights()
+    conv = model.patch_embed.proj  # 3 x 4 x 4 inputs: uniform up to 48^-0.5
+    assert conv.weight.std() == pytest.approx((3 * 48) ** -0.5, rel=0.05)
+    assert 0.95 * 48**-0.5 < conv.bias.abs().max() < 48**-0.5
+    for linear in (model.merges[0].reduction, model.stages[1][0].ffn.fc1):
+        assert linear.weight.std() == pytest.approx(0.02, rel=0.05)
+
+
+def test_means_for_a_classifier():
+    model = build(out_indices=(3,), out_type='avg_featmap').eval()
+    maps = build(out_indices=(3,)).eval()
+    maps.load_state_dict(model.state_dict())
+    image = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(model(image)[0], maps(image)[0].mean((2, 3)))
+    with pytest.raises(ValueError, match="Swin has no class token for out_type='cls_token'"):
+        build(out_type='cls_token')
+
+
+@pytest.mark.parametrize('attn_cfg', ['WindowAttention', dict(type='RALA', gate='identity')])
+def test_compiles_without_graph_breaks(attn_cfg):
+    torch.compiler.reset()
+    model = build(attn_cfg=attn_cfg, window_size=3, out_indices=(1,)).eval()
+    image = torch.randn(1, 3, 40, 56)
+    compiled = torch.compile(model, fullgraph=True, backend='aot_eager')
+    with torch.no_grad():
+        for a, b in zip(compiled(image), model(image)):
+            torch.testing.assert_close(a, b)

@@ -1,0 +1,411 @@
+"""ViT and DeiT: equal to MMPretrain's, sizes of the papers, positions, outputs."""
+
+import pytest
+import torch
+
+from mmlinattn.models.backbones import SimpleFeaturePyramid, ViT
+from mmlinattn.checkpoints import CheckpointError, check_fits, convert, save_checkpoint
+
+TINY = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)
+
+
+def build(arch=TINY, img_size=48, **kwargs) -> ViT:
+    return ViT(arch, img_size=img_size, **kwargs)
+
+
+def theirs(**kwargs):
+    pytest.importorskip('mmpretrain', reason='MMPretrain comes with the extra "cls"')
+    from mmpretrain.models import VisionTransformer
+
+    arch = dict(embed_dims=32, num_layers=3, num_heads=2, feedforward_channels=128)
+    model = VisionTransformer(arch, img_size=48, patch_size=8, **kwargs)
+    model.eval()
+    return model
+
+
+def filled(module):
+    """Weights of a trained model are not 0 where initial ones are."""
+    for value in module.parameters():
+        torch.nn.init.normal_(value, std=0.2)
+    return module
+
+
+def below(converted, prefix='backbone.'):
+    return {name[len(prefix) :]: value for name, value in converted.items()}
+
+
+# 50 x 70 pixels: patches are padded and positions resized.
+@pytest.mark.parametrize('size', [(48, 48), (50, 70)])
+@pytest.mark.parametrize('out_type', ['cls_token', 'featmap'])
+def test_equals_mmpretrain(size, out_type):
+    released = filled(theirs(out_type=out_type))
+    model = build(out_type=out_type).eval()
+    weights = {f'backbone.{name}': value for name, value in released.state_dict().items()}
+    model.load_state_dict(below(convert(weights, source='vit')))
+    image = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        (expected,), (out,) = released(image), model(image)
+    assert out.shape == expected.shape
+    assert (out - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize('source', ['deit', 'vit'])
+def test_equals_timm(source):
+    timm = pytest.importorskip('timm.models.vision_transformer', reason='compares with timm')
+    sizes = dict(img_size=48, patch_size=8, embed_dim=32, depth=3, num_heads=2, num_classes=9)
+    released, image = filled(timm.VisionTransformer(**sizes)).eval(), torch.randn(2, 3, 48, 48)
+    converted = convert(released.state_dict(), source=source)
+    head = [converted.pop(f'head.fc.{name}') for name in ('weight', 'bias')]
+    model = build(out_type='cls_token').eval()
+    model.load_state_dict(below(converted))
+    with torch.no_grad():
+        out, expected = torch.nn.functional.linear(model(image)[0], *head), released(image)
+    assert (out - expected).norm() < 1e-5 * expected.norm()
+
+
+def timm_names(state_dict):
+    names = {}
+    for name, value in state_dict.items():
+        if name == 'embed.pos_grid':  # theirs are square
+            continue
+        for ours, released in (
+            ('embed.proj', 'patch_projection'), ('embed.', ''), ('layers.', 'blocks.'),
+            ('in_proj', 'qkv'), ('ffn.', 'mlp.'), ('patch_projection', 'patch_embed.proj'),
+        ):  # fmt: skip
+            name = name.replace(ours, released)
+        names[name] = value
+    return names
+
+
+@pytest.mark.parametrize('source', ['deit', 'vit'])
+def test_names_of_timm(source):
+    model = filled(build())
+    released = dict(timm_names(model.state_dict()), **{'head.weight': torch.zeros(9, 32)})
+    assert {'cls_token', 'pos_embed', 'blocks.2.attn.qkv.bias', 'norm.weight'} < set(released)
+    converted = convert(released, source=source)
+    assert converted.pop('head.fc.weight').shape == (9, 32)
+    assert below(converted).keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(converted[f'backbone.{name}'], value), name
+
+
+def mmpretrain_names(state_dict):
+    names = {f'backbone.{name}': value for name, value in state_dict.items()}
+    return {
+        name.replace('blocks.', 'layers.').replace('mlp.fc1', 'ffn.layers.0.0')
+        .replace('mlp.fc2', 'ffn.layers.1').replace('norm', 'ln').replace('ln.', 'ln1.')
+        .replace('patch_embed.proj', 'patch_embed.projection'): value
+        for name, value in names.items()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize('of_mmpretrain', [False, True])
+def test_a_distilled_deit_loses_its_second_token(of_mmpretrain, capsys):
+    model = filled(build())
+    plain = timm_names(model.state_dict())
+    first, places = plain['pos_embed'].split([1, 36], 1)
+    released = dict(
+        plain,
+        pos_embed=torch.cat([first, torch.zeros_like(first), places], 1),
+        dist_token=torch.zeros(1, 1, 32),
+    )
+    head = 'head_dist'
+    if of_mmpretrain:
+        released, head = mmpretrain_names(released), 'head.layers.head_dist'
+        assert {'backbone.dist_token', 'backbone.layers.1.ffn.layers.1.bias'} < released.keys()
+    released[f'{head}.weight'] = torch.zeros(9, 32)
+    converted = below(convert(released, source='deit'))
+    assert 'left out 2 parts of the distillation' in capsys.readouterr().out
+    assert converted.keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(converted[name], value), name
+
+
+def test_strange_weights_are_refused():
+    with pytest.raises(CheckpointError, match='blocks.0.attn.rel_pos'):
+        convert({'blocks.0.attn.rel_pos': torch.zeros(1)}, source='vit')
+    with pytest.raises(CheckpointError, match='has a dist_token, but no pos_embed'):
+        convert({'backbone.dist_token': torch.zeros(1, 1, 32)}, source='deit')
+
+
+# The papers: DeiT table 1, ViT table 1 (in millions, with the classifier).
+@pytest.mark.parametrize(
+    'arch, size, expected',
+    [
+        ('deit-t', 224, 5.72), ('deit-s', 224, 22.05), ('deit-b', 224, 86.57),
+        ('b16', 224, 86.57), ('b32', 224, 88.22), ('l16', 224, 304.33), ('h14', 224, 632.05),
+    ],
+)  # fmt: skip
+def test_parameters(arch, size, expected):
+    with torch.device('meta'):
+        model = ViT(arch, img_size=size)
+    count = sum(value.numel() for value in model.parameters())
+    count += (model.arch['embed_dims'] + 1) * 1000
+    assert abs(count / 1e6 - expected) < 0.01
+
+
+def positions(model, count: int) -> dict:
+    """Weights with other positions, whose grid is not told."""
+    state = dict(model.state_dict(), **{'embed.pos_embed': torch.randn(1, count, 32)})
+    del state['embed.pos_grid']
+    return state
+
+
+def test_positions_of_another_size_are_resized(capsys, tmp_path):
+    model = build()
+    state = positions(model, 1 + 16)
+    kept = state['embed.pos_embed'].clone()
+    model.load_state_dict(dict(state))
+    assert 'embed.pos_embed is resized from (4, 4) to (6, 6) patches' in capsys.readouterr().out
+    assert torch.equal(model.embed.pos_embed[:, 0], kept[:, 0])  # the class token's
+    grid = kept[0, 1:].T.unflatten(1, (4, 4))
+    expected = torch.nn.functional.interpolate(grid[None], size=(6, 6), mode='bicubic')
+    torch.testing.assert_close(model.embed.pos_embed[0, 1:].T, expected[0].flatten(1))
+    # And so in the check before a run.
+    save_checkpoint(tmp_path / 'weights.pth', state, {})
+    assert not check_fits(tmp_path / 'weights.pth', build()).mismatched
+
+
+# As many patches in another grid; more; between grids that are no squares; to one; no class token.
+@pytest.mark.parametrize(
+    'old, new, with_cls_token',
+    [
+        ((32, 128), (64, 64), True), ((32, 128), (96, 96), True), ((48, 80), (48, 96), True),
+        ((48, 48), (32, 64), True), ((32, 128), (64, 64), False),
+    ],
+)  # fmt: skip
+def test_positions_keep_their_rows_and_columns(old, new, with_cls_token):
+    source, model = build(img_size=old), build(img_size=new, with_cls_token=with_cls_token)
+    state = {name: value.clone() for name, value in source.state_dict().items()}
+    if not with_cls_token:
+        del state['embed.cls_token']
+    model.load_state_dict(state)
+    grid = source.embed.pos_embed[:, 1:].detach().mT.unflatten(2, [side // 8 for side in old])
+    size = [side // 8 for side in new]
+    expected = torch.nn.functional.interpolate(grid, size=size, mode='bicubic').flatten(2).mT
+    torch.testing.assert_close(model.embed.pos_embed[:, int(with_cls_token) :], expected)
+    assert model.state_dict()['embed.pos_grid'].tolist() == size
+
+
+def test_positions_whose_grid_is_not_told():
+    wide = build(img_size=(32, 128))
+    state = positions(wide, 1 + 32 * 2)
+    kept = state['embed.pos_embed'].clone()
+    wide.load_state_dict(dict(state))  # as many
+    assert torch.equal(wide.embed.pos_embed, kept)
+    with pytest.raises(ValueError, match=r'65 positions and no embed.pos_grid .* \(6, 10\)'):
+        build(img_size=(48, 80)).load_state_dict(state)
+    state['embed.pos_grid'] = torch.tensor((8, 9))
+    with pytest.raises(ValueError, match=r'65 positions, which are no grid of \(8, 9\)'):
+        wide.load_state_dict(state)
+
+
+def test_released_positions_are_square():
+    released = timm_names(filled(build()).state_dict())
+    model = build(img_size=(32, 64))
+    model.load_state_dict(below(convert(released, source='deit')))
+    grid = released['pos_embed'][:, 1:].mT.unflatten(2, (6, 6))
+    expected = torch.nn.functional.interpolate(grid, size=(4, 8), mode='bicubic').flatten(2).mT
+    torch.testing.assert_close(model.embed.pos_embed[:, 1:], expected)
+
+
+def test_positions_lose_a_class_token_that_the_model_has_not():
+    model = build(with_cls_token=False)
+    state = positions(model, 1 + 36)
+    kept = state['embed.pos_embed'].clone()
+    model.load_state_dict(state)
+    assert torch.equal(model.embed.pos_embed, kept[:, 1:])
+
+
+@pytest.mark.parametrize(
+    'shape, message',
+    [
+        ((1, 36, 32), '36 positions, .* no square .* 1 extra tokens.* grid of \\(6, 6\\)'),
+        ((1, 20, 32), '20 positions'),
+        ((1, 17, 16), r'\(1, 17, 16\) does not fit one of \(1, 37, 32\)'),
+        ((17, 32), r'\(17, 32\) does not fit'),
+    ],
+)
+def test_positions_that_cannot_be_resized(shape, message):
+    model = build()
+    state = dict(positions(model, 1), **{'embed.pos_embed': torch.zeros(shape)})
+    with pytest.raises(ValueError, match=message):
+        model.load_state_dict(state)
+
+
+def test_feed_forward_layers_with_convolutions():
+    model, plain = build(ffn='mix').eval(), build()
+    extra = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in plain.parameters())
+    assert extra == 3 * 128 * (9 + 1)
+    image, features = torch.randn(1, 3, 48, 48), []
+    model.layers[0].ffn.dwconv.register_forward_hook(lambda *args: features.append(args[-1]))
+    model(image)
+    assert features[0].shape == (1, 128, 6, 6)  # without the class token
+
+
+def test_other_image_sizes_are_logged_once(capsys):
+    model = build().eval()
+    model(torch.randn(1, 3, 48, 48))
+    assert 'resized' not in capsys.readouterr().out
+    for width in (64, 80):
+        model(torch.randn(1, 3, 48, width))
+    assert capsys.readouterr().out.count('position embedding of (6, 6) patches is resized') == 1
+
+
+def test_outputs():
+    image = torch.randn(2, 3, 48, 48)
+    model = build(out_indices=(0, 2)).eval()
+    assert [tuple(out.shape) for out in model(image)] == [(2, 32, 6, 6)] * 2
+    assert all(out.is_contiguous() for out in model(image))
+    mean = build(out_type='avg_featmap').eval()
+    mean.load_state_dict(model.state_dict())
+    torch.testing.assert_close(mean(image)[0], model(image)[1].mean((2, 3)))
+    short = build(out_indices=(1,))
+    assert len(short.layers) == 2 and short.norm is None
+
+
+def test_frozen_stages():
+    model = build(frozen_stages=2).train()
+    still = {name for name, value in model.named_parameters() if not value.requires_grad}
+    parts = {'.'.join(name.split('.')[:2]) for name in still}
+    assert parts == {'embed.proj', 'embed.cls_token', 'embed.pos_embed', 'layers.0', 'layers.1'}
+    assert model.norm.weight.requires_grad
+    assert not build(frozen_stages=3).norm.weight.requires_grad
+
+
+@pytest.mark.parametrize('out_type', ['cls_token', 'avg_featmap'])
+def test_a_class_token_that_joins_later(out_type):
+    attns = ['GatedPositionalAttention', 'RALA', 'SoftmaxAttention']
+    model = build(attn_cfg=attns, cls_token_from=2, out_type=out_type).eval()
+    filled(model)
+    image = torch.randn(2, 3, 48, 48)
+    tokens, weights = model.embed.proj(image).flatten(2).mT, dict(model.named_parameters())
+    tokens = tokens + weights['embed.pos_embed']  # of 36 patches, the class token has none
+    for i, layer in enumerate(model.layers):
+        if i == 2:
+            tokens = torch.cat([weights['cls_token'].repeat(2, 1, 1), tokens], 1)
+        tokens = layer(tokens, (6, 6), int(i == 2))
+    tokens = model.norm(tokens)
+    assert tokens.shape == (2, 37, 32)
+    expected = tokens[:, 0] if out_type == 'cls_token' else tokens[:, 1:].mean(1)
+    torch.testing.assert_close(model(image)[0], expected)
+    maps = build(attn_cfg=attns, cls_token_from=2, out_indices=(1, 2)).eval()
+    assert [tuple(out.shape) for out in maps(image)] == [(2, 32, 6, 6)] * 2
+    with pytest.raises(ValueError, match='GatedPositionalAttention takes no extra tokens'):
+        build(attn_cfg=attns, cls_token_from=0)
+
+
+def test_equals_convit(golden):
+    """Of timm: its class token joins with the first layer that attends without positions."""
+    recorded, _ = golden('convit_small')
+    attns = [
+        dict(type=f'{kind}Attention', qkv_bias=False) for kind in ('GatedPositional', 'Softmax')
+    ]
+    model = ViT(
+        dict(embed_dims=16, num_heads=4, depth=3, mlp_ratio=2, patch_size=4),
+        [attns[0], attns[0], attns[1]], 24, cls_token_from=2, out_type='cls_token',
+    ).double().eval()  # fmt: skip
+    renamed = {
+        'blocks': 'layers', 'mlp': 'ffn', 'patch_embed': 'embed', 'pos_embed': 'embed.pos_embed',
+        'attn.qkv': 'attn.in_proj', 'attn.qk': 'attn.in_proj', 'gating_param': 'gates',
+        'pos_proj.weight': 'positions',
+    }  # fmt: skip
+    weights = {'embed.pos_grid': torch.tensor((6, 6))}
+    for name, value in recorded.items():
+        if not name.startswith('weight.') or name.endswith(('attn.v.weight', 'pos_proj.bias')):
+            continue  # a bias of the positions is the same for all keys
+        if name.endswith('qk.weight'):
+            value = torch.cat([value, recorded[name.replace('qk', 'v')]])
+        name = name.removeprefix('weight.')
+        for old, new in renamed.items():
+            name = name.replace(old, new)
+        weights[name] = value
+    model.load_state_dict(weights)
+    image = recorded['image'].requires_grad_()
+    tokens = []
+    model.norm.register_forward_hook(lambda *args: tokens.append(args[-1]))
+    (cls_token,) = model(image)
+    torch.testing.assert_close(tokens[0], recorded['out'], rtol=1e-10, atol=1e-10)
+    assert torch.equal(cls_token, tokens[0][:, 0])
+    (grad,) = torch.autograd.grad(tokens[0], image, recorded['cotangent'])
+    torch.testing.assert_close(grad, recorded['grad.image'], rtol=1e-10, atol=1e-10)
+
+
+def test_a_later_class_token_is_frozen_with_its_layer():
+    def trained(frozen_stages):
+        model = build(cls_token_from=1, frozen_stages=frozen_stages)
+        return {name for name, value in model.named_parameters() if value.requires_grad}
+
+    assert 'cls_token' in trained(1) and 'cls_token' not in trained(2)
+
+
+@pytest.mark.parametrize(
+    'kwargs, message',
+    [
+        (dict(arch='deit'), "arch must be one of .*deit-t.*got 'deit'"),
+        (dict(arch=dict(embed_dims=32)), r"missing keys \['num_heads'\]"),
+        (dict(attn_cfg=['RALA'] * 2), 'attn_cfg must be one attention, or 3: one a layer'),
+        (dict(img_size=(48,)), r'img_size must be a positive integer, or two.* got \(48,\)'),
+        (dict(img_size=50), 'img_size must be a multiple of patch_size=8, got 50'),
+        (dict(with_cls_token=False, out_type='cls_token'), 'needs with_cls_token=True'),
+        (dict(cls_token_from=3), 'cls_token_from must be a layer in 0..2.*got 3'),
+        (dict(cls_token_from=True), 'cls_token_from .*got True'),
+        (dict(cls_token_from=1, with_cls_token=False), 'and 0 without a class token, got 1'),
+        (
+            dict(cls_token_from=2, out_type='cls_token', out_indices=(1, 2)),
+            r"out_type='cls_token' needs out_indices from cls_token_from=2 on, got \(1, 2\)",
+        ),
+        (dict(ffn='conv'), r"ffn must be one of \('mlp', 'mix'\), got 'conv'"),
+        (dict(out_type='raw'), "out_type must be one of .*got 'raw'"),
+        (dict(out_indices=(3,)), r'out_indices must be a list of layers in 0..2, got \(3,\)'),
+        (dict(frozen_stages=4), 'frozen_stages must be in -1..3, got 4'),
+    ],
+)
+def test_bad_options(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        build(**kwargs)
+
+
+def test_maps_for_detectors():
+    model, neck = build(), SimpleFeaturePyramid(32, 16)
+    outs = neck(model(torch.randn(1, 3, 48, 64)))  # patches of 8 pixels
+    assert [tuple(out.shape) for out in outs] == [
+        (1, 16, 24, 32), (1, 16, 12, 16), (1, 16, 6, 8), (1, 16, 3, 4),
+    ]  # fmt: skip
+
+
+def test_pyramid_by_hand():
+    neck = filled(SimpleFeaturePyramid(8, 4, num_outs=5)).double()
+    x = torch.randn(1, 8, 4, 6, dtype=torch.float64)
+
+    def norm(layer, y):
+        mean, var = y.mean(1, keepdim=True), y.var(1, unbiased=False, keepdim=True)
+        y = (y - mean) / (var + 1e-6).sqrt()
+        return y * layer.weight[:, None, None] + layer.bias[:, None, None]
+
+    def twice(layer, y):  # each pixel becomes 2 x 2
+        blocks = torch.einsum('bchw,cdij->bdhiwj', y, layer.weight)
+        return blocks.flatten(2, 3).flatten(3) + layer.bias[:, None, None]
+
+    first, between, _, second = neck.scales[0]
+    up = twice(second, torch.nn.functional.gelu(norm(between, twice(first, x))))
+    halved = x.unflatten(2, (2, 2)).unflatten(4, (3, 2)).amax((3, 5))
+    outs = neck((torch.randn(1), x))
+    for out, scaled, layers in zip(outs, (up, twice(neck.scales[1], x), x, halved), neck.outs):
+        y = norm(layers[1], torch.einsum('bchw,dc->bdhw', scaled, layers[0].weight[..., 0, 0]))
+        y = norm(layers[3], torch.nn.functional.conv2d(y, layers[2].weight, padding=1))
+        torch.testing.assert_close(out, y)
+    assert torch.equal(outs[4], outs[3][..., ::2, ::2])
+    with pytest.raises(ValueError, match='num_outs must be at least 4, got 3'):
+        SimpleFeaturePyramid(8, 4, num_outs=3)
+    with pytest.raises(ValueError, match='in_channels must be a multiple of 4, got 6'):
+        SimpleFeaturePyramid(6, 4)
+
+
+def test_compiles_without_graph_breaks():
+    torch.compiler.reset()
+    model = build(attn_cfg='RALA', out_type='cls_token').eval()
+    image = torch.randn(1, 3, 40, 56)
+    compiled = torch.compile(model, fullgraph=True, backend='aot_eager')
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(image), model(image))

@@ -1,0 +1,65 @@
+"""The Gaussian maps against a loop, for all types of scale."""
+
+import pytest
+import torch
+
+from mmlinattn.models.detectors.smca_modulation import gaussian_map
+
+HW = (3, 5)
+
+
+def by_loop(centers, scales, hw, smooth):
+    batch, queries, heads, _ = centers.shape
+    out = torch.zeros(batch, heads, queries, hw[0] * hw[1], dtype=centers.dtype)
+    for b, i, k in torch.cartesian_prod(*map(torch.arange, (batch, queries, heads))).tolist():
+        for cell in range(hw[0] * hw[1]):
+            row, column = divmod(cell, hw[1])
+            dx2 = (centers[b, i, k, 0] - column) ** 2
+            dy2 = (centers[b, i, k, 1] - row) ** 2
+            s = [1, 1, 0] if scales is None else [*scales[b, i, k]]
+            s = [s[0], s[0], 0] if len(s) == 1 else (s + [0])[:3]
+            energy = s[0] * dx2 + s[1] * dy2 + s[2] * dx2 * dy2
+            out[b, k, i, cell] = -energy.abs() / smooth
+    return out
+
+
+def random_case(values):
+    centers = 6 * torch.rand(2, 4, 3, 2, dtype=torch.float64) - 1
+    scales = torch.rand(2, 4, 3, values, dtype=torch.float64) if values else None
+    return centers, scales
+
+
+@pytest.mark.parametrize('values', [0, 1, 2, 3])
+def test_against_a_loop_with_gradients(values):
+    inputs = [x.requires_grad_() for x in random_case(values) if x is not None]
+    scales = inputs[1] if values else None
+    ours = gaussian_map(inputs[0], scales, HW, 5.0)
+    theirs = by_loop(inputs[0], scales, HW, 5.0)
+    torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
+    weight = torch.randn_like(ours)
+    for a, b in zip(*(torch.autograd.grad((x * weight).sum(), inputs) for x in (ours, theirs))):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_unit_scale_has_a_standard_deviation_of_two_cells():
+    row = gaussian_map(torch.tensor([[[[4.0, 0.0]]]]), torch.ones(1, 1, 1, 2), (1, 9)).exp()
+    expected = torch.distributions.Normal(4.0, 2.0).log_prob(torch.arange(9.0)).exp()
+    torch.testing.assert_close(row.flatten() / row.max(), expected / expected.max())
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('values', [2, 3])
+def test_float32_under_autocast_and_in_half(dtype, values):
+    centers, scales = (x.to(dtype) for x in random_case(values))
+    exact = gaussian_map(centers.double(), 300 * scales.double(), (40, 40))
+    assert exact.min() < -65504  # more than half precision holds
+    with torch.autocast('cpu', dtype=dtype):
+        ours = gaussian_map(centers, 300 * scales.float(), (40, 40))
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-4)
+    assert gaussian_map(centers, None, HW).dtype == torch.float32
+
+
+def test_scales_of_the_wrong_size():
+    with pytest.raises(ValueError, match=r'1 to 3 values a head, got \(2, 4, 3, 4\)'):
+        gaussian_map(torch.zeros(2, 4, 3, 2), torch.zeros(2, 4, 3, 4), HW)

@@ -1,0 +1,301 @@
+"""The whole detector: initial weights, losses, predictions beside other images, errors."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+from mmdet.structures import DetDataSample
+from mmengine.structures import InstanceData
+from torch import nn
+
+from mmlinattn.models.detectors.smca_decoder import Memory
+from mmlinattn.models.layers import BaseAttention
+
+from .conftest import build, small_cfg
+
+ATTENTIONS = ('SoftmaxAttention', 'LinearAttention', 'RippleAttention')
+
+
+def sample(height, width, batch_shape=None, boxes=()):
+    """A data sample with some boxes of class 1."""
+    shape = (height, width)
+    out = DetDataSample(
+        metainfo=dict(
+            img_shape=shape,
+            ori_shape=shape,
+            batch_input_shape=batch_shape or shape,
+            scale_factor=(1.0, 1.0),
+        )
+    )
+    boxes = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
+    out.gt_instances = InstanceData(bboxes=boxes, labels=torch.ones(len(boxes), dtype=torch.long))
+    return out
+
+
+def padded(images):
+    """A batch, zeros at the right and bottom as MMDetection's preprocessor pads."""
+    height, width = (max(image.shape[i] for image in images) for i in (-2, -1))
+    batch = torch.zeros(len(images), 3, height, width)
+    for i, image in enumerate(images):
+        batch[i, :, : image.shape[-2], : image.shape[-1]] = image
+    return batch, (height, width)
+
+
+@pytest.fixture(params=ATTENTIONS)
+def model(request, make):
+    return make(request.param)
+
+
+def test_initial_weights(model):
+    attentions = [m for m in model.encoder.modules() if isinstance(m, BaseAttention)]
+    assert len(attentions) == 2
+    for layer in model.decoder.layers:
+        assert layer.scale.weight.abs().max() == 0 and (layer.scale.bias == 1).all()
+        assert layer.offset.weight.std() > 0
+        attentions += [layer.self_attn, layer.cross_attn]
+    for attn in attentions:
+        assert attn.in_proj.bias.abs().max() == attn.proj.bias.abs().max() == 0
+    bound = (6 / (32 + 32)) ** 0.5
+    assert 0.9 * bound < model.decoder.layers[1].cross_attn.proj.weight.abs().max() <= bound
+    hidden = model.encoder.layers[0].ffn.layers[0][0]
+    assert hidden.weight.abs().max() <= (6 / (32 + 48)) ** 0.5
+    assert 0 < hidden.bias.abs().max() <= 32**-0.5
+    assert torch.allclose(model.bbox_head.fc_cls.bias, torch.tensor(-4.595), atol=1e-3)
+    assert 0.8 < model.query_embedding.weight.std() < 1.2
+    projection = model.neck.convs[0].conv
+    for parameter in (projection.weight, projection.bias):
+        assert 0 < parameter.abs().max() <= 16**-0.5
+
+
+def test_what_only_an_attention_has_keeps_its_initial_values(make):
+    model = make(dict(type='RALA', kv_augmentation='learnable', num_tokens=6))
+    for layer in model.encoder.layers:
+        assert layer.self_attn.token_logits.dim() == 2
+        assert layer.self_attn.token_logits.abs().max() == 0
+
+
+@pytest.mark.parametrize('part', ['', 'encoder', 'decoder', 'neck'])
+def test_pretrained_weights_of_a_part_are_those_of_the_file(make, tmp_path, part):
+    """And nothing else is: the rest starts as released."""
+    state = {name: torch.full_like(value, 7) for name, value in make().state_dict().items()}
+    torch.save(dict(state_dict=state), tmp_path / 'model.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'model.pth'))
+    cfg = small_cfg('SoftmaxAttention')
+    if part:
+        init_cfg['prefix'] = f'{part}.'
+    (cfg[part] if part else cfg)['init_cfg'] = init_cfg
+    model = build(cfg)
+    for _ in range(2):  # the second call does nothing
+        model.init_weights()
+        for name, value in model.state_dict().items():
+            assert bool((value == 7).all()) == name.startswith(part), name
+
+
+def test_all_parameters_learn(model):
+    batch = torch.randn(2, 3, 96, 130)
+    boxes = [[10, 10, 60, 50], [30, 20, 120, 90]]
+    samples = [sample(96, 130, boxes=boxes), sample(64, 100, (96, 130), boxes[:1])]
+    model.train()
+    losses = model.loss(batch, samples)
+    assert len(losses) == 9
+    sum(loss.sum() for loss in losses.values()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
+
+
+@pytest.mark.parametrize('boxes', [[], [[10, 10, 60, 50]]])
+def test_images_without_boxes(model, boxes):
+    batch = torch.randn(2, 3, 64, 96)
+    samples = [sample(64, 96), sample(64, 96, boxes=boxes)]
+    losses = model.loss(batch, samples)
+    total = sum(loss.sum() for loss in losses.values())
+    total.backward()
+    assert torch.isfinite(total) and float(losses['loss_cls']) > 0
+    assert bool(float(losses['loss_bbox'])) == bool(boxes)
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_an_image_without_a_pixel(model):
+    batch = torch.randn(2, 3, 64, 96)
+    samples = [sample(0, 0, (64, 96)), sample(64, 96, boxes=[[10, 10, 60, 50]])]
+    inputs = model.forward_transformer(model.extract_feat(batch), samples)
+    assert all(torch.isfinite(value).all() for value in inputs.values())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('empty', [(0, 0), (0, 96), (64, 0)])
+def test_prediction_of_an_image_without_a_pixel_is_empty(model, empty):
+    batch, samples = torch.randn(2, 3, 64, 96), [sample(*empty, (64, 96)), sample(64, 96)]
+    found = [out.pred_instances for out in model.predict(batch, samples)]
+    assert [len(instances) for instances in found] == [0, 10]
+    for name in ('bboxes', 'scores', 'labels'):
+        none, some = (instances[name] for instances in found)
+        assert (none.dtype, none.shape[1:]) == (some.dtype, some.shape[1:])
+    results = model.predict(batch[:1], samples[:1])
+    assert len(results) == 1 and len(results[0].pred_instances) == 0
+
+
+@torch.no_grad()
+def test_prediction_adds_boxes_to_samples_and_changes_nothing_else(model):
+    samples = [sample(64, 96, (128, 160)), sample(128, 160, boxes=[[10, 10, 60, 50]])]
+    before = [(one.metainfo, one.gt_instances.bboxes.clone()) for one in samples]
+    results = model.predict(torch.randn(2, 3, 128, 160), samples)
+    for one, result, (metainfo, boxes) in zip(samples, results, before):
+        assert result is one and len(one.pred_instances) == 10
+        assert one.metainfo == metainfo and torch.equal(one.gt_instances.bboxes, boxes)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('sizes', [((64, 96), (128, 160)), ((75, 33), (97, 131), (64, 40))])
+def test_boxes_do_not_depend_on_the_rest_of_the_batch(model, sizes):
+    nn.init.normal_(model.bbox_head.fc_reg.weight, std=0.3)
+    for layer in model.decoder.layers:
+        nn.init.normal_(layer.scale.weight, std=0.1)
+    images = [torch.randn(3, *size) for size in sizes]
+    batch, shape = padded(images)
+    together = model.predict(batch, [sample(*size, shape) for size in sizes])
+    for image, size, found in zip(images, sizes, together):
+        (alone,) = model.predict(image[None], [sample(*size)])
+        torch.testing.assert_close(
+            found.pred_instances.bboxes, alone.pred_instances.bboxes, rtol=0, atol=1e-4
+        )
+        torch.testing.assert_close(found.pred_instances.scores, alone.pred_instances.scores)
+        assert torch.equal(found.pred_instances.labels, alone.pred_instances.labels)
+
+
+@torch.no_grad()
+def test_the_transformer_masks_padding_itself(model):
+    """Given the features of the image alone, beside whatever, the raw outputs are the same."""
+    image = torch.randn(1, 3, 75, 130)
+    feat = model.extract_feat(image)[0]
+    assert feat.shape[-2:] == (3, 5)
+    wide = 9 * torch.randn(2, 32, 6, 7)
+    wide[:1, :, :3, :5] = feat
+    samples = [sample(75, 130, (192, 224)), sample(192, 224)]
+    beside = model.bbox_head(**model.forward_transformer((wide,), samples))
+    alone = model.bbox_head(**model.forward_transformer((feat,), [sample(75, 130)]))
+    for a, b in zip(beside, alone):
+        torch.testing.assert_close(a[:, :1], b, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_backbone_lets_padding_leak(make):
+    """Why mixed sizes are predicted one by one: this is not so for the batched backbone."""
+    model = make()
+    for module in model.backbone.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.bias)
+    batch, _ = padded([torch.randn(3, 64, 96), torch.randn(3, 128, 160)])
+    inside = model.extract_feat(batch)[0][:1, :, :2, :3]
+    assert (inside - model.extract_feat(batch[:1, :, :64, :96])[0]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    'classes, wanted, count', [(1, 100, 12), (2, 20, 20), (2, 100, 24), (1, None, 12)]
+)
+def test_no_more_predictions_than_pairs_of_query_and_class(make, classes, wanted, count):
+    model = make(classes=classes)
+    limit = {} if wanted is None else dict(max_per_img=wanted)
+    model.bbox_head.test_cfg = limit
+    (found,) = model.predict(torch.randn(1, 3, 64, 96), [sample(64, 96)])
+    scores = found.pred_instances.scores
+    assert len(scores) == count and (scores[:-1] >= scores[1:]).all()
+    assert model.bbox_head.test_cfg is limit
+
+
+@torch.no_grad()
+def test_boxes_are_around_the_points(make):
+    model = make()
+    states, points = torch.randn(3, 2, 12, 32), 3 * torch.randn(2, 12, 2)
+    nn.init.zeros_(model.bbox_head.fc_reg.weight)
+    nn.init.zeros_(model.bbox_head.fc_reg.bias)
+    _, boxes = model.bbox_head(states, points)
+    torch.testing.assert_close(boxes[..., :2], points.sigmoid().expand(3, -1, -1, -1))
+    assert (boxes[..., 2:] == 0.5).all()
+    scores, boxes = model.bfloat16().bbox_head(states.bfloat16(), points.bfloat16())
+    assert scores.dtype == boxes.dtype == torch.float32
+
+
+@torch.no_grad()
+def test_what_goes_from_part_to_part(make):
+    """Widths before heights, positions and masks where they belong."""
+    model = make()
+    feat, samples = torch.randn(2, 32, 3, 4), [sample(96, 128), sample(64, 120, (96, 128))]
+    mask = torch.zeros(2, 3, 4, dtype=torch.bool)
+    mask[1, 2:] = True
+    pos = model.positional_encoding(mask).flatten(2).mT
+    memory = model.encoder(feat.flatten(2).mT, (3, 4), pos, mask.flatten(1))
+    query_pos = model.query_embedding.weight.expand(2, -1, -1)
+    states, points = model.decoder(
+        torch.zeros_like(query_pos),
+        query_pos,
+        Memory(memory, (3, 4), pos, mask.flatten(1)),
+        torch.tensor([[128.0, 96.0], [120.0, 64.0]]),
+    )
+    found = model.forward_transformer((feat,), samples)
+    torch.testing.assert_close(found, dict(hidden_states=states, references=points))
+
+
+def test_channels_last_features(make):
+    model = make()
+    feat = torch.randn(2, 32, 3, 4)
+    samples = [sample(96, 128), sample(96, 128)]
+    outs = [
+        model.forward_transformer((x,), samples)['hidden_states']
+        for x in (feat, feat.to(memory_format=torch.channels_last))
+    ]
+    torch.testing.assert_close(*outs)
+
+
+def test_a_stride_that_is_not_the_backbones(make):
+    model = make()
+    with pytest.raises(ValueError, match=r'stride=32 does not go with a map of \(6, 8\) .*96, 128'):
+        model.forward_transformer((torch.randn(1, 32, 6, 8),), [sample(96, 128)])
+
+
+def test_position_features_must_fit():
+    cfg = small_cfg('RALA')
+    cfg['positional_encoding']['num_feats'] = 15
+    with pytest.raises(ValueError, match='num_feats=15 must be half of embed_dims=32'):
+        build(cfg)
+
+
+@pytest.fixture
+def import_beside(monkeypatch):
+    """import_beside(error): imports the package anew where MMDetection raises that error."""
+
+    def call(error):
+        class Finder:
+            @staticmethod
+            def find_spec(name, *_):
+                if name == 'mmdet.models':
+                    raise error
+
+        names = [name for name in sys.modules if name.startswith('mmlinattn.models.detectors')]
+        for name in [*names, 'mmdet.models']:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setattr(sys, 'meta_path', [Finder, *sys.meta_path])
+        return importlib.import_module('mmlinattn.models.detectors')
+
+    return call
+
+
+@pytest.mark.parametrize(
+    'error',
+    [
+        ImportError('no mmcv._ext'),
+        AssertionError('MMCV==3.0 is used but incompatible'),
+        TypeError('NoneType takes no arguments'),  # MMPretrain 1.3 beside transformers 5
+    ],
+)
+def test_without_mmdetection_the_package_imports_and_says_what_is_missing(import_beside, error):
+    package = import_beside(error)
+    with pytest.raises(ImportError, match=f'SMCA needs MMDetection: pip install.*{error}'):
+        _ = package.SMCA
+
+
+def test_other_errors_of_importing_mmdetection_are_not_hidden(import_beside):
+    with pytest.raises(TypeError, match='a bug of ours'):
+        import_beside(TypeError('a bug of ours'))

@@ -1,0 +1,43 @@
+"""The residual inside a depth-wise kernel, against its definition in float64."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mmlinattn.models.layers import add_depthwise, map_to_tokens, tokens_to_map
+
+
+@pytest.mark.parametrize('size', [3, 5])
+@pytest.mark.parametrize('hw', [(1, 1), (4, 7), (16, 2)])
+@pytest.mark.parametrize('bias', [True, False])
+def test_outputs_and_gradients(hw, size, bias):
+    conv = nn.Conv2d(6, 6, size, padding=size // 2, groups=6, bias=bias)
+    x = torch.randn(2, hw[0] * hw[1], 6, requires_grad=True)
+    leaves = [x, *conv.parameters()]
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    mapped = F.conv2d(tokens_to_map(exact[0], hw), *exact[1:], padding=size // 2, groups=6)
+    expected = exact[0] + map_to_tokens(mapped)
+    out = add_depthwise(x, conv, hw)
+    grad = torch.randn(out.shape)
+    pairs = [(out, expected)]
+    pairs += zip(
+        torch.autograd.grad(out, leaves, grad), torch.autograd.grad(expected, exact, grad.double())
+    )
+    for got, wanted in pairs:
+        assert (got.double() - wanted).norm() < 1e-6 * wanted.norm()
+    assert torch.equal(conv.weight, leaves[1])
+
+
+def test_half_types_keep_the_digits_of_the_kernel():
+    """Beside 1 bfloat16 has steps of 1/128: a kernel of 0.001 would be lost."""
+    conv = nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False)
+    nn.init.constant_(conv.weight, 1e-3)
+    x = torch.full((1, 9, 4), 1.0)
+    expected = x[0, 4] + 9e-3
+    with torch.autocast('cpu', torch.bfloat16):
+        torch.testing.assert_close(
+            add_depthwise(x, conv, (3, 3))[0, 4], expected, rtol=1e-4, atol=0
+        )
+    by_hand = x.bfloat16() + map_to_tokens(conv.bfloat16()(tokens_to_map(x.bfloat16(), (3, 3))))
+    assert torch.equal(add_depthwise(x.bfloat16(), conv, (3, 3)), by_hand)

@@ -1,0 +1,245 @@
+"""Every attention in an exported graph: at another size than it was exported at, or refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, export
+
+from mmlinattn.models.backbones import RAVLT, MixTransformer, ViT
+from mmlinattn.models.layers import build_attention, map_to_tokens, tokens_to_map
+from mmlinattn.models.layers.base import TokenMap
+from mmlinattn.models.layers.pooling import bins, pool_grid_of_any_map, pool_tokens, pooling_grid
+from mmlinattn.ops import BackendError
+from mmlinattn.ops.common import numerics
+from tests.sizes import some
+
+from .test_attention_contract import ATTENTIONS
+
+dynamic = pytest.mark.skipif(
+    not hasattr(torch.compiler, 'is_exporting'), reason='dynamic sizes need torch.export of 2.7'
+)
+EXPORTED = (3, 12, 20)  # images, rows, columns
+OTHERS = ((1, 9, 14), (2, 5, 31))
+FIXED = {
+    'rala-learnable': "RALA with kv_augmentation='learnable'",
+    'linear-permuted': 'position PermutationPosition',
+    'linear-sine': 'position SineSPE',
+    'linear-conv': 'position ConvSPE',
+    'longformer': 'VisionLongformerAttention',
+    'longformer-relative': 'VisionLongformerAttention',
+    'window': 'WindowAttention',
+    'window-shifted': 'WindowAttention',
+}
+# Options that add nothing to export.
+ALIKE = (
+    'softmax-ravlt', 'rala-identity-relu', 'rala-no-aug', 'rala-tanh-softmax', 'rwgka-two-sets',
+    'slinear', 'additive-own-value', 'linear-dpfp', 'linear-efficient', 'linear-rfa', 'linear-t2r',
+    'ripple-fixed', 'ripple-sat', 'ripple-softmax', 'ripple-truncated', 'angular-paper',
+)  # fmt: skip
+DYNAMIC = [name for name in ATTENTIONS if name not in FIXED and name not in ALIKE]
+# Those whose padding takes a way of its own through an export.
+PADDED = ['ripple-sat', 'rwgkp', 'nystrom']
+BY_TRACING = [
+    'linear', 'rala', 'rwgkp', 'longformer', 'longformer-relative', 'relative', 'ripple',
+    'ripple-sat', 'ripple-log',
+]  # fmt: skip
+
+
+class OnMap(nn.Module):
+    """An attention on a map (B, C, H, W), with padding (B, H, W) and a class token."""
+
+    def __init__(self, name, dtype=torch.float64):
+        super().__init__()
+        attn = build_attention(ATTENTIONS[name], embed_dims=16, num_heads=2)
+        self.attn = attn.to(dtype).eval().requires_grad_(False)
+
+    def forward(self, x, mask=None):
+        tokens, hw_shape = map_to_tokens(x), tuple(x.shape[-2:])
+        if mask is None:
+            return tokens_to_map(self.attn(tokens, hw_shape), hw_shape)
+        extra = int(self.attn.takes_extra_tokens)
+        tokens = torch.cat([tokens[:, :extra] + 1, tokens], 1)
+        mask = torch.cat([torch.zeros_like(mask[:, 0, :extra]), mask.flatten(1)], 1)
+        return self.attn(tokens, hw_shape, key_padding_mask=mask, num_extra_tokens=extra)
+
+
+def inputs(size, padded=False, dtype=torch.float64):
+    batch, height, width = size
+    x = torch.randn(batch, 16, height, width, dtype=dtype)
+    mask = torch.zeros(batch, height, width, dtype=torch.bool)
+    mask[0, height // 2 :] = True
+    mask[-1, :, width // 3 :] = True
+    return (x, mask) if padded else (x,)
+
+
+def exported(model, args):
+    batch, height, width = (Dim(name, min=low, max=4096) for name, low in zip('bhw', (1, 4, 4)))
+    shapes = ({0: batch, 2: height, 3: width}, {0: batch, 1: height, 2: width})
+    return export(model, args, dynamic_shapes=shapes[: len(args)])
+
+
+@dynamic
+@pytest.mark.long
+@pytest.mark.parametrize('name', some(DYNAMIC, every=2))
+def test_at_any_size(name):
+    model = OnMap(name)
+    program = exported(model, inputs(EXPORTED)).module()
+    for size in OTHERS:
+        args = inputs(size)
+        torch.testing.assert_close(program(*args), model(*args), rtol=1e-9, atol=1e-11)
+
+
+@dynamic
+@pytest.mark.parametrize('name', PADDED)
+def test_with_padding_and_a_class_token(name):
+    model = OnMap(name)
+    program = exported(model, inputs(EXPORTED, padded=True)).module()
+    for size in OTHERS:
+        args = inputs(size, padded=True)
+        torch.testing.assert_close(program(*args), model(*args), rtol=1e-9, atol=1e-11)
+
+
+@dynamic
+@pytest.mark.parametrize('name', FIXED)
+def test_what_needs_a_fixed_size_says_so(name):
+    model = OnMap(name)
+    with pytest.raises(ValueError, match=f'{FIXED[name]} cannot be exported with dynamic height'):
+        exported(model, inputs(EXPORTED))
+    args = inputs((2, 5, 6))
+    torch.testing.assert_close(export(model, args).module()(*args), model(*args))
+
+
+@dynamic
+def test_rings_beyond_any_reason_are_refused():
+    model = OnMap('ripple-log')
+    model.attn.max_distance = 9  # 511 rows
+    model.attn.units = nn.Parameter(torch.randn(2, 9, 8, dtype=torch.float64))
+    with pytest.raises(ValueError, match='reach over 511 rows, .* at most 127'):
+        exported(model, inputs(EXPORTED))
+    args = inputs((1, 5, 6))
+    torch.testing.assert_close(export(model, args).module()(*args), model(*args))
+
+
+@pytest.mark.parametrize('name', BY_TRACING)
+def test_onnx_by_tracing(name, tmp_path):
+    runtime = pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
+    model, (x,) = OnMap(name, torch.float32), inputs((2, 6, 11), dtype=torch.float32)
+    path, other = tmp_path / 'model.onnx', torch.randn_like(x)
+    torch.onnx.export(model, (x,), path, opset_version=18, input_names=['x'], dynamo=False)
+    session = runtime.InferenceSession(path, providers=['CPUExecutionProvider'])
+    (out,) = session.run(None, {'x': other.numpy()})
+    torch.testing.assert_close(torch.from_numpy(out), model(other), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', ['linear-permuted', 'linear-sine', 'linear-conv'])
+def test_random_positions_do_not_go_to_onnx(name, tmp_path):
+    model = OnMap(name, torch.float32)
+    with pytest.raises(ValueError, match=f'{FIXED[name]} cannot be exported to ONNX'):
+        torch.onnx.export(
+            model, inputs((1, 4, 5), dtype=torch.float32), tmp_path / 'm.onnx', dynamo=False
+        )
+
+
+@dynamic
+@pytest.mark.parametrize('name', ['window', 'linear-sine', 'rala-learnable'])
+def test_onnx_does_not_fix_sizes_without_a_word(name, tmp_path):
+    """After an error torch's exporter tries a second way, and there limits the sizes."""
+    pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
+    model, (x,) = OnMap(name, torch.float32), inputs(EXPORTED, dtype=torch.float32)
+    shapes = ({2: Dim('h', min=4, max=4096), 3: Dim('w', min=4, max=4096)},)
+    with pytest.raises(Exception, match=f'{FIXED[name]} cannot be exported with dynamic height'):
+        torch.onnx.export(
+            model, (x,), tmp_path / 'm.onnx', dynamo=True, verbose=False, dynamic_shapes=shapes
+        )
+
+
+@dynamic
+@pytest.mark.long
+@pytest.mark.parametrize('name', some(['rwgkp', 'ripple-sat'], every=2))
+def test_onnx_at_any_size(name, tmp_path):
+    runtime = pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
+    pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
+    model, path = OnMap(name, torch.float32), tmp_path / 'model.onnx'
+    program = exported(model, inputs(EXPORTED, dtype=torch.float32))
+    torch.onnx.export(
+        program, (), path, opset_version=18, dynamo=True, verbose=False, external_data=False
+    )
+    session = runtime.InferenceSession(path, providers=['CPUExecutionProvider'])
+    for size in OTHERS:
+        (x,) = inputs(size, dtype=torch.float32)
+        (out,) = session.run(None, {'x': x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(out), model(x), rtol=1e-4, atol=1e-5)
+
+
+@dynamic
+def test_kernels_are_not_exported():
+    model = OnMap('rala', torch.float32)
+    model.attn.backend = 'fused'
+    with pytest.raises(BackendError, match='cannot serve this call'):
+        export(model, inputs((1, 4, 4), dtype=torch.float32))
+
+
+@pytest.mark.parametrize('cells', [1, 6, 9, 64])
+def test_the_grid_of_any_map_is_that_of_the_map(cells):
+    device = torch.device('cpu')
+    for hw in [(1, 1), (1, 4), (4, 1), (3, 9), (7, 7), (16, 9), (5, 40), (33, 12), (9, 64)]:
+        x, tokens = torch.randn(1, 2, hw[0] * hw[1], 3, dtype=torch.float64), TokenMap(hw)
+        rows, columns = pooling_grid(cells, hw)
+        places = (bins(count, size, device) for count, size in zip((rows, columns), hw))
+        pooled, exists = pool_grid_of_any_map(cells, x, tokens)
+        assert exists.tolist() == [True] * (rows * columns) + [False] * (cells - rows * columns)
+        torch.testing.assert_close(pooled[:, :, exists], pool_tokens(x, tokens, *places))
+
+
+def test_all_grids():
+    for height in range(1, 50):
+        for width in range(1, 50):
+            tokens = TokenMap((height, width))
+            exists = pool_grid_of_any_map(16, torch.empty(1, 1, height * width, 1), tokens)[1]
+            rows, columns = pooling_grid(16, tokens.hw_shape)
+            assert int(exists.sum()) == rows * columns, (height, width)
+
+
+@dynamic
+@pytest.mark.long
+@pytest.mark.parametrize(
+    'host, options',
+    some(
+        [
+            (MixTransformer, dict(attn_cfg=dict(type='RWGKP', num_anchors=6))),
+            (RAVLT, dict(attn_cfg='RALA', norm_cfg=dict(type='BN'))),
+        ],
+        every=2,
+    ),
+)
+def test_backbones_at_any_size(host, options):
+    arch = dict(embed_dims=(8, 16, 24, 32), depths=1, num_heads=(1, 2, 2, 4))
+    check_host(host(arch, out_indices=(1,), **options))
+
+
+@dynamic
+def test_vit_at_any_size():
+    """Class token, resized positions, patches that do not divide the image."""
+    arch = dict(embed_dims=16, num_heads=2, depth=1, patch_size=8)
+    check_host(ViT(arch, 'RALA', img_size=64))
+
+
+def check_host(model):
+    model.double().eval().requires_grad_(False)
+    shapes = ({0: Dim('b', max=64), 2: Dim('h', min=64, max=4096), 3: Dim('w', min=64, max=4096)},)
+    images = torch.randn(2, 3, 96, 128, dtype=torch.float64)
+    program = export(model, (images,), dynamic_shapes=shapes).module()
+    for size in ((1, 3, 77, 125), (3, 3, 64, 90)):
+        images = torch.randn(size, dtype=torch.float64)
+        for out, expected in zip(program(images), model(images)):
+            torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_every_attention_is_here():
+    kinds = {ATTENTIONS[name]['type'] for name in (*DYNAMIC, *FIXED)}
+    assert kinds == {cfg['type'] for cfg in ATTENTIONS.values()}
+
+
+def test_nothing_is_exported_here():
+    assert not numerics.exported() and numerics.known(torch.tensor(3))
+    assert not numerics.symbolic(3)

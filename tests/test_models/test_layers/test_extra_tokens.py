@@ -1,0 +1,305 @@
+"""Extra tokens, such as a class token: keys and queries without a place on the map."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmlinattn.models.layers import BaseAttention, build_attention
+from mmlinattn.ops.common.rotary import Rotary
+from mmlinattn.ops.linear.options import LinearOptions
+
+from .test_attention_contract import ATTENTIONS
+
+HW, EXTRA, CHANNELS, HEADS = (4, 5), 2, 16, 2
+NUM = EXTRA + 20
+
+
+def takes_them(cfg: dict) -> bool:
+    try:
+        build_attention(cfg, CHANNELS, HEADS).check_extra_tokens(EXTRA)
+    except ValueError as error:
+        return 'takes no extra tokens' not in str(error)
+    return True
+
+
+TAKE = {name: cfg for name, cfg in ATTENTIONS.items() if takes_them(cfg)}
+TAKE['rala-learnable'] = dict(TAKE['rala-learnable'], num_tokens=NUM)
+
+
+@pytest.fixture(params=TAKE.values(), ids=TAKE.keys())
+def attn(request) -> BaseAttention:
+    return build_attention(request.param, CHANNELS, HEADS).double().eval()
+
+
+def tokens(n: int = NUM) -> Tensor:
+    return torch.randn(2, n, CHANNELS, dtype=torch.float64)
+
+
+def padding() -> Tensor:
+    mask = torch.zeros(2, NUM, dtype=torch.bool)
+    mask[0, -5:] = True
+    mask[1, 0] = True
+    return mask
+
+
+def test_all_tokens_read_and_are_read(attn):
+    x = tokens().requires_grad_()
+    out = attn(x, (2, 10), num_extra_tokens=EXTRA)  # whose columns spatial reduction divides
+    assert out.shape == x.shape
+    (of_x,) = torch.autograd.grad(out[:, -1].square().sum(), x, retain_graph=True)
+    truncated = getattr(attn, 'weights', None) == 'truncated'  # nothing but what is near
+    assert of_x[:, :EXTRA].abs().sum((0, 2)).bool().all() or truncated
+    (of_x,) = torch.autograd.grad(out[:, :EXTRA].square().sum(), x)
+    assert of_x.abs().sum((0, 2)).bool().all()
+
+
+def test_they_have_no_place(attn):
+    """Their order changes nothing, and a map that is reflected changes nothing for them."""
+    if getattr(attn, 'token_logits', None) is not None:
+        torch.nn.init.normal_(attn.token_logits)
+        attn.token_logits.data[:, 1] = attn.token_logits.data[:, 0]
+    x = tokens()
+    swapped = torch.cat([x[:, [1, 0]], x[:, EXTRA:]], 1)
+    out, other = (attn(t, HW, num_extra_tokens=EXTRA) for t in (x, swapped))
+    torch.testing.assert_close(other[:, [1, 0]], out[:, :EXTRA])
+    torch.testing.assert_close(other[:, EXTRA:], out[:, EXTRA:])
+
+
+def test_what_is_padding_changes_nothing(attn):
+    x, junk, mask = tokens(), 9 * tokens(), padding()
+    outs = [
+        attn(x.where(~mask[..., None], t), HW, key_padding_mask=mask, num_extra_tokens=EXTRA)
+        for t in (junk, torch.zeros_like(junk))
+    ]
+    torch.testing.assert_close(*(out[~mask] for out in outs), rtol=1e-9, atol=1e-9)
+
+
+def by_definition(attn: BaseAttention, similarity: Tensor, x: Tensor) -> Tensor:
+    """Rows of (B, heads, E + N, E + N), normalised, times the values, projected."""
+    v = attn.split_heads(attn.in_proj(x).chunk(3, -1)[2])
+    out = (similarity / similarity.sum(-1, keepdim=True)) @ v
+    return attn.proj(out.transpose(1, 2).flatten(2))
+
+
+def same(attn: BaseAttention, expected, x: Tensor, mask: Tensor, hw=HW) -> None:
+    """Outputs and gradients, of real tokens."""
+    x = x.requires_grad_()
+    out = attn(x, hw, key_padding_mask=mask, num_extra_tokens=EXTRA)
+    weight = torch.randn_like(out) * ~mask[..., None]
+    parameters = [x, *attn.parameters()]
+    wanted = expected(x)
+    torch.testing.assert_close(out[~mask], wanted[~mask], rtol=1e-6, atol=1e-7)
+    gradients = [torch.autograd.grad((o * weight).sum(), parameters) for o in (out, wanted)]
+    for a, b in zip(*gradients):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('kind', ['SoftmaxAttention', 'LinearAttention'])
+def test_tokens_like_all_others(kind):
+    options = {} if kind == 'SoftmaxAttention' else dict(feature_map='elu+1', eps=0.0)
+    attn = build_attention(dict(type=kind, **options), CHANNELS, HEADS).double()
+    mask = padding()
+
+    def expected(x):
+        q, k = (attn.split_heads(t) for t in attn.in_proj(x).chunk(3, -1)[:2])
+        if kind == 'SoftmaxAttention':
+            similarity = (q @ k.mT / 8**0.5).exp()
+        else:
+            similarity = (torch.nn.functional.elu(q) + 1) @ (torch.nn.functional.elu(k) + 1).mT
+        return by_definition(attn, similarity.masked_fill(mask[:, None, None], 0), x)
+
+    same(attn, expected, tokens(), mask)
+
+
+@pytest.mark.parametrize(
+    'groups, backend',
+    [('chebyshev', 'reference'), ('chebyshev', 'tile'), ('chebyshev', 'sat'), ('log', 'sat')],
+)
+@pytest.mark.parametrize('weights', ['stick', 'fixed', 'truncated', 'softmax'])
+def test_ripple_extra_tokens_are_in_the_last_group(groups, backend, weights):
+    attn = build_attention(
+        dict(
+            type='RippleAttention', max_distance=2, weights=weights, groups=groups, eps=1e-12,
+            feature_map='elu+1', backend=backend,
+        ),
+        CHANNELS,
+        HEADS,
+    ).double()  # fmt: skip
+    mask, (height, width) = padding(), HW
+    place = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing='ij'))
+    place = place.flatten(1)
+    distance = (place[:, :, None] - place[:, None]).abs().amax(0)  # [N, N]
+    group = torch.full((NUM, NUM), 2)
+    group[EXTRA:, EXTRA:] = distance.clamp(max=2)  # with R = 2 both kinds have the same groups
+
+    def expected(x):
+        q, k, v = (attn.split_heads(t) for t in attn.in_proj(x).chunk(3, -1))
+        similarity = (torch.nn.functional.elu(q) + 1) @ (torch.nn.functional.elu(k) + 1).mT
+        ring = attn.spatial_weights(v).gather(-1, group.expand(2, HEADS, -1, -1))
+        ring = torch.cat([torch.ones_like(ring[:, :, :EXTRA]), ring[:, :, EXTRA:]], 2)
+        return by_definition(attn, (similarity * ring).masked_fill(mask[:, None, None], 0), x)
+
+    same(attn, expected, tokens(), mask)
+
+
+def test_rala_turns_and_smooths_the_map_alone():
+    attn = build_attention(dict(type='RALA', eps=0.0), CHANNELS, HEADS).double()
+    mask = padding()
+
+    def rotated(x):
+        rows, columns = (t.flatten() for t in torch.meshgrid(*map(torch.arange, HW), indexing='ij'))
+        turns = []
+        for place in (rows, columns):
+            angle = torch.cat([torch.zeros(EXTRA), place]).double()  # head dim 8: angles 1, 1e-4
+            turns += [angle, angle * 1e-4]
+        angle = torch.stack(turns, -1)
+        pairs = torch.view_as_complex(x.unflatten(-1, (4, 2)).contiguous())
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+
+    def expected(x):
+        q, k, v, gate = attn.in_proj(x).chunk(4, -1)
+        lepe = v.masked_fill(mask[..., None], 0)[:, EXTRA:].mT.unflatten(-1, HW)
+        lepe = torch.cat([torch.zeros(2, EXTRA, CHANNELS), attn.lepe(lepe).flatten(2).mT], 1)
+        q, k, v = (attn.split_heads(t) for t in (q, k, v))
+        q, k = torch.nn.functional.elu(q) + 1, torch.nn.functional.elu(k) + 1
+        out = torch.zeros_like(v)
+        for image in range(2):
+            real = ~mask[image]
+            mean = q[image][:, real].mean(1, keepdim=True)
+            scores = (mean * k[image][:, real]).sum(-1) / 8**0.5
+            keys = k[image][:, real] * (real.sum() * scores.softmax(-1))[..., None]
+            below = (q[image] @ keys.mT).sum(-1, keepdim=True)
+            turned = rotated(k[image])[:, real] * (real.sum() * scores.softmax(-1))[..., None]
+            out[image] = rotated(q[image]) @ turned.mT @ v[image][:, real] / below
+        return attn.proj(gate * (out.transpose(1, 2).flatten(2) + lepe))
+
+    same(attn, expected, tokens(), mask)
+
+
+def test_pooled_anchors_are_of_the_map():
+    attn = build_attention(dict(type='RWGKP', num_anchors=4), CHANNELS, HEADS).double()
+    x = tokens()
+    q = attn.split_heads(attn.in_proj(x).chunk(3, -1)[0])
+    maps = q[:, :, EXTRA:].mT.unflatten(-1, HW)  # [B, H, d, 4, 5]
+    cells = [
+        maps[..., r, c].mean((-2, -1))
+        for r in (slice(2), slice(2, 4))
+        for c in (slice(3), slice(2, 5))
+    ]
+    of_walk = torch.stack(cells, 2)
+    found = []
+    attn.anchors, original = lambda *args: found.append(original(*args)) or found[-1], attn.anchors
+    attn(x, HW, num_extra_tokens=EXTRA)
+    torch.testing.assert_close(found[0][0], of_walk)
+
+
+def test_reduced_keys_are_of_the_map():
+    attn = build_attention(dict(type='EfficientSoftmaxAttention', sr_ratio=2), CHANNELS, HEADS)
+    attn, mask = attn.double(), padding()
+    mask[0, -5:] = False  # a cell that is padding in part
+
+    def expected(x):
+        cells = attn.sr(x.masked_fill(mask[..., None], 0)[:, EXTRA:].mT.unflatten(-1, HW))
+        keys = torch.cat([x[:, :EXTRA], attn.norm(cells.flatten(2).mT)], 1)
+        of_keys = torch.cat([mask[:, :EXTRA], torch.zeros(2, 4, dtype=torch.bool)], 1)
+        q = attn.split_heads(attn.in_proj(x).chunk(3, -1)[0])
+        k, v = (attn.split_heads(t) for t in attn.in_proj(keys).chunk(3, -1)[1:])
+        weights = (q @ k.mT / 8**0.5).masked_fill(of_keys[:, None, None], float('-inf')).softmax(-1)
+        return attn.proj((weights @ v).transpose(1, 2).flatten(2))
+
+    same(attn, expected, tokens(), mask)
+
+
+def test_windows_and_their_neighbours_see_extra_tokens():
+    attn = build_attention(
+        dict(type='VisionLongformerAttention', window_size=2), CHANNELS, HEADS
+    ).double()
+    mask, hw = padding(), (2, 10)
+    near = (torch.arange(10) // 2)[:, None] - torch.arange(10) // 2
+    near = (near.abs() <= 1).repeat(2, 2)  # one row of five windows
+    seen = torch.nn.functional.pad(near, (EXTRA, 0, EXTRA, 0), value=True)
+
+    def expected(x):
+        q, k = (attn.split_heads(t) for t in attn.in_proj(x).chunk(3, -1)[:2])
+        hidden = ~seen | mask[:, None, None]
+        return by_definition(attn, (q @ k.mT / 8**0.5).exp().masked_fill(hidden, 0), x)
+
+    same(attn, expected, tokens(), mask, hw)
+
+
+def test_convolutional_projections_are_of_the_map():
+    attn = build_attention('ConvProjectionAttention', CHANNELS, HEADS).double().eval()
+    for bn in (attn.conv_q.bn, attn.conv_k.bn, attn.conv_v.bn):
+        torch.nn.init.normal_(bn.running_mean)
+        torch.nn.init.uniform_(bn.running_var, 0.5, 2)
+        torch.nn.init.normal_(bn.weight)
+    mask = padding()
+    mask[0, -5:], mask[0, -3] = False, True  # row 3, column 2: in the middle of no key
+
+    def expected(x):
+        seen, parts = x.masked_fill(mask[..., None], 0), []
+        for i, (conv, step) in enumerate(zip((attn.conv_q, attn.conv_k, attn.conv_v), (1, 2, 2))):
+            places = torch.nn.functional.pad(seen[:, EXTRA:].mT.unflatten(-1, HW), (1,) * 4)
+            near = places.unfold(2, 3, step).unfold(3, 3, step)  # [B, C, H, W, 3, 3]
+            places = (near * conv.conv.weight[:, 0, None, None]).sum((-2, -1))
+            bn = conv.bn
+            scale = (bn.weight / (bn.running_var + 1e-5).sqrt())[:, None, None]
+            places = (places - bn.running_mean[:, None, None]) * scale + bn.bias[:, None, None]
+            all_tokens = torch.cat([seen[:, :EXTRA], places.flatten(2).mT], 1)
+            parts.append(attn.split_heads(attn.in_proj(all_tokens).chunk(3, -1)[i]))
+        hidden = torch.cat([mask[:, :EXTRA], torch.zeros(2, 6, dtype=torch.bool)], 1)
+        logits = (parts[0] @ parts[1].mT * CHANNELS**-0.5).masked_fill(
+            hidden[:, None, None], float('-inf')
+        )
+        return attn.proj((logits.softmax(-1) @ parts[2]).transpose(1, 2).flatten(2))
+
+    same(attn, expected, tokens(), mask)
+
+
+@pytest.mark.parametrize('extra', [-1, 1.0, None, True])
+def test_a_wrong_number(extra):
+    attn = build_attention('SoftmaxAttention', CHANNELS, HEADS)
+    with pytest.raises(ValueError, match=r'num_extra_tokens must be .* got'):
+        attn(torch.randn(1, 21, CHANNELS), HW, num_extra_tokens=extra)
+
+
+def test_more_than_there_are():
+    attn = build_attention('SoftmaxAttention', CHANNELS, HEADS)
+    with pytest.raises(ValueError, match='20 positions but x has 19 tokens; a class token'):
+        attn(torch.randn(1, 21, CHANNELS), HW, num_extra_tokens=2)
+
+
+def test_an_attention_may_refuse_them():
+    class OfTheMap(BaseAttention):
+        takes_extra_tokens = False
+
+        def attend(self, q, k, v, tokens):
+            return v
+
+    attn = OfTheMap(CHANNELS, HEADS)
+    assert attn(torch.randn(1, 20, CHANNELS), HW).shape == (1, 20, CHANNELS)
+    with pytest.raises(
+        ValueError, match='OfTheMap takes no extra tokens, such as a class token.*=1'
+    ):
+        attn(torch.randn(1, 21, CHANNELS), HW, num_extra_tokens=1)
+
+
+def test_kernels_that_cannot_say_so():
+    """The tables of the fused form have a row for each place, and none for no place."""
+    fused = pytest.importorskip('mmlinattn.ops.linear.triton_ops', reason='needs Triton')
+    q = torch.randn(1, 2, 7, 16)
+    for extra, reason in ((0, None), (1, 'extra tokens')):
+        rotary = Rotary((2, 3), 16, num_extra_tokens=extra)
+        found = fused.refuses(q, q, q, LinearOptions(None, 1e-6, 'elu+1', rotary))
+        assert reason in found if reason else 'extra tokens' not in str(found)
+
+
+def test_positions_of_a_map_refuse_them_and_say_which():
+    for position in ('PermutationPosition', 'SineSPE', 'ConvSPE'):
+        cfg = dict(type='LinearAttention', position=position)
+        with pytest.raises(ValueError, match=f'position {position} takes no extra tokens'):
+            build_attention(cfg, CHANNELS, HEADS)(tokens().float(), HW, num_extra_tokens=EXTRA)
+    with pytest.raises(ValueError, match='rotary=True is a position already'):
+        build_attention(
+            dict(type='LinearAttention', position='RotaryPosition', rotary=True), CHANNELS, HEADS
+        )

@@ -1,0 +1,145 @@
+import pytest
+import torch
+
+from mmlinattn.models.layers import build_feature_map
+
+MAPS = {
+    'elu+1': 'elu+1',
+    'relu': 'relu',
+    'softmax': 'softmax',
+    'efficient': 'EfficientFeatures',
+    'adaptive': 'AdaptiveFeatures',
+    'adaptive-per-head': dict(type='AdaptiveFeatures', per_head=True, num_features=5),
+    'adaptive-resampled': dict(type='AdaptiveFeatures', resample=True),
+    'adaptive-no-output-layer': dict(type='AdaptiveFeatures', output_layer=False),
+    't2r': dict(type='T2RFeatures', num_features=6),
+    't2r-per-head': dict(type='T2RFeatures', per_head=True),
+    'dpfp': dict(type='DPFPFeatures', order=2),
+    'rfa': 'RFAFeatures',
+    'focused': dict(type='FocusedFeatures', power=2),
+    'performer': dict(type='PerformerFeatures', num_features=20),
+}
+
+
+def tokens(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.fixture(params=MAPS.values(), ids=MAPS.keys())
+def feature_map(request):
+    return build_feature_map(request.param, head_dim=8, num_heads=3).double().eval()
+
+
+def test_features_of_queries_and_keys(feature_map):
+    x = tokens(2, 2, 3, 7, 8).requires_grad_()
+    q, k = feature_map(*x)
+    assert q.shape == k.shape and q.shape[:3] == (2, 3, 7) and q.dtype == torch.float64
+    if type(feature_map).__name__ != 'RFAFeatures':
+        assert (q >= 0).all() and (k >= 0).all()
+    (q * k.detach().flip(2)).sum().backward()
+    assert torch.isfinite(x.grad).all()
+    assert all(p.grad is not None for p in feature_map.parameters())
+
+
+def test_padded_keys_change_no_other(feature_map):
+    q, k = tokens(2, 2, 3, 7, 8)
+    mask = torch.zeros(2, 7, dtype=torch.bool)
+    mask[:, 4:] = True
+    k[:, :, 4:] *= 9
+    padded = feature_map(q, k, mask)[1][:, :, :4]
+    alone = feature_map(q[:, :, :4], k[:, :, :4])[1]
+    torch.testing.assert_close(padded, alone)
+
+
+def test_all_padding_is_finite(feature_map):
+    x = tokens(2, 2, 3, 7, 8).requires_grad_()
+    q, k = feature_map(*x, torch.ones(2, 7, dtype=torch.bool))
+    (q.sum() + k.sum()).backward()
+    assert torch.isfinite(k).all() and torch.isfinite(x.grad).all()
+
+
+def test_half_precision_computes_in_float32(feature_map):
+    """And returns the type that it is given, but where that has too small a range."""
+    x = 4 * torch.randn(2, 2, 3, 7, 8).half()
+    feature_map = feature_map.float()
+    for dtype in (torch.float16, torch.bfloat16):
+        wide = feature_map.wide and dtype == torch.float16
+        tokens_of_type = x.to(dtype)
+        exact = feature_map(*tokens_of_type.float())
+        with torch.autocast('cpu', dtype=torch.bfloat16):
+            for got, expected in zip(feature_map(*tokens_of_type), exact):
+                assert got.dtype == (torch.float32 if wide else dtype)
+                expected = expected.to(got.dtype)
+                close = torch.testing.assert_close
+                close(got.float(), expected.float(), rtol=1e-5 if wide else 0, atol=1e-6 * wide)
+
+
+def test_adaptive_map_by_hand():
+    feature_map = build_feature_map('AdaptiveFeatures', 8, 3).double()
+    x = tokens(1, 3, 4, 8)
+    phase = x @ feature_map.frequencies.T
+    linear = feature_map.output_layer
+    waves = torch.cat([phase.sin(), phase.cos()], -1)
+    expected = (waves @ linear.weight.T + linear.bias).clamp(min=0)
+    torch.testing.assert_close(feature_map(x, x)[0], expected)
+
+
+def test_one_map_a_head_is_that_map_head_by_head():
+    feature_map = build_feature_map(dict(type='T2RFeatures', per_head=True), 8, 3).double()
+    x = tokens(2, 3, 4, 8)
+    weight, bias = feature_map.linear.weight, feature_map.linear.bias
+    expected = torch.stack([x[:, h] @ weight[h].T + bias[h] for h in range(3)], 1).clamp(min=0)
+    torch.testing.assert_close(feature_map(x, x)[0], expected)
+
+
+def test_w1_starts_standard_normal():
+    frequencies = build_feature_map('AdaptiveFeatures', 64, 1).frequencies
+    assert abs(frequencies.mean()) < 0.1 and abs(frequencies.std() - 1) < 0.1
+
+
+def test_resampling_only_in_training_and_one_draw_for_queries_and_keys():
+    feature_map = build_feature_map(dict(type='AdaptiveFeatures', resample=True), 8, 2)
+    x = torch.randn(1, 2, 4, 8)
+    q, k = feature_map(x, x)
+    assert torch.equal(q, k) and not torch.equal(q, feature_map(x, x)[0])
+    feature_map.eval()
+    assert torch.equal(feature_map(x, x)[0], feature_map(x, x)[0])
+    assert 'frequencies' in feature_map.state_dict()
+
+
+@pytest.mark.parametrize('kind', ['RFAFeatures', 'PerformerFeatures'])
+def test_random_features_approximate_their_kernel(kind):
+    feature_map = build_feature_map(dict(type=kind, num_features=8192), 4, 1).double()
+    x, y = tokens(2, 1, 1, 6, 4) / 2
+    q, k = feature_map(x, y)
+    kernel = q @ k.mT
+    if kind == 'RFAFeatures':  # Gaussian kernel of unit vectors
+        x, y = (t / t.norm(dim=-1, keepdim=True) for t in (x, y))
+        expected = (-(torch.cdist(x, y) ** 2) / 2).exp()
+    else:  # softmax kernel, up to a factor of each query and one of all keys
+        kernel = kernel / kernel.sum(-1, keepdim=True)
+        expected = (x @ y.mT / 2).softmax(-1)
+    torch.testing.assert_close(kernel, expected, atol=0.05, rtol=0)
+
+
+def test_dpfp_by_hand():
+    x = tokens(1, 1, 1, 2)
+    a, b = x.flatten().tolist()
+    z = [max(t, 0) for t in (a, b, -a, -b)]
+    expected = [z[i] * z[i - j] for j in (1, 2) for i in range(4)]
+    out = build_feature_map(dict(type='DPFPFeatures', order=2), 2, 1)(x, x)[0]
+    assert out.flatten().tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    'cfg, message',
+    [
+        ('exp', r"feature_map must be one of \['elu\+1'.*'T2RFeatures'\], got 'exp'"),
+        (dict(type='AdaptiveFeatures', num_features=0), 'num_features .* 0'),
+        (dict(type='PerformerFeatures', num_features=2.5), 'num_features .* 2.5'),
+        (dict(type='DPFPFeatures', order=-1), 'order .* -1'),
+    ],
+)
+def test_bad_options(cfg, message):
+    with pytest.raises(ValueError, match=message):
+        build_feature_map(cfg, 8, 2)

@@ -1,0 +1,52 @@
+import pytest
+import torch
+
+from mmlinattn.models.layers import GatedPositionalAttention, TokenMap
+
+
+def softmax(x):
+    weights = (x - x.amax(-1, keepdim=True)).exp()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def test_is_its_definition(defined_by, dims):
+    attn = GatedPositionalAttention(**dims)
+    torch.nn.init.normal_(attn.positions)
+    torch.nn.init.normal_(attn.gates)
+
+    def definition(q, k, v, places):
+        way = places[None] - places[:, None]  # [n, n, 2], from query to key
+        y, x = way.unbind(-1)
+        relative = torch.stack([x, y, x**2 + y**2], -1)
+        position = softmax(torch.einsum('ijc,hc->hij', relative, attn.positions))
+        content = softmax(8**-0.5 * q @ k.mT)
+        gate = 1 / (1 + (-attn.gates).exp())[:, None, None]
+        weights = (1 - gate) * content + gate * position
+        return weights / weights.sum(-1, keepdim=True) @ v
+
+    defined_by(attn, definition)
+
+
+def test_heads_start_looking_at_nine_neighbours():
+    attn = GatedPositionalAttention(72, 9, locality_strength=5.0).double()
+    v = torch.zeros(1, 9, 25, 8, dtype=torch.float64)
+    v[..., 0] = torch.arange(25)
+    seen = attn.look_around(v, TokenMap((5, 5)))[0, :, 12, 0]  # by the token in the middle
+    assert sorted(seen.round().int().tolist()) == [6, 7, 8, 11, 12, 13, 16, 17, 18]
+    assert (seen - seen.round()).abs().max() < 0.06
+
+
+def test_number_of_heads_need_not_be_square():
+    attn = GatedPositionalAttention(48, 6)
+    assert len({tuple(row) for row in attn.positions.tolist()}) == 6
+
+
+def test_position_of_a_large_map_is_never_n_by_n():
+    v = torch.randn(1, 2, 256 * 256, 4)
+    out = GatedPositionalAttention(8, 2).look_around(v, TokenMap((256, 256)))
+    assert torch.isfinite(out).all()  # 32 GiB, if it were
+
+
+def test_bad_strength(dims):
+    with pytest.raises(ValueError, match='locality_strength must be positive, got 0'):
+        GatedPositionalAttention(**dims, locality_strength=0)

@@ -1,0 +1,92 @@
+"""What others do to the layers of torch inside ours is heeded."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import prune
+
+from mmlinattn.models.backbones import RAVLT
+from mmlinattn.models.layers import ConvFFN, MixFFN, SoftmaxAttention
+from mmlinattn.models.layers.ffn import MLP
+from mmlinattn.models.layers.linear_projection import apply_linear, is_plain
+
+HW = (3, 4)
+
+
+@pytest.fixture(params=[ConvFFN, MixFFN])
+def ffn(request):
+    return request.param(8, 16)
+
+
+def test_hooks_see_what_the_layer_gives(ffn):
+    """Not what is made of it in place."""
+    seen = {}
+    for name in ('fc1', 'dwconv', 'fc2'):
+        getattr(ffn, name).register_forward_hook(
+            lambda module, args, out, name=name: seen.update({name: (args[0], out)})
+        )
+    with torch.no_grad():
+        ffn(torch.randn(2, 12, 8), HW)
+    assert set(seen) == {'fc1', 'dwconv', 'fc2'}
+    x, out = seen['fc1']
+    torch.testing.assert_close(out, F.linear(x, ffn.fc1.weight, ffn.fc1.bias))
+    x, out = seen['dwconv']
+    torch.testing.assert_close(out, ffn.dwconv._conv_forward(x, ffn.dwconv.weight, ffn.dwconv.bias))
+
+
+def test_a_hook_for_all_modules_is_heeded(ffn):
+    seen = []
+    handle = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(type(m)))
+    try:
+        ffn(torch.randn(2, 12, 8), HW)
+    finally:
+        handle.remove()
+    assert seen.count(nn.Linear) == 2 and seen.count(nn.Conv2d) == 1
+
+
+def test_pruned_layers_train(ffn):
+    for name in ('fc1', 'dwconv', 'fc2'):
+        prune.l1_unstructured(getattr(ffn, name), 'weight', amount=0.5)
+    for _ in range(2):
+        ffn(torch.randn(2, 12, 8), HW).sum().backward()
+    assert ffn.dwconv.weight_orig.grad is not None
+
+
+def test_layers_that_were_replaced(ffn):
+    """The input of an identity is the caller's, and a wrapped convolution has no weight."""
+    ffn.dwconv = nn.Sequential(ffn.dwconv)
+    x = torch.randn(2, 12, 8)
+    before = x.clone()
+    ffn.fc1, ffn.dwconv, ffn.fc2 = nn.Identity(), nn.Sequential(nn.Identity()), nn.Identity()
+    with torch.no_grad():
+        out = ffn(x, HW)
+    assert torch.equal(x, before) and out.shape == x.shape
+
+
+def test_dynamic_quantisation_finds_the_layers():
+    model = nn.ModuleList([MLP(16, 32), SoftmaxAttention(16, 2)])
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    kinds = {type(module) for module in quantised.modules() if hasattr(module, 'in_features')}
+    assert kinds == {torch.ao.nn.quantized.dynamic.Linear}
+    x = torch.randn(2, 12, 16)
+    torch.testing.assert_close(quantised[0](x), model[0](x), rtol=0.1, atol=0.1)
+
+
+def test_models_without_memory():
+    model = RAVLT('tiny', norm_cfg=dict(type='BN')).to('meta')
+    assert [f.shape[1] for f in model(torch.empty(1, 3, 64, 64, device='meta'))] == [
+        64,
+        128,
+        256,
+        512,
+    ]
+
+
+def test_plain_is_of_the_very_class():
+    layer = nn.Linear(2, 2)
+    assert is_plain(layer, nn.Linear) and not is_plain(layer, nn.Conv2d)
+    layer.register_forward_pre_hook(lambda *_: None)
+    assert not is_plain(layer, nn.Linear)
+    wrapped = type('Wrapped', (nn.Linear,), dict(forward=lambda self, x: x))(2, 2)
+    assert not is_plain(wrapped, nn.Linear) and apply_linear(wrapped, 'anything') == 'anything'

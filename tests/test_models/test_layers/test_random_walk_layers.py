@@ -1,0 +1,134 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mmlinattn.models.layers import RWGKA, RWGKP, TokenMap
+from mmlinattn.models.layers.pooling import bins, pool_tokens
+from mmlinattn.models.layers.random_walk import pooling_grid
+from mmlinattn.ops import random_walk_attention
+
+
+def test_shared_anchors_are_the_default_and_one_set_a_head():
+    shared, own = RWGKA(32, 2, num_anchors=6), RWGKA(32, 2, num_anchors=6, shared_anchors=False)
+    assert shared.anchors_q.shape == (2, 6, 16) and shared.anchors_k is None
+    extra = {name for name, _ in own.named_parameters()}
+    assert extra - {name for name, _ in shared.named_parameters()} == {'anchors_k'}
+    assert sum(p.numel() for p in shared.parameters()) == 4 * 32 * 33 + 2 * 6 * 16
+
+
+def test_anchors_start_by_xavier_for_each_head():
+    anchors = RWGKA(256, 4, num_anchors=128).anchors_q.detach()
+    limit = (6 / (128 + 64)) ** 0.5
+    assert 0.99 * limit < anchors.abs().max() <= limit
+
+
+@pytest.mark.parametrize('steps', [None, 2])
+def test_layer_is_its_formula(steps):
+    options = dict(num_anchors=5, decay=0.5, steps=steps, shared_anchors=False)
+    attn = RWGKA(16, 2, **options).double()
+    x = torch.randn(2, 12, 16, dtype=torch.float64)
+    q, k, v = attn.in_proj(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+    walked = random_walk_attention(
+        q, k, v, attn.anchors_q, attn.anchors_k, decay=0.5, steps=steps, backend='reference'
+    )
+    torch.testing.assert_close(attn(x, (3, 4)), attn.proj(walked.transpose(1, 2).flatten(2)))
+
+
+def test_more_heads():
+    attn = RWGKA(32, 2, num_anchors=6, heads_multiplier=2)
+    assert (attn.num_heads, attn.head_dim, attn.anchors_q.shape) == (4, 8, (4, 6, 8))
+
+
+def test_pooled_anchors_are_cell_averages():
+    attn = RWGKP(16, 2, num_anchors=4).double()
+    q, k = torch.randn(2, 1, 2, 6 * 4, 8, dtype=torch.float64)
+    anchors_q, anchors_k = attn.anchors(q, k, TokenMap((6, 4)))
+    assert anchors_q.shape == (1, 2, 4, 8)
+    cells = k.unflatten(2, (2, 3, 2, 2)).mean((3, 5)).flatten(2, 3)  # rows in threes, columns in 2
+    torch.testing.assert_close(anchors_k, cells)
+
+
+def test_padding_is_left_out_of_pooled_anchors():
+    attn = RWGKP(16, 2, num_anchors=4).double()
+    q = torch.randn(1, 2, 24, 8, dtype=torch.float64)
+    mask = torch.zeros(1, 6, 4, dtype=torch.bool)
+    mask[:, :, 3] = True
+    anchors, _ = attn.anchors(q, q, TokenMap((6, 4), mask.flatten(1)))
+    cells = q.unflatten(2, (2, 3, 2, 2)).mean((3, 5))
+    narrow = q.unflatten(2, (2, 3, 4))[..., 2, :].mean(3)  # the only real column of these cells
+    torch.testing.assert_close(anchors.unflatten(2, (2, 2))[..., 1, :], narrow)
+    torch.testing.assert_close(anchors.unflatten(2, (2, 2))[..., 0, :], cells[..., 0, :])
+    mask[:, :3] = True
+    anchors, _ = attn.anchors(q, q, TokenMap((6, 4), mask.flatten(1)))
+    assert (anchors[:, :, :2] == 0).all()  # nothing but padding in the upper cells
+
+
+@given(st.integers(1, 200), st.integers(1, 300), st.integers(1, 300))
+def test_grid_fits_the_map_and_the_number_of_anchors(cells, height, width):
+    rows, columns = pooling_grid(cells, (height, width))
+    assert 1 <= rows <= height and 1 <= columns <= width
+    assert rows * columns <= cells
+    if height != width:
+        assert pooling_grid(cells, (width, height)) == (columns, rows)
+
+
+@pytest.mark.parametrize(
+    'cells, hw, grid',
+    [(64, (256, 256), (8, 8)), (64, (64, 256), (4, 16)), (64, (2, 2), (2, 2)), (1, (9, 9), (1, 1))],
+)
+def test_grid(cells, hw, grid):
+    assert pooling_grid(cells, hw) == grid
+
+
+@pytest.mark.parametrize('kind', [RWGKA, RWGKP])
+@pytest.mark.parametrize(
+    'option, message',
+    [
+        (dict(num_anchors=0), 'num_anchors must be at least 1, got 0'),
+        (dict(decay=1.0), r'decay must be in \(0, 1\), got 1.0'),
+        (dict(steps=0), 'steps .* got 0'),
+        (dict(solver='lu'), "'lu'"),
+        (dict(heads_multiplier=0), 'heads_multiplier .* got 0'),
+        (dict(heads_multiplier=3), 'embed_dims=32 .*num_heads=6'),
+    ],
+)
+def test_bad_options(kind, option, message):
+    with pytest.raises(ValueError, match=message):
+        kind(32, 2, **option)
+
+
+@pytest.mark.parametrize('masked', [False, True])
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_half_types_pool_without_a_copy_in_float32(dtype, masked):
+    """A third, the share of a column in its cell, is no half type: rounded, it would make all
+    averages too large, by 0.2% in bfloat16."""
+    qkv = (1 + torch.rand(2, 6 * 9, 3, 2, 8)).to(dtype)
+    x = qkv.permute(2, 0, 3, 1, 4)[0]  # [B, heads, N, d], a part of wider rows
+    mask = None
+    if masked:
+        mask = torch.zeros(2, 54, dtype=torch.bool)
+        mask[0, 40:] = True
+    rows, columns = bins(2, 6, x.device), bins(3, 9, x.device)
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and out.dtype == torch.float32:
+                sizes.append(out.numel())
+            return out
+
+    with Sizes():
+        pooled = pool_tokens(x, TokenMap((6, 9), mask), rows, columns)
+    # A CPU multiplies float16 more slowly than it copies.
+    assert dtype == torch.float16 or max(sizes) < x.numel() / 2
+    keep = torch.ones(2, 54, dtype=torch.float64) if mask is None else (~mask).double()
+    cells = torch.einsum('rh,cw->rchw', rows.double(), columns.double()).flatten(2).flatten(0, 1)
+    weight = cells[None] * keep[:, None]  # [B, cells, N]
+    total = weight.sum(-1, keepdim=True)[:, None].clamp(min=1)
+    exact = torch.einsum('bcn,bhnd->bhcd', weight, x.double()) / total
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(pooled.double(), exact, rtol=1.5 * eps, atol=0)
+    assert abs((pooled[exact > 0] / exact[exact > 0] - 1).mean()) < eps / 16

@@ -1,0 +1,173 @@
+"""Softmax attentions with learnt relative positions against their definition, pair by pair."""
+
+import re
+
+import pytest
+import torch
+
+from mmlinattn.models.layers import (
+    RelativeBias,
+    RelativeSoftmaxAttention,
+    VisionLongformerAttention,
+)
+
+HEADS, DIM, HW = 2, 4, (4, 7)
+EXTRA = 2
+
+
+def definition(attn, x, mask, reach, window=None):
+    """N x N: logits, biases and who sees whom, for one pair of tokens at a time."""
+    bias, extra = attn.relative, EXTRA
+    places = [None] * extra + [(row, column) for row in range(HW[0]) for column in range(HW[1])]
+    table = bias.table.view(2 * reach[0] + 1, 2 * reach[1] + 1, HEADS)
+
+    def number(i, j):
+        if i < extra and j < extra:
+            return bias.between[:, i, j] if bias.between is not None else torch.zeros(HEADS)
+        if i < extra or j < extra:
+            if bias.extra is None:
+                return torch.zeros(HEADS)
+            return bias.extra[0, :, i] if i < extra else bias.extra[1, :, j]
+        ways = [a - b for a, b in zip(places[i], places[j])]
+        ways = [max(-most, min(most, way)) + most for way, most in zip(ways, reach)]
+        return table[ways[0], ways[1]]
+
+    def sees(i, j):
+        if window is None or i < extra or j < extra:
+            return True
+        return all(abs(a // window - b // window) <= 1 for a, b in zip(places[i], places[j]))
+
+    count = len(places)
+    numbers = torch.stack([number(i, j) for i in range(count) for j in range(count)], -1)
+    seen = torch.tensor([[sees(i, j) for j in range(count)] for i in range(count)])
+    q, k, v = (t.unflatten(-1, (HEADS, DIM)).transpose(1, 2) for t in attn.in_proj(x).chunk(3, -1))
+    logits = q @ k.mT / DIM**0.5 + numbers.unflatten(-1, (count, count))
+    logits = logits.masked_fill(~seen | mask[:, None, None], float('-inf'))
+    return attn.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+CASES = {
+    'whole map': (dict(map_size=HW, num_extra_tokens=EXTRA), (3, 6), None),
+    'a smaller table': (dict(map_size=(3, 4), num_extra_tokens=EXTRA), (2, 3), None),
+    'a larger table': (dict(map_size=9), (8, 8), None),
+    'windows': (dict(window_size=2, num_extra_tokens=EXTRA), (3, 3), 2),
+    'windows in one row': (dict(window_size=5), (9, 9), 5),
+}
+
+
+@pytest.mark.parametrize('case', CASES.values(), ids=CASES.keys())
+def test_by_definition(case):
+    options, reach, window = case
+    kind = RelativeSoftmaxAttention
+    if window:
+        kind, options = VisionLongformerAttention, dict(options, relative_bias=True)
+    attn = kind(HEADS * DIM, HEADS, **options).double()
+    for parameter in attn.parameters():
+        torch.nn.init.normal_(parameter)
+    count = EXTRA + HW[0] * HW[1]
+    x = torch.randn(2, count, HEADS * DIM, dtype=torch.float64, requires_grad=True)
+    mask = torch.zeros(2, count, dtype=torch.bool)
+    mask[1, 3::4] = True
+    out = attn(x, HW, key_padding_mask=mask, num_extra_tokens=EXTRA)
+    expected = definition(attn, x, mask, reach, window)
+    torch.testing.assert_close(out[~mask], expected[~mask])
+    weight = torch.randn_like(out) * ~mask[..., None]
+    inputs = [x, *attn.parameters()]
+    for a, b in zip(*(torch.autograd.grad((o * weight).sum(), inputs) for o in (out, expected))):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+def test_extra_tokens_that_it_has_no_numbers_for():
+    for attn in (
+        RelativeSoftmaxAttention(8, 2, num_extra_tokens=1),
+        VisionLongformerAttention(8, 2, relative_bias=True, num_extra_tokens=1),
+    ):
+        for given in (0, 2):
+            with pytest.raises(ValueError, match=f'num_extra_tokens=1, got {given} extra'):
+                attn(torch.randn(1, 6 + given, 8), (2, 3), num_extra_tokens=given)
+
+
+@pytest.mark.parametrize('size', [0, (3, 0), (3,), (3, 4, 5), 3.5, (3, 4.0), True, '14'])
+def test_bad_map_size(size):
+    message = re.escape(f'(height, width); got {size!r}')
+    with pytest.raises(ValueError, match=f'map_size must be a positive integer.*{message}'):
+        RelativeSoftmaxAttention(8, 2, map_size=size)
+
+
+@pytest.mark.parametrize('count', [-1, 1.5, '1', True])
+def test_bad_number_of_extra_tokens(count):
+    message = re.escape(f'num_extra_tokens must be an integer of at least 0, got {count!r}')
+    for build in (
+        lambda: RelativeBias(1, (1, 1), count),
+        lambda: RelativeSoftmaxAttention(8, 2, num_extra_tokens=count),
+        lambda: VisionLongformerAttention(8, 2, relative_bias=True, num_extra_tokens=count),
+        lambda: VisionLongformerAttention(8, 2, num_extra_tokens=count),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build()
+
+
+@pytest.mark.parametrize('reach', [(1,), (1, 2, 3), (1, -1), (1.0, 1)])
+def test_bad_reach(reach):
+    message = re.escape(f'reach must be two integers of at least 0, got {reach!r}')
+    with pytest.raises(ValueError, match=message):
+        RelativeBias(1, reach)
+
+
+def test_a_table_of_another_size_is_resized(capsys):
+    bias, other = RelativeBias(1, (1, 3)), RelativeBias(1, (1, 1))
+    down = torch.tensor([[0.0], [1], [2]]).expand(3, 3)  # grows with the row
+    other.load_state_dict(dict(table=(down + 10 * down.T).reshape(9, 1)))
+    bias.load_state_dict(dict(other.state_dict()))
+    assert 'table is resized from 3x3 to 3x7' in capsys.readouterr().out
+    table = bias.table.view(3, 7)
+    torch.testing.assert_close(table[1] - table[0], torch.ones(7))
+    # Half-way between neighbours where 3 places lie over 7, and the ends beyond them.
+    expected = torch.tensor([0, 1 / 7, 4 / 7, 1, 10 / 7, 13 / 7, 2]) * 10
+    torch.testing.assert_close(table[0], expected)
+
+
+@pytest.mark.parametrize('heights', [(3, 5), (1, 13)])
+def test_rows_and_columns_of_a_table_are_not_mixed(heights):
+    """Tables of as many numbers: transposed, and of other sides. They are resized, as what tells
+    them apart is saved."""
+    rows, columns = heights
+    source = RelativeBias(1, (rows, columns))
+    target = RelativeBias(1, (columns, rows) if rows > 1 else (4, 4))
+    assert source.table.shape == target.table.shape
+    down = torch.linspace(0, 1, 2 * rows + 1)[:, None].expand(-1, 2 * columns + 1)
+    state = dict(source.state_dict(), table=down.reshape(-1, 1))
+    target.load_state_dict(dict(state))
+    assert target.state_dict()['table_reach'].tolist() == list(target.reach)
+    table = target.table.view(*(2 * most + 1 for most in target.reach))
+    torch.testing.assert_close(table, table[:, :1].expand_as(table))  # it grows with the row alone
+    assert table[0, 0] == 0 and table[-1, 0] == 1 and (table.diff(dim=0) > -1e-6).all()
+    source.load_state_dict(state)
+    assert torch.equal(source.table, state['table'])
+
+
+def test_tables_without_their_reach_are_squares(capsys):
+    square, wide = RelativeBias(1, (4, 4)), RelativeBias(1, (3, 5))
+    table = torch.randn(81, 1)
+    square.load_state_dict(dict(table=table))
+    assert torch.equal(square.table, table)
+    square.load_state_dict(dict(table=torch.randn(25, 1)))
+    assert 'table is resized from 5x5 to 9x9' in capsys.readouterr().out
+    for size in (77, 81):
+        with pytest.raises(ValueError, match=r'table comes without table_reach.* of \(3, 5\)'):
+            wide.load_state_dict(dict(table=torch.zeros(size, 1)))
+
+
+@pytest.mark.parametrize(
+    ('shape', 'reach'),
+    [
+        ((80, 1), None), ((64, 1), None), ((9, 2), None), ((9,), None), ((), None),
+        ((80, 1), (4, 4)), ((9, 1), (-2, -2)), ((9, 1), (1,)), ((9, 2), (1, 1)),
+    ],
+)  # fmt: skip
+def test_what_is_no_table_is_refused(shape, reach):
+    state = dict(table=torch.zeros(shape))
+    if reach is not None:
+        state['table_reach'] = torch.tensor(reach)
+    with pytest.raises(ValueError, match=r'table of shape .* does not fit one of \(81, 1\)'):
+        RelativeBias(1, (4, 4)).load_state_dict(state)

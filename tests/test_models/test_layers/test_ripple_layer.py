@@ -1,0 +1,129 @@
+import pytest
+import torch
+
+from mmlinattn.models.layers import LinearAttention, RippleAttention, SoftmaxAttention
+from mmlinattn.ops import ripple_attention, stick_breaking
+
+HW = (5, 6)
+
+
+def count(layer):
+    return sum(p.numel() for p in layer.parameters())
+
+
+def test_parameters_fit_the_published_deit_models():
+    # 12 layers of 192 channels: 5.72M with softmax, 5.76M linear, 5.78M with 9 rippling layers.
+    softmax, linear, ripple = (
+        count(layer(192, 6)) for layer in (SoftmaxAttention, LinearAttention, RippleAttention)
+    )
+    assert abs(12 * (linear - softmax) / 1e6 - 0.04) < 0.005
+    assert abs(9 * (ripple - linear) / 1e6 - 0.02) < 0.005
+
+
+def test_parameters_fit_the_published_smca_models_with_one_map_a_head():
+    # 6 layers of 256 channels: 41.53M with softmax, 41.7M linear, 41.8M with ripple.
+    per_head = dict(type='AdaptiveFeatures', per_head=True)
+    softmax = count(SoftmaxAttention(256, 8))
+    linear = count(LinearAttention(256, 8, feature_map=per_head))
+    ripple = count(RippleAttention(256, 8, feature_map=per_head))
+    assert abs(41.53 + 6 * (linear - softmax) / 1e6 - 41.7) < 0.15
+    assert abs(41.53 + 6 * (ripple - softmax) / 1e6 - 41.8) < 0.15
+
+
+def test_no_distance_is_linear_attention():
+    ripple = RippleAttention(32, 2, max_distance=0).double()
+    linear = LinearAttention(32, 2).double()
+    linear.load_state_dict(ripple.state_dict(), strict=False)
+    x = torch.randn(2, 30, 32, dtype=torch.float64)
+    torch.testing.assert_close(ripple(x, HW), linear(x, HW))
+
+
+def test_logits_by_hand():
+    attn = RippleAttention(32, 2, max_distance=3).double()
+    v = torch.randn(1, 2, 4, 16, dtype=torch.float64)
+    weights = attn.spatial_weights(v)
+    for head in range(2):
+        for n in range(4):
+            hidden = attn.weight_proj(v[0, head, n])
+            logits = torch.stack([hidden @ unit for unit in attn.units[head]])
+            torch.testing.assert_close(weights[0, head, n], stick_breaking(logits))
+
+
+def test_kinds_of_weights():
+    v = torch.randn(2, 2, 5, 16)
+    fixed = RippleAttention(32, 2, 3, weights='fixed')
+    expected = torch.tensor([0.5, 0.25, 0.125, 0.125]).expand(2, 2, 5, 4)
+    torch.testing.assert_close(fixed.spatial_weights(v), expected)
+    assert count(fixed) == count(LinearAttention(32, 2))
+    truncated = RippleAttention(32, 2, 3, weights='truncated').spatial_weights(v)
+    assert (truncated[..., -1] == 0).all() and (truncated[..., :-1] > 0).all()
+    softmax = RippleAttention(32, 2, 3, weights='softmax').spatial_weights(v)
+    assert softmax.shape == (2, 2, 5, 4)
+    for kind in (softmax, RippleAttention(32, 2, 3, threshold=0.9).spatial_weights(v)):
+        torch.testing.assert_close(kind.sum(-1), torch.ones(2, 2, 5))
+    # Small logits at the start: equal parts with the offset, halves without.
+    equal = RippleAttention(32, 2, 3).spatial_weights(v)
+    torch.testing.assert_close(equal, torch.full_like(equal, 0.25), atol=0.1, rtol=0)
+    halves = RippleAttention(32, 2, 3, stick_offset=False).spatial_weights(v)
+    torch.testing.assert_close(halves, expected, atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize('offset', [True, False])
+@pytest.mark.parametrize('algorithm', ['auto', 'reference', 'sat', 'tile'])
+def test_logits_and_weights_give_the_same_layer(monkeypatch, algorithm, offset):
+    attn = RippleAttention(32, 2, 3, stick_offset=offset, backend=algorithm).double()
+    torch.nn.init.normal_(attn.units)
+    x = torch.randn(2, 30, 32, dtype=torch.float64)
+    params = list(attn.parameters())
+    outs, grads, sticks = [], [], []
+
+    def spy(*tensors, **options):
+        sticks.append(options['stick'])
+        return ripple_attention(*tensors, **options)
+
+    monkeypatch.setattr('mmlinattn.models.layers.ripple.ripple_attention', spy)
+    for threshold in (None, 0.0):  # the second breaks no stick off, and makes weights first
+        attn.threshold = threshold
+        outs.append(attn(x, HW))
+        grads.append(torch.autograd.grad(outs[-1].square().sum(), params))
+    assert sticks == ['offset' if offset else 'plain', None]
+    torch.testing.assert_close(outs[0], outs[1], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-10, atol=1e-10)
+
+
+def test_truncated_weights_are_local():
+    attn = RippleAttention(32, 2, 2, weights='truncated', feature_map='elu+1').eval()
+    x = torch.randn(1, 30, 32)
+    moved = x.clone()
+    moved[:, -1] += 1
+    changed = (attn(x, HW) - attn(moved, HW)).abs().amax(-1).view(HW) > 1e-6
+    near = torch.zeros(HW, dtype=torch.bool)
+    near[-2:, -2:] = True
+    assert torch.equal(changed, near)
+
+
+def test_algorithms_give_the_same_layer():
+    x = torch.randn(2, 30, 32, dtype=torch.float64)
+    attn = RippleAttention(32, 2).double()
+    outs = []
+    for algorithm in ('auto', 'reference', 'sat', 'tile'):
+        attn.backend = algorithm
+        outs.append(attn(x, HW))
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize('layer', [LinearAttention, RippleAttention])
+def test_rotary_position_tells_places_apart(layer):
+    moved = layer(32, 2, rotary=True, feature_map='elu+1')
+    plain = layer(32, 2, feature_map='elu+1')
+    plain.load_state_dict(moved.state_dict())
+    x = torch.randn(1, 30, 32)
+    assert not torch.allclose(plain(x, HW), moved(x, HW), atol=1e-4)
+    # A single token lies at the origin, where nothing turns.
+    torch.testing.assert_close(plain(x[:, :1], (1, 1)), moved(x[:, :1], (1, 1)))
+
+
+def test_truncated_weights_need_a_distance():
+    with pytest.raises(ValueError, match="'truncated' attend within max_distance.* not be 0"):
+        RippleAttention(32, 2, max_distance=0, weights='truncated')
