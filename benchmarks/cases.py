@@ -29,7 +29,7 @@ KINDS = ('operator', 'layer', 'backbone')
 OURS = 'mmlinattn'
 # Stride of the first stage of a backbone: its tokens.
 STRIDE = 4
-LAYOUTS = ('tokens', 'contiguous', 'fused')
+LAYOUTS = ('tokens', 'contiguous', 'triton')
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Setup:
         hw_shape: the map of an operator or a layer, the image of a backbone.
         training: gradients will be asked for.
         layout: of q, k and v: ``'tokens'``, (B, N, heads, d) in memory each, as a projection leaves
-            it; ``'contiguous'``, (B, heads, N, d) in memory; ``'fused'``, views of one
+            it; ``'contiguous'``, (B, heads, N, d) in memory; ``'triton'``, views of one
             (B, N, 3, heads, d).
     """
 
@@ -67,7 +67,7 @@ class Setup:
     def qkv(self) -> Tuple[Tensor, Tensor, Tensor]:
         """(B, heads, N, d) each, in the memory order of ``layout``."""
         shape = self.batch, self.num_tokens, self.heads, self.head_dim
-        if self.layout == 'fused':
+        if self.layout == 'triton':
             parts = self.randn(*shape[:2], 3, *shape[2:]).unbind(2)
         else:
             parts = [self.randn(*shape) for _ in range(3)]
@@ -177,7 +177,7 @@ def operator_rivals(
     q, k, v = inputs[:3]
     rivals = {OURS: Rival(lambda: ours(*inputs, backend='auto'), inputs)}
     if setup.device.type == 'cuda':
-        rivals[f'{OURS} portable'] = Rival(lambda: ours(*inputs, backend='portable'), inputs)
+        rivals[f'{OURS} portable'] = Rival(lambda: ours(*inputs, backend='torch'), inputs)
         if library and flash_bla.installed():
             rivals['flash_bla'] = Rival(lambda: library(*inputs), inputs)
     rivals['textbook'] = Rival(lambda: textbook(*inputs), inputs)
@@ -285,7 +285,7 @@ def _ripple(setup: Setup) -> Rivals:
 
     rivals = {OURS: ripple()}
     if setup.device.type == 'cuda':
-        rivals[f'{OURS} portable'] = ripple(backend='portable')
+        rivals[f'{OURS} portable'] = ripple(backend='torch')
     rivals['summed-area tables'] = ripple(backend='sat')
     if setup.device.type == 'cpu':  # hundreds of GB at the sizes of a GPU
         rivals['tables, textbook'] = Rival(

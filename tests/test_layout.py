@@ -11,37 +11,28 @@ MAY_IMPORT = {
     'ops.common': [],
     'ops.adaptive': ['ops.common'],
     'ops.additive': ['ops.common'],
-    'ops.linear': ['ops.common'],
+    'ops.anchors': ['ops.common'],
     'ops.epilogue': ['ops.common'],
-    'ops.nystrom': ['ops.random_walk'],
-    'ops.rala': ['ops.linear'],
-    'ops.random_walk': ['ops.common'],
+    'ops.linear': ['ops.common'],
     'ops.ripple': ['ops.common'],
-    'ops': [
-        'ops.adaptive',
-        'ops.additive',
-        'ops.epilogue',
-        'ops.nystrom',
-        'ops.rala',
-        'ops.ripple',
-    ],
-    'layers': ['ops'],
-    'backbones': ['layers'],
-    'detection': ['backbones'],
-    'classification': ['backbones'],
-    'files': [],
-    'datasets': ['files'],
-    'checkpoints': ['files'],  # hosts declare the names of released weights, so no host is needed
-    'engine': ['layers', 'checkpoints', 'datasets'],
-    'analysis': ['detection', 'classification', 'datasets', 'engine'],
+    'ops': ['ops.adaptive', 'ops.additive', 'ops.anchors', 'ops.epilogue', 'ops.linear', 'ops.ripple'],
+    'models.layers': ['ops'],
+    'models.backbones': ['models.layers'],
+    'models.necks': ['models.layers'],
+    'models.detectors': ['models.layers'],
+    'models': ['models.backbones', 'models.detectors', 'models.necks'],
+    'checkpoints': ['utils'],  # backbones declare the names of released weights
+    'datasets': ['utils'],
+    'engine': ['models', 'checkpoints', 'datasets'],
+    'analysis': ['engine'],
     'visualization': ['analysis'],
     'deployment': ['visualization'],
-    'inference': ['visualization'],
-    'app': ['inference'],
-    'commands': ['deployment', 'inference', 'app'],
-    '__main__': ['commands'],
+    'apis': ['visualization'],
+    'app': ['apis'],
+    'cli': ['deployment', 'apis', 'app'],
+    '__main__': ['cli'],
 }
-OPEN = {'compat', 'version'}  # to all, and import nothing of the rest
+OPEN = {'utils', 'version'}  # everything may import these; they import nothing of the package
 
 
 def allowed(part):
@@ -79,23 +70,24 @@ def climbing(root):
 
 def test_no_arrow_climbs(root):
     package = root / 'mmlinattn'
-    files = [*package.glob('*/__init__.py'), *package.glob('ops/*/__init__.py')]
+    files = [*package.glob('*/__init__.py'), *package.glob('ops/*/__init__.py'),
+             *package.glob('models/*/__init__.py')]
     parts = {'.'.join(path.parent.relative_to(package).parts) for path in files}
-    assert 'ops.rala' in parts and parts <= {*MAY_IMPORT, *OPEN}
+    assert 'ops.linear' in parts and parts <= {*MAY_IMPORT, *OPEN}
     assert not [*climbing(root)]
 
 
 @pytest.mark.parametrize(
     'file, statement',
     [
-        ('layers/rala.py', 'from ..backbones import RAVLT'),
-        ('layers/rala.py', 'from .. import engine'),
-        ('layers/rala.py', 'import mmlinattn'),
-        ('checkpoints/rala.py', 'def later():\n    import mmlinattn.models.backbones.ravlt'),
-        ('compat/versions.py', 'from .. import ops'),
-        ('ops/common/checks.py', 'from ..rala import options'),
-        ('ops/linear/fused.py', 'from mmlinattn.ops.rala.triton_ops import rala_fused'),
-        ('ops/rala/__init__.py', 'from .. import ripple_attention'),
+        ('models/layers/rala.py', 'from ..backbones import RAVLT'),
+        ('models/layers/rala.py', 'from ... import engine'),
+        ('models/layers/rala.py', 'import mmlinattn'),
+        ('checkpoints/converters/rala.py', 'def later():\n    import mmlinattn.models.backbones.ravlt'),
+        ('utils/versions.py', 'from .. import ops'),
+        ('ops/common/checks.py', 'from ..linear import options'),
+        ('ops/linear/triton_ops.py', 'from mmlinattn.ops.anchors.triton_ops import nystrom_triton'),
+        ('ops/linear/__init__.py', 'from .. import ripple_attention'),
         ('engine/config.py', 'from mmlinattn.analysis import analyse'),
         ('analysis/complexity.py', 'from ..visualization import pictures'),
     ],
@@ -107,13 +99,13 @@ def test_an_arrow_that_climbs_is_seen(tmp_path, file, statement):
     assert len([*climbing(tmp_path)]) == 1
 
 
-def test_operators_import_torch_alone_and_no_fused_form_a_portable_one(root):
+def test_operators_import_only_torch_and_triton_ops_no_torch_impl(root):
     for path in sorted((root / 'mmlinattn' / 'ops').rglob('*.py')):
-        kernels = path.stem in ('triton', 'key_sums', 'reduction', 'tuning', 'kernels')
+        kernels = path.stem in ('triton_helpers', 'kv_state', 'reduction', 'tuning', 'triton_kernels')
         known = {'mmlinattn', 'torch', *sys.stdlib_module_names, *(['triton'] if kernels else [])}
         names = [name.split('.') for name in imported(path, root)]
         assert {name[0] for name in names} <= known, path
-        assert path.stem != 'fused' or not any('portable' in name for name in names), path
+        assert path.stem != 'triton' or not any('torch' in name for name in names), path
 
 
 ALONE = """
@@ -136,7 +128,7 @@ for out in (
     ops.ripple_attention(q, k, v, torch.rand(1, 2, 12, 3), hw_shape=(3, 4)),
 ):
     out.sum().backward()
-for ask in ('mmlinattn.models.layers', 'mmlinattn.nothing'):
+for ask in ('mmlinattn.models', 'mmlinattn.nothing'):
     try:
         eval(ask, dict(mmlinattn=sys.modules['mmlinattn']))
     except Exception as error:
@@ -149,5 +141,5 @@ def test_operators_run_with_torch_alone(root):
         [sys.executable, '-c', ALONE], cwd=root, capture_output=True, text=True, check=True
     )
     layers, nothing = done.stdout.splitlines()
-    assert layers.startswith('ImportError mmlinattn.models.layers needs MMEngine and mmcv')
+    assert layers.startswith('ImportError mmlinattn.models needs MMEngine and mmcv')
     assert nothing.startswith('AttributeError')

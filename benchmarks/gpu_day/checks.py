@@ -13,7 +13,7 @@ from .day import Day, Job, NeedsMore, Row
 from .problems import DTYPES, OPERATORS, Problem, forms
 
 # Batch and heads. The layouts take turns.
-GROUPS = ((1, 1, 'contiguous'), (2, 3, 'fused'), (4, 12, 'tokens'))
+GROUPS = ((1, 1, 'contiguous'), (2, 3, 'triton'), (4, 12, 'tokens'))
 TOKENS = (1, 257, 1000, 4097, 65539)
 DIM, WIDTHS = 64, (16, 20, 32, 128)
 REPEATS = 20
@@ -43,7 +43,7 @@ def correctness(day: Day) -> List[Job]:
             _setup(day, hw, group, 16, dtype)
             for hw, group, dtype in (
                 ((1, 1), GROUPS[0], torch.float32),
-                ((3, 5), (2, 1, 'fused'), torch.float16),
+                ((3, 5), (2, 1, 'triton'), torch.float16),
             )
         ]
     else:
@@ -90,7 +90,7 @@ def _check(name: str, setup: Setup) -> Iterable[Row]:
 
 def _middle(day: Day, dtype: torch.dtype) -> Setup:
     if day.tiny:
-        return _setup(day, (3, 5), (1, 1, 'fused'), 16, dtype)
+        return _setup(day, (3, 5), (1, 1, 'triton'), 16, dtype)
     return _setup(day, (64, 64), GROUPS[1], DIM, dtype)
 
 
@@ -107,7 +107,7 @@ def precision(day: Day) -> List[Job]:
             for form in forms(name)[-1 if day.tiny else 0 :]:  # an interpreter has no TF32
                 # The portable form's products are torch's own, which the caller allowed to be
                 # rounded to TF32. It has the digits of float16.
-                digits = torch.float16 if (form, dtype) == ('portable', torch.float32) else dtype
+                digits = torch.float16 if (form, dtype) == ('torch', torch.float32) else dtype
                 row = problem.verdict(problem.step(form), expected, digits)
                 yield dict(operator=name, dtype=kind(dtype), form=form, **row)
         finally:
@@ -121,7 +121,7 @@ def precision(day: Day) -> List[Job]:
 
 def repeats(day: Day) -> List[Job]:
     """Bits of output and gradients, run after run."""
-    count, form_of = (2, lambda name: 'portable') if day.tiny else (REPEATS, lambda name: 'auto')
+    count, form_of = (2, lambda name: 'torch') if day.tiny else (REPEATS, lambda name: 'auto')
 
     def job(name: str, dtype: torch.dtype) -> Iterable[Row]:
         setup = _middle(day, dtype)
@@ -198,5 +198,5 @@ def large(day: Day) -> List[Job]:
 
     return [
         (f'{name}, {layout}', lambda name=name, layout=layout: job(name, layout))
-        for layout, name in product(('contiguous', 'fused'), OPERATORS)
+        for layout, name in product(('contiguous', 'triton'), OPERATORS)
     ]

@@ -54,7 +54,7 @@ def launches(day: Day) -> List[Launch]:
         return Setup(map_shape(count), *group[:2], dim, dtype, day.device, True, group[2])
 
     fused = [name for name in OPERATORS if OPERATORS[name].kernel]
-    setups = [setup(256, (*group, 'fused'), DIM, torch.bfloat16) for group in SPEED_GROUPS]
+    setups = [setup(256, (*group, 'triton'), DIM, torch.bfloat16) for group in SPEED_GROUPS]
     setups += [setup(n, g, DIM, t) for n, g, t in product(TOKENS[1::-1], GROUPS, DTYPES)]
     setups += [setup(256, GROUPS[1], DIM, t) for t in DTYPES]
     setups += [setup(1000, GROUPS[1], dim, t) for dim, t in product(WIDTHS, DTYPES)]
@@ -87,7 +87,7 @@ def launch(task: Launch, until: float) -> bool:
             out = rival.call()
             forward_backward(rival.call, rival.inputs, [torch.ones_like(out)])
         else:
-            Problem.of(name, setup, padded).step('fused')
+            Problem.of(name, setup, padded).step('triton')
     except Exception:
         return False
     return True
@@ -100,9 +100,9 @@ def registers(day: Day) -> List[Job]:
         day.needs_gpu()
         for _, cache in caches():
             cache.clear()  # of other launches; what they compiled is still on disk
-        setup = Setup((64, 64), 2, 3, dim, dtype, day.device, True, 'fused')
+        setup = Setup((64, 64), 2, 3, dim, dtype, day.device, True, 'triton')
         try:
-            Problem.of(name, setup).step('fused')
+            Problem.of(name, setup).step('triton')
         except BackendError as error:
             raise NeedsMore(str(error)) from error
         day.synchronize()
@@ -172,7 +172,7 @@ def tuning(day: Day, folder: Path, seconds: float) -> List[Job]:
         day.needs_gpu()
         tuner, configs = map(import_module, TUNING)
         shape = (8, 8) if day.tiny else (256, 256)
-        setup = Setup(shape, 1, 8, dim, dtype, day.device, True, 'fused')
+        setup = Setup(shape, 1, 8, dim, dtype, day.device, True, 'triton')
         problem, device = Problem.of(name, setup), day.device.index or 0
         precision, end = configs.kind_of(dtype), time.monotonic() + seconds
         for kernel in list(configs.table(device)):
@@ -184,7 +184,7 @@ def tuning(day: Day, folder: Path, seconds: float) -> List[Job]:
                 continue
             try:
                 found = tuner.tune(
-                    [kernel], size, precision, lambda: problem.step('fused'), device,
+                    [kernel], size, precision, lambda: problem.step('triton'), device,
                     until=lambda: time.monotonic() >= end,
                 )  # fmt: skip
             except (ValueError, BackendError):

@@ -30,7 +30,7 @@ TOLERANCES = {
     torch.bfloat16: (1e-2, 3e-2, 6e-2),
 }
 DTYPES = tuple(TOLERANCES)
-FORMS = ('fused', 'portable')
+FORMS = ('triton', 'torch')
 
 
 @dataclass(frozen=True)

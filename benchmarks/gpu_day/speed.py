@@ -53,7 +53,7 @@ def bandwidth(day: Day) -> List[Job]:
     output read once, results written once) over the time, as a share of the speed of copying."""
 
     def job(name: str, count: int, group: Tuple[int, int]) -> Iterable[Row]:
-        layout = 'contiguous' if name.startswith('ripple') else 'fused'
+        layout = 'contiguous' if name.startswith('ripple') else 'triton'
         setup = Setup(map_shape(count), *group, DIM, dtype_of(day), day.device, True, layout)
         setup = replace(setup, head_dim=16) if day.tiny else setup
         problem = Problem.of(name, setup)
@@ -119,7 +119,7 @@ def operators(day: Day) -> List[Job]:
     return [
         (f'{name}, {mode}, B x H {g[0]}x{g[1]}, {layout}',
          lambda args=(name, mode, g, layout): job(*args))
-        for g, layout, mode, name in product(groups, ('contiguous', 'fused'), MODES, names)
+        for g, layout, mode, name in product(groups, ('contiguous', 'triton'), MODES, names)
     ]  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def walls(day: Day) -> List[Job]:
 
     def job(name: str, count: int) -> Iterable[Row]:
         dim = 16 if day.tiny else DIM
-        setup = Setup(map_shape(count), 1, 8, dim, dtype_of(day), day.device, True, 'fused')
+        setup = Setup(map_shape(count), 1, 8, dim, dtype_of(day), day.device, True, 'triton')
         problem = Problem.of(name, setup)
         q, k, v = (problem.leaves[x] for x in 'qkv')
         calls: Dict[Tuple[str, str], Callable[[], Sequence[Tensor]]] = {
@@ -161,7 +161,7 @@ def crossover(day: Day) -> List[Job]:
         clocks = {'device': [], 'wall': []}
         for count in counts:
             dim = 16 if day.tiny else DIM
-            setup = Setup(map_shape(count), *group, dim, dtype_of(day), day.device, True, 'fused')
+            setup = Setup(map_shape(count), *group, dim, dtype_of(day), day.device, True, 'triton')
             problem = Problem.of(name, setup)
             q, k, v = (problem.leaves[x] for x in 'qkv')
 
@@ -296,7 +296,7 @@ def profiles(day: Day) -> List[Job]:
 
     def operator(name: str, mode: str) -> Iterable[Row]:
         shape, dim = ((8, 8), 16) if day.tiny else ((256, 256), DIM)
-        setup = Setup(shape, 1, 8, dim, dtype_of(day), day.device, True, 'fused')
+        setup = Setup(shape, 1, 8, dim, dtype_of(day), day.device, True, 'triton')
         problem = Problem.of(name, setup)
         step = problem.step if mode == MODES[1] else lambda form: forward(lambda: problem.run(form))
         yield from measure(f'{name}, {mode}', lambda: step('auto'))

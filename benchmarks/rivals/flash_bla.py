@@ -40,7 +40,7 @@ def _kept(config) -> bool:
 
 def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """See :func:`benchmarks.rivals.textbook.linear`."""
-    return _module('fused').linear_attention(q, k, v)
+    return _module('triton').linear_attention(q, k, v)
 
 
 def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Tables) -> Tensor:

@@ -1,15 +1,16 @@
-"""The mathematics: pure functions on tensors, no parameters, no registry; needs torch alone."""
+"""Attention operators: pure functions on tensors, without parameters or registry.
+
+Requires only torch, and Triton for the kernels.
+"""
 
 from .adaptive import adaptive_features
 from .additive import additive_attention
+from .anchors import nystrom_attention, random_walk_attention
 from .common.dispatch import BackendError, use_backend
 from .common.feature_maps import feature_map
 from .common.rotary import Rotary, apply_rotary
 from .epilogue import local_gate
-from .linear import linear_attention, unnormalised_attention
-from .nystrom import nystrom_attention
-from .rala import rala_attention
-from .anchors import random_walk_attention
+from .linear import linear_attention, rala_attention, unnormalised_attention
 from .ripple import ripple_attention, stick_breaking
 
 __all__ = [

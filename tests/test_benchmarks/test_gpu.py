@@ -92,7 +92,7 @@ def test_a_wrong_result_ends_with_exit_code_1(tmp_path, capsys, monkeypatch, fac
 def test_a_wrong_gradient_is_seen():
     problem = Problem.of('linear', replace(SETUP, dtype=torch.float32))
     expected = problem.exact()
-    out, dq, *others = problem.step('portable')
+    out, dq, *others = problem.step('torch')
     assert 'wrong' not in problem.verdict((out, dq, *others), expected)
     row = problem.verdict((out, dq.roll(1, 2), *others), expected)
     assert row['wrong'].startswith('dq differs') and ';' not in row['wrong']
@@ -298,7 +298,7 @@ def test_tuner(tmp_path, monkeypatch):
     class Config(NamedTuple):
         block: int
 
-    tables_of = {'readout': 1, 'walk_sums': 1, 'ripple_far': 1}
+    tables_of = {'query_output': 1, 'anchor_state': 1, 'ripple_far': 1}
     asked, saved = [], []
 
     def tune(names, size, precision, run, device, until):
@@ -320,12 +320,12 @@ def test_tuner(tmp_path, monkeypatch):
     monkeypatch.setattr(Problem, 'step', lambda self, form: tuple(self.leaves) + (form,))
     jobs = dict(kernels.tuning(DAY, tmp_path, 60.0))
     rows = [*jobs['rala, bfloat16, d 32'](), *jobs['linear, bfloat16, d 32']()]
-    assert rows == [{'kernel': 'readout', 'type': 'half', 'size': '32', 'block': 32}]
+    assert rows == [{'kernel': 'query_output', 'type': 'half', 'size': '32', 'block': 32}]
     assert saved == ['tuning_table.json', 'kept.json']
     (row,) = jobs['random-walk, float32, d 32']()
-    assert (row['kernel'], row['type'], row['size']) == ('walk_sums', 'float', '32x32')
+    assert (row['kernel'], row['type'], row['size']) == ('anchor_state', 'float', '32x32')
     # A kernel that an operator does not launch is asked for, one that is tuned is not.
-    assert [call[0] for call in asked] == ['readout', 'ripple_far', 'ripple_far', 'walk_sums']
+    assert [call[0] for call in asked] == ['query_output', 'ripple_far', 'ripple_far', 'anchor_state']
 
 
 def test_the_crossing_is_between_the_last_two_sides():

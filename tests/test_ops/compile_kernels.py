@@ -23,12 +23,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mmlinattn.ops.adaptive import triton_kernels as adaptive
-from mmlinattn.ops.common import launch_table as configs, kv_state as key_sums, reduction
+from mmlinattn.ops.common import launch_table as configs, kv_state, reduction
 from mmlinattn.ops.common.launch_table import Config
 from mmlinattn.ops.common.tuning import SIZES, candidates, sizes_of
 from mmlinattn.ops.epilogue import triton_kernels as epilogue
 from mmlinattn.ops.linear import triton_kernels as linear
-from mmlinattn.ops.anchors import triton_kernels as walk
+from mmlinattn.ops.anchors import triton_kernels as anchors
 from mmlinattn.ops.ripple import triton_kernels as ripple
 
 # Another version of Triton may need a little more or less.
@@ -42,22 +42,22 @@ TILES = dict(T=8, REACH=3, BX=16, BR=8, STICK=1, BOXES=64)  # R = 4, the paper's
 CASES = {
     'adaptive': (adaptive._forward_kernel, {}),
     'adaptive_backward': (adaptive._backward_kernel, {}),
-    'key_sums': (key_sums._key_sums_kernel, {}),
-    'readout': (linear._readout_kernel, {}),
+    'kv_state': (kv_state._kv_state_kernel, {}),
+    'query_output': (linear._query_output_kernel, {}),
     'query_backward': (linear._query_backward_kernel, dict(SUM=True, WRITE=True)),
     'key_backward': (linear._key_backward_kernel, {}),
     'query_mean': (linear._query_mean_kernel, {}),
-    'rala_key_sums': (key_sums._key_sums_kernel, RALA),
-    'rala_readout': (linear._readout_kernel, RALA),
+    'rala_kv_state': (kv_state._kv_state_kernel, RALA),
+    'rala_query_output': (linear._query_output_kernel, RALA),
     'rala_query_sums': (linear._query_backward_kernel, dict(RALA, SUM=True, WRITE=False)),
     'rala_key_backward': (linear._key_backward_kernel, RALA),
     'rala_query_backward': (linear._query_backward_kernel, dict(RALA, SUM=False, WRITE=True)),
-    'walk_sums': (walk._sums_kernel, {}),
-    'walk_between': (walk._between_kernel, dict(ENDLESS=True)),
-    'walk_readout': (walk._readout_kernel, {}),
-    'walk_readout_sums': (walk._readout_sums_kernel, {}),
-    'walk_between_backward': (walk._between_backward_kernel, dict(ENDLESS=True)),
-    'walk_backward': (walk._backward_kernel, {}),
+    'anchor_state': (anchors._state_kernel, {}),
+    'anchor_solver': (anchors._solver_kernel, dict(ENDLESS=True)),
+    'anchor_output': (anchors._output_kernel, {}),
+    'anchor_output_backward': (anchors._output_backward_kernel, {}),
+    'anchor_solver_backward': (anchors._solver_backward_kernel, dict(ENDLESS=True)),
+    'anchor_backward': (anchors._backward_kernel, {}),
     'ripple': (ripple._forward_kernel, TILES),
     'ripple_weight_backward': (ripple._weight_backward_kernel, TILES),
     'ripple_query_backward': (ripple._query_backward_kernel, TILES),
@@ -210,7 +210,7 @@ def check_units(args):
             build(kernel, 'half', 90, small, **{**flags, **units, 'ROTARY': 0})
             print(name)
     # Rotary tables of one column; the kernels that the table does not have.
-    build_case('rala_key_sums', '32', 'half', 90, small, **units)
+    build_case('rala_kv_state', '32', 'half', 90, small, **units)
     for mode in (reduction.SUM, reduction.MEAN, reduction.SOFTMAX):
         shape = dict(ROWS=1, COLS=272, M=1, D=272, BS=32, BC=64, MODE=mode)
         build(reduction._reduce_kernel, 'half', 90, small, **shape, **units)

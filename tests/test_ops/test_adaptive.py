@@ -42,7 +42,7 @@ def before_relu(x, w1, w2, b2):
 def test_equals_the_formula_number_by_number(heads):
     q, k = torch.randn(2, 1, 3, 4, 5, dtype=torch.float64)
     w1, w2, b2 = (t.detach().cpu() for t in parameters(5, 2, heads, torch.float64))
-    for x, out in zip((q, k), adaptive_features(q, k, w1, w2, b2, backend='portable')):
+    for x, out in zip((q, k), adaptive_features(q, k, w1, w2, b2, backend='torch')):
         assert out.shape == (1, 3, 4, 2)
         for h in range(3):
             a, b, c = (w1, w2, b2) if heads is None else (w1[h], w2[h], b2[h])
@@ -57,7 +57,7 @@ def test_equals_the_formula_number_by_number(heads):
     'change, message',
     [
         (dict(q=(3, 7, 8)), r'q must have shape \(B, heads, N, d\), got \(3, 7, 8\)'),
-        (dict(k=(1, 2, 6, 8)), r'k must be as q, .* got torch.float32 \(1, 2, 6, 8\)'),
+        (dict(k=(1, 2, 6, 8)), r'k must have the dtype and shape of q, .* got torch.float32 \(1, 2, 6, 8\)'),
         (dict(w1=(4, 9)), r'frequencies must have shape \(4, 8\) .* got \(4, 9\)'),
         (dict(w1=(3, 4, 8)), r'frequencies must have shape \(2, 4, 8\) .* got \(3, 4, 8\)'),
         (dict(w1=(8,)), r'frequencies must have shape \(8,\)|frequencies'),
@@ -91,7 +91,7 @@ def test_kernels(b, h, n, d, dtype, kind, per_head):
     x = torch.randn(b, n, 3, h, d, device=DEVICE).to(dtype).requires_grad_()
     learnt = parameters(d, d, h if per_head else None, kind)
     q, k, _ = x.permute(2, 0, 3, 1, 4)
-    out = adaptive_features(q, k, *learnt, backend='fused')
+    out = adaptive_features(q, k, *learnt, backend='triton')
     assert {t.dtype for t in out} == {dtype}
     grad = torch.randn(2, b, h, n, d, device=DEVICE).to(dtype)
     got = torch.autograd.grad(out, [x, *learnt], grad.unbind())
@@ -115,7 +115,7 @@ def test_sines_of_large_numbers():
         w2.copy_(torch.cat([torch.eye(16), torch.zeros(16, 16)], 1))
         for scale in (1.0, 1e3, 1e6, 1e9):
             q = scale * torch.randn(1, 1, 40, 16, device=DEVICE)
-            out = adaptive_features(q, q, w1, w2, b2, backend='fused')[0]
+            out = adaptive_features(q, q, w1, w2, b2, backend='triton')[0]
             exact = q.double().sin().relu()
             # In float32 phases are one number here, whatever W1 is split into.
             limit = 1e-6 if scale < 1e6 else 2.0
@@ -130,7 +130,7 @@ def test_what_is_no_number_stays_seen():
     q = torch.randn(1, 1, 3, 16, device=DEVICE)
     q[0, 0, 1, 2] = torch.nan
     k = torch.randn(1, 1, 3, 16, device=DEVICE).requires_grad_()
-    out, of_k = adaptive_features(q, k, *learnt, backend='fused')
+    out, of_k = adaptive_features(q, k, *learnt, backend='triton')
     assert out[0, 0, 1].isnan().all() and out[0, 0, ::2].isfinite().all()
     grad = torch.ones_like(of_k)
     grad[0, 0, 0] = torch.inf
@@ -143,27 +143,27 @@ def test_a_layer_trains_by_the_kernels_as_without():
     x = torch.randn(2, 2, 2, 40, 16, device=DEVICE)
     feature_map = build_feature_map('AdaptiveFeatures', 16, 2).to(DEVICE)
     grads = {}
-    for backend in ('portable', 'fused'):
+    for backend in ('torch', 'triton'):
         feature_map.zero_grad()
         with use_backend(backend):
             q, k = feature_map(*x)
         (q * k.flip(2)).sum().backward()
         grads[backend] = [p.grad.clone() for p in feature_map.parameters()]
-    assert len(grads['fused']) == 3
-    torch.testing.assert_close(grads['fused'], grads['portable'], rtol=1e-4, atol=1e-4)
+    assert len(grads['triton']) == 3
+    torch.testing.assert_close(grads['triton'], grads['torch'], rtol=1e-4, atol=1e-4)
     assert not all(map(torch.equal, *grads.values()))  # the kernels did it
 
 
 @needs_kernels
 @pytest.mark.parametrize(
     'd, m, message',
-    [(16, 20, 'as many features as channels, got 20 of 16'), (96, 96, 'at most 64 .* got 96'),
+    [(16, 20, 'as many features as channels .16., got 20'), (96, 96, 'at most 64 .* got 96'),
      (8, 8, 'head dims 16 to 128, got 8')],
 )  # fmt: skip
 def test_kernels_say_what_they_cannot(d, m, message):
     q, k = torch.randn(2, 1, 1, 5, d, device=DEVICE)
     with pytest.raises(BackendError, match=f'adaptive_features: .*{message}'):
-        adaptive_features(q, k, *parameters(d, m), backend='fused')
+        adaptive_features(q, k, *parameters(d, m), backend='triton')
 
 
 def test_a_layer_whose_output_is_wrapped_calls_it():

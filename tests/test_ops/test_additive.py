@@ -4,7 +4,7 @@ import torch
 from mmlinattn.models.layers import AdditiveAttention
 from mmlinattn.ops import additive_attention
 
-BACKENDS = ('reference', 'portable')
+BACKENDS = ('reference', 'torch')
 
 
 def loop_additive(q, k, v, w_q, w_k, padding):
@@ -31,7 +31,7 @@ def test_matches_the_definition_written_as_loops(backend):
             torch.testing.assert_close(out[b, h], expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize('backend, tolerance', [('reference', 1e-12), ('portable', 1e-10)])
+@pytest.mark.parametrize('backend, tolerance', [('reference', 1e-12), ('torch', 1e-10)])
 def test_recorded_output_and_gradients(golden, backend, tolerance):
     t, _ = golden('attention_ops')
     names = ('q', 'k', 'v', 'w_q', 'w_k')
@@ -59,7 +59,7 @@ def test_half_precision(dtype, tolerance):
     q, k, v = torch.randn(3, 1, 2, 16384, 16).to(dtype)
     w_q, w_k = (10 * torch.randn(2, 2, 16)).to(dtype)
     exact = additive_attention(*(x.double() for x in (q, k, v, w_q, w_k)), backend='reference')
-    out = additive_attention(q, k, v, w_q, w_k, backend='portable')
+    out = additive_attention(q, k, v, w_q, w_k, backend='torch')
     assert out.dtype == dtype
     assert (out.double() - exact).norm() / exact.norm() < tolerance
 

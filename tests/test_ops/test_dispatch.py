@@ -1,7 +1,5 @@
 import asyncio
-import dataclasses
 import importlib.util
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from threading import Barrier
@@ -13,42 +11,50 @@ import torch
 from mmlinattn.models.layers.activation_checkpointing import recomputed
 from mmlinattn.ops import BackendError, use_backend
 from mmlinattn.ops.common import dispatch
-from mmlinattn.ops.common.dispatch import Operator
+
+
+class Operator:
+    """An operator that returns, or computes by, the implementation that was chosen."""
+
+    def __init__(self, forms=None, unsupported=lambda q: None, algorithms=(), module=dispatch):
+        self.forms = forms or {}
+        self.unsupported, self.algorithms, self.module = unsupported, algorithms, module
+
+    def __call__(self, backend, q):
+        reason = None if self.unsupported is None else lambda: self.unsupported(q)
+        chosen = self.module.choose_backend('op', backend, q, reason, self.algorithms)
+        return self.forms[chosen](q) if self.forms else chosen
 
 
 @pytest.fixture
 def operator(monkeypatch):
-    """An operator that reports which form ran; its fused form refuses 3 tokens."""
+    """An operator whose kernels do not support 3 tokens."""
     monkeypatch.setattr(dispatch, 'TRITON_PROBLEM', None)
-    kernels = SimpleNamespace(
-        fused=lambda q: 'fused',
-        refuses=lambda q: '3 tokens are too few' if q.shape[0] == 3 else None,
-    )
-    return Operator('op', lambda q: 'reference', lambda q: 'portable', lambda: kernels)
+    return Operator(unsupported=lambda q: '3 tokens are too few' if q.shape[0] == 3 else None)
 
 
-def test_auto_is_portable_on_the_cpu(operator):
-    assert operator('auto', torch.zeros(4)) == 'portable'
+def test_auto_is_torch_on_the_cpu(operator):
+    assert operator('auto', torch.zeros(4)) == 'torch'
 
 
 def test_context_overrides_auto_but_not_an_explicit_backend(operator):
     with use_backend('reference'):
         assert operator('auto', torch.zeros(4)) == 'reference'
-        assert operator('portable', torch.zeros(4)) == 'portable'
-        with use_backend('portable'):
-            assert operator('auto', torch.zeros(4)) == 'portable'
+        assert operator('torch', torch.zeros(4)) == 'torch'
+        with use_backend('torch'):
+            assert operator('auto', torch.zeros(4)) == 'torch'
         assert operator('auto', torch.zeros(4)) == 'reference'
-    assert operator('auto', torch.zeros(4)) == 'portable'
+    assert operator('auto', torch.zeros(4)) == 'torch'
 
 
 def test_context_is_left_on_an_exception(operator):
     with pytest.raises(KeyError), use_backend('reference'):
         raise KeyError
-    assert operator('auto', torch.zeros(4)) == 'portable'
+    assert operator('auto', torch.zeros(4)) == 'torch'
 
 
 def test_threads_do_not_see_each_others_choice(operator):
-    backends = ['reference', 'portable', None, 'reference'] * 2
+    backends = ['reference', 'torch', None, 'reference'] * 2
     together = Barrier(len(backends))
 
     def call(backend):
@@ -60,7 +66,7 @@ def test_threads_do_not_see_each_others_choice(operator):
 
     with use_backend('reference'), ThreadPoolExecutor(len(backends)) as threads:
         found = [*threads.map(call, backends)]
-    assert found == [(backend or 'portable', 'portable') for backend in backends]
+    assert found == [(backend or 'torch', 'torch') for backend in backends]
 
 
 def test_tasks_do_not_see_each_others_choice(operator):
@@ -70,14 +76,14 @@ def test_tasks_do_not_see_each_others_choice(operator):
             return operator('auto', torch.zeros(4))
 
     async def all_of_them():
-        return await asyncio.gather(*map(call, ('reference', 'portable', 'reference')))
+        return await asyncio.gather(*map(call, ('reference', 'torch', 'reference')))
 
-    assert asyncio.run(all_of_them()) == ['reference', 'portable', 'reference']
+    assert asyncio.run(all_of_them()) == ['reference', 'torch', 'reference']
 
 
 def test_compiled_code_follows_the_choice_of_its_thread():
     # Forms that can be told apart by their results.
-    operator = Operator('op', lambda q: q - 1, lambda q: q + 1)
+    operator = Operator(dict(reference=lambda q: q - 1, torch=lambda q: q + 1))
     compiled = torch.compile(lambda q: operator('auto', q), fullgraph=True, backend='eager')
 
     def call(backend):
@@ -95,7 +101,7 @@ def test_compiled_code_follows_the_choice_of_its_thread():
 
 def test_a_choice_inside_compiled_code(needs_to_compile):
     needs_to_compile('a block that chooses')
-    operator = Operator('op', lambda q: q - 1, lambda q: q + 1)
+    operator = Operator(dict(reference=lambda q: q - 1, torch=lambda q: q + 1))
 
     def call(q):
         with use_backend('reference'):
@@ -107,13 +113,13 @@ def test_a_choice_inside_compiled_code(needs_to_compile):
     assert operator('auto', torch.zeros(1)).item() == 1
 
 
-def test_what_is_computed_again_goes_the_way_that_it_went():
+def test_recomputation_uses_the_backend_of_the_forward_pass():
     ran = []
 
     def form(name):
         return lambda q: ran.append(name) or q * 2
 
-    operator = Operator('op', form('reference'), form('portable'))
+    operator = Operator({name: form(name) for name in ('reference', 'torch')})
 
     class Block(torch.nn.Module):
         def forward(self, q):
@@ -126,26 +132,26 @@ def test_what_is_computed_again_goes_the_way_that_it_went():
     assert ran == ['reference', 'reference']
 
 
-def test_interpreter_serves_where_fused_is_asked_for(operator, monkeypatch):
+def test_interpreter_serves_a_forced_triton(operator, monkeypatch):
     monkeypatch.setenv('TRITON_INTERPRET', '1')
-    assert operator('fused', torch.zeros(4)) == 'fused'
-    assert operator('auto', torch.zeros(4)) == 'portable'
-    with use_backend('fused'):
-        assert operator('auto', torch.zeros(4)) == 'fused'
+    assert operator('triton', torch.zeros(4)) == 'triton'
+    assert operator('auto', torch.zeros(4)) == 'torch'
+    with use_backend('triton'):
+        assert operator('auto', torch.zeros(4)) == 'triton'
     with pytest.raises(BackendError, match='3 tokens are too few'):
-        operator('fused', torch.zeros(3))
+        operator('triton', torch.zeros(3))
 
 
-def test_forced_fused_on_the_cpu_says_why(operator, monkeypatch):
+def test_forced_triton_on_the_cpu_names_the_reason(operator, monkeypatch):
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
     with pytest.raises(BackendError, match='need a CUDA tensor, got one on cpu'):
-        operator('fused', torch.zeros(4))
+        operator('triton', torch.zeros(4))
 
 
-def test_forced_fused_without_a_kernel_says_so(operator):
-    operator = dataclasses.replace(operator, kernels=None)
-    with pytest.raises(BackendError, match='op: .*no fused kernel'):
-        operator('fused', torch.zeros(4))
+def test_forced_triton_without_a_kernel_is_an_error(operator):
+    operator.unsupported = None
+    with pytest.raises(BackendError, match='op: .*no Triton kernel'):
+        operator('triton', torch.zeros(4))
 
 
 @pytest.mark.parametrize(
@@ -164,33 +170,33 @@ def test_kernels_run_on_tested_versions_of_triton(operator, monkeypatch, version
     monkeypatch.setattr(dispatch, 'TRITON_PROBLEM', problem)
     monkeypatch.setenv('TRITON_INTERPRET', '1')
     if message is None:
-        assert problem is None and operator('fused', torch.zeros(4)) == 'fused'
+        assert problem is None and operator('triton', torch.zeros(4)) == 'triton'
         return
     assert message in problem
-    with pytest.raises(BackendError, match=f"op: backend='fused' cannot .*{message}"):
-        operator('fused', torch.zeros(4))
+    with pytest.raises(BackendError, match=f"op: backend='triton' cannot .*{message}"):
+        operator('triton', torch.zeros(4))
 
 
-def test_auto_on_an_untested_triton_is_portable_and_says_so_once(operator, monkeypatch):
+def test_auto_on_an_untested_triton_is_torch_and_warns_once(operator, monkeypatch):
     monkeypatch.setattr(dispatch, 'TRITON_PROBLEM', dispatch.triton_problem('3.0.0'))
-    dispatch._say_once.cache_clear()
+    dispatch._warn_once.cache_clear()
     on_a_gpu = SimpleNamespace(is_cuda=True)
-    with pytest.warns(UserWarning, match='no fused kernels on this GPU: .*this is 3.0.0') as said:
-        assert operator('auto', on_a_gpu) == operator('auto', on_a_gpu) == 'portable'
-        assert operator('auto', torch.zeros(4)) == 'portable'
+    with pytest.warns(UserWarning, match='no Triton kernels on this GPU: .*this is 3.0.0') as said:
+        assert operator('auto', on_a_gpu) == operator('auto', on_a_gpu) == 'torch'
+        assert operator('auto', torch.zeros(4)) == 'torch'
     assert len(said) == 1
 
 
 def test_unknown_backend():
-    with pytest.raises(ValueError, match="'triton'"), use_backend('triton'):
+    with pytest.raises(ValueError, match="'fused'"), use_backend('fused'):
         pass
 
 
-@pytest.mark.parametrize('value, expected', [('reference', 'reference'), ('', 'auto')])
+@pytest.mark.parametrize('value, expected', [('reference', 'reference'), ('', 'torch')])
 def test_environment_variable(monkeypatch, value, expected):
     monkeypatch.setenv('MMLINATTN_BACKEND', value)
     q = torch.zeros(4)
-    op = fresh_dispatch().Operator('op', lambda q: 'reference', lambda q: 'auto')
+    op = Operator(module=fresh_dispatch())
     assert op('auto', q) == expected
 
 
@@ -204,13 +210,12 @@ def fresh_dispatch():
     """The module as a new process would import it."""
     spec = importlib.util.spec_from_file_location('mmlinattn.ops.common.fresh', dispatch.__file__)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
 
 def test_named_algorithms_run_whatever_the_default(operator):
-    operator = dataclasses.replace(operator, algorithms=dict(tile=lambda q: 'tile'))
+    operator.algorithms = ('tile',)
     with use_backend('reference'):
         assert operator('tile', torch.zeros(4)) == 'tile'
     with pytest.raises(ValueError, match=r"backend must be one of .*'tile'\), got 'sat'"):

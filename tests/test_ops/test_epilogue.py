@@ -11,7 +11,7 @@ from mmlinattn.ops.common import dispatch
 
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
-FORMS = ['portable'] if dispatch.TRITON_PROBLEM else ['portable', 'fused']
+FORMS = ['torch'] if dispatch.TRITON_PROBLEM else ['torch', 'triton']
 needs_kernels = pytest.mark.skipif(
     dispatch.TRITON_PROBLEM is not None, reason=f'no kernels: {dispatch.TRITON_PROBLEM}'
 )
@@ -83,13 +83,13 @@ def test_torch_copies_no_gradient():
     """As it would where the sum is written into a view of the convolution's result."""
     out, v, gate = torch.randn(3, 1, 12, 8).unbind()
     leaves = [t.requires_grad_() for t in (out, v, gate, torch.randn(8, 1, 3, 3))]
-    result = local_gate(*leaves, None, hw_shape=(3, 4), backend='portable')
+    result = local_gate(*leaves, None, hw_shape=(3, 4), backend='torch')
     grad = torch.ones_like(result)
     with Computed() as computed:
         torch.autograd.grad(result, leaves, grad)
     assert sorted(computed.names) == ['convolution_backward', 'mul', 'mul']
     with torch.no_grad(), Computed() as computed:
-        local_gate(*leaves, None, hw_shape=(3, 4), backend='portable')
+        local_gate(*leaves, None, hw_shape=(3, 4), backend='torch')
     assert computed.names == ['convolution', 'add_', 'mul']
 
 
@@ -102,14 +102,14 @@ def test_a_layer_by_the_kernels_as_without(layer):
     mask = torch.zeros(2, 42, dtype=torch.bool, device=DEVICE)
     mask[0, 20:] = True
     results = {}
-    for backend in ('portable', 'fused'):
+    for backend in ('torch', 'triton'):
         leaf = x.clone().requires_grad_()
         with use_backend(backend):
             out = attn(leaf, (7, 6), key_padding_mask=mask)
         grads = torch.autograd.grad(out.square().sum(), [leaf, *attn.parameters()])
         results[backend] = (out, *grads)
-    torch.testing.assert_close(results['fused'], results['portable'], rtol=1e-4, atol=1e-4)
-    assert not torch.equal(results['fused'][0], results['portable'][0])
+    torch.testing.assert_close(results['triton'], results['torch'], rtol=1e-4, atol=1e-4)
+    assert not torch.equal(results['triton'][0], results['torch'][0])
 
 
 @needs_kernels
@@ -118,7 +118,7 @@ def test_the_gate_decides_the_type():
     out, v = torch.randn(2, 1, 12, 8, device=DEVICE).bfloat16()
     gate = torch.randn(1, 12, 8, device=DEVICE, requires_grad=True)
     weight = torch.randn(8, 1, 3, 3, device=DEVICE)
-    got = local_gate(out, v, gate, weight, None, hw_shape=(3, 4), backend='fused')
+    got = local_gate(out, v, gate, weight, None, hw_shape=(3, 4), backend='triton')
     assert got.dtype == torch.float32
     (d_gate,) = torch.autograd.grad(got.sum(), gate)
     exact = by_hand(out.float(), v.float(), None, weight, None, (3, 4))
@@ -129,7 +129,7 @@ def test_the_gate_decides_the_type():
 @needs_kernels
 @pytest.mark.parametrize('gated', [True, False])
 def test_operators_keep_torchs_rules(gated):
-    from mmlinattn.ops.epilogue import _kernels
+    from mmlinattn.ops.epilogue import triton_ops
 
     _kernels()  # registers
     out, v, gate = (t.requires_grad_() for t in torch.randn(3, 1, 12, 8, device=DEVICE).unbind())
@@ -163,8 +163,8 @@ def test_bad_input_is_named():
 def test_kernels_say_what_they_cannot():
     out = torch.randn(1, 12, 8, device=DEVICE)
     weight = torch.randn(8, 1, 9, 9, device=DEVICE)
-    with pytest.raises(BackendError, match='local_gate: .*convolutions up to 7, got 9'):
-        local_gate(out, out, None, weight, None, hw_shape=(3, 4), backend='fused')
+    with pytest.raises(BackendError, match='local_gate: .*convolutions up to 7x7, got 9'):
+        local_gate(out, out, None, weight, None, hw_shape=(3, 4), backend='triton')
     out = out.double()
     with pytest.raises(BackendError, match='got torch.float64'):
-        local_gate(out, out, None, weight.double(), None, hw_shape=(3, 4), backend='fused')
+        local_gate(out, out, None, weight.double(), None, hw_shape=(3, 4), backend='triton')

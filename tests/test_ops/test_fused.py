@@ -58,7 +58,7 @@ def compare(function, leaves, dtype, grad=None):
     A leaf (B, N, 3, heads, d) is q, k and v: each has its own error.
     """
     try:
-        out = function(leaves, 'fused')
+        out = function(leaves, 'triton')
     except BackendError as error:
         if DEVICE == 'cpu':
             raise
@@ -295,18 +295,18 @@ def test_all_padding_yields_zero(name, dtype):
     mask = torch.zeros(2, 40, dtype=torch.bool, device=DEVICE)
     mask[0] = True
     if name == 'rala':
-        out = rala_attention(q, k, v, key_padding_mask=mask, backend='fused')
+        out = rala_attention(q, k, v, key_padding_mask=mask, backend='triton')
     elif name == 'linear':
-        out = linear_attention(q.exp(), k.exp(), v, key_padding_mask=mask, backend='fused')
+        out = linear_attention(q.exp(), k.exp(), v, key_padding_mask=mask, backend='triton')
     elif name == 'ripple':
         weights = torch.full((2, 2, 40, 4), 0.25, device=DEVICE, dtype=dtype)
         out = ripple_attention(
-            q.exp(), k.exp(), v, weights, hw_shape=(5, 8), key_padding_mask=mask, backend='fused'
+            q.exp(), k.exp(), v, weights, hw_shape=(5, 8), key_padding_mask=mask, backend='triton'
         )
     else:
         anchors = torch.randn(2, 5, 16, device=DEVICE)
         out = random_walk_attention(
-            q, k, v, anchors, anchors, key_padding_mask=mask, backend='fused'
+            q, k, v, anchors, anchors, key_padding_mask=mask, backend='triton'
         )
     assert (out[0] == 0).all() and (out[1] != 0).any()
     out.sum().backward()
@@ -319,15 +319,15 @@ def test_large_logits_of_the_token_softmax():
         q, k, v = torch.randn(3, 1, 1, 400, 16, device=DEVICE)
         k = k + order * torch.linspace(-20, 20, 400, device=DEVICE)[:, None]
         exact = rala_attention(q.double(), k.double(), v.double(), backend='reference')
-        out = rala_attention(q, k, v, backend='fused')
+        out = rala_attention(q, k, v, backend='triton')
         assert (out.double() - exact).norm() / exact.norm() < 1e-5
 
 
 def test_sums_of_chunks_are_not_rounded_by_autocast():
     q, k, v = torch.rand(3, 1, 1, 400, 16, device=DEVICE)
-    expected = linear_attention(q, k, v, backend='fused')
+    expected = linear_attention(q, k, v, backend='triton')
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        out = linear_attention(q, k, v, backend='fused')
+        out = linear_attention(q, k, v, backend='triton')
     torch.testing.assert_close(out, expected)
 
 
@@ -438,7 +438,7 @@ def test_any_matrix_between_the_anchors():
 
     def run(leaves, backend):
         q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        if backend == 'fused':
+        if backend == 'triton':
             return through(q, k, v, *leaves[1:], mask)
         anchors_q, anchors_k, between = leaves[1:]
         looked_up = (q @ anchors_k.transpose(-2, -1)).softmax(-1)
@@ -452,9 +452,9 @@ def test_anchors_of_another_type_round_in_the_kernel():
     """Under autocast parameters stay float32, and so do their gradients."""
     _, (q, k, v) = fused_projection(2, 40, 2, 16, torch.bfloat16)
     anchors = torch.randn(2, 2, 6, 16, device=DEVICE).requires_grad_()
-    out = random_walk_attention(q, k, v, *anchors, backend='fused')
+    out = random_walk_attention(q, k, v, *anchors, backend='triton')
     rounded = anchors.detach().bfloat16().requires_grad_()
-    expected = random_walk_attention(q, k, v, *rounded, backend='fused')
+    expected = random_walk_attention(q, k, v, *rounded, backend='triton')
     assert torch.equal(out, expected) and out.dtype == torch.bfloat16
     (grad,) = torch.autograd.grad(out.sum(), anchors)
     (of_rounded,) = torch.autograd.grad(expected.sum(), rounded)
@@ -524,22 +524,22 @@ def test_launches_of_an_operator(monkeypatch, name, most_forward, most_backward)
 
     def run():
         if name == 'linear':
-            return linear_attention(*leaves, key_padding_mask=mask, backend='fused')
+            return linear_attention(*leaves, key_padding_mask=mask, backend='triton')
         if name == 'epilogue':
             out, gate, values = (x.transpose(1, 2).flatten(2) for x in leaves)
-            return local_gate(out, values, gate, conv, None, hw_shape=(4, 5), backend='fused')
+            return local_gate(out, values, gate, conv, None, hw_shape=(4, 5), backend='triton')
         if name == 'adaptive':
-            return adaptive_features(*leaves[:2], *learnt, backend='fused')
+            return adaptive_features(*leaves[:2], *learnt, backend='triton')
         if name == 'rala':
-            return rala_attention(*leaves, rotary=rotary, key_padding_mask=mask, backend='fused')
+            return rala_attention(*leaves, rotary=rotary, key_padding_mask=mask, backend='triton')
         if name in ('ripple', 'padded'):
             masked = mask if name == 'padded' else None
             return ripple_attention(
                 *leaves, logits, hw_shape=(4, 5), stick='offset', key_padding_mask=masked,
-                backend='fused',
+                backend='triton',
             )  # fmt: skip
         steps = 1 if name == 'step' else None
-        return random_walk_attention(*leaves, *anchors, steps=steps, backend='fused')
+        return random_walk_attention(*leaves, *anchors, steps=steps, backend='triton')
 
     of_name = {'walk': anchors, 'step': anchors, 'ripple': [logits], 'padded': [logits]}
     sources = [*leaves, *of_name.get(name, [])]
@@ -547,7 +547,7 @@ def test_launches_of_an_operator(monkeypatch, name, most_forward, most_backward)
         sources = [*leaves[:2], *learnt]
     if name == 'epilogue':
         sources = [*leaves, conv]
-    monkeypatch.setattr('mmlinattn.ops.common.rotary.watched', lambda: False)
+    monkeypatch.setattr('mmlinattn.ops.common.rotary.has_dispatch_mode', lambda: False)
     grad = torch.ones_like(q.flatten(1, 2) if name == 'epilogue' else q)
     with Launches(monkeypatch) as launches:
         out = run()
@@ -626,13 +626,13 @@ def test_compiles_without_graph_breaks():
     learnt = [torch.randn(16, n, device=DEVICE) for n in (16, 32)]
 
     def all_of_them(q, k, v):
-        q, k = adaptive_features(q, k, *learnt, learnt[0][0], backend='fused')
-        x = random_walk_attention(q, k, v, anchors, anchors, backend='fused')
-        x = rala_attention(x, k, v, backend='fused')
-        x = linear_attention(x.exp(), k.exp(), v, backend='fused')
-        x = ripple_attention(x.exp(), k.exp(), v, weights, hw_shape=(4, 5), backend='fused')
+        q, k = adaptive_features(q, k, *learnt, learnt[0][0], backend='triton')
+        x = random_walk_attention(q, k, v, anchors, anchors, backend='triton')
+        x = rala_attention(x, k, v, backend='triton')
+        x = linear_attention(x.exp(), k.exp(), v, backend='triton')
+        x = ripple_attention(x.exp(), k.exp(), v, weights, hw_shape=(4, 5), backend='triton')
         return ripple_attention(
-            x.exp(), k.exp(), v, weights, hw_shape=(4, 5), backend='fused', stick='offset'
+            x.exp(), k.exp(), v, weights, hw_shape=(4, 5), backend='triton', stick='offset'
         )
 
     compiled = torch.compile(all_of_them, fullgraph=True, backend='aot_eager')
@@ -646,11 +646,11 @@ def test_compiles_without_graph_breaks():
 
 
 def test_auto_takes_the_kernel_where_it_can_serve(monkeypatch):
-    from mmlinattn.ops.linear import triton_ops as fused
+    from mmlinattn.ops.linear import triton_ops
 
     calls = []
-    original = fused.make_state
-    monkeypatch.setattr(fused, 'make_state', lambda *a: calls.append(1) or original(*a))
+    original = triton_ops.make_kv_state
+    monkeypatch.setattr(triton_ops, 'make_kv_state', lambda *a: calls.append(1) or original(*a))
     q, k, v = torch.randn(3, 1, 2, 20, 16, device=DEVICE)
     rala_attention(q, k, v)
     # Never interpreted unasked.
@@ -658,10 +658,10 @@ def test_auto_takes_the_kernel_where_it_can_serve(monkeypatch):
     rala_attention(q.double(), k.double(), v.double())
     rala_attention(q[..., :8], k[..., :8], v[..., :8])
     assert len(calls) == (DEVICE == 'cuda')
-    with use_backend('portable'):
+    with use_backend('torch'):
         rala_attention(q, k, v)
     assert len(calls) == (DEVICE == 'cuda')
-    with use_backend('fused'):
+    with use_backend('triton'):
         rala_attention(q, k, v)
     assert len(calls) == 1 + (DEVICE == 'cuda')
 
@@ -679,14 +679,14 @@ def test_a_forced_kernel_that_cannot_serve_says_why(change, message):
     change = dict(dict(dtype=torch.float32, d=16), **change)
     q, k, v = torch.randn(3, 1, 2, 20, change.pop('d'), device=DEVICE).to(change.pop('dtype'))
     with pytest.raises(BackendError, match=f'rala_attention: .*{message}'):
-        rala_attention(q, k, v, backend='fused', **change)
+        rala_attention(q, k, v, backend='triton', **change)
 
 
 def test_a_forced_kernel_on_the_cpu_says_what_to_do(monkeypatch):
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
     q, k, v = torch.randn(3, 1, 2, 20, 16)
-    with pytest.raises(BackendError, match=r"need a CUDA tensor.*Use backend='auto' or 'portable'"):
-        rala_attention(q, k, v, backend='fused')
+    with pytest.raises(BackendError, match=r"need a CUDA tensor.*Use backend='auto' or 'torch'"):
+        rala_attention(q, k, v, backend='triton')
 
 
 @pytest.mark.parametrize(
@@ -700,7 +700,7 @@ def test_ripple_kernels_say_what_they_cannot(groups, max_distance, message, stic
     weights = torch.rand(1, 1, 20, max_distance + (stick is None), device=DEVICE)
     with pytest.raises(BackendError, match=message):
         ripple_attention(
-            q, k, v, weights, hw_shape=(4, 5), groups=groups, stick=stick, backend='fused'
+            q, k, v, weights, hw_shape=(4, 5), groups=groups, stick=stick, backend='triton'
         )
 
 
@@ -711,7 +711,7 @@ def test_ripple_kernels_take_logits_of_any_size(stick):
     logits[..., ::5, :] = 1e4 * logits[..., ::5, :].sign()  # exponentials are 0 and infinite
     leaf = logits.requires_grad_()
     options = dict(stick=stick)
-    out = ripple_attention(q, k, v, leaf, hw_shape=(4, 5), backend='fused', **options)
+    out = ripple_attention(q, k, v, leaf, hw_shape=(4, 5), backend='triton', **options)
     exact_leaf = logits.detach().double().requires_grad_()
     exact = ripple_attention(
         q.double(),
@@ -732,4 +732,4 @@ def test_too_many_anchors_have_no_kernel():
     q, k, v = torch.randn(3, 1, 1, 20, 16, device=DEVICE)
     anchors = torch.randn(1, 129, 16, device=DEVICE)
     with pytest.raises(BackendError, match='at most 128 anchors, got 129'):
-        random_walk_attention(q, k, v, anchors, anchors, backend='fused')
+        random_walk_attention(q, k, v, anchors, anchors, backend='triton')

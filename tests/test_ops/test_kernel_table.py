@@ -32,25 +32,25 @@ WHY = {
     128: 4096,  # 128 channels or anchors: matrices of 128 rows are most of the registers
     'float': 4096,  # parts of three TF32 products
     'sm_80': 1100,  # its tensor cores have both operands in registers, not in shared memory
-    'walk_between_backward': 16,  # four matrices of 64 x 64 in float32
+    'anchor_solver_backward': 16,  # four matrices of 64 x 64 in float32
 }
 # What has no kernel: float32, 128 channels and anchors at once, or ripple attention's 128 channels;
 # on sm_80 no random walk trains in float32, whose gradients took 14 KiB of stack a thread.
 GAPS = {
-    ('sm_80', 'walk_between', 'half'): {'128x128'},
-    ('sm_80', 'walk_between_backward', 'half'): {'128x128'},
+    ('sm_80', 'anchor_solver', 'half'): {'128x128'},
+    ('sm_80', 'anchor_solver_backward', 'half'): {'128x128'},
     **{
         ('sm_80', f'walk_{name}', 'float'): {'128x128'}
-        for name in ('between', 'between_backward', 'readout', 'readout_sums', 'sums')
+        for name in ('between', 'between_backward', 'query_output', 'readout_sums', 'sums')
     },
-    ('sm_80', 'walk_backward', 'float'): {
+    ('sm_80', 'anchor_backward', 'float'): {
         '32x64', '32x128', '64x64', '64x128', '128x64', '128x128',
     },
     **{
         ('sm_80', f'ripple{name}', 'float'): {'128'}
         for name in ('', '_key_backward', '_query_backward', '_weight_backward')
     },
-    ('sm_90', 'walk_backward', 'float'): {'128x128'},
+    ('sm_90', 'anchor_backward', 'float'): {'128x128'},
     ('sm_90', 'ripple_key_backward', 'float'): {'128'},
 }  # fmt: skip
 
@@ -82,10 +82,10 @@ def test_the_table_has_every_kernel(shipped):
 def test_a_compiler_takes_an_entry_as_a_constant():
     """It cannot follow the reading of a file; on a GPU each call of an operator asks."""
     expected = Config(block=64, warps=4, stages=2, registers=100, shared=1000)
-    table = {'key_sums': {'half': {'64': expected}}}
+    table = {'kv_state': {'half': {'64': expected}}}
 
     def call(x):
-        config = configs.entry(0, 'key_sums', 'half', '64')
+        config = configs.entry(0, 'kv_state', 'half', '64')
         return x if config is None else x + config.block
 
     with pytest.MonkeyPatch.context() as patch:
@@ -100,7 +100,7 @@ def test_a_broken_table_of_the_user_is_named_and_left_out(tmp_path, monkeypatch,
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda index: 'Some GPU')
     for text in (
         '{"Some GPU": {"key_su',
-        '{"Some GPU": {"key_sums": {"half": {"64": [1]}}}}',
+        '{"Some GPU": {"kv_state": {"half": {"64": [1]}}}}',
         '[]',
     ):
         (tmp_path / 'kernels.json').write_text(text)
@@ -141,7 +141,7 @@ def test_nothing_spills_but_what_is_named(shipped):
         for arch, name, kind, size, config in entries(shipped)
         if (arch, kind) == ('sm_90', 'half') and '128' not in size and config.stack
     ]
-    assert spilling == ['walk_between_backward']
+    assert spilling == ['anchor_solver_backward']
 
 
 def test_the_learnt_feature_map_never_spills(shipped):
@@ -163,12 +163,12 @@ def test_a_measured_table_comes_first(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda index: 'GPU of a test')
     monkeypatch.setattr(configs, 'architecture', lambda index: 'sm_90')
     fastest = configs.Config(128, 8, 3, 99, 12345)
-    configs.write(path, {'GPU of a test': {'key_sums': {'half': {'64': fastest}}}, 'another': {}})
+    configs.write(path, {'GPU of a test': {'kv_state': {'half': {'64': fastest}}}, 'another': {}})
     before = configs.read(configs.SHIPPED)['sm_90']
     table = configs.table.__wrapped__(0)
-    assert table['key_sums']['half']['64'] == fastest
-    assert table['key_sums']['half']['32'] == before['key_sums']['half']['32']
-    assert table['readout'] == before['readout']
+    assert table['kv_state']['half']['64'] == fastest
+    assert table['kv_state']['half']['32'] == before['kv_state']['half']['32']
+    assert table['query_output'] == before['query_output']
     path.unlink()
     assert configs.table.__wrapped__(0) == before
 
@@ -181,12 +181,12 @@ def test_tuning_takes_the_fastest(tmp_path, monkeypatch):
     table = configs.read(configs.SHIPPED)['sm_90']
     monkeypatch.setattr(configs, 'table', lambda index: table)
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda index: 'GPU of a test')
-    before = table['key_sums']['half']['64']
-    best = candidates('key_sums', '64', 'half')[2]
+    before = table['kv_state']['half']['64']
+    best = candidates('kv_state', '64', 'half')[2]
 
     class Event:
         def __init__(self, enable_timing):
-            self.config = table['key_sums']['half']['64']
+            self.config = table['kv_state']['half']['64']
 
         def elapsed_time(self, last):
             return 1.0 if self.config[:3] == best[:3] else 2.0
@@ -199,14 +199,14 @@ def test_tuning_takes_the_fastest(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, 'Event', Event)
     found = tuning.tune(
-        ['key_sums'], '64', 'half', lambda: launches.around_launch('key_sums', Compiled)
+        ['kv_state'], '64', 'half', lambda: launches.around_launch('kv_state', Compiled)
     )
-    assert found == {'key_sums': {'half': {'64': configs.Config(*best[:3], 77, 4096, 0)}}}
-    assert table['key_sums']['half']['64'] == before
+    assert found == {'kv_state': {'half': {'64': configs.Config(*best[:3], 77, 4096, 0)}}}
+    assert table['kv_state']['half']['64'] == before
     tuning.save(tmp_path / 'kernels.json', found)
     assert tuning.load(tmp_path / 'kernels.json') == found
-    with pytest.raises(ValueError, match="run does not launch 'readout'"):
-        tuning.tune(['readout'], '64', 'half', lambda: None)
+    with pytest.raises(ValueError, match="run does not launch 'query_output'"):
+        tuning.tune(['query_output'], '64', 'half', lambda: None)
 
 
 def compile_kernels(root, folder, *task):
@@ -222,8 +222,8 @@ def compile_kernels(root, folder, *task):
 
 # Each kernel with the flags that take the most.
 WORST = (
-    'rala_key_sums', 'rala_readout', 'query_backward', 'rala_key_backward', 'query_mean',
-    'walk_sums', 'walk_readout', 'walk_readout_sums', 'walk_between_backward', 'walk_backward',
+    'rala_kv_state', 'rala_query_output', 'query_backward', 'rala_key_backward', 'query_mean',
+    'anchor_state', 'anchor_output', 'anchor_output_backward', 'anchor_solver_backward', 'anchor_backward',
     'ripple', 'ripple_weight_backward', 'ripple_query_backward', 'ripple_far_backward',
     'ripple_key_backward', 'adaptive', 'adaptive_backward',
 )  # fmt: skip

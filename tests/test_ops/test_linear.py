@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from mmlinattn.ops import Rotary, linear_attention, unnormalised_attention
 
-BACKENDS = ('reference', 'portable')
+BACKENDS = ('reference', 'torch')
 
 
 @pytest.mark.parametrize('backend', BACKENDS)

@@ -97,7 +97,7 @@ def test_chunks_make_no_difference(name, padding, mask, monkeypatch):
     assert len(numerics.token_chunks(leaves[0])) == 3
     cotangent = torch.randn_like(leaves[0])
     results = []
-    for backend in ('portable', 'reference'):
+    for backend in ('torch', 'reference'):
         inputs = [x.clone().requires_grad_() for x in leaves]
         out = OPERATORS[name][0](*inputs, mask=mask, backend=backend)
         results.append([out, *torch.autograd.grad(out, inputs, cotangent)])
@@ -111,7 +111,7 @@ def test_transforms_of_torch_func(name, mask):
     leaves = leaves_of(name)
 
     def loss(*inputs):
-        return run(*inputs, mask=mask, backend='portable').square().sum()
+        return run(*inputs, mask=mask, backend='torch').square().sum()
 
     def expected(*inputs):
         return run(*inputs, mask=mask, backend='reference').square().sum()
@@ -134,7 +134,7 @@ def test_half_types(name, dtype, tolerance, chunk, mask, monkeypatch):
     leaves = [x.to(dtype) for x in leaves_of(name)]
     cotangent = torch.randn_like(leaves[0])
     results = []
-    for backend, kind in (('portable', dtype), ('reference', torch.float64)):
+    for backend, kind in (('torch', dtype), ('reference', torch.float64)):
         inputs = [x.to(kind).requires_grad_() for x in leaves]
         out = OPERATORS[name][0](*inputs, mask=mask, backend=backend)
         assert out.dtype == kind
@@ -156,7 +156,7 @@ def test_second_derivatives_are_refused(name, monkeypatch):
     """Sums that the backward pass reads are constants to autograd: it would be silently wrong."""
     monkeypatch.setattr(numerics, 'CPU_CHUNK', 1)
     leaves = [x.requires_grad_() for x in leaves_of(name)]
-    out = OPERATORS[name][0](*leaves, mask=None, backend='portable')
+    out = OPERATORS[name][0](*leaves, mask=None, backend='torch')
     grads = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
     with pytest.raises(RuntimeError, match='once_differentiable'):
         sum(grad.square().sum() for grad in grads).backward()
@@ -170,7 +170,7 @@ def test_nothing_of_the_size_of_the_tokens_is_kept(name):
     kept = {x.data_ptr() for x in leaves}
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        run(*leaves, mask=None, backend='portable')
+        run(*leaves, mask=None, backend='torch')
     own = {t.data_ptr() for t in saved if t.numel() >= leaves[0].numel()} - kept
     # Features given to the operator are its inputs.
     assert len(own) == (2 if name == 'linear' else 0)
@@ -180,7 +180,7 @@ def test_nothing_of_the_size_of_the_tokens_is_kept(name):
 def test_exports_are_told_from_compilers():
     class Module(torch.nn.Module):
         def forward(self, x):
-            return x + (1 if numerics.exported() else 0)
+            return x + (1 if numerics.is_exporting() else 0)
 
     module, x = Module(), torch.zeros(2)
     compiled = torch.compile(module, backend='eager', fullgraph=True)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mmlinattn.ops import Rotary, rala_attention
 
-BACKENDS = ('reference', 'portable')
+BACKENDS = ('reference', 'torch')
 
 
 def loop_rala(q, k, v, angles=None, padding=None, eps=1e-6):
@@ -56,7 +56,7 @@ def test_matches_the_definition_written_as_loops(backend, hw):
             torch.testing.assert_close(out[b, h], expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize('backend, tolerance', [('reference', 1e-12), ('portable', 1e-10)])
+@pytest.mark.parametrize('backend, tolerance', [('reference', 1e-12), ('torch', 1e-10)])
 def test_recorded_output_and_gradients(golden, backend, tolerance):
     t, _ = golden('attention_ops')
     q, k, v = (t[f'rala.in.{n}'].clone().requires_grad_() for n in 'qkv')
@@ -103,7 +103,7 @@ def test_portable_equals_reference(b, h, height, width, d, seed, feature_map, we
         token_weights=given_weights,
     )
     reference = rala_attention(q, k, v, **args, backend='reference')
-    portable = rala_attention(q, k, v, **args, backend='portable')
+    portable = rala_attention(q, k, v, **args, backend='torch')
     # relu can leave a normaliser of eps alone; compare on the scale of the values then.
     torch.testing.assert_close(portable, reference, rtol=1e-8, atol=1e-8)
 
@@ -123,9 +123,9 @@ def test_padding_gives_each_image_the_result_it_has_alone(backend):
     'backend, dtype',
     [
         ('reference', torch.float32),
-        ('portable', torch.float32),
-        ('portable', torch.bfloat16),
-        ('portable', torch.float16),
+        ('torch', torch.float32),
+        ('torch', torch.bfloat16),
+        ('torch', torch.float16),
     ],
 )
 def test_all_padded_yields_zero_and_no_nan_gradient(backend, dtype):
@@ -142,10 +142,10 @@ def test_all_padded_yields_zero_and_no_nan_gradient(backend, dtype):
 def test_half_precision_accumulates_in_float32(dtype, tolerance):
     # 16,384 tokens with large logits: sums in half precision would overflow or stall.
     q, k, v = (30 * torch.randn(3, 1, 1, 16384, 16)).to(dtype)
-    exact = rala_attention(q.double(), k.double(), v.double(), backend='portable')
+    exact = rala_attention(q.double(), k.double(), v.double(), backend='torch')
     for autocast in (False, True):
         with torch.autocast('cpu', dtype=torch.bfloat16, enabled=autocast):
-            out = rala_attention(q, k, v, backend='portable')
+            out = rala_attention(q, k, v, backend='torch')
         assert torch.isfinite(out).all()
         assert (out.double() - exact).norm() / exact.norm() < tolerance
 
@@ -155,7 +155,7 @@ def test_strided_views_of_a_fused_projection():
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
     assert not q.is_contiguous()
     torch.testing.assert_close(
-        rala_attention(q, k, v, backend='portable'),
+        rala_attention(q, k, v, backend='torch'),
         rala_attention(*(x.contiguous() for x in (q, k, v)), backend='reference'),
     )
 

@@ -8,8 +8,8 @@ from mmlinattn.ops.anchors.anchor_solver import series_factors
 
 FORMS = {
     'reference': dict(backend='reference'),
-    'series': dict(backend='portable', solver='series'),
-    'solve': dict(backend='portable', solver='solve'),
+    'series': dict(backend='torch', solver='series'),
+    'solve': dict(backend='torch', solver='solve'),
 }
 CASES = {'random_walk': None, 'random_walk.one_step': 1, 'random_walk.two_steps': 2}
 
@@ -154,7 +154,7 @@ def test_half_precision_with_logits_of_sixty(solver, dtype):
 def test_series_reaches_float32(decay):
     args = inputs(1, 1, 256, 16, 64, torch.float32)
     exact = random_walk_attention(*(x.double() for x in args), decay=decay, backend='reference')
-    out = random_walk_attention(*args, decay=decay, backend='portable')
+    out = random_walk_attention(*args, decay=decay, backend='torch')
     assert (out.double() - exact).norm() / exact.norm() < 2e-6
 
 

@@ -307,7 +307,7 @@ def test_auto_chooses_by_distance_features_map_and_groups():
 def test_a_named_backend_runs_under_any_default_backend():
     q, k, v, weights = case((2, 3), 1)
     q = -q
-    for default in ('auto', 'reference', 'portable'):
+    for default in ('auto', 'reference', 'torch'):
         with use_backend(default):
             ripple_attention(q, k, v, weights, hw_shape=(2, 3), backend='tile')  # takes any sign
             with pytest.raises(ValueError, match='q must be feature-mapped .* minimum is -'):
@@ -407,7 +407,7 @@ def test_stick_breaking_of_bad_input(logits, kwargs, message):
         stick_breaking(logits, **kwargs)
 
 
-@pytest.mark.parametrize('form', ['tile', 'sat', 'fused'])
+@pytest.mark.parametrize('form', ['tile', 'sat', 'triton'])
 @pytest.mark.parametrize(
     'hw, max_distance, real',
     [
@@ -427,7 +427,7 @@ def test_an_empty_last_group_costs_no_digits(form, hw, max_distance, real):
         mask = torch.ones(hw, dtype=torch.bool)
         mask[2 % hw[0] : 2 % hw[0] + real[0], : real[1]] = False
         mask = mask.flatten()[None]
-    if form == 'fused' and dispatch.TRITON_PROBLEM:
+    if form == 'triton' and dispatch.TRITON_PROBLEM:
         pytest.skip(dispatch.TRITON_PROBLEM)
     how = dict(backend=form)
     cotangent, results = torch.randn(1, 2, n, 16), []

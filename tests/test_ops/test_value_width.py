@@ -42,10 +42,10 @@ def run_walk(q, k, v, anchors_q, anchors_k, **options):
 
 # Operator, shapes of what it takes besides q, k and v, backends.
 CASES = {
-    'linear': (run_linear, (), ('portable',)),
-    'rala': (run_rala, (), ('portable',)),
-    'rala, given weights': (run_weighted_rala, ((HEADS, TOKENS),), ('portable',)),
-    'random walk': (run_walk, ((HEADS, 5, DIM), (HEADS, 5, DIM)), ('portable',)),
+    'linear': (run_linear, (), ('torch',)),
+    'rala': (run_rala, (), ('torch',)),
+    'rala, given weights': (run_weighted_rala, ((HEADS, TOKENS),), ('torch',)),
+    'random walk': (run_walk, ((HEADS, 5, DIM), (HEADS, 5, DIM)), ('torch',)),
     'ripple': (run_ripple, ((*SHAPE, 4),), ('tile', 'sat')),
 }
 
@@ -92,7 +92,7 @@ def test_kernels_say_that_they_cannot(name, monkeypatch):
     leaves = leaves_of(name, 20, dim=16, dtype=torch.float32)
     leaves[3:] = [x.repeat_interleave(2, -1) if 'walk' in name else x for x in leaves[3:]]
     with pytest.raises(BackendError, match='values as wide as keys, got 20 and 16'):
-        CASES[name][0](*leaves, backend='fused')
+        CASES[name][0](*leaves, backend='triton')
 
 
 def test_additive_attention_multiplies_channel_by_channel():

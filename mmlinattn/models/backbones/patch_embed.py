@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops.common.numerics import known
+from ...ops.common.numerics import is_static
 
 
 def fill_up(x: Tensor, side: int) -> Tensor:
@@ -16,7 +16,7 @@ def fill_up(x: Tensor, side: int) -> Tensor:
     """
     rows, columns = ((side - size % side) % side for size in x.shape[-2:])
     # What an export with dynamic sizes does not know it must not ask.
-    if known(rows, columns) and not (rows or columns):
+    if is_static(rows, columns) and not (rows or columns):
         return x
     return F.pad(x, (0, columns, 0, rows))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..layers import AttnCfg, map_to_tokens, tokens_to_map
 from ...ops.common.checks import check_sides
-from ...ops.common.numerics import symbolic
+from ...ops.common.numerics import may_be_symbolic
 from .base import HierarchicalBackbone
 from .transformer_block import TransformerBlock
 from .patch_embed import PatchConv, check_positions
@@ -103,7 +103,7 @@ def _learnt(shape: Sequence[int]) -> nn.Parameter:
 
 def _resized(embed: Tensor, size: int) -> Tensor:
     """Positions (1, n, C) for ``size`` places, linearly interpolated."""
-    if not symbolic(size) and embed.shape[1] == size:
+    if not may_be_symbolic(size) and embed.shape[1] == size:
         return embed
     return (
         F.interpolate(embed.float().transpose(1, 2), size=size, mode='linear')

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..layers import AttnCfg, map_to_tokens
 from ...ops.common.checks import check_sides
-from ...ops.common.numerics import symbolic
+from ...ops.common.numerics import may_be_symbolic
 from .base import Backbone, Part, drop_path_rates, prepend
 from .transformer_block import TransformerBlock
 from .patch_embed import PatchConv, check_positions
@@ -74,7 +74,7 @@ class PatchTokens(BaseModule):
 
     def _positions(self, hw_shape: Tuple[int, int]) -> Tensor:
         # An export with dynamic sizes always resizes, which changes nothing at the same size.
-        if not symbolic(*hw_shape) and hw_shape == self.grid:
+        if not may_be_symbolic(*hw_shape) and hw_shape == self.grid:
             return self.pos_embed
         if not self._told and not torch.compiler.is_compiling():
             self._told = True
@@ -126,7 +126,7 @@ def resize_positions(
         >>> resize_positions(torch.zeros(1, 1 + 14 * 14, 8), (14, 14), (20, 30), 1).shape
         torch.Size([1, 601, 8])
     """
-    if not symbolic(*new) and old == new:
+    if not may_be_symbolic(*new) and old == new:
         return positions
     extra, places = positions[:, :num_extra_tokens], positions[:, num_extra_tokens:]
     grid = places.unflatten(1, old).permute(0, 3, 1, 2).float()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...ops.common.checks import check_heads, check_hw_shape, check_padding_mask, check_rotary_dim
 from ...ops.common.dispatch import BACKENDS
 from ...ops.common.matmul import linear
-from ...ops.common.numerics import symbolic
+from ...ops.common.numerics import may_be_symbolic
 from ...ops.common.rotary import Rotary, apply_rotary
 from ...ops.epilogue import add_local, local_gate
 from .linear_projection import apply_linear, is_hooked
@@ -272,7 +272,7 @@ class BaseAttention(BaseModule):
 def need_known_size(what: str, hw_shape: Sequence[int], why: str) -> None:
     """Raises ValueError where height or width are symbols, as in ``torch.export`` with dynamic
     sizes, which ``what`` cannot be exported with, or may be."""
-    if symbolic(*hw_shape):
+    if may_be_symbolic(*hw_shape):
         raise ValueError(
             f'{what} cannot be exported with dynamic height and width: {why}. Export it at a fixed '
             'size (without strict=True, which hides that it is one), or take an attention that '
@@ -288,7 +288,7 @@ def tokens_to_map(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
 def map_to_tokens(x: Tensor) -> Tensor:
     """(B, C, H, W) map to (B, N, C) tokens; a view if the map is channels_last."""
     tokens = x.permute(0, 2, 3, 1).flatten(1, 2)
-    if symbolic(*x.shape[2:]):
+    if may_be_symbolic(*x.shape[2:]):
         # torch.export cannot prove how the view lies in memory. In the graph this is no copy.
         return tokens.clone(memory_format=torch.contiguous_format)
     return tokens

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops.common.numerics import watched
+from ...ops.common.numerics import has_dispatch_mode
 from .base import map_to_tokens, tokens_to_map
 from .linear_projection import is_plain
 
@@ -47,5 +47,5 @@ def _folds(x: Tensor, conv: nn.Module) -> bool:
         and x.device.type == 'cpu'
         and x.dtype == conv.weight.dtype == torch.float32
         and not torch.is_autocast_enabled('cpu')
-        and not watched()
+        and not has_dispatch_mode()
     )

@@ -16,7 +16,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import adaptive_features
-from ...ops.adaptive import waves
+from ...ops.adaptive import sines_and_cosines
 from ...ops.common.dispatch import BACKENDS
 from ...ops.common.feature_maps import FEATURE_MAPS
 from ...ops.common.matmul import multiply
@@ -182,7 +182,7 @@ class AdaptiveFeatures(FeatureMap):
 
     def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
         frequencies = self._frequencies().to(q.dtype)
-        q, k = (F.relu(self.output_layer(waves(x, frequencies))) for x in (q, k))
+        q, k = (F.relu(self.output_layer(sines_and_cosines(x, frequencies))) for x in (q, k))
         return q, k
 
     def _frequencies(self) -> Tensor:

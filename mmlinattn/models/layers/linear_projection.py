@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from ...ops.common.matmul import linear
-from ...ops.common.numerics import needs_gradient, one_graph
+from ...ops.common.numerics import needs_gradient, is_tracing
 
 HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
 
@@ -19,7 +19,7 @@ def is_plain(layer: nn.Module, kind: type) -> bool:
         >>> is_plain(nn.Linear(2, 3), nn.Linear), is_plain(nn.Identity(), nn.Linear)
         (True, False)
     """
-    return type(layer) is kind and not one_graph() and not is_hooked(layer)
+    return type(layer) is kind and not is_tracing() and not is_hooked(layer)
 
 
 def is_hooked(layer: nn.Module) -> bool:

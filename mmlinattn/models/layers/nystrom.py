@@ -6,7 +6,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...ops import nystrom_attention
-from ...ops.nystrom import check_iterations
+from ...ops.anchors import check_iterations
 from .base import BaseAttention, TokenMap
 from .attention_info import AttentionCard
 from .pooling import bins, pool_tokens

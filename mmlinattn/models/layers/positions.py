@@ -19,8 +19,8 @@ from ...ops.common.numerics import (
     chunk_budget,
     needs_gradient,
     no_autocast,
-    one_graph,
-    watched,
+    is_tracing,
+    has_dispatch_mode,
 )
 from ...ops.common.rotary import Rotary
 from .base import need_known_size
@@ -196,7 +196,7 @@ class StochasticPosition(LinearPosition):
         else:
             seed = torch.full((), self.seed, device=q.device, dtype=torch.long)
         bands = [range(height)]
-        if not (one_graph() or watched()):
+        if not (is_tracing() or has_dispatch_mode()):
             numbers = self.num_heads * self.head_dim * self.out_dims * width  # of a row
             step = max(1, chunk_budget(q.device, tiles=True) // numbers)
             bands = [range(y, min(y + step, height)) for y in range(0, height, step)]

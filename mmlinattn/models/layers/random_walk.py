@@ -8,7 +8,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import random_walk_attention
-from ...ops.common.numerics import known
+from ...ops.common.numerics import is_static
 from ...ops.anchors import check_walk
 from .base import BaseAttention, TokenMap
 from .attention_info import AttentionCard
@@ -165,7 +165,7 @@ class RWGKP(RandomWalkAttention):
     )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        if known(*tokens.hw_shape):
+        if is_static(*tokens.hw_shape):
             return super().attend(q, k, v, tokens)
         # One channel more, 1 in queries and 0 in keys, switches off the anchors that are not there.
         of_map = tokens.of_map()

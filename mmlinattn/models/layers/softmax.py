@@ -8,7 +8,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...ops.common.checks import check_padding_mask
-from ...ops.common.numerics import exported
+from ...ops.common.numerics import is_exporting
 from .base import BaseAttention, TokenMap
 from .attention_info import AttentionCard
 
@@ -89,4 +89,4 @@ def softmax_attention(
 
 def _plain(out: Tensor) -> Tensor:
     """In a graph for elsewhere SDPA may lay its result out in another way than here."""
-    return out.clone(memory_format=torch.contiguous_format) if exported() else out
+    return out.clone(memory_format=torch.contiguous_format) if is_exporting() else out

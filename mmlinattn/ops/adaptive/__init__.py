@@ -1,24 +1,13 @@
-"""The learnt feature map of ripple attention."""
+"""Learnt feature map of ripple attention."""
 
-from types import ModuleType
-from typing import Tuple
+from typing import Optional, Tuple
 
 from torch import Tensor
 
-from ..common.dispatch import Operator
-from .torch_impl import adaptive_portable, waves
+from ..common.dispatch import choose_backend
+from .torch_impl import adaptive_torch, sines_and_cosines
 
-__all__ = ['adaptive_features', 'waves']
-
-
-def _kernels() -> ModuleType:
-    from . import triton_ops as fused
-
-    return fused
-
-
-# The definition is as fast as torch alone can be.
-_adaptive = Operator('adaptive_features', adaptive_portable, adaptive_portable, _kernels)
+__all__ = ['adaptive_features', 'sines_and_cosines']
 
 
 def adaptive_features(
@@ -30,29 +19,29 @@ def adaptive_features(
     *,
     backend: str = 'auto',
 ) -> Tuple[Tensor, Tensor]:
-    """Learnt features of queries and keys, "Ripple Attention for Visual Perception with
+    """Compute learnt features of queries and keys, "Ripple Attention for Visual Perception with
     Sub-quadratic Complexity" (Zheng et al., ICML 2022), appendix::
 
         phi(x) = ReLU(W2 [sin(W1 x); cos(W1 x)] + b2)
 
-    Half types: ``W1 x``, sines and cosines are as exact as in float32 (in kernels for float16, W1
-    has 22 of its 24 bits); the kernels multiply W2 by numbers rounded to the type of q, as a linear
-    layer does, with sums in float32.
+    For half types ``W1 x``, sines and cosines have float32 precision (float16 kernels keep 22 of
+    the 24 bits of W1). The kernels round the factors of the product with W2 to the dtype of q, as a
+    linear layer does, and sum in float32.
 
     Args:
         q, k: (B, heads, N, d), any strides; float16, bfloat16, float32 or float64.
-        frequencies: W1, (m, d), or (heads, m, d) for a map of its own for each head; this and the
-            next two of any floating type.
+        frequencies: W1, (m, d), or (heads, m, d) for one map per head. This and the next two have
+            any floating dtype.
         weight: W2, (m, 2 m) or (heads, m, 2 m).
         bias: b2, (m,) or (heads, m).
-        backend: ``'auto'``, ``'reference'``, ``'portable'`` (these two are one) or ``'fused'``.
+        backend: ``'auto'``, ``'reference'``, ``'torch'`` (the same code) or ``'triton'``.
 
     Returns:
-        Features of q and of k, (B, heads, N, m), in the type of q.
+        features of q and of k, (B, heads, N, m), in the dtype of q.
 
     Raises:
-        ValueError: shapes, types or devices that do not fit, an unknown backend.
-        BackendError: a forced backend that cannot serve.
+        ValueError: shapes, dtypes or devices do not match, unknown backend.
+        BackendError: the requested backend cannot serve the call.
 
     Example:
         >>> import torch
@@ -65,7 +54,8 @@ def adaptive_features(
         raise ValueError(f'q must have shape (B, heads, N, d), got {tuple(q.shape)}')
     if k.shape != q.shape or k.dtype != q.dtype:
         raise ValueError(
-            f'k must be as q, {q.dtype} {tuple(q.shape)}, got {k.dtype} {tuple(k.shape)}'
+            f'k must have the dtype and shape of q, {q.dtype} {tuple(q.shape)}, got {k.dtype} '
+            f'{tuple(k.shape)}'
         )
     heads, dim, count = q.shape[1], q.shape[3], frequencies.shape[-2:-1]
     lead = (heads,) if frequencies.dim() == 3 else ()
@@ -82,4 +72,15 @@ def adaptive_features(
             raise ValueError(
                 f'{name} must be floats on {q.device}, got {tensor.dtype} on {tensor.device}'
             )
-    return _adaptive(backend, q, k, frequencies, weight, bias)
+
+    def unsupported_reason() -> Optional[str]:
+        from .triton_ops import unsupported_reason
+
+        return unsupported_reason(q, k, frequencies, weight, bias)
+
+    backend = choose_backend('adaptive_features', backend, q, unsupported_reason)
+    if backend != 'triton':  # the definition is the fastest form in torch
+        return adaptive_torch(q, k, frequencies, weight, bias)
+    from .triton_ops import adaptive_triton
+
+    return adaptive_triton(q, k, frequencies, weight, bias)

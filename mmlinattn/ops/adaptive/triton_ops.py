@@ -1,4 +1,4 @@
-"""The kernels as custom operators: torch.compile and autograd see them."""
+"""Custom operators of the learnt feature map, for torch.compile and autograd."""
 
 from typing import Optional, Tuple
 
@@ -6,29 +6,29 @@ import torch
 from torch import Tensor
 
 from ..common.numerics import token_major
-from ..common.triton_helpers import refuses as refuses_tokens
+from ..common.triton_helpers import unsupported_tokens
 from . import triton_kernels as kernels
 
 
-def fused(
+def adaptive_triton(
     q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
 ) -> Tuple[Tensor, Tensor]:
-    """See :func:`mmlinattn.ops.adaptive_features`."""
+    """Compute :func:`mmlinattn.ops.adaptive_features`."""
     return _forward(q, k, frequencies, weight, bias)
 
 
-def refuses(
+def unsupported_reason(
     q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
 ) -> Optional[str]:
-    """Why the kernels cannot serve, or None."""
+    """Return why the kernels cannot serve the call, or None if they can."""
     count, dim = frequencies.shape[-2:]
     if count != dim:
-        return f'kernels are for as many features as channels, got {count} of {dim}'
+        return f'kernels need as many features as channels ({dim}), got {count}'
     if dim > kernels.MAX_DIM:
-        return f'kernels are for at most {kernels.MAX_DIM} channels a head, got {dim}'
+        return f'kernels support at most {kernels.MAX_DIM} channels per head, got {dim}'
     if torch.float64 in (frequencies.dtype, weight.dtype, bias.dtype):
         return 'kernels compute in float32, got float64 parameters'
-    return refuses_tokens(q, k, kernels.KERNELS)
+    return unsupported_tokens(q, k, kernels.KERNELS)
 
 
 @torch.library.custom_op('mmlinattn::adaptive_features', mutates_args=())

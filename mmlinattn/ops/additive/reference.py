@@ -1,16 +1,16 @@
-"""Additive attention symbol by symbol."""
+"""Definition of additive attention."""
+
+from typing import Optional
 
 from torch import Tensor
 
 from ..common.numerics import masked_softmax
-from .options import AdditiveOptions
 
 
 def additive_reference(
-    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, options: AdditiveOptions
+    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, mask: Optional[Tensor]
 ) -> Tensor:
-    """See :func:`mmlinattn.ops.additive_attention`."""
-    mask = options.key_padding_mask
+    """Compute :func:`mmlinattn.ops.additive_attention` symbol by symbol."""
     mask = None if mask is None else mask[:, None]  # [B, 1, N]
 
     def pool(tokens: Tensor, weight: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Additive attention in matrix products: ``w_k . (query * k_i) = (w_k * query) . k_i``.
+"""Additive attention in torch, by matrix products: ``w_k . (query * k_i) = (w_k * query) . k_i``.
 
-Where tokens are many, in chunks, whose scores are computed again in the backward pass.
+Large maps are processed in chunks of tokens, whose scores the backward pass recomputes.
 """
 
 from typing import Optional, Tuple
@@ -15,22 +15,21 @@ from ..common.numerics import (
     masked_softmax,
     needs_gradient,
     no_autocast,
-    one_graph,
+    is_tracing,
     token_chunks,
     token_major,
 )
 from ..common.online_softmax import OnlineSoftmax
-from .options import AdditiveOptions
 
 
-def additive_portable(
-    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, options: AdditiveOptions
+def additive_torch(
+    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, mask: Optional[Tensor]
 ) -> Tensor:
-    """See :func:`mmlinattn.ops.additive_attention`."""
-    dtype, mask = accumulation_dtype(q.dtype), options.key_padding_mask
+    """Compute :func:`mmlinattn.ops.additive_attention`."""
+    dtype = accumulation_dtype(q.dtype)
     with no_autocast(q):
         w_q, w_k = w_q.to(dtype)[None, :, None], w_k.to(dtype)[None, :, None]  # [1, H, 1, d]
-        if one_graph() or fits_cache(q):
+        if is_tracing() or fits_cache(q):
             query = _mean(q, w_q, mask)
             return (query * _mean(k, w_k * query, mask) * v).to(v.dtype)
         chunked = needs_gradient(q, k, v, w_q, w_k)
@@ -41,7 +40,7 @@ def additive_portable(
 
 
 def _mean(x: Tensor, weight: Tensor, mask: Optional[Tensor]) -> Tensor:
-    """:func:`_pool` in one piece, without the sum of the weights."""
+    """Return the mean of :func:`_pool` of a single chunk."""
     tokens = x.to(weight.dtype)
     padding = None if mask is None else mask[:, None, None]
     return masked_softmax(_scores(tokens, weight), padding) @ tokens
@@ -62,7 +61,7 @@ class _Pool(torch.autograd.Function):
         scale = x.shape[-1] ** -0.5
         dx, d_weight = torch.empty_like(x), torch.zeros_like(pooled)
         with no_autocast(x):
-            # What the softmax subtracts, in closed form.
+            # The sum that the softmax gradient subtracts, in closed form.
             delta = (grad * pooled).sum(-1, keepdim=True)
             for chunk in token_chunks(x):
                 tokens = x[:, :, chunk].to(weight.dtype)
@@ -97,7 +96,7 @@ class _Scale(torch.autograd.Function):
 
 
 def _scale(x: Tensor, factor: Tensor) -> Tensor:
-    """``factor * x`` in the type of x, for x (B, heads, N, d) and a factor (B, heads, 1, d)."""
+    """Return ``factor * x`` in the dtype of x; x (B, heads, N, d), factor (B, heads, 1, d)."""
     out = token_major(x)
     for chunk in token_chunks(x):
         out[:, :, chunk] = factor * x[:, :, chunk]
@@ -105,7 +104,7 @@ def _scale(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def _pool(x: Tensor, weight: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
-    """Mean of x (B, heads, N, d), weighted by a softmax over the tokens of ``weight . x``.
+    """Average x (B, heads, N, d) by a softmax over the tokens of ``weight . x``.
 
     Args:
         weight: (B or 1, heads, 1, d).
@@ -123,5 +122,5 @@ def _pool(x: Tensor, weight: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Te
 
 
 def _scores(tokens: Tensor, weight: Tensor) -> Tensor:
-    """(B, heads, 1, n)."""
+    """Return the scores of a chunk, (B, heads, 1, n)."""
     return (weight * tokens.shape[-1] ** -0.5) @ tokens.transpose(-2, -1)

@@ -1,28 +1,22 @@
-"""Random walk graph kernel attention."""
+"""Attention through anchors: random walk graph kernel attention and Nystrom attention."""
 
-from types import ModuleType
 from typing import Optional
 
 from torch import Tensor
 
 from ..common.checks import check_qkv
-from ..common.dispatch import Operator
-from .options import WalkOptions, check_walk
-from .torch_impl import random_walk_portable
-from .reference import random_walk_reference
+from ..common.dispatch import choose_backend
+from .options import NystromOptions, WalkOptions, check_iterations, check_walk
+from .reference import nystrom_reference, random_walk_reference
+from .torch_impl import nystrom_torch, random_walk_torch
 
-__all__ = ['check_anchors', 'check_walk', 'random_walk_attention']
-
-
-def _kernels() -> ModuleType:
-    from . import triton_ops as fused
-
-    return fused
-
-
-_random_walk = Operator(
-    'random_walk_attention', random_walk_reference, random_walk_portable, _kernels
-)
+__all__ = [
+    'check_anchors',
+    'check_iterations',
+    'check_walk',
+    'nystrom_attention',
+    'random_walk_attention',
+]
 
 
 def random_walk_attention(
@@ -38,43 +32,44 @@ def random_walk_attention(
     key_padding_mask: Optional[Tensor] = None,
     backend: str = 'auto',
 ) -> Tensor:
-    """Random walks over the graph that M anchors span between N tokens, "Improving Vision
-    Attention with Random Walk Graph Kernel"; O(N M (d + M)).
+    """Compute random walk graph kernel attention, "Improving Vision Attention with Random Walk
+    Graph Kernel"; O(N M (d + M)).
 
-    ``G_Q = softmax_anchors(q anchors_k^T)`` and ``G_K = softmax_tokens(anchors_q k^T)`` make the
-    row-stochastic transition ``A = G_Q G_K``. With the decay l, the walk of any length is::
+    M anchors span a graph between the N tokens. ``G_Q = softmax_anchors(q anchors_k^T)`` and
+    ``G_K = softmax_tokens(anchors_q k^T)`` form the row-stochastic transition ``A = G_Q G_K``. With
+    the decay l, the walk of unlimited length is::
 
         out = (1 - l) (I - l A)^-1 A v = (1 - l) G_Q (I - l G_K G_Q)^-1 G_K v
 
     and the walk of at most n steps ``(1 - l) / (1 - l^n) sum_{i=1..n} l^(i-1) A^i v``. Both
-    weight the values with numbers that sum to 1. One step is plain softmax-linear attention.
+    weight the values with numbers that sum to 1. One step is softmax-linear attention.
 
-    Padded tokens are left out of the token softmax; an image that is all padding yields 0.
+    Padded tokens are excluded from the token softmax; an image of padding only yields 0.
 
     Args:
         q, k: projected tokens, (B, heads, N, d), any strides; float16, bfloat16, float32 or
-            float64. Softmaxes, sums and the M x M matrices are in float32 for half types (all but
-            the reference form).
-        v: values (B, heads, N, d_v) of the same type.
-        anchors_q: B_Q, the queries that read the tokens: (heads, M, d) or (B, heads, M, d).
-        anchors_k: B_K, the keys that the queries look up, same shape; of any floating type. The
-            fused form's products round both to the type of ``q``, as autocast does to weights.
+            float64. Softmaxes, sums and M x M matrices are in float32 for half types, except in
+            the reference implementation.
+        v: values (B, heads, N, d_v), same dtype.
+        anchors_q: B_Q, the queries of the anchors to the tokens: (heads, M, d) or (B, heads, M, d).
+        anchors_k: B_K, the keys of the anchors for the queries, same shape; any floating dtype. The
+            Triton implementation rounds both to the dtype of ``q``, as autocast does with weights.
         decay: l in (0, 1); the paper's tables use 0.1.
-        steps: None for any length, or the largest number of steps.
-        solver: how the fast forms invert ``I - l G_K G_Q``: ``'series'``, a product of
-            ``I + (l W)^(2^i)`` to the precision of the type (matrix products only, exportable), or
-            ``'solve'``, :func:`torch.linalg.solve`. Unused where ``steps`` is given.
+        steps: None for unlimited length, or the largest number of steps.
+        solver: how the fast implementations invert ``I - l G_K G_Q``: ``'series'``, a product of
+            ``I + (l W)^(2^i)`` to the precision of the dtype (matrix products only, exportable), or
+            ``'solve'``, :func:`torch.linalg.solve`. Unused with ``steps``.
         key_padding_mask: (B, N) bool, True = padding.
-        backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
+        backend: ``'auto'``, ``'reference'``, ``'torch'`` or ``'triton'``.
 
     Returns:
-        (B, heads, N, d_v) in the type of ``q``.
+        (B, heads, N, d_v) in the dtype of ``q``.
 
     Raises:
-        ValueError: a decay outside (0, 1), steps < 1, an unknown solver or backend, shapes, types
-            or devices that do not fit.
-        TypeError: steps that are no integer, a padding mask that is not bool.
-        BackendError: a forced backend that cannot serve.
+        ValueError: decay outside (0, 1), steps < 1, unknown solver or backend; shapes, dtypes or
+            devices do not match.
+        TypeError: ``steps`` is not an integer, or the padding mask is not bool.
+        BackendError: the requested backend cannot serve the call.
 
     Example:
         >>> import torch
@@ -87,16 +82,105 @@ def random_walk_attention(
     check_walk(decay, steps, solver)
     check_anchors(q, anchors_q=anchors_q, anchors_k=anchors_k)
     options = WalkOptions(decay, steps, solver, key_padding_mask)
-    return _random_walk(backend, q, k, v, anchors_q, anchors_k, options)
+    backend = _choose('random_walk_attention', backend, q, k, v, anchors_q, anchors_k)
+    if backend == 'reference':
+        return random_walk_reference(q, k, v, anchors_q, anchors_k, options)
+    if backend == 'torch':
+        return random_walk_torch(q, k, v, anchors_q, anchors_k, options)
+    from .triton_ops import random_walk_triton
+
+    return random_walk_triton(q, k, v, anchors_q, anchors_k, options)
+
+
+def nystrom_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks_q: Tensor,
+    landmarks_k: Tensor,
+    *,
+    iterations: int = 6,
+    key_padding_mask: Optional[Tensor] = None,
+    backend: str = 'auto',
+) -> Tensor:
+    """Compute the Nystrom approximation of softmax attention with M landmarks, "Nyströmformer"
+    (Xiong et al., AAAI 2021), equation 13; O(N M d)::
+
+        out = softmax(q k~^T) softmax(q~ k~^T)^+ softmax(q~ k^T) v,    all logits over sqrt(d)
+
+    A third-order iteration computes the pseudo-inverse. Its initial scale is chosen per head and
+    image; the release chooses one for the batch, so that an image changes the result of another.
+    Padded tokens are excluded from the softmax over the tokens; an image of padding only yields 0.
+
+    Args:
+        q, k: projected tokens, (B, heads, N, d), any strides; float16, bfloat16, float32 or
+            float64. Softmaxes, sums and M x M matrices are in float32 for half types, except in the
+            reference implementation. Products between landmarks are torch's and follow
+            ``torch.set_float32_matmul_precision`` on a GPU.
+        v: values (B, heads, N, d_v), same dtype.
+        landmarks_q, landmarks_k: q~ and k~, (heads, M, d) or (B, heads, M, d), any floating dtype.
+        iterations: iterations of the pseudo-inverse.
+        key_padding_mask: (B, N) bool, True = padding.
+        backend: ``'auto'``, ``'reference'``, ``'torch'`` or ``'triton'``.
+
+    Returns:
+        (B, heads, N, d_v) in the dtype of ``q``.
+
+    Raises:
+        ValueError: fewer than one iteration, unknown backend; shapes, dtypes or devices do not
+            match.
+        TypeError: the padding mask is not bool.
+        BackendError: the requested backend cannot serve the call.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.randn(3, 2, 4, 30, 16)
+        >>> landmarks_q, landmarks_k = torch.randn(2, 4, 8, 16)
+        >>> nystrom_attention(q, k, v, landmarks_q, landmarks_k).shape
+        torch.Size([2, 4, 30, 16])
+    """
+    check_qkv(q, k, v, key_padding_mask)
+    check_anchors(q, landmarks_q=landmarks_q, landmarks_k=landmarks_k)
+    check_iterations(iterations)
+    options = NystromOptions(iterations, key_padding_mask)
+    backend = _choose('nystrom_attention', backend, q, k, v, landmarks_q, landmarks_k)
+    if backend == 'reference':
+        return nystrom_reference(q, k, v, landmarks_q, landmarks_k, options)
+    if backend == 'torch':
+        return nystrom_torch(q, k, v, landmarks_q, landmarks_k, options)
+    from .triton_ops import nystrom_triton
+
+    return nystrom_triton(q, k, v, landmarks_q, landmarks_k, options)
+
+
+def _choose(
+    operator: str,
+    backend: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    anchors_q: Tensor,
+    anchors_k: Tensor,
+) -> str:
+    def unsupported_reason() -> Optional[str]:
+        from .triton_ops import unsupported_reason
+
+        return unsupported_reason(q, k, v, anchors_q, anchors_k)
+
+    return choose_backend(operator, backend, q, unsupported_reason)
 
 
 def check_anchors(q: Tensor, **both: Tensor) -> None:
-    """Raises ValueError unless both, by the names of the arguments, are (heads, M, d) or
-    (B, heads, M, d) of the same M, beside q (B, heads, N, d)."""
+    """Raise ValueError unless both anchors are (heads, M, d) or (B, heads, M, d) with the same M.
+
+    Args:
+        q: (B, heads, N, d).
+        both: the two anchors by the names of their arguments.
+    """
     batch, heads, _, dim = q.shape
     for name, anchors in both.items():
         shape = tuple(anchors.shape)
-        # By length first: a batch of an exported graph must not be compared with the heads.
+        # By length: an exported graph must not compare its symbolic batch size with the heads.
         lead = (heads,) if len(shape) == 3 else (batch, heads)
         if shape[:-2] != lead or shape[-1] != dim or shape[-2] < 1:
             raise ValueError(

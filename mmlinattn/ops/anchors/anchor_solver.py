@@ -1,25 +1,25 @@
-"""The walk between the anchors, which the portable and the fused form share."""
+"""Solvers on the M x M matrices between anchors: random walks and pseudo-inverses."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from ..common.numerics import exported
+from ..common.numerics import is_exporting
 from .options import WalkOptions
 
 
-def walk_on(state: Tensor, walk: Tensor, options: WalkOptions) -> Tensor:
-    """All steps after the first one, between the anchors, and the normaliser.
+def solve_walk(state: Tensor, transition: Tensor, options: WalkOptions) -> Tensor:
+    """Apply all steps after the first one, between the anchors, and the normaliser.
 
     Args:
         state: ``G_K v``, (B, heads, M, d_v).
-        walk: ``G_K G_Q``, (B, heads, M, M); unused for one step.
+        transition: ``G_K G_Q``, (B, heads, M, M); unused for one step.
     """
     decay, steps = options.decay, options.steps
     if steps == 1:
         return state
-    walk = decay * walk
+    walk = decay * transition
     if steps is not None:
         total = state
         for _ in range(steps - 1):
@@ -27,11 +27,11 @@ def walk_on(state: Tensor, walk: Tensor, options: WalkOptions) -> Tensor:
         return (1 - decay) / (1 - decay**steps) * total
     state = (1 - decay) * state
     # ONNX has no solver; the series is as exact.
-    if options.solver == 'solve' and not exported():
+    if options.solver == 'solve' and not is_exporting():
         identity = torch.eye(walk.shape[-1], dtype=walk.dtype, device=walk.device)
         return torch.linalg.solve(identity - walk, state)
-    # (I - W)^-1 = (I + W)(I + W^2)(I + W^4)...: the rows of W sum to the decay, so what is left
-    # out after n factors is decay^(2^n).
+    # (I - W)^-1 = (I + W)(I + W^2)(I + W^4)...: the rows of W sum to the decay, so the error
+    # after n factors is decay^(2^n).
     num_factors = series_factors(decay, walk.dtype)
     for i in range(num_factors):
         state = state + walk @ state
@@ -41,7 +41,7 @@ def walk_on(state: Tensor, walk: Tensor, options: WalkOptions) -> Tensor:
 
 
 def series_factors(decay: float, dtype: torch.dtype) -> int:
-    """Factors of the product form that reach the precision of ``dtype``.
+    """Return how many factors of the product reach the precision of ``dtype``.
 
     Example:
         >>> [series_factors(decay, torch.float32) for decay in (0.1, 0.5, 0.9)]
@@ -49,3 +49,25 @@ def series_factors(decay: float, dtype: torch.dtype) -> int:
     """
     digits = math.log(torch.finfo(dtype).eps) / math.log(decay)
     return max(1, math.ceil(math.log2(digits)))
+
+
+def iterative_pinv(x: Tensor, iterations: int) -> Tensor:
+    """Approximate the pseudo-inverse of (..., M, M) by a third-order iteration (equation 14)::
+
+        Z <- Z (13 I - X Z (15 I - X Z (7 I - X Z))) / 4,    Z = X^T / (|X|_1 |X|_inf) at first
+
+    Every matrix has its own initial scale, so that an image does not change another.
+
+    Example:
+        >>> x = torch.eye(3) + 0.1
+        >>> torch.allclose(iterative_pinv(x, 6) @ x, torch.eye(3), atol=1e-5)
+        True
+    """
+    size = x.abs()
+    scale = size.sum(-2).amax(-1) * size.sum(-1).amax(-1)
+    z = x.transpose(-2, -1) / scale[..., None, None]
+    identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    for _ in range(iterations):
+        product = x @ z
+        z = z @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product))) / 4
+    return z

@@ -1,4 +1,4 @@
-"""Options of the random walk."""
+"""Options of the operators with anchors."""
 
 from dataclasses import dataclass
 from typing import Optional
@@ -10,7 +10,7 @@ SOLVERS = ('series', 'solve')
 
 @dataclass(frozen=True)
 class WalkOptions:
-    """See :func:`mmlinattn.ops.random_walk_attention`."""
+    """Options of :func:`mmlinattn.ops.random_walk_attention`."""
 
     decay: float
     steps: Optional[int]
@@ -18,8 +18,16 @@ class WalkOptions:
     key_padding_mask: Optional[Tensor]
 
 
+@dataclass(frozen=True)
+class NystromOptions:
+    """Options of :func:`mmlinattn.ops.nystrom_attention`."""
+
+    iterations: int
+    key_padding_mask: Optional[Tensor]
+
+
 def check_walk(decay: float, steps: Optional[int], solver: str) -> None:
-    """Raises ValueError or TypeError for options of a walk that make no sense."""
+    """Raise ValueError or TypeError unless the options of a random walk are valid."""
     if not 0 < decay < 1:
         raise ValueError(f'decay must be in (0, 1), got {decay}')
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
@@ -28,3 +36,9 @@ def check_walk(decay: float, steps: Optional[int], solver: str) -> None:
         raise ValueError(f'steps must be None or at least 1, got {steps}')
     if solver not in SOLVERS:
         raise ValueError(f'solver must be one of {SOLVERS}, got {solver!r}')
+
+
+def check_iterations(iterations: int) -> None:
+    """Raise ValueError unless ``iterations`` is a positive integer."""
+    if type(iterations) is not int or iterations < 1:
+        raise ValueError(f'iterations must be a positive integer, got {iterations!r}')

@@ -1,16 +1,17 @@
-"""The random walk by its definition: the N x N transition. Slow, short, exact in float64."""
+"""Definitions of the operators with anchors, with N x N or N x M matrices: short, slow, exact in float64."""
 
 import torch
 from torch import Tensor
 
 from ..common.numerics import masked_softmax
-from .options import WalkOptions
+from .anchor_solver import iterative_pinv
+from .options import NystromOptions, WalkOptions
 
 
 def random_walk_reference(
     q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, options: WalkOptions
 ) -> Tensor:
-    """See :func:`mmlinattn.ops.random_walk_attention`."""
+    """Compute :func:`mmlinattn.ops.random_walk_attention` by its N x N transition."""
     decay, steps, mask = options.decay, options.steps, options.key_padding_mask
     mask = None if mask is None else mask[:, None, None]  # [B, 1, 1, N]
     anchors_q, anchors_k = anchors_q.to(q.dtype), anchors_k.to(q.dtype)
@@ -25,3 +26,21 @@ def random_walk_reference(
         walk = transition @ walk
         out = out + decay**i * walk
     return (1 - decay) / (1 - decay**steps) * out
+
+
+def nystrom_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks_q: Tensor,
+    landmarks_k: Tensor,
+    options: NystromOptions,
+) -> Tensor:
+    """Compute :func:`mmlinattn.ops.nystrom_attention` by its three softmaxes."""
+    mask, scale = options.key_padding_mask, q.shape[-1] ** -0.5
+    mask = None if mask is None else mask[:, None, None]  # [B, 1, 1, N]
+    landmarks_q, landmarks_k = landmarks_q.to(q.dtype), landmarks_k.to(q.dtype)
+    to_anchors = (scale * q @ landmarks_k.transpose(-2, -1)).softmax(-1)  # [B, H, N, M]
+    landmarks = (scale * landmarks_q @ landmarks_k.transpose(-2, -1)).softmax(-1)  # [B, H, M, M]
+    from_tokens = masked_softmax(scale * landmarks_q @ k.transpose(-2, -1), mask)  # [B, H, M, N]
+    return to_anchors @ iterative_pinv(landmarks, options.iterations) @ from_tokens @ v

@@ -1,8 +1,8 @@
-"""The random walk between anchors, in chunks of tokens: O(N d) memory, nothing N x M is kept.
+"""Attention through anchors in torch, chunk by chunk: O(N d) memory, no N x M matrix is stored.
 
-Two autograd functions: the sums over tokens that the anchors take (the token softmax online), and
-what each token reads from the anchors. Both compute their softmax again in the backward pass. What
-happens between them is M x M and torch's own to differentiate.
+Two autograd functions: :class:`AnchorState` sums over the tokens for each anchor (token softmax
+online), :class:`AnchorOutput` mixes the anchors for each token. Both recompute their softmax in the
+backward pass. The M x M steps between them are differentiated by torch.
 """
 
 from typing import Optional, Tuple
@@ -16,48 +16,67 @@ from ..common.numerics import (
     fits_cache,
     needs_gradient,
     no_autocast,
-    one_graph,
+    is_tracing,
     token_chunks,
     token_major,
 )
 from ..common.online_softmax import OnlineSoftmax
-from .options import WalkOptions
-from .anchor_solver import walk_on
+from .anchor_solver import iterative_pinv, solve_walk
+from .options import NystromOptions, WalkOptions
 
 
-def random_walk_portable(
+def random_walk_torch(
     q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, options: WalkOptions
 ) -> Tensor:
-    """See :func:`mmlinattn.ops.random_walk_attention`."""
-    # Half precision would lose what small decays add, and logits of 60 their first decimal.
+    """Compute :func:`mmlinattn.ops.random_walk_attention`."""
+    # Half precision would lose the terms of small decays, and the first decimal of logits near 60.
     dtype = accumulation_dtype(q.dtype)
     anchors_q, anchors_k = anchors_q.to(dtype), anchors_k.to(dtype)
     tokens = (q, k, v, anchors_q, anchors_k, options.key_padding_mask, options.steps != 1)
     with no_autocast(q):
-        # What is in one piece is for autograd.
-        one_piece = one_graph() or fits_cache(q, anchors_q.shape[-2])
+        # A single chunk needs no recomputation: autograd differentiates it.
+        one_piece = is_tracing() or fits_cache(q, anchors_q.shape[-2])
         if one_piece or not needs_gradient(*tokens[:5]):
-            state, walk, _ = _sum_up(*tokens)
-            return _read_out(q, anchors_k, walk_on(state, walk, options))
-        state, walk = WalkState.apply(*tokens)
-        return WalkReadout.apply(q, anchors_k, walk_on(state, walk, options))
+            state, transition, _ = _state(*tokens)
+            return _output(q, anchors_k, solve_walk(state, transition, options))
+        state, transition = AnchorState.apply(*tokens)
+        return AnchorOutput.apply(q, anchors_k, solve_walk(state, transition, options))
 
 
-def gather(k: Tensor, v: Tensor, anchors: Tensor, mask: Optional[Tensor]) -> Tensor:
-    """``G_K v`` alone, (B, heads, M, d_v), in the type of the anchors."""
+def nystrom_torch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks_q: Tensor,
+    landmarks_k: Tensor,
+    options: NystromOptions,
+) -> Tensor:
+    """Compute :func:`mmlinattn.ops.nystrom_attention`."""
+    dtype, scale = accumulation_dtype(q.dtype), q.shape[-1] ** -0.5
+    with no_autocast(q):
+        landmarks_q, landmarks_k = landmarks_q.to(dtype), scale * landmarks_k.to(dtype)
+        landmarks = (landmarks_q @ landmarks_k.transpose(-2, -1)).softmax(-1)  # [B, H, M, M]
+        state = _anchor_values(
+            k, v, scale * landmarks_q, options.key_padding_mask
+        )  # [B, H, M, d_v]
+        return _anchor_output(q, landmarks_k, iterative_pinv(landmarks, options.iterations) @ state)
+
+
+def _anchor_values(k: Tensor, v: Tensor, anchors: Tensor, mask: Optional[Tensor]) -> Tensor:
+    """Return ``G_K v``, (B, heads, M, d_v), in the dtype of the anchors."""
     tokens = (k, k, v, anchors, anchors, mask, False)
-    followed = not one_graph() and needs_gradient(k, v, anchors)
-    return (WalkState.apply if followed else _sum_up)(*tokens)[0]
+    differentiate = not is_tracing() and needs_gradient(k, v, anchors)
+    return (AnchorState.apply if differentiate else _state)(*tokens)[0]
 
 
-def read(q: Tensor, anchors: Tensor, x: Tensor) -> Tensor:
-    """``G_Q x``, (B, heads, N, d_v), in the type of q."""
-    followed = not one_graph() and needs_gradient(q, anchors, x)
-    return (WalkReadout.apply if followed else _read_out)(q, anchors, x)
+def _anchor_output(q: Tensor, anchors: Tensor, x: Tensor) -> Tensor:
+    """Return ``G_Q x``, (B, heads, N, d_v), in the dtype of q."""
+    differentiate = not is_tracing() and needs_gradient(q, anchors, x)
+    return (AnchorOutput.apply if differentiate else _output)(q, anchors, x)
 
 
-class WalkState(torch.autograd.Function):
-    """``G_K v`` (B, heads, M, d_v) and ``G_K G_Q`` (B, heads, M, M), or an empty tensor for it."""
+class AnchorState(torch.autograd.Function):
+    """``G_K v`` (B, heads, M, d_v) and ``G_K G_Q`` (B, heads, M, M), empty without a transition."""
 
     @staticmethod
     def forward(
@@ -68,26 +87,26 @@ class WalkState(torch.autograd.Function):
         anchors_q: Tensor,
         anchors_k: Tensor,
         mask: Optional[Tensor],
-        has_walk: bool,
+        has_transition: bool,
     ) -> Tuple[Tensor, Tensor]:
-        state, walk, log_mass = _sum_up(q, k, v, anchors_q, anchors_k, mask, has_walk)
-        ctx.save_for_backward(q, k, v, anchors_q, anchors_k, mask, state, walk, log_mass)
-        return state, walk
+        state, transition, log_mass = _state(q, k, v, anchors_q, anchors_k, mask, has_transition)
+        ctx.save_for_backward(q, k, v, anchors_q, anchors_k, mask, state, transition, log_mass)
+        return state, transition
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, d_state: Tensor, d_walk: Tensor) -> Tuple[Optional[Tensor], ...]:
-        q, k, v, anchors_q, anchors_k, mask, state, walk, log_mass = ctx.saved_tensors
-        dtype, has_walk = anchors_q.dtype, walk.numel() > 0
-        dq = torch.empty_like(q) if has_walk else None
+    def backward(ctx, d_state: Tensor, d_transition: Tensor) -> Tuple[Optional[Tensor], ...]:
+        q, k, v, anchors_q, anchors_k, mask, state, transition, log_mass = ctx.saved_tensors
+        dtype, has_transition = anchors_q.dtype, transition.numel() > 0
+        dq = torch.empty_like(q) if has_transition else None
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         d_anchors_q = state.new_zeros(*state.shape[:-1], q.shape[-1])
-        d_anchors_k = torch.zeros_like(d_anchors_q) if has_walk else None
+        d_anchors_k = torch.zeros_like(d_anchors_q) if has_transition else None
         with no_autocast(q):
-            # What the token softmax subtracts, in closed form.
+            # The sum that the gradient of the token softmax subtracts, in closed form.
             delta = (d_state * state).sum(-1, keepdim=True)
-            if has_walk:
-                delta = delta + (d_walk * walk).sum(-1, keepdim=True)
+            if has_transition:
+                delta = delta + (d_transition * transition).sum(-1, keepdim=True)
             for chunk in token_chunks(q, anchors_q.shape[-2]):
                 keys = k[:, :, chunk].to(dtype)
                 weights = (anchors_q @ keys.transpose(-2, -1)).sub_(log_mass).exp_()
@@ -96,26 +115,26 @@ class WalkState(torch.autograd.Function):
                 d_weights = d_state @ v[:, :, chunk].to(dtype).transpose(-2, -1)
                 if dq is not None:
                     queries = q[:, :, chunk].to(dtype)
-                    looked_up = _looked_up(queries, anchors_k)
-                    d_weights += d_walk @ looked_up.transpose(-2, -1)
-                    d_logits = _softmax_backward(looked_up, weights.transpose(-2, -1) @ d_walk)
+                    weights_q = _anchor_softmax(queries, anchors_k)
+                    d_weights += d_transition @ weights_q.transpose(-2, -1)
+                    d_logits = _softmax_backward(weights_q, weights.transpose(-2, -1) @ d_transition)
                     dq[:, :, chunk] = d_logits @ anchors_k
                     d_anchors_k += d_logits.transpose(-2, -1) @ queries
                 dv[:, :, chunk] = weights.transpose(-2, -1) @ d_state
                 d_logits = weights.mul_(d_weights.sub_(delta))
                 dk[:, :, chunk] = d_logits.transpose(-2, -1) @ anchors_q
                 d_anchors_q += d_logits @ keys
-        d_anchors_k = None if d_anchors_k is None else _of_all_images(d_anchors_k, anchors_k)
-        return dq, dk, dv, _of_all_images(d_anchors_q, anchors_q), d_anchors_k, None, None
+        d_anchors_k = None if d_anchors_k is None else _sum_images(d_anchors_k, anchors_k)
+        return dq, dk, dv, _sum_images(d_anchors_q, anchors_q), d_anchors_k, None, None
 
 
-class WalkReadout(torch.autograd.Function):
+class AnchorOutput(torch.autograd.Function):
     """``G_Q x``, (B, heads, N, d_v), for x (B, heads, M, d_v), in the type of q."""
 
     @staticmethod
     def forward(ctx, q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
         ctx.save_for_backward(q, anchors_k, x)
-        return _read_out(q, anchors_k, x)
+        return _output(q, anchors_k, x)
 
     @staticmethod
     @once_differentiable
@@ -126,58 +145,58 @@ class WalkReadout(torch.autograd.Function):
         with no_autocast(q):
             for chunk in token_chunks(q, anchors_k.shape[-2]):
                 queries, grads = q[:, :, chunk].to(x.dtype), grad[:, :, chunk].to(x.dtype)
-                looked_up = _looked_up(queries, anchors_k)
-                dx += looked_up.transpose(-2, -1) @ grads
-                d_logits = _softmax_backward(looked_up, grads @ x.transpose(-2, -1))
+                weights_q = _anchor_softmax(queries, anchors_k)
+                dx += weights_q.transpose(-2, -1) @ grads
+                d_logits = _softmax_backward(weights_q, grads @ x.transpose(-2, -1))
                 dq[:, :, chunk] = d_logits @ anchors_k
                 d_anchors += d_logits.transpose(-2, -1) @ queries
-        return dq, _of_all_images(d_anchors, anchors_k), dx
+        return dq, _sum_images(d_anchors, anchors_k), dx
 
 
-def _sum_up(
+def _state(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     anchors_q: Tensor,
     anchors_k: Tensor,
     mask: Optional[Tensor],
-    has_walk: bool,
+    has_transition: bool,
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """``G_K v``, ``G_K G_Q`` and the log of the sum of each token softmax, (B, heads, M, 1)."""
+    """Return ``G_K v``, ``G_K G_Q`` and the log of the sum of each token softmax, (B, heads, M, 1)."""
     dtype = anchors_q.dtype
-    softmax, state, walk = OnlineSoftmax(), 0, 0
+    softmax, state, transition = OnlineSoftmax(), 0, 0
     for chunk in token_chunks(q, anchors_q.shape[-2]):
         logits = anchors_q @ k[:, :, chunk].to(dtype).transpose(-2, -1)  # [B, H, M, n]
         weights, fade = softmax.add(logits, None if mask is None else mask[:, None, None, chunk])
         state = state * fade + weights @ v[:, :, chunk].to(dtype)
-        if has_walk:
-            walk = walk * fade + weights @ _looked_up(q[:, :, chunk].to(dtype), anchors_k)
+        if has_transition:
+            transition = transition * fade + weights @ _anchor_softmax(q[:, :, chunk].to(dtype), anchors_k)
     share = softmax.share()
-    walk = walk * share if has_walk else anchors_q.new_empty(0)
-    return state * share, walk, softmax.log_mass()
+    transition = transition * share if has_transition else anchors_q.new_empty(0)
+    return state * share, transition, softmax.log_mass()
 
 
-def _read_out(q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
-    """``G_Q x``, (B, heads, N, d_v)."""
+def _output(q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
+    """Return ``G_Q x``, (B, heads, N, d_v)."""
     chunks = token_chunks(q, anchors_k.shape[-2])
     if len(chunks) == 1:
-        return (_looked_up(q.to(x.dtype), anchors_k) @ x).to(q.dtype)
+        return (_anchor_softmax(q.to(x.dtype), anchors_k) @ x).to(q.dtype)
     out = token_major(q, x.shape[-1])
     for chunk in chunks:
-        out[:, :, chunk] = _looked_up(q[:, :, chunk].to(x.dtype), anchors_k) @ x
+        out[:, :, chunk] = _anchor_softmax(q[:, :, chunk].to(x.dtype), anchors_k) @ x
     return out
 
 
-def _looked_up(q: Tensor, anchors_k: Tensor) -> Tensor:
-    """Softmax over the anchors, (B, heads, n, M)."""
+def _anchor_softmax(q: Tensor, anchors_k: Tensor) -> Tensor:
+    """Return the softmax over the anchors, (B, heads, n, M)."""
     return (q @ anchors_k.transpose(-2, -1)).softmax(-1)
 
 
 def _softmax_backward(weights: Tensor, grad: Tensor) -> Tensor:
-    """Gradient of the logits of a softmax over the last axis."""
+    """Return the gradient of the logits of a softmax over the last axis."""
     return torch.mul(weights, grad - (weights * grad).sum(-1, keepdim=True))
 
 
-def _of_all_images(grad: Tensor, anchors: Tensor) -> Tensor:
-    """The gradient of anchors, which all images may share."""
+def _sum_images(grad: Tensor, anchors: Tensor) -> Tensor:
+    """Sum a gradient over the images where they share the anchors."""
     return grad.sum(0) if anchors.dim() == 3 else grad

@@ -30,8 +30,8 @@ from ..common.triton_helpers import (
 )
 from .anchor_solver import series_factors
 
-FORWARD = ('walk_sums', 'walk_between', 'walk_readout')
-KERNELS = (*FORWARD, 'walk_readout_sums', 'walk_between_backward', 'walk_backward')
+FORWARD = ('anchor_state', 'anchor_solver', 'anchor_output')
+KERNELS = (*FORWARD, 'anchor_output_backward', 'anchor_solver_backward', 'anchor_backward')
 
 
 @triton.jit
@@ -50,12 +50,12 @@ def _softmax_backward(weights, grad):
 
 
 @triton.jit
-def _sums_kernel(
+def _state_kernel(
     Q, K, V, AQ, AK, MASK, SUMS, TOP, MASS,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, saq, sak,
     H, N, CHUNK,
     D: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
-    HAS_MASK: tl.constexpr, HAS_WALK: tl.constexpr,
+    HAS_MASK: tl.constexpr, HAS_TRANSITION: tl.constexpr,
 ):  # fmt: skip
     """Of one chunk: S and W in (BM, BD + BM), largest logit and mass of each anchor."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -79,22 +79,22 @@ def _sums_kernel(
         top = new_top
         mass = mass * fade + tl.sum(weights, 1)
         state = add_product(state * fade[:, None], weights, v, kind)
-        if HAS_WALK:
+        if HAS_TRANSITION:
             q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
             looked_up = _anchor_softmax(q, anchors_k, M, kind, BM)
             walk = add_product(walk * fade[:, None], weights, looked_up, kind)
     at = head * tl.num_programs(1) + split
-    size: tl.constexpr = BD + BM if HAS_WALK else BD
+    size: tl.constexpr = BD + BM if HAS_TRANSITION else BD
     SUMS += at * BM * size + places[:, None] * size
     tl.store(SUMS + cols[None, :], state)
-    if HAS_WALK:
+    if HAS_TRANSITION:
         tl.store(SUMS + BD + places[None, :], walk)
     tl.store(TOP + at * BM + places, top)
     tl.store(MASS + at * BM + places, mass)
 
 
 @triton.jit
-def _between_kernel(
+def _solver_kernel(
     SUMS, MIDDLE, X, decay, steps, factors,
     M: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, GIVEN: tl.constexpr,
     ENDLESS: tl.constexpr,
@@ -110,12 +110,12 @@ def _between_kernel(
         x = product(load_rows(MIDDLE + head * M * M, places, places, M, 1, M, M), state, tl.float32)
     else:
         walk = tl.load(SUMS + BD + places[None, :])
-        x = _walk_on(state, walk * decay, decay, steps, factors, ENDLESS)
+        x = _solve_walk(state, walk * decay, decay, steps, factors, ENDLESS)
     tl.store(X + head * BM * BD + places[:, None] * BD + cols[None, :], x)
 
 
 @triton.jit
-def _walk_on(state, walk, decay, steps, factors, ENDLESS: tl.constexpr):
+def _solve_walk(state, walk, decay, steps, factors, ENDLESS: tl.constexpr):
     """(1 - l) (I - walk)^-1 state, or the mean of the first steps, l the decay."""
     if ENDLESS:
         # (I - W)^-1 = (I + W)(I + W^2)(I + W^4)...: the rows of W sum to the decay, so what is
@@ -140,22 +140,22 @@ def _of_first_steps(decay, steps):
 
 
 @triton.jit
-def _between_backward_kernel(
+def _solver_backward_kernel(
     SUMS, MIDDLE, X, DX, DS, DW, DELTA, decay, steps, factors,
-    M: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, HAS_WALK: tl.constexpr,
+    M: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, HAS_TRANSITION: tl.constexpr,
     GIVEN: tl.constexpr, ENDLESS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of S and W, or of the matrix given; what the token softmax subtracts from its
     own, (BM,)."""
     head = tl.program_id(0).to(tl.int64)
     cols, places = tl.arange(0, BD), tl.arange(0, BM)
-    size: tl.constexpr = BD + BM if HAS_WALK else BD
+    size: tl.constexpr = BD + BM if HAS_TRANSITION else BD
     SUMS += head * BM * size + places[:, None] * size
     wide = head * BM * BD + places[:, None] * BD + cols[None, :]
     grad = tl.load(DX + wide)
-    if HAS_WALK:
+    if HAS_TRANSITION:
         back = tl.trans(tl.load(SUMS + BD + places[None, :])) * decay
-        d_state = _walk_on(grad, back, decay, steps, factors, ENDLESS)
+        d_state = _solve_walk(grad, back, decay, steps, factors, ENDLESS)
         if ENDLESS:
             # X = (1 - l) (I - l W)^-1 S: its differential has no more inverses.
             x = tl.load(X + wide)
@@ -174,10 +174,10 @@ def _between_backward_kernel(
     else:
         d_state = grad
         if GIVEN:
-            middle = load_rows(MIDDLE + head * M * M, places, places, M, 1, M, M)
-            d_state = product(tl.trans(middle), grad, tl.float32)
-            d_middle = product(grad, tl.trans(tl.load(SUMS + cols[None, :])), tl.float32)
-            store_rows(DW + head * M * M, d_middle, places, places, M, 1, M, M)
+            anchor_matrix = load_rows(MIDDLE + head * M * M, places, places, M, 1, M, M)
+            d_state = product(tl.trans(anchor_matrix), grad, tl.float32)
+            d_anchor_matrix = product(grad, tl.trans(tl.load(SUMS + cols[None, :])), tl.float32)
+            store_rows(DW + head * M * M, d_anchor_matrix, places, places, M, 1, M, M)
         delta = tl.zeros((BM,), tl.float32)
     delta += tl.sum(d_state * tl.load(SUMS + cols[None, :]), 1)
     tl.store(DS + wide, d_state)
@@ -185,7 +185,7 @@ def _between_backward_kernel(
 
 
 @triton.jit
-def _readout_kernel(
+def _output_kernel(
     Q, AK, X, OUT, sqb, sqh, sqn, sqd, sob, soh, son, sod, sak, H, N, CHUNK,
     D: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
@@ -203,7 +203,7 @@ def _readout_kernel(
 
 
 @triton.jit
-def _readout_sums_kernel(
+def _output_backward_kernel(
     Q, AK, DOUT, DX,
     sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sak, H, N, CHUNK,
     D: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
@@ -230,7 +230,7 @@ def _backward_kernel(
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, sgb, sgh, sgn, sgd,
     sxb, sxh, sxn, sxd, saq, sak, H, N, CHUNK, root,
     D: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
-    HAS_MASK: tl.constexpr, HAS_WALK: tl.constexpr,
+    HAS_MASK: tl.constexpr, HAS_TRANSITION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the tokens and, over a chunk, of both anchors (2, BM, BD)."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -241,7 +241,7 @@ def _backward_kernel(
     anchors_k = load_rows(AK + b * sak + h * M * D, places, cols, D, 1, M, D)
     wide = places[:, None] * BD + cols[None, :]
     d_state, x = tl.load(DS + head * BM * BD + wide), tl.load(X + head * BM * BD + wide)
-    if HAS_WALK:
+    if HAS_TRANSITION:
         d_walk = tl.load(DW + head * BM * BM + places[:, None] * BM + places[None, :])
     lse = tl.load(LSE + head * BM + places)
     delta = tl.load(DELTA + head * BM + places)
@@ -268,7 +268,7 @@ def _backward_kernel(
             x = tl.load(X + head * BM * BD + wide)
         looked_up = _anchor_softmax(q, anchors_k, M, kind, BM)
         d_looked_up = product(grad, tl.trans(x), kind)
-        if HAS_WALK:
+        if HAS_TRANSITION:
             if kind == tl.float32:
                 d_walk = tl.load(DW + head * BM * BM + places[:, None] * BM + places[None, :])
             d_weights += product(looked_up, tl.trans(d_walk), kind)
@@ -286,7 +286,7 @@ def _backward_kernel(
     tl.store(DANCHORS + BM * BD, d_anchors_k)
 
 
-class WalkLaunch(Launch):
+class AnchorLaunch(Launch):
     """Sizes that all kernels of one call share."""
 
     def __init__(
@@ -295,15 +295,15 @@ class WalkLaunch(Launch):
         anchors_q: Tensor,
         anchors_k: Tensor,
         mask: Optional[Tensor],
-        middle: Optional[Tensor],
+        anchor_matrix: Optional[Tensor],
         decay: float,
         steps: Optional[int],
     ) -> None:
         self.anchors = anchors_q.shape[-2]
         super().__init__(q, mask, self.anchors)
         self.bm = padded(self.anchors)
-        self.given = middle is not None
-        self.has_walk = dict(HAS_WALK=steps != 1 and not self.given)
+        self.given = anchor_matrix is not None
+        self.has_transition = dict(HAS_TRANSITION=steps != 1 and not self.given)
         # Whether what is read out is not what the tokens gave.
         self.between = self.given or steps != 1
         self.flags = dict(M=self.anchors, GIVEN=self.given, ENDLESS=steps is None)
@@ -328,35 +328,35 @@ def forward(
     anchors_q: Tensor,
     anchors_k: Tensor,
     mask: Optional[Tensor],
-    middle: Optional[Tensor],
+    anchor_matrix: Optional[Tensor],
     decay: float,
     steps: Optional[int],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output; S beside W (B, heads, BM, BD [+ BM]); the log of the masses (B, heads, BM); and what
     is read out, X (B, heads, BM, BD), empty where that is S."""
-    launch = WalkLaunch(q, anchors_q, anchors_k, mask, middle, decay, steps)
+    launch = AnchorLaunch(q, anchors_q, anchors_k, mask, anchor_matrix, decay, steps)
     bd, bm = launch.bd, launch.bm
-    size = bd + bm if launch.has_walk['HAS_WALK'] else bd
-    sums = launch.parts('walk_sums', bm, size)
-    top, mass = launch.parts('walk_sums', bm), launch.parts('walk_sums', bm)
+    size = bd + bm if launch.has_transition['HAS_TRANSITION'] else bd
+    sums = launch.parts('anchor_state', bm, size)
+    top, mass = launch.parts('anchor_state', bm), launch.parts('anchor_state', bm)
     launch.run(
-        'walk_sums', _sums_kernel,
+        'anchor_state', _state_kernel,
         q, k, v, anchors_q, anchors_k, launch.mask, sums, top, mass,
         *strides(q), *strides(k), *strides(v), *launch.images, *launch.sizes,
-        **launch.blocks, **launch.has_mask, **launch.has_walk,
+        **launch.blocks, **launch.has_mask, **launch.has_transition,
     )  # fmt: skip
     sums, lse = mean_of_chunks(sums, Masses(mass, top))
     x = sums.new_empty(0)
     if launch.between:
         x = launch.empty(bm, bd)
         launch.start(
-            'walk_between', _between_kernel, (launch.batch * launch.heads,),
-            sums, sums if middle is None else middle, x, *launch.walk,
+            'anchor_solver', _solver_kernel, (launch.batch * launch.heads,),
+            sums, sums if anchor_matrix is None else anchor_matrix, x, *launch.walk,
             **launch.square, **launch.flags,
         )  # fmt: skip
     out = token_major(q)
     launch.run(
-        'walk_readout', _readout_kernel,
+        'anchor_output', _output_kernel,
         q, anchors_k, x if launch.between else sums, out, *strides(q), *strides(out),
         launch.images[1], *launch.sizes, **launch.blocks,
     )  # fmt: skip
@@ -371,7 +371,7 @@ def backward(
     anchors_q: Tensor,
     anchors_k: Tensor,
     mask: Optional[Tensor],
-    middle: Optional[Tensor],
+    anchor_matrix: Optional[Tensor],
     sums: Tensor,
     lse: Tensor,
     x: Tensor,
@@ -379,33 +379,33 @@ def backward(
     steps: Optional[int],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, both anchors and the matrix between, empty where there is none."""
-    launch = WalkLaunch(q, anchors_q, anchors_k, mask, middle, decay, steps)
+    launch = AnchorLaunch(q, anchors_q, anchors_k, mask, anchor_matrix, decay, steps)
     bd, bm = launch.bd, launch.bm
     x = x if launch.between else sums
-    parts = launch.parts('walk_readout_sums', 1, bm, bd)
+    parts = launch.parts('anchor_output_backward', 1, bm, bd)
     launch.run(
-        'walk_readout_sums', _readout_sums_kernel, q, anchors_k, grad, parts,
+        'anchor_output_backward', _output_backward_kernel, q, anchors_k, grad, parts,
         *strides(q), *strides(grad), launch.images[1], *launch.sizes, **launch.blocks,
     )  # fmt: skip
     dx = add_chunks(parts, launch.empty(bm, bd))
     ds, delta = launch.empty(bm, bd), launch.empty(bm)
-    d_middle = ds.new_empty(0) if middle is None else torch.empty_like(middle)
-    dw = launch.empty(bm, bm) if launch.has_walk['HAS_WALK'] else d_middle
+    d_anchor_matrix = ds.new_empty(0) if anchor_matrix is None else torch.empty_like(anchor_matrix)
+    dw = launch.empty(bm, bm) if launch.has_transition['HAS_TRANSITION'] else d_anchor_matrix
     launch.start(
-        'walk_between_backward', _between_backward_kernel, (launch.batch * launch.heads,),
-        sums, sums if middle is None else middle, x, dx, ds, dw, delta, *launch.walk,
-        **launch.square, **launch.has_walk, **launch.flags,
+        'anchor_solver_backward', _solver_backward_kernel, (launch.batch * launch.heads,),
+        sums, sums if anchor_matrix is None else anchor_matrix, x, dx, ds, dw, delta, *launch.walk,
+        **launch.square, **launch.has_transition, **launch.flags,
     )  # fmt: skip
     dq, dk, dv = (token_major(t) for t in (q, k, v))
-    parts = launch.parts('walk_backward', 2, bm, bd)
+    parts = launch.parts('anchor_backward', 2, bm, bd)
     launch.run(
-        'walk_backward', _backward_kernel,
+        'anchor_backward', _backward_kernel,
         q, k, v, anchors_q, anchors_k, launch.mask, grad, x, lse, delta, ds, dw, dq, dk, dv, parts,
         *strides(q), *strides(k), *strides(v), *strides(grad), *strides(dq), *launch.images,
         *launch.sizes, root=launch.root,
-        **launch.blocks, **launch.has_mask, **launch.has_walk,
+        **launch.blocks, **launch.has_mask, **launch.has_transition,
     )  # fmt: skip
     d_anchors_q, d_anchors_k = (torch.empty_like(a) for a in (anchors_q, anchors_k))
     add_chunks(parts, d_anchors_q, part=0)
     add_chunks(parts, d_anchors_k, part=1)
-    return dq, dk, dv, d_anchors_q, d_anchors_k, d_middle
+    return dq, dk, dv, d_anchors_q, d_anchors_k, d_anchor_matrix

@@ -1,6 +1,6 @@
-"""The random walk with both softmaxes inside the products: nothing N x M is written.
+"""Custom operators of attention through anchors; no N x M matrix is written.
 
-One custom operator, and one for its gradients: torch.compile and autograd see them.
+One operator and one for its gradients, for torch.compile and autograd.
 """
 
 from typing import Optional, Tuple
@@ -8,48 +8,55 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-from ..common.numerics import needs_gradient, token_major
-from ..common.triton_helpers import MAX_DIM, padded
-from ..common.triton_helpers import refuses as refuses_tokens
+from ..common.numerics import needs_gradient, no_autocast, token_major
+from ..common.triton_helpers import MAX_DIM, padded, unsupported_tokens
+from .anchor_solver import iterative_pinv
+from .options import NystromOptions, WalkOptions
 from .triton_kernels import FORWARD, KERNELS, backward, forward
-from .options import WalkOptions
 
 
-def fused(
+def random_walk_triton(
     q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, options: WalkOptions
 ) -> Tensor:
-    """See :func:`mmlinattn.ops.random_walk_attention`; products round anchors to the type of q,
-    and a walk of any length is a series for either solver."""
+    """Compute :func:`mmlinattn.ops.random_walk_attention`.
+
+    Anchors are rounded to the dtype of q. Either solver computes the series.
+    """
     anchors = anchors_q.contiguous(), anchors_k.contiguous()
     mask, decay, steps = options.key_padding_mask, options.decay, options.steps
     return _forward(q, k, v, *anchors, mask, None, decay, steps)[0]
 
 
-def through(
+def nystrom_triton(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    anchors_q: Tensor,
-    anchors_k: Tensor,
-    middle: Tensor,
-    mask: Optional[Tensor],
+    landmarks_q: Tensor,
+    landmarks_k: Tensor,
+    options: NystromOptions,
 ) -> Tensor:
-    """``G_Q middle G_K v`` for another matrix between the anchors, float32 (B, heads, M, M), or
-    (heads, M, M) for all images."""
-    anchors = anchors_q.contiguous(), anchors_k.contiguous()
-    middle = middle.expand(*q.shape[:2], -1, -1).contiguous()
-    return _forward(q, k, v, *anchors, mask, middle, 0.5, 1)[0]
+    """Compute :func:`mmlinattn.ops.nystrom_attention`; landmarks are rounded to the dtype of q."""
+    with no_autocast(q):
+        scale = q.shape[-1] ** -0.5
+        # Invert the matrix of the rounded landmarks, which the kernels use.
+        anchors_q = (scale * landmarks_q).to(q.dtype).contiguous()
+        anchors_k = (scale * landmarks_k).to(q.dtype).contiguous()
+        logits = anchors_q.float() @ anchors_k.float().transpose(-2, -1) / scale
+        matrix = iterative_pinv(logits.softmax(-1), options.iterations)
+        matrix = matrix.expand(*q.shape[:2], -1, -1).contiguous()
+        mask = options.key_padding_mask
+        return _forward(q, k, v, anchors_q, anchors_k, mask, matrix, 0.5, 1)[0]
 
 
-def refuses(
-    q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, *_
+def unsupported_reason(
+    q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor
 ) -> Optional[str]:
-    """Why the kernel cannot serve, or None."""
+    """Return why the kernels cannot serve the call, or None if they can."""
     num_anchors = anchors_q.shape[-2]
     if num_anchors > MAX_DIM:
-        return f'kernels are for at most {MAX_DIM} anchors, got {num_anchors}'
+        return f'kernels support at most {MAX_DIM} anchors, got {num_anchors}'
     kernels = KERNELS if needs_gradient(q, k, v, anchors_q, anchors_k) else FORWARD
-    return refuses_tokens(q, v, kernels, num_anchors)
+    return unsupported_tokens(q, v, kernels, num_anchors)
 
 
 @torch.library.custom_op('mmlinattn::random_walk', mutates_args=())
@@ -60,21 +67,21 @@ def _forward(
     anchors_q: Tensor,
     anchors_k: Tensor,
     mask: Optional[Tensor],
-    middle: Optional[Tensor],
+    anchor_matrix: Optional[Tensor],
     decay: float,
     steps: Optional[int],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q):
-        return forward(q, k, v, anchors_q, anchors_k, mask, middle, decay, steps)
+        return forward(q, k, v, anchors_q, anchors_k, mask, anchor_matrix, decay, steps)
 
 
 @_forward.register_fake
-def _(q, k, v, anchors_q, anchors_k, mask, middle, decay, steps):
+def _(q, k, v, anchors_q, anchors_k, mask, anchor_matrix, decay, steps):
     batch, heads, _, dim = q.shape
     bd, bm = padded(dim), padded(anchors_q.shape[-2])
-    has_walk = middle is None and steps != 1
-    sums = q.new_empty((batch, heads, bm, bd + has_walk * bm), dtype=torch.float32)
-    x = sums.new_empty((batch, heads, bm, bd) if has_walk or middle is not None else 0)
+    has_transition = anchor_matrix is None and steps != 1
+    sums = q.new_empty((batch, heads, bm, bd + has_transition * bm), dtype=torch.float32)
+    x = sums.new_empty((batch, heads, bm, bd) if has_transition or anchor_matrix is not None else 0)
     return token_major(q), sums, sums.new_empty((batch, heads, bm)), x
 
 
@@ -87,38 +94,38 @@ def _backward(
     anchors_q: Tensor,
     anchors_k: Tensor,
     mask: Optional[Tensor],
-    middle: Optional[Tensor],
+    anchor_matrix: Optional[Tensor],
     sums: Tensor,
     lse: Tensor,
     x: Tensor,
     decay: float,
     steps: Optional[int],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tensors = (grad, q, k, v, anchors_q, anchors_k, mask, middle, sums, lse, x)
+    tensors = (grad, q, k, v, anchors_q, anchors_k, mask, anchor_matrix, sums, lse, x)
     with torch.cuda.device_of(q):
         return backward(*tensors, decay, steps)
 
 
 @_backward.register_fake
-def _(grad, q, k, v, anchors_q, anchors_k, mask, middle, *_):
+def _(grad, q, k, v, anchors_q, anchors_k, mask, anchor_matrix, *_):
     contiguous = torch.contiguous_format
     return (
         *(token_major(t) for t in (q, k, v)),
         *(torch.empty_like(a, memory_format=contiguous) for a in (anchors_q, anchors_k)),
-        q.new_empty(0, dtype=torch.float32) if middle is None else torch.empty_like(middle),
+        q.new_empty(0, dtype=torch.float32) if anchor_matrix is None else torch.empty_like(anchor_matrix),
     )
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ctx.set_materialize_grads(False)  # no zeros for the outputs that only the backward pass reads
+    ctx.set_materialize_grads(False)  # no zero gradients for the outputs that only the backward pass needs
     *tensors, decay, steps = inputs
     ctx.options = decay, steps
     ctx.save_for_backward(*tensors, *output[1:])
 
 
 def _autograd(ctx, grad, *_):
-    *grads, d_middle = _backward(grad, *ctx.saved_tensors, *ctx.options)
-    return (*grads, None, d_middle if d_middle.numel() else None, None, None)
+    *grads, d_anchor_matrix = _backward(grad, *ctx.saved_tensors, *ctx.options)
+    return (*grads, None, d_anchor_matrix if d_anchor_matrix.numel() else None, None, None)
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)

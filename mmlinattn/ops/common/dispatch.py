@@ -1,15 +1,19 @@
-"""Which implementation of an operator runs: one switch for the whole package.
+"""Choice of the implementation of an operator.
 
-Every operator has a ``reference`` form (the definition, short and slow), a ``portable`` form
-(fast, any device, torch only) and possibly a ``fused`` form (Triton). Where there are several
-portable algorithms each has its name, which only the argument may be. The last two have first
-derivatives only, and raise an error where a second one is asked for and they do not leave it to
-autograd, as on small maps. The caller's ``backend``
-argument decides; where it says ``'auto'``, the innermost :func:`use_backend` block of this thread
-or task decides; where there is none, the environment variable ``MMLINATTN_BACKEND`` decides; where
-that is unset or ``auto``, the operator takes ``fused`` when it can serve and ``portable``
-otherwise. Kernels run on tested versions of Triton alone: another one may compute NaN, and says so
-nowhere.
+Every operator has a ``'reference'`` implementation (the definition, short and slow), a ``'torch'``
+implementation (fast, any device) and possibly a ``'triton'`` implementation. Some have further
+algorithms with names of their own, such as ``'tile'``, which only the ``backend`` argument accepts.
+``'torch'`` and ``'triton'`` have first derivatives only; a second derivative raises an error, except
+on small maps, where autograd computes it.
+
+Order of decision:
+
+1. the ``backend`` argument of the call, unless it is ``'auto'``;
+2. the innermost :func:`use_backend` block of this thread or asyncio task;
+3. the environment variable ``MMLINATTN_BACKEND``;
+4. ``'triton'`` where it can serve the call, ``'torch'`` otherwise.
+
+Kernels run only on tested versions of Triton: other versions may compute NaN without an error.
 """
 
 import functools
@@ -20,22 +24,94 @@ import re
 import warnings
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Callable, Dict, Generic, Iterator, Optional, Tuple, TypeVar
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from .numerics import one_graph, recorded_by
+from .numerics import active_tracer, is_tracing
 
-BACKENDS = ('auto', 'reference', 'portable', 'fused')
+BACKENDS = ('auto', 'reference', 'torch', 'triton')
 ENV_VARIABLE = 'MMLINATTN_BACKEND'
-TESTED_TRITON = ((3, 2), (3, 9))  # the first and the last minor version
+TESTED_TRITON = ((3, 2), (3, 9))  # first and last minor version
+
+
+class BackendError(RuntimeError):
+    """A backend that was requested by name cannot serve the call."""
+
+
+def choose_backend(
+    operator: str,
+    backend: str,
+    q: Tensor,
+    unsupported_reason: Optional[Callable[[], Optional[str]]] = None,
+    algorithms: Tuple[str, ...] = (),
+) -> str:
+    """Return the implementation that a call runs.
+
+    Args:
+        operator: name of the operator, for error messages.
+        backend: ``backend`` argument of the call.
+        q: first tensor of the call; its device decides.
+        unsupported_reason: returns why the kernels cannot serve the call, or None if they can.
+            Called only where they are wanted, so that it may import Triton. None for an operator
+            without kernels.
+        algorithms: further values that ``backend`` may have.
+
+    Returns:
+        ``'reference'``, ``'torch'``, ``'triton'`` or one of ``algorithms``.
+
+    Raises:
+        ValueError: ``backend`` is unknown.
+        BackendError: ``'triton'`` was requested and cannot serve the call.
+    """
+    check_backend(backend, algorithms)
+    if backend == 'auto':
+        backend = _traced or choice.backend
+    if backend not in ('auto', 'triton'):
+        return backend
+    reason = _triton_unsupported(backend, q, unsupported_reason)
+    if reason is None:
+        return 'triton'
+    if backend == 'triton':
+        raise BackendError(
+            f"{operator}: backend='triton' cannot serve this call: {reason}. "
+            "Use backend='auto' or 'torch'."
+        )
+    if reason is TRITON_PROBLEM and not is_tracing():
+        _warn_once(reason)
+    return 'torch'
+
+
+def check_backend(backend: str, algorithms: Tuple[str, ...] = (), source: str = 'backend') -> None:
+    """Raise ValueError unless ``backend`` is one of ``BACKENDS`` or of ``algorithms``.
+
+    Args:
+        source: name of the argument or environment variable, for the message.
+    """
+    known = (*BACKENDS, *algorithms)
+    if backend not in known:
+        raise ValueError(f'{source} must be one of {known}, got {backend!r}')
+
+
+def _triton_unsupported(
+    backend: str, q: Tensor, unsupported_reason: Optional[Callable[[], Optional[str]]]
+) -> Optional[str]:
+    if unsupported_reason is None:
+        return 'this operator has no Triton kernel'
+    # Triton's interpreter runs kernels on a CPU, slowly: only on request.
+    interpret = backend == 'triton' and os.environ.get('TRITON_INTERPRET') == '1'
+    if not q.is_cuda and not interpret:
+        return f'Triton kernels need a CUDA tensor, got one on {q.device}'
+    if TRITON_PROBLEM is not None:
+        return TRITON_PROBLEM
+    # torch.compile accepts custom operators; other tracers do not.
+    return active_tracer() or unsupported_reason()
 
 
 def triton_problem(version: Optional[str]) -> Optional[str]:
-    """Why the kernels do not run on this version of Triton; None where they do."""
+    """Return why the kernels do not run on a version of Triton, or None if they do."""
     if version is None:
         return 'Triton is not installed (pip install triton)'
     first, last = TESTED_TRITON
@@ -56,35 +132,25 @@ def _triton_version() -> Optional[str]:
     return 'of an unknown version'
 
 
-# Once: torch.compile cannot trace it.
+# Computed once: torch.compile cannot trace it.
 TRITON_PROBLEM = triton_problem(_triton_version())
 
 
 @functools.cache
-def _say_once(problem: str) -> None:
-    warnings.warn(f'mmlinattn: no fused kernels on this GPU: {problem}', stacklevel=4)
+def _warn_once(problem: str) -> None:
+    warnings.warn(f'mmlinattn: no Triton kernels on this GPU: {problem}', stacklevel=4)
 
 
-class BackendError(RuntimeError):
-    """A backend was asked for by name and cannot serve the call."""
-
-
-def _checked(backend: str, source: str, known: Tuple[str, ...] = BACKENDS) -> str:
-    if backend not in known:
-        raise ValueError(f'{source} must be one of {known}, got {backend!r}')
-    return backend
-
-
-DEFAULT = _checked(os.environ.get(ENV_VARIABLE, 'auto') or 'auto', ENV_VARIABLE)
+DEFAULT = os.environ.get(ENV_VARIABLE, 'auto') or 'auto'
+check_backend(DEFAULT, source=ENV_VARIABLE)
 _variable: 'ContextVar[str]' = ContextVar('mmlinattn_backend', default=DEFAULT)
 
 
 class _Choice(ModuleType):
-    """``backend`` is what ``'auto'`` stands for in this thread or task.
+    """Module whose attribute ``backend`` is what ``'auto'`` means in this thread or task.
 
-    A module, because a compiler reads attributes of modules as Python does, and makes another graph
-    where one differs; a context variable it cannot read, and torch 2.4 does not look again at
-    attributes of threads.
+    torch.compile reads attributes of modules as Python does, and compiles again where one differs.
+    It cannot read a context variable, and torch 2.4 does not check attributes of threads again.
     """
 
     def __getattribute__(self, name: str) -> Any:
@@ -92,22 +158,22 @@ class _Choice(ModuleType):
 
 
 choice = _Choice('choice')
-# Of a block inside compiled code: a compiler follows changes of globals, not of context variables.
+# Backend of a block inside compiled code: torch.compile tracks globals, not context variables.
 _traced: Optional[str] = None
 
 
 @contextmanager
 def use_backend(backend: str) -> Iterator[None]:
-    """Makes every operator called with ``backend='auto'`` inside the block use ``backend``.
+    """Set the backend of every operator that is called with ``backend='auto'`` in the block.
 
-    The choice is of this thread, or task of asyncio; a thread that is started inside the block has
-    the default. Backward passes go the way of their forward pass, wherever they run.
+    The setting belongs to the current thread or asyncio task; a thread that is started inside the
+    block has the default. A backward pass uses the backend of its forward pass.
 
     Args:
-        backend: ``'auto'``, ``'reference'``, ``'portable'`` or ``'fused'``.
+        backend: ``'auto'``, ``'reference'``, ``'torch'`` or ``'triton'``.
 
     Raises:
-        ValueError: if ``backend`` is none of these.
+        ValueError: ``backend`` is none of these.
 
     Example:
         >>> import torch
@@ -117,7 +183,7 @@ def use_backend(backend: str) -> Iterator[None]:
         ...     out = rala_attention(q, k, v)
     """
     global _traced
-    _checked(backend, 'backend')
+    check_backend(backend)
     if torch.compiler.is_compiling():
         outer, _traced = _traced, backend
         try:
@@ -131,64 +197,3 @@ def use_backend(backend: str) -> Iterator[None]:
         yield
     finally:
         _variable.set(before)
-
-
-Result = TypeVar('Result')
-
-
-@dataclass(frozen=True)
-class Operator(Generic[Result]):
-    """The implementations of one operator; all take its tensors and its options.
-
-    Args:
-        name: shown in error messages.
-        reference, portable: always there.
-        kernels: imports the module of the Triton form, called where that is first asked for; None
-            where there is none yet. The module has two functions of the same arguments: ``fused``,
-            and ``refuses``, which returns why the kernels cannot serve them, or None if they can.
-        algorithms: portable ones that can be asked for by name.
-    """
-
-    name: str
-    reference: Callable[..., Result]
-    portable: Callable[..., Result]
-    kernels: Optional[Callable[[], ModuleType]] = None
-    algorithms: Dict[str, Callable[..., Result]] = field(default_factory=dict)
-
-    def check(self, backend: str) -> None:
-        """Raises ValueError unless ``backend`` is one of this operator's."""
-        _checked(backend, 'backend', (*BACKENDS, *self.algorithms))
-
-    def __call__(self, backend: str, q: Tensor, *args) -> Result:
-        self.check(backend)
-        if backend in self.algorithms:
-            return self.algorithms[backend](q, *args)
-        if backend == 'auto':
-            backend = _traced or choice.backend
-        if backend == 'reference':
-            return self.reference(q, *args)
-        if backend == 'portable':
-            return self.portable(q, *args)
-        why_not = self._why_not_fused(backend, q, *args)
-        if self.kernels and why_not is None:
-            return self.kernels().fused(q, *args)
-        if backend == 'fused':
-            raise BackendError(
-                f"{self.name}: backend='fused' cannot serve this call: {why_not}. "
-                "Use backend='auto' or 'portable'."
-            )
-        if why_not is TRITON_PROBLEM and not one_graph():
-            _say_once(why_not)
-        return self.portable(q, *args)
-
-    def _why_not_fused(self, backend: str, q: Tensor, *args) -> Optional[str]:
-        if self.kernels is None:
-            return 'this operator has no fused kernel'
-        # Triton's interpreter runs kernels on a CPU, slowly: only where it is asked for.
-        interpret = backend == 'fused' and os.environ.get('TRITON_INTERPRET') == '1'
-        if not q.is_cuda and not interpret:
-            return f'fused kernels need a CUDA tensor, got one on {q.device}'
-        if TRITON_PROBLEM is not None:
-            return TRITON_PROBLEM
-        # A compiler takes custom operators.
-        return recorded_by() or self.kernels().refuses(q, *args)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .numerics import needs_gradient, one_graph
+from .numerics import needs_gradient, is_tracing
 
 
 class _Elu1(torch.autograd.Function):
@@ -40,7 +40,7 @@ def _elu1_gradient(features: Tensor, grad: Tensor) -> Tensor:
 
 def elu1(x: Tensor) -> Tensor:
     """``elu(x) + 1``: positive, linear above 0, ``exp`` below."""
-    if one_graph():  # a compiler's code for the function above crashed (torch 2.11)
+    if is_tracing():  # a compiler's code for the function above crashed (torch 2.11)
         return F.elu(x) + 1
     return _Elu1.apply(x) if needs_gradient(x) else _elu1(x)
 

@@ -27,7 +27,7 @@ from .triton_helpers import (
 
 
 @triton.jit
-def _key_sums_kernel(
+def _kv_state_kernel(
     K, V, MASK, ANGLES, MEAN, SUMS, TOP, MASS,
     skb, skh, skn, skd, svb, svh, svn, svd, H, N, width, CHUNK, scale,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
@@ -73,7 +73,7 @@ def _key_sums_kernel(
         tl.store(TOP + at, top)
 
 
-class State(NamedTuple):
+class KVState(NamedTuple):
     """What the readout and both backward passes need: float32, one of each a head.
 
     Attributes:
@@ -111,15 +111,15 @@ class KeyLaunch(Launch):
         self.rotary = dict(ROTARY=0 if axes is None else self.dim // 4)
 
 
-def make_state(
+def make_kv_state(
     k: Tensor, v: Tensor, mean: Optional[Tuple[Tensor, Tensor]], launch: KeyLaunch
-) -> State:
+) -> KVState:
     """The normalised sums over all tokens; mean: of the queries, and the number of tokens."""
-    name = 'rala_key_sums' if launch.scored else 'key_sums'
+    name = 'rala_kv_state' if launch.scored else 'kv_state'
     sums = launch.parts(name, launch.bd + 1, launch.bd)
     mass, top = launch.parts(name, 1), launch.parts(name, 1) if launch.scored else None
     launch.run(
-        name, _key_sums_kernel,
+        name, _kv_state_kernel,
         k, v, launch.mask, launch.axes, k if mean is None else mean[0],
         sums, mass if top is None else top, mass,
         *strides(k), *strides(v), *launch.sizes, SCORED=launch.scored, scale=launch.scale,
@@ -128,4 +128,4 @@ def make_state(
     # One row: all numbers of a head share a mass.
     sums, total = mean_of_chunks(sums.flatten(3)[:, :, :, None], Masses(mass, top))
     mean, count = mean or (total.new_empty(0), total.new_empty(0))
-    return State(sums.view(*k.shape[:2], launch.bd + 1, launch.bd), total.squeeze(2), mean, count)
+    return KVState(sums.view(*k.shape[:2], launch.bd + 1, launch.bd), total.squeeze(2), mean, count)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from .numerics import forward_mode, needs_gradient, one_graph, watched
+from .numerics import in_forward_ad, needs_gradient, is_tracing, has_dispatch_mode
 
 CPU_INFO = Path('/proc/cpuinfo')
 # Multiplications below which the call costs more than it saves.
@@ -47,7 +47,7 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
         bias: (out,).
 
     Returns:
-        (..., out) in the type of x; under autocast, where it is compiled, exported or watched
+        (..., out) in the type of x; under autocast, where it is compiled, exported or under a dispatch mode
         just what torch's own gives.
 
     Example:
@@ -67,7 +67,7 @@ def multiply(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _serves(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> bool:
-    if one_graph() or not ONEDNN_IS_FASTER:
+    if is_tracing() or not ONEDNN_IS_FASTER:
         return False
     tensors = [t for t in (x, weight, bias) if t is not None]
     return (
@@ -79,8 +79,8 @@ def _serves(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> bool:
         and x.shape[-1] == weight.shape[-1]  # torch's own error is clearer
         and torch._C._get_mkldnn_enabled()
         and not torch.is_autocast_enabled('cpu')
-        and not watched()
-        and not forward_mode()
+        and not has_dispatch_mode()
+        and not in_forward_ad()
     )
 
 

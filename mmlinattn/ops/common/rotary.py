@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_hw_shape, check_rotary_dim
-from .numerics import accumulation_dtype, one_graph, watched
+from .numerics import accumulation_dtype, is_tracing, has_dispatch_mode
 
 
 class Rotary(NamedTuple):
@@ -82,7 +82,7 @@ def check_rotary(rotary: Optional[Rotary], num_tokens: int, head_dim: int) -> No
 def _complex_serves(pairs: Tensor) -> bool:
     """Whether (..., 2) can be read as complex numbers, and nobody wants the real form."""
     return (
-        not one_graph()
+        not is_tracing()
         and pairs.dtype in (torch.float32, torch.float64)
         and pairs.stride(-1) == 1
         and all(stride % 2 == 0 for stride in pairs.stride()[:-1])
@@ -124,7 +124,7 @@ def _kept(
 ) -> Tensor:
     """``build(rotary, dtype, device)``, or what it gave before."""
     device = torch.device(device or 'cpu')
-    if one_graph() or watched() or device.type == 'meta' or _captured(device):
+    if is_tracing() or has_dispatch_mode() or device.type == 'meta' or _captured(device):
         return build(rotary, dtype, device)
     key = (build, *rotary.hw_shape, *rotary[1:], dtype, device)
     table = _TABLES.get(key)

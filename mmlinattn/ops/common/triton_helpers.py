@@ -253,7 +253,7 @@ def strides(x: Tensor) -> Tuple[int, ...]:
     return tuple(x.stride(i) for i in range(4))
 
 
-def refuses(q: Tensor, v: Tensor, kernels: Sequence[str], *others: int) -> Optional[str]:
+def unsupported_tokens(q: Tensor, v: Tensor, kernels: Sequence[str], *others: int) -> Optional[str]:
     """Why these kernels cannot serve these tokens, or None.
 
     Args:

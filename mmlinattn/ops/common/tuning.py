@@ -1,12 +1,12 @@
 """The fastest configurations of the kernels, measured on this machine's GPU.
 
 >>> from mmlinattn.ops.common import tuning
->>> tuning.candidates('key_sums', '64', 'half')[0][:3]  # block, warps, stages
+>>> tuning.candidates('kv_state', '64', 'half')[0][:3]  # block, warps, stages
 (64, 4, 3)
 
 On a GPU, with an operator to run (``run`` launches the kernels named, at a size that matters)::
 
-    best = tuning.tune(['key_sums', 'readout'], '64', 'half', run, device)
+    best = tuning.tune(['kv_state', 'query_output'], '64', 'half', run, device)
     tuning.save(configs.cache_path(), best, device)  # what a later process takes by itself
     tuning.save(configs.SHIPPED, best, device, shipped=True)  # what the next release ships
 
@@ -51,10 +51,10 @@ def sizes_of(name: str) -> List[str]:
     """Size classes that the table has of a kernel; those of walks name the anchors too.
 
     Example:
-        >>> sizes_of('walk_sums')
+        >>> sizes_of('anchor_state')
         ['32x64', '32x128', '64x64', '64x128', '128x64', '128x128']
     """
-    anchors = [f'x{m}' for m in ANCHORS] if name.startswith('walk') else ['']
+    anchors = [f'x{m}' for m in ANCHORS] if name.startswith('anchor') else ['']
     # Wider feature maps are torch's.
     sizes = SIZES[:2] if name.startswith('adaptive') else SIZES
     return [f'{size}{m}' for size in sizes for m in anchors]
@@ -72,7 +72,7 @@ def candidates(name: str, size: str, kind: str) -> List[Config]:
     family = 'large' if large else 'tokens'
     if name == 'query_mean':
         family = 'mean'
-    elif name.startswith('walk_between'):
+    elif name.startswith('anchor_solver'):
         family = 'between'
     elif name.startswith('ripple') and name != 'ripple_far_backward':
         family = 'tiles'

@@ -1,24 +1,14 @@
-"""What comes after the operator of an attention: the local position of the values, and the gate."""
+"""Epilogue of an attention: local position encoding of the values, and output gate."""
 
-from types import ModuleType
 from typing import Optional, Sequence
 
 from torch import Tensor
 
 from ..common.checks import check_hw_shape
-from ..common.dispatch import Operator
-from .torch_impl import add_local, local_gate_portable
+from ..common.dispatch import choose_backend
+from .torch_impl import add_local, local_gate_torch
 
 __all__ = ['add_local', 'local_gate']
-
-
-def _kernels() -> ModuleType:
-    from . import triton_ops as fused
-
-    return fused
-
-
-_local_gate = Operator('local_gate', local_gate_portable, local_gate_portable, _kernels)
 
 
 def local_gate(
@@ -31,27 +21,26 @@ def local_gate(
     hw_shape: Sequence[int],
     backend: str = 'auto',
 ) -> Tensor:
-    """``(depthwise(v) + out) * gate``: the locally enhanced position encoding of "Breaking the
-    Low-Rank Dilemma of Linear Attention" (Fan et al., CVPR 2025), and its output gate.
+    """Compute ``(depthwise(v) + out) * gate``: the locally enhanced position encoding of "Breaking
+    the Low-Rank Dilemma of Linear Attention" (Fan et al., CVPR 2025), and its output gate.
 
-    On a GPU one kernel reads v in its place among the projections, ``out`` and the gate, and writes
-    the result.
+    On a GPU one kernel reads v (a view of the projections), ``out`` and the gate.
 
     Args:
         out: result of the attention, (B, N, C).
-        v: values (B, N, C), of the type of ``out``, row-major over the map; any strides.
-        gate: (B, N, C) of any floating type, or None for none.
-        weight: of a depth-wise convolution that keeps the map's size, (C, 1, K, K), K odd.
+        v: values (B, N, C), the dtype of ``out``, row-major over the map; any strides.
+        gate: (B, N, C), any floating dtype, or None.
+        weight: of the depth-wise convolution with stride 1 and padding K // 2, (C, 1, K, K), K odd.
         bias: (C,) or None.
         hw_shape: (H, W) with H * W == N.
-        backend: ``'auto'``, ``'reference'``, ``'portable'`` (these two are one) or ``'fused'``.
+        backend: ``'auto'``, ``'reference'``, ``'torch'`` (the same code) or ``'triton'``.
 
     Returns:
-        (B, N, C) in the type that ``out * gate`` has.
+        (B, N, C) in the dtype of ``out * gate``.
 
     Raises:
-        ValueError: shapes or types that do not fit, an unknown backend.
-        BackendError: a forced backend that cannot serve.
+        ValueError: shapes or dtypes do not match, unknown backend.
+        BackendError: the requested backend cannot serve the call.
 
     Example:
         >>> import torch
@@ -75,4 +64,15 @@ def local_gate(
             f'{tuple(weight.shape)}'
         )
     hw_shape = check_hw_shape(out.shape[1], hw_shape, 'out')
-    return _local_gate(backend, out, v, gate, weight, bias, hw_shape)
+
+    def unsupported_reason() -> Optional[str]:
+        from .triton_ops import unsupported_reason
+
+        return unsupported_reason(out, gate, weight, bias)
+
+    backend = choose_backend('local_gate', backend, out, unsupported_reason)
+    if backend != 'triton':
+        return local_gate_torch(out, v, gate, weight, bias, hw_shape)
+    from .triton_ops import local_gate_triton
+
+    return local_gate_triton(out, v, gate, weight, bias, hw_shape)

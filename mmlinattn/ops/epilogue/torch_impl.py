@@ -1,4 +1,4 @@
-"""Local position and gate, by torch."""
+"""Local position encoding and gate in torch."""
 
 from typing import Optional, Tuple
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from ..common.numerics import needs_gradient
 
 
-def local_gate_portable(
+def local_gate_torch(
     out: Tensor,
     v: Tensor,
     gate: Optional[Tensor],
@@ -16,7 +16,7 @@ def local_gate_portable(
     bias: Optional[Tensor],
     hw_shape: Tuple[int, int],
 ) -> Tensor:
-    """See :func:`mmlinattn.ops.local_gate`."""
+    """Compute :func:`mmlinattn.ops.local_gate`."""
     maps = v.unflatten(1, hw_shape).permute(0, 3, 1, 2)  # [B, C, H, W], a view
     # int: tracing makes sizes tensors, which torch 2.4 refuses as a padding.
     local = F.conv2d(maps, weight, bias, padding=int(weight.shape[-1]) // 2, groups=v.shape[2])
@@ -25,10 +25,8 @@ def local_gate_portable(
 
 
 def add_local(local: Tensor, out: Tensor) -> Tensor:
-    """Their sum in the type of ``local``: in place but in training, where autograd would make five
-    passes to copy gradients of a view that was written to.
+    """Return ``local + out`` in the dtype of ``local``, the fresh result of a convolution.
 
-    Args:
-        local: fresh from a convolution.
+    In place, except in training: autograd would copy the gradients of the written view five times.
     """
     return local + out.to(local.dtype) if needs_gradient(local, out) else local.add_(out)

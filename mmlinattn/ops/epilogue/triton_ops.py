@@ -1,4 +1,4 @@
-"""The kernels as custom operators: torch.compile and autograd see them."""
+"""Custom operators of local position encoding and gate, for torch.compile and autograd."""
 
 from typing import Optional, Tuple
 
@@ -9,11 +9,11 @@ from ..common.numerics import needs_gradient
 from ..common.triton_helpers import DTYPES
 from . import triton_kernels as kernels
 
-# Of the convolution; larger ones would read a tile's surroundings more often than the tile.
+# Kernel size of the convolution. Beyond it a tile's border costs more reads than the tile.
 MAX_SIZE = 7
 
 
-def fused(
+def local_gate_triton(
     out: Tensor,
     v: Tensor,
     gate: Optional[Tensor],
@@ -21,25 +21,20 @@ def fused(
     bias: Optional[Tensor],
     hw_shape: Tuple[int, int],
 ) -> Tensor:
-    """See :func:`mmlinattn.ops.local_gate`."""
+    """Compute :func:`mmlinattn.ops.local_gate`."""
     keep = gate is not None and needs_gradient(out, v, gate, weight, bias)
     return _forward(out, v, gate, weight, bias, *hw_shape, keep)[0]
 
 
-def refuses(
-    out: Tensor,
-    v: Tensor,
-    gate: Optional[Tensor],
-    weight: Tensor,
-    bias: Optional[Tensor],
-    hw_shape: Tuple[int, int],
+def unsupported_reason(
+    out: Tensor, gate: Optional[Tensor], weight: Tensor, bias: Optional[Tensor]
 ) -> Optional[str]:
-    """Why the kernels cannot serve, or None."""
+    """Return why the kernels cannot serve the call, or None if they can."""
     for x in (out, gate, weight, bias):
         if x is not None and x.dtype not in DTYPES:
-            return f'kernels are for float16, bfloat16 and float32, got {x.dtype}'
+            return f'kernels support float16, bfloat16 and float32, got {x.dtype}'
     if weight.shape[-1] > MAX_SIZE:
-        return f'kernels are for convolutions up to {MAX_SIZE}, got {weight.shape[-1]}'
+        return f'kernels support convolutions up to {MAX_SIZE}x{MAX_SIZE}, got {weight.shape[-1]}'
     if out.numel() == 0:
         return f'kernels need tokens, got {tuple(out.shape)}'
     if out.is_cuda and torch.cuda.get_device_properties(out.device).major < 8:
@@ -58,7 +53,7 @@ def _forward(
     width: int,
     keep: bool,
 ) -> Tuple[Tensor, Tensor]:
-    """The result; and what the gate multiplies, empty unless ``keep``."""
+    """Return the result and the product's first factor, empty unless ``keep``."""
     result, kept = _results(out, gate, keep)
     with torch.cuda.device_of(out):
         kernels.forward(out, v, gate, weight, bias, (height, width), result, kept)

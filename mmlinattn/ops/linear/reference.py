@@ -1,5 +1,6 @@
-"""Linear attention by its definition: N x N. Slow, short, exact in float64."""
+"""Definitions of linear attention and RALA, N x N: short, slow, exact in float64."""
 
+import torch
 from torch import Tensor
 
 from ..common.feature_maps import FEATURE_MAPS
@@ -8,7 +9,7 @@ from .options import LinearOptions
 
 
 def linear_reference(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
-    """See :func:`mmlinattn.ops.linear_attention`."""
+    """Compute :func:`mmlinattn.ops.linear_attention` by its definition."""
     phi = FEATURE_MAPS[options.feature_map]
     q, k = phi(q), phi(k)
     if options.key_padding_mask is not None:
@@ -17,3 +18,29 @@ def linear_reference(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) ->
     q, k = apply_rotary(q, options.rotary), apply_rotary(k, options.rotary)
     kernel = q @ k.transpose(-2, -1)  # [B, H, N, N]
     return kernel @ v / normaliser
+
+
+def rala_reference(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
+    """Compute :func:`mmlinattn.ops.rala_attention` by its definition, token by token."""
+    phi = FEATURE_MAPS[options.feature_map]
+    q, k = phi(q), phi(k)
+    batch, _, num_tokens, dim = q.shape
+    keep = torch.ones(batch, 1, num_tokens, dtype=torch.bool, device=q.device)
+    if options.key_padding_mask is not None:
+        keep = ~options.key_padding_mask[:, None]  # [B, 1, N]
+    count = keep.sum(-1, keepdim=True).clamp(min=1).to(q.dtype)  # [B, 1, 1]
+
+    token_weights = options.token_weights
+    if token_weights is None:
+        mean_q = (q * keep[..., None]).sum(2) / count  # [B, H, d]
+        scores = torch.einsum('bhd,bhnd->bhn', mean_q, k) * dim**-0.5
+        scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)
+        exponential = (scores - scores.amax(-1, keepdim=True)).exp() * keep
+        total = exponential.sum(-1, keepdim=True)
+        token_weights = count * exponential / total.where(total > 0, 1)
+    k = k * (token_weights * keep)[..., None]
+
+    denominator = (q @ k.transpose(-2, -1)).sum(-1, keepdim=True) / count[..., None] + options.eps
+    q, k = apply_rotary(q, options.rotary), apply_rotary(k, options.rotary)
+    kernel = q @ k.transpose(-2, -1)  # [B, H, N, N]
+    return kernel @ v / count[..., None] / denominator

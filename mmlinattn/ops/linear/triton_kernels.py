@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.kv_state import KeyLaunch, State
+from ..common.kv_state import KeyLaunch, KVState
 from ..common.numerics import token_major
 from ..common.reduction import Masses, add_chunks, mean_of_chunks
 from ..common.triton_helpers import (
@@ -29,9 +29,9 @@ from ..common.triton_helpers import (
     strides,
 )
 
-KERNELS = ('key_sums', 'readout', 'query_backward', 'key_backward')
+KERNELS = ('kv_state', 'query_output', 'query_backward', 'key_backward')
 RALA_KERNELS = (
-    'query_mean', 'rala_key_sums', 'rala_readout', 'rala_query_sums', 'rala_key_backward',
+    'query_mean', 'rala_kv_state', 'rala_query_output', 'rala_query_sums', 'rala_key_backward',
     'rala_query_backward',
 )  # fmt: skip
 
@@ -69,7 +69,7 @@ def _eps(eps, TOTAL, head, SCORED: tl.constexpr):
 
 
 @triton.jit
-def _readout_kernel(
+def _query_output_kernel(
     Q, ANGLES, SUMS, TOTAL, OUT,
     sqb, sqh, sqn, sqd, sob, soh, son, sod, H, N, width, CHUNK, eps,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
@@ -226,11 +226,11 @@ def mean_query(q: Tensor, launch: KeyLaunch) -> Tuple[Tensor, Tensor]:
     return mean.squeeze(2), count.squeeze(2)
 
 
-def read_out(q: Tensor, state: State, eps: float, launch: KeyLaunch) -> Tensor:
+def query_output(q: Tensor, state: KVState, eps: float, launch: KeyLaunch) -> Tensor:
     """(B, heads, N, d)."""
     out = token_major(q)
     launch.run(
-        'rala_readout' if launch.scored else 'readout', _readout_kernel,
+        'rala_query_output' if launch.scored else 'query_output', _query_output_kernel,
         q, launch.axes, state.sums, state.total, out, *strides(q), *strides(out), *launch.sizes,
         eps=eps, SCORED=launch.scored, **launch.blocks, **launch.rotary,
     )  # fmt: skip
@@ -238,7 +238,7 @@ def read_out(q: Tensor, state: State, eps: float, launch: KeyLaunch) -> Tensor:
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, state: State, eps: float, launch: KeyLaunch
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, state: KVState, eps: float, launch: KeyLaunch
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
     scored, bd = launch.scored, launch.bd

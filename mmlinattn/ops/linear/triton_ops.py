@@ -1,20 +1,20 @@
-"""Linear attention and RALA as custom operators: torch.compile and autograd see them."""
+"""Custom operators of linear attention and RALA, for torch.compile and autograd."""
 
 from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from ..common.kv_state import KeyLaunch, State, make_state
+from ..common.kv_state import KeyLaunch, KVState, make_kv_state
 from ..common.numerics import token_major
 from ..common.triton_helpers import FEATURES, padded
-from ..common.triton_helpers import refuses as refuses_tokens
-from .triton_kernels import KERNELS, RALA_KERNELS, backward, mean_query, read_out
+from ..common.triton_helpers import unsupported_tokens
+from .triton_kernels import KERNELS, RALA_KERNELS, backward, mean_query, query_output
 from .options import LinearOptions
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
-    """See :func:`mmlinattn.ops.linear_attention`."""
+def linear_triton(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
+    """Compute :func:`mmlinattn.ops.linear_attention` or :func:`mmlinattn.ops.rala_attention`."""
     rotary, axes, width = options.rotary, None, 0
     if rotary is not None:
         axes, width = rotary.axes(q.device), rotary.hw_shape[1]
@@ -31,13 +31,15 @@ def fused(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
     )[0]
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Optional[str]:
-    """Why the kernel cannot serve, or None."""
+def unsupported_reason(q: Tensor, v: Tensor, options: LinearOptions) -> Optional[str]:
+    """Return why the kernels cannot serve the call, or None if they can."""
+    if options.token_weights is not None:
+        return 'token_weights have no kernel'
     if options.feature_map not in FEATURES:
         return f'feature_map {options.feature_map!r} has no kernel, these have: {tuple(FEATURES)}'
     if options.rotary is not None and options.rotary.num_extra_tokens:
-        return 'extra tokens, which rotary position does not turn, have no kernel'
-    return refuses_tokens(q, v, RALA_KERNELS if options.scored else KERNELS)
+        return 'extra tokens without rotary position have no kernel'
+    return unsupported_tokens(q, v, RALA_KERNELS if options.scored else KERNELS)
 
 
 def _launch(q, mask, axes, width, feature_map, scored) -> KeyLaunch:
@@ -59,8 +61,8 @@ def _forward(
     with torch.cuda.device_of(q):
         launch = _launch(q, mask, axes, width, feature_map, scored)
         mean = mean_query(q, launch) if scored else None
-        state = make_state(k, v, mean, launch)
-        return (read_out(q, state, eps, launch), *state)
+        state = make_kv_state(k, v, mean, launch)
+        return (query_output(q, state, eps, launch), *state)
 
 
 @_forward.register_fake
@@ -92,7 +94,7 @@ def _backward(
 ) -> Tuple[Tensor, Tensor, Tensor]:
     launch = _launch(q, mask, axes, width, feature_map, scored)
     with torch.cuda.device_of(q):
-        return backward(grad, q, k, v, State(sums, total, mean, count), eps, launch)
+        return backward(grad, q, k, v, KVState(sums, total, mean, count), eps, launch)
 
 
 @_backward.register_fake
@@ -101,7 +103,7 @@ def _(grad, q, k, v, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ctx.set_materialize_grads(False)  # no zeros for the outputs that only the backward pass reads
+    ctx.set_materialize_grads(False)  # no zero gradients for the outputs that only the backward pass needs
     q, k, v, mask, axes, *ctx.options = inputs
     _, *state = output
     ctx.save_for_backward(q, k, v, mask, axes, *state)

@@ -1,13 +1,13 @@
 """Ripple attention."""
 
-from types import ModuleType
-from typing import Callable, Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 from torch import Tensor
 
 from ..common.checks import check_hw_shape, check_qkv
-from ..common.dispatch import Operator
-from ..common.numerics import exported
+from ..common.dispatch import check_backend as check_operator_backend
+from ..common.dispatch import choose_backend
+from ..common.numerics import is_exporting
 from .options import RippleOptions, check_groups
 from .reference import ripple_reference
 from .rows import ripple_rows
@@ -16,6 +16,8 @@ from .tile import ripple_tile
 from .weights import STICKS, check_threshold, stick_breaking
 
 __all__ = ['check_backend', 'check_threshold', 'ripple_attention', 'stick_breaking']
+
+ALGORITHMS = ('tile', 'sat')
 
 
 def ripple_attention(
@@ -31,23 +33,23 @@ def ripple_attention(
     eps: float = 1e-6,
     backend: str = 'auto',
 ) -> Tensor:
-    """Linear attention with a weight for each ring of distance, "Ripple Attention for Visual
+    """Compute linear attention with a weight for each ring of distance, "Ripple Attention for Visual
     Perception with Sub-quadratic Complexity" (Zheng et al., ICML 2022), equation 3::
 
         a_im = w_{g(i, m)}(i) q_i . k_m
         out_i = sum_m a_im v_m / (sum_m a_im + eps)
 
     ``g(i, m)`` is the group of the Chebyshev distance of tokens i and m on the map, from 0 to R;
-    the last group is all that lies beyond. Groups that a map is too small for are empty: R may be
-    larger than the map, exactly and silently. Padded keys are left out of both sums, also inside
-    windows; a query whose keys are all padded yields 0. Weights need not lie on the simplex.
+    the last group holds all larger distances. R may exceed the map: groups without tokens are
+    empty, and the result stays exact. Padded keys are excluded from both sums; a query whose keys
+    are all padded yields 0. Weights need not lie on the simplex.
 
-    Besides the definition (``'reference'``, O(N^2)) and the kernels (``'fused'``), two algorithms
-    have the same result, which cost, for N tokens with m features and d values:
+    Besides the definition (``'reference'``, O(N^2)) and the kernels (``'triton'``), two algorithms
+    compute the same result. Their costs for N tokens with m features and d values:
 
-    - ``'sat'``: summed-area tables, the paper's. O(N R m d) time, O(N m d) memory; any groups. In
-      float32 or better whatever the input: the sums over the map lose digits that the
-      differences of the corners need.
+    - ``'sat'``: summed-area tables, the paper's. O(N R m d) time, O(N m d) memory; any groups.
+      Computes in at least float32: sums over the map lose digits that the differences of corners
+      need.
     - ``'tile'``: one global linear attention plus dense products of small tiles of queries with
       the halo of keys within distance R. O(N R^2 (m + d)) time with a small constant,
       O(N (m + d)) memory, no cumulative sums. Chebyshev groups only.
@@ -57,39 +59,39 @@ def ripple_attention(
     10 / 43 ms, softmax attention 1648 / 6033 ms. ``torch.compile`` unrolls the rows of the tables
     and the chunks of the tiles: large maps compile slowly.
 
-    In a graph that is exported (``torch.export``, ONNX, ``torch.jit.trace``) plain operations with
-    the same result take the place of both, see :mod:`.rows`.
+    Exported graphs (``torch.export``, ONNX, ``torch.jit.trace``) contain plain operations with the
+    same result instead, see :mod:`.rows`.
 
-    ``'portable'`` takes ``'sat'`` for logarithmic groups and where R is large, see
+    ``'torch'`` chooses ``'sat'`` for logarithmic groups and for large R, see
     :func:`choose_algorithm`, and ``'tile'`` otherwise.
 
     Args:
         q, k: feature-mapped queries and keys, (B, heads, N, m), any strides; float16, bfloat16,
-            float32 or float64. Half types are computed in float32 (all but the reference form).
-            They must not be negative: the reference form raises an error; the others compute
-            the formula, whose normaliser may then come close to 0.
-        v: values (B, heads, N, d_v) of the same type.
-        weights: spatial weights (B, heads, N, R + 1), R >= 0, of any floating type, see
-            :func:`stick_breaking`. With ``stick`` the logits (B, heads, N, R) of that.
+            float32 or float64. Half types are computed in float32, except in the reference
+            implementation. They must not be negative: the reference implementation raises an error;
+            the others compute the formula, whose normaliser may then come close to 0.
+        v: values (B, heads, N, d_v), same dtype.
+        weights: spatial weights (B, heads, N, R + 1), R >= 0, any floating dtype, see
+            :func:`stick_breaking`. With ``stick``, its logits (B, heads, N, R).
         hw_shape: (H, W) with H * W == N.
         groups: ``'chebyshev'``: group r is distance r. ``'log'``: group 0 is distance 0, group g
             is distances 2^(g-1) to 2^g - 1.
-        stick: ``None``: ``weights`` are weights. ``'offset'`` or ``'plain'``: they are logits, and
-            the weights ``stick_breaking(weights, offset=stick == 'offset')``, which the fused
-            form breaks inside its kernels and does not store.
+        stick: ``None``: ``weights`` are weights. ``'offset'`` or ``'plain'``: they are logits of
+            ``stick_breaking(weights, offset=stick == 'offset')``, which the kernels compute without
+            storing the weights.
         key_padding_mask: (B, N) bool, True = padding.
         eps: added to the normaliser.
-        backend: ``'auto'``, ``'reference'``, ``'portable'``, ``'fused'``, ``'tile'`` or ``'sat'``.
+        backend: ``'auto'``, ``'reference'``, ``'torch'``, ``'triton'``, ``'tile'`` or ``'sat'``.
 
     Returns:
-        (B, heads, N, d_v) in the type of ``v``.
+        (B, heads, N, d_v) in the dtype of ``v``.
 
     Raises:
-        ValueError: shapes, types or devices that do not fit, an unknown option, ``'tile'`` with
-            logarithmic groups, negative features (reference form); groups that reach over more than
-            127 rows in an exported graph of unknown size.
-        TypeError: a padding mask that is not bool.
-        BackendError: a forced backend that cannot serve.
+        ValueError: shapes, dtypes or devices do not match; unknown option; ``'tile'`` with
+            logarithmic groups; negative features (reference implementation); groups that reach over
+            more than 127 rows in an exported graph of dynamic size.
+        TypeError: the padding mask is not bool.
+        BackendError: the requested backend cannot serve the call.
 
     Example:
         >>> import torch
@@ -115,22 +117,40 @@ def ripple_attention(
             f'weights must be floats on {q.device}, got {weights.dtype} on {weights.device}'
         )
     options = RippleOptions(hw_shape, groups, stick, key_padding_mask, eps)
-    return _ripple(backend, q, k, v, weights, options)
+
+    def unsupported_reason() -> Optional[str]:
+        from .triton_ops import unsupported_reason
+
+        return unsupported_reason(q, v, weights, options)
+
+    backend = choose_backend('ripple_attention', backend, q, unsupported_reason, ALGORITHMS)
+    if backend == 'reference':
+        return ripple_reference(q, k, v, weights, options)
+    if backend == 'triton':
+        from .triton_ops import ripple_triton
+
+        return ripple_triton(q, k, v, weights, options)
+    if is_exporting():  # plain operations with the same result
+        return ripple_rows(q, k, v, weights, options)
+    if backend == 'torch':
+        max_distance = weights.shape[-1] - int(stick is None)
+        backend = choose_algorithm(max_distance, q.shape[-1], hw_shape, groups)
+    return (ripple_tile if backend == 'tile' else ripple_sat)(q, k, v, weights, options)
 
 
 def check_backend(backend: str, groups: str) -> None:
-    """Raises ValueError unless both are known and fit each other."""
-    _ripple.check(backend)
+    """Raise ValueError unless backend and groups are known and compatible."""
+    check_operator_backend(backend, ALGORITHMS)
     check_groups(groups, backend)
 
 
 def choose_algorithm(
     max_distance: int, num_features: int, hw_shape: Tuple[int, int], groups: str
 ) -> str:
-    """What ``backend='portable'`` takes: ``'sat'`` or ``'tile'``.
+    """Return the algorithm of ``backend='torch'``: ``'sat'`` or ``'tile'``.
 
-    Tiles cost R^2 and tables R m, and the measured crossing is at about R = 20 + m / 2. On one
-    CPU core, 64 x 64 tokens, m = d, time of sat over time of tile, forward and backward:
+    Tiles cost R^2, tables cost R m; the measured crossing is at about R = 20 + m / 2. Time of sat
+    over time of tile, forward and backward, on one CPU core, 64 x 64 tokens, m = d:
 
     ====== ===== ===== ====== ====== ======
     m      R = 4 R = 8 R = 16 R = 24 R = 32
@@ -141,31 +161,6 @@ def choose_algorithm(
     """
     if groups != 'chebyshev':
         return 'sat'
-    # Distances that the map does not have cost nothing.
+    # Distances beyond the map cost nothing.
     max_distance = min(max_distance, max(hw_shape) - 1)
     return 'sat' if max_distance > 20 + num_features / 2 else 'tile'
-
-
-def _portable(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:
-    max_distance = weights.shape[-1] - int(options.stick is None)
-    algorithm = choose_algorithm(max_distance, q.shape[-1], options.hw_shape, options.groups)
-    return _ALGORITHMS[algorithm](q, k, v, weights, options)
-
-
-def _kernels() -> ModuleType:
-    from . import triton_ops as fused
-
-    return fused
-
-
-def _where_not_exported(algorithm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``algorithm``, and :func:`ripple_rows`, with the same result, in an exported graph."""
-
-    def run(*args) -> Tensor:
-        return (ripple_rows if exported() else algorithm)(*args)
-
-    return run
-
-
-_ALGORITHMS = dict(tile=_where_not_exported(ripple_tile), sat=_where_not_exported(ripple_sat))
-_ripple = Operator('ripple_attention', ripple_reference, _portable, _kernels, _ALGORITHMS)

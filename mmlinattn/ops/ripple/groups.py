@@ -5,7 +5,7 @@ from typing import List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from ..common.numerics import known
+from ..common.numerics import is_static
 
 GROUPS = ('chebyshev', 'log')
 
@@ -43,7 +43,7 @@ def has_far_tokens(
 
     None: all of them have, which is known from the map alone.
     """
-    if mask is None and known(*hw_shape) and max(hw_shape) // 2 >= distance:
+    if mask is None and is_static(*hw_shape) and max(hw_shape) // 2 >= distance:
         return None
     farthest = []
     for size, axis in zip(hw_shape, (2, 1)):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..common.numerics import accumulation_dtype, known, no_autocast
+from ..common.numerics import accumulation_dtype, is_static, no_autocast
 from .groups import axis_distance, drop_empty_last, group_radii
 from .options import RippleOptions
 from .weights import finished_weights
@@ -51,7 +51,7 @@ def _within(hw_shape: Tuple[int, int], radii: Sequence[int]) -> Sequence[int]:
     Raises:
         ValueError: too many rows for a map of any size.
     """
-    if known(*hw_shape):
+    if is_static(*hw_shape):
         # A square that reaches all over the map is the map: its weight joins the last one.
         return [r for r in radii if r < max(hw_shape) - 1]
     rows = 2 * radii[-1] + 1 if radii else 0
@@ -110,7 +110,7 @@ def _pieces(x: Tensor, reach: int) -> Tensor:
     """Pieces of rows with ``reach`` tokens more on either side, (n, H, W, c) to
     (n, H, pieces, M + 2 reach, c)."""
     # To a compiler a size that may be 1 is a case of its own: at least two pieces.
-    more = PIECE * (not known(x.shape[2]))
+    more = PIECE * (not is_static(x.shape[2]))
     start = torch.arange(0, x.shape[2] + more, PIECE, device=x.device)
     x = F.pad(x, (0, 0, reach, reach + more + PIECE - 1))
     # By index, since a compiler cannot prove that a reshape by the number of pieces fits.

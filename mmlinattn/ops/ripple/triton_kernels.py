@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.kv_state import KeyLaunch, make_state
+from ..common.kv_state import KeyLaunch, make_kv_state
 from ..common.numerics import token_major
 from ..common.reduction import add_chunks
 from ..common.triton_helpers import (
@@ -34,7 +34,7 @@ from ..common.triton_helpers import (
 )
 
 KERNELS = (
-    'key_sums', 'ripple', 'ripple_weight_backward', 'ripple_query_backward',
+    'kv_state', 'ripple', 'ripple_weight_backward', 'ripple_query_backward',
     'ripple_far_backward', 'ripple_key_backward',
 )  # fmt: skip
 # Why this version of Triton cannot compile them; it lacks what picks ring weights.
@@ -466,7 +466,7 @@ def forward(
     stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Output; normalisers (B, heads, N); S and z of the keys, and their number; boxes."""
-    state = make_state(k, v, None, KeyLaunch(q, mask, 0, scored=False))
+    state = make_kv_state(k, v, None, KeyLaunch(q, mask, 0, scored=False))
     launch = RippleLaunch(q, weights, hw_shape, mask, stick)
     out, norm, box = token_major(q), launch.empty(launch.num_tokens), launch.boxes()
     launch.over_tiles(

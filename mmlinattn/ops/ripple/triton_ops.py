@@ -1,6 +1,6 @@
-"""Ripple attention by tiles whose scores and spatial weights stay in registers.
+"""Custom operators of ripple attention, for torch.compile and autograd.
 
-The kernels as custom operators: torch.compile and autograd see them.
+The kernels keep scores and spatial weights of a tile in registers.
 """
 
 from typing import Optional, Tuple
@@ -9,34 +9,33 @@ import torch
 from torch import Tensor
 
 from ..common.numerics import token_major
-from ..common.triton_helpers import padded
-from ..common.triton_helpers import refuses as refuses_tokens
+from ..common.triton_helpers import padded, unsupported_tokens
 from . import triton_kernels as kernels
 from .options import RippleOptions
 
-# Of the halo of a tile; beyond, summed-area tables cost less.
+# Reach of the halo of a tile; beyond it summed-area tables cost less.
 MAX_DISTANCE = 16
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:
-    """See :func:`mmlinattn.ops.ripple_attention`."""
+def ripple_triton(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:
+    """Compute :func:`mmlinattn.ops.ripple_attention`."""
     return _forward(
         q, k, v, weights, *options.hw_shape, options.key_padding_mask, options.eps, options.stick
     )[0]
 
 
-def refuses(
-    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions
+def unsupported_reason(
+    q: Tensor, v: Tensor, weights: Tensor, options: RippleOptions
 ) -> Optional[str]:
-    """Why the kernel cannot serve, or None."""
+    """Return why the kernels cannot serve the call, or None if they can."""
     max_distance = weights.shape[-1] - (options.stick is None)
     if kernels.PROBLEM is not None:
         return kernels.PROBLEM
     if options.groups != 'chebyshev':
         return f'groups={options.groups!r} have no kernel'
     if not 1 <= max_distance <= MAX_DISTANCE:
-        return f'kernels are for R from 1 to {MAX_DISTANCE}, got {max_distance}'
-    return refuses_tokens(q, v, kernels.KERNELS)
+        return f'kernels support R from 1 to {MAX_DISTANCE}, got {max_distance}'
+    return unsupported_tokens(q, v, kernels.KERNELS)
 
 
 @torch.library.custom_op('mmlinattn::ripple', mutates_args=())
@@ -95,7 +94,7 @@ def _(grad, q, k, v, weights, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ctx.set_materialize_grads(False)  # no zeros for the outputs that only the backward pass reads
+    ctx.set_materialize_grads(False)  # no zero gradients for the outputs that only the backward pass needs
     q, k, v, weights, *ctx.hw_shape, mask, ctx.eps, ctx.stick = inputs
     ctx.save_for_backward(q, k, v, weights, mask, *output[1:])
 

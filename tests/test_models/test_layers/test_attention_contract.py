@@ -270,7 +270,7 @@ def test_bad_calls(attn, args, kwargs, error, message):
         (dict(type='RALA', num_anchors=9), 32, 2, TypeError, 'RALA does not take .*num_anchors'),
         (dict(type='RALA', lepe='5'), 32, 2, TypeError, "RALA does not take .*'lepe': '5'"),
         (dict(type='RALA', backend='tile'), 32, 2, ValueError, "backend must be .*got 'tile'"),
-        (dict(type='SoftmaxAttention', backend='fused'), 32, 2, ValueError, "got 'fused'"),
+        (dict(type='SoftmaxAttention', backend='triton'), 32, 2, ValueError, "got 'triton'"),
         (dict(num_anchors=9), 32, 2, TypeError, "attn_cfg must name .* got {'num_anchors': 9}"),
         ('AdaptiveFeatures', 32, 2, TypeError, "attn_cfg must name .* got 'AdaptiveFeatures'"),
         (None, 32, 2, TypeError, 'attn_cfg must name .* got None'),
@@ -302,7 +302,7 @@ def test_options_without_a_place_are_refused(kind):
     for name, value in (('rotary', True), ('lepe', 3), ('gate', 'proj')):
         with pytest.raises(ValueError, match=f'{kind} takes no {name}, got {value!r}'):
             build_attention(dict(type=kind, **{name: value}), 32, 2)
-    backend = 'portable' if kind == 'EnhancedLinearAttention' else 'auto'
+    backend = 'torch' if kind == 'EnhancedLinearAttention' else 'auto'
     assert build_attention(dict(type=kind, backend=backend, qkv_bias=False), 32, 2)
 
 

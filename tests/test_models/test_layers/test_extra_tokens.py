@@ -286,11 +286,11 @@ def test_an_attention_may_refuse_them():
 
 def test_kernels_that_cannot_say_so():
     """The tables of the fused form have a row for each place, and none for no place."""
-    fused = pytest.importorskip('mmlinattn.ops.linear.triton_ops', reason='needs Triton')
+    triton_ops = pytest.importorskip('mmlinattn.ops.linear.triton_ops', reason='needs Triton')
     q = torch.randn(1, 2, 7, 16)
     for extra, reason in ((0, None), (1, 'extra tokens')):
         rotary = Rotary((2, 3), 16, num_extra_tokens=extra)
-        found = fused.refuses(q, q, q, LinearOptions(None, 1e-6, 'elu+1', rotary))
+        found = triton_ops.unsupported_reason(q, q, LinearOptions(None, 1e-6, 'elu+1', rotary))
         assert reason in found if reason else 'extra tokens' not in str(found)
 
 

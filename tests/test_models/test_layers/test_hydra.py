@@ -21,5 +21,5 @@ def test_tokens_of_zeros_have_bounded_gradients(dims):
 
 
 def test_has_one_backend(dims):
-    with pytest.raises(ValueError, match=r"backend must be one of \('auto',\), got 'fused'"):
-        HydraAttention(**dims, backend='fused')
+    with pytest.raises(ValueError, match=r"backend must be one of \('auto',\), got 'triton'"):
+        HydraAttention(**dims, backend='triton')
