@@ -362,7 +362,9 @@ def _attentions() -> Dict[str, type]:
     from mmlinattn.models.layers import BaseAttention, registered
 
     found = registered(BaseAttention).items()
-    kinds = {name: kind for name, kind in found if kind.__module__.startswith('mmlinattn.models.layers')}
+    kinds = {
+        name: kind for name, kind in found if kind.__module__.startswith('mmlinattn.models.layers')
+    }
     return {'SoftmaxAttention': kinds.pop('SoftmaxAttention'), **kinds}
 
 

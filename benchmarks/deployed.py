@@ -32,8 +32,8 @@ from benchmarks.spread import spread_predictions
 from benchmarks.zoo import plan
 from mmlinattn.deployment import FORMATS, Export, ExportedFile, Settings, Written
 from mmlinattn.deployment.capture import strides_of
-from mmlinattn.deployment.formats import check_format, silence
 from mmlinattn.deployment.deployable import Deployable, deployable, preprocessor_of
+from mmlinattn.deployment.formats import check_format, silence
 from mmlinattn.engine.config import load_config
 
 console = Console(highlight=False, width=160, stderr=True)

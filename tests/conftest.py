@@ -27,9 +27,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import mmlinattn  # noqa: F401  registers everything
-from mmlinattn.utils import mmcv_ops as mmcv_ext
 from mmlinattn.datasets.file_backends import S3Store
 from mmlinattn.ops.common import dispatch
+from mmlinattn.utils import mmcv_ops as mmcv_ext
 from tests.interpreter import quicken
 from tests.object_store import KEY_ID, SECRET
 

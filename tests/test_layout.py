@@ -15,7 +15,14 @@ MAY_IMPORT = {
     'ops.epilogue': ['ops.common'],
     'ops.linear': ['ops.common'],
     'ops.ripple': ['ops.common'],
-    'ops': ['ops.adaptive', 'ops.additive', 'ops.anchors', 'ops.epilogue', 'ops.linear', 'ops.ripple'],
+    'ops': [
+        'ops.adaptive',
+        'ops.additive',
+        'ops.anchors',
+        'ops.epilogue',
+        'ops.linear',
+        'ops.ripple',
+    ],
     'models.layers': ['ops'],
     'models.backbones': ['models.layers'],
     'models.necks': ['models.layers'],
@@ -70,8 +77,11 @@ def climbing(root):
 
 def test_no_arrow_climbs(root):
     package = root / 'mmlinattn'
-    files = [*package.glob('*/__init__.py'), *package.glob('ops/*/__init__.py'),
-             *package.glob('models/*/__init__.py')]
+    files = [
+        *package.glob('*/__init__.py'),
+        *package.glob('ops/*/__init__.py'),
+        *package.glob('models/*/__init__.py'),
+    ]
     parts = {'.'.join(path.parent.relative_to(package).parts) for path in files}
     assert 'ops.linear' in parts and parts <= {*MAY_IMPORT, *OPEN}
     assert not [*climbing(root)]
@@ -83,7 +93,10 @@ def test_no_arrow_climbs(root):
         ('models/layers/rala.py', 'from ..backbones import RAVLT'),
         ('models/layers/rala.py', 'from ... import engine'),
         ('models/layers/rala.py', 'import mmlinattn'),
-        ('checkpoints/converters/rala.py', 'def later():\n    import mmlinattn.models.backbones.ravlt'),
+        (
+            'checkpoints/converters/rala.py',
+            'def later():\n    import mmlinattn.models.backbones.ravlt',
+        ),
         ('utils/versions.py', 'from .. import ops'),
         ('ops/common/checks.py', 'from ..linear import options'),
         ('ops/linear/triton_ops.py', 'from mmlinattn.ops.anchors.triton_ops import nystrom_triton'),
@@ -101,7 +114,13 @@ def test_an_arrow_that_climbs_is_seen(tmp_path, file, statement):
 
 def test_operators_import_only_torch_and_triton_ops_no_torch_impl(root):
     for path in sorted((root / 'mmlinattn' / 'ops').rglob('*.py')):
-        kernels = path.stem in ('triton_helpers', 'kv_state', 'reduction', 'tuning', 'triton_kernels')
+        kernels = path.stem in (
+            'triton_helpers',
+            'kv_state',
+            'reduction',
+            'tuning',
+            'triton_kernels',
+        )
         known = {'mmlinattn', 'torch', *sys.stdlib_module_names, *(['triton'] if kernels else [])}
         names = [name.split('.') for name in imported(path, root)]
         assert {name[0] for name in names} <= known, path

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmlinattn.models.backbones import Backbone
 from mmlinattn.checkpoints import load_state_dict, save_checkpoint
+from mmlinattn.models.backbones import Backbone
 from mmlinattn.models.layers import BaseAttention, registered
 
 ARCH = dict(embed_dims=(16, 16, 32, 32), depths=1, num_heads=(1, 2, 2, 4))

@@ -1,5 +1,6 @@
 """Checkpoint files: safe reading and writing, key maps from released weights, fit to a model."""
 
+from .checkpoint_cache import CheckpointStore, check_whole, load_checkpoint, serve_mmengine
 from .compare import Report, check_fits, compare
 from .consolidate import consolidate
 from .convert import SOURCES, convert, kind_of
@@ -14,7 +15,6 @@ from .sharded import (
     save_sharded,
     tensors_of,
 )
-from .checkpoint_cache import CheckpointStore, check_whole, load_checkpoint, serve_mmengine
 from .write import save_checkpoint, whole_checkpoint
 
 __all__ = [

@@ -6,13 +6,13 @@ from mmengine.logging import print_log
 from torch import Tensor
 
 from .converters.cvt import convert_cvt
-from .errors import CheckpointError
 from .converters.mit import convert_mit
 from .converters.rala import RALA
 from .converters.smca import SMCA
 from .converters.swin import convert_swin
 from .converters.vil import convert_vil
 from .converters.vit import convert_vit
+from .errors import CheckpointError
 
 # Name of a source: function of a state dict that returns (renamed, counts of what it left out).
 SOURCES: Dict[str, Callable] = dict(

@@ -14,11 +14,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from .errors import CheckpointError
-from .safe_unpickle import harmless_globals, unwrap
-from .meta import plain_meta
-from .sharded import check_shards, filled, is_sharded
 from .checkpoint_uri import open_source
+from .errors import CheckpointError
+from .meta import plain_meta
+from .safe_unpickle import harmless_globals, unwrap
+from .sharded import check_shards, filled, is_sharded
 from .write import CHECK_SUM, SAFETENSORS, PathLike, check_sum
 
 # MMEngine and MMCV write ``state_dict``, DeiT's scripts (RALA, SMCA, ...) ``model`` and perhaps

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchvision.ops import roi_align
 
 from ..models.detectors import SMCA
+from .deployable import Deployable, NotDeployable
 from .detection_postprocess import (
     MAX_CANDIDATES,
     Candidates,
@@ -23,7 +24,6 @@ from .detection_postprocess import (
     survivors,
     within,
 )
-from .deployable import Deployable, NotDeployable
 
 Outputs = Dict[str, Tensor]
 

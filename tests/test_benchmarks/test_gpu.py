@@ -325,7 +325,12 @@ def test_tuner(tmp_path, monkeypatch):
     (row,) = jobs['random-walk, float32, d 32']()
     assert (row['kernel'], row['type'], row['size']) == ('anchor_state', 'float', '32x32')
     # A kernel that an operator does not launch is asked for, one that is tuned is not.
-    assert [call[0] for call in asked] == ['query_output', 'ripple_far', 'ripple_far', 'anchor_state']
+    assert [call[0] for call in asked] == [
+        'query_output',
+        'ripple_far',
+        'ripple_far',
+        'anchor_state',
+    ]
 
 
 def test_the_crossing_is_between_the_last_two_sides():

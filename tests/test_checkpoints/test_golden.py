@@ -6,8 +6,8 @@ import pytest
 import torch
 from mmengine.registry import MODELS, DefaultScope
 
-from mmlinattn.models.backbones import RAVLT
 from mmlinattn.checkpoints import convert
+from mmlinattn.models.backbones import RAVLT
 
 LAYOUTS = {
     'ravlt_released': ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention'),

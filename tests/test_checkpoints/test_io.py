@@ -24,8 +24,8 @@ from mmlinattn.checkpoints import (
     read_checkpoint,
     save_checkpoint,
 )
-from mmlinattn.checkpoints.safe_unpickle import PlainUnpickler
 from mmlinattn.checkpoints.meta import plain_meta
+from mmlinattn.checkpoints.safe_unpickle import PlainUnpickler
 
 
 class Runs:

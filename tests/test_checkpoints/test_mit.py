@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mmlinattn.models.backbones import MixTransformer
 from mmlinattn.checkpoints import CheckpointError, check_fits, convert, kind_of, save_checkpoint
+from mmlinattn.models.backbones import MixTransformer
 
 ARCH = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 

@@ -13,8 +13,8 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
 from mmlinattn import __main__ as program
-from mmlinattn.engine.config import load_config
 from mmlinattn.apis import FrameError, Predictor, coco_json, open_sources
+from mmlinattn.engine.config import load_config
 from tests.test_tools.conftest import CONFIGS
 
 SHAPES = ('circle', 'square', 'triangle', 'star', 'cross')

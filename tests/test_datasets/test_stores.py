@@ -21,10 +21,12 @@ from mmlinattn.datasets.file_backends import (
     StoreError,
     StoreRefused,
     StoreUnreachable,
-    base as backend,
     check_no_secrets,
     first_files,
     is_there,
+)
+from mmlinattn.datasets.file_backends import (
+    base as backend,
 )
 from mmlinattn.utils import http as web
 from tests.object_store import KEY_ID, SECRET

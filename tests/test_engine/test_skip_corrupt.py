@@ -8,6 +8,7 @@ import pytest
 from mmengine import fileio
 from mmengine.config import Config
 from mmengine.registry import DATASETS
+from mmlinattn.engine.runner.runner.runner import PluginRunner
 
 from mmlinattn.datasets import shapes
 from mmlinattn.datasets.file_backends import (
@@ -15,14 +16,15 @@ from mmlinattn.datasets.file_backends import (
     StoreError,
     StoreRefused,
     StoreUnreachable,
+)
+from mmlinattn.datasets.file_backends import (
     base as backend,
 )
 from mmlinattn.datasets.file_backends.base import Passing
+from mmlinattn.engine.hooks.skip_corrupt_hook import SkippedImages
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.engine.preflight.dataset_audit import inspect_data
 from mmlinattn.engine.preflight.sample_loading import guard_loading
-from mmlinattn.engine.runner.runner.runner import PluginRunner
-from mmlinattn.engine.hooks.skip_corrupt_hook import SkippedImages
 from tests.families import shrunk
 from tests.object_store import upload
 

@@ -7,9 +7,9 @@ import pytest
 from mmengine.registry import DATASETS
 
 from mmlinattn.datasets import shapes
+from mmlinattn.engine.hooks.skip_corrupt_hook import SkippedImages
 from mmlinattn.engine.preflight.dataset_audit import Record, look_at
 from mmlinattn.engine.preflight.sample_loading import guard_loading
-from mmlinattn.engine.hooks.skip_corrupt_hook import SkippedImages
 from tests.families import shrunk
 from tests.test_faults.damage import damaged_bytes, seeds, try_all
 

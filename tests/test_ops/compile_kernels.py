@@ -23,18 +23,19 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mmlinattn.ops.adaptive import triton_kernels as adaptive
-from mmlinattn.ops.common import launch_table as configs, kv_state, reduction
+from mmlinattn.ops.anchors import triton_kernels as anchors
+from mmlinattn.ops.common import kv_state, reduction
+from mmlinattn.ops.common import launch_table as configs
 from mmlinattn.ops.common.launch_table import Config
 from mmlinattn.ops.common.tuning import SIZES, candidates, sizes_of
 from mmlinattn.ops.epilogue import triton_kernels as epilogue
 from mmlinattn.ops.linear import triton_kernels as linear
-from mmlinattn.ops.anchors import triton_kernels as anchors
 from mmlinattn.ops.ripple import triton_kernels as ripple
 
 # Another version of Triton may need a little more or less.
 WRITTEN_WITH = '3.6.0'
 BIN = Path(triton.__file__).parent / 'backends/nvidia/bin'
-COMMON = dict(FEATURE=1, HAS_MASK=True, ROTARY=0, SCORED=False, HAS_WALK=True, GIVEN=False)
+COMMON = dict(FEATURE=1, HAS_MASK=True, ROTARY=0, SCORED=False, HAS_TRANSITION=True, GIVEN=False)
 COMMON['PER_HEAD'] = True
 RALA = dict(SCORED=True)
 TILES = dict(T=8, REACH=3, BX=16, BR=8, STICK=1, BOXES=64)  # R = 4, the paper's

@@ -1,5 +1,6 @@
 """Triton kernels against the float64 definitions; without a GPU, in Triton's interpreter."""
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -429,7 +430,7 @@ def test_walks_between_anchors_in_float32(decay, steps):
 
 
 def test_any_matrix_between_the_anchors():
-    from mmlinattn.ops.anchors.triton_ops import through
+    from mmlinattn.ops.anchors.triton_ops import attend_by_matrix
 
     x, _ = fused_projection(2, 70, 1, 16, torch.float32)
     anchors = [torch.randn(1, 9, 16, device=DEVICE).requires_grad_() for _ in range(2)]
@@ -439,7 +440,7 @@ def test_any_matrix_between_the_anchors():
     def run(leaves, backend):
         q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
         if backend == 'triton':
-            return through(q, k, v, *leaves[1:], mask)
+            return attend_by_matrix(q, k, v, *leaves[1:], mask)
         anchors_q, anchors_k, between = leaves[1:]
         looked_up = (q @ anchors_k.transpose(-2, -1)).softmax(-1)
         logits = (anchors_q @ k.transpose(-2, -1)).masked_fill(mask[:, None, None], -torch.inf)
@@ -575,7 +576,7 @@ def operator_cases():
         'linear': ('linear_attention', (q, k, v, mask, None, 0, 1e-6, 'relu', False)),
         'walk': ('random_walk', (q, k, v, *anchors, mask, None, 0.1, None)),
         'step': ('random_walk', (q, k, v, *anchors, None, None, 0.1, 1)),
-        'through': ('random_walk', (q, k, v, *anchors, mask, middle, 0.5, 1)),
+        'matrix': ('random_walk', (q, k, v, *anchors, mask, middle, 0.5, 1)),
         'ripple': ('ripple', (*positive, v, groups, 4, 5, None, 1e-6, None)),
         'offset': ('ripple', (*positive, v, groups, 4, 5, mask, 1e-6, 'offset')),
         'plain': ('ripple', (*positive, v, groups, 4, 5, None, 1e-6, 'plain')),
@@ -583,16 +584,14 @@ def operator_cases():
     }
 
 
-CASES = ['rala', 'linear', 'walk', 'step', 'through', 'ripple', 'offset', 'plain', 'adaptive']
+CASES = ['rala', 'linear', 'walk', 'step', 'matrix', 'ripple', 'offset', 'plain', 'adaptive']
 
 
 @pytest.mark.long
 @pytest.mark.parametrize('case', some(CASES, every=2))
 def test_operators_keep_torchs_rules(case):
-    from mmlinattn.ops import adaptive, linear, anchors as random_walk, ripple
-
-    for operator in (adaptive, linear, random_walk, ripple):
-        operator._kernels()  # registers
+    for operator in ('adaptive', 'anchors', 'linear', 'ripple'):
+        importlib.import_module(f'mmlinattn.ops.{operator}.triton_ops')  # registers
 
     name, args = operator_cases()[case]
     forward = getattr(torch.ops.mmlinattn, name).default

@@ -12,7 +12,8 @@ import sys
 import pytest
 import torch
 
-from mmlinattn.ops.common import launch_table as configs, dispatch
+from mmlinattn.ops.common import dispatch
+from mmlinattn.ops.common import launch_table as configs
 from mmlinattn.ops.common.launch_table import Config
 from tests.sizes import LONG
 
@@ -20,9 +21,9 @@ if dispatch.TRITON_PROBLEM:
     pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
 
 from mmlinattn.ops.adaptive import triton_kernels as adaptive
+from mmlinattn.ops.anchors import triton_kernels as random_walk
 from mmlinattn.ops.common.tuning import candidates, sizes_of
 from mmlinattn.ops.linear import triton_kernels as linear
-from mmlinattn.ops.anchors import triton_kernels as random_walk
 from mmlinattn.ops.ripple import triton_kernels as ripple
 
 MODULES = (adaptive, linear, random_walk, ripple)
@@ -40,8 +41,8 @@ GAPS = {
     ('sm_80', 'anchor_solver', 'half'): {'128x128'},
     ('sm_80', 'anchor_solver_backward', 'half'): {'128x128'},
     **{
-        ('sm_80', f'walk_{name}', 'float'): {'128x128'}
-        for name in ('between', 'between_backward', 'query_output', 'readout_sums', 'sums')
+        ('sm_80', f'anchor_{name}', 'float'): {'128x128'}
+        for name in ('output', 'output_backward', 'solver', 'solver_backward', 'state')
     },
     ('sm_80', 'anchor_backward', 'float'): {
         '32x64', '32x128', '64x64', '64x128', '128x64', '128x128',

@@ -8,10 +8,10 @@ from mmengine.registry import RUNNERS, STRATEGIES
 from mmengine.runner import FlexibleRunner, Runner
 from mmengine.runner.utils import _get_batch_size
 
-from ..hooks.checkpoint_hook import AtomicCheckpointHook
 from ..config import is_of
-from .fsdp_strategy import FSDP2Strategy
+from ..hooks.checkpoint_hook import AtomicCheckpointHook
 from ..runner.runner import PluginFeatures, PluginRunner, plain_batch_norm
+from .fsdp_strategy import FSDP2Strategy
 
 
 class PluginFlexibleRunner(PluginFeatures, FlexibleRunner):

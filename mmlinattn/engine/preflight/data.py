@@ -14,8 +14,8 @@ from mmengine.registry import DATASETS
 
 from ...checkpoints.safe_unpickle import PlainUnpickler
 from ...datasets.audit.coco import check_coco
-from ...datasets.shards import DamagedSample
 from ...datasets.file_backends import first_files, is_there
+from ...datasets.shards import DamagedSample
 from ...utils import redacted
 
 # How to get a data set whose folder is missing, by the name of the folder.

@@ -22,8 +22,8 @@ from mmengine.registry import DATASETS
 
 from ...datasets.audit.coco import Finding, check_coco
 from ...datasets.audit.images import JPEG, PNG, why_incomplete
-from ...datasets.shards import DamagedSample
 from ...datasets.file_backends import StoreError
+from ...datasets.shards import DamagedSample
 from ...utils import redacted
 from .data import DataError, check_data, dataset_configs
 

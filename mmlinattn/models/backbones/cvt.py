@@ -9,8 +9,8 @@ from torch import nn
 
 from ..layers import AttnCfg
 from .base import HierarchicalBackbone, Part, drop_path_rates
-from .transformer_block import TransformerBlock
 from .mix_transformer import OverlapPatchEmbed
+from .transformer_block import TransformerBlock
 
 # Table 2 of the paper.
 ARCHITECTURES = {

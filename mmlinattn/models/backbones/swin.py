@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from ..layers import AttnCfg, map_to_tokens, tokens_to_map
 from ..layers.linear_projection import apply_linear
 from .base import HierarchicalBackbone
-from .transformer_block import TransformerBlock
 from .patch_embed import PatchConv, fill_up
+from .transformer_block import TransformerBlock
 
 # Section 3.3 of the paper; stochastic depth of the ImageNet-1K recipes.
 ARCHITECTURES = {

@@ -9,12 +9,12 @@ from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import AttnCfg, map_to_tokens, tokens_to_map
 from ...ops.common.checks import check_sides
 from ...ops.common.numerics import may_be_symbolic
+from ..layers import AttnCfg, map_to_tokens, tokens_to_map
 from .base import HierarchicalBackbone
-from .transformer_block import TransformerBlock
 from .patch_embed import PatchConv, check_positions
+from .transformer_block import TransformerBlock
 
 # Table 2 of the paper; "medium" and "base" are its deep variants.
 ARCHITECTURES = {

@@ -10,12 +10,12 @@ from mmengine.model import BaseModule, ModuleList, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import AttnCfg, map_to_tokens
 from ...ops.common.checks import check_sides
 from ...ops.common.numerics import may_be_symbolic
+from ..layers import AttnCfg, map_to_tokens
 from .base import Backbone, Part, drop_path_rates, prepend
-from .transformer_block import TransformerBlock
 from .patch_embed import PatchConv, check_positions
+from .transformer_block import TransformerBlock
 
 # Tables 1 of the ViT and of the DeiT paper; stochastic depth as released.
 ARCHITECTURES = {

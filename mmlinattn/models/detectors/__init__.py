@@ -21,7 +21,7 @@ except (ImportError, AssertionError, TypeError) as error:
             f'({_missing})'
         ) from _missing
 else:
-    from .smca_head import SMCAHead
     from .smca import SMCA
+    from .smca_head import SMCAHead
 
     __all__ = ['SMCA', 'SMCAHead']

@@ -11,8 +11,8 @@ from mmengine.registry import MODELS
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
-from ..layers import BaseAttention, init_layers
 from ...ops.common.numerics import accumulation_dtype
+from ..layers import BaseAttention, init_layers
 from .smca_decoder import Memory, SMCADecoder
 from .smca_encoder import SMCAEncoder
 

@@ -9,11 +9,11 @@ from mmdet.models.layers import MLP
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
-from ..layers import SoftmaxAttention, softmax_attention
-from ..layers.linear_projection import apply_linear
 from ...ops.common.checks import check_heads, check_hw_shape
 from ...ops.common.matmul import linear
 from ...ops.common.numerics import accumulation_dtype, no_autocast
+from ..layers import SoftmaxAttention, softmax_attention
+from ..layers.linear_projection import apply_linear
 from .smca_modulation import SCALES_PER_HEAD, gaussian_map
 
 

@@ -1,13 +1,13 @@
 """Attention layers under one contract, and the layers around them."""
 
 from .additive import AdditiveAttention
-from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
-from .build import AttnCfg, attention_cfgs, build_attention, init_layers, registered
 from .attention_info import AttentionCard
+from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
+from .biased_softmax import RelativeSoftmaxAttention
+from .build import AttnCfg, attention_cfgs, build_attention, init_layers, registered
 from .conv_projection import ConvProjectionAttention
 from .depthwise_conv import add_depthwise
 from .efficient_attention import EfficientAttention
-from .spatial_reduction import EfficientSoftmaxAttention
 from .enhanced_linear import EnhancedLinearAttention
 from .feature_maps import FeatureMap, build_feature_map
 from .ffn import MLP, ConvFFN, MixFFN
@@ -16,16 +16,16 @@ from .gated_positional import GatedPositionalAttention
 from .hydra import HydraAttention
 from .linear import LinearAttention
 from .linear_angular import LinearAngularAttention
-from .vision_longformer import VisionLongformerAttention
 from .non_local import NonLocalBlock, NonLocalNeck
 from .nystrom import NystromAttention
 from .positions import LinearPosition, build_position
 from .rala import RALA
 from .random_walk import RWGKA, RWGKP
 from .relative_position_bias import RelativeBias
-from .biased_softmax import RelativeSoftmaxAttention
 from .ripple import RippleAttention
 from .softmax import SoftmaxAttention, softmax_attention
+from .spatial_reduction import EfficientSoftmaxAttention
+from .vision_longformer import VisionLongformerAttention
 from .window import WindowAttention
 
 __all__ = [

@@ -7,8 +7,8 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import additive_attention
-from .base import BaseAttention, TokenMap
 from .attention_info import AttentionCard
+from .base import BaseAttention, TokenMap
 
 
 @MODELS.register_module()

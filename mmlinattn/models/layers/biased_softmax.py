@@ -7,8 +7,8 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...ops.common.checks import check_sides
-from .base import TokenMap
 from .attention_info import AttentionCard
+from .base import TokenMap
 from .relative_position_bias import RelativeBias
 from .softmax import SoftmaxAttention, softmax_attention
 

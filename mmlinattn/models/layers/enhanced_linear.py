@@ -7,8 +7,8 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import linear_attention
-from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
 from .attention_info import AttentionCard
+from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
 
 
 @MODELS.register_module()

@@ -8,8 +8,8 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops.common.numerics import accumulation_dtype, no_autocast
-from .base import BaseAttention, TokenMap
 from .attention_info import AttentionCard
+from .base import BaseAttention, TokenMap
 from .softmax import softmax_attention
 
 

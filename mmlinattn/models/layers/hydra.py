@@ -4,8 +4,8 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...ops.common.numerics import accumulation_dtype, no_autocast
-from .base import BaseAttention, TokenMap
 from .attention_info import AttentionCard
+from .base import BaseAttention, TokenMap
 from .feature_maps import unit
 
 

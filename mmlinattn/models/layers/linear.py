@@ -6,8 +6,8 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...ops import linear_attention
-from .base import BaseAttention, TokenMap
 from .attention_info import AttentionCard
+from .base import BaseAttention, TokenMap
 from .feature_maps import FixedFeatures, build_feature_map
 from .positions import build_position
 

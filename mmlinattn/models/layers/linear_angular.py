@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ...ops import linear_attention, unnormalised_attention
 from ...ops.common.numerics import accumulation_dtype, no_autocast
-from .base import BaseAttention, TokenMap
 from .attention_info import AttentionCard
+from .base import BaseAttention, TokenMap
 from .feature_maps import AngularFeatures, unit
 
 FORMS = ('released', 'paper')

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from ...ops.common.matmul import linear
-from ...ops.common.numerics import needs_gradient, is_tracing
+from ...ops.common.numerics import is_tracing, needs_gradient
 
 HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
 

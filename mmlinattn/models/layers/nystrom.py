@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ...ops import nystrom_attention
 from ...ops.anchors import check_iterations
-from .base import BaseAttention, TokenMap
 from .attention_info import AttentionCard
+from .base import BaseAttention, TokenMap
 from .pooling import bins, pool_tokens
 
 

@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 from ...ops.common.numerics import (
     accumulation_dtype,
     chunk_budget,
+    has_dispatch_mode,
+    is_tracing,
     needs_gradient,
     no_autocast,
-    is_tracing,
-    has_dispatch_mode,
 )
 from ...ops.common.rotary import Rotary
 from .base import need_known_size

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ...ops import rala_attention
 from ...ops.common.feature_maps import feature_map as get_feature_map
-from .base import BaseAttention, TokenMap, need_known_size
 from .attention_info import AttentionCard
+from .base import BaseAttention, TokenMap, need_known_size
 
 AUGMENTATIONS = ('score', 'learnable', None)
 

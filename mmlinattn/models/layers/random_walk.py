@@ -8,10 +8,10 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import random_walk_attention
-from ...ops.common.numerics import is_static
 from ...ops.anchors import check_walk
-from .base import BaseAttention, TokenMap
+from ...ops.common.numerics import is_static
 from .attention_info import AttentionCard
+from .base import BaseAttention, TokenMap
 from .pooling import bins, pool_grid_of_any_map, pool_tokens, pooling_grid
 
 

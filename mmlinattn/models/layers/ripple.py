@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ...ops import ripple_attention, stick_breaking
 from ...ops.ripple import check_backend, check_threshold
-from .base import BaseAttention, TokenMap
 from .attention_info import AttentionCard
+from .base import BaseAttention, TokenMap
 from .feature_maps import build_feature_map
 
 WEIGHTS = ('stick', 'fixed', 'softmax', 'truncated')

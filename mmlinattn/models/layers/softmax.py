@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...ops.common.checks import check_padding_mask
 from ...ops.common.numerics import is_exporting
-from .base import BaseAttention, TokenMap
 from .attention_info import AttentionCard
+from .base import BaseAttention, TokenMap
 
 
 @MODELS.register_module()

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
 from .attention_info import AttentionCard
+from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
 from .softmax import softmax_attention
 
 

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from .base import TokenMap, need_known_size
 from .attention_info import AttentionCard
+from .base import TokenMap, need_known_size
 from .relative_position_bias import relative_index
 from .softmax import SoftmaxAttention, softmax_attention
 

@@ -12,10 +12,10 @@ from torch.autograd.function import once_differentiable
 from ..common.numerics import (
     accumulation_dtype,
     fits_cache,
+    is_tracing,
     masked_softmax,
     needs_gradient,
     no_autocast,
-    is_tracing,
     token_chunks,
     token_major,
 )

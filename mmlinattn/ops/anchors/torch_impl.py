@@ -14,9 +14,9 @@ from torch.autograd.function import once_differentiable
 from ..common.numerics import (
     accumulation_dtype,
     fits_cache,
+    is_tracing,
     needs_gradient,
     no_autocast,
-    is_tracing,
     token_chunks,
     token_major,
 )
@@ -117,7 +117,9 @@ class AnchorState(torch.autograd.Function):
                     queries = q[:, :, chunk].to(dtype)
                     weights_q = _anchor_softmax(queries, anchors_k)
                     d_weights += d_transition @ weights_q.transpose(-2, -1)
-                    d_logits = _softmax_backward(weights_q, weights.transpose(-2, -1) @ d_transition)
+                    d_logits = _softmax_backward(
+                        weights_q, weights.transpose(-2, -1) @ d_transition
+                    )
                     dq[:, :, chunk] = d_logits @ anchors_k
                     d_anchors_k += d_logits.transpose(-2, -1) @ queries
                 dv[:, :, chunk] = weights.transpose(-2, -1) @ d_state
@@ -170,7 +172,9 @@ def _state(
         weights, fade = softmax.add(logits, None if mask is None else mask[:, None, None, chunk])
         state = state * fade + weights @ v[:, :, chunk].to(dtype)
         if has_transition:
-            transition = transition * fade + weights @ _anchor_softmax(q[:, :, chunk].to(dtype), anchors_k)
+            transition = transition * fade + weights @ _anchor_softmax(
+                q[:, :, chunk].to(dtype), anchors_k
+            )
     share = softmax.share()
     transition = transition * share if has_transition else anchors_q.new_empty(0)
     return state * share, transition, softmax.log_mass()

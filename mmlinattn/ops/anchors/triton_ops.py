@@ -43,9 +43,26 @@ def nystrom_triton(
         anchors_k = (scale * landmarks_k).to(q.dtype).contiguous()
         logits = anchors_q.float() @ anchors_k.float().transpose(-2, -1) / scale
         matrix = iterative_pinv(logits.softmax(-1), options.iterations)
-        matrix = matrix.expand(*q.shape[:2], -1, -1).contiguous()
-        mask = options.key_padding_mask
-        return _forward(q, k, v, anchors_q, anchors_k, mask, matrix, 0.5, 1)[0]
+        return attend_by_matrix(q, k, v, anchors_q, anchors_k, matrix, options.key_padding_mask)
+
+
+def attend_by_matrix(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    anchors_q: Tensor,
+    anchors_k: Tensor,
+    anchor_matrix: Tensor,
+    mask: Optional[Tensor],
+) -> Tensor:
+    """Compute ``G_Q anchor_matrix G_K v`` for any float32 matrix between the anchors.
+
+    Args:
+        anchor_matrix: (B, heads, M, M), or (heads, M, M) shared by all images.
+    """
+    anchors = anchors_q.contiguous(), anchors_k.contiguous()
+    anchor_matrix = anchor_matrix.expand(*q.shape[:2], -1, -1).contiguous()
+    return _forward(q, k, v, *anchors, mask, anchor_matrix, 0.5, 1)[0]
 
 
 def unsupported_reason(
@@ -112,12 +129,16 @@ def _(grad, q, k, v, anchors_q, anchors_k, mask, anchor_matrix, *_):
     return (
         *(token_major(t) for t in (q, k, v)),
         *(torch.empty_like(a, memory_format=contiguous) for a in (anchors_q, anchors_k)),
-        q.new_empty(0, dtype=torch.float32) if anchor_matrix is None else torch.empty_like(anchor_matrix),
+        q.new_empty(0, dtype=torch.float32)
+        if anchor_matrix is None
+        else torch.empty_like(anchor_matrix),
     )
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ctx.set_materialize_grads(False)  # no zero gradients for the outputs that only the backward pass needs
+    ctx.set_materialize_grads(
+        False
+    )  # no zero gradients for the outputs that only the backward pass needs
     *tensors, decay, steps = inputs
     ctx.options = decay, steps
     ctx.save_for_backward(*tensors, *output[1:])

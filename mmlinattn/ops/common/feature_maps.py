@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .numerics import needs_gradient, is_tracing
+from .numerics import is_tracing, needs_gradient
 
 
 class _Elu1(torch.autograd.Function):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from .numerics import in_forward_ad, needs_gradient, is_tracing, has_dispatch_mode
+from .numerics import has_dispatch_mode, in_forward_ad, is_tracing, needs_gradient
 
 CPU_INFO = Path('/proc/cpuinfo')
 # Multiplications below which the call costs more than it saves.

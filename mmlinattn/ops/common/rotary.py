@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_hw_shape, check_rotary_dim
-from .numerics import accumulation_dtype, is_tracing, has_dispatch_mode
+from .numerics import accumulation_dtype, has_dispatch_mode, is_tracing
 
 
 class Rotary(NamedTuple):

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from ..common.kv_state import KeyLaunch, KVState, make_kv_state
 from ..common.numerics import token_major
-from ..common.triton_helpers import FEATURES, padded
-from ..common.triton_helpers import unsupported_tokens
-from .triton_kernels import KERNELS, RALA_KERNELS, backward, mean_query, query_output
+from ..common.triton_helpers import FEATURES, padded, unsupported_tokens
 from .options import LinearOptions
+from .triton_kernels import KERNELS, RALA_KERNELS, backward, mean_query, query_output
 
 
 def linear_triton(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
@@ -103,7 +102,9 @@ def _(grad, q, k, v, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ctx.set_materialize_grads(False)  # no zero gradients for the outputs that only the backward pass needs
+    ctx.set_materialize_grads(
+        False
+    )  # no zero gradients for the outputs that only the backward pass needs
     q, k, v, mask, axes, *ctx.options = inputs
     _, *state = output
     ctx.save_for_backward(q, k, v, mask, axes, *state)

@@ -17,7 +17,9 @@ from .options import RippleOptions
 MAX_DISTANCE = 16
 
 
-def ripple_triton(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:
+def ripple_triton(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions
+) -> Tensor:
     """Compute :func:`mmlinattn.ops.ripple_attention`."""
     return _forward(
         q, k, v, weights, *options.hw_shape, options.key_padding_mask, options.eps, options.stick
@@ -94,7 +96,9 @@ def _(grad, q, k, v, weights, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ctx.set_materialize_grads(False)  # no zero gradients for the outputs that only the backward pass needs
+    ctx.set_materialize_grads(
+        False
+    )  # no zero gradients for the outputs that only the backward pass needs
     q, k, v, weights, *ctx.hw_shape, mask, ctx.eps, ctx.stick = inputs
     ctx.save_for_backward(q, k, v, weights, mask, *output[1:])
 

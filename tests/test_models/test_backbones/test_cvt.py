@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from mmengine.config import Config
 
 from mmlinattn.analysis import analyse
-from mmlinattn.models.backbones import CvT
 from mmlinattn.checkpoints import CheckpointError, convert, load_state_dict
 from mmlinattn.engine import build_model
+from mmlinattn.models.backbones import CvT
 
 DIMS, DEPTHS, HEADS = (8, 16, 24), (1, 2, 2), (1, 2, 3)
 TINY = dict(embed_dims=DIMS, depths=DEPTHS, num_heads=HEADS)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from mmlinattn.checkpoints import convert
 from mmlinattn.models.backbones import MixTransformer
 from mmlinattn.models.backbones.mix_transformer import ARCHITECTURES
-from mmlinattn.checkpoints import convert
 from mmlinattn.models.layers import EfficientSoftmaxAttention
 from tests.sizes import some
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmlinattn.models.backbones import ViL
 from mmlinattn.checkpoints import CheckpointError, convert
+from mmlinattn.models.backbones import ViL
 
 DIMS, DEPTHS, HEADS, GLOBAL = (8, 12, 16, 20), (1, 2, 1, 1), (1, 2, 2, 4), (1, 2, 1, 0)
 TINY = dict(embed_dims=DIMS, depths=DEPTHS, num_heads=HEADS, global_tokens=GLOBAL)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mmlinattn.models.backbones import SimpleFeaturePyramid, ViT
 from mmlinattn.checkpoints import CheckpointError, check_fits, convert, save_checkpoint
+from mmlinattn.models.backbones import SimpleFeaturePyramid, ViT
 
 TINY = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)
 
