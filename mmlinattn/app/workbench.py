@@ -10,10 +10,10 @@ import numpy as np
 from PIL import Image, ImageOps
 from torch import nn
 
+from ..apis import Prediction, Predictor, coco_json
 from ..datasets.audit.images import MAX_MEGAPIXELS, TooManyPixels, check_pixels
 from ..engine.config import load_config
 from ..engine.runner.allocator import release_freed_memory
-from ..apis import Prediction, Predictor, coco_json
 from .explain import Explanation, explain, views_of
 
 LARGE = 1e6  # pixels of an image after which freed memory is returned to the system

@@ -13,8 +13,8 @@ from torch import nn
 from .compare import Report, check_fits
 from .errors import CheckpointError
 from .finite import check_finite
-from .safe_unpickle import PlainUnpickler
 from .read import read_checkpoint, weights_of
+from .safe_unpickle import PlainUnpickler
 from .sharded import filled, is_sharded
 from .write import PathLike
 

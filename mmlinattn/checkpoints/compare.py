@@ -6,9 +6,9 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
+from .converters.key_mapping import shorten
 from .errors import CheckpointError
 from .finite import check_finite, constants
-from .converters.key_mapping import shorten
 from .read import read_checkpoint, weights_of
 from .write import PathLike
 

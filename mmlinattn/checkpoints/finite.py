@@ -4,8 +4,8 @@ from typing import Container, List, Mapping
 
 from torch import Tensor, nn
 
-from .errors import CheckpointError
 from .converters.key_mapping import shorten
+from .errors import CheckpointError
 from .write import PathLike
 
 RUNNING_STATISTICS = ('running_mean', 'running_var')

@@ -11,12 +11,12 @@ import tempfile
 from pathlib import Path
 from typing import List, Optional
 
+from ..apis.sources import IMAGES
 from ..app import Workbench, demo_models, load_models
 from ..app.guard import no_outgoing_connections
 from ..app.page import build_page, serve, wait_and_close
 from ..datasets.audit.images import MAX_MEGAPIXELS
 from ..utils.command_line import Parser, errors_in_one_line
-from ..apis.sources import IMAGES
 
 DEMO, EXAMPLES, MOST_EXAMPLES = Path('work_dirs/demo'), Path('data/shapes/coco/val2017'), 8
 PILLOW_LIMIT = 178

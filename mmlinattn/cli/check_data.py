@@ -12,10 +12,10 @@ from typing import List, Optional
 from rich.console import Console
 from rich.table import Table
 
-from ..utils.command_line import Parser, errors_in_one_line, plain_console, progress_bars
 from ..engine.config import load_config
 from ..engine.preflight.dataset_audit import SPLITS, Report, inspect_data
 from ..utils import check_writable, whole_file
+from ..utils.command_line import Parser, errors_in_one_line, plain_console, progress_bars
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:

@@ -10,9 +10,9 @@ from rich.table import Table
 from ..analysis import Complexity, Cost, analyse
 from ..analysis.complexity import check_shape
 from ..engine import build_model
-from ..utils.command_line import Parser, errors_in_one_line, plain_console
 from ..engine.config import load_config
 from ..utils import check_writable, whole_file
+from ..utils.command_line import Parser, errors_in_one_line, plain_console
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:

@@ -17,9 +17,9 @@ from ..checkpoints import (
     save_checkpoint,
 )
 from ..engine import build_model
-from ..utils.command_line import Parser, errors_in_one_line
 from ..engine.preflight.weights import HEADS
 from ..utils import redacted
+from ..utils.command_line import Parser, errors_in_one_line
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:

@@ -14,10 +14,11 @@ from typing import Iterator, List, Optional, Tuple
 import torch
 from rich.table import Table
 
-from ..utils.versions import TESTED, untested
-from ..utils.command_line import Parser, errors_in_one_line, plain_console
 from ..engine.preflight.data import DATA_HINTS
-from ..ops.common import launch_table as configs, dispatch
+from ..ops.common import dispatch
+from ..ops.common import launch_table as configs
+from ..utils.command_line import Parser, errors_in_one_line, plain_console
+from ..utils.versions import TESTED, untested
 from ..version import __version__
 
 # Name, what is found, whether it is a problem: 'ok', 'note' or 'missing'.

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import List, Optional
 
 from ..deployment import FORMATS, Settings, export, sample_image
-from ..utils.command_line import Parser, errors_in_one_line
 from ..engine.config import load_config
+from ..utils.command_line import Parser, errors_in_one_line
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:

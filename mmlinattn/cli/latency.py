@@ -8,8 +8,8 @@ import torch
 from rich.table import Table
 
 from ..deployment import latency, sample_image
-from ..utils.command_line import Parser, errors_in_one_line, plain_console
 from ..engine.config import load_config
+from ..utils.command_line import Parser, errors_in_one_line, plain_console
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:

@@ -19,7 +19,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from ..apis import Frame, FrameError, Predictor, ResultsFile, Source, open_sources
+from ..apis.videos import frame_count
 from ..datasets.audit.images import MAX_MEGAPIXELS
+from ..engine.config import load_config
+from ..utils import NotWritten, check_writable
 from ..utils.command_line import (
     Parser,
     error_text,
@@ -27,10 +31,6 @@ from ..utils.command_line import (
     plain_console,
     progress_bars,
 )
-from ..engine.config import load_config
-from ..utils import NotWritten, check_writable
-from ..apis import Frame, FrameError, Predictor, ResultsFile, Source, open_sources
-from ..apis.videos import frame_count
 
 LEAST_WIDTH = 8  # OpenCV writes narrower videos beyond the end of its memory
 

@@ -9,12 +9,12 @@ from mmengine.model import is_model_wrapper
 from ..checkpoints import CheckpointError
 from ..deployment import FileError, check_classes, is_exported, use_exported
 from ..engine import config
-from ..engine.preflight import data as data_checks
 from ..engine.distributed import launch as distributed
-from ..utils.command_line import Parser, errors_in_one_line, parse_run
 from ..engine.hooks.fuse_conv_bn_hook import check_fusion
-from ..engine.runner.runner import PluginRunner
+from ..engine.preflight import data as data_checks
 from ..engine.preflight.weights import check_weights
+from ..engine.runner.runner import PluginRunner
+from ..utils.command_line import Parser, errors_in_one_line, parse_run
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:

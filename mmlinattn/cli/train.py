@@ -5,16 +5,16 @@ from typing import List, Optional
 
 from ..checkpoints import CheckpointError
 from ..engine import config
-from ..engine.preflight import data as data_checks
 from ..engine.distributed import launch as distributed
-from ..utils.command_line import Parser, errors_in_one_line, parse_run
-from ..engine.hooks.divergence_hook import TrainingDiverged
 from ..engine.distributed.fsdp_runner import runner_class
-from ..engine.runner.work_dir_lock import claim_folder
+from ..engine.hooks.divergence_hook import TrainingDiverged
 from ..engine.hooks.preemption_hook import Preempted
-from ..engine.runner.runner import PluginFeatures
+from ..engine.preflight import data as data_checks
 from ..engine.preflight.weights import check_weights
+from ..engine.runner.runner import PluginFeatures
+from ..engine.runner.work_dir_lock import claim_folder
 from ..utils import unlock_folders
+from ..utils.command_line import Parser, errors_in_one_line, parse_run
 
 # Errors of a running training that need no traceback.
 KNOWN = (

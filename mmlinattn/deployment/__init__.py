@@ -1,13 +1,13 @@
 """Whole models as files: ONNX, OpenVINO, AOTInductor."""
 
 from .compare import sample_image
+from .deployable import NotDeployable
+from .exported_file import ExportedFile, FileError
+from .exported_model import ExportedModel, is_exported, use_exported
 from .exporter import Export, Settings, Written, export
 from .file_checks import check_classes
-from .exported_file import ExportedFile, FileError
-from .formats import FORMATS, FormatError
 from .file_metadata import FileMetadata
-from .deployable import NotDeployable
-from .exported_model import ExportedModel, is_exported, use_exported
+from .formats import FORMATS, FormatError
 from .latency import Timing, latency
 
 __all__ = [

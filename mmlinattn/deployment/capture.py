@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
-from .formats import FormatError
 from .deployable import Deployable, NotDeployable
+from .formats import FormatError
 
 # The option of torch.export that came with torch 2.9. Dynamic sizes need it.
 DEFERRED = 'prefer_deferred_runtime_asserts_over_guards'

@@ -12,10 +12,10 @@ from mmengine.registry import MODELS
 from mmengine.structures import InstanceData
 from torch import Tensor
 
-from .file_checks import check_model
-from .exported_file import SUFFIXES, ExportedFile, FileError
-from .file_metadata import FileMetadata
 from .deployable import normalisation, preprocessor_of
+from .exported_file import SUFFIXES, ExportedFile, FileError
+from .file_checks import check_model
+from .file_metadata import FileMetadata
 
 
 def is_exported(path: str) -> bool:

@@ -13,11 +13,11 @@ from torch import Tensor
 from ..utils import check_writable
 from .capture import Sizes, capture, check_shape, check_torch, strides_of
 from .compare import difference, fit
+from .deployable import Deployable, load
 from .exported_file import ExportedFile
+from .file_metadata import FileMetadata
 from .formats import FORMATS, FormatError, check_format, write
 from .fp16 import Activation, largest_activation, to_half
-from .file_metadata import FileMetadata
-from .deployable import Deployable, load
 
 
 class Settings(NamedTuple):

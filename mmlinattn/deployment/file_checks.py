@@ -9,8 +9,8 @@ from torch import nn
 
 from ..engine.model import number_of_classes
 from .capture import strides_of
-from .exported_file import ExportedFile, FileError
 from .deployable import exported_form
+from .exported_file import ExportedFile, FileError
 
 
 def check_model(file: ExportedFile, model: nn.Module, cfg: Config) -> None:

@@ -10,9 +10,9 @@ from mmengine.config import Config
 from torch import Tensor
 
 from .compare import Outputs, difference, fit
-from .file_checks import check_model
-from .exported_file import ExportedFile, FileError
 from .deployable import load
+from .exported_file import ExportedFile, FileError
+from .file_checks import check_model
 
 
 class Timing(NamedTuple):

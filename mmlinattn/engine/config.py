@@ -16,12 +16,12 @@ from mmengine.registry import HOOKS, Registry, init_default_scope
 from ..checkpoints import serve_mmengine
 from ..datasets.file_backends import check_no_secrets
 from ..utils import check_writable
-from .hooks.checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
 from .distributed.launch import of_first_process
+from .hooks.checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
 from .hooks.divergence_hook import DivergenceHook
+from .hooks.preemption_hook import PreemptionHook
 from .hooks.watchdog_hook import TIMEOUT_S, HangHook
 from .preflight.options import check_options, dicts
-from .hooks.preemption_hook import PreemptionHook
 
 # Collectives give up this much later than HangHook.
 WAIT_LONGER_S = 60

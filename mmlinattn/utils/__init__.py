@@ -1,9 +1,9 @@
 """What holds for every file: written whole, fetched within limits, named without secrets."""
 
-from .redact import has_user, redacted
-from .lock import FolderInUse, lock_folder, unlock_folders
-from .http import FetchRefused, check_size, opened, size_limit
 from .atomic_write import NotWritten, check_writable, remove_remains, to_disk, whole_file
+from .http import FetchRefused, check_size, opened, size_limit
+from .lock import FolderInUse, lock_folder, unlock_folders
+from .redact import has_user, redacted
 
 __all__ = [
     'FetchRefused',

@@ -7,8 +7,8 @@ import torch
 from mmengine.structures import BaseDataElement, PixelData
 from pycocotools.coco import COCO
 
-from mmlinattn.utils import NotWritten
 from mmlinattn.apis import ResultsFile, coco_json, lines_to_coco
+from mmlinattn.utils import NotWritten
 
 
 def regions(*rows):

@@ -10,11 +10,11 @@ import torch
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from PIL import Image
 
+from mmlinattn.apis import Prediction
 from mmlinattn.app import Workbench, demo_models, load_models
 from mmlinattn.app import workbench as module
 from mmlinattn.app.workbench import enlargement, read_image, table_of
 from mmlinattn.datasets.audit.images import TooManyPixels
-from mmlinattn.apis import Prediction
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)
 

@@ -15,8 +15,8 @@ import torch
 from mmengine.structures import BaseDataElement, PixelData
 
 from mmlinattn import __main__ as program
-from mmlinattn.cli import predict
 from mmlinattn.apis import Frame, Prediction, Source, lines_to_coco
+from mmlinattn.cli import predict
 from tests.programs import Program
 
 IMAGE = np.zeros((16, 24, 3), np.uint8)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from benchmarks.spread import spread_predictions
 from mmlinattn.datasets import shapes
 from mmlinattn.deployment.capture import DEFERRED, Sizes, capture, strides_of
-from mmlinattn.deployment.exporter import Settings, describe
-from mmlinattn.deployment.exported_file import ExportedFile
-from mmlinattn.deployment.formats import FORMATS, write
 from mmlinattn.deployment.deployable import deployable
+from mmlinattn.deployment.exported_file import ExportedFile
+from mmlinattn.deployment.exporter import Settings, describe
+from mmlinattn.deployment.formats import FORMATS, write
 from mmlinattn.engine.model import class_names, number_of_classes
 from tests.families import shrunk
 

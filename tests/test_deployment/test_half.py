@@ -8,11 +8,11 @@ from torch import nn
 
 from mmlinattn.deployment.capture import Sizes, capture
 from mmlinattn.deployment.compare import difference, match
-from mmlinattn.deployment.exporter import Settings, describe
+from mmlinattn.deployment.deployable import deployable
 from mmlinattn.deployment.exported_file import ExportedFile
+from mmlinattn.deployment.exporter import Settings, describe
 from mmlinattn.deployment.formats import write
 from mmlinattn.deployment.fp16 import LIMIT, largest_activation, to_half
-from mmlinattn.deployment.deployable import deployable
 
 from .conftest import captures
 

@@ -14,8 +14,8 @@ from rich.table import Table
 from torch.utils.data import DataLoader
 
 from mmlinattn.deployment import formats
-from mmlinattn.utils.command_line import errors_in_one_line, plain_console, progress_bars
 from mmlinattn.engine.preflight.data import DataError
+from mmlinattn.utils.command_line import errors_in_one_line, plain_console, progress_bars
 
 
 class Broken:

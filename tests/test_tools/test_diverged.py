@@ -9,8 +9,8 @@ from mmengine.registry import MODELS
 
 from mmlinattn.checkpoints import CheckpointError, read_checkpoint
 from mmlinattn.engine import load_model
-from mmlinattn.engine.hooks.checkpoint_hook import newest_checkpoint
 from mmlinattn.engine.config import load_config
+from mmlinattn.engine.hooks.checkpoint_hook import newest_checkpoint
 
 from ..programs import Program, free_port
 from .conftest import CONFIGS

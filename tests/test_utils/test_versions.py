@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmlinattn.utils.versions import TESTED, warn_if_untested
 from mmlinattn.utils import versions
+from mmlinattn.utils.versions import TESTED, warn_if_untested
 
 
 def caught(monkeypatch, **found):

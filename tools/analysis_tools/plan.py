@@ -8,8 +8,8 @@ from rich.table import Table
 
 from mmlinattn.analysis.devices import DEVICES, GB
 from mmlinattn.analysis.training_estimate import Efficiency, Plan, plan
-from mmlinattn.utils.command_line import Parser, errors_in_one_line, plain_console
 from mmlinattn.engine.config import load_config
+from mmlinattn.utils.command_line import Parser, errors_in_one_line, plain_console
 
 GiB = 2**30
 

@@ -5,8 +5,8 @@ from rich.table import Table
 
 from mmlinattn.analysis.training_memory import gathered_parameters, training_memory
 from mmlinattn.engine import build_model
-from mmlinattn.utils.command_line import Parser, errors_in_one_line, plain_console
 from mmlinattn.engine.config import load_config
+from mmlinattn.utils.command_line import Parser, errors_in_one_line, plain_console
 
 MiB = 2**20
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import cv2
 from mmdet.apis import inference_detector
 
-from mmlinattn.utils.command_line import Parser, errors_in_one_line
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import class_names, load_model
+from mmlinattn.utils.command_line import Parser, errors_in_one_line
 from mmlinattn.visualization.attention_maps import (
     cell_of,
     draw_decoder_maps,

@@ -21,9 +21,9 @@ from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
 from mmlinattn.checkpoints import CheckpointError, load_state_dict
-from mmlinattn.utils.command_line import Parser, errors_in_one_line
 from mmlinattn.engine.config import load_config
 from mmlinattn.models.layers import BaseAttention, registered
+from mmlinattn.utils.command_line import Parser, errors_in_one_line
 from mmlinattn.visualization.key_weights import calls_of, draw_key_weights, key_weights
 
 # A photograph in the public domain that matplotlib brings along.

@@ -6,9 +6,9 @@ The training set is written in random order. A call that was ended goes on where
 from pathlib import Path
 
 from mmlinattn.datasets.shards.write import MIB, write_shards
-from mmlinattn.utils.command_line import Parser, errors_in_one_line, plain_console, progress_bars
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.data import single_dataset
+from mmlinattn.utils.command_line import Parser, errors_in_one_line, plain_console, progress_bars
 
 
 def main() -> None:

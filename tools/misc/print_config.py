@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Prints a config with everything that it inherits."""
 
-from mmlinattn.utils.command_line import Parser, errors_in_one_line
 from mmlinattn.engine.config import load_config
+from mmlinattn.utils.command_line import Parser, errors_in_one_line
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ from ...checkpoints import (
     remove_shards,
     whole_checkpoint,
 )
-from ...checkpoints.safe_unpickle import harmless_globals
 from ...checkpoints.converters.key_mapping import shorten
+from ...checkpoints.safe_unpickle import harmless_globals
 from ...utils import remove_remains, unlock_folders
 from ..distributed.launch import fail_together
 from ..runner.work_dir_lock import claim_folder

@@ -12,10 +12,10 @@ from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
-from .checkpoint_hook import AtomicCheckpointHook
 from ...utils.command_line import SAME_SIGNAL_S
 from ..distributed.launch import any_process, cpu_group
 from ..runner.train_loop import ResumableEpochLoop
+from .checkpoint_hook import AtomicCheckpointHook
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # EX_TEMPFAIL of sysexits.h: try again. A process that a signal ended has 128 + its number.

@@ -17,14 +17,14 @@ from torch.utils.data import DataLoader
 from ...checkpoints import CheckpointError, CheckpointStore, serve_mmengine
 from ...datasets.file_backends import check_no_secrets
 from ..config import is_of
-from ..preflight.data import DataError, check_categories, check_images, why_empty, why_unusable
-from .data_workers import allow_open_files, report_unsent_batches
-from ..preflight.evaluators import check_evaluator
-from ..preflight.sample_loading import base_datasets, guard_loading
-from .train_loop import ResumableEpochLoop
-from .allocator import keep_freed_memory
 from ..distributed.resume_world_size import lengths_of, replay, say_what_changed
 from ..hooks.skip_corrupt_hook import SkippedImages, SkippedImagesHook
+from ..preflight.data import DataError, check_categories, check_images, why_empty, why_unusable
+from ..preflight.evaluators import check_evaluator
+from ..preflight.sample_loading import base_datasets, guard_loading
+from .allocator import keep_freed_memory
+from .data_workers import allow_open_files, report_unsent_batches
+from .train_loop import ResumableEpochLoop
 
 # Attribute of a data loader that passes over images.
 SKIPPED = 'skipped_images'
