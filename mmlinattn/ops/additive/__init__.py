@@ -20,7 +20,7 @@ def additive_attention(
     key_padding_mask: Optional[Tensor] = None,
     backend: str = 'auto',
 ) -> Tensor:
-    """Compute additive attention, "Fast Vision Transformer via Additive Attention", after Fastformer::
+    """Compute additive attention of "Fast Vision Transformer via Additive Attention"::
 
         query = sum_i softmax_i(w_q . q_i / sqrt(d)) q_i
         key = sum_i softmax_i(w_k . p_i / sqrt(d)) p_i,    p_i = query * k_i

@@ -1,4 +1,4 @@
-"""Definitions of the operators with anchors, with N x N or N x M matrices: short, slow, exact in float64."""
+"""Definitions of the operators with anchors: short, slow, exact in float64."""
 
 import torch
 from torch import Tensor
