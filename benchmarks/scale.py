@@ -1,4 +1,4 @@
-"""What mmlinattn.analysis.training_estimate foretells beside what is measured or published: docs/scale.md.
+"""Compare estimates of mmlinattn.analysis.training_estimate with measurements (docs/scale.md).
 
     python benchmarks/scale.py --published      # in seconds: nothing trains
     python benchmarks/scale.py --checkpointing  # in minutes: two small models do a step

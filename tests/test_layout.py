@@ -39,6 +39,7 @@ MAY_IMPORT = {
     'cli': ['deployment', 'apis', 'app'],
     '__main__': ['cli'],
 }
+KERNEL_FILES = ('triton_helpers', 'kv_state', 'reduction', 'tuning', 'triton_kernels')
 OPEN = {'utils', 'version'}  # everything may import these; they import nothing of the package
 
 

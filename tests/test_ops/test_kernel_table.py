@@ -224,7 +224,8 @@ def compile_kernels(root, folder, *task):
 # Each kernel with the flags that take the most.
 WORST = (
     'rala_kv_state', 'rala_query_output', 'query_backward', 'rala_key_backward', 'query_mean',
-    'anchor_state', 'anchor_output', 'anchor_output_backward', 'anchor_solver_backward', 'anchor_backward',
+    'anchor_state', 'anchor_output', 'anchor_output_backward', 'anchor_solver_backward',
+    'anchor_backward',
     'ripple', 'ripple_weight_backward', 'ripple_query_backward', 'ripple_far_backward',
     'ripple_key_backward', 'adaptive', 'adaptive_backward',
 )  # fmt: skip

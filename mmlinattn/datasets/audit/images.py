@@ -65,7 +65,8 @@ def check_pixels(
         >>> check_pixels(file, 'a.png', max_megapixels=1)
         Traceback (most recent call last):
             ...
-        mmlinattn.datasets.audit.images.TooManyPixels: image a.png has 2000 x 1000 = 2.0 megapixels, \
+        mmlinattn.datasets.audit.images.TooManyPixels: image a.png has 2000 x 1000 = 2.0 \
+megapixels, \
 the limit is 1: use a smaller image or raise the limit
     """
     try:

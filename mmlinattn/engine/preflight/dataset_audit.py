@@ -1,7 +1,7 @@
-"""Is every file of the data of a config what its annotations say? Before days of training.
+"""Audit of data sets: every image and every record against the annotations.
 
-What :func:`mmlinattn.engine.preflight.data.check_data` asks before each run takes seconds: folders and
-the first files. This reads every image and every record.
+:func:`mmlinattn.engine.preflight.data.check_data`, which runs before each training, takes seconds:
+it looks at folders and the first files only.
 """
 
 import hashlib

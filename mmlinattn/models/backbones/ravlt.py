@@ -51,8 +51,8 @@ class RAVLTBlock(BaseModule):
     Args:
         embed_dims, num_heads: channels and heads.
         mlp_ratio: hidden channels of the feed-forward layer over ``embed_dims``.
-        attn_cfg: the attention, see :func:`mmlinattn.models.layers.build_attention`. It is offered the
-            rotary position, 5x5 local position and projected gate of the released models.
+        attn_cfg: attention, see :func:`mmlinattn.models.layers.build_attention`; gets the rotary
+            position, 5x5 local position and projected gate of the released models.
         drop_path: rate of stochastic depth.
         layer_scale_init: initial value of the per-channel scales.
         cpe: add a 3x3 depth-wise convolution of the input first.

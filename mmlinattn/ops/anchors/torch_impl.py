@@ -164,7 +164,7 @@ def _state(
     mask: Optional[Tensor],
     has_transition: bool,
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """Return ``G_K v``, ``G_K G_Q`` and the log of the sum of each token softmax, (B, heads, M, 1)."""
+    """Return ``G_K v``, ``G_K G_Q`` and the log of each token softmax's sum, (B, heads, M, 1)."""
     dtype = anchors_q.dtype
     softmax, state, transition = OnlineSoftmax(), 0, 0
     for chunk in token_chunks(q, anchors_q.shape[-2]):

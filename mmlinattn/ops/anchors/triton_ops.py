@@ -136,9 +136,7 @@ def _(grad, q, k, v, anchors_q, anchors_k, mask, anchor_matrix, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ctx.set_materialize_grads(
-        False
-    )  # no zero gradients for the outputs that only the backward pass needs
+    ctx.set_materialize_grads(False)  # no zeros for what only the backward pass needs
     *tensors, decay, steps = inputs
     ctx.options = decay, steps
     ctx.save_for_backward(*tensors, *output[1:])

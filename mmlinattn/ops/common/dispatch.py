@@ -2,9 +2,9 @@
 
 Every operator has a ``'reference'`` implementation (the definition, short and slow), a ``'torch'``
 implementation (fast, any device) and possibly a ``'triton'`` implementation. Some have further
-algorithms with names of their own, such as ``'tile'``, which only the ``backend`` argument accepts.
-``'torch'`` and ``'triton'`` have first derivatives only; a second derivative raises an error, except
-on small maps, where autograd computes it.
+algorithms with names of their own, such as ``'tile'``; only the ``backend`` argument accepts them.
+``'torch'`` and ``'triton'`` have first derivatives only. A second derivative raises an error,
+except on small maps, where autograd computes it.
 
 Order of decision:
 

@@ -47,8 +47,8 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
         bias: (out,).
 
     Returns:
-        (..., out) in the type of x; under autocast, where it is compiled, exported or under a dispatch mode
-        just what torch's own gives.
+        (..., out) in the dtype of x. Under autocast, tracing or a dispatch mode, the result of
+        torch's own function.
 
     Example:
         >>> x, weight = torch.randn(4, 500, 64), torch.randn(96, 64)

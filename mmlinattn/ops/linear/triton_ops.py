@@ -102,9 +102,7 @@ def _(grad, q, k, v, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ctx.set_materialize_grads(
-        False
-    )  # no zero gradients for the outputs that only the backward pass needs
+    ctx.set_materialize_grads(False)  # no zeros for what only the backward pass needs
     q, k, v, mask, axes, *ctx.options = inputs
     _, *state = output
     ctx.save_for_backward(q, k, v, mask, axes, *state)

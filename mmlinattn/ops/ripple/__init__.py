@@ -33,8 +33,8 @@ def ripple_attention(
     eps: float = 1e-6,
     backend: str = 'auto',
 ) -> Tensor:
-    """Compute linear attention with a weight for each ring of distance, "Ripple Attention for Visual
-    Perception with Sub-quadratic Complexity" (Zheng et al., ICML 2022), equation 3::
+    """Compute linear attention with a weight for each ring of distance, equation 3 of "Ripple
+    Attention for Visual Perception with Sub-quadratic Complexity" (Zheng et al., ICML 2022)::
 
         a_im = w_{g(i, m)}(i) q_i . k_m
         out_i = sum_m a_im v_m / (sum_m a_im + eps)

@@ -96,9 +96,7 @@ def _(grad, q, k, v, weights, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ctx.set_materialize_grads(
-        False
-    )  # no zero gradients for the outputs that only the backward pass needs
+    ctx.set_materialize_grads(False)  # no zeros for what only the backward pass needs
     q, k, v, weights, *ctx.hw_shape, mask, ctx.eps, ctx.stick = inputs
     ctx.save_for_backward(q, k, v, weights, mask, *output[1:])
 
