@@ -147,7 +147,7 @@ def map_shape(num_tokens: int) -> Tuple[int, int]:
 
 
 def case(name: str, kind: str, about: str) -> Callable:
-    """Registers a case; raises ValueError for a name that is taken or an unknown kind."""
+    """Register a case; raises ValueError for a name that is taken or an unknown kind."""
     if name in CASES or kind not in KINDS:
         raise ValueError(f'case {name!r} is taken, or its kind {kind!r} is none of {KINDS}')
 

@@ -57,7 +57,7 @@ def spent() -> float:
 
 
 def without_pretrained(node) -> None:
-    """Takes the checkpoints to start from out of a config."""
+    """Take the checkpoints to start from out of a config."""
     if isinstance(node, dict):
         if (node.get('init_cfg') or {}).get('type') == 'Pretrained':
             node['init_cfg'] = None

@@ -47,7 +47,7 @@ def interleave(
     min_seconds: float = 1.0,
     max_rounds: int = 200,
 ) -> Dict[str, List[float]]:
-    """Times calls in turns, A B C A B C: what slows the machine down for a while slows all.
+    """Time calls in turns, A B C A B C: what slows the machine down for a while slows all.
 
     The calls must have run before (warm-up).
 
@@ -113,7 +113,7 @@ def _cuda_clock(device: torch.device) -> Callable[[Callable[[], object]], float]
 
 
 def _cuda_wait(device: torch.device) -> Callable[[float], None]:
-    """Keeps the device busy for so many seconds; returns at once."""
+    """Keep the device busy for so many seconds; returns at once."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     cycles = 10**7
     for _ in range(2):  # the first wakes the device up

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def write(results: Sequence[Result], context: dict, folder: Path) -> List[Path]:
-    """Writes ``results.json``, ``results.md`` and a plot a table; returns their paths.
+    """Write ``results.json``, ``results.md`` and a plot a table; returns their paths.
 
     Args:
         context: machine, versions, commit, command, settings; see ``run.py``.

@@ -10,7 +10,7 @@ SPREAD = dict(
 
 
 def spread_predictions(model: nn.Module) -> None:
-    """Draws the weights of heads anew, in place."""
+    """Draw the weights of heads anew, in place."""
     for name, layer in model.named_modules():
         spread = SPREAD.get(name.removesuffix('.in_proj').rpartition('.')[2])
         if spread is not None and hasattr(layer, 'weight'):

@@ -79,7 +79,7 @@ def run_case(
     effort: Effort,
     on_point: Callable[[str], None] = lambda size: None,
 ) -> Iterator[Result]:
-    """Measures a case over sizes, small to large.
+    """Measure a case over sizes, small to large.
 
     Args:
         on_point: called with the size before each point.

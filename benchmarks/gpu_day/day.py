@@ -42,7 +42,7 @@ class Day:
         return self.device.type == 'cuda'
 
     def needs_gpu(self) -> None:
-        """Raises NeedsMore where there is none."""
+        """Raise NeedsMore where there is none."""
         if not self.gpu:
             raise NeedsMore('needs a GPU')
 
@@ -79,7 +79,7 @@ def run(
     show: Callable[[str], None] = print,
     write: Callable[[Dict[str, dict]], None] = lambda records: None,
 ) -> Dict[str, dict]:
-    """Runs what is not done; returns the records of all sections, which lie in ``folder`` as well.
+    """Run what is not done; returns the records of all sections, which lie in ``folder`` as well.
 
     A section gets its share of what time is left and passes on what it does not use. It stops
     between jobs, and leaves what does not fit for the next call. What failed in an earlier call

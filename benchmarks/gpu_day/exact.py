@@ -110,7 +110,7 @@ def ripple(
 
 
 def stick_weights(logits: Tensor) -> Tensor:
-    """Weights (..., R + 1) of stick breaking with PyTorch's offset, of logits (..., R)."""
+    """Weight (..., R + 1) of stick breaking with PyTorch's offset, of logits (..., R)."""
     count = logits.shape[-1]
     left, parts = torch.ones_like(logits[..., 0]), []
     for r in range(count):

@@ -68,7 +68,7 @@ def launches(day: Day) -> List[Launch]:
 
 
 def compile_all(tasks: List[Launch], workers: int, until: float) -> Row:
-    """Runs tasks in processes of their own; a row that counts them. What fails is not counted:
+    """Run tasks in processes of their own; a row that counts them. What fails is not counted:
     the sections that check will say so."""
     context = multiprocessing.get_context('spawn')
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
@@ -94,7 +94,7 @@ def launch(task: Launch, until: float) -> bool:
 
 
 def registers(day: Day) -> List[Job]:
-    """Launches every operator, forward and backward, and reads what its kernels compiled to."""
+    """Launch every operator, forward and backward, and reads what its kernels compiled to."""
 
     def job(name: str, dtype: torch.dtype, dim: int) -> Iterable[Row]:
         day.needs_gpu()
@@ -157,7 +157,7 @@ def compiled() -> Iterator[tuple]:
 
 
 def tuning(day: Day, folder: Path, seconds: float) -> List[Job]:
-    """Lets the package's tuner, where it has one, try configurations of each kernel. The best are
+    """Let the package's tuner, where it has one, try configurations of each kernel. The best are
     in ``tuning_table.json``, and where a later process looks for them.
 
     Args:

@@ -220,7 +220,7 @@ def crossing(ratios: Sequence[Tuple[int, float]]) -> str:
 
 
 def needs_openmmlab() -> None:
-    """Raises NeedsMore where layers and backbones cannot be imported."""
+    """Raise NeedsMore where layers and backbones cannot be imported."""
     missing = [name for name in ('mmengine', 'mmcv') if util.find_spec(name) is None]
     if missing:
         raise NeedsMore('needs ' + ' and '.join(missing))

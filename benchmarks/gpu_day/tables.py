@@ -129,7 +129,7 @@ def report(sections: Sequence, records: Dict[str, dict], facts: Dict[str, str]) 
 
 
 def picture(rows: List[Row], path: Path) -> bool:
-    """Draws the share of the copy bandwidth against tokens; False without matplotlib or rows."""
+    """Draw the share of the copy bandwidth against tokens; False without matplotlib or rows."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -101,7 +101,7 @@ def rotary_tables(
 
 
 def rotate(x: Tensor, rotary: Tables) -> Tensor:
-    """Turns neighbouring channels by the angles of the tables (N, d)."""
+    """Rotate neighbouring channels by the angles of the tables (N, d)."""
     sin, cos = rotary
     turned = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
     return x * cos + turned * sin

@@ -121,7 +121,7 @@ def train(
     roots: Dict[str, Path],
     args: argparse.Namespace,
 ) -> None:
-    """Runs what is not done, and puts the records into ``records``."""
+    """Run what is not done, and puts the records into ``records``."""
     stale = sum('stale' in record for record in records.values())
     left = [job for job in jobs if 'accuracy' not in records[job]]
     console.print(f'{len(jobs)} trainings, {len(jobs) - len(left)} are done')

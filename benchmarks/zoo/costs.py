@@ -20,7 +20,7 @@ BATCH, BATCH_TRAINING = 16, 32
 
 
 def measure(folder: Path, models: Dict[str, Sequence[str]], rounds: int) -> dict:
-    """Measures the attentions of each host, in turns, and writes ``costs.json`` anew.
+    """Measure the attentions of each host, in turns, and writes ``costs.json`` anew.
 
     Args:
         models: names of attentions by host.

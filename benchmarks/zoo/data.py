@@ -29,7 +29,7 @@ def find_bccd(given: Optional[Path] = None) -> Optional[Path]:
 
 
 def prepare(folder: Path, sizes: Sizes, bccd: Optional[Path]) -> Dict[str, Path]:
-    """Makes the data sets below a folder; the root of each by its name in ``plan.DATA``."""
+    """Make the data sets below a folder; the root of each by its name in ``plan.DATA``."""
     root = folder / f'shapes-{sizes.drawn}-{sizes.drawn_val}'
     shapes.generate(root, sizes.drawn, sizes.drawn_val, workers=1)
     roots = {'shapes': root / 'imagenet'}

@@ -18,7 +18,7 @@ from .training import train
 def run(
     jobs: Sequence[Job], folder: Path, roots: Dict[str, Path], sizes: Sizes, workers: int
 ) -> Iterator[dict]:
-    """Trains the jobs and yields their records as they end.
+    """Train the jobs and yields their records as they end.
 
     Args:
         workers: processes of one thread each; 1 is this process.

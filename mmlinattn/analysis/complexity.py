@@ -77,7 +77,7 @@ class Complexity(Cost):
 
 
 def analyse(model: nn.Module, shape: Sequence[int]) -> Complexity:
-    """Counts one image through a model, without computing where its operators allow that.
+    """Count one image through a model, without computing where its operators allow that.
 
     Detectors and segmentors are counted as they run at test time, without pre- and
     post-processing: auxiliary heads have parameters but no products. Two-stage detectors are

@@ -179,7 +179,7 @@ class _Recorder(TorchDispatchMode):
         self.seen[parameter.grad.untyped_storage()]()
 
     def made(self, tensor: Tensor) -> None:
-        """Counts the memory of a tensor until it is freed, once."""
+        """Count the memory of a tensor until it is freed, once."""
         storage = tensor.untyped_storage()
         if storage in self.seen:
             return

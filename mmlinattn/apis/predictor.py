@@ -65,7 +65,7 @@ class Predictor:
 
     @torch.no_grad()
     def __call__(self, image: np.ndarray) -> Prediction:
-        """Predicts one image (H, W, 3), uint8, BGR."""
+        """Predict one image (H, W, 3), uint8, BGR."""
         start = time.perf_counter()
         with DefaultScope.overwrite_default_scope(self.cfg.default_scope):
             (sample,) = self.model.test_step(self.batch_of(image))

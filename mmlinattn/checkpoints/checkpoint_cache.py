@@ -65,7 +65,7 @@ class CheckpointStore:
         return {key: copy.copy(value) for key, value in self._held[name].items()}
 
     def release(self) -> None:
-        """Gives the memory back. What is read later is read anew, as safely."""
+        """Give the memory back. What is read later is read anew, as safely."""
         self._held = None
 
 
@@ -109,7 +109,7 @@ class _PlainYamlHandler(YamlHandler):
 
 
 def load_checkpoint(model: nn.Module, source: PathLike) -> Dict[str, Any]:
-    """Loads a checkpoint into a whole model; the other road is MMEngine's runner.
+    """Load a checkpoint into a whole model; the other road is MMEngine's runner.
 
     Args:
         model: changed in place.
@@ -130,6 +130,6 @@ def load_checkpoint(model: nn.Module, source: PathLike) -> Dict[str, Any]:
 
 
 def check_whole(source: PathLike, report: Report) -> None:
-    """Raises CheckpointError if the model has weights that the checkpoint lacks."""
+    """Raise CheckpointError if the model has weights that the checkpoint lacks."""
     if report.missing:
         raise CheckpointError(f'{source} is not of this whole model: {report}')

@@ -19,7 +19,7 @@ NO_USER = (
 
 
 def open_source(source: PathLike) -> BinaryIO:
-    """Opens a checkpoint for reading, after a download if it needs one.
+    """Open a checkpoint for reading, after a download if it needs one.
 
     Args:
         source: see :func:`mmlinattn.checkpoints.read_checkpoint`.

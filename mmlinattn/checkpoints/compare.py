@@ -39,7 +39,7 @@ class Report:
     mismatched: List[Mismatch] = field(default_factory=list)
 
     def raise_on_mismatch(self, where: str = '') -> None:
-        """Raises CheckpointError, naming keys and both shapes, if any shape differs.
+        """Raise CheckpointError, naming keys and both shapes, if any shape differs.
 
         Args:
             where: begins the message, for example the file.
@@ -87,7 +87,7 @@ class Report:
 
 
 def compare(model_state: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> Report:
-    """Compares the names and shapes of a model and of a file.
+    """Compare the names and shapes of a model and of a file.
 
     Args:
         model_state: ``model.state_dict()``; may be on the meta device.

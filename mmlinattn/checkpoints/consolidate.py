@@ -11,7 +11,7 @@ from .write import SUFFIXES, PathLike, save_checkpoint, whole_checkpoint
 
 
 def consolidate(source: PathLike, target: PathLike, weights_only: bool = False) -> None:
-    """Writes a checkpoint in shards as one file, as a training without sharding leaves it.
+    """Write a checkpoint in shards as one file, as a training without sharding leaves it.
 
     One process does it, with memory for the whole checkpoint. To test or to fine-tune from a
     checkpoint it is not needed: :func:`read_checkpoint` reads shards.

@@ -28,7 +28,7 @@ SECTIONS = ('state_dict', 'model', 'model_ema', 'net')
 
 
 def read_checkpoint(source: PathLike, fill: bool = True) -> Dict[str, Any]:
-    """Reads a whole checkpoint: weights, meta information, and the state of a training.
+    """Read a whole checkpoint: weights, meta information, and the state of a training.
 
     Args:
         source: a path, an address (``https://``, ``file://``, see :func:`download`), a name of
@@ -78,7 +78,7 @@ def read_checkpoint(source: PathLike, fill: bool = True) -> Dict[str, Any]:
 
 
 def load_state_dict(source: PathLike) -> Tuple[Dict[str, Tensor], Dict[str, Any]]:
-    """Reads the weights and the meta information of a checkpoint.
+    """Read the weights and the meta information of a checkpoint.
 
     Args:
         source: see :func:`read_checkpoint`.

@@ -66,7 +66,7 @@ class _Frozen(type):
 
 
 def _stand_in(name: str) -> Callable[[type], type]:
-    """Gives a frozen class the name that files know the real one by."""
+    """Give a frozen class the name that files know the real one by."""
     module, _, last = name.rpartition('.')
 
     def rename(cls: type) -> type:

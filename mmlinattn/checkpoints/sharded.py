@@ -39,7 +39,7 @@ def is_sharded(content: Mapping[str, Any]) -> bool:
 
 
 def save_sharded(path: Path, content: Dict[str, Any]) -> None:
-    """Writes a checkpoint of which each process has a part. All processes call it together.
+    """Write a checkpoint of which each process has a part. All processes call it together.
 
     Args:
         path: the file; older shards under its name go when the new ones are there.
@@ -121,7 +121,7 @@ def _without_values(content: Dict[str, Any], folder: str, files: dict) -> Dict[s
 
 
 def check_shards(source: PathLike, content: Mapping[str, Any]) -> None:
-    """Raises CheckpointError unless all shards are there with the content that was written."""
+    """Raise CheckpointError unless all shards are there with the content that was written."""
     folder, files = _folder_and_files(source, content)
     there = sorted(path.name for path in folder.glob('*')) if folder.is_dir() else []
     if there != sorted(files):
@@ -144,7 +144,7 @@ def check_shards(source: PathLike, content: Mapping[str, Any]) -> None:
 
 
 def load_shards(source: PathLike, content: Mapping[str, Any], into: Dict[str, Tensor]) -> None:
-    """Reads tensors of a checkpoint that :func:`check_shards` has passed.
+    """Read tensors of a checkpoint that :func:`check_shards` has passed.
 
     Args:
         source: its path.
@@ -187,14 +187,14 @@ def filled(source: PathLike, content: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def remove_shards(path: Path, but: str = '') -> None:
-    """Removes the folders of shards of a file, which is gone or names the folder ``but``."""
+    """Remove the folders of shards of a file, which is gone or names the folder ``but``."""
     for folder in _folders(path.parent).get(path.name, []):
         if folder.name != but:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_lost_shards(folder: Path) -> None:
-    """Removes shards that a kill while writing or removing left without a file that names them."""
+    """Remove shards that a kill while writing or removing left without a file that names them."""
     for name, shards in _folders(folder).items():
         path = folder / name
         if not path.is_file():

@@ -48,7 +48,7 @@ def check_sum(state_dict: Mapping[str, Tensor]) -> str:
 
 
 def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
-    """Writes a checkpoint, whole or not at all.
+    """Write a checkpoint, whole or not at all.
 
     A ``.pth`` or ``.pt`` file has MMEngine's form ``dict(state_dict=..., meta=...)``; MMEngine
     alone, without this package's loader, cannot read the ``.safetensors`` form. Both have check

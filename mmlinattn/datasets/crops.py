@@ -24,7 +24,7 @@ def crop_objects(
     max_per_class: Optional[Dict[str, int]] = None,
     seed: int = 0,
 ) -> Path:
-    """Writes ``root/<split>/<class>/*.jpg``, a square a box, and ``root/crops.json``.
+    """Write ``root/<split>/<class>/*.jpg``, a square a box, and ``root/crops.json``.
 
     The same arguments give the same files. They are written to a hidden folder beside ``root``,
     which becomes ``root`` only when complete; a set of the same arguments that is there is left as
@@ -92,7 +92,7 @@ def _parameters_of(root: Path) -> Optional[Dict[str, Any]]:
 def _write_split(
     source: Path, root: Path, parameters: Dict[str, Any], split: str
 ) -> Dict[str, int]:
-    """Writes the crops of a split; how many there are of each class."""
+    """Write the crops of a split; how many there are of each class."""
     boxes, folder = [], root / split
     for name in parameters['splits'][split]:
         coco = json.loads((source / 'annotations' / f'{name}.json').read_bytes())

@@ -60,7 +60,7 @@ def check_torch() -> None:
 
 
 def check_shape(shape: Sequence[int], stride: int, dynamic: bool = True) -> None:
-    """Raises ValueError unless both sides are multiples of the stride and large enough."""
+    """Raise ValueError unless both sides are multiples of the stride and large enough."""
     least = 2 * stride if dynamic else stride
     height, width = shape
     if min(shape) < least:

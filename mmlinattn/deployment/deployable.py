@@ -53,7 +53,7 @@ class Deployable(nn.Module):
         return self.raw(x) if self.is_raw else self.predict(x)
 
     def check(self) -> None:
-        """Raises NotDeployable where :meth:`predict` would not do what the framework does."""
+        """Raise NotDeployable where :meth:`predict` would not do what the framework does."""
 
     def predict(self, x: Tensor) -> Outputs:
         """From normalised images (B, 3, H, W) to predictions."""

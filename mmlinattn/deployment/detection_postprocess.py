@@ -53,7 +53,7 @@ def within(boxes: Tensor, hw_shape: Sequence[int]) -> Tensor:
 
 
 def score_of(head: nn.Module, logits: Tensor) -> Tensor:
-    """Scores (..., classes) of a dense head's logits (..., outputs), the background left out."""
+    """Score (..., classes) of a dense head's logits (..., outputs), the background left out."""
     if head.use_sigmoid_cls:
         return logits.sigmoid()
     return logits.softmax(-1)[..., :-1]

@@ -239,7 +239,7 @@ class DeployableSMCA(Detector):
 
 
 def check_anchors(head: nn.Module, name: str) -> None:
-    """Raises NotDeployable unless a head is one with anchors and box deltas alone."""
+    """Raise NotDeployable unless a head is one with anchors and box deltas alone."""
     if not isinstance(head, AnchorHead):
         raise NotDeployable(
             f'{name} is {type(head).__name__}, which has no exported form: heads with anchors have'
@@ -260,7 +260,7 @@ def _rpn() -> type:
 
 
 def check_nms(cfg: dict, name: str) -> None:
-    """Raises NotDeployable unless the settings are of plain suppression with fixed numbers."""
+    """Raise NotDeployable unless the settings are of plain suppression with fixed numbers."""
     nms = cfg.get('nms', {})
     if nms.get('type', 'nms') != 'nms' or nms.get('class_agnostic') or 'iou_threshold' not in nms:
         raise NotDeployable(f'{name}.nms={dict(nms)} has no exported form, dict(type="nms") has')

@@ -103,7 +103,7 @@ class Export:
                 )
 
     def write(self, name: str, path: Path) -> Written:
-        """Writes a format and runs the file at up to three sizes.
+        """Write a format and runs the file at up to three sizes.
 
         Raises:
             FormatError: see :func:`.formats.check_format`.

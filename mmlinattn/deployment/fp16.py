@@ -15,7 +15,7 @@ LIMIT = torch.finfo(torch.float16).max  # 65504
 
 
 def to_half(model: Deployable) -> None:
-    """Puts weights and maps of a model in float16, in place.
+    """Put weights and maps of a model in float16, in place.
 
     In float32 stay: the normalisation of the image, what the attentions sum, divide by or take a
     softmax of (``accumulation_dtype``), boxes, scores and non-maximum suppression, and batch norms

@@ -28,7 +28,7 @@ def latency(
     cfg: Config, checkpoint: str, files: Sequence[str], shape: Sequence[int], image: Tensor,
     seconds: float = 5.0, rounds: int = 1,
 ) -> List[Timing]:  # fmt: skip
-    """Times the model in torch, then each file, one image a call, after calls to warm up.
+    """Time the model in torch, then each file, one image a call, after calls to warm up.
 
     Args:
         cfg, checkpoint: the model.

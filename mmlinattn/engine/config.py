@@ -43,7 +43,7 @@ DICTS = (
 
 
 def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
-    """Reads a config file and merges options of the command line into it.
+    """Read a config file and merges options of the command line into it.
 
     Args:
         path: config file, or the name of a config of this package; see :func:`config_file`.
@@ -78,7 +78,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
 
 
 def _check_override(option: str, cfg: Config) -> None:
-    """Refuses an option of the command line that nothing would read."""
+    """Refuse an option of the command line that nothing would read."""
     top = option.split('.')[0]
     if top in TOP_LEVEL:
         return
@@ -185,7 +185,7 @@ def set_work_dir(cfg: Config, config_path: str, work_dir: Optional[str]) -> None
 
 
 def use_amp(cfg: Config, requested: bool) -> None:
-    """Turns mixed precision on (``--amp``) and picks the wrapper that the device can run."""
+    """Rotate mixed precision on (``--amp``) and picks the wrapper that the device can run."""
     kind = cfg.optim_wrapper.get('type', 'OptimWrapper')
     if requested and kind == 'OptimWrapper':
         kind = 'AmpOptimWrapper'

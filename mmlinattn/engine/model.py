@@ -17,7 +17,7 @@ from ..checkpoints import load_checkpoint, serve_mmengine
 
 
 def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
-    """Builds the model of a config, without its weights (meta device) where that is possible.
+    """Build the model of a config, without its weights (meta device) where that is possible.
 
     Args:
         cfg: a config or its file, of any framework: ``default_scope`` tells which.
@@ -45,7 +45,7 @@ def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
 
 
 def load_model(cfg: Config, checkpoint: str, device: str = 'cpu') -> Tuple[nn.Module, dict]:
-    """Builds the model of a config with the weights of a checkpoint, to predict with.
+    """Build the model of a config with the weights of a checkpoint, to predict with.
 
     Args:
         cfg: what :func:`mmlinattn.engine.config.load_config` returns.

@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_run(parser: Parser, argv: Optional[List[str]] = None) -> argparse.Namespace:
-    """Adds what training and testing both take, parses, and sets ``LOCAL_RANK`` for MMEngine."""
+    """Add what training and testing both take, parses, and sets ``LOCAL_RANK`` for MMEngine."""
     add = parser.add_argument
     add('--work-dir', help='where logs, checkpoints and metrics go')
     add('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
@@ -120,7 +120,7 @@ def unwind_on_sigterm() -> Iterator[None]:
 def errors_in_one_line(
     debug: bool, kinds: Tuple[Type[Exception], ...] = (Exception,), log_dir: Optional[str] = None
 ) -> Iterator[None]:
-    """Prints an exception of these kinds as one line to stderr and exits with code 2.
+    """Print an exception of these kinds as one line to stderr and exits with code 2.
 
     Every command runs inside this block, so SIGTERM unwinds it, too: see
     :func:`unwind_on_sigterm`.

@@ -33,7 +33,7 @@ class FetchRefused(OSError):
 
 
 def check_size(address: str, size: int) -> None:
-    """Raises FetchRefused for more than ``MMLINATTN_MAX_DOWNLOAD_GIB`` (4) of the environment."""
+    """Raise FetchRefused for more than ``MMLINATTN_MAX_DOWNLOAD_GIB`` (4) of the environment."""
     limit = size_limit()
     if size > limit:
         raise FetchRefused(

@@ -45,7 +45,7 @@ class Record:
 
 @contextmanager
 def record(model: nn.Module) -> Iterator[Record]:
-    """Records what a SMCA detector looks at, without gradients.
+    """Record what a SMCA detector looks at, without gradients.
 
     Args:
         model: the detector.

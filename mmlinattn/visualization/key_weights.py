@@ -27,7 +27,7 @@ class Call(NamedTuple):
 
 @contextmanager
 def calls_of(attn: BaseAttention) -> Iterator[List[Call]]:
-    """Keeps what :meth:`BaseAttention.attend` is called with inside the block.
+    """Keep what :meth:`BaseAttention.attend` is called with inside the block.
 
     Example:
         >>> from mmlinattn.models.layers import SoftmaxAttention
@@ -155,7 +155,7 @@ def reach(weights: Tensor) -> float:
 
 
 def weight_colors(weights: Tensor) -> np.ndarray:
-    """Weights (h, w) as (h, w, 4) RGBA in 0..1: red is positive, blue negative, as opaque as the
+    """Weight (h, w) as (h, w, 4) RGBA in 0..1: red is positive, blue negative, as opaque as the
     weight is over the largest (the 0.5% that are larger still are opaque too).
 
     Example:

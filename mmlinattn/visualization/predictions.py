@@ -86,7 +86,7 @@ def blend_semantic(image: np.ndarray, labels: np.ndarray, palette: Sequence) -> 
 
 
 def draw_instances(axes, image: np.ndarray, instances: dict, palette: Sequence) -> None:
-    """Draws masks, boxes and scores over an image.
+    """Draw masks, boxes and scores over an image.
 
     Args:
         axes: matplotlib axes.
@@ -194,7 +194,7 @@ def comparison(
     classes: Sequence[str],
     palette: Sequence,
 ) -> Path:
-    """Writes a grid of pictures with a legend of the classes.
+    """Write a grid of pictures with a legend of the classes.
 
     Args:
         path: PNG file to write.

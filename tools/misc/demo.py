@@ -50,7 +50,7 @@ class Stages:
         self.running = []
 
     def run(self, commands: Dict[str, List[str]]) -> None:
-        """Runs the commands, arguments of Python by name of stage, at once: they share the cores.
+        """Run the commands, arguments of Python by name of stage, at once: they share the cores.
 
         Where one fails, the others are ended and StageError is raised.
         """

@@ -62,7 +62,7 @@ def interpreter(wanted: str, given: List[str]) -> Optional[str]:
 
 
 def set_up(name: str, folder: Path, pythons: List[str]) -> str:
-    """Makes or updates an environment; returns its interpreter."""
+    """Make or updates an environment; returns its interpreter."""
     wanted, stack, mmcv, constraints = ENVIRONMENTS[name]
     python = folder / 'bin' / 'python'
     env = dict(os.environ, STACK=stack, MMCV=mmcv, CONSTRAINTS=f'requirements/{constraints}')
@@ -77,7 +77,7 @@ def set_up(name: str, folder: Path, pythons: List[str]) -> str:
 
 
 def run_tests(python: str, folder: Path, arguments: List[str]) -> Path:
-    """Runs the tests, output into a log; returns pytest's report in XML."""
+    """Run the tests, output into a log; returns pytest's report in XML."""
     report, log = (folder.with_name(f'{folder.name}.{kind}') for kind in ('xml', 'log'))
     report.unlink(missing_ok=True)
     command = ['-m', 'pytest', '-n', '2', '--dist', 'worksteal', f'--junitxml={report}', *arguments]

@@ -51,7 +51,7 @@ TRANSFORMERS_PROJECTIONS = tuple(
 
 
 def convert_cvt(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
-    """Renames CvT weights; queries, keys and values become one projection.
+    """Rename CvT weights; queries, keys and values become one projection.
 
     Returns:
         name here -> tensor, and a count of the tensors left out by reason.

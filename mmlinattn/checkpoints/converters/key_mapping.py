@@ -57,7 +57,7 @@ class KeyMap:
     rules: Sequence[Rule]
 
     def __call__(self, state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Counter]:
-        """Applies the rules.
+        """Apply the rules.
 
         Args:
             state_dict: name -> tensor; not modified.

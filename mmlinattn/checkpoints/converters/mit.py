@@ -51,7 +51,7 @@ NAMES = KeyMap([*RELEASED, *MMSEG, *OPENMMLAB])
 
 
 def convert_mit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
-    """Renames MiT weights; queries, keys and values of the release become one projection.
+    """Rename MiT weights; queries, keys and values of the release become one projection.
 
     Returns:
         name here -> tensor, and a count of the tensors left out by reason.

@@ -55,7 +55,7 @@ def _rules(merge: Callable) -> KeyMap:
 
 
 def convert_swin(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
-    """Renames Swin weights; merged channels are in the order of the release.
+    """Rename Swin weights; merged channels are in the order of the release.
 
     Returns:
         name here -> tensor, and a count of the tensors left out by reason.

@@ -57,7 +57,7 @@ NAMES = KeyMap(
 
 
 def convert_vil(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
-    """Renames ViL weights; queries, keys and values become one projection.
+    """Rename ViL weights; queries, keys and values become one projection.
 
     Returns:
         name here -> tensor, and a count of the tensors left out by reason. Tables of relative

@@ -40,7 +40,7 @@ NAMES = KeyMap(
 
 
 def convert_vit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
-    """Renames ViT or DeiT weights; the second token of a distilled DeiT is left out with its
+    """Rename ViT or DeiT weights; the second token of a distilled DeiT is left out with its
     position. Positions that can be those of a square image are: all released ones are.
 
     Returns:

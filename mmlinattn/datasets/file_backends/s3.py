@@ -55,7 +55,7 @@ class S3Store(Store):
             raise Passing(f'{type(error).__name__} in the middle of the file') from None
 
     def put(self, obj: Union[bytes, memoryview], filepath: str) -> None:
-        """Writes an object, whole or not at all."""
+        """Write an object, whole or not at all."""
         self.retried(
             filepath, lambda: self._ask(filepath, 'put_object', Body=obj, **_place(filepath))
         )

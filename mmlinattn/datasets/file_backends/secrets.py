@@ -21,7 +21,7 @@ BACKENDS = ('backend_args', 'file_client_args')
 
 
 def check_no_secrets(config: Any) -> None:
-    """Raises ValueError for a config with a key, a password or a signed address in it.
+    """Raise ValueError for a config with a key, a password or a signed address in it.
 
     Looked at are arguments of file backends by their names, addresses, and any text that holds
     what the environment has as credentials. The message names the place and not the secret.

@@ -16,7 +16,7 @@ from .install import generate
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Runs the command line and returns the exit code."""
+    """Run the command line and returns the exit code."""
     parser = argparse.ArgumentParser(
         prog='python -m mmlinattn.datasets.shapes',
         description=__doc__.partition('\n\n')[0],

@@ -47,7 +47,7 @@ class Sample(NamedTuple):
 
 
 def draw_image(rng: np.random.Generator, image_size: int) -> Sample:
-    """Draws a square picture of one to four shapes.
+    """Draw a square picture of one to four shapes.
 
     Args:
         rng: all randomness: the same state gives the same picture.

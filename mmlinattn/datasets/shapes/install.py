@@ -19,7 +19,7 @@ def generate(
     workers: Optional[int] = None,
     force: bool = False,
 ) -> Path:
-    """Writes the data set below a directory, or does nothing if it is already there.
+    """Write the data set below a directory, or does nothing if it is already there.
 
     The files depend on the parameters, not on the number of workers. They are written to a
     hidden directory beside ``root``, which becomes ``root`` only when complete.
@@ -121,7 +121,7 @@ def _read_parameters(root: Path) -> Optional[Dict[str, Any]]:
 
 
 def _install(staging: Path, root: Path, force: bool) -> None:
-    """Moves the finished set to root; with force, what is there goes, but not before."""
+    """Move the finished set to root; with force, what is there goes, but not before."""
     old = root.with_name(f'.{root.name}.old-{os.getpid()}')
     try:
         if force and root.exists():

@@ -24,7 +24,7 @@ JPEG_QUALITY, CROP_SIZE, CROP_SCALE = 90, 64, 1.25
 
 
 def write_set(root: Path, parameters: Dict[str, Any], workers: int) -> None:
-    """Writes a whole set below a directory; the arguments are those of a checked ``generate``."""
+    """Write a whole set below a directory; the arguments are those of a checked ``generate``."""
     for split in SPLITS:
         for name in CLASSES:  # without a picture, too: readers number the folders
             (root / f'imagenet/{split}/{name}').mkdir(parents=True)
@@ -47,7 +47,7 @@ def write_set(root: Path, parameters: Dict[str, Any], workers: int) -> None:
 
 
 def save(path: Path, data: bytes) -> None:
-    """Writes a file and the folders above it."""
+    """Write a file and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
 

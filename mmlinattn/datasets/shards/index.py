@@ -86,7 +86,7 @@ def with_label_map(values: dict) -> dict:
 
 
 def check_record(values: dict) -> None:
-    """Raises ValueError for a record that names files: those of a sample are in its shard."""
+    """Raise ValueError for a record that names files: those of a sample are in its shard."""
     named = sorted(key for key in values if 'path' in key or key == 'sample_idx')
     if named:
         raise ValueError(f'a record in a shard must not have {", ".join(named)}')

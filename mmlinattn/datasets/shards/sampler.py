@@ -97,7 +97,7 @@ class ShardSampler(Sampler):
         self.epoch = epoch
 
     def skip(self, num_samples: int) -> None:
-        """Makes an infinite order start behind so many samples of this process."""
+        """Make an infinite order start behind so many samples of this process."""
         if not self.infinite:
             raise ValueError('skip: only with infinite=True; training by epochs skips by itself')
         self.start = num_samples

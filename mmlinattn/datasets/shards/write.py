@@ -29,7 +29,7 @@ def write_shards(
     progress: Callable[[int, int], Any] = lambda done, total: None,
     seed: Optional[int] = None,
 ) -> Path:
-    """Writes ``folder/name-000000.tar``, ... and, when they are complete, ``folder/name.json``.
+    """Write ``folder/name-000000.tar``, ... and, when they are complete, ``folder/name.json``.
 
     Each sample is a few files of one name: the image as it is, its map of classes (``.seg.png``),
     its label (``.cls``), and the rest of its record (``.json``). The same data set gives the same
@@ -104,7 +104,7 @@ def write_shards(
 
 
 def _remove_begun(folder: Path, name: str) -> None:
-    """Removes the files that a call which was killed has begun: each as large as a shard."""
+    """Remove the files that a call which was killed has begun: each as large as a shard."""
     begun = re.compile(rf'\.{re.escape(name)}(-\d{{6,}}\.tar|\.json)\.\d+\.tmp')
     for path in folder.iterdir() if folder.is_dir() else ():
         if begun.fullmatch(path.name):
@@ -162,7 +162,7 @@ def _write_shard(
     shard_bytes: int,
     progress: Callable[[int, int], Any],
 ) -> dict:
-    """Writes samples from ``first`` on, until the next one would be too much."""
+    """Write samples from ``first`` on, until the next one would be too much."""
     starts, sums, total = [0], [], hashlib.sha256()
     with path.open('wb') as file:
         for i in range(first, len(dataset)):

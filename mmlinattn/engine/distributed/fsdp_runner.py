@@ -49,7 +49,7 @@ class PluginFlexibleRunner(PluginFeatures, FlexibleRunner):
                 )
 
     def prepare_training(self) -> None:
-        """Builds what training needs, so that errors in a config come before any work."""
+        """Build what training needs, so that errors in a config come before any work."""
         loop, _ = self.train_loop, self.val_loop  # built when first asked for
         self.strategy.prepare(
             self.model,

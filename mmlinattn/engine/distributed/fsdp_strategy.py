@@ -345,7 +345,7 @@ def _fitting(mesh: Dict[str, int], processes: int) -> Tuple[int, ...]:
 
 
 def check_classes(argument: str, names: Sequence[str], model: nn.Module) -> None:
-    """Raises ValueError, with the nearest, for a name of no class of the modules in a model."""
+    """Raise ValueError, with the nearest, for a name of no class of the modules in a model."""
     known = {type(module).__name__ for module in model.modules()} - {type(model).__name__}
     for name in names:
         if name not in known:

@@ -76,7 +76,7 @@ def _dist_cfg(cfg: Config) -> dict:
 
 
 def join_on_cpu(launcher: str, timeout: Optional[timedelta] = None) -> None:
-    """Joins the processes that ``launcher`` started by gloo, to wait that long for each other at
+    """Join the processes that ``launcher`` started by gloo, to wait that long for each other at
     most (None: 30 minutes); ValueError if the launcher is another than ``'pytorch'``."""
     if launcher != 'pytorch':
         raise ValueError(f'--launcher {launcher} needs GPUs; on the CPU use pytorch (torchrun)')
@@ -179,7 +179,7 @@ def any_process(flag: bool, group: Optional[dist.ProcessGroup]) -> bool:
 
 
 def leave_process_group() -> None:
-    """Ends distributed work in all processes together; does nothing in a single process.
+    """End distributed work in all processes together; does nothing in a single process.
 
     A process that exits while a thread of gloo still holds a tensor of the last collective may be
     aborted by the interpreter's shutdown ("terminate called without an active exception").

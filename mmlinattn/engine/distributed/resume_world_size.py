@@ -19,7 +19,7 @@ PROGRESS = ('base_values', 'last_step', '_global_step', '_last_value')
 
 
 def say_what_changed(runner: Runner) -> bool:
-    """Warns when a resumed training has another number of processes or images in a batch than the
+    """Warn when a resumed training has another number of processes or images in a batch than the
     checkpoint, and keeps these numbers for the next one.
 
     Returns:
@@ -76,7 +76,7 @@ def lengths_of(schedulers: Any) -> List[Dict[str, Any]]:
 
 
 def replay(schedulers: Any, built: List[Dict[str, Any]], iteration: int, same_length: bool) -> None:
-    """Puts schedules and rates to the start of an epoch, where a resumed training goes on.
+    """Put schedules and rates to the start of an epoch, where a resumed training goes on.
 
     Each value of MMEngine's schedulers is computed from the one before. So all of them begin
     again, from the initial values of the checkpoint's optimizer, and take their steps anew. A

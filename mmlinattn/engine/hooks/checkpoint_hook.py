@@ -133,7 +133,7 @@ class AtomicCheckpointHook(CheckpointHook):
             )
 
     def save_interrupted(self, runner: Runner, iteration: int) -> None:
-        """Saves the state after that many iterations, inside an epoch or not, as
+        """Save the state after that many iterations, inside an epoch or not, as
         ``interrupted.pth``, which goes when the next regular checkpoint is there."""
         self.last_ckpt = self.file_backend.join_path(self.out_dir, INTERRUPTED)
         meta = dict(epoch=runner.epoch, iter=iteration)

@@ -30,7 +30,7 @@ class FuseConvBNHook(Hook):
 
 
 def check_fusion(runner: Runner) -> None:
-    """Raises ValueError where :class:`FuseConvBNHook` cannot serve: beside an EMAHook, which
+    """Raise ValueError where :class:`FuseConvBNHook` cannot serve: beside an EMAHook, which
     changes parameters by their names later, and in a model without batch norm."""
     if any(isinstance(hook, EMAHook) for hook in runner.hooks):
         raise ValueError('--fuse-conv-bn does not go with an EMAHook: remove it from custom_hooks')

@@ -92,7 +92,7 @@ class PreemptionHook(Hook):
         self._restore()
 
     def _stop(self, runner: Runner, iteration: int, wait: bool = False) -> None:
-        """Saves what is not saved, and ends the training, unless it has ended or is to wait."""
+        """Save what is not saved, and ends the training, unless it has ended or is to wait."""
         if iteration >= runner.max_iters:
             return
         hook = self._checkpoint_hook(runner)
@@ -134,7 +134,7 @@ class PreemptionHook(Hook):
 
 
 def _validates_now(runner: Runner) -> bool:
-    """Does a validation follow this iteration, which a resumed training would not make up for?"""
+    """Do a validation follow this iteration, which a resumed training would not make up for?"""
     loop, done = runner.train_loop, runner.iter + 1
     return (
         isinstance(loop, IterBasedTrainLoop)

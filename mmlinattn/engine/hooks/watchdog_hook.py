@@ -77,7 +77,7 @@ class HangHook(Hook):
         self.thread.start()
 
     def stop(self) -> None:
-        """Watches no more; does nothing where it does not watch."""
+        """Watch no more; does nothing where it does not watch."""
         if self.ended is not None:
             self.ended.set()
             self.ended = None

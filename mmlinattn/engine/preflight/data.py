@@ -159,7 +159,7 @@ def why_unusable(loader: dict) -> str:
 
 
 def check_categories(dataset: Any) -> None:
-    """Raises DataError unless a COCO data set has just one category for each of its classes.
+    """Raise DataError unless a COCO data set has just one category for each of its classes.
 
     MMDetection counts the categories that it finds: one that is missing or there twice gives those
     behind it the labels of other classes.
@@ -177,7 +177,7 @@ def check_categories(dataset: Any) -> None:
 
 
 def check_images(dataset: Any) -> None:
-    """Raises DataError if files of the first or the last sample of a data set are not there.
+    """Raise DataError if files of the first or the last sample of a data set are not there.
 
     Args:
         dataset: built and loaded; one without records of files (``get_data_info``) passes.

@@ -79,7 +79,7 @@ def inspect_data(
     workers: int = 1,
     progress: Callable[[str, int, int], Any] = lambda split, done, total: None,
 ) -> Report:
-    """Reads all images, maps and annotations of a config's data sets.
+    """Read all images, maps and annotations of a config's data sets.
 
     Args:
         cfg: what :func:`mmlinattn.engine.config.load_config` returns.

@@ -67,7 +67,7 @@ BUILDERS = {'type', '_scope_', 'convert_to_iter_based'}
 
 
 def check_options(cfg: Config) -> None:
-    """Refuses misspelt names of options, and of types, anywhere in a config.
+    """Refuse misspelt names of options, and of types, anywhere in a config.
 
     Args:
         cfg: a config whose ``custom_imports`` are done.

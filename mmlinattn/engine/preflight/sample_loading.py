@@ -75,7 +75,7 @@ def _why_incomplete(path: str, backend_args: Optional[dict]) -> Optional[str]:
 
 
 def guard_loading(dataset: Any) -> None:
-    """Makes the loading transforms of a data set :class:`Guarded`, inside of wrappers too."""
+    """Make the loading transforms of a data set :class:`Guarded`, inside of wrappers too."""
     for part in base_datasets(dataset):
         transforms = getattr(getattr(part, 'pipeline', None), 'transforms', [])
         for i, load in enumerate(transforms):

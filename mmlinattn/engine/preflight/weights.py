@@ -15,7 +15,7 @@ HEADS = ('bbox_head.', 'roi_head.', 'rpn_head.', 'decode_head.', 'auxiliary_head
 
 
 def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) -> None:
-    """Reads every checkpoint that the run will load and compares it with the model.
+    """Read every checkpoint that the run will load and compares it with the model.
 
     They come from files, web addresses or model zoos alike; what was read here is what the runner
     loads.

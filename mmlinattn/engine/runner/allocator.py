@@ -9,7 +9,7 @@ NEVER = -1
 
 
 def keep_freed_memory() -> bool:
-    """Makes glibc keep memory that tensors on the CPU leave, for the next ones.
+    """Make glibc keep memory that tensors on the CPU leave, for the next ones.
 
     By default it returns what is larger than 32 MiB to the system at once, and the system clears
     each page again when it is next touched: on large maps that takes longer than to compute. The

@@ -14,7 +14,7 @@ _MODEL, _DATA = 0, 1
 
 
 def seed_everything(*key: int) -> None:
-    """Seeds python, numpy and torch (every device) from non-negative integers.
+    """Seed python, numpy and torch (every device) from non-negative integers.
 
     Example:
         >>> seed_everything(0, 3); a = torch.rand(2)

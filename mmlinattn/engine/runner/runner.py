@@ -137,7 +137,7 @@ class PluginRunner(PluginFeatures, Runner):
     """MMEngine's runner as the command lines use it: see :class:`PluginFeatures`."""
 
     def prepare_training(self) -> None:
-        """Builds what training needs, so that errors in a config come before any work."""
+        """Build what training needs, so that errors in a config come before any work."""
         self.train_loop, self.val_loop  # noqa: B018  built when first asked for
         self.optim_wrapper = self.build_optim_wrapper(self.optim_wrapper)
 

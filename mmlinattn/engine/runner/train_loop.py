@@ -39,7 +39,7 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
         return super().run()
 
     def fit_epoch(self, other_images: bool = False) -> Optional[int]:
-        """Finds the place of a loaded checkpoint in its epoch.
+        """Find the place of a loaded checkpoint in its epoch.
 
         Args:
             other_images: whether as many batches are other images than before.

@@ -126,7 +126,7 @@ class Backbone(BaseModule):
         return 0
 
     def init_layer(self, layer: nn.Module) -> None:
-        """Starts a convolution or linear layer, of the host or a projection of an attention.
+        """Start a convolution or linear layer, of the host or a projection of an attention.
 
         Linear layers truncated normal (std 0.02), zero biases; convolutions by torch's own rule.
         """
@@ -251,7 +251,7 @@ class HierarchicalBackbone(Backbone):
     def build_stage(
         self, i: int, block: type, every_second: Optional[dict] = None, **options
     ) -> None:
-        """Appends stage ``i``: as many blocks as the architecture says.
+        """Append stage ``i``: as many blocks as the architecture says.
 
         Each is ``block(embed_dims, num_heads, mlp_ratio, attn_cfg, drop_path=..., **options)``, the
         second, fourth, ... with the options ``every_second``, too.

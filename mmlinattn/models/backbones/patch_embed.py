@@ -38,7 +38,7 @@ class PatchConv(nn.Conv2d):
 
 
 def check_positions(name: str, theirs: Tensor, ours: Tensor) -> None:
-    """Raises ValueError unless positions of a checkpoint could be resized to a model's."""
+    """Raise ValueError unless positions of a checkpoint could be resized to a model's."""
     if theirs.dim() != 3 or theirs.shape[-1] != ours.shape[-1]:
         raise ValueError(
             f'{name} of shape {tuple(theirs.shape)} does not fit one of {tuple(ours.shape)}: only '

@@ -135,7 +135,7 @@ class SMCA(DETR):
     def predict(
         self, batch_inputs: Tensor, batch_data_samples: SampleList, rescale: bool = True
     ) -> SampleList:
-        """Predicts boxes that do not depend on what else is in the batch.
+        """Predict boxes that do not depend on what else is in the batch.
 
         A backbone turns padding into features that are not 0 and that convolutions carry over
         the border, and padding may count as one cell more or less: images of one size run

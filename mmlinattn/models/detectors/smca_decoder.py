@@ -251,7 +251,7 @@ class SMCADecoder(BaseModule):
     def forward(
         self, query: Tensor, query_pos: Tensor, memory: Memory, image_sizes: Tensor
     ) -> Tuple[Tensor, Tensor]:
-        """Decodes the queries.
+        """Decode the queries.
 
         Args:
             query, query_pos: (B, Q, C).

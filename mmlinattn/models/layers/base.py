@@ -141,7 +141,7 @@ class BaseAttention(BaseModule):
         raise NotImplementedError
 
     def init_projections(self, init: Callable[[nn.Module], None]) -> None:
-        """Lets a host start the projections as it starts its own layers; all else that an
+        """Let a host start the projections as it starts its own layers; all else that an
         attention has starts as it chose itself."""
         for name in self.projections:
             layer = getattr(self, name, None)
@@ -156,7 +156,7 @@ class BaseAttention(BaseModule):
         key_padding_mask: Optional[Tensor] = None,
         num_extra_tokens: int = 0,
     ) -> Tensor:
-        """Applies the attention.
+        """Apply the attention.
 
         Args:
             x: tokens (B, E + N, C): E extra ones, then those of the map, row-major.
@@ -219,7 +219,7 @@ class BaseAttention(BaseModule):
         return check_hw_shape(x.shape[1] - num_extra, hw_shape)
 
     def check_extra_tokens(self, num_extra_tokens: int) -> None:
-        """Raises ValueError unless it takes so many; hosts ask when they are built."""
+        """Raise ValueError unless it takes so many; hosts ask when they are built."""
         if type(num_extra_tokens) is not int or num_extra_tokens < 0:
             raise ValueError(
                 f'num_extra_tokens must be an integer of at least 0, got {num_extra_tokens!r}'
@@ -270,7 +270,7 @@ class BaseAttention(BaseModule):
 
 
 def need_known_size(what: str, hw_shape: Sequence[int], why: str) -> None:
-    """Raises ValueError where height or width are symbols, as in ``torch.export`` with dynamic
+    """Raise ValueError where height or width are symbols, as in ``torch.export`` with dynamic
     sizes, which ``what`` cannot be exported with, or may be."""
     if may_be_symbolic(*hw_shape):
         raise ValueError(

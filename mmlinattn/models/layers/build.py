@@ -24,7 +24,7 @@ def registered(base: type) -> Dict[str, type]:
 def build_attention(
     attn_cfg: AttnCfg, embed_dims: int, num_heads: int, **offers: Any
 ) -> BaseAttention:
-    """Builds an attention for a host.
+    """Build an attention for a host.
 
     Args:
         attn_cfg: config of a registered attention, or just its name or class.
@@ -82,7 +82,7 @@ def attention_cfgs(
 
 
 def init_layers(host: nn.Module, init: Callable[[nn.Module], None]) -> None:
-    """Calls ``init`` with the convolutions and linear layers of a host, and with what its
+    """Call ``init`` with the convolutions and linear layers of a host, and with what its
     attentions declare as projections."""
     for child in host.children():
         if isinstance(child, BaseAttention):

@@ -373,7 +373,7 @@ def orthogonal_gaussian(rows: int, columns: int) -> Tensor:
 
 
 def build_feature_map(cfg: Union[str, dict], head_dim: int, num_heads: int) -> FeatureMap:
-    """Builds a feature map for an attention.
+    """Build a feature map for an attention.
 
     Args:
         cfg: ``'elu+1'``, ``'relu'`` or ``'softmax'``; or the config, or just the name, of a

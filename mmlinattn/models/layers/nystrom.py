@@ -90,6 +90,6 @@ class NystromAttention(BaseAttention):
 
 
 def _extent(used: Tensor) -> Tensor:
-    """Places up to the last one that is used, at least 1: (B, size) to (B,)."""
+    """Place up to the last one that is used, at least 1: (B, size) to (B,)."""
     size = used.shape[1]
     return size - used.flip(1).int().argmax(1) * used.any(1)

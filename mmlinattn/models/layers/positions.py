@@ -52,7 +52,7 @@ class LinearPosition(BaseModule):
         self.num_heads = num_heads
 
     def check_export(self, hw_shape: HW) -> None:
-        """Raises ValueError where a graph is recorded that it cannot be part of."""
+        """Raise ValueError where a graph is recorded that it cannot be part of."""
         if self.exports:
             return
         name, why = f'position {type(self).__name__}', 'it is drawn place by place'
@@ -368,7 +368,7 @@ def _mixed(bits: Tensor) -> Tensor:
 def build_position(
     cfg: Union[str, dict, None], head_dim: int, num_heads: int
 ) -> Optional[LinearPosition]:
-    """Builds a position for an attention.
+    """Build a position for an attention.
 
     Args:
         cfg: None for none, or the config, or just the name, of a registered position.

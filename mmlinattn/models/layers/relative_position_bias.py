@@ -112,7 +112,7 @@ class RelativeBias(nn.Module):
         return torch.cat([self.between, self.extra[0, :, :, None].expand(-1, -1, count)], -1)
 
     def check_extra_tokens(self, num_extra_tokens: int) -> None:
-        """Raises ValueError unless it has numbers for so many, or for none."""
+        """Raise ValueError unless it has numbers for so many, or for none."""
         if self.num_extra_tokens not in (0, num_extra_tokens):
             raise ValueError(
                 f'there are relative biases for num_extra_tokens={self.num_extra_tokens}, got '

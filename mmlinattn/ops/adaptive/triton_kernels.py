@@ -126,7 +126,7 @@ def _gradients_of_chunk(
     d_w1, d_sine, d_cosine, d_bias, start, stop, N,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradient of x; adds to those of the parameters."""
+    """Write the gradient of x; adds to those of the parameters."""
     cols = tl.arange(0, BD)
     kind = X.dtype.element_ty
     for first in range(start, stop, BN):

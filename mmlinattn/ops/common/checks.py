@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def check_hw_shape(num_tokens: int, hw_shape: Sequence[int], name: str = 'x') -> Tuple[int, int]:
-    """Returns ``(H, W)``; raises ValueError unless ``num_tokens == H * W``.
+    """Return ``(H, W)``; raises ValueError unless ``num_tokens == H * W``.
 
     ``name`` is the argument that has the tokens.
     """
@@ -25,7 +25,7 @@ def check_hw_shape(num_tokens: int, hw_shape: Sequence[int], name: str = 'x') ->
 
 
 def check_sides(size: Any, name: str) -> Tuple[int, int]:
-    """Returns ``(height, width)`` of a side or a pair; raises ValueError unless both are positive
+    """Return ``(height, width)`` of a side or a pair; raises ValueError unless both are positive
     integers.
 
     Example:
@@ -41,7 +41,7 @@ def check_sides(size: Any, name: str) -> Tuple[int, int]:
 
 
 def check_heads(embed_dims: int, num_heads: int) -> int:
-    """Returns the head dim; raises ValueError unless the heads divide the channels."""
+    """Return the head dim; raises ValueError unless the heads divide the channels."""
     if num_heads < 1 or embed_dims < 1 or embed_dims % num_heads:
         raise ValueError(
             f'embed_dims={embed_dims} must be a positive multiple of num_heads={num_heads}'
@@ -50,7 +50,7 @@ def check_heads(embed_dims: int, num_heads: int) -> int:
 
 
 def check_rotary_dim(head_dim: int, name: str = 'head_dim') -> None:
-    """Raises ValueError unless 2D rotary position can split ``head_dim``."""
+    """Raise ValueError unless 2D rotary position can split ``head_dim``."""
     if head_dim < 4 or head_dim % 4:
         raise ValueError(
             f'{name} must be a multiple of 4 for 2D rotary position (pairs of channels for rows '
@@ -59,7 +59,7 @@ def check_rotary_dim(head_dim: int, name: str = 'head_dim') -> None:
 
 
 def check_padding_mask(mask: Optional[Tensor], batch: int, num_tokens: int) -> None:
-    """Raises TypeError or ValueError unless ``mask`` is None or a (B, N) bool tensor."""
+    """Raise TypeError or ValueError unless ``mask`` is None or a (B, N) bool tensor."""
     if mask is None:
         return
     if mask.dtype.is_floating_point or str(mask.dtype) != 'torch.bool':
@@ -72,7 +72,7 @@ def check_padding_mask(mask: Optional[Tensor], batch: int, num_tokens: int) -> N
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor]) -> None:
-    """Raises ValueError unless q and k are (B, heads, N, d), v is (B, heads, N, d_v), of one type
+    """Raise ValueError unless q and k are (B, heads, N, d), v is (B, heads, N, d_v), of one type
     on one device; see :func:`check_padding_mask` for the mask."""
     if q.dim() != 4:
         raise ValueError(f'q must have shape (B, heads, N, d), got {tuple(q.shape)}')

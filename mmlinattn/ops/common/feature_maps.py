@@ -70,7 +70,7 @@ FEATURE_GRADIENTS: Dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def feature_map(name: str) -> Callable[[Tensor], Tensor]:
-    """Looks a feature map up; raises ValueError naming the known ones.
+    """Look a feature map up; raises ValueError naming the known ones.
 
     Example:
         >>> import torch

@@ -41,7 +41,7 @@ class Rotary(NamedTuple):
 
 
 def apply_rotary(x: Tensor, rotary: Optional[Rotary]) -> Tensor:
-    """Turns the channel pairs ``(2t, 2t + 1)`` of ``x`` (..., N, d).
+    """Rotate the channel pairs ``(2t, 2t + 1)`` of ``x`` (..., N, d).
 
     Example:
         >>> x = torch.randn(1, 2, 6, 8)
@@ -53,7 +53,7 @@ def apply_rotary(x: Tensor, rotary: Optional[Rotary]) -> Tensor:
 
 
 def turn(x: Tensor, angles: Optional[Tensor], back: bool = False) -> Tensor:
-    """Turns the channel pairs of ``x`` (..., N, d) by ``angles`` (N, d/2, 2), or back."""
+    """Rotate the channel pairs of ``x`` (..., N, d) by ``angles`` (N, d/2, 2), or back."""
     if angles is None:
         return x
     pairs = x.unflatten(-1, (-1, 2))
@@ -68,7 +68,7 @@ def turn(x: Tensor, angles: Optional[Tensor], back: bool = False) -> Tensor:
 
 
 def check_rotary(rotary: Optional[Rotary], num_tokens: int, head_dim: int) -> None:
-    """Raises TypeError or ValueError unless ``rotary`` is None or fits (N, d) tokens."""
+    """Raise TypeError or ValueError unless ``rotary`` is None or fits (N, d) tokens."""
     if rotary is None:
         return
     if not isinstance(rotary, Rotary):

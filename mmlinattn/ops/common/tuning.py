@@ -88,7 +88,7 @@ def tune(
     repeats: int = 10,
     until: Optional[Callable[[], bool]] = None,
 ) -> Table:
-    """Tries the candidates of each kernel while all others keep theirs.
+    """Try the candidates of each kernel while all others keep theirs.
 
     Args:
         names: kernels that ``run`` launches.
@@ -125,7 +125,7 @@ def tune(
 
 
 def save(path: Path, found: Table, device: int = 0, shipped: bool = False) -> None:
-    """Adds entries to a table on disk: under the GPU's name, or ``shipped``, its architecture."""
+    """Add entries to a table on disk: under the GPU's name, or ``shipped``, its architecture."""
     key = configs.architecture(device) if shipped else torch.cuda.get_device_name(device)
     tables = configs.read(path) if path.is_file() else {}
     configs.write(path, configs.merged(tables, {key: found}))
@@ -138,7 +138,7 @@ def load(path: Path, device: int = 0) -> Table:
 
 @contextmanager
 def _forced(name: str, config: Config, size: str, kind: str, device: int) -> Iterator[None]:
-    """Launches one kernel otherwise inside the block."""
+    """Launch one kernel otherwise inside the block."""
     entry = configs.table(device)[name][kind]
     before, entry[size] = entry[size], config
     launches.plan_of.cache_clear()

@@ -85,7 +85,7 @@ def forward(
     result: Tensor,
     kept: Tensor,
 ) -> None:
-    """Fills ``result`` and, unless it is empty, what the gate multiplies; (B, N, C) both, dense."""
+    """Fill ``result`` and, unless it is empty, what the gate multiplies; (B, N, C) both, dense."""
     batch, _, channels = out.shape
     size, (height, width) = weight.shape[-1], hw_shape
     across = triton.cdiv(width, SIDE)

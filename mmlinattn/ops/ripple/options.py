@@ -20,7 +20,7 @@ class RippleOptions:
 
 
 def check_groups(groups: str, backend: str) -> None:
-    """Raises ValueError unless the groups are known and ``backend`` can serve them."""
+    """Raise ValueError unless the groups are known and ``backend`` can serve them."""
     if groups not in GROUPS:
         raise ValueError(f'groups must be one of {GROUPS}, got {groups!r}')
     if backend == 'tile' and groups != 'chebyshev':

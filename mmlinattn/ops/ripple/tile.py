@@ -244,7 +244,7 @@ class Tiles:
         )
 
     def add_halos(self, left: Tensor, right: Tensor, chunk: Chunk, maps: Tensor) -> None:
-        """Adds the halos ``left^T right``, (C, M, K) and (C, M, c), to where they come from."""
+        """Add the halos ``left^T right``, (C, M, K) and (C, M, c), to where they come from."""
         y, x, count = self.y, self.x, chunk.stop - chunk.start
         band, inside, columns = self._band(maps, chunk, maps.shape[-1])
         memory = self._strips('grad_strips', chunk, band).zero_()

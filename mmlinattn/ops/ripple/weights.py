@@ -19,7 +19,7 @@ def finished_weights(weights: Tensor, stick: Optional[str]) -> Tensor:
 def stick_breaking(
     logits: Tensor, *, offset: bool = True, threshold: Optional[float] = None
 ) -> Tensor:
-    """Breaks a stick of length 1 into R + 1 spatial weights, "Ripple Attention for Visual
+    """Break a stick of length 1 into R + 1 spatial weights, "Ripple Attention for Visual
     Perception with Sub-quadratic Complexity" (Zheng et al., ICML 2022), equations 4 to 6::
 
         s_r = 1 / (1 + (R - r + 1) exp(-logit_r)),  r = 1..R,  s_{R+1} = 1
@@ -74,6 +74,6 @@ def stick_breaking(
 
 
 def check_threshold(threshold: Optional[float]) -> None:
-    """Raises ValueError unless ``threshold`` is None or in [0, 1]."""
+    """Raise ValueError unless ``threshold`` is None or in [0, 1]."""
     if threshold is not None and not 0 <= threshold <= 1:
         raise ValueError(f'threshold must be in [0, 1] or None, got {threshold}')
