@@ -28,18 +28,18 @@ MAX_DIM = 64
 
 
 @triton.jit
-def _waves(phase):
-    """Sines and cosines, each within 2^-23 of those of ``phase``.
+def _sine_and_cosine(phase):
+    """Compute sine and cosine of ``phase``, each within 2^-23.
 
-    The same in the interpreter and on every GPU: of the rest of a quarter turn, whose two series
-    change places and signs. The constants are half of pi in three parts, of so few digits that
-    their products with a number of quarters are exact.
+    Equal in the interpreter and on every GPU: the phase is reduced to a quarter turn, whose two
+    series swap places and signs. The constants are pi / 2 in three parts with so few digits that
+    their products with the number of quarters are exact.
     """
     quarters = tl.floor(phase * 0.6366197723675814 + 0.5)
     rest = phase - quarters * 1.5703125
     rest -= quarters * 4.837512969970703e-4
     rest -= quarters * 7.549789948768648e-08
-    # Beyond 2^24 quarters the rest is noise; NaN stays NaN.
+    # Beyond 2^24 quarters the remainder is noise; NaN stays NaN.
     rest = tl.where(rest > 0.8, 0.8, tl.where(rest < -0.8, -0.8, rest))
     square = rest * rest
     sine = ((-1.9515295891e-4 * square + 8.3321608736e-3) * square - 1.6666654611e-1) * square
@@ -55,7 +55,7 @@ def _waves(phase):
 
 @triton.jit
 def _parts(w, kind: tl.constexpr):
-    """float32 as a sum of three numbers of a half type: exact in bfloat16."""
+    """Split float32 into a sum of three numbers of a half dtype; exact in bfloat16."""
     high = rounded(w, kind).to(tl.float32)
     middle = rounded(w - high, kind).to(tl.float32)
     return high, middle, w - high - middle
@@ -63,7 +63,7 @@ def _parts(w, kind: tl.constexpr):
 
 @triton.jit
 def _phases(x, high, middle, low, kind: tl.constexpr):
-    """x, which is of ``kind``, times float32: sines of rounded numbers would be far off."""
+    """Multiply x of dtype ``kind`` by float32; sines of rounded numbers would be wrong."""
     if kind == tl.float32:
         phase = product(x, high, kind)
     elif kind == tl.bfloat16:
@@ -83,7 +83,7 @@ def _map_chunk(
     for first in range(start, stop, BN):
         rows = first + tl.arange(0, BN)
         x = load_rows(X, rows, cols, sxn, sxd, N, D)
-        sine, cosine = _waves(_phases(x, high, middle, low, kind))
+        sine, cosine = _sine_and_cosine(_phases(x, high, middle, low, kind))
         out = product(sine, w_sine, kind) + product(cosine, w_cosine, kind) + bias[None, :]
         out = tl.where(out < 0, 0.0, out)  # NaN stays NaN
         store_rows(OUT, out, rows, cols, son, sod, N, D)
@@ -126,13 +126,13 @@ def _gradients_of_chunk(
     d_w1, d_sine, d_cosine, d_bias, start, stop, N,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of x; adds to those of the parameters."""
+    """Write the gradient of x and add to those of the parameters."""
     cols = tl.arange(0, BD)
     kind = X.dtype.element_ty
     for first in range(start, stop, BN):
         rows = first + tl.arange(0, BN)
         x = load_rows(X, rows, cols, sxn, sxd, N, D)
-        sine, cosine = _waves(_phases(x, high, middle, low, kind))
+        sine, cosine = _sine_and_cosine(_phases(x, high, middle, low, kind))
         phi = load_rows(PHI, rows, cols, son, sod, N, D)
         grad = load_rows(GRAD, rows, cols, sgn, sgd, N, D)
         grad = tl.where(phi <= 0, 0.0, grad)
@@ -191,7 +191,7 @@ def _backward_kernel(
 def forward(
     q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
 ) -> Tuple[Tensor, Tensor]:
-    """Features of q and k."""
+    """Return the features of q and k."""
     launch, out = Launch(q, None), (token_major(q), token_major(k))
     launch.run(
         'adaptive', _forward_kernel,
@@ -213,7 +213,7 @@ def backward(
     weight: Tensor,
     bias: Tensor,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k and the parameters."""
+    """Return the gradients of q, k and the parameters."""
     launch, (dq, dk) = Launch(q, None), (token_major(q), token_major(k))
     dim = launch.dim
     sizes = ((dim, dim), (dim, 2 * dim), (1, dim))
@@ -231,7 +231,7 @@ def backward(
 
 
 def _add(parts: Tensor, parameter: Tensor, per_head: bool) -> Tensor:
-    """Gradient of a parameter from those of chunks (B, heads, splits, 1, rows, columns)."""
+    """Sum the gradient of a parameter over chunks (B, heads, splits, 1, rows, columns)."""
     if not per_head:  # heads are so many images of one
         parts = parts.flatten(0, 1)[:, None]
     grad = parameter.new_empty(parts.shape[1], *parts.shape[-2:])

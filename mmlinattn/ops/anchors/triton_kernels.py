@@ -1,11 +1,13 @@
-"""Random walk attention: the two softmaxes and their products without an N x M matrix.
+"""Kernels of attention through anchors, without an N x M matrix in memory.
 
-``G_Q = softmax_anchors(q B_K^T)`` and ``G_K = softmax_tokens(B_Q k^T)`` appear block by block. The
-first pass sums ``S = G_K v`` and ``W = G_K G_Q`` over the tokens, with the token softmax taken
-online; one program a head walks on between the anchors, M x M in float32; the second pass reads
-``G_Q X`` out. The backward pass goes the same way: the gradient of X is summed, walks back, and one
-pass writes all gradients of tokens. Both softmaxes are computed again. What is summed over tokens
-is written once a chunk of tokens.
+``G_Q = softmax_anchors(q B_K^T)`` and ``G_K = softmax_tokens(B_Q k^T)`` exist block by block:
+
+1. the first pass sums ``S = G_K v`` and ``W = G_K G_Q`` over the tokens (token softmax online);
+2. one program per head solves the walk between the anchors, M x M in float32, into X;
+3. the second pass computes ``G_Q X``.
+
+The backward pass sums the gradient of X, differentiates the solver, and writes all gradients of the
+tokens in one pass. It recomputes both softmaxes. Sums over tokens are written once per chunk.
 """
 
 from typing import Optional, Tuple
@@ -36,7 +38,7 @@ KERNELS = (*FORWARD, 'anchor_output_backward', 'anchor_solver_backward', 'anchor
 
 @triton.jit
 def _anchor_softmax(q, anchors, M: tl.constexpr, kind: tl.constexpr, BM: tl.constexpr):
-    """Softmax over the anchors, (BN, BM), for q (BN, BD) and anchors (BM, BD), rounded to kind."""
+    """Compute the softmax over the anchors, (BN, BM), for q (BN, BD) and anchors (BM, BD)."""
     logits = product(q, tl.trans(anchors), kind)
     logits = tl.where(tl.arange(0, BM)[None, :] < M, logits, LOWEST)
     weights = tl.exp(logits - tl.max(logits, 1)[:, None])
@@ -45,7 +47,7 @@ def _anchor_softmax(q, anchors, M: tl.constexpr, kind: tl.constexpr, BM: tl.cons
 
 @triton.jit
 def _softmax_backward(weights, grad):
-    """Gradient of the logits of a softmax over the last axis."""
+    """Compute the gradient of the logits of a softmax over the last axis."""
     return weights * (grad - tl.sum(weights * grad, 1)[:, None])
 
 
@@ -57,7 +59,7 @@ def _state_kernel(
     D: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
     HAS_MASK: tl.constexpr, HAS_TRANSITION: tl.constexpr,
 ):  # fmt: skip
-    """Of one chunk: S and W in (BM, BD + BM), largest logit and mass of each anchor."""
+    """Sum one chunk: S and W in (BM, BD + BM), largest logit and mass of each anchor."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
@@ -81,8 +83,8 @@ def _state_kernel(
         state = add_product(state * fade[:, None], weights, v, kind)
         if HAS_TRANSITION:
             q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
-            looked_up = _anchor_softmax(q, anchors_k, M, kind, BM)
-            walk = add_product(walk * fade[:, None], weights, looked_up, kind)
+            weights_q = _anchor_softmax(q, anchors_k, M, kind, BM)
+            walk = add_product(walk * fade[:, None], weights, weights_q, kind)
     at = head * tl.num_programs(1) + split
     size: tl.constexpr = BD + BM if HAS_TRANSITION else BD
     SUMS += at * BM * size + places[:, None] * size
@@ -95,19 +97,21 @@ def _state_kernel(
 
 @triton.jit
 def _solver_kernel(
-    SUMS, MIDDLE, X, decay, steps, factors,
+    SUMS, MATRIX, X, decay, steps, factors,
     M: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, GIVEN: tl.constexpr,
     ENDLESS: tl.constexpr,
 ):  # fmt: skip
-    """All steps after the first one, between the anchors, and the normaliser; or, GIVEN, the
-    product with a matrix. In float32."""
+    """Apply all steps after the first one and the normaliser, in float32.
+
+    GIVEN: multiply by a given matrix between the anchors instead.
+    """
     head = tl.program_id(0).to(tl.int64)
     cols, places = tl.arange(0, BD), tl.arange(0, BM)
     size: tl.constexpr = BD if GIVEN else BD + BM
     SUMS += head * BM * size + places[:, None] * size
     state = tl.load(SUMS + cols[None, :])
     if GIVEN:
-        x = product(load_rows(MIDDLE + head * M * M, places, places, M, 1, M, M), state, tl.float32)
+        x = product(load_rows(MATRIX + head * M * M, places, places, M, 1, M, M), state, tl.float32)
     else:
         walk = tl.load(SUMS + BD + places[None, :])
         x = _solve_walk(state, walk * decay, decay, steps, factors, ENDLESS)
@@ -116,17 +120,17 @@ def _solver_kernel(
 
 @triton.jit
 def _solve_walk(state, walk, decay, steps, factors, ENDLESS: tl.constexpr):
-    """(1 - l) (I - walk)^-1 state, or the mean of the first steps, l the decay."""
+    """Compute (1 - l) (I - walk)^-1 state, or the mean of the first steps; l is the decay."""
     if ENDLESS:
-        # (I - W)^-1 = (I + W)(I + W^2)(I + W^4)...: the rows of W sum to the decay, so what is
-        # left out after n factors is decay^(2^n).
+        # (I - W)^-1 = (I + W)(I + W^2)(I + W^4)...: the rows of W sum to the decay, so the
+        # error after n factors is decay^(2^n).
         state *= 1 - decay
         total = state + product(walk, state, tl.float32)
         for _ in range(1, factors):
             walk = product(walk, walk, tl.float32)
             total += product(walk, total, tl.float32)
     else:
-        state *= _of_first_steps(decay, steps)
+        state *= _step_normaliser(decay, steps)
         total = state
         for _ in range(1, steps):
             total = state + product(walk, total, tl.float32)
@@ -134,19 +138,21 @@ def _solve_walk(state, walk, decay, steps, factors, ENDLESS: tl.constexpr):
 
 
 @triton.jit
-def _of_first_steps(decay, steps):
-    """Normaliser of the first steps, ``(1 - l) / (1 - l^steps)``."""
+def _step_normaliser(decay, steps):
+    """Return the normaliser of the first steps, ``(1 - l) / (1 - l^steps)``."""
     return (1 - decay) / (1 - tl.exp(steps * tl.log(decay)))
 
 
 @triton.jit
 def _solver_backward_kernel(
-    SUMS, MIDDLE, X, DX, DS, DW, DELTA, decay, steps, factors,
+    SUMS, MATRIX, X, DX, DS, DW, DELTA, decay, steps, factors,
     M: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, HAS_TRANSITION: tl.constexpr,
     GIVEN: tl.constexpr, ENDLESS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of S and W, or of the matrix given; what the token softmax subtracts from its
-    own, (BM,)."""
+    """Compute gradients of S and W, or of the given matrix, and delta (BM,).
+
+    delta is the sum that the gradient of the token softmax subtracts.
+    """
     head = tl.program_id(0).to(tl.int64)
     cols, places = tl.arange(0, BD), tl.arange(0, BM)
     size: tl.constexpr = BD + BM if HAS_TRANSITION else BD
@@ -163,7 +169,7 @@ def _solver_backward_kernel(
         else:
             # sum_{a + b <= steps - 2} (l W^T)^a grad S^T (l W^T)^b
             state = tl.load(SUMS + cols[None, :])
-            last = product(grad * _of_first_steps(decay, steps), tl.trans(state), tl.float32)
+            last = product(grad * _step_normaliser(decay, steps), tl.trans(state), tl.float32)
             row, d_walk = last, last
             for _ in range(2, steps):
                 row = last + product(row, back, tl.float32)
@@ -174,7 +180,7 @@ def _solver_backward_kernel(
     else:
         d_state = grad
         if GIVEN:
-            anchor_matrix = load_rows(MIDDLE + head * M * M, places, places, M, 1, M, M)
+            anchor_matrix = load_rows(MATRIX + head * M * M, places, places, M, 1, M, M)
             d_state = product(tl.trans(anchor_matrix), grad, tl.float32)
             d_anchor_matrix = product(grad, tl.trans(tl.load(SUMS + cols[None, :])), tl.float32)
             store_rows(DW + head * M * M, d_anchor_matrix, places, places, M, 1, M, M)
@@ -208,7 +214,7 @@ def _output_backward_kernel(
     sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sak, H, N, CHUNK,
     D: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of X over a chunk, (BM, BD)."""
+    """Compute the gradient of X over a chunk, (BM, BD)."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
@@ -232,7 +238,7 @@ def _backward_kernel(
     D: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
     HAS_MASK: tl.constexpr, HAS_TRANSITION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the tokens and, over a chunk, of both anchors (2, BM, BD)."""
+    """Compute gradients of the tokens and, over a chunk, of both anchors (2, BM, BD)."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
@@ -266,14 +272,14 @@ def _backward_kernel(
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
         if kind == tl.float32:
             x = tl.load(X + head * BM * BD + wide)
-        looked_up = _anchor_softmax(q, anchors_k, M, kind, BM)
-        d_looked_up = product(grad, tl.trans(x), kind)
+        weights_q = _anchor_softmax(q, anchors_k, M, kind, BM)
+        d_weights_q = product(grad, tl.trans(x), kind)
         if HAS_TRANSITION:
             if kind == tl.float32:
                 d_walk = tl.load(DW + head * BM * BM + places[:, None] * BM + places[None, :])
-            d_weights += product(looked_up, tl.trans(d_walk), kind)
-            d_looked_up += product(weights, d_walk, kind) / root
-        d_logits = _softmax_backward(looked_up, d_looked_up)
+            d_weights += product(weights_q, tl.trans(d_walk), kind)
+            d_weights_q += product(weights, d_walk, kind) / root
+        d_logits = _softmax_backward(weights_q, d_weights_q)
         dq = product(d_logits, anchors_k, kind)
         store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
         d_anchors_k = add_product(d_anchors_k, tl.trans(d_logits), q, kind)
@@ -287,7 +293,7 @@ def _backward_kernel(
 
 
 class AnchorLaunch(Launch):
-    """Sizes that all kernels of one call share."""
+    """Launcher with the sizes that all kernels of one call share."""
 
     def __init__(
         self,
@@ -304,10 +310,10 @@ class AnchorLaunch(Launch):
         self.bm = padded(self.anchors)
         self.given = anchor_matrix is not None
         self.has_transition = dict(HAS_TRANSITION=steps != 1 and not self.given)
-        # Whether what is read out is not what the tokens gave.
-        self.between = self.given or steps != 1
+        # True if a step between the anchors follows the sums over the tokens.
+        self.has_solver = self.given or steps != 1
         self.flags = dict(M=self.anchors, GIVEN=self.given, ENDLESS=steps is None)
-        # Numbers that a loop counts to: not 1 where it is not read, which Triton makes a constant.
+        # Loop bounds: 0 where unused, because Triton would compile a constant 1 in.
         factors = 0 if steps is not None else series_factors(decay, torch.float32)
         self.walk = (decay, steps or 0, factors)
         self.images = (_image_stride(anchors_q), _image_stride(anchors_k))
@@ -317,7 +323,7 @@ class AnchorLaunch(Launch):
 
 
 def _image_stride(anchors: Tensor) -> int:
-    """Between the anchors of two images, 0 where all share one set; (..., M, d) contiguous."""
+    """Return the stride between the anchors of two images, 0 if all images share them."""
     return anchors.stride(0) if anchors.dim() == 4 else 0
 
 
@@ -332,8 +338,12 @@ def forward(
     decay: float,
     steps: Optional[int],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output; S beside W (B, heads, BM, BD [+ BM]); the log of the masses (B, heads, BM); and what
-    is read out, X (B, heads, BM, BD), empty where that is S."""
+    """Run the forward pass.
+
+    Returns:
+        the output; S beside W (B, heads, BM, BD [+ BM]); the log of the masses (B, heads, BM);
+        and X (B, heads, BM, BD), empty if it is S.
+    """
     launch = AnchorLaunch(q, anchors_q, anchors_k, mask, anchor_matrix, decay, steps)
     bd, bm = launch.bd, launch.bm
     size = bd + bm if launch.has_transition['HAS_TRANSITION'] else bd
@@ -347,7 +357,7 @@ def forward(
     )  # fmt: skip
     sums, lse = mean_of_chunks(sums, Masses(mass, top))
     x = sums.new_empty(0)
-    if launch.between:
+    if launch.has_solver:
         x = launch.empty(bm, bd)
         launch.start(
             'anchor_solver', _solver_kernel, (launch.batch * launch.heads,),
@@ -357,7 +367,7 @@ def forward(
     out = token_major(q)
     launch.run(
         'anchor_output', _output_kernel,
-        q, anchors_k, x if launch.between else sums, out, *strides(q), *strides(out),
+        q, anchors_k, x if launch.has_solver else sums, out, *strides(q), *strides(out),
         launch.images[1], *launch.sizes, **launch.blocks,
     )  # fmt: skip
     return out, sums, lse, x
@@ -378,10 +388,10 @@ def backward(
     decay: float,
     steps: Optional[int],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, both anchors and the matrix between, empty where there is none."""
+    """Return gradients of q, k, v, both anchors and the anchor matrix (empty without one)."""
     launch = AnchorLaunch(q, anchors_q, anchors_k, mask, anchor_matrix, decay, steps)
     bd, bm = launch.bd, launch.bm
-    x = x if launch.between else sums
+    x = x if launch.has_solver else sums
     parts = launch.parts('anchor_output_backward', 1, bm, bd)
     launch.run(
         'anchor_output_backward', _output_backward_kernel, q, anchors_k, grad, parts,

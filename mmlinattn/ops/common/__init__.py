@@ -1,1 +1,1 @@
-"""What operators share; nothing here imports an operator."""
+"""Parts that the operators share; nothing here imports an operator."""

@@ -1,4 +1,4 @@
-"""Argument checks shared by all operators and layers: one place, one wording."""
+"""Argument checks shared by all operators and layers."""
 
 from typing import Any, Optional, Sequence, Tuple
 
@@ -6,9 +6,13 @@ from torch import Tensor
 
 
 def check_hw_shape(num_tokens: int, hw_shape: Sequence[int], name: str = 'x') -> Tuple[int, int]:
-    """Return ``(H, W)``; raises ValueError unless ``num_tokens == H * W``.
+    """Return ``(H, W)`` after checking that ``num_tokens == H * W``.
 
-    ``name`` is the argument that has the tokens.
+    Args:
+        name: name of the argument with the tokens, for the message.
+
+    Raises:
+        ValueError: ``hw_shape`` is no pair of positive integers, or has another number of tokens.
     """
     try:
         height, width = hw_shape
@@ -25,8 +29,10 @@ def check_hw_shape(num_tokens: int, hw_shape: Sequence[int], name: str = 'x') ->
 
 
 def check_sides(size: Any, name: str) -> Tuple[int, int]:
-    """Return ``(height, width)`` of a side or a pair; raises ValueError unless both are positive
-    integers.
+    """Return ``(height, width)`` of an integer or a pair of positive integers.
+
+    Raises:
+        ValueError: ``size`` is neither.
 
     Example:
         >>> check_sides(14, 'map_size'), check_sides([5, 6], 'map_size')
@@ -41,7 +47,7 @@ def check_sides(size: Any, name: str) -> Tuple[int, int]:
 
 
 def check_heads(embed_dims: int, num_heads: int) -> int:
-    """Return the head dim; raises ValueError unless the heads divide the channels."""
+    """Return the head dim; raise ValueError unless the heads divide the channels."""
     if num_heads < 1 or embed_dims < 1 or embed_dims % num_heads:
         raise ValueError(
             f'embed_dims={embed_dims} must be a positive multiple of num_heads={num_heads}'
@@ -50,7 +56,7 @@ def check_heads(embed_dims: int, num_heads: int) -> int:
 
 
 def check_rotary_dim(head_dim: int, name: str = 'head_dim') -> None:
-    """Raise ValueError unless 2D rotary position can split ``head_dim``."""
+    """Raise ValueError unless ``head_dim`` is a multiple of 4, as 2D rotary position needs."""
     if head_dim < 4 or head_dim % 4:
         raise ValueError(
             f'{name} must be a multiple of 4 for 2D rotary position (pairs of channels for rows '
@@ -72,8 +78,10 @@ def check_padding_mask(mask: Optional[Tensor], batch: int, num_tokens: int) -> N
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor]) -> None:
-    """Raise ValueError unless q and k are (B, heads, N, d), v is (B, heads, N, d_v), of one type
-    on one device; see :func:`check_padding_mask` for the mask."""
+    """Raise ValueError unless q and k are (B, heads, N, d) and v is (B, heads, N, d_v).
+
+    All need one dtype and device; :func:`check_padding_mask` checks the mask.
+    """
     if q.dim() != 4:
         raise ValueError(f'q must have shape (B, heads, N, d), got {tuple(q.shape)}')
     if not q.shape[2]:

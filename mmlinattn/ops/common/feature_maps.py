@@ -1,7 +1,7 @@
 """Feature maps ``phi`` without parameters, for queries and keys of linear attention.
 
-Each is a differentiable function in :data:`FEATURE_MAPS`; :data:`FEATURE_GRADIENTS` has its
-derivative in terms of its result, for backward passes written by hand.
+:data:`FEATURE_MAPS` holds differentiable functions. :data:`FEATURE_GRADIENTS` holds their
+derivatives in terms of their results, for hand-written backward passes.
 """
 
 from typing import Callable, Dict
@@ -14,8 +14,7 @@ from .numerics import is_tracing, needs_gradient
 
 
 class _Elu1(torch.autograd.Function):
-    """Its derivative is ``min(elu1(x), 1)``: the backward pass needs the result only, which
-    attention keeps anyway."""
+    """``elu(x) + 1``; its derivative ``min(elu1(x), 1)`` needs only the stored result."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -39,14 +38,14 @@ def _elu1_gradient(features: Tensor, grad: Tensor) -> Tensor:
 
 
 def elu1(x: Tensor) -> Tensor:
-    """``elu(x) + 1``: positive, linear above 0, ``exp`` below."""
-    if is_tracing():  # a compiler's code for the function above crashed (torch 2.11)
+    """Compute ``elu(x) + 1``: positive, linear above 0, ``exp`` below."""
+    if is_tracing():  # compiled code of the function above crashed (torch 2.11)
         return F.elu(x) + 1
     return _Elu1.apply(x) if needs_gradient(x) else _elu1(x)
 
 
 def softmax_channels(x: Tensor) -> Tensor:
-    """Softmax over the channels of each token."""
+    """Compute a softmax over the channels of each token."""
     return x.softmax(-1)
 
 
@@ -70,7 +69,7 @@ FEATURE_GRADIENTS: Dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def feature_map(name: str) -> Callable[[Tensor], Tensor]:
-    """Look a feature map up; raises ValueError naming the known ones.
+    """Look a feature map up; raise ValueError with the known names if there is none.
 
     Example:
         >>> import torch

@@ -1,9 +1,9 @@
-"""Normalised sums over the keys, which linear attention, RALA and ripple attention read.
+"""Normalised sums over the keys, for linear attention, RALA and ripple attention.
 
 With weights w_j that sum to 1 over the real tokens, ``S = sum_j w_j rot(phi(k_j)) v_j^T`` and
 ``z = sum_j w_j phi(k_j)``. Linear attention has equal weights; RALA's are a softmax over the
-tokens, taken online. The kernel walks over a chunk of tokens of one head; what it sums over tokens
-it writes once a chunk, and :mod:`.reduction` adds the few chunks.
+tokens, computed online. Each program processes a chunk of tokens of one head and writes its sums
+once; :mod:`.reduction` adds the chunks.
 """
 
 from typing import Dict, NamedTuple, Optional, Tuple
@@ -33,7 +33,7 @@ def _kv_state_kernel(
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
     HAS_MASK: tl.constexpr, SCORED: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
-    """Of one chunk: S and z in (BD + 1, BD), the largest score and the mass."""
+    """Sum one chunk: S and z in (BD + 1, BD), the largest score and the mass."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     kind = K.dtype.element_ty
@@ -46,7 +46,7 @@ def _kv_state_kernel(
         rows = start + tl.arange(0, BN)
         real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
         k = feature(load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D), FEATURE)
-        # phi(0) may be 1: what is outside must not count.
+        # phi(0) may be 1: exclude rows and columns outside.
         k = tl.where(real[:, None] & (cols[None, :] < D), k, 0.0)
         v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
         weight = tl.where(real, 1.0, 0.0)
@@ -61,7 +61,7 @@ def _kv_state_kernel(
         z += tl.sum(k, 0)
         if ROTARY:
             cos, sin = load_angles(ANGLES, rows, pairs, N, width, ROTARY)
-            # Does nothing, but Triton 3.6 does not compile the bare transpose for sm_100.
+            # The mask has no effect, but Triton 3.6 cannot compile the bare transpose for sm_100.
             k = tl.where(real[:, None], rotate(k, cos, sin, BN, BD), 0.0)
         state = add_product(state, tl.trans(k), v, kind)
     at = head * tl.num_programs(1) + split
@@ -74,7 +74,7 @@ def _kv_state_kernel(
 
 
 class KVState(NamedTuple):
-    """What the readout and both backward passes need: float32, one of each a head.
+    """State of the output kernel and both backward passes: float32, one per head.
 
     Attributes:
         sums: S and z below it, (B, heads, BD + 1, BD); BD is the padded head dim.
@@ -114,7 +114,11 @@ class KeyLaunch(Launch):
 def make_kv_state(
     k: Tensor, v: Tensor, mean: Optional[Tuple[Tensor, Tensor]], launch: KeyLaunch
 ) -> KVState:
-    """The normalised sums over all tokens; mean: of the queries, and the number of tokens."""
+    """Compute the normalised sums over all tokens.
+
+    Args:
+        mean: mean query and number of tokens, for RALA.
+    """
     name = 'rala_kv_state' if launch.scored else 'kv_state'
     sums = launch.parts(name, launch.bd + 1, launch.bd)
     mass, top = launch.parts(name, 1), launch.parts(name, 1) if launch.scored else None
@@ -125,7 +129,7 @@ def make_kv_state(
         *strides(k), *strides(v), *launch.sizes, SCORED=launch.scored, scale=launch.scale,
         **launch.blocks, **launch.has_mask, **launch.rotary,
     )  # fmt: skip
-    # One row: all numbers of a head share a mass.
+    # One row: all elements of a head share a mass.
     sums, total = mean_of_chunks(sums.flatten(3)[:, :, :, None], Masses(mass, top))
     mean, count = mean or (total.new_empty(0), total.new_empty(0))
     return KVState(sums.view(*k.shape[:2], launch.bd + 1, launch.bd), total.squeeze(2), mean, count)

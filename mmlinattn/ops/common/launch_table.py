@@ -1,4 +1,4 @@
-"""How each kernel is launched: one table, by GPU, kernel, type and size of the heads.
+"""Table of launch configurations by GPU, kernel, dtype and head size.
 
 ``kernels.json`` beside this file is shipped: for sm_80 and sm_90, chosen by compiled registers,
 stack and shared memory (``tests/test_ops/compile_kernels.py`` writes it). A table that
@@ -21,15 +21,15 @@ VARIABLE = 'MMLINATTN_KERNEL_TABLE'
 
 
 class Config(NamedTuple):
-    """How one kernel is launched, and what one program of it then takes.
+    """Launch configuration of a kernel, and the resources of one program.
 
     Attributes:
-        block: tokens that a program holds at once; keys of a halo in ripple attention's tiles.
-        warps: of a program.
+        block: tokens per block; keys of a halo in the tiles of ripple attention.
+        warps: warps per program.
         stages: blocks of a loop that are loaded ahead.
-        registers: of a thread.
+        registers: registers per thread.
         shared: bytes of shared memory.
-        stack: bytes that a thread has in slow memory, for too few registers.
+        stack: bytes of spilled registers per thread.
     """
 
     block: int
@@ -42,18 +42,18 @@ class Config(NamedTuple):
 
 # By kernel, then 'half' or 'float', then size class.
 Table = Dict[str, Dict[str, Dict[str, Config]]]
-# Small blocks: tests see several of them.
+# Small blocks, so that tests see several.
 INTERPRETED = Config(block=32, warps=4, stages=1, registers=0, shared=0)
 SHIPPED = Path(__file__).with_name('kernels.json')
 
 
 def kind_of(dtype: torch.dtype) -> str:
-    """``'half'`` or ``'float'``."""
+    """Return ``'half'`` or ``'float'``, the dtype class of the table."""
     return 'float' if dtype == torch.float32 else 'half'
 
 
 def size_class(dim: int, *others: int) -> str:
-    """The entry that serves heads of this width, and for random walks this many anchors.
+    """Return the size class of heads of this width and, for anchors, of their number.
 
     Example:
         >>> size_class(20), size_class(64, 49), size_class(96, 128)
@@ -64,7 +64,7 @@ def size_class(dim: int, *others: int) -> str:
 
 
 def read(path: Path) -> Dict[str, Table]:
-    """Tables by architecture (``'sm_80'``) or GPU, as :func:`write` left them."""
+    """Read tables by architecture (``'sm_80'``) or GPU name, written by :func:`write`."""
     return json.loads(
         path.read_text(),
         object_hook=lambda x: {k: Config(*v) if isinstance(v, list) else v for k, v in x.items()},
@@ -72,16 +72,16 @@ def read(path: Path) -> Dict[str, Table]:
 
 
 def write(path: Path, tables: Mapping[str, Table]) -> None:
-    """One line an entry."""
+    """Write tables atomically, one line per entry."""
     text = json.dumps(tables, indent=1, sort_keys=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = path.with_name(f'.{path.name}.{os.getpid()}')
-    whole.write_text(re.sub(r'\[[^\]]*\]', lambda m: re.sub(r'\s+', ' ', m[0]), text) + '\n')
-    os.replace(whole, path)  # a reader sees all of it or what was there before
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
+    temporary.write_text(re.sub(r'\[[^\]]*\]', lambda m: re.sub(r'\s+', ' ', m[0]), text) + '\n')
+    os.replace(temporary, path)
 
 
 def merged(first: Mapping[str, Mapping], second: Mapping[str, Mapping]) -> Dict:
-    """Nested tables; entries of the second come first."""
+    """Merge nested tables; entries of the second take precedence."""
     out = dict(first)
     for key, value in second.items():
         old = out.get(key)
@@ -91,7 +91,7 @@ def merged(first: Mapping[str, Mapping], second: Mapping[str, Mapping]) -> Dict:
 
 
 def cache_path() -> Path:
-    """Where measured tables are: the environment variable, or the user's cache folder."""
+    """Return the file of measured tables: the environment variable, or the user's cache folder."""
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE])
     # Unlike Path.home(), it raises no error for a user without a home directory.
@@ -100,7 +100,7 @@ def cache_path() -> Path:
 
 
 def architecture(index: int) -> str:
-    """Which shipped table suits a GPU: consumer GPUs have little shared memory, as sm_80."""
+    """Return the shipped table for a GPU; consumer GPUs have little shared memory, as sm_80."""
     device = torch.cuda.get_device_properties(index)
     large = device.shared_memory_per_block_optin >= 227 * 1024  # type: ignore[attr-defined]
     return 'sm_90' if device.major >= 9 and large else 'sm_80'
@@ -108,7 +108,7 @@ def architecture(index: int) -> str:
 
 @functools.cache
 def table(index: int) -> Table:
-    """Of a CUDA device: what was measured for GPUs of its name, else what is shipped."""
+    """Return the table of a CUDA device: measured for GPUs of its name, or else shipped."""
     shipped = read(SHIPPED)[architecture(index)]
     path = cache_path()
     try:
@@ -117,7 +117,7 @@ def table(index: int) -> Table:
         return shipped
     except (OSError, ValueError, TypeError, AttributeError) as error:
         warnings.warn(
-            f'mmlinattn: {path} is no table of kernels, the shipped one is used: {error}',
+            f'mmlinattn: {path} is not a kernel table, using the shipped one: {error}',
             stacklevel=2,
         )
         return shipped
@@ -126,6 +126,8 @@ def table(index: int) -> Table:
 
 @torch.compiler.assume_constant_result
 def entry(index: int, name: str, kind: str, size: str) -> Optional[Config]:
-    """Of a kernel for a CUDA device, or None. A compiler takes it as a constant: it cannot follow
-    the reading of a file."""
+    """Return the configuration of a kernel on a CUDA device, or None.
+
+    A constant for torch.compile, which cannot trace the reading of a file.
+    """
     return table(index)[name].get(kind, {}).get(size)

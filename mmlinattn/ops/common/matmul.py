@@ -1,8 +1,8 @@
-"""Linear layers by the faster of the two libraries that torch has on a CPU.
+"""Linear layers on the CPU by MKL or oneDNN, whichever is faster.
 
-torch hands float32 products to its BLAS, Intel's MKL, which keeps to 256-bit code on the processors
-of other makers. oneDNN, which torch uses for convolutions, has 512-bit code on all: on an AMD EPYC
-with AVX-512 it is 2.3 times as fast (docs/benchmarks.md, "Where the time goes").
+torch computes float32 products with MKL, which uses 256-bit code on processors of other makers than
+Intel. oneDNN, torch's library for convolutions, uses 512-bit code on all of them: it is 2.3 times
+as fast on an AMD EPYC with AVX-512 (docs/benchmarks.md, "Where the time goes").
 """
 
 from pathlib import Path
@@ -16,12 +16,12 @@ from torch.nn import Parameter
 from .numerics import has_dispatch_mode, in_forward_ad, is_tracing, needs_gradient
 
 CPU_INFO = Path('/proc/cpuinfo')
-# Multiplications below which the call costs more than it saves.
+# Number of multiplications below which the call costs more than it saves.
 LEAST = 2**22
 
 
 def _onednn_is_faster() -> bool:
-    """Another maker's processor with 512-bit registers, and a torch with both libraries."""
+    """Return True for AVX-512 processors not made by Intel, if torch has both libraries."""
     return (
         torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, '_linear_pointwise')
@@ -32,14 +32,14 @@ def _onednn_is_faster() -> bool:
     )
 
 
-# Once: no forward pass should ask.
+# Computed once, at import.
 ONEDNN_IS_FASTER = _onednn_is_faster()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """``torch.nn.functional.linear``, faster where it can be, with all its derivatives.
+    """Compute ``torch.nn.functional.linear`` with the faster library; supports all derivatives.
 
-    ``torch.backends.mkldnn.flags(enabled=False)`` switches oneDNN off, here too.
+    ``torch.backends.mkldnn.flags(enabled=False)`` switches oneDNN off here as well.
 
     Args:
         x: (..., in).
@@ -62,7 +62,7 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
 
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
-    """(B, heads, N, in) with (out, in), or (heads, out, in), to (B, heads, N, out)."""
+    """Multiply (B, heads, N, in) by (out, in) or (heads, out, in), into (B, heads, N, out)."""
     return linear(x, weight) if weight.dim() == 2 else x @ weight.transpose(-2, -1)
 
 
@@ -72,11 +72,11 @@ def _serves(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> bool:
     tensors = [t for t in (x, weight, bias) if t is not None]
     return (
         {t.dtype for t in tensors} == {torch.float32}
-        and {type(t) for t in tensors} <= {Tensor, Parameter}  # others know their own product
+        and {type(t) for t in tensors} <= {Tensor, Parameter}  # subclasses define their own product
         and x.dim() > 1
         and x.device.type == weight.device.type == 'cpu'
         and x.numel() * weight.shape[0] >= LEAST
-        and x.shape[-1] == weight.shape[-1]  # torch's own error is clearer
+        and x.shape[-1] == weight.shape[-1]  # torch raises the clearer error
         and torch._C._get_mkldnn_enabled()
         and not torch.is_autocast_enabled('cpu')
         and not has_dispatch_mode()
@@ -102,8 +102,8 @@ class _Linear(torch.autograd.Function):
             dx = linear(grad, weight.t())
         rows, tokens = grad.flatten(0, -2), x.flatten(0, -2)
         if ctx.needs_input_grad[1]:
-            # The first factor is copied: let it be the narrower one. The second, where it is a
-            # part of wider rows, oneDNN would read hundreds of times as slowly.
+            # oneDNN copies the first factor: make it the narrower one. It reads a second factor
+            # with wider strides hundreds of times more slowly: make it contiguous.
             narrow = rows.shape[1] <= tokens.shape[1]
             first, second = (rows, tokens) if narrow else (tokens, rows)
             d_weight = linear(first.t(), second.contiguous().t())

@@ -1,4 +1,4 @@
-"""Softmax over tokens that come in chunks."""
+"""Softmax over tokens, chunk by chunk."""
 
 from typing import Optional, Tuple, Union
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 class OnlineSoftmax:
-    """Weights of chunks on a common scale, without a look at all logits first.
+    """Online softmax: weights of chunks on a common scale, in one pass over the logits.
 
-    ``add`` returns the weights of a chunk and what sums over earlier chunks must be multiplied
-    by; ``share()``, at the end, is what all sums must be multiplied by. Logits are (..., n), sums
-    and factors (..., 1). A row whose logits are all masked has weights and share of 0 and 1.
+    ``add`` returns the weights of a chunk and the factor for sums over earlier chunks. At the end
+    ``share()`` returns the factor for all sums. Logits are (..., n), sums and factors (..., 1). A
+    row of masked logits only has weights 0 and share 1.
 
     Example:
         >>> import torch
@@ -31,12 +31,17 @@ class OnlineSoftmax:
     def add(
         self, logits: Tensor, mask: Optional[Tensor] = None
     ) -> Tuple[Tensor, Union[int, Tensor]]:
-        """Weights of a chunk and the factor of earlier sums; True in ``mask`` leaves out."""
+        """Return the weights of a chunk and the factor for earlier sums.
+
+        Args:
+            logits: (..., n).
+            mask: True excludes a token.
+        """
         if mask is not None:
             logits = logits.masked_fill(mask, torch.finfo(logits.dtype).min)
         top = logits.amax(-1, keepdim=True)
         if self._top is None:
-            fade = 1  # ONNX's export by tracing would keep a tensor of ones at its size
+            fade = 1  # ONNX export by tracing would store a tensor of ones with a fixed size
         else:
             top = torch.maximum(self._top, top)
             fade = (self._top - top).exp()
@@ -49,10 +54,11 @@ class OnlineSoftmax:
         return weights, fade
 
     def share(self) -> Tensor:
+        """Return the factor that normalizes all sums."""
         assert self._mass is not None
         return self._mass.where(self._mass > 0, 1).reciprocal()
 
     def log_mass(self) -> Tensor:
-        """``log(sum(exp(logits)))``: ``exp(logits - log_mass)`` are the finished weights."""
+        """Return ``log(sum(exp(logits)))``; ``exp(logits - log_mass)`` are the final weights."""
         assert self._top is not None and self._mass is not None
         return self._top + self._mass.clamp(min=torch.finfo(self._mass.dtype).tiny).log()

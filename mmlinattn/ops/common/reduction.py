@@ -1,4 +1,4 @@
-"""Adds what the chunks of tokens of a head wrote: one kernel between two passes over the tokens."""
+"""Reduction of the partial sums of a head: one kernel between two passes over the tokens."""
 
 from typing import NamedTuple, Optional, Tuple
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .triton_helpers import LOWEST
 
-# Numbers and chunks that a program holds at once.
+# Elements and chunks that a program holds at once.
 COLUMNS, CHUNKS = 64, 32
 SUM, MEAN, SOFTMAX = 0, 1, 2
 
@@ -19,10 +19,10 @@ def _reduce_kernel(
     outer, heads, splits, stride, ROWS: tl.constexpr, COLS: tl.constexpr,
     M: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
-    """(M, D) of the sums of (ROWS, COLS) over ``outer`` times ``splits`` chunks of a head.
+    """Sum (ROWS, COLS) parts over ``outer`` times ``splits`` chunks of a head, into (M, D).
 
-    MODE 1 divides by the sum of the rows' masses. MODE 2 weights by ``exp(top)``, relative to the
-    largest, before that: tops may come in any order.
+    MODE 1 divides by the sum of the row masses. MODE 2 first weights by ``exp(top)`` relative to
+    the largest top, in any order.
     """
     head = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -57,7 +57,7 @@ def _reduce_kernel(
 
 
 class Masses(NamedTuple):
-    """Weights that chunks have in a mean: (B, heads, splits, rows) each; top None for equal ones.
+    """Weights of chunks in a mean, (B, heads, splits, rows) each; ``top`` None for equal weights.
 
     Attributes:
         mass: sum of the weights, divided by ``exp(top)``.
@@ -69,11 +69,11 @@ class Masses(NamedTuple):
 
 
 def add_chunks(parts: Tensor, out: Tensor, part: int = 0) -> Tensor:
-    """Sums over chunks, and over images where ``out`` has no dimension for these.
+    """Sum over chunks, and over images if ``out`` has no batch dimension.
 
     Args:
-        parts: contiguous float32 (B, heads, splits, P, rows, columns), ``part`` of P is added.
-        out: contiguous ([B,] heads, m, d) of any floating type, m <= rows, d <= columns: filled.
+        parts: contiguous float32 (B, heads, splits, P, rows, columns); index ``part`` of P is used.
+        out: contiguous ([B,] heads, m, d), any floating dtype, m <= rows, d <= columns; filled.
     """
     batch, heads, *_, _rows, _cols = parts.shape
     outer = batch if out.dim() == 3 else 1
@@ -82,14 +82,14 @@ def add_chunks(parts: Tensor, out: Tensor, part: int = 0) -> Tensor:
 
 
 def mean_of_chunks(parts: Tensor, masses: Masses) -> Tuple[Tensor, Tensor]:
-    """Means of chunks by their masses.
+    """Average chunks by their masses.
 
     Args:
         parts: contiguous float32 (B, heads, splits, rows, columns).
 
     Returns:
-        (B, heads, rows, columns); and (B, heads, rows): the mass, at least 1, or with ``top`` the
-        logarithm of the sum of all weights.
+        the means (B, heads, rows, columns), and (B, heads, rows): the mass, at least 1, or with
+        ``top`` the log of the sum of all weights.
     """
     batch, heads, _, rows, cols = parts.shape
     out = parts.new_empty(batch, heads, rows, cols)

@@ -1,5 +1,8 @@
-"""2D rotary position, as RALA (CVPR 2025) uses it: rows turn the first half of the channels,
-columns the second half, neighbouring channels are a pair."""
+"""2D rotary position encoding of RALA (CVPR 2025).
+
+Rows rotate the first half of the channels, columns the second half; neighbouring channels form a
+pair.
+"""
 
 from collections import OrderedDict
 from typing import Callable, NamedTuple, Optional, Tuple
@@ -12,13 +15,13 @@ from .numerics import accumulation_dtype, has_dispatch_mode, is_tracing
 
 
 class Rotary(NamedTuple):
-    """The rotary position of the tokens of a map. Its tables are made once and kept.
+    """Rotary position of the tokens of a map; its tables are cached.
 
     Attributes:
         hw_shape: (H, W) of the map.
-        head_dim: channels a head, d; a multiple of 4.
-        base: the slowest angle is ``1 / base`` radians a step.
-        num_extra_tokens: tokens before those of the map that have no position and are not turned.
+        head_dim: channels per head, d; a multiple of 4.
+        base: the slowest angle is ``1 / base`` radians per step.
+        num_extra_tokens: tokens without position, before those of the map; not rotated.
 
     Example:
         >>> Rotary((2, 3), 8).angles(torch.float32).shape
@@ -31,17 +34,19 @@ class Rotary(NamedTuple):
     num_extra_tokens: int = 0
 
     def axes(self, device: Optional[torch.device] = None) -> Tensor:
-        """Cosines and sines of the rows, then of the columns: (2, H + W, d / 4), float32."""
-        return _kept(_axes, self, torch.float32, device)
+        """Return cosines and sines of the rows, then of the columns: (2, H + W, d / 4), float32."""
+        return _cached(_axes, self, torch.float32, device)
 
     def angles(self, dtype: torch.dtype, device: Optional[torch.device] = None) -> Tensor:
-        """Cosine and sine of each pair of channels, (E + N, d / 2, 2): complex numbers, if looked
-        at so. The angles are computed in at least float32."""
-        return _kept(_angles, self, dtype, device)
+        """Return cosine and sine of each pair of channels, (E + N, d / 2, 2).
+
+        A view as complex numbers is valid. The angles are computed in at least float32.
+        """
+        return _cached(_angles, self, dtype, device)
 
 
 def apply_rotary(x: Tensor, rotary: Optional[Rotary]) -> Tensor:
-    """Rotate the channel pairs ``(2t, 2t + 1)`` of ``x`` (..., N, d).
+    """Rotate the channel pairs ``(2t, 2t + 1)`` of ``x`` (..., N, d) by the positions of tokens.
 
     Example:
         >>> x = torch.randn(1, 2, 6, 8)
@@ -53,12 +58,12 @@ def apply_rotary(x: Tensor, rotary: Optional[Rotary]) -> Tensor:
 
 
 def turn(x: Tensor, angles: Optional[Tensor], back: bool = False) -> Tensor:
-    """Rotate the channel pairs of ``x`` (..., N, d) by ``angles`` (N, d/2, 2), or back."""
+    """Rotate the channel pairs of ``x`` (..., N, d) by ``angles`` (N, d/2, 2), or ``back``."""
     if angles is None:
         return x
     pairs = x.unflatten(-1, (-1, 2))
-    if _complex_serves(pairs):
-        # One pass, one result; the same products and sums.
+    if _supports_complex(pairs):
+        # One pass with the same products and sums.
         unit = torch.view_as_complex(angles)
         unit = unit.conj() if back else unit
         return torch.view_as_real(torch.view_as_complex(pairs) * unit).flatten(-2)
@@ -76,11 +81,13 @@ def check_rotary(rotary: Optional[Rotary], num_tokens: int, head_dim: int) -> No
     check_hw_shape(num_tokens - rotary.num_extra_tokens, rotary.hw_shape, 'q')
     check_rotary_dim(rotary.head_dim, 'rotary.head_dim')
     if rotary.head_dim != head_dim:
-        raise ValueError(f'rotary.head_dim={rotary.head_dim}, but q has {head_dim} channels')
+        raise ValueError(
+            f'rotary.head_dim is {rotary.head_dim}, but q has {head_dim} channels per head'
+        )
 
 
-def _complex_serves(pairs: Tensor) -> bool:
-    """Whether (..., 2) can be read as complex numbers, and nobody wants the real form."""
+def _supports_complex(pairs: Tensor) -> bool:
+    """Return True if (..., 2) can be viewed as complex numbers."""
     return (
         not is_tracing()
         and pairs.dtype in (torch.float32, torch.float64)
@@ -111,25 +118,25 @@ def _angles(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) 
     return torch.cat([unturned, places])
 
 
-# The last tables, some MiB each on a CPU where maps are large.
+# Most recent tables; some MiB each for large maps.
 _TABLES: 'OrderedDict[tuple, Tensor]' = OrderedDict()
 _MOST_TABLES = 16
 
 
-def _kept(
+def _cached(
     build: Callable[..., Tensor],
     rotary: Rotary,
     dtype: torch.dtype,
     device: Optional[torch.device],
 ) -> Tensor:
-    """``build(rotary, dtype, device)``, or what it gave before."""
+    """Return ``build(rotary, dtype, device)``, from the cache if it was built before."""
     device = torch.device(device or 'cpu')
-    if is_tracing() or has_dispatch_mode() or device.type == 'meta' or _captured(device):
+    if is_tracing() or has_dispatch_mode() or device.type == 'meta' or _is_capturing(device):
         return build(rotary, dtype, device)
     key = (build, *rotary.hw_shape, *rotary[1:], dtype, device)
     table = _TABLES.get(key)
     if table is None:
-        # Training may need what an inference mode asks for first.
+        # Outside of inference mode: training may use the table later.
         with torch.inference_mode(False), torch.no_grad():
             table = _TABLES[key] = build(rotary, dtype, device)
         while len(_TABLES) > _MOST_TABLES:
@@ -137,6 +144,6 @@ def _kept(
     return table
 
 
-def _captured(device: torch.device) -> bool:
-    """Whether a CUDA graph is captured: what it is to compute later is nobody else's."""
+def _is_capturing(device: torch.device) -> bool:
+    """Return True while a CUDA graph is captured: its tensors must not be cached."""
     return device.type == 'cuda' and torch.cuda.is_current_stream_capturing()

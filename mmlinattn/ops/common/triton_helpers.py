@@ -1,4 +1,4 @@
-"""What all kernels share: feature maps, rotation, loads, launches, what they can serve."""
+"""Parts that the kernels share: feature maps, rotation, loads, launches, supported inputs."""
 
 import functools
 import os
@@ -30,7 +30,7 @@ def feature(x, FEATURE: tl.constexpr):
 
 @triton.jit
 def slope(x, FEATURE: tl.constexpr):
-    """Derivative of :func:`feature`."""
+    """Compute the derivative of :func:`feature`."""
     if FEATURE == 1:
         x = tl.where(x > 0, 1.0, tl.exp(tl.minimum(x, 0)))
     elif FEATURE == 2:
@@ -42,10 +42,10 @@ def slope(x, FEATURE: tl.constexpr):
 
 @triton.jit
 def rounded(x, kind: tl.constexpr):
-    """float32 as a GPU rounds it to kind; in the interpreter still float32."""
+    """Round float32 to ``kind`` as a GPU does; the interpreter keeps the rounded float32."""
     if not INTERPRETED:
         x = x.to(kind)
-    elif kind == tl.bfloat16:  # the interpreter would cut it off
+    elif kind == tl.bfloat16:  # the interpreter would truncate
         bits = x.to(tl.int32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
         x = bits.to(tl.float32, bitcast=True)
@@ -56,10 +56,10 @@ def rounded(x, kind: tl.constexpr):
 
 @triton.jit
 def product(a, b, kind: tl.constexpr):
-    """Matrix product of factors rounded to kind, summed in float32.
+    """Multiply matrices rounded to ``kind``, with sums in float32.
 
-    Of float32 factors in three products of TF32 parts, whatever torch allows its own products; as
-    they are where 128 x 128 numbers take part, whose parts would not fit shared memory.
+    float32 factors are split into TF32 parts and multiplied in three products, regardless of
+    torch's setting. From 128 x 128 on the parts would not fit shared memory: IEEE float32 there.
     """
     wide: tl.constexpr = (a.shape[0] >= 128) + (a.shape[1] >= 128) + (b.shape[1] >= 128) > 1
     precision: tl.constexpr = 'ieee' if wide else 'tf32x3'
@@ -68,9 +68,9 @@ def product(a, b, kind: tl.constexpr):
 
 @triton.jit
 def add_product(total, a, b, kind: tl.constexpr):
-    """``total`` and the product of a block, for sums over all tokens of a chunk.
+    """Add the matrix product of a block to ``total``, a sum over the tokens of a chunk.
 
-    Tensor cores cut off what they add to, ever in one direction: float32 sums are added outside.
+    Tensor cores truncate the accumulator, always in one direction: float32 sums are added outside.
     """
     if kind == tl.float32:
         total = tl.fma(product(a, b, kind), tl.full(total.shape, 1.0, tl.float32), total)
@@ -81,7 +81,7 @@ def add_product(total, a, b, kind: tl.constexpr):
 
 @triton.jit
 def rotate(x, cos, sin, ROWS: tl.constexpr, BD: tl.constexpr):
-    """Interleaved pairs of (ROWS, BD) turned by angles (ROWS, BD / 2); -sin turns back."""
+    """Rotate interleaved pairs of (ROWS, BD) by angles (ROWS, BD / 2); -sin rotates back."""
     even, odd = tl.split(tl.reshape(x, (ROWS, BD // 2, 2)))
     turned = tl.join(even * cos - odd * sin, odd * cos + even * sin)
     return tl.reshape(turned, (ROWS, BD))
@@ -97,7 +97,7 @@ def _within(rows, cols, N, D: tl.constexpr):
 
 @triton.jit
 def load_rows(base, rows, cols, stride_n, stride_d, N, D: tl.constexpr):
-    """Tokens ``rows`` (R,) of a (N, D) matrix as float32 (R, C), 0 outside."""
+    """Load tokens ``rows`` (R,) of a (N, D) matrix as float32 (R, C), 0 outside."""
     rows = rows.to(tl.int64)
     at = base + rows[:, None] * stride_n + cols[None, :] * stride_d
     return tl.load(at, mask=_within(rows, cols, N, D), other=0.0).to(tl.float32)
@@ -112,11 +112,10 @@ def store_rows(base, x, rows, cols, stride_n, stride_d, N, D: tl.constexpr):
 
 @triton.jit
 def load_angles(axes, rows, pairs, N, width, COUNT: tl.constexpr):
-    """Cosines and sines (R, pairs) of tokens ``rows``, from :meth:`Rotary.axes` of their map,
-    which has COUNT angles a row and a column.
+    """Load cosines and sines (R, pairs) of tokens ``rows`` from the tables of ``Rotary.axes``.
 
-    The two small tables stay in the first cache, where tables of all tokens would be read from
-    memory.
+    The tables have COUNT angles per row and column. They stay in the L1 cache; tables of all tokens
+    would be read from memory.
     """
     height = N // width
     by_row, by_column = (rows // width) * COUNT, (height - 1 + rows % width) * COUNT
@@ -129,7 +128,7 @@ def load_angles(axes, rows, pairs, N, width, COUNT: tl.constexpr):
 
 @triton.jit
 def real_tokens(mask, rows, N, HAS_MASK: tl.constexpr):
-    """Which of ``rows`` exist and are no padding, (R,) bool."""
+    """Return True for ``rows`` that exist and are no padding, (R,) bool."""
     real = rows < N
     if HAS_MASK:
         real = real & (tl.load(mask + rows, mask=real, other=1) == 0)
@@ -137,17 +136,17 @@ def real_tokens(mask, rows, N, HAS_MASK: tl.constexpr):
 
 
 def padded(size: int) -> int:
-    """What a kernel pads a dimension to: the next power of 2, at least 16."""
+    """Return the padded size of a dimension in a kernel: the next power of 2, at least 16."""
     return max(16, triton.next_power_of_2(size))
 
 
 class Plan(NamedTuple):
-    """How one kernel goes over the tokens.
+    """Partition of the tokens between the programs of a kernel.
 
     Attributes:
-        config: tokens of a block, warps, stages.
-        chunk: tokens of one program.
-        splits: programs that share the tokens of a head.
+        config: tokens per block, warps, stages.
+        chunk: tokens per program.
+        splits: programs per head.
     """
 
     config: Config
@@ -156,10 +155,10 @@ class Plan(NamedTuple):
 
 
 def plan_tokens(config: Config, heads: int, num_tokens: int, residents: Optional[int]) -> Plan:
-    """Chunks so that ``residents`` programs, as many as a device holds at once, share the tokens.
+    """Choose chunks so that the programs that fit on the device share the tokens.
 
-    Four blocks at least: what a program sums it writes, and that must be little to its tokens.
-    Without a device an interpreter runs the programs, two blocks each: tests see several chunks.
+    At least four blocks per program, because each program writes its sums. In the interpreter
+    (``residents`` None) two blocks per program, so that tests see several chunks.
     """
     if residents is None:
         chunk = 2 * config.block
@@ -170,29 +169,33 @@ def plan_tokens(config: Config, heads: int, num_tokens: int, residents: Optional
 
 
 def residents(config: Config, device: Any) -> int:
-    """Programs of a kernel that a device holds at once; device: torch's properties of it."""
+    """Return how many programs of a kernel a device runs at once.
+
+    Args:
+        device: result of ``torch.cuda.get_device_properties``.
+    """
     threads = 32 * config.warps
-    of_warp = 8 * triton.cdiv(max(config.registers, 16), 8) * 32  # given out in steps of 8
+    of_warp = 8 * triton.cdiv(max(config.registers, 16), 8) * 32  # allocated in steps of 8
     blocks = min(
         device.regs_per_multiprocessor // (of_warp * config.warps),
-        # A program takes a KiB besides.
+        # Each program reserves another KiB.
         device.shared_memory_per_multiprocessor // (config.shared + 1024),
         device.max_threads_per_multi_processor // threads,
     )
     return max(1, blocks) * device.multi_processor_count
 
 
-# Called in place of a launch of the table's kernels, with its name and what launches it.
+# Replaces a launch of the table's kernels: called with the name and a function that launches.
 around_launch: Optional[Callable[[str, Callable[[], Any]], None]] = None
 
 
 class Launch:
-    """The kernels of one call: sizes that they share, and how each goes over the tokens.
+    """Launcher of the kernels of one call: shared sizes, and the partition of the tokens.
 
     Args:
         q: (B, heads, N, d).
         mask: (B, N) bool, True = padding, or None.
-        others: further dimensions of blocks, which decide with d how a kernel is launched.
+        others: further block dimensions; with d they select the launch configuration.
     """
 
     def __init__(self, q: Tensor, mask: Optional[Tensor], *others: int) -> None:
@@ -201,33 +204,35 @@ class Launch:
         self.bd = padded(self.dim)
         self.size = configs.size_class(self.dim, *others)
         self.kind = configs.kind_of(q.dtype)
-        self.mask = q if mask is None else mask.contiguous().view(torch.uint8)  # any tensor: none
+        self.mask = (
+            q if mask is None else mask.contiguous().view(torch.uint8)
+        )  # without a mask: unused
         self.has_mask = dict(HAS_MASK=mask is not None)
         self.device = q.device
 
     def plan(self, name: str) -> Plan:
-        """Of the kernel that the table of :mod:`.configs` has under this name."""
+        """Return the plan of a kernel of :mod:`.launch_table`."""
         count = self.batch * self.heads
         index = self.device.index if self.device.type == 'cuda' else None
         return plan_of(name, self.size, self.kind, index, count, self.num_tokens)
 
     def parts(self, name: str, *shape: int) -> Tensor:
-        """Uninitialised float32 (B, heads, splits, ...) for what a kernel sums up."""
+        """Return uninitialised float32 (B, heads, splits, ...) for the sums of a kernel."""
         return self.empty(self.plan(name).splits, *shape)
 
     def empty(self, *shape: int) -> Tensor:
-        """Uninitialised float32 (B, heads, ...)."""
+        """Return uninitialised float32 (B, heads, ...)."""
         size = (self.batch, self.heads, *shape)
         return torch.empty(size, dtype=torch.float32, device=self.device)
 
     def run(self, name: str, kernel: Any, *args: Any, **flags: Any) -> None:
-        """A program a head and chunk of tokens."""
+        """Launch one program per head and chunk of tokens."""
         plan = self.plan(name)
         grid = self.batch * self.heads, plan.splits
         self.start(name, kernel, grid, *args, CHUNK=plan.chunk, BN=plan.config.block, **flags)
 
     def start(self, name: str, kernel: Any, grid: Sequence[int], *args: Any, **flags: Any) -> None:
-        """Any grid."""
+        """Launch a kernel on the given grid."""
         config = self.plan(name).config
         flags.update(num_warps=config.warps, num_stages=config.stages)
         if around_launch is None:
@@ -240,7 +245,7 @@ class Launch:
 def plan_of(
     name: str, size: str, kind: str, index: Optional[int], heads: int, num_tokens: int
 ) -> Plan:
-    """Of a kernel of the table, on a CUDA device or, index None, in the interpreter."""
+    """Return the plan of a kernel on a CUDA device, or in the interpreter (``index`` None)."""
     if index is None:
         return plan_tokens(configs.INTERPRETED, heads, num_tokens, None)
     device = torch.cuda.get_device_properties(index)
@@ -249,25 +254,25 @@ def plan_of(
 
 
 def strides(x: Tensor) -> Tuple[int, ...]:
-    """Of (B, heads, N, d), for a kernel."""
+    """Return the strides of a (B, heads, N, d) tensor as kernel arguments."""
     return tuple(x.stride(i) for i in range(4))
 
 
 def unsupported_tokens(q: Tensor, v: Tensor, kernels: Sequence[str], *others: int) -> Optional[str]:
-    """Why these kernels cannot serve these tokens, or None.
+    """Return why kernels cannot serve these tokens, or None if they can.
 
     Args:
         q: (B, heads, N, d).
         v: (B, heads, N, d_v).
-        kernels: names in the table of :mod:`.configs`, which has the shared memory they take.
+        kernels: names in :mod:`.launch_table`, which holds their shared memory.
         others: see :class:`Launch`.
     """
     if q.dtype not in DTYPES:
-        return f'kernels are for float16, bfloat16 and float32, got {q.dtype}'
+        return f'kernels support float16, bfloat16 and float32, got {q.dtype}'
     if not MIN_DIM <= q.shape[-1] <= MAX_DIM:
-        return f'kernels are for head dims {MIN_DIM} to {MAX_DIM}, got {q.shape[-1]}'
+        return f'kernels support head dims {MIN_DIM} to {MAX_DIM}, got {q.shape[-1]}'
     if v.shape[-1] != q.shape[-1]:
-        return f'kernels are for values as wide as keys, got {v.shape[-1]} and {q.shape[-1]}'
+        return f'kernels need values as wide as keys, got {v.shape[-1]} and {q.shape[-1]}'
     if q.numel() == 0:
         return f'kernels need tokens, got {tuple(q.shape)}'
     if not q.is_cuda:
@@ -281,8 +286,8 @@ def unsupported_tokens(q: Tensor, v: Tensor, kernels: Sequence[str], *others: in
     if missing:
         return f'{missing[0]} has no configuration for {device.name}, {q.dtype} and size {size}'
     needed = max(config.shared for config in entries.values() if config is not None)
-    # torch's types lack it.
+    # Missing in torch's type stubs.
     available = device.shared_memory_per_block_optin  # type: ignore[attr-defined]
     if needed > available:
-        return f'a kernel takes {needed} bytes of shared memory, {device.name} has {available}'
+        return f'a kernel needs {needed} bytes of shared memory, {device.name} has {available}'
     return None

@@ -1,4 +1,4 @@
-"""The fastest configurations of the kernels, measured on this machine's GPU.
+"""Search for the fastest launch configurations on this machine's GPU.
 
 >>> from mmlinattn.ops.common import tuning
 >>> tuning.candidates('kv_state', '64', 'half')[0][:3]  # block, warps, stages
@@ -10,8 +10,8 @@ On a GPU, with an operator to run (``run`` launches the kernels named, at a size
     tuning.save(configs.cache_path(), best, device)  # what a later process takes by itself
     tuning.save(configs.SHIPPED, best, device, shipped=True)  # what the next release ships
 
-A table that was saved is taken from the next process on: within one, configurations, and so the
-rounding of results, stay the same.
+The next process uses a saved table. Within a process configurations, and so the rounding of results,
+stay the same.
 """
 
 from contextlib import contextmanager
@@ -48,7 +48,7 @@ CANDIDATES: Dict[str, Tuple[Tuple[int, int, int], ...]] = {
 
 
 def sizes_of(name: str) -> List[str]:
-    """Size classes that the table has of a kernel; those of walks name the anchors too.
+    """Return the size classes of a kernel; those of anchor kernels include the anchors.
 
     Example:
         >>> sizes_of('anchor_state')
@@ -61,11 +61,11 @@ def sizes_of(name: str) -> List[str]:
 
 
 def candidates(name: str, size: str, kind: str) -> List[Config]:
-    """Configurations worth a try, whose registers and shared memory are not known yet.
+    """Return candidate configurations; their registers and shared memory are unknown yet.
 
     Args:
         name: of the kernel in the table.
-        size: see :func:`.configs.size_class`.
+        size: see :func:`.launch_table.size_class`.
         kind: ``'half'`` or ``'float'``.
     """
     large = kind == 'float' or '128' in size or name == 'adaptive_backward'
@@ -88,7 +88,7 @@ def tune(
     repeats: int = 10,
     until: Optional[Callable[[], bool]] = None,
 ) -> Table:
-    """Try the candidates of each kernel while all others keep theirs.
+    """Try the candidates of each kernel while all others keep their configuration.
 
     Args:
         names: kernels that ``run`` launches.
@@ -125,20 +125,20 @@ def tune(
 
 
 def save(path: Path, found: Table, device: int = 0, shipped: bool = False) -> None:
-    """Add entries to a table on disk: under the GPU's name, or ``shipped``, its architecture."""
+    """Add entries to a table on disk, under the GPU's name or (``shipped``) its architecture."""
     key = configs.architecture(device) if shipped else torch.cuda.get_device_name(device)
     tables = configs.read(path) if path.is_file() else {}
     configs.write(path, configs.merged(tables, {key: found}))
 
 
 def load(path: Path, device: int = 0) -> Table:
-    """What :func:`save` left there for GPUs of this name."""
+    """Load the table that :func:`save` wrote for GPUs of this name."""
     return configs.read(path).get(torch.cuda.get_device_name(device), {})
 
 
 @contextmanager
 def _forced(name: str, config: Config, size: str, kind: str, device: int) -> Iterator[None]:
-    """Launch one kernel otherwise inside the block."""
+    """Use another configuration of one kernel inside the block."""
     entry = configs.table(device)[name][kind]
     before, entry[size] = entry[size], config
     launches.plan_of.cache_clear()
@@ -152,7 +152,7 @@ def _forced(name: str, config: Config, size: str, kind: str, device: int) -> Ite
 def _measure(
     name: str, config: Config, run: Callable[[], Any], repeats: int
 ) -> Tuple[float, Config]:
-    """Median milliseconds of a kernel alone, at its first launch in ``run``; what it takes."""
+    """Return the median milliseconds of a kernel at its first launch, and its resources."""
     found: List[Tuple[float, Config]] = []
 
     def repeat(launched: str, start: Callable[[], Any]) -> None:
@@ -178,5 +178,5 @@ def _measure(
     finally:
         launches.around_launch = None
     if not found:
-        raise ValueError(f'run does not launch {name!r}')
+        raise ValueError(f'run does not launch the kernel {name!r}')
     return found[0]

@@ -19,7 +19,7 @@ def _forward_kernel(
     SIZE: tl.constexpr, SIDE: tl.constexpr, BC: tl.constexpr,
     HAS_BIAS: tl.constexpr, GATED: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of tokens and a block of channels; WEIGHT is (SIZE, SIZE, C)."""
+    """Process a tile of tokens and a block of channels; WEIGHT is (SIZE, SIZE, C)."""
     program = tl.program_id(0)
     blocks = tl.cdiv(C, BC)
     cols = (program % blocks) * BC + tl.arange(0, BC)
@@ -85,7 +85,7 @@ def forward(
     result: Tensor,
     kept: Tensor,
 ) -> None:
-    """Fill ``result`` and, unless it is empty, what the gate multiplies; (B, N, C) both, dense."""
+    """Fill ``result`` and ``kept``, the factor of the gate, unless empty; dense (B, N, C)."""
     batch, _, channels = out.shape
     size, (height, width) = weight.shape[-1], hw_shape
     across = triton.cdiv(width, SIDE)
@@ -101,7 +101,7 @@ def forward(
 
 
 def gate_backward(grad: Tensor, gate: Tensor, kept: Tensor) -> Tuple[Tensor, Tensor]:
-    """Gradients of what the gate multiplies, and of the gate."""
+    """Return gradients of the factor of the gate, and of the gate."""
     batch, num_tokens, channels = kept.shape
     d_sum, d_gate = torch.empty_like(kept), torch.empty_like(kept, dtype=gate.dtype)
     chunks = triton.cdiv(num_tokens, TOKENS)

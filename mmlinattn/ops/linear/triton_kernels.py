@@ -1,10 +1,10 @@
-"""Linear attention and RALA: one family of kernels.
+"""Kernels of linear attention and RALA.
 
-With the sums S and z of :mod:`..common.key_sums` the output is
-``rot(phi(q_i)) S / (phi(q_i) . z + eps)``. Normalised sums keep float16 in range; gradients of
-sums are stored over the root of the number of tokens, which keeps them there whatever their signs.
-Every kernel walks over a chunk of tokens of one head. Names of launches are those of the table of
-:mod:`..common.configs`; RALA has its own, for more happens in it.
+With the sums S and z of :mod:`..common.kv_state` the output is
+``rot(phi(q_i)) S / (phi(q_i) . z + eps)``. Normalised sums keep float16 in range. Gradients of sums
+are divided by the square root of the number of tokens, which keeps them in range for any signs.
+Each program processes a chunk of tokens of one head. Kernel names are those of
+:mod:`..common.launch_table`; RALA has its own entries because it needs more registers.
 """
 
 from typing import Tuple
@@ -42,7 +42,7 @@ def _query_mean_kernel(
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):  # fmt: skip
-    """Sum over a chunk of phi(q), (BD,), and its real tokens."""
+    """Sum phi(q) over a chunk, (BD,), and count its real tokens."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     cols = tl.arange(0, BD)
@@ -62,7 +62,7 @@ def _query_mean_kernel(
 
 @triton.jit
 def _eps(eps, TOTAL, head, SCORED: tl.constexpr):
-    """On the scale of the normalised sums: RALA adds it to a mean, linear attention to a sum."""
+    """Scale eps to the normalised sums: RALA adds it to a mean, linear attention to a sum."""
     if not SCORED:
         eps = eps / tl.load(TOTAL + head)
     return eps
@@ -104,7 +104,7 @@ def _query_backward_kernel(
     HAS_MASK: tl.constexpr, ROTARY: tl.constexpr, SCORED: tl.constexpr, SUM: tl.constexpr,
     WRITE: tl.constexpr,
 ):  # fmt: skip
-    """SUM: gradients of S and z over a chunk. WRITE: gradient of the queries."""
+    """Compute gradients of S and z over a chunk (SUM), and of the queries (WRITE)."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     cols, pairs = tl.arange(0, BD), tl.arange(0, BD // 2)
@@ -115,7 +115,8 @@ def _query_backward_kernel(
     eps = _eps(eps, TOTAL, head, SCORED)
     shared = tl.zeros((BD,), tl.float32)
     if not ROTARY:
-        # Gradients of queries are of how values differ: what all share would cost most digits.
+        # Gradients of queries depend on differences of values: subtract the common part, which
+        # would cost most digits.
         shared += tl.sum(state * z[:, None], 0) / tl.maximum(tl.sum(z * z), 1e-30)
         state -= z[:, None] * shared[None, :]
     if SUM:
@@ -134,7 +135,8 @@ def _query_backward_kernel(
             cos, sin = load_angles(ANGLES, rows, pairs, N, width, ROTARY)
             turned = tl.where(rows[:, None] < N, rotate(q, cos, sin, BN, BD), 0.0)  # for sm_100
         out = product(turned, state, kind) + positive[:, None] * shared[None, :]
-        # The norm may be eps: what a product rounds is divided only where it is as small.
+        # The norm may be as small as eps: rounding errors of a product are divided by it only where
+        # the product is as small.
         d_norm = -tl.sum(grad * out, 1) / norm
         if SUM:
             d_state = add_product(d_state, tl.trans(turned / norm[:, None]), grad, kind)
@@ -164,7 +166,7 @@ def _key_backward_kernel(
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
     HAS_MASK: tl.constexpr, SCORED: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values; over a chunk, that of the mean query."""
+    """Compute gradients of keys and values, and of the mean query over a chunk."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     cols, pairs = tl.arange(0, BD), tl.arange(0, BD // 2)
@@ -177,7 +179,7 @@ def _key_backward_kernel(
     total = tl.load(TOTAL + head)
     if SCORED:
         mean = tl.load(MEAN + head * BD + cols) * scale
-        # What the softmax subtracts, sum_j w_j dw_j, in closed form.
+        # sum_j w_j dw_j of the softmax gradient, in closed form.
         delta = tl.sum(tl.sum(d_state * tl.load(SUMS + square), 1), 0)
         delta += tl.sum(d_z * tl.load(SUMS + BD * BD + cols), 0)
         d_mean = tl.zeros((BD,), tl.float32)
@@ -216,7 +218,7 @@ def _key_backward_kernel(
 
 
 def mean_query(q: Tensor, launch: KeyLaunch) -> Tuple[Tensor, Tensor]:
-    """Mean of phi(q) over the real tokens (B, heads, BD), and their number (B, heads)."""
+    """Return the mean of phi(q) over real tokens (B, heads, BD), and their number (B, heads)."""
     sums, count = launch.parts('query_mean', 1, launch.bd), launch.parts('query_mean', 1)
     launch.run(
         'query_mean', _query_mean_kernel, q, launch.mask, sums, count, *strides(q), *launch.sizes,
@@ -227,7 +229,7 @@ def mean_query(q: Tensor, launch: KeyLaunch) -> Tuple[Tensor, Tensor]:
 
 
 def query_output(q: Tensor, state: KVState, eps: float, launch: KeyLaunch) -> Tensor:
-    """(B, heads, N, d)."""
+    """Return the output, (B, heads, N, d)."""
     out = token_major(q)
     launch.run(
         'rala_query_output' if launch.scored else 'query_output', _query_output_kernel,
@@ -240,7 +242,7 @@ def query_output(q: Tensor, state: KVState, eps: float, launch: KeyLaunch) -> Te
 def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, state: KVState, eps: float, launch: KeyLaunch
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+    """Return gradients of q, k and v."""
     scored, bd = launch.scored, launch.bd
     dq, dk, dv = (token_major(x) for x in (q, k, v))
 

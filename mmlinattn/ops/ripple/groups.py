@@ -1,4 +1,4 @@
-"""Vicinal groups: which tokens share a spatial weight."""
+"""Vicinal groups: sets of distances that share a spatial weight."""
 
 from typing import List, Optional, Sequence, Tuple
 
@@ -11,26 +11,26 @@ GROUPS = ('chebyshev', 'log')
 
 
 def group_radii(max_distance: int, groups: str) -> List[int]:
-    """Largest Chebyshev distance in each group but the last, which holds all beyond."""
+    """Return the largest Chebyshev distance of each group except the last."""
     if groups == 'log':
         return [2**g - 1 for g in range(max_distance)]
     return list(range(max_distance))
 
 
 def axis_distance(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> Tensor:
-    """|query - key| of coordinates along one axis given as (start, stop), [queries, keys]."""
+    """Return |query - key| along one axis, [queries, keys], for ranges (start, stop)."""
     rows = torch.arange(*queries, device=device)
     return (rows[:, None] - torch.arange(*keys, device=device)).abs()
 
 
 def chebyshev_distance(rows: Tensor, columns: Tensor) -> Tensor:
-    """Distances of (query, key) positions, row-major, from those along each axis."""
+    """Return the distances of (query, key) positions, row-major, from those along each axis."""
     distance = torch.maximum(rows[:, None, :, None], columns[None, :, None, :])
     return distance.flatten(2).flatten(0, 1)
 
 
 def group_index(hw_shape: Tuple[int, int], radii: Sequence[int], device: torch.device) -> Tensor:
-    """Group of each (query, key) pair of a map, (N, N)."""
+    """Return the group of each (query, key) pair of a map, (N, N)."""
     rows, columns = (axis_distance((0, n), (0, n), device) for n in hw_shape)
     distance = chebyshev_distance(rows, columns)
     return (distance[..., None] > torch.tensor(radii, device=device)).sum(-1)
@@ -39,9 +39,9 @@ def group_index(hw_shape: Tuple[int, int], radii: Sequence[int], device: torch.d
 def has_far_tokens(
     hw_shape: Tuple[int, int], distance: int, mask: Optional[Tensor], device: torch.device
 ) -> Optional[Tensor]:
-    """Whether each token has a real one at ``distance`` or beyond, (B or 1, N) bool.
+    """Return True for tokens with a real token at ``distance`` or beyond, (B or 1, N) bool.
 
-    None: all of them have, which is known from the map alone.
+    None means True for all tokens, which follows from the size of the map.
     """
     if mask is None and is_static(*hw_shape) and max(hw_shape) // 2 >= distance:
         return None
@@ -60,11 +60,14 @@ def has_far_tokens(
 def drop_empty_last(
     weights: Tensor, hw_shape: Tuple[int, int], distance: int, mask: Optional[Tensor]
 ) -> Tensor:
-    """``weights`` (B, heads, N, G + 1) with 0 for a last group, ``distance`` and beyond, that is
-    empty.
+    """Set the weight of the last group to 0 where it has no tokens.
 
-    The result is the same in exact arithmetic. Computed as the whole map less what is near, an
-    empty group with a large weight would leave rounding errors larger than the rest.
+    Exact arithmetic gives the same result. But the last group is computed as the whole map minus
+    the near tokens: with a large weight, rounding errors of an empty group exceed the result.
+
+    Args:
+        weights: (B, heads, N, G + 1).
+        distance: smallest distance of the last group.
     """
     far = has_far_tokens(hw_shape, distance, mask, weights.device)
     if far is None:

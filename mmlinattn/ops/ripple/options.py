@@ -10,7 +10,7 @@ from .groups import GROUPS
 
 @dataclass(frozen=True)
 class RippleOptions:
-    """See :func:`mmlinattn.ops.ripple_attention`."""
+    """Options of :func:`mmlinattn.ops.ripple_attention`."""
 
     hw_shape: Tuple[int, int]
     groups: str
@@ -20,7 +20,7 @@ class RippleOptions:
 
 
 def check_groups(groups: str, backend: str) -> None:
-    """Raise ValueError unless the groups are known and ``backend`` can serve them."""
+    """Raise ValueError unless the groups are known and ``backend`` supports them."""
     if groups not in GROUPS:
         raise ValueError(f'groups must be one of {GROUPS}, got {groups!r}')
     if backend == 'tile' and groups != 'chebyshev':

@@ -1,4 +1,4 @@
-"""Ripple attention by its definition: N x N. Slow, short, exact in float64."""
+"""Definition of ripple attention, N x N: short, slow, exact in float64."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from .weights import finished_weights
 def ripple_reference(
     q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions
 ) -> Tensor:
-    """See :func:`mmlinattn.ops.ripple_attention`."""
+    """Compute :func:`mmlinattn.ops.ripple_attention` by its definition."""
     for name, features in (('q', q), ('k', k)):
         if (features < 0).any():
             raise ValueError(

@@ -23,12 +23,12 @@ from .weights import finished_weights
 
 
 def ripple_sat(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:
-    """See :func:`mmlinattn.ops.ripple_attention`."""
+    """Compute :func:`mmlinattn.ops.ripple_attention`."""
     out_dtype, batch_heads = v.dtype, q.shape[:2]
     hw_shape, mask = options.hw_shape, options.key_padding_mask
     weights = finished_weights(weights, options.stick)
     dtype = accumulation_dtype(out_dtype)
-    # A square that reaches all over the map is the map: its weight joins the last one.
+    # A square that covers the map is the map: its weight joins the last one.
     radii = group_radii(weights.shape[-1] - 1, options.groups)
     radii = [r for r in radii if r < max(hw_shape) - 1]
     with no_autocast(q):
@@ -114,7 +114,7 @@ def _backward(
 
 
 def outer_table(k: Tensor, v: Tensor) -> Tensor:
-    """Sums of ``k v^T`` over all rectangles from the first token, (n, H + 1, W + 1, m, e)."""
+    """Sum ``k v^T`` over all rectangles from the first token, (n, H + 1, W + 1, m, e)."""
     n, height, width, dim = k.shape
     table = k.new_zeros(n, height + 1, width + 1, dim, v.shape[-1])
     table[:, 1:, 1:] = k[..., None] * v[..., None, :]
@@ -123,8 +123,8 @@ def outer_table(k: Tensor, v: Tensor) -> Tensor:
 
 
 def accumulate(table: Tensor) -> None:
-    """Cumulative sums along both axes of the map, in place."""
-    # torch.cumsum walks down the columns one element at a time: six times slower here.
+    """Accumulate along both axes of the map, in place."""
+    # torch.cumsum along columns is six times slower here.
     for y in range(1, table.shape[1]):
         table[:, y] += table[:, y - 1]
     for x in range(1, table.shape[2]):
@@ -132,7 +132,7 @@ def accumulate(table: Tensor) -> None:
 
 
 def squares(table: Tensor, y: int, radius: int) -> Tensor:
-    """Sums over the squares around the tokens of row ``y``, (n, W, m, e)."""
+    """Sum over the squares around the tokens of row ``y``, (n, W, m, e)."""
     height, width = table.shape[1] - 1, table.shape[2] - 1
     rows = table[:, min(y + radius + 1, height)] - table[:, max(y - radius, 0)]
     reach = min(radius, width)
@@ -144,7 +144,7 @@ def squares(table: Tensor, y: int, radius: int) -> Tensor:
 
 
 def add_corners(table: Tensor, y: int, radius: int, x: Tensor) -> None:
-    """Adds to ``table`` what :func:`accumulate` spreads as ``x`` over the squares of row ``y``."""
+    """Add corners to ``table`` that :func:`accumulate` spreads as ``x`` over squares of row ``y``."""
     height, width = table.shape[1] - 1, table.shape[2] - 1
     reach = min(radius, width)
     rows = torch.zeros_like(table[:, 0])

@@ -1,9 +1,9 @@
 """Ripple attention by tiles: exact, O(N d) memory, no cumulative sums.
 
-The weight of the last group is taken off everywhere: ``w_g = w_R + (w_g - w_R)``. The first term
-is one global linear attention. The second vanishes at distance R and beyond, so a tile of queries
-meets only the keys of its halo: two dense products a tile. Scores live in one chunk of tiles at a
-time; the backward pass computes them again.
+The weight of the last group is subtracted everywhere: ``w_g = w_R + (w_g - w_R)``. The first term
+is one global linear attention. The second is 0 at distance R and beyond, so a tile of queries
+attends only to the keys of its halo: two dense products per tile. Scores exist for one chunk of
+tiles at a time; the backward pass recomputes them.
 """
 
 import math
@@ -19,13 +19,13 @@ from .groups import axis_distance, chebyshev_distance, drop_empty_last
 from .options import RippleOptions
 from .weights import finished_weights
 
-# Tokens of a tile along each axis. Forward and backward of 6 heads, d = 32, R = 4, 128 x 128 tokens
+# Tokens per tile along each axis. Forward and backward of 6 heads, d = 32, R = 4, 128 x 128 tokens
 # on one CPU core: 285 ms with (2, 8); (1, 8) 327, (4, 8) 340, (2, 12) 325, (2, 16) 326.
 TILE = (2, 8)
 
 
 def ripple_tile(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:
-    """See :func:`mmlinattn.ops.ripple_attention`; Chebyshev groups only."""
+    """Compute :func:`mmlinattn.ops.ripple_attention`; Chebyshev groups only."""
     out_dtype, batch_heads = v.dtype, q.shape[:2]
     dtype = accumulation_dtype(out_dtype)
     hw_shape, mask = options.hw_shape, options.key_padding_mask
@@ -49,7 +49,7 @@ class RippleTile(torch.autograd.Function):
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, eps: float) -> Tensor:
         tiles = Tiles(weights)
         keys, values = k.flatten(1, 2).transpose(1, 2), v.flatten(1, 2)
-        # The normaliser is the attention to values of 1: one more channel.
+        # The normaliser is the attention to values of 1, stored as one more channel.
         state = torch.cat([keys @ values, keys.sum(-1, keepdim=True)], -1)  # [n, m, d + 1]
         out, inverse = v.new_empty(v.shape), v.new_empty(*v.shape[:-1], 1)
         for chunk in tiles.chunks():
@@ -94,7 +94,9 @@ def _backward(
         keys, values = tiles.halos(k, chunk), tiles.halos(v, chunk, ones=True)
         grad = tiles.cut('grad', grad_out, chunk).mul_(tiles.cut('inverse', inverse, chunk))
         grad_normaliser = -tiles.cut('out', out, chunk).mul_(grad).sum(-1, keepdim=True)
-        grad = torch.cat([grad, grad_normaliser], -1)  # of the sums over values, [C, M, d + 1]
+        grad = torch.cat(
+            [grad, grad_normaliser], -1
+        )  # gradient of the sums over values, [C, M, d + 1]
 
         # The global term.
         per_head = grad.view(chunk.heads, -1, grad.shape[-1])
@@ -132,7 +134,7 @@ class Axis(NamedTuple):
 
     @staticmethod
     def plan(size: int, tile: int, reach: int) -> 'Axis':
-        """Even tiles; a single one without a halo where the map is hardly larger than a tile."""
+        """Choose even tiles, or a single one without halo if the map is hardly larger than a tile."""
         if size <= min(tile + 2 * reach, 2 * tile):
             return Axis(size, size, 0)
         return Axis(size, -(-size // -(-size // tile)), min(reach, size - 1))
@@ -147,7 +149,7 @@ class Axis(NamedTuple):
 
     @property
     def overhang(self) -> int:
-        """Tiles that the halo of the last tile needs beyond it."""
+        """Number of tiles that the halo of the last tile covers beyond it."""
         return -(-2 * self.pad // self.tile)
 
     @property
@@ -172,11 +174,10 @@ class Chunk(NamedTuple):
 
 
 class Tiles:
-    """Cuts maps (n, H, W, c) into tiles (C, M, c) and their halos (C, K, c), and puts them back.
+    """Tiles (C, M, c) and halos (C, K, c) of maps (n, H, W, c), with the way back.
 
-    A column of tiles with its halos is one strip of memory: halos that follow each other in it
-    overlap, and matrix products read them there. That makes a few tiles run over the end of the
-    map, with queries of 0.
+    A column of tiles with its halos is one strip of memory. Successive halos overlap in it, and
+    matrix products read them in place. A few tiles extend beyond the map, with queries of 0.
     """
 
     def __init__(self, weights: Tensor) -> None:
@@ -188,7 +189,7 @@ class Tiles:
         distance = chebyshev_distance(self.y.distance(device), self.x.distance(device))
         group = torch.arange(num_groups - 1, device=device)
         self.in_group = (distance[:, None] == group[:, None]).to(weights.dtype)  # [M, R, K]
-        self._memory: Dict[str, Tensor] = {}
+        self._buffers: Dict[str, Tensor] = {}
         self.budget = chunk_budget(device, tiles=True)
 
     def chunks(self) -> Iterator[Chunk]:
@@ -206,29 +207,29 @@ class Tiles:
                 )
 
     def cut(self, name: str, maps: Tensor, chunk: Chunk) -> Tensor:
-        """Tiles of a chunk, (C, M, c), in memory of that name; what lies beyond the map is 0."""
+        """Cut the tiles of a chunk, (C, M, c), into the named buffer; 0 beyond the map."""
         y, x, count = self.y, self.x, chunk.stop - chunk.start
         columns = maps[chunk.maps, :, chunk.start * x.tile : chunk.stop * x.tile]
         beyond = count * x.tile - columns.shape[2]
         if beyond:
             columns = F.pad(columns, (0, 0, 0, beyond))
         shape = (chunk.heads, count, y.padded, x.tile, maps.shape[-1])
-        strips = self.memory(name, shape, maps)
+        strips = self.buffer(name, shape, maps)
         strips[:, :, y.size :] = 0
         strips[:, :, : y.size] = columns.unflatten(2, (count, x.tile)).transpose(1, 2)
         return strips.view(-1, y.tile * x.tile, maps.shape[-1])
 
     def paste(self, tiles: Tensor, chunk: Chunk, maps: Tensor) -> None:
-        """Inverse of :meth:`cut`, into ``maps``."""
+        """Write tiles back into ``maps``, the inverse of :meth:`cut`."""
         y, x = self.y, self.x
         target = maps[chunk.maps, :, chunk.start * x.tile : chunk.stop * x.tile]
         strips = tiles.view(chunk.heads, -1, y.padded, x.tile, maps.shape[-1])[:, :, : y.size]
         target.copy_(strips.transpose(1, 2).flatten(2, 3)[:, :, : target.shape[2]])
 
     def halos(self, maps: Tensor, chunk: Chunk, ones: bool = False) -> Tensor:
-        """Halos of the tiles of a chunk, (C, K, c), overlapping in memory.
+        """Return the halos of the tiles of a chunk, (C, K, c), overlapping in memory.
 
-        Beyond the map is 0; with ``ones`` there is one channel more, of 1 everywhere.
+        0 beyond the map. ``ones`` adds a channel of ones.
         """
         y, x, channels = self.y, self.x, maps.shape[-1] + ones
         band, inside, columns = self._band(maps, chunk, channels)
@@ -244,12 +245,12 @@ class Tiles:
         )
 
     def add_halos(self, left: Tensor, right: Tensor, chunk: Chunk, maps: Tensor) -> None:
-        """Add the halos ``left^T right``, (C, M, K) and (C, M, c), to where they come from."""
+        """Add the halos ``left^T right``, (C, M, K) and (C, M, c), to their positions in ``maps``."""
         y, x, count = self.y, self.x, chunk.stop - chunk.start
         band, inside, columns = self._band(maps, chunk, maps.shape[-1])
         memory = self._strips('grad_strips', chunk, band).zero_()
         tiles = memory.shape[0] - y.overhang
-        # The rows of tiles that a halo spans lie one behind the other: products add up in place.
+        # The rows of tiles of a halo are adjacent in memory: products accumulate in place.
         for i in range(y.overhang + 1):
             keys = left[:, :, i * memory.shape[1] : (i + 1) * memory.shape[1]]
             memory[i : i + tiles, : keys.shape[2]].baddbmm_(keys.transpose(1, 2), right)
@@ -262,40 +263,40 @@ class Tiles:
         maps[chunk.maps, :, columns] += inside
 
     def _band(self, maps: Tensor, chunk: Chunk, channels: int) -> Tuple[Tensor, Tensor, slice]:
-        """Memory for the columns of a chunk with their halos; its part on the map; which part."""
+        """Return a buffer for the columns of a chunk with halos, its part on the map, and the columns."""
         y, x = self.y, self.x
         start, stop = chunk.start * x.tile - x.pad, chunk.stop * x.tile + x.pad
         shape = (chunk.heads, y.padded, stop - start, channels)
-        band = self.memory(f'band{channels}', shape, maps)
+        band = self.buffer(f'band{channels}', shape, maps)
         columns = slice(max(start, 0), min(stop, x.size))
         inside = band[:, y.pad : y.pad + y.size, columns.start - start : columns.stop - start]
         return band, inside, columns
 
     def _strips(self, name: str, chunk: Chunk, like: Tensor) -> Tensor:
-        """Memory for the strips of a chunk, tile by tile, with room for the last halo."""
+        """Return a buffer for the strips of a chunk, tile by tile, with room for the last halo."""
         y, x = self.y, self.x
         tiles = chunk.heads * (chunk.stop - chunk.start) * (y.tiles + y.overhang)
         shape = (tiles + y.overhang, y.tile * x.halo, like.shape[-1])
-        return self.memory(f'{name}{shape[-1]}', shape, like)
+        return self.buffer(f'{name}{shape[-1]}', shape, like)
 
     def local_weights(self, weights: Tensor) -> Tensor:
-        """``w_g - w_R`` of each query and key of its halo: (C, M, R + 1) to (C, M, K)."""
+        """Expand ``w_g - w_R`` to each query and key of its halo: (C, M, R + 1) to (C, M, K)."""
         local = (weights[..., :-1] - weights[..., -1:]).transpose(0, 1)
         return self.product('local_weights', local, self.in_group).transpose(0, 1)
 
     def sum_groups(self, left: Tensor, right: Tensor) -> Tensor:
-        """Sums of ``left * right`` over each group but the last: (C, M, K) to (C, M, R)."""
-        both = torch.mul(left, right, out=self.memory('both', left.shape, left))
+        """Sum ``left * right`` over each group except the last: (C, M, K) to (C, M, R)."""
+        both = torch.mul(left, right, out=self.buffer('both', left.shape, left))
         return (both.transpose(0, 1) @ self.in_group.transpose(1, 2)).transpose(0, 1)
 
     def product(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """``left @ right`` in memory that the chunks share."""
+        """Compute ``left @ right`` into a buffer that the chunks share."""
         shape = (*left.shape[:2], right.shape[-1])
-        return torch.bmm(left, right, out=self.memory(name, shape, left))
+        return torch.bmm(left, right, out=self.buffer(name, shape, left))
 
-    def memory(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Memory that the chunks share: new memory costs more than some of the products."""
+    def buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return a buffer that the chunks share; new memory costs more than some products."""
         size = math.prod(shape)
-        if name not in self._memory:
-            self._memory[name] = like.new_empty(size)  # the first chunk is the largest
-        return self._memory[name][:size].view(shape)
+        if name not in self._buffers:
+            self._buffers[name] = like.new_empty(size)  # the first chunk is the largest
+        return self._buffers[name][:size].view(shape)

@@ -1,16 +1,17 @@
-"""Ripple attention by tiles: scores and spatial weights stay in registers.
+"""Kernels of ripple attention by tiles; scores and spatial weights stay in registers.
 
-As in the portable form the last weight is taken off everywhere, ``w_g = w_R + (w_g - w_R)``: the
-first term reads the sums of linear attention, the second ends at distance R, so a tile of 8 x 8
-queries meets the keys of its halo. The backward pass goes over tiles of queries, for the gradients
-of their weights and then for their own, and over tiles of keys; no two programs add to the same
-place. Weights of a token's rings are computed once a tile, and each pair of tokens picks its own.
+As in the torch implementation the last weight is subtracted everywhere,
+``w_g = w_R + (w_g - w_R)``. The first term uses the sums of linear attention. The second ends at
+distance R, so a tile of 8 x 8 queries attends to the keys of its halo. The backward pass processes
+tiles of queries (gradients of weights, then of queries) and tiles of keys; no two programs write to
+the same address. The ring weights of a token are computed once per tile, and each pair of tokens
+selects its own.
 
-Normalisers and sums are of the mean over all keys, "mass" in number, which keeps float16 in range;
-for the same reason nothing is divided by a normaliser before it is multiplied by what offsets it.
+Normalisers and sums are means over all keys ("mass" is their number), which keeps float16 in range.
+For the same reason a product is never divided by a normaliser before its compensating factor.
 
-With STICK the kernels read the logits of stick breaking in place of weights, break the stick where
-they need it, and write the gradient of the logits.
+With STICK the kernels read the logits of stick breaking instead of weights and write the gradient
+of the logits.
 """
 
 from typing import Dict, Optional, Tuple
@@ -37,18 +38,20 @@ KERNELS = (
     'kv_state', 'ripple', 'ripple_weight_backward', 'ripple_query_backward',
     'ripple_far_backward', 'ripple_key_backward',
 )  # fmt: skip
-# Why this version of Triton cannot compile them; it lacks what picks ring weights.
+# Reason why this version of Triton cannot compile the kernels: it lacks tl.gather.
 PROBLEM = None if hasattr(tl, 'gather') else f'kernels need Triton 3.3, not {triton.__version__}'
 TILE = 8
-# Programs that look for the real tokens of an image.
+# Programs that search the real tokens of an image.
 BOXES = 64
 STICKS = {None: 0, 'offset': 1, 'plain': 2}
 
 
 @triton.jit
 def _tile_tokens(T: tl.constexpr, height, width):
-    """Head and tile of this program; row, column and token of each place of the tile, token N
-    outside the map. One axis counts all tiles of all heads: others end at 65,535."""
+    """Return head and tile of this program, and row, column and token of each place of the tile.
+
+    Token N is outside the map. One grid axis counts the tiles of all heads: others end at 65,535.
+    """
     across, down = tl.cdiv(width, T), tl.cdiv(height, T)
     head, tile = tl.program_id(0) // (across * down), tl.program_id(0) % (across * down)
     top, left = tile // across * T, tile % across * T
@@ -61,7 +64,7 @@ def _tile_tokens(T: tl.constexpr, height, width):
 @triton.jit
 def _halo_tokens(i, top, left, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
                  BK: tl.constexpr, height, width):  # fmt: skip
-    """The same of block i of the halo of a tile, BK / BX rows of it at once."""
+    """Return row, column and token of block i of the halo of a tile, BK / BX rows at once."""
     place = tl.arange(0, BK)
     y, x = i * (BK // BX) + place // BX, place % BX
     inside = (y < T + 2 * REACH) & (x < T + 2 * REACH)
@@ -73,14 +76,14 @@ def _halo_tokens(i, top, left, T: tl.constexpr, REACH: tl.constexpr, BX: tl.cons
 
 @triton.jit
 def _distance(y1, x1, y2, x2):
-    """Chebyshev distance, (len 1, len 2)."""
+    """Compute the Chebyshev distance, (len 1, len 2)."""
     return tl.maximum(tl.abs(y1[:, None] - y2[None, :]), tl.abs(x1[:, None] - x2[None, :]))
 
 
 @triton.jit
 def _some_far(box, y, x, height, width, REACH: tl.constexpr, BOXES: tl.constexpr,
               HAS_MASK: tl.constexpr):  # fmt: skip
-    """1 for tokens that have a real one in the last group, else 0."""
+    """Return 1 for tokens with a real token in the last group, else 0."""
     low_y, low_x, high_y, high_x = 0, 0, height - 1, width - 1
     if HAS_MASK:
         part = box + tl.arange(0, BOXES) * 4
@@ -94,12 +97,14 @@ def _some_far(box, y, x, height, width, REACH: tl.constexpr, BOXES: tl.constexpr
 def _break_stick(
     base, tokens, groups, stride_n, stride_r, N, REACH: tl.constexpr, STICK: tl.constexpr
 ):
-    """Share of what is left of the stick that each group takes, and the share it leaves; a group
-    beyond REACH all of it, and one before 0 nothing."""
+    """Return the share of the remaining stick that each group takes, and the share it leaves.
+
+    A group beyond REACH takes all of it, a group before 0 nothing.
+    """
     odds = tl.exp(_load_weights(base, tokens, groups, stride_n, stride_r, N, REACH + 1))
     if STICK == 1:
         odds = odds / tl.maximum(REACH + 1 - groups, 1)[None, :]
-    # Neither is taken from the other: small shares keep their digits, and odds may be infinite.
+    # Computed separately: small shares keep their digits, and odds may be infinite.
     taken = tl.where((groups <= REACH)[None, :], 1 / (1 + 1 / odds), 1.0)
     return taken, tl.where((groups >= 0)[None, :], 1 / (1 + odds), 1.0)
 
@@ -117,11 +122,10 @@ def _ring_weights(
     base, tokens, groups, some_far, stride_n, stride_r, N,
     REACH: tl.constexpr, STICK: tl.constexpr,
 ):  # fmt: skip
-    """Weights of the last group (tokens,), and how much those of the others exceed them (tokens,
-    groups), 0 from the last on.
+    """Return weights of the last group (tokens,), and the excess of the others (tokens, groups).
 
-    The last is 0 where that group is empty: sums of the whole map less what is near would leave
-    rounding errors.
+    The excess is 0 from the last group on. The last weight is 0 where that group is empty: sums of
+    the whole map minus the near tokens would leave rounding errors.
     """
     if STICK:
         taken, _ = _break_stick(base, tokens, groups, stride_n, stride_r, N, REACH, STICK)
@@ -135,7 +139,7 @@ def _ring_weights(
 
 @triton.jit
 def _pick(near, distance, REACH: tl.constexpr):
-    """What pairs of tokens (T, K) have of (T, groups): 0 beyond REACH."""
+    """Select the value of (T, groups) for pairs of tokens (T, K); 0 beyond REACH."""
     return tl.gather(near, tl.minimum(distance, REACH + 1), 1)
 
 
@@ -144,10 +148,10 @@ def _stick_backward(
     d_weight, groups, base, tokens, stride_n, stride_r, N,
     REACH: tl.constexpr, STICK: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the logits, (tokens, groups), from that of the weights.
+    """Compute the gradient of the logits, (tokens, groups), from that of the weights.
 
-    With s_r the share taken and left_r what is left before, it is ``left_r s_r (1 - s_r)`` times
-    how much ``d_weight_r`` exceeds its mean over what remains of the stick.
+    With the share s_r and the remaining stick left_r it is ``left_r s_r (1 - s_r)`` times the excess
+    of ``d_weight_r`` over its mean over the rest of the stick.
     """
     shares, rests = _break_stick(base, tokens, groups, stride_n, stride_r, N, REACH, STICK)
     d_logit = tl.zeros(d_weight.shape, tl.float32)
@@ -157,7 +161,7 @@ def _stick_backward(
         taken = tl.sum(tl.where(here, shares, 0.0), 1)
         rest = tl.sum(tl.where(here, rests, 0.0), 1)
         excess = tl.sum(tl.where(here, d_weight, 0.0), 1) - mean
-        # Groups further out come from what this one leaves.
+        # Outer groups share the rest that this group leaves.
         d_logit = tl.where(here, (taken * rest * excess)[:, None], d_logit * rest[:, None])
         mean += taken * excess
     return d_logit
@@ -165,7 +169,7 @@ def _stick_backward(
 
 @triton.jit
 def _box_kernel(MASK, BOX, N, height, width, CHUNK, BN: tl.constexpr):
-    """Smallest row and column, largest row and column of the real tokens of a chunk."""
+    """Find the bounding box of the real tokens of a chunk: low row, column, high row, column."""
     image, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     low_y, low_x = tl.full((), 1 << 30, tl.int32), tl.full((), 1 << 30, tl.int32)
     high_y, high_x = tl.full((), -(1 << 30), tl.int32), tl.full((), -(1 << 30), tl.int32)
@@ -227,7 +231,7 @@ def _forward_kernel(
 
 @triton.jit
 def _shared_value(SUMS, BD: tl.constexpr):
-    """S without what all values share (BD, BD), z, and what they share (BD,)."""
+    """Split S (BD, BD) into the part that all values share (BD,) and the rest; return z as well."""
     cols = tl.arange(0, BD)
     state = tl.load(SUMS + cols[:, None] * BD + cols[None, :])
     z = tl.load(SUMS + BD * BD + cols)
@@ -244,11 +248,11 @@ def _weight_backward_kernel(
     BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr, HAS_MASK: tl.constexpr,
     STICK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the weights or logits, and of each normaliser times itself.
+    """Compute gradients of the weights or logits, and of each normaliser times itself.
 
-    What the normaliser's gradient multiplies is summed apart: taken from the rounded output, that
-    gradient would cost those of the weights, which are small differences, most of their digits.
-    So would what all values share: it is taken off, and added to the stored gradient alone.
+    Gradients of the weights are small differences. The factor of the normaliser's gradient is
+    therefore summed separately, not taken from the rounded output. The common part of all values
+    is subtracted for the same reason, and added to the stored gradient only.
     """
     head, top, left, qy, qx, rows = _tile_tokens(T, height, width)
     b, h = head // H, head % H
@@ -329,7 +333,7 @@ def _query_backward_kernel(
     norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
     dq *= (1 / norm / mass)[:, None]
     store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
-    # From here on of what the values are, not of how they differ from what they share.
+    # From here on the full values, including their common part.
     d_shared = tl.sum(grad * shared[None, :], 1)
     tl.store(DNORM + head * N + rows, d_norm - d_shared, mask=rows < N)
 
@@ -341,7 +345,7 @@ def _far_backward_kernel(
     D: tl.constexpr, REACH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
     BOXES: tl.constexpr, HAS_MASK: tl.constexpr, STICK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the sums of linear attention, over a chunk of queries."""
+    """Compute gradients of the sums of linear attention over a chunk of queries."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
@@ -413,7 +417,7 @@ def _key_backward_kernel(
 
 
 class RippleLaunch(Launch):
-    """Sizes and options that the kernels over tiles share."""
+    """Launcher with the sizes and options of the kernels over tiles."""
 
     def __init__(
         self,
@@ -429,7 +433,7 @@ class RippleLaunch(Launch):
         self.tiles = (self.batch * self.heads * tiles,)
         self.sizes = (self.heads, self.num_tokens, height, width)
         num_groups = weights.shape[-1] + (stick is not None)
-        reach = num_groups - 2  # the halo: the last distance with a weight of its own
+        reach = num_groups - 2  # of the halo: the last distance with its own weight
         self.columns = triton.next_power_of_2(TILE + 2 * reach)
         self.weights: Dict[str, int] = dict(
             D=self.dim, BD=self.bd, BR=triton.next_power_of_2(num_groups), REACH=reach,
@@ -437,7 +441,7 @@ class RippleLaunch(Launch):
         )  # fmt: skip
 
     def over_tiles(self, name: str, kernel, *args, **flags) -> None:
-        """A program a tile."""
+        """Launch one program per tile."""
         block = max(self.plan(name).config.block, self.columns)
         self.start(
             name, kernel, self.tiles, *args, **flags, T=TILE, BX=self.columns, BK=block,
@@ -445,8 +449,7 @@ class RippleLaunch(Launch):
         )  # fmt: skip
 
     def boxes(self) -> Tensor:
-        """Smallest and largest row and column of real tokens, (B, BOXES, 4) int32; empty without
-        padding, where all are real."""
+        """Return bounding boxes of the real tokens, (B, BOXES, 4) int32; empty without padding."""
         if not self.has_mask['HAS_MASK']:
             return torch.empty(0, dtype=torch.int32, device=self.device)
         box = torch.empty(self.batch, BOXES, 4, dtype=torch.int32, device=self.device)
@@ -465,7 +468,7 @@ def forward(
     eps: float,
     stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Output; normalisers (B, heads, N); S and z of the keys, and their number; boxes."""
+    """Return output, normalisers (B, heads, N), S and z of the keys, their number, and boxes."""
     state = make_kv_state(k, v, None, KeyLaunch(q, mask, 0, scored=False))
     launch = RippleLaunch(q, weights, hw_shape, mask, stick)
     out, norm, box = token_major(q), launch.empty(launch.num_tokens), launch.boxes()
@@ -492,7 +495,7 @@ def backward(
     eps: float,
     stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and weights, which are logits with ``stick``."""
+    """Return gradients of q, k, v and weights (logits with ``stick``)."""
     launch = RippleLaunch(q, weights, hw_shape, mask, stick)
     dq, dk, dv = (token_major(x) for x in (q, k, v))
     d_weights = torch.empty(weights.shape, dtype=weights.dtype, device=q.device)

@@ -12,28 +12,28 @@ STICKS = (None, 'offset', 'plain')
 
 
 def finished_weights(weights: Tensor, stick: Optional[str]) -> Tensor:
-    """What ``weights`` and ``stick`` of :func:`mmlinattn.ops.ripple_attention` stand for."""
+    """Return the spatial weights for ``weights`` and ``stick`` of an operator call."""
     return weights if stick is None else stick_breaking(weights, offset=stick == 'offset')
 
 
 def stick_breaking(
     logits: Tensor, *, offset: bool = True, threshold: Optional[float] = None
 ) -> Tensor:
-    """Break a stick of length 1 into R + 1 spatial weights, "Ripple Attention for Visual
-    Perception with Sub-quadratic Complexity" (Zheng et al., ICML 2022), equations 4 to 6::
+    """Break a stick of length 1 into R + 1 spatial weights, equations 4 to 6 of "Ripple Attention
+    for Visual Perception with Sub-quadratic Complexity" (Zheng et al., ICML 2022)::
 
         s_r = 1 / (1 + (R - r + 1) exp(-logit_r)),  r = 1..R,  s_{R+1} = 1
         w_r = s_{r+1} (1 - s_1) ... (1 - s_r),      r = 0..R
 
-    so that logits of 0 give equal weights. Computed with logarithms: no weight is lost to a
-    product that underflows before its time, and the gradient has no division.
+    Logits of 0 give equal weights. Computed with logarithms: no product underflows early, and the
+    gradient has no division.
 
     Args:
         logits: (..., R), any floating type; R may be 0. Half types compute in float32.
         offset: False takes s_r = sigmoid(logit_r) instead: weights 1/2, 1/4, ... at logits of 0.
-        threshold: once less than this of the stick is left, the remaining groups share what is
-            left equally (equation 6, its groups counted from 1, which keeps the sum at 1).
-            ``None`` for never; the paper uses 0.001.
+        threshold: the remaining groups share the rest of the stick equally once it is shorter than
+            this (equation 6, groups counted from 1, which keeps the sum at 1). ``None`` disables
+            it; the paper uses 0.001.
 
     Returns:
         (..., R + 1), each row on the simplex, in float32 for half types.
