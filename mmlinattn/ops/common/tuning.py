@@ -10,8 +10,8 @@ On a GPU, with an operator to run (``run`` launches the kernels named, at a size
     tuning.save(configs.cache_path(), best, device)  # what a later process takes by itself
     tuning.save(configs.SHIPPED, best, device, shipped=True)  # what the next release ships
 
-The next process uses a saved table. Within a process configurations, and so the rounding of results,
-stay the same.
+The next process uses a saved table. Within a process configurations, and so rounding, stay the
+same.
 """
 
 from contextlib import contextmanager

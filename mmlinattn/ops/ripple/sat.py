@@ -144,7 +144,7 @@ def squares(table: Tensor, y: int, radius: int) -> Tensor:
 
 
 def add_corners(table: Tensor, y: int, radius: int, x: Tensor) -> None:
-    """Add corners to ``table`` that :func:`accumulate` spreads as ``x`` over squares of row ``y``."""
+    """Add corners that :func:`accumulate` spreads as ``x`` over the squares of row ``y``."""
     height, width = table.shape[1] - 1, table.shape[2] - 1
     reach = min(radius, width)
     rows = torch.zeros_like(table[:, 0])

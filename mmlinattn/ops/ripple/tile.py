@@ -134,7 +134,7 @@ class Axis(NamedTuple):
 
     @staticmethod
     def plan(size: int, tile: int, reach: int) -> 'Axis':
-        """Choose even tiles, or a single one without halo if the map is hardly larger than a tile."""
+        """Choose even tiles, or one without halo if the map is hardly larger than a tile."""
         if size <= min(tile + 2 * reach, 2 * tile):
             return Axis(size, size, 0)
         return Axis(size, -(-size // -(-size // tile)), min(reach, size - 1))
@@ -245,7 +245,7 @@ class Tiles:
         )
 
     def add_halos(self, left: Tensor, right: Tensor, chunk: Chunk, maps: Tensor) -> None:
-        """Add the halos ``left^T right``, (C, M, K) and (C, M, c), to their positions in ``maps``."""
+        """Add the halos ``left^T right``, (C, M, K) and (C, M, c), to ``maps``."""
         y, x, count = self.y, self.x, chunk.stop - chunk.start
         band, inside, columns = self._band(maps, chunk, maps.shape[-1])
         memory = self._strips('grad_strips', chunk, band).zero_()
@@ -263,7 +263,7 @@ class Tiles:
         maps[chunk.maps, :, columns] += inside
 
     def _band(self, maps: Tensor, chunk: Chunk, channels: int) -> Tuple[Tensor, Tensor, slice]:
-        """Return a buffer for the columns of a chunk with halos, its part on the map, and the columns."""
+        """Return a buffer for the columns of a chunk with halos, its part on the map, and which."""
         y, x = self.y, self.x
         start, stop = chunk.start * x.tile - x.pad, chunk.stop * x.tile + x.pad
         shape = (chunk.heads, y.padded, stop - start, channels)
