@@ -330,7 +330,7 @@ def _random_walk(setup: Setup) -> Rivals:
     'image.',
 )
 def _random_walk_layer(setup: Setup) -> Rivals:
-    from mmlinattn.models.layers import RWGKA, RWGKP, EfficientSoftmaxAttention, SoftmaxAttention
+    from mmlinattn.models.layers import RWGKA, RWGKP, SoftmaxAttention, SpatialReductionAttention
 
     x = setup.leaf(setup.randn(setup.batch, setup.num_tokens, setup.embed_dims))
 
@@ -348,7 +348,7 @@ def _random_walk_layer(setup: Setup) -> Rivals:
         'RWGKA': rival(RWGKA, num_anchors=NUM_ANCHORS, decay=DECAY),
         'RWGKP': rival(RWGKP, num_anchors=NUM_ANCHORS, decay=DECAY),
         'one step': rival(RWGKA, num_anchors=NUM_ANCHORS, steps=1),
-        'spatial reduction': rival(EfficientSoftmaxAttention, quadratic=True, sr_ratio=SR_RATIO),
+        'spatial reduction': rival(SpatialReductionAttention, quadratic=True, sr_ratio=SR_RATIO),
         'SDPA softmax': rival(SoftmaxAttention, quadratic=True),
     }
 
@@ -359,9 +359,9 @@ PAIRED_TOKENS = 2**14
 
 def _attentions() -> Dict[str, type]:
     """The attentions of this package, softmax attention first."""
-    from mmlinattn.models.layers import BaseAttention, registered
+    from mmlinattn.models.layers import BaseAttention, registered_subclasses
 
-    found = registered(BaseAttention).items()
+    found = registered_subclasses(BaseAttention).items()
     kinds = {
         name: kind for name, kind in found if kind.__module__.startswith('mmlinattn.models.layers')
     }
@@ -384,11 +384,11 @@ def _attention_layers(setup: Setup) -> Rivals:
 
     rivals = {}
     for name, kind in _attentions().items():
-        if 'N^2' in kind.card.memory and setup.num_tokens > PAIRED_TOKENS:
+        if 'N^2' in kind.info.memory and setup.num_tokens > PAIRED_TOKENS:
             continue
         layer = setup.module(kind(setup.embed_dims, setup.heads))
         call = partial(layer, x, setup.hw_shape)
-        rivals[name] = rival(layer, call, x, 'N^2' in kind.card.time)
+        rivals[name] = rival(layer, call, x, 'N^2' in kind.info.time)
     block = setup.module(NonLocalBlock(setup.embed_dims))
     rivals['NonLocalBlock'] = rival(block, partial(block, channels_first), channels_first, True)
     return rivals
@@ -397,11 +397,11 @@ def _attention_layers(setup: Setup) -> Rivals:
 def _backbone(setup: Setup, arch: str, released: bool) -> Rivals:
     """RAVLT as released, or with RALA in all stages."""
     from mmlinattn.models.backbones import RAVLT
-    from mmlinattn.models.backbones.ravlt import RELEASED
+    from mmlinattn.models.backbones.ravlt import RELEASED_ATTENTIONS
 
     from .rivals.channels_first import ChannelsFirstRAVLT
 
-    attn_cfg = RELEASED if released else 'RALA'
+    attn_cfg = RELEASED_ATTENTIONS if released else 'RALA'
     ours = setup.module(RAVLT(arch, attn_cfg, drop_path_rate=0.0, norm_cfg=dict(type='BN')))
     image = setup.leaf(setup.randn(setup.batch, 3, *setup.hw_shape))
 
@@ -440,7 +440,7 @@ MIT_ATTENTIONS = {
     'one step': dict(type='RWGKA', num_anchors=NUM_ANCHORS, decay=DECAY, steps=1),
     'two steps': dict(type='RWGKA', num_anchors=NUM_ANCHORS, decay=DECAY, steps=2),
     'RALA': dict(type='RALA', rotary=False, lepe=0),
-    'spatial reduction': dict(type='EfficientSoftmaxAttention'),
+    'spatial reduction': dict(type='SpatialReductionAttention'),
 }
 
 

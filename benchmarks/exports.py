@@ -32,7 +32,7 @@ from mmlinattn.models.layers import (
     BaseAttention,
     build_attention,
     map_to_tokens,
-    registered,
+    registered_subclasses,
     tokens_to_map,
 )
 
@@ -190,7 +190,7 @@ def main(argv: List[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    kinds = registered(BaseAttention)
+    kinds = registered_subclasses(BaseAttention)
     configs = {name: dict(type=name) for name in kinds if kinds[name].__module__[:9] == 'mmlinattn'}
     layers = {
         name: partial(lambda cfg: OnMap(build_attention(cfg, CHANNELS, HEADS)), cfg)

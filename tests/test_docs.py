@@ -13,7 +13,7 @@ from torch import nn
 
 from mmlinattn.models.backbones import HierarchicalBackbone
 from mmlinattn.models.backbones.transformer_block import TransformerBlock
-from mmlinattn.models.layers import BaseAttention, NonLocalBlock, TokenMap, build_attention
+from mmlinattn.models.layers import BaseAttention, NonLocalBlock, TokenLayout, build_attention
 from mmlinattn.ops.common.numerics import accumulation_dtype
 
 
@@ -38,7 +38,7 @@ def example(page, name: str) -> type:
     return names[name]
 
 
-@pytest.mark.parametrize('attn_cfg', ['RALA', 'EfficientSoftmaxAttention'])
+@pytest.mark.parametrize('attn_cfg', ['RALA', 'SpatialReductionAttention'])
 def test_the_host_of_the_design_page(root, attn_cfg):
     model = example(root / 'docs' / 'design.md', 'Plain')('tiny', attn_cfg)
     model.init_weights()
@@ -77,4 +77,4 @@ def test_the_attention_of_the_contributing_page(root):
     torch.testing.assert_close(out[1], attn.proj.bias.expand(6, 16))
     # As many tokens as a float16 cannot count.
     v, mask = torch.full((1, 1, 70000, 1), 4.0, dtype=torch.float16), mask.new_zeros(1, 70000)
-    assert (attn.attend(v, v, v, TokenMap((100, 700), mask)) == 4).all()
+    assert (attn.attend(v, v, v, TokenLayout((100, 700), mask)) == 4).all()

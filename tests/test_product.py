@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mmlinattn.checkpoints import load_state_dict, save_checkpoint
 from mmlinattn.models.backbones import Backbone
-from mmlinattn.models.layers import BaseAttention, registered
+from mmlinattn.models.layers import BaseAttention, registered_subclasses
 
 ARCH = dict(embed_dims=(16, 16, 32, 32), depths=1, num_heads=(1, 2, 2, 4))
 # Hosts that need other sizes or options than these.
@@ -28,7 +28,7 @@ OPTIONS: Dict[str, dict] = dict(
 
 
 def ours(base: type) -> Dict[str, type]:
-    found = registered(base)
+    found = registered_subclasses(base)
     return {name: cls for name, cls in found.items() if cls.__module__.startswith('mmlinattn.')}
 
 
@@ -149,7 +149,7 @@ def test_init_cfg_of_an_attention_wins(host, attention):
 
 def test_one_attention_a_stage(backbone, image):
     names = ['RALA', dict(type='RWGKA', num_anchors=3), 'LinearAttention', 'RippleAttention']
-    count = backbone(attn_cfg='RALA').count_units()
+    count = backbone(attn_cfg='RALA').count_stages()
     model = backbone(attn_cfg=names[:count])
     kinds = [type(m).__name__ for m in model.modules() if isinstance(m, BaseAttention)]
     assert kinds == ['RALA', 'RWGKA', 'LinearAttention', 'RippleAttention'][:count]
@@ -187,8 +187,8 @@ EXTRA_TOKENS = dict(
 @pytest.mark.parametrize('name', EXTRA_TOKENS)
 def test_extra_tokens_beside_every_attention(name, attention, image):
     options, last = EXTRA_TOKENS[name]
-    if not ours(BaseAttention)[attention].takes_extra_tokens:
-        with pytest.raises(ValueError, match=f'{attention} takes no extra tokens'):
+    if not ours(BaseAttention)[attention].supports_extra_tokens:
+        with pytest.raises(ValueError, match=f'{attention} does not support extra tokens'):
             BACKBONES[name](attn_cfg=attention, **options)
         return
     model = BACKBONES[name](attn_cfg=attention, **options)

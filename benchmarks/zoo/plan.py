@@ -8,7 +8,7 @@ from mmengine.config import Config
 
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
-from mmlinattn.models.layers import RALA, BaseAttention, registered
+from mmlinattn.models.layers import RALA, BaseAttention, registered_subclasses
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = {'deit-nano': 'DeiT-nano', 'ravlt-nano': 'RAVLT-nano'}
@@ -21,9 +21,9 @@ MAIN = (
 )  # fmt: skip
 # Defaults of these are for maps of thousands of tokens; here are 64 to 256, and 4 in the end.
 OPTIONS: Dict[str, dict] = dict(
-    EfficientSoftmaxAttention=dict(sr_ratio=2),
+    SpatialReductionAttention=dict(sr_ratio=2),
     NystromAttention=dict(num_landmarks=16),
-    RelativeSoftmaxAttention=dict(map_size=16),
+    BiasedSoftmaxAttention=dict(map_size=16),
     RWGKA=dict(num_anchors=16),
     RWGKP=dict(num_anchors=16),
     VisionLongformerAttention=dict(window_size=4),
@@ -72,15 +72,15 @@ class Job:
 
 def attentions() -> List[str]:
     """Those of this package: the main ones, then the others by name."""
-    found = registered(BaseAttention)
+    found = registered_subclasses(BaseAttention)
     ours = [name for name, kind in found.items() if kind.__module__.startswith('mmlinattn.')]
     return [*MAIN, *(name for name in ours if name not in MAIN)]
 
 
 def attn_cfg(name: str) -> dict:
     """The config of an attention in both hosts."""
-    kind = registered(BaseAttention)[name]
-    extras = EXTRAS if kind is RALA or 'lepe' in kind.host_options else {}
+    kind = registered_subclasses(BaseAttention)[name]
+    extras = EXTRAS if kind is RALA or 'lepe' in kind.backbone_options else {}
     return dict(type=name, **extras, **OPTIONS.get(name, {}))
 
 

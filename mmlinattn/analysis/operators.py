@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..engine.distributed.fsdp_strategy import check_classes, of_classes
-from ..models.layers.activation_checkpointing import recompute_forward
+from ..models.layers.activation_checkpointing import checkpoint_forward
 from .complexity import COUNTS, SUSPICIOUS, Forward, check_shape, copy_without_values
 
 # Of an image, in the heads of a two-stage detector: samples of the standard assigners in training.
@@ -124,7 +124,7 @@ def _run(
 ) -> TrainingStep:  # fmt: skip
     model = copy_without_values(model, mode)
     for _, module in of_classes(model, checkpointing):
-        recompute_forward(module)
+        checkpoint_forward(module)
     runner = Forward(model, (SAMPLED_BOXES, SAMPLED_MASKS)).eval()
     tensors = (*runner.parameters(), *runner.buffers())
     own = {tensor.untyped_storage() for tensor in tensors}

@@ -134,7 +134,7 @@ def _rings(attn: RippleAttention, call: Call, picture, sight, stride, pixel) -> 
     grid = sight.grid(shape, stride)
     row, column = grid.cell(*pixel)
     with torch.no_grad():
-        values = call.tokens.split(call.v[:1], 2)[1]
+        values = call.tokens.split_extra(call.v[:1], 2)[1]
         weights = attn.spatial_weights(values)[0, :, row * shape[1] + column].float().mean(0).cpu()
     painted = grid.paint(picture, _heat(ring_map(weights, (row, column), shape, attn.groups)))
     numbers = ', '.join(f'{weight:.3f}' for weight in weights.tolist())

@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ..models.layers import AdditiveAttention, BaseAttention, RippleAttention, TokenMap
+from ..models.layers import AdditiveAttention, BaseAttention, RippleAttention, TokenLayout
 
 # Of so many keys one has full colour: a single large one would leave all others pale.
 SATURATED = 200
@@ -22,7 +22,7 @@ class Call(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    tokens: TokenMap
+    tokens: TokenLayout
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def calls_of(attn: BaseAttention) -> Iterator[List[Call]]:
     """
     attend, calls = attn.attend, []
 
-    def keep(q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+    def keep(q: Tensor, k: Tensor, v: Tensor, tokens: TokenLayout) -> Tensor:
         calls.append(Call(q.detach(), k.detach(), v.detach(), tokens))
         return attend(q, k, v, tokens)
 

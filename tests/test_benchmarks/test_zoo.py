@@ -17,7 +17,7 @@ pytest.importorskip(
 from benchmarks.zoo import __main__ as zoo
 from benchmarks.zoo import costs, data, page, plan, pool, training
 from mmlinattn.checkpoints import load_state_dict
-from mmlinattn.models.layers import BaseAttention, registered
+from mmlinattn.models.layers import BaseAttention, registered_subclasses
 
 TWO = ('SoftmaxAttention', 'HydraAttention')
 
@@ -138,14 +138,18 @@ def test_the_score_is_that_of_the_weights(run, tmp_path, monkeypatch):
 
 def test_every_attention_is_there_and_refusals_have_a_reason():
     names = plan.attentions()
-    kinds = {n: c for n, c in registered(BaseAttention).items() if 'mmlinattn.' in c.__module__}
+    kinds = {
+        n: c
+        for n, c in registered_subclasses(BaseAttention).items()
+        if 'mmlinattn.' in c.__module__
+    }
     assert sorted(names) == sorted(kinds) and names[: len(plan.MAIN)] == list(plan.MAIN)
     jobs = plan.jobs(plan.HOSTS, plan.DATA, names, 3)
     assert len(jobs) == len(set(jobs)) == 4 * (len(names) + 2 * len(plan.MAIN))
     kept, refused = plan.split(jobs)
-    without = {name for name, kind in kinds.items() if not kind.takes_extra_tokens}
+    without = {name for name, kind in kinds.items() if not kind.supports_extra_tokens}
     assert set(refused) == {('deit-nano', name) for name in without}
-    assert all('takes no extra tokens' in why for why in refused.values())
+    assert all('does not support extra tokens' in why for why in refused.values())
     assert {(job.host, job.attention) for job in jobs} == {
         *refused,
         *((job.host, job.attention) for job in kept),

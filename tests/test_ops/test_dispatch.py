@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmlinattn.models.layers.activation_checkpointing import recomputed
+from mmlinattn.models.layers.activation_checkpointing import checkpoint_block
 from mmlinattn.ops import BackendError, use_backend
 from mmlinattn.ops.common import dispatch
 
@@ -126,7 +126,7 @@ def test_recomputation_uses_the_backend_of_the_forward_pass():
             return operator('auto', q).exp()
 
     with use_backend('reference'):
-        out = recomputed(Block(), torch.zeros(1, requires_grad=True))
+        out = checkpoint_block(Block(), torch.zeros(1, requires_grad=True))
     with ThreadPoolExecutor(1) as threads:
         threads.submit(out.backward).result()
     assert ran == ['reference', 'reference']

@@ -31,7 +31,7 @@ from mmlinattn.engine import FSDP2Strategy, build_model
 from mmlinattn.engine.distributed.launch import launch as distributed
 from mmlinattn.engine.hooks.checkpoint_hook import newest_checkpoint
 from mmlinattn.engine.hooks.preemption_hook import EXIT_CODE
-from mmlinattn.models.layers.activation_checkpointing import recompute_forward
+from mmlinattn.models.layers.activation_checkpointing import checkpoint_forward
 
 from ..programs import Program, free_port
 from ..sizes import LONG, size
@@ -248,7 +248,7 @@ def test_computed_again_in_the_backward_pass():
     expected = torch.autograd.grad(torch.nn.BatchNorm1d(2)(x).pow(3).sum(), x)[0]
     forward = layer.forward
     layer.forward = lambda x: calls.append(1) or forward(x)
-    recompute_forward(layer)
+    checkpoint_forward(layer)
     out = layer(x)
     assert len(calls) == 1
     torch.testing.assert_close(torch.autograd.grad(out.pow(3).sum(), x)[0], expected)

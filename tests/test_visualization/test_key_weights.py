@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch.nn.functional import elu
 
 from mmlinattn.checkpoints import save_checkpoint
-from mmlinattn.models.layers import BaseAttention, build_attention, registered
+from mmlinattn.models.layers import BaseAttention, build_attention, registered_subclasses
 from mmlinattn.visualization.key_weights import (
     Call,
     calls_of,
@@ -26,7 +26,7 @@ from mmlinattn.visualization.key_weights import (
 SHAPE, QUERY = (5, 7), (3, 2)
 NUMBER = QUERY[0] * SHAPE[1] + QUERY[1]
 OPTIONS = dict(
-    EfficientSoftmaxAttention=dict(sr_ratio=2),
+    SpatialReductionAttention=dict(sr_ratio=2),
     NystromAttention=dict(num_landmarks=4),
     RALA=dict(rotary=True),
     RippleAttention=dict(max_distance=2),
@@ -36,7 +36,9 @@ OPTIONS = dict(
     WindowAttention=dict(window_size=3),
 )
 NOT_LINEAR = ('AdditiveAttention', 'LinearAngularAttention')
-OURS = [n for n, kind in registered(BaseAttention).items() if 'mmlinattn.' in kind.__module__]
+OURS = [
+    n for n, kind in registered_subclasses(BaseAttention).items() if 'mmlinattn.' in kind.__module__
+]
 
 
 @pytest.fixture
@@ -151,7 +153,7 @@ def test_extra_tokens_are_left_out_and_padding_weighs_nothing(called):
 
 def test_keys_of_cells_have_a_map_of_their_own(called):
     for name, shape in dict(
-        EfficientSoftmaxAttention=(2, 3), ConvProjectionAttention=(3, 4)
+        SpatialReductionAttention=(2, 3), ConvProjectionAttention=(3, 4)
     ).items():
         assert key_weights(*called(name), QUERY).shape == (2, *shape)
     with pytest.raises(ValueError, match=r'11 keys are no cells of a map of \(5, 7\)'):
@@ -277,7 +279,7 @@ def test_attentions_that_the_host_refuses_are_left_out(tool, tmp_path, monkeypat
     options = ('--size', 64, 64, '--out', tmp_path / 'a.png')
     monkeypatch.setattr(tool.module, 'ours', lambda: names)
     assert list(tool(*options, config='configs/zoo/deit-nano_shapes.py')) == ['RALA']
-    refused = 'EnhancedLinearAttention takes no extra tokens'
+    refused = 'EnhancedLinearAttention does not support extra tokens'
     assert f'left out EnhancedLinearAttention: {refused}' in capsys.readouterr().out
     with pytest.raises(SystemExit) as error:
         tool(*options, '--attentions', *names, config='configs/zoo/deit-nano_shapes.py')

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Dict, List
 
 import mmlinattn.models.layers as layers
-from mmlinattn.models.layers import BaseAttention, NonLocalBlock, registered
+from mmlinattn.models.layers import BaseAttention, NonLocalBlock, registered_subclasses
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'attentions.md'
@@ -31,7 +31,7 @@ FACTS = ('command', 'commit', 'machine', 'threads', 'versions', 'settings')
 
 def ours() -> Dict[str, type]:
     """Attentions of this package by name, then the non-local block."""
-    found = registered(BaseAttention)
+    found = registered_subclasses(BaseAttention)
     names = {n: cls for n, cls in found.items() if cls.__module__.startswith(layers.__name__)}
     return {**names, 'NonLocalBlock': NonLocalBlock}
 
@@ -55,15 +55,15 @@ def table(times: dict) -> List[str]:
     align = ['---'] * 6 + ['---:'] * (1 + len(TOKENS)) + ['---'] * 2
     lines = [f'| {" | ".join(heads)} |', f'| {" | ".join(align)} |']
     for name, kind in ours().items():
-        card = kind.card
+        info = kind.info
         measured = times.get('ms', {}).get(name, {})
-        cells = [f'`{name}`', f'`{card.formula}`', card.time, card.memory]
+        cells = [f'`{name}`', f'`{info.formula}`', info.time, info.memory]
         cells += [
-            'needed' if card.map else '',
-            '' if getattr(kind, 'takes_extra_tokens', False) else 'no',
+            'needed' if info.needs_map else '',
+            '' if getattr(kind, 'supports_extra_tokens', False) else 'no',
         ]
         cells += [added(kind), *(str(measured.get(size, '')) for size in TOKENS)]
-        cells += [card.source, card.use]
+        cells += [info.source, info.use]
         cells = [cell.replace('|', r'\|') for cell in cells]
         lines.append(f'| {" | ".join(cells)} |')
     if times:

@@ -26,7 +26,7 @@ VERBS = set(
     Approximate Arrange Ask Assign Assert Attach Average Backpropagate Begin Bind Block Break Broadcast
     Build Cache Calculate Call Cast Catch Change Check Choose Clamp Classify Clean Clear Clip Close
     Collate Collect Combine Compare Compile Complete Compose Compress Compute Concatenate Configure
-    Connect Consolidate Consume Contain Continue Convert Copy Count Crop Create Cut Decide Decode
+    Connect Consolidate Consume Contain Continue Convert Convolve Copy Count Crop Create Cut Decide Decode
     Decorate Decorrelate Define Delete Describe Deserialize Detach Detect Disable Discard Display
     Divide Download Draw Drop Dump Duplicate Embed Emit Empty Enable Encode End Enforce Enlarge Ensure
     Enter Erase Estimate Evaluate Exchange Execute Exit Expand Explain Export Extend Extract Fail Feed
@@ -36,7 +36,7 @@ VERBS = set(
     Launch Leave Let Limit Link List Listen Load Localize Lock Log Look Loop Make Map Mark Mask Match
     Measure Merge Mirror Mix Modify Move Multiply Name Narrow Normalize Normalise Note Notify Number
     Offer Open Order Overlay Override Pack Pad Paint Parse Partition Pass Paste Patch Perform Permute
-    Pick Place Plan Plot Pool Predict Prefetch Prepare Preprocess Print Process Produce Profile Project
+    Pick Place Plan Plot Pool Predict Prefetch Prepare Prepend Preprocess Print Process Produce Profile Project
     Propagate Provide Publish Pull Push Put Query Quantize Raise Randomize Read Receive Recompute Record
     Redact Reduce Refer Reformat Refuse Register Regroup Reject Release Reload Remap Remember Remove
     Rename Render Reorder Repeat Replace Replay Report Represent Request Require Rescale Reserve Reset

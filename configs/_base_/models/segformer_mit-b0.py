@@ -13,7 +13,7 @@ model = dict(
     backbone=dict(
         type='MixTransformer',
         arch='b0',
-        attn_cfg=dict(type='EfficientSoftmaxAttention'),
+        attn_cfg=dict(type='SpatialReductionAttention'),
         init_cfg=dict(
             type='Pretrained', checkpoint='checkpoints/mit-b0_in1k.pth', prefix='backbone.'
         ),

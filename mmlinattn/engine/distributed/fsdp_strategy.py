@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...checkpoints import is_sharded, load_shards, read_checkpoint, save_sharded, tensors_of
-from ...models.layers.activation_checkpointing import recompute_forward
+from ...models.layers.activation_checkpointing import checkpoint_forward
 from .launch import join_on_cpu
 
 DTYPES = ('float32', 'float16', 'bfloat16')
@@ -136,7 +136,7 @@ class FSDP2Strategy(DDPStrategy):
             # Rows of it are what is spread.
             parameter.data = parameter.data.contiguous()
         for _, module in of_classes(model, self.checkpointing):
-            recompute_forward(module)
+            checkpoint_forward(module)
         names = ('replicate', 'shard') if len(self.mesh_shape) == 2 else ('shard',)
         mesh = init_device_mesh(get_device(), self.mesh_shape, mesh_dim_names=names)
         blocks = MixedPrecisionPolicy(

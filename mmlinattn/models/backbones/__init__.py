@@ -1,4 +1,4 @@
-"""Hosts: backbones that take any attention of :mod:`mmlinattn.models.layers`."""
+"""Backbones that accept any attention of :mod:`mmlinattn.models.layers`."""
 
 from .base import Backbone, HierarchicalBackbone
 from .cvt import CvT

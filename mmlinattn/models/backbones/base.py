@@ -1,4 +1,4 @@
-"""What all hosts share, so that a new one is its blocks and little more."""
+"""Base classes of all backbones."""
 
 from typing import Dict, List, Optional, Sequence, Tuple, Union
 
@@ -10,48 +10,56 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..layers import (
     AttnCfg,
     BaseAttention,
-    attention_cfgs,
+    expand_attn_cfg,
     init_layers,
     map_to_tokens,
     tokens_to_map,
 )
-from ..layers.activation_checkpointing import recomputed
+from ..layers.activation_checkpointing import checkpoint_block
 
 OUT_TYPES = ('featmap', 'avg_featmap', 'cls_token')
 Part = Union[nn.Module, nn.Parameter]
 
 
 class Backbone(BaseModule):
-    """What backbones with stages and plain ones share: sizes, an attention for each stage or
-    layer, stochastic depth, forms of output, freezing, activation checkpointing.
+    """Base class of all backbones, hierarchical or not.
 
-    A subclass lists its sizes in the class attributes, overrides :meth:`count_units`,
-    :meth:`stochastic_depth`, :meth:`lead`, :meth:`parts` and, for layers that start otherwise,
-    :meth:`init_layer`, makes its parts, and ends its constructor with :meth:`finish`.
+    It handles architectures, one attention per stage, stochastic depth, output types, freezing and
+    activation checkpointing. In a backbone without stages, such as ViT, "stage" means a layer.
+
+    A subclass sets the class attributes and implements :meth:`count_stages`,
+    :meth:`stochastic_depth`, :meth:`stem_layer`, :meth:`stage_parts` and, if needed,
+    :meth:`init_layer`. Its constructor builds the modules and calls :meth:`finish` last.
 
     Args:
-        arch: a name in ``architectures``, or a dict with the keys of ``arch_needed`` and
+        arch: a name in ``architectures``, or a dict with the keys of ``arch_required`` and
             optionally those of ``arch_defaults``.
-        attn_cfg: config or name of the attention of all units, or a list with one a unit.
-        out_indices: units to return; those after the last of them are not built.
+        attn_cfg: config or name of the attention of all stages, or a list with one per stage.
+        out_indices: stages to return; stages after the last of them are not built.
         out_type: ``'featmap'`` for maps (B, C_i, H_i, W_i), ``'avg_featmap'`` for their means
-            (B, C_i), or ``'cls_token'`` for the class token (B, C_i) of a host that has one.
-        drop_path_rate: overrides the architecture's rate of stochastic depth, which rises
+            (B, C_i), or ``'cls_token'`` for the class token (B, C_i) if the backbone has one.
+        drop_path_rate: overrides the rate of stochastic depth of the architecture, which rises
             linearly from 0 over the blocks.
         norm_eval: keep batch norms in eval mode in training.
-        frozen_stages: -1 nothing, 0 what leads into the first unit, k also the first k units.
-        with_cp: activation checkpointing in every block.
+        frozen_stages: -1 freezes nothing, 0 the stem, k also the first k stages.
+        with_cp: use activation checkpointing in every block.
         init_cfg: for example ``dict(type='Pretrained', checkpoint=..., prefix='backbone.')``.
 
+    Attributes:
+        architectures: architectures by name.
+        arch_required, arch_defaults: keys of an architecture, and values of optional keys.
+        stage_name: ``'stage'`` or ``'layer'``, for messages.
+        has_cls_token: True if the backbone can have a class token.
+
     Raises:
-        ValueError: an unknown architecture or option value.
-        KeyError: an unknown attention.
+        ValueError: the architecture or an option value is unknown.
+        KeyError: the attention is unknown.
     """
 
     architectures: Dict[str, dict] = {}
-    arch_needed: Tuple[str, ...] = ('embed_dims', 'depths')
+    arch_required: Tuple[str, ...] = ('embed_dims', 'depths')
     arch_defaults: dict = {}
-    unit = 'stage'
+    stage_name = 'stage'
     has_cls_token = False
 
     def __init__(
@@ -68,11 +76,12 @@ class Backbone(BaseModule):
     ) -> None:
         super().__init__(init_cfg)
         self.arch = self._architecture(arch)
-        count = self.count_units()
-        units = isinstance(out_indices, (list, tuple)) and out_indices
-        if not units or any(i not in range(count) for i in out_indices):
+        count = self.count_stages()
+        is_list = isinstance(out_indices, (list, tuple)) and out_indices
+        if not is_list or any(i not in range(count) for i in out_indices):
             raise ValueError(
-                f'out_indices must be a list of {self.unit}s in 0..{count - 1}, got {out_indices!r}'
+                f'out_indices must be a list of {self.stage_name}s in 0..{count - 1}, '
+                f'got {out_indices!r}'
             )
         if frozen_stages not in range(-1, count + 1):
             raise ValueError(f'frozen_stages must be in -1..{count}, got {frozen_stages}')
@@ -80,7 +89,7 @@ class Backbone(BaseModule):
             raise ValueError(f'out_type must be one of {OUT_TYPES}, got {out_type!r}')
         if out_type == 'cls_token' and not self.has_cls_token:
             raise ValueError(f'{type(self).__name__} has no class token for {out_type=}')
-        self.attn_cfgs = attention_cfgs(attn_cfg, count, self.unit)
+        self.attn_cfgs = expand_attn_cfg(attn_cfg, count, self.stage_name)
         self.out_indices = tuple(out_indices)
         self.out_type = out_type
         self.num_built = max(self.out_indices) + 1
@@ -90,12 +99,12 @@ class Backbone(BaseModule):
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
 
-    def count_units(self) -> int:
-        """How many stages or layers the architecture has."""
+    def count_stages(self) -> int:
+        """Return the number of stages of the architecture."""
         raise NotImplementedError
 
     def _architecture(self, arch: Union[str, dict]) -> dict:
-        """The architecture with all of its values."""
+        """Return the architecture with the defaults filled in."""
         if isinstance(arch, str):
             if arch not in self.architectures:
                 known = tuple(self.architectures)
@@ -103,32 +112,32 @@ class Backbone(BaseModule):
             arch = self.architectures[arch]
         elif not isinstance(arch, dict):
             raise ValueError(f'arch must be a name or a dict, got {arch!r}')
-        missing = [name for name in self.arch_needed if name not in arch]
-        unknown = sorted(set(arch) - set(self.arch_defaults) - set(self.arch_needed))
+        missing = [name for name in self.arch_required if name not in arch]
+        unknown = sorted(set(arch) - set(self.arch_defaults) - set(self.arch_required))
         if missing or unknown:
             raise ValueError(f'arch: missing keys {missing}, unknown keys {unknown}')
         return dict(self.arch_defaults, **arch)
 
     def stochastic_depth(self, rate: float) -> List[List[float]]:
-        """Rates of the blocks, a list for each unit."""
+        """Return the drop path rates of the blocks, one list per stage."""
         raise NotImplementedError
 
-    def lead(self) -> nn.Module:
-        """What leads into the first unit."""
+    def stem_layer(self) -> nn.Module:
+        """Return the module before the first stage."""
         raise NotImplementedError
 
-    def parts(self, i: int) -> List[Part]:
-        """What is frozen with unit ``i``: modules, and parameters that are in none of them."""
+    def stage_parts(self, i: int) -> List[Part]:
+        """Return the parts of stage ``i`` to freeze: modules, and parameters outside of them."""
         raise NotImplementedError
 
     def num_extra_tokens(self, i: int) -> int:
-        """How many tokens unit ``i`` has besides those of the map."""
+        """Return the number of extra tokens (class token, global tokens) of stage ``i``."""
         return 0
 
     def init_layer(self, layer: nn.Module) -> None:
-        """Start a convolution or linear layer, of the host or a projection of an attention.
+        """Initialise a convolution or linear layer, also the projections of attentions.
 
-        Linear layers truncated normal (std 0.02), zero biases; convolutions by torch's own rule.
+        Linear layers: truncated normal (std 0.02), zero biases. Convolutions: default of torch.
         """
         if isinstance(layer, nn.Linear):
             trunc_normal_init(layer, std=0.02, bias=0)
@@ -136,34 +145,36 @@ class Backbone(BaseModule):
             layer.reset_parameters()
 
     def finish(self) -> None:
-        """Checks, memory layout and freezing, once all parts are there."""
+        """Check the attentions, set the memory format and freeze, after all modules are built."""
         for i in range(self.num_built):
-            for part in self.parts(i):
+            for part in self.stage_parts(i):
                 for module in part.modules() if isinstance(part, nn.Module) else ():
                     if isinstance(module, BaseAttention):
                         module.check_extra_tokens(self.num_extra_tokens(i))
-        # Maps and tokens are then views of the same memory.
+        # In channels_last, maps and tokens are views of the same memory.
         self.to(memory_format=torch.channels_last)
         self._freeze()
 
-    def run(self, block: nn.Module, tokens: Tensor, *args) -> Tensor:
-        """``block(tokens, *args)``, checkpointed if asked for."""
+    def run_block(self, block: nn.Module, tokens: Tensor, *args) -> Tensor:
+        """Return ``block(tokens, *args)``, with activation checkpointing if ``with_cp``."""
         if self.with_cp and torch.is_grad_enabled():
-            return recomputed(block, tokens, *args)
+            return checkpoint_block(block, tokens, *args)
         return block(tokens, *args)
 
-    def form(self, tokens: Tensor, hw_shape: Tuple[int, int], num_extra_tokens: int = 0) -> Tensor:
-        """Tokens (B, E + N, C) as ``out_type`` says."""
+    def format_output(
+        self, tokens: Tensor, hw_shape: Tuple[int, int], num_extra_tokens: int = 0
+    ) -> Tensor:
+        """Convert tokens (B, E + N, C) to the output given by ``out_type``."""
         if self.out_type == 'cls_token':
             return tokens[:, 0]
         tokens = tokens[:, num_extra_tokens:]
         if self.out_type == 'avg_featmap':
             return tokens.mean(1)
-        # MMCV's operators (RoIAlign, ...) read any map as if it were contiguous.
+        # Operators of MMCV (RoIAlign, ...) assume contiguous maps without checking.
         return tokens_to_map(tokens, hw_shape).contiguous()
 
     def init_weights(self) -> None:
-        """:meth:`init_layer` for all layers, then ``init_cfg``, if any, on top."""
+        """Call :meth:`init_layer` on all layers, then apply ``init_cfg``."""
         init_layers(self, self.init_layer)
         super().init_weights()
 
@@ -180,39 +191,42 @@ class Backbone(BaseModule):
         if self.frozen_stages < 0:
             return
         frozen = range(min(self.frozen_stages, self.num_built))
-        for part in [self.lead(), *(part for i in frozen for part in self.parts(i))]:
+        for part in [self.stem_layer(), *(part for i in frozen for part in self.stage_parts(i))]:
             part.requires_grad_(False)
             if isinstance(part, nn.Module):
                 part.eval()
 
 
 class HierarchicalBackbone(Backbone):
-    """A backbone of stages, each on a smaller map, with any attention of this package.
+    """Base class of backbones with stages on successively smaller maps.
 
-    A subclass lists its sizes in the class attributes (``arch_needed`` and ``arch_defaults`` have
-    at least the widths, depths, heads, MLP ratios and the rate of stochastic depth), makes
-    ``self.stages``, MMEngine's ModuleList that :meth:`build_stage` appends to, overrides
-    :meth:`entry` and, where they differ, :meth:`init_layer`, :meth:`extra_tokens`, :meth:`leave`
-    and :meth:`parts`, and ends its constructor with :meth:`finish`.
-    ``docs/design.md`` has a whole one.
+    A subclass sets the class attributes. ``arch_required`` and ``arch_defaults`` together contain
+    at least ``embed_dims``, ``depths``, ``num_heads``, ``mlp_ratios`` and ``drop_path_rate``. Its
+    constructor sets ``self.stages`` to MMEngine's ModuleList, calls :meth:`build_stage` for each
+    stage and :meth:`finish` last. It implements :meth:`downsample_layer` and, if needed,
+    :meth:`init_layer`, :meth:`extra_tokens`, :meth:`stage_norm` and :meth:`stage_parts`.
+    ``docs/design.md`` has a complete example.
 
     Args:
-        arch: as in :class:`Backbone`: one value a stage, four unless the host says otherwise, or
-            one number for all; ``drop_path_rate`` is one number.
-        attn_cfg: config or name of the attention of all stages, or a list with one a stage.
-        out_indices: stages to return, all by default; those after the last of them are not built.
+        arch: see :class:`Backbone`. Values are lists with one number per stage, or one number for
+            all stages; ``drop_path_rate`` is one number.
+        attn_cfg: config or name of the attention of all stages, or a list with one per stage.
+        out_indices: stages to return, all by default; stages after the last are not built.
         others: see :class:`Backbone`.
+
+    Attributes:
+        num_stages: number of stages, 4 by default.
+        arch_may_be_zero: keys of an architecture whose values can be 0.
 
     Inputs:
         (B, in_channels, H, W).
 
     Returns:
-        tuple of maps (B, C_i, H_i, W_i), contiguous; channels_last is used inside only. Another
-        ``out_type`` is (B, C_i).
+        tuple of maps (B, C_i, H_i, W_i), contiguous, or (B, C_i) with another ``out_type``.
 
     Raises:
-        ValueError: an unknown architecture or option value.
-        KeyError: an unknown attention.
+        ValueError: the architecture or an option value is unknown.
+        KeyError: the attention is unknown.
     """
 
     stages: ModuleList
@@ -230,7 +244,7 @@ class HierarchicalBackbone(Backbone):
         super().__init__(arch, attn_cfg, out_indices, **kwargs)
 
     def _architecture(self, arch: Union[str, dict]) -> dict:
-        """The architecture with every value spelled out for all stages."""
+        """Return the architecture with one value per stage for every key."""
         arch, count = super()._architecture(arch), self.num_stages
         for name in set(arch) - {'drop_path_rate'}:
             value = arch[name]
@@ -242,58 +256,68 @@ class HierarchicalBackbone(Backbone):
                 raise ValueError(f'arch[{name!r}] must be positive, got {value}')
         return arch
 
-    def count_units(self) -> int:
+    def count_stages(self) -> int:
         return self.num_stages
 
     def stochastic_depth(self, rate: float) -> List[List[float]]:
         return drop_path_rates(rate, self.arch['depths'])
 
     def build_stage(
-        self, i: int, block: type, every_second: Optional[dict] = None, **options
+        self, i: int, block: type, odd_block_options: Optional[dict] = None, **options
     ) -> None:
-        """Append stage ``i``: as many blocks as the architecture says.
+        """Append stage ``i`` with the depth of the architecture to ``self.stages``.
 
-        Each is ``block(embed_dims, num_heads, mlp_ratio, attn_cfg, drop_path=..., **options)``, the
-        second, fourth, ... with the options ``every_second``, too.
+        Args:
+            i: index of the stage.
+            block: class of the blocks, called as ``block(embed_dims, num_heads, mlp_ratio,
+                attn_cfg, drop_path=..., **options)``.
+            odd_block_options: further options of the blocks 1, 3, ...
+            options: options of all blocks.
         """
         sizes = (self.arch[name][i] for name in ('embed_dims', 'num_heads', 'mlp_ratios'))
         args = (*sizes, self.attn_cfgs[i])
         blocks = ModuleList()
         for j, rate in enumerate(self.drop_paths[i]):
-            of_block = (every_second or {}) if j % 2 else {}
-            blocks.append(block(*args, drop_path=rate, **options, **of_block))
+            block_options = (odd_block_options or {}) if j % 2 else {}
+            blocks.append(block(*args, drop_path=rate, **options, **block_options))
         self.stages.append(blocks)
 
-    def entry(self, i: int) -> nn.Module:
-        """What leads into stage ``i``: the image, or the map of the stage before, to a map."""
+    def downsample_layer(self, i: int) -> nn.Module:
+        """Return the module before stage ``i``, which maps the previous map to that of the stage.
+
+        For stage 0 it is the stem, which takes the image.
+        """
         raise NotImplementedError
 
-    def lead(self) -> nn.Module:
-        return self.entry(0)
+    def stem_layer(self) -> nn.Module:
+        return self.downsample_layer(0)
 
     def extra_tokens(self, i: int) -> Optional[Tensor]:
-        """Tokens (1, E, C) that stage ``i`` has before those of its map, or None."""
+        """Return the extra tokens (1, E, C) that stage ``i`` prepends to its map, or None."""
         return None
 
     def num_extra_tokens(self, i: int) -> int:
         extra = self.extra_tokens(i)
         return 0 if extra is None else int(extra.shape[1])
 
-    def leave(self, i: int, tokens: Tensor) -> Tensor:
-        """Tokens (B, E + N, C) as they leave stage ``i``; those of the map go on to the next."""
+    def stage_norm(self, i: int, tokens: Tensor) -> Tensor:
+        """Normalise tokens (B, E + N, C) after stage ``i``, for its output and the next stage."""
         return tokens
 
-    def output(self, i: int, tokens: Tensor) -> Tensor:
-        """Tokens (B, E + N, C) that left stage ``i``, as they are returned."""
+    def output_norm(self, i: int, tokens: Tensor) -> Tensor:
+        """Normalise the output of stage ``i``, tokens (B, E + N, C)."""
         return self.out_norms[str(i)](tokens) if self.out_norms else tokens
 
-    def parts(self, i: int) -> List[Part]:
+    def stage_parts(self, i: int) -> List[Part]:
         norm = [self.out_norms[str(i)]] if str(i) in self.out_norms else []
-        return [self.entry(i), self.stages[i], *norm]
+        return [self.downsample_layer(i), self.stages[i], *norm]
 
     def finish(self, norm_eps: Optional[float] = None) -> None:
-        """As :meth:`Backbone.finish`; ``norm_eps`` asks for a LayerNorm over the channels of every
-        output."""
+        """Add the output norms, then call :meth:`Backbone.finish`.
+
+        Args:
+            norm_eps: eps of a LayerNorm over the channels of every output; None for no norms.
+        """
         normed, dims = self.out_indices if norm_eps else (), self.arch['embed_dims']
         self.out_norms = nn.ModuleDict({str(i): nn.LayerNorm(dims[i], norm_eps) for i in normed})
         super().finish()
@@ -302,30 +326,35 @@ class HierarchicalBackbone(Backbone):
         x = x.contiguous(memory_format=torch.channels_last)
         outs = []
         for i, blocks in enumerate(self.stages):
-            x = self.entry(i)(x)
+            x = self.downsample_layer(i)(x)
             hw_shape, tokens = tuple(x.shape[-2:]), map_to_tokens(x)
             extra, num_extra = self.extra_tokens(i), self.num_extra_tokens(i)
             if extra is not None:
-                tokens = prepend(extra, tokens)
+                tokens = prepend_tokens(extra, tokens)
+            args = (hw_shape, num_extra) if num_extra else (hw_shape,)
             for block in blocks:
-                tokens = self.run(block, tokens, hw_shape, *([num_extra] if num_extra else []))
-            tokens = self.leave(i, tokens)
+                tokens = self.run_block(block, tokens, *args)
+            tokens = self.stage_norm(i, tokens)
             x = tokens_to_map(tokens[:, num_extra:], hw_shape)
             if i in self.out_indices:
-                outs.append(self.form(self.output(i, tokens), hw_shape, num_extra))
+                outs.append(self.format_output(self.output_norm(i, tokens), hw_shape, num_extra))
         return tuple(outs)
 
 
-def prepend(extra: Tensor, tokens: Tensor) -> Tensor:
-    """Tokens (B, N, C) behind extra ones (1, E, C): (B, E + N, C), in the type of the tokens."""
+def prepend_tokens(extra: Tensor, tokens: Tensor) -> Tensor:
+    """Prepend extra tokens (1, E, C) to tokens (B, N, C), in the dtype of the latter.
+
+    Returns:
+        (B, E + N, C).
+    """
     return torch.cat([extra.expand(tokens.shape[0], -1, -1).to(tokens.dtype), tokens], 1)
 
 
 def drop_path_rates(rate: float, depths: Sequence[int]) -> List[List[float]]:
-    """Stochastic depth, from 0 up to ``rate`` over all blocks: a list a stage.
+    """Return drop path rates that rise from 0 to ``rate`` over all blocks, one list per stage.
 
     Raises:
-        ValueError: a rate outside of [0, 1).
+        ValueError: ``rate`` is outside of [0, 1).
 
     Example:
         >>> drop_path_rates(0.5, (1, 2))

@@ -1,4 +1,4 @@
-"""CvT, with any attention."""
+"""CvT (Wu et al., ICCV 2021) with any attention."""
 
 from typing import List, Optional, Sequence, Union
 
@@ -24,24 +24,24 @@ ARCHITECTURES = {
 
 @MODELS.register_module()
 class CvT(HierarchicalBackbone):
-    """Convolutional vision transformer (Wu et al., ICCV 2021) of three stages, with any attention
-    of this package.
+    """Convolutional vision transformer (Wu et al., ICCV 2021) with three stages and any attention.
 
-    Its own is ``ConvProjectionAttention``; ``convert(..., source='cvt')`` renames the released
-    weights, and those of transformers. There are no positions but those that convolutions see:
-    another attention has none in its projections, and may take ``lepe``.
+    The attention of the paper is ``ConvProjectionAttention``; ``convert(..., source='cvt')``
+    renames the weights of the release and of transformers. Positions come only from convolutions,
+    such as those of this attention. With another attention, consider setting its ``lepe``.
 
     Args:
         arch: ``'13'``, ``'21'``, ``'w24'``, or a dict with ``embed_dims`` and ``depths`` and
-            optionally ``num_heads``, ``mlp_ratios`` and ``drop_path_rate``, which rises within the
-            last stage alone, as released.
+            optionally ``num_heads``, ``mlp_ratios`` and ``drop_path_rate``. As released, the rate
+            rises within the last stage only.
         attn_cfg: config or name of the attention of all stages, or a list of three.
         in_channels: channels of the image.
-        act: activation of the feed-forward layers: ``'quick_gelu'`` as released, or ``'gelu'``,
-            with which transformers runs (and trains) the same weights.
-        with_cls_token: a class token in the last stage, whose attention must take it.
-        out_norm: LayerNorm over the channels of every output; that of the last stage is released.
-        out_type: see :class:`Backbone`; ``'cls_token'`` is for ``out_indices=(2,)``.
+        act: activation of the feed-forward layers: ``'quick_gelu'`` as released, or ``'gelu'`` as
+            transformers uses with the same weights.
+        with_cls_token: add a class token in the last stage, whose attention must support it.
+        out_norm: LayerNorm over the channels of every output; the release has that of the last
+            stage.
+        out_type: see :class:`Backbone`; ``'cls_token'`` needs ``out_indices=(2,)``.
         others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the first patch
             embedding.
 
@@ -49,8 +49,8 @@ class CvT(HierarchicalBackbone):
         (B, in_channels, H, W) with H, W >= 3.
 
     Returns:
-        tuple of maps with strides 4, 8 and 16, rounded down (H + 1) // 4, then up, contiguous; or
-        (B, C_i).
+        tuple of contiguous maps with strides 4, 8 and 16, or (B, C_i). The first map has
+        (H + 1) // 4 rows; the others halve it, rounded up.
 
     Raises:
         ValueError, KeyError: see :class:`HierarchicalBackbone`.
@@ -99,15 +99,15 @@ class CvT(HierarchicalBackbone):
         self.finish(norm_eps=1e-5 if out_norm else None)
 
     def stochastic_depth(self, rate: float) -> List[List[float]]:
-        *before, last = self.arch['depths']
-        return [*([0.0] * depth for depth in before), *drop_path_rates(rate, (last,))]
+        *first, last = self.arch['depths']
+        return [*([0.0] * depth for depth in first), *drop_path_rates(rate, (last,))]
 
-    def entry(self, i: int) -> nn.Module:
+    def downsample_layer(self, i: int) -> nn.Module:
         return self.patch_embeds[i]
 
-    def parts(self, i: int) -> List[Part]:
+    def stage_parts(self, i: int) -> List[Part]:
         token = self.extra_tokens(i)
-        return [*super().parts(i), *([] if token is None else [token])]
+        return [*super().stage_parts(i), *([] if token is None else [token])]
 
     def extra_tokens(self, i: int) -> Optional[nn.Parameter]:
         return self.cls_token if i == self.num_stages - 1 else None

@@ -1,4 +1,4 @@
-"""MiT, the backbone of SegFormer, with any attention."""
+"""Mix Transformer (MiT), the backbone of SegFormer, with any attention."""
 
 import math
 from typing import List, Optional, Sequence, Union
@@ -23,7 +23,7 @@ ARCHITECTURES = {
 
 
 class OverlapPatchEmbed(BaseModule):
-    """A strided convolution with overlapping windows, then LayerNorm."""
+    """Strided convolution with overlapping windows, then LayerNorm."""
 
     def __init__(
         self,
@@ -40,24 +40,26 @@ class OverlapPatchEmbed(BaseModule):
         self.norm = nn.LayerNorm(embed_dims, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, embed_dims, H / stride, W / stride), rounded up by default."""
+        """Embed (B, C, H, W) as (B, embed_dims, H / stride, W / stride).
+
+        The default padding rounds sizes up.
+        """
         x = self.proj(x)
         return tokens_to_map(self.norm(map_to_tokens(x)), x.shape[-2:])
 
 
 @MODELS.register_module()
 class MixTransformer(HierarchicalBackbone):
-    """Mix Transformer (MiT), the encoder of SegFormer (Xie et al., NeurIPS 2021), with any
-    attention of this package.
+    """Mix Transformer (MiT), encoder of SegFormer (Xie et al., NeurIPS 2021), with any attention.
 
-    With its own, ``EfficientSoftmaxAttention``, outputs are those of MMSegmentation's
+    With ``SpatialReductionAttention``, the default, outputs equal those of MMSegmentation's
     ``MixVisionTransformer``; ``convert(..., source='mit')`` renames the weights of both releases.
 
     Args:
         arch: ``'b0'`` to ``'b5'``, or a dict with ``embed_dims`` and ``depths`` and optionally
             ``num_heads``, ``mlp_ratios``, ``sr_ratios`` and ``drop_path_rate``.
-        attn_cfg: config or name of the attention of all stages, or a list of four. An
-            ``EfficientSoftmaxAttention`` without ``sr_ratio`` gets that of its stage.
+        attn_cfg: config or name of the attention of all stages, or a list of four. The stage
+            provides ``sr_ratio`` to ``SpatialReductionAttention``.
         in_channels: channels of the image.
         others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the first patch
             embedding.
@@ -86,7 +88,7 @@ class MixTransformer(HierarchicalBackbone):
     def __init__(
         self,
         arch: Union[str, dict] = 'b0',
-        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'EfficientSoftmaxAttention',
+        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'SpatialReductionAttention',
         in_channels: int = 3,
         **kwargs,
     ) -> None:
@@ -100,18 +102,20 @@ class MixTransformer(HierarchicalBackbone):
             in_channels = dim
         self.finish()
 
-    def entry(self, i: int) -> nn.Module:
+    def downsample_layer(self, i: int) -> nn.Module:
         return self.patch_embeds[i]
 
-    def leave(self, i: int, tokens: Tensor) -> Tensor:
+    def stage_norm(self, i: int, tokens: Tensor) -> Tensor:
         return self.norms[i](tokens)
 
-    def parts(self, i: int) -> List[Part]:
-        return [*super().parts(i), self.norms[i]]
+    def stage_parts(self, i: int) -> List[Part]:
+        return [*super().stage_parts(i), self.norms[i]]
 
     def init_layer(self, layer: nn.Module) -> None:
-        """Linear layers truncated normal (std 0.02), convolutions normal by their fan-out, as
-        released."""
+        """Initialise a layer as released.
+
+        Linear layers: truncated normal (std 0.02). Convolutions: normal by their fan-out.
+        """
         if isinstance(layer, nn.Linear):
             trunc_normal_init(layer, std=0.02, bias=0)
         else:

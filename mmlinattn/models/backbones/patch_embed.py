@@ -1,4 +1,4 @@
-"""Patches of a map, and their positions."""
+"""Patch embedding and checks of position embeddings."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -6,23 +6,23 @@ from torch import Tensor, nn
 from ...ops.common.numerics import is_static
 
 
-def fill_up(x: Tensor, side: int) -> Tensor:
-    """A map (B, C, H, W) with zeros, right and below, so that ``side`` divides its size.
+def pad_to_multiple(x: Tensor, side: int) -> Tensor:
+    """Pad a map (B, C, H, W) with zeros, right and bottom, to multiples of ``side``.
 
     Example:
         >>> import torch
-        >>> fill_up(torch.ones(1, 1, 5, 8), 4).shape
+        >>> pad_to_multiple(torch.ones(1, 1, 5, 8), 4).shape
         torch.Size([1, 1, 8, 8])
     """
     rows, columns = ((side - size % side) % side for size in x.shape[-2:])
-    # What an export with dynamic sizes does not know it must not ask.
+    # An export with dynamic sizes must not branch on them.
     if is_static(rows, columns) and not (rows or columns):
         return x
     return F.pad(x, (0, columns, 0, rows))
 
 
 class PatchConv(nn.Conv2d):
-    """A linear layer of patches; a map that they do not divide is filled up with zeros.
+    """Convolution of non-overlapping patches; the map is padded with zeros to whole patches.
 
     Args:
         in_channels, out_channels: channels.
@@ -33,14 +33,19 @@ class PatchConv(nn.Conv2d):
         super().__init__(in_channels, out_channels, patch_size, stride=patch_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, out_channels, H / p, W / p), rounded up."""
-        return super().forward(fill_up(x, self.kernel_size[0]))
+        """Embed (B, C, H, W) as (B, out_channels, H / p, W / p), rounded up."""
+        return super().forward(pad_to_multiple(x, self.kernel_size[0]))
 
 
-def check_positions(name: str, theirs: Tensor, ours: Tensor) -> None:
-    """Raise ValueError unless positions of a checkpoint could be resized to a model's."""
-    if theirs.dim() != 3 or theirs.shape[-1] != ours.shape[-1]:
+def check_positions(name: str, loaded: Tensor, expected: Tensor) -> None:
+    """Raise ValueError unless loaded position embeddings can be resized to those of the model.
+
+    Args:
+        name: key in the checkpoint, for the message.
+        loaded, expected: position embeddings of the checkpoint and of the model, (1, N, C).
+    """
+    if loaded.dim() != 3 or loaded.shape[-1] != expected.shape[-1]:
         raise ValueError(
-            f'{name} of shape {tuple(theirs.shape)} does not fit one of {tuple(ours.shape)}: only '
-            'the number of positions may differ'
+            f'{name} has shape {tuple(loaded.shape)}, the model needs {tuple(expected.shape)}: '
+            'only the number of positions may differ'
         )

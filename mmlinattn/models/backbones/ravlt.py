@@ -41,21 +41,21 @@ ARCHITECTURES = {
         layer_scale_init=1e-6,
     ),
 }
-RELEASED = ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention')
+RELEASED_ATTENTIONS = ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention')
 STRIDE = 32
 
 
 class RAVLTBlock(BaseModule):
-    """Conditional position, attention and feed-forward layer, each with its residual.
+    """Conditional position encoding, attention and feed-forward layer with residual connections.
 
     Args:
         embed_dims, num_heads: channels and heads.
         mlp_ratio: hidden channels of the feed-forward layer over ``embed_dims``.
-        attn_cfg: attention, see :func:`mmlinattn.models.layers.build_attention`; gets the rotary
-            position, 5x5 local position and projected gate of the released models.
+        attn_cfg: the attention, see :func:`mmlinattn.models.layers.build_attention`. The block
+            provides the ``rotary``, ``lepe`` and ``gate`` of the released models.
         drop_path: rate of stochastic depth.
         layer_scale_init: initial value of the per-channel scales.
-        cpe: add a 3x3 depth-wise convolution of the input first.
+        cpe: add a 3x3 depth-wise convolution of the input (conditional position encoding).
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RAVLTBlock(BaseModule):
         self.gamma2 = nn.Parameter(torch.full((embed_dims,), float(layer_scale_init)))
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """(B, N, C) to (B, N, C)."""
+        """Apply the block to tokens (B, N, C)."""
         if self.cpe is not None:
             x = add_depthwise(x, self.cpe, hw_shape)
         x = torch.addcmul(x, self.drop_path(self.attn(self.norm1(x), hw_shape)), self.gamma1)
@@ -94,33 +94,33 @@ class RAVLTBlock(BaseModule):
 class RAVLT(HierarchicalBackbone):
     """Vision transformer with rank-augmented linear attention (Fan et al., CVPR 2025, table 1).
 
-    The released models use RALA in the first two stages and softmax attention, with the same
-    rotary position, local position and gate, in the last two; that is the default and what
-    released weights need. The paper describes RALA in all four: ``attn_cfg='RALA'``. Both have
-    the same parameters.
+    The released models use RALA in the first two stages. In the last two they use softmax attention
+    with the same rotary position, local position and gate. This is the default, and released
+    weights need it. The paper describes RALA in all four stages: ``attn_cfg='RALA'``. Both have the
+    same parameters.
 
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'``, or a dict with ``embed_dims``,
             ``depths``, ``num_heads`` and optionally ``mlp_ratios``, ``drop_path_rate`` and
             ``layer_scale_init``.
-        attn_cfg: config or name of the attention of all stages, or a list of four. A
-            ``SoftmaxAttention`` has the options of the released models unless it sets its own.
+        attn_cfg: config or name of the attention of all stages, or a list of four. The blocks
+            provide the options of the released models to ``SoftmaxAttention``.
         in_channels: channels of the image.
-        cpe: conditional position encoding in every block (off: a row of table 9).
+        cpe: conditional position encoding in every block; False is a row of table 9.
         out_norm: LayerNorm over the channels of every output, for dense prediction; the released
             classifiers have none.
         norm_cfg: norm of stem and downsampling, SyncBN as released.
         others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the stem.
 
     Inputs:
-        (B, in_channels, H, W) with H, W >= 32; any such size.
+        (B, in_channels, H, W) with H, W >= 32.
 
     Returns:
         tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
 
     Raises:
-        ValueError: see :class:`HierarchicalBackbone`, or an image smaller than the stride.
-        KeyError: an unknown attention.
+        ValueError: the image is smaller than the stride; errors of :class:`HierarchicalBackbone`.
+        KeyError: the attention is unknown.
 
     Example:
         >>> import torch
@@ -130,13 +130,13 @@ class RAVLT(HierarchicalBackbone):
     """
 
     architectures = ARCHITECTURES
-    arch_needed = ('embed_dims', 'depths', 'num_heads')
+    arch_required = ('embed_dims', 'depths', 'num_heads')
     arch_defaults = dict(mlp_ratios=3.5, drop_path_rate=0.1, layer_scale_init=1.0)
 
     def __init__(
         self,
         arch: Union[str, dict] = 'tiny',
-        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = RELEASED,
+        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = RELEASED_ATTENTIONS,
         in_channels: int = 3,
         cpe: bool = True,
         out_norm: bool = True,
@@ -155,12 +155,12 @@ class RAVLT(HierarchicalBackbone):
             self.build_stage(i, RAVLTBlock, layer_scale_init=scale, cpe=cpe)
         self.finish(norm_eps=1e-6 if out_norm else None)
 
-    def entry(self, i: int) -> nn.Module:
+    def downsample_layer(self, i: int) -> nn.Module:
         return self.downsamples[i - 1] if i else self.stem
 
-    def parts(self, i: int) -> List[Part]:
-        # Norms of outputs learn: the released classifiers have none to keep.
-        return [self.entry(i), self.stages[i]]
+    def stage_parts(self, i: int) -> List[Part]:
+        # Output norms are never frozen, since the released classifiers have no weights for them.
+        return [self.downsample_layer(i), self.stages[i]]
 
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
         if min(x.shape[-2:]) < STRIDE:
@@ -171,7 +171,7 @@ class RAVLT(HierarchicalBackbone):
         return super().forward(x)
 
     def init_layer(self, layer: nn.Module) -> None:
-        """Truncated normal (std 0.02), zero biases, as released."""
+        """Initialise a layer as released: truncated normal (std 0.02), zero biases."""
         trunc_normal_init(layer, std=0.02, bias=0)
 
 

@@ -1,4 +1,4 @@
-"""Swin, with any attention."""
+"""Swin Transformer (Liu et al., ICCV 2021) with any attention."""
 
 from itertools import pairwise
 from typing import Optional, Sequence, Union
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..layers import AttnCfg, map_to_tokens, tokens_to_map
 from ..layers.linear_projection import apply_linear
 from .base import HierarchicalBackbone
-from .patch_embed import PatchConv, fill_up
+from .patch_embed import PatchConv, pad_to_multiple
 from .transformer_block import TransformerBlock
 
 # Section 3.3 of the paper; stochastic depth of the ImageNet-1K recipes.
@@ -27,8 +27,7 @@ ARCHITECTURES = {
 
 
 class PatchEmbed(BaseModule):
-    """Patches of 4 x 4 pixels, each a linear layer and LayerNorm; the image is padded with zeros,
-    right and below, to whole patches."""
+    """Patch embedding with LayerNorm; the image is padded with zeros to whole patches."""
 
     def __init__(self, in_channels: int, embed_dims: int, patch_size: int = 4) -> None:
         super().__init__()
@@ -36,16 +35,16 @@ class PatchEmbed(BaseModule):
         self.norm = nn.LayerNorm(embed_dims)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, embed_dims, H / 4, W / 4), rounded up."""
+        """Embed (B, C, H, W) as (B, embed_dims, H / 4, W / 4), rounded up."""
         x = self.proj(x)
         return tokens_to_map(self.norm(map_to_tokens(x)), x.shape[-2:])
 
 
 class PatchMerging(BaseModule):
-    """The channels of 2 x 2 neighbours, LayerNorm, linear layer; a map of odd size is padded with
-    zeros, right and below.
+    """Patch merging: channels of 2 x 2 neighbours, LayerNorm, linear layer.
 
-    Their order is the release's: column by column.
+    A map of odd size is padded with zeros, right and bottom. Neighbours are ordered column by
+    column, as in the release.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -54,29 +53,28 @@ class PatchMerging(BaseModule):
         self.reduction = nn.Linear(4 * in_channels, out_channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, out_channels, H / 2, W / 2), rounded up."""
-        x = (
-            fill_up(x, 2).permute(0, 2, 3, 1).unflatten(2, (-1, 2)).unflatten(1, (-1, 2))
-        )  # [B, H, 2, W, 2, C]
-        x = x.permute(0, 1, 3, 4, 2, 5).flatten(3)  # [B, H, W, 4 C]
+        """Merge (B, C, H, W) to (B, out_channels, H / 2, W / 2), rounded up."""
+        x = pad_to_multiple(x, 2).permute(0, 2, 3, 1)
+        x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # [B, H / 2, 2, W / 2, 2, C]
+        x = x.permute(0, 1, 3, 4, 2, 5).flatten(3)  # [B, H / 2, W / 2, 4 C]
         reduced = apply_linear(self.reduction, self.norm(x))
         return tokens_to_map(reduced.flatten(1, 2), x.shape[1:3])
 
 
 @MODELS.register_module()
 class Swin(HierarchicalBackbone):
-    """Swin Transformer (Liu et al., ICCV 2021), with any attention of this package.
+    """Swin Transformer (Liu et al., ICCV 2021) with any attention.
 
-    With its own, ``WindowAttention``, outputs are those of ``SwinTransformer`` of MMDetection,
-    MMSegmentation and MMPretrain, on maps that are longer than the window;
-    ``convert(..., source='swin')`` renames the weights of the release, of timm and of these.
+    With ``WindowAttention``, the default, outputs equal those of ``SwinTransformer`` of
+    MMDetection, MMSegmentation and MMPretrain on maps that are longer than the window.
+    ``convert(..., source='swin')`` renames the weights of the release, of timm and of OpenMMLab.
     Another attention replaces windows, shift and bias, as in table 8 of the RALA paper.
 
     Args:
         arch: ``'t'``, ``'s'``, ``'b'``, or a dict with ``embed_dims`` and ``depths`` and optionally
             ``num_heads``, ``mlp_ratios`` and ``drop_path_rate``.
-        attn_cfg: config or name of the attention of all stages, or a list of four. A
-            ``WindowAttention`` is shifted in every second block.
+        attn_cfg: config or name of the attention of all stages, or a list of four. Every second
+            block provides ``shift=True`` to ``WindowAttention``.
         window_size: side of the windows.
         in_channels: channels of the image.
         ffn: ``'mlp'``, or ``'mix'`` with a depth-wise convolution in every feed-forward layer.
@@ -122,12 +120,12 @@ class Swin(HierarchicalBackbone):
             self.build_stage(
                 i,
                 TransformerBlock,
-                every_second=dict(shift=True),
+                odd_block_options=dict(shift=True),
                 eps=1e-5,
                 ffn=ffn,
                 window_size=window_size,
             )
         self.finish(norm_eps=1e-5 if out_norm else None)
 
-    def entry(self, i: int) -> nn.Module:
+    def downsample_layer(self, i: int) -> nn.Module:
         return self.merges[i - 1] if i else self.patch_embed

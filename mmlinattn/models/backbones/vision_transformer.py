@@ -1,4 +1,4 @@
-"""ViT and DeiT, with any attention."""
+"""ViT and DeiT with any attention."""
 
 import math
 from typing import List, Optional, Sequence, Tuple, Union
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from ...ops.common.checks import check_sides
 from ...ops.common.numerics import may_be_symbolic
 from ..layers import AttnCfg, map_to_tokens
-from .base import Backbone, Part, drop_path_rates, prepend
+from .base import Backbone, Part, drop_path_rates, prepend_tokens
 from .patch_embed import PatchConv, check_positions
 from .transformer_block import TransformerBlock
 
-# Tables 1 of the ViT and of the DeiT paper; stochastic depth as released.
+# Table 1 of the ViT paper and table 1 of the DeiT paper; stochastic depth as released.
 ARCHITECTURES = {
     'deit-t': dict(embed_dims=192, num_heads=3, drop_path_rate=0.1),
     'deit-s': dict(embed_dims=384, num_heads=6, drop_path_rate=0.1),
@@ -29,14 +29,14 @@ ARCHITECTURES = {
 }
 
 
-class PatchTokens(BaseModule):
-    """Patches of the image as tokens, a class token before them, and their learnt positions.
+class ViTPatchEmbed(BaseModule):
+    """Patch embedding with an optional class token and learnt positions.
 
     Args:
         in_channels, embed_dims: channels of the image and of the tokens.
         patch_size: side of a patch.
-        grid: rows and columns of patches that there are positions for; None for no positions.
-        with_cls_token: a class token first, with a position of its own.
+        grid: rows and columns of the position embedding; None for no positions.
+        with_cls_token: prepend a class token, which has a separate position.
     """
 
     def __init__(
@@ -59,47 +59,51 @@ class PatchTokens(BaseModule):
             count = self.num_extra_tokens + math.prod(grid)
             self.pos_embed = nn.Parameter(torch.empty(1, count, embed_dims))
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
-            # Saved with them, as their number does not tell rows from columns.
+            # The number of positions does not determine their rows and columns.
             self.register_buffer('pos_grid', torch.tensor(grid))
-        self._told = False
-        self._register_load_state_dict_pre_hook(self._fit_positions)
+        self._resize_logged = False
+        self._register_load_state_dict_pre_hook(self._resize_checkpoint_positions)
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
-        """(B, in_channels, H, W) to tokens (B, E + N, C) and the shape of their map."""
+        """Embed an image (B, in_channels, H, W).
+
+        Returns:
+            tokens (B, E + N, C), and the (H, W) of their map.
+        """
         x = self.proj(x)
         hw_shape, tokens = tuple(x.shape[-2:]), map_to_tokens(x)
         if self.cls_token is not None:
-            tokens = prepend(self.cls_token, tokens)
+            tokens = prepend_tokens(self.cls_token, tokens)
         return (tokens if self.pos_embed is None else tokens + self._positions(hw_shape)), hw_shape
 
     def _positions(self, hw_shape: Tuple[int, int]) -> Tensor:
-        # An export with dynamic sizes always resizes, which changes nothing at the same size.
+        # An export with dynamic sizes always resizes; at the same size this changes nothing.
         if not may_be_symbolic(*hw_shape) and hw_shape == self.grid:
             return self.pos_embed
-        if not self._told and not torch.compiler.is_compiling():
-            self._told = True
+        if not self._resize_logged and not torch.compiler.is_compiling():
+            self._resize_logged = True
             print_log(
-                f'position embedding of {self.grid} patches is resized to maps of other sizes, '
-                f'the first of them {hw_shape}'
+                f'the position embedding of {self.grid} patches is resized to other map sizes, '
+                f'first to {hw_shape}'
             )
         return resize_positions(self.pos_embed, self.grid, hw_shape, self.num_extra_tokens)
 
-    def _fit_positions(self, state_dict: dict, prefix: str, *_) -> None:
-        """Positions of a checkpoint as this model needs them."""
+    def _resize_checkpoint_positions(self, state_dict: dict, prefix: str, *_) -> None:
+        """Resize the position embedding of a checkpoint to the grid of the model."""
         name = f'{prefix}pos_embed'
         if self.pos_embed is None or name not in state_dict:
             return
-        theirs = state_dict[name]
-        check_positions(name, theirs, self.pos_embed)
-        count, same = theirs.shape[1], theirs.shape == self.pos_embed.shape
+        loaded = state_dict[name]
+        check_positions(name, loaded, self.pos_embed)
+        count, same = loaded.shape[1], loaded.shape == self.pos_embed.shape
         saved = state_dict.get(f'{prefix}pos_grid')
         state_dict[f'{prefix}pos_grid'] = torch.tensor(self.grid)
         if saved is None and same:
             return
         if saved is None and self.grid[0] != self.grid[1]:
             raise ValueError(
-                f'{name} has {count} positions and no {prefix}pos_grid that tells their rows and '
-                f'columns; the model has a grid of {self.grid}'
+                f'{name} has {count} positions, but {prefix}pos_grid is missing, so their rows and '
+                f'columns are unknown; the model has a grid of {self.grid}'
             )
         side = math.isqrt(count)
         grid = (side, side) if saved is None else tuple(saved.flatten().tolist())
@@ -108,19 +112,21 @@ class PatchTokens(BaseModule):
         if not fits or len(grid) != 2:
             shape = 'square' if saved is None else f'grid of {grid}'
             raise ValueError(
-                f'{name} has {count} positions, which are no {shape} of patches after '
+                f'{name} has {count} positions, which are not a {shape} of patches after '
                 f'{self.num_extra_tokens} extra tokens; the model has a grid of {self.grid}'
             )
         if grid != self.grid:
             print_log(f'{name} is resized from {grid} to {self.grid} patches')
-        theirs = theirs[:, extra - self.num_extra_tokens :]
-        state_dict[name] = resize_positions(theirs, grid, self.grid, self.num_extra_tokens)
+        loaded = loaded[:, extra - self.num_extra_tokens :]
+        state_dict[name] = resize_positions(loaded, grid, self.grid, self.num_extra_tokens)
 
 
 def resize_positions(
     positions: Tensor, old: Tuple[int, int], new: Tuple[int, int], num_extra_tokens: int = 0
 ) -> Tensor:
-    """Learnt positions (1, E + N, C) for a map of another size, bicubic; extra ones stay.
+    """Resize position embeddings (1, E + N, C) to another map size by bicubic interpolation.
+
+    The positions of the E extra tokens (class token) do not change.
 
     Example:
         >>> resize_positions(torch.zeros(1, 1 + 14 * 14, 8), (14, 14), (20, 30), 1).shape
@@ -128,57 +134,57 @@ def resize_positions(
     """
     if not may_be_symbolic(*new) and old == new:
         return positions
-    extra, places = positions[:, :num_extra_tokens], positions[:, num_extra_tokens:]
-    grid = places.unflatten(1, old).permute(0, 3, 1, 2).float()
+    extra, patches = positions[:, :num_extra_tokens], positions[:, num_extra_tokens:]
+    grid = patches.unflatten(1, old).permute(0, 3, 1, 2).float()
     resized = F.interpolate(grid, size=new, mode='bicubic', align_corners=False)
     return torch.cat([extra, map_to_tokens(resized).to(extra.dtype)], 1)
 
 
 @MODELS.register_module()
 class ViT(Backbone):
-    """Vision transformer (Dosovitskiy et al., ICLR 2021; DeiT: Touvron et al., ICML 2021), with any
-    attention of this package.
+    """Vision transformer (Dosovitskiy et al., ICLR 2021; DeiT: Touvron et al., ICML 2021) with any
+    attention.
 
-    With softmax attention, its default, outputs are those of timm's and of MMPretrain's
-    ``VisionTransformer``; ``convert(..., source='vit')`` or ``'deit'`` renames the weights of both.
+    With softmax attention, the default, outputs equal those of ``VisionTransformer`` of timm and
+    MMPretrain; ``convert(..., source='vit')`` or ``'deit'`` renames the weights of both.
 
     Args:
         arch: ``'deit-t'``, ``'deit-s'``, ``'deit-b'``, ``'b16'``, ``'b32'``, ``'l16'``, ``'h14'``,
             or a dict with ``embed_dims`` and ``num_heads`` and optionally ``depth``,
             ``mlp_ratio``, ``patch_size`` and ``drop_path_rate``.
-        attn_cfg: config or name of the attention of all layers, or a list with one a layer. With a
-            class token it must be one that takes extra tokens.
-        img_size: side, or (height, width), of the images that the positions are for: a multiple of
-            the patch size. For other sizes the positions are resized, which is logged once. So are
-            those of weights that are loaded: their grid is saved as ``embed.pos_grid``; without it
-            they fit a model of as many positions, or are those of a square for a square model.
+        attn_cfg: config or name of the attention of all layers, or a list with one per layer. With
+            a class token it must support extra tokens.
+        img_size: side, or (height, width), of the images that the position embedding is for; a
+            multiple of the patch size. Positions are resized to other sizes, which is logged once.
+            Loading a checkpoint resizes its positions by their grid, saved as ``embed.pos_grid``.
+            Without it the number of positions must match, or both grids must be square.
         in_channels: channels of the image.
-        with_cls_token: a class token before the patches.
-        cls_token_from: the layer from which on it is there. 0 is the first; in a later one, as in
-            ConViT, it comes without a position, and layers before may have attentions that refuse
-            it.
-        pos_embed: learnt positions.
+        with_cls_token: prepend a class token to the patches.
+        cls_token_from: first layer with the class token, 0 by default. From a later layer on, as
+            in ConViT, it has no position, and earlier layers may use attentions that do not
+            support extra tokens.
+        pos_embed: add learnt positions.
         ffn: ``'mlp'``, or ``'mix'`` with a depth-wise convolution in every feed-forward layer,
-            which the class token has no part in.
-        out_indices: layers to return, the last by default; the last is behind the final norm.
-        out_type: ``'featmap'``, ``'avg_featmap'`` (mean of the patches) or
-            ``'cls_token'``, both for heads of MMPretrain.
+            which skips the class token.
+        out_indices: layers to return, by default the last, which is returned after the final norm.
+        out_type: ``'featmap'``, or for heads of MMPretrain ``'avg_featmap'`` (mean of the patches)
+            or ``'cls_token'``.
         others: see :class:`Backbone`; ``frozen_stages`` counts layers, 0 freezes patch embedding,
             class token and positions.
 
     Inputs:
-        (B, in_channels, H, W). What is missing to whole patches is padded with zeros, right and
-        below, as in MMPretrain.
+        (B, in_channels, H, W), padded with zeros, right and bottom, to whole patches as in
+        MMPretrain.
 
     Returns:
         tuple of (B, C, ceil(H / p), ceil(W / p)), contiguous, or (B, C).
 
     Raises:
-        ValueError: see :class:`Backbone`; ``out_type='cls_token'`` without a class token or of a
-            layer before it, a ``cls_token_from`` that is no layer, an image size that the patches
-            do not divide, an attention that refuses the class token, pre-trained positions that
-            cannot be resized.
-        KeyError: an unknown attention.
+        ValueError: ``out_type='cls_token'`` with a layer without class token, ``cls_token_from`` is
+            not a layer, the patch size does not divide the image size, an attention does not
+            support the class token, loaded positions cannot be resized; errors of
+            :class:`Backbone`.
+        KeyError: the attention is unknown.
 
     Example:
         >>> ripple = ['RippleAttention'] * 9 + ['LinearAttention'] * 3
@@ -188,9 +194,9 @@ class ViT(Backbone):
     """
 
     architectures = ARCHITECTURES
-    arch_needed = ('embed_dims', 'num_heads')
+    arch_required = ('embed_dims', 'num_heads')
     arch_defaults = dict(depth=12, mlp_ratio=4, patch_size=16, drop_path_rate=0.0)
-    unit = 'layer'
+    stage_name = 'layer'
     has_cls_token = True
 
     def __init__(
@@ -218,12 +224,12 @@ class ViT(Backbone):
         layers = range(depth if with_cls_token else 1)
         if type(cls_token_from) is not int or cls_token_from not in layers:
             raise ValueError(
-                f'cls_token_from must be a layer in 0..{depth - 1}, and 0 without a class token, '
+                f'cls_token_from must be a layer in 0..{depth - 1}, or 0 without a class token, '
                 f'got {cls_token_from!r}'
             )
         if self.out_type == 'cls_token' and min(self.out_indices) < cls_token_from:
             raise ValueError(
-                f"out_type='cls_token' needs out_indices from {cls_token_from=} on, got "
+                f"out_type='cls_token' needs out_indices of at least {cls_token_from=}, got "
                 f'{self.out_indices}'
             )
         height, width = check_sides(img_size, 'img_size')
@@ -232,8 +238,8 @@ class ViT(Backbone):
                 f'img_size must be a multiple of patch_size={patch_size}, got {img_size}'
             )
         grid = (height // patch_size, width // patch_size) if pos_embed else None
-        first = with_cls_token and not cls_token_from
-        self.embed = PatchTokens(in_channels, dims, patch_size, grid, first)
+        with_first = with_cls_token and not cls_token_from
+        self.embed = ViTPatchEmbed(in_channels, dims, patch_size, grid, with_first)
         self.cls_token_from, self.cls_token = cls_token_from, None
         if 0 < cls_token_from < self.num_built:
             self.cls_token = nn.Parameter(torch.empty(1, 1, dims))
@@ -247,22 +253,22 @@ class ViT(Backbone):
         self.norm = nn.LayerNorm(dims, eps=1e-6) if self.num_built == depth else None
         self.finish()
 
-    def count_units(self) -> int:
+    def count_stages(self) -> int:
         return self.arch['depth']
 
     def stochastic_depth(self, rate: float) -> List[List[float]]:
         return drop_path_rates(rate, (1,) * self.arch['depth'])
 
-    def lead(self) -> nn.Module:
+    def stem_layer(self) -> nn.Module:
         return self.embed
 
-    def parts(self, i: int) -> List[Part]:
+    def stage_parts(self, i: int) -> List[Part]:
         last = self.norm is not None and i == self.num_built - 1
-        token = [self.cls_token] if self.joins(i) else []
+        token = [self.cls_token] if self.inserts_cls_token(i) else []
         return [*token, self.layers[i], *([self.norm] if last else [])]
 
-    def joins(self, i: int) -> bool:
-        """Whether the class token joins the patches right before layer ``i``, not at the first."""
+    def inserts_cls_token(self, i: int) -> bool:
+        """Return True if the class token is prepended before layer ``i`` > 0."""
         return self.cls_token is not None and i == self.cls_token_from
 
     def num_extra_tokens(self, i: int) -> int:
@@ -274,18 +280,18 @@ class ViT(Backbone):
         tokens, hw_shape = self.embed(x)
         outs = []
         for i, layer in enumerate(self.layers):
-            if self.joins(i):
-                tokens = prepend(self.cls_token, tokens)
+            if self.inserts_cls_token(i):
+                tokens = prepend_tokens(self.cls_token, tokens)
             num_extra = self.num_extra_tokens(i)
-            tokens = self.run(layer, tokens, hw_shape, num_extra)
+            tokens = self.run_block(layer, tokens, hw_shape, num_extra)
             if i in self.out_indices:
                 last = self.norm is not None and i == self.num_built - 1
                 out = self.norm(tokens) if last else tokens
-                outs.append(self.form(out, hw_shape, num_extra))
+                outs.append(self.format_output(out, hw_shape, num_extra))
         return tuple(outs)
 
     def init_layer(self, layer: nn.Module) -> None:
-        """Linear layers truncated normal (std 0.02), convolutions by their fan-in."""
+        """Initialise linear layers (truncated normal, std 0.02) and convolutions (by fan-in)."""
         if isinstance(layer, nn.Linear):
             trunc_normal_init(layer, std=0.02, bias=0)
         else:

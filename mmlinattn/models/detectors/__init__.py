@@ -1,13 +1,14 @@
-"""What needs MMDetection: the SMCA detector.
+"""The SMCA detector, which needs MMDetection.
 
-Without MMDetection this package still imports; asking it for a class says what to install.
+Without MMDetection this package can be imported; access to a class then raises an ImportError that
+names the package to install.
 """
 
 try:
     import mmdet.models  # noqa: F401
 except (ImportError, AssertionError, TypeError) as error:
-    # MMDetection asserts the versions that it needs; MMPretrain, which it imports where it is
-    # installed, defines a class on a name that transformers 5 does not have.
+    # AssertionError: MMDetection asserts the versions that it needs. TypeError: MMDetection imports
+    # MMPretrain if installed, which derives a class from a name that transformers 5 lacks.
     if isinstance(error, TypeError) and str(error) != 'NoneType takes no arguments':
         raise
     _missing = error

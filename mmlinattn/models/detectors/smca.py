@@ -1,4 +1,4 @@
-"""SMCA, a DETR whose decoder looks around predicted points."""
+"""SMCA, a DETR whose cross-attention is modulated around predicted points."""
 
 from typing import Dict, Optional, Sequence, Tuple
 
@@ -19,19 +19,20 @@ from .smca_encoder import SMCAEncoder
 
 @MODELS.register_module()
 class SMCA(DETR):
-    """Spatially modulated co-attention (Gao et al., "Fast Convergence of DETR with Spatially
-    Modulated Co-Attention", ICCV 2021), single scale, as released; with any attention of this
-    package in the encoder.
+    """Spatially modulated co-attention, "Fast Convergence of DETR with Spatially Modulated
+    Co-Attention" (Gao et al., ICCV 2021), single scale as released.
+
+    The encoder accepts any attention of this package.
 
     Args:
         backbone, neck, bbox_head, positional_encoding, num_queries: as in MMDetection's ``DETR``.
-        train_cfg, test_cfg, data_preprocessor, init_cfg: the same.
+        train_cfg, test_cfg, data_preprocessor, init_cfg: as in MMDetection's ``DETR``.
         encoder: arguments of :class:`SMCAEncoder`; the attention is ``layer_cfg.attn_cfg``.
         decoder: arguments of :class:`SMCADecoder`.
 
     Raises:
-        ValueError: position features that are not half the channels; in the forward pass, a map
-            whose size does not go with the decoder's ``stride``.
+        ValueError: ``positional_encoding.num_feats`` is not half the channels; in the forward
+            pass, the size of the map does not match ``decoder.stride``.
 
     Example:
         >>> from mmengine.config import Config
@@ -55,28 +56,28 @@ class SMCA(DETR):
             )
 
     def init_weights(self) -> None:
-        """As released: Xavier for the matrices of encoder and decoder, scales that start at 1.
+        """Initialise as released: Xavier for matrices of encoder and decoder, scales of 1.
 
-        What an attention has besides its projections keeps its own initial values. What an
-        ``init_cfg`` says comes last and wins, but for the neck's: of that only ``Pretrained`` does.
+        Parameters of an attention besides its projections keep their initial values. An
+        ``init_cfg`` is applied last; of that of the neck, only ``Pretrained`` is applied.
         """
         if not self.is_init:
             self._init_as_released()
-        super(DETR, self).init_weights()  # DETR's own would overwrite everything
+        super(DETR, self).init_weights()  # DETR.init_weights would overwrite everything
 
     def _init_as_released(self) -> None:
         for coder in (self.encoder, self.decoder):
-            init_layers(coder, _xavier)
+            init_layers(coder, _init_xavier)
             for module in coder.modules():
                 if isinstance(module, BaseAttention):
-                    module.init_projections(_no_bias)
+                    module.init_projections(_zero_bias)
         for layer in self.decoder.layers:
             if layer.scale is not None:
                 nn.init.zeros_(layer.scale.weight)
                 nn.init.ones_(layer.scale.bias)
         if self.with_neck:
-            # torch's own for the projection; MMCV's is for convolutions before a ReLU, and necks
-            # have a default init_cfg.
+            # The projection has torch's initialisation. MMCV's is for convolutions before a ReLU,
+            # and MMDetection's necks have a default init_cfg.
             for module in self.neck.modules():
                 if isinstance(module, nn.Conv2d):
                     module.reset_parameters()
@@ -87,7 +88,7 @@ class SMCA(DETR):
     def pre_transformer(
         self, img_feats: Tuple[Tensor], batch_data_samples: SampleList
     ) -> Tuple[Dict, Dict]:
-        """DETR's tokens, mask and positions, with the sizes that the decoder needs."""
+        """Prepare tokens, mask and positions as DETR, with the sizes that the decoder needs."""
         feat = img_feats[-1]
         hw_shape = tuple(feat.shape[-2:])
         self._check_stride(hw_shape, batch_data_samples[0].batch_input_shape)
@@ -104,7 +105,7 @@ class SMCA(DETR):
         stride = self.decoder.stride
         if any(abs(side / stride - cells) >= 1 for side, cells in zip(input_shape, hw_shape)):
             raise ValueError(
-                f'decoder.stride={stride} does not go with a map of {hw_shape} for an input of '
+                f'decoder.stride={stride} does not match the map {hw_shape} of an input of '
                 f'{tuple(input_shape)} pixels'
             )
 
@@ -135,12 +136,12 @@ class SMCA(DETR):
     def predict(
         self, batch_inputs: Tensor, batch_data_samples: SampleList, rescale: bool = True
     ) -> SampleList:
-        """Predict boxes that do not depend on what else is in the batch.
+        """Predict boxes that do not depend on the other images of the batch.
 
-        A backbone turns padding into features that are not 0 and that convolutions carry over
-        the border, and padding may count as one cell more or less: images of one size run
-        together, images of different sizes one by one, without padding. An image without a pixel
-        has no boxes.
+        Images of one size run together, images of different sizes one by one without padding. A
+        backbone would map padding to features other than 0, spread them over the border by
+        convolutions, and round the padded size to another number of cells. An image without
+        pixels has no boxes.
         """
         sizes = [tuple(sample.img_shape[:2]) for sample in batch_data_samples]
         if len(set(sizes)) == 1 and sizes[0] == tuple(batch_inputs.shape[-2:]):
@@ -153,18 +154,18 @@ class SMCA(DETR):
                     labels=image.new_zeros(0, dtype=torch.long),
                 )
                 continue
-            alone = sample.new()
-            alone.set_metainfo(dict(batch_input_shape=(height, width)))
-            super().predict(image[None, :, :height, :width], [alone], rescale)
-            sample.pred_instances = alone.pred_instances
+            unpadded = sample.new()
+            unpadded.set_metainfo(dict(batch_input_shape=(height, width)))
+            super().predict(image[None, :, :height, :width], [unpadded], rescale)
+            sample.pred_instances = unpadded.pred_instances
         return batch_data_samples
 
 
-def _xavier(layer: nn.Module) -> None:
+def _init_xavier(layer: nn.Module) -> None:
     if isinstance(layer, nn.Linear):
         nn.init.xavier_uniform_(layer.weight)
 
 
-def _no_bias(layer: nn.Module) -> None:
+def _zero_bias(layer: nn.Module) -> None:
     if isinstance(layer, nn.Linear) and layer.bias is not None:
         nn.init.zeros_(layer.bias)

@@ -1,4 +1,4 @@
-"""SMCA's decoder: cross-attention that looks around a predicted point."""
+"""Decoder of SMCA, whose cross-attention is modulated around predicted points."""
 
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
@@ -18,10 +18,10 @@ from .smca_modulation import SCALES_PER_HEAD, gaussian_map
 
 
 class Memory(NamedTuple):
-    """What the decoder looks at.
+    """Encoder output and its positions, the keys and values of the cross-attention.
 
     Attributes:
-        tokens: (B, N, C), the encoder's output.
+        tokens: (B, N, C), output of the encoder.
         hw_shape: (H, W), H * W == N.
         pos: (B, N, C), added to the keys.
         mask: (B, N) bool, True = padding, or None.
@@ -34,9 +34,10 @@ class Memory(NamedTuple):
 
 
 class ModulatedAttention(BaseModule):
-    """Cross-attention with a map added to the logits before the softmax.
+    """Cross-attention with a modulation map added to the logits.
 
-    Logits, softmax and sum run in float32 at least: the map may outgrow half precision.
+    Logits, softmax and sum are computed in at least float32, since the map can exceed the range of
+    half precision.
 
     Args:
         embed_dims, num_heads: channels and heads.
@@ -64,15 +65,15 @@ class ModulatedAttention(BaseModule):
         modulation: Tensor,
         key_padding_mask: Optional[Tensor] = None,
     ) -> Tensor:
-        """Attends to the keys.
+        """Apply the cross-attention.
 
         Args:
             query: (B, Q, C), position included.
             key: (B, N, C), position included.
             value: (B, N, C).
             modulation: (B, heads, Q, N), added to the scaled logits.
-            key_padding_mask: (B, N) bool, True = padding. An image that is all padding yields
-                the output projection's bias, as in every attention of this package.
+            key_padding_mask: (B, N) bool, True = padding. An image of padding only yields the bias
+                of the output projection, as in every attention of this package.
 
         Returns:
             (B, Q, C), before the residual.
@@ -97,21 +98,22 @@ class ModulatedAttention(BaseModule):
 
 
 class SMCADecoderLayer(BaseModule):
-    """Self-attention, modulated cross-attention, feed-forward layer; a norm behind each.
+    """Self-attention, modulated cross-attention and feed-forward layer, each followed by a norm.
 
-    Centre and scale of each head's map are predicted from the layer's input, before
+    Centre and scale of the map of each head are predicted from the input of the layer, before the
     self-attention.
 
     Args:
         embed_dims, num_heads: channels and heads.
         feedforward_channels: hidden channels of the feed-forward layer.
-        dropout: on attention weights, on the outputs of all three, and inside the last.
+        dropout: dropout rate on attention weights, on all three outputs, and inside the
+            feed-forward layer.
         dynamic_scale: ``'type1'`` to ``'type4'``, see :func:`gaussian_map`.
         smooth: see :func:`gaussian_map`.
-        norm_cfg: the norms.
+        norm_cfg: config of the norms.
 
     Raises:
-        ValueError: an unknown ``dynamic_scale``, or ``smooth`` that is not positive.
+        ValueError: ``dynamic_scale`` is unknown, or ``smooth`` is not positive.
     """
 
     def __init__(
@@ -146,16 +148,16 @@ class SMCADecoderLayer(BaseModule):
         self.scale = nn.Linear(embed_dims, num_scales) if num_scales else None
 
     def point_features(self, query: Tensor, query_pos: Tensor) -> Tensor:
-        """What points, offsets and scales are predicted from; (B, Q, C)."""
+        """Return the features that points, offsets and scales are predicted from, (B, Q, C)."""
         return self.point_norm(query + query_pos)
 
     def modulation(
         self, query: Tensor, query_pos: Tensor, reference: Tensor, hw_shape: Sequence[int]
     ) -> Tensor:
-        """The map of each head around the reference points.
+        """Return the modulation map of each head around the reference points.
 
         Args:
-            query, query_pos: (B, Q, C), the layer's input.
+            query, query_pos: (B, Q, C), input of the layer.
             reference: (B, Q, 2), x and y in cells.
             hw_shape: (H, W) of the map.
 
@@ -174,7 +176,7 @@ class SMCADecoderLayer(BaseModule):
     def forward(
         self, query: Tensor, query_pos: Tensor, reference: Tensor, memory: Memory
     ) -> Tensor:
-        """(B, Q, C) to (B, Q, C); arguments as in :meth:`modulation`."""
+        """Apply the layer to the queries (B, Q, C); arguments as in :meth:`modulation`."""
         modulation = self.modulation(query, query_pos, reference, memory.hw_shape)
         query = query + self.self_attn(query, (1, query.shape[1]), query_pos)
         query = self.norms[0](query)
@@ -190,20 +192,20 @@ class SMCADecoderLayer(BaseModule):
 
 
 class SMCADecoder(BaseModule):
-    """Decoder with spatially modulated co-attention (Gao et al., "Fast Convergence of DETR with
-    Spatially Modulated Co-Attention", ICCV 2021), single scale, as released.
+    """Decoder with spatially modulated co-attention, "Fast Convergence of DETR with Spatially
+    Modulated Co-Attention" (Gao et al., ICCV 2021), single scale as released.
 
-    One point a query is predicted before the first layer and is the reference of the maps of all
-    layers. The predicted point before the sigmoid also goes to the head.
+    One point per query is predicted before the first layer. It is the reference point of the maps
+    of all layers, and the head adds it, before the sigmoid, to the boxes.
 
     Args:
         num_layers: number of layers.
-        layer_cfg: arguments of :class:`SMCADecoderLayer`, shared by all.
-        stride: pixels a cell.
-        norm_cfg: the norm that the outputs of all layers share.
+        layer_cfg: arguments of :class:`SMCADecoderLayer`, shared by all layers.
+        stride: pixels per cell.
+        norm_cfg: config of the output norm that all layers share.
 
     Raises:
-        ValueError: a stride that is not positive, and those of the layers.
+        ValueError: ``stride`` is not positive; errors of the layers.
 
     Example:
         >>> decoder = SMCADecoder(2, dict(embed_dims=32, num_heads=4, feedforward_channels=64))
@@ -235,17 +237,17 @@ class SMCADecoder(BaseModule):
     def predict_points(
         self, query: Tensor, query_pos: Tensor, image_sizes: Tensor
     ) -> Tuple[Tensor, Tensor]:
-        """The points of the queries, from what enters the first layer.
+        """Predict the points of the queries from the input of the first layer.
 
         Args:
             query, query_pos: (B, Q, C).
             image_sizes: (B, 2), width and height in pixels without padding.
 
         Returns:
-            points before the sigmoid and reference in cells, (B, Q, 2) each, x and y.
+            points before the sigmoid, and reference points in cells; (B, Q, 2) each, x and y.
         """
         points = self.point(self.layers[0].point_features(query, query_pos))
-        cells = image_sizes / self.stride  # not rounded: a cell may be covered in part
+        cells = image_sizes / self.stride  # not rounded: an image can end within a cell
         return points, points.to(cells.dtype).sigmoid() * cells[:, None]
 
     def forward(
@@ -255,7 +257,7 @@ class SMCADecoder(BaseModule):
 
         Args:
             query, query_pos: (B, Q, C).
-            memory: what to look at.
+            memory: output of the encoder.
             image_sizes: (B, 2), width and height in pixels without padding; float32 or float64.
 
         Returns:
@@ -263,7 +265,7 @@ class SMCADecoder(BaseModule):
             sigmoid.
 
         Raises:
-            ValueError: a memory that has not ``hw_shape`` positions.
+            ValueError: the number of tokens of the memory differs from H * W of ``hw_shape``.
         """
         check_hw_shape(memory.tokens.shape[1], memory.hw_shape, 'memory')
         points, reference = self.predict_points(query, query_pos, image_sizes)

@@ -1,4 +1,4 @@
-"""DETR's encoder with any attention of this package."""
+"""Encoder of DETR with any attention of this package."""
 
 from typing import Optional, Sequence
 
@@ -7,22 +7,22 @@ from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor
 
-from ..layers import AttnCfg, attention_cfgs, build_attention
+from ..layers import AttnCfg, build_attention, expand_attn_cfg
 
 
 class SMCAEncoderLayer(BaseModule):
-    """Self-attention and feed-forward layer, each with its residual and a norm behind it.
+    """Self-attention and feed-forward layer, each with a residual connection and a norm after it.
 
     Args:
         attn_cfg: the attention, see :func:`mmlinattn.models.layers.build_attention`.
         embed_dims, num_heads: channels and heads.
         feedforward_channels: hidden channels of the feed-forward layer.
-        dropout: on the outputs of attention and feed-forward layer, and inside the latter.
-            Dropout on attention weights is an option of the attentions that have weights.
-        norm_cfg: the norms.
+        dropout: dropout rate on the outputs of attention and feed-forward layer, and inside the
+            latter. Some attentions have an option for dropout on attention weights.
+        norm_cfg: config of the norms.
 
     Raises:
-        KeyError, TypeError, ValueError: of the attention.
+        KeyError, TypeError, ValueError: errors of the attention.
 
     Example:
         >>> import torch
@@ -56,28 +56,28 @@ class SMCAEncoderLayer(BaseModule):
         query_pos: Optional[Tensor] = None,
         key_padding_mask: Optional[Tensor] = None,
     ) -> Tensor:
-        """(B, N, C) to (B, N, C); arguments as in the attention contract."""
+        """Encode tokens x (B, N, C); arguments as in :class:`BaseAttention`."""
         x = self.norms[0](x + self.self_attn(x, hw_shape, query_pos, key_padding_mask))
         return self.norms[1](self.ffn(x))
 
 
 class SMCAEncoder(BaseModule):
-    """Encoder of DETR: layers one after the other, no norm behind the last.
+    """Encoder of DETR, a sequence of layers without a final norm.
 
-    Padding tokens are never attended to; their own outputs are computed and mean nothing.
+    Padded tokens are masked as keys; their outputs are undefined.
 
     Args:
         num_layers: number of layers.
-        layer_cfg: arguments of :class:`SMCAEncoderLayer`, shared by all; ``attn_cfg`` may be a
-            list, one attention a layer.
+        layer_cfg: arguments of :class:`SMCAEncoderLayer`, shared by all layers; ``attn_cfg`` may
+            be a list with one attention per layer.
 
     Raises:
-        ValueError: another number of attentions than layers, and those of the layers.
+        ValueError: the number of attentions differs from ``num_layers``; errors of the layers.
     """
 
     def __init__(self, num_layers: int, layer_cfg: dict, init_cfg: Optional[dict] = None) -> None:
         super().__init__(init_cfg)
-        cfgs = attention_cfgs(layer_cfg['attn_cfg'], num_layers, 'layer')
+        cfgs = expand_attn_cfg(layer_cfg['attn_cfg'], num_layers, 'layer')
         self.layers = ModuleList(SMCAEncoderLayer(**dict(layer_cfg, attn_cfg=c)) for c in cfgs)
         self.embed_dims = self.layers[0].embed_dims
 
@@ -88,7 +88,7 @@ class SMCAEncoder(BaseModule):
         query_pos: Optional[Tensor] = None,
         key_padding_mask: Optional[Tensor] = None,
     ) -> Tensor:
-        """(B, N, C) to (B, N, C); arguments as in the attention contract."""
+        """Encode tokens x (B, N, C); arguments as in :class:`BaseAttention`."""
         for layer in self.layers:
             x = layer(x, hw_shape, query_pos, key_padding_mask)
         return x

@@ -1,4 +1,4 @@
-"""The head of SMCA."""
+"""Detection head of SMCA."""
 
 from typing import Tuple
 
@@ -13,12 +13,11 @@ from ...ops.common.numerics import accumulation_dtype
 
 @MODELS.register_module()
 class SMCAHead(ConditionalDETRHead):
-    """Classes and boxes, boxes around the points that the decoder predicted.
+    """Head that predicts classes, and boxes relative to the points of the decoder.
 
     Options, losses and predictions are those of MMDetection's ``DETRHead``. The points are added
-    as they come, before the sigmoid; Conditional DETR, whose points have gone through the sigmoid,
-    has to invert and clamp it. Where queries and classes are so few that there are fewer pairs than
-    ``test_cfg.max_per_img``, all pairs are predictions.
+    before the sigmoid; Conditional DETR must invert and clamp the sigmoid of its points. If there
+    are fewer pairs of query and class than ``test_cfg.max_per_img``, all pairs are predictions.
 
     Example:
         >>> head = SMCAHead(
@@ -32,7 +31,7 @@ class SMCAHead(ConditionalDETRHead):
     """
 
     def forward(self, hidden_states: Tensor, references: Tensor) -> Tuple[Tensor, Tensor]:
-        """Predicts from the outputs of decoder layers.
+        """Predict from the outputs of the decoder layers.
 
         Args:
             hidden_states: (layers, B, Q, C).
@@ -40,8 +39,8 @@ class SMCAHead(ConditionalDETRHead):
 
         Returns:
             class logits (layers, B, Q, classes), and boxes (layers, B, Q, 4) as cx, cy, w, h in
-            0..1 of the image without padding; both float32 at least, for matching and losses in
-            pixels outgrow half precision.
+            0..1 of the image without padding. Both are at least float32, since matching and losses
+            in pixels exceed the range of half precision.
         """
         boxes = self.fc_reg(self.activate(self.reg_ffn(hidden_states)))
         scores = self.fc_cls(hidden_states)
@@ -53,11 +52,11 @@ class SMCAHead(ConditionalDETRHead):
     def _predict_by_feat_single(
         self, cls_score: Tensor, bbox_pred: Tensor, img_meta: dict, rescale: bool = True
     ) -> InstanceData:
-        # DETRHead asks topk for max_per_img, however few there are.
+        # DETRHead calls topk with max_per_img, which fails if there are fewer pairs.
         pairs = cls_score.numel() if self.loss_cls.use_sigmoid else len(cls_score)
         test_cfg = self.test_cfg
-        wanted = test_cfg.get('max_per_img', len(cls_score))
-        self.test_cfg = dict(test_cfg, max_per_img=min(wanted, pairs))
+        max_per_img = test_cfg.get('max_per_img', len(cls_score))
+        self.test_cfg = dict(test_cfg, max_per_img=min(max_per_img, pairs))
         try:
             return super()._predict_by_feat_single(cls_score, bbox_pred, img_meta, rescale)
         finally:

@@ -1,4 +1,4 @@
-"""The Gaussian maps with which SMCA modulates its cross-attention."""
+"""Gaussian maps that modulate the cross-attention of SMCA."""
 
 from typing import Optional, Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...ops.common.numerics import accumulation_dtype, no_autocast
 
-# Values that a head predicts for its scale.
+# Number of scale values per head.
 SCALES_PER_HEAD = dict(type1=0, type2=1, type3=2, type4=3)
 
 
@@ -17,9 +17,9 @@ def gaussian_map(
     hw_shape: Sequence[int],
     smooth: float = 8.0,
 ) -> Tensor:
-    """Logarithm of a Gaussian around a point, for every query and head.
+    """Return the logarithm of a Gaussian around a point, per query and head.
 
-    With dx, dy the distances of a cell from the centre, the map is ``-e / smooth`` where e is
+    With dx, dy the distances of a cell from the centre, the map is ``-e / smooth``, where e is
 
     ===========  =====================================  ==========================
     last dim     e                                      option ``dynamic_scale``
@@ -30,28 +30,28 @@ def gaussian_map(
     3            s_x dx^2 + s_y dy^2 + s_xy dx^2 dy^2   ``'type4'``
     ===========  =====================================  ==========================
 
-    Cells have whole coordinates: cell i lies at i, not at i + 0.5. Without the product the map
-    is a sum of one part along x and one along y, and is computed so.
+    Cells have integer coordinates: cell i lies at i, not at i + 0.5. Without the product dx^2 dy^2
+    the map is computed as the sum of one part along x and one along y.
 
     Args:
         centers: (B, Q, heads, 2), x and y in cells; may lie outside of the map.
-        scales: (B, Q, heads, 1 to 3), not negative: the larger, the narrower; None for 1.
+        scales: (B, Q, heads, 1 to 3), not negative; larger scales are narrower. None means 1.
         hw_shape: (H, W) of the map.
         smooth: divisor; with scale 1 the standard deviation is ``sqrt(smooth / 2)`` cells.
 
     Returns:
-        (B, heads, Q, H * W), 0 at the centre and negative elsewhere, row-major over the map; at
-        least float32, also under autocast: far corners reach several hundreds.
+        (B, heads, Q, H * W), row-major over the map, 0 at the centre and negative elsewhere. At
+        least float32, also under autocast, since distant corners reach several hundreds.
 
     Raises:
-        ValueError: scales with another number of values.
+        ValueError: ``scales`` has another number of values.
 
     Example:
         >>> gaussian_map(torch.tensor([[[[1.0, 0.0]]]]), None, (1, 3), smooth=2.0)
         tensor([[[[-0.5000, -0.0000, -0.5000]]]])
     """
     if scales is not None and scales.shape[-1] not in (1, 2, 3):
-        raise ValueError(f'scales must have 1 to 3 values a head, got {tuple(scales.shape)}')
+        raise ValueError(f'scales must have 1 to 3 values per head, got {tuple(scales.shape)}')
     height, width = hw_shape
     with no_autocast(centers):
         dtype = accumulation_dtype(centers.dtype)
@@ -62,10 +62,10 @@ def gaussian_map(
         along_x, along_y = dx2, dy2
         if scales is not None:
             scales = scales.to(dtype).transpose(1, 2)  # [B, heads, Q, 1 to 3]
-            # One value serves both directions.
+            # A single value applies to both directions.
             along_x = scales[..., 0:1] * dx2
             along_y = scales[..., :2][..., -1:] * dy2
-        # Dividing the 1-D parts is cheaper than dividing the map.
+        # Dividing the 1D parts is cheaper than dividing the map.
         along_x, along_y = along_x / -smooth, along_y / -smooth
         out = along_x.unsqueeze(-2) + along_y.unsqueeze(-1)  # [B, heads, Q, H, W]
         if scales is not None and scales.shape[-1] == 3:

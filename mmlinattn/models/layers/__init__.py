@@ -1,10 +1,10 @@
-"""Attention layers under one contract, and the layers around them."""
+"""Attention layers with one interface, feature maps, positions and feed-forward layers."""
 
 from .additive import AdditiveAttention
-from .attention_info import AttentionCard
-from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
-from .biased_softmax import RelativeSoftmaxAttention
-from .build import AttnCfg, attention_cfgs, build_attention, init_layers, registered
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout, map_to_tokens, tokens_to_map
+from .biased_softmax import BiasedSoftmaxAttention
+from .build import AttnCfg, build_attention, expand_attn_cfg, init_layers, registered_subclasses
 from .conv_projection import ConvProjectionAttention
 from .depthwise_conv import add_depthwise
 from .efficient_attention import EfficientAttention
@@ -21,10 +21,10 @@ from .nystrom import NystromAttention
 from .positions import LinearPosition, build_position
 from .rala import RALA
 from .random_walk import RWGKA, RWGKP
-from .relative_position_bias import RelativeBias
+from .relative_position_bias import RelativePositionBias
 from .ripple import RippleAttention
 from .softmax import SoftmaxAttention, softmax_attention
-from .spatial_reduction import EfficientSoftmaxAttention
+from .spatial_reduction import SpatialReductionAttention
 from .vision_longformer import VisionLongformerAttention
 from .window import WindowAttention
 
@@ -34,13 +34,13 @@ __all__ = [
     'RWGKA',
     'RWGKP',
     'AdditiveAttention',
-    'AttentionCard',
+    'AttentionInfo',
     'AttnCfg',
     'BaseAttention',
+    'BiasedSoftmaxAttention',
     'ConvFFN',
     'ConvProjectionAttention',
     'EfficientAttention',
-    'EfficientSoftmaxAttention',
     'EnhancedLinearAttention',
     'FeatureMap',
     'FocusedLinearAttention',
@@ -53,21 +53,21 @@ __all__ = [
     'NonLocalBlock',
     'NonLocalNeck',
     'NystromAttention',
-    'RelativeBias',
-    'RelativeSoftmaxAttention',
+    'RelativePositionBias',
     'RippleAttention',
     'SoftmaxAttention',
-    'TokenMap',
+    'SpatialReductionAttention',
+    'TokenLayout',
     'VisionLongformerAttention',
     'WindowAttention',
     'add_depthwise',
-    'attention_cfgs',
     'build_attention',
     'build_feature_map',
     'build_position',
+    'expand_attn_cfg',
     'init_layers',
     'map_to_tokens',
-    'registered',
+    'registered_subclasses',
     'softmax_attention',
     'tokens_to_map',
 ]

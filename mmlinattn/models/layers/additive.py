@@ -7,25 +7,25 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import additive_attention
-from .attention_info import AttentionCard
-from .base import BaseAttention, TokenMap
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout
 
 
 @MODELS.register_module()
 class AdditiveAttention(BaseAttention):
-    """Additive attention ("Fast Vision Transformer via Additive Attention"): linear in the number
+    """Additive attention, "Fast Vision Transformer via Additive Attention", linear in the number
     of tokens and of channels.
 
-    The output projection is the paper's ``W_r``, behind which the queries are added.
+    The output projection is ``W_r`` of the paper; the queries are added to its output.
 
     Args:
         embed_dims, num_heads: channels and heads.
-        share_value: values are the queries, as the parameter counts of the paper say; False gives
-            them a projection of their own.
+        share_value: use the queries as values, as the parameter counts of the paper imply; False
+            adds a value projection.
         others: see :class:`BaseAttention`; ``gate='proj'`` needs ``share_value=False``.
 
     Raises:
-        ValueError: see :class:`BaseAttention`, or a projected gate with shared values.
+        ValueError: ``gate='proj'`` with ``share_value=True``; errors of :class:`BaseAttention`.
 
     Example:
         >>> import torch
@@ -34,12 +34,12 @@ class AdditiveAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='k * v_i + q_i, q and k: means by softmax(w_q . q_i) and softmax(w_k . (q * k_i))',
         time='O(N d)',
         memory='O(N d)',
         source='FViT, after Wu et al., Fastformer, 2021',
-        use='near the cheapest: two global vectors, each token scales its channels by them',
+        use='low cost: each token scales its channels by two global vectors',
     )
 
     def __init__(self, embed_dims: int, num_heads: int, share_value: bool = True, **kwargs) -> None:
@@ -54,23 +54,23 @@ class AdditiveAttention(BaseAttention):
         )
 
     def project(
-        self, x: Tensor, query_pos: Optional[Tensor], tokens: TokenMap
+        self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
         if not self.share_value:
-            return super().project(x, query_pos, tokens)
-        placed = x if query_pos is None else x + query_pos
-        q, k = self.partial_projection(placed, 0, 2).chunk(2, -1)
+            return super().project(x, query_pos, layout)
+        with_pos = x if query_pos is None else x + query_pos
+        q, k = self.partial_projection(with_pos, 0, 2).chunk(2, -1)
         v = q if query_pos is None else self.partial_projection(x, 0, 1)
-        return q, k, v, self.own_gate(x)
+        return q, k, v, self.unprojected_gate(x)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         return additive_attention(
             q,
             k,
             v,
             self.w_q,
             self.w_k,
-            key_padding_mask=tokens.key_padding_mask,
+            key_padding_mask=layout.key_padding_mask,
             backend=self.backend,
         )
 

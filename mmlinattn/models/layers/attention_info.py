@@ -1,24 +1,24 @@
-"""What a reader should know of an attention before taking it: docs/attentions.md is made of it."""
+"""Facts about each attention, the source of the table in docs/attentions.md."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class AttentionCard:
+class AttentionInfo:
     """Facts about an attention, for ``tools/misc/attention_table.py``.
 
-    N is the number of tokens, d the channels a head (all counts are for one head and its channels),
-    M anchors or landmarks, R what the class says.
+    N is the number of tokens, d the channels per head, M the number of anchors or landmarks; the
+    docstring of the attention defines R. All counts are per head.
 
     Attributes:
         formula: the output in one line of plain text.
-        time, memory: order of both in the tokens; memory beyond inputs and output.
-        source: paper, year.
-        use: when to pick it, in a phrase.
-        map: reads positions: tokens must be those of a whole map.
+        time, memory: complexity in the number of tokens; memory excludes inputs and output.
+        source: paper and year.
+        use: when to choose it, in one phrase.
+        needs_map: the tokens must form a 2D map, since the attention uses their positions.
 
     Example:
-        >>> AttentionCard('mean_j v_j', 'O(N d)', 'O(d)', 'none', 'never', map=False).map
+        >>> AttentionInfo('mean_j v_j', 'O(N d)', 'O(d)', 'none', 'never').needs_map
         False
     """
 
@@ -27,4 +27,4 @@ class AttentionCard:
     memory: str
     source: str
     use: str
-    map: bool = False
+    needs_map: bool = False

@@ -1,4 +1,4 @@
-"""The seam between a host and its attentions."""
+"""Building and initialising the attentions of a backbone."""
 
 from typing import Any, Callable, Dict, List, Sequence, Type, Union
 
@@ -10,11 +10,11 @@ from .base import BaseAttention
 AttnCfg = Union[str, dict, Type[BaseAttention]]
 
 
-def registered(base: type) -> Dict[str, type]:
-    """Registered subclasses of a class by name, in alphabetical order.
+def registered_subclasses(base: type) -> Dict[str, type]:
+    """Return the registered subclasses of a class by name, in alphabetical order.
 
     Example:
-        >>> 'RALA' in registered(BaseAttention)
+        >>> 'RALA' in registered_subclasses(BaseAttention)
         True
     """
     found = sorted(MODELS.module_dict.items())
@@ -22,69 +22,76 @@ def registered(base: type) -> Dict[str, type]:
 
 
 def build_attention(
-    attn_cfg: AttnCfg, embed_dims: int, num_heads: int, **offers: Any
+    attn_cfg: AttnCfg, embed_dims: int, num_heads: int, **backbone_options: Any
 ) -> BaseAttention:
-    """Build an attention for a host.
+    """Build an attention for a backbone.
 
     Args:
-        attn_cfg: config of a registered attention, or just its name or class.
-        embed_dims, num_heads: filled in by the host unless the config sets them.
-        offers: what the host has for those options that the attention declares in
-            ``host_options`` and that the config does not set.
+        attn_cfg: config, name or class of a registered attention.
+        embed_dims, num_heads: values of the backbone; the config can override them.
+        backbone_options: options that the backbone provides. An attention receives those that it
+            lists in ``backbone_options``, unless the config sets them.
 
     Raises:
-        KeyError: a type that is not registered; the message names the types of this package.
-        TypeError: a type that is no attention, or an option that the attention does not have.
+        KeyError: the type is not registered; the message names the types of this package.
+        TypeError: the type is not an attention, or the attention lacks an option of the config.
 
     Example:
         >>> attn = build_attention('SoftmaxAttention', embed_dims=64, num_heads=2, sr_ratio=8)
-        >>> type(attn).__name__  # which has no sr_ratio
+        >>> type(attn).__name__  # SoftmaxAttention has no sr_ratio and ignores it
         'SoftmaxAttention'
     """
     cfg = dict(attn_cfg) if isinstance(attn_cfg, dict) else dict(type=attn_cfg)
     kind = name = cfg.pop('type', None)
     if isinstance(name, str):
-        # A framework whose scope is on may have it registered as its own.
+        # The active scope, such as 'mmdet', may have another class with this name.
         with MODELS.switch_scope_and_registry(None) as registry:
             kind = registry.get(name)
         if kind is None:
-            known = list(registered(BaseAttention))
+            known = list(registered_subclasses(BaseAttention))
             raise KeyError(f'attention {name!r} is not registered; this package has {known}')
     if not (isinstance(kind, type) and issubclass(kind, BaseAttention)):
-        raise TypeError(f'attn_cfg must name a BaseAttention as its type, got {attn_cfg!r}')
-    taken = {name: offers[name] for name in kind.host_options if name in offers}
+        raise TypeError(f'attn_cfg must have a BaseAttention as its type, got {attn_cfg!r}')
+    provided = {k: backbone_options[k] for k in kind.backbone_options if k in backbone_options}
     try:
-        return kind(**(dict(taken, embed_dims=embed_dims, num_heads=num_heads) | cfg))
+        return kind(**(dict(provided, embed_dims=embed_dims, num_heads=num_heads) | cfg))
     except TypeError as error:
-        raise TypeError(f'{kind.__name__} does not take attn_cfg={attn_cfg!r}: {error}') from error
+        raise TypeError(f'{kind.__name__} rejects attn_cfg={attn_cfg!r}: {error}') from error
 
 
-def attention_cfgs(
-    attn_cfg: Union[AttnCfg, Sequence[AttnCfg]], count: int, unit: str = 'stage'
+def expand_attn_cfg(
+    attn_cfg: Union[AttnCfg, Sequence[AttnCfg]], count: int, stage_name: str = 'stage'
 ) -> List[AttnCfg]:
-    """A host's ``attn_cfg`` as a list: one attention for all, or one a stage or layer.
+    """Return the ``attn_cfg`` of a backbone as a list with one attention per stage or layer.
+
+    Args:
+        attn_cfg: one attention for all stages, or a list with one per stage.
+        count: number of stages.
+        stage_name: ``'stage'`` or ``'layer'``, for the message.
 
     Raises:
-        ValueError: another number of attentions than ``count``, or no attention.
+        ValueError: ``attn_cfg`` has a length other than ``count``, or contains no attention.
 
     Example:
-        >>> attention_cfgs('RALA', 2)
+        >>> expand_attn_cfg('RALA', 2)
         ['RALA', 'RALA']
     """
-    one = (str, dict, type)
-    cfgs = [attn_cfg] * count if isinstance(attn_cfg, one) else attn_cfg
-    fits = isinstance(cfgs, (list, tuple)) and len(cfgs) == count
-    if not fits or not all(isinstance(cfg, one) for cfg in cfgs):
+    single = (str, dict, type)
+    cfgs = [attn_cfg] * count if isinstance(attn_cfg, single) else attn_cfg
+    valid = isinstance(cfgs, (list, tuple)) and len(cfgs) == count
+    if not valid or not all(isinstance(cfg, single) for cfg in cfgs):
         raise ValueError(
-            f'attn_cfg must be one attention, or {count}: one a {unit}; got {attn_cfg!r}'
+            f'attn_cfg must be one attention, or {count}: one per {stage_name}; got {attn_cfg!r}'
         )
     return list(cfgs)
 
 
-def init_layers(host: nn.Module, init: Callable[[nn.Module], None]) -> None:
-    """Call ``init`` with the convolutions and linear layers of a host, and with what its
-    attentions declare as projections."""
-    for child in host.children():
+def init_layers(module: nn.Module, init: Callable[[nn.Module], None]) -> None:
+    """Call ``init`` on the convolutions and linear layers of a module.
+
+    Of an attention only the layers in ``projections`` are initialised.
+    """
+    for child in module.children():
         if isinstance(child, BaseAttention):
             child.init_projections(init)
         elif isinstance(child, (nn.Conv2d, nn.Linear)):

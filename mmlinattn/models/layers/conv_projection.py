@@ -7,20 +7,21 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from .attention_info import AttentionCard
-from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout, map_to_tokens, tokens_to_map
 from .softmax import softmax_attention
 
 
 @MODELS.register_module()
 class ConvProjectionAttention(BaseAttention):
-    """CvT's attention (Wu et al., ICCV 2021, section 3.2): queries, keys and values go through a
-    depth-wise 3x3 convolution and batch norm each before the linear projection, keys and values
-    with a stride; then softmax attention.
+    """Softmax attention of CvT (Wu et al., ICCV 2021, section 3.2) with convolutional projections.
 
-    Logits are scaled by C^-0.5, as in the released code, not by the width of a head. Padded tokens
-    count as 0 in the convolutions; a key is masked if the token in its middle is padding. Extra
-    tokens go through no convolution.
+    Queries, keys and values each pass a depth-wise 3x3 convolution and batch norm before the linear
+    projection. The convolutions of keys and values have a stride.
+
+    Logits are scaled by C^-0.5, as in the released code, not by the head dim. Padded tokens count
+    as 0 in the convolutions; a key is masked if the token at its centre is padding. Extra tokens
+    (such as a class token) skip the convolutions.
 
     Args:
         embed_dims, num_heads: channels and heads.
@@ -29,7 +30,7 @@ class ConvProjectionAttention(BaseAttention):
         qkv_bias, proj_bias, proj_drop, init_cfg: see :class:`BaseAttention`.
 
     Raises:
-        ValueError: a stride below 1, and those of :class:`BaseAttention`.
+        ValueError: ``kv_stride`` is not a positive integer; errors of :class:`BaseAttention`.
 
     Example:
         >>> import torch
@@ -38,17 +39,17 @@ class ConvProjectionAttention(BaseAttention):
         torch.Size([2, 31, 32])
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='softmax(q_i . k_j/sqrt C) v_j of depth-wise convolutions of x, k and v strided',
         time='O(N^2 d / 4)',
         memory='O(N d)',
         source='Wu et al., CvT, ICCV 2021',
-        use="CvT's own: released weights; quadratic",
-        map=True,
+        use='released CvT weights; quadratic',
+        needs_map=True,
     )
 
     backends = ('auto',)
-    refused_options = ('rotary', 'lepe', 'gate')
+    unsupported_options = ('rotary', 'lepe', 'gate')
 
     def __init__(
         self,
@@ -68,33 +69,33 @@ class ConvProjectionAttention(BaseAttention):
         self.conv_v = _convolution(embed_dims, kv_stride)
 
     def project(
-        self, x: Tensor, query_pos: Optional[Tensor], tokens: TokenMap
+        self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
-        placed = x if query_pos is None else x + query_pos
+        with_pos = x if query_pos is None else x + query_pos
         q, k, v = (
-            self.partial_projection(self._convolve(conv, of, tokens), i, i + 1)
-            for i, (conv, of) in enumerate(
-                [(self.conv_q, placed), (self.conv_k, placed), (self.conv_v, x)]
+            self.partial_projection(self._convolve(conv, inputs, layout), i, i + 1)
+            for i, (conv, inputs) in enumerate(
+                [(self.conv_q, with_pos), (self.conv_k, with_pos), (self.conv_v, x)]
             )
         )
         return q, k, v, None
 
-    def _convolve(self, conv: nn.Module, x: Tensor, tokens: TokenMap) -> Tensor:
-        """(B, E + N, C) to as many tokens as the stride leaves, the extra ones as they are."""
-        if tokens.key_padding_mask is not None:
-            x = x.masked_fill(tokens.key_padding_mask[..., None], 0)
-        extra, x = tokens.split(x)
-        x = map_to_tokens(conv(tokens_to_map(x, tokens.hw_shape)))
-        return torch.cat([extra.to(x.dtype), x], 1) if tokens.num_extra_tokens else x
+    def _convolve(self, conv: nn.Module, x: Tensor, layout: TokenLayout) -> Tensor:
+        """Convolve the map tokens of (B, E + N, C) with the stride; extra tokens do not change."""
+        if layout.key_padding_mask is not None:
+            x = x.masked_fill(layout.key_padding_mask[..., None], 0)
+        extra, x = layout.split_extra(x)
+        x = map_to_tokens(conv(tokens_to_map(x, layout.hw_shape)))
+        return torch.cat([extra.to(x.dtype), x], 1) if layout.num_extra_tokens else x
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        mask = tokens.key_padding_mask
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        mask = layout.key_padding_mask
         if mask is not None:
-            extra, mask = tokens.split(mask)
-            middle = mask.unflatten(1, tokens.hw_shape)[:, :: self.kv_stride, :: self.kv_stride]
-            mask = torch.cat([extra, middle.flatten(1)], 1)
+            extra, mask = layout.split_extra(mask)
+            centres = mask.unflatten(1, layout.hw_shape)[:, :: self.kv_stride, :: self.kv_stride]
+            mask = torch.cat([extra, centres.flatten(1)], 1)
         dropout = self.attn_drop if self.training else 0.0
-        # SDPA itself scales by the width of a head.
+        # SDPA scales by (C / heads)^-0.5.
         return softmax_attention(q * self.num_heads**-0.5, k, v, mask, dropout=dropout)
 
 

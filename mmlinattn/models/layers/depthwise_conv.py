@@ -8,19 +8,19 @@ from torch import Tensor, nn
 
 from ...ops.common.numerics import has_dispatch_mode
 from .base import map_to_tokens, tokens_to_map
-from .linear_projection import is_plain
+from .linear_projection import is_unmodified
 
 
 def add_depthwise(x: Tensor, conv: nn.Conv2d, hw_shape: Sequence[int]) -> Tensor:
-    """``x + conv(x)`` for a depth-wise convolution of odd size that keeps the map's size.
+    """Compute ``x + conv(x)`` for a depth-wise convolution that keeps the size of the map.
 
-    In float32 on a CPU the residual goes into the kernel, as 1 at its centre: one pass over the
-    tokens less. Half types and TF32 would lose the kernel's digits beside that 1, and exported
-    graphs its meaning.
+    In float32 on a CPU the residual is added to the kernel, as 1 at its centre, which saves one
+    pass over the tokens. Half types and TF32 would round the kernel next to that 1, and an
+    exported graph would no longer show the residual.
 
     Args:
         x: tokens (B, N, C), row-major over the map.
-        conv: C channels in C groups.
+        conv: convolution of C channels in C groups, with odd kernel sizes.
         hw_shape: (H, W) with H * W == N.
 
     Returns:
@@ -32,8 +32,8 @@ def add_depthwise(x: Tensor, conv: nn.Conv2d, hw_shape: Sequence[int]) -> Tensor
         >>> torch.testing.assert_close(add_depthwise(x, conv, (3, 4)), expected)
     """
     tokens = tokens_to_map(x, hw_shape)
-    if not _folds(x, conv):
-        # Not in place: under autocast the convolution is half, x need not be.
+    if not _can_fold_residual(x, conv):
+        # Not in place: under autocast the convolution is in half precision, x may be float32.
         return x + map_to_tokens(conv(tokens))
     rows, columns = (size // 2 for size in conv.kernel_size)
     weight = conv.weight.clone()
@@ -41,9 +41,9 @@ def add_depthwise(x: Tensor, conv: nn.Conv2d, hw_shape: Sequence[int]) -> Tensor
     return map_to_tokens(F.conv2d(tokens, weight, conv.bias, 1, conv.padding, 1, conv.groups))
 
 
-def _folds(x: Tensor, conv: nn.Module) -> bool:
+def _can_fold_residual(x: Tensor, conv: nn.Module) -> bool:
     return (
-        is_plain(conv, nn.Conv2d)
+        is_unmodified(conv, nn.Conv2d)
         and x.device.type == 'cpu'
         and x.dtype == conv.weight.dtype == torch.float32
         and not torch.is_autocast_enabled('cpu')

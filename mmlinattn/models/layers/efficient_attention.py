@@ -1,20 +1,20 @@
-"""Efficient attention as a layer."""
+"""Efficient attention (Shen et al., WACV 2021) as a layer."""
 
 from mmengine.registry import MODELS
 
-from .attention_info import AttentionCard
+from .attention_info import AttentionInfo
 from .linear import LinearAttention
 
 
 @MODELS.register_module()
 class EfficientAttention(LinearAttention):
-    """Efficient attention (Shen et al., "Efficient Attention: Attention with Linear Complexities",
-    WACV 2021): linear in the number of tokens::
+    """Efficient attention, "Efficient Attention: Attention with Linear Complexities" (Shen et al.,
+    WACV 2021), linear in the number of tokens::
 
         out_i = softmax_channels(q_i)^T (sum_j softmax_tokens(k)_j v_j^T)
 
-    No normaliser is needed: the weights of the values sum to 1. With as many anchors as channels
-    it is the one-step walk (Slinear) of the random walk paper whose anchors are the channels.
+    No normaliser is needed, since the weights of the values sum to 1. It equals the one-step walk
+    (Slinear) of the random walk paper with the channels as anchors.
 
     Args:
         embed_dims, num_heads: channels and heads.
@@ -30,14 +30,14 @@ class EfficientAttention(LinearAttention):
         torch.Size([2, 240, 64])
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='softmax_channels(q_i) . sum_j softmax_tokens(k)_j v_j^T',
         time='O(N d^2)',
         memory='O(N d)',
         source='Shen et al., WACV 2021',
-        use='no parameters, no normaliser to divide by; each channel of k is a global map',
+        use='no parameters and no normaliser; each channel of k is a global attention map',
     )
 
     def __init__(self, embed_dims: int, num_heads: int, **kwargs) -> None:
-        # The normaliser is 1, and 0 where all keys are padding: this eps keeps both.
+        # The normaliser is 1, or 0 if all keys are padding; a small eps changes neither.
         super().__init__(embed_dims, num_heads, 'EfficientFeatures', eps=1e-12, **kwargs)

@@ -7,31 +7,31 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import linear_attention
-from .attention_info import AttentionCard
-from .base import BaseAttention, TokenMap, map_to_tokens, tokens_to_map
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout, map_to_tokens, tokens_to_map
 
 
 @MODELS.register_module()
 class EnhancedLinearAttention(BaseAttention):
-    """Multi-scale linear attention (Cai et al., "EfficientViT: Multi-Scale Linear Attention for
-    High-Resolution Dense Prediction", ICCV 2023): linear in the number of tokens.
+    """Multi-scale linear attention, "EfficientViT: Multi-Scale Linear Attention for High-Resolution
+    Dense Prediction" (Cai et al., ICCV 2023), linear in the number of tokens.
 
-    For each scale, queries, keys and values are aggregated from their neighbours by a depth-wise
-    convolution, then by a 1x1 convolution inside q, k or v of each head. All scales are heads of
-    their own of ReLU linear attention, and one projection brings them back. Padded tokens are 0
-    for the convolutions. The depth-wise convolution of the paper's feed-forward layer is the
-    host's: :class:`mmlinattn.models.layers.MixFFN`, :class:`mmlinattn.models.layers.ConvFFN`.
+    For each scale, a depth-wise convolution aggregates queries, keys and values from neighbours,
+    followed by a 1x1 convolution within q, k or v of each head. Each scale adds heads of ReLU
+    linear attention; one projection maps all of them back to C channels. Padded tokens are 0 for
+    the convolutions. The backbone provides the depth-wise convolution of the paper's feed-forward
+    layer: :class:`mmlinattn.models.layers.MixFFN`, :class:`mmlinattn.models.layers.ConvFFN`.
 
     Args:
         embed_dims, num_heads: channels and heads.
-        scales: odd kernel sizes of the aggregations beside the tokens themselves; may be empty.
-        eps: added to the normaliser. The release has 1e-15 here; sums are in float32, so that it
-            can be given.
-        qkv_bias, proj_bias, proj_drop, backend, init_cfg: see :class:`BaseAttention`.
+        scales: odd kernel sizes of the aggregations, in addition to the tokens; may be empty.
+        eps: added to the normaliser. The release uses 1e-15, which is possible here, too: sums are
+            in float32.
+        qkv_bias, proj_bias, proj_drop, backend, init_cfg: see :class:`BaseAttention`. Extra tokens
+            (such as a class token) are not supported.
 
     Raises:
-        ValueError: a scale that is not an odd positive integer, or those of
-            :class:`BaseAttention`.
+        ValueError: a scale is not an odd positive integer; errors of :class:`BaseAttention`.
 
     Example:
         >>> import torch
@@ -40,16 +40,16 @@ class EnhancedLinearAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='ReLU linear attention over heads of q, k, v and of their 5x5 aggregations',
         time='O(N d^2)',
         memory='O(N d)',
         source='Cai et al., ICCV 2023',
-        use='dense prediction where neighbours matter; convolutions before the attention',
-        map=True,
+        use='dense prediction that needs local detail; convolutions before the attention',
+        needs_map=True,
     )
-    takes_extra_tokens = False
-    refused_options = ('rotary', 'lepe', 'gate')
+    supports_extra_tokens = False
+    unsupported_options = ('rotary', 'lepe', 'gate')
 
     def __init__(
         self,
@@ -76,22 +76,22 @@ class EnhancedLinearAttention(BaseAttention):
         self.proj = nn.Linear(embed_dims * (1 + len(scales)), embed_dims, bias=bias)
 
     def project(
-        self, x: Tensor, query_pos: Optional[Tensor], tokens: TokenMap
+        self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
-        own = torch.cat(super().project(x, query_pos, tokens)[:3], -1)
-        if tokens.key_padding_mask is not None:
-            own = own.masked_fill(tokens.key_padding_mask[..., None], 0)
-        maps = tokens_to_map(own, tokens.hw_shape)
-        scales = [own, *(map_to_tokens(aggregate(maps)) for aggregate in self.aggregations)]
+        qkv = torch.cat(super().project(x, query_pos, layout)[:3], -1)
+        if layout.key_padding_mask is not None:
+            qkv = qkv.masked_fill(layout.key_padding_mask[..., None], 0)
+        maps = tokens_to_map(qkv, layout.hw_shape)
+        scales = [qkv, *(map_to_tokens(aggregate(maps)) for aggregate in self.aggregations)]
         q, k, v = (torch.cat(part, -1) for part in zip(*(scale.chunk(3, -1) for scale in scales)))
         return q, k, v, None
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """(B, N, C (1 + scales)) to (B, heads (1 + scales), N, d)."""
+        """Reshape (B, N, C (1 + scales)) to (B, heads (1 + scales), N, d)."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         return linear_attention(
-            q, k, v, key_padding_mask=tokens.key_padding_mask, eps=self.eps, feature_map='relu',
+            q, k, v, key_padding_mask=layout.key_padding_mask, eps=self.eps, feature_map='relu',
             backend=self.backend,
         )  # fmt: skip

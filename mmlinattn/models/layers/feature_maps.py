@@ -1,9 +1,9 @@
 """Feature maps of queries and keys for linear attention: table 6 of the Ripple paper.
 
-Each takes queries and keys, (B, heads, N, d), and returns their features, (B, heads, N, m), in the
-same type. They compute in float32 under half precision: exponentials and sines of rounded numbers
-are far off. Rounding the features themselves is no worse than that of the values beside them, and
-lets the kernels of attention multiply in half precision, with sums in float32.
+Each maps queries and keys (B, heads, N, d) to features (B, heads, N, m) of the same dtype. Half
+types are computed in float32, since exponentials and sines of rounded numbers are inaccurate. The
+features are then rounded, which costs no more accuracy than rounding the values. The attention
+kernels can then multiply in half precision, with sums in float32.
 """
 
 import math
@@ -21,22 +21,22 @@ from ...ops.common.dispatch import BACKENDS
 from ...ops.common.feature_maps import FEATURE_MAPS
 from ...ops.common.matmul import multiply
 from ...ops.common.numerics import accumulation_dtype, masked_softmax, no_autocast
-from .build import registered
-from .linear_projection import is_hooked
+from .build import registered_subclasses
+from .linear_projection import has_hooks
 
 
 class FeatureMap(BaseModule):
-    """One map for queries and keys; a subclass adds :meth:`features`.
+    """Base class of feature maps. A subclass implements :meth:`features` or :meth:`map`.
 
     Args:
-        head_dim: channels d of a head.
+        head_dim: channels d per head.
         num_heads: heads.
 
     Attributes:
-        wide: features leave the range of float16, and stay float32 there.
+        exceeds_float16: features can leave the range of float16; float16 inputs give float32.
     """
 
-    wide = False
+    exceeds_float16 = False
 
     def __init__(self, head_dim: int, num_heads: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class FeatureMap(BaseModule):
         self.num_heads = num_heads
 
     def features(self, x: Tensor) -> Tensor:
-        """(B, heads, N, d) to (B, heads, N, m)."""
+        """Map x (B, heads, N, d) to features (B, heads, N, m)."""
         raise NotImplementedError
 
     def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
@@ -53,21 +53,21 @@ class FeatureMap(BaseModule):
     def forward(
         self, q: Tensor, k: Tensor, key_padding_mask: Optional[Tensor] = None
     ) -> Tuple[Tensor, Tensor]:
-        """Features of queries and keys, in the type of these; see :attr:`wide`.
+        """Return the features of queries and keys in their dtype; see :attr:`exceeds_float16`.
 
         Args:
             q, k: (B, heads, N, d).
-            key_padding_mask: (B, N) bool, True = padding; for maps that look at all keys.
+            key_padding_mask: (B, N) bool, True = padding; for maps that depend on all keys.
         """
         dtype = accumulation_dtype(q.dtype)
-        out = torch.float32 if self.wide and q.dtype == torch.float16 else q.dtype
+        out_dtype = torch.float32 if self.exceeds_float16 and q.dtype == torch.float16 else q.dtype
         with no_autocast(q):
             q, k = self.map(q.to(dtype), k.to(dtype), key_padding_mask)
-        return q.to(out), k.to(out)
+        return q.to(out_dtype), k.to(out_dtype)
 
 
 class FixedFeatures(FeatureMap):
-    """A map without parameters by its name, see :func:`mmlinattn.ops.feature_map`."""
+    """Feature map without parameters, see :func:`mmlinattn.ops.feature_map`."""
 
     def __init__(self, head_dim: int, num_heads: int, name: str) -> None:
         super().__init__(head_dim, num_heads)
@@ -83,7 +83,7 @@ class EfficientFeatures(FeatureMap):
     with Linear Complexities" (Shen et al., WACV 2021). The normaliser of linear attention is 1.
     """
 
-    wide = True  # a key of many has little
+    exceeds_float16 = True  # the softmax over many keys underflows
 
     def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
         mask = None if mask is None else mask[:, None, None]
@@ -91,7 +91,7 @@ class EfficientFeatures(FeatureMap):
 
 
 class HeadLinear(nn.Module):
-    """A linear layer for all heads, or one for each, on (B, heads, N, in)."""
+    """Linear layer on (B, heads, N, in), shared by the heads or separate per head."""
 
     def __init__(self, in_dims: int, out_dims: int, num_heads: int, per_head: bool) -> None:
         super().__init__()
@@ -105,8 +105,8 @@ class HeadLinear(nn.Module):
         return multiply(x, weight) + (bias if bias.dim() == 1 else bias[:, None])
 
 
-def positive(name: str, value: Optional[int], default: int) -> int:
-    """``value`` or the default; raises ValueError unless it is a positive integer."""
+def positive_int(name: str, value: Optional[int], default: int) -> int:
+    """Return ``value``, or the default for None; raise ValueError if not a positive integer."""
     value = default if value is None else value
     if type(value) is not int or value < 1:
         raise ValueError(f'{name} must be a positive integer, got {value!r}')
@@ -115,25 +115,24 @@ def positive(name: str, value: Optional[int], default: int) -> int:
 
 @MODELS.register_module()
 class AdaptiveFeatures(FeatureMap):
-    """The Ripple paper's map: ``ReLU(W2 [sin(W1 x); cos(W1 x)] + b2)``, all of it learnt.
+    """Learnt map of the Ripple paper, ``ReLU(W2 [sin(W1 x); cos(W1 x)] + b2)``.
 
-    W1 starts as standard normal numbers. One map for all heads fits the published parameters of
-    the DeiT models: 3,104 a layer with heads of 32 channels.
+    W1 is initialised with standard normal numbers. One map shared by all heads matches the
+    published parameter counts of the DeiT models: 3,104 per layer with heads of 32 channels.
 
     Args:
         head_dim, num_heads: filled in by the attention.
         num_features: m; d by default.
-        per_head: a map of its own for each head.
-        resample: W1 is not learnt but drawn anew at each training step ("randomly sampled W1").
-            In eval mode one draw serves, which is saved with the weights.
-        output_layer: False leaves out W2 and b2, so that the features are 2 m rectified sines and
-            cosines. (A footnote of the paper calls its row without the fully connected network
-            identical to T2R: for that reading take :class:`T2RFeatures`.)
-        backend: see :func:`mmlinattn.ops.adaptive_features`; without an output layer torch
-            computes.
+        per_head: use a separate map per head.
+        resample: draw W1 at each training step instead of learning it ("randomly sampled W1").
+            Evaluation uses one draw, which is saved with the weights.
+        output_layer: False omits W2 and b2: the features are 2 m rectified sines and cosines. (A
+            footnote of the paper calls its row without the fully connected network identical to
+            T2R; :class:`T2RFeatures` implements that reading.)
+        backend: see :func:`mmlinattn.ops.adaptive_features`; unused without an output layer.
 
     Raises:
-        ValueError: a number of features that is not a positive integer, an unknown backend.
+        ValueError: ``num_features`` is not a positive integer, or the backend is unknown.
 
     Example:
         >>> import torch
@@ -153,7 +152,7 @@ class AdaptiveFeatures(FeatureMap):
         backend: str = 'auto',
     ) -> None:
         super().__init__(head_dim, num_heads)
-        num_features = positive('num_features', num_features, head_dim)
+        num_features = positive_int('num_features', num_features, head_dim)
         if backend not in BACKENDS:
             raise ValueError(f'backend must be one of {BACKENDS}, got {backend!r}')
         self.backend = backend
@@ -172,9 +171,9 @@ class AdaptiveFeatures(FeatureMap):
     def forward(
         self, q: Tensor, k: Tensor, key_padding_mask: Optional[Tensor] = None
     ) -> Tuple[Tensor, Tensor]:
-        """See :class:`FeatureMap`."""
+        """Return the features of queries and keys, see :meth:`FeatureMap.forward`."""
         layer = self.output_layer
-        if type(layer) is not HeadLinear or is_hooked(layer):
+        if type(layer) is not HeadLinear or has_hooks(layer):
             return super().forward(q, k, key_padding_mask)
         return adaptive_features(
             q, k, self._frequencies(), layer.weight, layer.bias, backend=self.backend
@@ -193,16 +192,16 @@ class AdaptiveFeatures(FeatureMap):
 
 @MODELS.register_module()
 class T2RFeatures(FeatureMap):
-    """``ReLU(W x + b)``, learnt, "Finetuning Pretrained Transformers into RNNs" (Kasai et al.,
+    """Learnt map ``ReLU(W x + b)``, "Finetuning Pretrained Transformers into RNNs" (Kasai et al.,
     EMNLP 2021).
 
     Args:
         head_dim, num_heads: filled in by the attention.
         num_features: d by default.
-        per_head: a map of its own for each head.
+        per_head: use a separate map per head.
 
     Raises:
-        ValueError: a number of features that is not a positive integer.
+        ValueError: ``num_features`` is not a positive integer.
     """
 
     def __init__(
@@ -213,7 +212,7 @@ class T2RFeatures(FeatureMap):
         per_head: bool = False,
     ) -> None:
         super().__init__(head_dim, num_heads)
-        num_features = positive('num_features', num_features, head_dim)
+        num_features = positive_int('num_features', num_features, head_dim)
         self.linear = HeadLinear(head_dim, num_features, num_heads, per_head)
 
     def features(self, x: Tensor) -> Tensor:
@@ -223,22 +222,24 @@ class T2RFeatures(FeatureMap):
 @MODELS.register_module()
 class DPFPFeatures(FeatureMap):
     """Deterministic parameter-free projection, "Linear Transformers Are Secretly Fast Weight
-    Programmers" (Schlag et al., ICML 2021): products of the rectified channels of x and -x with
-    themselves rolled by 1 to ``order``. Features: 2 d order.
+    Programmers" (Schlag et al., ICML 2021).
+
+    The features are products of the rectified channels of x and -x with the same channels rolled
+    by 1 to ``order``: 2 d order features.
 
     Args:
         head_dim, num_heads: filled in by the attention.
-        order: nu of that paper.
+        order: nu of the paper.
 
     Raises:
-        ValueError: an order that is not a positive integer.
+        ValueError: ``order`` is not a positive integer.
     """
 
-    wide = True  # squares
+    exceeds_float16 = True  # products of two channels
 
     def __init__(self, head_dim: int, num_heads: int, order: int = 1) -> None:
         super().__init__(head_dim, num_heads)
-        self.order = positive('order', order, 1)
+        self.order = positive_int('order', order, 1)
 
     def features(self, x: Tensor) -> Tensor:
         x = F.relu(torch.cat([x, -x], -1))
@@ -248,22 +249,22 @@ class DPFPFeatures(FeatureMap):
 @MODELS.register_module()
 class RFAFeatures(FeatureMap):
     """Random sines and cosines of unit vectors, "Random Feature Attention" (Peng et al., ICLR
-    2021), with a learnt scale for each channel. Features: 2 m.
+    2021), with a learnt scale per channel: 2 m features.
 
-    They are signed: the normaliser is positive only in expectation, and the reference form of
-    :func:`mmlinattn.ops.ripple_attention` refuses them.
+    The features are signed. The normaliser is positive only in expectation, and the reference
+    implementation of :func:`mmlinattn.ops.ripple_attention` raises an error for them.
 
     Args:
         head_dim, num_heads: filled in by the attention.
         num_features: number of frequencies m; d by default.
 
     Raises:
-        ValueError: a number of features that is not a positive integer.
+        ValueError: ``num_features`` is not a positive integer.
     """
 
     def __init__(self, head_dim: int, num_heads: int, num_features: Optional[int] = None) -> None:
         super().__init__(head_dim, num_heads)
-        num_features = positive('num_features', num_features, head_dim)
+        num_features = positive_int('num_features', num_features, head_dim)
         self.register_buffer('frequencies', torch.randn(num_features, head_dim))
         self.scale = nn.Parameter(torch.ones(head_dim))
 
@@ -284,7 +285,7 @@ class PerformerFeatures(FeatureMap):
         eps: added to each feature.
 
     Raises:
-        ValueError: a number of features that is not a positive integer.
+        ValueError: ``num_features`` is not a positive integer.
     """
 
     def __init__(
@@ -295,7 +296,7 @@ class PerformerFeatures(FeatureMap):
         eps: float = 1e-6,
     ) -> None:
         super().__init__(head_dim, num_heads)
-        num_features = positive('num_features', num_features, head_dim)
+        num_features = positive_int('num_features', num_features, head_dim)
         self.eps = eps
         self.register_buffer('directions', orthogonal_gaussian(num_features, head_dim))
 
@@ -303,7 +304,7 @@ class PerformerFeatures(FeatureMap):
         q, k = self._logits(q), self._logits(k)
         if mask is not None:
             k = k.masked_fill(mask[:, None, :, None], torch.finfo(k.dtype).min)
-        # Factors that cancel: one for each query, one for all keys of a head.
+        # These factors cancel in the attention: one per query, and one for all keys of a head.
         q = q - q.amax(-1, keepdim=True).detach()
         k = k - k.amax((-2, -1), keepdim=True).detach()
         return q.exp() + self.eps, k.exp() + self.eps
@@ -315,16 +316,17 @@ class PerformerFeatures(FeatureMap):
 
 @MODELS.register_module()
 class FocusedFeatures(FeatureMap):
-    """``|r| / |r^p| * r^p`` with ``r = (ReLU(x) + 1e-6) / softplus(scale)``, "FLatten Transformer:
-    Vision Transformer using Focused Linear Attention" (Han et al., ICCV 2023). Norms are over the
-    channels of all heads, as in its released code.
+    """Focused map ``|r| / |r^p| * r^p`` with ``r = (ReLU(x) + 1e-6) / softplus(scale)``, "FLatten
+    Transformer: Vision Transformer using Focused Linear Attention" (Han et al., ICCV 2023).
+
+    Norms are over the channels of all heads, as in the released code.
 
     Args:
         head_dim, num_heads: filled in by the attention.
         power: p, at least 1.
 
     Raises:
-        ValueError: a power below 1.
+        ValueError: ``power`` is below 1.
     """
 
     def __init__(self, head_dim: int, num_heads: int, power: float = 3) -> None:
@@ -336,37 +338,40 @@ class FocusedFeatures(FeatureMap):
 
     def features(self, x: Tensor) -> Tensor:
         x = (F.relu(x) + 1e-6) / F.softplus(self.scale.to(x.dtype))
-        # A factor that cancels, so that no power is too small or too large.
+        # The factor cancels; it keeps the powers from underflow and overflow.
         power = (x / x.amax((1, 3), keepdim=True).detach()) ** self.power
         return _norm(x) / _norm(power) * power
 
 
 def _norm(x: Tensor) -> Tensor:
-    """Over heads and channels of (B, heads, N, d)."""
+    """Return the norm over heads and channels of (B, heads, N, d)."""
     return x.square().sum((1, 3), keepdim=True).sqrt()
 
 
 class AngularFeatures(FeatureMap):
-    """Features of the kernel ``1/2 + q^ . k^ / pi`` of unit vectors, the linear terms of the
-    angular kernel, "Castling-ViT" (You et al., CVPR 2023). d + 1 features; signed, but their
-    products are positive.
+    """Features of the linear terms ``1/2 + q^ . k^ / pi`` of the angular kernel, "Castling-ViT"
+    (You et al., CVPR 2023), for unit vectors q^ and k^.
+
+    The d + 1 features are signed, but their products are positive.
     """
 
     def features(self, x: Tensor) -> Tensor:
-        return F.pad(unit(x) * math.pi**-0.5, (1, 0), value=0.5**0.5)
+        return F.pad(l2_normalize(x) * math.pi**-0.5, (1, 0), value=0.5**0.5)
 
 
-def unit(x: Tensor, dims: Sequence[int] = (-1,)) -> Tensor:
-    """x over its norm along ``dims``. Shorter than 1e-6 it stays shorter, which bounds gradients:
-    where a norm layer sees equal channels, queries and keys may be 0."""
+def l2_normalize(x: Tensor, dims: Sequence[int] = (-1,)) -> Tensor:
+    """Divide x by its norm along ``dims``, or by 1e-6 if the norm is smaller.
+
+    The lower bound limits gradients: queries and keys can be 0 after a norm over equal channels.
+    """
     return x / torch.linalg.vector_norm(x, dim=tuple(dims), keepdim=True).clamp(min=1e-6)
 
 
 def orthogonal_gaussian(rows: int, columns: int) -> Tensor:
-    """Blocks of orthogonal rows, each row as long as one of standard normal numbers."""
+    """Return blocks of orthogonal rows with the norms of standard normal vectors."""
     blocks = -(-rows // columns)
     q, r = torch.linalg.qr(torch.randn(blocks, columns, columns))
-    # The signs that the factorisation leaves open are not random: directions would lean.
+    # The factorisation does not choose signs at random, which would bias the directions.
     signs = r.diagonal(dim1=-2, dim2=-1).sign()
     directions = (q * signs[:, None]).flatten(0, 1)[:rows]
     return directions * torch.randn(rows, columns).norm(dim=-1, keepdim=True)
@@ -376,12 +381,11 @@ def build_feature_map(cfg: Union[str, dict], head_dim: int, num_heads: int) -> F
     """Build a feature map for an attention.
 
     Args:
-        cfg: ``'elu+1'``, ``'relu'`` or ``'softmax'``; or the config, or just the name, of a
-            registered map.
-        head_dim, num_heads: of the attention.
+        cfg: ``'elu+1'``, ``'relu'`` or ``'softmax'``, or name or config of a registered map.
+        head_dim, num_heads: channels per head and heads of the attention.
 
     Raises:
-        ValueError: an unknown map; the message names those of this package.
+        ValueError: the map is unknown; the message names the known ones.
 
     Example:
         >>> type(build_feature_map(dict(type='DPFPFeatures', order=2), 32, 6)).__name__
@@ -392,6 +396,6 @@ def build_feature_map(cfg: Union[str, dict], head_dim: int, num_heads: int) -> F
     if kind in FEATURE_MAPS:
         return FixedFeatures(head_dim, num_heads, kind)
     if isinstance(kind, str) and MODELS.get(kind) is None:
-        known = [*FEATURE_MAPS, *registered(FeatureMap)]
+        known = [*FEATURE_MAPS, *registered_subclasses(FeatureMap)]
         raise ValueError(f'feature_map must be one of {known}, got {kind!r}')
     return MODELS.build(dict(cfg, head_dim=head_dim, num_heads=num_heads))

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from .base import map_to_tokens, tokens_to_map
 from .depthwise_conv import add_depthwise
-from .linear_projection import apply_linear, gelu_of
+from .linear_projection import apply_linear, gelu_inplace_if_safe
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """``x sigmoid(1.702 x)``, close to GELU."""
+    """Compute ``x sigmoid(1.702 x)``, an approximation of GELU."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -21,7 +21,7 @@ ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {'gelu': F.gelu, 'quick_gel
 
 
 class MLP(BaseModule):
-    """The feed-forward layer of ViT: linear, activation, linear, each token for itself.
+    """Feed-forward layer of ViT: linear, activation, linear.
 
     Args:
         embed_dims: channels C.
@@ -29,7 +29,7 @@ class MLP(BaseModule):
         act: ``'gelu'`` or ``'quick_gelu'``.
 
     Raises:
-        ValueError: an unknown activation.
+        ValueError: the activation is unknown.
 
     Example:
         >>> import torch
@@ -46,12 +46,12 @@ class MLP(BaseModule):
         self.fc2 = nn.Linear(hidden_dims, embed_dims)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) to (B, N, C)."""
+        """Apply the layer to tokens (B, N, C)."""
         return apply_linear(self.fc2, self.act(apply_linear(self.fc1, x)))
 
 
 class ConvFFN(BaseModule):
-    """RAVLT's feed-forward layer: linear, GELU, ``y += dwconv3x3(y)``, linear.
+    """Feed-forward layer of RAVLT: linear, GELU, ``y += dwconv3x3(y)``, linear.
 
     Args:
         embed_dims: channels C.
@@ -70,13 +70,13 @@ class ConvFFN(BaseModule):
         self.fc2 = nn.Linear(hidden_dims, embed_dims)
 
     def forward(self, x: Tensor, hw_shape: Sequence[int]) -> Tensor:
-        """(B, N, C) to (B, N, C)."""
-        x = gelu_of(self.fc1, apply_linear(self.fc1, x))
+        """Apply the layer to tokens (B, N, C)."""
+        x = gelu_inplace_if_safe(self.fc1, apply_linear(self.fc1, x))
         return apply_linear(self.fc2, add_depthwise(x, self.dwconv, hw_shape))
 
 
 class MixFFN(ConvFFN):
-    """SegFormer's feed-forward layer: linear, 3x3 depth-wise convolution, GELU, linear.
+    """Feed-forward layer of SegFormer: linear, 3x3 depth-wise convolution, GELU, linear.
 
     Args:
         embed_dims: channels C.
@@ -89,10 +89,12 @@ class MixFFN(ConvFFN):
     """
 
     def forward(self, x: Tensor, hw_shape: Sequence[int], num_extra_tokens: int = 0) -> Tensor:
-        """(B, E + N, C) to (B, E + N, C); the E extra tokens, without a place on the map, take no
-        part in the convolution."""
+        """Apply the layer to tokens (B, E + N, C).
+
+        The convolution skips the E extra tokens (class token, registers), which have no position.
+        """
         hidden = apply_linear(self.fc1, x)
         x = map_to_tokens(self.dwconv(tokens_to_map(hidden[:, num_extra_tokens:], hw_shape)))
         if num_extra_tokens:
             x = torch.cat([hidden[:, :num_extra_tokens], x], 1)
-        return apply_linear(self.fc2, gelu_of(self.dwconv, x))
+        return apply_linear(self.fc2, gelu_inplace_if_safe(self.dwconv, x))

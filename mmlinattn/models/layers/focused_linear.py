@@ -1,23 +1,23 @@
-"""Focused linear attention as a layer."""
+"""Focused linear attention (Han et al., ICCV 2023) as a layer."""
 
 from mmengine.registry import MODELS
 
-from .attention_info import AttentionCard
+from .attention_info import AttentionInfo
 from .linear import LinearAttention
 
 
 @MODELS.register_module()
 class FocusedLinearAttention(LinearAttention):
-    """Focused linear attention (Han et al., "FLatten Transformer", ICCV 2023): linear in the number
-    of tokens::
+    """Focused linear attention, "FLatten Transformer" (Han et al., ICCV 2023), linear in the number
+    of tokens, with the feature map::
 
         phi(x) = |r| / |r^p| * r^p,    r = (ReLU(x) + 1e-6) / softplus(scale)
 
-    with elementwise powers, which turn features towards their largest channels and keep their
-    length; then a depth-wise convolution of the values. As in the released code norms are over the
-    channels of all heads, and each channel has a scale. Its convolution is one for all heads, ours
-    has weights for each channel; its learnt position of keys, for one size of the map, is left to
-    the host.
+    The elementwise power emphasises the largest channels and keeps the norm. A depth-wise
+    convolution of the values is added. As in the released code, norms are over the channels of all
+    heads, and each channel has a scale. The released convolution is shared by the heads; here each
+    channel has weights. The release also adds learnt positions, for one map size, to the keys;
+    here the backbone adds positions.
 
     Args:
         embed_dims, num_heads: channels and heads.
@@ -27,7 +27,7 @@ class FocusedLinearAttention(LinearAttention):
         others: see :class:`BaseAttention`.
 
     Raises:
-        ValueError: a power below 1, or those of :class:`BaseAttention`.
+        ValueError: ``power`` is below 1; errors of :class:`BaseAttention`.
 
     Example:
         >>> import torch
@@ -36,13 +36,13 @@ class FocusedLinearAttention(LinearAttention):
         torch.Size([2, 240, 64])
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='linear attention with phi(x) = |r|/|r^p| r^p, r = ReLU(x), + dwconv(v)',
         time='O(N d^2)',
         memory='O(N d)',
         source='Han et al., ICCV 2023',
-        use='sharper weights than ReLU or elu+1 for the price of two norms',
-        map=True,
+        use='sharper weights than ReLU or elu+1 at the cost of two norms',
+        needs_map=True,
     )
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Gated positional self-attention as a layer."""
+"""Gated positional self-attention of ConViT as a layer."""
 
 import math
 from typing import Tuple
@@ -8,34 +8,34 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops.common.numerics import accumulation_dtype, no_autocast
-from .attention_info import AttentionCard
-from .base import BaseAttention, TokenMap
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout
 from .softmax import softmax_attention
 
 
 @MODELS.register_module()
 class GatedPositionalAttention(BaseAttention):
-    """Gated positional self-attention (d'Ascoli et al., "ConViT", ICML 2021)::
+    """Gated positional self-attention, "ConViT" (d'Ascoli et al., ICML 2021)::
 
         out_i = (1 - s) sum_j softmax_j(q_i . k_j / sqrt(d)) v_j + s sum_j softmax_j(p . r_ij) v_j
 
-    with a gate s = sigmoid(g) and a vector p for each head, and ``r_ij = (dx, dy, dx^2 + dy^2)``,
-    the way from query to key. The content part is quadratic in the number of tokens, in one call
-    of torch's SDPA. The position part is not: its logits are a sum of one term for the row and one
-    for the column, so that its softmax is a product of two, in O(N (H + W) d) and without N x N.
+    Each head has a gate s = sigmoid(g) and a vector p; ``r_ij = (dx, dy, dx^2 + dy^2)`` is the
+    offset from query to key. The content part is quadratic in the number of tokens, one call of
+    torch's SDPA. The logits of the position part are a sum of a row term and a column term. Its
+    softmax is therefore a product of two, computed in O(N (H + W) d) without an N x N matrix.
 
-    At the start head h looks at one neighbour: the heads are a square around the query as in the
-    paper, whose numbers of heads are squares. With others the square has places left over. The
-    release also starts the values as the identity; here projections start as the host's do.
+    Initially each head attends to one neighbour. The neighbours form a square around the query, as
+    in the paper, which only has square numbers of heads; other numbers fill it in part. The release
+    also initialises the values as the identity; here the backbone initialises all projections.
 
     Args:
         embed_dims, num_heads: channels and heads.
-        locality_strength: how narrowly a head looks at its neighbour at the start.
+        locality_strength: sharpness of the initial position weights.
         attn_drop: dropout on the weights of the content part.
-        others: see :class:`BaseAttention`.
+        others: see :class:`BaseAttention`. Extra tokens (class token) are not supported.
 
     Raises:
-        ValueError: a locality_strength that is not positive, and those of :class:`BaseAttention`.
+        ValueError: ``locality_strength`` is not positive; errors of :class:`BaseAttention`.
 
     Example:
         >>> import torch
@@ -45,15 +45,15 @@ class GatedPositionalAttention(BaseAttention):
     """
 
     backends = ('auto',)
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='(1-s) softmax(q_i . k_j/sqrt d) v_j + s softmax(p . r_ij) v_j, s = sigmoid(gate)',
         time='O(N^2 d)',
         memory='O(N d)',
         source="d'Ascoli et al., ICML 2021",
-        use='small maps and little data: starts as a convolution; quadratic',
-        map=True,
+        use='small maps and small datasets: starts as a convolution; quadratic',
+        needs_map=True,
     )
-    takes_extra_tokens = False
+    supports_extra_tokens = False
 
     def __init__(
         self,
@@ -68,48 +68,48 @@ class GatedPositionalAttention(BaseAttention):
             raise ValueError(f'locality_strength must be positive, got {locality_strength}')
         self.attn_drop = attn_drop
         self.gates = nn.Parameter(torch.ones(num_heads))
-        self.positions = nn.Parameter(locality_strength * _neighbours(num_heads))
+        self.positions = nn.Parameter(locality_strength * _initial_positions(num_heads))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         dropout = self.attn_drop if self.training else 0.0
-        content = softmax_attention(q, k, v, tokens.key_padding_mask, dropout=dropout)
+        content = softmax_attention(q, k, v, layout.key_padding_mask, dropout=dropout)
         with no_autocast(q):
-            position = self.look_around(v, tokens)
+            position = self.positional_attention(v, layout)
             gate = self.gates.sigmoid()[:, None, None]
             return ((1 - gate) * content + gate * position).to(v.dtype)
 
-    def look_around(self, v: Tensor, tokens: TokenMap) -> Tensor:
-        """The position part alone, for values (B, heads, N, d), in at least float32."""
-        maps = v.to(accumulation_dtype(v.dtype)).unflatten(2, tokens.hw_shape)  # [B, h, H, W, d]
-        weights = self._axis_weights(tokens.hw_shape, maps.dtype)
-        if tokens.key_padding_mask is None:
-            return _filter(maps, *weights).flatten(2, 3)
-        keep = ~tokens.key_padding_mask.unflatten(1, tokens.hw_shape)[:, None, ..., None]
-        total = _filter(keep.to(maps.dtype), *weights)
-        # Less than this is left only of a query with no key in sight: 0, as without any key.
-        share = total.clamp(min=torch.finfo(total.dtype).tiny).reciprocal()
-        return (_filter(maps.where(keep, 0), *weights) * share).flatten(2, 3)
+    def positional_attention(self, v: Tensor, layout: TokenLayout) -> Tensor:
+        """Compute the position part from values (B, heads, N, d), in at least float32."""
+        maps = v.to(accumulation_dtype(v.dtype)).unflatten(2, layout.hw_shape)  # [B, h, H, W, d]
+        weights = self._axis_weights(layout.hw_shape, maps.dtype)
+        if layout.key_padding_mask is None:
+            return _weighted_sum(maps, *weights).flatten(2, 3)
+        keep = ~layout.key_padding_mask.unflatten(1, layout.hw_shape)[:, None, ..., None]
+        total = _weighted_sum(keep.to(maps.dtype), *weights)
+        # The total underflows only if all keys with weight are padding; such a query yields 0.
+        scale = total.clamp(min=torch.finfo(total.dtype).tiny).reciprocal()
+        return (_weighted_sum(maps.where(keep, 0), *weights) * scale).flatten(2, 3)
 
     def _axis_weights(self, hw_shape: Tuple[int, int], dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
-        """Softmax over rows, (heads, H, H), and over columns, (heads, W, W)."""
-        across, down, square = self.positions.to(dtype)[..., None, None].unbind(1)
+        """Return the softmax over rows, (heads, H, H), and over columns, (heads, W, W)."""
+        x_slope, y_slope, square = self.positions.to(dtype)[..., None, None].unbind(1)
         weights = []
-        for size, slope in zip(hw_shape, (down, across)):
-            place = torch.arange(size, device=square.device, dtype=dtype)
-            way = place - place[:, None]  # from query to key
-            weights.append((slope * way + square * way.square()).softmax(-1))
+        for size, slope in zip(hw_shape, (y_slope, x_slope)):
+            coords = torch.arange(size, device=square.device, dtype=dtype)
+            offset = coords - coords[:, None]  # from query to key
+            weights.append((slope * offset + square * offset.square()).softmax(-1))
         return weights[0], weights[1]
 
 
-def _neighbours(num_heads: int) -> Tensor:
-    """(heads, 3): weights of dx, dy and the squared distance whose largest sum is one neighbour."""
+def _initial_positions(num_heads: int) -> Tensor:
+    """Return p, (heads, 3), whose largest logit is at a different neighbour for each head."""
     side = math.ceil(num_heads**0.5)
     centre = (side - 1) / 2
-    ways = [(head // side - centre, head % side - centre) for head in range(num_heads)]
-    return torch.tensor([(2 * dx, 2 * dy, -1.0) for dx, dy in ways])
+    offsets = [(head // side - centre, head % side - centre) for head in range(num_heads)]
+    return torch.tensor([(2 * dx, 2 * dy, -1.0) for dx, dy in offsets])
 
 
-def _filter(maps: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """(B, heads, H, W, d) with the weights of rows and columns."""
+def _weighted_sum(maps: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Sum maps (B, heads, H, W, d) with the weights of rows and columns."""
     mixed = (rows @ maps.flatten(3)).unflatten(-1, maps.shape[3:])
     return columns[:, None] @ mixed

@@ -1,27 +1,27 @@
-"""Hydra attention as a layer."""
+"""Hydra attention (Bolya et al., ECCVW 2022) as a layer."""
 
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...ops.common.numerics import accumulation_dtype, no_autocast
-from .attention_info import AttentionCard
-from .base import BaseAttention, TokenMap
-from .feature_maps import unit
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout
+from .feature_maps import l2_normalize
 
 
 @MODELS.register_module()
 class HydraAttention(BaseAttention):
-    """Hydra attention (Bolya et al., "Hydra Attention: Efficient Attention with Many Heads", ECCVW
-    2022): linear in the number of tokens and of channels::
+    """Hydra attention, "Hydra Attention: Efficient Attention with Many Heads" (Bolya et al., ECCVW
+    2022), linear in the number of tokens and of channels::
 
         out_i = q_i / |q_i| * sum_j k_j / |k_j| * v_j
 
-    It has as many heads as channels, which makes every product one channel's; norms are over all
-    channels. ``num_heads`` only divides the channels for rotary position.
+    It has as many heads as channels, so that products are per channel. Norms are over all channels.
+    ``num_heads`` only splits the channels for rotary position.
 
     Args:
         embed_dims, num_heads: channels and heads.
-        others: see :class:`BaseAttention`; there is one way to compute it, so no ``backend``.
+        others: see :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
 
     Raises:
         ValueError: see :class:`BaseAttention`.
@@ -34,19 +34,19 @@ class HydraAttention(BaseAttention):
     """
 
     backends = ('auto',)
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='q_i/|q_i| * sum_j k_j/|k_j| * v_j, norms over all channels',
         time='O(N d)',
         memory='O(N d)',
         source='Bolya et al., ECCVW 2022',
-        use='the cheapest: nothing but one global vector; in the last layers of a ViT',
+        use='lowest cost: a single global vector; in the last layers of a ViT',
     )
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        dtype, mask = accumulation_dtype(v.dtype), tokens.key_padding_mask
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        dtype, mask = accumulation_dtype(v.dtype), layout.key_padding_mask
         with no_autocast(q):
-            # Over heads and their channels.
-            q, k = (unit(x.to(dtype), (1, 3)) for x in (q, k))
+            # Norms over heads and their channels.
+            q, k = (l2_normalize(x.to(dtype), (1, 3)) for x in (q, k))
             if mask is not None:
                 k = k.masked_fill(mask[:, None, :, None], 0)
             summary = (k * v).sum(2, keepdim=True)  # [B, H, 1, d]

@@ -6,33 +6,35 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...ops import linear_attention
-from .attention_info import AttentionCard
-from .base import BaseAttention, TokenMap
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout
 from .feature_maps import FixedFeatures, build_feature_map
 from .positions import build_position
 
 
 @MODELS.register_module()
 class LinearAttention(BaseAttention):
-    """Linear attention: the DeiT-LA and SMCA-LA baselines of the Ripple paper with
-    the default feature map.
+    """Linear attention with a choice of feature maps and positions.
+
+    The default feature map gives the DeiT-LA and SMCA-LA baselines of the Ripple paper.
 
     Args:
         embed_dims, num_heads: channels and heads.
-        feature_map: ``'elu+1'``, ``'relu'``, ``'softmax'``, or config of a map with parameters:
-            ``'AdaptiveFeatures'`` (the paper's), ``'EfficientFeatures'``, ``'T2RFeatures'``,
-            ``'DPFPFeatures'``, ``'RFAFeatures'``, ``'PerformerFeatures'``,
-            ``'FocusedFeatures'``, or your own.
+        feature_map: ``'elu+1'``, ``'relu'``, ``'softmax'``, or name or config of a registered
+            :class:`FeatureMap`: ``'AdaptiveFeatures'`` (of the Ripple paper),
+            ``'EfficientFeatures'``, ``'T2RFeatures'``, ``'DPFPFeatures'``, ``'RFAFeatures'``,
+            ``'PerformerFeatures'``, ``'FocusedFeatures'``, or your own.
         eps: added to the normaliser.
-        position: None, or name or config of a position that needs no N x N: ``'RotaryPosition'``
-            (after the feature map), ``'SineSPE'``, ``'ConvSPE'``, ``'PermutationPosition'``; see
-            :mod:`mmlinattn.models.layers.positions`.
-        others: see :class:`BaseAttention`. Its ``rotary`` turns queries and keys before the
+        position: None, or name or config of a position without an N x N matrix:
+            ``'RotaryPosition'`` (after the feature map), ``'SineSPE'``, ``'ConvSPE'``,
+            ``'PermutationPosition'``; see :mod:`mmlinattn.models.layers.positions`.
+        others: see :class:`BaseAttention`. Its ``rotary`` rotates queries and keys before the
             feature map, which keeps the features positive.
 
     Raises:
-        ValueError: an unknown feature map or position, a position beside ``rotary``, a position
-            that takes no extra tokens where there are some, or those of :class:`BaseAttention`.
+        ValueError: the feature map or position is unknown, ``position`` is combined with
+            ``rotary``, the position does not support extra tokens; errors of
+            :class:`BaseAttention`.
 
     Example:
         >>> import torch
@@ -41,7 +43,7 @@ class LinearAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='phi(q_i) . sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j))',
         time='O(N d^2)',
         memory='O(N d)',
@@ -60,7 +62,9 @@ class LinearAttention(BaseAttention):
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
         if self.rotary and position is not None:
-            raise ValueError(f'rotary=True is a position already, got {position=} too')
+            raise ValueError(
+                f'rotary=True cannot be combined with {position=}: set one of them only'
+            )
         self.position = build_position(position, self.head_dim, num_heads)
         width = self.head_dim if self.position is None else self.position.out_dims
         self.feature_map = build_feature_map(feature_map, width, num_heads)
@@ -68,26 +72,26 @@ class LinearAttention(BaseAttention):
 
     def check_extra_tokens(self, num_extra_tokens: int) -> None:
         super().check_extra_tokens(num_extra_tokens)
-        if num_extra_tokens and self.position and not self.position.takes_extra_tokens:
+        if num_extra_tokens and self.position and not self.position.supports_extra_tokens:
             raise ValueError(
-                f'position {type(self.position).__name__} takes no extra tokens, such as a class '
-                f'token: they have no place on the map; got {num_extra_tokens=}'
+                f'position {type(self.position).__name__} does not support extra tokens, such as a '
+                f'class token, which have no position on the map; got {num_extra_tokens=}'
             )
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        hw_shape, mask, position = tokens.hw_shape, tokens.key_padding_mask, self.position
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        hw_shape, mask, position = layout.hw_shape, layout.key_padding_mask, self.position
         name, values, rotary = 'identity', v, None
         if position is not None:
             position.check_export(hw_shape)
-            q, k = position.before(q, k, hw_shape)
+            q, k = position.before_feature_map(q, k, hw_shape)
         if position is None and isinstance(self.feature_map, FixedFeatures):
-            name = self.feature_map.name  # inside the operator nothing is written
+            name = self.feature_map.name  # the operator computes features without storing them
         else:
             q, k = self.feature_map(q, k, mask)
             values = v.to(q.dtype)
         if position is not None:
-            q, k = position.after(q, k, hw_shape)
-            rotary = position.rotary(hw_shape, q.shape[-1], tokens.num_extra_tokens)
+            q, k = position.after_feature_map(q, k, hw_shape)
+            rotary = position.rotary(hw_shape, q.shape[-1], layout.num_extra_tokens)
         out = linear_attention(
             q, k, values, key_padding_mask=mask, eps=self.eps, feature_map=name, rotary=rotary,
             backend=self.backend,

@@ -1,4 +1,4 @@
-"""Linear angular attention as a layer."""
+"""Linear angular attention (You et al., CVPR 2023) as a layer."""
 
 import math
 
@@ -7,37 +7,37 @@ from torch import Tensor
 
 from ...ops import linear_attention, unnormalised_attention
 from ...ops.common.numerics import accumulation_dtype, no_autocast
-from .attention_info import AttentionCard
-from .base import BaseAttention, TokenMap
-from .feature_maps import AngularFeatures, unit
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout
+from .feature_maps import AngularFeatures, l2_normalize
 
 FORMS = ('released', 'paper')
 
 
 @MODELS.register_module()
 class LinearAngularAttention(BaseAttention):
-    """Linear angular attention (You et al., "Castling-ViT", CVPR 2023): linear in the number of
-    tokens. With unit vectors q^, k^ the first two terms of the angular kernel
-    ``1 - angle(q, k) / pi`` are ``1/2 + q^ . k^ / pi``.
+    """Linear angular attention, "Castling-ViT" (You et al., CVPR 2023), linear in the number of
+    tokens.
 
-    Paper and released code differ. The code takes the value of the token itself for the constant
-    term, and divides by the norm of the result in place of the sum of the weights::
+    With unit vectors q^, k^ the first two terms of the angular kernel ``1 - angle(q, k) / pi`` are
+    ``1/2 + q^ . k^ / pi``. Paper and released code differ. For the constant term the code uses the
+    value of the token itself, and it divides by the norm of the result instead of the sum of the
+    weights::
 
         released:  u_i = v_i / 2 + q^_i^T (sum_j k^_j v_j^T) / pi,    out_i = u_i / |u_i|
         paper:     out_i = sum_j w_ij v_j / sum_j w_ij,    w_ij = 1/2 + q^_i . k^_j / pi
 
-    Both add a depth-wise convolution of the values. That of the code is along the row-major line
-    of tokens, 9 long, one for all channels of a head, and crosses the ends of rows; ours is 3x3 on
-    the map, as many taps.
+    Both add a depth-wise convolution of the values. In the released code it is 1D with 9 taps,
+    shared by the channels of a head, and crosses the ends of rows. Here it is 3x3 on the map.
 
     Args:
         embed_dims, num_heads: channels and heads.
         form: ``'released'`` or ``'paper'``.
         lepe: kernel size of the convolution, 0 for none.
-        others: see :class:`BaseAttention`; ``backend`` is for the form ``'paper'``.
+        others: see :class:`BaseAttention`; ``backend`` applies to ``form='paper'``.
 
     Raises:
-        ValueError: an unknown form, or those of :class:`BaseAttention`.
+        ValueError: the form is unknown; errors of :class:`BaseAttention`.
 
     Example:
         >>> import torch
@@ -46,14 +46,13 @@ class LinearAngularAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='u_i/|u_i| + dwconv(v), u_i = v_i/2 + q^_i . sum_j k^_j v_j^T / pi',
         time='O(N d^2)',
         memory='O(N d)',
         source='You et al., CVPR 2023',
-        use='bounded outputs whatever the scale of q and k; released form, or the kernel of the '
-        'paper',
-        map=True,
+        use='bounded outputs for any scale of q and k; released form, or the kernel of the paper',
+        needs_map=True,
     )
 
     def __init__(
@@ -65,16 +64,16 @@ class LinearAngularAttention(BaseAttention):
         self.form = form
         self.features = AngularFeatures(self.head_dim, num_heads)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        dtype, mask = accumulation_dtype(v.dtype), tokens.key_padding_mask
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        dtype, mask = accumulation_dtype(v.dtype), layout.key_padding_mask
         with no_autocast(q):
             if self.form == 'paper':
                 q, k = self.features(q, k, mask)
                 return linear_attention(q, k, v, key_padding_mask=mask, backend=self.backend)
             values = v.to(dtype)
-            q, k = (unit(x.to(dtype)) for x in (q, k))
+            q, k = (l2_normalize(x.to(dtype)) for x in (q, k))
             out = unnormalised_attention(q, k, values, key_padding_mask=mask) / math.pi
-            own = values / 2
-            if mask is not None:  # a query without any key gets 0
-                own = own.masked_fill(mask.all(-1)[:, None, None, None], 0)
-            return unit(out + own).to(v.dtype)
+            half_values = values / 2
+            if mask is not None:  # a query without any key yields 0
+                half_values = half_values.masked_fill(mask.all(-1)[:, None, None, None], 0)
+            return l2_normalize(out + half_values).to(v.dtype)

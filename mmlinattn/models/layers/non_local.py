@@ -1,4 +1,4 @@
-"""Non-local blocks on maps, sequences and volumes."""
+"""Non-local blocks for maps, sequences and volumes."""
 
 from typing import Optional, Sequence, Tuple
 
@@ -10,28 +10,28 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops.common.numerics import accumulation_dtype, no_autocast
-from .attention_info import AttentionCard
+from .attention_info import AttentionInfo
 
 MODES = ('gaussian', 'embedded_gaussian', 'dot_product', 'concatenation')
 
 
 @MODELS.register_module()
 class NonLocalBlock(BaseModule):
-    """Non-local block (Wang et al., "Non-local Neural Networks", CVPR 2018)::
+    """Non-local block, "Non-local Neural Networks" (Wang et al., CVPR 2018)::
 
         z_i = x_i + W_z sum_j f(x_i, x_j) g(x_j) / C
 
-    with f one of
+    The pairwise function f is one of
 
     - ``'gaussian'``: ``exp(x_i . x_j)`` and ``'embedded_gaussian'``: ``exp(theta_i . phi_j)``,
       divided by their sum: one call of torch's SDPA, O(N^2) time;
     - ``'dot_product'``: ``theta_i . phi_j / N``, by associativity in O(N) time;
     - ``'concatenation'``: ``ReLU(w . [theta_i, phi_j]) / N``, a sum over the keys above a
-      threshold: by sorting them, in O(N log N) time.
+      threshold, by sorting them in O(N log N) time.
 
-    None has N x N numbers in memory (the first two where SDPA has not). Equal to mmcv's
-    ``NonLocal1d``, ``NonLocal2d`` and ``NonLocal3d``, with the same names of weights, and in their
-    place as a plugin of MMDetection's ResNet::
+    None stores an N x N matrix, unless SDPA does for the first two. Results and names of weights
+    equal those of mmcv's ``NonLocal1d``, ``NonLocal2d`` and ``NonLocal3d``. It can replace them as
+    a plugin of MMDetection's ResNet::
 
         plugins=[dict(
             cfg=dict(type='NonLocalBlock', mode='dot_product'),
@@ -44,28 +44,28 @@ class NonLocalBlock(BaseModule):
         dims: 1 for (B, C, L), 2 for (B, C, H, W), 3 for (B, C, T, H, W).
         mode: f, see above.
         reduction: theta, phi and g have C / reduction channels.
-        use_scale: divides the logits of ``'embedded_gaussian'`` by the root of these channels.
-        sub_sample: keys and values are max-pooled 2 x 2; frames of a volume are not.
-        norm_cfg: norm behind ``W_z``; the paper has BN there. ``W_z``, or the norm, is 0 at the
-            start.
-        init_cfg: MMEngine initialisation, in place of the start above.
+        use_scale: divide the logits of ``'embedded_gaussian'`` by the root of these channels.
+        sub_sample: max-pool keys and values 2 x 2; the frames of a volume are not pooled.
+        norm_cfg: norm after ``W_z``, BN in the paper. The norm, or else ``W_z``, is initialised
+            with 0.
+        init_cfg: MMEngine initialisation, replaces the one above.
 
     Raises:
-        ValueError: an unknown mode or number of dims, sizes below 1; in the forward pass, an input
-            of another shape.
+        ValueError: the mode or number of dims is unknown, a size is below 1; in the forward pass,
+            the input has another shape.
 
     Example:
         >>> x = torch.randn(2, 16, 7, 9)
-        >>> torch.equal(NonLocalBlock(16, mode='dot_product')(x), x)  # at the start
+        >>> torch.equal(NonLocalBlock(16, mode='dot_product')(x), x)  # at initialisation
         True
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='x_i + W_z sum_j f(x_i, x_j) g(x_j) / C, four kinds of f',
         time='O(N d^2), O(N log N d), O(N^2 d)',
         memory='O(N d)',
         source='Wang et al., CVPR 2018',
-        use='a block to add to a CNN, as a neck or a plugin; dot_product for large maps',
+        use='block for a CNN, as a neck or a plugin; dot_product for large maps',
     )
 
     def __init__(
@@ -94,35 +94,36 @@ class NonLocalBlock(BaseModule):
         self.use_scale = use_scale
         inner = max(in_channels // reduction, 1)
 
-        def conv(of: int, to: int, **kwargs) -> ConvModule:
+        def conv(in_dims: int, out_dims: int, **kwargs) -> ConvModule:
             cfg = dict(type=f'Conv{dims}d')
-            return ConvModule(of, to, 1, conv_cfg=cfg, **dict(dict(act_cfg=None), **kwargs))
+            kwargs = dict(dict(act_cfg=None), **kwargs)
+            return ConvModule(in_dims, out_dims, 1, conv_cfg=cfg, **kwargs)
 
-        def pooled(layer: nn.Module) -> nn.Module:
+        def add_pooling(layer: nn.Module) -> nn.Module:
             if not sub_sample:
                 return layer
             pool = (nn.MaxPool1d(2), nn.MaxPool2d(2), nn.MaxPool3d((1, 2, 2)))[dims - 1]
             return pool if isinstance(layer, nn.Identity) else nn.Sequential(layer, pool)
 
-        def embedded() -> nn.Module:
+        def embedding() -> nn.Module:
             return nn.Identity() if mode == 'gaussian' else conv(in_channels, inner)
 
-        self.g = pooled(conv(in_channels, inner))
+        self.g = add_pooling(conv(in_channels, inner))
         self.conv_out = conv(inner, in_channels, norm_cfg=norm_cfg)
-        self.theta, self.phi = embedded(), pooled(embedded())
+        self.theta, self.phi = embedding(), add_pooling(embedding())
         if mode == 'concatenation':
-            # Of the two halves of its weight; as mmcv has it, a layer of two dimensions.
+            # As in mmcv, a 2D convolution; only the two halves of its weight are used.
             self.concat_project = ConvModule(2 * inner, 1, 1, bias=False, act_cfg=dict(type='ReLU'))
-        self._start()
+        self._init_parameters()
 
     def init_weights(self) -> None:
-        """As the constructor does: a host's initialisation of all its convolutions ends here."""
+        """Initialise as the constructor does, after the backbone has initialised convolutions."""
         if self.init_cfg:
             super().init_weights()
         else:
-            self._start()
+            self._init_parameters()
 
-    def _start(self) -> None:
+    def _init_parameters(self) -> None:
         last = self.conv_out.norm if self.conv_out.with_norm else self.conv_out.conv
         for layer in self.modules():
             if layer is last:
@@ -134,10 +135,10 @@ class NonLocalBlock(BaseModule):
                     nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, ...) to the same shape.
+        """Apply the block to x (B, C, ...); the shape does not change.
 
         Raises:
-            ValueError: another number of dimensions or channels.
+            ValueError: x has another number of dimensions or channels.
         """
         if x.dim() != self.dims + 2 or x.shape[1] != self.in_channels:
             sizes = ', '.join(['B', str(self.in_channels), *('L', 'HW', 'THW')[self.dims - 1]])
@@ -156,17 +157,19 @@ class NonLocalBlock(BaseModule):
         return x + self.conv_out(out)
 
     def _concatenation(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """``sum_j ReLU(a_i + b_j) g_j / M``: the keys with ``b_j > -a_i`` are the first ones, if
-        these are sorted."""
+        """Compute ``sum_j ReLU(a_i + b_j) g_j / M`` by sorting the keys.
+
+        In descending order, the keys with ``b_j > -a_i`` come first; prefix sums give their sum.
+        """
         dtype = accumulation_dtype(values.dtype)
         with no_autocast(values):
-            of_query, of_key = self.concat_project.conv.weight.to(dtype).flatten().chunk(2)
-            a, b = queries.to(dtype) @ of_query, keys.to(dtype) @ of_key  # [B, N], [B, M]
+            query_weight, key_weight = self.concat_project.conv.weight.to(dtype).flatten().chunk(2)
+            a, b = queries.to(dtype) @ query_weight, keys.to(dtype) @ key_weight  # [B, N], [B, M]
             b, order = b.sort(-1, descending=True)
             weighted = torch.stack([torch.ones_like(b), b], -1)  # [B, M, 2]
             ordered = values.to(dtype).gather(1, order[..., None].expand_as(values))
             sums = (weighted[..., None] * ordered[:, :, None]).cumsum(1)  # [B, M, 2, c]
-            sums = F.pad(sums, (0, 0, 0, 0, 1, 0)).flatten(2)  # none of them, the first, ...
+            sums = F.pad(sums, (0, 0, 0, 0, 1, 0)).flatten(2)  # sums of the first 0, 1, ... keys
             count = torch.searchsorted(-b.detach(), a.detach())  # [B, N]
             chosen = sums.gather(1, count[..., None].expand(-1, -1, sums.shape[-1]))
             ones, weights = chosen.chunk(2, -1)
@@ -175,7 +178,7 @@ class NonLocalBlock(BaseModule):
 
 @MODELS.register_module()
 class NonLocalNeck(BaseModule):
-    """A :class:`NonLocalBlock` for each map of a backbone.
+    """Neck with a :class:`NonLocalBlock` for each map of a backbone.
 
     Args:
         in_channels: channels of each map.
@@ -183,7 +186,8 @@ class NonLocalNeck(BaseModule):
         others: options of the blocks.
 
     Raises:
-        ValueError: another number of maps than channels, and those of :class:`NonLocalBlock`.
+        ValueError: the number of maps differs from that of ``in_channels``; errors of
+            :class:`NonLocalBlock`.
 
     Example:
         >>> neck = NonLocalNeck([16, 32], mode='dot_product')
@@ -198,19 +202,19 @@ class NonLocalNeck(BaseModule):
         self.blocks = ModuleList(NonLocalBlock(channels, **kwargs) for channels in in_channels)
 
     def forward(self, inputs: Sequence[Tensor]) -> Tuple[Tensor, ...]:
-        """Maps (B, C, ...), to as many of the same shapes."""
+        """Apply the blocks to the maps (B, C, ...); shapes do not change."""
         if len(inputs) != len(self.blocks):
-            raise ValueError(f'in_channels names {len(self.blocks)} maps, got {len(inputs)}')
+            raise ValueError(f'in_channels has {len(self.blocks)} maps, got {len(inputs)}')
         return tuple(block(x) for block, x in zip(self.blocks, inputs))
 
 
 def _tokens(x: Tensor) -> Tensor:
-    """(B, C, ...) to (B, N, C)."""
+    """Flatten a map (B, C, ...) to tokens (B, N, C)."""
     return x.flatten(2).transpose(1, 2)
 
 
 def _dot_product(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """``theta (phi^T g) / M``: the keys are few numbers after the first product."""
+    """Compute ``theta (phi^T g) / M``; the product of keys and values is small, c x c."""
     dtype = accumulation_dtype(values.dtype)
     with no_autocast(values):
         state = keys.to(dtype).transpose(1, 2) @ values.to(dtype)  # [B, c, c]
@@ -219,7 +223,7 @@ def _dot_product(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 def _softmax(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     width = values.shape[-1]
-    # SDPA has its good kernels for values as wide as keys.
+    # SDPA's fast kernels need values as wide as keys.
     values = F.pad(values, (0, queries.shape[-1] - width))
     q, k, v = (x[:, None] for x in (queries, keys, values))
     return F.scaled_dot_product_attention(q, k, v, scale=scale)[:, 0, :, :width]

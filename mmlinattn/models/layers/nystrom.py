@@ -1,4 +1,4 @@
-"""Nystrom attention as a layer."""
+"""Nystrom attention (Xiong et al., AAAI 2021) as a layer."""
 
 import math
 
@@ -7,32 +7,32 @@ from torch import Tensor
 
 from ...ops import nystrom_attention
 from ...ops.anchors import check_iterations
-from .attention_info import AttentionCard
-from .base import BaseAttention, TokenMap
-from .pooling import bins, pool_tokens
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout
+from .pooling import cell_masks, pool_tokens
 
 
 @MODELS.register_module()
 class NystromAttention(BaseAttention):
-    """Nystrom attention (Xiong et al., "Nyströmformer", AAAI 2021): softmax attention through
-    landmarks, linear in the number of tokens; see :func:`mmlinattn.ops.nystrom_attention`.
+    """Nystrom attention, "Nyströmformer" (Xiong et al., AAAI 2021), linear in the number of tokens.
 
-    The release takes the means of segments of a sequence as landmarks; on a map they are the means
-    over a square grid of cells, which overlap where the map has fewer rows or columns than the
-    grid. The grid is laid over the rows and columns up to the last real token, so that a padded
-    image has the landmarks that it has alone; a cell of nothing but padding is a landmark 0. The
-    depth-wise convolution of the values, 1D in the release, is 2D.
+    It approximates softmax attention through landmarks, see
+    :func:`mmlinattn.ops.nystrom_attention`. The release uses means of segments of a sequence as
+    landmarks. Here landmarks are means over a square grid of cells, which overlap if the map has
+    fewer rows or columns than the grid. The grid covers the rows and columns up to the last real
+    token, so that padding does not change the landmarks of an image. A cell of padding only is a
+    landmark 0. The depth-wise convolution of the values, 1D in the release, is 2D.
 
     Args:
         embed_dims, num_heads: channels and heads.
         num_landmarks: M, a square number.
-        iterations: of the pseudo-inverse.
+        iterations: iterations of the pseudo-inverse.
         lepe: kernel size of the convolution, 0 for none.
         others: see :class:`BaseAttention`.
 
     Raises:
-        ValueError: a number of landmarks that is not square, fewer than one iteration, and those
-            of :class:`BaseAttention`.
+        ValueError: ``num_landmarks`` is not a square number, ``iterations`` is below 1; errors of
+            :class:`BaseAttention`.
 
     Example:
         >>> import torch
@@ -41,13 +41,13 @@ class NystromAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='softmax(q k~^T) softmax(q~ k~^T)^+ softmax(q~ k^T) v + dwconv(v), ~: cell means',
         time='O(N M d + M^3)',
         memory='O(N d + M^2)',
         source='Xiong et al., AAAI 2021',
-        use='to stay near softmax attention, also with its weights, at high resolution',
-        map=True,
+        use='approximates softmax attention, also with its weights, at high resolution',
+        needs_map=True,
     )
 
     def __init__(
@@ -66,30 +66,30 @@ class NystromAttention(BaseAttention):
         check_iterations(iterations)
         self.iterations = iterations
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        of_map = tokens.of_map()
-        cells = self._cells(q, of_map)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        map_layout = layout.without_extra_tokens()
+        cells = self._cells(q, map_layout)
         landmarks_q, landmarks_k = (
-            pool_tokens(tokens.split(x, 2)[1], of_map, *cells) for x in (q, k)
+            pool_tokens(layout.split_extra(x, 2)[1], map_layout, *cells) for x in (q, k)
         )
         return nystrom_attention(
             q, k, v, landmarks_q, landmarks_k, iterations=self.iterations,
-            key_padding_mask=tokens.key_padding_mask, backend=self.backend,
+            key_padding_mask=layout.key_padding_mask, backend=self.backend,
         )  # fmt: skip
 
-    def _cells(self, q: Tensor, tokens: TokenMap):
-        """Rows and columns of the cells, see :func:`mmlinattn.models.layers.pooling.bins`."""
-        height, width = tokens.hw_shape
-        if tokens.key_padding_mask is None:
-            return bins(self.grid, height, q.device), bins(self.grid, width, q.device)
-        real = ~tokens.key_padding_mask.unflatten(1, (height, width))  # [B, H, W]
+    def _cells(self, q: Tensor, layout: TokenLayout):
+        """Return rows and columns of the cells, as :func:`cell_masks` of each axis."""
+        height, width = layout.hw_shape
+        if layout.key_padding_mask is None:
+            return cell_masks(self.grid, height, q.device), cell_masks(self.grid, width, q.device)
+        real = ~layout.key_padding_mask.unflatten(1, (height, width))  # [B, H, W]
         return (
-            bins(self.grid, height, q.device, _extent(real.any(2))),
-            bins(self.grid, width, q.device, _extent(real.any(1))),
+            cell_masks(self.grid, height, q.device, _extent(real.any(2))),
+            cell_masks(self.grid, width, q.device, _extent(real.any(1))),
         )
 
 
 def _extent(used: Tensor) -> Tensor:
-    """Place up to the last one that is used, at least 1: (B, size) to (B,)."""
+    """Return the position after the last True of (B, size), at least 1, as (B,)."""
     size = used.shape[1]
     return size - used.flip(1).int().argmax(1) * used.any(1)

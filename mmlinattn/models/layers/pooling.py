@@ -1,4 +1,4 @@
-"""Means of tokens over the cells of a grid."""
+"""Average pooling of tokens over the cells of a grid."""
 
 from typing import Tuple, Union
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ...ops.common.numerics import accumulation_dtype, no_autocast
-from .base import TokenMap
+from .base import TokenLayout
 
 
 def pooling_grid(num_cells: int, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
-    """Rows and columns of a grid of at most ``num_cells`` nearly square cells over a map.
+    """Return rows and columns of a grid of at most ``num_cells`` nearly square cells.
 
     Example:
         >>> pooling_grid(64, (128, 128)), pooling_grid(64, (64, 128)), pooling_grid(64, (50, 3))
@@ -23,80 +23,98 @@ def pooling_grid(num_cells: int, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
     return rows, min(num_cells // rows, width)
 
 
-def bins(
+def cell_masks(
     cells: int, size: int, device: torch.device, used: Union[int, Tensor, None] = None
 ) -> Tensor:
-    """Which places of an axis each cell of adaptive average pooling has, (cells, size) bool: as
-    products with a matrix pooling exports for any grid and map.
+    """Return which positions of an axis belong to each cell of adaptive average pooling.
+
+    Pooling by products with such a matrix exports for any grid and map.
 
     Args:
-        used: only so many places from the first on are divided; (B,) for the images of a batch,
-            which gives (B, cells, size).
+        cells: number of cells.
+        size: length of the axis.
+        device: device of the result.
+        used: number of positions that the cells cover, from the first one; all by default. A
+            tensor (B,) sets it per image.
+
+    Returns:
+        (cells, size) bool, or (B, cells, size) if ``used`` is a tensor.
 
     Example:
-        >>> bins(2, 3, torch.device('cpu')).int().tolist()  # cells may overlap
+        >>> cell_masks(2, 3, torch.device('cpu')).int().tolist()  # cells may overlap
         [[1, 1, 0], [0, 1, 1]]
     """
     cell = torch.arange(cells, device=device)[:, None]
-    place = torch.arange(size, device=device)
+    position = torch.arange(size, device=device)
     used = size if used is None else used[:, None, None] if isinstance(used, Tensor) else used
-    return _in_cell(place, cell, cells, used)
+    return _in_cell(position, cell, cells, used)
 
 
 def _in_cell(
-    place: Tensor, cell: Tensor, cells: Union[int, Tensor], size: Union[int, Tensor]
+    position: Tensor, cell: Tensor, cells: Union[int, Tensor], size: Union[int, Tensor]
 ) -> Tensor:
-    """Whether places of an axis of ``size`` are in a cell of ``cells``; all broadcast."""
-    return (place >= cell * size // cells) & (place < ((cell + 1) * size + cells - 1) // cells)
+    """Return True where a position on an axis of ``size`` is in a cell; all arguments broadcast."""
+    end = ((cell + 1) * size + cells - 1) // cells
+    return (position >= cell * size // cells) & (position < end)
 
 
-def pool_tokens(x: Tensor, tokens: TokenMap, rows: Tensor, columns: Tensor) -> Tensor:
-    """(B, heads, N, d) averaged over the cells of a grid, (B, heads, cells, d).
+def pool_tokens(x: Tensor, layout: TokenLayout, rows: Tensor, columns: Tensor) -> Tensor:
+    """Average x (B, heads, N, d) over the cells of a grid.
 
-    Padded tokens are left out of the averages; a cell of nothing but padding is 0.
+    Padded tokens are excluded from the averages; a cell of padding only is 0.
 
     Args:
-        rows, columns: the cells, see :func:`bins`.
+        x: tokens of the map.
+        layout: shape and padding of the map.
+        rows, columns: cells of both axes, see :func:`cell_masks`.
+
+    Returns:
+        (B, heads, cells, d).
     """
-    hw_shape, mask = tokens.hw_shape, tokens.key_padding_mask
+    hw_shape, mask = layout.hw_shape, layout.key_padding_mask
     dtype = accumulation_dtype(x.dtype)
     maps = x.transpose(1, 2).flatten(2).unflatten(1, hw_shape)  # [B, H, W, C]
     if x.dtype == torch.float16 and x.device.type == 'cpu':
-        maps = maps.to(dtype)  # its products are slower than the copy
-    rows, columns = _shares(rows, dtype), _shares(columns, dtype)
-    # Half types are multiplied as they are, with sums in float32: no copy of the map. Shares lose
-    # digits by that, the same in a whole cell: what they add up to makes them good.
+        maps = maps.to(dtype)  # float16 products on a CPU take longer than the copy
+    rows, columns = _cell_weights(rows, dtype), _cell_weights(columns, dtype)
+    # Half types are multiplied without a float32 copy of the map, with sums in float32. Rounded
+    # weights are equal within a cell, so that dividing by their sum removes the error.
     rounded = columns.to(maps.dtype)
     with no_autocast(x):
         if mask is not None:
             keep = ~mask.unflatten(1, hw_shape)[..., None]
-            # Of real tokens in each cell.
-            share = _average(keep.to(dtype), rows, rounded.to(dtype))
-            pooled = _average(maps.where(keep, 0), rows, rounded) / share.clamp(min=1e-30)
+            # Weight of the real tokens in each cell.
+            weight = _average(keep.to(dtype), rows, rounded.to(dtype))
+            pooled = _average(maps.where(keep, 0), rows, rounded) / weight.clamp(min=1e-30)
         else:
             pooled = _average(maps, rows, rounded)
             if maps.dtype != dtype:
-                share = rounded.sum(-1, keepdim=True, dtype=dtype)
-                share = share if share.dim() == 2 else share[:, None]
-                pooled = pooled / share.clamp(min=1e-30)
+                weight = rounded.sum(-1, keepdim=True, dtype=dtype)
+                weight = weight if weight.dim() == 2 else weight[:, None]
+                pooled = pooled / weight.clamp(min=1e-30)
     return pooled.flatten(1, 2).unflatten(-1, x.shape[1::2]).transpose(1, 2).to(x.dtype)
 
 
-def pool_grid_of_any_map(num_cells: int, x: Tensor, tokens: TokenMap) -> Tuple[Tensor, Tensor]:
-    """:func:`pool_tokens` over the cells of :func:`pooling_grid`, in a graph for maps of any size:
-    there the grid is not known, and where it has fewer cells the last ones have no tokens.
+def pool_tokens_dynamic(num_cells: int, x: Tensor, layout: TokenLayout) -> Tuple[Tensor, Tensor]:
+    """Pool tokens over the cells of :func:`pooling_grid` in a graph with dynamic sizes.
+
+    The number of rows and columns of the grid is computed in the graph. If the grid has fewer than
+    ``num_cells`` cells, the last ones are empty.
 
     Args:
-        x: (B, heads, N, d).
+        num_cells: largest number of cells.
+        x: (B, heads, N, d), tokens of the map.
+        layout: shape and padding of the map.
 
     Returns:
-        (B, heads, num_cells, d), and whether the grid has these cells, (num_cells,) bool.
+        (B, heads, num_cells, d), and True for the cells that exist, (num_cells,) bool.
     """
-    places = [torch.arange(size, device=x.device) for size in tokens.hw_shape]
-    height, width = (place[-1] + 1 for place in places)  # tensors of one number
+    axes = [torch.arange(size, device=x.device) for size in layout.hw_shape]
+    height, width = (axis[-1] + 1 for axis in axes)  # scalar tensors
     short, long = torch.minimum(height, width), torch.maximum(height, width)
     count = torch.arange(1, num_cells + 1, device=x.device)
-    # How often (r - 1/2)^2 is below M short / long; round() takes a half to the even number.
+    # round(sqrt(M short / long)) counts the r with (r - 1/2)^2 below M short / long. As Python's
+    # round(), it rounds a half to the even number.
     left, right = (2 * count - 1).square() * long, 4 * num_cells * short
     rounded = ((left < right) | ((left == right) & (count % 2 == 0))).sum()
     few = torch.minimum(rounded.clamp(min=1), short)
@@ -104,29 +122,32 @@ def pool_grid_of_any_map(num_cells: int, x: Tensor, tokens: TokenMap) -> Tuple[T
     rows, columns = few.where(height <= width, many), many.where(height <= width, few)
 
     cell = torch.arange(num_cells, device=x.device)[:, None]
-    down = _in_cell(places[0], cell // columns, rows, height)  # [M, H]
-    across = _in_cell(places[1], cell % columns, columns, width)  # [M, W]
+    in_row = _in_cell(axes[0], cell // columns, rows, height)  # [M, H]
+    in_column = _in_cell(axes[1], cell % columns, columns, width)  # [M, W]
     exists = cell[:, 0] < rows * columns
-    inside = (down[:, :, None] & across[:, None]).flatten(1) & exists[:, None]  # [M, N]
-    inside = inside.to(accumulation_dtype(x.dtype))
+    weights = (in_row[:, :, None] & in_column[:, None]).flatten(1) & exists[:, None]  # [M, N]
+    weights = weights.to(accumulation_dtype(x.dtype))
     with no_autocast(x):
-        inside = inside / inside.sum(-1, keepdim=True).clamp(min=1)
-        x_wide = x.to(inside.dtype)
-        if tokens.key_padding_mask is None:
-            return (inside @ x_wide).to(x.dtype), exists
-        keep = ~tokens.key_padding_mask[:, None, :, None]  # [B, 1, N, 1]
-        share = inside @ keep.to(inside.dtype)
-        pooled = (inside @ x_wide.where(keep, 0)) / share.where(share > 0, 1)
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1)
+        x_wide = x.to(weights.dtype)
+        if layout.key_padding_mask is None:
+            return (weights @ x_wide).to(x.dtype), exists
+        keep = ~layout.key_padding_mask[:, None, :, None]  # [B, 1, N, 1]
+        total = weights @ keep.to(weights.dtype)
+        pooled = (weights @ x_wide.where(keep, 0)) / total.where(total > 0, 1)
         return pooled.to(x.dtype), exists
 
 
-def _shares(cells: Tensor, dtype: torch.dtype) -> Tensor:
-    inside = cells.to(dtype)
-    return inside / inside.sum(-1, keepdim=True).clamp(min=1)
+def _cell_weights(cells: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the weights of the positions of each cell, which sum to 1."""
+    weights = cells.to(dtype)
+    return weights / weights.sum(-1, keepdim=True).clamp(min=1)
 
 
 def _average(maps: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """(B, H, W, C) to (B, rows, columns, C) in the type of ``rows``. Along W first: with that a
-    part of wider rows, as tokens are of one projection, is read once and in its place."""
+    """Average (B, H, W, C) to (B, rows, columns, C) in the dtype of ``rows``.
+
+    W is reduced first, which reads a strided view of the fused projection once, without a copy.
+    """
     pooled = (columns if columns.dim() == 2 else columns[:, None]) @ maps  # [B, H, columns, C]
     return (rows @ pooled.flatten(2).to(rows.dtype)).unflatten(-1, pooled.shape[2:])

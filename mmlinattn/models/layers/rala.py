@@ -1,4 +1,4 @@
-"""Rank-augmented linear attention as a layer."""
+"""Rank-augmented linear attention (RALA) as a layer."""
 
 from typing import Optional
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ...ops import rala_attention
 from ...ops.common.feature_maps import feature_map as get_feature_map
-from .attention_info import AttentionCard
-from .base import BaseAttention, TokenMap, need_known_size
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout, require_static_size
 
 AUGMENTATIONS = ('score', 'learnable', None)
 
@@ -19,7 +19,7 @@ class RALA(BaseAttention):
     """Rank-augmented linear attention (Fan et al., "Breaking the Low-Rank Dilemma of Linear
     Attention", CVPR 2025): linear in the number of tokens.
 
-    Defaults are the paper's; the options are the rows of its tables 9 and 10.
+    Defaults are those of the paper; the options are the rows of its tables 9 and 10.
 
     Args:
         embed_dims, num_heads: channels and heads.
@@ -28,15 +28,15 @@ class RALA(BaseAttention):
         gate: ``'proj'``, ``'identity'``, ``'tanh'`` or ``None`` ("w/o out aug").
         feature_map: ``'elu+1'``, ``'relu'`` or ``'softmax'``.
         kv_augmentation: weights of the key-value pairs: ``'score'`` (similarity with the mean
-            query), ``'learnable'`` (one weight a head and position; needs ``num_tokens``) or
+            query), ``'learnable'`` (one weight per head and position; needs ``num_tokens``) or
             ``None`` (all 1, "w/o KV aug").
-        num_tokens: number of tokens, extra ones included, that ``'learnable'`` is for.
+        num_tokens: number of tokens for ``'learnable'``, including extra tokens (class token).
         eps: added to the normaliser.
         others: see :class:`BaseAttention`.
 
     Raises:
-        ValueError: an unknown option value, or those of :class:`BaseAttention`; in the forward
-            pass, a map that has not ``num_tokens`` positions.
+        ValueError: an option value is unknown; the map has another number of tokens than
+            ``num_tokens`` (in the forward pass); errors of :class:`BaseAttention`.
 
     Example:
         >>> import torch
@@ -45,16 +45,16 @@ class RALA(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='linear attention, keys times N softmax_j(mean(q) . k_j); rotary, dwconv(v), gate',
         time='O(N d^2)',
         memory='O(N d)',
         source='Fan et al., CVPR 2025',
-        use='the first to try: detection and segmentation at high resolution; released weights',
-        map=True,
+        use='first choice for detection and segmentation at high resolution; released weights',
+        needs_map=True,
     )
 
-    defers_rotary = True  # it turns features, in the numerator alone
+    applies_rotary = True  # the operator rotates features, in the numerator only
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class RALA(BaseAttention):
             )
         if (kv_augmentation == 'learnable') != (num_tokens is not None):
             raise ValueError(
-                "num_tokens belongs to kv_augmentation='learnable' and is needed there, got "
+                "set num_tokens with kv_augmentation='learnable', and only then; got "
                 f'num_tokens={num_tokens} with kv_augmentation={kv_augmentation!r}'
             )
         self.feature_map = feature_map
@@ -87,18 +87,18 @@ class RALA(BaseAttention):
             nn.Parameter(torch.zeros(num_heads, num_tokens)) if num_tokens is not None else None
         )
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         return rala_attention(
-            q, k, v, rotary=tokens.rotary, key_padding_mask=tokens.key_padding_mask, eps=self.eps,
-            feature_map=self.feature_map, token_weights=self._token_weights(q, tokens),
+            q, k, v, rotary=layout.rotary, key_padding_mask=layout.key_padding_mask, eps=self.eps,
+            feature_map=self.feature_map, token_weights=self._token_weights(q, layout),
             backend=self.backend,
         )  # fmt: skip
 
-    def _token_weights(self, q: Tensor, tokens: TokenMap) -> Optional[Tensor]:
+    def _token_weights(self, q: Tensor, layout: TokenLayout) -> Optional[Tensor]:
         if self.token_logits is None:
             return None if self.kv_augmentation == 'score' else q.new_ones(1, 1, 1)
-        need_known_size(
-            "RALA with kv_augmentation='learnable'", tokens.hw_shape, 'it has a weight a position'
+        require_static_size(
+            "RALA with kv_augmentation='learnable'", layout.hw_shape, 'it has a weight per position'
         )
         num_tokens = self.token_logits.shape[-1]
         if q.shape[2] != num_tokens:

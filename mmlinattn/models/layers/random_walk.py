@@ -1,4 +1,4 @@
-"""Random walk graph kernel attention: learnt anchors (RWGKA) or pooled ones (RWGKP)."""
+"""Random walk graph kernel attention with learnt anchors (RWGKA) or pooled anchors (RWGKP)."""
 
 from typing import Optional, Tuple
 
@@ -10,26 +10,27 @@ from torch import Tensor, nn
 from ...ops import random_walk_attention
 from ...ops.anchors import check_walk
 from ...ops.common.numerics import is_static
-from .attention_info import AttentionCard
-from .base import BaseAttention, TokenMap
-from .pooling import bins, pool_grid_of_any_map, pool_tokens, pooling_grid
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout
+from .pooling import cell_masks, pool_tokens, pool_tokens_dynamic, pooling_grid
 
 
 class RandomWalkAttention(BaseAttention):
-    """What both kinds share; a subclass says where the anchors come from.
+    """Base class of random walk attention. A subclass implements :meth:`anchors`.
 
     Args:
         embed_dims, num_heads: channels and heads.
-        num_anchors: anchors M of each head.
-        decay: l in (0, 1), what a further step of the walk counts; 0.1 is best in table 5.
-        steps: None for walks of any length, 1 for plain softmax-linear attention, n for at most n.
-        heads_multiplier: multiplies the heads that the host gives (table 5).
+        num_anchors: anchors M per head.
+        decay: l in (0, 1), weight of each further step of the walk; 0.1 is best in table 5.
+        steps: None for walks of unlimited length, 1 for softmax-linear attention, n for walks of
+            at most n steps.
+        heads_multiplier: factor on the number of heads of the backbone (table 5).
         solver: see :func:`mmlinattn.ops.random_walk_attention`.
         others: see :class:`BaseAttention`.
 
     Raises:
-        ValueError: num_anchors or heads_multiplier below 1, a decay outside (0, 1), steps below
-            1, an unknown solver, and those of :class:`BaseAttention`.
+        ValueError: ``num_anchors``, ``heads_multiplier`` or ``steps`` is below 1, ``decay`` is
+            outside (0, 1), the solver is unknown; errors of :class:`BaseAttention`.
     """
 
     def __init__(
@@ -54,23 +55,26 @@ class RandomWalkAttention(BaseAttention):
         self.steps = steps
         self.solver = solver
 
-    def anchors(self, q: Tensor, k: Tensor, tokens: TokenMap) -> Tuple[Tensor, Tensor]:
-        """B_Q and B_K, each (heads, M, d) or (B, heads, M, d), for q, k (B, heads, N, d)."""
+    def anchors(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tuple[Tensor, Tensor]:
+        """Return the anchors B_Q and B_K for q, k (B, heads, N, d).
+
+        Each is (heads, M, d) or (B, heads, M, d).
+        """
         raise NotImplementedError
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        return self.walk(q, k, v, *self.anchors(q, k, tokens), tokens)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        return self.attend_with_anchors(q, k, v, *self.anchors(q, k, layout), layout)
 
-    def walk(
+    def attend_with_anchors(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         anchors_q: Tensor,
         anchors_k: Tensor,
-        tokens: TokenMap,
+        layout: TokenLayout,
     ) -> Tensor:
-        """The attention with given anchors, see :meth:`anchors`."""
+        """Compute the attention from anchors, see :meth:`anchors`."""
         return random_walk_attention(
             q,
             k,
@@ -80,7 +84,7 @@ class RandomWalkAttention(BaseAttention):
             decay=self.decay,
             steps=self.steps,
             solver=self.solver,
-            key_padding_mask=tokens.key_padding_mask,
+            key_padding_mask=layout.key_padding_mask,
             backend=self.backend,
         )
 
@@ -88,13 +92,13 @@ class RandomWalkAttention(BaseAttention):
 @MODELS.register_module()
 class RWGKA(RandomWalkAttention):
     """Random walk graph kernel attention with learnt anchors ("Improving Vision Attention with
-    Random Walk Graph Kernel"): linear in the number of tokens.
+    Random Walk Graph Kernel"), linear in the number of tokens.
 
     Args:
         embed_dims, num_heads, num_anchors, decay, steps, heads_multiplier, solver: see
             :class:`RandomWalkAttention`.
-        shared_anchors: one set of anchors reads the tokens and is looked up, as the paper's
-            parameter counts say; False gives each its own.
+        shared_anchors: use the same anchors as B_Q and B_K, as the paper's parameter counts
+            imply; False learns two sets.
         others: see :class:`BaseAttention`.
 
     Raises:
@@ -107,12 +111,12 @@ class RWGKA(RandomWalkAttention):
         torch.Size([2, 240, 64])
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='(1-l) sum_n l^n A^(n+1) v, A = softmax(q B^T) softmax(B k^T), learnt anchors B',
         time='O(N M d + M^3)',
         memory='O(N d + M^2)',
         source='"Improving vision attention with random walk graph kernel"',
-        use='segmentation: weights that sum to 1, in the place of spatial reduction',
+        use='segmentation, instead of spatial reduction; weights sum to 1',
     )
 
     def __init__(self, *args, shared_anchors: bool = True, **kwargs) -> None:
@@ -126,19 +130,19 @@ class RWGKA(RandomWalkAttention):
             nn.init.xavier_uniform_(head)
         return nn.Parameter(anchors)
 
-    def anchors(self, q: Tensor, k: Tensor, tokens: TokenMap) -> Tuple[Tensor, Tensor]:
+    def anchors(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tuple[Tensor, Tensor]:
         return self.anchors_q, self.anchors_q if self.anchors_k is None else self.anchors_k
 
 
 @MODELS.register_module()
 class RWGKP(RandomWalkAttention):
-    """Random walk graph kernel attention with anchors pooled from queries and keys; no
-    parameters of its own.
+    """Random walk graph kernel attention with anchors pooled from queries and keys.
 
-    The map is averaged over a grid of at most ``num_anchors`` cells with about the map's aspect;
-    a map with fewer rows or columns than the grid has one cell for each. Padded tokens are left
-    out of the averages; a cell of nothing but padding is an anchor 0, which reads all tokens alike.
-    Extra tokens are in no cell; they read the anchors, and are read by them, like all others.
+    It adds no parameters. The map is averaged over a grid of at most ``num_anchors`` cells with
+    about the aspect ratio of the map. A map with fewer rows or columns than the grid has one cell
+    per row or column. Padded tokens are excluded from the averages; a cell of padding only gives
+    an anchor 0, which weights all tokens equally. Extra tokens (such as a class token) belong to
+    no cell, but attend to the anchors, and the anchors to them, like map tokens.
 
     Args:
         embed_dims, num_heads, num_anchors, decay, steps, heads_multiplier, solver: see
@@ -155,31 +159,32 @@ class RWGKP(RandomWalkAttention):
         torch.Size([2, 240, 64])
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='(1-l) sum_n l^n A^(n+1) v, A = softmax(q B^T) softmax(B k^T), pooled anchors B',
         time='O(N M d + M^3)',
         memory='O(N d + M^2)',
         source='"Improving vision attention with random walk graph kernel"',
-        use='as RWGKA, without parameters of its own',
-        map=True,
+        use='as RWGKA, without additional parameters',
+        needs_map=True,
     )
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        if is_static(*tokens.hw_shape):
-            return super().attend(q, k, v, tokens)
-        # One channel more, 1 in queries and 0 in keys, switches off the anchors that are not there.
-        of_map = tokens.of_map()
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        if is_static(*layout.hw_shape):
+            return super().attend(q, k, v, layout)
+        # An extra channel, 1 in queries and 0 in keys, masks the anchors that do not exist.
+        map_layout = layout.without_extra_tokens()
         (anchors_q, _), (anchors_k, exists) = (
-            pool_grid_of_any_map(self.num_anchors, tokens.split(x, 2)[1], of_map) for x in (q, k)
+            pool_tokens_dynamic(self.num_anchors, layout.split_extra(x, 2)[1], map_layout)
+            for x in (q, k)
         )
-        off = (~exists)[:, None].to(q.dtype) * (torch.finfo(q.dtype).min / 2)  # [M, 1]
+        masked = (~exists)[:, None].to(q.dtype) * (torch.finfo(q.dtype).min / 2)  # [M, 1]
         k, anchors_q, anchors_k = (F.pad(x, (0, 1)) for x in (k, anchors_q, anchors_k))
-        q, anchors_k = F.pad(q, (0, 1), value=1.0), anchors_k + F.pad(off, (self.head_dim, 0))
-        return self.walk(q, k, v, anchors_q, anchors_k, tokens)
+        q, anchors_k = F.pad(q, (0, 1), value=1.0), anchors_k + F.pad(masked, (self.head_dim, 0))
+        return self.attend_with_anchors(q, k, v, anchors_q, anchors_k, layout)
 
-    def anchors(self, q: Tensor, k: Tensor, tokens: TokenMap) -> Tuple[Tensor, Tensor]:
-        grid = pooling_grid(self.num_anchors, tokens.hw_shape)
-        rows, columns = (bins(*sizes, q.device) for sizes in zip(grid, tokens.hw_shape))
-        of_map = tokens.of_map()
-        q, k = tokens.split(q, 2)[1], tokens.split(k, 2)[1]
-        return pool_tokens(q, of_map, rows, columns), pool_tokens(k, of_map, rows, columns)
+    def anchors(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tuple[Tensor, Tensor]:
+        grid = pooling_grid(self.num_anchors, layout.hw_shape)
+        rows, columns = (cell_masks(*sizes, q.device) for sizes in zip(grid, layout.hw_shape))
+        map_layout = layout.without_extra_tokens()
+        q, k = layout.split_extra(q, 2)[1], layout.split_extra(k, 2)[1]
+        return pool_tokens(q, map_layout, rows, columns), pool_tokens(k, map_layout, rows, columns)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ...ops import ripple_attention, stick_breaking
 from ...ops.ripple import check_backend, check_threshold
-from .attention_info import AttentionCard
-from .base import BaseAttention, TokenMap
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout
 from .feature_maps import build_feature_map
 
 WEIGHTS = ('stick', 'fixed', 'softmax', 'truncated')
@@ -18,38 +18,38 @@ WEIGHTS = ('stick', 'fixed', 'softmax', 'truncated')
 
 @MODELS.register_module()
 class RippleAttention(BaseAttention):
-    """Linear attention with learnt weights for rings of distance (Zheng et al., "Ripple
-    Attention for Visual Perception with Sub-quadratic Complexity", ICML 2022).
+    """Linear attention with learnt weights for rings of distance, "Ripple Attention for Visual
+    Perception with Sub-quadratic Complexity" (Zheng et al., ICML 2022).
 
-    Each head and position has its own weights: a linear layer of its value, shared by the heads,
-    times one embedding for each head and stick unit gives the logits. Defaults are the paper's;
-    the options are the rows of its table 4.
+    Each head and position has separate weights. The logits are the product of a linear layer of
+    the value, shared by the heads, and an embedding per head and stick unit. Defaults are those of
+    the paper; the options are the rows of its table 4.
 
-    The paper's models have no class token. Here an extra token is in no ring: as a key it belongs
-    to the last group of every token of the map; as a query it reads all tokens alike, which is
-    plain linear attention.
+    The models of the paper have no class token. Here an extra token (class token, registers) is
+    in no ring. As a key it belongs to the last group of every map token. As a query it weights all
+    tokens equally, as in linear attention.
 
     Args:
         embed_dims, num_heads: channels and heads.
-        max_distance: R; the last weight is for all tokens at distance R and more. 0 is plain
-            linear attention; one larger than the map is allowed.
+        max_distance: R; the last weight applies to all tokens at distance R or more. 0 gives linear
+            attention. It may exceed the size of the map.
         weights: ``'stick'`` (stick breaking), ``'fixed'`` (1/2, 1/4, ...; the rest for the last),
             ``'softmax'`` ("w/o stick breaking") or ``'truncated'`` (stick breaking without the
             last weight: local attention).
-        groups: ``'chebyshev'`` or ``'log'``: logarithmic distances.
-        stick_offset: logits of 0 break equal parts; False breaks halves of what is left.
-        threshold: groups share what is left of the stick once it is shorter, see
-            :func:`mmlinattn.ops.stick_breaking`. The paper's is 0.001, its saving that of a
-            kernel of its own: here it saves nothing, so it is off.
+        groups: ``'chebyshev'`` or ``'log'`` (logarithmic distances).
+        stick_offset: logits of 0 break equal parts; False breaks half of the rest each time.
+        threshold: once the rest of the stick is shorter, the remaining groups share it, see
+            :func:`mmlinattn.ops.stick_breaking`. The paper uses 0.001 to save time in its kernel.
+            This implementation saves no time by it, so that the default is None.
         feature_map: see :class:`LinearAttention`.
         eps: added to the normaliser.
         others: see :class:`BaseAttention`; ``backend`` may also be ``'tile'`` or ``'sat'``, see
-            :func:`mmlinattn.ops.ripple_attention`. Rotary position turns queries and keys before
-            the feature map.
+            :func:`mmlinattn.ops.ripple_attention`. ``rotary`` rotates queries and keys before the
+            feature map.
 
     Raises:
-        ValueError: a max_distance that is not an integer of at least 0, another unknown option
-            value, or those of :class:`BaseAttention`.
+        ValueError: ``max_distance`` is not an integer of at least 0, another option value is
+            unknown; errors of :class:`BaseAttention`.
 
     Example:
         >>> import torch
@@ -58,13 +58,13 @@ class RippleAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='linear attention, weight w_g(i) for the keys of ring g around the query',
         time='O(N R^2 d)',
         memory='O(N d)',
         source='Zheng et al., ICML 2022',
-        use='to learn how far each token looks: R rings, here by tiles',
-        map=True,
+        use='learns a weight per distance for each token; R rings, computed by tiles',
+        needs_map=True,
     )
 
     backends = (*BaseAttention.backends, 'tile', 'sat')
@@ -88,7 +88,7 @@ class RippleAttention(BaseAttention):
         if weights not in WEIGHTS:
             raise ValueError(f'weights must be one of {WEIGHTS}, got {weights!r}')
         if weights == 'truncated' and not max_distance:
-            raise ValueError("weights='truncated' attend within max_distance, which must not be 0")
+            raise ValueError("weights='truncated' needs a max_distance of at least 1, got 0")
         check_threshold(threshold)
         check_backend(self.backend, groups)
         self.max_distance = max_distance
@@ -108,15 +108,15 @@ class RippleAttention(BaseAttention):
             self.units = nn.Parameter(torch.empty(num_heads, num_units, self.head_dim))
             nn.init.trunc_normal_(self.units, std=0.02)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        q, k = self.feature_map(q, k, tokens.key_padding_mask)
-        if tokens.num_extra_tokens:
-            return self._with_extra_tokens(q, k, v, tokens)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        q, k = self.feature_map(q, k, layout.key_padding_mask)
+        if layout.num_extra_tokens:
+            return self._with_extra_tokens(q, k, v, layout)
         stick = None
         if self.weights == 'stick' and self.threshold is None:
             stick = 'offset' if self.stick_offset else 'plain'
         weights = self.spatial_weights(v) if stick is None else self.logits(v)
-        return self._ripple(q, k, v, weights, tokens, stick)
+        return self._ripple(q, k, v, weights, layout, stick)
 
     def _ripple(
         self,
@@ -124,7 +124,7 @@ class RippleAttention(BaseAttention):
         k: Tensor,
         v: Tensor,
         weights: Tensor,
-        tokens: TokenMap,
+        layout: TokenLayout,
         stick: Optional[str] = None,
     ) -> Tensor:
         out = ripple_attention(
@@ -132,44 +132,47 @@ class RippleAttention(BaseAttention):
             k,
             v.to(q.dtype),
             weights,
-            hw_shape=tokens.hw_shape,
+            hw_shape=layout.hw_shape,
             groups=self.groups,
             stick=stick,
-            key_padding_mask=tokens.key_padding_mask,
+            key_padding_mask=layout.key_padding_mask,
             eps=self.eps,
             backend=self.backend,
         )
         return out.to(v.dtype)
 
-    def _with_extra_tokens(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        """Extra tokens on rows of their own below the map, as far away as the last group begins;
-        the rows between, and what is left of the last row, are padding."""
-        extra = tokens.num_extra_tokens
-        height, width = tokens.hw_shape
+    def _with_extra_tokens(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        """Compute the attention on a taller map whose last rows hold the extra tokens.
+
+        The distance to these rows is at least that of the last group. The rows in between and the
+        rest of the last row are padding.
+        """
+        extra = layout.num_extra_tokens
+        height, width = layout.hw_shape
         reach = self.max_distance
         if self.groups == 'log' and reach:
             reach = 2 ** (reach - 1)
         blank, rows = max(reach - 1, 0), (extra + width - 1) // width
-        around = (blank * width, rows * width - extra)
+        padding = (blank * width, rows * width - extra)
 
-        def below(x: Tensor, dim: int, value: float = 0) -> Tensor:
-            head, body = tokens.split(x, dim)
-            head = F.pad(head, (*(0, 0) * (x.dim() - 1 - dim), *around), value=value)
-            return torch.cat([body, head], dim)
+        def move_below(x: Tensor, dim: int, value: float = 0) -> Tensor:
+            extra_tokens, map_tokens = layout.split_extra(x, dim)
+            pad = (*(0, 0) * (x.dim() - 1 - dim), *padding)
+            return torch.cat([map_tokens, F.pad(extra_tokens, pad, value=value)], dim)
 
-        mask = tokens.key_padding_mask
+        mask = layout.key_padding_mask
         if mask is None:
             mask = torch.zeros_like(v[:, 0, :, 0], dtype=torch.bool)
-        taller = TokenMap((height + blank + rows, width), below(mask, 1, True))
-        weights = self.spatial_weights(tokens.split(v, 2)[1])
-        # Equal weights: to an extra query no token is near.
+        taller = TokenLayout((height + blank + rows, width), move_below(mask, 1, True))
+        weights = self.spatial_weights(layout.split_extra(v, 2)[1])
+        # An extra query has equal weights for all distances.
         weights = F.pad(weights, (0, 0, 0, (blank + rows) * width), value=1.0)
-        out = self._ripple(below(q, 2), below(k, 2), below(v, 2), weights, taller)
+        out = self._ripple(move_below(q, 2), move_below(k, 2), move_below(v, 2), weights, taller)
         start = (height + blank) * width
         return torch.cat([out[:, :, start : start + extra], out[:, :, : height * width]], 2)
 
     def spatial_weights(self, v: Tensor) -> Tensor:
-        """Weights of the groups for values (B, heads, N, d): (B, heads, N, R + 1)."""
+        """Return the weights of the groups, (B, heads, N, R + 1), for values (B, heads, N, d)."""
         if self.weights == 'fixed':
             return self.fixed_weights.expand(*v.shape[:3], -1)
         if self.weights == 'softmax':
@@ -178,5 +181,5 @@ class RippleAttention(BaseAttention):
         return weights if self.weights == 'stick' else F.pad(weights[..., :-1], (0, 1))
 
     def logits(self, v: Tensor) -> Tensor:
-        """What learnt weights are made of, (B, heads, N, R), one more with ``'softmax'``."""
+        """Return the logits of learnt weights, (B, heads, N, R), or R + 1 with ``'softmax'``."""
         return self.weight_proj(v) @ self.units.transpose(-2, -1)

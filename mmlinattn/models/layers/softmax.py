@@ -1,4 +1,4 @@
-"""Softmax attention, the baseline."""
+"""Scaled dot-product softmax attention, the quadratic baseline."""
 
 from typing import Optional
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 from ...ops.common.checks import check_padding_mask
 from ...ops.common.numerics import is_exporting
-from .attention_info import AttentionCard
-from .base import BaseAttention, TokenMap
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout
 
 
 @MODELS.register_module()
 class SoftmaxAttention(BaseAttention):
-    """Scaled dot-product attention, with the options of every attention of this package.
+    """Scaled dot-product attention (Vaswani et al., "Attention Is All You Need", NeurIPS 2017).
 
-    With ``rotary=True, lepe=5, gate='proj'``, which RAVLT offers it, it is the attention of the
-    last two stages of the released models.
+    With ``rotary=True, lepe=5, gate='proj'``, the values that RAVLT provides, it is the attention
+    of the last two stages of the released RAVLT models.
 
     Args:
         attn_drop: dropout on the attention weights.
@@ -34,7 +34,7 @@ class SoftmaxAttention(BaseAttention):
         torch.Size([2, 30, 32])
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='sum_j softmax_j(q_i . k_j/sqrt d) v_j',
         time='O(N^2 d)',
         memory='O(N d)',
@@ -42,16 +42,16 @@ class SoftmaxAttention(BaseAttention):
         use='the baseline; best up to some thousand tokens',
     )
 
-    host_options = (*BaseAttention.host_options, 'rotary', 'lepe', 'gate')
-    backends = ('auto',)  # SDPA chooses by itself
+    backbone_options = (*BaseAttention.backbone_options, 'rotary', 'lepe', 'gate')
+    backends = ('auto',)  # SDPA chooses its kernel itself
 
     def __init__(self, *args, attn_drop: float = 0.0, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.attn_drop = attn_drop
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         dropout = self.attn_drop if self.training else 0.0
-        return softmax_attention(q, k, v, tokens.key_padding_mask, dropout=dropout)
+        return softmax_attention(q, k, v, layout.key_padding_mask, dropout=dropout)
 
 
 def softmax_attention(
@@ -63,23 +63,26 @@ def softmax_attention(
     bias: Optional[Tensor] = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """torch's SDPA on (B, heads, N, d) and (B, heads, M, d) with a padding mask.
+    """Compute torch's SDPA with a padding mask.
 
     A query whose keys are all padding yields 0, as in every attention of this package.
 
     Args:
-        q, k, v: projected queries, keys and values.
+        q: projected queries (B, heads, N, d).
+        k, v: projected keys and values (B, heads, M, d).
         key_padding_mask: (B, M) bool, True = padding.
         bias: added to the scaled logits, broadcastable to (B, heads, N, M).
-        dropout: rate, on the attention weights.
+        dropout: dropout rate on the attention weights.
 
     Returns:
         (B, heads, N, d).
     """
     if key_padding_mask is None:
-        return _plain(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout))
+        return _contiguous_in_export(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+        )
     check_padding_mask(key_padding_mask, k.shape[0], k.shape[2])
-    # SDPA leaves rows without a key undefined: let them attend everywhere, then zero them.
+    # SDPA is undefined for rows without a key: attend everywhere there, then set them to 0.
     empty = key_padding_mask.all(-1)[:, None, None, None]  # [B, 1, 1, 1]
     visible = ~key_padding_mask[:, None, None] | empty  # [B, 1, 1, M]
     mask = visible if bias is None else bias.masked_fill(~visible, float('-inf'))
@@ -87,6 +90,6 @@ def softmax_attention(
     return out.masked_fill(empty, 0)
 
 
-def _plain(out: Tensor) -> Tensor:
-    """In a graph for elsewhere SDPA may lay its result out in another way than here."""
+def _contiguous_in_export(out: Tensor) -> Tensor:
+    """Return a contiguous copy during export, where SDPA's strides depend on the device."""
     return out.clone(memory_format=torch.contiguous_format) if is_exporting() else out

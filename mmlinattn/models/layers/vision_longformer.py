@@ -1,4 +1,4 @@
-"""Softmax attention of each window with its neighbours and with global tokens, as in ViL."""
+"""Sliding-window attention with global tokens, as in ViL."""
 
 from typing import Optional
 
@@ -7,34 +7,35 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from .attention_info import AttentionCard
-from .base import TokenMap
-from .relative_position_bias import RelativeBias
+from .attention_info import AttentionInfo
+from .base import TokenLayout
+from .relative_position_bias import RelativePositionBias
 from .softmax import SoftmaxAttention, softmax_attention
-from .window import Windows
+from .window import WindowPartition
 
 
 @MODELS.register_module()
 class VisionLongformerAttention(SoftmaxAttention):
-    """The attention of multi-scale vision longformer (Zhang et al., ICCV 2021): a token attends to
-    the 3 x 3 windows around it and to the extra tokens, which attend to all; linear in the number
+    """Attention of multi-scale vision longformer (Zhang et al., ICCV 2021), linear in the number
     of tokens.
 
-    Windows beyond the map are masked, as in the released code ("blockwise sliding chunk with zero
-    padding"); all tokens share one projection, its default. The released training may drop
-    all but one neighbour at random ("random shifting"), which is not here.
+    A token attends to the 3 x 3 windows around it and to the extra tokens (such as a class token).
+    Extra tokens attend to all tokens. Windows beyond the map are masked, as in the released code
+    ("blockwise sliding chunk with zero padding"). All tokens share one projection, the default of
+    the release. "Random shifting" of the released training, which drops all but one neighbour at
+    random, is not implemented.
 
     Args:
         embed_dims, num_heads: channels and heads.
         window_size: side of a window.
-        relative_bias: a learnt number for each head and relative position, added to the logits.
-        num_extra_tokens: extra tokens with biases of their own, see :class:`RelativeBias`.
+        relative_bias: add a learnt bias per head and relative position to the logits.
+        num_extra_tokens: number of extra tokens with a bias, see :class:`RelativePositionBias`.
         attn_drop: dropout on the attention weights.
         others: see :class:`BaseAttention`.
 
     Raises:
-        ValueError: a window size that is no positive integer, a number of extra tokens that is no
-            integer of at least 0, and those of :class:`BaseAttention`.
+        ValueError: ``window_size`` is not a positive integer, ``num_extra_tokens`` is not an
+            integer of at least 0; errors of :class:`BaseAttention`.
 
     Example:
         >>> attn = VisionLongformerAttention(embed_dims=32, num_heads=4, window_size=3)
@@ -42,16 +43,16 @@ class VisionLongformerAttention(SoftmaxAttention):
         torch.Size([2, 121, 32])
     """
 
-    card = AttentionCard(
+    info = AttentionInfo(
         formula='softmax(q_i . k_j/sqrt d) v_j over 3 x 3 windows of R x R tokens and extra tokens',
         time='O(N R^2 d)',
         memory='O(N d)',
         source='Zhang et al., ViL, ICCV 2021',
-        use="ViL's own: released weights; what is far only through extra tokens",
-        map=True,
+        use='released ViL weights; distant tokens interact only through extra tokens',
+        needs_map=True,
     )
-    host_options = (
-        *SoftmaxAttention.host_options, 'window_size', 'relative_bias', 'num_extra_tokens'
+    backbone_options = (
+        *SoftmaxAttention.backbone_options, 'window_size', 'relative_bias', 'num_extra_tokens'
     )  # fmt: skip
 
     def __init__(
@@ -66,74 +67,78 @@ class VisionLongformerAttention(SoftmaxAttention):
         super().__init__(embed_dims, num_heads, **kwargs)
         if type(window_size) is not int or window_size < 1:
             raise ValueError(f'window_size must be a positive integer, got {window_size!r}')
-        super().check_extra_tokens(num_extra_tokens)  # also where it is of no use
+        super().check_extra_tokens(num_extra_tokens)  # also without a relative bias
         self.window_size = window_size
         self.relative = None
         if relative_bias:
             reach = 2 * window_size - 1
-            self.relative = RelativeBias(num_heads, (reach, reach), num_extra_tokens)
+            self.relative = RelativePositionBias(num_heads, (reach, reach), num_extra_tokens)
 
     def check_extra_tokens(self, num_extra_tokens: int) -> None:
         super().check_extra_tokens(num_extra_tokens)
         if self.relative is not None:
             self.relative.check_extra_tokens(num_extra_tokens)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        mask, dropout = tokens.key_padding_mask, self.attn_drop if self.training else 0.0
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        mask, dropout = layout.key_padding_mask, self.attn_drop if self.training else 0.0
         if mask is None:
             mask = torch.zeros_like(v[:, 0, :, 0], dtype=torch.bool)
         (q_extra, q_map), (k_extra, k_map), (v_extra, v_map) = (
-            tokens.split(x, 2) for x in (q, k, v)
+            layout.split_extra(x, 2) for x in (q, k, v)
         )
-        mask_extra, mask_map = tokens.split(mask)
-        windows = Windows(tokens.hw_shape, self.window_size, owner=type(self).__name__)
-        visible = _around(~mask_map[:, None, :, None], windows).flatten(1)  # [B * n, 9 M]
+        mask_extra, mask_map = layout.split_extra(mask)
+        windows = WindowPartition(layout.hw_shape, self.window_size, owner=type(self).__name__)
+        # [B * n, 9 M]
+        visible = _gather_neighbours(~mask_map[:, None, :, None], windows).flatten(1)
         count = windows.counts[0] * windows.counts[1]
 
-        def beside(extra: Tensor, of_windows: Tensor, dim: int) -> Tensor:
-            if not tokens.num_extra_tokens:  # ONNX's shapes of nothing repeated are wrong
-                return of_windows
-            return torch.cat([extra.repeat_interleave(count, 0), of_windows], dim)
+        def prepend_extra(extra: Tensor, x: Tensor, dim: int) -> Tensor:
+            if not layout.num_extra_tokens:  # ONNX infers wrong shapes for repeats of no token
+                return x
+            return torch.cat([extra.repeat_interleave(count, 0), x], dim)
 
-        hidden = beside(mask_extra, ~visible, 1)
+        window_mask = prepend_extra(mask_extra, ~visible, 1)
         k_map, v_map = (
-            beside(extra, _around(of_map, windows), 2)
-            for extra, of_map in ((k_extra, k_map), (v_extra, v_map))
+            prepend_extra(extra, _gather_neighbours(x, windows), 2)
+            for extra, x in ((k_extra, k_map), (v_extra, v_map))
         )
-        q_map = windows.divide(q_map)
-        bias = self._bias(windows, tokens.num_extra_tokens, q_map)
-        out = softmax_attention(q_map, k_map, v_map, hidden, bias=bias, dropout=dropout)
-        out = windows.join(out)
-        if not tokens.num_extra_tokens:
+        q_map = windows.partition(q_map)
+        bias = self._bias(windows, layout.num_extra_tokens, q_map)
+        out = softmax_attention(q_map, k_map, v_map, window_mask, bias=bias, dropout=dropout)
+        out = windows.reverse(out)
+        if not layout.num_extra_tokens:
             return out
         if self.relative is not None:
-            count = k.shape[2] - tokens.num_extra_tokens
-            bias = self.relative.from_extra(tokens.num_extra_tokens, count)[None].to(q.dtype)
-        of_extra = softmax_attention(
-            q_extra, k, v, tokens.key_padding_mask, bias=bias, dropout=dropout
+            count = k.shape[2] - layout.num_extra_tokens
+            bias = self.relative.extra_query_bias(layout.num_extra_tokens, count)[None].to(q.dtype)
+        out_extra = softmax_attention(
+            q_extra, k, v, layout.key_padding_mask, bias=bias, dropout=dropout
         )
-        return torch.cat([of_extra, out], 2)
+        return torch.cat([out_extra, out], 2)
 
-    def _bias(self, windows: Windows, num_extra: int, q: Tensor) -> Optional[Tensor]:
-        """(1, heads, M, E + 9 M), what is added to the logits of each window, or None."""
+    def _bias(self, windows: WindowPartition, num_extra: int, q: Tensor) -> Optional[Tensor]:
+        """Return the bias of the logits of each window, (1, heads, M, E + 9 M), or None."""
         if self.relative is None:
             return None
-        apart = []
+        offsets = []
         for size in windows.sizes:
-            place = torch.arange(-size, 2 * size, device=q.device)  # of keys
-            apart.append(place[size : 2 * size, None] - place)
-        near = self.relative.of_map(*apart)  # [h, a, b, 3 a, 3 b]
-        near = near.unflatten(4, (3, -1)).unflatten(3, (3, -1)).transpose(4, 5)
-        near = near.flatten(3).flatten(1, 2)  # [h, M, 9 M], the keys window by window
-        extra = self.relative.to_extra(num_extra).expand(-1, near.shape[1], -1)
-        return torch.cat([extra, near], 2)[None].to(q.dtype)
+            key_coords = torch.arange(-size, 2 * size, device=q.device)
+            offsets.append(key_coords[size : 2 * size, None] - key_coords)
+        bias = self.relative.map_bias(*offsets)  # [h, a, b, 3 a, 3 b]
+        bias = bias.unflatten(4, (3, -1)).unflatten(3, (3, -1)).transpose(4, 5)
+        bias = bias.flatten(3).flatten(1, 2)  # [h, M, 9 M], keys in the order of windows
+        extra = self.relative.extra_key_bias(num_extra).expand(-1, bias.shape[1], -1)
+        return torch.cat([extra, bias], 2)[None].to(q.dtype)
 
 
-def _around(x: Tensor, windows: Windows) -> Tensor:
-    """(B, heads, N, d) to the tokens of 3 x 3 windows around each, (B * n, heads, 9 M, d); beyond
-    the map they are 0."""
-    x = windows.divide(x).unflatten(0, (-1, *windows.counts))  # [B, rows, columns, h, M, d]
+def _gather_neighbours(x: Tensor, windows: WindowPartition) -> Tensor:
+    """Gather the 3 x 3 windows around each window of (B, heads, N, d), 0 beyond the map.
+
+    Returns:
+        (B * n, heads, 9 M, d).
+    """
+    x = windows.partition(x).unflatten(0, (-1, *windows.counts))  # [B, rows, columns, h, M, d]
     rows, columns = windows.counts
     x = F.pad(x, (0, 0) * 3 + (1, 1, 1, 1))
-    near = [x[:, i : i + rows, j : j + columns] for i in range(3) for j in range(3)]
-    return torch.cat(near, 4).flatten(0, 2)
+    neighbours = [x[:, i : i + rows, j : j + columns] for i in range(3) for j in range(3)]
+    return torch.cat(neighbours, 4).flatten(0, 2)

@@ -1,4 +1,4 @@
-"""Necks: between a backbone and the heads."""
+"""Necks between a backbone and its heads."""
 
 from .ravlt_neck import RAVLTNeck
 from .simple_feature_pyramid import SimpleFeaturePyramid

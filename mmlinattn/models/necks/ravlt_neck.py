@@ -1,4 +1,4 @@
-"""The layers between backbone and classifier of the released RAVLT models."""
+"""Neck between backbone and classifier of the released RAVLT models."""
 
 from typing import Optional, Sequence, Tuple, Union
 
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 class RAVLTNeck(BaseModule):
     """1x1 convolution, batch norm, SiLU and global average pooling.
 
-    It stands between the last stage and the linear classifier in the released code of "Breaking
-    the Low-Rank Dilemma of Linear Attention" (CVPR 2025), which has no other norm there.
+    The released code of "Breaking the Low-Rank Dilemma of Linear Attention" (CVPR 2025) has it
+    between the last stage and the linear classifier, without another norm.
 
     Args:
         in_channels: channels of the last map.
         out_channels: channels of the pooled features; 1024 in the released models.
-        norm_cfg: norm behind the convolution.
+        norm_cfg: norm after the convolution, BN by default.
         init_cfg: MMEngine initialisation.
 
     Inputs:
-        tuple of maps, of which the last, (B, in_channels, H, W), is used; or that map alone.
+        tuple of maps, of which the last, (B, in_channels, H, W), is used; or one map.
 
     Returns:
         tuple of one (B, out_channels).

@@ -1,4 +1,4 @@
-"""A feature pyramid of one map, so that plain transformers serve detectors and segmentors."""
+"""Simple feature pyramid of ViTDet, for detectors and segmentors with a ViT backbone."""
 
 from typing import List, Optional, Sequence, Tuple, Union
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..layers import map_to_tokens, tokens_to_map
 
 
-class MapNorm(nn.LayerNorm):
+class LayerNorm2d(nn.LayerNorm):
     """LayerNorm over the channels of a map (B, C, H, W)."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -19,14 +19,16 @@ class MapNorm(nn.LayerNorm):
 
 @MODELS.register_module()
 class SimpleFeaturePyramid(BaseModule):
-    """The simple feature pyramid of ViTDet (Li et al., "Exploring Plain Vision Transformer
-    Backbones for Object Detection", ECCV 2022): maps of 4, 2, 1 and 1/2 times the size of the last
-    map, each through a 1x1 and a 3x3 convolution with a norm over the channels.
+    """Simple feature pyramid of ViTDet, "Exploring Plain Vision Transformer Backbones for Object
+    Detection" (Li et al., ECCV 2022).
+
+    The last map is rescaled by 4, 2, 1 and 1/2. Each scale then has a 1x1 and a 3x3 convolution
+    with a norm over the channels.
 
     Args:
         in_channels: channels of the map.
         out_channels: channels of the outputs.
-        num_outs: 4, or more: each further map is every second value of the one before.
+        num_outs: number of outputs, at least 4; each further map subsamples the previous one by 2.
         init_cfg: MMEngine initialisation.
 
     Inputs:
@@ -36,7 +38,7 @@ class SimpleFeaturePyramid(BaseModule):
         tuple of ``num_outs`` maps with ``out_channels`` channels.
 
     Raises:
-        ValueError: fewer than four outputs, channels that 4 does not divide.
+        ValueError: ``num_outs`` is below 4, or ``in_channels`` is not a multiple of 4.
 
     Example:
         >>> import torch
@@ -63,7 +65,7 @@ class SimpleFeaturePyramid(BaseModule):
             [
                 nn.Sequential(
                     nn.ConvTranspose2d(in_channels, half, 2, stride=2),
-                    MapNorm(half, eps=1e-6),
+                    LayerNorm2d(half, eps=1e-6),
                     nn.GELU(),
                     nn.ConvTranspose2d(half, quarter, 2, stride=2),
                 ),
@@ -75,9 +77,9 @@ class SimpleFeaturePyramid(BaseModule):
         self.outs = ModuleList(
             nn.Sequential(
                 nn.Conv2d(channels, out_channels, 1, bias=False),
-                MapNorm(out_channels, eps=1e-6),
+                LayerNorm2d(out_channels, eps=1e-6),
                 nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
-                MapNorm(out_channels, eps=1e-6),
+                LayerNorm2d(out_channels, eps=1e-6),
             )
             for channels in (quarter, half, in_channels, in_channels)
         )

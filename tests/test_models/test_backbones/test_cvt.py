@@ -244,7 +244,7 @@ def test_stochastic_depth_is_of_the_last_stage():
             dict(out_type='cls_token', out_indices=(2,), with_cls_token=False),
             'needs with_cls_token=True .* got with_cls_token=False',
         ),
-        (dict(attn_cfg=['RALA'] * 4), 'attn_cfg must be one attention, or 3: one a stage'),
+        (dict(attn_cfg=['RALA'] * 4), 'attn_cfg must be one attention, or 3: one per stage'),
         (dict(arch=dict(TINY, depths=(1, 1))), r"arch\['depths'\] must have 3 values"),
         (dict(out_indices=(3,)), 'out_indices must be a list of stages in 0..2'),
     ],
@@ -255,7 +255,7 @@ def test_bad_options(kwargs, message):
 
 
 def test_an_attention_that_refuses_the_class_token():
-    with pytest.raises(ValueError, match='WindowAttention takes no extra tokens'):
+    with pytest.raises(ValueError, match='WindowAttention does not support extra tokens'):
         build(attn_cfg='WindowAttention')
     image = torch.randn(1, 3, 64, 64)
     assert len(build(attn_cfg='WindowAttention', with_cls_token=False)(image)) == 3

@@ -7,19 +7,19 @@ from torch import nn
 from mmlinattn.checkpoints import convert
 from mmlinattn.models.backbones import MixTransformer
 from mmlinattn.models.backbones.mix_transformer import ARCHITECTURES
-from mmlinattn.models.layers import EfficientSoftmaxAttention
+from mmlinattn.models.layers import SpatialReductionAttention
 from tests.sizes import some
 
 TINY = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 ATTENTIONS = {
-    'own': 'EfficientSoftmaxAttention',
+    'own': 'SpatialReductionAttention',
     'rwgka': dict(type='RWGKA', num_anchors=8),
     'rwgkp': dict(type='RWGKP', num_anchors=8),
     'rala': dict(type='RALA', rotary=False),
     'mixed': (
         'RWGKA',
         dict(type='RWGKP', steps=2),
-        'EfficientSoftmaxAttention',
+        'SpatialReductionAttention',
         'SoftmaxAttention',
     ),
 }
@@ -88,10 +88,10 @@ def test_onnx_export_runs_the_same(attention, tmp_path):
 def test_spatial_reduction_of_each_stage():
     model = MixTransformer('b0')
     assert [stage[0].attn.sr_ratio for stage in model.stages] == [8, 4, 2, 1]
-    for same in ('mmengine.EfficientSoftmaxAttention', EfficientSoftmaxAttention):
+    for same in ('mmengine.SpatialReductionAttention', SpatialReductionAttention):
         model = build(attn_cfg=dict(type=same))
         assert [stage[0].attn.sr_ratio for stage in model.stages] == [8, 4, 2, 1]
-    model = build(attn_cfg=dict(type='EfficientSoftmaxAttention', sr_ratio=3))
+    model = build(attn_cfg=dict(type='SpatialReductionAttention', sr_ratio=3))
     assert [stage[0].attn.sr_ratio for stage in model.stages] == [3, 3, 3, 3]
 
 
@@ -134,7 +134,7 @@ def test_frozen_stages():
         (
             dict(attn_cfg=('RWGKA',) * 3),
             ValueError,
-            'attn_cfg must be one attention, or 4: one a stage',
+            'attn_cfg must be one attention, or 4: one per stage',
         ),
         (dict(attn_cfg='RWGK'), KeyError, "'RWGK' is not registered"),
         (dict(attn_cfg=dict(type='RWGKA', sr_ratio=2)), TypeError, 'sr_ratio'),

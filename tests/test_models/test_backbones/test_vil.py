@@ -275,5 +275,5 @@ def test_bad_options(options, message):
 
 
 def test_an_attention_that_refuses_global_tokens():
-    with pytest.raises(ValueError, match='WindowAttention takes no extra tokens'):
+    with pytest.raises(ValueError, match='WindowAttention does not support extra tokens'):
         build(attn_cfg='WindowAttention')

@@ -193,10 +193,10 @@ def test_positions_whose_grid_is_not_told():
     kept = state['embed.pos_embed'].clone()
     wide.load_state_dict(dict(state))  # as many
     assert torch.equal(wide.embed.pos_embed, kept)
-    with pytest.raises(ValueError, match=r'65 positions and no embed.pos_grid .* \(6, 10\)'):
+    with pytest.raises(ValueError, match=r'65 positions, but embed.pos_grid is missing .* \(6, 10\)'):
         build(img_size=(48, 80)).load_state_dict(state)
     state['embed.pos_grid'] = torch.tensor((8, 9))
-    with pytest.raises(ValueError, match=r'65 positions, which are no grid of \(8, 9\)'):
+    with pytest.raises(ValueError, match=r'65 positions, which are not a grid of \(8, 9\)'):
         wide.load_state_dict(state)
 
 
@@ -220,9 +220,9 @@ def test_positions_lose_a_class_token_that_the_model_has_not():
 @pytest.mark.parametrize(
     'shape, message',
     [
-        ((1, 36, 32), '36 positions, .* no square .* 1 extra tokens.* grid of \\(6, 6\\)'),
+        ((1, 36, 32), '36 positions, .* not a square .* 1 extra tokens.* grid of \\(6, 6\\)'),
         ((1, 20, 32), '20 positions'),
-        ((1, 17, 16), r'\(1, 17, 16\) does not fit one of \(1, 37, 32\)'),
+        ((1, 17, 16), r'\(1, 17, 16\), the model needs \(1, 37, 32\)'),
         ((17, 32), r'\(17, 32\) does not fit'),
     ],
 )
@@ -291,7 +291,7 @@ def test_a_class_token_that_joins_later(out_type):
     torch.testing.assert_close(model(image)[0], expected)
     maps = build(attn_cfg=attns, cls_token_from=2, out_indices=(1, 2)).eval()
     assert [tuple(out.shape) for out in maps(image)] == [(2, 32, 6, 6)] * 2
-    with pytest.raises(ValueError, match='GatedPositionalAttention takes no extra tokens'):
+    with pytest.raises(ValueError, match='GatedPositionalAttention does not support extra tokens'):
         build(attn_cfg=attns, cls_token_from=0)
 
 
@@ -344,16 +344,16 @@ def test_a_later_class_token_is_frozen_with_its_layer():
     [
         (dict(arch='deit'), "arch must be one of .*deit-t.*got 'deit'"),
         (dict(arch=dict(embed_dims=32)), r"missing keys \['num_heads'\]"),
-        (dict(attn_cfg=['RALA'] * 2), 'attn_cfg must be one attention, or 3: one a layer'),
+        (dict(attn_cfg=['RALA'] * 2), 'attn_cfg must be one attention, or 3: one per layer'),
         (dict(img_size=(48,)), r'img_size must be a positive integer, or two.* got \(48,\)'),
         (dict(img_size=50), 'img_size must be a multiple of patch_size=8, got 50'),
         (dict(with_cls_token=False, out_type='cls_token'), 'needs with_cls_token=True'),
         (dict(cls_token_from=3), 'cls_token_from must be a layer in 0..2.*got 3'),
         (dict(cls_token_from=True), 'cls_token_from .*got True'),
-        (dict(cls_token_from=1, with_cls_token=False), 'and 0 without a class token, got 1'),
+        (dict(cls_token_from=1, with_cls_token=False), 'or 0 without a class token, got 1'),
         (
             dict(cls_token_from=2, out_type='cls_token', out_indices=(1, 2)),
-            r"out_type='cls_token' needs out_indices from cls_token_from=2 on, got \(1, 2\)",
+            r"out_type='cls_token' needs out_indices of at least cls_token_from=2, got \(1, 2\)",
         ),
         (dict(ffn='conv'), r"ffn must be one of \('mlp', 'mix'\), got 'conv'"),
         (dict(out_type='raw'), "out_type must be one of .*got 'raw'"),

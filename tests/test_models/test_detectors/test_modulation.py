@@ -61,5 +61,5 @@ def test_float32_under_autocast_and_in_half(dtype, values):
 
 
 def test_scales_of_the_wrong_size():
-    with pytest.raises(ValueError, match=r'1 to 3 values a head, got \(2, 4, 3, 4\)'):
+    with pytest.raises(ValueError, match=r'1 to 3 values per head, got \(2, 4, 3, 4\)'):
         gaussian_map(torch.zeros(2, 4, 3, 2), torch.zeros(2, 4, 3, 4), HW)

@@ -251,7 +251,7 @@ def test_channels_last_features(make):
 
 def test_a_stride_that_is_not_the_backbones(make):
     model = make()
-    with pytest.raises(ValueError, match=r'stride=32 does not go with a map of \(6, 8\) .*96, 128'):
+    with pytest.raises(ValueError, match=r'stride=32 does not match the map \(6, 8\) .*96, 128'):
         model.forward_transformer((torch.randn(1, 32, 6, 8),), [sample(96, 128)])
 
 

@@ -49,7 +49,7 @@ def test_one_attention_a_layer():
     cfgs = ['RALA', dict(type='RWGKA', num_anchors=4)]
     encoder = SMCAEncoder(2, dict(SIZES, attn_cfg=cfgs))
     assert [type(layer.self_attn).__name__ for layer in encoder.layers] == ['RALA', 'RWGKA']
-    with pytest.raises(ValueError, match='attn_cfg must be one attention, or 3: one a layer'):
+    with pytest.raises(ValueError, match='attn_cfg must be one attention, or 3: one per layer'):
         SMCAEncoder(3, dict(SIZES, attn_cfg=cfgs))
 
 

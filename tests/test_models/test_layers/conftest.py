@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmlinattn.models.layers import BaseAttention, TokenMap
+from mmlinattn.models.layers import BaseAttention, TokenLayout
 
 DIM, HEADS = 8, 2
 
@@ -33,7 +33,7 @@ def defined_by():
             loss = (out * cotangent).sum()
             return torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
 
-        out = attn.attend(*qkv, TokenMap(hw, mask))
+        out = attn.attend(*qkv, TokenLayout(hw, mask))
         assert (out[2] == 0).all()
         expected = torch.zeros_like(out)
         places = torch.cartesian_prod(torch.arange(height), torch.arange(width))

@@ -10,7 +10,7 @@ from mmlinattn.models.layers import (
     AdditiveAttention,
     BaseAttention,
     ConvProjectionAttention,
-    EfficientSoftmaxAttention,
+    SpatialReductionAttention,
     EnhancedLinearAttention,
     HydraAttention,
     LinearAngularAttention,
@@ -30,7 +30,7 @@ ATTENTIONS = {
     'rala-tanh-softmax': dict(type='RALA', gate='tanh', feature_map='softmax', qkv_bias=False),
     'additive': dict(type='AdditiveAttention'),
     'additive-own-value': dict(type='AdditiveAttention', share_value=False, gate='proj', lepe=3),
-    'efficient': dict(type='EfficientSoftmaxAttention', sr_ratio=2),
+    'efficient': dict(type='SpatialReductionAttention', sr_ratio=2),
     'rwgka': dict(type='RWGKA', num_anchors=6),
     'rwgka-two-sets': dict(type='RWGKA', num_anchors=6, shared_anchors=False, decay=0.9, lepe=3),
     'slinear': dict(type='RWGKA', num_anchors=6, steps=1, heads_multiplier=2),
@@ -69,7 +69,7 @@ ATTENTIONS = {
     'longformer-relative': dict(
         type='VisionLongformerAttention', window_size=2, relative_bias=True
     ),
-    'relative': dict(type='RelativeSoftmaxAttention', map_size=(4, 9)),
+    'relative': dict(type='BiasedSoftmaxAttention', map_size=(4, 9)),
     'window': dict(type='WindowAttention'),
     'window-shifted': dict(type='WindowAttention', window_size=3, shift=True, gate='proj'),
 }
@@ -133,7 +133,7 @@ def placeless(cfg: dict) -> bool:
     """Is a place nothing to it, with these options?"""
     attn = build_attention(cfg, embed_dims=32, num_heads=2)
     # These read the map by options alone, which are looked at below.
-    of_map = type(attn).card.map and not isinstance(attn, (RALA, LinearAngularAttention))
+    of_map = type(attn).info.needs_map and not isinstance(attn, (RALA, LinearAngularAttention))
     parts = (attn.lepe, getattr(attn, 'position', None), getattr(attn, 'token_logits', None))
     return not (of_map or attn.rotary or any(part is not None for part in parts))
 
@@ -160,7 +160,7 @@ def test_permutation_of_tokens(name):
 def test_padding_rows_change_nothing_for_real_tokens(attn):
     if getattr(attn, 'token_logits', None) is not None:
         pytest.skip('one learnt weight a position: another number of tokens is another layer')
-    if isinstance(attn, (EfficientSoftmaxAttention, RWGKP, WindowAttention)):
+    if isinstance(attn, (SpatialReductionAttention, RWGKP, WindowAttention)):
         pytest.skip('reads the map in cells, which another size of the padded map divides anew')
     x = tokens()
     junk = 9 * tokens(n=12)
@@ -296,11 +296,11 @@ def test_bad_options(cfg, dims, heads, error, message):
 
 
 @pytest.mark.parametrize(
-    'kind', ['ConvProjectionAttention', 'EfficientSoftmaxAttention', 'EnhancedLinearAttention']
+    'kind', ['ConvProjectionAttention', 'SpatialReductionAttention', 'EnhancedLinearAttention']
 )
 def test_options_without_a_place_are_refused(kind):
     for name, value in (('rotary', True), ('lepe', 3), ('gate', 'proj')):
-        with pytest.raises(ValueError, match=f'{kind} takes no {name}, got {value!r}'):
+        with pytest.raises(ValueError, match=f'{kind} does not support {name}, got {value!r}'):
             build_attention(dict(type=kind, **{name: value}), 32, 2)
     backend = 'torch' if kind == 'EnhancedLinearAttention' else 'auto'
     assert build_attention(dict(type=kind, backend=backend, qkv_bias=False), 32, 2)
@@ -331,6 +331,6 @@ def test_a_host_offers_what_an_attention_may_take():
     offers = dict(gate='proj', sr_ratio=2)
     assert build_attention('SoftmaxAttention', 32, 2, **offers).gate == 'proj'
     assert build_attention('LinearAttention', 32, 2, **offers).gate is None  # does not take it
-    assert build_attention('EfficientSoftmaxAttention', 32, 2, **offers).sr_ratio == 2
-    cfg = dict(type=EfficientSoftmaxAttention, sr_ratio=1)
+    assert build_attention('SpatialReductionAttention', 32, 2, **offers).sr_ratio == 2
+    cfg = dict(type=SpatialReductionAttention, sr_ratio=1)
     assert build_attention(cfg, 32, 2, **offers).sr_ratio == 1

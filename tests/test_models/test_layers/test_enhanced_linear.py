@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmlinattn.models.layers import EnhancedLinearAttention, TokenMap
+from mmlinattn.models.layers import EnhancedLinearAttention, TokenLayout
 
 
 def test_is_its_definition_with_padding(dims):
@@ -42,10 +42,10 @@ def test_is_its_definition_with_padding(dims):
 def test_query_pos_reaches_aggregated_queries_and_keys_but_no_values(dims):
     attn = EnhancedLinearAttention(**dims).double()
     x, pos = torch.randn(2, 1, 12, 16, dtype=torch.float64)
-    _, _, values, _ = attn.project(x, None, TokenMap((3, 4)))
-    q, k, v, _ = attn.project(x, pos, TokenMap((3, 4)))
+    _, _, values, _ = attn.project(x, None, TokenLayout((3, 4)))
+    q, k, v, _ = attn.project(x, pos, TokenLayout((3, 4)))
     torch.testing.assert_close(v, values)
-    of_sum = attn.project(x + pos, None, TokenMap((3, 4)))
+    of_sum = attn.project(x + pos, None, TokenLayout((3, 4)))
     torch.testing.assert_close(q, of_sum[0])
     torch.testing.assert_close(k, of_sum[1])
 

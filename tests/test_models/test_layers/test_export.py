@@ -7,8 +7,8 @@ from torch.export import Dim, export
 
 from mmlinattn.models.backbones import RAVLT, MixTransformer, ViT
 from mmlinattn.models.layers import build_attention, map_to_tokens, tokens_to_map
-from mmlinattn.models.layers.base import TokenMap
-from mmlinattn.models.layers.pooling import bins, pool_grid_of_any_map, pool_tokens, pooling_grid
+from mmlinattn.models.layers.base import TokenLayout
+from mmlinattn.models.layers.pooling import cell_masks, pool_tokens_dynamic, pool_tokens, pooling_grid
 from mmlinattn.ops import BackendError
 from mmlinattn.ops.common import numerics
 from tests.sizes import some
@@ -57,7 +57,7 @@ class OnMap(nn.Module):
         tokens, hw_shape = map_to_tokens(x), tuple(x.shape[-2:])
         if mask is None:
             return tokens_to_map(self.attn(tokens, hw_shape), hw_shape)
-        extra = int(self.attn.takes_extra_tokens)
+        extra = int(self.attn.supports_extra_tokens)
         tokens = torch.cat([tokens[:, :extra] + 1, tokens], 1)
         mask = torch.cat([torch.zeros_like(mask[:, 0, :extra]), mask.flatten(1)], 1)
         return self.attn(tokens, hw_shape, key_padding_mask=mask, num_extra_tokens=extra)
@@ -183,10 +183,10 @@ def test_kernels_are_not_exported():
 def test_the_grid_of_any_map_is_that_of_the_map(cells):
     device = torch.device('cpu')
     for hw in [(1, 1), (1, 4), (4, 1), (3, 9), (7, 7), (16, 9), (5, 40), (33, 12), (9, 64)]:
-        x, tokens = torch.randn(1, 2, hw[0] * hw[1], 3, dtype=torch.float64), TokenMap(hw)
+        x, tokens = torch.randn(1, 2, hw[0] * hw[1], 3, dtype=torch.float64), TokenLayout(hw)
         rows, columns = pooling_grid(cells, hw)
-        places = (bins(count, size, device) for count, size in zip((rows, columns), hw))
-        pooled, exists = pool_grid_of_any_map(cells, x, tokens)
+        places = (cell_masks(count, size, device) for count, size in zip((rows, columns), hw))
+        pooled, exists = pool_tokens_dynamic(cells, x, tokens)
         assert exists.tolist() == [True] * (rows * columns) + [False] * (cells - rows * columns)
         torch.testing.assert_close(pooled[:, :, exists], pool_tokens(x, tokens, *places))
 
@@ -194,8 +194,8 @@ def test_the_grid_of_any_map_is_that_of_the_map(cells):
 def test_all_grids():
     for height in range(1, 50):
         for width in range(1, 50):
-            tokens = TokenMap((height, width))
-            exists = pool_grid_of_any_map(16, torch.empty(1, 1, height * width, 1), tokens)[1]
+            tokens = TokenLayout((height, width))
+            exists = pool_tokens_dynamic(16, torch.empty(1, 1, height * width, 1), tokens)[1]
             rows, columns = pooling_grid(16, tokens.hw_shape)
             assert int(exists.sum()) == rows * columns, (height, width)
 

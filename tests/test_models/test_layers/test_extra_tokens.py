@@ -18,7 +18,7 @@ def takes_them(cfg: dict) -> bool:
     try:
         build_attention(cfg, CHANNELS, HEADS).check_extra_tokens(EXTRA)
     except ValueError as error:
-        return 'takes no extra tokens' not in str(error)
+        return 'does not support extra tokens' not in str(error)
     return True
 
 
@@ -194,7 +194,7 @@ def test_pooled_anchors_are_of_the_map():
 
 
 def test_reduced_keys_are_of_the_map():
-    attn = build_attention(dict(type='EfficientSoftmaxAttention', sr_ratio=2), CHANNELS, HEADS)
+    attn = build_attention(dict(type='SpatialReductionAttention', sr_ratio=2), CHANNELS, HEADS)
     attn, mask = attn.double(), padding()
     mask[0, -5:] = False  # a cell that is padding in part
 
@@ -271,7 +271,7 @@ def test_more_than_there_are():
 
 def test_an_attention_may_refuse_them():
     class OfTheMap(BaseAttention):
-        takes_extra_tokens = False
+        supports_extra_tokens = False
 
         def attend(self, q, k, v, tokens):
             return v
@@ -279,7 +279,7 @@ def test_an_attention_may_refuse_them():
     attn = OfTheMap(CHANNELS, HEADS)
     assert attn(torch.randn(1, 20, CHANNELS), HW).shape == (1, 20, CHANNELS)
     with pytest.raises(
-        ValueError, match='OfTheMap takes no extra tokens, such as a class token.*=1'
+        ValueError, match='OfTheMap does not support extra tokens, such as a class token.*=1'
     ):
         attn(torch.randn(1, 21, CHANNELS), HW, num_extra_tokens=1)
 
@@ -297,9 +297,9 @@ def test_kernels_that_cannot_say_so():
 def test_positions_of_a_map_refuse_them_and_say_which():
     for position in ('PermutationPosition', 'SineSPE', 'ConvSPE'):
         cfg = dict(type='LinearAttention', position=position)
-        with pytest.raises(ValueError, match=f'position {position} takes no extra tokens'):
+        with pytest.raises(ValueError, match=f'position {position} does not support extra tokens'):
             build_attention(cfg, CHANNELS, HEADS)(tokens().float(), HW, num_extra_tokens=EXTRA)
-    with pytest.raises(ValueError, match='rotary=True is a position already'):
+    with pytest.raises(ValueError, match='rotary=True cannot be combined'):
         build_attention(
             dict(type='LinearAttention', position='RotaryPosition', rotary=True), CHANNELS, HEADS
         )

@@ -63,7 +63,7 @@ def test_half_precision_computes_in_float32(feature_map):
     x = 4 * torch.randn(2, 2, 3, 7, 8).half()
     feature_map = feature_map.float()
     for dtype in (torch.float16, torch.bfloat16):
-        wide = feature_map.wide and dtype == torch.float16
+        wide = feature_map.exceeds_float16 and dtype == torch.float16
         tokens_of_type = x.to(dtype)
         exact = feature_map(*tokens_of_type.float())
         with torch.autocast('cpu', dtype=torch.bfloat16):

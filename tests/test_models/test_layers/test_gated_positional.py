@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mmlinattn.models.layers import GatedPositionalAttention, TokenMap
+from mmlinattn.models.layers import GatedPositionalAttention, TokenLayout
 
 
 def softmax(x):
@@ -31,7 +31,7 @@ def test_heads_start_looking_at_nine_neighbours():
     attn = GatedPositionalAttention(72, 9, locality_strength=5.0).double()
     v = torch.zeros(1, 9, 25, 8, dtype=torch.float64)
     v[..., 0] = torch.arange(25)
-    seen = attn.look_around(v, TokenMap((5, 5)))[0, :, 12, 0]  # by the token in the middle
+    seen = attn.positional_attention(v, TokenLayout((5, 5)))[0, :, 12, 0]  # by the token in the middle
     assert sorted(seen.round().int().tolist()) == [6, 7, 8, 11, 12, 13, 16, 17, 18]
     assert (seen - seen.round()).abs().max() < 0.06
 
@@ -43,7 +43,7 @@ def test_number_of_heads_need_not_be_square():
 
 def test_position_of_a_large_map_is_never_n_by_n():
     v = torch.randn(1, 2, 256 * 256, 4)
-    out = GatedPositionalAttention(8, 2).look_around(v, TokenMap((256, 256)))
+    out = GatedPositionalAttention(8, 2).positional_attention(v, TokenLayout((256, 256)))
     assert torch.isfinite(out).all()  # 32 GiB, if it were
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mmlinattn.models.layers import HydraAttention, TokenMap
+from mmlinattn.models.layers import HydraAttention, TokenLayout
 
 
 def test_is_as_many_heads_as_channels(defined_by, dims):
@@ -15,7 +15,7 @@ def test_is_as_many_heads_as_channels(defined_by, dims):
 
 def test_tokens_of_zeros_have_bounded_gradients(dims):
     q, k, v = (x.requires_grad_() for x in torch.zeros(3, 1, 2, 6, 8))
-    out = HydraAttention(**dims).attend(q, k, v + 1, TokenMap((2, 3)))
+    out = HydraAttention(**dims).attend(q, k, v + 1, TokenLayout((2, 3)))
     out.sum().backward()
     assert (out == 0).all() and all(x.grad.abs().max() < 1e7 for x in (q, k, v))
 

@@ -6,21 +6,21 @@ import torch
 from mmlinattn.models.layers import LinearAngularAttention
 
 
-def unit(x):
+def l2_normalize(x):
     return x / x.square().sum(-1, keepdim=True).sqrt()
 
 
 def test_released_form(defined_by, dims):
     def definition(q, k, v, places):
-        out = v / 2 + unit(q) @ unit(k).mT @ v / math.pi
-        return unit(out)
+        out = v / 2 + l2_normalize(q) @ l2_normalize(k).mT @ v / math.pi
+        return l2_normalize(out)
 
     defined_by(LinearAngularAttention(**dims), definition)
 
 
 def test_form_of_the_paper(defined_by, dims):
     def definition(q, k, v, places):
-        kernel = 0.5 + unit(q) @ unit(k).mT / math.pi
+        kernel = 0.5 + l2_normalize(q) @ l2_normalize(k).mT / math.pi
         return kernel @ v / (kernel.sum(-1, keepdim=True) + 1e-6)
 
     defined_by(LinearAngularAttention(**dims, form='paper'), definition)

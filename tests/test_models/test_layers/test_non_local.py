@@ -130,7 +130,7 @@ def test_is_a_neck():
     random(neck)
     expected = neck.blocks[1](maps[1].double())
     assert torch.equal(neck([x.double() for x in maps])[1], expected)
-    with pytest.raises(ValueError, match='in_channels names 2 maps, got 1'):
+    with pytest.raises(ValueError, match='in_channels has 2 maps, got 1'):
         neck(maps[:1])
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mmlinattn.models.layers import NystromAttention, TokenMap
+from mmlinattn.models.layers import NystromAttention, TokenLayout
 
 
 def softmax(x):
@@ -41,7 +41,7 @@ def test_more_landmarks_come_nearer_to_softmax_attention(dims):
     exact = softmax(8**-0.5 * q @ k.mT) @ v
     errors = [
         (NystromAttention(**dims, num_landmarks=m, iterations=30)
-        .attend(q, k, v, TokenMap((8, 8))) - exact).norm() / exact.norm()
+        .attend(q, k, v, TokenLayout((8, 8))) - exact).norm() / exact.norm()
         for m in (4, 16, 64)
     ]  # fmt: skip
     assert errors[0] > errors[1] > errors[2] and errors[2] < 1e-5

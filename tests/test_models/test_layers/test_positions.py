@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmlinattn.models.backbones import MixTransformer
-from mmlinattn.models.layers import LinearAttention, LinearPosition, build_position, registered
+from mmlinattn.models.layers import LinearAttention, LinearPosition, build_position, registered_subclasses
 from mmlinattn.models.layers import positions as module
 from mmlinattn.ops.common import numerics
 
@@ -35,7 +35,7 @@ def test_permutations_are_applied_as_often_as_rows_and_columns_say(defined_by, d
         **dims, feature_map='elu+1', position=dict(type='PermutationPosition', seed=3)
     )
     # What a step down, and one to the right, does to features.
-    order = attn.position.order((2, 2), 8, torch.device('cpu'))  # [2, 4, 8]
+    order = attn.position.feature_index((2, 2), 8, torch.device('cpu'))  # [2, 4, 8]
     start, right, down, both = order.unbind(1)
     assert (start == torch.arange(8)).all()
     assert (right[:, :4] == start[:, :4]).all() and (down[:, 4:] == start[:, 4:]).all()
@@ -63,7 +63,7 @@ def test_permutations_are_applied_as_often_as_rows_and_columns_say(defined_by, d
 def test_products_of_permuted_features_depend_on_the_way_alone():
     position = build_position('PermutationPosition', 10, 2)
     q, k = torch.rand(2, 1, 2, 1, 10, dtype=torch.float64).expand(-1, -1, -1, 12, -1)
-    q, k = position.after(q, k, HW)
+    q, k = position.after_feature_map(q, k, HW)
     kernel = (q @ k.mT)[0].view(2, 3, 4, 3, 4)
     torch.testing.assert_close(kernel[:, :2, :3, :2, :3], kernel[:, 1:, 1:, 1:, 1:])
 
@@ -103,7 +103,7 @@ def test_expected_products_are_those_of_the_kernel(cfg, kernel, gated):
         for parameter in position.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
         q, k = torch.randn(2, 1, 2, 12, 4).unbind()
-        new_q, new_k = position.before(q, k, HW)
+        new_q, new_k = position.before_feature_map(q, k, HW)
         products = (new_q @ new_k.mT)[0]  # [2, 12, 12]
         gate = position.gates.sigmoid().squeeze(-1) if gated else torch.zeros(2, 4)
         expected = torch.zeros_like(products)
@@ -122,22 +122,22 @@ def test_expected_products_are_those_of_the_kernel(cfg, kernel, gated):
 def test_realisations_are_drawn_in_training_and_fixed_in_evaluation(cfg):
     position = build_position(cfg, 4, 2)
     x = torch.randn(1, 2, 12, 4)
-    first, second = (position.before(x, x, HW)[0] for _ in range(2))
+    first, second = (position.before_feature_map(x, x, HW)[0] for _ in range(2))
     assert not torch.equal(first, second)
     position.eval()
-    assert torch.equal(position.before(x, x, HW)[0], position.before(x, x, HW)[0])
+    assert torch.equal(position.before_feature_map(x, x, HW)[0], position.before_feature_map(x, x, HW)[0])
     other = build_position(dict(cfg, seed=1), 4, 2).eval()
     other.load_state_dict(position.state_dict())
-    assert not torch.equal(position.before(x, x, HW)[0], other.before(x, x, HW)[0])
+    assert not torch.equal(position.before_feature_map(x, x, HW)[0], other.before_feature_map(x, x, HW)[0])
 
 
 @pytest.mark.parametrize('cfg', [cfg for cfg, _ in SPE.values()], ids=SPE.keys())
 def test_noise_belongs_to_places_whatever_the_map(cfg):
     position = build_position(cfg, 4, 2).double().eval()
     x = torch.randn(1, 2, 5, 7, 4, dtype=torch.float64)
-    large = position.before(x.flatten(2, 3), x.flatten(2, 3), (5, 7))
+    large = position.before_feature_map(x.flatten(2, 3), x.flatten(2, 3), (5, 7))
     part = x[:, :, :3, :4].flatten(2, 3)
-    for a, b in zip(large, position.before(part, part, HW)):
+    for a, b in zip(large, position.before_feature_map(part, part, HW)):
         torch.testing.assert_close(a.unflatten(2, (5, 7))[:, :, :3, :4].flatten(2, 3), b)
 
 
@@ -152,7 +152,7 @@ def test_bands_of_rows_make_no_difference(cfg, monkeypatch):
         monkeypatch.setattr(numerics, 'CPU_TILES', chunk)
         calls.clear()
         torch.manual_seed(1)  # one draw of the seed
-        out = torch.cat(position.before(*leaves, HW), -1)
+        out = torch.cat(position.before_feature_map(*leaves, HW), -1)
         results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
         # One piece; or each row, again in the backward pass.
         assert len(calls) == (1 if len(results) == 1 else 6)
@@ -162,23 +162,23 @@ def test_bands_of_rows_make_no_difference(cfg, monkeypatch):
 
 def test_noise_is_finite_at_both_ends():
     """Places whose bits are nearly all ones, and all zeros."""
-    ends = module.normal(torch.tensor(0), torch.tensor([15340575, 0]))
+    ends = module.counter_based_normal(torch.tensor(0), torch.tensor([15340575, 0]))
     assert 5 < ends[0] < 6 and -6 < ends[1] < -5
     assert (ends[0] + ends[1]).abs() < 0.1
 
 
 def test_noise_is_standard_normal_and_independent():
     y, x, c = torch.arange(40)[:, None, None] - 20, torch.arange(40)[:, None], torch.arange(50)
-    numbers = module.normal(torch.tensor(7), y, x, c)
+    numbers = module.counter_based_normal(torch.tensor(7), y, x, c)
     assert numbers.shape == (40, 40, 50) and torch.isfinite(numbers).all()
     assert abs(numbers.mean()) < 0.015 and abs(numbers.std() - 1) < 0.01
     assert abs((numbers**4).mean() - 3) < 0.1
     for axis in range(3):
         assert abs((numbers * numbers.roll(1, axis)).mean()) < 0.015
-    assert abs((numbers * module.normal(torch.tensor(8), y, x, c)).mean()) < 0.015
+    assert abs((numbers * module.counter_based_normal(torch.tensor(8), y, x, c)).mean()) < 0.015
 
 
-@pytest.mark.parametrize('kind', registered(LinearPosition))
+@pytest.mark.parametrize('kind', registered_subclasses(LinearPosition))
 def test_trains_in_a_host(kind):
     arch = dict(embed_dims=(16, 16, 32, 32), depths=1, num_heads=(1, 2, 2, 4))
     model = MixTransformer(arch, dict(type='LinearAttention', position=kind))

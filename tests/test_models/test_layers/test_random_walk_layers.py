@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmlinattn.models.layers import RWGKA, RWGKP, TokenMap
-from mmlinattn.models.layers.pooling import bins, pool_tokens
+from mmlinattn.models.layers import RWGKA, RWGKP, TokenLayout
+from mmlinattn.models.layers.pooling import cell_masks, pool_tokens
 from mmlinattn.models.layers.random_walk import pooling_grid
 from mmlinattn.ops import random_walk_attention
 
@@ -44,7 +44,7 @@ def test_more_heads():
 def test_pooled_anchors_are_cell_averages():
     attn = RWGKP(16, 2, num_anchors=4).double()
     q, k = torch.randn(2, 1, 2, 6 * 4, 8, dtype=torch.float64)
-    anchors_q, anchors_k = attn.anchors(q, k, TokenMap((6, 4)))
+    anchors_q, anchors_k = attn.anchors(q, k, TokenLayout((6, 4)))
     assert anchors_q.shape == (1, 2, 4, 8)
     cells = k.unflatten(2, (2, 3, 2, 2)).mean((3, 5)).flatten(2, 3)  # rows in threes, columns in 2
     torch.testing.assert_close(anchors_k, cells)
@@ -55,13 +55,13 @@ def test_padding_is_left_out_of_pooled_anchors():
     q = torch.randn(1, 2, 24, 8, dtype=torch.float64)
     mask = torch.zeros(1, 6, 4, dtype=torch.bool)
     mask[:, :, 3] = True
-    anchors, _ = attn.anchors(q, q, TokenMap((6, 4), mask.flatten(1)))
+    anchors, _ = attn.anchors(q, q, TokenLayout((6, 4), mask.flatten(1)))
     cells = q.unflatten(2, (2, 3, 2, 2)).mean((3, 5))
     narrow = q.unflatten(2, (2, 3, 4))[..., 2, :].mean(3)  # the only real column of these cells
     torch.testing.assert_close(anchors.unflatten(2, (2, 2))[..., 1, :], narrow)
     torch.testing.assert_close(anchors.unflatten(2, (2, 2))[..., 0, :], cells[..., 0, :])
     mask[:, :3] = True
-    anchors, _ = attn.anchors(q, q, TokenMap((6, 4), mask.flatten(1)))
+    anchors, _ = attn.anchors(q, q, TokenLayout((6, 4), mask.flatten(1)))
     assert (anchors[:, :, :2] == 0).all()  # nothing but padding in the upper cells
 
 
@@ -110,7 +110,7 @@ def test_half_types_pool_without_a_copy_in_float32(dtype, masked):
     if masked:
         mask = torch.zeros(2, 54, dtype=torch.bool)
         mask[0, 40:] = True
-    rows, columns = bins(2, 6, x.device), bins(3, 9, x.device)
+    rows, columns = cell_masks(2, 6, x.device), cell_masks(3, 9, x.device)
     sizes = []
 
     class Sizes(TorchDispatchMode):
@@ -121,7 +121,7 @@ def test_half_types_pool_without_a_copy_in_float32(dtype, masked):
             return out
 
     with Sizes():
-        pooled = pool_tokens(x, TokenMap((6, 9), mask), rows, columns)
+        pooled = pool_tokens(x, TokenLayout((6, 9), mask), rows, columns)
     # A CPU multiplies float16 more slowly than it copies.
     assert dtype == torch.float16 or max(sizes) < x.numel() / 2
     keep = torch.ones(2, 54, dtype=torch.float64) if mask is None else (~mask).double()

@@ -11,7 +11,7 @@ from mmlinattn.models.layers import (
     LinearAngularAttention,
     LinearAttention,
     NystromAttention,
-    TokenMap,
+    TokenLayout,
     WindowAttention,
     map_to_tokens,
     tokens_to_map,
@@ -104,7 +104,7 @@ def test_efficient_attention_is_that_of_linear_attention_transformer(case):
     recorded = case('efficient')
     q, k, v = (recorded[name].requires_grad_() for name in 'qkv')
     attn = EfficientAttention(8, 1).double()
-    out = attn.attend(q, k, v, TokenMap((3, 4), recorded['padding'])) * 8**-0.5
+    out = attn.attend(q, k, v, TokenLayout((3, 4), recorded['padding'])) * 8**-0.5
     torch.testing.assert_close(out, recorded['out'], rtol=1e-10, atol=1e-10)
     gradients = torch.autograd.grad(out, (q, k, v), recorded['cotangent'])
     for name, gradient in zip('qkv', gradients):
@@ -181,7 +181,7 @@ def test_performer_features_are_those_of_performer_pytorch(case):
     attn = LinearAttention(16, 2, features, eps=0).double()
     attn.feature_map.directions.copy_(recorded['weight.directions'])
     qkv = recorded['x'].requires_grad_()
-    out = attn.attend(*qkv, TokenMap((2, 5)))
+    out = attn.attend(*qkv, TokenLayout((2, 5)))
     torch.testing.assert_close(out, recorded['out'], rtol=1e-10, atol=1e-10)
     (grad,) = torch.autograd.grad(out, qkv, recorded['cotangent'])
     torch.testing.assert_close(grad, recorded['grad.x'], rtol=1e-10, atol=1e-10)

@@ -125,5 +125,5 @@ def test_rotary_position_tells_places_apart(layer):
 
 
 def test_truncated_weights_need_a_distance():
-    with pytest.raises(ValueError, match="'truncated' attend within max_distance.* not be 0"):
+    with pytest.raises(ValueError, match="'truncated' needs a max_distance of at least 1, got 0"):
         RippleAttention(32, 2, max_distance=0, weights='truncated')

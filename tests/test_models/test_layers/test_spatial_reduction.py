@@ -2,18 +2,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmlinattn.models.layers import EfficientSoftmaxAttention, SoftmaxAttention
+from mmlinattn.models.layers import SpatialReductionAttention, SoftmaxAttention
 
 
 def test_without_reduction_it_is_softmax_attention():
-    ours, plain = EfficientSoftmaxAttention(32, 2), SoftmaxAttention(32, 2)
+    ours, plain = SpatialReductionAttention(32, 2), SoftmaxAttention(32, 2)
     ours.load_state_dict(plain.state_dict())
     x, pos = torch.randn(2, 2, 30, 32)
     torch.testing.assert_close(ours(x, (5, 6), pos), plain(x, (5, 6), pos))
 
 
 def test_keys_and_values_come_from_the_reduced_map():
-    attn = EfficientSoftmaxAttention(16, 2, sr_ratio=2).double()
+    attn = SpatialReductionAttention(16, 2, sr_ratio=2).double()
     x, pos = torch.randn(2, 1, 30, 16, dtype=torch.float64)
 
     def reduced(tokens):
@@ -34,7 +34,7 @@ def test_keys_and_values_come_from_the_reduced_map():
 
 
 def test_cells_of_padding_are_masked():
-    attn = EfficientSoftmaxAttention(16, 2, sr_ratio=2).double()
+    attn = SpatialReductionAttention(16, 2, sr_ratio=2).double()
     x = torch.randn(1, 4, 4, 16, dtype=torch.float64)
     wide = torch.cat([x, 50 * torch.randn(1, 4, 3, 16, dtype=torch.float64)], 2)
     mask = torch.arange(7) >= 4
@@ -45,4 +45,4 @@ def test_cells_of_padding_are_masked():
 
 def test_bad_ratio():
     with pytest.raises(ValueError, match='sr_ratio must be at least 1, got 0'):
-        EfficientSoftmaxAttention(16, 2, sr_ratio=0)
+        SpatialReductionAttention(16, 2, sr_ratio=0)

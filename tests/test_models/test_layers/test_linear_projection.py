@@ -9,7 +9,7 @@ from torch.nn.utils import prune
 from mmlinattn.models.backbones import RAVLT
 from mmlinattn.models.layers import ConvFFN, MixFFN, SoftmaxAttention
 from mmlinattn.models.layers.ffn import MLP
-from mmlinattn.models.layers.linear_projection import apply_linear, is_plain
+from mmlinattn.models.layers.linear_projection import apply_linear, is_unmodified
 
 HW = (3, 4)
 
@@ -85,8 +85,8 @@ def test_models_without_memory():
 
 def test_plain_is_of_the_very_class():
     layer = nn.Linear(2, 2)
-    assert is_plain(layer, nn.Linear) and not is_plain(layer, nn.Conv2d)
+    assert is_unmodified(layer, nn.Linear) and not is_unmodified(layer, nn.Conv2d)
     layer.register_forward_pre_hook(lambda *_: None)
-    assert not is_plain(layer, nn.Linear)
+    assert not is_unmodified(layer, nn.Linear)
     wrapped = type('Wrapped', (nn.Linear,), dict(forward=lambda self, x: x))(2, 2)
-    assert not is_plain(wrapped, nn.Linear) and apply_linear(wrapped, 'anything') == 'anything'
+    assert not is_unmodified(wrapped, nn.Linear) and apply_linear(wrapped, 'anything') == 'anything'

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mmlinattn.models.layers import (
-    RelativeBias,
-    RelativeSoftmaxAttention,
+    RelativePositionBias,
+    BiasedSoftmaxAttention,
     VisionLongformerAttention,
 )
 
@@ -58,7 +58,7 @@ CASES = {
 @pytest.mark.parametrize('case', CASES.values(), ids=CASES.keys())
 def test_by_definition(case):
     options, reach, window = case
-    kind = RelativeSoftmaxAttention
+    kind = BiasedSoftmaxAttention
     if window:
         kind, options = VisionLongformerAttention, dict(options, relative_bias=True)
     attn = kind(HEADS * DIM, HEADS, **options).double()
@@ -79,7 +79,7 @@ def test_by_definition(case):
 
 def test_extra_tokens_that_it_has_no_numbers_for():
     for attn in (
-        RelativeSoftmaxAttention(8, 2, num_extra_tokens=1),
+        BiasedSoftmaxAttention(8, 2, num_extra_tokens=1),
         VisionLongformerAttention(8, 2, relative_bias=True, num_extra_tokens=1),
     ):
         for given in (0, 2):
@@ -91,15 +91,15 @@ def test_extra_tokens_that_it_has_no_numbers_for():
 def test_bad_map_size(size):
     message = re.escape(f'(height, width); got {size!r}')
     with pytest.raises(ValueError, match=f'map_size must be a positive integer.*{message}'):
-        RelativeSoftmaxAttention(8, 2, map_size=size)
+        BiasedSoftmaxAttention(8, 2, map_size=size)
 
 
 @pytest.mark.parametrize('count', [-1, 1.5, '1', True])
 def test_bad_number_of_extra_tokens(count):
     message = re.escape(f'num_extra_tokens must be an integer of at least 0, got {count!r}')
     for build in (
-        lambda: RelativeBias(1, (1, 1), count),
-        lambda: RelativeSoftmaxAttention(8, 2, num_extra_tokens=count),
+        lambda: RelativePositionBias(1, (1, 1), count),
+        lambda: BiasedSoftmaxAttention(8, 2, num_extra_tokens=count),
         lambda: VisionLongformerAttention(8, 2, relative_bias=True, num_extra_tokens=count),
         lambda: VisionLongformerAttention(8, 2, num_extra_tokens=count),
     ):
@@ -111,11 +111,11 @@ def test_bad_number_of_extra_tokens(count):
 def test_bad_reach(reach):
     message = re.escape(f'reach must be two integers of at least 0, got {reach!r}')
     with pytest.raises(ValueError, match=message):
-        RelativeBias(1, reach)
+        RelativePositionBias(1, reach)
 
 
 def test_a_table_of_another_size_is_resized(capsys):
-    bias, other = RelativeBias(1, (1, 3)), RelativeBias(1, (1, 1))
+    bias, other = RelativePositionBias(1, (1, 3)), RelativePositionBias(1, (1, 1))
     down = torch.tensor([[0.0], [1], [2]]).expand(3, 3)  # grows with the row
     other.load_state_dict(dict(table=(down + 10 * down.T).reshape(9, 1)))
     bias.load_state_dict(dict(other.state_dict()))
@@ -132,8 +132,8 @@ def test_rows_and_columns_of_a_table_are_not_mixed(heights):
     """Tables of as many numbers: transposed, and of other sides. They are resized, as what tells
     them apart is saved."""
     rows, columns = heights
-    source = RelativeBias(1, (rows, columns))
-    target = RelativeBias(1, (columns, rows) if rows > 1 else (4, 4))
+    source = RelativePositionBias(1, (rows, columns))
+    target = RelativePositionBias(1, (columns, rows) if rows > 1 else (4, 4))
     assert source.table.shape == target.table.shape
     down = torch.linspace(0, 1, 2 * rows + 1)[:, None].expand(-1, 2 * columns + 1)
     state = dict(source.state_dict(), table=down.reshape(-1, 1))
@@ -147,14 +147,14 @@ def test_rows_and_columns_of_a_table_are_not_mixed(heights):
 
 
 def test_tables_without_their_reach_are_squares(capsys):
-    square, wide = RelativeBias(1, (4, 4)), RelativeBias(1, (3, 5))
+    square, wide = RelativePositionBias(1, (4, 4)), RelativePositionBias(1, (3, 5))
     table = torch.randn(81, 1)
     square.load_state_dict(dict(table=table))
     assert torch.equal(square.table, table)
     square.load_state_dict(dict(table=torch.randn(25, 1)))
     assert 'table is resized from 5x5 to 9x9' in capsys.readouterr().out
     for size in (77, 81):
-        with pytest.raises(ValueError, match=r'table comes without table_reach.* of \(3, 5\)'):
+        with pytest.raises(ValueError, match=r'table has no table_reach.* reach \(3, 5\)'):
             wide.load_state_dict(dict(table=torch.zeros(size, 1)))
 
 
@@ -169,5 +169,5 @@ def test_what_is_no_table_is_refused(shape, reach):
     state = dict(table=torch.zeros(shape))
     if reach is not None:
         state['table_reach'] = torch.tensor(reach)
-    with pytest.raises(ValueError, match=r'table of shape .* does not fit one of \(81, 1\)'):
-        RelativeBias(1, (4, 4)).load_state_dict(state)
+    with pytest.raises(ValueError, match=r'table has shape .* the model needs \(81, 1\)'):
+        RelativePositionBias(1, (4, 4)).load_state_dict(state)
