@@ -1,4 +1,4 @@
-"""Every registered attention in every host: a new one of either is tested without a new test."""
+"""Every registered attention in every backbone; new ones are tested without a new test."""
 
 from functools import partial
 from typing import Callable, Dict, List
@@ -12,7 +12,7 @@ from mmlinattn.models.backbones import Backbone
 from mmlinattn.models.layers import BaseAttention, registered_subclasses
 
 ARCH = dict(embed_dims=(16, 16, 32, 32), depths=1, num_heads=(1, 2, 2, 4))
-# Hosts that need other sizes or options than these.
+# Backbones that need other sizes or options.
 OPTIONS: Dict[str, dict] = dict(
     ViL=dict(arch=dict(ARCH, global_tokens=0), img_size=(64, 80)),
     CvT=dict(
@@ -33,7 +33,7 @@ def ours(base: type) -> Dict[str, type]:
 
 
 class Encoder(nn.Module):
-    """SMCA's encoder, called as a backbone is."""
+    """Encoder of SMCA with the interface of a backbone."""
 
     def __init__(self, attn_cfg: str) -> None:
         super().__init__()
@@ -46,15 +46,15 @@ class Encoder(nn.Module):
         x = image.repeat(1, 6, 1, 1)[:, :16, ::8, ::8]  # [B, 16, 8, 10]
         tokens, pos = x.flatten(2).mT, x.flatten(2).mT.roll(1, -1)
         mask = torch.zeros(tokens.shape[:2], dtype=torch.bool)
-        mask[0, -10:] = True  # what is below row 56 of the first image
+        mask[0, -10:] = True  # below row 56 of the first image
         return [self.encoder(tokens, x.shape[-2:], pos, mask)]
 
 
 BACKBONES = ours(Backbone)
-HOSTS: Dict[str, Callable[..., nn.Module]] = {
+MODEL_FACTORIES: Dict[str, Callable[..., nn.Module]] = {
     **{
-        name: partial(host, **{'arch': ARCH, **OPTIONS.get(name, {})})
-        for name, host in BACKBONES.items()
+        name: partial(cls, **{'arch': ARCH, **OPTIONS.get(name, {})})
+        for name, cls in BACKBONES.items()
     },
     'SMCAEncoder': Encoder,
 }
@@ -65,16 +65,16 @@ def attention(request) -> str:
     return request.param
 
 
-@pytest.fixture(params=HOSTS)
-def host(request) -> Callable[..., nn.Module]:
+@pytest.fixture(params=MODEL_FACTORIES)
+def model_factory(request) -> Callable[..., nn.Module]:
     if request.param == 'SMCAEncoder':
         pytest.importorskip('mmdet', reason='SMCA needs MMDetection, the extra "det"')
-    return HOSTS[request.param]
+    return MODEL_FACTORIES[request.param]
 
 
 @pytest.fixture(params=BACKBONES)
 def backbone(request) -> Callable[..., nn.Module]:
-    return HOSTS[request.param]
+    return MODEL_FACTORIES[request.param]
 
 
 @pytest.fixture
@@ -88,16 +88,16 @@ def gradients(model: nn.Module, image: Tensor) -> Dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def test_every_parameter_learns(host, attention, image):
-    found = gradients(host(attn_cfg=attention), image)
+def test_every_parameter_learns(model_factory, attention, image):
+    found = gradients(model_factory(attn_cfg=attention), image)
     assert found
     for name, gradient in found.items():
         assert gradient is not None, f'{name} is not used'
         assert torch.isfinite(gradient).all() and gradient.any(), name
 
 
-def test_half_precision_is_close(host, attention, image):
-    model = host(attn_cfg=attention).eval()
+def test_half_precision_is_close(model_factory, attention, image):
+    model = model_factory(attn_cfg=attention).eval()
     with torch.no_grad():
         exact = model(image)
         with torch.autocast('cpu', dtype=torch.bfloat16):
@@ -107,8 +107,11 @@ def test_half_precision_is_close(host, attention, image):
         assert (a.float() - b).norm() < 0.04 * b.norm()
 
 
-def test_weights_travel_through_a_file(host, attention, image, tmp_path):
-    source, target = host(attn_cfg=attention).eval(), host(attn_cfg=attention).eval()
+def test_weights_survive_saving_and_loading(model_factory, attention, image, tmp_path):
+    source, target = (
+        model_factory(attn_cfg=attention).eval(),
+        model_factory(attn_cfg=attention).eval(),
+    )
     path = tmp_path / 'weights.pth'
     save_checkpoint(path, source.state_dict(), {})
     target.load_state_dict(load_state_dict(path)[0])
@@ -128,7 +131,7 @@ def test_checkpointing_gives_the_same_gradients_and_statistics(backbone, attenti
         assert torch.equal(value, statistics[1][name]), name
 
 
-def test_hosts_start_projections_and_leave_the_rest(backbone, attention):
+def test_backbones_initialise_projections_only(backbone, attention):
     model = backbone(attn_cfg=attention)
     before = {name: value.clone() for name, value in model.named_parameters()}
     model.init_weights()
@@ -139,15 +142,15 @@ def test_hosts_start_projections_and_leave_the_rest(backbone, attention):
                 assert changed == (name.split('.')[0] in module.projections), name
 
 
-def test_init_cfg_of_an_attention_wins(host, attention):
+def test_init_cfg_of_an_attention_is_applied_last(model_factory, attention):
     starting = dict(type='Constant', val=0.5, layer='Linear')
-    model = host(attn_cfg=dict(type=attention, init_cfg=starting))
+    model = model_factory(attn_cfg=dict(type=attention, init_cfg=starting))
     (getattr(model, 'encoder', model)).init_weights()
     projections = [m.proj.weight for m in model.modules() if isinstance(m, BaseAttention)]
     assert projections and all((weight == 0.5).all() for weight in projections)
 
 
-def test_one_attention_a_stage(backbone, image):
+def test_one_attention_per_stage(backbone, image):
     names = ['RALA', dict(type='RWGKA', num_anchors=3), 'LinearAttention', 'RippleAttention']
     count = backbone(attn_cfg='RALA').count_stages()
     model = backbone(attn_cfg=names[:count])
@@ -158,7 +161,7 @@ def test_one_attention_a_stage(backbone, image):
         backbone(attn_cfg=names[: count - 1])
 
 
-def test_what_stands_in_padding_changes_no_other_token(attention, image):
+def test_content_of_padding_does_not_change_real_tokens(attention, image):
     pytest.importorskip('mmdet', reason='SMCA needs MMDetection, the extra "det"')
     model, other = Encoder(attn_cfg=attention).eval(), image.clone()
     other[0, :, 56:] = 100 * torch.randn_like(other[0, :, 56:])
@@ -169,8 +172,8 @@ def test_what_stands_in_padding_changes_no_other_token(attention, image):
     torch.testing.assert_close(out[1], expected[1])
 
 
-# Hosts with extra tokens, and parameters that then may not matter: where the class token alone is
-# returned, it has no local position and no ring in the last layer.
+# Backbones with extra tokens, and the prefix of parameters that can have zero gradients. If only
+# the class token is returned, local position and rings of the last layer have no effect.
 EXTRA_TOKENS = dict(
     ViT=(
         dict(OPTIONS['ViT'], with_cls_token=True, out_indices=(3,), out_type='cls_token'),
@@ -185,7 +188,7 @@ EXTRA_TOKENS = dict(
 
 
 @pytest.mark.parametrize('name', EXTRA_TOKENS)
-def test_extra_tokens_beside_every_attention(name, attention, image):
+def test_extra_tokens_with_every_attention(name, attention, image):
     options, last = EXTRA_TOKENS[name]
     if not ours(BaseAttention)[attention].supports_extra_tokens:
         with pytest.raises(ValueError, match=f'{attention} does not support extra tokens'):

@@ -1,4 +1,4 @@
-"""CvT: equal to its definition, the release and transformers; sizes and costs of the papers."""
+"""CvT compared with its definition, the release and transformers; parameters and GFLOPs."""
 
 import json
 from ast import literal_eval
@@ -22,7 +22,7 @@ def build(arch=TINY, **kwargs) -> CvT:
 
 
 def released_weights() -> dict:
-    """Random weights under the names of the release."""
+    """Return random weights with the names of the release."""
     weights, channels = {}, 3
 
     def put(name, *shape):
@@ -59,7 +59,7 @@ def released_weights() -> dict:
 
 
 def definition(weights, image):
-    """The class token behind the final norm, as the paper and the release say."""
+    """Compute the class token after the final norm by the definition of paper and release."""
 
     def w(name):
         return weights[f'{name}.weight'], weights.get(f'{name}.bias')
@@ -114,7 +114,7 @@ def test_equals_its_definition(size):
 
 
 def check_classifier(converted, image, expected, **options):
-    """Stages and logits of a CvT with converted weights; returns the logits of an image."""
+    """Compare stages and logits of a CvT with converted weights; return a logits function."""
     head = [converted.pop(f'head.fc.{name}') for name in ('weight', 'bias')]
     state = {name[len('backbone.') :]: value for name, value in converted.items()}
     model = build(out_indices=(2,), out_type='cls_token', **options).eval()
@@ -134,7 +134,7 @@ def check_classifier(converted, image, expected, **options):
     return logits
 
 
-# transformers has GELU in the place of the release's x sigmoid(1.702 x).
+# transformers uses GELU instead of the release's x sigmoid(1.702 x).
 @pytest.mark.parametrize('code, act', [('released', 'quick_gelu'), ('transformers', 'gelu')])
 def test_equals_recorded_outputs(golden, code, act):
     tensors, metadata = golden('cvt_released')
@@ -171,13 +171,13 @@ def test_equals_transformers(tmp_path):
     check_classifier(convert(weights, source='cvt'), image, expected, arch=arch, act='gelu')
 
 
-def test_a_strange_name_is_refused():
+def test_unknown_name_raises():
     with pytest.raises(CheckpointError, match='stage0.blocks.0.attn.rel_pos'):
         convert({'stage0.blocks.0.attn.rel_pos': torch.zeros(1)}, source='cvt')
 
 
-# Table 1 of the CvT paper, table 4 of the RWGKA paper. Its swaps are of attention in the first two
-# stages with all keys: with all three stages CvT-13-RWGKP has 15.0 G at 384, not 13.5.
+# Table 1 of the CvT paper and table 4 of the RWGKA paper. The latter replaces the attention of the
+# first two stages, with all keys. With all three stages CvT-13-RWGKP has 15.0 G at 384, not 13.5.
 SWAP = {name: [name, name, 'ConvProjectionAttention'] for name in ('RWGKP', 'RWGKA')}
 OWN = 'ConvProjectionAttention'
 
@@ -191,7 +191,7 @@ OWN = 'ConvProjectionAttention'
         ('21', SWAP['RWGKP'], 384, 31.6, 21.8),
     ],
 )  # fmt: skip
-def test_costs_of_the_papers(arch, attn_cfg, size, params, total):
+def test_parameters_and_gflops_of_the_papers(arch, attn_cfg, size, params, total):
     backbone = dict(
         type='CvT', arch=arch, attn_cfg=attn_cfg, out_indices=(2,), out_type='cls_token'
     )
@@ -204,7 +204,7 @@ def test_parameters_of_w24():
     with torch.device('meta'):
         model = build('w24', out_indices=(2,))
     count = sum(value.numel() for value in model.parameters())
-    assert count / 1e6 == pytest.approx(277, abs=1)  # table 1; its head is for 1,000 classes
+    assert count / 1e6 == pytest.approx(277, abs=1)  # table 1, with a head for 1,000 classes
 
 
 def test_outputs():
@@ -230,7 +230,7 @@ def test_frozen_stages(stages):
     assert [norm.training for norm in model.out_norms.values()] == [i >= stages for i in range(3)]
 
 
-def test_stochastic_depth_is_of_the_last_stage():
+def test_stochastic_depth_in_the_last_stage_only():
     model = build(drop_path_rate=0.2)
     rates = [[block.drop_path.drop_prob for block in stage] for stage in model.stages]
     assert rates == [[0.0], [0.0, 0.0], [0.0, pytest.approx(0.2)]]
@@ -254,7 +254,7 @@ def test_bad_options(kwargs, message):
         build(**kwargs)
 
 
-def test_an_attention_that_refuses_the_class_token():
+def test_attention_without_support_for_the_class_token_raises():
     with pytest.raises(ValueError, match='WindowAttention does not support extra tokens'):
         build(attn_cfg='WindowAttention')
     image = torch.randn(1, 3, 64, 64)

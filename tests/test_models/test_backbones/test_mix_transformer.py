@@ -49,7 +49,7 @@ def test_equals_mmsegmentation(size):
     theirs = mit.MixVisionTransformer(
         embed_dims=32, num_layers=[2, 2, 2, 2], num_heads=[1, 2, 5, 8]
     ).eval()
-    for parameter in theirs.parameters():  # biases and norms start at constants
+    for parameter in theirs.parameters():  # initial biases and norms are constants
         nn.init.normal_(parameter, 0.5 if parameter.dim() == 1 else 0, 0.05)
     ours = MixTransformer('b0').eval()
     weights = convert(theirs.state_dict(), source='mit')
@@ -85,7 +85,7 @@ def test_onnx_export_runs_the_same(attention, tmp_path):
         torch.testing.assert_close(torch.from_numpy(a), b.detach(), rtol=1e-3, atol=1e-4)
 
 
-def test_spatial_reduction_of_each_stage():
+def test_sr_ratio_of_each_stage():
     model = MixTransformer('b0')
     assert [stage[0].attn.sr_ratio for stage in model.stages] == [8, 4, 2, 1]
     for same in ('mmengine.SpatialReductionAttention', SpatialReductionAttention):
@@ -95,7 +95,7 @@ def test_spatial_reduction_of_each_stage():
     assert [stage[0].attn.sr_ratio for stage in model.stages] == [3, 3, 3, 3]
 
 
-def test_sizes_of_the_release():
+def test_parameters_of_the_release():
     depths = [sum(ARCHITECTURES[f'b{i}']['depths']) for i in range(6)]
     assert depths == [8, 8, 16, 28, 41, 52]
     with torch.device('meta'):
@@ -111,7 +111,7 @@ def test_initial_weights():
             assert (module.bias == 0).all(), name
         if isinstance(module, nn.Linear):
             assert 0.01 < module.weight.std() < 0.03, name
-    # 9 weights a channel, one channel a group.
+    # 9 weights per channel, one channel per group.
     dwconv = model.stages[3][0].ffn.dwconv.weight.detach()
     assert dwconv.std() == pytest.approx((2 / 9) ** 0.5, rel=0.1)
 

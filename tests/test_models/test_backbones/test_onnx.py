@@ -1,4 +1,4 @@
-"""Hosts of other papers export to ONNX, class tokens and windows included."""
+"""ONNX export of backbones with class tokens and windows."""
 
 import pytest
 import torch

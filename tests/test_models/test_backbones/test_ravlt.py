@@ -33,7 +33,7 @@ def test_feature_shapes_and_gradients(layout, size):
     outs = model(torch.randn(2, 3, *size))
     for out, dim, stride in zip(outs, TINY['embed_dims'], (4, 8, 16, 32)):
         assert out.shape == (2, dim, -(-size[0] // stride), -(-size[1] // stride))
-        # MMCV's RoIAlign reads memory as contiguous, whatever the strides say.
+        # MMCV's RoIAlign assumes contiguous memory without checking the strides.
         assert out.is_contiguous()
     sum((out**2).mean() for out in outs).backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
@@ -63,7 +63,7 @@ def test_out_indices_and_no_out_norm():
         torch.testing.assert_close(norm(out.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), normed[i])
 
 
-def test_checkpointing_does_keep_fewer_activations():
+def test_checkpointing_stores_fewer_activations():
     image = torch.randn(1, 3, 64, 64)
     kept = []
     for with_cp in (False, True):
@@ -76,7 +76,7 @@ def test_checkpointing_does_keep_fewer_activations():
     assert kept[1] < 0.7 * kept[0]
 
 
-# Inductor compiles C++ for a minute: one layout; the other without code generation.
+# Inductor compiles C++ for a minute: only one layout uses it.
 @pytest.mark.parametrize('layout, backend', [('released', 'inductor'), ('all-linear', 'aot_eager')])
 def test_compile_fullgraph_gives_the_same_outputs(layout, backend):
     if backend == 'inductor' and not any(map(shutil.which, ('c++', 'g++', 'clang++'))):
@@ -114,7 +114,7 @@ def test_norm_eval_and_frozen_stages():
     assert [any(p.requires_grad for p in s.parameters()) for s in model.stages] == [
         False, False, True, True,
     ]  # fmt: skip
-    # What leads into stage 2 is frozen, what leads out of it learns.
+    # The layer before stage 2 is frozen, the layer after it is not.
     assert [any(p.requires_grad for p in d.parameters()) for d in model.downsamples] == [
         False, True, True,
     ]  # fmt: skip
@@ -155,13 +155,13 @@ def test_drop_path_rises_linearly_over_the_blocks():
     }  # fmt: skip
 
 
-def test_block_by_hand():
+def test_block_equals_the_formula():
     block = RAVLTBlock(8, 1, 3.5, 'SoftmaxAttention').double()
     for parameter in block.parameters():
         nn.init.normal_(parameter)
     for parameter in block.cpe.parameters():
         nn.init.normal_(parameter, std=1e-3)
-    x = 1e-3 * torch.randn(1, 6, 8, dtype=torch.float64)  # small, so that the eps of norms counts
+    x = 1e-3 * torch.randn(1, 6, 8, dtype=torch.float64)  # small, so that the eps of norms matters
 
     def normed(y, norm):
         return F.layer_norm(y, (8,), norm.weight, norm.bias, 1e-6)
@@ -179,14 +179,14 @@ def test_layer_scale_of_the_released_models():
     )
 
 
-def test_without_conditional_position():
+def test_without_cpe():
     model = build(cpe=False)
     assert not any('cpe' in name for name in model.state_dict())
     assert model(torch.randn(1, 3, 64, 64))[0].shape == (1, 8, 16, 16)
 
 
 @pytest.mark.parametrize('scope', ['mmdet', 'mmseg', 'mmpretrain'])
-def test_builds_from_every_framework_without_a_prefix(scope):
+def test_builds_in_every_framework_scope_without_a_prefix(scope):
     import importlib
 
     registry = importlib.import_module(f'{scope}.registry').MODELS
@@ -227,6 +227,6 @@ def test_bad_options(kwargs, error, message):
 
 
 @pytest.mark.parametrize('size', [(31, 64), (64, 16)])
-def test_images_smaller_than_the_stride(size):
+def test_images_smaller_than_the_stride_raise(size):
     with pytest.raises(ValueError, match=f'got {size[0]}x{size[1]}'):
         build()(torch.randn(1, 3, *size))

@@ -1,4 +1,4 @@
-"""Swin: equal to the frameworks', sizes of the paper, names of all releases, swapped attentions."""
+"""Swin compared with the frameworks; parameters, names of all releases, other attentions."""
 
 from importlib import import_module
 
@@ -15,11 +15,11 @@ def build(arch=TINY, **kwargs) -> Swin:
     return Swin(arch, **kwargs)
 
 
-def theirs(package: str, **kwargs):
+def reference_model(package: str, **kwargs):
     models = pytest.importorskip(f'{package}.models', reason=f'compares with {package}')
     if package == 'mmpretrain':
         arch = dict(embed_dims=8, depths=TINY['depths'], num_heads=TINY['num_heads'])
-        # MMPretrain appends a norm to those outputs that are asked for.
+        # MMPretrain adds a norm to the returned outputs.
         model = models.SwinTransformer(arch, img_size=96, out_indices=(0, 1, 2, 3), **kwargs)
     else:
         swin = import_module(f'{package}.models.backbones.swin').SwinTransformer
@@ -30,14 +30,14 @@ def theirs(package: str, **kwargs):
     return model
 
 
-# Maps that windows do not divide, and odd ones: 27 x 37 patches and 14 x 19, 7 x 10, 4 x 5.
+# Odd maps that windows do not divide: 27 x 37 patches and 14 x 19, 7 x 10, 4 x 5.
 @pytest.mark.parametrize('package', ['mmdet', 'mmseg', 'mmpretrain'])
 @pytest.mark.parametrize('size, window', [((106, 147), 3), ((128, 96), 2)])
-def test_equals_the_frameworks(package, size, window):
+def test_equals_openmmlab(package, size, window):
     options = dict(window_size=window)
     if package == 'mmpretrain':
         options = dict(window_size=window, pad_small_map=True)
-    released, model = theirs(package, **options), build(window_size=window).eval()
+    released, model = reference_model(package, **options), build(window_size=window).eval()
     weights = {f'backbone.{name}': value for name, value in released.state_dict().items()}
     converted = convert(weights, source='swin')
     last = {name for name in converted if 'out_norms' in name}
@@ -69,7 +69,7 @@ def test_equals_timm():
 
 
 def released_names(model, counted_behind: int) -> dict:
-    """Those of the release (0), or of timm (1), which counts merges with the stage behind them."""
+    """Return names of the release (0) or of timm (1), which counts merging with the next stage."""
     names = {'head.weight' if not counted_behind else 'head.fc.weight': torch.zeros(9, 64)}
     for name, value in model.state_dict().items():
         head, *rest = name.split('.')
@@ -100,8 +100,8 @@ def test_names_of_the_release_and_of_timm(counted_behind):
         assert torch.equal(converted[f'backbone.{name}'], value), name
 
 
-# The paper's table 1a, and table 8 of the RALA paper, whose swap is without a projected gate:
-# with one, Swin-S has 53.7 M.
+# Table 1a of the paper, and table 8 of the RALA paper without a projected gate: with one, Swin-S
+# has 53.7 M.
 @pytest.mark.parametrize(
     'arch, attn_cfg, expected, printed',
     [
@@ -120,8 +120,8 @@ def test_parameters(arch, attn_cfg, expected, printed):
     assert abs(count - printed) < 1
 
 
-def test_a_window_larger_than_the_map_is_the_map():
-    """As with windows of that size; no side is shifted."""
+def test_window_larger_than_the_map_equals_a_window_of_its_size():
+    """Test that such a window is not shifted."""
     model, image = build().eval(), torch.randn(1, 3, 20, 24)  # 5 x 6 patches
     small = build(window_size=6).eval()
     state = model.state_dict()
@@ -135,7 +135,7 @@ def test_a_window_larger_than_the_map_is_the_map():
             torch.testing.assert_close(a, b)
 
 
-def test_only_windows_are_shifted():
+def test_only_window_attention_is_shifted():
     model = build()
     shifts = [[block.attn.shift for block in stage] for stage in model.stages]
     assert shifts == [[False, True], [False, True], [False, True, False], [False, True]]
@@ -156,8 +156,8 @@ def test_frozen_stages():
     }  # fmt: skip
 
 
-def test_start_is_that_of_mmdetection():
-    """Linear layers truncated normal; it leaves the patch convolution to torch's own rule."""
+def test_initial_weights_equal_mmdetection():
+    """Test linear layers (truncated normal) and the patch convolution (torch's default)."""
     model = Swin('t', out_indices=(1,)).requires_grad_(False)
     model.init_weights()
     conv = model.patch_embed.proj  # 3 x 4 x 4 inputs: uniform up to 48^-0.5
@@ -167,7 +167,7 @@ def test_start_is_that_of_mmdetection():
         assert linear.weight.std() == pytest.approx(0.02, rel=0.05)
 
 
-def test_means_for_a_classifier():
+def test_avg_featmap_for_a_classifier():
     model = build(out_indices=(3,), out_type='avg_featmap').eval()
     maps = build(out_indices=(3,)).eval()
     maps.load_state_dict(model.state_dict())

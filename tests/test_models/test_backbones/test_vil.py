@@ -1,4 +1,4 @@
-"""ViL: equal to its definition and to the release, under its names; sizes of the papers."""
+"""ViL compared with its definition and the release; parameters of the paper."""
 
 from ast import literal_eval
 
@@ -19,7 +19,7 @@ def build(**kwargs) -> ViL:
 
 
 def released_weights() -> dict:
-    """Random weights under the names of the release."""
+    """Return random weights with the names of the release."""
     weights, channels, places = {}, 3, SIDE
 
     def put(name, *shape):
@@ -36,7 +36,7 @@ def released_weights() -> dict:
         layer(f'{stage}.0.norm_embed', dim)
         if extra:
             put(f'{stage}.0.cls_token', 1, extra, dim)
-        put(f'{stage}.0.cls_pos_embed', 1, extra, dim)  # empty where there is none
+        put(f'{stage}.0.cls_pos_embed', 1, extra, dim)  # empty without extra tokens
         put(f'{stage}.0.x_pos_embed', 1, places, dim // 2)
         put(f'{stage}.0.y_pos_embed', 1, places, dim // 2)
         for j in range(depth):
@@ -60,8 +60,8 @@ def released_weights() -> dict:
     return weights
 
 
-def seen(hw, extra, window):
-    """(E + N, E + N): what attends to what."""
+def attention_mask(hw, extra, window):
+    """Return which token attends to which, (E + N, E + N)."""
     rows, columns = (torch.arange(size) // window for size in hw)
     rows, columns = rows[:, None].expand(hw).flatten(), columns.expand(hw).flatten()
     near = ((rows[:, None] - rows).abs() <= 1) & ((columns[:, None] - columns).abs() <= 1)
@@ -96,7 +96,7 @@ def definition(weights, x):
             q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
             logits = q @ k.mT * (dim // heads) ** -0.5
             if i < 2:
-                logits = logits.masked_fill(~seen(hw, extra, WINDOW), float('-inf'))
+                logits = logits.masked_fill(~attention_mask(hw, extra, WINDOW), float('-inf'))
             y = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
             x = x + F.linear(y, *w(f'{attn}.attn.proj'))
             hidden = F.gelu(F.linear(norm(f'{mlp}.norm', x), *w(f'{mlp}.mlp.fc1')))
@@ -122,7 +122,7 @@ def test_equals_its_definition():
     assert (out - expected).norm() < 1e-9 * expected.norm()
 
 
-def test_what_is_left_out_is_counted(capsys):
+def test_skipped_weights_are_counted(capsys):
     convert(released_weights(), source='vil')
     printed = capsys.readouterr().out
     # Weight and bias of three projections in each of three blocks; the last stage's positions.
@@ -131,7 +131,7 @@ def test_what_is_left_out_is_counted(capsys):
     assert printed.count('left out') == 2
 
 
-def test_weights_that_are_no_such_model():
+def test_unsupported_weights_raise():
     weights = released_weights()
     weights['layer1.1.attn.kv_global.bias'] = torch.zeros(16)
     with pytest.raises(CheckpointError, match='kv_global.bias: global tokens .* of their own'):
@@ -141,7 +141,7 @@ def test_weights_that_are_no_such_model():
 
 
 def recorded(golden, position):
-    """(arguments of ViL, what the released code has for one kind of position, the image)"""
+    """Return arguments of ViL, recorded tensors for one kind of position, and the image."""
     tensors, metadata = golden('vil_released')
     sizes = {name: literal_eval(value) for name, value in metadata.items()}
     arch = dict(
@@ -157,7 +157,7 @@ def recorded(golden, position):
 
 
 def from_recorded(options, case, **kwargs):
-    """A ViL with the recorded weights, and the head's."""
+    """Return a ViL and a classification head with the recorded weights."""
     weights = {k[7:]: v for k, v in case.items() if k.startswith('weight.')}
     converted = convert(weights, source='vil')
     head = [converted.pop(f'head.fc.{name}') for name in ('weight', 'bias')]
@@ -185,12 +185,12 @@ def test_equals_the_released_code(golden, position):
     assert (grad - case['grad.image']).norm() < 1e-5 * case['grad.image'].norm()
 
 
-def test_relative_positions_serve_windows_in_all_stages(golden, capsys):
-    """As the released detectors: the tables of the last two stages become those of windows."""
+def test_relative_positions_load_into_windows_in_all_stages(golden, capsys):
+    """Resize the tables of the last two stages to those of windows, as the released detectors."""
     options, case, image = recorded(golden, 'relative')
     options = dict(options, attn_cfg='VisionLongformerAttention', window_size=2)
     model, _ = from_recorded(options, case, out_norm=False)
-    # Sides 2 * 3 * w - 1 and 2 n - 1 of maps with n x n places.
+    # Sides are 2 * 3 * w - 1 for windows, and 2 n - 1 for maps with n x n positions.
     printed = capsys.readouterr().out
     assert 'stages.0.0.attn.relative.table is resized from 11x11 to 7x7' in printed
     assert 'stages.3.0.attn.relative.table is resized from 3x3 to 7x7' in printed
@@ -233,7 +233,7 @@ def test_positions_of_another_size_are_resized(capsys):
     middle = model.patch_embeds[0].row_embed[0, 1:-1, 0]
     torch.testing.assert_close(middle, torch.arange(1, 15) / 2 - 0.25)
     state[name] = torch.zeros(1, 8, 5)
-    with pytest.raises(ValueError, match=r'row_embed of shape \(1, 8, 5\) does not fit'):
+    with pytest.raises(ValueError, match=r'row_embed has shape \(1, 8, 5\), the model needs'):
         model.load_state_dict(state)
 
 
@@ -261,8 +261,8 @@ def test_bad_sizes(arch, message):
     'options, message',
     [
         (dict(position='none'), r"position must be one of \('absolute', 'relative'\), got 'none'"),
-        (dict(window_size=(7, 7)), r'window_size must be one positive .* got \(7, 7\)'),
-        (dict(window_size=None), 'window_size must be one positive .* got None'),
+        (dict(window_size=(7, 7)), r'window_size must be a positive integer, or .* got \(7, 7\)'),
+        (dict(window_size=None), 'window_size must be a positive integer, or .* got None'),
         (dict(window_size=(7, 0, 7, 7)), r'window_size must be .* got \(7, 0, 7, 7\)'),
         (dict(window_size=(7, 7, 0, 7)), r'window_size must be .* got \(7, 7, 0, 7\)'),
         (dict(window_size=(7, 7, 7, 2.5)), r'window_size must be .* got \(7, 7, 7, 2.5\)'),
@@ -274,6 +274,6 @@ def test_bad_options(options, message):
         ViL(TINY, **options)
 
 
-def test_an_attention_that_refuses_global_tokens():
+def test_attention_without_support_for_global_tokens_raises():
     with pytest.raises(ValueError, match='WindowAttention does not support extra tokens'):
         build(attn_cfg='WindowAttention')

@@ -1,10 +1,11 @@
-"""ViT and DeiT: equal to MMPretrain's, sizes of the papers, positions, outputs."""
+"""ViT and DeiT compared with MMPretrain and timm; parameters, positions, outputs."""
 
 import pytest
 import torch
 
 from mmlinattn.checkpoints import CheckpointError, check_fits, convert, save_checkpoint
-from mmlinattn.models.backbones import SimpleFeaturePyramid, ViT
+from mmlinattn.models.backbones import ViT
+from mmlinattn.models.necks import SimpleFeaturePyramid
 
 TINY = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)
 
@@ -13,7 +14,7 @@ def build(arch=TINY, img_size=48, **kwargs) -> ViT:
     return ViT(arch, img_size=img_size, **kwargs)
 
 
-def theirs(**kwargs):
+def reference_model(**kwargs):
     pytest.importorskip('mmpretrain', reason='MMPretrain comes with the extra "cls"')
     from mmpretrain.models import VisionTransformer
 
@@ -23,14 +24,14 @@ def theirs(**kwargs):
     return model
 
 
-def filled(module):
-    """Weights of a trained model are not 0 where initial ones are."""
+def randomise(module):
+    """Fill all parameters with random numbers, since many initial values are 0."""
     for value in module.parameters():
         torch.nn.init.normal_(value, std=0.2)
     return module
 
 
-def below(converted, prefix='backbone.'):
+def strip_prefix(converted, prefix='backbone.'):
     return {name[len(prefix) :]: value for name, value in converted.items()}
 
 
@@ -38,10 +39,10 @@ def below(converted, prefix='backbone.'):
 @pytest.mark.parametrize('size', [(48, 48), (50, 70)])
 @pytest.mark.parametrize('out_type', ['cls_token', 'featmap'])
 def test_equals_mmpretrain(size, out_type):
-    released = filled(theirs(out_type=out_type))
+    released = randomise(reference_model(out_type=out_type))
     model = build(out_type=out_type).eval()
     weights = {f'backbone.{name}': value for name, value in released.state_dict().items()}
-    model.load_state_dict(below(convert(weights, source='vit')))
+    model.load_state_dict(strip_prefix(convert(weights, source='vit')))
     image = torch.randn(2, 3, *size)
     with torch.no_grad():
         (expected,), (out,) = released(image), model(image)
@@ -53,11 +54,11 @@ def test_equals_mmpretrain(size, out_type):
 def test_equals_timm(source):
     timm = pytest.importorskip('timm.models.vision_transformer', reason='compares with timm')
     sizes = dict(img_size=48, patch_size=8, embed_dim=32, depth=3, num_heads=2, num_classes=9)
-    released, image = filled(timm.VisionTransformer(**sizes)).eval(), torch.randn(2, 3, 48, 48)
+    released, image = randomise(timm.VisionTransformer(**sizes)).eval(), torch.randn(2, 3, 48, 48)
     converted = convert(released.state_dict(), source=source)
     head = [converted.pop(f'head.fc.{name}') for name in ('weight', 'bias')]
     model = build(out_type='cls_token').eval()
-    model.load_state_dict(below(converted))
+    model.load_state_dict(strip_prefix(converted))
     with torch.no_grad():
         out, expected = torch.nn.functional.linear(model(image)[0], *head), released(image)
     assert (out - expected).norm() < 1e-5 * expected.norm()
@@ -66,7 +67,7 @@ def test_equals_timm(source):
 def timm_names(state_dict):
     names = {}
     for name, value in state_dict.items():
-        if name == 'embed.pos_grid':  # theirs are square
+        if name == 'embed.pos_grid':  # timm's are square
             continue
         for ours, released in (
             ('embed.proj', 'patch_projection'), ('embed.', ''), ('layers.', 'blocks.'),
@@ -79,12 +80,12 @@ def timm_names(state_dict):
 
 @pytest.mark.parametrize('source', ['deit', 'vit'])
 def test_names_of_timm(source):
-    model = filled(build())
+    model = randomise(build())
     released = dict(timm_names(model.state_dict()), **{'head.weight': torch.zeros(9, 32)})
     assert {'cls_token', 'pos_embed', 'blocks.2.attn.qkv.bias', 'norm.weight'} < set(released)
     converted = convert(released, source=source)
     assert converted.pop('head.fc.weight').shape == (9, 32)
-    assert below(converted).keys() == model.state_dict().keys()
+    assert strip_prefix(converted).keys() == model.state_dict().keys()
     for name, value in model.state_dict().items():
         assert torch.equal(converted[f'backbone.{name}'], value), name
 
@@ -100,8 +101,8 @@ def mmpretrain_names(state_dict):
 
 
 @pytest.mark.parametrize('of_mmpretrain', [False, True])
-def test_a_distilled_deit_loses_its_second_token(of_mmpretrain, capsys):
-    model = filled(build())
+def test_distilled_deit_loses_its_distillation_token(of_mmpretrain, capsys):
+    model = randomise(build())
     plain = timm_names(model.state_dict())
     first, places = plain['pos_embed'].split([1, 36], 1)
     released = dict(
@@ -114,21 +115,21 @@ def test_a_distilled_deit_loses_its_second_token(of_mmpretrain, capsys):
         released, head = mmpretrain_names(released), 'head.layers.head_dist'
         assert {'backbone.dist_token', 'backbone.layers.1.ffn.layers.1.bias'} < released.keys()
     released[f'{head}.weight'] = torch.zeros(9, 32)
-    converted = below(convert(released, source='deit'))
+    converted = strip_prefix(convert(released, source='deit'))
     assert 'left out 2 parts of the distillation' in capsys.readouterr().out
     assert converted.keys() == model.state_dict().keys()
     for name, value in model.state_dict().items():
         assert torch.equal(converted[name], value), name
 
 
-def test_strange_weights_are_refused():
+def test_unsupported_weights_raise():
     with pytest.raises(CheckpointError, match='blocks.0.attn.rel_pos'):
         convert({'blocks.0.attn.rel_pos': torch.zeros(1)}, source='vit')
     with pytest.raises(CheckpointError, match='has a dist_token, but no pos_embed'):
         convert({'backbone.dist_token': torch.zeros(1, 1, 32)}, source='deit')
 
 
-# The papers: DeiT table 1, ViT table 1 (in millions, with the classifier).
+# Table 1 of the DeiT paper and table 1 of the ViT paper, in millions, with the classifier.
 @pytest.mark.parametrize(
     'arch, size, expected',
     [
@@ -145,7 +146,7 @@ def test_parameters(arch, size, expected):
 
 
 def positions(model, count: int) -> dict:
-    """Weights with other positions, whose grid is not told."""
+    """Return weights with ``count`` positions and without ``pos_grid``."""
     state = dict(model.state_dict(), **{'embed.pos_embed': torch.randn(1, count, 32)})
     del state['embed.pos_grid']
     return state
@@ -157,16 +158,16 @@ def test_positions_of_another_size_are_resized(capsys, tmp_path):
     kept = state['embed.pos_embed'].clone()
     model.load_state_dict(dict(state))
     assert 'embed.pos_embed is resized from (4, 4) to (6, 6) patches' in capsys.readouterr().out
-    assert torch.equal(model.embed.pos_embed[:, 0], kept[:, 0])  # the class token's
+    assert torch.equal(model.embed.pos_embed[:, 0], kept[:, 0])  # of the class token
     grid = kept[0, 1:].T.unflatten(1, (4, 4))
     expected = torch.nn.functional.interpolate(grid[None], size=(6, 6), mode='bicubic')
     torch.testing.assert_close(model.embed.pos_embed[0, 1:].T, expected[0].flatten(1))
-    # And so in the check before a run.
+    # The check before a run resizes them, too.
     save_checkpoint(tmp_path / 'weights.pth', state, {})
     assert not check_fits(tmp_path / 'weights.pth', build()).mismatched
 
 
-# As many patches in another grid; more; between grids that are no squares; to one; no class token.
+# The same number in another grid; more; between non-square grids; to one; no class token.
 @pytest.mark.parametrize(
     'old, new, with_cls_token',
     [
@@ -187,13 +188,15 @@ def test_positions_keep_their_rows_and_columns(old, new, with_cls_token):
     assert model.state_dict()['embed.pos_grid'].tolist() == size
 
 
-def test_positions_whose_grid_is_not_told():
+def test_positions_without_pos_grid():
     wide = build(img_size=(32, 128))
     state = positions(wide, 1 + 32 * 2)
     kept = state['embed.pos_embed'].clone()
-    wide.load_state_dict(dict(state))  # as many
+    wide.load_state_dict(dict(state))  # the number of positions matches
     assert torch.equal(wide.embed.pos_embed, kept)
-    with pytest.raises(ValueError, match=r'65 positions, but embed.pos_grid is missing .* \(6, 10\)'):
+    with pytest.raises(
+        ValueError, match=r'65 positions, but embed.pos_grid is missing.* \(6, 10\)'
+    ):
         build(img_size=(48, 80)).load_state_dict(state)
     state['embed.pos_grid'] = torch.tensor((8, 9))
     with pytest.raises(ValueError, match=r'65 positions, which are not a grid of \(8, 9\)'):
@@ -201,15 +204,15 @@ def test_positions_whose_grid_is_not_told():
 
 
 def test_released_positions_are_square():
-    released = timm_names(filled(build()).state_dict())
+    released = timm_names(randomise(build()).state_dict())
     model = build(img_size=(32, 64))
-    model.load_state_dict(below(convert(released, source='deit')))
+    model.load_state_dict(strip_prefix(convert(released, source='deit')))
     grid = released['pos_embed'][:, 1:].mT.unflatten(2, (6, 6))
     expected = torch.nn.functional.interpolate(grid, size=(4, 8), mode='bicubic').flatten(2).mT
     torch.testing.assert_close(model.embed.pos_embed[:, 1:], expected)
 
 
-def test_positions_lose_a_class_token_that_the_model_has_not():
+def test_position_of_a_missing_class_token_is_dropped():
     model = build(with_cls_token=False)
     state = positions(model, 1 + 36)
     kept = state['embed.pos_embed'].clone()
@@ -223,10 +226,10 @@ def test_positions_lose_a_class_token_that_the_model_has_not():
         ((1, 36, 32), '36 positions, .* not a square .* 1 extra tokens.* grid of \\(6, 6\\)'),
         ((1, 20, 32), '20 positions'),
         ((1, 17, 16), r'\(1, 17, 16\), the model needs \(1, 37, 32\)'),
-        ((17, 32), r'\(17, 32\) does not fit'),
+        ((17, 32), r'\(17, 32\), the model needs'),
     ],
 )
-def test_positions_that_cannot_be_resized(shape, message):
+def test_positions_that_cannot_be_resized_raise(shape, message):
     model = build()
     state = dict(positions(model, 1), **{'embed.pos_embed': torch.zeros(shape)})
     with pytest.raises(ValueError, match=message):
@@ -274,10 +277,10 @@ def test_frozen_stages():
 
 
 @pytest.mark.parametrize('out_type', ['cls_token', 'avg_featmap'])
-def test_a_class_token_that_joins_later(out_type):
+def test_class_token_from_a_later_layer(out_type):
     attns = ['GatedPositionalAttention', 'RALA', 'SoftmaxAttention']
     model = build(attn_cfg=attns, cls_token_from=2, out_type=out_type).eval()
-    filled(model)
+    randomise(model)
     image = torch.randn(2, 3, 48, 48)
     tokens, weights = model.embed.proj(image).flatten(2).mT, dict(model.named_parameters())
     tokens = tokens + weights['embed.pos_embed']  # of 36 patches, the class token has none
@@ -296,7 +299,7 @@ def test_a_class_token_that_joins_later(out_type):
 
 
 def test_equals_convit(golden):
-    """Of timm: its class token joins with the first layer that attends without positions."""
+    """Compare with timm, where the class token joins before the first softmax attention."""
     recorded, _ = golden('convit_small')
     attns = [
         dict(type=f'{kind}Attention', qkv_bias=False) for kind in ('GatedPositional', 'Softmax')
@@ -331,7 +334,7 @@ def test_equals_convit(golden):
     torch.testing.assert_close(grad, recorded['grad.image'], rtol=1e-10, atol=1e-10)
 
 
-def test_a_later_class_token_is_frozen_with_its_layer():
+def test_later_class_token_is_frozen_with_its_layer():
     def trained(frozen_stages):
         model = build(cls_token_from=1, frozen_stages=frozen_stages)
         return {name for name, value in model.named_parameters() if value.requires_grad}
@@ -374,8 +377,8 @@ def test_maps_for_detectors():
     ]  # fmt: skip
 
 
-def test_pyramid_by_hand():
-    neck = filled(SimpleFeaturePyramid(8, 4, num_outs=5)).double()
+def test_pyramid_equals_the_formula():
+    neck = randomise(SimpleFeaturePyramid(8, 4, num_outs=5)).double()
     x = torch.randn(1, 8, 4, 6, dtype=torch.float64)
 
     def norm(layer, y):

@@ -1,4 +1,4 @@
-"""A small SMCA, and the recorded cases of the release."""
+"""Fixtures: a small SMCA detector and recorded cases of the release."""
 
 import copy
 
@@ -68,14 +68,14 @@ def build(cfg: dict) -> torch.nn.Module:
 
 
 def small_cfg(attn_cfg, **options) -> dict:
-    """A detector of 32 channels."""
+    """Return the config of a detector with 32 channels."""
     sizes = dict(dims=32, heads=4, hidden=48, encoders=2, decoders=3, queries=12, classes=3)
     return model_cfg(**dict(sizes, attn_cfg=attn_cfg, **options))
 
 
 @pytest.fixture
 def make():
-    """make(attn_cfg, **options): a detector of 32 channels, in eval mode, initialised."""
+    """Return a function ``make(attn_cfg, **options)`` that builds an initialised detector."""
 
     def call(attn_cfg='SoftmaxAttention', **options):
         model = build(small_cfg(attn_cfg, **options))
@@ -87,7 +87,7 @@ def make():
 
 @pytest.fixture(scope='session', params=['smca_small', 'smca_decoder'])
 def released(request, golden):
-    """(recorded tensors, a model with the recorded weights), of 64 and of 256 channels."""
+    """Return recorded tensors and a model with the recorded weights, with 64 or 256 channels."""
     tensors, _ = golden(request.param)
     params = {k[len('param.') :]: v for k, v in tensors.items() if k.startswith('param.')}
     dims = tensors['in.src'].shape[1]

@@ -1,4 +1,4 @@
-"""SMCA with converted weights against tensors recorded from the released code."""
+"""SMCA with converted weights compared with recorded tensors of the released code."""
 
 import pytest
 import torch
@@ -32,15 +32,15 @@ def memory(released):
 
 
 @torch.no_grad()
-def test_encoder_with_softmax_attention_is_that_of_the_release(released, memory):
+def test_encoder_with_softmax_attention_equals_the_release(released, memory):
     tensors, model = released
     ours = model.encoder(tokens(tensors['in.src']), (5, 7), memory.pos, memory.mask)
     close(ours, memory.tokens)
 
 
 @torch.no_grad()
-def test_whole_transformer_and_head(released):
-    """From the features and the sizes of the images, through the detector's own calls."""
+def test_transformer_and_head_equal_the_release(released):
+    """Run the detector from backbone features and image sizes."""
     tensors, model = released
     samples = [
         DetDataSample(metainfo=dict(img_shape=(h, w), batch_input_shape=(160, 224)))
@@ -83,7 +83,7 @@ def test_decoder_layer_by_layer(released, memory):
 
 
 def record_attention_weights(model) -> list:
-    """SDPA does not return its weights: works them out from what each layer gets."""
+    """Record the attention weights of each layer, which SDPA does not return."""
     found = []
 
     def record(attn, args):
@@ -104,7 +104,7 @@ def record_attention_weights(model) -> list:
 
 @pytest.fixture
 def loss_case(golden):
-    """Recorded tensors, and the inputs of the head's losses for images of some size."""
+    """Return recorded tensors and the inputs of the losses for images of one size."""
     tensors, _ = golden('smca_loss')
     size = torch.tensor([200.0, 100.0, 200.0, 100.0])
     instances, metas = [], []

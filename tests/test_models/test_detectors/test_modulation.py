@@ -1,4 +1,4 @@
-"""The Gaussian maps against a loop, for all types of scale."""
+"""Gaussian maps compared with a loop, for all types of scale."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def random_case(values):
 
 
 @pytest.mark.parametrize('values', [0, 1, 2, 3])
-def test_against_a_loop_with_gradients(values):
+def test_equals_a_loop_with_gradients(values):
     inputs = [x.requires_grad_() for x in random_case(values) if x is not None]
     scales = inputs[1] if values else None
     ours = gaussian_map(inputs[0], scales, HW, 5.0)
@@ -52,7 +52,7 @@ def test_unit_scale_has_a_standard_deviation_of_two_cells():
 def test_float32_under_autocast_and_in_half(dtype, values):
     centers, scales = (x.to(dtype) for x in random_case(values))
     exact = gaussian_map(centers.double(), 300 * scales.double(), (40, 40))
-    assert exact.min() < -65504  # more than half precision holds
+    assert exact.min() < -65504  # exceeds the range of half precision
     with torch.autocast('cpu', dtype=dtype):
         ours = gaussian_map(centers, 300 * scales.float(), (40, 40))
     assert ours.dtype == torch.float32
@@ -60,6 +60,6 @@ def test_float32_under_autocast_and_in_half(dtype, values):
     assert gaussian_map(centers, None, HW).dtype == torch.float32
 
 
-def test_scales_of_the_wrong_size():
+def test_wrong_number_of_scales_raises():
     with pytest.raises(ValueError, match=r'1 to 3 values per head, got \(2, 4, 3, 4\)'):
         gaussian_map(torch.zeros(2, 4, 3, 2), torch.zeros(2, 4, 3, 4), HW)

@@ -1,4 +1,4 @@
-"""The whole detector: initial weights, losses, predictions beside other images, errors."""
+"""The SMCA detector: initial weights, losses, predictions in a batch, errors."""
 
 import importlib
 import sys
@@ -18,7 +18,7 @@ ATTENTIONS = ('SoftmaxAttention', 'LinearAttention', 'RippleAttention')
 
 
 def sample(height, width, batch_shape=None, boxes=()):
-    """A data sample with some boxes of class 1."""
+    """Return a data sample with boxes of class 1."""
     shape = (height, width)
     out = DetDataSample(
         metainfo=dict(
@@ -34,7 +34,7 @@ def sample(height, width, batch_shape=None, boxes=()):
 
 
 def padded(images):
-    """A batch, zeros at the right and bottom as MMDetection's preprocessor pads."""
+    """Return a batch padded with zeros, right and bottom, as MMDetection's preprocessor does."""
     height, width = (max(image.shape[i] for image in images) for i in (-2, -1))
     batch = torch.zeros(len(images), 3, height, width)
     for i, image in enumerate(images):
@@ -68,7 +68,7 @@ def test_initial_weights(model):
         assert 0 < parameter.abs().max() <= 16**-0.5
 
 
-def test_what_only_an_attention_has_keeps_its_initial_values(make):
+def test_parameters_of_an_attention_besides_projections_keep_their_initial_values(make):
     model = make(dict(type='RALA', kv_augmentation='learnable', num_tokens=6))
     for layer in model.encoder.layers:
         assert layer.self_attn.token_logits.dim() == 2
@@ -76,8 +76,8 @@ def test_what_only_an_attention_has_keeps_its_initial_values(make):
 
 
 @pytest.mark.parametrize('part', ['', 'encoder', 'decoder', 'neck'])
-def test_pretrained_weights_of_a_part_are_those_of_the_file(make, tmp_path, part):
-    """And nothing else is: the rest starts as released."""
+def test_pretrained_init_cfg_of_a_part_loads_this_part_only(make, tmp_path, part):
+    """Test that all other parameters are initialised as released."""
     state = {name: torch.full_like(value, 7) for name, value in make().state_dict().items()}
     torch.save(dict(state_dict=state), tmp_path / 'model.pth')
     init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'model.pth'))
@@ -86,7 +86,7 @@ def test_pretrained_weights_of_a_part_are_those_of_the_file(make, tmp_path, part
         init_cfg['prefix'] = f'{part}.'
     (cfg[part] if part else cfg)['init_cfg'] = init_cfg
     model = build(cfg)
-    for _ in range(2):  # the second call does nothing
+    for _ in range(2):  # the second call has no effect
         model.init_weights()
         for name, value in model.state_dict().items():
             assert bool((value == 7).all()) == name.startswith(part), name
@@ -116,7 +116,7 @@ def test_images_without_boxes(model, boxes):
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
-def test_an_image_without_a_pixel(model):
+def test_losses_of_an_image_without_pixels_are_finite(model):
     batch = torch.randn(2, 3, 64, 96)
     samples = [sample(0, 0, (64, 96)), sample(64, 96, boxes=[[10, 10, 60, 50]])]
     inputs = model.forward_transformer(model.extract_feat(batch), samples)
@@ -125,7 +125,7 @@ def test_an_image_without_a_pixel(model):
 
 @torch.no_grad()
 @pytest.mark.parametrize('empty', [(0, 0), (0, 96), (64, 0)])
-def test_prediction_of_an_image_without_a_pixel_is_empty(model, empty):
+def test_predictions_of_an_image_without_pixels_are_empty(model, empty):
     batch, samples = torch.randn(2, 3, 64, 96), [sample(*empty, (64, 96)), sample(64, 96)]
     found = [out.pred_instances for out in model.predict(batch, samples)]
     assert [len(instances) for instances in found] == [0, 10]
@@ -137,7 +137,7 @@ def test_prediction_of_an_image_without_a_pixel_is_empty(model, empty):
 
 
 @torch.no_grad()
-def test_prediction_adds_boxes_to_samples_and_changes_nothing_else(model):
+def test_prediction_changes_only_pred_instances(model):
     samples = [sample(64, 96, (128, 160)), sample(128, 160, boxes=[[10, 10, 60, 50]])]
     before = [(one.metainfo, one.gt_instances.bboxes.clone()) for one in samples]
     results = model.predict(torch.randn(2, 3, 128, 160), samples)
@@ -165,8 +165,8 @@ def test_boxes_do_not_depend_on_the_rest_of_the_batch(model, sizes):
 
 
 @torch.no_grad()
-def test_the_transformer_masks_padding_itself(model):
-    """Given the features of the image alone, beside whatever, the raw outputs are the same."""
+def test_transformer_masks_padding(model):
+    """Test that outputs for given features do not depend on features in the padding."""
     image = torch.randn(1, 3, 75, 130)
     feat = model.extract_feat(image)[0]
     assert feat.shape[-2:] == (3, 5)
@@ -180,8 +180,8 @@ def test_the_transformer_masks_padding_itself(model):
 
 
 @torch.no_grad()
-def test_the_backbone_lets_padding_leak(make):
-    """Why mixed sizes are predicted one by one: this is not so for the batched backbone."""
+def test_backbone_features_depend_on_padding(make):
+    """Test the reason why images of different sizes are predicted one by one."""
     model = make()
     for module in model.backbone.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -195,7 +195,7 @@ def test_the_backbone_lets_padding_leak(make):
 @pytest.mark.parametrize(
     'classes, wanted, count', [(1, 100, 12), (2, 20, 20), (2, 100, 24), (1, None, 12)]
 )
-def test_no_more_predictions_than_pairs_of_query_and_class(make, classes, wanted, count):
+def test_at_most_one_prediction_per_pair_of_query_and_class(make, classes, wanted, count):
     model = make(classes=classes)
     limit = {} if wanted is None else dict(max_per_img=wanted)
     model.bbox_head.test_cfg = limit
@@ -206,7 +206,7 @@ def test_no_more_predictions_than_pairs_of_query_and_class(make, classes, wanted
 
 
 @torch.no_grad()
-def test_boxes_are_around_the_points(make):
+def test_boxes_are_relative_to_the_points(make):
     model = make()
     states, points = torch.randn(3, 2, 12, 32), 3 * torch.randn(2, 12, 2)
     nn.init.zeros_(model.bbox_head.fc_reg.weight)
@@ -219,8 +219,8 @@ def test_boxes_are_around_the_points(make):
 
 
 @torch.no_grad()
-def test_what_goes_from_part_to_part(make):
-    """Widths before heights, positions and masks where they belong."""
+def test_transformer_passes_sizes_positions_and_masks(make):
+    """Compare with separate calls of all parts; widths come before heights."""
     model = make()
     feat, samples = torch.randn(2, 32, 3, 4), [sample(96, 128), sample(64, 120, (96, 128))]
     mask = torch.zeros(2, 3, 4, dtype=torch.bool)
@@ -249,13 +249,13 @@ def test_channels_last_features(make):
     torch.testing.assert_close(*outs)
 
 
-def test_a_stride_that_is_not_the_backbones(make):
+def test_stride_of_another_backbone_raises(make):
     model = make()
     with pytest.raises(ValueError, match=r'stride=32 does not match the map \(6, 8\) .*96, 128'):
         model.forward_transformer((torch.randn(1, 32, 6, 8),), [sample(96, 128)])
 
 
-def test_position_features_must_fit():
+def test_wrong_num_feats_raises():
     cfg = small_cfg('RALA')
     cfg['positional_encoding']['num_feats'] = 15
     with pytest.raises(ValueError, match='num_feats=15 must be half of embed_dims=32'):
@@ -263,8 +263,8 @@ def test_position_features_must_fit():
 
 
 @pytest.fixture
-def import_beside(monkeypatch):
-    """import_beside(error): imports the package anew where MMDetection raises that error."""
+def reimport_with(monkeypatch):
+    """Return a function that reimports the package while MMDetection raises an error."""
 
     def call(error):
         class Finder:
@@ -287,15 +287,15 @@ def import_beside(monkeypatch):
     [
         ImportError('no mmcv._ext'),
         AssertionError('MMCV==3.0 is used but incompatible'),
-        TypeError('NoneType takes no arguments'),  # MMPretrain 1.3 beside transformers 5
+        TypeError('NoneType takes no arguments'),  # MMPretrain 1.3 with transformers 5
     ],
 )
-def test_without_mmdetection_the_package_imports_and_says_what_is_missing(import_beside, error):
-    package = import_beside(error)
+def test_missing_mmdetection_is_reported_on_access(reimport_with, error):
+    package = reimport_with(error)
     with pytest.raises(ImportError, match=f'SMCA needs MMDetection: pip install.*{error}'):
         _ = package.SMCA
 
 
-def test_other_errors_of_importing_mmdetection_are_not_hidden(import_beside):
+def test_other_import_errors_are_raised(reimport_with):
     with pytest.raises(TypeError, match='a bug of ours'):
-        import_beside(TypeError('a bug of ours'))
+        reimport_with(TypeError('a bug of ours'))

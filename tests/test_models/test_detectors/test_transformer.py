@@ -1,4 +1,4 @@
-"""Encoder and decoder: stock DETR where they are the same, padding, precision, errors."""
+"""Encoder and decoder of SMCA: equality with DETR, padding, precision, errors."""
 
 import itertools
 
@@ -27,7 +27,7 @@ def tokens(batch=2, n=30, dtype=torch.float64):
 
 
 def padding(*columns):
-    """Masks of a 5 x 6 map where so many columns are real."""
+    """Return padding masks of a 5 x 6 map with the given numbers of real columns."""
     mask = torch.ones(len(columns), *HW, dtype=torch.bool)
     for i, width in enumerate(columns):
         mask[i, :, :width] = False
@@ -45,7 +45,7 @@ def copy_attention(ours, theirs):
     ours.proj.load_state_dict(theirs.out_proj.state_dict())
 
 
-def test_one_attention_a_layer():
+def test_one_attention_per_layer():
     cfgs = ['RALA', dict(type='RWGKA', num_anchors=4)]
     encoder = SMCAEncoder(2, dict(SIZES, attn_cfg=cfgs))
     assert [type(layer.self_attn).__name__ for layer in encoder.layers] == ['RALA', 'RWGKA']
@@ -53,7 +53,7 @@ def test_one_attention_a_layer():
         SMCAEncoder(3, dict(SIZES, attn_cfg=cfgs))
 
 
-def test_softmax_encoder_is_detrs():
+def test_softmax_encoder_equals_detr():
     theirs = randomise(DetrTransformerEncoder(2, dict(self_attn_cfg=dict(ATTN), ffn_cfg=dict(FFN))))
     ours = SMCAEncoder(2, dict(SIZES, attn_cfg='SoftmaxAttention')).double().eval()
     for a, b in zip(ours.layers, theirs.layers):
@@ -66,7 +66,7 @@ def test_softmax_encoder_is_detrs():
 
 
 @pytest.mark.parametrize('dynamic_scale', ['type1', 'type2', 'type3', 'type4'])
-def test_decoder_layer_is_detrs_with_a_mask_added(dynamic_scale):
+def test_decoder_layer_equals_detr_with_an_additive_mask(dynamic_scale):
     ours = randomise(SMCADecoderLayer(**SIZES, dynamic_scale=dynamic_scale))
     theirs = DetrTransformerDecoderLayer(
         self_attn_cfg=dict(ATTN), cross_attn_cfg=dict(ATTN), ffn_cfg=dict(FFN)
@@ -96,8 +96,8 @@ def test_decoder_layer_is_detrs_with_a_mask_added(dynamic_scale):
     assert not torch.allclose(out, ours(query, pos, reference + 2, Memory(memory, HW, key_pos)))
 
 
-def test_points_and_maps_by_hand():
-    """From the weights alone, a query, a head and a cell at a time."""
+def test_points_and_maps_equal_the_formula():
+    """Compute both from the weights, one query, head and cell at a time."""
     decoder = randomise(SMCADecoder(1, dict(SIZES, smooth=5.0), stride=16))
     query, pos, sizes = tokens(n=3), tokens(n=3), torch.tensor([[93.0, 70.0], [50.0, 80.0]])
     points, reference = decoder.predict_points(query, pos, sizes.double())
@@ -133,8 +133,8 @@ def decoder():
     return randomise(SMCADecoder(3, dict(SIZES)))
 
 
-def test_padding_changes_nothing(encoder, decoder):
-    """Features of an image alone, and with padding of any content on the right and below."""
+def test_padding_does_not_change_outputs(encoder, decoder):
+    """Compare an unpadded image with one padded by random content, right and bottom."""
     query, query_pos = tokens(1, 7), tokens(1, 7)
     x, pos, sizes = tokens(1), tokens(1), torch.tensor([[170.0, 150.0]]).double()
     memory = encoder(x, HW, pos)
@@ -156,20 +156,20 @@ def test_padding_changes_nothing(encoder, decoder):
     assert not torch.allclose(wrong[0], alone[0])
 
 
-def test_an_image_that_is_all_padding(encoder, decoder):
+def test_image_of_padding_only(encoder, decoder):
     x = tokens().requires_grad_()
     mask, pos, query = padding(0, 6), tokens(), tokens(n=7)
     memory = Memory(encoder(x, HW, pos, mask), HW, pos, mask)
     states, points = decoder(query, query, memory, torch.tensor([[0.0, 0.0], [192.0, 160.0]]))
     (states.sum() + points.sum()).backward()
     assert torch.isfinite(states).all() and torch.isfinite(x.grad).all()
-    # The other image does not notice.
+    # The other image does not change.
     alone = Memory(encoder(x[1:], HW, pos[1:]), HW, pos[1:])
     expected = decoder(query[1:], query[1:], alone, torch.tensor([[192.0, 160.0]]))[0]
     torch.testing.assert_close(states[:, 1:], expected)
 
 
-def test_attention_to_nothing_is_the_bias():
+def test_attention_without_keys_is_the_bias():
     attn = randomise(ModulatedAttention(C, HEADS))
     mask = torch.ones(2, 30, dtype=torch.bool)
     out = attn(tokens(n=7), tokens(), tokens(), torch.zeros(2, HEADS, 7, 30).double(), mask)
@@ -184,7 +184,7 @@ def test_odd_maps(encoder, decoder, hw):
     assert states.shape == (3, 2, 7, C) and torch.isfinite(states).all()
 
 
-def test_one_reference_from_the_size_in_pixels(decoder):
+def test_reference_points_in_cells_from_sizes_in_pixels(decoder):
     query = tokens(1, 7).expand(2, -1, -1)
     sizes = torch.tensor([[500.0, 333.0], [512.0, 352.0]]).double()
     points, reference = decoder.predict_points(query, query, sizes)
@@ -198,7 +198,7 @@ def test_one_reference_from_the_size_in_pixels(decoder):
     assert len(seen) == 3 and all(torch.equal(found, reference) for found in seen)
 
 
-def test_gradient_reaches_the_points_from_the_maps_of_every_layer(decoder):
+def test_maps_of_all_layers_have_gradients_for_the_points(decoder):
     query = tokens(n=7)
     memory = Memory(tokens(), HW, tokens())
     for i in range(3):
@@ -213,7 +213,7 @@ def test_gradient_reaches_the_points_from_the_maps_of_every_layer(decoder):
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_autocast(decoder, dtype):
     decoder = decoder.float()
-    decoder.layers[1].scale.bias.data.fill_(300)  # a map down to minus millions
+    decoder.layers[1].scale.bias.data.fill_(300)  # the map reaches minus millions
     query = tokens(n=7, dtype=torch.float32)
     memory = Memory(tokens(dtype=torch.float32), HW, tokens(dtype=torch.float32))
     sizes = torch.tensor([[192.0, 160.0]])
@@ -246,7 +246,7 @@ def test_dropout_in_training_only():
     for attn in (decoder_layer.self_attn, decoder_layer.cross_attn):
         assert attn.proj_drop.p == attn.attn_drop == 0.1
     attn = decoder_layer.cross_attn
-    attn.proj_drop.p = 0.0  # what is left drops weights
+    attn.proj_drop.p = 0.0  # leaves dropout on attention weights
     args = tokens(n=7), tokens(), tokens(), torch.zeros(2, HEADS, 7, 30).double()
     assert not torch.equal(attn(*args), attn(*args))
     attn.eval()

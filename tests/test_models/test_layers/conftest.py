@@ -1,4 +1,4 @@
-"""What tests of an attention against its definition share."""
+"""Fixtures for tests that compare an attention with its definition."""
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ DIM, HEADS = 8, 2
 
 @pytest.fixture
 def defined_by():
-    """Compares an attention with its definition: defined_by(attn, definition, hw).
+    """Return a function ``check(attn, definition, hw)`` that compares both in float64.
 
     ``definition(q, k, v, places)`` gets the real tokens of one image, (heads, n, d), and their
-    (n, 2) rows and columns, and returns (heads, n, d). One image has no padding, one has padding
-    below and beside, one is all padding. Outputs, and gradients of q, k, v and all parameters that
-    :meth:`BaseAttention.attend` has, are compared in float64.
+    (n, 2) rows and columns, and returns (heads, n, d). One image has no padding, one has padding on
+    the bottom and right, one is padding only. Outputs and the gradients of q, k, v and of all
+    parameters of :meth:`BaseAttention.attend` are compared.
     """
 
     def check(attn: BaseAttention, definition, hw=(4, 5), tolerance=1e-10):
@@ -51,5 +51,5 @@ def defined_by():
 
 @pytest.fixture
 def dims():
-    """Arguments of the attentions that ``defined_by`` takes."""
+    """Return arguments of the attentions that ``defined_by`` accepts."""
     return dict(embed_dims=DIM * HEADS, num_heads=HEADS)

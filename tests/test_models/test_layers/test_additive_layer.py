@@ -7,7 +7,7 @@ from mmlinattn.ops import additive_attention
 
 
 @pytest.mark.parametrize('share_value', [True, False])
-def test_layer_is_its_formula(share_value):
+def test_layer_equals_its_formula(share_value):
     attn = AdditiveAttention(16, 2, share_value=share_value).double()
     x, pos = torch.randn(2, 2, 12, 16, dtype=torch.float64)
     parts = attn.in_proj.weight.split(16), attn.in_proj.bias.split(16)

@@ -1,4 +1,4 @@
-"""Every attention under the one contract: shapes, padding, positions, precision, errors."""
+"""Tests of every attention: shapes, padding, positions, precision, errors."""
 
 import pytest
 import torch
@@ -10,11 +10,11 @@ from mmlinattn.models.layers import (
     AdditiveAttention,
     BaseAttention,
     ConvProjectionAttention,
-    SpatialReductionAttention,
     EnhancedLinearAttention,
     HydraAttention,
     LinearAngularAttention,
     RippleAttention,
+    SpatialReductionAttention,
     WindowAttention,
     build_attention,
 )
@@ -86,7 +86,7 @@ def tokens(batch=2, n=30, c=32):
     return torch.randn(batch, n, c, dtype=torch.float64)
 
 
-def test_every_registered_attention_is_here():
+def test_all_registered_attentions_are_tested():
     from mmengine.registry import MODELS
 
     names = {
@@ -97,7 +97,7 @@ def test_every_registered_attention_is_here():
     assert names == {cfg['type'] for cfg in ATTENTIONS.values()}
 
 
-def test_shape_and_all_parameters_learn(attn):
+def test_shape_and_gradients_of_all_parameters(attn):
     x = tokens().requires_grad_()
     out = attn(x, HW)
     assert out.shape == x.shape and out.dtype == x.dtype
@@ -105,18 +105,18 @@ def test_shape_and_all_parameters_learn(attn):
     assert x.grad.abs().sum() > 0
     for name, parameter in attn.named_parameters():
         if name == 'in_proj.bias':
-            continue  # softmax over keys cannot see the key bias
+            continue  # the bias of the keys cancels in the softmax
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 
 
-def test_query_pos_moves_queries_and_keys_but_not_values(attn):
+def test_query_pos_changes_queries_and_keys_but_not_values(attn):
     x, pos = tokens(), tokens()
     assert not torch.allclose(attn(x, HW, query_pos=pos), attn(x, HW))
     torch.testing.assert_close(attn(x, HW, query_pos=torch.zeros_like(x)), attn(x, HW))
-    # With equal values everywhere an attention without local position returns these values,
-    # whatever the positions do to queries and keys.
-    # The first two multiply them, the next two have zeros around the map for convolutions, and
-    # weights of turned features do not sum to 1.
+    # If all values are equal, an attention without local position returns them for any position
+    # of queries and keys. Exceptions: the first two multiply the values, the next two have zero
+    # padding for convolutions, and the last has weights of rotated features, which do not sum
+    # to 1.
     others = (
         AdditiveAttention, HydraAttention, EnhancedLinearAttention, ConvProjectionAttention
     )  # fmt: skip
@@ -129,26 +129,26 @@ def test_query_pos_moves_queries_and_keys_but_not_values(attn):
         )
 
 
-def placeless(cfg: dict) -> bool:
-    """Is a place nothing to it, with these options?"""
+def is_permutation_equivariant(cfg: dict) -> bool:
+    """Return True if an attention with these options ignores positions."""
     attn = build_attention(cfg, embed_dims=32, num_heads=2)
-    # These read the map by options alone, which are looked at below.
+    # These use positions only with some options, which are checked below.
     of_map = type(attn).info.needs_map and not isinstance(attn, (RALA, LinearAngularAttention))
     parts = (attn.lepe, getattr(attn, 'position', None), getattr(attn, 'token_logits', None))
     return not (of_map or attn.rotary or any(part is not None for part in parts))
 
 
-PLACELESS = [name for name, cfg in ATTENTIONS.items() if placeless(cfg)]
+PLACELESS = [name for name, cfg in ATTENTIONS.items() if is_permutation_equivariant(cfg)]
 
 
-def test_the_placeless_are_found():
+def test_is_permutation_equivariant():
     assert {'softmax', 'linear', 'rwgka', 'shen', 'hydra', 'angular-paper'} < set(PLACELESS)
     assert not {'rala', 'rwgkp', 'ripple', 'linear-rotary', 'window'} & set(PLACELESS)
 
 
 @pytest.mark.parametrize('name', PLACELESS)
 def test_permutation_of_tokens(name):
-    """A permutation of the tokens permutes the result."""
+    """Test that a permutation of the tokens permutes the outputs."""
     attn = build_attention(ATTENTIONS[name], embed_dims=32, num_heads=2).double().eval()
     x, order = tokens(), torch.randperm(30)
     mask = torch.zeros(2, 30, dtype=torch.bool)
@@ -157,7 +157,7 @@ def test_permutation_of_tokens(name):
     torch.testing.assert_close(attn(x[:, order], (6, 5), key_padding_mask=mask[:, order]), out)
 
 
-def test_padding_rows_change_nothing_for_real_tokens(attn):
+def test_padded_rows_do_not_change_real_tokens(attn):
     if getattr(attn, 'token_logits', None) is not None:
         pytest.skip('one learnt weight a position: another number of tokens is another layer')
     if isinstance(attn, (SpatialReductionAttention, RWGKP, WindowAttention)):
@@ -166,12 +166,12 @@ def test_padding_rows_change_nothing_for_real_tokens(attn):
     junk = 9 * tokens(n=12)
     mask = torch.zeros(2, 42, dtype=torch.bool)
     mask[:, 30:] = True
-    # Two more rows of padding below the 5 x 6 map: the row index of real tokens stays.
+    # Two rows of padding below the 5 x 6 map do not change the position of real tokens.
     beside = attn(torch.cat([x, junk], 1), (7, 6), key_padding_mask=mask)[:, :30]
     torch.testing.assert_close(beside, attn(x, HW), rtol=1e-9, atol=1e-9)
 
 
-def test_what_is_in_padding_changes_nothing(attn):
+def test_content_of_padding_does_not_change_real_tokens(attn):
     x, junk = tokens(), 9 * tokens()
     mask = torch.zeros(2, *HW, dtype=torch.bool)
     mask[0, 3:], mask[1, :, 4:] = True, True
@@ -183,7 +183,7 @@ def test_what_is_in_padding_changes_nothing(attn):
     torch.testing.assert_close(*outs, rtol=1e-9, atol=1e-9)
 
 
-def test_all_padding_is_finite(attn):
+def test_padding_only_is_finite(attn):
     mask = torch.tensor([[True] * 30, [False] * 30])
     x = tokens().requires_grad_()
     out = attn(x, HW, key_padding_mask=mask)
@@ -191,7 +191,7 @@ def test_all_padding_is_finite(attn):
     assert torch.isfinite(out).all() and torch.isfinite(x.grad).all()
 
 
-# The tolerance of gradients is that of feature maps with a ReLU, which rounding turns on and off.
+# Gradients of feature maps with a ReLU have a larger tolerance: rounding switches the ReLU.
 @pytest.mark.parametrize(
     'dtype, tolerance, of_gradient', [(torch.bfloat16, 1e-2, 0.2), (torch.float16, 2e-3, 0.05)]
 )
@@ -216,7 +216,7 @@ def test_odd_maps(attn, hw):
     assert torch.isfinite(attn(tokens(n=hw[0] * hw[1]), hw)).all()
 
 
-# The other kinds of ripple weights are a few more nodes in the same large graph.
+# Other kinds of ripple weights add few nodes to the same large graph.
 @pytest.mark.parametrize(
     'attn',
     [cfg for name, cfg in ATTENTIONS.items() if name not in RIPPLE_WEIGHTS],
@@ -226,7 +226,7 @@ def test_odd_maps(attn, hw):
 def test_compiles_without_graph_breaks(attn, needs_to_compile):
     if isinstance(attn, RippleAttention):
         needs_to_compile('ripple attention')
-    torch.compiler.reset()  # all attentions share one forward, which it compiles 8 times at most
+    torch.compiler.reset()  # all attentions share one forward, which is compiled 8 times at most
     x = tokens()
     compiled = torch.compile(attn, fullgraph=True, backend='aot_eager')
     torch.testing.assert_close(compiled(x, HW), attn(x, HW))
@@ -267,13 +267,25 @@ def test_bad_calls(attn, args, kwargs, error, message):
         (dict(type='RALA', kv_augmentation='yes'), 32, 2, ValueError, "'yes'"),
         (dict(type='RALA', kv_augmentation='learnable'), 32, 2, ValueError, 'num_tokens=None'),
         (dict(type='RALA', num_tokens=9), 32, 2, ValueError, 'num_tokens=9'),
-        (dict(type='RALA', num_anchors=9), 32, 2, TypeError, 'RALA does not take .*num_anchors'),
-        (dict(type='RALA', lepe='5'), 32, 2, TypeError, "RALA does not take .*'lepe': '5'"),
+        (dict(type='RALA', num_anchors=9), 32, 2, TypeError, 'RALA rejects attn_cfg=.*num_anchors'),
+        (dict(type='RALA', lepe='5'), 32, 2, TypeError, "RALA rejects attn_cfg=.*'lepe': '5'"),
         (dict(type='RALA', backend='tile'), 32, 2, ValueError, "backend must be .*got 'tile'"),
         (dict(type='SoftmaxAttention', backend='triton'), 32, 2, ValueError, "got 'triton'"),
-        (dict(num_anchors=9), 32, 2, TypeError, "attn_cfg must name .* got {'num_anchors': 9}"),
-        ('AdaptiveFeatures', 32, 2, TypeError, "attn_cfg must name .* got 'AdaptiveFeatures'"),
-        (None, 32, 2, TypeError, 'attn_cfg must name .* got None'),
+        (
+            dict(num_anchors=9),
+            32,
+            2,
+            TypeError,
+            "attn_cfg must have a Base.* got {'num_anchors': 9}",
+        ),
+        (
+            'AdaptiveFeatures',
+            32,
+            2,
+            TypeError,
+            "attn_cfg must have a Base.* got 'AdaptiveFeatures'",
+        ),
+        (None, 32, 2, TypeError, 'attn_cfg must have a BaseAttention .* got None'),
         (dict(type='LinearAttention', feature_map='exp'), 32, 2, ValueError, "'exp'"),
         (dict(type='RippleAttention', max_distance=-1), 32, 2, ValueError, 'max_distance .* -1'),
         (dict(type='RippleAttention', max_distance=2.5), 32, 2, ValueError, 'max_distance .* 2.5'),
@@ -298,7 +310,7 @@ def test_bad_options(cfg, dims, heads, error, message):
 @pytest.mark.parametrize(
     'kind', ['ConvProjectionAttention', 'SpatialReductionAttention', 'EnhancedLinearAttention']
 )
-def test_options_without_a_place_are_refused(kind):
+def test_unsupported_options_raise(kind):
     for name, value in (('rotary', True), ('lepe', 3), ('gate', 'proj')):
         with pytest.raises(ValueError, match=f'{kind} does not support {name}, got {value!r}'):
             build_attention(dict(type=kind, **{name: value}), 32, 2)
@@ -306,17 +318,17 @@ def test_options_without_a_place_are_refused(kind):
     assert build_attention(dict(type=kind, backend=backend, qkv_bias=False), 32, 2)
 
 
-def test_learnable_weights_refuse_another_map():
+def test_learnable_token_weights_raise_for_another_map():
     attn = build_attention(ATTENTIONS['rala-learnable'], 32, 2)
     with pytest.raises(ValueError, match='num_tokens=30, the map has 20'):
         attn(torch.randn(1, 20, 32), (4, 5))
 
 
-def test_a_config_may_set_what_the_host_fills_in():
+def test_config_overrides_embed_dims_and_num_heads():
     assert build_attention(dict(type='RALA', num_heads=4), 32, num_heads=2).num_heads == 4
 
 
-def test_an_attention_may_be_registered_in_a_framework():
+def test_attention_registered_in_a_framework():
     mmseg = pytest.importorskip('mmseg.registry', reason='MMSegmentation comes with "seg"')
     kind = type('OfUser', (BaseAttention,), dict(__module__='mmseg.of_user'))
     mmseg.MODELS.register_module(module=kind)
@@ -327,10 +339,10 @@ def test_an_attention_may_be_registered_in_a_framework():
         mmseg.MODELS.module_dict.pop('OfUser')
 
 
-def test_a_host_offers_what_an_attention_may_take():
+def test_backbone_options():
     offers = dict(gate='proj', sr_ratio=2)
     assert build_attention('SoftmaxAttention', 32, 2, **offers).gate == 'proj'
-    assert build_attention('LinearAttention', 32, 2, **offers).gate is None  # does not take it
+    assert build_attention('LinearAttention', 32, 2, **offers).gate is None  # not an option of it
     assert build_attention('SpatialReductionAttention', 32, 2, **offers).sr_ratio == 2
     cfg = dict(type=SpatialReductionAttention, sr_ratio=1)
     assert build_attention(cfg, 32, 2, **offers).sr_ratio == 1

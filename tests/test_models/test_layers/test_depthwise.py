@@ -1,4 +1,4 @@
-"""The residual inside a depth-wise kernel, against its definition in float64."""
+"""Depth-wise convolution with the residual in its kernel, compared in float64."""
 
 import pytest
 import torch
@@ -29,8 +29,8 @@ def test_outputs_and_gradients(hw, size, bias):
     assert torch.equal(conv.weight, leaves[1])
 
 
-def test_half_types_keep_the_digits_of_the_kernel():
-    """Beside 1 bfloat16 has steps of 1/128: a kernel of 0.001 would be lost."""
+def test_half_types_keep_small_kernels():
+    """Test a kernel of 0.001: next to 1, bfloat16 has steps of 1/128 and would lose it."""
     conv = nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False)
     nn.init.constant_(conv.weight, 1e-3)
     x = torch.full((1, 9, 4), 1.0)

@@ -5,9 +5,11 @@ import torch.nn.functional as F
 from mmlinattn.models.layers import EnhancedLinearAttention, TokenLayout
 
 
-def test_is_its_definition_with_padding(dims):
-    """The convolutions, written for each position, then ReLU attention N x N, then the projection;
-    of an image alone, and of the same image on a larger, padded map."""
+def test_equals_its_definition_with_padding(dims):
+    """Compare with convolutions per position, N x N ReLU attention and the projection.
+
+    The image is tested alone and on a larger, padded map.
+    """
     attn = EnhancedLinearAttention(**dims, scales=(3,)).double()
     x = torch.randn(1, 12, 16, dtype=torch.float64, requires_grad=True)
     depthwise, pointwise = (layer.weight for layer in attn.aggregations[0])
@@ -39,7 +41,7 @@ def test_is_its_definition_with_padding(dims):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
-def test_query_pos_reaches_aggregated_queries_and_keys_but_no_values(dims):
+def test_query_pos_changes_aggregated_queries_and_keys_but_not_values(dims):
     attn = EnhancedLinearAttention(**dims).double()
     x, pos = torch.randn(2, 1, 12, 16, dtype=torch.float64)
     _, _, values, _ = attn.project(x, None, TokenLayout((3, 4)))
@@ -50,9 +52,9 @@ def test_query_pos_reaches_aggregated_queries_and_keys_but_no_values(dims):
     torch.testing.assert_close(k, of_sum[1])
 
 
-def test_the_eps_of_the_release_is_finite_in_half_precision(dims):
+def test_eps_of_the_release_is_finite_in_half_precision(dims):
     attn = EnhancedLinearAttention(**dims, eps=1e-15)
-    x = torch.zeros(1, 12, 16, requires_grad=True)  # all features are the bias
+    x = torch.zeros(1, 12, 16, requires_grad=True)  # all features are 0
     with torch.no_grad():
         attn.in_proj.bias.zero_()
     with torch.autocast('cpu', dtype=torch.float16):

@@ -1,4 +1,4 @@
-"""Every attention in an exported graph: at another size than it was exported at, or refused."""
+"""Export of every attention with dynamic sizes, or the error of those that need a static size."""
 
 import pytest
 import torch
@@ -8,7 +8,12 @@ from torch.export import Dim, export
 from mmlinattn.models.backbones import RAVLT, MixTransformer, ViT
 from mmlinattn.models.layers import build_attention, map_to_tokens, tokens_to_map
 from mmlinattn.models.layers.base import TokenLayout
-from mmlinattn.models.layers.pooling import cell_masks, pool_tokens_dynamic, pool_tokens, pooling_grid
+from mmlinattn.models.layers.pooling import (
+    cell_masks,
+    pool_tokens,
+    pool_tokens_dynamic,
+    pooling_grid,
+)
 from mmlinattn.ops import BackendError
 from mmlinattn.ops.common import numerics
 from tests.sizes import some
@@ -30,14 +35,14 @@ FIXED = {
     'window': 'WindowAttention',
     'window-shifted': 'WindowAttention',
 }
-# Options that add nothing to export.
+# Options that do not affect export.
 ALIKE = (
     'softmax-ravlt', 'rala-identity-relu', 'rala-no-aug', 'rala-tanh-softmax', 'rwgka-two-sets',
     'slinear', 'additive-own-value', 'linear-dpfp', 'linear-efficient', 'linear-rfa', 'linear-t2r',
     'ripple-fixed', 'ripple-sat', 'ripple-softmax', 'ripple-truncated', 'angular-paper',
 )  # fmt: skip
 DYNAMIC = [name for name in ATTENTIONS if name not in FIXED and name not in ALIKE]
-# Those whose padding takes a way of its own through an export.
+# Attentions that handle padding differently during export.
 PADDED = ['ripple-sat', 'rwgkp', 'nystrom']
 BY_TRACING = [
     'linear', 'rala', 'rwgkp', 'longformer', 'longformer-relative', 'relative', 'ripple',
@@ -46,7 +51,7 @@ BY_TRACING = [
 
 
 class OnMap(nn.Module):
-    """An attention on a map (B, C, H, W), with padding (B, H, W) and a class token."""
+    """Attention on a map (B, C, H, W), with padding (B, H, W) and a class token."""
 
     def __init__(self, name, dtype=torch.float64):
         super().__init__()
@@ -81,7 +86,7 @@ def exported(model, args):
 @dynamic
 @pytest.mark.long
 @pytest.mark.parametrize('name', some(DYNAMIC, every=2))
-def test_at_any_size(name):
+def test_dynamic_sizes(name):
     model = OnMap(name)
     program = exported(model, inputs(EXPORTED)).module()
     for size in OTHERS:
@@ -91,7 +96,7 @@ def test_at_any_size(name):
 
 @dynamic
 @pytest.mark.parametrize('name', PADDED)
-def test_with_padding_and_a_class_token(name):
+def test_dynamic_sizes_with_padding_and_class_token(name):
     model = OnMap(name)
     program = exported(model, inputs(EXPORTED, padded=True)).module()
     for size in OTHERS:
@@ -101,7 +106,7 @@ def test_with_padding_and_a_class_token(name):
 
 @dynamic
 @pytest.mark.parametrize('name', FIXED)
-def test_what_needs_a_fixed_size_says_so(name):
+def test_static_size_required(name):
     model = OnMap(name)
     with pytest.raises(ValueError, match=f'{FIXED[name]} cannot be exported with dynamic height'):
         exported(model, inputs(EXPORTED))
@@ -110,11 +115,11 @@ def test_what_needs_a_fixed_size_says_so(name):
 
 
 @dynamic
-def test_rings_beyond_any_reason_are_refused():
+def test_too_large_rings_raise():
     model = OnMap('ripple-log')
     model.attn.max_distance = 9  # 511 rows
     model.attn.units = nn.Parameter(torch.randn(2, 9, 8, dtype=torch.float64))
-    with pytest.raises(ValueError, match='reach over 511 rows, .* at most 127'):
+    with pytest.raises(ValueError, match='reach over 511 rows; .* at most 127'):
         exported(model, inputs(EXPORTED))
     args = inputs((1, 5, 6))
     torch.testing.assert_close(export(model, args).module()(*args), model(*args))
@@ -132,7 +137,7 @@ def test_onnx_by_tracing(name, tmp_path):
 
 
 @pytest.mark.parametrize('name', ['linear-permuted', 'linear-sine', 'linear-conv'])
-def test_random_positions_do_not_go_to_onnx(name, tmp_path):
+def test_random_positions_are_not_exported_to_onnx(name, tmp_path):
     model = OnMap(name, torch.float32)
     with pytest.raises(ValueError, match=f'{FIXED[name]} cannot be exported to ONNX'):
         torch.onnx.export(
@@ -142,8 +147,8 @@ def test_random_positions_do_not_go_to_onnx(name, tmp_path):
 
 @dynamic
 @pytest.mark.parametrize('name', ['window', 'linear-sine', 'rala-learnable'])
-def test_onnx_does_not_fix_sizes_without_a_word(name, tmp_path):
-    """After an error torch's exporter tries a second way, and there limits the sizes."""
+def test_onnx_raises_instead_of_fixing_sizes(name, tmp_path):
+    """Test torch's second export strategy, tried after an error, which would fix the sizes."""
     pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
     model, (x,) = OnMap(name, torch.float32), inputs(EXPORTED, dtype=torch.float32)
     shapes = ({2: Dim('h', min=4, max=4096), 3: Dim('w', min=4, max=4096)},)
@@ -156,7 +161,7 @@ def test_onnx_does_not_fix_sizes_without_a_word(name, tmp_path):
 @dynamic
 @pytest.mark.long
 @pytest.mark.parametrize('name', some(['rwgkp', 'ripple-sat'], every=2))
-def test_onnx_at_any_size(name, tmp_path):
+def test_onnx_with_dynamic_sizes(name, tmp_path):
     runtime = pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
     pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
     model, path = OnMap(name, torch.float32), tmp_path / 'model.onnx'
@@ -172,7 +177,7 @@ def test_onnx_at_any_size(name, tmp_path):
 
 
 @dynamic
-def test_kernels_are_not_exported():
+def test_triton_kernels_are_not_exported():
     model = OnMap('rala', torch.float32)
     model.attn.backend = 'triton'
     with pytest.raises(BackendError, match='cannot serve this call'):
@@ -180,7 +185,7 @@ def test_kernels_are_not_exported():
 
 
 @pytest.mark.parametrize('cells', [1, 6, 9, 64])
-def test_the_grid_of_any_map_is_that_of_the_map(cells):
+def test_dynamic_pooling_equals_static_pooling(cells):
     device = torch.device('cpu')
     for hw in [(1, 1), (1, 4), (4, 1), (3, 9), (7, 7), (16, 9), (5, 40), (33, 12), (9, 64)]:
         x, tokens = torch.randn(1, 2, hw[0] * hw[1], 3, dtype=torch.float64), TokenLayout(hw)
@@ -191,7 +196,7 @@ def test_the_grid_of_any_map_is_that_of_the_map(cells):
         torch.testing.assert_close(pooled[:, :, exists], pool_tokens(x, tokens, *places))
 
 
-def test_all_grids():
+def test_dynamic_pooling_grids():
     for height in range(1, 50):
         for width in range(1, 50):
             tokens = TokenLayout((height, width))
@@ -203,7 +208,7 @@ def test_all_grids():
 @dynamic
 @pytest.mark.long
 @pytest.mark.parametrize(
-    'host, options',
+    'backbone, options',
     some(
         [
             (MixTransformer, dict(attn_cfg=dict(type='RWGKP', num_anchors=6))),
@@ -212,19 +217,19 @@ def test_all_grids():
         every=2,
     ),
 )
-def test_backbones_at_any_size(host, options):
+def test_backbones_with_dynamic_sizes(backbone, options):
     arch = dict(embed_dims=(8, 16, 24, 32), depths=1, num_heads=(1, 2, 2, 4))
-    check_host(host(arch, out_indices=(1,), **options))
+    check_backbone(backbone(arch, out_indices=(1,), **options))
 
 
 @dynamic
-def test_vit_at_any_size():
-    """Class token, resized positions, patches that do not divide the image."""
+def test_vit_with_dynamic_sizes():
+    """Export a class token, resized positions and patches that do not divide the image."""
     arch = dict(embed_dims=16, num_heads=2, depth=1, patch_size=8)
-    check_host(ViT(arch, 'RALA', img_size=64))
+    check_backbone(ViT(arch, 'RALA', img_size=64))
 
 
-def check_host(model):
+def check_backbone(model):
     model.double().eval().requires_grad_(False)
     shapes = ({0: Dim('b', max=64), 2: Dim('h', min=64, max=4096), 3: Dim('w', min=64, max=4096)},)
     images = torch.randn(2, 3, 96, 128, dtype=torch.float64)
@@ -235,11 +240,11 @@ def check_host(model):
             torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-11)
 
 
-def test_every_attention_is_here():
+def test_all_attentions_are_tested():
     kinds = {ATTENTIONS[name]['type'] for name in (*DYNAMIC, *FIXED)}
     assert kinds == {cfg['type'] for cfg in ATTENTIONS.values()}
 
 
-def test_nothing_is_exported_here():
+def test_is_not_exporting_by_default():
     assert not numerics.is_exporting() and numerics.is_static(torch.tensor(3))
     assert not numerics.may_be_symbolic(3)

@@ -1,4 +1,4 @@
-"""Extra tokens, such as a class token: keys and queries without a place on the map."""
+"""Extra tokens (class token, registers): queries and keys without a position on the map."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ HW, EXTRA, CHANNELS, HEADS = (4, 5), 2, 16, 2
 NUM = EXTRA + 20
 
 
-def takes_them(cfg: dict) -> bool:
+def supports_extra_tokens(cfg: dict) -> bool:
     try:
         build_attention(cfg, CHANNELS, HEADS).check_extra_tokens(EXTRA)
     except ValueError as error:
@@ -22,7 +22,7 @@ def takes_them(cfg: dict) -> bool:
     return True
 
 
-TAKE = {name: cfg for name, cfg in ATTENTIONS.items() if takes_them(cfg)}
+TAKE = {name: cfg for name, cfg in ATTENTIONS.items() if supports_extra_tokens(cfg)}
 TAKE['rala-learnable'] = dict(TAKE['rala-learnable'], num_tokens=NUM)
 
 
@@ -42,19 +42,19 @@ def padding() -> Tensor:
     return mask
 
 
-def test_all_tokens_read_and_are_read(attn):
+def test_all_tokens_depend_on_all_tokens(attn):
     x = tokens().requires_grad_()
-    out = attn(x, (2, 10), num_extra_tokens=EXTRA)  # whose columns spatial reduction divides
+    out = attn(x, (2, 10), num_extra_tokens=EXTRA)  # spatial reduction divides the 10 columns
     assert out.shape == x.shape
     (of_x,) = torch.autograd.grad(out[:, -1].square().sum(), x, retain_graph=True)
-    truncated = getattr(attn, 'weights', None) == 'truncated'  # nothing but what is near
+    truncated = getattr(attn, 'weights', None) == 'truncated'  # attends within max_distance only
     assert of_x[:, :EXTRA].abs().sum((0, 2)).bool().all() or truncated
     (of_x,) = torch.autograd.grad(out[:, :EXTRA].square().sum(), x)
     assert of_x.abs().sum((0, 2)).bool().all()
 
 
-def test_they_have_no_place(attn):
-    """Their order changes nothing, and a map that is reflected changes nothing for them."""
+def test_extra_tokens_have_no_position(attn):
+    """Permute the extra tokens and reflect the map; neither affects the outputs."""
     if getattr(attn, 'token_logits', None) is not None:
         torch.nn.init.normal_(attn.token_logits)
         attn.token_logits.data[:, 1] = attn.token_logits.data[:, 0]
@@ -65,7 +65,7 @@ def test_they_have_no_place(attn):
     torch.testing.assert_close(other[:, EXTRA:], out[:, EXTRA:])
 
 
-def test_what_is_padding_changes_nothing(attn):
+def test_content_of_padding_does_not_change_real_tokens(attn):
     x, junk, mask = tokens(), 9 * tokens(), padding()
     outs = [
         attn(x.where(~mask[..., None], t), HW, key_padding_mask=mask, num_extra_tokens=EXTRA)
@@ -75,14 +75,14 @@ def test_what_is_padding_changes_nothing(attn):
 
 
 def by_definition(attn: BaseAttention, similarity: Tensor, x: Tensor) -> Tensor:
-    """Rows of (B, heads, E + N, E + N), normalised, times the values, projected."""
+    """Compute the output from a similarity (B, heads, E + N, E + N), normalised per row."""
     v = attn.split_heads(attn.in_proj(x).chunk(3, -1)[2])
     out = (similarity / similarity.sum(-1, keepdim=True)) @ v
     return attn.proj(out.transpose(1, 2).flatten(2))
 
 
-def same(attn: BaseAttention, expected, x: Tensor, mask: Tensor, hw=HW) -> None:
-    """Outputs and gradients, of real tokens."""
+def assert_same(attn: BaseAttention, expected, x: Tensor, mask: Tensor, hw=HW) -> None:
+    """Compare outputs and gradients of real tokens."""
     x = x.requires_grad_()
     out = attn(x, hw, key_padding_mask=mask, num_extra_tokens=EXTRA)
     weight = torch.randn_like(out) * ~mask[..., None]
@@ -95,7 +95,7 @@ def same(attn: BaseAttention, expected, x: Tensor, mask: Tensor, hw=HW) -> None:
 
 
 @pytest.mark.parametrize('kind', ['SoftmaxAttention', 'LinearAttention'])
-def test_tokens_like_all_others(kind):
+def test_extra_tokens_equal_map_tokens(kind):
     options = {} if kind == 'SoftmaxAttention' else dict(feature_map='elu+1', eps=0.0)
     attn = build_attention(dict(type=kind, **options), CHANNELS, HEADS).double()
     mask = padding()
@@ -108,7 +108,7 @@ def test_tokens_like_all_others(kind):
             similarity = (torch.nn.functional.elu(q) + 1) @ (torch.nn.functional.elu(k) + 1).mT
         return by_definition(attn, similarity.masked_fill(mask[:, None, None], 0), x)
 
-    same(attn, expected, tokens(), mask)
+    assert_same(attn, expected, tokens(), mask)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,9 @@ def test_ripple_extra_tokens_are_in_the_last_group(groups, backend, weights):
     place = place.flatten(1)
     distance = (place[:, :, None] - place[:, None]).abs().amax(0)  # [N, N]
     group = torch.full((NUM, NUM), 2)
-    group[EXTRA:, EXTRA:] = distance.clamp(max=2)  # with R = 2 both kinds have the same groups
+    group[EXTRA:, EXTRA:] = distance.clamp(
+        max=2
+    )  # with R = 2 both kinds have the assert_same groups
 
     def expected(x):
         q, k, v = (attn.split_heads(t) for t in attn.in_proj(x).chunk(3, -1))
@@ -139,10 +141,10 @@ def test_ripple_extra_tokens_are_in_the_last_group(groups, backend, weights):
         ring = torch.cat([torch.ones_like(ring[:, :, :EXTRA]), ring[:, :, EXTRA:]], 2)
         return by_definition(attn, (similarity * ring).masked_fill(mask[:, None, None], 0), x)
 
-    same(attn, expected, tokens(), mask)
+    assert_same(attn, expected, tokens(), mask)
 
 
-def test_rala_turns_and_smooths_the_map_alone():
+def test_rala_rotates_and_convolves_map_tokens_only():
     attn = build_attention(dict(type='RALA', eps=0.0), CHANNELS, HEADS).double()
     mask = padding()
 
@@ -173,10 +175,10 @@ def test_rala_turns_and_smooths_the_map_alone():
             out[image] = rotated(q[image]) @ turned.mT @ v[image][:, real] / below
         return attn.proj(gate * (out.transpose(1, 2).flatten(2) + lepe))
 
-    same(attn, expected, tokens(), mask)
+    assert_same(attn, expected, tokens(), mask)
 
 
-def test_pooled_anchors_are_of_the_map():
+def test_anchors_are_pooled_from_map_tokens_only():
     attn = build_attention(dict(type='RWGKP', num_anchors=4), CHANNELS, HEADS).double()
     x = tokens()
     q = attn.split_heads(attn.in_proj(x).chunk(3, -1)[0])
@@ -193,10 +195,10 @@ def test_pooled_anchors_are_of_the_map():
     torch.testing.assert_close(found[0][0], of_walk)
 
 
-def test_reduced_keys_are_of_the_map():
+def test_spatial_reduction_of_map_tokens_only():
     attn = build_attention(dict(type='SpatialReductionAttention', sr_ratio=2), CHANNELS, HEADS)
     attn, mask = attn.double(), padding()
-    mask[0, -5:] = False  # a cell that is padding in part
+    mask[0, -5:] = False  # this cell is padded in part
 
     def expected(x):
         cells = attn.sr(x.masked_fill(mask[..., None], 0)[:, EXTRA:].mT.unflatten(-1, HW))
@@ -207,10 +209,10 @@ def test_reduced_keys_are_of_the_map():
         weights = (q @ k.mT / 8**0.5).masked_fill(of_keys[:, None, None], float('-inf')).softmax(-1)
         return attn.proj((weights @ v).transpose(1, 2).flatten(2))
 
-    same(attn, expected, tokens(), mask)
+    assert_same(attn, expected, tokens(), mask)
 
 
-def test_windows_and_their_neighbours_see_extra_tokens():
+def test_windows_attend_to_extra_tokens():
     attn = build_attention(
         dict(type='VisionLongformerAttention', window_size=2), CHANNELS, HEADS
     ).double()
@@ -224,17 +226,17 @@ def test_windows_and_their_neighbours_see_extra_tokens():
         hidden = ~seen | mask[:, None, None]
         return by_definition(attn, (q @ k.mT / 8**0.5).exp().masked_fill(hidden, 0), x)
 
-    same(attn, expected, tokens(), mask, hw)
+    assert_same(attn, expected, tokens(), mask, hw)
 
 
-def test_convolutional_projections_are_of_the_map():
+def test_convolutional_projections_of_map_tokens_only():
     attn = build_attention('ConvProjectionAttention', CHANNELS, HEADS).double().eval()
     for bn in (attn.conv_q.bn, attn.conv_k.bn, attn.conv_v.bn):
         torch.nn.init.normal_(bn.running_mean)
         torch.nn.init.uniform_(bn.running_var, 0.5, 2)
         torch.nn.init.normal_(bn.weight)
     mask = padding()
-    mask[0, -5:], mask[0, -3] = False, True  # row 3, column 2: in the middle of no key
+    mask[0, -5:], mask[0, -3] = False, True  # row 3, column 2: not the centre of a key
 
     def expected(x):
         seen, parts = x.masked_fill(mask[..., None], 0), []
@@ -253,39 +255,39 @@ def test_convolutional_projections_are_of_the_map():
         )
         return attn.proj((logits.softmax(-1) @ parts[2]).transpose(1, 2).flatten(2))
 
-    same(attn, expected, tokens(), mask)
+    assert_same(attn, expected, tokens(), mask)
 
 
 @pytest.mark.parametrize('extra', [-1, 1.0, None, True])
-def test_a_wrong_number(extra):
+def test_invalid_number_of_extra_tokens(extra):
     attn = build_attention('SoftmaxAttention', CHANNELS, HEADS)
     with pytest.raises(ValueError, match=r'num_extra_tokens must be .* got'):
         attn(torch.randn(1, 21, CHANNELS), HW, num_extra_tokens=extra)
 
 
-def test_more_than_there_are():
+def test_more_extra_tokens_than_tokens():
     attn = build_attention('SoftmaxAttention', CHANNELS, HEADS)
     with pytest.raises(ValueError, match='20 positions but x has 19 tokens; a class token'):
         attn(torch.randn(1, 21, CHANNELS), HW, num_extra_tokens=2)
 
 
-def test_an_attention_may_refuse_them():
-    class OfTheMap(BaseAttention):
+def test_attention_without_support_raises():
+    class MapAttention(BaseAttention):
         supports_extra_tokens = False
 
         def attend(self, q, k, v, tokens):
             return v
 
-    attn = OfTheMap(CHANNELS, HEADS)
+    attn = MapAttention(CHANNELS, HEADS)
     assert attn(torch.randn(1, 20, CHANNELS), HW).shape == (1, 20, CHANNELS)
     with pytest.raises(
-        ValueError, match='OfTheMap does not support extra tokens, such as a class token.*=1'
+        ValueError, match='MapAttention does not support extra tokens, such as a class token.*=1'
     ):
         attn(torch.randn(1, 21, CHANNELS), HW, num_extra_tokens=1)
 
 
-def test_kernels_that_cannot_say_so():
-    """The tables of the fused form have a row for each place, and none for no place."""
+def test_triton_does_not_support_rotary_with_extra_tokens():
+    """Test the reason: tables of the Triton kernels have no row for extra tokens."""
     triton_ops = pytest.importorskip('mmlinattn.ops.linear.triton_ops', reason='needs Triton')
     q = torch.randn(1, 2, 7, 16)
     for extra, reason in ((0, None), (1, 'extra tokens')):
@@ -294,7 +296,7 @@ def test_kernels_that_cannot_say_so():
         assert reason in found if reason else 'extra tokens' not in str(found)
 
 
-def test_positions_of_a_map_refuse_them_and_say_which():
+def test_positions_without_support_raise():
     for position in ('PermutationPosition', 'SineSPE', 'ConvSPE'):
         cfg = dict(type='LinearAttention', position=position)
         with pytest.raises(ValueError, match=f'position {position} does not support extra tokens'):

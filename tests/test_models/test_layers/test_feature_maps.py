@@ -41,7 +41,7 @@ def test_features_of_queries_and_keys(feature_map):
     assert all(p.grad is not None for p in feature_map.parameters())
 
 
-def test_padded_keys_change_no_other(feature_map):
+def test_padded_keys_do_not_change_real_keys(feature_map):
     q, k = tokens(2, 2, 3, 7, 8)
     mask = torch.zeros(2, 7, dtype=torch.bool)
     mask[:, 4:] = True
@@ -51,7 +51,7 @@ def test_padded_keys_change_no_other(feature_map):
     torch.testing.assert_close(padded, alone)
 
 
-def test_all_padding_is_finite(feature_map):
+def test_padding_only_is_finite(feature_map):
     x = tokens(2, 2, 3, 7, 8).requires_grad_()
     q, k = feature_map(*x, torch.ones(2, 7, dtype=torch.bool))
     (q.sum() + k.sum()).backward()
@@ -59,7 +59,7 @@ def test_all_padding_is_finite(feature_map):
 
 
 def test_half_precision_computes_in_float32(feature_map):
-    """And returns the type that it is given, but where that has too small a range."""
+    """Test the dtype of the features: that of the input, unless they exceed float16."""
     x = 4 * torch.randn(2, 2, 3, 7, 8).half()
     feature_map = feature_map.float()
     for dtype in (torch.float16, torch.bfloat16):
@@ -84,7 +84,7 @@ def test_adaptive_map_by_hand():
     torch.testing.assert_close(feature_map(x, x)[0], expected)
 
 
-def test_one_map_a_head_is_that_map_head_by_head():
+def test_per_head_map_equals_one_map_per_head():
     feature_map = build_feature_map(dict(type='T2RFeatures', per_head=True), 8, 3).double()
     x = tokens(2, 3, 4, 8)
     weight, bias = feature_map.linear.weight, feature_map.linear.bias
@@ -92,12 +92,12 @@ def test_one_map_a_head_is_that_map_head_by_head():
     torch.testing.assert_close(feature_map(x, x)[0], expected)
 
 
-def test_w1_starts_standard_normal():
+def test_w1_is_initialised_standard_normal():
     frequencies = build_feature_map('AdaptiveFeatures', 64, 1).frequencies
     assert abs(frequencies.mean()) < 0.1 and abs(frequencies.std() - 1) < 0.1
 
 
-def test_resampling_only_in_training_and_one_draw_for_queries_and_keys():
+def test_resampling_in_training_uses_one_draw_for_queries_and_keys():
     feature_map = build_feature_map(dict(type='AdaptiveFeatures', resample=True), 8, 2)
     x = torch.randn(1, 2, 4, 8)
     q, k = feature_map(x, x)
@@ -116,7 +116,7 @@ def test_random_features_approximate_their_kernel(kind):
     if kind == 'RFAFeatures':  # Gaussian kernel of unit vectors
         x, y = (t / t.norm(dim=-1, keepdim=True) for t in (x, y))
         expected = (-(torch.cdist(x, y) ** 2) / 2).exp()
-    else:  # softmax kernel, up to a factor of each query and one of all keys
+    else:  # softmax kernel, up to one factor per query and one for all keys
         kernel = kernel / kernel.sum(-1, keepdim=True)
         expected = (x @ y.mT / 2).softmax(-1)
     torch.testing.assert_close(kernel, expected, atol=0.05, rtol=0)

@@ -5,7 +5,7 @@ from mmlinattn.models.layers import FocusedLinearAttention
 
 
 @pytest.mark.parametrize('power', [3, 4.5])
-def test_is_its_definition(power, defined_by, dims):
+def test_equals_its_definition(power, defined_by, dims):
     attn = FocusedLinearAttention(**dims, power=power)
     torch.nn.init.normal_(attn.feature_map.scale)
 
@@ -23,7 +23,7 @@ def test_is_its_definition(power, defined_by, dims):
     defined_by(attn, definition, tolerance=1e-9)
 
 
-def test_high_powers_of_small_and_large_channels_are_finite(dims):
+def test_high_powers_are_finite_for_small_and_large_channels(dims):
     attn = FocusedLinearAttention(**dims, power=12)
     for size in (1e-9, 1e5):
         x = (size * torch.randn(1, 2, 6, 8)).requires_grad_()
@@ -32,7 +32,7 @@ def test_high_powers_of_small_and_large_channels_are_finite(dims):
         assert torch.isfinite(features).all() and torch.isfinite(x.grad).all()
 
 
-def test_features_keep_their_length(dims):
+def test_features_keep_their_norm(dims):
     x = torch.rand(1, 2, 6, 8, dtype=torch.float64)
     attn = FocusedLinearAttention(**dims).double()
     length = torch.linalg.vector_norm(x + 1e-6, dim=(1, 3)) / torch.tensor(2.0).double().log()

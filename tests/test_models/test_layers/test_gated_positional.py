@@ -9,7 +9,7 @@ def softmax(x):
     return weights / weights.sum(-1, keepdim=True)
 
 
-def test_is_its_definition(defined_by, dims):
+def test_equals_its_definition(defined_by, dims):
     attn = GatedPositionalAttention(**dims)
     torch.nn.init.normal_(attn.positions)
     torch.nn.init.normal_(attn.gates)
@@ -27,24 +27,26 @@ def test_is_its_definition(defined_by, dims):
     defined_by(attn, definition)
 
 
-def test_heads_start_looking_at_nine_neighbours():
+def test_heads_initially_attend_to_nine_neighbours():
     attn = GatedPositionalAttention(72, 9, locality_strength=5.0).double()
     v = torch.zeros(1, 9, 25, 8, dtype=torch.float64)
     v[..., 0] = torch.arange(25)
-    seen = attn.positional_attention(v, TokenLayout((5, 5)))[0, :, 12, 0]  # by the token in the middle
+    seen = attn.positional_attention(v, TokenLayout((5, 5)))[
+        0, :, 12, 0
+    ]  # by the token in the middle
     assert sorted(seen.round().int().tolist()) == [6, 7, 8, 11, 12, 13, 16, 17, 18]
     assert (seen - seen.round()).abs().max() < 0.06
 
 
-def test_number_of_heads_need_not_be_square():
+def test_number_of_heads_can_be_non_square():
     attn = GatedPositionalAttention(48, 6)
     assert len({tuple(row) for row in attn.positions.tolist()}) == 6
 
 
-def test_position_of_a_large_map_is_never_n_by_n():
+def test_position_part_of_a_large_map_is_not_n_by_n():
     v = torch.randn(1, 2, 256 * 256, 4)
     out = GatedPositionalAttention(8, 2).positional_attention(v, TokenLayout((256, 256)))
-    assert torch.isfinite(out).all()  # 32 GiB, if it were
+    assert torch.isfinite(out).all()  # an N x N matrix would take 32 GiB
 
 
 def test_bad_strength(dims):

@@ -4,10 +4,10 @@ import torch
 from mmlinattn.models.layers import HydraAttention, TokenLayout
 
 
-def test_is_as_many_heads_as_channels(defined_by, dims):
+def test_equals_attention_with_one_head_per_channel(defined_by, dims):
     def definition(q, k, v, places):
         q, k = (x / x.square().sum((0, 2), keepdim=True).sqrt() for x in (q, k))
-        kernels = torch.einsum('hid,hjd->hdij', q, k)  # an N x N kernel for each channel
+        kernels = torch.einsum('hid,hjd->hdij', q, k)  # an N x N kernel per channel
         return torch.einsum('hdij,hjd->hid', kernels, v)
 
     defined_by(HydraAttention(**dims), definition)

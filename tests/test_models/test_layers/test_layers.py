@@ -12,7 +12,7 @@ from mmlinattn.models.layers import (
 )
 
 
-def test_softmax_attention_is_the_textbook_formula():
+def test_softmax_attention_equals_the_formula():
     q, k, v = torch.randn(3, 2, 2, 7, 8, dtype=torch.float64)
     mask = torch.zeros(2, 7, dtype=torch.bool)
     mask[1, 3:] = True

@@ -18,7 +18,7 @@ def test_released_form(defined_by, dims):
     defined_by(LinearAngularAttention(**dims), definition)
 
 
-def test_form_of_the_paper(defined_by, dims):
+def test_paper_form(defined_by, dims):
     def definition(q, k, v, places):
         kernel = 0.5 + l2_normalize(q) @ l2_normalize(k).mT / math.pi
         return kernel @ v / (kernel.sum(-1, keepdim=True) + 1e-6)
@@ -26,7 +26,7 @@ def test_form_of_the_paper(defined_by, dims):
     defined_by(LinearAngularAttention(**dims, form='paper'), definition)
 
 
-def test_is_the_angular_kernel_to_third_order():
+def test_equals_the_angular_kernel_to_third_order():
     cosine = torch.linspace(-0.2, 0.2, 5, dtype=torch.float64)
     angular = 1 - cosine.acos() / math.pi
     torch.testing.assert_close(0.5 + cosine / math.pi, angular, rtol=0, atol=0.2**3 / 6)

@@ -1,4 +1,4 @@
-"""What others do to the layers of torch inside ours is heeded."""
+"""Hooks, pruning, replacement and quantisation of the linear layers and convolutions."""
 
 import pytest
 import torch
@@ -19,8 +19,8 @@ def ffn(request):
     return request.param(8, 16)
 
 
-def test_hooks_see_what_the_layer_gives(ffn):
-    """Not what is made of it in place."""
+def test_hooks_receive_the_output_of_the_layer(ffn):
+    """Test that GELU does not overwrite the output in place."""
     seen = {}
     for name in ('fc1', 'dwconv', 'fc2'):
         getattr(ffn, name).register_forward_hook(
@@ -35,7 +35,7 @@ def test_hooks_see_what_the_layer_gives(ffn):
     torch.testing.assert_close(out, ffn.dwconv._conv_forward(x, ffn.dwconv.weight, ffn.dwconv.bias))
 
 
-def test_a_hook_for_all_modules_is_heeded(ffn):
+def test_global_hooks_are_called(ffn):
     seen = []
     handle = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(type(m)))
     try:
@@ -53,8 +53,8 @@ def test_pruned_layers_train(ffn):
     assert ffn.dwconv.weight_orig.grad is not None
 
 
-def test_layers_that_were_replaced(ffn):
-    """The input of an identity is the caller's, and a wrapped convolution has no weight."""
+def test_replaced_layers_are_called(ffn):
+    """Test an identity, whose output is its input, and a wrapper, which has no weight."""
     ffn.dwconv = nn.Sequential(ffn.dwconv)
     x = torch.randn(2, 12, 8)
     before = x.clone()
@@ -64,7 +64,7 @@ def test_layers_that_were_replaced(ffn):
     assert torch.equal(x, before) and out.shape == x.shape
 
 
-def test_dynamic_quantisation_finds_the_layers():
+def test_dynamic_quantisation_replaces_the_layers():
     model = nn.ModuleList([MLP(16, 32), SoftmaxAttention(16, 2)])
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
     kinds = {type(module) for module in quantised.modules() if hasattr(module, 'in_features')}
@@ -73,7 +73,7 @@ def test_dynamic_quantisation_finds_the_layers():
     torch.testing.assert_close(quantised[0](x), model[0](x), rtol=0.1, atol=0.1)
 
 
-def test_models_without_memory():
+def test_meta_tensors():
     model = RAVLT('tiny', norm_cfg=dict(type='BN')).to('meta')
     assert [f.shape[1] for f in model(torch.empty(1, 3, 64, 64, device='meta'))] == [
         64,
@@ -83,7 +83,7 @@ def test_models_without_memory():
     ]
 
 
-def test_plain_is_of_the_very_class():
+def test_is_unmodified_requires_the_exact_class():
     layer = nn.Linear(2, 2)
     assert is_unmodified(layer, nn.Linear) and not is_unmodified(layer, nn.Conv2d)
     layer.register_forward_pre_hook(lambda *_: None)

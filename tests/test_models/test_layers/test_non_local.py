@@ -10,7 +10,7 @@ every_mode = pytest.mark.parametrize('mode', MODES)
 
 
 class Rectified(torch.nn.Module):
-    """mmcv divides the result of its ReLU in place, which torch then cannot differentiate."""
+    """ReLU that torch can differentiate; mmcv divides the result of its ReLU in place."""
 
     def forward(self, x):
         return x.relu() * 1
@@ -43,7 +43,7 @@ def test_equals_mmcv_with_the_same_weights(mode, dims, options):
 
 
 @every_mode
-def test_is_its_definition_pair_by_pair(mode):
+def test_equals_its_definition(mode):
     block = random(NonLocalBlock(4, 1, mode))
     x = torch.randn(1, 4, 6, dtype=torch.float64)
 
@@ -67,9 +67,11 @@ def test_is_its_definition_pair_by_pair(mode):
 
 
 @pytest.mark.parametrize('mode', ['dot_product', 'concatenation'])
-def test_keys_of_a_large_map_are_never_n_by_n(mode):
+def test_a_large_map_is_not_n_by_n(mode):
     block = random(NonLocalBlock(4, mode=mode)).float()
-    assert torch.isfinite(block(torch.randn(1, 4, 300, 300))).all()  # 32 GB, if they were
+    assert torch.isfinite(
+        block(torch.randn(1, 4, 300, 300))
+    ).all()  # an N x N matrix would take 32 GB
 
 
 @every_mode
@@ -83,24 +85,24 @@ def test_half_precision_is_close(mode):
     assert (half - exact).norm() < 0.01 * exact.norm()
 
 
-def test_starts_as_the_identity_also_where_a_host_starts_convolutions():
+def test_is_initialised_as_the_identity_also_inside_a_backbone():
     from mmengine.model import BaseModule
 
-    class Host(BaseModule):
+    class Parent(BaseModule):
         def __init__(self):
             super().__init__(dict(type='Kaiming', layer='Conv2d'))
             self.block = NonLocalBlock(8)
             self.with_norm = NonLocalBlock(8, norm_cfg=dict(type='BN'))
 
-    host, x = Host(), torch.randn(2, 8, 4, 4)
-    assert torch.equal(host.block(x), x)
-    host.init_weights()
-    assert torch.equal(host.block(x), x) and torch.equal(host.with_norm(x), x)
-    assert 0.005 < host.block.theta.conv.weight.std() < 0.02
+    parent, x = Parent(), torch.randn(2, 8, 4, 4)
+    assert torch.equal(parent.block(x), x)
+    parent.init_weights()
+    assert torch.equal(parent.block(x), x) and torch.equal(parent.with_norm(x), x)
+    assert 0.005 < parent.block.theta.conv.weight.std() < 0.02
 
 
 @every_mode
-def test_is_a_plugin_of_a_resnet(mode):
+def test_plugin_of_resnet(mode):
     pytest.importorskip('mmdet', reason='plugins are MMDetection\'s, the extra "det"')
     from mmdet.models.backbones import ResNet
 
@@ -120,7 +122,7 @@ def test_is_a_plugin_of_a_resnet(mode):
     assert blocks[0].g.conv.weight.grad.any()
 
 
-def test_is_a_neck():
+def test_neck():
     from mmengine.registry import MODELS
 
     neck = MODELS.build(dict(type='NonLocalNeck', in_channels=[8, 16], mode='dot_product'))

@@ -9,7 +9,7 @@ def softmax(x):
 
 
 def inverse(x):
-    """Six steps as in the paper, for one matrix."""
+    """Compute six iterations of the paper's pseudo-inverse of one matrix."""
     identity = torch.eye(len(x), dtype=x.dtype)
     z = x.T / (x.sum(0).max() * x.sum(1).max())
     for _ in range(6):
@@ -17,7 +17,7 @@ def inverse(x):
     return z
 
 
-def test_is_its_definition(defined_by, dims):
+def test_equals_its_definition(defined_by, dims):
     def definition(q, k, v, places):
         height, width = (int(side) for side in places.amax(0) + 1)
 
@@ -30,13 +30,13 @@ def test_is_its_definition(defined_by, dims):
         q_, k_ = landmarks(q), landmarks(k)
         kernel = softmax(scale * q @ k_.mT)
         kernel = kernel @ torch.stack([inverse(x) for x in softmax(scale * q_ @ k_.mT)])
-        return kernel @ softmax(scale * q_ @ k.mT) @ v  # the N x N kernel times v
+        return kernel @ softmax(scale * q_ @ k.mT) @ v  # N x N kernel
 
-    # 4 x 5 tokens, and 3 x 3 of them beside padding: cells overlap, or are tokens.
+    # With 4 x 5 tokens cells overlap; with 3 x 3 real tokens each cell is one token.
     defined_by(NystromAttention(**dims, num_landmarks=9), definition, tolerance=1e-8)
 
 
-def test_more_landmarks_come_nearer_to_softmax_attention(dims):
+def test_more_landmarks_approximate_softmax_attention_better(dims):
     q, k, v = (torch.randn(3, 1, 2, 64, 8)).double().unbind()
     exact = softmax(8**-0.5 * q @ k.mT) @ v
     errors = [

@@ -4,16 +4,21 @@ import pytest
 import torch
 
 from mmlinattn.models.backbones import MixTransformer
-from mmlinattn.models.layers import LinearAttention, LinearPosition, build_position, registered_subclasses
+from mmlinattn.models.layers import (
+    LinearAttention,
+    LinearPosition,
+    build_position,
+    registered_subclasses,
+)
 from mmlinattn.models.layers import positions as module
 from mmlinattn.ops.common import numerics
 
 HW = (3, 4)
 
 
-def test_rotary_is_after_the_feature_map_and_in_the_numerator_alone(defined_by, dims):
+def test_rotary_position_rotates_features_in_the_numerator_only(defined_by, dims):
     attn = LinearAttention(**dims, feature_map='elu+1', position='RotaryPosition')
-    speeds = torch.tensor([1.0, 1e-4], dtype=torch.float64)  # of 8 channels
+    speeds = torch.tensor([1.0, 1e-4], dtype=torch.float64)  # 8 channels
 
     def definition(q, k, v, places):
         q, k = (x.clamp(max=0).exp() + x.clamp(min=0) for x in (q, k))
@@ -30,11 +35,11 @@ def test_rotary_is_after_the_feature_map_and_in_the_numerator_alone(defined_by, 
     defined_by(attn, definition)
 
 
-def test_permutations_are_applied_as_often_as_rows_and_columns_say(defined_by, dims):
+def test_features_are_permuted_once_per_row_and_column(defined_by, dims):
     attn = LinearAttention(
         **dims, feature_map='elu+1', position=dict(type='PermutationPosition', seed=3)
     )
-    # What a step down, and one to the right, does to features.
+    # The permutations of one step down and of one step to the right.
     order = attn.position.feature_index((2, 2), 8, torch.device('cpu'))  # [2, 4, 8]
     start, right, down, both = order.unbind(1)
     assert (start == torch.arange(8)).all()
@@ -60,7 +65,7 @@ def test_permutations_are_applied_as_often_as_rows_and_columns_say(defined_by, d
     defined_by(attn, definition)
 
 
-def test_products_of_permuted_features_depend_on_the_way_alone():
+def test_products_of_permuted_features_depend_on_the_offset_only():
     position = build_position('PermutationPosition', 10, 2)
     q, k = torch.rand(2, 1, 2, 1, 10, dtype=torch.float64).expand(-1, -1, -1, 12, -1)
     q, k = position.after_feature_map(q, k, HW)
@@ -69,7 +74,7 @@ def test_products_of_permuted_features_depend_on_the_way_alone():
 
 
 def wave_kernel(position, way):
-    """P_d(way) of each head and channel, [h, d]."""
+    """Return P_d of an offset for each head and channel, [h, d]."""
     gains = (1 + position.gains.exp()).log()
     gains = gains / gains.square().sum(-1, keepdim=True).sqrt()
     frequency = position.frequencies.tanh() / 2
@@ -78,7 +83,7 @@ def wave_kernel(position, way):
 
 
 def filter_kernel(position, way):
-    """The correlation of both filters, [h, d]."""
+    """Return the correlation of both filters for an offset, [h, d]."""
     of_queries, of_keys = position.filters[:, 0].chunk(2)
     (rows, columns), (y, x) = position.kernel_size, way
     total = 0
@@ -97,7 +102,7 @@ SPE = {
 
 @pytest.mark.parametrize('gated', [True, False])
 @pytest.mark.parametrize('cfg, kernel', SPE.values(), ids=SPE.keys())
-def test_expected_products_are_those_of_the_kernel(cfg, kernel, gated):
+def test_expected_products_equal_the_kernel(cfg, kernel, gated):
     position = build_position(dict(cfg, num_realizations=30000, gated=gated), 4, 2).eval()
     with torch.no_grad():
         for parameter in position.parameters():
@@ -112,10 +117,10 @@ def test_expected_products_are_those_of_the_kernel(cfg, kernel, gated):
                 way = (i // 4 - j // 4, i % 4 - j % 4)
                 weights = gate + (1 - gate) * kernel(position, way)
                 expected[:, i, j] = (q[0, :, i] * k[0, :, j] * weights).sum(-1)
-    # Means of 30,000 draws: a deviation of at most 1.4 of this, times 4 for the most of 288.
+    # Standard errors of means of 30,000 draws are at most 1.4 of this; 4 of them bound 288 means.
     error = new_q.norm(dim=-1)[0, :, :, None] * new_k.norm(dim=-1)[0, :, None] / 30000**0.5
     assert ((products - expected).abs() / error).max() < 5.7
-    assert (expected.abs() / error).max() > 40  # else nothing was tested
+    assert (expected.abs() / error).max() > 40  # the signal exceeds the noise
 
 
 @pytest.mark.parametrize('cfg', [cfg for cfg, _ in SPE.values()], ids=SPE.keys())
@@ -125,14 +130,18 @@ def test_realisations_are_drawn_in_training_and_fixed_in_evaluation(cfg):
     first, second = (position.before_feature_map(x, x, HW)[0] for _ in range(2))
     assert not torch.equal(first, second)
     position.eval()
-    assert torch.equal(position.before_feature_map(x, x, HW)[0], position.before_feature_map(x, x, HW)[0])
+    assert torch.equal(
+        position.before_feature_map(x, x, HW)[0], position.before_feature_map(x, x, HW)[0]
+    )
     other = build_position(dict(cfg, seed=1), 4, 2).eval()
     other.load_state_dict(position.state_dict())
-    assert not torch.equal(position.before_feature_map(x, x, HW)[0], other.before_feature_map(x, x, HW)[0])
+    assert not torch.equal(
+        position.before_feature_map(x, x, HW)[0], other.before_feature_map(x, x, HW)[0]
+    )
 
 
 @pytest.mark.parametrize('cfg', [cfg for cfg, _ in SPE.values()], ids=SPE.keys())
-def test_noise_belongs_to_places_whatever_the_map(cfg):
+def test_noise_depends_on_the_position_not_on_the_map(cfg):
     position = build_position(cfg, 4, 2).double().eval()
     x = torch.randn(1, 2, 5, 7, 4, dtype=torch.float64)
     large = position.before_feature_map(x.flatten(2, 3), x.flatten(2, 3), (5, 7))
@@ -142,26 +151,26 @@ def test_noise_belongs_to_places_whatever_the_map(cfg):
 
 
 @pytest.mark.parametrize('cfg', [cfg for cfg, _ in SPE.values()], ids=SPE.keys())
-def test_bands_of_rows_make_no_difference(cfg, monkeypatch):
+def test_bands_of_rows_do_not_change_results(cfg, monkeypatch):
     position = build_position(cfg, 4, 2).double().train()
     leaves = [x.requires_grad_() for x in torch.randn(2, 1, 2, 12, 4, dtype=torch.float64)]
     inputs = [*leaves, *position.parameters()]
-    results, calls, mix = [], [], position._mix
-    monkeypatch.setattr(position, '_mix', lambda *args: calls.append(args[3]) or mix(*args))
+    results, calls, mix = [], [], position._encode
+    monkeypatch.setattr(position, '_encode', lambda *args: calls.append(args[3]) or mix(*args))
     for chunk in (numerics.CPU_TILES, 1):
         monkeypatch.setattr(numerics, 'CPU_TILES', chunk)
         calls.clear()
         torch.manual_seed(1)  # one draw of the seed
         out = torch.cat(position.before_feature_map(*leaves, HW), -1)
         results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
-        # One piece; or each row, again in the backward pass.
+        # All rows at once, or row by row with recomputation in the backward pass.
         assert len(calls) == (1 if len(results) == 1 else 6)
     for whole, bands in zip(*results):
         torch.testing.assert_close(bands, whole)
 
 
-def test_noise_is_finite_at_both_ends():
-    """Places whose bits are nearly all ones, and all zeros."""
+def test_noise_is_finite_for_extreme_hashes():
+    """Test coordinates whose bits are nearly all ones, and all zeros."""
     ends = module.counter_based_normal(torch.tensor(0), torch.tensor([15340575, 0]))
     assert 5 < ends[0] < 6 and -6 < ends[1] < -5
     assert (ends[0] + ends[1]).abs() < 0.1
@@ -179,7 +188,7 @@ def test_noise_is_standard_normal_and_independent():
 
 
 @pytest.mark.parametrize('kind', registered_subclasses(LinearPosition))
-def test_trains_in_a_host(kind):
+def test_gradients_inside_a_backbone(kind):
     arch = dict(embed_dims=(16, 16, 32, 32), depths=1, num_heads=(1, 2, 2, 4))
     model = MixTransformer(arch, dict(type='LinearAttention', position=kind))
     model.init_weights()
@@ -190,9 +199,11 @@ def test_trains_in_a_host(kind):
         assert torch.isfinite(parameter.grad).all() and parameter.grad.any(), name
 
 
-def test_parameters_of_the_ripple_paper():
-    """Its table 1: a DeiT-T with linear attention has 5.76 M, with sine SPE 5.84 M, with
-    convolutional SPE 6.69 M; 12 layers of 6 heads of 32 channels."""
+def test_parameter_counts_of_the_ripple_paper():
+    """Compare with table 1: a DeiT-T has 5.76 M parameters with linear attention.
+
+    With sine SPE it has 5.84 M, with convolutional SPE 6.69 M; 12 layers of 6 heads of 32 channels.
+    """
     for cfg, added in (('SineSPE', 0.08), ('ConvSPE', 0.93)):
         position = build_position(cfg, 32, 6)
         count = 12 * sum(parameter.numel() for parameter in position.parameters()) / 1e6

@@ -15,7 +15,7 @@ def projected(attn, x):
 
 
 @pytest.mark.parametrize('kind', ['score', None, 'learnable'])
-def test_layer_is_its_formula(kind):
+def test_layer_equals_its_formula(kind):
     num_tokens = 30 if kind == 'learnable' else None
     attn = RALA(32, 2, kv_augmentation=kind, num_tokens=num_tokens).double()
     x, weights = torch.randn(2, 30, 32, dtype=torch.float64), None
@@ -31,7 +31,7 @@ def test_layer_is_its_formula(kind):
     torch.testing.assert_close(attn(x, HW), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_learnable_weights_start_equal():
+def test_learnable_weights_are_initially_equal():
     learnable = RALA(32, 2, kv_augmentation='learnable', num_tokens=30).double()
     plain = RALA(32, 2, kv_augmentation=None).double()
     plain.load_state_dict(learnable.state_dict(), strict=False)

@@ -10,7 +10,7 @@ from mmlinattn.models.layers.random_walk import pooling_grid
 from mmlinattn.ops import random_walk_attention
 
 
-def test_shared_anchors_are_the_default_and_one_set_a_head():
+def test_shared_anchors_by_default_with_one_set_per_head():
     shared, own = RWGKA(32, 2, num_anchors=6), RWGKA(32, 2, num_anchors=6, shared_anchors=False)
     assert shared.anchors_q.shape == (2, 6, 16) and shared.anchors_k is None
     extra = {name for name, _ in own.named_parameters()}
@@ -18,14 +18,14 @@ def test_shared_anchors_are_the_default_and_one_set_a_head():
     assert sum(p.numel() for p in shared.parameters()) == 4 * 32 * 33 + 2 * 6 * 16
 
 
-def test_anchors_start_by_xavier_for_each_head():
+def test_anchors_are_initialised_by_xavier_per_head():
     anchors = RWGKA(256, 4, num_anchors=128).anchors_q.detach()
     limit = (6 / (128 + 64)) ** 0.5
     assert 0.99 * limit < anchors.abs().max() <= limit
 
 
 @pytest.mark.parametrize('steps', [None, 2])
-def test_layer_is_its_formula(steps):
+def test_layer_equals_its_formula(steps):
     options = dict(num_anchors=5, decay=0.5, steps=steps, shared_anchors=False)
     attn = RWGKA(16, 2, **options).double()
     x = torch.randn(2, 12, 16, dtype=torch.float64)
@@ -36,7 +36,7 @@ def test_layer_is_its_formula(steps):
     torch.testing.assert_close(attn(x, (3, 4)), attn.proj(walked.transpose(1, 2).flatten(2)))
 
 
-def test_more_heads():
+def test_heads_multiplier():
     attn = RWGKA(32, 2, num_anchors=6, heads_multiplier=2)
     assert (attn.num_heads, attn.head_dim, attn.anchors_q.shape) == (4, 8, (4, 6, 8))
 
@@ -46,11 +46,11 @@ def test_pooled_anchors_are_cell_averages():
     q, k = torch.randn(2, 1, 2, 6 * 4, 8, dtype=torch.float64)
     anchors_q, anchors_k = attn.anchors(q, k, TokenLayout((6, 4)))
     assert anchors_q.shape == (1, 2, 4, 8)
-    cells = k.unflatten(2, (2, 3, 2, 2)).mean((3, 5)).flatten(2, 3)  # rows in threes, columns in 2
+    cells = k.unflatten(2, (2, 3, 2, 2)).mean((3, 5)).flatten(2, 3)  # 3 rows and 2 columns per cell
     torch.testing.assert_close(anchors_k, cells)
 
 
-def test_padding_is_left_out_of_pooled_anchors():
+def test_padding_is_excluded_from_pooled_anchors():
     attn = RWGKP(16, 2, num_anchors=4).double()
     q = torch.randn(1, 2, 24, 8, dtype=torch.float64)
     mask = torch.zeros(1, 6, 4, dtype=torch.bool)
@@ -62,11 +62,11 @@ def test_padding_is_left_out_of_pooled_anchors():
     torch.testing.assert_close(anchors.unflatten(2, (2, 2))[..., 0, :], cells[..., 0, :])
     mask[:, :3] = True
     anchors, _ = attn.anchors(q, q, TokenLayout((6, 4), mask.flatten(1)))
-    assert (anchors[:, :, :2] == 0).all()  # nothing but padding in the upper cells
+    assert (anchors[:, :, :2] == 0).all()  # the upper cells are padding only
 
 
 @given(st.integers(1, 200), st.integers(1, 300), st.integers(1, 300))
-def test_grid_fits_the_map_and_the_number_of_anchors(cells, height, width):
+def test_grid_for_any_map_and_number_of_anchors(cells, height, width):
     rows, columns = pooling_grid(cells, (height, width))
     assert 1 <= rows <= height and 1 <= columns <= width
     assert rows * columns <= cells
@@ -102,10 +102,12 @@ def test_bad_options(kind, option, message):
 @pytest.mark.parametrize('masked', [False, True])
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half_types_pool_without_a_copy_in_float32(dtype, masked):
-    """A third, the share of a column in its cell, is no half type: rounded, it would make all
-    averages too large, by 0.2% in bfloat16."""
+    """Test the weight 1/3 of a column, which half types round.
+
+    Without a correction it would enlarge all averages, by 0.2% in bfloat16.
+    """
     qkv = (1 + torch.rand(2, 6 * 9, 3, 2, 8)).to(dtype)
-    x = qkv.permute(2, 0, 3, 1, 4)[0]  # [B, heads, N, d], a part of wider rows
+    x = qkv.permute(2, 0, 3, 1, 4)[0]  # [B, heads, N, d], a strided view
     mask = None
     if masked:
         mask = torch.zeros(2, 54, dtype=torch.bool)
@@ -122,7 +124,7 @@ def test_half_types_pool_without_a_copy_in_float32(dtype, masked):
 
     with Sizes():
         pooled = pool_tokens(x, TokenLayout((6, 9), mask), rows, columns)
-    # A CPU multiplies float16 more slowly than it copies.
+    # float16 products on a CPU take longer than the copy.
     assert dtype == torch.float16 or max(sizes) < x.numel() / 2
     keep = torch.ones(2, 54, dtype=torch.float64) if mask is None else (~mask).double()
     cells = torch.einsum('rh,cw->rchw', rows.double(), columns.double()).flatten(2).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Softmax attentions with learnt relative positions against their definition, pair by pair."""
+"""Softmax attentions with relative position bias compared with definitions, pair by pair."""
 
 import re
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mmlinattn.models.layers import (
-    RelativePositionBias,
     BiasedSoftmaxAttention,
+    RelativePositionBias,
     VisionLongformerAttention,
 )
 
@@ -16,12 +16,12 @@ EXTRA = 2
 
 
 def definition(attn, x, mask, reach, window=None):
-    """N x N: logits, biases and who sees whom, for one pair of tokens at a time."""
+    """Compute the attention N x N, with bias and visibility per pair of tokens."""
     bias, extra = attn.relative, EXTRA
     places = [None] * extra + [(row, column) for row in range(HW[0]) for column in range(HW[1])]
     table = bias.table.view(2 * reach[0] + 1, 2 * reach[1] + 1, HEADS)
 
-    def number(i, j):
+    def pair_bias(i, j):
         if i < extra and j < extra:
             return bias.between[:, i, j] if bias.between is not None else torch.zeros(HEADS)
         if i < extra or j < extra:
@@ -32,14 +32,14 @@ def definition(attn, x, mask, reach, window=None):
         ways = [max(-most, min(most, way)) + most for way, most in zip(ways, reach)]
         return table[ways[0], ways[1]]
 
-    def sees(i, j):
+    def is_visible(i, j):
         if window is None or i < extra or j < extra:
             return True
         return all(abs(a // window - b // window) <= 1 for a, b in zip(places[i], places[j]))
 
     count = len(places)
-    numbers = torch.stack([number(i, j) for i in range(count) for j in range(count)], -1)
-    seen = torch.tensor([[sees(i, j) for j in range(count)] for i in range(count)])
+    numbers = torch.stack([pair_bias(i, j) for i in range(count) for j in range(count)], -1)
+    seen = torch.tensor([[is_visible(i, j) for j in range(count)] for i in range(count)])
     q, k, v = (t.unflatten(-1, (HEADS, DIM)).transpose(1, 2) for t in attn.in_proj(x).chunk(3, -1))
     logits = q @ k.mT / DIM**0.5 + numbers.unflatten(-1, (count, count))
     logits = logits.masked_fill(~seen | mask[:, None, None], float('-inf'))
@@ -56,7 +56,7 @@ CASES = {
 
 
 @pytest.mark.parametrize('case', CASES.values(), ids=CASES.keys())
-def test_by_definition(case):
+def test_equals_its_definition(case):
     options, reach, window = case
     kind = BiasedSoftmaxAttention
     if window:
@@ -77,7 +77,7 @@ def test_by_definition(case):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
 
 
-def test_extra_tokens_that_it_has_no_numbers_for():
+def test_other_number_of_extra_tokens_raises():
     for attn in (
         BiasedSoftmaxAttention(8, 2, num_extra_tokens=1),
         VisionLongformerAttention(8, 2, relative_bias=True, num_extra_tokens=1),
@@ -114,23 +114,25 @@ def test_bad_reach(reach):
         RelativePositionBias(1, reach)
 
 
-def test_a_table_of_another_size_is_resized(capsys):
+def test_table_of_another_size_is_resized(capsys):
     bias, other = RelativePositionBias(1, (1, 3)), RelativePositionBias(1, (1, 1))
-    down = torch.tensor([[0.0], [1], [2]]).expand(3, 3)  # grows with the row
+    down = torch.tensor([[0.0], [1], [2]]).expand(3, 3)  # increases with the row
     other.load_state_dict(dict(table=(down + 10 * down.T).reshape(9, 1)))
     bias.load_state_dict(dict(other.state_dict()))
     assert 'table is resized from 3x3 to 3x7' in capsys.readouterr().out
     table = bias.table.view(3, 7)
     torch.testing.assert_close(table[1] - table[0], torch.ones(7))
-    # Half-way between neighbours where 3 places lie over 7, and the ends beyond them.
+    # 3 positions interpolated to 7 without align_corners, clamped at both ends.
     expected = torch.tensor([0, 1 / 7, 4 / 7, 1, 10 / 7, 13 / 7, 2]) * 10
     torch.testing.assert_close(table[0], expected)
 
 
 @pytest.mark.parametrize('heights', [(3, 5), (1, 13)])
 def test_rows_and_columns_of_a_table_are_not_mixed(heights):
-    """Tables of as many numbers: transposed, and of other sides. They are resized, as what tells
-    them apart is saved."""
+    """Load tables with the same pair_bias of entries, transposed or with other sides.
+
+    They are resized, since the reach is saved.
+    """
     rows, columns = heights
     source = RelativePositionBias(1, (rows, columns))
     target = RelativePositionBias(1, (columns, rows) if rows > 1 else (4, 4))
@@ -140,13 +142,13 @@ def test_rows_and_columns_of_a_table_are_not_mixed(heights):
     target.load_state_dict(dict(state))
     assert target.state_dict()['table_reach'].tolist() == list(target.reach)
     table = target.table.view(*(2 * most + 1 for most in target.reach))
-    torch.testing.assert_close(table, table[:, :1].expand_as(table))  # it grows with the row alone
+    torch.testing.assert_close(table, table[:, :1].expand_as(table))  # increases with the row only
     assert table[0, 0] == 0 and table[-1, 0] == 1 and (table.diff(dim=0) > -1e-6).all()
     source.load_state_dict(state)
     assert torch.equal(source.table, state['table'])
 
 
-def test_tables_without_their_reach_are_squares(capsys):
+def test_tables_without_reach_must_be_square(capsys):
     square, wide = RelativePositionBias(1, (4, 4)), RelativePositionBias(1, (3, 5))
     table = torch.randn(81, 1)
     square.load_state_dict(dict(table=table))
@@ -165,7 +167,7 @@ def test_tables_without_their_reach_are_squares(capsys):
         ((80, 1), (4, 4)), ((9, 1), (-2, -2)), ((9, 1), (1,)), ((9, 2), (1, 1)),
     ],
 )  # fmt: skip
-def test_what_is_no_table_is_refused(shape, reach):
+def test_invalid_table_raises(shape, reach):
     state = dict(table=torch.zeros(shape))
     if reach is not None:
         state['table_reach'] = torch.tensor(reach)

@@ -1,4 +1,4 @@
-"""Attentions against outputs and gradients of the code of others, see tests/golden/README.md."""
+"""Attentions compared with recorded outputs and gradients of other code, see tests/golden."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from mmlinattn.models.layers.feature_maps import DPFPFeatures
 
 @pytest.fixture
 def case(golden):
-    """Recorded tensors of a case: case(name) -> those whose names start so, without it."""
+    """Return a function ``case(name)`` that loads the recorded tensors of a case."""
     tensors, _ = golden('released_attentions')
 
     def load(name):
@@ -34,8 +34,8 @@ def weights(recorded):
     return {k[7:]: v for k, v in recorded.items() if k.startswith('weight.')}
 
 
-def check(attn, recorded, x, hw, back=lambda t: t, tolerance=1e-11):
-    """Outputs and the gradient of the input; ``back`` brings tokens into the recorded layout."""
+def assert_equals_recording(attn, recorded, x, hw, back=lambda t: t, tolerance=1e-11):
+    """Compare outputs and input gradients; ``back`` converts tokens to the recorded layout."""
     x = x.clone().requires_grad_()
     out = back(attn(x, hw))
     torch.testing.assert_close(out, recorded['out'], rtol=tolerance, atol=tolerance)
@@ -43,7 +43,7 @@ def check(attn, recorded, x, hw, back=lambda t: t, tolerance=1e-11):
     torch.testing.assert_close(back(grad), recorded['grad.x'], rtol=tolerance, atol=tolerance)
 
 
-def test_gated_positional_attention_is_that_of_convit(case):
+def test_gated_positional_attention_equals_convit(case):
     recorded = case('gpsa')
     weight = weights(recorded)
     attn = GatedPositionalAttention(16, 4).double()
@@ -59,16 +59,16 @@ def test_gated_positional_attention_is_that_of_convit(case):
             'positions': weight['pos_proj.weight'],  # its bias is the same for all keys
         }
     )
-    check(attn, recorded, recorded['x'], (4, 4))
+    assert_equals_recording(attn, recorded, recorded['x'], (4, 4))
 
 
-def test_enhanced_linear_attention_is_that_of_efficientvit(case):
+def test_enhanced_linear_attention_equals_efficientvit(case):
     recorded = case('lite_mla')
     weight = weights(recorded)
     attn = EnhancedLinearAttention(16, 2, scales=(3, 5), eps=1e-5, qkv_bias=False).double()
 
     def ordered(t):
-        """Channels from (heads, 3, d) to (3, heads, d)."""
+        """Reorder channels from (heads, 3, d) to (3, heads, d)."""
         return t.unflatten(0, (2, 3, 8)).transpose(0, 1).flatten(0, 2)
 
     state = {
@@ -80,14 +80,14 @@ def test_enhanced_linear_attention_is_that_of_efficientvit(case):
         for j in range(2):
             state[f'aggregations.{i}.{j}.weight'] = ordered(weight[f'aggreg.{i}.{j}.weight'])
     attn.load_state_dict(state)
-    # The release attends in float32.
-    check(
+    # The release computes the attention in float32.
+    assert_equals_recording(
         attn, recorded, map_to_tokens(recorded['x']), (4, 5),
         back=lambda t: tokens_to_map(t, (4, 5)), tolerance=1e-5,
     )  # fmt: skip
 
 
-def test_nystrom_attention_is_that_of_transformers(case):
+def test_nystrom_attention_equals_transformers(case):
     recorded = case('nystrom')
     weight = weights(recorded)
     attn = NystromAttention(16, 2, num_landmarks=4, lepe=0).double()
@@ -95,12 +95,14 @@ def test_nystrom_attention_is_that_of_transformers(case):
         parts = [weight[f'{part}.{name}'] for part in ('query', 'key', 'value')]
         getattr(attn.in_proj, name).data = torch.cat(parts)
     attn.proj = torch.nn.Identity()
-    # Its landmarks are means of four segments of the sequence, ours of the quarters of the map.
+    # Its landmarks are means of four segments of the sequence; here, of the quarters of the map.
     order = torch.arange(16).view(2, 2, 2, 2).transpose(1, 2).flatten()
-    check(attn, recorded, recorded['x'][:, order.argsort()], (4, 4), back=lambda t: t[:, order])
+    assert_equals_recording(
+        attn, recorded, recorded['x'][:, order.argsort()], (4, 4), back=lambda t: t[:, order]
+    )
 
 
-def test_efficient_attention_is_that_of_linear_attention_transformer(case):
+def test_efficient_attention_equals_linear_attention_transformer(case):
     recorded = case('efficient')
     q, k, v = (recorded[name].requires_grad_() for name in 'qkv')
     attn = EfficientAttention(8, 1).double()
@@ -111,7 +113,7 @@ def test_efficient_attention_is_that_of_linear_attention_transformer(case):
         torch.testing.assert_close(gradient, recorded[f'grad.{name}'], rtol=1e-10, atol=1e-10)
 
 
-def test_efficient_attention_is_that_of_its_authors(case):
+def test_efficient_attention_equals_the_authors_code(case):
     recorded = case('shen')
     weight = weights(recorded)
     attn = EfficientAttention(16, 2).double()
@@ -120,15 +122,15 @@ def test_efficient_attention_is_that_of_its_authors(case):
         getattr(attn.in_proj, name).data = torch.cat(parts).squeeze()
         getattr(attn.proj, name).data = weight[f'reprojection.{name}'].squeeze()
     x = map_to_tokens(recorded['x'])
-    check(attn, recorded, x, (3, 5), back=lambda t: tokens_to_map(t, (3, 5)))
+    assert_equals_recording(attn, recorded, x, (3, 5), back=lambda t: tokens_to_map(t, (3, 5)))
 
 
-def test_focused_linear_attention_is_that_of_its_authors(case):
-    """Without their position of keys; their convolution is one for all heads."""
+def test_focused_linear_attention_equals_the_authors_code(case):
+    """Compare without the learnt position of keys; heads share the released convolution."""
     recorded = case('focused')
     weight = weights(recorded)
     assert not weight['positional_encoding'].any()
-    attn = FocusedLinearAttention(16, 2, eps=16e-6).double()  # theirs is of a mean over 16 keys
+    attn = FocusedLinearAttention(16, 2, eps=16e-6).double()  # the release averages over 16 keys
     attn.load_state_dict(
         {
             'in_proj.weight': weight['qkv.weight'],
@@ -140,11 +142,11 @@ def test_focused_linear_attention_is_that_of_its_authors(case):
             'feature_map.scale': weight['scale'].view(2, 1, 8),
         }
     )
-    check(attn, recorded, recorded['x'], (4, 4))
+    assert_equals_recording(attn, recorded, recorded['x'], (4, 4))
 
 
-def test_linear_angular_attention_is_that_of_its_authors(case):
-    """On a map of one column, where a convolution is along the line of tokens, as theirs is."""
+def test_linear_angular_attention_equals_the_authors_code(case):
+    """Compare on a map with one column, where the convolution is along the sequence."""
     recorded = case('angular')
     weight = weights(recorded)
     attn = LinearAngularAttention(16, 2, lepe=9, qkv_bias=False).double()
@@ -159,10 +161,10 @@ def test_linear_angular_attention_is_that_of_its_authors(case):
             'lepe.bias': torch.zeros(16),
         }
     )
-    check(attn, recorded, recorded['x'], (14, 1))
+    assert_equals_recording(attn, recorded, recorded['x'], (14, 1))
 
 
-def test_window_attention_is_that_of_swin(case):
+def test_window_attention_equals_swin(case):
     recorded = case('window')
     weight = weights(recorded)
     attn = WindowAttention(16, 2, window_size=4, shift=True).double()
@@ -171,11 +173,11 @@ def test_window_attention_is_that_of_swin(case):
         {'.'.join(names.get(part, part) for part in k.split('.')): v for k, v in weight.items()}
     )
     x = recorded['x'].flatten(1, 2)
-    check(attn, recorded, x, (8, 12), back=lambda t: t.unflatten(1, (8, 12)))
+    assert_equals_recording(attn, recorded, x, (8, 12), back=lambda t: t.unflatten(1, (8, 12)))
 
 
-def test_performer_features_are_those_of_performer_pytorch(case):
-    """Attention with them, without what either adds to features."""
+def test_performer_features_equal_performer_pytorch(case):
+    """Compare attention outputs, without the eps that either adds to the features."""
     recorded = case('performer')
     features = dict(type='PerformerFeatures', num_features=12, eps=0)
     attn = LinearAttention(16, 2, features, eps=0).double()
@@ -187,7 +189,7 @@ def test_performer_features_are_those_of_performer_pytorch(case):
     torch.testing.assert_close(grad, recorded['grad.x'], rtol=1e-10, atol=1e-10)
 
 
-def test_dpfp_features_are_those_of_flash_linear_attention(case):
+def test_dpfp_features_equal_flash_linear_attention(case):
     recorded = case('dpfp')
     x = recorded['x'].requires_grad_()
     out = DPFPFeatures(8, 2, order=3).features(x)

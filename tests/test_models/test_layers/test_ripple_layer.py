@@ -11,8 +11,8 @@ def count(layer):
     return sum(p.numel() for p in layer.parameters())
 
 
-def test_parameters_fit_the_published_deit_models():
-    # 12 layers of 192 channels: 5.72M with softmax, 5.76M linear, 5.78M with 9 rippling layers.
+def test_parameters_equal_the_published_deit_models():
+    # 12 layers of 192 channels: 5.72M with softmax, 5.76M linear, 5.78M with 9 ripple layers.
     softmax, linear, ripple = (
         count(layer(192, 6)) for layer in (SoftmaxAttention, LinearAttention, RippleAttention)
     )
@@ -20,7 +20,7 @@ def test_parameters_fit_the_published_deit_models():
     assert abs(9 * (ripple - linear) / 1e6 - 0.02) < 0.005
 
 
-def test_parameters_fit_the_published_smca_models_with_one_map_a_head():
+def test_parameters_equal_the_published_smca_models_with_one_map_per_head():
     # 6 layers of 256 channels: 41.53M with softmax, 41.7M linear, 41.8M with ripple.
     per_head = dict(type='AdaptiveFeatures', per_head=True)
     softmax = count(SoftmaxAttention(256, 8))
@@ -30,7 +30,7 @@ def test_parameters_fit_the_published_smca_models_with_one_map_a_head():
     assert abs(41.53 + 6 * (ripple - softmax) / 1e6 - 41.8) < 0.15
 
 
-def test_no_distance_is_linear_attention():
+def test_max_distance_0_is_linear_attention():
     ripple = RippleAttention(32, 2, max_distance=0).double()
     linear = LinearAttention(32, 2).double()
     linear.load_state_dict(ripple.state_dict(), strict=False)
@@ -38,7 +38,7 @@ def test_no_distance_is_linear_attention():
     torch.testing.assert_close(ripple(x, HW), linear(x, HW))
 
 
-def test_logits_by_hand():
+def test_logits_equal_the_formula():
     attn = RippleAttention(32, 2, max_distance=3).double()
     v = torch.randn(1, 2, 4, 16, dtype=torch.float64)
     weights = attn.spatial_weights(v)
@@ -61,7 +61,7 @@ def test_kinds_of_weights():
     assert softmax.shape == (2, 2, 5, 4)
     for kind in (softmax, RippleAttention(32, 2, 3, threshold=0.9).spatial_weights(v)):
         torch.testing.assert_close(kind.sum(-1), torch.ones(2, 2, 5))
-    # Small logits at the start: equal parts with the offset, halves without.
+    # Small initial logits: equal parts with the offset, halves without.
     equal = RippleAttention(32, 2, 3).spatial_weights(v)
     torch.testing.assert_close(equal, torch.full_like(equal, 0.25), atol=0.1, rtol=0)
     halves = RippleAttention(32, 2, 3, stick_offset=False).spatial_weights(v)
@@ -70,7 +70,7 @@ def test_kinds_of_weights():
 
 @pytest.mark.parametrize('offset', [True, False])
 @pytest.mark.parametrize('algorithm', ['auto', 'reference', 'sat', 'tile'])
-def test_logits_and_weights_give_the_same_layer(monkeypatch, algorithm, offset):
+def test_operator_and_layer_break_the_stick_alike(monkeypatch, algorithm, offset):
     attn = RippleAttention(32, 2, 3, stick_offset=offset, backend=algorithm).double()
     torch.nn.init.normal_(attn.units)
     x = torch.randn(2, 30, 32, dtype=torch.float64)
@@ -82,7 +82,10 @@ def test_logits_and_weights_give_the_same_layer(monkeypatch, algorithm, offset):
         return ripple_attention(*tensors, **options)
 
     monkeypatch.setattr('mmlinattn.models.layers.ripple.ripple_attention', spy)
-    for threshold in (None, 0.0):  # the second breaks no stick off, and makes weights first
+    for threshold in (
+        None,
+        0.0,
+    ):  # threshold 0 has no effect, but makes the layer compute the weights
         attn.threshold = threshold
         outs.append(attn(x, HW))
         grads.append(torch.autograd.grad(outs[-1].square().sum(), params))
@@ -102,7 +105,7 @@ def test_truncated_weights_are_local():
     assert torch.equal(changed, near)
 
 
-def test_algorithms_give_the_same_layer():
+def test_algorithms_agree():
     x = torch.randn(2, 30, 32, dtype=torch.float64)
     attn = RippleAttention(32, 2).double()
     outs = []
@@ -114,16 +117,16 @@ def test_algorithms_give_the_same_layer():
 
 
 @pytest.mark.parametrize('layer', [LinearAttention, RippleAttention])
-def test_rotary_position_tells_places_apart(layer):
+def test_rotary_position_changes_the_output(layer):
     moved = layer(32, 2, rotary=True, feature_map='elu+1')
     plain = layer(32, 2, feature_map='elu+1')
     plain.load_state_dict(moved.state_dict())
     x = torch.randn(1, 30, 32)
     assert not torch.allclose(plain(x, HW), moved(x, HW), atol=1e-4)
-    # A single token lies at the origin, where nothing turns.
+    # A single token is at the origin, where the rotation is the identity.
     torch.testing.assert_close(plain(x[:, :1], (1, 1)), moved(x[:, :1], (1, 1)))
 
 
-def test_truncated_weights_need_a_distance():
+def test_truncated_weights_need_max_distance():
     with pytest.raises(ValueError, match="'truncated' needs a max_distance of at least 1, got 0"):
         RippleAttention(32, 2, max_distance=0, weights='truncated')

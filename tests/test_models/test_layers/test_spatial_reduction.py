@@ -2,17 +2,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmlinattn.models.layers import SpatialReductionAttention, SoftmaxAttention
+from mmlinattn.models.layers import SoftmaxAttention, SpatialReductionAttention
 
 
-def test_without_reduction_it_is_softmax_attention():
+def test_sr_ratio_1_is_softmax_attention():
     ours, plain = SpatialReductionAttention(32, 2), SoftmaxAttention(32, 2)
     ours.load_state_dict(plain.state_dict())
     x, pos = torch.randn(2, 2, 30, 32)
     torch.testing.assert_close(ours(x, (5, 6), pos), plain(x, (5, 6), pos))
 
 
-def test_keys_and_values_come_from_the_reduced_map():
+def test_keys_and_values_are_reduced():
     attn = SpatialReductionAttention(16, 2, sr_ratio=2).double()
     x, pos = torch.randn(2, 1, 30, 16, dtype=torch.float64)
 

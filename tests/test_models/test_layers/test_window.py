@@ -1,4 +1,4 @@
-"""Attention in windows against its definition, one query and one key at a time."""
+"""Window attention compared with its definition, one query and one key at a time."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ HEADS, DIM = 2, 4
 
 
 def window_of(place: int, size: int, side: int, shift: bool):
-    """The window that a position is in, and the part of the map: the shift joins both ends."""
+    """Return the window of a position and whether the cyclic shift has wrapped it around."""
     if size <= side:
         return 0, 0
     count = -(-size // side)
@@ -25,7 +25,7 @@ def place_in(place: int, size: int, side: int, shift: bool) -> int:
 
 
 def definition(attn, x, hw, mask):
-    """N x N, and the keys that fill the windows up."""
+    """Compute the attention N x N, including the keys that pad the windows."""
     side, shift = attn.window_size, attn.shift
     filled = [size if size <= side else -(-size // side) * side for size in hw]
     q, k, v = attn.in_proj(x).chunk(3, -1)
@@ -63,7 +63,7 @@ def definition(attn, x, hw, mask):
 
 @pytest.mark.parametrize('shift', [False, True])
 @pytest.mark.parametrize('hw', [(4, 6), (5, 7), (2, 5), (1, 1)])
-def test_by_definition(hw, shift):
+def test_equals_its_definition(hw, shift):
     attn = WindowAttention(HEADS * DIM, HEADS, window_size=3, shift=shift).double()
     torch.nn.init.normal_(attn.relative_bias)
     torch.nn.init.normal_(attn.in_proj.bias)
