@@ -37,7 +37,7 @@ def usage() -> str:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Runs a command; its exit code, 2 where there is no such command."""
+    """Run a command; its exit code, 2 where there is no such command."""
     for stream in (sys.stdout, sys.stderr):
         # Names of files may have bytes that are not UTF-8; printing one must not end a command.
         if isinstance(stream, io.TextIOWrapper):

@@ -24,7 +24,7 @@ def is_exported(path: str) -> bool:
 
 
 def use_exported(cfg: Config, path: str) -> None:
-    """Puts an exported file in the place of a config's model."""
+    """Put an exported file in the place of a config's model."""
     scope = cfg.get('default_scope')
     cfg.model = dict(type='ExportedModel', file=path, network=cfg.model, scope=scope)
     cfg.load_from = None
@@ -138,7 +138,7 @@ class ExportedModel(BaseModel):
         return data_samples
 
     def paste(self, instances: InstanceData, masks: Tensor, sample) -> None:
-        """Masks (n, h, w) over their boxes, by the framework, in the size of the original."""
+        """Mask (n, h, w) over their boxes, by the framework, in the size of the original."""
         heads = self.skeleton.roi_head.mask_head
         head = heads[-1] if isinstance(heads, torch.nn.ModuleList) else heads
         head.class_agnostic = True  # the file has chosen those of the labels

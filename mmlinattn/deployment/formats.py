@@ -113,7 +113,7 @@ REFUSED = {
 
 
 def check_format(name: str) -> None:
-    """Raises FormatError where a format is unknown or not served, or its package absent."""
+    """Raise FormatError where a format is unknown or not served, or its package absent."""
     if name in REFUSED:
         raise FormatError(f'--format {name} is not served: {REFUSED[name]} (docs/export.md)')
     if name not in FORMATS:
@@ -124,7 +124,7 @@ def check_format(name: str) -> None:
 
 
 def write(name: str, program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
-    """Writes a captured model in a format; nothing is left at ``path`` where that fails.
+    """Write a captured model in a format; nothing is left at ``path`` where that fails.
 
     Args:
         name: of :data:`FORMATS`.

@@ -1,4 +1,4 @@
-"""The attention contract, and everything that attentions share around their operator."""
+"""Base class of all attentions: projections, position, gate and argument checks."""
 
 from typing import Callable, NamedTuple, Optional, Sequence, Tuple
 
@@ -13,19 +13,21 @@ from ...ops.common.matmul import linear
 from ...ops.common.numerics import may_be_symbolic
 from ...ops.common.rotary import Rotary, apply_rotary
 from ...ops.epilogue import add_local, local_gate
-from .linear_projection import apply_linear, is_hooked
+from .linear_projection import apply_linear, has_hooks
 
 GATES = (None, 'proj', 'identity', 'tanh')
 
 
-class TokenMap(NamedTuple):
-    """What an attention knows of its tokens beside their values.
+class TokenLayout(NamedTuple):
+    """Map shape, padding and positions of a token sequence.
+
+    Extra tokens (class token, registers) come before the tokens of the map and have no position.
 
     Attributes:
-        hw_shape: (H, W) of the map that they are, row-major.
+        hw_shape: (H, W) of the map, row-major.
         key_padding_mask: (B, E + N) bool, True = padding, or None.
-        rotary: their position, for attentions that apply it themselves, or None.
-        num_extra_tokens: E, the tokens without a place that come before those of the map.
+        rotary: positions, set only if the attention has ``applies_rotary``, else None.
+        num_extra_tokens: E, the number of extra tokens.
     """
 
     hw_shape: Tuple[int, int]
@@ -33,25 +35,25 @@ class TokenMap(NamedTuple):
     rotary: Optional[Rotary] = None
     num_extra_tokens: int = 0
 
-    def split(self, x: Tensor, dim: int = 1) -> Tuple[Tensor, Tensor]:
-        """Extra tokens, and those of the map, along ``dim`` of x; views."""
+    def split_extra(self, x: Tensor, dim: int = 1) -> Tuple[Tensor, Tensor]:
+        """Split x along ``dim`` into extra tokens and map tokens; both are views."""
         extra = self.num_extra_tokens
         return x.narrow(dim, 0, extra), x.narrow(dim, extra, x.shape[dim] - extra)
 
-    def of_map(self) -> 'TokenMap':
-        """The same without the extra tokens."""
+    def without_extra_tokens(self) -> 'TokenLayout':
+        """Return the layout of the map tokens alone."""
         mask = self.key_padding_mask
-        mask = mask if mask is None else self.split(mask)[1]
+        mask = mask if mask is None else self.split_extra(mask)[1]
         rotary = self.rotary
         if rotary is not None:  # not _replace, which torch 2.4 cannot compile
             rotary = Rotary(rotary.hw_shape, rotary.head_dim, rotary.base)
-        return TokenMap(self.hw_shape, mask, rotary)
+        return TokenLayout(self.hw_shape, mask, rotary)
 
 
 class BaseAttention(BaseModule):
-    """Projections, position, gate and output of an attention; a subclass adds :meth:`attend`.
+    """Base class of all attentions. A subclass implements :meth:`attend`.
 
-    The contract of every attention of this package::
+    Every attention has the same interface::
 
         attn(x, hw_shape, query_pos=None, key_padding_mask=None, num_extra_tokens=0)
         # -> (B, E + N, C)
@@ -59,9 +61,9 @@ class BaseAttention(BaseModule):
     One linear layer projects to queries, keys, values and, with ``gate='proj'``, the gate. Then
     ``y = attend(q, k, v)``, ``y += lepe(v)``, ``y *= gate(x)``, ``proj(y)``.
 
-    Extra tokens, such as a class token, come before those of the map. They are queries and keys
-    like all others, but have no place: rotary position does not turn them, and rings, windows,
-    pooling and depth-wise convolutions are of the map alone.
+    Extra tokens (class token, registers) come before the tokens of the map. They act as queries
+    and keys but have no position. Rotary position does not rotate them, and rings, windows, pooling
+    and depth-wise convolutions skip them.
 
     Args:
         embed_dims: channels C.
@@ -72,26 +74,29 @@ class BaseAttention(BaseModule):
             the values; 0 for none.
         gate: ``None``, ``'proj'`` (linear projection of x), ``'identity'`` or ``'tanh'``.
         proj_drop: dropout after the output projection.
-        backend: of the operator, see :mod:`mmlinattn.ops.common.dispatch`.
+        backend: backend of the operator, see :mod:`mmlinattn.ops.common.dispatch`.
         init_cfg: MMEngine initialisation.
 
+    Attributes:
+        applies_rotary: True if :meth:`attend` applies rotary position itself.
+        projections: layers that released weights map to; the backbone initialises them.
+        backbone_options: options that the backbone provides when the config does not set them.
+        backends: accepted values of ``backend``.
+        supports_extra_tokens: False if extra tokens raise an error.
+        unsupported_options: options among ``rotary``, ``lepe`` and ``gate`` that raise an error.
+
     Raises:
-        ValueError: heads that do not divide the channels, a head dim that rotary position cannot
-            split, an even ``lepe``, an unknown gate or backend, an option that the class refuses.
+        ValueError: ``num_heads`` does not divide ``embed_dims``, rotary position cannot split the
+            head dim, ``lepe`` is even, the gate or backend is unknown, or the attention does not
+            support an option.
     """
 
-    # Whether :meth:`attend` applies rotary position itself.
-    defers_rotary = False
-    # Layers that released weights map to and that start as the host's own layers do.
+    applies_rotary = False
     projections: Tuple[str, ...] = ('in_proj', 'lepe', 'proj')
-    # Options that it takes from its host where the config says nothing, if the host offers them.
-    host_options: Tuple[str, ...] = ('proj_drop',)
-    # What ``backend`` may be.
+    backbone_options: Tuple[str, ...] = ('proj_drop',)
     backends: Tuple[str, ...] = BACKENDS
-    # False where an extra token, which has no place on the map, has no meaning: it is refused.
-    takes_extra_tokens = True
-    # Which of ``rotary``, ``lepe`` and ``gate`` have no place in it.
-    refused_options: Tuple[str, ...] = ()
+    supports_extra_tokens = True
+    unsupported_options: Tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -107,10 +112,12 @@ class BaseAttention(BaseModule):
         init_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__(init_cfg)
-        given = dict(rotary=rotary, lepe=lepe, gate=gate)
-        for name in self.refused_options:
-            if given[name]:
-                raise ValueError(f'{type(self).__name__} takes no {name}, got {given[name]!r}')
+        options = dict(rotary=rotary, lepe=lepe, gate=gate)
+        for name in self.unsupported_options:
+            if options[name]:
+                raise ValueError(
+                    f'{type(self).__name__} does not support {name}, got {options[name]!r}'
+                )
         self.head_dim = check_heads(embed_dims, num_heads)
         if rotary:
             check_rotary_dim(self.head_dim, 'embed_dims / num_heads')
@@ -136,13 +143,15 @@ class BaseAttention(BaseModule):
         self.proj = nn.Linear(embed_dims, embed_dims, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, tokens: TokenMap) -> Tensor:
-        """The attention proper: (B, heads, N, d) each, to (B, heads, N, d)."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        """Compute the attention from q, k, v (B, heads, E + N, d), returning the same shape."""
         raise NotImplementedError
 
     def init_projections(self, init: Callable[[nn.Module], None]) -> None:
-        """Let a host start the projections as it starts its own layers; all else that an
-        attention has starts as it chose itself."""
+        """Initialise the projections with ``init``, the initialisation of the backbone.
+
+        All other parameters keep the initial values that the attention has set.
+        """
         for name in self.projections:
             layer = getattr(self, name, None)
             if layer is not None:
@@ -159,7 +168,7 @@ class BaseAttention(BaseModule):
         """Apply the attention.
 
         Args:
-            x: tokens (B, E + N, C): E extra ones, then those of the map, row-major.
+            x: tokens (B, E + N, C): E extra tokens, then the tokens of the map, row-major.
             hw_shape: (H, W) with H * W == N.
             query_pos: (B, E + N, C), added to x for queries and keys only.
             key_padding_mask: (B, E + N) bool, True = padding.
@@ -169,45 +178,44 @@ class BaseAttention(BaseModule):
             (B, E + N, C), after the output projection, before the residual.
 
         Raises:
-            ValueError: shapes that do not fit, naming the argument; extra tokens where the
-                attention refuses them.
-            TypeError: a padding mask that is not bool.
+            ValueError: a shape does not match, or the attention does not support extra tokens.
+            TypeError: the padding mask is not bool.
         """
-        hw_shape = self._check(x, hw_shape, query_pos, key_padding_mask, num_extra_tokens)
+        hw_shape = self._check_inputs(x, hw_shape, query_pos, key_padding_mask, num_extra_tokens)
         rotary = (
             Rotary(hw_shape, self.head_dim, num_extra_tokens=num_extra_tokens)
             if self.rotary
             else None
         )
-        deferred = rotary if self.defers_rotary else None
-        tokens = TokenMap(hw_shape, key_padding_mask, deferred, num_extra_tokens)
-        q, k, v, gate = self.project(x, query_pos, tokens)
+        deferred = rotary if self.applies_rotary else None
+        layout = TokenLayout(hw_shape, key_padding_mask, deferred, num_extra_tokens)
+        q, k, v, gate = self.project(x, query_pos, layout)
         q_heads, k_heads, v_heads = (self.split_heads(t) for t in (q, k, v))
         if deferred is None:
             q_heads, k_heads = apply_rotary(q_heads, rotary), apply_rotary(k_heads, rotary)
-        out = self.attend(q_heads, k_heads, v_heads, tokens)
+        out = self.attend(q_heads, k_heads, v_heads, layout)
         out = out.transpose(1, 2).flatten(2)  # [B, E + N, C]
-        return self.proj_drop(self.project_out(self._local_and_gate(out, v, gate, tokens), q))
+        return self.proj_drop(self.project_out(self._local_and_gate(out, v, gate, layout), q))
 
     def _local_and_gate(
-        self, out: Tensor, v: Tensor, gate: Optional[Tensor], tokens: TokenMap
+        self, out: Tensor, v: Tensor, gate: Optional[Tensor], layout: TokenLayout
     ) -> Tensor:
-        """``(lepe(v) + out) * gate``."""
+        """Compute ``(lepe(v) + out) * gate``."""
         lepe = self.lepe
         if lepe is not None:
-            if tokens.key_padding_mask is not None:
-                v = v.masked_fill(tokens.key_padding_mask[..., None], 0)
-            plain = type(lepe) is nn.Conv2d and not is_hooked(lepe) and v.dtype == out.dtype
-            if plain and not tokens.num_extra_tokens:
-                return local_gate(out, v, gate, lepe.weight, lepe.bias, hw_shape=tokens.hw_shape)
-            out = add_local(self._local_position(lepe, v, tokens), out)
+            if layout.key_padding_mask is not None:
+                v = v.masked_fill(layout.key_padding_mask[..., None], 0)
+            can_fuse = type(lepe) is nn.Conv2d and not has_hooks(lepe) and v.dtype == out.dtype
+            if can_fuse and not layout.num_extra_tokens:
+                return local_gate(out, v, gate, lepe.weight, lepe.bias, hw_shape=layout.hw_shape)
+            out = add_local(self._local_position(lepe, v, layout), out)
         return out if gate is None else out * gate
 
     def project_out(self, out: Tensor, q: Tensor) -> Tensor:
-        """The output projection, (B, N, C); ``q`` are the projected queries (B, N, C)."""
+        """Apply the output projection to ``out`` (B, N, C); ``q`` (B, N, C) are the queries."""
         return apply_linear(self.proj, out)
 
-    def _check(self, x, hw_shape, query_pos, key_padding_mask, num_extra) -> Tuple[int, int]:
+    def _check_inputs(self, x, hw_shape, query_pos, key_padding_mask, num_extra) -> Tuple[int, int]:
         if x.dim() != 3 or x.shape[-1] != self.embed_dims:
             raise ValueError(f'x must have shape (B, N, {self.embed_dims}), got {tuple(x.shape)}')
         if query_pos is not None and query_pos.shape != x.shape:
@@ -219,76 +227,87 @@ class BaseAttention(BaseModule):
         return check_hw_shape(x.shape[1] - num_extra, hw_shape)
 
     def check_extra_tokens(self, num_extra_tokens: int) -> None:
-        """Raise ValueError unless it takes so many; hosts ask when they are built."""
+        """Raise ValueError unless the attention supports this number of extra tokens.
+
+        Backbones call it at construction.
+        """
         if type(num_extra_tokens) is not int or num_extra_tokens < 0:
             raise ValueError(
                 f'num_extra_tokens must be an integer of at least 0, got {num_extra_tokens!r}'
             )
-        if num_extra_tokens and not self.takes_extra_tokens:
+        if num_extra_tokens and not self.supports_extra_tokens:
             raise ValueError(
-                f'{type(self).__name__} takes no extra tokens, such as a class token: they have no '
-                f'place on the map; got {num_extra_tokens=}'
+                f'{type(self).__name__} does not support extra tokens, such as a class token, '
+                f'which have no position on the map; got {num_extra_tokens=}'
             )
 
     def project(
-        self, x: Tensor, query_pos: Optional[Tensor], tokens: TokenMap
+        self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
-        """Queries, keys, values and gate, each (B, N, C); views of one projection.
+        """Project x to queries, keys, values and gate, each (B, N, C), views of one tensor.
 
-        A subclass may return fewer keys and values; it has then no local position.
+        A subclass may return fewer keys and values; it then does not support ``lepe``.
         """
         if query_pos is None:
             q, k, v, *gate = apply_linear(self.in_proj, x).split(self.embed_dims, dim=-1)
         else:
             q, k = self.partial_projection(x + query_pos, 0, 2).chunk(2, -1)
             v, *gate = self.partial_projection(x, 2, None).split(self.embed_dims, dim=-1)
-        return q, k, v, gate[0] if gate else self.own_gate(x)
+        return q, k, v, gate[0] if gate else self.unprojected_gate(x)
 
-    def own_gate(self, x: Tensor) -> Optional[Tensor]:
-        """The gate where it is no projection."""
+    def unprojected_gate(self, x: Tensor) -> Optional[Tensor]:
+        """Return the gate ``'identity'`` or ``'tanh'`` of x, or None."""
         if self.gate == 'tanh':
             return torch.tanh(x)
         return x if self.gate == 'identity' else None
 
     def partial_projection(self, x: Tensor, start: int, stop: Optional[int]) -> Tensor:
-        """Outputs ``start`` to ``stop`` (0 queries, 1 keys, 2 values, 3 gate) of ``in_proj``."""
+        """Compute the outputs ``start`` to ``stop`` of ``in_proj``.
+
+        Output 0 is the queries, 1 the keys, 2 the values, 3 the gate.
+        """
         outputs = slice(start * self.embed_dims, stop and stop * self.embed_dims)
         bias = self.in_proj.bias
         return linear(x, self.in_proj.weight[outputs], None if bias is None else bias[outputs])
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """(B, N, C) to (B, heads, N, d)."""
+        """Reshape (B, N, C) to (B, heads, N, d)."""
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
     @staticmethod
-    def _local_position(lepe: nn.Module, v: Tensor, tokens: TokenMap) -> Tensor:
-        local = map_to_tokens(lepe(tokens_to_map(tokens.split(v)[1], tokens.hw_shape)))
-        # Extra tokens have none.
+    def _local_position(lepe: nn.Module, v: Tensor, layout: TokenLayout) -> Tensor:
+        local = map_to_tokens(lepe(tokens_to_map(layout.split_extra(v)[1], layout.hw_shape)))
+        # Extra tokens have no local position.
         return (
-            F.pad(local, (0, 0, tokens.num_extra_tokens, 0)) if tokens.num_extra_tokens else local
+            F.pad(local, (0, 0, layout.num_extra_tokens, 0)) if layout.num_extra_tokens else local
         )
 
 
-def need_known_size(what: str, hw_shape: Sequence[int], why: str) -> None:
-    """Raise ValueError where height or width are symbols, as in ``torch.export`` with dynamic
-    sizes, which ``what`` cannot be exported with, or may be."""
+def require_static_size(name: str, hw_shape: Sequence[int], reason: str) -> None:
+    """Raise ValueError if height or width may be symbolic, as in ``torch.export``.
+
+    Args:
+        name: module that needs a static size, for the message.
+        hw_shape: (H, W) of the map.
+        reason: why it needs a static size.
+    """
     if may_be_symbolic(*hw_shape):
         raise ValueError(
-            f'{what} cannot be exported with dynamic height and width: {why}. Export it at a fixed '
-            'size (without strict=True, which hides that it is one), or take an attention that '
-            'docs/export.md lists for dynamic sizes'
+            f'{name} cannot be exported with dynamic height and width: {reason}. Export it at a '
+            'fixed size (without strict=True, which hides that it is fixed), or use an '
+            'attention that docs/export.md lists for dynamic sizes'
         )
 
 
 def tokens_to_map(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
-    """(B, N, C) tokens to a (B, C, H, W) map; a channels_last view, no copy."""
+    """Return (B, N, C) tokens as a (B, C, H, W) map, a channels_last view without a copy."""
     return x.unflatten(1, tuple(hw_shape)).permute(0, 3, 1, 2)
 
 
 def map_to_tokens(x: Tensor) -> Tensor:
-    """(B, C, H, W) map to (B, N, C) tokens; a view if the map is channels_last."""
+    """Return a (B, C, H, W) map as (B, N, C) tokens, a view if the map is channels_last."""
     tokens = x.permute(0, 2, 3, 1).flatten(1, 2)
     if may_be_symbolic(*x.shape[2:]):
-        # torch.export cannot prove how the view lies in memory. In the graph this is no copy.
+        # torch.export cannot prove the strides of the view. The exported graph does not copy.
         return tokens.clone(memory_format=torch.contiguous_format)
     return tokens

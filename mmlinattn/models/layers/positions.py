@@ -1,7 +1,7 @@
-"""Position for linear attention, whose kernel has no N x N matrix to add a bias to.
+"""Position encodings for linear attention, which has no N x N matrix to add a bias to.
 
-A position changes queries and keys before the feature map, their features after it, or says how
-the operator turns the features of the numerator.
+A position changes queries and keys before the feature map, changes their features after it, or
+rotates the features of the numerator inside the operator.
 """
 
 import math
@@ -23,28 +23,28 @@ from ...ops.common.numerics import (
     no_autocast,
 )
 from ...ops.common.rotary import Rotary
-from .base import need_known_size
-from .build import registered
-from .feature_maps import positive
+from .base import require_static_size
+from .build import registered_subclasses
+from .feature_maps import positive_int
 
 HW = Tuple[int, int]
 
 
 class LinearPosition(BaseModule):
-    """Leaves everything as it is; a subclass changes what it is about.
+    """Base class of all positions, which changes nothing.
 
     Args:
-        head_dim: channels d of a head.
+        head_dim: channels d per head.
         num_heads: heads.
 
     Attributes:
-        out_dims: channels a head that reach the feature map.
-        takes_extra_tokens: whether tokens without a place, such as a class token, have a meaning.
-        exports: whether it goes to ONNX, and to graphs for maps of any size.
+        out_dims: channels per head that enter the feature map.
+        supports_extra_tokens: True if extra tokens without a position (class token) are allowed.
+        supports_onnx: True if ONNX and graphs with dynamic sizes can contain it.
     """
 
-    takes_extra_tokens = False
-    exports = True
+    supports_extra_tokens = False
+    supports_onnx = True
 
     def __init__(self, head_dim: int, num_heads: int) -> None:
         super().__init__()
@@ -52,39 +52,43 @@ class LinearPosition(BaseModule):
         self.num_heads = num_heads
 
     def check_export(self, hw_shape: HW) -> None:
-        """Raise ValueError where a graph is recorded that it cannot be part of."""
-        if self.exports:
+        """Raise ValueError during an export that does not support this position."""
+        if self.supports_onnx:
             return
-        name, why = f'position {type(self).__name__}', 'it is drawn place by place'
-        need_known_size(name, hw_shape, why)
+        name, reason = f'position {type(self).__name__}', 'it draws random numbers per token'
+        require_static_size(name, hw_shape, reason)
         if torch.onnx.is_in_onnx_export():
             raise ValueError(
-                f'{name} cannot be exported to ONNX, which has none of the functions that its '
-                'random numbers need; torch.export at a fixed size takes it, and '
-                "position='RotaryPosition' goes to ONNX"
+                f'{name} cannot be exported to ONNX, which lacks the functions of its '
+                'random numbers. Use torch.export at a fixed size, or '
+                "position='RotaryPosition', which ONNX supports"
             )
 
-    def before(self, q: Tensor, k: Tensor, hw_shape: HW) -> Tuple[Tensor, Tensor]:
-        """(B, heads, N, d) each, to (B, heads, N, out_dims), before the feature map."""
+    def before_feature_map(self, q: Tensor, k: Tensor, hw_shape: HW) -> Tuple[Tensor, Tensor]:
+        """Encode q and k (B, heads, N, d) as (B, heads, N, out_dims) before the feature map."""
         return q, k
 
-    def after(self, q: Tensor, k: Tensor, hw_shape: HW) -> Tuple[Tensor, Tensor]:
-        """Features (B, heads, N, m) each, to the same shape."""
+    def after_feature_map(self, q: Tensor, k: Tensor, hw_shape: HW) -> Tuple[Tensor, Tensor]:
+        """Encode the features (B, heads, N, m) of q and k; shapes do not change."""
         return q, k
 
     def rotary(self, hw_shape: HW, num_features: int, num_extra: int) -> Optional[Rotary]:
-        """How the operator turns the features of the numerator; ``num_extra`` tokens come first
-        and are not turned."""
+        """Return the rotation of the features of the numerator, or None.
+
+        The first ``num_extra`` tokens are not rotated.
+        """
         return None
 
 
 @MODELS.register_module()
 class RotaryPosition(LinearPosition):
-    """2D rotary position after the feature map, in the numerator alone, as in RoFormer's linear
-    attention (Su et al., 2021) and RALA. The number of features must be a multiple of 4. Extra
-    tokens are not turned."""
+    """2D rotary position after the feature map, in the numerator only.
 
-    takes_extra_tokens = True
+    RoFormer's linear attention (Su et al., 2021) and RALA use it. The number of features must be a
+    multiple of 4. Extra tokens are not rotated.
+    """
+
+    supports_extra_tokens = True
 
     def rotary(self, hw_shape: HW, num_features: int, num_extra: int) -> Rotary:
         return Rotary(hw_shape, num_features, num_extra_tokens=num_extra)
@@ -92,82 +96,84 @@ class RotaryPosition(LinearPosition):
 
 @MODELS.register_module()
 class PermutationPosition(LinearPosition):
-    """Permuteformer's position ("PermuteFormer: Efficient Relative Position Encoding for Long
-    Sequences", Chen, EMNLP 2021), in 2D: of the features of the token in row y and column x, the
-    first half is permuted y times and the second x times, by permutations of each head.
+    """Position of "PermuteFormer: Efficient Relative Position Encoding for Long Sequences" (Chen,
+    EMNLP 2021), in 2D.
 
-    Products of features then depend on the way from query to key alone. Features stay positive.
+    Each head has two permutations of features. For the token in row y and column x, the first half
+    of the features is permuted y times and the second half x times. Products of features then
+    depend only on the offset between query and key. Features stay positive.
 
     Args:
         head_dim, num_heads: filled in by the attention.
-        seed: the permutations are those of this seed; they are not saved with the weights.
+        seed: seed of the permutations, which are not saved with the weights.
 
     Example:
         >>> q = torch.rand(1, 2, 6, 8)
-        >>> permuted, _ = PermutationPosition(8, 2).after(q, q, (2, 3))
+        >>> permuted, _ = PermutationPosition(8, 2).after_feature_map(q, q, (2, 3))
         >>> torch.equal(permuted.sort(-1)[0], q.sort(-1)[0])
         True
     """
 
-    exports = False
+    supports_onnx = False
 
     def __init__(self, head_dim: int, num_heads: int, seed: int = 0) -> None:
         super().__init__(head_dim, num_heads)
         self.seed = seed
 
-    def after(self, q: Tensor, k: Tensor, hw_shape: HW) -> Tuple[Tensor, Tensor]:
-        order = self.order(hw_shape, q.shape[-1], q.device).expand(q.shape)
-        return q.gather(-1, order), k.gather(-1, order)
+    def after_feature_map(self, q: Tensor, k: Tensor, hw_shape: HW) -> Tuple[Tensor, Tensor]:
+        index = self.feature_index(hw_shape, q.shape[-1], q.device).expand(q.shape)
+        return q.gather(-1, index), k.gather(-1, index)
 
-    def order(self, hw_shape: HW, num_features: int, device: torch.device) -> Tensor:
-        """Which feature each place of a token gets, (heads, N, m)."""
+    def feature_index(self, hw_shape: HW, num_features: int, device: torch.device) -> Tensor:
+        """Return the index of the source of each permuted feature, (heads, N, m)."""
         height, width = hw_shape
         half = num_features // 2
         heads = torch.arange(self.num_heads, device=device)[:, None]
         features = torch.arange(num_features, device=device)
-        keys = normal(torch.full((), self.seed, device=device), heads, features)
+        keys = counter_based_normal(torch.full((), self.seed, device=device), heads, features)
         first, second = keys[:, :half].argsort(-1), keys[:, half:].argsort(-1)
-        rows = _powers(first, height)[:, :, None].expand(-1, -1, width, -1)
-        columns = half + _powers(second, width)[:, None].expand(-1, height, -1, -1)
+        rows = _permutation_powers(first, height)[:, :, None].expand(-1, -1, width, -1)
+        columns = half + _permutation_powers(second, width)[:, None].expand(-1, height, -1, -1)
         return torch.cat([rows, columns], -1).flatten(1, 2)
 
 
-def _powers(permutation: Tensor, count: int) -> Tensor:
-    """The permutations (heads, m), applied 0 to count - 1 times: (heads, count, m)."""
+def _permutation_powers(permutation: Tensor, count: int) -> Tensor:
+    """Apply the permutations (heads, m) 0 to count - 1 times; return (heads, count, m)."""
     table = torch.arange(permutation.shape[-1], device=permutation.device)
     table = table.expand(permutation.shape)[:, None]
-    while table.shape[1] < count:  # permutation is applied as often as the table is long
+    while table.shape[1] < count:  # the table doubles: permutation has its length as exponent
         table = torch.cat([table, permutation[:, None].expand_as(table).gather(-1, table)], 1)
         permutation = permutation.gather(-1, permutation)
     return table[:, :count]
 
 
 class StochasticPosition(LinearPosition):
-    """Stochastic positional encoding (Liutkus et al., "Relative Positional Encoding for
-    Transformers with Linear Complexity", ICML 2021), gated: channel d of the queries is multiplied
-    by R realisations of a random process over the positions, that of the keys by another one, and
-    the channels are summed. In expectation::
+    """Gated stochastic positional encoding, "Relative Positional Encoding for Transformers with
+    Linear Complexity" (Liutkus et al., ICML 2021).
+
+    Channel d of the queries is multiplied by R realisations of a random process over the positions,
+    and channel d of the keys by those of another process. The channels are summed. In expectation::
 
         q'_i . k'_j = sum_d q_id k_jd (g_d + (1 - g_d) P_d(i - j))
 
-    with a kernel P_d of the distance for each channel of each head. The process is drawn again in
-    each training step; in evaluation it is that of ``seed``. Noise belongs to places of an endless
-    plane, so that an image has the same on a larger, padded map.
+    with a kernel P_d of the distance per channel and head. Each training step draws new processes;
+    evaluation uses those of ``seed``. The noise is a function of the absolute position, so that a
+    padded map has the same noise.
 
-    Time O(N d R) a head, times 2 k for k waves, or the taps of a filter; memory O(N R): processes
-    exist for a band of rows at a time, and again in the backward pass.
+    Time is O(N d R) per head, times 2 k for k waves or times the taps of a filter. Memory is
+    O(N R): processes are computed for a band of rows at a time, and again in the backward pass.
 
     Args:
         head_dim, num_heads: filled in by the attention.
         num_realizations: R; d by default.
-        gated: False leaves the gates g at 0.
-        seed: of the evaluation.
+        gated: False fixes the gates g at 0.
+        seed: seed for evaluation.
 
     Raises:
-        ValueError: a number of realisations that is not a positive integer.
+        ValueError: ``num_realizations`` is not a positive integer.
     """
 
-    exports = False
+    supports_onnx = False
 
     def __init__(
         self,
@@ -178,18 +184,21 @@ class StochasticPosition(LinearPosition):
         seed: int = 0,
     ) -> None:
         super().__init__(head_dim, num_heads)
-        self.out_dims = positive('num_realizations', num_realizations, head_dim)
+        self.out_dims = positive_int('num_realizations', num_realizations, head_dim)
         self.seed = seed
         self.gates = nn.Parameter(torch.zeros(num_heads, head_dim, 1)) if gated else None
 
-    def codes(
+    def position_codes(
         self, seed: Tensor, rows: range, hw_shape: HW, dtype: torch.dtype
     ) -> Sequence[Tensor]:
-        """The processes of queries and keys in these rows, (heads, rows * W, d, R) each, of
-        variance ``P_d(0)``."""
+        """Return the random processes of queries and keys in these rows.
+
+        Returns:
+            two tensors (heads, rows * W, d, R) of variance ``P_d(0)``.
+        """
         raise NotImplementedError
 
-    def before(self, q: Tensor, k: Tensor, hw_shape: HW) -> Tuple[Tensor, Tensor]:
+    def before_feature_map(self, q: Tensor, k: Tensor, hw_shape: HW) -> Tuple[Tensor, Tensor]:
         dtype, (height, width) = accumulation_dtype(q.dtype), hw_shape
         if self.training:
             seed = torch.randint(2**31, (), device=q.device)
@@ -197,78 +206,79 @@ class StochasticPosition(LinearPosition):
             seed = torch.full((), self.seed, device=q.device, dtype=torch.long)
         bands = [range(height)]
         if not (is_tracing() or has_dispatch_mode()):
-            numbers = self.num_heads * self.head_dim * self.out_dims * width  # of a row
-            step = max(1, chunk_budget(q.device, tiles=True) // numbers)
+            row_elements = self.num_heads * self.head_dim * self.out_dims * width
+            step = max(1, chunk_budget(q.device, tiles=True) // row_elements)
             bands = [range(y, min(y + step, height)) for y in range(0, height, step)]
-        again = len(bands) > 1 and needs_gradient(q, k, *self.parameters())
+        recompute = len(bands) > 1 and needs_gradient(q, k, *self.parameters())
         out = []
         with no_autocast(q):
             for rows in bands:
                 tokens = slice(rows.start * width, rows.stop * width)
                 band = (q[:, :, tokens].to(dtype), k[:, :, tokens].to(dtype), seed, rows, hw_shape)
-                # The noise is a function of the seed: no state of a generator to bring back.
+                # The noise is a function of the seed: there is no generator state to restore.
                 out.append(
-                    checkpoint(self._mix, *band, use_reentrant=False, preserve_rng_state=False)
-                    if again
-                    else self._mix(*band)
+                    checkpoint(self._encode, *band, use_reentrant=False, preserve_rng_state=False)
+                    if recompute
+                    else self._encode(*band)
                 )
         return tuple(torch.cat(parts, 2) for parts in zip(*out))  # type: ignore[return-value]
 
-    def _mix(self, q: Tensor, k: Tensor, seed: Tensor, rows: range, hw_shape: HW):
-        codes = self.codes(seed, rows, hw_shape, q.dtype)
+    def _encode(self, q: Tensor, k: Tensor, seed: Tensor, rows: range, hw_shape: HW):
+        codes = self.position_codes(seed, rows, hw_shape, q.dtype)
         if self.gates is not None:
             gate = self.gates.to(q.dtype).sigmoid()[:, None]  # [h, 1, d, 1]
-            # The same at all positions, for queries and keys: a kernel of ones.
+            # One value for all positions, shared by queries and keys, has a kernel of ones.
             shape = (self.num_heads, 1, self.head_dim, self.out_dims)
-            steady = gate.sqrt() * self.noise(seed, 1, shape, q.dtype)
-            codes = [(1 - gate).sqrt() * code + steady for code in codes]
+            constant = gate.sqrt() * self.noise(seed, 1, shape, q.dtype)
+            codes = [(1 - gate).sqrt() * code + constant for code in codes]
         scale = self.out_dims**-0.5
         return tuple(
             scale * torch.einsum('bhnd,hndr->bhnr', x, code) for x, code in zip((q, k), codes)
         )
 
     def noise(self, seed: Tensor, stream: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Standard normal numbers, independent of those of other streams."""
+        """Return standard normal numbers that are independent between streams."""
         index = torch.arange(math.prod(shape), device=seed.device)
         stream_index = torch.full((1,), stream, device=seed.device)
-        return normal(seed, stream_index, index).view(*shape).to(dtype)
+        return counter_based_normal(seed, stream_index, index).view(*shape).to(dtype)
 
 
 @MODELS.register_module()
 class SineSPE(StochasticPosition):
-    """Stochastic position with a kernel of waves: ``P_d(y, x) = sum_k l_dk^2 cos(2 pi (f_dk . (y,
-    x)) + t_dk)``, frequencies f, phases t and gains l learnt.
+    """Stochastic position with a sum of waves as kernel::
 
-    In 2D a frequency has two numbers. 10 waves add 0.09 M parameters to a DeiT-T; the Ripple
-    paper's table 1 has 0.08.
+        P_d(y, x) = sum_k l_dk^2 cos(2 pi (f_dk . (y, x)) + t_dk)
+
+    The frequencies f, phases t and gains l are learnt. In 2D a frequency is two numbers. 10 waves
+    add 0.09 M parameters to a DeiT-T; the Ripple paper's table 1 has 0.08.
 
     Args:
         head_dim, num_heads: filled in by the attention.
-        num_sines: waves k of each channel.
+        num_sines: number k of waves per channel.
         others: see :class:`StochasticPosition`.
 
     Raises:
-        ValueError: a number of waves that is not a positive integer.
+        ValueError: ``num_sines`` is not a positive integer.
 
     Example:
         >>> position = SineSPE(16, 2, num_realizations=24)
-        >>> q, k = position.before(*torch.randn(2, 1, 2, 6, 16), hw_shape=(2, 3))
+        >>> q, k = position.before_feature_map(*torch.randn(2, 1, 2, 6, 16), hw_shape=(2, 3))
         >>> q.shape
         torch.Size([1, 2, 6, 24])
     """
 
     def __init__(self, head_dim: int, num_heads: int, num_sines: int = 10, **kwargs) -> None:
         super().__init__(head_dim, num_heads, **kwargs)
-        shape = (num_heads, head_dim, positive('num_sines', num_sines, 1))
-        # Long waves of phase 0: products start almost as they are without position.
+        shape = (num_heads, head_dim, positive_int('num_sines', num_sines, 1))
+        # Long waves of phase 0: the kernel starts close to 1, as without position.
         self.frequencies = nn.Parameter(0.05 * torch.randn(*shape, 2))
         self.phases = nn.Parameter(torch.zeros(shape))
         self.gains = nn.Parameter(torch.randn(shape))
 
-    def codes(
+    def position_codes(
         self, seed: Tensor, rows: range, hw_shape: HW, dtype: torch.dtype
     ) -> Sequence[Tensor]:
-        frequency = math.pi * self.frequencies.to(dtype).tanh()  # at most half a wave a token
+        frequency = math.pi * self.frequencies.to(dtype).tanh()  # at most half a wave per token
         down, across = frequency[:, None, None].unbind(-1)  # [h, 1, 1, d, K]
         y = torch.arange(rows.start, rows.stop, device=seed.device, dtype=dtype)
         x = torch.arange(hw_shape[1], device=seed.device, dtype=dtype)
@@ -276,30 +286,31 @@ class SineSPE(StochasticPosition):
         gains = F.normalize(F.softplus(self.gains.to(dtype)), dim=-1)[:, None]
         shape = (self.num_heads, self.head_dim, 2 * self.gains.shape[-1], self.out_dims)
         noise = self.noise(seed, 0, shape, dtype)
-        turned = angle + self.phases.to(dtype)[:, None]
-        waves = (torch.cat([gains * a.cos(), gains * a.sin()], -1) for a in (turned, angle))
+        shifted = angle + self.phases.to(dtype)[:, None]
+        waves = (torch.cat([gains * a.cos(), gains * a.sin()], -1) for a in (shifted, angle))
         return [torch.einsum('hndk,hdkr->hndr', wave, noise) for wave in waves]
 
 
 @MODELS.register_module()
 class ConvSPE(StochasticPosition):
-    """Stochastic position with a kernel of learnt filters: noise on the plane, convolved with a
-    filter for each channel of queries and another one of keys. P_d is their correlation and 0
-    beyond their size.
+    """Stochastic position with learnt filters as kernel.
+
+    2D noise is convolved with one filter per channel for the queries and another for the keys. P_d
+    is the correlation of the two filters, and 0 beyond their size.
 
     Args:
         head_dim, num_heads: filled in by the attention.
-        kernel_size: of the filters, (rows, columns) or one number for both. The default has 200
-            taps, which add 0.92 M parameters to a DeiT-T; the Ripple paper's table 1 has 0.93, and
-            does not say which filters.
+        kernel_size: size of the filters, (rows, columns) or one number for both. The default of
+            200 taps adds 0.92 M parameters to a DeiT-T. The Ripple paper's table 1 has 0.93 and
+            does not state the filter size.
         others: see :class:`StochasticPosition`.
 
     Raises:
-        ValueError: a kernel size that is not one or two positive integers.
+        ValueError: ``kernel_size`` is not one or two positive integers.
 
     Example:
         >>> position = ConvSPE(16, 2, kernel_size=3)
-        >>> q, k = position.before(*torch.randn(2, 1, 2, 6, 16), hw_shape=(2, 3))
+        >>> q, k = position.before_feature_map(*torch.randn(2, 1, 2, 6, 16), hw_shape=(2, 3))
         >>> q.shape
         torch.Size([1, 2, 6, 16])
     """
@@ -315,51 +326,51 @@ class ConvSPE(StochasticPosition):
         sides = (kernel_size,) * 2 if isinstance(kernel_size, int) else tuple(kernel_size)
         if len(sides) != 2:
             raise ValueError(f'kernel_size must be one or two integers, got {kernel_size!r}')
-        self.kernel_size = tuple(positive('kernel_size', side, 1) for side in sides)
-        # Near a flat filter: the kernel falls slowly, from about 1.
+        self.kernel_size = tuple(positive_int('kernel_size', side, 1) for side in sides)
+        # Start near a flat filter: the kernel decreases slowly from about 1.
         channels, taps = num_heads * head_dim, math.prod(sides)
-        flat = torch.full((2 * channels, 1, *sides), taps**-0.5)  # of queries, of keys
+        flat = torch.full((2 * channels, 1, *sides), taps**-0.5)  # filters of queries, then keys
         self.filters = nn.Parameter(flat * (1 + 0.1 * torch.randn_like(flat)))
 
-    def codes(
+    def position_codes(
         self, seed: Tensor, rows: range, hw_shape: HW, dtype: torch.dtype
     ) -> Sequence[Tensor]:
         (height, width), channels = self.kernel_size, self.num_heads * self.head_dim
-        # The noise that the filters see in these rows, by its place on the plane.
+        # The noise in these rows plus the border of the filters, indexed by absolute position.
         above, left = height // 2, width // 2
         y = torch.arange(rows.start - above, rows.stop + height - 1 - above, device=seed.device)
         x = torch.arange(-left, hw_shape[1] + width - 1 - left, device=seed.device)
-        each = torch.arange(self.out_dims * channels, device=seed.device)
-        noise = normal(seed, y[:, None, None], x[:, None], each).to(
-            dtype
-        )  # [rows + .., W + .., R C]
+        channel = torch.arange(self.out_dims * channels, device=seed.device)
+        # [rows + height - 1, W + width - 1, R C]
+        noise = counter_based_normal(seed, y[:, None, None], x[:, None], channel).to(dtype)
         noise = noise.unflatten(-1, (self.out_dims, channels)).permute(2, 3, 0, 1)
         codes = (F.conv2d(noise, f, groups=channels) for f in self.filters.to(dtype).chunk(2))
         heads = (self.num_heads, self.head_dim)
         return [code.unflatten(1, heads).flatten(3).permute(1, 3, 2, 0) for code in codes]
 
 
-def normal(seed: Tensor, *places: Tensor) -> Tensor:
-    """Standard normal numbers, float32, as a function of a seed and of integer coordinates.
+def counter_based_normal(seed: Tensor, *coordinates: Tensor) -> Tensor:
+    """Compute standard normal float32 numbers from a seed and integer coordinates.
 
-    Coordinates are broadcast against one another. A place has the same number on every device, in a
-    compiled graph and on whatever map: random generators promise none of these.
+    Coordinates are broadcast. The number at a coordinate is the same on every device, in compiled
+    graphs and for every map size. Random generators guarantee none of these.
 
     Example:
-        >>> numbers = normal(torch.tensor(1), torch.arange(300)[:, None], torch.arange(300))
+        >>> rows, columns = torch.arange(300)[:, None], torch.arange(300)
+        >>> numbers = counter_based_normal(torch.tensor(1), rows, columns)
         >>> numbers.shape, round(abs(numbers.mean().item()), 1), round(numbers.std().item(), 1)
         (torch.Size([300, 300]), 0.0, 1.0)
     """
-    bits = _mixed(seed)
-    for place in places:
-        bits = _mixed(bits ^ (place & 0xFFFFFFFF))
-    # 23 bits, the middle of each step: all that float32 has without rounding, never -1 or 1.
+    bits = _hash32(seed)
+    for coordinate in coordinates:
+        bits = _hash32(bits ^ (coordinate & 0xFFFFFFFF))
+    # The middle of each of 2^23 steps: float32 represents it exactly, and it is never -1 or 1.
     uniform = ((bits >> 9).to(torch.float32) + 0.5) * 2**-22 - 1
     return math.sqrt(2) * torch.erfinv(uniform)
 
 
-def _mixed(bits: Tensor) -> Tensor:
-    """A permutation of the 32-bit numbers that looks random (the "lowbias32" hash)."""
+def _hash32(bits: Tensor) -> Tensor:
+    """Hash 32-bit numbers by the "lowbias32" permutation."""
     bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
     bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & 0xFFFFFFFF
     return bits ^ (bits >> 16)
@@ -371,11 +382,11 @@ def build_position(
     """Build a position for an attention.
 
     Args:
-        cfg: None for none, or the config, or just the name, of a registered position.
-        head_dim, num_heads: of the attention.
+        cfg: name or config of a registered position, or None.
+        head_dim, num_heads: channels per head and heads of the attention.
 
     Raises:
-        ValueError: an unknown position; the message names those of this package.
+        ValueError: the position is unknown; the message names the registered ones.
 
     Example:
         >>> type(build_position('RotaryPosition', 32, 6)).__name__
@@ -386,6 +397,6 @@ def build_position(
     cfg = dict(type=cfg) if isinstance(cfg, str) else dict(cfg)
     kind = cfg.get('type')
     if isinstance(kind, str) and MODELS.get(kind) is None:
-        known = list(registered(LinearPosition))
+        known = list(registered_subclasses(LinearPosition))
         raise ValueError(f'position must be one of {known}, got {kind!r}')
     return MODELS.build(dict(cfg, head_dim=head_dim, num_heads=num_heads))

@@ -1,4 +1,4 @@
-"""Small numerical helpers that several operators need."""
+"""Numerical helpers of the operators: dtypes, chunks of tokens, tracing."""
 
 from contextlib import nullcontext
 from typing import ContextManager, List, Optional
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32 for half types, the type itself otherwise."""
+    """Return float32 for half types, the dtype itself otherwise."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def masked_softmax(logits: Tensor, mask: Optional[Tensor]) -> Tensor:
-    """Softmax over the last dim; entries where ``mask`` is True get exactly 0.
+    """Compute a softmax over the last dim with exactly 0 where ``mask`` is True.
 
-    A row that is all masked becomes all zeros, never NaN.
+    A row of masked entries only becomes 0, never NaN.
     """
     if mask is None:
         return logits.softmax(-1)
@@ -24,19 +24,19 @@ def masked_softmax(logits: Tensor, mask: Optional[Tensor]) -> Tensor:
 
 
 def no_autocast(x: Tensor) -> ContextManager:
-    """Keeps what is computed inside in the types that it is given in, on the device of ``x``."""
-    if x.is_meta or not (one_graph() or torch.is_autocast_enabled(x.device.type)):
-        return nullcontext()  # the other takes longer than to add up a small map
+    """Return a context that disables autocast on the device of ``x``."""
+    if x.is_meta or not (is_tracing() or torch.is_autocast_enabled(x.device.type)):
+        return nullcontext()  # entering autocast takes longer than the sums of a small map
     return torch.autocast(x.device.type, enabled=False)
 
 
 def needs_gradient(*tensors: Optional[Tensor]) -> bool:
-    """Whether autograd follows what is computed from these; else a plain call is faster."""
+    """Return True if autograd records operations on these tensors."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-# Numbers that are worked on at once: chunks stay in the cache of a CPU; on a GPU, few launches.
-# The scores of a chunk of tiles are more, for its many small products to keep several cores busy:
+# Elements that are processed at once: chunks fit the cache of a CPU; on a GPU, launches are few.
+# The scores of a chunk of tiles are more, so that its many small products keep several cores busy:
 # ripple attention of 128 x 128 tokens, forward and backward on two cores, takes 254 ms with 2^18,
 # 167 with 2^20, 159 with 2^21.
 CPU_CHUNK, CPU_TILES = 2**18, 2**20
@@ -44,27 +44,37 @@ ACCELERATOR_CHUNK = 2**26
 
 
 def chunk_budget(device: torch.device, tiles: bool = False) -> int:
-    """Numbers of a chunk, of tokens or of tiles."""
+    """Return the number of elements in a chunk of tokens, or of tiles."""
     if device.type not in ('cpu', 'meta'):
         return ACCELERATOR_CHUNK
     return CPU_TILES if tiles else CPU_CHUNK
 
 
 def fits_cache(x: Tensor, width: Optional[int] = None) -> bool:
-    """Whether what is computed of x (B, heads, N, d) in one piece, (B, heads, N, width), stays in
-    the last cache of a CPU: the plain formula is the fastest there. ``width`` is d by default. On
-    an accelerator never: there it would be kept for the backward pass, half types in float32."""
+    """Return True if the intermediate tensors fit the last-level CPU cache.
+
+    The plain formula is the fastest there. Always False on an accelerator, where autograd would
+    store the intermediate tensors, half types in float32.
+
+    Args:
+        x: (B, heads, N, d).
+        width: channels of the intermediate tensors (B, heads, N, width); d by default.
+    """
     batch, heads, num_tokens, dim = x.shape
     return x.device.type == 'cpu' and batch * heads * num_tokens * (width or dim) <= 4 * CPU_CHUNK
 
 
 def token_chunks(x: Tensor, width: Optional[int] = None) -> List[slice]:
-    """Slices of the tokens of x (B, heads, N, d) of which (B, heads, n, width) numbers are small.
+    """Return slices of the tokens whose intermediate tensors fit a chunk.
 
-    All tokens are one slice where that fits the cache, and where operations are recorded or
-    watched. ``width`` is d by default.
+    A single slice covers all tokens if they fit the cache, and while operations are traced or a
+    dispatch mode is active.
+
+    Args:
+        x: (B, heads, N, d).
+        width: channels of the intermediate tensors (B, heads, n, width); d by default.
     """
-    if one_graph() or watched() or fits_cache(x, width):
+    if is_tracing() or has_dispatch_mode() or fits_cache(x, width):
         return [slice(None)]
     batch, heads, num_tokens, dim = x.shape
     size = max(chunk_budget(x.device) // max(batch * heads * (width or dim), 1), 64)
@@ -74,71 +84,81 @@ def token_chunks(x: Tensor, width: Optional[int] = None) -> List[slice]:
 def token_major(
     x: Tensor, dim: Optional[int] = None, dtype: Optional[torch.dtype] = None
 ) -> Tensor:
-    """Uninitialised (B, heads, N, dim) beside x (B, heads, N, d), stored token by token as an
-    output projection reads it; d and the type of x by default."""
+    """Return an uninitialised (B, heads, N, dim) tensor with the memory layout (B, N, heads, dim).
+
+    The output projection reads that layout. ``dim`` and ``dtype`` are those of x by default.
+    """
     batch, heads, num_tokens, width = x.shape
     width = width if dim is None else dim
     return x.new_empty(batch, num_tokens, heads, width, dtype=dtype).transpose(1, 2)
 
 
-def recorded_by() -> Optional[str]:
-    """Who besides a compiler records operations, in words; None where nobody does."""
-    if exported():
+def active_tracer() -> Optional[str]:
+    """Return a description of the active tracer (export, torch.func), or None.
+
+    torch.compile is not one of them: it accepts custom operators.
+    """
+    if is_exporting():
         return 'the model is being exported'
     if torch._C._are_functorch_transforms_active():
         return 'a transform of torch.func is running'
     return None
 
 
-def watched() -> bool:
-    """Whether a mode of torch sees every operation, such as fake tensors or a counter."""
+def has_dispatch_mode() -> bool:
+    """Return True if a TorchDispatchMode is active, such as fake tensors or a FLOP counter."""
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-def forward_mode() -> bool:
-    """Whether derivatives are taken forwards, along with the values."""
+def in_forward_ad() -> bool:
+    """Return True inside ``torch.autograd.forward_ad.dual_level``."""
     return torch.autograd.forward_ad._current_level >= 0
 
 
-def one_graph() -> bool:
-    """Whether operations are recorded, which wants plain ones on whole tensors: a compiler fuses
-    them by itself, ONNX has no others."""
-    # A compiler first: that of torch 2.4 does not know the rest.
-    return torch.compiler.is_compiling() or recorded_by() is not None
+def is_tracing() -> bool:
+    """Return True while operations are traced: by torch.compile, an export or torch.func.
+
+    Traced code uses plain operations on whole tensors: a compiler fuses them, ONNX has no others.
+    """
+    # is_compiling first: the compiler of torch 2.4 cannot trace the other check.
+    return torch.compiler.is_compiling() or active_tracer() is not None
 
 
-def exported() -> bool:
-    """Whether the operations are recorded to run elsewhere, maybe at other sizes: by
-    ``torch.export``, ``torch.jit.trace`` or ONNX's export. Nothing may then be written in place
-    into a part of a tensor: inside an ``autograd.Function`` ONNX's export by tracing drops that
-    without a word."""
-    if not torch.compiler.is_compiling():  # first, as in one_graph()
+def is_exporting() -> bool:
+    """Return True inside ``torch.export``, ``torch.jit.trace`` or an ONNX export.
+
+    Exported code must not write into a slice in place: inside an ``autograd.Function`` ONNX export
+    by tracing drops such writes silently.
+    """
+    if not torch.compiler.is_compiling():  # first, as in is_tracing()
         return torch.jit.is_tracing()
     return getattr(torch.compiler, _EXPORTING)
 
 
-# Not is_exporting(): in torch.compile, Dynamo takes that to be True (torch 2.11). In torch 2.4 to
-# 2.6 an export alone sets the other, and only with strict=False: nothing tells strict=True there
-# from torch.compile.
+# Not torch.compiler.is_exporting(): Dynamo evaluates it to True in torch.compile (torch 2.11). In
+# torch 2.4 to 2.6 only an export with strict=False sets the other flag; nothing there tells
+# strict=True from torch.compile.
 _EXPORTING = (
     '_is_exporting_flag' if hasattr(torch.compiler, '_is_exporting_flag') else '_is_compiling_flag'
 )
 
 
-def known(*sizes: int) -> bool:
-    """Whether sizes are plain integers, not the symbols or tensors of an exported graph."""
+def is_static(*sizes: int) -> bool:
+    """Return True if sizes are plain integers, not symbols or tensors of an exported graph."""
     plain = all(type(size) is int for size in sizes) and not _strictly_exported()
-    return plain or not exported()
+    return plain or not is_exporting()
 
 
-def symbolic(*sizes: int) -> bool:
-    """Whether one of the sizes is a symbol, as dynamic sizes are in ``torch.export``, or may be."""
+def may_be_symbolic(*sizes: int) -> bool:
+    """Return True if a size is, or may be, a symbol of ``torch.export`` with dynamic sizes."""
     symbols = any(isinstance(size, torch.SymInt) for size in sizes) or _strictly_exported()
-    return symbols and exported()
+    return symbols and is_exporting()
 
 
 def _strictly_exported() -> bool:
-    """Whether ``torch.export(strict=True)`` records, to which symbols are plain integers. From
-    torch 2.7 on that is a choice, or what ONNX's export tries after an error of the other way, and
-    then would make sizes fixed without a word."""
+    """Return True inside ``torch.export(strict=True)``, which shows symbols as plain integers.
+
+    From torch 2.7 on strict export is an option, and the fallback of ONNX export after an error;
+    it would then silently make sizes static.
+    """
     return torch.compiler.is_dynamo_compiling() and _EXPORTING == '_is_exporting_flag'

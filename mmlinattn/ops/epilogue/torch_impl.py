@@ -18,7 +18,7 @@ def local_gate_torch(
 ) -> Tensor:
     """Compute :func:`mmlinattn.ops.local_gate`."""
     maps = v.unflatten(1, hw_shape).permute(0, 3, 1, 2)  # [B, C, H, W], a view
-    # int: tracing makes sizes tensors, which torch 2.4 refuses as a padding.
+    # int: tracing makes sizes tensors, which torch 2.4 rejects as a padding.
     local = F.conv2d(maps, weight, bias, padding=int(weight.shape[-1]) // 2, groups=v.shape[2])
     out = add_local(local.permute(0, 2, 3, 1).flatten(1, 2), out)
     return out if gate is None else out * gate

@@ -1,4 +1,4 @@
-"""Options of linear attention, and of the family that RALA belongs to."""
+"""Options of the linear attention family."""
 
 from dataclasses import dataclass
 from typing import Optional
@@ -10,26 +10,36 @@ from ..common.rotary import Rotary
 
 @dataclass(frozen=True)
 class LinearOptions:
-    """See :func:`mmlinattn.ops.linear_attention`; the last two are RALA's.
+    """Options of :func:`mmlinattn.ops.linear_attention` and :func:`mmlinattn.ops.rala_attention`.
 
     Attributes:
-        rotary: turns features, in the numerator alone.
-        scored: weights of the keys are the softmax over the tokens of
-            ``m^-0.5 mean_i(phi(q_i)) . phi(k_j)``.
-        weights: of the keys, (B, heads, N), 0 for padding. Without these and without scores, those
-            of all real tokens are 1.
+        rotary: rotates features in the numerator only.
+        rank_augmented: weight the keys as RALA does: by ``token_weights``, or else by a softmax
+            over the tokens of ``d^-0.5 mean_i(phi(q_i)) . phi(k_j)``.
+        token_weights: (B, heads, N) or broadcastable to it, mean 1 over the tokens.
+
+    The torch implementation keeps weights of sum 1 in ``token_weights``.
     """
 
     key_padding_mask: Optional[Tensor]
     eps: float
     feature_map: str
     rotary: Optional[Rotary] = None
-    scored: bool = False
-    weights: Optional[Tensor] = None
+    rank_augmented: bool = False
+    token_weights: Optional[Tensor] = None
 
-    def of_features(self) -> 'LinearOptions':
-        """Return the options for queries and keys that are features already."""
-        # Not dataclasses.replace: torch 2.4 cannot compile it.
+    def changed(self, feature_map: str, token_weights: Optional[Tensor]) -> 'LinearOptions':
+        """Return a copy with other fields; torch 2.4 cannot compile ``dataclasses.replace``."""
         return LinearOptions(
-            self.key_padding_mask, self.eps, 'identity', self.rotary, self.scored, self.weights
+            self.key_padding_mask,
+            self.eps,
+            feature_map,
+            self.rotary,
+            self.rank_augmented,
+            token_weights,
         )
+
+    @property
+    def scored(self) -> bool:
+        """Return True if a softmax over the tokens weights the keys."""
+        return self.rank_augmented and self.token_weights is None

@@ -1,9 +1,9 @@
-"""Linear attention and RALA in chunks of tokens: the portable form of both.
+"""Linear attention and RALA in torch, chunk by chunk.
 
 With weights w_j, ``S = sum_j w_j rot(phi(k_j)) v_j^T`` and ``z = sum_j w_j phi(k_j)``, the output
-is ``rot(phi(q_i)) S / (phi(q_i) . z + eps)``. What is computed for a token (features, weights,
-rotated features, gradients of all these) exists for one chunk at a time and again in the backward
-pass, so that nothing of size N is kept but the inputs. Chunks stay in the cache of a CPU.
+is ``rot(phi(q_i)) S / (phi(q_i) . z + eps)``. Features, weights, rotated features and their
+gradients exist for one chunk of tokens at a time. The backward pass recomputes them, so that only
+the inputs are stored. Chunks fit the cache of a CPU.
 """
 
 from dataclasses import replace
@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..common.checks import check_qkv
 from ..common.feature_maps import FEATURE_GRADIENTS, FEATURE_MAPS
 from ..common.numerics import (
     accumulation_dtype,
+    is_tracing,
     needs_gradient,
     no_autocast,
-    one_graph,
     token_chunks,
     token_major,
 )
@@ -27,24 +28,74 @@ from ..common.rotary import turn
 from .options import LinearOptions
 
 
-def linear_portable(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
-    """See :func:`mmlinattn.ops.linear_attention`."""
-    # Autocast would push the sums and the normaliser back into half precision.
+def linear_torch(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
+    """Compute :func:`mmlinattn.ops.linear_attention` or :func:`mmlinattn.ops.rala_attention`.
+
+    O(N d^2) time, and O(N d) memory in training.
+    """
+    weights = options.token_weights
+    if weights is not None:
+        weights = _normalized_weights(weights, options.key_padding_mask, q)
+        options = options.changed(options.feature_map, weights)
+    # Autocast would compute the sums and the normaliser in half precision.
     with no_autocast(q):
-        if one_graph() or not needs_gradient(q, k, v, options.weights):
+        if is_tracing() or not needs_gradient(q, k, v, weights):
             return _attend(q, k, v, options)[0]
-        return _Attention.apply(q, k, v, options.weights, options)
+        return _Attention.apply(q, k, v, weights, options)
 
 
-class Sums(NamedTuple):
-    """What the queries read.
+def unnormalised_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Optional[Tensor] = None
+) -> Tensor:
+    """Compute ``out_i = q_i^T (sum_j k_j v_j^T)``, for features of any sign; O(N m d_v).
+
+    Two matrix products; half types are summed in float32. Padded keys are excluded from the sum.
+
+    Args:
+        q, k: features (B, heads, N, m), any strides.
+        v: values (B, heads, N, d_v), same dtype.
+        key_padding_mask: (B, N) bool, True = padding.
+
+    Returns:
+        (B, heads, N, d_v) in at least float32: a sum over many tokens can overflow float16.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not match.
+        TypeError: the padding mask is not bool.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.randn(3, 2, 4, 30, 16)
+        >>> unnormalised_attention(q, k, v).shape
+        torch.Size([2, 4, 30, 16])
+    """
+    check_qkv(q, k, v, key_padding_mask)
+    dtype = accumulation_dtype(q.dtype)
+    with no_autocast(q):
+        k = k.to(dtype)
+        if key_padding_mask is not None:
+            k = k.masked_fill(key_padding_mask[:, None, :, None], 0)
+        return q.to(dtype) @ (k.transpose(-2, -1) @ v.to(dtype))
+
+
+def _normalized_weights(weights: Tensor, mask: Optional[Tensor], q: Tensor) -> Tensor:
+    """Return weights of mean 1 as weights of sum 1, 0 for padding, (B, heads, N)."""
+    weights = weights.to(accumulation_dtype(q.dtype)).expand(q.shape[:3])
+    # Dividing the weights by N replaces the division of both sums by N.
+    if mask is None:
+        return weights / q.shape[2]
+    count = (~mask).sum(-1)[:, None, None].clamp(min=1)
+    return weights.masked_fill(mask[:, None], 0) / count
+
+
+class KVState(NamedTuple):
+    """KVState over the keys that the queries multiply.
 
     Attributes:
         state: S, (B, heads, m, d_v).
         total: z, (B, heads, 1, m).
         mean: mean of phi(q), (B, heads, 1, m), or None without scores.
-        log_mass: log of the sum of the weights before they are normalised, (B, heads, 1, 1), or
-            None.
+        log_mass: log of the sum of the unnormalised weights, (B, heads, 1, 1), or None.
     """
 
     state: Tensor
@@ -60,15 +111,15 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         out, sums = _attend(q, k, v, options)
         ctx.save_for_backward(q, k, v, options.key_padding_mask, weights, *sums)
-        ctx.options = replace(options, key_padding_mask=None, weights=None)
+        ctx.options = replace(options, key_padding_mask=None, token_weights=None)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         q, k, v, mask, weights, *sums = ctx.saved_tensors
-        options = replace(ctx.options, key_padding_mask=mask, weights=weights)
-        sums = Sums(*sums)
+        options = replace(ctx.options, key_padding_mask=mask, token_weights=weights)
+        sums = KVState(*sums)
         with no_autocast(q):
             dq, d_sums = _query_gradients(grad, q, sums, options)
             dk, dv, d_weights, d_mean = _key_gradients(k, v, sums, d_sums, options)
@@ -77,20 +128,22 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, d_weights, None
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tuple[Tensor, Sums]:
-    """The result, and what the queries read."""
+def _attend(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tuple[Tensor, KVState]:
+    """Return the output and the state that the queries multiply."""
     dtype = v.dtype
     chunks = token_chunks(q)
-    if len(chunks) == 1:  # the mean query and the output then share their features
+    if len(chunks) == 1:  # compute the features once for the mean query and the output
         work, phi = accumulation_dtype(dtype), FEATURE_MAPS[options.feature_map]
         q, k = phi(q.to(work)), phi(k.to(work))
-        options = options.of_features()
-    sums = _sum_up(q, k, v, options, chunks)
-    return _read_out(q, sums, options, chunks, dtype), sums
+        options = options.changed('identity', options.token_weights)
+    sums = _kv_state(q, k, v, options, chunks)
+    return _output(q, sums, options, chunks, dtype), sums
 
 
-def _sum_up(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions, chunks: List[slice]) -> Sums:
-    """Sums over all keys; the softmax over the tokens is taken online."""
+def _kv_state(
+    q: Tensor, k: Tensor, v: Tensor, options: LinearOptions, chunks: List[slice]
+) -> KVState:
+    """Return the sums over all keys; the softmax over the tokens is computed online."""
     dtype = accumulation_dtype(v.dtype)
     phi = FEATURE_MAPS[options.feature_map]
     mean = _mean_query(q, options, chunks) if options.scored else None
@@ -112,17 +165,17 @@ def _sum_up(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions, chunks: Lis
         state = state * fade + turned.transpose(-2, -1) @ values
         total = total * fade + chunk_total
     if mean is None:
-        return Sums(state, total)
+        return KVState(state, total)
     share = softmax.share()
-    return Sums(state * share, total * share, mean, softmax.log_mass())
+    return KVState(state * share, total * share, mean, softmax.log_mass())
 
 
 def _mean_query(q: Tensor, options: LinearOptions, chunks: List[slice]) -> Tensor:
-    """Mean of phi(q) over the real tokens, (B, heads, 1, m)."""
+    """Return the mean of phi(q) over the real tokens, (B, heads, 1, m)."""
     dtype = accumulation_dtype(q.dtype)
     phi = FEATURE_MAPS[options.feature_map]
     if len(chunks) == 1 and options.key_padding_mask is None:
-        # Not by a number of tokens, which ONNX's export by tracing would keep.
+        # torch's mean: ONNX export by tracing would store a number of tokens as a constant.
         return phi(q.to(dtype)).mean(2, keepdim=True)
     total: Any = 0
     for chunk in chunks:
@@ -132,31 +185,31 @@ def _mean_query(q: Tensor, options: LinearOptions, chunks: List[slice]) -> Tenso
     return total / _count(q, options)
 
 
-def _read_out(
-    q: Tensor, sums: Sums, options: LinearOptions, chunks: List[slice], out_dtype: torch.dtype
+def _output(
+    q: Tensor, sums: KVState, options: LinearOptions, chunks: List[slice], out_dtype: torch.dtype
 ) -> Tensor:
-    """(B, heads, N, d_v)."""
+    """Return the normalised output, (B, heads, N, d_v)."""
     phi = FEATURE_MAPS[options.feature_map]
 
-    def read(chunk: slice) -> Tensor:
+    def output(chunk: slice) -> Tensor:
         features = phi(q[:, :, chunk].to(sums.state.dtype))
         norm = features @ sums.total.transpose(-2, -1) + options.eps  # [B, H, n, 1]
         out = turn(features, _angles(options, chunk, features)) @ sums.state
-        # In place where nothing is kept of it: fresh memory costs as much as the product.
-        return out / norm if one_graph() or torch.is_grad_enabled() else out.div_(norm)
+        # In place without autograd: fresh memory costs as much as the product.
+        return out / norm if is_tracing() or torch.is_grad_enabled() else out.div_(norm)
 
     if len(chunks) == 1:
-        return read(chunks[0]).to(out_dtype)
+        return output(chunks[0]).to(out_dtype)
     out = token_major(q, sums.state.shape[-1], out_dtype)
     for chunk in chunks:
-        out[:, :, chunk] = read(chunk)
+        out[:, :, chunk] = output(chunk)
     return out
 
 
 def _query_gradients(
-    grad: Tensor, q: Tensor, sums: Sums, options: LinearOptions
-) -> Tuple[Tensor, Sums]:
-    """Gradient of the queries, without that through their mean, and of the sums."""
+    grad: Tensor, q: Tensor, sums: KVState, options: LinearOptions
+) -> Tuple[Tensor, KVState]:
+    """Return gradients of the queries, except through their mean, and of the state."""
     phi, gradient = FEATURE_MAPS[options.feature_map], FEATURE_GRADIENTS[options.feature_map]
     dtype = sums.state.dtype
     dq = torch.empty_like(q)
@@ -173,21 +226,21 @@ def _query_gradients(
         d_total += d_norm.transpose(-2, -1) @ features
         d_features = turn(d_turned, angles, back=True) + d_norm * sums.total
         dq[:, :, chunk] = gradient(features, d_features)
-    return dq, Sums(d_state, d_total)
+    return dq, KVState(d_state, d_total)
 
 
 def _key_gradients(
-    k: Tensor, v: Tensor, sums: Sums, d_sums: Sums, options: LinearOptions
+    k: Tensor, v: Tensor, sums: KVState, d_sums: KVState, options: LinearOptions
 ) -> Tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
-    """Gradients of keys, values, given weights and mean query."""
+    """Return gradients of keys, values, given weights and mean query."""
     phi, gradient = FEATURE_MAPS[options.feature_map], FEATURE_GRADIENTS[options.feature_map]
     dtype, scale = sums.state.dtype, k.shape[-1] ** -0.5
     dk, dv = torch.empty_like(k), torch.empty_like(v)
-    d_weights = None if options.weights is None else torch.empty_like(options.weights)
+    d_weights = None if options.token_weights is None else torch.empty_like(options.token_weights)
     d_mean = delta = None
     if options.scored:
         d_mean = torch.zeros_like(sums.mean)
-        # What the softmax subtracts, sum_j w_j dw_j, in closed form.
+        # sum_j w_j dw_j of the softmax gradient, in closed form.
         delta = (d_sums.state * sums.state).sum((-2, -1), keepdim=True)
         delta = delta + (d_sums.total * sums.total).sum(-1, keepdim=True)
     for chunk in token_chunks(k):
@@ -217,7 +270,7 @@ def _key_gradients(
 
 
 def _add_mean_gradient(dq: Tensor, q: Tensor, d_mean: Tensor, options: LinearOptions) -> None:
-    """Adds what reaches the queries through their mean."""
+    """Add the gradient of the queries through their mean."""
     phi, gradient = FEATURE_MAPS[options.feature_map], FEATURE_GRADIENTS[options.feature_map]
     d_mean, mask = d_mean / _count(q, options), options.key_padding_mask
     for chunk in token_chunks(q):
@@ -228,12 +281,12 @@ def _add_mean_gradient(dq: Tensor, q: Tensor, d_mean: Tensor, options: LinearOpt
 
 
 def _scores(features: Tensor, mean: Tensor) -> Tensor:
-    """Similarity of each key with the mean query, (B, heads, 1, n)."""
+    """Return the similarity of each key with the mean query, (B, heads, 1, n)."""
     return mean @ features.transpose(-2, -1) * features.shape[-1] ** -0.5
 
 
 def _padding(options: LinearOptions, chunk: slice) -> Optional[Tensor]:
-    """(B, 1, 1, n)."""
+    """Return the padding mask of a chunk, (B, 1, 1, n), or None."""
     mask = options.key_padding_mask
     return None if mask is None else mask[:, None, None, chunk]
 
@@ -244,18 +297,18 @@ def _real(options: LinearOptions, chunk: slice, dtype: torch.dtype) -> Optional[
 
 
 def _given(options: LinearOptions, chunk: slice, dtype: torch.dtype) -> Optional[Tensor]:
-    """Weights of the keys that do not depend on them, (B, heads or 1, 1, n); None: all 1."""
-    weights = options.weights
+    """Return weights that do not depend on the keys, (B, heads or 1, 1, n); None means all 1."""
+    weights = options.token_weights
     return _real(options, chunk, dtype) if weights is None else weights[..., None, chunk]
 
 
 def _count(q: Tensor, options: LinearOptions) -> Union[int, Tensor]:
-    """Real tokens of each image, at least 1: a number or (B, 1, 1, 1)."""
+    """Return the number of real tokens, at least 1: an integer or (B, 1, 1, 1)."""
     mask = options.key_padding_mask
     return q.shape[2] if mask is None else (~mask).sum(-1).clamp(min=1)[:, None, None, None]
 
 
 def _angles(options: LinearOptions, chunk: slice, like: Tensor) -> Optional[Tensor]:
-    """(n, m / 2, 2) in the type of ``like``."""
+    """Return the rotary angles of a chunk, (n, m / 2, 2), in the dtype of ``like``."""
     rotary = options.rotary
     return None if rotary is None else rotary.angles(like.dtype, like.device)[chunk]
