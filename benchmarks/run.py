@@ -165,7 +165,7 @@ def main(argv: List[str]) -> int:
             console.print(f'[bold]{case.name}[/] ({case.kind}): {case.about}')
         return 0
     if args.keep_memory:
-        from mmlinattn.engine.runner.runner.allocator import keep_freed_memory
+        from mmlinattn.engine.runner.allocator import keep_freed_memory
 
         keep_freed_memory()
     if args.threads:

@@ -16,7 +16,7 @@ from typing import Callable, Dict, List
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from mmlinattn.engine.runner.runner.allocator import keep_freed_memory
+from mmlinattn.engine.runner.allocator import keep_freed_memory
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 

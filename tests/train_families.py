@@ -7,7 +7,7 @@ import torch
 from mmengine.model import MMDistributedDataParallel
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS
-from mmlinattn.engine.runner.runner.runner import plain_batch_norm
+from mmlinattn.engine.runner.runner import plain_batch_norm
 from torch import distributed as dist
 
 import mmlinattn  # noqa: F401  registers everything

@@ -6,7 +6,7 @@ from typing import Callable, Dict, List, Sequence
 
 import torch
 from mmengine.registry import MODELS, DefaultScope
-from mmlinattn.engine.runner.runner.allocator import keep_freed_memory
+from mmlinattn.engine.runner.allocator import keep_freed_memory
 from torch import Tensor, nn
 
 from benchmarks.measure import Spread, forward, interleave, peak_memory

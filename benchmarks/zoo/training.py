@@ -12,7 +12,7 @@ import torch
 from mmengine.config import Config
 from mmengine.logging import MessageHub, MMLogger
 from mmengine.visualization import Visualizer
-from mmlinattn.engine.runner.runner.runner import PluginRunner
+from mmlinattn.engine.runner.runner import PluginRunner
 
 from benchmarks.machine import commit, machine, openmmlab
 from mmlinattn.checkpoints import save_checkpoint

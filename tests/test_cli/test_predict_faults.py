@@ -249,7 +249,7 @@ import signal, sys, time
 sys.path.insert(0, {root!r})
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start jobs without it
 from mmlinattn.cli import predict
-from tests.test_commands.test_predict_faults import CheapPredictor
+from tests.test_cli.test_predict_faults import CheapPredictor
 predict.Predictor, predict.load_config = CheapPredictor, lambda *_: None
 CheapPredictor.on_image = lambda self: time.sleep(0.05)
 sys.exit(predict.main(sys.argv[1:]))

@@ -20,8 +20,8 @@ import torch
 from mmengine import fileio
 from mmengine.dataset import BaseDataset, pseudo_collate
 from mmengine.registry import DATASETS, init_default_scope
-from mmlinattn.engine.runner.runner.runner import PluginRunner
-from mmlinattn.engine.runner.runner.train_loop import _rest_of
+from mmlinattn.engine.runner.runner import PluginRunner
+from mmlinattn.engine.runner.train_loop import _rest_of
 from torch.utils.data import DataLoader
 
 from mmlinattn.datasets import ShardDataset, ShardSampler, shapes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mmengine import fileio
 from mmengine.config import Config
-from mmlinattn.engine.runner.runner.runner import PluginRunner
+from mmlinattn.engine.runner.runner import PluginRunner
 
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.preflight.data import DataError, check_data

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from mmlinattn.engine.runner.runner.exact_resume import ExactResumeHook, seed_everything
+from mmlinattn.engine.runner.exact_resume import ExactResumeHook, seed_everything
 
 from mmlinattn.engine.runner.runner import exact_resume
 

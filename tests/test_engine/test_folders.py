@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from mmlinattn.engine.runner.runner.work_dir_lock import claim_folder
+from mmlinattn.engine.runner.work_dir_lock import claim_folder
 
 from mmlinattn.engine.runner.runner import work_dir_lock as folders
 from mmlinattn.utils import FolderInUse, NotWritten, lock, lock_folder, unlock_folders, whole_file

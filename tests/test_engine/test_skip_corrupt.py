@@ -8,7 +8,7 @@ import pytest
 from mmengine import fileio
 from mmengine.config import Config
 from mmengine.registry import DATASETS
-from mmlinattn.engine.runner.runner.runner import PluginRunner
+from mmlinattn.engine.runner.runner import PluginRunner
 
 from mmlinattn.datasets import shapes
 from mmlinattn.datasets.file_backends import (

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from mmlinattn.engine.runner.runner.runner import PluginRunner
+from mmlinattn.engine.runner.runner import PluginRunner
 
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.preflight.data import DataError

@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.logging import MessageHub, MMLogger
 from mmengine.registry import init_default_scope
 from mmengine.visualization import Visualizer
-from mmlinattn.engine.runner.runner.runner import PluginRunner
+from mmlinattn.engine.runner.runner import PluginRunner
 
 from mmlinattn.datasets import shapes
 from mmlinattn.engine import config

@@ -13,7 +13,7 @@ import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import MODELS
-from mmlinattn.engine.runner.runner.runner import PluginRunner
+from mmlinattn.engine.runner.runner import PluginRunner
 
 from mmlinattn.apis import ResultsFile
 from mmlinattn.cli import predict

@@ -176,7 +176,7 @@ def test_without_augmentation_it_is_plain_linear_attention():
         (dict(v=torch.randn(1, 2, 6, 8).double()), ValueError, 'v is torch.float64'),
         (dict(q=torch.randn(2, 6, 8)), ValueError, r'q must have shape .* got \(2, 6, 8\)'),
         (dict(rotary=Rotary((2, 2), 8)), ValueError, r'\(2, 2\) has 4 positions but q has 6'),
-        (dict(rotary=Rotary((2, 3), 4)), ValueError, 'rotary.head_dim=4, but q has 8 channels'),
+        (dict(rotary=Rotary((2, 3), 4)), ValueError, 'rotary.head_dim is 4, but q has 8 channels'),
         (dict(rotary=(torch.ones(6, 8),) * 2), TypeError, 'rotary must be a Rotary, got tuple'),
         (dict(key_padding_mask=torch.zeros(1, 6)), TypeError, 'must be bool'),
         (dict(key_padding_mask=torch.zeros(1, 5).bool()), ValueError, r'\(1, 6\), got \(1, 5\)'),

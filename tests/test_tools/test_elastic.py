@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.config import Config
-from mmlinattn.engine.distributed.launch.launch import check_restarts, set_launcher, waiting_time
+from mmlinattn.engine.distributed.launch import check_restarts, set_launcher, waiting_time
 
 from mmlinattn.checkpoints import read_checkpoint
 from mmlinattn.engine import HangHook

@@ -28,7 +28,7 @@ from mmlinattn.checkpoints import (
     tensors_of,
 )
 from mmlinattn.engine import FSDP2Strategy, build_model
-from mmlinattn.engine.distributed.launch import launch as distributed
+from mmlinattn.engine.distributed import launch as distributed
 from mmlinattn.engine.hooks.checkpoint_hook import newest_checkpoint
 from mmlinattn.engine.hooks.preemption_hook import EXIT_CODE
 from mmlinattn.models.layers.activation_checkpointing import checkpoint_forward

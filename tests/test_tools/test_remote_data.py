@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmlinattn.engine.runner.runner.runner import PluginRunner
+from mmlinattn.engine.runner.runner import PluginRunner
 
 from mmlinattn.datasets.file_backends.s3 import S3Store
 from mmlinattn.engine import seed_everything
