@@ -157,7 +157,7 @@ def test_one_attention_per_stage(backbone, image):
     kinds = [type(m).__name__ for m in model.modules() if isinstance(m, BaseAttention)]
     assert kinds == ['RALA', 'RWGKA', 'LinearAttention', 'RippleAttention'][:count]
     assert len(model(image)) == len(model.out_indices)
-    with pytest.raises(ValueError, match=f'attn_cfg must be one attention, or {count}: one a '):
+    with pytest.raises(ValueError, match=f'attn_cfg must be one attention, or {count}: one per '):
         backbone(attn_cfg=names[: count - 1])
 
 

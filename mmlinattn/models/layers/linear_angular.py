@@ -20,8 +20,8 @@ class LinearAngularAttention(BaseAttention):
     tokens.
 
     With unit vectors q^, k^ the first two terms of the angular kernel ``1 - angle(q, k) / pi`` are
-    ``1/2 + q^ . k^ / pi``. Paper and released code differ. For the constant term the code uses the
-    value of the token itself, and it divides by the norm of the result instead of the sum of the
+    ``1/2 + q^ . k^ / pi``. Paper and released code differ. The code uses the value of the token
+    itself for the constant term. It divides by the norm of the result, not by the sum of the
     weights::
 
         released:  u_i = v_i / 2 + q^_i^T (sum_j k^_j v_j^T) / pi,    out_i = u_i / |u_i|

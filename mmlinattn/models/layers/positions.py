@@ -151,8 +151,8 @@ class StochasticPosition(LinearPosition):
     """Gated stochastic positional encoding, "Relative Positional Encoding for Transformers with
     Linear Complexity" (Liutkus et al., ICML 2021).
 
-    Channel d of the queries is multiplied by R realisations of a random process over the positions,
-    and channel d of the keys by those of another process. The channels are summed. In expectation::
+    Channel d of the queries is multiplied by R realisations of a random process over the positions.
+    The keys are multiplied by those of another process. The channels are summed. In expectation::
 
         q'_i . k'_j = sum_d q_id k_jd (g_d + (1 - g_d) P_d(i - j))
 
