@@ -8,7 +8,7 @@ import pytest
 import torch
 from mmlinattn.engine.runner.exact_resume import ExactResumeHook, seed_everything
 
-from mmlinattn.engine.runner.runner import exact_resume
+from mmlinattn.engine.runner import exact_resume
 
 
 def draw() -> tuple:
