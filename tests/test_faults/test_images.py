@@ -8,7 +8,7 @@ from mmengine.registry import DATASETS
 
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.hooks.skip_corrupt_hook import SkippedImages
-from mmlinattn.engine.preflight.dataset_audit import Record, look_at
+from mmlinattn.engine.preflight.file_audit import Record, look_at
 from mmlinattn.engine.preflight.sample_loading import guard_loading
 from tests.families import shrunk
 from tests.test_faults.damage import damaged_bytes, seeds, try_all

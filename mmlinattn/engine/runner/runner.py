@@ -19,9 +19,18 @@ from ...datasets.file_backends import check_no_secrets
 from ..config import is_of
 from ..distributed.resume_world_size import lengths_of, replay, say_what_changed
 from ..hooks.skip_corrupt_hook import SkippedImages, SkippedImagesHook
-from ..preflight.data import DataError, check_categories, check_images, why_empty, why_unusable
+from ..preflight.data import (
+    DataError,
+    check_categories,
+    check_images,
+    check_metrics,
+    check_objects,
+    labels_of,
+    why_empty,
+    why_unusable,
+)
 from ..preflight.evaluators import check_evaluator
-from ..preflight.sample_loading import base_datasets, guard_loading
+from ..preflight.sample_loading import base_datasets, guard_loading, limit_labels
 from .allocator import keep_freed_memory
 from .data_workers import allow_open_files, report_unsent_batches
 from .train_loop import ResumableEpochLoop
@@ -81,6 +90,7 @@ class PluginFeatures:
                 loop.pop('by_epoch', None)
                 loop['type'] = ResumableEpochLoop
         loop = super().build_train_loop(loop)
+        limit_labels(loop.dataloader.dataset, labels_of(self.cfg.get('model') or {}))
         skipped = getattr(loop.dataloader, SKIPPED, None)
         if skipped is not None:
             self.register_hook(SkippedImagesHook(skipped))
@@ -89,12 +99,14 @@ class PluginFeatures:
     def build_val_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         _refuse_skipping(self._val_dataloader, 'val_dataloader')
         loop = super().build_val_loop(loop)
+        check_metrics(loop.evaluator)
         check_evaluator(loop.evaluator, self._val_evaluator, self._plain_model(), 'val_evaluator')
         return loop
 
     def build_test_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         _refuse_skipping(self._test_dataloader, 'test_dataloader')
         loop = super().build_test_loop(loop)
+        check_metrics(loop.evaluator)
         check_evaluator(loop.evaluator, self._test_evaluator, self._plain_model(), 'test_evaluator')
         return loop
 
@@ -125,6 +137,7 @@ class PluginFeatures:
             raise DataError(why) from error
         for part in base_datasets(loader.dataset):
             check_categories(part)
+            check_objects(part)
         check_images(loader.dataset)
         guard_loading(loader.dataset)
         report_unsent_batches(loader)
