@@ -16,13 +16,13 @@ from typing import Callable, Dict, List
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from mmlinattn.engine.runner.allocator import keep_freed_memory
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.machine import commit, machine
 from benchmarks.run import image, positive
 from mmlinattn.analysis.complexity import analyse
+from mmlinattn.engine.runner.allocator import keep_freed_memory
 from mmlinattn.models.backbones import RAVLT, MixTransformer
 from mmlinattn.ops.common import matmul
 

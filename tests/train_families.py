@@ -7,10 +7,10 @@ import torch
 from mmengine.model import MMDistributedDataParallel
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS
-from mmlinattn.engine.runner.runner import plain_batch_norm
 from torch import distributed as dist
 
 import mmlinattn  # noqa: F401  registers everything
+from mmlinattn.engine.runner.runner import plain_batch_norm
 from tests.families import FAMILIES, batch_of, shrunk, without_objects
 
 

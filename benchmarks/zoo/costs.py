@@ -6,10 +6,10 @@ from typing import Callable, Dict, List, Sequence
 
 import torch
 from mmengine.registry import MODELS, DefaultScope
-from mmlinattn.engine.runner.allocator import keep_freed_memory
 from torch import Tensor, nn
 
 from benchmarks.measure import Spread, forward, interleave, peak_memory
+from mmlinattn.engine.runner.allocator import keep_freed_memory
 from mmlinattn.utils import whole_file
 
 from .plan import SIDE, Job, Sizes, config

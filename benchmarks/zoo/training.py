@@ -12,10 +12,10 @@ import torch
 from mmengine.config import Config
 from mmengine.logging import MessageHub, MMLogger
 from mmengine.visualization import Visualizer
-from mmlinattn.engine.runner.runner import PluginRunner
 
 from benchmarks.machine import commit, machine, openmmlab
 from mmlinattn.checkpoints import save_checkpoint
+from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.utils import whole_file
 
 from . import data

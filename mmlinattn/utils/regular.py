@@ -9,7 +9,7 @@ import os.path as osp
 import stat
 from typing import BinaryIO, Iterable, List, Optional
 
-from .web import check_size
+from .http import check_size
 
 KINDS = {
     stat.S_IFIFO: 'a named pipe',
@@ -28,7 +28,7 @@ def open_regular(path: str, limited: bool = True) -> BinaryIO:
 
     Raises:
         OSError: the file cannot be opened or is not a regular one.
-        FetchRefused: it is above the size limit (:func:`mmlinattn.files.check_size`).
+        FetchRefused: it is above the size limit (:func:`mmlinattn.utils.check_size`).
 
     Example:
         >>> open_regular('/dev/zero')

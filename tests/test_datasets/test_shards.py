@@ -20,8 +20,6 @@ import torch
 from mmengine import fileio
 from mmengine.dataset import BaseDataset, pseudo_collate
 from mmengine.registry import DATASETS, init_default_scope
-from mmlinattn.engine.runner.runner import PluginRunner
-from mmlinattn.engine.runner.train_loop import _rest_of
 from torch.utils.data import DataLoader
 
 from mmlinattn.datasets import ShardDataset, ShardSampler, shapes
@@ -31,6 +29,8 @@ from mmlinattn.datasets.shards import sampler as sampling
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.engine.preflight.dataset_audit import inspect_data
 from mmlinattn.engine.preflight.sample_loading import guard_loading
+from mmlinattn.engine.runner.runner import PluginRunner
+from mmlinattn.engine.runner.train_loop import _rest_of
 from mmlinattn.utils import NotWritten
 from tests.families import shrunk
 from tests.object_store import upload

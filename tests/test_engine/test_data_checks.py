@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from mmengine import fileio
 from mmengine.config import Config
-from mmlinattn.engine.runner.runner import PluginRunner
 
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.preflight.data import DataError, check_data
+from mmlinattn.engine.runner.runner import PluginRunner
 from tests.families import shrunk
 from tests.object_store import upload
 

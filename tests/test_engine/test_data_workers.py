@@ -3,10 +3,10 @@
 import resource
 
 import pytest
-from mmlinattn.engine.runner.data_workers import MOST_OPEN_FILES, allow_open_files
-from mmlinattn.engine.runner.runner import PluginRunner
 from torch.utils.data import Dataset
 
+from mmlinattn.engine.runner.data_workers import MOST_OPEN_FILES, allow_open_files
+from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.utils.command_line import errors_in_one_line
 
 

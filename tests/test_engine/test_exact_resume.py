@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from mmlinattn.engine.runner.exact_resume import ExactResumeHook, seed_everything
 
 from mmlinattn.engine.runner import exact_resume
+from mmlinattn.engine.runner.exact_resume import ExactResumeHook, seed_everything
 
 
 def draw() -> tuple:

@@ -9,9 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from mmlinattn.engine.runner.work_dir_lock import claim_folder
 
 from mmlinattn.engine.runner import work_dir_lock as folders
+from mmlinattn.engine.runner.work_dir_lock import claim_folder
 from mmlinattn.utils import FolderInUse, NotWritten, lock, lock_folder, unlock_folders, whole_file
 from mmlinattn.utils.atomic_write import remove_remains
 from tests.programs import Program

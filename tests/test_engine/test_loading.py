@@ -13,8 +13,8 @@ from mmengine.config import Config
 from PIL import ExifTags, Image
 
 from mmlinattn.datasets import shapes
-from mmlinattn.engine.data_checks import DataError
-from mmlinattn.engine.runner import PluginRunner
+from mmlinattn.engine.preflight.data import DataError
+from mmlinattn.engine.runner.runner import PluginRunner
 from tests.families import shrunk
 
 ANNOTATIONS = 'coco/annotations/instances_train2017.json'

@@ -13,15 +13,15 @@ from mmengine.optim import (
     MultiStepLR,
     ReduceOnPlateauLR,
 )  # fmt: skip
+from torch.utils.data import BatchSampler, DataLoader
+
+from mmlinattn.engine.distributed import resume_world_size as regroup
 from mmlinattn.engine.distributed.resume_world_size import (
     lengths_of,
     replay,
     say_what_changed,
 )
 from mmlinattn.engine.runner.train_loop import ResumableEpochLoop
-from torch.utils.data import BatchSampler, DataLoader
-
-from mmlinattn.engine.distributed import resume_world_size as regroup
 
 WARM_UP, EPOCHS = 3, 6
 

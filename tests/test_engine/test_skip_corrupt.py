@@ -9,7 +9,6 @@ import pytest
 from mmengine import fileio
 from mmengine.config import Config
 from mmengine.registry import DATASETS
-from mmlinattn.engine.runner.runner import PluginRunner
 
 from mmlinattn.datasets import shapes
 from mmlinattn.datasets.file_backends import (
@@ -23,11 +22,12 @@ from mmlinattn.datasets.file_backends import (
 )
 from mmlinattn.datasets.file_backends.base import Passing
 from mmlinattn.engine.hooks.skip_corrupt_hook import SkippedImages
+from mmlinattn.engine.preflight import dataset_audit as inspection
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.engine.preflight.dataset_audit import inspect_data
-from mmlinattn.engine.preflight.sample_loading import guard_loading
-from mmlinattn.engine.preflight import dataset_audit as inspection
 from mmlinattn.engine.preflight.file_audit import look_at_all
+from mmlinattn.engine.preflight.sample_loading import guard_loading
+from mmlinattn.engine.runner.runner import PluginRunner
 from tests.families import shrunk
 from tests.object_store import upload
 

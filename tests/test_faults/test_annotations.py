@@ -5,11 +5,11 @@ import random
 
 import numpy as np
 import pytest
-from mmlinattn.engine.runner.runner import PluginRunner
 
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.engine.preflight.dataset_audit import inspect_data
+from mmlinattn.engine.runner.runner import PluginRunner
 from tests.families import shrunk
 from tests.test_faults.damage import damaged_bytes, damaged_tree, seeds, try_all
 

@@ -10,12 +10,12 @@ from mmengine.config import Config
 from mmengine.logging import MessageHub, MMLogger
 from mmengine.registry import init_default_scope
 from mmengine.visualization import Visualizer
-from mmlinattn.engine.runner.runner import PluginRunner
 
 from mmlinattn.datasets import shapes
 from mmlinattn.engine import config
 from mmlinattn.engine.preflight import data as data_checks
 from mmlinattn.engine.preflight.weights import check_weights
+from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.utils.command_line import errors_in_one_line
 from tests.families import shrunk
 from tests.test_faults.damage import damaged_tree, seeds, try_all

@@ -13,12 +13,12 @@ import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import MODELS
-from mmlinattn.engine.runner.runner import PluginRunner
 
 from mmlinattn.apis import ResultsFile
 from mmlinattn.cli import predict
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.config import load_config
+from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.models.backbones import RAVLT
 from mmlinattn.ops.common import launch_table as configs
 from mmlinattn.ops.common import rotary

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.config import Config
-from mmlinattn.engine.distributed.launch import check_restarts, set_launcher, waiting_time
 
 from mmlinattn.checkpoints import read_checkpoint
 from mmlinattn.engine import HangHook
 from mmlinattn.engine.config import set_hang_timeout
+from mmlinattn.engine.distributed.launch import check_restarts, set_launcher, waiting_time
 from mmlinattn.engine.hooks import watchdog_hook as hang
 
 from ..programs import Program, free_port

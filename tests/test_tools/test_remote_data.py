@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmlinattn.engine.runner.runner import PluginRunner
 
 from mmlinattn.datasets.file_backends.s3 import S3Store
 from mmlinattn.engine import seed_everything
+from mmlinattn.engine.runner.runner import PluginRunner
 from tests.families import shrunk
 from tests.object_store import KEY_ID, SECRET, upload
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from mmlinattn.processes import WorkerDied, map_in_workers
+from mmlinattn.utils.processes import WorkerDied, map_in_workers
 
 
 def square(number):

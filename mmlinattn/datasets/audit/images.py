@@ -10,7 +10,7 @@ from typing import BinaryIO, Optional, Tuple, Union
 
 from PIL import ExifTags, Image
 
-from ..files import open_regular
+from ...utils import open_regular
 
 JPEG, PNG = b'\xff\xd8', b'\x89PNG\r\n\x1a\n'
 TIFF, EXIF = (b'II', b'MM'), (b'Exif', b'eXIf', b'EXIF')

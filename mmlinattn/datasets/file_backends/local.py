@@ -9,7 +9,7 @@ from typing import Iterator, Union
 
 from mmengine.fileio import LocalBackend, register_backend
 
-from ...files import open_regular
+from ...utils import open_regular
 
 
 @register_backend('local', prefixes='', force=True)
@@ -22,7 +22,7 @@ class RegularFiles(LocalBackend):
     Raises:
         OSError: of what is read, it is not a regular file, or there is no memory for it.
         FetchRefused: of what is read, it is above the size limit
-            (:func:`mmlinattn.files.check_size`).
+            (:func:`mmlinattn.utils.check_size`).
     """
 
     def get(self, filepath: Union[str, Path]) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from ...processes import WorkerDied, map_in_workers
+from ...utils.processes import WorkerDied, map_in_workers
 from .draw import CLASSES, PALETTE, SEG_CLASSES, Instance, draw_image
 
 FORMAT = 'mmlinattn-shapes'

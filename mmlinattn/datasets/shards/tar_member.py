@@ -12,7 +12,7 @@ from mmengine.fileio import (
 )
 from mmengine.fileio import io as mmengine_io
 
-from ...files import open_regular
+from ...utils import open_regular
 
 PREFIX = 'shard://'
 PLACE = re.compile(r'shard://(.+)#(\d+)\+(\d+)/[^/]*')

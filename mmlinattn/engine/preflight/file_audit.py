@@ -9,10 +9,10 @@ import mmcv
 import numpy as np
 from mmengine import fileio
 
-from ..datasets.coco import Finding
-from ..datasets.images import JPEG, PNG, exif_orientation, why_incomplete
-from ..datasets.stores import StoreError
-from ..files import why_outside
+from ...datasets.audit.coco import Finding
+from ...datasets.audit.images import JPEG, PNG, exif_orientation, why_incomplete
+from ...datasets.file_backends import StoreError
+from ...utils import why_outside
 
 Size = Tuple[int, int]  # height, width
 
