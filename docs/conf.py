@@ -16,12 +16,17 @@ copyright = 'the authors of MMLinAttn, Apache-2.0'
 # The whole repository is the source, so that a link from page to page is one from file to file.
 root_doc = 'README'
 NAVIGATION = {
-    'Start': [
-        'docs/quickstart',
-        'docs/tutorial',
-        'docs/installation',
+    'Start': ['docs/quickstart', 'docs/tutorial', 'docs/installation'],
+    'Do': [
+        'docs/own_data',
+        'docs/weights',
+        'docs/choose',
+        'docs/read_results',
+        'docs/predict',
+        'docs/app',
+        'docs/export',
+        'docs/distributed',
         'docs/datasets',
-        'docs/checkpoints',
     ],
     'Methods': [
         'RALA and RAVLT <configs/ravlt/README>',
@@ -36,23 +41,23 @@ NAVIGATION = {
         'Additive attention: FViT <configs/fvit/README>',
         'All attentions <docs/attentions>',
     ],
-    'Use': ['docs/predict', 'docs/app', 'docs/export', 'docs/distributed', 'docs/scale'],
-    'Measured': ['docs/results', 'docs/zoo', 'docs/benchmarks'],
-    'Extend': ['docs/design', 'CONTRIBUTING'],
+    'Extend': ['docs/design', 'CONTRIBUTING', 'docs/checkpoints'],
+    'Evidence': ['docs/results', 'docs/zoo', 'docs/benchmarks', 'docs/scale'],
     'Reference': [
+        'docs/limits',
         'docs/reference/ops',
         'docs/reference/layers',
         'docs/reference/backbones',
-        'docs/reference/detection',
-        'docs/reference/classification',
+        'docs/reference/necks',
+        'docs/reference/detectors',
         'docs/reference/checkpoints',
         'docs/reference/datasets',
-        'docs/reference/files',
         'docs/reference/engine',
-        'docs/reference/inference',
+        'docs/reference/apis',
         'docs/reference/app',
         'docs/reference/deployment',
         'docs/reference/analysis',
+        'docs/reference/utils',
     ],
     'Project': ['SECURITY', 'Changes <CHANGELOG>'],
 }

@@ -11,6 +11,8 @@ from mmengine.model import ModuleList, trunc_normal_init
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
+from mmlinattn.engine import build_model
+from mmlinattn.engine.config import load_config
 from mmlinattn.models.backbones import HierarchicalBackbone
 from mmlinattn.models.backbones.transformer_block import TransformerBlock
 from mmlinattn.models.layers import BaseAttention, NonLocalBlock, TokenLayout, build_attention
@@ -78,3 +80,18 @@ def test_the_attention_of_the_contributing_page(root):
     # As many tokens as a float16 cannot count.
     v, mask = torch.full((1, 1, 70000, 1), 4.0, dtype=torch.float16), mask.new_zeros(1, 70000)
     assert (attn.attend(v, v, v, TokenLayout((100, 700), mask)) == 4).all()
+
+
+def test_the_config_of_the_readme(root, tmp_path):
+    """The model builds, and the neck fits the backbone."""
+    pytest.importorskip('mmdet', reason='the config is one of MMDetection')
+    code = re.findall(r'```python\n(.*?)```', (root / 'README.md').read_text(), re.S)[0]
+    (tmp_path / 'readme.py').write_text(code)
+    cfg = load_config(str(tmp_path / 'readme.py'))
+    assert cfg.optim_wrapper.optimizer.type == 'AdamW' and cfg.train_dataloader.batch_size > 0
+    model = build_model(cfg)
+    maps = model.backbone.to('meta')(torch.zeros(1, 3, 64, 64, device='meta'))
+    assert [x.shape[1] for x in maps] == cfg.model.neck.in_channels
+    assert model.roi_head.bbox_head.num_classes == model.roi_head.mask_head.num_classes == 3
+    for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+        assert cfg[loader].dataset.metainfo.classes == ('bolt', 'nut', 'washer')
