@@ -1,13 +1,13 @@
 """Linear-complexity attention for dense prediction, as a plugin of the OpenMMLab stack.
 
 Importing the package registers its modules; a config does that with
-``custom_imports = dict(imports=['mmlinattn'])``. Without OpenMMLab :mod:`mmlinattn.ops` works, and
-asking for the rest says what to install.
+``custom_imports = dict(imports=['mmlinattn'])``. Without OpenMMLab only :mod:`mmlinattn.ops` works;
+access to the rest raises an ImportError that names the missing package.
 """
 
 from pathlib import Path
 
-import mmlinattn_mmcv  # noqa: F401  stands in for what mmcv-lite lacks: before mmcv.ops loads
+import mmlinattn_mmcv  # noqa: F401  replaces operators that mmcv-lite lacks, before mmcv.ops loads
 
 from . import ops
 from .utils.environment import prepare_environment
@@ -23,7 +23,7 @@ try:
     import mmengine  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name not in ('mmengine', 'mmcv'):
-        raise  # they are there, and lack something
+        raise  # mmengine or mmcv is installed but misses a requirement
     _missing = error
 
     def __getattr__(name: str):

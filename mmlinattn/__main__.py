@@ -1,4 +1,4 @@
-"""``python -m mmlinattn COMMAND``, and the console script ``mmlinattn``."""
+"""Command line: ``python -m mmlinattn COMMAND``, or the console script ``mmlinattn``."""
 
 import difflib
 import importlib
@@ -37,9 +37,9 @@ def usage() -> str:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Run a command; its exit code, 2 where there is no such command."""
+    """Run a command and return its exit code; return 2 for an unknown command."""
     for stream in (sys.stdout, sys.stderr):
-        # Names of files may have bytes that are not UTF-8; printing one must not end a command.
+        # File names may contain bytes that are not UTF-8; printing one must not raise.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors='backslashreplace')
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ['']
@@ -57,11 +57,11 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _show(text: str) -> None:
-    """Print to stdout; print nothing if its reader has gone, as in ``mmlinattn --help | head``."""
+    """Print to stdout; ignore a closed pipe, as in ``mmlinattn --help | head``."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # Python writes the rest of its buffer when it ends.
+        # At exit Python flushes its buffer, which would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

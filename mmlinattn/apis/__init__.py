@@ -1,4 +1,4 @@
-"""Predictions for images that belong to no data set."""
+"""Inference on images, folders, videos and cameras."""
 
 from .coco import coco_json
 from .predictor import Prediction, Predictor

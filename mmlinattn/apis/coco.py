@@ -1,4 +1,4 @@
-"""Predictions in COCO's format."""
+"""Conversion of predictions to the COCO format."""
 
 import itertools
 from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple
@@ -15,16 +15,17 @@ def coco_json(
     classes: Sequence[str],
     min_score: float = 0.0,
 ) -> Dict[str, Any]:
-    """Images, categories and annotations, as ``pycocotools.coco.COCO`` reads them.
+    """Return predictions as the dict that ``pycocotools.coco.COCO`` reads.
 
-    Detections have ``bbox`` (x, y, width, height in pixels), ``score`` and, with masks, a
-    run-length ``segmentation``; segmentations have one annotation for each class of an image;
-    classifications have ``score`` alone. Categories are the classes, counted from 1.
+    Its keys are ``images``, ``categories`` and ``annotations``. Detections have ``bbox`` (x, y,
+    width, height in pixels), ``score`` and, with masks, a run-length ``segmentation``.
+    Segmentations have one annotation for each class of an image; classifications have ``score``
+    only. Categories are the classes, counted from 1.
 
     Args:
         samples: name, (height, width) and prediction of each image.
-        classes: names.
-        min_score: objects and classes that are less sure are left out.
+        classes: class names.
+        min_score: lowest score of the objects and classes to keep.
     """
     records = [coco_record(*sample, min_score) for sample in samples]
     return dict(
@@ -35,10 +36,10 @@ def coco_json(
 
 
 def coco_record(name: str, shape: Shape, sample: BaseDataElement, min_score: float) -> dict:
-    """Return one image with its annotations, without the numbers that link them.
+    """Return one image with its annotations, without ids.
 
-    Bytes of a name that are not UTF-8 become ``\\udc80`` to ``\\udcff``, as Python prints them: in
-    JSON they would be invalid text.
+    Bytes of a name that are not UTF-8 become ``\\udc80`` to ``\\udcff``, as Python prints them,
+    because JSON cannot hold them.
     """
     height, width = shape
     file_name = name.encode('utf-8', 'backslashreplace').decode()
@@ -47,18 +48,18 @@ def coco_record(name: str, shape: Shape, sample: BaseDataElement, min_score: flo
 
 
 def coco_categories(classes: Sequence[str]) -> List[dict]:
-    """Return the categories of these classes."""
+    """Return the COCO categories of the class names."""
     return [dict(id=i, name=name) for i, name in enumerate(classes, 1)]
 
 
 def numbered_images(records: Iterable[dict]) -> Iterator[dict]:
-    """Yield the images of :func:`coco_record`, counted from 1."""
+    """Yield the images of the records with ids from 1."""
     for index, record in enumerate(records, 1):
         yield dict(id=index, **{key: record[key] for key in ('file_name', 'height', 'width')})
 
 
 def numbered_annotations(records: Iterable[dict]) -> Iterator[dict]:
-    """Yield the annotations of :func:`coco_record`, counted from 1."""
+    """Yield the annotations of the records with ids from 1."""
     ids = itertools.count(1)
     for index, record in enumerate(records, 1):
         for found in record['annotations']:

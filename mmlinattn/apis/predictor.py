@@ -1,4 +1,4 @@
-"""A model of any of the three frameworks, image in, prediction out."""
+"""Inference with a model of MMDetection, MMSegmentation or MMPretrain."""
 
 import copy
 import time
@@ -21,11 +21,11 @@ TASKS = {'mmdet': 'detection', 'mmseg': 'segmentation', 'mmpretrain': 'classific
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of an image.
+    """Prediction of one image.
 
     Attributes:
-        sample: of the framework, on the CPU.
-        seconds: that preprocessing, model and postprocessing took.
+        sample: data sample of the framework, on the CPU.
+        seconds: time of preprocessing, model and postprocessing.
     """
 
     sample: BaseDataElement
@@ -33,18 +33,18 @@ class Prediction:
 
 
 class Predictor:
-    """Predicts with the model of a config and the weights of a checkpoint.
+    """Predictor with the model of a config and the weights of a checkpoint.
 
     Args:
-        cfg: what :func:`mmlinattn.engine.config.load_config` returns.
-        checkpoint: a file or an address; read without running code.
-        device: where the model runs.
+        cfg: config from :func:`mmlinattn.engine.config.load_config`.
+        checkpoint: a file or a URL; loading it executes no code.
+        device: device of the model.
 
     Attributes:
         task: ``'detection'``, ``'segmentation'`` or ``'classification'``.
-        classes: their names.
-        palette: an RGB triple a class.
-        model: in eval mode.
+        classes: class names.
+        palette: one RGB triple per class.
+        model: the model in eval mode.
 
     Raises:
         ValueError: a config of another framework, or without a test pipeline.
@@ -72,7 +72,7 @@ class Predictor:
         return Prediction(sample.cpu(), time.perf_counter() - start)
 
     def batch_of(self, image: np.ndarray) -> dict:
-        """What ``test_step`` of the model takes, for one image (H, W, 3), uint8, BGR."""
+        """Return the input of the model's ``test_step`` for one image (H, W, 3), uint8, BGR."""
         shape = image.shape[:2]
         known = dict(img=image, img_shape=shape, ori_shape=shape, img_path='', img_id=0)
         with DefaultScope.overwrite_default_scope(self.cfg.default_scope):
@@ -81,7 +81,7 @@ class Predictor:
     def draw(
         self, image: np.ndarray, prediction: Prediction, min_score: float, enlarge: int = 1
     ) -> np.ndarray:
-        """The image (H, W, 3), uint8, BGR, with what was predicted; objects from a score on.
+        """Draw a prediction on an image (H, W, 3), uint8, BGR; objects from ``min_score`` on.
 
         See :func:`mmlinattn.visualization.predictions.draw_prediction`, also for ``enlarge``.
         """
@@ -92,7 +92,7 @@ class Predictor:
 
 
 def pipeline_of_images(cfg: Config) -> List[dict]:
-    """The test pipeline of a config, for images that are read already and have no annotations."""
+    """Return the test pipeline of a config without the steps that load images or annotations."""
     dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
     while 'pipeline' not in dataset and 'dataset' in dataset:
         dataset = dataset['dataset']
@@ -103,7 +103,7 @@ def pipeline_of_images(cfg: Config) -> List[dict]:
 
 
 def palette_of(meta: dict, cfg: Config, number: int) -> Sequence[Tuple[int, int, int]]:
-    """Colours of the classes: the checkpoint's, the config's, or evenly around the circle."""
+    """Return the class colours of the checkpoint or the config, else evenly spaced hues."""
     dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
     for metainfo in (meta.get('dataset_meta'), dataset.get('metainfo')):
         palette = (metainfo or {}).get('palette')

@@ -1,4 +1,4 @@
-"""Predictions on disk: line by line while they are made, one COCO file at the end."""
+"""Incremental writing of predictions: JSON lines during the run, one COCO file at the end."""
 
 import json
 import os
@@ -12,16 +12,16 @@ from .coco import coco_categories, coco_record, numbered_annotations, numbered_i
 
 
 class ResultsFile:
-    """A COCO file of predictions that keeps none of them in memory.
+    """COCO file of predictions, written without keeping them in memory.
 
-    Each prediction becomes a line of ``NAME.jsonl`` at once. :meth:`finish` makes ``NAME.json`` of
-    these lines and removes them. A run that was ended therefore leaves ``NAME.jsonl`` with all that
-    was predicted, and no ``NAME.json``; :func:`lines_to_coco` converts it.
+    Each prediction is appended to ``NAME.jsonl`` at once. :meth:`finish` converts these lines to
+    ``NAME.json`` and removes them. An interrupted run leaves ``NAME.jsonl`` with all predictions so
+    far; :func:`lines_to_coco` converts it.
 
     Args:
         path: ``NAME.json``. An older file of this name, and its lines, are removed.
-        classes: names.
-        min_score: objects and classes that are less sure are left out.
+        classes: class names.
+        min_score: lowest score of the objects and classes to keep.
 
     Attributes:
         lines: path of ``NAME.jsonl``.
@@ -48,16 +48,16 @@ class ResultsFile:
 
     @property
     def exists(self) -> bool:
-        """False if the lines were deleted, as another run into the same folder does, too."""
+        """False if the lines were deleted, for example by another run in the same folder."""
         return os.fstat(self._file.fileno()).st_nlink > 0
 
     def add(self, name: str, shape: Tuple[int, int], sample: BaseDataElement) -> None:
         """Write the prediction of an image.
 
         Args:
-            name: of its file.
+            name: file name of the image.
             shape: (height, width).
-            sample: of the framework, on the CPU.
+            sample: data sample of the framework, on the CPU.
 
         Raises:
             NotWritten: the disk is full, or the file was deleted.
@@ -69,7 +69,7 @@ class ResultsFile:
         """Write the COCO file and remove the lines.
 
         Raises:
-            NotWritten: the disk is full; the lines stay.
+            NotWritten: the disk is full; the lines are kept.
             FileNotFoundError: the lines were deleted.
         """
         lines_to_coco(self.lines, self.path)
@@ -78,7 +78,7 @@ class ResultsFile:
     def _append(self, record: dict) -> None:
         line = json.dumps(record).encode() + b'\n'
         try:
-            while line:  # a disk that gets full takes a part
+            while line:  # a disk that becomes full accepts only a part
                 line = line[self._file.write(line) :]
             if not self.exists:
                 raise OSError(0, 'it was deleted, or another run has begun to write it')
@@ -89,16 +89,16 @@ class ResultsFile:
 
 
 def lines_to_coco(lines: Path, path: Path) -> None:
-    """Make a COCO file of the lines that a :class:`ResultsFile` has written.
+    """Convert the lines of a :class:`ResultsFile` to a COCO file.
 
-    Half a line at the end, which a kill may leave, is passed over.
+    An incomplete last line, which a killed run may leave, is skipped.
 
     Args:
         lines: ``predictions.jsonl``.
         path: the COCO file.
 
     Raises:
-        FileNotFoundError: there are no lines.
+        FileNotFoundError: ``lines`` does not exist.
         NotWritten: the disk is full.
     """
     with lines.open(encoding='utf-8') as file:

@@ -1,4 +1,4 @@
-"""Where images come from: files, folders, videos, cameras."""
+"""Image sources: files, folders, videos, cameras."""
 
 import io
 import os
@@ -24,22 +24,22 @@ from .videos import check_video, frame_count, frame_rate, opened_video, why_cut
 
 IMAGES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm')
 VIDEOS = ('.mp4', '.avi', '.mov', '.mkv', '.webm', '.m4v', '.mpg', '.mpeg')
-MOST_BYTES_A_PIXEL = 16  # four channels of 32 bits, not compressed
+MOST_BYTES_A_PIXEL = 16  # four uncompressed channels of 32 bits
 
 
 class FrameError(ValueError):
-    """An image that cannot be read; the message names it."""
+    """Image that cannot be read; the message names it."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """An image of a source.
+    """Image of a source.
 
     Attributes:
-        name: relative path of its file; of a video or a camera ``NAME#NUMBER``.
-        image: (H, W, 3) uint8, BGR, as OpenCV and the frameworks read images; None where the file
-            cannot be read.
-        fault: why not.
+        name: relative path of the file; ``NAME#NUMBER`` for a video or a camera.
+        image: (H, W, 3) uint8, BGR, as OpenCV and the frameworks read images; None if it cannot be
+            read.
+        fault: reason why it cannot be read.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Frame:
     fault: str = ''
 
     def read(self) -> np.ndarray:
-        """The image; FrameError where there is none."""
+        """Return the image; raise FrameError if there is none."""
         if self.image is None:
             raise FrameError(self.fault)
         return self.image
@@ -55,13 +55,13 @@ class Frame:
 
 @dataclass(frozen=True)
 class Source:
-    """One of the sources that were asked for.
+    """Image, folder, video or camera to predict.
 
     Attributes:
-        name: what its results are named after.
-        paths: its images; empty for a video or a camera.
-        video: the file or the number of the camera.
-        root: names of frames are relative to it.
+        name: base name of the results.
+        paths: image files; empty for a video or a camera.
+        video: video file or camera number.
+        root: folder that frame names are relative to.
         max_megapixels: larger images and frames are not read.
     """
 
@@ -72,22 +72,25 @@ class Source:
     max_megapixels: float = MAX_MEGAPIXELS
 
     def __len__(self) -> int:
-        """Number of frames; 0 where it is not known."""
+        """Return the number of frames; 0 if it is unknown."""
         return len(self.paths) if self.video is None else frame_count(self.video)
 
     def name_of(self, path: Path) -> str:
-        """What a frame is called that is a file."""
+        """Return the frame name of an image file."""
         return path.relative_to(self.root).as_posix() if self.root else path.name
 
     @property
     def frame_rate(self) -> float:
-        """Frames a second of a video; 25 where it does not say."""
+        """Frames per second of a video; 25 if the file does not specify it."""
         assert self.video is not None
         return frame_rate(self.video)
 
     def __iter__(self) -> Iterator[Frame]:
-        """Yield all frames. What cannot be read is a frame without an image: a file, the rest of a
-        video that is cut off, a camera that was unplugged."""
+        """Yield all frames.
+
+        A frame that cannot be read has no image: a damaged file, the end of a truncated video, a
+        camera that was unplugged.
+        """
         if self.video is None:
             for path in self.paths:
                 yield _read(path, self.name_of(path), self.max_megapixels)
@@ -106,9 +109,9 @@ class Source:
                 number += 1
 
     def _why_not(self, image: Optional[np.ndarray], number: int) -> str:
-        """Return what is wrong with a frame of a video, or with its end; '' if nothing is."""
+        """Return the fault of a video frame, or of the end of a video; '' if there is none."""
         if image is not None:
-            try:  # the size may differ from the one that the file announces
+            try:  # the size may differ from the header of the file
                 check_pixel_count(image.shape[:2], f'frame {number} of video {self.name}',
                                   self.max_megapixels)  # fmt: skip
             except TooManyPixels as error:
@@ -123,16 +126,16 @@ class Source:
 
 
 def open_sources(sources: Sequence[str], max_megapixels: float = MAX_MEGAPIXELS) -> List[Source]:
-    """What the names of a command line stand for.
+    """Return the sources that command-line arguments name.
 
     Args:
-        sources: files of images or videos, folders (with all below them), or numbers of cameras.
+        sources: image or video files, folders (searched recursively), or camera numbers.
         max_megapixels: larger images are not read, and larger videos are an error.
 
     Raises:
-        FileNotFoundError: one that is not there, or a camera that is not.
-        ValueError: a file that is neither image nor video by its name, a folder without images, a
-            video that cannot be opened, two images or videos whose results would have one name.
+        FileNotFoundError: a source or camera does not exist.
+        ValueError: a file is neither image nor video by its name, a folder has no images, a video
+            cannot be opened, or two images or videos would have results of the same name.
 
     Example:
         >>> open_sources(['nowhere.jpg'])
@@ -179,7 +182,7 @@ def _open(source: str, max_megapixels: float) -> Source:
 
 
 def _images_below(folder: Path) -> List[Path]:
-    """Return the images below a folder, and folders there that cannot be read: both are named."""
+    """Return the images below a folder, and its unreadable subfolders, which become faults."""
     found = []
 
     def note(error: OSError) -> None:
@@ -197,15 +200,15 @@ def _read(path: Path, name: str, max_megapixels: float) -> Frame:
     try:
         data = _content(path, max_megapixels)
         check_pixels(io.BytesIO(data), str(path), max_megapixels)
-        # OpenCV fills what is missing of a JPEG or a PNG with grey.
+        # OpenCV fills the missing part of a truncated JPEG or PNG with grey.
         reason = why_incomplete(data) if data.startswith((JPEG, PNG)) else ''
-        # Not `imread`, which crashes on names that are not UTF-8.
+        # `imread` crashes on names that are not UTF-8.
         image = None if reason else cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     except TooManyPixels as error:
         return Frame(name, None, str(error))
     except UnidentifiedImageError:
         pass
-    except Exception as error:  # decoders raise whatever they like on damaged files
+    except Exception as error:  # decoders raise arbitrary exceptions on damaged files
         reason = getattr(error, 'strerror', None) or str(error) or type(error).__name__
     if image is not None:
         return Frame(name, image)
@@ -214,7 +217,7 @@ def _read(path: Path, name: str, max_megapixels: float) -> Frame:
 
 
 def _content(path: Path, max_megapixels: float) -> bytes:
-    """Return the content of a regular file that is not too long for an image."""
+    """Return the content of a regular file; raise FrameError if it is too large for an image."""
     with open(path, 'rb', opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -226,4 +229,4 @@ def _content(path: Path, max_megapixels: float) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, 'O_NONBLOCK', 0))  # a pipe waits for its writer
+    return os.open(path, flags | getattr(os, 'O_NONBLOCK', 0))  # without it, opening a pipe blocks

@@ -1,4 +1,4 @@
-"""Video files and cameras, which OpenCV reads."""
+"""Reading of video files and cameras with OpenCV."""
 
 import os
 import struct
@@ -9,11 +9,11 @@ import cv2
 
 from ..datasets.audit.images import check_pixel_count
 
-# FFmpeg's own words about a video that cannot be opened, beside the error that is raised.
+# Silences FFmpeg's log: a video that cannot be opened raises an error anyway.
 os.environ.setdefault('OPENCV_FFMPEG_LOGLEVEL', '-8')
 OPTIONS = 'OPENCV_FFMPEG_CAPTURE_OPTIONS'
-# FFmpeg looks at the content, not at the name: a playlist, a list of files or a description of a
-# stream opens other files or addresses, and so does a MOV with external data references.
+# FFmpeg decides by content, not by name. A playlist, a list of files or a stream description opens
+# other files or URLs, and so does a MOV with external data references.
 CONTAINERS_ONLY = (
     'format_whitelist;mov,avi,matroska,mpeg,mpegts|protocol_whitelist;file|enable_drefs;0'
 )
@@ -34,8 +34,8 @@ def _opened_file(path: str) -> cv2.VideoCapture:
     before = os.environ.get(OPTIONS)
     os.environ[OPTIONS] = CONTAINERS_ONLY
     try:
-        # An absolute path cannot be taken for an address, and other backends of OpenCV have no
-        # list of allowed formats: one of them reads sequences of numbered files.
+        # An absolute path cannot be parsed as a URL. Other backends of OpenCV have no list of
+        # allowed formats: one of them reads sequences of numbered files.
         return cv2.VideoCapture(os.path.abspath(path), cv2.CAP_FFMPEG)
     finally:
         if before is None:
@@ -48,9 +48,9 @@ def check_video(video: Union[str, int], name: str, max_megapixels: float) -> Non
     """Raise an error unless a video or a camera can be opened and its frames are small enough.
 
     Raises:
-        FileNotFoundError: no such camera.
+        FileNotFoundError: the camera does not exist.
         TooManyPixels: see :func:`mmlinattn.datasets.audit.images.check_pixel_count`.
-        ValueError: the file is damaged or no such container, or its name is not UTF-8.
+        ValueError: the file is damaged or of another format, or its name is not UTF-8.
     """
     if isinstance(video, str):
         try:
@@ -70,7 +70,7 @@ def check_video(video: Union[str, int], name: str, max_megapixels: float) -> Non
 
 
 def frame_count(video: Union[str, int]) -> int:
-    """Return the number of frames that a video announces; 0 for a camera or if it is unknown."""
+    """Return the number of frames in a video's header; 0 for a camera or if it is unknown."""
     if isinstance(video, int):
         return 0
     with opened_video(video) as capture:
@@ -78,18 +78,18 @@ def frame_count(video: Union[str, int]) -> int:
 
 
 def frame_rate(video: Union[str, int]) -> float:
-    """Return the frames per second of a video; 25 if it does not say."""
+    """Return the frames per second of a video; 25 if the file does not specify it."""
     with opened_video(video) as capture:
         rate = capture.get(cv2.CAP_PROP_FPS)
     return rate if 1 <= rate <= 240 else DEFAULT_RATE
 
 
 def why_cut(path: str) -> Optional[str]:
-    """Return what is missing at the end of a video file; None if nothing is.
+    """Return a description of a truncated video file; None if it is complete.
 
-    MP4, MOV, AVI, MKV and WebM say how long their parts are. MPEG streams do not, and recordings
-    that were not closed may not. Counts of frames are no measure: they are estimated, or count
-    frames that an edit list leaves out.
+    MP4, MOV, AVI, MKV and WebM store the length of their parts. MPEG streams do not, and recordings
+    that were not closed may not. Frame counts are no evidence: they are estimated, or include
+    frames that an edit list skips.
     """
     size = os.path.getsize(path)
     with open(path, 'rb') as file:
@@ -115,7 +115,7 @@ def _end_of_riff(file: BinaryIO, size: int) -> int:
 
 
 def _end_of_boxes(file: BinaryIO, size: int) -> int:
-    """Return where the last part ends that holds frames or their index: junk may follow."""
+    """Return the end of the last box with frames or their index; junk may follow."""
     place = end = 0
     while place < size:
         file.seek(place)
@@ -123,7 +123,7 @@ def _end_of_boxes(file: BinaryIO, size: int) -> int:
         length, kind = struct.unpack('>I4s', head[:8])
         if length == 1:
             length = struct.unpack('>Q', head[8:])[0]
-        if length < 8:  # 0: all that follows; other values: junk
+        if length < 8:  # 0: extends to the end of the file; other values: junk
             break
         place += length
         if kind in (b'mdat', b'moof', b'moov'):
@@ -134,14 +134,14 @@ def _end_of_boxes(file: BinaryIO, size: int) -> int:
 def _end_of_matroska(file: BinaryIO) -> int:
     file.seek(4)
     file.seek(_variable_size(file), os.SEEK_CUR)
-    if file.read(4) != b'\x18S\x80g':  # a segment, which holds all else
+    if file.read(4) != b'\x18S\x80g':  # a segment, which contains all other elements
         return 0
     length = _variable_size(file)
     return file.tell() + length
 
 
 def _variable_size(file: BinaryIO) -> int:
-    """Read a number of EBML; 0 where the size is unknown (all bits set)."""
+    """Read an EBML number; return 0 if the size is unknown (all bits set)."""
     first = (file.read(1) or b'\0')[0]
     bits = 7 * (9 - first.bit_length())
     value = int.from_bytes(bytes([first]) + file.read(bits // 7 - 1), 'big') & ((1 << bits) - 1)
