@@ -1,4 +1,4 @@
-"""What models cost."""
+"""Parameters and multiply-accumulates of models."""
 
 from .complexity import Complexity, Cost, analyse
 

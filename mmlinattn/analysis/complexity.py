@@ -1,13 +1,13 @@
-"""Parameters and multiply-accumulates of a model, whole and by module.
+"""Parameters and multiply-accumulates of a model and of each module.
 
-Papers count in two conventions, and the difference is large for attention at high resolution:
-``conv_linear`` is convolutions and linear layers only (the RALA paper's), ``total`` is every
-matrix product, those inside attention included. ``extended`` adds norms, resizing and adaptive
-pooling with the numbers that fvcore gives them (the RWGKA paper's). One multiplication with its
-addition counts as one. Activations, softmax and other elementwise work count in none.
+Papers use two conventions, which differ much for attention at high resolution. ``conv_linear``
+counts convolutions and linear layers only (the RALA paper). ``total`` counts every matrix product,
+including those inside attention. ``extended`` adds norms, resizing and adaptive pooling with the
+numbers of fvcore (the RWGKA paper). One multiplication with its addition counts as one.
+Activations, softmax and other elementwise operators are never counted.
 
-The model runs once on fake tensors, which have a shape and no memory, under a mode that sees
-every operator that torch dispatches: nothing is hidden inside a composite function.
+The model runs once on fake tensors, which have a shape but no memory. A dispatch mode records every
+operator, including those inside composite functions.
 """
 
 import copy
@@ -27,7 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MIN_SIZE = 32
-# Proposals that the heads of a two-stage detector see, as MMDetection 2.x counted.
+# Proposals per image in the heads of a two-stage detector, as counted by MMDetection 2.x.
 BOX_PROPOSALS, MASK_PROPOSALS = 1000, 100
 
 
@@ -36,10 +36,10 @@ class Cost:
     """Parameters and multiply-accumulates of a model or a module.
 
     Args:
-        params: number of parameters, shared ones once.
+        params: number of parameters; shared parameters count once.
         conv_linear: multiply-accumulates of convolutions and linear layers.
         total: multiply-accumulates of all matrix products.
-        extended: the same with norms, resizing and adaptive pooling, as fvcore counts.
+        extended: ``total`` plus norms, resizing and adaptive pooling, as fvcore counts them.
     """
 
     params: int
@@ -50,13 +50,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Complexity(Cost):
-    """What :func:`analyse` returns, the :class:`Cost` of the whole model.
+    """Result of :func:`analyse`: the :class:`Cost` of the model and of its submodules.
 
     Args:
         shape: (H, W) of the input.
-        by_module: the same for each submodule by its dotted name, parents before children.
-        uncounted: operators that may hold matrix products and could not be counted, with how
-            often they ran; empty for a complete count.
+        by_module: :class:`Cost` of each submodule by dotted name, parents before children.
+        uncounted: number of calls of each operator that may contain matrix products but could not
+            be counted; empty if the count is complete.
     """
 
     shape: Tuple[int, int]
@@ -64,7 +64,7 @@ class Complexity(Cost):
     uncounted: Dict[str, int] = field(default_factory=dict)
 
     def modules(self, depth: int) -> Dict[str, Cost]:
-        """Submodules at most ``depth`` names deep that have parameters or products."""
+        """Return submodules with parameters or products, at most ``depth`` levels deep."""
         return {
             name: cost
             for name, cost in self.by_module.items()
@@ -72,24 +72,24 @@ class Complexity(Cost):
         }
 
     def to_dict(self) -> dict:
-        """Plain types, for JSON."""
+        """Return the fields as built-in types, for JSON."""
         return asdict(self)
 
 
 def analyse(model: nn.Module, shape: Sequence[int]) -> Complexity:
-    """Count one image through a model, without computing where its operators allow that.
+    """Count the multiply-accumulates of one image, on fake tensors where the operators allow it.
 
-    Detectors and segmentors are counted as they run at test time, without pre- and
-    post-processing: auxiliary heads have parameters but no products. Two-stage detectors are
-    counted with 1000 proposals in each box head and 100 in each mask head.
+    Detectors and segmentors are counted as in inference, without pre- and post-processing:
+    auxiliary heads have parameters but no products. Two-stage detectors are counted with 1000
+    proposals in each box head and 100 in each mask head.
 
     Args:
         model: a model of MMDetection, MMSegmentation or MMPretrain, or any module that takes
-            (1, 3, H, W). It is not changed.
+            (1, 3, H, W). It is not modified.
         shape: (H, W) of the image.
 
     Raises:
-        ValueError: a shape that is not two integers of at least 32.
+        ValueError: ``shape`` is not two integers of at least 32.
 
     Example:
         >>> from torch import nn
@@ -101,7 +101,7 @@ def analyse(model: nn.Module, shape: Sequence[int]) -> Complexity:
     try:
         counter = _run(model, shape, FakeTensorMode(allow_non_fake_inputs=True))
     except RuntimeError:
-        # An operator that has no fake form: compute, the values do not matter.
+        # An operator has no fake implementation: run on real tensors, whose values do not matter.
         counter = _run(model, shape, nullcontext())
     costs = {}
     for name, module in model.named_modules():
@@ -119,7 +119,7 @@ def analyse(model: nn.Module, shape: Sequence[int]) -> Complexity:
 
 
 def check_shape(shape: Sequence[int]) -> Tuple[int, int]:
-    """``shape`` as (H, W), or a ValueError that says what is wrong with it."""
+    """Return ``shape`` as (H, W); raise ValueError unless it is two integers of at least 32."""
     values = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if len(values) != 2 or any(type(value) is not int or value <= 0 for value in values):
         raise ValueError(f'shape must be (height, width), two positive integers, got {shape!r}')
@@ -129,11 +129,11 @@ def check_shape(shape: Sequence[int]) -> Tuple[int, int]:
 
 
 class Forward(nn.Module):
-    """The part of a model that runs on images (B, 3, H, W) between pre- and post-processing.
+    """Module that runs a model on images (B, 3, H, W) without pre- and post-processing.
 
     Args:
-        model: of a framework, or one that takes such images.
-        proposals: how many of an image the box heads and the mask heads of two-stage detectors see.
+        model: a model of an OpenMMLab framework, or any module that takes such images.
+        proposals: proposals per image in the box heads and the mask heads of two-stage detectors.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Forward(nn.Module):
         self.model, self.proposals = model, proposals
 
     def forward(self, images: Tensor) -> object:
-        """What the model gives, tensors in containers of any kind."""
+        """Return the outputs of the model: tensors in containers of any kind."""
         if not isinstance(self.model, BaseModel):
             return self.model(images)
         if getattr(self.model, 'with_roi_head', False):
@@ -152,7 +152,7 @@ class Forward(nn.Module):
 
     @staticmethod
     def _sample(images: Tensor) -> BaseDataElement:
-        """What some detectors want to know about the image."""
+        """Return a data sample with the image metadata that some detectors read."""
         size = tuple(images.shape[-2:])
         return BaseDataElement(
             metainfo=dict(
@@ -165,7 +165,7 @@ class Forward(nn.Module):
         )
 
     def _two_stage(self, images: Tensor) -> list:
-        """Heads run on empty RoI features: NMS and RoIAlign have no products to count."""
+        """Run the heads on zero RoI features: NMS and RoIAlign have no products to count."""
         feats = self.model.extract_feat(images)
         outs = [feats]
         if self.model.with_rpn:
@@ -175,7 +175,7 @@ class Forward(nn.Module):
             if not getattr(roi_head, f'with_{kind}', False):
                 continue
             heads = _as_list(getattr(roi_head, f'{kind}_head'))
-            # A mask head without an extractor of its own shares that of the boxes.
+            # A mask head without its own extractor uses that of the box head.
             extractors = _as_list(
                 getattr(roi_head, f'{kind}_roi_extractor', None) or roi_head.bbox_roi_extractor
             )
@@ -197,7 +197,7 @@ def _run(model: nn.Module, shape: Tuple[int, int], mode: ContextManager) -> '_Co
     runner = Forward(copy_without_values(model, mode)).eval()
     counter = _Counter(runner)
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    # One opaque operator for a whole attention layer.
+    # The fast path calls one opaque operator per attention layer.
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad(), mode, counter:
@@ -208,7 +208,7 @@ def _run(model: nn.Module, shape: Tuple[int, int], mode: ContextManager) -> '_Co
 
 
 def copy_without_values(model: nn.Module, mode: ContextManager) -> nn.Module:
-    """A copy on the CPU with the same shapes, where all parameters and buffers are 0."""
+    """Return a copy on the CPU with the same shapes and all parameters and buffers zero."""
     memo = {}
     for tensor in (*model.parameters(), *model.buffers()):
         with mode:
@@ -220,9 +220,9 @@ def copy_without_values(model: nn.Module, mode: ContextManager) -> nn.Module:
 
 
 class _Counter(TorchDispatchMode):
-    """Counts the products of all operators that run, for the module they run in and its parents.
+    """Dispatch mode that counts the products of each operator for its module and all parents.
 
-    A product with a parameter as a factor belongs to a linear layer; attention multiplies
+    A product with a parameter as factor is counted as a linear layer; attention multiplies
     activations.
     """
 
@@ -238,10 +238,10 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        name = func._schema.name.removesuffix('_')  # in place it is the same product
+        name = func._schema.name.removesuffix('_')  # in-place variants have the same products
         if name in COUNTS:
             products = COUNTS[name](args, out)
-            # addmm and its like take the summand first.
+            # addmm, baddbmm and addmv take the summand first.
             factors = args[1:3] if 'add' in name else args[:2]
             linear = name == CONVOLUTION or any(
                 StorageWeakRef(factor.untyped_storage()) in self._parameters for factor in factors
@@ -258,13 +258,13 @@ class _Counter(TorchDispatchMode):
         return out
 
     def _modules(self) -> Set[str]:
-        """The module that runs and its parents."""
+        """Return the names of the running module and its parents."""
         parts = self._running[-1].split('.')
         return {'', *('.'.join(parts[:i]) for i in range(1, len(parts) + 1))}
 
 
 def _product(left: int) -> Callable:
-    """Counter of a matrix product whose left factor is argument ``left``: (..., K) to ``out``."""
+    """Return a counter of matrix products whose left factor (..., K) is argument ``left``."""
 
     def count(args: tuple, out: Tensor) -> int:
         return out.numel() * args[left].shape[-1]
@@ -273,14 +273,17 @@ def _product(left: int) -> Callable:
 
 
 def _convolution(args: tuple, out: Tensor) -> int:
-    """Arguments: input, weight, bias, stride, padding, dilation, transposed, ..."""
+    """Count a convolution.
+
+    Arguments: input, weight, bias, stride, padding, dilation, transposed, output_padding, groups.
+    """
     x, weight, transposed = args[0], args[1], args[6]
     positions = (x if transposed else out).shape[2:]
     return x.shape[0] * math.prod(positions) * weight.numel()
 
 
 def _attention(args: tuple, out: Tuple[Tensor, ...]) -> int:
-    """Q K^T and its product with V: (..., N, d), (..., M, d), (..., M, e) to (..., N, e)."""
+    """Count Q K^T and its product with V: (..., N, d), (..., M, d), (..., M, e) to (..., N, e)."""
     query, key, out = args[0], args[1], out[0]
     return math.prod(out.shape[:-1]) * key.shape[-2] * (query.shape[-1] + out.shape[-1])
 
@@ -307,7 +310,7 @@ def _per_input(amount: int) -> Callable:
 
 
 def _batch_norm(args: tuple, out: Tuple[Tensor, ...]) -> int:
-    """With running statistics: a scale, and a shift if the norm has weights."""
+    """Count the scale and, if the norm has weights, the shift, both with running statistics."""
     return args[0].numel() * (1 if args[1] is None else 2)
 
 
@@ -320,7 +323,7 @@ ELEMENTWISE = {
     'aten::upsample_bilinear2d': lambda args, out: 4 * out.numel(),
     'aten::_adaptive_avg_pool2d': _per_input(1),
 }
-# Operators that hold matrix products, and those of other libraries, which may.
+# Operators that contain matrix products, and operators of other libraries, which may.
 SUSPICIOUS = re.compile(
     r'(?!aten::|prim::|profiler::)|aten::(linalg_(?!vector_norm)\w*|\w*'
     r'(mm|mv|dot|matmul|linear|einsum|conv\w*|attention\w*|transformer\w*|rnn\w*|cdist\w*|inverse)'

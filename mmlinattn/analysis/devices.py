@@ -1,4 +1,4 @@
-"""What devices reach at most, from the data sheets of their makers."""
+"""Peak performance of devices, from the manufacturers' data sheets."""
 
 from dataclasses import dataclass
 from typing import Dict, Optional
@@ -8,22 +8,22 @@ GB, TB, TFLOP = 1e9, 1e12, 1e12
 
 @dataclass(frozen=True)
 class Device:
-    """A device to train on.
+    """Peak performance of a training device.
 
     Args:
         flops: FLOP/s of matrix products by precision, without sparsity; a multiply-accumulate is
             two.
-        bandwidth: of its memory, bytes/s.
+        bandwidth: memory bandwidth, bytes/s.
         memory: bytes.
-        link: to the other devices of its machine, bytes/s in one direction.
-        network: its share of the links of its machine to others, bytes/s in one direction; None
-            where the data sheet has none.
+        link: bandwidth to the other devices of the machine, bytes/s in one direction.
+        network: its share of the bandwidth between machines, bytes/s in one direction; None if the
+            data sheet gives none.
         source: data sheets.
-        overlaps: whether transfers run while it computes.
-        per_machine: devices in a machine.
+        overlaps: True if transfers overlap with computation.
+        per_machine: devices per machine.
 
     Raises:
-        ValueError: a number that is not positive.
+        ValueError: a number is not positive.
     """
 
     flops: Dict[str, float]

@@ -1,4 +1,4 @@
-"""Every operator of a training step, with its products and the bytes it moves; nothing computes."""
+"""Operators of a training step with their products and bytes, recorded on fake tensors."""
 
 import weakref
 from contextlib import nullcontext
@@ -25,7 +25,7 @@ from ..engine.distributed.fsdp_strategy import check_classes, of_classes
 from ..models.layers.activation_checkpointing import checkpoint_forward
 from .complexity import COUNTS, SUSPICIOUS, Forward, check_shape, copy_without_values
 
-# Of an image, in the heads of a two-stage detector: samples of the standard assigners in training.
+# Samples per image of the standard assigners in training, in the heads of a two-stage detector.
 SAMPLED_BOXES, SAMPLED_MASKS = 512, 128
 
 
@@ -34,10 +34,10 @@ class Operator:
     """One call of an operator.
 
     Args:
-        name: torch's, such as ``aten::mm``.
+        name: torch's name, such as ``aten::mm``.
         products: multiply-accumulates.
-        nbytes: read and written, each input and each output once; 0 for a view.
-        backward: whether it is of the backward pass.
+        nbytes: bytes read and written, each input and each output once; 0 for a view.
+        backward: True in the backward pass.
     """
 
     name: str
@@ -48,14 +48,14 @@ class Operator:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """What :func:`training_step` returns.
+    """Result of :func:`training_step`.
 
     Args:
-        operators: in the order in which they run.
-        saved: bytes that the forward pass keeps for the backward pass, without parameters.
-        peak: most bytes that both passes have at a time, without parameters and their gradients;
-            where modules are computed again, with what such a module makes.
-        uncounted: names of operators that may hold products and were not counted.
+        operators: operators in execution order.
+        saved: bytes that the forward pass saves for the backward pass, without parameters.
+        peak: peak bytes of both passes, without parameters and their gradients. With activation
+            checkpointing it includes the recomputed activations of one module.
+        uncounted: names of operators that may contain products and were not counted.
     """
 
     operators: List[Operator]
@@ -76,24 +76,24 @@ def training_step(
     dtype: Optional[torch.dtype] = None,
     checkpointing: Sequence[str] = (),
 ) -> TrainingStep:
-    """Forward and backward pass of a model on tensors that have shapes and no values.
+    """Record the forward and backward pass of a model on tensors with shapes but no values.
 
-    Without losses and the choice of what they are computed on, without augmentation and auxiliary
-    heads, and with the form of each operator that the CPU takes: fused kernels move less. Two-stage
-    detectors have 512 boxes and 128 masks of an image. Dropout and stochastic depth are off.
+    Losses, target assignment, augmentation and auxiliary heads are not included. Each operator has
+    its CPU implementation; fused kernels move less. Two-stage detectors have 512 boxes and 128
+    masks per image. Dropout and stochastic depth are off.
 
     Args:
-        model: as in :func:`mmlinattn.analysis.analyse`. Parameters without ``requires_grad`` have
-            no gradient here either. It is not changed.
+        model: as in :func:`mmlinattn.analysis.analyse`. Parameters without ``requires_grad`` get
+            no gradient. It is not modified.
         shape: (H, W) of the images.
         batch: number of images.
-        dtype: of autocast; None for none.
-        checkpointing: classes that are computed again in the backward pass, as in
+        dtype: autocast dtype; None disables autocast.
+        checkpointing: names of module classes to recompute in the backward pass, as in
             :class:`mmlinattn.engine.FSDP2Strategy`.
 
     Raises:
-        ValueError: a shape that is not two integers of at least 32, a batch below 1, a model
-            without a parameter to train, a class that it does not have.
+        ValueError: ``shape`` is not two integers of at least 32, ``batch`` is below 1, the model
+            has no trainable parameter, or it has no module of a class in ``checkpointing``.
 
     Example:
         >>> from torch import nn
@@ -114,7 +114,7 @@ def training_step(
     try:
         return _run(*arguments, FakeTensorMode(allow_non_fake_inputs=True))
     except RuntimeError:
-        # An operator that has no fake form: compute, the values do not matter.
+        # An operator has no fake implementation: run on real tensors, whose values do not matter.
         return _run(*arguments, nullcontext())
 
 
@@ -129,14 +129,14 @@ def _run(
     tensors = (*runner.parameters(), *runner.buffers())
     own = {tensor.untyped_storage() for tensor in tensors}
     recorder = _Recorder(own)
-    # An entry goes with its memory: what led to no result with a gradient, such as a frozen stage.
+    # Weak keys drop tensors that lead to no gradient, such as those of a frozen stage.
     sizes: MutableMapping[UntypedStorage, int] = weakref.WeakKeyDictionary()
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage not in own:
             sizes[storage] = storage.nbytes()
-            recorder.made(tensor)  # what the model had before, such as a constant, too
+            recorder.made(tensor)  # also constants that the model already had
         return tensor
 
     with mode, recorder:
@@ -157,10 +157,10 @@ def _run(
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes operators, and how much of the memory that they make is alive.
+    """Dispatch mode that records operators and the memory they allocate.
 
     Args:
-        own: memory of the model, which is none of theirs.
+        own: storages of the model, which are not counted.
     """
 
     def __init__(self, own: Set[UntypedStorage]) -> None:
@@ -169,17 +169,17 @@ class _Recorder(TorchDispatchMode):
         self.uncounted: Set[str] = set()
         self.backward = False
         self.alive = self.peak = 0
-        # What is to be called when a memory is no longer counted. Not by StorageWeakRef, which
-        # keeps the Python object alive, and with it the count, in torch 2.4.
+        # Callbacks that stop counting a storage. StorageWeakRef would keep the Python object alive,
+        # and with it the count, in torch 2.4.
         self.seen: MutableMapping[UntypedStorage, Callable[[], object]]
         self.seen = weakref.WeakKeyDictionary(dict.fromkeys(own, lambda: None))
 
     def gradient(self, parameter: Tensor) -> None:
-        """The gradient of a parameter is no longer the backward pass's."""
+        """Stop counting the gradient of a parameter as memory of the backward pass."""
         self.seen[parameter.grad.untyped_storage()]()
 
     def made(self, tensor: Tensor) -> None:
-        """Count the memory of a tensor until it is freed, once."""
+        """Count the memory of a tensor once, until it is freed."""
         storage = tensor.untyped_storage()
         if storage in self.seen:
             return
@@ -195,7 +195,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         name = func._schema.name
-        plain = name.removesuffix('_')  # in place it is the same product
+        plain = name.removesuffix('_')  # in-place variants have the same products
         products = 0
         if plain in ALL_COUNTS:
             products = ALL_COUNTS[plain](args, out)
@@ -210,12 +210,12 @@ class _Recorder(TorchDispatchMode):
 
 
 def _moved(in_place: bool, inputs: object, outputs: object) -> int:
-    """Bytes that an operator reads and writes."""
+    """Return the bytes that an operator reads and writes."""
     read, written = [*_tensors(inputs)], [*_tensors(outputs)]
     storages = {x.untyped_storage() for x in read}
     if not in_place and any(x.untyped_storage() in storages for x in written):
         return 0  # a view
-    # An expanded tensor is no larger than its memory.
+    # An expanded tensor moves no more bytes than its storage holds.
     return sum(min(x.nbytes, x.untyped_storage().nbytes()) for x in (*read, *written))
 
 
@@ -224,14 +224,17 @@ def _tensors(tree: object) -> Iterator[Tensor]:
 
 
 def _convolution_backward(args: tuple, out: tuple) -> int:
-    """Arguments: gradient, input, weight, ..., transposed (7), ..., which are asked for (10)."""
+    """Count the backward pass of a convolution.
+
+    Arguments: gradient, input, weight, ..., transposed (7), ..., output mask (10).
+    """
     grad, x, weight, transposed, asked = args[0], args[1], args[2], args[7], args[10]
     positions = (x if transposed else grad).shape[2:]
     return x.shape[0] * positions.numel() * weight.numel() * sum(asked[:2])
 
 
 def _attention_backward(args: tuple, out: tuple) -> int:
-    """Q K^T again, and two products for each of the two of the forward pass."""
+    """Count Q K^T again, and two products for each of the two of the forward pass."""
     query, key, value = args[1:4]
     return query.shape[:-1].numel() * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
 

@@ -1,8 +1,8 @@
-"""Time and memory of a training on machines that are not at hand: a roofline of its operators.
+"""Time and memory of a training, estimated with a roofline model of its operators.
 
-Each operator takes the longest of its products over the peak of the device, its bytes over the
-bandwidth of the memory, and the least that a launch takes; each peak times the share of it that
-models were seen to reach (:class:`Efficiency`). Gradients travel in rings.
+An operator takes the longest of three times: its products over the peak FLOP/s, its bytes over the
+memory bandwidth, and the minimal launch time. Each peak is scaled by the share that measured models
+reach (:class:`Efficiency`). Gradients are exchanged by ring all-reduce.
 """
 
 import math
@@ -17,14 +17,14 @@ from .devices import Device
 from .operators import TrainingStep, training_step
 from .training_memory import gathered_parameters, training_memory
 
-# Autocast of each precision; those without have none.
+# Autocast dtype of each precision; other precisions run without autocast.
 AUTOCAST = dict(bf16=torch.bfloat16, fp16=torch.float16)
-# What AdamW moves for a parameter in float32: it reads four tensors and writes three.
+# Tensors that AdamW moves per float32 parameter: four reads and three writes.
 UPDATE = 7
-BUCKET = 25 * 2**20  # of DDP, in bytes: the last one cannot travel during the backward pass
-# What the libraries and the gaps of the allocator take.
+BUCKET = 25 * 2**20  # DDP bucket in bytes: the last one cannot overlap with the backward pass
+# Memory reserved by libraries, and the share lost to fragmentation of the allocator.
 RESERVED, GAPS = 1.0e9, 0.06
-# Images of an epoch by class: of which data, files of annotations that say so ('' for none).
+# Images per epoch by dataset class, with a description and the annotation files they are valid for.
 KNOWN_IMAGES = {
     'CocoDataset': (117_266, 'COCO train2017, images with a box', ('instances_train2017.json',)),
     'ImageNet': (1_281_167, 'ImageNet-1K train', ('', 'train.txt')),
@@ -32,23 +32,23 @@ KNOWN_IMAGES = {
     'CIFAR100': (50_000, 'CIFAR-100 train', ('',)),
     'CIFAR100Binary': (50_000, 'CIFAR-100 train', ('',)),
 }
-# Data sets that have the length of the one inside.
+# Dataset wrappers that keep the length of the wrapped dataset.
 SAME_LENGTH = ('MultiImageMixDataset',)
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Shares of the peaks that a training reaches, and the least time of a launch.
+    """Shares of the peaks that a training reaches, and the minimal launch time.
 
-    ``compute`` and ``mixed`` are those that fit two published trainings on eight V100, Mask R-CNN
-    and DeiT-B; the others are assumed. docs/scale.md compares more.
+    ``compute`` and ``mixed`` are fitted to two published trainings on eight V100, Mask R-CNN and
+    DeiT-B. The others are assumed. docs/scale.md compares with more trainings.
 
     Args:
-        compute: of the FLOP/s in float32.
-        mixed: of the FLOP/s in all other precisions.
-        bandwidth: of the memory.
-        link: of links and network.
-        launch: seconds.
+        compute: share of the FLOP/s in float32.
+        mixed: share of the FLOP/s in all other precisions.
+        bandwidth: share of the memory bandwidth.
+        link: share of the bandwidth of links and network.
+        launch: seconds per kernel launch.
     """
 
     compute: float = 0.6
@@ -67,21 +67,21 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Plan:
-    """What :func:`plan` foretells, in seconds and bytes of one process.
+    """Result of :func:`plan`, in seconds and bytes of one process.
 
     Args:
         compute, bandwidth, launch: time of the operators that are bound by each.
-        update: of the optimizer.
+        update: time of the optimizer step.
         products: multiply-accumulates of a step in one process.
-        exchange: of the gradients (and with FSDP2 the parameters) between processes.
-        exposed: the part of it that the computation does not hide.
-        memory: bytes by what they hold.
-        capacity: bytes of the device.
-        images: of a step, in all processes.
-        steps: of the whole schedule; None where the config does not tell.
-        processes: how many.
-        uncounted: operators that may hold products and were not counted.
-        assumed: number of images of an epoch, and of which data, where it was not given.
+        exchange: time to exchange gradients (and with FSDP2 the parameters) between processes.
+        exposed: the part of ``exchange`` that does not overlap with computation.
+        memory: bytes by purpose.
+        capacity: memory of the device, bytes.
+        images: images per step, over all processes.
+        steps: steps of the schedule; None if the config does not define it.
+        processes: number of processes.
+        uncounted: operators that may contain products and were not counted.
+        assumed: the number of images per epoch and the dataset, if it was not given.
     """
 
     compute: float
@@ -101,12 +101,12 @@ class Plan:
 
     @property
     def step(self) -> float:
-        """Seconds of a step."""
+        """Seconds per step."""
         return self.compute + self.bandwidth + self.launch + self.update + self.exposed
 
     @property
     def hours(self) -> Optional[float]:
-        """Of the whole schedule, without validation."""
+        """Hours of the schedule, without validation."""
         return None if self.steps is None else self.steps * self.step / 3600
 
     @property
@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def limit(self) -> str:
-        """What takes the most time, or that the memory does not suffice."""
+        """The component that takes the most time, or a message that the memory does not suffice."""
         if not self.fits:
             return 'memory: take a smaller batch, checkpointing or FSDP2'
         parts = {
@@ -139,30 +139,31 @@ def plan(
     checkpointing: Sequence[str] = (),
     efficiency: Efficiency = Efficiency(),
 ) -> Plan:
-    """Foretells a training of a config.
+    """Estimate time and memory of a training config.
 
-    Not in it: reading data, losses and their assignment, augmentation on the device, auxiliary
-    heads, validation, and what :func:`mmlinattn.analysis.operators.training_step` leaves out.
+    Data loading, losses and target assignment, augmentation on the device, auxiliary heads and
+    validation are not included, nor the omissions of
+    :func:`mmlinattn.analysis.operators.training_step`.
 
     Args:
-        cfg: a training of any of the three frameworks.
+        cfg: a training config of any of the three frameworks.
         device: one of ``DEVICES`` or your own.
-        processes: in all machines, one a device.
-        machines: default: as many as they fill.
-        batch: images a process; default: the config's.
-        precision: of the products, a key of ``device.flops``; default: that of mixed precision
-            where the config has it, else ``'fp32'``.
-        shape: (H, W); default: from the config's pipeline, images of 4:3 where it keeps ratios.
-        images: of an epoch; default: known for COCO, ImageNet and CIFAR (also repeated and
-            concatenated) with their own annotations and classes, else there is no number of steps.
-        shard: classes that FSDP2 gathers one by one; None for DDP.
-        checkpointing: classes that are computed again in the backward pass.
+        processes: processes over all machines, one per device.
+        machines: default: as few as hold all processes.
+        batch: images per process; default: the config's.
+        precision: precision of the products, a key of ``device.flops``; default: that of mixed
+            precision if the config uses it, else ``'fp32'``.
+        shape: (H, W); default: from the config's pipeline, 4:3 images if it keeps ratios.
+        images: images per epoch; default: known for COCO, ImageNet and CIFAR (also repeated and
+            concatenated) with their own annotations and classes. Otherwise ``steps`` is None.
+        shard: module classes that FSDP2 gathers one at a time; None for DDP.
+        checkpointing: module classes that are recomputed in the backward pass.
         efficiency: shares of the peaks.
 
     Raises:
-        ValueError: numbers below 1 or that do not fit together, a precision that the device does
-            not have, machines without a network, a class that the model does not have, what the
-            config does not say.
+        ValueError: a number is below 1 or inconsistent with the others, the device lacks the
+            precision, it has no network between machines, the model has no module of a given
+            class, or the config lacks a required setting.
 
     Example:
         >>> from mmlinattn.analysis.devices import DEVICES
@@ -231,7 +232,7 @@ def _exchange(
     device: Device, processes: int, machines: int, efficiency: Efficiency,
     kept: Dict[str, int], sharded: bool, computing: float,
 ) -> Tuple[float, float]:  # fmt: skip
-    """Seconds of the exchange, and of its part that nothing hides."""
+    """Return the seconds of the exchange, and of its part that does not overlap."""
     if processes == 1:
         return 0, 0
     speed = device.link
@@ -243,11 +244,11 @@ def _exchange(
     speed *= efficiency.link
     part = (processes - 1) / processes
     if sharded:
-        # Parameters are gathered in both passes, gradients scattered in one: whole tensors.
+        # FSDP2 gathers full parameters in both passes and scatters full gradients in one.
         whole = processes * (2 * kept['parameters'] + kept['gradients'])
         exchange, last = part * whole / speed, 0.0
     else:
-        # A ring passes each gradient on twice.
+        # A ring all-reduce sends each gradient twice.
         exchange = 2 * part * kept['gradients'] / speed
         last = exchange * min(1, BUCKET / kept['gradients'])
     if not device.overlaps:
@@ -261,7 +262,7 @@ def _memory(
 ) -> Dict[str, float]:  # fmt: skip
     memory: Dict[str, float] = {name: kept[name] for name in kept}
     if gathered:
-        # Of two blocks: one computes while the next is gathered. With their gradients.
+        # Two blocks with their gradients: one computes while the next is gathered.
         memory['gathered'] = 2 * (2 * gathered['largest block'] + gathered['rest'])
     elif processes > 1:
         memory['buckets of gradients'] = kept['gradients']
@@ -278,7 +279,7 @@ def _precision(cfg: Config, device: Device) -> str:
 
 
 def _steps(cfg: Config, images_a_step: int, images: Optional[int]) -> Tuple[Optional[int], str]:
-    """Of the whole schedule, and the number of images that was assumed for it."""
+    """Return the steps of the schedule, and a description of the assumed number of images."""
     if images is not None and images < 1:
         raise ValueError(f'images must be positive, got {images}')
     train_cfg = cfg.get('train_cfg') or {}
@@ -297,8 +298,7 @@ def _steps(cfg: Config, images_a_step: int, images: Optional[int]) -> Tuple[Opti
 
 
 def known_images(dataset: Any) -> Optional[Tuple[int, str]]:
-    """Number of images of an epoch and what they are, from the config of a data set; None for
-    other data than those whose number is known.
+    """Return the number of images per epoch and their name from a dataset config, or None.
 
     Example:
         >>> cifar = dict(type='CIFAR100', data_root='data')
@@ -333,12 +333,12 @@ def known_images(dataset: Any) -> Optional[Tuple[int, str]]:
 
 
 def image_shape(cfg: Config) -> Tuple[int, int]:
-    """(H, W) that the pipeline of a training gives, padded as the model pads.
+    """Return (H, W) of the images of a training pipeline, with the padding of the model.
 
-    Of a choice of scales it is their mean; where ratios are kept, an image of 4:3.
+    Several scales are averaged. If ratios are kept, the image is assumed to be 4:3.
 
     Raises:
-        ValueError: the pipeline does not tell.
+        ValueError: the pipeline does not define the size.
     """
     size = None
     for transform in _dicts((cfg.get('train_dataloader') or {}).get('dataset')):
@@ -356,7 +356,7 @@ def image_shape(cfg: Config) -> Tuple[int, int]:
 
 
 def _resized(scales: List[Any], transform: dict) -> Optional[Tuple[int, int]]:
-    """(H, W) of an image of 4:3 that is resized, in the mean of these scales (W, H)."""
+    """Return the mean (H, W) of a 4:3 image resized to each of the scales (W, H)."""
     if any(not isinstance(scale, (tuple, list)) for scale in scales):
         return None
     if transform.get('keep_ratio') or (transform.get('resize_cfg') or {}).get('keep_ratio'):
@@ -368,7 +368,7 @@ def _resized(scales: List[Any], transform: dict) -> Optional[Tuple[int, int]]:
 
 
 def _dicts(node: Any) -> Iterator[dict]:
-    """All dicts with a type, in the order of a pipeline."""
+    """Yield all dicts with a type, in the order of a pipeline."""
     if isinstance(node, dict):
         if 'type' in node:
             yield node

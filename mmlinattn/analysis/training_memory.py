@@ -1,4 +1,4 @@
-"""What a process of a training keeps from step to step, by the number of processes."""
+"""Memory of parameters, gradients and optimizer state, by the number of processes."""
 
 from typing import Dict, Iterable, Sequence
 
@@ -11,29 +11,28 @@ from ..engine import build_model
 from ..engine.distributed.fsdp_strategy import check_classes
 from ..engine.model import quiet
 
-# Of optim_wrapper: what makes an optimizer, and not how it is used.
+# Keys of optim_wrapper that define the optimizer.
 OPTIMIZER = ('optimizer', 'constructor', 'paramwise_cfg')
 
 
 def training_memory(cfg: Config, processes: Iterable[int]) -> Dict[int, Dict[str, int]]:
-    """Bytes of parameters, gradients and optimizer state, without a training.
+    """Return the bytes of parameters, gradients and optimizer state without training.
 
-    Shapes are those of the model and of the state that its optimizer makes in a step, on the meta
-    device where the model can be built there. With
-    :class:`mmlinattn.engine.FSDP2Strategy` a process has rows of each tensor, the first process
-    the most: its are counted. Activations, gathered parameters and what the allocator rounds up
-    are not among them.
+    Shapes come from the model and from one step of its optimizer, on the meta device if the model
+    can be built there. With :class:`mmlinattn.engine.FSDP2Strategy` each process holds rows of
+    every tensor. The first process holds the most, so its rows are counted. Activations, gathered
+    parameters and rounding by the allocator are not included.
 
     Args:
-        cfg: of a training, with ``model`` and ``optim_wrapper``.
-        processes: numbers over which a model is spread (``mesh.shard``); 1 is a training without
-            sharding, such as DDP.
+        cfg: training config with ``model`` and ``optim_wrapper``.
+        processes: numbers of processes that share a model (``mesh.shard``); 1 is a training
+            without sharding, such as DDP.
 
     Returns:
         for each number: bytes of ``parameters``, ``gradients``, ``optimizer state``, ``buffers``.
 
     Raises:
-        ValueError: a number below 1, or a config without model or optimizer.
+        ValueError: a number is below 1, or the config has no model or optimizer.
 
     Example:
         >>> cfg = Config(dict(
@@ -59,7 +58,7 @@ def training_memory(cfg: Config, processes: Iterable[int]) -> Dict[int, Dict[str
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    # Pairs of a tensor and whether it is spread.
+    # Pairs (tensor, is_sharded).
     state = [
         (value, value.shape == parameter.shape)
         for parameter, of_one in optimizer.state.items()
@@ -82,17 +81,17 @@ def training_memory(cfg: Config, processes: Iterable[int]) -> Dict[int, Dict[str
 
 
 def gathered_parameters(model: nn.Module, shard: Sequence[str]) -> Dict[str, int]:
-    """Bytes of float32 parameters that :class:`mmlinattn.engine.FSDP2Strategy` gathers at once.
+    """Return the bytes of float32 parameters that FSDP2 gathers at once.
 
     Args:
         model: may be on the meta device.
-        shard: as the strategy's.
+        shard: as in :class:`mmlinattn.engine.FSDP2Strategy`.
 
     Returns:
-        of the largest module of ``shard``, and of all that is in none of them.
+        bytes of the largest module of ``shard``, and of all parameters outside such modules.
 
     Raises:
-        ValueError: a class that the model does not have.
+        ValueError: the model has no module of a given class.
     """
     check_classes('shard', shard, model)
     blocks = [module for module in model.modules() if type(module).__name__ in shard]
@@ -103,7 +102,7 @@ def gathered_parameters(model: nn.Module, shard: Sequence[str]) -> Dict[str, int
 
 
 def _bytes(tensor: Tensor, processes: int) -> int:
-    """Of the first process's rows."""
+    """Return the bytes of the rows that the first process holds."""
     if not tensor.dim() or not tensor.numel():
         return tensor.nbytes
     rows = -(-len(tensor) // processes)

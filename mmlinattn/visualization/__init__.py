@@ -1,1 +1,1 @@
-"""Pictures: predictions beside ground truth, where a detector looks, what a query reads."""
+"""Figures of predictions, decoder attention maps and key weights."""

@@ -1,4 +1,4 @@
-"""Where SMCA looks: the decoder's Gaussian maps, and the learnt weights of rings of tokens."""
+"""SMCA attention maps: Gaussian maps of the decoder and learnt ring weights of the encoder."""
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,17 +16,17 @@ from ..ops.ripple.groups import group_radii
 
 @dataclass
 class Record:
-    """The first image of the last forward pass inside :func:`record`.
+    """Attention of the first image in the last forward pass inside :func:`record`.
 
     Attributes:
         hw_shape: (H, W) of the feature map.
-        maps: of each decoder layer, (heads, Q, H * W), logarithms of Gaussians.
-        reference: (Q, 2), the points around which the maps lie, x and y in cells.
+        maps: logarithms of Gaussians by decoder layer, (heads, Q, H * W).
+        reference: (Q, 2), centres of the maps, x and y in cells.
         scores: (Q, classes) in 0..1, of the last layer.
         boxes: (Q, 4) as cx, cy, w, h in 0..1 of the image, of the last layer.
-        ring_weights: of each encoder layer whose attention has ``spatial_weights``,
-            (heads, H * W, rings): what a position gives to the rings around it.
-        ring_groups: of the same layers, the ``groups`` of the attention: how wide rings are.
+        ring_weights: weights of the rings around each position, (heads, H * W, rings), by encoder
+            layer; only layers whose attention has ``spatial_weights``.
+        ring_groups: ``groups`` of the attention (the ring widths) of the same layers.
     """
 
     hw_shape: Tuple[int, int] = (0, 0)
@@ -38,26 +38,26 @@ class Record:
     ring_groups: Dict[int, str] = field(default_factory=dict)
 
     def best(self, count: int) -> List[int]:
-        """The queries with the highest scores, best first."""
+        """Return the queries with the highest scores, best first."""
         scores = self.scores.amax(-1)
         return scores.topk(min(count, len(scores))).indices.tolist()
 
 
 @contextmanager
 def record(model: nn.Module) -> Iterator[Record]:
-    """Record what a SMCA detector looks at, without gradients.
+    """Record the attention of an SMCA detector inside the block, without gradients.
 
     Args:
         model: the detector.
 
     Raises:
-        TypeError: a model that is not SMCA.
+        TypeError: the model is not SMCA.
 
     Example::
 
         with record(model) as seen:
             inference_detector(model, 'image.jpg')
-        seen.maps[5][:, seen.best(1)[0]]  # (heads, H * W), the surest query in the last layer
+        seen.maps[5][:, seen.best(1)[0]]  # (heads, H * W), the best query in the last layer
     """
     from ..models.detectors import SMCA
 
@@ -107,19 +107,19 @@ def ring_map(
     hw_shape: Sequence[int],
     groups: str = 'chebyshev',
 ) -> Tensor:
-    """Weights of the rings around a position as a map.
+    """Return the weights of the rings around a position as a map.
 
     Args:
-        weights: (..., rings), from the middle outwards; the last ring is all cells beyond.
-        position: (row, column) in the middle of the rings.
+        weights: (..., rings), from the centre outwards; the last ring is all cells beyond.
+        position: (row, column) of the centre.
         hw_shape: (H, W).
-        groups: how wide rings are, see :func:`mmlinattn.ops.ripple_attention`.
+        groups: ring widths, see :func:`mmlinattn.ops.ripple_attention`.
 
     Returns:
         (..., H, W).
 
     Raises:
-        ValueError: a position outside of the map.
+        ValueError: the position is outside of the map.
 
     Example:
         >>> ring_map(torch.tensor([3.0, 2.0, 1.0]), (0, 1), (2, 4))
@@ -137,7 +137,7 @@ def ring_map(
 
 
 def cell_of(x: float, y: float, stride: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
-    """(row, column) of the cell whose middle is nearest; that of cell i is at i * stride.
+    """Return (row, column) of the cell nearest to a pixel; the centre of cell i is i * stride.
 
     Example:
         >>> cell_of(25, 23, 16, (4, 6))
@@ -157,17 +157,17 @@ def draw_decoder_maps(
     classes: Sequence[str],
     count: int = 4,
 ) -> Path:
-    """A row for each of the best queries: its box, and its map in every decoder layer.
+    """Draw the best queries, one row each: the box, then its map in every decoder layer.
 
     Maps are the mean over the heads.
 
     Args:
         path: PNG file to write.
-        image: (H, W, 3) uint8 RGB, of the size that the network saw.
-        seen: what :func:`record` kept.
-        stride: pixels a cell.
-        classes: names.
-        count: how many queries.
+        image: (H, W, 3) uint8 RGB, in the input size of the network.
+        seen: result of :func:`record`.
+        stride: pixels per cell.
+        classes: class names.
+        count: number of queries.
     """
     layers = sorted(seen.maps)
     queries = seen.best(count)
@@ -194,20 +194,20 @@ def draw_ring_weights(
     stride: int,
     position: Tuple[int, int],
 ) -> Path:
-    """A row for each encoder layer with ring weights, a panel for each head.
+    """Draw ring weights: one row per encoder layer that has them, one panel per head.
 
-    The numbers of a panel are the weights of its rings, from the middle outwards; the last one is
-    that of all cells beyond. Each panel has its own colours, black is 0.
+    The numbers of a panel are the weights of its rings, from the centre outwards; the last one is
+    that of all cells beyond. Each panel has its own colour scale; black is 0.
 
     Args:
         path: PNG file to write.
-        image: (H, W, 3) uint8 RGB, of the size that the network saw.
-        seen: what :func:`record` kept.
-        stride: pixels a cell.
-        position: (row, column) in the middle of the rings.
+        image: (H, W, 3) uint8 RGB, in the input size of the network.
+        seen: result of :func:`record`.
+        stride: pixels per cell.
+        position: (row, column) of the centre.
 
     Raises:
-        ValueError: an encoder without such weights, or a position outside of the map.
+        ValueError: the encoder has no ring weights, or the position is outside of the map.
     """
     if not seen.ring_weights:
         raise ValueError('no attention of the encoder has spatial weights')
@@ -232,7 +232,7 @@ def _grid(image: np.ndarray, rows: int, columns: int) -> tuple:
 
 
 def _draw_map(axes, image: np.ndarray, values: Tensor, stride: int) -> None:
-    """A map over a grey image; the middle of cell i is at pixel i * stride, as SMCA has it."""
+    """Draw a map over a grey image; as in SMCA, the centre of cell i is pixel i * stride."""
     axes.imshow(image.mean(-1), cmap='gray', vmin=0, vmax=255)
     height, width = values.shape
     extent = [stride * side for side in (-0.5, width - 0.5, height - 0.5, -0.5)]

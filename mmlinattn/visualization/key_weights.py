@@ -1,4 +1,4 @@
-"""What one query reads: the weight of every key, for any attention, side by side."""
+"""Weight of every key for one query, comparable across all attentions."""
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ..models.layers import AdditiveAttention, BaseAttention, RippleAttention, TokenLayout
 
-# Of so many keys one has full colour: a single large one would leave all others pale.
+# One key in 200 gets full colour: a single large weight would make all others pale.
 SATURATED = 200
 RED, BLUE = (0.85, 0.1, 0.1), (0.1, 0.25, 0.9)
 
 
 class Call(NamedTuple):
-    """What an attention was called with: queries, keys, values (B, heads, N, d), their map."""
+    """Arguments of :meth:`BaseAttention.attend`: q, k, v (B, heads, N, d) and the token layout."""
 
     q: Tensor
     k: Tensor
@@ -27,7 +27,7 @@ class Call(NamedTuple):
 
 @contextmanager
 def calls_of(attn: BaseAttention) -> Iterator[List[Call]]:
-    """Keep what :meth:`BaseAttention.attend` is called with inside the block.
+    """Record the arguments of :meth:`BaseAttention.attend` inside the block.
 
     Example:
         >>> from mmlinattn.models.layers import SoftmaxAttention
@@ -51,34 +51,34 @@ def calls_of(attn: BaseAttention) -> Iterator[List[Call]]:
 
 
 def key_weights(attn: BaseAttention, call: Call, position: Tuple[int, int]) -> Tensor:
-    """The row of the attention's kernel for one query of the first image: what each key counts.
+    """Return the weight of every key for one query of the first image.
 
-    In each head it is the derivative of the output at the query by the value of a key, the mean
-    over the channels d of ``d out[i, c] / d v[j, c]``, by autograd: O(N) memory, whatever the
-    attention. Where outputs are linear in the values, as in most, that is the weight ``w_ij`` of
-    ``out_i = sum_j w_ij v_j``, exactly. Where they are not:
+    In each head the weight is the derivative of the output at the query by the value of a key,
+    averaged over channels: the mean over d of ``d out[i, c] / d v[j, c]``. Autograd computes it in
+    O(N) memory for any attention. If outputs are linear in the values, as in most attentions, it is
+    exactly the weight ``w_ij`` of ``out_i = sum_j w_ij v_j``. Exceptions:
 
-    - Ripple attention makes the weights of its rings from the values: they are held as they are,
-      and what is left is linear.
-    - Hydra attention weighs each channel for itself: the mean over them.
-    - Linear angular attention (``form='released'``) divides by the norm of what it sums: the
-      derivative is ``(1 - 1 / d) w_ij / norm``.
-    - Additive attention reads no value but the query's own; keys are what it pools. The derivative
-      is by keys, of the softmax that weighs them too.
+    - Ripple attention computes its ring weights from the values. They are held constant, so that
+      the rest is linear.
+    - Hydra attention weights each channel separately: the result is their mean.
+    - Linear angular attention (``form='released'``) divides by the norm of its sum: the derivative
+      is ``(1 - 1 / d) w_ij / norm``.
+    - Additive attention reads no value except the query's own and pools the keys. The derivative
+      is by keys and includes the softmax that weights them.
 
-    Gates, local position and the output projection come after all this, and are not in it.
+    Gates, local position and the output projection follow the attention and are not included.
 
     Args:
-        attn: any attention; in eval mode, as dropout would show.
-        call: what :func:`calls_of` kept.
+        attn: any attention, in eval mode because dropout would change the weights.
+        call: an element of the list of :func:`calls_of`.
         position: (row, column) of the query.
 
     Returns:
-        (heads, h, w): h and w are those of the map, or, where keys are fewer than tokens, of the
-        map that they are of. Extra tokens are left out.
+        (heads, h, w), the size of the map, or of the pooled map if there are fewer keys than
+        tokens. Extra tokens are left out.
 
     Raises:
-        ValueError: a position outside of the map.
+        ValueError: the position is outside of the map.
 
     Example:
         >>> from mmlinattn.models.layers import SoftmaxAttention
@@ -111,7 +111,7 @@ def key_weights(attn: BaseAttention, call: Call, position: Tuple[int, int]) -> T
 
 @contextmanager
 def _held_rings(attn: BaseAttention) -> Iterator[None]:
-    """Weights of rings as constants, though they are made from the values."""
+    """Hold ring weights constant, although they are computed from the values."""
     if not isinstance(attn, RippleAttention):
         yield
         return
@@ -124,10 +124,10 @@ def _held_rings(attn: BaseAttention) -> Iterator[None]:
 
 
 def key_shape(count: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
-    """(h, w) of ``count`` keys, which cells of R x R tokens of a map were made of.
+    """Return (h, w) of ``count`` keys that pool cells of R x R tokens of a map.
 
     Raises:
-        ValueError: no such R.
+        ValueError: no R gives ``count`` keys.
 
     Example:
         >>> key_shape(35, (5, 7)), key_shape(12, (5, 7)), key_shape(6, (5, 7))
@@ -143,7 +143,7 @@ def key_shape(count: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
 
 
 def reach(weights: Tensor) -> float:
-    """The smallest part of the keys that has half of all weight, in 0..1; signs do not count.
+    """Return the smallest share of keys with half of the total absolute weight, in 0..1.
 
     Example:
         >>> reach(torch.tensor([[5.0, 1.0], [-3.0, 1.0]])), reach(torch.ones(4, 5))
@@ -155,8 +155,10 @@ def reach(weights: Tensor) -> float:
 
 
 def weight_colors(weights: Tensor) -> np.ndarray:
-    """Weight (h, w) as (h, w, 4) RGBA in 0..1: red is positive, blue negative, as opaque as the
-    weight is over the largest (the 0.5% that are larger still are opaque too).
+    """Return weights (h, w) as RGBA colours (h, w, 4) in 0..1.
+
+    Positive weights are red, negative ones blue. Opacity is the weight over the largest; the 0.5%
+    that are larger still are opaque too.
 
     Example:
         >>> weight_colors(torch.tensor([[-1.0, 0.5]]))[0, :, 3]
@@ -176,20 +178,20 @@ def draw_key_weights(
     pixel: Tuple[float, float],
     columns: int = 5,
 ) -> Path:
-    """The picture with the query, then a panel for each attention.
+    """Draw the picture with the query, then one panel per attention.
 
-    Colours are :func:`weight_colors` of each panel: what two panels share is where weights lie, not
-    how large they are. The number is :func:`reach`.
+    Each panel has its own colour scale, see :func:`weight_colors`: panels compare where weights
+    lie, not how large they are. The number is :func:`reach`.
 
     Args:
-        path: file to write, of a kind that matplotlib knows.
-        image: (H, W, 3) uint8 RGB, of the size that the network saw.
-        weights: by title, (heads, h, w); panels show the mean of the heads.
+        path: file to write, in a format that matplotlib supports.
+        image: (H, W, 3) uint8 RGB, in the input size of the network.
+        weights: weights (heads, h, w) by title; panels show the mean over the heads.
         pixel: (x, y) of the query.
-        columns: panels in a row.
+        columns: panels per row.
 
     Raises:
-        ValueError: nothing to draw.
+        ValueError: ``weights`` is empty.
     """
     if not weights:
         raise ValueError('weights is empty: nothing to draw')

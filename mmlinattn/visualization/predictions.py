@@ -1,4 +1,4 @@
-"""Pictures of predictions beside ground truth."""
+"""Figures of predictions beside ground truth."""
 
 from pathlib import Path
 from typing import List, Sequence, Tuple, Union
@@ -21,11 +21,11 @@ Color = Tuple[float, float, float]
 
 @torch.no_grad()
 def predict(cfg: Config, checkpoint: str, indices: Sequence[int]) -> List[BaseDataElement]:
-    """Data samples of test images with ground truth and prediction.
+    """Return data samples of test images with ground truth and prediction.
 
     Args:
-        cfg, checkpoint: see :func:`mmlinattn.engine.model.load_model`, also for what is raised.
-        indices: of images in the test data.
+        cfg, checkpoint: see :func:`mmlinattn.engine.model.load_model`, also for exceptions.
+        indices: indices into the test dataset.
     """
     model, _ = load_model(cfg, checkpoint)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
@@ -33,7 +33,7 @@ def predict(cfg: Config, checkpoint: str, indices: Sequence[int]) -> List[BaseDa
 
 
 def semantic_panels(sample: BaseDataElement, image: np.ndarray) -> List[tuple]:
-    """Panels of :func:`comparison`: the labels of an image (H, W, 3), and those predicted."""
+    """Return panels of :func:`comparison`: labels of an image (H, W, 3), true and predicted."""
     maps = (sample.gt_sem_seg, sample.pred_sem_seg)
     return [(image, labels.data[0].numpy()) for labels in maps]
 
@@ -41,13 +41,13 @@ def semantic_panels(sample: BaseDataElement, image: np.ndarray) -> List[tuple]:
 def instance_panels(
     sample: BaseDataElement, image: np.ndarray, min_score: float = 0.5, first_label: int = 0
 ) -> List[tuple]:
-    """Panels of :func:`comparison`: the objects of an image (H, W, 3), and those predicted.
+    """Return panels of :func:`comparison`: objects of an image (H, W, 3), true and predicted.
 
     Args:
-        sample: of MMDetection, with masks.
+        sample: data sample of MMDetection, with masks.
         image: (H, W, 3) uint8 RGB.
-        min_score: predictions that are less sure are left out.
-        first_label: where the palette has class 0: 1 behind a background.
+        min_score: predictions with a lower score are left out.
+        first_label: palette index of class 0; 1 if the palette begins with a background.
     """
     found = sample.pred_instances
     panels = []
@@ -64,12 +64,12 @@ def instance_panels(
 
 
 def blend_semantic(image: np.ndarray, labels: np.ndarray, palette: Sequence) -> np.ndarray:
-    """Colours an image by class.
+    """Overlay an image with the colours of its classes.
 
     Args:
         image: (H, W, 3) uint8 RGB.
-        labels: (H, W) integer class indices; 255 is left as it is.
-        palette: one RGB triple in 0..255 a class.
+        labels: (H, W) integer class indices; pixels with 255 are not changed.
+        palette: one RGB triple in 0..255 per class.
 
     Returns:
         (H, W, 3) uint8.
@@ -93,7 +93,7 @@ def draw_instances(axes, image: np.ndarray, instances: dict, palette: Sequence) 
         image: (H, W, 3) uint8 RGB.
         instances: ``labels`` (n,), ``boxes`` (n, 4) as x1, y1, x2, y2 in pixels, ``masks``
             (n, H, W) bool or None, ``scores`` (n,) or None.
-        palette: one RGB triple in 0..255 a class.
+        palette: one RGB triple in 0..255 per class.
     """
     canvas = image.astype(np.float32)
     masks = instances.get('masks')
@@ -119,14 +119,14 @@ def draw_prediction(
     min_score: float = 0.3,
     enlarge: int = 1,
 ) -> np.ndarray:
-    """What was predicted over an image: quick enough for videos.
+    """Draw a prediction over an image, fast enough for videos.
 
     Args:
         image: (H, W, 3) uint8 RGB.
         sample: prediction of MMDetection, MMSegmentation or MMPretrain, on the CPU.
         classes, palette: names and RGB triples in 0..255.
-        min_score: objects that are less sure are left out.
-        enlarge: F; so that words on a small image can be read.
+        min_score: objects with a lower score are left out.
+        enlarge: factor F that makes text on small images readable.
 
     Returns:
         (F * H, F * W, 3) uint8 RGB.
@@ -161,7 +161,7 @@ def draw_prediction(
 
 
 def enlarged(image: np.ndarray, factor: int) -> np.ndarray:
-    """An image (H, W, 3), uint8, of ``factor`` times its size, smooth between pixels."""
+    """Return a uint8 image (H, W, 3) enlarged ``factor`` times by bilinear interpolation."""
     if factor == 1:
         return image
     return cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_LINEAR)
@@ -174,8 +174,10 @@ def _repeated(labels: np.ndarray, factor: int) -> np.ndarray:
 def _write(
     canvas: np.ndarray, text: str, at: Tuple[int, int], color: Sequence[int], above: bool = False
 ) -> int:
-    """A line of text on a filled box with a corner at ``at`` (x, y), inside the picture and as
-    large as suits it; its height."""
+    """Write a line of text on a filled box with a corner at ``at`` (x, y) and return its height.
+
+    The box stays inside the image; the font size depends on the image size.
+    """
     font, size = cv2.FONT_HERSHEY_SIMPLEX, min(max(min(canvas.shape[:2]) / 900, 0.3), 0.9)
     (width, height), below = cv2.getTextSize(text, font, size, 1)
     x = max(min(at[0], canvas.shape[1] - width - 2), 0)
@@ -194,20 +196,20 @@ def comparison(
     classes: Sequence[str],
     palette: Sequence,
 ) -> Path:
-    """Write a grid of pictures with a legend of the classes.
+    """Write a grid of images with a legend of the classes.
 
     Args:
         path: PNG file to write.
-        rows: each a list of panels: ``(image,)`` as it is, ``(image, labels)`` with semantic
-            labels, or ``(image, instances)`` with a dict as :func:`draw_instances` takes.
-        titles: one a column.
+        rows: rows of panels: ``(image,)`` without overlay, ``(image, labels)`` with semantic
+            labels, or ``(image, instances)`` with a dict for :func:`draw_instances`.
+        titles: one per column.
         classes, palette: names and RGB triples in 0..255 for the legend and all panels.
 
     Returns:
         the path.
 
     Raises:
-        ValueError: a row with another number of panels than there are titles.
+        ValueError: a row does not have one panel per title.
     """
     for i, row in enumerate(rows):
         if len(row) != len(titles):
