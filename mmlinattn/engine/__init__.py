@@ -1,4 +1,4 @@
-"""How models are built, trained and tested: runner, loops, hooks, and what command lines share."""
+"""Building, training and testing of models: runner, loops, hooks and command-line support."""
 
 from .distributed.fsdp_strategy import FSDP2Strategy
 from .hooks.checkpoint_hook import AtomicCheckpointHook

@@ -1,4 +1,4 @@
-"""Configs as the command lines use them: read, merged with options, completed."""
+"""Config files of the command lines: reading, merging of options and completion."""
 
 import difflib
 import os.path as osp
@@ -43,23 +43,24 @@ DICTS = (
 
 
 def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
-    """Read a config file and merges options of the command line into it.
+    """Read a config file and merge options of the command line into it.
 
     Args:
         path: config file, or the name of a config of this package; see :func:`config_file`.
-        cfg_options: dotted names to values, as ``--cfg-options`` gives them.
+        cfg_options: mapping of dotted names to values, as ``--cfg-options`` gives them.
 
     Raises:
         FileNotFoundError: no such config.
-        ValueError: an option whose first part MMEngine's Runner does not know; it would be ignored
-            silently. Something that looks like a secret.
-        TypeError, KeyError: see :func:`check_structure` and :func:`.option_checks.check_options`.
+        ValueError: MMEngine's Runner does not know the first part of an option and would silently
+            ignore it, or a value looks like a secret.
+        TypeError, KeyError: see :func:`check_structure` and
+            :func:`.preflight.options.check_options`.
     """
     path = config_file(path)
     serve_mmengine()
     try:
         cfg = Config.fromfile(path)
-    except (SyntaxError, OSError) as error:  # some of their messages name no file
+    except (SyntaxError, OSError) as error:  # some of the messages do not name the file
         raise type(error)(f'config {path}: {error}') from error
     for option in cfg_options or {}:
         _check_override(option, cfg)
@@ -67,7 +68,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
         before = _annotation_files(cfg)
         cfg.merge_from_dict(cfg_options)
         for split, path in _annotation_files(cfg).items():
-            # The scores are of the annotations that the loader reads, wherever they moved.
+            # Keep scoring with the annotations that the loader reads.
             if cfg[f'{split}_evaluator'].get('ann_file') == before.get(split):
                 cfg[f'{split}_evaluator'].ann_file = path
     check_structure(cfg)
@@ -78,7 +79,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
 
 
 def _check_override(option: str, cfg: Config) -> None:
-    """Refuse an option of the command line that nothing would read."""
+    """Raise ValueError if nothing would read an option of the command line."""
     top = option.split('.')[0]
     if top in TOP_LEVEL:
         return
@@ -95,10 +96,10 @@ def _check_override(option: str, cfg: Config) -> None:
 
 
 def config_file(config: str) -> str:
-    """The file of a config: itself, or by the name that it has in ``configs/``.
+    """Return the path of a config file, given as a path or as its name in ``configs/``.
 
     Raises:
-        FileNotFoundError: no such file or name; similar names are said.
+        FileNotFoundError: no such file or name; the message suggests similar names.
 
     Example:
         >>> Path(config_file('ravlt-t_8xb128_in1k')).name
@@ -106,7 +107,7 @@ def config_file(config: str) -> str:
     """
     if osp.isfile(config):
         return config
-    # An installed package has its configs inside, as mim expects; a checkout has them beside.
+    # An installed package contains its configs, as mim expects; in a checkout they are beside it.
     package = Path(__file__).resolve().parents[1]
     folder = next(filter(Path.is_dir, (package / '.mim/configs', package.parent / 'configs')), None)
     found = (
@@ -122,12 +123,13 @@ def config_file(config: str) -> str:
 
 
 def check_structure(cfg: Config) -> None:
-    """Is what must be a dict one, and each ``type`` a name or a class? The frameworks' errors about
-    it do not say where.
+    """Check that sections of a config are dicts and that each ``type`` is a name or a class.
+
+    The errors of the frameworks do not name the place in the config.
 
     Raises:
-        TypeError: naming the place.
-        ValueError: a transform or a data set that would unpickle its files.
+        TypeError: a section or ``type`` is invalid; the message names the place.
+        ValueError: a transform or data set would unpickle its files.
 
     Example:
         >>> check_structure(Config(dict(model=dict(neck=[dict(type=3)]))))
@@ -160,7 +162,7 @@ def check_structure(cfg: Config) -> None:
 
 
 def _annotation_files(cfg: Config) -> Dict[str, str]:
-    """Annotation file of each split whose evaluator is a single one with ``ann_file``."""
+    """Return the annotation file of each split that has a single evaluator with ``ann_file``."""
     files = {}
     for split in ('val', 'test'):
         dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset', {})
@@ -171,21 +173,21 @@ def _annotation_files(cfg: Config) -> Dict[str, str]:
 
 
 def set_work_dir(cfg: Config, config_path: str, work_dir: Optional[str]) -> None:
-    """``work_dir``, else the config's own, else ``work_dirs/<name of the config>``.
+    """Set ``cfg.work_dir`` to ``work_dir``, the config's own, or ``work_dirs/<config name>``.
 
     Raises:
-        ValueError: a name that is not UTF-8, in which logs and ``last_checkpoint`` are written.
+        ValueError: the name is not UTF-8, the encoding of logs and ``last_checkpoint``.
     """
     if work_dir is not None:
         cfg.work_dir = work_dir
     elif cfg.get('work_dir') is None:
         cfg.work_dir = osp.join('work_dirs', Path(config_path).stem)
-    if re.search('[\ud800-\udfff]', str(cfg.work_dir)):  # how Python shows such bytes
+    if re.search('[\ud800-\udfff]', str(cfg.work_dir)):  # surrogates of undecodable bytes
         raise ValueError(f'work_dir {cfg.work_dir!a} is not UTF-8: choose another name')
 
 
 def use_amp(cfg: Config, requested: bool) -> None:
-    """Rotate mixed precision on (``--amp``) and picks the wrapper that the device can run."""
+    """Turn mixed precision on (``--amp``) and choose a wrapper that the device supports."""
     kind = cfg.optim_wrapper.get('type', 'OptimWrapper')
     if requested and kind == 'OptimWrapper':
         kind = 'AmpOptimWrapper'
@@ -201,9 +203,16 @@ def use_amp(cfg: Config, requested: bool) -> None:
 
 
 def set_resume(cfg: Config, resume: Optional[str]) -> None:
-    """``--resume``: None, ``'auto'`` (the newest whole one of the work directory, if any; of
-    several processes the first one looks) or where one is. CheckpointError if the work directory
-    has none that is whole."""
+    """Set the checkpoint to resume from (``--resume``).
+
+    Args:
+        cfg: the config, changed in place.
+        resume: a checkpoint; None for a new training; ``'auto'`` for the newest intact checkpoint
+            of the work directory, if any. With several processes only the first one searches.
+
+    Raises:
+        CheckpointError: the work directory has checkpoints, but no intact one.
+    """
     if resume is None:
         return
     found = resume
@@ -217,9 +226,12 @@ def set_resume(cfg: Config, resume: Optional[str]) -> None:
 
 
 def set_hang_timeout(cfg: Config, seconds: Optional[float]) -> None:
-    """``--hang-timeout``: a HangHook watches each of several processes; without a value that of
-    the config or with the hook's own timeout. Waiting for another process ends later, unless
-    ``env_cfg.dist_cfg.timeout`` says otherwise: the hook is to say first where each stands."""
+    """Add a HangHook to a training on several processes (``--hang-timeout``).
+
+    Without ``seconds`` the timeout is the config's, else the hook's default. Collectives time out
+    later unless ``env_cfg.dist_cfg.timeout`` is set, so that the hook can first report the stack
+    of each process.
+    """
     hooks = list(cfg.get('custom_hooks') or [])
     watching = [hook for hook in hooks if is_of(hook, HangHook, HOOKS)]
     if not watching:
@@ -235,9 +247,11 @@ def set_hang_timeout(cfg: Config, seconds: Optional[float]) -> None:
 
 
 def set_checkpoint_hooks(cfg: Config) -> None:
-    """A kill loses no checkpoint, SIGTERM and SIGINT leave one: AtomicCheckpointHook takes the
-    place of MMEngine's CheckpointHook, PreemptionHook comes along. Other hooks stay, which is
-    printed."""
+    """Replace MMEngine's CheckpointHook by AtomicCheckpointHook and add a PreemptionHook.
+
+    A kill then loses no checkpoint, and SIGTERM and SIGINT save one. A checkpoint hook of another
+    class is kept, with a message.
+    """
     hooks = cfg.setdefault('default_hooks', {})
     hook = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
     if hook is not None and is_of(hook, CheckpointHook, HOOKS):
@@ -258,20 +272,20 @@ def set_divergence_check(cfg: Config) -> None:
 
 
 def is_of(cfg: dict, kind: type, registry: Registry) -> bool:
-    """Whether a config's ``type``, a name with or without scope or a class, is this class."""
+    """Return True if the ``type`` of a config, a class or its name, is this class."""
     found = cfg.get('type')
     return (registry.get(found) if isinstance(found, str) else found) is kind
 
 
 def scale_lr(cfg: Config) -> None:
-    """``--auto-scale-lr``; raises ValueError where the config gives no batch size to scale from."""
+    """Enable ``--auto-scale-lr``; raise ValueError if the config has no base batch size."""
     if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
         raise ValueError('--auto-scale-lr: the config has no auto_scale_lr.base_batch_size')
     cfg.auto_scale_lr.enable = True
 
 
 def set_pictures(cfg: Config, show_dir: Optional[str]) -> None:
-    """``--show-dir``: every test image is drawn, ground truth beside prediction."""
+    """Draw every test image (``--show-dir``), the ground truth beside the prediction."""
     if show_dir is None:
         return
     show_dir = osp.abspath(show_dir)
@@ -288,13 +302,13 @@ def set_pictures(cfg: Config, show_dir: Optional[str]) -> None:
 
 
 def set_fusion(cfg: Config, requested: bool) -> None:
-    """``--fuse-conv-bn``: batch norms become part of the convolutions before them."""
+    """Add a FuseConvBNHook (``--fuse-conv-bn``), which fuses batch norms into convolutions."""
     if requested:
         cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type='FuseConvBNHook')]
 
 
 def set_predictions_file(cfg: Config, path: Optional[str]) -> None:
-    """``--out``: all predictions, pickled."""
+    """Write all predictions to a pickle file (``--out``)."""
     if path is None:
         return
     check_writable(Path(path))

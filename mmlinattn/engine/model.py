@@ -1,4 +1,4 @@
-"""The model of a config: without weights, or with those of a checkpoint."""
+"""Construction of models from configs, with or without the weights of a checkpoint."""
 
 import copy
 import logging
@@ -17,13 +17,13 @@ from ..checkpoints import load_checkpoint, serve_mmengine
 
 
 def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
-    """Build the model of a config, without its weights (meta device) where that is possible.
+    """Build the model of a config, on the meta device (without weights) if its classes allow it.
 
     Args:
-        cfg: a config or its file, of any framework: ``default_scope`` tells which.
+        cfg: a config or its file, of the framework that ``default_scope`` names.
 
     Raises:
-        ValueError: a config without a model.
+        ValueError: the config has no model.
 
     Example:
         >>> from mmengine.config import Config
@@ -31,7 +31,7 @@ def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
         >>> next(build_model(cfg).parameters()).device.type
         'meta'
     """
-    serve_mmengine()  # some models load a teacher when they are built
+    serve_mmengine()  # some models load a teacher when built
     cfg = cfg if isinstance(cfg, Config) else Config.fromfile(cfg)
     if 'model' not in cfg:
         raise ValueError(f'the config has no model: {cfg.filename or cfg}')
@@ -40,25 +40,25 @@ def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
             with torch.device('meta'):
                 return MODELS.build(copy.deepcopy(cfg.model))
         except RuntimeError:
-            # Some constructors compute with tensors.
+            # Some constructors compute with tensor values, which meta tensors do not have.
             return MODELS.build(copy.deepcopy(cfg.model))
 
 
 def load_model(cfg: Config, checkpoint: str, device: str = 'cpu') -> Tuple[nn.Module, dict]:
-    """Build the model of a config with the weights of a checkpoint, to predict with.
+    """Build the model of a config with the weights of a checkpoint, for prediction.
 
     Args:
-        cfg: what :func:`mmlinattn.engine.config.load_config` returns.
+        cfg: config from :func:`mmlinattn.engine.config.load_config`.
         checkpoint: a file or an address.
-        device: where to put the model.
+        device: device of the returned model.
 
     Returns:
-        the model in eval mode, with ``cfg`` as MMDetection's ``inference_detector`` wants it, and
-        the checkpoint's meta information.
+        The model in eval mode, with the attribute ``cfg`` that MMDetection's
+        ``inference_detector`` needs, and the meta information of the checkpoint.
 
     Raises:
         FileNotFoundError: no such checkpoint.
-        mmlinattn.checkpoints.CheckpointError: one that cannot be read or does not fit.
+        mmlinattn.checkpoints.CheckpointError: the checkpoint cannot be read or does not fit.
     """
     with quiet():
         model = MODELS.build(cfg.model)
@@ -68,9 +68,9 @@ def load_model(cfg: Config, checkpoint: str, device: str = 'cpu') -> Tuple[nn.Mo
 
 
 def class_names(cfg: Config, meta: dict, number: int) -> Sequence[str]:
-    """Names of ``number`` classes: the checkpoint's, else those of the config's test data.
+    """Return the names of ``number`` classes, from the checkpoint, else from the test data.
 
-    Where neither has as many, they are numbers.
+    If neither has this number of classes, the names are ``'class 0'``, ``'class 1'`` etc.
     """
     dataset = cfg.test_dataloader.dataset
     with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
@@ -84,7 +84,7 @@ def class_names(cfg: Config, meta: dict, number: int) -> Sequence[str]:
 
 
 def number_of_classes(model: nn.Module) -> int:
-    """Classes that a model of any of the frameworks tells apart."""
+    """Return the number of classes of a model of any framework, 0 if it is not known."""
     for place in ('roi_head.bbox_head', 'bbox_head', 'decode_head', 'head'):
         part = model
         for name in place.split('.'):
@@ -98,7 +98,7 @@ def number_of_classes(model: nn.Module) -> int:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the frameworks' notes about how they build."""
+    """Suppress log messages and warnings of the frameworks."""
     logger = MMLogger.get_current_instance()
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,1 +1,1 @@
-"""Hooks for checkpoints, preemption, hangs, damaged images and fused batch norms."""
+"""Hooks: checkpoints, preemption, watchdog, divergence, corrupt images, fused batch norms."""

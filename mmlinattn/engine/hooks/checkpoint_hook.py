@@ -1,4 +1,4 @@
-"""Checkpoints of a training that a kill at any moment leaves whole, and the newest of them."""
+"""Atomic checkpoints that survive a kill at any moment, and the search for the newest one."""
 
 import logging
 from collections import deque
@@ -31,7 +31,7 @@ from ...utils import remove_remains, unlock_folders
 from ..distributed.launch import fail_together
 from ..runner.work_dir_lock import claim_folder
 
-# The name under which a training that was told to stop leaves its state.
+# File name of the state that an interrupted training saves.
 INTERRUPTED = 'interrupted.pth'
 LAST = 'last_checkpoint'
 ATOMIC = dict(backend='atomic')
@@ -39,7 +39,7 @@ ATOMIC = dict(backend='atomic')
 
 @register_backend('atomic')
 class AtomicBackend(LocalBackend):
-    """Checkpoints on this machine: each appears whole, with the content that was meant."""
+    """File backend for local checkpoints, which writes atomically and verifies the content."""
 
     def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
         path = Path(filepath)
@@ -56,7 +56,7 @@ class AtomicBackend(LocalBackend):
 
 
 class _RemovesLater:
-    """A file backend whose ``remove`` waits for :meth:`carry_out`."""
+    """File backend wrapper whose ``remove`` is deferred until :meth:`carry_out`."""
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
@@ -75,22 +75,22 @@ class _RemovesLater:
 
 @HOOKS.register_module()
 class AtomicCheckpointHook(CheckpointHook):
-    """MMEngine's CheckpointHook, of which a kill, a full disk or a power cut takes nothing.
+    """MMEngine's CheckpointHook with checkpoints that survive a kill, a full disk or a power cut.
 
-    A checkpoint and ``last_checkpoint`` appear whole or not at all, and older ones go only after
-    the new one was read. Where a hook has put objects into it that :func:`read_checkpoint`
-    refuses, a warning says so and the older ones stay. Weights that are NaN or infinite are not
+    A checkpoint and ``last_checkpoint`` are written atomically. Older checkpoints are removed only
+    after the new one was read back. If a hook has added objects that :func:`read_checkpoint`
+    refuses, the hook logs a warning and keeps the older ones. NaN or infinite weights are not
     written. While the training runs, its folders are locked against other trainings.
-    ``tools/train.py`` uses it in place of ``CheckpointHook``.
+    ``tools/train.py`` uses this hook in place of ``CheckpointHook``.
 
     Args:
-        others: see MMEngine's CheckpointHook; ``out_dir`` may also be an address of another file
-            backend, of which this hook promises the order only.
+        others: see MMEngine's CheckpointHook. ``out_dir`` may also be an address of another file
+            backend. The hook then guarantees only the order of writing and removing.
 
     Raises:
-        CheckpointError: while training, for a checkpoint that cannot be written, or whose weights
-            are NaN or infinite; older ones are as they were.
-        mmlinattn.utils.FolderInUse: when training starts, if another training has a folder.
+        CheckpointError: while training, a checkpoint cannot be written, or its weights are NaN or
+            infinite; older checkpoints stay unchanged.
+        mmlinattn.utils.FolderInUse: at the start, another training uses one of the folders.
 
     Example:
         >>> default_hooks = dict(checkpoint=dict(type='AtomicCheckpointHook', max_keep_ckpts=2))
@@ -114,7 +114,10 @@ class AtomicCheckpointHook(CheckpointHook):
             remove_lost_shards(Path(self.out_dir))
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Refuse weights that are not finite, after hooks such as EMAHook have set them."""
+        """Raise CheckpointError if weights are NaN or infinite.
+
+        The hook runs after hooks that set weights, such as EMAHook.
+        """
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         weights = {
             name: value
@@ -123,7 +126,7 @@ class AtomicCheckpointHook(CheckpointHook):
         }
         found = non_finite(weights, may_be_infinite=constants(model))
         if any(hasattr(value, 'to_local') for value in weights.values()):
-            # Each process has its own part of such tensors.
+            # Each process has only its shard of such tensors.
             found = sorted({name for names in all_gather_object(found) for name in names})
         if found:
             raise CheckpointError(
@@ -133,14 +136,16 @@ class AtomicCheckpointHook(CheckpointHook):
             )
 
     def save_interrupted(self, runner: Runner, iteration: int) -> None:
-        """Save the state after that many iterations, inside an epoch or not, as
-        ``interrupted.pth``, which goes when the next regular checkpoint is there."""
+        """Save the state after ``iteration`` iterations as ``interrupted.pth``.
+
+        The next regular checkpoint replaces it.
+        """
         self.last_ckpt = self.file_backend.join_path(self.out_dir, INTERRUPTED)
         meta = dict(epoch=runner.epoch, iter=iteration)
         with fail_together():
             self._save(runner, INTERRUPTED, meta, by_epoch=False)
             if is_main_process():
-                self._can_be_read(self.last_ckpt)  # or says that it cannot
+                self._can_be_read(self.last_ckpt)  # or log a warning
 
     def _save_checkpoint(self, runner: Runner) -> None:
         with fail_together():
@@ -151,7 +156,7 @@ class AtomicCheckpointHook(CheckpointHook):
         if self.max_keep_ckpts > 0:
             kept = [kept for kept in self.keep_ckpt_ids if kept != step]
             outdated = kept[: max(len(kept) + 1 - self.max_keep_ckpts, 0)]
-            # Should a kill come before these are removed, the resumed training removes them.
+            # If a kill comes before these are removed, the resumed training removes them.
             runner.message_hub.update_info('keep_ckpt_ids', [*kept, step])
             self.keep_ckpt_ids = deque([*kept, step], self.max_keep_ckpts)
         name = self.filename_tmpl.format(step)
@@ -218,18 +223,19 @@ class AtomicCheckpointHook(CheckpointHook):
 
 
 def newest_checkpoint(work_dir: Union[str, Path]) -> Optional[str]:
-    """The newest checkpoint of a training that is whole, to resume from.
+    """Return the newest intact checkpoint of a training, to resume from.
 
     Args:
-        work_dir: of the training. ``last_checkpoint`` there names the newest, unless the training
-            was killed before it could; where it names a file of another folder, that is taken if
-            there is none of the name here (a copied folder has its own).
+        work_dir: work directory of the training. ``last_checkpoint`` there names the newest
+            checkpoint, unless the training was killed before it was updated. A file of the same
+            name in ``work_dir`` has priority over a path in another folder, since a copied work
+            directory has its own checkpoints.
 
     Returns:
-        its path; None if there is no file at all. Those passed over are printed with the reason.
+        The path, or None if there is no checkpoint. Skipped files are logged with the reason.
 
     Raises:
-        CheckpointError: there are checkpoints, or ``last_checkpoint``, and none can be resumed
+        CheckpointError: there are checkpoints, or ``last_checkpoint``, but none can be resumed
             from.
     """
     work_dir = Path(work_dir)
@@ -254,11 +260,11 @@ def newest_checkpoint(work_dir: Union[str, Path]) -> Optional[str]:
 
 
 def _candidates(work_dir: Path) -> List[Path]:
-    """Best first: what was written after the named one, the named one, the others by age."""
+    """Return candidates, best first: later than ``last_checkpoint``, itself, the others by age."""
     named = _named(work_dir)
     folders = {work_dir}
     if named and named.parent.name == work_dir.name:
-        folders.add(named.parent)  # out_dir has a folder of the same name
+        folders.add(named.parent)  # out_dir contains a folder with the name of the work directory
     suffixes = {'.pth', named.suffix} if named else {'.pth'}
     files = {
         path
@@ -272,8 +278,8 @@ def _candidates(work_dir: Path) -> List[Path]:
     files.discard(named)
     ages = {path: _age(path) for path in files}
     own = _age(named) if named.is_file() else (0, 0)
-    # Written later and trained longer: times alone may be those of a copy, iterations alone those
-    # of an older training in the same folder.
+    # Require a later time and more iterations. The times alone may be those of a copy, the
+    # iterations alone those of an older training in the same folder.
     newer = [path for path, age in ages.items() if age[0] > own[0] and age[1] > own[1]]
     rest = files.difference(newer)
     return [
@@ -293,11 +299,11 @@ def _named(work_dir: Path) -> Optional[Path]:
 
 
 def _age(path: Path) -> Tuple[int, int]:
-    """Time of the last change and number of iterations, -1 if that cannot be read."""
+    """Return the modification time and the number of iterations, -1 if unreadable."""
     try:
         with harmless_globals():
             meta = torch.load(path, map_location='cpu', mmap=True, weights_only=True)['meta']
         iteration = int(meta['iter'])
-    except Exception:  # of whatever kind: reading it whole will tell
+    except Exception:  # torch.load raises many types; read_checkpoint reports the error later
         iteration = -1
     return path.stat().st_mtime_ns, iteration

@@ -1,4 +1,4 @@
-"""Training that has diverged ends with an error instead of running to its last epoch."""
+"""Hook that ends a diverged training with an error."""
 
 import math
 from typing import Any, Iterator, Optional
@@ -10,37 +10,37 @@ from mmengine.runner import Runner
 
 from ..distributed.launch import any_process, cpu_group
 
-# The loss scale is read at one of so many checks, since that waits for the GPU.
+# The loss scale is read at every tenth check only, since reading it waits for the GPU.
 CHECKS_A_SCALE = 10
 
 
 class TrainingDiverged(RuntimeError):
-    """A training whose loss or loss scale cannot recover; the message names the iteration."""
+    """Error of a training whose loss or loss scale cannot recover; names the iteration."""
 
 
 @HOOKS.register_module()
 class DivergenceHook(Hook):
-    """End a training whose loss stays NaN or infinite, or whose loss scale has collapsed.
+    """Hook that ends a training whose loss stays NaN or infinite or whose loss scale collapsed.
 
-    The losses are those that MMEngine has already read for its log, so the check waits for no
-    device. A few such iterations alone are no error: mixed precision passes over them.
+    The hook uses the losses that MMEngine has already read for its log, so the check does not wait
+    for the device. A few isolated non-finite losses are no error: mixed precision skips them.
     ``tools/train.py`` uses the hook.
 
     Args:
-        patience: iterations in a row without a finite loss that end the training. That is checked,
-            by all processes together, every ``patience`` iterations; the loss scale at every tenth
-            check.
-        min_loss_scale: smallest scale of the losses in mixed precision. The default is 2**-16,
-            where a gradient that still overflows in float16 is larger than 4e9.
+        patience: number of consecutive iterations without a finite loss that ends the training.
+            All processes check together every ``patience`` iterations, and check the loss scale
+            at every tenth check.
+        min_loss_scale: smallest loss scale in mixed precision. At the default 2**-16 a gradient
+            that still overflows in float16 is larger than 4e9.
 
     Raises:
-        ValueError: a patience that is no positive integer, or a negative ``min_loss_scale``.
+        ValueError: ``patience`` is not a positive integer, or ``min_loss_scale`` is negative.
 
     Example:
         >>> custom_hooks = [dict(type='DivergenceHook', patience=50)]
     """
 
-    # After the logger, which shows the loss, and before the checkpoint hook.
+    # After LoggerHook, which logs the loss, and before the checkpoint hook.
     priority = 'LOW'
 
     def __init__(self, patience: int = 10, min_loss_scale: float = 2.0**-16) -> None:
@@ -73,7 +73,7 @@ class DivergenceHook(Hook):
             raise TrainingDiverged(next(filter(None, all_gather_object(problem))))
 
     def _problem(self, runner: Runner, done: int, losses: dict) -> Optional[str]:
-        """Return the text of the error, or None while the training may recover."""
+        """Return the error message, or None while the training may recover."""
         if self.in_a_row >= self.patience:
             values = ', '.join(f'{name} {value:g}' for name, value in losses.items())
             why = f'no finite loss since iteration {done - self.in_a_row + 1} ({values})'
@@ -92,7 +92,7 @@ class DivergenceHook(Hook):
 
 
 def _logged_losses(runner: Runner, outputs: dict) -> dict:
-    """Return the losses of this iteration by name, as RuntimeInfoHook has read them."""
+    """Return the losses of this iteration by name, as read by RuntimeInfoHook."""
     logged = runner.message_hub.log_scalars
     names = [name for name in outputs if 'loss' in name and f'train/{name}' in logged]
     return {name: logged[f'train/{name}'].current() for name in names}

@@ -1,4 +1,4 @@
-"""Batch norms inside the convolutions before them, for inference."""
+"""Fusion of batch norms into the preceding convolutions, for inference."""
 
 from mmcv.cnn.utils import fuse_conv_bn
 from mmengine.hooks import EMAHook, Hook
@@ -11,11 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @HOOKS.register_module()
 class FuseConvBNHook(Hook):
-    """Multiplies batch norms into the weights of the convolutions before them once the checkpoint
-    is loaded: the same predictions up to rounding, one pass over each such map less.
+    """Hook that fuses batch norms into the preceding convolutions after the checkpoint is loaded.
 
-    ``tools/test.py --fuse-conv-bn`` adds it. It is for tests alone: what is trained or saved
-    afterwards has other parameters.
+    Predictions are equal up to rounding, and each such map needs one pass less.
+    ``tools/test.py --fuse-conv-bn`` adds the hook. Use it for tests only: fusing changes the
+    parameters that would be trained or saved.
 
     Example:
         >>> custom_hooks = [dict(type='FuseConvBNHook')]
@@ -30,8 +30,10 @@ class FuseConvBNHook(Hook):
 
 
 def check_fusion(runner: Runner) -> None:
-    """Raise ValueError where :class:`FuseConvBNHook` cannot serve: beside an EMAHook, which
-    changes parameters by their names later, and in a model without batch norm."""
+    """Raise ValueError unless :class:`FuseConvBNHook` can be used.
+
+    It needs a model with batch norm, and no EMAHook, which later changes parameters by name.
+    """
     if any(isinstance(hook, EMAHook) for hook in runner.hooks):
         raise ValueError('--fuse-conv-bn does not go with an EMAHook: remove it from custom_hooks')
     if count_batch_norms(runner.model) == 0:
@@ -39,5 +41,5 @@ def check_fusion(runner: Runner) -> None:
 
 
 def count_batch_norms(model: nn.Module) -> int:
-    """Batch norms, of any number of dimensions, in a module."""
+    """Return the number of batch norms, of any dimension, in a module."""
     return sum(isinstance(module, _BatchNorm) for module in model.modules())

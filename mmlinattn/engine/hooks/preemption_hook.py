@@ -1,4 +1,4 @@
-"""A training that is told to stop leaves a checkpoint first, and says so by its exit code."""
+"""Hook that saves a checkpoint on SIGTERM or SIGINT and ends with a distinct exit code."""
 
 import os
 import signal
@@ -18,12 +18,12 @@ from ..runner.train_loop import ResumableEpochLoop
 from .checkpoint_hook import AtomicCheckpointHook
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# EX_TEMPFAIL of sysexits.h: try again. A process that a signal ended has 128 + its number.
+# EX_TEMPFAIL of sysexits.h (try again). A process killed by a signal has 128 + its number.
 EXIT_CODE = 75
 
 
 class Preempted(SystemExit):
-    """Ends a training after its state was saved; the process exits with :data:`EXIT_CODE`."""
+    """Exit of a training after its state was saved, with the code :data:`EXIT_CODE`."""
 
     def __init__(self, path: str) -> None:
         super().__init__(EXIT_CODE)
@@ -32,20 +32,22 @@ class Preempted(SystemExit):
 
 @HOOKS.register_module()
 class PreemptionHook(Hook):
-    """On SIGTERM or SIGINT, as schedulers send before they take a machine away: saves the
-    training's state after the iteration and exits with code 75. ``--resume`` goes on from there
-    with the same result as if nothing had happened (see :class:`ExactResumeHook`).
+    """Hook that saves the state of the training on SIGTERM or SIGINT and exits with code 75.
+
+    Schedulers send these signals before they take a machine away. The state is saved after the
+    current iteration. ``--resume`` continues from it with the result of an uninterrupted run (see
+    :class:`ExactResumeHook`).
 
     A second signal, more than 5 seconds later, ends the process at once. With gradient
-    accumulation the accumulated step is finished first, a validation is finished, too, with
-    everything saved before it; if the machine goes meanwhile, the validation is not made up for.
+    accumulation the accumulated step is finished first. A validation is also finished, after
+    everything is saved; if the machine goes down meanwhile, the validation is not repeated.
     ``tools/train.py`` uses the hook; it needs an :class:`AtomicCheckpointHook`.
 
     Example:
         >>> custom_hooks = [dict(type='ExactResumeHook'), dict(type='PreemptionHook')]
     """
 
-    # After CheckpointHook, which has the same priority and comes first among equals.
+    # After CheckpointHook, which has the same priority and is registered earlier.
     priority = 'VERY_LOW'
 
     def __init__(self) -> None:
@@ -56,7 +58,7 @@ class PreemptionHook(Hook):
         self.training = False
 
     def before_run(self, runner: Runner) -> None:
-        # Not built when testing.
+        # The training loop is not built for a test.
         if isinstance(runner._train_loop, BaseLoop):
             self._checkpoint_hook(runner)
             _keep_workers(runner.train_dataloader)
@@ -92,7 +94,7 @@ class PreemptionHook(Hook):
         self._restore()
 
     def _stop(self, runner: Runner, iteration: int, wait: bool = False) -> None:
-        """Save what is not saved, and ends the training, unless it has ended or is to wait."""
+        """Save unsaved state and end the training, unless it is complete or ``wait`` is set."""
         if iteration >= runner.max_iters:
             return
         hook = self._checkpoint_hook(runner)
@@ -134,7 +136,7 @@ class PreemptionHook(Hook):
 
 
 def _validates_now(runner: Runner) -> bool:
-    """Do a validation follow this iteration, which a resumed training would not make up for?"""
+    """Return True if a validation follows this iteration; a resumed training would skip it."""
     loop, done = runner.train_loop, runner.iter + 1
     return (
         isinstance(loop, IterBasedTrainLoop)
@@ -145,10 +147,10 @@ def _validates_now(runner: Runner) -> bool:
 
 
 class _DeafWorker:
-    """Starts a data-loader worker that heeds no signal but that of the training itself.
+    """Initialiser of a data-loader worker that ignores signals except those of the main process.
 
-    Schedulers, and Ctrl-C in a terminal, send the signal to every process at once; the iteration
-    that is to be finished needs its data.
+    Schedulers and Ctrl-C in a terminal signal all processes at once, but the current iteration
+    still needs its data.
     """
 
     def __init__(self, init: Optional[Callable[[int], None]]) -> None:
@@ -164,7 +166,7 @@ class _DeafWorker:
 
 
 def _heed_parent() -> None:
-    """Python ends its children by SIGTERM, and waits for them."""
+    """Exit on SIGTERM from the parent process, by which Python ends its children."""
     while True:
         if signal.sigwaitinfo({signal.SIGTERM}).si_pid == os.getppid():
             os._exit(0)

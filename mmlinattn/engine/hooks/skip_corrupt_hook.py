@@ -1,4 +1,4 @@
-"""Training goes on past images that cannot be read, up to a limit, and says how many."""
+"""Skipping of unreadable images in training, up to a limit."""
 
 from typing import Any
 
@@ -11,21 +11,21 @@ from ...utils import redacted
 from ..preflight.data import DataError
 from ..preflight.sample_loading import base_datasets, guards_of
 
-# Iterations between two looks of all processes at what each has skipped.
+# Number of iterations between two exchanges of the skipped images by all processes.
 TOGETHER = 50
 
 
 class SkippedImages:
-    """Which images of a training set were skipped, by this process and its data-loader workers.
+    """Skipped images of a training set, in this process and its data-loader workers.
 
     Args:
-        dataset: MMEngine's, or one that wraps such, with guarded transforms
-            (:func:`.loading.guard_loading`): from now on, where one fails, the data set takes
-            another image at random, as often as its ``max_refetch`` allows.
-        share: how many of its images may be skipped, 0 to 1.
+        dataset: a data set of MMEngine, or a wrapper of such, with guarded transforms
+            (:func:`.sample_loading.guard_loading`). When one fails, the data set loads another
+            image at random, up to ``max_refetch`` times.
+        share: largest share of its images that may be skipped, 0 to 1.
 
     Raises:
-        DataError: a share out of range, a data set without transforms that load.
+        DataError: the share is out of range, or the data set has no loading transforms.
     """
 
     def __init__(self, dataset: Any, share: float) -> None:
@@ -34,7 +34,7 @@ class SkippedImages:
         self.share = share
         self.parts = [*base_datasets(dataset)]
         self.total = sum(map(len, self.parts))
-        # Of all parts, one after the other; workers write where this process reads.
+        # Flags of all parts, concatenated, in memory that workers share with this process.
         self.flags = torch.zeros(self.total, dtype=torch.uint8).share_memory_()
         guards = 0
         for part, flags in zip(self.parts, self.flags.split([*map(len, self.parts)])):
@@ -47,7 +47,7 @@ class SkippedImages:
             )
 
     def describe(self, index: int) -> str:
-        """File of an image, counted over all parts, and why it cannot be read."""
+        """Return the file of an image, by its index over all parts, and the reason for skipping."""
         for part in self.parts:
             if index < len(part):
                 break
@@ -64,13 +64,13 @@ class SkippedImages:
 
 
 class SkippedImagesHook(Hook):
-    """Logs the images that were skipped, and ends a training that skips too many.
+    """Hook that logs skipped images and ends a training that skips too many.
 
     Args:
-        skipped: of the training set.
+        skipped: skipped images of the training set.
 
     Raises:
-        DataError: after an iteration, more than the share that may be.
+        DataError: after an iteration, more images were skipped than the share allows.
     """
 
     def __init__(self, skipped: SkippedImages) -> None:

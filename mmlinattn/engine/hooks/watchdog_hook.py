@@ -1,4 +1,4 @@
-"""A training that stands still ends with an error, and says first where each process stands."""
+"""Watchdog that ends a stalled training after printing the stacks of each process."""
 
 import faulthandler
 import os
@@ -18,38 +18,38 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
 TIMEOUT_S = 1800.0
-# A thread of Python cannot report while another one holds the interpreter; C can, this much later.
+# A Python thread cannot report while another thread holds the GIL. After this additional time
+# faulthandler reports from C.
 LOCKED_S = 5.0
-# How soon it is seen that a training has ended with an error.
+# Polling interval for the end of a training by an error.
 LOOKS_EVERY_S = 1.0
 
 
 @HOOKS.register_module()
 class HangHook(Hook):
-    """Ends the process with exit code 1 when nothing has happened for ``timeout`` seconds.
+    """Hook that ends the process with exit code 1 after ``timeout`` seconds without progress.
 
-    In a training on several processes one that hangs lets all others wait. So each watches itself:
-    where neither an iteration, of training or validation, nor an epoch begins or ends for that
-    long, the stack of every thread is printed to standard error and to
-    ``<log folder>/hung_rank<N>.txt``, and the process ends, so that a launcher (``torchrun
-    --max-restarts``, Slurm) sees it. ``tools/train.py`` uses the hook on several processes.
+    When one process of a training hangs, all others wait for it, so each process watches itself.
+    Progress is the start or end of an epoch or of a training or validation iteration. Without
+    progress the stack of every thread is printed to standard error and to
+    ``<log folder>/hung_rank<N>.txt``. Then the process ends, so that a launcher (``torchrun
+    --max-restarts``, Slurm) notices it. ``tools/train.py`` uses the hook on several processes.
 
-    The watch ends with the call of the runner's ``train``, whether it returns or raises: in a
-    notebook the kernel lives on.
+    The watchdog stops when the runner's ``train`` returns or raises, so a notebook kernel survives.
 
     Args:
-        timeout: in seconds, longer than the longest that a training rightly stands still: an
-            evaluation by one process, or the compilation of a model.
+        timeout: seconds, more than the longest legitimate pause of a training, such as an
+            evaluation by one process or the compilation of a model.
 
     Raises:
-        ValueError: a timeout that is no positive number.
-        RuntimeError: a loop that is run by other means than a method of its runner.
+        ValueError: the timeout is not a positive number.
+        RuntimeError: the training was not started by a method of its runner.
 
     Example:
         >>> custom_hooks = [dict(type='HangHook', timeout=600)]
     """
 
-    # First of all hooks: what the others do is watched.
+    # The first hook, so that all others are watched.
     priority = 0
 
     def __init__(self, timeout: float = TIMEOUT_S) -> None:
@@ -69,7 +69,7 @@ class HangHook(Hook):
         self.folder = Path(runner.log_dir)
         self.ended = threading.Event()
         self._alive()
-        # Neither the runner nor its frame: they would keep the memory of a training that failed.
+        # Keep no reference to the runner or its frame: it would hold the memory of a failed run.
         training = (threading.get_ident(), calls[-1].f_code, weakref.ref(runner))
         self.thread = threading.Thread(
             target=self._watch, args=(self.ended, *training), daemon=True
@@ -77,7 +77,7 @@ class HangHook(Hook):
         self.thread.start()
 
     def stop(self) -> None:
-        """Watch no more; does nothing where it does not watch."""
+        """Stop the watchdog, if it is running."""
         if self.ended is not None:
             self.ended.set()
             self.ended = None
@@ -102,7 +102,7 @@ class HangHook(Hook):
         while (left := self.seen + self.timeout - time.monotonic()) > 0:
             if ended.wait(min(left, LOOKS_EVERY_S)):
                 return
-            # The thread that trains may have caught an error, and do something else.
+            # The training thread may have caught an error and be doing other work.
             if not any(
                 frame.f_code is train and frame.f_locals.get('self') is runner()
                 for frame in _stack(sys._current_frames().get(thread))
@@ -110,7 +110,7 @@ class HangHook(Hook):
                 if self.ended is ended:
                     self.stop()
                 return
-        # Not by the logger: what hangs may hold its lock.
+        # Write without the logger: a hung thread may hold its lock.
         text = self._report().encode()
         (self.folder / f'hung_rank{get_rank()}.txt').write_bytes(text)
         os.write(2, text)
@@ -130,7 +130,7 @@ class HangHook(Hook):
 
 
 def _stack(frame: Optional[FrameType]) -> Iterator[FrameType]:
-    """From the innermost call."""
+    """Yield the frames of a stack, innermost call first."""
     while frame is not None:
         yield frame
         frame = frame.f_back

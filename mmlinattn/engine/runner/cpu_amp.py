@@ -1,4 +1,4 @@
-"""Mixed precision where MMEngine's own wrapper needs a GPU."""
+"""Mixed precision on the CPU, where MMEngine's own wrapper needs a GPU."""
 
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 @OPTIM_WRAPPERS.register_module()
 class CPUAmpOptimWrapper(OptimWrapper):
-    """bfloat16 autocast on the CPU for backbone and neck, which hand float32 on to the heads.
+    """Optimizer wrapper with bfloat16 autocast on the CPU in backbone and neck, float32 in heads.
 
-    MMCV's CPU operators (RoIAlign, NMS) know no bfloat16, so the heads stay in float32.
-    bfloat16 has float32's range, so nothing scales the loss.
+    MMCV's CPU operators (RoIAlign, NMS) do not support bfloat16, so the heads stay in float32.
+    bfloat16 has the range of float32, so the loss is not scaled.
 
     Args:
         others: see MMEngine's OptimWrapper.

@@ -1,4 +1,4 @@
-"""Limits of the system that data-loader workers run into: shared memory and open files."""
+"""System limits of data-loader workers: shared memory and open files."""
 
 import multiprocessing.queues
 import os
@@ -10,12 +10,12 @@ from torch.utils.data import DataLoader
 
 from ..preflight.data import DataError
 
-# Some programs go through all possible file descriptors, so the limit stays moderate.
+# Some programs iterate over all possible file descriptors, so the limit stays moderate.
 MOST_OPEN_FILES = 65536
 
 
 def allow_open_files() -> None:
-    """Raise this process's soft limit of open files as far as its hard limit allows.
+    """Raise the soft limit of open files of this process as far as its hard limit allows.
 
     Each tensor that a worker sends is an open file in both processes until the batch is used.
     """
@@ -28,14 +28,14 @@ def allow_open_files() -> None:
 def report_unsent_batches(loader: DataLoader) -> None:
     """Raise DataError in the main process when a worker of ``loader`` cannot send a batch.
 
-    A worker sends from a thread. By default Python prints that thread's traceback and drops the
-    batch, and the main process waits for it forever.
+    A worker sends from a thread. By default Python prints the traceback of the thread and drops
+    the batch, and the main process waits for it forever.
     """
     loader.worker_init_fn = _ReportingWorker(loader.worker_init_fn)
 
 
 class _ReportingWorker:
-    """Start function of a worker. It changes the queues of the worker's process only."""
+    """Initialiser of a worker. It changes the queues of the worker process only."""
 
     def __init__(self, init: Optional[Callable[[int], None]]) -> None:
         self.init = init

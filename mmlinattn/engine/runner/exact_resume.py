@@ -1,4 +1,4 @@
-"""Interrupted training that resumes to the very weights of an uninterrupted run."""
+"""Exact resume: interrupted training ends with the weights of an uninterrupted run."""
 
 import random
 from typing import Any, Generator, Iterator, List
@@ -14,7 +14,7 @@ _MODEL, _DATA = 0, 1
 
 
 def seed_everything(*key: int) -> None:
-    """Seed python, numpy and torch (every device) from non-negative integers.
+    """Seed Python, NumPy and torch (every device) from non-negative integers.
 
     Example:
         >>> seed_everything(0, 3); a = torch.rand(2)
@@ -28,7 +28,7 @@ def seed_everything(*key: int) -> None:
 
 
 class _Index(int):
-    """A sample index that knows the random key of its place in the stream of samples."""
+    """Sample index with the random key of its position in the stream of samples."""
 
     key: tuple
 
@@ -42,14 +42,14 @@ class _Index(int):
 
 
 class _KeyedSampler:
-    """Wraps a sampler; its indices carry (seed, epoch, place in the stream of all processes)."""
+    """Sampler wrapper whose indices carry (seed, epoch, position over all processes)."""
 
     def __init__(self, sampler: Any, seed: int) -> None:
         self.sampler = sampler
         self.seed = seed
         self.skipped = 0
         if hasattr(sampler, 'skip'):
-            # MMEngine calls it on the sampler itself to fast-forward a resumed run.
+            # MMEngine calls skip on the sampler itself to fast-forward a resumed run.
             self._skip, sampler.skip = sampler.skip, self._counted_skip
 
     def __iter__(self) -> Iterator[_Index]:
@@ -71,7 +71,7 @@ class _KeyedSampler:
 
 
 class _KeyedFetch:
-    """Loads the samples of a batch, each with random transforms drawn from its own key."""
+    """Loader of the samples of a batch that seeds the transforms of each from its own key."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -86,15 +86,15 @@ class _KeyedFetch:
 
 @HOOKS.register_module()
 class ExactResumeHook(Hook):
-    """Makes every random number of training a function of the seed and the iteration.
+    """Hook that makes every random number of training a function of the seed and the iteration.
 
-    Dropout, stochastic depth and random samplers are seeded by (seed, rank, iteration); data
-    augmentation by (seed, epoch, place in the stream of samples). A run that is resumed from a
-    checkpoint therefore sees the same numbers as one that was never interrupted, and augmentation
-    depends neither on the number of data-loader workers nor on the number of processes.
-    Without the hook MMEngine restarts its random generators on resume.
+    Dropout, stochastic depth and random samplers are seeded by (seed, rank, iteration). Data
+    augmentation is seeded by (seed, epoch, position in the stream of samples). A resumed run
+    therefore draws the same numbers as an uninterrupted one. Augmentation depends neither on the
+    number of data-loader workers nor on the number of processes. Without the hook MMEngine
+    restarts its random generators on resume.
 
-    Exact resume also needs deterministic arithmetic: given on a CPU; on a GPU set
+    Exact resume also needs deterministic arithmetic. CPU training is deterministic; on a GPU set
     ``randomness=dict(deterministic=True)``.
 
     Example:
@@ -112,13 +112,13 @@ class ExactResumeHook(Hook):
             return
         sampler = sampler_owner.sampler
         if isinstance(getattr(sampler, 'indices', None), Generator):
-            # MMEngine's endless stream: the loop's first iterator took from it, and closes it.
+            # The first iterator of the loop has consumed MMEngine's endless stream and closes it.
             sampler.indices = sampler._indices_of_rank()
         sampler_owner.sampler = _KeyedSampler(sampler, runner.seed)
         loader.dataset.__getitems__ = _KeyedFetch(loader.dataset)
         loop = runner.train_loop
         if hasattr(loop, 'dataloader_iterator'):
-            # It may hold an iterator over the sampler, and workers with the data set, as they were.
+            # It may hold an iterator and workers with the previous sampler and data set.
             loader._iterator = None
             loop.dataloader_iterator = type(loop.dataloader_iterator)(loader)
 

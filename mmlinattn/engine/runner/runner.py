@@ -1,4 +1,4 @@
-"""MMEngine's runner with safe checkpoints, resume inside an epoch, and clear errors about data."""
+"""MMEngine's runner with safe checkpoints, resume inside an epoch and clear errors about data."""
 
 import logging
 from contextlib import contextmanager
@@ -35,28 +35,30 @@ from .allocator import keep_freed_memory
 from .data_workers import allow_open_files, report_unsent_batches
 from .train_loop import ResumableEpochLoop
 
-# Attribute of a data loader that passes over images.
+# Attribute of a data loader that skips corrupt images.
 SKIPPED = 'skipped_images'
 
 
 class PluginFeatures:
-    """What the command lines add to the runners of MMEngine.
+    """Mixin of the features that this package adds to MMEngine's runners.
 
-    Checkpoints are read safely, and once: what was checked is what is loaded (see
-    :class:`mmlinattn.checkpoints.CheckpointStore`). Training by epochs resumes inside an epoch.
-    A data set without a usable image says so, and a file that cannot be loaded is named; with
-    ``skip_corrupt`` in the training's data loader it is passed over
-    (:class:`.skip_corrupt.SkippedImages`). Synchronised batch norm becomes plain where it cannot
-    run. Metrics are tried on a made-up sample when their loop is built
-    (:func:`.evaluator_checks.check_evaluator`). On a CPU memory is kept between operations
-    (:func:`keep_freed_memory`).
+    - Each checkpoint is read once and safely: the content that was checked is the content that is
+      loaded (:class:`mmlinattn.checkpoints.CheckpointStore`).
+    - Training by epochs resumes inside an epoch.
+    - A data set without usable images is an error, and errors name the file that cannot be loaded.
+      With ``skip_corrupt`` in the training data loader such files are skipped
+      (:class:`.skip_corrupt_hook.SkippedImages`).
+    - SyncBN becomes BN where it cannot run.
+    - Metrics are tried on a made-up sample when their loop is built
+      (:func:`.evaluators.check_evaluator`).
+    - On a CPU freed memory is kept for the next operations (:func:`keep_freed_memory`).
 
     Raises:
         ValueError: see :func:`mmlinattn.datasets.file_backends.check_no_secrets`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Before MMEngine logs the config: what came into it since it was read.
+        # MMEngine logs the config, which may have changed since it was read.
         check_no_secrets(kwargs.get('cfg') or {})
         if get_device() == 'cpu':
             keep_freed_memory()
@@ -128,7 +130,7 @@ class PluginFeatures:
         except (DataError, CheckpointError):
             raise
         except Exception as error:
-            # MMEngine joins the records of all images, of which there are none.
+            # MMEngine concatenates the records of all images and fails if there are none.
             if 'need at least one array to concatenate' in str(error):
                 raise DataError(why_empty(dataloader)) from error
             why = why_unusable(dataloader)
@@ -147,17 +149,17 @@ class PluginFeatures:
 
 
 class PluginRunner(PluginFeatures, Runner):
-    """MMEngine's runner as the command lines use it: see :class:`PluginFeatures`."""
+    """MMEngine's Runner with :class:`PluginFeatures`, used by the command lines."""
 
     def prepare_training(self) -> None:
-        """Build what training needs, so that errors in a config come before any work."""
-        self.train_loop, self.val_loop  # noqa: B018  built when first asked for
+        """Build loops and optimizer, so that errors in a config come before any work."""
+        self.train_loop, self.val_loop  # noqa: B018  built on first access
         self.optim_wrapper = self.build_optim_wrapper(self.optim_wrapper)
 
     def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
         on_cpu = is_distributed() and get_device() == 'cpu'
         if on_cpu and model_wrapper_cfg is None:
-            # The default wrapper asks for a GPU by its number.
+            # The default wrapper selects a GPU by its number.
             model_wrapper_cfg = dict(
                 type='MMDistributedDataParallel',
                 device_ids=None,
@@ -166,15 +168,15 @@ class PluginRunner(PluginFeatures, Runner):
             )
         model = super().wrap_model(model_wrapper_cfg, plain_batch_norm(model))
         if on_cpu and isinstance(model, DistributedDataParallel):
-            # Else after the first step of each start gradients are summed in another order, and a
-            # resumed training parts from one that was not interrupted.
+            # Without this the first step of each start sums gradients in another order, and a
+            # resumed training differs from an uninterrupted one.
             model.reducer._push_all_rebuilt_params()
         return model
 
 
 @contextmanager
 def _resume_errors(runner: Runner) -> Iterator[None]:
-    """Turn errors about the state of a checkpoint into one that names it."""
+    """Turn errors about the state in a checkpoint into a CheckpointError that names the file."""
     try:
         yield
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -188,7 +190,10 @@ def _resume_errors(runner: Runner) -> Iterator[None]:
 
 
 def _check_optimizer(wrapper: Any) -> None:
-    """Refuse the state of another optimizer, which torch takes and misses options of later."""
+    """Raise ValueError if the loaded state is of another optimizer.
+
+    torch loads such a state without an error and fails on missing options later.
+    """
     for each in getattr(wrapper, 'optim_wrappers', dict(one=wrapper)).values():
         optimizer = each.optimizer
         for group in optimizer.param_groups:
@@ -206,7 +211,7 @@ def _refuse_skipping(dataloader: Any, name: str) -> None:
 
 
 def plain_batch_norm(model: nn.Module) -> nn.Module:
-    """SyncBN becomes BN, and says so, in one process and on the CPU."""
+    """Replace SyncBN by BN, with a warning, in a single process and on the CPU."""
     if is_distributed() and get_device() != 'cpu':
         return model
     if not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):

@@ -1,4 +1,4 @@
-"""Training by epochs that resumes inside an epoch."""
+"""Epoch-based training loop that resumes inside an epoch."""
 
 from itertools import islice
 from typing import Any, Iterator, List, Optional
@@ -8,12 +8,12 @@ from mmengine.runner import EpochBasedTrainLoop
 from torch import nn
 from torch.utils.data import DataLoader
 
-# In the message hub, and with it in every checkpoint: batches an epoch.
+# Key of the number of batches per epoch in the message hub, which every checkpoint contains.
 BATCHES = 'batches_an_epoch'
 
 
 class _Rest:
-    """The batches of indices of a batch sampler from the ``start``-th on."""
+    """Batch sampler that skips the first ``start`` batches of another one."""
 
     def __init__(self, batch_sampler: Any, start: int) -> None:
         self.batch_sampler = batch_sampler
@@ -28,31 +28,32 @@ class _Rest:
 
 @LOOPS.register_module()
 class ResumableEpochLoop(EpochBasedTrainLoop):
-    """MMEngine's loop, which goes on where a checkpoint was made instead of at the start of its
-    epoch. Only the samples that are still due are read. ``tools/train.py`` uses it in place of
-    ``EpochBasedTrainLoop``; arguments are the same.
+    """MMEngine's EpochBasedTrainLoop, resuming at the iteration of the checkpoint.
+
+    MMEngine resumes at the start of the epoch. This loop reads only the remaining samples.
+    ``tools/train.py`` uses it in place of ``EpochBasedTrainLoop``; the arguments are the same.
     """
 
     def run(self) -> nn.Module:
-        """As MMEngine's; what a checkpoint says of its epoch is looked up first."""
+        """Run the training from the position of the loaded checkpoint."""
         self.fit_epoch()
         return super().run()
 
     def fit_epoch(self, other_images: bool = False) -> Optional[int]:
-        """Find the place of a loaded checkpoint in its epoch.
+        """Find the position of a loaded checkpoint in its epoch.
 
         Args:
-            other_images: whether as many batches are other images than before.
+            other_images: True if the batches of the epoch are made of other images than before.
 
         Returns:
-            None where training goes on at that place. Where it goes on at the start of the epoch,
-            since that has another number of batches now or ``other_images``: the number of batches
-            then; 0 for a checkpoint that does not say.
+            None if training resumes at that position. Otherwise the epoch has another number of
+            batches, or ``other_images`` is set, and training resumes at the start of the epoch.
+            Then the return value is the number of batches at the checkpoint, 0 if unknown.
         """
         hub = self.runner.message_hub
         self._start = self._iter - self._epoch * len(self.dataloader)
         now = len(self.dataloader)
-        # MMEngine's own checkpoints do not say.
+        # MMEngine's own checkpoints do not record the number of batches.
         then = hub.runtime_info.get(BATCHES, now if 0 <= self._start <= now else 0)
         hub.update_info(BATCHES, now)
         if then == now and not (other_images and self._start):
@@ -71,7 +72,7 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
         return then
 
     def run_epoch(self) -> None:
-        """As MMEngine's, from the first batch that has not been trained on."""
+        """Run an epoch from the first batch that has not been trained on."""
         start, self._start = self._start, 0
         if not start:
             super().run_epoch()

@@ -1,4 +1,4 @@
-"""Folders that one training has for itself."""
+"""Locks that give one training exclusive use of its folders."""
 
 import logging
 import time
@@ -9,7 +9,7 @@ from mmengine.logging import print_log
 from ...utils import FolderInUse, lock_folder
 from ..distributed.launch import of_first_process
 
-# torchrun gives its processes 30 s to end before it kills them.
+# torchrun waits 30 s for its processes to end before it kills them.
 RESTART_S = 35.0
 LOOKS_EVERY_S = 0.5
 
@@ -19,14 +19,14 @@ def claim_folder(folder: str, restarted: bool = False) -> bool:
 
     Args:
         folder: work directory, or folder of checkpoints.
-        restarted: wait for :data:`RESTART_S` where a former training may still be ending.
+        restarted: wait up to :data:`RESTART_S` for a former training that may still be ending.
 
     Returns:
-        False where the file system has no locks, which is a warning.
+        False if the file system has no locks, which also logs a warning.
 
     Raises:
-        mmlinattn.utils.FolderInUse: another training has the folder.
-        mmlinattn.utils.NotWritten: the folder cannot be written to.
+        mmlinattn.utils.FolderInUse: another training uses the folder.
+        mmlinattn.utils.NotWritten: the folder is not writable.
     """
     locked = of_first_process(lambda: _lock(Path(folder), RESTART_S if restarted else 0.0))
     if not locked:
