@@ -1,1 +1,1 @@
-"""Launching on several processes, FSDP, and resuming with another number of processes."""
+"""Distributed launch, FSDP, and resume with another number of processes."""

@@ -1,4 +1,4 @@
-"""MMEngine's FlexibleRunner, for trainings whose model is spread over processes."""
+"""MMEngine's FlexibleRunner for FSDP training."""
 
 from typing import Any, Optional, Type, Union
 
@@ -15,21 +15,20 @@ from .fsdp_strategy import FSDP2Strategy
 
 
 class PluginFlexibleRunner(PluginFeatures, FlexibleRunner):
-    """MMEngine's FlexibleRunner as the command lines use it: with :class:`FSDP2Strategy`.
+    """MMEngine's FlexibleRunner with :class:`PluginFeatures`, for :class:`FSDP2Strategy`.
 
-    See :class:`PluginFeatures`; what a training with ``Runner`` may have and this one not is an
-    error when it is built.
+    Options that it does not support are an error at construction.
 
     Raises:
-        ValueError: ``compile``, ``model_wrapper_cfg``, ``sync_bn``, ``find_unused_parameters``, an
-            EMAHook, checkpoints that are not to lie on this machine.
+        ValueError: ``compile``, ``model_wrapper_cfg``, ``sync_bn`` or ``find_unused_parameters``
+            is set, there is an EMAHook, or checkpoints are not saved to this machine.
     """
 
     def __init__(self, *args: Any, env_cfg: Optional[dict] = None, **kwargs: Any) -> None:
         super().__init__(*args, env_cfg=env_cfg or {}, **kwargs)
         self.model = plain_batch_norm(self.strategy.build_model(self.model))
         self.strategy.read = self.checkpoints.outline
-        # MMEngine's from_cfg forgets it.
+        # MMEngine's from_cfg does not pass it on.
         self.strategy.compile_model(self.model, self.cfg.get('compile', False))
         for name in ('model_wrapper_cfg', 'sync_bn'):
             if self.cfg.get(name) is not None:
@@ -49,8 +48,8 @@ class PluginFlexibleRunner(PluginFeatures, FlexibleRunner):
                 )
 
     def prepare_training(self) -> None:
-        """Build what training needs, so that errors in a config come before any work."""
-        loop, _ = self.train_loop, self.val_loop  # built when first asked for
+        """Build loops and strategy, so that errors in a config come before any work."""
+        loop, _ = self.train_loop, self.val_loop  # built on first access
         self.strategy.prepare(
             self.model,
             optim_wrapper=self.optim_wrapper,
@@ -64,7 +63,7 @@ class PluginFlexibleRunner(PluginFeatures, FlexibleRunner):
         )
 
     def save_checkpoint(self, *args: Any, meta: Optional[dict] = None, **kwargs: Any) -> None:
-        """As Runner does it: what ``meta`` says of epochs and iterations counts."""
+        """Save a checkpoint whose epoch and iteration are those of ``meta``, as Runner does."""
         self._progress = {k: v for k, v in (meta or {}).items() if k in ('epoch', 'iter')}
         super().save_checkpoint(*args, meta=dict(meta or {}), **kwargs)
 
@@ -75,11 +74,11 @@ class PluginFlexibleRunner(PluginFeatures, FlexibleRunner):
 
 
 def runner_class(cfg: Config) -> Type[Union[PluginRunner, PluginFlexibleRunner]]:
-    """The runner of a config's ``runner_type``, as a training needs it.
+    """Return the runner class for training with the ``runner_type`` of a config.
 
     Raises:
-        ValueError: another runner or strategy than those that keep what ``tools/train.py``
-            promises (safe checkpoints above all).
+        ValueError: a runner or strategy without the guarantees of ``tools/train.py``, above all
+            safe checkpoints.
     """
     kind, strategy = cfg.get('runner_type', 'Runner'), cfg.get('strategy')
     if is_of(dict(type=kind), Runner, RUNNERS):

@@ -1,4 +1,4 @@
-"""Training whose parameters, gradients and optimizer state are spread over the processes."""
+"""Fully sharded training: parameters, gradients and optimizer state are split over processes."""
 
 import difflib
 import warnings
@@ -26,32 +26,32 @@ MiB = 2**20
 
 @STRATEGIES.register_module()
 class FSDP2Strategy(DDPStrategy):
-    """Fully sharded data parallel training, ``torch.distributed.fsdp.fully_shard``, for MMEngine's
-    FlexibleRunner.
+    """Fully sharded data parallel training (``torch.distributed.fsdp.fully_shard``) for MMEngine.
 
-    Each process keeps its rows of every parameter, of its gradient and of the optimizer's state;
-    the parameters of a block are gathered while it computes. Results are those of DDP up to
-    rounding. Checkpoints are in shards (:func:`mmlinattn.checkpoints.save_sharded`); they are
-    resumed from with any number of processes, and so are plain ones.
+    It needs the FlexibleRunner. Each process keeps its rows of every parameter, gradient and
+    optimizer state. The parameters of a block are gathered while it computes. Results equal those
+    of DDP up to rounding. Checkpoints are sharded (:func:`mmlinattn.checkpoints.save_sharded`).
+    Sharded and ordinary checkpoints can be resumed from with any number of processes.
 
     Args:
-        shard: names of classes, such as ``'RAVLTBlock'``: each module of them is gathered by
-            itself, after it the rest of the model at once. They must be called as modules; of a
-            head whose ``loss`` is called the parts can be named.
-        mesh: ``dict(replicate=r, shard=s)`` with r * s processes: parameters are spread over s
-            of them, r times. None: over all.
-        mp: ``dict(param_dtype=..., reduce_dtype=...)``, names of types. The modules of ``shard``
-            compute with parameters and inputs of ``param_dtype``, and give back float32;
-            gradients are averaged in ``reduce_dtype``. All else is float32, and so is what the
-            optimizer updates and a checkpoint has. None: float32.
-        checkpointing: names of classes whose modules are computed again in the backward pass, in
-            place of keeping activations.
-        kwargs: see MMEngine's DDPStrategy; there is no ``model_wrapper``.
+        shard: class names, such as ``'RAVLTBlock'``. The parameters of each module of these
+            classes are gathered separately; those of the rest of the model are gathered together.
+            The modules must be called as modules. For a head whose ``loss`` is called, name its
+            parts.
+        mesh: ``dict(replicate=r, shard=s)`` for r * s processes: parameters are split over s
+            processes and replicated r times. None: split over all.
+        mp: ``dict(param_dtype=..., reduce_dtype=...)``, names of dtypes. The modules of ``shard``
+            compute with parameters and inputs in ``param_dtype`` and return float32. Gradients
+            are averaged in ``reduce_dtype``. All else is float32, including the parameters of
+            the optimizer and the checkpoint. None: float32.
+        checkpointing: class names of modules with activation checkpointing: they are recomputed
+            in the backward pass.
+        kwargs: see MMEngine's DDPStrategy; ``model_wrapper`` is not accepted.
 
     Raises:
-        ImportError: a torch without ``fully_shard`` or shards of safetensors files.
-        TypeError, ValueError: an argument that does not fit, by name; classes when the model is
-            built.
+        ImportError: torch has no ``fully_shard`` or no sharded safetensors files.
+        TypeError, ValueError: an argument is invalid; the message names it. Class names are
+            checked when the model is built.
 
     Example:
         >>> runner_type = 'FlexibleRunner'
@@ -63,7 +63,7 @@ class FSDP2Strategy(DDPStrategy):
         ... )
     """
 
-    # Reads a checkpoint without its shards.
+    # Function that reads a checkpoint without its shards.
     read: Callable[[str], Dict[str, Any]]
 
     def __init__(
@@ -96,7 +96,7 @@ class FSDP2Strategy(DDPStrategy):
             super()._setup_distributed(launcher, *args, **kwargs)
 
     def build_model(self, model: Any) -> nn.Module:
-        """As MMEngine's; ValueError for a class that the model does not have."""
+        """Build the model; raise ValueError for a class name that no module of it has."""
         model = super().build_model(model)
         for argument in ('shard', 'checkpointing'):
             check_classes(argument, getattr(self, argument), model)
@@ -133,7 +133,7 @@ class FSDP2Strategy(DDPStrategy):
             if isinstance(module, BaseDataPreprocessor):
                 module.to(get_device())
         for parameter in model.parameters():
-            # Rows of it are what is spread.
+            # FSDP splits a parameter by rows.
             parameter.data = parameter.data.contiguous()
         for _, module in of_classes(model, self.checkpointing):
             checkpoint_forward(module)
@@ -170,11 +170,11 @@ class FSDP2Strategy(DDPStrategy):
         extra_ckpt: Optional[dict] = None,
         callback: Optional[Callable] = None,
     ) -> None:
-        """As MMEngine's, by all processes together, each its shards.
+        """Save a sharded checkpoint. All processes call this together.
 
         Raises:
-            mmlinattn.checkpoints.CheckpointError: it cannot be written; an older file of the name
-                is as it was.
+            mmlinattn.checkpoints.CheckpointError: it cannot be written; an older file of the same
+                name stays unchanged.
         """
         content: Dict[str, Any] = dict(state_dict=self.model.state_dict())
         if save_optimizer:
@@ -198,7 +198,7 @@ class FSDP2Strategy(DDPStrategy):
         revise_keys: list = [(r'^module.', '')],  # noqa: B006  MMEngine's own
         callback: Optional[Callable] = None,
     ) -> dict:
-        """As MMEngine's. Of a checkpoint in shards this process reads its own part."""
+        """Load a checkpoint. If it is sharded, this process reads only its own part."""
         self.logger.info(f'Load checkpoint from {filename}')
         content = self.read(filename)
         if callback is not None:
@@ -213,14 +213,14 @@ class FSDP2Strategy(DDPStrategy):
         return content
 
     def _fill(self, source: str, content: dict, section: str, own: Mapping[str, Tensor]) -> None:
-        """Values for the tensors that are in shards: as this model's are spread, else whole."""
+        """Load the sharded tensors of a section, split as in this model, else in full."""
         if not is_sharded(content):
             return
         into = {}
         for key, owner, name, tensor in tensors_of(content):
             if not key.startswith(f'{section}.') or not tensor.is_meta:
                 continue
-            # The optimizer's by the number of the parameter.
+            # Optimizer state is keyed by the number of the parameter.
             like = own.get(name if section == 'state_dict' else key.split('.')[1])
             if like is not None and like.shape == tensor.shape:
                 owner[name] = torch.empty_like(like, dtype=tensor.dtype)
@@ -230,7 +230,7 @@ class FSDP2Strategy(DDPStrategy):
         load_shards(source, content, into)
 
     def load_model_state_dict(self, state_dict: dict, **kwargs: Any) -> None:
-        """As MMEngine's, for whole tensors and for those that are spread as the model's are."""
+        """Load full tensors, or tensors that are sharded as in the model."""
         from torch.distributed.tensor.experimental import implicit_replication
 
         with implicit_replication(), warnings.catch_warnings():
@@ -238,7 +238,7 @@ class FSDP2Strategy(DDPStrategy):
             super().load_model_state_dict(state_dict, **kwargs)
 
     def load_optim_state_dict(self, state_dict: dict) -> None:
-        """As MMEngine's; whole tensors are spread as their parameters are."""
+        """Load an optimizer state; full tensors are sharded as their parameters are."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         parameters = self._parameters_by_number()
@@ -247,29 +247,29 @@ class FSDP2Strategy(DDPStrategy):
             if isinstance(value, DTensor) or like is None or like.shape != value.shape:
                 continue
             value = value.to(like.device)
-            # Every process has the whole: nothing is sent.
+            # Every process has the full tensor, so nothing is sent.
             owner[name] = distribute_tensor(
                 value, like.device_mesh, like.placements, src_data_rank=None
             )
         super().load_optim_state_dict(state_dict)
 
     def _parameters_by_number(self) -> Dict[str, Tensor]:
-        """The optimizer's, as its state counts them."""
+        """Return the parameters of the optimizer, keyed as in its state."""
         groups = self.optim_wrapper.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group['params']]
         return {str(number): parameter for number, parameter in enumerate(parameters)}
 
 
 def training_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> Dict[str, int]:
-    """Bytes that this process keeps from step to step, counted from its own parts of tensors.
+    """Return the bytes that this process keeps between steps, counted from its own shards.
 
     Args:
-        model: what is trained.
-        optimizer: after a step, before the gradients are dropped.
+        model: model in training.
+        optimizer: its optimizer, after a step and before the gradients are dropped.
 
     Returns:
-        of ``parameters``, ``gradients``, ``optimizer state`` and ``buffers``. What a step needs
-        meanwhile (gathered parameters, activations) is not among them.
+        Bytes of ``parameters``, ``gradients``, ``optimizer state`` and ``buffers``. The temporary
+        memory of a step (gathered parameters, activations) is not included.
 
     Example:
         >>> layer = nn.Linear(2, 3)
@@ -345,7 +345,7 @@ def _fitting(mesh: Dict[str, int], processes: int) -> Tuple[int, ...]:
 
 
 def check_classes(argument: str, names: Sequence[str], model: nn.Module) -> None:
-    """Raise ValueError, with the nearest, for a name of no class of the modules in a model."""
+    """Raise ValueError, with similar names, for a name that is no class of a submodule."""
     known = {type(module).__name__ for module in model.modules()} - {type(model).__name__}
     for name in names:
         if name not in known:
@@ -357,7 +357,7 @@ def check_classes(argument: str, names: Sequence[str], model: nn.Module) -> None
 
 
 def of_classes(model: nn.Module, names: Sequence[str]) -> Iterator[Tuple[str, nn.Module]]:
-    """Names and modules of these classes inside a model, those inside others first."""
+    """Yield names and submodules of these classes, nested ones before those that contain them."""
     for name, module in reversed(list(model.named_modules())):
         if name and type(module).__name__ in names:
             yield name, module

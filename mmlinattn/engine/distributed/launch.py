@@ -1,4 +1,4 @@
-"""Start and end of distributed work."""
+"""Start, communication and end of distributed processes."""
 
 import os
 from contextlib import contextmanager
@@ -22,14 +22,14 @@ T = TypeVar('T')
 
 
 def set_launcher(cfg: Config, launcher: str) -> None:
-    """``--launcher``: joins the processes that it started, by gloo where there is no GPU.
+    """Join the processes started by ``--launcher``, with gloo if there is no GPU.
 
-    ``env_cfg.dist_cfg`` of the config has MMEngine's options of it; ``timeout``, in seconds, is how
-    long a process waits for the others.
+    ``env_cfg.dist_cfg`` of the config has MMEngine's options for this. Its ``timeout`` is the time
+    in seconds that a process waits for the others.
 
     Raises:
-        ValueError: no launcher for a process that torchrun started beside others, which would
-            train alone; on the CPU, another one than ``'pytorch'``.
+        ValueError: torchrun started several processes, but ``launcher`` is ``'none'``, so each
+            would train alone; or, on the CPU, it is another one than ``'pytorch'``.
     """
     cfg.launcher = launcher
     if launcher == 'none':
@@ -45,12 +45,12 @@ def set_launcher(cfg: Config, launcher: str) -> None:
 
 
 def check_restarts(resume: Optional[str]) -> None:
-    """Can processes that torchrun starts again (``--max-restarts``) go on?
+    """Check that processes restarted by torchrun (``--max-restarts``) can resume.
 
     Raises:
-        ValueError: ``--resume`` is not ``'auto'``, so that they would begin again, or go back to
-            one checkpoint for ever; or they would share a store with those that have ended, whose
-            addresses they would read there.
+        ValueError: ``--resume`` is not ``'auto'``, so they would begin again or return to the same
+            checkpoint forever; or they would share a store with ended processes and read the
+            addresses of those.
     """
     restarts = int(os.environ.get('TORCHELASTIC_MAX_RESTARTS', 0))
     if restarts and resume != 'auto':
@@ -66,7 +66,7 @@ def check_restarts(resume: Optional[str]) -> None:
 
 
 def waiting_time(cfg: Config) -> Optional[timedelta]:
-    """How long processes wait for each other; None if the config does not say."""
+    """Return the timeout of processes that wait for each other, or None if it is not set."""
     seconds = _dist_cfg(cfg).get('timeout')
     return None if seconds is None else timedelta(seconds=seconds)
 
@@ -76,20 +76,27 @@ def _dist_cfg(cfg: Config) -> dict:
 
 
 def join_on_cpu(launcher: str, timeout: Optional[timedelta] = None) -> None:
-    """Join the processes that ``launcher`` started by gloo, to wait that long for each other at
-    most (None: 30 minutes); ValueError if the launcher is another than ``'pytorch'``."""
+    """Join the processes that ``launcher`` started, with gloo.
+
+    Args:
+        launcher: must be ``'pytorch'``.
+        timeout: longest wait for other processes; None for 30 minutes.
+
+    Raises:
+        ValueError: another launcher.
+    """
     if launcher != 'pytorch':
         raise ValueError(f'--launcher {launcher} needs GPUs; on the CPU use pytorch (torchrun)')
-    # Multi-threaded processes on the same cores spin against each other.
+    # Threads of several processes on the same cores would slow each other down.
     torch.set_num_threads(1)
     torch.distributed.init_process_group('gloo', timeout=timeout)
 
 
 def of_first_process(compute: Callable[[], T]) -> T:
-    """What ``compute()`` gives, or raises, in the first process; the others do not call it.
+    """Call ``compute()`` in the first process and return its result, or raise its error, in all.
 
-    For what all must agree upon and each might see otherwise, such as a shared folder, of which
-    every machine has its own view for a while.
+    Use it for decisions on which all processes must agree but may see different states. For
+    example, machines may see a shared folder differently for a while.
     """
     result: list = [None, None]
     if is_main_process():
@@ -104,17 +111,17 @@ def of_first_process(compute: Callable[[], T]) -> T:
 
 
 class FailedElsewhere(RuntimeError):
-    """An error of another process, which ends this one too; the message names that process."""
+    """Error of another process, which ends this one too; the message names that process."""
 
 
 @contextmanager
 def fail_together() -> Iterator[None]:
-    """Raise an error of one process in all of them, so that none waits for the one that failed.
+    """Raise an error of one process in all of them, so that none waits for the failed one.
 
-    All processes enter the block, and no block inside another one.
+    All processes must enter the block. Blocks must not be nested.
 
     Raises:
-        FailedElsewhere: this process had no error, and another one had.
+        FailedElsewhere: another process had an error, and this one had none.
     """
     failed = None
     try:
@@ -130,10 +137,10 @@ def fail_together() -> Iterator[None]:
 
 
 def check_same(cfg: Config, **options: Any) -> None:
-    """Check that all processes have the same config and options of the command line.
+    """Check that all processes have the same config and command-line options.
 
     Raises:
-        ValueError: in all processes, naming the first place that differs and its values.
+        ValueError: in all processes; the message names the first difference and its values.
     """
     own = dict(_leaves('', dict(cfg._cfg_dict.to_dict(), **options)))
     everyones = all_gather_object(own)
@@ -148,7 +155,7 @@ def check_same(cfg: Config, **options: Any) -> None:
 
 
 def _leaves(place: str, node: Any) -> Iterator[Tuple[str, str]]:
-    """Yield the place and the text of each value; texts have no addresses in memory."""
+    """Yield the place and the text of each value; the texts contain no memory addresses."""
     if isinstance(node, (dict, list, tuple)):
         items = node.items() if isinstance(node, dict) else enumerate(node)
         yield place, f'{type(node).__name__} of {len(node)}'
@@ -170,7 +177,7 @@ def cpu_group(cfg: Config) -> Optional[dist.ProcessGroup]:
 
 
 def any_process(flag: bool, group: Optional[dist.ProcessGroup]) -> bool:
-    """Return True if the flag is set in any process of the group; all of them call it."""
+    """Return True if the flag is set in any process of the group. All processes must call it."""
     if group is None:
         return flag
     flags = torch.tensor(int(flag))
@@ -179,10 +186,10 @@ def any_process(flag: bool, group: Optional[dist.ProcessGroup]) -> bool:
 
 
 def leave_process_group() -> None:
-    """End distributed work in all processes together; does nothing in a single process.
+    """End the process group in all processes together; do nothing in a single process.
 
-    A process that exits while a thread of gloo still holds a tensor of the last collective may be
-    aborted by the interpreter's shutdown ("terminate called without an active exception").
+    The interpreter's shutdown may abort a process that exits while a gloo thread still holds a
+    tensor of the last collective ("terminate called without an active exception").
     """
     if is_distributed():
         torch.distributed.barrier()

@@ -1,4 +1,4 @@
-"""A training that is resumed by another number of processes, or with other batches."""
+"""Resume with a different world size or batch size."""
 
 import logging
 import warnings
@@ -12,18 +12,19 @@ from mmengine.optim.scheduler import ReduceOnPlateauParamScheduler
 from mmengine.runner import Runner
 from torch.utils.data import BatchSampler, DataLoader
 
-# In the message hub, and with it in every checkpoint.
+# Keys of world size and batch size in the message hub, which every checkpoint contains.
 PROCESSES, BATCH = 'processes', 'batch_of_a_process'
-# Of a scheduler's state: what comes from the training so far. All else is how it was built.
+# Progress in the state of a scheduler. The other entries are arguments of its construction.
 PROGRESS = ('base_values', 'last_step', '_global_step', '_last_value')
 
 
 def say_what_changed(runner: Runner) -> bool:
-    """Warn when a resumed training has another number of processes or images in a batch than the
-    checkpoint, and keeps these numbers for the next one.
+    """Warn if a resumed training has another world size or batch size than the checkpoint.
+
+    The new sizes are stored for the next checkpoint.
 
     Returns:
-        whether an epoch that has begun cannot go on: as many steps are other images.
+        True if a begun epoch cannot be continued, since its steps would have other images.
     """
     loader = runner.train_dataloader
     batch = loader.batch_size or getattr(loader.batch_sampler, 'batch_size', None)
@@ -31,7 +32,7 @@ def say_what_changed(runner: Runner) -> bool:
     hub = runner.message_hub
     then = (hub.runtime_info.get(PROCESSES), hub.runtime_info.get(BATCH))
     hub.update_info_dict({PROCESSES: now[0], BATCH: now[1]})
-    if then[0] is None or now == then:  # older checkpoints do not say
+    if then[0] is None or now == then:  # older checkpoints do not record the sizes
         return False
     sampler = _dealing_by_processes(runner.train_dataloader)
     order = (
@@ -59,8 +60,10 @@ def say_what_changed(runner: Runner) -> bool:
 
 
 def _dealing_by_processes(loader: DataLoader) -> str:
-    """Class of a sampler whose order may depend on the number of processes; that of MMEngine's
-    own does not, and for them the name is empty."""
+    """Return the class name of a sampler whose order may depend on the world size.
+
+    The order of MMEngine's samplers does not; their name is returned as ''.
+    """
     batches = loader.batch_sampler
     if type(batches) is not BatchSampler:
         return type(batches).__name__
@@ -69,29 +72,29 @@ def _dealing_by_processes(loader: DataLoader) -> str:
 
 
 def lengths_of(schedulers: Any) -> List[Dict[str, Any]]:
-    """How parameter schedulers were built, see :func:`replay`."""
+    """Return the construction arguments of parameter schedulers, for :func:`replay`."""
     return [
         {k: v for k, v in s.state_dict().items() if k not in PROGRESS} for s in _each(schedulers)
     ]
 
 
 def replay(schedulers: Any, built: List[Dict[str, Any]], iteration: int, same_length: bool) -> None:
-    """Put schedules and rates to the start of an epoch, where a resumed training goes on.
+    """Move schedules and learning rates to the start of an epoch, where a training resumes.
 
-    Each value of MMEngine's schedulers is computed from the one before. So all of them begin
-    again, from the initial values of the checkpoint's optimizer, and take their steps anew. A
-    schedule that counts iterations ends at ``iteration``; where an epoch has another number of
-    them that is one given in epochs, by ``convert_to_iter_based``, and one given in iterations
-    keeps its iteration. Nothing happens where none has another place.
+    MMEngine's schedulers compute each value from the previous one. All of them therefore restart
+    from the initial values of the checkpoint's optimizer and repeat their steps. A schedule that
+    counts iterations ends at ``iteration``. If the epoch length has changed, only a schedule given
+    in epochs, with ``convert_to_iter_based``, ends there. One given in iterations keeps its
+    iteration. Nothing is done if no schedule moves.
 
     Args:
-        schedulers: of a runner, loaded from the checkpoint, as their optimizers are.
-        built: what :func:`lengths_of` gave before they were loaded.
-        iteration: number of iterations that the training has now.
-        same_length: whether an epoch has as many iterations as that of the checkpoint.
+        schedulers: schedulers of a runner, loaded from the checkpoint, as are their optimizers.
+        built: result of :func:`lengths_of` before they were loaded.
+        iteration: current number of iterations of the training.
+        same_length: True if the number of iterations per epoch equals that of the checkpoint.
 
     Raises:
-        ValueError: one of them follows a metric, whose past a checkpoint does not have.
+        ValueError: a scheduler follows a metric, whose history is not in the checkpoint.
     """
     every = _each(schedulers)
     steps = [s._global_step for s in every]
@@ -116,7 +119,7 @@ def replay(schedulers: Any, built: List[Dict[str, Any]], iteration: int, same_le
                 'of processes and the batch size of the checkpoint'
             )
     with warnings.catch_warnings():
-        # That they step before the optimizer.
+        # torch warns that the schedulers step before the optimizer.
         warnings.filterwarnings('ignore', 'Detected call of `scheduler.step')
         _step_anew(every, steps)
 
@@ -128,8 +131,8 @@ def _step_anew(schedulers: List[_ParamScheduler], steps: List[int]) -> None:
         for group in scheduler.optimizer.param_groups:
             group[scheduler.param_name] = group[f'initial_{scheduler.param_name}']
     for scheduler in schedulers:
-        scheduler.step()  # as when it is built
-    # In a training those by epochs step after those by iterations.
+        scheduler.step()  # the constructor also takes this step
+    # A training loop steps schedulers by epoch after those by iteration.
     order = sorted(zip(schedulers, steps), key=lambda pair: pair[0].by_epoch)
     last = max(steps)
     for now in range(1, last + 1):
@@ -145,6 +148,6 @@ def _follows_metric(scheduler: _ParamScheduler) -> bool:
 
 
 def _each(schedulers: Any) -> List[_ParamScheduler]:
-    """None, not built, a list, or a dict of them by name of the optimizer."""
+    """Return a list of schedulers, given as None, a list, or a dict by name of the optimizer."""
     lists = schedulers.values() if isinstance(schedulers, dict) else [schedulers or []]
     return [s for each in lists for s in each if isinstance(s, _ParamScheduler)]
