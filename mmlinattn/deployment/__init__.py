@@ -1,4 +1,4 @@
-"""Whole models as files: ONNX, OpenVINO, AOTInductor."""
+"""Export of complete models to ONNX, OpenVINO and AOTInductor."""
 
 from .compare import sample_image
 from .deployable import NotDeployable

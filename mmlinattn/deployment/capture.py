@@ -1,4 +1,4 @@
-"""One capture by ``torch.export``, from which every format is written."""
+"""Capture of a model by ``torch.export``, from which every format is written."""
 
 import inspect
 import warnings
@@ -11,21 +11,21 @@ from torch.export import Dim, ExportedProgram, export
 from .deployable import Deployable, NotDeployable
 from .formats import FormatError
 
-# The option of torch.export that came with torch 2.9. Dynamic sizes need it.
+# Option of torch.export since torch 2.9, required for dynamic sizes.
 DEFERRED = 'prefer_deferred_runtime_asserts_over_guards'
-# What a side may measure: to torch.export a side of 1 is another program.
+# Upper bounds of the side of an image and of the batch size.
 LARGEST, MAX_BATCH = 8192, 256
 
 
 class Sizes(NamedTuple):
-    """Which inputs an exported model takes.
+    """Input sizes of an exported model.
 
     Attributes:
-        shape: (H, W) that it was captured at.
-        stride: sides must be multiples of it.
-        dynamic: any such size, or the one alone.
-        batch: images at once; None for any number.
-        coarsest: pixels a side of a cell of the coarsest map, that of a neck included.
+        shape: (H, W) of the export.
+        stride: height and width must be multiples of it.
+        dynamic: True for any such size, False for ``shape`` only.
+        batch: batch size; None for any number.
+        coarsest: stride of the coarsest feature map, including those of the neck.
     """
 
     shape: Tuple[int, int]
@@ -36,13 +36,16 @@ class Sizes(NamedTuple):
 
     @property
     def least(self) -> int:
-        """The smallest side: two cells of the backbone's coarsest map."""
+        """Smallest height or width: two cells of the backbone's coarsest map."""
         return 2 * self.stride
 
     @property
     def captured(self) -> Tuple[int, int]:
-        """(H, W) to capture at: dynamic sizes need two cells a side on every map, as a side of 1
-        would be taken for one that is always 1, and sides that differ."""
+        """Height and width to capture at.
+
+        Dynamic sizes need different sides, and at least two cells per side on every map:
+        torch.export treats a side of 1 as a constant.
+        """
         if not self.dynamic:
             return self.shape
         step = max(self.coarsest or self.stride, self.stride)
@@ -60,7 +63,7 @@ def check_torch() -> None:
 
 
 def check_shape(shape: Sequence[int], stride: int, dynamic: bool = True) -> None:
-    """Raise ValueError unless both sides are multiples of the stride and large enough."""
+    """Raise ValueError unless height and width are multiples of the stride and large enough."""
     least = 2 * stride if dynamic else stride
     height, width = shape
     if min(shape) < least:
@@ -78,12 +81,12 @@ def check_shape(shape: Sequence[int], stride: int, dynamic: bool = True) -> None
 
 
 def strides_of(model: nn.Module) -> Tuple[int, int]:
-    """Pixels a side of a cell of the coarsest map of a model's backbone, and of all its maps.
+    """Return the strides of the coarsest map of the backbone, and of backbone and neck together.
 
-    A neck makes maps beyond those of the backbone: RetinaNet's have cells of 128 pixels.
+    A neck may add coarser maps: RetinaNet's have a stride of 128 pixels.
 
     Raises:
-        NotDeployable: a backbone without a convolution or pooling that makes maps smaller.
+        NotDeployable: the backbone has no strided convolution or pooling.
     """
     backbone, probe, sides = model.backbone, 256, []
 
@@ -101,7 +104,7 @@ def strides_of(model: nn.Module) -> Tuple[int, int]:
             hook.remove()
     if not sides:
         raise NotDeployable(f'the stride of {type(backbone).__name__} cannot be found')
-    # What a classifier's neck gives are no maps.
+    # A classifier's neck returns vectors, not maps.
     maps = [feat.shape[-1] for feat in feats if isinstance(feat, Tensor) and feat.dim() == 4]
     return probe // min(sides), probe // min(sides + maps)
 
@@ -111,22 +114,21 @@ def _first(stride: Union[int, Sequence[int]]) -> int:
 
 
 def capture(model: Deployable, sizes: Sizes) -> ExportedProgram:
-    """Captures a model.
-
+    """Export a model to a program with ``torch.export``.
     Args:
-        model: see :func:`.models.deployable`.
-        sizes: the inputs that the program shall take.
+        model: model from :func:`.deployable.deployable`.
+        sizes: input sizes that the program must accept.
 
     Returns:
         the program; its argument is ``image``, its outputs are a dict.
 
     Raises:
         FormatError: see :func:`check_torch`.
-        ValueError: of an attention that needs a fixed size, see docs/export.md; and whatever
-            torch.export raises.
+        ValueError: an attention needs a fixed size, see docs/export.md. Errors of torch.export are
+            raised unchanged.
     """
     check_torch()
-    batch = sizes.batch or 2  # torch.export makes a constant of 1
+    batch = sizes.batch or 2  # torch.export would treat 1 as a constant
     image = torch.rand(batch, 3, *sizes.captured) * 255
     dynamic = {}
     if sizes.batch is None:

@@ -1,4 +1,4 @@
-"""What exported files are compared on, and how."""
+"""Comparison of the outputs of exported files and models."""
 
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
@@ -15,16 +15,18 @@ Outputs = Dict[str, Tensor]
 
 
 def fit(image: Tensor, shape: Sequence[int]) -> Tensor:
-    """An image (B, 3, h, w), resized."""
+    """Return images (B, 3, h, w) resized to ``shape``."""
     return F.interpolate(image, tuple(shape), mode='bilinear', antialias=True)
 
 
 def difference(found: Outputs, expected: Outputs) -> float:
-    """Largest difference of the outputs: of numbers, over the largest of them; of labels, the
-    share that differs; of detections, see :func:`match`.
+    """Return the largest difference of the outputs.
+
+    For floating-point outputs it is relative to the largest value; for labels it is the fraction
+    that differs; for detections see :func:`match`.
 
     Raises:
-        ValueError: other outputs or shapes.
+        ValueError: names or shapes of the outputs differ.
     """
     if found.keys() != expected.keys():
         raise ValueError(f'outputs are {list(found)} in place of {list(expected)}')
@@ -44,10 +46,11 @@ def _largest(a: Tensor, b: Tensor) -> float:
 
 
 def match(found: Outputs, expected: Outputs, sure: float = 0.5) -> List[float]:
-    """Differences of the detections of a batch, in whatever order they are found.
+    """Return the differences of the detections of a batch, independent of their order.
 
-    One of each expected box whose score is at least ``sure`` times the best one: that of the
-    nearest box of its label, over the largest coordinate, of their scores, or of their masks.
+    There is one value for each expected box whose score is at least ``sure`` times the best score.
+    It compares the box with the nearest one of the same label: the largest difference of their
+    coordinates (relative to the largest coordinate), scores and masks.
     """
     differences = []
     for image in range(len(expected['count'])):
@@ -65,15 +68,15 @@ def match(found: Outputs, expected: Outputs, sure: float = 0.5) -> List[float]:
 
 
 def sample_image(cfg: Config, path: Optional[str] = None) -> Tuple[Tensor, str]:
-    """An image to measure with, (1, 3, h, w) float32, RGB, 0..255, and what it is.
+    """Return a sample image (1, 3, h, w) float32, RGB, 0..255, and its description.
 
     Args:
-        cfg: the config; the first image of its test set, where that is here, else noise.
-        path: an image file instead.
+        cfg: config; the sample is the first image of its test set if that exists, else noise.
+        path: image file to use instead.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: a file that is no image.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is not an image.
     """
     if path is not None:
         return _read_image(path), path

@@ -1,4 +1,4 @@
-"""Whole models as they are exported: pixels in, what a user wants out."""
+"""Wrappers of models for export, with normalisation and post-processing inside."""
 
 from typing import Dict, Optional, Sequence, Tuple
 
@@ -15,19 +15,19 @@ Outputs = Dict[str, Tensor]
 
 
 class NotDeployable(ValueError):
-    """A model, or a setting of it, that has no exported form; the message names it."""
+    """Model, or setting of a model, that cannot be exported; the message names it."""
 
 
 class Deployable(nn.Module):
-    """A model with its normalisation in front and its post-processing behind.
+    """Base class of exported models: normalisation, network and post-processing.
 
     Args:
-        model: of a framework, in eval mode.
+        model: model of MMDetection, MMSegmentation or MMPretrain, in eval mode.
         preprocessor: config of its data preprocessor: ``mean``, ``std``, the order of channels.
-        raw: what the heads give in place of predictions.
+        raw: return the outputs of the heads instead of predictions.
 
     Raises:
-        NotDeployable: a model that has no exported form.
+        NotDeployable: the model cannot be exported.
     """
 
     task: str
@@ -39,38 +39,41 @@ class Deployable(nn.Module):
         self.is_raw = raw
         if not raw:
             self.check()
-        # Images are loaded as BGR; those of a model that takes them so are swapped here.
+        # Exported models take RGB; channels are swapped for models trained on BGR.
         mean, std, self.swap = normalisation(preprocessor)
         self.register_buffer('pixel_mean', mean)
         self.register_buffer('pixel_std', std)
         self.dtype = torch.float32
 
     def forward(self, image: Tensor) -> Outputs:
-        """(B, 3, H, W) float32, RGB, 0..255, to named outputs, float32 or int64."""
+        """Compute named outputs, float32 or int64, of images (B, 3, H, W) float32, RGB, 0..255."""
         if self.swap:
             image = torch.cat([image[:, 2:], image[:, 1:2], image[:, :1]], 1)
         x = ((image - self.pixel_mean) / self.pixel_std).to(self.dtype)
         return self.raw(x) if self.is_raw else self.predict(x)
 
     def check(self) -> None:
-        """Raise NotDeployable where :meth:`predict` would not do what the framework does."""
+        """Raise NotDeployable if :meth:`predict` would differ from the framework's prediction."""
 
     def predict(self, x: Tensor) -> Outputs:
-        """From normalised images (B, 3, H, W) to predictions."""
+        """Compute the predictions of normalised images (B, 3, H, W)."""
         raise NotImplementedError
 
     def raw(self, x: Tensor) -> Outputs:
-        """From normalised images (B, 3, H, W) to what the heads give."""
+        """Compute the outputs of the heads for normalised images (B, 3, H, W)."""
         raise NotImplementedError
 
     def padding(self) -> Sequence[float]:
-        """The colour, RGB in 0..255, that is 0 behind the normalisation: to fill images up with."""
+        """Return the padding colour (RGB, 0..255) that the normalisation maps to 0."""
         mean = self.pixel_mean.flatten().tolist()
         return mean[::-1] if self.swap else mean
 
 
 class Segmentor(Deployable):
-    """``labels`` (B, H, W) int64; raw: ``logits`` (B, classes, H, W) at the size of the input."""
+    """Segmentor. Outputs ``labels`` (B, H, W) int64; raw: ``logits`` (B, classes, H, W).
+
+    Both have the size of the input.
+    """
 
     task = 'segmentation'
 
@@ -86,7 +89,7 @@ class Segmentor(Deployable):
 
 
 class Classifier(Deployable):
-    """``scores`` (B, classes), their softmax; raw: ``logits``."""
+    """Classifier. Outputs ``scores`` (B, classes) after the softmax; raw: ``logits``."""
 
     task = 'classification'
 
@@ -98,10 +101,10 @@ class Classifier(Deployable):
 
 
 def normalisation(preprocessor: dict) -> Tuple[Tensor, Tensor, bool]:
-    """Mean and deviation (3, 1, 1) of a data preprocessor, and whether its colours are BGR.
+    """Return mean and std (3, 1, 1) of a data preprocessor, and True if the model takes BGR.
 
     Raises:
-        NotDeployable: another number of colours.
+        NotDeployable: mean or std does not have 3 channels.
     """
     mean, std = (preprocessor.get(name) or [zero] * 3 for name, zero in (('mean', 0), ('std', 1)))
     if len(mean) != 3 or len(std) != 3:
@@ -112,15 +115,15 @@ def normalisation(preprocessor: dict) -> Tuple[Tensor, Tensor, bool]:
 
 
 def preprocessor_of(cfg: Config) -> dict:
-    """The config of the data preprocessor, which may stand beside the model's."""
+    """Return the config of the data preprocessor, inside or beside that of the model."""
     return dict(cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor') or {})
 
 
 def exported_form(model: nn.Module, cfg: Config, raw: bool = False) -> type:
-    """The subclass of :class:`Deployable` that serves a model; no weight is looked at.
+    """Return the subclass of :class:`Deployable` for a model, independent of its weights.
 
     Raises:
-        NotDeployable: a model without one, or without raw outputs.
+        NotDeployable: there is none, or ``raw`` is set and the model has no raw outputs.
     """
     scope = cfg.get('default_scope')
     if scope == 'mmdet':
@@ -145,22 +148,22 @@ def exported_form(model: nn.Module, cfg: Config, raw: bool = False) -> type:
 
 
 def deployable(model: nn.Module, cfg: Config, raw: bool = False) -> Deployable:
-    """The exported form of a model.
+    """Wrap a model for export.
 
     Args:
-        model: built of ``cfg.model``, in eval mode; parts of it are exchanged in place for
-            equivalents that can be captured.
-        cfg: its config.
+        model: built from ``cfg.model``, in eval mode; layers that cannot be captured are replaced
+            in place by equivalents.
+        cfg: config of the model.
         raw: see :class:`Deployable`.
 
     Raises:
-        NotDeployable: see :func:`exported_form`, or a setting without an exported form.
+        NotDeployable: see :func:`exported_form`, or a setting cannot be exported.
     """
     kind = exported_form(model, cfg, raw)
     use_equivalents(model)
-    model.data_preprocessor = nn.Identity()  # its numbers would be weights of the program
+    model.data_preprocessor = nn.Identity()  # its buffers would become weights of the program
     if hasattr(model, 'auxiliary_head'):
-        del model.auxiliary_head  # of the training
+        del model.auxiliary_head  # used in training only
     out = kind(model.eval().requires_grad_(False), preprocessor_of(cfg), raw)
     return out.eval()
 
@@ -168,17 +171,17 @@ def deployable(model: nn.Module, cfg: Config, raw: bool = False) -> Deployable:
 def load(
     cfg: Config, checkpoint: Optional[str], raw: bool = False
 ) -> Tuple[Deployable, Sequence[str]]:
-    """The exported form of a config's model, and the names of its classes.
+    """Build and load the model of a config for export, and return it with its class names.
 
     Args:
-        cfg: what :func:`mmlinattn.engine.config.load_config` returns.
-        checkpoint: a file or an address; None for initial weights.
+        cfg: config from :func:`mmlinattn.engine.config.load_config`.
+        checkpoint: a file or a URL; None for initial weights.
         raw: see :class:`Deployable`.
 
     Raises:
-        FileNotFoundError: no such checkpoint.
-        mmlinattn.checkpoints.CheckpointError: one that cannot be read or does not fit.
-        NotDeployable: a model without an exported form.
+        FileNotFoundError: the checkpoint does not exist.
+        mmlinattn.checkpoints.CheckpointError: it cannot be read or does not fit the model.
+        NotDeployable: the model cannot be exported.
     """
     model = MODELS.build(dict(cfg.model, data_preprocessor=preprocessor_of(cfg) or None))
     exported_form(model, cfg, raw)

@@ -1,8 +1,8 @@
-"""What comes behind a detector's heads, in operations whose shapes do not depend on what is found.
+"""Post-processing of detectors with static output shapes.
 
-The functions do what MMDetection's ``predict_by_feat`` and ``batched_nms`` do, on whole batches:
-where those drop entries, these give them the score 0. Boxes are x1, y1, x2, y2 in pixels of the
-input, in float32.
+The functions are equivalent to MMDetection's ``predict_by_feat`` and ``batched_nms``, but batched:
+entries that those remove get the score 0. Boxes are x1, y1, x2, y2 in pixels of the input, in
+float32.
 """
 
 from typing import NamedTuple, Sequence, Tuple
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from .nms import suppress
 
-# TensorRT's TopK takes less than 3840.
+# TensorRT's TopK accepts fewer than 3840.
 MAX_CANDIDATES = 3000
 
 
 class Candidates(NamedTuple):
-    """Boxes (B, N, 4), scores (B, N) with 0 for those that do not count, labels (B, N) int64."""
+    """Boxes (B, N, 4), scores (B, N), 0 for removed entries, and labels (B, N) int64."""
 
     boxes: Tensor
     scores: Tensor
@@ -26,9 +26,9 @@ class Candidates(NamedTuple):
 
 
 def best(candidates: Candidates, number: int) -> Tuple[Candidates, Tensor]:
-    """The ``number`` best of each image, filled up with score 0, and their places (B, number)."""
+    """Return the ``number`` best candidates per image, padded with score 0, and their indices."""
     boxes, scores, labels = candidates
-    # Filled up, so that the number is a constant whatever the size of the image.
+    # Padded, so that the number is constant for any image size.
     scores, places = F.pad(scores, (0, number)).topk(number)
     places = places.clamp(max=labels.shape[1] - 1)
     chosen = Candidates(pick(boxes, places), scores, labels.gather(1, places))
@@ -36,24 +36,24 @@ def best(candidates: Candidates, number: int) -> Tuple[Candidates, Tensor]:
 
 
 def pick(x: Tensor, places: Tensor) -> Tensor:
-    """Rows (B, K, d) of x (B, N, d) at places (B, K)."""
+    """Return the rows (B, K, d) of x (B, N, d) at indices (B, K)."""
     return x.gather(1, places.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
 def corners(hw_shape: Sequence[int]) -> Tensor:
-    """(4,) float32: width, height, width, height of an image of these rows and columns."""
-    # Not of no dimension: OpenVINO makes one of it.
+    """Return width, height, width, height of an image (H, W) as a (4,) float32 tensor."""
+    # Shape (1,), because OpenVINO gives zero-dimensional tensors one dimension.
     height, width = (torch.full((1,), side, dtype=torch.float32) for side in hw_shape)
     return torch.cat([width, height, width, height])
 
 
 def within(boxes: Tensor, hw_shape: Sequence[int]) -> Tensor:
-    """Boxes (..., 4) cut at the borders of an image of these rows and columns."""
+    """Return boxes (..., 4) clipped to an image (H, W)."""
     return boxes.clamp(min=0).minimum(corners(hw_shape))
 
 
 def score_of(head: nn.Module, logits: Tensor) -> Tensor:
-    """Score (..., classes) of a dense head's logits (..., outputs), the background left out."""
+    """Score the logits (..., outputs) of a dense head, without background: (..., classes)."""
     if head.use_sigmoid_cls:
         return logits.sigmoid()
     return logits.softmax(-1)[..., :-1]
@@ -62,13 +62,13 @@ def score_of(head: nn.Module, logits: Tensor) -> Tensor:
 def dense_candidates(
     head: nn.Module, outs: Sequence[Sequence[Tensor]], cfg: dict, hw_shape: Sequence[int]
 ) -> Tuple[Candidates, Tensor]:
-    """The ``nms_pre`` best pairs of anchor and class of each level, decoded.
+    """Decode the ``nms_pre`` best pairs of anchor and class of each level.
 
     Args:
-        head: an anchor head of MMDetection, RPN included.
-        outs: its outputs: class logits and box deltas of each level, (B, anchors * d, h, w).
+        head: anchor head of MMDetection, including RPN.
+        outs: class logits and box deltas of each level, (B, anchors * d, h, w).
         cfg: ``test_cfg`` of the head.
-        hw_shape: rows and columns of the input.
+        hw_shape: (H, W) of the input.
 
     Returns:
         candidates of all levels, and the level of each (B, N) int64.
@@ -101,7 +101,7 @@ def dense_candidates(
 
 
 def _by_anchor(level: Tensor, values: int) -> Tensor:
-    """(B, anchors * values, h, w) of a level to (B, h * w * anchors, values) in float32."""
+    """Reshape (B, anchors * values, h, w) to (B, h * w * anchors, values) in float32."""
     return level.permute(0, 2, 3, 1).flatten(1).unflatten(1, (-1, values)).float()
 
 
@@ -112,16 +112,16 @@ def survivors(
     number: int,
     hw_shape: Sequence[int],
 ) -> Candidates:
-    """The ``number`` best that non-maximum suppression leaves of each image.
+    """Apply non-maximum suppression and return the ``number`` best boxes of each image.
 
     Args:
         candidates: boxes, scores and labels.
-        groups: (B, N), boxes of different groups do not suppress each other.
-        nms: of the config: ``iou_threshold``.
-        number: how many; the rest is filled up with score 0.
-        hw_shape: rows and columns of the input, where boxes end.
+        groups: (B, N); boxes of different groups do not suppress each other.
+        nms: NMS config with ``iou_threshold``.
+        number: number of boxes; missing ones are padded with score 0.
+        hw_shape: (H, W) of the input.
     """
-    # As mmcv does: groups lie side by side, a picture apart.
+    # As in mmcv, an offset per group keeps boxes of different groups from overlapping.
     apart = (groups * (corners(hw_shape).max() + 1)).unsqueeze(-1)
     stays = suppress(
         candidates.boxes + apart, candidates.scores, float(nms['iou_threshold']), number
@@ -130,7 +130,7 @@ def survivors(
 
 
 def fixed(candidates: Candidates) -> Candidates:
-    """Entries that are filled up get a box of zeros and the label -1."""
+    """Set padded entries to a box of zeros and the label -1."""
     boxes, scores, labels = candidates
     found = scores > 0
     return Candidates(boxes * found.unsqueeze(-1), scores, torch.where(found, labels, -1))

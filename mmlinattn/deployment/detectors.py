@@ -1,4 +1,4 @@
-"""Detectors of MMDetection from image to boxes, as plain operations of fixed shape."""
+"""Exported forms of MMDetection detectors, with static output shapes."""
 
 from typing import Dict, List, Sequence, Tuple
 
@@ -29,10 +29,10 @@ Outputs = Dict[str, Tensor]
 
 
 def deployable_detector(model: nn.Module) -> type:
-    """The class of this module that serves a detector.
+    """Return the class of this module for a detector.
 
     Raises:
-        NotDeployable: naming what has no exported form.
+        NotDeployable: the detector cannot be exported.
     """
     if isinstance(model, SMCA):
         return DeployableSMCA
@@ -49,11 +49,12 @@ def deployable_detector(model: nn.Module) -> type:
 
 
 class Detector(Deployable):
-    """Boxes, scores and labels, ``max_per_img`` of them; fewer are filled up.
+    """Base class of detectors, with K = ``max_per_img`` detections per image, padded if fewer.
 
-    Outputs: ``boxes`` (B, K, 4) x1 y1 x2 y2 in pixels of the input, ``scores`` (B, K) from best to
-    worst, ``labels`` (B, K) int64, -1 where filled up, ``count`` (B) int64, how many are not;
-    ``masks`` (B, K, 28, 28), where there are any: probabilities, to be stretched over the box.
+    Outputs: ``boxes`` (B, K, 4) x1 y1 x2 y2 in pixels of the input, ``scores`` (B, K) in descending
+    order, ``labels`` (B, K) int64, -1 for padding, and ``count`` (B) int64, the number of
+    detections. Models with masks also return ``masks`` (B, K, 28, 28), probabilities to resize to
+    the box.
     """
 
     task = 'detection'
@@ -67,7 +68,7 @@ class Detector(Deployable):
 
 
 class Dense(Detector):
-    """A detector with anchors and one head, such as RetinaNet. Raw: logits and deltas by level."""
+    """Single-stage detector with anchors, such as RetinaNet. Raw: logits and deltas by level."""
 
     def check(self) -> None:
         check_anchors(self.model.bbox_head, 'bbox_head')
@@ -115,7 +116,7 @@ class TwoStage(Detector):
                     raise NotDeployable(f'{type(one).__name__} has no exported form')
 
     def stages(self, part: str = 'bbox_head') -> Sequence[nn.Module]:
-        """The heads, or extractors, one a stage."""
+        """Return the heads, or extractors, of all stages."""
         found = getattr(self.model.roi_head, part)
         return list(found) if isinstance(found, nn.ModuleList) else [found]
 
@@ -135,7 +136,7 @@ class TwoStage(Detector):
     def classify(
         self, feats: Sequence[Tensor], proposals: Candidates, hw_shape: Sequence[int]
     ) -> Candidates:
-        """From proposals to what is kept of all classes, through all stages."""
+        """Return the detections of all classes from the proposals, after all stages."""
         rois, batch = with_image(proposals.boxes), proposals.boxes.shape[0]
         total, heads = 0, self.stages()
         for i, (head, extractor) in enumerate(zip(heads, self.stages('bbox_roi_extractor'))):
@@ -148,7 +149,7 @@ class TwoStage(Detector):
                 rois = torch.cat([rois[:, :1], within(refined, hw_shape)], 1)
         boxes = within(head.bbox_coder.decode(rois[:, 1:], deltas).unflatten(1, (-1, 4)), hw_shape)
         scores = (total / len(heads)).softmax(-1)[:, :-1]
-        # Proposals that were filled up find nothing.
+        # Padded proposals must not yield detections.
         scores = scores * (proposals.scores.flatten() > 0).unsqueeze(1)
         cfg, classes = self.model.test_cfg['rcnn'], scores.shape[1]
         scores = torch.where(scores > cfg['score_thr'], scores, 0.0)
@@ -161,7 +162,7 @@ class TwoStage(Detector):
         return survivors(found, found.labels, cfg['nms'], cfg['max_per_img'], hw_shape)
 
     def masks(self, feats: Sequence[Tensor], found: Candidates) -> Tensor:
-        """Probabilities (B, K, h, w) of the masks of found boxes, the mean of all stages."""
+        """Return the mask probabilities (B, K, h, w) of the boxes, averaged over all stages."""
         rois, labels = with_image(found.boxes), found.labels.clamp(min=0)
         total, heads = 0, self.stages('mask_head')
         for head, extractor in zip(heads, self.stages('mask_roi_extractor')):
@@ -179,16 +180,16 @@ class TwoStage(Detector):
 
 
 def with_image(boxes: Tensor) -> Tensor:
-    """Boxes (B, K, 4) to (B K, 5), the number of the image first."""
+    """Return boxes (B, K, 4) as rois (B K, 5), with the image index first."""
     numbers = torch.arange(boxes.shape[0], dtype=boxes.dtype).view(-1, 1, 1)
     return torch.cat([numbers.expand(-1, boxes.shape[1], 1), boxes], -1).flatten(0, 1)
 
 
 def roi_features(extractor: nn.Module, feats: Sequence[Tensor], rois: Tensor) -> Tensor:
-    """What MMDetection's ``SingleRoIExtractor`` takes from the level that fits each box.
+    """Return the RoI features of MMDetection's ``SingleRoIExtractor``.
 
-    All boxes are taken from all levels, and one is chosen: which boxes belong to a level is not
-    known when the graph is made.
+    Each box is pooled from all levels, then its level is selected: the boxes of a level are not
+    known when the graph is captured.
     """
     feats = feats[: extractor.num_inputs]
     levels = extractor.map_roi_levels(rois, len(feats)).view(-1, 1, 1, 1)
@@ -202,8 +203,10 @@ def roi_features(extractor: nn.Module, feats: Sequence[Tensor], rois: Tensor) ->
 
 
 class DeployableSMCA(Detector):
-    """SMCA for an image that fills the input. Raw: ``logits`` (B, Q, classes) and ``boxes``
-    (B, Q, 4) as centre, width and height in 0..1."""
+    """SMCA for images without padding.
+
+    Raw: ``logits`` (B, Q, classes) and ``boxes`` (B, Q, 4) as centre, width and height in 0..1.
+    """
 
     def predict(self, x: Tensor) -> Outputs:
         logits, boxes = self.raw(x).values()
@@ -239,7 +242,7 @@ class DeployableSMCA(Detector):
 
 
 def check_anchors(head: nn.Module, name: str) -> None:
-    """Raise NotDeployable unless a head is one with anchors and box deltas alone."""
+    """Raise NotDeployable unless a head predicts only scores and box deltas of anchors."""
     if not isinstance(head, AnchorHead):
         raise NotDeployable(
             f'{name} is {type(head).__name__}, which has no exported form: heads with anchors have'
@@ -260,7 +263,7 @@ def _rpn() -> type:
 
 
 def check_nms(cfg: dict, name: str) -> None:
-    """Raise NotDeployable unless the settings are of plain suppression with fixed numbers."""
+    """Raise NotDeployable unless the config has plain NMS with fixed numbers of boxes."""
     nms = cfg.get('nms', {})
     if nms.get('type', 'nms') != 'nms' or nms.get('class_agnostic') or 'iou_threshold' not in nms:
         raise NotDeployable(f'{name}.nms={dict(nms)} has no exported form, dict(type="nms") has')

@@ -1,4 +1,4 @@
-"""Layers of the frameworks that need sizes as numbers, exchanged for equals that do not."""
+"""Replacements for layers that cannot be exported with dynamic sizes."""
 
 from typing import Optional
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def use_equivalents(model: nn.Module) -> None:
-    """Exchanges, in place: MMSegmentation's ``Upsample`` and torch's ``AdaptiveAvgPool2d``."""
+    """Replace MMSegmentation's ``Upsample`` and torch's ``AdaptiveAvgPool2d`` in place."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             equal = _equivalent(child)
@@ -27,7 +27,7 @@ def _equivalent(layer: nn.Module) -> Optional[nn.Module]:
 
 
 class Enlarge(nn.Module):
-    """(B, C, H, W) to a whole number of times the size."""
+    """Interpolation of (B, C, H, W) by an integer factor."""
 
     def __init__(self, factor: int, mode: str, align_corners: Optional[bool]) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Enlarge(nn.Module):
 
 
 class AdaptiveMean(nn.Module):
-    """Means of a grid of cells as torch's ``AdaptiveAvgPool2d`` has it, by two matrix products.
+    """Equivalent of torch's ``AdaptiveAvgPool2d`` by two matrix products.
 
     Example:
         >>> x = torch.randn(2, 3, 7, 10)
@@ -60,7 +60,7 @@ class AdaptiveMean(nn.Module):
 
 
 def _shares(number: int, size: int, device: torch.device) -> Tensor:
-    """(number, size): what each of ``size`` places gives to the mean of each cell."""
+    """Return the weight of each of ``size`` positions in the mean of each cell, (number, size)."""
     places = torch.arange(size, device=device)
     cells = torch.arange(number, device=device).unsqueeze(1)
     first = cells * size // number

@@ -1,4 +1,4 @@
-"""Exported files, run with nothing but themselves."""
+"""Inference with exported files, without their config and checkpoint."""
 
 import importlib.util
 import os
@@ -15,25 +15,26 @@ SUFFIXES = ('.onnx', '.xml', '.pt2')
 
 
 class FileError(ValueError):
-    """An exported file that cannot be used; the message names it and why."""
+    """Exported file that cannot be used; the message gives the file and the reason."""
 
 
 class ExportedFile:
-    """A file that ``tools/deployment/export.py`` wrote, ready to run on this machine's CPU.
+    """File written by ``tools/deployment/export.py``, loaded to run on the CPU.
 
     Args:
-        path: .onnx (onnxruntime), .xml (OpenVINO) or .pt2 (AOTInductor). Its code runs: load only
-            what you trust, a .pt2 above all.
-        threads: of onnxruntime and OpenVINO; those of torch by default, which a .pt2 always takes.
+        path: .onnx (onnxruntime), .xml (OpenVINO) or .pt2 (AOTInductor). Its code is executed: load
+            only files that you trust, in particular .pt2.
+        threads: threads of onnxruntime and OpenVINO; torch's number by default, which .pt2 files
+            always use.
 
     Attributes:
-        metadata: what it says about itself: ``task``, ``classes``, ``stride``, ``shape``, ...
+        metadata: description in the file: ``task``, ``classes``, ``stride``, ``shape``, ...
         images: number of images that it has been run on.
 
     Raises:
-        FileNotFoundError: no such file.
-        FileError: a file that is damaged, of something else, or whose runtime is absent; metadata
-            that are missing, damaged or contradictory.
+        FileNotFoundError: the file does not exist.
+        FileError: the file is damaged or not an export, its runtime is not installed, or its
+            metadata are missing, damaged or contradictory.
     """
 
     def __init__(self, path: Union[str, os.PathLike], threads: int = 0) -> None:
@@ -47,7 +48,7 @@ class ExportedFile:
             raise FileError(f'{self.path} needs {module}: pip install "{package}"')
         try:
             self._run, text = reader(self.path, threads or torch.get_num_threads())
-        except Exception as error:  # runtimes raise whatever they like
+        except Exception as error:  # runtimes raise arbitrary exceptions
             raise FileError(f'{self.path} cannot be loaded: {error}') from error
         if not text:
             raise FileError(
@@ -60,21 +61,21 @@ class ExportedFile:
         self.images = 0
 
     def __call__(self, image: Tensor) -> Outputs:
-        """(B, 3, H, W) float32, RGB, 0..255, to named outputs.
+        """Compute named outputs of images (B, 3, H, W) float32, RGB, 0..255.
 
         Raises:
-            FileError: a size that the file does not take, or an error of the runtime.
+            FileError: the file does not take this size, or its runtime fails.
         """
         self.check(image)
         try:
             found = self._run(image.contiguous(), self.metadata.outputs)
-        except Exception as error:  # runtimes raise whatever they like
+        except Exception as error:  # runtimes raise arbitrary exceptions
             raise FileError(f'{self.path} cannot be run: {error}') from error
         self.images += len(image)
         return dict(zip(self.metadata.outputs, found))
 
     def check(self, image: Tensor) -> None:
-        """Raise FileError unless the file takes images of this size and number."""
+        """Raise FileError unless the file takes this image size and batch size."""
         height, width = image.shape[-2:]
         metadata = self.metadata
         if metadata.batch is not None and image.shape[0] != metadata.batch:
@@ -128,7 +129,7 @@ def _openvino(path: Path, threads: int) -> tuple:
 def _aoti(path: Path, threads: int) -> tuple:
     from torch._inductor import aoti_load_package
 
-    from . import nms as suppression  # noqa: F401  the operator that detectors call
+    from . import nms as suppression  # noqa: F401  registers the operator that detectors call
 
     program = aoti_load_package(str(path))
     text = program.get_metadata().get(METADATA)

@@ -1,4 +1,4 @@
-"""Exported files in the place of a model: scored by the frameworks' own loops and metrics."""
+"""Evaluation of exported files with the loops and metrics of the frameworks."""
 
 from math import prod
 from pathlib import Path
@@ -19,12 +19,12 @@ from .file_metadata import FileMetadata
 
 
 def is_exported(path: str) -> bool:
-    """Whether a name is that of an exported file, not of a checkpoint."""
+    """Return True if the name is that of an exported file, not of a checkpoint."""
     return Path(path).suffix in SUFFIXES
 
 
 def use_exported(cfg: Config, path: str) -> None:
-    """Put an exported file in the place of a config's model."""
+    """Replace the model of a config by an exported file."""
     scope = cfg.get('default_scope')
     cfg.model = dict(type='ExportedModel', file=path, network=cfg.model, scope=scope)
     cfg.load_from = None
@@ -32,25 +32,24 @@ def use_exported(cfg: Config, path: str) -> None:
 
 @MODELS.register_module()
 class ExportedModel(BaseModel):
-    """A file that ``tools/deployment/export.py`` wrote, to be tested.
+    """Model that predicts with a file written by ``tools/deployment/export.py``, for testing.
 
-    The framework prepares images as it does for the network, and does with what the file gives
-    what it does with what the network gives: windows, resizing to the original size, masks.
-    Images are filled up with the colour that is 0 behind the normalisation to a size that the file
-    takes. Each prediction is checked to come from the file: it must have run on each image once, or
-    once for each window of a segmentor with ``test_cfg.mode='slide'``.
+    The framework preprocesses images and postprocesses outputs as for the network: sliding windows,
+    resizing to the original size, masks. Images are padded to a size that the file takes, with the
+    colour that the normalisation maps to 0. Every prediction must come from the file: it must run
+    once per image, or once per window of a segmentor with ``test_cfg.mode='slide'``.
 
     Args:
-        file: see :class:`.files.ExportedFile`.
-        network: config of the model that the file was made of.
+        file: see :class:`.exported_file.ExportedFile`.
+        network: config of the exported model.
         scope: ``default_scope`` of the config, which names the framework.
-        data_preprocessor: where it stands beside the model in the config.
+        data_preprocessor: its config, if the config has it beside the model.
 
     Raises:
-        FileNotFoundError, mmlinattn.deployment.FileError: of the file, or one that does not fit
-            ``network``: see :func:`.file_checks.check_model`; raw outputs of a detector, which are
-            no predictions.
-        NotDeployable: a network that has no exported form.
+        FileNotFoundError, mmlinattn.deployment.FileError: the file cannot be loaded or does not fit
+            ``network`` (see :func:`.file_checks.check_model`), or has raw outputs of a detector,
+            which cannot be scored.
+        NotDeployable: the network cannot be exported.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class ExportedModel(BaseModel):
         if task == 'detection' and self.file.metadata.raw:
             raise FileError(f'{file} has raw outputs, which cannot be scored: export without --raw')
         check_model(self.file, skeleton, cfg)
-        # Not as a part: nothing moves or counts its weights.
+        # Not a submodule, so that its weights are neither moved nor counted.
         object.__setattr__(self, 'skeleton', skeleton)
         mean, std, self.swap = normalisation(preprocessor)
         self.register_buffer('mean', mean, persistent=False)
@@ -74,11 +73,10 @@ class ExportedModel(BaseModel):
         self.predictions = getattr(self, task)
 
     def forward(self, inputs: Tensor, data_samples: list, mode: str = 'predict') -> list:
-        """Predict; there is no other mode.
+        """Predict; other modes are not supported.
 
         Raises:
-            FileError: a prediction that does not come from the file, or a size that it does not
-                take.
+            FileError: a prediction does not come from the file, or the file does not take the size.
         """
         if mode != 'predict':
             raise ValueError(f'an exported file predicts, it has no mode {mode!r}')
@@ -105,7 +103,7 @@ class ExportedModel(BaseModel):
         return self.skeleton.predict(inputs, data_samples)
 
     def logits(self, images: Tensor) -> Tensor:
-        """(B, classes, H, W); of a file that gives labels, 1 for the label and 0 elsewhere."""
+        """Return the logits (B, classes, H, W); one-hot if the file returns labels."""
         found = self.run(images)
         if 'labels' in found:
             classes = max(self.skeleton.out_channels, 2)
@@ -114,7 +112,7 @@ class ExportedModel(BaseModel):
 
     def classification(self, inputs: Tensor, data_samples: list) -> list:
         found = self.run(inputs)
-        # The head takes the softmax of what it gets: that of the logarithms are the scores.
+        # The head applies a softmax; that of log(scores) returns the scores.
         logits = found['logits'] if 'logits' in found else found['scores'].log()
         head = self.skeleton.head
         head.forward = lambda feats: feats
@@ -148,7 +146,7 @@ class ExportedModel(BaseModel):
         )  # fmt: skip
 
     def run(self, images: Tensor) -> dict:
-        """Outputs for normalised images (B, 3, H, W) of any size."""
+        """Return the outputs of the file for normalised images (B, 3, H, W) of any size."""
         images = fill_up(images, self.file.metadata)
         pixels = images * self.std + self.mean
         pixels = (pixels.flip(1) if self.swap else pixels).cpu()
@@ -159,14 +157,14 @@ class ExportedModel(BaseModel):
         return found
 
     def check_classes(self, found: dict) -> None:
-        """Raise FileError if the outputs have other classes than the file's metadata say."""
+        """Raise FileError if the outputs have other classes than the file's metadata."""
         number = len(self.file.metadata.classes)
         if 'labels' in found:
             seen = int(found['labels'].max()) + 1
             fits = seen <= number
         else:
             seen = (found['logits'] if 'logits' in found else found['scores']).shape[1]
-            fits = seen == number or (seen, number) == (1, 2)  # one logit tells two classes apart
+            fits = seen == number or (seen, number) == (1, 2)  # a single logit for two classes
         if not fits:
             raise FileError(
                 f'{self.file.path} has {number} classes in its metadata, its outputs have {seen}'
@@ -174,10 +172,10 @@ class ExportedModel(BaseModel):
 
 
 def fill_up(images: Tensor, metadata: FileMetadata) -> Tensor:
-    """Normalised images (B, 3, H, W) filled up with 0 to a size that a file takes.
+    """Pad normalised images (B, 3, H, W) with 0 to a size that a file takes.
 
     Raises:
-        FileError: images that are larger than a file of one size.
+        FileError: the images are larger than the only size of the file.
     """
     sides = images.shape[-2:]
     if metadata.dynamic:

@@ -1,4 +1,4 @@
-"""From config and checkpoint to exported files, each compared with the model."""
+"""Export of a config and checkpoint to files, each compared with the model."""
 
 import gc
 import time
@@ -21,14 +21,14 @@ from .fp16 import Activation, largest_activation, to_half
 
 
 class Settings(NamedTuple):
-    """What is asked for.
+    """Export settings.
 
     Attributes:
         shape: (H, W) to capture at.
-        static: this size alone.
-        dynamic_batch: any number of images at once, not one.
+        static: accept this size only.
+        dynamic_batch: accept any batch size instead of 1.
         fp16: half precision.
-        raw: what the heads give, see :class:`.models.Deployable`.
+        raw: return the outputs of the heads, see :class:`.deployable.Deployable`.
     """
 
     shape: Tuple[int, int]
@@ -39,7 +39,7 @@ class Settings(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A file, the seconds that it took, and its largest difference from the model by size."""
+    """Written file, the seconds it took, and its largest difference from the model by size."""
 
     path: Path
     seconds: float
@@ -52,23 +52,23 @@ class Written(NamedTuple):
 
 
 class Export:
-    """A model captured once.
+    """Captured model that can be written in several formats.
 
     Args:
-        model: see :func:`.models.load`; with ``fp16`` its weights are changed in place.
-        classes: names.
-        settings: what is asked for.
+        model: model from :func:`.deployable.load`; ``fp16`` changes its weights in place.
+        classes: class names.
+        settings: export settings.
         image: (1, 3, h, w) float32, RGB, 0..255, typical of the data; see :func:`sample_image`.
 
     Attributes:
-        program: of ``torch.export``.
-        metadata: what each file says about itself.
-        seconds: that the capture took.
-        largest: with ``fp16``, the largest number that became float16, on the image.
+        program: program of ``torch.export``.
+        metadata: description that each file carries.
+        seconds: time of the capture.
+        largest: with ``fp16``, the largest float16 activation on the image.
 
     Raises:
-        ValueError: a shape that does not go with the stride, an attention that needs a fixed size;
-            with ``fp16`` numbers beyond float16 on the image.
+        ValueError: the shape does not fit the stride, an attention needs a fixed size, or with
+            ``fp16`` an activation on the image exceeds the range of float16.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Export:
                 )
 
     def write(self, name: str, path: Path) -> Written:
-        """Write a format and runs the file at up to three sizes.
+        """Write a format and compare the file with the model at up to three sizes.
 
         Raises:
             FormatError: see :func:`.formats.check_format`.
@@ -124,19 +124,19 @@ def export(
     cfg: Config, checkpoint: str, formats: Sequence[str], settings: Settings, out: Path,
     image: Tensor,
 ) -> Iterator[Written]:  # fmt: skip
-    """Captures a model and writes it, format by format, as ``out`` with the format's suffix.
+    """Export a model to files of several formats, and yield each when it is written.
 
     Args:
-        cfg, checkpoint: see :func:`.models.load`.
+        cfg, checkpoint: see :func:`.deployable.load`.
         formats: names of :data:`.formats.FORMATS`.
         settings, image: see :class:`Export`.
-        out: the files, without suffix.
+        out: path of the files, without the suffix of the format.
 
     Raises:
-        FormatError: an unknown format, one whose package is absent or a torch that is too old,
+        FormatError: a format is unknown, its package is not installed, or torch is too old; raised
             before any work.
-        mmlinattn.utils.NotWritten: files that cannot be written, likewise; and what
-            :func:`.models.load` and :class:`Export` raise.
+        mmlinattn.utils.NotWritten: the files cannot be written; raised before any work. Errors of
+            :func:`.deployable.load` and :class:`Export` are raised unchanged.
     """
     for name in formats:
         check_format(name)
@@ -153,8 +153,11 @@ def export(
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Exporters make millions of objects that stay: to look for garbage among them takes a seventh
-    of the time."""
+    """Disable garbage collection in the block.
+
+    Exporters create millions of live objects; searching them for garbage takes a seventh of the
+    time.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -167,9 +170,9 @@ def _without_collections() -> Iterator[None]:
 def describe(
     model: Deployable, sizes: Sizes, classes: Sequence[str], settings: Settings, outputs: List[str]
 ) -> FileMetadata:
-    """Return what a file says about itself: enough to run it and to read its outputs.
+    """Return the description that a file carries, enough to run it and to read its outputs.
 
-    ``image`` is always (B, 3, H, W) float32, RGB, 0..255: normalisation is inside.
+    ``image`` is always (B, 3, H, W) float32, RGB, 0..255: the file normalises it.
     """
     return FileMetadata(
         task=model.task,
@@ -187,7 +190,7 @@ def describe(
 
 
 def sizes_to_try(sizes: Sizes) -> List[Tuple[int, int]]:
-    """The captured size and, where sizes are dynamic, a higher and a wider one."""
+    """Return the captured size and, if sizes are dynamic, a taller and a wider one."""
     height, width = sizes.shape
     if not sizes.dynamic:
         return [(height, width)]

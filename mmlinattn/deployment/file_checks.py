@@ -14,16 +14,16 @@ from .exported_file import ExportedFile, FileError
 
 
 def check_model(file: ExportedFile, model: nn.Module, cfg: Config) -> None:
-    """Compare what an exported file says about itself with a model.
+    """Raise FileError unless the metadata of an exported file match a model.
 
     Args:
-        file: the file.
+        file: exported file.
         model: built from ``cfg.model``; its weights do not matter.
-        cfg: its config; ``default_scope`` names the framework.
+        cfg: config of the model; ``default_scope`` names the framework.
 
     Raises:
-        FileError: another task, number of classes, stride, or masks in one of the two alone.
-        NotDeployable: a model that has no exported form.
+        FileError: task, number of classes, stride or prediction of masks differ.
+        NotDeployable: the model cannot be exported.
     """
     metadata, form = file.metadata, exported_form(model, cfg, file.metadata.raw)
     _check_equal(file, model, 'task', metadata.task, form.task)
@@ -48,10 +48,10 @@ def _check_equal(
 def check_classes(file: ExportedFile, classes: Sequence[str]) -> None:
     """Compare the names of an exported file's classes with those of a data set.
 
-    Other names are a warning, as the names of a data set may change.
+    Different names cause only a warning, because the names of a data set may change.
 
     Raises:
-        FileError: the same names in another order, which would give each score to another class.
+        FileError: the order of the names differs, which would assign scores to wrong classes.
     """
     own, classes = file.metadata.classes, tuple(classes)
     unnamed = tuple(f'class {i}' for i in range(len(own)))

@@ -1,4 +1,4 @@
-"""Files of a captured model: ONNX, OpenVINO, AOTInductor."""
+"""Export formats: ONNX, OpenVINO, AOTInductor."""
 
 import contextlib
 import importlib.util
@@ -19,16 +19,16 @@ OPSET = 18
 
 
 class FormatError(ValueError):
-    """A format that cannot be written here, or a model that it has no place for."""
+    """Format that cannot be written on this machine, or cannot hold the model."""
 
 
 class Format(NamedTuple):
-    """How a format is written.
+    """Export format.
 
     Attributes:
-        suffix: of its file.
-        write: from program, metadata and path.
-        packages: needed, by module and what pip installs.
+        suffix: suffix of its file.
+        write: function of program, metadata and path that writes the file.
+        packages: required packages, as pairs of module and argument of pip install.
     """
 
     suffix: str
@@ -37,11 +37,11 @@ class Format(NamedTuple):
 
 
 def write_onnx(program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
-    """One ONNX file; of more than 2 GB, the weights lie beside it.
+    """Write an ONNX file; above 2 GB the weights are stored beside it.
 
-    Constants are folded, which also turns sequences of tensors, unknown to TensorRT, into tensors,
-    and what is computed twice is shared. onnxscript's whole optimiser would take longer than all
-    the rest; runtimes optimise what they load.
+    Constants are folded and common subexpressions are shared. Folding also replaces sequences of
+    tensors, which TensorRT does not support. onnxscript's full optimiser is left out: it would take
+    longer than all other steps, and runtimes optimise what they load.
     """
     from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
     from onnxscript.optimizer import fold_constants
@@ -67,7 +67,7 @@ def write_onnx(program: ExportedProgram, metadata: FileMetadata, path: Path) -> 
 
 
 def write_openvino(program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
-    """An .xml with its .bin, of the ONNX of the same program."""
+    """Write an .xml with its .bin, converted from the ONNX file of the same program."""
     import openvino
 
     with tempfile.TemporaryDirectory() as folder:
@@ -79,14 +79,14 @@ def write_openvino(program: ExportedProgram, metadata: FileMetadata, path: Path)
 
 
 def write_aoti(program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
-    """A .pt2 of compiled code for this machine's processor."""
+    """Write a .pt2 with code compiled for this machine's processor."""
     if shutil.which('g++') is None and shutil.which('clang++') is None:
         raise FormatError('aoti needs a C++ compiler (g++ or clang++), there is none')
     from torch._inductor import aoti_compile_and_package
 
     options = {
         'aot_inductor.metadata': {METADATA: metadata.to_json()},
-        # Else loops ask for as many threads as this machine has, wherever they run.
+        # Otherwise loops use the thread count of this machine on any other machine.
         'cpp.dynamic_threads': True,
     }
     with silence():
@@ -105,7 +105,7 @@ FORMATS: Dict[str, Format] = {
 }
 
 
-# What was tried and does not work, in a few words.
+# Formats that were tried and do not work, with the reason.
 REFUSED = {
     'executorch': 'ExecuTorch 1.2 does not lower these models to XNNPACK, and its portable kernels '
     'do not run them',
@@ -113,7 +113,7 @@ REFUSED = {
 
 
 def check_format(name: str) -> None:
-    """Raise FormatError where a format is unknown or not served, or its package absent."""
+    """Raise FormatError if a format is unknown or unsupported, or its package is not installed."""
     if name in REFUSED:
         raise FormatError(f'--format {name} is not served: {REFUSED[name]} (docs/export.md)')
     if name not in FORMATS:
@@ -124,13 +124,13 @@ def check_format(name: str) -> None:
 
 
 def write(name: str, program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
-    """Write a captured model in a format; nothing is left at ``path`` where that fails.
+    """Write a captured model in a format; leave nothing at ``path`` if that fails.
 
     Args:
-        name: of :data:`FORMATS`.
+        name: format, a key of :data:`FORMATS`.
         program: see :func:`.capture.capture`.
         metadata: see :func:`.exporter.describe`.
-        path: the file.
+        path: file to write.
 
     Raises:
         FormatError: see :func:`check_format`.
@@ -139,13 +139,13 @@ def write(name: str, program: ExportedProgram, metadata: FileMetadata, path: Pat
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix='.export-') as folder:
         FORMATS[name].write(program, metadata, Path(folder) / path.name)
-        for file in Path(folder).iterdir():  # OpenVINO's weights have a file of their own
+        for file in Path(folder).iterdir():  # OpenVINO stores weights in a second file
             file.replace(path.parent / file.name)
 
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Exporters print each step and log what users cannot change."""
+    """Disable logs and output in the block: exporters report details that users cannot change."""
     logging.disable(logging.ERROR)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

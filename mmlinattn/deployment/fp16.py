@@ -1,4 +1,4 @@
-"""Half precision that stays finite: what is kept in float32, and what is measured."""
+"""Half precision for export: conversion to float16 and a check of the largest activation."""
 
 import copy
 from typing import Any, NamedTuple
@@ -15,11 +15,11 @@ LIMIT = torch.finfo(torch.float16).max  # 65504
 
 
 def to_half(model: Deployable) -> None:
-    """Put weights and maps of a model in float16, in place.
+    """Convert weights and feature maps of a model to float16, in place.
 
-    In float32 stay: the normalisation of the image, what the attentions sum, divide by or take a
-    softmax of (``accumulation_dtype``), boxes, scores and non-maximum suppression, and batch norms
-    that do not follow a convolution, of which they would become part: their variances may be large.
+    Several parts stay in float32: the normalisation of the image; sums, divisors and softmax of the
+    attentions (``accumulation_dtype``); boxes, scores and non-maximum suppression. So do batch
+    norms that cannot be fused into a preceding convolution, because their variances may be large.
     """
     fuse_conv_bn(model.model)
     norms = {
@@ -35,7 +35,7 @@ def to_half(model: Deployable) -> None:
 
 
 class InFloat32(nn.Module):
-    """A layer that computes in float32 between half types."""
+    """Wrapper that computes a layer in float32 and returns the dtype of the input."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class InFloat32(nn.Module):
 
 
 class Activation(NamedTuple):
-    """The largest number, where it was computed, and whether all were finite."""
+    """Largest activation, and the place where it was computed."""
 
     value: float
     place: str
@@ -60,13 +60,13 @@ class Activation(NamedTuple):
 
 
 class _Watch(torch.fx.Interpreter):
-    """Runs a program and keeps the largest number among its float16 results."""
+    """Interpreter of a program that records its largest float16 activation."""
 
     largest = Activation(0.0, '')
 
     def run_node(self, node: torch.fx.Node) -> Any:
         result = super().run_node(node)
-        # Weights are placeholders: what they hold is no activation.
+        # Weights are placeholders, not activations.
         computed = node.op == 'call_function' and isinstance(result, Tensor)
         if computed and result.dtype == torch.float16 and result.numel():
             value = float(result.float().abs().nan_to_num(nan=float('inf')).max())
@@ -76,18 +76,18 @@ class _Watch(torch.fx.Interpreter):
 
 
 def place_of(node: torch.fx.Node) -> str:
-    """The module that a node of a captured program comes from, and the node."""
+    """Return the module and the name of a node of a captured program."""
     stack = list((node.meta.get('nn_module_stack') or {}).values())
     module = stack[-1][0].removeprefix('model.') if stack else ''
     return f'{module} ({node.name})' if module else node.name
 
 
 def largest_activation(program: ExportedProgram, image: Tensor) -> Activation:
-    """The largest number among the float16 results of a program.
+    """Return the largest float16 activation of a program.
 
     Args:
         program: see :func:`.capture.capture`.
-        image: (B, 3, H, W) float32, RGB, 0..255, that is typical of the data.
+        image: (B, 3, H, W) float32, RGB, 0..255, typical of the data.
     """
     watch = _Watch(program.module())
     with torch.no_grad():

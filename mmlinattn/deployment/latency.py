@@ -1,4 +1,4 @@
-"""Times of a model in torch and of its files, on the same image."""
+"""Latency of a model in torch and of its exported files, on the same image."""
 
 import statistics
 import time
@@ -16,7 +16,7 @@ from .file_checks import check_model
 
 
 class Timing(NamedTuple):
-    """Milliseconds of a call, and the largest difference of its outputs from torch's."""
+    """Milliseconds per call, and the largest difference of the outputs from torch's."""
 
     name: str
     median: float
@@ -28,21 +28,22 @@ def latency(
     cfg: Config, checkpoint: str, files: Sequence[str], shape: Sequence[int], image: Tensor,
     seconds: float = 5.0, rounds: int = 1,
 ) -> List[Timing]:  # fmt: skip
-    """Time the model in torch, then each file, one image a call, after calls to warm up.
+    """Time the model in torch, then each file, with one image per call, after warm-up calls.
 
     Args:
-        cfg, checkpoint: the model.
-        files: see :class:`.files.ExportedFile`.
+        cfg, checkpoint: config and checkpoint of the model.
+        files: see :class:`.exported_file.ExportedFile`.
         shape: (H, W).
         image: (1, 3, h, w) float32, RGB, 0..255; resized to ``shape``.
-        seconds: for each, in each round.
-        rounds: of all of them in turn; the one with the least median counts, of each. Where other
-            programs take the processor now and then, that is the one that they disturbed least.
+        seconds: measuring time of the model and of each file, per round.
+        rounds: number of rounds. The round with the lowest median is reported, the one least
+            disturbed by other programs.
 
     Raises:
-        what :func:`.models.load` and :class:`.files.ExportedFile` raise; FileError for a shape that
-        a file does not take, for files of another model (see :func:`.file_checks.check_model`), and
-        for raw files beside others.
+        ValueError: ``rounds`` is below 1.
+        FileError: a file does not take the shape, belongs to another model (see
+            :func:`.file_checks.check_model`), or only some files have raw outputs. Errors of
+            :func:`.deployable.load` and :class:`.exported_file.ExportedFile` are raised unchanged.
     """
     if rounds < 1:
         raise ValueError(f'rounds must be at least 1: {rounds}')
@@ -71,7 +72,7 @@ def latency(
 
 
 def _times(call: Callable[[], object], seconds: float) -> List[float]:
-    """Median and 90th percentile in milliseconds."""
+    """Return the median and the 90th percentile in milliseconds."""
     end = time.perf_counter() + seconds / 5
     while time.perf_counter() < end:
         call()

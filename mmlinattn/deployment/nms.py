@@ -14,19 +14,19 @@ from torch import Tensor
 
 @torch.library.custom_op('mmlinattn::suppress', mutates_args=())
 def suppress(boxes: Tensor, scores: Tensor, iou_threshold: float, limit: int) -> Tensor:
-    """Greedy non-maximum suppression, image by image.
+    """Apply greedy non-maximum suppression to each image.
 
-    The result has the shape of the scores, whatever stays, so that a model around it can be
-    captured; in ONNX it is a ``NonMaxSuppression``.
+    The result always has the shape of the scores, so that torch.export can capture the model. In
+    ONNX it becomes a ``NonMaxSuppression``.
 
     Args:
         boxes: (B, N, 4) float32, x1 y1 x2 y2.
-        scores: (B, N) float32; boxes whose score is not positive take no part.
-        iou_threshold: a box goes when its IoU with a better one is larger.
-        limit: boxes that stay in an image at most, the best ones.
+        scores: (B, N) float32; boxes without a positive score are ignored.
+        iou_threshold: a box is removed if its IoU with a better one is larger.
+        limit: maximum number of boxes to keep per image.
 
     Returns:
-        (B, N) float32, 1 where a box stays and 0 elsewhere.
+        (B, N) float32, 1 for kept boxes and 0 elsewhere.
     """
     from torchvision.ops import nms
 
@@ -43,7 +43,7 @@ def _(boxes: Tensor, scores: Tensor, iou_threshold: float, limit: int) -> Tensor
 
 
 def onnx_translations() -> Dict[Callable, Callable]:
-    """How :func:`suppress` is written in ONNX, for ``torch.onnx.export``."""
+    """Return the translation of :func:`suppress` to ONNX, for ``torch.onnx.export``."""
     from onnxscript import INT64
     from onnxscript import opset18 as op
 
@@ -51,7 +51,7 @@ def onnx_translations() -> Dict[Callable, Callable]:
         threshold = op.Constant(value_floats=[iou_threshold])
         zero = op.Constant(value_floats=[0.0])
         number = op.Constant(value_ints=[limit])
-        # [found, 3]: image, class (there is one), box
+        # [found, 3]: image, class (always 0), box
         chosen = op.NonMaxSuppression(
             boxes, op.Unsqueeze(scores, op.Constant(value_ints=[1])), number, threshold, zero
         )
