@@ -1,4 +1,4 @@
-"""Is the data of a config there? Asked before any work."""
+"""Checks of a config's data sets before a run starts."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from ...datasets.file_backends import first_files, is_there
 from ...datasets.shards import DamagedSample, ShardDataset
 from ...utils import redacted, why_outside
 
-# How to get a data set whose folder is missing, by the name of the folder.
+# Instructions for a missing data set, by the name of its folder.
 DATA_HINTS = {
     'shapes': 'make it with: python -m mmlinattn.datasets.shapes {root}',
     'camvid': 'see docs/datasets.md#camvid for the download and the expected folders',
@@ -39,9 +39,9 @@ class Labels(NamedTuple):
     """Labels that a model is trained with.
 
     Attributes:
-        number: they are 0 to ``number - 1``; None if the config of the model does not tell.
+        number: number of labels, 0 to ``number - 1``; None if the model config does not define it.
         ignored: label of pixels that are not trained.
-        of_pixels: they are those of a segmentation map, not of objects or images.
+        of_pixels: True for labels of a segmentation map, False for those of objects or images.
     """
 
     number: Optional[int] = None
@@ -50,9 +50,9 @@ class Labels(NamedTuple):
 
 
 class DataError(ValueError):
-    """A data set that cannot be used; the message names the folder or file and why.
+    """Error of an unusable data set; the message names the folder or file and the reason.
 
-    Passwords and queries of addresses are left out of it.
+    Passwords and query strings of addresses are removed from the message.
     """
 
     def __init__(self, message: object = '') -> None:
@@ -60,15 +60,15 @@ class DataError(ValueError):
 
 
 def check_data(cfg: Config, *loaders: str) -> None:
-    """Are the folders and files there that the data sets name, and free of code?
+    """Check that the folders and files of the data sets exist and contain no code.
 
     Args:
         cfg: the config.
         loaders: names of the data loaders that will be used, such as ``'train_dataloader'``.
 
     Raises:
-        FileNotFoundError: a data folder or annotation file that is not there.
-        DataError: a pickle or numpy file that would run code when read.
+        FileNotFoundError: a data folder or annotation file does not exist.
+        DataError: a pickle or numpy file would run code when read.
     """
     for loader in loaders:
         for dataset in dataset_configs(cfg.get(loader) or {}):
@@ -92,7 +92,7 @@ def check_data(cfg: Config, *loaders: str) -> None:
 
 
 def _strings(node: Any, key: Any = None) -> Iterator[Tuple[Any, str]]:
-    """All strings of a config, with the key that they are under."""
+    """Yield all strings of a config with the key that each is under."""
     if isinstance(node, str):
         yield key, node
     elif isinstance(node, dict):
@@ -104,9 +104,10 @@ def _strings(node: Any, key: Any = None) -> Iterator[Tuple[Any, str]]:
 
 
 def _check_harmless(path: str, is_array: bool, backend_args: Optional[dict]) -> None:
-    """Annotations and proposals are read by the frameworks, some of them with code execution.
+    """Raise DataError if reading a pickle or numpy file would run code.
 
-    OpenImages' hierarchy is an array by any name.
+    The frameworks read annotations and proposals, some of them with code execution. The hierarchy
+    file of OpenImages is an array under any name.
     """
     if not (is_array or path.endswith(PICKLES + ARRAYS)) or not is_there(path, backend_args):
         return
@@ -118,18 +119,19 @@ def _check_harmless(path: str, is_array: bool, backend_args: Optional[dict]) -> 
             arrays = np.load(file, allow_pickle=False)
             for name in getattr(arrays, 'files', ()):
                 arrays[name]
-    except Exception as error:  # damaged files raise whatever they like
+    except Exception as error:  # corrupt files raise any type of error
         raise DataError(f'{path} is refused: {error}') from error
 
 
 def why_empty(loader: dict) -> str:
-    """Why the data set of a data loader's config has no image that can be used.
+    """Return the reason why the data set of a data loader config has no usable image.
 
     Args:
-        loader: config of a data loader whose data set came out empty.
+        loader: config of a data loader whose data set is empty.
 
     Returns:
-        a message with folder, suffix and what is there, or annotation file and classes.
+        A message with the folder, the suffix and the files found, or with annotation file and
+        classes.
     """
     found = []
     for cfg in dataset_configs(loader):
@@ -152,7 +154,7 @@ def why_empty(loader: dict) -> str:
 
 
 def why_unusable(loader: dict) -> str:
-    """The first thing that is wrong with the annotations of a data loader's config, or ''.
+    """Return the first problem in the annotations of a data loader config, or ''.
 
     Args:
         loader: config of a data loader whose data set could not be built.
@@ -173,13 +175,13 @@ def why_unusable(loader: dict) -> str:
 
 
 def check_categories(dataset: Any) -> None:
-    """Raise DataError unless a COCO data set has just one category for each of its classes.
+    """Raise DataError unless a COCO data set has exactly one category for each of its classes.
 
-    MMDetection counts the categories that it finds: one that is missing or there twice gives those
-    behind it the labels of other classes.
+    MMDetection numbers the categories that it finds. A missing or repeated category would give all
+    later ones the labels of other classes.
 
     Args:
-        dataset: built and loaded; one without categories passes.
+        dataset: loaded data set; one without categories passes.
     """
     ids, classes = getattr(dataset, 'cat_ids', None), dataset.metainfo.get('classes')
     if ids is None or not classes or len(ids) == len({*ids}) == len(classes):
@@ -194,7 +196,7 @@ def check_objects(dataset: Any) -> None:
     """Raise DataError if all objects of a training set for detection are crowds.
 
     Args:
-        dataset: built and loaded; one without objects, or in ``test_mode``, passes.
+        dataset: loaded data set; one without objects, or in ``test_mode``, passes.
     """
     if getattr(dataset, 'cat_ids', None) is None or getattr(dataset, 'test_mode', False):
         return
@@ -212,10 +214,10 @@ def check_objects(dataset: Any) -> None:
 
 
 def check_metrics(evaluator: Any) -> None:
-    """Raise DataError if a COCO metric has annotations whose ids its evaluation cannot take.
+    """Raise DataError if a COCO metric has annotation ids that its evaluation does not support.
 
     Args:
-        evaluator: built; metrics of other data sets pass.
+        evaluator: built evaluator; metrics of other data sets pass.
     """
     for metric in getattr(evaluator, 'metrics', ()):
         for number in getattr(getattr(metric, '_coco_api', None), 'anns', ()):
@@ -228,7 +230,7 @@ def labels_of(model: dict) -> Labels:
     """Return the labels that a segmentor, classifier or detector is trained with.
 
     Args:
-        model: its config.
+        model: config of the model.
     """
     heads = [model.get(name) for name in ('decode_head', 'head', 'bbox_head')]
     heads.append((model.get('roi_head') or {}).get('bbox_head'))
@@ -236,16 +238,16 @@ def labels_of(model: dict) -> Labels:
         number = head.get('num_classes') if isinstance(head, dict) else None
         if type(number) is int:
             of_pixels = head is heads[0]
-            # A decode head with one class tells labels 0 and 1 apart by a sigmoid.
+            # A decode head with one class separates labels 0 and 1 by a sigmoid.
             number = max(number, 2) if of_pixels else number
             return Labels(number, head.get('ignore_index', Labels().ignored), of_pixels)
     return Labels()
 
 
 def folders_of(dataset: Any) -> Tuple[str, ...]:
-    """Return the folders that a data set is told to read from: its root, those of its prefix.
+    """Return the configured folders of a data set: its root and those of its prefix.
 
-    A set of shards has none: its images are inside of its shards.
+    A data set of shards has none, since its images are inside the shards.
     """
     if isinstance(dataset, ShardDataset):
         return ()
@@ -259,7 +261,7 @@ def check_images(dataset: Any) -> None:
     """Raise DataError if files of the first or the last sample of a data set cannot be read.
 
     Args:
-        dataset: built and loaded; one without records of files (``get_data_info``) passes.
+        dataset: loaded data set; one without file records (``get_data_info``) passes.
     """
     if not hasattr(dataset, 'get_data_info') or not len(dataset):
         return
@@ -268,9 +270,9 @@ def check_images(dataset: Any) -> None:
     for index in {0, len(dataset) - 1}:
         try:
             info = dataset.get_data_info(index)
-        except DamagedSample:  # told, or passed over, where it is loaded
+        except DamagedSample:  # reported, or skipped, when it is loaded
             continue
-        # Test sets may come without maps.
+        # Test sets may have no segmentation maps.
         keys = ('img_path',) if getattr(dataset, 'test_mode', False) else FILES
         for key in keys:
             path = info.get(key) if isinstance(info, dict) else None
@@ -286,7 +288,7 @@ def check_images(dataset: Any) -> None:
 
 
 def _content(folder: str, backend_args: Optional[dict], limit: int = 3) -> str:
-    """The first files of a folder and of those below, for messages."""
+    """Return the first files in a folder and its subfolders, for messages."""
     if not is_there(folder, backend_args):
         return 'not been made'
     names = first_files(folder, limit + 1, backend_args)
@@ -294,10 +296,10 @@ def _content(folder: str, backend_args: Optional[dict], limit: int = 3) -> str:
 
 
 def single_dataset(cfg: Config, loader: str) -> BaseDataset:
-    """The one data set of a data loader's config, checked and without its pipeline.
+    """Return the only data set of a data loader config, checked and without its pipeline.
 
     Raises:
-        DataError: none, several, or one that cannot be built.
+        DataError: there is none or more than one, or it cannot be built.
         FileNotFoundError: see :func:`check_data`.
     """
     configs = [*dataset_configs(cfg.get(loader) or {})]
@@ -312,7 +314,7 @@ def single_dataset(cfg: Config, loader: str) -> BaseDataset:
 
 
 def dataset_configs(node) -> Iterator[dict]:
-    """Every data set config inside a data loader config, wrappers included."""
+    """Yield every data set config inside a data loader config, including those in wrappers."""
     if isinstance(node, dict):
         if 'data_root' in node or 'ann_file' in node:
             yield node
@@ -324,7 +326,7 @@ def dataset_configs(node) -> Iterator[dict]:
 
 
 def _data_hint(root: str) -> str:
-    # From the outside in: data/shapes/coco is Shapes, not COCO.
+    # Match outer folders first: data/shapes/coco is Shapes, not COCO.
     for base in (*reversed(Path(root).parents), Path(root)):
         if base.name in DATA_HINTS:
             return DATA_HINTS[base.name].format(root=base)

@@ -1,7 +1,7 @@
-"""Audit of data sets: every image and every record against the annotations.
+"""Audit of data sets: all images and all records are checked against the annotations.
 
 :func:`mmlinattn.engine.preflight.data.check_data`, which runs before each training, takes seconds:
-it looks at folders and the first files only.
+it checks only folders and the first files.
 """
 
 import json
@@ -32,23 +32,23 @@ CHUNK = 16
 
 @dataclass
 class Report:
-    """What was found.
+    """Result of an audit.
 
     Attributes:
-        images: number of images looked at, by split.
-        findings: of each split.
+        images: number of audited images, by split.
+        findings: findings, by split.
     """
 
     images: Dict[str, int] = field(default_factory=dict)
     findings: Dict[str, List[Finding]] = field(default_factory=lambda: defaultdict(list))
 
     def counts(self) -> Dict[Tuple[str, str], int]:
-        """Findings by split and kind."""
+        """Return the number of findings by split and kind."""
         found = Counter((s, f.kind) for s, findings in self.findings.items() for f in findings)
         return dict(sorted(found.items()))
 
     def to_dict(self) -> dict:
-        """Plain types, for JSON."""
+        """Return the report as a dict of plain types, for JSON."""
         findings = {s: [f._asdict() for f in found] for s, found in self.findings.items() if found}
         return dict(images=self.images, findings=findings)
 
@@ -62,26 +62,27 @@ def inspect_data(
     """Read all images, maps and annotations of a config's data sets.
 
     Args:
-        cfg: what :func:`mmlinattn.engine.config.load_config` returns.
-        splits: of ``'train'``, ``'val'``, ``'test'``; one that is the same as another before it is
-            looked at once.
-        workers: processes that read images.
-        progress: called with the split, how many of its images are done, and how many there are.
+        cfg: config from :func:`mmlinattn.engine.config.load_config`.
+        splits: any of ``'train'``, ``'val'``, ``'test'``; a split that equals an earlier one is
+            not read again.
+        workers: number of processes that read images.
+        progress: function called with the split, the number of finished images and their total.
 
     Returns:
-        the report, of these kinds: unreadable, truncated (as far as a file tells), outside (of
-        the folders of the data set), size (of an image, not what the annotation says), orientation
-        (an image that is turned when loaded, unlike its annotation), box without extent, box
-        outside, class (out of range, or missing in the file), mask (of another size than its
-        image, of several channels, ignored altogether, or none), annotation (a record that lacks
-        something), duplicate (the same content in two splits, the same file in two records).
+        A report with findings of these kinds: unreadable; truncated (as far as the file shows);
+        outside (of the folders of the data set); size (of the image differs from the annotation);
+        orientation (loading rotates the image, unlike its annotation); box without extent; box
+        outside; class (out of range, or missing in the file); mask (of another size than the
+        image, with several channels, with ignored pixels only, or missing); annotation (an
+        incomplete record); duplicate (the same content in two splits, the same file in two
+        records).
 
     Raises:
-        FileNotFoundError, DataError: a data set that is not there or cannot be built.
-        StoreError: a store that is away, or refuses.
+        FileNotFoundError, DataError: a data set does not exist or cannot be built.
+        StoreError: a store is unavailable or denies access.
     """
     if workers > 1:
-        start_server()  # it imports what workers need while annotations are read
+        start_server()  # it imports the modules of the workers while annotations are read
     report, done = Report(), []
     contents: Dict[bytes, Tuple[str, str]] = {}
     for split in splits:
@@ -96,14 +97,14 @@ def inspect_data(
         for config in configs:
             records += _records(config, cfg, found)
         report.images[split] = len(records)
-        # The same file in two lists of a split is one.
+        # Several lists of a split may name the same file.
         records = [*dict.fromkeys(records)]
         setup = partial(
             _prepare_worker, dict(cfg.get('custom_imports') or {}), dict(MemberStore.of_shard)
         )
         for i, (record, digest, problems) in enumerate(_looked_at(records, workers, setup), 1):
             found += problems
-            # Of a split itself: pictures may come twice on purpose.
+            # Compare with other splits only: a split may repeat an image on purpose.
             first = contents.setdefault(digest, (split, record.img_path)) if digest else None
             if first and first[0] != split:
                 what = f'the same content as {first[1]} of {first[0]}'
@@ -116,7 +117,7 @@ def inspect_data(
 
 
 def _records(config: dict, cfg: Config, found: List[Finding]) -> List[Record]:
-    """Images of a data set; findings in its annotations are added."""
+    """Return the images of a data set and append findings in its annotations to ``found``."""
     try:
         dataset = DATASETS.build(dict(config, lazy_init=True))
     except Exception as error:
@@ -162,7 +163,7 @@ def _own_records(dataset: Any, labels: Labels, found: List[Finding]) -> List[Rec
         except DamagedSample as error:
             found.append(Finding('unreadable', f'sample {i}', str(error)))
             continue
-        if info.get('img_path'):  # sets without files have their pictures in memory
+        if info.get('img_path'):  # data sets without files keep their images in memory
             records.append(_record(info, labels, found))
     return records
 
@@ -185,7 +186,7 @@ def _coco_records(dataset: Any, masks: bool, found: List[Finding]) -> List[Recor
         name = image.get('file_name') if isinstance(image, dict) else None
         if isinstance(name, str) and name:
             size = (image.get('height'), image.get('width'))
-            # Sizes that are no numbers are findings already.
+            # check_coco already reports sizes that are no numbers.
             known = all(type(side) is int and side > 0 for side in size)
             folder = dataset.data_prefix.get('img', '')
             records.append(Record(osp.join(folder, name), size if known else None))
@@ -194,7 +195,7 @@ def _coco_records(dataset: Any, masks: bool, found: List[Finding]) -> List[Recor
 
 def _record(info: dict, labels: Labels, found: List[Finding]) -> Record:
     number = labels.number
-    path = str(info['img_path'])  # the address alone, of one that has its content with it
+    path = str(info['img_path'])  # str drops the content that some paths carry
     label = info.get('gt_label')
     if isinstance(label, (int, np.integer)) and number is not None and not 0 <= label < number:
         found.append(Finding('class', path, f'its label is {label}, of {number} classes'))
@@ -213,13 +214,13 @@ def _record(info: dict, labels: Labels, found: List[Finding]) -> Record:
 
 
 def _check_instance(instance: dict, path: str, size: Any, number: Optional[int]) -> List[Finding]:
-    """Of a data set that is not COCO's: corners, and a label of the model."""
+    """Check corners and label of an instance of a data set without a COCO file."""
     found, label = [], instance.get('bbox_label')
     if label is not None and number is not None and not 0 <= label < number:
         found.append(Finding('class', path, f'bbox_label is {label}, of {number} classes'))
     if instance.get('bbox') is not None:
         x1, y1, x2, y2 = instance['bbox']
-        if not (x2 > x1 and y2 > y1):  # NaN is not either
+        if not (x2 > x1 and y2 > y1):  # NaN fails this test, too
             found.append(Finding('box without extent', path, f'bbox is {instance["bbox"]}'))
         elif size and (min(x1, y1) < -1 or x2 > size[1] + 1 or y2 > size[0] + 1):
             what = f'bbox is {instance["bbox"]}, the image {size[1]} wide and {size[0]} high'
@@ -237,7 +238,7 @@ def _looked_at(records: List[Record], workers: int, setup: Callable) -> Iterator
         if not isinstance(looked, WorkerDied):
             yield from looked
             continue
-        # A decoder has crashed or does not end: the images of the chunk one by one.
+        # A decoder crashed or does not end: read the images of the chunk one by one.
         alone = [[record] for record in chunk]
         for record, looked in zip(chunk, map_in_workers(look_at_all, alone, workers, setup)):
             if isinstance(looked, WorkerDied):
@@ -247,7 +248,7 @@ def _looked_at(records: List[Record], workers: int, setup: Callable) -> Iterator
 
 
 def _prepare_worker(custom_imports: dict, shards: dict) -> None:
-    """Register what a config imports, and how shards are read, in a worker process."""
+    """Import the custom modules of a config and register its shards in a worker process."""
     if custom_imports:
         import_modules_from_strings(**custom_imports)
     for shard, backend_args in shards.items():

@@ -1,6 +1,6 @@
-"""Can the metrics of a config score? Tried on one made-up sample, before any work.
+"""Trial of a config's metrics on one made-up sample before a run starts.
 
-Many options of the frameworks' metrics are read only after the last image.
+The frameworks' metrics read many of their options only after the last image.
 """
 
 import copy
@@ -20,16 +20,16 @@ Sample = Dict[str, Any]
 def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: str) -> None:
     """Score one made-up sample with copies of the metrics.
 
-    Metrics that are not in :data:`SAMPLES`, and those that only write files, are passed over.
+    Metrics that are not in :data:`SAMPLES`, and those that only write files, are skipped.
 
     Args:
-        evaluator: built, with the ``dataset_meta`` of its loop.
-        configs: its config, or the list of those of its metrics.
-        model: whose predictions will be scored.
-        name: of the evaluator in the config, such as ``'val_evaluator'``.
+        evaluator: built evaluator with the ``dataset_meta`` of its loop.
+        configs: config of the evaluator, or a list of metric configs.
+        model: model whose predictions will be scored.
+        name: key of the evaluator in the config, such as ``'val_evaluator'``.
 
     Raises:
-        ValueError: a metric that cannot score; the message has its options.
+        ValueError: a metric fails; the message lists its options.
     """
     configs = configs if isinstance(configs, (list, tuple)) else [configs]
     for i, metric in enumerate(evaluator.metrics):

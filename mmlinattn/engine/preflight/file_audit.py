@@ -1,4 +1,4 @@
-"""What is wrong with one image and its segmentation map, found by reading both as training does."""
+"""Audit of one image and its segmentation map, read as in training."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ Size = Tuple[int, int]  # height, width
 
 
 class Decoders(NamedTuple):
-    """How the loading transforms of a data set decode its files.
+    """Decoder settings of the loading transforms of a data set.
 
     Attributes:
         color_type, image: ``color_type`` and ``imdecode_backend`` of its LoadImageFromFile.
@@ -31,17 +31,17 @@ class Decoders(NamedTuple):
 
 
 class Record(NamedTuple):
-    """An image to read, and what is known of it.
+    """Image to audit, with the expected properties.
 
     Attributes:
-        img_path: its file.
+        img_path: path of the image.
         size: (height, width) in its annotation, or None.
-        seg_map_path: its segmentation map, or None.
-        values: labels that the map may have, besides the ignored ones; None for any.
-        backend: ``backend_args`` of its data set, as JSON.
+        seg_map_path: path of its segmentation map, or None.
+        values: allowed labels of the map besides the ignored ones; None for any.
+        backend: ``backend_args`` of the data set, as JSON.
         ignored: labels of the map that are not trained.
-        folders: of its data set; empty if it names none.
-        decoders: of its data set.
+        folders: folders of the data set; empty if it names none.
+        decoders: decoder settings of the data set.
     """
 
     img_path: str
@@ -58,13 +58,13 @@ Looked = Tuple[Record, Optional[bytes], List[Finding]]
 
 
 def look_at_all(records: List[Record]) -> List[Looked]:
-    """Return each record with what :func:`look_at` finds."""
+    """Return each record with the result of :func:`look_at`."""
     cv2.setNumThreads(1)
     return [(record, *look_at(record)) for record in records]
 
 
 def look_at(record: Record) -> Tuple[Optional[bytes], List[Finding]]:
-    """Return the digest of an image's file, and the findings in it and its map."""
+    """Return the digest of an image file and the findings in the image and its map."""
     flag, by = record.decoders.color_type, record.decoders.image
     data, image, found = _decoded(record.img_path, record, flag, by)
     digest = None if data is None else hashlib.blake2b(data, digest_size=16).digest()
@@ -97,7 +97,7 @@ def _check_sizes(
 def _check_orientation(
     record: Record, data: bytes, image: np.ndarray, seg_map: Optional[np.ndarray]
 ) -> List[Finding]:
-    """Find an image that is turned by its EXIF orientation when loaded, but not its annotation."""
+    """Find an image that loading rotates by its EXIF orientation, unlike its annotation."""
     flag = record.decoders.color_type
     orientation = exif_orientation(data)
     if orientation == 1 or flag not in ('color', 'grayscale'):
@@ -140,21 +140,21 @@ def _check_labels(record: Record, seg_map: np.ndarray) -> Iterator[Finding]:
 def _decoded(
     path: str, record: Record, flag: str, by: Optional[str]
 ) -> Tuple[Optional[bytes], Optional[np.ndarray], List[Finding]]:
-    """Return the content of a file and its picture, as far as they can be read."""
+    """Return the content of a file, its decoded image and findings; None if unreadable."""
     what = why_outside(path, record.folders)
     if what:
         return None, None, [Finding('outside', path, what)]
     try:
         data = fileio.get(path, json.loads(record.backend))
-    except StoreError:  # says nothing of the file
+    except StoreError:  # an error of the store, not of the file
         raise
-    except (OSError, ValueError) as error:  # ValueError: no path that a file can have
+    except (OSError, ValueError) as error:  # ValueError: invalid path
         why = getattr(error, 'strerror', None) or str(error)
         return None, None, [Finding('unreadable', path, why)]
     try:
         image = mmcv.imfrombytes(data, flag, backend=by) if data else None
         why = f'{len(data)} bytes that are no image'
-    except Exception as error:  # decoders raise whatever they like
+    except Exception as error:  # decoders raise any type of error
         image, why = None, ' '.join(str(error).split()) or type(error).__name__
     cut = why_incomplete(data)
     if image is None and not (cut and data.startswith((JPEG, PNG))):

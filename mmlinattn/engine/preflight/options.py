@@ -1,8 +1,9 @@
-"""Is an option of a config misspelt? Asked before any work: many classes of the frameworks ignore
-what they do not know, others complain at the first checkpoint or score.
+"""Check for misspelt options in a config before a run starts.
 
-A name that nothing reads is an error where all that is read is known. Elsewhere code of one's own
-may read it, and it is an error where it is one letter away from a name that is read.
+Many classes of the frameworks ignore unknown options; others fail at the first checkpoint or score.
+
+An unknown name is an error where all supported names are known. Elsewhere custom code may read it,
+and it is an error only if it is one letter away from a known name.
 """
 
 import difflib
@@ -28,7 +29,7 @@ def _parameters(*functions: Callable) -> Names:
 
 LOADER = _parameters(DataLoader) | {'num_batch_per_epoch', 'skip_corrupt'}
 TEST = frozenset({'nms', 'nms_pre', 'min_bbox_size', 'score_thr', 'max_per_img'})
-# What is read of dicts by the end of their place: all of it,
+# Options of dicts, by the last keys of their place in the config. These lists are complete.
 ALL: Dict[str, Names] = {
     'train_dataloader': LOADER,
     'val_dataloader': LOADER,
@@ -40,7 +41,7 @@ ALL: Dict[str, Names] = {
     'env_cfg.mp_cfg': frozenset({'mp_start_method', 'opencv_num_threads'}),
     'optim_wrapper.clip_grad': _parameters(clip_grad_norm_, clip_grad_value_),
 }
-# or what the frameworks read.
+# These have the options that the frameworks read; custom code may read others.
 KNOWN: Dict[str, Names] = {
     'default_hooks': frozenset(
         {'runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint',
@@ -62,19 +63,19 @@ KNOWN: Dict[str, Names] = {
     'test_cfg.rcnn': TEST | {'mask_thr_binary'},
     'test_cfg.rpn': TEST,
 }  # fmt: skip
-# Of every dict with a type, for those who build from it.
+# Options of every dict with a type, read by registries and builders.
 BUILDERS = {'type', '_scope_', 'convert_to_iter_based'}
 
 
 def check_options(cfg: Config) -> None:
-    """Refuse misspelt names of options, and of types, anywhere in a config.
+    """Raise an error for misspelt options and types anywhere in a config.
 
     Args:
-        cfg: a config whose ``custom_imports`` are done.
+        cfg: config whose ``custom_imports`` are already imported.
 
     Raises:
-        TypeError: an option; the message has its place and what was meant.
-        KeyError: a type that is not registered, likewise.
+        TypeError: an option is misspelt; the message gives its place and the likely name.
+        KeyError: a type is not registered; the message gives its place and the likely name.
 
     Example:
         >>> check_options(Config(dict(auto_scale_lr=dict(enabel=True))))
@@ -83,7 +84,7 @@ def check_options(cfg: Config) -> None:
         TypeError: auto_scale_lr of the config has no option 'enabel'; did you mean enable?
     """
     scope = cfg.get('default_scope') or 'mmengine'
-    known: Dict[str, Set[Any]] = {}  # types that were looked up; others may be registered later
+    known: Dict[str, Set[Any]] = {}  # cache for this call; more types may be registered later
     for place, node in dicts(cfg._cfg_dict.to_dict()):
         found = what_is_read(place, node, scope, known)
         if found is None:
@@ -99,7 +100,7 @@ def check_options(cfg: Config) -> None:
 
 
 def dicts(node: Any, place: str = '') -> Iterator[Tuple[str, dict]]:
-    """All dicts inside a config, and where they are."""
+    """Yield all dicts inside a config with their place."""
     if isinstance(node, dict):
         if place:
             yield place, node
@@ -113,7 +114,7 @@ def dicts(node: Any, place: str = '') -> Iterator[Tuple[str, dict]]:
 def what_is_read(
     place: str, node: dict, scope: str, known: Dict[str, Set[Any]]
 ) -> Optional[Tuple[Set[str], bool]]:
-    """Names that are read of a dict, and whether there are no others; None: nothing is known."""
+    """Return the known options of a dict and if they are complete, or None if none are known."""
     ends = ['.'.join(place.split('.')[-depth:]) for depth in (2, 1)]
     for table in (ALL, KNOWN):
         for end in ends:
@@ -128,12 +129,12 @@ def what_is_read(
     takes = [_arguments(kind) for kind in kinds]
     if None in takes:
         return None
-    # Schedules are built when the training starts, others before.
+    # Schedulers are built when training starts; other types raise their errors earlier.
     return BUILDERS.union(*takes), place.startswith('param_scheduler')
 
 
 def nearest(name: str, names: Iterable[str]) -> Optional[str]:
-    """The name that is one letter away: one more, less or another, or two swapped.
+    """Return the name that differs by one letter (added, removed, replaced) or one swap, or None.
 
     Example:
         >>> nearest('iou_metric', ['prefix', 'iou_metrics'])
@@ -153,15 +154,15 @@ def _one_letter_away(a: str, b: str) -> bool:
 
 @cache
 def _registries(scope: str) -> Tuple[Registry, ...]:
-    """Those of a framework, which know those of MMEngine."""
+    """Return the registries of a framework, which include MMEngine's as parents."""
     module = mmengine.registry
-    with suppress(ModuleNotFoundError):  # told where the model is built
+    with suppress(ModuleNotFoundError):  # reported when the model is built
         module = import_module(f'{scope}.registry')
     return tuple(r for r in vars(module).values() if isinstance(r, Registry))
 
 
 def _registered_as(kind: Any, scope: str, known: Dict[str, Set[Any]]) -> Set[Any]:
-    """What a ``type`` may stand for: the place does not say which registry it is of."""
+    """Return all objects that a ``type`` may name, since the place does not tell its registry."""
     if not isinstance(kind, str):
         return {kind}
     if kind not in known:
@@ -171,17 +172,17 @@ def _registered_as(kind: Any, scope: str, known: Dict[str, Set[Any]]) -> Set[Any
 
 @cache
 def _arguments(kind: Any) -> Optional[Names]:
-    """Names that a class, with its parents, or a function takes; None where that is not known."""
+    """Return the arguments of a function or of a class and its parents; None if unknown."""
     owners = kind.__mro__ if isinstance(kind, type) else ()
     inits = [vars(owner)['__init__'] for owner in owners if '__init__' in vars(owner)]
     try:
         return _parameters(*inits) if owners else _parameters(kind)
-    except (TypeError, ValueError):  # of a class in C
+    except (TypeError, ValueError):  # a class implemented in C
         return None
 
 
 def _check_type(place: str, name: str, scope: str) -> None:
-    # Not of a class, or of a framework that is not known.
+    # Skip names that are not of a class and frameworks that are not known.
     if not name[:1].isupper() or _registries(scope) == _registries('mmengine'):
         return
     parts = {part for r in _registries(scope) for part in (r, r.parent or r)}

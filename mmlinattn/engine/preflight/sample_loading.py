@@ -1,4 +1,4 @@
-"""What cannot be loaded says which file it is, and what would take all memory is not decoded."""
+"""Guarded loading of samples: errors name the file, and masks that exhaust memory are refused."""
 
 from typing import Any, Iterator, List, Optional, Tuple
 
@@ -16,18 +16,18 @@ from .data import DataError, Labels, folders_of
 
 
 class Guarded:
-    """A loading transform of MMCV, MMDetection, MMSegmentation, with errors that name the image.
+    """Wrapper of a loading transform of MMCV, MMDetection or MMSegmentation; errors name the image.
 
-    pycocotools, asked for the mask of an outline with NaN in it or far away, takes all memory.
+    pycocotools exhausts the memory if a mask outline has NaN or lies far outside the image.
 
     Args:
         load: the transform.
-        folders: of its data set; a file outside of them is not read. Empty: any file is.
+        folders: folders of the data set; files outside are not read. If empty, any file is read.
 
     Attributes:
-        labels: that the model is trained with; others are an error.
-        skipped: where set, images that cannot be loaded are noted there instead (a number for each
-            of the data set), of which nothing is left.
+        labels: labels that the model is trained with; others are an error.
+        skipped: None, or one flag per image. If set, a failing image is flagged and skipped
+            instead of raising an error.
     """
 
     labels = Labels()
@@ -40,9 +40,9 @@ class Guarded:
     def __call__(self, results: dict) -> Optional[dict]:
         try:
             return self.loaded(results)
-        except StoreError:  # says nothing of the image
+        except StoreError:  # an error of the store, not of the image
             raise
-        except Exception as error:  # decoders raise whatever they like
+        except Exception as error:  # decoders raise any type of error
             if self.skipped is None:
                 why = str(error) or type(error).__name__  # a MemoryError has no text
                 raise DataError(f'{results.get("img_path")} cannot be loaded: {why}') from error
@@ -50,7 +50,7 @@ class Guarded:
             return None
 
     def __getattr__(self, name: str) -> Any:
-        if name == 'load':  # of a copy that is still empty
+        if name == 'load':  # while a copy is made, before its attributes are set
             raise AttributeError(name)
         return getattr(self.load, name)
 
@@ -58,7 +58,7 @@ class Guarded:
         return repr(self.load)
 
     def loaded(self, results: dict) -> dict:
-        """What the transform gives; where images may be skipped only what is whole."""
+        """Apply the transform. If images may be skipped, raise DataError for incomplete files."""
         if isinstance(self.load, LoadAnnotations):
             return self._loaded_annotations(results)
         self._check_folder(results.get('img_path'), 'it')
@@ -99,7 +99,7 @@ def _why_incomplete(path: str, backend_args: Optional[dict]) -> Optional[str]:
 
 
 def guard_loading(dataset: Any) -> None:
-    """Make the loading transforms of a data set :class:`Guarded`, inside of wrappers too."""
+    """Wrap the loading transforms of a data set by :class:`Guarded`, also inside wrappers."""
     for part in base_datasets(dataset):
         transforms = getattr(getattr(part, 'pipeline', None), 'transforms', [])
         for i, load in enumerate(transforms):
@@ -108,7 +108,7 @@ def guard_loading(dataset: Any) -> None:
 
 
 def limit_labels(dataset: Any, labels: Labels) -> None:
-    """Let guarded transforms (:func:`guard_loading`) refuse labels that the model does not have."""
+    """Make guarded transforms (:func:`guard_loading`) refuse labels that the model lacks."""
     for part in base_datasets(dataset):
         for guard in guards_of(part):
             guard.labels = labels
@@ -120,7 +120,7 @@ def guards_of(part: BaseDataset) -> List[Guarded]:
 
 
 def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
-    """MMEngine's data sets inside of wrappers; none of a data set of another kind."""
+    """Yield MMEngine's data sets inside wrappers; other kinds of data sets yield nothing."""
     if isinstance(dataset, BaseDataset):
         yield dataset
         return
@@ -165,7 +165,7 @@ def _check_label(label: Any, labels: Labels, name: str) -> None:
 
 
 def _check_orientation(results: dict, size: Tuple[int, int], backend_args: Any) -> None:
-    """Refuse an image that loading has turned, unlike its annotation."""
+    """Raise DataError if loading has rotated an image by EXIF, unlike its annotation."""
     loaded, path = results['img_shape'], results['img_path']
     if loaded == size[::-1] and exif_orientation(fileio.get(path, backend_args)) != 1:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Do the checkpoints that a run will load fit its model? Asked before any work."""
+"""Check that checkpoints fit the model, before a run starts."""
 
 from typing import Callable
 
@@ -10,22 +10,22 @@ from torch import nn
 from ...checkpoints import CheckpointError, Report, check_fits, check_whole
 from ..runner.runner import PluginFeatures
 
-# Parts that may have another shape in a checkpoint to fine-tune from: other classes.
+# Parts that may have other shapes in a checkpoint for fine-tuning, due to other classes.
 HEADS = ('bbox_head.', 'roi_head.', 'rpn_head.', 'decode_head.', 'auxiliary_head.', 'head.')
 
 
 def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) -> None:
-    """Read every checkpoint that the run will load and compares it with the model.
+    """Read every checkpoint that the run will load and compare it with the model.
 
-    They come from files, web addresses or model zoos alike; what was read here is what the runner
-    loads.
+    The source may be a file, a web address or a model zoo. The runner loads the content that was
+    read here.
 
     Raises:
         FileNotFoundError: no such file.
-        mmlinattn.checkpoints.CheckpointError: a file that cannot be read, no key in common, or a
-            shape that does not fit; testing or resuming, also a name that the file lacks. When
-            fine-tuning from ``load_from``, heads may differ (another number of classes) and are
-            reported.
+        mmlinattn.checkpoints.CheckpointError: a file cannot be read, shares no key with the model
+            or has a shape that does not fit. In a test or on resume, also if the file lacks a key.
+            When fine-tuning from ``load_from``, heads may differ (another number of classes) and
+            the differences are reported.
     """
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model
     read = runner.checkpoints.outline
@@ -63,7 +63,7 @@ def _check_pretrained(name: str, module: nn.Module, init: dict, read: Callable) 
 
 
 def _renames_weights(module: nn.Module) -> bool:
-    """Some backbones of the frameworks (Swin, ViT, ...) convert or resize what they load."""
+    """Return True for framework backbones (Swin, ViT, ...) that may convert or resize weights."""
     of_framework = not type(module).__module__.startswith('mmlinattn.')
     return of_framework and type(module).init_weights is not BaseModule.init_weights
 
