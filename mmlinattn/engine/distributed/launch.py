@@ -188,8 +188,8 @@ def any_process(flag: bool, group: Optional[dist.ProcessGroup]) -> bool:
 def leave_process_group() -> None:
     """End the process group in all processes together; do nothing in a single process.
 
-    The interpreter's shutdown may abort a process that exits while a gloo thread still holds a
-    tensor of the last collective ("terminate called without an active exception").
+    A gloo thread may still hold a tensor of the last collective when its process exits. The
+    interpreter's shutdown may then abort ("terminate called without an active exception").
     """
     if is_distributed():
         torch.distributed.barrier()
