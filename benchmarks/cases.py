@@ -1,8 +1,8 @@
-"""What is measured: a registry of cases, each with its rivals.
+"""Registry of benchmark cases, each with the implementations to compare.
 
 A case is a function from a :class:`Setup` to its rivals by name, registered with :func:`case`.
-The first rival is the one that the others are compared with. Operators need torch alone; layers and
-backbones are imported where they are built.
+The others are compared with the first rival. Operators need torch alone; layers and backbones are
+imported only when they are built.
 """
 
 from dataclasses import dataclass
@@ -27,21 +27,21 @@ from .rivals import flash_bla, textbook
 
 KINDS = ('operator', 'layer', 'backbone')
 OURS = 'mmlinattn'
-# Stride of the first stage of a backbone: its tokens.
+# Stride of the first stage of a backbone; it defines the number of tokens.
 STRIDE = 4
 LAYOUTS = ('tokens', 'contiguous', 'triton')
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One point of a measurement.
+    """Sizes, dtype and device of one measurement.
 
     Args:
         hw_shape: the map of an operator or a layer, the image of a backbone.
-        training: gradients will be asked for.
-        layout: of q, k and v: ``'tokens'``, (B, N, heads, d) in memory each, as a projection leaves
-            it; ``'contiguous'``, (B, heads, N, d) in memory; ``'triton'``, views of one
-            (B, N, 3, heads, d).
+        training: True if gradients are computed.
+        layout: memory layout of q, k and v: ``'tokens'``, (B, N, heads, d) in memory each, as a
+            projection stores it; ``'contiguous'``, (B, heads, N, d) in memory; ``'triton'``, views
+            of one (B, N, 3, heads, d).
     """
 
     hw_shape: Tuple[int, int]
@@ -65,7 +65,7 @@ class Setup:
         return torch.randn(*shape, dtype=self.dtype, device=self.device)
 
     def qkv(self) -> Tuple[Tensor, Tensor, Tensor]:
-        """(B, heads, N, d) each, in the memory order of ``layout``."""
+        """Return random q, k, v, (B, heads, N, d) each, in the memory order of ``layout``."""
         shape = self.batch, self.num_tokens, self.heads, self.head_dim
         if self.layout == 'triton':
             parts = self.randn(*shape[:2], 3, *shape[2:]).unbind(2)
@@ -77,10 +77,10 @@ class Setup:
         return self.leaf(q), self.leaf(k), self.leaf(v)
 
     def features(self) -> Tuple[Tensor, Tensor, Tensor]:
-        """The same with positive q and k."""
+        """Return random q, k, v as :meth:`qkv` does, with positive q and k."""
         q, k, v = self.qkv()
         for x in (q, k):
-            x.detach().copy_(F.elu(x.detach()) + 1)  # the memory order stays
+            x.detach().copy_(F.elu(x.detach()) + 1)  # in place, to keep the memory order
         return q, k, v
 
     def rotary_tables(self) -> textbook.Tables:
@@ -95,14 +95,14 @@ class Setup:
 
 @dataclass(frozen=True)
 class Rival:
-    """One way to compute a case.
+    """One implementation of a case.
 
     Args:
         call: the forward pass.
-        inputs: its inputs; a training step has gradients for them and for ``parameters``.
-        same: computes what the first rival does; checked before anything is timed.
-        quadratic: time grows with the square of the tokens; left out where that takes too long.
-        as_first: brings its outputs and gradients of inputs into the layout of the first rival.
+        inputs: its inputs; a training step computes gradients for them and for ``parameters``.
+        same: True if it computes the result of the first rival; checked before any timing.
+        quadratic: True if time grows with the square of the tokens; skipped if it takes too long.
+        as_first: converts its outputs and input gradients to the layout of the first rival.
     """
 
     call: Callable[[], object]
@@ -122,8 +122,8 @@ class Case:
 
     Args:
         kind: ``'operator'``, ``'layer'`` or ``'backbone'``.
-        about: what is compared and what to expect, for the report.
-        build: makes the rivals for a point.
+        about: the comparison and the expected result, for the report.
+        build: builds the rivals for a setup.
     """
 
     name: str
@@ -136,7 +136,7 @@ CASES: Dict[str, Case] = {}
 
 
 def map_shape(num_tokens: int) -> Tuple[int, int]:
-    """The map with so many tokens that is nearest to a square, at least as wide as high.
+    """Return the map (H, W) with ``num_tokens`` tokens nearest to a square, with H <= W.
 
     Example:
         >>> map_shape(4096), map_shape(2048), map_shape(7)
@@ -147,7 +147,7 @@ def map_shape(num_tokens: int) -> Tuple[int, int]:
 
 
 def case(name: str, kind: str, about: str) -> Callable:
-    """Register a case; raises ValueError for a name that is taken or an unknown kind."""
+    """Register a case; raise ValueError if the name is taken or the kind is unknown."""
     if name in CASES or kind not in KINDS:
         raise ValueError(f'case {name!r} is taken, or its kind {kind!r} is none of {KINDS}')
 
@@ -165,14 +165,14 @@ def operator_rivals(
     textbook: Callable[..., Tensor],
     library: Optional[Callable[..., Tensor]] = None,
 ) -> Rivals:
-    """The rivals that every operator has: its plain formula, and softmax attention.
+    """Return the rivals of an operator: its textbook formula and softmax attention.
 
     Args:
         ours: called with ``*inputs`` and ``backend``.
-        inputs: q, k, v and whatever else has a gradient.
+        inputs: q, k, v and all other tensors with a gradient.
         textbook: called with ``*inputs``.
-        library: the same in flash-bidirectional-linear-attention, a rival on a GPU where that is
-            installed.
+        library: the same operator of flash-bidirectional-linear-attention, used on a GPU if that
+            package is installed.
     """
     q, k, v = inputs[:3]
     rivals = {OURS: Rival(lambda: ours(*inputs, backend='auto'), inputs)}
@@ -287,7 +287,7 @@ def _ripple(setup: Setup) -> Rivals:
     if setup.device.type == 'cuda':
         rivals[f'{OURS} portable'] = ripple(backend='torch')
     rivals['summed-area tables'] = ripple(backend='sat')
-    if setup.device.type == 'cpu':  # hundreds of GB at the sizes of a GPU
+    if setup.device.type == 'cpu':  # takes hundreds of GB at the sizes for a GPU
         rivals['tables, textbook'] = Rival(
             lambda: textbook.ripple_tables(q, k, v, weights, setup.hw_shape), (q, k, v, weights)
         )
@@ -299,7 +299,7 @@ def _ripple(setup: Setup) -> Rivals:
 
 
 NUM_ANCHORS, DECAY = 64, 0.1
-# Of the first stage of SegFormer.
+# Reduction in the first stage of SegFormer.
 SR_RATIO = 8
 
 
@@ -353,12 +353,12 @@ def _random_walk_layer(setup: Setup) -> Rivals:
     }
 
 
-# A number for each pair of tokens and head is 4 GB with these, and would be 34 GB at 65k.
+# One number per pair of tokens and head takes 4 GB at this size, and would take 34 GB at 65k.
 PAIRED_TOKENS = 2**14
 
 
 def _attentions() -> Dict[str, type]:
-    """The attentions of this package, softmax attention first."""
+    """Return the attentions of this package by name, softmax attention first."""
     from mmlinattn.models.layers import BaseAttention, registered_subclasses
 
     found = registered_subclasses(BaseAttention).items()
@@ -395,7 +395,7 @@ def _attention_layers(setup: Setup) -> Rivals:
 
 
 def _backbone(setup: Setup, arch: str, released: bool) -> Rivals:
-    """RAVLT as released, or with RALA in all stages."""
+    """Return RAVLT as released, or with RALA in all stages, as rivals."""
     from mmlinattn.models.backbones import RAVLT
     from mmlinattn.models.backbones.ravlt import RELEASED_ATTENTIONS
 

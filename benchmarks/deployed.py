@@ -1,12 +1,12 @@
-"""Whole models by format: the table of docs/export.md.
+"""Benchmark of exported models by format, for the table of docs/export.md.
 
-    python benchmarks/deployed.py                         # half an hour of one core
+    python benchmarks/deployed.py                         # half an hour on one core
     python benchmarks/deployed.py --only smca --format onnx
     python benchmarks/deployed.py --zoo                   # every attention in two classifiers
 
-A cell holds the largest difference from torch at three sizes (one size: at that), the seconds of
-the processor that the format takes after the capture, and the milliseconds of a call at the first
-size, one thread. Weights are not trained.
+A cell holds three values: the largest difference from torch at three sizes (static: at one size),
+the processor time in seconds of the export after the capture, and the milliseconds of a call at the
+first size with one thread. Weights are not trained.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from mmlinattn.engine.config import load_config
 
 console = Console(highlight=False, width=160, stderr=True)
 ROOT = Path(__file__).resolve().parents[1]
-# Config, and rows and columns to capture at.
+# Config, and height and width of the capture.
 CASES = {
     'classifier, RAVLT nano': ('quickstart/ravlt-nano_shapes', (64, 96)),
     'Semantic FPN, RAVLT nano': ('quickstart/semantic-fpn_ravlt-nano_shapes', (128, 160)),
@@ -51,13 +51,13 @@ CASES = {
 
 
 def spent() -> float:
-    """Seconds of the processor, of compilers that were called too."""
+    """Return the processor time in seconds, including that of compilers in child processes."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
 
 
 def without_pretrained(node) -> None:
-    """Take the checkpoints to start from out of a config."""
+    """Remove pretrained checkpoints from a config in place."""
     if isinstance(node, dict):
         if (node.get('init_cfg') or {}).get('type') == 'Pretrained':
             node['init_cfg'] = None
@@ -66,7 +66,7 @@ def without_pretrained(node) -> None:
 
 
 def build(cfg: Config) -> Deployable:
-    """The exported form of a config's model, not trained."""
+    """Return the deployable model of a config, untrained."""
     without_pretrained(cfg._cfg_dict)
     torch.manual_seed(0)
     model = MODELS.build(dict(cfg.model, data_preprocessor=preprocessor_of(cfg)))
@@ -85,7 +85,7 @@ def cells(cfg: Config, shape, static: bool, formats: List[str], folder: Path) ->
         start = spent()
         try:
             written = exported.write(name, folder / f'model{FORMATS[name].suffix}')
-        except Exception as error:  # exporters raise whatever they like
+        except Exception as error:  # exporters raise exceptions of many types
             yield f'{type(error).__name__}: {" ".join(str(error).split())!s:.80}'
             continue
         seconds = spent() - start
@@ -100,16 +100,17 @@ def cells(cfg: Config, shape, static: bool, formats: List[str], folder: Path) ->
 
 
 def zoo_export(host: str, attention: str, folder: Path) -> Tuple[str, Written]:
-    """A classifier of the zoo as ONNX: which sizes it takes, ``any`` or ``one``, and the file.
+    """Export a zoo classifier to ONNX and return its sizes, ``any`` or ``one``, and the file.
 
     Raises:
-        ValueError: a host that refuses the attention; whatever exporters raise.
+        ValueError: the host does not support the attention. Exceptions of the exporter pass
+            through.
     """
     why = plan.refusal(host, attention)
     if why:
         raise ValueError(f'not in {host}: {why}')
     cfg = plan.config(plan.Job(host, 'shapes', attention, 0), folder, plan.TINY)
-    # A file of any size begins at two cells of the coarsest map.
+    # A file of dynamic size needs at least two cells of the coarsest map.
     side = max(plan.SIDE, 2 * strides_of(build(cfg).model)[0])
     image = torch.nn.functional.interpolate(torch.rand(1, 3, 9, 9) * 255, (side, side))
     path = folder / f'{host}-{attention}.onnx'
@@ -124,7 +125,7 @@ def zoo_export(host: str, attention: str, folder: Path) -> Tuple[str, Written]:
 
 
 def zoo(only: List[str]) -> None:
-    """The table of every attention in the classifiers of the zoo."""
+    """Print the table of every attention in the classifiers of the zoo."""
     print(f'| | {" | ".join(plan.HOSTS.values())} |')
     print(f'| --- |{" ---: |" * len(plan.HOSTS)}')
     for name in plan.attentions():
@@ -139,7 +140,7 @@ def zoo(only: List[str]) -> None:
                     sizes, written = zoo_export(host, name, Path(folder))
                 worst = max(written.errors.values())
                 row.append(f'{sizes}, {worst:.0e}, {spent() - start:.0f} s')
-            except Exception as error:  # exporters raise whatever they like
+            except Exception as error:  # exporters raise exceptions of many types
                 row.append(f'{type(error).__name__}: {" ".join(str(error).split())!s:.80}')
         print(f'| {name} | {" | ".join(row)} |', flush=True)
 

@@ -1,10 +1,10 @@
-"""What exports, by which road, how exactly and how fast: the tables of docs/export.md.
+"""Exports of all attentions and backbones by exporter, with error and time, for docs/export.md.
 
     python benchmarks/exports.py                      # layers of every attention, then backbones
     python benchmarks/exports.py --only mit-b0-rwgkp ravlt-s
 
-Differences are the largest from torch in float32, over the largest number of the output, at sizes
-and batches other than the exported ones. Needs ``pip install "mmlinattn[export]"``.
+A difference is the largest from torch in float32 over the largest number of the output. Sizes and
+batches differ from the exported ones. Needs ``pip install "mmlinattn[export]"``.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from mmlinattn.models.layers import (
 )
 
 # isort: split
-import onnxruntime  # after mmlinattn, which switches its usage reports off
+import onnxruntime  # after mmlinattn, which disables its usage reports
 
 console = Console(highlight=False, width=160, stderr=True)
 CHANNELS, HEADS, OPSET = 32, 2, 18
@@ -84,7 +84,7 @@ BACKBONES: Dict[str, Callable[[], nn.Module]] = {
 
 
 class OnMap(nn.Module):
-    """An attention on a map (B, C, H, W)."""
+    """Wrapper that applies an attention to a map (B, C, H, W)."""
 
     def __init__(self, attn: nn.Module) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class OnMap(nn.Module):
 
 
 def difference(found: Sequence, expected: Sequence[Tensor]) -> float:
-    """Largest over all outputs; raises ValueError for other shapes."""
+    """Return the largest relative difference of all outputs; raise ValueError if shapes differ."""
     worst = 0.0
     for a, b in zip(found, expected):
         a = torch.as_tensor(a)
@@ -125,13 +125,13 @@ def session(path: Path) -> Callable[[Tensor], Sequence]:
 
 @contextlib.contextmanager
 def silence():
-    """torch's exporters print each step."""
+    """Suppress the progress that torch's exporters print."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
 def roads(model: nn.Module, x: Tensor, sizes: Sequence[Size], least: int, folder: Path, **options):
-    """By road, its largest difference and the seconds of its export, or why it cannot be gone."""
+    """Yield one cell per exporter: largest difference and seconds, or the reason of failure."""
     batch, height, width = (
         Dim(name, min=low, max=4096) for name, low in zip('bhw', (1, least, least))
     )
@@ -163,12 +163,12 @@ def roads(model: nn.Module, x: Tensor, sizes: Sequence[Size], least: int, folder
             with silence():
                 found = road()
             yield f'{found:.0e}, {spent[0]:.0f} s'
-        except Exception as error:  # exporters raise whatever they like
+        except Exception as error:  # exporters raise exceptions of many types
             yield refusal(' '.join(str(error).split())) or f'{type(error).__name__}: {error!s:.60}'
 
 
 def refusal(text: str) -> str:
-    """What this package says in an exporter's error, in a word or two; '' if it says nothing."""
+    """Return a short form of this package's message in an exporter's error, or ''."""
     refusals = {'dynamic height and width': 'fixed size', 'cannot be exported to ONNX': 'refused'}
     return next((word for part, word in refusals.items() if part in text), '')
 
@@ -200,7 +200,7 @@ def main(argv: List[str]) -> None:
     parser.add_argument('--no-optimize', action='store_true', help='of onnxscript')
     args = parser.parse_args(argv)
     warnings.filterwarnings('ignore')
-    logging.disable(logging.CRITICAL)  # the reasons of failed exports are in their errors
+    logging.disable(logging.CRITICAL)  # the table shows the errors of failed exports
     print(f'{machine(torch.device("cpu"))}, torch {torch.__version__}, commit {commit()}; '
           'largest difference, seconds of the processor\n')  # fmt: skip
     options = dict(optimize=not args.no_optimize)

@@ -1,12 +1,12 @@
-"""Checks and measures everything that only a GPU shows, in a budget of time.
+"""Run all checks and measurements that need a GPU within a time budget.
 
     python benchmarks/gpu.py --minutes 10 --out work_dirs/gpu
-    python benchmarks/gpu.py --device cpu --tiny --out work_dirs/tiny    # tries the script
+    python benchmarks/gpu.py --device cpu --tiny --out work_dirs/tiny    # tests the script
 
-Needs torch and triton; layers and backbones too where OpenMMLab is installed. Each section has a
-share of the time, writes NAME.json after every job, and says what it left; called again with the
-same --out, the script goes on there. Results of another commit, device or version are run again.
-report.md is for docs/benchmarks.md. The exit code is 1 if anything is wrong.
+Needs torch and triton; layers and backbones also need OpenMMLab. Each section has a share of the
+time, writes NAME.json after every job and reports the jobs that it skipped. A second call with the
+same --out resumes. Results of another commit, device or version are run again. report.md is for
+docs/benchmarks.md. The exit code is 1 if any check fails.
 """
 
 import argparse
@@ -25,7 +25,7 @@ os.environ.setdefault('KINETO_LOG_LEVEL', '99')
 import torch
 
 if 'cpu' in sys.argv or not torch.cuda.is_available():
-    os.environ['TRITON_INTERPRET'] = '1'  # before anything imports Triton
+    os.environ['TRITON_INTERPRET'] = '1'  # before the first import of Triton
 
 from benchmarks.gpu_day import checks, kernels, speed, tables
 from benchmarks.gpu_day.day import Day, Job, Row, Section, bad_jobs, read, rows_of, run
@@ -34,7 +34,7 @@ from benchmarks.rivals import flash_bla
 
 
 def facts(day: Day) -> List[Job]:
-    """Versions, device, speed of copying."""
+    """Return the jobs that report versions, device and copy bandwidth."""
 
     def versions() -> Iterable[Row]:
         found = {'Triton': version('triton'), 'matplotlib': version('matplotlib')}
@@ -66,7 +66,7 @@ def two_clocks(row: Row) -> str:
 
 
 def sections(folder: Path, seconds: float) -> List[Section]:
-    """In order; shares are about percent."""
+    """Return all sections in order; shares are approximate percentages."""
 
     def tune(day: Day) -> List[Job]:
         return kernels.tuning(day, folder, 0.03 * seconds)
@@ -136,9 +136,9 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
 
 def main(argv: List[str]) -> int:
     args = parse_args(argv)
-    if args.device.index is not None:  # events and streams are those of the current device
+    if args.device.index is not None:  # events and streams belong to the current device
         torch.cuda.set_device(args.device)
-    gc.freeze()  # what was imported is never garbage; to collect it takes longer than most jobs
+    gc.freeze()  # skips imported objects, whose collection takes longer than most jobs
     day, seconds = Day(args.device, args.tiny), 60 * args.minutes
     key: Dict[str, str] = {
         'commit': commit(),

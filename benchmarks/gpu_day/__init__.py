@@ -1,1 +1,1 @@
-"""The sections of ``benchmarks/gpu.py``, a file a group."""
+"""Sections of ``benchmarks/gpu.py``, one module per group."""

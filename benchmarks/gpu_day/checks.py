@@ -1,4 +1,4 @@
-"""Sections that look for something wrong."""
+"""Sections that check correctness."""
 
 from itertools import product
 from typing import Iterable, List, Tuple
@@ -12,7 +12,7 @@ from ..cases import Setup, map_shape
 from .day import Day, Job, NeedsMore, Row
 from .problems import DTYPES, OPERATORS, Problem, forms
 
-# Batch and heads. The layouts take turns.
+# Batch, heads and layout.
 GROUPS = ((1, 1, 'contiguous'), (2, 3, 'triton'), (4, 12, 'tokens'))
 TOKENS = (1, 257, 1000, 4097, 65539)
 DIM, WIDTHS = 64, (16, 20, 32, 128)
@@ -20,7 +20,7 @@ REPEATS = 20
 
 
 def kind(dtype: torch.dtype) -> str:
-    """``'bfloat16'`` for ``torch.bfloat16``."""
+    """Return the name of a dtype: ``'bfloat16'`` for ``torch.bfloat16``."""
     return str(dtype).replace('torch.', '')
 
 
@@ -36,8 +36,10 @@ def _title(name: str, setup: Setup) -> str:
 
 
 def correctness(day: Day) -> List[Job]:
-    """Every operator and form against float64, output and gradients: without padding, and with
-    padding and the gradient of a sum."""
+    """Check output and gradients of every operator and form against float64.
+
+    Each runs without padding, and with padding and the gradient of a sum.
+    """
     if day.tiny:
         setups = [
             _setup(day, hw, group, 16, dtype)
@@ -52,7 +54,7 @@ def correctness(day: Day) -> List[Job]:
             _setup(day, hw, group, DIM, dtype)
             for hw, group, dtype in product(shapes, GROUPS, DTYPES)
         ]
-        # 65,539 is a prime number: also a map of about so many tokens, and other widths.
+        # 65,539 is prime: also use a 2D map of about as many tokens, and other widths.
         setups += [_setup(day, (253, 259), GROUPS[1], DIM, dtype) for dtype in DTYPES]
         setups += [
             _setup(day, (25, 40), GROUPS[1], dim, dtype) for dim, dtype in product(WIDTHS, DTYPES)
@@ -95,7 +97,7 @@ def _middle(day: Day, dtype: torch.dtype) -> Setup:
 
 
 def precision(day: Day) -> List[Job]:
-    """The same errors where torch may round factors of float32 products to TF32."""
+    """Check the same errors where torch may round factors of float32 products to TF32."""
     dtypes = DTYPES[:1] if day.tiny else DTYPES
 
     def job(name: str, dtype: torch.dtype) -> Iterable[Row]:
@@ -105,8 +107,8 @@ def precision(day: Day) -> List[Job]:
         torch.set_float32_matmul_precision('high')
         try:
             for form in forms(name)[-1 if day.tiny else 0 :]:  # an interpreter has no TF32
-                # The portable form's products are torch's own, which the caller allowed to be
-                # rounded to TF32. It has the digits of float16.
+                # The torch form uses torch's own products, which may now be rounded to TF32.
+                # TF32 has the precision of float16.
                 digits = torch.float16 if (form, dtype) == ('torch', torch.float32) else dtype
                 row = problem.verdict(problem.step(form), expected, digits)
                 yield dict(operator=name, dtype=kind(dtype), form=form, **row)
@@ -120,7 +122,7 @@ def precision(day: Day) -> List[Job]:
 
 
 def repeats(day: Day) -> List[Job]:
-    """Bits of output and gradients, run after run."""
+    """Check that repeated runs give the same bits of output and gradients."""
     count, form_of = (2, lambda name: 'torch') if day.tiny else (REPEATS, lambda name: 'auto')
 
     def job(name: str, dtype: torch.dtype) -> Iterable[Row]:
@@ -149,7 +151,7 @@ def _different(a: Tuple[Tensor, ...], b: Tuple[Tensor, ...]) -> List[int]:
 
 
 def graphs(day: Day) -> List[Job]:
-    """A captured training step, replayed with new inputs, against the same step run eagerly."""
+    """Compare a captured training step, replayed with new inputs, with the eager step."""
 
     def job(name: str, dtype: torch.dtype) -> Iterable[Row]:
         day.needs_gpu()
@@ -158,7 +160,7 @@ def graphs(day: Day) -> List[Job]:
         problem = Problem.of(name, _middle(day, dtype), padded=True)
         replay, results = captured(lambda: problem.step('auto'))
         generator = torch.Generator(day.device).manual_seed(1)
-        for leaf in problem.leaves.values():  # those of another call
+        for leaf in problem.leaves.values():  # new inputs
             order = torch.randperm(leaf.shape[-2], generator=generator, device=day.device)
             leaf.detach().copy_(leaf.detach().index_select(-2, order))
         replay()
@@ -175,8 +177,11 @@ def graphs(day: Day) -> List[Job]:
 
 
 def large(day: Day) -> List[Job]:
-    """Tensors of more than 2^31 elements: the first and the last head of the first and the last
-    image against float64, which is as if they were alone."""
+    """Check tensors of more than 2^31 elements against float64.
+
+    Only the first and the last head of the first and the last image are compared: heads are
+    independent.
+    """
 
     def job(name: str, layout: str) -> Iterable[Row]:
         if day.tiny:
@@ -185,7 +190,7 @@ def large(day: Day) -> List[Job]:
             day.needs_gpu()
             setup = _setup(day, (512, 513), (8, 16, layout), DIM, torch.bfloat16)
         elements = setup.batch * setup.heads * setup.num_tokens * setup.head_dim
-        # q, k, v, output, their gradients, and as much for what is on the way.
+        # q, k, v, output, their gradients, and the same again for intermediate tensors.
         needed = 16 * 2 * elements
         if not day.tiny and needed > torch.cuda.mem_get_info(day.device)[0]:
             raise NeedsMore(f'needs about {needed / 2**30:.0f} GiB of free memory')

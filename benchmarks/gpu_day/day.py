@@ -1,4 +1,4 @@
-"""Runs sections of jobs in a budget of time; what is done is on disk at once, and not repeated."""
+"""Runner of sections of jobs within a time budget; results are saved at once and not run again."""
 
 import contextlib
 import json
@@ -14,24 +14,23 @@ import torch
 Row = Dict[str, object]
 Job = Tuple[str, Callable[[], Iterable[Row]]]
 Jobs = Dict[str, Callable[[], Iterable[Row]]]
-# Of a job: what it should give was computed; it gave something wrong; it raised an error; it did
-# not run, which is no mistake.
+# States of a job: result computed; result wrong; exception raised; not run, which is no error.
 DONE, WRONG, FAILED, LEFT = 'done', 'wrong', 'failed', 'left'
 BAD = (WRONG, FAILED)
 OUT_OF_TIME = 'out of time'
-PREPARE = 'prepare'  # the job of a section that cannot say what it runs
+PREPARE = 'prepare'  # the job of a section whose jobs cannot be listed
 
 
 class NeedsMore(Exception):
-    """This machine lacks what a job needs: a GPU, memory, a package. The message says what."""
+    """Exception if the machine lacks a GPU, memory or a package that a job needs."""
 
 
 @dataclass(frozen=True)
 class Day:
-    """What sections are run on.
+    """Device and sizes of a run.
 
     Args:
-        tiny: sizes for trying the script, on a CPU too.
+        tiny: use sizes that test the script, also on a CPU.
     """
 
     device: torch.device
@@ -42,7 +41,7 @@ class Day:
         return self.device.type == 'cuda'
 
     def needs_gpu(self) -> None:
-        """Raise NeedsMore where there is none."""
+        """Raise NeedsMore unless the device is a GPU."""
         if not self.gpu:
             raise NeedsMore('needs a GPU')
 
@@ -53,13 +52,13 @@ class Day:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report.
+    """Section of the report.
 
     Args:
-        share: of the time, to those of the others.
-        jobs: names and what they run, in order; a job yields rows, of which ``'wrong'`` says what
-            is wrong with it.
-        table: of all rows, in Markdown.
+        share: share of the time, relative to the other sections.
+        jobs: names and functions, in order; a job yields rows, with ``'wrong'`` set to the error
+            of a failed check.
+        table: formats all rows in Markdown.
     """
 
     name: str
@@ -79,16 +78,16 @@ def run(
     show: Callable[[str], None] = print,
     write: Callable[[Dict[str, dict]], None] = lambda records: None,
 ) -> Dict[str, dict]:
-    """Run what is not done; returns the records of all sections, which lie in ``folder`` as well.
+    """Run unfinished jobs and return the records of all sections, also saved in ``folder``.
 
-    A section gets its share of what time is left and passes on what it does not use. It stops
-    between jobs, and leaves what does not fit for the next call. What failed in an earlier call
-    comes last: it may break the device.
+    A section gets its share of the remaining time and passes unused time on. It stops between jobs
+    and leaves unfinished jobs for the next call. Jobs that failed in an earlier call run last,
+    because they may break the device.
 
     Args:
-        key: what results belong to. Those in ``folder`` that have another one are run again.
-        seconds: in all.
-        again: sections of which nothing counts as done.
+        key: identity of the results. Records in ``folder`` with another key are run again.
+        seconds: total time.
+        again: sections to run again.
         show: called with a line of progress.
         write: called with the records after each section.
     """
@@ -111,7 +110,7 @@ def run(
         failed[section.name] = {n: job for n, job in jobs.items() if states[n] == FAILED}
     broken = ''
     for waiting in (fresh, failed):
-        # Again and again for what the others left time for.
+        # Repeat for the time that other sections did not use.
         while any(waiting.values()):
             for i, section in enumerate(sections):
                 jobs, record = waiting[section.name], records[section.name]
@@ -123,7 +122,7 @@ def run(
                 for name in list(jobs):
                     late = OUT_OF_TIME if time.monotonic() >= until else ''
                     if waiting is failed and (broken or late):
-                        continue  # the record says how it failed
+                        continue  # keep the recorded error
                     result = _run_job(jobs[name], broken or late)
                     record['jobs'][name] = result
                     _write(folder / f'{section.name}.json', record)
@@ -141,7 +140,7 @@ def run(
 
 
 def device_is_broken() -> bool:
-    """Whether a fault in a kernel left this process without its GPU."""
+    """Return True if an error in a kernel made the GPU unusable for this process."""
     if not torch.cuda.is_initialized():
         return False
     try:
@@ -178,14 +177,14 @@ def _run_job(job: Callable[[], Iterable[Row]], why_not: str) -> dict:
         why = f'{type(error).__name__}: {first}'[:300]
         result.update(state=FAILED, why=why, traceback=traceback.format_exc())
     if torch.cuda.is_initialized():
-        with contextlib.suppress(Exception):  # after a fault in a kernel every call fails
+        with contextlib.suppress(Exception):  # after an error in a kernel every call fails
             torch.cuda.empty_cache()
     result['seconds'] = round(time.monotonic() - start, 3)
     return result
 
 
 def read(path: Path) -> dict:
-    """A record; an empty one where the file is missing or was cut off."""
+    """Return a record, or an empty dict if the file is missing or truncated."""
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -195,21 +194,21 @@ def read(path: Path) -> dict:
 def _write(path: Path, record: dict) -> None:
     part = path.with_suffix('.part')
     part.write_text(json.dumps(record, indent=1) + '\n')
-    os.replace(part, path)  # a call that is cut off leaves a whole file
+    os.replace(part, path)  # atomic, so that an interrupted call leaves no partial file
 
 
 def rows_of(record: dict) -> List[Row]:
-    """Rows of all jobs of a section, in order."""
+    """Return the rows of all jobs of a section, in order."""
     return [row for job in record['jobs'].values() for row in job['rows']]
 
 
 def bad_jobs(record: dict) -> Dict[str, str]:
-    """What is wrong, by job."""
+    """Return the errors by job."""
     return {name: job['why'] for name, job in record['jobs'].items() if job['state'] in BAD}
 
 
 def left_jobs(record: dict) -> Dict[str, List[str]]:
-    """Names of jobs that did not run, by reason."""
+    """Return the names of jobs that did not run, by reason."""
     found: Dict[str, List[str]] = {}
     for name, job in record['jobs'].items():
         if job['state'] == LEFT:
@@ -218,7 +217,7 @@ def left_jobs(record: dict) -> Dict[str, List[str]]:
 
 
 def summary(name: str, record: dict) -> str:
-    """One line: how many jobs are done, wrong and left."""
+    """Return one line with the numbers of jobs that are done, wrong and left."""
     jobs = record['jobs'].values()
     parts = [f'{sum(job["state"] == DONE for job in jobs)} done']
     parts += [f'{len(bad_jobs(record))} wrong'] if bad_jobs(record) else []

@@ -1,7 +1,7 @@
-"""Operators in float64, in time and memory linear in the tokens, padding as weights of 0.
+"""Operators in float64, with time and memory linear in the tokens; padding has weight 0.
 
-Their definitions (``backend='reference'``) are N x N, too large for the sizes of a GPU. These are
-written from the formulas, with autograd's gradients, and share no code with the package. Tensors
+The definitions (``backend='reference'``) are N x N, too large for the sizes of a GPU. These are
+written from the formulas, with gradients by autograd, and share no code with the package. Tensors
 are (B, heads, N, d); ``keep`` (B, 1, N, 1) is 0 for padding and 1 for a real token.
 """
 
@@ -15,7 +15,7 @@ from ..rivals.textbook import rotary_tables, rotate
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, eps: float = 1e-6) -> Tensor:
-    """Linear attention of features."""
+    """Compute linear attention of features."""
     k = k * keep
     return q @ (k.mT @ v) / (q @ k.sum(2)[..., None] + eps)
 
@@ -23,7 +23,7 @@ def linear(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, eps: float = 1e-6) -> 
 def learnt(
     q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
 ) -> Tuple[Tensor, Tensor]:
-    """Adaptive features of queries and keys, a map a head."""
+    """Compute adaptive features of queries and keys, with one feature map per head."""
     phases = (x @ frequencies.mT for x in (q, k))
     waves = (torch.cat([phase.sin(), phase.cos()], -1) for phase in phases)
     q, k = (F.relu(wave @ weight.mT + bias[:, None]) for wave in waves)
@@ -33,7 +33,7 @@ def learnt(
 def local_gate(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, keep: Tensor, hw_shape: Sequence[int]
 ) -> Tensor:
-    """A depth-wise convolution of v, plus q, times k; weight (heads, d, 25)."""
+    """Compute ``(conv(v) + q) * k`` with a depth-wise convolution; weight (heads, d, 25)."""
     batch, heads, _, dim = v.shape
     maps = (v * keep).mT.reshape(batch, heads * dim, *hw_shape)
     kernel = weight.reshape(heads * dim, 1, 5, 5)
@@ -44,19 +44,19 @@ def local_gate(
 def rala(
     q: Tensor, k: Tensor, v: Tensor, keep: Tensor, hw_shape: Sequence[int], eps: float = 1e-6
 ) -> Tensor:
-    """RALA with rotary position."""
+    """Compute RALA with rotary position."""
     tables = rotary_tables(hw_shape, q.shape[-1], q.dtype, q.device)
     q, k = F.elu(q) + 1, F.elu(k) + 1
     count = keep.sum(2, keepdim=True).clamp(min=1)
     mean = (q * keep).sum(2, keepdim=True) / count  # [B, H, 1, d]
-    # Weights of mean 1: k is from here on the weighted mean's share of a token.
+    # The shares are a_j / N: they sum to 1 because the weights a_j have mean 1.
     k = k * _shares(k @ mean.mT * q.shape[-1] ** -0.5, keep)
     norm = q @ k.sum(2)[..., None] + eps
     return rotate(q, tables) @ (rotate(k, tables).mT @ v) / norm
 
 
 def additive(q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, keep: Tensor) -> Tensor:
-    """Additive attention."""
+    """Compute additive attention."""
     scale = q.shape[-1] ** -0.5
     query = (_shares(q @ w_q[..., None] * scale, keep) * q).sum(2, keepdim=True)
     p = query * k
@@ -72,7 +72,7 @@ def random_walk(
     keep: Tensor,
     decay: float,
 ) -> Tensor:
-    """A random walk of any length between anchors (heads, M, d)."""
+    """Compute a random walk of any length between anchors (heads, M, d)."""
     looked_up = (q @ anchors_k.mT).softmax(-1)  # [B, H, N, M]
     read = _shares(k @ anchors_q.mT, keep).mT  # [B, H, M, N]
     identity = torch.eye(anchors_q.shape[-2], dtype=q.dtype, device=q.device)
@@ -89,13 +89,15 @@ def ripple(
     hw_shape: Tuple[int, int],
     eps: float = 1e-6,
 ) -> Tensor:
-    """Ripple attention of Chebyshev groups: the last weight for all tokens, and for each step to a
-    token nearer than R what its weight is more. ``weights`` (B, heads, N, R + 1)."""
+    """Compute ripple attention of Chebyshev groups; ``weights`` is (B, heads, N, R + 1).
+
+    The last weight applies to all tokens. Each offset nearer than R adds its weight minus the last.
+    """
     height, width = hw_shape
     last, reach = weights[..., -1:], weights.shape[-1] - 2
     k, values = k * keep, F.pad(v, (0, 1), value=1.0)
     total = last * (q @ (k.mT @ values))
-    # Maps (B, heads, H, W, d), of which parts are views: what autograd keeps takes no memory.
+    # Maps (B, heads, H, W, d), whose shifted parts are views: autograd saves them without a copy.
     q, more, total, k, values = (
         x.unflatten(2, hw_shape) for x in (q, weights - last, total, k, values)
     )
@@ -110,7 +112,7 @@ def ripple(
 
 
 def stick_weights(logits: Tensor) -> Tensor:
-    """Weight (..., R + 1) of stick breaking with PyTorch's offset, of logits (..., R)."""
+    """Compute stick-breaking weights (..., R + 1) with PyTorch's offset from logits (..., R)."""
     count = logits.shape[-1]
     left, parts = torch.ones_like(logits[..., 0]), []
     for r in range(count):
@@ -121,7 +123,7 @@ def stick_weights(logits: Tensor) -> Tensor:
 
 
 def _shares(scores: Tensor, keep: Tensor) -> Tensor:
-    """Softmax over the tokens of (B, H, N, M), 0 for padding; all 0 where all is padding."""
+    """Compute a softmax over the tokens of (B, H, N, M): 0 for padding, also if all is padding."""
     top = scores.detach().masked_fill(keep == 0, -1e300).amax(2, keepdim=True)
     weights = (scores - top).clamp(max=0).exp() * keep
     total = weights.sum(2, keepdim=True)

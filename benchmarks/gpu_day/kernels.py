@@ -31,10 +31,10 @@ LIBRARY = 'flash_bla'
 
 
 def compiling(day: Day, seconds: float) -> List[Job]:
-    """Compiles in many processes what the next sections launch in one: Triton keeps it on disk.
+    """Compile the kernels of the next sections in parallel, into Triton's cache on disk.
 
     Args:
-        seconds: after so many the rest is left to those sections.
+        seconds: time limit; the other sections compile the rest.
     """
 
     def job() -> Iterable[Row]:
@@ -47,8 +47,10 @@ def compiling(day: Day, seconds: float) -> List[Job]:
 
 
 def launches(day: Day) -> List[Launch]:
-    """One of each that Triton compiles apart: types, widths, sizes of 1, multiples of 16, layouts,
-    padding."""
+    """Return one launch per variant that Triton compiles separately.
+
+    Variants differ in dtype, width, layout, padding, and sizes that are 1 or multiples of 16.
+    """
 
     def setup(count: int, group: tuple, dim: int, dtype: torch.dtype) -> Setup:
         return Setup(map_shape(count), *group[:2], dim, dtype, day.device, True, group[2])
@@ -68,8 +70,10 @@ def launches(day: Day) -> List[Launch]:
 
 
 def compile_all(tasks: List[Launch], workers: int, until: float) -> Row:
-    """Run tasks in processes of their own; a row that counts them. What fails is not counted:
-    the sections that check will say so."""
+    """Run tasks in their own processes and return a row that counts them.
+
+    Failed tasks are not counted, because the checks report them.
+    """
     context = multiprocessing.get_context('spawn')
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         done = [*pool.map(launch, tasks, [until] * len(tasks))]
@@ -77,7 +81,7 @@ def compile_all(tasks: List[Launch], workers: int, until: float) -> Row:
 
 
 def launch(task: Launch, until: float) -> bool:
-    """Forward and backward pass of a task; False where that failed or the time was over."""
+    """Run the forward and backward pass of a task; return False if it failed or time is over."""
     name, setup, padded = task
     if time.time() > until:
         return False
@@ -94,12 +98,12 @@ def launch(task: Launch, until: float) -> bool:
 
 
 def registers(day: Day) -> List[Job]:
-    """Launch every operator, forward and backward, and reads what its kernels compiled to."""
+    """Launch every operator, forward and backward, and read the registers of its kernels."""
 
     def job(name: str, dtype: torch.dtype, dim: int) -> Iterable[Row]:
         day.needs_gpu()
         for _, cache in caches():
-            cache.clear()  # of other launches; what they compiled is still on disk
+            cache.clear()  # drops other launches; their kernels stay in the cache on disk
         setup = Setup((64, 64), 2, 3, dim, dtype, day.device, True, 'triton')
         try:
             Problem.of(name, setup).step('triton')
@@ -132,24 +136,24 @@ def registers(day: Day) -> List[Job]:
 
 
 def caches() -> Iterator[Tuple[str, dict]]:
-    """Names of the package's kernels, and what Triton keeps of their launches by device."""
+    """Yield the names of the package's kernels and Triton's launch caches by device."""
     import triton
 
     seen = set()
     for module in [m for n, m in list(sys.modules.items()) if n.startswith('mmlinattn.ops')]:
         for name, function in list(vars(module).items()):
             while hasattr(function, 'fn') and not isinstance(function, triton.JITFunction):
-                function = function.fn  # of an autotuner
+                function = function.fn  # unwrap an autotuner
             if isinstance(function, triton.JITFunction) and id(function) not in seen:
                 seen.add(id(function))
                 yield name, getattr(function, 'device_caches', None) or function.cache
 
 
 def compiled() -> Iterator[tuple]:
-    """Names and compiled kernels of the package that were launched since the caches are empty."""
+    """Yield names and compiled kernels of the package launched since the caches were cleared."""
     for name, cache in caches():
         for entry in cache.values():
-            # Triton 3.2 has a dict of kernels a device, later ones a tuple that starts with it.
+            # Triton 3.2 has a dict of kernels per device, later ones a tuple that starts with it.
             kernels = entry[0] if isinstance(entry, tuple) else entry
             for kernel in kernels.values():
                 if getattr(kernel, 'n_regs', None) is not None:
@@ -157,12 +161,13 @@ def compiled() -> Iterator[tuple]:
 
 
 def tuning(day: Day, folder: Path, seconds: float) -> List[Job]:
-    """Let the package's tuner, where it has one, try configurations of each kernel. The best are
-    in ``tuning_table.json``, and where a later process looks for them.
+    """Tune the configurations of each kernel, if the package has a tuner.
+
+    The best are saved in ``tuning_table.json`` and in the cache that later processes read.
 
     Args:
-        folder: where the table goes.
-        seconds: that one operator, type and width may take.
+        folder: folder of the table.
+        seconds: time limit for one operator, dtype and width.
     """
     tuned = set()
 
@@ -188,7 +193,7 @@ def tuning(day: Day, folder: Path, seconds: float) -> List[Job]:
                     until=lambda: time.monotonic() >= end,
                 )  # fmt: skip
             except (ValueError, BackendError):
-                continue  # not one of this operator's, or none so wide
+                continue  # the kernel is not one of this operator, or has no such width
             tuned.add((kernel, precision, size))
             for path in (folder / 'tuning_table.json', configs.cache_path()):
                 tuner.save(path, found, device)

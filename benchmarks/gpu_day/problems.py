@@ -1,4 +1,4 @@
-"""Every operator with inputs, and how far its results are from the exact ones."""
+"""Test inputs of every operator, and errors relative to the exact results."""
 
 from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
@@ -21,9 +21,9 @@ from ..cases import DECAY, MAX_DISTANCE, NUM_ANCHORS, Setup
 from ..measure import difference
 from . import exact
 
-# Relative errors of an output, of a gradient, of the gradient of a sum, about four times those in
-# Triton's interpreter. The exact results have the same rounded inputs. The gradient of a sum is
-# smaller than the terms that it is a difference of: float32 forms of 40,000 tokens had 3e-4.
+# Relative errors of an output, of a gradient, and of the gradient of a sum: about four times those
+# in Triton's interpreter. The exact results have the same rounded inputs. The gradient of a sum is
+# smaller than the terms whose difference it is: float32 forms of 40,000 tokens had 3e-4.
 TOLERANCES = {
     torch.float32: (1e-5, 2e-4, 2e-3),
     torch.float16: (1e-3, 4e-3, 8e-3),
@@ -35,14 +35,14 @@ FORMS = ('triton', 'torch')
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of the package.
+    """An operator of the package.
 
     Args:
-        features: its queries and keys are features, not negative.
-        extra: tensors with a gradient besides q, k and v, and their names.
-        run: of the tensors, a padding mask (B, N) or None, and a backend.
-        exact: of the tensors in float64 and what to keep, (B, 1, N, 1).
-        kernel: it has a fused form.
+        features: True if queries and keys are non-negative features.
+        extra: returns the tensors with a gradient besides q, k and v, by name.
+        run: computes the output from the tensors, a padding mask (B, N) or None, and a backend.
+        exact: computes it from the tensors in float64 and ``keep``, (B, 1, N, 1).
+        kernel: True if the operator has a Triton backend.
     """
 
     features: bool
@@ -63,13 +63,15 @@ def _scorers(setup: Setup) -> Dict[str, Tensor]:
 
 
 def _rings(setup: Setup, count: int) -> Tensor:
-    """(B, heads, N, count), stored token by token as a projection leaves it."""
+    """Return random (B, heads, N, count), stored token by token as a projection stores it."""
     return setup.randn(setup.batch, setup.num_tokens, setup.heads, count).transpose(1, 2)
 
 
 def _learnt(setup: Setup) -> Dict[str, Tensor]:
-    """Of a feature map a head. Features are about 3: at the edge of a ReLU rounding decides whether
-    there is a gradient."""
+    """Return the parameters of one feature map per head.
+
+    Features are about 3: near the edge of a ReLU, rounding decides if there is a gradient.
+    """
     dim, heads = setup.head_dim, setup.heads
     weight = (2 * dim) ** -0.5 * setup.randn(heads, dim, 2 * dim)
     return {
@@ -85,7 +87,7 @@ def _learnt_linear(q, k, v, *learnt, mask: Optional[Tensor], form: str) -> Tenso
 
 
 def _local(setup: Setup, x: Sequence[Tensor], mask: Optional[Tensor], form: str) -> Tensor:
-    """q in the place of an attention's result, k in that of the gate."""
+    """Apply the local gate with q as the output of an attention and k as the gate."""
     out, gate, v = (t.transpose(1, 2).flatten(2) for t in x[:3])
     v = v if mask is None else v.masked_fill(mask[..., None], 0)
     weight = x[3].flatten(0, 1).unflatten(1, (1, 5, 5))
@@ -159,9 +161,9 @@ class Problem:
     """An operator with inputs, the same on every call.
 
     Attributes:
-        leaves: by name; all have gradients.
+        leaves: inputs by name; all have gradients.
         mask: (B, N) bool, or None.
-        grad: of the output.
+        grad: gradient of the output.
     """
 
     name: str
@@ -172,17 +174,17 @@ class Problem:
 
     @classmethod
     def of(cls, name: str, setup: Setup, padded: bool = False, flat: bool = False) -> 'Problem':
-        """Seeded inputs.
+        """Build a problem with seeded inputs.
 
         Args:
-            padded: images end in padding; of several, the first is nothing else.
-            flat: the gradient is that of a sum: one number, every stride 0.
+            padded: images end in padding; of several images, the first is all padding.
+            flat: use the gradient of a sum: one number, every stride 0.
         """
         operator = OPERATORS[name]
         torch.manual_seed(0)
         q, k, v = setup.features() if operator.features else setup.qkv()
-        # Values that go with the keys, each channel in its own measure: else sums over many tokens
-        # cancel, and so do gradients, and the relative error of what is left says nothing.
+        # Correlate values with keys, scaled per channel. Otherwise sums over many tokens cancel,
+        # and the relative error of the rest means nothing.
         v.detach().add_(k.detach() * torch.linspace(0, 2, v.shape[-1]).to(v))
         extra = {key: setup.leaf(x) for key, x in operator.extra(setup).items()}
         mask = None
@@ -196,17 +198,17 @@ class Problem:
         return cls(name, setup, {'q': q, 'k': k, 'v': v, **extra}, mask, grad)
 
     def run(self, form: str) -> Tensor:
-        """The output of a backend."""
+        """Return the output of a backend."""
         leaves = tuple(self.leaves.values())
         return OPERATORS[self.name].run(self.setup, leaves, self.mask, form)
 
     def step(self, form: str) -> Tuple[Tensor, ...]:
-        """Output and gradients of a backend."""
+        """Return output and gradients of a backend."""
         out = self.run(form)
         return (out.detach(), *torch.autograd.grad(out, [*self.leaves.values()], self.grad))
 
     def exact(self) -> Tuple[Tensor, ...]:
-        """Output and gradients in float64."""
+        """Return output and gradients in float64."""
         leaves = [x.detach().double().requires_grad_() for x in self.leaves.values()]
         keep = leaves[0].new_ones(self.setup.batch, 1, self.setup.num_tokens, 1)
         if self.mask is not None:
@@ -217,8 +219,10 @@ class Problem:
     def of_head(
         self, image: int, head: int, got: Sequence[Tensor]
     ) -> Tuple['Problem', List[Optional[Tensor]]]:
-        """One head of one image as a problem of its own, without padding, and its part of ``got``;
-        None in place of gradients that are sums over images."""
+        """Return the problem of one head of one image, without padding, and its part of ``got``.
+
+        Gradients that are sums over images are None.
+        """
 
         def part(x: Tensor) -> Tensor:
             x = x.detach()[head, None] if x.dim() < 4 else x.detach()[image, None][:, head, None]
@@ -232,8 +236,11 @@ class Problem:
     def errors(
         self, got: Sequence[Optional[Tensor]], expected: Sequence[Tensor]
     ) -> Dict[str, float]:
-        """Relative errors of the output and of each gradient that is there. Of a single key some
-        vanish but for ``eps``: these are compared with the gradient that they were made from."""
+        """Return the relative errors of the output and of each gradient that is not None.
+
+        With a single key some gradients vanish up to ``eps``. Their errors are relative to the
+        output gradient.
+        """
         names = ('output', *(f'd{name}' for name in self.leaves))
         scale = 1e-3 * self.grad.double().norm() if self.setup.num_tokens == 1 else -1
         found = {}
@@ -252,10 +259,10 @@ class Problem:
         expected: Sequence[Tensor],
         digits_of: Optional[torch.dtype] = None,
     ) -> Dict[str, object]:
-        """A row: the errors, and under ``'wrong'`` those that are too large. NaN is.
+        """Return a row of errors, with those that are too large or NaN under ``'wrong'``.
 
         Args:
-            digits_of: the type that has as many digits as the result should; its own by default.
+            digits_of: dtype whose tolerances apply; default: the dtype of the inputs.
         """
         errors = self.errors(got, expected)
         tolerances = TOLERANCES[digits_of or self.setup.dtype]
@@ -270,5 +277,5 @@ class Problem:
 
 
 def forms(name: str) -> Tuple[str, ...]:
-    """Those that an operator has."""
+    """Return the backends of an operator."""
     return FORMS if OPERATORS[name].kernel else FORMS[1:]

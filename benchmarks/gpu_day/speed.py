@@ -23,7 +23,7 @@ TINY = Effort(min_rounds=1, min_seconds=0.0)
 QUICK = Effort(min_rounds=5, min_seconds=0.1, budget=1.0)
 GROUPS = ((8, 16), (1, 1), (1, 8))
 RIVAL_TOKENS = (4096, 32768)
-# Formulas written down take much memory at these sizes, and time that the others need.
+# Textbook formulas are left out: at these sizes they take too much memory and time.
 RIVALS = (OURS, f'{OURS} portable', 'flash_bla', 'linear', 'SDPA softmax')
 
 
@@ -32,7 +32,7 @@ def dtype_of(day: Day) -> torch.dtype:
 
 
 def median(call: Callable[[], object], day: Day) -> float:
-    """Seconds on the device of a call that has run before."""
+    """Return the median seconds on the device of a call that has run before."""
     rounds, seconds = (1, 0.0) if day.tiny else (7, 0.03)
     times = sorted(interleave({'': call}, day.device, rounds, seconds)[''])
     return times[len(times) // 2]
@@ -40,7 +40,7 @@ def median(call: Callable[[], object], day: Day) -> float:
 
 @cache
 def copy_speed(day: Day) -> float:
-    """Bytes a second, see :func:`benchmarks.measure.copy_bandwidth`; measured once."""
+    """Return the bytes per second of :func:`benchmarks.measure.copy_bandwidth`, measured once."""
     return copy_bandwidth(day.device, *((1, 2**20) if day.tiny else (20,)))
 
 
@@ -49,8 +49,10 @@ def _size(x: Tensor) -> int:
 
 
 def bandwidth(day: Day) -> List[Job]:
-    """Forward and backward pass apart: the bytes that must move (inputs and the gradient of the
-    output read once, results written once) over the time, as a share of the speed of copying."""
+    """Measure the bandwidth of forward and backward pass as a share of the copy bandwidth.
+
+    The bytes are the minimum: inputs and the output gradient read once, results written once.
+    """
 
     def job(name: str, count: int, group: Tuple[int, int]) -> Iterable[Row]:
         layout = 'contiguous' if name.startswith('ripple') else 'triton'
@@ -85,8 +87,10 @@ def bandwidth(day: Day) -> List[Job]:
 def _rivals(
     day: Day, case: str, setups: Sequence[Setup], mode: str, keep: Sequence[str] = ()
 ) -> Iterable[Row]:
-    """Rows of the suite, and what of them is wrong: a difference, or an error that is not the
-    library's."""
+    """Yield rows of the suite, with errors under ``'wrong'``.
+
+    An exception of flash_bla is no error of this package.
+    """
     chosen = CASES[case]
     if keep:
         chosen = replace(chosen, build=lambda setup: _only(CASES[case], setup, keep))
@@ -103,7 +107,7 @@ def _only(case: Case, setup: Setup, keep: Sequence[str]) -> dict:
 
 
 def operators(day: Day) -> List[Job]:
-    """Every operator against its rivals, in two layouts of q, k and v."""
+    """Measure every operator against its rivals, in two layouts of q, k and v."""
     names = [name for name, case in CASES.items() if case.kind == 'operator']
     counts = (16, 64) if day.tiny else RIVAL_TOKENS
     groups = ((1, 1),) if day.tiny else GROUPS
@@ -124,7 +128,7 @@ def operators(day: Day) -> List[Job]:
 
 
 def walls(day: Day) -> List[Job]:
-    """Time of the device alone (a replayed graph) and with the host's work (eager calls)."""
+    """Measure the time of the device alone (a replayed graph) and with the host (eager calls)."""
 
     def job(name: str, count: int) -> Iterable[Row]:
         dim = 16 if day.tiny else DIM
@@ -135,7 +139,7 @@ def walls(day: Day) -> List[Job]:
             (name, MODES[0]): lambda: forward(lambda: problem.run('auto')),
             (name, MODES[1]): lambda: problem.step('auto'),
         }
-        if name == 'linear':  # once a size
+        if name == 'linear':  # once per size
             calls['SDPA softmax', MODES[0]] = lambda: forward(
                 lambda: F.scaled_dot_product_attention(q, k, v)
             )
@@ -154,7 +158,7 @@ def walls(day: Day) -> List[Job]:
 
 
 def crossover(day: Day) -> List[Job]:
-    """From how many tokens on an operator takes less time than softmax attention."""
+    """Find the number of tokens from which an operator is faster than softmax attention."""
     counts = (16, 64) if day.tiny else tuple(2**i for i in range(6, 15))
 
     def job(name: str, mode: str, group: Tuple[int, int]) -> Iterable[Row]:
@@ -200,8 +204,7 @@ def crossover(day: Day) -> List[Job]:
 
 
 def crossing(ratios: Sequence[Tuple[int, float]]) -> str:
-    """The tokens from which on the ratio of ours to the other stays below 1, between points by
-    powers.
+    """Return the number of tokens from which the ratio stays below 1, interpolated by a power law.
 
     Example:
         >>> crossing([(64, 4.0), (256, 1.0), (1024, 0.25)])
@@ -220,19 +223,19 @@ def crossing(ratios: Sequence[Tuple[int, float]]) -> str:
 
 
 def needs_openmmlab() -> None:
-    """Raise NeedsMore where layers and backbones cannot be imported."""
+    """Raise NeedsMore if layers and backbones cannot be imported."""
     missing = [name for name in ('mmengine', 'mmcv') if util.find_spec(name) is None]
     if missing:
         raise NeedsMore('needs ' + ' and '.join(missing))
 
 
 def layers(day: Day) -> List[Job]:
-    """Layers against theirs."""
+    """Measure layers against their rivals."""
     counts = (64,) if day.tiny else (4096, 16384, 65536)
 
     def job(name: str, mode: str) -> Iterable[Row]:
         needs_openmmlab()
-        # The random walk's is the first stage of SegFormer-B0.
+        # The sizes for the random walk are those of the first stage of SegFormer-B0.
         heads, dim = (1, 32) if name == 'random-walk-layer' else (1, 64)
         setups = [Setup(map_shape(n), 1, heads, dim, dtype_of(day), day.device) for n in counts]
         yield from _rivals(day, name, setups, mode)
@@ -252,7 +255,7 @@ BACKBONES = {
 
 
 def backbones(day: Day) -> List[Job]:
-    """Whole encoders over images: time and peak memory."""
+    """Measure time and peak memory of encoders on images."""
 
     def job(name: str, mode: str, side: int) -> Iterable[Row]:
         needs_openmmlab()
@@ -268,7 +271,7 @@ def backbones(day: Day) -> List[Job]:
 
 
 def profiles(day: Day) -> List[Job]:
-    """Which kernels take the time of a training step, and how many are launched."""
+    """Profile training steps: time by kernel and number of launches."""
 
     def measure(what: str, step: Callable[[], object]) -> Iterable[Row]:
         from torch.profiler import ProfilerActivity, profile

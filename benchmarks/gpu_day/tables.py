@@ -1,4 +1,4 @@
-"""Rows of sections as Markdown, and the picture."""
+"""Markdown tables and the figure of the report."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +14,7 @@ RESULT_FIELDS = {field.name for field in fields(Result)}
 
 
 def text(name: str, value: object) -> str:
-    """A cell: shares in percent, numbers with three digits."""
+    """Return the text of a cell: shares in percent, numbers with three digits."""
     if value is None:
         return ''
     if name == 'share':
@@ -23,13 +23,13 @@ def text(name: str, value: object) -> str:
 
 
 def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> List[str]:
-    """A table; the first column is left-aligned."""
+    """Return a table whose first column is left-aligned."""
     head = '| --- |' + ' ---: |' * (len(columns) - 1)
     return [f'| {" | ".join(columns)} |', head, *(f'| {" | ".join(line)} |' for line in lines)]
 
 
 def plain(*hidden: str) -> Callable[[List[Row]], List[str]]:
-    """A row a line, without the columns named."""
+    """Return a formatter with one line per row, without the ``hidden`` columns."""
 
     def table(rows: List[Row]) -> List[str]:
         names = dict.fromkeys(name for row in rows for name in row if name not in hidden)
@@ -41,7 +41,7 @@ def plain(*hidden: str) -> Callable[[List[Row]], List[str]]:
 def pivot(
     keys: Sequence[str], column: str, cell: Callable[[Row], str]
 ) -> Callable[[List[Row]], List[str]]:
-    """A line for each value of ``keys``, a column for each of ``column``."""
+    """Return a formatter with a line per value of ``keys`` and a column per value of ``column``."""
 
     def table(rows: List[Row]) -> List[str]:
         columns = sorted({row[column] for row in rows})
@@ -60,7 +60,7 @@ def pivot(
 
 
 def worst_errors(rows: List[Row]) -> List[str]:
-    """Of each operator, form and type the number of cases and the largest errors."""
+    """Return the number of cases and the largest errors by operator, form and dtype."""
     groups: Dict[tuple, List[Row]] = {}
     for row in rows:
         groups.setdefault((row['operator'], row['form'], row['dtype']), []).append(row)
@@ -73,7 +73,7 @@ def worst_errors(rows: List[Row]) -> List[str]:
             for name, value in row.items()
             if name.startswith('d') and isinstance(value, float)
         ]
-        # A NaN is the largest.
+        # NaN counts as the largest error.
         largest = [max(x, key=lambda e: (e != e, e), default=0.0) for x in (outputs, gradients)]
         counts = [str(sum(name in row for row in group)) for name in ('refused', 'wrong')]
         lines.append([*key, str(len(group)), *(f'{e:.1e}' for e in largest), *counts])
@@ -82,7 +82,7 @@ def worst_errors(rows: List[Row]) -> List[str]:
 
 
 def rivals(rows: List[Row]) -> List[str]:
-    """Tables of the benchmark suite, one a case, mode, batch, number of heads and layout."""
+    """Return the tables of the benchmark suite by case, mode, batch, heads, layout and dtype."""
     groups: Dict[tuple, List[Result]] = {}
     for row in rows:
         key = tuple(row[name] for name in ('case', 'mode', 'batch', 'heads', 'layout', 'dtype'))
@@ -103,7 +103,7 @@ def rivals(rows: List[Row]) -> List[str]:
 
 
 def report(sections: Sequence, records: Dict[str, dict], facts: Dict[str, str]) -> str:
-    """The whole report; sections at the level at which docs/benchmarks.md has its tables."""
+    """Return the report; heading levels are those of docs/benchmarks.md."""
     lines = ['## A day with a GPU', '', *(f'- {name}: {value}' for name, value in facts.items())]
     bad = [
         f'- {name}, {job}: {why}' for name, r in records.items() for job, why in bad_jobs(r).items()
@@ -129,7 +129,7 @@ def report(sections: Sequence, records: Dict[str, dict], facts: Dict[str, str]) 
 
 
 def picture(rows: List[Row], path: Path) -> bool:
-    """Draw the share of the copy bandwidth against tokens; False without matplotlib or rows."""
+    """Draw the share of the copy bandwidth by tokens; return False without matplotlib or rows."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
