@@ -23,7 +23,7 @@ from .hooks.preemption_hook import PreemptionHook
 from .hooks.watchdog_hook import TIMEOUT_S, HangHook
 from .preflight.options import check_options, dicts
 
-# Collectives give up this much later than HangHook.
+# Collectives time out this many seconds after HangHook.
 WAIT_LONGER_S = 60
 
 TOP_LEVEL = {

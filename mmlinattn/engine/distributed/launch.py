@@ -189,7 +189,7 @@ def leave_process_group() -> None:
     """End the process group in all processes together; do nothing in a single process.
 
     A gloo thread may still hold a tensor of the last collective when its process exits. The
-    interpreter's shutdown may then abort ("terminate called without an active exception").
+    interpreter's shutdown may then abort it ("terminate called without an active exception").
     """
     if is_distributed():
         torch.distributed.barrier()

@@ -112,7 +112,7 @@ class ExactResumeHook(Hook):
             return
         sampler = sampler_owner.sampler
         if isinstance(getattr(sampler, 'indices', None), Generator):
-            # The first iterator of the loop has consumed MMEngine's endless stream and closes it.
+            # The first iterator of the loop has read from the endless stream and closes it.
             sampler.indices = sampler._indices_of_rank()
         sampler_owner.sampler = _KeyedSampler(sampler, runner.seed)
         loader.dataset.__getitems__ = _KeyedFetch(loader.dataset)
