@@ -1,1 +1,1 @@
-"""What ``python -m mmlinattn`` does, a module a command; ``tools/`` has a script for each."""
+"""Commands of ``python -m mmlinattn``, one module each; most have a script in ``tools/``."""

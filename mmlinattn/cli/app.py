@@ -1,6 +1,6 @@
-"""A page in the browser: predictions of images, and what the attention looks at.
+"""Serve a web page with predictions and attention maps of images.
 
-Without arguments it shows the models that `make demo` trained.
+Without arguments it serves the models that `make demo` trained.
 """
 
 import argparse
@@ -51,10 +51,10 @@ def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
 
 
 def examples_of(folder: Optional[Path]) -> List[Path]:
-    """The first pictures of a folder; of the default one, where it is there.
+    """Return the first images of a folder, or of the default folder if it exists.
 
     Raises:
-        FileNotFoundError: a folder that was asked for and has none.
+        FileNotFoundError: ``folder`` is given and has no images.
     """
     directory = folder or EXAMPLES
     found = sorted(p for p in directory.glob('*') if p.suffix.lower() in IMAGES)[:MOST_EXAMPLES]
@@ -64,11 +64,11 @@ def examples_of(folder: Optional[Path]) -> List[Path]:
 
 
 def check_address(host: str, port: Optional[int]) -> None:
-    """Raise an OSError if nothing can listen at an address, before the models are loaded.
+    """Raise OSError if the server cannot listen at an address; called before models are loaded.
 
     Args:
-        host: name or address.
-        port: None for any that is free.
+        host: host name or address.
+        port: port number; None for any free port.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -92,7 +92,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         check_address(args.host, args.port)
         examples = examples_of(args.images)
         files = list(zip(args.models[::2], args.models[1::2])) or demo_models(DEMO)
-        os.environ['GRADIO_TEMP_DIR'] = uploads  # gone when the page is closed
+        os.environ['GRADIO_TEMP_DIR'] = uploads  # removed when the page is closed
         bench = Workbench(load_models(files, args.device))
         page = build_page(bench, examples, args.max_megapixels)
         address = serve(page, Path(uploads), args.host, args.port)

@@ -1,4 +1,4 @@
-"""Reads every image and annotation of a config's data sets, and reports what is wrong with them.
+"""Read every image and annotation of a config's data sets, and report errors in them.
 
 Exit code 0: nothing found, 1: findings, 2: the config or its folders cannot be used.
 """

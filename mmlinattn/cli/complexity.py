@@ -1,4 +1,4 @@
-"""Prints parameters and multiply-accumulates of the model of a config, by module."""
+"""Print parameters and multiply-accumulates of the model of a config, by module."""
 
 import argparse
 import json

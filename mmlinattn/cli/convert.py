@@ -1,4 +1,4 @@
-"""Converts released weights into a file that MMEngine loads."""
+"""Convert released weights to a file that MMEngine loads."""
 
 import argparse
 from pathlib import Path
@@ -41,7 +41,7 @@ def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
 
 
 def built(config: str) -> nn.Module:
-    """The model of a config, without memory for its weights."""
+    """Build the model of a config without memory for its weights."""
     try:
         return build_model(config)
     except Exception as error:
@@ -49,11 +49,11 @@ def built(config: str) -> nn.Module:
 
 
 def check_config(config: str, tensors: Dict[str, Tensor], partial: bool = False) -> None:
-    """Print how the weights fit the model of a config, as loading them would find it.
+    """Print how the weights fit the model of a config.
 
     Raises:
-        CheckpointError: no tensor in common; unless ``partial``, a backbone of another kind or
-            size, or a tensor of another shape outside the heads.
+        CheckpointError: no tensor fits; or, unless ``partial``, the backbone has another type or
+            size, or a tensor outside the heads has another shape.
     """
     where = f'--config {config}'
     report = check_fits(

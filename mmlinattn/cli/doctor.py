@@ -1,6 +1,6 @@
-"""Says what is there: versions, mmcv's operators, GPU and kernels, data sets.
+"""Report versions, mmcv's operators, GPU, kernels and data sets of this machine.
 
-Exit code 1 where training cannot work: a framework is missing, or its import fails.
+Exit code 1: training cannot work, because a framework is missing or its import fails.
 """
 
 import importlib
@@ -21,7 +21,7 @@ from ..utils.command_line import Parser, errors_in_one_line, plain_console
 from ..utils.versions import TESTED, untested
 from ..version import __version__
 
-# Name, what is found, whether it is a problem: 'ok', 'note' or 'missing'.
+# Name, finding, and state: 'ok', 'note' or 'missing'.
 Row = Tuple[str, str, str]
 STYLES = {'ok': 'green', 'note': 'yellow', 'missing': 'red'}
 
@@ -34,7 +34,7 @@ def packages() -> Iterator[Row]:
             with warnings.catch_warnings():
                 warnings.simplefilter('ignore')
                 version = importlib.import_module(name).__version__
-        except Exception as error:  # whatever a broken installation raises
+        except Exception as error:  # broken installations raise arbitrary exceptions
             yield name, ' '.join(f'{type(error).__name__}: {error}'.split()), 'missing'
             continue
         problem = untested(name, version)

@@ -1,4 +1,4 @@
-"""Writes a trained model as files that run without this package: docs/export.md."""
+"""Export a trained model to files that run without this package: docs/export.md."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Times a model in torch and its exported files on the same images: docs/export.md."""
+"""Time a model in torch and its exported files on the same image: docs/export.md."""
 
 import argparse
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Predicts images, folders, videos or a camera, with a model of any of the three frameworks.
+"""Predict images, folders, videos or a camera with a detector, segmentor or classifier.
 
-Writes a picture of each image, a video of each video, and all predictions in COCO's format. An
-image that cannot be read or predicted is named, the others are predicted, and the exit code is 1.
+Writes one picture per image, one video per video, and all predictions in the COCO format. An image
+that cannot be read or predicted is reported and skipped; the exit code is then 1.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from ..utils.command_line import (
     progress_bars,
 )
 
-LEAST_WIDTH = 8  # OpenCV writes narrower videos beyond the end of its memory
+LEAST_WIDTH = 8  # OpenCV overruns its buffer when it writes narrower videos
 
 
 def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
@@ -63,7 +63,7 @@ def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
 
 
 class Pictures:
-    """Writes what was drawn: a picture a frame, or one video of them."""
+    """Writer of drawn predictions: one picture per image, or one video per source."""
 
     def __init__(self, folder: Path, source: Source) -> None:
         self.folder, self.source = folder, source
@@ -74,10 +74,10 @@ class Pictures:
         """Write a frame.
 
         Raises:
-            OSError: a picture cannot be written. For a video see :meth:`check`.
+            OSError: the picture cannot be written. For a video see :meth:`check`.
         """
         if self.source.video is None:
-            # Behind the whole name: a.png and a.jpg may lie side by side.
+            # Appended to the full name, because a.png and a.jpg may be in the same folder.
             write_picture(self.folder / f'{frame.name}.png', drawn)
             return
         self.frames += 1
@@ -95,7 +95,7 @@ class Pictures:
         self.video.release()
 
     def check(self) -> None:
-        """Raise OSError unless a video has all its frames: OpenCV does not report errors."""
+        """Raise OSError unless the video has all its frames; OpenCV does not report errors."""
         found = frame_count(str(self.video_path)) if self.frames else 0
         if found != self.frames:
             raise OSError(
@@ -105,10 +105,10 @@ class Pictures:
 
 
 def write_picture(path: Path, image: np.ndarray) -> None:
-    """Write a PNG file, or none.
+    """Write a PNG file; leave no partial file if that fails.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     content = cv2.imencode('.png', image)[1].tobytes()
     try:
@@ -121,11 +121,11 @@ def write_picture(path: Path, image: np.ndarray) -> None:
 
 
 class Run:
-    """Predicts sources one by one, and writes what is found before the next image is read.
+    """Prediction run that writes the result of each image before it reads the next.
 
     Attributes:
         faults: number of images and videos that failed.
-        seconds: times of the last images; a camera, which never ends, has no list of all.
+        seconds: times of the last images only, because a camera never ends.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Run:
         self.seconds: Deque[float] = deque(maxlen=1000)
 
     def predict_all(self, sources: Sequence[Source]) -> None:
-        """Predict sources; Ctrl-C is how a camera is stopped, if it is the last of them."""
+        """Predict all sources; Ctrl-C stops a camera without an error if it is the last source."""
         for source in sources:
             try:
                 self._predict_source(source)
@@ -170,11 +170,11 @@ class Run:
             if not self.args.no_pictures:
                 drawn = self.predictor.draw(image, prediction, self.args.min_score)
                 pictures.add(frame, drawn)
-        except NotWritten:  # the results: no later image could be kept either
+        except NotWritten:  # no later result could be written either
             raise
         except FrameError as error:
             self._fail(str(error))
-        except Exception as error:  # no memory, a picture that cannot be written, ...
+        except Exception as error:  # for example out of memory, or an unwritable picture
             self._fail(f'image {frame.name}: {type(error).__name__}: {error_text(error)}')
 
     def _fail(self, text: str) -> None:
@@ -183,7 +183,7 @@ class Run:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Return the number of images and videos that failed."""
+    """Predict all sources and return the number of images and videos that failed."""
     sources = open_sources(args.sources, args.max_megapixels)
     path = args.out / 'predictions.json'
     check_writable(path)

@@ -1,4 +1,4 @@
-"""Tests a checkpoint or an exported file: mAP for detectors, mIoU for segmentors, accuracy for
+"""Test a checkpoint or an exported file: mAP for detectors, mIoU for segmentors, accuracy for
 classifiers."""
 
 import argparse
@@ -35,7 +35,7 @@ def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
 
 
 def prepare(args: argparse.Namespace) -> PluginRunner:
-    """Everything that can be wrong before the test starts, and the runner that will test."""
+    """Check config, data and weights, and return the runner of the test."""
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
     distributed.set_launcher(cfg, args.launcher)

@@ -1,4 +1,4 @@
-"""Trains a detector, segmentor or classifier from a config."""
+"""Train a detector, segmentor or classifier from a config."""
 
 import argparse
 from typing import List, Optional
@@ -16,7 +16,7 @@ from ..engine.runner.work_dir_lock import claim_folder
 from ..utils import unlock_folders
 from ..utils.command_line import Parser, errors_in_one_line, parse_run
 
-# Errors of a running training that need no traceback.
+# Errors during training that are reported without a traceback.
 KNOWN = (
     CheckpointError,
     data_checks.DataError,
@@ -52,7 +52,7 @@ def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
 
 
 def prepare(args: argparse.Namespace) -> PluginFeatures:
-    """Everything that can be wrong before training starts, and the runner that will train."""
+    """Check config, data and weights, and return the runner of the training."""
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
     runner_of = runner_class(cfg)
@@ -77,7 +77,7 @@ def prepare(args: argparse.Namespace) -> PluginFeatures:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Check everything, then train; errors end the process with one line."""
+    """Check the inputs, then train; errors end the process with one line."""
     with errors_in_one_line(args.debug):
         runner = prepare(args)
     with errors_in_one_line(args.debug, KNOWN, runner.log_dir):
