@@ -1,9 +1,9 @@
-"""Lets ``mmcv.ops`` of mmcv-lite import: finds a stand-in for the compiled module that it lacks.
+"""Import hook that makes ``mmcv.ops`` of mmcv-lite importable without the compiled module.
 
-``mmlinattn_mmcv.pth`` imports this file whenever Python starts, so that scripts which import
-MMDetection before they read a config find the stand-in too; ``import mmlinattn`` does the same
-where the package is on the path without being installed. It must cost next to nothing: no torch,
-no mmlinattn, one more finder that answers to one name.
+``mmlinattn_mmcv.pth`` imports this file whenever Python starts, because scripts may import
+MMDetection before they read a config. If the package is on the path without being installed,
+``import mmlinattn`` imports it. This file must stay cheap, so it imports neither torch nor
+mmlinattn.
 """
 
 import os
@@ -11,16 +11,16 @@ import sys
 
 
 class StandInFinder:
-    """Finds ``mmcv._ext`` where no other finder did: last in line, compiled mmcv goes first."""
+    """Finder of ``mmcv._ext``, the last in ``sys.meta_path`` so that compiled mmcv has priority."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        """The stand-in's ``ModuleSpec`` for that name, None for any other."""
+        """Return the ``ModuleSpec`` of the stand-in for ``mmcv._ext``, None for any other name."""
         if name != 'mmcv._ext':
             return None
         from importlib.util import spec_from_file_location
 
-        # By file, not by module name: mmlinattn itself imports mmcv.
+        # Loaded by file, not by module name, because mmlinattn imports mmcv.
         here = os.path.dirname(os.path.abspath(__file__))
         return spec_from_file_location(
             name, os.path.join(here, 'mmlinattn', 'utils', 'mmcv_ops.py')

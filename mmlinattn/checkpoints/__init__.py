@@ -1,4 +1,4 @@
-"""Checkpoint files: safe reading and writing, key maps from released weights, fit to a model."""
+"""Checkpoints: safe reading and writing, conversion of released weights, checks against models."""
 
 from .checkpoint_cache import CheckpointStore, check_whole, load_checkpoint, serve_mmengine
 from .compare import Report, check_fits, compare

@@ -1,4 +1,4 @@
-"""What MMEngine loads is what was checked: a checkpoint is read once, safely, and handed over."""
+"""Checkpoint cache for MMEngine: each checkpoint is read safely, once, checked and then loaded."""
 
 import copy
 import pickle
@@ -20,7 +20,7 @@ from .write import PathLike
 
 
 class CheckpointStore:
-    """Checkpoints that were read and not yet loaded.
+    """Cache of checkpoints that were read and not yet loaded.
 
     Example:
         >>> import os, tempfile, torch
@@ -41,11 +41,11 @@ class CheckpointStore:
         self._held: Optional[Dict[str, Dict[str, Any]]] = {}
 
     def read(self, source: PathLike) -> Dict[str, Any]:
-        """:func:`read_checkpoint`, once for each source until :meth:`release`.
+        """Return the content of a checkpoint, read once for each source until :meth:`release`.
 
         Raises:
-            CheckpointError: also for weights in shards that are NaN, since :meth:`outline`, which
-                :func:`check_fits` uses, has no values of them.
+            CheckpointError: see :func:`read_checkpoint`; also if weights in shards are NaN.
+                :func:`check_fits` cannot find these, because :meth:`outline` has no values.
         """
         outline = self.outline(source)
         content = filled(source, outline)
@@ -55,7 +55,7 @@ class CheckpointStore:
         return content
 
     def outline(self, source: PathLike) -> Dict[str, Any]:
-        """As :meth:`read`, with the shards of a checkpoint left where they are."""
+        """Return the content of a checkpoint like :meth:`read`, without the values in shards."""
         if self._held is None:
             return read_checkpoint(source, fill=False)
         name = str(source)
@@ -65,16 +65,16 @@ class CheckpointStore:
         return {key: copy.copy(value) for key, value in self._held[name].items()}
 
     def release(self) -> None:
-        """Give the memory back. What is read later is read anew, as safely."""
+        """Release the memory. Later reads open the file again and are as safe."""
         self._held = None
 
 
 def serve_mmengine(read: Callable[[PathLike], Dict[str, Any]] = read_checkpoint) -> None:
-    """From now on MMEngine gets every checkpoint of this process from ``read``.
+    """Make MMEngine read every checkpoint of this process with ``read``.
 
-    That is what ``load_from``, ``resume``, ``init_cfg`` and the models' own code name, whatever
-    the scheme. Pickle files that it reads (annotations, proposals) may hold plain types and numpy
-    arrays only, YAML files plain types.
+    This covers ``load_from``, ``resume``, ``init_cfg`` and the code of the models, for all URI
+    schemes. Afterwards MMEngine accepts only plain types and numpy arrays in pickle files
+    (annotations, proposals), and only plain types in YAML files.
     """
 
     def load_from_checked_source(filename: str, map_location: Any = None) -> Dict[str, Any]:
@@ -109,10 +109,10 @@ class _PlainYamlHandler(YamlHandler):
 
 
 def load_checkpoint(model: nn.Module, source: PathLike) -> Dict[str, Any]:
-    """Load a checkpoint into a whole model; the other road is MMEngine's runner.
+    """Load all weights of a model from a checkpoint, without MMEngine's runner.
 
     Args:
-        model: changed in place.
+        model: modified in place.
         source: see :func:`read_checkpoint`.
 
     Returns:
@@ -120,7 +120,7 @@ def load_checkpoint(model: nn.Module, source: PathLike) -> Dict[str, Any]:
 
     Raises:
         FileNotFoundError, CheckpointError: see :func:`read_checkpoint` and :func:`check_fits`;
-            also a weight of the model that the checkpoint lacks.
+            also if the checkpoint lacks a weight of the model.
     """
     content = read_checkpoint(source)
     report = check_fits(source, model, read=lambda _: content)

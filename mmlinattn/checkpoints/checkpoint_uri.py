@@ -1,4 +1,4 @@
-"""Where a checkpoint can come from: paths, addresses, MMEngine's model zoos and file backends."""
+"""Checkpoint sources: paths, URLs, MMEngine's model zoos and file backends."""
 
 import io
 from pathlib import Path
@@ -19,15 +19,15 @@ NO_USER = (
 
 
 def open_source(source: PathLike) -> BinaryIO:
-    """Open a checkpoint for reading, after a download if it needs one.
+    """Open a checkpoint for reading and download it first if needed.
 
     Args:
         source: see :func:`mmlinattn.checkpoints.read_checkpoint`.
 
     Raises:
         FileNotFoundError: no such file.
-        CheckpointError: no download, a name that the zoo does not have, an unknown scheme, an
-            address with a user or a password.
+        CheckpointError: the download fails, the model zoo lacks the name, the scheme is unknown,
+            or the URL contains a user or a password.
     """
     text = str(source)
     scheme, separator, rest = text.partition('://')
@@ -43,7 +43,7 @@ def open_source(source: PathLike) -> BinaryIO:
         return download(text).open('rb')
     try:
         return io.BytesIO(fileio.get(text))
-    except Exception as error:  # whatever the client of that store raises
+    except Exception as error:  # each storage client has its own exceptions
         raise CheckpointError(f'{text} cannot be read: {error}') from error
 
 
@@ -64,7 +64,7 @@ def _openmmlab() -> Dict[str, str]:
     for old, new in mmengine_zoos.get_deprecated_model_names().items():
         if new in names:
             names[old] = names[new]
-    # Entries that users add themselves may be files below MMEngine's folder.
+    # Users may add entries that are paths relative to MMEngine's folder.
     home = Path(mmengine_zoos._get_mmengine_home())
     return {name: where if '://' in where else str(home / where) for name, where in names.items()}
 

@@ -1,4 +1,4 @@
-"""Does a checkpoint fit a model? Asked before work starts."""
+"""Checks that a checkpoint fits a model, run before training or testing starts."""
 
 import re
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ from .write import PathLike
 
 Mismatch = Tuple[str, Tuple[int, ...], Tuple[int, ...]]
 
-# Tensors that backbones of the same architecture and size may differ in: those of the attention,
-# norms of the outputs, class tokens and positions.
+# Tensors that may differ between backbones of the same architecture and size: attention, output
+# norms, class tokens and position embeddings.
 MAY_DIFFER = re.compile(
     r'(?:.*\.attn\.|backbone\.(?:(?:out_)?norms?\.|cls_token$|embed\.(?:cls_token|pos_\w+)$'
     r'|patch_embeds\.\d+\.(?:row_embed|column_embed|extra_embed|extra_tokens)$))'
@@ -24,7 +24,7 @@ MAY_DIFFER = re.compile(
 
 @dataclass
 class Report:
-    """How the names and shapes of a file and of a model agree.
+    """Comparison of the names and shapes in a checkpoint and in a model.
 
     Attributes:
         matched: names with equal shapes.
@@ -39,22 +39,22 @@ class Report:
     mismatched: List[Mismatch] = field(default_factory=list)
 
     def raise_on_mismatch(self, where: str = '') -> None:
-        """Raise CheckpointError, naming keys and both shapes, if any shape differs.
+        """Raise CheckpointError with the keys and both shapes if any shape differs.
 
         Args:
-            where: begins the message, for example the file.
+            where: prefix of the message, for example the file name.
         """
         if self.mismatched:
             raise CheckpointError(f'{where}{": " if where else ""}{self._mismatches()}')
 
     def raise_on_other_backbone(self, where: str = '') -> None:
-        """Raise CheckpointError if file and model have backbones of another kind or size.
+        """Raise CheckpointError if the backbones of file and model differ in architecture or size.
 
-        Names that only one of them has are accepted where backbones of the same size may differ:
-        inside the attention, norms of the outputs, class tokens and positions.
+        Attention, output norms, class tokens and position embeddings may be in only one of the
+        two: backbones of the same size may differ there.
 
         Args:
-            where: begins the message, for example the config.
+            where: prefix of the message, for example the config.
         """
         problems = []
         for what, names in (
@@ -94,7 +94,7 @@ def compare(model_state: Mapping[str, Tensor], converted: Mapping[str, Tensor]) 
         converted: name -> tensor of the file.
 
     Returns:
-        the report. As in MMEngine a missing ``num_batches_tracked`` does not count.
+        the report. A missing ``num_batches_tracked`` is ignored, as in MMEngine.
 
     Example:
         >>> print(compare(nn.Linear(2, 3).state_dict(), nn.Linear(2, 3, bias=False).state_dict()))
@@ -125,27 +125,27 @@ def check_fits(
     may_differ: Sequence[str] = (),
     read: Callable[[PathLike], Mapping] = read_checkpoint,
 ) -> Report:
-    """Checks that a checkpoint can be loaded into a module, which is not changed.
+    """Check that a checkpoint can be loaded into a module, without modifying the module.
 
-    MMEngine itself only logs a shape that differs and goes on with initial values.
+    MMEngine only logs a shape mismatch and keeps the initial values.
 
     Args:
-        source: where it is, see :func:`read_checkpoint`.
-        module: the model, or the part that ``prefix`` belongs to.
+        source: the checkpoint, see :func:`read_checkpoint`.
+        module: the model, or the submodule that ``prefix`` selects.
         prefix: as in ``init_cfg=dict(type='Pretrained', checkpoint=path, prefix='backbone.')``:
-            only names with this beginning count, without it.
-        may_differ: beginnings of names whose shapes are free: MMEngine leaves such tensors as
-            they are, as one wants for heads when fine-tuning to other classes.
-        read: what reads it, for example a :class:`CheckpointStore`'s, which keeps what it read.
+            use only the names with this prefix, and strip it.
+        may_differ: prefixes of names whose shapes may differ. MMEngine keeps the initial values
+            of such tensors, for example of heads when fine-tuning to other classes.
+        read: function that reads the checkpoint, for example :meth:`CheckpointStore.read`.
 
     Returns:
         the report; missing and unexpected names are no error.
 
     Raises:
         FileNotFoundError, CheckpointError: see :func:`read_checkpoint`.
-        CheckpointError: a shape that differs, no name with the prefix, not one name in common, or
-            integers for what the model has as floats or the other way round (of another precision
-            they may be), or weights that are NaN or infinite.
+        CheckpointError: a shape differs, no name has the prefix, no name is in both, one side has
+            integers where the other has floats (another precision is accepted), or weights are
+            NaN or infinite.
 
     Example:
         >>> import os, tempfile
@@ -188,7 +188,10 @@ def _check_types(
     names: Sequence[str],
     source: PathLike,
 ) -> None:
-    """torch converts anything to anything: 0.7 to 0, quantised steps to weights of 100."""
+    """Raise CheckpointError if integers would be loaded as floats or floats as integers.
+
+    torch converts silently: 0.7 to 0, quantised steps to weights of 100.
+    """
 
     def kind(value: Tensor) -> Tuple[bool, bool]:
         return value.is_floating_point(), value.is_complex()
@@ -197,14 +200,14 @@ def _check_types(
         f'{name} is {state_dict[name].dtype} in the file and {model_state[name].dtype} in the model'
         for name in names
         if kind(state_dict[name]) != kind(model_state[name])
-        and not name.endswith('num_batches_tracked')  # halved along with the rest
+        and not name.endswith('num_batches_tracked')  # model.half() converts it, too
     ]
     if other:
         raise CheckpointError(f'{source}: {len(other)} keys of another type: {shorten(other)}')
 
 
 def _run_load_hooks(module: nn.Module, state_dict: Dict[str, Tensor], source: PathLike) -> None:
-    """Hooks may resize tensors on loading (position embeddings of vision transformers)."""
+    """Run the load hooks, which may resize tensors such as position embeddings."""
     for name, part in module.named_modules():
         for hook in part._load_state_dict_pre_hooks.values():
             try:

@@ -1,4 +1,4 @@
-"""One file in place of the shards of a checkpoint."""
+"""Consolidation of a sharded checkpoint into one file."""
 
 from pathlib import Path
 
@@ -11,20 +11,20 @@ from .write import SUFFIXES, PathLike, save_checkpoint, whole_checkpoint
 
 
 def consolidate(source: PathLike, target: PathLike, weights_only: bool = False) -> None:
-    """Write a checkpoint in shards as one file, as a training without sharding leaves it.
+    """Write a sharded checkpoint as one file, as training without sharding does.
 
-    One process does it, with memory for the whole checkpoint. To test or to fine-tune from a
-    checkpoint it is not needed: :func:`read_checkpoint` reads shards.
+    It runs in one process and needs memory for the complete checkpoint. Testing and fine-tuning
+    do not need it: :func:`read_checkpoint` reads shards.
 
     Args:
-        source: the file that has shards beside it.
-        target: the file to write; missing folders are made. It must not be there.
-        weights_only: leave out what resuming needs (the optimizer's state above all); ``target``
+        source: the sharded checkpoint.
+        target: the file to write; it must not exist. Missing folders are created.
+        weights_only: omit the state that only resuming needs, such as the optimizer's; ``target``
             may then end in ``.safetensors``.
 
     Raises:
-        FileNotFoundError: no ``source``.
-        CheckpointError: ``source`` cannot be read or has no shards; ``target`` is there, has
+        FileNotFoundError: ``source`` does not exist.
+        CheckpointError: ``source`` cannot be read or has no shards; ``target`` exists, has
             another suffix or cannot be written.
     """
     target = Path(target).expanduser()

@@ -1,4 +1,4 @@
-"""Released weights to the names of MMPretrain, MMDetection and MMSegmentation models."""
+"""Conversion of released weights to the names of MMPretrain, MMDetection and MMSegmentation."""
 
 from typing import Callable, Dict, Mapping
 
@@ -14,7 +14,7 @@ from .converters.vil import convert_vil
 from .converters.vit import convert_vit
 from .errors import CheckpointError
 
-# Name of a source: function of a state dict that returns (renamed, counts of what it left out).
+# Release -> function that converts a state dict and returns (tensors, counts of omitted tensors).
 SOURCES: Dict[str, Callable] = dict(
     cvt=convert_cvt,
     deit=convert_vit,
@@ -26,7 +26,7 @@ SOURCES: Dict[str, Callable] = dict(
     vit=convert_vit,
 )
 
-# Beginnings of names that tell what a converted file holds, first match first.
+# Name prefixes that identify the kind of a converted model; the first match decides.
 KINDS = (
     ('decode_head.', 'segmentor'),
     ('rpn_head.', 'detector'),
@@ -37,10 +37,10 @@ KINDS = (
 
 
 def convert(state_dict: Mapping[str, Tensor], source: str = 'rala') -> Dict[str, Tensor]:
-    """Renames and reshapes released weights.
+    """Rename and reshape released weights.
 
     Args:
-        state_dict: name -> tensor of a released classifier, a dense backbone or a whole
+        state_dict: name -> tensor of a released classifier, a dense backbone or a complete
             MMDetection 2.x / MMSegmentation 0.x model; not modified.
         source: the release, one of :data:`SOURCES`: ``'rala'`` (RAVLT), ``'smca'`` (SMCA-DETR,
             single scale), ``'mit'`` (SegFormer's MiT, as released or from MMSegmentation),
@@ -50,12 +50,12 @@ def convert(state_dict: Mapping[str, Tensor], source: str = 'rala') -> Dict[str,
     Returns:
         name -> tensor as in ``ImageClassifier``, MMDetection 3.x and MMSegmentation 1.x models:
         ``backbone.*``, ``neck.*``, ``head.*``, ``roi_head.*``, ... The tensors share memory with
-        the input. What a file has and no model needs (constants, EMA copies) is left out and
-        printed.
+        the input. Tensors that no model needs (constants, EMA copies) are omitted, and their
+        number is printed.
 
     Raises:
-        ValueError: an unknown source.
-        CheckpointError: keys that the source does not have, or a MMDetection 1.x model.
+        ValueError: unknown ``source``.
+        CheckpointError: keys that the release does not have, or an MMDetection 1.x model.
 
     Example:
         >>> import torch
@@ -72,7 +72,9 @@ def convert(state_dict: Mapping[str, Tensor], source: str = 'rala') -> Dict[str,
 
 
 def kind_of(converted: Mapping[str, Tensor]) -> str:
-    """What converted weights are of: classifier, backbone, detector or segmentor.
+    """Return the kind of model that converted weights belong to.
+
+    It is ``'classifier'``, ``'backbone'``, ``'detector'``, ``'segmentor'`` or ``'unknown'``.
 
     Example:
         >>> kind_of({'backbone.stem.0.conv.bias': None, 'rpn_head.rpn_cls.bias': None})
@@ -85,7 +87,10 @@ def kind_of(converted: Mapping[str, Tensor]) -> str:
 
 
 def _refuse_mmdet_1(state_dict: Mapping[str, Tensor]) -> None:
-    """Version 1 had the RoI heads at top level, and the background as the first class."""
+    """Raise CheckpointError for weights of MMDetection 1.x.
+
+    Version 1 has the RoI heads at top level and the background as the first class.
+    """
     tops = {name.split('.')[0] for name in state_dict}
     if {'rpn_head', 'bbox_head'} <= tops:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Fetches checkpoints from the web, once, into a cache. What is fetched is not trusted for it."""
+"""Cached download of checkpoints. Downloaded files are read as safely as any other."""
 
 import hashlib
 import os
@@ -20,28 +20,29 @@ from .write import whole_checkpoint
 
 BLOCK = 2**20
 TIMEOUT_S = 30
-# As released files carry it in their names: ravlt_t-1a2b3c4d.pth.
+# Released files have the hash in their names: ravlt_t-1a2b3c4d.pth.
 HASH_IN_NAME = re.compile(r'-([0-9a-f]{8,64})\.\w+$')
 
 
 def download(url: str) -> Path:
-    """The local copy of a web address, fetched if it is not there.
+    """Return the cached copy of a URL and download it if it is missing.
 
-    Copies are kept below ``torch.hub.get_dir()`` by their whole address: files of the same name
-    from two servers are two files. Several processes that ask at once wait for one download.
+    Copies are stored below ``torch.hub.get_dir()`` by their full URL, so files of the same name
+    from two servers do not collide. Concurrent processes wait for one download.
 
     Args:
-        url: an ``https`` address, ``http`` only with ``MMLINATTN_ALLOW_HTTP=1`` in the
-            environment, as the content could be changed on its way. A sha256 of the content, or
-            its first 8 or more digits, is checked when it is there: as ``#sha256=...`` behind the
-            address, else in the name of the file as of ``resnet50-0676ba61.pth``.
+        url: an ``https`` URL. ``http``, where others can change the content in transit, needs
+            ``MMLINATTN_ALLOW_HTTP=1`` in the environment. A sha256, or its first 8 or more
+            digits, is checked if given: as ``#sha256=...`` after the URL, or else in the file
+            name as in ``resnet50-0676ba61.pth``.
 
     Returns:
         path of the copy.
 
     Raises:
         CheckpointError: another scheme (also after a redirect), a redirect from https to http, no
-            answer, more than ``MMLINATTN_MAX_DOWNLOAD_GIB`` (4), a cut transfer, another sha256.
+            response, more than ``MMLINATTN_MAX_DOWNLOAD_GIB`` (4), an incomplete transfer, or
+            another sha256.
     """
     address, fragment = urldefrag(url)
     expected = _expected_hash(url, address, fragment)
@@ -49,7 +50,7 @@ def download(url: str) -> Path:
     name = Path(urlsplit(address).path).name or 'checkpoint'
     folder = Path(torch.hub.get_dir()) / 'mmlinattn' / hashlib.sha256(address.encode()).hexdigest()
     path = folder / name
-    # Where torch and MMEngine keep theirs, by name alone: good only with the right content.
+    # torch and MMEngine cache by file name alone, so their copy is used only if the hash matches.
     shared = Path(torch.hub.get_dir()) / 'checkpoints' / name
     if expected is not None and shared.is_file() and sha256_of(shared).startswith(expected):
         return shared

@@ -1,12 +1,12 @@
-"""The one exception of this subpackage."""
+"""Exception of this subpackage."""
 
 from ..utils import redacted
 
 
 class CheckpointError(ValueError):
-    """A checkpoint file that cannot be used; the message names the file or the keys and why.
+    """Error for a checkpoint that cannot be used; the message names file or keys and the reason.
 
-    Passwords and queries of addresses are left out of it.
+    The message omits passwords and queries of URLs.
     """
 
     def __init__(self, message: object = '') -> None:

@@ -1,4 +1,4 @@
-"""Weights that are NaN or infinite: not loaded, and not written in place of good ones."""
+"""Checks for NaN and infinite weights, which must not be loaded or replace a good checkpoint."""
 
 from typing import Container, List, Mapping
 
@@ -12,10 +12,10 @@ RUNNING_STATISTICS = ('running_mean', 'running_var')
 
 
 def non_finite(weights: Mapping[str, Tensor], may_be_infinite: Container[str] = ()) -> List[str]:
-    """Return the names of weights that have a NaN, or an infinity outside ``may_be_infinite``.
+    """Return the names of weights that contain NaN, or infinity unless in ``may_be_infinite``.
 
-    Tensors without values (meta device) are passed over; of a distributed tensor the part of this
-    process is looked at.
+    Tensors without values (meta device) are skipped. Of a distributed tensor only the part of
+    this process is checked.
 
     Example:
         >>> import torch
@@ -37,17 +37,17 @@ def non_finite(weights: Mapping[str, Tensor], may_be_infinite: Container[str] = 
 
 
 def constants(module: nn.Module) -> List[str]:
-    """Return the names of buffers that are no running statistics, such as a mask of -inf."""
+    """Return the names of buffers except running statistics, for example a mask of -inf."""
     return [name for name, _ in module.named_buffers() if not name.endswith(RUNNING_STATISTICS)]
 
 
 def check_finite(
     source: PathLike, weights: Mapping[str, Tensor], may_be_infinite: Container[str] = ()
 ) -> None:
-    """Check that weights can be used.
+    """Check that weights are finite.
 
     Raises:
-        CheckpointError: naming the weights that are not finite; see :func:`non_finite`.
+        CheckpointError: weights are not finite, see :func:`non_finite`; the message names them.
     """
     found = non_finite(weights, may_be_infinite)
     if found:

@@ -1,4 +1,4 @@
-"""Meta information of checkpoints, reduced to plain types."""
+"""Conversion of checkpoint meta information to plain types."""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def plain_meta(meta: Mapping) -> Dict[str, Any]:
-    """The entries of plain types (None, bool, int, float, str and containers of these).
+    """Return the entries of plain types (None, bool, int, float, str and containers of these).
 
-    Numpy numbers, numpy arrays, tensors and namespaces are turned into these; the rest is left
-    out. ``CLASSES`` and ``PALETTE`` become ``dataset_meta``.
+    Numpy numbers, numpy arrays, tensors and namespaces are converted to plain types; other
+    entries are omitted. ``CLASSES`` and ``PALETTE`` become ``dataset_meta``.
 
     Example:
         >>> plain_meta(dict(epoch=np.int64(3), CLASSES=('cat', 'dog'), model=object()))

@@ -1,4 +1,4 @@
-"""Reads checkpoints, from wherever they come, without ever running code that they carry."""
+"""Reading of checkpoints from any source without running code that they contain."""
 
 import json
 import pickle
@@ -21,35 +21,35 @@ from .safe_unpickle import harmless_globals, unwrap
 from .sharded import check_shards, filled, is_sharded
 from .write import CHECK_SUM, SAFETENSORS, PathLike, check_sum
 
-# MMEngine and MMCV write ``state_dict``, DeiT's scripts (RALA, SMCA, ...) ``model`` and perhaps
-# the moving average ``model_ema`` beside it, ViL's ``net``. Published accuracies of DeiT's are of
-# ``model``.
+# MMEngine and MMCV write ``state_dict``. Scripts based on DeiT (RALA, SMCA, ...) write ``model``
+# and sometimes the moving average ``model_ema``, ViL writes ``net``. ``model`` comes before
+# ``model_ema`` because the accuracies published with DeiT's scripts are those of ``model``.
 SECTIONS = ('state_dict', 'model', 'model_ema', 'net')
 
 
 def read_checkpoint(source: PathLike, fill: bool = True) -> Dict[str, Any]:
-    """Read a whole checkpoint: weights, meta information, and the state of a training.
+    """Read a checkpoint: weights, meta information and training state.
 
     Args:
-        source: a path, an address (``https://``, ``file://``, see :func:`download`), a name of
-            MMEngine's model zoos (``torchvision://resnet50``, ``open-mmlab://...``), or an
-            address of one of MMEngine's file backends. A name that ends in ``.safetensors`` is
-            read as such, any other as written by ``torch.save``, with an unpickler that knows
-            tensors, plain types, numpy numbers and arrays, ``argparse.Namespace`` and the logs
-            and schedulers of MMEngine, and refuses the rest.
-        fill: of a checkpoint in shards (:func:`save_sharded`) read these, too. Otherwise they are
-            only compared with what was written, and their tensors have no values (meta device).
+        source: a path, a URL (``https://``, ``file://``, see :func:`download`), a name of
+            MMEngine's model zoos (``torchvision://resnet50``, ``open-mmlab://...``), or a URI of
+            one of MMEngine's file backends. A name that ends in ``.safetensors`` is read in that
+            format, any other in the format of ``torch.save``. The unpickler accepts tensors,
+            plain types, numpy numbers and arrays, ``argparse.Namespace``, and the logs and
+            schedulers of MMEngine. It rejects everything else.
+        fill: also read the shards of a sharded checkpoint (:func:`save_sharded`). Otherwise only
+            their size and sha256 are checked, and their tensors have no values (meta device).
 
     Returns:
-        the content as MMEngine knows it, on the CPU: ``state_dict`` (looked for there, then under
-        ``model``, ``model_ema``, ``net``, then at top level), ``meta``, and what else there is
-        (``optimizer``, ``message_hub``, ...). ``meta['config']``, which MMEngine would run as
-        Python when resuming, is left out.
+        the content in MMEngine's layout, on the CPU: ``state_dict``, ``meta``, and the remaining
+        entries (``optimizer``, ``message_hub``, ...). The weights are taken from ``state_dict``,
+        ``model``, ``model_ema``, ``net`` or the top level, whichever comes first.
+        ``meta['config']`` is omitted, because MMEngine would run it as Python when resuming.
 
     Raises:
         FileNotFoundError: no such file.
-        CheckpointError: no download, an incomplete or damaged file, no checkpoint, one that needs
-            to run code to be read, or one without tensors.
+        CheckpointError: the download fails, or the file is incomplete, damaged, no checkpoint,
+            has no tensors, or needs to run code to be read.
     """
     name = str(source)
     with open_source(source) as file:
@@ -69,7 +69,7 @@ def read_checkpoint(source: PathLike, fill: bool = True) -> Dict[str, Any]:
     meta = content.get('meta')
     meta = {k: v for k, v in meta.items() if k != 'config'} if isinstance(meta, Mapping) else {}
     if name.startswith('mmcls://'):
-        # MMEngine's own rule for this zoo of classifiers.
+        # MMEngine applies the same rule to this zoo of classifiers.
         weights = {k[9:]: v for k, v in weights.items() if k.startswith('backbone.')}
     content = dict(content, state_dict=weights, meta=meta)
     if is_sharded(content):
@@ -84,8 +84,8 @@ def load_state_dict(source: PathLike) -> Tuple[Dict[str, Tensor], Dict[str, Any]
         source: see :func:`read_checkpoint`.
 
     Returns:
-        name -> tensor, on the CPU, without ``module.`` in front; and the file's ``meta`` reduced
-        to plain types, with the old ``CLASSES`` and ``PALETTE`` as
+        name -> tensor, on the CPU, without the prefix ``module.``; and ``meta`` reduced to plain
+        types, with the old ``CLASSES`` and ``PALETTE`` as
         ``dataset_meta=dict(classes=..., palette=...)``.
 
     Raises:
@@ -104,7 +104,7 @@ def load_state_dict(source: PathLike) -> Tuple[Dict[str, Tensor], Dict[str, Any]
 
 
 def weights_of(content: Mapping, source: PathLike) -> Dict[str, Tensor]:
-    """The weights of what :func:`read_checkpoint` returned, without ``module.`` in front."""
+    """Return the weights from :func:`read_checkpoint` without the prefix ``module.``."""
     weights = content['state_dict']
     tensors = {k: v for k, v in weights.items() if isinstance(v, Tensor)}
     if len(tensors) < len(weights):
@@ -140,13 +140,16 @@ def _read_pickle(file: BinaryIO, name: str) -> Any:
 
 
 def damaged_part(file: BinaryIO) -> str:
-    """Name of the first part whose content is not what was written; torch does not look."""
+    """Return the name of the first zip member with a wrong checksum, or ''.
+
+    ``torch.load`` does not verify the checksums.
+    """
     file.seek(0)
     if not zipfile.is_zipfile(file):
         return ''
     with zipfile.ZipFile(file) as archive:
         for part in archive.infolist():
-            # 0: written without check sums.
+            # A CRC of 0 means that the file was written without checksums.
             if part.CRC:
                 try:
                     with archive.open(part) as content:
@@ -167,12 +170,12 @@ def _read_safetensors(file: BinaryIO, name: str) -> Dict[str, Any]:
     data = file.read()
     try:
         weights = safetensors.torch.load(data)
-        # 8 bytes say how long the header is, which holds the meta information.
+        # The first 8 bytes are the length of the header, which holds the meta information.
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], 'little')])
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(f'{name} is incomplete or no checkpoint{_because(error)}') from error
     meta = header.get('__metadata__', {})
-    ours = 'meta' in meta  # where what looks like a check sum is one, though its name be damaged
+    ours = 'meta' in meta  # in such a file any sha256 is the checksum, even if its key is damaged
     sums = {
         value
         for key, value in meta.items()

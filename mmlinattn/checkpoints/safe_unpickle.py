@@ -1,8 +1,8 @@
-"""What a file may name besides tensors and plain types: data, nothing that acts.
+"""Safe unpickling of tensors, plain types and a fixed list of data types.
 
-While a file is read, its names stand for objects of this module only: functions that check what
-they are given, and frozen classes that keep it. Real numpy arrays, logs and namespaces are made of
-them afterwards, by :func:`unwrap`.
+While a file is read, its globals resolve only to stand-ins of this module: functions that check
+their arguments, and frozen classes that store them. :func:`unwrap` then converts the stand-ins to
+numpy arrays, logs and namespaces.
 """
 
 import argparse
@@ -19,22 +19,22 @@ import torch
 from mmengine.logging import HistoryBuffer
 from mmengine.optim.scheduler import param_scheduler
 
-# Numbers, bytes and text: no objects, which are pointers, and no fields.
+# Numbers, bytes and text. Object dtypes hold pointers, so they and structured dtypes are excluded.
 NUMPY_TYPES = re.compile(r'[<>=|]?[?bhilqBHILQefdFDgGSUuc]\d*')
-# Functions that a training keeps in its state, by class and name.
+# Functions that training state may contain, by class and name.
 ONE_CYCLE = 'OneCycleParamScheduler'
 KEPT_FUNCTIONS: Dict[Tuple[str, str], Optional[Callable]] = {
     (ONE_CYCLE, name): getattr(getattr(param_scheduler, ONE_CYCLE), name)
     for name in ('_annealing_cos', '_annealing_linear')
 }
-# HistoryBuffer sets these itself.
+# HistoryBuffer sets these again when it is created.
 KEPT_FUNCTIONS.update({('HistoryBuffer', name): None for name in ('min', 'max', 'mean', 'current')})
 
 
 class _Named:
-    """Stands where a file names ``name``: calls ``function``, or refuses to be called.
+    """Stand-in for the global ``name``: a call runs ``function``, or raises if there is none.
 
-    torch goes by ``__module__`` and ``__name__`` of what it may hand out. Nothing can be set.
+    torch matches allowed globals by ``__module__`` and ``__name__``. No attribute can be set.
     """
 
     __slots__ = ('__name__', '__qualname__', 'function', 'module', 'stands_for')
@@ -59,14 +59,14 @@ class _Named:
 
 
 class _Frozen(type):
-    """Class of stand-ins: a file cannot set anything on them, only on what it makes of them."""
+    """Metaclass of stand-ins: a file can set attributes of their instances, not of the classes."""
 
     def __setattr__(cls, name: str, value: Any) -> None:
         raise pickle.UnpicklingError(f'{cls.__module__}.{cls.__qualname__} must not be changed')
 
 
 def _stand_in(name: str) -> Callable[[type], type]:
-    """Give a frozen class the name that files know the real one by."""
+    """Return a decorator that gives a stand-in the name of the real class."""
     module, _, last = name.rpartition('.')
 
     def rename(cls: type) -> type:
@@ -78,7 +78,7 @@ def _stand_in(name: str) -> Callable[[type], type]:
 
 
 class _DType(metaclass=_Frozen):
-    """Of ``numpy.dtype``: a type of numbers, bytes or text."""
+    """Stand-in for ``numpy.dtype``, for numbers, bytes and text."""
 
     __slots__ = ('value',)
 
@@ -88,7 +88,7 @@ class _DType(metaclass=_Frozen):
         self.value = np.dtype(code)
 
     def __setstate__(self, state: Sequence) -> None:
-        _, order, *parts = state[:5]  # of parts, names and fields, which numbers do not have
+        _, order, *parts = state[:5]  # subarray, names and fields: None for plain dtypes
         if order not in ('<', '>', '|', '=') or parts != [None] * 3:
             raise pickle.UnpicklingError(f'numpy.dtype of {state!r} must not be called')
         if order in '<>':
@@ -96,7 +96,7 @@ class _DType(metaclass=_Frozen):
 
 
 class _Array(metaclass=_Frozen):
-    """Of a numpy array: made empty, then filled by its state."""
+    """Stand-in for a numpy array, created empty and filled by ``__setstate__``."""
 
     __slots__ = ('value',)
 
@@ -110,7 +110,7 @@ class _Array(metaclass=_Frozen):
 
 @_stand_in('mmengine.logging.history_buffer.HistoryBuffer')
 class _Log(metaclass=_Frozen):
-    """Of MMEngine's log of a number."""
+    """Stand-in for MMEngine's HistoryBuffer."""
 
     __slots__ = ('state',)
 
@@ -120,7 +120,7 @@ class _Log(metaclass=_Frozen):
 
 @_stand_in('argparse.Namespace')
 class _Namespace(metaclass=_Frozen):
-    """Of the options of a command line."""
+    """Stand-in for ``argparse.Namespace``."""
 
     __slots__ = ('state',)
 
@@ -155,7 +155,7 @@ def _scalar(dtype: Any, data: Any = b'') -> Any:
 
 
 def _encode(text: Any, encoding: Any = 'latin1') -> bytes:
-    # How pickles of protocol 2 write bytes. Other codecs could be slow, or write elsewhere.
+    # Pickle protocol 2 writes bytes this way. Other codecs could be slow or have side effects.
     if encoding != 'latin1':
         raise pickle.UnpicklingError('_codecs.encode must not be called')
     return codecs.encode(text, encoding)
@@ -169,20 +169,20 @@ def _method(owner: Any, name: Any) -> _Named:
 
 
 def _data() -> Iterator[Any]:
-    """Stand-ins for what holds data."""
+    """Yield the stand-ins for data types."""
     yield from (OrderedDict, _Namespace)
     yield _Named('numpy.ndarray')
     yield _Named('numpy.dtype', _DType)
-    # numpy 2 moved numpy.core; a file carries the name of its day.
+    # numpy 2 renamed numpy.core; files have the name of the numpy that wrote them.
     for core in ('numpy.core', 'numpy._core'):
         yield _Named(f'{core}.multiarray._reconstruct', _reconstruct)
         yield _Named(f'{core}.multiarray.scalar', _scalar)
         yield _Named(f'{core}.numeric._frombuffer', _from_buffer)
     yield _Named('_codecs.encode', _encode)
-    # Configs get into the names of classes and colours of a data set.
+    # The classes and palette of a data set can be config objects.
     yield _Named('mmengine.config.config.ConfigDict', lambda items=(): dict(items))
     yield _Named('collections.deque', lambda items=(), maxlen=None: list(items))
-    for pathlib in ('pathlib', 'pathlib._local'):  # as Python 3.13 says
+    for pathlib in ('pathlib', 'pathlib._local'):  # the latter in Python 3.13
         for path in ('PosixPath', 'PurePosixPath'):
             yield _Named(f'{pathlib}.{path}', lambda *parts: '/'.join(map(str, parts)))
     for builtins in ('builtins', '__builtin__'):
@@ -194,41 +194,43 @@ def _data() -> Iterator[Any]:
 
 def _of_trainings() -> Iterator[Any]:
     yield _Log
-    # What of these is made while reading, and then filled.
+    # Instances of these are created while reading, then filled by __setstate__.
     yield from (_DType, _Array)
-    # This scheduler keeps a function of its class.
+    # The state of this scheduler contains a function of its class.
     for module in ('param_scheduler', 'lr_scheduler', 'momentum_scheduler'):
         yield _Named(f'mmengine.optim.scheduler.{module}.{ONE_CYCLE}')
     for builtins in ('builtins', '__builtin__'):
         yield _Named(f'{builtins}.getattr', _method)
 
 
-# torch has one list of names for all threads.
+# torch shares one list of allowed globals between all threads.
 _NAMES_LOCK = threading.RLock()
 
 
 @contextmanager
 def harmless_globals() -> Iterator[None]:
-    """Within it ``torch.load(weights_only=True)`` reads what trainings write beside weights.
+    """Let ``torch.load(weights_only=True)`` read training state inside the block.
 
-    That is numpy numbers and arrays, ``argparse.Namespace``, MMEngine's log and the state of its
-    schedulers; :func:`unwrap` makes these of what is returned. One thread at a time.
+    It accepts numpy numbers and arrays, ``argparse.Namespace``, MMEngine's HistoryBuffer and the
+    state of its schedulers as stand-ins, which :func:`unwrap` converts. One thread at a time.
     """
     with _NAMES_LOCK:
-        # A copy: torch 2.4 returns the list that is added to below.
+        # Copied because torch 2.4 returns the list itself, which the next line extends.
         before = list(torch.serialization.get_safe_globals())
         torch.serialization.add_safe_globals([*_data(), *_of_trainings()])
         try:
             yield
         finally:
-            # torch 2.4 has no way to take single names back.
+            # torch 2.4 cannot remove single names.
             torch.serialization.clear_safe_globals()
             torch.serialization.add_safe_globals(before)
 
 
 def unwrap(content: Any) -> Any:
-    """Real objects in place of stand-ins, inside dicts, lists and tuples; dicts and lists stay the
-    objects that they are."""
+    """Replace stand-ins by real objects inside dicts, lists and tuples.
+
+    Dicts and lists are modified in place.
+    """
     if isinstance(content, (_DType, _Array)):
         return content.value
     if isinstance(content, _Named):
@@ -254,10 +256,10 @@ def _state(stand_in: Any) -> dict:
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads pickles of plain types and numpy numbers and arrays, and refuses all others.
+    """Unpickler that accepts only plain types and numpy numbers and arrays.
 
     Raises:
-        pickle.UnpicklingError: on ``load``, for a pickle that names anything else.
+        pickle.UnpicklingError: on ``load``, if the pickle contains anything else.
 
     Example:
         >>> import io

@@ -1,12 +1,12 @@
-"""Checkpoints whose tensors lie in several files, each written by the process that had the part.
+"""Sharded checkpoints: each process writes its part of the tensors to its own file.
 
-``epoch_3.pth`` is then a file like any other, read as safely, in which the tensors that are
-elsewhere have a shape and no values (meta device). Beside it is the folder that it names, written
-by ``torch.distributed.checkpoint`` as safetensors files. DCP's own default, a pickle
-(``.metadata``) that DCP reads without any check, is not used.
+``epoch_3.pth`` is a normal checkpoint, read as safely, in which the sharded tensors have a shape
+but no values (meta device). It names a folder beside it, which ``torch.distributed.checkpoint``
+(DCP) writes as safetensors files. DCP's default format is not used: it contains a pickle
+(``.metadata``) that DCP reads without any check.
 
-The folder of a new checkpoint has a new name and is on the disk before the file takes its own, so
-that a kill leaves either the old checkpoint or the new one.
+The folder has a unique name and is flushed to disk before the file is replaced. A killed process
+therefore leaves either the old checkpoint or the new one.
 """
 
 import os
@@ -29,25 +29,25 @@ from .errors import CheckpointError
 from .safe_unpickle import harmless_globals
 from .write import PathLike, whole_checkpoint
 
-# In the file: dict(folder=its name, files={name: (bytes, sha256)}). Also the end of that name.
+# Key of dict(folder=name, files={name: (bytes, sha256)}) in the file, and suffix of the folder.
 SHARDS = 'shards'
 
 
 def is_sharded(content: Mapping[str, Any]) -> bool:
-    """Whether tensors of a checkpoint are in a folder beside it."""
+    """Return True if a checkpoint has tensors in a folder of shards."""
     return SHARDS in content
 
 
 def save_sharded(path: Path, content: Dict[str, Any]) -> None:
-    """Write a checkpoint of which each process has a part. All processes call it together.
+    """Write a sharded checkpoint. All processes must call it together.
 
     Args:
-        path: the file; older shards under its name go when the new ones are there.
-        content: as MMEngine has it. Distributed tensors (``DTensor``) in ``state_dict`` and in the
-            state of ``optimizer`` go to the shards, everything else is that of the first process.
+        path: the file; its older shards are removed after the new ones are written.
+        content: in MMEngine's layout. Distributed tensors (``DTensor``) in ``state_dict`` and in
+            the state of ``optimizer`` are written as shards. The first process writes the rest.
 
     Raises:
-        CheckpointError: in every process, if one of them cannot write. ``path`` is as before.
+        CheckpointError: in every process, if one of them cannot write. ``path`` is unchanged.
     """
     dcp = _dcp(path)
     token = [uuid.uuid4().hex[:8]]
@@ -79,13 +79,13 @@ def save_sharded(path: Path, content: Dict[str, Any]) -> None:
 
 @contextmanager
 def _together(path: Path) -> Iterator[None]:
-    """What fails in one process fails in all, so that none waits for another."""
+    """Raise CheckpointError in all processes if one fails, so that none waits for another."""
     error = None
     try:
         yield
     except CheckpointError as found:
         error = str(found)
-    # DCP's own exception, which has those of all processes, is no Exception.
+    # DCP's exception, which collects those of all processes, is not a subclass of Exception.
     except (Exception, _dcp(path).CheckpointException) as found:
         error = f'{path} cannot be written: {_end_of(found)}; older files are as they were'
     errors = [found for found in all_gather_object(error) if found]
@@ -94,7 +94,7 @@ def _together(path: Path) -> Iterator[None]:
 
 
 def tensors_of(content: Mapping[str, Any]) -> Iterator[Tuple[str, dict, Any, Tensor]]:
-    """Tensors that can be in shards: (name there, dict that has it, key in it, tensor)."""
+    """Yield the tensors that may be sharded: (name in the shards, containing dict, key, tensor)."""
     weights = content.get('state_dict', {})
     places = [('state_dict', weights)]
     states = content.get('optimizer', {}).get('state', {})
@@ -106,7 +106,7 @@ def tensors_of(content: Mapping[str, Any]) -> Iterator[Tuple[str, dict, Any, Ten
 
 
 def _without_values(content: Dict[str, Any], folder: str, files: dict) -> Dict[str, Any]:
-    """A copy for the file: distributed tensors are empty ones of the meta device."""
+    """Return a copy of the content with distributed tensors replaced by empty meta tensors."""
     copy = {**content, 'state_dict': dict(content['state_dict'])}
     if 'optimizer' in content:
         states = content['optimizer']['state']
@@ -121,7 +121,7 @@ def _without_values(content: Dict[str, Any], folder: str, files: dict) -> Dict[s
 
 
 def check_shards(source: PathLike, content: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless all shards are there with the content that was written."""
+    """Raise CheckpointError unless all shards exist and have the size and sha256 of the file."""
     folder, files = _folder_and_files(source, content)
     there = sorted(path.name for path in folder.glob('*')) if folder.is_dir() else []
     if there != sorted(files):
@@ -144,16 +144,16 @@ def check_shards(source: PathLike, content: Mapping[str, Any]) -> None:
 
 
 def load_shards(source: PathLike, content: Mapping[str, Any], into: Dict[str, Tensor]) -> None:
-    """Read tensors of a checkpoint that :func:`check_shards` has passed.
+    """Read tensors from shards that :func:`check_shards` has accepted.
 
     Args:
-        source: its path.
-        content: what the file has.
-        into: by names of :func:`tensors_of`; filled in place. Of a distributed tensor the part of
-            this process is read; all processes then call this together.
+        source: path of the checkpoint.
+        content: content of the checkpoint.
+        into: tensors to fill in place, by their names in :func:`tensors_of`. Of a distributed
+            tensor only the part of this process is read, and all processes must call this together.
 
     Raises:
-        CheckpointError: a tensor that the shards lack, or have in another shape.
+        CheckpointError: the shards lack a tensor, or have it in another shape.
     """
     if not into:
         return
@@ -162,7 +162,7 @@ def load_shards(source: PathLike, content: Mapping[str, Any], into: Dict[str, Te
     alone = not any(map(_is_distributed, into.values()))
     try:
         with warnings.catch_warnings():
-            # That it reads in a single process.
+            # DCP warns when it reads in a single process, which is intended here.
             warnings.filterwarnings('ignore', 'torch.distributed is disabled')
             dcp.load(into, storage_reader=reader, no_dist=alone)
     except (Exception, dcp.CheckpointException) as error:
@@ -170,7 +170,10 @@ def load_shards(source: PathLike, content: Mapping[str, Any], into: Dict[str, Te
 
 
 def filled(source: PathLike, content: Dict[str, Any]) -> Dict[str, Any]:
-    """A copy of a checkpoint with the values of its shards; one without shards as it is."""
+    """Return a copy of a checkpoint with the values of its shards.
+
+    A checkpoint without shards is returned unchanged.
+    """
     if not is_sharded(content):
         return content
     copy = {**content, 'state_dict': dict(content['state_dict'])}
@@ -187,26 +190,29 @@ def filled(source: PathLike, content: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def remove_shards(path: Path, but: str = '') -> None:
-    """Remove the folders of shards of a file, which is gone or names the folder ``but``."""
+    """Remove the shard folders of a checkpoint except the folder named ``but``."""
     for folder in _folders(path.parent).get(path.name, []):
         if folder.name != but:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_lost_shards(folder: Path) -> None:
-    """Remove shards that a kill while writing or removing left without a file that names them."""
+    """Remove shard folders that no checkpoint refers to.
+
+    A process that is killed while it writes or removes a checkpoint leaves such folders.
+    """
     for name, shards in _folders(folder).items():
         path = folder / name
         if not path.is_file():
             remove_shards(path)
         elif len(shards) > 1:
-            with harmless_globals(), suppress(Exception):  # of whatever kind: it is left as it is
+            with harmless_globals(), suppress(Exception):  # an unreadable file keeps its shards
                 content = torch.load(path, map_location='cpu', mmap=True, weights_only=True)
                 remove_shards(path, but=content[SHARDS]['folder'])
 
 
 def _folders(folder: Path) -> Dict[str, List[Path]]:
-    """Folders of shards by the name of their file."""
+    """Return the shard folders in a folder, by the name of their checkpoint."""
     found: Dict[str, List[Path]] = {}
     for path in folder.iterdir():
         if path.suffix == f'.{SHARDS}' and path.is_dir():
@@ -245,7 +251,7 @@ def _end_of(error: BaseException) -> str:
 
 
 def _dcp(source: PathLike) -> ModuleType:
-    """torch.distributed.checkpoint, if it has the safe format."""
+    """Return torch.distributed.checkpoint, or raise CheckpointError if it lacks safetensors."""
     try:
         from torch.distributed import checkpoint as dcp
 

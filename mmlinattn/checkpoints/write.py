@@ -1,4 +1,4 @@
-"""Writes checkpoint files, whole or not at all."""
+"""Atomic writing of checkpoint files."""
 
 import hashlib
 import io
@@ -18,14 +18,14 @@ from .meta import plain_meta
 
 PathLike = Union[str, Path]
 SAFETENSORS = '.safetensors'
-# Entry of a safetensors file's metadata: the format itself has no check sums.
+# Metadata key in a safetensors file, because the format has no checksums.
 CHECK_SUM = 'sha256'
 SUFFIXES = ('.pth', '.pt', SAFETENSORS)
 
 
 @contextmanager
 def whole_checkpoint(path: Path) -> Iterator[Path]:
-    """:func:`mmlinattn.utils.whole_file`, whose error is a CheckpointError."""
+    """Write a file with :func:`mmlinattn.utils.whole_file`; raise CheckpointError on failure."""
     try:
         with whole_file(path) as temporary:
             yield temporary
@@ -34,7 +34,7 @@ def whole_checkpoint(path: Path) -> Iterator[Path]:
 
 
 def check_sum(state_dict: Mapping[str, Tensor]) -> str:
-    """sha256 of names, types, shapes and values.
+    """Return the sha256 of names, dtypes, shapes and values.
 
     Args:
         state_dict: name -> contiguous tensor on the CPU.
@@ -48,20 +48,19 @@ def check_sum(state_dict: Mapping[str, Tensor]) -> str:
 
 
 def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
-    """Write a checkpoint, whole or not at all.
+    """Write a checkpoint atomically.
 
-    A ``.pth`` or ``.pt`` file has MMEngine's form ``dict(state_dict=..., meta=...)``; MMEngine
-    alone, without this package's loader, cannot read the ``.safetensors`` form. Both have check
-    sums, which :func:`read_checkpoint` looks at.
+    A ``.pth`` or ``.pt`` file has MMEngine's layout ``dict(state_dict=..., meta=...)``. MMEngine
+    cannot read a ``.safetensors`` file without this package's loader. :func:`read_checkpoint`
+    verifies the checksums of both formats.
 
     Args:
-        path: the file, overwritten if it is there; missing folders are made.
+        path: the file, overwritten if it exists; missing folders are created.
         state_dict: name -> tensor.
-        meta: kept as far as it is of plain types.
+        meta: meta information; entries that are not of plain types are omitted.
 
     Raises:
-        CheckpointError: a path with another suffix, of something that is no regular file, or
-            that cannot be written.
+        CheckpointError: ``path`` has another suffix, is not a regular file, or cannot be written.
 
     Example:
         >>> import os, tempfile
@@ -76,7 +75,7 @@ def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
         raise CheckpointError(f'{path}: the name of a checkpoint must end in one of {SUFFIXES}')
     if path.exists() and not path.is_file():
         raise CheckpointError(f'{path} is there and is no regular file')
-    # A copy holds just its own values: torch.save writes the whole storage behind a view.
+    # Cloned because torch.save writes the complete storage behind a view.
     state_dict = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in state_dict.items()

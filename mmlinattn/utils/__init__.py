@@ -1,4 +1,4 @@
-"""What holds for every file: written whole, fetched within limits, named without secrets."""
+"""File utilities: atomic writes, downloads with limits, locks, URLs without secrets."""
 
 from .atomic_write import NotWritten, check_writable, remove_remains, to_disk, whole_file
 from .http import FetchRefused, check_size, opened, size_limit

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writing of files."""
 
 import os
 import tempfile
@@ -8,22 +8,22 @@ from typing import Iterator
 
 
 class NotWritten(OSError):
-    """A file that cannot be written; what had its name before is as it was."""
+    """Error for a file that cannot be written; an existing file is unchanged."""
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A file to write to that takes the name ``path`` when the block ends without an error.
+    """Yield a temporary file that replaces ``path`` when the block ends without an error.
 
-    It lies beside ``path`` and is on the disk before it takes the name, so that a kill or a
-    power cut leaves either the old content or the new one. After an error it is removed.
+    It is in the folder of ``path`` and is flushed to disk before it is renamed. A kill or a power
+    cut therefore leaves either the old content or the new one. After an error it is removed.
 
     Args:
-        path: the final name; its folder must be there.
+        path: the final name; its folder must exist.
 
     Raises:
-        NotWritten: the folder cannot be written to, the disk is full, or ``path`` is something
-            else than a regular file, such as ``/dev/null``. ``path`` is as before.
+        NotWritten: the folder is not writable, the disk is full, or ``path`` is not a regular
+            file, such as ``/dev/null``. ``path`` is unchanged.
 
     Example:
         >>> import tempfile
@@ -49,9 +49,9 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def remove_remains(folder: Path) -> None:
-    """Remove the temporary files that killed processes have left of :func:`whole_file`.
+    """Remove temporary files of :func:`whole_file` that killed processes have left.
 
-    Files of processes that are running on this machine stay: such a process is still writing.
+    Files of other processes that are running on this machine are kept: they may still be written.
     """
     for path in folder.glob('.*.*.tmp'):
         process = path.name.rsplit('.', 2)[1]
@@ -60,7 +60,7 @@ def remove_remains(folder: Path) -> None:
 
 
 def _is_running(process: int) -> bool:
-    """Return True for another process that is running; this one is not writing now."""
+    """Return True if another process runs; False for this process, which is not writing now."""
     if process == os.getpid():
         return False
     try:
@@ -73,12 +73,12 @@ def _is_running(process: int) -> bool:
 
 
 def check_writable(path: Path) -> None:
-    """Can a file of this name be written? Asked before the work that makes its content.
+    """Check that a file can be written, before its content is computed.
 
-    Folders above it that are not there are made.
+    Missing folders are created.
 
     Raises:
-        NotWritten: it cannot.
+        NotWritten: the file cannot be written.
 
     Example:
         >>> check_writable(Path('/dev/null/out.json'))

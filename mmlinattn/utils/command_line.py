@@ -1,4 +1,4 @@
-"""What the command lines share: arguments, and errors that are one line, not a traceback."""
+"""Command-line utilities: shared arguments, and errors in one line instead of a traceback."""
 
 import argparse
 import difflib
@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 EXIT_CODE = 2
-# A scheduler's signal can come twice: from itself and from torchrun, which passes it on.
+# A signal can arrive twice: from the scheduler and from torchrun, which forwards it.
 SAME_SIGNAL_S = 5
 
 
 class Overrides(DictAction):
-    """``--cfg-options KEY=VALUE ...``; the name of what is no such pair."""
+    """Action of ``--cfg-options KEY=VALUE ...`` that names a malformed argument in the error."""
 
     def __call__(self, parser, namespace, values, option_string=None) -> None:
         for value in values:
@@ -36,10 +36,10 @@ class Overrides(DictAction):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with ``--debug``, whose errors are one line.
+    """Argument parser with ``--debug`` and one-line errors.
 
     Args:
-        cfg_options: with ``--cfg-options``, too.
+        cfg_options: add ``--cfg-options``.
     """
 
     def __init__(self, *, cfg_options: bool = False, **kwargs: Any) -> None:
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_run(parser: Parser, argv: Optional[List[str]] = None) -> argparse.Namespace:
-    """Add what training and testing both take, parses, and sets ``LOCAL_RANK`` for MMEngine."""
+    """Add the options of training and testing, parse, and set ``LOCAL_RANK`` for MMEngine."""
     add = parser.add_argument
     add('--work-dir', help='where logs, checkpoints and metrics go')
     add('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
@@ -75,22 +75,22 @@ def parse_run(parser: Parser, argv: Optional[List[str]] = None) -> argparse.Name
 
 
 def plain_console(**kwargs: Any) -> Console:
-    """Return a console that prints text as it is: names of files may look like rich's markup."""
+    """Return a console without markup, because file names may look like rich's markup."""
     return Console(markup=False, emoji=False, **kwargs)
 
 
 def progress_bars(console: Console) -> Progress:
-    """Return progress bars with a text, a count and the time that is left."""
+    """Return progress bars with a text, a count and the remaining time."""
     columns = (TextColumn('{task.description:<5}', markup=False), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeRemainingColumn(), console=console)
 
 
 @contextmanager
 def unwind_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM end the block as an exception does, so that temporary files are removed.
+    """Make SIGTERM raise SystemExit inside the block, so that temporary files are removed.
 
-    The process exits with code 143, as one that the signal ended. A hook that replaces the handler
-    inside the block, as :class:`.preemption.PreemptionHook` does, decides instead.
+    The process exits with code 143, like one killed by the signal. A hook may replace the handler
+    inside the block, as :class:`.preemption.PreemptionHook` does.
 
     Raises:
         SystemExit: code 143, on SIGTERM.
@@ -107,7 +107,7 @@ def unwind_on_sigterm() -> Iterator[None]:
             raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python sets handlers in the main thread alone
+        yield  # Python can set handlers only in the main thread
         return
     previous = signal.signal(signal.SIGTERM, end)
     try:
@@ -120,18 +120,18 @@ def unwind_on_sigterm() -> Iterator[None]:
 def errors_in_one_line(
     debug: bool, kinds: Tuple[Type[Exception], ...] = (Exception,), log_dir: Optional[str] = None
 ) -> Iterator[None]:
-    """Print an exception of these kinds as one line to stderr and exits with code 2.
+    """Print an exception of these kinds as one line to stderr and exit with code 2.
 
-    Every command runs inside this block, so SIGTERM unwinds it, too: see
+    Every command runs inside this block, so it also handles SIGTERM, see
     :func:`unwind_on_sigterm`.
 
     Args:
-        debug: leave the exception and its traceback as they are (``--debug``).
-        kinds: the exceptions; others pass.
-        log_dir: where the traceback is kept, as ``error.txt``, if that can be.
+        debug: raise the exception unchanged, with its traceback (``--debug``).
+        kinds: exception classes to handle.
+        log_dir: folder for the traceback, written as ``error.txt`` if possible.
 
     Raises:
-        SystemExit: code 2, in place of the exception; code 143 on SIGTERM.
+        SystemExit: code 2 instead of the exception; code 143 on SIGTERM.
     """
     try:
         with unwind_on_sigterm():
@@ -153,10 +153,10 @@ def errors_in_one_line(
 
 
 def error_text(error: Exception) -> str:
-    """Return what an error says in one line; of an error without words the place."""
+    """Return the message of an error in one line, or its place in the code if it has none."""
     # A KeyError's text is the repr of its message.
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-    if 'Original Traceback' in text:  # of a worker; what it said is behind the last line of code
+    if 'Original Traceback' in text:  # of a worker, with the message after the last line of code
         text = re.split(rf'\n(?:\w+\.)*{type(error).__name__}: ', text)[-1]
     text = ' '.join(text.split())
     if text:
@@ -167,7 +167,7 @@ def error_text(error: Exception) -> str:
 
 
 def _nearest_argument(error: Exception) -> str:
-    """What was meant by an argument that a class of a config does not have, if that can be told."""
+    """Return a suggestion for an argument that a class in the config does not have, or ''."""
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if not isinstance(error, TypeError) or unknown is None:
         return ''

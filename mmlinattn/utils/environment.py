@@ -1,4 +1,4 @@
-"""Environment variables and settings that other packages read when they are imported."""
+"""Environment variables and settings that other packages read at import."""
 
 import getpass
 import os
@@ -6,14 +6,14 @@ import sys
 
 
 def prepare_environment() -> None:
-    """Switch usage reports of other packages off, and give the user a name.
+    """Switch off the telemetry of other packages and set a user name if there is none.
 
-    onnxruntime (from 1.29) and OpenVINO send reports to their makers, and leave an identifier in
-    the home directory. A value of ``ORT_DISABLE_TELEMETRY`` that is there already stays.
-    OpenVINO has no variable for it, but works where the package ``openvino_telemetry`` is absent.
+    onnxruntime (from 1.29) and OpenVINO send telemetry and store an identifier in the home
+    directory. An existing value of ``ORT_DISABLE_TELEMETRY`` is kept. OpenVINO has no such
+    variable, but works without the package ``openvino_telemetry``.
 
-    torch asks for the user's name when it is imported by torchvision. In a container that runs
-    with a user id of its own (``docker run --user 12345``) there is none, which is a KeyError.
+    torch reads the user name when torchvision imports it. A container with an unknown user id
+    (``docker run --user 12345``) has no name, which raises KeyError.
     """
     os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')
     sys.modules.setdefault('openvino_telemetry', None)  # type: ignore[arg-type]

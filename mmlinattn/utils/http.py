@@ -1,4 +1,4 @@
-"""What holds for every file that comes over the network: where from, how long and how slow."""
+"""HTTP requests with limits on URL scheme, size and transfer rate."""
 
 import io
 import os
@@ -21,19 +21,19 @@ from urllib.request import (
 from .redact import redacted
 
 GIB = 2**30
-# Bytes a second that a server must send, on the average of ``timeout`` seconds of waiting.
+# Minimum rate in bytes per second, averaged over ``timeout`` seconds of waiting.
 LEAST_RATE = 1024
 
 
 class FetchRefused(OSError):
-    """A file that may not be fetched; the message names its address, without what is secret."""
+    """Error for a file that must not be fetched; the message has its URL without secrets."""
 
     def __init__(self, message: object = '') -> None:
         super().__init__(redacted(str(message)))
 
 
 def check_size(address: str, size: int) -> None:
-    """Raise FetchRefused for more than ``MMLINATTN_MAX_DOWNLOAD_GIB`` (4) of the environment."""
+    """Raise FetchRefused if the size exceeds :func:`size_limit`."""
     limit = size_limit()
     if size > limit:
         raise FetchRefused(
@@ -43,21 +43,21 @@ def check_size(address: str, size: int) -> None:
 
 
 def size_limit() -> int:
-    """How many bytes one file may have."""
+    """Return the maximum bytes of a file, from ``MMLINATTN_MAX_DOWNLOAD_GIB`` (default 4)."""
     return int(float(os.environ.get('MMLINATTN_MAX_DOWNLOAD_GIB', 4)) * GIB)
 
 
 @contextmanager
 def opened(request: Request, timeout: float) -> Iterator[HTTPResponse]:
-    """The answer to a request of the web, after redirects that keep it as safe as it was.
+    """Open an HTTP request and yield the response; follow redirects unless they leave https.
 
     Args:
-        request: of an ``https`` or ``http`` address.
-        timeout: seconds without an answer. When that many seconds were spent waiting for more of an
-            answer that has begun, headers included, it must have come with ``LEAST_RATE``.
+        request: request with an ``https`` or ``http`` URL.
+        timeout: seconds to wait for the first byte. After each further ``timeout`` seconds of
+            waiting, headers included, the average rate must be at least ``LEAST_RATE``.
 
     Raises:
-        TimeoutError: an answer that is too slow, also while it is read.
+        TimeoutError: the response is too slow, also while it is read.
         FetchRefused: another scheme, also after a redirect, or a redirect from https to http.
         OSError, HTTPException: see ``urllib.request.urlopen``.
     """
@@ -81,9 +81,9 @@ class _AsSafe(HTTPRedirectHandler):
 
 
 class _Paced(io.RawIOBase):
-    """Bytes of a socket, for as long as they come fast enough.
+    """Stream of a socket that raises TimeoutError if data arrive too slowly.
 
-    The timeout of a socket starts anew with each byte.
+    The timeout of the socket alone does not suffice: it restarts with each byte.
     """
 
     def __init__(self, raw: io.RawIOBase, timeout: float) -> None:
@@ -96,7 +96,7 @@ class _Paced(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         start = time.monotonic()
         number = self.raw.readinto(buffer) or 0
-        if self.begun:  # before the first byte the timeout of the socket holds
+        if self.begun:  # the timeout of the socket covers the wait for the first byte
             self.waited += time.monotonic() - start
         self.begun, self.received = True, self.received + number
         if self.waited > self.timeout:

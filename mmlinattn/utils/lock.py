@@ -1,4 +1,4 @@
-"""Locks on folders, which end with the process that holds them."""
+"""Folder locks that are released when the process ends."""
 
 import errno
 import os
@@ -14,31 +14,31 @@ except ImportError:  # Windows
 from .atomic_write import NotWritten
 
 LOCK = '.training.lock'
-# What a file system answers that has no locks, such as NFS without its lock service.
+# Errors of a file system without locks, such as NFS without its lock service.
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 IN_USE = (errno.EACCES, errno.EAGAIN)
 
-# The locks of this process. Closing any other descriptor of such a file would end its lock.
+# Locks of this process. Closing any other descriptor of such a file would release its lock.
 _held: Dict[Path, TextIO] = {}
 
 
 class FolderInUse(OSError):
-    """A folder that another process has locked; the message names that process."""
+    """Error for a folder that another process has locked; the message names that process."""
 
 
 def lock_folder(folder: Path) -> bool:
     """Lock a folder for this process, until :func:`unlock_folders` or the end of the process.
 
-    The lock is a POSIX record lock: forked data-loader workers do not inherit it, so a killed
-    training never leaves it behind, and NFS passes it on to other machines. ``filelock`` before
-    version 4 leaves its lock to forked workers and empties the file of another holder.
+    The lock is a POSIX record lock. Forked data-loader workers do not inherit it, so killing a
+    training always releases it, and over NFS it is visible to other machines. ``filelock`` before
+    version 4 lets forked workers inherit its lock and empties the file of another holder.
 
     Args:
-        folder: made if it is missing.
+        folder: created if it is missing.
 
     Returns:
-        True if this process has the lock, also from an earlier call. False where the file system
-        has no locks.
+        True if this process has the lock, also from an earlier call. False if the file system has
+        no locks.
 
     Raises:
         FolderInUse: another process has locked the folder.
@@ -65,7 +65,7 @@ def lock_folder(folder: Path) -> bool:
                     break
             except OSError as error:
                 return _refused(error, folder, file)
-            file.close()  # its former holder has removed it meanwhile
+            file.close()  # the former holder has removed the file meanwhile, so try again
         file.truncate(0)
         file.write(f'process {os.getpid()} on {socket.gethostname()}')
         file.flush()
@@ -94,7 +94,7 @@ def _refused(error: OSError, folder: Path, file: TextIO) -> bool:
 
 
 def unlock_folders() -> None:
-    """End all locks of this process and remove their files."""
+    """Release all locks of this process and remove their files."""
     while _held:
         path, file = _held.popitem()
         path.unlink(missing_ok=True)

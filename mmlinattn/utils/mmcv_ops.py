@@ -1,13 +1,13 @@
 """Stand-in for ``mmcv._ext``, the compiled operators that mmcv-lite lacks.
 
-mmcv-lite has every Python file of mmcv, ``mmcv.ops`` included, and only this module is missing.
-``mmlinattn_mmcv.py`` loads the file under that name where no compiled one is found. It needs torch
-and torchvision alone and imports nothing of mmlinattn, so it may load while mmcv is being imported.
+mmcv-lite has every Python file of mmcv, ``mmcv.ops`` included, and lacks only this module.
+``mmlinattn_mmcv.py`` loads this file under that name if there is no compiled module. It imports
+only torch and torchvision, nothing of mmlinattn, so it can load while mmcv is being imported.
 
-The functions have the names, arguments and effects of the compiled ones, on the CPU and on CUDA:
-several return nothing and write into a tensor of the caller. float16 and bfloat16 are computed in
-float32 and rounded once. An operator that is not here is a function that raises
-``NotImplementedError`` with its name and how to get compiled mmcv.
+The functions have the names, arguments and effects of the compiled ones, on the CPU and on CUDA.
+Several return nothing and write into a tensor of the caller. float16 and bfloat16 are computed in
+float32 and rounded once. Every other operator is a function that raises ``NotImplementedError``
+with its name and how to install compiled mmcv.
 """
 
 from typing import Any, Callable, Tuple
@@ -30,12 +30,15 @@ OPERATORS = (
     'nms', 'softnms', 'roi_align_forward', 'roi_align_backward', 'sigmoid_focal_loss_forward',
     'sigmoid_focal_loss_backward', 'ms_deform_attn_forward', 'ms_deform_attn_backward',
 )  # fmt: skip
-AVERAGE = 1  # pool_mode of RoIAlign; 0 is the maximum
-NAIVE, GAUSSIAN = 0, 2  # of the methods of soft NMS; 1 is linear
+AVERAGE = 1  # pool_mode of RoIAlign; 0 is max pooling
+NAIVE, GAUSSIAN = 0, 2  # methods of soft NMS; 1 is linear
 
 
 def __getattr__(name: str) -> Callable:
-    """Every other operator: mmcv.ops asks for all names when it is imported, and calls few."""
+    """Return a function that raises NotImplementedError, for every other operator.
+
+    ``mmcv.ops`` looks up all names at import and calls few of them.
+    """
     if name.startswith('_'):
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
@@ -57,12 +60,12 @@ def _how_to_get(what: str) -> str:
 
 
 def get_compiler_version() -> str:
-    """What ``mmcv.utils.collect_env`` prints: that nothing was compiled."""
+    """Return the compiler for ``mmcv.utils.collect_env``; nothing was compiled."""
     return f'none: stand-in of mmlinattn over torchvision {torchvision.__version__}'
 
 
 def get_compiling_cuda_version() -> str:
-    """What ``mmcv.utils.collect_env`` prints: the CUDA of torch, on which torchvision runs."""
+    """Return torch's CUDA version, which torchvision uses, for ``mmcv.utils.collect_env``."""
     return torch.version.cuda or 'not available'
 
 
@@ -70,26 +73,26 @@ def get_compiling_cuda_version() -> str:
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """Greedy non-maximum suppression.
+    """Apply greedy non-maximum suppression.
 
     Args:
         boxes (Tensor): (N, 4), x1 y1 x2 y2.
         scores (Tensor): (N,).
-        iou_threshold (float): A box goes when its IoU with a better one is larger.
+        iou_threshold (float): A box is removed if its IoU with a better one is larger.
         offset (int): 0, or 1 for sizes of x2 - x1 + 1. The latter runs on the CPU.
 
     Returns:
-        Tensor: (K,), int64. Indices of the boxes that stay, best first.
+        Tensor: (K,), int64. Indices of the remaining boxes, best first.
     """
-    # Ties: mmcv's order is that of this sort. Torchvision would sort in its own way, so it gets the
-    # boxes in order, with ranks for scores.
+    # mmcv breaks ties in the order of this sort, torchvision in another. Sorted boxes with ranks
+    # instead of scores leave no ties.
     order = scores.sort(0, descending=True)[1]
     boxes = boxes[order].float()
-    threshold = float(np.float32(iou_threshold))  # as mmcv: an IoU of just 0.6 is not above 0.6
+    threshold = float(np.float32(iou_threshold))  # as in mmcv, an IoU of 0.6 is not above 0.6
     if offset == 0:
         ranks = torch.arange(len(boxes), 0, -1, dtype=boxes.dtype, device=boxes.device)
         return order[torchvision.ops.nms(boxes, ranks, threshold)]
-    # Torchvision has no offset, and shifted boxes would round differently.
+    # torchvision has no offset, and shifted boxes would round differently.
     corners = boxes.detach().cpu().numpy()
     areas = _areas(corners, offset)
     alive = np.ones(len(corners), dtype=bool)
@@ -104,20 +107,22 @@ def softnms(
     boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, sigma: float,
     min_score: float, method: int, offset: int,
 ) -> Tensor:  # fmt: skip
-    """Soft non-maximum suppression, on the CPU as mmcv's: overlap lowers the score of a box.
+    """Apply soft non-maximum suppression, which lowers the scores of overlapping boxes.
+
+    It runs on the CPU, as in mmcv.
 
     Args:
         boxes (Tensor): (N, 4), x1 y1 x2 y2.
         scores (Tensor): (N,).
-        dets (Tensor): (N, 5), written: boxes and new scores of those that stay, best first.
-        iou_threshold (float): From which IoU on the methods 0 and 1 act.
+        dets (Tensor): (N, 5), written: remaining boxes and their new scores, best first.
+        iou_threshold (float): Minimum IoU at which the methods 0 and 1 act.
         sigma (float): Width of the Gaussian of method 2.
-        min_score (float): A box goes when its score falls below.
+        min_score (float): A box is removed if its score falls below.
         method (int): 0 naive (score 0), 1 linear (times 1 - IoU), 2 Gaussian.
         offset (int): 0, or 1 for sizes of x2 - x1 + 1.
 
     Returns:
-        Tensor: (K,), int64. Indices of the boxes that stay.
+        Tensor: (K,), int64. Indices of the remaining boxes.
     """
     corners = boxes.detach().float().numpy().copy()
     values = scores.detach().float().numpy().copy()
@@ -137,7 +142,7 @@ def softnms(
         else:
             keep = 0 if method == NAIVE else 1 - iou
             values[rest] *= np.where(iou >= iou_threshold, keep, 1).astype(np.float32)
-        # A box that goes leaves its place to the last one: decides the order among equal scores.
+        # The last box replaces a removed one, as in mmcv, to keep its order among equal scores.
         alive = values[rest] >= min_score
         stay = np.arange(alive.sum())
         stay[~alive[: len(stay)]] = np.flatnonzero(alive)[::-1][: (~alive[: len(stay)]).sum()]
@@ -150,7 +155,7 @@ def softnms(
 
 
 def _areas(corners: np.ndarray, offset: int) -> np.ndarray:
-    """Areas (N,) of boxes (N, 4)."""
+    """Return the areas (N,) of boxes (N, 4)."""
     sizes = corners[:, 2:] - corners[:, :2] + np.float32(offset)
     return sizes[:, 0] * sizes[:, 1]
 
@@ -158,9 +163,9 @@ def _areas(corners: np.ndarray, offset: int) -> np.ndarray:
 def _overlaps(
     corners: np.ndarray, areas: np.ndarray, i: int, rest: slice, offset: int
 ) -> np.ndarray:
-    """IoU of box i with the boxes ``rest``, with mmcv's operations in mmcv's order.
+    """Return the IoU of box i with the boxes ``rest``, with mmcv's operations in mmcv's order.
 
-    0 for two boxes without area, where mmcv's soft NMS makes NaN of the score.
+    It is 0 for two boxes without area, where the score of mmcv's soft NMS becomes NaN.
     """
     low = np.maximum(corners[i, :2], corners[rest, :2])
     high = np.minimum(corners[i, 2:], corners[rest, 2:])
@@ -178,21 +183,21 @@ def roi_align_forward(
     aligned_height: int, aligned_width: int, spatial_scale: float, sampling_ratio: int,
     pool_mode: int, aligned: bool,
 ) -> None:  # fmt: skip
-    """RoIAlign with averages.
+    """Apply RoIAlign with average pooling.
 
     Args:
         input (Tensor): (B, C, H, W).
-        rois (Tensor): (K, 5), index in the batch and x1 y1 x2 y2, of input's type.
+        rois (Tensor): (K, 5), index in the batch and x1 y1 x2 y2, in the dtype of input.
         output (Tensor): (K, C, aligned_height, aligned_width), written.
-        argmax_y, argmax_x (Tensor): Of maxima only, ignored.
-        aligned_height, aligned_width (int): Bins.
-        spatial_scale (float): Of the map to the image of the boxes.
+        argmax_y, argmax_x (Tensor): Ignored, used by max pooling only.
+        aligned_height, aligned_width (int): Number of bins.
+        spatial_scale (float): Scale of the map relative to the image of the boxes.
         sampling_ratio (int): Samples along a side of a bin; 0 takes one for each pixel.
-        pool_mode (int): 1, averages.
-        aligned (bool): Shifts by half a pixel.
+        pool_mode (int): 1, average pooling.
+        aligned (bool): Shift by half a pixel.
 
     Raises:
-        NotImplementedError: If pool_mode is 0, maxima.
+        NotImplementedError: If pool_mode is 0, max pooling.
     """
     _check_average(pool_mode)
     output.copy_(
@@ -208,7 +213,7 @@ def roi_align_backward(
     aligned_height: int, aligned_width: int, spatial_scale: float, sampling_ratio: int,
     pool_mode: int, aligned: bool,
 ) -> None:  # fmt: skip
-    """Gradient of :func:`roi_align_forward` with respect to input, written to ``grad_input``.
+    """Write the gradient of :func:`roi_align_forward` for input to ``grad_input``.
 
     Args:
         grad_output (Tensor): (K, C, aligned_height, aligned_width).
@@ -216,12 +221,12 @@ def roi_align_backward(
         argmax_y, argmax_x (Tensor): Ignored.
         grad_input (Tensor): (B, C, H, W), written.
 
-    The rest is as in the forward function.
+    The other arguments are those of the forward function.
     """
     _check_average(pool_mode)
     grad_output, rois = _widen(grad_output), _widen(rois)
     if torch.are_deterministic_algorithms_enabled():
-        # The CUDA kernel adds in any order and refuses; that of the CPU has one order.
+        # The CUDA kernel adds in undefined order and raises here; the CPU kernel does not.
         grad_output, rois = grad_output.cpu(), rois.cpu()
     grad_input.copy_(
         torch.ops.torchvision._roi_align_backward(
@@ -242,15 +247,15 @@ def _check_average(pool_mode: int) -> None:
 def sigmoid_focal_loss_forward(
     input: Tensor, target: Tensor, weight: Tensor, output: Tensor, gamma: float, alpha: float
 ) -> None:
-    """Focal loss of each logit.
+    """Compute the focal loss of each logit.
 
     Args:
         input (Tensor): (N, C), logits.
-        target (Tensor): (N,), int64. Class of each row; C is background, a row without any.
-        weight (Tensor): (C,), of each target class, or empty. Background has weight 1.
+        target (Tensor): (N,), int64. Class of each row; C is background, a row without a class.
+        weight (Tensor): (C,), weight of each target class, or empty. Background has weight 1.
         output (Tensor): (N, C), written.
-        gamma (float): Power by which sure predictions count less.
-        alpha (float): Weight of the class, and 1 - alpha of the others.
+        gamma (float): Exponent that reduces the loss of confident predictions.
+        alpha (float): Weight of the target class; the others have weight 1 - alpha.
     """
     _, z, balance = _focal_terms(input, target, weight, alpha)
     output.copy_(-balance * (-z).sigmoid() ** gamma * F.logsigmoid(z))
@@ -259,7 +264,7 @@ def sigmoid_focal_loss_forward(
 def sigmoid_focal_loss_backward(
     input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor, gamma: float, alpha: float
 ) -> None:
-    """Derivative of :func:`sigmoid_focal_loss_forward`, (N, C), written to ``grad_input``."""
+    """Write the derivative of :func:`sigmoid_focal_loss_forward`, (N, C), to ``grad_input``."""
     sign, z, balance = _focal_terms(input, target, weight, alpha)
     p, q = z.sigmoid(), (-z).sigmoid()
     grad_input.copy_(sign * balance * q**gamma * (gamma * p * F.logsigmoid(z) - q))
@@ -268,7 +273,10 @@ def sigmoid_focal_loss_backward(
 def _focal_terms(
     input: Tensor, target: Tensor, weight: Tensor, alpha: float
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """Sign, logit of the right answer, and weight of each logit, all (N, C)."""
+    """Return sign, signed logit and weight of each logit, all (N, C).
+
+    The sign is 1 for the target class and -1 for the others.
+    """
     x = _widen(input)
     classes = x.shape[1]
     hit = (target[:, None] == torch.arange(classes, device=x.device)).to(x)  # 0 or 1
@@ -287,18 +295,18 @@ def ms_deform_attn_forward(
     value: Tensor, value_spatial_shapes: Tensor, value_level_start_index: Tensor,
     sampling_locations: Tensor, attention_weights: Tensor, im2col_step: int,
 ) -> Tensor:  # fmt: skip
-    """Weighted sum of bilinear samples, of maps in several sizes.
+    """Compute the weighted sum of bilinear samples from maps of several sizes.
 
     Args:
-        value (Tensor): (B, S, heads, D), the maps' pixels behind one another.
+        value (Tensor): (B, S, heads, D), concatenated pixels of all maps.
         value_spatial_shapes (Tensor): (L, 2), int64. Height and width of each map.
-        value_level_start_index (Tensor): (L,), int64. Its first pixel among S.
+        value_level_start_index (Tensor): (L,), int64. Index in S of the first pixel of each map.
         sampling_locations (Tensor): (B, Q, heads, L, P, 2), x and y in [0, 1].
         attention_weights (Tensor): (B, Q, heads, L, P).
         im2col_step (int): Ignored: the batch is not split.
 
     Returns:
-        Tensor: (B, Q, heads * D), of value's type.
+        Tensor: (B, Q, heads * D), in the dtype of value.
     """
     levels = zip(value_spatial_shapes.tolist(), value_level_start_index.tolist())
     return _deform_attn(value, list(levels), sampling_locations, attention_weights)
@@ -309,15 +317,15 @@ def ms_deform_attn_backward(
     sampling_locations: Tensor, attention_weights: Tensor, grad_output: Tensor,
     grad_value: Tensor, grad_sampling_loc: Tensor, grad_attn_weight: Tensor, im2col_step: int,
 ) -> None:  # fmt: skip
-    """Gradients of :func:`ms_deform_attn_forward`.
+    """Compute the gradients of :func:`ms_deform_attn_forward`.
 
     Args:
         grad_output (Tensor): (B, Q, heads * D).
-        grad_value (Tensor): Of value's shape, written.
-        grad_sampling_loc (Tensor): Of sampling_locations' shape, written.
-        grad_attn_weight (Tensor): Of attention_weights' shape, written.
+        grad_value (Tensor): Shape of value, written.
+        grad_sampling_loc (Tensor): Shape of sampling_locations, written.
+        grad_attn_weight (Tensor): Shape of attention_weights, written.
 
-    The rest is as in the forward function, which runs again here.
+    The other arguments are those of the forward function, which is recomputed here.
     """
     levels = list(zip(value_spatial_shapes.tolist(), value_level_start_index.tolist()))
     inputs = [x.detach().requires_grad_() for x in (value, sampling_locations, attention_weights)]
@@ -337,12 +345,15 @@ def _deform_attn(value: Tensor, levels: list, locations: Tensor, weights: Tensor
         pixels = wide[:, start : start + height * width].permute(0, 2, 3, 1)
         maps = pixels.reshape(batch * heads, dim, height, width)
         grid = grids[:, :, :, level].transpose(1, 2).reshape(batch * heads, queries, points, 2)
-        samples = F.grid_sample(maps, grid, align_corners=False)  # (B heads, D, Q, P)
+        samples = F.grid_sample(maps, grid, align_corners=False)  # [B * heads, D, Q, P]
         weight = _widen(weights[:, :, :, level]).transpose(1, 2)
         output = output + (samples * weight.reshape(batch * heads, 1, queries, points)).sum(3)
     return output.view(batch, heads * dim, queries).transpose(1, 2).to(value.dtype)
 
 
 def _widen(x: Tensor) -> Tensor:
-    """float32 for the half types, which torchvision's operators have only in part."""
+    """Return x in float32 if it is float16 or bfloat16.
+
+    Not all operators of torchvision support the half types.
+    """
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -1,8 +1,8 @@
-"""Worker processes that start clean, die by name, and are never waited for without a limit.
+"""Worker processes with clean state, time limits and errors for dead workers.
 
-A forked copy of a process that has threads can wait for ever for a lock that no thread of it will
-release, and it inherits signal handlers, with which ``terminate`` does not end it. Workers are
-therefore started by Python's fork server, a process of one thread that has imported this package.
+The fork of a process with threads can deadlock on a lock that none of its threads releases. It
+also inherits signal handlers, with which ``terminate`` may not end it. Workers are therefore
+started by Python's fork server, a single-threaded process that has imported this package.
 """
 
 import multiprocessing
@@ -14,23 +14,23 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
 
-TASK_LIMIT_S = 600.0  # for one task: six attempts at a slow store fit in
-START_LIMIT_S = 300.0  # to import this package, from a slow disk
-EXIT_LIMIT_S = 10.0  # for a process that was told to end
+TASK_LIMIT_S = 600.0  # limit of one task, enough for six attempts at a slow store
+START_LIMIT_S = 300.0  # limit for importing this package from a slow disk
+EXIT_LIMIT_S = 10.0  # limit for a process to exit
 
 
 class WorkerDied(ChildProcessError):
-    """A worker process that ended, or was ended after the time limit, before its task was done."""
+    """Error for a worker process that died or exceeded the time limit before its task was done."""
 
 
 def start_server() -> None:
-    """Start Python's fork server, if it does not run yet, and let it import this package.
+    """Start Python's fork server, unless it runs, and let it import this package.
 
-    The imports take seconds; call this before work that can be done meanwhile.
+    The imports take seconds. Call this function early, so that other work can run meanwhile.
     """
     multiprocessing.get_context('forkserver').set_forkserver_preload([__package__])
     given = os.environ.get('OPENBLAS_NUM_THREADS')
-    os.environ['OPENBLAS_NUM_THREADS'] = '1'  # numpy starts threads when it is imported
+    os.environ['OPENBLAS_NUM_THREADS'] = '1'  # else numpy starts threads at import
     try:
         forkserver.ensure_running()
     finally:
@@ -52,19 +52,19 @@ def map_in_workers(
     calls this needs ``if __name__ == '__main__':``, as for any use of ``multiprocessing``.
 
     Args:
-        function: importable by name, as are the objects that it takes and returns.
-        tasks: arguments for it.
+        function: function importable by name; its argument and result must be picklable.
+        tasks: arguments of the calls.
         workers: number of processes.
-        setup: called once in each worker, first.
-        limit_s: seconds that one task may take; then its worker is killed.
+        setup: called once at the start of each worker.
+        limit_s: maximum seconds of one task; a worker that exceeds it is killed.
 
     Yields:
-        the result, or a :class:`WorkerDied` for a task whose worker did not finish it. Another
-        worker takes the place of the one that died.
+        the result, or a :class:`WorkerDied` for a task whose worker did not finish it. A new
+        worker replaces the one that died.
 
     Raises:
         RuntimeError: a worker cannot start, or ``setup`` fails.
-        Exception: whatever ``function`` raises for a task.
+        Exception: ``function`` raises it for a task.
     """
     start_server()
     pool: List[_Worker] = []
@@ -97,10 +97,10 @@ def map_in_workers(
 
 
 class _Worker:
-    """A process that computes one task at a time, and the pipe to it.
+    """Process that computes one task at a time, and the pipe to it.
 
-    Each has a pipe of its own: when the process dies the other end is closed, and no lock is
-    shared that it could take with it.
+    Each worker has its own pipe: if the process dies, its end is closed, and no shared lock
+    remains taken.
     """
 
     def __init__(self, function: Callable, setup: Optional[Callable], limit_s: float) -> None:
@@ -116,13 +116,13 @@ class _Worker:
         self.alive, self.started = True, False
 
     def give(self, index: Optional[int], tasks: Sequence[Any]) -> None:
-        """Send a task; None if there is none left."""
+        """Send the task of this index; send nothing if the index is None."""
         if not self.started:
             self._wait_for_start()
         self.index = index
         self.until = time.monotonic() + self.limit_s
         if index is not None:
-            with suppress(BrokenPipeError):  # the process is dead: result() says so
+            with suppress(BrokenPipeError):  # the process is dead, which result() reports
                 self.pipe.send(tasks[index])
 
     def _wait_for_start(self) -> None:
@@ -141,7 +141,7 @@ class _Worker:
         self.started = True
 
     def result(self) -> Any:
-        """Return what the process sent: a result, or an exception; WorkerDied if there is none."""
+        """Return the result or exception that the process sent, or WorkerDied if it sent none."""
         try:
             if self.pipe.poll():
                 return self.pipe.recv()
@@ -154,7 +154,7 @@ class _Worker:
         return WorkerDied(why)
 
     def end(self) -> None:
-        """End the process: one without a task by itself, one with a task by SIGKILL."""
+        """End the process; kill it if it has a task, else let it exit."""
         self.pipe.close()
         if self.index is not None:
             self.process.kill()
@@ -165,7 +165,7 @@ class _Worker:
 
 
 def _ready(pool: List[_Worker]) -> List[_Worker]:
-    """Wait until workers have answered, died, or reached their time limit, and return these."""
+    """Wait until workers have sent a result, died or exceeded the time limit, and return them."""
     busy = {worker.pipe: worker for worker in pool if worker.index is not None}
     now, until = time.monotonic(), min(worker.until for worker in busy.values())
     heard = wait([*busy], max(0.0, until - now))
@@ -183,9 +183,9 @@ def _exit(code: Optional[int]) -> str:
 def _serve(
     pipe: Connection, environment: Dict[str, str], setup: Optional[Callable], function: Callable
 ) -> None:
-    """Answer tasks until the other end of the pipe is closed: the main function of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # and ends it by this
+    """Run tasks until the other end of the pipe is closed, as the main function of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C in a terminal
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # lets the parent terminate the worker
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     os.environ.clear()
     os.environ.update(environment)

@@ -1,14 +1,14 @@
-"""Addresses without what is secret in them: logs, errors and configs are kept and passed on."""
+"""Redaction of secrets in URLs, because logs, errors and configs are stored and shared."""
 
 import re
 
-# scheme://user:password@host; a password may have anything but the end of its address.
+# scheme://user:password@host; a password may contain any character that does not end the URL.
 USER = re.compile(r'(?<=://)[^/\s\'"?#]*@')
 QUERY = re.compile(r'(://[^\s\'"?]*\?)[^\s\'"#]+')
 
 
 def has_user(text: str) -> bool:
-    """Whether an address in the text names a user, as ``https://name:password@host`` does.
+    """Return True if a URL in the text has a user, as in ``https://name:password@host``.
 
     Example:
         >>> has_user('https://me:secret@host/a.pth'), has_user('https://host/me@2x.pth')
@@ -18,7 +18,7 @@ def has_user(text: str) -> bool:
 
 
 def redacted(text: str) -> str:
-    """The text with ``***`` for users and passwords, and for the queries, of its addresses.
+    """Replace users, passwords and queries of URLs in the text by ``***``.
 
     Example:
         >>> redacted("no answer from 'https://me:secret@host/a.pth?token=abc'")

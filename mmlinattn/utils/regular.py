@@ -1,6 +1,7 @@
-"""Files on the disk that are safe to read: regular, not too large, inside the folders of their set.
+"""Checks that local files are safe to read: regular, not too large, inside the data set's folders.
 
-The names come from annotation files, which others write. ``/dev/zero`` and a named pipe never end.
+File names come from annotation files, which are not trusted: ``/dev/zero`` and a named pipe never
+end.
 """
 
 import errno
@@ -20,15 +21,15 @@ KINDS = {
 
 
 def open_regular(path: str, limited: bool = True) -> BinaryIO:
-    """Open a regular file of the disk for reading; a named pipe does not block.
+    """Open a regular local file for reading, without blocking on a named pipe.
 
     Args:
-        path: of the file.
-        limited: refuse a file above the size limit, as one that will be read at once.
+        path: path of the file.
+        limited: apply the size limit, for files that are read at once.
 
     Raises:
-        OSError: the file cannot be opened or is not a regular one.
-        FetchRefused: it is above the size limit (:func:`mmlinattn.utils.check_size`).
+        OSError: the file cannot be opened or is not a regular file.
+        FetchRefused: the file is above the size limit (:func:`mmlinattn.utils.check_size`).
 
     Example:
         >>> open_regular('/dev/zero')
@@ -51,14 +52,14 @@ def open_regular(path: str, limited: bool = True) -> BinaryIO:
 
 
 def why_outside(path: str, folders: Iterable[str]) -> Optional[str]:
-    """Say how a path leads out of the folders of its data set; None if it does not.
+    """Return why a path is outside the folders of its data set, or None if it is inside.
 
-    Links to folders are followed, as large sets are often kept on another disk. A link to a single
-    file must lead into one of the folders, or into its own.
+    Links to folders are followed, because large data sets are often stored on another disk. A
+    link to a file must point into one of the folders or into the folder of the link.
 
     Args:
-        path: as the data set joins it to one of the folders, of the disk or of a store.
-        folders: of the data set; without any, every path is inside.
+        path: path or URL, already joined to a folder of the data set.
+        folders: folders of the data set; if empty, every path is inside.
 
     Example:
         >>> why_outside('data/coco/train2017/1.jpg', ['data/coco'])
@@ -73,13 +74,13 @@ def why_outside(path: str, folders: Iterable[str]) -> Optional[str]:
         if not folders or (_is_in_store if remote else _is_on_disk)(path, known):
             return None
         link = '' if remote or not osp.islink(path) else f'a link to {osp.realpath(path)}, '
-    except ValueError:  # a null byte, or half of a character
+    except ValueError:  # a null byte, or an unpaired surrogate
         return 'is no path that a file can have'
     return f'is {link}outside of the folders of its data set, {named}'
 
 
 def _is_in_store(address: str, folders: List[str]) -> bool:
-    # Servers may resolve '..'; a second scheme would be another store.
+    # Servers may resolve '..', and a second scheme would select another store.
     whole = address.count('://') == 1 and '..' not in address.split('/')
     return whole and any(_is_below(address, folder) for folder in folders)
 
@@ -94,7 +95,7 @@ def _is_on_disk(path: str, folders: List[str]) -> bool:
 
 
 def _is_written_below(path: str, folder: str) -> bool:
-    """Return True if the path names a file below the folder, without going up from there."""
+    """Return True if the path is below the folder and has no '..' after it."""
     rest = path[len(folder) :] if path.startswith(folder) else path
     return '..' not in rest.split(os.sep) and _is_below(osp.abspath(path), osp.abspath(folder))
 

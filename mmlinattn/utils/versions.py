@@ -1,4 +1,4 @@
-"""The versions of other packages that were tested."""
+"""Tested versions of other packages."""
 
 import re
 import sys
@@ -18,10 +18,10 @@ TESTED = {
 
 
 def warn_if_untested() -> None:
-    """Names, in one warning, the imported packages whose versions are outside ``TESTED``.
+    """Warn once about all imported packages whose versions are outside ``TESTED``.
 
-    Only what is already imported is looked at, and by ``__version__``: OneDL's packages and the
-    originals have the same modules under different names of distribution.
+    Only imported packages are checked. Their ``__version__`` is used because OneDL's packages and
+    the originals have the same modules under different distribution names.
     """
     found = []
     for name in TESTED:
@@ -34,7 +34,7 @@ def warn_if_untested() -> None:
 
 
 def untested(name: str, version: str) -> Optional[str]:
-    """Which versions of a package of ``TESTED`` were tested, where this one was not.
+    """Return the tested versions of a package of ``TESTED``, or None if this one was tested.
 
     Example:
         >>> untested('mmcv', '2.0.1'), untested('mmcv', '2.2.0')
@@ -47,5 +47,5 @@ def untested(name: str, version: str) -> Optional[str]:
 
 
 def _number(version: str) -> Tuple[int, ...]:
-    """Major and minor version: (2, 11) of '2.11.0+cu130'."""
+    """Return the major and minor version, for example (2, 11) for '2.11.0+cu130'."""
     return tuple(int(part) for part in re.findall(r'\d+', version)[:2])

@@ -1,4 +1,4 @@
-"""CvT weights: names of the release, or of transformers, to names of this package."""
+"""Key mapping for CvT weights from the release or from transformers."""
 
 from typing import Dict, Mapping, Tuple
 
@@ -51,10 +51,10 @@ TRANSFORMERS_PROJECTIONS = tuple(
 
 
 def convert_cvt(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
-    """Rename CvT weights; queries, keys and values become one projection.
+    """Rename CvT weights and fuse the projections of queries, keys and values.
 
     Returns:
-        name here -> tensor, and a count of the tensors left out by reason.
+        new name -> tensor, and the number of omitted tensors by reason.
     """
     fused = fuse(state_dict, PROJECTIONS, 'attn.in_proj')
     return NAMES(fuse(fused, TRANSFORMERS_PROJECTIONS, 'attention.in_proj'))

@@ -1,4 +1,4 @@
-"""How the names of a release are written down: rules that rename, reshape or leave out."""
+"""Key mappings: rules that rename, reshape or omit the tensors of a release."""
 
 import re
 from collections import Counter
@@ -14,14 +14,14 @@ MAX_NAMED = 5
 
 
 class Rule(NamedTuple):
-    """What happens to the names that begin with a pattern.
+    """Rule for the names that begin with a pattern.
 
     Attributes:
         pattern: regular expression for the beginning of a name.
-        name: what replaces the matched part (a template, or a function of the match), or None
-            to leave the tensor out.
-        reshape: applied to the tensor.
-        reason: why it is left out, a plural noun phrase.
+        name: replacement of the matched part (a template, or a function of the match), or None
+            to omit the tensor.
+        reshape: function applied to the tensor.
+        reason: reason for the omission, a plural noun phrase.
     """
 
     pattern: str
@@ -31,11 +31,11 @@ class Rule(NamedTuple):
 
 
 def linear(weight: Tensor) -> Tensor:
-    """A 1x1 convolution (out, in, 1, 1) as a linear layer (out, in)."""
+    """Return the weight of a 1x1 convolution (out, in, 1, 1) as a linear weight (out, in)."""
     return weight.flatten(1)
 
 
-# Necks and heads of MMDetection and MMSegmentation have kept their names since 2.3 and 0.6.
+# Names of necks and heads are unchanged since MMDetection 2.3 and MMSegmentation 0.6.
 OPENMMLAB = (
     Rule(r'(neck|rpn_head|bbox_head|roi_head|mask_head|decode_head|auxiliary_head)\.', r'\g<0>'),
     Rule(r'ema_', None, reason='copies of the EMA hook'),
@@ -44,7 +44,7 @@ OPENMMLAB = (
 
 @dataclass(frozen=True)
 class KeyMap:
-    """Rules in the order in which they are tried; the first that matches decides.
+    """Ordered list of rules; the first rule that matches a name is applied.
 
     Example:
         >>> import torch
@@ -63,10 +63,10 @@ class KeyMap:
             state_dict: name -> tensor; not modified.
 
         Returns:
-            name here -> tensor, and a count of the tensors left out by reason.
+            new name -> tensor, and the number of omitted tensors by reason.
 
         Raises:
-            CheckpointError: names that no rule knows, or two names for one tensor.
+            CheckpointError: no rule matches a name, or two tensors get the same name.
         """
         tensors, unknown = {}, []
         left_out: Counter = Counter()
@@ -92,7 +92,7 @@ class KeyMap:
 
 
 def fuse(state_dict: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> Dict[str, Tensor]:
-    """Layers that are one layer here: their weights one below the other, under its name.
+    """Concatenate the weights of several layers along dim 0 into one layer.
 
     Example:
         >>> q, k = torch.zeros(2, 3), torch.ones(4, 3)
@@ -111,7 +111,7 @@ def fuse(state_dict: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> 
 
 
 def shorten(names: Sequence[str], limit: int = MAX_NAMED) -> str:
-    """The first few names in one line, and how many more there are.
+    """Return the first names in one line, followed by the number of the remaining ones.
 
     Example:
         >>> shorten(['a', 'b', 'c'], limit=2)

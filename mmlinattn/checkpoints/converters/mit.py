@@ -1,7 +1,7 @@
-"""MiT weights: names of the SegFormer release, or of MMSegmentation, to names of this package.
+"""Key mapping for MiT weights from the SegFormer release or from MMSegmentation.
 
-The release has classifiers (``patch_embed1.proj.weight``, ..., ``head``), MMSegmentation the
-backbones of these converted (``layers.0.0.projection.weight``, ...) and whole segmentors.
+The release has classifiers (``patch_embed1.proj.weight``, ..., ``head``). MMSegmentation has their
+converted backbones (``layers.0.0.projection.weight``, ...) and complete segmentors.
 """
 
 import re
@@ -15,7 +15,10 @@ BACKBONE = r'(?:backbone\.)?'
 
 
 def _from_one(template: str) -> Callable[[re.Match], str]:
-    """A name with the stage, which the release counts from 1, counted from 0."""
+    """Return a function that fills the template with the stage counted from 0.
+
+    The release counts stages from 1.
+    """
     return lambda match: template.format(int(match[1]) - 1, *match.groups()[1:])
 
 
@@ -51,9 +54,9 @@ NAMES = KeyMap([*RELEASED, *MMSEG, *OPENMMLAB])
 
 
 def convert_mit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
-    """Rename MiT weights; queries, keys and values of the release become one projection.
+    """Rename MiT weights and fuse the released projections of queries, keys and values.
 
     Returns:
-        name here -> tensor, and a count of the tensors left out by reason.
+        new name -> tensor, and the number of omitted tensors by reason.
     """
     return NAMES(fuse(state_dict, ('attn.q', 'attn.kv'), 'attn.in_proj'))

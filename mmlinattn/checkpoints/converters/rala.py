@@ -1,8 +1,8 @@
-"""Released RALA / RAVLT weights: names of the release to names of this package.
+"""Key mapping for released RALA / RAVLT weights.
 
 A released file is one of: a classifier (names without a prefix, ``proj`` / ``norm`` / ``head``
-behind the last stage), a dense backbone (the same without these, ``extra_norms`` instead), or a
-whole MMDetection 2.x / MMSegmentation 0.x model (``backbone.`` in front, necks and heads).
+after the last stage), a dense backbone (``extra_norms`` instead of these), or a complete
+MMDetection 2.x / MMSegmentation 0.x model (prefix ``backbone.``, necks and heads).
 """
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from .key_mapping import OPENMMLAB, KeyMap, Rule, linear
 
 
 def _vector(scale: Tensor) -> Tensor:
-    """A layer scale (1, C, 1, 1) as (C,)."""
+    """Return a layer scale (1, C, 1, 1) as (C,)."""
     return scale.flatten()
 
 
@@ -22,7 +22,7 @@ STAGE = r'backbone.stages.\1.\2.'
 
 RALA = KeyMap(
     [
-        # The stem's Sequential counts convolution, norm and GELU.
+        # Each stem layer takes three indices of the Sequential: convolution, norm and GELU.
         Rule(
             BACKBONE + r'patch_embed\.proj\.(0|3|6|9)\.',
             lambda match: f'backbone.stem.{int(match[1]) // 3}.conv.',

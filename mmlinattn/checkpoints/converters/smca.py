@@ -1,4 +1,4 @@
-"""Released SMCA weights: names of the release to names of this package's detector."""
+"""Key mapping for released SMCA weights."""
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ COCO_COLUMNS = 92
 
 
 def _classes(value: Tensor) -> Tensor:
-    """Rows of COCO's ids as rows of COCO's classes; another number of rows stays."""
+    """Select the rows of COCO's 80 classes if the rows are COCO category ids."""
     return value[COCO_IDS] if len(value) == COCO_COLUMNS else value
 
 

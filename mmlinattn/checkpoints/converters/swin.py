@@ -1,4 +1,4 @@
-"""Swin weights: names of the release, of timm, or of MMDetection, MMSegmentation and MMPretrain."""
+"""Key mapping for Swin weights from the release, timm or OpenMMLab."""
 
 from typing import Callable, Dict, Mapping, Tuple
 
@@ -12,14 +12,18 @@ OPENMMLAB_STAGE = BACKBONE + r'stages\.(\d)\.'
 
 
 def _channels(value: Tensor) -> Tensor:
-    """(..., 4 C) that is channel by channel, each row by row, as the release has it: neighbour by
-    neighbour, column by column."""
+    """Reorder merged channels (..., 4 C) from OpenMMLab's order to that of the release.
+
+    OpenMMLab's order is (channel, row, column), that of the release (column, row, channel).
+    """
     return value.unflatten(-1, (-1, 2, 2)).transpose(-3, -1).flatten(-3)
 
 
 def _merge(into: int) -> Callable:
-    """The name of what leads from one stage to the next; ``into`` is 0 if it is counted with the
-    former stage, 1 with the latter."""
+    """Return a function that names the patch merging between two stages.
+
+    ``into`` is 0 if the release counts it with the stage before, 1 if with the stage after.
+    """
     return lambda match: f'backbone.merges.{int(match[1]) - into}.'
 
 
@@ -55,11 +59,11 @@ def _rules(merge: Callable) -> KeyMap:
 
 
 def convert_swin(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
-    """Rename Swin weights; merged channels are in the order of the release.
+    """Rename Swin weights and order merged channels as the release does.
 
     Returns:
-        name here -> tensor, and a count of the tensors left out by reason.
+        new name -> tensor, and the number of omitted tensors by reason.
     """
-    # timm counts a merge with the stage behind it, so that the last one has one.
+    # timm counts a merge with the stage after it, so the last stage has one.
     counted_behind = any(name.startswith('layers.3.downsample.') for name in state_dict)
     return _rules(_merge(int(counted_behind)))(state_dict)

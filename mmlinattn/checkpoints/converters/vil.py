@@ -1,4 +1,4 @@
-"""ViL weights: names of the release to names of this package."""
+"""Key mapping for released ViL weights."""
 
 import math
 import re
@@ -15,12 +15,16 @@ BACKBONE = r'(?:backbone\.)?'
 
 
 def _stage(match: re.Match) -> str:
-    """The release counts stages from 1."""
+    """Return the name of a patch embedding; the release counts stages from 1."""
     return f'backbone.patch_embeds.{int(match[1]) - 1}.'
 
 
 def _block(match: re.Match) -> str:
-    """In a stage the patches are layer 0, the halves of block j layers 2 j + 1 and 2 j + 2."""
+    """Return the name of a block.
+
+    In a stage of the release, layer 0 is the patch embedding. The attention and the MLP of block j
+    are layers 2 j + 1 and 2 j + 2.
+    """
     return f'backbone.stages.{int(match[1]) - 1}.{(int(match[2]) - 1) // 2}.'
 
 
@@ -57,14 +61,14 @@ NAMES = KeyMap(
 
 
 def convert_vil(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
-    """Rename ViL weights; queries, keys and values become one projection.
+    """Rename ViL weights and fuse the projections of queries, keys and values.
 
     Returns:
-        name here -> tensor, and a count of the tensors left out by reason. Tables of relative
-        positions, squares in all that is released, have their reach beside them.
+        new name -> tensor, and the number of omitted tensors by reason. A table of relative
+        positions is square in all releases; its reach is added as another tensor.
 
     Raises:
-        CheckpointError: see :class:`KeyMap`; global tokens with a projection of their own.
+        CheckpointError: see :class:`KeyMap`; also if global tokens have their own projection.
     """
     kept: Dict[str, Tensor] = {}
     unused: Counter = Counter()

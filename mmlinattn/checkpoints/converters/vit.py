@@ -1,4 +1,4 @@
-"""ViT and DeiT weights: names of timm, which the DeiT release has too, or of MMPretrain."""
+"""Key mapping for ViT and DeiT weights from timm, the DeiT release or MMPretrain."""
 
 import math
 from typing import Dict, Mapping, Tuple
@@ -40,14 +40,16 @@ NAMES = KeyMap(
 
 
 def convert_vit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
-    """Rename ViT or DeiT weights; the second token of a distilled DeiT is left out with its
-    position. Positions that can be those of a square image are: all released ones are.
+    """Rename ViT or DeiT weights.
+
+    The distillation token of DeiT and its position are omitted. Position embeddings whose number
+    fits a square image are taken as square, as in all releases.
 
     Returns:
-        name here -> tensor, and a count of the tensors left out by reason.
+        new name -> tensor, and the number of omitted tensors by reason.
 
     Raises:
-        CheckpointError: see :class:`KeyMap`; a distillation token without positions.
+        CheckpointError: see :class:`KeyMap`; also for a distillation token without positions.
     """
     tensors, left_out = NAMES(state_dict)
     positions = tensors.get('backbone.embed.pos_embed')
