@@ -1,4 +1,4 @@
-"""What was measured, and on what."""
+"""Commit, machine and package versions of a measurement."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def commit() -> str:
-    """The commit of this checkout, and whether files differ from it."""
+    """Return the commit of this checkout, with a note if tracked files have changes."""
 
     def git(*command: str) -> str:
         run = subprocess.run(['git', '-C', ROOT, *command], capture_output=True, text=True)
@@ -26,7 +26,7 @@ def commit() -> str:
 
 
 def machine(device: torch.device) -> str:
-    """Processor and, where ``device`` is one, GPU."""
+    """Return the names of the processor and, if ``device`` is a GPU, of the GPU."""
     cpu = platform.processor() or platform.machine()
     info = Path('/proc/cpuinfo')
     if info.exists():
@@ -37,7 +37,7 @@ def machine(device: torch.device) -> str:
 
 
 def version(package: str) -> str:
-    """Of an installed package, or ``'not installed'``."""
+    """Return the version of an installed package, or ``'not installed'``."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -45,6 +45,6 @@ def version(package: str) -> str:
 
 
 def openmmlab(package: str) -> str:
-    """Version of a package of OpenMMLab; OneDL's have names of their own."""
+    """Return the version of an OpenMMLab package, also under its OneDL name ``onedl-...``."""
     found = [version(name) for name in (package, f'onedl-{package}')]
     return next((v for v in found if v != 'not installed'), 'not installed')

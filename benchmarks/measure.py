@@ -1,4 +1,4 @@
-"""Time and peak memory of rivals, in one process, taken in turns."""
+"""Time and peak memory of several calls, measured alternately in one process."""
 
 import gc
 import math
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-# Larger than the last cache of any card: what a call reads was not left there by the one before.
+# Larger than the last cache of any card, so that each call starts with cold caches.
 FLUSH_BYTES = 512 * 2**20
 COPY_BYTES = 2**30
-# The device waits at least so long, and twice as long as the last call took to queue.
+# Minimal wait of the device; longer waits are twice the time that the last call took to queue.
 MIN_WAIT = 1e-3
 
 
@@ -47,15 +47,15 @@ def interleave(
     min_seconds: float = 1.0,
     max_rounds: int = 200,
 ) -> Dict[str, List[float]]:
-    """Time calls in turns, A B C A B C: what slows the machine down for a while slows all.
+    """Time calls alternately, A B C A B C, so that a temporary slowdown affects all.
 
     The calls must have run before (warm-up).
 
     Args:
-        calls: by name; each returns when its work is done, or, on a GPU, is queued.
-        device: where they run; on a GPU the time is that of the device, with cold caches.
-        min_rounds: at least so many of each.
-        min_seconds: more rounds until so much time is measured in all, up to ``max_rounds``.
+        calls: by name; each returns when its work is done or, on a GPU, queued.
+        device: device of the calls; on a GPU the time is that of the device, with cold caches.
+        min_rounds: minimal number of rounds.
+        min_seconds: measure more rounds until this total time, up to ``max_rounds``.
 
     Returns:
         seconds of every call, by name.
@@ -98,7 +98,7 @@ def _cuda_clock(device: torch.device) -> Callable[[Callable[[], object]], float]
     def clock(call: Callable[[], object]) -> float:
         torch.cuda.synchronize(device)
         scratch.zero_()  # fills the caches
-        # The device starts when all is queued: its time is measured, not that of the host.
+        # The device starts when all is queued, so that only its own time is measured.
         wait(max(MIN_WAIT, 2 * queueing.get(id(call), 0.01)))
         start.record()
         begin = time.perf_counter()
@@ -113,7 +113,7 @@ def _cuda_clock(device: torch.device) -> Callable[[Callable[[], object]], float]
 
 
 def _cuda_wait(device: torch.device) -> Callable[[float], None]:
-    """Keep the device busy for so many seconds; returns at once."""
+    """Return a function that keeps the device busy for some seconds and returns at once."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     cycles = 10**7
     for _ in range(2):  # the first wakes the device up
@@ -126,10 +126,10 @@ def _cuda_wait(device: torch.device) -> Callable[[float], None]:
 
 
 def peak_memory(call: Callable[[], object], device: torch.device) -> int:
-    """Peak of torch's allocations during a call, in bytes above what was allocated before.
+    """Return the peak of torch's allocations during a call, in bytes above those before it.
 
-    The result of the call counts. On the CPU every allocation is recorded by torch's profiler;
-    scratch memory of libraries that have their own allocator is not seen.
+    The result of the call counts. On the CPU torch's profiler records every allocation; scratch
+    memory of libraries with their own allocator is not included.
 
     Example:
         >>> peak_memory(lambda: torch.empty(250) + 1, torch.device('cpu'))
@@ -151,7 +151,7 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int:
 
 
 def copy_bandwidth(device: torch.device, rounds: int = 20, size: int = COPY_BYTES) -> float:
-    """Bytes a second, read and written, of copying a tensor of ``size`` bytes."""
+    """Return the bytes per second, read and written, of copying a tensor of ``size`` bytes."""
     source = torch.zeros(size, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
@@ -160,10 +160,11 @@ def copy_bandwidth(device: torch.device, rounds: int = 20, size: int = COPY_BYTE
 
 
 def slope(tokens: Sequence[int], values: Sequence[float]) -> float:
-    """Exponent ``p`` of the least-squares fit ``value = c tokens^p``.
+    """Return the exponent ``p`` of the least-squares fit ``value = c tokens^p``.
 
     Raises:
-        ValueError: fewer than two different numbers of tokens, or a value that is not positive.
+        ValueError: there are fewer than two different numbers of tokens, or a value is not
+            positive.
 
     Example:
         >>> round(slope([1, 10, 100], [3, 300, 30000]), 6)
@@ -175,7 +176,7 @@ def slope(tokens: Sequence[int], values: Sequence[float]) -> float:
 
 
 def difference(tensor: Tensor, other: Tensor) -> float:
-    """Norm of the difference over the norm of ``other``, in float64."""
+    """Return the norm of the difference over the norm of ``other``, in float64."""
     if tensor.shape != other.shape:
         return float('inf')
     tensor, other = tensor.detach().double(), other.detach().double()
@@ -184,7 +185,7 @@ def difference(tensor: Tensor, other: Tensor) -> float:
 
 
 def forward(call: Callable[[], object]) -> Tuple[Tensor, ...]:
-    """The outputs, without a graph."""
+    """Return the outputs, computed without autograd graph."""
     with torch.no_grad():
         return _as_tuple(call())
 
@@ -192,7 +193,7 @@ def forward(call: Callable[[], object]) -> Tuple[Tensor, ...]:
 def forward_backward(
     call: Callable[[], object], wanted: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> Tuple[Tuple[Tensor, ...], Tuple[Tensor, ...]]:
-    """The outputs, and the gradients for ``wanted`` of their product with ``cotangents``."""
+    """Return the outputs, and the gradients of ``wanted`` for output gradients ``cotangents``."""
     outs = _as_tuple(call())
     grads = torch.autograd.grad(outs, wanted, cotangents)
     return tuple(out.detach() for out in outs), grads

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def write(results: Sequence[Result], context: dict, folder: Path) -> List[Path]:
-    """Write ``results.json``, ``results.md`` and a plot a table; returns their paths.
+    """Write ``results.json``, ``results.md`` and one plot per table, and return their paths.
 
     Args:
         context: machine, versions, commit, command, settings; see ``run.py``.
@@ -47,7 +47,7 @@ def _group(result: Result) -> tuple:
 
 
 def markdown(groups: Sequence[Sequence[Result]], context: dict) -> str:
-    """One table a case, mode and batch, under a list of what they were measured with."""
+    """Return one table per case, mode and batch, below a list of the context."""
     lines = ['# Benchmarks', '']
     lines += [f'- {name}: {value}' for name, value in context.items()]
     for group in groups:
@@ -64,10 +64,10 @@ def markdown(groups: Sequence[Sequence[Result]], context: dict) -> str:
 
 
 def table(group: Sequence[Result], bandwidth: Optional[float] = None) -> List[str]:
-    """Markdown rows: a size a row, a rival a column.
+    """Return Markdown with one row per size and one column per rival.
 
     Args:
-        bandwidth: of copying, in bytes a second; adds the share of it that each rival reaches.
+        bandwidth: copy bandwidth in bytes per second; adds the share that each rival reaches.
     """
     rivals = list(dict.fromkeys(result.rival for result in group))
     lines = [
@@ -77,7 +77,7 @@ def table(group: Sequence[Result], bandwidth: Optional[float] = None) -> List[st
     for size in dict.fromkeys(result.size for result in group):
         row = {result.rival: result for result in group if result.size == size}
         first = row[rivals[0]]
-        # A case may leave a rival out at some sizes.
+        # A case may leave out a rival at some sizes.
         cells = [cell(row[name], first, bandwidth) if name in row else '' for name in rivals]
         lines.append('| ' + ' | '.join([size, f'{first.tokens:,}', *cells]) + ' |')
     fitted = slopes(group)
@@ -90,7 +90,7 @@ def table(group: Sequence[Result], bandwidth: Optional[float] = None) -> List[st
 
 
 def cell(result: Result, first: Result, bandwidth: Optional[float] = None) -> str:
-    """Median time, half of the interquartile range, time over that of ``first``, memory."""
+    """Return median time, half the interquartile range, time over that of ``first``, and memory."""
     if result.skipped:
         return result.skipped
     time = result.time
@@ -104,8 +104,8 @@ def cell(result: Result, first: Result, bandwidth: Optional[float] = None) -> st
 
 
 def plot(group: Sequence[Result]) -> 'Figure':
-    """Time and peak memory against tokens, both axes logarithmic, slopes in the legend."""
-    # Here: on a GPU machine matplotlib may be missing.
+    """Plot time and peak memory by tokens on logarithmic axes, with slopes in the legend."""
+    # Imported here because matplotlib may be missing on a GPU machine.
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 

@@ -1,12 +1,11 @@
-"""Measures attentions, layers and backbones against their rivals.
+"""Measure attentions, layers and backbones against their rivals.
 
     python benchmarks/run.py --quick
     python benchmarks/run.py --device cuda --quick
     python benchmarks/run.py --cases rala --tokens 4k 16k 65k 262k --out work_dirs/benchmarks
 
-Writes results.json, results.md and plots. Rivals that should compute the same are compared
-before anything is timed; one that differs, or raises an error, is not timed, and the exit code
-is 1.
+Writes results.json, results.md and plots. Rivals that should give the same result are compared
+before any timing. A rival that differs or raises an error is not timed, and the exit code is 1.
 """
 
 import argparse
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Dict, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-# torch's profiler looks for a GPU and reports on stderr that there is none.
+# torch's profiler reports on stderr if it finds no GPU.
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')
 
 import torch
@@ -33,7 +32,7 @@ from benchmarks.report import write
 from benchmarks.suite import MODES, Effort, Result, run_case
 
 DTYPES = ('float32', 'float16', 'bfloat16', 'float64')
-# What a device gets unless the command line says otherwise.
+# Defaults of each device type.
 DEFAULTS = {
     'cpu': dict(dtype='float32', heads=2, head_dim=32, batch=[1]),
     'cuda': dict(dtype='bfloat16', heads=8, head_dim=64, batch=[1, 4]),
@@ -45,7 +44,7 @@ TOKENS = {
 CUDA_QUICK_TOKENS = ['4k', '16k', '65k']
 IMAGES = {False: ['512x512', '800x1280'], True: ['256x256', '512x512']}
 NOT_DEFAULT = ('attentions', 'ravlt-nano')
-# Never rivals by themselves: a case names them where they compute the same as ours.
+# Reported versions only: a case uses these packages if they compute the same.
 OPTIONAL = ('flash-linear-attention', 'natten')
 
 
@@ -95,7 +94,7 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     args.tokens = args.tokens or [tokens(text) for text in default_tokens]
     args.images = args.images or [image(text) for text in IMAGES[args.quick]]
     if not args.cases:
-        # The figures of the kernels, in less than five minutes.
+        # Only the kernels, which takes less than five minutes.
         kernels = device.type == 'cuda' and args.quick
         kinds = ('operator',) if kernels else KINDS
         args.cases = [n for n, c in CASES.items() if c.kind in kinds and n not in NOT_DEFAULT]
@@ -112,7 +111,7 @@ def positive(text: str) -> int:
 
 
 def tokens(text: str) -> int:
-    """``'4096'`` as it is; ``'4k'`` as the power of two nearest to 4000."""
+    """Parse a number of tokens: ``'4096'``, or ``'4k'`` for the power of two nearest to 4000."""
     try:
         if not text.endswith('k'):
             return positive(text)
@@ -136,7 +135,7 @@ def setups(args: argparse.Namespace, kind: str, batch: int) -> List[Setup]:
 
 
 def context(args: argparse.Namespace, argv: List[str]) -> Dict[str, object]:
-    """What a reader needs to judge the numbers or to repeat them."""
+    """Return the context that is needed to judge and to repeat the measurement."""
     facts = {
         'command': shlex.join(['python', 'benchmarks/run.py', *argv]),
         'commit': commit(),
@@ -158,7 +157,7 @@ def context(args: argparse.Namespace, argv: List[str]) -> Dict[str, object]:
 
 def main(argv: List[str]) -> int:
     args = parse_args(argv)
-    # Wide, so that a pipe gets whole rows.
+    # Wide enough for full table rows in a pipe.
     console = Console(width=None if sys.stdout.isatty() else 160)
     if args.list:
         for case in CASES.values():
@@ -170,7 +169,7 @@ def main(argv: List[str]) -> int:
         keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
-    if args.device.index is not None:  # events and streams are those of the current device
+    if args.device.index is not None:  # events and streams belong to the current device
         torch.cuda.set_device(args.device)
     effort = Effort(args.rounds, 0.3 if args.quick else 1.0, args.budget)
     facts = context(args, argv)
@@ -186,7 +185,7 @@ def main(argv: List[str]) -> int:
 
             results += run_case(case, setups(args, case.kind, batch), mode, effort, show)
             progress.advance(bar)
-            # What is there survives an interruption.
+            # Save after each job, so that an interruption loses no results.
             paths = write(results, facts, args.out)
     console.print(Markdown(paths[1].read_text()))
     console.print('Written: ' + ', '.join(map(str, paths)))

@@ -1,10 +1,10 @@
 """Compare estimates of mmlinattn.analysis.training_estimate with measurements (docs/scale.md).
 
-    python benchmarks/scale.py --published      # in seconds: nothing trains
-    python benchmarks/scale.py --checkpointing  # in minutes: two small models do a step
+    python benchmarks/scale.py --published      # seconds: nothing trains
+    python benchmarks/scale.py --checkpointing  # minutes: two small models do a step
     python benchmarks/scale.py --here 1 2 4     # trains on gloo processes of one thread each
 
-Times here are the least of several rounds; nothing else should run meanwhile.
+Times are the minimum of several rounds. Nothing else should run at the same time.
 """
 
 import argparse
@@ -52,16 +52,16 @@ class Recipe:
     """A published training.
 
     Args:
-        name: of the model.
-        config: of this project or of MMDetection.
-        gpus: how many V100.
-        batch: images a GPU.
-        seconds: a step, as published or as the hours and epochs that are say.
-        source: where it is published.
-        precision: of the products.
-        memory: GiB that torch allocated, where published.
-        change: what the published model has other than the config.
-        fits: the default efficiency was chosen by it.
+        name: name of the model.
+        config: config of this project or of MMDetection.
+        gpus: number of V100.
+        batch: images per GPU.
+        seconds: seconds per step, as published or computed from published hours and epochs.
+        source: publication.
+        precision: precision of the products.
+        memory: GiB that torch allocated, if published.
+        change: changes the config to the published model.
+        fits: True if the default efficiency was fitted to it.
     """
 
     name: str
@@ -131,7 +131,7 @@ def published() -> None:
         found = plan(
             cfg, DEVICES['v100'], recipe.gpus, batch=recipe.batch, precision=recipe.precision
         )
-        # What torch has allocated has neither libraries nor gaps.
+        # Torch's allocated memory includes neither libraries nor fragmentation.
         memory = sum(v for k, v in found.memory.items() if k != 'libraries and gaps') / 2**30
         name = f'{recipe.name}, {recipe.gpus} x {recipe.batch}' + ', fitted' * recipe.fits
         print(
@@ -155,7 +155,7 @@ def published() -> None:
             )
 
 
-# Images a GPU by the number of GPUs.
+# Images per GPU by the number of GPUs.
 AHEAD: Dict[str, Dict[int, int]] = {
     'vit/deit-b_8xb128_in1k.py': {8: 128, 64: 16},
     'swin/swin-t_8xb128_in1k.py': {8: 128, 64: 16},
@@ -176,12 +176,12 @@ HEADS = ('ConvFCBBoxHead', 'FCNMaskHead')
 
 @dataclass(frozen=True)
 class Choice:
-    """A training whose activations may be kept or computed again.
+    """A training with alternatives for activation checkpointing.
 
     Args:
-        config: of this project.
-        shard: classes that FSDP2 gathers.
-        checkpointing: choices of classes.
+        config: config of this project.
+        shard: module classes that FSDP2 gathers.
+        checkpointing: alternative sets of module classes to recompute.
     """
 
     config: str
@@ -199,7 +199,7 @@ CHOICES = (
         ((), ('Bottleneck', 'SMCAEncoderLayer')),
     ),
 )  # fmt: skip
-# An image of 1333x800, padded to a multiple of 32, two on each of eight GPUs.
+# A 1333x800 image padded to a multiple of 32, two on each of eight GPUs.
 LARGE, EIGHT, TWO = (800, 1344), 8, 2
 GiB, MiB = 2**30, 2**20
 
@@ -240,7 +240,7 @@ MEASURED = (
 
 
 def most_allocated(step: Callable[[], object]) -> int:
-    """Bytes that torch's allocator had given out at most."""
+    """Return the peak bytes that torch's allocator gave out."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step()
     events = [e for e in seen.profiler.kineto_results.events() if e.name() == '[memory]']
@@ -252,10 +252,10 @@ def most_allocated(step: Callable[[], object]) -> int:
 
 
 def step_of_detector(cfg: Config, batch: int, shape: Tuple[int, int]) -> int:
-    """Most bytes of a real step, loss and all; a gradient is dropped as soon as it is there."""
+    """Return the peak bytes of a real step with its loss; each gradient is dropped at once."""
     torch.manual_seed(0)
     for stage in (cfg.model.get('train_cfg') or {}).get('rcnn', ()):
-        # As many masks as the sampler allows: boxes at random hardly meet.
+        # Use as many masks as the sampler allows: random boxes have little overlap.
         stage.assigner.update(pos_iou_thr=0.02, neg_iou_thr=0.02, min_pos_iou=0.02)
     with DefaultScope.overwrite_default_scope(cfg.default_scope), quiet():
         model = MODELS.build(cfg.model).train()
@@ -291,7 +291,7 @@ def choices_here() -> None:
 
 # --- Here --------------------------------------------------------------------------------------
 
-# Config, images a process, size.
+# Config, images per process, size.
 CASES = (
     ('vit/deit-t_8xb128_in1k.py', 8, (224, 224)),
     ('vit/deit-s_8xb128_in1k.py', 4, (224, 224)),
@@ -303,7 +303,7 @@ ROUNDS = 3
 
 
 def least(call: Callable[[], object], rounds: int = 10) -> float:
-    """Seconds of the slowest process in the fastest round; all begin together."""
+    """Return the seconds of the slowest process in the fastest round; all start together."""
     times = []
     for _ in range(rounds):
         dist.barrier()
@@ -315,7 +315,7 @@ def least(call: Callable[[], object], rounds: int = 10) -> float:
     return min(times)
 
 
-# Products of the kind that are in these models; the best of them is the peak.
+# Products of the shapes in these models; the fastest is the peak.
 SHAPES = ((1024, 1024, 1024), (1568, 192, 768), (1568, 384, 1536))
 
 
@@ -325,8 +325,8 @@ def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None
 
 
 def peaks(processes: int) -> Device:
-    """What one of these processes reaches while the others do the same."""
-    source, target = torch.zeros(2, 2**25)  # 128 MiB: no cache holds it
+    """Measure the peaks of one process while all processes run the same."""
+    source, target = torch.zeros(2, 2**25)  # 128 MiB: larger than any cache
     gradients = torch.zeros(2**23)
     flops = max(
         2 * m * k * n * 4
@@ -343,7 +343,7 @@ def peaks(processes: int) -> Device:
 
 
 class Training(nn.Module):
-    """The loss of a classifier, in a forward pass as DistributedDataParallel wants it."""
+    """Module whose forward pass returns the loss of a classifier, for DistributedDataParallel."""
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
@@ -355,14 +355,14 @@ class Training(nn.Module):
 
 
 def measured(cfg: Config, batch: int, shape: Tuple[int, int]) -> float:
-    """Seconds of a step: forward, backward, exchange, update."""
+    """Return the seconds of a step: forward, backward, exchange, update."""
     torch.manual_seed(0)
     training = Training(cfg)
     wrapped = DistributedDataParallel(training) if dist.get_world_size() > 1 else training
     optimizer = torch.optim.AdamW(training.parameters(), 1e-4)
     images = torch.randn(batch, 3, *shape)
     samples = [DataSample().set_gt_label(0) for _ in images]
-    for sample in samples:  # as mixup and cutmix leave them
+    for sample in samples:  # as mixup and cutmix set them
         sample.set_gt_score(torch.eye(training.model.head.num_classes)[0])
 
     def step() -> None:
@@ -375,7 +375,7 @@ def measured(cfg: Config, batch: int, shape: Tuple[int, int]) -> float:
 
 
 def work(rank: int, processes: int, port: int, out: str) -> None:
-    """One process: the first writes what was found."""
+    """Run one process; the first writes the results."""
     os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group('gloo', rank=rank, world_size=processes)
@@ -404,7 +404,7 @@ def foretold(case: Sequence, device: Device, processes: int, efficiency: Efficie
 
 
 def fit(seconds: float, device: Device) -> Efficiency:
-    """One share for products and bytes, with which the step of FITTED on one process comes out."""
+    """Find the share for products and bytes that reproduces the step of FITTED on one process."""
     low, high = 0.05, 1.0
     for _ in range(20):
         share = (low + high) / 2

@@ -1,8 +1,8 @@
-"""Untrained models whose predictions are many, unlike each other and without ties."""
+"""Untrained models with many distinct predictions and no ties."""
 
 from torch import nn
 
-# How far the outputs of a layer are spread, by its name or that of the layer that holds it.
+# Spread of the outputs of a layer, by its name or that of its parent.
 SPREAD = dict(
     rpn_cls=1, rpn_reg=1, retina_cls=1, retina_reg=1, fc_cls=4, fc_reg=1, conv_logits=3,
     conv_seg=3, offset=30, cross_attn=3,
@@ -10,7 +10,7 @@ SPREAD = dict(
 
 
 def spread_predictions(model: nn.Module) -> None:
-    """Draw the weights of heads anew, in place."""
+    """Initialise the weights of heads again with a larger spread, in place."""
     for name, layer in model.named_modules():
         spread = SPREAD.get(name.removesuffix('.in_proj').rpartition('.')[2])
         if spread is not None and hasattr(layer, 'weight'):

@@ -1,4 +1,4 @@
-"""Runs cases over sizes: checks that rivals agree, then measures them."""
+"""Runner of cases over sizes: check that rivals agree, then measure them."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -11,31 +11,32 @@ from .cases import STRIDE, Case, Rival, Setup
 from .measure import Spread, difference, forward, forward_backward, interleave, peak_memory, slope
 
 MODES = ('forward', 'forward+backward')
-# Largest relative error between rivals that compute the same, of outputs; gradients: 10 times.
+# Largest relative error of outputs between rivals with the same result; gradients: 10 times.
 TOLERANCES = {
     torch.float64: 1e-10,
     torch.float32: 1e-4,
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,
 }
-# Fewer tokens measure the overhead of calls, not the growth.
+# With fewer tokens the call overhead hides the growth.
 SLOPE_FROM = 4096
 
 
 @dataclass(frozen=True)
 class Result:
-    """One rival at one point.
+    """Result of one rival at one size.
 
     Args:
         size: the map of an operator or a layer, the image of a backbone, ``HxW``.
-        tokens: of the map; of a backbone, those of its first stage.
-        seconds: of every call.
-        peak_bytes: peak memory of one call above what was allocated before.
-        min_bytes: of memory traffic: every input read once, every output written once.
+        tokens: tokens of the map; for a backbone, of its first stage.
+        seconds: seconds of every call.
+        peak_bytes: peak memory of one call above the memory allocated before.
+        min_bytes: minimal memory traffic: every input read once, every output written once.
         error: largest relative difference of an output or gradient from the first rival; None
-            for that one and for those that compute something else.
-        skipped: why it was not measured, or None.
-        failed: it was not measured because it raised an error, or differs from the first rival.
+            for the first rival and for those that compute something else.
+        skipped: reason why it was not measured, or None.
+        failed: True if it was not measured because of an error or a difference from the first
+            rival.
     """
 
     case: str
@@ -60,11 +61,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure.
+    """Limits on rounds and time.
 
     Args:
         min_rounds, min_seconds: see :func:`benchmarks.measure.interleave`.
-        budget: longest call, in seconds; a rival that is predicted to take longer is left out.
+        budget: longest call in seconds; a rival with a longer predicted time is left out.
     """
 
     min_rounds: int = 5
@@ -84,8 +85,8 @@ def run_case(
     Args:
         on_point: called with the size before each point.
 
-    A rival that raises an error, or should compute what the first does and differs, is not
-    measured: its times would mean nothing. Its result says why.
+    A rival is not measured if it raises an error or differs from the first rival although both
+    should agree. Its result holds the reason.
     """
     last: Dict[str, Tuple[int, float]] = {}
     for setup in sorted(setups, key=lambda setup: setup.num_tokens):
@@ -170,15 +171,18 @@ def _step(rival: Rival, mode: str) -> Callable[[], Tuple[Sequence[Tensor], Seque
     if mode == 'forward':
         return lambda: (forward(rival.call), ())
     wanted = (*rival.inputs, *rival.parameters)
-    # The same in every layout, and neither the sum of the outputs nor that of their squares,
-    # which a LayerNorm at the end makes constant.
+    # Gradients that do not depend on the layout. The sum of the outputs and that of their squares
+    # are no choice: a LayerNorm at the end makes them constant.
     cotangents = [torch.cos(3 * out) for out in forward(rival.call)]
     return lambda: forward_backward(rival.call, wanted, cotangents)
 
 
 def _min_bytes(rival: Rival, outs: Sequence[Tensor], grads: Sequence[Tensor]) -> int:
-    """A backward pass reads the inputs again and the gradients of the outputs, as large as
-    these, and writes the gradients of the inputs."""
+    """Return the minimal memory traffic of a call in bytes.
+
+    A backward pass reads the inputs again and the output gradients, which are as large as the
+    outputs, and writes the input gradients.
+    """
 
     def size(tensors: Sequence[Tensor]) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -194,16 +198,16 @@ def _difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def _largest(errors: Sequence[float]) -> float:
-    # Unlike Python's, this max keeps a NaN.
+    # Unlike Python's max, torch's keeps a NaN.
     return torch.tensor([0.0, *errors], dtype=torch.float64).max().item()
 
 
 def _agree(
     got: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]], dtype: torch.dtype
 ) -> bool:
-    """Whether outputs, and gradients, are the same within rounding."""
+    """Return True if outputs and gradients are equal within rounding."""
     outputs, gradients = map(_difference, got, expected)
-    # A NaN does not agree.
+    # These comparisons are False for NaN.
     return outputs <= TOLERANCES[dtype] and gradients <= 10 * TOLERANCES[dtype]
 
 
@@ -213,8 +217,11 @@ def _reason(error: Exception) -> str:
 
 
 def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, float]]:
-    """Exponents of time and peak memory in the tokens by rival, from 4,096 tokens on; only for
-    rivals with two such points. All results are of one case, mode and batch."""
+    """Return the exponents of time and peak memory in the tokens, by rival.
+
+    Only sizes from 4,096 tokens on count, and only rivals with two of them are included. All
+    results must have the same case, mode and batch.
+    """
     found = {}
     for name in dict.fromkeys(result.rival for result in results):
         points = [

@@ -1,9 +1,9 @@
-"""Where the time of a backbone goes on a CPU: shares by kind of operation, and share of the peak.
+"""Profile backbones on a CPU: time shares by kind of operation, and share of the peak.
 
     python benchmarks/where.py --images 224x224 512x512 800x1280 --keep-memory
 
-Prints a table in Markdown, as in docs/benchmarks.md. The peak is that of the faster library, of one
-large matrix product in each.
+Prints a Markdown table, as in docs/benchmarks.md. The peak is the speed of one large matrix product
+in the faster of the two libraries.
 """
 
 import argparse
@@ -31,7 +31,7 @@ BACKBONES: Dict[str, Callable[[], nn.Module]] = {
     'ravlt-t-linear': lambda: RAVLT('tiny', 'RALA', norm_cfg=dict(type='BN')),
     'mit-b0-rwgka': lambda: MixTransformer('b0', 'RWGKA'),
 }
-# By words in the names of torch's operations; the first that fits.
+# Parts of the names of torch's operations; the first match applies.
 KINDS = {
     'linear layers': ('addmm', '_linear_pointwise', 'mkldnn_linear', 'aten::linear'),
     'softmax attention': ('scaled_dot_product',),
@@ -45,12 +45,12 @@ SIDE = 2048
 
 
 def kind_of(name: str) -> str:
-    """Of an operation of torch's profiler."""
+    """Return the kind of an operation of torch's profiler."""
     return next(kind for kind, words in KINDS.items() if any(word in name for word in words))
 
 
 def best(call: Callable[[], object], rounds: int) -> float:
-    """Shortest time of a call, in seconds, after one to warm up."""
+    """Return the shortest time of a call in seconds, after one warm-up call."""
     call()
     times = []
     for _ in range(rounds):
@@ -61,7 +61,7 @@ def best(call: Callable[[], object], rounds: int) -> float:
 
 
 def peaks() -> Dict[str, float]:
-    """Multiply-accumulates a second of a large product, by library."""
+    """Return the multiply-accumulates per second of a large product, by library."""
     a, b = torch.randn(2, SIDE, SIDE).unbind(0)
     calls = {'BLAS': lambda: a @ b}
     if hasattr(torch.ops.mkldnn, '_linear_pointwise'):
@@ -70,7 +70,7 @@ def peaks() -> Dict[str, float]:
 
 
 def shares(model: nn.Module, x: Tensor) -> Dict[str, float]:
-    """Share of each kind in the time that operations take."""
+    """Return the share of each kind in the time of all operations."""
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         model(x)
     found = dict.fromkeys(KINDS, 0.0)

@@ -1,4 +1,4 @@
-"""What ``benchmarks/measure.py`` does not measure: CUDA graphs and the host's time."""
+"""Timing with CUDA graphs and with the host's work, which ``benchmarks/measure.py`` leaves out."""
 
 import time
 from typing import Callable, List, Sequence, Tuple
@@ -12,12 +12,14 @@ WARM_UP = 3
 def captured(
     call: Callable[[], Sequence[Tensor]],
 ) -> Tuple[Callable[[], None], Callable[[], Sequence[Tensor]]]:
-    """A CUDA graph of a call: what replays it, and what gives its results, which lie where they
-    are on every replay."""
+    """Record a call as a CUDA graph and return its replay function and a getter of its results.
+
+    Every replay writes the results to the same tensors.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):  # compiles, and keeps tables
+        for _ in range(WARM_UP):  # compiles kernels and fills caches
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph, results = torch.cuda.CUDAGraph(), []
@@ -29,8 +31,10 @@ def captured(
 def wall(
     call: Callable[[], object], synchronize: Callable[[], None], seconds: float = 0.1
 ) -> float:
-    """Seconds of a call where calls follow each other, the host's work included: the median of
-    several series."""
+    """Return the seconds per call in a sequence of calls, with the host's work.
+
+    The result is the median of several series.
+    """
     series: List[float] = []
     call()
     synchronize()

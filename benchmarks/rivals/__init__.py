@@ -1,1 +1,1 @@
-"""What the operators, layers and backbones of this package are measured against."""
+"""Baselines for the operators, layers and backbones of this package."""

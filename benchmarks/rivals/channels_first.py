@@ -1,14 +1,14 @@
-"""RAVLT in the layout that its released code has: channels first.
+"""RAVLT in the layout of its released code: channels first.
 
-A transcription of the formulas (README of the method, class docstrings of RAVLT and RALA) in the
-style of most published vision transformers, written for this suite and not slowed down:
+Written for this suite from the formulas (README of the method, class docstrings of RAVLT and RALA),
+in the style of most published vision transformers. It is not slowed down on purpose:
 
 - maps are contiguous (B, C, H, W) from the image to the last stage;
 - projections are 1x1 convolutions, one for queries, keys, values and gate together;
-- attention sees the heads of a map as (B, heads, N, d), views of the projection, and its result
-  goes back to a contiguous map;
-- softmax attention is written out, two matrix products around a softmax; torch's SDPA, on heads
-  that were made contiguous for it, is an option;
+- attention reads a map as (B, heads, N, d), views of the projection, and its result is copied to a
+  contiguous map;
+- softmax attention is two matrix products around a softmax; torch's SDPA on contiguous heads is an
+  option;
 - LayerNorm moves the channels last and back.
 
 It has the parameters of :class:`mmlinattn.models.backbones.RAVLT` and the same outputs.
@@ -44,7 +44,7 @@ class Attention(nn.Module):
     """RALA, or softmax attention with the same position, local position and gate.
 
     Args:
-        attn: the layer of this package to take the parameters of.
+        attn: layer of this package whose parameters are copied.
         sdpa: use torch's SDPA for softmax attention.
     """
 
@@ -86,7 +86,7 @@ class FFN(nn.Module):
 
 
 class Block(nn.Module):
-    """Conditional position, attention and feed-forward layer, each with its residual."""
+    """Block of conditional position, attention and feed-forward layer, each with a residual."""
 
     def __init__(self, block: RAVLTBlock, sdpa: bool) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class ChannelsFirstRAVLT(nn.Module):
     """RAVLT in the channels-first layout.
 
     Args:
-        model: takes its parameters, which are copied.
+        model: model whose parameters are copied.
         sdpa: use torch's SDPA for softmax attention.
 
     Example:
@@ -130,7 +130,7 @@ class ChannelsFirstRAVLT(nn.Module):
             {i: ChannelNorm(norm) for i, norm in model.out_norms.items()}
         )
         for parameter in self.parameters():
-            # One channels_last weight, and a convolution hands channels_last maps on.
+            # A channels_last weight would make a convolution return channels_last maps.
             parameter.data = parameter.new_empty(parameter.shape).copy_(parameter.data)
 
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
@@ -149,12 +149,12 @@ class ChannelsFirstRAVLT(nn.Module):
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """torch's softmax attention; strided channels would send it to its slow form."""
+    """Compute torch's SDPA on contiguous heads, because strided channels select a slow kernel."""
     return F.scaled_dot_product_attention(q.contiguous(), k.contiguous(), v.contiguous())
 
 
 def conv1x1(linear: nn.Linear) -> nn.Conv2d:
-    """The 1x1 convolution with the parameters of a linear layer."""
+    """Return the 1x1 convolution with the parameters of a linear layer."""
     conv = nn.Conv2d(linear.in_features, linear.out_features, 1, bias=linear.bias is not None)
     conv.weight.data = linear.weight.detach()[:, :, None, None].clone()
     if linear.bias is not None:

@@ -1,7 +1,7 @@
-"""flash-bidirectional-linear-attention (flash_bla, once fbi_la), where it is installed.
+"""Baseline flash-bidirectional-linear-attention (flash_bla, formerly fbi_la), if it is installed.
 
-Only its public functions are called. Its kernels choose between 144 configurations by compiling
-all of them for each number of tokens, which takes minutes: here they choose between four.
+Only its public functions are called. Its kernels autotune over 144 configurations for each number
+of tokens, which takes minutes. Here they are limited to four.
 """
 
 import functools
@@ -18,7 +18,7 @@ CONFIGURATIONS = dict(BL=(128,), BK=(64,), BV=(64,), num_warps=(4, 8), num_stage
 
 
 def installed() -> bool:
-    """Whether there is such a package."""
+    """Return True if the package is installed."""
     return any(map(util.find_spec, NAMES))
 
 
@@ -39,13 +39,15 @@ def _kept(config) -> bool:
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """See :func:`benchmarks.rivals.textbook.linear`."""
+    """Compute linear attention, see :func:`benchmarks.rivals.textbook.linear`."""
     return _module('triton').linear_attention(q, k, v)
 
 
 def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Tables) -> Tensor:
-    """Its RALA: features, weights and rotation by torch, then its kernels, as in its layer; see
-    :func:`benchmarks.rivals.textbook.rala`."""
+    """Compute RALA as the package's layer does, see :func:`benchmarks.rivals.textbook.rala`.
+
+    Features, weights and rotation are computed by torch, the rest by its kernels.
+    """
     num_tokens, dim = q.shape[-2:]
     q, k = F.elu(q) + 1, F.elu(k) + 1
     scores = dim**-0.5 * q.mean(2, keepdim=True) @ k.transpose(-2, -1)

@@ -1,7 +1,7 @@
 """Attention operators as their papers write them, in plain PyTorch.
 
-Each is the direct transcription of the formula that a first implementation has: one operation a
-symbol, every intermediate result a tensor, in the type of its inputs. (B, heads, N, d) each.
+Each is a direct transcription of the formula, like a first implementation: one operation per
+symbol, every intermediate result a tensor, in the dtype of the inputs. All are (B, heads, N, d).
 """
 
 from typing import Sequence, Tuple
@@ -14,8 +14,7 @@ Tables = Tuple[Tensor, Tensor]
 
 
 def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Tables) -> Tensor:
-    """Rank-augmented linear attention with rotary position, see
-    :func:`mmlinattn.ops.rala_attention`."""
+    """Compute RALA with rotary position, see :func:`mmlinattn.ops.rala_attention`."""
     num_tokens, dim = q.shape[-2:]
     q, k = F.elu(q) + 1, F.elu(k) + 1
     scores = torch.einsum('bhd,bhnd->bhn', q.mean(2), k) * dim**-0.5
@@ -27,14 +26,14 @@ def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Tables) -> Tensor:
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Linear attention of features, see :func:`mmlinattn.ops.linear_attention`."""
+    """Compute linear attention of features, see :func:`mmlinattn.ops.linear_attention`."""
     state = torch.einsum('bhnd,bhne->bhde', k, v)
     normaliser = torch.einsum('bhnd,bhd->bhn', q, k.sum(2)) + 1e-6
     return torch.einsum('bhnd,bhde->bhne', q, state) / normaliser[..., None]
 
 
 def additive(q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor) -> Tensor:
-    """Additive attention, see :func:`mmlinattn.ops.additive_attention`."""
+    """Compute additive attention, see :func:`mmlinattn.ops.additive_attention`."""
     scale = q.shape[-1] ** -0.5
     alpha = (scale * torch.einsum('bhnd,hd->bhn', q, w_q)).softmax(-1)
     query = torch.einsum('bhn,bhnd->bhd', alpha, q)
@@ -46,21 +45,26 @@ def additive(q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor) -> Tenso
 def random_walk(
     q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, decay: float
 ) -> Tensor:
-    """Random walk attention in the order of the paper, see
-    :func:`mmlinattn.ops.random_walk_attention`."""
+    """Compute random walk attention in the order of the paper.
+
+    See :func:`mmlinattn.ops.random_walk_attention`.
+    """
     looked_up = torch.einsum('bhnd,hmd->bhnm', q, anchors_k).softmax(-1)
     read = torch.einsum('hmd,bhnd->bhmn', anchors_q, k).softmax(-1)
     walk = (decay * (read @ looked_up)).to(torch.promote_types(q.dtype, torch.float32))
     identity = torch.eye(walk.shape[-1], dtype=walk.dtype, device=q.device)
-    inverse = torch.linalg.inv(identity - walk).to(q.dtype)  # torch has none in half types
+    inverse = torch.linalg.inv(identity - walk).to(q.dtype)  # torch has no inverse for half types
     return (1 - decay) * (looked_up @ inverse) @ (read @ v)
 
 
 def ripple_tables(
     q: Tensor, k: Tensor, v: Tensor, weights: Tensor, hw_shape: Tuple[int, int]
 ) -> Tensor:
-    """Ripple attention by summed-area tables as in its paper, with torch's backward pass, see
-    :func:`mmlinattn.ops.ripple_attention`. ``weights`` (B, heads, N, R + 1), Chebyshev groups."""
+    """Compute ripple attention by summed-area tables as in its paper, with torch's backward pass.
+
+    See :func:`mmlinattn.ops.ripple_attention`. ``weights`` is (B, heads, N, R + 1), with Chebyshev
+    groups.
+    """
     height, width = hw_shape
     dtype = v.dtype
     q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
@@ -81,14 +85,14 @@ def ripple_tables(
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax attention with its N x N matrix."""
+    """Compute softmax attention with its N x N matrix."""
     return (q.shape[-1] ** -0.5 * q @ k.transpose(-2, -1)).softmax(-1) @ v
 
 
 def rotary_tables(
     hw_shape: Sequence[int], head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> Tables:
-    """Sines and cosines (N, d) of all positions, rows in the first half of the channels."""
+    """Return sines and cosines (N, d) of all positions; rows use the first half of the channels."""
     height, width = hw_shape
     work = torch.promote_types(dtype, torch.float32)
     angle = 10000 ** -torch.linspace(0, 1, head_dim // 4, dtype=work, device=device)

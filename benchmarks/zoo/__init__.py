@@ -1,5 +1,5 @@
-"""Every attention in two small hosts on two small data sets: ``python -m benchmarks.zoo``.
+"""Every attention in two small backbones on two small datasets: ``python -m benchmarks.zoo``.
 
-``plan`` says what is trained, ``training`` trains one, ``pool`` all of them, ``costs`` measures
-time and memory, ``page`` writes table and chart.
+``plan`` lists the trainings, ``training`` runs one, ``pool`` runs all, ``costs`` measures time and
+memory, ``page`` writes table and chart.
 """

@@ -1,12 +1,12 @@
-"""Trains every attention in DeiT-nano and RAVLT-nano on Shapes and on cells of BCCD, and compares.
+"""Train every attention in DeiT-nano and RAVLT-nano on Shapes and BCCD cells, and compare them.
 
     python -m benchmarks.zoo                   # all: under 45 minutes on two cores
     python -m benchmarks.zoo --attentions RALA SoftmaxAttention --seeds 1
-    python -m benchmarks.zoo --costs           # time and memory again, on a quiet machine
-    python -m benchmarks.zoo --docs            # what is there into docs/zoo.md
+    python -m benchmarks.zoo --costs           # measure time and memory again, on an idle machine
+    python -m benchmarks.zoo --docs            # write the existing results to docs/zoo.md
 
-A run that was ended goes on where it was. A training with other settings, data or torch than those
-asked for is made anew, which is said. Writes results.md, zoo.png, a JSON a training, and
+An interrupted run is resumed by the same command. A training with other settings, data or torch
+version is repeated with a message. Writes results.md, zoo.png, one JSON file per training, and
 costs.json. The exit code is 1 if a training failed, 2 for bad arguments.
 """
 
@@ -18,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Dict, List
 
-# Before torch: threads of two workers spin against each other, and so do those of one operation.
+# Before torch: threads of two workers would spin against each other, as those of one operation do.
 os.environ['OMP_NUM_THREADS'] = '1'
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')
 
@@ -121,7 +121,7 @@ def train(
     roots: Dict[str, Path],
     args: argparse.Namespace,
 ) -> None:
-    """Run what is not done, and puts the records into ``records``."""
+    """Run unfinished trainings and put their records into ``records``."""
     stale = sum('stale' in record for record in records.values())
     left = [job for job in jobs if 'accuracy' not in records[job]]
     console.print(f'{len(jobs)} trainings, {len(jobs) - len(left)} are done')
@@ -141,7 +141,7 @@ def train(
 
 
 def write(zoo: page.Zoo, folder: Path, docs: bool) -> None:
-    """Table and chart into the folder or, with ``docs``, into the documentation."""
+    """Write table and chart to the folder or, with ``docs``, to the documentation."""
     drawn = CHART if docs else folder / 'zoo.png'
     if any('accuracy' in record for record in zoo.records):
         drawn.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Time and memory of the models: a step of its own, as only a quiet machine tells the time."""
+"""Time and memory of the models: a separate step, because timing needs an idle machine."""
 
 import json
 from pathlib import Path
@@ -20,14 +20,14 @@ BATCH, BATCH_TRAINING = 16, 32
 
 
 def measure(folder: Path, models: Dict[str, Sequence[str]], rounds: int) -> dict:
-    """Measure the attentions of each host, in turns, and writes ``costs.json`` anew.
+    """Measure the attentions of each host alternately and overwrite ``costs.json``.
 
     Args:
         models: names of attentions by host.
-        rounds: calls of each.
+        rounds: calls per attention.
 
     Returns:
-        what was measured with, and by host and attention ``params``, ``ms`` an image of a forward
+        machine and versions, and by host and attention ``params``, ``ms`` per image of a forward
         pass (median, quartiles) and ``bytes`` of a training step.
     """
     torch.set_num_threads(1)
@@ -56,13 +56,13 @@ def measure(folder: Path, models: Dict[str, Sequence[str]], rounds: int) -> dict
 
 
 def read(folder: Path) -> dict:
-    """What was measured last; empty before the first time."""
+    """Return the last measurement, or an empty dict."""
     path = folder / 'costs.json'
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def complete(found: dict, models: Dict[str, Sequence[str]], rounds: int) -> bool:
-    """Whether every model has been measured, with so many calls."""
+    """Return True if every model has been measured with ``rounds`` calls."""
     hosts = found.get('hosts', {})
     return found.get('rounds') == rounds and all(
         name in hosts.get(host, {}) for host, names in models.items() for name in names
@@ -70,7 +70,7 @@ def complete(found: dict, models: Dict[str, Sequence[str]], rounds: int) -> bool
 
 
 def build(host: str, attention: str) -> nn.Module:
-    """The classifier of Shapes, as it starts, in eval mode."""
+    """Return the untrained classifier for Shapes, in eval mode."""
     cfg = config(Job(host, 'shapes', attention, 0), Path(), Sizes())
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         return MODELS.build(cfg.model).eval()

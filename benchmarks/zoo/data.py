@@ -1,4 +1,4 @@
-"""The data sets, made where they are not there yet."""
+"""Datasets of the zoo, created if they are missing."""
 
 import json
 from pathlib import Path
@@ -10,15 +10,15 @@ from mmlinattn.datasets.crops import DESCRIPTION, crop_objects
 from .plan import ROOT, SIDE, Sizes
 
 BCCD = ROOT / 'data' / 'bccd'  # docs/datasets.md
-# The test split too: the schedule is fixed, and 87 pictures say little.
+# Also use the test split: the schedule is fixed, and 87 images are too few for a score.
 BCCD_SPLITS = dict(train=['train'], val=['val', 'test'])
 
 
 def find_bccd(given: Optional[Path] = None) -> Optional[Path]:
-    """The folder of BCCD, None if it is nowhere.
+    """Return the folder of BCCD, or None if there is none.
 
     Raises:
-        FileNotFoundError: ``given`` is no such folder.
+        FileNotFoundError: ``given`` is not a BCCD folder.
     """
     folder = given or BCCD
     if (folder / 'annotations' / 'train.json').is_file():
@@ -29,7 +29,7 @@ def find_bccd(given: Optional[Path] = None) -> Optional[Path]:
 
 
 def prepare(folder: Path, sizes: Sizes, bccd: Optional[Path]) -> Dict[str, Path]:
-    """Make the data sets below a folder; the root of each by its name in ``plan.DATA``."""
+    """Create the datasets in a folder and return the root of each by its name in ``plan.DATA``."""
     root = folder / f'shapes-{sizes.drawn}-{sizes.drawn_val}'
     shapes.generate(root, sizes.drawn, sizes.drawn_val, workers=1)
     roots = {'shapes': root / 'imagenet'}
@@ -45,6 +45,6 @@ def prepare(folder: Path, sizes: Sizes, bccd: Optional[Path]) -> Dict[str, Path]
 
 
 def description(root: Path) -> dict:
-    """What a data set was made with."""
+    """Return the settings that a dataset was created with."""
     files = (root / DESCRIPTION, root.parent / 'shapes.json')
     return json.loads(next(file for file in files if file.is_file()).read_bytes())

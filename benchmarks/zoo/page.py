@@ -1,4 +1,4 @@
-"""The table of docs/zoo.md and its chart."""
+"""Table and chart of docs/zoo.md."""
 
 import statistics
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BEGIN, END = '<!-- table: python -m benchmarks.zoo -->', '<!-- end of table -->'
-LEAST_WIDTH = 8  # of the panels of the chart, in points of accuracy
+LEAST_WIDTH = 8  # minimal width of the panels of the chart, in points of accuracy
 FACTS = ('machine', 'versions', 'commit')
 
 
 @dataclass
 class Zoo:
-    """All that the page shows.
+    """Content of the page.
 
     Attributes:
         attentions: names, in the order of the rows.
         hosts, data: names, in the order of tables and columns.
-        records: of all trainings that are wanted; one without ``accuracy`` and ``error`` has not
+        records: records of all requested trainings; one without ``accuracy`` and ``error`` has not
             been run with these settings.
-        refused: by host and attention, why there is no training.
+        refused: reasons of missing trainings, by host and attention.
         costs: see :func:`benchmarks.zoo.costs.measure`.
-        missing: by name of data, why there is none.
-        command: what was run.
+        missing: reasons of missing datasets, by name.
+        command: command of the run.
     """
 
     attentions: List[str]
@@ -49,12 +49,12 @@ class Zoo:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Of a sample (n - 1); 0 of one value."""
+    """Return the standard deviation of a sample (n - 1), or 0 for one value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def table(zoo: Zoo) -> List[str]:
-    """Lines of Markdown: a table a host, what is not in them and why, what it was made with."""
+    """Return Markdown: one table per host, the gaps with their reasons, and the settings."""
     lines: List[str] = []
     for host in zoo.hosts:
         if lines:
@@ -104,7 +104,7 @@ def _accuracy(zoo: Zoo, host: str, data: str, attention: str) -> str:
 
 
 def _gaps(zoo: Zoo) -> List[str]:
-    """A sentence for each gap of the tables."""
+    """Return one line per gap of the tables."""
     lines = [f'- {DATA[name]}: {why}.' for name, why in zoo.missing.items()]
     reasons: Dict[Tuple[str, str], List[str]] = {}
     for (host, attention), why in zoo.refused.items():
@@ -150,14 +150,14 @@ def _made_with(zoo: Zoo) -> List[str]:
 
 
 def replaced(text: str, lines: Sequence[str]) -> str:
-    """A page with the part between the marks made anew."""
+    """Return a page with the part between the marks replaced."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return '\n'.join([before + BEGIN, '', *lines, '', END + after])
 
 
 def chart(zoo: Zoo) -> 'Figure':
-    """Accuracies, a panel a host and data set, attentions from best to worst of the first."""
+    """Plot accuracies, one panel per host and dataset, attentions sorted by their sum of means."""
     from matplotlib.figure import Figure
 
     data = [name for name in zoo.data if name not in zoo.missing]
@@ -184,7 +184,7 @@ def chart(zoo: Zoo) -> 'Figure':
                 axes.text(0.03, y, why, va='center', fontsize=7, color='0.5',
                           transform=axes.get_yaxis_transform())  # fmt: skip
         low, high = axes.get_xlim()
-        # Small differences look small.
+        # A minimal width keeps small differences small.
         axes.set_xlim(min(low, high - LEAST_WIDTH), high + LEAST_WIDTH / 20)
         axes.set_title(f'{HOSTS[host]}, {DATA[of]}', fontsize=9)
         axes.set_xlabel('accuracy, %', fontsize=8)

@@ -1,4 +1,4 @@
-"""What is trained: hosts, data sets, attentions, seeds, and what of it cannot be."""
+"""Trainings of the zoo: hosts, datasets, attentions and seeds, and unsupported combinations."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,13 +13,13 @@ from mmlinattn.models.layers import RALA, BaseAttention, registered_subclasses
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = {'deit-nano': 'DeiT-nano', 'ravlt-nano': 'RAVLT-nano'}
 DATA = {'shapes': 'Shapes', 'bccd-cells': 'BCCD cells'}
-SIDE = 64  # of the images, in pixels
-# Trained with as many seeds as asked for; the others with one.
+SIDE = 64  # image size in pixels
+# Trained with the requested number of seeds; the others with one.
 MAIN = (
     'SoftmaxAttention', 'LinearAttention', 'RALA', 'RWGKA', 'RWGKP', 'RippleAttention',
     'AdditiveAttention',
 )  # fmt: skip
-# Defaults of these are for maps of thousands of tokens; here are 64 to 256, and 4 in the end.
+# The defaults are for maps of thousands of tokens; maps here have 64 to 256, at the end 4.
 OPTIONS: Dict[str, dict] = dict(
     SpatialReductionAttention=dict(sr_ratio=2),
     NystromAttention=dict(num_landmarks=16),
@@ -29,18 +29,18 @@ OPTIONS: Dict[str, dict] = dict(
     VisionLongformerAttention=dict(window_size=4),
     WindowAttention=dict(window_size=4),
 )
-# What RALA has by itself, and RAVLT offers to some: left out, so that attentions are compared.
+# Extras of RALA, which RAVLT also offers to others, are off so that only attentions are compared.
 EXTRAS = dict(rotary=False, lepe=0, gate=None)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of the data, and how long.
+    """Dataset sizes and training length.
 
     Args:
-        drawn, drawn_val: pictures of Shapes that crops are taken from.
-        cells, cells_val: crops of BCCD a class, at most.
-        epochs: None for those of the configs.
+        drawn, drawn_val: images of Shapes from which crops are taken.
+        cells, cells_val: maximal number of BCCD crops per class.
+        epochs: number of epochs; None for that of the configs.
     """
 
     drawn: int = 450
@@ -55,7 +55,7 @@ TINY = Sizes(drawn=4, drawn_val=2, cells=2, cells_val=2, epochs=1)
 
 @dataclass(frozen=True)
 class Job:
-    """A training."""
+    """Host, dataset, attention and seed of a training."""
 
     host: str
     data: str
@@ -71,22 +71,25 @@ class Job:
 
 
 def attentions() -> List[str]:
-    """Those of this package: the main ones, then the others by name."""
+    """Return the attentions of this package: the main ones, then the others by name."""
     found = registered_subclasses(BaseAttention)
     ours = [name for name, kind in found.items() if kind.__module__.startswith('mmlinattn.')]
     return [*MAIN, *(name for name in ours if name not in MAIN)]
 
 
 def attn_cfg(name: str) -> dict:
-    """The config of an attention in both hosts."""
+    """Return the config of an attention, the same in both hosts."""
     kind = registered_subclasses(BaseAttention)[name]
     extras = EXTRAS if kind is RALA or 'lepe' in kind.backbone_options else {}
     return dict(type=name, **extras, **OPTIONS.get(name, {}))
 
 
 def config(job: Job, data_root: Path, sizes: Sizes) -> Config:
-    """The config of a training: that of the host and data in ``configs/zoo``, with the attention,
-    the seed and the folder of the data."""
+    """Return the config of a training.
+
+    It is the config of host and dataset in ``configs/zoo`` with the attention, the seed and the
+    dataset folder.
+    """
     options: Dict[str, object] = {
         'model.backbone.attn_cfg': attn_cfg(job.attention),
         'randomness.seed': job.seed,
@@ -104,7 +107,7 @@ def config(job: Job, data_root: Path, sizes: Sizes) -> Config:
 
 
 def split(jobs: Sequence[Job]) -> Tuple[List[Job], Dict[Tuple[str, str], str]]:
-    """Jobs that can be run, and the reasons of hosts that refuse an attention."""
+    """Return the supported jobs, and the reasons of hosts that reject an attention."""
     refused: Dict[Tuple[str, str], str] = {}
     for host, attention in dict.fromkeys((job.host, job.attention) for job in jobs):
         why = refusal(host, attention)
@@ -114,7 +117,7 @@ def split(jobs: Sequence[Job]) -> Tuple[List[Job], Dict[Tuple[str, str], str]]:
 
 
 def refusal(host: str, attention: str) -> str:
-    """Why a host refuses an attention; '' if it takes it."""
+    """Return why a host rejects an attention, or '' if it accepts it."""
     cfg = config(Job(host, 'shapes', attention, 0), Path(), Sizes())
     try:
         build_model(Config(dict(model=cfg.model.backbone)))
@@ -124,7 +127,7 @@ def refusal(host: str, attention: str) -> str:
 
 
 def jobs(hosts: Sequence[str], data: Sequence[str], names: Sequence[str], seeds: int) -> List[Job]:
-    """All trainings, first seeds first: what is there after a while is a whole comparison."""
+    """Return all trainings ordered by seed, so that early results already allow a comparison."""
     return [
         Job(host, of, name, seed)
         for seed in range(seeds)

@@ -1,4 +1,4 @@
-"""Trainings side by side, several in a process: to import the frameworks takes half of one."""
+"""Parallel trainings, several per process: importing the frameworks takes half as long as one."""
 
 import multiprocessing
 import os
@@ -18,7 +18,7 @@ from .training import train
 def run(
     jobs: Sequence[Job], folder: Path, roots: Dict[str, Path], sizes: Sizes, workers: int
 ) -> Iterator[dict]:
-    """Train the jobs and yields their records as they end.
+    """Train the jobs and yield their records as they finish.
 
     Args:
         workers: processes of one thread each; 1 is this process.
@@ -36,13 +36,13 @@ def run(
             for done in as_completed(waiting):
                 yield done.result()
         except BaseException:
-            pool.shutdown(cancel_futures=True)  # those that run end, and are kept
+            pool.shutdown(cancel_futures=True)  # running jobs finish and are saved
             raise
 
 
 def _start(folder: Path, parent: int) -> None:
-    """What a worker does first: its output into a file, one thread, no life of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    """Set up a worker: log file, one thread, and exit with the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     log = os.open(folder / 'workers.log', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -51,7 +51,7 @@ def _start(folder: Path, parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """A worker whose parent was killed would wait for jobs for ever."""
+    """End this worker when its parent is gone; otherwise it would wait for jobs forever."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

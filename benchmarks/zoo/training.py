@@ -1,4 +1,4 @@
-"""One training, by MMEngine's runner."""
+"""Training of one job with MMEngine's runner."""
 
 import hashlib
 import json
@@ -23,9 +23,9 @@ from .plan import Job, Sizes, config
 
 
 def settings(cfg: Config, data_root: Path) -> str:
-    """A digest of all that the result depends on, but for the code of this package."""
+    """Return a hash of everything that the result depends on, except the code of this package."""
     found = dict(config=cfg.to_dict(), data=data.description(data_root), torch=torch.__version__)
-    for split in ('train', 'val', 'test'):  # the same data elsewhere
+    for split in ('train', 'val', 'test'):  # the path of the data does not matter
         found['config'][f'{split}_dataloader']['dataset'].pop('data_root')
     found['config'].pop('work_dir', None)
     text = json.dumps(found, sort_keys=True, default=str)
@@ -33,7 +33,7 @@ def settings(cfg: Config, data_root: Path) -> str:
 
 
 def facts() -> dict:
-    """What a reader needs to judge the numbers, or to repeat them."""
+    """Return machine, versions and commit, which are needed to judge and to repeat the result."""
     versions = [f'Python {platform.python_version()}', f'torch {torch.__version__}']
     versions += [f'{name} {openmmlab(name)}' for name in ('mmengine', 'mmcv', 'mmpretrain')]
     return dict(machine=machine(torch.device('cpu')), versions=', '.join(versions), commit=commit())
@@ -44,10 +44,9 @@ def record_path(folder: Path, job: Job) -> Path:
 
 
 def train(job: Job, folder: Path, data_root: Path, sizes: Sizes) -> dict:
-    """Trains, scores, and keeps the record (and of seed 0 the weights) below ``folder``.
+    """Train and score a job, and save its record (with seed 0 also the weights) below ``folder``.
 
-    ``seconds`` are those of the processor. A training that fails has a record with ``error`` in
-    place of scores.
+    ``seconds`` is processor time. The record of a failed training has ``error`` instead of scores.
     """
     start = time.process_time()
     cfg = config(job, data_root, sizes)
@@ -71,10 +70,10 @@ def train(job: Job, folder: Path, data_root: Path, sizes: Sizes) -> dict:
             params=sum(parameter.numel() for parameter in model.parameters()),
         )
         if job.seed == 0:
-            attn_cfg = dict(cfg.model.backbone.attn_cfg)  # visualize_key_weights.py asks for it
+            attn_cfg = dict(cfg.model.backbone.attn_cfg)  # read by visualize_key_weights.py
             meta = dict(job.fields(), attn_cfg=attn_cfg)
             save_checkpoint(weights_path(folder, job), model.state_dict(), meta)
-    except Exception as error:  # the others go on; the page says which failed and why
+    except Exception as error:  # the other jobs continue; the page lists failures
         logging.getLogger(__name__).exception(job.name)
         record['error'] = f'{type(error).__name__}: {error}'
     record['seconds'] = round(time.process_time() - start, 2)
@@ -90,8 +89,10 @@ def weights_path(folder: Path, job: Job) -> Path:
 
 
 def read(folder: Path, job: Job, wanted: str) -> dict:
-    """The record of a job, empty without one; without scores, but ``stale``, if settings differ
-    from ``wanted``."""
+    """Return the record of a job, or an empty dict if there is none.
+
+    If its settings differ from ``wanted``, it has ``stale`` and no scores.
+    """
     path = record_path(folder, job)
     if not path.is_file():
         return {}
@@ -100,7 +101,7 @@ def read(folder: Path, job: Job, wanted: str) -> dict:
 
 
 def _forget() -> None:
-    """What MMEngine keeps for the life of a process, by the name of the experiment."""
+    """Clear the global instances that MMEngine keeps by the name of the experiment."""
     for logger in MMLogger._instance_dict.values():
         for handler in logger.handlers:
             handler.close()
