@@ -1,4 +1,4 @@
-"""The page of ``python -m mmlinattn app``: predictions, and what the attention looks at."""
+"""Web page of ``python -m mmlinattn app``: predictions and attention maps."""
 
 from .explain import Explanation, View, explain, views_of
 from .workbench import Workbench, demo_models, load_models

@@ -1,4 +1,4 @@
-"""Which pixels of a picture a cell of a feature map is of."""
+"""Mapping between the cells of a feature map and the pixels of an image."""
 
 from dataclasses import dataclass
 from typing import Optional, Tuple
@@ -12,11 +12,11 @@ Pair = Tuple[float, float]
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells of a map over a picture: ``cell = scale * pixel + offset``, for x and for y.
+    """Cells of a feature map over an image: ``cell = scale * pixel + offset``, for x and for y.
 
     Attributes:
         shape: (rows, columns).
-        scale, offset: of x and of y.
+        scale, offset: pairs for x and y.
 
     Example:
         >>> grid = Grid((2, 4), (0.25, 0.25), (-0.375, -0.375))  # 16 x 8 pixels, 4 a cell
@@ -29,7 +29,7 @@ class Grid:
     offset: Pair
 
     def cell(self, x: float, y: float) -> Tuple[int, int]:
-        """(row, column) of the cell that is nearest to a pixel."""
+        """Return (row, column) of the cell nearest to a pixel."""
         column, row = (
             min(max(int(np.floor(scale * pixel + offset + 0.5)), 0), cells - 1)
             for pixel, scale, offset, cells in zip(
@@ -39,7 +39,7 @@ class Grid:
         return row, column
 
     def middle(self, row: float, column: float) -> Pair:
-        """(x, y), in pixels, of the middle of a cell."""
+        """Return the centre (x, y) of a cell in pixels."""
         x, y = (
             (cell - offset) / scale
             for cell, scale, offset in zip((column, row), self.scale, self.offset)
@@ -47,14 +47,14 @@ class Grid:
         return x, y
 
     def paint(self, picture: np.ndarray, colors: np.ndarray) -> np.ndarray:
-        """The picture, in pale grey, with the colours of the cells over it.
+        """Return the image in pale grey, overlaid with the colours of the cells.
 
         Args:
             picture: (H, W, 3) uint8.
             colors: (rows, columns, 4), RGBA in 0..1.
 
         Returns:
-            (H, W, 3) uint8; pixels without a cell, as beside a crop, have no colour.
+            (H, W, 3) uint8; pixels without a cell, such as those outside a crop, stay grey.
         """
         (columns, no_column), (rows, no_row) = (
             self._cells(size, axis) for axis, size in ((0, picture.shape[1]), (1, picture.shape[0]))
@@ -65,7 +65,7 @@ class Grid:
         return (grey * (1 - alpha) + 255 * over[..., :3] * alpha).round().astype(np.uint8)
 
     def _cells(self, size: int, axis: int) -> Tuple[np.ndarray, np.ndarray]:
-        """The cell of each pixel along an axis, and where there is none."""
+        """Return the cell of each pixel along an axis, and a mask of the pixels without a cell."""
         cells = np.floor(self.scale[axis] * np.arange(size) + self.offset[axis] + 0.5).astype(int)
         kept = cells.clip(0, self.shape[1 - axis] - 1)
         return kept, kept != cells
@@ -73,11 +73,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Sight:
-    """The part of a picture that the network sees: ``pixel = scale * input + offset``.
+    """Transform from the network's input to the image: ``pixel = scale * input + offset``.
 
     Attributes:
-        scale, offset: of x and of y.
-        size: (height, width) of the network's input, padding included.
+        scale, offset: pairs for x and y.
+        size: (height, width) of the network's input, including padding.
     """
 
     scale: Pair
@@ -85,14 +85,16 @@ class Sight:
     size: Tuple[int, int]
 
     def enlarged(self, factor: int) -> 'Sight':
-        """The same for the picture in ``factor`` times its size."""
+        """Return the transform for the image enlarged by ``factor``."""
         (sx, sy), (ox, oy) = self.scale, self.offset
         offset = (enlarged_pixel(ox, factor), enlarged_pixel(oy, factor))
         return Sight((factor * sx, factor * sy), offset, self.size)
 
     def grid(self, shape: Tuple[int, int], stride: Optional[float] = None) -> Grid:
-        """Cells of a map that share the input evenly; with ``stride``, cells whose middles are at
-        its multiples, as SMCA has them."""
+        """Return the grid of a map (rows, columns) that divides the input evenly.
+
+        With ``stride``, the centres of the cells are at its multiples, as in SMCA.
+        """
         scales, offsets = [], []
         for cells, pixels, scale, offset in zip(
             shape[::-1], self.size[::-1], self.scale, self.offset
@@ -105,7 +107,7 @@ class Sight:
 
 
 def enlarged_pixel(pixel: float, factor: int) -> float:
-    """The middle of a pixel in a picture of ``factor`` times the size.
+    """Return the centre of a pixel in the image enlarged by ``factor``.
 
     Example:
         >>> enlarged_pixel(1, 4)  # the pixels 4, 5, 6 and 7
@@ -115,17 +117,18 @@ def enlarged_pixel(pixel: float, factor: int) -> float:
 
 
 def sight_of(predictor: Predictor, shape: Tuple[int, int], size: Tuple[int, int]) -> Sight:
-    """What the network sees of a picture, measured: the pipeline is given coordinates as colours.
+    """Measure the transform from the network's input to the image.
 
-    So it holds for whatever pipeline resizes, pads or crops.
+    The test pipeline receives coordinates as colours, so any resizing, padding and cropping is
+    covered.
 
     Args:
-        predictor: whose pipeline.
-        shape: (height, width) of the picture.
-        size: of the network's input.
+        predictor: predictor with the pipeline.
+        shape: (height, width) of the image.
+        size: (height, width) of the network's input.
 
     Raises:
-        ValueError: a pipeline that changes colours, or leaves less than 2 x 2 pixels.
+        ValueError: the pipeline changes colours, or leaves fewer than 2 x 2 pixels.
     """
     height, width = shape
     ramps = np.full((height, width, 3), 255, np.uint8)
@@ -137,7 +140,7 @@ def sight_of(predictor: Predictor, shape: Tuple[int, int], size: Tuple[int, int]
     for axis, pixels in ((0, width), (1, height)):
         counts = inside.sum(axis)
         values = (inputs[axis] * inside).sum(axis) / counts.clip(1)
-        # Resizing repeats the outermost pixels.
+        # Resizing repeats the outermost pixels, so their coordinates are wrong.
         known = (counts > 0) & (values > 0.5) & (values < 254.5)
         if known.sum() < 2:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What one query of an attention looks at, over the picture: computed for that query alone."""
+"""Attention maps of a single query, drawn over the image."""
 
 from contextlib import contextmanager
 from typing import Iterator, List, NamedTuple, Tuple
@@ -18,13 +18,13 @@ from .crop_transform import Sight, enlarged_pixel, sight_of
 
 
 class View(NamedTuple):
-    """Something to look at.
+    """Attention map that the page can show.
 
     Attributes:
-        title: for people.
-        kind: ``'keys'``, a row of the attention's kernel; ``'rings'``, the weights of ripple
-            attention's rings; ``'gaussians'``, where a decoder layer of SMCA looks.
-        module: name inside the model.
+        title: title on the page.
+        kind: ``'keys'``, a row of the attention matrix; ``'rings'``, the ring weights of ripple
+            attention; ``'gaussians'``, the spatial attention of a decoder layer of SMCA.
+        module: name of the module in the model.
     """
 
     title: str
@@ -33,11 +33,11 @@ class View(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """What a query looks at.
+    """Attention map of a query.
 
     Attributes:
         picture: (F * H, F * W, 3) uint8 RGB.
-        text: what the picture shows, with figures.
+        text: description of the picture, with numbers.
     """
 
     picture: np.ndarray
@@ -45,11 +45,11 @@ class Explanation(NamedTuple):
 
 
 def views_of(model: nn.Module) -> List[View]:
-    """All that :func:`explain` can show of a model, in the order of the network."""
+    """Return the views that :func:`explain` accepts for a model, in the order of the network."""
     views, smca = [], _is_smca(model)
     for name, module in model.named_modules():
         if smca and name.startswith('decoder.'):
-            continue  # the queries of objects have no cell
+            continue  # object queries belong to no cell
         if isinstance(module, BaseAttention):
             place = name.removesuffix('.attn').removesuffix('.self_attn')
             title = f'{place}: {type(module).__name__.removesuffix("Attention")}'
@@ -70,20 +70,20 @@ def explain(
     pixel: Tuple[float, float],
     enlarge: int = 1,
 ) -> Explanation:
-    """What the query at a pixel looks at.
+    """Draw the attention map of the query at a pixel.
 
     Args:
-        predictor: of the model.
+        predictor: predictor with the model.
         image: (H, W, 3) uint8 BGR.
         view: one of :func:`views_of`.
-        pixel: (x, y) in the image; the nearest cell of the layer's map is the query. The query of
-            a ``'gaussians'`` view is the surest object whose box has the pixel, or else the one
-            whose middle is nearest.
-        enlarge: F, how many times larger the picture is: cells of small images stay sharp.
+        pixel: (x, y) in the image; the query is the nearest cell of the layer's map. For a
+            ``'gaussians'`` view it is the object with the highest score whose box contains the
+            pixel, or else the one with the nearest centre.
+        enlarge: scale factor F of the picture, which keeps the cells of small images sharp.
 
     Raises:
-        ValueError: a pixel outside of the image; a model that reads the image in crops; an
-            attention that did not run.
+        ValueError: the pixel is outside the image, the model reads the image in crops, or the
+            attention did not run.
     """
     height, width = image.shape[:2]
     if not (0 <= pixel[0] < width and 0 <= pixel[1] < height):
@@ -119,7 +119,7 @@ def _keys(attn: BaseAttention, call: Call, picture, sight: Sight, stride, pixel)
     queries = sight.grid(shape, stride)
     row, column = queries.cell(*pixel)
     mean = key_weights(attn, call, (row, column)).mean(0)
-    # Where keys are fewer than queries, a cell of keys is wider.
+    # With fewer keys than queries, each key covers a larger cell.
     step = None if stride is None else stride * shape[1] / mean.shape[1]
     painted = sight.grid((mean.shape[0], mean.shape[1]), step).paint(picture, weight_colors(mean))
     text = (
@@ -149,7 +149,7 @@ def _gaussians(
     predictor: Predictor, picture, seen: Record, layer: int, img_shape, sight: Sight, pixel
 ) -> Explanation:
     grid = sight.grid(seen.hw_shape, predictor.model.decoder.stride)
-    # Boxes are parts of the resized image: to pixels of the picture.
+    # Boxes are relative to the resized image; convert them to pixels of the picture.
     scale, offset = torch.tensor(sight.scale), torch.tensor(sight.offset)
     sides = torch.tensor([img_shape[1], img_shape[0]])
     boxes = seen.boxes.cpu().float()
@@ -170,10 +170,10 @@ def _gaussians(
 
 
 def surest_at(middles: Tensor, halves: Tensor, scores: Tensor, pixel: Tuple[float, float]) -> int:
-    """The surest box that has a pixel; where none has, the one whose middle is nearest.
+    """Return the best-scoring box that contains a pixel, else the one with the nearest centre.
 
     Args:
-        middles, halves: (Q, 2), x and y of the middle, half of width and height.
+        middles, halves: (Q, 2), centre (x, y) and half of (width, height).
         scores: (Q,).
         pixel: (x, y).
 
@@ -202,7 +202,7 @@ def _heads(count: int) -> str:
 
 
 def _heat(values: Tensor) -> np.ndarray:
-    """(h, w) of at least 0 as RGBA; its largest is the brightest."""
+    """Return the heat map (h, w, 4), RGBA, of non-negative values (h, w)."""
     colors = colormaps['inferno']((values / values.max().clamp(min=1e-30)).numpy())
     colors[..., 3] = 0.65
     return colors
@@ -218,7 +218,7 @@ def _mark(picture: np.ndarray, at: Tuple[float, float]) -> np.ndarray:
 
 @contextmanager
 def _input_sizes(model: nn.Module) -> Iterator[List[Tuple[int, int]]]:
-    """(height, width) of what the backbone is given inside the block, a pair for each time."""
+    """Yield a list to which each call of the backbone adds the (height, width) of its input."""
     sizes: List[Tuple[int, int]] = []
     hook = model.backbone.register_forward_pre_hook(
         lambda _, args: sizes.append(tuple(args[0].shape[-2:]))
@@ -232,6 +232,6 @@ def _input_sizes(model: nn.Module) -> Iterator[List[Tuple[int, int]]]:
 def _is_smca(model: nn.Module) -> bool:
     try:
         from ..models.detectors import SMCA
-    except ImportError:  # without MMDetection there is no such model
+    except ImportError:  # MMDetection is not installed
         return False
     return isinstance(model, SMCA)

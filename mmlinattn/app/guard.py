@@ -1,4 +1,4 @@
-"""Protection of the page's server: requests name uploaded files alone, and nothing connects out."""
+"""Protection of the page's server against requests for other files and outgoing connections."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Iterator
 from urllib.parse import unquote
 
-MAX_BODY = 2**20  # bytes of a request that is no upload; those of the page have a few hundred
+MAX_BODY = 2**20  # bytes of a request that is no upload; the page sends a few hundred
 ADDRESS = re.compile(r'\s*[a-z][a-z0-9+.-]*://', re.IGNORECASE)
 UPLOAD = '/gradio_api/upload'
 INTERNET = (socket.AF_INET, socket.AF_INET6)
@@ -19,22 +19,22 @@ LOOKUPS = ('socket.getaddrinfo', 'socket.gethostbyname', 'socket.gethostbyaddr')
 
 
 class Refused(ValueError):
-    """A request that names an address, or a file that was not uploaded."""
+    """Request that contains a URL, or a file that was not uploaded."""
 
 
 def checked_payload(value: Any, uploads: Path) -> Any:
-    """Return the JSON value of a request without the addresses of its files.
+    """Return the JSON value of a request without the URLs of its files.
 
-    The server reads a file by its ``path``. A browser also sends the page's own address of that
-    file as ``url``, which is left out, so that nothing can read from it.
+    The server reads a file by its ``path``. A browser also sends the page's own URL of that file as
+    ``url``, which is removed, so that nothing can read from it.
 
     Args:
         value: parsed JSON.
         uploads: folder of the uploaded files.
 
     Raises:
-        Refused: a file outside of ``uploads``, a ``url`` of anything but the file beside it, or
-            a string that is an address.
+        Refused: a file is outside of ``uploads``, a ``url`` does not belong to the ``path`` beside
+            it, or a string is a URL.
 
     Example:
         >>> checked_payload([{'path': 'http://10.0.0.1/a.png'}, 0.3], Path('/tmp/uploads'))
@@ -76,13 +76,13 @@ def _shown(value: Any) -> str:
 
 
 class RequestGuard:
-    """ASGI middleware that refuses requests with :func:`checked_payload`, before gradio reads them.
+    """ASGI middleware that checks requests with :func:`checked_payload` before gradio reads them.
 
-    The application gets the JSON that was checked, not the bytes that were sent. Only uploads may
-    have another content.
+    The application receives the checked JSON, not the bytes of the request. Only uploads may have
+    other content.
 
     Args:
-        app: the application behind it.
+        app: wrapped application.
         uploads: folder of the uploaded files.
     """
 
@@ -99,7 +99,7 @@ class RequestGuard:
         await self.app(scope, receive, send)
 
     async def _checked(self, scope: dict, receive: Any) -> Any:
-        """Return what takes the place of ``receive``."""
+        """Return the ``receive`` callable with the checked body."""
         path = scope['path']
         if '://' in path:  # file=http://..., proxy=http://...
             raise Refused(f'{_shown(path)} has an address: the page reads uploaded images alone')
@@ -134,7 +134,7 @@ async def _body(receive: Any) -> bytes:
 
 
 async def _answer(send: Any, text: str) -> None:
-    """Answer as gradio does: its clients show ``detail``."""
+    """Send an error in gradio's format; its clients show ``detail``."""
     headers = [(b'content-type', b'application/json')]
     await send(dict(type='http.response.start', status=403, headers=headers))
     await send(dict(type='http.response.body', body=json.dumps(dict(detail=text)).encode()))
@@ -146,14 +146,14 @@ _installed = False
 
 @contextmanager
 def no_outgoing_connections() -> Iterator[None]:
-    """Make connections to other servers, and look-ups of their names, an ``OSError`` in the block.
+    """Raise ``OSError`` in the block for connections to other servers and look-ups of their names.
 
-    This is for the roads that :class:`RequestGuard` does not know, such as those of a newer gradio.
-    Connections of clients to this process go on, and so do sockets of the file system.
+    This covers requests that :class:`RequestGuard` does not know, such as those of a newer gradio.
+    Connections of clients to this process, and Unix sockets, still work.
     """
     global _closed, _installed
     if not _installed:
-        sys.addaudithook(_refuse_outgoing)  # cannot be removed again
+        sys.addaudithook(_refuse_outgoing)  # audit hooks cannot be removed
         _installed = True
     _closed = True
     try:

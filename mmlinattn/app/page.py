@@ -1,4 +1,4 @@
-"""The page itself, of gradio. Nothing of it goes out to the internet."""
+"""Gradio page and its server, which sends nothing to the internet."""
 
 import os
 import time
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import gradio
 
 TITLE = 'MMLinAttn'
-KEPT = 24 * 3600  # seconds that pictures lie in the temporary folder, and between looks for older
+KEPT = 24 * 3600  # lifetime of pictures in the temporary folder, and cleaning interval, in seconds
 CSS = """
 .gradio-container { max-width: 1280px !important; margin: auto; }
 #model, #score, #layer { min-height: 88px; }
@@ -31,12 +31,12 @@ def build_page(
     examples: Sequence[Path] = (),
     max_megapixels: float = MAX_MEGAPIXELS,
 ) -> 'gradio.Blocks':
-    """Build the page over a workbench.
+    """Build the page of a workbench.
 
     Args:
-        workbench: models and what the controls do.
-        examples: pictures to pick.
-        max_megapixels: images with more are refused before they are decoded.
+        workbench: models and functions of the controls.
+        examples: example images.
+        max_megapixels: larger images are rejected before they are decoded.
 
     Raises:
         ModuleNotFoundError: gradio is not installed.
@@ -45,7 +45,7 @@ def build_page(
     import gradio as gr
 
     def one_line(error: Exception) -> 'gr.Error':
-        # gradio keeps the error for a while, and its frames all that the model had computed.
+        # gradio keeps the error for a while; its frames would keep the tensors of the model alive.
         traceback.clear_frames(error.__traceback__)
         return gr.Error(' '.join(str(error).split()) or type(error).__name__, print_exception=False)
 
@@ -57,7 +57,7 @@ def build_page(
             return None, '', None
         try:
             drawn, text, table = workbench.predict(name, pixels(image), min_score)
-        except Exception as error:  # whatever a model says of a picture; the page goes on
+        except Exception as error:  # models raise arbitrary exceptions; the page must keep running
             raise one_line(error) from error
         return drawn, text, dict(headers=table.heads, data=table.rows)
 
@@ -79,7 +79,7 @@ def build_page(
 
     names = list(workbench.models)
     titles = workbench.views(names[0])
-    # Uploads are deleted; the functions have no public interface beside the page.
+    # Uploads are deleted, and the functions are not exposed as a public API.
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(KEPT, KEPT)) as page:
         gr.Markdown(
             f'# {TITLE}\nUpload or pick an image. Click the prediction: '
@@ -117,7 +117,7 @@ def build_page(
                 )  # fmt: skip
                 text = gr.Markdown(elem_id='text')
         private = dict(api_visibility='private')
-        # gradio would decode an image of any size: the functions get the uploaded file instead.
+        # gradio would decode an image of any size, so the functions receive the uploaded file.
         of_image = dict(private, preprocess=False)
         prediction = dict(
             of_image, fn=predict,
@@ -134,17 +134,17 @@ def build_page(
         layer.input(**explanation)
         for picture in (drawn, attention):
             picture.select(clicked, image, pixel, **of_image).then(**explanation)
-    # A request that goes past the queue would read its image beside those of others.
+    # Requests outside the queue would read images in parallel with other requests.
     return page.queue(api_open=False)
 
 
 def serve(page: 'gradio.Blocks', uploads: Path, host: str, port: Optional[int] = None) -> str:
-    """Serve the page in a thread of its own and return its address.
+    """Serve the page in a background thread and return its URL.
 
     Args:
         uploads: folder of the uploaded files, which ``GRADIO_TEMP_DIR`` names.
-        host: name or address to listen at.
-        port: None for the first free one from 7860.
+        host: host name or address to listen at.
+        port: port number; None for the first free one from 7860.
 
     Raises:
         OSError: the port is taken.
@@ -152,8 +152,8 @@ def serve(page: 'gradio.Blocks', uploads: Path, host: str, port: Optional[int] =
     import gradio as gr
     from starlette.middleware import Middleware
 
-    os.environ['no_proxy'] = '*'  # gradio asks its own address whether it is there
-    os.environ['GRADIO_NUM_WORKERS'] = '0'  # processes that would serve files without the guard
+    os.environ['no_proxy'] = '*'  # gradio sends a request to itself at the start
+    os.environ['GRADIO_NUM_WORKERS'] = '0'  # worker processes would serve files without the guard
     _, address, _ = page.launch(
         server_name=host,
         server_port=port,
@@ -172,10 +172,10 @@ def serve(page: 'gradio.Blocks', uploads: Path, host: str, port: Optional[int] =
 
 
 def wait_and_close(page: 'gradio.Blocks', workbench: Workbench) -> None:
-    """Wait until Ctrl-C, or an exception such as that of SIGTERM; end server and predictions.
+    """Wait until Ctrl-C or another exception, such as from SIGTERM; end server and predictions.
 
-    ``block_thread`` of gradio does not end it after other exceptions than Ctrl-C; it would then
-    write into the folder of the uploads while that is being removed.
+    ``block_thread`` of gradio ends the server only after Ctrl-C. After other exceptions it would
+    write to the folder of the uploads while that is being removed.
     """
     try:
         while True:

@@ -1,4 +1,4 @@
-"""The models of the page, and what its controls do: plain functions, without a browser."""
+"""Models of the page and the functions behind its controls, independent of gradio."""
 
 import threading
 from contextlib import contextmanager
@@ -16,23 +16,23 @@ from ..engine.config import load_config
 from ..engine.runner.allocator import release_freed_memory
 from .explain import Explanation, explain, views_of
 
-LARGE = 1e6  # pixels of an image after which freed memory is returned to the system
-SHOWN = 512  # pixels that the longer side of a picture has at least, about
+LARGE = 1e6  # pixels of an image above which freed memory is returned to the system
+SHOWN = 512  # approximate minimum of the longer side of a shown picture, in pixels
 Files = Tuple[str, str]
 
 
 class Table(NamedTuple):
-    """Column heads and rows."""
+    """Table with column headings and rows."""
 
     heads: List[str]
     rows: List[list]
 
 
 def demo_models(folder: Path) -> List[Files]:
-    """Config and checkpoint of each model that ``make demo`` left, by name.
+    """Return config and checkpoint of each model that ``make demo`` trained, sorted by name.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no trained model.
     """
     found = []
     for pointer in sorted(folder.glob('*/last_checkpoint')):
@@ -50,10 +50,10 @@ def demo_models(folder: Path) -> List[Files]:
 
 
 def load_models(files: Sequence[Files], device: str = 'cpu') -> Dict[str, Predictor]:
-    """Predictors by the name of their config, with that of the checkpoint where two have the same.
+    """Return predictors by config name, with the checkpoint appended if two names are equal.
 
-    Each has run once: a model that does not run is an error here, and the first picture is not
-    slower than the others.
+    Each predictor runs once, so that a broken model fails here and the first picture is not slower
+    than the others.
 
     Raises:
         FileNotFoundError, ValueError, mmlinattn.checkpoints.CheckpointError: see
@@ -69,11 +69,11 @@ def load_models(files: Sequence[Files], device: str = 'cpu') -> Dict[str, Predic
 
 
 def read_image(path: Union[str, Path], max_megapixels: float = MAX_MEGAPIXELS) -> np.ndarray:
-    """Return the pixels of an image file, (H, W, 3) uint8 RGB, upright as its EXIF data says.
+    """Return the pixels of an image file, (H, W, 3) uint8 RGB, rotated by its EXIF orientation.
 
     Raises:
-        TooManyPixels: more than the limit, told before decoding.
-        OSError: the file is no image that Pillow can decode; the message names it.
+        TooManyPixels: the image exceeds the limit; raised before decoding.
+        OSError: Pillow cannot decode the file; the message names it.
     """
     name = Path(path).name
     try:
@@ -84,7 +84,7 @@ def read_image(path: Union[str, Path], max_megapixels: float = MAX_MEGAPIXELS) -
                 return np.asarray(ImageOps.exif_transpose(image).convert('RGB'))
     except TooManyPixels:
         raise
-    except Exception as error:  # decoders raise whatever they like on damaged files
+    except Exception as error:  # decoders raise arbitrary exceptions on damaged files
         raise OSError(
             f'image {name} cannot be read ({type(error).__name__}): it is damaged, or of a format '
             'that Pillow does not know'
@@ -92,7 +92,7 @@ def read_image(path: Union[str, Path], max_megapixels: float = MAX_MEGAPIXELS) -
 
 
 def enlargement(image: np.ndarray) -> int:
-    """How many times larger a picture (H, W, 3) is shown: browsers show small ones small.
+    """Return the integer scale at which an image (H, W, 3) is shown; small images are enlarged.
 
     Example:
         >>> enlargement(np.zeros((96, 128, 3))), enlargement(np.zeros((1000, 800, 3)))
@@ -102,17 +102,17 @@ def enlargement(image: np.ndarray) -> int:
 
 
 class Workbench:
-    """Predicts and explains with one of several models at a time.
+    """Predictions and attention maps of several models, computed one at a time.
 
-    Pictures are (H, W, 3), uint8, RGB; what is drawn is :func:`enlargement` times larger. Calls
-    from several threads wait for each other: MMEngine's scope belongs to the process, and a view
-    watches the layers of its model.
+    Images are (H, W, 3), uint8, RGB; drawn pictures are :func:`enlargement` times larger. Calls
+    from several threads are serialised, because MMEngine's scope is global to the process and a
+    view hooks the layers of its model.
 
     Args:
         models: predictors by name; see :func:`load_models`.
 
     Raises:
-        ValueError: no model.
+        ValueError: ``models`` is empty.
     """
 
     def __init__(self, models: Dict[str, Predictor]) -> None:
@@ -123,13 +123,13 @@ class Workbench:
         self._one_at_a_time = threading.Lock()
 
     def views(self, name: str) -> List[str]:
-        """Titles of what can be looked at in a model."""
+        """Return the titles of the attention maps of a model."""
         return [view.title for view in self._views[name]]
 
     def predict(
         self, name: str, image: np.ndarray, min_score: float
     ) -> Tuple[np.ndarray, str, Table]:
-        """The picture with what was predicted, a line with the time, and the objects or classes."""
+        """Return the drawn prediction, a line with the time, and a table of objects or classes."""
         predictor, bgr = self.models[name], cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
         with self._turn(bgr):
             prediction = predictor(bgr)
@@ -150,12 +150,12 @@ class Workbench:
         title: str,
         pixel: Optional[Tuple[float, float]] = None,
     ) -> Explanation:
-        """See :func:`mmlinattn.app.explain.explain`; ``title`` is one of :meth:`views`.
+        """Return the attention map with a title of :meth:`views`, for the query at a pixel.
 
-        The pixel in the middle is taken where none is given.
+        The default is the pixel in the middle. See :func:`mmlinattn.app.explain.explain`.
 
         Raises:
-            ValueError: also a title that is none of them.
+            ValueError: the title is unknown, or an error of ``explain``.
         """
         view = next((view for view in self._views[name] if view.title == title), None)
         if view is None:
@@ -166,9 +166,9 @@ class Workbench:
             return explain(self.models[name], bgr, view, pixel, enlargement(image))
 
     def close(self) -> None:
-        """End a running prediction at its next layer, and wait for it; none can follow.
+        """End a running prediction at its next layer, wait for it, and block later predictions.
 
-        Python aborts if it ends while another thread computes.
+        Python would abort if it ended while another thread computes.
         """
         for predictor in self.models.values():
             for module in predictor.model.modules():
@@ -178,7 +178,7 @@ class Workbench:
 
     @contextmanager
     def _turn(self, image: np.ndarray) -> Iterator[None]:
-        """Wait for other calls; return the memory of a large image, whatever became of it."""
+        """Wait for other calls; after a large image, release freed memory in any case."""
         with self._one_at_a_time:
             try:
                 yield
@@ -194,7 +194,7 @@ def _refuse(module: nn.Module, inputs: tuple) -> None:
 def table_of(
     predictor: Predictor, prediction: Prediction, shape: Tuple[int, int], min_score: float
 ) -> Table:
-    """Objects, best first; or classes with their part of the picture, or their score."""
+    """Return a table of objects, best first, or of classes with their pixel share or score."""
     content = coco_json([('', shape, prediction.sample)], predictor.classes, min_score)
     found = content['annotations']
     names = [predictor.classes[one['category_id'] - 1] for one in found]
