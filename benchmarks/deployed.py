@@ -4,9 +4,9 @@
     python benchmarks/deployed.py --only smca --format onnx
     python benchmarks/deployed.py --zoo                   # every attention in two classifiers
 
-A cell holds three values: the largest difference from torch at three sizes (static: at one size),
-the processor time in seconds of the export after the capture, and the milliseconds of a call at the
-first size with one thread. Weights are not trained.
+A cell holds the largest difference from torch at three sizes (static: at one size), the processor
+seconds of the export after the capture, and the milliseconds of a call. Calls use the first size
+and one thread. Weights are not trained.
 """
 
 import argparse

@@ -27,8 +27,8 @@ def measure(folder: Path, models: Dict[str, Sequence[str]], rounds: int) -> dict
         rounds: calls per attention.
 
     Returns:
-        machine and versions, and by host and attention ``params``, ``ms`` per image of a forward
-        pass (median, quartiles) and ``bytes`` of a training step.
+        machine, versions, commit and rounds, and by host and attention ``params``, ``ms`` per
+        image of a forward pass (median, quartiles) and ``bytes`` of a training step.
     """
     torch.set_num_threads(1)
     keep_freed_memory()
