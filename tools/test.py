@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The command ``python -m mmlinattn test``."""
+"""Script of the command ``python -m mmlinattn test``."""
 
 import sys
 

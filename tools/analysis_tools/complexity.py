@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The command ``python -m mmlinattn complexity``."""
+"""Script of the command ``python -m mmlinattn complexity``."""
 
 import sys
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Foretells time and memory of a training on machines that are not at hand: docs/scale.md."""
+"""Estimate time and memory of a training on other machines: docs/scale.md."""
 
 import argparse
 from dataclasses import fields, replace

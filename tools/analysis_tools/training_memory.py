@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Prints what a process keeps from step to step: parameters, gradients, optimizer state."""
+"""Print the memory of parameters, gradients and optimizer state per process."""
 
 from rich.table import Table
 

@@ -1,5 +1,5 @@
-"""Draws where a SMCA detector looks in an image: the maps of its decoder and, where the encoder's
-attention has them, the learnt weights of the rings around a position."""
+"""Draw the attention maps of a SMCA detector: the maps of its decoder and, if the encoder has
+ripple attention, the learnt weights of the rings around a position."""
 
 import argparse
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""Draws what one query of a picture reads in each of many attentions: the weights of all keys.
+"""Draw the weights of all keys for one query of an image, for each of several attentions.
 
     python tools/analysis_tools/visualize_key_weights.py configs/zoo/ravlt-nano_shapes.py \
         --checkpoints work_dirs/zoo/weights/ravlt-nano_shapes_*_seed0.pth --out weights.png
 
-The checkpoints are those of `make zoo`, one an attention; without them the attentions start by the
-seed. All are drawn that the backbone takes; for the others it is printed why it refuses them.
+The checkpoints are those of `make zoo`, one per attention; without them the weights are random
+(--seed). Attentions that the backbone does not support are left out, and the reason is printed.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from mmlinattn.models.layers import BaseAttention, registered
 from mmlinattn.utils.command_line import Parser, errors_in_one_line
 from mmlinattn.visualization.key_weights import calls_of, draw_key_weights, key_weights
 
-# A photograph in the public domain that matplotlib brings along.
+# Public-domain photograph that is part of matplotlib.
 PHOTOGRAPH = 'grace_hopper.jpg'
 
 
@@ -67,7 +67,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def read_image(path: Path, size: Tuple[int, int]) -> np.ndarray:
-    """(h, w, 3) BGR."""
+    """Return an image resized to ``size`` (w, h) as (h, w, 3), BGR."""
     image = cv2.imread(str(path))
     if image is None:
         raise ValueError(f'--image {str(path)!r} is no image that OpenCV reads')
@@ -75,7 +75,7 @@ def read_image(path: Path, size: Tuple[int, int]) -> np.ndarray:
 
 
 def build(cfg: Config, attn_cfg: dict, seed: int) -> nn.Module:
-    """The classifier with this attention in all stages or layers, with initial weights."""
+    """Build the classifier with this attention in all stages or layers, with initial weights."""
     cfg.model.backbone.attn_cfg = attn_cfg
     torch.manual_seed(seed)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
@@ -83,7 +83,10 @@ def build(cfg: Config, attn_cfg: dict, seed: int) -> nn.Module:
 
 
 def models(args: argparse.Namespace, cfg: Config) -> Iterator[Tuple[str, nn.Module]]:
-    """By name of the attention. One that nobody asked for is left out where the host refuses it."""
+    """Yield name of the attention and model.
+
+    Attentions that the backbone does not support are skipped unless ``--attentions`` names them.
+    """
     for path in args.checkpoints:
         state_dict, meta = load_state_dict(path)
         if 'attn_cfg' not in meta:
@@ -103,7 +106,7 @@ def models(args: argparse.Namespace, cfg: Config) -> Iterator[Tuple[str, nn.Modu
 
 
 def cell(position: Tuple[int, int], size: Tuple[int, int], hw_shape: Tuple[int, int]) -> List[int]:
-    """(row, column) of the cell that a pixel (x, y) of an image (w, h) lies in."""
+    """Return (row, column) of the cell that contains a pixel (x, y) of an image (w, h)."""
     return [at * cells // full for at, full, cells in zip(position[::-1], size[::-1], hw_shape)]
 
 

@@ -1,5 +1,7 @@
-"""Cuts the objects of a detection set in COCO's format out, as a classification set in ImageNet's
-layout: OUT/train from annotations/train.json, OUT/val from val.json and, where it is, test.json."""
+"""Crop the objects of a detection set in COCO format to a classification set in ImageNet layout.
+
+OUT/train is made from annotations/train.json, OUT/val from val.json and, if it exists, test.json.
+"""
 
 from pathlib import Path
 

@@ -1,6 +1,7 @@
-"""Writes the data sets of a config as shards: OUT/SPLIT-000000.tar, ... and OUT/SPLIT.json.
+"""Write the data sets of a config as shards: OUT/SPLIT-000000.tar, ... and OUT/SPLIT.json.
 
-The training set is written in random order. A call that was ended goes on where it was.
+The training set is written in random order. Run the command again to continue after an
+interruption.
 """
 
 from pathlib import Path

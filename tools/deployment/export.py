@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The command ``python -m mmlinattn export``."""
+"""Script of the command ``python -m mmlinattn export``."""
 
 import sys
 

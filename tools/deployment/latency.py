@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The command ``python -m mmlinattn latency``."""
+"""Script of the command ``python -m mmlinattn latency``."""
 
 import sys
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env python
-"""Writes the table of docs/attentions.md: the cards of the classes, parameters, measured times.
+"""Write the table of docs/attentions.md: properties, parameters and measured times.
 
-    python tools/misc/attention_table.py                    # the page, from what is there
-    python tools/misc/attention_table.py --check            # exit code 1 where the page has drifted
+    python tools/misc/attention_table.py                    # update the page
+    python tools/misc/attention_table.py --check            # exit code 1 if the page is outdated
     python tools/misc/attention_table.py --measured work_dirs/attentions/results.json
 
-The last one keeps the times of the case 'attentions' of benchmarks/run.py in docs/attentions.json.
+The last command copies the times of the case 'attentions' of benchmarks/run.py to
+docs/attentions.json.
 """
 
 import argparse
@@ -21,16 +22,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'attentions.md'
 TIMES = ROOT / 'docs' / 'attentions.json'
 BEGIN, END = '<!-- table: tools/misc/attention_table.py -->', '<!-- end of table -->'
-# Parameters are counted for these; times are for the tokens below.
+# Size of the layers whose parameters are counted.
 CHANNELS, HEADS = 64, 2
 TOKENS = {'4k': 4096, '16k': 16384, '65k': 65536}
 CASE, MODE = 'attentions', 'forward'
-# What times are kept with.
+# Facts of the measurement that are stored with the times.
 FACTS = ('command', 'commit', 'machine', 'threads', 'versions', 'settings')
 
 
 def ours() -> Dict[str, type]:
-    """Attentions of this package by name, then the non-local block."""
+    """Return the attentions of this package by name, then the non-local block."""
     found = registered_subclasses(BaseAttention)
     names = {n: cls for n, cls in found.items() if cls.__module__.startswith(layers.__name__)}
     return {**names, 'NonLocalBlock': NonLocalBlock}
@@ -41,7 +42,7 @@ def count(module) -> int:
 
 
 def added(kind: type) -> str:
-    """Parameters beyond those of plain softmax attention; of a block, all of them."""
+    """Return the parameters beyond those of softmax attention; for a block, all of them."""
     if kind is NonLocalBlock:
         return f'{count(kind(CHANNELS)):,} in all'
     plain = count(layers.SoftmaxAttention(CHANNELS, HEADS))
@@ -49,7 +50,7 @@ def added(kind: type) -> str:
 
 
 def table(times: dict) -> List[str]:
-    """The rows of the page."""
+    """Return the lines of the table."""
     heads = ['attention', 'formula', 'time', 'memory', 'map', 'extra tokens', 'parameters']
     heads += [f'ms, {name}' for name in TOKENS] + ['source', 'when']
     align = ['---'] * 6 + ['---:'] * (1 + len(TOKENS)) + ['---'] * 2
@@ -73,14 +74,14 @@ def table(times: dict) -> List[str]:
 
 
 def page(text: str, times: dict) -> str:
-    """The page with its table made anew."""
+    """Return the page with an updated table."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return '\n'.join([before + BEGIN, '', *table(times), '', END + after])
 
 
 def distil(results: dict) -> dict:
-    """Median times in ms of each attention by size, and what they were measured with."""
+    """Return the median times in ms of each attention by size, and the facts of the measurement."""
     sizes = {tokens: name for name, tokens in TOKENS.items()}
     ms: Dict[str, Dict[str, float]] = {}
     for result in results['results']:

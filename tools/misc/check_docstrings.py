@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Check that docstrings begin as CONTRIBUTING.md asks.
+"""Check that docstrings begin as CONTRIBUTING.md requires.
 
 A function begins with a verb in the imperative ("Return the slices ..."), a class, module or
 property with a noun phrase. The first sentence has at most 30 words. Prints one line per finding;
@@ -15,7 +15,7 @@ from typing import Iterator, List, Optional, Tuple
 
 FOLDERS = ('mmlinattn', 'tools', 'benchmarks')
 MAX_WORDS = 30
-# Openings that make a sentence a riddle.
+# First words of sentences that are hard to understand.
 BANNED = {
     'Any', 'Are', 'As', 'Can', 'Do', 'Does', 'From', 'How', 'Is', 'It', 'Its', 'Of', 'Same', 'See',
     'Them', 'They', 'What', 'Where', 'Whether', 'Which', 'Who',

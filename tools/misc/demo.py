@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Trains RAVLT on the embedded data set, segmentation and detection, and draws a picture.
+"""Train RAVLT on the embedded data set, for segmentation and detection, and draw a picture.
 
-Runs the commands that a user would run, a progress bar each, and ends with the scores of their
-validation beside what they must reach. What the commands print goes to log files. The exit status
-is not 0 where a score is too low.
+Runs the commands that a user would run, with one progress bar each, and prints the validation
+scores beside their minimum. The output of the commands is written to log files. The exit status is
+not 0 if a score is too low.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[2]
 SEGMENTOR = 'configs/quickstart/semantic-fpn_ravlt-nano_shapes.py'
 DETECTOR = 'configs/quickstart/mask-rcnn_ravlt-nano_shapes.py'
-# Name, config, MMEngine's name, unit, what a run must reach (lower than it does: seeds differ).
+# Name, config, MMEngine's name, unit, minimum (below the usual score, because seeds differ).
 SCORES = [
     ('mIoU', SEGMENTOR, 'mIoU', 0.01, 0.60),
     ('box mAP', DETECTOR, 'coco/bbox_mAP', 1, None),
@@ -32,30 +32,30 @@ SCORES = [
     ('mask mAP', DETECTOR, 'coco/segm_mAP', 1, None),
     ('mask AP50', DETECTOR, 'coco/segm_mAP_50', 1, None),
 ]
-# MMEngine's log of training, by iterations or epochs: the time that is left.
+# Remaining time in MMEngine's training log, by iterations or epochs.
 ETA = re.compile(r'\(train\) .* eta: (\d+):(\d\d):(\d\d) ')
 TAIL = 20
 console = Console(highlight=False, markup=False, emoji=False)
 
 
 class StageError(RuntimeError):
-    """A command failed; the text shows the end of its output."""
+    """Failure of a command; the message shows the end of its output."""
 
 
 class Stages:
-    """Runs commands of this repository, each with a progress bar and a log file."""
+    """Runner of repository commands, each with a progress bar and a log file."""
 
     def __init__(self, progress: Progress, logs: Path) -> None:
         self.progress, self.logs = progress, logs
         self.running = []
 
     def run(self, commands: Dict[str, List[str]]) -> None:
-        """Run the commands, arguments of Python by name of stage, at once: they share the cores.
+        """Run commands in parallel, given as arguments of Python by name of stage.
 
-        Where one fails, the others are ended and StageError is raised.
+        If one fails, end the others and raise StageError.
         """
-        # Small models gain little from a second thread, and processes with many threads on the
-        # same cores spin against each other.
+        # The commands share the cores. Small models gain little from a second thread, and
+        # processes with more threads than cores slow each other down.
         threads = max(1, (os.cpu_count() or 1) // len(commands))
         env = dict(os.environ, PYTHONUNBUFFERED='1')
         env.setdefault('OMP_NUM_THREADS', str(threads))
@@ -95,7 +95,7 @@ class Stages:
 
 
 def scores(work_dir: Path) -> dict:
-    """The metrics of the newest validation in a work directory."""
+    """Return the metrics of the newest validation in a work directory."""
     newest = max(work_dir.glob('*/vis_data/scalars.json'), key=lambda file: file.stat().st_mtime)
     return json.loads(newest.read_text().splitlines()[-1])
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draws predictions of the demo's two models beside ground truth."""
+"""Draw predictions of the demo's two models beside ground truth."""
 
 import argparse
 from pathlib import Path
@@ -30,7 +30,7 @@ def main() -> None:
     rows = []
     for sem, ins in zip(semantic, instances):
         image = cv2.imread(ins.img_path)[..., ::-1]
-        # Palette and legend are those of the semantic classes: background comes first there.
+        # Palette and legend are those of the semantic classes, where background comes first.
         objects = instance_panels(ins, image, first_label=1)
         rows.append([(image,), *semantic_panels(sem, image), *objects])
     titles = ['image', 'semantic truth', 'prediction', 'instance truth', 'prediction (> 0.5)']

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Runs the tests in an environment for each supported set of Python, torch and frameworks.
+"""Run the tests in an environment for each supported set of Python, torch and frameworks.
 
-Makes the environments by tools/misc/setup.sh where they are not there yet (some GB each), and ends
-with a table of what passed, failed and was skipped, and why. Needs Python alone.
+Creates missing environments with tools/misc/setup.sh (some GB each), and prints a table of passed,
+failed and skipped tests, with reasons. Requires only Python.
 """
 
 import argparse
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 ROOT = Path(__file__).resolve().parents[2]
-# Python, stack and mmcv (see setup.sh), pinned versions.
+# Python, stack and mmcv (see setup.sh), file of pinned versions.
 ENVIRONMENTS = {
     'py310-torch2.4-original': ('3.10', 'original', 'lite', 'py310-torch2.4-original.txt'),
     'py311-torch2.11-onedl-compiled': ('3.11', 'onedl', 'compiled', 'constraints.txt'),
     'py312-torch2.15-onedl': ('3.12', 'onedl', 'lite', 'py312-torch2.15-onedl.txt'),
     'py313-torch2.11-onedl': ('3.13', 'onedl', 'lite', 'constraints.txt'),
 }
-# The short matrix: what differs most between versions, with the oldest and the newest torch.
+# The short matrix tests the features that differ most between the oldest and the newest torch.
 SHORT_ENVIRONMENTS = ('py310-torch2.4-original', 'py312-torch2.15-onedl')
 SHORT_TESTS = (
     'tests/test_models/test_layers/test_attention_contract.py',  # compile
@@ -42,7 +42,7 @@ SHORT_TESTS = (
 
 
 def version(python: str) -> Optional[str]:
-    """'3.11' of an interpreter; None of what does not run."""
+    """Return the version of an interpreter, such as '3.11'; None if it does not run."""
     code = 'import sys, venv; print("{}.{}".format(*sys.version_info))'
     try:
         done = subprocess.run([python, '-c', code], capture_output=True, text=True)
@@ -62,7 +62,7 @@ def interpreter(wanted: str, given: List[str]) -> Optional[str]:
 
 
 def set_up(name: str, folder: Path, pythons: List[str]) -> str:
-    """Make or updates an environment; returns its interpreter."""
+    """Create or update an environment and return its interpreter."""
     wanted, stack, mmcv, constraints = ENVIRONMENTS[name]
     python = folder / 'bin' / 'python'
     env = dict(os.environ, STACK=stack, MMCV=mmcv, CONSTRAINTS=f'requirements/{constraints}')
@@ -77,7 +77,7 @@ def set_up(name: str, folder: Path, pythons: List[str]) -> str:
 
 
 def run_tests(python: str, folder: Path, arguments: List[str]) -> Path:
-    """Run the tests, output into a log; returns pytest's report in XML."""
+    """Run the tests with output to a log file, and return pytest's XML report."""
     report, log = (folder.with_name(f'{folder.name}.{kind}') for kind in ('xml', 'log'))
     report.unlink(missing_ok=True)
     command = ['-m', 'pytest', '-n', '2', '--dist', 'worksteal', f'--junitxml={report}', *arguments]
@@ -89,7 +89,7 @@ def run_tests(python: str, folder: Path, arguments: List[str]) -> Path:
 
 
 def read(report: Path) -> Tuple[Dict[str, int], List[str], Counter]:
-    """Numbers of outcomes, names of failed tests, reasons of skipped ones."""
+    """Return the count of each outcome, the names of failed tests and the reasons of skips."""
     failed, reasons, total = [], Counter(), 0
     for case in ElementTree.parse(report).iter('testcase'):
         total += 1
@@ -103,7 +103,7 @@ def read(report: Path) -> Tuple[Dict[str, int], List[str], Counter]:
 
 
 def commit() -> str:
-    """Return the short hash of the checkout, with '-dirty' for changes that are not committed."""
+    """Return the short hash of the checkout, with '-dirty' if it has uncommitted changes."""
     if not shutil.which('git'):
         return 'unknown'
     command = ['git', 'describe', '--always', '--dirty', '--exclude=*']

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Lists pinned packages whose newest release is older than two years.
+"""List pinned packages whose newest release is older than two years.
 
-Exit code 1 where docs/installation.md does not say why one of them is kept. Needs uv and the
-package index: when a release was made is known there alone.
+Exit code 1 if docs/installation.md gives no reason to keep one of them. Requires uv and the package
+index, which knows the release dates.
 """
 
 import argparse
@@ -24,12 +24,12 @@ LIMIT = timedelta(days=730)
 
 
 def names(constraints: str) -> List[str]:
-    """Of the packages that a file of constraints pins."""
+    """Return the names of the packages in a constraints file."""
     return sorted({re.split('[=;]', line)[0].strip() for line in constraints.splitlines() if line})
 
 
 def newest(packages: List[str]) -> dict:
-    """The newest release of each, as a pylock (PEP 751)."""
+    """Return the newest release of each package, as a pylock (PEP 751)."""
     command = ['uv', 'pip', 'compile', '--quiet', '--no-config', '--no-deps', '--universal']
     command += ['--python-version', '3.13', '--no-python-downloads', '--format', 'pylock.toml', '-']
     text = '\n'.join(packages)
@@ -38,7 +38,7 @@ def newest(packages: List[str]) -> dict:
 
 
 def old(lock: dict, now: datetime) -> Dict[str, datetime]:
-    """When the newest release was made of packages for which that is too long ago."""
+    """Return the packages whose newest release is too old, with its date."""
     found = {}
     for package in lock['packages']:
         files = [*package.get('wheels', []), package.get('sdist', {})]
@@ -49,7 +49,7 @@ def old(lock: dict, now: datetime) -> Dict[str, datetime]:
 
 
 def explained(page: str) -> List[str]:
-    """Packages that the page has a reason for."""
+    """Return the packages for which the page gives a reason."""
     section = page.partition(HEADING)[2].partition('\n## ')[0]
     return [
         name.strip('`')

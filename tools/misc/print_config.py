@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Prints a config with everything that it inherits."""
+"""Print a config with all inherited settings."""
 
 from mmlinattn.engine.config import load_config
 from mmlinattn.utils.command_line import Parser, errors_in_one_line

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes a checkpoint in shards, as FSDP2Strategy leaves it, as one file."""
+"""Merge a sharded checkpoint of FSDP2Strategy into one file."""
 
 import argparse
 import sys
