@@ -1,4 +1,4 @@
-"""Data sets of mmlinattn."""
+"""Data sets and file backends."""
 
 from .cifar import CIFAR100Binary
 from .file_backends import HTTPStore, S3Store

@@ -1,4 +1,4 @@
-"""CIFAR-100 from its binary files, which hold nothing but labels and pixels."""
+"""CIFAR-100 from its binary files."""
 
 import logging
 from pathlib import Path
@@ -11,7 +11,7 @@ from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 
 SIDE = 32
-# A coarse label, a fine label, and an image plane by plane: red, green, blue.
+# Bytes of a record: a coarse label, a fine label, and the red, green and blue planes of an image.
 RECORD = 2 + 3 * SIDE * SIDE
 COARSE, FINE = 20, 100
 RELEASED = dict(train=50_000, test=10_000)
@@ -21,26 +21,25 @@ WHERE = 'see docs/datasets.md#cifar-100'
 
 @DATASETS.register_module()
 class CIFAR100Binary(BaseDataset):
-    """CIFAR-100 (Krizhevsky, 2009) as its archive ``cifar-100-binary.tar.gz`` unpacks.
+    """CIFAR-100 (Krizhevsky, 2009), read from the unpacked ``cifar-100-binary.tar.gz``.
 
-    MMPretrain's ``CIFAR100`` reads the archive of Python pickles. This reads bytes: no file of it
-    can run code. Another difference: images are BGR, as those that are loaded from files, which
-    augmentations and predictions expect, so that the preprocessor has ``to_rgb=True``.
+    MMPretrain's ``CIFAR100`` reads the archive of Python pickles. The binary files cannot run
+    code. Images are BGR, like images loaded from files, as augmentations and predictions expect;
+    set ``to_rgb=True`` in the preprocessor.
 
     Args:
-        data_root: folder, or address of one, with ``train.bin``, ``test.bin`` and
-            ``fine_label_names.txt``.
+        data_root: folder or URL with ``train.bin``, ``test.bin`` and ``fine_label_names.txt``.
         split: ``'train'`` or ``'test'``.
-        others: see MMEngine's ``BaseDataset``. ``metainfo=dict(classes=...)`` comes before the
-            names of the file.
+        others: see MMEngine's ``BaseDataset``. ``metainfo=dict(classes=...)`` overrides the names
+            of the file.
 
     Samples, before the pipeline:
         ``img`` (32, 32, 3) uint8, BGR; ``gt_label`` in 0..99, the fine label.
 
     Raises:
-        ValueError: an unknown split; a file that is no whole number of records, has a label out of
-            range, or not 100 names.
-        FileNotFoundError: a file that is not there.
+        ValueError: unknown split, or a file has an incomplete record, a label out of range, or
+            not 100 names.
+        FileNotFoundError: a file does not exist.
 
     Example:
         >>> CIFAR100Binary('nowhere', split='val')
@@ -70,7 +69,7 @@ class CIFAR100Binary(BaseDataset):
 
 
 def read_records(path: Union[str, Path]) -> Tuple[np.ndarray, np.ndarray]:
-    """Images and fine labels of one of the binary files.
+    """Return the images and fine labels of a binary file.
 
     Returns:
         (N, 32, 32, 3) uint8, BGR, and (N,) uint8.
@@ -97,7 +96,7 @@ def read_records(path: Union[str, Path]) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def read_names(path: Union[str, Path]) -> Tuple[str, ...]:
-    """The names of the fine labels, a line each.
+    """Return the names of the fine labels, one per line of the file.
 
     Raises:
         ValueError, FileNotFoundError: see :class:`CIFAR100Binary`.

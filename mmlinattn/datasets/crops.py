@@ -1,4 +1,4 @@
-"""Objects cut out of a detection set in COCO's format, as a classification set."""
+"""Classification data sets from crops of the objects of a COCO data set."""
 
 import json
 import os
@@ -24,29 +24,28 @@ def crop_objects(
     max_per_class: Optional[Dict[str, int]] = None,
     seed: int = 0,
 ) -> Path:
-    """Write ``root/<split>/<class>/*.jpg``, a square a box, and ``root/crops.json``.
+    """Write ``root/<split>/<class>/*.jpg``, one square crop per box, and ``root/crops.json``.
 
     The same arguments give the same files. They are written to a hidden folder beside ``root``,
-    which becomes ``root`` only when complete; a set of the same arguments that is there is left as
-    it is.
+    which is renamed to ``root`` when complete. An existing set with the same arguments is kept.
 
     Args:
-        source: folder with ``images/`` and ``annotations/<name>.json`` in COCO's format.
+        source: folder with ``images/`` and ``annotations/<name>.json`` in COCO format.
         root: folder to create.
-        splits: of each new split, the names of the annotation files that it is made of.
-        size, scale: of the squares, see
+        splits: new split -> names of its annotation files.
+        size, scale: size and scale of the crops, see
             :func:`mmlinattn.datasets.shapes.layouts.square_crop`.
-        max_per_class: of a split, how many crops of a class at most, drawn by the seed; by default
-            all.
-        seed: of that draw.
+        max_per_class: split -> maximum number of crops per class, sampled with ``seed``; default:
+            all crops.
+        seed: random seed of the sampling.
 
     Returns:
         ``root`` as a path.
 
     Raises:
-        ValueError: a size or number that is not positive, or a box without extent.
-        FileNotFoundError: no such annotation file or picture.
-        FileExistsError: ``root`` is there and is not this set.
+        ValueError: a size or number is not positive, or a box has no extent.
+        FileNotFoundError: an annotation file or image does not exist.
+        FileExistsError: ``root`` exists and is not this set.
 
     Example::
 
@@ -92,7 +91,7 @@ def _parameters_of(root: Path) -> Optional[Dict[str, Any]]:
 def _write_split(
     source: Path, root: Path, parameters: Dict[str, Any], split: str
 ) -> Dict[str, int]:
-    """Write the crops of a split; how many there are of each class."""
+    """Write the crops of a split and return their number per class."""
     boxes, folder = [], root / split
     for name in parameters['splits'][split]:
         coco = json.loads((source / 'annotations' / f'{name}.json').read_bytes())
@@ -102,7 +101,7 @@ def _write_split(
             if min(a['bbox'][2:]) <= 0:
                 raise ValueError(f'{name}.json: annotation {a["id"]} has the box {a["bbox"]}')
             boxes.append((classes[a['category_id']], files[a['image_id']], a['id'], a['bbox']))
-        for label in classes.values():  # without a picture, too: readers number the folders
+        for label in classes.values():  # empty classes need a folder: readers number the folders
             (folder / label).mkdir(parents=True, exist_ok=True)
     generator, counts = np.random.default_rng(parameters['seed']), Counter()
     for i in generator.permutation(len(boxes)):

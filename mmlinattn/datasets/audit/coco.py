@@ -1,21 +1,21 @@
-"""What is wrong with annotations in COCO's format, record by record."""
+"""Checks of annotations in COCO format, record by record."""
 
 import math
 from collections.abc import Mapping
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-# Pixels that a box or an outline may reach beyond its image: rounding.
+# Pixels that a box or an outline may exceed its image by, because of rounding.
 MARGIN = 1.0
 Size = Tuple[int, int]  # height, width
 
 
 class Finding(NamedTuple):
-    """Something wrong with a data set.
+    """Problem found in a data set.
 
     Attributes:
-        kind: of a few, to count.
-        where: a file, or a record of one.
-        what: in words.
+        kind: category of the problem, for counting.
+        where: file or record.
+        what: description of the problem.
     """
 
     kind: str
@@ -26,12 +26,12 @@ class Finding(NamedTuple):
 def check_coco(
     content: Any, classes: Optional[Sequence[str]] = None, masks: bool = False
 ) -> Iterator[Finding]:
-    """Findings in annotations, without a look at the images.
+    """Yield the problems in annotations, without reading the images.
 
     Args:
-        content: what the JSON file holds.
-        classes: those that the data set is read with; None for all that the file has.
-        masks: whether each object must have one.
+        content: content of the JSON file.
+        classes: classes that the data set is read with; None for all classes of the file.
+        masks: True if each object must have a mask.
 
     Example:
         >>> image = dict(id=1, file_name='a.jpg', height=10, width=20)
@@ -87,7 +87,7 @@ def _check_categories(records: list, classes: Optional[Sequence[str]]):
         if name not in ids.values():
             what = f'the data set is read with it, the file has {_short([*ids.values()])}'
             yield Finding('class', f'class {name!r}', what)
-    # MMDetection numbers classes in the order of the file.
+    # MMDetection numbers the classes in the order of the file.
     ordered = [name for name in ids.values() if name in (classes or ())]
     if sorted(ordered) == sorted(classes or ()) and ordered != list(classes or ()):
         what = f'in the file come in another order, {_short(ordered)}, and get its numbers'
@@ -135,7 +135,7 @@ def _check_annotation(
     if crowd not in (0, 1):
         yield Finding('annotation', where, f'iscrowd is {_short(crowd)}')
     if 0 in size:
-        return  # found with its image
+        return  # _check_images has reported the size
     height, width = size
     box = record.get('bbox')
     if not _are_numbers(box) or len(box) != 4:
@@ -153,12 +153,12 @@ def _check_annotation(
 
 
 def why_bad_mask(mask: Any, size: Size, margin: float = MARGIN) -> Optional[str]:
-    """Why a segmentation is not one of an image of this size, None if it is, or there is none.
+    """Return why a segmentation does not fit the image size, or None if it fits or is empty.
 
     Args:
         mask: polygons, or run lengths, compressed or not.
-        size: (height, width).
-        margin: pixels that an outline may reach beyond.
+        size: (height, width) of the image.
+        margin: pixels that an outline may exceed the image by.
     """
     if not mask:
         return None
@@ -186,10 +186,10 @@ def why_bad_mask(mask: Any, size: Size, margin: float = MARGIN) -> Optional[str]
 
 
 def run_lengths(counts: Any) -> Optional[List[int]]:
-    """The numbers in COCO's compressed string; None where it is none.
+    """Return the run lengths in COCO's compressed string, or None if it is invalid.
 
-    Six bits a character from '0' on, five of them a digit, the sixth set where more follow; from
-    the fourth number on they are differences to the last but one.
+    Each character holds six bits, counted from '0': five are a digit, the sixth is set if more
+    digits follow. From the fourth number on, each is the difference to the last but one.
 
     Example:
         >>> run_lengths('T18')

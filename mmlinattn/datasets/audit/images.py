@@ -1,4 +1,4 @@
-"""Is an image file whole? Decoders fill what is missing with grey, and say nothing."""
+"""Checks that image files are complete. Decoders silently fill missing parts with grey."""
 
 import io
 import os
@@ -21,7 +21,7 @@ MAX_MEGAPIXELS = 50.0
 
 
 class TooManyPixels(ValueError):
-    """An image with more pixels than the limit; the message names it, its size and the limit."""
+    """Error for an image above the pixel limit; the message names image, size and limit."""
 
 
 def image_size(file: Union[str, Path, BinaryIO]) -> Tuple[int, int]:
@@ -60,10 +60,11 @@ def exif_orientation(data: bytes) -> int:
         >>> exif_orientation(file.getvalue())
         6
     """
-    # Pillow takes as long for its search as OpenCV for a small image: look for the marks first.
+    # Pillow's search takes as long as OpenCV decodes a small image, so look for the marks first.
     if not data.startswith(TIFF) and not any(mark in data for mark in EXIF):
         return 1
-    with suppress(Exception), Image.open(io.BytesIO(data)) as image:  # damaged: found elsewhere
+    # Damaged files are reported by other checks.
+    with suppress(Exception), Image.open(io.BytesIO(data)) as image:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
         return orientation if orientation in range(1, 9) else 1
     return 1
@@ -72,7 +73,7 @@ def exif_orientation(data: bytes) -> int:
 def check_pixels(
     file: Union[str, Path, BinaryIO], name: str, max_megapixels: float = MAX_MEGAPIXELS
 ) -> None:
-    """Refuse an image with too many pixels before it is decoded.
+    """Raise TooManyPixels if an image has too many pixels, before it is decoded.
 
     A compressed file of half a megabyte can have 13000 x 13000 pixels, which take gigabytes.
 
@@ -82,7 +83,7 @@ def check_pixels(
         max_megapixels: limit in millions of pixels.
 
     Raises:
-        TooManyPixels: the image has more.
+        TooManyPixels: the image exceeds the limit.
         OSError: the file cannot be read, or Pillow does not know its format.
 
     Example:
@@ -103,15 +104,15 @@ the limit is 1: use a smaller image or raise the limit
 
 
 def check_pixel_count(shape: Tuple[int, int], what: str, max_megapixels: float) -> None:
-    """Refuse an image or a video whose size is known.
+    """Raise TooManyPixels if an image or video of this size has too many pixels.
 
     Args:
         shape: (height, width).
-        what: begins the error message.
+        what: prefix of the error message.
         max_megapixels: limit in millions of pixels.
 
     Raises:
-        TooManyPixels: it has more.
+        TooManyPixels: the size exceeds the limit.
     """
     height, width = shape
     if height * width > 1e6 * max_megapixels:
@@ -122,13 +123,13 @@ def check_pixel_count(shape: Tuple[int, int], what: str, max_megapixels: float) 
 
 
 def why_incomplete(data: bytes) -> Optional[str]:
-    """What an image file lacks; None for a whole one.
+    """Return why an image file is incomplete, or None if it is complete.
 
-    A JPEG whose last mark is there, and a PNG whose check sums are right, are whole; any other file
-    is decoded. Changed bytes inside a JPEG, which has no check sums, cannot be seen.
+    A JPEG is complete if it has its end marker, a PNG if its checksums match. Any other file is
+    decoded. Changed bytes inside a JPEG, which has no checksums, are not detected.
 
     Args:
-        data: content of the file, of any format that Pillow knows.
+        data: content of the file, in any format that Pillow knows.
 
     Example:
         >>> file = io.BytesIO()
@@ -143,18 +144,19 @@ def why_incomplete(data: bytes) -> Optional[str]:
     try:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
-    except Exception as error:  # decoders raise whatever they like on damaged files
+    except Exception as error:  # each decoder has its own exceptions for damaged files
         return ' '.join(str(error).split()) or type(error).__name__
     return None
 
 
 def why_incomplete_file(path: Union[str, Path]) -> Optional[str]:
-    """:func:`why_incomplete` of a file, which reads no more of it than its ends where these tell.
+    """Return why an image file is incomplete like :func:`why_incomplete`, reading less of it.
 
-    The check sums of a PNG are left to its decoder, which looks at them.
+    Of JPEG and PNG files only the beginning and the end are read if these suffice. The checksums
+    of a PNG are not checked here, because its decoder verifies them.
 
     Raises:
-        OSError: a file that cannot be read.
+        OSError: the file cannot be read.
     """
     with open_regular(str(path)) as file:
         head = file.read(len(PNG))
@@ -169,7 +171,7 @@ def why_incomplete_file(path: Union[str, Path]) -> Optional[str]:
 
 
 def _has_end(data: bytes) -> bool:
-    # Some writers fill up with zeros.
+    # Some writers pad the file with zeros.
     return data[-TAIL:].rstrip(b'\0').endswith(JPEG_END)
 
 

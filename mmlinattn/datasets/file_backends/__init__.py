@@ -1,8 +1,8 @@
-"""Files that are not on this machine's disk, as MMEngine's file backends.
+"""MMEngine file backends for web servers, S3 and the local disk.
 
-Importing registers them for ``http://``, ``https://`` and ``s3://``, so that data sets, transforms
-and metrics of the frameworks read from there wherever their paths begin like this. Files of the
-disk are read by a backend of this package, too, which refuses devices and named pipes.
+Importing registers them for ``http://``, ``https://`` and ``s3://``, so data sets, transforms and
+metrics of the frameworks accept such URLs as paths. The backend of the local disk is replaced by
+one that rejects devices and named pipes.
 """
 
 from .base import StoreError, StoreRefused, StoreUnreachable

@@ -1,4 +1,4 @@
-"""What the stores share: faults that pass are tried again, parts of files, copies on the disk."""
+"""Base class of the remote file backends: retries, partial reads, temporary local copies."""
 
 import logging
 import math
@@ -18,44 +18,44 @@ from ...utils import redacted
 
 T = TypeVar('T')
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
-# Not of the generators that training seeds: a fault must not change its numbers.
+# A separate generator: a retry must not change the random numbers of a seeded training.
 _jitter = random.SystemRandom().uniform
 
 
 class StoreError(OSError):
-    """A store that does not give what it is asked for; nothing is known of the file itself."""
+    """Error for a failed request to a store, which does not mean that the file is damaged."""
 
 
 class StoreUnreachable(StoreError):
-    """However often it was tried."""
+    """Error after all attempts failed."""
 
 
 class StoreRefused(StoreError, PermissionError):
-    """The file must not be read, without credentials or with these."""
+    """Error for a file that cannot be read with these credentials or without any."""
 
 
 class Passing(Exception):
-    """A fault that may be gone the next time: no connection, a cut answer, a server's own error."""
+    """Transient error: no connection, an incomplete response or an error of the server."""
 
 
 class Store(BaseStorageBackend):
-    """A backend of MMEngine whose files are elsewhere.
+    """Base class of MMEngine file backends for remote files.
 
-    It holds nothing but its arguments, so that it can be sent to data-loader workers.
+    It stores only its arguments, so it can be pickled for data-loader workers.
 
     Args:
-        attempts: how often a request is tried, at least 1. Between two of them it waits half a
-            second, then twice as long each time, up to 30 s, with a little randomness.
-        timeout: seconds without an answer until an attempt has failed.
+        attempts: maximum attempts of a request, at least 1. The wait between two attempts starts
+            at half a second and doubles each time, up to 30 s, with a little randomness.
+        timeout: seconds without a response until an attempt fails.
 
     Raises:
         ValueError: arguments out of range.
-        FileNotFoundError: of what is read, there is no such file.
-        StoreRefused: of what is read, it must not be.
+        FileNotFoundError: on reading, the file does not exist.
+        StoreRefused: on reading, access is denied.
         StoreUnreachable: all attempts failed.
-        StoreError: any other answer that is not the file, or one that is too long
+        StoreError: any other response that is not the file, or one that is too long
             (``MMLINATTN_MAX_DOWNLOAD_GIB``).
-        OSError: the file ends before what is asked for.
+        OSError: the file ends before the requested part.
     """
 
     def __init__(self, attempts: int = 6, timeout: float = 30.0) -> None:
@@ -67,11 +67,11 @@ class Store(BaseStorageBackend):
         self.timeout = timeout
 
     def get(self, filepath: Union[str, Path]) -> bytes:
-        """The whole file."""
+        """Return the content of a file."""
         return self.retried(str(filepath), lambda: self.fetch(str(filepath)))
 
     def get_range(self, filepath: str, start: int, size: int) -> bytes:
-        """``size`` bytes from ``start`` on; OSError where the file ends before."""
+        """Return ``size`` bytes from ``start`` on; raise OSError if the file ends before."""
         data = self.retried(filepath, lambda: self.fetch(filepath, (start, size)))
         if len(data) != size:
             raise OSError(f'{redacted(filepath)} ends before byte {start + size}')
@@ -82,7 +82,7 @@ class Store(BaseStorageBackend):
 
     @contextmanager
     def get_local_path(self, filepath: Union[str, Path]) -> Iterator[str]:
-        """A copy on the disk, for as long as the block lasts."""
+        """Yield the path of a local copy that is removed at the end of the block."""
         data = self.get(filepath)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / (Path(urlsplit(str(filepath)).path).name or 'file')
@@ -97,15 +97,18 @@ class Store(BaseStorageBackend):
 
     @abstractmethod
     def fetch(self, url: str, part: Optional[tuple] = None) -> bytes:
-        """One attempt at a file or (start, size) of it; :class:`Passing` for what may pass."""
+        """Read a file or its part (start, size) in one attempt.
+
+        Raise :class:`Passing` for transient errors.
+        """
 
     @abstractmethod
     def isfile(self, filepath: str) -> bool:
-        """Is there such a file?"""
+        """Return True if the file exists."""
 
     @abstractmethod
     def isdir(self, filepath: str) -> bool:
-        """Is there something below that path?"""
+        """Return True if there are files below the path."""
 
     @abstractmethod
     def list_dir_or_file(
@@ -116,10 +119,10 @@ class Store(BaseStorageBackend):
         suffix: Any = None,
         recursive: bool = False,
     ) -> Iterator[str]:
-        """Paths below a folder, as seen from there."""
+        """Yield the paths below a folder, relative to it."""
 
     def retried(self, url: str, ask: Callable[[], T]) -> T:
-        """What ``ask`` returns, as soon as it does not raise :class:`Passing`."""
+        """Return the result of ``ask``; repeat it while it raises :class:`Passing`."""
         for attempt in range(1, self.attempts + 1):
             try:
                 return ask()
@@ -133,17 +136,17 @@ class Store(BaseStorageBackend):
         raise AssertionError('unreachable')
 
 
-# Answers that may be others the next time, besides the server's own faults: 500 and above.
+# Transient HTTP errors besides those of the server, 500 and above.
 BUSY = (408, 425, 429)
 
 
 def refused(url: str, status: int, code: str = '') -> Exception:
-    """What to raise for the answer of a server that is not the file.
+    """Return the exception for an error response of a server.
 
     Args:
-        url: of the file.
-        status: of HTTP.
-        code: the store's own word for it, such as ``'ExpiredToken'``.
+        url: URL of the file.
+        status: HTTP status.
+        code: error code of the store, such as ``'ExpiredToken'``.
     """
     answer = f'HTTP {status}, {code}' if code else f'HTTP {status}'
     if status >= 500 or status in BUSY:

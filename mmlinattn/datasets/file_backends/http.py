@@ -1,4 +1,4 @@
-"""Files of a web server."""
+"""File backend for web servers."""
 
 from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
@@ -13,19 +13,19 @@ from mmengine.fileio import register_backend
 from ...utils import FetchRefused, check_size, opened, redacted, size_limit
 from .base import Passing, Store, StoreError, refused
 
-# Left as they are in an address: what separates its parts, and what is quoted already.
+# Characters that quoting a URL keeps: separators, and % because parts may be quoted already.
 SAFE = "/:?&=%@+,;~!$'()*[]"
 
 
 @register_backend('http', force=True, prefixes=['http', 'https'])
 class HTTPStore(Store):
-    """Files of a web server, in place of MMEngine's backend of the same name.
+    """File backend for web servers, which replaces MMEngine's backend of the same name.
 
-    A server has no list of its files: what lists a folder needs another store. Proxies come from
-    the environment (``https_proxy``). A redirect from https to http is refused.
+    Web servers cannot list folders. Proxies are read from the environment (``https_proxy``). A
+    redirect from https to http raises StoreError.
 
     Args:
-        attempts, timeout: see :class:`.backend.Store`, for errors too.
+        attempts, timeout: see :class:`.base.Store`, also for the errors.
 
     Example::
 
@@ -39,10 +39,11 @@ class HTTPStore(Store):
         with _answer(url, self.timeout, headers) as answer:
             if part is not None and answer.status != 206:
                 raise StoreError(f'{redacted(url)}: the server does not give parts of files')
-            # Without it an answer that was cut looks like a whole one.
+            # Without a length an incomplete response cannot be detected.
             if answer.length is None and not answer.chunked:
                 raise StoreError(f'{redacted(url)}: the server does not say how long the file is')
-            # With a length only a plain read() notices a cut; without one only a limit ends it.
+            # With a length only read() without a size detects an incomplete response. A chunked
+            # response has no length, so its read needs a size limit.
             asked = part[1] if part else None
             if not answer.chunked:
                 _check_length(url, answer.length, asked)
@@ -81,7 +82,7 @@ def _check_length(url: str, length: int, asked: Optional[int]) -> None:
 def _answer(
     url: str, timeout: float, headers: Optional[dict] = None, method: str = 'GET'
 ) -> Iterator[HTTPResponse]:
-    """An open answer; faults on the way, also while it is read, are sorted."""
+    """Yield an open response; convert errors, also while it is read, to those of :class:`Store`."""
     known = {'User-Agent': 'mmlinattn', **(headers or {})}
     try:
         request = Request(quote(url, safe=SAFE), headers=known, method=method)

@@ -1,4 +1,4 @@
-"""The local disk as a file backend of MMEngine that reads regular files only."""
+"""File backend for the local disk that reads only regular files."""
 
 import errno
 import io
@@ -14,14 +14,14 @@ from ...utils import open_regular
 
 @register_backend('local', prefixes='', force=True)
 class RegularFiles(LocalBackend):
-    """MMEngine's backend of the local disk, which reads regular files only.
+    """Local file backend of MMEngine that reads only regular files.
 
-    Importing registers it in place of MMEngine's, so that no data set, transform or metric waits
-    for a named pipe or reads a device until memory ends.
+    Importing registers it in place of MMEngine's, so that no data set, transform or metric blocks
+    on a named pipe or reads a device until memory is exhausted.
 
     Raises:
-        OSError: of what is read, it is not a regular file, or there is no memory for it.
-        FetchRefused: of what is read, it is above the size limit
+        OSError: on reading, the path is not a regular file, or memory does not suffice.
+        FetchRefused: on reading, the file is above the size limit
             (:func:`mmlinattn.utils.check_size`).
     """
 
@@ -34,12 +34,12 @@ class RegularFiles(LocalBackend):
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(filepath)) from error
 
     def get_text(self, filepath: Union[str, Path], encoding: str = 'utf-8') -> str:
-        """Return the content of a text file, with any line ends as ``\\n``."""
+        """Return the content of a text file, with all line ends converted to ``\\n``."""
         return io.TextIOWrapper(io.BytesIO(self.get(filepath)), encoding=encoding).read()
 
     @contextmanager
     def get_local_path(self, filepath: Union[str, Path]) -> Iterator[Union[str, Path]]:
-        """Yield the path itself, after a check of the file; a folder is not checked."""
+        """Yield the path itself after checking the file; folders are not checked."""
         if not os.path.isdir(filepath):
             open_regular(str(filepath), limited=False).close()
         yield filepath

@@ -1,4 +1,4 @@
-"""Questions about paths of any store, the local disk included."""
+"""Queries about paths of any file backend, the local disk included."""
 
 from itertools import islice
 from typing import List, Optional
@@ -9,15 +9,17 @@ from .http import HTTPStore
 
 
 def is_there(path: str, backend_args: Optional[dict] = None, folder: bool = False) -> bool:
-    """Is there such a file or folder?
+    """Return True if a file or folder exists.
 
     Args:
-        path: of either.
-        backend_args: of the data set; by default the path itself tells the store.
-        folder: it is one; those of a web server count as there, as it cannot tell.
+        path: path or URL of the file or folder.
+        backend_args: those of the data set; by default the path determines the file backend.
+        folder: the path is a folder. Folders of a web server always count as existing, because
+            they cannot be queried.
 
     Raises:
-        OSError: the store does not answer the question.
+        OSError: the request fails.
+        ValueError: no file backend is registered for the path.
     """
     try:
         backend = get_file_backend(path, backend_args=backend_args, enable_singleton=True)
@@ -25,12 +27,12 @@ def is_there(path: str, backend_args: Optional[dict] = None, folder: bool = Fals
         raise ValueError(f'{path!r}: no file backend is known as {error}') from error
     if folder and isinstance(backend, HTTPStore):
         return True
-    # Backends of others need not know.
+    # Third-party backends may lack the method.
     return backend.exists(path) if hasattr(backend, 'exists') else True
 
 
 def first_files(folder: str, limit: int, backend_args: Optional[dict] = None) -> List[str]:
-    """The first files below a folder, of as many as are listed first."""
+    """Return the first ``limit`` files below a folder, sorted, out of the first 10 000 listed."""
     backend = get_file_backend(folder, backend_args=backend_args, enable_singleton=True)
     if not backend.exists(folder) or isinstance(backend, HTTPStore):
         return []

@@ -1,4 +1,4 @@
-"""Objects of S3 and of what speaks its language (MinIO, Ceph, R2, ...)."""
+"""File backend for S3 and compatible stores (MinIO, Ceph, R2, ...)."""
 
 import os
 from functools import lru_cache
@@ -14,19 +14,20 @@ BUSY_CODES = ('RequestTimeout', 'SlowDown', 'Throttling', 'ThrottlingException')
 
 @register_backend('s3', force=True, prefixes='s3')
 class S3Store(Store):
-    """Objects ``s3://bucket/key`` (needs boto3: ``pip install 'mmlinattn[cloud]'``).
+    """File backend for ``s3://bucket/key`` (needs boto3: ``pip install 'mmlinattn[cloud]'``).
 
-    Credentials, region and address come from where boto3 looks for them, never from a config:
-    ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_PROFILE``, ``AWS_DEFAULT_REGION``,
-    ``AWS_ENDPOINT_URL`` for another server than Amazon's, or the role of the machine.
+    boto3 finds credentials, region and endpoint in the environment; a config must not contain
+    credentials. It reads ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_PROFILE``,
+    ``AWS_DEFAULT_REGION``, ``AWS_ENDPOINT_URL`` for a server other than Amazon's, or the role of
+    the machine.
 
     Args:
-        anonymous: ask without credentials, for what is open to all.
-        endpoint_url: address of the server; default: ``AWS_ENDPOINT_URL``, else Amazon's.
-        attempts, timeout: see :class:`.backend.Store`, for errors too.
+        anonymous: send requests without credentials, for public objects.
+        endpoint_url: URL of the server; default: ``AWS_ENDPOINT_URL``, else Amazon's.
+        attempts, timeout: see :class:`.base.Store`, also for the errors.
 
     Raises:
-        ImportError: of what is read, boto3 is not installed.
+        ImportError: on reading, boto3 is not installed.
 
     Example::
 
@@ -51,11 +52,11 @@ class S3Store(Store):
         except FetchRefused as error:
             answer['Body'].close()
             raise StoreError(str(error)) from None
-        except Exception as error:  # of botocore and of what is below, and all mean: cut
+        except Exception as error:  # of botocore or urllib3, all for an incomplete response
             raise Passing(f'{type(error).__name__} in the middle of the file') from None
 
     def put(self, obj: Union[bytes, memoryview], filepath: str) -> None:
-        """Write an object, whole or not at all."""
+        """Write an object atomically."""
         self.retried(
             filepath, lambda: self._ask(filepath, 'put_object', Body=obj, **_place(filepath))
         )
@@ -104,7 +105,7 @@ class S3Store(Store):
                     seen.add(folder)
                     yield folder.rstrip('/')
             for name in names:
-                # A key that ends in a slash stands for a folder.
+                # A key that ends in a slash represents a folder.
                 fits = name and not name.endswith('/')
                 if list_file and fits and (suffix is None or name.endswith(suffix)):
                     yield name
@@ -130,13 +131,13 @@ class S3Store(Store):
         except (errors.HTTPClientError, errors.ConnectionError) as error:
             raise Passing(type(error).__name__) from None
         except errors.BotoCoreError as error:
-            # Never its text, which may have the whole request.
+            # The text of the error may contain the complete request.
             raise StoreError(f'{redacted(url)}: {type(error).__name__} of botocore') from None
 
 
 @lru_cache(maxsize=8)
 def _client(pid: int, anonymous: bool, endpoint_url: Optional[str], timeout: float) -> Tuple:
-    """A client of this process, which must not share connections with the one that forked it."""
+    """Return the client of this process; a fork must not share connections with its parent."""
     try:
         import botocore
         from boto3.session import Session
@@ -145,7 +146,7 @@ def _client(pid: int, anonymous: bool, endpoint_url: Optional[str], timeout: flo
     except ImportError as error:
         raise ImportError(f"s3:// needs boto3: pip install 'mmlinattn[cloud]' ({error})") from error
     config = Config(
-        # Attempts are counted here, bodies included.
+        # Store repeats failed requests, also those that fail while the body is read.
         retries=dict(total_max_attempts=1),
         connect_timeout=timeout,
         read_timeout=timeout,
@@ -155,7 +156,7 @@ def _client(pid: int, anonymous: bool, endpoint_url: Optional[str], timeout: flo
 
 
 def _place(url: str) -> dict:
-    # Keys may have ? and #, which urlsplit would cut off.
+    # Keys may contain ? and #, which urlsplit would split off.
     bucket, _, key = url.partition('://')[2].partition('/')
     if not bucket:
         raise ValueError(f'{url!r} names no bucket: s3://bucket/key')

@@ -1,4 +1,4 @@
-"""No keys in configs: these are printed, logged, and kept in every checkpoint."""
+"""Checks for secrets in configs, which are printed, logged and stored in every checkpoint."""
 
 import os
 import re
@@ -21,13 +21,13 @@ BACKENDS = ('backend_args', 'file_client_args')
 
 
 def check_no_secrets(config: Any) -> None:
-    """Raise ValueError for a config with a key, a password or a signed address in it.
+    """Raise ValueError if a config contains a key, a password or a signed URL.
 
-    Looked at are arguments of file backends by their names, addresses, and any text that holds
-    what the environment has as credentials. The message names the place and not the secret.
+    It checks the names of file backend arguments, URLs, and all text for credentials that are set
+    in the environment. The message names the place and not the secret.
 
     Args:
-        config: nested dicts and lists, or MMEngine's.
+        config: nested dicts and lists, or a config of MMEngine.
 
     Example:
         >>> check_no_secrets(dict(a=[dict(backend_args=dict(secret_key='x'))]))
@@ -54,7 +54,7 @@ come from the environment, see docs/datasets.md
 
 
 def _leaves(node: Any, place: str, inside: bool) -> Iterator[Tuple[str, bool, Any]]:
-    """Place and value of each leaf, and whether it is an argument of a file backend."""
+    """Yield place, True for an argument of a file backend, and value of each leaf."""
     if isinstance(node, dict):
         for key, value in node.items():
             inner = f'{place}.{key}' if place else str(key)

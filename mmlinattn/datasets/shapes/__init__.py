@@ -1,11 +1,12 @@
-"""Shapes: a small drawn data set in the layouts of COCO, ADE20K, Cityscapes and ImageNet.
+"""Shapes: a small synthetic data set in the layouts of COCO, ADE20K, Cityscapes and ImageNet.
 
-Textured circles, squares, triangles, stars and crosses on textured backgrounds, written once by
-seed as real files, so that what runs on Shapes runs on the real set with another ``data_root``::
+It has textured circles, squares, triangles, stars and crosses on textured backgrounds, drawn from
+a seed and stored as files. A config for Shapes runs on the real data set with another
+``data_root``::
 
     python -m mmlinattn.datasets.shapes data/shapes
 
-Below the root lie::
+The root contains::
 
     coco/{train,val}2017/*.jpg, coco/annotations/instances_{train,val}2017.json
     ade/images/{training,validation}/*.jpg      ade/annotations/{training,validation}/*.png
@@ -13,9 +14,9 @@ Below the root lie::
     cityscapes/gtFine/{train,val}/shapes/*_gtFine_labelTrainIds.png
     imagenet/{train,val}/<class>/*.jpg          shapes.json
 
-COCO category ids are 1..5 in the order of ``CLASSES``. ADE maps hold 1 for background and 2..6 for
-the shapes (0, unlabelled, is unused), Cityscapes maps hold 0 and 1..5. Readers of the ImageNet
-layout sort its class folders by name, which is not the order of ``CLASSES``.
+COCO category ids are 1..5 in the order of ``CLASSES``. ADE maps have 1 for background and 2..6 for
+the shapes (0, unlabelled, is unused), Cityscapes maps have 0 and 1..5. Readers of the ImageNet
+layout sort the class folders by name, which is not the order of ``CLASSES``.
 """
 
 from .draw import CLASSES, PALETTE, SEG_CLASSES, Instance, Sample, draw_image

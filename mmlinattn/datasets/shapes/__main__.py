@@ -1,7 +1,7 @@
-"""Writes the Shapes data set in the layouts of COCO, ADE20K, Cityscapes and ImageNet.
+"""Write the Shapes data set in the layouts of COCO, ADE20K, Cityscapes and ImageNet.
 
-The same options give the same files. The exit code is 2 for a bad argument, a root in the way or a
-failure to write, 130 and 143 for an interrupt, after which nothing is left.
+The same options give the same files. The exit code is 2 for a bad argument, an existing root or a
+failure to write, and 130 or 143 for an interrupt, after which no files remain.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from .install import generate
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Run the command line and returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(
         prog='python -m mmlinattn.datasets.shapes',
         description=__doc__.partition('\n\n')[0],
@@ -51,5 +51,5 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == '__main__':
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SystemExit runs the cleanup
     sys.exit(main())

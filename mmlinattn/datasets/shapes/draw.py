@@ -1,4 +1,4 @@
-"""Pictures of textured shapes on textured backgrounds, with their labels."""
+"""Images of textured shapes on textured backgrounds, with their labels."""
 
 from typing import List, NamedTuple, Tuple
 
@@ -13,27 +13,31 @@ PALETTE = [
 
 MIN_IMAGE_SIZE = 32
 MIN_SHAPES, MAX_SHAPES = 1, 4
-MIN_DIAMETER, MAX_DIAMETER = 24 / 128, 60 / 128  # as parts of the image side
-MIN_VISIBLE = 0.6  # of every shape beneath another one
+MIN_DIAMETER, MAX_DIAMETER = 24 / 128, 60 / 128  # relative to the image side
+MIN_VISIBLE = 0.6  # minimum visible fraction of a shape beneath another one
 MIN_CONTRAST = 110.0  # Euclidean distance in RGB
 SUPERSAMPLING = 4
-# As with real things, colour and texture hint at the class, and the outline settles it: most
-# shapes have the texture and the hue (in turns of the colour circle) of their class.
+# As with real objects, colour and texture only hint at the class, and the outline determines it.
+# Most shapes have the texture and the hue (in turns of the colour circle) of their class.
 TEXTURES = ('dots', 'checks', 'stripes', 'solid', 'gradient')
 HUES, HUE_SPREAD = (0.0, 0.2, 0.4, 0.6, 0.8), 0.07
-TYPICAL = 0.85  # part of the shapes that look like their class
+TYPICAL = 0.85  # fraction of the shapes with the texture and hue of their class
 
 
 class Instance(NamedTuple):
-    """A shape: ``label`` 1..5, an index into ``SEG_CLASSES``, and ``mask`` (H, W) bool, what is
-    visible of it."""
+    """Shape in an image.
+
+    Attributes:
+        label: 1..5, an index into ``SEG_CLASSES``.
+        mask: (H, W) bool, the visible part.
+    """
 
     label: int
     mask: np.ndarray
 
 
 class Sample(NamedTuple):
-    """A picture and its labels.
+    """Image and its labels.
 
     Attributes:
         image: (H, W, 3) uint8 RGB.
@@ -47,14 +51,14 @@ class Sample(NamedTuple):
 
 
 def draw_image(rng: np.random.Generator, image_size: int) -> Sample:
-    """Draw a square picture of one to four shapes.
+    """Draw a square image of one to four shapes.
 
     Args:
-        rng: all randomness: the same state gives the same picture.
+        rng: the only source of randomness: the same state gives the same image.
         image_size: side in pixels, at least 32.
 
     Raises:
-        ValueError: an ``image_size`` that is not an integer of at least 32.
+        ValueError: ``image_size`` is not an integer of at least 32.
 
     Example:
         >>> sample = draw_image(np.random.default_rng(0), 64)
@@ -65,7 +69,7 @@ def draw_image(rng: np.random.Generator, image_size: int) -> Sample:
     """
     size = check_integer('image_size', image_size, MIN_IMAGE_SIZE)
     canvas = _background(rng, size)
-    top = np.zeros((size, size), np.uint8)  # number of the topmost shape, 0 where there is none
+    top = np.zeros((size, size), np.uint8)  # number of the topmost shape, 0 for none
     labels, areas = [0], [0]
     wanted = int(rng.integers(MIN_SHAPES, MAX_SHAPES + 1))
     for _ in range(10 * wanted):
@@ -93,14 +97,14 @@ def draw_image(rng: np.random.Generator, image_size: int) -> Sample:
 
 
 def check_integer(name: str, value: int, least: int) -> int:
-    """``value``, or a ValueError that names the argument and what it was."""
+    """Return ``value``; raise ValueError unless it is an integer of at least ``least``."""
     if not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f'{name} must be an integer >= {least}, got {value!r}')
     return int(value)
 
 
 def _background(rng: np.random.Generator, size: int) -> np.ndarray:
-    """Gradient, smooth noise, sometimes soft stripes, and grain: (S, S, 3) float32."""
+    """Draw gradient, smooth noise, sometimes soft stripes, and grain: (S, S, 3) float32."""
     u, v = _axes(rng, size)
     ramp = (u - u.min()) / (u.max() - u.min())
     canvas = rng.uniform(50, 205, 3) + ramp[..., None] * rng.uniform(-60, 60, 3)
@@ -115,7 +119,7 @@ def _background(rng: np.random.Generator, size: int) -> np.ndarray:
 
 
 def _axes(rng: np.random.Generator, size: int) -> Tuple[np.ndarray, np.ndarray]:
-    """Two (S, S) coordinates in pixels, at right angles, turned and shifted at random."""
+    """Return two orthogonal (S, S) coordinates in pixels, rotated and shifted at random."""
     angle, shift = rng.uniform(0, 2 * np.pi), rng.uniform(0, size, 2)
     y, x = np.mgrid[:size, :size].astype(np.float32)
     return (
@@ -125,10 +129,13 @@ def _axes(rng: np.random.Generator, size: int) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def _coverage(rng: np.random.Generator, size: int, label: int, diameter: float) -> np.ndarray:
-    """Part of each pixel covered by a shape turned and placed at random: (S, S) float32."""
+    """Return the covered fraction of each pixel for a shape of random rotation and position.
+
+    The result is (S, S) float32.
+    """
     radius = diameter / 2
     angle = rng.uniform(0, 2 * np.pi)
-    # Near the border a shape may lose a little, never its recognisable form.
+    # Near the border a shape may be cut slightly, but stays recognisable.
     center = rng.uniform(0.8 * radius, size - 0.8 * radius, 2)
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     points = (OUTLINES[label - 1] @ turn * radius + center) * SUPERSAMPLING
@@ -140,9 +147,9 @@ def _coverage(rng: np.random.Generator, size: int, label: int, diameter: float) 
 def _texture(
     rng: np.random.Generator, size: int, diameter: float, style: int, beneath: np.ndarray
 ) -> np.ndarray:
-    """A texture in the style of a class that stands out from the pixels beneath, (N, 3).
+    """Draw a texture in the style of a class that contrasts with the pixels beneath, (N, 3).
 
-    Returns (S, S, 3) float32, scaled to a shape of this diameter.
+    The result is (S, S, 3) float32, scaled to a shape of this diameter.
     """
     u, v = _axes(rng, size)
     period = max(4.0, diameter * rng.uniform(0.2, 0.4))
@@ -162,24 +169,24 @@ def _texture(
 
 
 def _contrasting_colors(rng: np.random.Generator, beneath: np.ndarray, hue: float) -> np.ndarray:
-    """Two colours of a hue, (2, 3), that stand out from nearly all of the pixels beneath."""
+    """Choose two colours of a hue, (2, 3), that contrast with nearly all pixels beneath."""
     beneath = beneath[:: max(1, len(beneath) // 128)]
 
     def contrast(colors: np.ndarray) -> np.ndarray:
         distances = np.linalg.norm(colors[:, None] - beneath[None], axis=2)
-        # Capped, so that the first sufficient colour wins and not the most extreme one.
+        # Capped so that the first sufficient colour is chosen, not the most extreme one.
         return np.minimum(np.quantile(distances, 0.1, axis=1), MIN_CONTRAST)
 
     candidates = _colors_of_hue(rng, hue, 32)
     best = int(contrast(candidates).argmax())
     first, others = candidates[best], np.delete(candidates, best, axis=0)
-    # A gradient shows what is in between, too.
+    # A gradient also shows the colours in between, so the mean must contrast, too.
     second = others[(contrast(others) + contrast((others + first) / 2)).argmax()]
     return np.stack([first, second])
 
 
 def _colors_of_hue(rng: np.random.Generator, hue: float, count: int) -> np.ndarray:
-    """Bright and dark, vivid and pale colours around a hue: (count, 3) float32 RGB."""
+    """Draw bright and dark, vivid and pale colours around a hue: (count, 3) float32 RGB."""
     turns = (hue + rng.uniform(-HUE_SPREAD, HUE_SPREAD, count)) % 1.0
     saturation, value = rng.uniform(0.5, 1, count), rng.uniform(0.35, 1, count)
     hsv = np.stack([360 * turns, saturation, value], axis=-1).astype(np.float32)
@@ -187,7 +194,7 @@ def _colors_of_hue(rng: np.random.Generator, hue: float, count: int) -> np.ndarr
 
 
 def _polygon(radii: List[float]) -> np.ndarray:
-    """(corners, 2) at these distances from the middle, at equal angles."""
+    """Return corners (N, 2) at these distances from the centre, at equal angles."""
     angles = np.arange(len(radii)) * 2 * np.pi / len(radii)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1) * np.array(radii)[:, None]
 
@@ -196,7 +203,7 @@ CROSS = [
     (3, 1), (1, 1), (1, 3), (-1, 3), (-1, 1), (-3, 1),
     (-3, -1), (-1, -1), (-1, -3), (1, -3), (1, -1), (3, -1),
 ]  # fmt: skip
-# One a class, in the unit circle.
+# One outline per class, inside the unit circle.
 OUTLINES = (
     _polygon([1] * 48),
     _polygon([1] * 4),

@@ -1,4 +1,4 @@
-"""A set as a whole: it appears when complete, and nothing else is ever replaced."""
+"""Atomic creation of a Shapes data set, which never replaces other files."""
 
 import json
 import os
@@ -19,25 +19,25 @@ def generate(
     workers: Optional[int] = None,
     force: bool = False,
 ) -> Path:
-    """Write the data set below a directory, or does nothing if it is already there.
+    """Write the data set to a directory, or do nothing if it already exists.
 
     The files depend on the parameters, not on the number of workers. They are written to a
-    hidden directory beside ``root``, which becomes ``root`` only when complete.
+    hidden directory beside ``root``, which is renamed to ``root`` when complete.
 
     Args:
         root: directory to create; returned as a path.
         num_train: number of training images, at least 1.
         num_val: number of validation images, at least 1.
         image_size: side of the square images in pixels, at least 32.
-        seed: of all randomness, at least 0.
-        workers: number of processes, at least 1; default: one a CPU. 1 is this one.
-        force: write anew if ``root`` is a Shapes set, of whatever parameters, or empty.
+        seed: random seed, at least 0.
+        workers: number of processes, at least 1; default: one per CPU. 1 uses this process.
+        force: overwrite ``root`` if it is empty or a Shapes set with any parameters.
             Messages call it ``--force``.
 
     Raises:
-        ValueError: an argument out of range.
-        FileExistsError: ``root`` is a Shapes set of other parameters and ``force`` is not set, or
-            is anything else (an empty directory is fine with ``force``).
+        ValueError: an argument is out of range.
+        FileExistsError: ``root`` is a Shapes set with other parameters and ``force`` is not set,
+            or is anything else (an empty directory is accepted with ``force``).
 
     Example:
         >>> import tempfile
@@ -69,7 +69,7 @@ def generate(
     staging.mkdir(parents=True)
     try:
         layouts.write_set(staging, parameters, workers)
-        # Another process may have been faster, or have put files there meanwhile.
+        # Another process may have created the set or other files there meanwhile.
         if not _is_there(target, parameters, force):
             _install(staging, target, force)
     finally:
@@ -78,7 +78,7 @@ def generate(
 
 
 def _is_there(root: Path, parameters: Dict[str, Any], force: bool) -> bool:
-    """Whether the set is already at root; raises FileExistsError if something else is."""
+    """Return True if the set is already at root; raise FileExistsError if something else is."""
     if not root.exists():
         return False
     found = _read_parameters(root)
@@ -111,7 +111,7 @@ def _is_there(root: Path, parameters: Dict[str, Any], force: bool) -> bool:
 
 
 def _read_parameters(root: Path) -> Optional[Dict[str, Any]]:
-    """Parameters of the Shapes set at root, None if it is none."""
+    """Return the parameters of the Shapes set at root, or None if it is not one."""
     try:
         description = json.loads((root / 'shapes.json').read_bytes())
         parameters = description['parameters'] if description['format'] == layouts.FORMAT else None
@@ -121,7 +121,7 @@ def _read_parameters(root: Path) -> Optional[Dict[str, Any]]:
 
 
 def _install(staging: Path, root: Path, force: bool) -> None:
-    """Move the finished set to root; with force, what is there goes, but not before."""
+    """Move the finished set to root; with force, remove the old set after the move."""
     old = root.with_name(f'.{root.name}.old-{os.getpid()}')
     try:
         if force and root.exists():

@@ -1,4 +1,4 @@
-"""The files of a set: pictures and labels as COCO, ADE20K, Cityscapes and ImageNet have them."""
+"""Files of a Shapes data set in the layouts of COCO, ADE20K, Cityscapes and ImageNet."""
 
 import json
 from collections import Counter
@@ -15,7 +15,7 @@ from ...utils.processes import WorkerDied, map_in_workers
 from .draw import CLASSES, PALETTE, SEG_CLASSES, Instance, draw_image
 
 FORMAT = 'mmlinattn-shapes'
-VERSION = 2  # raise it when the same parameters no longer give the same files
+VERSION = 2  # increase it when the same parameters no longer give the same files
 SPLITS = ('train', 'val')
 ADE_SPLITS = dict(train='training', val='validation')
 CONTENT = ('ade', 'cityscapes', 'coco', 'imagenet', 'shapes.json')
@@ -23,9 +23,9 @@ JPEG_QUALITY, CROP_SIZE, CROP_SCALE = 90, 64, 1.25
 
 
 def write_set(root: Path, parameters: Dict[str, Any], workers: int) -> None:
-    """Write a whole set below a directory; the arguments are those of a checked ``generate``."""
+    """Write a complete set to a directory, with the validated parameters of ``generate``."""
     for split in SPLITS:
-        for name in CLASSES:  # without a picture, too: readers number the folders
+        for name in CLASSES:  # empty classes need a folder: readers number the folders
             (root / f'imagenet/{split}/{name}').mkdir(parents=True)
     jobs = [(split, i) for split in SPLITS for i in range(parameters[f'num_{split}'])]
     records = _write_images(root, parameters, jobs, workers)
@@ -54,7 +54,7 @@ def save(path: Path, data: bytes) -> None:
 def _write_images(
     root: Path, parameters: Dict[str, Any], jobs: List[Tuple[str, int]], workers: int
 ) -> List[Dict[str, Any]]:
-    """Draws and writes the pictures of these splits and indices; their records for COCO."""
+    """Draw and write the images of these splits and indices; return their COCO records."""
     write = partial(_write_image, root, parameters['image_size'], parameters['seed'])
     console = Console(stderr=True, markup=False)
     progress = partial(track, description='Drawing Shapes', total=len(jobs), console=console)
@@ -82,7 +82,7 @@ def _write_image(root: Path, image_size: int, seed: int, job: Tuple[str, int]) -
     picture, jpeg = root / f'coco/{split}2017/{number:012d}.jpg', _encode('.jpg', sample.image)
     save(picture, jpeg)
     save(root / f'ade/images/{ade}/{ade_name}.jpg', jpeg)
-    # The same pixels as the JPEG file: Cityscapes has PNG.
+    # Cityscapes has PNG files, so encode the pixels of the JPEG file.
     same = _encode('.png', cv2.imread(str(picture))[..., ::-1])
     save(root / f'cityscapes/leftImg8bit/{city}_leftImg8bit.png', same)
     save(root / f'ade/annotations/{ade}/{ade_name}.png', _encode('.png', sample.semantic + 1))
@@ -99,7 +99,7 @@ def _write_image(root: Path, image_size: int, seed: int, job: Tuple[str, int]) -
 
 
 def _encode(suffix: str, image: np.ndarray) -> bytes:
-    """(H, W, 3) RGB or (H, W) uint8 as a file of this kind."""
+    """Encode (H, W, 3) RGB or (H, W) uint8 in the format of the suffix."""
     if image.ndim == 3:
         image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
     options = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY] if suffix == '.jpg' else []
@@ -120,19 +120,19 @@ def _annotation(instance: Instance, image_id: int) -> Dict[str, Any]:
 
 
 def polygons_of(mask: np.ndarray) -> List[List[float]]:
-    """COCO's polygons of a mask (H, W) bool, exact when rasterised by pycocotools.
+    """Return the COCO polygons of a mask (H, W) bool, exact when rasterised by pycocotools.
 
     Example:
         >>> polygons_of(np.ones((1, 1), bool))
         [[0.25, 0.25, 0.25, 0.75, 0.75, 0.75, 0.75, 0.25]]
     """
-    # At twice the size contours run between the pixel centres instead of through them, and even
-    # a single pixel has one of four points.
+    # At twice the size contours run between the pixel centres instead of through them, so even a
+    # single pixel has a contour of four points.
     double = mask.astype(np.uint8).repeat(2, axis=0).repeat(2, axis=1)
     contours, hierarchy = cv2.findContours(double, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
     for contour, (*_, parent) in zip(contours, hierarchy[0]):
         if parent >= 0:
-            # COCO polygons have no holes: cut the mask in two through this one.
+            # COCO polygons cannot have holes, so cut the mask in two through this one.
             x, _, width, _ = cv2.boundingRect(contour)
             left, right = mask.copy(), mask.copy()
             cut = (x + width // 2) // 2
@@ -148,13 +148,14 @@ def square_crop(
     size: int = CROP_SIZE,
     scale: float = CROP_SCALE,
 ) -> np.ndarray:
-    """Square around the middle of a box, moved inside the picture where it would stick out.
+    """Crop a square around the centre of a box, shifted to lie inside the image.
 
     Args:
         image: (H, W, 3) uint8.
         bbox: x, y, width and height in pixels.
         size: side of the result in pixels.
-        scale: side of the square over the longer side of the box; never more than the picture.
+        scale: ratio of the side of the square to the longer side of the box. The side is limited
+            to that of the image.
 
     Returns:
         (size, size, 3) uint8.

@@ -1,4 +1,4 @@
-"""Data sets as a few large tar files (WebDataset's naming), for stores that are slow to ask."""
+"""Data sets in a few large tar files (named as in WebDataset), for stores with high latency."""
 
 from .dataset import ShardDataset
 from .sampler import ShardSampler

@@ -1,4 +1,4 @@
-"""Shards as a data set of MMEngine."""
+"""MMEngine data set that reads shards."""
 
 import io
 import json
@@ -16,34 +16,35 @@ from ..file_backends import HTTPStore, StoreError
 from .index import IMAGES, LABEL, RECORD, SEG_MAP, check_record, read_index, with_label_map
 from .tar_member import DamagedMember, DamagedSample, Member, MemberStore, read_range
 
-PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)  # no links, no holes
+PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)  # excludes links and sparse files
 
 
 @DATASETS.register_module()
 class ShardDataset(BaseDataset):
-    """The samples of shards that :func:`.write.write_shards` wrote.
+    """Data set of shards that :func:`.write.write_shards` has written.
 
-    Records are those of the data set that they were made of, so that its pipelines work on them
-    as they are. What is read are blocks, parts of a shard with many samples, of which some are
-    kept; with :class:`.sampler.ShardSampler` each is read once an epoch. Each sample has a check
-    sum, which is looked at. Nothing is unpickled.
+    The records are those of the original data set, so its pipelines work unchanged. Shards are
+    read in blocks of many samples, and some blocks are cached. With
+    :class:`.sampler.ShardSampler` each block is read once per epoch. The checksum of each sample
+    is verified. Nothing is unpickled.
 
     Args:
-        ann_file: the index, such as ``'train.json'``; the shards are beside it.
-        data_root: folder or address of both, such as ``'s3://bucket/coco'``.
-        block_bytes: at most so much is read at once, if it is not a single sample.
-        blocks: how many blocks are kept in memory, of each data-loader worker. The sampler draws
-            from as many at a time: fewer take less memory, more mix better.
-        backend_args: of MMEngine's file backend for index and shards; by default the address
-            tells. Transforms need none: what they load is in memory then.
-        others: see MMEngine's ``BaseDataset``. ``metainfo`` comes before that of the index.
+        ann_file: the index, such as ``'train.json'``; the shards are in the same folder.
+        data_root: folder or URL of both, such as ``'s3://bucket/coco'``.
+        block_bytes: maximum size of a block; a larger sample is a block of its own.
+        blocks: number of blocks cached in memory by each data-loader worker. The sampler shuffles
+            within this many blocks: fewer take less memory, more shuffle better.
+        backend_args: arguments of MMEngine's file backend for index and shards; by default the
+            URL determines it. Transforms need none, because their files are already in memory.
+        others: see MMEngine's ``BaseDataset``. ``metainfo`` overrides that of the index.
 
     Raises:
-        ValueError: arguments out of range; an index that is none.
-        DamagedSample: of ``get_data_info``, a sample whose bytes cannot be read, are not those that
-            were written, or are no sample. Of ``dataset[i]`` it is raised by what loads the image,
-            as for a damaged file.
-        StoreError: a store that is away, or refuses; OSError: an index that cannot be read.
+        ValueError: arguments out of range, or an invalid index.
+        DamagedSample: on ``get_data_info``, the bytes of a sample cannot be read, have changed, or
+            are not a sample. On ``dataset[i]`` the transform that loads the image raises it, as
+            for a damaged file.
+        StoreError: a store cannot be reached or denies access.
+        OSError: the index cannot be read.
 
     Example::
 
@@ -74,7 +75,8 @@ class ShardDataset(BaseDataset):
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        for path, _, _ in self.__dict__.get('_extents', ()):  # in a process of its own
+        # In a new process MemberStore knows no shards yet.
+        for path, _, _ in self.__dict__.get('_extents', ()):
             MemberStore.know(path, self.backend_args)
 
     def load_data_list(self) -> List[dict]:
@@ -101,10 +103,10 @@ class ShardDataset(BaseDataset):
         return records
 
     def _check_shards(self, folder: str, names: Set[str]) -> None:
-        """Before any work: a shard that is missing would be noticed hours later."""
+        """Raise FileNotFoundError if a shard is missing, before hours of training."""
         backend = fileio.get_file_backend(folder, backend_args=self.backend_args)
         if isinstance(backend, HTTPStore):
-            return  # cannot list
+            return  # web servers cannot list folders
         missing = sorted(names - {*backend.list_dir_or_file(folder or '.', list_dir=False)})
         if missing:
             raise FileNotFoundError(
@@ -113,27 +115,27 @@ class ShardDataset(BaseDataset):
             )
 
     def block_numbers(self) -> np.ndarray:
-        """(len,) int64: the block that each sample is in."""
+        """Return the block number of each sample, (len,) int64."""
         self.full_init()
         place = super().get_data_info
         return np.array([place(i)['block'] for i in range(len(self))], np.int64)
 
     @force_full_init
     def get_data_info(self, idx: int) -> dict:
-        """The record of a sample, with the content of its files."""
+        """Return the record of a sample, with the content of its files."""
         place = super().get_data_info(idx)
         path = self._extents[place['block']][0]
         try:
             info = self._sample(path, place)
-        except StoreError:  # says nothing of the sample
+        except StoreError:  # does not mean that the sample is damaged
             raise
-        except Exception as error:  # of whatever is in a shard that is not ours
+        except Exception as error:  # the content of a damaged shard can raise any error
             where = f'{path}: the sample at byte {place["start"]}'
             raise DamagedSample(f'{where} cannot be read: {error}') from error
         return dict(info, sample_idx=place['sample_idx'])
 
     def prepare_data(self, idx: int) -> Any:
-        """What the pipeline makes of a sample, of a damaged one too."""
+        """Apply the pipeline to a sample, also to a damaged one, whose image then fails to load."""
         try:
             info = self.get_data_info(idx)
         except DamagedSample as error:

@@ -1,8 +1,8 @@
-"""The JSON file beside the shards: what is in them, and where.
+"""Index of the shards, a JSON file in their folder.
 
-``dict(format, version, metainfo, source, samples, shards)``; of each shard ``name``, ``bytes`` and
-``sha256`` of the file, ``starts``: where each of its samples begins, and then where the last one
-ends, and ``crc32`` of the bytes of each sample.
+It is ``dict(format, version, metainfo, source, samples, shards)``. Each shard has ``name``,
+``bytes`` and ``sha256`` of the file, ``starts`` (the offset of each sample, then the end of the
+last one) and ``crc32`` of the bytes of each sample.
 """
 
 import json
@@ -12,17 +12,17 @@ from typing import Any, Optional
 from mmengine import fileio
 
 FORMAT, VERSION = 'mmlinattn-shards', 1
-# Files of a sample, by what is behind the first dot of their names.
+# Kinds of files in a sample, the part of their names after the first dot.
 RECORD, LABEL, SEG_MAP = 'json', 'cls', 'seg.png'
 IMAGES = ('jpg', 'jpeg', 'png', 'bmp', 'ppm', 'pgm', 'tif', 'tiff', 'webp')
 
 
 def read_index(path: str, backend_args: Optional[dict] = None) -> dict:
-    """The content of an index, checked as far as one can without the shards.
+    """Return the content of an index, checked as far as possible without the shards.
 
     Raises:
-        ValueError: no index, one of another version, or one that contradicts itself.
-        OSError: it cannot be read.
+        ValueError: the file is not an index, has another version, or is inconsistent.
+        OSError: the file cannot be read.
     """
     try:
         index = json.loads(fileio.get(path, backend_args))
@@ -63,37 +63,37 @@ def _are_sizes(values: Any) -> bool:
 
 
 def to_json(values: dict) -> str:
-    """A record or metainfo as JSON, the same for the same content; what is None is left out.
+    """Return a record or metainfo as deterministic JSON, without entries that are None.
 
     Raises:
-        TypeError: something in it is no number, text, list or dict.
+        TypeError: a value is not a number, text, list or dict.
 
     Example:
         >>> to_json(dict(classes=('cat', 'dog'), label_map={1: 0}, palette=None))
         '{"classes": ["cat", "dog"], "label_map": [[1, 0]]}'
     """
     kept = {key: value for key, value in values.items() if value is not None}
-    if 'label_map' in kept:  # keys of JSON are text
+    if 'label_map' in kept:  # JSON keys are always text
         kept['label_map'] = [[*pair] for pair in kept['label_map'].items()]
     return json.dumps(kept, default=_plain, sort_keys=True)
 
 
 def with_label_map(values: dict) -> dict:
-    """What was given to :func:`to_json`, but for tuples, which are lists now."""
+    """Return the decoded output of :func:`to_json` with ``label_map`` as a dict again."""
     if 'label_map' in values:
         values = {**values, 'label_map': dict(values['label_map'])}
     return values
 
 
 def check_record(values: dict) -> None:
-    """Raise ValueError for a record that names files: those of a sample are in its shard."""
+    """Raise ValueError if a record names files, because the files of a sample are in its shard."""
     named = sorted(key for key in values if 'path' in key or key == 'sample_idx')
     if named:
         raise ValueError(f'a record in a shard must not have {", ".join(named)}')
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, 'tolist'):  # numpy's
+    if hasattr(value, 'tolist'):  # numpy
         return value.tolist()
     if isinstance(value, bytes):  # run lengths
         return value.decode('ascii')

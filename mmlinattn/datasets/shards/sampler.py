@@ -1,4 +1,4 @@
-"""The order in which shards are read: random, and yet block after block."""
+"""Sampler that shuffles shards while reading them block by block."""
 
 from typing import Iterator, Optional
 
@@ -12,31 +12,29 @@ from .dataset import ShardDataset
 
 @DATA_SAMPLERS.register_module()
 class ShardSampler(Sampler):
-    """Indices of a :class:`.dataset.ShardDataset`, in an order that reads each block once.
+    """Sampler of a :class:`.dataset.ShardDataset` whose order reads each block once.
 
-    The blocks come in random order, and of as many of them as the data set keeps at a time the
-    samples are drawn at random. A process has an equal part of that order, and a data-loader
-    worker, which gets each ``num_workers``-th batch, a part of it: no block is read by two but at
-    the edges of their parts.
+    The blocks are in random order. Samples are shuffled within as many blocks as the data set
+    caches. Each process has an equal part of that order, and each data-loader worker a part of
+    that: it loads every ``num_workers``-th batch. Only blocks at the edges of parts are read twice.
 
-    The order is a function of the arguments, the epoch and the number of processes, so that a
-    training resumes at its place as with MMEngine's samplers.
+    The order depends only on the arguments, the epoch and the number of processes, so training
+    resumes at the same position as with MMEngine's samplers.
 
     Args:
-        dataset: whose blocks are known.
+        dataset: the data set.
         shuffle: False for the order of the shards.
-        seed: of the order; by default one that all processes agree on.
-        round_up: give all processes the same number of samples, by repeating one where the numbers
-            do not divide, as MMEngine's ``DefaultSampler``.
-        infinite: for training by iterations, epoch after epoch without an end and without a
-            repeat; ``round_up`` is not used.
-        batch_size, num_workers: those of the data loader. Others than it has cost reads, nothing
-            else: a training that is resumed with another number of workers keeps its order where
-            these stay.
+        seed: random seed of the order; by default one that is synchronised between processes.
+        round_up: give all processes the same number of samples. If the numbers do not divide, a
+            sample is repeated, as in MMEngine's ``DefaultSampler``.
+        infinite: repeat epochs endlessly, for training by iterations, without repeating samples
+            within an epoch; ``round_up`` is ignored.
+        batch_size, num_workers: those of the data loader. Other values only cost more reads. To
+            keep the order when resuming with another number of workers, keep these values.
 
     Raises:
-        TypeError: another data set, or one that is wrapped.
-        ValueError: numbers that are not positive; no samples.
+        TypeError: the data set is not a ShardDataset, or is wrapped.
+        ValueError: a number is not positive, or there are no samples.
 
     Example::
 
@@ -55,7 +53,7 @@ class ShardSampler(Sampler):
     ) -> None:
         if not isinstance(dataset, ShardDataset):
             raise TypeError(f'dataset must be a ShardDataset, got {type(dataset).__name__}')
-        # No worker is the process itself.
+        # With 0 workers the process itself loads all batches.
         numbers = dict(batch_size=batch_size, num_workers=num_workers or 1)
         for name, value in numbers.items():
             if type(value) is not int or value < 1:
@@ -93,21 +91,21 @@ class ShardSampler(Sampler):
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Of training by epochs; one by iterations counts them itself."""
+        """Set the epoch for training by epochs; an infinite sampler counts epochs itself."""
         self.epoch = epoch
 
     def skip(self, num_samples: int) -> None:
-        """Make an infinite order start behind so many samples of this process."""
+        """Skip this many samples of this process at the start of an infinite order."""
         if not self.infinite:
             raise ValueError('skip: only with infinite=True; training by epochs skips by itself')
         self.start = num_samples
 
     def order(self, epoch: int) -> list:
-        """The indices of this process in an epoch."""
+        """Return the indices of this process in an epoch."""
         rng = np.random.default_rng((self.seed, epoch))
         blocks, block_of = np.unique(self.block_of, return_inverse=True)
         place = rng.permutation(len(blocks)) if self.shuffle else np.arange(len(blocks))
-        # All samples, block after block, and what decides inside of a window of some blocks.
+        # All samples block by block, and a random key that orders them within a window of blocks.
         order = np.argsort(place[block_of], kind='stable')
         window = place[block_of][order] // self.dataset.blocks
         key = rng.random(len(order)) if self.shuffle else np.arange(len(order))
@@ -120,11 +118,11 @@ class ShardSampler(Sampler):
             part = slice(begin, begin + len(places))
             found[places] = order[part][np.lexsort((key[part], window[part]))]
             begin = part.stop
-        # At the end, where MMEngine cuts it off behind an evaluation.
+        # Repeated samples are at the end, where MMEngine removes them after an evaluation.
         repeated = (found if self.own else order)[: self.num_samples - self.own]
         return [*found.tolist(), *repeated.tolist()]
 
     def _stream_of(self, epoch: int) -> np.ndarray:
-        """(own,) int64: the worker that each place of this process in an epoch is loaded by."""
+        """Return the worker that loads each sample of this process in an epoch, (own,) int64."""
         places = np.arange(self.own) + (epoch * self.own if self.infinite else 0)
         return places // self.batch_size % self.streams

@@ -1,4 +1,4 @@
-"""Files inside of tar files, by an address that every loading transform can read."""
+"""File backend for files inside tar files, with URIs that every loading transform can read."""
 
 import re
 from typing import Dict, Optional, Tuple
@@ -19,18 +19,18 @@ PLACE = re.compile(r'shard://(.+)#(\d+)\+(\d+)/[^/]*')
 
 
 class DamagedSample(OSError):
-    """A sample of a shard that cannot be used; the message names the shard, the place and why."""
+    """Error for a damaged sample of a shard; the message names shard, offset and reason."""
 
 
 class Member(str):
-    """An address of a file in a shard, which has the content with it.
+    """URI of a file in a shard, with the content of the file.
 
-    Sent to another process, or copied, it is the address alone: the content can be read again.
+    A pickled or copied URI is a plain string without the content, which can be read again.
 
     Args:
         shard: path of the tar file.
-        start, name: where the file's content begins, and its name.
-        content: of the file.
+        start, name: offset of the content in the tar file, and name of the file.
+        content: content of the file.
 
     Example:
         >>> Member('s3://data/train-000000.tar', 512, '000000000.jpg', b'...')
@@ -49,11 +49,11 @@ class Member(str):
 
 
 class DamagedMember(str):
-    """In place of the image of a sample that is damaged: who loads it gets the error.
+    """URI of the image of a damaged sample; loading it raises the error.
 
     Args:
         shard: path of the tar file.
-        start, size: the place of the sample.
+        start, size: offset and size of the sample.
         why: the error.
     """
 
@@ -71,14 +71,14 @@ class DamagedMember(str):
 
 @register_backend('shard', prefixes='shard')
 class MemberStore(BaseStorageBackend):
-    """Reads what :class:`Member` names; of an address alone, from its shard."""
+    """File backend for :class:`Member`; a URI without content is read from its shard."""
 
-    # backend_args of the data set that has a shard, by the shard's path.
+    # Path of a shard -> backend_args of its data set.
     of_shard: Dict[str, Optional[dict]] = {}
 
     @classmethod
     def know(cls, shard: str, backend_args: Optional[dict]) -> None:
-        """How the shard of an address is read in this process, and in those that it forks."""
+        """Register the backend_args of a shard in this process and its forks."""
         cls.of_shard[shard] = backend_args
 
     def get(self, filepath: str) -> bytes:
@@ -104,11 +104,11 @@ _of_mmengine = mmengine_io._get_file_backend
 
 
 def _backend(prefix: str, backend_args: dict) -> BaseStorageBackend:
-    """MMEngine's choice of a backend, but for addresses in shards.
+    """Return MemberStore for URIs of files in shards, else the backend that MMEngine chooses.
 
-    Whoever loads an image of a data set is given that data set's arguments. They say how its shards
-    are read, not its images, which MMEngine would look for in the wrong place: arguments come
-    before the prefix of an address there.
+    Transforms that load an image get the ``backend_args`` of the data set, which are those of the
+    shards. In MMEngine these arguments override the prefix of the URI, so the image would be
+    looked up in the wrong backend.
     """
     return MemberStore() if prefix == 'shard' else _of_mmengine(prefix, backend_args)
 
@@ -124,10 +124,10 @@ def _place(address: str) -> Tuple[str, int, int]:
 
 
 def read_range(path: str, start: int, size: int, backend_args: Optional[dict] = None) -> bytes:
-    """``size`` bytes of a file of any store from ``start`` on.
+    """Return ``size`` bytes of a file from ``start`` on, with any file backend.
 
     Raises:
-        OSError: the file ends before, cannot be read, or its store does not give parts of files.
+        OSError: the file ends before, cannot be read, or its backend cannot read parts of files.
     """
     backend = get_file_backend(path, backend_args=backend_args, enable_singleton=True)
     if isinstance(backend, LocalBackend):

@@ -1,4 +1,4 @@
-"""Writes a data set as shards."""
+"""Conversion of a data set to shards."""
 
 import hashlib
 import io
@@ -18,7 +18,7 @@ from ...utils import whole_file
 from .index import FORMAT, IMAGES, LABEL, RECORD, SEG_MAP, VERSION, check_record, to_json
 
 MIB = 2**20
-END = 2 * tarfile.BLOCKSIZE  # of zeros, behind the last member
+END = 2 * tarfile.BLOCKSIZE  # zeros after the last member
 
 
 def write_shards(
@@ -31,29 +31,29 @@ def write_shards(
 ) -> Path:
     """Write ``folder/name-000000.tar``, ... and, when they are complete, ``folder/name.json``.
 
-    Each sample is a few files of one name: the image as it is, its map of classes (``.seg.png``),
-    its label (``.cls``), and the rest of its record (``.json``). The same data set gives the same
-    bytes. What a call that was ended has completed is not written again, and what it has begun is
-    removed: there must be one call at a time for a set.
+    A sample has several files with the same stem: the unchanged image, its segmentation map
+    (``.seg.png``), its label (``.cls``), and the rest of its record (``.json``). The same data set
+    gives the same bytes. After an interruption, a new call keeps complete shards and removes
+    incomplete ones. Only one call at a time may write a set.
 
     Args:
-        dataset: one of MMEngine's whose records name files (``img_path``, ``seg_map_path``), read
-            through their backends; filtered already. Its pipeline is not used.
-        folder: made if it is not there.
-        name: of the set, such as ``'train'``.
-        shard_bytes: size of a shard, at least that of one sample.
-        progress: called with how many samples are done, and how many there are.
-        seed: of a random order, for training: what is alike and side by side in the data set would
-            be so in each batch. By default the order is that of the data set.
+        dataset: MMEngine data set whose records name files (``img_path``, ``seg_map_path``),
+            already filtered. The files are read with their backends; its pipeline is not used.
+        folder: folder of the shards, created if it is missing.
+        name: name of the set, such as ``'train'``.
+        shard_bytes: maximum size of a shard; a shard has at least one sample.
+        progress: called with the number of written samples and their total number.
+        seed: seed of a random order, for training: otherwise similar neighbours in the data set
+            end up in the same batch. By default the order is that of the data set.
 
     Returns:
         path of the index.
 
     Raises:
-        ValueError: a size that is not positive, an empty data set, a record that cannot be kept.
-        FileExistsError: shards of that name, of something else or of another size, are there. Other
-            images under the same names are noticed by their size, and only on the disk.
-        OSError: a file that cannot be read or written.
+        ValueError: the size is not positive, the data set is empty, or a record cannot be stored.
+        FileExistsError: shards of that name exist, from another data set or of another size.
+            Changed images of the same name are detected by their size, and only on the local disk.
+        OSError: a file cannot be read or written.
 
     Example::
 
@@ -104,7 +104,7 @@ def write_shards(
 
 
 def _remove_begun(folder: Path, name: str) -> None:
-    """Remove the files that a call which was killed has begun: each as large as a shard."""
+    """Remove incomplete files of a killed call, which can be as large as a shard."""
     begun = re.compile(rf'\.{re.escape(name)}(-\d{{6,}}\.tar|\.json)\.\d+\.tmp')
     for path in folder.iterdir() if folder.is_dir() else ():
         if begun.fullmatch(path.name):
@@ -112,7 +112,7 @@ def _remove_begun(folder: Path, name: str) -> None:
 
 
 def _resumed(state: Path, folder: Path, name: str, source: dict) -> List[dict]:
-    """Records of the shards that an earlier call has completed."""
+    """Return the records of the shards that an earlier call has completed."""
     begun = state / 'source.json'
     if begun.exists():
         if json.loads(begun.read_bytes()) != source:
@@ -131,16 +131,16 @@ def _resumed(state: Path, folder: Path, name: str, source: dict) -> List[dict]:
 
 
 def _digest(dataset: Any) -> str:
-    """sha256 of all records, by which an interrupted call knows its data set again.
+    """Return the sha256 of all records, which identifies the data set when a call is resumed.
 
-    Of files their names are in it, and on the disk their sizes: a resized copy of a data set may
-    have the same records.
+    It includes the names of files and, on the local disk, their sizes: a resized copy of a data
+    set may have the same records.
     """
     total = hashlib.sha256(to_json(dataset.metainfo).encode())
     backend_args = getattr(dataset, 'backend_args', None)
     for i in range(len(dataset)):
         info = dataset.get_data_info(i)
-        for key in ('img_path', 'seg_map_path'):  # wherever the files are
+        for key in ('img_path', 'seg_map_path'):  # independent of the folder
             path = info.get(key) or ''
             info[key] = [os.path.basename(path), _size(path, backend_args)]
         total.update(to_json(info).encode())
@@ -148,7 +148,7 @@ def _digest(dataset: Any) -> str:
 
 
 def _size(path: str, backend_args: Optional[dict]) -> Optional[int]:
-    """Of a file on the disk; elsewhere each would be a request."""
+    """Return the size of a local file, else None: a remote file would need a request."""
     backend = fileio.get_file_backend(path, backend_args=backend_args, enable_singleton=True)
     on_disk = isinstance(backend, fileio.LocalBackend)
     return os.path.getsize(path) if path and on_disk else None
@@ -162,7 +162,7 @@ def _write_shard(
     shard_bytes: int,
     progress: Callable[[int, int], Any],
 ) -> dict:
-    """Write samples from ``first`` on, until the next one would be too much."""
+    """Write samples from ``first`` on until the next one would exceed ``shard_bytes``."""
     starts, sums, total = [0], [], hashlib.sha256()
     with path.open('wb') as file:
         for i in range(first, len(dataset)):
@@ -180,14 +180,14 @@ def _write_shard(
 
 
 def sample_bytes(info: dict, key: str, dataset: Any) -> bytes:
-    """A sample as it is in a shard: headers and contents of its files.
+    """Return a sample as stored in a shard: headers and contents of its files.
 
     Raises:
-        ValueError: a record without a file, or with what JSON cannot hold.
+        ValueError: a record has no image file, or an entry that a shard cannot store.
     """
     out = io.BytesIO()
     for kind, content in _parts(info, getattr(dataset, 'backend_args', None)):
-        header = tarfile.TarInfo(f'{key}.{kind}')  # of no time and no user
+        header = tarfile.TarInfo(f'{key}.{kind}')  # without time and user
         header.size = len(content)
         out.write(header.tobuf(tarfile.USTAR_FORMAT))
         out.write(content)
