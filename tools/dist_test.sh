@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# dist_test.sh CONFIG CHECKPOINT GPUS [tools/test.py options]
+# Usage: dist_test.sh CONFIG CHECKPOINT GPUS [tools/test.py options]
 set -euo pipefail
 . "$(dirname "$0")/misc/python.sh"
 CONFIG=$1 CHECKPOINT=$2 GPUS=$3

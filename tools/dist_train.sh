@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# dist_train.sh CONFIG GPUS [tools/train.py options], on every machine: docs/distributed.md
-# NNODES (a number or least:most), MASTER_ADDR, PORT, RUN_ID, MAX_RESTARTS from the environment.
+# Usage, on every machine: dist_train.sh CONFIG GPUS [tools/train.py options], see docs/distributed.md
+# NNODES (a number or MIN:MAX), MASTER_ADDR, PORT, RUN_ID and MAX_RESTARTS may be set in the
+# environment.
 set -euo pipefail
 . "$(dirname "$0")/misc/python.sh"
 CONFIG=$1 GPUS=$2
-# The agents' store keeps the addresses of processes that have ended from those started again.
+# Otherwise restarted processes would read the addresses of ended ones from the agents' store.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 if [ "${NNODES:-1}" = 1 ]; then
   MEET=(--standalone)
 else
   : "${MASTER_ADDR:?of the first machine}" "${PORT:=29500}"
-  # torch waits forever, and silently, at a port where another program listens.
+  # torch waits forever, without a message, if another program listens at the port.
   if timeout 10 bash -c ": </dev/tcp/$MASTER_ADDR/$PORT" 2>/dev/null &&
     ! timeout 60 "$PYTHON" -c 'import sys, torch.distributed as dist
 dist.TCPStore(sys.argv[1], int(sys.argv[2]), wait_for_workers=False)' "$MASTER_ADDR" "$PORT"; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# slurm_train.sh PARTITION JOB_NAME CONFIG WORK_DIR [tools/train.py options]
+# Usage: slurm_train.sh PARTITION JOB_NAME CONFIG WORK_DIR [tools/train.py options]
 # GPUS, GPUS_PER_NODE, CPUS_PER_TASK and SRUN_ARGS may be set in the environment.
 set -euo pipefail
 . "$(dirname "$0")/misc/python.sh"

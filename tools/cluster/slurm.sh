@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# sbatch [sbatch options] tools/cluster/slurm.sh CONFIG WORK_DIR [tools/train.py options]
-# from the folder of the repository, which all machines must see, as they must WORK_DIR.
-# Before the time is over the training saves its state and the job queues again: docs/distributed.md
-# GPUS, MAX_RESTARTS, PORT from the environment.
+# Usage: sbatch [sbatch options] tools/cluster/slurm.sh CONFIG WORK_DIR [tools/train.py options]
+# Run it in the folder of the repository. All machines must see this folder and WORK_DIR.
+# Before the time limit the training saves its state and the job is requeued: docs/distributed.md
+# GPUS, MAX_RESTARTS and PORT may be set in the environment.
 #SBATCH --job-name=mmlinattn
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -20,7 +20,7 @@ GPUS=${GPUS:-$SLURM_GPUS_ON_NODE}
 told=
 stop() {
   told=1
-  # The steps, that is the training, get it: it ends after the iteration, with its state saved.
+  # scancel signals the training only, which saves its state after the iteration and ends.
   scancel --signal=TERM "$SLURM_JOB_ID" || true
 }
 trap stop USR1
@@ -31,14 +31,14 @@ RUN_ID=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 MAX_RESTARTS=${MAX_RESTARTS:-3}
 export NNODES MASTER_ADDR RUN_ID MAX_RESTARTS
 
-# srun does not take the cores of a task over from sbatch (since Slurm 22.05).
+# Since Slurm 22.05 srun does not inherit --cpus-per-task from sbatch.
 srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
   tools/dist_train.sh "$CONFIG" "$GPUS" --resume --work-dir "$WORK_DIR" \
   "${@:3}" &
 code=0
 wait $! || code=$?
 if [ -n "$told" ]; then
-  # The signal broke off the first wait.
+  # The signal interrupted the first wait.
   code=0
   wait $! || code=$?
   if [ "$code" != 0 ]; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the site: docs.sh PYTHON. The tools of sites (requirements/docs.txt) get an environment of
-# their own, .venv-docs, which sees the packages of PYTHON's: the reference imports this package.
+# Usage: docs.sh PYTHON. Builds the site with the tools of requirements/docs.txt, in a separate
+# environment .venv-docs. It sees the packages of PYTHON, because the reference imports mmlinattn.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python=$1 venv=.venv-docs
@@ -17,6 +17,6 @@ if [ "$(cat $stamp 2>/dev/null)" != "$wanted" ]; then
     >"$($venv/bin/python -c 'import site; print(site.getsitepackages()[0])')/of_the_project.pth"
   echo "$wanted" >$stamp
 fi
-rm -rf build/site # what is no page any more
+rm -rf build/site # removes old pages
 $venv/bin/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/site
 echo 'build/site/index.html'

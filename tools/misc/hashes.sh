@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Writes requirements/hashes/: the sha256 of every file of every release that the default environment
-# pins, which tools/misc/setup.sh installs by. Run it after a change of the dependencies in
-# pyproject.toml or of requirements/constraints.txt; it takes seconds, needs uv (pip install uv) and
-# the package index. With them requirements/docs.txt, what `make docs` adds to that environment.
+# Writes requirements/hashes/, the sha256 of all files of the releases that the default environment
+# pins. tools/misc/setup.sh installs only files with these hashes. Run it after a change of the
+# dependencies in pyproject.toml or of requirements/constraints.txt. It takes seconds and requires uv
+# (pip install uv) and the package index. It also writes requirements/docs.txt for `make docs`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 folder=requirements/hashes
 command -v uv >/dev/null || { echo 'uv is not there: pip install uv' >&2; exit 2; }
 
-# compile FILE PYTHON ARGUMENT...: with markers for this Python and newer ([tool.uv] of pyproject.toml).
+# compile FILE PYTHON ARGUMENT...: adds markers for this Python and newer ([tool.uv] of pyproject.toml).
 compile() {
   local file=$1 python=$2
   shift 2
@@ -17,7 +17,7 @@ compile() {
     --output-file "$file" >/dev/null
   echo "$file: $(grep -c '^[a-z]' "$file") releases, $(grep -c -- --hash "$file") files"
 }
-write() { compile "$folder/$1.txt" 3.10 --upgrade "${@:2}"; } # for the Pythons that setup.sh takes
+write() { compile "$folder/$1.txt" 3.10 --upgrade "${@:2}"; } # oldest Python of setup.sh
 
 mkdir -p $folder
 write tools - <<<$'pip\nsetuptools\nwheel'
@@ -25,5 +25,5 @@ write default pyproject.toml --extra all --extra test
 write mmcv-lite --no-deps - <<<mmcv-lite
 write compiler --no-deps - <<<$'ninja\npsutil'
 write mmcv-compiled --no-deps - <<<onedl-mmcv
-# Not constrained, so what is in the file stays (uv --upgrade-package NAME); tools of sites need 3.11.
+# Without --upgrade, uv keeps the versions in the file (uv --upgrade-package NAME). The tools need 3.11.
 compile requirements/docs.txt 3.11 --group docs

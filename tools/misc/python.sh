@@ -1,4 +1,4 @@
-# Sourced by launchers: PYTHON, if not given, is that of the active environment, else of .venv.
+# Sets PYTHON for the launchers that source it: the active environment, else .venv.
 if [ -z "${PYTHON:-}" ]; then
   PYTHON=python
   own="$(dirname "${BASH_SOURCE[0]}")/../../.venv/bin/python"

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Sets an environment up: setup.sh PYTHON VENV. Does nothing when it is up to date.
+# Usage: setup.sh PYTHON VENV. Sets up an environment; does nothing if it is up to date.
 #
-# What comes from the environment:
+# Environment variables:
 #   MMCV         lite: mmcv-lite, no compiler needed; compiled: OneDL's mmcv from source;
-#                unset: a compiled mmcv that is there and loads stays, else mmcv-lite
+#                unset: keep an installed compiled mmcv if it loads, else mmcv-lite
 #   MMCV_CUDA=1  compiled, with CUDA operators (minutes to an hour, needs nvcc)
 #   STACK        onedl (default) or original: whose mmengine, mmdet, mmsegmentation, mmpretrain
-#   CONSTRAINTS  the pinned versions, requirements/constraints.txt by default
-#   HASHES       folder of the hashes that each file of those must have, requirements/hashes by
-#                default (tools/misc/hashes.sh writes it); empty: versions alone, as with another
+#   CONSTRAINTS  file of pinned versions, requirements/constraints.txt by default
+#   HASHES       folder of required file hashes, requirements/hashes by default
+#                (tools/misc/hashes.sh writes it); empty: check versions only, as with another
 #                STACK or CONSTRAINTS
-#   BASE_PYTHON  the interpreter that makes VENV; by default the first that fits
+#   BASE_PYTHON  interpreter that creates VENV; by default the first supported one
 # shellcheck disable=SC2086,SC2046  # lists of names
 set -euo pipefail
 python=$1 venv=$2
@@ -27,7 +27,7 @@ case $stack in onedl | original) ;; *) die "STACK must be onedl or original, got
 
 fits='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'
 version() { "$1" --version 2>/dev/null || echo 'not there'; }
-# Without pip: venv was interrupted.
+# An environment without pip comes from an interrupted venv.
 has_pip() { "$1" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("pip"))' 2>/dev/null; }
 if [ "$python" = "$venv/bin/python" ] && ! has_pip "$python"; then
   for base in ${BASE_PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
@@ -42,7 +42,7 @@ fi
 command -v "$python" >/dev/null || die "PYTHON=$python is not there"
 "$python" -c "$fits" || die "PYTHON=$python is $(version "$python"): not Python 3.10 to 3.13"
 
-# The stamp holds what the environment was made from, and which mmcv; it lives there.
+# The stamp, a file in the environment, records its inputs and the kind of mmcv.
 prefix=$("$python" -c 'import sys; print(sys.prefix)')
 stamp="$prefix/.mmlinattn-setup" log="$prefix/mmlinattn-setup.log"
 # The physical path: a checkout may be entered through a symbolic link.
@@ -56,7 +56,7 @@ fi
 [ "$mmcv" != compiled ] || command -v c++ >/dev/null ||
   die 'compiled mmcv needs a C++ compiler (c++); MMCV=lite needs none'
 
-# stage NAME COMMAND...: runs it into the log; a terminal sees the seconds and the last line of it.
+# stage NAME COMMAND...: logs the output; a terminal shows the seconds and the last line of the log.
 stage() {
   local name=$1 start=$SECONDS
   shift
@@ -76,12 +76,12 @@ stage() {
   fi
   say "$name: $((SECONDS - start)) s"
 }
-trap 'kill $(jobs -p) 2>/dev/null || true' EXIT # a job in the background does not see Ctrl-C
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT # Ctrl-C does not reach background jobs
 
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
-# Byte code is written where a file is first imported: most files never are.
+# Byte code is written at the first import; most files are never imported.
 install() { pip install --progress-bar off --no-compile "$@"; }
-# get SET OPTIONS PACKAGE...: what the hashes of SET name and nothing else; without hashes, packages.
+# get SET OPTIONS PACKAGE...: installs the files in the hashes of SET; without hashes, the packages.
 get() {
   local set=$1 options=$2
   shift 2
@@ -91,7 +91,7 @@ get() {
     install $options --constraint "$constraints" "$@"
   fi
 }
-# Which of these distributions are installed.
+# installed NAME...: prints those of these distributions that are installed.
 installed() {
   "$python" - "$@" <<'EOF'
 import sys
@@ -108,7 +108,7 @@ original='mmengine mmdet mmsegmentation mmpretrain'
 mmcvs='mmcv-lite onedl-mmcv mmcv mmcv-full'
 others=$original extra=all
 [ "$stack" = original ] && others=$onedl extra=original
-# Two distributions own the same folder: both go before one is installed.
+# Both stacks install into the same folders, so both are removed before one is installed.
 if [ -n "$(installed $others)" ]; then
   stage 'the other frameworks go' pip uninstall --yes $(installed $onedl $original)
 fi
@@ -116,7 +116,7 @@ fi
 stage 'build tools' get tools --upgrade pip 'setuptools>=77,<81' wheel
 stage "torch and the frameworks (gigabytes the first time)" \
   get default --no-build-isolation torch torchvision --editable ".[$extra,test]"
-# Offline: what it needs is there, or the hashes are older than pyproject.toml.
+# Offline: fails only if the hashes are older than pyproject.toml.
 [ -z "$hashes" ] ||
   stage 'mmlinattn' install --no-build-isolation --no-index --editable ".[$extra,test]"
 
@@ -138,20 +138,20 @@ if [ -n "$have" ] && { [ "$have" != "$package" ] || [ "${MMCV_CUDA:-0}" = 1 ]; }
   have=
 fi
 if [ "$package" = mmcv-lite ]; then
-  # Without its requirements: it names the original mmengine, which would overwrite OneDL's.
+  # Without its requirements: the original mmengine would overwrite OneDL's.
   stage 'mmcv-lite' get mmcv-lite --no-deps mmcv-lite
 elif [ -z "$have" ]; then
   stage 'tools of the compiler' get compiler --no-deps ninja psutil
   how=(CUDA_VISIBLE_DEVICES=) cache=
-  # A cached wheel may have been made without CUDA operators.
+  # A cached wheel may have been built without CUDA operators.
   [ "${MMCV_CUDA:-0}" = 1 ] && how=(FORCE_CUDA=1) cache=--no-cache-dir
   export MMCV_WITH_OPS=1 CFLAGS="${CFLAGS:--O2 -g0 -w}" MAX_JOBS="${MAX_JOBS:-2}" "${how[@]}"
   stage 'mmcv from source (about 7 minutes on 2 cores the first time)' \
     get mmcv-compiled "--no-build-isolation --no-deps $cache" onedl-mmcv
 fi
 
-# Byte code of what is imported most: images of containers often set PYTHONDONTWRITEBYTECODE, and then
-# each start of Python compiles some thousand files anew.
+# Writes byte code of the main modules. Container images often set PYTHONDONTWRITEBYTECODE, and then
+# each start of Python compiles some thousand files again.
 stage 'check' env -u PYTHONDONTWRITEBYTECODE "$python" -c 'import importlib, sys
 for name in sys.argv[1:]:
     importlib.import_module(name)' torchvision mmlinattn mmdet.apis mmseg.apis mmpretrain.apis \
