@@ -54,7 +54,7 @@ def check_video(video: Union[str, int], name: str, max_megapixels: float) -> Non
     """
     if isinstance(video, str):
         try:
-            video.encode()  # OpenCV crashes on other names
+            video.encode()  # OpenCV crashes on names that are not UTF-8
         except UnicodeEncodeError as error:
             raise ValueError(f'video {name!r} has a name that is not UTF-8: rename it') from error
     with opened_video(video) as capture:

@@ -51,10 +51,12 @@ def deployable_detector(model: nn.Module) -> type:
 class Detector(Deployable):
     """Base class of detectors, with K = ``max_per_img`` detections per image, padded if fewer.
 
-    Outputs: ``boxes`` (B, K, 4) x1 y1 x2 y2 in pixels of the input, ``scores`` (B, K) in descending
-    order, ``labels`` (B, K) int64, -1 for padding, and ``count`` (B) int64, the number of
-    detections. Models with masks also return ``masks`` (B, K, 28, 28), probabilities to resize to
-    the box.
+    Outputs:
+        boxes: (B, K, 4) x1 y1 x2 y2 in pixels of the input.
+        scores: (B, K) in descending order.
+        labels: (B, K) int64, -1 for padding.
+        count: (B) int64, the number of detections.
+        masks: (B, K, 28, 28), probabilities to resize to the box, if the model predicts masks.
     """
 
     task = 'detection'

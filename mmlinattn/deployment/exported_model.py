@@ -139,7 +139,7 @@ class ExportedModel(BaseModel):
         """Mask (n, h, w) over their boxes, by the framework, in the size of the original."""
         heads = self.skeleton.roi_head.mask_head
         head = heads[-1] if isinstance(heads, torch.nn.ModuleList) else heads
-        head.class_agnostic = True  # the file has chosen those of the labels
+        head.class_agnostic = True  # the file returns only the masks of the labels
         head.predict_by_feat(
             [masks[:, None].cpu().numpy()], [instances], [sample.metainfo],
             self.skeleton.test_cfg.rcnn, rescale=True, activate_map=True,

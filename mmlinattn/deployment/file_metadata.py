@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from reprlib import repr as short_repr
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
-# Name under which a file carries its description, as JSON.
+# Metadata key of the description in a file, as JSON.
 METADATA = 'mmlinattn'
 
 TASKS = ('classification', 'segmentation', 'detection')
@@ -33,7 +33,7 @@ def _colour(value: Any) -> bool:
     return numbers and len(value) == 3 and all(abs(x) < 1e6 for x in value)  # not NaN
 
 
-# Test of each field by itself, and its description.
+# Predicate of each field, and its description for the error message.
 CHECKS: Dict[str, Tuple[Callable[[Any], bool], str]] = {
     'task': (lambda x: x in TASKS, f'one of {", ".join(TASKS)}'),
     'classes': (_names, 'a list of names'),
@@ -116,7 +116,7 @@ class FileMetadata:
 
     @classmethod
     def from_json(cls, text: str) -> 'FileMetadata':
-        """Parse the JSON text of a file, whose content is not trusted.
+        """Parse the untrusted JSON text of a file.
 
         Names that are not fields are ignored.
         """

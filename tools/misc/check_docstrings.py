@@ -44,7 +44,7 @@ def _is_property(node: ast.AST) -> bool:
 
 
 def problem_of(kind: str, text: str) -> Optional[str]:
-    """Return what is wrong with a docstring, or None.
+    """Return the problem of a docstring, or None.
 
     Example:
         >>> problem_of('function', 'Whether it fits.')
