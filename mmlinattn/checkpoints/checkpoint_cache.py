@@ -61,7 +61,7 @@ class CheckpointStore:
         name = str(source)
         if name not in self._held:
             self._held[name] = read_checkpoint(source, fill=False)
-        # Loading replaces entries (loading hooks of modules), never values.
+        # A shallow copy suffices: load hooks of modules replace entries, but never modify values.
         return {key: copy.copy(value) for key, value in self._held[name].items()}
 
     def release(self) -> None:

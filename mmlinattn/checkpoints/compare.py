@@ -143,9 +143,9 @@ def check_fits(
 
     Raises:
         FileNotFoundError, CheckpointError: see :func:`read_checkpoint`.
-        CheckpointError: a shape differs, no name has the prefix, no name is in both, one side has
-            integers where the other has floats (another precision is accepted), or weights are
-            NaN or infinite.
+        CheckpointError: a shape differs, no name has the prefix, or no name is in both. Also if
+            one side has integers where the other has floats (another precision is accepted), or
+            if weights are NaN or infinite.
 
     Example:
         >>> import os, tempfile

@@ -173,7 +173,7 @@ def _nearest_argument(error: Exception) -> str:
         return ''
     names = set()
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        for local in ('obj_cls', 'kind'):  # of MMEngine's build_from_cfg, of build_attention
+        for local in ('obj_cls', 'kind'):  # in build_from_cfg and build_attention
             kind = frame.f_locals.get(local)
             words = set(re.findall(r'\w+', str(error)))
             if isinstance(kind, type) and words & {parent.__name__ for parent in kind.__mro__}:

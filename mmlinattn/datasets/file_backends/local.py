@@ -16,8 +16,8 @@ from ...utils import open_regular
 class RegularFiles(LocalBackend):
     """Local file backend of MMEngine that reads only regular files.
 
-    Importing registers it in place of MMEngine's, so that no data set, transform or metric blocks
-    on a named pipe or reads a device until memory is exhausted.
+    Importing registers it in place of MMEngine's. No data set, transform or metric then blocks on
+    a named pipe or reads a device until memory is exhausted.
 
     Raises:
         OSError: on reading, the path is not a regular file, or memory does not suffice.

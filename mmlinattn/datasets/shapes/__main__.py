@@ -1,7 +1,7 @@
 """Write the Shapes data set in the layouts of COCO, ADE20K, Cityscapes and ImageNet.
 
 The same options give the same files. The exit code is 2 for a bad argument, an existing root or a
-failure to write, and 130 or 143 for an interrupt, after which no files remain.
+failure to write. It is 130 or 143 for an interrupt, after which no files remain.
 """
 
 import argparse
