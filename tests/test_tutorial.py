@@ -30,8 +30,8 @@ def forked(*command: str) -> subprocess.CompletedProcess:
         how, (name, *arguments) = 'module', arguments
     script, output = here / 'called.py', here / 'called.txt'
     script.write_text(
-        f'import os, runpy, sys; os.chdir({str(here)!r}); sys.argv[0] = {name!r}; '
-        f"runpy.run_{how}({name!r}, run_name='__main__')"
+        f'import os, runpy, sys\nif __name__ == "__main__":\n    os.chdir({str(here)!r})\n'
+        f"    sys.argv[0] = {name!r}\n    runpy.run_{how}({name!r}, run_name='__main__')\n"
     )
     output.write_text('')
     code = Program(script, arguments, output, [here]).end()

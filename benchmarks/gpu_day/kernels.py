@@ -24,7 +24,7 @@ from .speed import GROUPS as SPEED_GROUPS
 from .speed import RIVAL_TOKENS
 
 DIMS = (32, 64, 128)
-TUNING = tuple(f'mmlinattn.ops.common.{name}' for name in ('tuning', 'configs'))
+TUNING = tuple(f'mmlinattn.ops.common.{name}' for name in ('tuning', 'launch_table'))
 # An operator or a rival, its input, padding.
 Launch = Tuple[str, Setup, bool]
 LIBRARY = 'flash_bla'
@@ -181,7 +181,7 @@ def tuning(day: Day, folder: Path, seconds: float) -> List[Job]:
         problem, device = Problem.of(name, setup), day.device.index or 0
         precision, end = configs.kind_of(dtype), time.monotonic() + seconds
         for kernel in list(configs.table(device)):
-            if kernel.startswith('walk') != (name == 'random-walk'):
+            if kernel.startswith('anchor') != (name == 'random-walk'):
                 continue
             anchors = [x.shape[-2] for key, x in problem.leaves.items() if key == 'anchors_q']
             size = configs.size_class(dim, *anchors)

@@ -8,7 +8,7 @@ from .exporter import Export, Settings, Written, export
 from .file_checks import check_classes
 from .file_metadata import FileMetadata
 from .formats import FORMATS, FormatError
-from .latency import Timing, latency
+from .timing import Timing, latency
 
 __all__ = [
     'FORMATS', 'Export', 'ExportedFile', 'ExportedModel', 'FileError', 'FileMetadata',

@@ -181,7 +181,7 @@ def test_config_of_other_classes_and_positions(run, tmp_path):
     result = run(
         tmp_path / 'deit_tiny.pth', tmp_path / 'b.pth', '--source', 'deit', '--config', path
     )
-    fails(result, 'config.py: backbone.embed.pos_embed of shape (1, 197, 192) does not fit one of')
+    fails(result, 'config.py: backbone.embed.pos_embed has shape (1, 197, 192), the model needs')
 
 
 def test_bad_config(run, src, tmp_path, config):

@@ -15,7 +15,7 @@ from mmlinattn.cli import doctor
 
 
 def test_every_command_has_a_module_and_help(capsys, monkeypatch):
-    folder = Path(program.__file__).parent / 'commands'
+    folder = Path(program.__file__).parent / 'cli'
     modules = {path.stem.replace('_', '-') for path in folder.glob('*.py')} - {'--init--'}
     assert modules == set(program.COMMANDS)
     for name in program.COMMANDS:

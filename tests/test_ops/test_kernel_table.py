@@ -106,7 +106,7 @@ def test_a_broken_table_of_the_user_is_named_and_left_out(tmp_path, monkeypatch,
     ):
         (tmp_path / 'kernels.json').write_text(text)
         configs.table.cache_clear()
-        with pytest.warns(UserWarning, match=r'kernels\.json is no table of kernels'):
+        with pytest.warns(UserWarning, match=r'kernels\.json is not a kernel table'):
             assert configs.table(0) == shipped['sm_90']
     configs.table.cache_clear()
 
@@ -206,7 +206,7 @@ def test_tuning_takes_the_fastest(tmp_path, monkeypatch):
     assert table['kv_state']['half']['64'] == before
     tuning.save(tmp_path / 'kernels.json', found)
     assert tuning.load(tmp_path / 'kernels.json') == found
-    with pytest.raises(ValueError, match="run does not launch 'query_output'"):
+    with pytest.raises(ValueError, match="run does not launch the kernel 'query_output'"):
         tuning.tune(['query_output'], '64', 'half', lambda: None)
 
 

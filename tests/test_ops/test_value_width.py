@@ -97,5 +97,5 @@ def test_kernels_say_that_they_cannot(name, monkeypatch):
 
 def test_additive_attention_multiplies_channel_by_channel():
     q, k, v = torch.randn(1, 1, 6, 4), torch.randn(1, 1, 6, 4), torch.randn(1, 1, 6, 3)
-    with pytest.raises(ValueError, match=r'v must be as wide as q.*4.*\(1, 1, 6, 3\)'):
+    with pytest.raises(ValueError, match=r'v must have 4 channels per head as q.*\(1, 1, 6, 3\)'):
         additive_attention(q, k, v, torch.randn(1, 4), torch.randn(1, 4))

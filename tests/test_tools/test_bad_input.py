@@ -77,9 +77,10 @@ def test_a_value_that_a_metric_reads_after_the_last_image(
     with pytest.raises(ValueError, match=rf'val_evaluator \(.*{message}'):
         train(option, task=task)
     option = option.replace('val_', 'test_')
-    model = build_model(Config.fromfile(root / CONFIGS[task])).to_empty(device='cpu')
+    state = build_model(Config.fromfile(root / CONFIGS[task])).state_dict()
+    state = {name: torch.zeros(x.shape, dtype=x.dtype) for name, x in state.items()}
     weights = tmp_path / 'any.ckpt'
-    torch.save(dict(state_dict=model.state_dict(), meta={}), weights)
+    torch.save(dict(state_dict=state, meta={}), weights)
     with pytest.raises(SystemExit) as stopped:
         run('test', root / CONFIGS[task], weights, '--work-dir', tmp_path / 'test',
             '--cfg-options', *options(task), option, debug=False)  # fmt: skip

@@ -5,8 +5,7 @@ import re
 import pytest
 import torch
 
-from mmlinattn.deployment import FORMATS, capture
-from mmlinattn.deployment import latency as timing
+from mmlinattn.deployment import FORMATS, capture, timing
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from tests.test_deployment.conftest import captures
