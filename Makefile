@@ -43,6 +43,7 @@ lint: setup
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+	$(PYTHON) tools/misc/check_docstrings.py
 
 format: setup
 	$(PYTHON) -m ruff check --fix .
