@@ -16,8 +16,17 @@ from torch.utils.data import DataLoader
 from ..checkpoints import CheckpointError, CheckpointStore, serve_mmengine
 from ..datasets.stores import check_no_secrets
 from .config import is_of
-from .data_checks import DataError, check_categories, check_images, why_empty, why_unusable
-from .loading import base_datasets, guard_loading
+from .data_checks import (
+    DataError,
+    check_categories,
+    check_images,
+    check_metrics,
+    check_objects,
+    labels_of,
+    why_empty,
+    why_unusable,
+)
+from .loading import base_datasets, guard_loading, limit_labels
 from .loops import ResumableEpochLoop
 from .memory import keep_freed_memory
 from .regroup import lengths_of, replay, say_what_changed
@@ -69,6 +78,7 @@ class PluginFeatures:
                 loop.pop('by_epoch', None)
                 loop['type'] = ResumableEpochLoop
         loop = super().build_train_loop(loop)
+        limit_labels(loop.dataloader.dataset, labels_of(self.cfg.get('model') or {}))
         skipped = getattr(loop.dataloader, SKIPPED, None)
         if skipped is not None:
             self.register_hook(SkippedImagesHook(skipped))
@@ -76,11 +86,15 @@ class PluginFeatures:
 
     def build_val_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         _refuse_skipping(self._val_dataloader, 'val_dataloader')
-        return super().build_val_loop(loop)
+        loop = super().build_val_loop(loop)
+        check_metrics(loop.evaluator)
+        return loop
 
     def build_test_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         _refuse_skipping(self._test_dataloader, 'test_dataloader')
-        return super().build_test_loop(loop)
+        loop = super().build_test_loop(loop)
+        check_metrics(loop.evaluator)
+        return loop
 
     @staticmethod
     def build_dataloader(
@@ -106,6 +120,7 @@ class PluginFeatures:
             raise DataError(why) from error
         for part in base_datasets(loader.dataset):
             check_categories(part)
+            check_objects(part)
         check_images(loader.dataset)
         guard_loading(loader.dataset)
         if share is not None:
