@@ -56,7 +56,7 @@ test: lint
 # With how often each outcome came.
 test-long: setup
 	MMLINATTN_TEST_LONG=1 OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal -m long \
-		-rP $(PYTEST_ARGS)
+		-o faulthandler_timeout=7200 -rP $(PYTEST_ARGS)
 	$(MAKE) matrix-short
 
 matrix:

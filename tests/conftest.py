@@ -3,7 +3,7 @@
 import functools
 import gc
 import importlib
-import logging
+import multiprocessing
 import os
 import sys
 import time
@@ -31,7 +31,7 @@ from mmlinattn.compat import mmcv_ext
 from mmlinattn.datasets.stores import S3Store
 from mmlinattn.ops.common import dispatch
 from tests.interpreter import quicken
-from tests.object_store import KEY_ID, SECRET
+from tests.object_store import KEY_ID, SECRET, serve_objects
 
 ROOT = Path(__file__).resolve().parent.parent
 # Small cases are in the repository; a large one may lie beside it.
@@ -99,13 +99,17 @@ def compiled() -> ModuleType:
 
 @pytest.fixture(scope='session')
 def _object_server():
-    server = pytest.importorskip(
-        'moto.server', reason="needs the packages of the extra 'test': pip install -e '.[test]'"
-    ).ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
-    logging.getLogger('werkzeug').setLevel(logging.ERROR)
-    server.start()
-    yield 'http://{}:{}'.format(*server.get_host_and_port())
-    server.stop()
+    pytest.importorskip(
+        'moto', reason="needs the packages of the extra 'test': pip install -e '.[test]'"
+    )
+    # A process of its own: data loaders fork this one, which must not have the server's threads.
+    context = multiprocessing.get_context('forkserver')
+    pipe, other_end = context.Pipe()
+    context.Process(target=serve_objects, args=(other_end,), daemon=True).start()
+    other_end.close()
+    assert pipe.poll(120), 'the object store does not start'
+    yield 'http://{}:{}'.format(*pipe.recv())
+    pipe.close()
 
 
 @pytest.fixture

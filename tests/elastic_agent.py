@@ -1,19 +1,17 @@
-"""``torchrun --nproc_per_node N --max-restarts M script arguments``; its processes are forked from
-this one, and need not import the frameworks again.
+"""``torchrun --nproc_per_node N --max-restarts M script arguments``, without the imports.
+
+Its processes come from the fork server of the tests, as this one does: this one has threads, which
+a fork of it would not have.
 
 elastic_agent.py N M ENDPOINT script arguments
 """
 
 import os
-import runpy
 import sys
 
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-
-def entrypoint(script: str, *arguments: str) -> None:
-    sys.argv = [script, *arguments]
-    runpy.run_path(script, run_name='__main__')
+from tests.programs import run_script
 
 
 def main() -> None:
@@ -21,10 +19,11 @@ def main() -> None:
     processes, restarts, endpoint, script, *arguments = sys.argv[1:]
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=int(processes), max_restarts=int(restarts),
-        run_id='test', rdzv_backend='c10d', rdzv_endpoint=endpoint, start_method='fork',
+        run_id='test', rdzv_backend='c10d', rdzv_endpoint=endpoint, start_method='forkserver',
         monitor_interval=0.1,
     )  # fmt: skip
-    elastic_launch(config, entrypoint)(script, *arguments)
+    output = os.readlink('/proc/self/fd/1')
+    elastic_launch(config, run_script)(script, arguments, dict(os.environ), output)
 
 
 if __name__ == '__main__':

@@ -26,12 +26,23 @@ _forks.set_forkserver_preload(FRAMEWORKS)
 def _become(
     script: str, arguments: Sequence[str], environment: Dict[str, str], output: str
 ) -> None:
-    gc.freeze()  # what was imported is never garbage
     os.setsid()
     os.environ.clear()
+    sys.path[:0] = [os.path.dirname(script), *environment['PYTHONPATH'].split(os.pathsep)]
+    run_script(script, arguments, environment, output)
+
+
+def run_script(
+    script: str, arguments: Sequence[str], environment: Dict[str, str], output: str
+) -> None:
+    """Run a script in a process of the fork server, with these variables besides its own.
+
+    Args:
+        output: file that its standard output and errors are added to.
+    """
+    gc.freeze()  # what was imported is never garbage
     os.environ.update(environment)
     sys.argv = [script, *arguments]
-    sys.path[:0] = [os.path.dirname(script), *environment['PYTHONPATH'].split(os.pathsep)]
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)

@@ -30,7 +30,8 @@ MAY_IMPORT = {
     'detection': ['backbones'],
     'classification': ['backbones'],
     'files': [],
-    'datasets': ['files'],
+    'processes': [],
+    'datasets': ['files', 'processes'],
     'checkpoints': ['files'],  # hosts declare the names of released weights, so no host is needed
     'engine': ['layers', 'checkpoints', 'datasets'],
     'analysis': ['detection', 'classification', 'datasets', 'engine'],

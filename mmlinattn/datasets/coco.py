@@ -52,17 +52,25 @@ def check_coco(
     known = yield from _check_categories(categories, classes)
     sizes = yield from _check_images(images)
     seen: Set[Any] = set()
+    crowds = 0
     for i, record in enumerate(annotations):
         if not isinstance(record, Mapping) or not _is_id(record.get('id')):
             yield Finding('annotation', f'annotations[{i}]', f'has no id: {_short(record)}')
             continue
         where = f'annotation {record["id"]!r}'
+        if type(record['id']) is str or record['id'] == 0:
+            what = 'its id must be a number, not 0: COCO evaluation takes 0 for "not matched"'
+            yield Finding('annotation', where, what)
         if record['id'] in seen:
             yield Finding('annotation', where, 'its id is there twice')
         seen.add(record['id'])
+        crowds += record.get('iscrowd') == 1
         yield from _check_annotation(record, where, sizes, known)
         if masks and not record.get('segmentation') and not record.get('ignore'):
             yield Finding('mask', where, 'has none, and masks are trained')
+    if annotations and crowds == len(annotations):
+        what = f'all {crowds} objects are crowds (iscrowd=1), which are neither trained nor scored'
+        yield Finding('annotation', 'annotations', what)
 
 
 def _check_categories(records: list, classes: Optional[Sequence[str]]):
@@ -89,6 +97,7 @@ def _check_categories(records: list, classes: Optional[Sequence[str]]):
 
 def _check_images(records: list):
     sizes: Dict[Any, Size] = {}
+    named: Dict[str, Any] = {}
     for i, record in enumerate(records):
         if not isinstance(record, Mapping) or not _is_id(record.get('id')):
             yield Finding('annotation', f'images[{i}]', f'has no id: {_short(record)}')
@@ -100,6 +109,9 @@ def _check_images(records: list):
         sizes[record['id']] = (0, 0)
         if not isinstance(name, str) or not name:
             yield Finding('annotation', where, f'file_name is {_short(name)}')
+        elif named.setdefault(name, record['id']) != record['id']:
+            what = f'has the same file_name as image {named[name]!r}, {_short(name)}'
+            yield Finding('duplicate', where, what)
         if not all(type(side) is int and side > 0 for side in size):
             yield Finding('annotation', where, f'(height, width) is {_short(size)}')
         else:

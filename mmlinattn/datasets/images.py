@@ -4,12 +4,16 @@ import io
 import os
 import warnings
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Optional, Tuple, Union
 
-from PIL import Image
+from PIL import ExifTags, Image
+
+from ..files import open_regular
 
 JPEG, PNG = b'\xff\xd8', b'\x89PNG\r\n\x1a\n'
+TIFF, EXIF = (b'II', b'MM'), (b'Exif', b'eXIf', b'EXIF')
 JPEG_END = b'\xff\xd9'
 PNG_END = b'\x00\x00\x00\x00IEND\xaeB`\x82'
 TAIL = 4096
@@ -41,6 +45,28 @@ def image_size(file: Union[str, Path, BinaryIO]) -> Tuple[int, int]:
         with Image.open(file) as image:
             width, height = image.size
     return height, width
+
+
+def exif_orientation(data: bytes) -> int:
+    """Return the EXIF orientation of an image file, 1 (upright) to 8; 1 if it has none.
+
+    Args:
+        data: content of the file.
+
+    Example:
+        >>> file, exif = io.BytesIO(), Image.Exif()
+        >>> exif[ExifTags.Base.Orientation] = 6
+        >>> Image.new('RGB', (64, 48)).save(file, 'jpeg', exif=exif)
+        >>> exif_orientation(file.getvalue())
+        6
+    """
+    # Pillow takes as long for its search as OpenCV for a small image: look for the marks first.
+    if not data.startswith(TIFF) and not any(mark in data for mark in EXIF):
+        return 1
+    with suppress(Exception), Image.open(io.BytesIO(data)) as image:  # damaged: found elsewhere
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        return orientation if orientation in range(1, 9) else 1
+    return 1
 
 
 def check_pixels(
@@ -129,7 +155,7 @@ def why_incomplete_file(path: Union[str, Path]) -> Optional[str]:
     Raises:
         OSError: a file that cannot be read.
     """
-    with open(path, 'rb') as file:
+    with open_regular(str(path)) as file:
         head = file.read(len(PNG))
         file.seek(max(os.fstat(file.fileno()).st_size - TAIL, 0))
         tail = file.read()

@@ -4,7 +4,7 @@ import io
 import json
 import os.path as osp
 from pathlib import Path
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
 import numpy as np
 from mmengine import fileio
@@ -14,9 +14,9 @@ from mmengine.registry import DATASETS
 
 from ..checkpoints.harmless import PlainUnpickler
 from ..datasets.coco import check_coco
-from ..datasets.shards import DamagedSample
+from ..datasets.shards import DamagedSample, ShardDataset
 from ..datasets.stores import first_files, is_there
-from ..files import redacted
+from ..files import redacted, why_outside
 
 # How to get a data set whose folder is missing, by the name of the folder.
 DATA_HINTS = {
@@ -33,6 +33,20 @@ DATA_HINTS = {
 PICKLES = ('.pkl', '.pickle')
 ARRAYS = ('.npy', '.npz')
 FILES = ('img_path', 'seg_map_path')
+
+
+class Labels(NamedTuple):
+    """Labels that a model is trained with.
+
+    Attributes:
+        number: they are 0 to ``number - 1``; None if the config of the model does not tell.
+        ignored: label of pixels that are not trained.
+        of_pixels: they are those of a segmentation map, not of objects or images.
+    """
+
+    number: Optional[int] = None
+    ignored: int = 255
+    of_pixels: bool = False
 
 
 class DataError(ValueError):
@@ -176,8 +190,73 @@ def check_categories(dataset: Any) -> None:
     )
 
 
+def check_objects(dataset: Any) -> None:
+    """Raise DataError if all objects of a training set for detection are crowds.
+
+    Args:
+        dataset: built and loaded; one without objects, or in ``test_mode``, passes.
+    """
+    if getattr(dataset, 'cat_ids', None) is None or getattr(dataset, 'test_mode', False):
+        return
+    count = 0
+    for i in range(len(dataset)):
+        for instance in dataset.get_data_info(i).get('instances') or ():
+            if not instance.get('ignore_flag'):
+                return
+            count += 1
+    if count:
+        raise DataError(
+            f'{getattr(dataset, "ann_file", "")} has {count} objects, all of them crowds '
+            '(iscrowd=1), which are not trained: set iscrowd to 0 where it is a single object'
+        )
+
+
+def check_metrics(evaluator: Any) -> None:
+    """Raise DataError if a COCO metric has annotations whose ids its evaluation cannot take.
+
+    Args:
+        evaluator: built; metrics of other data sets pass.
+    """
+    for metric in getattr(evaluator, 'metrics', ()):
+        for number in getattr(getattr(metric, '_coco_api', None), 'anns', ()):
+            if isinstance(number, str):
+                name = type(metric).__name__
+                raise DataError(f'{name}: annotation {number!r} of its file has no number as id')
+
+
+def labels_of(model: dict) -> Labels:
+    """Return the labels that a segmentor, classifier or detector is trained with.
+
+    Args:
+        model: its config.
+    """
+    heads = [model.get(name) for name in ('decode_head', 'head', 'bbox_head')]
+    heads.append((model.get('roi_head') or {}).get('bbox_head'))
+    for head in heads:
+        number = head.get('num_classes') if isinstance(head, dict) else None
+        if type(number) is int:
+            of_pixels = head is heads[0]
+            # A decode head with one class tells labels 0 and 1 apart by a sigmoid.
+            number = max(number, 2) if of_pixels else number
+            return Labels(number, head.get('ignore_index', Labels().ignored), of_pixels)
+    return Labels()
+
+
+def folders_of(dataset: Any) -> Tuple[str, ...]:
+    """Return the folders that a data set is told to read from: its root, those of its prefix.
+
+    A set of shards has none: its images are inside of its shards.
+    """
+    if isinstance(dataset, ShardDataset):
+        return ()
+    prefixes = getattr(dataset, 'data_prefix', None) or {}
+    prefixes = [prefixes] if isinstance(prefixes, str) else [*prefixes.values()]
+    folders = [getattr(dataset, 'data_root', None), *prefixes]
+    return tuple(dict.fromkeys(folder for folder in folders if folder and type(folder) is str))
+
+
 def check_images(dataset: Any) -> None:
-    """Raises DataError if files of the first or the last sample of a data set are not there.
+    """Raises DataError if files of the first or the last sample of a data set cannot be read.
 
     Args:
         dataset: built and loaded; one without records of files (``get_data_info``) passes.
@@ -185,6 +264,7 @@ def check_images(dataset: Any) -> None:
     if not hasattr(dataset, 'get_data_info') or not len(dataset):
         return
     backend_args = getattr(dataset, 'backend_args', None)
+    folders = folders_of(dataset)
     for index in {0, len(dataset) - 1}:
         try:
             info = dataset.get_data_info(index)
@@ -194,12 +274,15 @@ def check_images(dataset: Any) -> None:
         keys = ('img_path',) if getattr(dataset, 'test_mode', False) else FILES
         for key in keys:
             path = info.get(key) if isinstance(info, dict) else None
-            if isinstance(path, str) and not is_there(path, backend_args):
+            if not isinstance(path, str):
+                continue
+            what = why_outside(path, folders)
+            if not what and not is_there(path, backend_args):
                 folder = osp.dirname(path)
-                raise DataError(
-                    f'{path} ({key} of sample {index} of {type(dataset).__name__}) does not '
-                    f'exist; {folder} has {_content(folder, backend_args)}'
-                )
+                what = f'does not exist; {folder} has {_content(folder, backend_args)}'
+            if what:
+                name = type(dataset).__name__
+                raise DataError(f'{path} ({key} of sample {index} of {name}) {what}')
 
 
 def _content(folder: str, backend_args: Optional[dict], limit: int = 3) -> str:

@@ -4,50 +4,30 @@ What :func:`mmlinattn.engine.data_checks.check_data` asks before each run takes 
 the first files. This reads every image and every record.
 """
 
-import hashlib
 import json
-import multiprocessing
 import os.path as osp
 from collections import Counter, defaultdict
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-import cv2
 import numpy as np
+from mmcv.transforms import LoadAnnotations, LoadImageFromFile
 from mmengine import fileio
 from mmengine.config import Config
 from mmengine.registry import DATASETS
+from mmengine.utils import import_modules_from_strings
 
 from ..datasets.coco import Finding, check_coco
-from ..datasets.images import JPEG, PNG, why_incomplete
-from ..datasets.shards import DamagedSample
+from ..datasets.shards import DamagedSample, MemberStore
 from ..datasets.stores import StoreError
 from ..files import redacted
-from .data_checks import DataError, check_data, dataset_configs
+from ..processes import WorkerDied, map_in_workers, start_server
+from .data_checks import DataError, Labels, check_data, dataset_configs, folders_of, labels_of
+from .file_checks import Decoders, Looked, Record, look_at_all
 
 SPLITS = ('train', 'val', 'test')
 CHUNK = 16
-IGNORED = 255
-
-
-class Record(NamedTuple):
-    """An image to look at, and what is known of it.
-
-    Attributes:
-        img_path: its file.
-        size: (height, width) that the annotation says, or None.
-        seg_map_path: its map of classes, or None.
-        values: that may be in the map, besides 255; None for any.
-        backend: ``backend_args`` of its data set, as JSON.
-    """
-
-    img_path: str
-    size: Optional[Tuple[int, int]] = None
-    seg_map_path: Optional[str] = None
-    values: Optional[frozenset] = None
-    backend: str = 'null'
 
 
 @dataclass
@@ -89,15 +69,19 @@ def inspect_data(
         progress: called with the split, how many of its images are done, and how many there are.
 
     Returns:
-        the report, of these kinds: unreadable, truncated (as far as a file tells), size (of an
-        image, not what the annotation says), box without extent, box outside, class (out of
-        range, or missing in the file), mask (of another size than its image, or none), annotation
-        (a record that lacks something), duplicate (the same content in two splits).
+        the report, of these kinds: unreadable, truncated (as far as a file tells), outside (of
+        the folders of the data set), size (of an image, not what the annotation says), orientation
+        (an image that is turned when loaded, unlike its annotation), box without extent, box
+        outside, class (out of range, or missing in the file), mask (of another size than its
+        image, of several channels, ignored altogether, or none), annotation (a record that lacks
+        something), duplicate (the same content in two splits, the same file in two records).
 
     Raises:
         FileNotFoundError, DataError: a data set that is not there or cannot be built.
         StoreError: a store that is away, or refuses.
     """
+    if workers > 1:
+        start_server()  # it imports what workers need while annotations are read
     report, done = Report(), []
     contents: Dict[bytes, Tuple[str, str]] = {}
     for split in splits:
@@ -114,7 +98,10 @@ def inspect_data(
         report.images[split] = len(records)
         # The same file in two lists of a split is one.
         records = [*dict.fromkeys(records)]
-        for i, (record, digest, problems) in enumerate(_looked_at(records, workers), 1):
+        setup = partial(
+            _prepare_worker, dict(cfg.get('custom_imports') or {}), dict(MemberStore.of_shard)
+        )
+        for i, (record, digest, problems) in enumerate(_looked_at(records, workers, setup), 1):
             found += problems
             # Of a split itself: pictures may come twice on purpose.
             first = contents.setdefault(digest, (split, record.img_path)) if digest else None
@@ -134,24 +121,40 @@ def _records(config: dict, cfg: Config, found: List[Finding]) -> List[Record]:
         dataset = DATASETS.build(dict(config, lazy_init=True))
     except Exception as error:
         raise DataError(f'{config.get("type")} cannot be built: {error}') from error
-    backend = json.dumps(config.get('backend_args'))
+    labels = labels_of(cfg.get('model') or {})
     if hasattr(dataset, 'COCOAPI'):
         masks = any(step.get('with_mask') for step in config.get('pipeline') or ())
         records = _coco_records(dataset, masks, found)
     else:
         try:
-            records = _own_records(dataset, _num_classes(cfg), found)
+            records = _own_records(dataset, labels, found)
         except StoreError:
             raise
         except Exception as error:
             raise DataError(f'{type(dataset).__name__} cannot be read: {error}') from error
-    return [record._replace(backend=backend) for record in records]
+    common = dict(
+        backend=json.dumps(config.get('backend_args')),
+        folders=folders_of(dataset),
+        decoders=_decoders(dataset),
+    )
+    return [record._replace(**common) for record in records]
 
 
-def _own_records(dataset: Any, number: Optional[int], found: List[Finding]) -> List[Record]:
+def _decoders(dataset: Any) -> Decoders:
+    decoders = Decoders()
+    for step in getattr(getattr(dataset, 'pipeline', None), 'transforms', ()):
+        if isinstance(step, LoadImageFromFile):
+            decoders = decoders._replace(color_type=step.color_type, image=step.imdecode_backend)
+        elif isinstance(step, LoadAnnotations):
+            decoders = decoders._replace(seg_map=step.imdecode_backend)
+    return decoders
+
+
+def _own_records(dataset: Any, labels: Labels, found: List[Finding]) -> List[Record]:
     dataset.full_init()
     classes = dataset.metainfo.get('classes')
-    number = number or (len(classes) if classes else None)
+    if labels.number is None and classes:
+        labels = labels._replace(number=len(classes))
     records = []
     for i in range(len(dataset)):
         try:
@@ -160,7 +163,7 @@ def _own_records(dataset: Any, number: Optional[int], found: List[Finding]) -> L
             found.append(Finding('unreadable', f'sample {i}', str(error)))
             continue
         if info.get('img_path'):  # sets without files have their pictures in memory
-            records.append(_record(info, number, found))
+            records.append(_record(info, labels, found))
     return records
 
 
@@ -171,7 +174,8 @@ def _coco_records(dataset: Any, masks: bool, found: List[Finding]) -> List[Recor
     except StoreError:
         raise
     except (OSError, ValueError) as error:
-        found.append(Finding('annotation', path, f'is no JSON: {error}'))
+        why = 'cannot be read' if isinstance(error, OSError) else 'is no JSON'
+        found.append(Finding('annotation', path, f'{why}: {error}'))
         return []
     findings = [*check_coco(content, dataset.metainfo.get('classes'), masks)]
     found += [Finding(kind, f'{path}: {where}', what) for kind, where, what in findings]
@@ -188,7 +192,8 @@ def _coco_records(dataset: Any, masks: bool, found: List[Finding]) -> List[Recor
     return records
 
 
-def _record(info: dict, number: Optional[int], found: List[Finding]) -> Record:
+def _record(info: dict, labels: Labels, found: List[Finding]) -> Record:
+    number = labels.number
     path = str(info['img_path'])  # the address alone, of one that has its content with it
     label = info.get('gt_label')
     if isinstance(label, (int, np.integer)) and number is not None and not 0 <= label < number:
@@ -198,10 +203,13 @@ def _record(info: dict, number: Optional[int], found: List[Finding]) -> Record:
     for instance in info.get('instances') or ():
         found += _check_instance(instance, path, size, number)
     values, seg_map = None, info.get('seg_map_path')
+    shift, label_map = int(bool(info.get('reduce_zero_label'))), info.get('label_map') or {}
     if seg_map and number is not None:
-        shift = int(bool(info.get('reduce_zero_label')))
-        values = frozenset(range(number + shift)) | frozenset(info.get('label_map') or ())
-    return Record(path, size, str(seg_map) if seg_map else None, values)
+        values = frozenset(range(number + shift)) | frozenset(label_map)
+    ignored = {labels.ignored, *range(shift)}
+    ignored.update(old for old, new in label_map.items() if new == labels.ignored)
+    path_of_map = str(seg_map) if seg_map else None
+    return Record(path, size, path_of_map, values, ignored=frozenset(ignored))
 
 
 def _check_instance(instance: dict, path: str, size: Any, number: Optional[int]) -> List[Finding]:
@@ -219,99 +227,28 @@ def _check_instance(instance: dict, path: str, size: Any, number: Optional[int])
     return found
 
 
-def _num_classes(cfg: Config) -> Optional[int]:
-    """Of the head of a segmentor or classifier."""
-    model = cfg.get('model') or {}
-    for name in ('decode_head', 'head'):
-        head = model.get(name)
-        if isinstance(head, dict) and isinstance(head.get('num_classes'), int):
-            return head['num_classes']
-    return None
-
-
-Looked = Tuple[Record, Optional[bytes], List[Finding]]
-
-
-def _looked_at(records: List[Record], workers: int) -> Iterator[Looked]:
+def _looked_at(records: List[Record], workers: int, setup: Callable) -> Iterator[Looked]:
     chunks = [records[i : i + CHUNK] for i in range(0, len(records), CHUNK)]
     if workers < 2:
         for chunk in chunks:
-            yield from _look_at_all(chunk)
+            yield from look_at_all(chunk)
         return
-    rest: List[List[Record]] = []
-    fork = multiprocessing.get_context('fork')
-    with ProcessPoolExecutor(workers, fork) as pool:
-        for chunk, future in [(chunk, pool.submit(_look_at_all, chunk)) for chunk in chunks]:
-            try:
-                yield from future.result()
-            except BrokenProcessPool:
-                rest.append(chunk)
-    # A decoder has crashed: each image that is left in a process of its own.
-    for record in (record for chunk in rest for record in chunk):
-        with ProcessPoolExecutor(1, fork) as pool:
-            try:
-                yield from pool.submit(_look_at_all, [record]).result()
-            except BrokenProcessPool:
-                what = 'its decoder crashes'
-                yield record, None, [Finding('unreadable', record.img_path, what)]
+    for chunk, looked in zip(chunks, map_in_workers(look_at_all, chunks, workers, setup)):
+        if not isinstance(looked, WorkerDied):
+            yield from looked
+            continue
+        # A decoder has crashed or does not end: the images of the chunk one by one.
+        alone = [[record] for record in chunk]
+        for record, looked in zip(chunk, map_in_workers(look_at_all, alone, workers, setup)):
+            if isinstance(looked, WorkerDied):
+                what = f'its decoder crashes or does not end: {looked}'
+                looked = [(record, None, [Finding('unreadable', record.img_path, what)])]
+            yield from looked
 
 
-def _look_at_all(records: List[Record]) -> List[Looked]:
-    cv2.setNumThreads(1)
-    return [(record, *look_at(record)) for record in records]
-
-
-def look_at(record: Record) -> Tuple[Optional[bytes], List[Finding]]:
-    """Digest of an image's file, and findings in it and its map."""
-    data, image, found = _decoded(record.img_path, cv2.IMREAD_COLOR, record.backend)
-    if image is not None:
-        size = image.shape[:2]
-        # Loaders turn pictures as cameras say; annotations may be of either way.
-        if record.size is not None and size != tuple(record.size):
-            what = f'is {size[0]} high and {size[1]} wide, its annotation says {record.size}'
-            found.append(Finding('size', record.img_path, what))
-        if record.seg_map_path:
-            _, seg_map, problems = _decoded(
-                record.seg_map_path, cv2.IMREAD_UNCHANGED, record.backend
-            )
-            found += problems
-            if seg_map is not None:
-                found += _check_map(record, seg_map, size)
-    digest = None if data is None else hashlib.blake2b(data, digest_size=16).digest()
-    return digest, found
-
-
-def _check_map(record: Record, seg_map: np.ndarray, size: Tuple[int, int]) -> Iterator[Finding]:
-    where = str(record.seg_map_path)
-    if seg_map.ndim == 3 and (seg_map[..., :1] == seg_map).all():
-        seg_map = seg_map[..., 0]
-    if seg_map.ndim != 2:
-        yield Finding('mask', where, f'is a picture of {seg_map.shape[-1]} channels, not of labels')
-    elif seg_map.shape != size:
-        what = f'is {seg_map.shape[0]} high and {seg_map.shape[1]} wide, its image {size}'
-        yield Finding('mask', where, what)
-    elif record.values is not None:
-        strange: Set[int] = {*np.unique(seg_map).tolist()} - record.values - {IGNORED}
-        if strange:
-            what = f'has labels {sorted(strange)[:5]}, known are {len(record.values)}'
-            yield Finding('class', where, what)
-
-
-def _decoded(
-    path: str, flag: int, backend: str
-) -> Tuple[Optional[bytes], Optional[np.ndarray], List[Finding]]:
-    """Content of a file and its picture, as far as they can be read."""
-    try:
-        data = fileio.get(path, json.loads(backend))
-    except StoreError:  # says nothing of the file
-        raise
-    except OSError as error:
-        return None, None, [Finding('unreadable', path, error.strerror or str(error))]
-    try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), flag) if data else None
-    except cv2.error as error:
-        return data, None, [Finding('unreadable', path, ' '.join(str(error).split()))]
-    what = why_incomplete(data)
-    if image is None and not (what and data.startswith((JPEG, PNG))):
-        return data, None, [Finding('unreadable', path, f'{len(data)} bytes that are no image')]
-    return data, image, [Finding('truncated', path, what)] if what else []
+def _prepare_worker(custom_imports: dict, shards: dict) -> None:
+    """Register what a config imports, and how shards are read, in a worker process."""
+    if custom_imports:
+        import_modules_from_strings(**custom_imports)
+    for shard, backend_args in shards.items():
+        MemberStore.know(shard, backend_args)

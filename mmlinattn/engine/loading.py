@@ -1,6 +1,6 @@
 """What cannot be loaded says which file it is, and what would take all memory is not decoded."""
 
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator, List, Optional, Tuple
 
 import numpy as np
 from mmcv.transforms import LoadAnnotations, LoadImageFromFile
@@ -9,9 +9,10 @@ from mmengine.dataset import BaseDataset
 from torch import Tensor
 
 from ..datasets.coco import why_bad_mask
-from ..datasets.images import why_incomplete, why_incomplete_file
+from ..datasets.images import exif_orientation, why_incomplete, why_incomplete_file
 from ..datasets.stores import StoreError
-from .data_checks import DataError
+from ..files import why_outside
+from .data_checks import DataError, Labels, folders_of
 
 
 class Guarded:
@@ -21,16 +22,20 @@ class Guarded:
 
     Args:
         load: the transform.
+        folders: of its data set; a file outside of them is not read. Empty: any file is.
 
     Attributes:
+        labels: that the model is trained with; others are an error.
         skipped: where set, images that cannot be loaded are noted there instead (a number for each
             of the data set), of which nothing is left.
     """
 
+    labels = Labels()
     skipped: Optional[Tensor] = None
 
-    def __init__(self, load: Any) -> None:
+    def __init__(self, load: Any, folders: Tuple[str, ...] = ()) -> None:
         self.load = load
+        self.folders = folders
 
     def __call__(self, results: dict) -> Optional[dict]:
         try:
@@ -39,7 +44,8 @@ class Guarded:
             raise
         except Exception as error:  # decoders raise whatever they like
             if self.skipped is None:
-                raise DataError(f'{results.get("img_path")} cannot be loaded: {error}') from error
+                why = str(error) or type(error).__name__  # a MemoryError has no text
+                raise DataError(f'{results.get("img_path")} cannot be loaded: {why}') from error
             self.skipped[results['sample_idx']] = 1
             return None
 
@@ -54,8 +60,10 @@ class Guarded:
     def loaded(self, results: dict) -> dict:
         """What the transform gives; where images may be skipped only what is whole."""
         if isinstance(self.load, LoadAnnotations):
-            _check_instances(self.load, results)
-            return self.load(results)
+            return self._loaded_annotations(results)
+        self._check_folder(results.get('img_path'), 'it')
+        if not self.labels.of_pixels:
+            _check_label(results.get('gt_label'), self.labels, 'its label')
         strict = self.skipped is not None
         if strict:
             what = _why_incomplete(results['img_path'], self.load.backend_args)
@@ -63,9 +71,25 @@ class Guarded:
                 raise DataError(what)
         found = self.load(results)
         size = results.get('height'), results.get('width')
-        if strict and found is not None and None not in size and size != found['img_shape']:
-            raise DataError(f'has the size {found["img_shape"]}, its annotation says {size}')
+        if found is not None and None not in size and size != found['img_shape']:
+            if strict:
+                raise DataError(f'has the size {found["img_shape"]}, its annotation says {size}')
+            _check_orientation(results, size, self.load.backend_args)
         return found
+
+    def _loaded_annotations(self, results: dict) -> dict:
+        _check_instances(self.load, results, self.labels)
+        path = results.get('seg_map_path')
+        self._check_folder(path, f'its map {path}')
+        found = self.load(results)
+        if found is not None and found.get('gt_seg_map') is not None:
+            _check_seg_map(found['gt_seg_map'], results.get('ori_shape'), self.labels, path)
+        return found
+
+    def _check_folder(self, path: Any, name: str) -> None:
+        what = why_outside(path, self.folders) if isinstance(path, str) else None
+        if what:
+            raise DataError(f'{name} {what}')
 
 
 def _why_incomplete(path: str, backend_args: Optional[dict]) -> Optional[str]:
@@ -80,7 +104,19 @@ def guard_loading(dataset: Any) -> None:
         transforms = getattr(getattr(part, 'pipeline', None), 'transforms', [])
         for i, load in enumerate(transforms):
             if isinstance(load, (LoadImageFromFile, LoadAnnotations)):
-                transforms[i] = Guarded(load)
+                transforms[i] = Guarded(load, folders_of(part))
+
+
+def limit_labels(dataset: Any, labels: Labels) -> None:
+    """Let guarded transforms (:func:`guard_loading`) refuse labels that the model does not have."""
+    for part in base_datasets(dataset):
+        for guard in guards_of(part):
+            guard.labels = labels
+
+
+def guards_of(part: BaseDataset) -> List[Guarded]:
+    """Return the guarded transforms of a data set."""
+    return [step for step in part.pipeline.transforms if isinstance(step, Guarded)]
 
 
 def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
@@ -93,15 +129,46 @@ def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
             yield from base_datasets(part)
 
 
-def _check_instances(load: LoadAnnotations, results: dict) -> None:
+def _check_instances(load: LoadAnnotations, results: dict, labels: Labels) -> None:
     size = results.get('height'), results.get('width')
     for i, instance in enumerate(results.get('instances') or ()):
-        box, mask = instance.get('bbox'), instance.get('mask')
+        box, mask, label = (instance.get(key) for key in ('bbox', 'mask', 'bbox_label'))
         if box is not None and not np.isfinite(np.asarray(box, float)).all():
             raise DataError(f'the box of instance {i} is {box}')
+        if not labels.of_pixels:
+            _check_label(label, labels, f'the label of instance {i}')
         if not mask and getattr(load, 'with_mask', False):
             raise DataError(f'instance {i} has no mask')
         if mask and None not in size:
             what = why_bad_mask(mask, size, margin=max(size))
             if what:
                 raise DataError(f'the mask of instance {i}: {what}')
+
+
+def _check_seg_map(seg_map: np.ndarray, size: Any, labels: Labels, path: Any) -> None:
+    if seg_map.ndim != 2:
+        raise DataError(f'its map {path} has {seg_map.shape[-1]} channels, not one of labels')
+    if size is not None and seg_map.shape != tuple(size):
+        raise DataError(f'its map {path} has the size {seg_map.shape}, it has {tuple(size)} itself')
+    if labels.of_pixels:
+        largest = seg_map.max(where=seg_map != labels.ignored, initial=0)
+        _check_label(largest, labels, f'the largest label of its map {path}')
+
+
+def _check_label(label: Any, labels: Labels, name: str) -> None:
+    if labels.number is None or not isinstance(label, (int, list, np.generic, np.ndarray)):
+        return
+    if not all(0 <= value < labels.number for value in np.ravel(label)):
+        raise DataError(
+            f'{name} is {label}, the labels of {labels.number} classes are 0 to {labels.number - 1}'
+        )
+
+
+def _check_orientation(results: dict, size: Tuple[int, int], backend_args: Any) -> None:
+    """Refuse an image that loading has turned, unlike its annotation."""
+    loaded, path = results['img_shape'], results['img_path']
+    if loaded == size[::-1] and exif_orientation(fileio.get(path, backend_args)) != 1:
+        raise DataError(
+            f'its EXIF orientation turns it to {loaded} (height, width), its annotation is for '
+            f"{size}: save it turned, or set color_type='color_ignore_orientation' to load it"
+        )

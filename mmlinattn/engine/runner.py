@@ -17,10 +17,19 @@ from torch.utils.data import DataLoader
 from ..checkpoints import CheckpointError, CheckpointStore, serve_mmengine
 from ..datasets.stores import check_no_secrets
 from .config import is_of
-from .data_checks import DataError, check_categories, check_images, why_empty, why_unusable
+from .data_checks import (
+    DataError,
+    check_categories,
+    check_images,
+    check_metrics,
+    check_objects,
+    labels_of,
+    why_empty,
+    why_unusable,
+)
 from .data_workers import allow_open_files, report_unsent_batches
 from .evaluator_checks import check_evaluator
-from .loading import base_datasets, guard_loading
+from .loading import base_datasets, guard_loading, limit_labels
 from .loops import ResumableEpochLoop
 from .memory import keep_freed_memory
 from .regroup import lengths_of, replay, say_what_changed
@@ -81,6 +90,7 @@ class PluginFeatures:
                 loop.pop('by_epoch', None)
                 loop['type'] = ResumableEpochLoop
         loop = super().build_train_loop(loop)
+        limit_labels(loop.dataloader.dataset, labels_of(self.cfg.get('model') or {}))
         skipped = getattr(loop.dataloader, SKIPPED, None)
         if skipped is not None:
             self.register_hook(SkippedImagesHook(skipped))
@@ -89,12 +99,14 @@ class PluginFeatures:
     def build_val_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         _refuse_skipping(self._val_dataloader, 'val_dataloader')
         loop = super().build_val_loop(loop)
+        check_metrics(loop.evaluator)
         check_evaluator(loop.evaluator, self._val_evaluator, self._plain_model(), 'val_evaluator')
         return loop
 
     def build_test_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         _refuse_skipping(self._test_dataloader, 'test_dataloader')
         loop = super().build_test_loop(loop)
+        check_metrics(loop.evaluator)
         check_evaluator(loop.evaluator, self._test_evaluator, self._plain_model(), 'test_evaluator')
         return loop
 
@@ -125,6 +137,7 @@ class PluginFeatures:
             raise DataError(why) from error
         for part in base_datasets(loader.dataset):
             check_categories(part)
+            check_objects(part)
         check_images(loader.dataset)
         guard_loading(loader.dataset)
         report_unsent_batches(loader)

@@ -1,6 +1,6 @@
 """Training goes on past images that cannot be read, up to a limit, and says how many."""
 
-from typing import Any, List
+from typing import Any
 
 import torch
 from mmengine.dist import all_reduce, is_distributed
@@ -9,7 +9,7 @@ from mmengine.runner import Runner
 
 from ..files import redacted
 from .data_checks import DataError
-from .loading import Guarded, base_datasets
+from .loading import base_datasets, guards_of
 
 # Iterations between two looks of all processes at what each has skipped.
 TOGETHER = 50
@@ -38,7 +38,7 @@ class SkippedImages:
         self.flags = torch.zeros(self.total, dtype=torch.uint8).share_memory_()
         guards = 0
         for part, flags in zip(self.parts, self.flags.split([*map(len, self.parts)])):
-            for guard in _guards(part):
+            for guard in guards_of(part):
                 guard.skipped = flags
                 guards += 1
         if not guards:
@@ -56,15 +56,11 @@ class SkippedImages:
         try:
             results = part.get_data_info(index)
             path = results.get('img_path')
-            for guard in _guards(part):
+            for guard in guards_of(part):
                 results = guard.loaded(results)
         except Exception as error:
             why = f'{type(error).__name__}: {" ".join(str(error).split())}'
         return redacted(f'{path} ({why})')
-
-
-def _guards(part: Any) -> List[Guarded]:
-    return [t for t in part.pipeline.transforms if isinstance(t, Guarded)]
 
 
 class SkippedImagesHook(Hook):

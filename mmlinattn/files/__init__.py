@@ -2,6 +2,7 @@
 
 from .addresses import has_user, redacted
 from .lock import FolderInUse, lock_folder, unlock_folders
+from .regular import open_regular, why_outside
 from .web import FetchRefused, check_size, opened, size_limit
 from .whole import NotWritten, check_writable, remove_remains, to_disk, whole_file
 
@@ -13,6 +14,7 @@ __all__ = [
     'check_writable',
     'has_user',
     'lock_folder',
+    'open_regular',
     'opened',
     'redacted',
     'remove_remains',
@@ -20,4 +22,5 @@ __all__ = [
     'to_disk',
     'unlock_folders',
     'whole_file',
+    'why_outside',
 ]

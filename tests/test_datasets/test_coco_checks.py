@@ -41,6 +41,14 @@ def test_nothing_is_found_where_nothing_is_wrong():
         (lambda c: c['annotations'][0].update(bbox=[2, 3, 0, 5]), 'box without extent', 'bbox is'),
         (lambda c: c['annotations'][0].update(bbox=[2, 3, 4, 9]), 'box outside', '20 wide and 10'),
         (lambda c: c['annotations'][0].pop('area'), 'annotation', 'area is None'),
+        (lambda c: c['annotations'][0].update(iscrowd=1), 'annotation', 'all 1 objects are crowds'),
+        (lambda c: c['annotations'][0].update(id='5'), 'annotation', "'5' its id must be a number"),
+        (lambda c: c['annotations'][0].update(id=0), 'annotation', '0 its id must be a number'),
+        (
+            lambda c: c['images'].append(dict(IMAGE, id=2)),
+            'duplicate',
+            "image 2 has the same file_name as image 1, 'a.jpg'",
+        ),
         (lambda c: c['annotations'][0].update(iscrowd=2), 'annotation', 'iscrowd is 2'),
         (lambda c: c['annotations'][0].update(segmentation=[[1, 2, 3]]), 'mask', 'three times'),
         (

@@ -227,9 +227,8 @@ def fail(*args):
 
 
 @pytest.mark.parametrize('workers', [1, 2])
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason='workers see the patch only when forked')
 def test_a_failure_leaves_what_was_there(own, small, tmp_path, monkeypatch, workers):
-    monkeypatch.setattr(layouts, 'draw_image', fail)
+    monkeypatch.setattr(layouts, '_write_image', fail)
     with pytest.raises(RuntimeError, match='process') as error:
         generate(own, force=True, seed=9, workers=workers)
     assert (str(error.value) == f'process {os.getpid()}') == (workers == 1)
@@ -292,12 +291,11 @@ def test_command_line(small, tmp_path, capsys):
 
 @pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_process_leaves_nothing(root, tmp_path, number, code):
-    cwd = root / 'mmlinattn/datasets'  # without the parents, whose imports take long
-    command = [sys.executable, '-m', 'shapes', str(tmp_path / 'shapes')]
+    command = [sys.executable, '-m', 'mmlinattn.datasets.shapes', str(tmp_path / 'shapes')]
     # Shells start background jobs with SIGINT ignored.
     preexec = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
-        [*command, '--num-train=5000', '--workers=2'], cwd=cwd, text=True, preexec_fn=preexec,
+        [*command, '--num-train=5000', '--workers=2'], cwd=root, text=True, preexec_fn=preexec,
         start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:

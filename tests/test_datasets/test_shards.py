@@ -641,6 +641,6 @@ def test_addresses_are_read_as_their_data_set_is(config, tmp_path, bucket, monke
     assert fileio.get(str(info['img_path'])) == info['img_path'].content
     assert fileio.exists(str(info['img_path']))
     state = pickle.dumps(dataset)
-    monkeypatch.setattr(MemberStore, '_of_shard', {})  # as in a process that was spawned
+    monkeypatch.setattr(MemberStore, 'of_shard', {})  # as in a process that was spawned
     pickle.loads(state)
     assert fileio.get(str(info['seg_map_path'])) == info['seg_map_path'].content

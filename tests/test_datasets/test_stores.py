@@ -1,6 +1,7 @@
 """Files of web servers and object stores: faults that pass, faults that stay, and no secrets."""
 
 import multiprocessing
+import os
 import pickle
 import sys
 import threading
@@ -13,6 +14,7 @@ from urllib.request import Request
 import pytest
 from mmengine import fileio
 from mmengine.logging import MMLogger
+from torch.utils.data import DataLoader, Dataset
 
 from mmlinattn.checkpoints import CheckpointError, read_checkpoint
 from mmlinattn.datasets.stores import (
@@ -317,23 +319,41 @@ def test_without_boto3(monkeypatch):
         S3Store(timeout=28).get('s3://bucket/a.jpg')
 
 
-def _read(store, url, queue):
-    queue.put(store.get(url))
+class _File(Dataset):
+    """A data set whose samples are the same file."""
+
+    def __init__(self, store, url):
+        self.store, self.url = store, url
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return self.store.get(self.url)
+
+
+def _read_in_workers(store, url, environment, pipe):
+    os.environ.update(environment)
+    store.put(CONTENT, url)  # a connection that a forked process must not use
+    context = multiprocessing.get_context('fork')
+    loader = DataLoader(
+        _File(store, url), None, num_workers=2, timeout=60, multiprocessing_context=context
+    )
+    pipe.send([*loader])
 
 
 def test_stores_are_sent_to_workers(bucket):
-    url = f'{bucket}/a.jpg'
+    """Those of a data loader are forked, here from a process without threads."""
     store = pickle.loads(pickle.dumps(fileio.get_file_backend(bucket)))
-    store.put(CONTENT, url)  # a connection that a forked process must not use
-    context = multiprocessing.get_context('fork')
-    queue = context.Queue()
-    workers = [context.Process(target=_read, args=(store, url, queue)) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    assert [queue.get(timeout=30) for _ in workers] == [CONTENT] * 2
-    for worker in workers:
-        worker.join(30)
-        assert worker.exitcode == 0
+    context = multiprocessing.get_context('forkserver')
+    pipe, other_end = context.Pipe()
+    arguments = (store, f'{bucket}/a.jpg', dict(os.environ), other_end)
+    process = context.Process(target=_read_in_workers, args=arguments)
+    process.start()
+    other_end.close()
+    assert pipe.poll(120) and pipe.recv() == [CONTENT] * 2
+    process.join(30)
+    assert process.exitcode == 0
 
 
 @pytest.mark.parametrize(

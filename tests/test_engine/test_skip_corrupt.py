@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+from functools import partial
 
 import pytest
 from mmengine import fileio
@@ -12,7 +13,9 @@ from mmengine.registry import DATASETS
 from mmlinattn.datasets import shapes
 from mmlinattn.datasets.stores import S3Store, StoreError, StoreRefused, StoreUnreachable, backend
 from mmlinattn.datasets.stores.backend import Passing
+from mmlinattn.engine import inspection
 from mmlinattn.engine.data_checks import DataError
+from mmlinattn.engine.file_checks import look_at_all
 from mmlinattn.engine.inspection import inspect_data
 from mmlinattn.engine.loading import guard_loading
 from mmlinattn.engine.runner import PluginRunner
@@ -129,6 +132,16 @@ def test_an_object_that_is_cut_counts_and_a_store_that_is_away_does_not(root, bu
     assert int(skipped.flags.sum()) == 1
 
 
+def look_with_fault(fault, records):
+    """Looks at records in a worker process, whose store answers with a fault."""
+
+    def refused(self, url, part=None):
+        raise fault
+
+    S3Store.fetch, backend.time.sleep = refused, lambda seconds: None
+    return look_at_all(records)
+
+
 @pytest.mark.parametrize(
     'fault', [StoreRefused('HTTP 403'), StoreError('HTTP 400, ExpiredToken'), Passing('HTTP 503')]
 )
@@ -152,9 +165,11 @@ def test_a_store_that_does_not_answer_is_not_taken_for_a_bad_image(
     with pytest.raises(StoreError, match=str(fault)):
         loader.dataset[4]
     assert not loader.skipped_images.flags.any()
-    for workers in (1, 2):
-        with pytest.raises(StoreError, match=str(fault)):
-            inspect_data(cfg, ['train'], workers)
+    with pytest.raises(StoreError, match=str(fault)):
+        inspect_data(cfg, ['train'])
+    with monkeypatch.context() as patch, pytest.raises(StoreError, match=str(fault)):
+        patch.setattr(inspection, 'look_at_all', partial(look_with_fault, fault))
+        inspect_data(cfg, ['train'], workers=2)
     monkeypatch.setattr(S3Store, 'fetch', fetch)
     fileio.get_file_backend(bucket).remove(f'{bucket}/train2017/000000000003.jpg')
     assert len([loader.dataset[i] for i in range(8)]) == 8

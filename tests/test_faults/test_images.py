@@ -7,7 +7,7 @@ import pytest
 from mmengine.registry import DATASETS
 
 from mmlinattn.datasets import shapes
-from mmlinattn.engine.inspection import Record, look_at
+from mmlinattn.engine.file_checks import Record, look_at
 from mmlinattn.engine.loading import guard_loading
 from mmlinattn.engine.skip_corrupt import SkippedImages
 from tests.families import shrunk

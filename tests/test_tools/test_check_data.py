@@ -3,13 +3,17 @@
 import json
 import os
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
+import mmcv
 import numpy as np
 import pytest
+from PIL import ExifTags, Image
 
 from mmlinattn.datasets import shapes
-from mmlinattn.engine import inspection
+from mmlinattn.engine import file_checks, inspection
 
 from .conftest import CONFIGS, FOLDERS
 
@@ -117,13 +121,158 @@ def test_what_the_user_got_wrong(check, data, capsys):
     assert "error: FileNotFoundError: train_dataloader: 'nowhere/' does" in capsys.readouterr().err
 
 
+def look_at_or_crash(records):
+    """Stands in for a decoder that crashes in a worker process."""
+    if any(Path(record.img_path).read_bytes() == b'crash' for record in records):
+        os._exit(11)
+    return file_checks.look_at_all(records)
+
+
 def test_a_decoder_that_crashes_is_a_finding(check, data, monkeypatch):
-    bad = str(sorted((data / 'coco/train2017').iterdir())[2])
-    decoded = inspection._decoded
-    monkeypatch.setattr(
-        inspection,
-        '_decoded',
-        lambda path, flag, backend: os._exit(11) if path == bad else decoded(path, flag, backend),
-    )
+    bad = sorted((data / 'coco/train2017').iterdir())[2]
+    bad.write_bytes(b'crash')
+    monkeypatch.setattr(inspection, 'look_at_all', look_at_or_crash)
     code, found = check('det', workers=2)
-    assert code == 1 and [f[:3] for f in found] == [('train', 'unreadable', bad)]
+    assert code == 1 and [f[:3] for f in found] == [('train', 'unreadable', str(bad))]
+    assert 'its process died (exit code 11)' in found[0][3]
+
+
+def rename(index, name):
+    """Changes the file name of an image's record."""
+    return lambda content: content['images'][index].update(file_name=str(name))
+
+
+@pytest.fixture
+def outside(data, tmp_path):
+    """A good image outside of the data root."""
+    return shutil.copy(sorted((data / 'coco/train2017').iterdir())[1], tmp_path / 'secret.jpg')
+
+
+@pytest.mark.parametrize('name', ['/dev/zero', '{outside}', '../../../secret.jpg', 'link.jpg'])
+def test_files_outside_of_the_data_root(check, data, outside, name):
+    images = data / 'coco/train2017'
+    (images / 'link.jpg').symlink_to(outside)
+    change(data / COCO, rename(0, name.format(outside=outside)))
+    code, found = check('det', workers=2)
+    assert code == 1 and [f[1] for f in found] == ['outside']
+    assert found[0][2].endswith(name.format(outside=outside))
+    assert f"outside of the folders of its data set, '{data}/coco/'" in found[0][3]
+
+
+def test_links_to_data_that_lies_elsewhere(check, data, tmp_path):
+    """A data root, a folder of images, and a file beside another that are links."""
+    disk = tmp_path / 'disk'
+    disk.mkdir()
+    shutil.move(data / 'coco/train2017', disk / 'pictures')
+    (data / 'coco/train2017').symlink_to(disk / 'pictures')
+    images = sorted((disk / 'pictures').iterdir())
+    images[0].rename(images[0].with_suffix('.orig'))
+    images[0].symlink_to(images[0].with_suffix('.orig'))
+    shutil.move(data, disk / 'set')
+    data.symlink_to(disk / 'set')
+    assert check('det') == (0, [])
+
+
+def test_what_is_no_regular_file(check, data, monkeypatch):
+    images = sorted((data / 'coco/train2017').iterdir())
+    images[0].unlink()
+    os.mkfifo(images[0])
+    with images[1].open('ab') as file:
+        os.truncate(file.fileno(), 2**20 + 1)
+    monkeypatch.setenv('MMLINATTN_MAX_DOWNLOAD_GIB', str(1 / 1024))
+    code, found = check('det', workers=2)
+    assert code == 1 and {(k, w) for _, k, w, _ in found} == {
+        ('unreadable', str(path)) for path in images[:2]
+    }
+    assert 'is a named pipe, not a regular file' in found[0][3]
+    assert 'the limit that MMLINATTN_MAX_DOWNLOAD_GIB sets' in found[1][3]
+
+
+def test_annotations_and_maps_that_are_named_pipes(check, data):
+    (data / COCO).unlink()
+    os.mkfifo(data / COCO)
+    code, found = check('det')
+    assert code == 1 and 'cannot be read: [Errno 22] is a named pipe' in found[0][3]
+    path = sorted((data / 'ade/annotations/training').iterdir())[0]
+    path.unlink()
+    os.mkfifo(path)
+    code, found = check('seg')
+    assert code == 1 and found[0][1:3] == ('unreadable', str(path))
+
+
+def test_no_memory_for_an_image(check, data, monkeypatch):
+    bad = str(sorted((data / 'coco/train2017').iterdir())[2])
+
+    def imfrombytes(content, *args, **kwargs):
+        if content == Path(bad).read_bytes():
+            raise MemoryError
+        return mmcv.imfrombytes(content, *args, **kwargs)
+
+    monkeypatch.setattr(file_checks, 'mmcv', SimpleNamespace(imfrombytes=imfrombytes))
+    code, found = check('det')
+    assert code == 1 and [f[1:] for f in found] == [('unreadable', bad, 'MemoryError')]
+
+
+def test_maps_that_train_nothing_or_are_no_labels(check, data):
+    maps = sorted((data / 'ade/annotations/training').iterdir())
+    labels = cv2.imread(str(maps[0]), cv2.IMREAD_UNCHANGED)
+    cv2.imwrite(str(maps[0]), np.repeat(labels[..., None], 3, 2))  # grey, but three channels
+    cv2.imwrite(str(maps[1]), np.full_like(labels, 255))
+    palette = Image.fromarray(labels, 'P')  # as those of VOC: its indices are the labels
+    palette.putpalette(np.random.default_rng(0).integers(0, 256, 768, np.uint8).tobytes())
+    palette.save(maps[2])
+    code, found = check('seg')
+    assert code == 1 and [(k, w) for _, k, w, _ in found] == [
+        ('mask', str(maps[0])), ('mask', str(maps[1]))
+    ]  # fmt: skip
+    assert 'has 3 channels' in found[0][3] and 'has ignored pixels only' in found[1][3]
+
+
+def turn(path, orientation, size=(64, 48)):
+    """Writes an image of this width and height with an EXIF orientation."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    Image.fromarray(pixels).save(path, exif=exif)
+
+
+@pytest.mark.parametrize(
+    'orientation, size, annotated, what',
+    [
+        (6, (64, 48), (48, 64), 'from (48, 64) to (64, 48) when loaded, its annotation has the'),
+        (6, (64, 48), (64, 48), None),
+        (1, (64, 48), (48, 64), None),
+        (3, (64, 48), (48, 64), 'does not tell for which of both it was made'),
+        (6, (64, 64), (64, 64), 'does not tell for which of both it was made'),
+    ],
+)
+def test_images_that_loading_turns(check, data, orientation, size, annotated, what):
+    path = sorted((data / 'coco/train2017').iterdir())[0]
+    turn(path, orientation, size)
+
+    def resize(content):
+        content['images'][0].update(height=annotated[0], width=annotated[1])
+        number = content['images'][0]['id']
+        content['annotations'] = [a for a in content['annotations'] if a['image_id'] != number]
+
+    change(data / COCO, resize)
+    code, found = check('det')
+    assert [f[1:3] for f in found] == ([('orientation', str(path))] if what else [])
+    assert code == bool(what) and all(what in f[3] for f in found)
+
+
+def test_images_that_are_turned_unlike_their_maps(check, data):
+    image = sorted((data / 'ade/images/training').iterdir())[0]
+    seg_map = sorted((data / 'ade/annotations/training').iterdir())[0]
+    turn(image, 6)
+    labels = cv2.imread(str(seg_map), cv2.IMREAD_UNCHANGED)[:48]
+    cv2.imwrite(str(seg_map), labels)
+    code, found = check('seg')
+    assert code == 1 and [f[1:3] for f in found] == [('orientation', str(image))]
+    assert 'its map has the size before' in found[0][3]
+    cv2.imwrite(str(seg_map), np.rot90(labels, -1))
+    assert check('seg') == (0, [])
+    # Loaded without a turn, a map of the size before fits.
+    cv2.imwrite(str(seg_map), labels)
+    still = 'train_dataloader.dataset.pipeline.0.color_type=color_ignore_orientation'
+    assert check('seg', still) == (0, [])

@@ -1,9 +1,7 @@
 """The files of a set: pictures and labels as COCO, ADE20K, Cityscapes and ImageNet have them."""
 
 import json
-import signal
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
@@ -13,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from ...processes import WorkerDied, map_in_workers
 from .draw import CLASSES, PALETTE, SEG_CLASSES, Instance, draw_image
 
 FORMAT = 'mmlinattn-shapes'
@@ -59,24 +58,17 @@ def _write_images(
     write = partial(_write_image, root, parameters['image_size'], parameters['seed'])
     console = Console(stderr=True, markup=False)
     progress = partial(track, description='Drawing Shapes', total=len(jobs), console=console)
-    workers = min(workers, len(jobs))
-    if workers == 1:
+    if min(workers, len(jobs)) == 1:
         return list(progress(map(write, jobs)))
-    threads = cv2.getNumThreads()
-    cv2.setNumThreads(0)  # a forked worker can hang on the thread pool of its parent
-    try:
-        with ProcessPoolExecutor(workers, initializer=_init_worker) as pool:
-            try:
-                return list(progress(pool.map(write, jobs, chunksize=8)))
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-    finally:
-        cv2.setNumThreads(threads)
+    records = []
+    for record in progress(map_in_workers(write, jobs, workers, setup=_no_threads)):
+        if isinstance(record, WorkerDied):
+            raise record
+        records.append(record)
+    return records
 
 
-def _init_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent cleans up
+def _no_threads() -> None:
     cv2.setNumThreads(0)
 
 

@@ -12,6 +12,8 @@ from mmengine.fileio import (
 )
 from mmengine.fileio import io as mmengine_io
 
+from ...files import open_regular
+
 PREFIX = 'shard://'
 PLACE = re.compile(r'shard://(.+)#(\d+)\+(\d+)/[^/]*')
 
@@ -72,12 +74,12 @@ class MemberStore(BaseStorageBackend):
     """Reads what :class:`Member` names; of an address alone, from its shard."""
 
     # backend_args of the data set that has a shard, by the shard's path.
-    _of_shard: Dict[str, Optional[dict]] = {}
+    of_shard: Dict[str, Optional[dict]] = {}
 
     @classmethod
     def know(cls, shard: str, backend_args: Optional[dict]) -> None:
         """How the shard of an address is read in this process, and in those that it forks."""
-        cls._of_shard[shard] = backend_args
+        cls.of_shard[shard] = backend_args
 
     def get(self, filepath: str) -> bytes:
         if isinstance(filepath, Member):
@@ -85,14 +87,14 @@ class MemberStore(BaseStorageBackend):
         if isinstance(filepath, DamagedMember):
             raise filepath.why
         shard, start, size = _place(filepath)
-        return read_range(shard, start, size, self._of_shard.get(shard))
+        return read_range(shard, start, size, self.of_shard.get(shard))
 
     def get_text(self, filepath: str, encoding: str = 'utf-8') -> str:
         return self.get(filepath).decode(encoding)
 
     def exists(self, filepath: str) -> bool:
         shard = _place(filepath)[0]
-        backend_args = self._of_shard.get(shard)
+        backend_args = self.of_shard.get(shard)
         return get_file_backend(shard, backend_args=backend_args, enable_singleton=True).exists(
             shard
         )
@@ -129,7 +131,7 @@ def read_range(path: str, start: int, size: int, backend_args: Optional[dict] = 
     """
     backend = get_file_backend(path, backend_args=backend_args, enable_singleton=True)
     if isinstance(backend, LocalBackend):
-        with open(path, 'rb') as file:
+        with open_regular(path, limited=False) as file:
             file.seek(start)
             data = file.read(size)
         if len(data) != size:

@@ -1,0 +1,208 @@
+"""Worker processes that start clean, die by name, and are never waited for without a limit.
+
+A forked copy of a process that has threads can wait for ever for a lock that no thread of it will
+release, and it inherits signal handlers, with which ``terminate`` does not end it. Workers are
+therefore started by Python's fork server, a process of one thread that has imported this package.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+from contextlib import suppress
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
+
+TASK_LIMIT_S = 600.0  # for one task: six attempts at a slow store fit in
+START_LIMIT_S = 300.0  # to import this package, from a slow disk
+EXIT_LIMIT_S = 10.0  # for a process that was told to end
+
+
+class WorkerDied(ChildProcessError):
+    """A worker process that ended, or was ended after the time limit, before its task was done."""
+
+
+def start_server() -> None:
+    """Start Python's fork server, if it does not run yet, and let it import this package.
+
+    The imports take seconds; call this before work that can be done meanwhile.
+    """
+    multiprocessing.get_context('forkserver').set_forkserver_preload([__package__])
+    given = os.environ.get('OPENBLAS_NUM_THREADS')
+    os.environ['OPENBLAS_NUM_THREADS'] = '1'  # numpy starts threads when it is imported
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ['OPENBLAS_NUM_THREADS']
+        if given is not None:
+            os.environ['OPENBLAS_NUM_THREADS'] = given
+
+
+def map_in_workers(
+    function: Callable[[Any], Any],
+    tasks: Sequence[Any],
+    workers: int,
+    setup: Optional[Callable[[], Any]] = None,
+    limit_s: float = TASK_LIMIT_S,
+) -> Iterator[Union[Any, WorkerDied]]:
+    """Yield ``function(task)`` for each task, in order, computed in worker processes.
+
+    Workers have the environment variables of this process at the time of the call. A script that
+    calls this needs ``if __name__ == '__main__':``, as for any use of ``multiprocessing``.
+
+    Args:
+        function: importable by name, as are the objects that it takes and returns.
+        tasks: arguments for it.
+        workers: number of processes.
+        setup: called once in each worker, first.
+        limit_s: seconds that one task may take; then its worker is killed.
+
+    Yields:
+        the result, or a :class:`WorkerDied` for a task whose worker did not finish it. Another
+        worker takes the place of the one that died.
+
+    Raises:
+        RuntimeError: a worker cannot start, or ``setup`` fails.
+        Exception: whatever ``function`` raises for a task.
+    """
+    start_server()
+    pool: List[_Worker] = []
+    results: Dict[int, Any] = {}
+    waiting = iter(range(len(tasks)))
+    try:
+        for _ in range(min(workers, len(tasks))):
+            pool.append(_Worker(function, setup, limit_s))
+        for worker in pool:
+            worker.give(next(waiting), tasks)
+        for index in range(len(tasks)):
+            while index not in results:
+                for worker in _ready(pool):
+                    results[worker.index] = worker.result()
+                    following = next(waiting, None)
+                    if not worker.alive:
+                        pool.remove(worker)
+                        if following is None:
+                            continue
+                        worker = _Worker(function, setup, limit_s)
+                        pool.append(worker)
+                    worker.give(following, tasks)
+            result = results.pop(index)
+            if isinstance(result, Exception) and not isinstance(result, WorkerDied):
+                raise result
+            yield result
+    finally:
+        for worker in pool:
+            worker.end()
+
+
+class _Worker:
+    """A process that computes one task at a time, and the pipe to it.
+
+    Each has a pipe of its own: when the process dies the other end is closed, and no lock is
+    shared that it could take with it.
+    """
+
+    def __init__(self, function: Callable, setup: Optional[Callable], limit_s: float) -> None:
+        context = multiprocessing.get_context('forkserver')
+        self.pipe, other_end = context.Pipe()
+        self.process = context.Process(
+            target=_serve, args=(other_end, dict(os.environ), setup, function), daemon=True
+        )
+        self.process.start()
+        other_end.close()
+        self.limit_s = limit_s
+        self.index: Optional[int] = None
+        self.alive, self.started = True, False
+
+    def give(self, index: Optional[int], tasks: Sequence[Any]) -> None:
+        """Send a task; None if there is none left."""
+        if not self.started:
+            self._wait_for_start()
+        self.index = index
+        self.until = time.monotonic() + self.limit_s
+        if index is not None:
+            with suppress(BrokenPipeError):  # the process is dead: result() says so
+                self.pipe.send(tasks[index])
+
+    def _wait_for_start(self) -> None:
+        error: Optional[Exception] = TimeoutError(f'no sign of it for {START_LIMIT_S:g} s')
+        try:
+            if self.pipe.poll(START_LIMIT_S):
+                error = self.pipe.recv()
+        except (EOFError, ConnectionResetError) as closed:
+            self.process.join(EXIT_LIMIT_S)
+            error = closed
+        if error is not None:
+            raise RuntimeError(
+                f'a worker process cannot start ({str(error) or _exit(self.process.exitcode)}): '
+                "scripts need if __name__ == '__main__': around what starts one"
+            ) from error
+        self.started = True
+
+    def result(self) -> Any:
+        """Return what the process sent: a result, or an exception; WorkerDied if there is none."""
+        try:
+            if self.pipe.poll():
+                return self.pipe.recv()
+            why = f'it was not done after {self.limit_s:g} s'
+        except (EOFError, ConnectionResetError):
+            self.process.join(EXIT_LIMIT_S)
+            why = f'its process died ({_exit(self.process.exitcode)})'
+        self.alive = False
+        self.end()
+        return WorkerDied(why)
+
+    def end(self) -> None:
+        """End the process: one without a task by itself, one with a task by SIGKILL."""
+        self.pipe.close()
+        if self.index is not None:
+            self.process.kill()
+        self.process.join(EXIT_LIMIT_S)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(EXIT_LIMIT_S)
+
+
+def _ready(pool: List[_Worker]) -> List[_Worker]:
+    """Wait until workers have answered, died, or reached their time limit, and return these."""
+    busy = {worker.pipe: worker for worker in pool if worker.index is not None}
+    now, until = time.monotonic(), min(worker.until for worker in busy.values())
+    heard = wait([*busy], max(0.0, until - now))
+    if heard:
+        return [busy[pipe] for pipe in heard]  # type: ignore[index]
+    return [worker for worker in busy.values() if worker.until <= time.monotonic()]
+
+
+def _exit(code: Optional[int]) -> str:
+    if code is not None and code < 0:
+        return signal.Signals(-code).name
+    return f'exit code {code}'
+
+
+def _serve(
+    pipe: Connection, environment: Dict[str, str], setup: Optional[Callable], function: Callable
+) -> None:
+    """Answer tasks until the other end of the pipe is closed: the main function of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # and ends it by this
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        if setup is not None:
+            setup()
+    except Exception as error:
+        pipe.send(error)
+        return
+    pipe.send(None)
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = function(task)
+        except Exception as error:
+            answer = error
+        pipe.send(answer)
