@@ -125,6 +125,7 @@ def stick_weights(logits: Tensor) -> Tensor:
 def _shares(scores: Tensor, keep: Tensor) -> Tensor:
     """Compute a softmax over the tokens of (B, H, N, M): 0 for padding, also if all is padding."""
     top = scores.detach().masked_fill(keep == 0, -1e300).amax(2, keepdim=True)
-    weights = (scores - top).clamp(max=0).exp() * keep
+    # Not clamp, which has no gradient at its bound, the largest score, with torch 2.15.
+    weights = (scores - top).masked_fill(keep == 0, 0).exp() * keep
     total = weights.sum(2, keepdim=True)
     return weights / total.where(total > 0, 1)

@@ -40,7 +40,8 @@ UNITS, MOVES, SLACK = 8, 4, 16
 
 def features(name: str, x: Tensor) -> Tensor:
     if name == 'elu+1':
-        return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+        # Not clamp, whose derivative at its bound is 0 from torch 2.15 on.
+        return torch.where(x > 0, x + 1, torch.where(x > 0, 0, x).exp())
     if name == 'relu':
         return x.relu()  # whose derivative at 0 is 0
     return x.softmax(-1) if name == 'softmax' else x
