@@ -278,8 +278,10 @@ def profiles(day: Day) -> List[Job]:
 
         step()
         day.synchronize()
-        activity = ProfilerActivity.CUDA if day.gpu else ProfilerActivity.CPU
-        with profile(activities=[ProfilerActivity.CPU, activity]) as profiler:
+        activities = [ProfilerActivity.CPU]
+        if day.gpu:
+            activities.append(ProfilerActivity.CUDA)
+        with profile(activities=activities) as profiler:
             step()
             day.synchronize()
         times: Dict[str, List[float]] = {}
