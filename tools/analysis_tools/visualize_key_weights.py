@@ -22,7 +22,7 @@ from torch import nn
 
 from mmlinattn.checkpoints import CheckpointError, load_state_dict
 from mmlinattn.engine.config import load_config
-from mmlinattn.models.layers import BaseAttention, registered
+from mmlinattn.models.layers import BaseAttention, registered_subclasses
 from mmlinattn.utils.command_line import Parser, errors_in_one_line
 from mmlinattn.visualization.key_weights import calls_of, draw_key_weights, key_weights
 
@@ -31,7 +31,11 @@ PHOTOGRAPH = 'grace_hopper.jpg'
 
 
 def ours() -> List[str]:
-    return [n for n, kind in registered(BaseAttention).items() if 'mmlinattn.' in kind.__module__]
+    return [
+        n
+        for n, kind in registered_subclasses(BaseAttention).items()
+        if 'mmlinattn.' in kind.__module__
+    ]
 
 
 def parse_args() -> argparse.Namespace:
