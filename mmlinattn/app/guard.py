@@ -37,7 +37,7 @@ def checked_payload(value: Any, uploads: Path) -> Any:
             it, or a string is a URL.
 
     Example:
-        >>> checked_payload([{'path': 'http://10.0.0.1/a.png'}, 0.3], Path('/tmp/uploads'))
+        >>> checked_payload([{'path': 'http://10.0.0.1/a.png'}, 0.3], Path('uploads'))
         Traceback (most recent call last):
             ...
         mmlinattn.app.guard.Refused: path 'http://10.0.0.1/a.png' is not an uploaded file: upload \

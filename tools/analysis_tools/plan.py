@@ -102,7 +102,7 @@ def main() -> None:
         )  # fmt: skip
     console = plain_console()
     console.print(table(found, f'{args.gpus} x {args.gpu}, {found.images} images a step'))
-    console.print(f'Peaks: {device.source}. Foretold, not measured: docs/scale.md.')
+    console.print(f'Peaks: {device.source}. Estimated, not measured: docs/scale.md.')
     if found.assumed:
         console.print(f'Assumed: {found.assumed}; --images says otherwise.')
     if found.uncounted:
