@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 import mmlinattn  # noqa: F401  registers everything
 from mmlinattn.datasets.file_backends import S3Store
 from mmlinattn.ops.common import dispatch
-from mmlinattn.utils import mmcv_ops as mmcv_ext
+from mmlinattn.utils import mmcv_ops
 from tests.interpreter import quicken
 from tests.object_store import KEY_ID, SECRET, serve_objects
 
@@ -140,7 +140,7 @@ def mmcv_runs_on(monkeypatch):
 @pytest.fixture
 def on_stand_in(mmcv_runs_on) -> None:
     """mmcv.ops calls the stand-in, also where mmcv is compiled."""
-    mmcv_runs_on(mmcv_ext)
+    mmcv_runs_on(mmcv_ops)
 
 
 @pytest.fixture(scope='session')

@@ -15,8 +15,7 @@ import torch
 from rich.table import Table
 
 from ..engine.preflight.data import DATA_HINTS
-from ..ops.common import dispatch
-from ..ops.common import launch_table as configs
+from ..ops.common import dispatch, launch_table
 from ..utils.command_line import Parser, errors_in_one_line, plain_console
 from ..utils.versions import TESTED, untested
 from ..version import __version__
@@ -59,15 +58,16 @@ def devices() -> Iterator[Row]:
         yield 'GPU', f'none: {why}; {torch.get_num_threads()} threads on the CPU', 'note'
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
-        name = f'{facts.name}, {facts.total_memory / 2**30:.0f} GiB, {configs.architecture(index)}'
+        table = launch_table.architecture(index)
+        name = f'{facts.name}, {facts.total_memory / 2**30:.0f} GiB, {table}'
         yield f'GPU {index}', name, 'ok'
     backend = os.environ.get(dispatch.ENV_VARIABLE)
     if backend:
         yield dispatch.ENV_VARIABLE, backend, 'note'
     if dispatch.TRITON_PROBLEM:
-        yield 'kernels', f'portable forms run: {dispatch.TRITON_PROBLEM}', 'note'
+        yield 'kernels', f'torch implementations run: {dispatch.TRITON_PROBLEM}', 'note'
     elif not torch.cuda.is_available():
-        yield 'kernels', 'portable forms run: the Triton kernels need a GPU', 'note'
+        yield 'kernels', 'torch implementations run: the Triton kernels need a GPU', 'note'
     else:
         yield 'kernels', f'Triton {importlib.import_module("triton").__version__}', 'ok'
 

@@ -9,7 +9,7 @@ from mmengine.model import is_model_wrapper
 from ..checkpoints import CheckpointError
 from ..deployment import FileError, check_classes, is_exported, use_exported
 from ..engine import config
-from ..engine.distributed import launch as distributed
+from ..engine.distributed import launch
 from ..engine.hooks.fuse_conv_bn_hook import check_fusion
 from ..engine.preflight import data as data_checks
 from ..engine.preflight.weights import check_weights
@@ -38,9 +38,9 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     """Check config, data and weights, and return the runner of the test."""
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
-    distributed.set_launcher(cfg, args.launcher)
+    launch.set_launcher(cfg, args.launcher)
     options = ('checkpoint', 'out', 'show_dir', 'fuse_conv_bn')
-    distributed.check_same(cfg, **{f'--{name}': getattr(args, name) for name in options})
+    launch.check_same(cfg, **{f'--{name}': getattr(args, name) for name in options})
     config.set_pictures(cfg, args.show_dir)
     config.set_predictions_file(cfg, args.out)
     config.set_fusion(cfg, args.fuse_conv_bn)
@@ -68,5 +68,5 @@ def main(argv: Optional[List[str]] = None) -> int:
     known = (CheckpointError, FileError, data_checks.DataError, OSError)
     with errors_in_one_line(args.debug, known, runner.log_dir):
         runner.test()
-    distributed.leave_process_group()
+    launch.leave_process_group()
     return 0

@@ -5,7 +5,7 @@ from typing import List, Optional
 
 from ..checkpoints import CheckpointError
 from ..engine import config
-from ..engine.distributed import launch as distributed
+from ..engine.distributed import launch
 from ..engine.distributed.fsdp_runner import runner_class
 from ..engine.hooks.divergence_hook import TrainingDiverged
 from ..engine.hooks.preemption_hook import Preempted
@@ -20,7 +20,7 @@ from ..utils.command_line import Parser, errors_in_one_line, parse_run
 KNOWN = (
     CheckpointError,
     data_checks.DataError,
-    distributed.FailedElsewhere,
+    launch.FailedElsewhere,
     OSError,
     TrainingDiverged,
 )
@@ -56,12 +56,12 @@ def prepare(args: argparse.Namespace) -> PluginFeatures:
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
     runner_of = runner_class(cfg)
-    distributed.check_restarts(args.resume)
+    launch.check_restarts(args.resume)
     if args.launcher != 'none' or args.hang_timeout is not None:
         config.set_hang_timeout(cfg, args.hang_timeout)
-    distributed.set_launcher(cfg, args.launcher)
+    launch.set_launcher(cfg, args.launcher)
     options = ('resume', 'amp', 'auto_scale_lr')
-    distributed.check_same(cfg, **{f'--{name}': getattr(args, name) for name in options})
+    launch.check_same(cfg, **{f'--{name}': getattr(args, name) for name in options})
     claim_folder(cfg.work_dir, restarted=args.resume == 'auto')
     config.set_resume(cfg, args.resume)
     config.use_amp(cfg, args.amp)
@@ -84,9 +84,9 @@ def train(args: argparse.Namespace) -> None:
         try:
             runner.train()
         except Preempted:
-            distributed.leave_process_group()
+            launch.leave_process_group()
             raise
-    distributed.leave_process_group()
+    launch.leave_process_group()
 
 
 def main(argv: Optional[List[str]] = None) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mmlinattn.engine.runner import work_dir_lock as folders
+from mmlinattn.engine.runner import work_dir_lock
 from mmlinattn.engine.runner.work_dir_lock import claim_folder
 from mmlinattn.utils import FolderInUse, NotWritten, lock, lock_folder, unlock_folders, whole_file
 from mmlinattn.utils.atomic_write import remove_remains
@@ -63,7 +63,7 @@ def test_a_lock_ends_with_its_process_and_not_with_its_children(holder, tmp_path
 def said(monkeypatch) -> list:
     """What the log says."""
     texts: list = []
-    monkeypatch.setattr(folders, 'print_log', lambda text, *_, **__: texts.append(text))
+    monkeypatch.setattr(work_dir_lock, 'print_log', lambda text, *_, **__: texts.append(text))
     return texts
 
 

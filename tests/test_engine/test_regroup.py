@@ -15,7 +15,7 @@ from mmengine.optim import (
 )  # fmt: skip
 from torch.utils.data import BatchSampler, DataLoader
 
-from mmlinattn.engine.distributed import resume_world_size as regroup
+from mmlinattn.engine.distributed import resume_world_size
 from mmlinattn.engine.distributed.resume_world_size import (
     lengths_of,
     replay,
@@ -144,10 +144,12 @@ class OtherSampler(DefaultSampler):
 def resumed(monkeypatch, loader, then: int, now: int, batch: int, iteration: int = 3):
     """(what is said, loop) of a training whose checkpoint was made in the middle of an epoch."""
     said = []
-    monkeypatch.setattr(regroup, 'print_log', lambda text, *_, **__: said.append(text))
-    monkeypatch.setattr(regroup, 'get_world_size', lambda: now)
+    monkeypatch.setattr(resume_world_size, 'print_log', lambda text, *_, **__: said.append(text))
+    monkeypatch.setattr(resume_world_size, 'get_world_size', lambda: now)
     hub = MessageHub('regroup')
-    hub.update_info_dict({regroup.PROCESSES: then, regroup.BATCH: batch, 'batches_an_epoch': 5})
+    hub.update_info_dict(
+        {resume_world_size.PROCESSES: then, resume_world_size.BATCH: batch, 'batches_an_epoch': 5}
+    )
     logger = SimpleNamespace(warning=said.append)
     runner = SimpleNamespace(train_dataloader=loader, message_hub=hub, logger=logger)
     loop = ResumableEpochLoop.__new__(ResumableEpochLoop)

@@ -22,7 +22,7 @@ from mmlinattn.datasets.file_backends import (
 )
 from mmlinattn.datasets.file_backends.base import Passing
 from mmlinattn.engine.hooks.skip_corrupt_hook import SkippedImages
-from mmlinattn.engine.preflight import dataset_audit as inspection
+from mmlinattn.engine.preflight import dataset_audit
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.engine.preflight.dataset_audit import inspect_data
 from mmlinattn.engine.preflight.file_audit import look_at_all
@@ -176,7 +176,7 @@ def test_a_store_that_does_not_answer_is_not_taken_for_a_bad_image(
     with pytest.raises(StoreError, match=str(fault)):
         inspect_data(cfg, ['train'])
     with monkeypatch.context() as patch, pytest.raises(StoreError, match=str(fault)):
-        patch.setattr(inspection, 'look_at_all', partial(look_with_fault, fault))
+        patch.setattr(dataset_audit, 'look_at_all', partial(look_with_fault, fault))
         inspect_data(cfg, ['train'], workers=2)
     monkeypatch.setattr(S3Store, 'fetch', fetch)
     fileio.get_file_backend(bucket).remove(f'{bucket}/train2017/000000000003.jpg')

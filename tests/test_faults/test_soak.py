@@ -20,8 +20,7 @@ from mmlinattn.datasets import shapes
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.models.backbones import RAVLT
-from mmlinattn.ops.common import launch_table as configs
-from mmlinattn.ops.common import rotary
+from mmlinattn.ops.common import launch_table, rotary
 from tests.families import shrunk
 from tests.sizes import LONG, size
 from tests.test_tools.conftest import CONFIGS
@@ -129,7 +128,7 @@ def test_predictions_of_all_sizes():
     watch.check('predictions')
     assert len(rotary._TABLES) <= rotary._MOST_TABLES
     # Of each GPU one.
-    assert configs.table.cache_info().currsize <= max(torch.cuda.device_count(), 1)
+    assert launch_table.table.cache_info().currsize <= max(torch.cuda.device_count(), 1)
 
 
 def test_prediction_of_a_video(root, tmp_path, monkeypatch):

@@ -24,8 +24,7 @@ from triton.compiler import ASTSource
 
 from mmlinattn.ops.adaptive import triton_kernels as adaptive
 from mmlinattn.ops.anchors import triton_kernels as anchors
-from mmlinattn.ops.common import kv_state, reduction
-from mmlinattn.ops.common import launch_table as configs
+from mmlinattn.ops.common import kv_state, launch_table, reduction
 from mmlinattn.ops.common.launch_table import Config
 from mmlinattn.ops.common.tuning import SIZES, candidates, sizes_of
 from mmlinattn.ops.epilogue import triton_kernels as epilogue
@@ -223,7 +222,7 @@ def check_units(args):
 
 def check_table(args):
     """What is compiled is what the table says; half types run on tensor cores."""
-    tables = configs.read(configs.SHIPPED)
+    tables = launch_table.read(launch_table.SHIPPED)
     for name, size, kind, arch in each(args):
         config = tables[f'sm_{arch}'][name].get(kind, {}).get(size)
         if config is None:
@@ -267,17 +266,17 @@ def each(args):
 def write_table(args):
     """Entries that the table lacks, each at once: it can be made in parts."""
     for name, size, kind, arch in each(args):
-        tables = configs.read(args.out) if args.out.exists() else {}
+        tables = launch_table.read(args.out) if args.out.exists() else {}
         if size in tables.get(f'sm_{arch}', {}).get(name, {}).get(kind, {}):
             continue
         config, taken = choose(name, size, kind, arch)
         entry = {f'sm_{arch}': {name: {kind: {size: config}}}}
-        configs.write(args.out, configs.merged(tables, entry))
+        launch_table.write(args.out, launch_table.merged(tables, entry))
         line(f'{name:<24}', size, kind, arch, *config[:3], *taken[:-1], f'{taken.seconds:.1f}')
 
 
 def print_report(args):
-    tables = configs.read(configs.SHIPPED)
+    tables = launch_table.read(launch_table.SHIPPED)
     line(f'{"kernel":<24}', 'size', 'type', 'sm', *Config._fields[:3], *Report._fields[:-1])
     for name, size, kind, arch in each(args):
         config = tables[f'sm_{arch}'][name].get(kind, {}).get(size)
@@ -294,7 +293,9 @@ def main():
     parser.add_argument('--sizes', nargs='*', type=int, default=list(SIZES))
     parser.add_argument('--kinds', nargs='*', default=['half', 'float'])
     parser.add_argument('--first', action='store_true', help='of walks up to 64 anchors alone')
-    parser.add_argument('--out', type=Path, default=configs.SHIPPED, help='table to choose for')
+    parser.add_argument(
+        '--out', type=Path, default=launch_table.SHIPPED, help='table to choose for'
+    )
     parser.add_argument('--archs', nargs='*', type=int, default=[80, 90])
     args = parser.parse_args()
     tasks = dict(report=print_report, choose=write_table, check=check_table, units=check_units)

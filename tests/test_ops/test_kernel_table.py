@@ -12,8 +12,8 @@ import sys
 import pytest
 import torch
 
-from mmlinattn.ops.common import dispatch
-from mmlinattn.ops.common import launch_table as configs
+from mmlinattn.ops.anchors import triton_kernels as anchors
+from mmlinattn.ops.common import dispatch, launch_table
 from mmlinattn.ops.common.launch_table import Config
 from tests.sizes import LONG
 
@@ -21,12 +21,11 @@ if dispatch.TRITON_PROBLEM:
     pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
 
 from mmlinattn.ops.adaptive import triton_kernels as adaptive
-from mmlinattn.ops.anchors import triton_kernels as random_walk
 from mmlinattn.ops.common.tuning import candidates, sizes_of
 from mmlinattn.ops.linear import triton_kernels as linear
 from mmlinattn.ops.ripple import triton_kernels as ripple
 
-MODULES = (adaptive, linear, random_walk, ripple)
+MODULES = (adaptive, anchors, linear, ripple)
 NAMES = {*linear.RALA_KERNELS, *(name for module in MODULES for name in module.KERNELS)}
 # Bytes of stack a thread that an entry may have, and why.
 WHY = {
@@ -58,7 +57,7 @@ GAPS = {
 
 @pytest.fixture(scope='module')
 def shipped():
-    return configs.read(configs.SHIPPED)
+    return launch_table.read(launch_table.SHIPPED)
 
 
 def entries(shipped):
@@ -86,18 +85,18 @@ def test_a_compiler_takes_an_entry_as_a_constant():
     table = {'kv_state': {'half': {'64': expected}}}
 
     def call(x):
-        config = configs.entry(0, 'kv_state', 'half', '64')
+        config = launch_table.entry(0, 'kv_state', 'half', '64')
         return x if config is None else x + config.block
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(configs, 'table', lambda index: table)
+        patch.setattr(launch_table, 'table', lambda index: table)
         compiled = torch.compile(call, fullgraph=True, backend='eager')
         assert torch.equal(compiled(torch.zeros(2)), torch.full((2,), 64.0))
 
 
 def test_a_broken_table_of_the_user_is_named_and_left_out(tmp_path, monkeypatch, shipped):
-    monkeypatch.setattr(configs, 'cache_path', lambda: tmp_path / 'kernels.json')
-    monkeypatch.setattr(configs, 'architecture', lambda index: 'sm_90')
+    monkeypatch.setattr(launch_table, 'cache_path', lambda: tmp_path / 'kernels.json')
+    monkeypatch.setattr(launch_table, 'architecture', lambda index: 'sm_90')
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda index: 'Some GPU')
     for text in (
         '{"Some GPU": {"key_su',
@@ -105,30 +104,30 @@ def test_a_broken_table_of_the_user_is_named_and_left_out(tmp_path, monkeypatch,
         '[]',
     ):
         (tmp_path / 'kernels.json').write_text(text)
-        configs.table.cache_clear()
+        launch_table.table.cache_clear()
         with pytest.warns(UserWarning, match=r'kernels\.json is not a kernel table'):
-            assert configs.table(0) == shipped['sm_90']
-    configs.table.cache_clear()
+            assert launch_table.table(0) == shipped['sm_90']
+    launch_table.table.cache_clear()
 
 
 def test_a_table_that_cannot_be_read_is_left_out(tmp_path, monkeypatch, shipped):
     path = tmp_path / ('x' * 300) / 'kernels.json'  # stands for a home directory of somebody else
-    monkeypatch.setattr(configs, 'cache_path', lambda: path)
-    monkeypatch.setattr(configs, 'architecture', lambda index: 'sm_90')
-    configs.table.cache_clear()
+    monkeypatch.setattr(launch_table, 'cache_path', lambda: path)
+    monkeypatch.setattr(launch_table, 'architecture', lambda index: 'sm_90')
+    launch_table.table.cache_clear()
     with pytest.warns(UserWarning, match='File name too long'):
-        assert configs.table(0) == shipped['sm_90']
-    configs.table.cache_clear()
+        assert launch_table.table(0) == shipped['sm_90']
+    launch_table.table.cache_clear()
 
 
 def test_a_user_without_a_home_directory_has_no_table(monkeypatch):
     def unknown(uid):
         raise KeyError(uid)
 
-    for name in ('HOME', 'XDG_CACHE_HOME', configs.VARIABLE):
+    for name in ('HOME', 'XDG_CACHE_HOME', launch_table.VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, 'getpwuid', unknown)
-    assert not configs.cache_path().exists()
+    assert not launch_table.cache_path().exists()
 
 
 def test_nothing_spills_but_what_is_named(shipped):
@@ -159,28 +158,29 @@ def test_half_types_fit_the_gpus_that_the_table_is_for(shipped):
 
 def test_a_measured_table_comes_first(tmp_path, monkeypatch):
     path = tmp_path / 'folder' / 'kernels.json'
-    monkeypatch.setenv(configs.VARIABLE, str(path))
-    assert configs.cache_path() == path
+    monkeypatch.setenv(launch_table.VARIABLE, str(path))
+    assert launch_table.cache_path() == path
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda index: 'GPU of a test')
-    monkeypatch.setattr(configs, 'architecture', lambda index: 'sm_90')
-    fastest = configs.Config(128, 8, 3, 99, 12345)
-    configs.write(path, {'GPU of a test': {'kv_state': {'half': {'64': fastest}}}, 'another': {}})
-    before = configs.read(configs.SHIPPED)['sm_90']
-    table = configs.table.__wrapped__(0)
+    monkeypatch.setattr(launch_table, 'architecture', lambda index: 'sm_90')
+    fastest = launch_table.Config(128, 8, 3, 99, 12345)
+    launch_table.write(
+        path, {'GPU of a test': {'kv_state': {'half': {'64': fastest}}}, 'another': {}}
+    )
+    before = launch_table.read(launch_table.SHIPPED)['sm_90']
+    table = launch_table.table.__wrapped__(0)
     assert table['kv_state']['half']['64'] == fastest
     assert table['kv_state']['half']['32'] == before['kv_state']['half']['32']
     assert table['query_output'] == before['query_output']
     path.unlink()
-    assert configs.table.__wrapped__(0) == before
+    assert launch_table.table.__wrapped__(0) == before
 
 
 def test_tuning_takes_the_fastest(tmp_path, monkeypatch):
     """With a clock and a GPU of this test's own: the third candidate is the fastest."""
-    from mmlinattn.ops.common import triton_helpers as launches
-    from mmlinattn.ops.common import tuning
+    from mmlinattn.ops.common import triton_helpers, tuning
 
-    table = configs.read(configs.SHIPPED)['sm_90']
-    monkeypatch.setattr(configs, 'table', lambda index: table)
+    table = launch_table.read(launch_table.SHIPPED)['sm_90']
+    monkeypatch.setattr(launch_table, 'table', lambda index: table)
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda index: 'GPU of a test')
     before = table['kv_state']['half']['64']
     best = candidates('kv_state', '64', 'half')[2]
@@ -200,9 +200,9 @@ def test_tuning_takes_the_fastest(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, 'Event', Event)
     found = tuning.tune(
-        ['kv_state'], '64', 'half', lambda: launches.around_launch('kv_state', Compiled)
+        ['kv_state'], '64', 'half', lambda: triton_helpers.around_launch('kv_state', Compiled)
     )
-    assert found == {'kv_state': {'half': {'64': configs.Config(*best[:3], 77, 4096, 0)}}}
+    assert found == {'kv_state': {'half': {'64': launch_table.Config(*best[:3], 77, 4096, 0)}}}
     assert table['kv_state']['half']['64'] == before
     tuning.save(tmp_path / 'kernels.json', found)
     assert tuning.load(tmp_path / 'kernels.json') == found
@@ -260,5 +260,5 @@ def test_the_whole_table(root, tmp_path, shipped):
 
 def test_the_table_is_one_line_an_entry():
     """Changes can be read."""
-    text = configs.SHIPPED.read_text()
+    text = launch_table.SHIPPED.read_text()
     assert json.loads(text) and max(map(len, text.splitlines())) < 80

@@ -13,8 +13,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from mmlinattn.datasets import shapes
-from mmlinattn.engine.preflight import dataset_audit as inspection
-from mmlinattn.engine.preflight import file_audit as file_checks
+from mmlinattn.engine.preflight import dataset_audit, file_audit
 
 from .conftest import CONFIGS, FOLDERS
 
@@ -126,13 +125,13 @@ def look_at_or_crash(records):
     """Stands in for a decoder that crashes in a worker process."""
     if any(Path(record.img_path).read_bytes() == b'crash' for record in records):
         os._exit(11)
-    return file_checks.look_at_all(records)
+    return file_audit.look_at_all(records)
 
 
 def test_a_decoder_that_crashes_is_a_finding(check, data, monkeypatch):
     bad = sorted((data / 'coco/train2017').iterdir())[2]
     bad.write_bytes(b'crash')
-    monkeypatch.setattr(inspection, 'look_at_all', look_at_or_crash)
+    monkeypatch.setattr(dataset_audit, 'look_at_all', look_at_or_crash)
     code, found = check('det', workers=2)
     assert code == 1 and [f[:3] for f in found] == [('train', 'unreadable', str(bad))]
     assert 'its process died (exit code 11)' in found[0][3]
@@ -209,7 +208,7 @@ def test_no_memory_for_an_image(check, data, monkeypatch):
             raise MemoryError
         return mmcv.imfrombytes(content, *args, **kwargs)
 
-    monkeypatch.setattr(file_checks, 'mmcv', SimpleNamespace(imfrombytes=imfrombytes))
+    monkeypatch.setattr(file_audit, 'mmcv', SimpleNamespace(imfrombytes=imfrombytes))
     code, found = check('det')
     assert code == 1 and [f[1:] for f in found] == [('unreadable', bad, 'MemoryError')]
 

@@ -28,7 +28,7 @@ from mmlinattn.checkpoints import (
     tensors_of,
 )
 from mmlinattn.engine import FSDP2Strategy, build_model
-from mmlinattn.engine.distributed import launch as distributed
+from mmlinattn.engine.distributed import launch
 from mmlinattn.engine.hooks.checkpoint_hook import newest_checkpoint
 from mmlinattn.engine.hooks.preemption_hook import EXIT_CODE
 from mmlinattn.models.layers.activation_checkpointing import checkpoint_forward
@@ -195,7 +195,7 @@ def test_killed_while_shards_are_written(root, options, tmp_path):
 @pytest.fixture
 def alone(tmp_path, monkeypatch):
     """This process as a group of one."""
-    monkeypatch.setattr(distributed, 'leave_process_group', lambda: None)
+    monkeypatch.setattr(launch, 'leave_process_group', lambda: None)
     store = dist.FileStore(str(tmp_path / 'store'), 1)
     dist.init_process_group('gloo', store=store, rank=0, world_size=1)
     yield

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmlinattn.utils import mmcv_ops as mmcv_ext
+from mmlinattn.utils import mmcv_ops
 
 from .conftest import CONFIGS
 
@@ -59,15 +59,15 @@ def test_it_trains_and_tests(root, run, options, tmp_path, on_stand_in, monkeypa
     called = set()
 
     def spy_on(name):
-        function = getattr(mmcv_ext, name)
+        function = getattr(mmcv_ops, name)
 
         def spy(*args, **kwargs):
             called.add(name)
             return function(*args, **kwargs)
 
-        monkeypatch.setattr(mmcv_ext, name, spy)
+        monkeypatch.setattr(mmcv_ops, name, spy)
 
-    for operator in mmcv_ext.OPERATORS:
+    for operator in mmcv_ops.OPERATORS:
         spy_on(operator)
     config, work = config_of(name, root, tmp_path), tmp_path / 'train'
     extra = options('seg' if name == 'semantic-fpn' else 'det')
@@ -81,7 +81,7 @@ def test_it_trains_and_tests(root, run, options, tmp_path, on_stand_in, monkeypa
 
 def test_mask_rcnn_ends_with_the_same_weights(root, run, options, tmp_path, compiled, mmcv_runs_on):
     ends = []
-    for extension in (compiled, mmcv_ext):
+    for extension in (compiled, mmcv_ops):
         mmcv_runs_on(extension)
         work = tmp_path / str(len(ends))
         run('train', root / CONFIGS['det'], '--work-dir', work, '--cfg-options',
@@ -114,7 +114,7 @@ def test_mmdetection_runs_it_with_custom_imports_alone(root, shapes_root, tmp_pa
     if not tools.is_dir():
         pytest.skip('this MMDetection came without its tools')
     env = {**os.environ, 'PYTHONPATH': str(root)}
-    lite = importlib.util.find_spec('mmcv._ext').origin == mmcv_ext.__file__
+    lite = importlib.util.find_spec('mmcv._ext').origin == mmcv_ops.__file__
     started = 'import sys; sys.exit("mmlinattn_mmcv" not in sys.modules)'
     if lite and subprocess.run([sys.executable, '-c', started], env=env).returncode:
         pytest.skip('mmlinattn is on the path but not installed: pip install -e .')

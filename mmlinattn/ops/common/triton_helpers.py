@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import launch_table as configs
+from . import launch_table
 from .launch_table import Config
 
 FEATURES = {'identity': 0, 'elu+1': 1, 'relu': 2}
@@ -202,8 +202,8 @@ class Launch:
         self.batch, self.heads, self.num_tokens, self.dim = q.shape
         self.root = self.num_tokens**0.5
         self.bd = padded(self.dim)
-        self.size = configs.size_class(self.dim, *others)
-        self.kind = configs.kind_of(q.dtype)
+        self.size = launch_table.size_class(self.dim, *others)
+        self.kind = launch_table.kind_of(q.dtype)
         self.mask = (
             q if mask is None else mask.contiguous().view(torch.uint8)
         )  # without a mask: unused
@@ -247,9 +247,9 @@ def plan_of(
 ) -> Plan:
     """Return the plan of a kernel on a CUDA device, or in the interpreter (``index`` None)."""
     if index is None:
-        return plan_tokens(configs.INTERPRETED, heads, num_tokens, None)
+        return plan_tokens(launch_table.INTERPRETED, heads, num_tokens, None)
     device = torch.cuda.get_device_properties(index)
-    config = configs.table(index)[name][kind][size]
+    config = launch_table.table(index)[name][kind][size]
     return plan_tokens(config, heads, num_tokens, residents(config, device))
 
 
@@ -280,8 +280,8 @@ def unsupported_tokens(q: Tensor, v: Tensor, kernels: Sequence[str], *others: in
     device = torch.cuda.get_device_properties(q.device)
     if device.major < 8:
         return f'kernels need compute capability 8.0, {device.name} has {device.major}'
-    size, kind = configs.size_class(q.shape[-1], *others), configs.kind_of(q.dtype)
-    entries = {name: configs.entry(q.device.index, name, kind, size) for name in kernels}
+    size, kind = launch_table.size_class(q.shape[-1], *others), launch_table.kind_of(q.dtype)
+    entries = {name: launch_table.entry(q.device.index, name, kind, size) for name in kernels}
     missing = [name for name, config in entries.items() if config is None]
     if missing:
         return f'{missing[0]} has no configuration for {device.name}, {q.dtype} and size {size}'

@@ -7,8 +7,8 @@
 On a GPU, with an operator to run (``run`` launches the kernels named, at a size that matters)::
 
     best = tuning.tune(['kv_state', 'query_output'], '64', 'half', run, device)
-    tuning.save(configs.cache_path(), best, device)  # what a later process takes by itself
-    tuning.save(configs.SHIPPED, best, device, shipped=True)  # what the next release ships
+    tuning.save(launch_table.cache_path(), best, device)  # what a later process takes by itself
+    tuning.save(launch_table.SHIPPED, best, device, shipped=True)  # what the next release ships
 
 The next process uses a saved table. Within a process configurations, and so rounding, stay the
 same.
@@ -22,8 +22,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import torch
 from triton.runtime.errors import OutOfResources
 
-from . import launch_table as configs
-from . import triton_helpers as launches
+from . import launch_table, triton_helpers
 from .launch_table import Config, Table
 
 # Head dims and anchors that an entry of the table is for, or fewer.
@@ -107,7 +106,7 @@ def tune(
     """
     out: Table = {}
     for name in names:
-        current = configs.table(device)[name].get(kind, {}).get(size)
+        current = launch_table.table(device)[name].get(kind, {}).get(size)
         if current is None:
             raise ValueError(f'{name!r} has no configuration for {kind!r} and {size!r}')
         tried: Dict[Tuple[int, ...], Tuple[float, Config]] = {}
@@ -126,27 +125,27 @@ def tune(
 
 def save(path: Path, found: Table, device: int = 0, shipped: bool = False) -> None:
     """Add entries to a table on disk, under the GPU's name or (``shipped``) its architecture."""
-    key = configs.architecture(device) if shipped else torch.cuda.get_device_name(device)
-    tables = configs.read(path) if path.is_file() else {}
-    configs.write(path, configs.merged(tables, {key: found}))
+    key = launch_table.architecture(device) if shipped else torch.cuda.get_device_name(device)
+    tables = launch_table.read(path) if path.is_file() else {}
+    launch_table.write(path, launch_table.merged(tables, {key: found}))
 
 
 def load(path: Path, device: int = 0) -> Table:
     """Load the table that :func:`save` wrote for GPUs of this name."""
-    return configs.read(path).get(torch.cuda.get_device_name(device), {})
+    return launch_table.read(path).get(torch.cuda.get_device_name(device), {})
 
 
 @contextmanager
 def _forced(name: str, config: Config, size: str, kind: str, device: int) -> Iterator[None]:
     """Use another configuration of one kernel inside the block."""
-    entry = configs.table(device)[name][kind]
+    entry = launch_table.table(device)[name][kind]
     before, entry[size] = entry[size], config
-    launches.plan_of.cache_clear()
+    triton_helpers.plan_of.cache_clear()
     try:
         yield
     finally:
         entry[size] = before
-        launches.plan_of.cache_clear()
+        triton_helpers.plan_of.cache_clear()
 
 
 def _measure(
@@ -172,11 +171,11 @@ def _measure(
         )
         found.append((median(times), config._replace(**taken)))
 
-    launches.around_launch = repeat
+    triton_helpers.around_launch = repeat
     try:
         run()
     finally:
-        launches.around_launch = None
+        triton_helpers.around_launch = None
     if not found:
         raise ValueError(f'run does not launch the kernel {name!r}')
     return found[0]
