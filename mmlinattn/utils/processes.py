@@ -196,13 +196,13 @@ def _serve(
         pipe.send(error)
         return
     pipe.send(None)
-    while True:
-        try:
+    # The parent closes its end to stop the worker. If an answer is unread at that time, the
+    # worker gets ConnectionResetError or BrokenPipeError instead of EOFError.
+    with suppress(EOFError, ConnectionResetError, BrokenPipeError):
+        while True:
             task = pipe.recv()
-        except EOFError:
-            return
-        try:
-            answer = function(task)
-        except Exception as error:
-            answer = error
-        pipe.send(answer)
+            try:
+                answer = function(task)
+            except Exception as error:
+                answer = error
+            pipe.send(answer)

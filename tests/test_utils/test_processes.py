@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 
+from mmlinattn.utils import processes
 from mmlinattn.utils.processes import WorkerDied, map_in_workers
 
 
@@ -98,6 +99,31 @@ def test_workers_end_when_nobody_asks_for_more():
     assert len({*multiprocessing.active_children()} - before) == 2
     results.close()
     assert not {*multiprocessing.active_children()} - before
+
+
+def use(pipe_action):
+    """Start a worker, give it a task, let the test act on the pipe, and return its exit code."""
+    worker = processes._Worker(square, None, limit_s=60)
+    worker.give(0, [3])
+    pipe_action(worker)
+    worker.process.join(60)
+    return worker.process.exitcode
+
+
+def test_a_worker_whose_answer_nobody_reads_exits_without_a_traceback():
+    """A closed pipe with unread data resets the connection instead of ending it."""
+
+    def close_unread(worker):
+        assert worker.pipe.poll(60)
+        worker.pipe.close()
+
+    def close_while_busy(worker):
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        worker.pipe.send(4)
+        worker.pipe.close()
+        os.kill(worker.process.pid, signal.SIGCONT)
+
+    assert [use(close_unread), use(close_while_busy)] == [0, 0]
 
 
 FORK = re.compile(
