@@ -32,8 +32,8 @@ def test_the_rate_of_each_epoch_is_that_of_timm(lag):
     schedulers = build(optimizer, lag)
     for epoch in range(300):
         rate, wanted = optimizer.param_groups[0]['lr'], cosine_with_warmup(epoch, lag=lag)
-        # The floor acts on the small rates of the warm-up, which moves the rest by 3e-6 of 1e-3.
-        assert rate == pytest.approx(wanted, rel=4e-3), epoch
+        # The floor of the cosine acts on the small rates of the warm-up, which raises them a little.
+        assert rate == pytest.approx(wanted, rel=5e-4), epoch
         for scheduler in schedulers:
             scheduler.step()
 
