@@ -17,6 +17,7 @@ OPTIONS = 'OPENCV_FFMPEG_CAPTURE_OPTIONS'
 CONTAINERS_ONLY = (
     'format_whitelist;mov,avi,matroska,mpeg,mpegts|protocol_whitelist;file|enable_drefs;0'
 )
+BOXES = (b'ftyp', b'moov', b'mdat', b'free', b'skip', b'wide', b'pnot')  # of MP4 and MOV
 DEFAULT_RATE = 25.0
 
 
@@ -31,6 +32,9 @@ def opened_video(video: Union[str, int]) -> Iterator[cv2.VideoCapture]:
 
 
 def _opened_file(path: str) -> cv2.VideoCapture:
+    # OpenCV 4.11 ignores the capture options: the first bytes are checked as well.
+    if not _is_container(path):
+        return cv2.VideoCapture()
     before = os.environ.get(OPTIONS)
     os.environ[OPTIONS] = CONTAINERS_ONLY
     try:
@@ -42,6 +46,18 @@ def _opened_file(path: str) -> cv2.VideoCapture:
             del os.environ[OPTIONS]
         else:
             os.environ[OPTIONS] = before
+
+
+def _is_container(path: str) -> bool:
+    """Return True if the first bytes are those of MP4, MOV, AVI, MKV, WebM or MPEG."""
+    with open(path, 'rb') as file:
+        head = file.read(12)
+    return (
+        head[4:8] in BOXES
+        or (head[:4] == b'RIFF' and head[8:] == b'AVI ')
+        or head.startswith((b'\x1aE\xdf\xa3', b'\0\0\1\xba', b'\0\0\1\xb3'))
+        or b'G' in (head[:1], head[4:5])  # a transport stream, its packets of 188 or 192 bytes
+    )
 
 
 def check_video(video: Union[str, int], name: str, max_megapixels: float) -> None:

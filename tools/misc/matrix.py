@@ -48,6 +48,8 @@ SHORT_TESTS = (
     'tests/test_checkpoints/test_io.py',
     # threads
     'tests/test_engine/test_threads.py',
+    # videos
+    'tests/test_apis/test_videos.py',
 )
 
 
