@@ -32,7 +32,7 @@ def test_the_rate_of_each_epoch_is_that_of_timm(lag):
     schedulers = build(optimizer, lag)
     for epoch in range(300):
         rate, wanted = optimizer.param_groups[0]['lr'], cosine_with_warmup(epoch, lag=lag)
-        # The floor of the cosine acts on the small rates of the warm-up, which raises them a little.
+        # The floor of the cosine raises the small rates of the warm-up a little.
         assert rate == pytest.approx(wanted, rel=5e-4), epoch
         for scheduler in schedulers:
             scheduler.step()
