@@ -50,8 +50,11 @@ def _opened_file(path: str) -> cv2.VideoCapture:
 
 def _is_container(path: str) -> bool:
     """Return True if the first bytes are those of MP4, MOV, AVI, MKV, WebM or MPEG."""
-    with open(path, 'rb') as file:
-        head = file.read(12)
+    try:
+        with open(path, 'rb') as file:
+            head = file.read(12)
+    except OSError:
+        return False
     return (
         head[4:8] in BOXES
         or (head[:4] == b'RIFF' and head[8:] == b'AVI ')
