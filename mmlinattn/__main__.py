@@ -1,12 +1,12 @@
 """Command line: ``python -m mmlinattn COMMAND``, or the console script ``mmlinattn``."""
 
-import difflib
 import importlib
 import io
 import os
 import sys
 from typing import List, Optional
 
+from .utils.suggest import did_you_mean
 from .version import __version__
 
 COMMANDS = {
@@ -47,9 +47,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         _show(__version__ if name == '--version' else usage())
         return 0
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, 1)
-        print(usage() if not name else f'error: no command {name!r}', end='', file=sys.stderr)
-        print(f'; did you mean {close[0]}?' if close else '', file=sys.stderr)
+        hint = did_you_mean(name, COMMANDS)
+        print(f'error: no command {name!r}{hint}' if name else usage(), file=sys.stderr)
         return 2
     command = importlib.import_module(f'{__package__}.cli.{name.replace("-", "_")}')
     sys.argv = [f'mmlinattn {name}', *arguments]

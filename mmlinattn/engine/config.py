@@ -1,6 +1,5 @@
 """Config files of the command lines: reading, merging of options and completion."""
 
-import difflib
 import os.path as osp
 import re
 from pathlib import Path
@@ -16,6 +15,7 @@ from mmengine.registry import HOOKS, Registry, init_default_scope
 from ..checkpoints import serve_mmengine
 from ..datasets.file_backends import check_no_secrets
 from ..utils import check_writable
+from ..utils.suggest import did_you_mean
 from .distributed.launch import of_first_process
 from .hooks.checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
 from .hooks.divergence_hook import DivergenceHook
@@ -88,10 +88,8 @@ def _check_override(option: str, cfg: Config) -> None:
             f'--cfg-options {option}: {top!r} is a variable of the config file, whose value was '
             'used when the file was read; override the places that have it'
         )
-    close = difflib.get_close_matches(top, TOP_LEVEL, n=3)
     raise ValueError(
-        f'--cfg-options {option}: the config has no {top!r}'
-        + (f'; did you mean {" or ".join(close)}?' if close else '')
+        f'--cfg-options {option}: the config has no {top!r}{did_you_mean(top, TOP_LEVEL, 3)}'
     )
 
 
@@ -117,8 +115,7 @@ def config_file(config: str) -> str:
     )
     if config in found:
         return str(found[config])
-    close = difflib.get_close_matches(Path(config).stem, found, n=3)
-    hint = f'; did you mean {" or ".join(close)}?' if close else ''
+    hint = did_you_mean(Path(config).stem, found, 3)
     raise FileNotFoundError(f'config {config!r} does not exist{hint}')
 
 

@@ -1,8 +1,6 @@
 """Command-line utilities: shared arguments, and errors in one line instead of a traceback."""
 
 import argparse
-import difflib
-import inspect
 import math
 import os
 import re
@@ -19,6 +17,8 @@ from typing import Any, Iterator, List, NoReturn, Optional, Tuple, Type
 from mmengine.config import DictAction
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .suggest import did_you_mean
 
 EXIT_CODE = 2
 # A signal can arrive twice: from the scheduler and from torchrun, which forwards it.
@@ -56,10 +56,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r'unrecognized arguments: (--[\w-]+)', message)
-        hint = ''
-        if unknown:
-            close = difflib.get_close_matches(unknown[1], self._option_string_actions, 1)
-            hint = f'; did you mean {close[0]}?' if close else ''
+        hint = did_you_mean(unknown[1], self._option_string_actions) if unknown else ''
         self.exit(EXIT_CODE, f'error: {message}{hint} ({self.prog} --help)\n')
 
 
@@ -160,24 +157,7 @@ def error_text(error: Exception) -> str:
         text = re.split(rf'\n(?:\w+\.)*{type(error).__name__}: ', text)[-1]
     text = ' '.join(text.split())
     if text:
-        return text + _nearest_argument(error)
+        return text
     for frame in traceback.extract_tb(error.__traceback__)[-1:]:
         return f'{frame.line} (line {frame.lineno} of {frame.filename})'
     return 'no message'
-
-
-def _nearest_argument(error: Exception) -> str:
-    """Return a suggestion for an argument that a class in the config does not have, or ''."""
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-    if not isinstance(error, TypeError) or unknown is None:
-        return ''
-    names = set()
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        for local in ('obj_cls', 'kind'):  # in build_from_cfg and build_attention
-            kind = frame.f_locals.get(local)
-            words = set(re.findall(r'\w+', str(error)))
-            if isinstance(kind, type) and words & {parent.__name__ for parent in kind.__mro__}:
-                own = (parent.__init__ for parent in kind.__mro__ if '__init__' in vars(parent))
-                names.update(name for init in own for name in inspect.signature(init).parameters)
-    close = difflib.get_close_matches(unknown[1], names - {'self', 'args', 'kwargs'}, 1)
-    return f'; did you mean {close[0]}?' if close else ''

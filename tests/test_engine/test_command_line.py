@@ -9,7 +9,6 @@ import signal
 import tempfile
 
 import pytest
-from mmengine.registry import MODELS
 from rich.table import Table
 from torch.utils.data import DataLoader
 
@@ -58,20 +57,6 @@ def test_of_a_key_its_words(capsys):
         raise KeyError("'lin' is not registered")
 
     assert said(capsys, look_up).startswith("error: KeyError: 'lin' is not registered (")
-
-
-@pytest.mark.parametrize(
-    'option, meant',
-    [
-        (dict(type='RAVLT', norm_eva=True), 'norm_eval'),  # of the class that all hosts share
-        (dict(type='RAVLT', attn_cfg=dict(type='RALA', backnd='auto')), 'backend'),
-        (dict(type='RAVLT', xyzzy=True), None),
-    ],
-)
-def test_an_argument_that_no_class_has(capsys, option, meant):
-    line = said(capsys, lambda: MODELS.build(option))
-    assert ('did you mean' in line) == (meant is not None)
-    assert meant is None or f'; did you mean {meant}? (' in line
 
 
 def test_console_prints_text_as_it_is():

@@ -38,6 +38,25 @@ def test_a_misspelt_option_is_named_with_what_was_meant(root, task, option, mess
         load_config(str(root / CONFIGS[task]), {option: 1})
 
 
+def test_options_of_the_backbone_that_the_base_config_has(tmp_path):
+    path = tmp_path / 'mine.py'
+    path.write_text(
+        "_base_ = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'\n"
+        "custom_imports = dict(imports=['mmlinattn'])\n"
+        "model = dict(backbone=dict(type='RAVLT', arch='tiny'))\n"
+    )
+    cure = r"replace them by backbone=dict\(_delete_=True, type='RAVLT', ...\)"
+    with pytest.raises(TypeError, match=f'RAVLT does not take: depth, num_stages, style.* {cure}'):
+        load_config(str(path))
+
+
+def test_an_option_of_an_attention():
+    attention = dict(type='RALA', backnd='auto')
+    cfg = Config(dict(model=dict(backbone=dict(type='RAVLT', attn_cfg=attention))))
+    with pytest.raises(TypeError, match="backbone.attn_cfg .* 'backnd'; did you mean backend"):
+        check_options(cfg)
+
+
 @pytest.mark.parametrize(
     'option, wrong, meant',
     [

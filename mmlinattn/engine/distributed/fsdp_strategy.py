@@ -1,9 +1,8 @@
 """Fully sharded training: parameters, gradients and optimizer state are split over processes."""
 
-import difflib
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import mmengine
 import torch
@@ -18,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...checkpoints import is_sharded, load_shards, read_checkpoint, save_sharded, tensors_of
 from ...models.layers.activation_checkpointing import checkpoint_forward
+from ...utils.suggest import did_you_mean
 from .launch import join_on_cpu
 
 DTYPES = ('float32', 'float16', 'bfloat16')
@@ -349,10 +349,9 @@ def check_classes(argument: str, names: Sequence[str], model: nn.Module) -> None
     known = {type(module).__name__ for module in model.modules()} - {type(model).__name__}
     for name in names:
         if name not in known:
-            close: List[str] = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
             raise ValueError(
                 f'{argument}: {type(model).__name__} has no module of class {name!r}'
-                + (f'; did you mean {" or ".join(close)}?' if close else '')
+                + did_you_mean(name, known, 2, cutoff=0.4)
             )
 
 

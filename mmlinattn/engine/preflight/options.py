@@ -6,7 +6,6 @@ An unknown name is an error where all supported names are known. Elsewhere custo
 and it is an error only if it is one letter away from a known name.
 """
 
-import difflib
 import inspect
 from contextlib import suppress
 from functools import cache
@@ -15,10 +14,13 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, Optional,
 
 import mmengine.registry
 from mmengine.config import Config
+from mmengine.model import BaseModule
 from mmengine.registry import Registry
 from mmengine.runner import LogProcessor, Runner
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader
+
+from ...utils.suggest import did_you_mean
 
 Names = FrozenSet[str]
 
@@ -89,13 +91,21 @@ def check_options(cfg: Config) -> None:
         found = what_is_read(place, node, scope, known)
         if found is None:
             continue
-        read, all_of_it = found
-        for name in {str(key) for key in node} - read:
+        read, is_complete = found
+        unknown = sorted({str(key) for key in node} - read)
+        if is_complete and len(unknown) > 1 and 'type' in node:
+            kind, key = _type_name(node), place.rpartition('.')[2]
+            raise TypeError(
+                f'{place} of the config has options that {kind} does not take: '
+                f'{", ".join(unknown)}. If they come from a base config, replace them by '
+                f"{key}=dict(_delete_=True, type='{kind}', ...)"
+            )
+        for name in unknown:
             meant = nearest(name, read)
-            if all_of_it:
-                meant = meant or next(iter(difflib.get_close_matches(name, read, 1)), None)
-            if all_of_it or meant:
-                hint = f'; did you mean {meant}?' if meant else f', it has {sorted(read)}'
+            hint = f'; did you mean {meant}?' if meant else ''
+            if is_complete:
+                hint = hint or did_you_mean(name, read) or f', it has {sorted(read)}'
+            if hint:
                 raise TypeError(f'{place} of the config has no option {name!r}{hint}')
 
 
@@ -129,8 +139,22 @@ def what_is_read(
     takes = [_arguments(kind) for kind in kinds]
     if None in takes:
         return None
-    # Schedulers are built when training starts; other types raise their errors earlier.
-    return BUILDERS.union(*takes), place.startswith('param_scheduler')
+    # The frameworks' builders take some options out of other dicts before they call a class.
+    is_complete = place.startswith('param_scheduler') or all(map(_is_built_as_given, kinds))
+    return BUILDERS.union(*takes), is_complete
+
+
+def _is_built_as_given(kind: Any) -> bool:
+    """Return True for modules of a model whose arguments are all that their constructors name."""
+    if not (isinstance(kind, type) and issubclass(kind, BaseModule)):
+        return False
+    own = inspect.signature(kind.__init__).parameters.values()
+    return kind.__module__.startswith('mmlinattn.') or all(p.kind != p.VAR_KEYWORD for p in own)
+
+
+def _type_name(node: dict) -> str:
+    kind = node['type']
+    return kind if isinstance(kind, str) else kind.__name__
 
 
 def nearest(name: str, names: Iterable[str]) -> Optional[str]:

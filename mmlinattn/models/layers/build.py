@@ -1,10 +1,12 @@
 """Building and initialising the attentions of a backbone."""
 
+import inspect
 from typing import Any, Callable, Dict, List, Sequence, Type, Union
 
 from mmengine.registry import MODELS
 from torch import nn
 
+from ...utils.suggest import did_you_mean
 from .base import BaseAttention
 
 AttnCfg = Union[str, dict, Type[BaseAttention]]
@@ -49,14 +51,20 @@ def build_attention(
             kind = registry.get(name)
         if kind is None:
             known = list(registered_subclasses(BaseAttention))
-            raise KeyError(f'attention {name!r} is not registered; this package has {known}')
+            hint = did_you_mean(name, known) or f'; this package has {known}'
+            raise KeyError(f'attention {name!r} is not registered{hint}')
     if not (isinstance(kind, type) and issubclass(kind, BaseAttention)):
         raise TypeError(f'attn_cfg must have a BaseAttention as its type, got {attn_cfg!r}')
     provided = {k: backbone_options[k] for k in kind.backbone_options if k in backbone_options}
     try:
         return kind(**(dict(provided, embed_dims=embed_dims, num_heads=num_heads) | cfg))
     except TypeError as error:
-        raise TypeError(f'{kind.__name__} rejects attn_cfg={attn_cfg!r}: {error}') from error
+        inits = [vars(owner)['__init__'] for owner in kind.__mro__ if '__init__' in vars(owner)]
+        names = {name for init in inits for name in inspect.signature(init).parameters}
+        wrong = next(iter(cfg.keys() - names), '')
+        raise TypeError(
+            f'{kind.__name__} rejects attn_cfg={attn_cfg!r}: {error}{did_you_mean(wrong, names)}'
+        ) from error
 
 
 def expand_attn_cfg(
