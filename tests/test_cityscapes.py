@@ -21,7 +21,7 @@ SIZES = {
 
 @pytest.fixture(scope='module')
 def cityscapes(tmp_path_factory):
-    """Two images for training and one for validation, of grey rectangles and 20 labels."""
+    """Write two images for training and one for validation, of rectangles and 20 labels."""
     folder, dice = tmp_path_factory.mktemp('cityscapes'), np.random.default_rng(0)
     for split, count in (('train', 2), ('val', 1)):
         for i in range(count):
