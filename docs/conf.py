@@ -50,6 +50,7 @@ NAVIGATION = {
         'docs/reference/backbones',
         'docs/reference/necks',
         'docs/reference/detectors',
+        'docs/reference/decode_heads',
         'docs/reference/checkpoints',
         'docs/reference/datasets',
         'docs/reference/engine',

@@ -27,6 +27,7 @@ MAY_IMPORT = {
     'models.backbones': ['models.layers'],
     'models.necks': ['models.layers'],
     'models.detectors': ['models.layers'],
+    'models.decode_heads': [],
     'models': ['models.backbones', 'models.detectors', 'models.necks'],
     'checkpoints': ['utils'],  # backbones declare the names of released weights
     'datasets': ['utils'],

@@ -1,2 +1,5 @@
-_base_ = '../segformer/segformer_mit-b1_8xb1-160k_cityscapes-1024x1024.py'
-model = dict(backbone=dict(attn_cfg=dict(_delete_=True, type='RWGKA', num_anchors=64, decay=0.1)))
+_base_ = './segformer_mit-b0-rwgka_8xb1-160k_cityscapes-1024x1024.py'
+model = dict(
+    backbone=dict(arch='b1', init_cfg=dict(checkpoint='checkpoints/mit-b1-rwgka_in1k.pth')),
+    decode_head=dict(in_channels=[64, 128, 320, 512], channels=256),
+)

@@ -1,2 +1,7 @@
 _base_ = './segformer_mit-b2-rwgka_8xb1-160k_cityscapes-1024x1024.py'
-model = dict(backbone=dict(attn_cfg=dict(num_anchors=128, decay=0.5)))
+model = dict(
+    backbone=dict(
+        attn_cfg=dict(num_anchors=128, decay=0.5),
+        init_cfg=dict(checkpoint='checkpoints/mit-b2-rwgka-decay05-m128_in1k.pth'),
+    )
+)

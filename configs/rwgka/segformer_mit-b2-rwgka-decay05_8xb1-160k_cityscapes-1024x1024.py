@@ -1,2 +1,7 @@
 _base_ = './segformer_mit-b2-rwgka_8xb1-160k_cityscapes-1024x1024.py'
-model = dict(backbone=dict(attn_cfg=dict(decay=0.5)))
+model = dict(
+    backbone=dict(
+        attn_cfg=dict(decay=0.5),
+        init_cfg=dict(checkpoint='checkpoints/mit-b2-rwgka-decay05_in1k.pth'),
+    )
+)

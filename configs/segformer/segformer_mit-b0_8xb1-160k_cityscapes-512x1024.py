@@ -6,5 +6,5 @@ _base_ = [
 ]
 model = dict(
     data_preprocessor=dict(size=(512, 1024)),
-    test_cfg=dict(crop_size=(512, 1024), stride=(384, 768)),
+    test_cfg=dict(_delete_=True, mode='whole'),
 )

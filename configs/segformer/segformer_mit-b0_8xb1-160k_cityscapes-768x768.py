@@ -6,5 +6,5 @@ _base_ = [
 ]
 model = dict(
     data_preprocessor=dict(size=(768, 768)),
-    test_cfg=dict(crop_size=(768, 768), stride=(576, 576)),
+    test_cfg=dict(crop_size=(768, 768), stride=(768, 768)),
 )

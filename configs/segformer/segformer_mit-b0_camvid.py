@@ -10,7 +10,10 @@ model = dict(
     data_preprocessor=dict(size=None, size_divisor=32, test_cfg=dict(size_divisor=32)),
     backbone=dict(drop_path_rate=0.0, init_cfg=None),
     decode_head=dict(
-        num_classes=11, norm_cfg=dict(type='BN'), loss_decode=dict(class_weight=class_weight)
+        type='SegformerHead',
+        num_classes=11,
+        norm_cfg=dict(type='BN'),
+        loss_decode=dict(class_weight=class_weight),
     ),
     test_cfg=dict(_delete_=True, mode='whole'),
 )

@@ -7,7 +7,7 @@ _base_ = [
 model = dict(
     data_preprocessor=dict(size=(128, 128)),
     backbone=dict(drop_path_rate=0.0, init_cfg=None),
-    decode_head=dict(num_classes=6, norm_cfg=dict(type='BN')),
+    decode_head=dict(type='SegformerHead', num_classes=6, norm_cfg=dict(type='BN')),
     test_cfg=dict(_delete_=True, mode='whole'),
 )
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from mmlinattn.checkpoints import CheckpointError, check_fits, convert, kind_of, save_checkpoint
 from mmlinattn.models.backbones import MixTransformer
@@ -75,6 +76,60 @@ def test_whole_segmentor_of_mmsegmentation():
     assert torch.equal(
         converted['decode_head.conv_seg.weight'], weights['decode_head.conv_seg.weight']
     )
+
+
+def released_head(weights, levels):
+    """The head of the release in evaluation, from its names: coarsest level first."""
+
+    def get(name):
+        return weights[f'decode_head.{name}']
+
+    maps = []
+    for i in (4, 3, 2, 1):
+        tokens = levels[i - 1].flatten(2).transpose(1, 2)
+        linear = F.linear(tokens, get(f'linear_c{i}.proj.weight'), get(f'linear_c{i}.proj.bias'))
+        level = linear.transpose(1, 2).unflatten(2, levels[i - 1].shape[-2:])
+        maps.append(
+            F.interpolate(level, levels[0].shape[-2:], mode='bilinear', align_corners=False)
+        )
+    x = F.conv2d(torch.cat(maps, 1), get('linear_fuse.conv.weight'))
+    bn = (get(f'linear_fuse.bn.{n}') for n in ('running_mean', 'running_var', 'weight', 'bias'))
+    x = F.relu(F.batch_norm(x, *bn))
+    return F.conv2d(x, get('linear_pred.weight'), get('linear_pred.bias'))
+
+
+def test_released_segmentor(released, tmp_path):
+    pytest.importorskip('mmseg', reason='MMSegmentation comes with the extra "seg"')
+    from mmlinattn.models.decode_heads import AllMLPHead
+
+    for name in ('head.weight', 'head.bias'):
+        del released[name]
+    weights = {f'backbone.{name}': w for name, w in released.items()}
+    head = {
+        'conv_seg.weight': (19, 128, 1, 1), 'conv_seg.bias': (19,),  # unused by the release
+        'linear_pred.weight': (19, 24, 1, 1), 'linear_pred.bias': (19,),
+        'linear_fuse.conv.weight': (24, 96, 1, 1), 'linear_fuse.bn.weight': (24,),
+        'linear_fuse.bn.bias': (24,), 'linear_fuse.bn.running_mean': (24,),
+    }  # fmt: skip
+    for i, dim in enumerate(ARCH['embed_dims'], 1):
+        head |= {f'linear_c{i}.proj.weight': (24, dim), f'linear_c{i}.proj.bias': (24,)}
+    weights |= {f'decode_head.{name}': torch.randn(shape) for name, shape in head.items()}
+    weights['decode_head.linear_fuse.bn.running_var'] = torch.rand(24) + 0.5
+    weights['decode_head.linear_fuse.bn.num_batches_tracked'] = torch.tensor(3)
+    converted = convert(weights, source='mit')
+    assert kind_of(converted) == 'segmentor'
+    MixTransformer(ARCH).load_state_dict(backbone_of(converted), strict=True)
+
+    ours = AllMLPHead(
+        in_channels=ARCH['embed_dims'], in_index=[0, 1, 2, 3], channels=24, num_classes=19,
+        norm_cfg=dict(type='BN'),
+    ).eval()  # fmt: skip
+    start = 'decode_head.'
+    ours.load_state_dict(
+        {name[len(start) :]: w for name, w in converted.items() if name.startswith(start)}
+    )
+    levels = [torch.randn(2, dim, 16 >> i, 24 >> i) for i, dim in enumerate(ARCH['embed_dims'])]
+    torch.testing.assert_close(ours(levels), released_head(weights, levels), rtol=1e-4, atol=1e-4)
 
 
 def test_another_attention_reports_its_own_keys_and_loads_the_shared_ones(released, tmp_path):

@@ -215,6 +215,23 @@ def test_missing_pretrained_weights_say_how_to_get_them(train, tmp_path):
         )
 
 
+def test_missing_pretrained_weights_are_an_error_before_data_is_read(
+    run, root, tmp_path, monkeypatch
+):
+    name = 'segformer_mit-b0-rwgka_8xb1-160k_cityscapes-1024x1024'
+    for kind in ('leftImg8bit', 'gtFine'):
+        for split in ('train', 'val'):
+            (tmp_path / 'cityscapes' / kind / split).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    roots = [
+        f'{split}_dataloader.dataset.data_root={tmp_path}/cityscapes'
+        for split in ('train', 'val', 'test')
+    ]
+    with pytest.raises(FileNotFoundError, match=r'mit-b0-rwgka_in1k\.pth.*mit-b0-rwgka_8xb128'):
+        run('train', root / f'configs/rwgka/{name}.py', '--work-dir', tmp_path / 'work',
+            '--cfg-options', *roots)  # fmt: skip
+
+
 def test_missing_checkpoint(root, run, options, tmp_path):
     with pytest.raises(FileNotFoundError, match='none.pth'):
         run('test', root / CONFIGS['seg'], tmp_path / 'none.pth', '--work-dir', tmp_path,

@@ -19,7 +19,8 @@ model = dict(
         ),
     ),
     decode_head=dict(
-        type='SegformerHead',
+        # The release's head. MMSegmentation's: --cfg-options model.decode_head.type=SegformerHead
+        type='mmlinattn.models.decode_heads.AllMLPHead',
         in_channels=[32, 64, 160, 256],
         in_index=[0, 1, 2, 3],
         channels=256,

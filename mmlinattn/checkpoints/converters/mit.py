@@ -1,12 +1,14 @@
 """Key mapping for MiT weights from the SegFormer release or from MMSegmentation.
 
-The release has classifiers (``patch_embed1.proj.weight``, ..., ``head``). MMSegmentation has their
-converted backbones (``layers.0.0.projection.weight``, ...) and complete segmentors.
+The release has classifiers (``patch_embed1.proj.weight``, ..., ``head``) and segmentors
+(``decode_head.linear_c1.proj.weight``, ...). MMSegmentation has their converted backbones
+(``layers.0.0.projection.weight``, ...) and segmentors with its own head.
 """
 
 import re
 from typing import Callable, Dict, Mapping, Tuple
 
+import torch
 from torch import Tensor
 
 from .key_mapping import OPENMMLAB, KeyMap, Rule, fuse, linear
@@ -50,13 +52,42 @@ MMSEG = (
     Rule(MMSEG_BLOCK + r'ffn\.layers\.4\.weight$', STAGE + 'ffn.fc2.weight', linear),
     Rule(MMSEG_BLOCK + r'ffn\.layers\.4\.', STAGE + 'ffn.fc2.'),
 )
+
+
+def _pointwise(weight: Tensor) -> Tensor:
+    """Return a linear weight (out, in) as the weight of a 1x1 convolution (out, in, 1, 1)."""
+    return weight[..., None, None]
+
+
+def _finest_first(weight: Tensor) -> Tensor:
+    """Reverse the order of the four levels, which the release concatenates coarsest first."""
+    return torch.cat(weight.chunk(4, dim=1)[::-1], dim=1)
+
+
+# Into AllMLPHead. The release's own `conv_seg` comes from its base class and is never used.
+RELEASED_HEAD = (
+    Rule(r'decode_head\.linear_c(\d)\.proj\.weight$',
+         _from_one('decode_head.convs.{}.weight'), _pointwise),
+    Rule(r'decode_head\.linear_c(\d)\.proj\.', _from_one('decode_head.convs.{}.')),
+    Rule(r'decode_head\.linear_fuse\.conv\.weight$',
+         'decode_head.fusion_conv.conv.weight', _finest_first),
+    Rule(r'decode_head\.linear_fuse\.bn\.', 'decode_head.fusion_conv.bn.'),
+    Rule(r'decode_head\.linear_pred\.', 'decode_head.conv_seg.'),
+    Rule(r'decode_head\.conv_seg\.', None, reason='weights of a classifier that is never used'),
+)  # fmt: skip
 NAMES = KeyMap([*RELEASED, *MMSEG, *OPENMMLAB])
+NAMES_OF_SEGMENTOR = KeyMap([*RELEASED_HEAD, *RELEASED])
 
 
 def convert_mit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
     """Rename MiT weights and fuse the released projections of queries, keys and values.
 
+    The head of a released segmentor becomes that of ``AllMLPHead``; the head of a segmentor from
+    MMSegmentation keeps its names, which are those of its ``SegformerHead``.
+
     Returns:
         new name -> tensor, and the number of omitted tensors by reason.
     """
-    return NAMES(fuse(state_dict, ('attn.q', 'attn.kv'), 'attn.in_proj'))
+    released = any(name.startswith('decode_head.linear_pred.') for name in state_dict)
+    names = NAMES_OF_SEGMENTOR if released else NAMES
+    return names(fuse(state_dict, ('attn.q', 'attn.kv'), 'attn.in_proj'))

@@ -8,6 +8,7 @@ from mmengine.model import BaseModule, is_model_wrapper
 from torch import nn
 
 from ...checkpoints import CheckpointError, Report, check_fits, check_whole
+from ..config import pretraining_config
 from ..runner.runner import PluginFeatures
 
 # Parts that may have other shapes in a checkpoint for fine-tuning, due to other classes.
@@ -49,9 +50,12 @@ def _check_pretrained(name: str, module: nn.Module, init: dict, read: Callable) 
     try:
         read(source)
     except FileNotFoundError as error:
+        config = pretraining_config(source)
+        training = f'Train it with {config} and copy its last checkpoint there. ' if config else ''
         raise FileNotFoundError(
-            f'{error}; {name} starts from it. Convert released weights with '
-            'tools/model_converters/convert.py, or train from scratch with '
+            f'{error}; {name} starts from it. {training}To start from other weights, such as '
+            'released ones converted by tools/model_converters/convert.py, add '
+            f'--cfg-options model.{name}.checkpoint=FILE; to train from scratch, add '
             f'--cfg-options model.{name}=None'
         ) from error
     try:

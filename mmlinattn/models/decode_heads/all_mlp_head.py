@@ -1,0 +1,53 @@
+"""The all-MLP decode head of the SegFormer release."""
+
+from typing import Optional
+
+from mmseg.models.decode_heads import SegformerHead
+from torch import nn
+
+
+class AllMLPHead(SegformerHead):
+    """All-MLP decode head as released with SegFormer (Xie et al., NeurIPS 2021, section 3.2).
+
+    A linear layer maps each level to ``channels``. The levels are resized to the largest and
+    concatenated; a 1x1 convolution with norm and ReLU fuses them, and another one classifies the
+    pixels. MMSegmentation's ``SegformerHead`` differs in two points: it has norm and ReLU behind
+    the linear layers, and its classifier starts at a standard deviation of 0.01 instead of torch's
+    default. It takes the same options.
+
+    ``convert(..., source='mit')`` renames the weights of released segmentors.
+
+    Args:
+        in_channels: channels of each level, finest first.
+        in_index: indices of the levels among the outputs of the backbone.
+        channels: channels of the linear layers and of the fusion.
+        norm_cfg: config of the norm of the fusion.
+        init_cfg: config of the initial weights; by default they are those of torch's layers, and
+            Kaiming's of the fusion.
+        others: see ``BaseDecodeHead`` of MMSegmentation.
+
+    Inputs:
+        list of (B, in_channels[i], H_i, W_i).
+
+    Returns:
+        (B, num_classes, H_0, W_0), logits.
+
+    Raises:
+        AssertionError: ``in_channels`` and ``in_index`` have different lengths.
+
+    Example:
+        >>> import torch
+        >>> head = AllMLPHead(
+        ...     in_channels=[8, 16], in_index=[0, 1], channels=32, num_classes=19,
+        ...     norm_cfg=dict(type='BN'),
+        ... )
+        >>> tuple(head([torch.randn(2, 8, 16, 16), torch.randn(2, 16, 8, 8)]).shape)
+        (2, 19, 16, 16)
+    """
+
+    def __init__(self, *, init_cfg: Optional[dict] = None, **kwargs) -> None:
+        super().__init__(init_cfg=init_cfg, **kwargs)
+        # A convolution of 1x1 has the values and the start of a linear layer, without transposing.
+        self.convs = nn.ModuleList(
+            nn.Conv2d(channels, self.channels, kernel_size=1) for channels in self.in_channels
+        )

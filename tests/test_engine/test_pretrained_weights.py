@@ -1,0 +1,73 @@
+"""The checkpoint that a backbone starts from: who makes it, and what another one leaves fresh."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mmengine.registry import MODELS, DefaultScope
+
+from mmlinattn.checkpoints import save_checkpoint
+from mmlinattn.checkpoints.checkpoint_cache import CheckpointStore
+from mmlinattn.engine.config import load_config, pretraining_config
+from mmlinattn.engine.preflight import weights
+
+NAME = 'segformer_mit-b0-rwgka_8xb1-160k_cityscapes-1024x1024'
+
+
+@pytest.fixture(autouse=True)
+def mmseg():
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        yield
+
+
+def check(cfg, model):
+    weights.check_weights(SimpleNamespace(model=model, checkpoints=CheckpointStore()), cfg)
+
+
+def test_a_missing_checkpoint_names_its_config_and_the_option(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = load_config(NAME)
+    with pytest.raises(FileNotFoundError) as error:
+        check(cfg, MODELS.build(cfg.model))
+    message = str(error.value)
+    assert len(message.splitlines()) == 1
+    for part in (
+        'checkpoints/mit-b0-rwgka_in1k.pth',
+        'configs/rwgka/mit-b0-rwgka_8xb128_in1k.py',
+        '--cfg-options model.backbone.init_cfg.checkpoint=FILE',
+        '--cfg-options model.backbone.init_cfg=None',
+    ):
+        assert part in message
+
+
+@pytest.mark.parametrize('name', ['none.pth', 'checkpoints/mit-b9_in1k.pth', 'https://x.org/a_b'])
+def test_files_that_no_config_makes(name):
+    assert pretraining_config(name) is None
+
+
+def test_softmax_weights_by_option_leave_the_anchors_fresh(tmp_path, monkeypatch):
+    softmax = MODELS.build(load_config('segformer_mit-b0_camvid').model.backbone)
+    softmax.init_weights()
+    trained = {key: torch.randn_like(value) for key, value in softmax.state_dict().items()}
+    path = tmp_path / 'mit-b0_in1k.pth'
+    save_checkpoint(path, {f'backbone.{key}': value for key, value in trained.items()}, {})
+
+    cfg = load_config(NAME)
+    cfg.merge_from_dict({'model.backbone.init_cfg.checkpoint': str(path)})
+    model, said = MODELS.build(cfg.model), []
+    monkeypatch.setattr(weights, 'print_log', lambda text, *args: said.append(text))
+    check(cfg, model)
+    model.init_weights()
+
+    loaded = model.backbone.state_dict()
+    fresh = {key for key in loaded if key not in trained}
+    assert fresh == {f'stages.{i}.{j}.attn.anchors_q' for i in range(4) for j in range(2)}
+    for key, value in loaded.items():
+        if key in fresh:
+            assert value.std() > 0 and value.abs().max() < 1
+        else:
+            assert torch.equal(value, trained[key]), key
+    line = next(x for x in said[0].splitlines() if 'missing' in x)
+    assert said[0].startswith('backbone.init_cfg: ')
+    assert line.startswith('8 missing in the file: stages.0.0.attn.anchors_q, ')
+    assert 'unexpected' in said[0] and 'attn.sr.weight' in said[0]
