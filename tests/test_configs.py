@@ -61,6 +61,19 @@ PAPER_COSTS = [
 ]
 
 
+# Rows of table 9: the options of RALA, the gate, what a block of the first stage has besides.
+ABLATIONS = {
+    'no-kv-aug': (dict(kv_augmentation=None), 'proj', {}),
+    'no-out-aug': ({}, None, dict(hidden=256)),
+    'no-cpe': ({}, 'proj', dict(cpe=False)),
+    'gate-identity': ({}, 'identity', dict(hidden=256)),
+    'gate-tanh': ({}, 'tanh', dict(hidden=256)),
+    'relu': (dict(feature_map='relu'), 'proj', {}),
+    'softmax-kernel': (dict(feature_map='softmax'), 'proj', {}),
+}
+DENSE_OF_ABLATIONS = (
+    'mask-rcnn_{}_fpn_1x_coco', 'semantic-fpn_{}_8xb2-80k_ade20k-512x512',
+)  # fmt: skip
 CITYSCAPES = '8xb1-160k_cityscapes'
 # Size, parameters of the encoder (M), G of SegFormer and at most of RWGKA, as the paper prints.
 RWGKA_COSTS = [
@@ -267,6 +280,39 @@ def check_readme(name: str, shape: Tuple[int, int], cost: Complexity) -> None:
     )
 
 
+@pytest.mark.parametrize('row', ABLATIONS)
+def test_ablation_of_table_9(row):
+    options, gate, block_options = ABLATIONS[row]
+    wanted = {**dict(kv_augmentation='score', feature_map='elu+1'), **options}
+    name = f'ravlt-t-{row}'
+    dense = [config.format(name) for config in DENSE_OF_ABLATIONS]
+    for config in dense:
+        checkpoint = load(config).model.backbone.init_cfg.checkpoint
+        assert checkpoint == f'checkpoints/{name}_in1k.pth'
+    for model in (built(config).backbone for config in (f'{name}_8xb128_in1k', *dense)):
+        for stage, kind in zip(model.stages, ['RALA'] * 2 + ['SoftmaxAttention'] * 2):
+            for block in stage:
+                assert type(block.attn).__name__ == kind and block.attn.gate == gate
+                assert (block.cpe is not None) == block_options.get('cpe', True)
+                if kind == 'RALA':
+                    found = {key: getattr(block.attn, key) for key in wanted}
+                    assert found == wanted
+        assert model.stages[0][0].ffn.fc1.out_features == block_options.get('hidden', 224)
+        assert max(map(max, model.drop_paths)) == pytest.approx(0.1)
+    # All rows are printed with 15 M and 2.4 G.
+    name = f'{name}_8xb128_in1k'
+    cells, cost = readme('ravlt', 'Semantic FPN 80k')[name], cost_of(name, CLS)
+    printed(cells['M, here'], cost.params / 1e6)
+    printed(cells['G, here'], cost.conv_linear / 1e9)
+    assert f'{cost.params / 1e6:.0f}' == '15' and f'{cost.conv_linear / 1e9:.1f}' == '2.4'
+
+
+def test_learnt_weights_of_table_10():
+    for layer in built('deit-t-rala-learnable-alpha_8xb128_in1k').backbone.layers:
+        assert layer.attn.token_logits.shape == (3, 14 * 14 + 1)
+        assert layer.attn.kv_augmentation == 'learnable' and layer.attn.gate == 'proj'
+
+
 # Parameters, trained ones; at 800x1280 and 800x1067 G, and those of the encoder.
 SMCA_COSTS = {
     'smca': (41_810_518, 41_534_998, (99.8, 10.95), (84.0, 8.9)),
@@ -402,6 +448,7 @@ BEYOND = {
     'vil-medium-wide_8xb128_in1k': ('G, paper',),
     'deit-s_8xb128_in1k': ('G, paper',),  # these two of another paper, which counts all products
     'deit-b_8xb128_in1k': ('G, paper',),
+    'deit-t-rala-learnable-alpha_8xb128_in1k': ('G, paper',),
     'deit-t-la_8xb64_cifar100': ('M, paper',),
     'deit-t-la-no-ape_8xb64_cifar100': ('M, paper',),
     'deit-t-ripple-4-layers_8xb64_cifar100': ('M, paper',),
@@ -716,7 +763,10 @@ def test_recipes_are_the_papers(pattern):
         )
 
 
-@pytest.mark.parametrize('name', [n for n in CONFIGS if re.search('coco|ade20k|cityscapes', n)])
+DENSE = [n for n in CONFIGS if re.search('coco|ade20k|cityscapes', n) and 'ravlt-t-' not in n]
+
+
+@pytest.mark.parametrize('name', DENSE)
 def test_pretrained_weights_are_of_the_size_of_the_backbone(name):
     backbone = load(name).model.backbone
     pattern = r'(ravlt-|mit-|swin-|cvt-|deit-|_r(?=\d))(\w+?)[-_]'
