@@ -4,3 +4,6 @@ _base_ = [
     '../_base_/schedules/upernet_160k.py',
     '../_base_/runtime_seg.py',
 ]
+
+# The release evaluates every 8000 iterations and keeps the best.
+default_hooks = dict(checkpoint=dict(save_best='mIoU'))

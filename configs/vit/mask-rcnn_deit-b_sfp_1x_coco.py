@@ -19,4 +19,7 @@ model = dict(
         num_outs=5,
     ),
 )
-optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'.pos_embed': dict(decay_mult=0.0)}))
+# The norms of the pyramid have no "norm" in their names.
+optim_wrapper = dict(
+    paramwise_cfg=dict(norm_decay_mult=0.0, custom_keys={'.pos_embed': dict(decay_mult=0.0)})
+)

@@ -672,6 +672,7 @@ def test_auto_takes_the_kernel_where_it_can_serve(monkeypatch):
         (dict(d=8), 'head dims 16 to 128, got 8'),
         (dict(d=160), 'got 160'),
         (dict(feature_map='softmax'), "feature_map 'softmax' has no kernel"),
+        (dict(token_weights=torch.ones(1, 1, 1, device=DEVICE)), 'token_weights have no kernel'),
     ],
 )
 def test_a_forced_kernel_that_cannot_serve_says_why(change, message):

@@ -25,4 +25,5 @@ model = dict(
     decoder=dict(num_layers=3, stride=16, layer_cfg=sizes),
     positional_encoding=dict(num_feats=64),
     bbox_head=dict(num_classes=3, embed_dims=128),
+    test_cfg=dict(max_per_img=100),
 )

@@ -37,3 +37,34 @@ def test_learnable_weights_are_initially_equal():
     plain.load_state_dict(learnable.state_dict(), strict=False)
     x = torch.randn(2, 30, 32, dtype=torch.float64)
     torch.testing.assert_close(learnable(x, HW), plain(x, HW))
+
+
+GATES = {None: lambda x: 1, 'identity': lambda x: x, 'tanh': lambda x: 2 / (1 + (-2 * x).exp()) - 1}
+
+
+@pytest.mark.parametrize('gate', GATES)
+def test_gates_of_table_9(gate):
+    attn = RALA(32, 2, gate=gate).double()
+    x = torch.randn(2, 30, 32, dtype=torch.float64)
+    q, k, v = attn.in_proj(x).chunk(3, -1)
+    heads = [t.unflatten(-1, (2, 16)).transpose(1, 2) for t in (q, k, v)]
+    out = rala_attention(*heads, rotary=Rotary(HW, 16), backend='reference')
+    local = attn.lepe(v.mT.unflatten(-1, HW)).flatten(2).mT
+    expected = attn.proj((out.transpose(1, 2).flatten(2) + local) * GATES[gate](x))
+    torch.testing.assert_close(attn(x, HW), expected, rtol=1e-9, atol=1e-9)
+
+
+KERNELS = {'relu': lambda x: x.clamp(min=0), 'softmax': lambda x: x.exp() / x.exp().sum(-1, True)}
+
+
+@pytest.mark.parametrize('kernel', KERNELS)
+@pytest.mark.parametrize('backend', ['reference', 'torch'])
+def test_kernels_of_table_9(kernel, backend):
+    """Equations 6 and 7 with another kernel, pair by pair."""
+    q, k, v = torch.randn(3, 1, 1, 12, 8, dtype=torch.float64)
+    out = rala_attention(q, k, v, feature_map=kernel, backend=backend)[0, 0]
+    q, k, v = KERNELS[kernel](q)[0, 0], KERNELS[kernel](k)[0, 0], v[0, 0]
+    weights = 12 * (k @ q.mean(0) / 8**0.5).softmax(0)
+    pairs = torch.stack([w * torch.outer(kj, vj) for w, kj, vj in zip(weights, k, v)]).mean(0)
+    normaliser = q @ (weights[:, None] * k).mean(0) + 1e-6
+    torch.testing.assert_close(out, q @ pairs / normaliser[:, None], rtol=1e-10, atol=1e-10)
