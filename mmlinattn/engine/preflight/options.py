@@ -55,7 +55,7 @@ KNOWN: Dict[str, Names] = {
     ),
     'dataset.filter_cfg': frozenset({'filter_empty_gt', 'min_size'}),
     'dataset.metainfo': frozenset({'classes', 'palette'}),
-    'dataset.data_prefix': frozenset({'img', 'img_path', 'seg', 'seg_map_path'}),
+    'dataset.data_prefix': frozenset({'img', 'img_path', 'img_path2', 'seg', 'seg_map_path'}),
     'model.train_cfg': frozenset(
         {'rpn', 'rpn_proposal', 'rcnn', 'assigner', 'sampler', 'augments'}
     ),
@@ -67,6 +67,7 @@ KNOWN: Dict[str, Names] = {
 }  # fmt: skip
 # Options of every dict with a type, read by registries and builders.
 BUILDERS = {'type', '_scope_', 'convert_to_iter_based'}
+POPPED = {'pretrained'}  # by models of the frameworks, from the config of a part
 
 
 def check_options(cfg: Config) -> None:
@@ -141,15 +142,20 @@ def what_is_read(
         return None
     # The frameworks' builders take some options out of other dicts before they call a class.
     is_complete = place.startswith('param_scheduler') or all(map(_is_built_as_given, kinds))
-    return BUILDERS.union(*takes), is_complete
+    popped = set() if all(map(_is_own, kinds)) else POPPED
+    return BUILDERS.union(popped, *takes), is_complete
 
 
 def _is_built_as_given(kind: Any) -> bool:
     """Return True for modules of a model whose arguments are all that their constructors name."""
     if not (isinstance(kind, type) and issubclass(kind, BaseModule)):
         return False
-    own = inspect.signature(kind.__init__).parameters.values()
-    return kind.__module__.startswith('mmlinattn.') or all(p.kind != p.VAR_KEYWORD for p in own)
+    options = inspect.signature(kind.__init__).parameters.values()
+    return _is_own(kind) or all(p.kind != p.VAR_KEYWORD for p in options)
+
+
+def _is_own(kind: Any) -> bool:
+    return getattr(kind, '__module__', '').startswith('mmlinattn.')
 
 
 def _type_name(node: dict) -> str:
