@@ -1,8 +1,13 @@
 _base_ = [
     '../_base_/models/cvt_classifier.py',
     '../_base_/datasets/imagenet_224.py',
-    '../_base_/schedules/imagenet_300e.py',
+    '../_base_/schedules/cvt_300e.py',
     '../_base_/runtime_cls.py',
 ]
 
-optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'.cls_token': dict(decay_mult=0.0)}))
+# The published figure is the best epoch; no average of weights, no repeated images.
+default_hooks = dict(checkpoint=dict(save_best='accuracy/top1', rule='greater'))
+custom_hooks = [dict(type='ExactResumeHook')]
+train_dataloader = dict(
+    drop_last=True, sampler=dict(_delete_=True, type='DefaultSampler', shuffle=True)
+)
