@@ -7,9 +7,6 @@ _base_ = [
 
 # Unsaid in the RWGKA paper: trained at 384 x 384 from scratch, by CvT's recipe for 224 x 224.
 model = dict(backbone=dict(attn_cfg=['RWGKP', 'RWGKP', 'ConvProjectionAttention']))
-# The published figure is the best epoch; no average of weights, no repeated images.
+# The published figure is that of the best epoch.
 default_hooks = dict(checkpoint=dict(save_best='accuracy/top1', rule='greater'))
-custom_hooks = [dict(type='ExactResumeHook')]
-train_dataloader = dict(
-    drop_last=True, sampler=dict(_delete_=True, type='DefaultSampler', shuffle=True)
-)
+train_dataloader = dict(drop_last=True)

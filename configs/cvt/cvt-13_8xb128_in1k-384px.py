@@ -23,4 +23,3 @@ default_hooks = dict(
     checkpoint=dict(by_epoch=False, interval=2500, save_best='accuracy/top1', rule='greater'),
 )
 log_processor = dict(by_epoch=False)
-custom_hooks = [dict(type='ExactResumeHook')]
