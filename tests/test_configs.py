@@ -15,9 +15,10 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import DATASETS, PARAM_SCHEDULERS, TRANSFORMS, DefaultScope
+from mmengine.registry import DATASETS, MODELS, PARAM_SCHEDULERS, TRANSFORMS, DefaultScope
 
 from mmlinattn.analysis import Complexity, analyse
+from mmlinattn.checkpoints import check_fits, save_checkpoint
 from mmlinattn.engine import build_model
 from mmlinattn.engine.preflight.options import check_options
 from tests.sizes import some
@@ -733,6 +734,34 @@ def test_weights_to_start_from_fit(name, checkpoint):
     fresh = names - set(dict(first.backbone.named_parameters()))
     # Dense models have norms on all maps, the classifier on the last alone.
     assert all(key.startswith('out_norms.') for key in fresh)
+
+
+@pytest.mark.parametrize(
+    ('name', 'released', 'options'),
+    [
+        (
+            'mask-rcnn_swin-t-rala_fpn_1x_coco', 'swin-t',
+            {f'model.backbone.attn_cfg.{i}.gate': 'identity' for i in range(2)},
+        ),
+        ('semantic-fpn_cvt-13-rwgkp_8xb2-80k_ade20k-512x512', 'cvt-13', {}),
+    ],
+)  # fmt: skip
+def test_weights_of_the_softmax_encoder_fit_with_the_options_of_the_readme(
+    name, released, options, tmp_path
+):
+    cfg, backbone = load(name), load(f'{released}_8xb128_in1k').model.backbone
+    text = (CONFIGS[name].parent / 'README.md').read_text()
+    options['model.backbone.init_cfg.checkpoint'] = f'checkpoints/{released}_in1k.pth'
+    assert all(f'{key}={value}' in text for key, value in options.items())
+    cfg.merge_from_dict(options)
+    state_dict = MODELS.build(backbone).state_dict()
+    path = tmp_path / 'a.pth'
+    save_checkpoint(path, {f'backbone.{key}': value for key, value in state_dict.items()}, {})
+    cfg.model.backbone.init_cfg = None
+    report = check_fits(path, MODELS.build(cfg.model.backbone), prefix='backbone.')
+    new = {key.rpartition('.')[0].rpartition('.')[2] for key in report.missing}
+    assert new <= {'lepe', '0', '1', '2'}, new  # convolution of RALA, output norms
+    assert all('in_proj.weight' not in key for key in report.missing)
 
 
 # Closed forms of the schedules in the releases: start, base and last rate, epochs of warm-up, and

@@ -7,6 +7,6 @@ _base_ = [
 
 # Unsaid in the RWGKA paper: trained at 384 x 384 from scratch, by CvT's recipe for 224 x 224.
 model = dict(backbone=dict(attn_cfg=['RWGKP', 'RWGKP', 'ConvProjectionAttention']))
-# The published figure is that of the best epoch.
+# The best epoch counts, as for CvT.
 default_hooks = dict(checkpoint=dict(save_best='accuracy/top1', rule='greater'))
 train_dataloader = dict(drop_last=True)
