@@ -1,2 +1,2 @@
-_base_ = './cvt-13_8xb128_in1k-384px.py'
+_base_ = './cvt-13-rwgkp_8xb128_in1k-384px.py'
 model = dict(backbone=dict(attn_cfg=['RWGKA', 'RWGKA', 'ConvProjectionAttention']))

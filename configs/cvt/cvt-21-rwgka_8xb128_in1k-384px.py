@@ -1,2 +1,2 @@
-_base_ = './cvt-13-rwgka_8xb128_in1k-384px.py'
-model = dict(backbone=dict(arch='21'))
+_base_ = './cvt-21-rwgkp_8xb128_in1k-384px.py'
+model = dict(backbone=dict(attn_cfg=['RWGKA', 'RWGKA', 'ConvProjectionAttention']))

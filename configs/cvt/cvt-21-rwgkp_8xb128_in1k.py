@@ -1,2 +1,2 @@
-_base_ = './cvt-13-rwgkp_8xb128_in1k.py'
-model = dict(backbone=dict(arch='21'))
+_base_ = './cvt-21_8xb128_in1k.py'
+model = dict(backbone=dict(attn_cfg=['RWGKP', 'RWGKP', 'ConvProjectionAttention']))

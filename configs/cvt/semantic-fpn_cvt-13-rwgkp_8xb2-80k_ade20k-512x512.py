@@ -6,9 +6,9 @@ model = dict(
         type='CvT',
         arch='13',
         attn_cfg=['RWGKP', 'RWGKP', 'ConvProjectionAttention'],
-        # Made from the released ImageNet weights by tools/model_converters/convert.py.
+        # Trained by cvt-13-rwgkp_8xb128_in1k.py, see README.md.
         init_cfg=dict(
-            type='Pretrained', checkpoint='checkpoints/cvt-13_in1k.pth', prefix='backbone.'
+            type='Pretrained', checkpoint='checkpoints/cvt-13-rwgkp_in1k.pth', prefix='backbone.'
         ),
     ),
     # Three stages: the fourth map is every second value of the third.

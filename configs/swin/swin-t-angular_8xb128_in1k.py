@@ -1,2 +1,11 @@
-_base_ = './swin-t_8xb128_in1k.py'
-model = dict(backbone=dict(attn_cfg='LinearAngularAttention'))
+_base_ = './swin-t-focused_8xb128_in1k.py'
+model = dict(
+    backbone=dict(
+        attn_cfg=[
+            'LinearAngularAttention',
+            'LinearAngularAttention',
+            'WindowAttention',
+            'WindowAttention',
+        ]
+    )
+)

@@ -1,2 +1,6 @@
-_base_ = './swin-t_8xb128_in1k.py'
-model = dict(backbone=dict(attn_cfg='HydraAttention'))
+_base_ = './swin-t-focused_8xb128_in1k.py'
+model = dict(
+    backbone=dict(
+        attn_cfg=['HydraAttention', 'HydraAttention', 'WindowAttention', 'WindowAttention']
+    )
+)

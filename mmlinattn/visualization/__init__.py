@@ -1,1 +1,1 @@
-"""Figures of predictions, decoder attention maps and key weights."""
+"""Figures of predictions, decoder attention maps, key weights and patch embeddings."""

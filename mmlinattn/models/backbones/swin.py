@@ -68,7 +68,8 @@ class Swin(HierarchicalBackbone):
     With ``WindowAttention``, the default, outputs equal those of ``SwinTransformer`` of
     MMDetection, MMSegmentation and MMPretrain on maps that are longer than the window.
     ``convert(..., source='swin')`` renames the weights of the release, of timm and of OpenMMLab.
-    Another attention replaces windows, shift and bias, as in table 8 of the RALA paper.
+    Another attention replaces windows, shift and bias, as in the first two stages of the models of
+    table 8 of the RALA paper.
 
     Args:
         arch: ``'t'``, ``'s'``, ``'b'``, or a dict with ``embed_dims`` and ``depths`` and optionally
@@ -77,7 +78,8 @@ class Swin(HierarchicalBackbone):
             block provides ``shift=True`` to ``WindowAttention``.
         window_size: side of the windows.
         in_channels: channels of the image.
-        ffn: ``'mlp'``, or ``'mix'`` with a depth-wise convolution in every feed-forward layer.
+        ffn: feed-forward layers of all stages: ``'mlp'``, or ``'mix'`` with a depth-wise
+            convolution; or a list of four.
         out_norm: LayerNorm over the channels of every output.
         others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the patch embedding.
 
@@ -88,11 +90,14 @@ class Swin(HierarchicalBackbone):
         tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
 
     Raises:
-        ValueError, KeyError: see :class:`HierarchicalBackbone`.
+        ValueError: ``ffn`` is unknown, or a list of another length; errors of
+            :class:`HierarchicalBackbone`.
+        KeyError: see :class:`HierarchicalBackbone`.
 
     Example:
         >>> import torch
-        >>> model = Swin('t', attn_cfg=dict(type='RALA', gate='identity')).eval()
+        >>> attn_cfg = ['RALA', 'RALA', 'WindowAttention', 'WindowAttention']
+        >>> model = Swin('t', attn_cfg=attn_cfg).eval()
         >>> [tuple(f.shape) for f in model(torch.randn(1, 3, 64, 96))]
         [(1, 96, 16, 24), (1, 192, 8, 12), (1, 384, 4, 6), (1, 768, 2, 3)]
     """
@@ -106,12 +111,17 @@ class Swin(HierarchicalBackbone):
         attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'WindowAttention',
         window_size: int = 7,
         in_channels: int = 3,
-        ffn: str = 'mlp',
+        ffn: Union[str, Sequence[str]] = 'mlp',
         out_norm: bool = True,
         out_indices: Optional[Sequence[int]] = None,
         **kwargs,
     ) -> None:
         super().__init__(arch, attn_cfg, out_indices, **kwargs)
+        ffns = [ffn] * self.num_stages if isinstance(ffn, str) else ffn
+        if not isinstance(ffns, (list, tuple)) or len(ffns) != self.num_stages:
+            raise ValueError(
+                f'ffn must be a name, or a list of {self.num_stages}: one per stage; got {ffn!r}'
+            )
         dims = self.arch['embed_dims'][: self.num_built]
         self.patch_embed = PatchEmbed(in_channels, dims[0])
         self.merges = ModuleList(PatchMerging(*pair) for pair in pairwise(dims))
@@ -122,7 +132,7 @@ class Swin(HierarchicalBackbone):
                 TransformerBlock,
                 odd_block_options=dict(shift=True),
                 eps=1e-5,
-                ffn=ffn,
+                ffn=ffns[i],
                 window_size=window_size,
             )
         self.finish(norm_eps=1e-5 if out_norm else None)

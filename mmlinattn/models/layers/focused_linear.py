@@ -16,8 +16,8 @@ class FocusedLinearAttention(LinearAttention):
     The elementwise power emphasises the largest channels and keeps the norm. A depth-wise
     convolution of the values is added. As in the released code, norms are over the channels of all
     heads, and each channel has a scale. The released convolution is shared by the heads; here each
-    channel has weights. The release also adds learnt positions, for one map size, to the keys;
-    here the backbone adds positions.
+    channel has weights. The release also adds learnt positions, for one map size, to the keys:
+    ``position=dict(type='LearnedKeyPosition', map_size=...)``.
 
     Args:
         embed_dims, num_heads: channels and heads.

@@ -26,8 +26,8 @@ class LinearAttention(BaseAttention):
             ``'PerformerFeatures'``, ``'FocusedFeatures'``, or your own.
         eps: added to the normaliser.
         position: None, or name or config of a position without an N x N matrix:
-            ``'RotaryPosition'`` (after the feature map), ``'SineSPE'``, ``'ConvSPE'``,
-            ``'PermutationPosition'``; see :mod:`mmlinattn.models.layers.positions`.
+            ``'RotaryPosition'`` (after the feature map), ``'LearnedKeyPosition'``, ``'SineSPE'``,
+            ``'ConvSPE'``, ``'PermutationPosition'``; see :mod:`mmlinattn.models.layers.positions`.
         others: see :class:`BaseAttention`. Its ``rotary`` rotates queries and keys before the
             feature map, which keeps the features positive.
 
@@ -48,7 +48,7 @@ class LinearAttention(BaseAttention):
         time='O(N d^2)',
         memory='O(N d)',
         source='Katharopoulos et al., ICML 2020',
-        use='the baseline of this table; ten feature maps, four positions',
+        use='the baseline of this table; ten feature maps, five positions',
     )
 
     def __init__(

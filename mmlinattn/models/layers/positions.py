@@ -14,11 +14,13 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ...ops.common.checks import check_sides
 from ...ops.common.numerics import (
     accumulation_dtype,
     chunk_budget,
     has_dispatch_mode,
     is_tracing,
+    may_be_symbolic,
     needs_gradient,
     no_autocast,
 )
@@ -92,6 +94,41 @@ class RotaryPosition(LinearPosition):
 
     def rotary(self, hw_shape: HW, num_features: int, num_extra: int) -> Rotary:
         return Rotary(hw_shape, num_features, num_extra_tokens=num_extra)
+
+
+@MODELS.register_module()
+class LearnedKeyPosition(LinearPosition):
+    """Learnt position that is added to the keys before the feature map, as in "FLatten Transformer:
+    Vision Transformer using Focused Linear Attention" (Han et al., ICCV 2023, released code).
+
+    Positions are resized to maps of another size, padding included, by bicubic interpolation.
+
+    Args:
+        head_dim, num_heads: filled in by the attention.
+        map_size: side, or (H, W), of the map that the positions are for.
+
+    Raises:
+        ValueError: ``map_size`` is not positive.
+
+    Example:
+        >>> position = LearnedKeyPosition(8, 2, map_size=(2, 3))
+        >>> position.embedding.shape
+        torch.Size([1, 2, 6, 8])
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, map_size: Union[int, Sequence[int]]) -> None:
+        super().__init__(head_dim, num_heads)
+        self.map_size = check_sides(map_size, 'map_size')
+        self.embedding = nn.Parameter(torch.zeros(1, num_heads, math.prod(self.map_size), head_dim))
+
+    def before_feature_map(self, q: Tensor, k: Tensor, hw_shape: HW) -> Tuple[Tensor, Tensor]:
+        embedding = self.embedding
+        if may_be_symbolic(*hw_shape) or tuple(hw_shape) != self.map_size:
+            maps = embedding[0].unflatten(1, self.map_size).movedim(-1, 1)  # [h, d, H, W]
+            maps = maps.to(accumulation_dtype(maps.dtype))
+            maps = F.interpolate(maps, size=tuple(hw_shape), mode='bicubic')
+            embedding = maps.flatten(2).mT[None]
+        return q, k + embedding.to(k.dtype)
 
 
 @MODELS.register_module()

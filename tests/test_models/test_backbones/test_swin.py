@@ -186,3 +186,12 @@ def test_compiles_without_graph_breaks(attn_cfg):
     with torch.no_grad():
         for a, b in zip(compiled(image), model(image)):
             torch.testing.assert_close(a, b)
+
+
+def test_feed_forward_layers_differ_by_stage():
+    model = build(ffn=['mix', 'mlp', 'mlp', 'mix'])
+    assert [{block.with_conv for block in stage} for stage in model.stages] == [
+        {True}, {False}, {False}, {True},
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"one per stage; got \['mix'\]"):
+        build(ffn=['mix'])

@@ -61,6 +61,9 @@ ATTENTIONS = {
     'angular-paper': dict(type='LinearAngularAttention', form='paper', lepe=0),
     'enhanced': dict(type='EnhancedLinearAttention', scales=(3, 5)),
     'focused': dict(type='FocusedLinearAttention'),
+    'focused-learned-position': dict(
+        type='FocusedLinearAttention', position=dict(type='LearnedKeyPosition', map_size=(4, 9))
+    ),
     'nystrom': dict(type='NystromAttention', num_landmarks=4),
     'gated': dict(type='GatedPositionalAttention'),
     'conv-projection': dict(type='ConvProjectionAttention'),

@@ -73,6 +73,28 @@ def test_products_of_permuted_features_depend_on_the_offset_only():
     torch.testing.assert_close(kernel[:, :2, :3, :2, :3], kernel[:, 1:, 1:, 1:, 1:])
 
 
+@pytest.mark.parametrize('map_size', [(4, 5), (3, 4)])
+def test_learned_position_is_added_to_the_keys(map_size, defined_by, dims):
+    """Where the map has another size the positions are resized, each channel by itself."""
+    attn = LinearAttention(
+        **dims, feature_map='elu+1', position=dict(type='LearnedKeyPosition', map_size=map_size)
+    )
+    embedding = attn.position.embedding
+    assert embedding.shape == (1, 2, math.prod(map_size), 8) and not embedding.any()
+    torch.nn.init.normal_(embedding)
+
+    def definition(q, k, v, places):
+        channels = attn.position.embedding[0].mT.reshape(1, 16, *map_size)
+        maps = torch.nn.functional.interpolate(channels, (4, 5), mode='bicubic')
+        rows, columns = places.long().unbind(1)
+        k = k + maps.view(2, 8, 4, 5)[:, :, rows, columns].mT
+        q, k = (x.clamp(max=0).exp() + x.clamp(min=0) for x in (q, k))
+        kernel = q @ k.mT
+        return kernel @ v / (kernel.sum(-1, keepdim=True) + 1e-6)
+
+    defined_by(attn, definition)
+
+
 def wave_kernel(position, way):
     """Return P_d of an offset for each head and channel, [h, d]."""
     gains = (1 + position.gains.exp()).log()
@@ -190,7 +212,8 @@ def test_noise_is_standard_normal_and_independent():
 @pytest.mark.parametrize('kind', registered_subclasses(LinearPosition))
 def test_gradients_inside_a_backbone(kind):
     arch = dict(embed_dims=(16, 16, 32, 32), depths=1, num_heads=(1, 2, 2, 4))
-    model = MixTransformer(arch, dict(type='LinearAttention', position=kind))
+    options = dict(map_size=7) if kind == 'LearnedKeyPosition' else {}
+    model = MixTransformer(arch, dict(type='LinearAttention', position=dict(options, type=kind)))
     model.init_weights()
     with torch.autocast('cpu', dtype=torch.bfloat16):
         outs = model(torch.randn(2, 3, 64, 80))
@@ -216,6 +239,7 @@ def test_parameter_counts_of_the_ripple_paper():
         ('Sine', r"position must be one of \['ConvSPE', .*'SineSPE'\], got 'Sine'"),
         (dict(type='SineSPE', num_sines=0), 'num_sines .* 0'),
         (dict(type='SineSPE', num_realizations=-2), 'num_realizations .* -2'),
+        (dict(type='LearnedKeyPosition', map_size=0), 'map_size .* 0'),
         (dict(type='ConvSPE', kernel_size=(3, 0)), 'kernel_size .* 0'),
         (dict(type='ConvSPE', kernel_size=(3, 3, 3)), r'one or two integers, got \(3, 3, 3\)'),
     ],
