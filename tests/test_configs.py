@@ -453,7 +453,10 @@ def test_costs_of_fastformer_but_for_digits_that_are_cut(name):
     ],
 )  # fmt: skip
 def test_first_layers_ripple(name, rippling, depth):
-    attns = [type(layer.attn).__name__ for layer in built(name).backbone.layers]
+    layers = [layer.attn for layer in built(name).backbone.layers]
+    attns = [type(attn).__name__ for attn in layers]
+    if name.endswith('in1k'):
+        assert all(attn.threshold == 0.001 for attn in layers[:rippling])
     assert attns == ['RippleAttention'] * rippling + ['LinearAttention'] * (depth - rippling)
 
 
@@ -474,6 +477,8 @@ def test_rings_of_table_4(variant, expected):
         attn = layer.attn
         assert (attn.max_distance, attn.weights, attn.groups) == expected
         assert attn.num_heads == 6
+        if attn.weights in ('stick', 'truncated'):
+            assert attn.threshold == 0.001
     # Patches of a map of 16 x 16, with and without positions.
     assert backbone.embed.proj.kernel_size == (2, 2)
     positions = backbone.embed.pos_embed
@@ -497,6 +502,7 @@ def test_the_last_logarithmic_ring_ends_with_the_map_of_cifar():
         ('deit-t-permuteformer', 'LinearAttention', 'AdaptiveFeatures', 'PermutationPosition'),
         ('deit-t-la-rfa', 'LinearAttention', 'RFAFeatures', None),
         ('deit-t-la-performer', 'LinearAttention', 'PerformerFeatures', None),
+        ('deit-t-la-random-w1', 'LinearAttention', 'AdaptiveFeatures', None),
         ('deit-t-la-dpfp', 'LinearAttention', 'DPFPFeatures', None),
         ('deit-t-la-t2r', 'LinearAttention', 'T2RFeatures', None),
         ('deit-t-hydra', 'HydraAttention', None, None),
@@ -517,6 +523,8 @@ def test_attentions_in_deit(name, attn, feature_map, position):
         if attn == 'LinearAttention':
             assert type(layer.attn.feature_map).__name__ == feature_map
             assert type(layer.attn.position).__name__ == str(position or 'NoneType')
+            if name in ('deit-t-la-rfa', 'deit-t-la-performer', 'deit-t-la-random-w1'):
+                assert layer.attn.feature_map.resample
 
 
 def test_convit():

@@ -39,8 +39,8 @@ class RippleAttention(BaseAttention):
         groups: ``'chebyshev'`` or ``'log'`` (logarithmic distances).
         stick_offset: logits of 0 break equal parts; False breaks half of the rest each time.
         threshold: once the rest of the stick is shorter, the remaining groups share it, see
-            :func:`mmlinattn.ops.stick_breaking`. The paper uses 0.001 to save time in its kernel.
-            This implementation saves no time by it, so that the default is None.
+            :func:`mmlinattn.ops.stick_breaking`. The paper's tau is 0.001, which its configs set.
+            This implementation saves no time by it; None, the default, is faster.
         feature_map: see :class:`LinearAttention`.
         eps: added to the normaliser.
         others: see :class:`BaseAttention`; ``backend`` may also be ``'tile'`` or ``'sat'``, see
