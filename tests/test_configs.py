@@ -557,11 +557,27 @@ def test_cityscapes_learning_rate_and_decay():
 
 def test_camvid_variants_differ_in_the_attention_only():
     plain = load('segformer_mit-b0_camvid').to_dict()
-    for variant in ('rwgka', 'rwgkp', 'slinear', 'two-steps', 'rala'):
+    variants = ['rwgka', 'rwgka-1-step', 'rwgka-2-steps', 'rwgkp', 'rala', 'slinear']
+    for variant in [*variants, 'slinear-2-steps', 'slinear-unlimited']:
         other = load(f'segformer_mit-b0-{variant}_camvid').to_dict()
         assert other['model']['backbone'].pop('attn_cfg') != dict(type='SpatialReductionAttention')
         other['model']['backbone']['attn_cfg'] = plain['model']['backbone']['attn_cfg']
         assert other == plain
+
+
+@pytest.mark.parametrize(
+    ('variant', 'attn', 'steps'),
+    [
+        ('rwgka', 'RWGKA', None), ('rwgka-1-step', 'RWGKA', 1), ('rwgka-2-steps', 'RWGKA', 2),
+        ('slinear', 'SlinearAttention', 1), ('slinear-2-steps', 'SlinearAttention', 2),
+        ('slinear-unlimited', 'SlinearAttention', None),
+    ],
+)  # fmt: skip
+def test_steps_of_random_walks(variant, attn, steps):
+    layers = built(f'segformer_mit-b0-{variant}_camvid').backbone.stages
+    for block in (block for stage in layers for block in stage):
+        assert (type(block.attn).__name__, block.attn.steps) == (attn, steps)
+        assert block.attn.decay == 0.1
 
 
 def decays(cfg: Config) -> dict:
