@@ -52,6 +52,11 @@ ATTENTIONS = {
     'ripple-fixed': dict(type='RippleAttention', weights='fixed', feature_map='elu+1'),
     'ripple-softmax': dict(type='RippleAttention', weights='softmax', lepe=3, gate='proj'),
     'ripple-truncated': dict(type='RippleAttention', weights='truncated', eps=1e-12),
+    'ripple-naive': dict(type='RippleAttention', backend='naive', max_distance=2),
+    'softmax-ripple': dict(type='RippleAttention', similarity='softmax'),
+    'softmax-ripple-truncated': dict(
+        type='RippleAttention', similarity='softmax', weights='truncated', max_distance=2
+    ),
     'linear-rotary': dict(type='LinearAttention', position='RotaryPosition'),
     'linear-permuted': dict(type='LinearAttention', position='PermutationPosition'),
     'linear-sine': dict(type='LinearAttention', position='SineSPE', feature_map='elu+1'),
