@@ -41,7 +41,7 @@ class RippleAttention(BaseAttention):
         stick_offset: logits of 0 break equal parts; False breaks half of the rest each time.
         threshold: once the rest of the stick is shorter, the remaining groups share it, see
             :func:`mmlinattn.ops.stick_breaking`. The paper's tau is 0.001, which its configs set.
-            This implementation saves no time by it; None, the default, is faster.
+            It saves no time here; with None, the default, the kernels compute the weights.
         feature_map: see :class:`LinearAttention`; unused with ``similarity='softmax'``.
         eps: added to the normaliser; unused with ``similarity='softmax'``.
         similarity: ``'linear'``, or ``'softmax'`` for the quadratic form of the paper's appendix,
