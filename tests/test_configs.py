@@ -528,7 +528,10 @@ def test_costs_of_fastformer_but_for_digits_that_are_cut(name):
     ],
 )  # fmt: skip
 def test_first_layers_ripple(name, rippling, depth):
-    attns = [type(layer.attn).__name__ for layer in built(name).backbone.layers]
+    layers = [layer.attn for layer in built(name).backbone.layers]
+    attns = [type(attn).__name__ for attn in layers]
+    if name.endswith('in1k'):
+        assert all(attn.threshold == 0.001 for attn in layers[:rippling])
     assert attns == ['RippleAttention'] * rippling + ['LinearAttention'] * (depth - rippling)
 
 
@@ -549,6 +552,8 @@ def test_rings_of_table_4(variant, expected):
         attn = layer.attn
         assert (attn.max_distance, attn.weights, attn.groups) == expected
         assert attn.num_heads == 6
+        if attn.weights in ('stick', 'truncated'):
+            assert attn.threshold == 0.001
     # Patches of a map of 16 x 16, with and without positions.
     assert backbone.embed.proj.kernel_size == (2, 2)
     positions = backbone.embed.pos_embed
@@ -572,6 +577,7 @@ def test_the_last_logarithmic_ring_ends_with_the_map_of_cifar():
         ('deit-t-permuteformer', 'LinearAttention', 'AdaptiveFeatures', 'PermutationPosition'),
         ('deit-t-la-rfa', 'LinearAttention', 'RFAFeatures', None),
         ('deit-t-la-performer', 'LinearAttention', 'PerformerFeatures', None),
+        ('deit-t-la-random-w1', 'LinearAttention', 'AdaptiveFeatures', None),
         ('deit-t-la-dpfp', 'LinearAttention', 'DPFPFeatures', None),
         ('deit-t-la-t2r', 'LinearAttention', 'T2RFeatures', None),
         ('deit-t-hydra', 'HydraAttention', None, None),
@@ -592,6 +598,8 @@ def test_attentions_in_deit(name, attn, feature_map, position):
         if attn == 'LinearAttention':
             assert type(layer.attn.feature_map).__name__ == feature_map
             assert type(layer.attn.position).__name__ == str(position or 'NoneType')
+            if name in ('deit-t-la-rfa', 'deit-t-la-performer', 'deit-t-la-random-w1'):
+                assert layer.attn.feature_map.resample
 
 
 def test_convit():
@@ -679,11 +687,27 @@ def test_encoders_of_cityscapes_come_from_a_config_with_the_same_attention(root,
 
 def test_camvid_variants_differ_in_the_attention_only():
     plain = load('segformer_mit-b0_camvid').to_dict()
-    for variant in ('rwgka', 'rwgkp', 'slinear', 'two-steps', 'rala'):
+    variants = ['rwgka', 'rwgka-1-step', 'rwgka-2-steps', 'rwgkp', 'rala', 'slinear']
+    for variant in [*variants, 'slinear-2-steps', 'slinear-unlimited']:
         other = load(f'segformer_mit-b0-{variant}_camvid').to_dict()
         assert other['model']['backbone'].pop('attn_cfg') != dict(type='SpatialReductionAttention')
         other['model']['backbone']['attn_cfg'] = plain['model']['backbone']['attn_cfg']
         assert other == plain
+
+
+@pytest.mark.parametrize(
+    ('variant', 'attn', 'steps'),
+    [
+        ('rwgka', 'RWGKA', None), ('rwgka-1-step', 'RWGKA', 1), ('rwgka-2-steps', 'RWGKA', 2),
+        ('slinear', 'SlinearAttention', 1), ('slinear-2-steps', 'SlinearAttention', 2),
+        ('slinear-unlimited', 'SlinearAttention', None),
+    ],
+)  # fmt: skip
+def test_steps_of_random_walks(variant, attn, steps):
+    layers = built(f'segformer_mit-b0-{variant}_camvid').backbone.stages
+    for block in (block for stage in layers for block in stage):
+        assert (type(block.attn).__name__, block.attn.steps) == (attn, steps)
+        assert block.attn.decay == 0.1
 
 
 def decays(cfg: Config) -> dict:

@@ -1,2 +1,3 @@
 _base_ = './deit-t-la_8xb128_in1k.py'
-model = dict(backbone=dict(attn_cfg=['RippleAttention'] * 12))
+ripple = dict(type='RippleAttention', threshold=0.001)
+model = dict(backbone=dict(attn_cfg=[ripple] * 12))

@@ -1,3 +1,3 @@
 _base_ = './deit-t_8xb64_cifar100.py'
-ripple = dict(type='RippleAttention', max_distance=2)
+ripple = dict(type='RippleAttention', max_distance=2, threshold=0.001)
 model = dict(backbone=dict(attn_cfg=[ripple] * 9 + ['LinearAttention'] * 3))

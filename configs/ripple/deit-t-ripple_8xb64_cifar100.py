@@ -1,2 +1,3 @@
 _base_ = './deit-t_8xb64_cifar100.py'
-model = dict(backbone=dict(attn_cfg=['RippleAttention'] * 9 + ['LinearAttention'] * 3))
+ripple = dict(type='RippleAttention', threshold=0.001)
+model = dict(backbone=dict(attn_cfg=[ripple] * 9 + ['LinearAttention'] * 3))

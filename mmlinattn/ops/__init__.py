@@ -11,7 +11,7 @@ from .common.feature_maps import feature_map
 from .common.rotary import Rotary, apply_rotary
 from .epilogue import local_gate
 from .linear import linear_attention, rala_attention, unnormalised_attention
-from .ripple import ripple_attention, stick_breaking
+from .ripple import ripple_attention, softmax_ripple_attention, stick_breaking
 
 __all__ = [
     'BackendError',
@@ -26,6 +26,7 @@ __all__ = [
     'rala_attention',
     'random_walk_attention',
     'ripple_attention',
+    'softmax_ripple_attention',
     'stick_breaking',
     'unnormalised_attention',
     'use_backend',

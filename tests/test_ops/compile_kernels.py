@@ -34,9 +34,17 @@ from mmlinattn.ops.ripple import triton_kernels as ripple
 # Another version of Triton may need a little more or less.
 WRITTEN_WITH = '3.6.0'
 BIN = Path(triton.__file__).parent / 'backends/nvidia/bin'
-COMMON = dict(FEATURE=1, HAS_MASK=True, ROTARY=0, SCORED=False, HAS_TRANSITION=True, GIVEN=False)
+COMMON = dict(
+    FEATURE=1,
+    HAS_MASK=True,
+    ROTARY=0,
+    SCORED=False,
+    OF_MEAN=False,
+    HAS_TRANSITION=True,
+    GIVEN=False,
+)
 COMMON['PER_HEAD'] = True
-RALA = dict(SCORED=True)
+RALA = dict(SCORED=True, OF_MEAN=True)
 TILES = dict(T=8, REACH=3, BX=16, BR=8, STICK=1, BOXES=64)  # R = 4, the paper's
 # Kernel and flags of each entry of the table; rotary position is d / 4 angles.
 CASES = {

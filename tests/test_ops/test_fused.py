@@ -154,8 +154,9 @@ LINEAR_CASES = [
 ]
 
 
+@pytest.mark.parametrize('mean', [False, True])
 @pytest.mark.parametrize('b, h, n, d, dtype, phi', LINEAR_CASES)
-def test_linear(b, h, n, d, dtype, phi):
+def test_linear(b, h, n, d, dtype, phi, mean):
     x = torch.rand(b, n, 3, h, d, device=DEVICE)
     x = (x if phi == 'identity' else 2 * x - 1).to(dtype).requires_grad_()
     mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
@@ -164,8 +165,9 @@ def test_linear(b, h, n, d, dtype, phi):
     def run(leaves, backend):
         q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
         return linear_attention(
-            q, k, v, key_padding_mask=mask, eps=0.1, feature_map=phi, backend=backend
-        )
+            q, k, v, key_padding_mask=mask, eps=0.1, feature_map=phi, mean_normaliser=mean,
+            backend=backend,
+        )  # fmt: skip
 
     compare(run, [x], dtype)
 
@@ -572,8 +574,8 @@ def operator_cases():
     shapes = ((2, 16, 16), (2, 16, 32), (2, 16))
     learnt = [torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes]
     return {
-        'rala': ('linear_attention', (q, k, v, None, axes, 5, 1e-6, 'elu+1', True)),
-        'linear': ('linear_attention', (q, k, v, mask, None, 0, 1e-6, 'relu', False)),
+        'rala': ('linear_attention', (q, k, v, None, axes, 5, 1e-6, 'elu+1', True, True)),
+        'linear': ('linear_attention', (q, k, v, mask, None, 0, 1e-6, 'relu', False, True)),
         'walk': ('random_walk', (q, k, v, *anchors, mask, None, 0.1, None)),
         'step': ('random_walk', (q, k, v, *anchors, None, None, 0.1, 1)),
         'matrix': ('random_walk', (q, k, v, *anchors, mask, middle, 0.5, 1)),
@@ -610,7 +612,7 @@ def test_operators_keep_torchs_rules(case):
     if name == 'ripple':  # height, width, mask, eps, stick
         tensors, options = [*tensors, options.pop(2)], options
     backward = getattr(torch.ops.mmlinattn, f'{name}_backward').default
-    if name == 'linear_attention':  # width, eps, feature map, scored
+    if name == 'linear_attention':  # width, eps, feature map, scored, mean
         options = args[5:]
     torch.library.opcheck(
         backward, (torch.ones_like(out), *tensors, *saved, *options), test_utils=tests

@@ -32,7 +32,7 @@ class OverlapPatchEmbed(BaseModule):
         kernel_size: int,
         stride: int,
         padding: Optional[int] = None,
-        eps: float = 1e-6,
+        eps: float = 1e-5,
     ) -> None:
         super().__init__()
         padding = kernel_size // 2 if padding is None else padding
@@ -52,8 +52,10 @@ class OverlapPatchEmbed(BaseModule):
 class MixTransformer(HierarchicalBackbone):
     """Mix Transformer (MiT), encoder of SegFormer (Xie et al., NeurIPS 2021), with any attention.
 
-    With ``SpatialReductionAttention``, the default, outputs equal those of MMSegmentation's
-    ``MixVisionTransformer``; ``convert(..., source='mit')`` renames the weights of both releases.
+    With ``SpatialReductionAttention``, the default, it computes the same as the release. The norms
+    of patch embeddings and reduced keys have eps 1e-5, those of blocks and stages 1e-6.
+    MMSegmentation's ``MixVisionTransformer`` has 1e-6 everywhere and is equal otherwise.
+    ``convert(..., source='mit')`` renames the weights of both.
 
     Args:
         arch: ``'b0'`` to ``'b5'``, or a dict with ``embed_dims`` and ``depths`` and optionally

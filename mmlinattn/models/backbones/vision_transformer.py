@@ -6,7 +6,7 @@ from typing import List, Optional, Sequence, Tuple, Union
 import torch
 import torch.nn.functional as F
 from mmengine.logging import print_log
-from mmengine.model import BaseModule, ModuleList, trunc_normal_init
+from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
@@ -289,10 +289,3 @@ class ViT(Backbone):
                 out = self.norm(tokens) if last else tokens
                 outs.append(self.format_output(out, hw_shape, num_extra))
         return tuple(outs)
-
-    def init_layer(self, layer: nn.Module) -> None:
-        """Initialise linear layers (truncated normal, std 0.02) and convolutions (by fan-in)."""
-        if isinstance(layer, nn.Linear):
-            trunc_normal_init(layer, std=0.02, bias=0)
-        else:
-            trunc_normal_init(layer, std=layer.weight[0].numel() ** -0.5, bias=0)

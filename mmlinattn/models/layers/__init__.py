@@ -23,6 +23,7 @@ from .rala import RALA
 from .random_walk import RWGKA, RWGKP
 from .relative_position_bias import RelativePositionBias
 from .ripple import RippleAttention
+from .slinear import SlinearAttention
 from .softmax import SoftmaxAttention, softmax_attention
 from .spatial_reduction import SpatialReductionAttention
 from .vision_longformer import VisionLongformerAttention
@@ -55,6 +56,7 @@ __all__ = [
     'NystromAttention',
     'RelativePositionBias',
     'RippleAttention',
+    'SlinearAttention',
     'SoftmaxAttention',
     'SpatialReductionAttention',
     'TokenLayout',

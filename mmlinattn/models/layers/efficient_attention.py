@@ -13,8 +13,8 @@ class EfficientAttention(LinearAttention):
 
         out_i = softmax_channels(q_i)^T (sum_j softmax_tokens(k)_j v_j^T)
 
-    No normaliser is needed, since the weights of the values sum to 1. It equals the one-step walk
-    (Slinear) of the random walk paper with the channels as anchors.
+    No normaliser is needed, since the weights of the values sum to 1. The one-step
+    :class:`SlinearAttention` of the random walk paper equals it.
 
     Args:
         embed_dims, num_heads: channels and heads.

@@ -113,8 +113,34 @@ def positive_int(name: str, value: Optional[int], default: int) -> int:
     return value
 
 
+class RandomFeatures(FeatureMap):
+    """Base class of maps with random weights, optionally drawn again at each training step.
+
+    New weights come from torch's generator of the device, once per forward pass: activation
+    checkpointing recomputes with the same weights. Each process draws its own.
+    :class:`mmlinattn.engine.ExactResumeHook` makes the draws of a resumed run those of an
+    uninterrupted one. Evaluation and export use one draw, which is saved with the weights.
+
+    Args:
+        head_dim, num_heads: channels d per head and heads.
+        resample: draw new weights at each training step.
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, resample: bool) -> None:
+        super().__init__(head_dim, num_heads)
+        self.resample = resample
+
+    def weights(self, saved: Tensor) -> Tensor:
+        """Return the random weights of this forward pass, ``saved`` or new ones of its shape."""
+        return self.draw(saved) if self.resample and self.training else saved
+
+    def draw(self, like: Tensor) -> Tensor:
+        """Draw weights with the shape, dtype and device of ``like``."""
+        return torch.randn_like(like)
+
+
 @MODELS.register_module()
-class AdaptiveFeatures(FeatureMap):
+class AdaptiveFeatures(RandomFeatures):
     """Learnt map of the Ripple paper, ``ReLU(W2 [sin(W1 x); cos(W1 x)] + b2)``.
 
     W1 is initialised with standard normal numbers. One map shared by all heads matches the
@@ -124,8 +150,8 @@ class AdaptiveFeatures(FeatureMap):
         head_dim, num_heads: filled in by the attention.
         num_features: m; d by default.
         per_head: use a separate map per head.
-        resample: draw W1 at each training step instead of learning it ("randomly sampled W1").
-            Evaluation uses one draw, which is saved with the weights.
+        resample: draw W1 at each training step instead of learning it ("randomly sampled W1"),
+            see :class:`RandomFeatures`.
         output_layer: False omits W2 and b2: the features are 2 m rectified sines and cosines. (A
             footnote of the paper calls its row without the fully connected network identical to
             T2R; :class:`T2RFeatures` implements that reading.)
@@ -151,13 +177,12 @@ class AdaptiveFeatures(FeatureMap):
         output_layer: bool = True,
         backend: str = 'auto',
     ) -> None:
-        super().__init__(head_dim, num_heads)
+        super().__init__(head_dim, num_heads, resample)
         num_features = positive_int('num_features', num_features, head_dim)
         if backend not in BACKENDS:
             raise ValueError(f'backend must be one of {BACKENDS}, got {backend!r}')
         self.backend = backend
         frequencies = torch.randn(*([num_heads] if per_head else []), num_features, head_dim)
-        self.resample = resample
         if resample:
             self.register_buffer('frequencies', frequencies)
         else:
@@ -176,18 +201,13 @@ class AdaptiveFeatures(FeatureMap):
         if type(layer) is not HeadLinear or has_hooks(layer):
             return super().forward(q, k, key_padding_mask)
         return adaptive_features(
-            q, k, self._frequencies(), layer.weight, layer.bias, backend=self.backend
+            q, k, self.weights(self.frequencies), layer.weight, layer.bias, backend=self.backend
         )
 
     def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
-        frequencies = self._frequencies().to(q.dtype)
+        frequencies = self.weights(self.frequencies).to(q.dtype)
         q, k = (F.relu(self.output_layer(sines_and_cosines(x, frequencies))) for x in (q, k))
         return q, k
-
-    def _frequencies(self) -> Tensor:
-        if self.resample and self.training:
-            return torch.randn_like(self.frequencies)
-        return self.frequencies
 
 
 @MODELS.register_module()
@@ -247,7 +267,7 @@ class DPFPFeatures(FeatureMap):
 
 
 @MODELS.register_module()
-class RFAFeatures(FeatureMap):
+class RFAFeatures(RandomFeatures):
     """Random sines and cosines of unit vectors, "Random Feature Attention" (Peng et al., ICLR
     2021), with a learnt scale per channel: 2 m features.
 
@@ -257,25 +277,34 @@ class RFAFeatures(FeatureMap):
     Args:
         head_dim, num_heads: filled in by the attention.
         num_features: number of frequencies m; d by default.
+        resample: draw the frequencies at each training step, as the paper does, see
+            :class:`RandomFeatures`.
 
     Raises:
         ValueError: ``num_features`` is not a positive integer.
     """
 
-    def __init__(self, head_dim: int, num_heads: int, num_features: Optional[int] = None) -> None:
-        super().__init__(head_dim, num_heads)
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        num_features: Optional[int] = None,
+        resample: bool = False,
+    ) -> None:
+        super().__init__(head_dim, num_heads, resample)
         num_features = positive_int('num_features', num_features, head_dim)
         self.register_buffer('frequencies', torch.randn(num_features, head_dim))
         self.scale = nn.Parameter(torch.ones(head_dim))
 
-    def features(self, x: Tensor) -> Tensor:
-        frequencies = self.frequencies.to(x.dtype) * self.scale.to(x.dtype)
-        phase = multiply(F.normalize(x, dim=-1), frequencies)
-        return torch.cat([phase.sin(), phase.cos()], -1) * phase.shape[-1] ** -0.5
+    def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+        frequencies = self.weights(self.frequencies).to(q.dtype) * self.scale.to(q.dtype)
+        factor = frequencies.shape[0] ** -0.5
+        q, k = (factor * sines_and_cosines(F.normalize(x, dim=-1), frequencies) for x in (q, k))
+        return q, k
 
 
 @MODELS.register_module()
-class PerformerFeatures(FeatureMap):
+class PerformerFeatures(RandomFeatures):
     """Positive orthogonal random features of the softmax kernel (FAVOR+), "Rethinking Attention
     with Performers" (Choromanski et al., ICLR 2021).
 
@@ -283,6 +312,8 @@ class PerformerFeatures(FeatureMap):
         head_dim, num_heads: filled in by the attention.
         num_features: d by default.
         eps: added to each feature.
+        resample: draw the directions at each training step, see :class:`RandomFeatures`. The paper
+            draws them again every so many steps.
 
     Raises:
         ValueError: ``num_features`` is not a positive integer.
@@ -294,14 +325,16 @@ class PerformerFeatures(FeatureMap):
         num_heads: int,
         num_features: Optional[int] = None,
         eps: float = 1e-6,
+        resample: bool = False,
     ) -> None:
-        super().__init__(head_dim, num_heads)
+        super().__init__(head_dim, num_heads, resample)
         num_features = positive_int('num_features', num_features, head_dim)
         self.eps = eps
-        self.register_buffer('directions', orthogonal_gaussian(num_features, head_dim))
+        self.register_buffer('directions', orthogonal_gaussian(torch.empty(num_features, head_dim)))
 
     def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
-        q, k = self._logits(q), self._logits(k)
+        directions = self.weights(self.directions).to(q.dtype)
+        q, k = (self._logits(x, directions) for x in (q, k))
         if mask is not None:
             k = k.masked_fill(mask[:, None, :, None], torch.finfo(k.dtype).min)
         # These factors cancel in the attention: one per query, and one for all keys of a head.
@@ -309,9 +342,12 @@ class PerformerFeatures(FeatureMap):
         k = k - k.amax((-2, -1), keepdim=True).detach()
         return q.exp() + self.eps, k.exp() + self.eps
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def draw(self, like: Tensor) -> Tensor:
+        return orthogonal_gaussian(like)
+
+    def _logits(self, x: Tensor, directions: Tensor) -> Tensor:
         x = x * self.head_dim**-0.25
-        return multiply(x, self.directions.to(x.dtype)) - x.square().sum(-1, keepdim=True) / 2
+        return multiply(x, directions) - x.square().sum(-1, keepdim=True) / 2
 
 
 @MODELS.register_module()
@@ -367,14 +403,21 @@ def l2_normalize(x: Tensor, dims: Sequence[int] = (-1,)) -> Tensor:
     return x / torch.linalg.vector_norm(x, dim=tuple(dims), keepdim=True).clamp(min=1e-6)
 
 
-def orthogonal_gaussian(rows: int, columns: int) -> Tensor:
-    """Return blocks of orthogonal rows with the norms of standard normal vectors."""
+def orthogonal_gaussian(like: Tensor) -> Tensor:
+    """Return blocks of orthogonal rows with the norms of standard normal vectors.
+
+    Args:
+        like: (rows, columns), its shape, device and dtype are those of the result; half types give
+            float32, since torch cannot factorise them.
+    """
+    rows, columns = like.shape
     blocks = -(-rows // columns)
-    q, r = torch.linalg.qr(torch.randn(blocks, columns, columns))
+    options = dict(dtype=accumulation_dtype(like.dtype), device=like.device)
+    q, r = torch.linalg.qr(torch.randn(blocks, columns, columns, **options))
     # The factorisation does not choose signs at random, which would bias the directions.
     signs = r.diagonal(dim1=-2, dim2=-1).sign()
     directions = (q * signs[:, None]).flatten(0, 1)[:rows]
-    return directions * torch.randn(rows, columns).norm(dim=-1, keepdim=True)
+    return directions * torch.randn(rows, columns, **options).norm(dim=-1, keepdim=True)
 
 
 def build_feature_map(cfg: Union[str, dict], head_dim: int, num_heads: int) -> FeatureMap:

@@ -23,7 +23,7 @@ class FocusedLinearAttention(LinearAttention):
         embed_dims, num_heads: channels and heads.
         power: p, at least 1.
         lepe: kernel size of the convolution, 0 for none.
-        eps: added to the normaliser.
+        eps: added to the normaliser, a mean over the keys.
         others: see :class:`BaseAttention`.
 
     Raises:
@@ -55,4 +55,6 @@ class FocusedLinearAttention(LinearAttention):
         **kwargs,
     ) -> None:
         features = dict(type='FocusedFeatures', power=power)
-        super().__init__(embed_dims, num_heads, features, eps=eps, lepe=lepe, **kwargs)
+        super().__init__(
+            embed_dims, num_heads, features, eps=eps, mean_normaliser=True, lepe=lepe, **kwargs
+        )

@@ -1,7 +1,7 @@
 """Gated positional self-attention of ConViT as a layer."""
 
 import math
-from typing import Tuple
+from typing import Callable, Tuple
 
 import torch
 from mmengine.registry import MODELS
@@ -24,9 +24,9 @@ class GatedPositionalAttention(BaseAttention):
     torch's SDPA. The logits of the position part are a sum of a row term and a column term. Its
     softmax is therefore a product of two, computed in O(N (H + W) d) without an N x N matrix.
 
-    Initially each head attends to one neighbour. The neighbours form a square around the query, as
-    in the paper, which only has square numbers of heads; other numbers fill it in part. The release
-    also initialises the values as the identity; here the backbone initialises all projections.
+    As in the release, the values start as the identity, and each head attends to one neighbour at
+    first. The neighbours form a square around the query. Heads beyond the largest square number
+    start with small random p.
 
     Args:
         embed_dims, num_heads: channels and heads.
@@ -69,6 +69,15 @@ class GatedPositionalAttention(BaseAttention):
         self.attn_drop = attn_drop
         self.gates = nn.Parameter(torch.ones(num_heads))
         self.positions = nn.Parameter(locality_strength * _initial_positions(num_heads))
+        self._start_values_as_identity()
+
+    def init_projections(self, init: Callable[[nn.Module], None]) -> None:
+        super().init_projections(init)
+        self._start_values_as_identity()
+
+    def _start_values_as_identity(self) -> None:
+        values = slice(2 * self.embed_dims, 3 * self.embed_dims)
+        nn.init.eye_(self.in_proj.weight.data[values])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         dropout = self.attn_drop if self.training else 0.0
@@ -103,10 +112,12 @@ class GatedPositionalAttention(BaseAttention):
 
 def _initial_positions(num_heads: int) -> Tensor:
     """Return p, (heads, 3), whose largest logit is at a different neighbour for each head."""
-    side = math.ceil(num_heads**0.5)
+    side = math.isqrt(num_heads)
     centre = (side - 1) / 2
-    offsets = [(head // side - centre, head % side - centre) for head in range(num_heads)]
-    return torch.tensor([(2 * dx, 2 * dy, -1.0) for dx, dy in offsets])
+    offsets = [(head // side - centre, head % side - centre) for head in range(side**2)]
+    positions = nn.init.trunc_normal_(torch.empty(num_heads, 3), std=0.02)
+    positions[: side**2] = torch.tensor([(2 * dx, 2 * dy, -1.0) for dx, dy in offsets])
+    return positions
 
 
 def _weighted_sum(maps: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

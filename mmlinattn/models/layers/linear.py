@@ -25,6 +25,8 @@ class LinearAttention(BaseAttention):
             ``'EfficientFeatures'``, ``'T2RFeatures'``, ``'DPFPFeatures'``, ``'RFAFeatures'``,
             ``'PerformerFeatures'``, ``'FocusedFeatures'``, or your own.
         eps: added to the normaliser.
+        mean_normaliser: add eps to a mean over the keys instead of a sum, so that its effect does
+            not depend on the size of the map.
         position: None, or name or config of a position without an N x N matrix:
             ``'RotaryPosition'`` (after the feature map), ``'LearnedKeyPosition'``, ``'SineSPE'``,
             ``'ConvSPE'``, ``'PermutationPosition'``; see :mod:`mmlinattn.models.layers.positions`.
@@ -58,6 +60,7 @@ class LinearAttention(BaseAttention):
         feature_map: Union[str, dict] = 'AdaptiveFeatures',
         eps: float = 1e-6,
         position: Union[str, dict, None] = None,
+        mean_normaliser: bool = False,
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
@@ -69,6 +72,7 @@ class LinearAttention(BaseAttention):
         width = self.head_dim if self.position is None else self.position.out_dims
         self.feature_map = build_feature_map(feature_map, width, num_heads)
         self.eps = eps
+        self.mean_normaliser = mean_normaliser
 
     def check_extra_tokens(self, num_extra_tokens: int) -> None:
         super().check_extra_tokens(num_extra_tokens)
@@ -94,6 +98,6 @@ class LinearAttention(BaseAttention):
             rotary = position.rotary(hw_shape, q.shape[-1], layout.num_extra_tokens)
         out = linear_attention(
             q, k, values, key_padding_mask=mask, eps=self.eps, feature_map=name, rotary=rotary,
-            backend=self.backend,
+            mean_normaliser=self.mean_normaliser, backend=self.backend,
         )  # fmt: skip
         return out.to(v.dtype)

@@ -191,11 +191,12 @@ class StochasticPosition(LinearPosition):
     Channel d of the queries is multiplied by R realisations of a random process over the positions.
     The keys are multiplied by those of another process. The channels are summed. In expectation::
 
-        q'_i . k'_j = sum_d q_id k_jd (g_d + (1 - g_d) P_d(i - j))
+        q'_i . k'_j = sqrt(R / D) sum_d q_id k_jd (g_d + (1 - g_d) P_d(i - j))
 
-    with a kernel P_d of the distance per channel and head. Each training step draws new processes;
-    evaluation uses those of ``seed``. The noise is a function of the absolute position, so that a
-    padded map has the same noise.
+    with a kernel P_d of the distance per channel and head, D channels per head and gates g. Scaling
+    and initial values are those of the release (github.com/aliutkus/spe). Each training step draws
+    new processes; evaluation uses those of ``seed``. The noise is a function of the absolute
+    position, so that a padded map has the same noise.
 
     Time is O(N d R) per head, times 2 k for k waves or times the taps of a filter. Memory is
     O(N R): processes are computed for a band of rows at a time, and again in the backward pass.
@@ -223,7 +224,7 @@ class StochasticPosition(LinearPosition):
         super().__init__(head_dim, num_heads)
         self.out_dims = positive_int('num_realizations', num_realizations, head_dim)
         self.seed = seed
-        self.gates = nn.Parameter(torch.zeros(num_heads, head_dim, 1)) if gated else None
+        self.gates = nn.Parameter(torch.randn(num_heads, head_dim, 1)) if gated else None
 
     def position_codes(
         self, seed: Tensor, rows: range, hw_shape: HW, dtype: torch.dtype
@@ -268,7 +269,7 @@ class StochasticPosition(LinearPosition):
             shape = (self.num_heads, 1, self.head_dim, self.out_dims)
             constant = gate.sqrt() * self.noise(seed, 1, shape, q.dtype)
             codes = [(1 - gate).sqrt() * code + constant for code in codes]
-        scale = self.out_dims**-0.5
+        scale = (self.out_dims * self.head_dim) ** -0.25
         return tuple(
             scale * torch.einsum('bhnd,hndr->bhnr', x, code) for x, code in zip((q, k), codes)
         )
@@ -284,10 +285,12 @@ class StochasticPosition(LinearPosition):
 class SineSPE(StochasticPosition):
     """Stochastic position with a sum of waves as kernel::
 
-        P_d(y, x) = sum_k l_dk^2 cos(2 pi (f_dk . (y, x)) + t_dk)
+        P_d(y, x) = 1 / (2 K) sum_k l_dk^2 cos(2 pi (f_dk . (y, x)) + t_dk)
 
-    The frequencies f, phases t and gains l are learnt. In 2D a frequency is two numbers. 10 waves
-    add 0.09 M parameters to a DeiT-T; the Ripple paper's table 1 has 0.08.
+    The frequencies f, phases t and gains l are learnt. The release has sequences only. In 2D a
+    frequency is two numbers of at most half a wave per token, and every second wave runs backwards
+    along the columns, so that waves have all directions. 10 waves add 0.09 M parameters to a
+    DeiT-T; the Ripple paper's table 1 has 0.08.
 
     Args:
         head_dim, num_heads: filled in by the attention.
@@ -307,21 +310,23 @@ class SineSPE(StochasticPosition):
     def __init__(self, head_dim: int, num_heads: int, num_sines: int = 10, **kwargs) -> None:
         super().__init__(head_dim, num_heads, **kwargs)
         shape = (num_heads, head_dim, positive_int('num_sines', num_sines, 1))
-        # Long waves of phase 0: the kernel starts close to 1, as without position.
-        self.frequencies = nn.Parameter(0.05 * torch.randn(*shape, 2))
-        self.phases = nn.Parameter(torch.zeros(shape))
-        self.gains = nn.Parameter(torch.randn(shape))
+        self.frequencies = nn.Parameter(torch.randn(*shape, 2) - 4)  # long waves
+        self.phases = nn.Parameter(torch.randn(shape))
+        gains = torch.randn(shape)
+        self.gains = nn.Parameter(2 * gains / gains.norm(dim=-1, keepdim=True).sqrt())
 
     def position_codes(
         self, seed: Tensor, rows: range, hw_shape: HW, dtype: torch.dtype
     ) -> Sequence[Tensor]:
-        frequency = math.pi * self.frequencies.to(dtype).tanh()  # at most half a wave per token
+        num_sines = self.gains.shape[-1]
+        frequency = math.pi * self.frequencies.to(dtype).sigmoid()
         down, across = frequency[:, None, None].unbind(-1)  # [h, 1, 1, d, K]
+        across = across * (1 - 2 * (torch.arange(num_sines, device=seed.device) % 2))
         y = torch.arange(rows.start, rows.stop, device=seed.device, dtype=dtype)
         x = torch.arange(hw_shape[1], device=seed.device, dtype=dtype)
         angle = (y[:, None, None, None] * down + x[:, None, None] * across).flatten(1, 2)
-        gains = F.normalize(F.softplus(self.gains.to(dtype)), dim=-1)[:, None]
-        shape = (self.num_heads, self.head_dim, 2 * self.gains.shape[-1], self.out_dims)
+        gains = ((2 * num_sines) ** -0.5 * F.softplus(self.gains.to(dtype)))[:, None]
+        shape = (self.num_heads, self.head_dim, 2 * num_sines, self.out_dims)
         noise = self.noise(seed, 0, shape, dtype)
         shifted = angle + self.phases.to(dtype)[:, None]
         waves = (torch.cat([gains * a.cos(), gains * a.sin()], -1) for a in (shifted, angle))
@@ -364,10 +369,9 @@ class ConvSPE(StochasticPosition):
         if len(sides) != 2:
             raise ValueError(f'kernel_size must be one or two integers, got {kernel_size!r}')
         self.kernel_size = tuple(positive_int('kernel_size', side, 1) for side in sides)
-        # Start near a flat filter: the kernel decreases slowly from about 1.
         channels, taps = num_heads * head_dim, math.prod(sides)
-        flat = torch.full((2 * channels, 1, *sides), taps**-0.5)  # filters of queries, then keys
-        self.filters = nn.Parameter(flat * (1 + 0.1 * torch.randn_like(flat)))
+        filters = torch.rand(2 * channels, 1, *sides)  # of queries, then of keys
+        self.filters = nn.Parameter((taps / 2) ** -0.5 * filters)
 
     def position_codes(
         self, seed: Tensor, rows: range, hw_shape: HW, dtype: torch.dtype

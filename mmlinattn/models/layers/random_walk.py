@@ -13,6 +13,7 @@ from ...ops.common.numerics import is_static
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .pooling import cell_masks, pool_tokens, pool_tokens_dynamic, pooling_grid
+from .softmax import softmax_attention
 
 
 class RandomWalkAttention(BaseAttention):
@@ -20,7 +21,6 @@ class RandomWalkAttention(BaseAttention):
 
     Args:
         embed_dims, num_heads: channels and heads.
-        num_anchors: anchors M per head.
         decay: l in (0, 1), weight of each further step of the walk; 0.1 is best in table 5.
         steps: None for walks of unlimited length, 1 for softmax-linear attention, n for walks of
             at most n steps.
@@ -29,15 +29,14 @@ class RandomWalkAttention(BaseAttention):
         others: see :class:`BaseAttention`.
 
     Raises:
-        ValueError: ``num_anchors``, ``heads_multiplier`` or ``steps`` is below 1, ``decay`` is
-            outside (0, 1), the solver is unknown; errors of :class:`BaseAttention`.
+        ValueError: ``heads_multiplier`` or ``steps`` is below 1, ``decay`` is outside (0, 1), the
+            solver is unknown; errors of :class:`BaseAttention`.
     """
 
     def __init__(
         self,
         embed_dims: int,
         num_heads: int,
-        num_anchors: int = 64,
         decay: float = 0.1,
         steps: Optional[int] = None,
         heads_multiplier: int = 1,
@@ -47,10 +46,7 @@ class RandomWalkAttention(BaseAttention):
         if heads_multiplier < 1:
             raise ValueError(f'heads_multiplier must be at least 1, got {heads_multiplier}')
         super().__init__(embed_dims, num_heads * heads_multiplier, **kwargs)
-        if num_anchors < 1:
-            raise ValueError(f'num_anchors must be at least 1, got {num_anchors}')
         check_walk(decay, steps, solver)
-        self.num_anchors = num_anchors
         self.decay = decay
         self.steps = steps
         self.solver = solver
@@ -95,14 +91,19 @@ class RWGKA(RandomWalkAttention):
     Random Walk Graph Kernel"), linear in the number of tokens.
 
     Args:
-        embed_dims, num_heads, num_anchors, decay, steps, heads_multiplier, solver: see
+        embed_dims, num_heads, decay, steps, heads_multiplier, solver: see
             :class:`RandomWalkAttention`.
+        num_anchors: anchors M per head.
         shared_anchors: use the same anchors as B_Q and B_K, as the paper's parameter counts
             imply; False learns two sets.
+        project_anchors: project the anchors from queries and keys (section 3.2) instead of using
+            the learnt vectors w_m themselves: B_Q = softmax_tokens(w_m . q_j / sqrt(d)) q, and B_K
+            in the same way from the keys. The paper does not define the projection. This one has
+            no parameter per token, and works for maps of any size.
         others: see :class:`BaseAttention`.
 
     Raises:
-        ValueError: see :class:`RandomWalkAttention`.
+        ValueError: ``num_anchors`` is below 1; errors of :class:`RandomWalkAttention`.
 
     Example:
         >>> import torch
@@ -119,8 +120,19 @@ class RWGKA(RandomWalkAttention):
         use='segmentation, instead of spatial reduction; weights sum to 1',
     )
 
-    def __init__(self, *args, shared_anchors: bool = True, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        num_anchors: int = 64,
+        *args,
+        shared_anchors: bool = True,
+        project_anchors: bool = False,
+        **kwargs,
+    ) -> None:
+        super().__init__(embed_dims, num_heads, *args, **kwargs)
+        self.num_anchors = _check_num_anchors(num_anchors)
+        self.project_anchors = project_anchors
         self.anchors_q = self._new_anchors()
         self.anchors_k = None if shared_anchors else self._new_anchors()
 
@@ -131,7 +143,16 @@ class RWGKA(RandomWalkAttention):
         return nn.Parameter(anchors)
 
     def anchors(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tuple[Tensor, Tensor]:
-        return self.anchors_q, self.anchors_q if self.anchors_k is None else self.anchors_k
+        learnt = self.anchors_q, self.anchors_q if self.anchors_k is None else self.anchors_k
+        if not self.project_anchors:
+            return learnt
+        anchors_q, anchors_k = (
+            softmax_attention(
+                anchors.to(x.dtype).expand(x.shape[0], -1, -1, -1), x, x, layout.key_padding_mask
+            )
+            for anchors, x in zip(learnt, (q, k))
+        )
+        return anchors_q, anchors_k
 
 
 @MODELS.register_module()
@@ -145,12 +166,13 @@ class RWGKP(RandomWalkAttention):
     no cell, but attend to the anchors, and the anchors to them, like map tokens.
 
     Args:
-        embed_dims, num_heads, num_anchors, decay, steps, heads_multiplier, solver: see
+        embed_dims, num_heads, decay, steps, heads_multiplier, solver: see
             :class:`RandomWalkAttention`.
+        num_anchors: largest number of anchors M.
         others: see :class:`BaseAttention`.
 
     Raises:
-        ValueError: see :class:`RandomWalkAttention`.
+        ValueError: ``num_anchors`` is below 1; errors of :class:`RandomWalkAttention`.
 
     Example:
         >>> import torch
@@ -167,6 +189,12 @@ class RWGKP(RandomWalkAttention):
         use='as RWGKA, without additional parameters',
         needs_map=True,
     )
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, num_anchors: int = 64, *args, **kwargs
+    ) -> None:
+        super().__init__(embed_dims, num_heads, *args, **kwargs)
+        self.num_anchors = _check_num_anchors(num_anchors)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         if is_static(*layout.hw_shape):
@@ -188,3 +216,9 @@ class RWGKP(RandomWalkAttention):
         map_layout = layout.without_extra_tokens()
         q, k = layout.split_extra(q, 2)[1], layout.split_extra(k, 2)[1]
         return pool_tokens(q, map_layout, rows, columns), pool_tokens(k, map_layout, rows, columns)
+
+
+def _check_num_anchors(num_anchors: int) -> int:
+    if num_anchors < 1:
+        raise ValueError(f'num_anchors must be at least 1, got {num_anchors}')
+    return num_anchors

@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...ops import ripple_attention, stick_breaking
+from ...ops import ripple_attention, softmax_ripple_attention, stick_breaking
 from ...ops.ripple import check_backend, check_threshold
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .feature_maps import build_feature_map
 
+SIMILARITIES = ('linear', 'softmax')
 WEIGHTS = ('stick', 'fixed', 'softmax', 'truncated')
 
 
@@ -39,17 +40,20 @@ class RippleAttention(BaseAttention):
         groups: ``'chebyshev'`` or ``'log'`` (logarithmic distances).
         stick_offset: logits of 0 break equal parts; False breaks half of the rest each time.
         threshold: once the rest of the stick is shorter, the remaining groups share it, see
-            :func:`mmlinattn.ops.stick_breaking`. The paper uses 0.001 to save time in its kernel.
-            This implementation saves no time by it, so that the default is None.
-        feature_map: see :class:`LinearAttention`.
-        eps: added to the normaliser.
-        others: see :class:`BaseAttention`; ``backend`` may also be ``'tile'`` or ``'sat'``, see
-            :func:`mmlinattn.ops.ripple_attention`. ``rotary`` rotates queries and keys before the
-            feature map.
+            :func:`mmlinattn.ops.stick_breaking`. The paper's tau is 0.001, which its configs set.
+            It saves no time here; with None, the default, the kernels compute the weights.
+        feature_map: see :class:`LinearAttention`; unused with ``similarity='softmax'``.
+        eps: added to the normaliser; unused with ``similarity='softmax'``.
+        similarity: ``'linear'``, or ``'softmax'`` for the quadratic form of the paper's appendix,
+            see :func:`mmlinattn.ops.softmax_ripple_attention`.
+        others: see :class:`BaseAttention`; ``backend`` may also be ``'tile'``, ``'sat'`` or
+            ``'naive'``, see :func:`mmlinattn.ops.ripple_attention`. ``rotary`` rotates queries and
+            keys before the feature map.
 
     Raises:
         ValueError: ``max_distance`` is not an integer of at least 0, another option value is
-            unknown; errors of :class:`BaseAttention`.
+            unknown, ``similarity='softmax'`` is combined with an algorithm of linear ripple
+            attention; errors of :class:`BaseAttention`.
 
     Example:
         >>> import torch
@@ -67,7 +71,7 @@ class RippleAttention(BaseAttention):
         needs_map=True,
     )
 
-    backends = (*BaseAttention.backends, 'tile', 'sat')
+    backends = (*BaseAttention.backends, 'tile', 'sat', 'naive')
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class RippleAttention(BaseAttention):
         threshold: Optional[float] = None,
         feature_map: Union[str, dict] = 'AdaptiveFeatures',
         eps: float = 1e-6,
+        similarity: str = 'linear',
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
@@ -91,13 +96,25 @@ class RippleAttention(BaseAttention):
             raise ValueError("weights='truncated' needs a max_distance of at least 1, got 0")
         check_threshold(threshold)
         check_backend(self.backend, groups)
+        if similarity not in SIMILARITIES:
+            raise ValueError(f'similarity must be one of {SIMILARITIES}, got {similarity!r}')
+        if similarity == 'softmax' and self.backend not in ('auto', 'reference', 'torch'):
+            raise ValueError(
+                f"backend={self.backend!r} computes similarity='linear' only: use 'auto' with "
+                "similarity='softmax'"
+            )
         self.max_distance = max_distance
         self.weights = weights
         self.groups = groups
         self.stick_offset = stick_offset
         self.threshold = threshold
         self.eps = eps
-        self.feature_map = build_feature_map(feature_map, self.head_dim, num_heads)
+        self.similarity = similarity
+        self.feature_map = (
+            build_feature_map(feature_map, self.head_dim, num_heads)
+            if similarity == 'linear'
+            else None
+        )
         if weights == 'fixed':
             halves = 0.5 ** torch.arange(1, max_distance + 2)
             halves[-1] = 0.5**max_distance
@@ -109,7 +126,8 @@ class RippleAttention(BaseAttention):
             nn.init.trunc_normal_(self.units, std=0.02)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
-        q, k = self.feature_map(q, k, layout.key_padding_mask)
+        if self.feature_map is not None:
+            q, k = self.feature_map(q, k, layout.key_padding_mask)
         if layout.num_extra_tokens:
             return self._with_extra_tokens(q, k, v, layout)
         stick = None
@@ -127,18 +145,16 @@ class RippleAttention(BaseAttention):
         layout: TokenLayout,
         stick: Optional[str] = None,
     ) -> Tensor:
-        out = ripple_attention(
-            q,
-            k,
-            v.to(q.dtype),
-            weights,
+        options = dict(
             hw_shape=layout.hw_shape,
             groups=self.groups,
             stick=stick,
             key_padding_mask=layout.key_padding_mask,
-            eps=self.eps,
             backend=self.backend,
         )
+        if self.similarity == 'softmax':
+            return softmax_ripple_attention(q, k, v, weights, **options)
+        out = ripple_attention(q, k, v.to(q.dtype), weights, eps=self.eps, **options)
         return out.to(v.dtype)
 
     def _with_extra_tokens(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:

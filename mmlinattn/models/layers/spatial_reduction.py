@@ -66,7 +66,7 @@ class SpatialReductionAttention(BaseAttention):
         self.attn_drop = attn_drop
         if sr_ratio > 1:
             self.sr = nn.Conv2d(embed_dims, embed_dims, sr_ratio, stride=sr_ratio)
-            self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
+            self.norm = nn.LayerNorm(embed_dims, eps=1e-5)
 
     def project(
         self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout

@@ -24,6 +24,7 @@ def linear_attention(
     eps: float = 1e-6,
     feature_map: str = 'identity',
     rotary: Optional[Rotary] = None,
+    mean_normaliser: bool = False,
     backend: str = 'auto',
 ) -> Tensor:
     """Compute linear attention, "Transformers are RNNs" (Katharopoulos et al., ICML 2020).
@@ -47,6 +48,8 @@ def linear_attention(
         feature_map: ``'elu+1'``, ``'relu'``, ``'softmax'`` (over channels), or ``'identity'`` for
             queries and keys that are features already.
         rotary: positions of the tokens, see :class:`mmlinattn.ops.Rotary`, or None.
+        mean_normaliser: take means over the real keys instead of sums. The effect of eps then
+            does not depend on the number of keys.
         backend: ``'auto'``, ``'reference'``, ``'torch'`` or ``'triton'``.
 
     Returns:
@@ -63,7 +66,9 @@ def linear_attention(
         >>> linear_attention(q, k, v, feature_map='elu+1').shape
         torch.Size([2, 4, 30, 16])
     """
-    options = LinearOptions(key_padding_mask, eps, feature_map, rotary)
+    options = LinearOptions(
+        key_padding_mask, eps, feature_map, rotary, mean_normaliser=mean_normaliser
+    )
     backend = _choose('linear_attention', backend, q, k, v, options)
     if backend == 'reference':
         return linear_reference(q, k, v, options)

@@ -17,6 +17,7 @@ class LinearOptions:
         rank_augmented: weight the keys as RALA does: by ``token_weights``, or else by a softmax
             over the tokens of ``d^-0.5 mean_i(phi(q_i)) . phi(k_j)``.
         token_weights: (B, heads, N) or broadcastable to it, mean 1 over the tokens.
+        mean_normaliser: add eps to a mean over the keys instead of a sum; RALA always does.
 
     The torch implementation keeps weights of sum 1 in ``token_weights``.
     """
@@ -27,6 +28,7 @@ class LinearOptions:
     rotary: Optional[Rotary] = None
     rank_augmented: bool = False
     token_weights: Optional[Tensor] = None
+    mean_normaliser: bool = False
 
     def changed(self, feature_map: str, token_weights: Optional[Tensor]) -> 'LinearOptions':
         """Return a copy with other fields; torch 2.4 cannot compile ``dataclasses.replace``."""
@@ -37,6 +39,7 @@ class LinearOptions:
             self.rotary,
             self.rank_augmented,
             token_weights,
+            self.mean_normaliser,
         )
 
     @property

@@ -14,7 +14,12 @@ def linear_reference(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) ->
     q, k = phi(q), phi(k)
     if options.key_padding_mask is not None:
         k = k.masked_fill(options.key_padding_mask[:, None, :, None], 0)
-    normaliser = (q @ k.transpose(-2, -1)).sum(-1, keepdim=True) + options.eps
+    eps = options.eps
+    if options.mean_normaliser:
+        mask = options.key_padding_mask
+        keep = q.new_ones(q.shape[0], q.shape[2]) if mask is None else (~mask).to(q.dtype)
+        eps = eps * keep.sum(-1).clamp(min=1)[:, None, None, None]
+    normaliser = (q @ k.transpose(-2, -1)).sum(-1, keepdim=True) + eps
     q, k = apply_rotary(q, options.rotary), apply_rotary(k, options.rotary)
     kernel = q @ k.transpose(-2, -1)  # [B, H, N, N]
     return kernel @ v / normaliser

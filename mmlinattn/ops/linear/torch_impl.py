@@ -189,11 +189,11 @@ def _output(
     q: Tensor, sums: KVState, options: LinearOptions, chunks: List[slice], out_dtype: torch.dtype
 ) -> Tensor:
     """Return the normalised output, (B, heads, N, d_v)."""
-    phi = FEATURE_MAPS[options.feature_map]
+    phi, eps = FEATURE_MAPS[options.feature_map], _eps(q, options, sums.state.dtype)
 
     def output(chunk: slice) -> Tensor:
         features = phi(q[:, :, chunk].to(sums.state.dtype))
-        norm = features @ sums.total.transpose(-2, -1) + options.eps  # [B, H, n, 1]
+        norm = features @ sums.total.transpose(-2, -1) + eps  # [B, H, n, 1]
         out = turn(features, _angles(options, chunk, features)) @ sums.state
         # In place without autograd: fresh memory costs as much as the product.
         return out / norm if is_tracing() or torch.is_grad_enabled() else out.div_(norm)
@@ -212,11 +212,12 @@ def _query_gradients(
     """Return gradients of the queries, except through their mean, and of the state."""
     phi, gradient = FEATURE_MAPS[options.feature_map], FEATURE_GRADIENTS[options.feature_map]
     dtype = sums.state.dtype
+    eps = _eps(q, options, dtype)
     dq = torch.empty_like(q)
     d_state, d_total = torch.zeros_like(sums.state), torch.zeros_like(sums.total)
     for chunk in token_chunks(q):
         features = phi(q[:, :, chunk].to(dtype))
-        norm = features @ sums.total.transpose(-2, -1) + options.eps
+        norm = features @ sums.total.transpose(-2, -1) + eps
         scaled = grad[:, :, chunk].to(dtype) / norm
         angles = _angles(options, chunk, features)
         turned = turn(features, angles)
@@ -300,6 +301,14 @@ def _given(options: LinearOptions, chunk: slice, dtype: torch.dtype) -> Optional
     """Return weights that do not depend on the keys, (B, heads or 1, 1, n); None means all 1."""
     weights = options.token_weights
     return _real(options, chunk, dtype) if weights is None else weights[..., None, chunk]
+
+
+def _eps(q: Tensor, options: LinearOptions, dtype: torch.dtype) -> Union[float, Tensor]:
+    """Return the eps to add to the product with the sums: a number or (B, 1, 1, 1)."""
+    if not options.mean_normaliser:
+        return options.eps
+    count = _count(q, options)
+    return options.eps * (count.to(dtype) if isinstance(count, Tensor) else count)
 
 
 def _count(q: Tensor, options: LinearOptions) -> Union[int, Tensor]:

@@ -61,9 +61,9 @@ def _query_mean_kernel(
 
 
 @triton.jit
-def _eps(eps, TOTAL, head, SCORED: tl.constexpr):
-    """Scale eps to the normalised sums: RALA adds it to a mean, linear attention to a sum."""
-    if not SCORED:
+def _eps(eps, TOTAL, head, OF_MEAN: tl.constexpr):
+    """Scale eps to the normalised sums, unless it belongs to a mean, as always in RALA."""
+    if not OF_MEAN:
         eps = eps / tl.load(TOTAL + head)
     return eps
 
@@ -73,7 +73,7 @@ def _query_output_kernel(
     Q, ANGLES, SUMS, TOTAL, OUT,
     sqb, sqh, sqn, sqd, sob, soh, son, sod, H, N, width, CHUNK, eps,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
-    SCORED: tl.constexpr, ROTARY: tl.constexpr,
+    OF_MEAN: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
@@ -82,7 +82,7 @@ def _query_output_kernel(
     SUMS += head * (BD + 1) * BD
     state = tl.load(SUMS + cols[:, None] * BD + cols[None, :])
     z = tl.load(SUMS + BD * BD + cols)
-    eps = _eps(eps, TOTAL, head, SCORED)
+    eps = _eps(eps, TOTAL, head, OF_MEAN)
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
         rows = start + tl.arange(0, BN)
         q = feature(load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D), FEATURE)
@@ -101,8 +101,8 @@ def _query_backward_kernel(
     Q, DOUT, MASK, ANGLES, SUMS, TOTAL, DMEAN, DQ, DSUMS,
     sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sxb, sxh, sxn, sxd, H, N, width, CHUNK, eps, root,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
-    HAS_MASK: tl.constexpr, ROTARY: tl.constexpr, SCORED: tl.constexpr, SUM: tl.constexpr,
-    WRITE: tl.constexpr,
+    HAS_MASK: tl.constexpr, ROTARY: tl.constexpr, SCORED: tl.constexpr, OF_MEAN: tl.constexpr,
+    SUM: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
     """Compute gradients of S and z over a chunk (SUM), and of the queries (WRITE)."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -112,7 +112,7 @@ def _query_backward_kernel(
     SUMS += head * (BD + 1) * BD
     state = tl.load(SUMS + cols[:, None] * BD + cols[None, :])
     z = tl.load(SUMS + BD * BD + cols)
-    eps = _eps(eps, TOTAL, head, SCORED)
+    eps = _eps(eps, TOTAL, head, OF_MEAN)
     shared = tl.zeros((BD,), tl.float32)
     if not ROTARY:
         # Gradients of queries depend on differences of values: subtract the common part, which
@@ -228,19 +228,28 @@ def mean_query(q: Tensor, launch: KeyLaunch) -> Tuple[Tensor, Tensor]:
     return mean.squeeze(2), count.squeeze(2)
 
 
-def query_output(q: Tensor, state: KVState, eps: float, launch: KeyLaunch) -> Tensor:
+def query_output(
+    q: Tensor, state: KVState, eps: float, mean_normaliser: bool, launch: KeyLaunch
+) -> Tensor:
     """Return the output, (B, heads, N, d)."""
     out = token_major(q)
     launch.run(
         'rala_query_output' if launch.scored else 'query_output', _query_output_kernel,
         q, launch.axes, state.sums, state.total, out, *strides(q), *strides(out), *launch.sizes,
-        eps=eps, SCORED=launch.scored, **launch.blocks, **launch.rotary,
+        eps=eps, OF_MEAN=mean_normaliser, **launch.blocks, **launch.rotary,
     )  # fmt: skip
     return out
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, state: KVState, eps: float, launch: KeyLaunch
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: KVState,
+    eps: float,
+    mean_normaliser: bool,
+    launch: KeyLaunch,
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """Return gradients of q, k and v."""
     scored, bd = launch.scored, launch.bd
@@ -251,7 +260,7 @@ def backward(
             name, _query_backward_kernel,
             q, grad, launch.mask, launch.axes, state.sums, state.total, d_mean, dq, d_sums,
             *strides(q), *strides(grad), *strides(dq), *launch.sizes,
-            eps=eps, root=launch.root, SCORED=scored,
+            eps=eps, root=launch.root, SCORED=scored, OF_MEAN=mean_normaliser,
             **launch.blocks, **launch.has_mask, **launch.rotary, **flags,
         )  # fmt: skip
 

@@ -27,6 +27,7 @@ def linear_triton(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Te
         options.eps,
         options.feature_map,
         options.scored,
+        options.scored or options.mean_normaliser,
     )[0]
 
 
@@ -56,16 +57,17 @@ def _forward(
     eps: float,
     feature_map: str,
     scored: bool,
+    mean_normaliser: bool,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q):
         launch = _launch(q, mask, axes, width, feature_map, scored)
         mean = mean_query(q, launch) if scored else None
         state = make_kv_state(k, v, mean, launch)
-        return (query_output(q, state, eps, launch), *state)
+        return (query_output(q, state, eps, mean_normaliser, launch), *state)
 
 
 @_forward.register_fake
-def _(q, k, v, mask, axes, width, eps, feature_map, scored):
+def _(q, k, v, mask, axes, width, eps, feature_map, scored, mean_normaliser):
     batch, heads, _, dim = q.shape
     size = padded(dim)
     sums = q.new_empty((batch, heads, size + 1, size), dtype=torch.float32)
@@ -90,10 +92,12 @@ def _backward(
     eps: float,
     feature_map: str,
     scored: bool,
+    mean_normaliser: bool,
 ) -> Tuple[Tensor, Tensor, Tensor]:
     launch = _launch(q, mask, axes, width, feature_map, scored)
     with torch.cuda.device_of(q):
-        return backward(grad, q, k, v, KVState(sums, total, mean, count), eps, launch)
+        state = KVState(sums, total, mean, count)
+        return backward(grad, q, k, v, state, eps, mean_normaliser, launch)
 
 
 @_backward.register_fake
@@ -110,7 +114,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _autograd(ctx, grad, *_):
     grads = _backward(grad, *ctx.saved_tensors, *ctx.options)
-    return (*grads, None, None, None, None, None, None)
+    return (*grads, *(None,) * 7)
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)

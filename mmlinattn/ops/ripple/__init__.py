@@ -8,16 +8,24 @@ from ..common.checks import check_hw_shape, check_qkv
 from ..common.dispatch import check_backend as check_operator_backend
 from ..common.dispatch import choose_backend
 from ..common.numerics import is_exporting
+from .naive import ripple_naive
 from .options import RippleOptions, check_groups
 from .reference import ripple_reference
 from .rows import ripple_rows
 from .sat import ripple_sat
+from .softmax import softmax_ripple, softmax_ripple_reference
 from .tile import ripple_tile
 from .weights import STICKS, check_threshold, stick_breaking
 
-__all__ = ['check_backend', 'check_threshold', 'ripple_attention', 'stick_breaking']
+__all__ = [
+    'check_backend',
+    'check_threshold',
+    'ripple_attention',
+    'softmax_ripple_attention',
+    'stick_breaking',
+]
 
-ALGORITHMS = ('tile', 'sat')
+ALGORITHMS = ('tile', 'sat', 'naive')
 
 
 def ripple_attention(
@@ -44,8 +52,8 @@ def ripple_attention(
     empty, and the result stays exact. Padded keys are excluded from both sums; a query whose keys
     are all padded yields 0. Weights need not lie on the simplex.
 
-    Besides the definition (``'reference'``, O(N^2)) and the kernels (``'triton'``), two algorithms
-    compute the same result. Their costs for N tokens with m features and d values:
+    Besides the definition (``'reference'``, O(N^2)) and the kernels (``'triton'``), three
+    algorithms compute the same result. Their costs for N tokens with m features and d values:
 
     - ``'sat'``: summed-area tables, the paper's. O(N R m d) time, O(N m d) memory; any groups.
       Computes in at least float32: sums over the map lose digits that the differences of corners
@@ -53,6 +61,8 @@ def ripple_attention(
     - ``'tile'``: one global linear attention plus dense products of small tiles of queries with
       the halo of keys within distance R. O(N R^2 (m + d)) time with a small constant,
       O(N (m + d)) memory, no cumulative sums. Chebyshev groups only.
+    - ``'naive'``: the paper's baseline without tables, one key of each distance at a time. The
+      cost of ``'tile'`` with a large constant, and O(N R^2) memory in training; any groups.
 
     Measured on two CPU cores, 6 heads, m = d = 32, R = 4, 128 x 128 tokens, forward / forward and
     backward (docs/benchmarks.md): tile 43 / 184 ms, sat 781 / 2690 ms, plain linear attention
@@ -81,7 +91,8 @@ def ripple_attention(
             storing the weights.
         key_padding_mask: (B, N) bool, True = padding.
         eps: added to the normaliser.
-        backend: ``'auto'``, ``'reference'``, ``'torch'``, ``'triton'``, ``'tile'`` or ``'sat'``.
+        backend: ``'auto'``, ``'reference'``, ``'torch'``, ``'triton'``, ``'tile'``, ``'sat'`` or
+            ``'naive'``.
 
     Returns:
         (B, heads, N, d_v) in the dtype of ``v``.
@@ -100,23 +111,9 @@ def ripple_attention(
         >>> ripple_attention(q, k, v, weights, hw_shape=(6, 5)).shape
         torch.Size([2, 4, 30, 16])
     """
-    check_qkv(q, k, v, key_padding_mask)
-    hw_shape = check_hw_shape(q.shape[2], hw_shape, 'q')
     check_groups(groups, backend)
-    if stick not in STICKS:
-        raise ValueError(f'stick must be one of {STICKS}, got {stick!r}')
-    smallest, last = (1, 'R + 1') if stick is None else (0, 'R')
-    if weights.dim() != 4 or weights.shape[:3] != q.shape[:3] or weights.shape[3] < smallest:
-        raise ValueError(
-            f'weights must have shape (B, heads, N, {last}) = '
-            f'({", ".join(map(str, q.shape[:3]))}, {last}) with R >= 0, '
-            f'got {tuple(weights.shape)} with stick={stick!r}'
-        )
-    if not weights.is_floating_point() or weights.device != q.device:
-        raise ValueError(
-            f'weights must be floats on {q.device}, got {weights.dtype} on {weights.device}'
-        )
     options = RippleOptions(hw_shape, groups, stick, key_padding_mask, eps)
+    options = _checked(q, k, v, weights, options)
 
     def unsupported_reason() -> Optional[str]:
         from .triton_ops import unsupported_reason
@@ -134,8 +131,79 @@ def ripple_attention(
         return ripple_rows(q, k, v, weights, options)
     if backend == 'torch':
         max_distance = weights.shape[-1] - int(stick is None)
-        backend = choose_algorithm(max_distance, q.shape[-1], hw_shape, groups)
-    return (ripple_tile if backend == 'tile' else ripple_sat)(q, k, v, weights, options)
+        backend = choose_algorithm(max_distance, q.shape[-1], options.hw_shape, groups)
+    algorithm = {'tile': ripple_tile, 'sat': ripple_sat, 'naive': ripple_naive}[backend]
+    return algorithm(q, k, v, weights, options)
+
+
+def softmax_ripple_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    *,
+    hw_shape: Sequence[int],
+    groups: str = 'chebyshev',
+    stick: Optional[str] = None,
+    key_padding_mask: Optional[Tensor] = None,
+    backend: str = 'auto',
+) -> Tensor:
+    """Compute softmax attention with a weight for each ring of distance, the softmax counterpart of
+    :func:`ripple_attention` (Zheng et al., ICML 2022, appendix)::
+
+        a_im = w_{g(i, m)}(i) exp(q_i . k_m / sqrt(d))
+        out_i = sum_m a_im v_m / sum_m a_im
+
+    It is quadratic in the number of tokens: one call of torch's SDPA with ``log w`` as bias.
+
+    Args:
+        q, k: projected queries and keys (B, heads, N, d), without a feature map.
+        v, weights, hw_shape, groups, stick, key_padding_mask: see :func:`ripple_attention`. A
+            weight of 0 excludes its keys; a query without keys yields 0.
+        backend: ``'auto'``, ``'reference'`` or ``'torch'``.
+
+    Returns:
+        (B, heads, N, d_v) in the dtype of ``q``.
+
+    Raises:
+        ValueError, TypeError, BackendError: see :func:`ripple_attention`.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.randn(3, 2, 4, 6 * 5, 16)
+        >>> weights = stick_breaking(torch.randn(2, 4, 6 * 5, 3))
+        >>> softmax_ripple_attention(q, k, v, weights, hw_shape=(6, 5)).shape
+        torch.Size([2, 4, 30, 16])
+    """
+    check_groups(groups, backend)
+    options = RippleOptions(hw_shape, groups, stick, key_padding_mask, 0.0)
+    options = _checked(q, k, v, weights, options)
+    backend = choose_backend('softmax_ripple_attention', backend, q)
+    attend = softmax_ripple_reference if backend == 'reference' else softmax_ripple
+    return attend(q, k, v, weights, options)
+
+
+def _checked(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions
+) -> RippleOptions:
+    """Check the arguments and return the options with (H, W) as integers."""
+    check_qkv(q, k, v, options.key_padding_mask)
+    hw_shape = check_hw_shape(q.shape[2], options.hw_shape, 'q')
+    stick = options.stick
+    if stick not in STICKS:
+        raise ValueError(f'stick must be one of {STICKS}, got {stick!r}')
+    smallest, last = (1, 'R + 1') if stick is None else (0, 'R')
+    if weights.dim() != 4 or weights.shape[:3] != q.shape[:3] or weights.shape[3] < smallest:
+        raise ValueError(
+            f'weights must have shape (B, heads, N, {last}) = '
+            f'({", ".join(map(str, q.shape[:3]))}, {last}) with R >= 0, '
+            f'got {tuple(weights.shape)} with stick={stick!r}'
+        )
+    if not weights.is_floating_point() or weights.device != q.device:
+        raise ValueError(
+            f'weights must be floats on {q.device}, got {weights.dtype} on {weights.device}'
+        )
+    return RippleOptions(hw_shape, options.groups, stick, options.key_padding_mask, options.eps)
 
 
 def check_backend(backend: str, groups: str) -> None:

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import torch
@@ -51,6 +52,12 @@ def test_equals_mmsegmentation(size):
     ).eval()
     for parameter in theirs.parameters():  # initial biases and norms are constants
         nn.init.normal_(parameter, 0.5 if parameter.dim() == 1 else 0, 0.05)
+    for name, module in theirs.named_modules():
+        # NVlabs/SegFormer, mix_transformer.py: PyTorch's default eps in these, 1e-6 in the others.
+        if isinstance(module, nn.LayerNorm) and re.search(
+            r'layers\.\d\.0\.norm$|attn\.norm$', name
+        ):
+            module.eps = 1e-5
     ours = MixTransformer('b0').eval()
     weights = convert(theirs.state_dict(), source='mit')
     ours.load_state_dict({name[len('backbone.') :]: w for name, w in weights.items()})
@@ -58,6 +65,13 @@ def test_equals_mmsegmentation(size):
     with torch.no_grad():
         for out, expected in zip(ours(image), theirs(image)):
             assert (out - expected).abs().max() / expected.abs().max() < 1e-6
+
+
+def test_eps_of_norms_are_those_of_the_release():
+    for name, module in build().named_modules():
+        if isinstance(module, nn.LayerNorm):
+            of_embedding_or_keys = 'patch_embeds' in name or name.endswith('attn.norm')
+            assert module.eps == (1e-5 if of_embedding_or_keys else 1e-6), name
 
 
 @pytest.mark.long

@@ -412,3 +412,20 @@ def test_compiles_without_graph_breaks():
     compiled = torch.compile(model, fullgraph=True, backend='aot_eager')
     with torch.no_grad():
         torch.testing.assert_close(compiled(image), model(image))
+
+
+@pytest.mark.parametrize('cls_token_from', [0, 1])
+def test_initial_values_of_deit(cls_token_from):
+    """DeiT's are timm's: torch's default for the patch embedding, 0.02 for all else."""
+    arch = dict(embed_dims=192, num_heads=3, depth=2)
+    model = ViT(arch, cls_token_from=cls_token_from, img_size=64)
+    model.init_weights()
+    proj, bound = model.embed.proj, (3 * 16 * 16) ** -0.5
+    for parameter in (proj.weight, proj.bias):
+        assert 0.9 * bound < parameter.abs().max() <= bound
+        assert abs(parameter.std() * 3**0.5 / bound - 1) < 0.15
+    token = model.cls_token if cls_token_from else model.embed.cls_token
+    linear = model.layers[0].attn.in_proj
+    for parameter in (token, model.embed.pos_embed, linear.weight, model.layers[1].ffn.fc1.weight):
+        assert abs(parameter.std() / 0.02 - 1) < 0.15 and abs(parameter.mean()) < 5e-3
+    assert not linear.bias.any()

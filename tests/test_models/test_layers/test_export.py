@@ -38,8 +38,9 @@ FIXED = {
 # Options that do not affect export.
 ALIKE = (
     'softmax-ravlt', 'rala-identity-relu', 'rala-no-aug', 'rala-tanh-softmax', 'rwgka-two-sets',
-    'slinear', 'additive-own-value', 'linear-dpfp', 'linear-efficient', 'linear-rfa', 'linear-t2r',
-    'ripple-fixed', 'ripple-sat', 'ripple-softmax', 'ripple-truncated', 'angular-paper',
+    'rwgka-one-step', 'slinear-unlimited', 'additive-own-value', 'linear-dpfp', 'linear-efficient',
+    'linear-rfa', 'linear-t2r', 'ripple-fixed', 'ripple-sat', 'ripple-softmax',
+    'ripple-truncated', 'angular-paper',
 )  # fmt: skip
 DYNAMIC = [name for name in ATTENTIONS if name not in FIXED and name not in ALIKE]
 # Attentions that handle padding differently during export.

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from mmlinattn.models.layers import build_feature_map
+from mmlinattn.models.layers.activation_checkpointing import checkpoint_block
 
 MAPS = {
     'elu+1': 'elu+1',
@@ -16,8 +17,10 @@ MAPS = {
     't2r-per-head': dict(type='T2RFeatures', per_head=True),
     'dpfp': dict(type='DPFPFeatures', order=2),
     'rfa': 'RFAFeatures',
+    'rfa-resampled': dict(type='RFAFeatures', resample=True),
     'focused': dict(type='FocusedFeatures', power=2),
     'performer': dict(type='PerformerFeatures', num_features=20),
+    'performer-resampled': dict(type='PerformerFeatures', resample=True),
 }
 
 
@@ -97,14 +100,81 @@ def test_w1_is_initialised_standard_normal():
     assert abs(frequencies.mean()) < 0.1 and abs(frequencies.std() - 1) < 0.1
 
 
-def test_resampling_in_training_uses_one_draw_for_queries_and_keys():
-    feature_map = build_feature_map(dict(type='AdaptiveFeatures', resample=True), 8, 2)
+RANDOM = {
+    'AdaptiveFeatures': 'frequencies',
+    'RFAFeatures': 'frequencies',
+    'PerformerFeatures': 'directions',
+}
+
+
+@pytest.fixture(params=RANDOM)
+def resampled(request):
+    return build_feature_map(dict(type=request.param, resample=True), 8, 2)
+
+
+def normalized(features):
+    """Divide by the largest feature of a head, which cancels the common factor of Performer."""
+    return features / features.abs().amax((-2, -1), keepdim=True)
+
+
+def test_resampling_in_training_uses_one_draw_for_queries_and_keys(resampled):
+    x = torch.randn(1, 2, 1, 8)
+    q, k = resampled(x, x)
+    torch.testing.assert_close(normalized(q), normalized(k))
+    assert not torch.allclose(q, resampled(x, x)[0])
+    resampled.eval()
+    assert torch.equal(resampled(x, x)[0], resampled(x, x)[0])
+    name = RANDOM[type(resampled).__name__]
+    assert name in resampled.state_dict() and name not in dict(resampled.named_parameters())
+
+
+def test_a_draw_has_the_distribution_of_the_saved_weights(resampled):
+    saved = getattr(resampled, RANDOM[type(resampled).__name__])
+    draws = torch.stack([resampled.weights(saved) for _ in range(200)])
+    assert draws.shape[1:] == saved.shape and abs(draws.mean()) < 0.05
+    assert abs(draws.std() - 1) < 0.05
+    if type(resampled).__name__ == 'PerformerFeatures':
+        products = draws @ draws.mT
+        torch.testing.assert_close(products, products.diagonal(dim1=1, dim2=2).diag_embed())
+
+
+def test_a_seed_gives_the_draws_again(resampled):
+    x, state = torch.randn(1, 2, 4, 8), torch.get_rng_state()
+    first = [resampled(x, x)[0] for _ in range(2)]
+    torch.set_rng_state(state)
+    assert all(torch.equal(resampled(x, x)[0], draw) for draw in first)
+
+
+def test_activation_checkpointing_uses_the_draw_of_the_forward_pass(resampled):
+    x, state = torch.randn(1, 2, 4, 8), torch.get_rng_state()
+    grads = []
+    for run in (resampled, lambda q, k: checkpoint_block(resampled, q, k)):
+        torch.set_rng_state(state)
+        leaf = x.clone().requires_grad_()
+        q, k = run(leaf, leaf)
+        resampled(x, x)  # another draw before the backward pass
+        grads.append(torch.autograd.grad((q * k.flip(2)).square().sum(), leaf)[0])
+    assert torch.equal(*grads)
+
+
+def test_resampling_compiles_to_one_graph(resampled):
+    compiled = torch.compile(resampled, fullgraph=True, backend='aot_eager')
+    x = torch.randn(1, 2, 4, 8, requires_grad=True)
+    q, k = compiled(x, x)
+    (q.sum() + k.square().sum()).backward()
+    assert torch.isfinite(x.grad).all() and not torch.allclose(q, compiled(x, x)[0])
+
+
+def test_export_uses_the_saved_weights(resampled):
     x = torch.randn(1, 2, 4, 8)
-    q, k = feature_map(x, x)
-    assert torch.equal(q, k) and not torch.equal(q, feature_map(x, x)[0])
-    feature_map.eval()
-    assert torch.equal(feature_map(x, x)[0], feature_map(x, x)[0])
-    assert 'frequencies' in feature_map.state_dict()
+    program = torch.export.export(resampled.eval(), (x, x)).module()
+    torch.testing.assert_close(program(x, x), resampled(x, x))
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_resampling_in_half_precision(resampled, dtype):
+    x = torch.randn(1, 2, 4, 8).to(dtype)
+    assert all(torch.isfinite(y).all() and y.dtype == dtype for y in resampled.to(dtype)(x, x))
 
 
 @pytest.mark.parametrize('kind', ['RFAFeatures', 'PerformerFeatures'])

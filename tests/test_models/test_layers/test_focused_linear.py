@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mmlinattn.models.layers import FocusedLinearAttention
+from mmlinattn.models.layers import FocusedLinearAttention, TokenLayout
 
 
 @pytest.mark.parametrize('power', [3, 4.5])
@@ -18,7 +18,7 @@ def test_equals_its_definition(power, defined_by, dims):
             return norm(r) / norm(r**power) * r**power
 
         kernel = phi(q) @ phi(k).mT
-        return kernel @ v / (kernel.sum(-1, keepdim=True) + 1e-6)
+        return kernel @ v / kernel.shape[-1] / (kernel.mean(-1, keepdim=True) + 1e-6)
 
     defined_by(attn, definition, tolerance=1e-9)
 
@@ -38,6 +38,21 @@ def test_features_keep_their_norm(dims):
     length = torch.linalg.vector_norm(x + 1e-6, dim=(1, 3)) / torch.tensor(2.0).double().log()
     features = attn.feature_map.features(x)
     torch.testing.assert_close(torch.linalg.vector_norm(features, dim=(1, 3)), length)
+
+
+@pytest.mark.parametrize('padded', [False, True])
+def test_eps_does_not_depend_on_the_number_of_keys(dims, padded):
+    """Repeat each key: means over the keys do not change, and eps is large enough to show."""
+    attn = FocusedLinearAttention(**dims, eps=0.5, lepe=0).double()
+    q, k, v = torch.randn(3, 2, 2, 6, 8, dtype=torch.float64)
+    mask = torch.zeros(2, 6, dtype=torch.bool)
+    mask[1, 4:] = padded
+    once = attn.attend(q, k, v, TokenLayout((2, 3), mask if padded else None))
+    mask = mask.repeat(1, 5)
+    often = attn.attend(
+        *(x.repeat(1, 1, 5, 1) for x in (q, k, v)), TokenLayout((10, 3), mask if padded else None)
+    )
+    torch.testing.assert_close(often[:, :, :6], once)
 
 
 def test_bad_power(dims):

@@ -38,9 +38,22 @@ def test_heads_initially_attend_to_nine_neighbours():
     assert (seen - seen.round()).abs().max() < 0.06
 
 
-def test_number_of_heads_can_be_non_square():
-    attn = GatedPositionalAttention(48, 6)
-    assert len({tuple(row) for row in attn.positions.tolist()}) == 6
+def test_heads_beyond_a_square_number_start_with_small_positions():
+    positions = GatedPositionalAttention(48, 6, locality_strength=2.0).positions.detach()
+    expected = [[2 * x, 2 * y, -2] for x in (-1, 1) for y in (-1, 1)]
+    assert positions[:4].tolist() == expected
+    assert (positions[4:] != 0).all() and positions[4:].abs().max() < 0.2
+
+
+@pytest.mark.parametrize('gate', [None, 'proj'])
+def test_values_start_as_the_identity_also_in_a_backbone(gate):
+    attn = GatedPositionalAttention(16, 4, gate=gate)
+    x = torch.randn(1, 9, 16)
+    for _ in range(2):
+        values = attn.in_proj(x)[..., 32:48] - attn.in_proj.bias[32:48]
+        torch.testing.assert_close(values, x)
+        attn.init_projections(lambda layer: torch.nn.init.normal_(layer.weight))
+    assert attn.in_proj.weight[:32].std() > 0.5  # queries and keys are those of the backbone
 
 
 def test_position_part_of_a_large_map_is_not_n_by_n():

@@ -98,10 +98,10 @@ def test_learned_position_is_added_to_the_keys(map_size, defined_by, dims):
 def wave_kernel(position, way):
     """Return P_d of an offset for each head and channel, [h, d]."""
     gains = (1 + position.gains.exp()).log()
-    gains = gains / gains.square().sum(-1, keepdim=True).sqrt()
-    frequency = position.frequencies.tanh() / 2
-    phase = 2 * math.pi * (frequency * torch.tensor(way)).sum(-1) + position.phases
-    return (gains**2 * phase.cos()).sum(-1)
+    y, x = (position.frequencies.sigmoid() / 2).unbind(-1)
+    signs = torch.tensor([1, -1, 1])  # of three waves
+    phase = 2 * math.pi * (y * way[0] + signs * x * way[1]) + position.phases
+    return (gains**2 * phase.cos()).mean(-1) / 2
 
 
 def filter_kernel(position, way):
@@ -139,10 +139,24 @@ def test_expected_products_equal_the_kernel(cfg, kernel, gated):
                 way = (i // 4 - j // 4, i % 4 - j % 4)
                 weights = gate + (1 - gate) * kernel(position, way)
                 expected[:, i, j] = (q[0, :, i] * k[0, :, j] * weights).sum(-1)
+        expected *= (30000 / 4) ** 0.5  # realisations over channels
     # Standard errors of means of 30,000 draws are at most 1.4 of this; 4 of them bound 288 means.
     error = new_q.norm(dim=-1)[0, :, :, None] * new_k.norm(dim=-1)[0, :, None] / 30000**0.5
     assert ((products - expected).abs() / error).max() < 5.7
     assert (expected.abs() / error).max() > 40  # the signal exceeds the noise
+
+
+def test_initial_values_of_the_release():
+    wave = build_position(dict(type='SineSPE', num_sines=10), 64, 16)
+    for values, mean, std in (
+        (wave.frequencies, -4, 1), (wave.phases, 0, 1), (wave.gates, 0, 1),
+        # 2 x / sqrt(|x|) for ten normal numbers x: the mean of |x| is 3.08.
+        (wave.gains, 0, 2 * (3.08 / 10) ** 0.5),
+    ):  # fmt: skip
+        assert abs(values.mean() - mean) < 0.1 and abs(values.std() - std) < 0.1
+    filters = build_position('ConvSPE', 16, 4).filters
+    assert filters.min() >= 0 and filters.max() <= 0.1  # sqrt(2 / 200)
+    assert abs(filters.mean() - 0.05) < 1e-3 and abs(filters.std() - 0.1 / 12**0.5) < 1e-3
 
 
 @pytest.mark.parametrize('cfg', [cfg for cfg, _ in SPE.values()], ids=SPE.keys())

@@ -36,6 +36,26 @@ def test_layer_equals_its_formula(steps):
     torch.testing.assert_close(attn(x, (3, 4)), attn.proj(walked.transpose(1, 2).flatten(2)))
 
 
+@pytest.mark.parametrize('shared', [True, False])
+def test_projected_anchors_are_weighted_means_of_the_real_tokens(shared):
+    attn = RWGKA(16, 2, num_anchors=3, shared_anchors=shared, project_anchors=True).double()
+    assert sum(p.numel() for p in attn.parameters()) == sum(
+        p.numel() for p in RWGKA(16, 2, num_anchors=3, shared_anchors=shared).parameters()
+    )
+    q, k = torch.randn(2, 2, 2, 12, 8, dtype=torch.float64)
+    mask = torch.zeros(2, 12, dtype=torch.bool)
+    mask[1, 5:] = True
+    found = attn.anchors(q, k, TokenLayout((3, 4), mask))
+    for x, anchors, weight in zip((q, k), found, (attn.anchors_q, attn.anchors_k)):
+        weight = attn.anchors_q if weight is None else weight
+        for image, count in enumerate((12, 5)):
+            for head in range(2):
+                tokens = x[image, head, :count]
+                scores = (weight[head] @ tokens.T / 8**0.5).exp()
+                expected = scores @ tokens / scores.sum(1, keepdim=True)
+                torch.testing.assert_close(anchors[image, head], expected)
+
+
 def test_heads_multiplier():
     attn = RWGKA(32, 2, num_anchors=6, heads_multiplier=2)
     assert (attn.num_heads, attn.head_dim, attn.anchors_q.shape) == (4, 8, (4, 6, 8))

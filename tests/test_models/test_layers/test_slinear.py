@@ -1,0 +1,58 @@
+import pytest
+import torch
+
+from mmlinattn.models.layers import EfficientAttention, SlinearAttention, TokenLayout
+
+
+def softmax(x, dim):
+    return x.exp() / x.exp().sum(dim, keepdim=True)
+
+
+@pytest.mark.parametrize('steps', [1, 2, 5, None])
+def test_equals_its_definition(steps, defined_by, dims):
+    """Compare with the walk on the N x N matrix, term by term or by its inverse."""
+    decay = 0.6
+
+    def definition(q, k, v, places):
+        walk = softmax(q, -1) @ softmax(k, -2).mT  # [h, n, n]
+        if steps is None:
+            identity = torch.eye(walk.shape[-1], dtype=walk.dtype)
+            return (1 - decay) * torch.linalg.inv(identity - decay * walk) @ walk @ v
+        terms = [decay**i * torch.linalg.matrix_power(walk, i + 1) for i in range(steps)]
+        return (1 - decay) / (1 - decay**steps) * sum(terms) @ v
+
+    defined_by(SlinearAttention(**dims, steps=steps, decay=decay), definition)
+
+
+def test_one_step_is_the_default_and_equals_efficient_attention(dims):
+    qkv = torch.randn(3, 2, 2, 12, 8, dtype=torch.float64)
+    mask = torch.zeros(2, 12, dtype=torch.bool)
+    mask[0, 7:] = True
+    layout = TokenLayout((3, 4), mask)
+    ours, theirs = (
+        kind(**dims).attend(*qkv, layout) for kind in (SlinearAttention, EfficientAttention)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+def test_has_no_parameters_besides_the_projections(dims):
+    names = {name.split('.')[0] for name, _ in SlinearAttention(**dims, steps=2).named_parameters()}
+    assert names == {'in_proj', 'proj'}
+
+
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        (dict(steps=0), 'steps must be None or at least 1, got 0'),
+        (dict(decay=1.5), r'decay must be in \(0, 1\), got 1.5'),
+        (dict(heads_multiplier=0), 'heads_multiplier must be at least 1, got 0'),
+    ],
+)
+def test_bad_options(dims, options, message):
+    with pytest.raises(ValueError, match=message):
+        SlinearAttention(**dims, **options)
+
+
+def test_has_no_anchors_to_count(dims):
+    with pytest.raises(TypeError, match='num_anchors'):
+        SlinearAttention(**dims, num_anchors=16)
