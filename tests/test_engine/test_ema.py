@@ -1,11 +1,12 @@
 """The moving average of the weights: its values, its scores, and the file it is saved in."""
 
 import json
+import pickle
 from typing import List
 
 import pytest
 import torch
-from mmengine.evaluator import BaseMetric
+from mmengine.evaluator import BaseMetric, DumpResults
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS
@@ -142,6 +143,12 @@ def test_both_are_scored_and_the_best_of_both_is_kept(tmp_path):
     found = runner_of(tmp_path / 'test', load_from=str(best)).test()
     expected = {'': -2, '_ema': -0.25, '_best': -0.25}
     assert found == {f'accuracy/top1{name}': score for name, score in expected.items()}
+    # Saved predictions are those of the weights themselves.
+    runner = runner_of(tmp_path / 'dump', load_from=str(best))
+    saved = tmp_path / 'predictions.pkl'
+    runner.test_evaluator.metrics.append(DumpResults(str(saved)))
+    assert runner.test() == found
+    assert [float(weight[0]) for weight in pickle.loads(saved.read_bytes())] == [4.0]
 
 
 def test_the_model_is_scored_alone_without_an_average_in_the_file(tmp_path):

@@ -2,9 +2,11 @@
 
 from typing import Any, Optional
 
+import torch
+from mmengine.evaluator import DumpResults
 from mmengine.hooks import EMAHook, RuntimeInfoHook
 from mmengine.registry import HOOKS
-from mmengine.runner import BaseLoop, Runner
+from mmengine.runner import BaseLoop, Runner, autocast
 
 
 @HOOKS.register_module()
@@ -42,12 +44,14 @@ class ModelEMAHook(EMAHook):
     def __init__(self, score: str = 'accuracy/top1', **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.score = score
-        self.scores_average = True
+        # A test builds the average only if the checkpoint has one.
+        self.ema_model = None
 
     def before_run(self, runner: Runner) -> None:
-        super().before_run(runner)
-        # At 0 MMEngine replaces the average by the weights after the first step.
-        self.ema_model.steps.fill_(1)
+        if _is_training(runner):
+            super().before_run(runner)
+            # At 0 MMEngine replaces the average by the weights after the first step.
+            self.ema_model.steps.fill_(1)
 
     def before_val_epoch(self, runner: Runner) -> None:
         """Keep the raw weights in the model, which are scored first."""
@@ -55,27 +59,34 @@ class ModelEMAHook(EMAHook):
     before_test_epoch = before_val_epoch
 
     def after_val_epoch(self, runner: Runner, metrics: Optional[dict] = None) -> None:
-        if self.scores_average:
-            found = self._score_average(runner, runner.val_loop, metrics)
+        if self.ema_model is not None:
+            found = self._score_average(runner, runner.val_loop, 'val', metrics)
             RuntimeInfoHook().after_val_epoch(runner, found)
 
     def after_test_epoch(self, runner: Runner, metrics: Optional[dict] = None) -> None:
-        if self.scores_average:
-            found = self._score_average(runner, runner.test_loop, metrics)
+        if self.ema_model is not None:
+            found = self._score_average(runner, runner.test_loop, 'test', metrics)
             RuntimeInfoHook().after_test_epoch(runner, found)
 
-    def _score_average(self, runner: Runner, loop: BaseLoop, metrics: dict) -> dict:
+    def _score_average(self, runner: Runner, loop: BaseLoop, split: str, metrics: dict) -> dict:
         """Add the scores of the average to ``metrics``, and return the added ones."""
         if self.score not in metrics:
             raise ValueError(f'ModelEMAHook.score is {self.score!r}, not one of {sorted(metrics)}')
         runner.logger.info('The moving average of the weights is scored now.')
+        evaluator = loop.evaluator
+        every_metric = evaluator.metrics
+        # Predictions and pictures that a test saves are those of the raw weights.
+        evaluator.metrics = [m for m in every_metric if not isinstance(m, DumpResults)]
         self._swap_ema_parameters()
         try:
-            for idx, batch in enumerate(loop.dataloader):
-                loop.run_iter(idx, batch)
-            averaged = loop.evaluator.evaluate(len(loop.dataloader.dataset))
+            with torch.no_grad(), autocast(enabled=loop.fp16):
+                for idx, batch in enumerate(loop.dataloader):
+                    runner.call_hook(f'before_{split}_iter', batch_idx=idx, data_batch=batch)
+                    evaluator.process(runner.model.val_step(batch), batch)
+            averaged = evaluator.evaluate(len(loop.dataloader.dataset))
         finally:
             self._swap_ema_parameters()
+            evaluator.metrics = every_metric
         found = {f'{name}_ema': value for name, value in averaged.items()}
         found[f'{self.score}_best'] = max(metrics[self.score], averaged[self.score])
         # The checkpoint hook, which runs later, gets the same dict.
@@ -87,9 +98,15 @@ class ModelEMAHook(EMAHook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Load the average to resume or to test; a new training starts it from the raw weights."""
-        training = isinstance(runner._train_loop, BaseLoop)
-        self.scores_average = training or 'ema_state_dict' in checkpoint
+        training = _is_training(runner)
         if 'ema_state_dict' in checkpoint and (runner._resume or not training):
+            if not training:
+                super().before_run(runner)
             self.ema_model.load_state_dict(checkpoint['ema_state_dict'], strict=self.strict_load)
-        else:
+        elif training:
             super().after_load_checkpoint(runner, dict(state_dict=checkpoint['state_dict']))
+
+
+def _is_training(runner: Runner) -> bool:
+    # The training loop is not built for a test.
+    return isinstance(runner._train_loop, BaseLoop)
