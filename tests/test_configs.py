@@ -226,9 +226,9 @@ def test_learning_rate_rises_to_its_base_and_falls_to_its_end(cfg):
     found = learning_rates(f'lr={lr}\niterations={iterations}\nschedulers={schedulers}')
     # A cosine under the warm-up has fallen a little when the warm-up ends.
     overlap = len(schedulers) == 2 and not last.get('begin', 0)
-    peak_rate = pytest.approx(lr, rel=0.015 if overlap else 1e-6)
+    peak_rate = pytest.approx(lr, rel=0.03 if overlap else 1e-6)
     assert max(found) == peak_rate
-    assert found[-1] == pytest.approx(end, abs=1e-3 * lr)
+    assert found[-1] == pytest.approx(end, abs=5e-3 * lr)
     if len(cfg.param_scheduler) == 2:
         warm_up = cfg.param_scheduler[0]
         peak = warm_up.end * (EPOCH_LENGTH if warm_up.get('by_epoch', True) else 1)
@@ -237,6 +237,33 @@ def test_learning_rate_rises_to_its_base_and_falls_to_its_end(cfg):
         )
         assert found[peak + lag if overlap else peak - 1] == peak_rate
         assert found[0] < 0.01 * lr and found[peak // 2] < 0.6 * lr
+
+
+# Trained with timm's cosine as DeiT's script steps it: learning rate.
+@pytest.mark.parametrize(
+    ('name', 'lr'),
+    [
+        ('ravlt-t_8xb128_in1k', 1e-3), ('ravlt-l_8xb128_in1k', 1e-3),
+        ('deit-t_8xb128_in1k', 1e-3), ('deit-b_8xb128_in1k', 1e-3),
+        ('deit-t-rala_8xb128_in1k', 1e-3), ('mit-b0_8xb128_in1k', 1e-3),
+        ('mit-b2-rwgka_8xb128_in1k', 1e-3), ('convit-t_8xb128_in1k', 1e-3),
+        ('deit-t-ripple_8xb128_in1k', 1e-3), ('deit-t-ripple_8xb64_cifar100', 5e-4),
+    ],
+)  # fmt: skip
+def test_learning_rate_of_each_epoch_is_that_of_deit(name, lr):
+    cfg, epochs = load(name), 300
+    assert cfg.optim_wrapper.optimizer.lr == lr and cfg.train_cfg.max_epochs == epochs
+    schedulers = [dict(s) for s in cfg.param_scheduler]
+    found = learning_rates(f'lr={lr}\niterations={epochs * EPOCH_LENGTH}\nschedulers={schedulers}')
+    for epoch in range(epochs):
+        rates = found[epoch * EPOCH_LENGTH : (epoch + 1) * EPOCH_LENGTH]
+        assert len(set(rates)) == 1, 'the rate changes inside an epoch'
+        t = max(0, epoch - 1)  # the script steps with the index of the finished epoch
+        if t < 5:  # the cosine, which acts here too, takes 0.04% off
+            expected = 1e-6 + t * (lr - 1e-6) / 5
+        else:
+            expected = 1e-5 + (lr - 1e-5) * (1 + math.cos(math.pi * t / epochs)) / 2
+        assert rates[0] == pytest.approx(expected, rel=5e-4 if t < 5 else 1e-5), epoch
 
 
 @pytest.mark.long
@@ -476,6 +503,7 @@ BEYOND = {
     'deit-s_8xb128_in1k': ('G, paper',),  # these two of another paper, which counts all products
     'deit-b_8xb128_in1k': ('G, paper',),
     'deit-t-rala-learnable-alpha_8xb128_in1k': ('G, paper',),
+    'deit-t-rala_8xb128_in1k': ('G, paper',),  # the figures of a projected gate fit DeiT-S alone
     'deit-t-la_8xb64_cifar100': ('M, paper',),
     'deit-t-la-no-ape_8xb64_cifar100': ('M, paper',),
     'deit-t-ripple-4-layers_8xb64_cifar100': ('M, paper',),
@@ -603,13 +631,58 @@ def test_attentions_in_deit(name, attn, feature_map, position):
 
 
 def test_convit():
-    for name, extra in (('convit-t_8xb128_in1k', 1), ('convit-t_8xb64_cifar100', 0)):
+    # Four heads as released; on CIFAR-100 the paper says six for all models.
+    for name, extra, heads in (
+        ('convit-t_8xb128_in1k', 1, 4),
+        ('convit-t_8xb64_cifar100', 0, 6),
+        ('convit-t-no-ape_8xb64_cifar100', 0, 6),
+    ):
         backbone = built(name).backbone
         attns = [layer.attn for layer in backbone.layers]
         kinds = ['GatedPositionalAttention'] * 10 + ['SoftmaxAttention'] * 2
         assert [type(attn).__name__ for attn in attns] == kinds
-        assert all(attn.num_heads == 4 and attn.in_proj.bias is None for attn in attns)
+        assert all(attn.num_heads == heads and attn.in_proj.bias is None for attn in attns)
         assert [backbone.num_extra_tokens(i) for i in range(12)] == [0] * 10 + [extra] * 2
+
+
+# Views of an image, decay of the average (None: no average), score of the best checkpoint.
+@pytest.mark.parametrize(
+    ('name', 'views', 'decay', 'best'),
+    [
+        *((f'ravlt-{size}_8xb128_in1k', 3, 0.9999200016, 'top1_best') for size in 'tsbl'),
+        *((f'deit-{size}_8xb128_in1k', 3, None, 'top1') for size in 'tsb'),
+        ('deit-t-rala_8xb128_in1k', 3, 0.9999200016, 'top1_best'),
+        ('convit-t_8xb128_in1k', 3, None, 'top1'),
+        *((f'mit-{size}_8xb128_in1k', 3, None, None) for size in ('b0', 'b1', 'b2')),
+        ('mit-b0-rwgka_8xb128_in1k', 3, None, None),
+        ('deit-t-la_8xb128_in1k', 1, None, 'top1'), ('deit-t-ripple_8xb128_in1k', 1, None, 'top1'),
+        ('deit-t_8xb64_cifar100', 1, None, None), ('deit-t-ripple_8xb64_cifar100', 1, None, None),
+    ],
+)  # fmt: skip
+def test_what_the_script_of_deit_does_beside_augmentation(name, views, decay, best):
+    cfg = load(name)
+    loader = cfg.train_dataloader
+    assert loader.sampler.get('num_repeats', 1) == views and loader.sampler.get('shuffle', True)
+    assert loader.sampler.type == ('RepeatAugSampler' if views > 1 else 'DefaultSampler')
+    assert loader.drop_last and not cfg.val_dataloader.get('drop_last', False)
+    assert cfg.optim_wrapper.type == 'AmpOptimWrapper' and 'clip_grad' not in cfg.optim_wrapper
+    averages = [hook for hook in cfg.custom_hooks if hook.type == 'ModelEMAHook']
+    found = [(1 - hook.momentum, hook.update_buffers) for hook in averages]
+    assert found == ([(pytest.approx(decay, rel=1e-9), True)] if decay else [])
+    kept = cfg.default_hooks.checkpoint.get('save_best')
+    assert kept == (best and f'accuracy/{best}')
+
+
+@pytest.mark.parametrize('size', 'tsbl')
+def test_batch_norms_of_ravlt_are_synchronised(size):
+    norms = [m for m in built(f'ravlt-{size}_8xb128_in1k').modules() if 'Batch' in type(m).__name__]
+    assert len(norms) >= 8 and all(isinstance(norm, torch.nn.SyncBatchNorm) for norm in norms)
+
+
+def test_the_gate_of_rala_in_deit_is_projected():
+    for layer in built('deit-t-rala_8xb128_in1k').backbone.layers:
+        # Queries, keys, values and the gate.
+        assert layer.attn.in_proj.weight.shape == (4 * 192, 192)
 
 
 @pytest.mark.parametrize(('attn', 'lr', 'num_norms'), [('', 6e-5, 30), ('-rwgka', 1e-4, 24)])
@@ -744,10 +817,10 @@ def test_weight_decay_of_dense_models(name, decay, exempt):
 
 def test_weight_decay_of_the_classifier():
     found = decays(load('ravlt-t_8xb128_in1k'))
-    assert found['backbone.stages.0.0.attn.in_proj.weight'] == 0.05
+    decayed = ('backbone.stages.0.0.attn.in_proj.weight', 'backbone.stages.0.0.gamma1')
+    assert {found[key] for key in decayed} == {0.05}
     zero = ('backbone.stages.0.0.norm1.weight', 'backbone.stem.0.bn.bias',
-            'backbone.stages.0.0.gamma1', 'backbone.stages.0.0.attn.in_proj.bias',
-            'neck.bn.weight')  # fmt: skip
+            'backbone.stages.0.0.attn.in_proj.bias', 'neck.bn.weight')  # fmt: skip
     assert {found[key] for key in zero} == {0}
 
 

@@ -16,15 +16,7 @@ optim_wrapper = dict(
         custom_keys={'.cls_token': dict(decay_mult=0.0), '.pos_embed': dict(decay_mult=0.0)}
     ),
 )
-param_scheduler = [
-    dict(type='LinearLR', start_factor=1e-3, by_epoch=True, end=5, convert_to_iter_based=True),
-    dict(
-        type='CosineAnnealingLR',
-        eta_min=1e-5,
-        by_epoch=True,
-        begin=5,
-        end=50,
-        convert_to_iter_based=True,
-    ),
-]
+param_scheduler = _base_.param_scheduler
+param_scheduler[0].update(start_factor=2e-3)
+param_scheduler[1].update(end=50)
 auto_scale_lr = dict(base_batch_size=64)

@@ -3,7 +3,6 @@ _base_ = './deit-t_8xb64_cifar100.py'
 options = dict(qkv_bias=False)
 model = dict(
     backbone=dict(
-        arch=dict(num_heads=4),
         attn_cfg=[dict(type='GatedPositionalAttention', **options)] * 10
         + [dict(type='SoftmaxAttention', **options)] * 2,
     )

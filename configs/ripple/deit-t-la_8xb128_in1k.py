@@ -8,3 +8,5 @@ model = dict(
         out_type='avg_featmap',
     )
 )
+# The paper trains as DeiT, but without repeated augmentation.
+train_dataloader = dict(sampler=dict(_delete_=True, type='DefaultSampler', shuffle=True))

@@ -19,4 +19,7 @@ optim_wrapper = dict(
     optimizer=dict(lr=5e-4),
     paramwise_cfg=dict(custom_keys={'.pos_embed': dict(decay_mult=0.0)}),
 )
+# The warm-up starts at DeiT's 1e-6.
+param_scheduler = _base_.param_scheduler
+param_scheduler[0].update(start_factor=2e-3)
 auto_scale_lr = dict(base_batch_size=512)

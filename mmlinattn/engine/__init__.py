@@ -3,6 +3,7 @@
 from .distributed.fsdp_strategy import FSDP2Strategy
 from .hooks.checkpoint_hook import AtomicCheckpointHook
 from .hooks.divergence_hook import DivergenceHook
+from .hooks.ema_hook import ModelEMAHook
 from .hooks.fuse_conv_bn_hook import FuseConvBNHook
 from .hooks.preemption_hook import PreemptionHook
 from .hooks.watchdog_hook import HangHook
@@ -19,6 +20,7 @@ __all__ = [
     'FSDP2Strategy',
     'FuseConvBNHook',
     'HangHook',
+    'ModelEMAHook',
     'PreemptionHook',
     'ResumableEpochLoop',
     'build_model',

@@ -1,14 +1,21 @@
 """The keys from which random numbers are drawn; whole runs are in test_tools."""
 
+import math
 import random
+from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
+from mmpretrain.datasets.samplers import repeat_aug
+from mmpretrain.registry import DATA_SAMPLERS
+from torch.utils.data import BatchSampler, DataLoader
 
 from mmlinattn.engine.runner import exact_resume
 from mmlinattn.engine.runner.exact_resume import ExactResumeHook, seed_everything
+from mmlinattn.engine.runner.train_loop import _rest_of
 
 
 def draw() -> tuple:
@@ -120,3 +127,63 @@ def test_a_loader_without_a_batch_sampler():
     runner = SimpleNamespace(train_dataloader=SimpleNamespace(batch_sampler=None))
     with pytest.raises(ValueError, match='needs a data loader with a batch sampler'):
         ExactResumeHook().before_train(runner)
+
+
+# Repeated augmentation, from the sampler that the configs name.
+DEIT = 'configs/vit/deit-t_8xb128_in1k.py'
+
+
+@pytest.fixture
+def sampler_of(monkeypatch, root):
+    """sampler_of(rank, world_size, images): the training sampler of DeiT's config there."""
+    cfg = Config.fromfile(root / DEIT).train_dataloader.sampler
+
+    def make(rank: int, world_size: int, images: int):
+        on_rank(monkeypatch, rank, world_size)
+        monkeypatch.setattr(repeat_aug, 'get_dist_info', lambda: (rank, world_size))
+        return DATA_SAMPLERS.build(cfg, default_args=dict(dataset=range(images), seed=7))
+
+    return make
+
+
+def loader_of(sampler, batch_size: int) -> DataLoader:
+    """A data loader that draws a number for each sample, as the hook leaves it."""
+    dataset = type('Set', (), {'__getitem__': lambda self, i: (i, *draw())})()
+    batches = BatchSampler(sampler, batch_size, drop_last=True)
+    loader = DataLoader(dataset, batch_sampler=batches, collate_fn=list)
+    runner = SimpleNamespace(train_dataloader=loader, seed=7, train_loop=object())
+    ExactResumeHook().before_train(runner)
+    return loader
+
+
+def test_three_processes_see_three_views_of_an_image(sampler_of):
+    views = defaultdict(list)
+    for rank in range(3):
+        for batch in loader_of(sampler_of(rank, 3, 12), 2):
+            for image, *numbers in batch:
+                views[image].append((rank, *numbers))
+    assert len(views) == 4  # a third of the images
+    for seen in views.values():
+        assert [rank for rank, *_ in seen] == [0, 1, 2]
+        for numbers in list(zip(*seen))[1:]:
+            assert len(set(numbers)) == 3, 'the same augmentation twice'
+
+
+@pytest.mark.parametrize('rank', [0, 1, 2])
+def test_repeated_views_go_on_inside_an_epoch(sampler_of, rank):
+    sampler = sampler_of(rank, 3, 30)
+    sampler.set_epoch(4)
+    whole = [*loader_of(sampler, 2)]
+    again = sampler_of(rank, 3, 30)
+    again.set_epoch(4)
+    assert [*_rest_of(loader_of(again, 2), 3)] == whole[3:]
+    again.set_epoch(5)
+    assert [*loader_of(again, 2)] != whole
+
+
+@pytest.mark.parametrize(('world_size', 'batch'), [(8, 128), (4, 256), (16, 64), (64, 16)])
+def test_an_epoch_has_as_many_steps_as_that_of_deit(sampler_of, world_size, batch):
+    """DeiT takes floor(N // 256 * 256 / GPUs) images a GPU; both drop the last, smaller batch."""
+    images = 1281167
+    steps = math.floor(images // 256 * 256 / world_size) // batch
+    assert len(sampler_of(0, world_size, images)) // batch == steps == 1251

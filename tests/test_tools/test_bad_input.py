@@ -9,6 +9,7 @@ from mmengine.config import Config
 from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config, set_resume
+from mmlinattn.engine.preflight.data import DataError
 
 from .conftest import CONFIGS
 
@@ -263,3 +264,10 @@ def test_resume_without_a_checkpoint_keeps_load_from(tmp_path):
     assert (cfg.load_from, cfg.resume) == ('weights.pth', False)
     set_resume(cfg, 'other.pth')
     assert (cfg.load_from, cfg.resume) == ('other.pth', True)
+
+
+def test_an_epoch_without_a_whole_batch(root, run, options, tmp_path):
+    """The ImageNet configs drop the last, smaller batch, as their releases."""
+    cfg = [*options('cls', batch=500), 'train_dataloader.drop_last=True']
+    with pytest.raises(DataError, match=r'an epoch has \d+ images .* batch_size=500.*drop_last'):
+        run('train', root / CONFIGS['cls'], '--work-dir', tmp_path, '--cfg-options', *cfg)

@@ -88,6 +88,37 @@ def test_told_to_stop(root, run, options, tmp_path, task, workers, at):
     assert all(torch.equal(expected[name], got[name]) for name in expected)
 
 
+def test_average_and_repeated_views_are_resumed_exactly(root, run, options, tmp_path):
+    """Told to stop inside an epoch, and killed later: the average is that of a whole run."""
+    config = tmp_path / 'averaged.py'
+    config.write_text(f"""
+_base_ = {str(root / CONFIGS['cls'])!r}
+custom_imports = dict(imports=['mmlinattn', 'tests.test_tools.signal_hook'])
+custom_hooks = [
+    dict(type='ExactResumeHook'),
+    dict(type='SignalHook'),
+    dict(type='ModelEMAHook', momentum=0.1, update_buffers=True),
+]
+train_dataloader = dict(sampler=dict(_delete_=True, type='RepeatAugSampler'))
+default_hooks = dict(checkpoint=dict(save_best='accuracy/top1_best'))
+""")
+    cfg = [*options('cls', 3), *SEG[:3], 'model.neck.in_channels=16', 'train_cfg.val_interval=1']
+    work, whole = tmp_path / 'work', tmp_path / 'whole'
+    program = start(root, config, work, cfg, signal_at=3)
+    assert program.end() == EXIT_CODE, program.text()[-3000:]
+    program = start(root, config, work, cfg, '--resume')
+    program.wait_for('Saving checkpoint at 2')
+    program.kill()
+    program.end()
+    run('train', config, '--work-dir', work, '--resume', '--cfg-options', *cfg)
+    run('train', config, '--work-dir', whole, '--cfg-options', *cfg)
+    contents = [torch.load(path / 'epoch_3.pth', weights_only=False) for path in (whole, work)]
+    for section in ('state_dict', 'ema_state_dict'):
+        expected, got = (content[section] for content in contents)
+        assert expected.keys() == got.keys()
+        assert all(torch.equal(expected[name], got[name]) for name in expected), section
+
+
 def test_two_processes_stop_at_the_same_iteration(root, options, tmp_path):
     """One of them is told. Before, each has validated another number of images."""
     cfg = [*options('seg', 100_000, batch=2), *SEG, 'train_cfg.val_interval=2']

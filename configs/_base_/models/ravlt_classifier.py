@@ -1,5 +1,4 @@
-# 128 images a GPU are enough for batch statistics.
-norm_cfg = dict(type='BN', requires_grad=True)
+norm_cfg = dict(type='SyncBN', requires_grad=True)
 model = dict(
     type='ImageClassifier',
     data_preprocessor=dict(

@@ -1,1 +1,1 @@
-"""Hooks: checkpoints, preemption, watchdog, divergence, corrupt images, fused batch norms."""
+"""Hooks: checkpoints, preemption, watchdog, divergence, corrupt images, fused batch norms, EMA."""

@@ -8,6 +8,8 @@ from mmengine.runner import EpochBasedTrainLoop
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ..preflight.data import DataError
+
 # Key of the number of batches per epoch in the message hub, which every checkpoint contains.
 BATCHES = 'batches_an_epoch'
 
@@ -32,7 +34,21 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
 
     MMEngine resumes at the start of the epoch. This loop reads only the remaining samples.
     ``tools/train.py`` uses it in place of ``EpochBasedTrainLoop``; the arguments are the same.
+
+    Raises:
+        DataError: an epoch has no batch, since ``drop_last`` drops the only one.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        loader = self.dataloader
+        if len(loader) == 0:
+            sampler = loader.batch_sampler
+            raise DataError(
+                f'train_dataloader: an epoch has {len(sampler.sampler)} images for a process, '
+                f'fewer than batch_size={sampler.batch_size}, and drop_last=True drops them; '
+                'lower batch_size or set drop_last=False'
+            )
 
     def run(self) -> nn.Module:
         """Run the training from the position of the loaded checkpoint."""

@@ -1,0 +1,112 @@
+"""Moving average of the weights that is scored beside the trained model."""
+
+from typing import Any, Optional
+
+import torch
+from mmengine.evaluator import DumpResults
+from mmengine.hooks import EMAHook, RuntimeInfoHook
+from mmengine.registry import HOOKS
+from mmengine.runner import BaseLoop, Runner, autocast
+
+
+@HOOKS.register_module()
+class ModelEMAHook(EMAHook):
+    """Hook that keeps a moving average of the weights as timm's ``ModelEma`` and scores both.
+
+    It differs from MMEngine's EMAHook, its base class, in three points:
+
+    - The average starts from the weights before the first step. MMEngine starts it after that step.
+    - Each validation scores the trained (raw) weights and then the average. ``accuracy/top1`` is
+      the score of the raw weights, ``accuracy/top1_ema`` that of the average and
+      ``accuracy/top1_best`` the higher of the two, for ``save_best``. A test of a checkpoint
+      without an average scores the raw weights alone.
+    - In a checkpoint ``state_dict`` holds the raw weights and ``ema_state_dict`` the average, as
+      ``model`` and ``model_ema`` in files of DeiT's training script. MMEngine exchanges the two.
+      A detector or segmentor that starts from the checkpoint gets the raw weights.
+
+    Args:
+        score: metric that ranks the weights, higher is better.
+        others: see MMEngine's EMAHook. ``momentum`` is 1 - decay: with a decay of 0.99996 for 512
+            images a step, ``1 - 0.99996 ** (batch_size / 512)``. ``update_buffers=True`` also
+            averages the running statistics of batch norms.
+
+    Raises:
+        ValueError: after a validation, its metrics do not include ``score``.
+
+    Source: main.py and engine.py of https://github.com/qhfan/RALA (classification).
+
+    Example:
+        >>> ema = dict(type='ModelEMAHook', momentum=1 - 0.99996**2, update_buffers=True)
+        >>> custom_hooks = [ema]
+        >>> default_hooks = dict(checkpoint=dict(save_best='accuracy/top1_best'))
+    """
+
+    def __init__(self, score: str = 'accuracy/top1', **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.score = score
+        # A test builds the average only if the checkpoint has one.
+        self.ema_model = None
+
+    def before_run(self, runner: Runner) -> None:
+        if _is_training(runner):
+            super().before_run(runner)
+            # At 0 MMEngine replaces the average by the weights after the first step.
+            self.ema_model.steps.fill_(1)
+
+    def before_val_epoch(self, runner: Runner) -> None:
+        """Keep the raw weights in the model, which are scored first."""
+
+    before_test_epoch = before_val_epoch
+
+    def after_val_epoch(self, runner: Runner, metrics: Optional[dict] = None) -> None:
+        if self.ema_model is not None:
+            found = self._score_average(runner, runner.val_loop, 'val', metrics)
+            RuntimeInfoHook().after_val_epoch(runner, found)
+
+    def after_test_epoch(self, runner: Runner, metrics: Optional[dict] = None) -> None:
+        if self.ema_model is not None:
+            found = self._score_average(runner, runner.test_loop, 'test', metrics)
+            RuntimeInfoHook().after_test_epoch(runner, found)
+
+    def _score_average(self, runner: Runner, loop: BaseLoop, split: str, metrics: dict) -> dict:
+        """Add the scores of the average to ``metrics``, and return the added ones."""
+        if self.score not in metrics:
+            raise ValueError(f'ModelEMAHook.score is {self.score!r}, not one of {sorted(metrics)}')
+        runner.logger.info('The moving average of the weights is scored now.')
+        evaluator = loop.evaluator
+        every_metric = evaluator.metrics
+        # Predictions and pictures that a test saves are those of the raw weights.
+        evaluator.metrics = [m for m in every_metric if not isinstance(m, DumpResults)]
+        self._swap_ema_parameters()
+        try:
+            with torch.no_grad(), autocast(enabled=loop.fp16):
+                for idx, batch in enumerate(loop.dataloader):
+                    runner.call_hook(f'before_{split}_iter', batch_idx=idx, data_batch=batch)
+                    evaluator.process(runner.model.val_step(batch), batch)
+            averaged = evaluator.evaluate(len(loop.dataloader.dataset))
+        finally:
+            self._swap_ema_parameters()
+            evaluator.metrics = every_metric
+        found = {f'{name}_ema': value for name, value in averaged.items()}
+        found[f'{self.score}_best'] = max(metrics[self.score], averaged[self.score])
+        # The checkpoint hook, which runs later, gets the same dict.
+        metrics.update(found)
+        return found
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        checkpoint['ema_state_dict'] = self.ema_model.state_dict()
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Load the average to resume or to test; a new training starts it from the raw weights."""
+        training = _is_training(runner)
+        if 'ema_state_dict' in checkpoint and (runner._resume or not training):
+            if not training:
+                super().before_run(runner)
+            self.ema_model.load_state_dict(checkpoint['ema_state_dict'], strict=self.strict_load)
+        elif training:
+            super().after_load_checkpoint(runner, dict(state_dict=checkpoint['state_dict']))
+
+
+def _is_training(runner: Runner) -> bool:
+    # The training loop is not built for a test.
+    return isinstance(runner._train_loop, BaseLoop)

@@ -1,0 +1,215 @@
+"""The moving average of the weights: its values, its scores, and the file it is saved in."""
+
+import json
+import pickle
+from typing import List
+
+import pytest
+import torch
+from mmengine.evaluator import BaseMetric, DumpResults
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS
+from torch import nn
+
+from mmlinattn.checkpoints import read_checkpoint
+from mmlinattn.engine import ModelEMAHook
+from mmlinattn.engine.runner.runner import PluginRunner
+
+DECAY = 0.9
+
+
+class Net(BaseModel):
+    """A vector, and a batch norm whose statistics follow the batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.5, -1.0]))
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, inputs, mode='tensor'):
+        x = self.norm(inputs * self.weight)
+        return dict(loss=(x - inputs).square().sum()) if mode == 'loss' else [self.weight.clone()]
+
+
+class WeightMetric(BaseMetric):
+    """Minus the distance of the first weight from 2."""
+
+    default_prefix = 'accuracy'
+
+    def process(self, data_batch, data_samples) -> None:
+        self.results.append(-abs(float(data_samples[0][0]) - 2))
+
+    def compute_metrics(self, results: list) -> dict:
+        return dict(top1=sum(results) / len(results))
+
+
+class Recorder(Hook):
+    """Sets the first weight after an iteration to a given value, and records all weights."""
+
+    priority = 'ABOVE_NORMAL'  # before the average
+
+    def __init__(self, values=()) -> None:
+        self.values, self.states = values, []
+
+    def before_train(self, runner) -> None:
+        self.states.append({k: v.clone() for k, v in runner.model.state_dict().items()})
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
+        if self.values:
+            with torch.no_grad():
+                runner.model.weight[0] = self.values[runner.iter]
+        self.states.append({k: v.clone() for k, v in runner.model.state_dict().items()})
+
+
+def runner_of(folder, epochs=1, batches=1, momentum=1 - DECAY, hooks=(), **options) -> PluginRunner:
+    torch.manual_seed(0)
+    loader = dict(
+        dataset=[dict(inputs=torch.randn(2)) for _ in range(4 * batches)],
+        collate_fn=dict(type='default_collate'),
+        sampler=dict(type='DefaultSampler', shuffle=False),
+        batch_size=4,
+    )
+    ema = dict(type='ModelEMAHook', momentum=momentum, update_buffers=True)
+    given = dict(
+        model=Net(),
+        work_dir=str(folder),
+        train_dataloader=loader,
+        val_dataloader=loader,
+        test_dataloader=loader,
+        train_cfg=dict(by_epoch=True, max_epochs=epochs, val_interval=1),
+        val_cfg=dict(),
+        test_cfg=dict(),
+        val_evaluator=[WeightMetric()],
+        test_evaluator=[WeightMetric()],
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.05)),
+        default_hooks=dict(
+            checkpoint=dict(type='AtomicCheckpointHook', save_best='accuracy/top1_best')
+        ),
+        custom_hooks=[ema, *hooks],
+        experiment_name=str(folder).replace('/', '_'),
+        **options,
+    )
+    return PluginRunner(**given)
+
+
+def average_in(path) -> dict:
+    found = torch.load(path, weights_only=False)['ema_state_dict']
+    return {k.removeprefix('module.'): v for k, v in found.items() if k != 'steps'}
+
+
+def definition(states: List[dict], decay: float) -> dict:
+    """Sum of all weights since the start with their decays, written out."""
+    steps = len(states) - 1
+    return {
+        name: decay**steps * states[0][name].double()
+        + sum((1 - decay) * decay ** (steps - t) * states[t][name] for t in range(1, steps + 1))
+        for name in states[0]
+        if states[0][name].is_floating_point()
+    }
+
+
+def test_weights_and_statistics_are_those_of_the_definition(tmp_path):
+    recorder = Recorder()
+    runner_of(tmp_path, batches=6, hooks=[recorder]).train()
+    assert len(recorder.states) == 7
+    found = average_in(tmp_path / 'epoch_1.pth')
+    expected = definition(recorder.states, DECAY)
+    assert set(expected) == set(found) - {'norm.num_batches_tracked'}
+    assert {'norm.running_mean', 'norm.running_var', 'weight'} < set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name].double(), value, rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(found[name], recorder.states[-1][name], rtol=1e-3), name
+    content = read_checkpoint(tmp_path / 'epoch_1.pth')
+    assert all(value.equal(content['state_dict'][k]) for k, value in recorder.states[-1].items())
+
+
+def test_both_are_scored_and_the_best_of_both_is_kept(tmp_path):
+    # From 0.5 the average with a decay of 0.5 is 0.75, 0.5, 2.25, 1.375: the best is the third.
+    # That of the weights themselves is the first.
+    runner_of(tmp_path, 4, momentum=0.5, hooks=[Recorder([1.0, 0.25, 4.0, 0.5])]).train()
+    log = next(tmp_path.glob('*/vis_data/scalars.json'))
+    scores = [line for line in map(json.loads, log.open()) if 'accuracy/top1' in line]
+    assert [s['accuracy/top1'] for s in scores] == [-1, -1.75, -2, -1.5]
+    assert [s['accuracy/top1_ema'] for s in scores] == [-1.25, -1.5, -0.25, -0.625]
+    assert [s['accuracy/top1_best'] for s in scores] == [-1, -1.5, -0.25, -0.625]
+    text = next(tmp_path.glob('*/*.log')).read_text()
+    assert 'accuracy/top1: -2.0000' in text and 'accuracy/top1_ema: -0.2500' in text
+    (best,) = tmp_path.glob('best_*.pth')
+    assert best.name == 'best_accuracy_top1_best_epoch_3.pth'
+    # Both are in the file, and a test scores both.
+    assert read_checkpoint(best)['state_dict']['weight'][0] == 4.0
+    assert average_in(best)['weight'][0] == 2.25
+    found = runner_of(tmp_path / 'test', load_from=str(best)).test()
+    expected = {'': -2, '_ema': -0.25, '_best': -0.25}
+    assert found == {f'accuracy/top1{name}': score for name, score in expected.items()}
+    # Saved predictions are those of the weights themselves.
+    runner = runner_of(tmp_path / 'dump', load_from=str(best))
+    saved = tmp_path / 'predictions.pkl'
+    runner.test_evaluator.metrics.append(DumpResults(str(saved)))
+    assert runner.test() == found
+    assert [float(weight[0]) for weight in pickle.loads(saved.read_bytes())] == [4.0]
+
+
+def test_the_model_is_scored_alone_without_an_average_in_the_file(tmp_path):
+    released = tmp_path / 'released.pth'
+    torch.save(dict(state_dict=Net().state_dict()), released)
+    found = runner_of(tmp_path, load_from=str(released)).test()
+    assert found == {'accuracy/top1': -1.5}
+
+
+def test_a_new_training_from_a_checkpoint_starts_its_average_from_the_raw_weights(tmp_path):
+    runner_of(tmp_path / 'first', 2, hooks=[Recorder([3.0, 1.0])]).train()
+    recorder = Recorder([7.0])
+    first = str(tmp_path / 'first/epoch_2.pth')
+    runner_of(tmp_path / 'second', momentum=0.5, hooks=[recorder], load_from=first).train()
+    assert recorder.states[0]['weight'][0] == 1
+    assert average_in(tmp_path / 'second/epoch_1.pth')['weight'][0] == 4  # of 1 and 7
+
+
+def test_a_resumed_average_is_exactly_that_of_a_whole_run(tmp_path):
+    runner_of(tmp_path / 'whole', 3, batches=3).train()
+    runner_of(tmp_path / 'part', 1, batches=3).train()
+    resumed = runner_of(
+        tmp_path / 'part', 3, batches=3, load_from=str(tmp_path / 'part/epoch_1.pth'), resume=True
+    )
+    resumed.train()
+    for section in ('ema_state_dict', 'state_dict'):
+        whole, part = (
+            torch.load(tmp_path / name / 'epoch_3.pth', weights_only=False)[section]
+            for name in ('whole', 'part')
+        )
+        assert all(value.equal(part[name]) for name, value in whole.items()), section
+    assert whole.keys() == part.keys()
+
+
+def test_unknown_score(tmp_path):
+    runner = runner_of(tmp_path)
+    (hook,) = (hook for hook in runner.hooks if isinstance(hook, ModelEMAHook))
+    hook.score = 'mIoU'
+    with pytest.raises(ValueError, match=r"score is 'mIoU', not one of \['accuracy/top1'\]"):
+        runner.train()
+
+
+def test_a_backbone_that_loads_the_file_gets_the_raw_weights(tmp_path):
+    # As detectors of the release, which read ``model`` and never ``model_ema``.
+    arch = dict(embed_dims=(8,) * 4, depths=(1,) * 4, num_heads=(1,) * 4)
+    backbone = dict(type='RAVLT', arch=arch)
+    classifier = MODELS.build(backbone)
+    path = tmp_path / 'classifier.pth'
+    hook = ModelEMAHook(momentum=0.5, update_buffers=True)
+    hook.src_model = nn.ModuleDict(dict(backbone=classifier))
+    hook.ema_model = MODELS.build(hook.ema_cfg, default_args=dict(model=hook.src_model))
+    with torch.no_grad():
+        for parameter in classifier.parameters():
+            parameter.add_(1)
+    content = dict(state_dict=hook.src_model.state_dict(), meta={})
+    hook.before_save_checkpoint(None, content)
+    torch.save(content, path)
+    init_cfg = dict(type='Pretrained', checkpoint=str(path), prefix='backbone.')
+    dense = MODELS.build(dict(backbone, init_cfg=init_cfg))
+    dense.init_weights()
+    found = dict(dense.named_parameters())
+    for name, value in classifier.named_parameters():
+        assert found[name].equal(value), name
+        assert not found[name].equal(content['ema_state_dict'][f'module.backbone.{name}']), name
