@@ -2,6 +2,7 @@
 
 from typing import Optional
 
+from mmengine.model import initialize
 from mmseg.models.decode_heads import SegformerHead
 from torch import nn
 
@@ -51,3 +52,9 @@ class AllMLPHead(SegformerHead):
         self.convs = nn.ModuleList(
             nn.Conv2d(channels, self.channels, kernel_size=1) for channels in self.in_channels
         )
+
+    def init_weights(self) -> None:
+        """Initialise all layers by ``init_cfg`` if there is one."""
+        super().init_weights()
+        if self.init_cfg:
+            initialize(self.fusion_conv, self.init_cfg)  # which has a start of its own

@@ -54,3 +54,17 @@ def test_the_levels_are_linear_in_the_input(head):
     conv = head.convs[0]
     linear = nn.functional.linear(x.movedim(1, -1), conv.weight.flatten(1), conv.bias)
     torch.testing.assert_close(conv(x), linear.movedim(-1, 1))
+
+
+def test_a_given_start_is_that_of_every_convolution():
+    torch.manual_seed(0)
+    start = dict(type='Xavier', layer='Conv2d')
+    options = dict(in_channels=[64, 128], in_index=[0, 1], channels=256, num_classes=19)
+    config = dict(type='mmlinattn.models.decode_heads.AllMLPHead', **options)
+    head = MODELS.build(dict(config, norm_cfg=dict(type='BN'), init_cfg=start))
+    head.init_weights()
+    convs = [m for m in head.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert len(convs) == 4
+    for conv in convs:
+        fan = conv.in_channels + conv.out_channels
+        assert float(conv.weight.std()) == pytest.approx((2 / fan) ** 0.5, rel=0.05)
