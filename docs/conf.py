@@ -42,7 +42,7 @@ NAVIGATION = {
         'All attentions <docs/attentions>',
     ],
     'Extend': ['docs/design', 'CONTRIBUTING', 'docs/checkpoints'],
-    'Evidence': ['docs/results', 'docs/zoo', 'docs/benchmarks', 'docs/scale'],
+    'Evidence': ['docs/reproduce', 'docs/results', 'docs/zoo', 'docs/benchmarks', 'docs/scale'],
     'Reference': [
         'docs/limits',
         'docs/reference/ops',

@@ -1,0 +1,331 @@
+#!/usr/bin/env python
+"""Write published numbers into metafiles, READMEs and docs/reproduce.md.
+
+The source is tests/reference: recipes.yml and a file of experiments for each folder of configs.
+``--check`` writes nothing and exits 1 if a file would change.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / 'tests/reference'
+SIZES = {
+    'parameters': 'Parameters (M)',
+    'encoder_parameters': 'Parameters (M, encoder)',
+    'model_parameters': 'Parameters (M, whole model)',
+    'gflops': 'FLOPs (G)',
+}
+# Name of a number: task, data set (None: that of the recipe) and metric of the metafile.
+METRICS = {
+    'top1': ('Image Classification', None, 'Top 1 Accuracy'),
+    'top5': ('Image Classification', None, 'Top 5 Accuracy'),
+    'top1_v2': ('Image Classification', 'ImageNet-V2', 'Top 1 Accuracy'),
+    'box_ap': ('Object Detection', None, 'box AP'),
+    'box_ap50': ('Object Detection', None, 'box AP50'),
+    'box_ap75': ('Object Detection', None, 'box AP75'),
+    'box_ap_small': ('Object Detection', None, 'box AP small'),
+    'box_ap_medium': ('Object Detection', None, 'box AP medium'),
+    'box_ap_large': ('Object Detection', None, 'box AP large'),
+    'mask_ap': ('Instance Segmentation', None, 'mask AP'),
+    'mask_ap50': ('Instance Segmentation', None, 'mask AP50'),
+    'mask_ap75': ('Instance Segmentation', None, 'mask AP75'),
+    'miou': ('Semantic Segmentation', None, 'mIoU'),
+}
+# Column of a README: names of the number, the first that is given counts.
+COLUMNS = {
+    'M, paper': ['parameters', 'model_parameters'],
+    'encoder M, paper': ['encoder_parameters'],
+    'G, paper': ['gflops'],
+    'top-1 (paper)': ['top1'],
+    'top-1 (release)': ['top1'],
+    'top-1, ImageNet-V2 (paper)': ['top1_v2'],
+    'top-5 (paper)': ['top5'],
+    'box AP (paper)': ['box_ap'],
+    'mask AP (paper)': ['mask_ap'],
+    'mIoU (paper)': ['miou'],
+    'mIoU, single scale (paper)': ['miou'],
+    'small': ['box_ap_small'],
+    'medium': ['box_ap_medium'],
+    'large': ['box_ap_large'],
+}
+
+
+def load_recipes() -> Dict[str, Dict[str, Any]]:
+    return yaml.safe_load((REFERENCE / 'recipes.yml').read_text(encoding='utf-8'))['recipes']
+
+
+def load_experiments(method: str) -> Dict[str, Any]:
+    """Return collection and experiments of a folder of configs."""
+    path = REFERENCE / 'experiments' / f'{method}.yml'
+    return yaml.safe_load(path.read_text(encoding='utf-8'))
+
+
+def methods() -> List[str]:
+    return sorted(path.stem for path in (REFERENCE / 'experiments').glob('*.yml'))
+
+
+def value_of(recipes: Dict[str, Any], recipe: str, field: str) -> Any:
+    """Return a value of a recipe, or of the nearest one that it is based on."""
+    entry = recipes[recipe]
+    if field in entry or field in entry.get('values', {}):
+        return entry.get(field, entry.get('values', {}).get(field))
+    return value_of(recipes, entry['base'], field) if 'base' in entry else None
+
+
+def metafile(method: str, recipes: Dict[str, Any]) -> str:
+    """Return the text of the metafile of a folder of configs."""
+    ledger = load_experiments(method)
+    collection, readme = ledger['collection'], f'configs/{method}/README.md'
+    paper = {'Title': collection['title']}
+    if 'url' in collection:
+        paper['URL'] = collection['url']
+    head = {
+        'Name': collection['name'],
+        'Metadata': {'Architecture': collection['architecture']},
+        'Paper': paper,
+        'README': readme,
+        'Code': {'URL': collection['code']},
+    }
+    models = [model_entry(method, collection['name'], e, recipes) for e in ledger['experiments']]
+    words = f'Written by tools/misc/render_recipes.py. {collection["note"]}'
+    return comment(words) + yaml.safe_dump(
+        {'Collections': [head], 'Models': models}, sort_keys=False, allow_unicode=True, width=100
+    )
+
+
+def comment(words: str) -> str:
+    """Return a text as lines of a comment, at most 100 characters long."""
+    lines = ['#']
+    for word in words.split():
+        if len(lines[-1]) + len(word) >= 100:
+            lines.append('#')
+        lines[-1] += f' {word}'
+    return '\n'.join(lines) + '\n'
+
+
+def model_entry(
+    method: str, collection: str, experiment: Dict[str, Any], recipes: Dict[str, Any]
+) -> Dict[str, Any]:
+    """Return the metafile entry of a config."""
+    name, paper = experiment['config'], experiment.get('paper', {})
+    recipe = experiment.get('recipe')
+    data = experiment.get('data') or value_of(recipes, recipe, 'data')
+    metadata = {'Training Data': data}
+    metadata.update({text: paper[key] for key, text in SIZES.items() if key in paper})
+    changed = experiment.get('changes', {}).get('length')
+    length = changed or (value_of(recipes, recipe, 'length') if recipe else None)
+    match = re.fullmatch(r'(\d+) (epochs|iterations)', str(length))
+    if match:
+        metadata[match[2].capitalize()] = int(match[1])
+    entry = {
+        'Name': name,
+        'In Collection': collection,
+        'Config': f'configs/{method}/{name}.py',
+        'Metadata': metadata,
+    }
+    found = results(paper, data, experiment.get('note', ''))
+    return {**entry, 'Results': found} if found else entry
+
+
+def results(paper: Dict[str, float], data: str, note: str) -> List[Dict[str, Any]]:
+    """Return the published results of a metafile entry, one for each task and data set."""
+    found: Dict[tuple, Dict[str, Any]] = {}
+    for key, (task, other, metric) in METRICS.items():
+        if key in paper:
+            group = found.setdefault((task, other or data), {})
+            group[metric] = paper[key]
+    return [
+        {'Task': task, 'Dataset': dataset, 'Metrics': metrics, 'Note': note}
+        for (task, dataset), metrics in found.items()
+    ]
+
+
+def cells(line: str) -> List[str]:
+    return [cell.strip() for cell in line.strip().strip('|').split('|')]
+
+
+def is_table(line: str) -> bool:
+    return line.startswith('|')
+
+
+def fill_readme(text: str, numbers: Dict[str, Dict[str, float]]) -> str:
+    """Return a README whose columns of published numbers have the values of the ledger.
+
+    Args:
+        text: content of the README.
+        numbers: published numbers of each config, by its name.
+    """
+    lines, start = text.splitlines(), 0
+    while start < len(lines):
+        stop = start
+        while stop < len(lines) and is_table(lines[stop]):
+            stop += 1
+        if stop > start:
+            lines[start:stop] = fill_table(lines[start:stop], numbers)
+        start = stop + 1
+    return '\n'.join(lines) + '\n'
+
+
+def fill_table(lines: List[str], numbers: Dict[str, Dict[str, float]]) -> List[str]:
+    """Return the rows of a table with published numbers filled in, where a row links a config."""
+    header, rows = cells(lines[0]), [cells(line) for line in lines]
+    for column, title in enumerate(header):
+        if title not in COLUMNS:
+            continue
+        found = {}
+        for i, line in enumerate(lines):
+            # A row may link several configs, of a classifier and of the models that start from it.
+            linked = [name for name in re.findall(r'([^/(\s]+)\.py\)', line) if name in numbers]
+            values = [numbers[name].get(key) for name in linked for key in COLUMNS[title]]
+            if linked:
+                found[i] = next((value for value in values if value is not None), None)
+        digits = max((len(f'{v:g}'.partition('.')[2]) for v in found.values() if v), default=0)
+        for i, value in found.items():
+            size = COLUMNS[title][0] in SIZES
+            rows[i][column] = (
+                '' if value is None else f'{value:g}' if size else f'{value:.{digits}f}'
+            )
+    return [
+        f'| {" | ".join(row)} |'.replace('|  |', '| |') if row != cells(line) else line
+        for line, row in zip(lines, rows)
+    ]
+
+
+def table_of(experiment: Dict[str, Any]) -> str:
+    """Return the table that publishes an experiment first, such as 'RALA paper, table 6'."""
+    match = re.match(r'(\S+ \w+) (table \w+)', experiment['row'])
+    return f'{match[1]}, {match[2]}' if match else experiment['row']
+
+
+def expected(paper: Dict[str, float]) -> str:
+    """Return the published metrics of an experiment in one line."""
+    short = {'Top 1 Accuracy': 'top-1', 'Top 5 Accuracy': 'top-5'}
+    return ', '.join(
+        f'{short.get(metric, metric)}{" (V2)" if data else ""} {paper[key]:g}'
+        for key, (_, data, metric) in METRICS.items()
+        if key in paper and not metric.endswith(('50', '75', 'small', 'medium', 'large'))
+    )
+
+
+def natural(text: str) -> List[Any]:
+    """Return a key that sorts numbers inside texts by their value."""
+    return [int(part) if part.isdigit() else part.lower() for part in re.split(r'(\d+)', text)]
+
+
+def reproduce_tables() -> str:
+    """Return a table of configs, cost and expected numbers for each published table."""
+    estimates = yaml.safe_load((REFERENCE / 'estimates.yml').read_text(encoding='utf-8'))
+    groups: Dict[str, List[str]] = {}
+    for method in methods():
+        for experiment in load_experiments(method)['experiments']:
+            if 'row' not in experiment or not expected(experiment.get('paper', {})):
+                continue
+            name = experiment['config']
+            hours, memory = estimates['configs'].get(name, ('', ''))
+            remark = experiment.get('remark', '')
+            groups.setdefault(table_of(experiment), []).append(
+                f'| [{name}](../configs/{method}/{name}.py) | {hours} | {memory} '
+                f'| {expected(experiment["paper"])} | {remark} |'.replace('|  |', '| |')
+            )
+    head = (
+        '| config | hours on 8 A100, estimated | GiB a GPU, estimated | expected | remark |\n'
+        '| --- | ---: | ---: | --- | --- |\n'
+    )
+    names = sorted(groups, key=natural)
+    return '\n'.join(f'### {name}\n\n{head}' + '\n'.join(groups[name]) + '\n' for name in names)
+
+
+def notes(recipes: Dict[str, Any]) -> str:
+    """Return what sources contradict or leave open, for each recipe."""
+    lines = ['| recipe | paper and release differ | not stated |', '| --- | --- | --- |']
+    for name, recipe in recipes.items():
+        values = recipe['values']
+        unknown = ', '.join(
+            field.replace('_', ' ') for field, v in values.items() if v == 'unknown'
+        )
+        differing = '; '.join(recipe.get('notes', ()))
+        if unknown or differing:
+            lines.append(f'| {name} | {differing} | {unknown} |'.replace('|  |', '| |'))
+    return '\n'.join(lines) + '\n'
+
+
+def fill_page(text: str, parts: Dict[str, str]) -> str:
+    """Replace the text between ``<!-- name -->`` and ``<!-- end of name -->``."""
+    for name, content in parts.items():
+        begin, end = f'<!-- {name} -->', f'<!-- end of {name} -->'
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f'docs/reproduce.md needs one {begin} and one {end}')
+        head, rest = text.split(begin)
+        text = f'{head}{begin}\n\n{content}\n{end}{rest.split(end)[1]}'
+    return text
+
+
+def estimate() -> None:
+    """Estimate time and memory of every recipe and write tests/reference/estimates.yml."""
+    from mmlinattn.analysis.devices import DEVICES
+    from mmlinattn.analysis.training_estimate import plan
+    from mmlinattn.engine.config import load_config
+
+    lines = [
+        '# Written by tools/misc/render_recipes.py --estimate: hours of training on eight A100 and',
+        '# GiB of each GPU, by the model of docs/scale.md.',
+        'configs:',
+    ]
+    for method in methods():
+        for experiment in load_experiments(method)['experiments']:
+            if 'row' not in experiment:
+                continue
+            name = experiment['config']
+            cfg = load_config(ROOT / 'configs' / method / f'{name}.py')
+            found = plan(cfg, DEVICES['a100'], 8)
+            memory = sum(found.memory.values()) / 2**30
+            lines.append(f'  {name}: [{found.hours:.1f}, {memory:.0f}]')
+            print(lines[-1], flush=True)
+    (REFERENCE / 'estimates.yml').write_text('\n'.join(lines) + '\n', encoding='utf-8')
+
+
+def rendered() -> Dict[Path, str]:
+    """Return the text of every file that this script writes."""
+    recipes, files = load_recipes(), {}
+    numbers = {
+        e['config']: e.get('paper', {})
+        for m in methods()
+        for e in load_experiments(m)['experiments']
+    }
+    for method in methods():
+        folder = ROOT / 'configs' / method
+        files[folder / 'metafile.yml'] = metafile(method, recipes)
+        readme = folder / 'README.md'
+        files[readme] = fill_readme(readme.read_text(encoding='utf-8'), numbers)
+    page = ROOT / 'docs/reproduce.md'
+    parts = {'tables': reproduce_tables(), 'notes': notes(recipes)}
+    files[page] = fill_page(page.read_text(encoding='utf-8'), parts)
+    return files
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--check', action='store_true', help='write nothing, exit 1 on a change')
+    parser.add_argument('--estimate', action='store_true', help='estimate time and memory again')
+    args = parser.parse_args()
+    if args.estimate:
+        estimate()
+    files = rendered()
+    changed = [p for p, text in files.items() if p.read_text(encoding='utf-8') != text]
+    for path in changed:
+        print(f'{"differs" if args.check else "written"}: {path.relative_to(ROOT)}')
+        if not args.check:
+            path.write_text(files[path], encoding='utf-8')
+    return int(args.check and bool(changed))
+
+
+if __name__ == '__main__':
+    sys.exit(main())
