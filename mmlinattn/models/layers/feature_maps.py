@@ -7,7 +7,7 @@ kernels can then multiply in half precision, with sums in float32.
 """
 
 import math
-from typing import Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -412,7 +412,7 @@ def orthogonal_gaussian(like: Tensor) -> Tensor:
     """
     rows, columns = like.shape
     blocks = -(-rows // columns)
-    options = dict(dtype=accumulation_dtype(like.dtype), device=like.device)
+    options: Dict[str, Any] = dict(dtype=accumulation_dtype(like.dtype), device=like.device)
     q, r = torch.linalg.qr(torch.randn(blocks, columns, columns, **options))
     # The factorisation does not choose signs at random, which would bias the directions.
     signs = r.diagonal(dim1=-2, dim2=-1).sign()

@@ -1,6 +1,6 @@
 """Ripple attention as a layer."""
 
-from typing import Optional, Union
+from typing import Any, Dict, Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -145,7 +145,7 @@ class RippleAttention(BaseAttention):
         layout: TokenLayout,
         stick: Optional[str] = None,
     ) -> Tensor:
-        options = dict(
+        options: Dict[str, Any] = dict(
             hw_shape=layout.hw_shape,
             groups=self.groups,
             stick=stick,
