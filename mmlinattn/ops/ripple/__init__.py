@@ -1,6 +1,6 @@
 """Ripple attention."""
 
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Tuple
 
 from torch import Tensor
 
