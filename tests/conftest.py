@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib
+import logging
 import multiprocessing
 import os
 import sys
@@ -17,6 +18,9 @@ os.environ.setdefault('OPENCV_IO_MAX_IMAGE_PIXELS', str(2**24))
 
 import pytest
 import torch
+
+# Loggers of the frameworks keep the stream of the test that made them, which is closed later.
+logging.raiseExceptions = False
 
 if not torch.cuda.is_available():
     # Before anything imports Triton: a forced fused backend then runs in its interpreter.

@@ -141,7 +141,8 @@ def sampler_of(monkeypatch, root):
     def make(rank: int, world_size: int, images: int):
         on_rank(monkeypatch, rank, world_size)
         monkeypatch.setattr(repeat_aug, 'get_dist_info', lambda: (rank, world_size))
-        return DATA_SAMPLERS.build(cfg, default_args=dict(dataset=range(images), seed=7))
+        with DATA_SAMPLERS.switch_scope_and_registry('mmpretrain') as registry:
+            return registry.build(cfg, default_args=dict(dataset=range(images), seed=7))
 
     return make
 
