@@ -19,9 +19,6 @@ os.environ.setdefault('OPENCV_IO_MAX_IMAGE_PIXELS', str(2**24))
 import pytest
 import torch
 
-# Loggers of the frameworks keep the stream of the test that made them, which is closed later.
-logging.raiseExceptions = False
-
 if not torch.cuda.is_available():
     # Before anything imports Triton: a forced fused backend then runs in its interpreter.
     os.environ['TRITON_INTERPRET'] = '1'
@@ -36,6 +33,9 @@ from mmlinattn.ops.common import dispatch
 from mmlinattn.utils import mmcv_ops
 from tests.interpreter import quicken
 from tests.object_store import KEY_ID, SECRET, serve_objects
+
+# Loggers of the frameworks keep the stream of the test that made them, which is closed later.
+logging.raiseExceptions = False
 
 ROOT = Path(__file__).resolve().parent.parent
 # Small cases are in the repository; a large one may lie beside it.
