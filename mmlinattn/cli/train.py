@@ -10,6 +10,7 @@ from ..engine.distributed.fsdp_runner import runner_class
 from ..engine.hooks.divergence_hook import TrainingDiverged
 from ..engine.hooks.preemption_hook import Preempted
 from ..engine.preflight import data as data_checks
+from ..engine.preflight.model import check_channels
 from ..engine.preflight.weights import check_weights
 from ..engine.runner.runner import PluginFeatures
 from ..engine.runner.work_dir_lock import claim_folder
@@ -56,6 +57,7 @@ def prepare(args: argparse.Namespace) -> PluginFeatures:
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
     runner_of = runner_class(cfg)
+    check_channels(cfg)
     launch.check_restarts(args.resume)
     if args.launcher != 'none' or args.hang_timeout is not None:
         config.set_hang_timeout(cfg, args.hang_timeout)

@@ -21,6 +21,7 @@ from .hooks.checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
 from .hooks.divergence_hook import DivergenceHook
 from .hooks.preemption_hook import PreemptionHook
 from .hooks.watchdog_hook import TIMEOUT_S, HangHook
+from .preflight.old_configs import check_not_old
 from .preflight.options import check_options, dicts
 
 # Collectives time out this many seconds after HangHook.
@@ -62,6 +63,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
         cfg = Config.fromfile(path)
     except (SyntaxError, OSError) as error:  # some of the messages do not name the file
         raise type(error)(f'config {path}: {error}') from error
+    check_not_old(cfg)
     for option in cfg_options or {}:
         _check_override(option, cfg)
     if cfg_options:

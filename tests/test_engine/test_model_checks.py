@@ -1,0 +1,104 @@
+"""Wrong channels and old configs end in one line, before data is read."""
+
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+
+from mmlinattn.cli import train
+from mmlinattn.engine.config import load_config
+from mmlinattn.engine.preflight.model import check_channels
+from tests.sizes import some
+from tests.test_configs import CONFIGS, load
+
+BACKBONE = "backbone=dict(_delete_=True, type='RAVLT', arch='tiny')"
+GIVEN = 'backbone RAVLT gives 64/128/256/512 channels'
+WRONG = {
+    'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py': (
+        BACKBONE,
+        f'model.neck.in_channels is .*2048.*, but {GIVEN}: '
+        r'set model.neck.in_channels=\[64, 128, 256, 512\]',
+    ),
+    'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py': (
+        f'{BACKBONE}, neck=dict(in_channels=[64, 128, 256, 512], out_channels=128)',
+        'model.rpn_head.in_channels is 256, but neck FPN gives 128 channels',
+    ),
+    'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py': (
+        BACKBONE,
+        r'model.decode_head.in_channels is \[32, 64, 160, 256\], but ' + GIVEN,
+    ),
+    'mmpretrain::resnet/resnet18_8xb32_in1k.py': (
+        "backbone=dict(_delete_=True, type='RAVLT', arch='tiny', out_indices=(2,))",
+        'model.head.in_channels is 512, but neck GlobalAveragePooling gives 256 channels',
+    ),
+}
+
+
+def config(tmp_path, base, text):
+    framework, _, name = base.partition('::')
+    package = pytest.importorskip(framework, reason=f'{framework} has the base config')
+    base = str(Path(package.__file__).parent / '.mim/configs' / name)
+    path = tmp_path / 'mine.py'
+    imports = "custom_imports = dict(imports=['mmlinattn'])"
+    path.write_text(f'_base_ = {base!r}\n{imports}\n{text}\n')
+    return str(path)
+
+
+@pytest.mark.parametrize('base', WRONG)
+def test_channels_that_do_not_fit(tmp_path, base):
+    model, message = WRONG[base]
+    cfg = load_config(config(tmp_path, base, f'model = dict({model})'))
+    with pytest.raises(ValueError, match=message):
+        check_channels(cfg)
+
+
+def test_a_level_that_is_not_there(tmp_path):
+    base = 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py'
+    backbone = "backbone=dict(_delete_=True, type='RAVLT', arch='tiny', out_indices=(0, 1))"
+    cfg = load_config(config(tmp_path, base, f'model = dict({backbone})'))
+    with pytest.raises(ValueError, match=r'in_index is \[0, 1, 2, 3\], but .* has 2 outputs'):
+        check_channels(cfg)
+
+
+@pytest.mark.parametrize('name', some(CONFIGS, every=16))
+def test_our_configs_fit(name):
+    check_channels(load(name))
+
+
+def test_training_ends_before_data_is_read(tmp_path, capsys):
+    base = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
+    path = config(tmp_path, base, f'model = dict({BACKBONE})')
+    with pytest.raises(SystemExit) as end:
+        train.main([path, '--work-dir', str(tmp_path / 'work')])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.startswith('error: ValueError: model.neck.in_channels')
+    assert said.count('\n') == 1 and not (tmp_path / 'work').exists()
+
+
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        ("optimizer = dict(type='AdamW')", 'optimizer: write optim_wrapper=dict'),
+        ("lr_config = dict(policy='poly')", 'lr_config: write param_scheduler='),
+    ],
+)
+def test_sections_of_2x_that_nothing_reads(tmp_path, text, message):
+    path = config(tmp_path, 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', text)
+    with pytest.raises(ValueError, match=f'that nothing reads, of MMDetection 2.x: {message}'):
+        load_config(path)
+
+
+def test_a_variable_that_the_wrapper_reads(tmp_path):
+    text = "optimizer = dict(type='AdamW')\noptim_wrapper = dict(optimizer=optimizer)"
+    path = config(tmp_path, 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py', text)
+    assert load_config(path).optim_wrapper.optimizer.type == 'AdamW'
+
+
+def test_a_config_of_2x(tmp_path):
+    path = tmp_path / 'old.py'
+    sections = dict(model=dict(type='RetinaNet'), optimizer={}, lr_config={}, runner={}, data={})
+    Config(sections).dump(str(path))
+    with pytest.raises(
+        ValueError, match=r'of MMDetection 2.x or its like, with .*runner: train_cfg'
+    ):
+        load_config(str(path))
