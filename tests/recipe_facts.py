@@ -226,6 +226,7 @@ def heads(cfg: Config) -> Dict[str, Any]:
             test_mode=test.mode,
             test_window=[size(test.crop_size), size(test.stride)] if slide else 'none',
             head_channels=model.decode_head.channels,
+            head_init=(model.decode_head.get('init_cfg') or {}).get('type', 'none'),
             head_dropout=model.decode_head.get('dropout_ratio', 0.1),
             auxiliary_weight=auxiliary.loss_decode.loss_weight if auxiliary else 'none',
         )

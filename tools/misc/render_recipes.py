@@ -20,6 +20,8 @@ SIZES = {
     'encoder_parameters': 'Parameters (M, encoder)',
     'model_parameters': 'Parameters (M, whole model)',
     'gflops': 'FLOPs (G)',
+    'images_per_second': 'Images per second (paper)',
+    'inference_ms': 'Inference time (ms/im, paper)',
 }
 # Name of a number: task, data set (None: that of the recipe) and metric of the metafile.
 METRICS = {
@@ -116,6 +118,8 @@ def model_entry(
     name, paper = experiment['config'], experiment.get('paper', {})
     recipe = experiment.get('recipe')
     data = experiment.get('data') or value_of(recipes, recipe, 'data')
+    if data is None:
+        raise ValueError(f'{name}: neither the experiment nor its recipe names the data')
     metadata = {'Training Data': data}
     metadata.update({text: paper[key] for key, text in SIZES.items() if key in paper})
     changed = experiment.get('changes', {}).get('length')
@@ -242,17 +246,18 @@ def reproduce_tables() -> str:
 
 
 def notes(recipes: Dict[str, Any]) -> str:
-    """Return what sources contradict or leave open, for each recipe."""
-    lines = ['| recipe | paper and release differ | not stated |', '| --- | --- | --- |']
+    """Return what sources leave open, as a table, and where they differ, as a list."""
+    lines = ['| recipe | not stated |', '| --- | --- |']
+    differing = []
     for name, recipe in recipes.items():
-        values = recipe['values']
-        unknown = ', '.join(
-            field.replace('_', ' ') for field, v in values.items() if v == 'unknown'
-        )
-        differing = '; '.join(recipe.get('notes', ()))
-        if unknown or differing:
-            lines.append(f'| {name} | {differing} | {unknown} |'.replace('|  |', '| |'))
-    return '\n'.join(lines) + '\n'
+        unknown = [
+            field.replace('_', ' ') for field, v in recipe['values'].items() if v == 'unknown'
+        ]
+        unknown += recipe.get('unstated', ())
+        if unknown:
+            lines.append(f'| {name} | {", ".join(unknown)} |')
+        differing += [f'- **{name}**, {note}.' for note in recipe.get('notes', ())]
+    return '\n'.join([*lines, '', 'Where paper and release differ:', '', *differing]) + '\n'
 
 
 def fill_page(text: str, parts: Dict[str, str]) -> str:

@@ -34,10 +34,10 @@ def check_not_old(cfg: Config) -> None:
         ValueError: the message names the sections and their present form.
 
     Example:
-        >>> check_not_old(Config(dict(optimizer=dict(type='SGD'), runner=dict(max_epochs=12))))
+        >>> check_not_old(Config(dict(runner=dict(max_epochs=12))))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        ValueError: the config is of MMDetection 2.x or its like, with optimizer, runner. Its ...
+        ValueError: the config is of MMDetection 2.x or its like, with runner. Its present form: ...
     """
     old = [name for name in PRESENT if name in cfg]
     if 'optim_wrapper' not in cfg and {'optimizer', 'runner', 'data'} & set(old):

@@ -165,6 +165,10 @@ def test_resampling_compiles_to_one_graph(resampled):
     assert torch.isfinite(x.grad).all() and not torch.allclose(q, compiled(x, x)[0])
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, 'is_exporting'),
+    reason='torch.export of 2.4 fails on regions without autocast',
+)
 def test_export_uses_the_saved_weights(resampled):
     x = torch.randn(1, 2, 4, 8)
     program = torch.export.export(resampled.eval(), (x, x)).module()
