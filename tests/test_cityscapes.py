@@ -1,6 +1,5 @@
 """Images of 2048x1024 in Cityscapes' layout, through the pipelines and models of its configs."""
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -17,24 +16,6 @@ SIZES = {
     '640x1024': (640, (640, 1280), None),
     '512x1024': (512, (512, 1024), None),
 }
-
-
-@pytest.fixture(scope='module')
-def cityscapes(tmp_path_factory):
-    """Write two images for training and one for validation, of rectangles and 20 labels."""
-    folder, dice = tmp_path_factory.mktemp('cityscapes'), np.random.default_rng(0)
-    for split, count in (('train', 2), ('val', 1)):
-        for i in range(count):
-            cells = dice.integers(0, 256, (16, 32, 3), np.uint8)
-            labels = dice.choice([*range(19), 255], (16, 32)).astype(np.uint8)
-            for kind, end, content in (
-                ('leftImg8bit', 'leftImg8bit', cells),
-                ('gtFine', 'gtFine_labelTrainIds', labels),
-            ):
-                path = folder / kind / split / 'town' / f'town_{i:06}_000019_{end}.png'
-                path.parent.mkdir(parents=True, exist_ok=True)
-                cv2.imwrite(str(path), content.repeat(64, axis=0).repeat(64, axis=1))
-    return folder
 
 
 @pytest.fixture

@@ -50,6 +50,12 @@ def test_options_of_the_backbone_that_the_base_config_has(tmp_path):
         load_config(str(path))
 
 
+def test_a_variable_that_replaces_a_dict_of_a_base():
+    check_options(Config(dict(mine=dict(_delete_=True, type='RAVLT', arch='tiny'))))
+    with pytest.raises(TypeError, match="mine of the config has no option 'archh'"):
+        check_options(Config(dict(mine=dict(_delete_=True, type='RAVLT', archh='tiny'))))
+
+
 def test_an_option_of_an_attention():
     attention = dict(type='RALA', backnd='auto')
     cfg = Config(dict(model=dict(backbone=dict(type='RAVLT', attn_cfg=attention))))

@@ -1,6 +1,8 @@
 """A small Shapes set, and the command lines run in this process."""
 
 import importlib.util
+import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Optional
@@ -70,3 +72,18 @@ def run(root, monkeypatch):
         return module.main()
 
     return call
+
+
+@pytest.fixture(scope='module')
+def coco_root(shapes_root, tmp_path_factory) -> Path:
+    """The Shapes, called by the first of COCO's names."""
+    from mmdet.datasets import CocoDataset
+
+    root = tmp_path_factory.mktemp('data') / 'coco'
+    shutil.copytree(shapes_root / 'coco', root)
+    for path in (root / 'annotations').glob('*.json'):
+        annotations = json.loads(path.read_text())
+        names = CocoDataset.METAINFO['classes']
+        annotations['categories'] = [dict(id=i + 1, name=name) for i, name in enumerate(names)]
+        path.write_text(json.dumps(annotations))
+    return root

@@ -1,12 +1,10 @@
 """One training step and the validation of each dense recipe, with sides of images divided by 8."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from mmdet.datasets import CocoDataset
 from mmengine.config import Config
 
 from tests.sizes import some
@@ -35,19 +33,6 @@ RECIPES = {
     ),
     'smca/smca-ripple_r50_8xb2-50e_coco': (DET, {}),
 }  # fmt: skip
-
-
-@pytest.fixture(scope='module')
-def coco_root(shapes_root, tmp_path_factory) -> Path:
-    """The Shapes, called by the first of COCO's names."""
-    root = tmp_path_factory.mktemp('data') / 'coco'
-    shutil.copytree(shapes_root / 'coco', root)
-    for path in (root / 'annotations').glob('*.json'):
-        annotations = json.loads(path.read_text())
-        names = CocoDataset.METAINFO['classes']
-        annotations['categories'] = [dict(id=i + 1, name=name) for i, name in enumerate(names)]
-        path.write_text(json.dumps(annotations))
-    return root
 
 
 def smaller(node):

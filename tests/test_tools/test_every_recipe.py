@@ -11,10 +11,9 @@ from mmengine.registry import DATASETS, MODELS, DefaultScope
 from mmlinattn.engine.runner.runner import plain_batch_norm
 from tests.cifar import write_cifar100
 from tests.sizes import some
-from tests.test_cityscapes import cityscapes  # noqa: F401  a fixture
 from tests.test_configs import load
 from tests.test_recipes import OF_RECIPES
-from tests.test_tools.test_dense_recipes import coco_root, smaller  # noqa: F401  a fixture
+from tests.test_tools.test_dense_recipes import smaller
 
 # Side of the images that reach a classifier; images of dense models are an eighth of their size.
 SIDES = {'cifar100': 32, 'in1k-384px': 384, 'in1k': 224}

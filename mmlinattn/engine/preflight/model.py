@@ -1,6 +1,6 @@
 """Check of a model's channels, on the meta device, before data is read."""
 
-from typing import Any, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 from mmengine.config import Config
@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from ..model import build_model, quiet
 
 SIDE = 128  # of the image, enough for a stride of 64
+HEADS = ('decode_head', 'auxiliary_head', 'bbox_head', 'rpn_head', 'head')
 
 
-def check_channels(cfg: Config) -> None:
+def check_channels(cfg: Config) -> List[str]:
     """Raise ValueError if neck or heads expect other channels than the backbone gives.
 
     The backbone and the neck run once without values. Models that cannot run so are not checked.
@@ -19,25 +20,27 @@ def check_channels(cfg: Config) -> None:
     Args:
         cfg: config with a model of MMDetection, MMSegmentation or MMPretrain.
 
+    Returns:
+        names of the parts whose channels were compared, such as ``['neck', 'bbox_head']``.
+
     Raises:
         ValueError: the message has both numbers of channels and the option to set.
     """
-    model = build_model(cfg).eval()
-    features = _outputs(getattr(model, 'backbone', None), torch.empty(1, 3, SIDE, SIDE))
-    if features is None:
-        return
-    source, given = f'backbone {type(model.backbone).__name__}', features
-    neck = getattr(model, 'neck', None)
-    if neck is not None:
-        _compare(source, given, 'neck', neck, cfg.model.neck)
-        given = _outputs(neck, features)
-        source = f'neck {type(neck).__name__}'
-        if given is None:
-            return
-    for name in ('decode_head', 'auxiliary_head', 'bbox_head', 'rpn_head', 'head'):
-        head = getattr(model, name, None)
-        if head is not None and isinstance(cfg.model.get(name), dict):
-            _compare(source, given, name, head, cfg.model[name])
+    model, compared = build_model(cfg).eval(), []
+    image = torch.empty(1, 3, SIDE, SIDE, device='meta')
+    given, source = _outputs(getattr(model, 'backbone', None), image), 'backbone'
+    for name in ('neck', *HEADS):
+        part, options = getattr(model, name, None), cfg.model.get(name)
+        if given is None or part is None:
+            continue
+        # A list of necks has no channels of its own.
+        if isinstance(options, dict) and 'in_channels' in options:
+            kind = type(getattr(model, source)).__name__
+            _compare(f'{source} {kind}', given, name, part, options)
+            compared.append(name)
+        if name == 'neck':
+            given, source = _outputs(part, given), 'neck'
+    return compared
 
 
 def _outputs(module: Optional[nn.Module], inputs: Any) -> Optional[Tuple[Tensor, ...]]:
@@ -47,8 +50,7 @@ def _outputs(module: Optional[nn.Module], inputs: Any) -> Optional[Tuple[Tensor,
         return None
     try:
         with torch.no_grad(), quiet():
-            moved = inputs.to('meta') if isinstance(inputs, Tensor) else inputs
-            found = module(moved)
+            found = module(inputs)
     except Exception:  # operators without a meta form, positions of one image size
         return None
     found = found if isinstance(found, (list, tuple)) else [found]
@@ -59,7 +61,7 @@ def _compare(
     source: str, features: Tuple[Tensor, ...], name: str, module: nn.Module, options: dict
 ) -> None:
     """Raise ValueError if a module fails on these features and expects other channels."""
-    expected = options.get('in_channels')
+    expected = options['in_channels']
     indices = options.get('in_index')
     if indices is None:
         chosen = features if isinstance(expected, (list, tuple)) else features[-1:]
@@ -72,7 +74,7 @@ def _compare(
         chosen = tuple(features[i] for i in levels)
     given = [feature.shape[1] for feature in chosen]
     wanted = list(expected) if isinstance(expected, (list, tuple)) else [expected]
-    if expected is None or wanted == given or _runs(module, features):
+    if wanted == given or _runs(module, features):
         return
     cure = given if isinstance(expected, (list, tuple)) else given[-1]
     raise ValueError(

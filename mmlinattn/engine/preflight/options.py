@@ -65,8 +65,8 @@ KNOWN: Dict[str, Names] = {
     'test_cfg.rcnn': TEST | {'mask_thr_binary'},
     'test_cfg.rpn': TEST,
 }  # fmt: skip
-# Options of every dict with a type, read by registries and builders.
-BUILDERS = {'type', '_scope_', 'convert_to_iter_based'}
+# Options of every dict with a type, read by registries, builders and the merging of configs.
+BUILDERS = {'type', '_scope_', '_delete_', 'convert_to_iter_based'}
 POPPED = {'pretrained'}  # by models of the frameworks, from the config of a part
 
 

@@ -51,7 +51,11 @@ def _check_pretrained(name: str, module: nn.Module, init: dict, read: Callable) 
         read(source)
     except FileNotFoundError as error:
         config = pretraining_config(source)
-        training = f'Train it with {config} and copy its last checkpoint there. ' if config else ''
+        training = (
+            f'Train it with {config} and copy its checkpoint there (docs/weights.md). '
+            if config
+            else ''
+        )
         raise FileNotFoundError(
             f'{error}; {name} starts from it. {training}To start from other weights, such as '
             'released ones converted by tools/model_converters/convert.py, add '
