@@ -1,0 +1,6 @@
+_base_ = './vit-vqgan-ss-rwgka_8xb8-300k_celebahq-256px.py'
+model = dict(
+    backbone=dict(
+        attn_cfg=dict(_delete_=True, type='NystromAttention', num_landmarks=64, iterations=6)
+    )
+)
