@@ -1,0 +1,7 @@
+_base_ = [
+    '../_base_/models/timesformer.py',
+    '../_base_/datasets/sthv2_8.py',
+    '../_base_/schedules/timesformer_15e.py',
+    '../_base_/runtime_cls.py',
+]
+model = dict(head=dict(num_classes=174))

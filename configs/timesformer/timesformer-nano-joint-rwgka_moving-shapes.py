@@ -1,0 +1,2 @@
+_base_ = './timesformer-nano-joint_moving-shapes.py'
+model = dict(backbone=dict(attn_cfg='RWGKA'))

@@ -1,0 +1,116 @@
+"""Reading and writing of videos by PyAV."""
+
+import io
+from pathlib import Path
+from typing import Dict, Optional, Sequence, Union
+
+import numpy as np
+from mmengine import fileio
+
+try:
+    import av
+except ImportError:  # the extra "video"; what needs it raises an error
+    av = None  # type: ignore[assignment]  # a module that may be missing
+
+NEEDS_AV = "videos need PyAV, the extra 'video': pip install av"
+
+
+class Video:
+    """Video stream of a file, for reading frames by number.
+
+    Frames are decoded from the beginning up to the last one that is needed.
+
+    Args:
+        path: file or address of the video.
+        backend_args: options of the file backend.
+
+    Attributes:
+        num_frames: number of frames, by the file or, if it does not say, by decoding them.
+        fps: mean number of frames per second, or None if the file does not say.
+
+    Raises:
+        ImportError: PyAV is not installed.
+        ValueError: the file is no video, or has no frames.
+        FileNotFoundError: the file does not exist.
+    """
+
+    def __init__(self, path: str, backend_args: Optional[dict] = None) -> None:
+        if av is None:
+            raise ImportError(NEEDS_AV)
+        self.content = fileio.get(path, backend_args)
+        if not self.content:
+            raise ValueError('the file is empty')
+        with self._open() as (_, stream):
+            self.num_frames = stream.frames or sum(1 for _ in self._frames())
+            self.fps = float(stream.average_rate) if stream.average_rate else None
+        if not self.num_frames:
+            raise ValueError('the video has no frames')
+
+    def read(self, numbers: Sequence[int]) -> np.ndarray:
+        """Return frames by number, (len(numbers), H, W, 3) uint8 RGB.
+
+        Raises:
+            ValueError: the video ends before a frame that it should have, or is damaged.
+        """
+        wanted = set(numbers)
+        found: Dict[int, np.ndarray] = {}
+        for number, frame in enumerate(self._frames()):
+            if number in wanted:
+                found[number] = frame.to_ndarray(format='rgb24')
+            if len(found) == len(wanted):
+                break
+        if len(found) < len(wanted):
+            raise ValueError(
+                f'the video ends before frame {min(wanted - set(found))} of {self.num_frames}: the '
+                'file is truncated'
+            )
+        return np.stack([found[number] for number in numbers])
+
+    def _open(self):
+        return _Opened(self.content)
+
+    def _frames(self):
+        with self._open() as (container, stream):
+            try:
+                yield from container.decode(stream)
+            except av.error.FFmpegError as error:
+                raise ValueError(f'the video cannot be decoded: {error}') from error
+
+
+class _Opened:
+    """Context of the container and its first video stream."""
+
+    def __init__(self, content: bytes) -> None:
+        try:
+            self.container = av.open(io.BytesIO(content))
+        except av.error.FFmpegError as error:
+            raise ValueError(f'the file is no video: {error}') from error
+        if not self.container.streams.video:
+            self.container.close()
+            raise ValueError('the file has no video stream')
+
+    def __enter__(self):
+        stream = self.container.streams.video[0]
+        stream.codec_context.thread_count = 1  # data-loader workers are the parallelism
+        return self.container, stream
+
+    def __exit__(self, *_) -> None:
+        self.container.close()
+
+
+def write_video(path: Union[str, Path], frames: np.ndarray, fps: int) -> None:
+    """Write frames (T, H, W, 3) uint8 RGB with even sides as an H.264 video.
+
+    Raises:
+        ImportError: PyAV is not installed.
+    """
+    if av is None:
+        raise ImportError(NEEDS_AV)
+    with av.open(str(path), 'w') as container:
+        stream = container.add_stream('libx264', fps, dict(crf='18'))
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = 'yuv420p'
+        stream.codec_context.thread_count = 1
+        for image in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format='rgb24')))
+        container.mux(stream.encode())

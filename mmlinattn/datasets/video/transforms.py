@@ -1,0 +1,210 @@
+"""Transforms of clips: loading, resizing, cropping and flipping."""
+
+from typing import Optional, Sequence, Union
+
+import cv2
+import numpy as np
+from mmcv.transforms import BaseTransform
+from mmengine import fileio
+from mmengine.logging import print_log
+from mmengine.registry import TRANSFORMS
+
+from .pyav import Video
+
+CROPS = ('random', 'center', 'three')
+
+
+@TRANSFORMS.register_module()
+class LoadClip(BaseTransform):
+    """Load some frames of a video.
+
+    With an ``interval``, the frames are evenly spaced, as in TimeSformer for Kinetics: 8 frames
+    with an interval of 32, or 96 with 4. Without, the video is cut into equal segments with a
+    frame of each, as for Something-Something. A video that is too short repeats frames,
+    which is logged once.
+
+    Args:
+        num_frames: frames T of the clip.
+        interval: frames from one to the next; None for segments.
+        random: random place in the video, or in each segment; False: the middle.
+        fps: frames per second that ``interval`` counts. None: those of the video.
+        backend_args: options of the file backend.
+
+    Adds ``img`` (T, H, W, 3) uint8 RGB, ``img_shape`` and ``frame_numbers``, counted from 0.
+
+    Raises:
+        ValueError: a number is below 1; the video is unreadable, empty or truncated.
+        ImportError: PyAV is not installed.
+
+    Example:
+        >>> LoadClip(num_frames=8, interval=32, random=False).frame_numbers(300).tolist()
+        [22, 58, 94, 131, 167, 204, 240, 277]
+    """
+
+    def __init__(
+        self,
+        num_frames: int,
+        interval: Optional[int] = None,
+        random: bool = True,
+        fps: Optional[float] = None,
+        backend_args: Optional[dict] = None,
+    ) -> None:
+        for name, value in dict(num_frames=num_frames, interval=interval).items():
+            if not (value is None and name == 'interval') and (type(value) is not int or value < 1):
+                raise ValueError(f'{name} must be an integer of at least 1, got {value!r}')
+        if fps is not None and (interval is None or not fps > 0):
+            raise ValueError(f'fps must be positive and needs an interval, got {fps=}, {interval=}')
+        self.num_frames = num_frames
+        self.interval = interval
+        self.random = random
+        self.fps = fps
+        self.backend_args = backend_args
+        self._repeat_logged = False
+
+    def transform(self, results: dict) -> dict:
+        path = results['video_path']
+        if 'frame_template' in results:
+            numbers = self.frame_numbers(results['total_frames'])
+            clip = self._read_images(path, results['frame_template'], numbers)
+        else:
+            video = Video(path, self.backend_args)
+            numbers = self.frame_numbers(video.num_frames, video.fps)
+            clip = video.read(numbers.tolist())
+        if len(np.unique(numbers)) < self.num_frames and not self._repeat_logged:
+            self._repeat_logged = True
+            print_log(
+                f'{path} is shorter than a clip of {self.num_frames} frames: frames are repeated, '
+                'in this and in other short videos',
+                'current',
+            )
+        results.update(img=clip, img_shape=clip.shape[1:3], frame_numbers=numbers)
+        return results
+
+    def frame_numbers(self, total: int, fps: Optional[float] = None) -> np.ndarray:
+        """Return the frames to load of a video with ``total`` frames, (T,) int."""
+        if total < 1:
+            raise ValueError('the video has no frames')
+        count = self.num_frames
+        if self.interval is None:
+            place = np.random.rand(count) if self.random else 0.5
+            numbers = (np.arange(count) + place) * total / count
+        else:
+            # The first and the last frame span count * interval - 1 frames, as in the release.
+            span = count * self.interval * (fps / self.fps if fps and self.fps else 1)
+            room = max(total - span, 0)
+            start = np.random.rand() * room if self.random else room / 2
+            numbers = start + np.linspace(0, max(span - 1, 0), count)
+        return numbers.astype(int).clip(0, total - 1)
+
+    def _read_images(self, folder: str, template: str, numbers: np.ndarray) -> np.ndarray:
+        images = {}
+        for number in set(numbers.tolist()):
+            path = fileio.join_path(folder, template.format(number + 1))
+            data = np.frombuffer(fileio.get(path, self.backend_args), np.uint8)
+            image = cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
+            if image is None:
+                raise ValueError(f'frame {path} is no image')
+            images[number] = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+        return np.stack([images[number] for number in numbers.tolist()])
+
+
+@TRANSFORMS.register_module()
+class ResizeClip(BaseTransform):
+    """Resize the frames of a clip to a length of the short side; the aspect ratio is kept.
+
+    Args:
+        short_side: length, or a range (low, high) to draw it from for each clip.
+        inverse: draw the inverse of the length uniformly, as TimeSformer for Something-Something.
+
+    Raises:
+        ValueError: a length is below 1, or the range is empty.
+    """
+
+    def __init__(self, short_side: Union[int, Sequence[int]], inverse: bool = False) -> None:
+        ends = (short_side,) * 2 if isinstance(short_side, int) else tuple(short_side)
+        if len(ends) != 2 or not 1 <= ends[0] <= ends[1]:
+            raise ValueError(f'short_side must be a length or a range, got {short_side!r}')
+        self.low, self.high = ends
+        self.inverse = inverse
+
+    def transform(self, results: dict) -> dict:
+        clip = results['img']
+        height, width = clip.shape[1:3]
+        short = self.low
+        if self.high > self.low:
+            if self.inverse:
+                short = round(1 / np.random.uniform(1 / self.high, 1 / self.low))
+            else:
+                short = round(np.random.uniform(self.low, self.high))
+        if short != min(height, width):
+            ratio = short / min(height, width)
+            size = (max(round(width * ratio), short), max(round(height * ratio), short))
+            clip = np.stack([cv2.resize(frame, size) for frame in clip])
+        results.update(img=clip, img_shape=clip.shape[1:3])
+        return results
+
+
+@TRANSFORMS.register_module()
+class CropClip(BaseTransform):
+    """Crop the frames of a clip, all at the same place.
+
+    Args:
+        size: side of the square crops.
+        mode: ``'random'``, ``'center'``, or ``'three'`` crops along the longer side (start, middle
+            and end).
+
+    The result ``img`` is (crops, 3, T, size, size), with one or three crops, as ``PackInputs`` of
+    MMPretrain expects clips.
+
+    Raises:
+        ValueError: the mode is unknown, the size is below 1; a clip is smaller than the crop.
+    """
+
+    def __init__(self, size: int, mode: str = 'random') -> None:
+        if mode not in CROPS:
+            raise ValueError(f'mode must be one of {CROPS}, got {mode!r}')
+        if type(size) is not int or size < 1:
+            raise ValueError(f'size must be an integer of at least 1, got {size!r}')
+        self.size = size
+        self.mode = mode
+
+    def transform(self, results: dict) -> dict:
+        clip, size = results['img'], self.size
+        rows, columns = (length - size for length in clip.shape[1:3])
+        if min(rows, columns) < 0:
+            raise ValueError(
+                f'the clip has frames of {clip.shape[1:3]}, smaller than the crop of {size}: add '
+                f"dict(type='ResizeClip', short_side={size}) before it"
+            )
+        if self.mode == 'random':
+            places = [(np.random.randint(rows + 1), np.random.randint(columns + 1))]
+        elif self.mode == 'center':
+            places = [(rows // 2, columns // 2)]
+        else:
+            places = [(rows * i // 2, columns * i // 2) for i in range(3)]
+        crops = np.stack([clip[:, y : y + size, x : x + size] for y, x in places])
+        crops = np.ascontiguousarray(crops.transpose(0, 4, 1, 2, 3))  # [crops, 3, T, H, W]
+        results.update(img=crops, img_shape=(size, size))
+        return results
+
+
+@TRANSFORMS.register_module()
+class FlipClip(BaseTransform):
+    """Flip the frames of a clip from left to right, before :class:`CropClip`.
+
+    Args:
+        prob: probability, 0 to 1.
+
+    Raises:
+        ValueError: ``prob`` is out of range.
+    """
+
+    def __init__(self, prob: float = 0.5) -> None:
+        if not 0 <= prob <= 1:
+            raise ValueError(f'prob must be in [0, 1], got {prob}')
+        self.prob = prob
+
+    def transform(self, results: dict) -> dict:
+        if np.random.rand() < self.prob:
+            results['img'] = results['img'][:, :, ::-1]
+        return results

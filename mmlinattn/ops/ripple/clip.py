@@ -1,0 +1,217 @@
+"""Ripple attention on a clip: rings of Chebyshev distance over time, rows and columns."""
+
+import math
+from typing import List, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..common.checks import check_qkv
+from ..common.dispatch import choose_backend
+from ..common.numerics import accumulation_dtype, chunk_budget, needs_gradient, no_autocast
+from .groups import axis_distance
+
+# Tokens of a tile along time, rows and columns. Forward and backward of 12 heads, d = 64, R = 2,
+# 8 x 14 x 14 tokens on one CPU core: docs/benchmarks.md.
+TILE = (2, 2, 4)
+Shape = Tuple[int, int, int]
+
+
+def clip_ripple_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    *,
+    clip_shape: Sequence[int],
+    num_extra_tokens: int = 0,
+    key_padding_mask: Optional[Tensor] = None,
+    eps: float = 1e-6,
+    backend: str = 'auto',
+) -> Tensor:
+    """Compute :func:`mmlinattn.ops.ripple_attention` on a clip.
+
+    The distance of two tokens is the largest of their distances in frames, rows and columns. The
+    last of the R + 1 groups holds all tokens at distance R or more. Extra tokens (class token) come
+    first. As keys they belong to the last group; as queries they weight all tokens equally.
+
+    ``'torch'`` adds one global linear attention and the dense products of small tiles of queries
+    with the keys within distance R - 1. Time is O(N R^3 (m + d)), memory O(N (m + d)): the
+    backward pass recomputes the scores.
+
+    Args:
+        q, k: feature-mapped queries and keys (B, heads, E + N, m), not negative.
+        v: values (B, heads, E + N, d_v), same dtype.
+        weights: (B, heads, N, R + 1), R >= 0, see :func:`mmlinattn.ops.stick_breaking`.
+        clip_shape: (T, H, W) with T * H * W == N.
+        num_extra_tokens: E.
+        key_padding_mask: (B, E + N) bool, True = padding.
+        eps: added to the normaliser.
+        backend: ``'auto'``, ``'reference'`` (N x N) or ``'torch'``.
+
+    Returns:
+        (B, heads, E + N, d_v) in the dtype of ``v``.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not match.
+        TypeError: the padding mask is not bool.
+        BackendError: ``'triton'`` was requested, which has no kernel.
+
+    Example:
+        >>> from mmlinattn.ops import stick_breaking
+        >>> q, k, v = torch.rand(3, 2, 4, 1 + 4 * 6 * 5, 16)
+        >>> weights = stick_breaking(torch.randn(2, 4, 4 * 6 * 5, 2))
+        >>> clip_ripple_attention(
+        ...     q, k, v, weights, clip_shape=(4, 6, 5), num_extra_tokens=1
+        ... ).shape
+        torch.Size([2, 4, 121, 16])
+    """
+    check_qkv(q, k, v, key_padding_mask)
+    shape, extra = _checked_shape(clip_shape), num_extra_tokens
+    count = math.prod(shape)
+    if extra < 0 or q.shape[2] != extra + count:
+        raise ValueError(
+            f'clip_shape={shape} and num_extra_tokens={extra} are {extra + count} tokens, q has '
+            f'{q.shape[2]}'
+        )
+    if weights.dim() != 4 or weights.shape[:3] != (*q.shape[:2], count) or not weights.shape[3]:
+        raise ValueError(
+            f'weights must have shape (B, heads, N, R + 1) = ({q.shape[0]}, {q.shape[1]}, {count}, '
+            f'R + 1) with R >= 0, got {tuple(weights.shape)}'
+        )
+    out_dtype, dtype = v.dtype, accumulation_dtype(v.dtype)
+    backend = choose_backend('clip_ripple_attention', backend, q)
+    attend = _reference if backend == 'reference' else _tiles
+    with no_autocast(q):
+        q, k, v, weights = (x.to(dtype) for x in (q, k, v, weights))
+        if key_padding_mask is not None:
+            k = k.masked_fill(key_padding_mask[:, None, :, None], 0)
+        values = F.pad(v, (0, 1), value=1.0)  # the normaliser is the attention to ones
+        total = attend(q, k, values, weights, shape, extra)
+        return (total[..., :-1] / (total[..., -1:] + eps)).to(out_dtype)
+
+
+def _checked_shape(clip_shape: Sequence[int]) -> Shape:
+    shape = tuple(clip_shape)
+    if len(shape) != 3 or any(size < 1 for size in shape):
+        raise ValueError(f'clip_shape must be three positive integers (T, H, W), got {clip_shape}')
+    return shape
+
+
+def _distance(axes: Sequence[Tensor]) -> Tensor:
+    """Return the Chebyshev distances (queries, keys) from those [queries, keys] of each axis."""
+    t, y, x = axes
+    distance = torch.maximum(t[:, None, None, :, None, None], y[:, None, None, :, None])
+    distance = torch.maximum(distance, x[:, None, None, :])
+    return distance.flatten(3).flatten(0, 2)
+
+
+def _reference(
+    q: Tensor, k: Tensor, values: Tensor, weights: Tensor, shape: Shape, extra: int
+) -> Tensor:
+    """Return sums of weighted values by the definition."""
+    reach = weights.shape[-1] - 1
+    group = _distance([axis_distance((0, n), (0, n), q.device) for n in shape]).clamp(max=reach)
+    spatial = weights.gather(-1, group.expand(*q.shape[:2], -1, -1))
+    spatial = torch.cat([weights[..., -1:].expand(*weights.shape[:3], extra), spatial], -1)
+    spatial = F.pad(spatial, (0, 0, extra, 0), value=1.0)
+    return (spatial * (q @ k.mT)) @ values
+
+
+def _tiles(
+    q: Tensor, k: Tensor, values: Tensor, weights: Tensor, shape: Shape, extra: int
+) -> Tensor:
+    """Return sums of weighted values: all tokens with the last weight, and near ones with more."""
+    if not extra:
+        weights = _drop_empty_last(weights, shape)
+    last = F.pad(weights[..., -1:], (0, 0, extra, 0), value=1.0)
+    total = last * (q @ (k.mT @ values))
+    near = weights[..., :-1] - weights[..., -1:]  # [B, heads, N, R]
+    if not near.shape[-1]:
+        return total
+    queries, keys, around = (x[:, :, extra:] for x in (q, k, values))
+    maps = [x.flatten(0, 1).unflatten(1, shape) for x in (queries, keys, around, near)]
+    local = _near(maps[0], maps[1], maps[2], maps[3])
+    local = local.flatten(1, 3).unflatten(0, q.shape[:2])
+    return total + F.pad(local, (0, 0, extra, 0))
+
+
+def _drop_empty_last(weights: Tensor, shape: Shape) -> Tensor:
+    """Set the last weight to 0 for tokens without others at its distance, which are rounded away.
+
+    The last group is computed as all tokens minus the near ones.
+    """
+    reach = weights.shape[-1] - 1
+    if max(shape) // 2 >= reach:
+        return weights
+    farthest = []
+    for size in shape:
+        place = torch.arange(size, device=weights.device)
+        farthest.append(torch.maximum(place, size - 1 - place))
+    t, y, x = farthest
+    far = torch.maximum(torch.maximum(t[:, None, None], y[:, None]), x).flatten() >= reach  # [N]
+    return torch.cat([weights[..., :-1], weights[..., -1:] * far[:, None]], -1)
+
+
+def _near(q: Tensor, k: Tensor, values: Tensor, near: Tensor) -> Tensor:
+    """Return the sums over keys within distance R - 1, for maps (n, T, H, W, channels)."""
+    shape, reach = q.shape[1:4], near.shape[-1]
+    tiles = [min(tile, size) for tile, size in zip(TILE, shape)]
+    counts = [-(-size // tile) for size, tile in zip(shape, tiles)]
+    pads = [min(reach, size) - 1 for size in shape]
+    beyond = [count * tile - size for count, tile, size in zip(counts, tiles, shape)]
+    group = _distance(
+        [axis_distance((0, t), (-pad, t + pad), q.device) for t, pad in zip(tiles, pads)]
+    )  # [M, K]
+    in_group = (group == torch.arange(reach, device=q.device)[:, None, None]).to(q.dtype)
+    rings = in_group.permute(1, 0, 2)  # [M, R, K]
+
+    def padded(x: Tensor, around: Sequence[int]) -> Tensor:
+        sides: List[int] = [0, 0]
+        for pad, more in zip(reversed(around), reversed(beyond)):
+            sides += [pad, pad + more]
+        return F.pad(x, sides)
+
+    def cut(x: Tensor, around: Sequence[int]) -> Tensor:
+        for dim, (tile, pad) in enumerate(zip(tiles, around), 1):
+            x = x.unfold(dim, tile + 2 * pad, tile)
+        x = x.movedim(4, -1)  # [n, t, h, w, tile or halo, channels]
+        return x.flatten(4, 6).flatten(0, 3)
+
+    def attend(queries: Tensor, spatial: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        q, near = (cut(x, (0, 0, 0)) for x in (queries, spatial))
+        k, v = (cut(x, pads) for x in (keys, values))
+        local = (near.transpose(0, 1) @ rings).transpose(0, 1)  # [tiles, M, K]
+        return (local * (q @ k.mT)) @ v
+
+    queries, spatial = (padded(x, (0, 0, 0)) for x in (q, near))
+    keys, around = (padded(x, pads) for x in (k, values))
+    row = q.shape[0] * counts[1] * counts[2] * rings.shape[0] * rings.shape[2]
+    step = max(chunk_budget(q.device, tiles=True) // row, 1)
+    recorded = needs_gradient(q, k, values, near) and counts[0] > step
+
+    def slabs(x: Tensor, pad: int) -> List[Tensor]:
+        """Return the frames that each chunk of tiles reads."""
+        ends = [
+            (start * tiles[0], min(start + step, counts[0]) * tiles[0] + 2 * pad)
+            for start in range(0, counts[0], step)
+        ]
+        if not recorded:
+            return [x[:, first:last] for first, last in ends]
+        # The gradient of a slice is as large as the clip: with a slice a chunk, quadratic.
+        frames = x.split(1, 1)
+        return [torch.cat(frames[first:last], 1) for first, last in ends]
+
+    parts = (slabs(queries, 0), slabs(spatial, 0), slabs(keys, pads[0]), slabs(around, pads[0]))
+    outs = []
+    for args in zip(*parts):
+        if recorded:
+            outs.append(checkpoint(attend, *args, use_reentrant=False))
+        else:
+            outs.append(attend(*args))
+    sizes = (q.shape[0], -1, counts[1], counts[2])
+    out = torch.cat([x.unflatten(0, sizes).unflatten(4, tiles) for x in outs], 1)
+    out = out.permute(0, 1, 4, 2, 5, 3, 6, 7).flatten(5, 6).flatten(3, 4).flatten(1, 2)
+    return out[:, : shape[0], : shape[1], : shape[2]]
