@@ -1,0 +1,5 @@
+_base_ = './mask2former_nano_shapes.py'
+
+# Self-attention only: no linear attention can express the masks of the cross-attention.
+attention = dict(type='LinearCrossAttention', attn_cfg='RALA')
+model = dict(panoptic_head=dict(transformer_decoder=dict(layer_cfg=dict(self_attn_cfg=attention))))

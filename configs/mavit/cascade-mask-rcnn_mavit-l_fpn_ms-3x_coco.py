@@ -1,0 +1,9 @@
+_base_ = '../ravlt/cascade-mask-rcnn_ravlt-l_fpn_ms-3x_coco.py'
+
+model = dict(
+    backbone=dict(type='MAViT', init_cfg=dict(checkpoint='checkpoints/mavit-l_in1k.pth')),
+)
+optim_wrapper = dict(optimizer=dict(lr=2e-4))
+train_dataloader = dict(batch_size=1)
+# The release does not say its number of GPUs; as RAVLT's rate, 1e-4 is for 16 images.
+auto_scale_lr = dict(base_batch_size=32)

@@ -1,0 +1,7 @@
+_base_ = '../ravlt/ravlt-s_8xb128_in1k.py'
+
+model = dict(
+    backbone=dict(type='MAViT'),
+    neck=dict(out_channels=2048),
+    head=dict(in_channels=2048),
+)

@@ -1,0 +1,2 @@
+_base_ = '../ravlt/semantic-fpn_ravlt-nano_camvid.py'
+model = dict(backbone=dict(type='MAViT'))

@@ -1,0 +1,5 @@
+_base_ = [
+    '../ravlt/semantic-fpn_ravlt-nano_camvid.py',
+    '../_base_/models/mlla-nano.py',
+]
+model = dict(backbone=dict(_base_.mlla_nano, _delete_=True))

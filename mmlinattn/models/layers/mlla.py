@@ -1,0 +1,104 @@
+"""Linear attention of MLLA (MILA) as a layer."""
+
+from typing import Optional, Tuple
+
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from ...ops import linear_attention
+from ...ops.common.checks import check_shared_rotary
+from ...ops.common.rotary import Rotary
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout
+
+
+@MODELS.register_module()
+class MLLAAttention(BaseAttention):
+    """Linear attention of MLLA, renamed MILA (Han et al., "Demystify Mamba in Vision: A Linear
+    Attention Perspective", NeurIPS 2024): linear in the number of tokens.
+
+    It differs from :class:`LinearAttention` in its projections and its position. One linear layer
+    gives queries and keys; the values are x itself, and there is no output projection. The block of
+    :class:`mmlinattn.models.backbones.MLLA` projects before and after it; in the block of another
+    backbone, only the feed-forward layer mixes the channels of different heads. Rotary position
+    runs over all channels before they are split into heads: rows rotate the first half of the
+    channels, columns the second half. The features of the normaliser are not rotated.
+
+    Args:
+        embed_dims, num_heads: channels and heads; with ``rotary``, ``embed_dims`` is a multiple of
+            4 and has an even number per head.
+        rotary: 2D rotary position on the features of queries and keys.
+        lepe: kernel size of the depth-wise convolution of the values, 0 for none.
+        eps: added to the mean of the weights.
+        qkv_bias: bias of the projection to queries and keys.
+        proj_drop, backend, init_cfg: see :class:`BaseAttention`, without its ``gate``, which the
+            block of MLLA has. The Triton kernels serve ``rotary=False`` and single heads.
+
+    Raises:
+        ValueError: rotary position cannot split the channels; errors of :class:`BaseAttention`.
+
+    Example:
+        >>> import torch
+        >>> attn = MLLAAttention(embed_dims=64, num_heads=2)
+        >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
+        torch.Size([2, 240, 64])
+    """
+
+    info = AttentionInfo(
+        formula='linear attention by elu+1, v = x, no output layer; rotary over all heads, dwconv',
+        time='O(N d^2)',
+        memory='O(N d)',
+        source='Han et al., NeurIPS 2024',
+        use='half the projections; in the block of MLLA, which gates it; released weights',
+        needs_map=True,
+    )
+
+    applies_rotary = True  # the operator rotates features, in the numerator only
+    supports_clips = True  # with rotary=False, lepe=0
+    projections = ('in_proj', 'lepe')
+    unsupported_options = ('gate',)
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        rotary: bool = True,
+        lepe: int = 3,
+        eps: float = 1e-6,
+        qkv_bias: bool = True,
+        **kwargs,
+    ) -> None:
+        super().__init__(embed_dims, num_heads, lepe=lepe, **kwargs)
+        if type(rotary) is not bool:
+            raise ValueError(
+                f'{type(self).__name__} has a rotary position of its own, got {rotary=}: set '
+                'rotary=True or False in its attn_cfg'
+            )
+        if rotary:
+            check_shared_rotary(embed_dims, num_heads)
+        self.rotary = rotary
+        self.eps = eps
+        self.in_proj = nn.Linear(embed_dims, 2 * embed_dims, bias=qkv_bias)
+        self.proj = nn.Identity()  # type: ignore[assignment]  # MLLA has none
+
+    def project(
+        self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
+    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+        with_pos = x if query_pos is None else x + query_pos
+        q, k = self.in_proj(with_pos).chunk(2, -1)
+        return q, k, x.to(q.dtype), None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        return linear_attention(
+            q, k, v, key_padding_mask=layout.key_padding_mask, eps=self.eps, feature_map='elu+1',
+            rotary=self.shared_rotary(layout), mean_normaliser=True, backend=self.backend,
+        )  # fmt: skip
+
+    def shared_rotary(self, layout: TokenLayout) -> Optional[Rotary]:
+        """Return the rotation over all channels, whose angles are ``10000^(-t / (C / 4))``."""
+        if layout.rotary is None:
+            return None
+        count = self.embed_dims // 4
+        base = 10000.0 ** ((count - 1) / count)  # the last of the angles is 1 / base
+        extra = layout.num_extra_tokens
+        return Rotary(layout.hw_shape, self.head_dim, base, extra, self.num_heads)

@@ -1,0 +1,185 @@
+"""Images of different sizes in one sequence, without padding."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PackedShapes:
+    """Map sizes of images whose tokens follow each other in one sequence, without padding.
+
+    The tokens of B images are a batch of 1: (1, T, C), T the sum of :attr:`lengths`. It takes the
+    place of ``hw_shape`` in an attention, and is the argument ``packed`` of an operator.
+
+    Args:
+        hw_shapes: (H, W) of each image. Tokens without a map have the shape (1, N).
+        num_extra_tokens: E, the number of extra tokens (class token, registers) before the map
+            tokens of each image. An attention sets it from its own ``num_extra_tokens``.
+
+    Raises:
+        ValueError: there is no image, a size is no pair of positive integers, or
+            ``num_extra_tokens`` is negative.
+
+    Example:
+        >>> packed = PackedShapes([(2, 3), (1, 4)])
+        >>> packed.lengths, packed.num_tokens, packed.cu_seqlens()
+        ((6, 4), 10, tensor([ 0,  6, 10], dtype=torch.int32))
+    """
+
+    hw_shapes: Sequence[Tuple[int, int]]
+    num_extra_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        given = self.hw_shapes.tolist() if hasattr(self.hw_shapes, 'tolist') else self.hw_shapes
+        if not isinstance(given, (list, tuple)):
+            raise ValueError(f'hw_shapes must be a list of (H, W), got {given!r}')
+        shapes = tuple(_check_map(i, shape) for i, shape in enumerate(given))
+        if not shapes:
+            raise ValueError('hw_shapes must have the (H, W) of at least one image, got none')
+        extra = self.num_extra_tokens
+        if isinstance(extra, (bool, float)) or extra < 0:
+            raise ValueError(f'num_extra_tokens must be an integer of at least 0, got {extra!r}')
+        object.__setattr__(self, 'hw_shapes', shapes)
+
+    @classmethod
+    def from_cu_seqlens(
+        cls, cu_seqlens: Tensor, hw_shapes: Optional[Sequence[Tuple[int, int]]] = None
+    ) -> 'PackedShapes':
+        """Return the shapes of sequences given by their boundaries, as FlashAttention has them.
+
+        The numbers are copied to the host: call it once per batch, not in every layer.
+
+        Args:
+            cu_seqlens: int32 or int64 (B + 1,): 0, then the end of each image.
+            hw_shapes: (H, W) of each image; (1, N) by default.
+
+        Raises:
+            TypeError: ``cu_seqlens`` is no tensor of integers.
+            ValueError: it does not start at 0 or does not increase, or the maps do not fit.
+
+        Example:
+            >>> PackedShapes.from_cu_seqlens(torch.tensor([0, 6, 10], dtype=torch.int32)).hw_shapes
+            ((1, 6), (1, 4))
+        """
+        if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+            kind = getattr(cu_seqlens, 'dtype', type(cu_seqlens).__name__)
+            raise TypeError(f'cu_seqlens must be an int32 or int64 tensor, got {kind}')
+        lengths = cu_seqlens.diff().tolist() if cu_seqlens.dim() == 1 else []
+        ends = cu_seqlens.tolist()
+        if not lengths or ends[0] != 0 or min(lengths) < 1:
+            raise ValueError(
+                'cu_seqlens must have shape (B + 1,), start at 0 and increase (no empty image), '
+                f'got {ends}'
+            )
+        packed = cls([(1, length) for length in lengths] if hw_shapes is None else hw_shapes)
+        if list(packed.lengths) != lengths:
+            raise ValueError(
+                f'hw_shapes={list(packed.hw_shapes)} have {list(packed.lengths)} positions, but '
+                f'cu_seqlens has images of {lengths} tokens'
+            )
+        return packed
+
+    @property
+    def lengths(self) -> Tuple[int, ...]:
+        """Number of tokens of each image, E + H * W."""
+        extra = self.num_extra_tokens
+        return tuple([extra + height * width for height, width in self.hw_shapes])
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all images, T."""
+        return sum(self.lengths)
+
+    def cu_seqlens(self, device: Optional[torch.device] = None) -> Tensor:
+        """Return 0 and the end of each image, int32 (B + 1,)."""
+        ends = [0]
+        for length in self.lengths:
+            ends.append(ends[-1] + length)
+        # A copy: the cached tensor is for the kernels alone.
+        return _on_device(tuple(ends), device).clone()
+
+    def table(self, pairs: int, device: Optional[torch.device] = None) -> Tensor:
+        """Return what the kernels read of each image, int32 (B, 4).
+
+        The columns are the first token, the number of tokens, the width of the map, and the place
+        of its cosines in ``Rotary.axes`` with ``pairs`` angles per row.
+        """
+        rows, first, place = [], 0, 0
+        for (height, width), length in zip(self.hw_shapes, self.lengths):
+            rows.append((first, length, width, place))
+            first, place = first + length, place + 2 * pairs * (height + width)
+        return _on_device(tuple(rows), device)
+
+    def with_extra_tokens(self, num_extra_tokens: int) -> 'PackedShapes':
+        """Return the same maps, with this number of extra tokens before each."""
+        if num_extra_tokens == self.num_extra_tokens:
+            return self
+        return PackedShapes(self.hw_shapes, num_extra_tokens)
+
+    def split(self, x: Tensor, dim: int = 1) -> List[Tensor]:
+        """Split packed tokens along ``dim`` into views, one per image."""
+        return list(x.split(self.lengths, dim))
+
+    def split_extra(self, x: Tensor) -> Tuple[Tensor, Tensor]:
+        """Split (1, T, C) into the extra tokens (B, E, C) and the packed map tokens."""
+        extra, parts = self.num_extra_tokens, self.split(x)
+        return (
+            torch.cat([part[:, :extra] for part in parts]),
+            torch.cat([part[:, extra:] for part in parts], 1),
+        )
+
+
+def check_packed(
+    packed: Optional[PackedShapes], x: Tensor, mask: Optional[Tensor], dim: int = 1, name: str = 'x'
+) -> None:
+    """Raise TypeError or ValueError unless ``packed`` is None or fits the tokens.
+
+    Args:
+        x: packed tokens, a batch of 1 with T tokens along ``dim``.
+        mask: padding mask, which packed tokens do not have.
+        name: name of the argument with the tokens, for the message.
+    """
+    if packed is None:
+        return
+    if not isinstance(packed, PackedShapes):
+        raise TypeError(f'packed must be a PackedShapes, got {type(packed).__name__}')
+    if x.shape[0] != 1:
+        raise ValueError(f'packed images are a batch of 1, got {name} with {tuple(x.shape)}')
+    if x.shape[dim] != packed.num_tokens:
+        raise ValueError(
+            f'the packed images have {list(packed.lengths)} tokens, together {packed.num_tokens}, '
+            f'but {name} has {x.shape[dim]}'
+        )
+    if mask is not None:
+        raise ValueError(
+            f'packed images have no padding, got key_padding_mask {tuple(mask.shape)}: leave the '
+            'padding out of the tokens'
+        )
+
+
+def _check_map(i: int, shape: Any) -> Tuple[int, int]:
+    shape = shape.tolist() if hasattr(shape, 'tolist') else shape
+    sides = tuple(shape) if isinstance(shape, (tuple, list)) else ()
+    wrong = (float, str, bool, type(None))  # a symbol of a compiler is allowed
+    if len(sides) != 2 or any(isinstance(side, wrong) for side in sides):
+        raise ValueError(f'hw_shapes[{i}] must be two integers (H, W), got {shape!r}')
+    if sides[0] < 1 or sides[1] < 1:
+        raise ValueError(f'hw_shapes[{i}]={sides} has no tokens: leave empty images out')
+    return sides
+
+
+def _on_device(values: tuple, device: Optional[torch.device]) -> Tensor:
+    if torch.compiler.is_compiling():
+        return torch.tensor(values, dtype=torch.int32, device=device)
+    return _cached_on_device(values, device)
+
+
+@functools.lru_cache(maxsize=64)
+def _cached_on_device(values: tuple, device: Optional[torch.device]) -> Tensor:
+    # Outside of inference mode: training may save the table.
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.int32, device=device)

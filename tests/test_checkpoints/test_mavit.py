@@ -1,0 +1,157 @@
+"""MAViT against recorded tensors, and its weights kept apart from RAVLT's."""
+
+import json
+
+import pytest
+import torch
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.runner.checkpoint import load_checkpoint
+from torch import nn
+
+from mmlinattn.checkpoints import CheckpointError, check_fits, convert, save_checkpoint
+from mmlinattn.models.backbones import MAViT
+from mmlinattn.models.layers import MALA
+
+BN = dict(type='BN')
+
+
+def below(tensors, prefix):
+    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+@pytest.fixture
+def recorded(golden):
+    """(tensors of the released MAViT, its sizes)"""
+    tensors, metadata = golden('mavit_small')
+    sizes = json.loads(metadata['cases'])['released']['kwargs']
+    arch = {k: tuple(sizes[k]) for k in ('embed_dims', 'depths', 'num_heads', 'mlp_ratios')}
+    return below(tensors, 'released.'), arch
+
+
+def assert_close(ours, theirs):
+    assert (ours - theirs).norm() / theirs.norm() < 1e-5
+
+
+def test_dense_backbone_outputs_and_gradients(recorded):
+    tensors, arch = recorded
+    model = MAViT(arch, norm_cfg=BN).eval()
+    model.load_state_dict(below(convert(below(tensors, 'state.'), 'mala'), 'backbone.'))
+    image = tensors['in.x'].clone().requires_grad_()
+    outs = model(image)
+    for i, out in enumerate(outs):
+        assert_close(out, tensors[f'out.{i}'])
+    sum(out.square().mean() for out in outs).backward()
+    assert_close(image.grad, tensors['grad.x'])
+    grads = below(convert(below(tensors, 'grad.state.'), 'mala'), 'backbone.')
+    parameters = dict(model.named_parameters())
+    compared = set(parameters) & set(grads)
+    assert len(compared) == len(parameters)
+    largest = max(grads[name].abs().max() for name in compared)
+    for name in compared:
+        assert (parameters[name].grad - grads[name]).abs().max() < 1e-5 * largest, name
+
+
+def test_classifier_logits(recorded):
+    pytest.importorskip('mmpretrain', reason='the classifier needs MMPretrain')
+    tensors, arch = recorded
+    state = {**below(tensors, 'state.'), **below(tensors, 'aux.head.')}
+    state = {k: v for k, v in state.items() if not k.startswith('extra_norms')}
+    cfg = dict(
+        type='ImageClassifier',
+        backbone=dict(type='MAViT', arch=arch, out_indices=(3,), out_norm=False, norm_cfg=BN),
+        neck=dict(type='RAVLTNeck', in_channels=32, out_channels=40, norm_cfg=BN),
+        head=dict(type='LinearClsHead', in_channels=40, num_classes=7),
+    )
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = MODELS.build(cfg).eval()
+    model.load_state_dict(convert(state, 'mala'))
+    with torch.no_grad():
+        assert_close(model(tensors['in.x']), tensors['aux.logits'])
+
+
+@pytest.mark.parametrize('case', ['linear', 'linear_padded'])
+def test_layer_outputs_and_gradients(golden, case):
+    tensors, metadata = golden('mala')
+    hw_shape = tuple(json.loads(metadata['cases'])[case]['hw'])
+    tensors = below(tensors, f'{case}.')
+    attn = MALA(24, 2).double()
+
+    def ours(values):
+        renamed = {k.replace('qkvo', 'in_proj'): v for k, v in values.items()}
+        return {k: v.reshape(attn.get_parameter(k).shape) for k, v in renamed.items()}
+
+    attn.load_state_dict(ours(below(tensors, 'state.')))
+    x, mask = tensors['in.x'].clone().requires_grad_(), tensors.get('in.key_padding_mask')
+    out = attn(x, hw_shape, key_padding_mask=mask)
+    keep = slice(None) if mask is None else ~mask
+    assert (out - tensors['out'])[keep].abs().max() < 1e-9
+    (out * tensors['in.cotangent'])[keep].sum().backward()
+    assert (x.grad - tensors['grad.x'])[keep].abs().max() < 1e-9
+    for name, grad in ours(below(tensors, 'grad.state.')).items():
+        assert (attn.get_parameter(name).grad - grad).abs().max() < 1e-9, name
+
+
+@pytest.mark.parametrize(
+    'arch, dense, classifier',
+    [('tiny', 13.345, 16.449), ('small', 24.039, 27.143), ('base', 46.689, 49.793),
+     ('large', 93.559, 97.766)],
+)  # fmt: skip
+def test_parameters(arch, dense, classifier):
+    with torch.device('meta'):
+        model = MAViT(arch, norm_cfg=BN, out_norm=False)
+        width = 2560 if arch == 'large' else 2048
+        channels = model.arch['embed_dims'][-1]
+        head = [nn.Conv2d(channels, width, 1), nn.BatchNorm2d(width), nn.Linear(width, 1000)]
+
+    def millions(*modules):
+        return sum(p.numel() for m in modules for p in m.parameters()) / 1e6
+
+    assert round(millions(model), 3) == pytest.approx(dense, abs=6e-4)
+    assert millions(model, *head) == pytest.approx(classifier, abs=6e-4)
+
+
+def test_weights_of_the_other_release_are_an_error(dense, backbone_cfg, tmp_path):
+    """By every way of loading: torch's, MMEngine's, this package's check, ``init_cfg``."""
+    converted = convert(dense, 'mala')
+    path = tmp_path / 'mavit.pth'
+    save_checkpoint(path, converted, {})
+    model = MODELS.build(dict(backbone_cfg, type='RAVLT'))
+    message = 'trained with the attentions MALA, MALA, .* RAVLT has RALA, RALA, Soft.*set attn_cfg'
+    with pytest.raises(ValueError, match=message):
+        model.load_state_dict(below(converted, 'backbone.'))
+    with pytest.raises(CheckpointError, match=message):
+        check_fits(path, model, prefix='backbone.')
+    with pytest.raises(ValueError, match=message):
+        load_checkpoint(nn.ModuleDict(dict(backbone=model)), str(path))
+    pretrained = dict(type='Pretrained', checkpoint=str(path), prefix='backbone.')
+    with pytest.raises(ValueError, match=message):
+        MODELS.build(dict(backbone_cfg, type='RAVLT', init_cfg=pretrained)).init_weights()
+
+    ours = MODELS.build(dict(backbone_cfg, type='MAViT'))
+    assert not ours.load_state_dict(below(converted, 'backbone.')).missing_keys
+    # What is saved again is an ordinary checkpoint.
+    assert not any('trained_attention' in name for name in ours.state_dict())
+    any_attention = convert(dense, 'mala', any_attention=True)
+    model.load_state_dict(below(any_attention, 'backbone.'))
+
+
+def test_a_backbone_of_two_stages_takes_them(dense, backbone_cfg):
+    converted = below(convert(dense, 'mala'), 'backbone.')
+    ours = MODELS.build(dict(backbone_cfg, type='MAViT', out_indices=(0, 1)))
+    assert not ours.load_state_dict(converted, strict=False).missing_keys
+    other = MODELS.build(dict(backbone_cfg, type='RAVLT', out_indices=(0, 1)))
+    with pytest.raises(ValueError, match='trained with the attentions MALA, MALA'):
+        other.load_state_dict(converted, strict=False)
+
+
+def test_the_release_is_told_by_its_classifier(dense, classifier):
+    with pytest.raises(CheckpointError, match="say which release this is, 'rala' or 'mala'"):
+        convert(dense)
+    with pytest.raises(ValueError, match='say which release this is: source'):
+        convert({'blocks.0.attn.qkv.weight': torch.zeros(3, 1)})
+    for width, source, other in ((1024, 'RALA', 'mala'), (2048, 'MALA', 'rala')):
+        widened = dict(classifier, **{'proj.weight': torch.zeros(width, 16, 1, 1)})
+        record = convert(widened)['backbone.trained_attention']
+        assert bytes(record.tolist()).decode().startswith(f'{source},{source},Softmax')
+        with pytest.raises(CheckpointError, match=f'use source {source.lower()!r}'):
+            convert(widened, other)

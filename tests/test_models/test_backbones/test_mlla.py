@@ -1,0 +1,228 @@
+"""MLLA against its definition in plain torch, recorded tensors of the release, and bad input."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmlinattn.checkpoints import convert
+from mmlinattn.models.backbones import MLLA
+from mmlinattn.models.backbones.mlla import MLLABlock
+
+SMALL = dict(embed_dims=(8, 16, 24, 32), depths=(1, 2, 1, 1), num_heads=(1, 2, 3, 4), mlp_ratios=2)
+
+
+class Definition:
+    """The formulas of the paper and its code on channels-first maps, by the weights of a model."""
+
+    def __init__(self, model: MLLA) -> None:
+        self.model, self.weights = model, dict(model.named_parameters())
+        self.buffers = dict(model.named_buffers())
+
+    def conv(self, x: Tensor, name: str, stride: int = 1, act: bool = False) -> Tensor:
+        """Convolution with the batch norm that it may have, in evaluation mode."""
+        conv = name if f'{name}.weight' in self.weights else f'{name}.conv'
+        weight, bias = self.weights[f'{conv}.weight'], self.weights.get(f'{conv}.bias')
+        groups = x.shape[1] // weight.shape[1]
+        x = F.conv2d(x, weight, bias, stride, weight.shape[-1] // 2, 1, groups)
+        norm = f'{name}.bn'
+        if f'{norm}.weight' in self.weights:
+            mean, var = (self.buffers[f'{norm}.running_{what}'] for what in ('mean', 'var'))
+            scale, shift = self.weights[f'{norm}.weight'], self.weights[f'{norm}.bias']
+            scale = scale / (var + 1e-5).sqrt()
+            x = (x - mean[:, None, None]) * scale[:, None, None] + shift[:, None, None]
+        return x.relu() if act else x
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        weight = self.weights[f'{name}.weight'][..., None, None]
+        return F.conv2d(x, weight, self.weights[f'{name}.bias'])
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        x = x - x.mean(1, keepdim=True)
+        x = x / (x.square().mean(1, keepdim=True) + 1e-5).sqrt()
+        scale, shift = self.weights[f'{name}.weight'], self.weights[f'{name}.bias']
+        return x * scale[:, None, None] + shift[:, None, None]
+
+    def attention(self, x: Tensor, name: str, heads: int) -> Tensor:
+        channels, (height, width) = x.shape[1], x.shape[2:]
+        q, k = ((F.elu(t) + 1) for t in self.linear(x, f'{name}.in_proj').chunk(2, 1))
+        theta = 10000.0 ** (-torch.arange(channels // 4).double() / (channels // 4))
+        rows = (theta[:, None] * torch.arange(height))[..., None].expand(-1, -1, width)
+        columns = (theta[:, None] * torch.arange(width))[:, None].expand(-1, height, -1)
+        phase = torch.polar(torch.ones(()).double(), torch.cat([rows, columns]))
+        turned = []
+        for t in (q, k):
+            pairs = torch.complex(t[:, ::2], t[:, 1::2]) * phase
+            turned.append(torch.stack([pairs.real, pairs.imag], 2).flatten(1, 2))
+        q, k, q_turned, k_turned, v = (
+            t.flatten(2).unflatten(1, (heads, -1)) for t in (q, k, *turned, x)
+        )
+        out = (q_turned.mT @ k_turned @ v.mT / (height * width)).mT
+        out = out / (q.mT @ k.mean(-1, keepdim=True) + 1e-6).mT
+        return out.reshape(x.shape) + self.conv(x, f'{name}.lepe')
+
+    def block(self, x: Tensor, name: str, heads: int) -> Tensor:
+        x = x + self.conv(x, f'{name}.cpe1')
+        y = self.norm(x, f'{name}.norm1')
+        gate = F.silu(self.linear(y, f'{name}.act_proj'))
+        y = F.silu(self.conv(self.linear(y, f'{name}.in_proj'), f'{name}.dwconv'))
+        y = self.attention(y, f'{name}.attn', heads)
+        x = x + self.linear(y * gate, f'{name}.out_proj')
+        x = x + self.conv(x, f'{name}.cpe2')
+        y = F.gelu(self.linear(self.norm(x, f'{name}.norm2'), f'{name}.ffn.fc1'))
+        return x + self.linear(y, f'{name}.ffn.fc2')
+
+    def __call__(self, x: Tensor) -> list:
+        x = F.pad(x, (0, -x.shape[3] % 4, 0, -x.shape[2] % 4))
+        x = self.conv(x, 'stem.conv1', 2, act=True)
+        x = x + self.conv(self.conv(x, 'stem.conv2.0', act=True), 'stem.conv2.1')
+        x = self.conv(self.conv(x, 'stem.conv3.0', 2, act=True), 'stem.conv3.1')
+        outs = []
+        for i, heads in enumerate(self.model.arch['num_heads']):
+            if i:
+                x, name = F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2)), f'downsamples.{i - 1}'
+                x = self.conv(x, f'{name}.0', act=True)
+                x = self.conv(self.conv(x, f'{name}.1', 2, act=True), f'{name}.2')
+            for j in range(self.model.arch['depths'][i]):
+                x = self.block(x, f'stages.{i}.{j}', heads)
+            outs.append(self.norm(x, f'out_norms.{i}'))
+        return outs
+
+
+@pytest.fixture
+def model() -> MLLA:
+    model = MLLA(SMALL).double().eval()
+    for value in model.state_dict().values():
+        if value.is_floating_point():
+            value.normal_(std=0.3).abs_() if value.dim() == 1 else value.normal_(std=0.3)
+    return model
+
+
+@pytest.mark.parametrize('size', [(64, 96), (45, 74), (3, 5)])
+def test_equals_its_definition(model, size):
+    """Also where stem and downsampling fill odd maps up, to a map of one token."""
+    image = torch.randn(2, 3, *size, dtype=torch.float64)
+    results = []
+    for compute in (model, Definition(model)):
+        leaf = image.clone().requires_grad_()
+        outs = compute(leaf)
+        loss = sum((out * torch.linspace(-1, 1, out.numel()).view_as(out)).mean() for out in outs)
+        results.append([*outs, *torch.autograd.grad(loss, [leaf, *model.parameters()])])
+    assert results[0][3].shape == (2, 32, -(-size[0] // 32), -(-size[1] // 32))
+    assert all(out.is_contiguous() for out in results[0][:4])
+    for ours, expected in zip(*results):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+
+
+def below(tensors, prefix):
+    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def test_recorded_block(golden):
+    tensors, metadata = golden('mlla')
+    tensors, hw = below(tensors, 'block.'), json.loads(metadata['cases'])['block']['hw']
+    block = MLLABlock(16, 2, 2.0, 'MLLAAttention').double()
+
+    def ours(values):
+        released = {f'layers.0.blocks.0.{name}': value for name, value in values.items()}
+        return below(convert(released, 'mlla'), 'backbone.stages.0.0.')
+
+    block.load_state_dict(ours(below(tensors, 'state.')))
+    x = tensors['in.x'].clone().requires_grad_()
+    out = block(x, tuple(hw))
+    assert (out - tensors['out']).abs().max() < 1e-9
+    (out * tensors['in.cotangent']).sum().backward()
+    assert (x.grad - tensors['grad.x']).abs().max() < 1e-9
+    grads = ours(below(tensors, 'grad.state.'))
+    assert len(grads) == len(list(block.parameters()))
+    for name, grad in grads.items():
+        assert (block.get_parameter(name).grad - grad).abs().max() < 1e-9, name
+
+
+def test_recorded_backbone(golden):
+    """Without its gradient of the image: torch 2.11 computes a wrong one for batch norms when the
+    batch is one image and the gradient is transposed, as in the release. The definition above has
+    the gradients."""
+    tensors, metadata = golden('mlla_small')
+    tensors, sizes = (
+        below(tensors, 'released.'),
+        json.loads(metadata['cases'])['released']['kwargs'],
+    )
+    dims = tuple(sizes['embed_dim'] * 2**i for i in range(4))
+    arch = dict(
+        embed_dims=dims,
+        depths=sizes['depths'],
+        num_heads=sizes['num_heads'],
+        mlp_ratios=sizes['mlp_ratio'],
+    )
+    model = MLLA(arch).eval()
+    model.load_state_dict(below(convert(below(tensors, 'state.'), 'mlla'), 'backbone.'))
+    with torch.no_grad():
+        outs = model(tensors['in.x'])
+    for i, out in enumerate(outs):
+        expected = tensors[f'out.{i}']
+        assert (out - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    'arch, dense, classifier',
+    [('tiny', 23_880_096, 24_392_200), ('small', 42_502_944, 43_015_048),
+     ('base', 95_216_304, 95_983_960)],
+)  # fmt: skip
+def test_parameters(arch, dense, classifier):
+    """The 24.4, 43.0 and 96.0 M of the paper are those of the classifiers."""
+    with torch.device('meta'):
+        model = MLLA(arch)
+        single = MLLA(arch, out_indices=(3,))
+        head = nn.Linear(model.arch['embed_dims'][3], 1000)
+
+    def count(*modules):
+        return sum(p.numel() for module in modules for p in module.parameters())
+
+    assert count(model) == dense
+    assert count(single, head) == classifier
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_autocast_is_finite(dtype):
+    """Features of some hundred and their products, which float16 could not sum."""
+    model = MLLA(SMALL)
+    with torch.no_grad():
+        for stage in model.stages:
+            stage[0].attn.in_proj.bias += 300
+    image = torch.randn(2, 3, 64, 96)
+    with torch.autocast('cpu', dtype):
+        outs = model(image)
+    sum(out.float().square().mean() for out in outs).backward()
+    assert all(torch.isfinite(out).all() for out in outs)
+    for name, parameter in model.named_parameters():
+        assert torch.isfinite(parameter.grad).all(), name
+
+
+def test_other_attentions_in_its_block():
+    attn_cfg = [
+        'MLLAAttention',
+        dict(type='RALA', gate=None),
+        'SoftmaxAttention',
+        'WindowAttention',
+    ]
+    model = MLLA(SMALL, attn_cfg).eval()
+    kinds = [type(stage[0].attn).__name__ for stage in model.stages]
+    assert kinds == ['MLLAAttention', 'RALA', 'SoftmaxAttention', 'WindowAttention']
+    assert len(model(torch.randn(1, 3, 45, 74))) == 4
+
+
+@pytest.mark.parametrize(
+    'arch, message',
+    [
+        ('large', "MLLA: arch must be one of 'tiny', 'small', 'base' or a dict, got 'large'"),
+        (dict(SMALL, embed_dims=(9, 16, 24, 32)), r"arch\['embed_dims'\]\[0\] must be even.* 9"),
+        (dict(SMALL, num_heads=(3, 2, 3, 4)), 'embed_dims=8 must be a positive multiple of num_h'),
+        (dict(SMALL, embed_dims=(8, 16, 18, 32)), 'multiple of 4 channels .* got 18 channels in 3'),
+    ],
+)  # fmt: skip
+def test_wrong_sizes(arch, message):
+    with pytest.raises(ValueError, match=message):
+        MLLA(arch)

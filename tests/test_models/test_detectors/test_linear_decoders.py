@@ -1,0 +1,134 @@
+"""Decoders of SMCA, DINO and Mask2Former with linear attention, and their training on Shapes."""
+
+import pytest
+import torch
+from mmcv.cnn.bricks.transformer import MultiheadAttention
+from mmdet.models.layers.transformer import detr_layers
+from mmengine.config import Config, ConfigDict
+from mmengine.dataset import pseudo_collate
+from mmengine.optim import OptimWrapper
+from mmengine.registry import DATASETS, MODELS, DefaultScope
+
+from mmlinattn.app import views_of
+from mmlinattn.datasets import shapes
+from mmlinattn.models.detectors.smca_decoder import Memory, SMCADecoder
+from mmlinattn.models.layers import LinearCrossAttention
+from mmlinattn.utils.replacements import list_replacements
+from mmlinattn.visualization.attention_maps import record
+from tests.sizes import size
+
+C, HEADS = 32, 4
+LINEAR = dict(type='LinearCrossAttention', attn_cfg='RALA')
+CONFIGS = {
+    'smca-rala': 'decoder.layers.{}.cross_attn',
+    'dino-rala': 'decoder.layers.{}.self_attn',
+    'mask2former-rala': 'panoptic_head.transformer_decoder.layers.{}.self_attn',
+    'mask2former-rala-unmasked': 'panoptic_head.transformer_decoder.layers.{}.cross_attn',
+}
+
+
+@pytest.fixture(scope='module')
+def shapes_root(tmp_path_factory):
+    root = tmp_path_factory.mktemp('decoders') / 'shapes'
+    return shapes.generate(root, num_train=4, num_val=1, image_size=64, workers=1)
+
+
+def load(root, shapes_root, name):
+    cfg = Config.fromfile(root / f'configs/linear_decoders/{name}_nano_shapes.py')
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = MODELS.build(cfg.model)
+        model.init_weights()
+        dataset = dict(cfg.train_dataloader.dataset, data_root=f'{shapes_root}/coco/')
+        dataset['pipeline'] = [t for t in dataset['pipeline'] if t['type'] != 'RandomFlip']
+        dataset = DATASETS.build(dataset)
+    return model, dataset
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_training_on_shapes(root, shapes_root, name):
+    """Losses fall, every parameter learns, and predictions are finite."""
+    torch.manual_seed(0)
+    model, dataset = load(root, shapes_root, name)
+    for i in range(3):
+        assert type(model.get_submodule(CONFIGS[name].format(i))) is LinearCrossAttention
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    wrapper = OptimWrapper(
+        torch.optim.AdamW(model.parameters(), lr=5e-4), clip_grad=dict(max_norm=1.0)
+    )
+    losses = []
+    for _ in range(size(6, 60)):
+        torch.manual_seed(1)  # the same noise on denoising queries, the same points of masks
+        batch = pseudo_collate([dataset[i] for i in range(2)])
+        losses.append(model.train_step(batch, wrapper)['loss'].item())
+    assert losses[-1] < size(95, 75) / 100 * losses[0], losses
+    still = [name for name, value in model.named_parameters() if value.equal(before[name])]
+    frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
+    assert still == frozen
+    batch = pseudo_collate([dataset[0]])
+    batch['data_samples'][0].set_metainfo(dict(scale_factor=(1.0, 1.0)))
+    results = model.eval().test_step(batch)
+    assert results[0].pred_instances.scores.isfinite().all()
+
+
+def test_masks_of_mask2former_are_refused(root, shapes_root):
+    cfg = Config.fromfile(root / 'configs/linear_decoders/mask2former_nano_shapes.py')
+    cfg.model.panoptic_head.transformer_decoder.layer_cfg.cross_attn_cfg.update(LINEAR)
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = MODELS.build(cfg.model)
+    with pytest.raises(ValueError, match='Replace self_attn_cfg only, or set ignore_attn_mask'):
+        model.eval()._forward(torch.zeros(1, 3, 64, 64), [_sample()])
+
+
+def _sample():
+    from mmdet.structures import DetDataSample
+
+    return DetDataSample(metainfo=dict(batch_input_shape=(64, 64), img_shape=(64, 64)))
+
+
+def test_the_switch_changes_nothing_without_a_type():
+    cfg = dict(embed_dims=C, num_heads=HEADS, dropout=0.1, batch_first=True)
+    layer = detr_layers.DetrTransformerDecoderLayer(
+        ConfigDict(cfg, **LINEAR), ConfigDict(cfg), dict(embed_dims=C, feedforward_channels=48)
+    )
+    assert type(layer.self_attn) is LinearCrossAttention
+    assert type(layer.cross_attn) is MultiheadAttention
+    assert layer.self_attn.dropout[1].p == 0.1
+    assert any('detr_layers' in entry.what for entry in list_replacements())
+
+
+@pytest.mark.parametrize('name', ['smca-rala', 'dino-rala'])
+def test_queries_of_a_decoder_have_no_view(root, shapes_root, name):
+    model, _ = load(root, shapes_root, name)
+    assert not [view.title for view in views_of(model) if 'decoder' in view.title]
+    with pytest.raises((TypeError, ValueError), match='no maps to draw|must be a SMCA detector'):
+        record(model).__enter__()
+
+
+def test_smca_builds_cross_attention_as_detr_layers_do():
+    sizes = dict(embed_dims=C, num_heads=HEADS, feedforward_channels=48)
+    mmcv = SMCADecoder(1, dict(sizes, cross_attn_cfg=dict(type='MultiheadAttention')))
+    memory = Memory(torch.randn(2, 30, C), (5, 6), torch.randn(2, 30, C))
+    states, _ = mmcv(*torch.randn(2, 2, 6, C), memory, torch.full((2, 2), 160.0))
+    assert states.shape == (1, 2, 6, C)
+    for wrong in ('RALA', dict(type='RALA'), dict(attn_cfg='RALA')):
+        with pytest.raises(TypeError, match='cross_attn_cfg must .*LinearCrossAttention.*, got'):
+            SMCADecoder(1, dict(sizes, cross_attn_cfg=wrong))
+
+
+def test_smca_without_modulation_ignores_padding():
+    sizes = dict(embed_dims=C, num_heads=HEADS, feedforward_channels=48, dropout=0.0)
+    decoder = SMCADecoder(2, dict(sizes, cross_attn_cfg=LINEAR)).double().eval()
+    assert not [name for name, _ in decoder.named_parameters() if 'offset' in name]
+    query, query_pos = torch.randn(2, 2, 6, C).double()
+    tokens, pos = torch.randn(2, 2, 30, C).double()
+    mask = torch.zeros(2, 5, 6, dtype=torch.bool)
+    mask[1, :, 4:] = True
+    image_sizes = torch.tensor([[192.0, 160.0], [128.0, 160.0]]).double()
+    states, points = decoder(
+        query, query_pos, Memory(tokens, (5, 6), pos, mask.flatten(1)), image_sizes
+    )
+    real = ~mask[1].flatten()
+    alone = Memory(tokens[1:, real], (5, 4), pos[1:, real])
+    expected = decoder(query[1:], query_pos[1:], alone, image_sizes[1:])
+    torch.testing.assert_close(states[:, 1:], expected[0])
+    torch.testing.assert_close(points[1:], expected[1])

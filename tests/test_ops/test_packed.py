@@ -1,0 +1,200 @@
+"""Packed images: operators against N x N definitions with a mask between images."""
+
+import pytest
+import torch
+
+from mmlinattn.ops import (
+    PackedShapes,
+    Rotary,
+    linear_attention,
+    mala_attention,
+    rala_attention,
+)
+
+SHAPES = [(3, 5), (1, 1), (4, 2), (5, 3)]
+OPERATORS = dict(linear=linear_attention, rala=rala_attention, mala=mala_attention)
+
+
+def turned(x, places):
+    """Rotate pairs of channels by row (first half) and column (second half) in complex numbers."""
+    count = x.shape[-1] // 4
+    angle = 10000.0 ** -torch.linspace(0, 1, count, dtype=x.dtype)
+    angles = torch.cat([places[:, :1] * angle, places[:, 1:] * angle], 1)  # [T, d/2]
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+
+def definition(name, q, k, v, shapes, extra, rotary, eps=1e-6):
+    """One T x T matrix, 0 between images."""
+    ids, places = [], []
+    for i, (height, width) in enumerate(shapes):
+        ids += [i] * (extra + height * width)
+        places += [(0, 0)] * extra + [(y, x) for y in range(height) for x in range(width)]
+    ids, places = torch.tensor(ids), torch.tensor(places, dtype=q.dtype)
+    same = (ids[:, None] == ids).to(q.dtype)  # [T, T]
+    count = same.sum(1, keepdim=True)
+    q, k = (torch.where(x > 0, x + 1, x.exp()) for x in (q, k))
+    q_turned, k_turned = (turned(x, places) if rotary else x for x in (q, k))
+    norms, products = q @ k.mT * same, q_turned @ k_turned.mT * same
+    scale = q.shape[-1] ** -0.5
+    if name == 'mala':
+        z = scale * norms.sum(-1, keepdim=True) / count
+        return ((1 + 1 / (z + eps)) * scale * products - z * same) / count @ v
+    weights = torch.ones_like(q[..., 0])[..., None, :]
+    if name == 'rala':
+        mean = same @ q / count
+        scores = (scale * mean @ k.mT).masked_fill(same == 0, float('-inf'))
+        weights, eps = scores.softmax(-1) * count, eps * count
+    return products * weights @ v / ((norms * weights).sum(-1, keepdim=True) + eps)
+
+
+@pytest.mark.parametrize('backend', ['reference', 'torch'])
+@pytest.mark.parametrize('extra, rotary', [(0, True), (2, True), (1, False)])
+@pytest.mark.parametrize('name', OPERATORS)
+def test_operators_equal_the_definition(name, extra, rotary, backend):
+    packed = PackedShapes(SHAPES, extra)
+    q, k, v = torch.randn(3, 1, 2, packed.num_tokens, 8, dtype=torch.float64).requires_grad_()
+    out = OPERATORS[name](
+        q, k, v, feature_map='elu+1', rotary=Rotary(packed, 8) if rotary else None, packed=packed,
+        backend=backend,
+    )  # fmt: skip
+    expected = definition(name, q, k, v, SHAPES, extra, rotary)
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-11)
+    weight = torch.randn_like(v)
+    grads = (torch.autograd.grad(x, (q, k, v), weight) for x in (out, expected))
+    for a, b in zip(*grads):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+def test_gradients_against_finite_differences():
+    packed = PackedShapes([(1, 2), (2, 1), (1, 1)])
+    q, k, v = torch.randn(3, 1, 1, 5, 4, dtype=torch.float64).requires_grad_().unbind()
+    for operator in OPERATORS.values():
+        assert torch.autograd.gradcheck(
+            lambda *qkv, f=operator: f(
+                *qkv, feature_map='elu+1', packed=packed, rotary=Rotary(packed, 4)
+            ),
+            (q, k, v),
+        )
+
+
+def test_given_weights_are_those_of_each_token():
+    packed = PackedShapes([(2, 3), (1, 4)])
+    q, k, v = torch.randn(3, 1, 2, 10, 8, dtype=torch.float64)
+    weights = torch.rand(1, 2, 10, dtype=torch.float64)
+    out = rala_attention(q, k, v, packed=packed, token_weights=weights)
+    for part in (slice(0, 6), slice(6, 10)):
+        alone = rala_attention(
+            *(x[:, :, part] for x in (q, k, v)), token_weights=weights[..., part]
+        )
+        torch.testing.assert_close(out[:, :, part], alone)
+
+
+@pytest.mark.parametrize('name', OPERATORS)
+def test_sums_are_in_float32_under_autocast(name):
+    packed = PackedShapes([(30, 40), (2, 3)])
+    q, k, v = torch.randn(3, 1, 2, packed.num_tokens, 16).bfloat16()
+    with torch.autocast('cpu', torch.bfloat16):
+        out = OPERATORS[name](q, k, v, feature_map='elu+1', packed=packed)
+    assert out.dtype == torch.bfloat16
+    exact = definition(name, *(x.double() for x in (q, k, v)), packed.hw_shapes, 0, False)
+    assert (out - exact).norm() < 5e-3 * exact.norm()
+
+
+def test_compiles_and_recompiles_for_other_sizes():
+    calls = []
+
+    def backend(graph, _):
+        calls.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda q, packed: rala_attention(q, q, q, packed=packed, rotary=Rotary(packed, 8)),
+        fullgraph=True, backend=backend, dynamic=False,
+    )  # fmt: skip
+    for shapes in ([(2, 3), (1, 4)], [(2, 3), (1, 4)], [(1, 4), (2, 3)]):
+        packed, q = PackedShapes(shapes), torch.randn(1, 2, 10, 8)
+        expected = rala_attention(q, q, q, packed=packed, rotary=Rotary(packed, 8))
+        torch.testing.assert_close(compiled(q, packed), expected)
+    assert len(calls) == 2  # the sizes are part of the graph, not the objects
+
+
+def test_offsets():
+    packed = PackedShapes([(2, 3), (1, 4)], num_extra_tokens=1)
+    assert packed.lengths == (7, 5) and packed.num_tokens == 12
+    ends = packed.cu_seqlens()
+    assert ends.dtype == torch.int32 and ends.tolist() == [0, 7, 12]
+    # The tables of the first map have 2 + 3 rows and columns of cosines, and of sines, 4 angles.
+    assert packed.table(4).tolist() == [[0, 7, 3, 0], [7, 5, 4, 40]]
+    plain = PackedShapes([(2, 3), [1, 4]])
+    assert plain == PackedShapes.from_cu_seqlens(torch.tensor([0, 6, 10]), [(2, 3), (1, 4)])
+    assert hash(plain) == hash(PackedShapes([(2, 3), (1, 4)]))
+    assert plain.with_extra_tokens(1) == packed
+    extra, maps = packed.split_extra(torch.arange(12)[None, :, None])
+    assert extra.flatten().tolist() == [0, 7]
+    assert maps.flatten().tolist() == [1, 2, 3, 4, 5, 6, 8, 9, 10, 11]
+
+
+def test_shapes_of_an_array_and_what_is_given_out():
+    packed = PackedShapes(torch.tensor([[2, 3], [1, 4]]))
+    assert packed == PackedShapes([(2, 3), (1, 4)])
+    packed.cu_seqlens()[1:] += 1  # of the caller, no cache
+    assert packed.cu_seqlens().tolist() == [0, 6, 10]
+    with pytest.raises(ValueError, match='num_extra_tokens must be an integer of at least 0'):
+        PackedShapes([(2, 3)], num_extra_tokens=0.5)
+
+
+@pytest.mark.parametrize(
+    'shapes, message',
+    [
+        ([], r'\(H, W\) of at least one image'),
+        ([(2, 3), (0, 4)], r'hw_shapes\[1\]=\(0, 4\) has no tokens'),
+        ([(2, 3, 4)], r'hw_shapes\[0\] must be two integers \(H, W\), got \(2, 3, 4\)'),
+        ([6], r'hw_shapes\[0\] must be two integers \(H, W\), got 6'),
+        ([(2.0, 3)], r'got \(2.0, 3\)'),
+        ([(2, None)], r'got \(2, None\)'),
+        (None, r'hw_shapes must be a list of \(H, W\), got None'),
+    ],
+)
+def test_shapes_that_are_none(shapes, message):
+    with pytest.raises(ValueError, match=message):
+        PackedShapes(shapes)
+
+
+@pytest.mark.parametrize(
+    'ends, shapes, error, message',
+    [
+        ([0, 6, 6], None, ValueError, r'increase \(no empty image\), got \[0, 6, 6\]'),
+        ([1, 6], None, ValueError, r'start at 0 .* got \[1, 6\]'),
+        ([0], None, ValueError, r'got \[0\]'),
+        ([[0, 6]], None, ValueError, r'shape \(B \+ 1,\)'),
+        ([0, 6, 10], [(2, 3), (5, 1)], ValueError, r'\[6, 5\] positions, but .* \[6, 4\] tokens'),
+        ([0.0, 6.0], None, TypeError, 'int32 or int64 tensor, got torch.float32'),
+        (None, None, TypeError, 'int32 or int64 tensor, got NoneType'),
+    ],
+)
+def test_cu_seqlens_that_are_none(ends, shapes, error, message):
+    with pytest.raises(error, match=message):
+        PackedShapes.from_cu_seqlens(None if ends is None else torch.tensor(ends), shapes)
+
+
+@pytest.mark.parametrize(
+    'batch, tokens, change, error, message',
+    [
+        (1, 11, {}, ValueError, r'have \[6, 4\] tokens, together 10, but q has 11'),
+        (2, 10, {}, ValueError, r'a batch of 1, got q with \(2, 2, 10, 8\)'),
+        (1, 10, dict(key_padding_mask=torch.zeros(1, 10, dtype=torch.bool)), ValueError,
+         'no padding, got key_padding_mask'),
+        (1, 10, dict(packed=[(2, 3), (1, 4)]), TypeError, 'must be a PackedShapes, got list'),
+        (1, 10, dict(rotary=Rotary((2, 5), 8)), ValueError, r'rotary.hw_shape must be packed='),
+        (1, 10, dict(packed=None, rotary=Rotary(PackedShapes([(2, 5)]), 8)), ValueError,
+         'must be packed=None, got PackedShapes'),
+    ],
+)  # fmt: skip
+def test_tokens_that_do_not_fit(batch, tokens, change, error, message):
+    q = torch.randn(batch, 2, tokens, 8)
+    options = dict(dict(packed=PackedShapes([(2, 3), (1, 4)])), **change)
+    for operator in OPERATORS.values():
+        with pytest.raises(error, match=message):
+            operator(q, q, q, **options)
