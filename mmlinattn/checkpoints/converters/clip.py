@@ -1,0 +1,83 @@
+"""Key mapping for the vision towers of CLIP and SigLIP."""
+
+from typing import Dict, Mapping, Tuple
+
+from torch import Tensor
+
+from ..errors import CheckpointError
+from .key_mapping import KeyMap, Rule, fuse
+from .vit import LAYER, NAMES, POSITIONS, convert_positions
+
+# The release of CLIP, and OpenCLIP.
+RELEASED = r'(?:module\.)?visual\.'
+RELEASED_LAYER = RELEASED + r'transformer\.resblocks\.(\d+)\.'
+# transformers, whole models and towers alone.
+HF = r'vision_model\.'
+HF_LAYER = HF + r'encoder\.layers\.(\d+)\.'
+TEXT = (
+    r'text_model\.|text\.|token_embedding\.|positional_embedding$|transformer\.resblocks\.'
+    r'|ln_final\.|text_projection(?:$|\.)|logit_scale$|logit_bias$'
+    r'|visual_projection\.|' + RELEASED + r'proj$|visual\.head\.'
+)
+POOL = r'attn_pool\.|' + HF + r'head\.'
+TRUNK = 'visual.trunk.'  # timm's names within OpenCLIP
+
+
+def _token(x: Tensor) -> Tensor:
+    return x.reshape(1, 1, -1)
+
+
+def _table(x: Tensor) -> Tensor:
+    return x.unsqueeze(0)
+
+
+CLIP = KeyMap(
+    [
+        Rule(POOL, None, reason='weights of a pooling head, which no backbone has'),
+        Rule(RELEASED + r'class_embedding$', 'backbone.embed.cls_token', _token),
+        Rule(RELEASED + r'positional_embedding$', POSITIONS, _table),
+        Rule(RELEASED + r'conv1\.', 'backbone.embed.proj.'),
+        Rule(RELEASED + r'ln_pre\.', 'backbone.embed.norm.'),
+        Rule(RELEASED_LAYER + r'ln_([12])\.', LAYER + r'norm\2.'),
+        Rule(RELEASED_LAYER + r'attn\.in_proj_', LAYER + 'attn.in_proj.'),
+        Rule(RELEASED_LAYER + r'attn\.out_proj\.', LAYER + 'attn.proj.'),
+        Rule(RELEASED_LAYER + r'mlp\.c_fc\.', LAYER + 'ffn.fc1.'),
+        Rule(RELEASED_LAYER + r'mlp\.c_proj\.', LAYER + 'ffn.fc2.'),
+        Rule(RELEASED + r'ln_post\.', 'backbone.norm.'),
+        Rule(HF + r'embeddings\.class_embedding$', 'backbone.embed.cls_token', _token),
+        Rule(HF + r'embeddings\.position_embedding\.weight$', POSITIONS, _table),
+        Rule(HF + r'embeddings\.position_ids$', None, reason='constants of positions'),
+        Rule(HF + r'embeddings\.patch_embedding\.', 'backbone.embed.proj.'),
+        Rule(HF + r'pre_layrnorm\.', 'backbone.embed.norm.'),
+        Rule(HF_LAYER + r'layer_norm([12])\.', LAYER + r'norm\2.'),
+        Rule(HF_LAYER + r'self_attn\.in_proj\.', LAYER + 'attn.in_proj.'),
+        Rule(HF_LAYER + r'self_attn\.out_proj\.', LAYER + 'attn.proj.'),
+        Rule(HF_LAYER + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
+        Rule(HF + r'post_layernorm\.', 'backbone.norm.'),
+        Rule(TEXT, None, reason='weights of the text tower and of the projections'),
+        Rule(r'norm_pre\.', 'backbone.embed.norm.'),
+        *NAMES.rules,
+    ]
+)
+
+
+def convert_clip(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
+    """Rename the vision tower of CLIP or SigLIP.
+
+    Text tower, projections and the attention pool of SigLIP are omitted.
+
+    Returns:
+        new name -> tensor, and the number of omitted tensors by reason.
+
+    Raises:
+        CheckpointError: see :class:`KeyMap`; also for a name with and without ``visual.trunk.``.
+    """
+    parts = tuple(f'self_attn.{name}_proj' for name in 'qkv')
+    named: Dict[str, Tensor] = {}
+    for name, value in state_dict.items():
+        short = name.removeprefix(TRUNK)
+        if short in named:
+            raise CheckpointError(f'the checkpoint has {short} twice, again as {name}')
+        named[short] = value
+    tensors, left_out = CLIP(fuse(named, parts, 'self_attn.in_proj'))
+    return convert_positions(tensors), left_out

@@ -1,0 +1,323 @@
+"""Weights of timm and transformers: names by rule, outputs where the library is installed."""
+
+import contextlib
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from mmlinattn.checkpoints import (
+    CheckpointError,
+    check_fits,
+    convert,
+    load_state_dict,
+    save_checkpoint,
+)
+from mmlinattn.models.backbones import MixTransformer, Swin, ViT
+from tests.foundation_models import renamed
+
+ARCH = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)
+MIT = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
+SWIN = dict(embed_dims=(8, 16, 32, 64), depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8))
+CONVIT = [dict(type=f'{kind}Attention', qkv_bias=False) for kind in ('GatedPositional', 'Softmax')]
+
+
+def backbone_of(converted: dict) -> dict:
+    start = 'backbone.'
+    return {name[len(start) :]: v for name, v in converted.items() if name.startswith(start)}
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    for name, value in model.named_parameters():
+        nn.init.normal_(value, float(value.dim() == 1 and name.endswith('weight')), 0.2)
+    for name, value in model.named_buffers():
+        if name.endswith('running_var'):
+            value.uniform_(0.5, 1.5)
+    return model.eval()
+
+
+def split_qkv(state_dict: dict, name: str, parts: list) -> dict:
+    """Replace each fused projection by those of queries, keys and values."""
+    found = {}
+    for key, value in state_dict.items():
+        before, fused, after = key.rpartition(name)
+        pieces = value.chunk(3) if fused else [value]
+        names = [before + part + after for part in parts] if fused else [key]
+        found.update(zip(names, pieces))
+    return found
+
+
+QKV = ['query.', 'key.', 'value.']
+TRANSFORMERS_VIT = (
+    (r'^embed\.proj', 'vit.embeddings.patch_embeddings.projection'),
+    (r'^embed\.cls_token', 'vit.embeddings.cls_token'),
+    (r'^embed\.pos_embed', 'vit.embeddings.position_embeddings'),
+    (r'^layers\.(\d+)\.', r'vit.encoder.layer.\1.'),
+    (r'attn\.in_proj\.', 'attention.attention.in_proj.'),
+    (r'attn\.proj\.', 'attention.output.dense.'),
+    (r'norm1\.', 'layernorm_before.'), (r'norm2\.', 'layernorm_after.'),
+    (r'ffn\.fc1\.', 'intermediate.dense.'), (r'ffn\.fc2\.', 'output.dense.'),
+    (r'^norm\.', 'vit.layernorm.'),
+)  # fmt: skip
+TIMM_VIT = (
+    (r'^embed\.proj', 'patch_embed.proj'), (r'^embed\.', ''), (r'^layers\.', 'blocks.'),
+    (r'attn\.in_proj', 'attn.qkv'), (r'ffn\.', 'mlp.'),
+)  # fmt: skip
+TRANSFORMERS_MIT = (
+    (r'^patch_embeds\.(\d)\.proj', r'segformer.encoder.patch_embeddings.\1.proj'),
+    (r'^patch_embeds\.(\d)\.norm', r'segformer.encoder.patch_embeddings.\1.layer_norm'),
+    (r'^norms\.', 'segformer.encoder.layer_norm.'),
+    (r'^stages\.(\d)\.(\d+)\.', r'segformer.encoder.block.\1.\2.'),
+    (r'\.norm([12])\.', r'.layer_norm_\1.'),
+    (r'attn\.(in_proj|sr)\.', r'attention.self.\1.'),
+    (r'attn\.norm\.', 'attention.self.layer_norm.'),
+    (r'attn\.proj\.', 'attention.output.dense.'),
+    (r'ffn\.fc([12])\.', r'mlp.dense\1.'), (r'ffn\.dwconv\.', 'mlp.dwconv.dwconv.'),
+)  # fmt: skip
+TRANSFORMERS_SWIN = (
+    (r'^patch_embed\.proj', 'swin.embeddings.patch_embeddings.projection'),
+    (r'^patch_embed\.norm', 'swin.embeddings.norm'),
+    (r'^merges\.(\d)\.', r'swin.encoder.layers.\1.downsample.'),
+    (r'^stages\.(\d)\.(\d+)\.', r'swin.encoder.layers.\1.blocks.\2.'),
+    (r'attn\.in_proj\.', 'attention.self.in_proj.'), (r'attn\.proj\.', 'attention.output.dense.'),
+    (r'attn\.relative_bias', 'attention.self.relative_position_bias_table'),
+    (r'norm1\.', 'layernorm_before.'), (r'norm2\.', 'layernorm_after.'),
+    (r'ffn\.fc1\.', 'intermediate.dense.'), (r'ffn\.fc2\.', 'output.dense.'),
+    (r'^out_norms\.3\.', 'swin.layernorm.'),
+)  # fmt: skip
+# Model, source, rules from its names to those of the library, names of its projections.
+NAMED = {
+    'transformers ViT': (lambda: ViT(ARCH, img_size=48), 'vit', TRANSFORMERS_VIT,
+                         ('attention.attention.in_proj.', 'attention.attention.')),
+    'transformers SegFormer': (lambda: MixTransformer(MIT), 'mit', TRANSFORMERS_MIT,
+                               ('self.in_proj.', 'self.')),
+    'transformers Swin': (lambda: Swin(SWIN, window_size=3, out_indices=(3,)), 'swin',
+                          TRANSFORMERS_SWIN, ('self.in_proj.', 'self.')),
+    'DINOv2 of timm': (lambda: ViT(ARCH, img_size=48, layer_scale_init=1e-5), 'vit',
+                       (*TIMM_VIT, (r'gamma([12])$', r'ls\1.gamma')), None),
+    'DeiT III': (lambda: ViT(ARCH, img_size=48, layer_scale_init=1e-4), 'deit',
+                 (*TIMM_VIT, (r'gamma([12])$', r'gamma_\1')), None),
+    'MMPretrain': (lambda: ViT(ARCH, img_size=48, layer_scale_init=1e-4), 'vit',
+                   ((r'^embed\.proj', 'backbone.patch_embed.projection'),
+                    (r'^embed\.', 'backbone.'),
+                    (r'^layers\.', 'backbone.layers.'), (r'attn\.in_proj', 'attn.qkv'),
+                    (r'ffn\.fc1', 'ffn.layers.0.0'), (r'ffn\.fc2', 'ffn.layers.1'),
+                    (r'norm([12])\.', r'ln\1.'), (r'^norm\.', 'backbone.ln1.'),
+                    (r'gamma1$', 'attn.gamma1.weight'), (r'gamma2$', 'ffn.gamma2.weight')), None),
+    'ConViT': (lambda: ViT(ARCH, [CONVIT[0], CONVIT[0], CONVIT[1]], 48, cls_token_from=2), 'convit',
+               (*TIMM_VIT, (r'attn\.gates', 'attn.gating_param'),
+                (r'attn\.positions', 'attn.pos_proj.weight')), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('case', NAMED)
+def test_names(case, tmp_path):
+    build, source, rules, projections = NAMED[case]
+    model = randomise(build())
+    theirs = {k: v for k, v in model.state_dict().items() if not k.endswith('pos_grid')}
+    theirs = renamed(theirs, *rules)
+    if projections:
+        fused, prefix = projections
+        theirs = split_qkv(theirs, fused, [prefix + part for part in QKV])
+    if case == 'ConViT':
+        for i in (0, 1):
+            value = theirs.pop(f'blocks.{i}.attn.qkv.weight')
+            theirs[f'blocks.{i}.attn.qk.weight'], theirs[f'blocks.{i}.attn.v.weight'] = (
+                value[:64], value[64:]
+            )  # fmt: skip
+            theirs[f'blocks.{i}.attn.pos_proj.bias'] = torch.zeros(2)
+    converted = backbone_of(convert(theirs, source=source))
+    assert converted.keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(converted[name], value), name
+    # Given without conversion, the message has the source.
+    save_checkpoint(tmp_path / 'a.pth', theirs, {})
+    whole = nn.ModuleDict(dict(backbone=model))
+    known = {'deit', 'vit'} if source in ('deit', 'vit') else {source}
+    for call in (dict(module=whole), dict(module=model, prefix='backbone.')):
+        with pytest.raises(CheckpointError, match='Convert it first') as found:
+            check_fits(tmp_path / 'a.pth', **call)
+        assert str(found.value).rpartition(' ')[2] in known
+    save_checkpoint(tmp_path / 'b.pth', convert(theirs, source=source), {})
+    assert not check_fits(tmp_path / 'b.pth', whole).missing
+
+
+def test_a_class_token_without_position():
+    model = randomise(ViT(ARCH, img_size=48, layer_scale_init=1e-4))
+    with torch.no_grad():
+        model.embed.pos_embed[:, 0] = 0
+    theirs = renamed(model.state_dict(), *TIMM_VIT, (r'gamma([12])$', r'ls\1.gamma'))
+    theirs.pop('pos_grid')
+    theirs['pos_embed'] = theirs['pos_embed'][:, 1:]  # timm's no_embed_class
+    assert torch.equal(
+        backbone_of(convert(theirs, 'vit'))['embed.pos_embed'], model.embed.pos_embed
+    )
+
+
+@pytest.mark.parametrize(
+    'name, model',
+    [
+        ('layers.0.blocks.0.attn.logit_scale', 'Swin V2'), ('fc_norm.weight', 'after the mean'),
+        ('blocks.0.attn.q_bias', 'BEiT or EVA'), ('blocks.0.attn.rel_pos_h', 'SAM'),
+        ('patch_embed.backbone.conv1.weight', 'hybrid'), ('blocks.0.attn.proj_l.weight', 'CaiT'),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize('source', ['vit', 'swin'])
+def test_models_that_are_not_supported(name, model, source):
+    theirs = {'cls_token': torch.zeros(1, 1, 8), name: torch.zeros(8)}
+    with pytest.raises(CheckpointError, match=rf'it has {name}: .*{model}.*docs/weights\.md'):
+        convert(theirs, source=source)
+
+
+@pytest.mark.parametrize(
+    'name, source',
+    [
+        ('layers.0.blocks.0.norm1.norm.weight', 'rala'), ('norm_pre.weight', 'clip'),
+        ('attn_pool.latent', 'clip'), ('storage_tokens', 'dinov3'), ('reg_token', 'dinov3'),
+    ],
+)  # fmt: skip
+def test_the_wrong_source_is_named(name, source):
+    weights = {name: torch.zeros(1, 1, 8)}
+    message = f'not those of --source vit, but of --source {source}'
+    with pytest.raises(CheckpointError, match=message):
+        convert(weights, source='vit')
+
+
+def test_unknown_names():
+    with pytest.raises(CheckpointError, match='keys that the key map does not know: mystery'):
+        convert({'mystery': torch.zeros(1)}, source='vit')
+
+
+# Outputs
+
+
+def assert_equal(out, expected, bound=1e-6):
+    assert out.shape == expected.shape
+    assert (out - expected).norm() < bound * expected.norm()
+
+
+def classify(converted, model, image):
+    model.load_state_dict(backbone_of(converted))
+    (features,) = model.eval()(image)
+    features = features if features.dim() == 2 else features.mean((2, 3))
+    return linear(features, converted['head.fc.weight'], converted['head.fc.bias'])
+
+
+SIZES = dict(img_size=48, patch_size=8, embed_dim=32, depth=3, num_heads=2, num_classes=9)
+TIMM = {
+    'DeiT III': (dict(init_values=1e-4, no_embed_class=True), dict(layer_scale_init=1e-4)),
+    'DINOv2': (dict(init_values=1e-5), dict(layer_scale_init=1e-5)),
+    'mean of patches': (dict(class_token=False, global_pool='avg', fc_norm=False),
+                        dict(with_cls_token=False, out_type='avg_featmap')),
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('case', TIMM)
+def test_outputs_of_vit_in_timm(case):
+    timm = pytest.importorskip('timm.models.vision_transformer', reason='compares with timm')
+    theirs, ours = TIMM[case]
+    released, image = (
+        randomise(timm.VisionTransformer(**SIZES, **theirs)),
+        torch.randn(2, 3, 48, 48),
+    )
+    model = ViT(ARCH, img_size=48, **dict(dict(out_type='cls_token'), **ours))
+    assert_equal(classify(convert(released.state_dict(), 'vit'), model, image), released(image))
+
+
+@torch.no_grad()
+def test_positions_at_another_size_differ_from_timm():
+    timm = pytest.importorskip('timm.models.vision_transformer', reason='compares with timm')
+    released = randomise(timm.VisionTransformer(**SIZES, dynamic_img_size=True))
+    image = torch.randn(2, 3, 64, 80)
+    model = ViT(ARCH, img_size=48, out_type='cls_token')
+    out = classify(convert(released.state_dict(), 'vit'), model, image)
+    assert 1e-4 < (out - released(image)).norm() / out.norm() < 0.05
+
+
+@torch.no_grad()
+def test_outputs_of_convit_in_timm():
+    timm = pytest.importorskip('timm.models.convit', reason='compares with timm')
+    sizes = dict(SIZES, embed_dim=16, depth=4)  # a head
+    released, image = (
+        randomise(timm.ConVit(**sizes, local_up_to_layer=2)),
+        torch.randn(2, 3, 48, 48),
+    )
+    attns = [CONVIT[0]] * 2 + [CONVIT[1]] * 2
+    model = ViT(dict(ARCH, depth=4), attns, 48, cls_token_from=2, out_type='cls_token')
+    assert_equal(classify(convert(released.state_dict(), 'convit'), model, image), released(image))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('side, equal', [(96, True), (80, False)])
+def test_swin_of_timm_where_windows_divide_the_maps(side, equal):
+    timm = pytest.importorskip('timm.models.swin_transformer', reason='compares with timm')
+    released = timm.SwinTransformer(
+        img_size=side, embed_dim=8, window_size=3, depths=SWIN['depths'],
+        num_heads=SWIN['num_heads'], num_classes=9,
+    )  # fmt: skip
+    image = torch.randn(2, 3, side, side)
+    model = Swin(SWIN, window_size=3, out_indices=(3,))
+    out = classify(convert(randomise(released).state_dict(), 'swin'), model, image)
+    assert ((out - released(image)).norm() < 1e-6 * out.norm()) == equal
+
+
+def saved(model, tmp_path):
+    """The names of files differ from those of the models in transformers 5."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        randomise(model).save_pretrained(tmp_path)
+    return load_state_dict(tmp_path / 'model.safetensors')[0]
+
+
+@torch.no_grad()
+def test_outputs_of_transformers(tmp_path):
+    """Norms have eps 1e-12 (ViT) and 1e-5 (SegFormer) there, 1e-6 here."""
+    transformers = pytest.importorskip('transformers', reason='compares with transformers')
+    sizes = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=2, image_size=48,
+                 patch_size=8, num_labels=9)  # fmt: skip
+    cfg = transformers.ViTConfig(**sizes, intermediate_size=128)
+    theirs, image = transformers.ViTForImageClassification(cfg), torch.randn(2, 3, 48, 48)
+    converted = convert(saved(theirs, tmp_path), 'vit')
+    model = ViT(ARCH, img_size=48, out_type='cls_token')
+    assert_equal(classify(converted, model, image), theirs(image).logits, 1e-4)
+
+    theirs = transformers.Dinov2Model(transformers.Dinov2Config(**sizes))
+    model = ViT(ARCH, img_size=48, out_type='cls_token', layer_scale_init=1.0).eval()
+    model.load_state_dict(backbone_of(convert(saved(theirs, tmp_path), 'vit')))
+    assert_equal(model(image)[0], theirs(image).pooler_output, 1e-4)
+
+    cfg = transformers.SwinConfig(
+        embed_dim=8, depths=SWIN['depths'], num_heads=SWIN['num_heads'], image_size=96,
+        window_size=3, num_labels=9,
+    )  # fmt: skip
+    theirs, image = transformers.SwinForImageClassification(cfg), torch.randn(2, 3, 96, 96)
+    converted = convert(saved(theirs, tmp_path), 'swin')
+    model = Swin(SWIN, window_size=3, out_indices=(3,))
+    assert_equal(classify(converted, model, image), theirs(image).logits, 1e-4)
+
+
+@torch.no_grad()
+def test_outputs_of_segformer_in_transformers(tmp_path):
+    transformers = pytest.importorskip('transformers', reason='compares with transformers')
+    pytest.importorskip('mmseg', reason='the head is derived from MMSegmentation')
+    from mmlinattn.models.decode_heads import AllMLPHead
+
+    cfg = transformers.SegformerConfig(
+        hidden_sizes=MIT['embed_dims'], depths=MIT['depths'], decoder_hidden_size=24,
+        num_attention_heads=MIT['num_heads'], num_labels=9,
+    )  # fmt: skip
+    theirs, image = transformers.SegformerForSemanticSegmentation(cfg), torch.randn(2, 3, 70, 90)
+    converted = convert(saved(theirs, tmp_path), 'mit')
+    model = MixTransformer(MIT).eval()
+    model.load_state_dict(backbone_of(converted))
+    head = AllMLPHead(in_channels=MIT['embed_dims'], in_index=[0, 1, 2, 3], channels=24,
+                      num_classes=9, norm_cfg=dict(type='BN')).eval()  # fmt: skip
+    start = 'decode_head.'
+    head.load_state_dict({k[len(start) :]: v for k, v in converted.items() if k.startswith(start)})
+    assert_equal(head(model(image)), theirs(image).logits, 1e-4)
+    theirs = transformers.SegformerForImageClassification(cfg)
+    converted = convert(saved(theirs, tmp_path), 'mit')
+    model = MixTransformer(MIT, out_indices=(3,))
+    assert_equal(classify(converted, model, image), theirs(image).logits, 1e-4)
