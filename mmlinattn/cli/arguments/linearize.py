@@ -1,0 +1,70 @@
+"""Arguments of the distillation into a model of linear cost."""
+
+import os
+from argparse import ArgumentTypeError, Namespace
+from typing import List, Optional, Tuple, Union
+
+from ...utils.command_line import Overrides, Parser
+from .common import CHECKPOINT, CONFIG, check_positive
+
+
+def linearize(argv: Optional[List[str]] = None) -> Namespace:
+    """Turn a trained softmax model into one of linear cost, without labels: docs/linearize.md.
+
+    Phase A trains the new attentions to give the outputs of the teacher's, phase B the whole
+    backbone to give the tensors that neck and head read; these stay as they are. The result is an
+    ordinary config and checkpoint.
+    """
+    parser = Parser('linearize', linearize.__doc__, cfg_options=True)
+    add = parser.add_argument
+    add('config', help=CONFIG)
+    add('checkpoint', help=f'weights of the trained model: {CHECKPOINT}')
+    add('--out', required=True, metavar='DIR', help='new folder for config, weights and report')
+    add('--images', metavar='DIR', help='images without labels, searched recursively')
+    add('--attn', default='MALA', help='linear attention (%(default)s)')
+    add('--attn-options', nargs='+', action=Overrides, metavar='KEY=VALUE',
+        help='options of the attention, such as num_anchors=64')  # fmt: skip
+    add('--keep-softmax', type=_layers, default=(), metavar='LAYERS',
+        help='layers that keep their attention, from 0 over all stages: 3,7,last4')  # fmt: skip
+    add('--iters-a', type=int, default=1000, metavar='N', help='of phase A (%(default)s)')
+    add('--iters-b', type=int, default=4000, metavar='N', help='of phase B (%(default)s)')
+    add('--lr-a', type=float, default=1e-3, metavar='LR', help='of AdamW in A (%(default)s)')
+    add('--lr-b', type=float, default=3e-4, metavar='LR', help='of AdamW in B (%(default)s)')
+    add('--batch-size', type=int, default=8, metavar='N',
+        help='images a process in A and B (%(default)s)')  # fmt: skip
+    add('--crop-size', nargs=2, type=int, metavar=('H', 'W'),
+        help='random crops in A and B; default: what the test pipeline gives')  # fmt: skip
+    add('--finetune', action='store_true',
+        help='phase C: train with labels, by data and schedule of the config')  # fmt: skip
+    add('--no-score', action='store_true', help='no scores on the validation data of the config')
+    add('--resolutions', nargs='*', type=int, default=(256, 512, 1024), metavar='SIDE',
+        help='square images to measure time and memory on; without a value none')  # fmt: skip
+    add('--seed', type=int, default=0)
+    add('--amp', action='store_true', help='mixed precision')
+    add('--resume', action='store_true', help='continue an interrupted run in --out')
+    add('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
+    add('--local_rank', '--local-rank', type=int, default=0)
+    args = parser.parse_args(argv)
+    check_positive(parser, args, 'lr_a', 'lr_b', 'batch_size')
+    for name in ('iters_a', 'iters_b', 'seed'):
+        if getattr(args, name) < 0:
+            parser.error(
+                f'--{name.replace("_", "-")} must not be negative, got {getattr(args, name)}'
+            )
+    for name in ('crop_size', 'resolutions'):
+        if any(side < 1 for side in getattr(args, name) or ()):
+            sides = ' '.join(map(str, getattr(args, name)))
+            parser.error(f'--{name.replace("_", "-")} must be positive, got {sides}')
+    if args.images is None and (args.iters_a or args.iters_b):
+        parser.error('--images is needed; without A and B: --iters-a 0 --iters-b 0')
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    return args
+
+
+def _layers(text: str) -> Tuple[Union[int, str], ...]:
+    """Return the layers of ``'3,7,last4'``."""
+    words = [word.strip() for word in text.split(',')]
+    for word in words:
+        if not (word.isdecimal() or word.removeprefix('last').isdecimal()):
+            raise ArgumentTypeError(f'{word!r} is neither a layer number nor lastN, in {text!r}')
+    return tuple(int(word) if word.isdecimal() else word for word in words)

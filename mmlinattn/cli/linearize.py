@@ -1,0 +1,67 @@
+"""Turn a trained softmax model into one of linear cost, without labels: docs/linearize.md."""
+
+import argparse
+
+from mmengine.dist import is_main_process
+from mmengine.logging import print_log
+
+from ..checkpoints import CheckpointError
+from ..engine import config
+from ..engine.distributed import launch
+from ..engine.hooks.divergence_hook import TrainingDiverged
+from ..engine.hooks.preemption_hook import Preempted
+from ..engine.preflight.data import DataError
+from ..engine.runner.console import silence_other_processes
+from ..linearize import Linearizer, Options
+from ..utils import unlock_folders
+from ..utils.command_line import errors_in_one_line
+from ..utils.errors import InputError
+
+# Errors during the run that are reported without a traceback.
+KNOWN = (CheckpointError, DataError, InputError, launch.PeerFailed, OSError, TrainingDiverged)
+
+
+def prepare(args: argparse.Namespace) -> Linearizer:
+    """Check config, weights, images and options, and return the distillation."""
+    cfg = config.load_config(args.config, args.cfg_options)
+    launch.set_launcher(cfg, args.launcher)
+    silence_other_processes()
+    options = Options(
+        images=args.images,
+        out=args.out,
+        attn=dict(args.attn_options or {}, type=args.attn),
+        keep_softmax=args.keep_softmax,
+        iters_a=args.iters_a,
+        iters_b=args.iters_b,
+        lr_a=args.lr_a,
+        lr_b=args.lr_b,
+        batch_size=args.batch_size,
+        crop_size=args.crop_size and tuple(args.crop_size),
+        seed=args.seed,
+        finetune=args.finetune,
+        score=not args.no_score,
+        resolutions=tuple(args.resolutions),
+        amp=args.amp,
+        resume=args.resume,
+        launcher=args.launcher,
+    )
+    launch.check_same(cfg, checkpoint=args.checkpoint, **options.fixed())
+    return Linearizer(cfg, args.checkpoint, options)
+
+
+def main(args: argparse.Namespace) -> int:
+    try:
+        with errors_in_one_line(args.debug):
+            work = prepare(args)
+        with errors_in_one_line(args.debug, KNOWN, args.out):
+            try:
+                work.run()
+            except Preempted:
+                if is_main_process():
+                    print_log(f'The same command with --resume continues in {args.out}', 'current')
+                launch.leave_process_group()
+                raise
+        launch.leave_process_group()
+    finally:
+        unlock_folders()
+    return 0

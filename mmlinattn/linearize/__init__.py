@@ -1,0 +1,22 @@
+"""Linear-cost models from trained softmax models, by distillation without labels."""
+
+from .distiller import BackboneDistiller, distilled_attentions, relative_error
+from .images import RandomCropFlip, UnlabelledImages
+from .options import Options
+from .run import Linearizer
+from .student import Plan, plan_student
+from .swap import SwapReport, swap_weights
+
+__all__ = [
+    'BackboneDistiller',
+    'Linearizer',
+    'Options',
+    'Plan',
+    'RandomCropFlip',
+    'SwapReport',
+    'UnlabelledImages',
+    'distilled_attentions',
+    'plan_student',
+    'relative_error',
+    'swap_weights',
+]

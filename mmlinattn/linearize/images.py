@@ -1,0 +1,151 @@
+"""Images of a folder, without labels, for the distillation."""
+
+import os
+from itertools import islice
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+from mmcv.transforms import BaseTransform
+from mmengine.config import Config
+from mmengine.dataset import BaseDataset, Compose
+from mmengine.registry import DATASETS, TRANSFORMS
+
+from ..datasets.audit.images import file_truncation_reason, image_size
+from ..engine.preflight.data import DataError
+
+SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm')
+# Sizes of images of which one each goes through the pipeline before work starts.
+MOST_SIZES = 32
+
+
+@DATASETS.register_module()
+class UnlabelledImages(BaseDataset):
+    """All images below a folder, in the order of their names.
+
+    Args:
+        data_root: the folder, searched recursively.
+        pipeline: transforms; the first one loads ``img_path``.
+        indices: use only these, see MMEngine's BaseDataset.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        DataError: the folder has no images.
+    """
+
+    def __init__(
+        self, data_root: str, pipeline: Sequence = (), indices: Any = None, **kwargs: Any
+    ) -> None:
+        super().__init__(
+            data_root=data_root, pipeline=list(pipeline), indices=indices, serialize_data=True,
+            **kwargs,
+        )  # fmt: skip
+
+    def load_data_list(self) -> List[dict]:
+        return [
+            dict(img_path=str(path), img_id=i, seg_fields=[])
+            for i, path in enumerate(images_below(self.data_root))
+        ]
+
+
+@TRANSFORMS.register_module()
+class RandomCropFlip(BaseTransform):
+    """Random crop to a size and horizontal flip of an image, for images without labels.
+
+    A smaller image is padded with the mean of its pixels, bottom and right.
+
+    Args:
+        crop_size: (H, W), or None to keep the size.
+
+    Example:
+        >>> results = dict(img=np.zeros((20, 30, 3), np.uint8))
+        >>> RandomCropFlip((16, 40))(results)['img_shape']
+        (16, 40)
+    """
+
+    def __init__(self, crop_size: Optional[Sequence[int]] = None) -> None:
+        self.crop_size = crop_size
+
+    def transform(self, results: dict) -> dict:
+        image = results['img']
+        if self.crop_size is not None:
+            height, width = self.crop_size
+            spare = [max(have - want, 0) for have, want in zip(image.shape, self.crop_size)]
+            top, left = (np.random.randint(space + 1) for space in spare)
+            crop = image[top : top + height, left : left + width]
+            image = np.empty((height, width, *image.shape[2:]), image.dtype)
+            image[:] = crop.mean((0, 1))
+            image[: crop.shape[0], : crop.shape[1]] = crop
+        if np.random.rand() < 0.5:
+            image = image[:, ::-1]
+        results['img'] = np.ascontiguousarray(image)
+        results['img_shape'] = image.shape[:2]
+        return results
+
+
+def images_below(folder: str) -> List[Path]:
+    """Return the images below a folder, sorted.
+
+    Raises:
+        FileNotFoundError, DataError: there is no such folder, or it has no images.
+    """
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f'--images {folder}: there is no such folder')
+    found = sorted(
+        Path(parent, name)
+        for parent, _, names in os.walk(folder)
+        for name in names
+        if os.path.splitext(name)[1].lower() in SUFFIXES
+    )
+    if not found:
+        raise DataError(f'--images {folder}: the folder has no images ({", ".join(SUFFIXES)})')
+    return found
+
+
+def image_pipeline(cfg: Config, crop_size: Optional[Sequence[int]]) -> List[dict]:
+    """Return the test pipeline of a config without annotations, with a random crop and flip."""
+    from ..apis.pipeline import steps_of, without_loading
+
+    *steps, pack = without_loading(steps_of(cfg))
+    augment = dict(type='RandomCropFlip', crop_size=crop_size)
+    return [dict(type='LoadImageFromFile'), *steps, augment, pack]
+
+
+def check_folder(folder: str, pipeline: Sequence[dict]) -> int:
+    """Check that all images can be read and have one size after the pipeline.
+
+    Pixels are read of one image of each size only.
+
+    Returns:
+        the number of images.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        DataError: there are no images, one cannot be read, or sizes differ.
+    """
+    paths = images_below(folder)
+    sizes: Dict[Tuple[int, ...], Path] = {}
+    for path in paths:
+        try:
+            reason = file_truncation_reason(path)
+            sizes.setdefault(image_size(path), path)
+        except OSError as error:
+            reason = str(error) or type(error).__name__
+        if reason:
+            raise DataError(f'--images {folder}: {path} cannot be read: {reason}')
+    transform = Compose(list(pipeline))
+    seen: Dict[Tuple[int, ...], Path] = {}
+    for path in islice(sizes.values(), MOST_SIZES):
+        packed = transform(dict(img_path=str(path), img_id=0, seg_fields=[]))
+        seen.setdefault(tuple(packed['inputs'].shape[-2:]), path)
+        if len(seen) == 2:
+            (one, other), (first, second) = seen, seen.values()
+            raise DataError(
+                f'--images {folder}: after the test pipeline {first.name} has {_text(one)} and '
+                f'{second.name} {_text(other)} pixels, which make no batch: give --crop-size H W'
+            )
+    return len(paths)
+
+
+def _text(size: Tuple[int, ...]) -> str:
+    return 'x'.join(map(str, size))

@@ -1,0 +1,150 @@
+"""Runner configs of the phases A, B and C, and their trainings."""
+
+import copy
+from pathlib import Path
+from typing import Any, Dict
+
+from mmengine.config import Config
+from mmengine.dist import is_main_process
+from mmengine.logging import print_log
+
+from ..checkpoints import read_checkpoint
+from ..engine import config as engine_config
+from ..engine.hooks.checkpoint_hook import LAST
+from ..engine.model import build_model, preprocessor_of
+from ..engine.preflight.weights import check_weights
+from ..engine.runner.runner import PluginRunner
+from .images import image_pipeline
+from .options import Options
+
+OBJECTIVES = dict(a='attentions', b='outputs')
+IMPORTS = ('mmlinattn', 'mmlinattn.linearize')
+# Entries that a phase takes from the user's config.
+SHARED = ('default_scope', 'env_cfg', 'log_level', 'find_unused_parameters')
+
+
+def phase_config(
+    cfg: Config, student: Config, phase: str, options: Options, teacher: str, start: str
+) -> Config:
+    """Return the config of phase A or B, which any runner of MMEngine trains.
+
+    Args:
+        cfg, student: configs of the teacher and of the student.
+        phase: ``'a'`` or ``'b'``.
+        options: options of the distillation.
+        teacher, start: checkpoints of the teacher and of the student's first weights.
+    """
+    iters = getattr(options, f'iters_{phase}')
+    imports = list((cfg.get('custom_imports') or {}).get('imports', ()))
+    loader = cfg.get('train_dataloader') or {}
+    workers = loader.get('num_workers', 0)
+    warmup = iters // 20
+    vis_backends = (cfg.get('visualizer') or {}).get('vis_backends')
+    found: Dict[str, Any] = {name: cfg[name] for name in SHARED if name in cfg}
+    found.update(
+        custom_imports=dict(imports=[*dict.fromkeys([*imports, *IMPORTS])]),
+        model=dict(
+            type='BackboneDistiller',
+            teacher=_with_weights(cfg, teacher),
+            student=_with_weights(student, start),
+            objective=OBJECTIVES[phase],
+            data_preprocessor=_preprocessor(cfg),
+        ),
+        train_dataloader=dict(
+            batch_size=options.batch_size,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            sampler=dict(type='InfiniteSampler', shuffle=True),
+            dataset=dict(
+                type='UnlabelledImages',
+                data_root=options.images,
+                pipeline=image_pipeline(cfg, options.crop_size),
+            ),
+        ),
+        train_cfg=dict(type='IterBasedTrainLoop', max_iters=iters),
+        optim_wrapper=dict(
+            type='OptimWrapper',
+            optimizer=dict(
+                type='AdamW', lr=getattr(options, f'lr_{phase}'), weight_decay=0.01
+            ),
+            clip_grad=dict(max_norm=1.0),
+        ),
+        param_scheduler=[
+            *[dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=warmup)] * (warmup > 0),
+            dict(
+                type='CosineAnnealingLR', T_max=iters - warmup, by_epoch=False, begin=warmup,
+                end=iters,
+            ),
+        ],
+        default_hooks=dict(
+            timer=dict(type='IterTimerHook'),
+            logger=dict(
+                type='LoggerHook', interval=max(1, min(50, iters // 10)),
+                log_metric_by_epoch=False,
+            ),
+            param_scheduler=dict(type='ParamSchedulerHook'),
+            checkpoint=dict(
+                type='CheckpointHook', by_epoch=False, interval=max(1, min(500, iters // 4)),
+                max_keep_ckpts=1,
+            ),
+            sampler_seed=dict(type='DistSamplerSeedHook'),
+        ),
+        custom_hooks=[dict(type='ExactResumeHook')],
+        log_processor=dict(by_epoch=False),
+        randomness=dict(seed=options.seed),
+        experiment_name=f'linearize_{phase}',
+    )  # fmt: skip
+    if vis_backends:
+        found['visualizer'] = dict(type='Visualizer', vis_backends=vis_backends)
+    return Config(found)
+
+
+def finetune_config(student: Config, start: str) -> Config:
+    """Return the config of phase C: the user's, with the student's backbone and weights."""
+    found = copy.deepcopy(student)
+    found.load_from, found.resume, found.experiment_name = start, False, 'linearize_c'
+    if found.get('visualizer'):
+        found.visualizer.pop('name', None)  # of the runner, not of an earlier one
+    return found
+
+
+def train_phase(cfg: Config, work_dir: Path, options: Options) -> Path:
+    """Train a phase, or continue it, and return its last checkpoint."""
+    cfg.work_dir, cfg.launcher = str(work_dir), options.launcher
+    if options.launcher != 'none':
+        engine_config.set_watchdog_timeout(cfg, None)
+    engine_config.set_resume(cfg, 'auto' if options.resume else None)
+    engine_config.use_amp(cfg, options.amp)
+    engine_config.set_checkpoint_hooks(cfg)
+    engine_config.set_divergence_check(cfg)
+    engine_config.set_report(cfg)
+    if is_main_process():
+        print_log(f'{cfg.experiment_name}: {work_dir}', 'current')
+    runner = PluginRunner.from_cfg(cfg)
+    check_weights(runner, cfg)
+    runner.prepare_training()
+    runner.train()
+    return Path((work_dir / LAST).read_text().strip())
+
+
+def student_weights(checkpoint: Path) -> Dict[str, Any]:
+    """Return the backbone's weights of the student in a checkpoint of phase A or B."""
+    state = read_checkpoint(checkpoint)['state_dict']
+    prefix = 'student.'
+    return {
+        f'backbone.{name[len(prefix) :]}': value
+        for name, value in state.items()
+        if name.startswith(prefix)
+    }
+
+
+def _with_weights(cfg: Config, checkpoint: str) -> dict:
+    init_cfg = dict(type='Pretrained', checkpoint=checkpoint, prefix='backbone.')
+    return dict(copy.deepcopy(cfg.model.backbone.to_dict()), init_cfg=init_cfg)
+
+
+def _preprocessor(cfg: Config) -> dict:
+    """Return the data preprocessor with its type, which some models fill in themselves."""
+    found = preprocessor_of(cfg)
+    model = build_model(Config(dict(cfg.to_dict(), model=dict(cfg.model, data_preprocessor=found))))
+    return dict(dict(type=type(model.data_preprocessor).__name__), **found)

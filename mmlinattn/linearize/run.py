@@ -1,0 +1,236 @@
+"""Distillation of a trained softmax model into one of linear cost, stage by stage."""
+
+import copy
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Dict
+
+import torch
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.device import get_device
+from mmengine.dist import barrier, get_world_size, is_main_process
+from mmengine.logging import print_log
+from mmengine.registry import DATASETS, MODELS, DefaultScope
+
+from ..checkpoints import check_complete, check_fits, read_checkpoint, save_checkpoint
+from ..engine.distributed.launch import broadcast_from_first
+from ..engine.model import build_model, quiet
+from ..engine.preflight.run import check_run
+from ..engine.runner.exact_resume import seed_everything
+from ..engine.runner.work_dir_lock import lock_work_dir
+from ..utils import atomic_write
+from .images import check_folder, image_pipeline
+from .options import Options
+from .phases import finetune_config, phase_config, student_weights, train_phase
+from .report import markdown, write_report
+from .scores import score
+from .speed import measure
+from .student import Plan, plan_student
+from .swap import swap_weights
+
+RECORD, CONFIG, MODEL = 'record.json', 'config.py', 'model.pth'
+# Images of the errors of each attention in the report.
+ERROR_IMAGES = 32
+
+
+class Linearizer:
+    """One distillation in its folder, which a later process can continue.
+
+    Every stage leaves a file, written atomically, before the next begins: weights after each phase
+    and a record of scores and errors. A stage whose file is there is not repeated.
+
+    Args:
+        cfg: config of the teacher, from :func:`mmlinattn.engine.config.load_config`.
+        checkpoint: weights of the teacher, which must have all of them.
+        options: see :class:`Options`.
+
+    Raises:
+        ValueError, KeyError, TypeError: see :func:`.student.plan_student`.
+        FileNotFoundError, DataError: images or validation data are missing or unreadable.
+        CheckpointError: the checkpoint does not fit the config, or lacks weights.
+        FileExistsError: the folder is not empty, or belongs to a run with other options.
+
+    Example:
+        >>> from mmlinattn.engine.config import load_config
+        >>> from mmlinattn.linearize import Linearizer, Options
+        >>> def linearize(config, checkpoint, images):
+        ...     options = Options(images, out='linear', keep_softmax=('last4',))
+        ...     return Linearizer(load_config(config), checkpoint, options).run()
+    """
+
+    def __init__(self, cfg: Config, checkpoint: str, options: Options) -> None:
+        self.cfg, self.checkpoint, self.options = cfg, checkpoint, options
+        self.out = Path(options.out)
+        self.phases = [p for p in ('a', 'b') if getattr(options, f'iters_{p}') > 0]
+        self.plan: Plan = plan_student(cfg, options.attn, options.keep_softmax)
+        self._check_teacher()
+        self.has_scores = options.score and cfg.get('val_dataloader') is not None
+        if self.has_scores or options.finetune:
+            check_run(cfg, *['train'] * options.finetune, *['val'] * self.has_scores)
+        count = 0
+        if options.images is not None:
+            count = check_folder(options.images, image_pipeline(cfg, options.crop_size))
+        self.record: Dict[str, Any] = dict(
+            options=options.fixed(), replaced=self.plan.replaced, kept=self.plan.kept,
+            images=count, processes=get_world_size(), scores={}, errors={},
+        )  # fmt: skip
+        self.record.update(broadcast_from_first(self._open))
+
+    def run(self) -> Path:
+        """Run all stages that are not done and return the checkpoint of the result."""
+        self._score('teacher', self.cfg, self.checkpoint)
+        self._once('swap', self._swap)
+        self._evaluate('swap')
+        last = 'swap'
+        for phase in self.phases:
+            start = self.out / f'{last}.pth'
+            if not self._has(phase):
+                cfg = self._phase_config(phase, start)
+                trained = train_phase(cfg, self.out / f'phase_{phase}', self.options)
+                self._once(phase, partial(self._save_student, phase, start, trained))
+            self._evaluate(phase)
+            last = phase
+        if self.options.finetune:
+            if not self._has('c'):
+                cfg = finetune_config(self.plan.cfg, str(self.out / f'{last}.pth'))
+                trained = train_phase(cfg, self.out / 'phase_c', self.options)
+                self._once('c', partial(self._save_copy, 'c', trained))
+            self._evaluate('c')
+            last = 'c'
+        self._once('model', partial(self._save_copy, 'model', self.out / f'{last}.pth'))
+        if is_main_process():
+            self._write_results()
+        barrier()
+        return self.out / MODEL
+
+    def _check_teacher(self) -> None:
+        report = check_fits(self.checkpoint, build_model(self.cfg))
+        check_complete(self.checkpoint, report)
+
+    def _open(self) -> dict:
+        """Make the folder, or return what the record of the run to continue has."""
+        known = self.out / RECORD
+        if not self.options.resume and self.out.is_dir() and any(self.out.iterdir()):
+            raise FileExistsError(
+                f'--out {self.out} is not empty: name another folder, or add --resume to continue '
+                'an interrupted run there'
+            )
+        if not known.exists():
+            self.out.mkdir(parents=True, exist_ok=True)
+            self._write_record()
+            return {}
+        before = json.loads(known.read_text(encoding='utf-8'))
+        for name, value in self.options.fixed().items():
+            if before['options'].get(name) != value:
+                raise FileExistsError(
+                    f'--out {self.out} is of a run with {name}={before["options"].get(name)!r}, '
+                    f'not {value!r}: repeat its options, or name another folder'
+                )
+        return dict(scores=before['scores'], errors=before['errors'])
+
+    def _has(self, stage: str) -> bool:
+        return broadcast_from_first((self.out / f'{stage}.pth').exists)
+
+    def _once(self, stage: str, save: Callable[[], None]) -> None:
+        """Let the first process save the weights of a stage, unless they are there."""
+        # The hooks of a training unlock all folders when it ends.
+        lock_work_dir(str(self.out), restarted=self.options.resume)
+        if not self._has(stage) and is_main_process():
+            save()
+        barrier()
+
+    def _swap(self) -> None:
+        content = read_checkpoint(self.checkpoint)
+        seed_everything(self.options.seed)
+        with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')), quiet():
+            student = MODELS.build(self.plan.cfg.model)
+            student.init_weights()
+        report = swap_weights(content['state_dict'], student)
+        print_log(f'Direct swap: {report}', 'current')
+        self._save(dict(content, state_dict=student.state_dict()), 'swap')
+
+    def _save(self, content: dict, stage: str) -> None:
+        meta = dict(dataset_meta=content.get('meta', {}).get('dataset_meta'))
+        save_checkpoint(self.out / f'{stage}.pth', content['state_dict'], meta)
+
+    def _save_copy(self, stage: str, path: Path) -> None:
+        self._save(read_checkpoint(path), stage)
+
+    def _save_student(self, phase: str, start: Path, trained: Path) -> None:
+        """Save the model with the trained backbone; neck and head are those of the teacher."""
+        content = read_checkpoint(start)
+        content['state_dict'].update(student_weights(trained))
+        self._save(content, phase)
+
+    def _phase_config(self, phase: str, start: Path) -> Config:
+        return phase_config(
+            self.cfg, self.plan.cfg, phase, self.options, self.checkpoint, str(start)
+        )
+
+    def _evaluate(self, stage: str) -> None:
+        """Score the weights of a stage, and measure the errors of their attentions."""
+        path = self.out / f'{stage}.pth'
+        self._score(stage, self.plan.cfg, str(path))
+        if self.options.images is not None and stage not in self.record['errors']:
+            with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')), quiet():
+                found = attention_errors(self._phase_config('a', path), self.options.seed)
+            self.record['errors'][stage] = found
+            self._write_record()
+
+    def _score(self, stage: str, cfg: Config, checkpoint: str) -> None:
+        if self.has_scores and stage not in self.record['scores']:
+            where = self.out / 'scores' / stage
+            found = score(cfg, checkpoint, where, stage, self.options.launcher)
+            self.record['scores'][stage] = found
+            self._write_record()
+
+    def _write_record(self) -> None:
+        if is_main_process():
+            with atomic_write(self.out / RECORD) as file:
+                file.write_text(json.dumps(self.record, indent=2) + '\n', encoding='utf-8')
+
+    def _write_results(self) -> None:
+        """Write the config of the result and the report."""
+        result = copy.deepcopy(self.plan.cfg)
+        result.load_from, result.resume = str(self.out / MODEL), False
+        result.pop('work_dir', None)
+        result.dump(self.out / CONFIG)
+        record = self.record
+        if self.options.resolutions:
+            device = get_device()
+            with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')), quiet():
+                teacher, student = (
+                    MODELS.build(cfg.model.backbone) for cfg in (self.cfg, self.plan.cfg)
+                )
+            cpu = f'cpu, threads: {torch.get_num_threads()}'
+            name = cpu if device == 'cpu' else torch.cuda.get_device_name()
+            rows = measure(teacher, student, self.options.resolutions, device)
+            record = dict(record, speed=rows, device=name)
+        write_report(self.out, record)
+        files = ', '.join((CONFIG, MODEL, 'report.json', 'report.md', 'report.png'))
+        print_log(f'{self.out}: {files}\n\n{markdown(record)}', 'current')
+
+
+def attention_errors(cfg: Config, seed: int) -> Dict[str, float]:
+    """Return the error of each replaced attention on the first images, by its name.
+
+    Args:
+        cfg: config of phase A, see :func:`.phases.phase_config`.
+        seed: of the random crops.
+    """
+    model = MODELS.build(cfg.model)
+    model.init_weights()
+    model = model.to(get_device()).eval()
+    dataset = DATASETS.build(cfg.train_dataloader.dataset)
+    count, size = min(len(dataset), ERROR_IMAGES), cfg.train_dataloader.batch_size
+    seed_everything(seed)
+    totals: Dict[str, float] = {}
+    with torch.no_grad():
+        for first in range(0, count, size):
+            samples = [dataset[i] for i in range(first, min(first + size, count))]
+            inputs = model.data_preprocessor(pseudo_collate(samples))['inputs']
+            for name, error in model(inputs).items():
+                totals[name] = totals.get(name, 0.0) + float(error) * len(samples) / count
+    return totals

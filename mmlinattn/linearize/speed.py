@@ -1,0 +1,94 @@
+"""Time and memory of teacher and student by the size of the image."""
+
+import os
+import statistics
+import time
+import warnings
+from itertools import accumulate
+from typing import Dict, List, Optional, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+CALLS = 3
+
+
+def measure(
+    teacher: nn.Module, student: nn.Module, sides: Sequence[int], device: str
+) -> List[Dict[str, float]]:
+    """Time both backbones on one square image of each side, without gradients.
+
+    Args:
+        teacher, student: backbones, moved to ``device``.
+        sides: rounded up to whole patches of a ViT, else to multiples of 32.
+        device: where to run.
+
+    Returns:
+        for each side ``side``, the median seconds of three calls in turns, ``teacher_s`` and
+        ``student_s``, and the peak of torch's allocations in bytes, ``teacher_bytes`` and
+        ``student_bytes``, without the weights.
+    """
+    models = dict(teacher=teacher.to(device).eval(), student=student.to(device).eval())
+    step = getattr(teacher, 'arch', {}).get('patch_size', 32)
+    rows: List[Dict[str, float]] = []
+    for side in sorted({-(-side // step) * step for side in sides}):
+        image = torch.rand(1, 3, side, side, device=device)
+        times: Dict[str, List[float]] = {name: [] for name in models}
+        row: Dict[str, float] = dict(side=side)
+        with torch.no_grad():
+            for name, model in models.items():
+                row[f'{name}_bytes'] = _peak_bytes(model, image)  # warms up, too
+            for _ in range(CALLS):
+                for name, model in models.items():
+                    times[name].append(_seconds(model, image))
+        row.update({f'{name}_s': statistics.median(found) for name, found in times.items()})
+        rows.append(row)
+    return rows
+
+
+def crossover(rows: Sequence[Dict[str, float]]) -> Optional[int]:
+    """Return the smallest measured side from which on the student is faster, or None.
+
+    Example:
+        >>> rows = [(256, 1.0, 2.0), (512, 4.0, 3.0), (1024, 9.0, 8.0)]
+        >>> crossover([dict(side=n, teacher_s=t, student_s=s) for n, t, s in rows])
+        512
+    """
+    found = None
+    for row in sorted(rows, key=lambda row: -row['side']):
+        if row['student_s'] >= row['teacher_s']:
+            break
+        found = int(row['side'])
+    return found
+
+
+def _seconds(model: nn.Module, image: Tensor) -> float:
+    _wait(image)
+    start = time.perf_counter()
+    model(image)
+    _wait(image)
+    return time.perf_counter() - start
+
+
+def _peak_bytes(model: nn.Module, image: Tensor) -> int:
+    if image.is_cuda:
+        _wait(image)
+        torch.cuda.reset_peak_memory_stats(image.device)
+        before = torch.cuda.memory_allocated(image.device)
+        model(image)
+        _wait(image)
+        return torch.cuda.max_memory_allocated(image.device) - before
+    os.environ.setdefault('KINETO_LOG_LEVEL', '5')  # without a message that there is no GPU
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            model(image)
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == '[memory]']
+    events.sort(key=lambda event: event.start_ns())
+    return max(accumulate((event.nbytes() for event in events), initial=0))
+
+
+def _wait(image: Tensor) -> None:
+    if image.is_cuda:
+        torch.cuda.synchronize(image.device)

@@ -1,0 +1,130 @@
+"""The direct swap, and the two objectives against their definitions."""
+
+import copy
+
+import pytest
+import torch
+from mmengine.registry import MODELS
+
+from mmlinattn.linearize import BackboneDistiller, plan_student, swap_weights
+from mmlinattn.models.layers import MALA, SoftmaxAttention
+
+from .test_student import BACKBONES, config
+
+
+def distiller(name: str, objective: str, **options) -> BackboneDistiller:
+    """Teacher with random weights, and the student after the direct swap."""
+    cfg = config(dict(BACKBONES[name], **options))
+    student = plan_student(cfg, 'MALA', ['last1']).cfg
+    model = BackboneDistiller(cfg.model.backbone, student.model.backbone, objective)
+    with torch.no_grad():
+        for parameter in model.teacher.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    swap_weights(model.teacher.state_dict(), model.student)
+    return model
+
+
+def test_swap_copies_all_that_fits():
+    model = distiller('mit', 'outputs')
+    teacher, student = model.teacher.state_dict(), copy.deepcopy(model.student)
+    report = swap_weights(teacher, student)
+    state = student.state_dict()
+    for name, value in state.items():
+        if name in teacher and teacher[name].shape == value.shape:
+            assert name in report.copied and torch.equal(value, teacher[name]), name
+    # Queries, keys and values of MALA, which has a gate besides.
+    weights = state['stages.0.0.attn.in_proj.weight']
+    assert torch.equal(weights[:24], teacher['stages.0.0.attn.in_proj.weight'])
+    assert 'stages.0.0.attn.sr.weight' in report.dropped
+    assert {*report.copied, *report.partial, *report.fresh} == state.keys()
+    assert '4 start fresh' not in str(report) and 'are not used: stages.0.0.attn.' in str(report)
+
+
+@pytest.mark.parametrize('bias', [True, False])
+def test_swapped_attention_begins_without_gate_and_local_position(bias):
+    teacher = SoftmaxAttention(8, 2, qkv_bias=bias)
+    plain, student = MALA(8, 2, gate=None, lepe=0, qkv_bias=bias), MALA(8, 2)
+    for attn in (plain, student):
+        swap_weights(teacher.state_dict(), attn)
+    x = torch.randn(2, 12, 8)
+    assert torch.allclose(student(x, (3, 4)), plain(x, (3, 4)), atol=1e-6)
+
+
+@pytest.mark.parametrize('name', ['vit', 'mit', 'swin'])
+def test_attention_errors_are_those_on_the_teachers_inputs(name):
+    """Block by block: the input of the teacher's attention by its norm, both attentions on it."""
+    model = distiller(name, 'attentions').eval()
+    images, expected = torch.randn(2, 3, 32, 32), {}
+
+    def record(block_name):
+        def hook(block, args, output):
+            x, hw_shape, *extra = args
+            x = block.norm1(x)
+            extra = dict(num_extra_tokens=extra[0]) if extra else {}
+            student = model.student.get_submodule(f'{block_name}.attn')
+            teacher, found = (a(x, hw_shape, **extra).double() for a in (block.attn, student))
+            ratios = [((f - t) ** 2).mean() / (t**2).mean() for f, t in zip(found, teacher)]
+            expected[f'{block_name}.attn'] = sum(ratios) / len(ratios)
+
+        return hook
+
+    for attention in model.attentions:
+        block_name = attention.removesuffix('.attn')
+        model.teacher.get_submodule(block_name).register_forward_hook(record(block_name))
+    with torch.no_grad():
+        model.teacher(images)
+        recorded = dict(expected)
+        errors = model(images)
+    assert errors.keys() == recorded.keys() and len(errors) >= 3
+    for attention, value in recorded.items():
+        assert errors[attention].item() == pytest.approx(value.item(), rel=1e-4)
+
+
+def test_output_errors_are_those_of_the_backbones():
+    model = distiller('mit', 'outputs')
+    images = torch.randn(2, 3, 32, 32)
+    pairs = [*zip(model.student(images), model.teacher(images))]
+    expected = sum(
+        ((f - t) ** 2).flatten(1).sum(1).div((t**2).flatten(1).sum(1)).mean() for f, t in pairs
+    )
+    (loss,) = model(images, mode='loss').values()
+    assert len(pairs) == 4 and loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize('name', ['vit', 'mit', 'swin'])
+def test_phase_a_changes_the_new_attentions_alone_and_their_error_falls(name):
+    model = distiller(name, 'attentions', drop_path_rate=0.5)
+    before = copy.deepcopy(model.state_dict())
+    images = torch.randn(4, 3, 32, 32)
+    errors = model.eval()(images)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-2)
+    model.train()
+    for _ in range(15):
+        optimizer.zero_grad()
+        sum(model(images, mode='loss').values()).backward()
+        optimizer.step()
+    replaced = tuple(f'student.{attention}.' for attention in model.attentions)
+    changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
+    assert changed and all(key.startswith(replaced) for key in changed)
+    assert {f'student.{a}' for a in model.attentions} <= {k.rsplit('.', 2)[0] for k in changed}
+    after = model.eval()(images)
+    assert all(after[block] < 0.9 * errors[block] for block in errors)
+
+
+def test_phase_b_trains_the_whole_student_without_noise():
+    model = distiller('vit', 'outputs', drop_path_rate=0.5, frozen_stages=2).train()
+    images = torch.randn(2, 3, 32, 32)
+    losses = [model(images, mode='loss')['loss_outputs'] for _ in range(2)]
+    assert losses[0] == losses[1]
+    losses[0].backward()
+    missing = [name for name, p in model.student.named_parameters() if p.grad is None]
+    assert not missing and all(p.grad is None for p in model.teacher.parameters())
+
+
+def test_bad_objective_and_equal_backbones():
+    vit = BACKBONES['vit']
+    with pytest.raises(ValueError, match="objective must be one of .*, got 'maps'"):
+        BackboneDistiller(vit, dict(vit, attn_cfg='MALA'), 'maps')
+    with pytest.raises(ValueError, match='the same attentions: nothing to distil'):
+        BackboneDistiller(vit, vit)
+    assert MODELS.get('BackboneDistiller') is BackboneDistiller

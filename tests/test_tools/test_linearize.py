@@ -1,0 +1,299 @@
+"""``mmlinattn linearize`` on a small segmentor: stages, resuming, processes, bad input."""
+
+import json
+import shutil
+import signal
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
+
+from mmlinattn.checkpoints import save_checkpoint
+from mmlinattn.engine.config import load_config
+from mmlinattn.engine.model import quiet
+from mmlinattn.linearize import Options
+from mmlinattn.linearize.phases import phase_config
+from mmlinattn.linearize.student import plan_student
+
+from ..programs import Program, free_port
+from ..sizes import LONG, some
+from .conftest import CONFIGS, FOLDERS
+
+CONFIG = """
+_base_ = {base!r}
+model = dict(
+    backbone=dict(
+        _delete_=True,
+        type='ViT',
+        arch=dict(embed_dims=16, num_heads=2, depth=3, patch_size=8),
+        img_size=64,
+        attn_cfg='SoftmaxAttention',
+        out_indices=(0, 2),
+    ),
+    neck=dict(_delete_=True, type='mmseg.FPN', in_channels=[16, 16], out_channels=8, num_outs=2),
+    decode_head=dict(
+        _delete_=True,
+        type='FCNHead', in_channels=8, in_index=1, channels=8, num_convs=1, num_classes=6,
+    ),
+)
+"""
+
+
+# Of a detector the windows of Swin, of a classifier the class token of a ViT as its output.
+OTHERS = dict(
+    det="""
+model = dict(
+    backbone=dict(
+        _delete_=True,
+        type='Swin',
+        arch=dict(embed_dims=(8, 16, 24, 32), depths=(1, 2, 1, 1), num_heads=(1, 2, 2, 2)),
+        window_size=4,
+    ),
+    neck=dict(in_channels=[8, 16, 24, 32]),
+)
+""",
+    cls="""
+model = dict(
+    backbone=dict(
+        _delete_=True,
+        type='ViT',
+        arch=dict(embed_dims=16, num_heads=2, depth=2, patch_size=16),
+        img_size=64,
+        attn_cfg='SoftmaxAttention',
+        out_type='cls_token',
+    ),
+    neck=None,
+    head=dict(in_channels=16),
+)
+""",
+)
+
+
+def write_teacher(folder, text) -> tuple:
+    """Write a config and a checkpoint of random weights; return both."""
+    path, checkpoint = folder / 'teacher.py', folder / 'teacher.pth'
+    path.write_text(text)
+    cfg = load_config(str(path))
+    torch.manual_seed(0)
+    with quiet():
+        model = MODELS.build(cfg.model)
+        model.init_weights()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    save_checkpoint(checkpoint, model.state_dict(), dict(dataset_meta=dict(classes=['a'] * 6)))
+    return path, checkpoint
+
+
+@pytest.fixture(scope='module')
+def teacher(root, shapes_root, tmp_path_factory):
+    """Config, checkpoint and images of a segmentor with softmax attention and random weights."""
+    text = CONFIG.format(base=str(root / CONFIGS['seg']))
+    for split in ('train', 'val', 'test'):
+        text += f"{split}_dataloader = dict(dataset=dict(data_root='{shapes_root}/ade'))\n"
+    found = write_teacher(tmp_path_factory.mktemp('teacher'), text)
+    return *found, shapes_root / 'ade/images/training'
+
+
+def options(teacher, out, a=2, b=2, *more) -> list:
+    path, checkpoint, images = teacher
+    sizes = ['--iters-a', a, '--iters-b', b, '--batch-size', 4, '--resolutions']
+    return [*map(str, [path, checkpoint, '--images', images, '--out', out, *sizes]), *more]
+
+
+def weights(path) -> dict:
+    return torch.load(path, weights_only=False)['state_dict']
+
+
+def test_all_stages(teacher, run, tmp_path, capsys):
+    out = tmp_path / 'out'
+    more = ['--keep-softmax', 'last1', '--finetune', '--crop-size', '48', '48']
+    more += ['--cfg-options', 'train_cfg.max_iters=2', 'train_cfg.val_interval=2']
+    arguments = options(teacher, out, 2, 2, *more)
+    arguments[arguments.index('--resolutions')] = '--resolutions=64'
+    run('linearize', *arguments)
+    assert 'Direct swap: ' in capsys.readouterr().out
+    report = json.loads((out / 'report.json').read_text())
+    assert (report['replaced'], report['kept'], report['images']) == ([0, 1], [2], 16)
+    assert [*report['scores']] == ['teacher', 'swap', 'a', 'b', 'c']
+    assert all('mIoU' in scores for scores in report['scores'].values())
+    swap, after = report['errors']['swap'], report['errors']['a']
+    assert [*swap] == ['layers.0.attn', 'layers.1.attn']
+    assert all(after[name] < swap[name] for name in swap)
+    assert report['speed'][0]['side'] == 64 and report['speed'][0]['student_bytes'] > 0
+    page = (out / 'report.md').read_text()
+    assert '| direct swap |' in page and '| 64x64 |' in page
+    assert cv2.imread(str(out / 'report.png')) is not None
+    # Neck and head after B are the teacher's, bit for bit; phase A changes attentions alone.
+    before, swapped, a, b = (weights(p) for p in [teacher[1], *(out / f'{s}.pth' for s in
+                                                                ('swap', 'a', 'b'))])  # fmt: skip
+    assert b.keys() == swapped.keys()
+    rest = [name for name in b if not name.startswith('backbone.')]
+    assert len(rest) > 5 and all(torch.equal(b[name], before[name]) for name in rest)
+    changed = [name for name in a if not torch.equal(a[name], swapped[name])]
+    assert changed and all(
+        name.startswith(('backbone.layers.0.attn.', 'backbone.layers.1.attn.')) for name in changed
+    )
+    assert not torch.equal(b['backbone.embed.proj.weight'], a['backbone.embed.proj.weight'])
+    # The result is an ordinary config and checkpoint.
+    work = tmp_path / 'test'
+    run('test', out / 'config.py', out / 'model.pth', '--work-dir', work)
+    scores = json.loads(next(work.glob('*/*.json')).read_text())
+    assert scores['mIoU'] == pytest.approx(report['scores']['c']['mIoU'])
+    assert Config.fromfile(out / 'config.py').load_from == str(out / 'model.pth')
+    # Done: nothing is trained or scored again.
+    (out / 'report.md').unlink()
+    run('linearize', *arguments, '--resume')
+    assert (out / 'report.md').read_text().split('## Time')[0] == page.split('## Time')[0]
+    assert len([*(out / 'phase_a').glob('2*.py')]) == 1
+
+
+@pytest.mark.parametrize('task', some(OTHERS, every=2))
+def test_detectors_and_classifiers(task, root, shapes_root, run, tmp_path):
+    """All stages with the scores of the framework; only the backbone changes."""
+    text = f'_base_ = {str(root / CONFIGS[task])!r}\n' + OTHERS[task]
+    for split in ('train', 'val', 'test'):
+        data_root = f'{shapes_root}/{FOLDERS[task]}'
+        text += f'{split}_dataloader = dict(dataset=dict(data_root={data_root!r}))\n'
+    annotations = f'{shapes_root}/coco/annotations/instances_val2017.json'
+    text += f'val_evaluator = dict(ann_file={annotations!r})\n' if task == 'det' else ''
+    path, checkpoint = write_teacher(tmp_path, text)
+    folder = shapes_root / dict(det='coco/train2017', cls='imagenet/train')[task]
+    run('linearize', *options((path, checkpoint, folder), tmp_path / 'out', 1, 1))
+    report = json.loads((tmp_path / 'out/report.json').read_text())
+    name = dict(det='coco/bbox_mAP', cls='accuracy/top1')[task]
+    assert [name in report['scores'][stage] for stage in ('teacher', 'swap', 'a', 'b')] == [
+        True
+    ] * 4
+    before, after = weights(checkpoint), weights(tmp_path / 'out/model.pth')
+    rest = [key for key in before if not key.startswith('backbone.')]
+    assert rest and all(torch.equal(after[key], before[key]) for key in rest)
+    assert any(not torch.equal(after[key], before[key]) for key in before if 'norm1' in key)
+
+
+def test_no_iterations_are_the_direct_swap(teacher, run, tmp_path):
+    """Every tensor with the teacher's name and shape has the teacher's values."""
+    path, checkpoint, _ = teacher
+    zero = ['--iters-a', 0, '--iters-b', 0, '--no-score', '--resolutions']
+    run('linearize', path, checkpoint, '--out', tmp_path / 'out', *zero)
+    found, before = weights(tmp_path / 'out/model.pth'), weights(checkpoint)
+    shared = [name for name in found if name in before and found[name].shape == before[name].shape]
+    assert len(shared) > 40 and all(torch.equal(found[name], before[name]) for name in shared)
+    for i in range(3):
+        name = f'backbone.layers.{i}.attn.in_proj.weight'
+        assert torch.equal(found[name][:48], before[name])
+    assert not (tmp_path / 'out/scores').exists()
+    assert Config.fromfile(tmp_path / 'out/config.py').model.backbone.attn_cfg == 'MALA'
+
+
+def test_killed_and_resumed(teacher, root, run, tmp_path):
+    """SIGKILL in phase B, at length also in phase A: the weights are those of a whole run."""
+    whole, out = tmp_path / 'whole', tmp_path / 'out'
+    run('linearize', *options(teacher, whole, 4, 12, '--no-score'))
+    arguments = ['linearize', *options(teacher, out, 4, 12, '--no-score')]
+    script = tmp_path / 'program.py'
+    script.write_text('from mmlinattn.__main__ import main\nraise SystemExit(main())\n')
+    phases = 'ab' if LONG else 'b'
+    for phase in phases:
+        resume = ['--resume'] * (phase != phases[0])
+        program = Program(script, [*arguments, *resume], tmp_path / f'{phase}.out', [root])
+        program.wait_for(f'linearize_{phase}: ')
+        program.wait_for(f'Saving checkpoint at {dict(a=2, b=6)[phase]} iterations')
+        program.kill()
+        assert program.end() == -signal.SIGKILL
+    assert (out / 'a.pth').exists() and not (out / 'b.pth').exists()
+    run(*arguments, '--resume')
+    expected, found = weights(whole / 'model.pth'), weights(out / 'model.pth')
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_two_processes_equal_one_with_the_doubled_batch(teacher, root, run, tmp_path):
+    """One step of SGD in phase B, at length in both, by the config of the phase alone."""
+    path, checkpoint, images = teacher
+    cfg = load_config(str(path))
+    student = plan_student(cfg, 'MALA').cfg
+    run('linearize', *options(teacher, tmp_path / 'swap', 0, 0, '--no-score'))
+    start = str(tmp_path / 'swap/swap.pth')
+    for phase in 'ab' if LONG else 'b':
+        found = []
+        for processes in (1, 2):
+            chosen = Options(str(images), '', iters_a=1, iters_b=1, batch_size=4 // processes)
+            training = phase_config(cfg, student, phase, chosen, str(checkpoint), start)
+            sgd = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1))
+            training.update(optim_wrapper=sgd, param_scheduler=[])
+            file, work = tmp_path / f'{phase}{processes}.py', tmp_path / f'{phase}{processes}'
+            training.dump(file)
+            arguments = [str(file), '--work-dir', str(work)]
+            if processes == 1:
+                run('train', *arguments)
+            else:
+                group = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port())
+                arguments += ['--launcher', 'pytorch']
+                script, output = root / 'tools/train.py', tmp_path / f'{phase}.out'
+                programs = [
+                    Program(script, arguments, output, [root], RANK=str(rank), **group)
+                    for rank in range(2)
+                ]
+                for program in programs:
+                    assert program.end() == 0, program.text()[-3000:]
+            found.append(weights(work / 'iter_1.pth'))
+        first = weights(start)
+        moved = [
+            name for name in found[0]
+            if name.startswith('student.')
+            and not torch.equal(found[0][name], first[f'backbone.{name[8:]}'])
+        ]  # fmt: skip
+        assert len(moved) > 10
+        for name, value in found[0].items():
+            torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_bad_input_is_one_line_before_any_work(teacher, run, tmp_path, capsys):
+    path, checkpoint, images = teacher
+    broken, mixed, empty = (tmp_path / name for name in ('broken', 'mixed', 'empty'))
+    empty.mkdir()
+    for folder in (broken, mixed):
+        shutil.copytree(images, folder)
+    first = sorted(broken.iterdir())[0]
+    first.write_bytes(first.read_bytes()[:-200])
+    cv2.imwrite(str(mixed / 'z.png'), np.zeros((48, 80, 3), np.uint8))
+    partial, used = tmp_path / 'partial.pth', tmp_path / 'used'
+    state = weights(checkpoint)
+    state.pop('backbone.layers.1.attn.proj.weight')
+    save_checkpoint(partial, state, {})
+    used.mkdir()
+    (used / 'notes.txt').write_text('mine')
+    linear = tmp_path / 'linear.py'
+    linear.write_text(f"_base_ = '{path}'\nmodel = dict(backbone=dict(attn_cfg='RALA'))\n")
+
+    def fails(message, *changes, config=path, weights=checkpoint, images=images, out='out'):
+        arguments = [config, weights, '--images', images, '--out', tmp_path / out, *changes]
+        with pytest.raises(SystemExit) as stop:
+            run('linearize', *arguments, debug=False)
+        printed = capsys.readouterr().err
+        errors = [line for line in printed.splitlines() if line.startswith('error: ')]
+        assert stop.value.code == 2 and len(errors) == 1 and message in errors[0], printed
+        assert 'Traceback' not in printed and not (tmp_path / 'out').exists()
+
+    fails('ViT with RALA, has no softmax attention to replace', config=linear)
+    fails('does not support extra tokens, such as a class', '--attn', 'EnhancedLinearAttention')
+    fails('nowhere: there is no such folder', images='nowhere')
+    fails('the folder has no images', images=empty)
+    fails(f'{first} cannot be read', images=broken)
+    fails('make no batch: give --crop-size H W', images=mixed)
+    fails('is not of this whole model', weights=partial)
+    fails('names layer 3, but there are 3 layers', '--keep-softmax', '3')
+    fails("'lst1' is neither a layer number nor lastN", '--keep-softmax', '0,lst1')
+    fails('is not empty: name another folder, or add --resume', out='used')
+    fails('--iters-a must not be negative, got -1', '--iters-a', '-1')
+    fails('is of a run with iters_a=3, not 1000', '--resume', out=_interrupted(tmp_path, images))
+
+
+def _interrupted(tmp_path, images) -> str:
+    (tmp_path / 'before').mkdir()
+    record = dict(options=Options(str(images), '', iters_a=3).fixed(), scores={}, errors={})
+    (tmp_path / 'before/record.json').write_text(json.dumps(record))
+    return 'before'
