@@ -1,0 +1,329 @@
+"""Wrong attentions: each must break the rule that is about its fault."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mmlinattn.models.layers import AttentionInfo, BaseAttention, map_to_tokens, tokens_to_map
+from mmlinattn.ops.common.numerics import accumulation_dtype, no_autocast
+from mmlinattn.testing import ATTENTION_RULES, check_attention
+
+
+class Sound(BaseAttention):
+    """Linear attention with features elu + 1, which keeps every rule."""
+
+    info = AttentionInfo('linear attention', 'O(N d^2)', 'O(N d)', 'none', 'in tests')
+    backends = ('auto',)
+
+    def features(self, q, k, layout):
+        return F.elu(q) + 1, F.elu(k) + 1
+
+    def sums(self, k, v):
+        return k.mT @ v, k.sum(2)[..., None]  # [B, H, d, d], [B, H, d, 1]
+
+    def attend(self, q, k, v, layout):
+        dtype = accumulation_dtype(v.dtype)
+        with no_autocast(q):
+            q, k = self.features(q.to(dtype), k.to(dtype), layout)
+            if layout.key_padding_mask is not None:
+                k = k.masked_fill(layout.key_padding_mask[:, None, :, None], 0)
+            kv, total = self.sums(k, v.to(dtype))
+            return (q @ kv / (q @ total + 1e-6)).to(v.dtype)
+
+
+class IgnoresMask(Sound):
+    def attend(self, q, k, v, layout):
+        return super().attend(q, k, v, layout._replace(key_padding_mask=None))
+
+
+class CountsPadding(Sound):
+    def attend(self, q, k, v, layout):
+        return super().attend(q, k, v, layout) * q.shape[2] / 30
+
+
+class LeaksBetweenImages(Sound):
+    def sums(self, k, v):
+        kv, total = super().sums(k, v)
+        return kv + 0.01 * kv.mean(0, keepdim=True), total
+
+
+class DependsOnBatchSize(Sound):
+    def sums(self, k, v):
+        kv, total = super().sums(k, v)
+        return kv / len(k), total
+
+
+class MixesPackedImages(Sound):
+    def attends_packed(self):
+        return True
+
+
+class NewNoise(Sound):
+    def features(self, q, k, layout):
+        return q.exp() * torch.rand_like(q[:1, :1, :1]), k.exp()
+
+
+class Convolved(Sound):
+    """Keys with a convolution over the map."""
+
+    info = AttentionInfo('', '', '', '', '', needs_map=True)
+    supports_extra_tokens = False
+
+    def __init__(self, embed_dims, num_heads, **kwargs):
+        super().__init__(embed_dims, num_heads, **kwargs)
+        self.conv = nn.Conv2d(embed_dims, embed_dims, 3, padding=1, groups=embed_dims, bias=False)
+
+    def map_shape(self, layout):
+        return layout.hw_shape
+
+    def attend(self, q, k, v, layout):
+        x = v.transpose(1, 2).flatten(2)
+        if layout.key_padding_mask is not None:
+            x = x.masked_fill(layout.key_padding_mask[..., None], 0)
+        x = map_to_tokens(self.conv(tokens_to_map(x, self.map_shape(layout))))
+        return super().attend(q, k, v, layout) + self.split_heads(x)
+
+
+class WrongOrder(Convolved):
+    def map_shape(self, layout):
+        return layout.hw_shape[::-1]
+
+
+class FailsOnOddMaps(Convolved):
+    def attend(self, q, k, v, layout):
+        height = layout.hw_shape[0]
+        x = tokens_to_map(v.transpose(1, 2).flatten(2), layout.hw_shape)
+        cells = F.avg_pool2d(x, 2, ceil_mode=height > 4)
+        out = super().attend(q, k, v, layout)
+        return out + 0 * cells.mean() if cells.numel() else out
+
+
+class HiddenOrder(Sound):
+    def features(self, q, k, layout):
+        decay = torch.linspace(1, 2, k.shape[2], dtype=k.dtype)[:, None]
+        return super().features(q, k * decay, layout)
+
+
+class Overflows(Sound):
+    """Sums in the dtype of autocast: right for few tokens."""
+
+    def attend(self, q, k, v, layout):
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        if layout.key_padding_mask is not None:
+            k = k.masked_fill(layout.key_padding_mask[:, None, :, None], 0)
+        kv, total = self.sums(k, v)
+        return (q @ kv / (q @ total + 1e-6).to(q.dtype)).to(v.dtype)
+
+
+class NotFiniteInHalf(Sound):
+    def features(self, q, k, layout):
+        q, k = super().features(q, k, layout)
+        return (q.half() * 3e4).to(q.dtype), (k.half() * 3e4).to(k.dtype)
+
+
+class SoftmaxOfNothing(Sound):
+    def attend(self, q, k, v, layout):
+        logits = q @ k.mT / self.head_dim**0.5
+        if layout.key_padding_mask is not None:
+            logits = logits.masked_fill(layout.key_padding_mask[:, None, None], -torch.inf)
+        return logits.softmax(-1).to(v.dtype) @ v
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]  # 2 is missing
+
+
+class WrongBackward(Sound):
+    def features(self, q, k, layout):
+        return Square.apply(q), Square.apply(k)
+
+
+class Detaches(Sound):
+    def features(self, q, k, layout):
+        return super().features(q, k.detach(), layout)
+
+
+class UnusedParameter(Sound):
+    def __init__(self, embed_dims, num_heads, **kwargs):
+        super().__init__(embed_dims, num_heads, **kwargs)
+        self.scale = nn.Parameter(torch.ones(num_heads))
+
+
+class BreaksGraph(Sound):
+    def attend(self, q, k, v, layout):
+        if q.abs().max().item() > 1e6:
+            raise ValueError('large queries')
+        return super().attend(q, k, v, layout)
+
+
+class ChangesDtype(Sound):
+    def attend(self, q, k, v, layout):
+        return super().attend(q, k, v, layout).float()
+
+    def project_out(self, out, q):
+        return F.linear(out, self.proj.weight.float(), self.proj.bias.float())
+
+
+class ChangesX(Sound):
+    def forward(self, x, *args, **kwargs):
+        with torch.no_grad():
+            x += 1
+        return super().forward(x, *args, **kwargs)
+
+
+class NeedsContiguous(Sound):
+    def forward(self, x, *args, **kwargs):
+        x.view(-1)
+        return super().forward(x, *args, **kwargs)
+
+
+class IgnoresQueryPos(Sound):
+    def project(self, x, query_pos, layout):
+        return super().project(x, None, layout)
+
+
+class AddsQueryPosToValues(Sound):
+    def project(self, x, query_pos, layout):
+        return super().project(x if query_pos is None else x + query_pos, None, layout)
+
+
+class DropsExtraTokens(Sound):
+    def attend(self, q, k, v, layout):
+        if layout.num_extra_tokens:
+            k, v = (layout.split_extra(t, 2)[1] for t in (k, v))
+            layout = layout.without_extra_tokens()
+        return super().attend(q, k, v, layout)
+
+
+class ReadsPaddedExtraTokens(Sound):
+    def attend(self, q, k, v, layout):
+        mask = layout.key_padding_mask
+        if mask is not None:
+            extra = torch.arange(q.shape[2]) < layout.num_extra_tokens
+            layout = layout._replace(key_padding_mask=mask & ~extra)
+        return super().attend(q, k, v, layout)
+
+
+class SkipsExtraQueries(Sound):
+    def attend(self, q, k, v, layout):
+        extra = layout.num_extra_tokens
+        out = super().attend(q, k, v, layout)
+        return torch.cat([v[:, :, :extra], out[:, :, extra:]], 2)
+
+
+class OrdersExtraTokens(Sound):
+    def features(self, q, k, layout):
+        q, k = super().features(q, k, layout)
+        first = torch.arange(k.shape[2]) == 0
+        return q, k * (1 + first[:, None] * bool(layout.num_extra_tokens))
+
+
+class NoChecks(Sound):
+    def _check_inputs(self, x, hw_shape, *args):
+        return tuple(hw_shape)
+
+
+class StateOutside(Sound):
+    def __init__(self, embed_dims, num_heads, **kwargs):
+        super().__init__(embed_dims, num_heads, **kwargs)
+        self.direction = torch.randn(embed_dims // num_heads)
+
+    def features(self, q, k, layout):
+        shift = self.direction.to(q)
+        return super().features(q + shift, k, layout)
+
+
+class FixedSize(Sound):
+    def attend(self, q, k, v, layout):
+        if layout.hw_shape[0] > 10:
+            return super().attend(q, k, v, layout)
+        return super().attend(q, k, v, layout) * 2
+
+
+class RejectsOptions(Sound):
+    backbone_options = ('gate',)
+
+    def __init__(self, embed_dims, num_heads, proj_drop=0.0):
+        super().__init__(embed_dims, num_heads, proj_drop=proj_drop)
+
+
+class WithoutDefault(Sound):
+    def __init__(self, embed_dims, num_heads, width, **kwargs):
+        super().__init__(embed_dims, num_heads, **kwargs)
+
+
+class WithoutInfo(Sound):
+    info = None
+
+
+BROKEN = [
+    (WithoutDefault, 'constructor'), (WithoutInfo, 'info'), (ChangesDtype, 'shape_and_dtype'),
+    (ChangesX, 'shape_and_dtype'), (NeedsContiguous, 'strides'), (WrongBackward, 'gradients'),
+    (Detaches, 'gradients'), (UnusedParameter, 'gradients'), (IgnoresQueryPos, 'query_pos'),
+    (AddsQueryPosToValues, 'query_pos'), (HiddenOrder, 'permutation'),
+    (IgnoresMask, 'padding_content'), (CountsPadding, 'padded_map'), (WrongOrder, 'padded_map'),
+    (SoftmaxOfNothing, 'padding_only'), (LeaksBetweenImages, 'batch_independence'),
+    (DependsOnBatchSize, 'batch_independence'), (NewNoise, 'batch_independence'),
+    (MixesPackedImages, 'packed_images'),
+    (NotFiniteInHalf, 'half_precision'), (Overflows, 'large_map'), (FailsOnOddMaps, 'odd_maps'),
+    (ReadsPaddedExtraTokens, 'extra_tokens'),
+    (DropsExtraTokens, 'extra_tokens_as_keys'), (SkipsExtraQueries, 'extra_tokens_as_queries'),
+    (OrdersExtraTokens, 'extra_token_order'), (NoChecks, 'argument_errors'),
+    (StateOutside, 'state_dict'), (BreaksGraph, 'compiles'), (FixedSize, 'exports'),
+    (RejectsOptions, 'backbones'),
+]  # fmt: skip
+# The call, what the rule needs, and the rules that take less than a second.
+QUICK = [r for r in ATTENTION_RULES if r not in ('registered', 'exports', 'backbones')]
+QUICK = [r for r in QUICK if not r.startswith('compiles')]
+
+
+def findings(cls: type, rules) -> str:
+    try:
+        check_attention(cls, rules=rules)
+    except AssertionError as error:
+        return str(error)
+    return ''
+
+
+@pytest.mark.parametrize('cls', [Sound, Convolved])
+def test_sound_attentions_keep_the_rules(cls):
+    check_attention(cls, rules=QUICK)
+
+
+@pytest.mark.parametrize('cls, rule', BROKEN, ids=[cls.__name__ for cls, _ in BROKEN])
+def test_broken_attentions_are_caught(cls, rule):
+    text = findings(cls, QUICK if rule in QUICK else [*QUICK[:5], rule])
+    assert f'\n{rule}: {ATTENTION_RULES[rule].statement}' in text
+    assert f'to do: {ATTENTION_RULES[rule].cure}' in text
+
+
+def test_every_rule_has_a_broken_attention():
+    caught = {rule for _, rule in BROKEN}
+    assert set(ATTENTION_RULES) - caught == {'registered', 'compiles_for_training'}
+
+
+def test_message():
+    text = findings(IgnoresMask, ['padding_content', 'strides'])
+    assert text.startswith('IgnoresMask breaks 1 of 2 rules.\n\npadding_content: ')
+    assert 'x (2, 30, 32) float64, hw_shape=(5, 6), key_padding_mask=(2, 30) bool' in text
+    assert 'output of a real token differs by' in text and ' at image ' in text
+    assert findings(Sound, ['registered']).count('is not in mmengine.registry.MODELS') == 1
+    error = findings(WithoutDefault, ['constructor', 'strides'])
+    assert "missing 1 required positional argument: 'width'" in error and 'strides' not in error
+
+
+def test_expected_failures():
+    reason = dict(padding_content='in a test')
+    check_attention(IgnoresMask, rules=['padding_content'], expected_failures=reason)
+    with pytest.raises(AssertionError, match='it holds, but expected_failures names it .in a test'):
+        check_attention(Sound, rules=['padding_content'], expected_failures=reason)
+    with pytest.raises(ValueError, match="no rule 'pading_content'; did you mean padding_content"):
+        check_attention(Sound, rules=['pading_content'])

@@ -1,0 +1,107 @@
+"""Wrong backbones: each must break the rule that is about its fault."""
+
+import pytest
+import torch
+from mmengine.model import ModuleList
+from torch import nn
+
+from mmlinattn.models.backbones import HierarchicalBackbone
+from mmlinattn.models.backbones.transformer_block import TransformerBlock
+from mmlinattn.testing import BACKBONE_RULES, check_backbone
+
+
+class Sound(HierarchicalBackbone):
+    """Four stages of plain blocks after patch embeddings."""
+
+    arch_defaults = dict(num_heads=1, mlp_ratios=2, drop_path_rate=0.0)
+    module_list: type = ModuleList
+
+    def __init__(self, arch, attn_cfg, **kwargs):
+        super().__init__(arch, attn_cfg, **kwargs)
+        self.stages, self.patches, channels = self.module_list(), ModuleList(), 3
+        for i, dim in enumerate(self.arch['embed_dims'][: self.num_built]):
+            side = 2 if i else 4
+            self.patches.append(nn.Conv2d(channels, dim, side, stride=side))
+            self.build_stage(i, TransformerBlock, ffn='mix')
+            channels = dim
+        self.finish()
+
+    def downsample_layer(self, i):
+        return self.patches[i]
+
+
+class NotContiguous(Sound):
+    def format_output(self, *args):
+        return super().format_output(*args).contiguous(memory_format=torch.channels_last)
+
+
+class UnusedLayer(Sound):
+    def finish(self):
+        super().finish()
+        self.head = nn.Linear(2, 2)
+
+
+class BatchMean(Sound):
+    def stage_norm(self, i, tokens):
+        return tokens - 0.1 * tokens.mean(0)
+
+
+class StateOutside(Sound):
+    def finish(self):
+        super().finish()
+        self.shift = torch.randn(())
+
+    def stage_norm(self, i, tokens):
+        return tokens + self.shift
+
+
+class WrongCheckpointing(Sound):
+    def run_block(self, block, tokens, *args):
+        out = super().run_block(block, tokens, *args)
+        return 2 * out if self.with_cp and self.training else out
+
+
+class InitialisesAll(Sound):
+    def init_weights(self):
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.02)
+
+
+class PlainLists(Sound):
+    module_list = nn.ModuleList
+
+
+class OneAttention(Sound):
+    def build_stage(self, i, *args, **kwargs):
+        self.attn_cfgs = self.attn_cfgs[:1] * 4
+        super().build_stage(i, *args, **kwargs)
+
+
+BROKEN = [
+    (NotContiguous, 'outputs'), (UnusedLayer, 'parameters_learn'),
+    (BatchMean, 'images_are_independent'), (StateOutside, 'weights'),
+    (WrongCheckpointing, 'activation_checkpointing'), (InitialisesAll, 'initial_weights'),
+    (PlainLists, 'attention_init_cfg'), (OneAttention, 'attention_per_stage'),
+]  # fmt: skip
+
+
+def test_a_sound_backbone_keeps_all_rules():
+    check_backbone(Sound, ['RWGKA', 'WindowAttention'])
+
+
+@pytest.mark.parametrize('cls, rule', BROKEN, ids=[cls.__name__ for cls, _ in BROKEN])
+def test_broken_backbones_are_caught(cls, rule):
+    with pytest.raises(AssertionError) as error:
+        check_backbone(cls, ['RWGKA', 'LinearAttention'])
+    assert f'\n{rule}: {BACKBONE_RULES[rule].statement}' in str(error.value)
+    assert f'also:  {cls.__name__} with LinearAttention' in str(error.value)
+
+
+def test_a_missing_size_is_named():
+    class WithGroups(Sound):
+        arch_required = ('embed_dims', 'depths', 'groups')
+
+    with pytest.raises(
+        AssertionError, match=r"constructor: .*\n.*\n.*\n.*missing keys \['groups'\]"
+    ):
+        check_backbone(WithGroups, ['RALA'])

@@ -1,0 +1,62 @@
+"""The page docs/own_attention.md, as a reader follows it."""
+
+import re
+import sys
+
+import pytest
+from mmengine.registry import MODELS
+
+from mmlinattn.engine import build_model
+from mmlinattn.engine.config import load_config
+from mmlinattn.testing import ATTENTION_RULES, BACKBONE_RULES, check_attention
+
+
+@pytest.fixture
+def blocks(root):
+    """Return the Python blocks of the page."""
+    text = (root / 'docs' / 'own_attention.md').read_text()
+    return re.findall(r'```python\n(.*?)```', text, re.S)
+
+
+@pytest.fixture
+def folder(blocks, tmp_path, monkeypatch):
+    """Return a folder with the files of the page, in which Python finds modules."""
+    for name, code in zip(('gated_linear.py', 'test_gated_linear.py', 'config.py'), blocks):
+        (tmp_path / name).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    MODELS.module_dict.pop('GatedLinearAttention', None)
+    sys.modules.pop('gated_linear', None)
+
+
+def test_the_attention_of_the_page(folder):
+    names: dict = {}
+    exec((folder / 'test_gated_linear.py').read_text(), names)
+    names['test_contract']()
+    pytest.importorskip('mmdet', reason='the config is one of MMDetection')
+    backbone = build_model(load_config(str(folder / 'config.py'))).backbone
+    found = [m for m in backbone.modules() if isinstance(m, names['GatedLinearAttention'])]
+    assert len(found) == sum(backbone.arch['depths']) and {m.eps for m in found} == {1e-4}
+
+
+def test_the_message_of_the_page(folder, root):
+    """Test the lines of the message, whose numbers depend on the version of torch."""
+
+    def lines(text: str) -> set:
+        return {re.sub(r'[0-9][0-9.]*', '#', line) for line in text.splitlines()}
+
+    code = (folder / 'gated_linear.py').read_text()
+    code = re.sub(r' +if layout.*\n.*masked_fill.*\n', '', code)
+    names: dict = {}
+    exec(code, names)
+    rules = [name for name in ATTENTION_RULES if name not in ('exports', 'backbones')]
+    with pytest.raises(AssertionError) as error:
+        check_attention(names['GatedLinearAttention'], rules=rules)
+    page = (root / 'docs' / 'own_attention.md').read_text()
+    assert lines(str(error.value)) <= lines(page)
+
+
+def test_the_tables_of_the_page(root):
+    page = (root / 'docs' / 'own_attention.md').read_text()
+    for rule in (*ATTENTION_RULES.values(), *BACKBONE_RULES.values()):
+        assert f'| `{rule.name}` | {rule.statement} |' in page
