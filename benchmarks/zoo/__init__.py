@@ -1,5 +1,5 @@
-"""Every attention in two small backbones on two small datasets: ``python -m benchmarks.zoo``.
+"""Every attention in two small backbones on two small data sets: ``python -m benchmarks.zoo``.
 
-``plan`` lists the trainings, ``training`` runs one, ``pool`` runs all, ``costs`` measures time and
-memory, ``page`` writes table and chart.
+A grid of :mod:`benchmarks.study`: ``zoo.yml`` has the axes, ``plan`` reads them and adds attentions
+of others, ``data`` creates the data sets.
 """

@@ -1,13 +1,13 @@
 """Datasets of the zoo, created if they are missing."""
 
-import json
 from pathlib import Path
-from typing import Dict, Optional
+from typing import Dict, Optional, Sequence
 
+from benchmarks.study.grid import ROOT
 from mmlinattn.datasets import shapes
-from mmlinattn.datasets.crops import DESCRIPTION, crop_objects
+from mmlinattn.datasets.crops import crop_objects
 
-from .plan import ROOT, SIDE, Sizes
+from .plan import SIDE, folders
 
 BCCD = ROOT / 'data' / 'bccd'  # docs/datasets.md
 # Also use the test split: the schedule is fixed, and 87 images are too few for a score.
@@ -28,23 +28,12 @@ def find_bccd(given: Optional[Path] = None) -> Optional[Path]:
     return None
 
 
-def prepare(folder: Path, sizes: Sizes, bccd: Optional[Path]) -> Dict[str, Path]:
-    """Create the datasets in a folder and return the root of each by its name in ``plan.DATA``."""
-    root = folder / f'shapes-{sizes.drawn}-{sizes.drawn_val}'
-    shapes.generate(root, sizes.drawn, sizes.drawn_val, workers=1)
-    roots = {'shapes': root / 'imagenet'}
-    if bccd:
-        roots['bccd-cells'] = crop_objects(
-            bccd,
-            folder / f'bccd-cells-{sizes.cells}-{sizes.cells_val}',
-            BCCD_SPLITS,
-            SIDE,
-            max_per_class=dict(train=sizes.cells, val=sizes.cells_val),
-        )
-    return roots
-
-
-def description(root: Path) -> dict:
-    """Return the settings that a dataset was created with."""
-    files = (root / DESCRIPTION, root.parent / 'shapes.json')
-    return json.loads(next(file for file in files if file.is_file()).read_bytes())
+def prepare(folder: Path, sizes: Dict[str, int], names: Sequence[str], bccd: Path) -> None:
+    """Create the data sets with these names in a folder."""
+    for name in names:
+        root = folder / folders(sizes)[name]
+        if name == 'shapes':
+            shapes.generate(root.parent, sizes['drawn'], sizes['drawn_val'], workers=1)
+        else:
+            most = dict(train=sizes['cells'], val=sizes['cells_val'])
+            crop_objects(bccd, root, BCCD_SPLITS, SIDE, max_per_class=most)

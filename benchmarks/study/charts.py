@@ -1,0 +1,153 @@
+"""Pictures of a study from its records."""
+
+import statistics
+from typing import TYPE_CHECKING, Callable, Dict, List, Tuple
+
+from .costs import COSTS
+from .page import Results, deviation, title
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LEAST_WIDTH = 8  # minimal width of a panel, in points: it keeps small differences small
+MILLISECONDS = next(cost for cost in COSTS if cost.key == 'ms')
+
+
+def draw(results: Results, chart: str) -> 'Figure':
+    """Return a picture.
+
+    Args:
+        results: the study.
+        chart: ``'ranking'``, ``'latency'``, ``'curves'`` or ``'columns'``.
+    """
+    from matplotlib.figure import Figure
+
+    panels = [] if chart == 'columns' else _panels(results)
+    shown = CHARTS[chart]
+    width, height = 1.8 + 3.2 * max(1, len(panels)), 4.2
+    if chart == 'ranking':
+        height = 1.1 + 0.27 * len(results.grid.axes[results.grid.page['rows']])
+    if chart == 'columns':
+        width = 12.0
+    figure = Figure(figsize=(width, height), dpi=110)
+    if chart == 'columns':
+        _columns(results, list(figure.subplots(1, 3)))
+    else:
+        share = chart == 'ranking'
+        for axes, (heading, fixed) in zip(
+            figure.subplots(1, len(panels), sharey=share, squeeze=False)[0], panels
+        ):
+            shown(results, axes, fixed)
+            axes.set_title(heading, fontsize=9)
+    for axes in figure.axes:
+        axes.tick_params(labelsize=8)
+        axes.grid(color='0.9')
+        axes.set_axisbelow(True)
+    figure.tight_layout()
+    return figure
+
+
+def _panels(results: Results) -> List[Tuple[str, Dict[str, str]]]:
+    """Return heading and names of each panel: one per name on every axis but the rows."""
+    grid, found = results.grid, {}
+    for values in grid.points():
+        fixed = {axis: name for axis, name in values.items() if axis != grid.page['rows']}
+        heading = ', '.join(title(grid, axis, name) for axis, name in fixed.items())
+        found[heading] = fixed
+    return list(found.items())
+
+
+def _ranking(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
+    """Plot the first metric of every seed, the rows sorted by their mean over all panels."""
+    grid, metric = results.grid, results.grid.metrics[0]
+    rows = grid.page['rows']
+
+    def mean(name: str) -> float:
+        values = results.values(metric, **{rows: name})
+        return statistics.mean(values) if values else 0.0
+
+    names = sorted(grid.axes[rows], key=mean)
+    for y, name in enumerate(names):
+        values = results.values(metric, **fixed, **{rows: name})
+        if values:
+            axes.plot(values, [y] * len(values), '.', color='0.65', markersize=5)
+            axes.errorbar(
+                statistics.mean(values), y, xerr=deviation(values),
+                fmt='o', color='tab:blue', markersize=5, capsize=2, lw=1.2,
+            )  # fmt: skip
+        else:
+            axes.text(
+                0.03, y, results.cell(metric, **fixed, **{rows: name}), va='center', fontsize=7,
+                color='0.5', transform=axes.get_yaxis_transform(),
+            )  # fmt: skip
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, high - LEAST_WIDTH), high + LEAST_WIDTH / 20)
+    axes.set_xlabel(metric.name, fontsize=8)
+    axes.set_yticks(range(len(names)), [title(grid, rows, name) for name in names])
+    axes.set_ylim(-0.6, len(names) - 0.4)
+
+
+def _latency(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
+    """Plot the first metric against milliseconds, with the deviation over the seeds."""
+    grid, metric = results.grid, results.grid.metrics[0]
+    rows = grid.page['rows']
+    for name in grid.axes[rows]:
+        values = results.values(metric, **fixed, **{rows: name})
+        times = results.values(MILLISECONDS, **fixed, **{rows: name})
+        if values and times:
+            point = statistics.median(times), statistics.mean(values)
+            axes.errorbar(*point, yerr=deviation(values), fmt='o', markersize=4, capsize=2)
+            axes.annotate(title(grid, rows, name), point, (4, 3), textcoords='offset points',
+                          fontsize=6)  # fmt: skip
+    axes.set_xlabel(MILLISECONDS.name, fontsize=8)
+    axes.set_ylabel(metric.name, fontsize=8)
+
+
+def _curves(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
+    """Plot the loss of the training, mean over the seeds."""
+    rows = results.grid.page['rows']
+    for name in results.grid.axes[rows]:
+        wanted = {**fixed, rows: name}.items()
+        found = [
+            dict(results.records[run.name]['curve'])
+            for run in results.runs
+            if wanted <= run.values.items() and 'curve' in results.records.get(run.name, {})
+        ]
+        steps = sorted(set.intersection(*map(set, found))) if found else []
+        if steps:
+            means = [statistics.mean(curve[step] for curve in found) for step in steps]
+            axes.plot(steps, means, lw=1, label=title(results.grid, rows, name))
+    axes.set_yscale('log')
+    axes.set_xlabel('iteration', fontsize=8)
+    axes.set_ylabel('loss', fontsize=8)
+    axes.legend(fontsize=6)
+
+
+def _columns(results: Results, panels: List['Axes']) -> None:
+    """Plot the first metric, time and memory against the names on the axis of the columns."""
+    grid = results.grid
+    rows, columns = grid.page['rows'], grid.page['columns']
+    for axes, quantity in zip(panels, (grid.metrics[0], *COSTS[-2:])):
+        for name in grid.axes[rows]:
+            points = [
+                (x, results.values(quantity, **{rows: name, columns: column}))
+                for x, column in enumerate(grid.axes[columns])
+            ]
+            points = [(x, values) for x, values in points if values]
+            axes.errorbar(
+                [x for x, _ in points], [statistics.mean(values) for _, values in points],
+                yerr=[deviation(values) for _, values in points],
+                marker='.', lw=1, capsize=2, label=title(grid, rows, name),
+            )  # fmt: skip
+        axes.set_xticks(range(len(grid.axes[columns])), [*grid.axes[columns]])
+        axes.set_xlabel(columns, fontsize=8)
+        axes.set_ylabel(quantity.name, fontsize=8)
+        if quantity is not grid.metrics[0]:
+            axes.set_yscale('log')
+    panels[0].legend(fontsize=6)
+
+
+CHARTS: Dict[str, Callable] = dict(
+    ranking=_ranking, latency=_latency, curves=_curves, columns=_columns
+)

@@ -1,0 +1,122 @@
+"""Parameters, products, time and memory of models."""
+
+import copy
+import time
+from dataclasses import dataclass
+from typing import Callable, Dict, List
+
+import torch
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.registry import MODELS, DefaultScope
+from torch import Tensor, nn
+
+from benchmarks.measure import Spread, interleave, peak_memory
+from mmlinattn.analysis import analyse
+from mmlinattn.analysis.complexity import Forward
+from mmlinattn.engine.model import quiet
+from mmlinattn.models.layers import optimize_for_cpu
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Measured quantity of a model."""
+
+    name: str
+    key: str
+    factor: float = 1.0
+    digits: int = 2
+
+
+COSTS = (
+    Cost('parameters, M', 'params', 1e-6),
+    Cost('G, conv + linear', 'conv_linear', 1e-9),
+    Cost('G, all products', 'total', 1e-9),
+    Cost('ms an image', 'ms'),
+    Cost('MiB a step', 'bytes', 2**-20, 0),
+)
+
+
+def measure(configs: Dict[str, Config], cost: dict) -> Dict[str, dict]:
+    """Measure models alternately, so that a temporary slowdown affects all.
+
+    Args:
+        configs: by name; the weights are random.
+        cost: ``shape`` of the image, ``batch`` of the timed forward pass and ``rounds``.
+
+    Returns:
+        by name ``params``; ``conv_linear`` and ``total``, the multiply-accumulates of an image in
+        the two conventions of the papers; ``ms`` an image, median and quartiles: processor time of
+        one thread, on a GPU time of the device; ``bytes``, the peak of a forward and backward pass
+        of the network with this batch, beyond the weights.
+    """
+    device = torch.device(get_device())
+    images = torch.randn(cost['batch'], 3, *cost['shape'], device=device)
+    models = {name: optimize_for_cpu(build(cfg).to(device)).eval() for name, cfg in configs.items()}
+    calls = {name: _forward(model, images) for name, model in models.items()}
+    for call in calls.values():
+        call()
+    if device.type == 'cuda':
+        times = interleave(calls, device, cost['rounds'], 0.0)
+    else:
+        times = _processor_times(calls, cost['rounds'])
+    found = {}
+    for name, model in models.items():
+        counts = analyse(model, cost['shape'])
+        spread = Spread.of([1e3 * seconds / cost['batch'] for seconds in times[name]])
+        found[name] = dict(
+            params=counts.params,
+            conv_linear=counts.conv_linear,
+            total=counts.total,
+            ms=[spread.median, spread.low, spread.high],
+            bytes=peak_memory(_step(model, images), device),
+        )
+    return found
+
+
+def build(cfg: Config) -> nn.Module:
+    """Return the model of a config with random weights."""
+    model = copy.deepcopy(cfg.model)
+    if 'data_preprocessor' in cfg:  # MMPretrain has it beside the model
+        model['data_preprocessor'] = cfg.data_preprocessor
+    with DefaultScope.overwrite_default_scope(cfg.default_scope), quiet():
+        return MODELS.build(model)
+
+
+def _processor_times(calls: Dict[str, Callable], rounds: int) -> Dict[str, List[float]]:
+    times: Dict[str, List[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.process_time()
+            call()
+            times[name].append(time.process_time() - start)
+    return times
+
+
+def _forward(model: nn.Module, images: Tensor) -> Callable[[], object]:
+    runner = Forward(model)
+
+    def forward() -> object:
+        with torch.no_grad():
+            return runner(images)
+
+    return forward
+
+
+def _step(model: nn.Module, images: Tensor) -> Callable[[], object]:
+    runner = Forward(model)
+
+    def step() -> object:
+        outputs = [out for out in _tensors(runner(images)) if out.requires_grad]
+        loss = sum(out.float().square().mean() for out in outputs)
+        return torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+
+    return step
+
+
+def _tensors(outputs: object) -> List[Tensor]:
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    parts = outputs.values() if isinstance(outputs, dict) else outputs
+    parts = parts if isinstance(outputs, (dict, list, tuple)) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]

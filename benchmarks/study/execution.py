@@ -1,0 +1,187 @@
+"""One run: the commands ``train`` and ``test``, the measured costs, and the record of all."""
+
+import json
+import logging
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+import torch
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.logging import MessageHub, MMLogger
+from mmengine.visualization import Visualizer
+
+from benchmarks.machine import commit, machine, openmmlab
+from mmlinattn import __main__ as program
+from mmlinattn.checkpoints import load_state_dict, read_checkpoint, save_checkpoint
+from mmlinattn.engine.hooks.checkpoint_hook import newest_checkpoint
+from mmlinattn.utils import atomic_write
+from mmlinattn.utils.command_line import error_text
+
+from . import costs
+from .grid import Run, score
+from .records import lines
+
+FRAMEWORKS = ('mmengine', 'mmcv', 'mmcv-lite', 'mmdet', 'mmsegmentation', 'mmpretrain')
+CURVE_POINTS = 50
+CONFIGS = 'configs'  # not the folder itself, where a training writes its config
+
+
+def facts() -> dict:
+    """Return machine, versions and commit, which are needed to judge and to repeat the result."""
+    versions = [f'Python {platform.python_version()}', f'torch {torch.__version__}']
+    found = {name: openmmlab(name.replace('mmdet', 'mmdetection')) for name in FRAMEWORKS}
+    versions += [f'{name} {found[name]}' for name in found if found[name] != 'not installed']
+    device = torch.device(get_device())
+    return dict(
+        device=device.type, machine=machine(device), versions=', '.join(versions), commit=commit()
+    )
+
+
+def execute(run: Run, folder: Path, settings: str) -> dict:
+    """Train and test a run, and return its record; that of a failed run has ``error``.
+
+    A training that was interrupted is resumed.
+
+    Args:
+        run: the run.
+        folder: folder of the study.
+        settings: hash of the run's settings.
+    """
+    record = dict(
+        run=run.name, values=run.values, seed=run.seed, rate=run.rate, settings=settings, **facts()
+    )
+    here, start = runs_folder(folder, run, settings), time.monotonic()
+    here.mkdir(parents=True, exist_ok=True)
+    try:
+        metrics: Dict[str, dict] = {}
+        cfg = run.load()
+        if run.checkpoint:
+            checkpoint = run.checkpoint
+        else:
+            checkpoint, metrics['train'], record['curve'] = train(cfg, here)
+            save_weights(run, cfg, checkpoint, folder, settings)
+        record['seconds'] = round(metrics.get('train', {}).pop('seconds', 0.0), 1)
+        for split in run.splits:
+            metrics[split] = test(run, split, checkpoint, here)
+        check_metrics(run, metrics)
+        record.update(costs.measure({run.name: cfg}, run.cost)[run.name])
+        record['metrics'] = metrics
+    except Exception as error:  # the other runs go on; the page lists failures
+        logging.getLogger(__name__).exception(run.name)
+        record['error'] = f'{type(error).__name__}: {error_text(error)}'
+    record['wall'] = round(time.monotonic() - start, 1)
+    return record
+
+
+def check_metrics(run: Run, metrics: Dict[str, dict]) -> None:
+    """Check that a result has the metrics of its grid.
+
+    Raises:
+        ValueError: a metric is missing or not finite.
+    """
+    for split, key in run.required:
+        if key not in metrics.get(split, {}):
+            found = ', '.join(metrics.get(split, {})) or 'none'
+            raise ValueError(f'split {split} has no metric {key}; it has {found}')
+        if score(dict(metrics=metrics), split, key) is None:
+            raise ValueError(f'split {split}: metric {key} is {metrics[split][key]}, not finite')
+
+
+def runs_folder(folder: Path, run: Run, settings: str) -> Path:
+    """Return the folder of a run: other settings have another one."""
+    return folder / 'runs' / f'{run.name}-{settings[:8]}'
+
+
+def weights_path(folder: Path, run: Run) -> Path:
+    """Return the file of the trained weights."""
+    return folder / 'weights' / f'{run.name}.pth'
+
+
+def train(cfg: Config, here: Path) -> Tuple[str, dict, List[list]]:
+    """Run the command ``train`` and return its last checkpoint, metrics and curve."""
+    command('train', write(cfg, here / CONFIGS / 'train.py'), '--work-dir', here, '--resume')
+    checkpoint = newest_checkpoint(str(here))
+    if checkpoint is None:
+        raise FileNotFoundError(f'the training left no checkpoint in {here}')
+    steps = scalars(here)
+    if not steps:
+        raise ValueError('the training logged no loss: give it at least 5 iterations')
+    last = steps[-1]['step']
+    metrics = dict(
+        loss=statistics.mean(s['loss'] for s in steps if s['step'] > 0.9 * last),
+        iterations=last,
+        seconds=last * statistics.mean(s['time'] for s in steps),
+    )
+    scaler = (read_checkpoint(checkpoint).get('optimizer') or {}).get('loss_scaler') or {}
+    if '_growth_tracker' in scaler:  # steps since the last skipped or the last larger scale
+        metrics['steps_without_skip'] = scaler['_growth_tracker']
+    every = max(1, len(steps) // CURVE_POINTS)
+    return checkpoint, metrics, [[s['step'], s['loss']] for s in steps[::every]]
+
+
+def scalars(here: Path) -> List[dict]:
+    """Return the logged numbers by step; later sessions replace what they have repeated."""
+    found: Dict[int, dict] = {}
+    for file in sorted(here.glob('*/vis_data/scalars.json')):
+        for numbers in lines(file):
+            if {'step', 'loss', 'time'} <= numbers.keys():
+                found[numbers['step']] = numbers
+    return [found[step] for step in sorted(found)]
+
+
+def test(run: Run, split: str, checkpoint: str, here: Path) -> Dict[str, float]:
+    """Run the command ``test`` on a split and return its metrics."""
+    work_dir = here / split
+    config = write(run.load(split), here / CONFIGS / f'{split}.py')
+    command('test', config, checkpoint, '--work-dir', work_dir)
+    newest = max(work_dir.glob('*/*.json'), key=lambda path: path.stat().st_mtime_ns)
+    found = json.loads(newest.read_text().splitlines()[-1])
+    return {key: value for key, value in found.items() if key not in ('time', 'data_time')}
+
+
+def save_weights(run: Run, cfg: Config, checkpoint: str, folder: Path, settings: str) -> None:
+    """Save the weights alone: the checkpoints are removed when the run is recorded."""
+    path = weights_path(folder, run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state, meta = load_state_dict(checkpoint)
+    # The command visualize-key-weights reads attn_cfg.
+    attn_cfg = cfg.to_dict()['model'].get('backbone', {}).get('attn_cfg')
+    classes = {key: meta[key] for key in ('dataset_meta',) if key in meta}
+    made_by = dict(seed=run.seed, attn_cfg=attn_cfg, run=run.name, settings=settings)
+    save_checkpoint(path, state, {**run.values, **classes, **made_by})
+
+
+def clean(run: Run, folder: Path, settings: str) -> None:
+    """Remove the checkpoints of a recorded run."""
+    for path in runs_folder(folder, run, settings).glob('*.pth'):
+        path.unlink()
+
+
+def command(*arguments: object) -> None:
+    """Run a command of the package in this process; its errors are raised as they are."""
+    _forget()
+    code = program.main([*map(str, arguments), '--debug'])
+    if code:
+        raise RuntimeError(f'mmlinattn {arguments[0]} ended with exit code {code}')
+
+
+def write(cfg: Config, path: Path) -> Path:
+    """Write a config file as Python literals: formatted it would take a second."""
+    path.parent.mkdir(exist_ok=True)
+    with atomic_write(path) as temporary:
+        content = ''.join(f'{key} = {value!r}\n' for key, value in cfg.to_dict().items())
+        temporary.write_text(content)
+    return path
+
+
+def _forget() -> None:
+    """Clear the global instances that MMEngine keeps by the name of the experiment."""
+    for logger in MMLogger._instance_dict.values():
+        for handler in logger.handlers:
+            handler.close()
+    for manager in (MessageHub, MMLogger, Visualizer, *Visualizer.__subclasses__()):
+        manager._instance_dict.clear()

@@ -1,0 +1,428 @@
+"""Grids in YAML: the product of their axes, seeds and learning rates as runs."""
+
+import copy
+import functools
+import hashlib
+import itertools
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+import yaml
+from mmengine.config import Config, DictAction
+
+from mmlinattn.checkpoints.download import sha256_of
+from mmlinattn.engine.config import load_config
+from mmlinattn.engine.model import build_model
+from mmlinattn.engine.preflight.run import check_run
+from mmlinattn.utils.command_line import error_text
+from mmlinattn.utils.suggest import did_you_mean
+
+from .checks import CHOOSING, NAME, TRAIN, GridError, check_content, check_mapping, check_strings
+
+ROOT = Path(__file__).resolve().parents[2]
+GRIDS = Path(__file__).with_name('grids')
+DATA = 'data/'  # folder of the data sets in the configs
+OPTIONAL = ((TRAIN, 'steps_without_skip'),)  # only trainings with a loss scaler have it
+LOG_INTERVAL = 'default_hooks.logger.interval'
+COST = dict(shape=[224, 224], batch=1, rounds=15)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML loader that refuses a name that occurs twice in a mapping."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        names = [self.construct_object(key) for key, _ in node.value if key.value != '<<']
+        for name in names:
+            if names.count(name) > 1:
+                line = node.start_mark.line + 1
+                raise GridError(f'{name!r} occurs twice in the mapping of line {line}')
+        return super().construct_mapping(node, deep)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Number that a run is judged by.
+
+    Args:
+        name: heading of its column.
+        split: ``'test'``, ``'val'`` or another split of the grid, or ``'train'``.
+        key: its name in the result of the split.
+        factor: the page shows the number times this factor.
+        digits: decimal places on the page.
+        higher_is_better: the learning rate with the largest value on ``val`` is chosen, else
+            that with the smallest.
+    """
+
+    name: str
+    key: str
+    split: str = 'test'
+    factor: float = 1.0
+    digits: int = 1
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training with its tests, or the tests of a checkpoint.
+
+    Args:
+        values: name on each axis.
+        seed: seed of the training.
+        rate: learning rate of a search, or None for that of the config.
+        config: path or name of the config.
+        options: overrides of the config by dotted name.
+        splits: overrides for the test of each split.
+        cost: image ``shape``, ``batch`` and ``rounds`` of the measured costs.
+        device: ``'cuda'`` if the run needs a GPU.
+        checkpoint: file of weights that are tested instead of a training.
+        data_root: folder that replaces ``data/`` of the configs.
+        required: split and key of the metrics that the result must have.
+    """
+
+    values: Dict[str, str]
+    seed: int
+    rate: Optional[float]
+    config: str
+    options: Dict[str, object]
+    splits: Dict[str, dict]
+    cost: dict
+    device: Optional[str] = None
+    checkpoint: Optional[str] = None
+    data_root: str = DATA
+    required: Tuple[Tuple[str, str], ...] = ()
+
+    @property
+    def point(self) -> str:
+        """Name without learning rate and seed."""
+        return '_'.join(self.values.values())
+
+    @property
+    def name(self) -> str:
+        """Name of the run, unique in its grid."""
+        rate = '' if self.rate is None else f'_lr{self.rate:g}'
+        return f'{self.point}{rate}_seed{self.seed}'
+
+    def load(self, split: Optional[str] = None, placed: bool = True) -> Config:
+        """Return the config of the training, or of the test of a split.
+
+        Args:
+            split: name of the split, None for the training.
+            placed: replace ``data/`` by the folder of the data.
+        """
+        split = split or (next(iter(self.splits)) if self.checkpoint else None)
+        options = {**self.options, **(self.splits[split] if split else {})}
+        cfg = copy.deepcopy(_loaded(self.config, json.dumps(options)))
+        if not split:
+            cfg.merge_from_dict(self._training_options(cfg))
+        return Config(_placed(cfg.to_dict(), self.data_root)) if placed else cfg
+
+    def _training_options(self, cfg: Config) -> Dict[str, object]:
+        found: Dict[str, object] = {'randomness.seed': self.seed, LOG_INTERVAL: 5}
+        if self.rate is not None:
+            found['optim_wrapper.optimizer.lr'] = self.rate
+            for i, scheduler in enumerate(cfg.get('param_scheduler') or []):
+                if 'eta_max' in scheduler:
+                    found[f'param_scheduler.{i}.eta_max'] = self.rate
+        return found
+
+    def settings(self) -> str:
+        """Return a hash of all that the result depends on, except the code of this package."""
+        parts = [*self.splits] if self.checkpoint else [None, *self.splits]
+        configs = [self.load(split, placed=False).to_dict() for split in parts]
+        found = dict(configs=configs, cost=self.cost, torch=torch.__version__)
+        if self.checkpoint:
+            found['checkpoint'] = sha256_of(Path(self.checkpoint))
+        text = json.dumps(found, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass
+class Grid:
+    """A study: its runs and how the page shows them.
+
+    Args:
+        name: name of the study and of its folder.
+        title: heading of the page.
+        axes: for each axis its names, each with ``config``, ``options``, ``shape`` or ``device``.
+        metrics: numbers by heading; the first decides the search for a learning rate.
+        seeds: number of seeds.
+        more_seeds: number of seeds of some names of an axis, by axis and name.
+        learning_rates: rates of the search, empty for those of the configs.
+        page: axes of ``rows``, ``columns`` and ``tables``, and ``charts``.
+        command: command of the run, for the page.
+    """
+
+    name: str
+    title: str
+    axes: Dict[str, Dict[str, dict]]
+    metrics: List[Metric]
+    page: dict
+    config: str = ''
+    options: Dict[str, object] = field(default_factory=dict)
+    splits: Dict[str, dict] = field(default_factory=lambda: dict(val={}, test={}))
+    seeds: int = 1
+    more_seeds: Dict[str, Dict[str, int]] = field(default_factory=dict)
+    learning_rates: List[float] = field(default_factory=list)
+    cost: dict = field(default_factory=dict)
+    checkpoint: str = ''
+    skip_unsupported: bool = False
+    notes: List[str] = field(default_factory=list)
+    data_root: str = DATA
+    command: str = ''
+
+    def points(self) -> Iterator[Dict[str, str]]:
+        """Yield the names on all axes, the last axis fastest."""
+        for names in itertools.product(*self.axes.values()):
+            yield dict(zip(self.axes, names))
+
+    def run(self, values: Dict[str, str], seed: int = 0, rate: Optional[float] = None) -> Run:
+        """Return the run of these names."""
+        options, cost, device, config = dict(self.options), {**COST, **self.cost}, None, self.config
+        for axis, name in values.items():
+            entry = self.axes[axis][name]
+            options.update(entry.get('options', {}))
+            cost['shape'] = entry.get('shape', cost['shape'])
+            device, config = entry.get('device', device), entry.get('config', config)
+        return Run(
+            values, seed, rate, config.format(**values), options, self.splits, cost, device,
+            self.checkpoint.format(seed=seed, **values) or None, self.data_root, self.required(),
+        )  # fmt: skip
+
+    def required(self) -> Tuple[Tuple[str, str], ...]:
+        """Return split and key of the metrics that each run must have."""
+        found = [(metric.split, metric.key) for metric in self.metrics]
+        if self.learning_rates:
+            found.append((CHOOSING, self.metrics[0].key))
+        return tuple(pair for pair in found if pair not in OPTIONAL)
+
+    def search(self) -> List[Run]:
+        """Return the runs that choose the learning rates: all rates, seed 0."""
+        return [self.run(p, 0, rate) for p in self.points() for rate in self.learning_rates]
+
+    def runs(self, rates: Optional[Dict[str, float]] = None) -> List[Run]:
+        """Return the runs of the result, by seed: early results already allow a comparison.
+
+        Args:
+            rates: chosen learning rate of each point.
+        """
+        found = []
+        for seed in range(max([self.seeds, *self._more()])):
+            for values in self.points():
+                run = self.run(values, seed, (rates or {}).get('_'.join(values.values())))
+                if seed < self.seeds_of(values):
+                    found.append(run)
+        return found
+
+    def seeds_of(self, values: Dict[str, str]) -> int:
+        """Return the number of seeds of a point."""
+        more = (self.more_seeds.get(axis, {}).get(name, 0) for axis, name in values.items())
+        return max(self.seeds, *more)
+
+    def _more(self) -> List[int]:
+        return [number for numbers in self.more_seeds.values() for number in numbers.values()]
+
+    def refusals(self) -> Dict[str, str]:
+        """Check every point and return why models refuse some, by point.
+
+        Raises:
+            GridError: a point cannot run; with ``skip_unsupported`` a model may refuse.
+        """
+        refused, checked = {}, set()
+        for values in self.points():
+            run = self.run(values)
+            try:
+                cfg = run.load()
+                why = refusal(cfg) if self.skip_unsupported else ''
+                if why or (run.device == 'cuda' and not torch.cuda.is_available()):
+                    refused[run.point] = why or 'needs a GPU'
+                    continue
+                for seed in range(self.seeds_of(values)):
+                    file = self.run(values, seed).checkpoint
+                    if file and not Path(file).is_file():
+                        raise FileNotFoundError(f'{file} does not exist: train its study first')
+                # Other sizes of the same model and data need no other check.
+                key = f'{cfg.model} {cfg.test_dataloader.dataset.get("data_root")}'
+                if key not in checked:
+                    check_run(cfg, *([] if run.checkpoint else ['train', 'val']))
+                    for split in self.splits:
+                        check_run(run.load(split), 'test')
+                checked.add(key)
+            except Exception as error:  # configs can fail in any way
+                raise GridError(f'{run.point}: {error_text(error)}') from error
+        return refused
+
+
+@functools.cache
+def _loaded(config: str, options: str) -> Config:
+    """Return a config with options: seeds and rates share it, for checks take half a second."""
+    path = ROOT / config
+    # Options are merged by load_config, which keeps the evaluator's annotation file that of the
+    # loader.
+    return load_config(str(path) if path.is_file() else config, _parsed(json.loads(options)))
+
+
+def refusal(cfg: Config) -> str:
+    """Return why the backbone of a config refuses its attention, or '' if it accepts it."""
+    try:
+        build_model(Config(dict(model=cfg.model.backbone)))
+    except ValueError as error:
+        return str(error)
+    return ''
+
+
+def read(path: Path, quick: bool = False, parents: Sequence[Path] = ()) -> dict:
+    """Return the content of a grid file.
+
+    An axis given as the name of another grid file is the axis of the same name there.
+
+    Args:
+        path: YAML file.
+        quick: apply its section ``quick``.
+        parents: files that name this one.
+
+    Raises:
+        GridError: the file is missing, is no YAML, names itself, or a name occurs twice.
+    """
+    try:
+        content = yaml.load(path.read_text(), _Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, GridError) as error:
+        raise GridError(f'{path}: {error_text(error)}') from error
+    if not isinstance(content, dict) or not isinstance(content.get('axes'), dict):
+        raise GridError(f'{path}: a grid is a mapping with axes, see docs/studies.md')
+    for axis, names in content['axes'].items():
+        if isinstance(names, str):
+            other, files = path.parent / names, [*parents, path]
+            if other.resolve() in [file.resolve() for file in files]:
+                raise GridError(f'{path}: axis {axis} names {names}, which needs this file itself')
+            content['axes'][axis] = read(other, parents=files)['axes'].get(axis)
+    short = content.pop('quick', None) or {}
+    check_mapping('quick', short)
+    if quick:
+        for key in ('axes', 'options'):
+            check_mapping(f'quick.{key}', short.get(key, {}))
+        check_mapping('options', content.get('options') or {})
+        content['options'] = content.get('options') or {}
+        select(content, short.pop('axes', {}))
+        content['options'].update(short.pop('options', {}))
+        content.update(short, name=f'{content.get("name")}-quick')
+    return content
+
+
+def select(content: dict, names: Dict[str, Sequence[str]]) -> None:
+    """Keep only these names of some axes, in this order.
+
+    Raises:
+        GridError: there is no such axis or name.
+    """
+    for axis, wanted in names.items():
+        known = content['axes'].get(axis)
+        if known is None:
+            raise GridError(f'no axis {axis!r}; known are {", ".join(map(str, content["axes"]))}')
+        check_mapping(f'axis {axis}', known)
+        check_strings(f'the names of axis {axis}', wanted)
+        for name in wanted:
+            if name not in known:
+                hint = did_you_mean(name, known) or f'; known are {", ".join(known)}'
+                raise GridError(f'{axis} {name!r} is unknown{hint}')
+        content['axes'][axis] = {name: known[name] for name in wanted}
+        more = content.get('more_seeds')
+        if isinstance(more, dict) and isinstance(more.get(axis), dict):
+            kept = {name: number for name, number in more[axis].items() if name in wanted}
+            content['more_seeds'] = {**more, axis: kept}
+
+
+def build(content: dict, data_root: str = DATA) -> Grid:
+    """Return the grid of the content of a file.
+
+    Raises:
+        GridError: a key, a type, an axis or a name is invalid.
+    """
+    try:
+        return _build(content, data_root)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise GridError(f'the grid is invalid: {error_text(error)}') from error
+
+
+def _build(content: dict, data_root: str) -> Grid:
+    content = {key: value for key, value in content.items() if value is not None}
+    content.setdefault('splits', dict(val={}, test={}))
+    if isinstance(content.get('axes'), dict):  # YAML reads a name such as 2 as a number
+        content['axes'] = {
+            axis: {str(key): of for key, of in names.items()} if isinstance(names, dict) else names
+            for axis, names in content['axes'].items()
+        }
+    check_content(content)
+    content['axes'] = {
+        axis: {name: {**(of or {}), 'options': (of or {}).get('options') or {}}
+               for name, of in names.items()}
+        for axis, names in content['axes'].items()
+    }  # fmt: skip
+    content['splits'] = {name: of or {} for name, of in content['splits'].items()}
+    metrics = [Metric(name, **of) for name, of in content['metrics'].items()]
+    content.update(metrics=metrics, data_root=f'{data_root.rstrip("/")}/')
+    grid = Grid(**content)
+    for point in [run.point for run in map(grid.run, grid.points())]:
+        if not NAME.fullmatch(point):
+            raise GridError(f'{point!r} is no name of a file: use letters, digits and . + - _ only')
+    names = [run.name for run in [*grid.search(), *grid.runs()]]
+    for name, number in Counter(names).items():
+        if number > 1:
+            raise GridError(f'{name!r} is the name of two runs: rename one')
+    return grid
+
+
+def _parsed(options: dict) -> dict:
+    """Return options with strings such as '(240, 180)' read as ``--cfg-options`` reads them."""
+
+    def parse(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: parse(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [parse(inner) for inner in value]
+        tuple_like = isinstance(value, str) and value.startswith('(')
+        return DictAction._parse_iterable(value) if tuple_like else value
+
+    return {key: parse(value) for key, value in options.items()}
+
+
+def _placed(node: object, root: str) -> object:
+    """Return a config in which paths below ``data/`` are below another folder."""
+    if isinstance(node, str):
+        return root + node.removeprefix(DATA) if node.startswith(DATA) else node
+    if isinstance(node, dict):
+        return {key: _placed(value, root) for key, value in node.items()}
+    return type(node)(_placed(v, root) for v in node) if isinstance(node, (list, tuple)) else node
+
+
+def score(record: dict, split: str, key: str) -> Optional[float]:
+    """Return a number of a record, or None if it is missing or not finite."""
+    number = record.get('metrics', {}).get(split, {}).get(key)
+    return number if isinstance(number, (int, float)) and math.isfinite(number) else None
+
+
+def choosing_score(grid: Grid, record: dict) -> Optional[float]:
+    """Return the number of a record that chooses the learning rate, or None without one."""
+    return score(record, CHOOSING, grid.metrics[0].key)
+
+
+def chosen_rates(grid: Grid, records: Dict[str, dict]) -> Dict[str, Tuple[float, List[dict]]]:
+    """Return the learning rate of each point and the records of its search.
+
+    The rate with the best first metric on the validation split with seed 0 is chosen. A point whose
+    searches have all failed is left out.
+    """
+    found = {}
+    sign = 1 if grid.metrics[0].higher_is_better else -1
+    for values in grid.points():
+        runs = [grid.run(values, 0, rate) for rate in grid.learning_rates]
+        numbers = [(choosing_score(grid, records.get(run.name, {})), run.name) for run in runs]
+        tried = [(sign * number, records[name]) for number, name in numbers if number is not None]
+        if tried:
+            _, best = max(tried, key=lambda pair: pair[0])
+            found['_'.join(values.values())] = best['rate'], [record for _, record in tried]
+    return found

@@ -1,0 +1,67 @@
+"""One JSON line a run: ``runs.jsonl`` in the folder of a study."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Dict, Iterator, List, TextIO
+
+FILE = 'runs.jsonl'
+
+
+def lines(path: Path) -> Iterator[dict]:
+    """Yield the mappings of a file of JSON lines; a line that a kill has cut is passed over."""
+    for line in path.read_text(errors='replace').splitlines() if path.is_file() else []:
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+def read(path: Path, wanted: Dict[str, str]) -> Dict[str, dict]:
+    """Return the newest record of each run that was made with the wanted settings.
+
+    Args:
+        path: file of records.
+        wanted: hash of the settings by name of the run.
+    """
+    found = {record['run']: record for record in lines(path) if 'run' in record}
+    return {run: found[run] for run in wanted if found.get(run, {}).get('settings') == wanted[run]}
+
+
+def stale(path: Path, wanted: Dict[str, str]) -> List[str]:
+    """Return the runs that are recorded with other settings."""
+    found = {of['run']: of.get('settings') for of in lines(path) if 'run' in of}
+    return [run for run in wanted if run in found and found[run] != wanted[run]]
+
+
+def append(path: Path, record: dict) -> None:
+    """Add a record as one line, in one write that is flushed to disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open('ab+') as file:
+        file.seek(0, os.SEEK_END)
+        cut = False
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            cut = file.read(1) != b'\n'
+        file.write(b'\n' * cut + json.dumps(record).encode() + b'\n')
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def lock(folder: Path) -> TextIO:
+    """Lock the folder of a study for this process, until the returned file is closed.
+
+    Raises:
+        BlockingIOError: another process runs the study.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / '.lock').open('w')
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise BlockingIOError(f'{folder} is in use by another run of the study') from error
+    return file

@@ -1,0 +1,250 @@
+"""One session of a study: it runs what is missing, and writes tables and pictures."""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Dict, List
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from mmlinattn.checkpoints import load_state_dict
+from mmlinattn.utils import atomic_write
+
+from . import charts, costs, page, pool, records
+from .execution import clean, facts, weights_path
+from .grid import ROOT, Grid, GridError, Run, chosen_rates, score
+
+COMMITTED = ROOT / 'docs' / 'studies'
+IMAGES = ROOT / 'docs' / 'images'
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of every study."""
+    add = parser.add_argument
+    add('--jobs', type=int, default=2, metavar='N', help='processes of one thread each')
+    add('--out', type=Path, metavar='DIR', help='default: work_dirs/study/NAME')
+    add('--costs', action='store_true',
+        help='no training: measure time and memory again, all models in turns')  # fmt: skip
+    add('--docs', action='store_true', help='no training: what is there into docs/')
+
+
+class Session:
+    """A study in its folder.
+
+    Args:
+        grid: the study.
+        folder: where records, weights and pages go.
+    """
+
+    def __init__(self, grid: Grid, folder: Path) -> None:
+        self.grid, self.folder, self.file = grid, folder, folder / records.FILE
+        console.print(f'{grid.name}: checking {len(list(grid.points()))} models')
+        self.refused = grid.refusals()
+        self.hashes: Dict[str, str] = {}
+
+    def wanted(self, runs: List[Run]) -> Dict[str, str]:
+        """Return the hash of the settings of each run."""
+        for run in runs:
+            if run.name not in self.hashes:
+                self.hashes[run.name] = run.settings()
+        return {run.name: self.hashes[run.name] for run in runs}
+
+    def possible(self, runs: List[Run]) -> List[Run]:
+        """Return the runs whose models accept their attention."""
+        return [run for run in runs if run.point not in self.refused]
+
+    def searched(self) -> Dict[str, float]:
+        """Return the chosen learning rate of each point."""
+        found = records.read(self.file, self.wanted(self.possible(self.grid.search())))
+        return {point: rate for point, (rate, _) in chosen_rates(self.grid, found).items()}
+
+    def runs(self) -> List[Run]:
+        """Return all runs of the result; those without a learning rate are left out."""
+        rates = self.searched()
+        runs = self.possible(self.grid.runs(rates))
+        return [run for run in runs if not self.grid.learning_rates or run.point in rates]
+
+    def train(self, jobs: int) -> None:
+        """Execute the search for learning rates and then all other runs."""
+        with records.lock(self.folder):
+            if self.grid.learning_rates:
+                self._execute(self.possible(self.grid.search()), jobs, 'learning rates')
+            self._execute(self.runs(), jobs, 'runs')
+            self._keep_weights()
+
+    def _execute(self, runs: List[Run], jobs: int, heading: str) -> None:
+        """Execute the runs that have no result and record them."""
+        wanted = self.wanted(runs)
+        found = records.read(self.file, wanted)
+        for run in runs:
+            if 'metrics' in found.get(run.name, {}):
+                clean(run, self.folder, wanted[run.name])
+        left = [run for run in runs if 'metrics' not in found.get(run.name, {})]
+        console.print(f'{len(runs)} {heading}, {len(runs) - len(left)} are done')
+        other = records.stale(self.file, wanted)
+        if other:
+            console.print(f'{len(other)} were made with other settings or another torch: made anew')
+        if not left:
+            return
+        columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn())
+        clocks = (TimeElapsedColumn(), TextColumn('left'), TimeRemainingColumn())
+        with Progress(*columns, *clocks, console=console) as progress:
+            bar = progress.add_task(heading, total=len(runs), completed=len(runs) - len(left))
+            todo = [(run, wanted[run.name]) for run in left]
+            for (run, settings), record in pool.execute_all(todo, self.folder, jobs):
+                records.append(self.file, record)
+                if 'error' not in record:
+                    clean(run, self.folder, settings)
+                progress.advance(bar)
+                progress.print(f'{run.name}: {self._said(record)}', soft_wrap=True)
+
+    def _said(self, record: dict) -> str:
+        if 'error' in record:
+            return record['error']
+        metric = self.grid.metrics[0]
+        number = score(record, metric.split, metric.key)
+        said = 'none' if number is None else f'{metric.factor * number:.{metric.digits}f}'
+        return f'{metric.name} {said}, {record["wall"]:.0f} s'
+
+    def _keep_weights(self) -> None:
+        """Keep the weights of the chosen learning rates, without the rate in their names."""
+        if not self.grid.learning_rates:
+            return
+        for run in self.runs():
+            path = weights_path(self.folder, run)
+            plain = path.with_name(f'{run.point}_seed{run.seed}.pth')
+            if path.is_file():
+                path.replace(plain)
+            elif plain.is_file() and not self._is_of(plain, run):
+                plain.unlink()
+                console.print(
+                    f'weights/{plain.name} is removed, as another rate or other settings made it: '
+                    f'for new weights remove the line of {run.name} from {records.FILE}',
+                    soft_wrap=True,
+                )
+        chosen = {run.name for run in self.runs()}
+        for run in self.grid.search():
+            if run.name not in chosen:
+                weights_path(self.folder, run).unlink(missing_ok=True)
+
+    def _is_of(self, weights: Path, run: Run) -> bool:
+        """Return True if a run with these settings made the weights."""
+        meta = load_state_dict(str(weights))[1]
+        made_by = meta.get('run', run.name), meta.get('settings', self.hashes[run.name])
+        return made_by == (run.name, self.hashes[run.name])
+
+    def measure(self) -> None:
+        """Measure the costs of all models in turns, and write ``costs.json``."""
+        runs = {run.point: run for run in self.possible(self.grid.runs())}
+        found: Dict[str, dict] = {'facts': facts()}
+        shapes = {str(run.cost): run.cost for run in runs.values()}
+        for key, cost in shapes.items():
+            same = {point: run.load() for point, run in runs.items() if str(run.cost) == key}
+            for point, measured in costs.measure(same, cost).items():
+                found[point] = dict(measured, settings=runs[point].settings())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(self.folder / page.COSTS_FILE) as temporary:
+            temporary.write_text(json.dumps(found, indent=1) + '\n')
+
+    def results(self) -> page.Results:
+        """Return what has been recorded with these settings."""
+        runs = self.possible([*self.grid.search(), *self.grid.runs(self.searched())])
+        return page.load(self.grid, self.folder, self.wanted(runs), self.refused)
+
+    def write(self) -> None:
+        """Write ``results.md`` and the pictures to the folder."""
+        results = self.results()
+        lines = [f'# {self.grid.title}', '', *page.table(results)]
+        lines += draw(results, self.folder, '')
+        text = '\n'.join(lines) + '\n'
+        (self.folder / 'results.md').write_text(text)
+        console.print(Markdown(text))
+        console.print(f'Written: {self.folder / "results.md"}', soft_wrap=True)
+
+
+def publish(results: page.Results, target: Path) -> None:
+    """Write records to ``docs/studies``, and tables and pictures into a page of ``docs/``.
+
+    Raises:
+        GridError: there is no result, or the page has no place for it; nothing is written.
+    """
+    grid = results.grid
+    if not any('metrics' in record for record in results.records.values()):
+        raise GridError(f'{grid.name} has no result for --docs: run it without --docs first')
+    page.replaced(target.read_text(), grid, [])  # refuses a page without a place
+    COMMITTED.mkdir(exist_ok=True)
+    content = dict(command=grid.command, notes=grid.notes, refused=results.refused)
+    content.update(costs=results.costs, records=[*results.records.values()])
+    file = COMMITTED / f'{grid.name}.json'
+    file.write_text(json.dumps(content, indent=0) + '\n')
+    draw(results, IMAGES, f'{grid.name}_')
+    target.write_text(page.replaced(target.read_text(), grid, committed(grid, file)))
+    console.print(f'Written: {target}')
+
+
+def committed(grid: Grid, file: Path) -> List[str]:
+    """Return tables and pictures of the records in ``docs/studies``."""
+    content = json.loads(file.read_text())
+    grid = replace(grid, command=content['command'], notes=content['notes'])
+    found = {record['run']: record for record in content['records']}
+    results = page.Results(grid, found, content['refused'], content['costs'])
+    return [*page.table(results), *pictures(results, f'images/{grid.name}_')]
+
+
+def draw(results: page.Results, folder: Path, prefix: str) -> List[str]:
+    """Draw the pictures of a study and return the lines that show them."""
+    lines = pictures(results, prefix)
+    for chart in results.grid.page.get('charts', []) if lines else []:
+        charts.draw(results, chart).savefig(folder / f'{prefix}{chart}.png')
+    return lines
+
+
+def pictures(results: page.Results, prefix: str) -> List[str]:
+    """Return the lines that show the pictures, none without a result."""
+    if not any('metrics' in record for record in results.records.values()):
+        return []
+    return [
+        line
+        for chart in results.grid.page.get('charts', [])
+        for line in ('', f'![{results.grid.title}: {chart}]({prefix}{chart}.png)')
+    ]
+
+
+def conduct(grid: Grid, folder: Path, args: argparse.Namespace, target: Path) -> int:
+    """Run a study, or what the arguments ask for, and return the exit code.
+
+    Args:
+        grid: the study.
+        folder: its folder.
+        args: see :func:`add_arguments`.
+        target: page of ``docs/`` for ``--docs``.
+    """
+    session = Session(grid, folder.resolve())
+    if args.docs:
+        try:
+            publish(session.results(), target)
+        except GridError as error:
+            console.print(f'error: {error}', style='red', soft_wrap=True, markup=False)
+            return 2
+        return 0
+    if args.costs:
+        session.measure()
+    else:
+        session.train(args.jobs)
+    session.write()
+    failed = [name for name, of in session.results().records.items() if 'error' in of]
+    if failed:
+        console.print(f'failed: {", ".join(failed)}', style='red', soft_wrap=True)
+    return int(bool(failed))

@@ -1,0 +1,411 @@
+"""The study runner: grids, kills, records, pages."""
+
+import json
+import os
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+pytest.importorskip('mmpretrain', reason='the runs are of classifiers, the extra "cls"')
+
+from benchmarks.study import execution, page, records, session
+from benchmarks.study import grid as grids
+from benchmarks.study.__main__ import main
+from benchmarks.study.grid import GridError
+from mmlinattn.datasets import shapes
+from tests.programs import Program
+
+LONG = os.environ.get('MMLINATTN_TEST_LONG')
+TINY = dict(
+    name='tiny',
+    title='Two tiny runs',
+    config='configs/zoo/deit-nano_shapes.py',
+    options={
+        'train_cfg.max_epochs': 3,
+        'train_cfg.val_interval': 3,
+        'param_scheduler.0.total_steps': 3,
+        'default_hooks.report': None,
+        'train_dataloader.batch_size': 4,
+    },
+    splits=dict(val={}),
+    metrics={'accuracy': dict(key='accuracy/top1', split='val')},
+    cost=dict(shape=[64, 64], rounds=1),
+    axes=dict(
+        model={
+            name: dict(options={'model.backbone.attn_cfg': dict(type=f'{name}Attention')})
+            for name in ('Softmax', 'Hydra')
+        }
+    ),
+    page=dict(rows='model', charts=['ranking', 'latency', 'curves']),
+)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """tiny(**changes): the grid file, its data beside it."""
+    shapes.generate(tmp_path / 'data' / 'shapes', 6, 2, workers=1)
+
+    def write(**changes):
+        path = tmp_path / 'tiny.yml'
+        path.write_text(yaml.safe_dump({**TINY, **changes}, sort_keys=False))
+        return path
+
+    return write
+
+
+def start(root, tmp_path, path):
+    script = tmp_path / 'study.py'
+    script.write_text(
+        'import sys\nfrom benchmarks.study.__main__ import main, run\n'
+        'if __name__ == "__main__":\n    sys.exit(run(main, sys.argv[1:]))\n'
+    )
+    arguments = (path, '--jobs', 2, '--out', tmp_path / 'out', '--data-root', tmp_path / 'data')
+    return Program(script, arguments, tmp_path / 'output.txt', paths=[root])
+
+
+def wait_until(program, done):
+    end = time.monotonic() + 240
+    while not done():
+        assert program.process.is_alive() and time.monotonic() < end, program.text()[-3000:]
+        time.sleep(0.01)
+
+
+def test_a_study_that_is_killed_goes_on(root, tmp_path, tiny):
+    """Killed in a training, and long also at random: each run is there exactly once."""
+    path, out = tiny(), tmp_path / 'out'
+    program = start(root, tmp_path, path)
+    wait_until(program, lambda: next(out.glob('runs/*/epoch_1.pth'), None))
+    program.kill()
+    for _ in range(6 if LONG else 0):
+        program = start(root, tmp_path, path)
+        program.process.join(random.uniform(5, 20))
+        if program.process.is_alive():
+            program.kill()
+    with (out / records.FILE).open('a') as file:
+        file.write('{"run": "Softmax_se')  # as a kill inside of a write leaves it
+    program = start(root, tmp_path, path)
+    assert program.end() == 0, program.text()[-3000:]
+    found = [*records.lines(out / records.FILE)]
+    assert sorted(record['run'] for record in found) == ['Hydra_seed0', 'Softmax_seed0']
+    for record in found:
+        assert record['metrics']['train']['iterations'] == record['curve'][-1][0]
+        assert 0 <= record['metrics']['val']['accuracy/top1'] <= 100
+        assert record['params'] > 6e5 and record['total'] >= record['conv_linear'] > 1e7
+        assert min(record['ms']) > 0 and record['bytes'] > 1e6 and len(record['settings']) == 16
+    resumed = [len([*folder.glob('2*')]) for folder in (out / 'runs').iterdir()]
+    assert max(resumed) > 1 and not [*out.glob('runs/*/*.pth')]
+    assert {path.name for path in (out / 'weights').iterdir()} == {
+        'Hydra_seed0.pth',
+        'Softmax_seed0.pth',
+    }
+    text = (out / 'results.md').read_text()
+    assert '| Hydra |' in text and (out / 'latency.png').is_file()
+
+
+def record(grid, run, score, **other):
+    facts = dict(machine='M', versions='V', commit='C', wall=60.0, rate=run.rate, seed=run.seed)
+    costs = dict(params=2e6, conv_linear=3e9, total=4e9, ms=[5.0, 4.0, 6.0], bytes=7 * 2**20)
+    metrics = dict(train=dict(iterations=9), val={'accuracy/top1': score})
+    named = dict(run=run.name, values=run.values, settings='s')
+    return {**named, **facts, **costs, 'metrics': metrics, 'curve': [[1, 2.0], [2, 1.0]], **other}
+
+
+def test_the_page_by_hand():
+    grid = grids.build(dict(TINY, seeds=3, learning_rates=[1e-3, 2e-3], command='python'))
+    (soft_1, soft_2, *_) = grid.search()
+    found = [record(grid, soft_1, 70), record(grid, soft_2, 60)]
+    for seed, score in ((1, 72), (2, 77)):
+        found.append(record(grid, grid.run(soft_1.values, seed, 1e-3), score))
+    hydra = grid.run({'model': 'Hydra'}, 0, 1e-3)
+    found.append(dict(run=hydra.name, values=hydra.values, settings='s', error='no luck'))
+    results = page.Results(grid, {of['run']: of for of in found})
+    heads = 'accuracy | parameters, M | G, conv + linear | G, all products | ms an image'
+    assert page.table(results) == [
+        f'| model | {heads} | MiB a step |',
+        '| --- | ---: | ---: | ---: | ---: | ---: | ---: |',
+        # The squares of -3, -1 and 4 are 26, over n - 1 = 2.
+        f'| Softmax | 73.0 ± {13**0.5:.1f} (3) | 2.00 | 3.00 | 4.00 | 5.00 | 7 |',
+        '| Hydra | not run | not run | not run | not run | not run | not run |',
+        '',
+        'Learning rates, accuracy on the validation split with seed 0:',
+        '',
+        '| | 0.001 | 0.002 | chosen |',
+        '| --- | ---: | ---: | ---: |',
+        '| Softmax | 70.0 | 60.0 | 0.001 |',
+        '| Hydra | no result | no result |  |',
+        '',
+        '- Failed: `Hydra_lr0.001_seed0`: no luck',
+        '',
+        '- 4 runs, 4 minutes of one process.',
+        '- Iterations: 9.',
+        '- Machine: M.',
+        '- Versions: V.',
+        '- Commit: C.',
+        '- Command: `python`.',
+    ]
+    figure = session.charts.draw(results, 'latency')
+    ((point,),) = [axes.containers[0][0].get_xydata() for axes in figure.axes]
+    assert tuple(point) == (5.0, 73.0)
+
+
+def test_a_run_without_its_metric_has_failed(tmp_path, monkeypatch):
+    """A detector that finds nothing has no AP: an error, and never chosen afterwards."""
+    grid = grids.build(dict(TINY, learning_rates=[1e-3, 2e-3]))
+    first, second, *_ = grid.search()
+    monkeypatch.setattr(execution, 'train', lambda cfg, here: ('x.pth', dict(seconds=1.0), []))
+    monkeypatch.setattr(execution, 'save_weights', lambda *_: None)
+    for metrics, message in (
+        (dict(other=1.0), 'ValueError: split val has no metric accuracy/top1; it has other'),
+        ({'accuracy/top1': float('nan')}, 'metric accuracy/top1 is nan, not finite'),
+    ):
+        monkeypatch.setattr(execution, 'test', lambda *_, of=metrics: of)
+        made = execution.execute(first, tmp_path, 's')
+        assert message in made['error'] and 'metrics' not in made
+        old = record(grid, first, 0, metrics=dict(val=metrics))
+        found = {first.name: old, second.name: record(grid, second, 60)}
+        assert grids.chosen_rates(grid, found)[first.point][0] == 2e-3
+        assert grids.chosen_rates(grid, {first.name: old}) == {}
+        assert '| Softmax | no result | 60.0 | 0.002 |' in page.table(page.Results(grid, found))
+
+
+def test_costs_of_other_settings_are_left_out(tmp_path):
+    grid = grids.build(dict(TINY))
+    measured = dict(params=1e6, conv_linear=1e9, total=1e9, ms=[1.0, 1.0, 1.0], bytes=1)
+    soft, hydra = grid.runs()
+    content = {soft.point: dict(measured, settings=soft.settings())}
+    content[hydra.point] = dict(measured, settings='other')
+    file = tmp_path / page.COSTS_FILE
+    file.write_text(json.dumps(dict(content, facts=dict(commit='C'))))
+    assert {*page.load(grid, tmp_path, {}, {}).costs} == {soft.point, 'facts'}
+    file.write_text(json.dumps({hydra.point: measured, 'facts': {}}))
+    assert page.load(grid, tmp_path, {}, {}).costs == {}
+
+
+def test_every_checkpoint_is_checked(tmp_path):
+    (tmp_path / 'Softmax_seed0.pth').touch()
+    of = dict(checkpoint=f'{tmp_path}/{{model}}_seed{{seed}}.pth', seeds=2)
+    with pytest.raises(GridError, match='Softmax_seed1.pth does not exist: train its study first'):
+        grids.build({**TINY, **of}).refusals()
+
+
+def test_weights_of_another_rate_are_removed(tmp_path, monkeypatch, capsys):
+    grid = grids.build(dict(TINY, learning_rates=[1e-3, 2e-3]))
+    monkeypatch.setattr(grids.Grid, 'refusals', lambda self: {})
+    study = session.Session(grid, tmp_path)
+    soft = grid.search()[:2]
+    for run, number in zip(soft, (70, 60)):
+        records.append(study.file, record(grid, run, number, settings=run.settings()))
+    plain = tmp_path / 'weights' / 'Softmax_seed0.pth'
+    plain.parent.mkdir()
+    for run, kept in ((soft[0], True), (soft[1], False)):
+        made_by = dict(run=run.name, settings=run.settings())
+        execution.save_checkpoint(plain, {'a': torch.zeros(1)}, made_by)
+        study._keep_weights()
+        assert plain.is_file() == kept
+    assert 'remove the line of Softmax_lr0.001_seed0 from' in capsys.readouterr().out
+
+
+def test_pages_show_what_their_records_give(root: Path):
+    """The block of a study in docs/ has what its JSON file gives, or says that there is none."""
+    pages = '\n'.join(path.read_text() for path in (root / 'docs').glob('*.md'))
+    blocks = dict(re.findall(r'<!-- study: (\w+) -->\n(.*?)<!-- end of study -->', pages, re.S))
+    sources = [*grids.GRIDS.glob('*.yml'), root / 'benchmarks/zoo/zoo.yml']
+    assert {source.stem for source in sources} == set(blocks)
+    for source in sources:
+        records = root / f'docs/studies/{source.stem}.json'
+        if not records.is_file():
+            assert re.search(r'^No results .*yet: `.+`', blocks[source.stem].strip()), source.stem
+            continue
+        content = grids.read(source)
+        content.pop('sizes', None)
+        shown = session.committed(grids.build(content), records)
+        assert '\n'.join(shown) in blocks[source.stem], source.stem
+
+
+def test_a_published_study_is_regenerated(tmp_path, monkeypatch):
+    grid = grids.build(dict(TINY, command='python'))
+    runs = grid.runs()
+    folder, docs = tmp_path / 'out', tmp_path / 'docs'
+    for part in ('studies', 'images'):
+        (docs / part).mkdir(parents=True)
+    monkeypatch.setattr(session, 'COMMITTED', docs / 'studies')
+    monkeypatch.setattr(session, 'IMAGES', docs / 'images')
+    for run, score in zip(runs, (70, 65)):
+        records.append(folder / records.FILE, record(grid, run, score))
+    target = docs / 'studies.md'
+    target.write_text(f'before\n{page.begin(grid)}\nold\n{page.END}\nafter\n')
+    results = page.load(grid, folder, {run.name: 's' for run in runs}, {})
+    session.publish(results, target)
+    text = target.read_text()
+    assert text.startswith('before\n') and text.endswith('after\n') and 'old' not in text
+    shown = session.committed(grid, docs / 'studies' / 'tiny.json')
+    assert '\n'.join(shown) in text and '| Softmax | 70.0 (1) |' in text
+    assert {path.name for path in (docs / 'images').iterdir()} == {
+        f'tiny_{chart}.png' for chart in TINY['page']['charts']
+    }
+
+
+def test_nothing_is_published_without_a_result_or_a_place(tmp_path, monkeypatch):
+    grid = grids.build(dict(TINY))
+    monkeypatch.setattr(session, 'COMMITTED', tmp_path / 'studies')
+    target = tmp_path / 'studies.md'
+    target.write_text('no place')
+    with pytest.raises(GridError, match='tiny has no result for --docs'):
+        session.publish(page.Results(grid, {}), target)
+    run = grid.runs()[0]
+    with pytest.raises(GridError, match='the page must have one line <!-- study: tiny'):
+        session.publish(page.Results(grid, {run.name: record(grid, run, 1)}), target)
+    assert [*tmp_path.iterdir()] == [target]
+
+
+def test_a_cut_line_of_a_log_is_passed_over(tmp_path):
+    file = tmp_path / '1' / 'vis_data' / 'scalars.json'
+    file.parent.mkdir(parents=True)
+    whole = b'{"step": 5, "loss": 1.0, "time": 0.1}\n'
+    file.write_bytes(whole + b'[1]\n\xff\xfe\n{"step": 10, "lo')
+    assert [of['step'] for of in execution.scalars(tmp_path)] == [5]
+
+
+def test_records_survive_a_cut_line_and_other_settings(tmp_path):
+    path = tmp_path / records.FILE
+    records.append(path, dict(run='a', settings='1', metrics={}))
+    with path.open('a') as file:
+        file.write('{"run": "b", "sett')
+    records.append(path, dict(run='c', settings='1'))
+    assert [of['run'] for of in records.lines(path)] == ['a', 'c']
+    wanted = dict(a='1', b='1', c='2')
+    assert [*records.read(path, wanted)] == ['a'] and records.stale(path, wanted) == ['c']
+    with records.lock(tmp_path), pytest.raises(BlockingIOError, match='in use by another run'):
+        records.lock(tmp_path)
+
+
+def test_the_settings_are_those_of_the_result():
+    grid = grids.build(dict(TINY))
+    run = grid.runs()[0]
+    moved = grids.build(dict(TINY), '/elsewhere').runs()[0]
+    assert run.settings() == moved.settings()  # the folder of the data does not matter
+    assert moved.load().train_dataloader.dataset.data_root == '/elsewhere/shapes/imagenet'
+    other = grids.build(dict(TINY, options={**TINY['options'], 'train_cfg.max_epochs': 4}))
+    settings = [run.settings(), grid.run(run.values, 1).settings(), other.runs()[0].settings()]
+    settings.append(grid.run(run.values, 0, 3e-3).settings())
+    assert len({*settings}) == 4
+    searched = grid.run(run.values, 0, 3e-3).load()
+    assert searched.optim_wrapper.optimizer.lr == searched.param_scheduler[0].eta_max == 3e-3
+
+
+def changed(**changes):
+    return yaml.safe_dump({**TINY, **changes}, sort_keys=False)
+
+
+BROKEN = dict(Soft=dict(options={'model.backbone.attn_cfg': dict(type='SoftmxAttention')}))
+
+
+TWO_AXES = dict(model={'a': {}}, size={'b': {}})
+TEST = dict(splits=dict(test={}), metrics={'a': dict(key='b')})
+
+
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        (changed(axes=dict(model=BROKEN)), 'Soft: .*SoftmxAttention'),
+        (changed(config='configs/zoo/deit-nan_shapes.py'), "config 'configs/zoo/deit-nan_shapes"),
+        (changed(), "data/shapes/imagenet/' does not exist"),
+        (changed(axs={}), "unknown key 'axs'; did you mean axes"),
+        (changed(seeds=0), 'seeds must be a positive integer, got 0'),
+        (changed(learning_rates=[1e-3, 1e-3]), 'learning_rates must be different numbers'),
+        (changed(page=dict(rows='modl')), "page.rows: no axis 'modl'"),
+        (changed(metrics={'a': dict(kee='b')}), 'metrics: .*kee'),
+        (changed(metrics={'a': dict(key='b', split='tset')}), "metrics: a: no split 'tset'"),
+        (changed(metrics=[1]), r'metrics must be a mapping, got \[1\]'),
+        (changed(metrics={'ms an image': dict(key='b', split='val')}), 'that of a measured cost'),
+        (changed(axes=dict(model={'a/b': {}})), "'a/b' is no name of a file"),
+        (changed(axes=dict(model={'a': [1]})), r"model 'a' must be a mapping, got \[1\]"),
+        (changed(axes=dict(model={'a': dict(shape=[1])})), "'a': shape must be .height, width"),
+        (changed(axes=TWO_AXES), "page shows no axis 'size': add it as rows, columns or tables"),
+        (
+            changed(
+                axes=dict(model={'a': {}, 'a_b': {}}, size={'b_c': {}, 'c': {}}),
+                page=dict(rows='model', columns='size'),
+            ),
+            "'a_b_c_seed0' is the name of two runs",
+        ),
+        (changed(page=['model']), r"page must be a mapping, got \['model'\]"),
+        (changed(page=dict(columns='model')), 'page has no rows'),
+        (changed(page=dict(rows='model', columns='model')), "'model' is shown already"),
+        (changed(page=dict(rows='model', chart=[])), "page has the unknown key 'chart'"),
+        (changed(page=dict(rows='model', charts=['curve'])), "page.charts: 'curve' is unknown"),
+        (changed(page=dict(rows='model', charts=['columns'])), "'columns' needs page.columns"),
+        (changed(page=dict(rows='model', quantities=['ms'])), "page.quantities: 'ms' is unknown"),
+        (changed(splits=['val']), r"splits must be a mapping, got \['val'\]"),
+        (changed(options=['a']), r"options must be a mapping, got \['a'\]"),
+        (changed(quick=['a']), r"quick must be a mapping, got \['a'\]"),
+        (changed(learning_rates=1e-3), 'learning_rates must be .* got 0.001'),
+        (changed(learning_rates=[float('nan')]), 'finite and positive, got .nan'),
+        (changed(learning_rates=[-1e-3]), 'finite and positive, got .-0.001'),
+        (changed(learning_rates=[1e-3], **TEST), 'learning_rates are chosen on the split val'),
+        (changed(cost=dict(shap=[1, 1])), "cost has the unknown key 'shap'"),
+        (changed(more_seeds=dict(model=dict(Hydr=2))), "more_seeds.model has the unknown key 'Hyd"),
+        (changed(config='{modl}.py'), 'config has the unknown {modl}; known are model'),
+        (changed(checkpoint='{model'), "checkpoint is '{model': "),
+        (changed(axes=dict(model='bad.yml')), 'axis model names bad.yml, which needs this file'),
+        (f'{changed()}\nseeds: 1\nseeds: 2\n', "'seeds' occurs twice in the mapping of line 1"),
+        ('name: a', 'a grid is a mapping with axes'),
+    ],
+)
+def test_bad_grids(tmp_path, text, message):
+    path = tmp_path / 'bad.yml'
+    path.write_text(text)
+    with pytest.raises(GridError, match=message):
+        grids.build(grids.read(path), str(tmp_path / 'data')).refusals()
+
+
+def test_a_grid_that_is_not_there(tmp_path, capsys):
+    assert main([str(tmp_path / 'none.yml'), '--out', str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith('error: ') and 'No such file' in line
+    for words, message in (
+        (['camvid', '--jobs', '0'], '--jobs must be positive, got 0'),
+        (['camvid', '--docs', '--quick'], '--docs shows the complete study: leave out'),
+        (['camvid', '--only', 'model'], "--only must be AXIS=NAME,NAME, got 'model'"),
+    ):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert message in capsys.readouterr().err
+
+
+def test_names_of_an_axis():
+    content = json.loads(json.dumps(TINY))
+    grids.select(content, dict(model=['Hydra']))
+    assert [*content['axes']['model']] == ['Hydra']
+    with pytest.raises(GridError, match="model 'Hydr' is unknown; did you mean Hydra"):
+        grids.select(content, dict(model=['Hydr']))
+    with pytest.raises(GridError, match="no axis 'modl'; known are model"):
+        grids.select(content, dict(modl=['Hydra']))
+
+
+@pytest.mark.parametrize('quick', [False, True])
+@pytest.mark.parametrize('path', sorted(grids.GRIDS.glob('*.yml')), ids=lambda path: path.stem)
+def test_the_grids_of_the_repository(path, quick):
+    grid = grids.build(grids.read(path, quick))
+    assert grid.name == path.stem + '-quick' * quick and grid.runs()
+    assert len(grid.learning_rates) in ((0, 2) if quick else (0, 3))
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not LONG, reason='trains 20 models for some iterations: make test-long')
+def test_every_study_in_short(root, tmp_path):
+    shared = root.parent / 'shared' / 'data'
+    if not (shared / 'camvid').is_dir():
+        pytest.skip('CamVid and BCCD are not in ../shared/data')
+    shapes.generate(tmp_path / 'data' / 'shapes', 60, 20, workers=1)
+    for name in ('camvid', 'resolution', 'bccd', 'half_precision'):
+        data = tmp_path / 'data' if name == 'half_precision' else shared
+        out = tmp_path / f'{name}-quick'
+        assert main([name, '--quick', '--out', str(out), '--data-root', str(data)]) == 0
+        text = (out / 'results.md').read_text()
+        assert 'failed' not in text and 'not run' not in text
