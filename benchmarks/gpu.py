@@ -6,12 +6,14 @@
 Needs torch and triton; layers and backbones also need OpenMMLab. Each section has a share of the
 time, writes NAME.json after every job and reports the jobs that it skipped. A second call with the
 same --out resumes. Results of another commit, device or version are run again. report.md is for
-docs/benchmarks.md. The exit code is 1 if any check fails.
+docs/benchmarks.md; verified_gpus.json, written if all checks passed, for mmlinattn/ops/common/.
+The exit code is 1 if any check fails.
 """
 
 import argparse
 import functools
 import gc
+import json
 import os
 import platform
 import shlex
@@ -21,19 +23,31 @@ from typing import Dict, Iterable, List
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')
+os.environ['MMLINATTN_GPU_CHECK'] = '0'  # 'auto' must mean the kernels: this is the longer check
 
 import torch
 
 if 'cpu' in sys.argv or not torch.cuda.is_available():
     os.environ['TRITON_INTERPRET'] = '1'  # before the first import of Triton
 
-from benchmarks.gpu_day import checks, kernels, speed, tables
-from benchmarks.gpu_day.day import Day, Job, Row, Section, bad_jobs, read, rows_of, run
+from benchmarks.baselines import flash_bla
+from benchmarks.gpu_suite import checks, kernels, speed, tables
+from benchmarks.gpu_suite.session import (
+    DONE,
+    Job,
+    Row,
+    Section,
+    Session,
+    bad_jobs,
+    read,
+    rows_of,
+    run,
+)
 from benchmarks.machine import commit, machine, openmmlab, version
-from benchmarks.rivals import flash_bla
+from mmlinattn.ops.common import kernel_verdicts
 
 
-def facts(day: Day) -> List[Job]:
+def facts(session: Session) -> List[Job]:
     """Return the jobs that report versions, device and copy bandwidth."""
 
     def versions() -> Iterable[Row]:
@@ -42,8 +56,8 @@ def facts(day: Day) -> List[Job]:
         found['flash_bla'] = 'installed' if flash_bla.installed() else 'not installed'
         found['Python'] = platform.python_version()
         found['CUDA of torch'] = str(torch.version.cuda)
-        if day.gpu:
-            device = torch.cuda.get_device_properties(day.device)
+        if session.gpu:
+            device = torch.cuda.get_device_properties(session.device)
             found['multiprocessors'] = str(device.multi_processor_count)
             found['compute capability'] = f'{device.major}.{device.minor}'
             found['memory, GiB'] = f'{device.total_memory / 2**30:.0f}'
@@ -51,7 +65,7 @@ def facts(day: Day) -> List[Job]:
             yield dict(what=name, value=value)
 
     def copying() -> Iterable[Row]:
-        yield dict(what='copy bandwidth, GB/s', value=speed.copy_speed(day) / 1e9)
+        yield dict(what='copy bandwidth, GB/s', value=speed.copy_speed(session) / 1e9)
 
     return [('versions', versions), ('copy bandwidth', copying)]
 
@@ -68,11 +82,11 @@ def two_clocks(row: Row) -> str:
 def sections(folder: Path, seconds: float) -> List[Section]:
     """Return all sections in order; shares are approximate percentages."""
 
-    def tune(day: Day) -> List[Job]:
-        return kernels.tuning(day, folder, 0.03 * seconds)
+    def tune(session: Session) -> List[Job]:
+        return kernels.tuning(session, folder, 0.03 * seconds)
 
-    def compiling(day: Day) -> List[Job]:
-        return kernels.compiling(day, 0.1 * seconds)
+    def compiling(session: Session) -> List[Job]:
+        return kernels.compiling(session, 0.1 * seconds)
 
     share = tables.pivot(('operator', 'batch', 'heads', 'mode'), 'tokens', milliseconds)
     clocks = tables.pivot(('operator', 'mode'), 'tokens', two_clocks)
@@ -91,17 +105,27 @@ def sections(folder: Path, seconds: float) -> List[Section]:
         Section('tuning', 'Tuning', 10, tune, plain),
         Section('bandwidth', 'Share of the copy bandwidth on minimum bytes', 8, speed.bandwidth,
                 share),
-        Section('operators', 'Operators against rivals', 14, speed.operators, tables.rivals),
+        Section('operators', 'Operators against baselines', 14, speed.operators, tables.baselines),
         Section('wall', 'Eager calls with the host, replayed graphs, ms', 5, speed.walls, clocks),
         Section('crossover', 'Tokens from which on softmax attention (SDPA) is slower', 6,
                 speed.crossover, tables.plain('ratios')),
-        Section('layers', 'Layers', 4, speed.layers, tables.rivals),
-        Section('backbones', 'Backbones', 12, speed.backbones, tables.rivals),
+        Section('layers', 'Layers', 4, speed.layers, tables.baselines),
+        Section('backbones', 'Backbones', 12, speed.backbones, tables.baselines),
         Section('profile', 'Where the time goes', 4, speed.profiles, plain),
     ]  # fmt: skip
 
 
+# Sections that must be complete and without error for a GPU to be verified.
+CHECKS = ('correctness', 'precision', 'repeats', 'graphs', 'large')
 SECTIONS = tuple(section.name for section in sections(Path(), 0.0))
+
+
+def is_verified(records: Dict[str, dict]) -> bool:
+    """Return True if every job of the checks ran and found nothing wrong."""
+    return all(
+        name in records and all(job['state'] == DONE for job in records[name]['jobs'].values())
+        for name in CHECKS
+    )
 
 
 def parse_args(argv: List[str]) -> argparse.Namespace:
@@ -139,7 +163,7 @@ def main(argv: List[str]) -> int:
     if args.device.index is not None:  # events and streams belong to the current device
         torch.cuda.set_device(args.device)
     gc.freeze()  # skips imported objects, whose collection takes longer than most jobs
-    day, seconds = Day(args.device, args.tiny), 60 * args.minutes
+    session, seconds = Session(args.device, args.tiny), 60 * args.minutes
     key: Dict[str, str] = {
         'commit': commit(),
         'machine': machine(args.device),
@@ -158,11 +182,16 @@ def main(argv: List[str]) -> int:
         shown = {**others, **records}
         report.write_text(tables.report(every, shown, dict(command=command, **key)))
 
-    records = run(chosen, day, key, args.out, seconds, args.again, show, write)
+    records = run(chosen, session, key, args.out, seconds, args.again, show, write)
     write(records)
     paths = [report]
     if 'bandwidth' in records and tables.picture(rows_of(records['bandwidth']), plot):
         paths.append(plot)
+    if session.gpu and is_verified({**others, **records}):
+        paths.append(args.out / kernel_verdicts.VERIFIED.name)
+        known = json.loads(kernel_verdicts.VERIFIED.read_text())
+        environment = kernel_verdicts.environment(torch.cuda.current_device())
+        paths[-1].write_text(json.dumps(sorted({*known, environment}), indent=1) + '\n')
     show('Written: ' + ', '.join(map(str, paths)))
     return int(any(bad_jobs(record) for record in records.values()))
 

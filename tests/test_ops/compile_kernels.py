@@ -4,6 +4,8 @@ By hand, from the root of the repository (the whole report takes half an hour on
 
     python tests/test_ops/compile_kernels.py report --sizes 64 --kinds half
     python tests/test_ops/compile_kernels.py choose  # writes the shipped table
+    TRITON_ALWAYS_COMPILE=1 python tests/test_ops/compile_kernels.py seconds --sizes 64 \\
+        --kinds half --archs 80 --names kv_state query_output query_backward key_backward
 
 test_kernel_table.py runs the other tasks.
 """
@@ -42,9 +44,12 @@ COMMON = dict(
     OF_MEAN=False,
     HAS_TRANSITION=True,
     GIVEN=False,
+    ROWS=1,
+    PACKED=False,
 )
 COMMON['PER_HEAD'] = True
 RALA = dict(SCORED=True, OF_MEAN=True)
+MALA = dict(ROWS=2, OF_MEAN=True)
 TILES = dict(T=8, REACH=3, BX=16, BR=8, STICK=1, BOXES=64)  # R = 4, the paper's
 # Kernel and flags of each entry of the table; rotary position is d / 4 angles.
 CASES = {
@@ -60,6 +65,10 @@ CASES = {
     'rala_query_sums': (linear._query_backward_kernel, dict(RALA, SUM=True, WRITE=False)),
     'rala_key_backward': (linear._key_backward_kernel, RALA),
     'rala_query_backward': (linear._query_backward_kernel, dict(RALA, SUM=False, WRITE=True)),
+    'mala_kv_state': (kv_state._kv_state_kernel, MALA),
+    'mala_query_output': (linear._query_output_kernel, MALA),
+    'mala_query_backward': (linear._query_backward_kernel, dict(MALA, SUM=True, WRITE=True)),
+    'mala_key_backward': (linear._key_backward_kernel, MALA),
     'anchor_state': (anchors._state_kernel, {}),
     'anchor_solver': (anchors._solver_kernel, dict(ENDLESS=True)),
     'anchor_output': (anchors._output_kernel, {}),
@@ -113,7 +122,7 @@ def build(kernel, kind, arch, config, **flags):
         if name in flags:
             signature[name], constants[name] = 'constexpr', flags[name]
             continue
-        if name in ('MASK', 'BOX'):
+        if name in ('MASK', 'BOX', 'IMAGES'):
             signature[name] = '*u8' if name == 'MASK' else '*i32'
         elif name.isupper() and name not in ('CHUNK', 'H', 'N', 'C'):
             token = (name in TOKENS and kernel is not linear._query_mean_kernel) or name == 'Q'
@@ -144,7 +153,7 @@ def build_case(name, size, kind, arch, config, **units):
     flags = {**COMMON, **flags, 'D': dim, 'BD': dim, 'BN': config.block, 'BK': config.block}
     if anchors:
         flags.update(M=anchors[0], BM=anchors[0])
-    if flags['SCORED']:
+    if flags['SCORED'] or flags['ROWS'] == 2:
         flags['ROTARY'] = dim // 4
     return build(kernel, kind, arch, config, **{**flags, **units})
 
@@ -219,6 +228,9 @@ def check_units(args):
             print(name)
     # Rotary tables of one column; the kernels that the table does not have.
     build_case('rala_kv_state', '32', 'half', 90, small, **units)
+    # Packed images, whose sizes are read from a table.
+    for name in linear.RALA_KERNELS:
+        build_case(name, '32', 'half', 90, small, PACKED=True)
     for mode in (reduction.SUM, reduction.MEAN, reduction.SOFTMAX):
         shape = dict(ROWS=1, COLS=272, M=1, D=272, BS=32, BC=64, MODE=mode)
         build(reduction._reduce_kernel, 'half', 90, small, **shape, **units)
@@ -294,6 +306,19 @@ def print_report(args):
         line(f'{name:<24}', size, kind, arch, *config[:3], *taken[:-1])
 
 
+def print_seconds(args):
+    """Print the seconds to compile the first candidate, all of them, and their number."""
+    totals = [0.0, 0.0, 0]
+    for name, size, kind, arch in each(args):
+        every = candidates(name, size, kind)
+        seconds = [report(name, size, kind, arch, config).seconds for config in every]
+        line(
+            f'{name:<24}', size, kind, arch, f'{seconds[0]:.1f}', f'{sum(seconds):.1f}', len(every)
+        )
+        totals = [totals[0] + seconds[0], totals[1] + sum(seconds), totals[2] + len(every)]
+    line('all: first, every, count', *(f'{total:.1f}' for total in totals))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('task')
@@ -307,7 +332,7 @@ def main():
     parser.add_argument('--archs', nargs='*', type=int, default=[80, 90])
     args = parser.parse_args()
     tasks = dict(report=print_report, choose=write_table, check=check_table, units=check_units)
-    tasks['fixed'] = check_fixed
+    tasks.update(fixed=check_fixed, seconds=print_seconds)
     tasks[args.task](args)
 
 

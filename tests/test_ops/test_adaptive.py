@@ -58,8 +58,8 @@ def test_equals_the_formula_number_by_number(heads):
     [
         (dict(q=(3, 7, 8)), r'q must have shape \(B, heads, N, d\), got \(3, 7, 8\)'),
         (
-            dict(k=(1, 2, 6, 8)),
-            r'k must have the dtype and shape of q, .* got torch.float32 \(1, 2, 6, 8\)',
+            dict(k=(1, 2, 7, 6)),
+            r'k must have the dtype of q and its shape .* got torch.float32 \(1, 2, 7, 6\)',
         ),
         (dict(w1=(4, 9)), r'frequencies must have shape \(4, 8\) .* got \(4, 9\)'),
         (dict(w1=(3, 4, 8)), r'frequencies must have shape \(2, 4, 8\) .* got \(3, 4, 8\)'),

@@ -10,10 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from mmlinattn.ops import (
     BackendError,
+    PackedShapes,
     Rotary,
     adaptive_features,
     linear_attention,
     local_gate,
+    mala_attention,
     nystrom_attention,
     rala_attention,
     random_walk_attention,
@@ -109,6 +111,47 @@ def test_rala(b, h, hw, d, dtype, phi, rotary, padding):
         position = Rotary(hw, d) if rotary else None
         return rala_attention(
             q, k, v, rotary=position, key_padding_mask=mask, feature_map=phi, backend=backend
+        )
+
+    compare(run, [x], dtype)
+
+
+@pytest.mark.parametrize('b, h, hw, d, dtype, phi, rotary, padding', RALA_CASES)
+def test_mala(b, h, hw, d, dtype, phi, rotary, padding):
+    n = hw[0] * hw[1]
+    x, _ = fused_projection(b, n, h, d, dtype)
+    mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
+    mask[0, n // 2 + 1 :] = padding
+
+    def run(leaves, backend):
+        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
+        return mala_attention(
+            q, k, v, rotary=Rotary(hw, d) if rotary else None, key_padding_mask=mask,
+            feature_map=phi, eps=1e-2 if phi == 'relu' else 1e-6, backend=backend,
+        )  # fmt: skip
+
+    compare(run, [x], dtype)
+
+
+@pytest.mark.parametrize(
+    'operator, d, dtype, rotary',
+    [
+        (linear_attention, 16, torch.float32, True),
+        (rala_attention, 20, torch.float32, True),
+        (mala_attention, 16, torch.float32, True),
+        (mala_attention, 20, torch.float16, False),
+    ],
+)
+def test_packed_images(operator, d, dtype, rotary):
+    """Images of one token, of a part of a chunk and of several chunks."""
+    packed = PackedShapes([(3, 7), (1, 1), (7, 11)])
+    x, _ = fused_projection(1, packed.num_tokens, 1, d, dtype)
+
+    def run(leaves, backend):
+        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
+        position = Rotary(packed, d) if rotary else None
+        return operator(
+            q, k, v, rotary=position, packed=packed, feature_map='elu+1', backend=backend
         )
 
     compare(run, [x], dtype)
@@ -567,6 +610,8 @@ def operator_cases():
     q, k, v = (t.detach().requires_grad_() for t in torch.randn(3, 1, 2, 20, 16, device=DEVICE))
     mask = torch.arange(20, device=DEVICE)[None] > 15
     axes = Rotary((4, 5), 16).axes(q.device)
+    packed = PackedShapes([(2, 4), (4, 3)])
+    tables = Rotary(packed, 16).axes(q.device)
     anchors = [torch.randn(2, 4, 16, device=DEVICE).requires_grad_() for _ in range(2)]
     middle = torch.randn(1, 2, 4, 4, device=DEVICE, requires_grad=True)
     positive = [t.detach().exp().requires_grad_() for t in (q, k)]
@@ -574,8 +619,19 @@ def operator_cases():
     shapes = ((2, 16, 16), (2, 16, 32), (2, 16))
     learnt = [torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes]
     return {
-        'rala': ('linear_attention', (q, k, v, None, axes, 5, 1e-6, 'elu+1', True, True)),
-        'linear': ('linear_attention', (q, k, v, mask, None, 0, 1e-6, 'relu', False, True)),
+        'rala': (
+            'linear_attention',
+            (q, k, v, None, None, axes, 0, 5, 1e-6, 'elu+1', 'rala', True),
+        ),
+        'linear': ('linear_attention', (q, k, v, mask, None, None, 0, 0, 1e-6, 'relu', '', True)),
+        'mala': (
+            'linear_attention',
+            (q, k, v, mask, None, axes, 0, 5, 1e-6, 'elu+1', 'mala', True),
+        ),
+        'packed': (
+            'linear_attention',
+            (q, k, v, None, packed.table(4, q.device), tables, 12, 0, 1e-6, 'elu+1', 'rala', True),
+        ),
         'walk': ('random_walk', (q, k, v, *anchors, mask, None, 0.1, None)),
         'step': ('random_walk', (q, k, v, *anchors, None, None, 0.1, 1)),
         'matrix': ('random_walk', (q, k, v, *anchors, mask, middle, 0.5, 1)),
@@ -586,7 +642,19 @@ def operator_cases():
     }
 
 
-CASES = ['rala', 'linear', 'walk', 'step', 'matrix', 'ripple', 'offset', 'plain', 'adaptive']
+CASES = [
+    'rala',
+    'linear',
+    'packed',
+    'mala',
+    'walk',
+    'step',
+    'matrix',
+    'ripple',
+    'offset',
+    'plain',
+    'adaptive',
+]
 
 
 @pytest.mark.long
@@ -607,13 +675,11 @@ def test_operators_keep_torchs_rules(case):
         backward = torch.ops.mmlinattn.adaptive_features_backward.default
         torch.library.opcheck(backward, given, test_utils=tests)
         return
-    count = {'linear_attention': 5, 'random_walk': 7, 'ripple': 4}[name]
+    count = {'linear_attention': 6, 'random_walk': 7, 'ripple': 4}[name]
     tensors, options = args[:count], args[count:]
     if name == 'ripple':  # height, width, mask, eps, stick
         tensors, options = [*tensors, options.pop(2)], options
     backward = getattr(torch.ops.mmlinattn, f'{name}_backward').default
-    if name == 'linear_attention':  # width, eps, feature map, scored, mean
-        options = args[5:]
     torch.library.opcheck(
         backward, (torch.ones_like(out), *tensors, *saved, *options), test_utils=tests
     )

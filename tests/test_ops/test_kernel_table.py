@@ -26,7 +26,11 @@ from mmlinattn.ops.linear import triton_kernels as linear
 from mmlinattn.ops.ripple import triton_kernels as ripple
 
 MODULES = (adaptive, anchors, linear, ripple)
-NAMES = {*linear.RALA_KERNELS, *(name for module in MODULES for name in module.KERNELS)}
+NAMES = {
+    *linear.RALA_KERNELS,
+    *linear.MALA_KERNELS,
+    *(name for module in MODULES for name in module.KERNELS),
+}
 # Bytes of stack a thread that an entry may have, and why.
 WHY = {
     128: 4096,  # 128 channels or anchors: matrices of 128 rows are most of the registers

@@ -17,6 +17,7 @@ from mmlinattn.ops import (
     Rotary,
     additive_attention,
     linear_attention,
+    mala_attention,
     nystrom_attention,
     rala_attention,
     random_walk_attention,
@@ -75,6 +76,13 @@ def rala(q, k, v, real, feature_map, rotary, eps=1e-6):
     a = (mean @ k[:, real].mT * q.shape[-1] ** -0.5).softmax(-1)  # [heads, 1, keys]
     norm = (q @ k[:, real].mT * a).sum(-1, keepdim=True) + eps
     return (turned(q, rotary) @ turned(k, rotary)[:, real].mT * a) @ v[:, real] / norm
+
+
+def mala(q, k, v, real, feature_map, rotary, eps=1e-6):
+    q, k, scale = features(feature_map, q), features(feature_map, k), q.shape[-1] ** -0.5
+    z = scale * (q @ k[:, real].mT).mean(-1, keepdim=True)
+    kernel = (1 + 1 / (z + eps)) * scale * (turned(q, rotary) @ turned(k, rotary)[:, real].mT) - z
+    return kernel @ v[:, real] / real.sum()
 
 
 def walk(q, k, v, anchors_q, anchors_k, real, decay, steps, solver):
@@ -217,7 +225,7 @@ def cases(draw, name: str) -> Case:
     mask = None if masking == 'no mask' else mask
 
     options, call, more = {}, dict(backend=pick('auto', 'auto', 'reference')), []
-    if name in ('linear', 'rala'):
+    if name in ('linear', 'rala', 'mala'):
         maps = ('elu+1', 'relu', 'softmax')
         options['feature_map'] = pick(*maps)
         options['rotary'] = pick(None, Rotary(hw_shape, dim) if dim % 4 == 0 else None)
@@ -252,6 +260,7 @@ def cases(draw, name: str) -> Case:
 OPERATORS: Dict[str, tuple] = dict(
     linear=(linear_attention, linear),
     rala=(rala_attention, rala),
+    mala=(mala_attention, mala),
     walk=(random_walk_attention, walk),
     nystrom=(nystrom_attention, nystrom),
     additive=(additive_attention, additive),
@@ -297,9 +306,11 @@ def check(case: Case) -> None:
         ours, theirs = found[i], expected[i]
         assert ours.dtype == dtype, name
         assert not ours.isnan().any(), f'{name} has NaN'
-        if (i and large) or (case.options.get('rotary') and (large or relu)):
-            # Gradients are differences of terms of 1e12 and more, of which no digit is left. Turned
-            # features may have any product, where those that are not turned have none.
+        turns = case.options.get('rotary') and (large or relu)
+        if turns or (large and (i or case.formula is mala)):
+            # Gradients are differences of terms of 1e12 and more, of which no digit is left, and so
+            # are outputs of MALA. Turned features may have any product, where those that are not
+            # turned have none.
             continue
         spread = torch.stack([(x[i] - theirs).abs() for x in around]).amax(0)
         # Moves of many tokens cancel, roundings of one sum need not.

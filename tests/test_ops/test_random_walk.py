@@ -102,35 +102,6 @@ def test_every_row_of_the_kernel_sums_to_one(b, h, n, d, m, seed, decay, steps, 
     ones = torch.ones_like(v)
     sums = random_walk_attention(q, k, ones, *anchors, **options, **FORMS[form])
     torch.testing.assert_close(sums, ones, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(
-        random_walk_attention(q, k, v, *anchors, **options, **FORMS[form]),
-        random_walk_attention(q, k, v, *anchors, **options, backend='reference'),
-        rtol=1e-9,
-        atol=1e-10,
-    )
-
-
-@pytest.mark.parametrize('form', FORMS)
-def test_masked_tokens_change_nothing(form):
-    q, k, v, anchors_q, anchors_k = inputs(1)
-    junk = 50 * torch.randn(3, 1, 2, 4, 8, dtype=torch.float64)
-    mask = torch.tensor([[False] * 12 + [True] * 4])
-    padded = [torch.cat(pair, 2) for pair in zip((q, k, v), junk)]
-    alone = random_walk_attention(q, k, v, anchors_q, anchors_k, **FORMS[form])
-    beside = random_walk_attention(
-        *padded, anchors_q, anchors_k, key_padding_mask=mask, **FORMS[form]
-    )
-    torch.testing.assert_close(beside[:, :, :12], alone, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize('form', FORMS)
-def test_all_padded_yields_zero_and_no_nan_gradient(form):
-    leaves = [x.requires_grad_() for x in inputs(dtype=torch.float32)]
-    mask = torch.tensor([[True] * 12, [False] * 12])
-    out = random_walk_attention(*leaves, key_padding_mask=mask, **FORMS[form])
-    assert (out[0] == 0).all() and (out[1] != 0).any()
-    out.sum().backward()
-    assert all(torch.isfinite(x.grad).all() for x in leaves)
 
 
 @pytest.mark.parametrize('solver', ['series', 'solve'])

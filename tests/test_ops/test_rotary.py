@@ -1,4 +1,5 @@
 import cmath
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -51,6 +52,8 @@ def test_half_tables_keep_large_positions_apart():
 
 def test_tables_are_made_once_and_the_oldest_go(monkeypatch):
     monkeypatch.setattr(module, '_TABLES', module.OrderedDict())
+    monkeypatch.setattr(module, '_MOST_BYTES', 100)
+    monkeypatch.setattr(module, '_kept_bytes', 0)
     first = Rotary((2, 3), 8).angles(torch.float32)
     assert Rotary((2, 3), 8).angles(torch.float32) is first
     others = [Rotary((2, 3), 8).axes(), Rotary((3, 2), 8).angles(torch.float32)]
@@ -60,6 +63,23 @@ def test_tables_are_made_once_and_the_oldest_go(monkeypatch):
         Rotary((size, 1), 8).angles(torch.float32)
     assert len(module._TABLES) == 16
     assert Rotary((2, 3), 8).angles(torch.float32) is not first
+
+
+def test_threads_share_the_tables(monkeypatch):
+    """The cache once changed while another thread went through it."""
+    monkeypatch.setattr(module, '_TABLES', module.OrderedDict())
+    monkeypatch.setattr(module, '_MOST_BYTES', 2000)
+    monkeypatch.setattr(module, '_kept_bytes', 0)
+
+    def ask(first):
+        for size in range(first, first + 300):
+            Rotary((size % 40 + 1, 2), 8).angles(torch.float32)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(ask, range(4))] == [None] * 4
+    kept = sum(table.nbytes for table in module._TABLES.values())
+    assert module._kept_bytes == kept
+    assert len(module._TABLES) <= 16 or kept <= 2000
 
 
 def test_tables_of_an_inference_mode_serve_training(monkeypatch):

@@ -1,10 +1,14 @@
 """Learnt feature map of ripple attention."""
 
+from functools import partial
 from typing import Optional, Tuple
 
 from torch import Tensor
 
 from ..common.dispatch import choose_backend
+from ..common.kernel_check import Trial
+from ..common.kernel_fallback import run_kernels
+from ..common.numerics import needs_gradient
 from .torch_impl import adaptive_torch, sines_and_cosines
 
 __all__ = ['adaptive_features', 'sines_and_cosines']
@@ -29,7 +33,8 @@ def adaptive_features(
     linear layer does, and sum in float32.
 
     Args:
-        q, k: (B, heads, N, d), any strides; float16, bfloat16, float32 or float64.
+        q, k: (B, heads, N, d), any strides; float16, bfloat16, float32 or float64. The numbers of
+            tokens may differ.
         frequencies: W1, (m, d), or (heads, m, d) for one map per head. This and the next two have
             any floating dtype.
         weight: W2, (m, 2 m) or (heads, m, 2 m).
@@ -37,7 +42,7 @@ def adaptive_features(
         backend: ``'auto'``, ``'reference'``, ``'torch'`` (the same code) or ``'triton'``.
 
     Returns:
-        features of q and of k, (B, heads, N, m), in the dtype of q.
+        features of q and of k, (B, heads, N, m) each, in the dtype of q.
 
     Raises:
         ValueError: shapes, dtypes or devices do not match, unknown backend.
@@ -52,10 +57,11 @@ def adaptive_features(
     """
     if q.dim() != 4:
         raise ValueError(f'q must have shape (B, heads, N, d), got {tuple(q.shape)}')
-    if k.shape != q.shape or k.dtype != q.dtype:
+    same = k.dim() == 4 and (*k.shape[:2], k.shape[3]) == (*q.shape[:2], q.shape[3])
+    if not same or k.dtype != q.dtype:
         raise ValueError(
-            f'k must have the dtype and shape of q, {q.dtype} {tuple(q.shape)}, got {k.dtype} '
-            f'{tuple(k.shape)}'
+            f'k must have the dtype of q and its shape except for the number of tokens, {q.dtype} '
+            f'{tuple(q.shape)}, got {k.dtype} {tuple(k.shape)}'
         )
     heads, dim, count = q.shape[1], q.shape[3], frequencies.shape[-2:-1]
     lead = (heads,) if frequencies.dim() == 3 else ()
@@ -76,11 +82,39 @@ def adaptive_features(
     def unsupported_reason() -> Optional[str]:
         from .triton_ops import unsupported_reason
 
+        if k.shape != q.shape:
+            return 'different numbers of queries and keys have no kernel'
         return unsupported_reason(q, k, frequencies, weight, bias)
 
-    backend = choose_backend('adaptive_features', backend, q, unsupported_reason)
-    if backend != 'triton':  # the definition is the fastest form in torch
-        return adaptive_torch(q, k, frequencies, weight, bias)
+    tensors = q, k, frequencies, weight, bias
+    trial = partial(_trial, *tensors)
+    chosen = choose_backend('adaptive_features', backend, q, unsupported_reason, trial=trial)
+    if chosen != 'triton':  # the definition is the fastest form in torch
+        return adaptive_torch(*tensors)
     from .triton_ops import adaptive_triton
 
-    return adaptive_triton(q, k, frequencies, weight, bias)
+    return run_kernels('adaptive_features', backend, adaptive_triton, adaptive_torch, *tensors)
+
+
+def _trial(q: Tensor, k: Tensor, *parameters: Tensor) -> Trial:
+    """Return small calls that launch the same kernels."""
+    dim, lead = q.shape[-1], parameters[0].dim() - 2
+    by_parameter = [(2,) * lead + tuple(p.shape[lead:]) for p in parameters]
+
+    def run(backend: str, hw_shape: Tuple[int, int], mask: Optional[Tensor], *small: Tensor):
+        from .triton_ops import adaptive_triton
+
+        frequencies, weight, bias = small[2:]
+        # Near the edge of a ReLU rounding decides if there is a gradient.
+        learnt = frequencies, weight * 0.5 * dim**-0.5, bias * 0.1 + 3
+        form = adaptive_triton if backend == 'triton' else adaptive_torch
+        return form(small[0], small[1], *learnt)
+
+    return Trial(
+        variant=f'head dim {dim}' + ', by head' * lead,
+        dtype=q.dtype,
+        masked=False,
+        training=needs_gradient(q, k, *parameters),
+        shapes=lambda batch, n: [(batch, 2, n, dim)] * 2 + by_parameter,
+        run=run,
+    )

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..common.matmul import multiply
-from ..common.numerics import accumulation_dtype, no_autocast
+from ..common.numerics import accumulation_dtype, multiply, no_autocast
 
 
 def adaptive_torch(

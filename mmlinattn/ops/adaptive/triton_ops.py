@@ -1,10 +1,12 @@
 """Custom operators of the learnt feature map, for torch.compile and autograd."""
 
+from functools import partial
 from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
+from ..common.kernel_fallback import current_fallback, gradients
 from ..common.numerics import token_major
 from ..common.triton_helpers import unsupported_tokens
 from . import triton_kernels as kernels
@@ -71,10 +73,13 @@ def _(grad_q, grad_k, q, k, features_q, features_k, frequencies, weight, bias):
 def _setup_context(ctx, inputs, output) -> None:
     q, k, *parameters = inputs
     ctx.save_for_backward(q, k, *output, *parameters)
+    ctx.fallback = current_fallback()
 
 
 def _autograd(ctx, grad_q, grad_k):
-    return _backward(grad_q, grad_k, *ctx.saved_tensors)
+    q, k, _, _, *parameters = ctx.saved_tensors
+    kernels = partial(_backward, grad_q, grad_k, *ctx.saved_tensors)
+    return gradients(ctx.fallback, kernels, [q, k, *parameters], grad_q, grad_k)
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)

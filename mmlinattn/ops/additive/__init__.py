@@ -18,6 +18,7 @@ def additive_attention(
     w_k: Tensor,
     *,
     key_padding_mask: Optional[Tensor] = None,
+    cross: bool = False,
     backend: str = 'auto',
 ) -> Tensor:
     """Compute additive attention of "Fast Vision Transformer via Additive Attention"::
@@ -26,7 +27,8 @@ def additive_attention(
         key = sum_i softmax_i(w_k . p_i / sqrt(d)) p_i,    p_i = query * k_i
         out_i = key * v_i
 
-    O(N d). Padded tokens are excluded from both softmaxes; an image of padding only yields 0.
+    O(N d). With ``cross`` the keys are other tokens; values are those of the queries. Padded
+    tokens are excluded from both softmaxes; an image of padding only yields 0.
 
     Args:
         q, k, v: projected tokens, (B, heads, N, d), any strides; float16, bfloat16, float32 or
@@ -34,6 +36,8 @@ def additive_attention(
             Values have the width of the keys, which multiply them channel by channel.
         w_q, w_k: vectors that score the tokens, (heads, d), any floating dtype.
         key_padding_mask: (B, N) bool, True = padding.
+        cross: keys are other tokens than queries and values, (B, heads, M, d); the mask (B, M) is
+            theirs.
         backend: ``'auto'``, ``'reference'``, ``'torch'`` or ``'triton'``.
 
     Returns:
@@ -51,7 +55,9 @@ def additive_attention(
         >>> additive_attention(q, k, v, w_q, w_k).shape
         torch.Size([2, 4, 30, 16])
     """
-    check_qkv(q, k, v, key_padding_mask)
+    check_qkv(q, k, k if cross else v, key_padding_mask, cross)
+    if cross:
+        check_qkv(q, q, v, None)
     if v.shape[3] != q.shape[3]:
         raise ValueError(f'v must have {q.shape[3]} channels per head as q, got {tuple(v.shape)}')
     shape = (q.shape[1], q.shape[3])
@@ -61,6 +67,7 @@ def additive_attention(
                 f'{name} must have shape (heads, d) = {shape} on {q.device}, got '
                 f'{tuple(weight.shape)} on {weight.device}'
             )
+    masks = None if cross else key_padding_mask, key_padding_mask
     if choose_backend('additive_attention', backend, q) == 'reference':
-        return additive_reference(q, k, v, w_q, w_k, key_padding_mask)
-    return additive_torch(q, k, v, w_q, w_k, key_padding_mask)
+        return additive_reference(q, k, v, w_q, w_k, *masks)
+    return additive_torch(q, k, v, w_q, w_k, *masks)

@@ -8,14 +8,20 @@ from ..common.numerics import masked_softmax
 
 
 def additive_reference(
-    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, mask: Optional[Tensor]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w_q: Tensor,
+    w_k: Tensor,
+    q_mask: Optional[Tensor],
+    k_mask: Optional[Tensor],
 ) -> Tensor:
     """Compute :func:`mmlinattn.ops.additive_attention` symbol by symbol."""
-    mask = None if mask is None else mask[:, None]  # [B, 1, N]
 
-    def pool(tokens: Tensor, weight: Tensor) -> Tensor:
+    def pool(tokens: Tensor, weight: Tensor, mask: Optional[Tensor]) -> Tensor:
+        mask = None if mask is None else mask[:, None]  # [B, 1, N]
         scores = (tokens * weight.to(tokens.dtype)[:, None]).sum(-1) * tokens.shape[-1] ** -0.5
         return (masked_softmax(scores, mask)[..., None] * tokens).sum(2, keepdim=True)
 
-    p = pool(q, w_q) * k  # [B, H, N, d]
-    return pool(p, w_k) * v
+    p = pool(q, w_q, q_mask) * k  # [B, H, N, d]
+    return pool(p, w_k, k_mask) * v

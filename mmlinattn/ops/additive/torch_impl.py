@@ -7,8 +7,8 @@ from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..common.first_derivative import first_derivative_only
 from ..common.numerics import (
     accumulation_dtype,
     fits_cache,
@@ -23,19 +23,25 @@ from ..common.online_softmax import OnlineSoftmax
 
 
 def additive_torch(
-    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, mask: Optional[Tensor]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w_q: Tensor,
+    w_k: Tensor,
+    q_mask: Optional[Tensor],
+    k_mask: Optional[Tensor],
 ) -> Tensor:
     """Compute :func:`mmlinattn.ops.additive_attention`."""
     dtype = accumulation_dtype(q.dtype)
     with no_autocast(q):
         w_q, w_k = w_q.to(dtype)[None, :, None], w_k.to(dtype)[None, :, None]  # [1, H, 1, d]
-        if is_tracing() or fits_cache(q):
-            query = _mean(q, w_q, mask)
-            return (query * _mean(k, w_k * query, mask) * v).to(v.dtype)
+        if is_tracing() or (fits_cache(q) and fits_cache(k)):
+            query = _mean(q, w_q, q_mask)
+            return (query * _mean(k, w_k * query, k_mask) * v).to(v.dtype)
         chunked = needs_gradient(q, k, v, w_q, w_k)
         pool, scale = (_Pool.apply, _Scale.apply) if chunked else (_pool, _scale)
-        query, _ = pool(q, w_q, mask)
-        key, _ = pool(k, w_k * query, mask)
+        query, _ = pool(q, w_q, q_mask)
+        key, _ = pool(k, w_k * query, k_mask)
         return scale(v, query * key)
 
 
@@ -55,7 +61,7 @@ class _Pool(torch.autograd.Function):
         return pooled, log_mass
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, grad: Tensor, _) -> Tuple[Optional[Tensor], ...]:
         x, weight, mask, pooled, log_mass = ctx.saved_tensors
         scale = x.shape[-1] ** -0.5
@@ -84,7 +90,7 @@ class _Scale(torch.autograd.Function):
         return _scale(x, factor)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, grad: Tensor) -> Tuple[Tensor, Tensor]:
         x, factor = ctx.saved_tensors
         dx, d_factor = torch.empty_like(x), torch.zeros_like(factor)

@@ -1,14 +1,19 @@
 """Attention through anchors: random walk graph kernel attention and Nystrom attention."""
 
-from typing import Optional
+from dataclasses import replace
+from functools import partial
+from typing import Any, Callable, Optional, Tuple
 
 from torch import Tensor
 
 from ..common.checks import check_qkv
 from ..common.dispatch import choose_backend
+from ..common.kernel_check import Trial
+from ..common.kernel_fallback import run_kernels
+from ..common.numerics import needs_gradient
 from .options import NystromOptions, WalkOptions, check_iterations, check_walk
 from .reference import nystrom_reference, random_walk_reference
-from .torch_impl import nystrom_torch, random_walk_torch
+from .torch_impl import attend_by_matrix_torch, nystrom_torch, random_walk_torch
 
 __all__ = [
     'check_anchors',
@@ -30,6 +35,7 @@ def random_walk_attention(
     steps: Optional[int] = None,
     solver: str = 'series',
     key_padding_mask: Optional[Tensor] = None,
+    cross: bool = False,
     backend: str = 'auto',
 ) -> Tensor:
     """Compute random walk graph kernel attention, "Improving Vision Attention with Random Walk
@@ -43,6 +49,9 @@ def random_walk_attention(
 
     and the walk of at most n steps ``(1 - l) / (1 - l^n) sum_{i=1..n} l^(i-1) A^i v``. Both
     weight the values with numbers that sum to 1. One step is softmax-linear attention.
+
+    With ``cross`` the first step leads from a query to a key, ``G_Q G_K``, and all further steps
+    from key to key, ``softmax_anchors(k anchors_k^T) G_K``.
 
     Padded tokens are excluded from the token softmax; an image of padding only yields 0.
 
@@ -60,6 +69,8 @@ def random_walk_attention(
             ``I + (l W)^(2^i)`` to the precision of the dtype (matrix products only, exportable), or
             ``'solve'``, :func:`torch.linalg.solve`. Unused with ``steps``.
         key_padding_mask: (B, N) bool, True = padding.
+        cross: keys and values are other tokens than the queries, (B, heads, K, ...), and the mask
+            (B, K) is theirs. No Triton implementation.
         backend: ``'auto'``, ``'reference'``, ``'torch'`` or ``'triton'``.
 
     Returns:
@@ -78,18 +89,12 @@ def random_walk_attention(
         >>> random_walk_attention(q, k, v, anchors, anchors, decay=0.5).shape
         torch.Size([2, 4, 30, 16])
     """
-    check_qkv(q, k, v, key_padding_mask)
+    check_qkv(q, k, v, key_padding_mask, cross)
     check_walk(decay, steps, solver)
     check_anchors(q, anchors_q=anchors_q, anchors_k=anchors_k)
-    options = WalkOptions(decay, steps, solver, key_padding_mask)
-    backend = _choose('random_walk_attention', backend, q, k, v, anchors_q, anchors_k)
-    if backend == 'reference':
-        return random_walk_reference(q, k, v, anchors_q, anchors_k, options)
-    if backend == 'torch':
-        return random_walk_torch(q, k, v, anchors_q, anchors_k, options)
-    from .triton_ops import random_walk_triton
-
-    return random_walk_triton(q, k, v, anchors_q, anchors_k, options)
+    options = WalkOptions(decay, steps, solver, key_padding_mask, cross)
+    forms = random_walk_reference, random_walk_torch, 'random_walk_triton'
+    return _run('random_walk_attention', backend, forms, options, q, k, v, anchors_q, anchors_k)
 
 
 def nystrom_attention(
@@ -143,31 +148,71 @@ def nystrom_attention(
     check_anchors(q, landmarks_q=landmarks_q, landmarks_k=landmarks_k)
     check_iterations(iterations)
     options = NystromOptions(iterations, key_padding_mask)
-    backend = _choose('nystrom_attention', backend, q, k, v, landmarks_q, landmarks_k)
-    if backend == 'reference':
-        return nystrom_reference(q, k, v, landmarks_q, landmarks_k, options)
-    if backend == 'torch':
-        return nystrom_torch(q, k, v, landmarks_q, landmarks_k, options)
-    from .triton_ops import nystrom_triton
-
-    return nystrom_triton(q, k, v, landmarks_q, landmarks_k, options)
+    forms = nystrom_reference, nystrom_torch, 'nystrom_triton'
+    inner = partial(attend_by_matrix_torch, mask=key_padding_mask)
+    tensors = q, k, v, landmarks_q, landmarks_k
+    return _run('nystrom_attention', backend, forms, options, *tensors, inner_form=inner)
 
 
-def _choose(
+def _run(
     operator: str,
     backend: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    anchors_q: Tensor,
-    anchors_k: Tensor,
-) -> str:
+    forms: Tuple[Callable[..., Tensor], Callable[..., Tensor], str],
+    options: Any,
+    *tensors: Tensor,
+    inner_form: Optional[Callable[..., Tensor]] = None,
+) -> Tensor:
+    """Run one of the forms: reference, torch, or the name of the one in :mod:`.triton_ops`."""
+    reference, torch_form, name = forms
+
     def unsupported_reason() -> Optional[str]:
+        if getattr(options, 'cross', False):
+            return 'cross-attention through anchors has no kernel'
         from .triton_ops import unsupported_reason
 
-        return unsupported_reason(q, k, v, anchors_q, anchors_k)
+        return unsupported_reason(*tensors)
 
-    return choose_backend(operator, backend, q, unsupported_reason)
+    def triton_form(*tensors: Tensor, options: Any = options) -> Tensor:
+        from . import triton_ops
+
+        return getattr(triton_ops, name)(*tensors, options)
+
+    def trial() -> Trial:
+        return _trial(triton_form, torch_form, options, *tensors)
+
+    chosen = choose_backend(operator, backend, tensors[0], unsupported_reason, trial=trial)
+    if chosen == 'reference':
+        return reference(*tensors, options)
+    plain = partial(torch_form, options=options)
+    if chosen == 'torch':
+        return plain(*tensors)
+    return run_kernels(operator, backend, triton_form, plain, *tensors, inner_form=inner_form)
+
+
+def _trial(
+    triton_form: Callable[..., Tensor],
+    torch_form: Callable[..., Tensor],
+    options: Any,
+    *tensors: Tensor,
+) -> Trial:
+    """Return small calls that launch the same kernels."""
+    q, anchors = tensors[0], tensors[3]
+    count, dim = anchors.shape[-2:]
+    own = (2, 2)[4 - anchors.dim() :]  # heads, or images and heads
+
+    def run(backend: str, hw_shape: Tuple[int, int], mask: Optional[Tensor], *small) -> Tensor:
+        form = triton_form if backend == 'triton' else torch_form
+        return form(*small, options=replace(options, key_padding_mask=mask))
+
+    one_step = ', one step' if getattr(options, 'steps', None) == 1 else ''
+    return Trial(
+        variant=f'{count} anchors, head dim {dim}{one_step}',
+        dtype=q.dtype,
+        masked=options.key_padding_mask is not None,
+        training=needs_gradient(*tensors),
+        shapes=lambda batch, n: [(batch, 2, n, dim)] * 3 + [(*own, count, dim)] * 2,
+        run=run,
+    )
 
 
 def check_anchors(q: Tensor, **both: Tensor) -> None:

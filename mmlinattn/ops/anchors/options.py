@@ -16,6 +16,7 @@ class WalkOptions:
     steps: Optional[int]
     solver: str
     key_padding_mask: Optional[Tensor]
+    cross: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,17 @@ def random_walk_reference(
     anchors_q, anchors_k = anchors_q.to(q.dtype), anchors_k.to(q.dtype)
     g_q = (q @ anchors_k.transpose(-2, -1)).softmax(-1)  # [B, H, N, M]
     g_k = masked_softmax(anchors_q @ k.transpose(-2, -1), mask)  # [B, H, M, N]
-    transition = g_q @ g_k  # [B, H, N, N]
+    first = transition = g_q @ g_k  # [B, H, N, N]
+    if options.cross:
+        transition = (k @ anchors_k.transpose(-2, -1)).softmax(-1) @ g_k  # between the keys
     if steps is None:
-        identity = torch.eye(q.shape[2], dtype=q.dtype, device=q.device)
-        return (1 - decay) * torch.linalg.solve(identity - decay * transition, transition @ v)
+        identity = torch.eye(k.shape[2], dtype=q.dtype, device=q.device)
+        return (1 - decay) * first @ torch.linalg.solve(identity - decay * transition, v)
     out, walk = torch.zeros_like(v), v
     for i in range(steps):
-        walk = transition @ walk
         out = out + decay**i * walk
-    return (1 - decay) / (1 - decay**steps) * out
+        walk = transition @ walk
+    return (1 - decay) / (1 - decay**steps) * first @ out
 
 
 def nystrom_reference(

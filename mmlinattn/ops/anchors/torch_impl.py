@@ -9,8 +9,8 @@ from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..common.first_derivative import first_derivative_only
 from ..common.numerics import (
     accumulation_dtype,
     fits_cache,
@@ -32,11 +32,12 @@ def random_walk_torch(
     # Half precision would lose the terms of small decays, and the first decimal of logits near 60.
     dtype = accumulation_dtype(q.dtype)
     anchors_q, anchors_k = anchors_q.to(dtype), anchors_k.to(dtype)
-    tokens = (q, k, v, anchors_q, anchors_k, options.key_padding_mask, options.steps != 1)
+    walkers = k if options.cross else q
+    tokens = (walkers, k, v, anchors_q, anchors_k, options.key_padding_mask, options.steps != 1)
     with no_autocast(q):
         # A single chunk needs no recomputation: autograd differentiates it.
-        one_piece = is_tracing() or fits_cache(q, anchors_q.shape[-2])
-        if one_piece or not needs_gradient(*tokens[:5]):
+        one_piece = is_tracing() or all(fits_cache(x, anchors_q.shape[-2]) for x in (q, k))
+        if one_piece or not needs_gradient(q, *tokens[:5]):
             state, transition, _ = _state(*tokens)
             return _output(q, anchors_k, solve_walk(state, transition, options))
         state, transition = AnchorState.apply(*tokens)
@@ -56,10 +57,28 @@ def nystrom_torch(
     with no_autocast(q):
         landmarks_q, landmarks_k = landmarks_q.to(dtype), scale * landmarks_k.to(dtype)
         landmarks = (landmarks_q @ landmarks_k.transpose(-2, -1)).softmax(-1)  # [B, H, M, M]
-        state = _anchor_values(
-            k, v, scale * landmarks_q, options.key_padding_mask
-        )  # [B, H, M, d_v]
-        return _anchor_output(q, landmarks_k, iterative_pinv(landmarks, options.iterations) @ state)
+        matrix = iterative_pinv(landmarks, options.iterations)
+        mask = options.key_padding_mask
+        return attend_by_matrix_torch(q, k, v, scale * landmarks_q, landmarks_k, matrix, mask)
+
+
+def attend_by_matrix_torch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    anchors_q: Tensor,
+    anchors_k: Tensor,
+    anchor_matrix: Tensor,
+    mask: Optional[Tensor],
+) -> Tensor:
+    """Compute ``G_Q anchor_matrix G_K v`` for any matrix between the anchors.
+
+    Args:
+        anchor_matrix: (B, heads, M, M), in the dtype of the accumulation.
+    """
+    dtype = accumulation_dtype(q.dtype)
+    state = _anchor_values(k, v, anchors_q.to(dtype), mask)  # [B, H, M, d_v]
+    return _anchor_output(q, anchors_k.to(dtype), anchor_matrix @ state)
 
 
 def _anchor_values(k: Tensor, v: Tensor, anchors: Tensor, mask: Optional[Tensor]) -> Tensor:
@@ -94,7 +113,7 @@ class AnchorState(torch.autograd.Function):
         return state, transition
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, d_state: Tensor, d_transition: Tensor) -> Tuple[Optional[Tensor], ...]:
         q, k, v, anchors_q, anchors_k, mask, state, transition, log_mass = ctx.saved_tensors
         dtype, has_transition = anchors_q.dtype, transition.numel() > 0
@@ -139,7 +158,7 @@ class AnchorOutput(torch.autograd.Function):
         return _output(q, anchors_k, x)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, grad: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         q, anchors_k, x = ctx.saved_tensors
         dq, dx = torch.empty_like(q), torch.zeros_like(x)

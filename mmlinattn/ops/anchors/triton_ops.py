@@ -8,6 +8,7 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
+from ..common.kernel_fallback import current_fallback, gradients
 from ..common.numerics import needs_gradient, no_autocast, token_major
 from ..common.triton_helpers import MAX_DIM, padded, unsupported_tokens
 from .anchor_solver import iterative_pinv
@@ -139,12 +140,20 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)  # no zeros for what only the backward pass needs
     *tensors, decay, steps = inputs
     ctx.options = decay, steps
+    ctx.fallback = current_fallback()
     ctx.save_for_backward(*tensors, *output[1:])
 
 
 def _autograd(ctx, grad, *_):
-    *grads, d_anchor_matrix = _backward(grad, *ctx.saved_tensors, *ctx.options)
-    return (*grads, None, d_anchor_matrix if d_anchor_matrix.numel() else None, None, None)
+    *tensors, _, anchor_matrix = ctx.saved_tensors[:7]
+    tensors = tensors if anchor_matrix is None else [*tensors, anchor_matrix]
+    grads = gradients(
+        ctx.fallback,
+        lambda: _backward(grad, *ctx.saved_tensors, *ctx.options)[: len(tensors)],
+        tensors,
+        grad,
+    )
+    return (*grads[:5], None, grads[5] if len(grads) > 5 else None, None, None)
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)

@@ -14,6 +14,8 @@ def check_hw_shape(num_tokens: int, hw_shape: Sequence[int], name: str = 'x') ->
     Raises:
         ValueError: ``hw_shape`` is no pair of positive integers, or has another number of tokens.
     """
+    if isinstance(hw_shape, (list, tuple)) and any(isinstance(x, (list, tuple)) for x in hw_shape):
+        raise ValueError(f'several map sizes need mmlinattn.ops.PackedShapes, got {hw_shape!r}')
     try:
         height, width = hw_shape
     except (TypeError, ValueError):
@@ -64,6 +66,16 @@ def check_rotary_dim(head_dim: int, name: str = 'head_dim') -> None:
         )
 
 
+def check_shared_rotary(channels: int, num_heads: int) -> None:
+    """Raise ValueError unless 2D rotary position can run over all channels, before the heads."""
+    if channels % 4 or channels // num_heads % 2:
+        raise ValueError(
+            'rotary position over all channels needs a multiple of 4 channels and an even number '
+            f'per head (pairs of channels), got {channels} channels in {num_heads} heads: set '
+            'another embed_dims or num_heads, or rotary=False'
+        )
+
+
 def check_padding_mask(mask: Optional[Tensor], batch: int, num_tokens: int) -> None:
     """Raise TypeError or ValueError unless ``mask`` is None or a (B, N) bool tensor."""
     if mask is None:
@@ -77,20 +89,34 @@ def check_padding_mask(mask: Optional[Tensor], batch: int, num_tokens: int) -> N
         )
 
 
-def check_qkv(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor]) -> None:
+def check_qkv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_padding_mask: Optional[Tensor],
+    cross: Optional[bool] = None,
+) -> None:
     """Raise ValueError unless q and k are (B, heads, N, d) and v is (B, heads, N, d_v).
 
-    All need one dtype and device; :func:`check_padding_mask` checks the mask.
+    With ``cross``, keys and values have M tokens; None for an operator without this option. All
+    need one dtype and device; :func:`check_padding_mask` checks the mask of the keys.
     """
     if q.dim() != 4:
         raise ValueError(f'q must have shape (B, heads, N, d), got {tuple(q.shape)}')
     if not q.shape[2]:
         raise ValueError(f'q has no tokens: its shape (B, heads, N, d) is {tuple(q.shape)}')
-    if k.shape != q.shape:
-        raise ValueError(f'k has shape {tuple(k.shape)}, q has {tuple(q.shape)}')
-    if v.dim() != 4 or v.shape[:3] != q.shape[:3]:
+    if cross and k.dim() == 4 and not k.shape[2]:
+        raise ValueError(f'k has no tokens: its shape (B, heads, M, d) is {tuple(k.shape)}')
+    like = (*q.shape[:2], k.shape[2], q.shape[3]) if cross and k.dim() == 4 else tuple(q.shape)
+    if tuple(k.shape) != like:
+        other = cross is not None and k.dim() == 4 and k.shape[2] != q.shape[2]
         raise ValueError(
-            f'v must have shape (B, heads, N, d_v) = ({", ".join(map(str, q.shape[:3]))}, d_v), '
+            f'k has shape {tuple(k.shape)}, q has {tuple(q.shape)}'
+            + ('; cross=True takes keys other than the tokens of q' if other else '')
+        )
+    if v.dim() != 4 or tuple(v.shape[:3]) != like[:3]:
+        raise ValueError(
+            f'v must have shape (B, heads, N, d_v) = ({", ".join(map(str, like[:3]))}, d_v), '
             f'got {tuple(v.shape)}'
         )
     for name, tensor in (('k', k), ('v', v)):
@@ -98,4 +124,4 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor
             raise ValueError(
                 f'{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}'
             )
-    check_padding_mask(key_padding_mask, q.shape[0], q.shape[2])
+    check_padding_mask(key_padding_mask, k.shape[0], k.shape[2])

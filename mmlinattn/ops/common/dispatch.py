@@ -3,22 +3,21 @@
 Every operator has a ``'reference'`` implementation (the definition, short and slow), a ``'torch'``
 implementation (fast, any device) and possibly a ``'triton'`` implementation. Some have further
 algorithms with names of their own, such as ``'tile'``; only the ``backend`` argument accepts them.
-``'torch'`` and ``'triton'`` have first derivatives only. A second derivative raises an error,
-except on small maps, where autograd computes it.
+``'torch'`` and ``'triton'`` have first derivatives only: a second backward pass raises an error.
+Small random walks and additive attention on a CPU are left to autograd, which has both.
 
 Order of decision:
 
 1. the ``backend`` argument of the call, unless it is ``'auto'``;
 2. the innermost :func:`use_backend` block of this thread or asyncio task;
 3. the environment variable ``MMLINATTN_BACKEND``;
-4. ``'triton'`` where it can serve the call, ``'torch'`` otherwise.
+4. ``'triton'`` where it can serve the call and passes :mod:`.kernel_check` on this GPU, ``'torch'``
+   otherwise.
 
 Kernels run only on tested versions of Triton: other versions may compute NaN without an error.
 """
 
 import functools
-import importlib.metadata
-import importlib.util
 import os
 import re
 import warnings
@@ -30,6 +29,8 @@ from typing import Any, Callable, Iterator, Optional, Tuple
 import torch
 from torch import Tensor
 
+from .kernel_check import Trial, rejection
+from .kernel_verdicts import triton_version
 from .numerics import active_tracer, is_tracing
 
 BACKENDS = ('auto', 'reference', 'torch', 'triton')
@@ -47,6 +48,7 @@ def choose_backend(
     q: Tensor,
     unsupported_reason: Optional[Callable[[], Optional[str]]] = None,
     algorithms: Tuple[str, ...] = (),
+    trial: Optional[Callable[[], Trial]] = None,
 ) -> str:
     """Return the implementation that a call runs.
 
@@ -58,6 +60,7 @@ def choose_backend(
             Called only where they are wanted, so that it may import Triton. None for an operator
             without kernels.
         algorithms: further values that ``backend`` may have.
+        trial: makes small calls like this one, to check the kernels at their first use.
 
     Returns:
         ``'reference'``, ``'torch'``, ``'triton'`` or one of ``algorithms``.
@@ -72,6 +75,8 @@ def choose_backend(
     if backend not in ('auto', 'triton'):
         return backend
     reason = _triton_unsupported(backend, q, unsupported_reason)
+    if reason is None and backend == 'auto' and trial is not None:
+        reason = rejection(operator, q.shape[-2], q.device, trial)
     if reason is None:
         return 'triton'
     if backend == 'triton':
@@ -82,6 +87,11 @@ def choose_backend(
     if reason is TRITON_PROBLEM and not is_tracing():
         _warn_once(reason)
     return 'torch'
+
+
+def is_forced(backend: str) -> bool:
+    """Return True if the user demands the kernels, by argument, block or environment variable."""
+    return (_traced or choice.backend if backend == 'auto' else backend) == 'triton'
 
 
 def check_backend(backend: str, algorithms: Tuple[str, ...] = (), source: str = 'backend') -> None:
@@ -121,19 +131,8 @@ def triton_problem(version: Optional[str]) -> Optional[str]:
     return f'the kernels are tested with Triton {tested}, this is {version}'
 
 
-def _triton_version() -> Optional[str]:
-    if importlib.util.find_spec('triton') is None:
-        return None
-    for name in ('triton', 'pytorch-triton', 'pytorch-triton-rocm', 'triton-windows'):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return 'of an unknown version'
-
-
 # Computed once: torch.compile cannot trace it.
-TRITON_PROBLEM = triton_problem(_triton_version())
+TRITON_PROBLEM = triton_problem(triton_version())
 
 
 @functools.cache

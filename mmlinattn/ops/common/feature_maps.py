@@ -25,16 +25,16 @@ class _Elu1(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
         (features,) = ctx.saved_tensors
-        return _elu1_gradient(features, grad)
+        return grad * features.clamp(max=1)  # not in place: vmap may run over the gradient
 
 
 def _elu1(x: Tensor) -> Tensor:
-    # exp(x) > x + 1 below 0. Faster than torch's elu.
-    return torch.maximum(x.clamp(max=0).exp_(), x + 1)
+    # Faster than torch's elu, and exact for large negative x.
+    return x.exp().clamp_(max=1).add_(x.relu())
 
 
 def _elu1_gradient(features: Tensor, grad: Tensor) -> Tensor:
-    return grad * features.clamp(max=1)
+    return features.clamp(max=1).mul_(grad)
 
 
 def elu1(x: Tensor) -> Tensor:

@@ -74,9 +74,14 @@ def read(path: Path) -> Dict[str, Table]:
 def write(path: Path, tables: Mapping[str, Table]) -> None:
     """Write tables atomically, one line per entry."""
     text = json.dumps(tables, indent=1, sort_keys=True)
+    replace_text(path, re.sub(r'\[[^\]]*\]', lambda m: re.sub(r'\s+', ' ', m[0]), text) + '\n')
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file atomically; missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-    temporary.write_text(re.sub(r'\[[^\]]*\]', lambda m: re.sub(r'\s+', ' ', m[0]), text) + '\n')
+    temporary.write_text(text)
     os.replace(temporary, path)
 
 
@@ -85,8 +90,9 @@ def merged(first: Mapping[str, Mapping], second: Mapping[str, Mapping]) -> Dict:
     out = dict(first)
     for key, value in second.items():
         old = out.get(key)
-        nested = isinstance(value, dict) and isinstance(old, dict)
-        out[key] = merged(old, value) if nested else value  # type: ignore[arg-type]
+        out[key] = (
+            merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        )
     return out
 
 
@@ -102,7 +108,8 @@ def cache_path() -> Path:
 def architecture(index: int) -> str:
     """Return the shipped table for a GPU; consumer GPUs have little shared memory, as sm_80."""
     device = torch.cuda.get_device_properties(index)
-    large = device.shared_memory_per_block_optin >= 227 * 1024  # type: ignore[attr-defined]
+    shared = device.shared_memory_per_block_optin  # type: ignore[attr-defined]  # not in its types
+    large = shared >= 227 * 1024
     return 'sm_90' if device.major >= 9 and large else 'sm_80'
 
 

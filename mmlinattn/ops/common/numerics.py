@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from typing import ContextManager, List, Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -28,6 +29,11 @@ def no_autocast(x: Tensor) -> ContextManager:
     if x.is_meta or not (is_tracing() or torch.is_autocast_enabled(x.device.type)):
         return nullcontext()  # entering autocast takes longer than the sums of a small map
     return torch.autocast(x.device.type, enabled=False)
+
+
+def multiply(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply (B, heads, N, in) by (out, in) or (heads, out, in), into (B, heads, N, out)."""
+    return F.linear(x, weight) if weight.dim() == 2 else x @ weight.transpose(-2, -1)
 
 
 def needs_gradient(*tensors: Optional[Tensor]) -> bool:
@@ -120,8 +126,12 @@ def is_tracing() -> bool:
 
     Traced code uses plain operations on whole tensors: a compiler fuses them, ONNX has no others.
     """
-    # is_compiling first: the compiler of torch 2.4 cannot trace the other check.
-    return torch.compiler.is_compiling() or active_tracer() is not None
+    # is_compiling first: the compiler of torch 2.4 cannot trace the other checks.
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+    )
 
 
 def is_exporting() -> bool:

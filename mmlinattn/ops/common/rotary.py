@@ -1,48 +1,85 @@
-"""2D rotary position encoding of RALA (CVPR 2025).
+"""2D rotary position encoding of RALA (CVPR 2025) and of DINOv3 (2025).
 
 Rows rotate the first half of the channels, columns the second half; neighbouring channels form a
 pair.
 """
 
+import math
+import threading
 from collections import OrderedDict
-from typing import Callable, NamedTuple, Optional, Tuple
+from typing import Callable, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
-from .checks import check_hw_shape, check_rotary_dim
+from .checks import check_hw_shape, check_rotary_dim, check_shared_rotary
 from .numerics import accumulation_dtype, has_dispatch_mode, is_tracing
+from .packed import PackedShapes
 
 
 class Rotary(NamedTuple):
     """Rotary position of the tokens of a map; its tables are cached.
 
     Attributes:
-        hw_shape: (H, W) of the map.
+        hw_shape: (H, W) of the map, or the :class:`.PackedShapes` of packed images, which also has
+            their number of extra tokens.
         head_dim: channels per head, d; a multiple of 4.
         base: the slowest angle is ``1 / base`` radians per step.
         num_extra_tokens: tokens without position, before those of the map; not rotated.
+        num_heads: heads that share the channels of one rotation, as in MLLA: rows rotate the first
+            half of all ``num_heads * head_dim`` channels, columns the second half. Then
+            ``head_dim`` is even and the product a multiple of 4.
+        normalized: places are the centres of the tokens in a map from -1 to 1, as in DINOv3, and
+            an angle is ``2 pi place / base^(t / (d / 4))``. Otherwise places count tokens.
+        augment: (2, 2), the shifts of normalized rows and columns, then the factors that follow
+            the shift. Its tables are not cached.
 
     Example:
         >>> Rotary((2, 3), 8).angles(torch.float32).shape
         torch.Size([6, 4, 2])
+        >>> Rotary((2, 3), 8, num_heads=3).angles(torch.float32).shape
+        torch.Size([3, 6, 4, 2])
     """
 
-    hw_shape: Tuple[int, int]
+    hw_shape: Union[Tuple[int, int], PackedShapes]
     head_dim: int
     base: float = 10000.0
     num_extra_tokens: int = 0
+    num_heads: int = 1
+    normalized: bool = False
+    augment: Optional[Tensor] = None
 
     def axes(self, device: Optional[torch.device] = None) -> Tensor:
-        """Return cosines and sines of the rows, then of the columns: (2, H + W, d / 4), float32."""
+        """Return cosines and sines of the rows, then of the columns: (2, H + W, d / 4), float32.
+
+        d is the number of channels of a rotation, ``num_heads * head_dim``. The flat tables of
+        packed images follow each other, see :meth:`.PackedShapes.table`.
+        """
         return _cached(_axes, self, torch.float32, device)
 
     def angles(self, dtype: torch.dtype, device: Optional[torch.device] = None) -> Tensor:
         """Return cosine and sine of each pair of channels, (E + N, d / 2, 2).
 
+        With ``num_heads`` above 1 they differ between heads: (num_heads, E + N, d / 2, 2).
         A view as complex numbers is valid. The angles are computed in at least float32.
         """
         return _cached(_angles, self, dtype, device)
+
+    def images(self) -> 'List[Rotary]':
+        """Return the rotary position of each of the packed images."""
+        assert isinstance(self.hw_shape, PackedShapes)
+        extra = self.hw_shape.num_extra_tokens
+        return [self.of_map(shape, extra) for shape in self.hw_shape.hw_shapes]
+
+    def of_map(
+        self, hw_shape: Union[Tuple[int, int], PackedShapes], num_extra_tokens: int
+    ) -> 'Rotary':
+        """Return the same rotation for another map."""
+        # Not _replace, which torch 2.4 cannot compile.
+        return Rotary(
+            hw_shape, self.head_dim, self.base, num_extra_tokens, self.num_heads, self.normalized,
+            self.augment,
+        )  # fmt: skip
 
 
 def apply_rotary(x: Tensor, rotary: Optional[Rotary]) -> Tensor:
@@ -58,7 +95,7 @@ def apply_rotary(x: Tensor, rotary: Optional[Rotary]) -> Tensor:
 
 
 def turn(x: Tensor, angles: Optional[Tensor], back: bool = False) -> Tensor:
-    """Rotate the channel pairs of ``x`` (..., N, d) by ``angles`` (N, d/2, 2), or ``back``."""
+    """Rotate the channel pairs of ``x`` (..., N, d) by ``angles`` (..., N, d/2, 2), or ``back``."""
     if angles is None:
         return x
     pairs = x.unflatten(-1, (-1, 2))
@@ -72,14 +109,29 @@ def turn(x: Tensor, angles: Optional[Tensor], back: bool = False) -> Tensor:
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
 
 
-def check_rotary(rotary: Optional[Rotary], num_tokens: int, head_dim: int) -> None:
-    """Raise TypeError or ValueError unless ``rotary`` is None or fits (N, d) tokens."""
+def check_rotary(
+    rotary: Optional[Rotary],
+    num_heads: int,
+    num_tokens: int,
+    head_dim: int,
+    packed: Optional[PackedShapes] = None,
+) -> None:
+    """Raise TypeError or ValueError unless ``rotary`` is None or fits (heads, N, d) tokens."""
     if rotary is None:
         return
     if not isinstance(rotary, Rotary):
         raise TypeError(f'rotary must be a Rotary, got {type(rotary).__name__}')
-    check_hw_shape(num_tokens - rotary.num_extra_tokens, rotary.hw_shape, 'q')
-    check_rotary_dim(rotary.head_dim, 'rotary.head_dim')
+    if isinstance(rotary.hw_shape, PackedShapes) or packed is not None:
+        if rotary.hw_shape != packed:
+            raise ValueError(f'rotary.hw_shape must be {packed=}, got {rotary.hw_shape}')
+    else:
+        check_hw_shape(num_tokens - rotary.num_extra_tokens, rotary.hw_shape, 'q')
+    if rotary.num_heads == 1:
+        check_rotary_dim(rotary.head_dim, 'rotary.head_dim')
+    else:
+        check_shared_rotary(rotary.num_heads * rotary.head_dim, rotary.num_heads)
+        if rotary.num_heads != num_heads:
+            raise ValueError(f'rotary.num_heads is {rotary.num_heads}, but q has {num_heads} heads')
     if rotary.head_dim != head_dim:
         raise ValueError(
             f'rotary.head_dim is {rotary.head_dim}, but q has {head_dim} channels per head'
@@ -98,29 +150,43 @@ def _supports_complex(pairs: Tensor) -> bool:
 
 
 def _axes(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) -> Tensor:
-    count = rotary.head_dim // 4
+    if isinstance(rotary.hw_shape, PackedShapes):
+        return torch.cat([_axes(image, dtype, device).flatten() for image in rotary.images()])
+    count = rotary.num_heads * rotary.head_dim // 4
     exponent = torch.linspace(0, 1, count, dtype=dtype, device=device)
-    angle = torch.pow(torch.full_like(exponent, rotary.base), -exponent)  # [d/4]
     places = [torch.arange(size, dtype=dtype, device=device) for size in rotary.hw_shape]
+    if rotary.normalized:
+        exponent = torch.arange(count, dtype=dtype, device=device) / count
+        places = [2 * (place + 0.5) / size - 1 for place, size in zip(places, rotary.hw_shape)]
+        if rotary.augment is not None:
+            shifts, factors = rotary.augment.to(dtype)
+            places = [(place + shifts[i]) * factors[i] for i, place in enumerate(places)]
+        places = [2 * math.pi * place for place in places]
+    angle = torch.pow(torch.full_like(exponent, rotary.base), -exponent)  # [d/4]
     turned = torch.cat(places)[:, None] * angle  # [H + W, d/4]
     return torch.stack([turned.cos(), turned.sin()])
 
 
 def _angles(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) -> Tensor:
+    if isinstance(rotary.hw_shape, PackedShapes):
+        return torch.cat([_angles(image, dtype, device) for image in rotary.images()], -3)
     height, width = rotary.hw_shape
     axes = _axes(rotary, accumulation_dtype(dtype), device).to(dtype).permute(1, 2, 0)
     rows = axes[:height, None].expand(-1, width, -1, -1)  # [H, W, d/4, 2]
     columns = axes[height:][None].expand(height, -1, -1, -1)
     places = torch.cat([rows, columns], dim=2).flatten(0, 1)
-    if not rotary.num_extra_tokens:
+    if rotary.num_extra_tokens:
+        unturned = places.new_tensor([1, 0]).expand(rotary.num_extra_tokens, places.shape[1], 2)
+        places = torch.cat([unturned, places])
+    if rotary.num_heads == 1:
         return places
-    unturned = places.new_tensor([1, 0]).expand(rotary.num_extra_tokens, places.shape[1], 2)
-    return torch.cat([unturned, places])
+    return places.unflatten(1, (rotary.num_heads, -1)).transpose(0, 1)  # [heads, N, d / 2, 2]
 
 
-# Most recent tables; some MiB each for large maps.
+# Most recent tables: at least some, more if they are small, as those of packed images.
 _TABLES: 'OrderedDict[tuple, Tensor]' = OrderedDict()
-_MOST_TABLES = 16
+_MOST_TABLES, _MOST_BYTES = 16, 2**26
+_kept_bytes, _LOCK = 0, threading.Lock()
 
 
 def _cached(
@@ -131,17 +197,30 @@ def _cached(
 ) -> Tensor:
     """Return ``build(rotary, dtype, device)``, from the cache if it was built before."""
     device = torch.device(device or 'cpu')
-    if is_tracing() or has_dispatch_mode() or device.type == 'meta' or _is_capturing(device):
+    unshared = rotary.augment is not None or device.type == 'meta'
+    if unshared or is_tracing() or has_dispatch_mode() or _is_capturing(device):
         return build(rotary, dtype, device)
-    key = (build, *rotary.hw_shape, *rotary[1:], dtype, device)
+    shape = rotary.hw_shape
+    place = (shape,) if isinstance(shape, PackedShapes) else tuple(shape)
+    key = (build, *place, *rotary[1:], dtype, device)
     table = _TABLES.get(key)
     if table is None:
         # Outside of inference mode: training may use the table later.
         with torch.inference_mode(False), torch.no_grad():
-            table = _TABLES[key] = build(rotary, dtype, device)
-        while len(_TABLES) > _MOST_TABLES:
-            _TABLES.popitem(last=False)
+            table = build(rotary, dtype, device)
+        _keep(key, table)
     return table
+
+
+def _keep(key: tuple, table: Tensor) -> None:
+    """Add a table to the cache and drop the oldest ones; several threads may call it."""
+    global _kept_bytes
+    with _LOCK:
+        if key not in _TABLES:
+            _TABLES[key] = table
+            _kept_bytes += table.nbytes
+        while len(_TABLES) > _MOST_TABLES and _kept_bytes > _MOST_BYTES:
+            _kept_bytes -= _TABLES.popitem(last=False)[1].nbytes
 
 
 def _is_capturing(device: torch.device) -> bool:

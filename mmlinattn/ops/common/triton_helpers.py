@@ -127,6 +127,17 @@ def load_angles(axes, rows, pairs, N, width, COUNT: tl.constexpr):
 
 
 @triton.jit
+def packed_image(IMAGES, b, axes):
+    """Return the batch of packed image ``b``, its first token, size, width and rotary tables.
+
+    All packed images are one batch. IMAGES is :meth:`.packed.PackedShapes.table`.
+    """
+    IMAGES += 4 * b
+    first, axes = tl.load(IMAGES).to(tl.int64), axes + tl.load(IMAGES + 3)
+    return b * 0, first, tl.load(IMAGES + 1), tl.load(IMAGES + 2), axes
+
+
+@triton.jit
 def real_tokens(mask, rows, N, HAS_MASK: tl.constexpr):
     """Return True for ``rows`` that exist and are no padding, (R,) bool."""
     real = rows < N
@@ -286,8 +297,7 @@ def unsupported_tokens(q: Tensor, v: Tensor, kernels: Sequence[str], *others: in
     if missing:
         return f'{missing[0]} has no configuration for {device.name}, {q.dtype} and size {size}'
     needed = max(config.shared for config in entries.values() if config is not None)
-    # Missing in torch's type stubs.
-    available = device.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    available = device.shared_memory_per_block_optin  # type: ignore[attr-defined]  # not in its types
     if needed > available:
         return f'a kernel needs {needed} bytes of shared memory, {device.name} has {available}'
     return None

@@ -1,11 +1,15 @@
 """Epilogue of an attention: local position encoding of the values, and output gate."""
 
-from typing import Optional, Sequence
+from functools import partial
+from typing import List, Optional, Sequence, Tuple
 
 from torch import Tensor
 
 from ..common.checks import check_hw_shape
 from ..common.dispatch import choose_backend
+from ..common.kernel_check import Trial
+from ..common.kernel_fallback import run_kernels
+from ..common.numerics import needs_gradient
 from .torch_impl import add_local, local_gate_torch
 
 __all__ = ['add_local', 'local_gate']
@@ -70,9 +74,44 @@ def local_gate(
 
         return unsupported_reason(out, gate, weight, bias)
 
-    backend = choose_backend('local_gate', backend, out, unsupported_reason)
-    if backend != 'triton':
-        return local_gate_torch(out, v, gate, weight, bias, hw_shape)
+    tensors = out, v, gate, weight, bias
+    trial = partial(_trial, *tensors)
+    chosen = choose_backend('local_gate', backend, out, unsupported_reason, trial=trial)
+    torch_form = partial(local_gate_torch, hw_shape=hw_shape)
+    if chosen != 'triton':
+        return torch_form(*tensors)
     from .triton_ops import local_gate_triton
 
-    return local_gate_triton(out, v, gate, weight, bias, hw_shape)
+    kernels = partial(local_gate_triton, hw_shape=hw_shape)
+    return run_kernels('local_gate', backend, kernels, torch_form, *tensors)
+
+
+def _trial(
+    out: Tensor, v: Tensor, gate: Optional[Tensor], weight: Tensor, bias: Optional[Tensor]
+) -> Trial:
+    """Return small calls that launch the same kernels."""
+    channels, size = out.shape[2], weight.shape[-1]
+    gated, biased = gate is not None, bias is not None
+
+    def run(backend: str, hw_shape: Tuple[int, int], mask: Optional[Tensor], *small: Tensor):
+        from .triton_ops import local_gate_triton
+
+        rest = list(small[2:])
+        gate = rest.pop(0) if gated else None
+        weight, bias = rest[0], rest[1] if biased else None
+        form = local_gate_triton if backend == 'triton' else local_gate_torch
+        return form(small[0], small[1], gate, weight, bias, hw_shape)
+
+    def shapes(batch: int, num_tokens: int) -> List[Tuple[int, ...]]:
+        tokens = [(batch, num_tokens, channels)] * (2 + gated)
+        return [*tokens, (channels, 1, size, size), *[(channels,)] * biased]
+
+    return Trial(
+        variant=f'{channels} channels, {size}x{size}' + ', gate' * gated + ', bias' * biased,
+        dtype=out.dtype,
+        masked=False,
+        training=needs_gradient(out, v, gate, weight, bias),
+        shapes=shapes,
+        run=run,
+        same_bits=False,  # the weight's gradient is of torch's convolution
+    )

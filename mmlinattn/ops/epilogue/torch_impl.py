@@ -5,7 +5,7 @@ from typing import Optional, Tuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..common.numerics import needs_gradient
+from ..common.numerics import is_tracing, needs_gradient
 
 
 def local_gate_torch(
@@ -27,6 +27,9 @@ def local_gate_torch(
 def add_local(local: Tensor, out: Tensor) -> Tensor:
     """Return ``local + out`` in the dtype of ``local``, the fresh result of a convolution.
 
-    In place, except in training: autograd would copy the gradients of the written view five times.
+    In place, except in training: autograd would copy the gradients of the written view five times;
+    and in tracing: torch.export cannot prove the strides of the view for all sizes.
     """
-    return local + out.to(local.dtype) if needs_gradient(local, out) else local.add_(out)
+    if needs_gradient(local, out) or is_tracing():
+        return local + out.to(local.dtype)
+    return local.add_(out)

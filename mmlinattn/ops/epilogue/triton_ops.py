@@ -1,10 +1,12 @@
 """Custom operators of local position encoding and gate, for torch.compile and autograd."""
 
+from functools import partial
 from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
+from ..common.kernel_fallback import current_fallback, gradients
 from ..common.numerics import needs_gradient
 from ..common.triton_helpers import DTYPES
 from . import triton_kernels as kernels
@@ -85,6 +87,7 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
     out, v, gate, weight, bias, *ctx.hw_shape, _ = inputs
     ctx.dtype = out.dtype
+    ctx.fallback = current_fallback()
     ctx.bias = None if bias is None else bias.dtype
     ctx.save_for_backward(v, gate, weight, output[1])
 
@@ -93,8 +96,11 @@ def _autograd(ctx, grad, _):
     v, gate, weight, kept = ctx.saved_tensors
     d_sum, d_gate = grad, None
     if gate is not None:
-        d_sum, d_gate = _gate_backward(grad, gate, kept)
-    d_sum = d_sum.to(ctx.dtype)
+        # The product's gradients.
+        fallback = ctx.fallback and ctx.fallback._replace(torch_form=torch.mul)
+        kernels = partial(_gate_backward, grad, gate, kept)
+        d_sum, d_gate = gradients(fallback, kernels, [kept, gate], grad)
+    d_sum = d_sum.to(ctx.dtype)  # type: ignore[union-attr]  # kept needs a gradient
     maps, d_maps = (x.unflatten(1, ctx.hw_shape).permute(0, 3, 1, 2) for x in (v, d_sum))
     around = [weight.shape[-1] // 2] * 2
     dv, d_weight, d_bias = torch.ops.aten.convolution_backward(

@@ -1,20 +1,20 @@
-"""Linear attention and RALA in torch, chunk by chunk.
+"""Linear attention, RALA and MALA in torch, chunk by chunk.
 
 With weights w_j, ``S = sum_j w_j rot(phi(k_j)) v_j^T`` and ``z = sum_j w_j phi(k_j)``, the output
-is ``rot(phi(q_i)) S / (phi(q_i) . z + eps)``. Features, weights, rotated features and their
-gradients exist for one chunk of tokens at a time. The backward pass recomputes them, so that only
-the inputs are stored. Chunks fit the cache of a CPU.
+is ``rot(phi(q_i)) S / (phi(q_i) . z + eps)``. MALA has S, z and the values as means over the keys
+and the output ``rot(phi(q_i)) S gain_i - z_i mean(v)``, see :func:`_gain`. Features,
+weights, rotated features and their gradients exist for one chunk of tokens at a time. The backward
+pass recomputes them, so that only the inputs are stored. Chunks fit the cache of a CPU.
 """
 
-from dataclasses import replace
 from typing import Any, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..common.checks import check_qkv
 from ..common.feature_maps import FEATURE_GRADIENTS, FEATURE_MAPS
+from ..common.first_derivative import first_derivative_only
 from ..common.numerics import (
     accumulation_dtype,
     is_tracing,
@@ -29,14 +29,14 @@ from .options import LinearOptions
 
 
 def linear_torch(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
-    """Compute :func:`mmlinattn.ops.linear_attention` or :func:`mmlinattn.ops.rala_attention`.
+    """Compute linear attention, RALA or MALA.
 
     O(N d^2) time, and O(N d) memory in training.
     """
     weights = options.token_weights
     if weights is not None:
-        weights = _normalized_weights(weights, options.key_padding_mask, q)
-        options = options.changed(options.feature_map, weights)
+        weights = _normalized_weights(weights, options.key_padding_mask, k)
+        options = options._replace(token_weights=weights)
     # Autocast would compute the sums and the normaliser in half precision.
     with no_autocast(q):
         if is_tracing() or not needs_gradient(q, k, v, weights):
@@ -78,30 +78,32 @@ def unnormalised_attention(
         return q.to(dtype) @ (k.transpose(-2, -1) @ v.to(dtype))
 
 
-def _normalized_weights(weights: Tensor, mask: Optional[Tensor], q: Tensor) -> Tensor:
+def _normalized_weights(weights: Tensor, mask: Optional[Tensor], k: Tensor) -> Tensor:
     """Return weights of mean 1 as weights of sum 1, 0 for padding, (B, heads, N)."""
-    weights = weights.to(accumulation_dtype(q.dtype)).expand(q.shape[:3])
+    weights = weights.to(accumulation_dtype(k.dtype)).expand(k.shape[:3])
     # Dividing the weights by N replaces the division of both sums by N.
     if mask is None:
-        return weights / q.shape[2]
+        return weights / k.shape[2]
     count = (~mask).sum(-1)[:, None, None].clamp(min=1)
     return weights.masked_fill(mask[:, None], 0) / count
 
 
 class KVState(NamedTuple):
-    """KVState over the keys that the queries multiply.
+    """Sums over the keys, which the queries multiply.
 
     Attributes:
         state: S, (B, heads, m, d_v).
         total: z, (B, heads, 1, m).
         mean: mean of phi(q), (B, heads, 1, m), or None without scores.
         log_mass: log of the sum of the unnormalised weights, (B, heads, 1, 1), or None.
+        values: mean of v, (B, heads, 1, d_v), for MALA, or None.
     """
 
     state: Tensor
     total: Tensor
-    mean: Tensor = None  # type: ignore[assignment]
-    log_mass: Tensor = None  # type: ignore[assignment]
+    mean: Tensor = None  # type: ignore[assignment]  # None unless rank_augmented
+    log_mass: Tensor = None  # type: ignore[assignment]  # None unless rank_augmented
+    values: Tensor = None  # type: ignore[assignment]  # None unless magnitude_aware
 
 
 class _Attention(torch.autograd.Function):
@@ -111,14 +113,14 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         out, sums = _attend(q, k, v, options)
         ctx.save_for_backward(q, k, v, options.key_padding_mask, weights, *sums)
-        ctx.options = replace(options, key_padding_mask=None, token_weights=None)
+        ctx.options = options._replace(key_padding_mask=None, token_weights=None)
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         q, k, v, mask, weights, *sums = ctx.saved_tensors
-        options = replace(ctx.options, key_padding_mask=mask, token_weights=weights)
+        options = ctx.options._replace(key_padding_mask=mask, token_weights=weights)
         sums = KVState(*sums)
         with no_autocast(q):
             dq, d_sums = _query_gradients(grad, q, sums, options)
@@ -131,12 +133,13 @@ class _Attention(torch.autograd.Function):
 def _attend(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tuple[Tensor, KVState]:
     """Return the output and the state that the queries multiply."""
     dtype = v.dtype
-    chunks = token_chunks(q)
-    if len(chunks) == 1:  # compute the features once for the mean query and the output
+    chunks, key_chunks = token_chunks(q), token_chunks(k)
+    if len(chunks) == len(key_chunks) == 1:
+        # Compute the features once for the mean query and the output.
         work, phi = accumulation_dtype(dtype), FEATURE_MAPS[options.feature_map]
         q, k = phi(q.to(work)), phi(k.to(work))
-        options = options.changed('identity', options.token_weights)
-    sums = _kv_state(q, k, v, options, chunks)
+        options = options._replace(feature_map='identity')
+    sums = _kv_state(q, k, v, options, key_chunks)
     return _output(q, sums, options, chunks, dtype), sums
 
 
@@ -146,43 +149,59 @@ def _kv_state(
     """Return the sums over all keys; the softmax over the tokens is computed online."""
     dtype = accumulation_dtype(v.dtype)
     phi = FEATURE_MAPS[options.feature_map]
-    mean = _mean_query(q, options, chunks) if options.scored else None
+    mean = _mean_query(q, options) if options.scored else None
     softmax = OnlineSoftmax()
-    state: Any = 0  # a tensor after the first chunk
-    total: Any = 0
+    state: Any = None  # a tensor after the first chunk
+    total: Any = None
+    sum_values: Any = None
     for chunk in chunks:
         features, values = phi(k[:, :, chunk].to(dtype)), v[:, :, chunk].to(dtype)
         if mean is None:
             weight, fade = _given(options, chunk, dtype), 1
         else:
-            weight, fade = softmax.add(_scores(features, mean), _padding(options, chunk))
+            weight, fade = softmax.add(
+                _scores(features, mean), _padding(options.key_padding_mask, chunk)
+            )
         if weight is None:
             chunk_total = features.sum(2, keepdim=True)
         else:
             chunk_total = weight @ features  # [B, H, 1, m]
             features = features * weight.transpose(-2, -1)
+        if options.magnitude_aware:
+            part = values.sum(2, keepdim=True) if weight is None else weight @ values
+            sum_values = _faded_sum(sum_values, 1, part)
         turned = turn(features, _angles(options, chunk, features))
-        state = state * fade + turned.transpose(-2, -1) @ values
-        total = total * fade + chunk_total
+        state = _faded_sum(state, fade, turned.transpose(-2, -1) @ values)
+        total = _faded_sum(total, fade, chunk_total)
+    if options.magnitude_aware:
+        count = _count(k, options.key_padding_mask)
+        return KVState(state / count, total / count, values=sum_values / count)
     if mean is None:
         return KVState(state, total)
     share = softmax.share()
     return KVState(state * share, total * share, mean, softmax.log_mass())
 
 
-def _mean_query(q: Tensor, options: LinearOptions, chunks: List[slice]) -> Tensor:
+def _faded_sum(before: Optional[Tensor], fade: Union[int, Tensor], part: Tensor) -> Tensor:
+    """Return ``fade * before + part``; ``before`` is None at the first chunk."""
+    if before is None:
+        return part
+    return before + part if isinstance(fade, int) else torch.addcmul(part, before, fade)
+
+
+def _mean_query(q: Tensor, options: LinearOptions) -> Tensor:
     """Return the mean of phi(q) over the real tokens, (B, heads, 1, m)."""
-    dtype = accumulation_dtype(q.dtype)
+    dtype, mask, chunks = accumulation_dtype(q.dtype), options.query_mask(), token_chunks(q)
     phi = FEATURE_MAPS[options.feature_map]
-    if len(chunks) == 1 and options.key_padding_mask is None:
+    if len(chunks) == 1 and mask is None:
         # torch's mean: ONNX export by tracing would store a number of tokens as a constant.
         return phi(q.to(dtype)).mean(2, keepdim=True)
     total: Any = 0
     for chunk in chunks:
         features = phi(q[:, :, chunk].to(dtype))
-        keep = _real(options, chunk, dtype)
+        keep = _real(mask, chunk, dtype)
         total = total + (features.sum(2, keepdim=True) if keep is None else keep @ features)
-    return total / _count(q, options)
+    return total / _count(q, mask)
 
 
 def _output(
@@ -193,10 +212,17 @@ def _output(
 
     def output(chunk: slice) -> Tensor:
         features = phi(q[:, :, chunk].to(sums.state.dtype))
-        norm = features @ sums.total.transpose(-2, -1) + eps  # [B, H, n, 1]
+        norm = features @ sums.total.transpose(-2, -1)  # [B, H, n, 1]
         out = turn(features, _angles(options, chunk, features)) @ sums.state
         # In place without autograd: fresh memory costs as much as the product.
-        return out / norm if is_tracing() or torch.is_grad_enabled() else out.div_(norm)
+        in_place = not (is_tracing() or torch.is_grad_enabled())
+        if options.magnitude_aware:
+            gain, z = _gain(norm, q.shape[-1], options)
+            if in_place:
+                return out.mul_(gain).addcmul_(z, sums.values, value=-1)
+            return out * gain - z * sums.values
+        norm = norm + eps
+        return out.div_(norm) if in_place else out / norm
 
     if len(chunks) == 1:
         return output(chunks[0]).to(out_dtype)
@@ -213,21 +239,31 @@ def _query_gradients(
     phi, gradient = FEATURE_MAPS[options.feature_map], FEATURE_GRADIENTS[options.feature_map]
     dtype = sums.state.dtype
     eps = _eps(q, options, dtype)
-    dq = torch.empty_like(q)
+    dq, scale = torch.empty_like(q), q.shape[-1] ** -0.5
     d_state, d_total = torch.zeros_like(sums.state), torch.zeros_like(sums.total)
+    d_values = torch.zeros_like(sums.values) if options.magnitude_aware else None
     for chunk in token_chunks(q):
         features = phi(q[:, :, chunk].to(dtype))
-        norm = features @ sums.total.transpose(-2, -1) + eps
-        scaled = grad[:, :, chunk].to(dtype) / norm
+        norm, scaled = features @ sums.total.transpose(-2, -1), grad[:, :, chunk].to(dtype)
         angles = _angles(options, chunk, features)
         turned = turn(features, angles)
-        d_turned = scaled @ sums.state.transpose(-2, -1)
-        d_norm = -(turned * d_turned).sum(-1, keepdim=True) / norm
+        if d_values is None:
+            norm = norm + eps
+            scaled = scaled / norm
+            d_turned = scaled @ sums.state.transpose(-2, -1)
+            d_norm = -(turned * d_turned).sum(-1, keepdim=True) / norm
+        else:
+            gain, z = _gain(norm, q.shape[-1], options)
+            d_values -= z.transpose(-2, -1) @ scaled
+            d_turned = scaled @ sums.state.transpose(-2, -1)
+            d_norm = (turned * d_turned).sum(-1, keepdim=True) * (scale / (z + eps)).square()
+            d_norm = -d_norm - scale * (scaled * sums.values).sum(-1, keepdim=True)
+            scaled, d_turned = scaled * gain, d_turned * gain
         d_state += turned.transpose(-2, -1) @ scaled
         d_total += d_norm.transpose(-2, -1) @ features
         d_features = turn(d_turned, angles, back=True) + d_norm * sums.total
         dq[:, :, chunk] = gradient(features, d_features)
-    return dq, KVState(d_state, d_total)
+    return dq, KVState(d_state, d_total, values=d_values)  # type: ignore[arg-type]  # or None
 
 
 def _key_gradients(
@@ -238,7 +274,13 @@ def _key_gradients(
     dtype, scale = sums.state.dtype, k.shape[-1] ** -0.5
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     d_weights = None if options.token_weights is None else torch.empty_like(options.token_weights)
-    d_mean = delta = None
+    d_mean = delta = d_values = None
+    if options.magnitude_aware:
+        count = _count(k, options.key_padding_mask)
+        d_state, d_total, d_values = (
+            x / count for x in (d_sums.state, d_sums.total, d_sums.values)
+        )
+        d_sums = KVState(d_state, d_total)
     if options.scored:
         d_mean = torch.zeros_like(sums.mean)
         # sum_j w_j dw_j of the softmax gradient, in closed form.
@@ -249,12 +291,15 @@ def _key_gradients(
         weight = _given(options, chunk, dtype)
         if options.scored:
             weight = (_scores(features, sums.mean) - sums.log_mass).exp()
-            padding = _padding(options, chunk)
+            padding = _padding(options.key_padding_mask, chunk)
             weight = weight if padding is None else weight.masked_fill(padding, 0)
         weight = None if weight is None else weight.transpose(-2, -1)  # [B, H, n, 1]
         weighted = features if weight is None else features * weight
         angles = _angles(options, chunk, features)
-        dv[:, :, chunk] = turn(weighted, angles) @ d_sums.state
+        d_value = turn(weighted, angles) @ d_sums.state
+        if d_values is not None:
+            d_value = d_value + (d_values if weight is None else weight * d_values)
+        dv[:, :, chunk] = d_value
         d_turned = values @ d_sums.state.transpose(-2, -1)
         d_features = turn(d_turned, angles, back=True) + d_sums.total
         if weight is not None:
@@ -270,10 +315,18 @@ def _key_gradients(
     return dk, dv, d_weights, d_mean
 
 
+def _gain(norm: Tensor, dim: int, options: LinearOptions) -> Tuple[Tensor, Tensor]:
+    """Return the factor of MALA's product and ``z_i``, (B, heads, n, 1), of phi(q_i) . z."""
+    scale = dim**-0.5
+    z = scale * norm
+    return scale * (1 + 1 / (z + options.eps)), z
+
+
 def _add_mean_gradient(dq: Tensor, q: Tensor, d_mean: Tensor, options: LinearOptions) -> None:
     """Add the gradient of the queries through their mean."""
     phi, gradient = FEATURE_MAPS[options.feature_map], FEATURE_GRADIENTS[options.feature_map]
-    d_mean, mask = d_mean / _count(q, options), options.key_padding_mask
+    mask = options.query_mask()
+    d_mean = d_mean / _count(q, mask)
     for chunk in token_chunks(q):
         part = gradient(phi(q[:, :, chunk].to(d_mean.dtype)), d_mean)
         if mask is not None:
@@ -286,38 +339,39 @@ def _scores(features: Tensor, mean: Tensor) -> Tensor:
     return mean @ features.transpose(-2, -1) * features.shape[-1] ** -0.5
 
 
-def _padding(options: LinearOptions, chunk: slice) -> Optional[Tensor]:
+def _padding(mask: Optional[Tensor], chunk: slice) -> Optional[Tensor]:
     """Return the padding mask of a chunk, (B, 1, 1, n), or None."""
-    mask = options.key_padding_mask
     return None if mask is None else mask[:, None, None, chunk]
 
 
-def _real(options: LinearOptions, chunk: slice, dtype: torch.dtype) -> Optional[Tensor]:
-    padding = _padding(options, chunk)
+def _real(mask: Optional[Tensor], chunk: slice, dtype: torch.dtype) -> Optional[Tensor]:
+    padding = _padding(mask, chunk)
     return None if padding is None else (~padding).to(dtype)
 
 
 def _given(options: LinearOptions, chunk: slice, dtype: torch.dtype) -> Optional[Tensor]:
     """Return weights that do not depend on the keys, (B, heads or 1, 1, n); None means all 1."""
     weights = options.token_weights
-    return _real(options, chunk, dtype) if weights is None else weights[..., None, chunk]
+    mask = options.key_padding_mask
+    return _real(mask, chunk, dtype) if weights is None else weights[..., None, chunk]
 
 
 def _eps(q: Tensor, options: LinearOptions, dtype: torch.dtype) -> Union[float, Tensor]:
     """Return the eps to add to the product with the sums: a number or (B, 1, 1, 1)."""
     if not options.mean_normaliser:
         return options.eps
-    count = _count(q, options)
+    count = options.num_keys
+    if count is None or options.key_padding_mask is not None:
+        count = _count(q, options.key_padding_mask)
     return options.eps * (count.to(dtype) if isinstance(count, Tensor) else count)
 
 
-def _count(q: Tensor, options: LinearOptions) -> Union[int, Tensor]:
+def _count(x: Tensor, mask: Optional[Tensor]) -> Union[int, Tensor]:
     """Return the number of real tokens, at least 1: an integer or (B, 1, 1, 1)."""
-    mask = options.key_padding_mask
-    return q.shape[2] if mask is None else (~mask).sum(-1).clamp(min=1)[:, None, None, None]
+    return x.shape[2] if mask is None else (~mask).sum(-1).clamp(min=1)[:, None, None, None]
 
 
 def _angles(options: LinearOptions, chunk: slice, like: Tensor) -> Optional[Tensor]:
-    """Return the rotary angles of a chunk, (n, m / 2, 2), in the dtype of ``like``."""
+    """Return the rotary angles of a chunk, (n, m / 2, 2) or by heads, in the dtype of ``like``."""
     rotary = options.rotary
-    return None if rotary is None else rotary.angles(like.dtype, like.device)[chunk]
+    return None if rotary is None else rotary.angles(like.dtype, like.device)[..., chunk, :, :]

@@ -1,10 +1,11 @@
-"""Kernels of linear attention and RALA.
+"""Kernels of linear attention, RALA and MALA.
 
 With the sums S and z of :mod:`..common.kv_state` the output is
-``rot(phi(q_i)) S / (phi(q_i) . z + eps)``. Normalised sums keep float16 in range. Gradients of sums
-are divided by the square root of the number of tokens, which keeps them in range for any signs.
-Each program processes a chunk of tokens of one head. Kernel names are those of
-:mod:`..common.launch_table`; RALA has its own entries because it needs more registers.
+``rot(phi(q_i)) S / (phi(q_i) . z + eps)``; MALA's (``ROWS == 2``) is
+``gain_i rot(phi(q_i)) S - s phi(q_i) . z mean(v)``. Normalised sums keep float16 in
+range. Gradients of sums are divided by the square root of the number of tokens, which keeps them in
+range for any signs. Each program processes a chunk of tokens of one head. Kernel names are those of
+:mod:`..common.launch_table`; RALA and MALA have their own entries because they need more registers.
 """
 
 from typing import Tuple
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.kv_state import KeyLaunch, KVState
+from ..common.kv_state import KernelKVState, KeyLaunch
 from ..common.numerics import token_major
 from ..common.reduction import Masses, add_chunks, mean_of_chunks
 from ..common.triton_helpers import (
@@ -21,6 +22,7 @@ from ..common.triton_helpers import (
     feature,
     load_angles,
     load_rows,
+    packed_image,
     product,
     real_tokens,
     rotate,
@@ -35,16 +37,21 @@ RALA_KERNELS = (
     'rala_query_backward',
 )  # fmt: skip
 
+MALA_KERNELS = tuple(f'mala_{name}' for name in KERNELS)
+
 
 @triton.jit
 def _query_mean_kernel(
-    Q, MASK, OUT, COUNT, sqb, sqh, sqn, sqd, H, N, width, CHUNK,
+    Q, MASK, IMAGES, OUT, COUNT, sqb, sqh, sqn, sqd, H, N, width, CHUNK,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
-    HAS_MASK: tl.constexpr,
+    HAS_MASK: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Sum phi(q) over a chunk, (BD,), and count its real tokens."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
+    if PACKED:
+        b, first, N, _, _ = packed_image(IMAGES, b, Q)
+        Q += first * sqn
     cols = tl.arange(0, BD)
     total, count = tl.zeros((BD,), tl.float32), tl.full((), 0.0, tl.float32)
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
@@ -70,51 +77,71 @@ def _eps(eps, TOTAL, head, OF_MEAN: tl.constexpr):
 
 @triton.jit
 def _query_output_kernel(
-    Q, ANGLES, SUMS, TOTAL, OUT,
-    sqb, sqh, sqn, sqd, sob, soh, son, sod, H, N, width, CHUNK, eps,
+    Q, IMAGES, ANGLES, SUMS, TOTAL, OUT,
+    sqb, sqh, sqn, sqd, sob, soh, son, sod, H, N, width, CHUNK, eps, scale,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
-    OF_MEAN: tl.constexpr, ROTARY: tl.constexpr,
+    OF_MEAN: tl.constexpr, ROTARY: tl.constexpr, ROWS: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
+    if PACKED:
+        b, first, N, width, ANGLES = packed_image(IMAGES, b, ANGLES)
+        Q += first * sqn
+        OUT += first * son
     cols, pairs = tl.arange(0, BD), tl.arange(0, BD // 2)
     kind = Q.dtype.element_ty
-    SUMS += head * (BD + 1) * BD
+    SUMS += head * (BD + ROWS) * BD
     state = tl.load(SUMS + cols[:, None] * BD + cols[None, :])
     z = tl.load(SUMS + BD * BD + cols)
     eps = _eps(eps, TOTAL, head, OF_MEAN)
+    if ROWS == 2:
+        values = tl.load(SUMS + (BD + 1) * BD + cols)
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
         rows = start + tl.arange(0, BN)
         q = feature(load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D), FEATURE)
         if D < BD:
             q = tl.where(cols[None, :] < D, q, 0.0)
-        norm = tl.sum(q * z[None, :], 1) + eps
+        positive = tl.sum(q * z[None, :], 1)
         if ROTARY:
             cos, sin = load_angles(ANGLES, rows, pairs, N, width, ROTARY)
             q = rotate(q, cos, sin, BN, BD)
-        out = product(q, state, kind) / norm[:, None]
+        out = product(q, state, kind)
+        if ROWS == 2:
+            size = scale * positive
+            out = out * (scale + scale / (size + eps))[:, None] - size[:, None] * values[None, :]
+        else:
+            out = out / (positive + eps)[:, None]
         store_rows(OUT + b * sob + h * soh, out, rows, cols, son, sod, N, D)
 
 
 @triton.jit
 def _query_backward_kernel(
-    Q, DOUT, MASK, ANGLES, SUMS, TOTAL, DMEAN, DQ, DSUMS,
-    sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sxb, sxh, sxn, sxd, H, N, width, CHUNK, eps, root,
+    Q, DOUT, MASK, IMAGES, ANGLES, SUMS, TOTAL, DMEAN, DQ, DSUMS,
+    sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sxb, sxh, sxn, sxd, H, N, width, CHUNK,
+    eps, scale, root,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
     HAS_MASK: tl.constexpr, ROTARY: tl.constexpr, SCORED: tl.constexpr, OF_MEAN: tl.constexpr,
-    SUM: tl.constexpr, WRITE: tl.constexpr,
+    SUM: tl.constexpr, WRITE: tl.constexpr, ROWS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients of S and z over a chunk (SUM), and of the queries (WRITE)."""
+    """Compute gradients of the state over a chunk (SUM), and of the queries (WRITE)."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
+    if PACKED:
+        b, first, N, width, ANGLES = packed_image(IMAGES, b, ANGLES)
+        Q += first * sqn
+        DOUT += first * sgn
+        DQ += first * sxn
     cols, pairs = tl.arange(0, BD), tl.arange(0, BD // 2)
     kind = Q.dtype.element_ty
-    SUMS += head * (BD + 1) * BD
+    SUMS += head * (BD + ROWS) * BD
     state = tl.load(SUMS + cols[:, None] * BD + cols[None, :])
     z = tl.load(SUMS + BD * BD + cols)
     eps = _eps(eps, TOTAL, head, OF_MEAN)
     shared = tl.zeros((BD,), tl.float32)
-    if not ROTARY:
+    if ROWS == 2:
+        values, d_values = tl.load(SUMS + (BD + 1) * BD + cols), tl.zeros((BD,), tl.float32)
+    elif not ROTARY:
         # Gradients of queries depend on differences of values: subtract the common part, which
         # would cost most digits.
         shared += tl.sum(state * z[:, None], 0) / tl.maximum(tl.sum(z * z), 1e-30)
@@ -135,18 +162,30 @@ def _query_backward_kernel(
             cos, sin = load_angles(ANGLES, rows, pairs, N, width, ROTARY)
             turned = tl.where(rows[:, None] < N, rotate(q, cos, sin, BN, BD), 0.0)  # for sm_100
         out = product(turned, state, kind) + positive[:, None] * shared[None, :]
-        # The norm may be as small as eps: rounding errors of a product are divided by it only where
-        # the product is as small.
-        d_norm = -tl.sum(grad * out, 1) / norm
+        if ROWS == 2:
+            size = scale * positive
+            over = scale / (size + eps)
+            gain = scale + over
+            d_norm = -tl.sum(grad * out, 1) * over * over
+            d_norm -= scale * tl.sum(grad * values[None, :], 1)
+            d_values -= tl.sum(size[:, None] * grad, 0)
+        else:
+            # The norm may be as small as eps: rounding errors of a product are divided by it only
+            # where the product is as small.
+            gain = 1 / norm
+            d_norm = -tl.sum(grad * out, 1) * gain
         if SUM:
-            d_state = add_product(d_state, tl.trans(turned / norm[:, None]), grad, kind)
-            d_z += tl.sum(q * (d_norm / norm)[:, None], 0)
+            d_state = add_product(d_state, tl.trans(turned * gain[:, None]), grad, kind)
+            d_z += tl.sum(q * (d_norm if ROWS == 2 else d_norm * gain)[:, None], 0)
         if WRITE:
             dq = product(grad, tl.trans(state), kind)
             if ROTARY:
                 dq = rotate(dq, cos, -sin, BN, BD)
-            dq += (d_norm + tl.sum(grad * shared[None, :], 1))[:, None] * z[None, :]
-            dq = dq / norm[:, None]
+            if ROWS == 2:
+                dq = dq * gain[:, None] + d_norm[:, None] * z[None, :]
+            else:
+                dq += (d_norm + tl.sum(grad * shared[None, :], 1))[:, None] * z[None, :]
+                dq = dq * gain[:, None]
             if SCORED:
                 real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
                 dq += tl.where(real[:, None], d_mean[None, :], 0.0)
@@ -154,29 +193,40 @@ def _query_backward_kernel(
             store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
     if SUM:
         at = head * tl.num_programs(1) + split
-        DSUMS += at * (BD + 1) * BD
+        DSUMS += at * (BD + ROWS) * BD
         tl.store(DSUMS + cols[:, None] * BD + cols[None, :], d_state / root)
         tl.store(DSUMS + BD * BD + cols, d_z / root)
+        if ROWS == 2:
+            tl.store(DSUMS + (BD + 1) * BD + cols, d_values / root)
 
 
 @triton.jit
 def _key_backward_kernel(
-    K, V, MASK, ANGLES, MEAN, COUNT, TOTAL, SUMS, DSUMS, DK, DV, DMEAN,
+    K, V, MASK, IMAGES, ANGLES, MEAN, COUNT, TOTAL, SUMS, DSUMS, DK, DV, DMEAN,
     skb, skh, skn, skd, svb, svh, svn, svd, sxb, sxh, sxn, sxd, H, N, width, CHUNK, scale, root,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
-    HAS_MASK: tl.constexpr, SCORED: tl.constexpr, ROTARY: tl.constexpr,
+    HAS_MASK: tl.constexpr, SCORED: tl.constexpr, ROTARY: tl.constexpr, ROWS: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
     """Compute gradients of keys and values, and of the mean query over a chunk."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
+    if PACKED:
+        b, first, N, width, ANGLES = packed_image(IMAGES, b, ANGLES)
+        K += first * skn
+        V += first * svn
+        DK += first * sxn
+        DV += first * sxn
     cols, pairs = tl.arange(0, BD), tl.arange(0, BD // 2)
     kind = K.dtype.element_ty
-    SUMS += head * (BD + 1) * BD
-    DSUMS += head * (BD + 1) * BD
+    SUMS += head * (BD + ROWS) * BD
+    DSUMS += head * (BD + ROWS) * BD
     square = cols[:, None] * BD + cols[None, :]
     d_state = tl.load(DSUMS + square)
     d_z = tl.load(DSUMS + BD * BD + cols)
     total = tl.load(TOTAL + head)
+    if ROWS == 2:
+        d_values = tl.load(DSUMS + (BD + 1) * BD + cols)
     if SCORED:
         mean = tl.load(MEAN + head * BD + cols) * scale
         # sum_j w_j dw_j of the softmax gradient, in closed form.
@@ -198,7 +248,10 @@ def _key_backward_kernel(
         if ROTARY:
             cos, sin = load_angles(ANGLES, rows, pairs, N, width, ROTARY)
             turned = rotate(k, cos, sin, BN, BD)
-        dv = tl.where(real[:, None], product(turned, d_state, kind) * weight[:, None], 0.0)
+        dv = product(turned, d_state, kind)
+        if ROWS == 2:
+            dv += d_values[None, :]
+        dv = tl.where(real[:, None], dv * weight[:, None], 0.0)
         d_turned = product(v, tl.trans(d_state), kind)
         dk = d_turned * weight[:, None]
         if ROTARY:
@@ -221,22 +274,24 @@ def mean_query(q: Tensor, launch: KeyLaunch) -> Tuple[Tensor, Tensor]:
     """Return the mean of phi(q) over real tokens (B, heads, BD), and their number (B, heads)."""
     sums, count = launch.parts('query_mean', 1, launch.bd), launch.parts('query_mean', 1)
     launch.run(
-        'query_mean', _query_mean_kernel, q, launch.mask, sums, count, *strides(q), *launch.sizes,
-        **launch.blocks, **launch.has_mask,
+        'query_mean', _query_mean_kernel, q, launch.mask, launch.images, sums, count,
+        *strides(q), *launch.sizes, **launch.blocks, **launch.has_mask, **launch.packed,
     )  # fmt: skip
     mean, count = mean_of_chunks(sums, Masses(count))
     return mean.squeeze(2), count.squeeze(2)
 
 
 def query_output(
-    q: Tensor, state: KVState, eps: float, mean_normaliser: bool, launch: KeyLaunch
+    q: Tensor, state: KernelKVState, eps: float, mean_normaliser: bool, launch: KeyLaunch
 ) -> Tensor:
     """Return the output, (B, heads, N, d)."""
     out = token_major(q)
     launch.run(
-        'rala_query_output' if launch.scored else 'query_output', _query_output_kernel,
-        q, launch.axes, state.sums, state.total, out, *strides(q), *strides(out), *launch.sizes,
-        eps=eps, OF_MEAN=mean_normaliser, **launch.blocks, **launch.rotary,
+        launch.name('query_output'), _query_output_kernel,
+        q, launch.images, launch.axes, state.sums, state.total, out,
+        *strides(q), *strides(out), *launch.sizes,
+        eps=eps, scale=launch.scale, OF_MEAN=mean_normaliser,
+        **launch.blocks, **launch.rotary, **launch.state_rows, **launch.packed,
     )  # fmt: skip
     return out
 
@@ -246,37 +301,42 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    state: KVState,
+    state: KernelKVState,
     eps: float,
     mean_normaliser: bool,
+    query_launch: KeyLaunch,
     launch: KeyLaunch,
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """Return gradients of q, k and v."""
+    """Return gradients of q, k and v; ``launch`` is that of the keys."""
     scored, bd = launch.scored, launch.bd
     dq, dk, dv = (token_major(x) for x in (q, k, v))
 
     def queries(name: str, d_mean: Tensor, d_sums: Tensor, **flags: bool) -> None:
-        launch.run(
+        query_launch.run(
             name, _query_backward_kernel,
-            q, grad, launch.mask, launch.axes, state.sums, state.total, d_mean, dq, d_sums,
-            *strides(q), *strides(grad), *strides(dq), *launch.sizes,
-            eps=eps, root=launch.root, SCORED=scored, OF_MEAN=mean_normaliser,
-            **launch.blocks, **launch.has_mask, **launch.rotary, **flags,
+            q, grad, query_launch.mask, query_launch.images, query_launch.axes,
+            state.sums, state.total, d_mean, dq, d_sums,
+            *strides(q), *strides(grad), *strides(dq), *query_launch.sizes,
+            eps=eps, scale=launch.scale, root=launch.root, SCORED=scored, OF_MEAN=mean_normaliser,
+            **launch.blocks, **launch.rotary, **launch.state_rows, **launch.packed,
+            **query_launch.has_mask, **flags,
         )  # fmt: skip
 
-    name = 'rala_query_sums' if scored else 'query_backward'
-    parts = launch.parts(name, 1, bd + 1, bd)
+    rows = bd + launch.rows
+    name = 'rala_query_sums' if scored else launch.name('query_backward')
+    parts = query_launch.parts(name, 1, rows, bd)
     queries(name, q, parts, SUM=True, WRITE=not scored)
-    d_sums = add_chunks(parts, launch.empty(bd + 1, bd))
-    name = 'rala_key_backward' if scored else 'key_backward'
+    d_sums = add_chunks(parts, launch.empty(rows, bd))
+    name = launch.name('key_backward')
     parts = launch.parts(name, 1, 1, bd) if scored else d_sums
     launch.run(
         name, _key_backward_kernel,
-        k, v, launch.mask, launch.axes, *((state.mean, state.tokens) if scored else (k, k)),
+        k, v, launch.mask, launch.images, launch.axes,
+        *((state.mean, state.tokens) if scored else (k, k)),
         state.total, state.sums, d_sums, dk, dv, parts,
         *strides(k), *strides(v), *strides(dk), *launch.sizes,
         scale=launch.scale, root=launch.root, SCORED=scored,
-        **launch.blocks, **launch.has_mask, **launch.rotary,
+        **launch.blocks, **launch.has_mask, **launch.rotary, **launch.state_rows, **launch.packed,
     )  # fmt: skip
     if scored:
         d_mean = add_chunks(parts, launch.empty(1, bd))

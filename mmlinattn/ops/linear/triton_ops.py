@@ -1,33 +1,40 @@
-"""Custom operators of linear attention and RALA, for torch.compile and autograd."""
+"""Custom operators of linear attention, RALA and MALA, for torch.compile and autograd."""
 
 from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from ..common.kv_state import KeyLaunch, KVState, make_kv_state
+from ..common.kernel_fallback import current_fallback, gradients
+from ..common.kv_state import KernelKVState, KeyLaunch, make_kv_state
 from ..common.numerics import token_major
+from ..common.packed import PackedShapes
 from ..common.triton_helpers import FEATURES, padded, unsupported_tokens
 from .options import LinearOptions
-from .triton_kernels import KERNELS, RALA_KERNELS, backward, mean_query, query_output
+from .triton_kernels import KERNELS, MALA_KERNELS, RALA_KERNELS, backward, mean_query, query_output
 
 
 def linear_triton(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
-    """Compute :func:`mmlinattn.ops.linear_attention` or :func:`mmlinattn.ops.rala_attention`."""
-    rotary, axes, width = options.rotary, None, 0
+    """Compute linear attention, RALA or MALA."""
+    rotary, packed, axes, width = options.rotary, options.packed, None, 0
     if rotary is not None:
-        axes, width = rotary.axes(q.device), rotary.hw_shape[1]
+        axes = rotary.axes(q.device)
+        width = 0 if isinstance(rotary.hw_shape, PackedShapes) else rotary.hw_shape[1]
+    images = None if packed is None else packed.table(q.shape[-1] // 4, q.device)
     return _forward(
         q,
         k,
         v,
         options.key_padding_mask,
+        images,
         axes,
+        0 if packed is None else max(packed.lengths),
         width,
         options.eps,
         options.feature_map,
-        options.scored,
-        options.scored or options.mean_normaliser,
+        options.kind,
+        options.kind != '' or options.mean_normaliser,
+        options.num_keys is not None,
     )[0]
 
 
@@ -37,13 +44,26 @@ def unsupported_reason(q: Tensor, v: Tensor, options: LinearOptions) -> Optional
         return 'token_weights have no kernel'
     if options.feature_map not in FEATURES:
         return f'feature_map {options.feature_map!r} has no kernel, these have: {tuple(FEATURES)}'
-    if options.rotary is not None and options.rotary.num_extra_tokens:
+    rotary = options.rotary
+    if rotary is not None and (options.packed or rotary).num_extra_tokens:
         return 'extra tokens without rotary position have no kernel'
-    return unsupported_tokens(q, v, RALA_KERNELS if options.scored else KERNELS)
+    if options.rotary is not None and options.rotary.num_heads > 1:
+        return 'rotary position over all channels, before the heads, has no kernel'
+    names = {'': KERNELS, 'rala': RALA_KERNELS, 'mala': MALA_KERNELS}[options.kind]
+    return unsupported_tokens(q, v, names)
 
 
-def _launch(q, mask, axes, width, feature_map, scored) -> KeyLaunch:
-    return KeyLaunch(q, mask, FEATURES[feature_map], scored, axes, width)
+def _launches(
+    q, k, mask, images, axes, longest, width, feature_map, kind, cross
+) -> Tuple[KeyLaunch, KeyLaunch]:
+    """Return the launchers of the queries and of the keys, one for both in self-attention."""
+    options = FEATURES[feature_map], kind, axes, width, images, longest
+    keys = KeyLaunch(k, mask, *options)
+    if not cross:
+        return keys, keys
+    queries = KeyLaunch(q, None, *options)
+    queries.root = keys.root  # the factor of gradients of sums
+    return queries, keys
 
 
 @torch.library.custom_op('mmlinattn::linear_attention', mutates_args=())
@@ -52,27 +72,33 @@ def _forward(
     k: Tensor,
     v: Tensor,
     mask: Optional[Tensor],
+    images: Optional[Tensor],
     axes: Optional[Tensor],
+    longest: int,
     width: int,
     eps: float,
     feature_map: str,
-    scored: bool,
+    kind: str,
     mean_normaliser: bool,
+    cross: bool = False,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q):
-        launch = _launch(q, mask, axes, width, feature_map, scored)
-        mean = mean_query(q, launch) if scored else None
-        state = make_kv_state(k, v, mean, launch)
-        return (query_output(q, state, eps, mean_normaliser, launch), *state)
+        options = images, axes, longest, width, feature_map, kind, cross
+        queries, keys = _launches(q, k, mask, *options)
+        mean = mean_query(q, queries) if queries.scored else None
+        state = make_kv_state(k, v, mean, keys)
+        return (query_output(q, state, eps, mean_normaliser, queries), *state)
 
 
 @_forward.register_fake
-def _(q, k, v, mask, axes, width, eps, feature_map, scored, mean_normaliser):
+def _(q, k, v, mask, images, axes, longest, width, eps, feature_map, kind, *_):
     batch, heads, _, dim = q.shape
+    batch = batch if images is None else images.shape[0]
     size = padded(dim)
-    sums = q.new_empty((batch, heads, size + 1, size), dtype=torch.float32)
+    rows = size + (2 if kind == 'mala' else 1)
+    sums = q.new_empty((batch, heads, rows, size), dtype=torch.float32)
     total = sums.new_empty((batch, heads))
-    mean, count = ((batch, heads, size), (batch, heads)) if scored else (0, 0)
+    mean, count = ((batch, heads, size), (batch, heads)) if kind == 'rala' else (0, 0)
     return token_major(q), sums, total, sums.new_empty(mean), sums.new_empty(count)
 
 
@@ -83,21 +109,25 @@ def _backward(
     k: Tensor,
     v: Tensor,
     mask: Optional[Tensor],
+    images: Optional[Tensor],
     axes: Optional[Tensor],
     sums: Tensor,
     total: Tensor,
     mean: Tensor,
     count: Tensor,
+    longest: int,
     width: int,
     eps: float,
     feature_map: str,
-    scored: bool,
+    kind: str,
     mean_normaliser: bool,
+    cross: bool = False,
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    launch = _launch(q, mask, axes, width, feature_map, scored)
+    options = images, axes, longest, width, feature_map, kind, cross
+    queries, keys = _launches(q, k, mask, *options)
     with torch.cuda.device_of(q):
-        state = KVState(sums, total, mean, count)
-        return backward(grad, q, k, v, state, eps, mean_normaliser, launch)
+        state = KernelKVState(sums, total, mean, count)
+        return backward(grad, q, k, v, state, eps, mean_normaliser, queries, keys)
 
 
 @_backward.register_fake
@@ -107,14 +137,20 @@ def _(grad, q, k, v, *_):
 
 def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)  # no zeros for what only the backward pass needs
-    q, k, v, mask, axes, *ctx.options = inputs
+    q, k, v, mask, images, axes, *ctx.options = inputs
     _, *state = output
-    ctx.save_for_backward(q, k, v, mask, axes, *state)
+    ctx.fallback = current_fallback()
+    ctx.save_for_backward(q, k, v, mask, images, axes, *state)
 
 
 def _autograd(ctx, grad, *_):
-    grads = _backward(grad, *ctx.saved_tensors, *ctx.options)
-    return (*grads, *(None,) * 7)
+    grads = gradients(
+        ctx.fallback,
+        lambda: _backward(grad, *ctx.saved_tensors, *ctx.options),
+        ctx.saved_tensors[:3],
+        grad,
+    )
+    return (*grads, *(None,) * 10)
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)

@@ -1,5 +1,7 @@
 """Ripple attention."""
 
+from dataclasses import replace
+from functools import partial
 from typing import Optional, Tuple
 
 from torch import Tensor
@@ -7,7 +9,10 @@ from torch import Tensor
 from ..common.checks import check_hw_shape, check_qkv
 from ..common.dispatch import check_backend as check_operator_backend
 from ..common.dispatch import choose_backend
-from ..common.numerics import is_exporting
+from ..common.kernel_check import Trial
+from ..common.kernel_fallback import run_kernels
+from ..common.numerics import is_exporting, needs_gradient
+from .clip import clip_ripple_attention
 from .naive import ripple_naive
 from .options import RippleOptions, check_groups
 from .reference import ripple_reference
@@ -20,6 +25,7 @@ from .weights import STICKS, check_threshold, stick_breaking
 __all__ = [
     'check_backend',
     'check_threshold',
+    'clip_ripple_attention',
     'ripple_attention',
     'softmax_ripple_attention',
     'stick_breaking',
@@ -64,13 +70,10 @@ def ripple_attention(
     - ``'naive'``: the paper's baseline without tables, one key of each distance at a time. The
       cost of ``'tile'`` with a large constant, and O(N R^2) memory in training; any groups.
 
-    Measured on two CPU cores, 6 heads, m = d = 32, R = 4, 128 x 128 tokens, forward / forward and
-    backward (docs/benchmarks.md): tile 43 / 184 ms, sat 781 / 2690 ms, plain linear attention
-    10 / 43 ms, softmax attention 1648 / 6033 ms. ``torch.compile`` unrolls the rows of the tables
-    and the chunks of the tiles: large maps compile slowly.
+    On two CPU cores tiles are 15 times as fast as tables (R = 4, docs/benchmarks.md). Large maps
+    compile slowly: ``torch.compile`` unrolls the rows of the tables and the chunks of the tiles.
 
-    Exported graphs (``torch.export``, ONNX, ``torch.jit.trace``) contain plain operations with the
-    same result instead, see :mod:`.rows`.
+    Exported graphs contain plain operations with the same result instead, see :mod:`.rows`.
 
     ``'torch'`` chooses ``'sat'`` for logarithmic groups and for large R, see
     :func:`choose_algorithm`, and ``'tile'`` otherwise.
@@ -120,20 +123,52 @@ def ripple_attention(
 
         return unsupported_reason(q, v, weights, options)
 
-    backend = choose_backend('ripple_attention', backend, q, unsupported_reason, ALGORITHMS)
-    if backend == 'reference':
+    trial = partial(_trial, q, k, v, weights, options)
+    chosen = choose_backend('ripple_attention', backend, q, unsupported_reason, ALGORITHMS, trial)
+    if chosen == 'reference':
         return ripple_reference(q, k, v, weights, options)
-    if backend == 'triton':
-        from .triton_ops import ripple_triton
+    if chosen != 'triton':
+        return _ripple_torch(q, k, v, weights, options, chosen)
+    from .triton_ops import ripple_triton
 
-        return ripple_triton(q, k, v, weights, options)
+    kernels = partial(ripple_triton, options=options)
+    torch_form = partial(_ripple_torch, options=options)
+    return run_kernels('ripple_attention', backend, kernels, torch_form, q, k, v, weights)
+
+
+def _ripple_torch(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions, backend: str = 'torch'
+) -> Tensor:
+    """Compute it by a named algorithm, or by the one that suits the sizes."""
     if is_exporting():  # plain operations with the same result
         return ripple_rows(q, k, v, weights, options)
     if backend == 'torch':
-        max_distance = weights.shape[-1] - int(stick is None)
-        backend = choose_algorithm(max_distance, q.shape[-1], options.hw_shape, groups)
+        max_distance = weights.shape[-1] - int(options.stick is None)
+        backend = choose_algorithm(max_distance, q.shape[-1], options.hw_shape, options.groups)
     algorithm = {'tile': ripple_tile, 'sat': ripple_sat, 'naive': ripple_naive}[backend]
     return algorithm(q, k, v, weights, options)
+
+
+def _trial(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Trial:
+    """Return small calls that launch the same kernels."""
+    dim, rings = q.shape[-1], weights.shape[-1]
+
+    def run(backend: str, hw_shape: Tuple[int, int], mask: Optional[Tensor], q, k, v, w) -> Tensor:
+        from .triton_ops import ripple_triton
+
+        small = replace(options, hw_shape=hw_shape, key_padding_mask=mask)
+        w = w.sigmoid() if options.stick is None else w  # weights, or their logits
+        form = ripple_triton if backend == 'triton' else _ripple_torch
+        return form(q.sigmoid(), k.sigmoid(), v, w, small)
+
+    return Trial(
+        variant=f'{rings} rings, stick {options.stick}, head dim {dim}',
+        dtype=q.dtype,
+        masked=options.key_padding_mask is not None,
+        training=needs_gradient(q, k, v, weights),
+        shapes=lambda batch, n: [(batch, 2, n, dim)] * 3 + [(batch, 2, n, rings)],
+        run=run,
+    )
 
 
 def softmax_ripple_attention(

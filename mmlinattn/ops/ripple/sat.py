@@ -14,8 +14,8 @@ from typing import Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..common.first_derivative import first_derivative_only
 from ..common.numerics import accumulation_dtype, no_autocast
 from .groups import drop_empty_last, group_radii
 from .options import RippleOptions
@@ -71,7 +71,7 @@ class RippleSums(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         q, k, v, weights = ctx.saved_tensors
         with no_autocast(grad):

@@ -12,8 +12,8 @@ from typing import Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..common.first_derivative import first_derivative_only
 from ..common.numerics import accumulation_dtype, chunk_budget, no_autocast
 from .groups import axis_distance, chebyshev_distance, drop_empty_last
 from .options import RippleOptions
@@ -68,7 +68,7 @@ class RippleTile(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, grad_out: Tensor) -> Tuple[Optional[Tensor], ...]:
         with no_autocast(grad_out):
             return (*_backward(grad_out, *ctx.saved_tensors), None)

@@ -469,7 +469,7 @@ def forward(
     stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return output, normalisers (B, heads, N), S and z of the keys, their number, and boxes."""
-    state = make_kv_state(k, v, None, KeyLaunch(q, mask, 0, scored=False))
+    state = make_kv_state(k, v, None, KeyLaunch(q, mask, 0, kind=''))
     launch = RippleLaunch(q, weights, hw_shape, mask, stick)
     out, norm, box = token_major(q), launch.empty(launch.num_tokens), launch.boxes()
     launch.over_tiles(

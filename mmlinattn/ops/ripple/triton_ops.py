@@ -8,6 +8,7 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
+from ..common.kernel_fallback import current_fallback, gradients
 from ..common.numerics import token_major
 from ..common.triton_helpers import padded, unsupported_tokens
 from . import triton_kernels as kernels
@@ -99,10 +100,16 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)  # no zeros for what only the backward pass needs
     q, k, v, weights, *ctx.hw_shape, mask, ctx.eps, ctx.stick = inputs
     ctx.save_for_backward(q, k, v, weights, mask, *output[1:])
+    ctx.fallback = current_fallback()
 
 
 def _autograd(ctx, grad, *_):
-    grads = _backward(grad, *ctx.saved_tensors, *ctx.hw_shape, ctx.eps, ctx.stick)
+    grads = gradients(
+        ctx.fallback,
+        lambda: _backward(grad, *ctx.saved_tensors, *ctx.hw_shape, ctx.eps, ctx.stick),
+        ctx.saved_tensors[:4],
+        grad,
+    )
     return (*grads, None, None, None, None, None)
 
 

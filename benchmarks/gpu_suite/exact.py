@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..rivals.textbook import rotary_tables, rotate
+from ..baselines.textbook import rotary_tables, rotate
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, eps: float = 1e-6) -> Tensor:

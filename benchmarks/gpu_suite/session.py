@@ -26,7 +26,7 @@ class NeedsMore(Exception):
 
 
 @dataclass(frozen=True)
-class Day:
+class Session:
     """Device and sizes of a run.
 
     Args:
@@ -64,13 +64,13 @@ class Section:
     name: str
     title: str
     share: float
-    jobs: Callable[[Day], List[Job]]
+    jobs: Callable[[Session], List[Job]]
     table: Callable[[List[Row]], List[str]]
 
 
 def run(
     sections: Sequence[Section],
-    day: Day,
+    session: Session,
     key: Dict[str, str],
     folder: Path,
     seconds: float,
@@ -101,7 +101,7 @@ def run(
             record = dict(section=section.name, title=section.title, key=key, jobs={})
         records[section.name] = record
         try:
-            jobs = dict(section.jobs(day))
+            jobs = dict(section.jobs(session))
             record['jobs'].pop(PREPARE, None)
         except Exception as error:  # the other sections can still run
             jobs = {PREPARE: _raiser(error)}

@@ -14,23 +14,23 @@ import torch
 
 from mmlinattn.ops import BackendError
 
+from ..baselines import flash_bla
 from ..cases import CASES, Setup, map_shape
 from ..measure import forward_backward
-from ..rivals import flash_bla
 from .checks import DIM, GROUPS, TOKENS, WIDTHS, kind
-from .day import Day, Job, NeedsMore, Row
 from .problems import DTYPES, OPERATORS, Problem
+from .session import Job, NeedsMore, Row, Session
 from .speed import GROUPS as SPEED_GROUPS
 from .speed import RIVAL_TOKENS
 
 DIMS = (32, 64, 128)
 TUNING = tuple(f'mmlinattn.ops.common.{name}' for name in ('tuning', 'launch_table'))
-# An operator or a rival, its input, padding.
+# An operator or a baseline, its input, padding.
 Launch = Tuple[str, Setup, bool]
 LIBRARY = 'flash_bla'
 
 
-def compiling(day: Day, seconds: float) -> List[Job]:
+def compiling(session: Session, seconds: float) -> List[Job]:
     """Compile the kernels of the next sections in parallel, into Triton's cache on disk.
 
     Args:
@@ -38,22 +38,22 @@ def compiling(day: Day, seconds: float) -> List[Job]:
     """
 
     def job() -> Iterable[Row]:
-        day.needs_gpu()
-        memory = torch.cuda.mem_get_info(day.device)[0] // (2 * 2**30)
+        session.needs_gpu()
+        memory = torch.cuda.mem_get_info(session.device)[0] // (2 * 2**30)
         workers = int(max(1, min(os.cpu_count() or 1, memory, 32)))
-        yield compile_all(launches(day), workers, time.time() + seconds)
+        yield compile_all(launches(session), workers, time.time() + seconds)
 
     return [('launches of small problems', job)]
 
 
-def launches(day: Day) -> List[Launch]:
+def launches(session: Session) -> List[Launch]:
     """Return one launch per variant that Triton compiles separately.
 
     Variants differ in dtype, width, layout, padding, and sizes that are 1 or multiples of 16.
     """
 
     def setup(count: int, group: tuple, dim: int, dtype: torch.dtype) -> Setup:
-        return Setup(map_shape(count), *group[:2], dim, dtype, day.device, True, group[2])
+        return Setup(map_shape(count), *group[:2], dim, dtype, session.device, True, group[2])
 
     fused = [name for name in OPERATORS if OPERATORS[name].kernel]
     setups = [setup(256, (*group, 'triton'), DIM, torch.bfloat16) for group in SPEED_GROUPS]
@@ -87,9 +87,9 @@ def launch(task: Launch, until: float) -> bool:
         return False
     try:
         if name.endswith('-library'):
-            rival = CASES[name.removesuffix('-library')].build(setup)[LIBRARY]
-            out = rival.call()
-            forward_backward(rival.call, rival.inputs, [torch.ones_like(out)])
+            baseline = CASES[name.removesuffix('-library')].build(setup)[LIBRARY]
+            out = baseline.call()
+            forward_backward(baseline.call, baseline.inputs, [torch.ones_like(out)])
         else:
             Problem.of(name, setup, padded).step('triton')
     except Exception:
@@ -97,19 +97,19 @@ def launch(task: Launch, until: float) -> bool:
     return True
 
 
-def registers(day: Day) -> List[Job]:
+def registers(session: Session) -> List[Job]:
     """Launch every operator, forward and backward, and read the registers of its kernels."""
 
     def job(name: str, dtype: torch.dtype, dim: int) -> Iterable[Row]:
-        day.needs_gpu()
+        session.needs_gpu()
         for _, cache in caches():
             cache.clear()  # drops other launches; their kernels stay in the cache on disk
-        setup = Setup((64, 64), 2, 3, dim, dtype, day.device, True, 'triton')
+        setup = Setup((64, 64), 2, 3, dim, dtype, session.device, True, 'triton')
         try:
             Problem.of(name, setup).step('triton')
         except BackendError as error:
             raise NeedsMore(str(error)) from error
-        day.synchronize()
+        session.synchronize()
         rows = [
             dict(
                 operator=name,
@@ -131,7 +131,7 @@ def registers(day: Day) -> List[Job]:
     names = [name for name in OPERATORS if OPERATORS[name].kernel]
     return [
         (f'{name}, {kind(dtype)}, d {dim}', lambda args=(name, dtype, dim): job(*args))
-        for dtype, dim, name in product(DTYPES, DIMS[:1] if day.tiny else DIMS, names)
+        for dtype, dim, name in product(DTYPES, DIMS[:1] if session.tiny else DIMS, names)
     ]
 
 
@@ -160,7 +160,7 @@ def compiled() -> Iterator[tuple]:
                     yield name, kernel
 
 
-def tuning(day: Day, folder: Path, seconds: float) -> List[Job]:
+def tuning(session: Session, folder: Path, seconds: float) -> List[Job]:
     """Tune the configurations of each kernel, if the package has a tuner.
 
     The best are saved in ``tuning_table.json`` and in the cache that later processes read.
@@ -174,11 +174,11 @@ def tuning(day: Day, folder: Path, seconds: float) -> List[Job]:
     def job(name: str, dtype: torch.dtype, dim: int) -> Iterable[Row]:
         if not all(map(util.find_spec, TUNING)):
             raise NeedsMore('no tuner')
-        day.needs_gpu()
+        session.needs_gpu()
         tuner, configs = map(import_module, TUNING)
-        shape = (8, 8) if day.tiny else (256, 256)
-        setup = Setup(shape, 1, 8, dim, dtype, day.device, True, 'triton')
-        problem, device = Problem.of(name, setup), day.device.index or 0
+        shape = (8, 8) if session.tiny else (256, 256)
+        setup = Setup(shape, 1, 8, dim, dtype, session.device, True, 'triton')
+        problem, device = Problem.of(name, setup), session.device.index or 0
         precision, end = configs.kind_of(dtype), time.monotonic() + seconds
         for kernel in list(configs.table(device)):
             if kernel.startswith('anchor') != (name == 'random-walk'):

@@ -9,8 +9,8 @@ from torch import Tensor
 from mmlinattn.ops import BackendError
 
 from ..cases import Setup, map_shape
-from .day import Day, Job, NeedsMore, Row
 from .problems import DTYPES, OPERATORS, Problem, forms
+from .session import Job, NeedsMore, Row, Session
 
 # Batch, heads and layout.
 GROUPS = ((1, 1, 'contiguous'), (2, 3, 'triton'), (4, 12, 'tokens'))
@@ -24,9 +24,11 @@ def kind(dtype: torch.dtype) -> str:
     return str(dtype).replace('torch.', '')
 
 
-def _setup(day: Day, hw: Tuple[int, int], group: tuple, dim: int, dtype: torch.dtype) -> Setup:
+def _setup(
+    session: Session, hw: Tuple[int, int], group: tuple, dim: int, dtype: torch.dtype
+) -> Setup:
     batch, heads, layout = group
-    return Setup(hw, batch, heads, dim, dtype, day.device, True, layout)
+    return Setup(hw, batch, heads, dim, dtype, session.device, True, layout)
 
 
 def _title(name: str, setup: Setup) -> str:
@@ -35,14 +37,14 @@ def _title(name: str, setup: Setup) -> str:
     return f'{name}, {size}, B x H {heads}, d {setup.head_dim}, {kind(setup.dtype)}'
 
 
-def correctness(day: Day) -> List[Job]:
+def correctness(session: Session) -> List[Job]:
     """Check output and gradients of every operator and form against float64.
 
     Each runs without padding, and with padding and the gradient of a sum.
     """
-    if day.tiny:
+    if session.tiny:
         setups = [
-            _setup(day, hw, group, 16, dtype)
+            _setup(session, hw, group, 16, dtype)
             for hw, group, dtype in (
                 ((1, 1), GROUPS[0], torch.float32),
                 ((3, 5), (2, 1, 'triton'), torch.float16),
@@ -51,13 +53,14 @@ def correctness(day: Day) -> List[Job]:
     else:
         shapes = [map_shape(count) for count in TOKENS]
         setups = [
-            _setup(day, hw, group, DIM, dtype)
+            _setup(session, hw, group, DIM, dtype)
             for hw, group, dtype in product(shapes, GROUPS, DTYPES)
         ]
         # 65,539 is prime: also use a 2D map of about as many tokens, and other widths.
-        setups += [_setup(day, (253, 259), GROUPS[1], DIM, dtype) for dtype in DTYPES]
+        setups += [_setup(session, (253, 259), GROUPS[1], DIM, dtype) for dtype in DTYPES]
         setups += [
-            _setup(day, (25, 40), GROUPS[1], dim, dtype) for dim, dtype in product(WIDTHS, DTYPES)
+            _setup(session, (25, 40), GROUPS[1], dim, dtype)
+            for dim, dtype in product(WIDTHS, DTYPES)
         ]
     return [
         (_title(name, setup), lambda name=name, setup=setup: _check(name, setup))
@@ -90,23 +93,23 @@ def _check(name: str, setup: Setup) -> Iterable[Row]:
             )
 
 
-def _middle(day: Day, dtype: torch.dtype) -> Setup:
-    if day.tiny:
-        return _setup(day, (3, 5), (1, 1, 'triton'), 16, dtype)
-    return _setup(day, (64, 64), GROUPS[1], DIM, dtype)
+def _middle(session: Session, dtype: torch.dtype) -> Setup:
+    if session.tiny:
+        return _setup(session, (3, 5), (1, 1, 'triton'), 16, dtype)
+    return _setup(session, (64, 64), GROUPS[1], DIM, dtype)
 
 
-def precision(day: Day) -> List[Job]:
+def precision(session: Session) -> List[Job]:
     """Check the same errors where torch may round factors of float32 products to TF32."""
-    dtypes = DTYPES[:1] if day.tiny else DTYPES
+    dtypes = DTYPES[:1] if session.tiny else DTYPES
 
     def job(name: str, dtype: torch.dtype) -> Iterable[Row]:
-        problem = Problem.of(name, _middle(day, dtype))
+        problem = Problem.of(name, _middle(session, dtype))
         expected = problem.exact()
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision('high')
         try:
-            for form in forms(name)[-1 if day.tiny else 0 :]:  # an interpreter has no TF32
+            for form in forms(name)[-1 if session.tiny else 0 :]:  # an interpreter has no TF32
                 # The torch form uses torch's own products, which may now be rounded to TF32.
                 # TF32 has the precision of float16.
                 digits = torch.float16 if (form, dtype) == ('torch', torch.float32) else dtype
@@ -121,14 +124,14 @@ def precision(day: Day) -> List[Job]:
     ]
 
 
-def repeats(day: Day) -> List[Job]:
+def repeats(session: Session) -> List[Job]:
     """Check that repeated runs give the same bits of output and gradients."""
-    count, form_of = (2, lambda name: 'torch') if day.tiny else (REPEATS, lambda name: 'auto')
+    count, form_of = (2, lambda name: 'torch') if session.tiny else (REPEATS, lambda name: 'auto')
 
     def job(name: str, dtype: torch.dtype) -> Iterable[Row]:
-        setup = _middle(day, dtype)
-        if not day.tiny:
-            setup = _setup(day, (253, 259), GROUPS[1], DIM, dtype)
+        setup = _middle(session, dtype)
+        if not session.tiny:
+            setup = _setup(session, (253, 259), GROUPS[1], DIM, dtype)
         problem, form = Problem.of(name, setup, padded=True), form_of(name)
         first = problem.step(form)
         differ = sorted(
@@ -150,18 +153,18 @@ def _different(a: Tuple[Tensor, ...], b: Tuple[Tensor, ...]) -> List[int]:
     return [i for i, pair in enumerate(zip(a, b)) if not torch.equal(*pair)]
 
 
-def graphs(day: Day) -> List[Job]:
+def graphs(session: Session) -> List[Job]:
     """Compare a captured training step, replayed with new inputs, with the eager step."""
 
     def job(name: str, dtype: torch.dtype) -> Iterable[Row]:
-        day.needs_gpu()
+        session.needs_gpu()
         from .timing import captured
 
-        problem = Problem.of(name, _middle(day, dtype), padded=True)
+        problem = Problem.of(name, _middle(session, dtype), padded=True)
         replay, results = captured(lambda: problem.step('auto'))
-        generator = torch.Generator(day.device).manual_seed(1)
+        generator = torch.Generator(session.device).manual_seed(1)
         for leaf in problem.leaves.values():  # new inputs
-            order = torch.randperm(leaf.shape[-2], generator=generator, device=day.device)
+            order = torch.randperm(leaf.shape[-2], generator=generator, device=session.device)
             leaf.detach().copy_(leaf.detach().index_select(-2, order))
         replay()
         differ = _different(results(), problem.step('auto'))
@@ -176,7 +179,7 @@ def graphs(day: Day) -> List[Job]:
     ]
 
 
-def large(day: Day) -> List[Job]:
+def large(session: Session) -> List[Job]:
     """Check tensors of more than 2^31 elements against float64.
 
     Only the first and the last head of the first and the last image are compared: heads are
@@ -184,15 +187,15 @@ def large(day: Day) -> List[Job]:
     """
 
     def job(name: str, layout: str) -> Iterable[Row]:
-        if day.tiny:
-            setup = _setup(day, (5, 7), (2, 3, layout), 16, torch.float32)
+        if session.tiny:
+            setup = _setup(session, (5, 7), (2, 3, layout), 16, torch.float32)
         else:
-            day.needs_gpu()
-            setup = _setup(day, (512, 513), (8, 16, layout), DIM, torch.bfloat16)
+            session.needs_gpu()
+            setup = _setup(session, (512, 513), (8, 16, layout), DIM, torch.bfloat16)
         elements = setup.batch * setup.heads * setup.num_tokens * setup.head_dim
         # q, k, v, output, their gradients, and the same again for intermediate tensors.
         needed = 16 * 2 * elements
-        if not day.tiny and needed > torch.cuda.mem_get_info(day.device)[0]:
+        if not session.tiny and needed > torch.cuda.mem_get_info(session.device)[0]:
             raise NeedsMore(f'needs about {needed / 2**30:.0f} GiB of free memory')
         problem = Problem.of(name, setup)
         got = problem.step('auto')

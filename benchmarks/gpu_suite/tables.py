@@ -4,9 +4,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Sequence
 
-from ..report import table as rivals_table
+from ..report import table as baselines_table
 from ..suite import Result
-from .day import BAD, LEFT, Row, bad_jobs, left_jobs, rows_of
+from .session import BAD, LEFT, Row, bad_jobs, left_jobs, rows_of
 
 NAMES_SHOWN = 6
 MESSAGES_SHOWN = 40
@@ -81,7 +81,7 @@ def worst_errors(rows: List[Row]) -> List[str]:
     return markdown([*names, 'refused', 'wrong'], lines)
 
 
-def rivals(rows: List[Row]) -> List[str]:
+def baselines(rows: List[Row]) -> List[str]:
     """Return the tables of the benchmark suite by case, mode, batch, heads, layout and dtype."""
     groups: Dict[tuple, List[Result]] = {}
     for row in rows:
@@ -96,7 +96,7 @@ def rivals(rows: List[Row]) -> List[str]:
         lines += [
             f'{title}:',
             '',
-            *rivals_table(group, None if group[0].kind == 'backbone' else copy),
+            *baselines_table(group, None if group[0].kind == 'backbone' else copy),
             '',
         ]
     return lines[:-1]
@@ -104,7 +104,11 @@ def rivals(rows: List[Row]) -> List[str]:
 
 def report(sections: Sequence, records: Dict[str, dict], facts: Dict[str, str]) -> str:
     """Return the report; heading levels are those of docs/benchmarks.md."""
-    lines = ['## A day with a GPU', '', *(f'- {name}: {value}' for name, value in facts.items())]
+    lines = [
+        '## A session with a GPU',
+        '',
+        *(f'- {name}: {value}' for name, value in facts.items()),
+    ]
     bad = [
         f'- {name}, {job}: {why}' for name, r in records.items() for job, why in bad_jobs(r).items()
     ]

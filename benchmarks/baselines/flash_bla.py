@@ -39,12 +39,12 @@ def _kept(config) -> bool:
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute linear attention, see :func:`benchmarks.rivals.textbook.linear`."""
+    """Compute linear attention, see :func:`benchmarks.baselines.textbook.linear`."""
     return _module('triton').linear_attention(q, k, v)
 
 
 def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Tables) -> Tensor:
-    """Compute RALA as the package's layer does, see :func:`benchmarks.rivals.textbook.rala`.
+    """Compute RALA as the package's layer does, see :func:`benchmarks.baselines.textbook.rala`.
 
     Features, weights and rotation are computed by torch, the rest by its kernels.
     """

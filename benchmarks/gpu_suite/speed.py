@@ -14,8 +14,8 @@ from torch import Tensor
 from ..cases import CASES, OURS, Case, Setup, map_shape
 from ..measure import copy_bandwidth, forward, interleave, peak_memory
 from ..suite import MODES, Effort, run_case
-from .day import Day, Job, NeedsMore, Row
 from .problems import OPERATORS, Problem
+from .session import Job, NeedsMore, Row, Session
 from .timing import captured, wall
 
 DIM = 64
@@ -24,31 +24,31 @@ QUICK = Effort(min_rounds=5, min_seconds=0.1, budget=1.0)
 GROUPS = ((8, 16), (1, 1), (1, 8))
 RIVAL_TOKENS = (4096, 32768)
 # Textbook formulas are left out: at these sizes they take too much memory and time.
-RIVALS = (OURS, f'{OURS} portable', 'flash_bla', 'linear', 'SDPA softmax')
+BASELINES = (OURS, f'{OURS} torch', 'flash_bla', 'linear', 'SDPA softmax')
 
 
-def dtype_of(day: Day) -> torch.dtype:
-    return torch.float32 if day.tiny else torch.bfloat16
+def dtype_of(session: Session) -> torch.dtype:
+    return torch.float32 if session.tiny else torch.bfloat16
 
 
-def median(call: Callable[[], object], day: Day) -> float:
+def median(call: Callable[[], object], session: Session) -> float:
     """Return the median seconds on the device of a call that has run before."""
-    rounds, seconds = (1, 0.0) if day.tiny else (7, 0.03)
-    times = sorted(interleave({'': call}, day.device, rounds, seconds)[''])
+    rounds, seconds = (1, 0.0) if session.tiny else (7, 0.03)
+    times = sorted(interleave({'': call}, session.device, rounds, seconds)[''])
     return times[len(times) // 2]
 
 
 @cache
-def copy_speed(day: Day) -> float:
+def copy_speed(session: Session) -> float:
     """Return the bytes per second of :func:`benchmarks.measure.copy_bandwidth`, measured once."""
-    return copy_bandwidth(day.device, *((1, 2**20) if day.tiny else (20,)))
+    return copy_bandwidth(session.device, *((1, 2**20) if session.tiny else (20,)))
 
 
 def _size(x: Tensor) -> int:
     return x.numel() * x.element_size()
 
 
-def bandwidth(day: Day) -> List[Job]:
+def bandwidth(session: Session) -> List[Job]:
     """Measure the bandwidth of forward and backward pass as a share of the copy bandwidth.
 
     The bytes are the minimum: inputs and the output gradient read once, results written once.
@@ -56,8 +56,10 @@ def bandwidth(day: Day) -> List[Job]:
 
     def job(name: str, count: int, group: Tuple[int, int]) -> Iterable[Row]:
         layout = 'contiguous' if name.startswith('ripple') else 'triton'
-        setup = Setup(map_shape(count), *group, DIM, dtype_of(day), day.device, True, layout)
-        setup = replace(setup, head_dim=16) if day.tiny else setup
+        setup = Setup(
+            map_shape(count), *group, DIM, dtype_of(session), session.device, True, layout
+        )
+        setup = replace(setup, head_dim=16) if session.tiny else setup
         problem = Problem.of(name, setup)
         out = problem.run('auto')
         leaves = [*problem.leaves.values()]
@@ -70,22 +72,23 @@ def bandwidth(day: Day) -> List[Job]:
         least = {'forward': inputs + output, 'backward': 2 * inputs + output}
         for mode, call in calls.items():
             call()
-            seconds = median(call, day)
+            seconds = median(call, session)
             yield dict(
                 operator=name, tokens=count, batch=group[0], heads=group[1], mode=mode,
-                ms=1e3 * seconds, bytes=least[mode], share=least[mode] / seconds / copy_speed(day),
+                ms=1e3 * seconds, bytes=least[mode],
+                share=least[mode] / seconds / copy_speed(session),
             )  # fmt: skip
 
-    counts = (64,) if day.tiny else (16384, 65536, 262144, 4096, 1048576)
-    groups = ((1, 1),) if day.tiny else GROUPS
+    counts = (64,) if session.tiny else (16384, 65536, 262144, 4096, 1048576)
+    groups = ((1, 1),) if session.tiny else GROUPS
     return [
         (f'{name}, {count} tokens, B x H {b}x{h}', lambda args=(name, count, (b, h)): job(*args))
         for (b, h), count, name in product(groups, counts, OPERATORS)
     ]
 
 
-def _rivals(
-    day: Day, case: str, setups: Sequence[Setup], mode: str, keep: Sequence[str] = ()
+def _baselines(
+    session: Session, case: str, setups: Sequence[Setup], mode: str, keep: Sequence[str] = ()
 ) -> Iterable[Row]:
     """Yield rows of the suite, with errors under ``'wrong'``.
 
@@ -94,31 +97,31 @@ def _rivals(
     chosen = CASES[case]
     if keep:
         chosen = replace(chosen, build=lambda setup: _only(CASES[case], setup, keep))
-    for result in run_case(chosen, setups, mode, TINY if day.tiny else QUICK):
+    for result in run_case(chosen, setups, mode, TINY if session.tiny else QUICK):
         row: Row = asdict(result)
-        row.update(heads=setups[0].heads, layout=setups[0].layout, copy=copy_speed(day))
-        if result.failed and (result.error is not None or result.rival != 'flash_bla'):
-            row['wrong'] = f'{result.size}, {result.rival}: {result.skipped}'
+        row.update(heads=setups[0].heads, layout=setups[0].layout, copy=copy_speed(session))
+        if result.failed and (result.error is not None or result.baseline != 'flash_bla'):
+            row['wrong'] = f'{result.size}, {result.baseline}: {result.skipped}'
         yield row
 
 
 def _only(case: Case, setup: Setup, keep: Sequence[str]) -> dict:
-    return {name: rival for name, rival in case.build(setup).items() if name in keep}
+    return {name: baseline for name, baseline in case.build(setup).items() if name in keep}
 
 
-def operators(day: Day) -> List[Job]:
-    """Measure every operator against its rivals, in two layouts of q, k and v."""
+def operators(session: Session) -> List[Job]:
+    """Measure every operator against its baselines, in two layouts of q, k and v."""
     names = [name for name, case in CASES.items() if case.kind == 'operator']
-    counts = (16, 64) if day.tiny else RIVAL_TOKENS
-    groups = ((1, 1),) if day.tiny else GROUPS
+    counts = (16, 64) if session.tiny else RIVAL_TOKENS
+    groups = ((1, 1),) if session.tiny else GROUPS
 
     def job(name: str, mode: str, group: Tuple[int, int], layout: str) -> Iterable[Row]:
         setups = [
-            Setup(map_shape(count), *group, 16 if day.tiny else DIM, dtype_of(day), day.device,
-                  layout=layout)
+            Setup(map_shape(count), *group, 16 if session.tiny else DIM, dtype_of(session),
+                  session.device, layout=layout)
             for count in counts
         ]  # fmt: skip
-        yield from _rivals(day, name, setups, mode, () if day.tiny else RIVALS)
+        yield from _baselines(session, name, setups, mode, () if session.tiny else BASELINES)
 
     return [
         (f'{name}, {mode}, B x H {g[0]}x{g[1]}, {layout}',
@@ -127,12 +130,14 @@ def operators(day: Day) -> List[Job]:
     ]  # fmt: skip
 
 
-def walls(day: Day) -> List[Job]:
+def walls(session: Session) -> List[Job]:
     """Measure the time of the device alone (a replayed graph) and with the host (eager calls)."""
 
     def job(name: str, count: int) -> Iterable[Row]:
-        dim = 16 if day.tiny else DIM
-        setup = Setup(map_shape(count), 1, 8, dim, dtype_of(day), day.device, True, 'triton')
+        dim = 16 if session.tiny else DIM
+        setup = Setup(
+            map_shape(count), 1, 8, dim, dtype_of(session), session.device, True, 'triton'
+        )
         problem = Problem.of(name, setup)
         q, k, v = (problem.leaves[x] for x in 'qkv')
         calls: Dict[Tuple[str, str], Callable[[], Sequence[Tensor]]] = {
@@ -144,28 +149,30 @@ def walls(day: Day) -> List[Job]:
                 lambda: F.scaled_dot_product_attention(q, k, v)
             )
         for (what, mode), call in calls.items():
-            eager = wall(call, day.synchronize, 0.0 if day.tiny else 0.05)
+            eager = wall(call, session.synchronize, 0.0 if session.tiny else 0.05)
             row: Row = dict(operator=what, tokens=count, mode=mode, eager_ms=1e3 * eager)
-            if day.gpu:
-                row['graph_ms'] = 1e3 * median(captured(call)[0], day)
+            if session.gpu:
+                row['graph_ms'] = 1e3 * median(captured(call)[0], session)
             yield row
 
-    counts = (64,) if day.tiny else (1024, 4096, 16384, 65536)
+    counts = (64,) if session.tiny else (1024, 4096, 16384, 65536)
     return [
         (f'{name}, {count} tokens', lambda args=(name, count): job(*args))
         for count, name in product(counts, OPERATORS)
     ]
 
 
-def crossover(day: Day) -> List[Job]:
+def crossover(session: Session) -> List[Job]:
     """Find the number of tokens from which an operator is faster than softmax attention."""
-    counts = (16, 64) if day.tiny else tuple(2**i for i in range(6, 15))
+    counts = (16, 64) if session.tiny else tuple(2**i for i in range(6, 15))
 
     def job(name: str, mode: str, group: Tuple[int, int]) -> Iterable[Row]:
         clocks = {'device': [], 'wall': []}
         for count in counts:
-            dim = 16 if day.tiny else DIM
-            setup = Setup(map_shape(count), *group, dim, dtype_of(day), day.device, True, 'triton')
+            dim = 16 if session.tiny else DIM
+            setup = Setup(
+                map_shape(count), *group, dim, dtype_of(session), session.device, True, 'triton'
+            )
             problem = Problem.of(name, setup)
             q, k, v = (problem.leaves[x] for x in 'qkv')
 
@@ -183,12 +190,12 @@ def crossover(day: Day) -> List[Job]:
                 pair = {'ours': lambda p=problem: p.step('auto'), 'softmax': step}
             for call in pair.values():
                 call()
-            rounds, seconds = (1, 0.0) if day.tiny else (7, 0.02)
-            times = interleave(pair, day.device, rounds, seconds)
+            rounds, seconds = (1, 0.0) if session.tiny else (7, 0.02)
+            times = interleave(pair, session.device, rounds, seconds)
             ours, theirs = (sorted(times[x])[len(times[x]) // 2] for x in ('ours', 'softmax'))
             clocks['device'].append((count, ours / theirs))
-            limit = 0.0 if day.tiny else 0.02
-            ours, theirs = (wall(call, day.synchronize, limit) for call in pair.values())
+            limit = 0.0 if session.tiny else 0.02
+            ours, theirs = (wall(call, session.synchronize, limit) for call in pair.values())
             clocks['wall'].append((count, ours / theirs))
         for clock, ratios in clocks.items():
             yield dict(
@@ -196,7 +203,7 @@ def crossover(day: Day) -> List[Job]:
                 crossing=crossing(ratios), ratios={n: round(r, 3) for n, r in ratios},
             )  # fmt: skip
 
-    groups = ((1, 1),) if day.tiny else ((1, 8), (8, 16))
+    groups = ((1, 1),) if session.tiny else ((1, 8), (8, 16))
     return [
         (f'{name}, {mode}, B x H {g[0]}x{g[1]}', lambda args=(name, mode, g): job(*args))
         for mode, g, name in product(MODES, groups, OPERATORS)
@@ -229,16 +236,18 @@ def needs_openmmlab() -> None:
         raise NeedsMore('needs ' + ' and '.join(missing))
 
 
-def layers(day: Day) -> List[Job]:
-    """Measure layers against their rivals."""
-    counts = (64,) if day.tiny else (4096, 16384, 65536)
+def layers(session: Session) -> List[Job]:
+    """Measure layers against their baselines."""
+    counts = (64,) if session.tiny else (4096, 16384, 65536)
 
     def job(name: str, mode: str) -> Iterable[Row]:
         needs_openmmlab()
         # The sizes for the random walk are those of the first stage of SegFormer-B0.
         heads, dim = (1, 32) if name == 'random-walk-layer' else (1, 64)
-        setups = [Setup(map_shape(n), 1, heads, dim, dtype_of(day), day.device) for n in counts]
-        yield from _rivals(day, name, setups, mode)
+        setups = [
+            Setup(map_shape(n), 1, heads, dim, dtype_of(session), session.device) for n in counts
+        ]
+        yield from _baselines(session, name, setups, mode)
 
     names = [name for name, case in CASES.items() if case.kind == 'layer']
     return [
@@ -254,45 +263,45 @@ BACKBONES = {
 }
 
 
-def backbones(day: Day) -> List[Job]:
+def backbones(session: Session) -> List[Job]:
     """Measure time and peak memory of encoders on images."""
 
     def job(name: str, mode: str, side: int) -> Iterable[Row]:
         needs_openmmlab()
-        setup = Setup((side, side), 1, 1, DIM, dtype_of(day), day.device)
-        yield from _rivals(day, name, [setup], mode, () if day.tiny else BACKBONES[name])
+        setup = Setup((side, side), 1, 1, DIM, dtype_of(session), session.device)
+        yield from _baselines(session, name, [setup], mode, () if session.tiny else BACKBONES[name])
 
-    names = ('ravlt-nano',) if day.tiny else tuple(BACKBONES)
-    sides = (64,) if day.tiny else (512, 1024, 2048, 4096)
+    names = ('ravlt-nano',) if session.tiny else tuple(BACKBONES)
+    sides = (64,) if session.tiny else (512, 1024, 2048, 4096)
     return [
         (f'{name}, {mode}, {side}x{side}', lambda args=(name, mode, side): job(*args))
-        for mode, side, name in product(MODES[:1] if day.tiny else MODES, sides, names)
+        for mode, side, name in product(MODES[:1] if session.tiny else MODES, sides, names)
     ]
 
 
-def profiles(day: Day) -> List[Job]:
+def profiles(session: Session) -> List[Job]:
     """Profile training steps: time by kernel and number of launches."""
 
     def measure(what: str, step: Callable[[], object]) -> Iterable[Row]:
         from torch.profiler import ProfilerActivity, profile
 
         step()
-        day.synchronize()
+        session.synchronize()
         activities = [ProfilerActivity.CPU]
-        if day.gpu:
+        if session.gpu:
             activities.append(ProfilerActivity.CUDA)
         with profile(activities=activities) as profiler:
             step()
-            day.synchronize()
+            session.synchronize()
         times: Dict[str, List[float]] = {}
         for event in profiler.events():
             on_device = event.device_type == torch.autograd.DeviceType.CUDA
-            if on_device == day.gpu:
-                taken = event.time_range.elapsed_us() if day.gpu else event.self_cpu_time_total
+            if on_device == session.gpu:
+                taken = event.time_range.elapsed_us() if session.gpu else event.self_cpu_time_total
                 times.setdefault(event.name, []).append(taken)
         total = sum(map(sum, times.values())) or 1.0
         launches = sum(map(len, times.values()))
-        peak = peak_memory(step, day.device) / 2**20
+        peak = peak_memory(step, session.device) / 2**20
         for name in sorted(times, key=lambda name: -sum(times[name]))[:6]:
             yield dict(
                 what=what, launches=launches, peak_mib=round(peak, 1), kernel=name[:80],
@@ -300,26 +309,26 @@ def profiles(day: Day) -> List[Job]:
             )  # fmt: skip
 
     def operator(name: str, mode: str) -> Iterable[Row]:
-        shape, dim = ((8, 8), 16) if day.tiny else ((256, 256), DIM)
-        setup = Setup(shape, 1, 8, dim, dtype_of(day), day.device, True, 'triton')
+        shape, dim = ((8, 8), 16) if session.tiny else ((256, 256), DIM)
+        setup = Setup(shape, 1, 8, dim, dtype_of(session), session.device, True, 'triton')
         problem = Problem.of(name, setup)
         step = problem.step if mode == MODES[1] else lambda form: forward(lambda: problem.run(form))
         yield from measure(f'{name}, {mode}', lambda: step('auto'))
 
     def backbone(name: str, keep: str) -> Iterable[Row]:
         needs_openmmlab()
-        side = 64 if day.tiny else 1024
-        setup = Setup((side, side), 1, 1, DIM, dtype_of(day), day.device, True)
+        side = 64 if session.tiny else 1024
+        setup = Setup((side, side), 1, 1, DIM, dtype_of(session), session.device, True)
         torch.manual_seed(0)
-        rival = CASES[name].build(setup)[keep]
+        baseline = CASES[name].build(setup)[keep]
 
         def step() -> object:
-            outs = rival.call()
-            return torch.autograd.grad(sum(o.sum() for o in outs), rival.parameters)
+            outs = baseline.call()
+            return torch.autograd.grad(sum(o.sum() for o in outs), baseline.parameters)
 
         yield from measure(f'{name}, {MODES[1]}, {side}x{side}', step)
 
-    models = (('ravlt-nano', OURS),) if day.tiny else (('ravlt-s', OURS), ('mit-b0', 'RWGKA'))
+    models = (('ravlt-nano', OURS),) if session.tiny else (('ravlt-s', OURS), ('mit-b0', 'RWGKA'))
     jobs: List[Job] = [
         (f'{name}, {mode}', lambda args=(name, mode): operator(*args))
         for mode, name in product(MODES, OPERATORS)

@@ -25,6 +25,17 @@ def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Tables) -> Tensor:
     return torch.einsum('bhnd,bhde->bhne', q, state) / denominator[..., None]
 
 
+def mala(q: Tensor, k: Tensor, v: Tensor, rotary: Tables) -> Tensor:
+    """Compute MALA with rotary position, see :func:`mmlinattn.ops.mala_attention`."""
+    num_tokens, dim = q.shape[-2:]
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    z = dim**-0.5 * torch.einsum('bhnd,bhd->bhn', q, k.mean(2))[..., None]
+    q, k = rotate(q, rotary), rotate(k, rotary)
+    state = torch.einsum('bhnd,bhne->bhde', k, v) * (dim**-0.5 / num_tokens)
+    out = torch.einsum('bhnd,bhde->bhne', q, state)
+    return (1 + 1 / (z + 1e-6)) * out - z * v.mean(2, keepdim=True)
+
+
 def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute linear attention of features, see :func:`mmlinattn.ops.linear_attention`."""
     state = torch.einsum('bhnd,bhne->bhde', k, v)

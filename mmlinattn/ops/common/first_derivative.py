@@ -1,0 +1,45 @@
+"""Hand-written backward passes, which autograd cannot differentiate again."""
+
+import functools
+from typing import Any, Callable, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+Gradients = Tuple[Optional[Tensor], ...]
+
+
+class _NoSecondDerivative(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gradient: Tensor, *inputs: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> Gradients:
+        raise RuntimeError(
+            'this implementation has no second derivatives: call the operator with '
+            "backend='reference', or inside mmlinattn.ops.use_backend('reference')"
+        )
+
+
+def first_derivative_only(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """Raise an error where the results of a backward pass are differentiated.
+
+    Decorates ``backward`` of a ``torch.autograd.Function`` that saves its inputs. PyTorch's
+    ``once_differentiable`` raises only if the gradient of the output requires gradients itself;
+    else second derivatives, as of a gradient penalty on a sum, would silently be zero.
+
+    Raises:
+        RuntimeError: in the second backward pass, with the cure.
+    """
+
+    @functools.wraps(backward)
+    def wrapper(ctx: Any, *grads: Tensor) -> Gradients:
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return found
+        inputs = [x for x in (*ctx.saved_tensors, *grads) if x is not None and x.requires_grad]
+        return tuple(x if x is None else _NoSecondDerivative.apply(x, *inputs) for x in found)
+
+    return wrapper
