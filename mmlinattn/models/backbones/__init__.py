@@ -2,19 +2,27 @@
 
 from .base import Backbone, HierarchicalBackbone
 from .cvt import CvT
+from .mavit import MAViT
 from .mix_transformer import MixTransformer
+from .mlla import MLLA
+from .non_local_r3d import NonLocalR3D
 from .ravlt import RAVLT
 from .swin import Swin
+from .timesformer import TimeSformer
 from .vil import ViL
 from .vision_transformer import ViT
 
 __all__ = [
+    'MLLA',
     'RAVLT',
     'Backbone',
     'CvT',
     'HierarchicalBackbone',
+    'MAViT',
     'MixTransformer',
+    'NonLocalR3D',
     'Swin',
+    'TimeSformer',
     'ViL',
     'ViT',
 ]

@@ -1,6 +1,6 @@
 """Base classes of all backbones."""
 
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from mmengine.model import BaseModule, ModuleList, trunc_normal_init
@@ -17,6 +17,8 @@ from ..layers import (
 )
 from ..layers.activation_checkpointing import checkpoint_block
 
+# Name of the tensor by which a converted file says what attention it was trained with, per stage.
+TRAINED_ATTENTION = 'trained_attention'
 OUT_TYPES = ('featmap', 'avg_featmap', 'cls_token')
 Part = Union[nn.Module, nn.Parameter]
 
@@ -28,13 +30,15 @@ class Backbone(BaseModule):
     activation checkpointing. In a backbone without stages, such as ViT, "stage" means a layer.
 
     A subclass sets the class attributes and implements :meth:`count_stages`,
-    :meth:`stochastic_depth`, :meth:`stem_layer`, :meth:`stage_parts` and, if needed,
-    :meth:`init_layer`. Its constructor builds the modules and calls :meth:`finish` last.
+    :meth:`stochastic_depth`, :meth:`stem_layer`, :meth:`stage_parts`, :meth:`layer_groups` and, if
+    needed, :meth:`init_layer`. Its constructor builds the modules and calls :meth:`finish` last.
 
     Args:
-        arch: a name in ``architectures``, or a dict with the keys of ``arch_required`` and
-            optionally those of ``arch_defaults``.
-        attn_cfg: config or name of the attention of all stages, or a list with one per stage.
+        arch: a name in ``architectures`` or ``arch_sizes``, or a dict with the keys of
+            ``arch_required`` and optionally those of ``arch_defaults``.
+        attn_cfg: config or name of the attention of all stages; a list with one per stage or one
+            per layer; or the short form of a hybrid, ``dict(default='MALA', softmax=['last4'])``:
+            see :func:`mmlinattn.models.layers.expand_attn_cfg`.
         out_indices: stages to return; stages after the last of them are not built.
         out_type: ``'featmap'`` for maps (B, C_i, H_i, W_i), ``'avg_featmap'`` for their means
             (B, C_i), or ``'cls_token'`` for the class token (B, C_i) if the backbone has one.
@@ -46,9 +50,14 @@ class Backbone(BaseModule):
         init_cfg: for example ``dict(type='Pretrained', checkpoint=..., prefix='backbone.')``.
 
     Attributes:
-        architectures: architectures by name.
+        layer_attn_cfgs: attention of each layer, over all stages.
+        attn_cfgs: attention of each stage; a list with one per layer where they differ.
+        architectures: architectures by the name that the paper gives.
+        arch_sizes: the paper's name by size (``'tiny'``, ``'small'``, ``'base'``, ...), for papers
+            that name their models otherwise.
         arch_required, arch_defaults: keys of an architecture, and values of optional keys.
         stage_name: ``'stage'`` or ``'layer'``, for messages.
+        input_name, input_shape: the input, for messages.
         has_cls_token: True if the backbone can have a class token.
 
     Raises:
@@ -57,9 +66,11 @@ class Backbone(BaseModule):
     """
 
     architectures: Dict[str, dict] = {}
+    arch_sizes: Dict[str, str] = {}
     arch_required: Tuple[str, ...] = ('embed_dims', 'depths')
     arch_defaults: dict = {}
     stage_name = 'stage'
+    input_name, input_shape = 'image', '(B, C, H, W)'
     has_cls_token = False
 
     def __init__(
@@ -89,12 +100,14 @@ class Backbone(BaseModule):
             raise ValueError(f'out_type must be one of {OUT_TYPES}, got {out_type!r}')
         if out_type == 'cls_token' and not self.has_cls_token:
             raise ValueError(f'{type(self).__name__} has no class token for {out_type=}')
-        self.attn_cfgs = expand_attn_cfg(attn_cfg, count, self.stage_name)
         self.out_indices = tuple(out_indices)
         self.out_type = out_type
         self.num_built = max(self.out_indices) + 1
         rate = self.arch['drop_path_rate'] if drop_path_rate is None else drop_path_rate
         self.drop_paths = self.stochastic_depth(rate)
+        depths = [len(rates) for rates in self.drop_paths]
+        self.layer_attn_cfgs = expand_attn_cfg(attn_cfg, count, self.stage_name, depths)
+        self.attn_cfgs = _by_stage(self.layer_attn_cfgs, depths)
         self.norm_eval = norm_eval
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
@@ -106,10 +119,16 @@ class Backbone(BaseModule):
     def _architecture(self, arch: Union[str, dict]) -> dict:
         """Return the architecture with the defaults filled in."""
         if isinstance(arch, str):
-            if arch not in self.architectures:
-                known = tuple(self.architectures)
-                raise ValueError(f'arch must be one of {known} or a dict, got {arch!r}')
-            arch = self.architectures[arch]
+            name = self.arch_sizes.get(arch, arch)
+            if name not in self.architectures:
+                known = ', '.join(map(repr, self.architectures))
+                sizes = ', '.join(f'{size!r} ({name})' for size, name in self.arch_sizes.items())
+                raise ValueError(
+                    f'{type(self).__name__}: arch must be one of {known}'
+                    + (f', by size {sizes},' if sizes else '')
+                    + f' or a dict, got {arch!r}'
+                )
+            arch = self.architectures[name]
         elif not isinstance(arch, dict):
             raise ValueError(f'arch must be a name or a dict, got {arch!r}')
         missing = [name for name in self.arch_required if name not in arch]
@@ -130,11 +149,18 @@ class Backbone(BaseModule):
         """Return the parts of stage ``i`` to freeze: modules, and parameters outside of them."""
         raise NotImplementedError
 
+    def layer_groups(self) -> List[List[nn.Module]]:
+        """Return the modules by depth: the stem, then each block with the downsampling before it.
+
+        Norms of the outputs and later class tokens are in no group.
+        """
+        raise NotImplementedError
+
     def num_extra_tokens(self, i: int) -> int:
         """Return the number of extra tokens (class token, global tokens) of stage ``i``."""
         return 0
 
-    def init_layer(self, layer: nn.Module) -> None:
+    def init_layer(self, layer: Union[nn.Conv2d, nn.Linear]) -> None:
         """Initialise a convolution or linear layer, also the projections of attentions.
 
         Linear layers: truncated normal (std 0.02), zero biases. Convolutions: default of torch.
@@ -143,6 +169,19 @@ class Backbone(BaseModule):
             trunc_normal_init(layer, std=0.02, bias=0)
         else:
             layer.reset_parameters()
+
+    def packed_unsupported_reason(self) -> Optional[str]:
+        """Return why the backbone does not take a list of images, or None if it does."""
+        return f'{type(self).__name__} convolves maps between its stages'
+
+    def check_input(self, x: Tensor) -> None:
+        """Raise TypeError if the input is a list; a subclass checks more."""
+        if isinstance(x, (list, tuple)):
+            vit = ', or use ViT' if self.input_name == 'image' else ''
+            raise TypeError(
+                f'{type(self).__name__} takes one tensor {self.input_shape}, got a list of '
+                f'{len(x)} {self.input_name}s: call it for each {self.input_name}{vit}'
+            )
 
     def finish(self) -> None:
         """Check the attentions, set the memory format and freeze, after all modules are built."""
@@ -162,7 +201,7 @@ class Backbone(BaseModule):
         return block(tokens, *args)
 
     def format_output(
-        self, tokens: Tensor, hw_shape: Tuple[int, int], num_extra_tokens: int = 0
+        self, tokens: Tensor, hw_shape: Sequence[int], num_extra_tokens: int = 0
     ) -> Tensor:
         """Convert tokens (B, E + N, C) to the output given by ``out_type``."""
         if self.out_type == 'cls_token':
@@ -275,11 +314,12 @@ class HierarchicalBackbone(Backbone):
             options: options of all blocks.
         """
         sizes = (self.arch[name][i] for name in ('embed_dims', 'num_heads', 'mlp_ratios'))
-        args = (*sizes, self.attn_cfgs[i])
+        args = tuple(sizes)
+        cfgs = expand_attn_cfg(self.attn_cfgs[i], len(self.drop_paths[i]), 'layer')
         blocks = ModuleList()
         for j, rate in enumerate(self.drop_paths[i]):
             block_options = (odd_block_options or {}) if j % 2 else {}
-            blocks.append(block(*args, drop_path=rate, **options, **block_options))
+            blocks.append(block(*args, cfgs[j], drop_path=rate, **options, **block_options))
         self.stages.append(blocks)
 
     def downsample_layer(self, i: int) -> nn.Module:
@@ -291,6 +331,13 @@ class HierarchicalBackbone(Backbone):
 
     def stem_layer(self) -> nn.Module:
         return self.downsample_layer(0)
+
+    def layer_groups(self) -> List[List[nn.Module]]:
+        groups = [[self.stem_layer()]]
+        for i, blocks in enumerate(self.stages):
+            before = [self.downsample_layer(i)] if i else []
+            groups += [[*before, block] if not j else [block] for j, block in enumerate(blocks)]
+        return groups
 
     def extra_tokens(self, i: int) -> Optional[Tensor]:
         """Return the extra tokens (1, E, C) that stage ``i`` prepends to its map, or None."""
@@ -319,10 +366,38 @@ class HierarchicalBackbone(Backbone):
             norm_eps: eps of a LayerNorm over the channels of every output; None for no norms.
         """
         normed, dims = self.out_indices if norm_eps else (), self.arch['embed_dims']
-        self.out_norms = nn.ModuleDict({str(i): nn.LayerNorm(dims[i], norm_eps) for i in normed})
+        norms = {str(i): nn.LayerNorm(dims[i], norm_eps or 0.0) for i in normed}
+        self.out_norms = nn.ModuleDict(norms)
         super().finish()
 
+    def check_trained_attention(self, state_dict: dict, prefix: str, *_) -> None:
+        """Raise ValueError if the file records other attentions than this model, or is damaged.
+
+        A backbone with such files registers it by ``_register_load_state_dict_pre_hook``.
+        """
+        record = state_dict.pop(prefix + TRAINED_ATTENTION, None)
+        if record is None:
+            return
+        try:
+            theirs = bytes(record.flatten().tolist()).decode().split(',')
+        except (TypeError, ValueError):
+            raise ValueError(
+                f'{prefix}{TRAINED_ATTENTION}, the record of the attentions that the weights were '
+                'trained with, is damaged: convert the released file again'
+            ) from None
+        ours = [
+            '+'.join(sorted({type(block.attn).__name__ for block in stage}))
+            for stage in self.stages
+        ]
+        if theirs[: len(ours)] != ours:
+            raise ValueError(
+                f'the weights were trained with the attentions {", ".join(theirs)} in stages 1 to '
+                f'{len(theirs)}, the {type(self).__name__} has {", ".join(ours)}: set attn_cfg, or '
+                'convert with --any-attention to begin another attention from these weights'
+            )
+
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
+        self.check_input(x)
         x = x.contiguous(memory_format=torch.channels_last)
         outs = []
         for i, blocks in enumerate(self.stages):
@@ -348,6 +423,15 @@ def prepend_tokens(extra: Tensor, tokens: Tensor) -> Tensor:
         (B, E + N, C).
     """
     return torch.cat([extra.expand(tokens.shape[0], -1, -1).to(tokens.dtype), tokens], 1)
+
+
+def _by_stage(cfgs: List[AttnCfg], depths: Sequence[int]) -> List[Any]:
+    """Return the attention of each stage, a list where its layers differ."""
+    stages, cfgs = [], list(cfgs)
+    for depth in depths:
+        stage, cfgs = cfgs[:depth], cfgs[depth:]
+        stages.append(stage[0] if all(cfg == stage[0] for cfg in stage) else stage)
+    return stages
 
 
 def drop_path_rates(rate: float, depths: Sequence[int]) -> List[List[float]]:

@@ -1,6 +1,6 @@
 """CvT (Wu et al., ICCV 2021) with any attention."""
 
-from typing import List, Optional, Sequence, Union
+from typing import Dict, List, Optional, Sequence, Union
 
 import torch
 from mmengine.model import ModuleList
@@ -13,7 +13,7 @@ from .mix_transformer import OverlapPatchEmbed
 from .transformer_block import TransformerBlock
 
 # Table 2 of the paper.
-ARCHITECTURES = {
+ARCHITECTURES: Dict[str, dict] = {
     '13': dict(embed_dims=(64, 192, 384), depths=(1, 2, 10)),
     '21': dict(embed_dims=(64, 192, 384), depths=(1, 4, 16)),
     'w24': dict(
@@ -31,9 +31,9 @@ class CvT(HierarchicalBackbone):
     such as those of this attention. With another attention, consider setting its ``lepe``.
 
     Args:
-        arch: ``'13'``, ``'21'``, ``'w24'``, or a dict with ``embed_dims`` and ``depths`` and
-            optionally ``num_heads``, ``mlp_ratios`` and ``drop_path_rate``. As released, the rate
-            rises within the last stage only.
+        arch: ``'13'`` or ``'small'``, ``'21'`` or ``'base'``, ``'w24'`` or ``'large'``, or a dict
+            with ``embed_dims`` and ``depths`` and optionally ``num_heads``, ``mlp_ratios`` and
+            ``drop_path_rate``. As released, the rate rises within the last stage only.
         attn_cfg: config or name of the attention of all stages, or a list of three.
         in_channels: channels of the image.
         act: activation of the feed-forward layers: ``'quick_gelu'`` as released, or ``'gelu'`` as
@@ -62,6 +62,7 @@ class CvT(HierarchicalBackbone):
     """
 
     architectures = ARCHITECTURES
+    arch_sizes = dict(small='13', base='21', large='w24')
     arch_defaults = dict(num_heads=(1, 3, 6), mlp_ratios=4, drop_path_rate=0.1)
     num_stages = 3
     has_cls_token = True

@@ -58,7 +58,8 @@ class MixTransformer(HierarchicalBackbone):
     ``convert(..., source='mit')`` renames the weights of both.
 
     Args:
-        arch: ``'b0'`` to ``'b5'``, or a dict with ``embed_dims`` and ``depths`` and optionally
+        arch: ``'b0'`` to ``'b5'``, which are also ``'nano'``, ``'tiny'``, ``'small'``, ``'base'``,
+            ``'large'`` and ``'huge'``, or a dict with ``embed_dims`` and ``depths`` and optionally
             ``num_heads``, ``mlp_ratios``, ``sr_ratios`` and ``drop_path_rate``.
         attn_cfg: config or name of the attention of all stages, or a list of four. The stage
             provides ``sr_ratio`` to ``SpatialReductionAttention``.
@@ -83,6 +84,7 @@ class MixTransformer(HierarchicalBackbone):
     """
 
     architectures = ARCHITECTURES
+    arch_sizes = dict(nano='b0', tiny='b1', small='b2', base='b3', large='b4', huge='b5')
     arch_defaults = dict(
         num_heads=(1, 2, 5, 8), mlp_ratios=4, sr_ratios=(8, 4, 2, 1), drop_path_rate=0.1
     )
@@ -113,7 +115,7 @@ class MixTransformer(HierarchicalBackbone):
     def stage_parts(self, i: int) -> List[Part]:
         return [*super().stage_parts(i), self.norms[i]]
 
-    def init_layer(self, layer: nn.Module) -> None:
+    def init_layer(self, layer: Union[nn.Conv2d, nn.Linear]) -> None:
         """Initialise a layer as released.
 
         Linear layers: truncated normal (std 0.02). Convolutions: normal by their fan-out.

@@ -27,10 +27,13 @@ class PatchConv(nn.Conv2d):
     Args:
         in_channels, out_channels: channels.
         patch_size: side of a patch.
+        bias: add a bias.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, patch_size: int) -> None:
-        super().__init__(in_channels, out_channels, patch_size, stride=patch_size)
+    def __init__(
+        self, in_channels: int, out_channels: int, patch_size: int, bias: bool = True
+    ) -> None:
+        super().__init__(in_channels, out_channels, patch_size, stride=patch_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Embed (B, C, H, W) as (B, out_channels, H / p, W / p), rounded up."""

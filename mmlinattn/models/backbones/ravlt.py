@@ -1,5 +1,6 @@
 """RAVLT, the backbone of "Breaking the Low-Rank Dilemma of Linear Attention" (CVPR 2025)."""
 
+import warnings
 from typing import List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -154,6 +155,7 @@ class RAVLT(HierarchicalBackbone):
             scale = self.arch['layer_scale_init'][i]
             self.build_stage(i, RAVLTBlock, layer_scale_init=scale, cpe=cpe)
         self.finish(norm_eps=1e-6 if out_norm else None)
+        self._register_load_state_dict_pre_hook(self.check_trained_attention)
 
     def downsample_layer(self, i: int) -> nn.Module:
         return self.downsamples[i - 1] if i else self.stem
@@ -162,31 +164,34 @@ class RAVLT(HierarchicalBackbone):
         # Output norms are never frozen, since the released classifiers have no weights for them.
         return [self.downsample_layer(i), self.stages[i]]
 
-    def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
+    def check_input(self, x: Tensor) -> None:
+        super().check_input(x)
         if min(x.shape[-2:]) < STRIDE:
             raise ValueError(
                 f'inputs must be at least {STRIDE}x{STRIDE} pixels, the stride of the last stage; '
                 f'got {x.shape[-2]}x{x.shape[-1]}'
             )
-        return super().forward(x)
 
-    def init_layer(self, layer: nn.Module) -> None:
+    def init_layer(self, layer: Union[nn.Conv2d, nn.Linear]) -> None:
         """Initialise a layer as released: truncated normal (std 0.02), zero biases."""
         trunc_normal_init(layer, std=0.02, bias=0)
 
 
 def _conv(in_channels: int, out_channels: int, stride: int, norm_cfg: dict, act: bool = True):
-    return ConvModule(
-        in_channels,
-        out_channels,
-        3,
-        stride=stride,
-        padding=1,
-        bias=True,
-        norm_cfg=norm_cfg,
-        act_cfg=dict(type='GELU') if act else None,
-        inplace=False,
-    )
+    with warnings.catch_warnings():
+        # The released weights have the bias, which the batch norm behind it cancels.
+        warnings.filterwarnings('ignore', 'Unnecessary conv bias')
+        return ConvModule(
+            in_channels,
+            out_channels,
+            3,
+            stride=stride,
+            padding=1,
+            bias=True,
+            norm_cfg=norm_cfg,
+            act_cfg=dict(type='GELU') if act else None,
+            inplace=False,
+        )
 
 
 def _stem(in_channels: int, embed_dims: int, norm_cfg: dict) -> nn.Sequential:

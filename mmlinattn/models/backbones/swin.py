@@ -8,7 +8,6 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..layers import AttnCfg, map_to_tokens, tokens_to_map
-from ..layers.linear_projection import apply_linear
 from .base import HierarchicalBackbone
 from .patch_embed import PatchConv, pad_to_multiple
 from .transformer_block import TransformerBlock
@@ -57,7 +56,7 @@ class PatchMerging(BaseModule):
         x = pad_to_multiple(x, 2).permute(0, 2, 3, 1)
         x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # [B, H / 2, 2, W / 2, 2, C]
         x = x.permute(0, 1, 3, 4, 2, 5).flatten(3)  # [B, H / 2, W / 2, 4 C]
-        reduced = apply_linear(self.reduction, self.norm(x))
+        reduced = self.reduction(self.norm(x))
         return tokens_to_map(reduced.flatten(1, 2), x.shape[1:3])
 
 
@@ -66,14 +65,17 @@ class Swin(HierarchicalBackbone):
     """Swin Transformer (Liu et al., ICCV 2021) with any attention.
 
     With ``WindowAttention``, the default, outputs equal those of ``SwinTransformer`` of
-    MMDetection, MMSegmentation and MMPretrain on maps that are longer than the window.
-    ``convert(..., source='swin')`` renames the weights of the release, of timm and of OpenMMLab.
+    MMDetection, MMSegmentation and MMPretrain on maps that are longer than the window. These pad a
+    map to whole windows before they shift it. timm and transformers shift first, so outputs equal
+    theirs only where windows divide every map. ``convert(..., source='swin')`` renames the weights
+    of the release, of timm, of OpenMMLab and of transformers.
     Another attention replaces windows, shift and bias, as in the first two stages of the models of
     table 8 of the RALA paper.
 
     Args:
-        arch: ``'t'``, ``'s'``, ``'b'``, or a dict with ``embed_dims`` and ``depths`` and optionally
-            ``num_heads``, ``mlp_ratios`` and ``drop_path_rate``.
+        arch: ``'t'`` or ``'tiny'``, ``'s'`` or ``'small'``, ``'b'`` or ``'base'``, or a dict with
+            ``embed_dims`` and ``depths`` and optionally ``num_heads``, ``mlp_ratios`` and
+            ``drop_path_rate``.
         attn_cfg: config or name of the attention of all stages, or a list of four. Every second
             block provides ``shift=True`` to ``WindowAttention``.
         window_size: side of the windows.
@@ -103,6 +105,7 @@ class Swin(HierarchicalBackbone):
     """
 
     architectures = ARCHITECTURES
+    arch_sizes = dict(tiny='t', small='s', base='b')
     arch_defaults = dict(num_heads=(3, 6, 12, 24), mlp_ratios=4, drop_path_rate=0.1)
 
     def __init__(

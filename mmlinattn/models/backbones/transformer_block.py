@@ -1,14 +1,18 @@
 """Pre-norm transformer block of most backbones."""
 
-from typing import Any, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Optional
 
+import torch
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ..layers import MLP, AttnCfg, MixFFN, build_attention
+from ...ops.common.packed import PackedShapes
+from ..layers import MLP, AttnCfg, MixFFN, SwiGLU, build_attention
+from ..layers.base import HwShape
 
-FFNS = ('mlp', 'mix')
+FFNS = ('mlp', 'mix', 'swiglu')
 
 
 class TransformerBlock(BaseModule):
@@ -20,8 +24,11 @@ class TransformerBlock(BaseModule):
         attn_cfg: the attention, see :func:`mmlinattn.models.layers.build_attention`.
         drop_path: rate of stochastic depth.
         eps: eps of the norms.
-        ffn: feed-forward layer: ``'mlp'`` (:class:`MLP`) or ``'mix'`` (:class:`MixFFN`).
+        ffn: feed-forward layer: ``'mlp'`` (:class:`MLP`), ``'mix'`` (:class:`MixFFN`) or
+            ``'swiglu'`` (:class:`SwiGLU`).
         act: activation of the :class:`MLP`.
+        layer_scale_init: initial value of learnt scales of the channels after attention and
+            feed-forward layer (CaiT, DeiT III); None for no scales.
         backbone_options: options provided to the attention, see
             :func:`mmlinattn.models.layers.build_attention`.
 
@@ -40,6 +47,7 @@ class TransformerBlock(BaseModule):
         eps: float = 1e-6,
         ffn: str = 'mlp',
         act: str = 'gelu',
+        layer_scale_init: Optional[float] = None,
         **backbone_options: Any,
     ) -> None:
         super().__init__()
@@ -50,12 +58,39 @@ class TransformerBlock(BaseModule):
         self.norm2 = nn.LayerNorm(embed_dims, eps=eps)
         hidden = int(mlp_ratio * embed_dims)
         self.with_conv = ffn == 'mix'
-        self.ffn = MixFFN(embed_dims, hidden) if self.with_conv else MLP(embed_dims, hidden, act)
+        kinds: Dict[str, Callable[[int, int], nn.Module]] = dict(
+            mlp=partial(MLP, act=act), mix=MixFFN, swiglu=SwiGLU
+        )
+        self.ffn = kinds[ffn](embed_dims, hidden)
         self.drop_path = DropPath(drop_path)
+        self.gamma1 = self.gamma2 = None
+        if layer_scale_init is not None:
+            self.gamma1 = nn.Parameter(torch.full((embed_dims,), float(layer_scale_init)))
+            self.gamma2 = nn.Parameter(torch.full((embed_dims,), float(layer_scale_init)))
 
-    def forward(self, x: Tensor, hw_shape: Tuple[int, int], num_extra_tokens: int = 0) -> Tensor:
-        """Apply the block to tokens (B, E + N, C), of which the first E are extra tokens."""
+    def forward(self, x: Tensor, hw_shape: HwShape, num_extra_tokens: int = 0) -> Tensor:
+        """Apply the block to tokens (B, E + N, C), of which the first E are extra tokens.
+
+        Of packed images x is (1, T, C), see :class:`BaseAttention`.
+        """
         attended = self.attn(self.norm1(x), hw_shape, num_extra_tokens=num_extra_tokens)
-        x = x + self.drop_path(attended)
+        x = _add(x, self._drop(attended, hw_shape, num_extra_tokens), self.gamma1)
         layout = (hw_shape, num_extra_tokens) if self.with_conv else ()
-        return x + self.drop_path(self.ffn(self.norm2(x), *layout))
+        branch = self.ffn(self.norm2(x), *layout)
+        return _add(x, self._drop(branch, hw_shape, num_extra_tokens), self.gamma2)
+
+    def _drop(self, x: Tensor, hw_shape: HwShape, num_extra_tokens: int) -> Tensor:
+        if not isinstance(hw_shape, PackedShapes):
+            return self.drop_path(x)
+        if not self.training or not self.drop_path.drop_prob:
+            return x
+        # Packed images are a batch of 1, but each is kept or dropped by itself.
+        packed = hw_shape.with_extra_tokens(num_extra_tokens)
+        factors = self.drop_path(x.new_ones(len(packed.lengths), 1))
+        return x * torch.cat(
+            [factor.expand(length) for factor, length in zip(factors, packed.lengths)]
+        ).unsqueeze(-1)
+
+
+def _add(x: Tensor, branch: Tensor, scale: Optional[Tensor]) -> Tensor:
+    return x + branch if scale is None else torch.addcmul(x, branch, scale)

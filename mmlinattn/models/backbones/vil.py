@@ -64,8 +64,10 @@ class ViLPatchEmbed(BaseModule):
         self.proj = PatchConv(in_channels, embed_dims, patch_size)
         self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
         extra_shape = (1, num_extra_tokens, embed_dims)
-        axis_embeds = [_new_embedding((1, size, embed_dims // 2)) for size in grid or ()]
-        self.row_embed, self.column_embed = axis_embeds or (None, None)
+        self.row_embed, self.column_embed = (
+            _new_embedding((1, size, embed_dims // 2)) if size else None
+            for size in grid or (None, None)
+        )
         self.extra_tokens = _new_embedding(extra_shape) if num_extra_tokens else None
         self.extra_embed = _new_embedding(extra_shape) if num_extra_tokens and grid else None
         self._register_load_state_dict_pre_hook(self._resize_checkpoint_positions)
@@ -75,7 +77,7 @@ class ViLPatchEmbed(BaseModule):
         x = self.proj(x)
         hw_shape = x.shape[-2:]
         x = tokens_to_map(self.norm(map_to_tokens(x)), hw_shape)
-        if self.row_embed is None:
+        if self.row_embed is None or self.column_embed is None:
             return x
         embeds = zip((self.row_embed, self.column_embed), hw_shape)
         rows, columns = (_resize_embedding(e, size).transpose(1, 2) for e, size in embeds)
@@ -194,9 +196,9 @@ class ViL(HierarchicalBackbone):
         grid = check_sides(img_size, 'img_size')
         self.patch_embeds, self.stages = ModuleList(), ModuleList()
         for i, dim in enumerate(dims):
-            grid = tuple(-(-size // STRIDES[i]) for size in grid)
+            grid = -(-grid[0] // STRIDES[i]), -(-grid[1] // STRIDES[i])
             extra = self.arch['global_tokens'][i]
-            options = dict(window_size=sides[i])
+            options: dict = dict(window_size=sides[i])
             if position == 'relative':
                 options.update(relative_bias=True, map_size=grid, num_extra_tokens=extra)
             embed_grid = grid if position == 'absolute' else None

@@ -1,143 +1,20 @@
-"""ViT and DeiT with any attention."""
+"""ViT with any attention: DeiT, DINOv2, DINOv3, CLIP, SigLIP."""
 
-import math
-from typing import List, Optional, Sequence, Tuple, Union
+from types import SimpleNamespace
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
-import torch.nn.functional as F
-from mmengine.logging import print_log
-from mmengine.model import BaseModule, ModuleList
+from mmengine.model import ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops.common.checks import check_sides
-from ...ops.common.numerics import may_be_symbolic
-from ..layers import AttnCfg, map_to_tokens
+from ...ops.common.packed import PackedShapes
+from ..layers import AttnCfg, BaseAttention
 from .base import Backbone, Part, drop_path_rates, prepend_tokens
-from .patch_embed import PatchConv, check_positions
 from .transformer_block import TransformerBlock
-
-# Table 1 of the ViT paper and table 1 of the DeiT paper; stochastic depth as released.
-ARCHITECTURES = {
-    'deit-t': dict(embed_dims=192, num_heads=3, drop_path_rate=0.1),
-    'deit-s': dict(embed_dims=384, num_heads=6, drop_path_rate=0.1),
-    'deit-b': dict(embed_dims=768, num_heads=12, drop_path_rate=0.1),
-    'b16': dict(embed_dims=768, num_heads=12),
-    'b32': dict(embed_dims=768, num_heads=12, patch_size=32),
-    'l16': dict(embed_dims=1024, num_heads=16, depth=24),
-    'h14': dict(embed_dims=1280, num_heads=16, depth=32, patch_size=14),
-}
-
-
-class ViTPatchEmbed(BaseModule):
-    """Patch embedding with an optional class token and learnt positions.
-
-    Args:
-        in_channels, embed_dims: channels of the image and of the tokens.
-        patch_size: side of a patch.
-        grid: rows and columns of the position embedding; None for no positions.
-        with_cls_token: prepend a class token, which has a separate position.
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        embed_dims: int,
-        patch_size: int,
-        grid: Optional[Tuple[int, int]],
-        with_cls_token: bool,
-    ) -> None:
-        super().__init__()
-        self.grid = grid
-        self.num_extra_tokens = int(with_cls_token)
-        self.proj = PatchConv(in_channels, embed_dims, patch_size)
-        self.cls_token = self.pos_embed = None
-        if with_cls_token:
-            self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dims))
-            nn.init.trunc_normal_(self.cls_token, std=0.02)
-        if grid is not None:
-            count = self.num_extra_tokens + math.prod(grid)
-            self.pos_embed = nn.Parameter(torch.empty(1, count, embed_dims))
-            nn.init.trunc_normal_(self.pos_embed, std=0.02)
-            # The number of positions does not determine their rows and columns.
-            self.register_buffer('pos_grid', torch.tensor(grid))
-        self._resize_logged = False
-        self._register_load_state_dict_pre_hook(self._resize_checkpoint_positions)
-
-    def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
-        """Embed an image (B, in_channels, H, W).
-
-        Returns:
-            tokens (B, E + N, C), and the (H, W) of their map.
-        """
-        x = self.proj(x)
-        hw_shape, tokens = tuple(x.shape[-2:]), map_to_tokens(x)
-        if self.cls_token is not None:
-            tokens = prepend_tokens(self.cls_token, tokens)
-        return (tokens if self.pos_embed is None else tokens + self._positions(hw_shape)), hw_shape
-
-    def _positions(self, hw_shape: Tuple[int, int]) -> Tensor:
-        # An export with dynamic sizes always resizes; at the same size this changes nothing.
-        if not may_be_symbolic(*hw_shape) and hw_shape == self.grid:
-            return self.pos_embed
-        if not self._resize_logged and not torch.compiler.is_compiling():
-            self._resize_logged = True
-            print_log(
-                f'the position embedding of {self.grid} patches is resized to other map sizes, '
-                f'first to {hw_shape}'
-            )
-        return resize_positions(self.pos_embed, self.grid, hw_shape, self.num_extra_tokens)
-
-    def _resize_checkpoint_positions(self, state_dict: dict, prefix: str, *_) -> None:
-        """Resize the position embedding of a checkpoint to the grid of the model."""
-        name = f'{prefix}pos_embed'
-        if self.pos_embed is None or name not in state_dict:
-            return
-        loaded = state_dict[name]
-        check_positions(name, loaded, self.pos_embed)
-        count, same = loaded.shape[1], loaded.shape == self.pos_embed.shape
-        saved = state_dict.get(f'{prefix}pos_grid')
-        state_dict[f'{prefix}pos_grid'] = torch.tensor(self.grid)
-        if saved is None and same:
-            return
-        if saved is None and self.grid[0] != self.grid[1]:
-            raise ValueError(
-                f'{name} has {count} positions, but {prefix}pos_grid is missing, so their rows and '
-                f'columns are unknown; the model has a grid of {self.grid}'
-            )
-        side = math.isqrt(count)
-        grid = (side, side) if saved is None else tuple(saved.flatten().tolist())
-        extra = count - math.prod(grid)
-        fits = extra == self.num_extra_tokens or (extra, self.num_extra_tokens) == (1, 0)
-        if not fits or len(grid) != 2:
-            shape = 'square' if saved is None else f'grid of {grid}'
-            raise ValueError(
-                f'{name} has {count} positions, which are not a {shape} of patches after '
-                f'{self.num_extra_tokens} extra tokens; the model has a grid of {self.grid}'
-            )
-        if grid != self.grid:
-            print_log(f'{name} is resized from {grid} to {self.grid} patches')
-        loaded = loaded[:, extra - self.num_extra_tokens :]
-        state_dict[name] = resize_positions(loaded, grid, self.grid, self.num_extra_tokens)
-
-
-def resize_positions(
-    positions: Tensor, old: Tuple[int, int], new: Tuple[int, int], num_extra_tokens: int = 0
-) -> Tensor:
-    """Resize position embeddings (1, E + N, C) to another map size by bicubic interpolation.
-
-    The positions of the E extra tokens (class token) do not change.
-
-    Example:
-        >>> resize_positions(torch.zeros(1, 1 + 14 * 14, 8), (14, 14), (20, 30), 1).shape
-        torch.Size([1, 601, 8])
-    """
-    if not may_be_symbolic(*new) and old == new:
-        return positions
-    extra, patches = positions[:, :num_extra_tokens], positions[:, num_extra_tokens:]
-    grid = patches.unflatten(1, old).permute(0, 3, 1, 2).float()
-    resized = F.interpolate(grid, size=new, mode='bicubic', align_corners=False)
-    return torch.cat([extra, map_to_tokens(resized).to(extra.dtype)], 1)
+from .vit_architectures import ARCHITECTURES, DEFAULTS
+from .vit_patch_embed import ViTPatchEmbed
 
 
 @MODELS.register_module()
@@ -145,45 +22,68 @@ class ViT(Backbone):
     """Vision transformer (Dosovitskiy et al., ICLR 2021; DeiT: Touvron et al., ICML 2021) with any
     attention.
 
-    With softmax attention, the default, outputs equal those of ``VisionTransformer`` of timm and
-    MMPretrain; ``convert(..., source='vit')`` or ``'deit'`` renames the weights of both.
+    With softmax attention, the default, outputs equal those of the releases of DeiT III (Touvron et
+    al., ECCV 2022), DINOv2 (Oquab et al., 2023), DINOv3 (Siméoni et al., 2025), CLIP (Radford et
+    al., ICML 2021) and SigLIP (Zhai et al., ICCV 2023), and those of timm, transformers and
+    MMPretrain. ``convert(..., source='dinov2')`` and its like rename their weights.
 
     Args:
-        arch: ``'deit-t'``, ``'deit-s'``, ``'deit-b'``, ``'b16'``, ``'b32'``, ``'l16'``, ``'h14'``,
-            or a dict with ``embed_dims`` and ``num_heads`` and optionally ``depth``,
-            ``mlp_ratio``, ``patch_size`` and ``drop_path_rate``.
+        arch: a name in ``ViT.architectures``: ``'deit-t'``, ``'deit-s'``, ``'deit-b'``, ``'b16'``,
+            ``'b32'``, ``'l16'``, ``'h14'``, ``'deit3-s'`` to ``'deit3-h'``, ``'dinov2-s'`` to
+            ``'dinov2-g'`` and with registers ``'dinov2-s-reg'``, ..., ``'dinov3-s'``,
+            ``'dinov3-s-plus'``, ``'dinov3-b'``, ``'dinov3-l'``, ``'dinov3-h-plus'``,
+            ``'clip-b32'``, ``'clip-b16'``, ``'clip-l14'``, ``'siglip-b16'``;
+            or by size ``'tiny'``, ``'small'``, ``'base'`` (DeiT), ``'large'``, ``'huge'`` (ViT); or
+            a dict with ``embed_dims`` and ``num_heads`` and optionally ``depth``, ``mlp_ratio``,
+            ``patch_size``, ``drop_path_rate``, any of the options below whose default is None,
+            ``norm_eps``, ``patch_bias`` (bias of the patches) and ``key_bias`` (bias of the keys of
+            softmax attention).
         attn_cfg: config or name of the attention of all layers, or a list with one per layer. With
-            a class token it must support extra tokens.
+            a class token or registers it must support extra tokens, with ``rotary`` this option.
         img_size: side, or (height, width), of the images that the position embedding is for; a
             multiple of the patch size. Positions are resized to other sizes, which is logged once.
             Loading a checkpoint resizes its positions by their grid, saved as ``embed.pos_grid``.
-            Without it the number of positions must match, or both grids must be square.
+            Without it the number of positions must match, or both grids must be square. None, as of
+            the options below, for the value of the architecture: 224, for DINOv2 518.
         in_channels: channels of the image.
-        with_cls_token: prepend a class token to the patches.
+        with_cls_token: prepend a class token to the patches; True.
         cls_token_from: first layer with the class token, 0 by default. From a later layer on, as
             in ConViT, it has no position, and earlier layers may use attentions that do not
             support extra tokens.
-        pos_embed: add learnt positions.
-        ffn: ``'mlp'``, or ``'mix'`` with a depth-wise convolution in every feed-forward layer,
-            which skips the class token.
+        pos_embed: add learnt positions; True.
+        ffn: ``'mlp'``, ``'swiglu'``, or ``'mix'`` with a depth-wise convolution in every
+            feed-forward layer, which skips the extra tokens; ``'mlp'``. Its hidden channels are
+            ``mlp_ratio`` times the channels.
+        layer_scale_init: initial value of layer scales, as in DeiT III (1e-4) and DINOv2 (1e-5);
+            no scales.
         out_indices: layers to return, by default the last, which is returned after the final norm.
+        num_registers: learnt tokens between class token and patches, without a position; 0.
+        pos_resize: ``'bicubic'``, ``'antialias'`` or ``'offset'``, see
+            :func:`mmlinattn.models.backbones.vit_patch_embed.resize_positions`; ``'bicubic'``.
+        rotary: rotary position in all layers that do not set it, see :class:`BaseAttention`; False.
+        act: activation of ``'mlp'``: ``'gelu'``, ``'quick_gelu'`` or ``'gelu_tanh'``; ``'gelu'``.
+        pre_norm: norm of the tokens before the first layer, as in CLIP; False.
         out_type: ``'featmap'``, or for heads of MMPretrain ``'avg_featmap'`` (mean of the patches)
             or ``'cls_token'``.
         others: see :class:`Backbone`; ``frozen_stages`` counts layers, 0 freezes patch embedding,
-            class token and positions.
+            extra tokens and positions.
 
     Inputs:
         (B, in_channels, H, W), padded with zeros, right and bottom, to whole patches as in
-        MMPretrain.
+        MMPretrain; or a list of images (in_channels, H_i, W_i) of different sizes. Their tokens are
+        packed, see :class:`mmlinattn.ops.PackedShapes`: no padding is computed, and each image has
+        the output that it has alone.
 
     Returns:
-        tuple of (B, C, ceil(H / p), ceil(W / p)), contiguous, or (B, C).
+        tuple of (B, C, ceil(H / p), ceil(W / p)), contiguous, or (B, C). Of a list of images a
+        tuple of lists of (1, C, ceil(H_i / p), ceil(W_i / p)), or of (B, C).
 
     Raises:
         ValueError: ``out_type='cls_token'`` with a layer without class token, ``cls_token_from`` is
             not a layer, the patch size does not divide the image size, an attention does not
-            support the class token, loaded positions cannot be resized; errors of
-            :class:`Backbone`.
+            support extra tokens, rotary position or packed images, loaded positions cannot be
+            resized, a listed image is empty or has other channels; an option is unknown, out of
+            range, or without effect (``act``); errors of :class:`Backbone`.
         KeyError: the attention is unknown.
 
     Example:
@@ -191,11 +91,18 @@ class ViT(Backbone):
         >>> model = ViT('deit-t', ripple, with_cls_token=False, out_type='avg_featmap').eval()
         >>> [tuple(out.shape) for out in model(torch.randn(1, 3, 224, 224))]
         [(1, 192)]
+        >>> model = ViT('deit-t', 'RALA', pos_embed=False, out_type='cls_token').eval()
+        >>> [tuple(out.shape) for out in model([torch.randn(3, 64, 96), torch.randn(3, 80, 48)])]
+        [(2, 192)]
+        >>> model = ViT('dinov3-s', dict(default='MALA', softmax=['last4'])).eval()
+        >>> [tuple(out.shape) for out in model(torch.randn(1, 3, 64, 96))]
+        [(1, 384, 4, 6)]
     """
 
     architectures = ARCHITECTURES
+    arch_sizes = dict(tiny='deit-t', small='deit-s', base='deit-b', large='l16', huge='h14')
     arch_required = ('embed_dims', 'num_heads')
-    arch_defaults = dict(depth=12, mlp_ratio=4, patch_size=16, drop_path_rate=0.0)
+    arch_defaults = DEFAULTS
     stage_name = 'layer'
     has_cls_token = True
 
@@ -203,24 +110,39 @@ class ViT(Backbone):
         self,
         arch: Union[str, dict] = 'deit-t',
         attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'SoftmaxAttention',
-        img_size: Union[int, Sequence[int]] = 224,
+        img_size: Union[int, Sequence[int], None] = None,
         in_channels: int = 3,
-        with_cls_token: bool = True,
+        with_cls_token: Optional[bool] = None,
         cls_token_from: int = 0,
-        pos_embed: bool = True,
-        ffn: str = 'mlp',
+        pos_embed: Optional[bool] = None,
+        ffn: Optional[str] = None,
+        layer_scale_init: Optional[float] = None,
         out_indices: Optional[Sequence[int]] = None,
+        num_registers: Optional[int] = None,
+        pos_resize: Optional[str] = None,
+        rotary: Union[bool, dict, None] = None,
+        act: Optional[str] = None,
+        pre_norm: Optional[bool] = None,
         **kwargs,
     ) -> None:
         if out_indices is None:
             out_indices = (self._architecture(arch)['depth'] - 1,)
         super().__init__(arch, attn_cfg, out_indices, **kwargs)
+        given = dict(
+            img_size=img_size, with_cls_token=with_cls_token, num_registers=num_registers,
+            pos_embed=pos_embed, pos_resize=pos_resize, rotary=rotary, ffn=ffn, act=act,
+            layer_scale_init=layer_scale_init, pre_norm=pre_norm,
+        )  # fmt: skip
+        self.arch.update({name: value for name, value in given.items() if value is not None})
+        options = SimpleNamespace(**self.arch)
+        if act is not None and options.ffn in ('mix', 'swiglu'):
+            raise ValueError(
+                f"{act=} has no effect with ffn={options.ffn!r}, only with ffn='mlp': leave act out"
+            )
+        dims, depth, patch_size = options.embed_dims, options.depth, options.patch_size
+        with_cls_token = options.with_cls_token
         if self.out_type == 'cls_token' and not with_cls_token:
             raise ValueError("out_type='cls_token' needs with_cls_token=True")
-        dims, heads, depth, mlp_ratio, patch_size = (
-            self.arch[name]
-            for name in ('embed_dims', 'num_heads', 'depth', 'mlp_ratio', 'patch_size')
-        )
         layers = range(depth if with_cls_token else 1)
         if type(cls_token_from) is not int or cls_token_from not in layers:
             raise ValueError(
@@ -232,26 +154,54 @@ class ViT(Backbone):
                 f"out_type='cls_token' needs out_indices of at least {cls_token_from=}, got "
                 f'{self.out_indices}'
             )
-        height, width = check_sides(img_size, 'img_size')
+        height, width = check_sides(options.img_size, 'img_size')
         if height % patch_size or width % patch_size:
             raise ValueError(
-                f'img_size must be a multiple of patch_size={patch_size}, got {img_size}'
+                f'img_size must be a multiple of patch_size={patch_size}, got {options.img_size}'
             )
-        grid = (height // patch_size, width // patch_size) if pos_embed else None
+        grid = (height // patch_size, width // patch_size) if options.pos_embed else None
         with_first = with_cls_token and not cls_token_from
-        self.embed = ViTPatchEmbed(in_channels, dims, patch_size, grid, with_first)
+        self.embed = self.build_embed(
+            in_channels,
+            dims,
+            patch_size,
+            grid,
+            with_first,
+            num_registers=options.num_registers,
+            pos_resize=options.pos_resize,
+            bias=options.patch_bias,
+            norm_eps=options.norm_eps if options.pre_norm else None,
+        )
         self.cls_token_from, self.cls_token = cls_token_from, None
         if 0 < cls_token_from < self.num_built:
             self.cls_token = nn.Parameter(torch.empty(1, 1, dims))
             nn.init.trunc_normal_(self.cls_token, std=0.02)
         self.layers = ModuleList(
-            TransformerBlock(
-                dims, heads, mlp_ratio, self.attn_cfgs[i], *self.drop_paths[i], ffn=ffn
+            self.build_layer(
+                dims,
+                options.num_heads,
+                options.mlp_ratio,
+                _with_rotary(self.attn_cfgs[i], options.rotary),
+                *self.drop_paths[i],
+                eps=options.norm_eps,
+                ffn=options.ffn,
+                act=options.act,
+                layer_scale_init=options.layer_scale_init,
+                key_bias=options.key_bias,
             )
             for i in range(self.num_built)
         )
-        self.norm = nn.LayerNorm(dims, eps=1e-6) if self.num_built == depth else None
+        last = self.num_built == depth
+        self.norm = nn.LayerNorm(dims, eps=options.norm_eps) if last else None
         self.finish()
+
+    def build_embed(self, *args, **kwargs) -> ViTPatchEmbed:
+        """Return the patch embedding, see :class:`ViTPatchEmbed`."""
+        return ViTPatchEmbed(*args, **kwargs)
+
+    def build_layer(self, *args, **kwargs) -> nn.Module:
+        """Return a layer, see :class:`TransformerBlock`."""
+        return TransformerBlock(*args, **kwargs)
 
     def count_stages(self) -> int:
         return self.arch['depth']
@@ -261,6 +211,9 @@ class ViT(Backbone):
 
     def stem_layer(self) -> nn.Module:
         return self.embed
+
+    def layer_groups(self) -> List[List[nn.Module]]:
+        return [[self.embed], *([layer] for layer in self.layers)]
 
     def stage_parts(self, i: int) -> List[Part]:
         last = self.norm is not None and i == self.num_built - 1
@@ -275,17 +228,71 @@ class ViT(Backbone):
         late = self.cls_token is not None and i >= self.cls_token_from
         return self.embed.num_extra_tokens + int(late)
 
-    def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
-        x = x.contiguous(memory_format=torch.channels_last)
-        tokens, hw_shape = self.embed(x)
+    def packed_unsupported_reason(self) -> Optional[str]:
+        for module in self.modules():
+            reason = isinstance(module, BaseAttention) and module.packed_unsupported_reason()
+            if reason:
+                return f'{type(module).__name__}: {reason}'
+        return None
+
+    def forward(self, x: Union[Tensor, List[Tensor], Tuple[Tensor, ...]]) -> Tuple[Any, ...]:
+        if isinstance(x, (list, tuple)):
+            tokens, hw_shape = self._embed_packed(x)
+        else:
+            tokens, hw_shape = self.embed(x.contiguous(memory_format=torch.channels_last))
         outs = []
         for i, layer in enumerate(self.layers):
             if self.inserts_cls_token(i):
-                tokens = prepend_tokens(self.cls_token, tokens)
+                tokens = self._insert_cls_token(tokens, hw_shape)
             num_extra = self.num_extra_tokens(i)
             tokens = self.run_block(layer, tokens, hw_shape, num_extra)
             if i in self.out_indices:
-                last = self.norm is not None and i == self.num_built - 1
-                out = self.norm(tokens) if last else tokens
-                outs.append(self.format_output(out, hw_shape, num_extra))
+                norm = self.norm if i == self.num_built - 1 else None
+                out = tokens if norm is None else norm(tokens)
+                outs.append(self._format(out, hw_shape, num_extra))
         return tuple(outs)
+
+    def _embed_packed(self, images: Sequence[Tensor]) -> Tuple[Tensor, PackedShapes]:
+        """Embed images (in_channels, H_i, W_i) one by one and pack their tokens, (1, T, C)."""
+        channels = self.embed.proj.in_channels
+        if not images:
+            raise ValueError('the input must have at least one image, got an empty list')
+        for i, image in enumerate(images):
+            if image.dim() != 3 or image.shape[0] != channels or not image.numel():
+                raise ValueError(
+                    f'image {i} must have shape ({channels}, H, W) and pixels, got '
+                    f'{tuple(image.shape)}'
+                )
+        parts = [
+            self.embed(image[None].contiguous(memory_format=torch.channels_last))
+            for image in images
+        ]
+        packed = PackedShapes([hw_shape for _, hw_shape in parts])
+        return torch.cat([tokens for tokens, _ in parts], 1), packed
+
+    def _insert_cls_token(
+        self, tokens: Tensor, hw_shape: Union[Tuple[int, int], PackedShapes]
+    ) -> Tensor:
+        assert self.cls_token is not None  # see inserts_cls_token
+        parts = [tokens]
+        if isinstance(hw_shape, PackedShapes):
+            parts = hw_shape.with_extra_tokens(self.embed.num_extra_tokens).split(tokens)
+        return torch.cat([prepend_tokens(self.cls_token, part) for part in parts], 1)
+
+    def _format(
+        self, tokens: Tensor, hw_shape: Union[Tuple[int, int], PackedShapes], num_extra: int
+    ) -> Union[Tensor, List[Tensor]]:
+        if not isinstance(hw_shape, PackedShapes):
+            return self.format_output(tokens, hw_shape, num_extra)
+        parts = hw_shape.with_extra_tokens(num_extra).split(tokens)
+        images = zip(parts, hw_shape.hw_shapes)
+        outs = [self.format_output(part, shape, num_extra) for part, shape in images]
+        return outs if self.out_type == 'featmap' else torch.cat(outs)
+
+
+def _with_rotary(attn_cfg: AttnCfg, rotary: Union[bool, dict]) -> AttnCfg:
+    """Return a config with the rotary position, unless it sets one itself."""
+    if rotary is False or rotary is None:
+        return attn_cfg
+    own = attn_cfg if isinstance(attn_cfg, dict) else dict(type=attn_cfg)
+    return dict(dict(rotary=rotary), **own)

@@ -1,28 +1,19 @@
-"""The SMCA detector, which needs MMDetection.
+"""SMCA, and the attention of MMDetection's DETR family by config; both need MMDetection.
 
 Without MMDetection this package can be imported; access to a class then raises an ImportError that
 names the package to install.
 """
 
-try:
-    import mmdet.models  # noqa: F401
-except (ImportError, AssertionError, TypeError) as error:
-    # AssertionError: MMDetection asserts the versions that it needs. TypeError: MMDetection imports
-    # MMPretrain if installed, which derives a class from a name that transformers 5 lacks.
-    if isinstance(error, TypeError) and str(error) != 'NoneType takes no arguments':
-        raise
-    _missing = error
-    __all__ = []
+from ...utils.optional import framework_error, unavailable
 
-    def __getattr__(name: str):
-        if name.startswith('__'):
-            raise AttributeError(name)
-        raise ImportError(
-            f'mmlinattn.models.detectors.{name} needs MMDetection: pip install onedl-mmdetection '
-            f'({_missing})'
-        ) from _missing
+_missing = framework_error('mmdet')
+if _missing is not None:
+    __all__ = []
+    __getattr__ = unavailable(__name__, 'MMDetection', 'onedl-mmdetection', _missing)
 else:
+    from .detr_attention import replace_detr_attention
     from .smca import SMCA
     from .smca_head import SMCAHead
 
-    __all__ = ['SMCA', 'SMCAHead']
+    __all__ = ['SMCA', 'SMCAHead', 'replace_detr_attention']
+    replace_detr_attention()

@@ -1,6 +1,6 @@
 """SMCA, a DETR whose cross-attention is modulated around predicted points."""
 
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 from mmdet.models.detectors import DETR
@@ -41,6 +41,13 @@ class SMCA(DETR):
         >>> sum(p.numel() for p in build_model(cfg).parameters() if p.requires_grad)
         41534998
     """
+
+    predicts_packed = True  # images of different sizes, see predict()
+
+    # Configs until _init_layers builds the modules.
+    positional_encoding: Any
+    encoder: Any
+    decoder: Any
 
     def _init_layers(self) -> None:
         self.positional_encoding = SinePositionalEncoding(**self.positional_encoding)
@@ -138,14 +145,15 @@ class SMCA(DETR):
     ) -> SampleList:
         """Predict boxes that do not depend on the other images of the batch.
 
-        Images of one size run together, images of different sizes one by one without padding. A
-        backbone would map padding to features other than 0, spread them over the border by
-        convolutions, and round the padded size to another number of cells. An image without
-        pixels has no boxes.
+        Images of one size run together. Of images of different sizes the encoder takes the packed
+        tokens, all other parts one image after the other without padding. A backbone would map
+        padding to features other than 0, spread them over the border by convolutions, and round
+        the padded size to another number of cells. An image without pixels has no boxes.
         """
         sizes = [tuple(sample.img_shape[:2]) for sample in batch_data_samples]
         if len(set(sizes)) == 1 and sizes[0] == tuple(batch_inputs.shape[-2:]):
             return super().predict(batch_inputs, batch_data_samples, rescale)
+        images, unpadded_samples, real = [], [], []
         for image, sample, (height, width) in zip(batch_inputs, batch_data_samples, sizes):
             if height == 0 or width == 0:
                 sample.pred_instances = InstanceData(
@@ -156,9 +164,33 @@ class SMCA(DETR):
                 continue
             unpadded = sample.new()
             unpadded.set_metainfo(dict(batch_input_shape=(height, width)))
-            super().predict(image[None, :, :height, :width], [unpadded], rescale)
+            images.append(image[None, :, :height, :width])
+            unpadded_samples.append(unpadded)
+            real.append(sample)
+        for sample, unpadded in zip(real, self._predict_packed(images, unpadded_samples, rescale)):
             sample.pred_instances = unpadded.pred_instances
         return batch_data_samples
+
+    def _predict_packed(
+        self, images: Sequence[Tensor], samples: SampleList, rescale: bool
+    ) -> SampleList:
+        """Predict images (1, C, H, W) of different sizes, whose samples have no padding."""
+        inputs = [
+            self.pre_transformer(self.extract_feat(image), [sample])
+            for image, sample in zip(images, samples)
+        ]
+        for memory, (_, decoder_inputs), sample in zip(
+            self.encoder.encode_packed([encoder_inputs for encoder_inputs, _ in inputs]),
+            inputs,
+            samples,
+        ):
+            queries, head_inputs = self.pre_decoder(memory)
+            head_inputs.update(self.forward_decoder(**decoder_inputs, **queries))
+            results = self.bbox_head.predict(
+                **head_inputs, rescale=rescale, batch_data_samples=[sample]
+            )
+            self.add_pred_to_datasample([sample], results)
+        return samples
 
 
 def _init_xavier(layer: nn.Module) -> None:

@@ -10,10 +10,10 @@ from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
 from ...ops.common.checks import check_heads, check_hw_shape
-from ...ops.common.matmul import linear
 from ...ops.common.numerics import accumulation_dtype, no_autocast
 from ..layers import SoftmaxAttention, softmax_attention
-from ..layers.linear_projection import apply_linear
+from ..layers.linear_projection import linear_rows
+from .detr_attention import build_detr_attention
 from .smca_modulation import SCALES_PER_HEAD, gaussian_map
 
 
@@ -78,10 +78,12 @@ class ModulatedAttention(BaseModule):
         Returns:
             (B, Q, C), before the residual.
         """
-        weights, biases = self.in_proj.weight.chunk(3), self.in_proj.bias.chunk(3)
+        width = self.embed_dims
         q, k, v = (
-            linear(x, weight, bias).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for x, weight, bias in zip((query, key, value), weights, biases)
+            linear_rows(self.in_proj, x, slice(i * width, (i + 1) * width))
+            .unflatten(-1, (-1, self.head_dim))
+            .transpose(1, 2)
+            for i, x in enumerate((query, key, value))
         )
         with no_autocast(q):
             dtype = accumulation_dtype(q.dtype)
@@ -94,7 +96,7 @@ class ModulatedAttention(BaseModule):
                 dropout=self.attn_drop if self.training else 0.0,
             )
         out = out.transpose(1, 2).flatten(2).to(query.dtype)
-        return self.proj_drop(apply_linear(self.proj, out))
+        return self.proj_drop(self.proj(out))
 
 
 class SMCADecoderLayer(BaseModule):
@@ -111,9 +113,15 @@ class SMCADecoderLayer(BaseModule):
         dynamic_scale: ``'type1'`` to ``'type4'``, see :func:`gaussian_map`.
         smooth: see :func:`gaussian_map`.
         norm_cfg: config of the norms.
+        cross_attn_cfg: config of another cross-attention, such as
+            ``dict(type='LinearCrossAttention', attn_cfg='RALA')``, see
+            :func:`build_detr_attention`; no modulation map, since linear attention has no logits
+            to add it to. None for the modulated one.
 
     Raises:
         ValueError: ``dynamic_scale`` is unknown, or ``smooth`` is not positive.
+        TypeError: ``cross_attn_cfg`` is no config with the arguments of mmcv's
+            ``MultiheadAttention``.
     """
 
     def __init__(
@@ -125,6 +133,7 @@ class SMCADecoderLayer(BaseModule):
         dynamic_scale: str = 'type3',
         smooth: float = 8.0,
         norm_cfg: Optional[dict] = None,
+        cross_attn_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__()
         if dynamic_scale not in SCALES_PER_HEAD:
@@ -136,15 +145,28 @@ class SMCADecoderLayer(BaseModule):
         self.embed_dims = embed_dims
         self.num_heads = num_heads
         self.smooth = smooth
-        drops = dict(attn_drop=dropout, proj_drop=dropout)
+        drops: dict = dict(attn_drop=dropout, proj_drop=dropout)
         self.self_attn = SoftmaxAttention(embed_dims, num_heads, **drops)
-        self.cross_attn = ModulatedAttention(embed_dims, num_heads, **drops)
+        self.modulated = cross_attn_cfg is None
+        if cross_attn_cfg is None:
+            self.cross_attn: nn.Module = ModulatedAttention(embed_dims, num_heads, **drops)
+        else:
+            sizes = dict(embed_dims=embed_dims, num_heads=num_heads, dropout=dropout)
+            try:
+                cfg = dict(dict(sizes, batch_first=True), **cross_attn_cfg)
+                self.cross_attn = build_detr_attention(**cfg)
+            except TypeError as error:
+                raise TypeError(
+                    "cross_attn_cfg must have the arguments of mmcv's MultiheadAttention, as "
+                    "dict(type='LinearCrossAttention', attn_cfg='RALA') has, "
+                    f'got {cross_attn_cfg!r} ({error})'
+                ) from error
         self.ffn = FFN(embed_dims, feedforward_channels, ffn_drop=dropout)
         norms = [build_norm_layer(norm_cfg or dict(type='LN'), embed_dims)[1] for _ in range(4)]
         self.norms = ModuleList(norms[:3])
         self.point_norm = norms[3]
-        self.offset = nn.Linear(embed_dims, 2 * num_heads)
-        num_scales = SCALES_PER_HEAD[dynamic_scale] * num_heads
+        self.offset = nn.Linear(embed_dims, 2 * num_heads) if self.modulated else None
+        num_scales = SCALES_PER_HEAD[dynamic_scale] * num_heads if self.modulated else 0
         self.scale = nn.Linear(embed_dims, num_scales) if num_scales else None
 
     def point_features(self, query: Tensor, query_pos: Tensor) -> Tensor:
@@ -164,6 +186,7 @@ class SMCADecoderLayer(BaseModule):
         Returns:
             (B, heads, Q, H * W).
         """
+        assert self.offset is not None  # self.modulated
         features = self.point_features(query, query_pos)
         offsets = self.offset(features).unflatten(-1, (self.num_heads, -1))  # [B, Q, heads, 2]
         scales = None
@@ -177,9 +200,20 @@ class SMCADecoderLayer(BaseModule):
         self, query: Tensor, query_pos: Tensor, reference: Tensor, memory: Memory
     ) -> Tensor:
         """Apply the layer to the queries (B, Q, C); arguments as in :meth:`modulation`."""
-        modulation = self.modulation(query, query_pos, reference, memory.hw_shape)
+        modulation = None
+        if self.modulated:
+            modulation = self.modulation(query, query_pos, reference, memory.hw_shape)
         query = query + self.self_attn(query, (1, query.shape[1]), query_pos)
         query = self.norms[0](query)
+        if modulation is None:
+            query = self.cross_attn(
+                query,
+                memory.tokens,
+                query_pos=query_pos,
+                key_pos=memory.pos,
+                key_padding_mask=memory.mask,
+            )
+            return self.norms[2](self.ffn(self.norms[1](query)))
         attended = self.cross_attn(
             query + query_pos,
             memory.tokens + memory.pos,
@@ -230,6 +264,9 @@ class SMCADecoder(BaseModule):
             raise ValueError(f'stride must be positive, got {stride}')
         self.stride = stride
         self.layers = ModuleList(SMCADecoderLayer(**layer_cfg) for _ in range(num_layers))
+        for layer in self.layers[1:]:
+            if not layer.modulated:  # DDP stops at unused parameters
+                layer.point_norm = None
         self.embed_dims = self.layers[0].embed_dims
         self.point = MLP(self.embed_dims, self.embed_dims, 2, 3)
         self.post_norm = build_norm_layer(norm_cfg or dict(type='LN'), self.embed_dims)[1]

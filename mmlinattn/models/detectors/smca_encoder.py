@@ -1,13 +1,16 @@
 """Encoder of DETR with any attention of this package."""
 
-from typing import Optional, Sequence
+from typing import List, Optional, Sequence
 
+import torch
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor
 
+from ...ops.common.packed import PackedShapes
 from ..layers import AttnCfg, build_attention, expand_attn_cfg
+from ..layers.base import HwShape
 
 
 class SMCAEncoderLayer(BaseModule):
@@ -52,7 +55,7 @@ class SMCAEncoderLayer(BaseModule):
     def forward(
         self,
         x: Tensor,
-        hw_shape: Sequence[int],
+        hw_shape: HwShape,
         query_pos: Optional[Tensor] = None,
         key_padding_mask: Optional[Tensor] = None,
     ) -> Tensor:
@@ -84,7 +87,7 @@ class SMCAEncoder(BaseModule):
     def forward(
         self,
         x: Tensor,
-        hw_shape: Sequence[int],
+        hw_shape: HwShape,
         query_pos: Optional[Tensor] = None,
         key_padding_mask: Optional[Tensor] = None,
     ) -> Tensor:
@@ -92,3 +95,20 @@ class SMCAEncoder(BaseModule):
         for layer in self.layers:
             x = layer(x, hw_shape, query_pos, key_padding_mask)
         return x
+
+    def encode_packed(self, inputs: Sequence[dict]) -> List[Tensor]:
+        """Encode images of different sizes, packed if all attentions support it.
+
+        Args:
+            inputs: of each image ``feat`` and ``feat_pos``, (1, N, C), and ``hw_shape``.
+
+        Returns:
+            encoded tokens (1, N, C) of each image.
+        """
+        if len(inputs) < 2 or any(
+            layer.self_attn.packed_unsupported_reason() for layer in self.layers
+        ):
+            return [self(one['feat'], one['hw_shape'], one['feat_pos']) for one in inputs]
+        packed = PackedShapes([one['hw_shape'] for one in inputs])
+        x, pos = (torch.cat([one[name] for one in inputs], 1) for name in ('feat', 'feat_pos'))
+        return packed.split(self(x, packed, pos))

@@ -30,6 +30,8 @@ class SMCAHead(ConditionalDETRHead):
         (torch.Size([6, 2, 10, 3]), torch.Size([6, 2, 10, 4]))
     """
 
+    test_cfg: dict  # of MMDetection's DETRHead
+
     def forward(self, hidden_states: Tensor, references: Tensor) -> Tuple[Tensor, Tensor]:
         """Predict from the outputs of the decoder layers.
 

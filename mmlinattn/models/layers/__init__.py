@@ -1,11 +1,14 @@
 """Attention layers with one interface, feature maps, positions and feed-forward layers."""
 
 from .additive import AdditiveAttention
+from .agent import AgentAttention
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout, map_to_tokens, tokens_to_map
 from .biased_softmax import BiasedSoftmaxAttention
-from .build import AttnCfg, build_attention, expand_attn_cfg, init_layers, registered_subclasses
+from .build import AttnCfg, build_attention, init_layers, registered_subclasses
 from .conv_projection import ConvProjectionAttention
+from .cpu_linear import CPULinear, optimize_for_cpu
+from .cross_attention import LinearCrossAttention
 from .depthwise_conv import add_depthwise
 from .efficient_attention import EfficientAttention
 from .enhanced_linear import EnhancedLinearAttention
@@ -13,11 +16,16 @@ from .feature_maps import FeatureMap, build_feature_map
 from .ffn import MLP, ConvFFN, MixFFN
 from .focused_linear import FocusedLinearAttention
 from .gated_positional import GatedPositionalAttention
+from .hybrid import expand_attn_cfg, is_hybrid
 from .hydra import HydraAttention
+from .inline import InLineAttention
 from .linear import LinearAttention
 from .linear_angular import LinearAngularAttention
+from .mala import MALA
+from .mlla import MLLAAttention
 from .non_local import NonLocalBlock, NonLocalNeck
 from .nystrom import NystromAttention
+from .polaformer import PolaFormerAttention
 from .positions import LinearPosition, build_position
 from .rala import RALA
 from .random_walk import RWGKA, RWGKP
@@ -26,19 +34,24 @@ from .ripple import RippleAttention
 from .slinear import SlinearAttention
 from .softmax import SoftmaxAttention, softmax_attention
 from .spatial_reduction import SpatialReductionAttention
+from .swiglu import SwiGLU
 from .vision_longformer import VisionLongformerAttention
+from .vssd import VSSDAttention
 from .window import WindowAttention
 
 __all__ = [
+    'MALA',
     'MLP',
     'RALA',
     'RWGKA',
     'RWGKP',
     'AdditiveAttention',
+    'AgentAttention',
     'AttentionInfo',
     'AttnCfg',
     'BaseAttention',
     'BiasedSoftmaxAttention',
+    'CPULinear',
     'ConvFFN',
     'ConvProjectionAttention',
     'EfficientAttention',
@@ -47,19 +60,25 @@ __all__ = [
     'FocusedLinearAttention',
     'GatedPositionalAttention',
     'HydraAttention',
+    'InLineAttention',
     'LinearAngularAttention',
     'LinearAttention',
+    'LinearCrossAttention',
     'LinearPosition',
+    'MLLAAttention',
     'MixFFN',
     'NonLocalBlock',
     'NonLocalNeck',
     'NystromAttention',
+    'PolaFormerAttention',
     'RelativePositionBias',
     'RippleAttention',
     'SlinearAttention',
     'SoftmaxAttention',
     'SpatialReductionAttention',
+    'SwiGLU',
     'TokenLayout',
+    'VSSDAttention',
     'VisionLongformerAttention',
     'WindowAttention',
     'add_depthwise',
@@ -68,7 +87,9 @@ __all__ = [
     'build_position',
     'expand_attn_cfg',
     'init_layers',
+    'is_hybrid',
     'map_to_tokens',
+    'optimize_for_cpu',
     'registered_subclasses',
     'softmax_attention',
     'tokens_to_map',

@@ -42,6 +42,8 @@ class AdditiveAttention(BaseAttention):
         use='low cost: each token scales its channels by two global vectors',
     )
 
+    cross_values = 'queries'
+
     def __init__(self, embed_dims: int, num_heads: int, share_value: bool = True, **kwargs) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
         self.share_value = share_value
@@ -63,6 +65,10 @@ class AdditiveAttention(BaseAttention):
         v = q if query_pos is None else self.partial_projection(x, 0, 1)
         return q, k, v, self.unprojected_gate(x)
 
+    @property
+    def value_output(self) -> int:
+        return 0 if self.share_value else 2
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         return additive_attention(
             q,
@@ -71,6 +77,7 @@ class AdditiveAttention(BaseAttention):
             self.w_q,
             self.w_k,
             key_padding_mask=layout.key_padding_mask,
+            cross=layout.cross,
             backend=self.backend,
         )
 

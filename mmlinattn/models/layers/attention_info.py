@@ -16,6 +16,10 @@ class AttentionInfo:
         source: paper and year.
         use: when to choose it, in one phrase.
         needs_map: the tokens must form a 2D map, since the attention uses their positions.
+        any_export_size: ``torch.export`` and ONNX files take any height and width; False if the
+            attention, with its default options, calls :func:`require_static_size`.
+        packed: how packed images of different sizes are attended: ``'at once'`` if ``attend`` takes
+            all of them, else ``'by image'``. Both give the results of each image alone.
 
     Example:
         >>> AttentionInfo('mean_j v_j', 'O(N d)', 'O(d)', 'none', 'never').needs_map
@@ -28,3 +32,5 @@ class AttentionInfo:
     source: str
     use: str
     needs_map: bool = False
+    any_export_size: bool = True
+    packed: str = 'by image'

@@ -1,20 +1,24 @@
 """Base class of all attentions: projections, position, gate and argument checks."""
 
-from typing import Callable, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...ops.common.checks import check_heads, check_hw_shape, check_padding_mask, check_rotary_dim
 from ...ops.common.dispatch import BACKENDS
-from ...ops.common.matmul import linear
 from ...ops.common.numerics import may_be_symbolic
+from ...ops.common.packed import PackedShapes, check_packed
 from ...ops.common.rotary import Rotary, apply_rotary
 from ...ops.epilogue import add_local, local_gate
-from .linear_projection import apply_linear, has_hooks
+from .attention_info import AttentionInfo
+from .linear_projection import has_hooks, linear_rows
+from .rotary import RotaryCoordinates
 
+HwShape = Union[Sequence[int], PackedShapes]
 GATES = (None, 'proj', 'identity', 'tanh')
 
 
@@ -24,16 +28,32 @@ class TokenLayout(NamedTuple):
     Extra tokens (class token, registers) come before the tokens of the map and have no position.
 
     Attributes:
-        hw_shape: (H, W) of the map, row-major.
+        hw_shape: (H, W) of the map, row-major; of packed images (1, T).
         key_padding_mask: (B, E + N) bool, True = padding, or None.
         rotary: positions, set only if the attention has ``applies_rotary``, else None.
         num_extra_tokens: E, the number of extra tokens.
+        num_frames: T of a clip, whose frames are stacked below each other in ``hw_shape``.
+        cross: the keys are other tokens than the queries; the mask is theirs.
+        packed: map sizes of packed images; only an attention with ``attends_packed`` sees them.
     """
 
     hw_shape: Tuple[int, int]
     key_padding_mask: Optional[Tensor] = None
     rotary: Optional[Rotary] = None
     num_extra_tokens: int = 0
+    num_frames: int = 1
+    cross: bool = False
+    packed: Optional[PackedShapes] = None
+
+    def images(self) -> 'List[TokenLayout]':
+        """Return the layout of each of the packed images."""
+        packed, rotary = self.packed, self.rotary
+        assert packed is not None
+        rotaries = [None] * len(packed.lengths) if rotary is None else rotary.images()
+        return [
+            TokenLayout(shape, None, position, self.num_extra_tokens)
+            for shape, position in zip(packed.hw_shapes, rotaries)
+        ]
 
     def split_extra(self, x: Tensor, dim: int = 1) -> Tuple[Tensor, Tensor]:
         """Split x along ``dim`` into extra tokens and map tokens; both are views."""
@@ -45,9 +65,9 @@ class TokenLayout(NamedTuple):
         mask = self.key_padding_mask
         mask = mask if mask is None else self.split_extra(mask)[1]
         rotary = self.rotary
-        if rotary is not None:  # not _replace, which torch 2.4 cannot compile
-            rotary = Rotary(rotary.hw_shape, rotary.head_dim, rotary.base)
-        return TokenLayout(self.hw_shape, mask, rotary)
+        if rotary is not None:
+            rotary = rotary.of_map(rotary.hw_shape, 0)
+        return TokenLayout(self.hw_shape, mask, rotary, 0, self.num_frames)
 
 
 class BaseAttention(BaseModule):
@@ -65,11 +85,19 @@ class BaseAttention(BaseModule):
     and keys but have no position. Rotary position does not rotate them, and rings, windows, pooling
     and depth-wise convolutions skip them.
 
+    The tokens of a clip have ``hw_shape=(T, H, W)``. Attentions whose result depends on the
+    position in a 2D map do not support clips of several frames.
+
+    Images of different sizes need no padding: their tokens follow each other in a batch of 1, with
+    a :class:`mmlinattn.ops.PackedShapes` as ``hw_shape``. Each image attends to itself only, with
+    the result that it has alone. Extra tokens come before the map of each image.
+
     Args:
         embed_dims: channels C.
         num_heads: heads; must divide ``embed_dims``.
         qkv_bias, proj_bias: biases of the projections.
-        rotary: 2D rotary position on queries and keys.
+        rotary: 2D rotary position on queries and keys, by places that count tokens; or a dict with
+            the options of :class:`.RotaryCoordinates`, by places from -1 to 1 as in DINOv3.
         lepe: kernel size of the locally enhanced position encoding, a depth-wise convolution of
             the values; 0 for none.
         gate: ``None``, ``'proj'`` (linear projection of x), ``'identity'`` or ``'tanh'``.
@@ -78,24 +106,32 @@ class BaseAttention(BaseModule):
         init_cfg: MMEngine initialisation.
 
     Attributes:
+        info: formula, cost and source of the attention.
         applies_rotary: True if :meth:`attend` applies rotary position itself.
         projections: layers that released weights map to; the backbone initialises them.
         backbone_options: options that the backbone provides when the config does not set them.
         backends: accepted values of ``backend``.
         supports_extra_tokens: False if extra tokens raise an error.
+        supports_clips: False if clips raise an error; None: they do if ``info.needs_map`` is set.
+        cross_values: tokens that the values of cross-attention come from, ``'keys'`` or
+            ``'queries'``; None if the attention cannot attend to other tokens. See
+            :class:`LinearCrossAttention`.
         unsupported_options: options among ``rotary``, ``lepe`` and ``gate`` that raise an error.
 
     Raises:
         ValueError: ``num_heads`` does not divide ``embed_dims``, rotary position cannot split the
-            head dim, ``lepe`` is even, the gate or backend is unknown, or the attention does not
-            support an option.
+            head dim, ``lepe`` is even, ``rotary`` is neither a bool nor a dict, the gate or
+            backend is unknown, or the attention does not support an option.
     """
 
+    info: Optional[AttentionInfo] = None
     applies_rotary = False
     projections: Tuple[str, ...] = ('in_proj', 'lepe', 'proj')
     backbone_options: Tuple[str, ...] = ('proj_drop',)
     backends: Tuple[str, ...] = BACKENDS
     supports_extra_tokens = True
+    supports_clips: Optional[bool] = None
+    cross_values: Optional[str] = None
     unsupported_options: Tuple[str, ...] = ()
 
     def __init__(
@@ -104,7 +140,7 @@ class BaseAttention(BaseModule):
         num_heads: int,
         qkv_bias: bool = True,
         proj_bias: bool = True,
-        rotary: bool = False,
+        rotary: Union[bool, dict] = False,
         lepe: int = 0,
         gate: Optional[str] = None,
         proj_drop: float = 0.0,
@@ -112,14 +148,22 @@ class BaseAttention(BaseModule):
         init_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__(init_cfg)
-        options = dict(rotary=rotary, lepe=lepe, gate=gate)
+        options = dict(rotary=(rotary, False), lepe=(lepe, 0), gate=(gate, None))
         for name in self.unsupported_options:
-            if options[name]:
+            value, off = options[name]
+            if value not in (off, None):
                 raise ValueError(
-                    f'{type(self).__name__} does not support {name}, got {options[name]!r}'
+                    f'{type(self).__name__} does not support {name}, got {value!r}: set '
+                    f'{name}={off} in its attn_cfg, or take another attention'
                 )
         self.head_dim = check_heads(embed_dims, num_heads)
-        if rotary:
+        if rotary is not None and not isinstance(rotary, (bool, dict)):
+            raise ValueError(
+                f'rotary must be True, False or a dict of RotaryCoordinates, got {rotary!r}'
+            )
+        self.coordinates = RotaryCoordinates(**rotary) if isinstance(rotary, dict) else None
+        self.rotary = bool(rotary) or self.coordinates is not None
+        if self.rotary:
             check_rotary_dim(self.head_dim, 'embed_dims / num_heads')
         if backend not in self.backends:
             raise ValueError(f'backend must be one of {self.backends}, got {backend!r}')
@@ -129,7 +173,6 @@ class BaseAttention(BaseModule):
             raise ValueError(f'lepe must be 0 or an odd kernel size, got {lepe}')
         self.embed_dims = embed_dims
         self.num_heads = num_heads
-        self.rotary = rotary
         self.gate = gate
         self.backend = backend
         self.in_proj = nn.Linear(
@@ -147,7 +190,29 @@ class BaseAttention(BaseModule):
         """Compute the attention from q, k, v (B, heads, E + N, d), returning the same shape."""
         raise NotImplementedError
 
-    def init_projections(self, init: Callable[[nn.Module], None]) -> None:
+    def attends_packed(self) -> bool:
+        """Return True if :meth:`attend` takes all packed images at once, by ``layout.packed``.
+
+        For other attentions it is called image by image, also for a subclass that overrides
+        :meth:`attend` or :meth:`project` and not this method.
+        """
+        return False
+
+    def _attends_packed(self) -> bool:
+        kinds = type(self).__mro__
+        owner, *others = (
+            next(kind for kind in kinds if name in vars(kind))
+            for name in ('attends_packed', 'attend', 'project')
+        )
+        return all(issubclass(owner, other) for other in others) and self.attends_packed()
+
+    def packed_unsupported_reason(self) -> Optional[str]:
+        """Return why the attention does not take packed images, or None if it does."""
+        if any(isinstance(module, _BatchNorm) and module.training for module in self.modules()):
+            return 'in training its batch norms would see one image at a time'
+        return None
+
+    def init_projections(self, init: Callable[[Union[nn.Conv2d, nn.Linear]], None]) -> None:
         """Initialise the projections with ``init``, the initialisation of the backbone.
 
         All other parameters keep the initial values that the attention has set.
@@ -160,7 +225,7 @@ class BaseAttention(BaseModule):
     def forward(
         self,
         x: Tensor,
-        hw_shape: Sequence[int],
+        hw_shape: HwShape,
         query_pos: Optional[Tensor] = None,
         key_padding_mask: Optional[Tensor] = None,
         num_extra_tokens: int = 0,
@@ -169,7 +234,9 @@ class BaseAttention(BaseModule):
 
         Args:
             x: tokens (B, E + N, C): E extra tokens, then the tokens of the map, row-major.
-            hw_shape: (H, W) with H * W == N.
+            hw_shape: (H, W) with H * W == N, (T, H, W) of a clip, or the
+                :class:`mmlinattn.ops.PackedShapes` of images whose tokens are packed: B is 1 then,
+                the tokens are E + H * W of each image, and there is no mask.
             query_pos: (B, E + N, C), added to x for queries and keys only.
             key_padding_mask: (B, E + N) bool, True = padding.
             num_extra_tokens: E.
@@ -178,30 +245,69 @@ class BaseAttention(BaseModule):
             (B, E + N, C), after the output projection, before the residual.
 
         Raises:
-            ValueError: a shape does not match, or the attention does not support extra tokens.
+            ValueError: a shape does not match, or the attention does not support extra tokens,
+                clips or packed images.
             TypeError: the padding mask is not bool.
         """
+        hw_shape, num_frames = self._stack_frames(hw_shape)
+        maps = hw_shape
         hw_shape = self._check_inputs(x, hw_shape, query_pos, key_padding_mask, num_extra_tokens)
-        rotary = (
-            Rotary(hw_shape, self.head_dim, num_extra_tokens=num_extra_tokens)
-            if self.rotary
-            else None
-        )
+        packed = None
+        if isinstance(maps, PackedShapes):
+            packed = maps.with_extra_tokens(num_extra_tokens)
+        # Another projection may depend on the map: such an attention runs image by image.
+        own_projection = type(self).project is not BaseAttention.project
+        if packed is not None and own_projection and not self._attends_packed():
+            return self._forward_by_image(x, packed, query_pos)
+        rotary = self._rotary(packed or hw_shape, num_extra_tokens, x) if self.rotary else None
         deferred = rotary if self.applies_rotary else None
-        layout = TokenLayout(hw_shape, key_padding_mask, deferred, num_extra_tokens)
+        layout = TokenLayout(
+            hw_shape, key_padding_mask, deferred, num_extra_tokens, num_frames, packed=packed
+        )
         q, k, v, gate = self.project(x, query_pos, layout)
         q_heads, k_heads, v_heads = (self.split_heads(t) for t in (q, k, v))
         if deferred is None:
             q_heads, k_heads = apply_rotary(q_heads, rotary), apply_rotary(k_heads, rotary)
-        out = self.attend(q_heads, k_heads, v_heads, layout)
+        if layout.packed is None or self._attends_packed():
+            out = self.attend(q_heads, k_heads, v_heads, layout)
+        else:
+            out = self._attend_by_image(q_heads, k_heads, v_heads, layout)
         out = out.transpose(1, 2).flatten(2)  # [B, E + N, C]
         return self.proj_drop(self.project_out(self._local_and_gate(out, v, gate, layout), q))
+
+    def _rotary(self, maps: Union[Tuple[int, int], PackedShapes], extra: int, x: Tensor) -> Rotary:
+        if self.coordinates is None:
+            return Rotary(maps, self.head_dim, num_extra_tokens=extra)
+        augment = self.coordinates.draw(x.device) if self.training else None
+        return Rotary(maps, self.head_dim, self.coordinates.base, extra, 1, True, augment)
+
+    def _attend_by_image(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        assert layout.packed is not None
+        images = zip(*(layout.packed.split(x, 2) for x in (q, k, v)), layout.images())
+        return torch.cat([self.attend(*image).transpose(1, 2) for image in images], 1).transpose(
+            1, 2
+        )
+
+    def _forward_by_image(
+        self, x: Tensor, packed: PackedShapes, query_pos: Optional[Tensor]
+    ) -> Tensor:
+        parts = packed.split(x)
+        positions = [None] * len(parts) if query_pos is None else packed.split(query_pos)
+        extra = packed.num_extra_tokens
+        images = zip(parts, packed.hw_shapes, positions)
+        return torch.cat(
+            [self(part, shape, position, None, extra) for part, shape, position in images], 1
+        )
 
     def _local_and_gate(
         self, out: Tensor, v: Tensor, gate: Optional[Tensor], layout: TokenLayout
     ) -> Tensor:
         """Compute ``(lepe(v) + out) * gate``."""
-        lepe = self.lepe
+        lepe, packed = self.lepe, layout.packed
+        if lepe is not None and packed is not None:
+            gates = [None] * len(packed.lengths) if gate is None else packed.split(gate)
+            images = zip(packed.split(out), packed.split(v), gates, layout.images())
+            return torch.cat([self._local_and_gate(*image) for image in images], 1)
         if lepe is not None:
             if layout.key_padding_mask is not None:
                 v = v.masked_fill(layout.key_padding_mask[..., None], 0)
@@ -213,9 +319,10 @@ class BaseAttention(BaseModule):
 
     def project_out(self, out: Tensor, q: Tensor) -> Tensor:
         """Apply the output projection to ``out`` (B, N, C); ``q`` (B, N, C) are the queries."""
-        return apply_linear(self.proj, out)
+        return self.proj(out)
 
     def _check_inputs(self, x, hw_shape, query_pos, key_padding_mask, num_extra) -> Tuple[int, int]:
+        """Return the checked (H, W), (1, T) of packed images."""
         if x.dim() != 3 or x.shape[-1] != self.embed_dims:
             raise ValueError(f'x must have shape (B, N, {self.embed_dims}), got {tuple(x.shape)}')
         if query_pos is not None and query_pos.shape != x.shape:
@@ -224,7 +331,17 @@ class BaseAttention(BaseModule):
             )
         check_padding_mask(key_padding_mask, x.shape[0], x.shape[1])
         self.check_extra_tokens(num_extra)
-        return check_hw_shape(x.shape[1] - num_extra, hw_shape)
+        if not isinstance(hw_shape, PackedShapes):
+            return check_hw_shape(x.shape[1] - num_extra, hw_shape)
+        reason = self.packed_unsupported_reason()
+        if reason is not None:
+            raise ValueError(
+                f'{type(self).__name__} does not support packed images: {reason}. Pad the images '
+                'to one size, or call it for each image'
+            )
+        packed = hw_shape.with_extra_tokens(num_extra)
+        check_packed(packed, x, key_padding_mask)
+        return 1, packed.num_tokens
 
     def check_extra_tokens(self, num_extra_tokens: int) -> None:
         """Raise ValueError unless the attention supports this number of extra tokens.
@@ -241,6 +358,38 @@ class BaseAttention(BaseModule):
                 f'which have no position on the map; got {num_extra_tokens=}'
             )
 
+    def check_clip(self) -> None:
+        """Raise ValueError unless the attention supports tokens of several frames.
+
+        Backbones call it at construction.
+        """
+        supported, name = self.supports_clips, type(self).__name__
+        if supported is None:
+            supported = not getattr(getattr(type(self), 'info', None), 'needs_map', False)
+        if not supported:
+            raise ValueError(
+                f'{name} depends on positions in a 2D map and does not support clips of several '
+                "frames: attend along single axes or frames (scheme='divided'), or take another "
+                'attention'
+            )
+        for option, off in dict(rotary=False, lepe=0).items():
+            if getattr(self, option):
+                raise ValueError(
+                    f'{name} with {option} depends on positions in a 2D map and does not support '
+                    f'clips of several frames: set {option}={off}'
+                )
+
+    def _stack_frames(self, shape: HwShape) -> Tuple[HwShape, int]:
+        """Return the (H, W) of a map or of stacked frames, and the number of frames."""
+        if not isinstance(shape, (tuple, list)) or len(shape) != 3:
+            return shape, 1
+        if isinstance(shape[0], (tuple, list)):  # three maps, which the check of sizes refuses
+            return shape, 1
+        frames, height, width = shape
+        if frames != 1:
+            self.check_clip()
+        return (frames * height, width), frames
+
     def project(
         self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
@@ -249,11 +398,16 @@ class BaseAttention(BaseModule):
         A subclass may return fewer keys and values; it then does not support ``lepe``.
         """
         if query_pos is None:
-            q, k, v, *gate = apply_linear(self.in_proj, x).split(self.embed_dims, dim=-1)
+            q, k, v, *gate = self.in_proj(x).split(self.embed_dims, dim=-1)
         else:
             q, k = self.partial_projection(x + query_pos, 0, 2).chunk(2, -1)
             v, *gate = self.partial_projection(x, 2, None).split(self.embed_dims, dim=-1)
         return q, k, v, gate[0] if gate else self.unprojected_gate(x)
+
+    @property
+    def value_output(self) -> int:
+        """Return the output of ``in_proj`` that the values of cross-attention are."""
+        return 2
 
     def unprojected_gate(self, x: Tensor) -> Optional[Tensor]:
         """Return the gate ``'identity'`` or ``'tanh'`` of x, or None."""
@@ -267,8 +421,7 @@ class BaseAttention(BaseModule):
         Output 0 is the queries, 1 the keys, 2 the values, 3 the gate.
         """
         outputs = slice(start * self.embed_dims, stop and stop * self.embed_dims)
-        bias = self.in_proj.bias
-        return linear(x, self.in_proj.weight[outputs], None if bias is None else bias[outputs])
+        return linear_rows(self.in_proj, x, outputs)
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Reshape (B, N, C) to (B, heads, N, d)."""

@@ -46,6 +46,7 @@ class BiasedSoftmaxAttention(SoftmaxAttention):
         use="the last stages of ViL's released models with relative positions; quadratic",
         needs_map=True,
     )
+    cross_values = None
     backbone_options = (*SoftmaxAttention.backbone_options, 'map_size', 'num_extra_tokens')
 
     def __init__(

@@ -1,7 +1,7 @@
 """Building and initialising the attentions of a backbone."""
 
 import inspect
-from typing import Any, Callable, Dict, List, Sequence, Type, Union
+from typing import Any, Callable, Dict, Iterable, Type, Union
 
 from mmengine.registry import MODELS
 from torch import nn
@@ -10,6 +10,7 @@ from ...utils.suggest import did_you_mean
 from .base import BaseAttention
 
 AttnCfg = Union[str, dict, Type[BaseAttention]]
+SHORT_NAMES = dict(softmax='SoftmaxAttention')  # in the short form of a hybrid
 
 
 def registered_subclasses(base: type) -> Dict[str, type]:
@@ -21,6 +22,38 @@ def registered_subclasses(base: type) -> Dict[str, type]:
     """
     found = sorted(MODELS.module_dict.items())
     return {n: cls for n, cls in found if isinstance(cls, type) and issubclass(cls, base)}
+
+
+def find_attention(attn_cfg: AttnCfg, also_known: Iterable[str] = ()) -> Type[BaseAttention]:
+    """Return the class of an attention.
+
+    Args:
+        attn_cfg: config, name or class of a registered attention.
+        also_known: further names to suggest for a misspelt one.
+
+    Raises:
+        KeyError: the type is not registered; the message names the types of this package.
+        TypeError: the type is missing or not an attention.
+
+    Example:
+        >>> find_attention(dict(type='RALA', lepe=5)).__name__
+        'RALA'
+    """
+    if isinstance(attn_cfg, dict) and 'type' not in attn_cfg:
+        raise TypeError(f"attn_cfg needs 'type', or 'default' for a hybrid; got {attn_cfg!r}")
+    kind = name = attn_cfg['type'] if isinstance(attn_cfg, dict) else attn_cfg
+    if isinstance(name, str):
+        # The active scope, such as 'mmdet', may have another class with this name.
+        with MODELS.switch_scope_and_registry(None) as registry:
+            kind = registry.get(name) if name else None
+        if kind is None:
+            known = list(registered_subclasses(BaseAttention))
+            similar = did_you_mean(SHORT_NAMES.get(name, name), [*also_known, *known])
+            hint = similar or f'; this package has {known}'
+            raise KeyError(f'attention {name!r} is not registered{hint}')
+    if not (isinstance(kind, type) and issubclass(kind, BaseAttention)):
+        raise TypeError(f'attn_cfg must have a BaseAttention as its type, got {attn_cfg!r}')
+    return kind
 
 
 def build_attention(
@@ -35,26 +68,17 @@ def build_attention(
             lists in ``backbone_options``, unless the config sets them.
 
     Raises:
-        KeyError: the type is not registered; the message names the types of this package.
-        TypeError: the type is not an attention, or the attention lacks an option of the config.
+        KeyError, TypeError: errors of :func:`find_attention`.
+        TypeError: the attention lacks an option of the config.
 
     Example:
         >>> attn = build_attention('SoftmaxAttention', embed_dims=64, num_heads=2, sr_ratio=8)
         >>> type(attn).__name__  # SoftmaxAttention has no sr_ratio and ignores it
         'SoftmaxAttention'
     """
-    cfg = dict(attn_cfg) if isinstance(attn_cfg, dict) else dict(type=attn_cfg)
-    kind = name = cfg.pop('type', None)
-    if isinstance(name, str):
-        # The active scope, such as 'mmdet', may have another class with this name.
-        with MODELS.switch_scope_and_registry(None) as registry:
-            kind = registry.get(name)
-        if kind is None:
-            known = list(registered_subclasses(BaseAttention))
-            hint = did_you_mean(name, known) or f'; this package has {known}'
-            raise KeyError(f'attention {name!r} is not registered{hint}')
-    if not (isinstance(kind, type) and issubclass(kind, BaseAttention)):
-        raise TypeError(f'attn_cfg must have a BaseAttention as its type, got {attn_cfg!r}')
+    kind = find_attention(attn_cfg)
+    cfg = dict(attn_cfg) if isinstance(attn_cfg, dict) else {}
+    cfg.pop('type', None)
     provided = {k: backbone_options[k] for k in kind.backbone_options if k in backbone_options}
     try:
         return kind(**(dict(provided, embed_dims=embed_dims, num_heads=num_heads) | cfg))
@@ -67,34 +91,7 @@ def build_attention(
         ) from error
 
 
-def expand_attn_cfg(
-    attn_cfg: Union[AttnCfg, Sequence[AttnCfg]], count: int, stage_name: str = 'stage'
-) -> List[AttnCfg]:
-    """Return the ``attn_cfg`` of a backbone as a list with one attention per stage or layer.
-
-    Args:
-        attn_cfg: one attention for all stages, or a list with one per stage.
-        count: number of stages.
-        stage_name: ``'stage'`` or ``'layer'``, for the message.
-
-    Raises:
-        ValueError: ``attn_cfg`` has a length other than ``count``, or contains no attention.
-
-    Example:
-        >>> expand_attn_cfg('RALA', 2)
-        ['RALA', 'RALA']
-    """
-    single = (str, dict, type)
-    cfgs = [attn_cfg] * count if isinstance(attn_cfg, single) else attn_cfg
-    valid = isinstance(cfgs, (list, tuple)) and len(cfgs) == count
-    if not valid or not all(isinstance(cfg, single) for cfg in cfgs):
-        raise ValueError(
-            f'attn_cfg must be one attention, or {count}: one per {stage_name}; got {attn_cfg!r}'
-        )
-    return list(cfgs)
-
-
-def init_layers(module: nn.Module, init: Callable[[nn.Module], None]) -> None:
+def init_layers(module: nn.Module, init: Callable[[Union[nn.Conv2d, nn.Linear]], None]) -> None:
     """Call ``init`` on the convolutions and linear layers of a module.
 
     Of an attention only the layers in ``projections`` are initialised.

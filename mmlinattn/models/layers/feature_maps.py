@@ -19,8 +19,7 @@ from ...ops import adaptive_features
 from ...ops.adaptive import sines_and_cosines
 from ...ops.common.dispatch import BACKENDS
 from ...ops.common.feature_maps import FEATURE_MAPS
-from ...ops.common.matmul import multiply
-from ...ops.common.numerics import accumulation_dtype, masked_softmax, no_autocast
+from ...ops.common.numerics import accumulation_dtype, masked_softmax, multiply, no_autocast
 from .build import registered_subclasses
 from .linear_projection import has_hooks
 
@@ -34,9 +33,12 @@ class FeatureMap(BaseModule):
 
     Attributes:
         exceeds_float16: features can leave the range of float16; float16 inputs give float32.
+        is_per_token: the features of a token depend on this token only, so that those of packed
+            images are computed at once.
     """
 
     exceeds_float16 = False
+    is_per_token = False
 
     def __init__(self, head_dim: int, num_heads: int) -> None:
         super().__init__()
@@ -68,6 +70,8 @@ class FeatureMap(BaseModule):
 
 class FixedFeatures(FeatureMap):
     """Feature map without parameters, see :func:`mmlinattn.ops.feature_map`."""
+
+    is_per_token = True
 
     def __init__(self, head_dim: int, num_heads: int, name: str) -> None:
         super().__init__(head_dim, num_heads)
@@ -167,6 +171,8 @@ class AdaptiveFeatures(RandomFeatures):
         (torch.Size([1, 6, 10, 32]), True)
     """
 
+    is_per_token = True
+
     def __init__(
         self,
         head_dim: int,
@@ -224,6 +230,8 @@ class T2RFeatures(FeatureMap):
         ValueError: ``num_features`` is not a positive integer.
     """
 
+    is_per_token = True
+
     def __init__(
         self,
         head_dim: int,
@@ -256,6 +264,7 @@ class DPFPFeatures(FeatureMap):
     """
 
     exceeds_float16 = True  # products of two channels
+    is_per_token = True
 
     def __init__(self, head_dim: int, num_heads: int, order: int = 1) -> None:
         super().__init__(head_dim, num_heads)
@@ -283,6 +292,8 @@ class RFAFeatures(RandomFeatures):
     Raises:
         ValueError: ``num_features`` is not a positive integer.
     """
+
+    is_per_token = True
 
     def __init__(
         self,
@@ -364,6 +375,8 @@ class FocusedFeatures(FeatureMap):
     Raises:
         ValueError: ``power`` is below 1.
     """
+
+    is_per_token = True
 
     def __init__(self, head_dim: int, num_heads: int, power: float = 3) -> None:
         super().__init__(head_dim, num_heads)

@@ -1,5 +1,6 @@
 """Feed-forward layers on tokens."""
 
+from functools import partial
 from typing import Callable, Dict, Sequence
 
 import torch
@@ -7,9 +8,10 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from .base import map_to_tokens, tokens_to_map
+from ...ops.common.packed import PackedShapes
+from .base import HwShape, map_to_tokens, tokens_to_map
 from .depthwise_conv import add_depthwise
-from .linear_projection import apply_linear, gelu_inplace_if_safe
+from .linear_projection import gelu_inplace_if_safe
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -17,7 +19,11 @@ def quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {'gelu': F.gelu, 'quick_gelu': quick_gelu}
+ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {
+    'gelu': F.gelu,
+    'quick_gelu': quick_gelu,  # CLIP
+    'gelu_tanh': partial(F.gelu, approximate='tanh'),  # SigLIP
+}
 
 
 class MLP(BaseModule):
@@ -26,7 +32,7 @@ class MLP(BaseModule):
     Args:
         embed_dims: channels C.
         hidden_dims: channels between the two linear layers.
-        act: ``'gelu'`` or ``'quick_gelu'``.
+        act: ``'gelu'``, ``'quick_gelu'`` or ``'gelu_tanh'``.
 
     Raises:
         ValueError: the activation is unknown.
@@ -47,7 +53,7 @@ class MLP(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to tokens (B, N, C)."""
-        return apply_linear(self.fc2, self.act(apply_linear(self.fc1, x)))
+        return self.fc2(self.act(self.fc1(x)))
 
 
 class ConvFFN(BaseModule):
@@ -71,8 +77,8 @@ class ConvFFN(BaseModule):
 
     def forward(self, x: Tensor, hw_shape: Sequence[int]) -> Tensor:
         """Apply the layer to tokens (B, N, C)."""
-        x = gelu_inplace_if_safe(self.fc1, apply_linear(self.fc1, x))
-        return apply_linear(self.fc2, add_depthwise(x, self.dwconv, hw_shape))
+        x = gelu_inplace_if_safe(self.fc1, self.fc1(x))
+        return self.fc2(add_depthwise(x, self.dwconv, hw_shape))
 
 
 class MixFFN(ConvFFN):
@@ -88,13 +94,20 @@ class MixFFN(ConvFFN):
         torch.Size([1, 6, 32])
     """
 
-    def forward(self, x: Tensor, hw_shape: Sequence[int], num_extra_tokens: int = 0) -> Tensor:
-        """Apply the layer to tokens (B, E + N, C).
+    def forward(self, x: Tensor, hw_shape: HwShape, num_extra_tokens: int = 0) -> Tensor:
+        """Apply the layer to tokens (B, E + N, C), or packed ones (1, T, C).
 
         The convolution skips the E extra tokens (class token, registers), which have no position.
         """
-        hidden = apply_linear(self.fc1, x)
-        x = map_to_tokens(self.dwconv(tokens_to_map(hidden[:, num_extra_tokens:], hw_shape)))
-        if num_extra_tokens:
-            x = torch.cat([hidden[:, :num_extra_tokens], x], 1)
-        return apply_linear(self.fc2, gelu_inplace_if_safe(self.dwconv, x))
+        hidden = self.fc1(x)
+        if isinstance(hw_shape, PackedShapes):
+            parts = hw_shape.with_extra_tokens(num_extra_tokens).split(hidden)
+            images = zip(parts, hw_shape.hw_shapes)
+            x = torch.cat([self._convolve(*image, num_extra_tokens) for image in images], 1)
+        else:
+            x = self._convolve(hidden, hw_shape, num_extra_tokens)
+        return self.fc2(gelu_inplace_if_safe(self.dwconv, x))
+
+    def _convolve(self, x: Tensor, hw_shape: Sequence[int], num_extra_tokens: int) -> Tensor:
+        out = map_to_tokens(self.dwconv(tokens_to_map(x[:, num_extra_tokens:], hw_shape)))
+        return torch.cat([x[:, :num_extra_tokens], out], 1) if num_extra_tokens else out

@@ -42,6 +42,7 @@ class FocusedLinearAttention(LinearAttention):
         memory='O(N d)',
         source='Han et al., ICCV 2023',
         use='sharper weights than ReLU or elu+1 at the cost of two norms',
+        packed='at once',
         needs_map=True,
     )
 

@@ -1,7 +1,7 @@
 """Gated positional self-attention of ConViT as a layer."""
 
 import math
-from typing import Callable, Tuple
+from typing import Callable, Tuple, Union
 
 import torch
 from mmengine.registry import MODELS
@@ -71,7 +71,7 @@ class GatedPositionalAttention(BaseAttention):
         self.positions = nn.Parameter(locality_strength * _initial_positions(num_heads))
         self._start_values_as_identity()
 
-    def init_projections(self, init: Callable[[nn.Module], None]) -> None:
+    def init_projections(self, init: Callable[[Union[nn.Conv2d, nn.Linear]], None]) -> None:
         super().init_projections(init)
         self._start_values_as_identity()
 

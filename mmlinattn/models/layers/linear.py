@@ -50,8 +50,11 @@ class LinearAttention(BaseAttention):
         time='O(N d^2)',
         memory='O(N d)',
         source='Katharopoulos et al., ICML 2020',
-        use='the baseline of this table; ten feature maps, five positions',
+        use='the baseline of linear attentions; ten feature maps, five positions',
+        packed='at once',
     )
+
+    cross_values = 'keys'
 
     def __init__(
         self,
@@ -82,6 +85,17 @@ class LinearAttention(BaseAttention):
                 f'class token, which have no position on the map; got {num_extra_tokens=}'
             )
 
+    def attends_packed(self) -> bool:
+        return self.position is None and self.feature_map.is_per_token
+
+    def check_clip(self) -> None:
+        super().check_clip()
+        if self.position is not None:
+            raise ValueError(
+                f'position {type(self.position).__name__} is of a 2D map and does not support '
+                'clips of several frames: set position=None'
+            )
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         hw_shape, mask, position = layout.hw_shape, layout.key_padding_mask, self.position
         name, values, rotary = 'identity', v, None
@@ -96,8 +110,16 @@ class LinearAttention(BaseAttention):
         if position is not None:
             q, k = position.after_feature_map(q, k, hw_shape)
             rotary = position.rotary(hw_shape, q.shape[-1], layout.num_extra_tokens)
-        out = linear_attention(
+        out = self.weigh(
             q, k, values, key_padding_mask=mask, eps=self.eps, feature_map=name, rotary=rotary,
-            mean_normaliser=self.mean_normaliser, backend=self.backend,
+            mean_normaliser=self.mean_normaliser, cross=layout.cross, packed=layout.packed,
+            backend=self.backend,
         )  # fmt: skip
         return out.to(v.dtype)
+
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+        """Compute the attention of v (B, heads, N, d_v) from the features q, k (B, heads, N, m).
+
+        Options are those of :func:`mmlinattn.ops.linear_attention`.
+        """
+        return linear_attention(q, k, v, **options)

@@ -259,7 +259,8 @@ class StochasticPosition(LinearPosition):
                     if recompute
                     else self._encode(*band)
                 )
-        return tuple(torch.cat(parts, 2) for parts in zip(*out))  # type: ignore[return-value]
+        queries, keys = (torch.cat(parts, 2) for parts in zip(*out))
+        return queries, keys
 
     def _encode(self, q: Tensor, k: Tensor, seed: Tensor, rows: range, hw_shape: HW):
         codes = self.position_codes(seed, rows, hw_shape, q.dtype)

@@ -52,8 +52,11 @@ class RALA(BaseAttention):
         source='Fan et al., CVPR 2025',
         use='first choice for detection and segmentation at high resolution; released weights',
         needs_map=True,
+        packed='at once',
     )
 
+    cross_values = 'keys'
+    supports_clips = True  # with rotary=False, lepe=0
     applies_rotary = True  # the operator rotates features, in the numerator only
 
     def __init__(
@@ -87,23 +90,26 @@ class RALA(BaseAttention):
             nn.Parameter(torch.zeros(num_heads, num_tokens)) if num_tokens is not None else None
         )
 
+    def attends_packed(self) -> bool:
+        return self.token_logits is None
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         return rala_attention(
             q, k, v, rotary=layout.rotary, key_padding_mask=layout.key_padding_mask, eps=self.eps,
-            feature_map=self.feature_map, token_weights=self._token_weights(q, layout),
-            backend=self.backend,
+            feature_map=self.feature_map, token_weights=self._token_weights(k, layout),
+            cross=layout.cross, packed=layout.packed, backend=self.backend,
         )  # fmt: skip
 
-    def _token_weights(self, q: Tensor, layout: TokenLayout) -> Optional[Tensor]:
+    def _token_weights(self, k: Tensor, layout: TokenLayout) -> Optional[Tensor]:
         if self.token_logits is None:
-            return None if self.kv_augmentation == 'score' else q.new_ones(1, 1, 1)
+            return None if self.kv_augmentation == 'score' else k.new_ones(1, 1, 1)
         require_static_size(
             "RALA with kv_augmentation='learnable'", layout.hw_shape, 'it has a weight per position'
         )
         num_tokens = self.token_logits.shape[-1]
-        if q.shape[2] != num_tokens:
+        if k.shape[2] != num_tokens:
             raise ValueError(
                 f"kv_augmentation='learnable' was built for num_tokens={num_tokens}, the map has "
-                f'{q.shape[2]}'
+                f'{k.shape[2]}'
             )
         return num_tokens * self.token_logits.softmax(-1)

@@ -81,6 +81,7 @@ class RandomWalkAttention(BaseAttention):
             steps=self.steps,
             solver=self.solver,
             key_padding_mask=layout.key_padding_mask,
+            cross=layout.cross,
             backend=self.backend,
         )
 
@@ -120,6 +121,8 @@ class RWGKA(RandomWalkAttention):
         use='segmentation, instead of spatial reduction; weights sum to 1',
     )
 
+    cross_values = 'keys'
+
     def __init__(
         self,
         embed_dims: int,
@@ -146,11 +149,11 @@ class RWGKA(RandomWalkAttention):
         learnt = self.anchors_q, self.anchors_q if self.anchors_k is None else self.anchors_k
         if not self.project_anchors:
             return learnt
+        mask = layout.key_padding_mask
+        masks = None if layout.cross else mask, mask
         anchors_q, anchors_k = (
-            softmax_attention(
-                anchors.to(x.dtype).expand(x.shape[0], -1, -1, -1), x, x, layout.key_padding_mask
-            )
-            for anchors, x in zip(learnt, (q, k))
+            softmax_attention(anchors.to(x.dtype).expand(x.shape[0], -1, -1, -1), x, x, mask)
+            for anchors, x, mask in zip(learnt, (q, k), masks)
         )
         return anchors_q, anchors_k
 
@@ -189,6 +192,8 @@ class RWGKP(RandomWalkAttention):
         use='as RWGKA, without additional parameters',
         needs_map=True,
     )
+
+    supports_clips = True  # anchors are means of cells of the stacked frames
 
     def __init__(
         self, embed_dims: int, num_heads: int, num_anchors: int = 64, *args, **kwargs

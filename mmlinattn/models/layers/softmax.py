@@ -11,6 +11,7 @@ from ...ops.common.checks import check_padding_mask
 from ...ops.common.numerics import is_exporting
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
+from .linear_projection import KeyBiaslessLinear
 
 
 @MODELS.register_module()
@@ -22,6 +23,7 @@ class SoftmaxAttention(BaseAttention):
 
     Args:
         attn_drop: dropout on the attention weights.
+        key_bias: give the keys a bias, if queries and values have one. DINOv3 has none.
         others: see :class:`BaseAttention`.
 
     Raises:
@@ -42,12 +44,16 @@ class SoftmaxAttention(BaseAttention):
         use='the baseline; best up to some thousand tokens',
     )
 
-    backbone_options = (*BaseAttention.backbone_options, 'rotary', 'lepe', 'gate')
+    backbone_options = (*BaseAttention.backbone_options, 'rotary', 'lepe', 'gate', 'key_bias')
+    cross_values: Optional[str] = 'keys'
     backends = ('auto',)  # SDPA chooses its kernel itself
 
-    def __init__(self, *args, attn_drop: float = 0.0, **kwargs) -> None:
+    def __init__(self, *args, attn_drop: float = 0.0, key_bias: bool = True, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.attn_drop = attn_drop
+        if not key_bias and self.in_proj.bias is not None:
+            parts = self.in_proj.out_features // self.embed_dims
+            self.in_proj = KeyBiaslessLinear(self.embed_dims, parts)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         dropout = self.attn_drop if self.training else 0.0

@@ -50,7 +50,9 @@ class VisionLongformerAttention(SoftmaxAttention):
         source='Zhang et al., ViL, ICCV 2021',
         use='released ViL weights; distant tokens interact only through extra tokens',
         needs_map=True,
+        any_export_size=False,
     )
+    cross_values = None
     backbone_options = (
         *SoftmaxAttention.backbone_options, 'window_size', 'relative_bias', 'num_extra_tokens'
     )  # fmt: skip

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .attention_info import AttentionInfo
 from .base import TokenLayout, require_static_size
+from .linear_projection import projection_bias
 from .relative_position_bias import relative_position_index
 from .softmax import SoftmaxAttention, softmax_attention
 
@@ -53,7 +54,9 @@ class WindowAttention(SoftmaxAttention):
         source='Liu et al., Swin, ICCV 2021',
         use='released Swin weights; no token attends beyond its window',
         needs_map=True,
+        any_export_size=False,
     )
+    cross_values = None
     supports_extra_tokens = False
     backbone_options = (*SoftmaxAttention.backbone_options, 'window_size', 'shift')
 
@@ -85,17 +88,15 @@ class WindowAttention(SoftmaxAttention):
             layout.hw_shape, self.window_size, self.shift, type(self).__name__
         )
         # The projection of a token 0 is its bias.
-        values = [None] * 3 if self.in_proj.bias is None else self.in_proj.bias.chunk(3)
+        bias = projection_bias(self.in_proj)
         # A projected gate is the last of four parts.
-        if self.gate == 'proj' and self.in_proj.bias is not None:
-            values = self.in_proj.bias.chunk(4)
+        values = [None] * 3 if bias is None else bias.split(self.embed_dims)
         q, k, v = (windows.partition(x, value) for x, value in zip((q, k, v), values))
         mask = layout.key_padding_mask
         if mask is not None:
             mask = windows.partition(mask[:, None, :, None]).flatten(1)
         dropout = self.attn_drop if self.training else 0.0
-        bias = self._bias(windows, q)
-        out = softmax_attention(q, k, v, mask, bias=bias, dropout=dropout)
+        out = softmax_attention(q, k, v, mask, bias=self._bias(windows, q), dropout=dropout)
         return windows.reverse(out)
 
     def _bias(self, windows: 'WindowPartition', q: Tensor) -> Optional[Tensor]:

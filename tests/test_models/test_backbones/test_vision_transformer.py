@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from mmlinattn.checkpoints import CheckpointError, check_fits, convert, save_checkpoint
-from mmlinattn.models.backbones import ViT
+from mmlinattn.models.backbones import Swin, ViT
 from mmlinattn.models.necks import SimpleFeaturePyramid
+from mmlinattn.ops import PackedShapes
+from tests.sizes import LONG
 
 TINY = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)
 
@@ -358,7 +360,7 @@ def test_later_class_token_is_frozen_with_its_layer():
             dict(cls_token_from=2, out_type='cls_token', out_indices=(1, 2)),
             r"out_type='cls_token' needs out_indices of at least cls_token_from=2, got \(1, 2\)",
         ),
-        (dict(ffn='conv'), r"ffn must be one of \('mlp', 'mix'\), got 'conv'"),
+        (dict(ffn='conv'), r"ffn must be one of .*'swiglu'\), got 'conv'"),
         (dict(out_type='raw'), "out_type must be one of .*got 'raw'"),
         (dict(out_indices=(3,)), r'out_indices must be a list of layers in 0..2, got \(3,\)'),
         (dict(frozen_stages=4), 'frozen_stages must be in -1..3, got 4'),
@@ -429,3 +431,84 @@ def test_initial_values_of_deit(cls_token_from):
     for parameter in (token, model.embed.pos_embed, linear.weight, model.layers[1].ffn.fc1.weight):
         assert abs(parameter.std() / 0.02 - 1) < 0.15 and abs(parameter.mean()) < 5e-3
     assert not linear.bias.any()
+
+
+SIZES = ((48, 48), (50, 70), (9, 120), (33, 16))
+
+
+@pytest.mark.parametrize(
+    'attn_cfg, options',
+    [
+        ('RALA', dict(out_type='cls_token', with_cp=True)),
+        (['MALA', 'SoftmaxAttention', 'RWGKA'], dict(out_indices=(0, 2), ffn='mix')),
+        (['GatedPositionalAttention'] * 2 + ['RALA'], dict(cls_token_from=2, out_type='cls_token')),
+        ('LinearAttention', dict(with_cls_token=False, out_type='avg_featmap', pos_embed=False)),
+    ],
+)
+def test_images_of_different_sizes_as_each_alone(attn_cfg, options):
+    model = randomise(build(attn_cfg=attn_cfg, **options)).eval()
+    images = [torch.randn(3, *size) for size in SIZES]
+    packed, alone = model(images), [model(image[None]) for image in images]
+    parameters = [*model.parameters()]
+    grads = []
+    for i, out in enumerate(packed):
+        assert isinstance(out, list) == (model.out_type == 'featmap') and len(out) == len(images)
+        for j, single in enumerate(alone):
+            found = out[j] if isinstance(out, list) else out[j : j + 1]
+            torch.testing.assert_close(found, single[i], rtol=1e-5, atol=1e-5)
+    for outs in (packed[-1], [out[-1] for out in alone]):
+        total = sum(out.square().mean() for out in outs)
+        grads.append(torch.autograd.grad(total, parameters, allow_unused=True))
+    for a, b in zip(*grads):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert (a - b).norm() <= 1e-4 * b.norm() + 1e-6
+
+
+def test_stochastic_depth_drops_packed_images_one_by_one():
+    model = build(dict(TINY, depth=1), drop_path_rate=0.5, out_type='avg_featmap')
+    block = model.layers[0].train()
+    block.drop_path.drop_prob = 0.5
+    packed = PackedShapes([(2, 3), (1, 4), (3, 3)] * 8)
+    x = torch.randn(1, packed.num_tokens, 32)
+    kept = [
+        (part != image).any()
+        for part, image in zip(packed.split(block(x, packed)), packed.split(x))
+    ]
+    assert 0 < sum(kept) < len(kept)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not LONG, reason='it compiles for 15 s; test_packed.py compiles an operator')
+def test_compiles_for_images_of_different_sizes():
+    torch.compiler.reset()
+    model = build(dict(TINY, depth=1), attn_cfg='RALA', out_type='cls_token').eval()
+    images = [torch.randn(3, *size) for size in SIZES[:2]]
+    compiled = torch.compile(model, fullgraph=True, backend='eager', dynamic=False)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(images), model(images))
+
+
+@pytest.mark.parametrize(
+    'image, message',
+    [
+        (torch.randn(3, 0, 8), r'image 1 must have shape \(3, H, W\) and pixels, got \(3, 0, 8\)'),
+        (torch.randn(1, 8, 8), r'got \(1, 8, 8\)'),
+        (torch.randn(1, 3, 8, 8), r'got \(1, 3, 8, 8\)'),
+    ],
+)
+def test_listed_images_that_do_not_fit(image, message):
+    with pytest.raises(ValueError, match=message):
+        build()([torch.randn(3, 16, 16), image])
+    with pytest.raises(ValueError, match='got an empty list'):
+        build()([])
+
+
+def test_what_takes_no_list_says_why():
+    with pytest.raises(TypeError, match='Swin takes one tensor .* got a list of 2 images'):
+        Swin('tiny')([torch.randn(3, 16, 16), torch.randn(3, 16, 24)])
+    model = build(attn_cfg='ConvProjectionAttention', with_cls_token=False)
+    assert model.eval().packed_unsupported_reason() is None
+    assert 'batch norms' in model.train().packed_unsupported_reason()
+    with pytest.raises(ValueError, match='ConvProjectionAttention does not support packed images'):
+        model([torch.randn(3, 16, 16)])

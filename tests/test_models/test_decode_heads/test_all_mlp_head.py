@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 pytest.importorskip('mmseg', reason='MMSegmentation comes with the extra "seg"')
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, DefaultScope
 from mmseg.models.decode_heads import SegformerHead
 
 OPTIONS = dict(
@@ -18,7 +18,8 @@ OPTIONS = dict(
 
 @pytest.fixture
 def head():
-    head = MODELS.build(dict(type='mmlinattn.models.decode_heads.AllMLPHead', **OPTIONS))
+    with DefaultScope.overwrite_default_scope('mmseg'):  # of its loss
+        head = MODELS.build(dict(type='mmlinattn.models.decode_heads.AllMLPHead', **OPTIONS))
     head.init_weights()
     return head
 
@@ -61,7 +62,8 @@ def test_a_given_start_is_that_of_every_convolution():
     start = dict(type='Xavier', layer='Conv2d')
     options = dict(in_channels=[64, 128], in_index=[0, 1], channels=256, num_classes=19)
     config = dict(type='mmlinattn.models.decode_heads.AllMLPHead', **options)
-    head = MODELS.build(dict(config, norm_cfg=dict(type='BN'), init_cfg=start))
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        head = MODELS.build(dict(config, norm_cfg=dict(type='BN'), init_cfg=start))
     head.init_weights()
     convs = [m for m in head.modules() if isinstance(m, torch.nn.Conv2d)]
     assert len(convs) == 4

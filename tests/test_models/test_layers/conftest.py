@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from mmlinattn.models.layers import BaseAttention, TokenLayout
 
@@ -53,3 +54,59 @@ def defined_by():
 def dims():
     """Return arguments of the attentions that ``defined_by`` accepts."""
     return dict(embed_dims=DIM * HEADS, num_heads=HEADS)
+
+
+@pytest.fixture
+def layer_defined_by():
+    """Return a function ``check(attn, definition, hw)`` that compares the whole layer in float64.
+
+    ``definition(x, real)`` gets the tokens of one image, (H, W, C), and its (H, W) mask of real
+    tokens, and returns (H, W, C). One image has no padding, one on the bottom and right. Outputs of
+    real tokens and the gradients of x and of all parameters are compared.
+    """
+
+    def check(attn: BaseAttention, definition, hw=(4, 5), tolerance=1e-10):
+        attn.double()
+        for parameter in attn.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+        height, width = hw
+        x = torch.randn(2, *hw, attn.embed_dims, dtype=torch.float64).requires_grad_()
+        mask = torch.zeros(2, *hw, dtype=torch.bool)
+        mask[1, height - 1 :] = mask[1, :, width - 2 :] = True
+        cotangent = torch.randn_like(x).masked_fill(mask[..., None], 0)
+        out = attn(x.flatten(1, 2), hw, key_padding_mask=mask.flatten(1)).view(x.shape)
+        expected = torch.stack([definition(*image) for image in zip(x, ~mask)])
+        inputs = [x, *attn.parameters()]
+        out, expected = (t.masked_fill(mask[..., None], 0) for t in (out, expected))
+        torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
+        gradients = [torch.autograd.grad((t * cotangent).sum(), inputs) for t in (out, expected)]
+        for got, wanted in zip(*gradients):
+            torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+
+    return check
+
+
+def shifted(maps: Tensor, real: Tensor, rows: int, columns: int) -> Tensor:
+    """Return real neighbours of (H, W, C) at an offset, 0 where there is none."""
+    out, (height, width) = torch.zeros_like(maps), real.shape
+    for i in range(max(0, -rows), min(height, height - rows)):
+        for j in range(max(0, -columns), min(width, width - columns)):
+            if real[i + rows, j + columns]:
+                out[i, j] = maps[i + rows, j + columns]
+    return out
+
+
+@pytest.fixture
+def depthwise():
+    """Return a function that convolves real tokens (H, W, C) with (C, K, K), one by one."""
+
+    def convolve(maps: Tensor, real: Tensor, weight: Tensor) -> Tensor:
+        reach = weight.shape[-1] // 2
+        offsets = range(-reach, reach + 1)
+        return sum(
+            shifted(maps, real, i, j) * weight[:, i + reach, j + reach]
+            for i in offsets
+            for j in offsets
+        )
+
+    return convolve

@@ -1,29 +1,32 @@
-"""Tests of every attention: shapes, padding, positions, precision, errors."""
+"""The attention contract for every attention and its variants, and errors of options."""
 
 import pytest
 import torch
 from mmengine.registry import DefaultScope
 
 from mmlinattn.models.layers import (
-    RALA,
-    RWGKP,
     AdditiveAttention,
     BaseAttention,
     ConvProjectionAttention,
     EnhancedLinearAttention,
     HydraAttention,
-    LinearAngularAttention,
-    RippleAttention,
     SpatialReductionAttention,
-    WindowAttention,
+    VSSDAttention,
     build_attention,
+    registered_subclasses,
 )
 from mmlinattn.models.layers.positions import RotaryPosition
+from mmlinattn.testing import ATTENTION_RULES, attention_rules, check_attention
+from tests.sizes import LONG
 
 ATTENTIONS = {
     'softmax': dict(type='SoftmaxAttention'),
     'softmax-ravlt': dict(type='SoftmaxAttention', rotary=True, lepe=5, gate='proj'),
     'rala': dict(type='RALA'),
+    'mala': dict(type='MALA'),
+    'mala-plain': dict(type='MALA', gate=None, lepe=0, rotary=False, feature_map='softmax'),
+    'mlla': dict(type='MLLAAttention'),
+    'mlla-plain': dict(type='MLLAAttention', rotary=False, lepe=0, qkv_bias=False),
     'rala-no-aug': dict(type='RALA', kv_augmentation=None, gate=None, lepe=0, rotary=False),
     'rala-learnable': dict(type='RALA', kv_augmentation='learnable', num_tokens=30),
     'rala-identity-relu': dict(type='RALA', gate='identity', feature_map='relu'),
@@ -81,190 +84,108 @@ ATTENTIONS = {
         type='VisionLongformerAttention', window_size=2, relative_bias=True
     ),
     'relative': dict(type='BiasedSoftmaxAttention', map_size=(4, 9)),
+    'inline': dict(type='InLineAttention'),
+    'inline-exp': dict(type='InLineAttention', feature_map='exp', rotary=True),
+    'polaformer': dict(type='PolaFormerAttention'),
+    'polaformer-learned-position': dict(
+        type='PolaFormerAttention', map_size=(4, 9), alpha=2, gate=None, lepe=0
+    ),
+    'agent': dict(type='AgentAttention', num_agents=4),
+    'agent-grid': dict(type='AgentAttention', num_agents=9, map_size=(3, 4), agent_grid=(2, 3)),
+    'vssd': dict(type='VSSDAttention', state_dims=8),
+    'vssd-groups': dict(type='VSSDAttention', expand=1, state_dims=4, num_groups=2, qkv_bias=True),
     'window': dict(type='WindowAttention'),
     'window-shifted': dict(type='WindowAttention', window_size=3, shift=True, gate='proj'),
 }
+# Rules that an attention cannot keep, with the reason.
+LEARNT = 'one learnt weight per position: another number of tokens is another layer'
+CELLS = 'reads the map in cells, which another size of the padded map divides anew'
+RINGS = 'ignores keys beyond the last ring, where the extra tokens are'
+EXPECTED_FAILURES = {
+    'rala-learnable': dict.fromkeys(
+        ('padded_map', 'large_map', 'odd_maps', 'extra_token_order'), LEARNT
+    ),
+    'efficient': dict(padded_map=CELLS),
+    'agent': dict(padded_map=CELLS),
+    'agent-grid': dict(padded_map=CELLS),
+    'rwgkp': dict(padded_map=CELLS),
+    'rwgkp-two-steps': dict(padded_map=CELLS),
+    'window-shifted': dict(
+        padded_map=CELLS, padding_only='tokens that fill up windows are keys, as in the release'
+    ),
+    'focused-learned-position': dict(padded_map='positions are resized to the map'),
+    'polaformer-learned-position': dict(padded_map='positions are resized to the map'),
+    'ripple-truncated': dict(extra_tokens_as_keys=RINGS),
+    'softmax-ripple-truncated': dict(extra_tokens_as_keys=RINGS),
+}
+# Rules with tests of their own: compilation below, the others in test_export.py, test_product.py.
+SLOW = ('compiles', 'compiles_for_training', 'exports', 'backbones')
+FAST = [name for name in ATTENTION_RULES if name not in SLOW]
+# Other kinds of ripple weights add few nodes to the same large graph.
 RIPPLE_WEIGHTS = ('ripple-log', 'ripple-fixed', 'ripple-softmax', 'ripple-truncated')
+# Options that change numbers and no operation.
+ALIKE = ('inline-exp', 'polaformer-learned-position', 'vssd-groups')
+COMPILED = [name for name in ATTENTIONS if name not in (*RIPPLE_WEIGHTS, *ALIKE)]
+FIRST_OF_TYPE = {cfg['type']: name for name, cfg in reversed(ATTENTIONS.items())}
 HW = (5, 6)
-
-
-@pytest.fixture(params=ATTENTIONS.values(), ids=ATTENTIONS.keys())
-def attn(request) -> BaseAttention:
-    return build_attention(request.param, embed_dims=32, num_heads=2).double().eval()
 
 
 def tokens(batch=2, n=30, c=32):
     return torch.randn(batch, n, c, dtype=torch.float64)
 
 
+def check(name: str, rules, **kwargs) -> None:
+    options = dict(ATTENTIONS[name])
+    check_attention(options.pop('type'), rules=rules, **kwargs, **options)
+
+
 def test_all_registered_attentions_are_tested():
-    from mmengine.registry import MODELS
-
-    names = {
-        name
-        for name, cls in MODELS.module_dict.items()
-        if isinstance(cls, type) and issubclass(cls, BaseAttention)
-    }
-    assert names == {cfg['type'] for cfg in ATTENTIONS.values()}
+    found = registered_subclasses(BaseAttention)
+    ours = {name for name, cls in found.items() if cls.__module__.startswith('mmlinattn.')}
+    tested = {cfg['type'] for cfg in ATTENTIONS.values()}
+    assert ours == tested, f'add {ours - tested} to ATTENTIONS; {tested - ours} are not registered'
 
 
-def test_shape_and_gradients_of_all_parameters(attn):
-    x = tokens().requires_grad_()
-    out = attn(x, HW)
-    assert out.shape == x.shape and out.dtype == x.dtype
-    (out**2).sum().backward()
-    assert x.grad.abs().sum() > 0
-    for name, parameter in attn.named_parameters():
-        if name == 'in_proj.bias':
-            continue  # the bias of the keys cancels in the softmax
-        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+@pytest.mark.parametrize('name', ATTENTIONS)
+def test_contract(name):
+    check(name, FAST, expected_failures=EXPECTED_FAILURES.get(name))
 
 
-def test_query_pos_changes_queries_and_keys_but_not_values(attn):
-    x, pos = tokens(), tokens()
-    assert not torch.allclose(attn(x, HW, query_pos=pos), attn(x, HW))
-    torch.testing.assert_close(attn(x, HW, query_pos=torch.zeros_like(x)), attn(x, HW))
-    # If all values are equal, an attention without local position returns them for any position
-    # of queries and keys. Exceptions: the first two multiply the values, the next two have zero
-    # padding for convolutions, and the last has weights of rotated features, which do not sum
-    # to 1.
-    others = (
-        AdditiveAttention, HydraAttention, EnhancedLinearAttention, ConvProjectionAttention
-    )  # fmt: skip
-    averages = not isinstance(attn, others) and attn.lepe is None and attn.gate is None
-    turned = attn.rotary or isinstance(getattr(attn, 'position', None), RotaryPosition)
-    if averages and not turned:
-        same = tokens(n=1).expand(2, 30, 32)
-        torch.testing.assert_close(
-            attn(same, HW, query_pos=pos), attn(same, HW), rtol=1e-5, atol=1e-6
-        )
-
-
-def is_permutation_equivariant(cfg: dict) -> bool:
-    """Return True if an attention with these options ignores positions."""
-    attn = build_attention(cfg, embed_dims=32, num_heads=2)
-    # These use positions only with some options, which are checked below.
-    of_map = type(attn).info.needs_map and not isinstance(attn, (RALA, LinearAngularAttention))
-    parts = (attn.lepe, getattr(attn, 'position', None), getattr(attn, 'token_logits', None))
-    return not (of_map or attn.rotary or any(part is not None for part in parts))
-
-
-PLACELESS = [name for name, cfg in ATTENTIONS.items() if is_permutation_equivariant(cfg)]
-
-
-def test_is_permutation_equivariant():
-    assert {'softmax', 'linear', 'rwgka', 'shen', 'hydra', 'angular-paper'} < set(PLACELESS)
-    assert not {'rala', 'rwgkp', 'ripple', 'linear-rotary', 'window'} & set(PLACELESS)
-
-
-@pytest.mark.parametrize('name', PLACELESS)
-def test_permutation_of_tokens(name):
-    """Test that a permutation of the tokens permutes the outputs."""
-    attn = build_attention(ATTENTIONS[name], embed_dims=32, num_heads=2).double().eval()
-    x, order = tokens(), torch.randperm(30)
-    mask = torch.zeros(2, 30, dtype=torch.bool)
-    mask[1, 20:] = True
-    out = attn(x, HW, key_padding_mask=mask)[:, order]
-    torch.testing.assert_close(attn(x[:, order], (6, 5), key_padding_mask=mask[:, order]), out)
-
-
-def test_padded_rows_do_not_change_real_tokens(attn):
-    if getattr(attn, 'token_logits', None) is not None:
-        pytest.skip('one learnt weight a position: another number of tokens is another layer')
-    if isinstance(attn, (SpatialReductionAttention, RWGKP, WindowAttention)):
-        pytest.skip('reads the map in cells, which another size of the padded map divides anew')
-    x = tokens()
-    junk = 9 * tokens(n=12)
-    mask = torch.zeros(2, 42, dtype=torch.bool)
-    mask[:, 30:] = True
-    # Two rows of padding below the 5 x 6 map do not change the position of real tokens.
-    beside = attn(torch.cat([x, junk], 1), (7, 6), key_padding_mask=mask)[:, :30]
-    torch.testing.assert_close(beside, attn(x, HW), rtol=1e-9, atol=1e-9)
-
-
-def test_content_of_padding_does_not_change_real_tokens(attn):
-    x, junk = tokens(), 9 * tokens()
-    mask = torch.zeros(2, *HW, dtype=torch.bool)
-    mask[0, 3:], mask[1, :, 4:] = True, True
-    mask = mask.flatten(1)
-    outs = [
-        attn(x.where(~mask[..., None], filled), HW, key_padding_mask=mask)[~mask]
-        for filled in (junk, torch.zeros_like(junk))
-    ]
-    torch.testing.assert_close(*outs, rtol=1e-9, atol=1e-9)
-
-
-def test_padding_only_is_finite(attn):
-    mask = torch.tensor([[True] * 30, [False] * 30])
-    x = tokens().requires_grad_()
-    out = attn(x, HW, key_padding_mask=mask)
-    out.sum().backward()
-    assert torch.isfinite(out).all() and torch.isfinite(x.grad).all()
-
-
-# Gradients of feature maps with a ReLU have a larger tolerance: rounding switches the ReLU.
-@pytest.mark.parametrize(
-    'dtype, tolerance, of_gradient', [(torch.bfloat16, 1e-2, 0.2), (torch.float16, 2e-3, 0.05)]
-)
-def test_autocast_is_close_to_float32(attn, dtype, tolerance, of_gradient):
-    attn, x = attn.float(), tokens().float().requires_grad_()
-    exact, weight = attn(x, HW), torch.randn(2, 30, 32)
-    inputs = [x, *attn.parameters()]
-    (of_x, *_) = torch.autograd.grad((exact * weight).sum(), inputs)
-    with torch.autocast('cpu', dtype=dtype):
-        out = attn(x, HW)
-    gradients = torch.autograd.grad((out.float() * weight).sum(), inputs)
-    assert out.dtype == dtype
-    assert (out.float() - exact).norm() / exact.norm() < tolerance
-    assert all(torch.isfinite(gradient).all() for gradient in gradients)
-    assert (gradients[0] - of_x).norm() / of_x.norm() < of_gradient
-
-
-@pytest.mark.parametrize('hw', [(1, 1), (1, 7), (3, 1)])
-def test_odd_maps(attn, hw):
-    if getattr(attn, 'token_logits', None) is not None:
-        pytest.skip('one learnt weight a position: another number of tokens is another layer')
-    assert torch.isfinite(attn(tokens(n=hw[0] * hw[1]), hw)).all()
-
-
-# Other kinds of ripple weights add few nodes to the same large graph.
-@pytest.mark.parametrize(
-    'attn',
-    [cfg for name, cfg in ATTENTIONS.items() if name not in RIPPLE_WEIGHTS],
-    ids=[name for name in ATTENTIONS if name not in RIPPLE_WEIGHTS],
-    indirect=True,
-)
-def test_compiles_without_graph_breaks(attn, needs_to_compile):
-    if isinstance(attn, RippleAttention):
+@pytest.mark.long
+@pytest.mark.parametrize('name', COMPILED)
+def test_compiles(name, needs_to_compile):
+    if ATTENTIONS[name]['type'] == 'RippleAttention':
         needs_to_compile('ripple attention')
-    torch.compiler.reset()  # all attentions share one forward, which is compiled 8 times at most
-    x = tokens()
-    compiled = torch.compile(attn, fullgraph=True, backend='aot_eager')
-    torch.testing.assert_close(compiled(x, HW), attn(x, HW))
+    # With the backward pass for one of each type, which takes three times as long.
+    first = FIRST_OF_TYPE[ATTENTIONS[name]['type']] == name
+    check(name, ['compiles_for_training' if first or LONG else 'compiles'])
 
 
-@pytest.mark.parametrize(
-    'args, kwargs, error, message',
-    [
-        ((tokens(), (5, 7)), {}, ValueError, r'hw_shape=\(5, 7\) has 35 positions .* 30 tokens'),
-        ((tokens(n=31), HW), {}, ValueError, '31 tokens; a class token'),
-        ((tokens(), (5, 6.0)), {}, ValueError, r'hw_shape must be two integers, got \(5, 6.0\)'),
-        ((tokens(), None), {}, ValueError, r'hw_shape must be \(H, W\), got None'),
-        ((tokens(), (5, 6, 1)), {}, ValueError, r'hw_shape must be \(H, W\), got \(5, 6, 1\)'),
-        ((tokens(c=16), HW), {}, ValueError, r'x must have shape \(B, N, 32\)'),
-        ((tokens(), HW), dict(query_pos=tokens(n=29)), ValueError, 'query_pos .*29'),
-        (
-            (tokens(), HW),
-            dict(key_padding_mask=torch.zeros(2, 29, dtype=torch.bool)),
-            ValueError,
-            r'\(2, 30\), got \(2, 29\)',
-        ),
-        ((tokens(), HW), dict(key_padding_mask=torch.zeros(2, 30)), TypeError, 'must be bool'),
-    ],
-)
-def test_bad_calls(attn, args, kwargs, error, message):
-    with pytest.raises(error, match=message):
-        attn(*args, **kwargs)
+@pytest.mark.parametrize('name', ['rala-no-aug', 'angular-paper'])
+def test_permutation_of_tokens_without_positions(name, monkeypatch):
+    """Test options that switch the positions of an attention off."""
+    monkeypatch.setattr(attention_rules, 'uses_positions', lambda attn: False)
+    check(name, ['info', 'permutation'])
+    with pytest.raises(AssertionError, match='permutation: Without positions'):
+        check('rala', ['info', 'permutation'])
+
+
+@pytest.mark.parametrize('name', ATTENTIONS)
+def test_query_pos_does_not_change_values(name):
+    """Test equal values, of which every mean is the same."""
+    attn = build_attention(ATTENTIONS[name], 32, 2).double().eval()
+    # The first two multiply the values, the next two have zero padding for convolutions, and
+    # weights of features that are rotated, or of a state space, do not sum to 1.
+    others = (
+        AdditiveAttention, HydraAttention, EnhancedLinearAttention, ConvProjectionAttention,
+        VSSDAttention,
+    )  # fmt: skip
+    turned = attn.rotary or isinstance(getattr(attn, 'position', None), RotaryPosition)
+    if isinstance(attn, others) or turned or attn.lepe is not None or attn.gate is not None:
+        return
+    same = tokens(n=1).expand(2, 30, 32)
+    out = attn(same, HW, query_pos=tokens())
+    torch.testing.assert_close(out, attn(same, HW), rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +208,7 @@ def test_bad_calls(attn, args, kwargs, error, message):
             32,
             2,
             TypeError,
-            "attn_cfg must have a Base.* got {'num_anchors': 9}",
+            "attn_cfg needs 'type', .* got {'num_anchors': 9}",
         ),
         (
             'AdaptiveFeatures',

@@ -8,27 +8,9 @@ from mmlinattn.models.layers import BaseAttention, build_attention
 from mmlinattn.ops.common.rotary import Rotary
 from mmlinattn.ops.linear.options import LinearOptions
 
-from .test_attention_contract import ATTENTIONS
-
 HW, EXTRA, CHANNELS, HEADS = (4, 5), 2, 16, 2
 NUM = EXTRA + 20
-
-
-def supports_extra_tokens(cfg: dict) -> bool:
-    try:
-        build_attention(cfg, CHANNELS, HEADS).check_extra_tokens(EXTRA)
-    except ValueError as error:
-        return 'does not support extra tokens' not in str(error)
-    return True
-
-
-TAKE = {name: cfg for name, cfg in ATTENTIONS.items() if supports_extra_tokens(cfg)}
-TAKE['rala-learnable'] = dict(TAKE['rala-learnable'], num_tokens=NUM)
-
-
-@pytest.fixture(params=TAKE.values(), ids=TAKE.keys())
-def attn(request) -> BaseAttention:
-    return build_attention(request.param, CHANNELS, HEADS).double().eval()
+BIASES = ('key', 'query')  # of AgentAttention
 
 
 def tokens(n: int = NUM) -> Tensor:
@@ -42,36 +24,16 @@ def padding() -> Tensor:
     return mask
 
 
-def test_all_tokens_depend_on_all_tokens(attn):
-    x = tokens().requires_grad_()
-    out = attn(x, (2, 10), num_extra_tokens=EXTRA)  # spatial reduction divides the 10 columns
-    assert out.shape == x.shape
-    (of_x,) = torch.autograd.grad(out[:, -1].square().sum(), x, retain_graph=True)
-    truncated = getattr(attn, 'weights', None) == 'truncated'  # attends within max_distance only
-    assert of_x[:, :EXTRA].abs().sum((0, 2)).bool().all() or truncated
-    (of_x,) = torch.autograd.grad(out[:, :EXTRA].square().sum(), x)
-    assert of_x.abs().sum((0, 2)).bool().all()
-
-
-def test_extra_tokens_have_no_position(attn):
-    """Permute the extra tokens and reflect the map; neither affects the outputs."""
-    if getattr(attn, 'token_logits', None) is not None:
-        torch.nn.init.normal_(attn.token_logits)
-        attn.token_logits.data[:, 1] = attn.token_logits.data[:, 0]
+def test_order_of_extra_tokens_with_learnt_weights():
+    """Exchange two extra tokens with the same learnt weight."""
+    options = dict(type='RALA', kv_augmentation='learnable', num_tokens=NUM)
+    attn = build_attention(options, CHANNELS, HEADS).double()
+    torch.nn.init.normal_(attn.token_logits)
+    attn.token_logits.data[:, 1] = attn.token_logits.data[:, 0]
+    order = [1, 0, *range(EXTRA, NUM)]
     x = tokens()
-    swapped = torch.cat([x[:, [1, 0]], x[:, EXTRA:]], 1)
-    out, other = (attn(t, HW, num_extra_tokens=EXTRA) for t in (x, swapped))
-    torch.testing.assert_close(other[:, [1, 0]], out[:, :EXTRA])
-    torch.testing.assert_close(other[:, EXTRA:], out[:, EXTRA:])
-
-
-def test_content_of_padding_does_not_change_real_tokens(attn):
-    x, junk, mask = tokens(), 9 * tokens(), padding()
-    outs = [
-        attn(x.where(~mask[..., None], t), HW, key_padding_mask=mask, num_extra_tokens=EXTRA)
-        for t in (junk, torch.zeros_like(junk))
-    ]
-    torch.testing.assert_close(*(out[~mask] for out in outs), rtol=1e-9, atol=1e-9)
+    out, other = (attn(t, HW, num_extra_tokens=EXTRA) for t in (x, x[:, order]))
+    torch.testing.assert_close(other, out[:, order])
 
 
 def by_definition(attn: BaseAttention, similarity: Tensor, x: Tensor) -> Tensor:
@@ -254,6 +216,56 @@ def test_convolutional_projections_of_map_tokens_only():
             hidden[:, None, None], float('-inf')
         )
         return attn.proj((logits.softmax(-1) @ parts[2]).transpose(1, 2).flatten(2))
+
+    assert_same(attn, expected, tokens(), mask)
+
+
+@pytest.mark.parametrize('kind', ['InLineAttention', 'PolaFormerAttention', 'VSSDAttention'])
+def test_convolutions_skip_extra_tokens(kind):
+    """Test kernels of one place, without which extra tokens are tokens of the map."""
+    attn = build_attention(kind, CHANNELS, HEADS).double()
+    if kind == 'VSSDAttention':
+        conv = attn.conv
+    else:
+        conv = attn.local_weights[-1] if kind == 'InLineAttention' else attn.lepe
+    torch.nn.init.zeros_(conv.weight)
+    torch.nn.init.zeros_(conv.bias)
+    if kind == 'VSSDAttention':
+        conv.weight.data[:, 0, 1, 1] = 1
+    mask, x = padding(), tokens()
+    out = attn(x, HW, key_padding_mask=mask, num_extra_tokens=EXTRA)
+    expected = attn(x, (1, NUM), key_padding_mask=mask)
+    torch.testing.assert_close(out[~mask], expected[~mask])
+
+
+def test_agents_are_pooled_from_map_tokens_only():
+    attn = build_attention(
+        dict(type='AgentAttention', num_agents=4, lepe=0), CHANNELS, HEADS
+    ).double()
+    mask = padding()
+    for parameter in attn.parameters():
+        torch.nn.init.normal_(parameter)
+
+    def expected(x):
+        q, k, v = (attn.split_heads(t) for t in attn.in_proj(x).chunk(3, -1))
+        biases = [torch.nn.functional.pad(attn._bias(n, HW, q)[0], (EXTRA, 0)) for n in BIASES]
+        out = torch.zeros_like(v)
+        for image in range(2):
+            real = ~mask[image]
+            on_map = real[EXTRA:].view(HW)
+            maps = q[image, :, EXTRA:].unflatten(1, HW)
+            agents, used = [], []
+            for m in range(4):
+                cell = (slice(2 * (m // 2), 2 * (m // 2) + 2), slice(2 * (m % 2), 2 * (m % 2) + 3))
+                if on_map[cell].any():
+                    agents.append(maps[(slice(None), *cell)][:, on_map[cell]].mean(1))
+                    used.append(m)
+            agents = torch.stack(agents, 1)
+            logits = agents @ k[image][:, real].mT / 8**0.5 + biases[0][:, used][:, :, real]
+            collected = logits.softmax(-1) @ v[image][:, real]
+            logits = q[image] @ agents.mT / 8**0.5 + biases[1][:, used].mT
+            out[image] = logits.softmax(-1) @ collected
+        return attn.proj(out.transpose(1, 2).flatten(2))
 
     assert_same(attn, expected, tokens(), mask)
 

@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from mmlinattn.models.layers import (
+    RALA,
     ConvFFN,
     MixFFN,
     SoftmaxAttention,
@@ -72,3 +73,9 @@ def test_maps_and_tokens_share_memory():
     assert image.is_contiguous(memory_format=torch.channels_last)
     assert map_to_tokens(image).data_ptr() == x.data_ptr()
     assert torch.equal(map_to_tokens(image), x)
+
+
+@pytest.mark.parametrize('shapes', [[(2, 3)], [(2, 3), (1, 4)], ((1, 4), [1, 4], (1, 2))])
+def test_several_map_sizes_need_packed_shapes(shapes):
+    with pytest.raises(ValueError, match='several map sizes need mmlinattn.ops.PackedShapes, got'):
+        RALA(32, 2)(torch.zeros(1, 10, 32), shapes)

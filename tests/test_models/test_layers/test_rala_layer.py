@@ -1,8 +1,14 @@
 import pytest
 import torch
 
-from mmlinattn.models.layers import RALA
-from mmlinattn.ops import Rotary, rala_attention
+from mmlinattn.models.layers import (
+    MALA,
+    RALA,
+    map_to_tokens,
+    softmax_attention,
+    tokens_to_map,
+)
+from mmlinattn.ops import PackedShapes, Rotary, rala_attention
 
 HW = (5, 6)
 
@@ -68,3 +74,24 @@ def test_kernels_of_table_9(kernel, backend):
     pairs = torch.stack([w * torch.outer(kj, vj) for w, kj, vj in zip(weights, k, v)]).mean(0)
     normaliser = q @ (weights[:, None] * k).mean(0) + 1e-6
     torch.testing.assert_close(out, q @ pairs / normaliser[:, None], rtol=1e-10, atol=1e-10)
+
+
+class OwnAttend(RALA):
+    def attend(self, q, k, v, layout):
+        return softmax_attention(q, k, v, layout.key_padding_mask)
+
+
+class OwnProject(MALA):
+    def project(self, x, query_pos, layout):
+        q, k, v, gate = super().project(x, query_pos, layout)
+        maps = tokens_to_map(v, layout.hw_shape)
+        return q, k, map_to_tokens(maps.roll(1, -1)), gate
+
+
+@pytest.mark.parametrize('kind', [OwnAttend, OwnProject])
+def test_subclasses_attend_packed_images_one_by_one(kind):
+    """RALA and MALA take packed images at once, which their subclasses do not know of."""
+    layer, packed = kind(32, 2).eval(), PackedShapes([(3, 5), (2, 2)])
+    x = torch.randn(1, packed.num_tokens, 32)
+    alone = [layer(part, shape) for part, shape in zip(packed.split(x), packed.hw_shapes)]
+    torch.testing.assert_close(layer(x, packed), torch.cat(alone, 1))
