@@ -1,9 +1,14 @@
 """Checkpoints: safe reading and writing, conversion of released weights, checks against models."""
 
-from .checkpoint_cache import CheckpointStore, check_whole, load_checkpoint, serve_mmengine
-from .compare import Report, check_fits, compare
+from .checkpoint_cache import (
+    CheckpointCache,
+    check_complete,
+    load_checkpoint,
+    replace_mmengine_readers,
+)
+from .compare import LoadReport, check_fits, compare
 from .consolidate import consolidate
-from .convert import SOURCES, convert, kind_of
+from .convert import SOURCES, convert, detect_source, kind_of
 from .errors import CheckpointError
 from .finite import check_finite, constants, non_finite
 from .read import damaged_part, load_state_dict, read_checkpoint
@@ -15,21 +20,23 @@ from .sharded import (
     save_sharded,
     tensors_of,
 )
-from .write import save_checkpoint, whole_checkpoint
+from .write import atomic_checkpoint, save_checkpoint
 
 __all__ = [
     'SOURCES',
+    'CheckpointCache',
     'CheckpointError',
-    'CheckpointStore',
-    'Report',
+    'LoadReport',
+    'atomic_checkpoint',
+    'check_complete',
     'check_finite',
     'check_fits',
-    'check_whole',
     'compare',
     'consolidate',
     'constants',
     'convert',
     'damaged_part',
+    'detect_source',
     'is_sharded',
     'kind_of',
     'load_checkpoint',
@@ -39,9 +46,8 @@ __all__ = [
     'read_checkpoint',
     'remove_lost_shards',
     'remove_shards',
+    'replace_mmengine_readers',
     'save_checkpoint',
     'save_sharded',
-    'serve_mmengine',
     'tensors_of',
-    'whole_checkpoint',
 ]

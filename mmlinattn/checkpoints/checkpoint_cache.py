@@ -5,12 +5,13 @@ import pickle
 from typing import Any, BinaryIO, Callable, Dict, Optional
 
 import yaml
-from mmengine.fileio import register_handler
 from mmengine.fileio.handlers import PickleHandler, YamlHandler
+from mmengine.fileio.handlers.registry_utils import file_handlers
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
-from .compare import Report, check_fits
+from ..utils import replace_entry
+from .compare import LoadReport, check_fits
 from .errors import CheckpointError
 from .finite import check_finite
 from .read import read_checkpoint, weights_of
@@ -19,7 +20,7 @@ from .sharded import filled, is_sharded
 from .write import PathLike
 
 
-class CheckpointStore:
+class CheckpointCache:
     """Cache of checkpoints that were read and not yet loaded.
 
     Example:
@@ -27,8 +28,8 @@ class CheckpointStore:
         >>> from mmengine.runner import load_checkpoint
         >>> path = os.path.join(tempfile.mkdtemp(), 'model.pth')
         >>> torch.save(nn.Linear(2, 3).state_dict(), path)
-        >>> store = CheckpointStore()
-        >>> serve_mmengine(store.read)
+        >>> store = CheckpointCache()
+        >>> replace_mmengine_readers(store.read)
         >>> print(check_fits(path, nn.Linear(2, 3), read=store.read))
         2 keys match
         >>> os.remove(path)  # or somebody writes another file there
@@ -69,7 +70,7 @@ class CheckpointStore:
         self._held = None
 
 
-def serve_mmengine(read: Callable[[PathLike], Dict[str, Any]] = read_checkpoint) -> None:
+def replace_mmengine_readers(read: Callable[[PathLike], Dict[str, Any]] = read_checkpoint) -> None:
     """Make MMEngine read every checkpoint of this process with ``read``.
 
     This covers ``load_from``, ``resume``, ``init_cfg`` and the code of the models, for all URI
@@ -80,10 +81,14 @@ def serve_mmengine(read: Callable[[PathLike], Dict[str, Any]] = read_checkpoint)
     def load_from_checked_source(filename: str, map_location: Any = None) -> Dict[str, Any]:
         return read(filename)
 
-    schemes = list(CheckpointLoader._schemes)
-    CheckpointLoader.register_scheme(schemes, load_from_checked_source, force=True)
-    register_handler(['pkl', 'pickle'])(_PlainPickleHandler)
-    register_handler(['yaml', 'yml'])(_PlainYamlHandler)
+    for scheme in CheckpointLoader._schemes:
+        name = scheme.rpartition(')?')[2] or 'local paths'  # MMEngine writes some as patterns
+        what = f"MMEngine's checkpoint loader of {name}"
+        replace_entry(CheckpointLoader._schemes, scheme, load_from_checked_source, what)
+    pickles, yamls = _PlainPickleHandler(), _PlainYamlHandler()
+    handlers = dict(pkl=pickles, pickle=pickles, yaml=yamls, yml=yamls)
+    for suffix, handler in handlers.items():
+        replace_entry(file_handlers, suffix, handler, f"MMEngine's reader of .{suffix} files")
 
 
 class _PlainPickleHandler(PickleHandler):
@@ -124,12 +129,12 @@ def load_checkpoint(model: nn.Module, source: PathLike) -> Dict[str, Any]:
     """
     content = read_checkpoint(source)
     report = check_fits(source, model, read=lambda _: content)
-    check_whole(source, report)
+    check_complete(source, report)
     model.load_state_dict(weights_of(content, source), strict=False)
     return content['meta']
 
 
-def check_whole(source: PathLike, report: Report) -> None:
+def check_complete(source: PathLike, report: LoadReport) -> None:
     """Raise CheckpointError if the model has weights that the checkpoint lacks."""
     if report.missing:
         raise CheckpointError(f'{source} is not of this whole model: {report}')

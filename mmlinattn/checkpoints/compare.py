@@ -6,6 +6,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
+from .convert import source_of
 from .converters.key_mapping import shorten
 from .errors import CheckpointError
 from .finite import check_finite, constants
@@ -23,7 +24,7 @@ MAY_DIFFER = re.compile(
 
 
 @dataclass
-class Report:
+class LoadReport:
     """Comparison of the names and shapes in a checkpoint and in a model.
 
     Attributes:
@@ -86,7 +87,7 @@ class Report:
         return '\n'.join(parts)
 
 
-def compare(model_state: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> Report:
+def compare(model_state: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> LoadReport:
     """Compare the names and shapes of a model and of a file.
 
     Args:
@@ -101,7 +102,7 @@ def compare(model_state: Mapping[str, Tensor], converted: Mapping[str, Tensor]) 
         1 keys match
         1 missing in the file: bias
     """
-    report = Report()
+    report = LoadReport()
     for name, value in converted.items():
         if name not in model_state:
             report.unexpected.append(name)
@@ -124,7 +125,7 @@ def check_fits(
     prefix: Optional[str] = None,
     may_differ: Sequence[str] = (),
     read: Callable[[PathLike], Mapping] = read_checkpoint,
-) -> Report:
+) -> LoadReport:
     """Check that a checkpoint can be loaded into a module, without modifying the module.
 
     MMEngine only logs a shape mismatch and keeps the initial values.
@@ -136,14 +137,15 @@ def check_fits(
             use only the names with this prefix, and strip it.
         may_differ: prefixes of names whose shapes may differ. MMEngine keeps the initial values
             of such tensors, for example of heads when fine-tuning to other classes.
-        read: function that reads the checkpoint, for example :meth:`CheckpointStore.read`.
+        read: function that reads the checkpoint, for example :meth:`CheckpointCache.read`.
 
     Returns:
         the report; missing and unexpected names are no error.
 
     Raises:
         FileNotFoundError, CheckpointError: see :func:`read_checkpoint`.
-        CheckpointError: a shape differs, no name has the prefix, or no name is in both. Also if
+        CheckpointError: a shape differs, no name has the prefix, or no name is in both; the weights
+            are of a release and fit after :func:`convert`, which is then said. Also if
             one side has integers where the other has floats (another precision is accepted), or
             if weights are NaN or infinite.
 
@@ -156,14 +158,27 @@ def check_fits(
         1 keys match
         1 missing in the file: bias
     """
-    state_dict = weights_of(read(source), source)
+    whole = state_dict = weights_of(read(source), source)
     if prefix:
-        state_dict = _below(state_dict, prefix, source)
+        prefix = prefix if prefix.endswith('.') else f'{prefix}.'
+        state_dict = {k[len(prefix) :]: v for k, v in whole.items() if k.startswith(prefix)}
     _run_load_hooks(module, state_dict, source)
     report = compare(module.state_dict(), state_dict)
     _check_types(module.state_dict(), state_dict, report.matched, source)
+    if report.missing or not report.matched:
+        release = source_of(whole, module.state_dict(), len(report.matched))
+        if release:
+            if release == 'rala' and 'proj.weight' not in whole:
+                release = 'rala (RAVLT) or --source mala (MAViT)'
+            raise CheckpointError(
+                f'{source} has the names of a release, of which {len(report.matched)} of '
+                f'{len(whole)} are names of {type(module).__name__}. Convert it first: '
+                f'mmlinattn convert {source} checkpoints/NAME.pth --source {release}'
+            )
+    if prefix and not state_dict:
+        raise CheckpointError(f'{source} has no keys that begin with {prefix!r}')
     strict = [item for item in report.mismatched if not item[0].startswith(tuple(may_differ))]
-    Report(mismatched=strict).raise_on_mismatch(str(source))
+    LoadReport(mismatched=strict).raise_on_mismatch(str(source))
     if not report.matched:
         theirs, ours = shorten(report.unexpected, 3), shorten(report.missing, 3)
         raise CheckpointError(
@@ -172,14 +187,6 @@ def check_fits(
         )
     check_finite(source, {name: state_dict[name] for name in report.matched}, constants(module))
     return report
-
-
-def _below(state_dict: Dict[str, Tensor], prefix: str, source: PathLike) -> dict:
-    prefix = prefix if prefix.endswith('.') else f'{prefix}.'
-    below = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
-    if not below:
-        raise CheckpointError(f'{source} has no keys that begin with {prefix!r}')
-    return below
 
 
 def _check_types(

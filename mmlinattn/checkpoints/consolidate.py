@@ -7,7 +7,7 @@ import torch
 from .errors import CheckpointError
 from .read import read_checkpoint
 from .sharded import is_sharded
-from .write import SUFFIXES, PathLike, save_checkpoint, whole_checkpoint
+from .write import SUFFIXES, PathLike, atomic_checkpoint, save_checkpoint
 
 
 def consolidate(source: PathLike, target: PathLike, weights_only: bool = False) -> None:
@@ -40,5 +40,5 @@ def consolidate(source: PathLike, target: PathLike, weights_only: bool = False) 
         save_checkpoint(target, content['state_dict'], content['meta'])
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    with whole_checkpoint(target) as temporary:
+    with atomic_checkpoint(target) as temporary:
         torch.save(content, temporary)

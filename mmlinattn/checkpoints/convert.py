@@ -1,17 +1,24 @@
 """Conversion of released weights to the names of MMPretrain, MMDetection and MMSegmentation."""
 
-from typing import Callable, Dict, Mapping
+import re
+from functools import partial
+from typing import Callable, Dict, Mapping, Optional
 
 from mmengine.logging import print_log
 from torch import Tensor
 
+from .converters.clip import convert_clip
 from .converters.cvt import convert_cvt
+from .converters.dino import convert_dinov2, convert_dinov3
+from .converters.key_mapping import RECORD, UnknownKeys
 from .converters.mit import convert_mit
-from .converters.rala import RALA
+from .converters.mlla import convert_mlla
+from .converters.rala import convert_rala, release_of
 from .converters.smca import SMCA
 from .converters.swin import convert_swin
+from .converters.timesformer import convert_timesformer
 from .converters.vil import convert_vil
-from .converters.vit import convert_vit
+from .converters.vit import convert_convit, convert_vit
 from .errors import CheckpointError
 
 # Release -> function that converts a state dict and returns (tensors, counts of omitted tensors).
@@ -19,12 +26,35 @@ SOURCES: Dict[str, Callable] = dict(
     cvt=convert_cvt,
     deit=convert_vit,
     mit=convert_mit,
-    rala=RALA,
+    rala=convert_rala,
+    mala=partial(convert_rala, source='mala'),  # after rala, whose weights have the same names
+    mlla=convert_mlla,
     smca=SMCA,
     swin=convert_swin,
+    timesformer=convert_timesformer,
     vil=convert_vil,
     vit=convert_vit,
+    convit=convert_convit,
+    # After vit and deit, whose names they share.
+    deit3=convert_vit,
+    dinov2=convert_dinov2,
+    dinov3=convert_dinov3,
+    clip=convert_clip,
+    siglip=convert_clip,
 )
+
+# Names that no backbone of this package has, and the models that have them.
+UNSUPPORTED = (
+    (r'.*(?:logit_scale$|cpb_mlp\.|meta_mlp\.|continuous_position_bias_mlp)', 'Swin V2'),
+    (r'.*patch_embed\.backbone\.', 'a hybrid of convolutions and ViT'),
+    (r'.*attn\.(?:q_bias|v_bias)$', 'BEiT or EVA'),
+    (r'.*attn\.rel_pos', 'a ViT with relative positions (SAM, ...)'),
+    (r'.*attn\.proj_l\.', 'CaiT'),
+    (r'(?:backbone\.)?fc_norm\.', 'a ViT with a norm after the mean of its patches'),
+)
+
+# Last parts of the names of registers: of the release of DINOv3, timm and transformers.
+REGISTER_NAMES = ('storage_tokens', 'reg_token', 'register_tokens')
 
 # Name prefixes that identify the kind of a converted model; the first match decides.
 KINDS = (
@@ -36,16 +66,25 @@ KINDS = (
 )
 
 
-def convert(state_dict: Mapping[str, Tensor], source: str = 'rala') -> Dict[str, Tensor]:
+def convert(
+    state_dict: Mapping[str, Tensor], source: Optional[str] = None, any_attention: bool = False
+) -> Dict[str, Tensor]:
     """Rename and reshape released weights.
 
     Args:
         state_dict: name -> tensor of a released classifier, a dense backbone or a complete
             MMDetection 2.x / MMSegmentation 0.x model; not modified.
-        source: the release, one of :data:`SOURCES`: ``'rala'`` (RAVLT), ``'smca'`` (SMCA-DETR,
-            single scale), ``'mit'`` (SegFormer's MiT, as released or from MMSegmentation),
-            ``'deit'``, ``'vit'`` or ``'swin'`` (as released, from timm or OpenMMLab),
-            ``'cvt'`` or ``'vil'`` (as released).
+        source: the release, one of :data:`SOURCES`: ``'rala'`` (RAVLT), ``'mala'`` (MAViT),
+            ``'mlla'`` (MLLA), ``'smca'`` (SMCA-DETR, single scale), ``'mit'`` (MiT of SegFormer, as
+            released, MMSegmentation, transformers), ``'deit'``, ``'deit3'``, ``'vit'`` or
+            ``'swin'`` (as released, from timm, OpenMMLab or transformers), ``'dinov2'``,
+            ``'dinov3'`` or ``'clip'`` (as released, from timm or transformers), ``'siglip'`` (from
+            timm or transformers), ``'convit'`` (as released or from timm), ``'cvt'`` (as released
+            or from transformers), ``'vil'`` (as released) or ``'timesformer'`` (as released, from
+            MMAction2 or transformers). None reads ``'rala'`` or ``'mala'`` from the classifier of
+            the file.
+        any_attention: omit the record of the attentions of RAVLT, MAViT and MLLA, so that a
+            backbone with another attention can begin with these weights.
 
     Returns:
         name -> tensor as in ``ImageClassifier``, MMDetection 3.x and MMSegmentation 1.x models:
@@ -54,21 +93,102 @@ def convert(state_dict: Mapping[str, Tensor], source: str = 'rala') -> Dict[str,
         number is printed.
 
     Raises:
-        ValueError: unknown ``source``.
-        CheckpointError: keys that the release does not have, or an MMDetection 1.x model.
+        ValueError: unknown ``source``, or None for a file of another release.
+        CheckpointError: keys that the release does not have, a model that no backbone of this
+            package can hold, an MMDetection 1.x model, or a ``source`` that is None or wrong for
+            RAVLT and MAViT.
 
     Example:
         >>> import torch
-        >>> list(convert({'layers.2.blocks.5.attn.qkvo.weight': torch.zeros(256, 64, 1, 1)}))
-        ['backbone.stages.2.5.attn.in_proj.weight']
+        >>> weights = {'layers.2.blocks.5.attn.qkvo.weight': torch.zeros(256, 64, 1, 1)}
+        >>> list(convert(weights, 'rala'))
+        ['backbone.stages.2.5.attn.in_proj.weight', 'backbone.trained_attention']
     """
+    source = source or detect_source(state_dict)
     if source not in SOURCES:
         raise ValueError(f'unknown source {source!r}, known are {sorted(SOURCES)}')
     _refuse_mmdet_1(state_dict)
-    tensors, left_out = SOURCES[source](state_dict)
+    try:
+        tensors, left_out = SOURCES[source](state_dict)
+    except UnknownKeys as error:
+        raise CheckpointError(_what_it_is(state_dict, source) or str(error)) from error
+    if any_attention:
+        tensors.pop(RECORD, None)
     for reason, count in left_out.items():
         print_log(f'left out {count} {reason}')
     return tensors
+
+
+def detect_source(state_dict: Mapping[str, Tensor]) -> str:
+    """Return ``'rala'`` or ``'mala'`` by the classifier of a released RAVLT or MAViT.
+
+    Raises:
+        ValueError: the weights are of another release.
+        CheckpointError: they are of RAVLT or MAViT, and nothing tells which.
+
+    Example:
+        >>> import torch
+        >>> detect_source({'layers.0.blocks.0.attn.qkvo.bias': torch.zeros(256),
+        ...                'proj.weight': torch.zeros(2048, 512, 1, 1)})
+        'mala'
+    """
+    if not any('attn.qkvo.' in name for name in state_dict):
+        raise ValueError(f'say which release this is: source (--source), one of {sorted(SOURCES)}')
+    return release_of(state_dict)
+
+
+def source_of(
+    state_dict: Mapping[str, Tensor], model_state: Mapping[str, Tensor], matched: int = 0
+) -> Optional[str]:
+    """Return the source as which weights fit a model better than unconverted, or None.
+
+    Args:
+        state_dict: name -> tensor of the file.
+        model_state: ``state_dict()`` of the model or of its backbone; may be on the meta device.
+        matched: number of names of the file that have the same shape in the model.
+
+    Example:
+        >>> import torch
+        >>> source_of({'norm4.bias': torch.zeros(3)}, {'norms.3.bias': torch.zeros(3)})
+        'mit'
+    """
+    best = None
+    for source, function in SOURCES.items():
+        try:
+            tensors, _ = function(state_dict)
+        except (ValueError, RuntimeError, IndexError):  # shapes of another release
+            continue
+        for prefix in ('', 'backbone.'):
+            names = {k.removeprefix(prefix): v.shape for k, v in tensors.items()}
+            fits = sum(names.get(name) == value.shape for name, value in model_state.items())
+            if fits > matched:
+                best, matched = source, fits
+    return best
+
+
+def _what_it_is(state_dict: Mapping[str, Tensor], source: str) -> Optional[str]:
+    """Return a message about weights that ``source`` does not convert, None if nothing is known."""
+    others = [other for other in SOURCES if _may_be(state_dict, other)]
+    if others:
+        named = ' or '.join(filter(None, [', '.join(others[:-1]), others[-1]]))
+        return f'its names are not those of --source {source}, but of --source {named}'
+    for pattern, model in UNSUPPORTED:
+        name = next((name for name in state_dict if re.match(pattern, name)), None)
+        if name:
+            return f'it has {name}: {model}, which no backbone here can hold (docs/weights.md)'
+    return None
+
+
+def _may_be(state_dict: Mapping[str, Tensor], source: str) -> bool:
+    """Return True if ``source`` converts the weights and no unsupported model has their names."""
+    # EVA and BEiT share names with DINOv3, but only DINOv3 always has registers.
+    if source == 'dinov3' and not any(name.endswith(REGISTER_NAMES) for name in state_dict):
+        return False
+    try:
+        SOURCES[source](state_dict)
+    except (ValueError, RuntimeError, IndexError):
+        return False
+    return True
 
 
 def kind_of(converted: Mapping[str, Tensor]) -> str:

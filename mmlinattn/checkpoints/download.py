@@ -14,9 +14,9 @@ import torch
 from filelock import FileLock
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..utils import FetchRefused, check_size, opened
+from ..utils import FetchRefused, check_size, open_request
 from .errors import CheckpointError
-from .write import whole_checkpoint
+from .write import atomic_checkpoint
 
 BLOCK = 2**20
 TIMEOUT_S = 30
@@ -57,7 +57,7 @@ def download(url: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / '.lock'):
         if not path.exists():
-            with whole_checkpoint(path) as temporary, temporary.open('wb') as file:
+            with atomic_checkpoint(path) as temporary, temporary.open('wb') as file:
                 _fetch(address, file)
                 _check_hash(url, temporary, expected)
         else:
@@ -69,7 +69,7 @@ def _expected_hash(url: str, address: str, fragment: str) -> Optional[str]:
     if fragment:
         kind, _, value = fragment.partition('=')
         if kind != 'sha256' or not re.fullmatch('[0-9a-f]{8,64}', value):
-            raise CheckpointError(f'{url}: behind # only sha256=<8 to 64 digits> is known')
+            raise CheckpointError(f'{url}: after # only sha256=<8 to 64 digits> is allowed')
         return value
     found = HASH_IN_NAME.search(urlsplit(address).path)
     return found[1] if found else None
@@ -86,12 +86,12 @@ def _check_http(address: str) -> None:
 def _fetch(address: str, file: BinaryIO) -> None:
     request = Request(address, headers={'User-Agent': 'mmlinattn'})
     try:
-        with opened(request, TIMEOUT_S) as answer, _bar() as bar:
-            length = answer.headers.get('Content-Length')
+        with open_request(request, TIMEOUT_S) as response, _progress_bar() as bar:
+            length = response.headers.get('Content-Length')
             total = int(length) if length else None
             check_size(address, total or 0)
             task, done = bar.add_task(Path(urlsplit(address).path).name, total=total), 0
-            while block := answer.read(BLOCK):
+            while block := response.read(BLOCK):
                 done += len(block)
                 check_size(address, done)
                 file.write(block)
@@ -105,7 +105,7 @@ def _fetch(address: str, file: BinaryIO) -> None:
     file.flush()
 
 
-def _bar() -> Progress:
+def _progress_bar() -> Progress:
     columns = (TextColumn('{task.description}', markup=False), BarColumn(), DownloadColumn())
     return Progress(*columns, TimeRemainingColumn(), transient=True)
 
@@ -117,7 +117,7 @@ def _check_hash(url: str, path: Path, expected: Optional[str]) -> None:
     if not found.startswith(expected):
         raise CheckpointError(
             f'{url}: its sha256 begins with {found[:16]} and not with {expected}; if that file is '
-            f'the right one, write #sha256={found[:16]} behind the address'
+            f'the right one, append #sha256={found[:16]} to the address'
         )
 
 

@@ -17,14 +17,15 @@ from torch import Tensor
 from .checkpoint_uri import open_source
 from .errors import CheckpointError
 from .meta import plain_meta
-from .safe_unpickle import harmless_globals, unwrap
+from .safe_unpickle import safe_globals, unwrap
 from .sharded import check_shards, filled, is_sharded
 from .write import CHECK_SUM, SAFETENSORS, PathLike, check_sum
 
 # MMEngine and MMCV write ``state_dict``. Scripts based on DeiT (RALA, SMCA, ...) write ``model``
-# and sometimes the moving average ``model_ema``, ViL writes ``net``. ``model`` comes before
-# ``model_ema`` because the accuracies published with DeiT's scripts are those of ``model``.
-SECTIONS = ('state_dict', 'model', 'model_ema', 'net')
+# and sometimes the moving average ``model_ema``, ViL writes ``net``, TimeSformer ``model_state``.
+# ``model`` comes before ``model_ema`` because the accuracies published with DeiT's scripts are
+# those of ``model``.
+SECTIONS = ('state_dict', 'model', 'model_ema', 'net', 'model_state')
 
 
 def read_checkpoint(source: PathLike, fill: bool = True) -> Dict[str, Any]:
@@ -123,7 +124,7 @@ def _read_pickle(file: BinaryIO, name: str) -> Any:
         if damaged:
             raise CheckpointError(f'{name} is damaged: the content of {damaged} has changed')
         file.seek(0)
-        with harmless_globals():
+        with safe_globals():
             return unwrap(torch.load(file, map_location='cpu', weights_only=True))
     except CheckpointError:
         raise

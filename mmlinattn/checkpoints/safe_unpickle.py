@@ -1,7 +1,7 @@
 """Safe unpickling of tensors, plain types and a fixed list of data types.
 
-While a file is read, its globals resolve only to stand-ins of this module: functions that check
-their arguments, and frozen classes that store them. :func:`unwrap` then converts the stand-ins to
+While a file is read, its globals resolve only to stubs of this module: functions that check
+their arguments, and frozen classes that store them. :func:`unwrap` then converts the stubs to
 numpy arrays, logs and namespaces.
 """
 
@@ -23,29 +23,31 @@ from mmengine.optim.scheduler import param_scheduler
 NUMPY_TYPES = re.compile(r'[<>=|]?[?bhilqBHILQefdFDgGSUuc]\d*')
 # Functions that training state may contain, by class and name.
 ONE_CYCLE = 'OneCycleParamScheduler'
-KEPT_FUNCTIONS: Dict[Tuple[str, str], Optional[Callable]] = {
+ALLOWED_METHODS: Dict[Tuple[str, str], Optional[Callable]] = {
     (ONE_CYCLE, name): getattr(getattr(param_scheduler, ONE_CYCLE), name)
     for name in ('_annealing_cos', '_annealing_linear')
 }
 # HistoryBuffer sets these again when it is created.
-KEPT_FUNCTIONS.update({('HistoryBuffer', name): None for name in ('min', 'max', 'mean', 'current')})
+ALLOWED_METHODS.update(
+    {('HistoryBuffer', name): None for name in ('min', 'max', 'mean', 'current')}
+)
 
 
-class _Named:
-    """Stand-in for the global ``name``: a call runs ``function``, or raises if there is none.
+class _GlobalStub:
+    """Stub of the global ``name``: a call runs ``function``, or raises if there is none.
 
     torch matches allowed globals by ``__module__`` and ``__name__``. No attribute can be set.
     """
 
-    __slots__ = ('__name__', '__qualname__', 'function', 'module', 'stands_for')
+    __slots__ = ('__name__', '__qualname__', 'function', 'module', 'original')
     __name__: str
     function: Optional[Callable]
-    stands_for: Any
+    original: Any
     __module__ = property(lambda self: self.module)
 
-    def __init__(self, name: str, function: Optional[Callable] = None, stands_for: Any = None):
+    def __init__(self, name: str, function: Optional[Callable] = None, original: Any = None):
         module, _, last = name.rpartition('.')
-        values = (last, last, function, module, stands_for)
+        values = (last, last, function, module, original)
         for slot, value in zip(self.__slots__, values):
             object.__setattr__(self, slot, value)
 
@@ -58,15 +60,15 @@ class _Named:
         raise pickle.UnpicklingError(f'{self.__module__}.{self.__name__} must not be changed')
 
 
-class _Frozen(type):
-    """Metaclass of stand-ins: a file can set attributes of their instances, not of the classes."""
+class _ReadOnlyClass(type):
+    """Metaclass of stubs: a file can set attributes of their instances, not of the classes."""
 
     def __setattr__(cls, name: str, value: Any) -> None:
         raise pickle.UnpicklingError(f'{cls.__module__}.{cls.__qualname__} must not be changed')
 
 
-def _stand_in(name: str) -> Callable[[type], type]:
-    """Return a decorator that gives a stand-in the name of the real class."""
+def _named_as(name: str) -> Callable[[type], type]:
+    """Return a decorator that gives a stub the name of the real class."""
     module, _, last = name.rpartition('.')
 
     def rename(cls: type) -> type:
@@ -77,8 +79,8 @@ def _stand_in(name: str) -> Callable[[type], type]:
     return rename
 
 
-class _DType(metaclass=_Frozen):
-    """Stand-in for ``numpy.dtype``, for numbers, bytes and text."""
+class _DTypeStub(metaclass=_ReadOnlyClass):
+    """Stub of ``numpy.dtype``, for numbers, bytes and text."""
 
     __slots__ = ('value',)
 
@@ -95,8 +97,8 @@ class _DType(metaclass=_Frozen):
             self.value = self.value.newbyteorder(order)
 
 
-class _Array(metaclass=_Frozen):
-    """Stand-in for a numpy array, created empty and filled by ``__setstate__``."""
+class _ArrayStub(metaclass=_ReadOnlyClass):
+    """Stub of a numpy array, created empty and filled by ``__setstate__``."""
 
     __slots__ = ('value',)
 
@@ -105,22 +107,12 @@ class _Array(metaclass=_Frozen):
 
     def __setstate__(self, state: Sequence) -> None:
         _, shape, dtype, fortran, data = state
-        self.value = _filled(data, dtype, shape, 'F' if fortran else 'C')
+        self.value = _array_of(data, dtype, shape, 'F' if fortran else 'C')
 
 
-@_stand_in('mmengine.logging.history_buffer.HistoryBuffer')
-class _Log(metaclass=_Frozen):
-    """Stand-in for MMEngine's HistoryBuffer."""
-
-    __slots__ = ('state',)
-
-    def __setstate__(self, state: dict) -> None:
-        self.state = dict(state)
-
-
-@_stand_in('argparse.Namespace')
-class _Namespace(metaclass=_Frozen):
-    """Stand-in for ``argparse.Namespace``."""
+@_named_as('mmengine.logging.history_buffer.HistoryBuffer')
+class _HistoryBufferStub(metaclass=_ReadOnlyClass):
+    """Stub of MMEngine's HistoryBuffer."""
 
     __slots__ = ('state',)
 
@@ -128,8 +120,18 @@ class _Namespace(metaclass=_Frozen):
         self.state = dict(state)
 
 
-def _filled(data: Any, dtype: Any, shape: Any, order: Any = 'C') -> np.ndarray:
-    if not isinstance(dtype, _DType) or isinstance(data, (list, tuple)):
+@_named_as('argparse.Namespace')
+class _NamespaceStub(metaclass=_ReadOnlyClass):
+    """Stub of ``argparse.Namespace``."""
+
+    __slots__ = ('state',)
+
+    def __setstate__(self, state: dict) -> None:
+        self.state = dict(state)
+
+
+def _array_of(data: Any, dtype: Any, shape: Any, order: Any = 'C') -> np.ndarray:
+    if not isinstance(dtype, _DTypeStub) or isinstance(data, (list, tuple)):
         raise pickle.UnpicklingError('a numpy array of objects must not be called')
     data = data.encode('latin1') if isinstance(data, str) else bytes(data)
     shape = shape if isinstance(shape, tuple) else (shape,)
@@ -140,18 +142,18 @@ def _filled(data: Any, dtype: Any, shape: Any, order: Any = 'C') -> np.ndarray:
     )
 
 
-def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any = 'C') -> _Array:
-    array = _Array()
-    array.value = _filled(data, dtype, shape, order)
+def _frombuffer(data: Any, dtype: Any, shape: Any, order: Any = 'C') -> _ArrayStub:
+    array = _ArrayStub()
+    array.value = _array_of(data, dtype, shape, order)
     return array
 
 
-def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
-    return _Array()
+def _reconstruct(kind: Any, shape: Any, code: Any) -> _ArrayStub:
+    return _ArrayStub()
 
 
 def _scalar(dtype: Any, data: Any = b'') -> Any:
-    return _filled(data, dtype, ())[()]
+    return _array_of(data, dtype, ())[()]
 
 
 def _encode(text: Any, encoding: Any = 'latin1') -> bytes:
@@ -161,63 +163,63 @@ def _encode(text: Any, encoding: Any = 'latin1') -> bytes:
     return codecs.encode(text, encoding)
 
 
-def _method(owner: Any, name: Any) -> _Named:
+def _method(owner: Any, name: Any) -> _GlobalStub:
     key = getattr(owner, '__qualname__', None), name
-    if not isinstance(owner, (_Named, _Frozen)) or key not in KEPT_FUNCTIONS:
+    if not isinstance(owner, (_GlobalStub, _ReadOnlyClass)) or key not in ALLOWED_METHODS:
         raise pickle.UnpicklingError('builtins.getattr must not be called')
-    return _Named('.'.join(key), stands_for=KEPT_FUNCTIONS[key])
+    return _GlobalStub('.'.join(key), original=ALLOWED_METHODS[key])
 
 
-def _data() -> Iterator[Any]:
-    """Yield the stand-ins for data types."""
-    yield from (OrderedDict, _Namespace)
-    yield _Named('numpy.ndarray')
-    yield _Named('numpy.dtype', _DType)
+def _data_globals() -> Iterator[Any]:
+    """Yield the stubs of data types."""
+    yield from (OrderedDict, _NamespaceStub)
+    yield _GlobalStub('numpy.ndarray')
+    yield _GlobalStub('numpy.dtype', _DTypeStub)
     # numpy 2 renamed numpy.core; files have the name of the numpy that wrote them.
     for core in ('numpy.core', 'numpy._core'):
-        yield _Named(f'{core}.multiarray._reconstruct', _reconstruct)
-        yield _Named(f'{core}.multiarray.scalar', _scalar)
-        yield _Named(f'{core}.numeric._frombuffer', _from_buffer)
-    yield _Named('_codecs.encode', _encode)
+        yield _GlobalStub(f'{core}.multiarray._reconstruct', _reconstruct)
+        yield _GlobalStub(f'{core}.multiarray.scalar', _scalar)
+        yield _GlobalStub(f'{core}.numeric._frombuffer', _frombuffer)
+    yield _GlobalStub('_codecs.encode', _encode)
     # The classes and palette of a data set can be config objects.
-    yield _Named('mmengine.config.config.ConfigDict', lambda items=(): dict(items))
-    yield _Named('collections.deque', lambda items=(), maxlen=None: list(items))
+    yield _GlobalStub('mmengine.config.config.ConfigDict', lambda items=(): dict(items))
+    yield _GlobalStub('collections.deque', lambda items=(), maxlen=None: list(items))
     for pathlib in ('pathlib', 'pathlib._local'):  # the latter in Python 3.13
         for path in ('PosixPath', 'PurePosixPath'):
-            yield _Named(f'{pathlib}.{path}', lambda *parts: '/'.join(map(str, parts)))
+            yield _GlobalStub(f'{pathlib}.{path}', lambda *parts: '/'.join(map(str, parts)))
     for builtins in ('builtins', '__builtin__'):
-        yield _Named(f'{builtins}.bytes', lambda: b'')
-        yield _Named(f'{builtins}.set', lambda items=(): set(items))
-        yield _Named(f'{builtins}.frozenset', lambda items=(): frozenset(items))
-        yield _Named(f'{builtins}.slice', lambda *ends: slice(*ends))
+        yield _GlobalStub(f'{builtins}.bytes', lambda: b'')
+        yield _GlobalStub(f'{builtins}.set', lambda items=(): set(items))
+        yield _GlobalStub(f'{builtins}.frozenset', lambda items=(): frozenset(items))
+        yield _GlobalStub(f'{builtins}.slice', lambda *ends: slice(*ends))
 
 
-def _of_trainings() -> Iterator[Any]:
-    yield _Log
+def _training_globals() -> Iterator[Any]:
+    yield _HistoryBufferStub
     # Instances of these are created while reading, then filled by __setstate__.
-    yield from (_DType, _Array)
+    yield from (_DTypeStub, _ArrayStub)
     # The state of this scheduler contains a function of its class.
     for module in ('param_scheduler', 'lr_scheduler', 'momentum_scheduler'):
-        yield _Named(f'mmengine.optim.scheduler.{module}.{ONE_CYCLE}')
+        yield _GlobalStub(f'mmengine.optim.scheduler.{module}.{ONE_CYCLE}')
     for builtins in ('builtins', '__builtin__'):
-        yield _Named(f'{builtins}.getattr', _method)
+        yield _GlobalStub(f'{builtins}.getattr', _method)
 
 
 # torch shares one list of allowed globals between all threads.
-_NAMES_LOCK = threading.RLock()
+_GLOBALS_LOCK = threading.RLock()
 
 
 @contextmanager
-def harmless_globals() -> Iterator[None]:
+def safe_globals() -> Iterator[None]:
     """Let ``torch.load(weights_only=True)`` read training state inside the block.
 
     It accepts numpy numbers and arrays, ``argparse.Namespace``, MMEngine's HistoryBuffer and the
-    state of its schedulers as stand-ins, which :func:`unwrap` converts. One thread at a time.
+    state of its schedulers as stubs, which :func:`unwrap` converts. One thread at a time.
     """
-    with _NAMES_LOCK:
+    with _GLOBALS_LOCK:
         # Copied because torch 2.4 returns the list itself, which the next line extends.
         before = list(torch.serialization.get_safe_globals())
-        torch.serialization.add_safe_globals([*_data(), *_of_trainings()])
+        torch.serialization.add_safe_globals([*_data_globals(), *_training_globals()])
         try:
             yield
         finally:
@@ -227,18 +229,18 @@ def harmless_globals() -> Iterator[None]:
 
 
 def unwrap(content: Any) -> Any:
-    """Replace stand-ins by real objects inside dicts, lists and tuples.
+    """Replace stubs by real objects inside dicts, lists and tuples.
 
     Dicts and lists are modified in place.
     """
-    if isinstance(content, (_DType, _Array)):
+    if isinstance(content, (_DTypeStub, _ArrayStub)):
         return content.value
-    if isinstance(content, _Named):
-        return content.stands_for
-    if isinstance(content, _Namespace):
-        return argparse.Namespace(**{str(k): v for k, v in unwrap(_state(content)).items()})
-    if isinstance(content, _Log):
-        state = unwrap(_state(content))
+    if isinstance(content, _GlobalStub):
+        return content.original
+    if isinstance(content, _NamespaceStub):
+        return argparse.Namespace(**{str(k): v for k, v in unwrap(_state_of(content)).items()})
+    if isinstance(content, _HistoryBufferStub):
+        state = unwrap(_state_of(content))
         parts = state.get('_log_history', ()), state.get('_count_history', ())
         return HistoryBuffer(*parts, max_length=int(state.get('max_length', 1000000)))
     if isinstance(content, dict):
@@ -251,8 +253,8 @@ def unwrap(content: Any) -> Any:
     return content
 
 
-def _state(stand_in: Any) -> dict:
-    return getattr(stand_in, 'state', {})
+def _state_of(stub: Any) -> dict:
+    return getattr(stub, 'state', {})
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -271,7 +273,7 @@ class PlainUnpickler(pickle.Unpickler):
         _pickle.UnpicklingError: the code of builtins.print would have to run
     """
 
-    _allowed: Dict[str, Any] = {f'{i.__module__}.{i.__qualname__}': i for i in _data()}
+    _allowed: Dict[str, Any] = {f'{i.__module__}.{i.__qualname__}': i for i in _data_globals()}
 
     def find_class(self, module: str, name: str) -> Any:
         try:

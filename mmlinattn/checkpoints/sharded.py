@@ -26,8 +26,8 @@ from torch import Tensor
 from ..utils import to_disk
 from .download import sha256_of
 from .errors import CheckpointError
-from .safe_unpickle import harmless_globals
-from .write import PathLike, whole_checkpoint
+from .safe_unpickle import safe_globals
+from .write import PathLike, atomic_checkpoint
 
 # Key of dict(folder=name, files={name: (bytes, sha256)}) in the file, and suffix of the folder.
 SHARDS = 'shards'
@@ -68,7 +68,7 @@ def save_sharded(path: Path, content: Dict[str, Any]) -> None:
         with _together(path):
             if get_rank() == 0:
                 to_disk(folder)
-                with whole_checkpoint(path) as temporary:
+                with atomic_checkpoint(path) as temporary:
                     torch.save(_without_values(content, folder.name, files), temporary)
                 remove_shards(path, but=folder.name)
     except CheckpointError:
@@ -206,7 +206,7 @@ def remove_lost_shards(folder: Path) -> None:
         if not path.is_file():
             remove_shards(path)
         elif len(shards) > 1:
-            with harmless_globals(), suppress(Exception):  # an unreadable file keeps its shards
+            with safe_globals(), suppress(Exception):  # an unreadable file keeps its shards
                 content = torch.load(path, map_location='cpu', mmap=True, weights_only=True)
                 remove_shards(path, but=content[SHARDS]['folder'])
 

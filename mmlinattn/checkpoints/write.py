@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..utils import NotWritten, whole_file
+from ..utils import WriteError, atomic_write
 from .errors import CheckpointError
 from .meta import plain_meta
 
@@ -24,12 +24,12 @@ SUFFIXES = ('.pth', '.pt', SAFETENSORS)
 
 
 @contextmanager
-def whole_checkpoint(path: Path) -> Iterator[Path]:
-    """Write a file with :func:`mmlinattn.utils.whole_file`; raise CheckpointError on failure."""
+def atomic_checkpoint(path: Path) -> Iterator[Path]:
+    """Write a file with :func:`mmlinattn.utils.atomic_file`; raise CheckpointError on failure."""
     try:
-        with whole_file(path) as temporary:
+        with atomic_write(path) as temporary:
             yield temporary
-    except NotWritten as error:
+    except WriteError as error:
         raise CheckpointError(error) from error
 
 
@@ -88,5 +88,5 @@ def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
         buffer = io.BytesIO()
         torch.save(dict(state_dict=state_dict, meta=plain_meta(meta)), buffer)
         content = buffer.getbuffer()
-    with whole_checkpoint(path) as temporary:
+    with atomic_checkpoint(path) as temporary:
         temporary.write_bytes(content)

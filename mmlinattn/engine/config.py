@@ -1,30 +1,37 @@
 """Config files of the command lines: reading, merging of options and completion."""
 
+import importlib.util
 import os.path as osp
 import re
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Dict, Optional
+from typing import Dict, List, Optional
 
 from mmengine.config import Config
+from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.device import get_device
 from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
 from mmengine.registry import HOOKS, Registry, init_default_scope
 
-from ..checkpoints import serve_mmengine
+from ..checkpoints import replace_mmengine_readers
 from ..datasets.file_backends import check_no_secrets
-from ..utils import check_writable
+from ..utils import check_writable, dicts
+from ..utils.messages import known_messages_hidden
+from ..utils.replacements import replace_entry
 from ..utils.suggest import did_you_mean
-from .distributed.launch import of_first_process
+from .distributed.launch import broadcast_from_first
 from .hooks.checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
 from .hooks.divergence_hook import DivergenceHook
 from .hooks.preemption_hook import PreemptionHook
-from .hooks.watchdog_hook import TIMEOUT_S, HangHook
+from .hooks.report_hook import ReportHook
+from .hooks.watchdog_hook import TIMEOUT_S, WatchdogHook
 from .preflight.old_configs import check_not_old
-from .preflight.options import check_options, dicts
+from .preflight.options import check_options
 
-# Collectives time out this many seconds after HangHook.
+# Collectives time out this many seconds after WatchdogHook.
 WAIT_LONGER_S = 60
 
 TOP_LEVEL = {
@@ -58,12 +65,15 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
             :func:`.preflight.options.check_options`.
     """
     path = config_file(path)
-    serve_mmengine()
+    replace_mmengine_readers()
+    find_onedl_mmseg()
+    _import_from_folder(path)
     try:
         cfg = Config.fromfile(path)
     except (SyntaxError, OSError) as error:  # some of the messages do not name the file
         raise type(error)(f'config {path}: {error}') from error
     check_not_old(cfg)
+    import_framework(cfg)
     for option in cfg_options or {}:
         _check_override(option, cfg)
     if cfg_options:
@@ -78,6 +88,37 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     check_options(cfg)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     return cfg
+
+
+def _import_from_folder(path: str) -> None:
+    """Let ``custom_imports`` find modules beside the config and in the current folder.
+
+    Python itself looks in the current folder with ``python -m`` alone, and never beside a config.
+    """
+    for folder in (Path(path).resolve().parent, Path.cwd()):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+
+def import_framework(cfg: Config) -> None:
+    """Import the framework that ``default_scope`` names, without the messages of its import."""
+    scope = cfg.get('default_scope')
+    if scope in ('mmdet', 'mmseg', 'mmpretrain') and importlib.util.find_spec(scope):
+        with known_messages_hidden():
+            importlib.import_module(f'{scope}.datasets')
+            importlib.import_module(f'{scope}.evaluation')
+
+
+def find_onedl_mmseg() -> None:
+    """Let MMEngine find ``mmseg::`` bases when MMSegmentation is OneDL's.
+
+    MMEngine looks for the distribution ``mmsegmentation``, which OneDL names otherwise. The other
+    frameworks are found by the names of their modules.
+    """
+    try:
+        distribution('mmsegmentation')
+    except PackageNotFoundError:
+        replace_entry(MODULE2PACKAGE, 'mmseg', 'mmseg', "MMEngine's name of the mmseg package")
 
 
 def _check_override(option: str, cfg: Config) -> None:
@@ -175,6 +216,8 @@ def check_structure(cfg: Config) -> None:
         if not isinstance(hook, (dict, Hook)):
             raise TypeError(f'custom_hooks[{i}] of the config must be a dict, got {hook!r}')
     for place, node in dicts(cfg._cfg_dict.to_dict()):
+        if not place:
+            continue
         kind = node.get('type', 'none')
         if not (kind and isinstance(kind, str)) and not callable(kind):
             raise TypeError(f'{place}.type of the config must be a name or a class, got {kind!r}')
@@ -247,7 +290,7 @@ def set_resume(cfg: Config, resume: Optional[str]) -> None:
         return
     found = resume
     if resume == 'auto':
-        found = of_first_process(lambda: newest_checkpoint(cfg.work_dir))
+        found = broadcast_from_first(lambda: newest_checkpoint(cfg.work_dir))
     if found is None:
         if is_main_process():
             print_log(f'--resume: no checkpoint in {cfg.work_dir!r} yet: a new training', 'current')
@@ -255,18 +298,18 @@ def set_resume(cfg: Config, resume: Optional[str]) -> None:
     cfg.resume, cfg.load_from = True, found
 
 
-def set_hang_timeout(cfg: Config, seconds: Optional[float]) -> None:
-    """Add a HangHook to a training on several processes (``--hang-timeout``).
+def set_watchdog_timeout(cfg: Config, seconds: Optional[float]) -> None:
+    """Add a WatchdogHook to a training on several processes (``--watchdog-timeout``).
 
     Without ``seconds`` the timeout is the config's, else the hook's default. Collectives time out
     later unless ``env_cfg.dist_cfg.timeout`` is set, so that the hook can first report the stack
     of each process.
     """
-    hooks = list(cfg.get('custom_hooks') or [])
-    watching = [hook for hook in hooks if is_of(hook, HangHook, HOOKS)]
+    hooks: List[dict] = list(cfg.get('custom_hooks') or [])
+    watching = [hook for hook in hooks if is_subtype(hook, WatchdogHook, HOOKS)]
     if not watching:
-        watching = [dict(type='HangHook')]
-        hooks += watching
+        hooks.append(dict(type='WatchdogHook'))
+        watching = hooks[-1:]
     if seconds is not None:
         watching[0]['timeout'] = seconds
     cfg.custom_hooks = hooks
@@ -284,24 +327,29 @@ def set_checkpoint_hooks(cfg: Config) -> None:
     """
     hooks = cfg.setdefault('default_hooks', {})
     hook = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
-    if hook is not None and is_of(hook, CheckpointHook, HOOKS):
+    if hook is not None and is_subtype(hook, CheckpointHook, HOOKS):
         hook['type'] = 'AtomicCheckpointHook'
-    if hook is None or not is_of(hook, AtomicCheckpointHook, HOOKS):
+    if hook is None or not is_subtype(hook, AtomicCheckpointHook, HOOKS):
         print_log(f'default_hooks.checkpoint is {hook}: a kill may lose checkpoints', 'current')
         return
     custom = list(cfg.get('custom_hooks') or [])
-    if not any(is_of(hook, PreemptionHook, HOOKS) for hook in custom):
+    if not any(is_subtype(hook, PreemptionHook, HOOKS) for hook in custom):
         cfg.custom_hooks = [*custom, dict(type='PreemptionHook')]
 
 
 def set_divergence_check(cfg: Config) -> None:
     """Add a DivergenceHook, unless the config has one."""
     custom = list(cfg.get('custom_hooks') or [])
-    if not any(is_of(hook, DivergenceHook, HOOKS) for hook in custom):
+    if not any(is_subtype(hook, DivergenceHook, HOOKS) for hook in custom):
         cfg.custom_hooks = [*custom, dict(type='DivergenceHook')]
 
 
-def is_of(cfg: dict, kind: type, registry: Registry) -> bool:
+def set_report(cfg: Config) -> None:
+    """Add a ReportHook as ``default_hooks.report``, unless the config names one or None."""
+    cfg.setdefault('default_hooks', {}).setdefault('report', dict(type=ReportHook.__name__))
+
+
+def is_subtype(cfg: dict, kind: type, registry: Registry) -> bool:
     """Return True if the ``type`` of a config, a class or its name, is this class."""
     found = cfg.get('type')
     return (registry.get(found) if isinstance(found, str) else found) is kind

@@ -5,15 +5,17 @@ import logging
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Sequence, Tuple, Union
+from typing import Iterator, List, Sequence, Tuple, Union
 
 import torch
 from mmengine.config import Config
 from mmengine.logging import MMLogger
+from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 from torch import nn
 
-from ..checkpoints import load_checkpoint, serve_mmengine
+from ..checkpoints import load_checkpoint, replace_mmengine_readers
+from ..models.layers import optimize_for_cpu
 
 
 def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
@@ -31,7 +33,7 @@ def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
         >>> next(build_model(cfg).parameters()).device.type
         'meta'
     """
-    serve_mmengine()  # some models load a teacher when built
+    replace_mmengine_readers()  # some models load a teacher when built
     cfg = cfg if isinstance(cfg, Config) else Config.fromfile(cfg)
     if 'model' not in cfg:
         raise ValueError(f'the config has no model: {cfg.filename or cfg}')
@@ -44,7 +46,7 @@ def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
             return MODELS.build(copy.deepcopy(cfg.model))
 
 
-def load_model(cfg: Config, checkpoint: str, device: str = 'cpu') -> Tuple[nn.Module, dict]:
+def load_model(cfg: Config, checkpoint: str, device: str = 'cpu') -> Tuple[BaseModel, dict]:
     """Build the model of a config with the weights of a checkpoint, for prediction.
 
     Args:
@@ -53,18 +55,31 @@ def load_model(cfg: Config, checkpoint: str, device: str = 'cpu') -> Tuple[nn.Mo
         device: device of the returned model.
 
     Returns:
-        The model in eval mode, with the attribute ``cfg`` that MMDetection's
+        The model in eval mode, on the CPU optimised by
+        :func:`mmlinattn.optimize_for_cpu`, with the attribute ``cfg`` that MMDetection's
         ``inference_detector`` needs, and the meta information of the checkpoint.
 
     Raises:
         FileNotFoundError: no such checkpoint.
         mmlinattn.checkpoints.CheckpointError: the checkpoint cannot be read or does not fit.
     """
+    preprocessor = preprocessor_of(cfg)
+    model_cfg = dict(cfg.model, data_preprocessor=preprocessor) if preprocessor else cfg.model
     with quiet():
-        model = MODELS.build(cfg.model)
+        model = MODELS.build(model_cfg)
     meta = load_checkpoint(model, checkpoint)
     model.cfg = cfg
+    if torch.device(device).type == 'cpu':
+        optimize_for_cpu(model)
     return model.to(device).eval(), meta
+
+
+def preprocessor_of(cfg: Config) -> dict:
+    """Return the config of the data preprocessor, inside or beside that of the model.
+
+    MMPretrain's configs have it beside the model.
+    """
+    return dict(cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor') or {})
 
 
 def class_names(cfg: Config, meta: dict, number: int) -> Sequence[str]:
@@ -72,15 +87,20 @@ def class_names(cfg: Config, meta: dict, number: int) -> Sequence[str]:
 
     If neither has this number of classes, the names are ``'class 0'``, ``'class 1'`` etc.
     """
-    dataset = cfg.test_dataloader.dataset
-    with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
-        kind = registry.get(dataset.type) if isinstance(dataset.type, str) else dataset.type
-    own, of_kind = dataset.get('metainfo'), getattr(kind, 'METAINFO', None)
-    for metainfo in (meta.get('dataset_meta'), own, of_kind):
-        names = (metainfo or {}).get('classes', ())
+    for metainfo in metainfos(cfg, meta):
+        names = metainfo.get('classes', ())
         if len(names) == number:
             return names
     return [f'class {i}' for i in range(number)]
+
+
+def metainfos(cfg: Config, meta: dict) -> List[dict]:
+    """Return the descriptions of the classes: of the checkpoint, the test data and their class."""
+    dataset = cfg.test_dataloader.dataset
+    with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
+        kind = registry.get(dataset.type) if isinstance(dataset.type, str) else dataset.type
+    found = (meta.get('dataset_meta'), dataset.get('metainfo'), getattr(kind, 'METAINFO', None))
+    return [metainfo for metainfo in found if metainfo]
 
 
 def number_of_classes(model: nn.Module) -> int:
@@ -93,7 +113,7 @@ def number_of_classes(model: nn.Module) -> int:
         number = getattr(part, 'num_classes', None)
         if number is not None:
             return number
-    return 0
+    return getattr(model, 'num_classes', 0)
 
 
 @contextmanager

@@ -9,7 +9,8 @@ the first two epochs run at the same rate: ``lag=1``. Name the classes by their 
         dict(type='mmlinattn.engine.schedulers.CosineAnnealingLR', eta_min=1e-5, end=300, lag=1),
     ]
 
-Both start at epoch 0: the cosine runs under the warm-up, as in timm.
+Both start at epoch 0: the cosine counts the epochs of the warm-up, as in timm. It also lowers the
+rates of the warm-up itself, which timm's does not: by at most 1.1% in 20 of 300 epochs.
 """
 
 import math

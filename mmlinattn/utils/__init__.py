@@ -1,26 +1,34 @@
 """File utilities: atomic writes, downloads with limits, locks, URLs without secrets."""
 
-from .atomic_write import NotWritten, check_writable, remove_remains, to_disk, whole_file
-from .http import FetchRefused, check_size, opened, size_limit
+from .atomic_file import WriteError, atomic_write, check_writable, remove_temporary_files, to_disk
+from .http import FetchRefused, check_size, open_request, size_limit
 from .lock import FolderInUse, lock_folder, unlock_folders
+from .nested import dicts, key_of, nodes
 from .redact import has_user, redacted
-from .regular import open_regular, why_outside
+from .regular_files import open_regular, outside_reason
+from .replacements import list_replacements, replace_entry, undo_replacements
 
 __all__ = [
     'FetchRefused',
     'FolderInUse',
-    'NotWritten',
+    'WriteError',
+    'atomic_write',
     'check_size',
     'check_writable',
+    'dicts',
     'has_user',
+    'key_of',
+    'list_replacements',
     'lock_folder',
+    'nodes',
     'open_regular',
-    'opened',
+    'open_request',
+    'outside_reason',
     'redacted',
-    'remove_remains',
+    'remove_temporary_files',
+    'replace_entry',
     'size_limit',
     'to_disk',
+    'undo_replacements',
     'unlock_folders',
-    'whole_file',
-    'why_outside',
 ]

@@ -1,6 +1,7 @@
 """Command-line utilities: shared arguments, and errors in one line instead of a traceback."""
 
 import argparse
+import inspect
 import math
 import os
 import re
@@ -12,38 +13,49 @@ import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Iterator, List, NoReturn, Optional, Tuple, Type
-
-from mmengine.config import DictAction
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING, Any, Iterator, NoReturn, Optional, Tuple, Type
 
 from .suggest import did_you_mean
+
+# Not at run time: --help and mistyped options are answered before other packages are imported.
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 EXIT_CODE = 2
 # A signal can arrive twice: from the scheduler and from torchrun, which forwards it.
 SAME_SIGNAL_S = 5
 
 
-class Overrides(DictAction):
-    """Action of ``--cfg-options KEY=VALUE ...`` that names a malformed argument in the error."""
+class Overrides(argparse.Action):
+    """MMEngine's ``DictAction`` of ``--cfg-options``, with an error that names a malformed part."""
 
     def __call__(self, parser, namespace, values, option_string=None) -> None:
         for value in values:
             if not value.partition('=')[0] or '=' not in value:
                 raise argparse.ArgumentError(self, f'{value!r} is not KEY=VALUE')
-        super().__call__(parser, namespace, values, option_string)
+        from mmengine.config import DictAction
+
+        DictAction(self.option_strings, self.dest)(parser, namespace, values, option_string)
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser with ``--debug`` and one-line errors.
+    """Argument parser of a command, with ``--debug`` and one-line errors.
 
     Args:
+        command: name of the command, such as ``'train'``.
+        description: text of ``--help``.
         cfg_options: add ``--cfg-options``.
     """
 
-    def __init__(self, *, cfg_options: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self, command: str, description: Optional[str], *, cfg_options: bool = False
+    ) -> None:
+        super().__init__(
+            prog=f'mmlinattn {command}',
+            description=inspect.cleandoc(description or ''),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         if cfg_options:
             self.add_argument(
                 '--cfg-options',
@@ -60,24 +72,23 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_CODE, f'error: {message}{hint} ({self.prog} --help)\n')
 
 
-def parse_run(parser: Parser, argv: Optional[List[str]] = None) -> argparse.Namespace:
-    """Add the options of training and testing, parse, and set ``LOCAL_RANK`` for MMEngine."""
-    add = parser.add_argument
-    add('--work-dir', help='where logs, checkpoints and metrics go')
-    add('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
-    add('--local_rank', '--local-rank', type=int, default=0)
-    args = parser.parse_args(argv)
-    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    return args
-
-
-def plain_console(**kwargs: Any) -> Console:
+def plain_console(**kwargs: Any) -> 'Console':
     """Return a console without markup, because file names may look like rich's markup."""
+    from rich.console import Console
+
     return Console(markup=False, emoji=False, **kwargs)
 
 
-def progress_bars(console: Console) -> Progress:
+def progress_bars(console: 'Console') -> 'Progress':
     """Return progress bars with a text, a count and the remaining time."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (TextColumn('{task.description:<5}', markup=False), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeRemainingColumn(), console=console)
 

@@ -3,6 +3,9 @@
 import getpass
 import os
 import sys
+from pathlib import Path
+
+from .replacements import replace_entry
 
 
 def prepare_environment() -> None:
@@ -15,9 +18,25 @@ def prepare_environment() -> None:
     torch reads the user name when torchvision imports it. A container with an unknown user id
     (``docker run --user 12345``) has no name, which raises KeyError.
     """
-    os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')
-    sys.modules.setdefault('openvino_telemetry', None)  # type: ignore[arg-type]
+    if 'ORT_DISABLE_TELEMETRY' not in os.environ:
+        _set_variable('ORT_DISABLE_TELEMETRY', '1')
+    if 'openvino_telemetry' not in sys.modules:
+        replace_entry(sys.modules, 'openvino_telemetry', None, 'module openvino_telemetry')
     try:
         getpass.getuser()
     except (KeyError, OSError):  # OSError from Python 3.13 on
-        os.environ['USER'] = str(os.getuid())
+        _set_variable('USER', str(os.getuid()))
+
+
+def _set_variable(name: str, value: str) -> None:
+    replace_entry(os.environ, name, value, f'environment variable {name}')
+
+
+def is_command_line() -> bool:
+    """Return True in ``python -m mmlinattn``, the console script and the scripts of ``tools/``.
+
+    These parse their arguments before they import torch and the frameworks.
+    """
+    name = sys.argv[0] if sys.argv else ''
+    # While Python imports the package of `python -m mmlinattn`, argv[0] is '-m'.
+    return Path(name).stem == 'mmlinattn' or (name == '-m' and 'mmlinattn' in sys.orig_argv)

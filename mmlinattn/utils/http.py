@@ -22,7 +22,7 @@ from .redact import redacted
 
 GIB = 2**30
 # Minimum rate in bytes per second, averaged over ``timeout`` seconds of waiting.
-LEAST_RATE = 1024
+MIN_BYTES_PER_S = 1024
 
 
 class FetchRefused(OSError):
@@ -37,8 +37,8 @@ def check_size(address: str, size: int) -> None:
     limit = size_limit()
     if size > limit:
         raise FetchRefused(
-            f'{address} has more than {limit / GIB:g} GiB, the limit that '
-            'MMLINATTN_MAX_DOWNLOAD_GIB sets'
+            f'{address} is larger than {limit / GIB:g} GiB; '
+            'MMLINATTN_MAX_DOWNLOAD_GIB sets the limit'
         )
 
 
@@ -48,13 +48,13 @@ def size_limit() -> int:
 
 
 @contextmanager
-def opened(request: Request, timeout: float) -> Iterator[HTTPResponse]:
+def open_request(request: Request, timeout: float) -> Iterator[HTTPResponse]:
     """Open an HTTP request and yield the response; follow redirects unless they leave https.
 
     Args:
         request: request with an ``https`` or ``http`` URL.
         timeout: seconds to wait for the first byte. After each further ``timeout`` seconds of
-            waiting, headers included, the average rate must be at least ``LEAST_RATE``.
+            waiting, headers included, the average rate must be at least ``MIN_BYTES_PER_S``.
 
     Raises:
         TimeoutError: the response is too slow, also while it is read.
@@ -62,8 +62,8 @@ def opened(request: Request, timeout: float) -> Iterator[HTTPResponse]:
         OSError, HTTPException: see ``urllib.request.urlopen``.
     """
     _check_scheme(request.full_url)
-    with _opener().open(request, timeout=timeout) as answer:
-        yield answer
+    with _opener().open(request, timeout=timeout) as response:
+        yield response
 
 
 def _check_scheme(address: str) -> None:
@@ -72,7 +72,7 @@ def _check_scheme(address: str) -> None:
         raise FetchRefused(f'{address}: {scheme!r} is not https')
 
 
-class _AsSafe(HTTPRedirectHandler):
+class _RedirectHandler(HTTPRedirectHandler):
     def redirect_request(self, request, file, code, message, headers, new_url):
         _check_scheme(new_url)
         if request.type == 'https' and urlsplit(new_url).scheme == 'http':
@@ -80,7 +80,7 @@ class _AsSafe(HTTPRedirectHandler):
         return super().redirect_request(request, file, code, message, headers, new_url)
 
 
-class _Paced(io.RawIOBase):
+class _MinRateStream(io.RawIOBase):
     """Stream of a socket that raises TimeoutError if data arrive too slowly.
 
     The timeout of the socket alone does not suffice: it restarts with each byte.
@@ -88,7 +88,7 @@ class _Paced(io.RawIOBase):
 
     def __init__(self, raw: io.RawIOBase, timeout: float) -> None:
         self.raw, self.timeout = raw, timeout
-        self.begun, self.waited, self.received = False, 0.0, 0
+        self.started, self.waited, self.received = False, 0.0, 0
 
     def readable(self) -> bool:
         return True
@@ -96,14 +96,14 @@ class _Paced(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         start = time.monotonic()
         number = self.raw.readinto(buffer) or 0
-        if self.begun:  # the timeout of the socket covers the wait for the first byte
+        if self.started:  # the timeout of the socket covers the wait for the first byte
             self.waited += time.monotonic() - start
-        self.begun, self.received = True, self.received + number
+        self.started, self.received = True, self.received + number
         if self.waited > self.timeout:
-            if number and self.received < LEAST_RATE * self.waited:
+            if number and self.received < MIN_BYTES_PER_S * self.waited:
                 raise TimeoutError(
                     f'the server sent {self.received} bytes in {self.waited:.0f} s, '
-                    f'less than {LEAST_RATE} a second'
+                    f'less than {MIN_BYTES_PER_S} a second'
                 )
             self.waited, self.received = 0.0, 0
         return number
@@ -113,32 +113,32 @@ class _Paced(io.RawIOBase):
         super().close()
 
 
-class _PacedResponse(HTTPResponse):
+class _MinRateResponse(HTTPResponse):
     def __init__(self, sock: socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
         timeout = sock.gettimeout()
         if timeout is not None:
-            self.fp = io.BufferedReader(_Paced(self.fp.detach(), timeout))
+            self.fp = io.BufferedReader(_MinRateStream(self.fp.detach(), timeout))
 
 
-class _PacedConnection(HTTPConnection):
-    response_class = _PacedResponse
+class _HTTPConnection(HTTPConnection):
+    response_class = _MinRateResponse
 
 
-class _PacedSecureConnection(HTTPSConnection):
-    response_class = _PacedResponse
+class _HTTPSConnection(HTTPSConnection):
+    response_class = _MinRateResponse
 
 
-class _Http(HTTPHandler):
+class _HTTPHandler(HTTPHandler):
     def http_open(self, request: Request) -> HTTPResponse:
-        return self.do_open(_PacedConnection, request)
+        return self.do_open(_HTTPConnection, request)
 
 
-class _Https(HTTPSHandler):
+class _HTTPSHandler(HTTPSHandler):
     def https_open(self, request: Request) -> HTTPResponse:
-        return self.do_open(_PacedSecureConnection, request)
+        return self.do_open(_HTTPSConnection, request)
 
 
 @lru_cache(maxsize=1)
 def _opener() -> OpenerDirector:
-    return build_opener(_AsSafe, _Http, _Https)
+    return build_opener(_RedirectHandler, _HTTPHandler, _HTTPSHandler)

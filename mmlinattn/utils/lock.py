@@ -9,9 +9,9 @@ from typing import Dict, TextIO
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]  # a module that may be missing
 
-from .atomic_write import NotWritten
+from .atomic_file import WriteError
 
 LOCK = '.training.lock'
 # Errors of a file system without locks, such as NFS without its lock service.
@@ -42,7 +42,7 @@ def lock_folder(folder: Path) -> bool:
 
     Raises:
         FolderInUse: another process has locked the folder.
-        NotWritten: the folder cannot be written to.
+        WriteError: the folder cannot be written to.
 
     Example:
         >>> import tempfile
@@ -73,7 +73,7 @@ def lock_folder(folder: Path) -> bool:
     except FolderInUse:
         raise
     except OSError as error:
-        raise NotWritten(f'{path} cannot be written: {error.strerror or error}') from error
+        raise WriteError(f'{path} cannot be written: {error.strerror or error}') from error
     _held[path] = file
     return True
 

@@ -78,6 +78,7 @@ def map_in_workers(
         for index in range(len(tasks)):
             while index not in results:
                 for worker in _ready(pool):
+                    assert worker.index is not None
                     results[worker.index] = worker.result()
                     following = next(waiting, None)
                     if not worker.alive:
@@ -170,7 +171,7 @@ def _ready(pool: List[_Worker]) -> List[_Worker]:
     now, until = time.monotonic(), min(worker.until for worker in busy.values())
     heard = wait([*busy], max(0.0, until - now))
     if heard:
-        return [busy[pipe] for pipe in heard]  # type: ignore[index]
+        return [worker for pipe, worker in busy.items() if pipe in heard]
     return [worker for worker in busy.values() if worker.until <= time.monotonic()]
 
 

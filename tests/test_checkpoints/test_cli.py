@@ -1,6 +1,4 @@
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,18 +7,9 @@ from mmengine.runner import load_checkpoint
 from torch import nn
 
 import mmlinattn  # noqa: F401
+from mmlinattn import __main__ as program
 from mmlinattn.checkpoints import load_state_dict
 from tests.programs import Program
-
-TOOL = Path(__file__).resolve().parents[2] / 'tools' / 'model_converters' / 'convert.py'
-
-
-@pytest.fixture(scope='module')
-def tool():
-    spec = importlib.util.spec_from_file_location('convert_tool', TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -31,12 +20,17 @@ def src(tmp_path, classifier):
 
 
 @pytest.fixture
-def run(tool, capsys):
-    """Runs the command line in this process: (exit code, stdout, stderr)."""
+def run(capsys):
+    """Runs the command line in this process: (exit code, stdout, stderr).
 
-    def call(*argv):
+    The source is RALA unless it is given; 'tell' leaves it to the command.
+    """
+
+    def call(*argv, source='rala'):
+        if source != 'tell' and '--source' not in argv:
+            argv = (*argv, '--source', source)
         try:
-            code = tool.main([str(arg) for arg in argv])
+            code = program.main(['convert', *map(str, argv)])
         except SystemExit as end:
             code = end.code
         return code, *capsys.readouterr()
@@ -212,7 +206,8 @@ def test_unknown_key_and_source(run, src, tmp_path, classifier):
     fails(run(src, tmp_path / 'a.pth'), 'released.pth', 'mystery')
 
 
-def test_as_a_command(tmp_path):
-    program = Program(TOOL, [tmp_path / 'no.pth', tmp_path / 'a.pth'], tmp_path / 'out')
-    assert program.end() == 2
-    assert 'no.pth does not exist' in program.text() and 'Traceback' not in program.text()
+def test_as_a_script(root, tmp_path):
+    script, arguments = root / 'tools/model_converters/convert.py', ['no.pth', 'a.pth']
+    process = Program(script, arguments, tmp_path / 'out', [root])
+    assert process.end() == 2
+    assert 'no.pth does not exist' in process.text() and 'Traceback' not in process.text()

@@ -6,7 +6,7 @@ from torch import nn
 import mmlinattn  # noqa: F401
 from mmlinattn.checkpoints import (
     CheckpointError,
-    Report,
+    LoadReport,
     check_fits,
     compare,
     convert,
@@ -16,7 +16,7 @@ from mmlinattn.checkpoints import (
 
 
 def test_names_and_values(dense):
-    converted = convert(dense)
+    converted = convert(dense, 'rala')
     pairs = {
         'patch_embed.proj.9.weight': 'backbone.stem.3.conv.weight',
         'patch_embed.proj.10.running_var': 'backbone.stem.3.bn.running_var',
@@ -39,16 +39,16 @@ def test_names_and_values(dense):
 
 
 def test_dense_backbone_loads_strictly(dense, backbone_cfg):
-    converted = convert(dense)
+    converted = convert(dense, 'rala')
     model = MODELS.build(backbone_cfg)
     model.load_state_dict({k[len('backbone.') :]: v for k, v in converted.items()}, strict=True)
     assert kind_of(converted) == 'backbone'
     constants = [name for name in dense if name.endswith('RoPE.angle')]
-    assert len(converted) == len(dense) - len(constants)
+    assert len(converted) == len(dense) - len(constants) + 1  # the record of its attentions
 
 
 def test_classifier_names(classifier):
-    converted = convert(classifier)
+    converted = convert(classifier, 'rala')
     assert kind_of(converted) == 'classifier'
     assert torch.equal(converted['neck.conv.weight'], classifier['proj.weight'])
     assert torch.equal(converted['neck.bn.running_mean'], classifier['norm.running_mean'])
@@ -58,7 +58,7 @@ def test_classifier_names(classifier):
 
 def test_input_is_not_modified(dense):
     before = {name: (id(value), value.shape) for name, value in dense.items()}
-    convert(dense)
+    convert(dense, 'rala')
     assert {name: (id(value), value.shape) for name, value in dense.items()} == before
 
 
@@ -70,22 +70,22 @@ def test_unknown_source(dense):
 def test_unknown_keys_are_named(dense):
     dense.update({f'layers.0.blocks.0.mystery{i}': torch.zeros(1) for i in range(7)})
     with pytest.raises(CheckpointError, match=r'mystery0, .*mystery4 and 2 more'):
-        convert(dense)
+        convert(dense, 'rala')
 
 
 def test_converting_twice_is_refused(dense):
     with pytest.raises(CheckpointError, match=r'backbone\.stem\.0\.conv\.weight'):
-        convert(convert(dense))
+        convert(convert(dense, 'rala'), 'rala')
 
 
 def test_two_names_for_one_tensor(dense):
     dense['backbone.patch_embed.proj.0.bias'] = dense['patch_embed.proj.0.bias']
     with pytest.raises(CheckpointError, match=r'backbone\.stem\.0\.conv\.bias twice'):
-        convert(dense)
+        convert(dense, 'rala')
 
 
 def test_ema_copies_are_left_out_and_reported(dense, capsys):
-    converted = convert(dict(dense, ema_backbone_norm_weight=torch.zeros(3)))
+    converted = convert(dict(dense, ema_backbone_norm_weight=torch.zeros(3)), 'rala')
     assert not any('ema' in name for name in converted)
     out = capsys.readouterr().out
     assert 'left out 1 copies of the EMA hook' in out and 'left out 4 rotary angles' in out
@@ -94,7 +94,7 @@ def test_ema_copies_are_left_out_and_reported(dense, capsys):
 def test_mmdet_1_is_refused():
     old = {'rpn_head.rpn_cls.bias': torch.zeros(3), 'bbox_head.fc_cls.bias': torch.zeros(81)}
     with pytest.raises(CheckpointError, match=r'MMDetection 1\.x'):
-        convert(old)
+        convert(old, 'rala')
 
 
 def test_compare_reports_every_kind():
@@ -112,7 +112,7 @@ def test_compare_reports_every_kind():
 
 def test_check_fits_whole_and_prefix(dense, backbone_cfg, tmp_path):
     path = tmp_path / 'backbone.pth'
-    converted = convert(dense)
+    converted = convert(dense, 'rala')
     del converted['backbone.out_norms.0.weight']
     save_checkpoint(path, converted, {})
     model = MODELS.build(backbone_cfg)
@@ -124,7 +124,7 @@ def test_check_fits_whole_and_prefix(dense, backbone_cfg, tmp_path):
 
 def test_check_fits_names_key_and_shapes(dense, backbone_cfg, tmp_path):
     path = tmp_path / 'backbone.pth'
-    save_checkpoint(path, convert(dense), {})
+    save_checkpoint(path, convert(dense, 'rala'), {})
     backbone_cfg['arch'] = dict(backbone_cfg['arch'], mlp_ratios=3.0)
     model = MODELS.build(backbone_cfg)
     message = r'backbone\.pth.*ffn\.fc1\.weight is \(16, 8\) in the file and \(24, 8\)'
@@ -146,7 +146,7 @@ def test_check_fits_when_heads_may_differ(tmp_path):
 
 def test_check_fits_without_a_common_key(dense, tmp_path):
     path = tmp_path / 'backbone.pth'
-    save_checkpoint(path, convert(dense), {})
+    save_checkpoint(path, convert(dense, 'rala'), {})
     with pytest.raises(CheckpointError, match='not one key is of Linear'):
         check_fits(path, nn.Linear(2, 3))
     with pytest.raises(CheckpointError, match=r"no keys that begin with 'neck\.'"):
@@ -174,8 +174,8 @@ def test_check_fits_allows_what_a_load_hook_resizes(tmp_path):
 )  # fmt: skip
 def test_names_that_backbones_of_one_size_may_differ_in(name):
     name = f'backbone.{name}'
-    Report(missing=[name]).raise_on_other_backbone()
-    Report(unexpected=[name]).raise_on_other_backbone()
+    LoadReport(missing=[name]).raise_on_other_backbone()
+    LoadReport(unexpected=[name]).raise_on_other_backbone()
 
 
 @pytest.mark.parametrize(
@@ -189,6 +189,6 @@ def test_names_that_backbones_of_one_size_may_differ_in(name):
 def test_names_that_tell_backbones_apart(name):
     name = f'backbone.{name}'
     with pytest.raises(CheckpointError, match=rf'a.py: .*1 missing in the file \({name}\)'):
-        Report(missing=[name]).raise_on_other_backbone('a.py')
+        LoadReport(missing=[name]).raise_on_other_backbone('a.py')
     with pytest.raises(CheckpointError, match=rf'1 not in the model \({name}\)'):
-        Report(matched=['backbone.x'], unexpected=[name]).raise_on_other_backbone()
+        LoadReport(matched=['backbone.x'], unexpected=[name]).raise_on_other_backbone()

@@ -36,7 +36,9 @@ def assert_close(ours, theirs):
 
 def dense_backbone(tensors, kwargs):
     model = RAVLT(**kwargs).eval()
-    model.load_state_dict(below(convert(below(tensors, 'det.param.')), 'backbone.'))
+    model.load_state_dict(
+        below(convert(below(tensors, 'det.param.'), 'rala', any_attention=True), 'backbone.')
+    )
     return model
 
 
@@ -77,7 +79,7 @@ def test_classifier_logits(case):
     )
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         model = MODELS.build(cfg).eval()
-    model.load_state_dict(convert(below(tensors, 'cls.param.')))
+    model.load_state_dict(convert(below(tensors, 'cls.param.'), 'rala', any_attention=True))
     with torch.no_grad():
         logits = model.head(model.extract_feat(tensors['in.image']))
     assert_close(logits, tensors['cls.out.logits'])

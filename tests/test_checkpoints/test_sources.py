@@ -19,12 +19,12 @@ from mmengine.runner import load_checkpoint as mmengine_load
 from torch import nn
 
 from mmlinattn.checkpoints import (
+    CheckpointCache,
     CheckpointError,
-    CheckpointStore,
     download,
     load_checkpoint,
     read_checkpoint,
-    serve_mmengine,
+    replace_mmengine_readers,
 )
 from mmlinattn.checkpoints.checkpoint_uri import mmengine_zoos
 from mmlinattn.utils import http as web
@@ -129,7 +129,7 @@ def test_sha256_behind_the_address_and_in_the_name(server):
     wrong = '1' * 64
     with pytest.raises(CheckpointError, match=f'not with {wrong}'):
         read_checkpoint(f'{www.url}/a.pth#sha256={wrong}')  # of the copy in the cache
-    with pytest.raises(CheckpointError, match='behind #'):
+    with pytest.raises(CheckpointError, match='after #'):
         read_checkpoint(f'{www.url}/a.pth#md5=12345678')
 
 
@@ -205,8 +205,8 @@ def serving():
     before = CheckpointLoader._schemes
     handlers = dict(mmengine.fileio.handlers.registry_utils.file_handlers)
     CheckpointLoader._schemes = dict(before)
-    store = CheckpointStore()
-    serve_mmengine(store.read)
+    store = CheckpointCache()
+    replace_mmengine_readers(store.read)
     yield store
     CheckpointLoader._schemes = before
     mmengine.fileio.handlers.registry_utils.file_handlers.update(handlers)
@@ -328,7 +328,7 @@ class Line:
 
 
 def pull(line):
-    paced = web._Paced(line, timeout=30)
+    paced = web._MinRateStream(line, timeout=30)
     while paced.readinto(None):
         line.now += 1000  # what is done with the bytes does not count
 

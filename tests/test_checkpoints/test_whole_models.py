@@ -219,7 +219,7 @@ def test_whole_model(name, names, tensors, backbone_cfg, tmp_path):
     torch.save(dict(state_dict=released, meta=meta), tmp_path / 'old.pth')
 
     state_dict, meta = load_state_dict(tmp_path / 'old.pth')
-    converted = convert(state_dict)
+    converted = convert(state_dict, 'rala')
     save_checkpoint(tmp_path / 'new.pth', converted, meta)
     assert kind_of(converted) == ('segmentor' if scope == 'mmseg' else 'detector')
 

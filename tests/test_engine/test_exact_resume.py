@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from mmlinattn.engine.runner import exact_resume
 from mmlinattn.engine.runner.exact_resume import ExactResumeHook, seed_everything
-from mmlinattn.engine.runner.train_loop import _rest_of
+from mmlinattn.engine.runner.train_loop import _skip_batches
 
 
 def draw() -> tuple:
@@ -177,7 +177,7 @@ def test_repeated_views_go_on_inside_an_epoch(sampler_of, rank):
     whole = [*loader_of(sampler, 2)]
     again = sampler_of(rank, 3, 30)
     again.set_epoch(4)
-    assert [*_rest_of(loader_of(again, 2), 3)] == whole[3:]
+    assert [*_skip_batches(loader_of(again, 2), 3)] == whole[3:]
     again.set_epoch(5)
     assert [*loader_of(again, 2)] != whole
 

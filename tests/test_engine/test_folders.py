@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mmlinattn.engine.runner import work_dir_lock
-from mmlinattn.engine.runner.work_dir_lock import claim_folder
-from mmlinattn.utils import FolderInUse, NotWritten, lock, lock_folder, unlock_folders, whole_file
-from mmlinattn.utils.atomic_write import remove_remains
+from mmlinattn.engine.runner.work_dir_lock import lock_work_dir
+from mmlinattn.utils import FolderInUse, WriteError, atomic_write, lock, lock_folder, unlock_folders
+from mmlinattn.utils.atomic_file import remove_temporary_files
 from tests.programs import Program
 
 # Its child lives on when it is killed, as a data-loader worker does for a while.
@@ -69,9 +69,9 @@ def said(monkeypatch) -> list:
 
 def test_a_restarted_training_waits_for_the_former_one(holder, tmp_path, said):
     with pytest.raises(FolderInUse):
-        claim_folder(str(tmp_path / 'work'))
+        lock_work_dir(str(tmp_path / 'work'))
     threading.Timer(1, os.kill, (holder.process.pid, signal.SIGKILL)).start()
-    assert claim_folder(str(tmp_path / 'work'), restarted=True)
+    assert lock_work_dir(str(tmp_path / 'work'), restarted=True)
     (text,) = said
     assert text.startswith(f'waiting up to 35 s: {tmp_path / "work"} is in use by ')
 
@@ -82,7 +82,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, said, code):
         raise OSError(code, 'no locks')
 
     monkeypatch.setattr(lock.fcntl, 'lockf', refuse)
-    assert claim_folder(str(tmp_path)) is False
+    assert lock_work_dir(str(tmp_path)) is False
     (text,) = said
     assert text.endswith('has no locks; start no other training in this folder')
     assert [*tmp_path.iterdir()] == []
@@ -103,7 +103,7 @@ def test_a_lock_file_that_its_holder_removes_meanwhile(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written_to():
-    with pytest.raises(NotWritten, match=r'/sys/mmlinattn/\.training\.lock cannot be written'):
+    with pytest.raises(WriteError, match=r'/sys/mmlinattn/\.training\.lock cannot be written'):
         lock_folder(Path('/sys/mmlinattn'))
 
 
@@ -114,7 +114,7 @@ def test_temporary_files_of_running_processes_stay(tmp_path):
     names = {pid: f'.model.pth.{pid}.tmp' for pid in numbers}
     for name in (*names.values(), '.model.pth.old.tmp'):
         (tmp_path / name).touch()
-    with whole_file(tmp_path / 'a.txt') as temporary:
+    with atomic_write(tmp_path / 'a.txt') as temporary:
         temporary.write_text('a')
-    remove_remains(tmp_path)
+    remove_temporary_files(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {'a.txt', names[os.getppid()]}

@@ -13,6 +13,7 @@ from mmengine.config import Config
 from PIL import ExifTags, Image
 
 from mmlinattn.datasets import shapes
+from mmlinattn.engine.preflight import dataset_audit
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.engine.runner.runner import PluginRunner
 from tests.families import shrunk
@@ -82,7 +83,7 @@ def test_images_and_maps_that_cannot_be_read(root, outside, folder, monkeypatch)
     with path.open('wb') as file:
         file.truncate(2**20 + 1)
     monkeypatch.setenv('MMLINATTN_MAX_DOWNLOAD_GIB', str(1 / 1024))
-    assert 'the limit that MMLINATTN_MAX_DOWNLOAD_GIB sets' in load()
+    assert 'MMLINATTN_MAX_DOWNLOAD_GIB sets the limit' in load()
 
 
 def test_annotations_that_are_a_named_pipe(root):
@@ -152,19 +153,27 @@ def train(family, root, work_dir, options=()):
     PluginRunner.from_cfg(cfg).train()
 
 
-def test_labels_that_the_model_does_not_have(root, tmp_path):
+def test_labels_that_the_model_does_not_have(root, tmp_path, monkeypatch):
     seg_map = files(root, 'cityscapes/gtFine/train')[1]
     labels = cv2.imread(str(seg_map), cv2.IMREAD_UNCHANGED)
     labels[0, 0] = 77
     cv2.imwrite(str(seg_map), labels)
+    with pytest.raises(DataError, match=rf'^{seg_map} has labels \[77\], known are 0 to '):
+        train('segformer', root, tmp_path / 'seg')
+    monkeypatch.setattr(dataset_audit, 'MAPS', 2)  # of other images, as in a large data set
     with pytest.raises(DataError, match=f'largest label of its map {seg_map} is 77, .* are 0 to '):
         train('segformer', root, tmp_path / 'seg')
 
 
-def test_labels_of_a_classifier(root, tmp_path):
+def test_labels_of_a_classifier(root, tmp_path, monkeypatch):
+    with pytest.raises(DataError, match='model.head.num_classes is 3, but .* has 5 classes'):
+        train('ravlt-nano-cls', root, tmp_path / 'cls', {'model.head.num_classes': 3})
+    # A data set that does not name its classes.
+    options = {'model.head.num_classes': 3, 'train_dataloader.dataset.metainfo': None}
+    monkeypatch.setattr(PluginRunner, '_check_labels', lambda *_: None)
     message = r'/(star|triangle)/.* its label is \d, the labels of 3 classes are 0 to 2'
     with pytest.raises(DataError, match=message):
-        train('ravlt-nano-cls', root, tmp_path / 'cls', {'model.head.num_classes': 3})
+        train('ravlt-nano-cls', root, tmp_path / 'cls', options)
 
 
 def test_objects_that_are_all_crowds(root):

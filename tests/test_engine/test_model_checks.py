@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
-from mmlinattn.cli import train
+from mmlinattn import __main__ as program
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.model import check_channels
 from tests.sizes import some
@@ -61,7 +61,8 @@ def test_a_level_that_is_not_there(tmp_path):
 
 
 # Learnt weights of tokens run at the size of their images alone, and so not here.
-RUN_AT_ANY_SIZE = [name for name in CONFIGS if 'learnable-alpha' not in name]
+# ViTVQGAN has neither neck nor head.
+RUN_AT_ANY_SIZE = [n for n in CONFIGS if 'learnable-alpha' not in n and 'vqgan' not in n]
 
 
 @pytest.mark.parametrize('name', some(RUN_AT_ANY_SIZE, every=16))
@@ -81,7 +82,7 @@ def test_training_ends_before_data_is_read(tmp_path, capsys):
     base = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
     path = config(tmp_path, base, f'model = dict({BACKBONE})')
     with pytest.raises(SystemExit) as end:
-        train.main([path, '--work-dir', str(tmp_path / 'work')])
+        program.main(['train', path, '--work-dir', str(tmp_path / 'work')])
     said = capsys.readouterr().err
     assert end.value.code == 2 and said.startswith('error: ValueError: model.neck.in_channels')
     assert said.count('\n') == 1 and not (tmp_path / 'work').exists()

@@ -7,7 +7,7 @@ import torch
 from mmengine.registry import MODELS, DefaultScope
 
 from mmlinattn.checkpoints import save_checkpoint
-from mmlinattn.checkpoints.checkpoint_cache import CheckpointStore
+from mmlinattn.checkpoints.checkpoint_cache import CheckpointCache
 from mmlinattn.engine.config import load_config, pretraining_config
 from mmlinattn.engine.preflight import weights
 
@@ -21,7 +21,7 @@ def mmseg():
 
 
 def check(cfg, model):
-    weights.check_weights(SimpleNamespace(model=model, checkpoints=CheckpointStore()), cfg)
+    weights.check_weights(SimpleNamespace(model=model, checkpoints=CheckpointCache()), cfg)
 
 
 def test_a_missing_checkpoint_names_its_config_and_the_option(tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ def test_softmax_weights_by_option_leave_the_anchors_fresh(tmp_path, monkeypatch
     cfg = load_config(NAME)
     cfg.merge_from_dict({'model.backbone.init_cfg.checkpoint': str(path)})
     model, said = MODELS.build(cfg.model), []
-    monkeypatch.setattr(weights, 'print_log', lambda text, *args: said.append(text))
+    monkeypatch.setattr(weights, 'announce', said.append)
     check(cfg, model)
     model.init_weights()
 

@@ -12,7 +12,7 @@ from mmengine.registry import DATASETS
 
 from mmlinattn.datasets import shapes
 from mmlinattn.datasets.file_backends import (
-    S3Store,
+    S3FileBackend,
     StoreError,
     StoreRefused,
     StoreUnreachable,
@@ -20,13 +20,13 @@ from mmlinattn.datasets.file_backends import (
 from mmlinattn.datasets.file_backends import (
     base as backend,
 )
-from mmlinattn.datasets.file_backends.base import Passing
+from mmlinattn.datasets.file_backends.base import TransientError
 from mmlinattn.engine.hooks.skip_corrupt_hook import SkippedImages
 from mmlinattn.engine.preflight import dataset_audit
 from mmlinattn.engine.preflight.data import DataError
-from mmlinattn.engine.preflight.dataset_audit import inspect_data
-from mmlinattn.engine.preflight.file_audit import look_at_all
-from mmlinattn.engine.preflight.sample_loading import guard_loading
+from mmlinattn.engine.preflight.dataset_audit import audit_dataset
+from mmlinattn.engine.preflight.file_audit import audit_files
+from mmlinattn.engine.preflight.sample_loading import check_loading
 from mmlinattn.engine.runner.runner import PluginRunner
 from tests.families import shrunk
 from tests.object_store import upload
@@ -79,7 +79,7 @@ def test_a_truncated_jpeg_is_passed_over_and_counted_once(root, tmp_path, worker
 def test_more_than_the_limit_ends_the_training(root, tmp_path):
     bad = cut(root / 'imagenet/train', 2, 5)
     with pytest.raises(
-        DataError, match=r'[12] of 28 images .* more than skip_corrupt=0.05 .*check_data.py'
+        DataError, match=r'[12] of 28 images .* more than skip_corrupt=0.05 .*check-data'
     ) as error:
         train('ravlt-nano-cls', root, tmp_path / 'work', 0.05)
     assert any(path in str(error.value) for path in bad)
@@ -109,7 +109,7 @@ def test_parts_of_joined_and_repeated_data_sets(root):
             datasets=[dataset, dict(type='RepeatDataset', times=2, dataset=dataset)],
         )
     )
-    guard_loading(joined)
+    check_loading(joined)
     skipped = SkippedImages(joined, 0.5)
     assert skipped.total == 16
     assert len([joined[i] for i in range(len(joined))]) == 24
@@ -131,9 +131,9 @@ def test_an_object_that_is_cut_counts_and_a_store_that_is_away_does_not(root, bu
     assert skipped.describe(2).startswith(f'{bucket}/train2017/000000000003.jpg (')
 
     def away(self, url, part=None):
-        raise Passing('HTTP 503')
+        raise TransientError('HTTP 503')
 
-    monkeypatch.setattr(S3Store, 'fetch', away)
+    monkeypatch.setattr(S3FileBackend, 'fetch', away)
     monkeypatch.setattr(backend.time, 'sleep', lambda seconds: None)
     with pytest.raises(StoreUnreachable, match='HTTP 503'):
         loader.dataset[4]
@@ -146,12 +146,13 @@ def look_with_fault(fault, records):
     def refused(self, url, part=None):
         raise fault
 
-    S3Store.fetch, backend.time.sleep = refused, lambda seconds: None
-    return look_at_all(records)
+    S3FileBackend.fetch, backend.time.sleep = refused, lambda seconds: None
+    return audit_files(records)
 
 
 @pytest.mark.parametrize(
-    'fault', [StoreRefused('HTTP 403'), StoreError('HTTP 400, ExpiredToken'), Passing('HTTP 503')]
+    'fault',
+    [StoreRefused('HTTP 403'), StoreError('HTTP 400, ExpiredToken'), TransientError('HTTP 503')],
 )
 def test_a_store_that_does_not_answer_is_not_taken_for_a_bad_image(
     root, bucket, monkeypatch, fault
@@ -161,28 +162,28 @@ def test_a_store_that_does_not_answer_is_not_taken_for_a_bad_image(
     cfg.train_dataloader.update(skip_corrupt=0.5)
     cfg.train_dataloader.dataset.data_root = f'{bucket}/'
     loader = PluginRunner.build_dataloader(cfg.train_dataloader, seed=0)
-    fetch = S3Store.fetch
+    fetch = S3FileBackend.fetch
 
     def refused(self, url, part=None):
         if url.endswith('.json'):
             return fetch(self, url, part)
         raise fault
 
-    monkeypatch.setattr(S3Store, 'fetch', refused)
+    monkeypatch.setattr(S3FileBackend, 'fetch', refused)
     monkeypatch.setattr(backend.time, 'sleep', lambda seconds: None)
     with pytest.raises(StoreError, match=str(fault)):
         loader.dataset[4]
     assert not loader.skipped_images.flags.any()
     with pytest.raises(StoreError, match=str(fault)):
-        inspect_data(cfg, ['train'])
+        audit_dataset(cfg, ['train'])
     with monkeypatch.context() as patch, pytest.raises(StoreError, match=str(fault)):
-        patch.setattr(dataset_audit, 'look_at_all', partial(look_with_fault, fault))
-        inspect_data(cfg, ['train'], workers=2)
-    monkeypatch.setattr(S3Store, 'fetch', fetch)
+        patch.setattr(dataset_audit, 'audit_files', partial(look_with_fault, fault))
+        audit_dataset(cfg, ['train'], workers=2)
+    monkeypatch.setattr(S3FileBackend, 'fetch', fetch)
     fileio.get_file_backend(bucket).remove(f'{bucket}/train2017/000000000003.jpg')
     assert len([loader.dataset[i] for i in range(8)]) == 8
     assert loader.skipped_images.flags.nonzero().flatten().tolist() == [2]
-    assert inspect_data(cfg, ['train']).counts() == {('train', 'unreadable'): 1}
+    assert audit_dataset(cfg, ['train']).counts() == {('train', 'unreadable'): 1}
 
 
 def test_signed_addresses_are_in_no_message(root, bucket):
@@ -194,7 +195,7 @@ def test_signed_addresses_are_in_no_message(root, bucket):
     upload(root / 'coco', bucket)
     cfg.train_dataloader.dataset.data_root = f'{bucket}/'
     dataset = DATASETS.build(cfg.train_dataloader.dataset)
-    guard_loading(dataset)
+    check_loading(dataset)
     with pytest.raises(DataError, match=r'4\.jpg\?\*\*\* cannot be loaded') as error:
         dataset[3]
     assert 'hidden' not in str(error.value)
@@ -228,7 +229,7 @@ def test_faults_of_other_transforms_are_not_hidden(root):
         raise KeyError('a fault of the config')
 
     dataset.pipeline.transforms.append(fault)
-    guard_loading(dataset)
+    check_loading(dataset)
     SkippedImages(dataset, 0.5)
     with pytest.raises(KeyError, match='a fault of the config'):
         dataset[0]

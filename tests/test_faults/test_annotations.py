@@ -8,7 +8,7 @@ import pytest
 
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.preflight.data import DataError
-from mmlinattn.engine.preflight.dataset_audit import inspect_data
+from mmlinattn.engine.preflight.dataset_audit import audit_dataset
 from mmlinattn.engine.runner.runner import PluginRunner
 from tests.families import shrunk
 from tests.test_faults.damage import damaged_bytes, damaged_tree, seeds, try_all
@@ -50,7 +50,7 @@ def test_any_record_and_any_byte(root):
         else:
             path.write_bytes(damaged_bytes(whole, dice))
             what = 'bytes'
-        report = inspect_data(cfg, ['train'])
+        report = audit_dataset(cfg, ['train'])
         found = report.findings['train']
         np.random.seed(seed)
         try:

@@ -8,8 +8,8 @@ from mmengine.registry import DATASETS
 
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.hooks.skip_corrupt_hook import SkippedImages
-from mmlinattn.engine.preflight.file_audit import Record, look_at
-from mmlinattn.engine.preflight.sample_loading import guard_loading
+from mmlinattn.engine.preflight.file_audit import FileRecord, audit_file
+from mmlinattn.engine.preflight.sample_loading import check_loading
 from tests.families import shrunk
 from tests.test_faults.damage import damaged_bytes, seeds, try_all
 
@@ -35,7 +35,7 @@ def test_any_byte(root, family, folder):
     paths = sorted(path for path in (root / folder).rglob('*') if path.is_file())
     whole = [path.read_bytes() for path in paths]
     dataset = DATASETS.build(shrunk(family, root).train_dataloader.dataset)
-    guard_loading(dataset)
+    check_loading(dataset)
     skipped = SkippedImages(dataset, 1.0)
     size = (64, 64)
 
@@ -45,8 +45,10 @@ def test_any_byte(root, family, folder):
         try:
             paths[i].write_bytes(damaged_bytes(whole[i], dice))
             info = dataset.get_data_info(i)
-            record = Record(info['img_path'], size, info.get('seg_map_path'), frozenset(range(19)))
-            _, found = look_at(record)
+            record = FileRecord(
+                info['img_path'], size, info.get('seg_map_path'), frozenset(range(19))
+            )
+            _, found = audit_file(record)
             skipped.flags.zero_()
             np.random.seed(seed)
             sample = dataset[i]

@@ -11,6 +11,12 @@ from torch import Tensor
 from ..errors import CheckpointError
 
 MAX_NAMED = 5
+# Checked by RAVLT, MAViT and MLLA when they load the file: another attention computes other values.
+RECORD = 'backbone.trained_attention'
+
+
+class UnknownKeys(CheckpointError):
+    """Error for names that no rule of a key map matches."""
 
 
 class Rule(NamedTuple):
@@ -41,6 +47,10 @@ OPENMMLAB = (
     Rule(r'ema_', None, reason='copies of the EMA hook'),
 )
 
+# Projections in the files of transformers, of ViT and of SegFormer and Swin.
+TRANSFORMERS_QKV = tuple(f'attention.{name}' for name in ('query', 'key', 'value'))
+TRANSFORMERS_SELF_QKV = tuple(f'self.{name}' for name in ('query', 'key', 'value'))
+
 
 @dataclass(frozen=True)
 class KeyMap:
@@ -66,7 +76,8 @@ class KeyMap:
             new name -> tensor, and the number of omitted tensors by reason.
 
         Raises:
-            CheckpointError: no rule matches a name, or two tensors get the same name.
+            UnknownKeys: no rule matches a name.
+            CheckpointError: two tensors get the same name.
         """
         tensors, unknown = {}, []
         left_out: Counter = Counter()
@@ -87,7 +98,7 @@ class KeyMap:
                     raise CheckpointError(f'the checkpoint has {name} twice, again as {key}')
                 tensors[name] = rule.reshape(value) if rule.reshape else value
         if unknown:
-            raise CheckpointError(f'keys that the key map does not know: {shorten(unknown)}')
+            raise UnknownKeys(f'keys that the key map does not know: {shorten(unknown)}')
         return tensors, left_out
 
 
@@ -108,6 +119,19 @@ def fuse(state_dict: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> 
             value = torch.cat([fused.pop(part) for part in names])
             fused[f'{before}.{whole}.{after}'] = value
     return fused
+
+
+def record_attention(tensors: Dict[str, Tensor], names: Sequence[str]) -> None:
+    """Add the names of the attentions, one per stage, to converted weights of a backbone.
+
+    Example:
+        >>> tensors = {'backbone.stages.0.0.norm1.bias': torch.zeros(3)}
+        >>> record_attention(tensors, ['RALA', 'SoftmaxAttention'])
+        >>> bytes(tensors['backbone.trained_attention'].tolist())
+        b'RALA,SoftmaxAttention'
+    """
+    if any(name.startswith('backbone.stages.') for name in tensors):
+        tensors[RECORD] = torch.tensor(list(','.join(names).encode()), dtype=torch.uint8)
 
 
 def shorten(names: Sequence[str], limit: int = MAX_NAMED) -> str:

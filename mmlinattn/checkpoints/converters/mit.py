@@ -1,8 +1,9 @@
-"""Key mapping for MiT weights from the SegFormer release or from MMSegmentation.
+"""Key mapping for MiT weights from the SegFormer release, MMSegmentation or transformers.
 
 The release has classifiers (``patch_embed1.proj.weight``, ..., ``head``) and segmentors
 (``decode_head.linear_c1.proj.weight``, ...). MMSegmentation has their converted backbones
-(``layers.0.0.projection.weight``, ...) and segmentors with its own head.
+(``layers.0.0.projection.weight``, ...) and segmentors with its own head. transformers has the
+release under other names.
 """
 
 import re
@@ -11,7 +12,7 @@ from typing import Callable, Dict, Mapping, Tuple
 import torch
 from torch import Tensor
 
-from .key_mapping import OPENMMLAB, KeyMap, Rule, fuse, linear
+from .key_mapping import OPENMMLAB, TRANSFORMERS_SELF_QKV, KeyMap, Rule, fuse, linear
 
 BACKBONE = r'(?:backbone\.)?'
 
@@ -75,19 +76,41 @@ RELEASED_HEAD = (
     Rule(r'decode_head\.linear_pred\.', 'decode_head.conv_seg.'),
     Rule(r'decode_head\.conv_seg\.', None, reason='weights of a classifier that is never used'),
 )  # fmt: skip
-NAMES = KeyMap([*RELEASED, *MMSEG, *OPENMMLAB])
+TRANSFORMERS = r'(?:segformer\.)?encoder\.'
+TRANSFORMERS_BLOCK = TRANSFORMERS + r'block\.(\d)\.(\d+)\.'
+OF_TRANSFORMERS = (
+    Rule(TRANSFORMERS + r'patch_embeddings\.(\d)\.proj\.', r'backbone.patch_embeds.\1.proj.'),
+    Rule(TRANSFORMERS + r'patch_embeddings\.(\d)\.layer_norm\.', r'backbone.patch_embeds.\1.norm.'),
+    Rule(TRANSFORMERS_BLOCK + r'layer_norm_([12])\.', STAGE + r'norm\3.'),
+    Rule(TRANSFORMERS_BLOCK + r'attention\.self\.(in_proj|sr)\.', STAGE + r'attn.\3.'),
+    Rule(TRANSFORMERS_BLOCK + r'attention\.self\.layer_norm\.', STAGE + 'attn.norm.'),
+    Rule(TRANSFORMERS_BLOCK + r'attention\.output\.dense\.', STAGE + 'attn.proj.'),
+    Rule(TRANSFORMERS_BLOCK + r'mlp\.dense([12])\.', STAGE + r'ffn.fc\3.'),
+    Rule(TRANSFORMERS_BLOCK + r'mlp\.dwconv\.dwconv\.', STAGE + 'ffn.dwconv.'),
+    Rule(TRANSFORMERS + r'layer_norm\.(\d)\.', r'backbone.norms.\1.'),
+    Rule(r'classifier\.', 'head.fc.'),
+    Rule(r'decode_head\.linear_c\.(\d)\.proj\.weight$', r'decode_head.convs.\1.weight', _pointwise),
+    Rule(r'decode_head\.linear_c\.(\d)\.proj\.', r'decode_head.convs.\1.'),
+    Rule(
+        r'decode_head\.linear_fuse\.weight$', 'decode_head.fusion_conv.conv.weight', _finest_first
+    ),
+    Rule(r'decode_head\.batch_norm\.', 'decode_head.fusion_conv.bn.'),
+    Rule(r'decode_head\.classifier\.', 'decode_head.conv_seg.'),
+)
+NAMES = KeyMap([*RELEASED, *MMSEG, *OF_TRANSFORMERS, *OPENMMLAB])
 NAMES_OF_SEGMENTOR = KeyMap([*RELEASED_HEAD, *RELEASED])
 
 
 def convert_mit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
     """Rename MiT weights and fuse the released projections of queries, keys and values.
 
-    The head of a released segmentor becomes that of ``AllMLPHead``; the head of a segmentor from
-    MMSegmentation keeps its names, which are those of its ``SegformerHead``.
+    The head of a released segmentor, or of one of transformers, becomes that of ``AllMLPHead``; the
+    head of a segmentor from MMSegmentation keeps its names, those of its ``SegformerHead``.
 
     Returns:
         new name -> tensor, and the number of omitted tensors by reason.
     """
     released = any(name.startswith('decode_head.linear_pred.') for name in state_dict)
     names = NAMES_OF_SEGMENTOR if released else NAMES
-    return names(fuse(state_dict, ('attn.q', 'attn.kv'), 'attn.in_proj'))
+    fused = fuse(state_dict, ('attn.q', 'attn.kv'), 'attn.in_proj')
+    return names(fuse(fused, TRANSFORMERS_SELF_QKV, 'self.in_proj'))

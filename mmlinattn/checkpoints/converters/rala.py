@@ -1,13 +1,21 @@
-"""Key mapping for released RALA / RAVLT weights.
+"""Key mapping for released RALA / RAVLT and MALA / MAViT weights, whose names are the same.
 
 A released file is one of: a classifier (names without a prefix, ``proj`` / ``norm`` / ``head``
 after the last stage), a dense backbone (``extra_norms`` instead of these), or a complete
 MMDetection 2.x / MMSegmentation 0.x model (prefix ``backbone.``, necks and heads).
 """
 
+from collections import Counter
+from typing import Dict, Mapping, Tuple
+
 from torch import Tensor
 
-from .key_mapping import OPENMMLAB, KeyMap, Rule, linear
+from ..errors import CheckpointError
+from .key_mapping import OPENMMLAB, KeyMap, Rule, linear, record_attention
+
+# Output channels of `proj` in the released classifiers.
+CLASSIFIERS = {1024: 'rala', 2048: 'mala', 2560: 'mala'}
+MODELS = dict(rala='RAVLT', mala='MAViT')
 
 
 def _vector(scale: Tensor) -> Tensor:
@@ -20,7 +28,7 @@ BLOCK = BACKBONE + r'layers\.(\d+)\.blocks\.(\d+)\.'
 LAYER = BACKBONE + r'layers\.(\d+)\.'
 STAGE = r'backbone.stages.\1.\2.'
 
-RALA = KeyMap(
+RULES = KeyMap(
     [
         # Each stem layer takes three indices of the Sequential: convolution, norm and GELU.
         Rule(
@@ -51,3 +59,38 @@ RALA = KeyMap(
         *OPENMMLAB,
     ]
 )
+
+
+def release_of(state_dict: Mapping[str, Tensor]) -> str:
+    """Return ``'rala'`` or ``'mala'``, by the width of the classifier's ``proj``.
+
+    Raises:
+        CheckpointError: the file has no released classifier, so nothing tells the two apart.
+    """
+    width = len(state_dict['proj.weight']) if 'proj.weight' in state_dict else 0
+    if width not in CLASSIFIERS:
+        raise CheckpointError(
+            'RAVLT (RALA) and MAViT (MALA) have weights of the same names and shapes: say which '
+            "release this is, 'rala' or 'mala' (--source)"
+        )
+    return CLASSIFIERS[width]
+
+
+def convert_rala(
+    state_dict: Mapping[str, Tensor], source: str = 'rala'
+) -> Tuple[Dict[str, Tensor], Counter]:
+    """Convert weights of RAVLT or MAViT and record their attention by stage.
+
+    Raises:
+        CheckpointError: the classifier is one of the other release; errors of :class:`KeyMap`.
+    """
+    width = len(state_dict['proj.weight']) if 'proj.weight' in state_dict else 0
+    told = CLASSIFIERS.get(width, source)
+    if told != source:
+        raise CheckpointError(
+            f'the source is {source!r} ({MODELS[source]}), but proj.weight has {width} rows as in '
+            f'the classifiers of {MODELS[told]}: use source {told!r}'
+        )
+    tensors, left_out = RULES(state_dict)
+    record_attention(tensors, [source.upper()] * 2 + ['SoftmaxAttention'] * 2)
+    return tensors, left_out

@@ -1,13 +1,19 @@
-"""Key mapping for Swin weights from the release, timm or OpenMMLab."""
+"""Key mapping for Swin weights from the release, timm, OpenMMLab or transformers.
+
+Also for those of FLatten-Transformer, PolaFormer, InLine and Agent attention in Swin.
+"""
 
 from typing import Callable, Dict, Mapping, Tuple
 
 from torch import Tensor
 
-from .key_mapping import OPENMMLAB, KeyMap, Rule
+from ..errors import CheckpointError
+from .key_mapping import OPENMMLAB, TRANSFORMERS_SELF_QKV, KeyMap, Rule, fuse
 
 BACKBONE = r'(?:backbone\.)?'
 RELEASED = BACKBONE + r'layers\.(\d)\.'
+TRANSFORMERS = r'(?:swin\.)?'
+TRANSFORMERS_STAGE = TRANSFORMERS + r'encoder\.layers\.(\d)\.'
 OPENMMLAB_STAGE = BACKBONE + r'stages\.(\d)\.'
 
 
@@ -17,6 +23,17 @@ def _channels(value: Tensor) -> Tensor:
     OpenMMLab's order is (channel, row, column), that of the release (column, row, channel).
     """
     return value.unflatten(-1, (-1, 2, 2)).transpose(-3, -1).flatten(-3)
+
+
+# Biases of agent attention: ours, and theirs without the dims of size 1, as (heads, agents, place).
+AGENT_BIASES = dict(
+    an=('key_bias_table', None),
+    ah=('key_bias_rows', lambda bias: bias[0, ..., 0]),
+    aw=('key_bias_columns', lambda bias: bias[0, :, :, 0]),
+    na=('query_bias_table', None),
+    ha=('query_bias_rows', lambda bias: bias[0, :, :, 0].transpose(1, 2)),
+    wa=('query_bias_columns', lambda bias: bias[0, :, 0].transpose(1, 2)),
+)
 
 
 def _merge(into: int) -> Callable:
@@ -36,6 +53,18 @@ def _rules(merge: Callable) -> KeyMap:
         (r'mlp\.(fc[12])\.', r'ffn.\3.'),
         (r'ffn\.layers\.0\.0\.', 'ffn.fc1.'),
         (r'ffn\.layers\.1\.', 'ffn.fc2.'),
+        (r'attn\.qkvg\.', 'attn.in_proj.'),
+        (r'attn\.dwc\.', 'attn.lepe.'),
+        (r'attn\.residual\.', 'attn.local_weights.'),
+        (r'attn\.(scale|power)$', r'attn.feature_map.\3'),
+        (r'attn\.positional_encoding$', 'attn.position.embedding'),
+        (r'attention\.self\.in_proj\.', 'attn.in_proj.'),
+        (r'attention\.self\.relative_position_bias_table$', 'attn.relative_bias'),
+        (r'attention\.output\.dense\.', 'attn.proj.'),
+        (r'layernorm_before\.', 'norm1.'),
+        (r'layernorm_after\.', 'norm2.'),
+        (r'intermediate\.dense\.', 'ffn.fc1.'),
+        (r'output\.dense\.', 'ffn.fc2.'),
     ]
     return KeyMap(
         [
@@ -44,10 +73,26 @@ def _rules(merge: Callable) -> KeyMap:
             Rule(BACKBONE + r'patch_embed\.norm\.', 'backbone.patch_embed.norm.'),
             *(
                 Rule(stage + r'blocks\.(\d+)\.' + theirs, r'backbone.stages.\1.\2.' + ours)
-                for stage in (RELEASED, OPENMMLAB_STAGE)
+                for stage in (RELEASED, OPENMMLAB_STAGE, TRANSFORMERS_STAGE)
                 for theirs, ours in blocks
             ),
+            *(
+                Rule(
+                    RELEASED + rf'blocks\.(\d+)\.attn\.{theirs}_bias$',
+                    rf'backbone.stages.\1.\2.attn.{ours}',
+                    reshape,
+                )
+                for theirs, (ours, reshape) in AGENT_BIASES.items()
+            ),
             Rule(RELEASED + r'downsample\.', merge),
+            Rule(TRANSFORMERS_STAGE + r'downsample\.', _merge(0)),
+            Rule(TRANSFORMERS + r'embeddings\.norm\.', 'backbone.patch_embed.norm.'),
+            Rule(
+                TRANSFORMERS + r'embeddings\.patch_embeddings\.projection\.',
+                'backbone.patch_embed.proj.',
+            ),
+            Rule(TRANSFORMERS + r'layernorm\.', 'backbone.out_norms.3.'),
+            Rule(r'classifier\.', 'head.fc.'),
             Rule(OPENMMLAB_STAGE + r'downsample\.', _merge(0), _channels),
             Rule(BACKBONE + r'norm([0-3])\.', r'backbone.out_norms.\1.'),
             Rule(r'norm\.', 'backbone.out_norms.3.'),
@@ -63,7 +108,36 @@ def convert_swin(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], M
 
     Returns:
         new name -> tensor, and the number of omitted tensors by reason.
+
+    Raises:
+        CheckpointError: an attention lacks a tensor.
     """
     # timm counts a merge with the stage after it, so the last stage has one.
     counted_behind = any(name.startswith('layers.3.downsample.') for name in state_dict)
-    return _rules(_merge(int(counted_behind)))(state_dict)
+    fused = fuse(state_dict, TRANSFORMERS_SELF_QKV, 'self.in_proj')
+    return _rules(_merge(int(counted_behind)))(_split_heads(fused))
+
+
+def _split_heads(state_dict: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    """Reshape what FLatten-Transformer and PolaFormer have over the channels of all heads."""
+    tensors = dict(state_dict)
+    for name in state_dict:
+        prefix, found, _ = name.partition('attn.positional_encoding')
+        if not found:
+            continue
+        position, scale, conv = (
+            f'{prefix}attn.{part}' for part in ('positional_encoding', 'scale', 'dwc.weight')
+        )
+        power, bias = f'{prefix}attn.power', f'{prefix}attn.dwc.bias'
+        for part in (scale, conv) if power in tensors else (scale, conv, bias):
+            if part not in tensors:
+                raise CheckpointError(f'the checkpoint has {name}, but no {part}')
+        heads = tensors[scale].shape[-1] // len(tensors[conv])
+        tensors[position] = tensors[position].unflatten(-1, (heads, -1)).transpose(1, 2)
+        tensors[scale] = tensors[scale].view(heads, 1, -1)
+        if power in tensors:
+            tensors[power] = tensors[power][0]
+        else:  # FLatten-Transformer shares the convolution too; here it is one per channel
+            tensors[conv] = tensors[conv].repeat(heads, 1, 1, 1)
+            tensors[bias] = tensors[bias].repeat(heads)
+    return tensors

@@ -1,19 +1,33 @@
-"""Key mapping for ViT and DeiT weights from timm, the DeiT release or MMPretrain."""
+"""Key mapping for ViT, DeiT, DINOv2 and ConViT from releases, timm, MMPretrain, transformers."""
 
 import math
+import re
 from typing import Dict, Mapping, Tuple
 
 import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import OPENMMLAB, KeyMap, Rule
+from .key_mapping import OPENMMLAB, TRANSFORMERS_QKV, KeyMap, Rule, fuse
 
 BACKBONE = r'(?:backbone\.)?'
 TIMM = BACKBONE + r'blocks\.(\d+)\.'
 MMPRETRAIN = BACKBONE + r'layers\.(\d+)\.'
-DISTILLATION = BACKBONE + r'dist_token$|head\.layers\.head_dist\.|head_dist\.'
+TRANSFORMERS = r'(?:(?:vit|deit|dinov2|dinov2_with_registers)\.)?'
+TRANSFORMERS_EMBEDDING = TRANSFORMERS + r'embeddings\.'
+TRANSFORMERS_LAYER = TRANSFORMERS + r'encoder\.layer\.(\d+)\.'
+DISTILLATION = (
+    BACKBONE + r'dist_token$|head\.layers\.head_dist\.|head_dist\.'
+    r'|(?:deit\.)?embeddings\.distillation_token$|distillation_classifier\.'
+)
 LAYER = r'backbone.layers.\1.'
+POSITIONS = 'backbone.embed.pos_embed'
+
+
+def layer_scale(match: re.Match) -> str:
+    """Return the name of a layer scale, of a match with the layer and ``'1'`` or ``'2'``."""
+    return f'backbone.layers.{match[1]}.gamma{match[2] or match[3]}'
+
 
 NAMES = KeyMap(
     [
@@ -23,6 +37,7 @@ NAMES = KeyMap(
         Rule(TIMM + r'attn\.proj\.', LAYER + 'attn.proj.'),
         Rule(TIMM + r'norm([12])\.', LAYER + r'norm\2.'),
         Rule(TIMM + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
+        Rule(TIMM + r'(?:ls([12])\.gamma|gamma_([12]))$', layer_scale),
         Rule(r'norm\.', 'backbone.norm.'),
         Rule(r'head\.(?=weight$|bias$)', 'head.fc.'),
         Rule(DISTILLATION, None, reason='parts of the distillation'),
@@ -31,19 +46,37 @@ NAMES = KeyMap(
         Rule(MMPRETRAIN + r'(?:ln|norm)([12])\.', LAYER + r'norm\2.'),
         Rule(MMPRETRAIN + r'ffn\.layers\.0\.0\.', LAYER + 'ffn.fc1.'),
         Rule(MMPRETRAIN + r'ffn\.layers\.1\.', LAYER + 'ffn.fc2.'),
+        Rule(MMPRETRAIN + r'(?:attn\.gamma(1)|ffn\.gamma(2))\.weight$', layer_scale),
         Rule(BACKBONE + r'(?:ln|norm)1\.', 'backbone.norm.'),
         Rule(r'head\.layers\.head\.', 'head.fc.'),
         Rule(r'head\.fc\.', 'head.fc.'),
+        Rule(TRANSFORMERS_EMBEDDING + r'cls_token$', 'backbone.embed.cls_token'),
+        Rule(TRANSFORMERS_EMBEDDING + r'position_embeddings$', 'backbone.embed.pos_embed'),
+        Rule(TRANSFORMERS_EMBEDDING + r'patch_embeddings\.projection\.', 'backbone.embed.proj.'),
+        Rule(TRANSFORMERS_LAYER + r'attention\.attention\.in_proj\.', LAYER + 'attn.in_proj.'),
+        Rule(TRANSFORMERS_LAYER + r'attention\.output\.dense\.', LAYER + 'attn.proj.'),
+        Rule(TRANSFORMERS_LAYER + r'(?:layernorm_before|norm1)\.', LAYER + 'norm1.'),
+        Rule(TRANSFORMERS_LAYER + r'(?:layernorm_after|norm2)\.', LAYER + 'norm2.'),
+        Rule(TRANSFORMERS_LAYER + r'(?:intermediate\.dense|mlp\.fc1)\.', LAYER + 'ffn.fc1.'),
+        Rule(TRANSFORMERS_LAYER + r'(?:output\.dense|mlp\.fc2)\.', LAYER + 'ffn.fc2.'),
+        Rule(TRANSFORMERS_LAYER + r'layer_scale([12])\.lambda1$', LAYER + r'gamma\2'),
+        Rule(TRANSFORMERS + r'layernorm\.', 'backbone.norm.'),
+        Rule(r'(?:cls_)?classifier\.', 'head.fc.'),
+        Rule(
+            TRANSFORMERS + r'pooler\.', None, reason='weights of a pooler, which no classifier uses'
+        ),
+        Rule(r'(?:.*\.)?mask_token$', None, reason='mask tokens of the pre-training'),
         *OPENMMLAB,
     ]
 )
 
 
 def convert_vit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
-    """Rename ViT or DeiT weights.
+    """Rename weights of ViT, DeiT, DeiT III or DINOv2.
 
-    The distillation token of DeiT and its position are omitted. Position embeddings whose number
-    fits a square image are taken as square, as in all releases.
+    The distillation token of DeiT and its position are omitted. A class token without a position
+    (DeiT III) gets one of zeros. Position embeddings whose number fits a square image are taken as
+    square, as in all releases.
 
     Returns:
         new name -> tensor, and the number of omitted tensors by reason.
@@ -51,15 +84,54 @@ def convert_vit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Ma
     Raises:
         CheckpointError: see :class:`KeyMap`; also for a distillation token without positions.
     """
-    tensors, left_out = NAMES(state_dict)
-    positions = tensors.get('backbone.embed.pos_embed')
-    if any(name.endswith('dist_token') for name in state_dict):
+    tensors, left_out = NAMES(fuse(state_dict, TRANSFORMERS_QKV, 'attention.in_proj'))
+    positions = tensors.get(POSITIONS)
+    if any(name.endswith(('dist_token', 'distillation_token')) for name in state_dict):
         if positions is None:
             raise CheckpointError('the checkpoint has a dist_token, but no pos_embed')
         positions = torch.cat([positions[:, :1], positions[:, 2:]], 1)
-        tensors['backbone.embed.pos_embed'] = positions
-    if positions is not None:
-        side = math.isqrt(positions.shape[1])
-        if positions.shape[1] - side**2 in (0, 1):
-            tensors['backbone.embed.pos_grid'] = torch.tensor((side, side))
+        tensors[POSITIONS] = positions
+    return convert_positions(tensors), left_out
+
+
+def convert_positions(tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
+    """Return converted weights with a position of the class token and the grid of the positions."""
+    positions = tensors.get(POSITIONS)
+    if positions is None:
+        return tensors
+    side, cls_token = math.isqrt(positions.shape[1]), 'backbone.embed.cls_token' in tensors
+    if cls_token and positions.shape[1] == side**2:
+        positions = torch.cat([torch.zeros_like(positions[:, :1]), positions], 1)
+    added = dict(tensors, **{POSITIONS: positions})
+    if positions.shape[1] - side**2 in (0, 1):
+        added['backbone.embed.pos_grid'] = torch.tensor((side, side))
+    return added
+
+
+CONVIT = KeyMap(
+    [
+        Rule(r'cls_token$', 'backbone.cls_token'),
+        Rule(TIMM + r'attn\.in_proj\.', LAYER + 'attn.in_proj.'),
+        Rule(TIMM + r'attn\.gating_param$', LAYER + 'attn.gates'),
+        Rule(TIMM + r'attn\.pos_proj\.weight$', LAYER + 'attn.positions'),
+        Rule(TIMM + r'attn\.pos_proj\.bias$', None, reason='position biases, equal for all keys'),
+        Rule(r'.*rel_indices$', None, reason='constants of positions'),
+        *NAMES.rules,
+    ]
+)
+
+
+def convert_convit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
+    """Rename ConViT weights of the release or of timm.
+
+    They are for ``ViT`` with ``GatedPositionalAttention`` in all layers but the last two, and
+    ``cls_token_from`` the first of these.
+
+    Returns:
+        new name -> tensor, and the number of omitted tensors by reason.
+    """
+    tensors, left_out = CONVIT(fuse(state_dict, ('attn.qk', 'attn.v'), 'attn.in_proj'))
+    if POSITIONS in tensors:
+        side = math.isqrt(tensors[POSITIONS].shape[1])
+        tensors['backbone.embed.pos_grid'] = torch.tensor((side, side))
     return tensors, left_out

@@ -7,14 +7,15 @@ from mmengine.hooks import EMAHook
 from mmengine.registry import RUNNERS, STRATEGIES
 from mmengine.runner import FlexibleRunner, Runner
 from mmengine.runner.utils import _get_batch_size
+from torch import nn
 
-from ..config import is_of
+from ..config import is_subtype
 from ..hooks.checkpoint_hook import AtomicCheckpointHook
 from ..runner.runner import PluginFeatures, PluginRunner, plain_batch_norm
 from .fsdp_strategy import FSDP2Strategy
 
 
-class PluginFlexibleRunner(PluginFeatures, FlexibleRunner):
+class FSDPRunner(PluginFeatures, FlexibleRunner):
     """MMEngine's FlexibleRunner with :class:`PluginFeatures`, for :class:`FSDP2Strategy`.
 
     Options that it does not support are an error at construction.
@@ -23,6 +24,8 @@ class PluginFlexibleRunner(PluginFeatures, FlexibleRunner):
         ValueError: ``compile``, ``model_wrapper_cfg``, ``sync_bn`` or ``find_unused_parameters``
             is set, there is an EMAHook, or checkpoints are not saved to this machine.
     """
+
+    model: nn.Module
 
     def __init__(self, *args: Any, env_cfg: Optional[dict] = None, **kwargs: Any) -> None:
         super().__init__(*args, env_cfg=env_cfg or {}, **kwargs)
@@ -73,23 +76,23 @@ class PluginFlexibleRunner(PluginFeatures, FlexibleRunner):
         super().call_hook(fn_name, **kwargs)
 
 
-def runner_class(cfg: Config) -> Type[Union[PluginRunner, PluginFlexibleRunner]]:
+def runner_class(cfg: Config) -> Type[Union[PluginRunner, FSDPRunner]]:
     """Return the runner class for training with the ``runner_type`` of a config.
 
     Raises:
-        ValueError: a runner or strategy without the guarantees of ``tools/train.py``, above all
+        ValueError: a runner or strategy without the guarantees of ``mmlinattn train``, above all
             safe checkpoints.
     """
     kind, strategy = cfg.get('runner_type', 'Runner'), cfg.get('strategy')
-    if is_of(dict(type=kind), Runner, RUNNERS):
+    if is_subtype(dict(type=kind), Runner, RUNNERS):
         if strategy is not None:
             raise ValueError("strategy: MMEngine uses it with runner_type='FlexibleRunner' only")
         return PluginRunner
-    if not is_of(dict(type=kind), FlexibleRunner, RUNNERS):
+    if not is_subtype(dict(type=kind), FlexibleRunner, RUNNERS):
         raise ValueError(f"runner_type must be 'Runner' or 'FlexibleRunner', got {kind!r}")
-    if not (isinstance(strategy, dict) and is_of(strategy, FSDP2Strategy, STRATEGIES)):
+    if not (isinstance(strategy, dict) and is_subtype(strategy, FSDP2Strategy, STRATEGIES)):
         raise ValueError(
             "runner_type='FlexibleRunner' goes with strategy=dict(type='FSDP2Strategy', ...) "
             f'here, got {strategy!r}: with another one a kill may lose checkpoints'
         )
-    return PluginFlexibleRunner
+    return FSDPRunner

@@ -9,6 +9,7 @@ import torch
 from mmengine._strategy import DDPStrategy
 from mmengine.device import get_device
 from mmengine.dist import is_distributed
+from mmengine.logging import MMLogger
 from mmengine.model import BaseDataPreprocessor
 from mmengine.optim import BaseOptimWrapper, OptimWrapper
 from mmengine.registry import STRATEGIES
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...checkpoints import is_sharded, load_shards, read_checkpoint, save_sharded, tensors_of
+from ...models.layers import optimize_for_cpu
 from ...models.layers.activation_checkpointing import checkpoint_forward
 from ...utils.suggest import did_you_mean
-from .launch import join_on_cpu
+from ..runner.console import hide_start
+from .launch import init_gloo_group
 
 DTYPES = ('float32', 'float16', 'bfloat16')
 MiB = 2**20
@@ -91,9 +94,12 @@ class FSDP2Strategy(DDPStrategy):
 
     def _setup_distributed(self, launcher: str = 'pytorch', *args: Any, **kwargs: Any) -> None:
         if get_device() == 'cpu':
-            join_on_cpu(launcher)
+            init_gloo_group(launcher)
         else:
             super()._setup_distributed(launcher, *args, **kwargs)
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
+        return hide_start(super().build_logger(*args, **kwargs))
 
     def build_model(self, model: Any) -> nn.Module:
         """Build the model; raise ValueError for a class name that no module of it has."""
@@ -101,7 +107,7 @@ class FSDP2Strategy(DDPStrategy):
         for argument in ('shard', 'checkpointing'):
             check_classes(argument, getattr(self, argument), model)
         half = self.dtypes.get('param_dtype', torch.float32) != torch.float32
-        for name, module in of_classes(model, self.shard):
+        for name, module in modules_of_classes(model, self.shard):
             if half and any(isinstance(part, _BatchNorm) for part in module.modules()):
                 raise ValueError(
                     f'mp.param_dtype: batch norm needs float32, and {type(module).__name__} '
@@ -129,20 +135,24 @@ class FSDP2Strategy(DDPStrategy):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         model = self.convert_model(model)
+        if get_device() == 'cpu':
+            optimize_for_cpu(model)
         for module in model.modules():
             if isinstance(module, BaseDataPreprocessor):
                 module.to(get_device())
         for parameter in model.parameters():
             # FSDP splits a parameter by rows.
             parameter.data = parameter.data.contiguous()
-        for _, module in of_classes(model, self.checkpointing):
+        for _, module in modules_of_classes(model, self.checkpointing):
             checkpoint_forward(module)
         names = ('replicate', 'shard') if len(self.mesh_shape) == 2 else ('shard',)
         mesh = init_device_mesh(get_device(), self.mesh_shape, mesh_dim_names=names)
         blocks = MixedPrecisionPolicy(
-            **self.dtypes, output_dtype=torch.float32 if 'param_dtype' in self.dtypes else None
+            param_dtype=self.dtypes.get('param_dtype'),
+            reduce_dtype=self.dtypes.get('reduce_dtype'),
+            output_dtype=torch.float32 if 'param_dtype' in self.dtypes else None,
         )
-        for _, module in of_classes(model, self.shard):
+        for _, module in modules_of_classes(model, self.shard):
             fully_shard(module, mesh=mesh, mp_policy=blocks)
         rest = MixedPrecisionPolicy(
             reduce_dtype=self.dtypes.get('reduce_dtype'), cast_forward_inputs=False
@@ -244,7 +254,9 @@ class FSDP2Strategy(DDPStrategy):
         parameters = self._parameters_by_number()
         for key, owner, name, value in tensors_of(dict(optimizer=state_dict)):
             like = parameters.get(key.split('.')[1])
-            if isinstance(value, DTensor) or like is None or like.shape != value.shape:
+            if isinstance(value, DTensor) or not isinstance(like, DTensor):
+                continue
+            if like.shape != value.shape:
                 continue
             value = value.to(like.device)
             # Every process has the full tensor, so nothing is sent.
@@ -281,7 +293,7 @@ def training_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> Dict[s
     """
     parameters = list(model.parameters())
     state = [value for of_one in optimizer.state.values() for value in of_one.values()]
-    parts = {
+    parts: Dict[str, Sequence[Tensor]] = {
         'parameters': parameters,
         'gradients': [p.grad for p in parameters if p.grad is not None],
         'optimizer state': [value for value in state if isinstance(value, Tensor)],
@@ -355,7 +367,7 @@ def check_classes(argument: str, names: Sequence[str], model: nn.Module) -> None
             )
 
 
-def of_classes(model: nn.Module, names: Sequence[str]) -> Iterator[Tuple[str, nn.Module]]:
+def modules_of_classes(model: nn.Module, names: Sequence[str]) -> Iterator[Tuple[str, nn.Module]]:
     """Yield names and submodules of these classes, nested ones before those that contain them."""
     for name, module in reversed(list(model.named_modules())):
         if name and type(module).__name__ in names:

@@ -1,9 +1,10 @@
 """Start, communication and end of distributed processes."""
 
 import os
+import time
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Callable, Iterator, Optional, Tuple, TypeVar
+from typing import Any, Callable, Iterator, Optional, TypeVar
 
 import torch
 from mmengine.config import Config
@@ -17,6 +18,8 @@ from mmengine.dist import (
     is_main_process,
 )
 from torch import distributed as dist
+
+from ...utils import nodes
 
 T = TypeVar('T')
 
@@ -39,7 +42,7 @@ def set_launcher(cfg: Config, launcher: str) -> None:
                 'it is pytorch that joins them'
             )
     elif get_device() == 'cpu':
-        join_on_cpu(launcher, waiting_time(cfg))
+        init_gloo_group(launcher, group_timeout(cfg))
     elif not is_distributed():
         init_dist(launcher, **_dist_cfg(cfg))
 
@@ -65,7 +68,7 @@ def check_restarts(resume: Optional[str]) -> None:
         )
 
 
-def waiting_time(cfg: Config) -> Optional[timedelta]:
+def group_timeout(cfg: Config) -> Optional[timedelta]:
     """Return the timeout of processes that wait for each other, or None if it is not set."""
     seconds = _dist_cfg(cfg).get('timeout')
     return None if seconds is None else timedelta(seconds=seconds)
@@ -75,7 +78,7 @@ def _dist_cfg(cfg: Config) -> dict:
     return (cfg.get('env_cfg') or {}).get('dist_cfg') or {}
 
 
-def join_on_cpu(launcher: str, timeout: Optional[timedelta] = None) -> None:
+def init_gloo_group(launcher: str, timeout: Optional[timedelta] = None) -> None:
     """Join the processes that ``launcher`` started, with gloo.
 
     Args:
@@ -92,7 +95,7 @@ def join_on_cpu(launcher: str, timeout: Optional[timedelta] = None) -> None:
     torch.distributed.init_process_group('gloo', timeout=timeout)
 
 
-def of_first_process(compute: Callable[[], T]) -> T:
+def broadcast_from_first(compute: Callable[[], T]) -> T:
     """Call ``compute()`` in the first process and return its result, or raise its error, in all.
 
     Use it for decisions on which all processes must agree but may see different states. For
@@ -110,18 +113,18 @@ def of_first_process(compute: Callable[[], T]) -> T:
     return result[0]
 
 
-class FailedElsewhere(RuntimeError):
+class PeerFailed(RuntimeError):
     """Error of another process, which ends this one too; the message names that process."""
 
 
 @contextmanager
-def fail_together() -> Iterator[None]:
+def raise_on_all_processes() -> Iterator[None]:
     """Raise an error of one process in all of them, so that none waits for the failed one.
 
     All processes must enter the block. Blocks must not be nested.
 
     Raises:
-        FailedElsewhere: another process had an error, and this one had none.
+        PeerFailed: another process had an error, and this one had none.
     """
     failed = None
     try:
@@ -133,7 +136,7 @@ def fail_together() -> Iterator[None]:
     if failed is not None:
         raise failed
     if texts:
-        raise FailedElsewhere(texts[0])
+        raise PeerFailed(texts[0])
 
 
 def check_same(cfg: Config, **options: Any) -> None:
@@ -142,7 +145,8 @@ def check_same(cfg: Config, **options: Any) -> None:
     Raises:
         ValueError: in all processes; the message names the first difference and its values.
     """
-    own = dict(_leaves('', dict(cfg._cfg_dict.to_dict(), **options)))
+    settings_here = dict(cfg._cfg_dict.to_dict(), **options)
+    own = {place: _described(value) for place, value in nodes(settings_here)}
     everyones = all_gather_object(own)
     for place in sorted(set().union(*everyones)):
         values = [settings.get(place, 'missing') for settings in everyones]
@@ -154,18 +158,14 @@ def check_same(cfg: Config, **options: Any) -> None:
             )
 
 
-def _leaves(place: str, node: Any) -> Iterator[Tuple[str, str]]:
-    """Yield the place and the text of each value; the texts contain no memory addresses."""
-    if isinstance(node, (dict, list, tuple)):
-        items = node.items() if isinstance(node, dict) else enumerate(node)
-        yield place, f'{type(node).__name__} of {len(node)}'
-        for key, value in items:
-            yield from _leaves(f'{place}.{key}'.lstrip('.'), value)
-    elif isinstance(node, (str, int, float, complex, type(None))):
-        yield place, repr(node)
-    else:
-        named = node if hasattr(node, '__qualname__') else type(node)
-        yield place, f'{named.__module__}.{named.__qualname__}'
+def _described(value: Any) -> str:
+    """Return a text for a value of a config that contains no memory addresses."""
+    if isinstance(value, (dict, list, tuple)):
+        return f'{type(value).__name__} of {len(value)}'
+    if isinstance(value, (str, int, float, complex, type(None))):
+        return repr(value)
+    named = value if hasattr(value, '__qualname__') else type(value)
+    return f'{named.__module__}.{named.__qualname__}'
 
 
 def cpu_group(cfg: Config) -> Optional[dist.ProcessGroup]:
@@ -173,7 +173,7 @@ def cpu_group(cfg: Config) -> Optional[dist.ProcessGroup]:
 
     Its flags are on the CPU: with NCCL every iteration would have to wait for the GPU.
     """
-    return dist.new_group(backend='gloo', timeout=waiting_time(cfg)) if is_distributed() else None
+    return dist.new_group(backend='gloo', timeout=group_timeout(cfg)) if is_distributed() else None
 
 
 def any_process(flag: bool, group: Optional[dist.ProcessGroup]) -> bool:
@@ -190,7 +190,12 @@ def leave_process_group() -> None:
 
     A gloo thread may still hold a tensor of the last collective when its process exits. The
     interpreter's shutdown may then abort it ("terminate called without an active exception").
+
+    The thread needs Python's lock to free that tensor, so it gets the lock before the group ends.
+    Else DistributedDataParallel, the group's last owner, may wait for the thread with the lock in
+    its hands, for ever.
     """
     if is_distributed():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
+        dist.barrier()
+        time.sleep(0.05)  # releases Python's lock
+        dist.destroy_process_group()

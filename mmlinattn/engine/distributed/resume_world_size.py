@@ -18,7 +18,7 @@ PROCESSES, BATCH = 'processes', 'batch_of_a_process'
 PROGRESS = ('base_values', 'last_step', '_global_step', '_last_value')
 
 
-def say_what_changed(runner: Runner) -> bool:
+def warn_on_world_size_change(runner: Runner) -> bool:
     """Warn if a resumed training has another world size or batch size than the checkpoint.
 
     The new sizes are stored for the next checkpoint.
@@ -71,7 +71,7 @@ def _dealing_by_processes(loader: DataLoader) -> str:
     return '' if sampler in (DefaultSampler, InfiniteSampler) else sampler.__name__
 
 
-def lengths_of(schedulers: Any) -> List[Dict[str, Any]]:
+def schedule_lengths(schedulers: Any) -> List[Dict[str, Any]]:
     """Return the construction arguments of parameter schedulers, for :func:`replay`."""
     return [
         {k: v for k, v in s.state_dict().items() if k not in PROGRESS} for s in _each(schedulers)
@@ -89,7 +89,7 @@ def replay(schedulers: Any, built: List[Dict[str, Any]], iteration: int, same_le
 
     Args:
         schedulers: schedulers of a runner, loaded from the checkpoint, as are their optimizers.
-        built: result of :func:`lengths_of` before they were loaded.
+        built: result of :func:`schedule_lengths` before they were loaded.
         iteration: current number of iterations of the training.
         same_length: True if the number of iterations per epoch equals that of the checkpoint.
 

@@ -1,1 +1,2 @@
-"""Hooks: checkpoints, preemption, watchdog, divergence, corrupt images, fused batch norms, EMA."""
+"""Hooks: checkpoints, preemption, watchdog, divergence, corrupt images, fused batch norms, EMA,
+report."""

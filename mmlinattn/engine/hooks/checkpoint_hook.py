@@ -3,7 +3,7 @@
 import logging
 from collections import deque
 from pathlib import Path
-from typing import Any, Iterable, List, Optional, Tuple, Union
+from typing import Any, Deque, Iterable, List, Optional, Tuple, Union
 
 import torch
 from mmengine.dist import all_gather_object, is_main_process
@@ -16,6 +16,7 @@ from mmengine.runner import Runner
 
 from ...checkpoints import (
     CheckpointError,
+    atomic_checkpoint,
     check_finite,
     constants,
     damaged_part,
@@ -23,13 +24,12 @@ from ...checkpoints import (
     read_checkpoint,
     remove_lost_shards,
     remove_shards,
-    whole_checkpoint,
 )
 from ...checkpoints.converters.key_mapping import shorten
-from ...checkpoints.safe_unpickle import harmless_globals
-from ...utils import remove_remains, unlock_folders
-from ..distributed.launch import fail_together
-from ..runner.work_dir_lock import claim_folder
+from ...checkpoints.safe_unpickle import safe_globals
+from ...utils import remove_temporary_files, unlock_folders
+from ..distributed.launch import raise_on_all_processes
+from ..runner.work_dir_lock import lock_work_dir
 
 # File name of the state that an interrupted training saves.
 INTERRUPTED = 'interrupted.pth'
@@ -44,7 +44,7 @@ class AtomicBackend(LocalBackend):
     def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
         path = Path(filepath)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_checkpoint(path) as temporary:
+        with atomic_checkpoint(path) as temporary:
             temporary.write_bytes(obj)
             with temporary.open('rb') as file:
                 if damaged_part(file):
@@ -55,8 +55,8 @@ class AtomicBackend(LocalBackend):
         remove_shards(Path(filepath))
 
 
-class _RemovesLater:
-    """File backend wrapper whose ``remove`` is deferred until :meth:`carry_out`."""
+class _DeferredRemoval:
+    """File backend wrapper whose ``remove`` is deferred until :meth:`remove_pending`."""
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
@@ -68,7 +68,7 @@ class _RemovesLater:
     def remove(self, path: str) -> None:
         self.waiting.append(path)
 
-    def carry_out(self, but: Iterable[Optional[str]]) -> None:
+    def remove_pending(self, but: Iterable[Optional[str]]) -> None:
         for path in set(self.waiting).difference(but):
             self.backend.remove(path)
 
@@ -81,7 +81,7 @@ class AtomicCheckpointHook(CheckpointHook):
     after the new one was read back. If a hook has added objects that :func:`read_checkpoint`
     refuses, the hook logs a warning and keeps the older ones. NaN or infinite weights are not
     written. While the training runs, its folders are locked against other trainings.
-    ``tools/train.py`` uses this hook in place of ``CheckpointHook``.
+    ``mmlinattn train`` uses this hook in place of ``CheckpointHook``.
 
     Args:
         others: see MMEngine's CheckpointHook. ``out_dir`` may also be an address of another file
@@ -96,6 +96,12 @@ class AtomicCheckpointHook(CheckpointHook):
         >>> default_hooks = dict(checkpoint=dict(type='AtomicCheckpointHook', max_keep_ckpts=2))
     """
 
+    # Set by MMEngine; the file backend is one of MMEngine's or a _DeferredRemoval.
+    backend_args: Optional[dict]
+    file_client_args: Optional[dict]
+    file_backend: Any
+    keep_ckpt_ids: Deque[int]
+
     # Number of iterations in the newest checkpoint, None before the first.
     saved_iter: Optional[int] = None
 
@@ -108,9 +114,9 @@ class AtomicCheckpointHook(CheckpointHook):
         ):
             self.backend_args, self.file_client_args = dict(ATOMIC), None
         super().before_train(runner)
-        claim_folder(runner.work_dir)
-        if self.backend_args == ATOMIC and claim_folder(self.out_dir) and is_main_process():
-            remove_remains(Path(self.out_dir))
+        lock_work_dir(runner.work_dir)
+        if self.backend_args == ATOMIC and lock_work_dir(self.out_dir) and is_main_process():
+            remove_temporary_files(Path(self.out_dir))
             remove_lost_shards(Path(self.out_dir))
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -142,13 +148,13 @@ class AtomicCheckpointHook(CheckpointHook):
         """
         self.last_ckpt = self.file_backend.join_path(self.out_dir, INTERRUPTED)
         meta = dict(epoch=runner.epoch, iter=iteration)
-        with fail_together():
+        with raise_on_all_processes():
             self._save(runner, INTERRUPTED, meta, by_epoch=False)
             if is_main_process():
                 self._can_be_read(self.last_ckpt)  # or log a warning
 
     def _save_checkpoint(self, runner: Runner) -> None:
-        with fail_together():
+        with raise_on_all_processes():
             super()._save_checkpoint(runner)
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
@@ -185,7 +191,7 @@ class AtomicCheckpointHook(CheckpointHook):
         )
         self.saved_iter = meta['iter']
         if is_main_process():
-            with whole_checkpoint(Path(runner.work_dir) / LAST) as temporary:
+            with atomic_checkpoint(Path(runner.work_dir) / LAST) as temporary:
                 temporary.write_text(self.last_ckpt)
 
     def _can_be_read(self, path: str) -> bool:
@@ -211,15 +217,15 @@ class AtomicCheckpointHook(CheckpointHook):
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         backend = self.file_backend
-        self.file_backend = later = _RemovesLater(backend)
+        self.file_backend = later = _DeferredRemoval(backend)
         try:
-            with fail_together():
+            with raise_on_all_processes():
                 super()._save_best_checkpoint(runner, metrics)
         finally:
             self.file_backend = backend
         # A resumed training may write the same name again.
         of_each_score = getattr(self, 'best_ckpt_path_dict', {})
-        later.carry_out(but=[getattr(self, 'best_ckpt_path', None), *of_each_score.values()])
+        later.remove_pending(but=[getattr(self, 'best_ckpt_path', None), *of_each_score.values()])
 
 
 def newest_checkpoint(work_dir: Union[str, Path]) -> Optional[str]:
@@ -283,9 +289,9 @@ def _candidates(work_dir: Path) -> List[Path]:
     newer = [path for path, age in ages.items() if age[0] > own[0] and age[1] > own[1]]
     rest = files.difference(newer)
     return [
-        *sorted(newer, key=ages.get, reverse=True),
+        *sorted(newer, key=ages.__getitem__, reverse=True),
         named,
-        *sorted(rest, key=ages.get, reverse=True),
+        *sorted(rest, key=ages.__getitem__, reverse=True),
     ]
 
 
@@ -301,7 +307,7 @@ def _named(work_dir: Path) -> Optional[Path]:
 def _age(path: Path) -> Tuple[int, int]:
     """Return the modification time and the number of iterations, -1 if unreadable."""
     try:
-        with harmless_globals():
+        with safe_globals():
             meta = torch.load(path, map_location='cpu', mmap=True, weights_only=True)['meta']
         iteration = int(meta['iter'])
     except Exception:  # torch.load raises many types; read_checkpoint reports the error later

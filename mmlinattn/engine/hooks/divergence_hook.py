@@ -24,7 +24,7 @@ class DivergenceHook(Hook):
 
     The hook uses the losses that MMEngine has already read for its log, so the check does not wait
     for the device. A few isolated non-finite losses are no error: mixed precision skips them.
-    ``tools/train.py`` uses the hook.
+    ``mmlinattn train`` uses the hook.
 
     Args:
         patience: number of consecutive iterations without a finite loss that ends the training.

@@ -1,6 +1,6 @@
 """Moving average of the weights that is scored beside the trained model."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from mmengine.evaluator import DumpResults
@@ -45,7 +45,7 @@ class ModelEMAHook(EMAHook):
         super().__init__(**kwargs)
         self.score = score
         # A test builds the average only if the checkpoint has one.
-        self.ema_model = None
+        self.ema_model: Any = None
 
     def before_run(self, runner: Runner) -> None:
         if _is_training(runner):
@@ -58,12 +58,12 @@ class ModelEMAHook(EMAHook):
 
     before_test_epoch = before_val_epoch
 
-    def after_val_epoch(self, runner: Runner, metrics: Optional[dict] = None) -> None:
+    def after_val_epoch(self, runner: Runner, metrics: dict) -> None:
         if self.ema_model is not None:
             found = self._score_average(runner, runner.val_loop, 'val', metrics)
             RuntimeInfoHook().after_val_epoch(runner, found)
 
-    def after_test_epoch(self, runner: Runner, metrics: Optional[dict] = None) -> None:
+    def after_test_epoch(self, runner: Runner, metrics: dict) -> None:
         if self.ema_model is not None:
             found = self._score_average(runner, runner.test_loop, 'test', metrics)
             RuntimeInfoHook().after_test_epoch(runner, found)

@@ -14,7 +14,7 @@ class FuseConvBNHook(Hook):
     """Hook that fuses batch norms into the preceding convolutions after the checkpoint is loaded.
 
     Predictions are equal up to rounding, and each such map needs one pass less.
-    ``tools/test.py --fuse-conv-bn`` adds the hook. Use it for tests only: fusing changes the
+    ``mmlinattn test --fuse-conv-bn`` adds the hook. Use it for tests only: fusing changes the
     parameters that would be trained or saved.
 
     Example:

@@ -41,7 +41,7 @@ class PreemptionHook(Hook):
     A second signal, more than 5 seconds later, ends the process at once. With gradient
     accumulation the accumulated step is finished first. A validation is also finished, after
     everything is saved; if the machine goes down meanwhile, the validation is not repeated.
-    ``tools/train.py`` uses the hook; it needs an :class:`AtomicCheckpointHook`.
+    ``mmlinattn train`` uses the hook; it needs an :class:`AtomicCheckpointHook`.
 
     Example:
         >>> custom_hooks = [dict(type='ExactResumeHook'), dict(type='PreemptionHook')]
@@ -83,11 +83,11 @@ class PreemptionHook(Hook):
     ) -> None:
         wrapper = runner.optim_wrapper
         counts = getattr(wrapper, '_inner_count', 0), getattr(wrapper, '_accumulative_counts', 1)
-        if counts[0] % counts[1] == 0 and self._anybody_told():
+        if counts[0] % counts[1] == 0 and self._any_process_stopped():
             self._stop(runner, runner.iter + 1, wait=_validates_now(runner))
 
     def after_val_epoch(self, runner: Runner, metrics: Optional[dict] = None) -> None:
-        if self.training and self._anybody_told():
+        if self.training and self._any_process_stopped():
             self._stop(runner, runner.iter)
 
     def after_train(self, runner: Runner) -> None:
@@ -125,7 +125,7 @@ class PreemptionHook(Hook):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
-    def _anybody_told(self) -> bool:
+    def _any_process_stopped(self) -> bool:
         return any_process(self.told is not None, self.group)
 
     def _restore(self) -> None:
@@ -146,7 +146,7 @@ def _validates_now(runner: Runner) -> bool:
     )
 
 
-class _DeafWorker:
+class _IgnoreSignals:
     """Initialiser of a data-loader worker that ignores signals except those of the main process.
 
     Schedulers and Ctrl-C in a terminal signal all processes at once, but the current iteration
@@ -160,12 +160,12 @@ class _DeafWorker:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if hasattr(signal, 'sigwaitinfo'):  # Linux; elsewhere only Ctrl-C is covered
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            threading.Thread(target=_heed_parent, daemon=True).start()
+            threading.Thread(target=_end_with_parent, daemon=True).start()
         if self.init is not None:
             self.init(worker_id)
 
 
-def _heed_parent() -> None:
+def _end_with_parent() -> None:
     """Exit on SIGTERM from the parent process, by which Python ends its children."""
     while True:
         if signal.sigwaitinfo({signal.SIGTERM}).si_pid == os.getppid():
@@ -173,5 +173,5 @@ def _heed_parent() -> None:
 
 
 def _keep_workers(loader: DataLoader) -> None:
-    if not isinstance(loader.worker_init_fn, _DeafWorker):
-        loader.worker_init_fn = _DeafWorker(loader.worker_init_fn)
+    if not isinstance(loader.worker_init_fn, _IgnoreSignals):
+        loader.worker_init_fn = _IgnoreSignals(loader.worker_init_fn)

@@ -9,7 +9,7 @@ from mmengine.runner import Runner
 
 from ...utils import redacted
 from ..preflight.data import DataError
-from ..preflight.sample_loading import base_datasets, guards_of
+from ..preflight.sample_loading import base_datasets, loading_checks, path_of
 
 # Number of iterations between two exchanges of the skipped images by all processes.
 TOGETHER = 50
@@ -20,7 +20,7 @@ class SkippedImages:
 
     Args:
         dataset: a data set of MMEngine, or a wrapper of such, with guarded transforms
-            (:func:`.sample_loading.guard_loading`). When one fails, the data set loads another
+            (:func:`.sample_loading.check_loading`). When one fails, the data set loads another
             image at random, up to ``max_refetch`` times.
         share: largest share of its images that may be skipped, 0 to 1.
 
@@ -38,12 +38,12 @@ class SkippedImages:
         self.flags = torch.zeros(self.total, dtype=torch.uint8).share_memory_()
         guards = 0
         for part, flags in zip(self.parts, self.flags.split([*map(len, self.parts)])):
-            for guard in guards_of(part):
+            for guard in loading_checks(part):
                 guard.skipped = flags
                 guards += 1
         if not guards:
             raise DataError(
-                f'skip_corrupt: {type(dataset).__name__} has no LoadImageFromFile to skip'
+                f'skip_corrupt: {type(dataset).__name__} has no LoadImageFromFile or LoadClip'
             )
 
     def describe(self, index: int) -> str:
@@ -55,8 +55,8 @@ class SkippedImages:
         path, why = f'image {index} of {type(part).__name__}', 'it can be read now'
         try:
             results = part.get_data_info(index)
-            path = results.get('img_path')
-            for guard in guards_of(part):
+            path = path_of(results)
+            for guard in loading_checks(part):
                 results = guard.loaded(results)
         except Exception as error:
             why = f'{type(error).__name__}: {" ".join(str(error).split())}'
@@ -107,5 +107,5 @@ class SkippedImagesHook(Hook):
             raise DataError(
                 f'{count} of {total} images of the training set cannot be read, more than '
                 f'skip_corrupt={self.skipped.share} allows: {self.skipped.describe(new[0])}, ...; '
-                'tools/analysis_tools/check_data.py finds them all'
+                'mmlinattn check-data finds them all'
             )

@@ -26,14 +26,14 @@ LOOKS_EVERY_S = 1.0
 
 
 @HOOKS.register_module()
-class HangHook(Hook):
+class WatchdogHook(Hook):
     """Hook that ends the process with exit code 1 after ``timeout`` seconds without progress.
 
     When one process of a training hangs, all others wait for it, so each process watches itself.
     Progress is the start or end of an epoch or of a training or validation iteration. Without
     progress the stack of every thread is printed to standard error and to
     ``<log folder>/hung_rank<N>.txt``. Then the process ends, so that a launcher (``torchrun
-    --max-restarts``, Slurm) notices it. ``tools/train.py`` uses the hook on several processes.
+    --max-restarts``, Slurm) notices it. ``mmlinattn train`` uses the hook on several processes.
 
     The watchdog stops when the runner's ``train`` returns or raises, so a notebook kernel survives.
 
@@ -46,7 +46,7 @@ class HangHook(Hook):
         RuntimeError: the training was not started by a method of its runner.
 
     Example:
-        >>> custom_hooks = [dict(type='HangHook', timeout=600)]
+        >>> custom_hooks = [dict(type='WatchdogHook', timeout=600)]
     """
 
     # The first hook, so that all others are watched.
@@ -54,7 +54,9 @@ class HangHook(Hook):
 
     def __init__(self, timeout: float = TIMEOUT_S) -> None:
         if not (isinstance(timeout, (int, float)) and 0 < timeout < threading.TIMEOUT_MAX):
-            raise ValueError(f'HangHook.timeout must be a positive number of s, got {timeout!r}')
+            raise ValueError(
+                f'WatchdogHook.timeout must be a positive number of s, got {timeout!r}'
+            )
         self.timeout = timeout
         self.folder = Path()
         self.seen = 0.0
@@ -65,7 +67,9 @@ class HangHook(Hook):
         self.stop()
         calls = [f for f in _stack(sys._getframe()) if f.f_locals.get('self') is runner]
         if not calls:
-            raise RuntimeError('HangHook watches a training by Runner.train(), which is not called')
+            raise RuntimeError(
+                'WatchdogHook watches a training by Runner.train(), which is not called'
+            )
         self.folder = Path(runner.log_dir)
         self.ended = threading.Event()
         self._alive()

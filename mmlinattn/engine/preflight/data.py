@@ -4,7 +4,7 @@ import io
 import json
 import os.path as osp
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 from mmengine import fileio
@@ -14,25 +14,31 @@ from mmengine.registry import DATASETS
 
 from ...checkpoints.safe_unpickle import PlainUnpickler
 from ...datasets.audit.coco import check_coco
-from ...datasets.file_backends import first_files, is_there
+from ...datasets.file_backends import first_files, path_exists
 from ...datasets.shards import DamagedSample, ShardDataset
-from ...utils import redacted, why_outside
+from ...utils import dicts, key_of, nodes, outside_reason, redacted
 
-# Instructions for a missing data set, by the name of its folder.
+# Instructions for a missing data set, by the data_root of its configs.
 DATA_HINTS = {
-    'shapes': 'make it with: python -m mmlinattn.datasets.shapes {root}',
-    'camvid': 'see docs/datasets.md#camvid for the download and the expected folders',
-    'bccd': 'see docs/datasets.md#bccd for the download and the expected folders',
-    'coco': 'see docs/datasets.md#coco',
-    'cityscapes': 'see docs/datasets.md#cityscapes',
-    'ADEChallengeData2016': 'see docs/datasets.md#ade20k',
-    'imagenet': 'see docs/datasets.md#imagenet',
-    'cifar-100-binary': 'see docs/datasets.md#cifar-100',
+    'data/shapes': 'make it with: mmlinattn shapes {root}',
+    'data/moving_shapes': 'make it with: mmlinattn moving-shapes {root}',
+    'data/kinetics400': 'see docs/datasets.md#kinetics-400-and-something-something-v2',
+    'data/sthv2': 'see docs/datasets.md#kinetics-400-and-something-something-v2',
+    'data/celebahq': 'see docs/datasets.md#celeba-hq',
+    'data/camvid': 'see docs/datasets.md#camvid for the download and the expected folders',
+    'data/bccd': 'see docs/datasets.md#bccd for the download and the expected folders',
+    'data/bccd_cells': 'cut it out of BCCD, see docs/datasets.md#bccd',
+    'data/coco': 'see docs/datasets.md#coco',
+    'data/cityscapes': 'see docs/datasets.md#cityscapes',
+    'data/ade/ADEChallengeData2016': 'see docs/datasets.md#ade20k',
+    'data/imagenet': 'see docs/datasets.md#imagenet',
+    'data/imagenet-v2': 'see docs/datasets.md#imagenet-v2',
+    'data/cifar-100-binary': 'see docs/datasets.md#cifar-100',
 }
 
 PICKLES = ('.pkl', '.pickle')
 ARRAYS = ('.npy', '.npz')
-FILES = ('img_path', 'seg_map_path')
+FILES = ('img_path', 'video_path', 'seg_map_path')
 
 
 class Labels(NamedTuple):
@@ -80,27 +86,18 @@ def check_data(cfg: Config, *loaders: str) -> None:
             for part in ('', ann_file, *prefixes):
                 path = osp.join(root, part) if isinstance(part, str) else root
                 folder = not ann_file or part != ann_file
-                if path and not is_there(path, backend_args, folder):
+                if path and not path_exists(path, backend_args, folder):
                     raise FileNotFoundError(
                         f'{loader}: {path!r} does not exist (data_root={root!r}); '
                         + _data_hint(root or path)
                     )
-            for key, text in _strings(dataset):
+            for place, text in nodes(dataset):
+                if not isinstance(text, str):
+                    continue
+                key = key_of(place)
                 if key == 'decode_backend' and text == 'pickle':
                     raise DataError(f"{loader}: decode_backend='pickle' would run code of images")
                 _check_harmless(osp.join(root, text), key == 'hierarchy_file', backend_args)
-
-
-def _strings(node: Any, key: Any = None) -> Iterator[Tuple[Any, str]]:
-    """Yield all strings of a config with the key that each is under."""
-    if isinstance(node, str):
-        yield key, node
-    elif isinstance(node, dict):
-        for name, value in node.items():
-            yield from _strings(value, name)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            yield from _strings(value, key)
 
 
 def _check_harmless(path: str, is_array: bool, backend_args: Optional[dict]) -> None:
@@ -109,7 +106,7 @@ def _check_harmless(path: str, is_array: bool, backend_args: Optional[dict]) -> 
     The frameworks read annotations and proposals, some of them with code execution. The hierarchy
     file of OpenImages is an array under any name.
     """
-    if not (is_array or path.endswith(PICKLES + ARRAYS)) or not is_there(path, backend_args):
+    if not (is_array or path.endswith(PICKLES + ARRAYS)) or not path_exists(path, backend_args):
         return
     try:
         file = io.BytesIO(fileio.get(path, backend_args))
@@ -123,7 +120,7 @@ def _check_harmless(path: str, is_array: bool, backend_args: Optional[dict]) -> 
         raise DataError(f'{path} is refused: {error}') from error
 
 
-def why_empty(loader: dict) -> str:
+def empty_reason(loader: dict) -> str:
     """Return the reason why the data set of a data loader config has no usable image.
 
     Args:
@@ -153,7 +150,7 @@ def why_empty(loader: dict) -> str:
     return '; '.join(found) or 'the data set has no image'
 
 
-def why_unusable(loader: dict) -> str:
+def unusable_reason(loader: dict) -> str:
     """Return the first problem in the annotations of a data loader config, or ''.
 
     Args:
@@ -162,7 +159,7 @@ def why_unusable(loader: dict) -> str:
     for cfg in dataset_configs(loader):
         path = osp.join(cfg.get('data_root') or '', cfg.get('ann_file') or '')
         backend_args = cfg.get('backend_args')
-        if not path.endswith('.json') or not is_there(path, backend_args):
+        if not path.endswith('.json') or not path_exists(path, backend_args):
             continue
         try:
             content = json.loads(fileio.get(path, backend_args))
@@ -170,26 +167,8 @@ def why_unusable(loader: dict) -> str:
             return f'{path} is no JSON: {error}'
         if not isinstance(content, dict) or 'images' in content or 'annotations' in content:
             for _, where, what in check_coco(content):
-                return f'{path}: {where}: {what}; tools/analysis_tools/check_data.py finds all'
+                return f'{path}: {where}: {what}; mmlinattn check-data finds all'
     return ''
-
-
-def check_categories(dataset: Any) -> None:
-    """Raise DataError unless a COCO data set has exactly one category for each of its classes.
-
-    MMDetection numbers the categories that it finds. A missing or repeated category would give all
-    later ones the labels of other classes.
-
-    Args:
-        dataset: loaded data set; one without categories passes.
-    """
-    ids, classes = getattr(dataset, 'cat_ids', None), dataset.metainfo.get('classes')
-    if ids is None or not classes or len(ids) == len({*ids}) == len(classes):
-        return
-    raise DataError(
-        f'{getattr(dataset, "ann_file", "")} has the categories {[*ids]} for the {len(classes)} '
-        f'classes {classes}: it must have each once'
-    )
 
 
 def check_objects(dataset: Any) -> None:
@@ -232,7 +211,7 @@ def labels_of(model: dict) -> Labels:
     Args:
         model: config of the model.
     """
-    heads = [model.get(name) for name in ('decode_head', 'head', 'bbox_head')]
+    heads: List[Any] = [model.get(name) for name in ('decode_head', 'head', 'bbox_head')]
     heads.append((model.get('roi_head') or {}).get('bbox_head'))
     for head in heads:
         number = head.get('num_classes') if isinstance(head, dict) else None
@@ -273,13 +252,13 @@ def check_images(dataset: Any) -> None:
         except DamagedSample:  # reported, or skipped, when it is loaded
             continue
         # Test sets may have no segmentation maps.
-        keys = ('img_path',) if getattr(dataset, 'test_mode', False) else FILES
+        keys = FILES[:2] if getattr(dataset, 'test_mode', False) else FILES
         for key in keys:
             path = info.get(key) if isinstance(info, dict) else None
             if not isinstance(path, str):
                 continue
-            what = why_outside(path, folders)
-            if not what and not is_there(path, backend_args):
+            what = outside_reason(path, folders)
+            if not what and not path_exists(path, backend_args):
                 folder = osp.dirname(path)
                 what = f'does not exist; {folder} has {_content(folder, backend_args)}'
             if what:
@@ -289,7 +268,7 @@ def check_images(dataset: Any) -> None:
 
 def _content(folder: str, backend_args: Optional[dict], limit: int = 3) -> str:
     """Return the first files in a folder and its subfolders, for messages."""
-    if not is_there(folder, backend_args):
+    if not path_exists(folder, backend_args):
         return 'not been made'
     names = first_files(folder, limit + 1, backend_args)
     return ', '.join(names[:limit]) + (', ...' if names[limit:] else '') if names else 'no file'
@@ -309,25 +288,39 @@ def single_dataset(cfg: Config, loader: str) -> BaseDataset:
     try:
         return DATASETS.build(dict(configs[0], pipeline=[]))
     except Exception as error:
-        why = why_unusable(cfg[loader]) or f'{configs[0].get("type")}: {error}'
+        why = unusable_reason(cfg[loader]) or f'{configs[0].get("type")}: {error}'
         raise DataError(f'{loader}: {why}') from error
 
 
 def dataset_configs(node) -> Iterator[dict]:
     """Yield every data set config inside a data loader config, including those in wrappers."""
-    if isinstance(node, dict):
-        if 'data_root' in node or 'ann_file' in node:
-            yield node
-        for value in node.values():
-            yield from dataset_configs(value)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            yield from dataset_configs(value)
+    return (found for _, found in dicts(node) if 'data_root' in found or 'ann_file' in found)
+
+
+def lazy_dataset(config: dict) -> Any:
+    """Build the data set of a config without reading its annotations.
+
+    Raises:
+        DataError: its class cannot be built from this config.
+    """
+    name = getattr(config.get('type'), '__name__', config.get('type'))
+    try:
+        return DATASETS.build(dict(config, lazy_init=True))
+    except Exception as error:
+        text = str(error) or type(error).__name__
+        if 'is not a subset of classes' in text:  # MMSegmentation, whose message lists all names
+            classes = (config.get('metainfo') or {}).get('classes')
+            text = (
+                f'its maps have the labels of {name}, which lacks some of the classes {classes}: '
+                "type='BaseSegDataset' reads maps of other classes"
+            )
+        raise DataError(f'{name} cannot be built: {text}') from error
 
 
 def _data_hint(root: str) -> str:
+    hints = {Path(path).name: hint for path, hint in DATA_HINTS.items()}
     # Match outer folders first: data/shapes/coco is Shapes, not COCO.
     for base in (*reversed(Path(root).parents), Path(root)):
-        if base.name in DATA_HINTS:
-            return DATA_HINTS[base.name].format(root=base)
+        if base.name in hints:
+            return hints[base.name].format(root=base)
     return 'set another folder with --cfg-options, see docs/datasets.md'

@@ -1,45 +1,61 @@
 """Audit of data sets: all images and all records are checked against the annotations.
 
-:func:`mmlinattn.engine.preflight.data.check_data`, which runs before each training, takes seconds:
-it checks only folders and the first files.
+Before each training only seconds of it run: :func:`warn_of_records` on annotation files of moderate
+size and :func:`check_maps` on a few segmentation maps.
 """
 
 import json
+import logging
 import os.path as osp
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 from mmcv.transforms import LoadAnnotations, LoadImageFromFile
 from mmengine import fileio
 from mmengine.config import Config
-from mmengine.registry import DATASETS
+from mmengine.logging import print_log
 from mmengine.utils import import_modules_from_strings
 
 from ...datasets.audit.coco import Finding, check_coco
 from ...datasets.file_backends import StoreError
-from ...datasets.shards import DamagedSample, MemberStore
+from ...datasets.shards import DamagedSample, TarMemberBackend
 from ...utils import redacted
 from ...utils.processes import WorkerDied, map_in_workers, start_server
-from .data import DataError, Labels, check_data, dataset_configs, folders_of, labels_of
-from .file_audit import Decoders, Looked, Record, look_at_all
+from .classes import numbered_by_file
+from .data import (
+    DataError,
+    Labels,
+    check_data,
+    dataset_configs,
+    folders_of,
+    labels_of,
+    lazy_dataset,
+)
+from .file_audit import Decoders, FileRecord, Looked, audit_file, audit_files, labels_in
+from .sample_loading import CheckedLoading, base_datasets
 
 SPLITS = ('train', 'val', 'test')
 CHUNK = 16
+# Before a training: largest annotation file whose records are checked, and maps of a data set.
+MAX_BYTES = 32 * 2**20
+MAPS = 8
 
 
 @dataclass
-class Report:
+class AuditReport:
     """Result of an audit.
 
     Attributes:
         images: number of audited images, by split.
         findings: findings, by split.
+        same: splits that read the same files as an earlier one, with its name.
     """
 
     images: Dict[str, int] = field(default_factory=dict)
+    same: Dict[str, str] = field(default_factory=dict)
     findings: Dict[str, List[Finding]] = field(default_factory=lambda: defaultdict(list))
 
     def counts(self) -> Dict[Tuple[str, str], int]:
@@ -50,21 +66,21 @@ class Report:
     def to_dict(self) -> dict:
         """Return the report as a dict of plain types, for JSON."""
         findings = {s: [f._asdict() for f in found] for s, found in self.findings.items() if found}
-        return dict(images=self.images, findings=findings)
+        return dict(images=self.images, same=self.same, findings=findings)
 
 
-def inspect_data(
+def audit_dataset(
     cfg: Config,
     splits: Sequence[str] = SPLITS,
     workers: int = 1,
     progress: Callable[[str, int, int], Any] = lambda split, done, total: None,
-) -> Report:
+) -> AuditReport:
     """Read all images, maps and annotations of a config's data sets.
 
     Args:
         cfg: config from :func:`mmlinattn.engine.config.load_config`.
         splits: any of ``'train'``, ``'val'``, ``'test'``; a split that equals an earlier one is
-            not read again.
+            not read again, and is a finding if that one is ``'train'``.
         workers: number of processes that read images.
         progress: function called with the split, the number of finished images and their total.
 
@@ -83,26 +99,37 @@ def inspect_data(
     """
     if workers > 1:
         start_server()  # it imports the modules of the workers while annotations are read
-    report, done = Report(), []
+    report = AuditReport()
+    done: Dict[str, List[dict]] = {}
     contents: Dict[bytes, Tuple[str, str]] = {}
     for split in splits:
         loader = cfg.get(f'{split}_dataloader')
         configs = [*dataset_configs(loader or {})]
-        if not configs or configs in done:
+        if not configs:
             continue
-        done.append(configs)
+        files = [_files_of(config) for config in configs]
+        earlier = next((name for name, read in done.items() if read == files), None)
+        if earlier:
+            report.same[split] = earlier
+            if earlier == 'train':
+                what = 'reads the images that are trained: its scores say nothing of other images'
+                report.findings[split].append(Finding('duplicate', f'{split}_dataloader', what))
+            continue
+        done[split] = files
         check_data(cfg, f'{split}_dataloader')
         found = report.findings[split]
-        records: List[Record] = []
+        records: List[FileRecord] = []
         for config in configs:
             records += _records(config, cfg, found)
         report.images[split] = len(records)
         # Several lists of a split may name the same file.
         records = [*dict.fromkeys(records)]
         setup = partial(
-            _prepare_worker, dict(cfg.get('custom_imports') or {}), dict(MemberStore.of_shard)
+            _prepare_worker,
+            dict(cfg.get('custom_imports') or {}),
+            dict(TarMemberBackend.shard_backend_args),
         )
-        for i, (record, digest, problems) in enumerate(_looked_at(records, workers, setup), 1):
+        for i, (record, digest, problems) in enumerate(_audited(records, workers, setup), 1):
             found += problems
             # Compare with other splits only: a split may repeat an image on purpose.
             first = contents.setdefault(digest, (split, record.img_path)) if digest else None
@@ -116,12 +143,93 @@ def inspect_data(
     return report
 
 
-def _records(config: dict, cfg: Config, found: List[Finding]) -> List[Record]:
+def _files_of(config: dict) -> dict:
+    """Return the options of a data set config that may choose its files."""
+    others = {'pipeline', 'filter_cfg', 'metainfo', 'return_classes'}
+    if config.get('ann_file'):  # without one, CIFAR's test_mode chooses the files
+        others.add('test_mode')
+    return {name: value for name, value in config.items() if name not in others}
+
+
+def warn_of_records(cfg: Config, *splits: str) -> None:
+    """Log one line for each COCO file of some splits whose records have problems.
+
+    The frameworks train with such files and skip what they cannot use. Files above 32 MiB are not
+    read, which bounds the time to some seconds.
+
+    Args:
+        cfg: config whose data sets exist.
+        splits: any of ``'train'``, ``'val'``, ``'test'``.
+    """
+    for config in dataset_configs([cfg.get(f'{split}_dataloader') for split in splits]):
+        path = osp.join(config.get('data_root') or '', config.get('ann_file') or '')
+        if not path.endswith('.json'):
+            continue
+        data = fileio.get(path, config.get('backend_args'))
+        try:
+            content = json.loads(data) if len(data) <= MAX_BYTES else None
+        except ValueError:  # an error when it is loaded
+            continue
+        if not isinstance(content, dict) or not {'images', 'annotations'} <= {*content}:
+            continue
+        masks = any(step.get('with_mask') for step in config.get('pipeline') or ())
+        findings = [*check_coco(content, masks=masks)]
+        if findings:
+            counts = Counter(finding.kind for finding in findings)
+            kinds = ', '.join(f'{count} of {kind!r}' for kind, count in counts.items())
+            print_log(
+                f'{path} has problems: {kinds}; the first: {findings[0].where}: '
+                f'{findings[0].what}. mmlinattn check-data lists all',
+                'current',
+                logging.WARNING,
+            )
+
+
+def check_maps(dataset: Any, labels: Labels) -> None:
+    """Look at a few segmentation maps of a data set, spread over all of them.
+
+    Args:
+        dataset: loaded data set; one without maps passes.
+        labels: labels that the model is trained with.
+
+    Raises:
+        DataError: a map has several channels, another size than its image, or a label that the
+            model lacks. Maps with label 0 and ignored pixels only are logged.
+    """
+    if not labels.of_pixels or labels.number is None:
+        return
+    for part in base_datasets(dataset):
+        found: Set[int] = set()
+        ignored = frozenset([labels.ignored])
+        last = len(part) - 1
+        for i in sorted({last * k // (MAPS - 1) for k in range(MAPS if last >= 0 else 0)}):
+            try:
+                info = part.get_data_info(i)
+            except DamagedSample:
+                continue
+            if not info.get('seg_map_path'):
+                break
+            record = _with_options(
+                _record(info, labels, []), part, getattr(part, 'backend_args', None)
+            )
+            for finding in audit_file(record)[1]:
+                if finding.kind in ('class', 'mask') and 'ignored pixels only' not in finding.what:
+                    raise DataError(f'{finding.where} {finding.what}')
+            ignored = record.ignored
+            found |= labels_in(record)
+        if found == {0, labels.ignored} and 0 not in ignored:
+            print_log(
+                f'the segmentation maps that were looked at have the labels 0 and {labels.ignored} '
+                f'only, and {labels.ignored} is ignored (ignore_index): nothing but class 0 is '
+                'trained. Write the labels of other classes as 1, 2, ...',
+                'current',
+                logging.WARNING,
+            )
+
+
+def _records(config: dict, cfg: Config, found: List[Finding]) -> List[FileRecord]:
     """Return the images of a data set and append findings in its annotations to ``found``."""
-    try:
-        dataset = DATASETS.build(dict(config, lazy_init=True))
-    except Exception as error:
-        raise DataError(f'{config.get("type")} cannot be built: {error}') from error
+    dataset = lazy_dataset(config)
     labels = labels_of(cfg.get('model') or {})
     if hasattr(dataset, 'COCOAPI'):
         masks = any(step.get('with_mask') for step in config.get('pipeline') or ())
@@ -133,17 +241,19 @@ def _records(config: dict, cfg: Config, found: List[Finding]) -> List[Record]:
             raise
         except Exception as error:
             raise DataError(f'{type(dataset).__name__} cannot be read: {error}') from error
-    common = dict(
-        backend=json.dumps(config.get('backend_args')),
-        folders=folders_of(dataset),
-        decoders=_decoders(dataset),
+    return [_with_options(record, dataset, config.get('backend_args')) for record in records]
+
+
+def _with_options(record: FileRecord, dataset: Any, backend_args: Optional[dict]) -> FileRecord:
+    return record._replace(
+        backend=json.dumps(backend_args), folders=folders_of(dataset), decoders=_decoders(dataset)
     )
-    return [record._replace(**common) for record in records]
 
 
 def _decoders(dataset: Any) -> Decoders:
     decoders = Decoders()
     for step in getattr(getattr(dataset, 'pipeline', None), 'transforms', ()):
+        step = step.load if isinstance(step, CheckedLoading) else step
         if isinstance(step, LoadImageFromFile):
             decoders = decoders._replace(color_type=step.color_type, image=step.imdecode_backend)
         elif isinstance(step, LoadAnnotations):
@@ -151,7 +261,7 @@ def _decoders(dataset: Any) -> Decoders:
     return decoders
 
 
-def _own_records(dataset: Any, labels: Labels, found: List[Finding]) -> List[Record]:
+def _own_records(dataset: Any, labels: Labels, found: List[Finding]) -> List[FileRecord]:
     dataset.full_init()
     classes = dataset.metainfo.get('classes')
     if labels.number is None and classes:
@@ -168,7 +278,7 @@ def _own_records(dataset: Any, labels: Labels, found: List[Finding]) -> List[Rec
     return records
 
 
-def _coco_records(dataset: Any, masks: bool, found: List[Finding]) -> List[Record]:
+def _coco_records(dataset: Any, masks: bool, found: List[Finding]) -> List[FileRecord]:
     path = dataset.ann_file
     try:
         content = json.loads(fileio.get(path, dataset.backend_args))
@@ -178,7 +288,8 @@ def _coco_records(dataset: Any, masks: bool, found: List[Finding]) -> List[Recor
         why = 'cannot be read' if isinstance(error, OSError) else 'is no JSON'
         found.append(Finding('annotation', path, f'{why}: {error}'))
         return []
-    findings = [*check_coco(content, dataset.metainfo.get('classes'), masks)]
+    classes = dataset.metainfo.get('classes') if numbered_by_file(type(dataset)) else None
+    findings = [*check_coco(content, classes, masks)]
     found += [Finding(kind, f'{path}: {where}', what) for kind, where, what in findings]
     images = content.get('images') if isinstance(content, dict) else None
     records = []
@@ -189,17 +300,17 @@ def _coco_records(dataset: Any, masks: bool, found: List[Finding]) -> List[Recor
             # check_coco already reports sizes that are no numbers.
             known = all(type(side) is int and side > 0 for side in size)
             folder = dataset.data_prefix.get('img', '')
-            records.append(Record(osp.join(folder, name), size if known else None))
+            records.append(FileRecord(osp.join(folder, name), size if known else None))
     return records
 
 
-def _record(info: dict, labels: Labels, found: List[Finding]) -> Record:
+def _record(info: dict, labels: Labels, found: List[Finding]) -> FileRecord:
     number = labels.number
     path = str(info['img_path'])  # str drops the content that some paths carry
     label = info.get('gt_label')
     if isinstance(label, (int, np.integer)) and number is not None and not 0 <= label < number:
         found.append(Finding('class', path, f'its label is {label}, of {number} classes'))
-    size = info.get('height'), info.get('width')
+    size: Any = info.get('height'), info.get('width')
     size = size if all(isinstance(side, (int, np.integer)) for side in size) else None
     for instance in info.get('instances') or ():
         found += _check_instance(instance, path, size, number)
@@ -210,7 +321,7 @@ def _record(info: dict, labels: Labels, found: List[Finding]) -> Record:
     ignored = {labels.ignored, *range(shift)}
     ignored.update(old for old, new in label_map.items() if new == labels.ignored)
     path_of_map = str(seg_map) if seg_map else None
-    return Record(path, size, path_of_map, values, ignored=frozenset(ignored))
+    return FileRecord(path, size, path_of_map, values, ignored=frozenset(ignored))
 
 
 def _check_instance(instance: dict, path: str, size: Any, number: Optional[int]) -> List[Finding]:
@@ -228,19 +339,19 @@ def _check_instance(instance: dict, path: str, size: Any, number: Optional[int])
     return found
 
 
-def _looked_at(records: List[Record], workers: int, setup: Callable) -> Iterator[Looked]:
+def _audited(records: List[FileRecord], workers: int, setup: Callable) -> Iterator[Looked]:
     chunks = [records[i : i + CHUNK] for i in range(0, len(records), CHUNK)]
     if workers < 2:
         for chunk in chunks:
-            yield from look_at_all(chunk)
+            yield from audit_files(chunk)
         return
-    for chunk, looked in zip(chunks, map_in_workers(look_at_all, chunks, workers, setup)):
+    for chunk, looked in zip(chunks, map_in_workers(audit_files, chunks, workers, setup)):
         if not isinstance(looked, WorkerDied):
             yield from looked
             continue
         # A decoder crashed or does not end: read the images of the chunk one by one.
         alone = [[record] for record in chunk]
-        for record, looked in zip(chunk, map_in_workers(look_at_all, alone, workers, setup)):
+        for record, looked in zip(chunk, map_in_workers(audit_files, alone, workers, setup)):
             if isinstance(looked, WorkerDied):
                 what = f'its decoder crashes or does not end: {looked}'
                 looked = [(record, None, [Finding('unreadable', record.img_path, what)])]
@@ -252,4 +363,4 @@ def _prepare_worker(custom_imports: dict, shards: dict) -> None:
     if custom_imports:
         import_modules_from_strings(**custom_imports)
     for shard, backend_args in shards.items():
-        MemberStore.know(shard, backend_args)
+        TarMemberBackend.register(shard, backend_args)

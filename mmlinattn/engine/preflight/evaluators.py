@@ -5,14 +5,19 @@ The frameworks' metrics read many of their options only after the last image.
 
 import copy
 import io
+import json
+import os.path as osp
 from contextlib import redirect_stdout
 from typing import Any, Callable, Dict, Optional, Sequence
 
 import torch
+from mmengine import fileio
+from mmengine.config import Config
 from mmengine.evaluator import BaseMetric, Evaluator
 from torch import nn
 
 from ..model import number_of_classes, quiet
+from .data import DataError, dataset_configs
 
 Sample = Dict[str, Any]
 
@@ -50,6 +55,65 @@ def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: 
             config = configs[i] if i < len(configs) and isinstance(configs[i], dict) else {}
             options = ', '.join(f'{key}={value!r}' for key, value in config.items())
             raise ValueError(f'{name} ({options}) cannot score: {text}') from error
+
+
+def check_scored_file(cfg: Config, split: str) -> None:
+    """Raise DataError if the metrics of a split read annotations of other images than its data set.
+
+    A metric that finds other images under the same ids would score without an error.
+
+    Args:
+        cfg: the config; a data set or metric without a JSON file of its own passes.
+        split: ``'val'`` or ``'test'``.
+
+    Raises:
+        DataError: the message has both files and the option to set.
+    """
+    datasets = [*dataset_configs(cfg.get(f'{split}_dataloader') or {})]
+    metrics = cfg.get(f'{split}_evaluator') or []
+    several = isinstance(metrics, (list, tuple))
+    files = {
+        f'{split}_evaluator[{i}].ann_file' if several else f'{split}_evaluator.ann_file': path
+        for i, metric in enumerate(metrics if several else [metrics])
+        if isinstance(metric, dict) and (path := _json_file(metric))
+    }
+    path = _json_file(datasets[0]) if len(datasets) == 1 else None
+    if not path or any(osp.realpath(path) == osp.realpath(other) for other in files.values()):
+        return
+    backend_args = datasets[0].get('backend_args')
+    for option, other in files.items():
+        images, others = _images(path, backend_args), _images(other, backend_args)
+        if not images or others is None:
+            continue
+        # The images of a test set may have objects in the file of the metric alone.
+        named_only = not any(images.values())
+        lost = [key for key, found in images.items()
+                if key not in others or not (named_only or others[key] == found)]  # fmt: skip
+        if lost:
+            raise DataError(
+                f'{option} is {other!r}, which lacks {len(lost)} of the {len(images)} images that '
+                f'{split}_dataloader reads from {path!r}, or has other objects in them, such as '
+                f'{lost[0][1]!r} with the id {lost[0][0]!r}: set {option}={path!r}'
+            )
+
+
+def _json_file(config: dict) -> Optional[str]:
+    path = config.get('ann_file')
+    if not isinstance(path, str) or not path.endswith('.json'):
+        return None
+    return osp.join(config.get('data_root') or '', path)
+
+
+def _images(path: str, backend_args: Any) -> Optional[Dict[Any, list]]:
+    """Return the boxes of each image of a COCO file, by (id, file name); None for other files."""
+    try:
+        content = json.loads(fileio.get(path, backend_args))
+        boxes: Dict[Any, list] = {image['id']: [] for image in content['images']}
+        for record in content.get('annotations') or ():
+            boxes[record['image_id']].append((record['category_id'], record['bbox']))
+        return {(i['id'], i['file_name']): sorted(boxes[i['id']]) for i in content['images']}
+    except (OSError, ValueError, KeyError, TypeError):  # reported when it is loaded
+        return None
 
 
 def _segmentation(metric: BaseMetric, model: nn.Module) -> Optional[Sample]:

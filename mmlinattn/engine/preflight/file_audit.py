@@ -10,9 +10,9 @@ import numpy as np
 from mmengine import fileio
 
 from ...datasets.audit.coco import Finding
-from ...datasets.audit.images import JPEG, PNG, exif_orientation, why_incomplete
+from ...datasets.audit.images import JPEG, PNG, exif_orientation, truncation_reason
 from ...datasets.file_backends import StoreError
-from ...utils import why_outside
+from ...utils import outside_reason
 
 Size = Tuple[int, int]  # height, width
 
@@ -30,7 +30,7 @@ class Decoders(NamedTuple):
     seg_map: Optional[str] = 'pillow'
 
 
-class Record(NamedTuple):
+class FileRecord(NamedTuple):
     """Image to audit, with the expected properties.
 
     Attributes:
@@ -54,16 +54,16 @@ class Record(NamedTuple):
     decoders: Decoders = Decoders()
 
 
-Looked = Tuple[Record, Optional[bytes], List[Finding]]
+Looked = Tuple[FileRecord, Optional[bytes], List[Finding]]
 
 
-def look_at_all(records: List[Record]) -> List[Looked]:
-    """Return each record with the result of :func:`look_at`."""
+def audit_files(records: List[FileRecord]) -> List[Looked]:
+    """Return each record with the result of :func:`audit_file`."""
     cv2.setNumThreads(1)
-    return [(record, *look_at(record)) for record in records]
+    return [(record, *audit_file(record)) for record in records]
 
 
-def look_at(record: Record) -> Tuple[Optional[bytes], List[Finding]]:
+def audit_file(record: FileRecord) -> Tuple[Optional[bytes], List[Finding]]:
     """Return the digest of an image file and the findings in the image and its map."""
     flag, by = record.decoders.color_type, record.decoders.image
     data, image, found = _decoded(record.img_path, record, flag, by)
@@ -83,7 +83,7 @@ def look_at(record: Record) -> Tuple[Optional[bytes], List[Finding]]:
 
 
 def _check_sizes(
-    record: Record, image: np.ndarray, seg_map: Optional[np.ndarray]
+    record: FileRecord, image: np.ndarray, seg_map: Optional[np.ndarray]
 ) -> Iterator[Finding]:
     size = image.shape[:2]
     if record.size is not None and size != tuple(record.size):
@@ -95,7 +95,7 @@ def _check_sizes(
 
 
 def _check_orientation(
-    record: Record, data: bytes, image: np.ndarray, seg_map: Optional[np.ndarray]
+    record: FileRecord, data: bytes, image: np.ndarray, seg_map: Optional[np.ndarray]
 ) -> List[Finding]:
     """Find an image that loading rotates by its EXIF orientation, unlike its annotation."""
     flag = record.decoders.color_type
@@ -120,7 +120,7 @@ def _check_orientation(
     return found
 
 
-def _check_labels(record: Record, seg_map: np.ndarray) -> Iterator[Finding]:
+def _check_labels(record: FileRecord, seg_map: np.ndarray) -> Iterator[Finding]:
     where = str(record.seg_map_path)
     if seg_map.ndim != 2:
         what = f'has {seg_map.shape[-1]} channels, a map of labels has one'
@@ -133,15 +133,30 @@ def _check_labels(record: Record, seg_map: np.ndarray) -> Iterator[Finding]:
     elif record.values is not None:
         strange = labels - record.values - record.ignored
         if strange:
-            what = f'has labels {sorted(strange)[:5]}, known are {len(record.values)}'
+            what = f'has labels {sorted(strange)[:5]}, known are {_ranges(record.values)}'
+            if min(strange) == max(record.values) + 1 == max(strange):
+                what += '; if 0 is no class, set reduce_zero_label=True'
             yield Finding('class', where, what)
 
 
+def _ranges(values: frozenset) -> str:
+    first, last = min(values), max(values)
+    whole = len(values) == last - first + 1
+    return f'{first} to {last}' if whole else f'{len(values)} from {first} to {last}'
+
+
+def labels_in(record: FileRecord) -> Set[int]:
+    """Return the labels of the segmentation map of a record; empty if it cannot be read."""
+    path, by = record.seg_map_path, record.decoders.seg_map
+    seg_map = None if path is None else _decoded(path, record, 'unchanged', by)[1]
+    return set() if seg_map is None else {*np.unique(seg_map).tolist()}
+
+
 def _decoded(
-    path: str, record: Record, flag: str, by: Optional[str]
+    path: str, record: FileRecord, flag: str, by: Optional[str]
 ) -> Tuple[Optional[bytes], Optional[np.ndarray], List[Finding]]:
     """Return the content of a file, its decoded image and findings; None if unreadable."""
-    what = why_outside(path, record.folders)
+    what = outside_reason(path, record.folders)
     if what:
         return None, None, [Finding('outside', path, what)]
     try:
@@ -156,7 +171,7 @@ def _decoded(
         why = f'{len(data)} bytes that are no image'
     except Exception as error:  # decoders raise any type of error
         image, why = None, ' '.join(str(error).split()) or type(error).__name__
-    cut = why_incomplete(data)
+    cut = truncation_reason(data)
     if image is None and not (cut and data.startswith((JPEG, PNG))):
         return data, None, [Finding('unreadable', path, why)]
     return data, image, [Finding('truncated', path, cut)] if cut else []

@@ -12,13 +12,14 @@ SIDE = 128  # of the image, enough for a stride of 64
 HEADS = ('decode_head', 'auxiliary_head', 'bbox_head', 'rpn_head', 'head')
 
 
-def check_channels(cfg: Config) -> List[str]:
+def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
     """Raise ValueError if neck or heads expect other channels than the backbone gives.
 
     The backbone and the neck run once without values. Models that cannot run so are not checked.
 
     Args:
         cfg: config with a model of MMDetection, MMSegmentation or MMPretrain.
+        model: its model, on the meta device; built if None.
 
     Returns:
         names of the parts whose channels were compared, such as ``['neck', 'bbox_head']``.
@@ -26,9 +27,12 @@ def check_channels(cfg: Config) -> List[str]:
     Raises:
         ValueError: the message has both numbers of channels and the option to set.
     """
-    model, compared = build_model(cfg).eval(), []
-    image = torch.empty(1, 3, SIDE, SIDE, device='meta')
-    given, source = _outputs(getattr(model, 'backbone', None), image), 'backbone'
+    model, compared = build_model(cfg) if model is None else model, []
+    model.eval()
+    backbone = getattr(model, 'backbone', None)
+    frames = getattr(backbone, 'num_frames', None)  # of backbones of clips
+    shape = (1, 3, SIDE, SIDE) if frames is None else (1, 3, frames, SIDE, SIDE)
+    given, source = _outputs(backbone, torch.empty(shape, device='meta')), 'backbone'
     for name in ('neck', *HEADS):
         part, options = getattr(model, name, None), cfg.model.get(name)
         if given is None or part is None:

@@ -10,7 +10,7 @@ import inspect
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, Optional, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Optional, Set, Tuple
 
 import mmengine.registry
 from mmengine.config import Config
@@ -20,6 +20,7 @@ from mmengine.runner import LogProcessor, Runner
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader
 
+from ...utils import dicts
 from ...utils.suggest import did_you_mean
 
 Names = FrozenSet[str]
@@ -47,15 +48,17 @@ ALL: Dict[str, Names] = {
 KNOWN: Dict[str, Names] = {
     'default_hooks': frozenset(
         {'runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint',
-         'visualization'}
+         'visualization', 'report'}
     ),
     'optim_wrapper.paramwise_cfg': frozenset(
         {'custom_keys', 'bias_lr_mult', 'bias_decay_mult', 'norm_decay_mult', 'flat_decay_mult',
-         'dwconv_decay_mult', 'dcn_offset_lr_mult', 'bypass_duplicate'}
+         'dwconv_decay_mult', 'dcn_offset_lr_mult', 'bypass_duplicate', 'layer_decay_rate'}
     ),
     'dataset.filter_cfg': frozenset({'filter_empty_gt', 'min_size'}),
     'dataset.metainfo': frozenset({'classes', 'palette'}),
-    'dataset.data_prefix': frozenset({'img', 'img_path', 'img_path2', 'seg', 'seg_map_path'}),
+    'dataset.data_prefix': frozenset(
+        {'img', 'img_path', 'img_path2', 'seg', 'seg_map_path', 'video'}
+    ),
     'model.train_cfg': frozenset(
         {'rpn', 'rpn_proposal', 'rcnn', 'assigner', 'sampler', 'augments'}
     ),
@@ -89,7 +92,7 @@ def check_options(cfg: Config) -> None:
     scope = cfg.get('default_scope') or 'mmengine'
     known: Dict[str, Set[Any]] = {}  # cache for this call; more types may be registered later
     for place, node in dicts(cfg._cfg_dict.to_dict()):
-        found = what_is_read(place, node, scope, known)
+        found = accepted_options(place, node, scope, known) if place else None
         if found is None:
             continue
         read, is_complete = found
@@ -110,19 +113,7 @@ def check_options(cfg: Config) -> None:
                 raise TypeError(f'{place} of the config has no option {name!r}{hint}')
 
 
-def dicts(node: Any, place: str = '') -> Iterator[Tuple[str, dict]]:
-    """Yield all dicts inside a config with their place."""
-    if isinstance(node, dict):
-        if place:
-            yield place, node
-        for key, value in node.items():
-            yield from dicts(value, f'{place}.{key}' if place else str(key))
-    elif isinstance(node, (list, tuple)):
-        for i, value in enumerate(node):
-            yield from dicts(value, f'{place}[{i}]')
-
-
-def what_is_read(
+def accepted_options(
     place: str, node: dict, scope: str, known: Dict[str, Set[Any]]
 ) -> Optional[Tuple[Set[str], bool]]:
     """Return the known options of a dict and if they are complete, or None if none are known."""
@@ -137,8 +128,8 @@ def what_is_read(
     if not kinds:
         _check_type(place, node['type'], scope)
         return None
-    takes = [_arguments(kind) for kind in kinds]
-    if None in takes:
+    takes = [names for kind in kinds if (names := _arguments(kind)) is not None]
+    if len(takes) < len(kinds):
         return None
     # The frameworks' builders take some options out of other dicts before they call a class.
     is_complete = place.startswith('param_scheduler') or all(map(_is_built_as_given, kinds))
@@ -150,7 +141,7 @@ def _is_built_as_given(kind: Any) -> bool:
     """Return True for modules of a model whose arguments are all that their constructors name."""
     if not (isinstance(kind, type) and issubclass(kind, BaseModule)):
         return False
-    options = inspect.signature(kind.__init__).parameters.values()
+    options = inspect.signature(kind).parameters.values()
     return _is_own(kind) or all(p.kind != p.VAR_KEYWORD for p in options)
 
 

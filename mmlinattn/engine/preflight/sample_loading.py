@@ -1,4 +1,4 @@
-"""Guarded loading of samples: errors name the file, and masks that exhaust memory are refused."""
+"""Checked loading of samples: errors name the file; masks that exhaust memory are an error."""
 
 from typing import Any, Iterator, List, Optional, Tuple
 
@@ -8,14 +8,15 @@ from mmengine import fileio
 from mmengine.dataset import BaseDataset
 from torch import Tensor
 
-from ...datasets.audit.coco import why_bad_mask
-from ...datasets.audit.images import exif_orientation, why_incomplete, why_incomplete_file
+from ...datasets.audit.coco import bad_mask_reason
+from ...datasets.audit.images import exif_orientation, file_truncation_reason, truncation_reason
 from ...datasets.file_backends import StoreError
-from ...utils import why_outside
+from ...datasets.video import LoadClip
+from ...utils import outside_reason
 from .data import DataError, Labels, folders_of
 
 
-class Guarded:
+class CheckedLoading:
     """Wrapper of a loading transform of MMCV, MMDetection or MMSegmentation; errors name the image.
 
     pycocotools exhausts the memory if a mask outline has NaN or lies far outside the image.
@@ -45,7 +46,7 @@ class Guarded:
         except Exception as error:  # decoders raise any type of error
             if self.skipped is None:
                 why = str(error) or type(error).__name__  # a MemoryError has no text
-                raise DataError(f'{results.get("img_path")} cannot be loaded: {why}') from error
+                raise DataError(f'{path_of(results)} cannot be loaded: {why}') from error
             self.skipped[results['sample_idx']] = 1
             return None
 
@@ -61,16 +62,16 @@ class Guarded:
         """Apply the transform. If images may be skipped, raise DataError for incomplete files."""
         if isinstance(self.load, LoadAnnotations):
             return self._loaded_annotations(results)
-        self._check_folder(results.get('img_path'), 'it')
+        self._check_folder(path_of(results), 'it')
         if not self.labels.of_pixels:
             _check_label(results.get('gt_label'), self.labels, 'its label')
         strict = self.skipped is not None
-        if strict:
-            what = _why_incomplete(results['img_path'], self.load.backend_args)
+        if strict and not isinstance(self.load, LoadClip):
+            what = _truncation_reason(results['img_path'], self.load.backend_args)
             if what:
                 raise DataError(what)
         found = self.load(results)
-        size = results.get('height'), results.get('width')
+        size: Any = results.get('height'), results.get('width')
         if found is not None and None not in size and size != found['img_shape']:
             if strict:
                 raise DataError(f'has the size {found["img_shape"]}, its annotation says {size}')
@@ -87,36 +88,41 @@ class Guarded:
         return found
 
     def _check_folder(self, path: Any, name: str) -> None:
-        what = why_outside(path, self.folders) if isinstance(path, str) else None
+        what = outside_reason(path, self.folders) if isinstance(path, str) else None
         if what:
             raise DataError(f'{name} {what}')
 
 
-def _why_incomplete(path: str, backend_args: Optional[dict]) -> Optional[str]:
+def path_of(results: dict) -> Any:
+    """Return the image or video that a sample is loaded from."""
+    return results.get('video_path', results.get('img_path'))
+
+
+def _truncation_reason(path: str, backend_args: Optional[dict]) -> Optional[str]:
     if backend_args is None and '://' not in path:
-        return why_incomplete_file(path)
-    return why_incomplete(fileio.get(path, backend_args))
+        return file_truncation_reason(path)
+    return truncation_reason(fileio.get(path, backend_args))
 
 
-def guard_loading(dataset: Any) -> None:
-    """Wrap the loading transforms of a data set by :class:`Guarded`, also inside wrappers."""
+def check_loading(dataset: Any) -> None:
+    """Wrap the loading transforms of a data set, and of those inside it, by CheckedLoading."""
     for part in base_datasets(dataset):
         transforms = getattr(getattr(part, 'pipeline', None), 'transforms', [])
         for i, load in enumerate(transforms):
-            if isinstance(load, (LoadImageFromFile, LoadAnnotations)):
-                transforms[i] = Guarded(load, folders_of(part))
+            if isinstance(load, (LoadImageFromFile, LoadAnnotations, LoadClip)):
+                transforms[i] = CheckedLoading(load, folders_of(part))
 
 
 def limit_labels(dataset: Any, labels: Labels) -> None:
-    """Make guarded transforms (:func:`guard_loading`) refuse labels that the model lacks."""
+    """Make guarded transforms (:func:`check_loading`) refuse labels that the model lacks."""
     for part in base_datasets(dataset):
-        for guard in guards_of(part):
+        for guard in loading_checks(part):
             guard.labels = labels
 
 
-def guards_of(part: BaseDataset) -> List[Guarded]:
+def loading_checks(part: BaseDataset) -> List[CheckedLoading]:
     """Return the guarded transforms of a data set."""
-    return [step for step in part.pipeline.transforms if isinstance(step, Guarded)]
+    return [step for step in part.pipeline.transforms if isinstance(step, CheckedLoading)]
 
 
 def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
@@ -130,7 +136,7 @@ def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
 
 
 def _check_instances(load: LoadAnnotations, results: dict, labels: Labels) -> None:
-    size = results.get('height'), results.get('width')
+    size: Any = results.get('height'), results.get('width')
     for i, instance in enumerate(results.get('instances') or ()):
         box, mask, label = (instance.get(key) for key in ('bbox', 'mask', 'bbox_label'))
         if box is not None and not np.isfinite(np.asarray(box, float)).all():
@@ -140,7 +146,7 @@ def _check_instances(load: LoadAnnotations, results: dict, labels: Labels) -> No
         if not mask and getattr(load, 'with_mask', False):
             raise DataError(f'instance {i} has no mask')
         if mask and None not in size:
-            what = why_bad_mask(mask, size, margin=max(size))
+            what = bad_mask_reason(mask, size, margin=max(size))
             if what:
                 raise DataError(f'the mask of instance {i}: {what}')
 

@@ -5,10 +5,10 @@ from typing import Callable
 from mmengine.config import Config
 from mmengine.logging import print_log
 from mmengine.model import BaseModule, is_model_wrapper
-from torch import nn
 
-from ...checkpoints import CheckpointError, Report, check_fits, check_whole
+from ...checkpoints import CheckpointError, LoadReport, check_complete, check_fits
 from ..config import pretraining_config
+from ..runner.console import announce
 from ..runner.runner import PluginFeatures
 
 # Parts that may have other shapes in a checkpoint for fine-tuning, due to other classes.
@@ -35,7 +35,7 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
         report = check_fits(cfg.load_from, model, may_differ=() if whole else HEADS, read=read)
         _report('load_from', report)
         if whole:
-            check_whole(cfg.load_from, report)
+            check_complete(cfg.load_from, report)
     if testing or cfg.get('resume'):
         return
     for name, module in model.named_modules():
@@ -45,7 +45,7 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
                 _check_pretrained(f'{name}.init_cfg'.lstrip('.'), module, init, read)
 
 
-def _check_pretrained(name: str, module: nn.Module, init: dict, read: Callable) -> None:
+def _check_pretrained(name: str, module: BaseModule, init: dict, read: Callable) -> None:
     source = init['checkpoint']
     try:
         read(source)
@@ -58,7 +58,7 @@ def _check_pretrained(name: str, module: nn.Module, init: dict, read: Callable) 
         )
         raise FileNotFoundError(
             f'{error}; {name} starts from it. {training}To start from other weights, such as '
-            'released ones converted by tools/model_converters/convert.py, add '
+            'released ones converted by mmlinattn convert, add '
             f'--cfg-options model.{name}.checkpoint=FILE; to train from scratch, add '
             f'--cfg-options model.{name}=None'
         ) from error
@@ -70,11 +70,11 @@ def _check_pretrained(name: str, module: nn.Module, init: dict, read: Callable) 
         print_log(f'{name}: {error}; {type(module).__name__} may convert it', 'current')
 
 
-def _renames_weights(module: nn.Module) -> bool:
+def _renames_weights(module: BaseModule) -> bool:
     """Return True for framework backbones (Swin, ViT, ...) that may convert or resize weights."""
     of_framework = not type(module).__module__.startswith('mmlinattn.')
     return of_framework and type(module).init_weights is not BaseModule.init_weights
 
 
-def _report(name: str, report: Report) -> None:
-    print_log(f'{name}: {report}', 'current')
+def _report(name: str, report: LoadReport) -> None:
+    announce(f'{name}: {report}')

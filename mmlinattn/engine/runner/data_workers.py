@@ -41,7 +41,8 @@ class _ReportingWorker:
         self.init = init
 
     def __call__(self, worker_id: int) -> None:
-        multiprocessing.queues.Queue._on_queue_feeder_error = _send_error  # type: ignore
+        queue: Any = multiprocessing.queues.Queue  # its types lack the method
+        queue._on_queue_feeder_error = _send_error
         if self.init is not None:
             self.init(worker_id)
 

@@ -6,7 +6,7 @@ from typing import Any, Iterator, Optional, Union
 
 from mmengine.device import get_device
 from mmengine.dist import is_distributed
-from mmengine.logging import print_log
+from mmengine.logging import MMLogger, print_log
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.registry import LOOPS
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
@@ -14,36 +14,45 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from ...checkpoints import CheckpointError, CheckpointStore, serve_mmengine
+from ...checkpoints import CheckpointCache, CheckpointError, replace_mmengine_readers
 from ...datasets.file_backends import check_no_secrets
-from ..config import is_of
-from ..distributed.resume_world_size import lengths_of, replay, say_what_changed
+from ...models.layers import optimize_for_cpu
+from ...utils.messages import known_messages_hidden
+from ..config import is_subtype
+from ..distributed.resume_world_size import replay, schedule_lengths, warn_on_world_size_change
 from ..hooks.skip_corrupt_hook import SkippedImages, SkippedImagesHook
+from ..preflight.classes import check_heads, check_names
 from ..preflight.data import (
     DataError,
-    check_categories,
     check_images,
     check_metrics,
     check_objects,
+    empty_reason,
     labels_of,
-    why_empty,
-    why_unusable,
+    unusable_reason,
 )
-from ..preflight.evaluators import check_evaluator
-from ..preflight.sample_loading import base_datasets, guard_loading, limit_labels
+from ..preflight.dataset_audit import check_maps
+from ..preflight.evaluators import check_evaluator, check_scored_file
+from ..preflight.sample_loading import base_datasets, check_loading, limit_labels
 from .allocator import keep_freed_memory
+from .console import hide_start, show
 from .data_workers import allow_open_files, report_unsent_batches
+from .summary import summary
 from .train_loop import ResumableEpochLoop
 
 # Attribute of a data loader that skips corrupt images.
 SKIPPED = 'skipped_images'
 
 
-class PluginFeatures:
+# The mixin takes the attributes of the runner beside it.
+_Runner: Any = object
+
+
+class PluginFeatures(_Runner):
     """Mixin of the features that this package adds to MMEngine's runners.
 
     - Each checkpoint is read once and safely: the content that was checked is the content that is
-      loaded (:class:`mmlinattn.checkpoints.CheckpointStore`).
+      loaded (:class:`mmlinattn.checkpoints.CheckpointCache`).
     - Training by epochs resumes inside an epoch.
     - A data set without usable images is an error, and errors name the file that cannot be loaded.
       With ``skip_corrupt`` in the training data loader such files are skipped
@@ -52,6 +61,8 @@ class PluginFeatures:
     - Metrics are tried on a made-up sample when their loop is built
       (:func:`.evaluators.check_evaluator`).
     - On a CPU freed memory is kept for the next operations (:func:`keep_freed_memory`).
+    - The console shows a summary before the first iteration; environment, config, hooks and the
+      initialisation of weights are in the log file (:mod:`.console`, :mod:`.summary`).
 
     Raises:
         ValueError: see :func:`mmlinattn.datasets.file_backends.check_no_secrets`.
@@ -63,20 +74,29 @@ class PluginFeatures:
         if get_device() == 'cpu':
             keep_freed_memory()
         allow_open_files()
-        self.checkpoints = CheckpointStore()
-        serve_mmengine(self.checkpoints.read)
+        self.checkpoints = CheckpointCache()
+        replace_mmengine_readers(self.checkpoints.read)
         super().__init__(*args, **kwargs)
 
+    def register_default_hooks(self, hooks: Optional[dict] = None) -> None:
+        """Register the default hooks; ``report=None`` leaves the report out."""
+        super().register_default_hooks(
+            hooks and {k: v for k, v in hooks.items() if k != 'report' or v is not None}
+        )
+
     def load_or_resume(self) -> None:
-        with _resume_errors(self):
+        show(self.logger)
+        if not self._has_loaded:
+            self.logger.info(summary(self))
+        with _resume_errors(self), known_messages_hidden():
             self._load_or_resume()
 
     def _load_or_resume(self) -> None:
-        built = lengths_of(self.param_schedulers)
+        built = schedule_lengths(self.param_schedulers)
         super().load_or_resume()
         self.checkpoints.release()
         loop = self._train_loop
-        other_images = isinstance(loop, BaseLoop) and say_what_changed(self)
+        other_images = isinstance(loop, BaseLoop) and warn_on_world_size_change(self)
         if isinstance(loop, ResumableEpochLoop):
             batches = loop.fit_epoch(other_images)
             if batches is not None:
@@ -88,7 +108,7 @@ class PluginFeatures:
     def build_train_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         if isinstance(loop, dict):
             loop = dict(loop)
-            if loop.get('by_epoch') or is_of(loop, EpochBasedTrainLoop, LOOPS):
+            if loop.get('by_epoch') or is_subtype(loop, EpochBasedTrainLoop, LOOPS):
                 loop.pop('by_epoch', None)
                 loop['type'] = ResumableEpochLoop
         loop = super().build_train_loop(loop)
@@ -96,21 +116,33 @@ class PluginFeatures:
         skipped = getattr(loop.dataloader, SKIPPED, None)
         if skipped is not None:
             self.register_hook(SkippedImagesHook(skipped))
+        self._check_labels(loop.dataloader, 'train_dataloader')
         return loop
 
     def build_val_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         _refuse_skipping(self._val_dataloader, 'val_dataloader')
-        loop = super().build_val_loop(loop)
+        check_scored_file(self.cfg, 'val')
+        with known_messages_hidden():
+            loop = super().build_val_loop(loop)
+        self._check_labels(loop.dataloader, 'val_dataloader')
         check_metrics(loop.evaluator)
         check_evaluator(loop.evaluator, self._val_evaluator, self._plain_model(), 'val_evaluator')
         return loop
 
     def build_test_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         _refuse_skipping(self._test_dataloader, 'test_dataloader')
-        loop = super().build_test_loop(loop)
+        check_scored_file(self.cfg, 'test')
+        with known_messages_hidden():
+            loop = super().build_test_loop(loop)
+        self._check_labels(loop.dataloader, 'test_dataloader')
         check_metrics(loop.evaluator)
         check_evaluator(loop.evaluator, self._test_evaluator, self._plain_model(), 'test_evaluator')
         return loop
+
+    def _check_labels(self, loader: DataLoader, name: str) -> None:
+        check_heads(self._plain_model(), getattr(loader.dataset, 'metainfo', {}), name)
+        if not hasattr(loader, SKIPPED):
+            check_maps(loader.dataset, labels_of(self.cfg.get('model') or {}))
 
     def _plain_model(self) -> nn.Module:
         return self.model.module if is_model_wrapper(self.model) else self.model
@@ -126,22 +158,25 @@ class PluginFeatures:
             dataloader = dict(dataloader)
             share = dataloader.pop('skip_corrupt', None)
         try:
-            loader = Runner.build_dataloader(dataloader, seed, diff_rank_seed)
+            with known_messages_hidden():
+                loader = Runner.build_dataloader(dataloader, seed, diff_rank_seed)
         except (DataError, CheckpointError):
             raise
         except Exception as error:
+            if not isinstance(dataloader, dict):
+                raise
             # MMEngine concatenates the records of all images and fails if there are none.
             if 'need at least one array to concatenate' in str(error):
-                raise DataError(why_empty(dataloader)) from error
-            why = why_unusable(dataloader)
+                raise DataError(empty_reason(dataloader)) from error
+            why = unusable_reason(dataloader)
             if not why:
                 raise
             raise DataError(why) from error
         for part in base_datasets(loader.dataset):
-            check_categories(part)
+            check_names(part)
             check_objects(part)
         check_images(loader.dataset)
-        guard_loading(loader.dataset)
+        check_loading(loader.dataset)
         report_unsent_batches(loader)
         if share is not None:
             setattr(loader, SKIPPED, SkippedImages(loader.dataset, share))
@@ -151,13 +186,22 @@ class PluginFeatures:
 class PluginRunner(PluginFeatures, Runner):
     """MMEngine's Runner with :class:`PluginFeatures`, used by the command lines."""
 
+    optim_wrapper: Any  # a config until prepare_training()
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
+        return hide_start(super().build_logger(*args, **kwargs))
+
     def prepare_training(self) -> None:
         """Build loops and optimizer, so that errors in a config come before any work."""
         self.train_loop, self.val_loop  # noqa: B018  built on first access
         self.optim_wrapper = self.build_optim_wrapper(self.optim_wrapper)
 
     def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
-        on_cpu = is_distributed() and get_device() == 'cpu'
+        model = plain_batch_norm(model)
+        on_cpu = get_device() == 'cpu'
+        if on_cpu:
+            optimize_for_cpu(model)
+        on_cpu = on_cpu and is_distributed()
         if on_cpu and model_wrapper_cfg is None:
             # The default wrapper selects a GPU by its number.
             model_wrapper_cfg = dict(
@@ -166,7 +210,7 @@ class PluginRunner(PluginFeatures, Runner):
                 broadcast_buffers=False,
                 find_unused_parameters=self.cfg.get('find_unused_parameters', False),
             )
-        model = super().wrap_model(model_wrapper_cfg, plain_batch_norm(model))
+        model = super().wrap_model(model_wrapper_cfg, model)
         if on_cpu and isinstance(model, DistributedDataParallel):
             # Without this the first step of each start sums gradients in another order, and a
             # resumed training differs from an uninterrupted one.

@@ -14,7 +14,7 @@ from ..preflight.data import DataError
 BATCHES = 'batches_an_epoch'
 
 
-class _Rest:
+class _SkippedBatchSampler:
     """Batch sampler that skips the first ``start`` batches of another one."""
 
     def __init__(self, batch_sampler: Any, start: int) -> None:
@@ -33,11 +33,13 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
     """MMEngine's EpochBasedTrainLoop, resuming at the iteration of the checkpoint.
 
     MMEngine resumes at the start of the epoch. This loop reads only the remaining samples.
-    ``tools/train.py`` uses it in place of ``EpochBasedTrainLoop``; the arguments are the same.
+    ``mmlinattn train`` uses it in place of ``EpochBasedTrainLoop``; the arguments are the same.
 
     Raises:
         DataError: an epoch has no batch, since ``drop_last`` drops the only one.
     """
+
+    _iter: int  # of MMEngine's loop
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -98,16 +100,16 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
         self.runner.logger.info(f'Resumed {where} {batches}.')
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
-        for idx, data_batch in enumerate(_rest_of(self.dataloader, start), start):
+        for idx, data_batch in enumerate(_skip_batches(self.dataloader, start), start):
             self.run_iter(idx, data_batch)
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1
 
 
-def _rest_of(loader: DataLoader, start: int) -> DataLoader:
+def _skip_batches(loader: DataLoader, start: int) -> DataLoader:
     return DataLoader(
         loader.dataset,
-        batch_sampler=_Rest(loader.batch_sampler, start),
+        batch_sampler=_SkippedBatchSampler(loader.batch_sampler, start),
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,

@@ -7,14 +7,14 @@ from pathlib import Path
 from mmengine.logging import print_log
 
 from ...utils import FolderInUse, lock_folder
-from ..distributed.launch import of_first_process
+from ..distributed.launch import broadcast_from_first
 
 # torchrun waits 30 s for its processes to end before it kills them.
 RESTART_S = 35.0
 LOOKS_EVERY_S = 0.5
 
 
-def claim_folder(folder: str, restarted: bool = False) -> bool:
+def lock_work_dir(folder: str, restarted: bool = False) -> bool:
     """Lock a folder for this training. All its processes call this together; the first one locks.
 
     Args:
@@ -26,9 +26,9 @@ def claim_folder(folder: str, restarted: bool = False) -> bool:
 
     Raises:
         mmlinattn.utils.FolderInUse: another training uses the folder.
-        mmlinattn.utils.NotWritten: the folder is not writable.
+        mmlinattn.utils.WriteError: the folder is not writable.
     """
-    locked = of_first_process(lambda: _lock(Path(folder), RESTART_S if restarted else 0.0))
+    locked = broadcast_from_first(lambda: _lock(Path(folder), RESTART_S if restarted else 0.0))
     if not locked:
         print_log(
             f'{folder}: its file system has no locks; start no other training in this folder',

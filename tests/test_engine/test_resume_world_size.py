@@ -17,9 +17,9 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from mmlinattn.engine.distributed import resume_world_size
 from mmlinattn.engine.distributed.resume_world_size import (
-    lengths_of,
     replay,
-    say_what_changed,
+    schedule_lengths,
+    warn_on_world_size_change,
 )
 from mmlinattn.engine.runner.train_loop import ResumableEpochLoop
 
@@ -51,7 +51,7 @@ class Training:
 
     def resume(self, other: 'Training', epoch: int) -> None:
         """From the start of an epoch, as the runner does it."""
-        built = lengths_of(self.schedulers)
+        built = schedule_lengths(self.schedulers)
         self.optimizer.load_state_dict(other.optimizer.state_dict())
         for mine, theirs in zip(self.schedulers, other.schedulers):
             mine.load_state_dict(dict(theirs.state_dict()))
@@ -154,7 +154,7 @@ def resumed(monkeypatch, loader, then: int, now: int, batch: int, iteration: int
     runner = SimpleNamespace(train_dataloader=loader, message_hub=hub, logger=logger)
     loop = ResumableEpochLoop.__new__(ResumableEpochLoop)
     loop._runner, loop.dataloader, loop._epoch, loop._iter = runner, loader, 1, 5 + iteration
-    moved = loop.fit_epoch(say_what_changed(runner))
+    moved = loop.fit_epoch(warn_on_world_size_change(runner))
     return '\n'.join(said), loop._iter, moved
 
 

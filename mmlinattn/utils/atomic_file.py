@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Iterator
 
 
-class NotWritten(OSError):
+class WriteError(OSError):
     """Error for a file that cannot be written; an existing file is unchanged."""
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary file that replaces ``path`` when the block ends without an error.
 
     It is in the folder of ``path`` and is flushed to disk before it is renamed. A kill or a power
@@ -22,13 +22,13 @@ def whole_file(path: Path) -> Iterator[Path]:
         path: the final name; its folder must exist.
 
     Raises:
-        NotWritten: the folder is not writable, the disk is full, or ``path`` is not a regular
+        WriteError: the folder is not writable, the disk is full, or ``path`` is not a regular
             file, such as ``/dev/null``. ``path`` is unchanged.
 
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / 'a.txt'
-        >>> with whole_file(path) as temporary:
+        >>> with atomic_write(path) as temporary:
         ...     _ = temporary.write_text('all of it')
         >>> path.read_text()
         'all of it'
@@ -41,15 +41,15 @@ def whole_file(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
         to_disk(path.parent)
     except OSError as error:
-        raise NotWritten(
+        raise WriteError(
             f'{path} cannot be written: {error.strerror or error}; older files are as they were'
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def remove_remains(folder: Path) -> None:
-    """Remove temporary files of :func:`whole_file` that killed processes have left.
+def remove_temporary_files(folder: Path) -> None:
+    """Remove temporary files of :func:`atomic_write` that killed processes have left.
 
     Files of other processes that are running on this machine are kept: they may still be written.
     """
@@ -78,27 +78,27 @@ def check_writable(path: Path) -> None:
     Missing folders are created.
 
     Raises:
-        NotWritten: the file cannot be written.
+        WriteError: the file cannot be written.
 
     Example:
         >>> check_writable(Path('/dev/null/out.json'))
         Traceback (most recent call last):
             ...
-        mmlinattn.utils.atomic_write.NotWritten: /dev/null/out.json cannot be written: File exists
+        mmlinattn.utils.atomic_file.WriteError: /dev/null/out.json cannot be written: File exists
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise NotWritten(f'{path} cannot be written: {error.strerror or error}') from error
+        raise WriteError(f'{path} cannot be written: {error.strerror or error}') from error
     _check_replaceable(path)
 
 
 def _check_replaceable(path: Path) -> None:
     if path.exists() and not path.is_file():
         kind = 'a folder' if path.is_dir() else 'not a regular file'
-        raise NotWritten(f'{path} cannot be written: it is {kind}')
+        raise WriteError(f'{path} cannot be written: it is {kind}')
 
 
 def to_disk(path: Path) -> None:

@@ -51,7 +51,7 @@ def open_regular(path: str, limited: bool = True) -> BinaryIO:
         raise
 
 
-def why_outside(path: str, folders: Iterable[str]) -> Optional[str]:
+def outside_reason(path: str, folders: Iterable[str]) -> Optional[str]:
     """Return why a path is outside the folders of its data set, or None if it is inside.
 
     Links to folders are followed, because large data sets are often stored on another disk. A
@@ -62,8 +62,8 @@ def why_outside(path: str, folders: Iterable[str]) -> Optional[str]:
         folders: folders of the data set; if empty, every path is inside.
 
     Example:
-        >>> why_outside('data/coco/train2017/1.jpg', ['data/coco'])
-        >>> why_outside('data/coco/../../secret.png', ['data/coco'])
+        >>> outside_reason('data/coco/train2017/1.jpg', ['data/coco'])
+        >>> outside_reason('data/coco/../../secret.png', ['data/coco'])
         "is outside of the folders of its data set, 'data/coco'"
     """
     folders = [*folders]

@@ -1,0 +1,1 @@
+"""Report of a training: curves, scores per class, confusion matrix, precision and recall."""

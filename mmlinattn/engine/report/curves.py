@@ -1,0 +1,102 @@
+"""Curves of losses, scores and learning rate, from the scalars that MMEngine logs."""
+
+import json
+from pathlib import Path
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Losses and scores beside which more lines could not be told apart.
+MOST_LINES = 9
+NO_SCORES = {'data_time', 'time', 'step', 'memory'}
+# A loss that varies by more is drawn on a logarithmic axis.
+WIDE_RANGE = 30.0
+Curves = Dict[str, List[Tuple[float, float]]]
+
+
+def read_scalars(
+    folder: Path, runs: Sequence[Tuple[str, int]], epoch_length: Optional[int]
+) -> Tuple[Curves, Curves]:
+    """Read what a training and its resumed parts have logged.
+
+    Args:
+        folder: work directory.
+        runs: folder of each part in it, and the iteration at which the part began.
+        epoch_length: iterations per epoch of a training by epochs, else None.
+
+    Returns:
+        logged values by name, in training and in validation: lists of (x, value), where x is in
+        epochs or iterations. NaN and infinite values are left out, and COCO's -1 for "no objects".
+    """
+    training: Curves = {}
+    validation: Curves = {}
+    ends = [start for _, start in runs[1:]] + [float('inf')]
+    unit = epoch_length or 1
+    for (run, _), end in zip(runs, ends):
+        path = folder / run / 'vis_data' / 'scalars.json'
+        iteration = 0
+        for text in path.read_text(encoding='utf-8').splitlines() if path.is_file() else ():
+            line = json.loads(text)
+            if 'iter' in line:
+                iteration, curves, x = line['iter'], training, line['iter'] / unit
+            else:
+                # Of a training by iterations, ``step`` may be the epoch, which is 0.
+                curves, x = validation, max(line['step'], iteration / unit)
+                x = line['step'] if epoch_length else x
+            if x * unit > end:
+                break  # done again by the next part
+            for name, value in line.items():
+                number = isinstance(value, (int, float)) and np.isfinite(value)
+                if number and not (curves is validation and value == -1):
+                    curves.setdefault(name, []).append((x, value))
+    return training, validation
+
+
+def draw_curves(training: Curves, validation: Curves, unit: str) -> Optional[Figure]:
+    """Draw losses, scores and learning rate side by side; return None without losses.
+
+    Args:
+        training, validation: from :func:`read_scalars`.
+        unit: label of the x axis.
+    """
+    parts = [name for name in training if 'loss' in name and name != 'loss']
+    if len(parts) > MOST_LINES:  # those of the inner layers of a decoder
+        parts = [name for name in parts if name[:1] != 'd' or '.' not in name]
+    losses = [*filter(training.get, ['loss']), *(parts if len(parts) > 1 else ())]
+    if not losses:
+        return None
+    scores = [name for name in validation if name not in NO_SCORES and not _of_a_class(name)]
+    figure = Figure(figsize=(16 if scores else 11, 4.8), dpi=110, layout='constrained')
+    axes = figure.subplots(1, 3 if scores else 2)
+    _draw(axes[0], training, losses, 'loss')
+    values = [value for name in losses for _, value in training[name] if value > 0]
+    if values and max(values) > WIDE_RANGE * float(np.median(values)):
+        axes[0].set_yscale('log')
+    if scores:
+        title = scores[0] if len(scores) == 1 else 'scores of the validation'
+        _draw(axes[1], validation, scores, title, marker='o')
+    _draw(axes[-1], training, ['lr'], 'learning rate')
+    for axis in axes:
+        axis.set_xlabel(unit)
+    return figure
+
+
+def _of_a_class(name: str) -> bool:
+    """Return True for ``coco/NAME_precision`` of CocoMetric with ``classwise``."""
+    return name.startswith('coco/') and name.endswith('_precision')
+
+
+def _draw(axis: Axes, curves: Curves, names: Iterable[str], title: str, marker: str = '') -> None:
+    for name in [*names][:MOST_LINES]:
+        total = name == 'loss'
+        x, y = zip(*curves.get(name) or [(np.nan, np.nan)])
+        axis.plot(
+            x, y, label=name, marker=marker, markersize=4,
+            color='black' if total else None, linewidth=2 if total else 1.3,
+        )  # fmt: skip
+    axis.set_title(title)
+    axis.grid(alpha=0.3)
+    if len(axis.lines) > 1:  # below the axis, where it covers no curve
+        axis.legend(loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=8)

@@ -1,0 +1,12 @@
+"""Errors that the command lines print in one line."""
+
+
+class InputError(ValueError):
+    """Error of images that a model cannot take; the message names the size and the cure.
+
+    Example:
+        >>> raise InputError('images of 30x32 are no whole number of patches')
+        Traceback (most recent call last):
+            ...
+        mmlinattn.utils.errors.InputError: images of 30x32 are no whole number of patches
+    """

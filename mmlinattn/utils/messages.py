@@ -1,0 +1,82 @@
+"""Messages of other packages that a user of this one cannot act on, kept off the console.
+
+:data:`MESSAGES` is the whole list. The command line hides them for the life of the process;
+``import mmlinattn`` hides them while it imports the frameworks. Log files have what is logged.
+"""
+
+import contextlib
+import io
+import logging
+import re
+import sys
+import warnings
+from typing import Dict, Iterator
+
+# Start of the message -> why it is hidden.
+MESSAGES: Dict[str, str] = {
+    'Line NMS is not compiled.': 'mmdet logs it at import; its lane detector CLRNet alone needs it',
+    'Could not import OneDL': "the frameworks print it at import; OneDL's data sets alone need it",
+    'faster_coco_eval is not installed': 'mmdet warns at import; FasterCocoMetric alone needs it',
+    '"FileClient" will be deprecated': "MMEngine's own CheckpointHook uses it",
+    '"HardDiskBackend" is the alias': "MMEngine's own CheckpointHook uses it",
+    'The draw is False, it means that the hook': "the default of mmseg's own base configs",
+    '`reduce_zero_label` will be deprecated': "an option of mmseg's own base configs",
+    'Default ``avg_non_ignore`` is False': 'the loss that the papers of mmseg were trained with',
+    'The prefix is not set in metric class': "the default of mmseg's own base configs",
+    'loading annotations into memory...': 'progress of pycocotools; the summary names the data',
+    'Done (t=': 'progress of pycocotools',
+    'creating index...': 'progress of pycocotools',
+    'index created!': 'progress of pycocotools',
+    'Loads checkpoint by': "MMEngine prints it and then logs 'Load checkpoint from'",
+}
+
+
+def is_known(text: str) -> bool:
+    """Return True if a text begins with a message of the list.
+
+    Example:
+        >>> is_known('Could not import OneDL. Skipping OneDL datasets.'), is_known('Could not')
+        (True, False)
+    """
+    return text.lstrip().startswith(tuple(MESSAGES))
+
+
+class KnownMessageFilter(logging.Filter):
+    """Filter of log records that drops the messages of the list."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not is_known(record.getMessage())
+
+
+FILTER = KnownMessageFilter()
+
+
+def hide_on_console(logger: logging.Logger) -> None:
+    """Hide the messages of the list in what a logger prints; its log file keeps them."""
+    for handler in logger.handlers:
+        if not isinstance(handler, logging.FileHandler):
+            handler.addFilter(FILTER)
+
+
+def hide_known_messages() -> None:
+    """Hide the messages of the list among warnings and in MMEngine's log, from now on."""
+    for text in MESSAGES:
+        warnings.filterwarnings('ignore', message=re.escape(text))
+    with contextlib.suppress(ModuleNotFoundError):
+        from mmengine.logging import MMLogger
+
+        hide_on_console(MMLogger.get_current_instance())
+
+
+@contextlib.contextmanager
+def known_messages_hidden() -> Iterator[None]:
+    """Hide the messages of the list among warnings, logs and prints inside the block."""
+    printed = io.StringIO()
+    with warnings.catch_warnings():
+        hide_known_messages()
+        try:
+            with contextlib.redirect_stdout(printed):
+                yield
+        finally:
+            lines = printed.getvalue().splitlines(keepends=True)
+            sys.stdout.writelines(line for line in lines if not is_known(line))

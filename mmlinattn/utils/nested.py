@@ -1,0 +1,34 @@
+"""Walk over nested configs."""
+
+from typing import Any, Iterator, Tuple
+
+
+def nodes(node: Any, place: str = '') -> Iterator[Tuple[str, Any]]:
+    """Yield a config and all values inside its dicts, lists and tuples, each with its place.
+
+    Example:
+        >>> [place for place, _ in nodes(dict(model=[dict(type='RAVLT')]))]
+        ['', 'model', 'model[0]', 'model[0].type']
+    """
+    yield place, node
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from nodes(value, f'{place}.{key}' if place else str(key))
+    elif isinstance(node, (list, tuple)):
+        for i, value in enumerate(node):
+            yield from nodes(value, f'{place}[{i}]')
+
+
+def dicts(node: Any, place: str = '') -> Iterator[Tuple[str, dict]]:
+    """Yield the dicts of :func:`nodes`."""
+    return ((where, value) for where, value in nodes(node, place) if isinstance(value, dict))
+
+
+def key_of(place: str) -> str:
+    """Return the key of a place in its dict, without the indices of lists.
+
+    Example:
+        >>> key_of('model.neck[0]')
+        'neck'
+    """
+    return place.rpartition('.')[2].partition('[')[0]

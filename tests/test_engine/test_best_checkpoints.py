@@ -1,0 +1,100 @@
+"""Best checkpoints, early stopping and averages of the weights, against their definitions."""
+
+import pytest
+import torch
+from mmengine.evaluator import BaseMetric
+from mmengine.model import BaseModel
+from torch import nn
+
+from mmlinattn.checkpoints import read_checkpoint
+from mmlinattn.engine.runner.runner import PluginRunner
+
+SCORES = [1.0, 3.0, 2.0, 3.05, 2.5, 3.05, 9.0]
+
+
+class Net(BaseModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, inputs, mode='tensor'):
+        return dict(loss=(self.weight * inputs).sum()) if mode == 'loss' else [{}]
+
+
+class Scripted(BaseMetric):
+    """The scores of a list, one per validation."""
+
+    default_prefix = 'accuracy'
+
+    def __init__(self, epoch) -> None:
+        super().__init__()
+        self.epoch = epoch
+
+    def process(self, data_batch, data_samples) -> None:
+        self.results.append(0)
+
+    def compute_metrics(self, results: list) -> dict:
+        return dict(top1=SCORES[self.epoch() - 1])
+
+
+def train(folder, epochs=7, hooks=(), checkpoint=(), **options):
+    loader = dict(
+        dataset=[dict(inputs=torch.ones(()))] * 2,
+        collate_fn=dict(type='default_collate'),
+        sampler=dict(type='DefaultSampler', shuffle=False),
+        batch_size=1,
+    )
+    saving = dict(type='AtomicCheckpointHook', interval=1, **dict(checkpoint))
+    runner = PluginRunner(
+        model=Net(), work_dir=str(folder), train_dataloader=loader, val_dataloader=loader,
+        train_cfg=dict(by_epoch=True, max_epochs=epochs), val_cfg=dict(),
+        val_evaluator=[Scripted(lambda: runner.epoch or 1)],
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.125)), custom_hooks=list(hooks),
+        default_hooks=dict(checkpoint=saving),
+        experiment_name=f'{folder}-{epochs}'.replace('/', '_'), **options,
+    )  # fmt: skip
+    runner.train()
+    return runner
+
+
+def test_the_best_checkpoint_is_kept_over_a_stop(tmp_path):
+    best = dict(save_best='accuracy/top1')
+    train(tmp_path, 3, checkpoint=best)
+    assert [p.name for p in tmp_path.glob('best_*')] == ['best_accuracy_top1_epoch_2.pth']
+    resume = dict(resume=True, load_from=str(tmp_path / 'epoch_3.pth'))
+    train(tmp_path, 6, checkpoint=best, **resume)
+    # 3.05 is better than 3, and the same score later is not.
+    assert [p.name for p in tmp_path.glob('best_*')] == ['best_accuracy_top1_epoch_4.pth']
+    found, regular = (
+        read_checkpoint(tmp_path / f'{name}.pth')['state_dict']['weight']
+        for name in ('best_accuracy_top1_epoch_4', 'epoch_4')
+    )
+    assert found == regular == 1 - 4 * 2 * 0.125
+
+
+@pytest.mark.parametrize(
+    # Epochs without a score that is better by min_delta than the best before, counted by hand.
+    'patience, min_delta, last', [(2, 0.1, 4), (3, 0.1, 5), (2, 0.01, 6), (5, 0.1, 7)],
+)  # fmt: skip
+def test_early_stopping(tmp_path, patience, min_delta, last):
+    hook = dict(
+        type='EarlyStoppingHook', monitor='accuracy/top1', patience=patience, min_delta=min_delta
+    )
+    runner = train(tmp_path, hooks=[hook])
+    assert runner.epoch == last and (tmp_path / f'epoch_{last}.pth').exists()
+    assert not (tmp_path / f'epoch_{last + 1}.pth').exists()
+
+
+def test_an_average_of_the_weights_over_a_stop(tmp_path):
+    hook = dict(type='EMAHook', momentum=0.25)
+    train(tmp_path / 'whole', 4, [hook])
+    train(tmp_path / 'part', 2, [hook])
+    train(tmp_path / 'part', 4, [hook], resume=True, load_from=str(tmp_path / 'part/epoch_2.pth'))
+    weights = [1 - 0.125 * step for step in range(1, 9)]
+    average = weights[0]  # MMEngine's begins with the weights after the first step
+    for weight in weights[1:]:
+        average = 0.75 * average + 0.25 * weight
+    for folder in ('whole', 'part'):
+        found = read_checkpoint(tmp_path / folder / 'epoch_4.pth')
+        assert float(found['state_dict']['weight']) == pytest.approx(average, rel=1e-6)
+        assert float(found['ema_state_dict']['module.weight']) == weights[-1]
