@@ -3,39 +3,48 @@
 Importing the package registers its modules; a config does that with
 ``custom_imports = dict(imports=['mmlinattn'])``. Without OpenMMLab only :mod:`mmlinattn.ops` works;
 access to the rest raises an ImportError that names the missing package.
+
+The command line imports nothing here, since it parses its arguments first. Every command that reads
+a config then imports :mod:`mmlinattn.engine`, which registers the same modules.
 """
 
 from pathlib import Path
 
 import mmlinattn_mmcv  # noqa: F401  replaces operators that mmcv-lite lacks, before mmcv.ops loads
 
-from . import ops
-from .utils.environment import prepare_environment
-from .utils.versions import warn_if_untested
+from .utils.environment import is_command_line, prepare_environment
 from .version import __version__
 
-__all__ = ['__version__', 'ops']
+__all__ = ['__version__']
 
 prepare_environment()
 
-try:
-    import mmcv  # noqa: F401
-    import mmengine  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name not in ('mmengine', 'mmcv'):
-        raise  # mmengine or mmcv is installed but misses a requirement
-    _missing = error
+if not is_command_line():
+    from . import ops
+    from .utils.messages import known_messages_hidden
+    from .utils.versions import warn_if_untested
 
-    def __getattr__(name: str):
-        if not (Path(__file__).parent / name).is_dir():
-            raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-        raise ImportError(
-            f'mmlinattn.{name} needs MMEngine and mmcv: docs/installation.md says how to install '
-            f'them ({_missing})'
-        ) from _missing
-else:
-    from . import datasets, engine, models
+    __all__ += ['ops']
+    try:
+        import mmcv  # noqa: F401
+        import mmengine  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name not in ('mmengine', 'mmcv'):
+            raise  # mmengine or mmcv is installed but misses a requirement
+        _missing = error
 
-    __all__ += ['datasets', 'engine', 'models']
+        def __getattr__(name: str):
+            if not (Path(__file__).parent / name).is_dir():
+                raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+            raise ImportError(
+                f'mmlinattn.{name} needs MMEngine and mmcv: docs/installation.md says how to '
+                f'install them ({_missing})'
+            ) from _missing
+    else:
+        with known_messages_hidden():
+            from . import datasets, engine, evaluation, models
+            from .models.layers import optimize_for_cpu
 
-warn_if_untested()
+        __all__ += ['datasets', 'engine', 'evaluation', 'models', 'optimize_for_cpu']
+
+    warn_if_untested()

@@ -4,55 +4,64 @@ import importlib
 import io
 import os
 import sys
+from types import ModuleType
 from typing import List, Optional
 
-from .utils.suggest import did_you_mean
+from .cli.commands import COMMANDS, find_command, usage
+from .utils.command_line import EXIT_CODE, errors_in_one_line
+from .utils.messages import hide_known_messages, known_messages_hidden
+from .utils.versions import warn_if_untested
 from .version import __version__
-
-COMMANDS = {
-    'train': 'train the model of a config',
-    'test': 'score a checkpoint or an exported file on the test data of a config',
-    'predict': 'predict images, folders, videos or a camera; pictures and COCO JSON',
-    'export': 'write a trained model as ONNX, OpenVINO or AOTInductor',
-    'latency': 'time a model and its exported files on the same images',
-    'app': 'a page in the browser: predictions, and what the attention looks at',
-    'convert': 'convert released weights',
-    'complexity': 'parameters and multiply-accumulates of a model',
-    'check-data': 'read all data of a config and report what is wrong with it',
-    'doctor': 'versions, GPU, kernels, data: what is there and what is not',
-}
-
-
-def usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f'  {name:<{width}}  {what}' for name, what in COMMANDS.items()]
-    return '\n'.join(
-        [
-            'usage: mmlinattn COMMAND [ARGUMENT ...]',
-            '       mmlinattn COMMAND --help | --version',
-            '',
-            *lines,
-        ]
-    )
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Run a command and return its exit code; return 2 for an unknown command."""
+    """Run a command and return its exit code; return 2 for an unknown command.
+
+    Arguments are parsed before the module of the command, and with it torch, is imported.
+    """
     for stream in (sys.stdout, sys.stderr):
         # File names may contain bytes that are not UTF-8; printing one must not raise.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors='backslashreplace')
-    name, *arguments = (sys.argv[1:] if argv is None else argv) or ['']
-    if name in ('-h', '--help', '--version'):
-        _show(__version__ if name == '--version' else usage())
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] in (['-h'], ['--help'], ['--version']):
+        _show(__version__ if words[0] == '--version' else usage())
         return 0
-    if name not in COMMANDS:
-        hint = did_you_mean(name, COMMANDS)
-        print(f'error: no command {name!r}{hint}' if name else usage(), file=sys.stderr)
-        return 2
-    command = importlib.import_module(f'{__package__}.cli.{name.replace("-", "_")}')
+    try:
+        name, arguments = find_command(words) if words else ('', [])
+    except ValueError as error:
+        print(f'error: {error} (mmlinattn --help)', file=sys.stderr)
+        return EXIT_CODE
+    if not name:
+        print(usage(), file=sys.stderr)
+        return EXIT_CODE
+    parse = COMMANDS[name].parse
+    args = parse(arguments)
     sys.argv = [f'mmlinattn {name}', *arguments]
-    return command.main() or 0
+    with errors_in_one_line(args.debug):
+        module = _import_command(name, parse.__name__)
+    return module.main(args) or 0
+
+
+def _import_command(name: str, module: str) -> ModuleType:
+    """Return the module of a command.
+
+    Raises:
+        ModuleNotFoundError: MMEngine or mmcv is not installed.
+    """
+    hide_known_messages()
+    try:
+        with known_messages_hidden():
+            found = importlib.import_module(f'{__package__}.cli.{module}')
+    except ModuleNotFoundError as error:
+        if error.name not in ('mmengine', 'mmcv'):
+            raise
+        raise ModuleNotFoundError(
+            f'mmlinattn {name} needs MMEngine and mmcv: docs/installation.md says how to install '
+            f'them ({error})'
+        ) from error
+    warn_if_untested()
+    return found
 
 
 def _show(text: str) -> None:

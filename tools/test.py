@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Script of the command ``python -m mmlinattn test``."""
+"""The command ``mmlinattn test``."""
 
+import runpy
 import sys
 
-from mmlinattn.cli.test import main
-
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.argv[:1] = ['mmlinattn', 'test']
+    runpy.run_module('mmlinattn', run_name='__main__')

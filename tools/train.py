@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Script of the command ``python -m mmlinattn train``."""
+"""The command ``mmlinattn train``."""
 
+import runpy
 import sys
 
-from mmlinattn.cli.train import main
-
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.argv[:1] = ['mmlinattn', 'train']
+    runpy.run_module('mmlinattn', run_name='__main__')

@@ -7,25 +7,28 @@ numbers of fvcore (the RWGKA paper). One multiplication with its addition counts
 Activations, softmax and other elementwise operators are never counted.
 
 The model runs once on fake tensors, which have a shape but no memory. A dispatch mode records every
-operator, including those inside composite functions.
+operator, including those inside composite functions, and :mod:`.formulas` counts it.
 """
 
 import copy
-import math
-import re
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import Callable, ContextManager, Dict, List, Sequence, Set, Tuple
+from functools import partial
+from typing import Callable, ContextManager, Dict, List, Sequence, Set, Tuple, TypeVar
 
 import torch
-from mmengine.model import BaseModel
+from mmengine.model import BaseModel, BaseModule
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .formulas import aten, elementwise, may_have_products, products
+
+T = TypeVar('T')
 MIN_SIZE = 32
 # Proposals per image in the heads of a two-stage detector, as counted by MMDetection 2.x.
 BOX_PROPOSALS, MASK_PROPOSALS = 1000, 100
@@ -98,11 +101,7 @@ def analyse(model: nn.Module, shape: Sequence[int]) -> Complexity:
         (224, True)
     """
     shape = check_shape(shape)
-    try:
-        counter = _run(model, shape, FakeTensorMode(allow_non_fake_inputs=True))
-    except RuntimeError:
-        # An operator has no fake implementation: run on real tensors, whose values do not matter.
-        counter = _run(model, shape, nullcontext())
+    counter = run_without_values(partial(_count, model, shape))
     costs = {}
     for name, module in model.named_modules():
         inner = f'model.{name}' if name else ''
@@ -112,9 +111,9 @@ def analyse(model: nn.Module, shape: Sequence[int]) -> Complexity:
             total=counter.total[inner],
             extended=counter.extended[inner],
         )
-    whole = costs.pop('')
+    model_cost = costs.pop('')
     return Complexity(
-        **vars(whole), shape=shape, by_module=costs, uncounted=dict(counter.uncounted)
+        **vars(model_cost), shape=shape, by_module=costs, uncounted=dict(counter.uncounted)
     )
 
 
@@ -166,11 +165,12 @@ class Forward(nn.Module):
 
     def _two_stage(self, images: Tensor) -> list:
         """Run the heads on zero RoI features: NMS and RoIAlign have no products to count."""
-        feats = self.model.extract_feat(images)
+        model: BaseModel = self.model
+        feats = model.extract_feat(images)
         outs = [feats]
-        if self.model.with_rpn:
-            outs.append(self.model.rpn_head(feats))
-        roi_head = self.model.roi_head
+        if model.with_rpn:
+            outs.append(model.rpn_head(feats))
+        roi_head = model.roi_head
         for kind, num in zip(('bbox', 'mask'), self.proposals):
             if not getattr(roi_head, f'with_{kind}', False):
                 continue
@@ -189,11 +189,20 @@ class Forward(nn.Module):
         return outs
 
 
-def _as_list(module: nn.Module) -> List[nn.Module]:
+def _as_list(module: BaseModule) -> List[BaseModule]:
     return list(module) if isinstance(module, nn.ModuleList) else [module]
 
 
-def _run(model: nn.Module, shape: Tuple[int, int], mode: ContextManager) -> '_Counter':
+def run_without_values(function: Callable[[ContextManager], T]) -> T:
+    """Return ``function(mode)`` on fake tensors, or on real ones if an operator needs them."""
+    try:
+        return function(FakeTensorMode(allow_non_fake_inputs=True))
+    except RuntimeError:
+        # An operator has no fake implementation. The values of the real tensors do not matter.
+        return function(nullcontext())
+
+
+def _count(model: nn.Module, shape: Tuple[int, int], mode: ContextManager) -> '_Counter':
     runner = Forward(copy_without_values(model, mode)).eval()
     counter = _Counter(runner)
     fast_path = torch.backends.mha.get_fastpath_enabled()
@@ -228,8 +237,11 @@ class _Counter(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.conv_linear, self.total, self.extended = Counter(), Counter(), Counter()
-        self.uncounted = Counter()
+        # Products by module, and calls by operator.
+        self.conv_linear: Counter[str] = Counter()
+        self.total: Counter[str] = Counter()
+        self.extended: Counter[str] = Counter()
+        self.uncounted: Counter[str] = Counter()
         self._parameters = {StorageWeakRef(p.untyped_storage()) for p in model.parameters()}
         self._running = ['']
         for name, module in model.named_modules():
@@ -237,95 +249,28 @@ class _Counter(TorchDispatchMode):
             module.register_forward_hook(lambda *_: self._running.pop() and None)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        name = func._schema.name.removesuffix('_')  # in-place variants have the same products
-        if name in COUNTS:
-            products = COUNTS[name](args, out)
-            # addmm, baddbmm and addmv take the summand first.
-            factors = args[1:3] if 'add' in name else args[:2]
-            linear = name == CONVOLUTION or any(
-                StorageWeakRef(factor.untyped_storage()) in self._parameters for factor in factors
-            )
-            for module in self._modules():
-                self.total[module] += products
-                self.extended[module] += products
-                self.conv_linear[module] += products if linear else 0
-        elif name in ELEMENTWISE:
-            for module in self._modules():
-                self.extended[module] += ELEMENTWISE[name](args, out)
-        elif SUSPICIOUS.match(name):
-            self.uncounted[name] += 1
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        count = products(func, args, kwargs, out)
+        if count is None and may_have_products(func):
+            self.uncounted[func._schema.name.removesuffix('_')] += 1
+        extended = elementwise(func, args, out) if count is None else count
+        conv_linear = count if count and self._has_weight(func, args) else 0
+        for module in self._modules() if extended else ():
+            self.total[module] += count or 0
+            self.extended[module] += extended
+            self.conv_linear[module] += conv_linear
         return out
+
+    def _has_weight(self, func: OpOverload, args: tuple) -> bool:
+        """Return True for a convolution or a product with a parameter as factor."""
+        # addmm, baddbmm and addmv take the summand first.
+        factors = args[1:3] if 'add' in func._schema.name else args[:2]
+        return func is aten.convolution.default or any(
+            StorageWeakRef(factor.untyped_storage()) in self._parameters for factor in factors
+        )
 
     def _modules(self) -> Set[str]:
         """Return the names of the running module and its parents."""
         parts = self._running[-1].split('.')
         return {'', *('.'.join(parts[:i]) for i in range(1, len(parts) + 1))}
-
-
-def _product(left: int) -> Callable:
-    """Return a counter of matrix products whose left factor (..., K) is argument ``left``."""
-
-    def count(args: tuple, out: Tensor) -> int:
-        return out.numel() * args[left].shape[-1]
-
-    return count
-
-
-def _convolution(args: tuple, out: Tensor) -> int:
-    """Count a convolution.
-
-    Arguments: input, weight, bias, stride, padding, dilation, transposed, output_padding, groups.
-    """
-    x, weight, transposed = args[0], args[1], args[6]
-    positions = (x if transposed else out).shape[2:]
-    return x.shape[0] * math.prod(positions) * weight.numel()
-
-
-def _attention(args: tuple, out: Tuple[Tensor, ...]) -> int:
-    """Count Q K^T and its product with V: (..., N, d), (..., M, d), (..., M, e) to (..., N, e)."""
-    query, key, out = args[0], args[1], out[0]
-    return math.prod(out.shape[:-1]) * key.shape[-2] * (query.shape[-1] + out.shape[-1])
-
-
-CONVOLUTION = 'aten::convolution'
-COUNTS = {
-    CONVOLUTION: _convolution,
-    'aten::mm': _product(0),
-    'aten::bmm': _product(0),
-    'aten::mv': _product(0),
-    'aten::dot': _product(0),
-    'aten::addmm': _product(1),
-    'aten::baddbmm': _product(1),
-    'aten::addmv': _product(1),
-    'aten::_scaled_dot_product_flash_attention_for_cpu': _attention,
-    'aten::_scaled_dot_product_flash_attention': _attention,
-    'aten::_scaled_dot_product_efficient_attention': _attention,
-    'aten::_scaled_dot_product_cudnn_attention': _attention,
-}
-
-
-def _per_input(amount: int) -> Callable:
-    return lambda args, out: amount * args[0].numel()
-
-
-def _batch_norm(args: tuple, out: Tuple[Tensor, ...]) -> int:
-    """Count the scale and, if the norm has weights, the shift, both with running statistics."""
-    return args[0].numel() * (1 if args[1] is None else 2)
-
-
-ELEMENTWISE = {
-    'aten::native_layer_norm': _per_input(5),
-    'aten::native_group_norm': _per_input(5),
-    'aten::native_batch_norm': _batch_norm,
-    'aten::_native_batch_norm_legit_no_training': _batch_norm,
-    'aten::cudnn_batch_norm': _batch_norm,
-    'aten::upsample_bilinear2d': lambda args, out: 4 * out.numel(),
-    'aten::_adaptive_avg_pool2d': _per_input(1),
-}
-# Operators that contain matrix products, and operators of other libraries, which may.
-SUSPICIOUS = re.compile(
-    r'(?!aten::|prim::|profiler::)|aten::(linalg_(?!vector_norm)\w*|\w*'
-    r'(mm|mv|dot|matmul|linear|einsum|conv\w*|attention\w*|transformer\w*|rnn\w*|cdist\w*|inverse)'
-    r')$'
-)

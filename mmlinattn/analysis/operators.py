@@ -1,8 +1,8 @@
 """Operators of a training step with their products and bytes, recorded on fake tensors."""
 
 import weakref
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import (
     Callable,
     ContextManager,
@@ -17,13 +17,13 @@ from typing import (
 
 import torch
 from torch import Tensor, UntypedStorage, nn
-from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..engine.distributed.fsdp_strategy import check_classes, of_classes
+from ..engine.distributed.fsdp_strategy import check_classes, modules_of_classes
 from ..models.layers.activation_checkpointing import checkpoint_forward
-from .complexity import COUNTS, SUSPICIOUS, Forward, check_shape, copy_without_values
+from .complexity import Forward, check_shape, copy_without_values, run_without_values
+from .formulas import may_have_products, products
 
 # Samples per image of the standard assigners in training, in the heads of a two-stage detector.
 SAMPLED_BOXES, SAMPLED_MASKS = 512, 128
@@ -110,20 +110,16 @@ def training_step(
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError('the model has no parameter to train')
     check_classes('checkpointing', checkpointing, model)
-    arguments = model, (batch, 3, *shape), dtype, checkpointing
-    try:
-        return _run(*arguments, FakeTensorMode(allow_non_fake_inputs=True))
-    except RuntimeError:
-        # An operator has no fake implementation: run on real tensors, whose values do not matter.
-        return _run(*arguments, nullcontext())
+    record = partial(_record, model, (batch, 3, *shape), dtype, checkpointing)
+    return run_without_values(record)
 
 
-def _run(
+def _record(
     model: nn.Module, shape: Tuple[int, ...], dtype: Optional[torch.dtype],
     checkpointing: Sequence[str], mode: ContextManager,
 ) -> TrainingStep:  # fmt: skip
     model = copy_without_values(model, mode)
-    for _, module in of_classes(model, checkpointing):
+    for _, module in modules_of_classes(model, checkpointing):
         checkpoint_forward(module)
     runner = Forward(model, (SAMPLED_BOXES, SAMPLED_MASKS)).eval()
     tensors = (*runner.parameters(), *runner.buffers())
@@ -136,7 +132,7 @@ def _run(
         storage = tensor.untyped_storage()
         if storage not in own:
             sizes[storage] = storage.nbytes()
-            recorder.made(tensor)  # also constants that the model already had
+            recorder.track(tensor)  # also constants that the model already had
         return tensor
 
     with mode, recorder:
@@ -151,7 +147,7 @@ def _run(
         recorder.backward = True
         for parameter in runner.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(recorder.gradient)
+                parameter.register_post_accumulate_grad_hook(recorder.untrack_gradient)
         torch.autograd.backward(outs, [torch.empty_like(out) for out in outs])
     return TrainingStep(recorder.operators, saved, recorder.peak, recorder.uncounted)
 
@@ -168,48 +164,47 @@ class _Recorder(TorchDispatchMode):
         self.operators: List[Operator] = []
         self.uncounted: Set[str] = set()
         self.backward = False
-        self.alive = self.peak = 0
+        self.allocated = self.peak = 0
         # Callbacks that stop counting a storage. StorageWeakRef would keep the Python object alive,
         # and with it the count, in torch 2.4.
-        self.seen: MutableMapping[UntypedStorage, Callable[[], object]]
-        self.seen = weakref.WeakKeyDictionary(dict.fromkeys(own, lambda: None))
+        self.tracked: MutableMapping[UntypedStorage, Callable[[], object]]
+        self.tracked = weakref.WeakKeyDictionary(dict.fromkeys(own, lambda: None))
 
-    def gradient(self, parameter: Tensor) -> None:
+    def untrack_gradient(self, parameter: Tensor) -> None:
         """Stop counting the gradient of a parameter as memory of the backward pass."""
-        self.seen[parameter.grad.untyped_storage()]()
+        assert parameter.grad is not None  # just accumulated
+        self.tracked[parameter.grad.untyped_storage()]()
 
-    def made(self, tensor: Tensor) -> None:
+    def track(self, tensor: Tensor) -> None:
         """Count the memory of a tensor once, until it is freed."""
         storage = tensor.untyped_storage()
-        if storage in self.seen:
+        if storage in self.tracked:
             return
         nbytes = storage.nbytes()
 
         def freed() -> None:
-            self.alive -= nbytes
+            self.allocated -= nbytes
 
-        self.alive += nbytes
-        self.peak = max(self.peak, self.alive)
-        self.seen[storage] = weakref.finalize(storage, freed)
+        self.allocated += nbytes
+        self.peak = max(self.peak, self.allocated)
+        self.tracked[storage] = weakref.finalize(storage, freed)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
         name = func._schema.name
-        plain = name.removesuffix('_')  # in-place variants have the same products
-        products = 0
-        if plain in ALL_COUNTS:
-            products = ALL_COUNTS[plain](args, out)
-        elif SUSPICIOUS.match(plain):
-            self.uncounted.add(plain)
+        count = products(func, args, kwargs, out)
+        if count is None and may_have_products(func):
+            self.uncounted.add(name.removesuffix('_'))
         if 'empty' not in name and not name.startswith('prim::'):
-            nbytes = _moved(func._schema.is_mutable, (args, kwargs), out)
-            self.operators.append(Operator(name, products, nbytes, self.backward))
+            nbytes = _bytes_moved(func._schema.is_mutable, (args, kwargs), out)
+            self.operators.append(Operator(name, count or 0, nbytes, self.backward))
         for tensor in _tensors(out):
-            self.made(tensor)
+            self.track(tensor)
         return out
 
 
-def _moved(in_place: bool, inputs: object, outputs: object) -> int:
+def _bytes_moved(in_place: bool, inputs: object, outputs: object) -> int:
     """Return the bytes that an operator reads and writes."""
     read, written = [*_tensors(inputs)], [*_tensors(outputs)]
     storages = {x.untyped_storage() for x in read}
@@ -221,26 +216,3 @@ def _moved(in_place: bool, inputs: object, outputs: object) -> int:
 
 def _tensors(tree: object) -> Iterator[Tensor]:
     return (x for x in tree_leaves(tree) if isinstance(x, Tensor))
-
-
-def _convolution_backward(args: tuple, out: tuple) -> int:
-    """Count the backward pass of a convolution.
-
-    Arguments: gradient, input, weight, ..., transposed (7), ..., output mask (10).
-    """
-    grad, x, weight, transposed, asked = args[0], args[1], args[2], args[7], args[10]
-    positions = (x if transposed else grad).shape[2:]
-    return x.shape[0] * positions.numel() * weight.numel() * sum(asked[:2])
-
-
-def _attention_backward(args: tuple, out: tuple) -> int:
-    """Count Q K^T again, and two products for each of the two of the forward pass."""
-    query, key, value = args[1:4]
-    return query.shape[:-1].numel() * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
-
-
-ALL_COUNTS = {
-    **COUNTS,
-    'aten::convolution_backward': _convolution_backward,
-    'aten::_scaled_dot_product_flash_attention_for_cpu_backward': _attention_backward,
-}

@@ -7,12 +7,13 @@ reach (:class:`Efficiency`). Gradients are exchanged by ring all-reduce.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from mmengine.config import Config
 
 from ..engine import build_model
+from ..utils import dicts
 from .devices import Device
 from .operators import TrainingStep, training_step
 from .training_memory import gathered_parameters, training_memory
@@ -41,7 +42,7 @@ class Efficiency:
     """Shares of the peaks that a training reaches, and the minimal launch time.
 
     ``compute`` and ``mixed`` are fitted to two published trainings on eight V100, Mask R-CNN and
-    DeiT-B. The others are assumed. docs/scale.md compares with more trainings.
+    DeiT-B. The others are assumed. docs/estimates.md compares with more trainings.
 
     Args:
         compute: share of the FLOP/s in float32.
@@ -66,8 +67,8 @@ class Efficiency:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Result of :func:`plan`, in seconds and bytes of one process.
+class TrainingEstimate:
+    """Result of :func:`estimate_training`, in seconds and bytes of one process.
 
     Args:
         compute, bandwidth, launch: time of the operators that are bound by each.
@@ -125,7 +126,7 @@ class Plan:
         return max(parts, key=parts.__getitem__)
 
 
-def plan(
+def estimate_training(
     cfg: Config,
     device: Device,
     processes: int,
@@ -138,7 +139,7 @@ def plan(
     shard: Optional[Sequence[str]] = None,
     checkpointing: Sequence[str] = (),
     efficiency: Efficiency = Efficiency(),
-) -> Plan:
+) -> TrainingEstimate:
     """Estimate time and memory of a training config.
 
     Data loading, losses and target assignment, augmentation on the device, auxiliary heads and
@@ -171,9 +172,8 @@ def plan(
         ...     model=dict(type='RAVLT', arch='tiny'),
         ...     optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-3)),
         ... ))
-        >>> one, eight = (
-        ...     plan(cfg, DEVICES['h100'], n, batch=8, shape=(224, 224)) for n in (1, 8)
-        ... )
+        >>> options = dict(batch=8, shape=(224, 224))
+        >>> one, eight = (estimate_training(cfg, DEVICES['h100'], n, **options) for n in (1, 8))
         >>> one.exchange, 0 < eight.exchange < eight.step, eight.fits
         (0, True, True)
     """
@@ -185,8 +185,7 @@ def plan(
     precision = precision or _precision(cfg, device)
     if precision not in device.flops:
         raise ValueError(f'precision {precision!r}: the device has {", ".join(device.flops)}')
-    if batch is None:
-        batch = (cfg.get('train_dataloader') or {}).get('batch_size')
+    batch = _config_batch(cfg) if batch is None else batch
     if batch is None or batch < 1:
         raise ValueError(f'batch must be a positive number of images a process, got {batch}')
     step = training_step(
@@ -212,13 +211,13 @@ def plan(
         device, processes, machines, efficiency, kept, shard is not None,
         backward if shard is None else sum(shares.values()),
     )  # fmt: skip
-    return Plan(
+    return TrainingEstimate(
         **shares,
         products=step.products,
         update=UPDATE * kept['parameters'] / (device.bandwidth * efficiency.bandwidth),
         exchange=exchange,
         exposed=exposed,
-        memory=_memory(device, step, kept, gathered, processes),
+        memory=step_memory(step, kept, gathered, processes),
         capacity=device.memory,
         images=batch * processes,
         steps=steps,
@@ -226,6 +225,10 @@ def plan(
         uncounted=tuple(sorted(step.uncounted)),
         assumed=assumed,
     )
+
+
+def _config_batch(cfg: Config) -> Optional[int]:
+    return (cfg.get('train_dataloader') or {}).get('batch_size')
 
 
 def _exchange(
@@ -256,10 +259,17 @@ def _exchange(
     return exchange, max(last, exchange - computing)
 
 
-def _memory(
-    device: Device, step: TrainingStep, kept: Dict[str, int], gathered: Dict[str, int],
-    processes: int,
-) -> Dict[str, float]:  # fmt: skip
+def step_memory(
+    step: TrainingStep, kept: Dict[str, int], gathered: Dict[str, int], processes: int
+) -> Dict[str, float]:
+    """Return the bytes of a training process by purpose.
+
+    Args:
+        step: from :func:`mmlinattn.analysis.operators.training_step`.
+        kept: from :func:`.training_memory.training_memory`.
+        gathered: from :func:`.training_memory.gathered_parameters` with FSDP2, else empty.
+        processes: number of processes.
+    """
     memory: Dict[str, float] = {name: kept[name] for name in kept}
     if gathered:
         # Two blocks with their gradients: one computes while the next is gathered.
@@ -312,10 +322,11 @@ def known_images(dataset: Any) -> Optional[Tuple[int, str]]:
     kind = dataset.get('type')
     name = kind.rpartition('.')[2] if isinstance(kind, str) else getattr(kind, '__name__', '')
     if name == 'ConcatDataset':
-        parts = [known_images(part) for part in dataset.get('datasets') or ()]
-        if not parts or None in parts:
+        configs = dataset.get('datasets') or ()
+        parts = [known for part in configs if (known := known_images(part)) is not None]
+        if not parts or len(parts) < len(configs):
             return None
-        numbers, names = zip(*parts)  # type: ignore[arg-type]
+        numbers, names = zip(*parts)
         return sum(numbers), ' + '.join(names)
     if name == 'RepeatDataset' or name in SAME_LENGTH:
         inner = known_images(dataset.get('dataset'))
@@ -341,10 +352,10 @@ def image_shape(cfg: Config) -> Tuple[int, int]:
         ValueError: the pipeline does not define the size.
     """
     size = None
-    for transform in _dicts((cfg.get('train_dataloader') or {}).get('dataset')):
-        name = str(transform['type']).split('.')[-1]  # the last one decides
+    for _, transform in dicts((cfg.get('train_dataloader') or {}).get('dataset')):
+        name = str(transform.get('type')).split('.')[-1]  # the last one decides
         if name in ('RandomCrop', 'RandomResizedCrop', 'CenterCrop'):
-            side = transform.get('crop_size', transform.get('scale'))
+            side: Any = transform.get('crop_size', transform.get('scale'))
             size = (side, side) if isinstance(side, int) else tuple(side)
         elif name in ('Resize', 'RandomResize', 'RandomChoiceResize'):
             size = _resized(transform.get('scales') or [transform.get('scale')], transform)
@@ -365,15 +376,3 @@ def _resized(scales: List[Any], transform: dict) -> Optional[Tuple[int, int]]:
     else:
         widths, heights = zip(*scales)
     return round(sum(heights) / len(heights)), round(sum(widths) / len(widths))
-
-
-def _dicts(node: Any) -> Iterator[dict]:
-    """Yield all dicts with a type, in the order of a pipeline."""
-    if isinstance(node, dict):
-        if 'type' in node:
-            yield node
-        for value in node.values():
-            yield from _dicts(value)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            yield from _dicts(value)

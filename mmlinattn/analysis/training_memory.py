@@ -1,6 +1,6 @@
 """Memory of parameters, gradients and optimizer state, by the number of processes."""
 
-from typing import Dict, Iterable, Sequence
+from typing import Dict, Iterable, List, Sequence, Tuple
 
 import torch
 from mmengine.config import Config
@@ -57,6 +57,9 @@ def training_memory(cfg: Config, processes: Iterable[int]) -> Dict[int, Dict[str
     trained = [p for p in model.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        if group.get('fused'):
+            group['fused'] = False  # has no meta kernels; the state is the same
     optimizer.step()
     # Pairs (tensor, is_sharded).
     state = [
@@ -65,7 +68,7 @@ def training_memory(cfg: Config, processes: Iterable[int]) -> Dict[int, Dict[str
         for value in of_one.values()
         if isinstance(value, Tensor)
     ]
-    parts = {
+    parts: Dict[str, List[Tuple[Tensor, bool]]] = {
         'parameters': [(parameter, True) for parameter in model.parameters()],
         'gradients': [(parameter, True) for parameter in trained],
         'optimizer state': state,

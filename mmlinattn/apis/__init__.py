@@ -1,7 +1,9 @@
 """Inference on images, folders, videos and cameras."""
 
+from .categories import coco_categories
 from .coco import coco_json
-from .predictor import Prediction, Predictor
+from .prediction import Prediction
+from .predictor import Predictor, load
 from .results import ResultsFile, lines_to_coco
 from .sources import Frame, FrameError, Source, open_sources
 
@@ -12,7 +14,9 @@ __all__ = [
     'Predictor',
     'ResultsFile',
     'Source',
+    'coco_categories',
     'coco_json',
     'lines_to_coco',
+    'load',
     'open_sources',
 ]

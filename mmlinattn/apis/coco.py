@@ -1,7 +1,7 @@
 """Conversion of predictions to the COCO format."""
 
 import itertools
-from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, Sequence, Tuple
 
 import numpy as np
 from mmengine.structures import BaseDataElement
@@ -12,7 +12,7 @@ Shape = Tuple[int, int]
 
 def coco_json(
     samples: Iterable[Tuple[str, Shape, BaseDataElement]],
-    classes: Sequence[str],
+    categories: Sequence[dict],
     min_score: float = 0.0,
 ) -> Dict[str, Any]:
     """Return predictions as the dict that ``pycocotools.coco.COCO`` reads.
@@ -20,22 +20,28 @@ def coco_json(
     Its keys are ``images``, ``categories`` and ``annotations``. Detections have ``bbox`` (x, y,
     width, height in pixels), ``score`` and, with masks, a run-length ``segmentation``.
     Segmentations have one annotation for each class of an image; classifications have ``score``
-    only. Categories are the classes, counted from 1.
+    only.
 
     Args:
         samples: name, (height, width) and prediction of each image.
-        classes: class names.
+        categories: see :func:`.categories.coco_categories`.
         min_score: lowest score of the objects and classes to keep.
     """
-    records = [coco_record(*sample, min_score) for sample in samples]
+    records = [coco_record(*sample, categories, min_score) for sample in samples]
     return dict(
         images=list(numbered_images(records)),
-        categories=coco_categories(classes),
+        categories=[*categories],
         annotations=list(numbered_annotations(records)),
     )
 
 
-def coco_record(name: str, shape: Shape, sample: BaseDataElement, min_score: float) -> dict:
+def coco_record(
+    name: str,
+    shape: Shape,
+    sample: BaseDataElement,
+    categories: Sequence[dict],
+    min_score: float,
+) -> dict:
     """Return one image with its annotations, without ids.
 
     Bytes of a name that are not UTF-8 become ``\\udc80`` to ``\\udcff``, as Python prints them,
@@ -43,13 +49,11 @@ def coco_record(name: str, shape: Shape, sample: BaseDataElement, min_score: flo
     """
     height, width = shape
     file_name = name.encode('utf-8', 'backslashreplace').decode()
-    found = list(_annotations(sample, min_score))
+    found = [
+        dict(category_id=categories[label]['id'], **content)
+        for label, content in _annotations(sample, min_score)
+    ]
     return dict(file_name=file_name, height=height, width=width, annotations=found)
-
-
-def coco_categories(classes: Sequence[str]) -> List[dict]:
-    """Return the COCO categories of the class names."""
-    return [dict(id=i, name=name) for i, name in enumerate(classes, 1)]
 
 
 def numbered_images(records: Iterable[dict]) -> Iterator[dict]:
@@ -66,21 +70,22 @@ def numbered_annotations(records: Iterable[dict]) -> Iterator[dict]:
             yield dict(id=next(ids), image_id=index, iscrowd=0, **found)
 
 
-def _annotations(sample: BaseDataElement, min_score: float) -> Iterable[dict]:
+def _annotations(sample: BaseDataElement, min_score: float) -> Iterable[Tuple[int, dict]]:
+    """Yield the class index and the content of each annotation."""
     if 'pred_instances' in sample:
         yield from _objects(sample.pred_instances, min_score)
     elif 'pred_sem_seg' in sample:
         labels = sample.pred_sem_seg.data[0].numpy()
         for label in np.unique(labels):
-            yield dict(category_id=int(label) + 1, **_region(labels == label))
+            yield int(label), _region(labels == label)
     else:
         scores = sample.pred_score.tolist()
         for label in sorted(range(len(scores)), key=scores.__getitem__, reverse=True):
             if scores[label] >= min_score:
-                yield dict(category_id=label + 1, score=scores[label])
+                yield label, dict(score=scores[label])
 
 
-def _objects(found: BaseDataElement, min_score: float) -> Iterable[dict]:
+def _objects(found: BaseDataElement, min_score: float) -> Iterable[Tuple[int, dict]]:
     masks = found.masks.numpy() if 'masks' in found else None
     boxes, scores, labels = (found[k].tolist() for k in ('bboxes', 'scores', 'labels'))
     for i, (box, score, label) in enumerate(zip(boxes, scores, labels)):
@@ -92,11 +97,11 @@ def _objects(found: BaseDataElement, min_score: float) -> Iterable[dict]:
         if masks is not None:
             region = _region(masks[i])
             area.update(segmentation=region['segmentation'], area=region['area'])
-        yield dict(category_id=label + 1, score=score, **area)
+        yield label, dict(score=score, **area)
 
 
 def _region(mask: np.ndarray) -> dict:
     encoded = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
     area, box = float(coco_mask.area(encoded)), coco_mask.toBbox(encoded).tolist()
-    run_lengths = dict(size=list(encoded['size']), counts=encoded['counts'].decode('ascii'))
-    return dict(segmentation=run_lengths, area=area, bbox=box)
+    decode_run_lengths = dict(size=list(encoded['size']), counts=encoded['counts'].decode('ascii'))
+    return dict(segmentation=decode_run_lengths, area=area, bbox=box)

@@ -7,8 +7,8 @@ from typing import Iterable, Iterator, Sequence, TextIO, Tuple
 
 from mmengine.structures import BaseDataElement
 
-from ..utils import NotWritten, check_writable, whole_file
-from .coco import coco_categories, coco_record, numbered_annotations, numbered_images
+from ..utils import WriteError, atomic_write, check_writable
+from .coco import coco_record, numbered_annotations, numbered_images
 
 
 class ResultsFile:
@@ -20,7 +20,7 @@ class ResultsFile:
 
     Args:
         path: ``NAME.json``. An older file of this name, and its lines, are removed.
-        classes: class names.
+        categories: see :func:`.categories.coco_categories`.
         min_score: lowest score of the objects and classes to keep.
 
     Attributes:
@@ -28,17 +28,17 @@ class ResultsFile:
         count: number of images written.
 
     Raises:
-        NotWritten: the files cannot be written.
+        WriteError: the files cannot be written.
     """
 
-    def __init__(self, path: Path, classes: Sequence[str], min_score: float = 0.0) -> None:
+    def __init__(self, path: Path, categories: Sequence[dict], min_score: float = 0.0) -> None:
         self.path, self.lines, self.min_score = path, path.with_suffix('.jsonl'), min_score
-        self.count = 0
+        self.categories, self.count = categories, 0
         check_writable(path)
         for old in (path, self.lines):
             old.unlink(missing_ok=True)
         self._file = self.lines.open('xb', buffering=0)
-        self._append(dict(categories=coco_categories(classes)))
+        self._append(dict(categories=[*categories]))
 
     def __enter__(self) -> 'ResultsFile':
         return self
@@ -60,16 +60,16 @@ class ResultsFile:
             sample: data sample of the framework, on the CPU.
 
         Raises:
-            NotWritten: the disk is full, or the file was deleted.
+            WriteError: the disk is full, or the file was deleted.
         """
-        self._append(coco_record(name, shape, sample, self.min_score))
+        self._append(coco_record(name, shape, sample, self.categories, self.min_score))
         self.count += 1
 
     def finish(self) -> None:
         """Write the COCO file and remove the lines.
 
         Raises:
-            NotWritten: the disk is full; the lines are kept.
+            WriteError: the disk is full; the lines are kept.
             FileNotFoundError: the lines were deleted.
         """
         lines_to_coco(self.lines, self.path)
@@ -83,7 +83,7 @@ class ResultsFile:
             if not self.exists:
                 raise OSError(0, 'it was deleted, or another run has begun to write it')
         except OSError as error:
-            raise NotWritten(
+            raise WriteError(
                 f'{self.lines} cannot be written: {error.strerror} (it got {self.count} images)'
             ) from error
 
@@ -99,11 +99,11 @@ def lines_to_coco(lines: Path, path: Path) -> None:
 
     Raises:
         FileNotFoundError: ``lines`` does not exist.
-        NotWritten: the disk is full.
+        WriteError: the disk is full.
     """
     with lines.open(encoding='utf-8') as file:
         categories = json.loads(file.readline())['categories']
-    with whole_file(path) as temporary, temporary.open('w', encoding='utf-8') as out:
+    with atomic_write(path) as temporary, temporary.open('w', encoding='utf-8') as out:
         out.write('{"images": [')
         _write_items(out, numbered_images(_records(lines)))
         out.write(f'], "categories": {json.dumps(categories)}, "annotations": [')

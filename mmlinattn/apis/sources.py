@@ -3,6 +3,7 @@
 import io
 import os
 import stat
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Union
@@ -18,9 +19,9 @@ from ..datasets.audit.images import (
     TooManyPixels,
     check_pixel_count,
     check_pixels,
-    why_incomplete,
+    truncation_reason,
 )
-from .videos import check_video, frame_count, frame_rate, opened_video, why_cut
+from .videos import check_video, frame_count, frame_rate, opened_video, video_truncation_reason
 
 IMAGES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm')
 VIDEOS = ('.mp4', '.avi', '.mov', '.mkv', '.webm', '.m4v', '.mpg', '.mpeg')
@@ -100,7 +101,7 @@ class Source:
             while True:
                 there, image = capture.read()
                 name = f'{self.name}#{number:06d}'
-                fault = self._why_not(image if there else None, number)
+                fault = self._unsupported_reason(image if there else None, number)
                 if fault:
                     yield Frame(name, None, fault)
                 if fault or not there:
@@ -108,7 +109,7 @@ class Source:
                 yield Frame(name, image)
                 number += 1
 
-    def _why_not(self, image: Optional[np.ndarray], number: int) -> str:
+    def _unsupported_reason(self, image: Optional[np.ndarray], number: int) -> str:
         """Return the fault of a video frame, or of the end of a video; '' if there is none."""
         if image is not None:
             try:  # the size may differ from the header of the file
@@ -121,7 +122,7 @@ class Source:
             return f'camera {self.video} gave no more frames after {number}'
         if number == 0:
             return f'video {self.name} has no frame that can be read'
-        cut = why_cut(str(self.video))
+        cut = video_truncation_reason(str(self.video))
         return f'video {self.name} is {cut}: only {number} frames can be read' if cut else ''
 
 
@@ -155,6 +156,21 @@ def open_sources(sources: Sequence[str], max_megapixels: float = MAX_MEGAPIXELS)
                     'results are named: predict them one by one, or the folder above them'
                 )
     return opened
+
+
+def output_names(sources: Sequence[Source]) -> Dict[str, str]:
+    """Return the name, without a suffix, that the files written for each image get.
+
+    The suffix of the image is left out where that keeps names apart.
+
+    Example:
+        >>> output_names([Source('a', [Path('a.jpg'), Path('b.jpg'), Path('b.png')])])
+        {'a.jpg': 'a', 'b.jpg': 'b.jpg', 'b.png': 'b.png'}
+    """
+    names = [source.name_of(path) for source in sources for path in source.paths]
+    stems = Counter(os.path.splitext(name)[0] for name in names)
+    taken = {*names, *(stem for stem, count in stems.items() if count > 1)}
+    return {name: name if (stem := os.path.splitext(name)[0]) in taken else stem for name in names}
 
 
 def _open(source: str, max_megapixels: float) -> Source:
@@ -201,7 +217,7 @@ def _read(path: Path, name: str, max_megapixels: float) -> Frame:
         data = _content(path, max_megapixels)
         check_pixels(io.BytesIO(data), str(path), max_megapixels)
         # OpenCV fills the missing part of a truncated JPEG or PNG with grey.
-        reason = why_incomplete(data) if data.startswith((JPEG, PNG)) else ''
+        reason = truncation_reason(data) if data.startswith((JPEG, PNG)) else ''
         # `imread` crashes on names that are not UTF-8.
         image = None if reason else cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     except TooManyPixels as error:

@@ -103,7 +103,7 @@ def frame_rate(video: Union[str, int]) -> float:
     return rate if 1 <= rate <= 240 else DEFAULT_RATE
 
 
-def why_cut(path: str) -> Optional[str]:
+def video_truncation_reason(path: str) -> Optional[str]:
     """Return a description of a truncated video file; None if it is complete.
 
     MP4, MOV, AVI, MKV and WebM store the length of their parts. MPEG streams do not, and recordings

@@ -1,4 +1,4 @@
-"""Web page of ``python -m mmlinattn app``: predictions and attention maps."""
+"""Web page of ``mmlinattn app``: predictions and attention maps."""
 
 from .explain import Explanation, View, explain, views_of
 from .workbench import Workbench, demo_models, load_models

@@ -2,30 +2,25 @@
 
 import threading
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import cv2
 import numpy as np
 from PIL import Image, ImageOps
 from torch import nn
 
-from ..apis import Prediction, Predictor, coco_json
+from ..apis import Prediction, Predictor, load
 from ..datasets.audit.images import MAX_MEGAPIXELS, TooManyPixels, check_pixels
-from ..engine.config import load_config
 from ..engine.runner.allocator import release_freed_memory
-from .explain import Explanation, explain, views_of
+from .explain import OPACITY, AttentionMap, Explanation, View, attention_map, draw_map, views_of
+from .html import Table
 
 LARGE = 1e6  # pixels of an image above which freed memory is returned to the system
+MOST_CLASSES = 10  # rows of a classifier's table
 SHOWN = 512  # approximate minimum of the longer side of a shown picture, in pixels
 Files = Tuple[str, str]
-
-
-class Table(NamedTuple):
-    """Table with column headings and rows."""
-
-    heads: List[str]
-    rows: List[list]
 
 
 def demo_models(folder: Path) -> List[Files]:
@@ -49,8 +44,17 @@ def demo_models(folder: Path) -> List[Files]:
     return found
 
 
+def model_names(files: Sequence[Files]) -> List[str]:
+    """Return the config name of each model, with the checkpoint appended if two are equal."""
+    names = [Path(config).stem for config, _ in files]
+    return [
+        name if names.count(name) == 1 else f'{name}, {checkpoint}'
+        for name, (_, checkpoint) in zip(names, files)
+    ]
+
+
 def load_models(files: Sequence[Files], device: str = 'cpu') -> Dict[str, Predictor]:
-    """Return predictors by config name, with the checkpoint appended if two names are equal.
+    """Return predictors by the names of :func:`model_names`.
 
     Each predictor runs once, so that a broken model fails here and the first picture is not slower
     than the others.
@@ -59,12 +63,11 @@ def load_models(files: Sequence[Files], device: str = 'cpu') -> Dict[str, Predic
         FileNotFoundError, ValueError, mmlinattn.checkpoints.CheckpointError: see
             :func:`mmlinattn.engine.config.load_config` and :class:`mmlinattn.apis.Predictor`.
     """
-    names = [Path(config).stem for config, _ in files]
     models = {}
-    for name, (config, checkpoint) in zip(names, files):
-        predictor = Predictor(load_config(config), checkpoint, device)
-        predictor(np.full((128, 128, 3), 127, np.uint8))
-        models[name if names.count(name) == 1 else f'{name}, {checkpoint}'] = predictor
+    for name, (config, checkpoint) in zip(model_names(files), files):
+        predictor = load(config, checkpoint, device)
+        predictor.predict(np.full((128, 128, 3), 127, np.uint8))
+        models[name] = predictor
     return models
 
 
@@ -121,10 +124,15 @@ class Workbench:
         self.models = models
         self._views = {name: views_of(predictor.model) for name, predictor in models.items()}
         self._one_at_a_time = threading.Lock()
+        self._last: Tuple[object, Optional[AttentionMap]] = (None, None)
 
     def views(self, name: str) -> List[str]:
         """Return the titles of the attention maps of a model."""
         return [view.title for view in self._views[name]]
+
+    def heads(self, name: str, title: Optional[str]) -> int:
+        """Return the number of heads of an attention map; 1 without a title."""
+        return 1 if title is None else self._view(name, title).heads
 
     def predict(
         self, name: str, image: np.ndarray, min_score: float
@@ -132,14 +140,13 @@ class Workbench:
         """Return the drawn prediction, a line with the time, and a table of objects or classes."""
         predictor, bgr = self.models[name], cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
         with self._turn(bgr):
-            prediction = predictor(bgr)
-            drawn = predictor.draw(bgr, prediction, min_score, enlargement(image))
-            table = table_of(predictor, prediction, image.shape[:2], min_score)
+            prediction = predictor.predict(bgr, min_score=min_score)
+            drawn = prediction.plot(enlarge=enlargement(image))
+            table = table_of(prediction)
         height, width = image.shape[:2]
-        device = next(predictor.model.parameters()).device
         text = (
-            f'**{1e3 * prediction.seconds:.0f} ms** on {device} for {width} x {height} pixels, '
-            f'preprocessing to postprocessing · {predictor.task}'
+            f'**{1e3 * prediction.seconds:.0f} ms** on {predictor.device} for {width} x {height} '
+            f'pixels, preprocessing to postprocessing · {predictor.task}'
         )
         return cv2.cvtColor(drawn, cv2.COLOR_BGR2RGB), text, table
 
@@ -148,22 +155,34 @@ class Workbench:
         name: str,
         image: np.ndarray,
         title: str,
-        pixel: Optional[Tuple[float, float]] = None,
+        pixel: Optional[Sequence[float]] = None,
+        head: Optional[int] = None,
+        opacity: float = OPACITY,
     ) -> Explanation:
         """Return the attention map with a title of :meth:`views`, for the query at a pixel.
 
-        The default is the pixel in the middle. See :func:`mmlinattn.app.explain.explain`.
+        The default is the pixel in the middle. See :func:`mmlinattn.app.explain.explain`. The last
+        map is kept, so that another head or opacity needs no prediction.
 
         Raises:
             ValueError: the title is unknown, or an error of ``explain``.
         """
-        view = next((view for view in self._views[name] if view.title == title), None)
-        if view is None:
-            raise ValueError(f'model {name!r} has no layer {title!r}')
-        pixel = pixel or (image.shape[1] // 2, image.shape[0] // 2)
+        view, factor = self._view(name, title), enlargement(image)
+        x, y = pixel or (image.shape[1] // 2, image.shape[0] // 2)
         bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+        key = (name, view, (x, y), image.shape, sha256(bgr.data).digest())
         with self._turn(bgr):
-            return explain(self.models[name], bgr, view, pixel, enlargement(image))
+            last, found = self._last
+            if found is None or last != key:
+                found = attention_map(self.models[name], bgr, view, (x, y), factor)
+                self._last = (key, found)
+            return draw_map(found, bgr, factor, head, opacity)
+
+    def _view(self, name: str, title: str) -> View:
+        for view in self._views[name]:
+            if view.title == title:
+                return view
+        raise ValueError(f'model {name!r} has no layer {title!r}')
 
     def close(self) -> None:
         """End a running prediction at its next layer, wait for it, and block later predictions.
@@ -191,20 +210,25 @@ def _refuse(module: nn.Module, inputs: tuple) -> None:
     raise RuntimeError('the page is closed')
 
 
-def table_of(
-    predictor: Predictor, prediction: Prediction, shape: Tuple[int, int], min_score: float
-) -> Table:
+def table_of(prediction: Prediction) -> Table:
     """Return a table of objects, best first, or of classes with their pixel share or score."""
-    content = coco_json([('', shape, prediction.sample)], predictor.classes, min_score)
-    found = content['annotations']
-    names = [predictor.classes[one['category_id'] - 1] for one in found]
-    if predictor.task == 'segmentation':
-        pixels = shape[0] * shape[1]
-        rows = [[name, round(100 * one['area'] / pixels, 1)] for name, one in zip(names, found)]
-        return Table(['class', '% of pixels'], sorted(rows, key=lambda row: -row[1]))
-    scores = [round(one['score'], 3) for one in found]
-    if predictor.task == 'classification':
-        return Table(['class', 'score'], [list(row) for row in zip(names, scores)])
-    boxes = ['{:.0f} {:.0f}, {:.0f} x {:.0f}'.format(*one['bbox']) for one in found]
-    rows = [list(row) for row in zip(names, scores, boxes)]
-    return Table(['class', 'score', 'corner, size'], sorted(rows, key=lambda row: -row[1]))
+    names = prediction.names
+    scores: Any = prediction.scores  # None for segmentors, where it is not read
+    if prediction.segmentation is not None:
+        heads, shares = ['class', '% of pixels'], np.bincount(prediction.segmentation.flatten())
+        shares = 100 * shares / prediction.segmentation.size
+        columns = [[round(float(shares[label]), 1) for label in prediction.labels]]
+    elif prediction.boxes is None:
+        heads, names, scores = ['class', 'score'], names[:MOST_CLASSES], scores[:MOST_CLASSES]
+        columns = [[f'{score:.3f}' for score in scores]]
+    else:
+        heads, sides = ['class', 'score', 'corner, size'], prediction.boxes[:, 2:]
+        sizes = np.concatenate([prediction.boxes[:, :2], sides - prediction.boxes[:, :2]], 1)
+        columns = [
+            [f'{score:.3f}' for score in scores],
+            ['{:.0f} {:.0f}, {:.0f} x {:.0f}'.format(*size) for size in sizes],
+        ]
+    colors = [prediction.categories[label]['color'] for label in prediction.labels]
+    rows = [list(row) for row in zip(names, *columns)]
+    order = sorted(range(len(rows)), key=lambda i: -float(rows[i][1]))
+    return Table(heads, [rows[i] for i in order], [colors[i] for i in order])

@@ -8,46 +8,19 @@ import importlib.util
 import os
 import socket
 import tempfile
+from concurrent.futures import Future
 from pathlib import Path
 from typing import List, Optional
 
 from ..apis.sources import IMAGES
 from ..app import Workbench, demo_models, load_models
-from ..app.guard import no_outgoing_connections
-from ..app.page import build_page, serve, wait_and_close
-from ..datasets.audit.images import MAX_MEGAPIXELS
-from ..utils.command_line import Parser, errors_in_one_line
+from ..app.page import build_page, run_until_closed, serve
+from ..app.workbench import model_names
+from ..engine.config import config_file
+from ..utils.command_line import errors_in_one_line
+from .arguments.prediction import EXAMPLES
 
-DEMO, EXAMPLES, MOST_EXAMPLES = Path('work_dirs/demo'), Path('data/shapes/coco/val2017'), 8
-PILLOW_LIMIT = 178
-
-
-def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = Parser(description=__doc__)
-    add = parser.add_argument
-    add(
-        'models', nargs='*', metavar='CONFIG CHECKPOINT',
-        help='config (file, or the name of one of this package) and checkpoint of each model',
-    )  # fmt: skip
-    add('--images', type=Path, metavar='DIR', help=f'examples to pick; default: {EXAMPLES}')
-    add('--host', default='127.0.0.1', help='where to listen; 0.0.0.0: all of the network')
-    add('--port', type=int, help='default: the first that is free from 7860')
-    add(
-        '--max-megapixels', type=float, default=MAX_MEGAPIXELS, metavar='N',
-        help='images with more are refused before they are decoded; default: %(default)g',
-    )  # fmt: skip
-    add('--device', default='cpu', help='cpu, cuda, cuda:1, ...')
-    args = parser.parse_args(argv)
-    if len(args.models) % 2:
-        parser.error(f'each CONFIG needs its CHECKPOINT; {args.models[-1]!r} has none')
-    if args.port is not None and not 1 <= args.port <= 65535:
-        parser.error(f'--port must be 1 to 65535, got {args.port}')
-    if not 0 < args.max_megapixels <= PILLOW_LIMIT:
-        parser.error(
-            f'--max-megapixels must be above 0 and at most {PILLOW_LIMIT}, which is the limit of '
-            f'Pillow, got {args.max_megapixels:g}'
-        )
-    return args
+DEMO, MOST_EXAMPLES = Path('work_dirs/demo'), 8
 
 
 def examples_of(folder: Optional[Path]) -> List[Path]:
@@ -82,21 +55,21 @@ def check_address(host: str, port: Optional[int]) -> None:
         raise OSError(f'{where} cannot be listened at: {error.strerror}; choose another') from error
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    args = parse_args(argv)
+def main(args: argparse.Namespace) -> int:
     with errors_in_one_line(args.debug), tempfile.TemporaryDirectory() as uploads:
         if importlib.util.find_spec('gradio') is None:
-            raise ModuleNotFoundError(
-                "the page needs the package gradio: pip install 'mmlinattn[app]'"
-            )
+            raise ModuleNotFoundError("the page needs the package gradio: pip install 'gradio>=6'")
         check_address(args.host, args.port)
         examples = examples_of(args.images)
         files = list(zip(args.models[::2], args.models[1::2])) or demo_models(DEMO)
+        for config, weights in files:
+            config_file(config)
+            if '://' not in weights and not Path(weights).is_file():
+                raise FileNotFoundError(f'checkpoint {weights!r} does not exist')
         os.environ['GRADIO_TEMP_DIR'] = uploads  # removed when the page is closed
-        bench = Workbench(load_models(files, args.device))
-        page = build_page(bench, examples, args.max_megapixels)
+        bench: Future[Workbench] = Future()
+        page = build_page(model_names(files), bench, examples, args.max_megapixels)
         address = serve(page, Path(uploads), args.host, args.port)
-        with no_outgoing_connections():
-            print(f'{address} (Ctrl-C closes it)', flush=True)
-            wait_and_close(page, bench)
+        print(f'{address} (Ctrl-C closes it)', flush=True)
+        run_until_closed(page, bench, lambda: Workbench(load_models(files, args.device)))
     return 0

@@ -5,37 +5,21 @@ Exit code 0: nothing found, 1: findings, 2: the config or its folders cannot be 
 
 import argparse
 import json
-import os
-from pathlib import Path
-from typing import List, Optional
 
 from rich.console import Console
 from rich.table import Table
 
 from ..engine.config import load_config
-from ..engine.preflight.dataset_audit import SPLITS, Report, inspect_data
-from ..utils import check_writable, whole_file
-from ..utils.command_line import Parser, errors_in_one_line, plain_console, progress_bars
+from ..engine.preflight.dataset_audit import AuditReport, audit_dataset
+from ..utils import atomic_write, check_writable
+from ..utils.command_line import errors_in_one_line, plain_console, progress_bars
 
 
-def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = Parser(cfg_options=True, description=__doc__)
-    parser.add_argument('config', help='config file, or the name of one of this package')
-    parser.add_argument('--splits', nargs='+', choices=SPLITS, default=SPLITS)
-    parser.add_argument('--workers', type=int, default=os.cpu_count(), help='processes')
-    parser.add_argument('--examples', type=int, default=3, help='shown of each kind')
-    parser.add_argument('--json', type=Path, metavar='FILE', help='also write all findings there')
-    args = parser.parse_args(argv)
-    if args.workers < 1:
-        parser.error(f'--workers must be positive, got {args.workers}')
-    if args.examples < 0:
-        parser.error(f'--examples must not be negative, got {args.examples}')
-    return args
-
-
-def show(report: Report, examples: int, console: Console) -> None:
+def show(report: AuditReport, examples: int, console: Console) -> None:
     for split, count in report.images.items():
         console.print(f'{split}: {count} images')
+    for split, earlier in report.same.items():
+        console.print(f'{split}: the data set of {earlier}')
     counts = report.counts()
     if not counts:
         console.print('nothing found')
@@ -50,8 +34,7 @@ def show(report: Report, examples: int, console: Console) -> None:
             console.print(f'{split}, {kind}: {where}: {what}', soft_wrap=True)
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    args = parse_args(argv)
+def main(args: argparse.Namespace) -> int:
     console = plain_console()
     with errors_in_one_line(args.debug), progress_bars(console) as bars:
         if args.json:
@@ -64,9 +47,9 @@ def main(argv: Optional[List[str]] = None) -> int:
                 tasks[split] = bars.add_task(split, total=total)
             bars.update(tasks[split], completed=done)
 
-        report = inspect_data(cfg, args.splits, args.workers, progress)
+        report = audit_dataset(cfg, args.splits, args.workers, progress)
         if args.json:
-            with whole_file(args.json) as file:
+            with atomic_write(args.json) as file:
                 file.write_text(json.dumps(report.to_dict(), indent=1) + '\n')
     show(report, args.examples, console)
     return 1 if report.counts() else 0

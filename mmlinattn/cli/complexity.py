@@ -3,28 +3,17 @@
 import argparse
 import json
 from pathlib import Path
-from typing import List, Optional
+from typing import Optional
 
 from rich.table import Table
 
 from ..analysis import Complexity, Cost, analyse
 from ..analysis.complexity import check_shape
+from ..analysis.hybrids import MAX_SIZE, attention_kinds, softmax_crossover
 from ..engine import build_model
 from ..engine.config import load_config
-from ..utils import check_writable, whole_file
-from ..utils.command_line import Parser, errors_in_one_line, plain_console
-
-
-def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = Parser(cfg_options=True, description=__doc__)
-    parser.add_argument('config', help='config file, or the name of one of this package')
-    parser.add_argument('--shape', nargs=2, type=int, required=True, metavar=('H', 'W'))
-    parser.add_argument('--depth', type=int, default=3, help='of the modules in the table')
-    parser.add_argument('--json', type=Path, metavar='FILE', help='also write the numbers there')
-    args = parser.parse_args(argv)
-    if args.depth < 0:
-        parser.error(f'--depth must not be negative, got {args.depth}')
-    return args
+from ..utils import atomic_write, check_writable
+from ..utils.command_line import errors_in_one_line, plain_console
 
 
 def table(result: Complexity, title: str, depth: int) -> Table:
@@ -47,20 +36,35 @@ def table(result: Complexity, title: str, depth: int) -> Table:
     return out
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    args = parse_args(argv)
+def crossover_line(side: Optional[int]) -> str:
+    where = f'from {side} x {side} on' if side else f'at no size up to {MAX_SIZE} x {MAX_SIZE}'
+    return f'Fewer matrix products than the backbone with SoftmaxAttention in all layers: {where}.'
+
+
+def main(args: argparse.Namespace) -> int:
     with errors_in_one_line(args.debug):
         shape = check_shape(args.shape)
         if args.json:
             check_writable(args.json)
         cfg = load_config(args.config, args.cfg_options)
-        result = analyse(build_model(cfg), shape)
+        model = build_model(cfg)
+        result = analyse(model, shape)
+        record, crossover = result.to_dict(), ''
+        set_by_config = 'attn_cfg' in cfg.model.get('backbone', {})
+        if set_by_config and len(attention_kinds(model.get_submodule('backbone'))) > 1:
+            try:
+                record['softmax_crossover'] = side = softmax_crossover(cfg)
+                crossover = crossover_line(side)
+            except ValueError as error:
+                crossover = f'no crossover: {" ".join(str(error).split())}'
         if args.json:
-            with whole_file(args.json) as file:
-                file.write_text(json.dumps(result.to_dict(), indent=2) + '\n')
+            with atomic_write(args.json) as file:
+                file.write_text(json.dumps(record, indent=2) + '\n')
     console = plain_console()
     height, width = result.shape
     console.print(table(result, f'{Path(args.config).stem}, {height} x {width}', args.depth))
+    if crossover:
+        console.print(crossover, soft_wrap=True)
     if result.uncounted:
         console.print(f'Not counted, may hold products: {result.uncounted}', style='red')
     return 0

@@ -2,46 +2,28 @@
 
 import argparse
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict
 
 from torch import Tensor, nn
 
 from ..checkpoints import (
-    SOURCES,
     CheckpointError,
-    Report,
+    LoadReport,
     check_fits,
     convert,
+    detect_source,
     kind_of,
     load_state_dict,
     save_checkpoint,
 )
-from ..engine import build_model
-from ..engine.preflight.weights import HEADS
 from ..utils import redacted
-from ..utils.command_line import Parser, errors_in_one_line
-
-
-def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = Parser(description=__doc__)
-    parser.add_argument('src', metavar='SRC', help='released file: a path or an https address')
-    parser.add_argument('dst', metavar='DST', type=Path, help='file to write (.pth, .safetensors)')
-    parser.add_argument('--source', choices=sorted(SOURCES), default='rala', help='the release')
-    parser.add_argument('--config', help='config of the model that the weights are for')
-    parser.add_argument(
-        '--partial',
-        action='store_true',
-        help='with --config: convert weights that fit only a part of the model',
-    )
-    parser.add_argument('--force', action='store_true', help='overwrite DST')
-    args = parser.parse_args(argv)
-    if args.partial and not args.config:
-        parser.error('--partial needs --config, the model that the weights fit in part')
-    return args
+from ..utils.command_line import errors_in_one_line
 
 
 def built(config: str) -> nn.Module:
     """Build the model of a config without memory for its weights."""
+    from ..engine import build_model
+
     try:
         return build_model(config)
     except Exception as error:
@@ -55,6 +37,8 @@ def check_config(config: str, tensors: Dict[str, Tensor], partial: bool = False)
         CheckpointError: no tensor fits; or, unless ``partial``, the backbone has another type or
             size, or a tensor outside the heads has another shape.
     """
+    from ..engine.preflight.weights import HEADS
+
     where = f'--config {config}'
     report = check_fits(
         where, built(config), may_differ=('',), read=lambda _: dict(state_dict=tensors)
@@ -62,7 +46,7 @@ def check_config(config: str, tensors: Dict[str, Tensor], partial: bool = False)
     if not partial:
         strict = [item for item in report.mismatched if not item[0].startswith(HEADS)]
         try:
-            Report(mismatched=strict).raise_on_mismatch(where)
+            LoadReport(mismatched=strict).raise_on_mismatch(where)
             report.raise_on_other_backbone(where)
         except CheckpointError as error:
             raise CheckpointError(
@@ -79,7 +63,7 @@ def usage(kind: str, dst: Path) -> str:
         f"checkpoint='{dst}', prefix='backbone.')"
     ]
     if kind != 'backbone':
-        lines.append(f"as the whole {kind}: load_from='{dst}', or tools/test.py CONFIG {dst}")
+        lines.append(f"as the whole {kind}: load_from='{dst}', or mmlinattn test CONFIG {dst}")
     return '\n'.join(lines)
 
 
@@ -90,7 +74,8 @@ def run(args: argparse.Namespace) -> None:
         raise CheckpointError(f'{args.dst} is there already; --force overwrites it')
     state_dict, meta = load_state_dict(args.src)
     try:
-        tensors = convert(state_dict, args.source)
+        source = args.source or detect_source(state_dict)
+        tensors = convert(state_dict, source, args.any_attention)
     except CheckpointError as error:
         raise CheckpointError(f'{args.src}: {error}') from error
     if args.config:
@@ -98,13 +83,12 @@ def run(args: argparse.Namespace) -> None:
     save_checkpoint(args.dst, tensors, meta)
     kind = kind_of(tensors)
     count = sum(value.numel() for value in tensors.values())
-    print(f'{redacted(args.src)}: {kind} of {args.source}')
+    print(f'{redacted(args.src)}: {kind} of {source}')
     print(f'{args.dst}: {len(tensors)} tensors, {count / 1e6:.2f} M values')
     print(usage(kind, args.dst))
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    args = parse_args(argv)
+def main(args: argparse.Namespace) -> int:
     with errors_in_one_line(args.debug, (ValueError, OSError)):
         run(args)
     return 0

@@ -3,25 +3,40 @@
 Exit code 1: training cannot work, because a framework is missing or its import fails.
 """
 
+import argparse
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import warnings
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
+from typing import Iterator, Tuple
 
 import torch
 from rich.table import Table
 
 from ..engine.preflight.data import DATA_HINTS
-from ..ops.common import dispatch, launch_table
-from ..utils.command_line import Parser, errors_in_one_line, plain_console
+from ..ops.common import dispatch, kernel_verdicts, launch_table
+from ..ops.kernel_report import check_all
+from ..utils.command_line import errors_in_one_line, plain_console
 from ..utils.versions import TESTED, untested
 from ..version import __version__
 
 # Name, finding, and state: 'ok', 'note' or 'missing'.
 Row = Tuple[str, str, str]
+# What to install for a module, where the names differ (docs/installation.md).
+INSTALL = {
+    'mmengine': 'onedl-mmengine',
+    'mmcv': '--no-deps mmcv-lite==2.2.0',
+    'mmdet': 'onedl-mmdetection',
+    'mmseg': 'onedl-mmsegmentation ftfy',
+    'mmpretrain': 'onedl-mmpretrain',
+    'cv2': 'opencv-python',
+    'PIL': 'pillow',
+    'yaml': 'pyyaml',
+}
 STYLES = {'ok': 'green', 'note': 'yellow', 'missing': 'red'}
 
 
@@ -34,10 +49,18 @@ def packages() -> Iterator[Row]:
                 warnings.simplefilter('ignore')
                 version = importlib.import_module(name).__version__
         except Exception as error:  # broken installations raise arbitrary exceptions
-            yield name, ' '.join(f'{type(error).__name__}: {error}'.split()), 'missing'
+            yield name, _why_missing(name, error), 'missing'
             continue
         problem = untested(name, version)
         yield name, f'{version} ({problem})' if problem else version, 'note' if problem else 'ok'
+
+
+def _why_missing(name: str, error: Exception) -> str:
+    lacking = error.name if isinstance(error, ModuleNotFoundError) else None
+    if not lacking or '.' in lacking:  # a part of a package is missing
+        return ' '.join(f'{type(error).__name__}: {error}'.split())
+    needed = f'needs {lacking}' if lacking != name else 'not installed'
+    return f'{needed}: pip install {INSTALL.get(lacking, lacking)}'
 
 
 def operators_of_mmcv() -> Row:
@@ -46,10 +69,22 @@ def operators_of_mmcv() -> Row:
     except ModuleNotFoundError:
         spec = None
     if spec is None:
-        return "mmcv's operators", 'none: docs/installation.md', 'missing'
+        return "mmcv's operators", 'none: docs/installation.md#mmcv-without-compiling', 'missing'
     if spec.origin and spec.origin.endswith('.py'):
-        return "mmcv's operators", "the stand-in of this package (mmcv-lite, or no '_ext')", 'ok'
+        functions = importlib.import_module('mmcv._ext').OPERATORS
+        own = dict.fromkeys(re.sub('_(for|back)ward$', '', name) for name in functions)
+        found = (
+            f'{_distribution("mmcv")} has none compiled; mmlinattn stands in with torchvision for '
+            f'{", ".join(own)}. Others need compiled mmcv: docs/installation.md#compiled-mmcv'
+        )
+        return "mmcv's operators", found, 'ok'
     return "mmcv's operators", f'compiled, {spec.origin}', 'ok'
+
+
+def _distribution(module: str) -> str:
+    """Return name and version of the distribution that a module comes from, or its own name."""
+    names = importlib.metadata.packages_distributions().get(module) or ()
+    return ' and '.join(f'{name} {importlib.metadata.version(name)}' for name in names) or module
 
 
 def devices() -> Iterator[Row]:
@@ -74,13 +109,14 @@ def devices() -> Iterator[Row]:
 
 def data_sets() -> Iterator[Row]:
     for name, hint in DATA_HINTS.items():
-        root = Path('data') / name
+        root = Path(name)
         found = root.is_dir() and any(root.iterdir())
         yield str(root), 'found' if found else hint.format(root=root), 'ok' if found else 'note'
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    args = Parser(description=__doc__).parse_args(argv)
+def main(args: argparse.Namespace) -> int:
+    if args.gpu:
+        return _check_kernels(args.debug)
     with errors_in_one_line(args.debug):
         rows = [*packages(), operators_of_mmcv(), *devices(), *data_sets()]
     table = Table('what', 'found', title='mmlinattn doctor')
@@ -88,3 +124,24 @@ def main(argv: Optional[List[str]] = None) -> int:
         table.add_row(name, found, style=STYLES[state])
     plain_console().print(table)
     return int(any(state == 'missing' for *_, state in rows))
+
+
+def _check_kernels(debug: bool) -> int:
+    """Print what the kernel check finds for every operator, dtype and pass."""
+    with errors_in_one_line(debug):
+        if not torch.cuda.is_available():
+            raise RuntimeError('--gpu needs a CUDA device, and torch finds none')
+        if dispatch.TRITON_PROBLEM:
+            raise RuntimeError(f'--gpu: {dispatch.TRITON_PROBLEM}')
+        device = torch.device('cuda', torch.cuda.current_device())
+        print(kernel_verdicts.environment(device.index))
+        table = Table('operator', 'state', 'x torch', 'seconds', 'reason', title='kernels')
+        found = check_all(device)
+        for key, verdict in found.items():
+            style = {'passed': 'green', 'slower': 'yellow', 'failed': 'red'}[verdict.state]
+            ratio = f'{verdict.ratio:.2f}' if verdict.ratio else ''
+            table.add_row(
+                key, verdict.state, ratio, f'{verdict.seconds:.1f}', verdict.reason, style=style
+            )
+    plain_console().print(table)
+    return int(any(verdict.state == 'failed' for verdict in found.values()))

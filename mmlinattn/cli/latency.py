@@ -2,38 +2,16 @@
 
 import argparse
 from pathlib import Path
-from typing import List, Optional
 
 import torch
 from rich.table import Table
 
 from ..deployment import latency, sample_image
 from ..engine.config import load_config
-from ..utils.command_line import Parser, errors_in_one_line, plain_console
+from ..utils.command_line import errors_in_one_line, plain_console
 
 
-def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = Parser(cfg_options=True, description=__doc__)
-    add = parser.add_argument
-    add('config', help='config file, or the name of one of this package')
-    add('checkpoint', help='checkpoint file')
-    add('files', nargs='*', help='exported files: .onnx, .xml, .pt2')
-    add('--shape', nargs=2, type=int, required=True, metavar=('H', 'W'))
-    add('--threads', type=int, default=1, help='of the processor')
-    add('--seconds', type=float, default=5.0, help='for each')
-    add('--rounds', type=int, default=1, help='of all; the least disturbed one of each counts')
-    add('--sample', help='an image; the first of the test set by default')
-    args = parser.parse_args(argv)
-    for name in ('threads', 'seconds', 'rounds'):
-        if getattr(args, name) <= 0:
-            parser.error(f'--{name} must be positive, got {getattr(args, name)}')
-    if min(args.shape) < 1:
-        parser.error(f'--shape must be positive, got {args.shape[0]} {args.shape[1]}')
-    return args
-
-
-def main(argv: Optional[List[str]] = None) -> int:
-    args = parse_args(argv)
+def main(args: argparse.Namespace) -> int:
     with errors_in_one_line(args.debug):
         torch.set_num_threads(args.threads)
         cfg = load_config(args.config, args.cfg_options)

@@ -1,31 +1,30 @@
 """Predict images, folders, videos or a camera with a detector, segmentor or classifier.
 
-Writes one picture per image, one video per video, and all predictions in the COCO format. An image
-that cannot be read or predicted is reported and skipped; the exit code is then 1.
+Writes to DIR: predictions.json in the COCO format; vis/ with a picture per image or a video per
+video; for segmentors labels/ with indexed PNGs, and legend.json. An image that cannot be read or
+predicted is reported and skipped; the exit code is then 1.
 """
 
 import argparse
+import json
 import signal
 import statistics
 import sys
 from collections import deque
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Deque, List, Optional, Sequence
+from typing import Deque, Dict, Optional, Sequence
 
 import cv2
-import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from ..apis import Frame, FrameError, Predictor, ResultsFile, Source, open_sources
+from ..apis import Frame, FrameError, Prediction, Predictor, ResultsFile, Source, load, open_sources
+from ..apis.prediction import write_file
+from ..apis.sources import output_names
 from ..apis.videos import frame_count
-from ..datasets.audit.images import MAX_MEGAPIXELS
-from ..engine.config import load_config
-from ..utils import NotWritten, check_writable
+from ..utils import WriteError, check_writable
 from ..utils.command_line import (
-    Parser,
     error_text,
     errors_in_one_line,
     plain_console,
@@ -35,60 +34,40 @@ from ..utils.command_line import (
 LEAST_WIDTH = 8  # OpenCV overruns its buffer when it writes narrower videos
 
 
-def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = Parser(cfg_options=True, description=__doc__)
-    add = parser.add_argument
-    add('config', help='config file, or the name of one of this package')
-    add('checkpoint', help='checkpoint: a file or an address')
-    add('sources', nargs='+', metavar='SOURCE', help='image, folder, video, or number of a camera')
-    add('--out', type=Path, default=Path('work_dirs/predictions'), metavar='DIR')
-    add('--min-score', type=float, default=0.3, help='objects that are less sure are left out')
-    add('--no-pictures', action='store_true', help='predictions.json alone')
-    add('--max-frames', type=int, metavar='N', help='of each video or camera')
-    add('--max-megapixels', type=float, default=MAX_MEGAPIXELS, metavar='N',
-        help='images and videos with more are not decoded (default: %(default)g)')  # fmt: skip
-    add('--device', default='cpu', help='cpu, cuda, cuda:1, ...')
-    args = parser.parse_args(argv)
-    if not 0 <= args.min_score <= 1:
-        parser.error(f'--min-score must be 0 to 1, got {args.min_score}')
-    for name in ('max_frames', 'max_megapixels'):
-        value = getattr(args, name)
-        if value is not None and not value > 0:
-            parser.error(f'--{name.replace("_", "-")} must be positive, got {value}')
-    try:
-        str(args.out).encode()
-    except UnicodeEncodeError:  # OpenCV crashes when it writes a video there
-        parser.error(f'--out must be a name in UTF-8, got {str(args.out)!r}')
-    return args
-
-
 class Pictures:
-    """Writer of drawn predictions: one picture per image, or one video per source."""
+    """Writer of drawn predictions: one picture per image, or one video per source.
 
-    def __init__(self, folder: Path, source: Source) -> None:
-        self.folder, self.source = folder, source
+    Args:
+        folder: folder of the pictures.
+        source: source of the frames.
+        names: see :func:`mmlinattn.apis.sources.output_names`.
+    """
+
+    def __init__(self, folder: Path, source: Source, names: Dict[str, str]) -> None:
+        self.folder, self.source, self.names = folder, source, names
         self.video, self.frames = cv2.VideoWriter(), 0
         self.video_path = folder / f'{source.name}.mp4'
 
-    def add(self, frame: Frame, drawn: np.ndarray) -> None:
-        """Write a frame.
+    def add(self, prediction: Prediction) -> None:
+        """Write the picture of a prediction.
 
         Raises:
             OSError: the picture cannot be written. For a video see :meth:`check`.
         """
         if self.source.video is None:
-            # Appended to the full name, because a.png and a.jpg may be in the same folder.
-            write_picture(self.folder / f'{frame.name}.png', drawn)
+            prediction.save(self.folder / f'{self.names[prediction.name]}.png')
             return
         self.frames += 1
+        drawn = prediction.plot()
         if self.frames == 1:
             self._open(*drawn.shape[:2])
         self.video.write(drawn)
 
     def _open(self, height: int, width: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.video_path.unlink(missing_ok=True)
         if width >= LEAST_WIDTH:
-            form = (cv2.VideoWriter_fourcc(*'mp4v'), self.source.frame_rate, (width, height))
+            form = (cv2.VideoWriter.fourcc(*'mp4v'), self.source.frame_rate, (width, height))
             self.video.open(str(self.video_path), cv2.CAP_FFMPEG, *form)
 
     def close(self) -> None:
@@ -104,20 +83,20 @@ class Pictures:
             )
 
 
-def write_picture(path: Path, image: np.ndarray) -> None:
-    """Write a PNG file; leave no partial file if that fails.
+def legend(categories: Sequence[dict]) -> str:
+    """Return the JSON text that says which class each pixel value of an indexed PNG is.
 
-    Raises:
-        OSError: the file cannot be written.
+    Example:
+        >>> print(legend([dict(id=7, name='sky', color=[0, 0, 255])]))
+        [
+        {"index": 0, "name": "sky", "color": [0, 0, 255], "category_id": 7}
+        ]
     """
-    content = cv2.imencode('.png', image)[1].tobytes()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    except OSError as error:
-        with suppress(OSError):
-            path.unlink()
-        raise OSError(f'{path} cannot be written: {error.strerror}') from error
+    entries = [
+        dict(index=i, name=one['name'], color=one['color'], category_id=one['id'])
+        for i, one in enumerate(categories)
+    ]
+    return '[\n' + ',\n'.join(map(json.dumps, entries)) + '\n]'
 
 
 class Run:
@@ -133,27 +112,31 @@ class Run:
     ) -> None:
         self.args, self.predictor, self.results, self.bars = args, predictor, results, bars
         self.faults = 0
+        self.one_by_one = False
         self.seconds: Deque[float] = deque(maxlen=1000)
 
     def predict_all(self, sources: Sequence[Source]) -> None:
         """Predict all sources; Ctrl-C stops a camera without an error if it is the last source."""
+        names = output_names(sources)
         for source in sources:
             try:
-                self._predict_source(source)
+                self._predict_source(source, Pictures(self.args.out / 'vis', source, names))
             except KeyboardInterrupt:
                 endless = isinstance(source.video, int) and self.args.max_frames is None
                 if not (endless and source is sources[-1]):
                     raise
 
-    def _predict_source(self, source: Source) -> None:
+    def _predict_source(self, source: Source, pictures: Pictures) -> None:
         total = len(source)
         limit = None if source.video is None else self.args.max_frames
         bar = self.bars.add_task(source.name, total=min(total, limit or total) or None)
-        pictures = Pictures(self.args.out, source)
         try:
-            for frame in islice(source, limit):
-                self._predict_frame(frame, pictures)
-                self.bars.advance(bar)
+            frames = islice(source, limit)
+            # A camera shows each frame at once.
+            size = self.args.batch_size if source.video is None else 1
+            while group := list(islice(frames, size)):
+                self._predict_frames(group, pictures)
+                self.bars.advance(bar, len(group))
         finally:
             pictures.close()
         try:
@@ -161,21 +144,49 @@ class Run:
         except OSError as error:
             self._fail(str(error))
 
-    def _predict_frame(self, frame: Frame, pictures: Pictures) -> None:
+    def _predict_frames(self, frames: Sequence[Frame], pictures: Pictures) -> None:
+        there = [frame for frame in frames if frame.image is not None]
+        found: Dict[str, Prediction] = {}
+        if len(there) > 1:
+            images, names = [frame.read() for frame in there], [frame.name for frame in there]
+            try:
+                predictions = self.predictor.predict_batch(images, names, self.args.min_score)
+                found = dict(zip(names, predictions))
+            except Exception as error:  # one by one it is clear which image fails
+                self._say_one_by_one(error)
+        for frame in frames:
+            self._predict_frame(frame, found.get(frame.name), pictures)
+
+    def _predict_frame(
+        self, frame: Frame, prediction: Optional[Prediction], pictures: Pictures
+    ) -> None:
         try:
             image = frame.read()
-            prediction = self.predictor(image)
+            if prediction is None:
+                prediction = self.predictor.predict(image, frame.name, self.args.min_score)
             self.results.add(frame.name, image.shape[:2], prediction.sample)
             self.seconds.append(prediction.seconds)
+            if frame.name in pictures.names and prediction.segmentation is not None:
+                prediction.save_labels(
+                    self.args.out / 'labels' / f'{pictures.names[frame.name]}.png'
+                )
             if not self.args.no_pictures:
-                drawn = self.predictor.draw(image, prediction, self.args.min_score)
-                pictures.add(frame, drawn)
-        except NotWritten:  # no later result could be written either
+                pictures.add(prediction)
+        except WriteError:  # no later result could be written either
             raise
         except FrameError as error:
             self._fail(str(error))
         except Exception as error:  # for example out of memory, or an unwritable picture
             self._fail(f'image {frame.name}: {type(error).__name__}: {error_text(error)}')
+
+    def _say_one_by_one(self, error: Exception) -> None:
+        """Print once why images of a batch are predicted again, one by one."""
+        if not self.one_by_one:
+            self.one_by_one = True
+            text = f'{type(error).__name__}: {error_text(error)}'
+            self.bars.console.print(
+                f'a batch failed, its images are predicted one by one: {text}', soft_wrap=True
+            )
 
     def _fail(self, text: str) -> None:
         self.faults += 1
@@ -187,8 +198,15 @@ def run(args: argparse.Namespace, console: Console) -> int:
     sources = open_sources(args.sources, args.max_megapixels)
     path = args.out / 'predictions.json'
     check_writable(path)
-    predictor = Predictor(load_config(args.config, args.cfg_options), args.checkpoint, args.device)
-    with ResultsFile(path, predictor.classes, args.min_score) as results:
+    predictor = load(args.config, args.checkpoint, args.device, args.tta, args.cfg_options)
+    reason = predictor.packed_unsupported_reason
+    if args.batch_size > 1 and reason:
+        predictor.notes.append(f'images are predicted one by one: {reason}')
+    for note in predictor.notes:
+        console.print(note, highlight=False, soft_wrap=True)
+    if predictor.task == 'segmentation':
+        write_file(args.out / 'legend.json', legend(predictor.categories).encode())
+    with ResultsFile(path, predictor.categories, args.min_score) as results:
         try:
             with progress_bars(console) as bars:
                 job = Run(args, predictor, results, bars)
@@ -206,8 +224,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return job.faults
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    args = parse_args(argv)
+def main(args: argparse.Namespace) -> int:
     try:
         with errors_in_one_line(args.debug):
             faults = run(args, plain_console())

@@ -2,36 +2,25 @@
 classifiers."""
 
 import argparse
-from typing import List, Optional
+from pathlib import Path
+from typing import Tuple, Type
 
+from mmengine.config import Config
 from mmengine.model import is_model_wrapper
 
+from .. import evaluation  # noqa: F401  registers the metrics that configs name
 from ..checkpoints import CheckpointError
-from ..deployment import FileError, check_classes, is_exported, use_exported
 from ..engine import config
 from ..engine.distributed import launch
 from ..engine.hooks.fuse_conv_bn_hook import check_fusion
-from ..engine.preflight import data as data_checks
+from ..engine.preflight.data import DataError
+from ..engine.preflight.run import check_run
 from ..engine.preflight.weights import check_weights
+from ..engine.runner.console import silence_other_processes
 from ..engine.runner.runner import PluginRunner
-from ..utils.command_line import Parser, errors_in_one_line, parse_run
-
-
-def parse_args(argv: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = Parser(cfg_options=True, description=__doc__)
-    parser.add_argument('config', help='config file, or the name of one of this package')
-    parser.add_argument('checkpoint', help='checkpoint file, or .onnx, .xml, .pt2')
-    parser.add_argument('--out', help='write the predictions to this .pkl file')
-    parser.add_argument('--show-dir', help='write pictures: ground truth beside predictions')
-    parser.add_argument(
-        '--fuse-conv-bn', action='store_true', help='batch norms become part of convolutions'
-    )
-    args = parse_run(parser, argv)
-    if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
-        parser.error(f'--out must end with .pkl or .pickle, got {args.out!r}')
-    if args.fuse_conv_bn and is_exported(args.checkpoint):
-        parser.error(f'--fuse-conv-bn needs a checkpoint, got {args.checkpoint!r}')
-    return args
+from ..utils.command_line import errors_in_one_line
+from ..utils.errors import InputError
+from .arguments.runs import EXPORTED
 
 
 def prepare(args: argparse.Namespace) -> PluginRunner:
@@ -39,34 +28,56 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
     launch.set_launcher(cfg, args.launcher)
+    silence_other_processes()
     options = ('checkpoint', 'out', 'show_dir', 'fuse_conv_bn')
     launch.check_same(cfg, **{f'--{name}': getattr(args, name) for name in options})
     config.set_pictures(cfg, args.show_dir)
     config.set_predictions_file(cfg, args.out)
     config.set_fusion(cfg, args.fuse_conv_bn)
     cfg.load_from = args.checkpoint
-    data_checks.check_data(cfg, 'test_dataloader', 'test_evaluator')
-    exported = is_exported(args.checkpoint)
-    if exported:
-        use_exported(cfg, args.checkpoint)
+    check_run(cfg, 'test')
+    if is_exported(args):
+        return runner_of_exported(cfg, args.checkpoint)
     runner = PluginRunner.from_cfg(cfg)
-    if not exported:
-        check_weights(runner, cfg, testing=True)
+    check_weights(runner, cfg, testing=True)
     if args.fuse_conv_bn:
         check_fusion(runner)
+    runner.test_loop  # noqa: B018  built on first access
+    return runner
+
+
+def is_exported(args: argparse.Namespace) -> bool:
+    """Return True if the name is that of an exported file, not of a checkpoint."""
+    return Path(args.checkpoint).suffix in EXPORTED
+
+
+def runner_of_exported(cfg: Config, path: str) -> PluginRunner:
+    """Return the runner that tests an exported file."""
+    from ..deployment import check_classes, use_exported  # a checkpoint needs no exporter
+
+    use_exported(cfg, path)
+    runner = PluginRunner.from_cfg(cfg)
     metainfo = getattr(runner.test_loop.dataloader.dataset, 'metainfo', {})
-    if exported and metainfo.get('classes'):
+    if metainfo.get('classes'):
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         check_classes(model.file, metainfo['classes'])
     return runner
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    args = parse_args(argv)
+def known_errors(args: argparse.Namespace) -> Tuple[Type[Exception], ...]:
+    """Return the errors during the test that are reported without a traceback."""
+    known = (CheckpointError, DataError, InputError, OSError)
+    if not is_exported(args):
+        return known
+    from ..deployment import FileError
+
+    return (*known, FileError)
+
+
+def main(args: argparse.Namespace) -> int:
     with errors_in_one_line(args.debug):
         runner = prepare(args)
-    known = (CheckpointError, FileError, data_checks.DataError, OSError)
-    with errors_in_one_line(args.debug, known, runner.log_dir):
+    with errors_in_one_line(args.debug, known_errors(args), runner.log_dir):
         runner.test()
     launch.leave_process_group()
     return 0

@@ -1,8 +1,17 @@
 """Data sets and file backends."""
 
 from .cifar import CIFAR100Binary
-from .file_backends import HTTPStore, S3Store
+from .file_backends import HTTPFileBackend, S3FileBackend
 from .imagenet_v2 import ImageNetV2
 from .shards import ShardDataset, ShardSampler
+from .video import VideoList
 
-__all__ = ['CIFAR100Binary', 'HTTPStore', 'ImageNetV2', 'S3Store', 'ShardDataset', 'ShardSampler']
+__all__ = [
+    'CIFAR100Binary',
+    'HTTPFileBackend',
+    'ImageNetV2',
+    'S3FileBackend',
+    'ShardDataset',
+    'ShardSampler',
+    'VideoList',
+]

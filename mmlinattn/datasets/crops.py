@@ -103,7 +103,8 @@ def _write_split(
             boxes.append((classes[a['category_id']], files[a['image_id']], a['id'], a['bbox']))
         for label in classes.values():  # empty classes need a folder: readers number the folders
             (folder / label).mkdir(parents=True, exist_ok=True)
-    generator, counts = np.random.default_rng(parameters['seed']), Counter()
+    generator = np.random.default_rng(parameters['seed'])
+    counts: Counter[str] = Counter()
     for i in generator.permutation(len(boxes)):
         label, file, number, bbox = boxes[i]
         if counts[label] == parameters['max_per_class'].get(split):

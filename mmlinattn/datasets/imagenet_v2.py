@@ -49,7 +49,7 @@ class ImageNetV2(BaseDataset):
         }
         samples = [
             dict(img_path=fileio.join_path(root, name, file), gt_label=labels[name])
-            for name in sorted(labels, key=labels.get)
+            for name in sorted(labels, key=labels.__getitem__)
             for file in sorted(
                 fileio.list_dir_or_file(fileio.join_path(root, name), list_dir=False)
             )

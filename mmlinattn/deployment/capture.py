@@ -2,9 +2,10 @@
 
 import inspect
 import warnings
-from typing import NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
+from mmengine.model import BaseModel
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
@@ -80,7 +81,7 @@ def check_shape(shape: Sequence[int], stride: int, dynamic: bool = True) -> None
             )
 
 
-def strides_of(model: nn.Module) -> Tuple[int, int]:
+def strides_of(model: BaseModel) -> Tuple[int, int]:
     """Return the strides of the coarsest map of the backbone, and of backbone and neck together.
 
     A neck may add coarser maps: RetinaNet's have a stride of 128 pixels.
@@ -139,6 +140,5 @@ def capture(model: Deployable, sizes: Sizes) -> ExportedProgram:
         dynamic[3] = sizes.stride * Dim('columns', min=least, max=most)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        return export(
-            model, (image,), dynamic_shapes={'image': dynamic}, strict=False, **{DEFERRED: True}
-        )
+        deferred: Dict[str, Any] = {DEFERRED: True}
+        return export(model, (image,), dynamic_shapes={'image': dynamic}, strict=False, **deferred)

@@ -1,15 +1,16 @@
 """Wrappers of models for export, with normalisation and post-processing inside."""
 
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Dict, Optional, Sequence, Tuple, Type
 
 import torch
 from mmengine.config import Config
+from mmengine.model import BaseModel
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..checkpoints import load_checkpoint
-from ..engine.model import class_names, number_of_classes
-from .export_rewrites import use_equivalents
+from ..engine.model import class_names, number_of_classes, preprocessor_of
+from .export_rewrites import rewrite_for_export
 
 Outputs = Dict[str, Tensor]
 
@@ -32,10 +33,12 @@ class Deployable(nn.Module):
 
     task: str
     has_raw = True
+    pixel_mean: Tensor
+    pixel_std: Tensor
 
-    def __init__(self, model: nn.Module, preprocessor: dict, raw: bool = False) -> None:
+    def __init__(self, model: BaseModel, preprocessor: dict, raw: bool = False) -> None:
         super().__init__()
-        self.model = model
+        self.model: BaseModel = model
         self.is_raw = raw
         if not raw:
             self.check()
@@ -63,13 +66,13 @@ class Deployable(nn.Module):
         """Compute the outputs of the heads for normalised images (B, 3, H, W)."""
         raise NotImplementedError
 
-    def padding(self) -> Sequence[float]:
+    def padding(self) -> Tuple[float, float, float]:
         """Return the padding colour (RGB, 0..255) that the normalisation maps to 0."""
-        mean = self.pixel_mean.flatten().tolist()
-        return mean[::-1] if self.swap else mean
+        first, green, last = self.pixel_mean.flatten().tolist()
+        return (last, green, first) if self.swap else (first, green, last)
 
 
-class Segmentor(Deployable):
+class DeployableSegmentor(Deployable):
     """Segmentor. Outputs ``labels`` (B, H, W) int64; raw: ``logits`` (B, classes, H, W).
 
     Both have the size of the input.
@@ -88,7 +91,7 @@ class Segmentor(Deployable):
         return dict(logits=logits.float())
 
 
-class Classifier(Deployable):
+class DeployableClassifier(Deployable):
     """Classifier. Outputs ``scores`` (B, classes) after the softmax; raw: ``logits``."""
 
     task = 'classification'
@@ -114,12 +117,7 @@ def normalisation(preprocessor: dict) -> Tuple[Tensor, Tensor, bool]:
     return mean, std, not rgb
 
 
-def preprocessor_of(cfg: Config) -> dict:
-    """Return the config of the data preprocessor, inside or beside that of the model."""
-    return dict(cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor') or {})
-
-
-def exported_form(model: nn.Module, cfg: Config, raw: bool = False) -> type:
+def exported_form(model: BaseModel, cfg: Config, raw: bool = False) -> Type[Deployable]:
     """Return the subclass of :class:`Deployable` for a model, independent of its weights.
 
     Raises:
@@ -129,11 +127,11 @@ def exported_form(model: nn.Module, cfg: Config, raw: bool = False) -> type:
     if scope == 'mmdet':
         from .detectors import deployable_detector
 
-        kind = deployable_detector(model)
+        kind: Type[Deployable] = deployable_detector(model)
     elif scope == 'mmseg' and hasattr(model, 'encode_decode') and hasattr(model, 'decode_head'):
-        kind = Segmentor
+        kind = DeployableSegmentor
     elif scope == 'mmpretrain' and getattr(model, 'head', None) is not None:
-        kind = Classifier
+        kind = DeployableClassifier
     else:
         raise NotDeployable(
             f'{type(model).__name__} (default_scope={scope!r}) has no exported form: detectors, '
@@ -147,7 +145,7 @@ def exported_form(model: nn.Module, cfg: Config, raw: bool = False) -> type:
     return kind
 
 
-def deployable(model: nn.Module, cfg: Config, raw: bool = False) -> Deployable:
+def deployable(model: BaseModel, cfg: Config, raw: bool = False) -> Deployable:
     """Wrap a model for export.
 
     Args:
@@ -160,7 +158,7 @@ def deployable(model: nn.Module, cfg: Config, raw: bool = False) -> Deployable:
         NotDeployable: see :func:`exported_form`, or a setting cannot be exported.
     """
     kind = exported_form(model, cfg, raw)
-    use_equivalents(model)
+    rewrite_for_export(model)
     model.data_preprocessor = nn.Identity()  # its buffers would become weights of the program
     if hasattr(model, 'auxiliary_head'):
         del model.auxiliary_head  # used in training only

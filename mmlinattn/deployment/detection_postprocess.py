@@ -9,7 +9,8 @@ from typing import NamedTuple, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from mmengine.model import BaseModule
+from torch import Tensor
 
 from .nms import suppress
 
@@ -52,7 +53,7 @@ def within(boxes: Tensor, hw_shape: Sequence[int]) -> Tensor:
     return boxes.clamp(min=0).minimum(corners(hw_shape))
 
 
-def score_of(head: nn.Module, logits: Tensor) -> Tensor:
+def score_of(head: BaseModule, logits: Tensor) -> Tensor:
     """Score the logits (..., outputs) of a dense head, without background: (..., classes)."""
     if head.use_sigmoid_cls:
         return logits.sigmoid()
@@ -60,7 +61,7 @@ def score_of(head: nn.Module, logits: Tensor) -> Tensor:
 
 
 def dense_candidates(
-    head: nn.Module, outs: Sequence[Sequence[Tensor]], cfg: dict, hw_shape: Sequence[int]
+    head: BaseModule, outs: Sequence[Sequence[Tensor]], cfg: dict, hw_shape: Sequence[int]
 ) -> Tuple[Candidates, Tensor]:
     """Decode the ``nms_pre`` best pairs of anchor and class of each level.
 

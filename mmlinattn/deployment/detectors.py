@@ -1,6 +1,6 @@
 """Exported forms of MMDetection detectors, with static output shapes."""
 
-from typing import Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple, Type
 
 import torch
 from mmdet.models.dense_heads import AnchorHead
@@ -8,6 +8,7 @@ from mmdet.models.detectors import DETR, SingleStageDetector, TwoStageDetector
 from mmdet.models.roi_heads import CascadeRoIHead, StandardRoIHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
+from mmengine.model import BaseModel, BaseModule
 from torch import Tensor, nn
 from torchvision.ops import roi_align
 
@@ -28,7 +29,7 @@ from .detection_postprocess import (
 Outputs = Dict[str, Tensor]
 
 
-def deployable_detector(model: nn.Module) -> type:
+def deployable_detector(model: BaseModel) -> Type['DeployableDetector']:
     """Return the class of this module for a detector.
 
     Raises:
@@ -39,16 +40,16 @@ def deployable_detector(model: nn.Module) -> type:
     if isinstance(model, TwoStageDetector) and isinstance(
         model.roi_head, (StandardRoIHead, CascadeRoIHead)
     ):
-        return TwoStage
+        return DeployableTwoStage
     if isinstance(model, SingleStageDetector) and not isinstance(model, DETR):
-        return Dense
+        return DeployableDense
     raise NotDeployable(
         f'{type(model).__name__} has no exported form: RetinaNet and other detectors with anchors, '
         'Faster, Mask and Cascade R-CNN and SMCA have'
     )
 
 
-class Detector(Deployable):
+class DeployableDetector(Deployable):
     """Base class of detectors, with K = ``max_per_img`` detections per image, padded if fewer.
 
     Outputs:
@@ -69,7 +70,7 @@ class Detector(Deployable):
         )
 
 
-class Dense(Detector):
+class DeployableDense(DeployableDetector):
     """Single-stage detector with anchors, such as RetinaNet. Raw: logits and deltas by level."""
 
     def check(self) -> None:
@@ -95,7 +96,7 @@ class Dense(Detector):
         return self.model.bbox_head(self.model.extract_feat(x))
 
 
-class TwoStage(Detector):
+class DeployableTwoStage(DeployableDetector):
     """Faster, Mask and Cascade R-CNN; without raw outputs."""
 
     has_raw = False
@@ -117,7 +118,7 @@ class TwoStage(Detector):
                 if not isinstance(one, SingleRoIExtractor):
                     raise NotDeployable(f'{type(one).__name__} has no exported form')
 
-    def stages(self, part: str = 'bbox_head') -> Sequence[nn.Module]:
+    def stages(self, part: str = 'bbox_head') -> Sequence[BaseModule]:
         """Return the heads, or extractors, of all stages."""
         found = getattr(self.model.roi_head, part)
         return list(found) if isinstance(found, nn.ModuleList) else [found]
@@ -140,7 +141,8 @@ class TwoStage(Detector):
     ) -> Candidates:
         """Return the detections of all classes from the proposals, after all stages."""
         rois, batch = with_image(proposals.boxes), proposals.boxes.shape[0]
-        total, heads = 0, self.stages()
+        total: Any = 0
+        heads = self.stages()
         for i, (head, extractor) in enumerate(zip(heads, self.stages('bbox_roi_extractor'))):
             logits, deltas = (out.float() for out in head(self.pooled(extractor, feats, rois)))
             total = total + logits
@@ -166,7 +168,8 @@ class TwoStage(Detector):
     def masks(self, feats: Sequence[Tensor], found: Candidates) -> Tensor:
         """Return the mask probabilities (B, K, h, w) of the boxes, averaged over all stages."""
         rois, labels = with_image(found.boxes), found.labels.clamp(min=0)
-        total, heads = 0, self.stages('mask_head')
+        total: Any = 0
+        heads = self.stages('mask_head')
         for head, extractor in zip(heads, self.stages('mask_roi_extractor')):
             logits = head(self.pooled(extractor, feats, rois)).float()  # [B K, classes, h, w]
             if head.class_agnostic:
@@ -177,7 +180,9 @@ class TwoStage(Detector):
             total = total + of_class.sigmoid()
         return (total / len(heads)).unflatten(0, labels.shape)
 
-    def pooled(self, extractor: nn.Module, feats: Sequence[Tensor], rois: Tensor) -> Tensor:
+    def pooled(
+        self, extractor: SingleRoIExtractor, feats: Sequence[Tensor], rois: Tensor
+    ) -> Tensor:
         return roi_features(extractor, feats, rois).to(self.dtype)
 
 
@@ -187,7 +192,7 @@ def with_image(boxes: Tensor) -> Tensor:
     return torch.cat([numbers.expand(-1, boxes.shape[1], 1), boxes], -1).flatten(0, 1)
 
 
-def roi_features(extractor: nn.Module, feats: Sequence[Tensor], rois: Tensor) -> Tensor:
+def roi_features(extractor: SingleRoIExtractor, feats: Sequence[Tensor], rois: Tensor) -> Tensor:
     """Return the RoI features of MMDetection's ``SingleRoIExtractor``.
 
     Each box is pooled from all levels, then its level is selected: the boxes of a level are not
@@ -195,7 +200,7 @@ def roi_features(extractor: nn.Module, feats: Sequence[Tensor], rois: Tensor) ->
     """
     feats = feats[: extractor.num_inputs]
     levels = extractor.map_roi_levels(rois, len(feats)).view(-1, 1, 1, 1)
-    out = 0
+    out: Any = 0
     for i, (feat, layer) in enumerate(zip(feats, extractor.roi_layers)):
         found = roi_align(
             feat, rois, layer.output_size, layer.spatial_scale, layer.sampling_ratio, layer.aligned
@@ -204,7 +209,7 @@ def roi_features(extractor: nn.Module, feats: Sequence[Tensor], rois: Tensor) ->
     return out
 
 
-class DeployableSMCA(Detector):
+class DeployableSMCA(DeployableDetector):
     """SMCA for images without padding.
 
     Raw: ``logits`` (B, Q, classes) and ``boxes`` (B, Q, 4) as centre, width and height in 0..1.
@@ -243,7 +248,7 @@ class DeployableSMCA(Detector):
         return dict(logits=logits[0].float(), boxes=boxes[0].float())
 
 
-def check_anchors(head: nn.Module, name: str) -> None:
+def check_anchors(head: BaseModule, name: str) -> None:
     """Raise NotDeployable unless a head predicts only scores and box deltas of anchors."""
     if not isinstance(head, AnchorHead):
         raise NotDeployable(
@@ -258,7 +263,7 @@ def check_anchors(head: nn.Module, name: str) -> None:
         raise NotDeployable(f'{type(head.loss_cls).__name__} has no exported form')
 
 
-def _rpn() -> type:
+def _rpn() -> Type[AnchorHead]:
     from mmdet.models.dense_heads import RPNHead
 
     return RPNHead

@@ -1,22 +1,22 @@
 """Replacements for layers that cannot be exported with dynamic sizes."""
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def use_equivalents(model: nn.Module) -> None:
+def rewrite_for_export(model: nn.Module) -> None:
     """Replace MMSegmentation's ``Upsample`` and torch's ``AdaptiveAvgPool2d`` in place."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            equal = _equivalent(child)
+            equal = _rewrite(child)
             if equal is not None:
                 setattr(module, name, equal)
 
 
-def _equivalent(layer: nn.Module) -> Optional[nn.Module]:
+def _rewrite(layer: Any) -> Optional[nn.Module]:
     if isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size not in (1, (1, 1)):
         return AdaptiveMean(layer.output_size)
     factor = getattr(layer, 'scale_factor', None)

@@ -19,7 +19,7 @@ class FileError(ValueError):
 
 
 class ExportedFile:
-    """File written by ``tools/deployment/export.py``, loaded to run on the CPU.
+    """File written by ``mmlinattn export``, loaded to run on the CPU.
 
     Args:
         path: .onnx (onnxruntime), .xml (OpenVINO) or .pt2 (AOTInductor). Its code is executed: load
@@ -45,15 +45,13 @@ class ExportedFile:
             raise FileError(f'{self.path} must end in {", ".join(SUFFIXES)}')
         reader, module, package = READERS[self.path.suffix]
         if importlib.util.find_spec(module) is None:
-            raise FileError(f'{self.path} needs {module}: pip install "{package}"')
+            raise FileError(f'{self.path} needs {module}: pip install {package}')
         try:
             self._run, text = reader(self.path, threads or torch.get_num_threads())
         except Exception as error:  # runtimes raise arbitrary exceptions
             raise FileError(f'{self.path} cannot be loaded: {error}') from error
         if not text:
-            raise FileError(
-                f'{self.path} does not say what it is: tools/deployment/export.py writes that'
-            )
+            raise FileError(f'{self.path} does not say what it is: mmlinattn export writes that')
         try:
             self.metadata = FileMetadata.from_json(text)
         except ValueError as error:
@@ -142,7 +140,7 @@ def _aoti(path: Path, threads: int) -> tuple:
 
 
 READERS: Dict[str, tuple] = {
-    '.onnx': (_onnxruntime, 'onnxruntime', 'mmlinattn[export]'),
-    '.xml': (_openvino, 'openvino', 'mmlinattn[openvino]'),
+    '.onnx': (_onnxruntime, 'onnxruntime', 'onnxruntime'),
+    '.xml': (_openvino, 'openvino', 'openvino'),
     '.pt2': (_aoti, 'torch', 'torch'),
 }

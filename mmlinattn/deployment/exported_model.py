@@ -2,17 +2,18 @@
 
 from math import prod
 from pathlib import Path
-from typing import List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from mmengine.config import Config
-from mmengine.model import BaseModel
+from mmengine.model import BaseModel, BaseModule
 from mmengine.registry import MODELS
 from mmengine.structures import InstanceData
 from torch import Tensor
 
-from .deployable import normalisation, preprocessor_of
+from ..engine.model import preprocessor_of, quiet
+from .deployable import normalisation
 from .exported_file import SUFFIXES, ExportedFile, FileError
 from .file_checks import check_model
 from .file_metadata import FileMetadata
@@ -30,9 +31,26 @@ def use_exported(cfg: Config, path: str) -> None:
     cfg.load_from = None
 
 
+def load_exported(
+    cfg: Config, path: str, device: str = 'cpu'
+) -> Tuple['ExportedModel', Dict[str, Any]]:
+    """Return the model of an exported file, and its classes as a checkpoint has them.
+
+    It predicts as the model of :func:`mmlinattn.engine.model.load_model` does.
+
+    Raises:
+        FileNotFoundError, mmlinattn.deployment.FileError, NotDeployable: see
+            :class:`ExportedModel`.
+    """
+    preprocessor = preprocessor_of(cfg) or None
+    with quiet():
+        model = ExportedModel(path, cfg.model, cfg.get('default_scope'), preprocessor)
+    return model.to(device).eval(), dict(dataset_meta=dict(classes=model.file.metadata.classes))
+
+
 @MODELS.register_module()
 class ExportedModel(BaseModel):
-    """Model that predicts with a file written by ``tools/deployment/export.py``, for testing.
+    """Model that predicts with a file written by ``mmlinattn export``, for testing.
 
     The framework preprocesses images and postprocesses outputs as for the network: sliding windows,
     resizing to the original size, masks. Images are padded to a size that the file takes, with the
@@ -51,6 +69,8 @@ class ExportedModel(BaseModel):
             which cannot be scored.
         NotDeployable: the network cannot be exported.
     """
+
+    skeleton: BaseModel  # the network without weights
 
     def __init__(
         self, file: str, network: dict, scope: Optional[str],
@@ -71,6 +91,7 @@ class ExportedModel(BaseModel):
         self.register_buffer('mean', mean, persistent=False)
         self.register_buffer('std', std, persistent=False)
         self.predictions = getattr(self, task)
+        self.num_classes = len(self.file.metadata.classes)
 
     def forward(self, inputs: Tensor, data_samples: list, mode: str = 'predict') -> list:
         """Predict; other modes are not supported.
@@ -138,7 +159,7 @@ class ExportedModel(BaseModel):
     def paste(self, instances: InstanceData, masks: Tensor, sample) -> None:
         """Mask (n, h, w) over their boxes, by the framework, in the size of the original."""
         heads = self.skeleton.roi_head.mask_head
-        head = heads[-1] if isinstance(heads, torch.nn.ModuleList) else heads
+        head: BaseModule = heads[-1] if isinstance(heads, torch.nn.ModuleList) else heads
         head.class_agnostic = True  # the file returns only the masks of the labels
         head.predict_by_feat(
             [masks[:, None].cpu().numpy()], [instances], [sample.metainfo],
@@ -147,7 +168,7 @@ class ExportedModel(BaseModel):
 
     def run(self, images: Tensor) -> dict:
         """Return the outputs of the file for normalised images (B, 3, H, W) of any size."""
-        images = fill_up(images, self.file.metadata)
+        images = pad_to_metadata(images, self.file.metadata)
         pixels = images * self.std + self.mean
         pixels = (pixels.flip(1) if self.swap else pixels).cpu()
         batch = self.file.metadata.batch or 8
@@ -171,7 +192,7 @@ class ExportedModel(BaseModel):
             )
 
 
-def fill_up(images: Tensor, metadata: FileMetadata) -> Tensor:
+def pad_to_metadata(images: Tensor, metadata: FileMetadata) -> Tensor:
     """Pad normalised images (B, 3, H, W) with 0 to a size that a file takes.
 
     Raises:

@@ -20,7 +20,7 @@ from .formats import FORMATS, FormatError, check_format, write
 from .fp16 import Activation, largest_activation, to_half
 
 
-class Settings(NamedTuple):
+class ExportSettings(NamedTuple):
     """Export settings.
 
     Attributes:
@@ -38,12 +38,12 @@ class Settings(NamedTuple):
     raw: bool = False
 
 
-class Written(NamedTuple):
+class ExportResult(NamedTuple):
     """Written file, the seconds it took, and its largest difference from the model by size."""
 
     path: Path
     seconds: float
-    errors: Dict[Tuple[int, int], float]
+    errors: Dict[Tuple[int, ...], float]
 
     def __str__(self) -> str:
         text = f'{self.path}, {self.seconds:.0f} s'
@@ -72,7 +72,7 @@ class Export:
     """
 
     def __init__(
-        self, model: Deployable, classes: Sequence[str], settings: Settings, image: Tensor
+        self, model: Deployable, classes: Sequence[str], settings: ExportSettings, image: Tensor
     ) -> None:
         stride, coarsest = strides_of(model.model)
         check_shape(settings.shape, stride, not settings.static)
@@ -102,7 +102,7 @@ class Export:
                     'float16, on the sample: export without --fp16'
                 )
 
-    def write(self, name: str, path: Path) -> Written:
+    def write(self, name: str, path: Path) -> ExportResult:
         """Write a format and compare the file with the model at up to three sizes.
 
         Raises:
@@ -117,13 +117,13 @@ class Export:
             tuple(image.shape[-2:]): difference(file(image), expected)
             for image, expected in zip(self.images, self.expected)
         }
-        return Written(path, seconds, errors)
+        return ExportResult(path, seconds, errors)
 
 
 def export(
-    cfg: Config, checkpoint: str, formats: Sequence[str], settings: Settings, out: Path,
+    cfg: Config, checkpoint: str, formats: Sequence[str], settings: ExportSettings, out: Path,
     image: Tensor,
-) -> Iterator[Written]:  # fmt: skip
+) -> Iterator[ExportResult]:  # fmt: skip
     """Export a model to files of several formats, and yield each when it is written.
 
     Args:
@@ -135,7 +135,7 @@ def export(
     Raises:
         FormatError: a format is unknown, its package is not installed, or torch is too old; raised
             before any work.
-        mmlinattn.utils.NotWritten: the files cannot be written; raised before any work. Errors of
+        mmlinattn.utils.WriteError: the files cannot be written; raised before any work. Errors of
             :func:`.deployable.load` and :class:`Export` are raised unchanged.
     """
     for name in formats:
@@ -168,7 +168,11 @@ def _without_collections() -> Iterator[None]:
 
 
 def describe(
-    model: Deployable, sizes: Sizes, classes: Sequence[str], settings: Settings, outputs: List[str]
+    model: Deployable,
+    sizes: Sizes,
+    classes: Sequence[str],
+    settings: ExportSettings,
+    outputs: List[str],
 ) -> FileMetadata:
     """Return the description that a file carries, enough to run it and to read its outputs.
 
@@ -181,11 +185,11 @@ def describe(
         raw=settings.raw,
         stride=sizes.stride,
         dynamic=sizes.dynamic,
-        shape=tuple(sizes.shape),
+        shape=(sizes.shape[0], sizes.shape[1]),
         least=sizes.least,
         batch=sizes.batch,
         fp16=settings.fp16,
-        padding=tuple(model.padding()),
+        padding=model.padding(),
     )
 
 

@@ -130,8 +130,9 @@ class FileMetadata:
         missing = [name for name in names if name not in found]
         if missing:
             raise ValueError(f'{", ".join(missing)} missing')
-        values = {name: found[name] for name in names}
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        known = ((name, found[name]) for name in names)
+        values: Dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known}
+        return cls(**values)
 
     def to_json(self) -> str:
         """Return the text that :meth:`from_json` reads."""

@@ -58,6 +58,7 @@ def write_onnx(program: ExportedProgram, metadata: FileMetadata, path: Path) -> 
             input_names=['image'],
             output_names=list(metadata.outputs),
         )
+        assert onnx_program is not None  # with dynamo=True
         fold_constants(onnx_program.model)
         RemoveUnusedNodesPass()(onnx_program.model)
         CommonSubexpressionEliminationPass()(onnx_program.model)
@@ -93,13 +94,13 @@ def write_aoti(program: ExportedProgram, metadata: FileMetadata, path: Path) -> 
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 
 
-ONNX = (('onnx', 'mmlinattn[export]'), ('onnxscript', 'mmlinattn[export]'))
+ONNX = (('onnx', 'onnx onnxscript'), ('onnxscript', 'onnxscript'))
 FORMATS: Dict[str, Format] = {
     'onnx': Format('.onnx', write_onnx, ONNX),
     'openvino': Format(
         '.xml',
         write_openvino,
-        (*ONNX, ('openvino', 'mmlinattn[openvino]')),
+        (*ONNX, ('openvino', 'openvino')),
     ),
     'aoti': Format('.pt2', write_aoti, ()),
 }
@@ -120,7 +121,7 @@ def check_format(name: str) -> None:
         raise FormatError(f'--format {name}: there are {", ".join(FORMATS)}')
     for module, package in FORMATS[name].packages:
         if importlib.util.find_spec(module) is None:
-            raise FormatError(f'--format {name} needs {module}: pip install "{package}"')
+            raise FormatError(f'--format {name} needs {module}: pip install {package}')
 
 
 def write(name: str, program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:

@@ -6,7 +6,7 @@ Example:
     tensor([[0., 1., 1.]])
 """
 
-from typing import Callable, Dict
+from typing import Any, Callable, Dict
 
 import torch
 from torch import Tensor
@@ -44,8 +44,9 @@ def _(boxes: Tensor, scores: Tensor, iou_threshold: float, limit: int) -> Tensor
 
 def onnx_translations() -> Dict[Callable, Callable]:
     """Return the translation of :func:`suppress` to ONNX, for ``torch.onnx.export``."""
-    from onnxscript import INT64
-    from onnxscript import opset18 as op
+    from onnxscript import INT64, opset18
+
+    op: Any = opset18  # its constants have the types of all numbers, which no operator takes
 
     def to_onnx(boxes, scores, iou_threshold: float, limit: int):
         threshold = op.Constant(value_floats=[iou_threshold])

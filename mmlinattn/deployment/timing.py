@@ -9,6 +9,7 @@ import torch
 from mmengine.config import Config
 from torch import Tensor
 
+from ..models.layers import optimize_for_cpu
 from .compare import Outputs, difference, fit
 from .deployable import load
 from .exported_file import ExportedFile, FileError
@@ -60,18 +61,19 @@ def latency(
     model, _ = load(cfg, checkpoint, raw)
     for file in ready:
         check_model(file, model.model, cfg)
+    optimize_for_cpu(model.model)
     calls: List[Tuple[str, Callable[[], Outputs]]] = [('torch', lambda: model(image))]
     calls += [(file.path.name, partial(file, image)) for file in ready]
     with torch.no_grad():
         times = [[_times(call, seconds) for _, call in calls] for _ in range(rounds)]
         expected = model(image)
         return [
-            Timing(name, *min(of_file), difference(call(), expected))
-            for (name, call), of_file in zip(calls, zip(*times))
+            Timing(name, median, p90, difference(call(), expected))
+            for (name, call), (median, p90) in zip(calls, map(min, zip(*times)))
         ]
 
 
-def _times(call: Callable[[], object], seconds: float) -> List[float]:
+def _times(call: Callable[[], object], seconds: float) -> Tuple[float, float]:
     """Return the median and the 90th percentile in milliseconds."""
     end = time.perf_counter() + seconds / 5
     while time.perf_counter() < end:
@@ -82,4 +84,4 @@ def _times(call: Callable[[], object], seconds: float) -> List[float]:
         start = time.perf_counter()
         call()
         times.append(1e3 * (time.perf_counter() - start))
-    return [statistics.median(times), statistics.quantiles(times, n=10)[-1]]
+    return statistics.median(times), statistics.quantiles(times, n=10)[-1]

@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from ..ops.ripple.groups import group_radii
 
 
 @dataclass
-class Record:
+class AttentionRecord:
     """Attention of the first image in the last forward pass inside :func:`record`.
 
     Attributes:
@@ -31,9 +31,9 @@ class Record:
 
     hw_shape: Tuple[int, int] = (0, 0)
     maps: Dict[int, Tensor] = field(default_factory=dict)
-    reference: Optional[Tensor] = None
-    scores: Optional[Tensor] = None
-    boxes: Optional[Tensor] = None
+    reference: Tensor = field(default_factory=lambda: torch.empty(0, 2))
+    scores: Tensor = field(default_factory=lambda: torch.empty(0, 1))
+    boxes: Tensor = field(default_factory=lambda: torch.empty(0, 4))
     ring_weights: Dict[int, Tensor] = field(default_factory=dict)
     ring_groups: Dict[int, str] = field(default_factory=dict)
 
@@ -44,7 +44,7 @@ class Record:
 
 
 @contextmanager
-def record(model: nn.Module) -> Iterator[Record]:
+def record(model: nn.Module) -> Iterator[AttentionRecord]:
     """Record the attention of an SMCA detector inside the block, without gradients.
 
     Args:
@@ -52,6 +52,7 @@ def record(model: nn.Module) -> Iterator[Record]:
 
     Raises:
         TypeError: the model is not SMCA.
+        ValueError: its decoder has another cross-attention than the modulated one.
 
     Example::
 
@@ -63,7 +64,11 @@ def record(model: nn.Module) -> Iterator[Record]:
 
     if not isinstance(model, SMCA):
         raise TypeError(f'model must be a SMCA detector, got {type(model).__name__}')
-    seen = Record()
+    if not all(layer.modulated for layer in model.decoder.layers):
+        raise ValueError(
+            'the decoder has no maps to draw: its cross_attn_cfg replaces the modulated attention'
+        )
+    seen = AttentionRecord()
 
     def keep_points(decoder, args, _) -> None:
         query, query_pos, memory, image_sizes = args
@@ -152,7 +157,7 @@ def cell_of(x: float, y: float, stride: int, hw_shape: Sequence[int]) -> Tuple[i
 def draw_decoder_maps(
     path: Union[str, Path],
     image: np.ndarray,
-    seen: Record,
+    seen: AttentionRecord,
     stride: int,
     classes: Sequence[str],
     count: int = 4,
@@ -190,7 +195,7 @@ def draw_decoder_maps(
 def draw_ring_weights(
     path: Union[str, Path],
     image: np.ndarray,
-    seen: Record,
+    seen: AttentionRecord,
     stride: int,
     position: Tuple[int, int],
 ) -> Path:

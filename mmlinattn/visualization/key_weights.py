@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from ..models.layers import AdditiveAttention, BaseAttention, RippleAttention, T
 
 # One key in 200 gets full colour: a single large weight would make all others pale.
 SATURATED = 200
+FAINT = 5  # a uniform row has a fifth of the full opacity
 RED, BLUE = (0.85, 0.1, 0.1), (0.1, 0.25, 0.9)
 
 
@@ -37,13 +38,14 @@ def calls_of(attn: BaseAttention) -> Iterator[List[Call]]:
         >>> calls[0].q.shape
         torch.Size([1, 2, 6, 4])
     """
-    attend, calls = attn.attend, []
+    calls: List[Call] = []
+    attend = attn.attend
 
-    def keep(q: Tensor, k: Tensor, v: Tensor, tokens: TokenLayout) -> Tensor:
-        calls.append(Call(q.detach(), k.detach(), v.detach(), tokens))
-        return attend(q, k, v, tokens)
+    def keep(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        calls.append(Call(q.detach(), k.detach(), v.detach(), layout))
+        return attend(q, k, v, layout)
 
-    attn.attend = keep
+    attn.attend = keep  # type: ignore[method-assign]  # of this object
     try:
         yield calls
     finally:
@@ -116,7 +118,7 @@ def _held_rings(attn: BaseAttention) -> Iterator[None]:
         yield
         return
     logits = attn.logits
-    attn.logits = lambda v: logits(v).detach()
+    attn.logits = lambda v: logits(v).detach()  # type: ignore[method-assign]  # of this object
     try:
         yield
     finally:
@@ -154,19 +156,32 @@ def reach(weights: Tensor) -> float:
     return (int(enough.int().argmax()) + 1) / len(sizes)
 
 
-def weight_colors(weights: Tensor) -> np.ndarray:
-    """Return weights (h, w) as RGBA colours (h, w, 4) in 0..1.
+def weight_scale(weights: Tensor) -> float:
+    """Return the weight that is drawn opaque: the largest without the 0.5% that are larger still.
 
-    Positive weights are red, negative ones blue. Opacity is the weight over the largest; the 0.5%
-    that are larger still are opaque too.
+    It is at least ``FAINT`` times the mean absolute weight, so that a uniform row is faint.
 
     Example:
-        >>> weight_colors(torch.tensor([[-1.0, 0.5]]))[0, :, 3]
+        >>> weight_scale(torch.ones(4, 5)), weight_scale(torch.eye(10))
+        (5.0, 1.0)
+    """
+    sizes = weights.detach().float().abs().flatten()
+    largest = float(sizes.topk(1 + len(sizes) // SATURATED).values[-1])
+    return max(largest, FAINT * float(sizes.mean()), 1e-30)
+
+
+def weight_colors(weights: Tensor, scale: Optional[float] = None) -> np.ndarray:
+    """Return weights (h, w) as RGBA colours (h, w, 4) in 0..1.
+
+    Positive weights are red, negative ones blue. Opacity is the weight over ``scale``, at most 1;
+    by default that of :func:`weight_scale`.
+
+    Example:
+        >>> weight_colors(torch.tensor([[-1.0, 0.5]]), scale=1.0)[0, :, 3]
         array([1. , 0.5])
     """
     weights = weights.detach().float().cpu()
-    sizes = weights.abs().flatten()
-    scale = sizes.topk(1 + len(sizes) // SATURATED).values[-1].clamp(min=1e-30)
+    scale = weight_scale(weights) if scale is None else scale
     strength = (weights / scale).clamp(-1, 1).numpy()[..., None]
     return np.concatenate([np.where(strength > 0, RED, BLUE), abs(strength)], -1)
 
@@ -202,6 +217,8 @@ def draw_key_weights(
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes in grid:
         axes.set_axis_off()
+    for axes in grid[1 + len(weights) :]:
+        axes.remove()
     grid[0].imshow(image)
     grid[0].set_title('picture and query', fontsize=8)
     grey = np.repeat(image.mean(-1, keepdims=True) / 255 * 0.35 + 0.65, 3, axis=-1)
@@ -221,5 +238,5 @@ def draw_key_weights(
     figure.tight_layout(pad=0.4)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, bbox_inches='tight', pad_inches=0.05)
     return path

@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from ..models.backbones.vision_transformer import ViTPatchEmbed
+from ..models.backbones.vit_patch_embed import ViTPatchEmbed
 
 
 def principal_filters(weight: Tensor, count: int = 28) -> Tensor:
@@ -98,7 +98,7 @@ def filter_colors(filters: Tensor) -> np.ndarray:
 
 
 def draw_patch_embedding(
-    path: Union[str, Path], embed: ViTPatchEmbed, count: int = 28, columns: int = 7
+    path: Union[str, Path], embed: nn.Module, count: int = 28, columns: int = 7
 ) -> Path:
     """Draw the principal components of the filters and the similarity of the positions.
 
@@ -132,8 +132,8 @@ def draw_patch_embedding(
         ax.set_axis_off()
     axes[0].imshow(tile(grid, 1.0), interpolation='nearest')
     axes[0].set_title(f'filters: first {count} principal components', fontsize=9)
-    if with_positions:
-        positions = embed.pos_embed[0, embed.num_extra_tokens :]
+    if embed.pos_embed is not None and embed.grid is not None:
+        positions = embed.pos_embed[0, embed.num_extra_positions :]
         similarity = position_similarity(positions, embed.grid).numpy()
         drawn = axes[1].imshow(
             tile(similarity, float('nan')), vmin=-1, vmax=1, interpolation='nearest'

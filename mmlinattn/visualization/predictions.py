@@ -6,7 +6,6 @@ from typing import List, Sequence, Tuple, Union
 import cv2
 import numpy as np
 import torch
-from matplotlib import colors
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from mmengine.config import Config
@@ -242,4 +241,5 @@ def _draw_panel(axes, panel: tuple, palette: Sequence) -> None:
 
 
 def _unit(color: Sequence[int]) -> Color:
-    return colors.to_rgb([channel / 255 for channel in color])
+    red, green, blue = color[:3]
+    return red / 255, green / 255, blue / 255

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet18
 
-from benchmarks.scale import most_allocated
+from benchmarks.estimate_accuracy import most_allocated
 from mmlinattn.analysis import analyse
 from mmlinattn.analysis.operators import training_step
 from mmlinattn.models.backbones import RAVLT
@@ -121,7 +121,7 @@ def test_a_frozen_stage_saves_nothing():
 @pytest.mark.parametrize('again', [False, True])
 def test_the_peak_is_what_a_real_step_allocates(again):
     model = RAVLT(SMALL, norm_cfg=dict(type='BN'), with_cp=again)
-    foretold = training_step(model, (128, 96), B).peak
+    estimated = training_step(model, (128, 96), B).peak
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, 'grad', None))
     images = torch.randn(B, 3, 128, 96)
@@ -131,7 +131,7 @@ def test_the_peak_is_what_a_real_step_allocates(again):
 
     step()
     measured = most_allocated(step) + images.nbytes
-    assert foretold == pytest.approx(measured, rel=0.1)
+    assert estimated == pytest.approx(measured, rel=0.1)
 
 
 def test_blocks_of_a_class_are_those_that_with_cp_computes_again():

@@ -7,8 +7,8 @@ import torch
 from mmengine.structures import BaseDataElement, PixelData
 from pycocotools.coco import COCO
 
-from mmlinattn.apis import ResultsFile, coco_json, lines_to_coco
-from mmlinattn.utils import NotWritten
+from mmlinattn.apis import ResultsFile, coco_categories, coco_json, lines_to_coco
+from mmlinattn.utils import WriteError
 
 
 def regions(*rows):
@@ -19,12 +19,12 @@ SAMPLES = [
     ('a.jpg', (2, 3), regions([0, 0, 2], [0, 2, 2])),
     ('b.jpg', (1, 2), regions([1, 1])),
 ]
-CLASSES = ('x', 'y', 'z')
+CATEGORIES = coco_categories('xyz', ids=[2, 5, 9])
 
 
 @pytest.fixture
 def results(tmp_path):
-    with ResultsFile(tmp_path / 'predictions.json', CLASSES) as results:
+    with ResultsFile(tmp_path / 'predictions.json', CATEGORIES) as results:
         yield results
 
 
@@ -39,11 +39,11 @@ def test_complete_run_leaves_one_coco_file(results, tmp_path):
     results.finish()
     assert names(tmp_path) == ['predictions.json']
     coco = COCO(results.path)
-    assert coco.dataset == coco_json(SAMPLES, CLASSES)
+    assert coco.dataset == coco_json(SAMPLES, CATEGORIES)
     assert [(one['id'], one['image_id'], one['category_id']) for one in coco.anns.values()] == [
-        (1, 1, 1),
-        (2, 1, 3),
-        (3, 2, 2),
+        (1, 1, 2),
+        (2, 1, 9),
+        (3, 2, 5),
     ]
 
 
@@ -51,7 +51,7 @@ def test_run_without_images_is_a_coco_file(results):
     results.finish()
     content = json.loads(results.path.read_text())
     assert content['images'] == content['annotations'] == []
-    assert [one['name'] for one in content['categories']] == list(CLASSES)
+    assert [one['name'] for one in content['categories']] == ['x', 'y', 'z']
 
 
 def test_each_line_is_on_disk_at_once_and_half_a_line_is_passed_over(results, tmp_path):
@@ -67,7 +67,7 @@ def test_each_line_is_on_disk_at_once_and_half_a_line_is_passed_over(results, tm
 def test_old_results_are_removed_when_a_run_starts(results):
     results.add(*SAMPLES[0])
     results.finish()
-    with ResultsFile(results.path, CLASSES) as again:
+    with ResultsFile(results.path, CATEGORIES) as again:
         assert not again.path.exists() and len(again.lines.read_text().splitlines()) == 1
 
 
@@ -80,16 +80,16 @@ def test_name_that_is_not_utf8_is_text_in_json(results):
 
 def test_deleted_file_is_an_error(results):
     results.lines.unlink()
-    with pytest.raises(NotWritten, match='it was deleted'):
+    with pytest.raises(WriteError, match='it was deleted'):
         results.add(*SAMPLES[0])
     assert not results.lines.exists()
 
 
 def test_second_run_into_the_same_folder_ends_the_first(results):
     results.add(*SAMPLES[0])
-    with ResultsFile(results.path, CLASSES) as second:
+    with ResultsFile(results.path, CATEGORIES) as second:
         second.add(*SAMPLES[1])
-        with pytest.raises(NotWritten, match='another run has begun to write it .it got 1 images'):
+        with pytest.raises(WriteError, match='another run has begun to write it .it got 1 images'):
             results.add(*SAMPLES[0])
         second.finish()
     images = json.loads(results.path.read_text())['images']

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mmlinattn.apis import open_sources, sources, videos
-from mmlinattn.apis.videos import OPTIONS, frame_rate, opened_video, why_cut
+from mmlinattn.apis.videos import OPTIONS, frame_rate, opened_video, video_truncation_reason
 
 FRAMES = 30
 OPTIONS_WORK = not cv2.__version__.startswith('4.11.')  # which ignores them
@@ -84,7 +84,7 @@ def boxes(*sizes):
 )
 def test_announced_length(tmp_path, content, cut):
     (tmp_path / 'a').write_bytes(content)
-    assert (why_cut(str(tmp_path / 'a')) is not None) == cut
+    assert (video_truncation_reason(str(tmp_path / 'a')) is not None) == cut
 
 
 PLAYLISTS = {

@@ -50,7 +50,7 @@ def pictures(tmp_path_factory):
 @pytest.fixture(scope='module')
 def page(files, pictures, root, tmp_path_factory):
     """(address, log): the command, serving a segmentor and a detector."""
-    pytest.importorskip('gradio', reason="gradio is not installed: pip install 'mmlinattn[app]'")
+    pytest.importorskip('gradio', reason="gradio is not installed: pip install 'gradio>=6'")
     log, uploads = tmp_path_factory.mktemp('page') / 'log', tmp_path_factory.mktemp('uploads')
     command = [
         sys.executable, '-c', GUARDED, 'app', *files('seg'), *files('det'),
@@ -147,13 +147,27 @@ def test_upload_click_and_look(page, browser, pictures, tmp_path, width):
     assert wide == width and height >= 800  # nothing sticks out at the side
     assert cv2.imread(str(shot)).std() > 20
 
+    assert not tab.locator('#score').is_visible() and not tab.locator('#head').is_visible()
+    swatch = 'getComputedStyle(document.querySelector("#found i")).backgroundColor'
+    assert tab.evaluate(swatch).startswith('rgb(')
+    assert 'uniform' in tab.locator('#bar').inner_text()
+    tab.locator('#opacity input[type=number]').fill('0')
+    tab.locator('#opacity input[type=number]').press('Enter')
     tab.locator('#layer input').click()
     tab.get_by_role('option', name='backbone.stages.2.0: Softmax, keys').click()
     settle(tab, "document.querySelector('#text').innerText.includes('of 4 x 6 cells')")
+    tab.locator('#head input').click()
+    tab.get_by_role('option', name='head 2 of').click()
+    settle(tab, "document.querySelector('#text').innerText.includes('Shown: head 2 of')")
+    tab.wait_for_timeout(500)
+    grey = picture_of(tab, 'attention').astype(int)
+    assert np.ptp(grey, -1).max() <= 3  # nothing of the colours is left
     tab.locator('#model input').click()
     tab.get_by_role('option', name='mask-rcnn_ravlt-nano_shapes').click()
     settle(tab, "document.querySelector('#summary').innerText.endsWith('detection')")
     settle(tab, "document.querySelector('#text').innerText.includes('of 16 x 24 cells')")
+    assert tab.locator('#score').is_visible()
+    assert tab.evaluate('document.documentElement.scrollWidth') == width
     tab.locator('.gallery-item').first.click()  # the example, as a file of the server
     settle(tab, "document.querySelector('#image img')?.src.includes('grey')")
     settle(tab, "document.querySelector('#summary').innerText.endsWith('detection')")

@@ -13,15 +13,16 @@ import time
 import urllib.error
 import urllib.request
 import weakref
+from concurrent.futures import CancelledError, Future
 
 import pytest
 import torch
 from PIL import Image
 
 from mmlinattn.app import Workbench
-from mmlinattn.app.page import build_page
+from mmlinattn.app.page import build_page, run_until_closed
 
-pytest.importorskip('gradio', reason="gradio is not installed: pip install 'mmlinattn[app]'")
+pytest.importorskip('gradio', reason="gradio is not installed: pip install 'gradio>=6'")
 
 ADDRESS = re.compile(r'(http://127\.0\.0\.1:\d+)/? \(Ctrl-C closes it\)')
 META = {'_type': 'gradio.FileData'}
@@ -250,14 +251,46 @@ def test_an_error_does_not_keep_what_the_model_computed(tmp_path):
     class Failing:
         model = torch.nn.Linear(1, 1)
 
-        def __call__(self, image):
+        def predict(self, image, min_score):
             computed = torch.ones(1)
             self.kept = weakref.ref(computed)
             raise RuntimeError('no memory')
 
     failing = Failing()
-    page = build_page(Workbench(dict(a=failing)))
+    bench = Future()
+    bench.set_result(Workbench(dict(a=failing)))
+    page = build_page(['a'], bench)
     predict = next(step.fn for step in page.fns.values() if len(step.inputs) == 3)
     with pytest.raises(Exception, match='no memory') as error:
         predict('a', dict(path=str(tmp_path / 'a.png')), 0.3)
     assert error.value.__cause__ is not None and failing.kept() is None
+
+
+@pytest.mark.parametrize('error', [ValueError, KeyboardInterrupt, SystemExit])
+def test_models_that_cannot_be_loaded_close_the_page(error):
+    """Requests that wait for them end."""
+    closed, waiting = [], []
+
+    class Page:
+        close = staticmethod(lambda verbose: closed.append(verbose))
+
+    def load():
+        raise error('no model')
+
+    bench = Future()
+    thread = threading.Thread(target=wait_for, args=(bench, waiting), daemon=True)
+    thread.start()
+    if error is KeyboardInterrupt:
+        run_until_closed(Page(), bench, load)
+    else:
+        with pytest.raises(error, match='no model'):
+            run_until_closed(Page(), bench, load)
+    thread.join(10)
+    assert closed == [False] and waiting == [CancelledError]
+
+
+def wait_for(bench, ended):
+    try:
+        bench.result()
+    except BaseException as error:
+        ended.append(type(error))

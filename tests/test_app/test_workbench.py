@@ -10,7 +10,7 @@ import torch
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from PIL import Image
 
-from mmlinattn.apis import Prediction
+from mmlinattn.apis import Prediction, coco_categories
 from mmlinattn.app import Workbench, demo_models, load_models
 from mmlinattn.app import workbench as module
 from mmlinattn.app.workbench import enlargement, read_image, table_of
@@ -24,6 +24,7 @@ def test_predict_and_explain(predictor, name):
     bench = Workbench({name: predictor(name)})
     factor = enlargement(IMAGE)
     assert factor == 5
+    assert bench.heads(name, None) == 1 and bench.heads(name, bench.views(name)[-1]) > 1
     drawn, text, table = bench.predict(name, IMAGE, 0.0)
     assert drawn.shape == (factor * 64, factor * 96, 3) and drawn.dtype == np.uint8
     assert text.startswith('**') and ' ms** on cpu for 96 x 64 pixels' in text
@@ -44,52 +45,65 @@ def test_what_is_drawn_is_of_the_picture(predictor):
     assert drawn[-1, -1].tolist() == [255, 0, 0]
 
 
-def stub(task, sample=None):
-    class Stub:
-        classes, model = ('x', 'y', 'z'), torch.nn.Linear(1, 1)
+RED, GREEN, BLUE = [200, 0, 0], [0, 200, 0], [0, 0, 200]
 
-    Stub.task = task
-    return Stub(), Prediction(sample, 0.1)
+
+def of(shape, **content):
+    categories = coco_categories('xyz', [RED, GREEN, BLUE])
+    image = np.zeros((*shape, 3), np.uint8)
+    return Prediction(BaseDataElement(**content), 0.1, image, '', categories, 0.5)
 
 
 def test_tables():
     labels = torch.tensor([[2, 0, 2], [0, 2, 2]])[None]
-    sample = BaseDataElement(pred_sem_seg=PixelData(data=labels))
-    assert table_of(*stub('segmentation', sample), (2, 3), 0.5) == (
-        ['class', '% of pixels'], [['z', 66.7], ['x', 33.3]],
+    assert table_of(of((2, 3), pred_sem_seg=PixelData(data=labels))) == (
+        ['class', '% of pixels'], [['z', 66.7], ['x', 33.3]], [BLUE, RED],
     )  # fmt: skip
     found = InstanceData(
         bboxes=torch.tensor([[2.0, 1.0, 5.0, 3.0], [0.0, 0.0, 9.0, 1.0], [0.0, 0.0, 1.0, 1.0]]),
         scores=torch.tensor([0.6, 0.9, 0.2]),
         labels=torch.tensor([1, 0, 0]),
     )
-    objects = BaseDataElement(pred_instances=found)
-    assert table_of(*stub('detection', objects), (4, 9), 0.5) == (
+    assert table_of(of((4, 9), pred_instances=found)) == (
         ['class', 'score', 'corner, size'],
-        [['x', 0.9, '0 0, 9 x 1'], ['y', 0.6, '2 1, 3 x 2']],
+        [['x', '0.900', '0 0, 9 x 1'], ['y', '0.600', '2 1, 3 x 2']],
+        [RED, GREEN],
     )
-    scores = BaseDataElement(pred_score=torch.tensor([0.2, 0.7, 0.1]))
-    assert table_of(*stub('classification', scores), (4, 9), 0.15) == (
-        ['class', 'score'], [['y', 0.7], ['x', 0.2]],
+    assert table_of(of((4, 9), pred_instances=found[:0])).rows == []
+    assert table_of(of((4, 9), pred_score=torch.tensor([0.2, 0.7, 0.1]))) == (
+        ['class', 'score'], [['y', '0.700'], ['x', '0.200'], ['z', '0.100']], [GREEN, RED, BLUE],
     )  # fmt: skip
+
+
+def test_another_head_needs_no_prediction(predictor, monkeypatch):
+    segmentor = predictor('seg')
+    bench = Workbench(dict(seg=segmentor))
+    title = bench.views('seg')[-1]
+    calls, predict = [], segmentor.predict
+    monkeypatch.setattr(segmentor, 'predict', lambda *a, **k: calls.append(1) or predict(*a, **k))
+    mean, one = (bench.explain('seg', IMAGE, title, (3, 4), head=head) for head in (None, 0))
+    bench.explain('seg', IMAGE, title, (3, 4), opacity=0.1)
+    assert len(calls) == 1 and (mean.picture != one.picture).any()
+    for image, pixel in ((IMAGE, (4, 4)), (IMAGE[::-1].copy(), (4, 4))):
+        found = bench.explain('seg', image, title, pixel, head=0)
+        fresh = Workbench(dict(seg=segmentor)).explain('seg', image, title, pixel, head=0)
+        np.testing.assert_array_equal(found.picture, fresh.picture)
+    assert len(calls) == 5
 
 
 def test_one_at_a_time():
     """Two threads would share MMEngine's scope and the hooks of a view."""
 
     class Slow:
-        task, classes, palette = 'classification', ('x',), [(0, 0, 0)]
-        model, inside, overlaps = torch.nn.Linear(1, 1), 0, 0
+        task, device, model = 'classification', 'cpu', torch.nn.Linear(1, 1)
+        inside = overlaps = 0
 
-        def __call__(self, image):
+        def predict(self, image, min_score):
             Slow.inside += 1
             Slow.overlaps += Slow.inside > 1
             time.sleep(0.02)
             Slow.inside -= 1
-            return Prediction(BaseDataElement(pred_score=torch.ones(1)), 0.0)
-
-        def draw(self, image, *_):
-            return image
+            return of(image.shape[:2], pred_score=torch.ones(3))
 
     bench = Workbench(dict(a=Slow()))
     threads = [threading.Thread(target=bench.predict, args=('a', IMAGE, 0.3)) for _ in range(4)]
@@ -101,14 +115,19 @@ def test_one_at_a_time():
     assert not Slow.overlaps
 
 
+class CheapPredictor:
+    def predict(self, image):
+        pass
+
+
 def test_models_by_name(files, monkeypatch):
     config, checkpoint = files('cls')
     assert [*load_models([(config, checkpoint)])] == ['ravlt-nano_shapes']
     made = []
-    monkeypatch.setattr(module, 'load_config', lambda config: config)
-    monkeypatch.setattr(module, 'Predictor', lambda *given: made.append(given) or (lambda _: None))
-    names = [*load_models([('a/x.py', '1.pth'), ('x.py', '2.pth'), ('y.py', '3.pth')], 'cuda')]
-    assert names == ['x, 1.pth', 'x, 2.pth', 'y']
+    monkeypatch.setattr(module, 'load', lambda *given: made.append(given) or CheapPredictor())
+    files = [('a/x.py', '1.pth'), ('x.py', '2.pth'), ('y.py', '3.pth')]
+    names = [*load_models(files, 'cuda')]
+    assert names == module.model_names(files) == ['x, 1.pth', 'x, 2.pth', 'y']
     assert made[1] == ('x.py', '2.pth', 'cuda')
     with pytest.raises(ValueError, match='models is empty'):
         Workbench({})
@@ -165,20 +184,16 @@ def test_an_image_that_cannot_be_read(tmp_path, content):
 
 @pytest.mark.parametrize('fails', [False, True])
 def test_memory_of_a_large_image_is_returned(monkeypatch, fails):
-    returned, (classifier, prediction) = [], stub('classification')
-    prediction = Prediction(BaseDataElement(pred_score=torch.ones(1)), 0.0)
-
-    class Model(type(classifier)):
-        palette = [(0, 0, 0)]
-
-        def __call__(self, image):
-            assert not fails, 'it fails'
-            return prediction
-
-        def draw(self, image, *_):
-            return image
-
+    returned = []
     monkeypatch.setattr(module, 'release_freed_memory', lambda: returned.append(True))
+
+    class Model:
+        task, device, model = 'classification', 'cpu', torch.nn.Linear(1, 1)
+
+        def predict(self, image, min_score):
+            assert not fails, 'it fails'
+            return of(image.shape[:2], pred_score=torch.ones(3))
+
     bench = Workbench(dict(a=Model()))
     for size, wanted in ((100, 0), (1000, 1)):
         image = np.zeros((size, size, 3), np.uint8)
@@ -194,7 +209,7 @@ def test_close_ends_a_running_prediction():
     class Endless:
         task, classes, model = 'classification', ('x',), torch.nn.Linear(1, 1)
 
-        def __call__(self, image):
+        def predict(self, image, min_score):
             while True:
                 self.model(torch.ones(1))
                 began.set()

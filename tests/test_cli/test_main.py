@@ -2,33 +2,65 @@
 
 import errno
 import importlib
+import importlib.util
 import os
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from mmengine.config import Config
 
 import mmlinattn
 from mmlinattn import __main__ as program
+from mmlinattn.analysis.devices import DEVICES
+from mmlinattn.analysis.training_estimate import Efficiency
+from mmlinattn.checkpoints import SOURCES
 from mmlinattn.cli import doctor
+from mmlinattn.cli.arguments import analysis, checkpoints, data, prediction, runs
+from mmlinattn.cli.commands import COMMANDS
+from mmlinattn.datasets.audit.images import MAX_MEGAPIXELS
+from mmlinattn.deployment import FORMATS
+from mmlinattn.deployment.exported_file import SUFFIXES
+from mmlinattn.engine.config import package_configs
+from mmlinattn.engine.preflight.data import DATA_HINTS, dataset_configs
+from mmlinattn.engine.preflight.dataset_audit import SPLITS
+from mmlinattn.ops.common.kernel_verdicts import Verdict
+from tests.sizes import some
 
 
-def test_every_command_has_a_module_and_help(capsys, monkeypatch):
+def test_every_command_has_a_module_and_help(capsys):
     folder = Path(program.__file__).parent / 'cli'
-    modules = {path.stem.replace('_', '-') for path in folder.glob('*.py')} - {'--init--'}
-    assert modules == set(program.COMMANDS)
-    for name in program.COMMANDS:
-        monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+    modules = {path.stem for path in folder.glob('*.py')} - {'__init__', 'commands'}
+    assert modules == {name.replace(' ', '_').replace('-', '_') for name in COMMANDS}
+    for command in COMMANDS.values():
+        assert callable(importlib.import_module(f'mmlinattn.cli.{command.parse.__name__}').main)
+    capsys.readouterr()
+    for name in COMMANDS:
         with pytest.raises(SystemExit, match='^0$'):
-            program.main([name, '--help'])
+            program.main([*name.split(), '--help'])
         assert capsys.readouterr().out.startswith(f'usage: mmlinattn {name} ')
+
+
+def test_names_of_the_parsers_are_those_of_the_package():
+    """The parsers repeat them, because they import nothing."""
+    assert tuple(DEVICES) == analysis.GPUS
+    assert tuple(field.name for field in fields(Efficiency)) == analysis.EFFICIENCY
+    assert list(checkpoints.SOURCES) == sorted(SOURCES)
+    assert tuple(FORMATS) == prediction.FORMATS
+    assert prediction.MAX_MEGAPIXELS == MAX_MEGAPIXELS
+    assert runs.EXPORTED == SUFFIXES
+    assert data.SPLITS == SPLITS
 
 
 @pytest.mark.parametrize(
     'argv, message',
     [
         (['complexty'], "no command 'complexty'; did you mean complexity"),
+        (['plot', 'attention'], "no command 'plot'"),
+        (['visualize', 'atention', 'c'], "'visualize atention'; did you mean visualize attention"),
+        (['visualize', '--help'], 'one of the commands visualize attention, visualize key-w'),
         (['xyz'], "no command 'xyz'"),
         ([], 'usage: mmlinattn COMMAND'),
     ],
@@ -41,7 +73,7 @@ def test_no_such_command(capsys, argv, message):
 def test_help_and_version(capsys):
     assert program.main(['--help']) == 0
     said = capsys.readouterr().out
-    assert all(name in said for name in program.COMMANDS)
+    assert all(f'  {name} ' in said for name in COMMANDS)
     assert program.main(['--version']) == 0
     assert capsys.readouterr().out.strip() == mmlinattn.__version__
 
@@ -174,18 +206,45 @@ def test_a_config_by_its_name(capsys, monkeypatch, tmp_path):
 
 def test_scripts_are_the_commands(root):
     """``tools/`` has the same, for those who look there."""
+    wrapper = (root / 'tools/train.py').read_text()
+    found = set()
     for path in (root / 'tools').rglob('*.py'):
-        found = re.search(r'from mmlinattn\.commands\.(\w+) import main', path.read_text())
-        if found:
-            assert path.stem == found[1]
-            importlib.import_module(f'mmlinattn.cli.{found[1]}')
+        text = path.read_text()
+        words = re.search(r"sys\.argv\[:1\] = \['mmlinattn', '(.*)'\]", text)
+        if words:
+            name = words[1].replace("', '", ' ')
+            assert text == wrapper.replace("'train'", f"'{words[1]}'").replace(
+                ' train`', f' {name}`'
+            )
+            assert path.stem == COMMANDS[name].parse.__name__
+            found.add(name)
+    assert set(COMMANDS) - found == {
+        'linearize',
+        'predict',
+        'app',
+        'doctor',
+        'shapes',
+        'moving-shapes',
+    }
+
+
+def test_scripts_run_modules_that_can_be_run(root):
+    found = set()
+    for path in (root / 'tools').rglob('*.py'):
+        found |= set(re.findall(r"'-m',\s*'(mmlinattn[\w.]*|benchmarks[\w.]*)'", path.read_text()))
+    for name in found:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None, name
+        if spec.submodule_search_locations is not None:
+            assert importlib.util.find_spec(f'{name}.__main__') is not None, name
+    assert 'mmlinattn' in found
 
 
 def test_the_doctor_says_what_is_there(capsys, monkeypatch, tmp_path):
     (tmp_path / 'data' / 'coco' / 'train2017').mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('COLUMNS', '200')
-    assert doctor.main([]) == 0
+    assert program.main(['doctor']) == 0
     lines = {
         line.split('│')[1].strip(): line
         for line in capsys.readouterr().out.splitlines()
@@ -198,6 +257,82 @@ def test_the_doctor_says_what_is_there(capsys, monkeypatch, tmp_path):
     assert 'kernels' in lines
 
 
+def test_the_doctor_checks_the_kernels_of_a_gpu(capsys, monkeypatch):
+    with pytest.raises(SystemExit) as ended:
+        program.main(['doctor', '--gpu'])
+    assert ended.value.code == 2
+    assert '--gpu needs a CUDA device, and torch finds none' in capsys.readouterr().err
+    monkeypatch.setenv('COLUMNS', '200')
+    monkeypatch.setattr(doctor.torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(doctor.torch.cuda, 'current_device', lambda: 0)
+    monkeypatch.setattr(doctor.kernel_verdicts, 'environment', lambda index: 'Fake GPU')
+    found = {
+        'rala_attention, elu+1': Verdict('passed', '', 2.5, 3.125),
+        'local_gate, 3x3': Verdict('failed', 'RuntimeError: ptxas', 0.5),
+    }
+    monkeypatch.setattr(doctor, 'check_all', lambda device: found)
+    assert program.main(['doctor', '--gpu']) == 1
+    out = capsys.readouterr().out
+    assert out.startswith('Fake GPU') and '3.12' in out and 'RuntimeError: ptxas' in out
+    del found['local_gate, 3x3']
+    assert program.main(['doctor', '--gpu']) == 0
+
+
+def test_the_doctor_knows_the_folders_of_the_configs():
+    configs = package_configs()
+    roots = set()
+    for name in some(sorted(configs), every=8):
+        cfg = Config.fromfile(configs[name])
+        for split in ('train', 'val', 'test'):
+            datasets = dataset_configs(cfg.get(f'{split}_dataloader') or {})
+            roots.update(dataset['data_root'].rstrip('/') for dataset in datasets)
+    known = {Path(path) for path in DATA_HINTS}
+    unknown = {r for r in roots if not known & {Path(r), *Path(r).parents}}
+    assert roots and unknown <= {'data/shapes-shards'}
+    docs = Path(__file__).resolve().parents[2] / 'docs/datasets.md'
+    headings = {
+        line.lower().lstrip('# ').strip().replace(' ', '-')
+        for line in docs.open()
+        if line.startswith('## ')
+    }
+    linked = {hint.split('#')[1].split()[0] for hint in DATA_HINTS.values() if '#' in hint}
+    assert linked <= headings
+
+
+def test_the_doctor_says_what_stands_in_for_mmcv(monkeypatch):
+    stand_in = importlib.util.find_spec('mmlinattn.utils.mmcv_ops')
+    monkeypatch.setattr(doctor.importlib.util, 'find_spec', lambda name: stand_in)
+    real = importlib.import_module
+    monkeypatch.setattr(
+        doctor.importlib,
+        'import_module',
+        lambda name: real(stand_in.name if '_ext' in name else name),
+    )
+    _, found, state = doctor.operators_of_mmcv()
+    assert state == 'ok' and 'stands in with torchvision for nms, softnms, roi_align, ' in found
+    assert found.startswith('mmcv') and 'ms_deform_attn. Others need compiled mmcv' in found
+
+
+@pytest.mark.parametrize(
+    'lacking, message',
+    [
+        ('mmseg', 'not installed: pip install onedl-mmsegmentation ftfy'),
+        ('ftfy', 'needs ftfy: pip install ftfy'),
+        ('mmcv._ext', "ModuleNotFoundError: No module named 'mmcv._ext'"),
+    ],
+)
+def test_the_doctor_says_what_to_install(monkeypatch, lacking, message):
+    real = importlib.import_module
+
+    def without(name):
+        if name == 'mmseg':
+            raise ModuleNotFoundError(f'No module named {lacking!r}', name=lacking)
+        return real(name)
+
+    monkeypatch.setattr(doctor.importlib, 'import_module', without)
+    assert ('mmseg', message, 'missing') in [*doctor.packages()]
+
+
 def test_the_doctor_finds_what_is_missing(monkeypatch, capsys):
     real = importlib.import_module
 
@@ -207,12 +342,12 @@ def test_the_doctor_finds_what_is_missing(monkeypatch, capsys):
         return real(name)
 
     monkeypatch.setattr(doctor.importlib, 'import_module', without)
-    assert doctor.main([]) == 1
+    assert program.main(['doctor']) == 1
     assert "No module named 'mmseg'" in ' '.join(capsys.readouterr().out.split())
 
 
 def test_the_doctor_shows_brackets_of_a_path(monkeypatch, capsys):
     row = ('mmlinattn', '/home/[/up]', 'ok')
     monkeypatch.setattr(doctor, 'packages', lambda: iter([row]))
-    assert doctor.main([]) == 0
+    assert program.main(['doctor']) == 0
     assert row[1] in capsys.readouterr().out

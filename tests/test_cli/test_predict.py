@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 import torch
 from mmengine.registry import MODELS
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
+from PIL import Image
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
 from mmlinattn import __main__ as program
-from mmlinattn.apis import FrameError, Predictor, coco_json, open_sources
+from mmlinattn.apis import FrameError, Predictor, coco_categories, coco_json, open_sources
 from mmlinattn.engine.config import load_config
 from tests.test_tools.conftest import CONFIGS
 
@@ -83,9 +85,9 @@ def test_a_folder_and_a_video(task, checkpoint, pictures, tmp_path, capsys, monk
     assert (content['images'][0]['height'], content['images'][0]['width']) == (64, 96)
     assert {c['name'] for c in content['categories']} >= set(SHAPES)
     assert content['annotations']
-    for name, size in (('a.jpg', (64, 96)), ('below/b.png', (70, 64))):
-        assert cv2.imread(str(tmp_path / f'{name}.png')).shape[:2] == size
-    clip = cv2.VideoCapture(str(tmp_path / 'clip.mp4'))
+    for name, size in (('a', (64, 96)), ('below/b', (70, 64))):
+        assert cv2.imread(str(tmp_path / 'vis' / f'{name}.png')).shape[:2] == size
+    clip = cv2.VideoCapture(str(tmp_path / 'vis' / 'clip.mp4'))
     assert clip.get(cv2.CAP_PROP_FRAME_COUNT) == 3 and clip.get(cv2.CAP_PROP_FPS) == 10
     for annotation in content['annotations']:
         if task == 'cls':
@@ -93,6 +95,50 @@ def test_a_folder_and_a_video(task, checkpoint, pictures, tmp_path, capsys, monk
         else:
             image = content['images'][annotation['image_id'] - 1]
             assert coco.annToMask(annotation).shape == (image['height'], image['width'])
+    if task == 'seg':
+        check_labels(tmp_path, content)
+    else:
+        assert {path.name for path in tmp_path.iterdir()} == {'predictions.json', 'vis'}
+
+
+def check_labels(folder, content):
+    """Indexed PNGs of the images, not of the video, with the regions of the COCO file."""
+    legend = json.loads((folder / 'legend.json').read_text())
+    assert [entry['index'] for entry in legend] == [0, 1, 2, 3, 4, 5]
+    assert [(e['category_id'], e['name'], e['color']) for e in legend] == [
+        (c['id'], c['name'], c['color']) for c in content['categories']
+    ]
+    found = {path.relative_to(folder).as_posix() for path in folder.glob('labels/**/*.png')}
+    assert found == {'labels/a.png', 'labels/below/b.png'}
+    labels = np.asarray(Image.open(folder / 'labels/a.png'))
+    of_first = [one for one in content['annotations'] if one['image_id'] == 1]
+    index = {entry['category_id']: entry['index'] for entry in legend}
+    assert {index[one['category_id']]: one['area'] for one in of_first} == {
+        value: (labels == value).sum() for value in np.unique(labels)
+    }
+
+
+def test_names_that_differ_only_in_suffix(checkpoint, pictures, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / 'in'
+    folder.mkdir()
+    for name in ('x.jpg', 'x.png', 'x.jpg.jpg', 'y.jpg'):
+        (folder / name).write_bytes((pictures / 'a.jpg').read_bytes())
+    config, weights = checkpoint('cls')
+    assert predict(capsys, monkeypatch, config, weights, folder, '--out', tmp_path / 'out')[0] == 0
+    found = sorted(path.name for path in (tmp_path / 'out' / 'vis').iterdir())
+    assert found == ['x.jpg.jpg.png', 'x.jpg.png', 'x.png.png', 'y.png']
+
+
+def test_notes_are_printed(checkpoint, pictures, tmp_path, capsys, monkeypatch):
+    config, weights = checkpoint('cls')
+    out = ('--out', tmp_path, '--tta')
+    code, said = predict(capsys, monkeypatch, config, weights, pictures / 'a.jpg', *out)
+    assert code == 0 and said.out.startswith('test-time augmentation: 2 views (default: ')
+    config, weights = checkpoint('det')
+    code, said = predict(capsys, monkeypatch, config, weights, pictures / 'a.jpg', *out[:2],
+                         '--cfg-options', 'test_dataloader.dataset.ann_file=none.json')  # fmt: skip
+    assert code == 0 and said.out.startswith('category ids are counted from 1: ')
+    assert 'none.json does not exist' in said.out
 
 
 @pytest.mark.parametrize('task', CONFIGS)
@@ -101,7 +147,7 @@ def test_as_the_frameworks_predict(task, checkpoint, pictures):
     cfg = load_config(config)
     predictor = Predictor(cfg, weights)
     image = cv2.imread(str(pictures / 'a.jpg'))
-    sample = predictor(image).sample
+    sample = predictor.predict(image).sample
     path = str(pictures / 'a.jpg')
     if task == 'det':
         from mmdet.apis import inference_detector
@@ -149,6 +195,60 @@ def test_a_damaged_image_is_named_and_the_rest_goes_on(
     content, _ = of_coco(tmp_path / 'out' / 'predictions.json')
     assert [image['file_name'] for image in content['images']] == ['b.jpg']
     assert [path.name for path in (tmp_path / 'out').iterdir()] == ['predictions.json']
+
+
+def test_images_of_a_folder_at_once(root, pictures, tmp_path, capsys, monkeypatch):
+    """The results of each alone; a damaged image and one that fails do not stop the others."""
+    monkeypatch.setenv('COLUMNS', '300')
+    config = str(root / 'configs/smca/smca-ripple_nano_shapes.py')
+    torch.manual_seed(0)
+    model = MODELS.build(load_config(config).model)
+    model.init_weights()
+    torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'smca.pth')
+    folder = tmp_path / 'in'
+    folder.mkdir()
+    for i, name in enumerate(('a.jpg', 'below/b.png', 'a.jpg', 'below/b.png')):
+        image = cv2.imread(str(pictures / name))
+        cv2.imwrite(str(folder / f'{i}.png'), image)
+    (folder / '0_damaged.jpg').write_bytes(b'no image')
+    sizes, original, found = [], Predictor.predict_batch, []
+
+    def counted(self, images, names, min_score):
+        sizes.append(len(images))
+        if '3.png' in names and fails:
+            raise RuntimeError('out of memory')
+        return original(self, images, names, min_score)
+
+    monkeypatch.setattr(Predictor, 'predict_batch', counted)
+    for options, fails in (([], False), (['--batch-size', 3], False), (['--batch-size', 5], True)):
+        out = ('--out', tmp_path / 'out', '--no-pictures', '--min-score', 0)
+        weights = tmp_path / 'smca.pth'
+        code, said = predict(capsys, monkeypatch, config, weights, folder, *out, *options)
+        assert code == 1 and '0_damaged.jpg cannot be read' in said.out
+        assert ('image 3.png: RuntimeError: out of memory' in said.out) == fails
+        assert said.out.count('a batch failed, its images are predicted one by one') == fails
+        found.append(of_coco(tmp_path / 'out' / 'predictions.json')[0])
+    # One by one; two and two beside the damaged one; all four, which fail, then each.
+    assert sizes == [1, 1, 1, 1, 2, 2, 4, 1, 1, 1, 1]
+    alone, packed, failed = found
+    assert alone['images'] == packed['images'] and len(failed['images']) == 3
+    assert len(alone['annotations']) == len(packed['annotations']) > 0
+    for one, other in zip(alone['annotations'], packed['annotations']):
+        np.testing.assert_allclose(one['bbox'], other['bbox'], rtol=0, atol=1e-2)
+        np.testing.assert_allclose(one['score'], other['score'], rtol=1e-4)
+
+
+def test_a_model_that_takes_images_one_by_one_says_why(
+    checkpoint, pictures, tmp_path, capsys, monkeypatch
+):
+    config, weights = checkpoint('cls')
+    monkeypatch.setenv('COLUMNS', '300')
+    options = ('--out', tmp_path, '--no-pictures', '--batch-size', 2)
+    code, said = predict(capsys, monkeypatch, config, weights, pictures, *options)
+    assert code == 0 and 'images are predicted one by one: RAVLT convolves maps' in said.out
+    with pytest.raises(SystemExit):
+        predict(capsys, monkeypatch, config, weights, pictures, '--batch-size', 0)
+    assert '--batch-size must be positive, got 0' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -206,7 +306,7 @@ def test_coco_by_hand():
     labels = torch.tensor([[0, 0, 2], [0, 2, 2]])[None]
     regions = BaseDataElement(pred_sem_seg=PixelData(data=labels))
     content = coco_json(
-        [('a', (4, 6), objects), ('b', (2, 3), regions)], ('x', 'y', 'z'), min_score=0.5
+        [('a', (4, 6), objects), ('b', (2, 3), regions)], coco_categories('xyz'), min_score=0.5
     )
     one, *parts = content['annotations']
     assert (one['category_id'], one['bbox'], one['area']) == (2, [2, 1, 3, 2], 6)
@@ -218,23 +318,20 @@ def test_coco_by_hand():
 
 def test_what_is_drawn(checkpoint):
     config, weights = checkpoint('det')
-    predictor = Predictor(load_config(config), weights)
-    image = np.zeros((40, 60, 3), np.uint8)
+    prediction = Predictor(load_config(config), weights)(np.zeros((40, 60, 3), np.uint8), 0.5)
     found = InstanceData(
         bboxes=torch.tensor([[10.0, 8.0, 50.0, 30.0]]), scores=torch.tensor([0.8]),
         labels=torch.tensor([0]),
     )  # fmt: skip
-    prediction = predictor(image)
-    object.__setattr__(prediction, 'sample', BaseDataElement(pred_instances=found))
-    drawn = predictor.draw(image, prediction, 0.5)
-    red, green, blue = predictor.palette[0]
-    assert drawn[30, 30].tolist() == [blue, green, red] and not drawn[26, 30].any()
-    assert not predictor.draw(image, prediction, 0.9).any()
-    large = predictor.draw(image, prediction, 0.5, enlarge=4)
+    drawn = replace(prediction, sample=BaseDataElement(pred_instances=found))
+    red, green, blue = prediction.categories[0]['color']
+    picture = drawn.plot()
+    assert picture[30, 30].tolist() == [blue, green, red] and not picture[26, 30].any()
+    assert not drawn.plot(0.9).any()
+    large = drawn.plot(enlarge=4)
     assert large.shape == (160, 240, 3)
     assert large[120, 120].tolist() == [blue, green, red] and not large[110, 120].any()
     labels = torch.zeros(1, 40, 60, dtype=torch.int64)
     labels[0, 10:20, 30:40] = 1
-    object.__setattr__(prediction, 'sample', BaseDataElement(pred_sem_seg=PixelData(data=labels)))
-    small, large = (predictor.draw(image, prediction, 0.5, factor) for factor in (1, 3))
-    np.testing.assert_array_equal(large, small.repeat(3, 0).repeat(3, 1))
+    drawn = replace(prediction, sample=BaseDataElement(pred_sem_seg=PixelData(data=labels)))
+    np.testing.assert_array_equal(drawn.plot(enlarge=3), drawn.plot().repeat(3, 0).repeat(3, 1))

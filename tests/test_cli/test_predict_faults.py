@@ -15,7 +15,7 @@ import torch
 from mmengine.structures import BaseDataElement, PixelData
 
 from mmlinattn import __main__ as program
-from mmlinattn.apis import Frame, Prediction, Source, lines_to_coco
+from mmlinattn.apis import Frame, Prediction, Source, coco_categories, lines_to_coco
 from mmlinattn.cli import predict
 from tests.programs import Program
 
@@ -30,7 +30,8 @@ class CheapPredictor:
         samples: weak references to what it returned.
     """
 
-    classes = ('x', 'y')
+    task, notes, packed_unsupported_reason = 'segmentation', (), None
+    categories = coco_categories('xy', [(0, 0, 0), (9, 9, 9)])
 
     def __init__(self, *_):
         self.calls = 0
@@ -39,16 +40,13 @@ class CheapPredictor:
     def on_image(self):
         """Called for each image."""
 
-    def __call__(self, image):
+    def predict(self, image, name, min_score):
         self.calls += 1
         self.on_image()
         labels = torch.zeros(1, *image.shape[:2], dtype=torch.int64)
         sample = BaseDataElement(pred_sem_seg=PixelData(data=labels))
         self.samples.append(weakref.ref(sample))
-        return Prediction(sample, 0.001)
-
-    def draw(self, image, prediction, min_score):
-        return image
+        return Prediction(sample, 0.001, image, name, self.categories, min_score)
 
 
 @pytest.fixture
@@ -58,8 +56,7 @@ def run(monkeypatch, tmp_path, capsys):
 
     def call(sources, *options, on_image=CheapPredictor.on_image, out=tmp_path / 'out'):
         monkeypatch.setattr(CheapPredictor, 'on_image', on_image)
-        monkeypatch.setattr(predict, 'Predictor', CheapPredictor)
-        monkeypatch.setattr(predict, 'load_config', lambda *_: None)
+        monkeypatch.setattr(predict, 'load', CheapPredictor)
         monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
         given = ['predict', 'c.py', 'c.pth', *map(str, sources), '--out', str(out), *options]
         try:
@@ -105,22 +102,23 @@ def test_image_that_fails_is_named_and_the_others_are_predicted(run, images, tmp
     assert code == 1 and f'image 1.png: {type(error).__name__}: ' in said
     assert '1 image(s) or video(s) failed' in said
     assert names(tmp_path / 'out' / 'predictions.json') == ['0.png', '2.png', '3.png']
-    assert not (tmp_path / 'out' / '1.png.png').exists()
+    assert not (tmp_path / 'out' / 'vis' / '1.png').exists()
 
 
 def test_names_that_do_not_fit(run, images, tmp_path):
-    long = 'n' * 250 + '.png'
-    shutil.copy(images / '0.png', images / long)
+    long = ['n' * 250 + suffix for suffix in ('.bmp', '.png')]  # too long with '.png' behind
+    for name in long:
+        shutil.copy(images / '0.png', images / name)
     shutil.copy(images / '0.png', os.fsencode(images) + b'/caf\xe9.png')
     with open(os.fsencode(images) + b'/\xe9.jpg', 'wb') as file:
         file.write(b'no image')
     code, said = run([images])
-    assert code == 1 and '2 image(s)' in said
+    assert code == 1 and '3 image(s)' in said
     assert '/\\udce9.jpg cannot be read: damaged, or no image' in said
-    assert f'image {long}: OSError: ' in said and '.png cannot be written: File name too' in said
+    assert f'image {long[1]}: OSError: ' in said and '.png cannot be written: File name too' in said
     found = names(tmp_path / 'out' / 'predictions.json')
-    assert found == ['0.png', '1.png', '2.png', '3.png', 'caf\\udce9.png', long]
-    assert os.path.exists(os.fsencode(tmp_path) + b'/out/caf\xe9.png.png')
+    assert found == ['0.png', '1.png', '2.png', '3.png', 'caf\\udce9.png', *long]
+    assert os.path.exists(os.fsencode(tmp_path) + b'/out/vis/caf\xe9.png')
 
 
 def test_limit_of_pixels_is_an_option(run, images, tmp_path):
@@ -180,7 +178,9 @@ def test_disk_that_is_full(run, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert code == 2 and 'image 00.png: OSError: ' in said
     out = tmp_path / 'out'
-    assert [path.name for path in out.iterdir()] == ['predictions.jsonl']
+    names_there = ['labels', 'legend.json', 'predictions.jsonl', 'vis']
+    assert sorted(path.name for path in out.iterdir()) == names_there
+    assert not list((out / 'vis').iterdir())
     lines_to_coco(out / 'predictions.jsonl', tmp_path / 'coco.json')
     kept = names(tmp_path / 'coco.json')
     assert 10 < len(kept) < 40 and kept == [f'{i:02d}.png' for i in range(len(kept))]
@@ -191,9 +191,9 @@ def test_disk_that_is_full(run, tmp_path):
 
 def test_drawn_video_without_all_frames_is_named(run, tmp_path):
     path = video(tmp_path / 'v.avi', frames=3)
-    (tmp_path / 'out' / 'v.mp4').mkdir(parents=True)  # OpenCV says nothing
+    (tmp_path / 'out' / 'vis' / 'v.mp4').mkdir(parents=True)  # OpenCV says nothing
     code, said = run([path])
-    assert code == 1 and f'{tmp_path / "out" / "v.mp4"} has 0 of 3 frames' in said
+    assert code == 1 and f'{tmp_path / "out" / "vis" / "v.mp4"} has 0 of 3 frames' in said
     assert len(names(tmp_path / 'out' / 'predictions.json')) == 3
 
 
@@ -248,11 +248,12 @@ SLOW = """
 import signal, sys, time
 sys.path.insert(0, {root!r})
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start jobs without it
+from mmlinattn.__main__ import main
 from mmlinattn.cli import predict
 from tests.test_cli.test_predict_faults import CheapPredictor
-predict.Predictor, predict.load_config = CheapPredictor, lambda *_: None
+predict.load = CheapPredictor
 CheapPredictor.on_image = lambda self: time.sleep(0.05)
-sys.exit(predict.main(sys.argv[1:]))
+sys.exit(main(['predict', *sys.argv[1:]]))
 """
 
 
@@ -274,11 +275,15 @@ def test_what_was_predicted_is_on_disk(root, tmp_path, number, code):
         process.process.join(0.05)
     os.kill(process.process.pid, number)
     assert process.end() == code, process.text()
-    assert sorted(path.name for path in out.iterdir()) == ['predictions.jsonl', 'v.mp4']
+    assert sorted(path.name for path in out.iterdir()) == [
+        'legend.json',
+        'predictions.jsonl',
+        'vis',
+    ]
     lines_to_coco(lines, tmp_path / 'coco.json')
     kept = names(tmp_path / 'coco.json')
     assert kept == [f'v#{i:06d}' for i in range(len(kept))] and 5 <= len(kept) < 1000
     if number != signal.SIGKILL:
         assert f'ended early: {len(kept)} images are in {lines}' in process.text()
-        drawn = cv2.VideoCapture(str(out / 'v.mp4')).get(cv2.CAP_PROP_FRAME_COUNT)
+        drawn = cv2.VideoCapture(str(out / 'vis' / 'v.mp4')).get(cv2.CAP_PROP_FRAME_COUNT)
         assert len(kept) - 1 <= drawn <= len(kept)

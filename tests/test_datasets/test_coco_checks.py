@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from mmlinattn.datasets.audit.coco import check_coco, run_lengths, why_bad_mask
+from mmlinattn.datasets.audit.coco import bad_mask_reason, check_coco, decode_run_lengths
 
 IMAGE = dict(id=1, file_name='a.jpg', height=10, width=20)
 BOX = dict(
@@ -67,7 +67,7 @@ def test_what_is_wrong(change, kind, what):
 
 def test_a_class_that_the_file_lacks():
     (found,) = check_coco(CONTENT, ('cat', 'dog'))
-    assert found.kind == 'class' and "'dog'" in found.where
+    assert found.kind == 'class' and "lacks 'dog'" in found.what
 
 
 def test_classes_in_another_order_than_the_files():
@@ -75,7 +75,7 @@ def test_classes_in_another_order_than_the_files():
     content['categories'].append(dict(id=3, name='ant'))
     assert not [*check_coco(content, ('cat', 'ant'))] and not [*check_coco(content, ('ant',))]
     (found,) = check_coco(content, ('ant', 'cat'))
-    assert found.kind == 'class' and "order, ['cat', 'ant']" in found.what
+    assert found.kind == 'class' and "order, 'cat', 'ant'" in found.what
 
 
 def test_an_object_without_a_mask():
@@ -91,10 +91,10 @@ def test_run_lengths_are_those_of_pycocotools():
     for density in (0.0, 0.01, 0.5, 1.0):
         bits = (random.random((37, 23)) < density).astype(np.uint8)
         rle = mask.encode(np.asfortranarray(bits))
-        runs = run_lengths(rle['counts'])
+        runs = decode_run_lengths(rle['counts'])
         values = np.arange(len(runs)) % 2
         assert (np.repeat(values, runs) == bits.flatten('F')).all()
-        assert why_bad_mask(rle, (37, 23)) is None
-        assert 'that of its image' in why_bad_mask(rle, (23, 37))
+        assert bad_mask_reason(rle, (37, 23)) is None
+        assert 'that of its image' in bad_mask_reason(rle, (23, 37))
         cut = dict(rle, counts=rle['counts'][:-1])
-        assert len(runs) < 2 or why_bad_mask(cut, (37, 23))
+        assert len(runs) < 2 or bad_mask_reason(cut, (37, 23))

@@ -2,12 +2,12 @@
 
 import json
 from collections import Counter
-from importlib.util import module_from_spec, spec_from_file_location
 
 import cv2
 import numpy as np
 import pytest
 
+from mmlinattn import __main__ as program
 from mmlinattn.datasets.crops import DESCRIPTION, crop_objects
 from mmlinattn.datasets.shapes.layouts import square_crop
 
@@ -135,19 +135,14 @@ def test_bad_data_leaves_nothing(source, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['source']
 
 
-def test_command_line(root, source, tmp_path, monkeypatch, capsys):
-    path = root / 'tools/dataset_converters/coco_crops.py'
-    spec = spec_from_file_location('coco_crops', path)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    arguments = ['coco_crops', source, tmp_path / 'out', '--size', 8, '--max-per-class', 1]
-    monkeypatch.setattr('sys.argv', [*map(str, arguments)])
-    module.main()
+def test_command_line(source, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr('sys.argv', ['mmlinattn'])
+    arguments = ['coco-crops', source, tmp_path / 'out', '--size', 8, '--max-per-class', 1]
+    assert program.main([*map(str, arguments)]) == 0
     assert len([*(tmp_path / 'out/train').rglob('*.jpg')]) == 2
     assert len([*(tmp_path / 'out/val').rglob('*.jpg')]) == 4
-    monkeypatch.setattr('sys.argv', ['coco_crops', str(tmp_path), str(tmp_path / 'none')])
     with pytest.raises(SystemExit):
-        module.main()
+        program.main(['coco-crops', str(tmp_path), str(tmp_path / 'none')])
     assert 'error: FileNotFoundError' in capsys.readouterr().err
 
 

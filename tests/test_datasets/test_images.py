@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmlinattn.datasets.audit.images import why_incomplete, why_incomplete_file
+from mmlinattn.datasets.audit.images import file_truncation_reason, truncation_reason
 
 pytestmark = pytest.mark.filterwarnings('ignore::UserWarning:PIL')
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8))
@@ -35,7 +35,7 @@ def data(request):
 
 def both(data, tmp_path):
     (tmp_path / 'image').write_bytes(data)
-    return why_incomplete(data), why_incomplete_file(tmp_path / 'image')
+    return truncation_reason(data), file_truncation_reason(tmp_path / 'image')
 
 
 def test_whole(data, tmp_path):
@@ -57,4 +57,4 @@ def test_any_changed_byte_of_a_png():
     for place in range(8, len(data) - 12, 97):
         changed = bytearray(data)
         changed[place] ^= 16
-        assert why_incomplete(bytes(changed)), place
+        assert truncation_reason(bytes(changed)), place

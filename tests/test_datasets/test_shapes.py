@@ -18,9 +18,9 @@ import pytest
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
+from mmlinattn import __main__ as program
 from mmlinattn.datasets import shapes
 from mmlinattn.datasets.shapes import install, layouts
-from mmlinattn.datasets.shapes.__main__ import main
 
 SMALL = dict(num_train=6, num_val=4, image_size=64, seed=3)
 COUNTS = dict(train=6, val=4)
@@ -278,20 +278,23 @@ def options(**changes):
 
 def test_command_line(small, tmp_path, capsys):
     root = str(tmp_path / 'shapes')
-    assert main([root, *options(workers=1)]) == 0 and contents(root) == contents(small)
+    assert program.main(['shapes', root, *options(workers=1)]) == 0 and contents(root) == contents(
+        small
+    )
     assert 'train: 6 images' in capsys.readouterr().out
     for changes in (dict(seed=9), dict(image_size=8)):
-        assert main([root, *options(**changes)]) == 2
+        with pytest.raises(SystemExit, match='^2$'):
+            program.main(['shapes', root, *options(**changes)])
         captured = capsys.readouterr()
         assert captured.out == '' and captured.err.count('\n') == 1
         assert captured.err.startswith('error: ')
-    assert main([root, *options(seed=9, workers=1), '--force']) == 0
+    assert program.main(['shapes', root, *options(seed=9, workers=1), '--force']) == 0
     assert json.loads(Path(root, 'shapes.json').read_text())['parameters']['seed'] == 9
 
 
 @pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_process_leaves_nothing(root, tmp_path, number, code):
-    command = [sys.executable, '-m', 'mmlinattn.datasets.shapes', str(tmp_path / 'shapes')]
+    command = [sys.executable, '-m', 'mmlinattn', 'shapes', str(tmp_path / 'shapes')]
     # Shells start background jobs with SIGINT ignored.
     preexec = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(

@@ -23,15 +23,15 @@ from mmengine.registry import DATASETS, init_default_scope
 from torch.utils.data import DataLoader
 
 from mmlinattn.datasets import ShardDataset, ShardSampler, shapes
-from mmlinattn.datasets.shards import DamagedSample, MemberStore, write, write_shards
+from mmlinattn.datasets.shards import DamagedSample, TarMemberBackend, write, write_shards
 from mmlinattn.datasets.shards import dataset as reading
 from mmlinattn.datasets.shards import sampler as sampling
 from mmlinattn.engine.preflight.data import DataError
-from mmlinattn.engine.preflight.dataset_audit import inspect_data
-from mmlinattn.engine.preflight.sample_loading import guard_loading
+from mmlinattn.engine.preflight.dataset_audit import audit_dataset
+from mmlinattn.engine.preflight.sample_loading import check_loading
 from mmlinattn.engine.runner.runner import PluginRunner
-from mmlinattn.engine.runner.train_loop import _rest_of
-from mmlinattn.utils import NotWritten
+from mmlinattn.engine.runner.train_loop import _skip_batches
+from mmlinattn.utils import WriteError
 from tests.families import shrunk
 from tests.object_store import upload
 from tests.programs import Program
@@ -102,7 +102,7 @@ def test_pipelines_give_what_they_give_of_files(config, tmp_path, task):
     cfg = config(task)
     files = DATASETS.build(cfg)
     shards = read(written(cfg, tmp_path), cfg)
-    guard_loading(shards)
+    check_loading(shards)
     assert len(shards) == len(files) >= COUNT
     for key in ('classes', 'palette', 'label_map'):
         metainfos = [json.dumps(d.metainfo.get(key)) for d in (files, shards)]
@@ -223,7 +223,7 @@ def test_a_copy_of_another_size_is_another_set(config, tmp_path):
     assert written(own, tmp_path / 'out') == index
     first = DATASETS.build(dict(own, pipeline=[])).get_data_info(0)['img_path']
     Path(first).write_bytes(Path(first).read_bytes() + b'\0')
-    with pytest.raises(FileExistsError, match='is there, of another data set'):
+    with pytest.raises(FileExistsError, match='exists, for another data set'):
         written(own, tmp_path / 'out')
 
 
@@ -248,7 +248,7 @@ def test_a_random_order_has_the_same_samples(config, tmp_path):
 def test_shards_of_something_else_are_not_mixed(config, tmp_path):
     cfg = config('cls')
     index = written(cfg, tmp_path)
-    with pytest.raises(FileExistsError, match=r'train\.json is there, of another'):
+    with pytest.raises(FileExistsError, match=r'train\.json exists, for another'):
         written(cfg, tmp_path, 50_000)
     index.unlink()
     with pytest.raises(FileExistsError, match=r'train-000000\.tar is there already'):
@@ -265,13 +265,13 @@ def test_a_full_disk_leaves_nothing_that_looks_complete(config, tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(write, '_write_shard', full)
-        with pytest.raises(NotWritten, match='cannot be written: No space left'):
+        with pytest.raises(WriteError, match='cannot be written: No space left'):
             written(config('cls'), tmp_path)
     assert [*tmp_path.glob('*.*')] == [tmp_path / '.train.partial']
     assert written(config('cls'), tmp_path).exists()
 
 
-def test_records_that_cannot_be_kept(tmp_path):
+def test_records_that_cannot_be_cached_blocks(tmp_path):
     class Odd(BaseDataset):
         record = dict()
 
@@ -304,14 +304,14 @@ def test_damage_is_seen(config, tmp_path):
         except DamagedSample as error:
             bad.append(i)
             assert 'train-000001.tar: the sample at byte' in str(error)
-            with pytest.raises(DamagedSample, match='it has changed'):
+            with pytest.raises(DamagedSample, match='its checksum differs'):
                 dataset[i]  # where it is loaded
     assert len(bad) == 1
     dataset.pipeline.transforms[:] = [lambda results: results]
     info = dataset[bad[0]]
     assert info['sample_idx'] == bad[0]
     for sent in (pickle.loads(pickle.dumps(info)), copy.deepcopy(info)):
-        with pytest.raises(DamagedSample, match=r'train-000001\.tar: the sample .* has changed'):
+        with pytest.raises(DamagedSample, match=r'train-000001\.tar: .* checksum differs'):
             fileio.get(sent['img_path'])
     shard.write_bytes(content[:8000])
     with pytest.raises(OSError, match=r'train-000001\.tar ends before byte'):
@@ -324,8 +324,8 @@ def test_damage_is_seen(config, tmp_path):
 @pytest.mark.parametrize(
     'change, message',
     [
-        (lambda i: i.update(format='x'), 'is no index of shards'),
-        (lambda i: i.update(version=2), 'has the version 2'),
+        (lambda i: i.update(format='x'), 'is not an index of shards'),
+        (lambda i: i.update(version=2), 'has version 2'),
         (lambda i: i.update(samples=1), 'not the sum of its shards'),
         (lambda i: i['shards'][0].update(name='../../etc/passwd'), 'name is'),
         (lambda i: i['shards'][0]['starts'].pop(), 'do not fit'),
@@ -355,7 +355,7 @@ def test_nothing_is_unpickled(config, tmp_path):
     shard.update(starts=[0, 1024], crc32=[zlib.crc32(block)])
     content.update(shards=[shard], samples=1)
     index.write_text(json.dumps(content))
-    with pytest.raises(DamagedSample, match=r'tar: .* 000000000\.pyd is of no known kind'):
+    with pytest.raises(DamagedSample, match=r'tar: .* 000000000\.pyd has an unknown suffix'):
         read(index, config('cls')).get_data_info(0)
 
 
@@ -365,12 +365,12 @@ REGULAR = tarfile.REGTYPE
 @pytest.mark.parametrize(
     'members, why',
     [
-        ([('0.jpg', b'', tarfile.SYMTYPE, '0.jpg')], '0.jpg is no regular file'),
-        ([('0.jpg', b'', tarfile.SYMTYPE, '/etc/passwd')], '0.jpg is no regular file'),
-        ([('0.jpg', b'', tarfile.LNKTYPE, '0.jpg')], '0.jpg is no regular file'),
-        ([('0.jpg', b'', tarfile.DIRTYPE, '')], '0.jpg/? is no regular file'),
-        ([('0.jpg', b'', tarfile.FIFOTYPE, '')], '0.jpg is no regular file'),
-        ([('0.jpg', b'', tarfile.CONTTYPE, '')], '0.jpg is no regular file'),
+        ([('0.jpg', b'', tarfile.SYMTYPE, '0.jpg')], '0.jpg is not a regular file'),
+        ([('0.jpg', b'', tarfile.SYMTYPE, '/etc/passwd')], '0.jpg is not a regular file'),
+        ([('0.jpg', b'', tarfile.LNKTYPE, '0.jpg')], '0.jpg is not a regular file'),
+        ([('0.jpg', b'', tarfile.DIRTYPE, '')], '0.jpg/? is not a regular file'),
+        ([('0.jpg', b'', tarfile.FIFOTYPE, '')], '0.jpg is not a regular file'),
+        ([('0.jpg', b'', tarfile.CONTTYPE, '')], '0.jpg is not a regular file'),
         ([('0.json', b'[1]', REGULAR, '')], '0.json is a list, not a dict'),
         ([('0.json', b'{' * 10**5, REGULAR, '')], 'cannot be read'),
         ([('0.json', b'{"img_path": "/etc/passwd"}', REGULAR, '')], 'must not have img_path'),
@@ -405,7 +405,7 @@ def test_addresses_are_enough_to_read_again(config, tmp_path):
             assert fileio.get(sent) == fileio.get(info[key]) == info[key].content
     assert fileio.exists(str(info['img_path']))
     assert str(info['img_path']).endswith('/000000005.jpg')
-    with pytest.raises(ValueError, match='no address of a file in a shard'):
+    with pytest.raises(ValueError, match='is not the URI of a file in a shard'):
         fileio.get('shard://x')
 
 
@@ -415,13 +415,13 @@ def test_the_data_checks_read_them(config, root, tmp_path):
     cfg.train_dataloader.dataset = dict(
         type='ShardDataset', data_root=str(tmp_path), ann_file=index.name, pipeline=[]
     )
-    report = inspect_data(cfg, ['train'])
+    report = audit_dataset(cfg, ['train'])
     assert report.images == dict(train=COUNT) and not report.counts()
     cfg.train_dataloader.dataset.backend_args = dict(backend='local')
-    report = inspect_data(cfg, ['train'], workers=2)
+    report = audit_dataset(cfg, ['train'], workers=2)
     assert report.images == dict(train=COUNT) and not report.counts()
     damage(index, 0, 5)
-    assert inspect_data(cfg, ['train']).counts() == {('train', 'unreadable'): 2}
+    assert audit_dataset(cfg, ['train']).counts() == {('train', 'unreadable'): 2}
 
 
 def damage(index: Path, *numbers: int) -> None:
@@ -454,10 +454,10 @@ def test_training_reads_them_and_passes_over_damaged_samples(root, tmp_path, arg
     loader = PluginRunner.build_dataloader(dict(cfg, skip_corrupt=0.5), seed=0)
     assert len([loader.dataset[i] for i in range(COUNT)]) == COUNT
     assert loader.skipped_images.flags.nonzero().flatten().tolist() == [0, 2]
-    what = r'DamagedSample: .*/train-000000\.tar: the sample at byte \d+ .* it has changed'
+    what = r'DamagedSample: .*/train-000000\.tar: the sample at byte \d+ .* its checksum differs'
     assert re.search(what, loader.skipped_images.describe(2))
     dataset = PluginRunner.build_dataloader(cfg, seed=0).dataset
-    with pytest.raises(DataError, match='train-000000.tar.* cannot be loaded: .* it has changed'):
+    with pytest.raises(DataError, match='train-000000.tar.* cannot be loaded: .* checksum differs'):
         dataset[2]
 
 
@@ -565,7 +565,7 @@ def test_the_rest_of_an_epoch_is_what_is_still_due(sampler, workers):
     whole = [*loader(dataset, order, workers=workers)]
     for start in (1, 2, 6):
         again = sampler(dataset, 1, 2, batch_size=3, num_workers=workers)
-        assert [*_rest_of(loader(dataset, again, workers=workers), start)] == whole[start:]
+        assert [*_skip_batches(loader(dataset, again, workers=workers), start)] == whole[start:]
 
 
 @pytest.mark.parametrize('workers', [1, 2, 3])
@@ -592,7 +592,7 @@ def test_a_worker_reads_each_of_its_blocks_once_and_few_are_shared(
         own = pickle.loads(pickle.dumps(dataset))
         for i in chain(*batches[worker::workers]):
             own.get_data_info(i)
-            assert len(own._kept) <= 2
+            assert len(own._cached_blocks) <= 2
     assert max(reads.values()) == 1
     assert count <= len(reads) <= count + workers - 1
 
@@ -606,6 +606,18 @@ def test_data_sets_without_blocks(root, config):
         ShardSampler(Blocks(3), batch_size=0)
     with pytest.raises(ValueError, match='only with infinite=True'):
         ShardSampler(Blocks(3), seed=0).skip(1)
+
+
+def test_backend_args_of_the_data_set_may_be_those_of_its_transforms(config, tmp_path):
+    index = written(config('seg'), tmp_path)
+    images = []
+    for backend_args in (None, dict(backend='local'), dict(backend='s3'), dict(attempts=2)):
+        transform = dict(type='LoadImageFromFile', backend_args=backend_args)
+        images.append(read(index, dict(pipeline=[transform]))[3]['img'])
+        assert np.array_equal(images[0], images[-1])
+    transform['backend_args'] = dict(backend='memcached', server_list_cfg='', client_cfg='')
+    with pytest.raises(ValueError, match='MemcachedBackend cannot read files in shards'):
+        read(index, dict(pipeline=[transform]))
 
 
 def test_shards_are_read_from_an_object_store(config, tmp_path, bucket):
@@ -641,6 +653,8 @@ def test_addresses_are_read_as_their_data_set_is(config, tmp_path, bucket, monke
     assert fileio.get(str(info['img_path'])) == info['img_path'].content
     assert fileio.exists(str(info['img_path']))
     state = pickle.dumps(dataset)
-    monkeypatch.setattr(MemberStore, 'of_shard', {})  # as in a process that was spawned
+    monkeypatch.setattr(
+        TarMemberBackend, 'shard_backend_args', {}
+    )  # as in a process that was spawned
     pickle.loads(state)
     assert fileio.get(str(info['seg_map_path'])) == info['seg_map_path'].content

@@ -10,12 +10,12 @@ from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS
 from torch import Tensor, nn
 
-from benchmarks.spread import spread_predictions
+from benchmarks.untrained import spread_head_weights
 from mmlinattn.datasets import shapes
 from mmlinattn.deployment.capture import DEFERRED, Sizes, capture, strides_of
 from mmlinattn.deployment.deployable import deployable
 from mmlinattn.deployment.exported_file import ExportedFile
-from mmlinattn.deployment.exporter import Settings, describe
+from mmlinattn.deployment.exporter import ExportSettings, describe
 from mmlinattn.deployment.formats import FORMATS, write
 from mmlinattn.engine.model import class_names, number_of_classes
 from tests.families import shrunk
@@ -51,7 +51,7 @@ def make(shapes_root):
         cfg = shrunk(family, shapes_root)
         change(cfg)
         model = MODELS.build(cfg.model).eval()
-        spread_predictions(model)
+        spread_head_weights(model)
         dataset = DATASETS.build(cfg.test_dataloader.dataset)
         with torch.no_grad():
             (sample,) = model.test_step(pseudo_collate([dataset[1]]))
@@ -71,7 +71,7 @@ def export(tmp_path):
         with torch.no_grad():
             outputs = list(model(case.image))
         names = class_names(case.cfg, {}, number_of_classes(case.model))
-        metadata = describe(model, sizes, names, Settings(sizes.shape, raw=raw), outputs)
+        metadata = describe(model, sizes, names, ExportSettings(sizes.shape, raw=raw), outputs)
         path = tmp_path / f'model{FORMATS[name].suffix}'
         write(name, capture(model, sizes), metadata, path)
         return model, ExportedFile(path, threads=1)

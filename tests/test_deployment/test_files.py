@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.deployed import zoo_export
+from benchmarks.runtime_latency import zoo_export
+from benchmarks.study.grid import refusal
 from benchmarks.zoo import plan
 from mmlinattn.deployment.capture import Sizes
 from mmlinattn.deployment.compare import difference, match
@@ -140,7 +141,7 @@ def test_aoti(make, export, family):
 @captures
 @pytest.mark.parametrize('family', ['smca', *['ravlt-nano-mask-rcnn'] * LONG])
 def test_openvino(make, export, family):
-    pytest.importorskip('openvino', reason='needs openvino: pip install mmlinattn[openvino]')
+    pytest.importorskip('openvino', reason='needs openvino: pip install openvino')
     case = make(family)
     # Not at 64x64: its softmax attention is wrong on maps of as many tokens as heads.
     model, file = export(case, Sizes((64, 96), 32, dynamic=False), 'openvino')
@@ -154,10 +155,11 @@ ONE_SIZE = {'VisionLongformerAttention', 'WindowAttention'}
 @captures
 @pytest.mark.long
 @pytest.mark.skipif(not LONG, reason='some forty exports take minutes: make test-long')
-@pytest.mark.parametrize('host', plan.HOSTS)
-@pytest.mark.parametrize('attention', plan.attentions())
+@pytest.mark.parametrize('host', plan.grid().axes['backbone'])
+@pytest.mark.parametrize('attention', plan.grid().axes['attention'])
 def test_every_attention_in_a_classifier(tmp_path, host, attention):
-    why = plan.refusal(host, attention)
+    run = plan.grid().run(dict(backbone=host, data='shapes', attention=attention))
+    why = refusal(run.load())
     if why:
         assert attention in why
         return

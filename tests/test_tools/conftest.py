@@ -1,9 +1,7 @@
 """A small Shapes set, and the command lines run in this process."""
 
-import importlib.util
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Optional
 
@@ -12,6 +10,7 @@ from mmengine.config import Config
 from mmengine.logging import MessageHub, MMLogger
 from mmengine.visualization import Visualizer
 
+from mmlinattn import __main__ as program
 from mmlinattn.datasets import shapes
 
 CONFIGS = {
@@ -52,24 +51,20 @@ def options(shapes_root):
 
 
 @pytest.fixture
-def run(root, monkeypatch):
-    """Runs tools/NAME.py in this process: run('train', config, *arguments).
+def run(monkeypatch):
+    """Runs a command in this process: run('train', config, *arguments).
 
     Errors come out as exceptions, or with ``debug=False`` as a user sees them.
     """
 
     def call(name: str, *arguments, debug: bool = True) -> Optional[int]:
-        spec = importlib.util.spec_from_file_location(f'tools_{name}', root / f'tools/{name}.py')
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        monkeypatch.setattr(sys, 'argv', [name, *map(str, arguments), *['--debug'] * debug])
         # To lay the config's text out takes longer than to train for a few steps.
         unformatted = property(lambda config: False, lambda config, value: None)
         monkeypatch.setattr(Config, '_format_python_code', unformatted, raising=False)
         # MMEngine keeps these for the life of a process.
         for manager in (MessageHub, MMLogger, Visualizer, *Visualizer.__subclasses__()):
             manager._instance_dict.clear()
-        return module.main()
+        return program.main([name, *map(str, arguments), *['--debug'] * debug])
 
     return call
 

@@ -16,9 +16,9 @@ def script(root):
     return module
 
 
-def result(rival, tokens, seconds, **kwargs):
+def result(baseline, tokens, seconds, **kwargs):
     facts = dict(case='attentions', mode='forward', batch=1, skipped='')
-    return dict(facts, rival=rival, tokens=tokens, seconds=seconds, **kwargs)
+    return dict(facts, baseline=baseline, tokens=tokens, seconds=seconds, **kwargs)
 
 
 @pytest.fixture
@@ -41,14 +41,14 @@ def test_the_page_has_not_drifted(script, capsys):
     assert script.main(['--check']) == 0, capsys.readouterr().out
 
 
-def test_every_attention_has_a_card_and_a_row(script):
-    rows = script.table({})[2:]
-    assert [row.split('`')[1] for row in rows] == list(script.ours())
+def test_every_attention_has_two_rows(script):
+    rows = [row.split('`')[1] for row in script.table({}) if row.startswith('| `')]
+    assert rows == 2 * list(script.ours())  # the choice, then the details
     assert {'RALA', 'HydraAttention', 'NonLocalBlock'} <= set(script.ours())
 
 
 def test_parameters_are_those_that_can_be_counted_by_hand(script):
-    row = next(row for row in script.table({}) if '`RALA`' in row)
+    _, row = (row for row in script.table({}) if '| `RALA`' in row)
     # A gate of 64 x 64 + 64, a convolution of 5 x 5 for each of 64 channels with bias.
     assert f'| +{64 * 65 + 64 * 26:,} |' in row
 
@@ -74,3 +74,9 @@ def test_results_of_another_case_are_refused(script, measured, capsys):
     with pytest.raises(SystemExit):
         script.main(['--measured', str(measured)])
     assert "has no times of the case 'attentions', forward" in capsys.readouterr().err
+
+
+def test_an_attention_without_info_is_named(script, monkeypatch):
+    monkeypatch.setattr(script.layers.HydraAttention, 'info', None)
+    with pytest.raises(SystemExit, match='HydraAttention has no `info`: add info = AttentionInfo'):
+        script.table({})

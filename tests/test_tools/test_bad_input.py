@@ -38,9 +38,9 @@ def test_missing_config(run):
 @pytest.mark.parametrize(
     'config, hint',
     [
-        (CONFIGS['seg'], 'python -m mmlinattn.datasets.shapes nowhere/shapes'),
-        (CONFIGS['det'], 'python -m mmlinattn.datasets.shapes nowhere/shapes'),
-        (CONFIGS['cls'], 'python -m mmlinattn.datasets.shapes nowhere/shapes'),
+        (CONFIGS['seg'], 'mmlinattn shapes nowhere/shapes'),
+        (CONFIGS['det'], 'mmlinattn shapes nowhere/shapes'),
+        (CONFIGS['cls'], 'mmlinattn shapes nowhere/shapes'),
         ('configs/ravlt/semantic-fpn_ravlt-nano_camvid.py', 'docs/datasets.md#camvid'),
         ('configs/ravlt/retinanet_ravlt-nano_bccd.py', 'docs/datasets.md#bccd'),
         ('configs/ravlt/mask-rcnn_ravlt-t_fpn_1x_coco.py', 'docs/datasets.md#coco'),
@@ -207,9 +207,7 @@ def test_heads_may_differ_in_fine_tuning_but_not_in_a_test(root, run, options, s
 
 
 def test_missing_pretrained_weights_say_how_to_get_them(train, tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r'tools/model_converters/convert.py.*init_cfg=None'
-    ):
+    with pytest.raises(FileNotFoundError, match=r'mmlinattn convert.*init_cfg=None'):
         train(
             'model.backbone.init_cfg.type=Pretrained',
             f'model.backbone.init_cfg.checkpoint={tmp_path}/none.pth',

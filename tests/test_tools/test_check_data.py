@@ -1,4 +1,4 @@
-"""tools/analysis_tools/check_data.py: every fault is found, and nothing where there is none."""
+"""``mmlinattn check-data``: every fault is found, and nothing where there is none."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def check(root, data, run, tmp_path):
                  for s in ('train', 'val', 'test')]  # fmt: skip
         with_them = [root / CONFIGS[task], '--workers', workers, '--json', found]
         options = ['--cfg-options', *where, *options]
-        code = run('analysis_tools/check_data', *with_them, *options, debug=debug)
+        code = run('check-data', *with_them, *options, debug=debug)
         report = json.loads(found.read_text())
         return code, [(s, *f.values()) for s, all_of in report['findings'].items() for f in all_of]
 
@@ -125,13 +125,13 @@ def look_at_or_crash(records):
     """Stands in for a decoder that crashes in a worker process."""
     if any(Path(record.img_path).read_bytes() == b'crash' for record in records):
         os._exit(11)
-    return file_audit.look_at_all(records)
+    return file_audit.audit_files(records)
 
 
 def test_a_decoder_that_crashes_is_a_finding(check, data, monkeypatch):
     bad = sorted((data / 'coco/train2017').iterdir())[2]
     bad.write_bytes(b'crash')
-    monkeypatch.setattr(dataset_audit, 'look_at_all', look_at_or_crash)
+    monkeypatch.setattr(dataset_audit, 'audit_files', look_at_or_crash)
     code, found = check('det', workers=2)
     assert code == 1 and [f[:3] for f in found] == [('train', 'unreadable', str(bad))]
     assert 'its process died (exit code 11)' in found[0][3]
@@ -185,7 +185,7 @@ def test_what_is_no_regular_file(check, data, monkeypatch):
         ('unreadable', str(path)) for path in images[:2]
     }
     assert 'is a named pipe, not a regular file' in found[0][3]
-    assert 'the limit that MMLINATTN_MAX_DOWNLOAD_GIB sets' in found[1][3]
+    assert 'MMLINATTN_MAX_DOWNLOAD_GIB sets the limit' in found[1][3]
 
 
 def test_annotations_and_maps_that_are_named_pipes(check, data):

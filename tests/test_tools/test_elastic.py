@@ -10,9 +10,9 @@ import torch
 from mmengine.config import Config
 
 from mmlinattn.checkpoints import read_checkpoint
-from mmlinattn.engine import HangHook
-from mmlinattn.engine.config import set_hang_timeout
-from mmlinattn.engine.distributed.launch import check_restarts, set_launcher, waiting_time
+from mmlinattn.engine import WatchdogHook
+from mmlinattn.engine.config import set_watchdog_timeout
+from mmlinattn.engine.distributed.launch import check_restarts, group_timeout, set_launcher
 from mmlinattn.engine.hooks import watchdog_hook as hang
 
 from ..programs import Program, free_port
@@ -109,7 +109,7 @@ def test_a_process_that_hangs(root, options, config, tmp_path, fault):
     """The job ends, with an error, and the log has the stack of each process."""
     work, timeout = tmp_path / 'work', 10
     program = start(
-        root, config, work, [*options('cls', 2), *SMALL], 2, '--hang-timeout', timeout,
+        root, config, work, [*options('cls', 2), *SMALL], 2, '--watchdog-timeout', timeout,
         FAULT=fault, FAULT_AT='5',
     )  # fmt: skip
     program.wait_for('hangs on purpose')
@@ -186,20 +186,20 @@ def test_a_process_of_torchrun_that_would_train_alone(monkeypatch):
 def test_how_long_processes_wait():
     """The hook says first where each stands, unless the config says otherwise."""
     cfg = Config(dict(custom_hooks=[dict(type='ExactResumeHook')]))
-    assert waiting_time(cfg) is None
-    set_hang_timeout(cfg, None)
-    assert cfg.custom_hooks[1:] == [dict(type='HangHook')]
-    assert waiting_time(cfg).total_seconds() == HangHook().timeout + 60
-    cfg = Config(dict(custom_hooks=[dict(type='HangHook', timeout=5)]))
-    set_hang_timeout(cfg, None)
-    assert cfg.custom_hooks == [dict(type='HangHook', timeout=5)]
-    assert waiting_time(cfg).total_seconds() == 65
+    assert group_timeout(cfg) is None
+    set_watchdog_timeout(cfg, None)
+    assert cfg.custom_hooks[1:] == [dict(type='WatchdogHook')]
+    assert group_timeout(cfg).total_seconds() == WatchdogHook().timeout + 60
+    cfg = Config(dict(custom_hooks=[dict(type='WatchdogHook', timeout=5)]))
+    set_watchdog_timeout(cfg, None)
+    assert cfg.custom_hooks == [dict(type='WatchdogHook', timeout=5)]
+    assert group_timeout(cfg).total_seconds() == 65
     cfg = Config(dict(env_cfg=dict(dist_cfg=dict(timeout=9))))
-    set_hang_timeout(cfg, 7.5)
-    assert cfg.custom_hooks[0].timeout == 7.5 and waiting_time(cfg).total_seconds() == 9
+    set_watchdog_timeout(cfg, 7.5)
+    assert cfg.custom_hooks[0].timeout == 7.5 and group_timeout(cfg).total_seconds() == 9
     for timeout in (0, -1, 'long', float('nan')):
-        with pytest.raises(ValueError, match='HangHook.timeout must be a positive number'):
-            HangHook(timeout)
+        with pytest.raises(ValueError, match='WatchdogHook.timeout must be a positive number'):
+            WatchdogHook(timeout)
 
 
 class Trained:
@@ -224,7 +224,7 @@ def exits(monkeypatch) -> list:
 
 def test_the_watch_ends_with_the_training(tmp_path, exits):
     """And not before what it watches for: iterations of less than its timeout."""
-    hook = HangHook(timeout=1.5)
+    hook = WatchdogHook(timeout=1.5)
 
     def run() -> None:
         for _ in range(20):
@@ -240,7 +240,7 @@ def test_the_watch_ends_with_the_training(tmp_path, exits):
 
 def test_the_watch_ends_with_an_error_that_is_caught(tmp_path, exits):
     """As in a notebook, which keeps the runner and the traceback."""
-    hook = HangHook(timeout=60)
+    hook = WatchdogHook(timeout=60)
 
     def run() -> None:
         raise MemoryError('of the GPU')
@@ -256,7 +256,7 @@ def test_the_watch_ends_with_an_error_that_is_caught(tmp_path, exits):
 
 
 def test_the_watch_ends_a_process_that_hangs(tmp_path, exits):
-    hook = HangHook(timeout=0.5)
+    hook = WatchdogHook(timeout=0.5)
     Trained(tmp_path, hook, lambda: hook.thread.join(30)).train()
     hook.stop()
     assert exits == [1]

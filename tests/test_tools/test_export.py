@@ -45,7 +45,7 @@ def test_a_file_scores_as_the_model_does(
     pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
     config, weights, changes = root / CONFIGS[task], checkpoint(task), options(task)
     out = tmp_path / 'model'
-    run('deployment/export', config, weights, '--shape', 64, 64, '--static', '--out', out,
+    run('export', config, weights, '--shape', 64, 64, '--static', '--out', out,
         '--cfg-options', *changes)  # fmt: skip
     printed = capsys.readouterr().out
     assert 'compared on the first image of the test set' in printed
@@ -54,20 +54,20 @@ def test_a_file_scores_as_the_model_does(
         run('test', config, file, '--work-dir', tmp_path / name, '--cfg-options', *changes)
     expected, found = metrics(tmp_path / 'torch'), metrics(tmp_path / 'onnx')
     assert found['mIoU'] == pytest.approx(expected['mIoU'], abs=0.1) and expected['mIoU'] > 0
-    run('deployment/latency', config, weights, f'{out}.onnx', '--shape', 64, 64, '--seconds',
+    run('latency', config, weights, f'{out}.onnx', '--shape', 64, 64, '--seconds',
         0.1, '--cfg-options', *changes)  # fmt: skip
     printed = capsys.readouterr().out
     assert 'torch' in printed and 'model.onnx' in printed
     # Two rounds of both: torch is disturbed in the first one, the file in the second one.
     measured = iter([[9.0, 9.5], [2.0, 3.0], [4.0, 8.0], [5.0, 5.5]])
     monkeypatch.setattr(timing, '_times', lambda call, seconds: next(measured))
-    run('deployment/latency', config, weights, f'{out}.onnx', '--shape', 64, 64, '--rounds',
+    run('latency', config, weights, f'{out}.onnx', '--shape', 64, 64, '--rounds',
         2, '--cfg-options', *changes)  # fmt: skip
     numbers = re.findall(r'(torch|onnx)\D+([\d.]+)\D+([\d.]+)', capsys.readouterr().out)
     assert numbers[-2:] == [('torch', '4.0', '8.0'), ('onnx', '2.0', '3.0')]
     # A larger image than a file of one size takes.
     with pytest.raises(SystemExit) as stopped:
-        run('deployment/latency', config, weights, f'{out}.onnx', '--shape', 96, 64,
+        run('latency', config, weights, f'{out}.onnx', '--shape', 96, 64,
             '--cfg-options', *changes, debug=False)  # fmt: skip
     assert stopped.value.code == 2
     assert 'takes 64x64 alone, got 96x64' in capsys.readouterr().err
@@ -82,7 +82,7 @@ def test_a_file_scores_as_the_model_does(
         (('--shape', 64, 64, '--format', 'onnx', 'tflite'), '--format tflite: there are onnx, '),
         (
             ('--shape', 64, 64, '--format', 'absent'),
-            'absent needs no_such_module: pip install "nowhere"',
+            'absent needs no_such_module: pip install nowhere',
         ),
         (('--shape', 64, 64, '--format', 'executorch'), '--format executorch is not served: Exec'),
         (('--shape', 64, 64, '--sample', 'none.jpg'), '--sample none.jpg does not exist'),
@@ -199,10 +199,10 @@ def test_a_file_that_does_not_fit_is_not_timed(
         for i, about in enumerate((fits, {**fits, **changes}))
     ]
     refuse(run, capsys, message, root / CONFIGS['seg'], checkpoint('seg'), *files, '--shape', 64,
-           64, '--cfg-options', *options('seg'), tool='deployment/latency')  # fmt: skip
+           64, '--cfg-options', *options('seg'), tool='latency')  # fmt: skip
 
 
-def refuse(run, capsys, message, *arguments, tool='deployment/export'):
+def refuse(run, capsys, message, *arguments, tool='export'):
     """The tool ends with code 2 and one line of error."""
     with pytest.raises(SystemExit) as stopped:
         run(tool, *arguments, debug=False)

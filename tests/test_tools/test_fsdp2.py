@@ -125,13 +125,13 @@ def test_equal_to_data_parallel_training(root, options, tmp_path):
         if 'stem' not in name:  # where biases have no gradient but rounding
             torch.testing.assert_close(ours['state_dict'][name], value, rtol=1e-4, atol=1e-5)
 
-    # What a process has is what is foretold.
+    # What a process has is what is estimated.
     shrunk = Config.fromfile(root / CONFIGS['cls'])
     shrunk.merge_from_dict(dict(option.split('=') for option in CLS[-1:]))
     shrunk.model.backbone.arch.update(embed_dims=(16,) * 4, depths=(1,) * 4, num_heads=(1,) * 4)
     shrunk.model.neck.in_channels = 16
-    foretold = training_memory(shrunk, [2])[2]
-    parts = ', '.join(f'{size / 2**20:.3f} MiB of {part}' for part, size in foretold.items())
+    estimated = training_memory(shrunk, [2])[2]
+    parts = ', '.join(f'{size / 2**20:.3f} MiB of {part}' for part, size in estimated.items())
     assert f'this process has {parts}' in printed
     gathered = gathered_parameters(build_model(shrunk), ['RAVLTBlock'])
     assert gathered['rest'] < sum(p.nbytes for p in build_model(shrunk).parameters())
@@ -387,7 +387,7 @@ class Killed(BaseException):
 
 @needs_shards
 @pytest.mark.parametrize(
-    'before, newest', [('to_disk', 1), ('whole_checkpoint', 1), ('remove_shards', 2)]
+    'before, newest', [('to_disk', 1), ('atomic_checkpoint', 1), ('remove_shards', 2)]
 )
 def test_killed_between_two_steps_of_a_save(sharded, monkeypatch, before, newest):
     def kill(*_, **__):

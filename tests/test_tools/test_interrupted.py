@@ -195,7 +195,10 @@ def test_resume_takes_the_newest_that_is_whole(trained, capsys, root, run, optio
     cfg = [*options('seg', 3), *SEG]
     run('train', root / CONFIGS['seg'], '--work-dir', trained, '--resume', '--cfg-options', *cfg)
     output = capsys.readouterr().out
-    assert f'passes over {newest}: ' in output and 'best_mIoU' not in output.split('Loads')[0]
+    assert (
+        f'passes over {newest}: ' in output
+        and 'best_mIoU' not in output.split('Load checkpoint')[0]
+    )
     assert f'passes over {trained / "exported.pth"}: ' in output
     assert 'resumed epoch: 0, iter: 1' in output and (trained / 'iter_3.pth').exists()
 

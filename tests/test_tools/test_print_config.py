@@ -6,7 +6,7 @@ from .conftest import CONFIGS
 
 def test_prints_and_saves_what_training_would_see(root, run, capsys, tmp_path):
     path = tmp_path / 'whole.py'
-    run('misc/print_config', root / CONFIGS['seg'], '--save-path', path,
+    run('print-config', root / CONFIGS['seg'], '--save-path', path,
         '--cfg-options', 'model.backbone.cpe=False')  # fmt: skip
     assert 'cpe=False' in capsys.readouterr().out
     saved, source = Config.fromfile(path), Config.fromfile(root / CONFIGS['seg'])
@@ -16,7 +16,7 @@ def test_prints_and_saves_what_training_would_see(root, run, capsys, tmp_path):
 
 def test_unknown_option_and_format(root, run, capsys):
     with pytest.raises(ValueError, match="no 'optim_wraper'; did you mean optim_wrapper"):
-        run('misc/print_config', root / CONFIGS['seg'], '--cfg-options', 'optim_wraper.lr=1')
+        run('print-config', root / CONFIGS['seg'], '--cfg-options', 'optim_wraper.lr=1')
     with pytest.raises(SystemExit):
-        run('misc/print_config', root / CONFIGS['seg'], '--save-path', 'config.txt')
+        run('print-config', root / CONFIGS['seg'], '--save-path', 'config.txt')
     assert "got 'config.txt'" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmlinattn.datasets.file_backends.s3 import S3Store
+from mmlinattn.datasets.file_backends.s3 import S3FileBackend
 from mmlinattn.engine import seed_everything
 from mmlinattn.engine.runner.runner import PluginRunner
 from tests.families import shrunk
@@ -60,7 +60,7 @@ def test_training_from_shards_resumes_at_its_place(
 ):
     """In the second epoch, with another number of workers, and from an object store."""
     run(
-        'dataset_converters/to_shards', root / CONFIGS['seg'], tmp_path / 'shards',
+        'to-shards', root / CONFIGS['seg'], tmp_path / 'shards',
         '--splits', 'train', '--shard-mib', '1',
         '--cfg-options', f'train_dataloader.dataset.data_root={shapes_root}/ade',
     )  # fmt: skip
@@ -81,9 +81,9 @@ def test_training_from_shards_resumes_at_its_place(
 
     train(tmp_path / 'shards', tmp_path / 'whole')
     asked = []
-    real = S3Store.get_range
+    real = S3FileBackend.get_range
     monkeypatch.setattr(
-        S3Store, 'get_range', lambda self, *args: asked.append(args) or real(self, *args)
+        S3FileBackend, 'get_range', lambda self, *args: asked.append(args) or real(self, *args)
     )
     begun = tmp_path / 'whole/iter_5.pth'
     train(f'{bucket}/shapes', tmp_path / 'part', '--resume', begun, workers=0)

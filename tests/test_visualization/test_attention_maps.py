@@ -1,8 +1,5 @@
 """Pictures of where SMCA looks."""
 
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
-
 import cv2
 import numpy as np
 import pytest
@@ -11,11 +8,12 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
+from mmlinattn import __main__ as program
 from mmlinattn.models.layers import ripple
 from mmlinattn.ops import stick_breaking
 from mmlinattn.visualization import attention_maps
 from mmlinattn.visualization.attention_maps import (
-    Record,
+    AttentionRecord,
     cell_of,
     draw_decoder_maps,
     draw_ring_weights,
@@ -133,12 +131,16 @@ def test_rings_are_drawn(build, tmp_path, monkeypatch, groups):
     for axes, *_ in drawn:
         assert axes.lines[0].get_xydata().tolist() == [[16 * 2, 16 * 1]]
     with pytest.raises(ValueError, match='no attention'):
-        draw_ring_weights(tmp_path / 'none.png', image, Record(), 16, (1, 2))
+        draw_ring_weights(tmp_path / 'none.png', image, AttentionRecord(), 16, (1, 2))
+
+
+def test_a_record_of_no_image_has_no_queries():
+    assert AttentionRecord().best(2) == []
 
 
 def test_pixels_of_a_map(tmp_path):
     """A map that is 1 in cell (1, 1) lights up the 16 pixels around pixel (16, 16)."""
-    seen = Record(hw_shape=(2, 3), reference=torch.ones(1, 2), scores=torch.ones(1, 1))
+    seen = AttentionRecord(hw_shape=(2, 3), reference=torch.ones(1, 2), scores=torch.ones(1, 1))
     seen.boxes = torch.full((1, 4), 0.5)
     seen.maps = {0: torch.tensor([[[-99.0, -99, -99, -99, 0, -99]]])}
     image = np.zeros((32, 48, 3), np.uint8)
@@ -157,24 +159,15 @@ def test_pixels_of_a_map(tmp_path):
 
 
 @pytest.fixture
-def tool(root):
-    spec = spec_from_file_location('tool', root / 'tools/analysis_tools/visualize_attention.py')
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def visualize(root, build, tool, tmp_path, monkeypatch):
+def visualize(root, build, tmp_path):
     """visualize(config, *arguments): runs the tool for a random model and a grey image."""
     cv2.imwrite(str(tmp_path / 'image.jpg'), np.full((64, 96, 3), 90, np.uint8))
 
     def call(name, *arguments):
         torch.save(dict(state_dict=build(name).state_dict()), tmp_path / 'model.pth')
         files = [root / f'configs/smca/{name}.py', tmp_path / 'model.pth', tmp_path / 'image.jpg']
-        arguments = ['tool', *files, '--out-dir', tmp_path / 'out', *arguments]
-        monkeypatch.setattr(sys, 'argv', [*map(str, arguments)])
-        tool.main()
+        arguments = [*files, '--out-dir', tmp_path / 'out', *arguments]
+        program.main(['visualize', 'attention', *map(str, arguments)])
 
     return call
 
@@ -205,10 +198,9 @@ def test_command_line_refuses(visualize, tmp_path, capsys, arguments, message):
     assert not (tmp_path / 'out').exists()
 
 
-def test_command_line_without_the_image(tool, monkeypatch, capsys):
-    monkeypatch.setattr(sys, 'argv', ['tool', 'config.py', 'model.pth', 'nowhere.jpg'])
+def test_command_line_without_the_image(capsys):
     with pytest.raises(SystemExit):
-        tool.main()
+        program.main(['visualize', 'attention', 'config.py', 'model.pth', 'nowhere.jpg'])
     assert "'nowhere.jpg' does not exist" in capsys.readouterr().err
 
 

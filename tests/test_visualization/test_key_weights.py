@@ -2,17 +2,18 @@
 
 import math
 import re
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 
 import cv2
 import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from mmengine.registry import MODELS
 from torch.nn.functional import elu
 
+from mmlinattn import __main__ as program
 from mmlinattn.checkpoints import save_checkpoint
+from mmlinattn.cli import visualize_key_weights as module
 from mmlinattn.models.layers import BaseAttention, build_attention, registered_subclasses
 from mmlinattn.visualization.key_weights import (
     Call,
@@ -172,11 +173,13 @@ def test_the_picture(tmp_path, monkeypatch):
     weights = torch.zeros(2, 4, 6)
     weights[0, 1, 2], weights[1, 3, 5] = 2.0, -1.0
     figures, save = [], Figure.savefig
-    monkeypatch.setattr(Figure, 'savefig', lambda self, *a: figures.append(self) or save(self, *a))
+    monkeypatch.setattr(
+        Figure, 'savefig', lambda self, *a, **k: figures.append(self) or save(self, *a, **k)
+    )
     path = draw_key_weights(tmp_path / 'out/a.png', image, {'RALA': weights}, (25, 15), columns=3)
     assert cv2.imread(str(path)).std() > 0
-    picture, panel, empty = figures[0].axes
-    assert panel.get_title().startswith('RALA\nhalf in 4.2%') and not empty.images
+    picture, panel = figures[0].axes
+    assert panel.get_title().startswith('RALA\nhalf in 4.2%')
     drawn = panel.images[1]
     colors = drawn.get_array()
     assert drawn.get_extent() == [-0.5, 59.5, 39.5, -0.5]
@@ -197,10 +200,6 @@ def test_reach_of_half_the_weight():
 @pytest.fixture
 def tool(root, monkeypatch):
     pytest.importorskip('mmpretrain', reason='the tool takes classifiers of MMPretrain')
-    path = root / 'tools/analysis_tools/visualize_key_weights.py'
-    spec = spec_from_file_location('visualize_key_weights', path)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
     drawn = {}
     draw = module.draw_key_weights
 
@@ -212,11 +211,10 @@ def tool(root, monkeypatch):
 
     def call(*arguments, config='configs/zoo/ravlt-nano_shapes.py'):
         drawn.clear()
-        monkeypatch.setattr(sys, 'argv', ['tool', *map(str, (root / config, *arguments))])
-        module.main()
+        program.main(['visualize', 'key-weights', *map(str, (root / config, *arguments))])
         return dict(drawn)
 
-    call.module = module
+    call.module, call.root = module, root
     return call
 
 
@@ -224,9 +222,13 @@ def test_command_line(tool, root, tmp_path, capsys):
     options = ('--size', 64, 32, '--position', 20, 9, '--out', tmp_path / 'a.png')
     drawn = tool(*options, '--attentions', 'RALA', 'RWGKA')
     assert {name: tuple(w.shape) for name, w in drawn.items()} == dict.fromkeys(
-        ('RALA', 'RWGKA'), (1, 8, 16)
+        ('RALA, untrained', 'RWGKA, untrained'), (1, 8, 16)
     )
-    assert tool(*options, '--attentions', 'RALA', '--layer', 1)['RALA'].shape == (2, 4, 8)
+    assert tool(*options, '--attentions', 'RALA', '--layer', 1)['RALA, untrained'].shape == (
+        2,
+        4,
+        8,
+    )
     # Weights of a file, with the options of its attention.
     cfg = tool.module.load_config(str(root / 'configs/zoo/ravlt-nano_shapes.py'))
     attn_cfg = dict(type='RWGKA', num_anchors=4)
@@ -234,7 +236,7 @@ def test_command_line(tool, root, tmp_path, capsys):
     model = tool.module.build(cfg, attn_cfg, 3)
     save_checkpoint(tmp_path / 'a.pth', model.state_dict(), dict(attn_cfg=attn_cfg))
     read = tool(*options, '--checkpoints', tmp_path / 'a.pth')
-    assert list(read) == ['RWGKA'] and not torch.equal(read['RWGKA'], drawn['RWGKA'])
+    assert list(read) == ['RWGKA'] and not torch.equal(read['RWGKA'], drawn['RWGKA, untrained'])
     assert (tmp_path / 'a.png').is_file()
     save_checkpoint(tmp_path / 'b.pth', model.state_dict(), {})
     for arguments, message in (
@@ -248,11 +250,37 @@ def test_command_line(tool, root, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    'config', ['semantic-fpn_ravlt-nano_shapes', 'mask-rcnn_ravlt-nano_shapes']
+)
+def test_a_trained_detector_or_segmentor(tool, tmp_path, capsys, config):
+    """The weights are those of the checkpoint, for the image as the model takes it."""
+    config = f'configs/quickstart/{config}.py'
+    cfg = tool.module.load_config(str(tool.root / config))
+    torch.manual_seed(7)
+    model = MODELS.build(cfg.model).eval()
+    save_checkpoint(tmp_path / 'a.pth', model.state_dict(), {})
+    image = np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)
+    cv2.imwrite(str(tmp_path / 'a.png'), image)
+    drawn = tool(tmp_path / 'a.pth', tmp_path / 'a.png', '--out', tmp_path / 'b.png', config=config)
+    (title, found), preprocessor = *drawn.items(), cfg.model.data_preprocessor
+    mean, std = (torch.tensor(preprocessor[name])[:, None, None] for name in ('mean', 'std'))
+    rgb = torch.from_numpy(image[..., ::-1].copy()).permute(2, 0, 1)
+    attn = next(m for m in model.backbone.modules() if isinstance(m, BaseAttention))
+    with calls_of(attn) as calls, torch.no_grad():
+        model.backbone(((rgb - mean) / std)[None])
+    assert title == 'RALA' and found.shape == (1, 16, 24)
+    torch.testing.assert_close(found, key_weights(attn, calls[0], (8, 12)))
+    with pytest.raises(SystemExit):
+        tool(tmp_path / 'a.pth', '--attentions', 'RALA', config=config)
+    assert 'CHECKPOINT goes with neither' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     'arguments, message',
     [
         (('--position', 160, 0), '--position 160 0 is not on an image of --size 160 192'),
         (('--image', 'nowhere.jpg'), "'nowhere.jpg' does not exist"),
-        (('--image', __file__), "test_key_weights.py' is no image"),
+        (('--image', __file__), "test_key_weights.py' is no image that OpenCV"),
         (('--checkpoints', 'nowhere.pth'), "'nowhere.pth' does not exist"),
         (('--out', 'weights.docx'), "--out must end with one of .*got 'weights.docx'"),
         (('--out', 'weights'), "--out must end with one of .*got 'weights'"),
@@ -277,8 +305,8 @@ def test_a_config_that_is_not_there(tool, capsys):
 def test_attentions_that_the_host_refuses_are_left_out(tool, tmp_path, monkeypatch, capsys):
     names = ['EnhancedLinearAttention', 'RALA']
     options = ('--size', 64, 64, '--out', tmp_path / 'a.png')
-    monkeypatch.setattr(tool.module, 'ours', lambda: names)
-    assert list(tool(*options, config='configs/zoo/deit-nano_shapes.py')) == ['RALA']
+    monkeypatch.setattr(tool.module, 'package_attentions', lambda: names)
+    assert list(tool(*options, config='configs/zoo/deit-nano_shapes.py')) == ['RALA, untrained']
     refused = 'EnhancedLinearAttention does not support extra tokens'
     assert f'left out EnhancedLinearAttention: {refused}' in capsys.readouterr().out
     with pytest.raises(SystemExit) as error:

@@ -2,8 +2,6 @@
 
 import math
 import re
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 
 import cv2
 import numpy as np
@@ -12,6 +10,7 @@ import torch
 from matplotlib.axes import Axes
 from mmengine.registry import MODELS, DefaultScope
 
+from mmlinattn import __main__ as program
 from mmlinattn.checkpoints import save_checkpoint
 from mmlinattn.engine.config import load_config
 from mmlinattn.models.backbones import ViT
@@ -117,20 +116,15 @@ def test_another_module_is_refused():
 
 
 @pytest.fixture
-def tool(root, tmp_path, monkeypatch):
+def tool(root, tmp_path):
     """tool(*arguments, config=...): run the tool for the weights of a random model."""
-    file = root / 'tools/analysis_tools/visualize_patch_embedding.py'
-    spec = spec_from_file_location('tool', file)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
 
     def call(*arguments, config=CONFIG):
         cfg = load_config(str(root / config))
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             save_checkpoint(tmp_path / 'a.pth', MODELS.build(cfg.model).state_dict(), {})
-        arguments = ['tool', root / config, tmp_path / 'a.pth', *arguments]
-        monkeypatch.setattr(sys, 'argv', [*map(str, arguments)])
-        module.main()
+        arguments = [root / config, tmp_path / 'a.pth', *arguments]
+        program.main(['visualize', 'patch-embedding', *map(str, arguments)])
 
     return call
 

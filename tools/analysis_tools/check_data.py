@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Script of the command ``python -m mmlinattn check-data``."""
+"""The command ``mmlinattn check-data``."""
 
+import runpy
 import sys
 
-from mmlinattn.cli.check_data import main
-
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.argv[:1] = ['mmlinattn', 'check-data']
+    runpy.run_module('mmlinattn', run_name='__main__')

@@ -1,33 +1,9 @@
-"""Crop the objects of a detection set in COCO format to a classification set in ImageNet layout.
+#!/usr/bin/env python
+"""The command ``mmlinattn coco-crops``."""
 
-OUT/train is made from annotations/train.json, OUT/val from val.json and, if it exists, test.json.
-"""
-
-from pathlib import Path
-
-from mmlinattn.datasets.crops import crop_objects
-from mmlinattn.utils.command_line import Parser, errors_in_one_line
-
-
-def main() -> None:
-    parser = Parser(description=__doc__)
-    add = parser.add_argument
-    add('source', type=Path, help='folder with images/ and annotations/{train,val}.json')
-    add('out', type=Path, help='folder to create')
-    add('--size', type=int, default=64, help='side of a crop in pixels')
-    add('--scale', type=float, default=1.25, help='side of a crop over the longer side of its box')
-    add('--max-per-class', type=int, help='of the training split, drawn at random')
-    add('--seed', type=int, default=0)
-    args = parser.parse_args()
-    held_out = ['val'] + ['test'] * (args.source / 'annotations/test.json').is_file()
-    limits = None if args.max_per_class is None else dict(train=args.max_per_class)
-    with errors_in_one_line(args.debug):
-        root = crop_objects(
-            args.source, args.out, dict(train=['train'], val=held_out),
-            args.size, args.scale, limits, args.seed,
-        )  # fmt: skip
-    print(f'crops are in {root}')
-
+import runpy
+import sys
 
 if __name__ == '__main__':
-    main()
+    sys.argv[:1] = ['mmlinattn', 'coco-crops']
+    runpy.run_module('mmlinattn', run_name='__main__')

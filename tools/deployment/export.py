@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Script of the command ``python -m mmlinattn export``."""
+"""The command ``mmlinattn export``."""
 
+import runpy
 import sys
 
-from mmlinattn.cli.export import main
-
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.argv[:1] = ['mmlinattn', 'export']
+    runpy.run_module('mmlinattn', run_name='__main__')

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Write the table of docs/attentions.md: properties, parameters and measured times.
+"""Write the tables of docs/attentions.md: properties, parameters and measured times.
 
     python tools/misc/attention_table.py                    # update the page
     python tools/misc/attention_table.py --check            # exit code 1 if the page is outdated
@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Sequence
 
 import mmlinattn.models.layers as layers
 from mmlinattn.models.layers import BaseAttention, NonLocalBlock, registered_subclasses
@@ -50,27 +50,44 @@ def added(kind: type) -> str:
 
 
 def table(times: dict) -> List[str]:
-    """Return the lines of the table."""
-    heads = ['attention', 'formula', 'time', 'memory', 'map', 'extra tokens', 'parameters']
-    heads += [f'ms, {name}' for name in TOKENS] + ['source', 'when']
-    align = ['---'] * 6 + ['---:'] * (1 + len(TOKENS)) + ['---'] * 2
-    lines = [f'| {" | ".join(heads)} |', f'| {" | ".join(align)} |']
+    """Return the lines of both tables: the choice, then the folded details."""
+    lines = _rows(
+        ['attention', 'source', 'take it for', 'time', 'extra tokens', 'packed', 'export']
+    )
+    details = ['attention', 'formula', 'memory', 'map', 'parameters']
+    more = _rows(
+        [*details, *(f'ms, {name}' for name in TOKENS)], [4 + i for i in range(1 + len(TOKENS))]
+    )
     for name, kind in ours().items():
         info = kind.info
+        if info is None:
+            raise SystemExit(
+                f'{name} has no `info`: add info = AttentionInfo(formula=..., time=..., '
+                'memory=..., source=..., use=...) to the class'
+            )
+        extra = 'yes' if getattr(kind, 'supports_extra_tokens', False) else 'no'
+        export = 'any size' if info.any_export_size else 'one size'
+        packed = info.packed if issubclass(kind, BaseAttention) else 'no'
+        lines.append(_row(f'`{name}`', info.source, info.use, info.time, extra, packed, export))
         measured = times.get('ms', {}).get(name, {})
-        cells = [f'`{name}`', f'`{info.formula}`', info.time, info.memory]
-        cells += [
-            'needed' if info.needs_map else '',
-            '' if getattr(kind, 'supports_extra_tokens', False) else 'no',
-        ]
-        cells += [added(kind), *(str(measured.get(size, '')) for size in TOKENS)]
-        cells += [info.source, info.use]
-        cells = [cell.replace('|', r'\|') for cell in cells]
-        lines.append(f'| {" | ".join(cells)} |')
+        needed = 'needed' if info.needs_map else ''
+        ms = (str(measured.get(size, '')) for size in TOKENS)
+        more.append(_row(f'`{name}`', f'`{info.formula}`', info.memory, needed, added(kind), *ms))
+    lines += ['', '<details>', '<summary>Formula, memory, parameters, milliseconds</summary>', '']
+    lines += more
     if times:
         facts = '; '.join(str(times[name]) for name in FACTS[1:])
         lines += ['', f'Times: `{times["command"]}`; {facts}.']
-    return lines
+    return [*lines, '', '</details>']
+
+
+def _row(*cells: str) -> str:
+    return f'| {" | ".join(cell.replace("|", chr(92) + "|") for cell in cells)} |'
+
+
+def _rows(heads: List[str], right: Sequence[int] = ()) -> List[str]:
+    """Return the first two lines of a table, with these columns aligned to the right."""
+    return [_row(*heads), _row(*('---:' if i in right else '---' for i in range(len(heads))))]
 
 
 def page(text: str, times: dict) -> str:
@@ -89,7 +106,7 @@ def distil(results: dict) -> dict:
         if kept and result['batch'] == 1 and result['tokens'] in sizes:
             seconds = sorted(result['seconds'])
             value = float(f'{1e3 * seconds[len(seconds) // 2]:.3g}')
-            ms.setdefault(result['rival'], {})[sizes[result['tokens']]] = value
+            ms.setdefault(result['baseline'], {})[sizes[result['tokens']]] = value
     return dict({name: results[name] for name in FACTS}, ms=ms)
 
 

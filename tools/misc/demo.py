@@ -15,7 +15,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Dict, List
+from typing import Callable, Dict, List
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -28,7 +28,7 @@ DETECTOR = 'configs/quickstart/mask-rcnn_ravlt-nano_shapes.py'
 SCORES = [
     ('mIoU', SEGMENTOR, 'mIoU', 0.01, 0.60),
     ('box mAP', DETECTOR, 'coco/bbox_mAP', 1, None),
-    ('box AP50', DETECTOR, 'coco/bbox_mAP_50', 1, 0.50),
+    ('box AP50', DETECTOR, 'coco/bbox_mAP_50', 1, 0.75),
     ('mask mAP', DETECTOR, 'coco/segm_mAP', 1, None),
     ('mask AP50', DETECTOR, 'coco/segm_mAP_50', 1, None),
 ]
@@ -112,7 +112,7 @@ def main() -> int:
     columns = (TextColumn('{task.description:<26}'), BarColumn(), TaskProgressColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         stages = Stages(progress, args.work_dir)
-        stages.run({'data set': ['-m', 'mmlinattn.datasets.shapes', 'data/shapes']})
+        stages.run({'data set': ['-m', 'mmlinattn', 'shapes', 'data/shapes']})
         stages.run(
             {
                 name: ['tools/train.py', config, '--work-dir', str(folders[config])]
@@ -142,7 +142,8 @@ def main() -> int:
     return len(missed)
 
 
-if __name__ == '__main__':
+def exit_with(main: Callable[[], int]) -> None:
+    """Exit with the result of ``main``; print a failed stage or a file error without traceback."""
     try:
         sys.exit(main())
     except StageError as error:
@@ -151,3 +152,7 @@ if __name__ == '__main__':
     except OSError as error:
         console.print(f'error: {error}', markup=False, soft_wrap=True)
         sys.exit(2)
+
+
+if __name__ == '__main__':
+    exit_with(main)

@@ -20,6 +20,7 @@ SIZES = {
     'encoder_parameters': 'Parameters (M, encoder)',
     'model_parameters': 'Parameters (M, whole model)',
     'gflops': 'FLOPs (G)',
+    'layer_gflops': 'FLOPs (G, one attention layer)',
     'images_per_second': 'Images per second (paper)',
     'inference_ms': 'Inference time (ms/im, paper)',
 }
@@ -28,6 +29,7 @@ METRICS = {
     'top1': ('Image Classification', None, 'Top 1 Accuracy'),
     'top5': ('Image Classification', None, 'Top 5 Accuracy'),
     'top1_v2': ('Image Classification', 'ImageNet-V2', 'Top 1 Accuracy'),
+    'video_top1': ('Action Recognition', None, 'Top 1 Accuracy'),
     'box_ap': ('Object Detection', None, 'box AP'),
     'box_ap50': ('Object Detection', None, 'box AP50'),
     'box_ap75': ('Object Detection', None, 'box AP75'),
@@ -38,13 +40,16 @@ METRICS = {
     'mask_ap50': ('Instance Segmentation', None, 'mask AP50'),
     'mask_ap75': ('Instance Segmentation', None, 'mask AP75'),
     'miou': ('Semantic Segmentation', None, 'mIoU'),
+    'rfid': ('Image Reconstruction', None, 'rFID'),
 }
 # Column of a README: names of the number, the first that is given counts.
 COLUMNS = {
     'M, paper': ['parameters', 'model_parameters'],
     'encoder M, paper': ['encoder_parameters'],
     'G, paper': ['gflops'],
-    'top-1 (paper)': ['top1'],
+    'layer G, paper': ['layer_gflops'],
+    'rFID (paper)': ['rfid'],
+    'top-1 (paper)': ['top1', 'video_top1'],
     'top-1 (release)': ['top1'],
     'top-1, ImageNet-V2 (paper)': ['top1_v2'],
     'top-5 (paper)': ['top5'],
@@ -274,12 +279,12 @@ def fill_page(text: str, parts: Dict[str, str]) -> str:
 def estimate() -> None:
     """Estimate time and memory of every recipe and write tests/reference/estimates.yml."""
     from mmlinattn.analysis.devices import DEVICES
-    from mmlinattn.analysis.training_estimate import plan
+    from mmlinattn.analysis.training_estimate import estimate_training
     from mmlinattn.engine.config import load_config
 
     lines = [
         '# Written by tools/misc/render_recipes.py --estimate: hours of training on eight A100 and',
-        '# GiB of each GPU, by the model of docs/scale.md.',
+        '# GiB of each GPU, by the model of docs/estimates.md.',
         'configs:',
     ]
     for method in methods():
@@ -288,7 +293,7 @@ def estimate() -> None:
                 continue
             name = experiment['config']
             cfg = load_config(ROOT / 'configs' / method / f'{name}.py')
-            found = plan(cfg, DEVICES['a100'], 8)
+            found = estimate_training(cfg, DEVICES['a100'], 8)
             memory = sum(found.memory.values()) / 2**30
             lines.append(f'  {name}: [{found.hours:.1f}, {memory:.0f}]')
             print(lines[-1], flush=True)

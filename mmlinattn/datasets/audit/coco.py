@@ -1,8 +1,10 @@
 """Checks of annotations in COCO format, record by record."""
 
+import json
 import math
+import re
 from collections.abc import Mapping
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeGuard
 
 # Pixels that a box or an outline may exceed its image by, because of rounding.
 MARGIN = 1.0
@@ -49,7 +51,8 @@ def check_coco(
             return
         lists.append(part)
     images, annotations, categories = lists
-    known = yield from _check_categories(categories, classes)
+    known = yield from _check_categories(categories)
+    yield from check_classes(categories, classes or ())
     sizes = yield from _check_images(images)
     seen: Set[Any] = set()
     crowds = 0
@@ -73,26 +76,86 @@ def check_coco(
         yield Finding('annotation', 'annotations', what)
 
 
-def _check_categories(records: list, classes: Optional[Sequence[str]]):
-    ids: Dict[Any, Any] = {}
+def check_classes(categories: list, classes: Sequence[str]) -> Iterator[Finding]:
+    """Yield the problems in the mapping of a data set's classes to the categories of its file.
+
+    MMDetection takes the categories whose names are classes and numbers them in the order of the
+    file, so label 0 is the first of these and not the first class. Other categories may exist.
+
+    Args:
+        categories: records of the categories.
+        classes: classes that the data set is read with.
+
+    Example:
+        >>> [found] = check_classes([dict(id=1, name='nut')], ['bolt'])
+        >>> found.what
+        "the file lacks 'bolt', 1 of the 1 classes that it is read with; it has 'nut'"
+    """
+    names = [r['name'] for r in categories if isinstance(r, Mapping) and _is_name(r.get('name'))]
+    missing = [name for name in classes if name not in names]
+    ordered = [name for name in names if name in classes]
+    twice = sorted({name for name in ordered if ordered.count(name) > 1})
+    what = None
+    if len({*classes}) < len(classes):
+        what = f'{_listed([*classes])} has a name twice'
+    elif missing:
+        what = (
+            f'the file lacks {_listed(missing)}, {len(missing)} of the {len(classes)} classes that '
+            f'it is read with; it has {_listed(names)}'
+        )
+    elif twice:
+        what = f'the file has {_listed(twice)} twice, later classes would get other labels'
+    elif ordered != list(classes):
+        i = next(i for i, name in enumerate(classes) if name != ordered[i])
+        what = (
+            f'the file has the classes in another order, {_listed(ordered)}, which numbers the '
+            f'labels: {ordered[i]!r} would be called {classes[i]!r}'
+        )
+    if what:
+        yield Finding('class', 'the classes', what)
+
+
+def read_categories(data: bytes) -> list:
+    """Return the categories of a COCO file, without parsing the rest of a large file.
+
+    Args:
+        data: content of the JSON file.
+
+    Raises:
+        ValueError: the file is no JSON object with a list of categories.
+
+    Example:
+        >>> read_categories(b'{"images": [], "categories": [{"id": 1, "name": "cat"}]}')
+        [{'id': 1, 'name': 'cat'}]
+    """
+    found = []
+    for match in re.finditer(rb'"categories"\s*:\s*(?=\[)', data):
+        for size in (2**20, len(data)):
+            text = data[match.end() : match.end() + size].decode(errors='ignore')
+            try:
+                found.append(json.JSONDecoder().raw_decode(text)[0])
+                break
+            except ValueError:
+                continue
+    if len(found) == 1:
+        return found[0]
+    content = json.loads(data)  # another encoding, or records with a list of this name
+    if not isinstance(content, dict) or not isinstance(content.get('categories'), list):
+        raise ValueError('it has no list of categories')
+    return content['categories']
+
+
+def _check_categories(records: list):
+    ids: Set[Any] = set()
     for i, record in enumerate(records):
         fine = isinstance(record, Mapping) and _is_id(record.get('id'))
-        if not fine or not isinstance(record.get('name'), str):
+        if not fine or not _is_name(record.get('name')):
             yield Finding('annotation', f'categories[{i}]', f'no id or name: {_short(record)}')
         elif record['id'] in ids:
             yield Finding('annotation', f'category {record["id"]!r}', 'its id is there twice')
         else:
-            ids[record['id']] = record['name']
-    for name in classes or ():
-        if name not in ids.values():
-            what = f'the data set is read with it, the file has {_short([*ids.values()])}'
-            yield Finding('class', f'class {name!r}', what)
-    # MMDetection numbers the classes in the order of the file.
-    ordered = [name for name in ids.values() if name in (classes or ())]
-    if sorted(ordered) == sorted(classes or ()) and ordered != list(classes or ()):
-        what = f'in the file come in another order, {_short(ordered)}, and get its numbers'
-        yield Finding('class', f'the classes {_short(list(classes or ()))}', what)
-    return set(ids)
+            ids.add(record['id'])
+    return ids
 
 
 def _check_images(records: list):
@@ -103,7 +166,8 @@ def _check_images(records: list):
             yield Finding('annotation', f'images[{i}]', f'has no id: {_short(record)}')
             continue
         where = f'image {record["id"]!r}'
-        name, size = record.get('file_name'), (record.get('height'), record.get('width'))
+        name: Any = record.get('file_name')
+        size: Any = record.get('height'), record.get('width')
         if record['id'] in sizes:
             yield Finding('annotation', where, 'its id is there twice')
         sizes[record['id']] = (0, 0)
@@ -147,12 +211,12 @@ def _check_annotation(
         elif min(x, y) < -MARGIN or x + w > width + MARGIN or y + h > height + MARGIN:
             what = f'bbox is {_short(box)}, its image {width} wide and {height} high'
             yield Finding('box outside', where, what)
-    what = why_bad_mask(record.get('segmentation'), size)
+    what = bad_mask_reason(record.get('segmentation'), size)
     if what:
         yield Finding('mask', where, what)
 
 
-def why_bad_mask(mask: Any, size: Size, margin: float = MARGIN) -> Optional[str]:
+def bad_mask_reason(mask: Any, size: Size, margin: float = MARGIN) -> Optional[str]:
     """Return why a segmentation does not fit the image size, or None if it fits or is empty.
 
     Args:
@@ -177,7 +241,7 @@ def why_bad_mask(mask: Any, size: Size, margin: float = MARGIN) -> Optional[str]
     if not isinstance(mask.get('size'), (list, tuple)) or tuple(mask['size']) != (height, width):
         return f'its size is {_short(mask.get("size"))}, that of its image {[height, width]}'
     counts = mask['counts']
-    runs = counts if isinstance(counts, list) else run_lengths(counts)
+    runs = counts if isinstance(counts, list) else decode_run_lengths(counts)
     if not runs or not all(type(run) is int and run >= 0 for run in runs):
         return 'its run lengths are none'
     if sum(runs) != height * width:
@@ -185,14 +249,14 @@ def why_bad_mask(mask: Any, size: Size, margin: float = MARGIN) -> Optional[str]
     return None
 
 
-def run_lengths(counts: Any) -> Optional[List[int]]:
+def decode_run_lengths(counts: Any) -> Optional[List[int]]:
     """Return the run lengths in COCO's compressed string, or None if it is invalid.
 
     Each character holds six bits, counted from '0': five are a digit, the sixth is set if more
     digits follow. From the fourth number on, each is the difference to the last but one.
 
     Example:
-        >>> run_lengths('T18')
+        >>> decode_run_lengths('T18')
         [36, 8]
     """
     data = counts.encode('latin1', 'replace') if isinstance(counts, str) else counts
@@ -217,11 +281,20 @@ def _is_id(value: Any) -> bool:
     return type(value) in (int, str)
 
 
-def _is_number(value: Any) -> bool:
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _listed(names: Sequence[str], limit: int = 5) -> str:
+    more = f' and {len(names) - limit} more' if len(names) > limit else ''
+    return ', '.join(map(repr, names[:limit])) + more if names else 'none'
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def _are_numbers(values: Any) -> bool:
+def _are_numbers(values: Any) -> TypeGuard[List[float]]:
     return isinstance(values, list) and all(map(_is_number, values))
 
 

@@ -122,7 +122,7 @@ def check_pixel_count(shape: Tuple[int, int], what: str, max_megapixels: float) 
         )
 
 
-def why_incomplete(data: bytes) -> Optional[str]:
+def truncation_reason(data: bytes) -> Optional[str]:
     """Return why an image file is incomplete, or None if it is complete.
 
     A JPEG is complete if it has its end marker, a PNG if its checksums match. Any other file is
@@ -134,13 +134,13 @@ def why_incomplete(data: bytes) -> Optional[str]:
     Example:
         >>> file = io.BytesIO()
         >>> Image.new('RGB', (64, 64)).save(file, 'jpeg')
-        >>> [why_incomplete(data) is None for data in (file.getvalue(), file.getvalue()[:-100])]
+        >>> [truncation_reason(data) is None for data in (file.getvalue(), file.getvalue()[:-100])]
         [True, False]
     """
     if data.startswith(JPEG) and _has_end(data):
         return None
     if data.startswith(PNG):
-        return _why_incomplete_png(data)
+        return _png_truncation_reason(data)
     try:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
@@ -149,8 +149,8 @@ def why_incomplete(data: bytes) -> Optional[str]:
     return None
 
 
-def why_incomplete_file(path: Union[str, Path]) -> Optional[str]:
-    """Return why an image file is incomplete like :func:`why_incomplete`, reading less of it.
+def file_truncation_reason(path: Union[str, Path]) -> Optional[str]:
+    """Return why an image file is incomplete like :func:`truncation_reason`, reading less of it.
 
     Of JPEG and PNG files only the beginning and the end are read if these suffice. The checksums
     of a PNG are not checked here, because its decoder verifies them.
@@ -167,7 +167,7 @@ def why_incomplete_file(path: Union[str, Path]) -> Optional[str]:
         if head.startswith(JPEG) and _has_end(tail):
             return None
         file.seek(0)
-        return why_incomplete(file.read())
+        return truncation_reason(file.read())
 
 
 def _has_end(data: bytes) -> bool:
@@ -175,7 +175,7 @@ def _has_end(data: bytes) -> bool:
     return data[-TAIL:].rstrip(b'\0').endswith(JPEG_END)
 
 
-def _why_incomplete_png(data: bytes) -> Optional[str]:
+def _png_truncation_reason(data: bytes) -> Optional[str]:
     place = len(PNG)
     while place < len(data):
         length = int.from_bytes(data[place : place + 4], 'big')

@@ -15,9 +15,10 @@ from mmengine.fileio import BaseStorageBackend
 from mmengine.logging import print_log
 
 from ...utils import redacted
+from .tar_member import TarMemberBackend, is_tar_member
 
 T = TypeVar('T')
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+FIRST_WAIT_S, MAX_WAIT_S = 0.5, 30.0
 # A separate generator: a retry must not change the random numbers of a seeded training.
 _jitter = random.SystemRandom().uniform
 
@@ -34,11 +35,11 @@ class StoreRefused(StoreError, PermissionError):
     """Error for a file that cannot be read with these credentials or without any."""
 
 
-class Passing(Exception):
+class TransientError(Exception):
     """Transient error: no connection, an incomplete response or an error of the server."""
 
 
-class Store(BaseStorageBackend):
+class RemoteFileBackend(BaseStorageBackend):
     """Base class of MMEngine file backends for remote files.
 
     It stores only its arguments, so it can be pickled for data-loader workers.
@@ -68,11 +69,13 @@ class Store(BaseStorageBackend):
 
     def get(self, filepath: Union[str, Path]) -> bytes:
         """Return the content of a file."""
-        return self.retried(str(filepath), lambda: self.fetch(str(filepath)))
+        if is_tar_member(filepath):  # of a shard, read with the backend_args of its data set
+            return TarMemberBackend().get(filepath)
+        return self.retry(str(filepath), lambda: self.fetch(str(filepath)))
 
     def get_range(self, filepath: str, start: int, size: int) -> bytes:
         """Return ``size`` bytes from ``start`` on; raise OSError if the file ends before."""
-        data = self.retried(filepath, lambda: self.fetch(filepath, (start, size)))
+        data = self.retry(filepath, lambda: self.fetch(filepath, (start, size)))
         if len(data) != size:
             raise OSError(f'{redacted(filepath)} ends before byte {start + size}')
         return data
@@ -99,7 +102,7 @@ class Store(BaseStorageBackend):
     def fetch(self, url: str, part: Optional[tuple] = None) -> bytes:
         """Read a file or its part (start, size) in one attempt.
 
-        Raise :class:`Passing` for transient errors.
+        Raise :class:`TransientError` for transient errors.
         """
 
     @abstractmethod
@@ -121,26 +124,26 @@ class Store(BaseStorageBackend):
     ) -> Iterator[str]:
         """Yield the paths below a folder, relative to it."""
 
-    def retried(self, url: str, ask: Callable[[], T]) -> T:
-        """Return the result of ``ask``; repeat it while it raises :class:`Passing`."""
+    def retry(self, url: str, request: Callable[[], T]) -> T:
+        """Return the result of ``request``; repeat it while it raises :class:`TransientError`."""
         for attempt in range(1, self.attempts + 1):
             try:
-                return ask()
-            except Passing as fault:
-                what = f'{redacted(url)}: {fault} ({attempt} of {self.attempts} attempts)'
+                return request()
+            except TransientError as error:
+                what = f'{redacted(url)}: {error} ({attempt} of {self.attempts} attempts)'
                 if attempt == self.attempts:
                     raise StoreUnreachable(what) from None
-                wait = min(FIRST_WAIT_S * 2 ** (attempt - 1), LONGEST_WAIT_S) * _jitter(0.75, 1.25)
+                wait = min(FIRST_WAIT_S * 2 ** (attempt - 1), MAX_WAIT_S) * _jitter(0.75, 1.25)
             print_log(f'{what}; again in {wait:.1f} s', 'current', level=logging.WARNING)
             time.sleep(wait)
         raise AssertionError('unreachable')
 
 
 # Transient HTTP errors besides those of the server, 500 and above.
-BUSY = (408, 425, 429)
+TRANSIENT_STATUS = (408, 425, 429)
 
 
-def refused(url: str, status: int, code: str = '') -> Exception:
+def error_of_status(url: str, status: int, code: str = '') -> Exception:
     """Return the exception for an error response of a server.
 
     Args:
@@ -148,15 +151,16 @@ def refused(url: str, status: int, code: str = '') -> Exception:
         status: HTTP status.
         code: error code of the store, such as ``'ExpiredToken'``.
     """
-    answer = f'HTTP {status}, {code}' if code else f'HTTP {status}'
-    if status >= 500 or status in BUSY:
-        return Passing(answer)
+    response = f'HTTP {status}, {code}' if code else f'HTTP {status}'
+    if status >= 500 or status in TRANSIENT_STATUS:
+        return TransientError(response)
     if status in (404, 410):
-        return FileNotFoundError(f'{redacted(url)} does not exist ({answer})')
+        return FileNotFoundError(f'{redacted(url)} does not exist ({response})')
     if status in (401, 403):
         return StoreRefused(
-            f'{redacted(url)} must not be read, without credentials or with these ({answer})'
+            f'access to {redacted(url)} is denied ({response}); check the credentials in the '
+            'environment'
         )
     if status == 416:
-        return OSError(f'{redacted(url)} ends before the part that is asked for ({answer})')
-    return StoreError(f'{redacted(url)} cannot be read ({answer})')
+        return OSError(f'{redacted(url)} ends before the requested part ({response})')
+    return StoreError(f'{redacted(url)} cannot be read ({response})')

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator, Union
 
-from mmengine.fileio import LocalBackend, register_backend
+from mmengine.fileio import LocalBackend
 
 from ...utils import open_regular
+from .tar_member import TarMemberBackend, is_tar_member
 
 
-@register_backend('local', prefixes='', force=True)
-class RegularFiles(LocalBackend):
+class RegularFileBackend(LocalBackend):
     """Local file backend of MMEngine that reads only regular files.
 
-    Importing registers it in place of MMEngine's. No data set, transform or metric then blocks on
+    No data set, transform or metric then blocks on
     a named pipe or reads a device until memory is exhausted.
 
     Raises:
@@ -27,6 +27,8 @@ class RegularFiles(LocalBackend):
 
     def get(self, filepath: Union[str, Path]) -> bytes:
         """Return the content of a file."""
+        if is_tar_member(filepath):
+            return TarMemberBackend().get(filepath)
         with open_regular(str(filepath)) as file:
             try:
                 return file.read()

@@ -5,10 +5,11 @@ from typing import List, Optional
 
 from mmengine.fileio import get_file_backend
 
-from .http import HTTPStore
+from .http import HTTPFileBackend
+from .tar_member import TarMemberBackend, is_tar_member
 
 
-def is_there(path: str, backend_args: Optional[dict] = None, folder: bool = False) -> bool:
+def path_exists(path: str, backend_args: Optional[dict] = None, folder: bool = False) -> bool:
     """Return True if a file or folder exists.
 
     Args:
@@ -21,11 +22,13 @@ def is_there(path: str, backend_args: Optional[dict] = None, folder: bool = Fals
         OSError: the request fails.
         ValueError: no file backend is registered for the path.
     """
+    if is_tar_member(path):
+        return TarMemberBackend().exists(path)
     try:
         backend = get_file_backend(path, backend_args=backend_args, enable_singleton=True)
     except KeyError as error:
         raise ValueError(f'{path!r}: no file backend is known as {error}') from error
-    if folder and isinstance(backend, HTTPStore):
+    if folder and isinstance(backend, HTTPFileBackend):
         return True
     # Third-party backends may lack the method.
     return backend.exists(path) if hasattr(backend, 'exists') else True
@@ -34,7 +37,7 @@ def is_there(path: str, backend_args: Optional[dict] = None, folder: bool = Fals
 def first_files(folder: str, limit: int, backend_args: Optional[dict] = None) -> List[str]:
     """Return the first ``limit`` files below a folder, sorted, out of the first 10 000 listed."""
     backend = get_file_backend(folder, backend_args=backend_args, enable_singleton=True)
-    if not backend.exists(folder) or isinstance(backend, HTTPStore):
+    if not backend.exists(folder) or isinstance(backend, HTTPFileBackend):
         return []
     files = backend.list_dir_or_file(folder, list_dir=False, recursive=True)
     return sorted(islice(files, 10_000))[:limit]

@@ -4,17 +4,14 @@ import os
 from functools import lru_cache
 from typing import Any, Iterator, Optional, Tuple, Union
 
-from mmengine.fileio import register_backend
-
 from ...utils import FetchRefused, check_size, redacted
-from .base import Passing, Store, StoreError, StoreRefused, refused
+from .base import RemoteFileBackend, StoreError, StoreRefused, TransientError, error_of_status
 
-BUSY_CODES = ('RequestTimeout', 'SlowDown', 'Throttling', 'ThrottlingException')
+TRANSIENT_CODES = ('RequestTimeout', 'SlowDown', 'Throttling', 'ThrottlingException')
 
 
-@register_backend('s3', force=True, prefixes='s3')
-class S3Store(Store):
-    """File backend for ``s3://bucket/key`` (needs boto3: ``pip install 'mmlinattn[cloud]'``).
+class S3FileBackend(RemoteFileBackend):
+    """File backend for ``s3://bucket/key`` (needs boto3: ``pip install boto3``).
 
     boto3 finds credentials, region and endpoint in the environment; a config must not contain
     credentials. It reads ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_PROFILE``,
@@ -24,7 +21,7 @@ class S3Store(Store):
     Args:
         anonymous: send requests without credentials, for public objects.
         endpoint_url: URL of the server; default: ``AWS_ENDPOINT_URL``, else Amazon's.
-        attempts, timeout: see :class:`.base.Store`, also for the errors.
+        attempts, timeout: see :class:`.base.RemoteFileBackend`, also for the errors.
 
     Raises:
         ImportError: on reading, boto3 is not installed.
@@ -42,37 +39,40 @@ class S3Store(Store):
         self.endpoint_url = endpoint_url
 
     def fetch(self, url: str, part: Optional[tuple] = None) -> bytes:
-        more = {}
+        options = {}
         if part is not None:
-            more['Range'] = f'bytes={part[0]}-{part[0] + part[1] - 1}'
-        answer = self._ask(url, 'get_object', **_place(url), **more)
+            options['Range'] = f'bytes={part[0]}-{part[0] + part[1] - 1}'
+        response = self._request(url, 'get_object', **_location(url), **options)
         try:
-            check_size(url, answer['ContentLength'])
-            return answer['Body'].read()
+            check_size(url, response['ContentLength'])
+            return response['Body'].read()
         except FetchRefused as error:
-            answer['Body'].close()
+            response['Body'].close()
             raise StoreError(str(error)) from None
         except Exception as error:  # of botocore or urllib3, all for an incomplete response
-            raise Passing(f'{type(error).__name__} in the middle of the file') from None
+            raise TransientError(f'{type(error).__name__} in the middle of the file') from None
 
     def put(self, obj: Union[bytes, memoryview], filepath: str) -> None:
         """Write an object atomically."""
-        self.retried(
-            filepath, lambda: self._ask(filepath, 'put_object', Body=obj, **_place(filepath))
+        self.retry(
+            filepath,
+            lambda: self._request(filepath, 'put_object', Body=obj, **_location(filepath)),
         )
 
     def put_text(self, obj: str, filepath: str, encoding: str = 'utf-8') -> None:
         self.put(obj.encode(encoding), filepath)
 
     def remove(self, filepath: str) -> None:
-        self.retried(filepath, lambda: self._ask(filepath, 'delete_object', **_place(filepath)))
+        self.retry(
+            filepath, lambda: self._request(filepath, 'delete_object', **_location(filepath))
+        )
 
     def isfile(self, filepath: str) -> bool:
-        place = _place(filepath)
-        if not place['Key']:
+        location = _location(filepath)
+        if not location['Key']:
             return False
         try:
-            self.retried(filepath, lambda: self._ask(filepath, 'head_object', **place))
+            self.retry(filepath, lambda: self._request(filepath, 'head_object', **location))
         except FileNotFoundError:
             return False
         return True
@@ -88,14 +88,16 @@ class S3Store(Store):
         suffix: Any = None,
         recursive: bool = False,
     ) -> Iterator[str]:
-        place = _place(dir_path)
-        start = place['Key'].rstrip('/') + '/' if place['Key'].strip('/') else ''
-        more = dict(Bucket=place['Bucket'], Prefix=start)
+        location = _location(dir_path)
+        start = location['Key'].rstrip('/') + '/' if location['Key'].strip('/') else ''
+        options = dict(Bucket=location['Bucket'], Prefix=start)
         if not recursive:
-            more['Delimiter'] = '/'
+            options['Delimiter'] = '/'
         seen = set()
         while True:
-            page = self.retried(dir_path, lambda: self._ask(dir_path, 'list_objects_v2', **more))
+            page = self.retry(
+                dir_path, lambda: self._request(dir_path, 'list_objects_v2', **options)
+            )
             names = [item['Key'][len(start) :] for item in page.get('Contents', ())]
             folders = [f['Prefix'][len(start) :] for f in page.get('CommonPrefixes', ())]
             for name in names:
@@ -106,30 +108,30 @@ class S3Store(Store):
                     yield folder.rstrip('/')
             for name in names:
                 # A key that ends in a slash represents a folder.
-                fits = name and not name.endswith('/')
-                if list_file and fits and (suffix is None or name.endswith(suffix)):
+                is_file = name and not name.endswith('/')
+                if list_file and is_file and (suffix is None or name.endswith(suffix)):
                     yield name
             if not page.get('IsTruncated'):
                 return
-            more['ContinuationToken'] = page['NextContinuationToken']
+            options['ContinuationToken'] = page['NextContinuationToken']
 
-    def _ask(self, url: str, operation: str, **arguments: Any) -> Any:
+    def _request(self, url: str, operation: str, **arguments: Any) -> Any:
         client, errors = _client(os.getpid(), self.anonymous, self.endpoint_url, self.timeout)
         try:
             return getattr(client, operation)(**arguments)
         except errors.ClientError as error:
             status = error.response.get('ResponseMetadata', {}).get('HTTPStatusCode', 0)
             code = error.response.get('Error', {}).get('Code', '')
-            if code in BUSY_CODES:
-                raise Passing(f'{code} (HTTP {status})') from None
-            raise refused(url, status, '' if code.isdigit() else code) from None
+            if code in TRANSIENT_CODES:
+                raise TransientError(f'{code} (HTTP {status})') from None
+            raise error_of_status(url, status, '' if code.isdigit() else code) from None
         except (errors.NoCredentialsError, errors.PartialCredentialsError):
             raise StoreRefused(
                 f'{redacted(url)}: no credentials in the environment (AWS_ACCESS_KEY_ID, ...); for '
                 "what is open to all: backend_args=dict(backend='s3', anonymous=True)"
             ) from None
         except (errors.HTTPClientError, errors.ConnectionError) as error:
-            raise Passing(type(error).__name__) from None
+            raise TransientError(type(error).__name__) from None
         except errors.BotoCoreError as error:
             # The text of the error may contain the complete request.
             raise StoreError(f'{redacted(url)}: {type(error).__name__} of botocore') from None
@@ -144,9 +146,9 @@ def _client(pid: int, anonymous: bool, endpoint_url: Optional[str], timeout: flo
         from botocore import exceptions
         from botocore.config import Config
     except ImportError as error:
-        raise ImportError(f"s3:// needs boto3: pip install 'mmlinattn[cloud]' ({error})") from error
+        raise ImportError(f's3:// needs boto3: pip install boto3 ({error})') from error
     config = Config(
-        # Store repeats failed requests, also those that fail while the body is read.
+        # RemoteFileBackend repeats failed requests, also those that fail while the body is read.
         retries=dict(total_max_attempts=1),
         connect_timeout=timeout,
         read_timeout=timeout,
@@ -155,7 +157,7 @@ def _client(pid: int, anonymous: bool, endpoint_url: Optional[str], timeout: flo
     return Session().client('s3', config=config, endpoint_url=endpoint_url), exceptions
 
 
-def _place(url: str) -> dict:
+def _location(url: str) -> dict:
     # Keys may contain ? and #, which urlsplit would split off.
     bucket, _, key = url.partition('://')[2].partition('/')
     if not bucket:

@@ -2,11 +2,11 @@
 
 import os
 import re
-from typing import Any, Iterator, Tuple
+from typing import Any
 
 from mmengine.config import Config
 
-from ...utils import has_user, redacted
+from ...utils import has_user, nodes, redacted
 
 WHERE = 'credentials come from the environment, see docs/datasets.md'
 ARGUMENT = re.compile(
@@ -37,8 +37,11 @@ come from the environment, see docs/datasets.md
     """
     known = [os.environ[name] for name in VARIABLES if len(os.environ.get(name, '')) >= 8]
     nested = config._cfg_dict.to_dict() if isinstance(config, Config) else config
-    for place, inside, value in _leaves(nested, '', False):
+    for place, value in nodes(nested):
+        if isinstance(value, (dict, list, tuple)):
+            continue
         name = place.rpartition('.')[2]
+        inside = not {*re.split(r'[.\[]', place)}.isdisjoint(BACKENDS)
         text = value if isinstance(value, str) else ''
         if has_user(text):
             raise ValueError(
@@ -51,16 +54,3 @@ come from the environment, see docs/datasets.md
             or any(secret in text for secret in known)
         ):
             raise ValueError(f'{place} of the config looks like a secret: {WHERE}')
-
-
-def _leaves(node: Any, place: str, inside: bool) -> Iterator[Tuple[str, bool, Any]]:
-    """Yield place, True for an argument of a file backend, and value of each leaf."""
-    if isinstance(node, dict):
-        for key, value in node.items():
-            inner = f'{place}.{key}' if place else str(key)
-            yield from _leaves(value, inner, inside or key in BACKENDS)
-    elif isinstance(node, (list, tuple)):
-        for i, value in enumerate(node):
-            yield from _leaves(value, f'{place}[{i}]', inside)
-    else:
-        yield place, inside, node

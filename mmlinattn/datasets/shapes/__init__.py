@@ -4,7 +4,7 @@ It has textured circles, squares, triangles, stars and crosses on textured backg
 a seed and stored as files. A config for Shapes runs on the real data set with another
 ``data_root``::
 
-    python -m mmlinattn.datasets.shapes data/shapes
+    mmlinattn shapes data/shapes
 
 The root contains::
 

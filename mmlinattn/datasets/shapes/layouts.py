@@ -83,7 +83,9 @@ def _write_image(root: Path, image_size: int, seed: int, job: Tuple[str, int]) -
     save(picture, jpeg)
     save(root / f'ade/images/{ade}/{ade_name}.jpg', jpeg)
     # Cityscapes has PNG files, so encode the pixels of the JPEG file.
-    same = _encode('.png', cv2.imread(str(picture))[..., ::-1])
+    pixels = cv2.imread(str(picture))
+    assert pixels is not None  # just written
+    same = _encode('.png', pixels[..., ::-1])
     save(root / f'cityscapes/leftImg8bit/{city}_leftImg8bit.png', same)
     save(root / f'ade/annotations/{ade}/{ade_name}.png', _encode('.png', sample.semantic + 1))
     labels = root / f'cityscapes/gtFine/{city}_gtFine_labelTrainIds.png'

@@ -7,7 +7,7 @@ last one) and ``crc32`` of the bytes of each sample.
 
 import json
 from itertools import pairwise
-from typing import Any, Optional
+from typing import Any, List, Optional, TypeGuard
 
 from mmengine import fileio
 
@@ -27,20 +27,20 @@ def read_index(path: str, backend_args: Optional[dict] = None) -> dict:
     try:
         index = json.loads(fileio.get(path, backend_args))
     except ValueError as error:
-        raise ValueError(f'{path} is no JSON: {error}') from error
+        raise ValueError(f'{path} is not valid JSON: {error}') from error
     if not isinstance(index, dict) or index.get('format') != FORMAT:
-        raise ValueError(
-            f'{path} is no index of shards; tools/dataset_converters/to_shards.py writes one'
-        )
+        raise ValueError(f'{path} is not an index of shards; mmlinattn to-shards writes one')
     if index.get('version') != VERSION:
-        raise ValueError(f'{path} has the version {index.get("version")!r}, known is {VERSION}')
-    why = _why_contradictory(index)
-    if why:
-        raise ValueError(f'{path}: {why}')
+        raise ValueError(
+            f'{path} has version {index.get("version")!r}; this package reads version {VERSION}'
+        )
+    problem = _inconsistency(index)
+    if problem:
+        raise ValueError(f'{path}: {problem}')
     return index
 
 
-def _why_contradictory(index: dict) -> Optional[str]:
+def _inconsistency(index: dict) -> Optional[str]:
     shards = index.get('shards')
     if not isinstance(index.get('metainfo'), dict) or not isinstance(shards, list):
         return 'metainfo must be a dict and shards a list'
@@ -58,7 +58,7 @@ def _why_contradictory(index: dict) -> Optional[str]:
     return None
 
 
-def _are_sizes(values: Any) -> bool:
+def _are_sizes(values: Any) -> TypeGuard[List[int]]:
     return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
 
 
@@ -75,7 +75,7 @@ def to_json(values: dict) -> str:
     kept = {key: value for key, value in values.items() if value is not None}
     if 'label_map' in kept:  # JSON keys are always text
         kept['label_map'] = [[*pair] for pair in kept['label_map'].items()]
-    return json.dumps(kept, default=_plain, sort_keys=True)
+    return json.dumps(kept, default=_to_builtin, sort_keys=True)
 
 
 def with_label_map(values: dict) -> dict:
@@ -92,7 +92,7 @@ def check_record(values: dict) -> None:
         raise ValueError(f'a record in a shard must not have {", ".join(named)}')
 
 
-def _plain(value: Any) -> Any:
+def _to_builtin(value: Any) -> Any:
     if hasattr(value, 'tolist'):  # numpy
         return value.tolist()
     if isinstance(value, bytes):  # run lengths

@@ -67,14 +67,14 @@ class ShardSampler(Sampler):
         self.seed = sync_random_seed() if seed is None else seed
         self.infinite = infinite
         self.round_up = round_up and not infinite
-        self.batch_size, self.streams = numbers.values()
+        self.batch_size, self.num_workers = numbers.values()
         self.epoch = 0
         self.start = 0
         total, each = len(self.block_of), len(self.block_of) // self.world_size
-        more = total % self.world_size
-        self.first = self.rank * each + min(self.rank, more)
-        self.own = each + (self.rank < more)
-        self.num_samples = self.own + (self.round_up and 0 < more <= self.rank)
+        remainder = total % self.world_size
+        self.first = self.rank * each + min(self.rank, remainder)
+        self.own = each + (self.rank < remainder)
+        self.num_samples = self.own + (self.round_up and 0 < remainder <= self.rank)
 
     def __iter__(self) -> Iterator[int]:
         if not self.infinite:
@@ -110,19 +110,19 @@ class ShardSampler(Sampler):
         window = place[block_of][order] // self.dataset.blocks
         key = rng.random(len(order)) if self.shuffle else np.arange(len(order))
         own = slice(self.first, self.first + self.own)
-        found = np.empty(self.own, np.int64)
-        stream = self._stream_of(epoch)
+        indices = np.empty(self.own, np.int64)
+        worker = self._worker_of_samples(epoch)
         begin = own.start
-        for s in range(self.streams):
-            places = np.flatnonzero(stream == s)
+        for w in range(self.num_workers):
+            places = np.flatnonzero(worker == w)
             part = slice(begin, begin + len(places))
-            found[places] = order[part][np.lexsort((key[part], window[part]))]
+            indices[places] = order[part][np.lexsort((key[part], window[part]))]
             begin = part.stop
         # Repeated samples are at the end, where MMEngine removes them after an evaluation.
-        repeated = (found if self.own else order)[: self.num_samples - self.own]
-        return [*found.tolist(), *repeated.tolist()]
+        repeated = (indices if self.own else order)[: self.num_samples - self.own]
+        return [*indices.tolist(), *repeated.tolist()]
 
-    def _stream_of(self, epoch: int) -> np.ndarray:
+    def _worker_of_samples(self, epoch: int) -> np.ndarray:
         """Return the worker that loads each sample of this process in an epoch, (own,) int64."""
         places = np.arange(self.own) + (epoch * self.own if self.infinite else 0)
-        return places // self.batch_size % self.streams
+        return places // self.batch_size % self.num_workers

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple, Union
 import numpy as np
 from mmengine import fileio
 
-from ...utils import whole_file
+from ...utils import atomic_write
 from .index import FORMAT, IMAGES, LABEL, RECORD, SEG_MAP, VERSION, check_record, to_json
 
 MIB = 2**20
@@ -66,7 +66,7 @@ def write_shards(
     if not len(dataset):
         raise ValueError(f'{type(dataset).__name__} has no sample')
     folder = Path(folder)
-    _remove_begun(folder, name)
+    _remove_partial_files(folder, name)
     order = np.arange(len(dataset))
     if seed is not None:
         order = np.random.default_rng(seed).permutation(order)
@@ -74,19 +74,21 @@ def write_shards(
     target, state = folder / f'{name}.json', folder / f'.{name}.partial'
     if target.exists():
         if json.loads(target.read_bytes()).get('source') != source:
-            raise FileExistsError(f'{target} is there, of another data set or shard size')
+            raise FileExistsError(
+                f'{target} exists, for another data set or shard size; use another folder'
+            )
         shutil.rmtree(state, ignore_errors=True)
         return target
-    shards = _resumed(state, folder, name, source)
+    shards = _completed_shards(state, folder, name, source)
     done = sum(len(shard['crc32']) for shard in shards)
     progress(done, len(dataset))
     while done < len(dataset):
         number = len(shards)
         path = folder / f'{name}-{number:06d}.tar'
-        with whole_file(path) as temporary:
+        with atomic_write(path) as temporary:
             shard = _write_shard(temporary, dataset, order, done, shard_bytes, progress)
         shards.append(dict(name=path.name, **shard))
-        with whole_file(state / f'{number:06d}.json') as temporary:
+        with atomic_write(state / f'{number:06d}.json') as temporary:
             temporary.write_text(json.dumps(shards[-1]))
         done += len(shard['crc32'])
     index = dict(
@@ -97,32 +99,32 @@ def write_shards(
         samples=done,
         shards=shards,
     )
-    with whole_file(target) as temporary:
+    with atomic_write(target) as temporary:
         temporary.write_text(json.dumps(index))
     shutil.rmtree(state)
     return target
 
 
-def _remove_begun(folder: Path, name: str) -> None:
+def _remove_partial_files(folder: Path, name: str) -> None:
     """Remove incomplete files of a killed call, which can be as large as a shard."""
-    begun = re.compile(rf'\.{re.escape(name)}(-\d{{6,}}\.tar|\.json)\.\d+\.tmp')
+    partial = re.compile(rf'\.{re.escape(name)}(-\d{{6,}}\.tar|\.json)\.\d+\.tmp')
     for path in folder.iterdir() if folder.is_dir() else ():
-        if begun.fullmatch(path.name):
+        if partial.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
 
-def _resumed(state: Path, folder: Path, name: str, source: dict) -> List[dict]:
+def _completed_shards(state: Path, folder: Path, name: str, source: dict) -> List[dict]:
     """Return the records of the shards that an earlier call has completed."""
-    begun = state / 'source.json'
-    if begun.exists():
-        if json.loads(begun.read_bytes()) != source:
-            raise FileExistsError(f'{state} was begun with another data set or shard size')
+    started = state / 'source.json'
+    if started.exists():
+        if json.loads(started.read_bytes()) != source:
+            raise FileExistsError(f'{state} was started with another data set or shard size')
     else:
         others = sorted(folder.glob(f'{name}-[0-9]*.tar'))
         if others:
             raise FileExistsError(f'{others[0]} is there already, of another set')
         state.mkdir(parents=True, exist_ok=True)
-        with whole_file(begun) as temporary:
+        with atomic_write(started) as temporary:
             temporary.write_text(json.dumps(source))
     shards: List[dict] = []
     while (path := state / f'{len(shards):06d}.json').exists():
@@ -163,7 +165,8 @@ def _write_shard(
     progress: Callable[[int, int], Any],
 ) -> dict:
     """Write samples from ``first`` on until the next one would exceed ``shard_bytes``."""
-    starts, sums, total = [0], [], hashlib.sha256()
+    starts, total = [0], hashlib.sha256()
+    sums: List[int] = []
     with path.open('wb') as file:
         for i in range(first, len(dataset)):
             data = sample_bytes(dataset.get_data_info(int(order[i])), f'{i:09d}', dataset)

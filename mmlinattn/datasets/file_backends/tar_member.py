@@ -1,28 +1,23 @@
 """File backend for files inside tar files, with URIs that every loading transform can read."""
 
 import re
-from typing import Dict, Optional, Tuple
+from pathlib import Path
+from typing import Any, Dict, Optional, Tuple, TypeGuard, Union
 from urllib.parse import quote, unquote
 
-from mmengine.fileio import (
-    BaseStorageBackend,
-    LocalBackend,
-    get_file_backend,
-    register_backend,
-)
-from mmengine.fileio import io as mmengine_io
+from mmengine.fileio import BaseStorageBackend, LocalBackend, get_file_backend
 
 from ...utils import open_regular
 
 PREFIX = 'shard://'
-PLACE = re.compile(r'shard://(.+)#(\d+)\+(\d+)/[^/]*')
+URI = re.compile(r'shard://(.+)#(\d+)\+(\d+)/[^/]*')
 
 
 class DamagedSample(OSError):
     """Error for a damaged sample of a shard; the message names shard, offset and reason."""
 
 
-class Member(str):
+class TarMember(str):
     """URI of a file in a shard, with the content of the file.
 
     A pickled or copied URI is a plain string without the content, which can be read again.
@@ -33,13 +28,13 @@ class Member(str):
         content: content of the file.
 
     Example:
-        >>> Member('s3://data/train-000000.tar', 512, '000000000.jpg', b'...')
+        >>> TarMember('s3://data/train-000000.tar', 512, '000000000.jpg', b'...')
         'shard://s3%3A//data/train-000000.tar#512+3/000000000.jpg'
     """
 
     content: bytes
 
-    def __new__(cls, shard: str, start: int, name: str, content: bytes) -> 'Member':
+    def __new__(cls, shard: str, start: int, name: str, content: bytes) -> 'TarMember':
         self = super().__new__(cls, f'{PREFIX}{quote(shard)}#{start}+{len(content)}/{name}')
         self.content = content
         return self
@@ -48,7 +43,7 @@ class Member(str):
         return str, (str(self),)
 
 
-class DamagedMember(str):
+class DamagedTarMember(str):
     """URI of the image of a damaged sample; loading it raises the error.
 
     Args:
@@ -59,68 +54,68 @@ class DamagedMember(str):
 
     why: DamagedSample
 
-    def __new__(cls, shard: str, start: int, size: int, why: DamagedSample) -> 'DamagedMember':
+    def __new__(cls, shard: str, start: int, size: int, why: DamagedSample) -> 'DamagedTarMember':
         self = super().__new__(cls, f'{PREFIX}{quote(shard)}#{start}+{size}/')
         self.why = why
         return self
 
     def __reduce__(self) -> tuple:
-        shard, start, size = _place(self)
+        shard, start, size = _parse_uri(self)
         return type(self), (shard, start, size, self.why)
 
 
-@register_backend('shard', prefixes='shard')
-class MemberStore(BaseStorageBackend):
-    """File backend for :class:`Member`; a URI without content is read from its shard."""
+class TarMemberBackend(BaseStorageBackend):
+    """File backend for :class:`TarMember`; a URI without content is read from its shard.
+
+    Args:
+        kwargs: ``backend_args`` of the transform that reads, not used: those of the shard's data
+            set are.
+    """
 
     # Path of a shard -> backend_args of its data set.
-    of_shard: Dict[str, Optional[dict]] = {}
+    shard_backend_args: Dict[str, Optional[dict]] = {}
+
+    def __init__(self, **kwargs: Any) -> None:
+        pass
 
     @classmethod
-    def know(cls, shard: str, backend_args: Optional[dict]) -> None:
+    def register(cls, shard: str, backend_args: Optional[dict]) -> None:
         """Register the backend_args of a shard in this process and its forks."""
-        cls.of_shard[shard] = backend_args
+        cls.shard_backend_args[shard] = backend_args
 
     def get(self, filepath: str) -> bytes:
-        if isinstance(filepath, Member):
+        if isinstance(filepath, TarMember):
             return filepath.content
-        if isinstance(filepath, DamagedMember):
+        if isinstance(filepath, DamagedTarMember):
             raise filepath.why
-        shard, start, size = _place(filepath)
-        return read_range(shard, start, size, self.of_shard.get(shard))
+        shard, start, size = _parse_uri(filepath)
+        return read_range(shard, start, size, self.shard_backend_args.get(shard))
 
     def get_text(self, filepath: str, encoding: str = 'utf-8') -> str:
         return self.get(filepath).decode(encoding)
 
     def exists(self, filepath: str) -> bool:
-        shard = _place(filepath)[0]
-        backend_args = self.of_shard.get(shard)
+        shard = _parse_uri(filepath)[0]
+        backend_args = self.shard_backend_args.get(shard)
         return get_file_backend(shard, backend_args=backend_args, enable_singleton=True).exists(
             shard
         )
 
 
-_of_mmengine = mmengine_io._get_file_backend
+def is_tar_member(path: Union[str, Path]) -> TypeGuard[str]:
+    """Return True if a path is the URI of a file in a shard.
 
-
-def _backend(prefix: str, backend_args: dict) -> BaseStorageBackend:
-    """Return MemberStore for URIs of files in shards, else the backend that MMEngine chooses.
-
-    Transforms that load an image get the ``backend_args`` of the data set, which are those of the
-    shards. In MMEngine these arguments override the prefix of the URI, so the image would be
-    looked up in the wrong backend.
+    Transforms may have the ``backend_args`` of the data set. MMEngine then asks the backend of the
+    shards for the URI.
     """
-    return MemberStore() if prefix == 'shard' else _of_mmengine(prefix, backend_args)
+    return isinstance(path, str) and path.startswith(PREFIX)
 
 
-mmengine_io._get_file_backend = _backend
-
-
-def _place(address: str) -> Tuple[str, int, int]:
-    found = PLACE.fullmatch(address)
-    if not found:
-        raise ValueError(f'{address!r} is no address of a file in a shard')
-    return unquote(found[1]), int(found[2]), int(found[3])
+def _parse_uri(address: str) -> Tuple[str, int, int]:
+    match = URI.fullmatch(address)
+    if not match:
+        raise ValueError(f'{address!r} is not the URI of a file in a shard')
+    return unquote(match[1]), int(match[2]), int(match[3])
 
 
 def read_range(path: str, start: int, size: int, backend_args: Optional[dict] = None) -> bytes:
@@ -138,5 +133,5 @@ def read_range(path: str, start: int, size: int, backend_args: Optional[dict] = 
             raise OSError(f'{path} ends before byte {start + size}')
         return data
     if not hasattr(backend, 'get_range'):
-        raise OSError(f'{path}: {type(backend).__name__} does not give parts of files')
+        raise OSError(f'{path}: {type(backend).__name__} cannot read byte ranges')
     return backend.get_range(path, start, size)

@@ -1,17 +1,22 @@
-"""Time and memory foretold: sums by hand on a device of round numbers, and the command."""
+"""Time and memory estimated: sums by hand on a device of round numbers, and the command."""
 
 import math
 import re
-import runpy
-import sys
 from dataclasses import fields, replace
 
 import pytest
 from mmengine.config import Config
 
+from mmlinattn import __main__ as program
 from mmlinattn.analysis.devices import DEVICES, Device
 from mmlinattn.analysis.operators import training_step
-from mmlinattn.analysis.training_estimate import BUCKET, Efficiency, image_shape, known_images, plan
+from mmlinattn.analysis.training_estimate import (
+    BUCKET,
+    Efficiency,
+    estimate_training,
+    image_shape,
+    known_images,
+)
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 
@@ -36,7 +41,7 @@ def cfg():
 
 
 def found(cfg, processes=1, device=ROUND, efficiency=FULL, **options):
-    return plan(cfg, device, processes, shape=SHAPE, efficiency=efficiency, **options)
+    return estimate_training(cfg, device, processes, shape=SHAPE, efficiency=efficiency, **options)
 
 
 def parameters(cfg):
@@ -140,7 +145,7 @@ def test_refuses_what_the_config_does_not_say(cfg):
     assert found(cfg).steps is None and found(cfg).hours is None
     assert found(cfg, images=7).steps == 3 * 4
     with pytest.raises(ValueError, match='shape: the pipeline'):
-        plan(cfg, ROUND, 1)
+        estimate_training(cfg, ROUND, 1)
     for field in fields(Efficiency):
         with pytest.raises(ValueError, match=f'{field.name} must'):
             Efficiency(**{field.name: -0.1})
@@ -178,15 +183,13 @@ def test_the_number_that_was_assumed(cfg):
     assert given.steps == 3 * math.ceil(7 / BATCH) and given.assumed == ''
 
 
-def test_the_number_of_own_data_is_asked_for(root, monkeypatch, capsys):
-    tool = str(root / 'tools/analysis_tools/plan.py')
+def test_the_number_of_own_data_is_asked_for(root, capsys):
     shape = ['--shape', '64', '64']
     for name, text in [
         ('quickstart/mask-rcnn_ravlt-nano_shapes.py', 'unknown: --images'),
         ('ripple/deit-t_8xb64_cifar100.py', 'Assumed: 50000 images an epoch (CIFAR-100 train)'),
     ]:
-        monkeypatch.setattr(sys, 'argv', ['plan.py', str(root / 'configs' / name), *shape])
-        runpy.run_path(tool, run_name='__main__')
+        program.main(['estimate', str(root / 'configs' / name), *shape])
         out = capsys.readouterr().out
         assert text in ' '.join(out.split())
         assert ('Assumed' in out) == ('Assumed' in text)
@@ -205,10 +208,10 @@ def activations(out):
     return float(re.search(r'activations\W+([0-9.]+) GiB', out)[1])
 
 
-def test_command(root, monkeypatch, capsys):
+def test_command(root, capsys):
     config = root / 'configs/quickstart/ravlt-nano_shapes.py'
     command = [
-        'plan.py',
+        'estimate',
         str(config),
         '--gpu',
         'h100',
@@ -220,9 +223,7 @@ def test_command(root, monkeypatch, capsys):
         '--images',
         '1000',
     ]
-    tool = str(root / 'tools/analysis_tools/plan.py')
-    monkeypatch.setattr(sys, 'argv', [*command, '--strategy', 'fsdp2', '--shard', 'RAVLTBlock'])
-    runpy.run_path(tool, run_name='__main__')
+    program.main([*command, '--strategy', 'fsdp2', '--shard', 'RAVLTBlock'])
     out = capsys.readouterr().out
     assert '16 x h100' in out and 'gathered' in out and 'limited by' in out and 'fits' in out
     assert 'GPU hours' in out
@@ -230,12 +231,10 @@ def test_command(root, monkeypatch, capsys):
         ['--checkpointing', 'RAVLTBlock'],
         ['--cfg-options', 'strategy.checkpointing=[RAVLTBlock]'],
     ):
-        monkeypatch.setattr(sys, 'argv', [*command, *option])
-        runpy.run_path(tool, run_name='__main__')
+        program.main([*command, *option])
         again = capsys.readouterr().out
         assert activations(again) < activations(out) / 2
-    monkeypatch.setattr(sys, 'argv', [*command, '--precision', 'int8'])
     with pytest.raises(SystemExit):
-        runpy.run_path(tool, run_name='__main__')
+        program.main([*command, '--precision', 'int8'])
     error = capsys.readouterr().err
     assert "ValueError: precision 'int8': the device has fp32, tf32" in error

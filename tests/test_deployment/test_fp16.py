@@ -10,7 +10,7 @@ from mmlinattn.deployment.capture import Sizes, capture
 from mmlinattn.deployment.compare import difference, match
 from mmlinattn.deployment.deployable import deployable
 from mmlinattn.deployment.exported_file import ExportedFile
-from mmlinattn.deployment.exporter import Settings, describe
+from mmlinattn.deployment.exporter import ExportSettings, describe
 from mmlinattn.deployment.formats import write
 from mmlinattn.deployment.fp16 import LIMIT, largest_activation, to_half
 
@@ -37,7 +37,7 @@ def test_half_precision_stays_near_and_is_half(classifier, tmp_path):
     largest = largest_activation(program, classifier.image)
     assert largest.finite and 0.1 < largest.value < LIMIT and 'backbone' in largest.place
     path = tmp_path / 'half.onnx'
-    metadata = describe(model, STATIC, ['a'], Settings((64, 64), raw=True), ['logits'])
+    metadata = describe(model, STATIC, ['a'], ExportSettings((64, 64), raw=True), ['logits'])
     write('onnx', program, metadata, path)
     error = difference(ExportedFile(path, threads=1)(classifier.image), expected)
     assert 0 < error < 0.01

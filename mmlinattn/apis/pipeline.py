@@ -1,0 +1,99 @@
+"""Test pipelines of configs for images in memory, with or without test-time augmentation."""
+
+import copy
+from math import prod
+from typing import List, Sequence, Tuple
+
+from mmengine.config import Config, ConfigDict
+from mmengine.registry import MODELS
+from torch import nn
+
+# Those of the frameworks' tools/test.py, for configs without `tta_model`.
+MERGING = {
+    'mmdet': dict(
+        type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100)
+    ),
+    'mmseg': dict(type='SegTTAModel'),
+    'mmpretrain': dict(type='AverageClsScoreTTA'),
+}
+FLIP_KEYS = ('flip', 'flip_direction')  # read by the merging models
+
+
+def steps_of(cfg: Config) -> List[dict]:
+    """Return the test pipeline of a config.
+
+    Raises:
+        ValueError: the config has none.
+    """
+    dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
+    while 'pipeline' not in dataset and 'dataset' in dataset:
+        dataset = dataset['dataset']
+    if 'pipeline' not in dataset:
+        raise ValueError('the config has no test_dataloader.dataset.pipeline')
+    return list(dataset['pipeline'])
+
+
+def without_loading(steps: Sequence[dict]) -> List[dict]:
+    """Return a copy of a pipeline without the steps that load images or annotations.
+
+    Example:
+        >>> load, flip = dict(type='LoadAnnotations'), dict(type='RandomFlip', prob=1.0)
+        >>> without_loading([load, dict(type='TestTimeAug', transforms=[[flip], [load]])])
+        [{'type': 'TestTimeAug', 'transforms': [[{'type': 'RandomFlip', 'prob': 1.0}]]}]
+    """
+    steps = [step for step in copy.deepcopy(list(steps)) if not _name(step).startswith('Load')]
+    for step in filter(_is_augmentation, steps):
+        step['transforms'] = [*filter(None, map(without_loading, step['transforms']))]
+    return steps
+
+
+def augmented(cfg: Config, model: nn.Module) -> Tuple[nn.Module, List[dict], str]:
+    """Wrap a model for test-time augmentation.
+
+    ``tta_model`` and ``tta_pipeline`` of the config are used. The defaults are those of the
+    frameworks' test tools: the test pipeline with and without a horizontal flip.
+
+    Args:
+        cfg: config, whose ``default_scope`` is the current scope.
+        model: model of the config, in eval mode.
+
+    Returns:
+        the wrapped model, its pipeline, and a description.
+
+    Raises:
+        ValueError: the model predicts masks, which MMDetection cannot merge.
+    """
+    if getattr(model, 'with_mask', False):
+        raise ValueError(
+            f'tta: {type(model).__name__} predicts masks, and DetTTAModel of MMDetection merges '
+            'boxes only; predict without it'
+        )
+    own = 'tta_pipeline' in cfg
+    steps = list(cfg.tta_pipeline) if own else flip_pipeline(steps_of(cfg))
+    merging = ConfigDict(cfg.get('tta_model') or MERGING[cfg.default_scope])
+    views = [prod(map(len, step['transforms'])) for step in filter(_is_augmentation, steps)]
+    source = 'tta_pipeline of the config' if own else 'default: a horizontal flip'
+    text = f'test-time augmentation: {prod(views)} views ({source}), merged by {merging["type"]}'
+    return MODELS.build(ConfigDict(merging, module=model)).eval(), steps, text
+
+
+def flip_pipeline(steps: Sequence[dict]) -> List[dict]:
+    """Return a test pipeline that gives each image as it is and flipped horizontally.
+
+    Args:
+        steps: test pipeline that ends with the step that packs the inputs.
+    """
+    pack = dict(steps[-1])
+    if 'meta_keys' in pack:
+        pack['meta_keys'] = (*pack['meta_keys'], *FLIP_KEYS)
+    flips = [dict(type='RandomFlip', prob=prob, direction='horizontal') for prob in (0.0, 1.0)]
+    return [*steps[:-1], dict(type='TestTimeAug', transforms=[flips, [pack]])]
+
+
+def _name(step: dict) -> str:
+    kind = step['type']
+    return kind.split('.')[-1] if isinstance(kind, str) else kind.__name__
+
+
+def _is_augmentation(step: dict) -> bool:
+    return _name(step) == 'TestTimeAug'

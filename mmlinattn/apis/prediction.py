@@ -1,0 +1,187 @@
+"""Prediction of one image: its numbers, its picture and its files."""
+
+import io
+import json
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Optional, Sequence, Union
+
+import cv2
+import numpy as np
+from mmengine.structures import BaseDataElement
+from PIL import Image
+
+from ..visualization.predictions import draw_prediction
+from .coco import coco_json
+
+OUT = Path('work_dirs/predictions')
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """Prediction of one image.
+
+    Objects below ``min_score`` are left out of all that it returns, draws and saves, but not of
+    ``sample``. Arrays are NumPy's; those that the model does not predict are None.
+
+    Attributes:
+        sample: data sample of the framework, on the CPU.
+        seconds: time of preprocessing, model and postprocessing.
+        image: (H, W, 3) uint8, BGR.
+        name: name of the image; ``''`` if it is not from a file.
+        categories: see :func:`.categories.coco_categories`, with colours.
+        min_score: lowest score of objects.
+
+    Example::
+
+        prediction = mmlinattn.apis.load('mask-rcnn_ravlt-nano_shapes', 'epoch_8.pth')('a.jpg')
+        for box, name, score in zip(prediction.boxes, prediction.names, prediction.scores):
+            print(name, score, box)
+        prediction.save('a_predicted.png')
+    """
+
+    sample: BaseDataElement
+    seconds: float
+    image: np.ndarray
+    name: str
+    categories: Sequence[dict]
+    min_score: float = 0.3
+
+    @property
+    def classes(self) -> List[str]:
+        """Names of all classes of the model."""
+        return [category['name'] for category in self.categories]
+
+    @property
+    def boxes(self) -> Optional[np.ndarray]:
+        """Boxes of a detector, (n, 4) float32: x1, y1, x2, y2 in pixels."""
+        return self._of_objects('bboxes')
+
+    @property
+    def masks(self) -> Optional[np.ndarray]:
+        """Masks of a detector that has them, (n, H, W) bool."""
+        return self._of_objects('masks')
+
+    @property
+    def segmentation(self) -> Optional[np.ndarray]:
+        """Class index of each pixel of a segmentor, (H, W) int64."""
+        if 'pred_sem_seg' not in self.sample:
+            return None
+        return self.sample.pred_sem_seg.data[0].numpy().astype(np.int64)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Class indices, int64: of the objects; of a classifier all, best first; of a segmentor
+        those in the image, in ascending order."""
+        if self.segmentation is not None:
+            return np.unique(self.segmentation)
+        labels = self._of_objects('labels')
+        return np.argsort(-self.sample.pred_score.numpy()) if labels is None else labels
+
+    @property
+    def scores(self) -> Optional[np.ndarray]:
+        """Scores of :attr:`labels`, float32 in 0..1; None for segmentors."""
+        if 'pred_score' in self.sample:
+            return self.sample.pred_score.numpy()[self.labels]
+        return self._of_objects('scores')
+
+    @property
+    def names(self) -> List[str]:
+        """Class names of :attr:`labels`."""
+        return [self.classes[label] for label in self.labels]
+
+    def plot(self, min_score: Optional[float] = None, enlarge: int = 1) -> np.ndarray:
+        """Return the image with the prediction drawn over it, (F * H, F * W, 3) uint8, BGR.
+
+        Args:
+            min_score: lowest score of objects; that of the prediction by default.
+            enlarge: factor F that makes text on small images readable.
+        """
+        min_score = self.min_score if min_score is None else min_score
+        rgb = cv2.cvtColor(self.image, cv2.COLOR_BGR2RGB)
+        palette = [category['color'] for category in self.categories]
+        drawn = draw_prediction(rgb, self.sample, self.classes, palette, min_score, enlarge)
+        return cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR)
+
+    def save(self, path: Union[str, Path, None] = None) -> Path:
+        """Write the picture of :meth:`plot`, or the prediction as COCO JSON.
+
+        Args:
+            path: file; the suffix decides: ``.json``, or an image format of OpenCV. The default is
+                the name of the image with ``.png``, in ``work_dirs/predictions``.
+
+        Returns:
+            the path.
+
+        Raises:
+            ValueError: OpenCV does not write files with this suffix.
+            OSError: the file cannot be written.
+        """
+        path = Path(path or OUT / f'{Path(self.name or "image").stem}.png')
+        if path.suffix == '.json':
+            sample = (self.name, self.image.shape[:2], self.sample)
+            content = json.dumps(coco_json([sample], self.categories, self.min_score)).encode()
+        elif path.suffix and cv2.haveImageWriter(f'a{path.suffix}'):
+            content = cv2.imencode(path.suffix, self.plot())[1].tobytes()
+        else:
+            raise ValueError(f'path must end with .json, .png, .jpg, ..., got {str(path)!r}')
+        return write_file(path, content)
+
+    def save_labels(self, path: Union[str, Path]) -> Path:
+        """Write the segmentation as an indexed PNG: pixels are class indices, with the palette.
+
+        Pillow and MMSegmentation read the indices; viewers show the colours. Models with more than
+        256 classes get a grey PNG of 16 bits.
+
+        Raises:
+            ValueError: the model is no segmentor.
+            OSError: the file cannot be written.
+        """
+        if self.segmentation is None:
+            raise ValueError('save_labels needs the prediction of a segmentor')
+        if len(self.categories) > 256:
+            image = Image.fromarray(self.segmentation.astype(np.uint16))
+        else:
+            image = Image.fromarray(self.segmentation.astype(np.uint8)).convert('P')
+            image.putpalette([x for category in self.categories for x in category['color']])
+        content = io.BytesIO()
+        image.save(content, 'png')
+        return write_file(Path(path), content.getvalue())
+
+    def __repr__(self) -> str:
+        if 'pred_score' in self.sample:
+            found = f'{self.names[0]} {self.sample.pred_score.max():.2f}'
+        elif self.boxes is None:
+            found = ', '.join(self.names)
+        else:
+            counts = Counter(self.names).most_common()
+            found = ', '.join(f'{count} {name}' for name, count in counts) or 'no objects'
+        return f'<Prediction of {self.name or "an array"}: {found}; {1e3 * self.seconds:.0f} ms>'
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture that notebooks show."""
+        return cv2.imencode('.png', self.plot())[1].tobytes()
+
+    def _of_objects(self, field: str) -> Optional[np.ndarray]:
+        found = self.sample.get('pred_instances')
+        if found is None or field not in found:
+            return None
+        return found[field][found.scores >= self.min_score].numpy()
+
+
+def write_file(path: Path, content: bytes) -> Path:
+    """Write a file and the folders above it; leave no partial file if that fails.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink()
+        raise OSError(f'{path} cannot be written: {error.strerror}') from error
+    return path

@@ -1,0 +1,84 @@
+"""Arguments of commands that report on a model, a config or this machine."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import List, Optional
+
+from ...utils.command_line import Parser
+from .common import CONFIG
+
+GPUS = ('v100', 'a100', 'h100', 'h200', 'rtx4090')
+EFFICIENCY = ('compute', 'mixed', 'bandwidth', 'link', 'launch')
+
+
+def complexity(argv: Optional[List[str]] = None) -> Namespace:
+    """Print parameters and multiply-accumulates of the model of a config, by module."""
+    parser = Parser('complexity', complexity.__doc__, cfg_options=True)
+    add = parser.add_argument
+    add('config', help=CONFIG)
+    add('--shape', nargs=2, type=int, required=True, metavar=('H', 'W'))
+    add('--depth', type=int, default=3, help='of the modules in the table')
+    add('--json', type=Path, metavar='FILE', help='also write the numbers there')
+    args = parser.parse_args(argv)
+    if args.depth < 0:
+        parser.error(f'--depth must not be negative, got {args.depth}')
+    return args
+
+
+def estimate(argv: Optional[List[str]] = None) -> Namespace:
+    """Estimate time and memory of a training on other machines: docs/estimates.md.
+
+    With --processes it prints instead the exact memory of parameters, gradients and optimizer
+    state of a process, without activations.
+    """
+    parser = Parser('estimate', estimate.__doc__, cfg_options=True)
+    add = parser.add_argument
+    add('config', help=CONFIG)
+    add('--gpus', type=int, default=8, metavar='N', help='in all machines (8)')
+    add('--gpu', choices=GPUS, default='h100')
+    add('--nodes', type=int, metavar='N', help='machines; default: of eight GPUs each')
+    add('--batch', type=int, metavar='N', help="images a GPU; default: the config's")
+    add('--precision', help='fp32, tf32, bf16 or fp16; default: fp32, or mixed as in the config')
+    add('--strategy', choices=('ddp', 'fsdp2'), help="default: the config's")
+    add('--shard', nargs='+', metavar='CLASS', help="of fsdp2; default: the config's")
+    add('--checkpointing', nargs='*', metavar='CLASS',
+        help="computed again in the backward pass; default: those of the config's strategy"
+        )  # fmt: skip
+    add('--shape', nargs=2, type=int, metavar=('H', 'W'), help='default: from the pipeline')
+    add('--images', type=int, metavar='N',
+        help='of an epoch; default: known for COCO, ImageNet, CIFAR')  # fmt: skip
+    add('--network', type=float, metavar='GB/S', help='of a GPU between machines, one direction')
+    for name in EFFICIENCY:
+        what = 'seconds' if name == 'launch' else 'share of the peak'
+        add(f'--{name}', type=float, metavar='X', help=f'{what}, see docs/estimates.md')
+    add('--processes', nargs='+', type=int, metavar='N',
+        help='print the memory of each process when FSDP2Strategy spreads the model over N; '
+        '1 is DDP; with --shard also what is gathered at once')  # fmt: skip
+    return parser.parse_args(argv)
+
+
+def print_config(argv: Optional[List[str]] = None) -> Namespace:
+    """Print a config with all inherited settings."""
+    parser = Parser('print-config', print_config.__doc__, cfg_options=True)
+    add = parser.add_argument
+    add('config', help=CONFIG)
+    add('--save-path', help='write the config to this .py, .json or .yml file')
+    args = parser.parse_args(argv)
+    if args.save_path and not args.save_path.endswith(('.py', '.json', '.yml')):
+        parser.error(f'--save-path must end with .py, .json or .yml, got {args.save_path!r}')
+    return args
+
+
+def doctor(argv: Optional[List[str]] = None) -> Namespace:
+    """Report versions, mmcv's operators, GPU, kernels and data sets of this machine.
+
+    Exit code 1: training cannot work, because a framework is missing or its import fails; with
+    ``--gpu``: a kernel fails on this GPU.
+    """
+    parser = Parser('doctor', doctor.__doc__)
+    parser.add_argument(
+        '--gpu',
+        action='store_true',
+        help='check the Triton kernels of every operator on this GPU, and time them',
+    )
+    return parser.parse_args(argv)

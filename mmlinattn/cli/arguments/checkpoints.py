@@ -1,0 +1,57 @@
+"""Arguments of commands on checkpoint files."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import List, Optional
+
+from ...utils.command_line import Parser
+
+SOURCES = (
+    'clip',
+    'convit',
+    'cvt',
+    'deit',
+    'deit3',
+    'dinov2',
+    'dinov3',
+    'mala',
+    'mit',
+    'mlla',
+    'rala',
+    'siglip',
+    'smca',
+    'swin',
+    'timesformer',
+    'vil',
+    'vit',
+)
+
+
+def convert(argv: Optional[List[str]] = None) -> Namespace:
+    """Convert released weights to a file that MMEngine loads."""
+    parser = Parser('convert', convert.__doc__)
+    add = parser.add_argument
+    add('src', metavar='SRC', help='released file: a path or an https address')
+    add('dst', metavar='DST', type=Path, help='file to write (.pth, .safetensors)')
+    add('--source', choices=SOURCES,
+        help='the release; without it rala or mala, by the classifier in SRC')  # fmt: skip
+    add('--any-attention', action='store_true',
+        help='let a RAVLT, MAViT or MLLA with another attention begin with them')  # fmt: skip
+    add('--config', help='config of the model that the weights are for')
+    add('--partial', action='store_true',
+        help='with --config: convert weights that fit only a part of the model')  # fmt: skip
+    add('--force', action='store_true', help='overwrite DST')
+    args = parser.parse_args(argv)
+    if args.partial and not args.config:
+        parser.error('--partial needs --config, the model that the weights fit in part')
+    return args
+
+
+def consolidate(argv: Optional[List[str]] = None) -> Namespace:
+    """Merge a sharded checkpoint of FSDP2Strategy into one file."""
+    parser = Parser('consolidate', consolidate.__doc__)
+    add = parser.add_argument
+    add('src', metavar='SRC', help='the file, with its folder of shards beside it')
+    add('dst', metavar='DST', type=Path, help='file to write')
+    add('--weights-only', action='store_true', help='without the state that resuming needs')
+    return parser.parse_args(argv)

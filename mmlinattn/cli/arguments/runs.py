@@ -1,0 +1,62 @@
+"""Arguments of training and testing."""
+
+import os
+from argparse import Namespace
+from typing import List, Optional
+
+from ...utils.command_line import Parser
+from .common import CONFIG
+
+EXPORTED = ('.onnx', '.xml', '.pt2')  # suffixes of exported files
+
+
+def train(argv: Optional[List[str]] = None) -> Namespace:
+    """Train a detector, segmentor or classifier from a config."""
+    parser = Parser('train', train.__doc__, cfg_options=True)
+    add = parser.add_argument
+    add('config', help=CONFIG)
+    add('--resume', nargs='?', const='auto',
+        help='checkpoint to resume from; without a value, the newest in the work directory'
+        )  # fmt: skip
+    add('--amp', action='store_true', help='mixed precision')
+    add('--auto-scale-lr', action='store_true',
+        help="scale the learning rate to the batch size, from the config's auto_scale_lr"
+        )  # fmt: skip
+    add('--auto-batch', nargs='?', type=float, const=0.6, metavar='FRACTION',
+        help='largest batch whose estimated memory fills this share of what is available; '
+        'without a value %(const)g')  # fmt: skip
+    add('--watchdog-timeout', type=float, metavar='SECONDS',
+        help='end with an error, and the stack of each process, when nothing happens for so long; '
+        'several processes: 1800')  # fmt: skip
+    return _parse_run(parser, argv)
+
+
+def test(argv: Optional[List[str]] = None) -> Namespace:
+    """Test a checkpoint or an exported file.
+
+    Scores: mAP for detectors, mIoU for segmentors, accuracy for classifiers.
+    """
+    parser = Parser('test', test.__doc__, cfg_options=True)
+    add = parser.add_argument
+    add('config', help=CONFIG)
+    add('checkpoint', help=f'checkpoint file, or {", ".join(EXPORTED)}')
+    add('--out', help='write the predictions to this .pkl file')
+    add('--show-dir', help='write pictures: ground truth beside predictions')
+    add('--fuse-conv-bn', action='store_true', help='batch norms become part of convolutions')
+    args = _parse_run(parser, argv)
+    if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
+        parser.error(f'--out must end with .pkl or .pickle, got {args.out!r}')
+    if args.fuse_conv_bn and args.checkpoint.endswith(EXPORTED):
+        parser.error(f'--fuse-conv-bn needs a checkpoint, got {args.checkpoint!r}')
+    return args
+
+
+def _parse_run(parser: Parser, argv: Optional[List[str]]) -> Namespace:
+    """Add the options of training and testing, parse, and set ``LOCAL_RANK`` for MMEngine."""
+    add = parser.add_argument
+    add('--work-dir', help='where logs, checkpoints and metrics go')
+    add('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
+    add('--local_rank', '--local-rank', type=int, default=0)
+    args = parser.parse_args(argv)
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    return args

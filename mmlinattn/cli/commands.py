@@ -1,0 +1,125 @@
+"""Table of the commands: what ``mmlinattn --help`` lists."""
+
+from argparse import Namespace
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from ..utils.suggest import did_you_mean
+from . import arguments
+
+
+class Command(NamedTuple):
+    """Command of the command line.
+
+    Its module in this package has the name of ``parse`` and a function ``main(args)``, which
+    returns the exit code.
+    """
+
+    parse: Callable[[Optional[List[str]]], Namespace]
+    summary: str
+
+
+GROUPS: Dict[str, Dict[str, Command]] = {
+    'Train and test': {
+        'train': Command(arguments.train, 'train the model of a config'),
+        'test': Command(
+            arguments.test, 'score a checkpoint or an exported file on the test data of a config'
+        ),
+        'linearize': Command(
+            arguments.linearize, 'turn a trained softmax model into one of linear cost'
+        ),
+        'print-config': Command(
+            arguments.print_config, 'print a config with all inherited settings'
+        ),
+    },
+    'Predict and deploy': {
+        'predict': Command(
+            arguments.predict,
+            'predict images, folders, videos or a camera; pictures and COCO JSON',
+        ),
+        'app': Command(
+            arguments.app,
+            'a page in the browser: predictions, and what the attention looks at',
+        ),
+        'export': Command(
+            arguments.export, 'write a trained model as ONNX, OpenVINO or AOTInductor'
+        ),
+        'latency': Command(
+            arguments.latency, 'time a model and its exported files on the same images'
+        ),
+    },
+    'Data': {
+        'check-data': Command(
+            arguments.check_data, 'read all data of a config and report what is wrong with it'
+        ),
+        'shapes': Command(arguments.shapes, 'write the embedded data set'),
+        'moving-shapes': Command(arguments.moving_shapes, 'write the embedded videos'),
+        'coco-crops': Command(
+            arguments.coco_crops, 'crop the objects of a detection set for classification'
+        ),
+        'to-shards': Command(
+            arguments.to_shards, 'write the data sets of a config as tar files for streaming'
+        ),
+    },
+    'Checkpoints': {
+        'convert': Command(arguments.convert, 'convert released weights'),
+        'consolidate': Command(
+            arguments.consolidate, 'merge a sharded checkpoint of FSDP into one file'
+        ),
+    },
+    'Analyse': {
+        'complexity': Command(
+            arguments.complexity, 'parameters and multiply-accumulates of a model'
+        ),
+        'estimate': Command(arguments.estimate, 'time and memory of a training on other machines'),
+        'visualize attention': Command(
+            arguments.visualize_attention, 'attention maps of an SMCA detector'
+        ),
+        'visualize key-weights': Command(
+            arguments.visualize_key_weights, 'what one query reads, for any attention'
+        ),
+        'visualize patch-embedding': Command(
+            arguments.visualize_patch_embedding, 'filters and positions of a ViT'
+        ),
+        'doctor': Command(
+            arguments.doctor, 'versions, GPU, kernels, data: what is there and what is not'
+        ),
+    },
+}
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+
+
+def usage() -> str:
+    """Return the text of ``mmlinattn --help``."""
+    width = max(map(len, COMMANDS))
+    lines = [
+        'usage: mmlinattn COMMAND [ARGUMENT ...]',
+        '       mmlinattn COMMAND --help | --version',
+    ]
+    for title, commands in GROUPS.items():
+        lines += ['', f'{title}:']
+        lines += [f'  {name:<{width}}  {command.summary}' for name, command in commands.items()]
+    return '\n'.join(lines)
+
+
+def find_command(words: List[str]) -> Tuple[str, List[str]]:
+    """Split the words of a command line into the name of the command and its arguments.
+
+    Raises:
+        ValueError: there is no such command; the message suggests similar names.
+
+    Example:
+        >>> find_command(['visualize', 'attention', 'config.py'])
+        ('visualize attention', ['config.py'])
+    """
+    for count in (1, 2):
+        name = ' '.join(words[:count])
+        if name in COMMANDS:
+            return name, words[count:]
+    first = words[0]
+    family = [name for name in COMMANDS if name.startswith(f'{first} ')]
+    if family and len(words) > 1 and not words[1].startswith('-'):
+        first = f'{first} {words[1]}'
+        raise ValueError(f'no command {first!r}{did_you_mean(first, family)}')
+    if family:
+        raise ValueError(f'{first!r} is one of the commands {", ".join(family)}')
+    raise ValueError(f'no command {first!r}{did_you_mean(first, COMMANDS)}')

@@ -1,0 +1,51 @@
+"""Draw the attention maps of an SMCA detector."""
+
+import argparse
+
+import cv2
+from mmdet.apis import inference_detector
+
+from ..engine.config import load_config
+from ..engine.model import class_names, load_model
+from ..utils.command_line import errors_in_one_line
+from ..visualization.attention_maps import (
+    cell_of,
+    draw_decoder_maps,
+    draw_ring_weights,
+    record,
+)
+
+
+def run(args: argparse.Namespace) -> None:
+    cfg = load_config(args.config, args.cfg_options)
+    model, meta = load_model(cfg, args.checkpoint, args.device)
+    classes = class_names(cfg, meta, model.bbox_head.num_classes)
+    with record(model) as seen:
+        sample = inference_detector(model, str(args.image))
+    height, width = sample.img_shape[:2]
+    if args.position:
+        x, y = args.position
+        if not (0 <= x < width and 0 <= y < height):
+            raise ValueError(f'--position {x} {y} is not on the resized image, {width} x {height}')
+    else:
+        cx, cy = seen.boxes[seen.best(1)[0], :2].tolist()
+        x, y = cx * width, cy * height
+    bgr = cv2.imread(str(args.image))
+    if bgr is None:
+        raise ValueError(f'image {str(args.image)!r} is no image that OpenCV reads')
+    image = cv2.resize(bgr[..., ::-1], (width, height))
+    stride = model.decoder.stride
+    path = args.out_dir / f'{args.image.stem}_decoder.png'
+    print(draw_decoder_maps(path, image, seen, stride, classes, args.queries))
+    if not seen.ring_weights:
+        print('no attention of the encoder has spatial weights: no picture of rings')
+        return
+    position = cell_of(x, y, stride, seen.hw_shape)
+    path = args.out_dir / f'{args.image.stem}_rings.png'
+    print(draw_ring_weights(path, image, seen, stride, position))
+
+
+def main(args: argparse.Namespace) -> int:
+    with errors_in_one_line(args.debug):
+        run(args)
+    return 0

@@ -1,0 +1,157 @@
+"""Draw the weights of all keys for one query of an image."""
+
+import argparse
+from pathlib import Path
+from typing import Dict, Iterator, List, Tuple
+
+import cv2
+import matplotlib.cbook
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.structures import BaseDataElement
+from torch import Tensor, nn
+
+from ..checkpoints import CheckpointError, load_state_dict
+from ..engine.config import load_config
+from ..engine.model import load_model
+from ..models.layers import BaseAttention, registered_subclasses
+from ..utils.command_line import errors_in_one_line
+from ..utils.suggest import did_you_mean
+from ..visualization.files import check_picture_suffix
+from ..visualization.key_weights import calls_of, draw_key_weights, key_weights
+
+# Public-domain photograph that is part of matplotlib.
+PHOTOGRAPH = 'grace_hopper.jpg'
+SMALL = (160, 192)  # width and height for untrained weights
+LONGEST = 640  # side of an image for trained weights
+
+
+def package_attentions() -> List[str]:
+    """Return the names of the attentions of this package."""
+    return [
+        name
+        for name, kind in registered_subclasses(BaseAttention).items()
+        if 'mmlinattn.' in kind.__module__
+    ]
+
+
+def read_image(args: argparse.Namespace) -> np.ndarray:
+    """Return the image in the size of ``args`` as (h, w, 3), BGR; complete size and position.
+
+    Raises:
+        ValueError: no image, or the position is not on it.
+    """
+    photograph = matplotlib.cbook.get_sample_data(PHOTOGRAPH, asfileobj=False)
+    image = cv2.imread(str(args.image or photograph))
+    if image is None:
+        raise ValueError(f'image {str(args.image)!r} is no image that OpenCV reads')
+    if args.size is None and args.checkpoint is None:
+        args.size = SMALL
+    elif args.size is None:
+        scale = min(1, LONGEST / max(image.shape[:2]))
+        args.size = tuple(max(1, round(scale * side)) for side in image.shape[1::-1])
+    width, height = args.size
+    x, y = args.position = args.position or (width // 2, height // 2)
+    if not (0 <= x < width and 0 <= y < height):
+        raise ValueError(f'--position {x} {y} is not on an image of --size {width} {height}')
+    return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+
+
+def build(cfg: Config, attn_cfg: dict, seed: int) -> nn.Module:
+    """Build the model with this attention in all stages or layers, with initial weights."""
+    cfg.model.backbone.attn_cfg = attn_cfg
+    torch.manual_seed(seed)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        return MODELS.build(cfg.model).eval()
+
+
+def models(args: argparse.Namespace, cfg: Config) -> Iterator[Tuple[str, nn.Module]]:
+    """Yield name of the attention and model; names of initial weights end with 'untrained'.
+
+    Attentions that the backbone does not support are skipped unless ``--attentions`` names them.
+    """
+    if args.checkpoint is not None:
+        model, _ = load_model(cfg, args.checkpoint)
+        yield type(attentions(model, args.layer)).__name__, model
+        return
+    for path in args.checkpoints:
+        state_dict, meta = load_state_dict(path)
+        if 'attn_cfg' not in meta:
+            raise CheckpointError(
+                f'{path}: its meta does not say which attention it is of; one checkpoint of the '
+                'config itself goes without --checkpoints, as CONFIG CHECKPOINT IMAGE'
+            )
+        model = build(cfg, meta['attn_cfg'], args.seed)
+        model.load_state_dict(state_dict)
+        yield meta['attn_cfg']['type'], model
+    for name in [] if args.checkpoints else args.attentions or package_attentions():
+        try:
+            model = build(cfg, dict(type=name), args.seed)
+        except ValueError as error:
+            if args.attentions:
+                raise
+            print(f'left out {name}: {error}')
+        else:
+            yield f'{name}, untrained', model
+
+
+def attentions(model: nn.Module, layer: int) -> BaseAttention:
+    """Return attention number ``layer`` of the backbone of a model.
+
+    Raises:
+        ValueError: the backbone has fewer.
+    """
+    backbone = getattr(model, 'backbone', model)
+    found = [module for module in backbone.modules() if isinstance(module, BaseAttention)]
+    if not found:
+        raise ValueError(f'the backbone {type(backbone).__name__} has no attention of this package')
+    if not 0 <= layer < len(found):
+        raise ValueError(f'--layer {layer}: the backbone has {len(found)} attentions')
+    return found[layer]
+
+
+def cell(position: Tuple[int, int], size: Tuple[int, int], hw_shape: Tuple[int, int]) -> List[int]:
+    """Return (row, column) of the cell that contains a pixel (x, y) of an image (w, h)."""
+    return [at * cells // full for at, full, cells in zip(position[::-1], size[::-1], hw_shape)]
+
+
+def weights_of(
+    args: argparse.Namespace, model: BaseModel, image: np.ndarray
+) -> Tuple[Tensor, Tuple[int, int]]:
+    """Return the weights (heads, h, w) of the keys and the size (w, h) of the padded image."""
+    attn = attentions(model, args.layer)
+    # One image (3, H, W) of the values 0..255, which the model normalises and pads.
+    inputs = torch.from_numpy(image).permute(2, 0, 1)[None]
+    batch = dict(inputs=inputs, data_samples=[BaseDataElement()])
+    with calls_of(attn) as calls, torch.no_grad():
+        inputs = model.data_preprocessor(batch)['inputs']
+        model.extract_feat(inputs)
+    size = (inputs.shape[-1], inputs.shape[-2])
+    row, column = cell(args.position, size, calls[0].tokens.hw_shape)
+    return key_weights(attn, calls[0], (row, column)), size
+
+
+def draw(args: argparse.Namespace) -> Path:
+    check_picture_suffix('--out', args.out)
+    unknown = sorted(set(args.attentions or ()) - set(known := package_attentions()))
+    if unknown:
+        hint = did_you_mean(unknown[0], known) or f'; there are {", ".join(known)}'
+        raise ValueError(f'--attentions {unknown[0]}: no attention has this name{hint}')
+    image = read_image(args)
+    cfg = load_config(args.config, args.cfg_options)
+    weights: Dict[str, Tensor] = {}
+    for name, model in models(args, cfg):
+        title = name.replace('Attention', '')
+        weights[title], (width, height) = weights_of(args, model, image)
+    below, right = height - image.shape[0], width - image.shape[1]
+    image = cv2.copyMakeBorder(image, 0, below, 0, right, cv2.BORDER_CONSTANT, value=(114,) * 3)
+    return draw_key_weights(args.out, image[..., ::-1], weights, args.position)
+
+
+def main(args: argparse.Namespace) -> int:
+    with errors_in_one_line(args.debug):
+        print(draw(args))
+    return 0

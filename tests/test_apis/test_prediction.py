@@ -1,0 +1,124 @@
+"""What a prediction holds, draws and writes, against samples made by hand."""
+
+import json
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.structures import BaseDataElement, InstanceData, PixelData
+from PIL import Image
+
+from mmlinattn.apis import Prediction, coco_categories
+
+RED, GREEN, BLUE = (200, 10, 10), (10, 200, 10), (10, 10, 200)
+CATEGORIES = coco_categories(['cat', 'dog', 'owl'], [RED, GREEN, BLUE], ids=[17, 18, 16])
+IMAGE = np.zeros((40, 60, 3), np.uint8)
+
+
+def of(min_score=0.5, categories=CATEGORIES, **content):
+    return Prediction(BaseDataElement(**content), 0.02, IMAGE, 'in/a.b.jpg', categories, min_score)
+
+
+@pytest.fixture
+def objects():
+    masks = torch.zeros(3, 40, 60, dtype=torch.bool)
+    masks[1, 25:35, 3:9] = True
+    found = InstanceData(
+        bboxes=torch.tensor([[0.0, 0, 9, 9], [3, 25, 9, 35], [1, 1, 2, 2]]),
+        scores=torch.tensor([0.9, 0.5, 0.4]),
+        labels=torch.tensor([2, 0, 1]),
+        masks=masks,
+    )
+    return of(pred_instances=found)
+
+
+@pytest.fixture
+def regions():
+    labels = torch.zeros(1, 40, 60, dtype=torch.int64)
+    labels[0, 10:20, 30:40] = 2
+    return of(pred_sem_seg=PixelData(data=labels))
+
+
+@pytest.fixture
+def scores():
+    return of(pred_score=torch.tensor([0.2, 0.7, 0.1]))
+
+
+def test_objects(objects):
+    assert objects.boxes.tolist() == [[0, 0, 9, 9], [3, 25, 9, 35]]
+    assert objects.labels.tolist() == [2, 0] and objects.names == ['owl', 'cat']
+    assert objects.scores.tolist() == [pytest.approx(0.9), 0.5]
+    assert objects.masks.shape == (2, 40, 60) and objects.masks[1].sum() == 60
+    assert objects.segmentation is None
+    assert str(objects) == '<Prediction of in/a.b.jpg: 1 owl, 1 cat; 20 ms>'
+    nothing = InstanceData(
+        bboxes=torch.zeros(0, 4), scores=torch.zeros(0), labels=torch.zeros(0, dtype=torch.int64)
+    )
+    empty = of(pred_instances=nothing)
+    assert empty.boxes.shape == (0, 4) and empty.masks is None and 'no objects' in str(empty)
+
+
+def test_regions(regions):
+    assert regions.segmentation.shape == (40, 60) and regions.segmentation[15, 35] == 2
+    assert regions.labels.tolist() == [0, 2] and regions.names == ['cat', 'owl']
+    assert regions.boxes is None and regions.masks is None and regions.scores is None
+    assert ': cat, owl;' in str(regions)
+
+
+def test_scores(scores):
+    assert scores.labels.tolist() == [1, 0, 2] and scores.names == ['dog', 'cat', 'owl']
+    np.testing.assert_allclose(scores.scores, [0.7, 0.2, 0.1])
+    assert scores.boxes is None and ': dog 0.70;' in str(scores)
+
+
+def test_picture_is_bgr(objects, tmp_path):
+    drawn = objects.plot()
+    assert drawn[32, 6].tolist() == [x // 2 for x in RED[::-1]]  # inside the mask of the cat
+    assert not objects.plot(min_score=0.95).any()
+    assert objects.plot(enlarge=3).shape == (120, 180, 3)
+    for path in (tmp_path / 'new' / 'a.png', tmp_path / 'a.JPG'):
+        assert objects.save(path) == path
+        saved = cv2.imread(str(path))
+        assert abs(saved.astype(int) - drawn).mean() < (1 if path.suffix == '.png' else 20)
+    np.testing.assert_array_equal(
+        cv2.imdecode(np.frombuffer(objects._repr_png_(), np.uint8), cv2.IMREAD_COLOR), drawn
+    )
+
+
+def test_saved_without_a_path(objects, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert str(objects.save()) == 'work_dirs/predictions/a.b.png'
+    assert (tmp_path / 'work_dirs/predictions/a.b.png').is_file()
+
+
+@pytest.mark.parametrize('name', ['a', 'a.xyz', 'a.txt'])
+def test_suffix_that_cannot_be_written(objects, tmp_path, name):
+    with pytest.raises(ValueError, match=f"path must end with .json, .png, .jpg.*{name}'"):
+        objects.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_saved_as_coco(objects, scores, tmp_path):
+    content = json.loads(objects.save(tmp_path / 'a.json').read_text())
+    (image,) = content['images']
+    assert (image['file_name'], image['height'], image['width']) == ('in/a.b.jpg', 40, 60)
+    assert content['categories'] == CATEGORIES
+    assert [one['category_id'] for one in content['annotations']] == [16, 17]
+    assert content['annotations'][1]['bbox'] == [3, 25, 6, 10]
+    content = json.loads(scores.save(tmp_path / 'b.json').read_text())
+    assert [one['category_id'] for one in content['annotations']] == [18]
+
+
+def test_indexed_png(regions, objects, tmp_path):
+    image = Image.open(regions.save_labels(tmp_path / 'a.png'))
+    assert image.mode == 'P'
+    np.testing.assert_array_equal(np.asarray(image), regions.segmentation)
+    assert image.convert('RGB').getpixel((35, 15)) == BLUE
+    with pytest.raises(ValueError, match='needs the prediction of a segmentor'):
+        objects.save_labels(tmp_path / 'b.png')
+    many = coco_categories([f'{i}' for i in range(300)], [RED] * 300)
+    labels = torch.full((1, 40, 60), 299)
+    wide = of(pred_sem_seg=PixelData(data=labels), categories=many)
+    image = np.asarray(Image.open(wide.save_labels(tmp_path / 'c.png')))
+    assert (image == 299).all()

@@ -1,0 +1,205 @@
+"""Predictors of all tasks: what they take, what they predict with, and which ids they give."""
+
+import json
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.registry import MODELS
+from PIL import Image
+from torchvision.ops import batched_nms
+
+from mmlinattn.apis import FrameError, Prediction, load
+from mmlinattn.apis.categories import category_ids
+from mmlinattn.deployment import FileError
+from mmlinattn.engine.config import load_config
+from tests.test_deployment.stub import description, write_stub
+
+IMAGE = np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)
+SHAPES = ['circle', 'square', 'triangle', 'star', 'cross']
+
+
+def scores_of(prediction):
+    return prediction.sample.pred_score
+
+
+def test_what_can_be_predicted(files, tmp_path):
+    """A path, an array in BGR, an upright PIL image; lists, folders, and lists of both."""
+    predictor = load(*files('cls'))
+    path = tmp_path / 'in' / 'a.png'
+    path.parent.mkdir()
+    cv2.imwrite(str(path), IMAGE)
+    expected = predictor(IMAGE)
+    assert isinstance(expected, Prediction) and expected.name == ''
+    turned = Image.fromarray(np.ascontiguousarray(np.rot90(IMAGE[..., ::-1])))
+    turned.getexif()[274] = 6  # to be turned by a quarter, clockwise
+    for source in (path, str(path), Image.open(path), turned):
+        found = predictor(source)
+        assert torch.equal(scores_of(found), scores_of(expected)), source
+        np.testing.assert_array_equal(found.image, IMAGE)
+    assert predictor(path).name == 'a.png'
+    grey = predictor(Image.open(path).convert('L')).image
+    assert (grey[..., 0] == grey[..., 2]).all()
+    assert [one.name for one in predictor(path.parent)] == ['a.png']
+    assert [one.name for one in predictor([IMAGE, path, path.parent])] == ['', 'a.png', 'a.png']
+    assert predictor([]) == []
+    assert next(predictor.stream([path, 'nowhere.jpg'])).name == 'a.png'
+
+
+@pytest.mark.parametrize(
+    'source, error, message',
+    [
+        ('nowhere.jpg', FileNotFoundError, "source 'nowhere.jpg' does not exist"),
+        (IMAGE[..., 0], ValueError, r'must be \(H, W, 3\) uint8 in BGR, got \(64, 96\) uint8'),
+        (IMAGE / 255, ValueError, r'got \(64, 96, 3\) float64'),
+        (None, ValueError, 'a path, an array, a PIL image or a list of these, got NoneType'),
+    ],
+)
+def test_what_cannot_be_predicted(predictor, source, error, message):
+    with pytest.raises(error, match=message):
+        predictor('cls')(source)
+
+
+def test_classifier_normalises_as_the_config_says(files):
+    """MMPretrain has the data preprocessor beside the model."""
+    config, checkpoint = files('cls')
+    cfg = load_config(config)
+    assert 'data_preprocessor' not in cfg.model
+    network = MODELS.build(cfg.model).eval()
+    network.load_state_dict(torch.load(checkpoint)['state_dict'])
+    mean, std = (torch.tensor(cfg.data_preprocessor[key]) for key in ('mean', 'std'))
+    rgb = (torch.from_numpy(IMAGE[..., ::-1].copy()) - mean) / std
+    with torch.no_grad():
+        logits = network.head(network.extract_feat(rgb.permute(2, 0, 1)[None]))
+    torch.testing.assert_close(scores_of(load(config, checkpoint)(IMAGE)), logits.softmax(-1)[0])
+
+
+@pytest.mark.parametrize('task', ['cls', 'seg', 'det'])
+def test_exported_file_predicts(files, tmp_path, task):
+    pytest.importorskip('onnx', reason='it comes with the extra "export"')
+    pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
+    names = dict(cls='classification', seg='segmentation', det='detection')
+    classes = [f'own {i}' for i in range(6 if task == 'seg' else 5)]
+    about = description(names[task], len(classes), classes=classes)
+    file = write_stub(tmp_path / 'a.onnx', names[task], about, len(classes))
+    predictor = load(files(task)[0], file)
+    assert predictor.task == names[task] and [*predictor.classes] == classes
+    assert predictor(IMAGE).names[0] == 'own 1'  # as stub.py writes
+    with pytest.raises(ValueError, match='tta needs a checkpoint, got the exported file'):
+        load(files(task)[0], file, tta=True)
+    with pytest.raises(FileError, match='its number of classes is 3'):
+        about = description(names[task], 3)
+        load(files(task)[0], write_stub(tmp_path / 'b.onnx', names[task], about, 3))
+
+
+def test_flips_are_averaged(files, predictor):
+    """By hand: the mean of the softmax of the image and of its mirror image."""
+    mirrored = np.ascontiguousarray(IMAGE[:, ::-1])
+    augmented = load(*files('cls'), tta=True)
+    assert augmented.notes == [
+        'test-time augmentation: 2 views (default: a horizontal flip), merged by AverageClsScoreTTA'
+    ]
+    one, other = (scores_of(predictor('cls')(image)) for image in (IMAGE, mirrored))
+    torch.testing.assert_close(scores_of(augmented(IMAGE)), (one + other) / 2)
+    one, other = (
+        predictor('seg')(image).sample.seg_logits.data.softmax(0) for image in (IMAGE, mirrored)
+    )
+    expected = (one + other.flip(-1)).argmax(0).numpy()
+    found = load(*files('seg'), tta=True)(IMAGE)
+    np.testing.assert_array_equal(found.segmentation, expected)
+    assert found.plot().shape == IMAGE.shape
+
+
+def test_boxes_of_flips_are_merged(files):
+    """The boxes of both views, mirrored back, after suppression for each class."""
+    config, checkpoint = files('smca')
+    augmented, predictor = load(config, checkpoint, tta=True), load(config, checkpoint)
+    assert 'merged by DetTTAModel' in augmented.notes[0]
+    own, mirrored = (
+        predictor(np.ascontiguousarray(image)).sample.pred_instances
+        for image in (IMAGE, IMAGE[:, ::-1])
+    )
+    x1, y1, x2, y2 = mirrored.bboxes.unbind(-1)
+    boxes = torch.cat([own.bboxes, torch.stack([96 - x2, y1, 96 - x1, y2], -1)])
+    scores, labels = (torch.cat([own[name], mirrored[name]]) for name in ('scores', 'labels'))
+    kept = batched_nms(boxes, scores, labels, 0.5)[:100]
+    merged = augmented(IMAGE).sample.pred_instances
+    assert 5 < len(kept) == len(merged)
+    torch.testing.assert_close(merged.scores, scores[kept], atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(merged.bboxes, boxes[kept], atol=0.1, rtol=1e-2)
+
+
+def test_augmentation_of_the_config(files, predictor):
+    """Its own sizes, without the annotations that it loads for scoring."""
+    steps = [
+        dict(type='LoadImageFromFile'),
+        dict(
+            type='TestTimeAug',
+            transforms=[
+                [dict(type='Resize', scale_factor=f, keep_ratio=True) for f in (1.0, 1.5)],
+                [dict(type='LoadAnnotations')],
+                [dict(type='PackSegInputs')],
+            ],
+        ),
+    ]
+    augmented = load(*files('seg'), tta=True, cfg_options=dict(tta_pipeline=steps))
+    assert '2 views (tta_pipeline of the config), merged by SegTTAModel' in augmented.notes[0]
+    assert augmented(IMAGE).segmentation.shape == IMAGE.shape[:2]
+    with pytest.raises(ValueError, match='MaskRCNN predicts masks, and DetTTAModel .* boxes only'):
+        load(*files('det'), tta=True)
+
+
+@pytest.fixture
+def ids(root, tmp_path):
+    """ids(classes, categories) -> what category_ids says of an annotation file of these."""
+    cfg = load_config(str(root / 'configs/quickstart/mask-rcnn_ravlt-nano_shapes.py'))
+
+    def make(classes, *categories, text=None):
+        dataset = cfg.test_dataloader.dataset
+        dataset.data_root, dataset.ann_file = str(tmp_path), 'a.json'
+        content = dict(categories=[dict(id=i, name=name) for i, name in categories])
+        if categories or text:
+            (tmp_path / 'a.json').write_text(text or json.dumps(content))
+        return category_ids(cfg, classes)
+
+    return make
+
+
+def test_category_ids_are_those_of_the_data(ids, tmp_path):
+    path = tmp_path / 'a.json'
+    assert ids(['a', 'b']) == ([1, 2], f'{path} does not exist')
+    assert ids(['a', 'b'], (7, 'b'), (3, 'c'), (90, 'a')) == ([90, 7], '')
+    assert ids(['a', 'b'], (7, 'b')) == ([1, 2], f"{path} has 0 categories with the name 'a'")
+    assert ids(['a'], (7, 'a'), (8, 'a'))[1].endswith("has 2 categories with the name 'a'")
+    assert ids(['a'], text='[]')[1].startswith(f'{path} has no categories (TypeError: ')
+    assert ids(['a'], text='{')[1].startswith(f'{path} has no categories (JSONDecodeError: ')
+
+
+def test_classes_of_coco_have_its_ids_without_its_file(ids):
+    from mmdet.datasets import CocoDataset
+
+    classes = CocoDataset.METAINFO['classes']
+    found, reason = ids(classes)
+    assert reason == '' and len(found) == 80 and found[:12] == [*range(1, 12), 13]
+    assert found[classes.index('toothbrush')] == 90
+    assert ids(classes[:2])[0] == [1, 2] and 'does not exist' in ids(classes[:2])[1]
+
+
+def test_an_inferencer_ends_at_a_damaged_image(files, tmp_path):
+    """Why prediction is not built on them: of a folder with one cut-off image nothing is left."""
+    from mmdet.apis import DetInferencer
+
+    config, checkpoint = files('det')
+    inferencer = DetInferencer(config, checkpoint, device='cpu', show_progress=False)
+    cv2.imwrite(str(tmp_path / 'a.png'), IMAGE)
+    (tmp_path / 'b.png').write_bytes(b'no image')
+    shutil.copy(tmp_path / 'a.png', tmp_path / 'c.png')
+    with pytest.raises(Exception, match='b.png'):
+        inferencer(str(tmp_path))
+    seen, predictor = [], load(config, checkpoint)
+    with pytest.raises(FrameError, match='b.png cannot be read'):
+        for one in predictor.stream(tmp_path):
+            seen.append(one.name)
+    assert seen == ['a.png']
