@@ -39,6 +39,9 @@ FAMILIES = {
     'vil-cls': 'vil/vil-tiny_8xb128_in1k',
     'swin-mask-rcnn': 'swin/mask-rcnn_swin-t-rala_fpn_1x_coco',
     'swin-upernet': 'swin/upernet_swin-t-rala_8xb2-160k_ade20k-512x512',
+    'mlla-cls': 'mlla/mlla-t_8xb128_in1k',
+    'mlla-mask-rcnn': 'mlla/mask-rcnn_mlla-t_fpn_1x_coco',
+    'mlla-upernet': 'mlla/upernet_mlla-b_8xb2-160k_ade20k-512x512',
     'cvt-semantic-fpn': 'cvt/semantic-fpn_cvt-13-rwgkp_8xb2-80k_ade20k-512x512',
     'smca': 'smca/smca_r50_8xb2-50e_coco',
     'smca-la': 'smca/smca-la_r50_8xb2-50e_coco',
@@ -51,6 +54,7 @@ ARCHS = {
         embed_dims=(16, 32, 40, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 5, 8)
     ),
     'Swin': dict(embed_dims=(16, 32, 48, 64), depths=(2, 1, 1, 1), num_heads=(1, 2, 3, 4)),
+    'MLLA': dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4)),
     'CvT': dict(embed_dims=(16, 32, 48), depths=(1, 1, 2), num_heads=(1, 2, 3)),
     'ViL': dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4)),
     'ViT': dict(embed_dims=32, num_heads=2, depth=12, patch_size=16),
@@ -164,7 +168,7 @@ def _use_shapes(dataset: dict, shapes: Path, scope: str) -> None:
         layout = 'cityscapes' if dataset.type == 'CityscapesDataset' else 'ade'
         dataset.data_root = f'{shapes}/{layout}'
     else:
-        dataset.update(data_root=f'{shapes}/imagenet', metainfo=dict(classes=CLASSES))
+        dataset.update(data_root=f'{shapes}/imagenet', metainfo=dict(classes=sorted(CLASSES)))
 
 
 def _limit(pipeline: Any) -> None:

@@ -10,6 +10,7 @@ from mmengine.config import Config
 from torch import nn
 
 TASKS = {'mmpretrain': 'classification', 'mmdet': 'detection', 'mmseg': 'segmentation'}
+RECONSTRUCTION = 'ViTVQGAN'  # its data sets and transforms are those of MMPretrain
 SCHEDULES = {'CosineAnnealingLR': 'cosine', 'MultiStepLR': 'step', 'PolyLR': 'poly'}
 
 
@@ -76,12 +77,23 @@ def describe_transform(t: Dict[str, Any]) -> str:
         return f'{name} {t["scale"]} {t.get("interpolation", "bilinear")}'
     if name == 'CenterCrop':
         return f'{name} {size(t["crop_size"])}'
-    return f'{name} {t["prob"]}' if name == 'RandomFlip' else name
+    if name == 'LoadClip':
+        rate = f' at {t["fps"]} fps' if t.get('fps') else ''
+        kind_of = f'of {t["interval"]}{rate}' if t.get('interval') else 'segments'
+        return f'Clip {t["num_frames"]} {kind_of}{"" if t.get("random", True) else " middle"}'
+    if name == 'ResizeClip':
+        short = t['short_side']
+        text = '-'.join(map(str, short)) if isinstance(short, (list, tuple)) else short
+        return f'{name} {text}{" inverse" if t.get("inverse") else ""}'
+    if name == 'CropClip':
+        return f'{name} {t["size"]} {t.get("mode", "random")}'
+    return f'{name} {t["prob"]}' if name in ('RandomFlip', 'FlipClip') else name
 
 
 def describe(pipeline: Iterable) -> List[str]:
     """Return the transforms of a pipeline, without loading and packing."""
-    return [describe_transform(t) for t in pipeline if not kind(t).startswith(('Load', 'Pack'))]
+    hidden = ('LoadImage', 'LoadAnnotations', 'Pack')
+    return [describe_transform(t) for t in pipeline if not kind(t).startswith(hidden)]
 
 
 def losses(node: Any) -> Counter:
@@ -133,7 +145,7 @@ def attentions(cfg: Config, model: nn.Module) -> List[Any]:
     return list(getattr(model.backbone, 'attn_cfgs', [layer] if layer else []))
 
 
-def run_lengths(values: Iterable[str]) -> str:
+def decode_run_lengths(values: Iterable[str]) -> str:
     """Return 'A*2+B' for A, A, B."""
     runs: List[List] = []
     for value in values:
@@ -164,7 +176,7 @@ def training(cfg: Config, name: str) -> Dict[str, Any]:
     repeats = sampler.get('num_repeats', 3) if kind(sampler) == 'RepeatAugSampler' else 1
     averages = [h for h in cfg.get('custom_hooks', []) if kind(h).endswith('EMAHook')]
     facts = dict(
-        task=TASKS[cfg.default_scope],
+        task='reconstruction' if kind(cfg.model) == RECONSTRUCTION else TASKS[cfg.default_scope],
         batch_size=batch * wrapper.get('accumulative_counts', 1),
         optimizer=optimizer.type,
         lr=optimizer.lr,
@@ -201,6 +213,8 @@ def data(cfg: Config) -> Dict[str, Any]:
 def heads(cfg: Config) -> Dict[str, Any]:
     """Return what the heads and their test settings state."""
     model = cfg.model
+    if kind(model) == RECONSTRUCTION:
+        return reconstruction(model)
     facts: Dict[str, Any] = dict(losses=' '.join(sorted(losses(model))))
     if cfg.default_scope == 'mmpretrain':
         facts['label_smoothing'] = model.head.loss.get('label_smooth_val', 0)
@@ -233,6 +247,23 @@ def heads(cfg: Config) -> Dict[str, Any]:
     return facts
 
 
+def reconstruction(model: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what a model that reconstructs images through a codebook states."""
+    arch, quantizer = model.backbone.arch, model.quantizer
+    return dict(
+        losses=' '.join(f'{name}*{number(weight)}' for name, weight in model.loss_weights.items()),
+        commitment=quantizer.commitment,
+        codebook=f'{quantizer.num_codes}x{quantizer.code_dims}',
+        discriminator=kind(model.discriminator),
+        perceptual=kind(model.perceptual),
+        blocks=arch.depth,
+        embed_dims=arch.embed_dims,
+        mlp_ratio=arch.mlp_ratio,
+        patch_size=arch.patch_size,
+        image_size=model.backbone.img_size,
+    )
+
+
 def network(cfg: Config, model: nn.Module) -> Dict[str, Any]:
     """Return what the built model states."""
     backbone, sync = model.backbone, bool(cfg.get('sync_bn'))
@@ -247,7 +278,7 @@ def network(cfg: Config, model: nn.Module) -> Dict[str, Any]:
         drop_path=max((p for stage in drop_paths for p in stage), default=0) if drop_paths else 0,
         num_heads=arch.get('num_heads'),
         layer_scale=arch.get('layer_scale_init'),
-        attention=run_lengths(map(kind, attentions(cfg, model))),
+        attention=decode_run_lengths(map(kind, attentions(cfg, model))),
         attention_options=options,
         backbone_batch_norm=batch_norms([backbone], sync),
         head_batch_norm=batch_norms(rest, sync),

@@ -10,6 +10,7 @@ from mmengine.registry import MODELS
 from torch import distributed as dist
 
 import mmlinattn  # noqa: F401  registers everything
+from mmlinattn.engine.distributed.launch import leave_process_group
 from mmlinattn.engine.runner.runner import plain_batch_norm
 from tests.families import FAMILIES, batch_of, shrunk, without_objects
 
@@ -35,8 +36,7 @@ def main() -> None:
             raise AssertionError(f'{family}: {len(changed)} of {len(before)} parameters changed')
         if dist.get_rank() == 0:
             print('through', family, f'{float(loss):.3f}', flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave_process_group()
 
 
 if __name__ == '__main__':

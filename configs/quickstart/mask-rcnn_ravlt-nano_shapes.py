@@ -9,7 +9,7 @@ _base_ = [
 train_dataloader = dict(batch_size=4)
 model = dict(train_cfg=dict(rcnn=dict(sampler=dict(num=32))))
 
-max_epochs = 3
+max_epochs = 8
 optim_wrapper = dict(optimizer=dict(lr=1.5e-3))
 param_scheduler = [
     dict(

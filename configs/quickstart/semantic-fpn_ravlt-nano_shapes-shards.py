@@ -1,4 +1,4 @@
-# Trains from shards that tools/dataset_converters/to_shards.py makes of the config below.
+# Trains from shards that mmlinattn to-shards makes of the config below.
 _base_ = './semantic-fpn_ravlt-nano_shapes.py'
 batch_size, num_workers = 8, 0
 train_dataloader = dict(

@@ -1,20 +1,6 @@
 _base_ = [
     '../_base_/models/retinanet_ravlt-nano_fpn.py',
     '../_base_/datasets/bccd.py',
-    '../_base_/schedules/nano_adamw.py',
+    '../_base_/schedules/nano_adamw_11e.py',
     '../_base_/runtime_det.py',
 ]
-
-max_epochs = 11
-optim_wrapper = dict(optimizer=dict(lr=2e-3))
-param_scheduler = [
-    dict(
-        type='OneCycleLR',
-        eta_max=2e-3,
-        total_steps=max_epochs,
-        pct_start=0.15,
-        by_epoch=True,
-        convert_to_iter_based=True,
-    )
-]
-train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=max_epochs, val_interval=max_epochs)

@@ -1,24 +1,10 @@
 _base_ = [
     '../_base_/models/smca_nano.py',
     '../_base_/datasets/shapes_instance.py',
-    '../_base_/schedules/nano_adamw.py',
+    '../_base_/schedules/nano_detr_24e.py',
     '../_base_/runtime_det.py',
 ]
 
 model = dict(num_queries=50, bbox_head=dict(num_classes=5))
 val_evaluator = dict(metric='bbox')
 test_evaluator = val_evaluator
-max_epochs = 24
-lr = 3e-4
-optim_wrapper = dict(optimizer=dict(lr=lr, weight_decay=1e-4), clip_grad=dict(max_norm=1.0))
-param_scheduler = [
-    dict(
-        type='OneCycleLR',
-        eta_max=lr,
-        total_steps=max_epochs,
-        pct_start=0.15,
-        by_epoch=True,
-        convert_to_iter_based=True,
-    )
-]
-train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=max_epochs, val_interval=max_epochs)

@@ -6,7 +6,7 @@ model = dict(
         type='ViT',
         arch='deit-b',
         with_cls_token=False,
-        # Made from the released ImageNet weights by tools/model_converters/convert.py.
+        # Made from the released ImageNet weights by mmlinattn convert.
         init_cfg=dict(
             type='Pretrained', checkpoint='checkpoints/deit-b_in1k.pth', prefix='backbone.'
         ),

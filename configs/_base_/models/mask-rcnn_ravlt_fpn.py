@@ -5,7 +5,7 @@ model = dict(
         _delete_=True,
         type='RAVLT',
         arch='tiny',
-        # Made from the released ImageNet weights by tools/model_converters/convert.py.
+        # Made from the released ImageNet weights by mmlinattn convert.
         init_cfg=dict(
             type='Pretrained', checkpoint='checkpoints/ravlt-t_in1k.pth', prefix='backbone.'
         ),

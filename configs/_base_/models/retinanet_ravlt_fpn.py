@@ -7,7 +7,7 @@ model = dict(
         arch='tiny',
         # RetinaNet does without the finest map, and the backbone without its norm.
         out_indices=(1, 2, 3),
-        # Made from the released ImageNet weights by tools/model_converters/convert.py.
+        # Made from the released ImageNet weights by mmlinattn convert.
         init_cfg=dict(
             type='Pretrained', checkpoint='checkpoints/ravlt-t_in1k.pth', prefix='backbone.'
         ),
