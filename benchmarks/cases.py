@@ -1,10 +1,11 @@
 """Registry of benchmark cases, each with the implementations to compare.
 
-A case is a function from a :class:`Setup` to its rivals by name, registered with :func:`case`.
-The others are compared with the first rival. Operators need torch alone; layers and backbones are
-imported only when they are built.
+A case is a function from a :class:`Setup` to its baselines by name, registered with :func:`case`.
+The others are compared with the first one. Operators need torch alone; layers and backbones
+are imported only when they are built.
 """
 
+import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Callable, Dict, Optional, Sequence, Tuple
@@ -17,13 +18,14 @@ from mmlinattn.ops import (
     Rotary,
     additive_attention,
     linear_attention,
+    mala_attention,
     rala_attention,
     random_walk_attention,
     ripple_attention,
     stick_breaking,
 )
 
-from .rivals import flash_bla, textbook
+from .baselines import flash_bla, textbook
 
 KINDS = ('operator', 'layer', 'backbone')
 OURS = 'mmlinattn'
@@ -90,19 +92,21 @@ class Setup:
         return x.detach().requires_grad_(self.training)
 
     def module(self, module: nn.Module) -> nn.Module:
-        return module.to(self.device, self.dtype).train(self.training)
+        from mmlinattn.models.layers import optimize_for_cpu
+
+        return optimize_for_cpu(module.to(self.device, self.dtype).train(self.training))
 
 
 @dataclass(frozen=True)
-class Rival:
+class Baseline:
     """One implementation of a case.
 
     Args:
         call: the forward pass.
         inputs: its inputs; a training step computes gradients for them and for ``parameters``.
-        same: True if it computes the result of the first rival; checked before any timing.
+        same: True if it computes the result of the first baseline; checked before any timing.
         quadratic: True if time grows with the square of the tokens; skipped if it takes too long.
-        as_first: converts its outputs and input gradients to the layout of the first rival.
+        as_first: converts its outputs and input gradients to the layout of the first baseline.
     """
 
     call: Callable[[], object]
@@ -113,7 +117,7 @@ class Rival:
     as_first: Callable[[Tensor], Tensor] = lambda x: x
 
 
-Rivals = Dict[str, Rival]
+Baselines = Dict[str, Baseline]
 
 
 @dataclass(frozen=True)
@@ -123,13 +127,13 @@ class Case:
     Args:
         kind: ``'operator'``, ``'layer'`` or ``'backbone'``.
         about: the comparison and the expected result, for the report.
-        build: builds the rivals for a setup.
+        build: builds the baselines for a setup.
     """
 
     name: str
     kind: str
     about: str
-    build: Callable[[Setup], Rivals]
+    build: Callable[[Setup], Baselines]
 
 
 CASES: Dict[str, Case] = {}
@@ -151,21 +155,21 @@ def case(name: str, kind: str, about: str) -> Callable:
     if name in CASES or kind not in KINDS:
         raise ValueError(f'case {name!r} is taken, or its kind {kind!r} is none of {KINDS}')
 
-    def register(build: Callable[[Setup], Rivals]) -> Callable[[Setup], Rivals]:
+    def register(build: Callable[[Setup], Baselines]) -> Callable[[Setup], Baselines]:
         CASES[name] = Case(name, kind, about, build)
         return build
 
     return register
 
 
-def operator_rivals(
+def operator_baselines(
     setup: Setup,
     ours: Callable[..., Tensor],
     inputs: Sequence[Tensor],
     textbook: Callable[..., Tensor],
     library: Optional[Callable[..., Tensor]] = None,
-) -> Rivals:
-    """Return the rivals of an operator: its textbook formula and softmax attention.
+) -> Baselines:
+    """Return the baselines of an operator: its textbook formula and softmax attention.
 
     Args:
         ours: called with ``*inputs`` and ``backend``.
@@ -175,22 +179,22 @@ def operator_rivals(
             package is installed.
     """
     q, k, v = inputs[:3]
-    rivals = {OURS: Rival(lambda: ours(*inputs, backend='auto'), inputs)}
+    baselines = {OURS: Baseline(lambda: ours(*inputs, backend='auto'), inputs)}
     if setup.device.type == 'cuda':
-        rivals[f'{OURS} portable'] = Rival(lambda: ours(*inputs, backend='torch'), inputs)
+        baselines[f'{OURS} torch'] = Baseline(lambda: ours(*inputs, backend='torch'), inputs)
         if library and flash_bla.installed():
-            rivals['flash_bla'] = Rival(lambda: library(*inputs), inputs)
-    rivals['textbook'] = Rival(lambda: textbook(*inputs), inputs)
-    rivals['SDPA softmax'] = Rival(
+            baselines['flash_bla'] = Baseline(lambda: library(*inputs), inputs)
+    baselines['textbook'] = Baseline(lambda: textbook(*inputs), inputs)
+    baselines['SDPA softmax'] = Baseline(
         lambda: F.scaled_dot_product_attention(q, k, v), (q, k, v), same=False, quadratic=True
     )
-    return rivals
+    return baselines
 
 
 @case('rala', 'operator', 'RALA with rotary position; linear in the tokens, SDPA is quadratic.')
-def _rala(setup: Setup) -> Rivals:
+def _rala(setup: Setup) -> Baselines:
     rotary, tables = Rotary(setup.hw_shape, setup.head_dim), setup.rotary_tables()
-    return operator_rivals(
+    return operator_baselines(
         setup,
         lambda q, k, v, backend: rala_attention(q, k, v, rotary=rotary, backend=backend),
         setup.qkv(),
@@ -199,16 +203,30 @@ def _rala(setup: Setup) -> Rivals:
     )
 
 
+@case('mala', 'operator', 'MALA with rotary position, beside RALA; linear in the tokens.')
+def _mala(setup: Setup) -> Baselines:
+    rotary, tables = Rotary(setup.hw_shape, setup.head_dim), setup.rotary_tables()
+    q, k, v = setup.qkv()
+    baselines = operator_baselines(
+        setup,
+        lambda q, k, v, backend: mala_attention(q, k, v, rotary=rotary, backend=backend),
+        (q, k, v),
+        lambda q, k, v: textbook.mala(q, k, v, tables),
+    )
+    call = partial(rala_attention, q, k, v, rotary=rotary)
+    return {**baselines, 'RALA': Baseline(call, (q, k, v), same=False)}
+
+
 @case(
     'rala-layer',
     'layer',
     'RALA with projections, local position and gate, against the same layer channels first and '
     'the same layer with softmax attention.',
 )
-def _rala_layer(setup: Setup) -> Rivals:
+def _rala_layer(setup: Setup) -> Baselines:
     from mmlinattn.models.layers import RALA, SoftmaxAttention, map_to_tokens, tokens_to_map
 
-    from .rivals.channels_first import Attention
+    from .baselines.channels_first import Attention
 
     ours = setup.module(RALA(setup.embed_dims, setup.heads))
     first = setup.module(Attention(ours))
@@ -219,14 +237,14 @@ def _rala_layer(setup: Setup) -> Rivals:
     x = setup.leaf(setup.randn(setup.batch, setup.num_tokens, setup.embed_dims))
     x_map = setup.leaf(tokens_to_map(x, hw_shape).contiguous())
     return {
-        OURS: Rival(lambda: ours(x, hw_shape), (x,), tuple(ours.parameters())),
-        'channels first': Rival(
+        OURS: Baseline(lambda: ours(x, hw_shape), (x,), tuple(ours.parameters())),
+        'channels first': Baseline(
             lambda: first(x_map, tables),
             (x_map,),
             tuple(first.parameters()),
             as_first=map_to_tokens,
         ),
-        'SDPA softmax': Rival(
+        'SDPA softmax': Baseline(
             lambda: softmax(x, hw_shape),
             (x,),
             tuple(softmax.parameters()),
@@ -241,8 +259,8 @@ def _rala_layer(setup: Setup) -> Rivals:
     'operator',
     'Linear attention of positive features; linear in the tokens, SDPA is quadratic.',
 )
-def _linear(setup: Setup) -> Rivals:
-    return operator_rivals(
+def _linear(setup: Setup) -> Baselines:
+    return operator_baselines(
         setup,
         lambda *inputs, backend: linear_attention(*inputs, backend=backend),
         setup.features(),
@@ -252,9 +270,9 @@ def _linear(setup: Setup) -> Rivals:
 
 
 @case('additive', 'operator', 'Additive attention; linear in the tokens, SDPA is quadratic.')
-def _additive(setup: Setup) -> Rivals:
+def _additive(setup: Setup) -> Baselines:
     weights = [setup.leaf(setup.randn(setup.heads, setup.head_dim)) for _ in range(2)]
-    return operator_rivals(
+    return operator_baselines(
         setup,
         lambda *inputs, backend: additive_attention(*inputs, backend=backend),
         (*setup.qkv(), *weights),
@@ -272,30 +290,30 @@ MAX_DISTANCE = 4
     'the paper, with a backward pass of its own, and as a textbook has it with that of autograd), '
     'plain linear attention of the same features and softmax attention.',
 )
-def _ripple(setup: Setup) -> Rivals:
+def _ripple(setup: Setup) -> Baselines:
     q, k, v = setup.features()
     logits = setup.randn(setup.batch, setup.num_tokens, setup.heads, MAX_DISTANCE)
     weights = setup.leaf(stick_breaking(logits).transpose(1, 2))
 
-    def ripple(**options) -> Rival:
-        return Rival(
+    def ripple(**options) -> Baseline:
+        return Baseline(
             lambda: ripple_attention(q, k, v, weights, hw_shape=setup.hw_shape, **options),
             (q, k, v, weights),
         )
 
-    rivals = {OURS: ripple()}
+    baselines = {OURS: ripple()}
     if setup.device.type == 'cuda':
-        rivals[f'{OURS} portable'] = ripple(backend='torch')
-    rivals['summed-area tables'] = ripple(backend='sat')
+        baselines[f'{OURS} torch'] = ripple(backend='torch')
+    baselines['summed-area tables'] = ripple(backend='sat')
     if setup.device.type == 'cpu':  # takes hundreds of GB at the sizes for a GPU
-        rivals['tables, textbook'] = Rival(
+        baselines['tables, textbook'] = Baseline(
             lambda: textbook.ripple_tables(q, k, v, weights, setup.hw_shape), (q, k, v, weights)
         )
-    rivals['linear'] = Rival(lambda: linear_attention(q, k, v), (q, k, v), same=False)
-    rivals['SDPA softmax'] = Rival(
+    baselines['linear'] = Baseline(lambda: linear_attention(q, k, v), (q, k, v), same=False)
+    baselines['SDPA softmax'] = Baseline(
         lambda: F.scaled_dot_product_attention(q, k, v), (q, k, v), same=False, quadratic=True
     )
-    return rivals
+    return baselines
 
 
 NUM_ANCHORS, DECAY = 64, 0.1
@@ -309,11 +327,11 @@ SR_RATIO = 8
     f'Random walks between {NUM_ANCHORS} anchors, decay {DECAY}, against the order of the paper '
     'with an inverse; linear in the tokens, SDPA is quadratic.',
 )
-def _random_walk(setup: Setup) -> Rivals:
+def _random_walk(setup: Setup) -> Baselines:
     anchors = [
         setup.leaf(0.1 * setup.randn(setup.heads, NUM_ANCHORS, setup.head_dim)) for _ in range(2)
     ]
-    return operator_rivals(
+    return operator_baselines(
         setup,
         lambda *inputs, backend: random_walk_attention(*inputs, decay=DECAY, backend=backend),
         (*setup.qkv(), *anchors),
@@ -329,14 +347,14 @@ def _random_walk(setup: Setup) -> Rivals:
     '--heads 1 --head-dim 32 it is the first stage of SegFormer-B0; 65k tokens are a 1024x1024 '
     'image.',
 )
-def _random_walk_layer(setup: Setup) -> Rivals:
+def _random_walk_layer(setup: Setup) -> Baselines:
     from mmlinattn.models.layers import RWGKA, RWGKP, SoftmaxAttention, SpatialReductionAttention
 
     x = setup.leaf(setup.randn(setup.batch, setup.num_tokens, setup.embed_dims))
 
-    def rival(kind: type, quadratic: bool = False, **options) -> Rival:
+    def baseline(kind: type, quadratic: bool = False, **options) -> Baseline:
         layer = setup.module(kind(setup.embed_dims, setup.heads, **options))
-        return Rival(
+        return Baseline(
             lambda: layer(x, setup.hw_shape),
             (x,),
             tuple(layer.parameters()),
@@ -345,11 +363,11 @@ def _random_walk_layer(setup: Setup) -> Rivals:
         )
 
     return {
-        'RWGKA': rival(RWGKA, num_anchors=NUM_ANCHORS, decay=DECAY),
-        'RWGKP': rival(RWGKP, num_anchors=NUM_ANCHORS, decay=DECAY),
-        'one step': rival(RWGKA, num_anchors=NUM_ANCHORS, steps=1),
-        'spatial reduction': rival(SpatialReductionAttention, quadratic=True, sr_ratio=SR_RATIO),
-        'SDPA softmax': rival(SoftmaxAttention, quadratic=True),
+        'RWGKA': baseline(RWGKA, num_anchors=NUM_ANCHORS, decay=DECAY),
+        'RWGKP': baseline(RWGKP, num_anchors=NUM_ANCHORS, decay=DECAY),
+        'one step': baseline(RWGKA, num_anchors=NUM_ANCHORS, steps=1),
+        'spatial reduction': baseline(SpatialReductionAttention, quadratic=True, sr_ratio=SR_RATIO),
+        'SDPA softmax': baseline(SoftmaxAttention, quadratic=True),
     }
 
 
@@ -373,46 +391,57 @@ def _attentions() -> Dict[str, type]:
     'layer',
     'Every attention with its defaults, projections included; the table of docs/attentions.md.',
 )
-def _attention_layers(setup: Setup) -> Rivals:
+def _attention_layers(setup: Setup) -> Baselines:
     from mmlinattn.models.layers import NonLocalBlock, tokens_to_map
 
     x = setup.leaf(setup.randn(setup.batch, setup.num_tokens, setup.embed_dims))
     channels_first = setup.leaf(tokens_to_map(x, setup.hw_shape))
 
-    def rival(layer: nn.Module, call: Callable[[], Tensor], of: Tensor, quadratic: bool) -> Rival:
-        return Rival(call, (of,), tuple(layer.parameters()), same=False, quadratic=quadratic)
+    def baseline(
+        layer: nn.Module, call: Callable[[], Tensor], of: Tensor, quadratic: bool
+    ) -> Baseline:
+        return Baseline(call, (of,), tuple(layer.parameters()), same=False, quadratic=quadratic)
 
-    rivals = {}
+    baselines = {}
     for name, kind in _attentions().items():
         if 'N^2' in kind.info.memory and setup.num_tokens > PAIRED_TOKENS:
             continue
         layer = setup.module(kind(setup.embed_dims, setup.heads))
         call = partial(layer, x, setup.hw_shape)
-        rivals[name] = rival(layer, call, x, 'N^2' in kind.info.time)
+        baselines[name] = baseline(layer, call, x, 'N^2' in kind.info.time)
     block = setup.module(NonLocalBlock(setup.embed_dims))
-    rivals['NonLocalBlock'] = rival(block, partial(block, channels_first), channels_first, True)
-    return rivals
+    baselines['NonLocalBlock'] = baseline(
+        block, partial(block, channels_first), channels_first, True
+    )
+    return baselines
 
 
-def _backbone(setup: Setup, arch: str, released: bool) -> Rivals:
-    """Return RAVLT as released, or with RALA in all stages, as rivals."""
+def _backbone(setup: Setup, arch: str, released: bool) -> Baselines:
+    """Return RAVLT as released, or with RALA in all stages, as baselines."""
     from mmlinattn.models.backbones import RAVLT
     from mmlinattn.models.backbones.ravlt import RELEASED_ATTENTIONS
+    from mmlinattn.models.layers import optimize_for_cpu
 
-    from .rivals.channels_first import ChannelsFirstRAVLT
+    from .baselines.channels_first import ChannelsFirstRAVLT
 
     attn_cfg = RELEASED_ATTENTIONS if released else 'RALA'
     ours = setup.module(RAVLT(arch, attn_cfg, drop_path_rate=0.0, norm_cfg=dict(type='BN')))
     image = setup.leaf(setup.randn(setup.batch, 3, *setup.hw_shape))
 
-    def rival(model: nn.Module) -> Rival:
-        return Rival(lambda: model(image), (image,), tuple(model.parameters()))
+    def baseline(model: nn.Module) -> Baseline:
+        return Baseline(lambda: model(image), (image,), tuple(model.parameters()))
 
-    rivals = {OURS: rival(ours), 'channels first': rival(setup.module(ChannelsFirstRAVLT(ours)))}
+    baselines = {
+        OURS: baseline(ours),
+        'channels first': baseline(setup.module(ChannelsFirstRAVLT(ours))),
+    }
+    if setup.device.type == 'cpu':
+        plain = optimize_for_cpu(copy.deepcopy(ours), enabled=False)
+        baselines['without optimize_for_cpu'] = baseline(plain)
     if released:
         fused = ChannelsFirstRAVLT(ours, sdpa=True)
-        rivals['channels first, SDPA'] = rival(setup.module(fused))
-    return rivals
+        baselines['channels first, SDPA'] = baseline(setup.module(fused))
+    return baselines
 
 
 @case(
@@ -421,7 +450,7 @@ def _backbone(setup: Setup, arch: str, released: bool) -> Rivals:
     'RAVLT-S as released (softmax attention in stages 3 and 4) against the same network in the '
     'layout of its released code, with softmax attention written out as there, and with SDPA.',
 )
-def _ravlt(setup: Setup) -> Rivals:
+def _ravlt(setup: Setup) -> Baselines:
     return _backbone(setup, 'small', released=True)
 
 
@@ -430,7 +459,7 @@ def _ravlt(setup: Setup) -> Rivals:
     'backbone',
     'RAVLT-S with RALA in all four stages, against the same network channels first.',
 )
-def _ravlt_linear(setup: Setup) -> Rivals:
+def _ravlt_linear(setup: Setup) -> Baselines:
     return _backbone(setup, 'small', released=False)
 
 
@@ -450,19 +479,19 @@ MIT_ATTENTIONS = {
     "SegFormer's encoder MiT-B0 with random walks and RALA in all stages, against its own spatial "
     'reduction.',
 )
-def _mit(setup: Setup) -> Rivals:
+def _mit(setup: Setup) -> Baselines:
     from mmlinattn.models.backbones import MixTransformer
 
     image = setup.leaf(setup.randn(setup.batch, 3, *setup.hw_shape))
 
-    def rival(attn_cfg: dict) -> Rival:
+    def baseline(attn_cfg: dict) -> Baseline:
         model = setup.module(MixTransformer('b0', attn_cfg, drop_path_rate=0.0))
-        return Rival(lambda: model(image), (image,), tuple(model.parameters()), same=False)
+        return Baseline(lambda: model(image), (image,), tuple(model.parameters()), same=False)
 
-    return {name: rival(attn_cfg) for name, attn_cfg in MIT_ATTENTIONS.items()}
+    return {name: baseline(attn_cfg) for name, attn_cfg in MIT_ATTENTIONS.items()}
 
 
 @case('ravlt-nano', 'backbone', 'The smallest network of the quick start: for trying the suite.')
-def _ravlt_nano(setup: Setup) -> Rivals:
+def _ravlt_nano(setup: Setup) -> Baselines:
     arch = dict(embed_dims=(32, 64, 128, 256), depths=(1, 1, 2, 1), num_heads=(1, 2, 4, 8))
     return _backbone(setup, arch, released=True)

@@ -4,7 +4,7 @@
     python benchmarks/exports.py --only mit-b0-rwgkp ravlt-s
 
 A difference is the largest from torch in float32 over the largest number of the output. Sizes and
-batches differ from the exported ones. Needs ``pip install "mmlinattn[export]"``.
+batches differ from the exported ones. Needs onnx, onnxscript and onnxruntime.
 """
 
 import argparse

@@ -26,7 +26,7 @@ def write(results: Sequence[Result], context: dict, folder: Path) -> List[Path]:
         context,
         results=[asdict(result) for result in results],
         slopes=[
-            dict(zip(('case', 'mode', 'batch'), _group(group[0])), rival=name, time=t, memory=m)
+            dict(zip(('case', 'mode', 'batch'), _group(group[0])), baseline=name, time=t, memory=m)
             for group in groups
             for name, (t, m) in slopes(group).items()
         ],
@@ -64,26 +64,26 @@ def markdown(groups: Sequence[Sequence[Result]], context: dict) -> str:
 
 
 def table(group: Sequence[Result], bandwidth: Optional[float] = None) -> List[str]:
-    """Return Markdown with one row per size and one column per rival.
+    """Return Markdown with one row per size and one column per baseline.
 
     Args:
-        bandwidth: copy bandwidth in bytes per second; adds the share that each rival reaches.
+        bandwidth: copy bandwidth in bytes per second; adds the share that each baseline reaches.
     """
-    rivals = list(dict.fromkeys(result.rival for result in group))
+    baselines = list(dict.fromkeys(result.baseline for result in group))
     lines = [
-        '| ' + ' | '.join(['size', 'tokens', *rivals]) + ' |',
-        '| --- |' + ' ---: |' * (1 + len(rivals)),
+        '| ' + ' | '.join(['size', 'tokens', *baselines]) + ' |',
+        '| --- |' + ' ---: |' * (1 + len(baselines)),
     ]
     for size in dict.fromkeys(result.size for result in group):
-        row = {result.rival: result for result in group if result.size == size}
-        first = row[rivals[0]]
-        # A case may leave out a rival at some sizes.
-        cells = [cell(row[name], first, bandwidth) if name in row else '' for name in rivals]
+        row = {result.baseline: result for result in group if result.size == size}
+        first = row[baselines[0]]
+        # A case may leave out a baseline at some sizes.
+        cells = [cell(row[name], first, bandwidth) if name in row else '' for name in baselines]
         lines.append('| ' + ' | '.join([size, f'{first.tokens:,}', *cells]) + ' |')
     fitted = slopes(group)
     if fitted:
         cells = [
-            '{:.2f}, {:.2f}'.format(*fitted[name]) if name in fitted else '' for name in rivals
+            '{:.2f}, {:.2f}'.format(*fitted[name]) if name in fitted else '' for name in baselines
         ]
         lines.append('| ' + ' | '.join(['slope: time, memory', '', *cells]) + ' |')
     return lines
@@ -113,8 +113,8 @@ def plot(group: Sequence[Result]) -> 'Figure':
     fitted = slopes(group)
     panels = ('time of a call, ms', 'peak memory of a call, MiB')
     for i, (axes, label) in enumerate(zip(figure.subplots(1, 2), panels)):
-        for name in dict.fromkeys(result.rival for result in group):
-            points = [r for r in group if r.rival == name and not r.skipped]
+        for name in dict.fromkeys(result.baseline for result in group):
+            points = [r for r in group if r.baseline == name and not r.skipped]
             values = [1e3 * r.time.median if i == 0 else r.peak_bytes / 2**20 for r in points]
             legend = f'{name}, slope {fitted[name][i]:.2f}' if name in fitted else name
             axes.plot([r.tokens for r in points], values, marker='o', label=legend)

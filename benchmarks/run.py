@@ -1,11 +1,11 @@
-"""Measure attentions, layers and backbones against their rivals.
+"""Measure attentions, layers and backbones against their baselines.
 
     python benchmarks/run.py --quick
     python benchmarks/run.py --device cuda --quick
     python benchmarks/run.py --cases rala --tokens 4k 16k 65k 262k --out work_dirs/benchmarks
 
-Writes results.json, results.md and plots. Rivals that should give the same result are compared
-before any timing. A rival that differs or raises an error is not timed, and the exit code is 1.
+Writes results.json, results.md and plots. Baselines that should give the same result are compared
+before any timing. A baseline that differs or raises an error is not timed, and the exit code is 1.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     parser.add_argument('--heads', type=positive)
     parser.add_argument('--head-dim', type=positive)
     parser.add_argument('--quick', action='store_true', help='fewer sizes and rounds')
-    parser.add_argument('--rounds', type=positive, help='least number of calls of each rival')
+    parser.add_argument('--rounds', type=positive, help='least number of calls of each baseline')
     parser.add_argument('--budget', type=float, help='seconds; longer calls are left out')
     parser.add_argument(
         '--keep-memory', action='store_true',
@@ -192,7 +192,7 @@ def main(argv: List[str]) -> int:
     failed = [result for result in results if result.failed]
     for r in failed:
         console.print(
-            f'[red]{r.case}, {r.mode}, batch {r.batch}, {r.size}: {r.rival}[/]: {r.skipped}',
+            f'[red]{r.case}, {r.mode}, batch {r.batch}, {r.size}: {r.baseline}[/]: {r.skipped}',
             soft_wrap=True,
         )
     return int(bool(failed))

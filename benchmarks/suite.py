@@ -1,4 +1,4 @@
-"""Runner of cases over sizes: check that rivals agree, then measure them."""
+"""Runner of cases over sizes: check that baselines agree, then measure them."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -7,11 +7,11 @@ from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from .cases import STRIDE, Case, Rival, Setup
+from .cases import STRIDE, Baseline, Case, Setup
 from .measure import Spread, difference, forward, forward_backward, interleave, peak_memory, slope
 
 MODES = ('forward', 'forward+backward')
-# Largest relative error of outputs between rivals with the same result; gradients: 10 times.
+# Largest relative error of outputs between baselines with the same result; gradients: 10 times.
 TOLERANCES = {
     torch.float64: 1e-10,
     torch.float32: 1e-4,
@@ -24,7 +24,7 @@ SLOPE_FROM = 4096
 
 @dataclass(frozen=True)
 class Result:
-    """Result of one rival at one size.
+    """Result of one baseline at one size.
 
     Args:
         size: the map of an operator or a layer, the image of a backbone, ``HxW``.
@@ -32,16 +32,16 @@ class Result:
         seconds: seconds of every call.
         peak_bytes: peak memory of one call above the memory allocated before.
         min_bytes: minimal memory traffic: every input read once, every output written once.
-        error: largest relative difference of an output or gradient from the first rival; None
-            for the first rival and for those that compute something else.
+        error: largest relative difference of an output or gradient from the first baseline; None
+            for the first baseline and for those that compute something else.
         skipped: reason why it was not measured, or None.
         failed: True if it was not measured because of an error or a difference from the first
-            rival.
+            baseline.
     """
 
     case: str
     kind: str
-    rival: str
+    baseline: str
     mode: str
     dtype: str
     batch: int
@@ -65,7 +65,7 @@ class Effort:
 
     Args:
         min_rounds, min_seconds: see :func:`benchmarks.measure.interleave`.
-        budget: longest call in seconds; a rival with a longer predicted time is left out.
+        budget: longest call in seconds; a baseline with a longer predicted time is left out.
     """
 
     min_rounds: int = 5
@@ -85,7 +85,7 @@ def run_case(
     Args:
         on_point: called with the size before each point.
 
-    A rival is not measured if it raises an error or differs from the first rival although both
+    A baseline is not measured if it raises an error or differs from the first one although both
     should agree. Its result holds the reason.
     """
     last: Dict[str, Tuple[int, float]] = {}
@@ -103,12 +103,12 @@ def run_case(
         torch.manual_seed(0)
         for result in _run_point(case.build(setup), setup, mode, effort, last, point):
             if not result.skipped:
-                last[result.rival] = tokens, result.time.median
+                last[result.baseline] = tokens, result.time.median
             yield result
 
 
 def _run_point(
-    rivals: Dict[str, Rival],
+    baselines: Dict[str, Baseline],
     setup: Setup,
     mode: str,
     effort: Effort,
@@ -116,27 +116,28 @@ def _run_point(
     point: dict,
 ) -> List[Result]:
     steps, results = {}, {}
-    first, expected = next(iter(rivals)), None
-    for name, rival in rivals.items():
-        predicted = _predict(rival, last.get(name), point['tokens'])
+    first, expected = next(iter(baselines)), None
+    for name, baseline in baselines.items():
+        predicted = _predict(baseline, last.get(name), point['tokens'])
         if predicted > effort.budget:
             reason = f'would take about {predicted:.0f} s a call'
-            results[name] = Result(rival=name, skipped=reason, **point)
+            results[name] = Result(baseline=name, skipped=reason, **point)
             continue
         try:
-            step = _step(rival, mode)
+            step = _step(baseline, mode)
             outs, grads = step()
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
-            results[name] = Result(rival=name, skipped='out of memory', **point)
+            results[name] = Result(baseline=name, skipped='out of memory', **point)
             continue
         except Exception as error:  # the others can still be measured
-            results[name] = Result(rival=name, skipped=_reason(error), failed=True, **point)
+            results[name] = Result(baseline=name, skipped=_reason(error), failed=True, **point)
             continue
-        error, min_bytes = None, _min_bytes(rival, outs, grads)
-        if rival.same:
+        error, min_bytes = None, _min_bytes(baseline, outs, grads)
+        if baseline.same:
             pair = [
-                [rival.as_first(t) for t in group] for group in (outs, grads[: len(rival.inputs)])
+                [baseline.as_first(t) for t in group]
+                for group in (outs, grads[: len(baseline.inputs)])
             ]
             if name == first:
                 expected = pair
@@ -145,12 +146,12 @@ def _run_point(
                 if not _agree(pair, expected, setup.dtype):
                     reason = f'differs from {first} by {error:.1e} relative'
                     results[name] = Result(
-                        rival=name, error=error, skipped=reason, failed=True, **point
+                        baseline=name, error=error, skipped=reason, failed=True, **point
                     )
                     continue
             del pair
         steps[name] = step
-        results[name] = Result(rival=name, min_bytes=min_bytes, error=error, **point)
+        results[name] = Result(baseline=name, min_bytes=min_bytes, error=error, **point)
         del outs, grads
     del expected
     times = interleave(steps, setup.device, effort.min_rounds, effort.min_seconds)
@@ -158,26 +159,26 @@ def _run_point(
         results[name] = replace(
             results[name], seconds=times[name], peak_bytes=peak_memory(step, setup.device)
         )
-    return [results[name] for name in rivals]
+    return [results[name] for name in baselines]
 
 
-def _predict(rival: Rival, last: Optional[Tuple[int, float]], tokens: int) -> float:
+def _predict(baseline: Baseline, last: Optional[Tuple[int, float]], tokens: int) -> float:
     if last is None:
         return 0.0
-    return last[1] * (tokens / last[0]) ** (2 if rival.quadratic else 1)
+    return last[1] * (tokens / last[0]) ** (2 if baseline.quadratic else 1)
 
 
-def _step(rival: Rival, mode: str) -> Callable[[], Tuple[Sequence[Tensor], Sequence[Tensor]]]:
+def _step(baseline: Baseline, mode: str) -> Callable[[], Tuple[Sequence[Tensor], Sequence[Tensor]]]:
     if mode == 'forward':
-        return lambda: (forward(rival.call), ())
-    wanted = (*rival.inputs, *rival.parameters)
+        return lambda: (forward(baseline.call), ())
+    wanted = (*baseline.inputs, *baseline.parameters)
     # Gradients that do not depend on the layout. The sum of the outputs and that of their squares
     # are no choice: a LayerNorm at the end makes them constant.
-    cotangents = [torch.cos(3 * out) for out in forward(rival.call)]
-    return lambda: forward_backward(rival.call, wanted, cotangents)
+    cotangents = [torch.cos(3 * out) for out in forward(baseline.call)]
+    return lambda: forward_backward(baseline.call, wanted, cotangents)
 
 
-def _min_bytes(rival: Rival, outs: Sequence[Tensor], grads: Sequence[Tensor]) -> int:
+def _min_bytes(baseline: Baseline, outs: Sequence[Tensor], grads: Sequence[Tensor]) -> int:
     """Return the minimal memory traffic of a call in bytes.
 
     A backward pass reads the inputs again and the output gradients, which are as large as the
@@ -187,7 +188,7 @@ def _min_bytes(rival: Rival, outs: Sequence[Tensor], grads: Sequence[Tensor]) ->
     def size(tensors: Sequence[Tensor]) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    inputs, outputs = size((*rival.inputs, *rival.parameters)), size(outs)
+    inputs, outputs = size((*baseline.inputs, *baseline.parameters)), size(outs)
     return (inputs + outputs) * (2 if grads else 1) + size(grads)
 
 
@@ -217,15 +218,15 @@ def _reason(error: Exception) -> str:
 
 
 def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, float]]:
-    """Return the exponents of time and peak memory in the tokens, by rival.
+    """Return the exponents of time and peak memory in the tokens, by baseline.
 
-    Only sizes from 4,096 tokens on count, and only rivals with two of them are included. All
+    Only sizes from 4,096 tokens on count, and only baselines with two of them are included. All
     results must have the same case, mode and batch.
     """
     found = {}
-    for name in dict.fromkeys(result.rival for result in results):
+    for name in dict.fromkeys(result.baseline for result in results):
         points = [
-            r for r in results if r.rival == name and not r.skipped and r.tokens >= SLOPE_FROM
+            r for r in results if r.baseline == name and not r.skipped and r.tokens >= SLOPE_FROM
         ]
         if len({r.tokens for r in points}) < 2:
             continue

@@ -1,4 +1,4 @@
-"""The script for a day with a GPU, without one: tiny sizes, Triton's interpreter."""
+"""The script for a session with a GPU, without one: tiny sizes, Triton's interpreter."""
 
 import json
 import math
@@ -14,10 +14,10 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.cases import LAYOUTS, Setup
-from benchmarks.gpu_day import checks, kernels, speed, tables
-from benchmarks.gpu_day import day as days
-from benchmarks.gpu_day.day import Day, NeedsMore, Section, rows_of, run
-from benchmarks.gpu_day.problems import OPERATORS, Problem
+from benchmarks.gpu_suite import checks, kernels, speed, tables
+from benchmarks.gpu_suite import session as days
+from benchmarks.gpu_suite.problems import OPERATORS, Problem
+from benchmarks.gpu_suite.session import NeedsMore, Section, Session, rows_of, run
 from mmlinattn.ops import BackendError
 from mmlinattn.ops.common import dispatch
 
@@ -25,7 +25,7 @@ if dispatch.TRITON_PROBLEM:
     pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 CPU = torch.device('cpu')
-DAY = Day(CPU, tiny=True)
+DAY = Session(CPU, tiny=True)
 SETUP = Setup((3, 5), 2, 2, 8, torch.float64, CPU, True)
 
 
@@ -57,7 +57,7 @@ def test_a_tiny_day_runs_every_section_and_a_second_call_none(tmp_path, capsys, 
     assert (tmp_path / 'bandwidth.png').stat().st_size > 1000
 
     monkeypatch.setattr(days, '_run_job', lambda job, why_not: pytest.fail('runs again'))
-    monkeypatch.setattr(days.Day, 'needs_gpu', lambda self: None)
+    monkeypatch.setattr(days.Session, 'needs_gpu', lambda self: None)
     done = [name for name, record in records.items() if set(states(record)) == {'done'}]
     before = {name: (tmp_path / f'{name}.json').read_text() for name in done}
     assert main(tmp_path, '--only', *done) == 0
@@ -87,6 +87,17 @@ def test_a_wrong_result_ends_with_exit_code_1(tmp_path, capsys, monkeypatch, fac
     monkeypatch.undo()
     only(monkeypatch, 'additive')
     assert main(tmp_path, '--only', section, '--again') == 0
+
+
+def test_a_gpu_is_verified_by_all_checks():
+    done = {
+        name: dict(jobs={'a': dict(state='done'), 'b': dict(state='done')}) for name in gpu.CHECKS
+    }
+    assert gpu.is_verified(done)
+    for name in gpu.CHECKS:
+        for state in ('wrong', 'failed', 'left'):
+            assert not gpu.is_verified({**done, name: dict(jobs={'a': dict(state=state)})})
+        assert not gpu.is_verified({other: done[other] for other in done if other != name})
 
 
 def test_a_wrong_gradient_is_seen():
@@ -180,7 +191,7 @@ class Clock:
             yield {'cost': cost, 'at': self.now}
 
         jobs = [(str(i), lambda cost=cost: job(cost)) for i, cost in enumerate(costs)]
-        return Section(name, name, share, lambda day: jobs, tables.plain())
+        return Section(name, name, share, lambda session: jobs, tables.plain())
 
 
 def test_sections_share_the_time_and_a_second_call_goes_on(tmp_path, monkeypatch):
@@ -229,7 +240,7 @@ def test_a_fault_of_the_device_leaves_the_rest_and_is_tried_last(tmp_path, monke
 
     def section(name, *faulty) -> Section:
         jobs = [(f'{i}', lambda i=i, f=f: job(f'{name}{i}', f)) for i, f in enumerate(faulty)]
-        return Section(name, name, 1, lambda day: jobs, tables.plain())
+        return Section(name, name, 1, lambda session: jobs, tables.plain())
 
     def call() -> dict:
         order.clear()
@@ -257,7 +268,7 @@ def test_what_a_machine_lacks_is_no_mistake(tmp_path):
         raise torch.cuda.OutOfMemoryError('no')
 
     jobs = [('one', job), ('two', full)]
-    section = Section('a', 'A', 1, lambda day: jobs, tables.plain())
+    section = Section('a', 'A', 1, lambda session: jobs, tables.plain())
     record = run([section], DAY, {}, tmp_path, 9, show=lambda line: None)['a']
     assert days.left_jobs(record) == {'needs 3 GiB': ['one'], 'out of memory': ['two']}
     text = tables.report([section], {'a': record}, {})
@@ -285,7 +296,7 @@ def test_registers_are_read_from_the_caches_of_triton(monkeypatch):
 
 
 def test_launches_that_are_compiled_first():
-    tasks = kernels.launches(Day(CPU, tiny=False))
+    tasks = kernels.launches(Session(CPU, tiny=False))
     assert len(set(tasks)) == len(tasks)
     assert {setup.dtype for _, setup, _ in tasks} == set(checks.DTYPES)
     small = replace(SETUP, dtype=torch.float32, head_dim=16)
@@ -316,7 +327,7 @@ def test_tuner(tmp_path, monkeypatch):
     for module in (tuner, configs):
         module.__spec__ = SimpleNamespace()
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(days.Day, 'needs_gpu', lambda self: None)
+    monkeypatch.setattr(days.Session, 'needs_gpu', lambda self: None)
     monkeypatch.setattr(Problem, 'step', lambda self, form: tuple(self.leaves) + (form,))
     jobs = dict(kernels.tuning(DAY, tmp_path, 60.0))
     rows = [*jobs['rala, bfloat16, d 32'](), *jobs['linear, bfloat16, d 32']()]

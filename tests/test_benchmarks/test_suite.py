@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from benchmarks import run
-from benchmarks.cases import CASES, Case, Rival, Setup, case
+from benchmarks.baselines import textbook
+from benchmarks.cases import CASES, Baseline, Case, Setup, case
 from benchmarks.report import table
-from benchmarks.rivals import textbook
 from benchmarks.suite import MODES, Effort, Result, run_case, slopes
 from mmlinattn.ops import Rotary, rala_attention
 
@@ -19,8 +19,8 @@ def setup(hw_shape=(4, 6), dtype=torch.float32) -> Setup:
     return Setup(hw_shape, 2, 2, 8, dtype, torch.device('cpu'))
 
 
-def made_up(**rivals) -> Case:
-    return Case('made-up', 'operator', '', lambda setup: rivals)
+def made_up(**baselines) -> Case:
+    return Case('made-up', 'operator', '', lambda setup: baselines)
 
 
 def leaf() -> torch.Tensor:
@@ -30,11 +30,11 @@ def leaf() -> torch.Tensor:
 @pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize('name', [n for n, c in CASES.items() if c.kind != 'backbone'])
 @pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
-def test_rivals_of_operators_and_layers_agree(name, mode, dtype):
+def test_baselines_of_operators_and_layers_agree(name, mode, dtype):
     results = list(run_case(CASES[name], [setup(dtype=dtype)], mode, QUICK))
     first, *others = results
     assert first.error is None and first.tokens == 24
-    compared = [rival.same for rival in CASES[name].build(setup()).values()][1:]
+    compared = [baseline.same for baseline in CASES[name].build(setup()).values()][1:]
     assert [result.error is not None for result in others] == compared
     for result in results:
         assert len(result.seconds) == 1 and result.peak_bytes > 0 and not result.skipped
@@ -44,7 +44,7 @@ def test_rivals_of_operators_and_layers_agree(name, mode, dtype):
 def test_channels_first_backbone_agrees(mode):
     small = replace(setup((32, 64), torch.float64), batch=1)
     results = list(run_case(CASES['ravlt-nano'], [small], mode, QUICK))
-    assert [result.error is None for result in results] == [True, False, False]
+    assert [result.error is None for result in results] == [True, False, False, False]
     assert {result.tokens for result in results} == {8 * 16}
 
 
@@ -75,7 +75,7 @@ def broken():
 
 
 @pytest.mark.parametrize(
-    'rival, mode, reason',
+    'baseline, mode, reason',
     [
         (lambda x: (2.01 * x, 2 * x), 'forward', r'differs from a by 5.0e-03 relative'),
         (lambda x: (x * float('nan'), 2 * x), 'forward', 'by nan'),
@@ -86,29 +86,31 @@ def broken():
     ],
     ids=['outputs', 'nan', 'second is nan', 'fewer', 'gradients', 'error'],
 )
-def test_a_rival_that_is_wrong_is_not_measured(rival, mode, reason):
+def test_a_baseline_that_is_wrong_is_not_measured(baseline, mode, reason):
     x = leaf()
-    rivals = made_up(
-        a=Rival(lambda: (2 * x, x + x), (x,)),
-        b=Rival(lambda: rival(x), (x,)),
-        c=Rival(lambda: (x + x, 2 * x), (x,)),
+    baselines = made_up(
+        a=Baseline(lambda: (2 * x, x + x), (x,)),
+        b=Baseline(lambda: baseline(x), (x,)),
+        c=Baseline(lambda: (x + x, 2 * x), (x,)),
     )
-    a, b, c = run_case(rivals, [setup()], mode, QUICK)
+    a, b, c = run_case(baselines, [setup()], mode, QUICK)
     assert b.failed and not b.seconds and re.search(reason, b.skipped)
     assert not a.failed and not c.failed and len(a.seconds) == len(c.seconds) == 1
 
 
-def test_rivals_of_another_kind_are_not_compared():
+def test_baselines_of_another_kind_are_not_compared():
     x = leaf()
-    other = made_up(a=Rival(lambda: 2 * x, (x,)), b=Rival(lambda: 3 * x, (x,), same=False))
+    other = made_up(a=Baseline(lambda: 2 * x, (x,)), b=Baseline(lambda: 3 * x, (x,), same=False))
     assert [r.error for r in run_case(other, [setup()], 'forward', QUICK)] == [None, None]
 
 
 def test_calls_that_would_take_too_long_are_left_out():
     x = leaf()
-    rivals = dict(a=Rival(lambda: 2 * x, (x,)), b=Rival(lambda: 2 * x, (x,), quadratic=True))
+    baselines = dict(
+        a=Baseline(lambda: 2 * x, (x,)), b=Baseline(lambda: 2 * x, (x,), quadratic=True)
+    )
     setups = [setup((1000, 1000)), setup((2, 2))]
-    results = list(run_case(made_up(**rivals), setups, 'forward', Effort(1, 0.0, budget=1e3)))
+    results = list(run_case(made_up(**baselines), setups, 'forward', Effort(1, 0.0, budget=1e3)))
     assert [r.size for r in results] == ['2x2', '2x2', '1000x1000', '1000x1000']
     assert [bool(r.skipped) for r in results] == [False, False, False, True]
     assert re.match(r'would take about \d+ s', results[-1].skipped)
@@ -124,8 +126,8 @@ def test_minimum_traffic():
     assert mode_bytes == [4 * size, (4 + 4 + 3) * size]
 
 
-def result(rival, tokens, seconds, peak=2**20, **kwargs) -> Result:
-    return Result('rala', 'operator', rival, 'forward', 'float32', 1, f'1x{tokens}', tokens,
+def result(baseline, tokens, seconds, peak=2**20, **kwargs) -> Result:
+    return Result('rala', 'operator', baseline, 'forward', 'float32', 1, f'1x{tokens}', tokens,
                   [seconds], peak, 100, **kwargs)  # fmt: skip
 
 
@@ -157,7 +159,7 @@ def test_runner_writes_its_files(tmp_path, capsys):
     data = json.loads((tmp_path / 'results.json').read_text())
     assert data['command'].startswith('python benchmarks/run.py --cases rala')
     assert data['threads'] == 1 and torch.__version__ in data['versions'] and data['commit']
-    assert {r['rival'] for r in data['results'] if r['case'] == 'rala'} == {
+    assert {r['baseline'] for r in data['results'] if r['case'] == 'rala'} == {
         'mmlinattn', 'textbook', 'SDPA softmax',
     }  # fmt: skip
     assert all(r['peak_bytes'] > 0 and len(r['seconds']) >= 1 for r in data['results'])
@@ -167,10 +169,10 @@ def test_runner_writes_its_files(tmp_path, capsys):
     assert 'mmlinattn' in capsys.readouterr().out
 
 
-def test_runner_fails_where_rivals_disagree(tmp_path, monkeypatch, capsys):
+def test_runner_fails_where_baselines_disagree(tmp_path, monkeypatch, capsys):
     x = leaf()
-    rivals = dict(a=Rival(lambda: 2 * x, (x,)), b=Rival(lambda: 3 * x, (x,)))
-    monkeypatch.setitem(CASES, 'rala', Case('rala', 'operator', '', lambda setup: rivals))
+    baselines = dict(a=Baseline(lambda: 2 * x, (x,)), b=Baseline(lambda: 3 * x, (x,)))
+    monkeypatch.setitem(CASES, 'rala', Case('rala', 'operator', '', lambda setup: baselines))
     args = ['--cases', 'rala', '--modes', 'forward', '--tokens', '16', '--out', str(tmp_path)]
     assert run.main(args) == 1
     assert 'rala, forward, batch 1, 4x4: b: differs from a by 5.0e-01' in capsys.readouterr().out
@@ -213,12 +215,12 @@ def test_bad_command_lines(argv, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_rival_may_be_left_out_at_some_sizes():
+def test_a_baseline_may_be_left_out_at_some_sizes():
     of = dict(case='attentions', kind='layer', mode='forward', dtype='float32', batch=1)
     group = [
-        Result(rival=rival, size=size, tokens=tokens, seconds=[1.0], **of)
-        for size, tokens, rivals in (('8x8', 64, 'ab'), ('64x64', 4096, 'a'))
-        for rival in rivals
+        Result(baseline=baseline, size=size, tokens=tokens, seconds=[1.0], **of)
+        for size, tokens, baselines in (('8x8', 64, 'ab'), ('64x64', 4096, 'a'))
+        for baseline in baselines
     ]
     *_, small, large = [line for line in table(group) if line.startswith(('| 8', '| 6'))]
     assert small.count(' ms') == 2 and large.count(' ms') == 1 and large.endswith('|  |')

@@ -1,6 +1,6 @@
 """Profile backbones on a CPU: time shares by kind of operation, and share of the peak.
 
-    python benchmarks/where.py --images 224x224 512x512 800x1280 --keep-memory
+    python benchmarks/profile_backbones.py --images 224x224 512x512 800x1280 --keep-memory
 
 Prints a Markdown table, as in docs/benchmarks.md. The peak is the speed of one large matrix product
 in the faster of the two libraries.
@@ -24,7 +24,7 @@ from benchmarks.run import image, positive
 from mmlinattn.analysis.complexity import analyse
 from mmlinattn.engine.runner.allocator import keep_freed_memory
 from mmlinattn.models.backbones import RAVLT, MixTransformer
-from mmlinattn.ops.common import matmul
+from mmlinattn.models.layers import cpu_linear
 
 BACKBONES: Dict[str, Callable[[], nn.Module]] = {
     'ravlt-s': lambda: RAVLT('small', norm_cfg=dict(type='BN')),
@@ -65,7 +65,7 @@ def peaks() -> Dict[str, float]:
     a, b = torch.randn(2, SIDE, SIDE).unbind(0)
     calls = {'BLAS': lambda: a @ b}
     if hasattr(torch.ops.mkldnn, '_linear_pointwise'):
-        calls['oneDNN'] = lambda: matmul._product(a, b, None)
+        calls['oneDNN'] = lambda: cpu_linear._product(a, b, None)
     return {name: SIDE**3 / best(call, 5) for name, call in calls.items()}
 
 
@@ -99,7 +99,7 @@ def main(argv: List[str]) -> int:
     print('| backbone | image | ms | share of peak |', ' | '.join(KINDS), '|')
     print('| --- | --- |', ' | '.join(['---:'] * (2 + len(KINDS))), '|')
     for name in args.backbones:
-        model = BACKBONES[name]().eval()
+        model = cpu_linear.optimize_for_cpu(BACKBONES[name]().eval())
         for shape in args.images:
             x = torch.randn(1, 3, *shape)
             with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16, enabled=args.bf16):

@@ -1,8 +1,8 @@
-"""Compare estimates of mmlinattn.analysis.training_estimate with measurements (docs/scale.md).
+"""Compare estimates of mmlinattn.analysis.training_estimate with measurements (docs/estimates.md).
 
-    python benchmarks/scale.py --published      # seconds: nothing trains
-    python benchmarks/scale.py --checkpointing  # minutes: two small models do a step
-    python benchmarks/scale.py --here 1 2 4     # trains on gloo processes of one thread each
+    python benchmarks/estimate_accuracy.py --published      # seconds: nothing trains
+    python benchmarks/estimate_accuracy.py --checkpointing  # minutes: two small models do a step
+    python benchmarks/estimate_accuracy.py --here 1 2 4     # trains on gloo processes
 
 Times are the minimum of several rounds. Nothing else should run at the same time.
 """
@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.machine import commit, machine
 from mmlinattn.analysis.devices import DEVICES, Device
 from mmlinattn.analysis.operators import training_step
-from mmlinattn.analysis.training_estimate import Efficiency, Plan, plan
+from mmlinattn.analysis.training_estimate import Efficiency, TrainingEstimate, estimate_training
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import quiet
@@ -122,13 +122,13 @@ RECIPES = (
 
 
 def published() -> None:
-    print('| training on V100 | precision | published s | foretold s | ratio | published GiB '
-          '| foretold GiB | source |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |'
+    print('| training on V100 | precision | published s | estimated s | ratio | published GiB '
+          '| estimated GiB | source |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |'
     )  # fmt: skip
     for recipe in RECIPES:
         cfg = load_config(str(recipe.config))
         recipe.change(cfg)
-        found = plan(
+        found = estimate_training(
             cfg, DEVICES['v100'], recipe.gpus, batch=recipe.batch, precision=recipe.precision
         )
         # Torch's allocated memory includes neither libraries nor fragmentation.
@@ -141,12 +141,12 @@ def published() -> None:
             flush=True,
         )
     print()
-    print('| foretold, bf16 | GPUs | images a GPU | ms a step | limited by | hours | GPU hours '
+    print('| estimated, bf16 | GPUs | images a GPU | ms a step | limited by | hours | GPU hours '
           '| memory GiB |\n| --- | --- | ---: | ---: | --- | ---: | ---: | ---: |')  # fmt: skip
     for config, batches in AHEAD.items():
         cfg = load_config(str(ROOT / 'configs' / config))
         for gpus, batch in batches.items():
-            found = plan(cfg, DEVICES['h100'], gpus, batch=batch, precision='bf16')
+            found = estimate_training(cfg, DEVICES['h100'], gpus, batch=batch, precision='bf16')
             print(
                 f'| `{config}` | {gpus} x H100 | {batch} | {1e3 * found.step:.0f} | {found.limit} '
                 f'| {found.hours:.1f} | {found.hours * gpus:.0f} '
@@ -213,7 +213,7 @@ def choices() -> None:
         for precision in ('fp32', 'bf16'):
             for classes in choice.checkpointing:
                 ddp, fsdp2 = (
-                    plan(
+                    estimate_training(
                         cfg, DEVICES['h100'], EIGHT, batch=TWO, precision=precision, shape=LARGE,
                         shard=shard, checkpointing=classes,
                     )
@@ -273,18 +273,18 @@ def step_of_detector(cfg: Config, batch: int, shape: Tuple[int, int]) -> int:
 
 
 def choices_here() -> None:
-    print('| config | images | computed again | measured MiB | foretold MiB | ratio |\n'
+    print('| config | images | computed again | measured MiB | estimated MiB | ratio |\n'
           '| --- | ---: | --- | ---: | ---: | ---: |')  # fmt: skip
     for config, batch, shape in MEASURED:
         for again in (False, True):
             cfg = load_config(str(ROOT / 'configs' / config))
             cfg.model.backbone.with_cp = again
-            foretold = training_step(build_model(cfg), shape, batch).peak / MiB
+            estimated = training_step(build_model(cfg), shape, batch).peak / MiB
             measured = step_of_detector(cfg, batch, shape) / MiB
             print(
                 f'| `{Path(config).stem}` | {batch} x {shape[1]}x{shape[0]} '
-                f'| {"`RAVLTBlock`" if again else "nothing"} | {measured:.0f} | {foretold:.0f} '
-                f'| {foretold / measured:.2f} |',
+                f'| {"`RAVLTBlock`" if again else "nothing"} | {measured:.0f} | {estimated:.0f} '
+                f'| {estimated / measured:.2f} |',
                 flush=True,
             )
 
@@ -394,10 +394,12 @@ def work(rank: int, processes: int, port: int, out: str) -> None:
     dist.destroy_process_group()
 
 
-def foretold(case: Sequence, device: Device, processes: int, efficiency: Efficiency) -> Plan:
+def estimate_case(
+    case: Sequence, device: Device, processes: int, efficiency: Efficiency
+) -> TrainingEstimate:
     config, batch, shape = case
     cfg = load_config(str(ROOT / 'configs' / config))
-    return plan(
+    return estimate_training(
         cfg, device, processes, machines=1, batch=batch, precision='fp32', shape=shape,
         images=1, efficiency=efficiency,
     )  # fmt: skip
@@ -409,7 +411,7 @@ def fit(seconds: float, device: Device) -> Efficiency:
     for _ in range(20):
         share = (low + high) / 2
         efficiency = Efficiency(compute=share, bandwidth=share, link=1, launch=0)
-        if foretold(CASES[0], device, 1, efficiency).step > seconds:
+        if estimate_case(CASES[0], device, 1, efficiency).step > seconds:
             low = share
         else:
             high = share
@@ -436,11 +438,11 @@ def here(numbers: List[int], folder: Path) -> None:
         flops, bandwidth = device.flops['fp32'] / 1e9, device.bandwidth / 1e9
         print(f'| {processes} | {flops:.0f} | {bandwidth:.1f} | {link} |')
     print(f'\nShare of both peaks, fitted to {FITTED} on one process: {efficiency.compute:.2f}\n')
-    print('| config | images a process | processes | measured ms | foretold ms | ratio | exchange |'
-          '\n| --- | ---: | ---: | ---: | ---: | ---: | ---: |')  # fmt: skip
+    print('| config | images a process | processes | measured ms | estimated ms | ratio '
+          '| exchange |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: |')  # fmt: skip
     for i, case in enumerate(CASES):
         for processes, (device, seconds) in found.items():
-            guess = foretold(case, device, processes, efficiency)
+            guess = estimate_case(case, device, processes, efficiency)
             print(
                 f'| `{case[0]}` | {case[1]} | {processes} | {1e3 * seconds[i]:.0f} '
                 f'| {1e3 * guess.step:.0f} | {guess.step / seconds[i]:.2f} '

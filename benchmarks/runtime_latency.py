@@ -1,8 +1,8 @@
 """Benchmark of exported models by format, for the table of docs/export.md.
 
-    python benchmarks/deployed.py                         # half an hour on one core
-    python benchmarks/deployed.py --only smca --format onnx
-    python benchmarks/deployed.py --zoo                   # every attention in two classifiers
+    python benchmarks/runtime_latency.py                         # half an hour on one core
+    python benchmarks/runtime_latency.py --only smca --format onnx
+    python benchmarks/runtime_latency.py --zoo                   # all attentions, two classifiers
 
 A cell holds the largest difference from torch at three sizes (static: at one size), the processor
 seconds of the export after the capture, and the milliseconds of a call. Calls use the first size
@@ -28,13 +28,16 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import commit, machine, version
-from benchmarks.spread import spread_predictions
+from benchmarks.study.grid import refusal
+from benchmarks.untrained import spread_head_weights
 from benchmarks.zoo import plan
-from mmlinattn.deployment import FORMATS, Export, ExportedFile, Settings, Written
+from mmlinattn.deployment import FORMATS, Export, ExportedFile, ExportResult, ExportSettings
 from mmlinattn.deployment.capture import strides_of
-from mmlinattn.deployment.deployable import Deployable, deployable, preprocessor_of
+from mmlinattn.deployment.deployable import Deployable, deployable
 from mmlinattn.deployment.formats import check_format, silence
 from mmlinattn.engine.config import load_config
+from mmlinattn.engine.model import preprocessor_of
+from mmlinattn.models.layers import optimize_for_cpu
 
 console = Console(highlight=False, width=160, stderr=True)
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,8 +72,8 @@ def build(cfg: Config) -> Deployable:
     """Return the deployable model of a config, untrained."""
     without_pretrained(cfg._cfg_dict)
     torch.manual_seed(0)
-    model = MODELS.build(dict(cfg.model, data_preprocessor=preprocessor_of(cfg)))
-    spread_predictions(model)
+    model = optimize_for_cpu(MODELS.build(dict(cfg.model, data_preprocessor=preprocessor_of(cfg))))
+    spread_head_weights(model)
     return deployable(model, cfg)
 
 
@@ -79,7 +82,7 @@ def cells(cfg: Config, shape, static: bool, formats: List[str], folder: Path) ->
     noise = torch.nn.functional.interpolate(torch.rand(1, 3, 16, 20) * 255, shape, mode='bicubic')
     start = spent()
     with silence():
-        exported = Export(model, [], Settings(shape, static), noise.clamp(0, 255))
+        exported = Export(model, [], ExportSettings(shape, static), noise.clamp(0, 255))
     yield f'{spent() - start:.0f} s'
     for name in formats:
         start = spent()
@@ -99,40 +102,41 @@ def cells(cfg: Config, shape, static: bool, formats: List[str], folder: Path) ->
         yield f'{worst:.0e}, {seconds:.0f} s, {statistics.median(times[2:]):.1f} ms'
 
 
-def zoo_export(host: str, attention: str, folder: Path) -> Tuple[str, Written]:
+def zoo_export(host: str, attention: str, folder: Path) -> Tuple[str, ExportResult]:
     """Export a zoo classifier to ONNX and return its sizes, ``any`` or ``one``, and the file.
 
     Raises:
         ValueError: the host does not support the attention. Exceptions of the exporter pass
             through.
     """
-    why = plan.refusal(host, attention)
+    cfg = plan.grid().run(dict(backbone=host, data='shapes', attention=attention)).load()
+    why = refusal(cfg)
     if why:
         raise ValueError(f'not in {host}: {why}')
-    cfg = plan.config(plan.Job(host, 'shapes', attention, 0), folder, plan.TINY)
     # A file of dynamic size needs at least two cells of the coarsest map.
     side = max(plan.SIDE, 2 * strides_of(build(cfg).model)[0])
     image = torch.nn.functional.interpolate(torch.rand(1, 3, 9, 9) * 255, (side, side))
     path = folder / f'{host}-{attention}.onnx'
     try:
-        settings = Settings((side, side + side // 2))
+        settings = ExportSettings((side, side + side // 2))
         return 'any', Export(build(cfg), [], settings, image).write('onnx', path)
     except Exception as error:
         if 'dynamic height and width' not in str(error):
             raise
-    settings = Settings((side, side), static=True)
+    settings = ExportSettings((side, side), static=True)
     return 'one', Export(build(cfg), [], settings, image).write('onnx', path)
 
 
 def zoo(only: List[str]) -> None:
     """Print the table of every attention in the classifiers of the zoo."""
-    print(f'| | {" | ".join(plan.HOSTS.values())} |')
-    print(f'| --- |{" ---: |" * len(plan.HOSTS)}')
-    for name in plan.attentions():
+    axes = plan.grid().axes
+    print(f'| | {" | ".join(entry["title"] for entry in axes["backbone"].values())} |')
+    print(f'| --- |{" ---: |" * len(axes["backbone"])}')
+    for name in axes['attention']:
         if not any(part.lower() in name.lower() for part in only):
             continue
         row = []
-        for host in plan.HOSTS:
+        for host in axes['backbone']:
             console.print(name, host)
             start = spent()
             try:

@@ -9,7 +9,7 @@ SPREAD = dict(
 )  # fmt: skip
 
 
-def spread_predictions(model: nn.Module) -> None:
+def spread_head_weights(model: nn.Module) -> None:
     """Initialise the weights of heads again with a larger spread, in place."""
     for name, layer in model.named_modules():
         spread = SPREAD.get(name.removesuffix('.in_proj').rpartition('.')[2])

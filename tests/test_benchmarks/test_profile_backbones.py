@@ -4,19 +4,19 @@ import re
 
 import pytest
 
-from benchmarks import where
+from benchmarks import profile_backbones
 
 
 @pytest.mark.parametrize('bf16', [False, True])
 def test_shares_are_of_all_the_time(monkeypatch, capsys, bf16):
-    monkeypatch.setattr(where, 'SIDE', 64)
+    monkeypatch.setattr(profile_backbones, 'SIDE', 64)
     arguments = ['--backbones', 'mit-b0-rwgka', '--images', '64x96', '--rounds', '1']
-    assert where.main(arguments + ['--bf16'] * bf16) == 0
+    assert profile_backbones.main(arguments + ['--bf16'] * bf16) == 0
     lines = capsys.readouterr().out.splitlines()
     cells = re.findall(r'[^|]+', lines[-1])
     assert [cell.strip() for cell in cells[:2]] == ['mit-b0-rwgka', '64x96']
     shares = [int(cell.strip(' %')) for cell in cells[4:-1]] + [int(cells[-1].strip(' %'))]
-    assert len(shares) == len(where.KINDS) and abs(sum(shares) - 100) <= 4
+    assert len(shares) == len(profile_backbones.KINDS) and abs(sum(shares) - 100) <= 4
     assert shares[0] > 0 and shares[2] > 0  # linear layers, convolutions
 
 
@@ -33,4 +33,4 @@ def test_shares_are_of_all_the_time(monkeypatch, capsys, bf16):
     ],
 )
 def test_kinds(name, kind):
-    assert where.kind_of(name) == kind
+    assert profile_backbones.kind_of(name) == kind
