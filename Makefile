@@ -11,14 +11,15 @@ PYTHON ?= $(DEFAULT_PYTHON)
 PYTEST_ARGS ?=
 ZOO_ARGS ?=
 
-.PHONY: help setup demo test test-long zoo docs matrix matrix-short lint format clean
+.PHONY: help setup demo test test-long zoo vqgan docs matrix matrix-short lint format clean
 
 help:
 	@echo "make demo    set up, train and test on the embedded data set, draw a picture"
 	@echo "make test    set up, lint, run the tests"
 	@echo "make test-long  what damages inputs at random and runs for long, at full size; then"
 	@echo "             make matrix-short"
-	@echo "make zoo     every attention in two small hosts on two data sets: under 45 minutes"
+	@echo "make zoo     every attention in two small backbones on two data sets"
+	@echo "make vqgan   reconstruction with four attentions, on Shapes and CamVid: under 15 minutes"
 	@echo "make docs    the site, from docs/ into build/site"
 	@echo "make setup   set up only: the environment in $(VENV), or PYTHON=... to use another;"
 	@echo "             MMCV=compiled compiles mmcv, MMCV_CUDA=1 with its CUDA operators"
@@ -35,6 +36,10 @@ demo: setup
 # Goes on where it was. ZOO_ARGS=--costs, --docs, ...: python -m benchmarks.zoo --help
 zoo: setup
 	$(PYTHON) -m benchmarks.zoo $(ZOO_ARGS)
+
+# Goes on where it was.
+vqgan: setup
+	@$(PYTHON) tools/misc/vqgan.py
 
 docs: setup
 	@bash tools/misc/docs.sh "$(PYTHON)"

@@ -26,15 +26,17 @@ if not torch.cuda.is_available():
     os.environ['TRITON_INTERPRET'] = '1'
 
 from mmengine.config import utils as config_utils
+from mmengine.registry import DefaultScope
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 import mmlinattn  # noqa: F401  registers everything
-from mmlinattn.datasets.file_backends import S3Store
+from mmlinattn.datasets.file_backends import S3FileBackend
 from mmlinattn.ops.common import dispatch
 from mmlinattn.utils import mmcv_ops
 from tests.interpreter import quicken
 from tests.object_store import KEY_ID, SECRET, serve_objects
+from tests.programs import Program
 
 # Loggers of the frameworks keep the stream of the test that made them, which is closed later.
 logging.raiseExceptions = False
@@ -70,6 +72,30 @@ gc.callbacks.append(_freeze_what_stays)
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _arguments(monkeypatch):
+    """Restore ``sys.argv``, in which a command puts its name."""
+    monkeypatch.setattr(sys, 'argv', [*sys.argv])
+
+
+@pytest.fixture(autouse=True)
+def _no_scope_of_mmengine():
+    """Remove the scope that a runner without one has left: heads would not find their losses."""
+    scope = DefaultScope.get_current_instance()
+    if scope is not None and scope.scope_name == 'mmengine':
+        DefaultScope._instance_dict.clear()  # MMEngine offers no other way
+
+
+@pytest.fixture(autouse=True)
+def _end_programs():
+    """End the programs that a failed test left: Python waits for them when it ends."""
+    yield
+    while Program.started:
+        program = Program.started.pop()
+        if program.process.is_alive():
+            program.kill()
 
 
 @pytest.fixture(scope='session')
@@ -126,7 +152,7 @@ def bucket(_object_server, monkeypatch) -> str:
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', KEY_ID)
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', SECRET)
     name = f'data-{uuid.uuid4().hex}'
-    S3Store()._ask(f's3://{name}', 'create_bucket', Bucket=name)
+    S3FileBackend()._request(f's3://{name}', 'create_bucket', Bucket=name)
     return f's3://{name}'
 
 

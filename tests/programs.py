@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Dict, Sequence
+from typing import Dict, List, Sequence
 
 FRAMEWORKS = ['mmlinattn', 'mmdet.apis', 'mmseg.apis', 'mmpretrain.apis', 'pycocotools.coco']
 TIMEOUT_S = 240
@@ -68,6 +68,8 @@ class Program:
         **environment: what differs from this process's environment.
     """
 
+    started: List['Program'] = []  # by the test that runs
+
     def __init__(
         self, script: Path, arguments: Sequence, output: Path, paths: Sequence[Path] = (),
         **environment: str,
@@ -79,6 +81,7 @@ class Program:
             target=_become, args=(str(script), [*map(str, arguments)], environment, str(output))
         )
         self.process.start()
+        self.started.append(self)
 
     def text(self) -> str:
         """What it has printed so far."""

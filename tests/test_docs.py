@@ -1,22 +1,31 @@
 """The examples of the pages that say how to add to the package."""
 
 import importlib
+import inspect
 import re
 import textwrap
+from pathlib import Path
 from typing import Dict
 
 import pytest
 import torch
 from mmengine.model import ModuleList, trunc_normal_init
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.registry import (
+    HOOKS,
+    MODELS,
+    OPTIM_WRAPPER_CONSTRUCTORS,
+    VISBACKENDS,
+    DefaultScope,
+)
 from torch import nn
 
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
+from mmlinattn.engine.preflight.model import check_channels
 from mmlinattn.models.backbones import HierarchicalBackbone
 from mmlinattn.models.backbones.transformer_block import TransformerBlock
 from mmlinattn.models.layers import BaseAttention, NonLocalBlock, TokenLayout, build_attention
-from mmlinattn.ops.common.numerics import accumulation_dtype
+from mmlinattn.testing import ATTENTION_RULES, check_attention
 
 
 def example(page, name: str) -> type:
@@ -24,9 +33,10 @@ def example(page, name: str) -> type:
     blocks = re.findall(r'```python\n(.*?)```', page.read_text(), re.S)
     (code,) = (block for block in blocks if f'class {name}(' in block)
     names: Dict[str, object] = dict(
+        __name__='mmlinattn.models.layers.mean',
+        __package__='mmlinattn.models.layers',  # of relative imports
         MODELS=MODELS,
         ModuleList=ModuleList,
-        accumulation_dtype=accumulation_dtype,
         nn=nn,
         trunc_normal_init=trunc_normal_init,
         BaseAttention=BaseAttention,
@@ -70,6 +80,10 @@ def test_the_plugins_of_the_page_of_attentions(root, framework):
 
 def test_the_attention_of_the_contributing_page(root):
     kind = example(root / 'CONTRIBUTING.md', 'MeanAttention')
+    slow = ('registered', 'compiles', 'compiles_for_training', 'exports', 'backbones')
+    rules = [name for name in ATTENTION_RULES if name not in slow]
+    with pytest.raises(AssertionError, match='MeanAttention breaks 1 of 21 rules.\n\nquery_pos: '):
+        check_attention(kind, rules=rules)
     attn = build_attention(dict(type=kind), 16, 2)
     x, mask = torch.randn(2, 6, 16), torch.zeros(2, 6, dtype=torch.bool)
     mask[0, 4:], mask[1] = True, True
@@ -80,6 +94,49 @@ def test_the_attention_of_the_contributing_page(root):
     # As many tokens as a float16 cannot count.
     v, mask = torch.full((1, 1, 70000, 1), 4.0, dtype=torch.float16), mask.new_zeros(1, 70000)
     assert (attn.attend(v, v, v, TokenLayout((100, 700), mask)) == 4).all()
+
+
+@pytest.mark.parametrize('base, parts', [('mmdet', ['neck']), ('mmseg', ['decode_head'])])
+def test_the_configs_of_the_page_of_own_backbones(root, tmp_path, base, parts):
+    """They load by the name of their base, and the channels fit."""
+    pytest.importorskip(base, reason='the config is one of its own')
+    page = (root / 'docs' / 'own_backbone.md').read_text()
+    codes = re.findall(r'```python\n(.*?)```', page, re.S)
+    (code,) = (code for code in codes if f"_base_ = '{base}::" in code)
+    (tmp_path / 'page.py').write_text(code)
+    cfg = load_config(str(tmp_path / 'page.py'))
+    assert {*parts} <= {*check_channels(cfg)}
+    loaders = [cfg[f'{split}_dataloader'] for split in ('train', 'val', 'test')]
+    model = build_model(cfg)
+    head = model.bbox_head if base == 'mmdet' else model.decode_head
+    for loader in loaders:
+        assert len(loader.dataset.metainfo.classes) == head.num_classes
+        assert 'ade' not in str(loader.dataset) and 'coco/' not in str(loader.dataset)
+        steps = loader.dataset.pipeline
+        assert not any(step.get('reduce_zero_label') for step in steps)
+
+
+def lines_of_training():
+    page = (Path(__file__).parents[1] / 'docs' / 'training.md').read_text()
+    loggers = re.findall(r'`(visualizer = .*)` \|', page)
+    assert len(loggers) == 3
+    return [*re.findall(r'```python\n(.*?)```', page, re.S), *loggers]
+
+
+@pytest.mark.parametrize('text', lines_of_training(), ids=lambda text: text[:40])
+def test_the_lines_of_the_page_of_trainings(root, tmp_path, text):
+    pytest.importorskip('mmdet', reason='the base is one of MMDetection')
+    base = root / 'configs' / 'quickstart' / 'mask-rcnn_ravlt-nano_shapes.py'
+    (tmp_path / 'line.py').write_text(f'_base_ = {str(base)!r}\n{text}\n')
+    cfg = load_config(str(tmp_path / 'line.py'))  # checks names of classes and options
+    for backend in cfg.visualizer.vis_backends:
+        assert VISBACKENDS.get(backend.type), backend
+    for hook in (*cfg.custom_hooks, cfg.default_hooks.checkpoint):
+        arguments = {name: value for name, value in hook.items() if name not in ('type', '_scope_')}
+        inspect.signature(HOOKS.get(hook.type)).bind(**arguments)
+    assert OPTIM_WRAPPER_CONSTRUCTORS.get(
+        cfg.optim_wrapper.get('constructor', 'DefaultOptimWrapperConstructor')
+    )
 
 
 def test_the_config_of_the_readme(root, tmp_path):
@@ -95,3 +152,27 @@ def test_the_config_of_the_readme(root, tmp_path):
     assert model.roi_head.bbox_head.num_classes == model.roi_head.mask_head.num_classes == 3
     for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         assert cfg[loader].dataset.metainfo.classes == ('bolt', 'nut', 'washer')
+
+
+def headings(page: Path) -> set:
+    """Return the anchors of a page, as GitHub names them."""
+    found = re.findall(r'^#+ (.*)$', page.read_text(), re.M)
+    plain = (re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', heading).lower() for heading in found)
+    return {re.sub(r'[^\w\- ]', '', heading.strip()).replace(' ', '-') for heading in plain}
+
+
+def test_links_between_pages_reach_a_file_and_a_heading(root):
+    pages = [*root.glob('*.md'), *root.glob('docs/*.md'), *root.glob('configs/*/README.md')]
+    broken, seen = [], 0
+    for page in pages:
+        for target, anchor in re.findall(r'\]\(([^)#\s]*)#?([^)\s]*)\)', page.read_text()):
+            if target.startswith(('http', 'mailto:')):
+                continue
+            file = (page.parent / target).resolve() if target else page
+            seen += 1
+            if not file.exists() or (
+                anchor and file.suffix == '.md' and anchor not in headings(file)
+            ):
+                broken.append(f'{page.relative_to(root)}: {target}#{anchor}')
+    assert not broken
+    assert seen > 300
