@@ -1,6 +1,7 @@
 """Command-line utilities: shared arguments, and errors in one line instead of a traceback."""
 
 import argparse
+import ast
 import inspect
 import math
 import os
@@ -28,7 +29,11 @@ SAME_SIGNAL_S = 5
 
 
 class Overrides(argparse.Action):
-    """MMEngine's ``DictAction`` of ``--cfg-options``, with an error that names a malformed part."""
+    """MMEngine's ``DictAction`` of ``--cfg-options``, with an error that names a malformed part.
+
+    A value with dicts, which ``DictAction`` cannot read, is written as in a config:
+    ``custom_hooks=[dict(type='ProfilerHook')]``.
+    """
 
     def __call__(self, parser, namespace, values, option_string=None) -> None:
         for value in values:
@@ -36,7 +41,37 @@ class Overrides(argparse.Action):
                 raise argparse.ArgumentError(self, f'{value!r} is not KEY=VALUE')
         from mmengine.config import DictAction
 
-        DictAction(self.option_strings, self.dest)(parser, namespace, values, option_string)
+        plain = DictAction(self.option_strings, self.dest)
+        for value in values:
+            key, _, text = value.partition('=')
+            try:
+                if re.search(r"""\bdict\(|{\s*['"]""", text):
+                    found = {**(getattr(namespace, self.dest, None) or {}), key: _literal(text)}
+                    setattr(namespace, self.dest, found)
+                else:
+                    plain(parser, namespace, [value], option_string)
+            except (AssertionError, RecursionError, SyntaxError, ValueError):
+                raise argparse.ArgumentError(
+                    self,
+                    f'{value!r} cannot be read: quote it for the shell as in '
+                    '"a.b=[dict(type=\'X\', n=1), 2]", or set it in a config file',
+                ) from None
+
+
+class _DictCalls(ast.NodeTransformer):
+    """Turns ``dict(a=1)`` into ``{'a': 1}``."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        names = [keyword.arg for keyword in node.keywords]
+        if getattr(node.func, 'id', None) != 'dict' or node.args or None in names:
+            return node
+        return ast.Dict([ast.Constant(name) for name in names], [k.value for k in node.keywords])
+
+
+def _literal(text: str) -> Any:
+    """Return the value of a Python literal with dicts; nothing is called."""
+    return ast.literal_eval(_DictCalls().visit(ast.parse(text.strip(), mode='eval')))
 
 
 class Parser(argparse.ArgumentParser):

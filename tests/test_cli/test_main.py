@@ -127,6 +127,9 @@ def test_errors_are_one_line(capsys, argv, message, tmp_path, monkeypatch):
         (['latency', 'c', 'w', '--shape', '64', '64', '--threads', '0'], '--threads must be posi'),
         (['check-data', 'c', '--examples', '-1'], '--examples must not be negative, got -1'),
         (['complexity', 'c', '--shape', '64', '64', '--cfg-options', 'x'], "'x' is not KEY=VALUE"),
+        (['train', 'c', '--cfg-options', 'a=[1, 2'], "'a=[1, 2' cannot be read: quote it for the"),
+        (['train', 'c', '--cfg-options', 'a=[dict(b=print(1))]'], 'or set it in a config file'),
+        (['train', 'c', '--cfg-options', 'a=dict({})', 'b=1'], "'a=dict({})' cannot be read"),
         (['test', 'c', 'w', '--launcher', 'foo'], "invalid choice: 'foo'"),
         (['doctor', 'now'], 'unrecognized arguments: now'),
     ],
@@ -138,6 +141,23 @@ def test_errors_of_arguments_are_one_line(capsys, argv, message, monkeypatch):
     error = capsys.readouterr().err
     assert error.startswith('error: ') and error.count('\n') == 1
     assert message in error and f'(mmlinattn {argv[0]} --help)' in error
+
+
+def test_options_with_dicts():
+    """Written as in a config; what MMEngine's action reads stays as it was."""
+    hooks = "custom_hooks=[dict(type='ProfilerHook', n=False), {'type': 'B', 'n': [-1, 2]}]"
+    text = ['a.b=1,2', hooks, "c={'d': None}", 'name=best_{}.pth', 'e=dict(f=(1, dict()))', 'a.b=3']
+    found = runs.train(['config', '--cfg-options', *text]).cfg_options
+    assert found == {
+        'a.b': 3,
+        'custom_hooks': [
+            {'type': 'ProfilerHook', 'n': False},
+            {'type': 'B', 'n': [-1, 2]},
+        ],
+        'c': {'d': None},
+        'name': 'best_{}.pth',
+        'e': {'f': (1, {})},
+    }
 
 
 @pytest.mark.parametrize(
