@@ -47,7 +47,7 @@ class Linearizer:
         options: see :class:`Options`.
 
     Raises:
-        ValueError, KeyError, TypeError: see :func:`.student.plan_student`.
+        ValueError, KeyError, TypeError: see :func:`.student.plan_student`; no images for A or B.
         FileNotFoundError, DataError: images or validation data are missing or unreadable.
         CheckpointError: the checkpoint does not fit the config, or lacks weights.
         FileExistsError: the folder is not empty, or belongs to a run with other options.
@@ -64,6 +64,8 @@ class Linearizer:
         self.cfg, self.checkpoint, self.options = cfg, checkpoint, options
         self.out = Path(options.out)
         self.phases = [p for p in ('a', 'b') if getattr(options, f'iters_{p}') > 0]
+        if self.phases and options.images is None:
+            raise ValueError('images is None: name a folder, or set iters_a and iters_b to 0')
         self.plan: Plan = plan_student(cfg, options.attn, options.keep_softmax)
         self._check_teacher()
         self.has_scores = options.score and cfg.get('val_dataloader') is not None
