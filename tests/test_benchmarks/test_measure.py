@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from benchmarks import measure
 from benchmarks.measure import Spread, difference, forward_backward, interleave, peak_memory, slope
 
 CPU = torch.device('cpu')
@@ -56,8 +57,16 @@ def test_calls_take_turns():
     order = []
     calls = {name: lambda name=name: order.append(name) for name in 'abc'}
     times = interleave(calls, CPU, min_rounds=4, min_seconds=0.0)
-    assert order == list('abc') * 4
+    # A short call follows an untimed one of its own.
+    assert order == list('aabbcc') * 4
     assert {name: len(sample) for name, sample in times.items()} == dict(a=4, b=4, c=4)
+
+
+def test_a_long_call_runs_once_a_round(monkeypatch):
+    monkeypatch.setattr(measure, 'WARM_UP', 0.0)
+    order = []
+    interleave({'a': lambda: order.append('a')}, CPU, min_rounds=3, min_seconds=0.0)
+    assert order == ['a'] * 3
 
 
 def test_rounds_are_limited_and_grow_with_the_time_asked_for():

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..common.first_derivative import first_derivative_only
 from ..common.numerics import (
     accumulation_dtype,
+    chunk_of,
     fits_cache,
     is_tracing,
     masked_softmax,
@@ -70,7 +71,7 @@ class _Pool(torch.autograd.Function):
             # The sum that the softmax gradient subtracts, in closed form.
             delta = (grad * pooled).sum(-1, keepdim=True)
             for chunk in token_chunks(x):
-                tokens = x[:, :, chunk].to(weight.dtype)
+                tokens = chunk_of(x, chunk, weight.dtype)
                 shares = (_scores(tokens, weight) - log_mass).exp()
                 if mask is not None:
                     shares = shares.masked_fill(mask[:, None, None, chunk], 0)
@@ -95,7 +96,7 @@ class _Scale(torch.autograd.Function):
         x, factor = ctx.saved_tensors
         dx, d_factor = torch.empty_like(x), torch.zeros_like(factor)
         for chunk in token_chunks(x):
-            part = grad[:, :, chunk].to(factor.dtype)
+            part = chunk_of(grad, chunk, factor.dtype)
             dx[:, :, chunk] = part * factor
             d_factor += (part * x[:, :, chunk]).sum(2, keepdim=True)
         return dx, d_factor
@@ -120,7 +121,7 @@ def _pool(x: Tensor, weight: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Te
     """
     softmax, pooled = OnlineSoftmax(), 0
     for chunk in token_chunks(x):
-        tokens = x[:, :, chunk].to(weight.dtype)
+        tokens = chunk_of(x, chunk, weight.dtype)
         padding = None if mask is None else mask[:, None, None, chunk]
         shares, fade = softmax.add(_scores(tokens, weight), padding)
         pooled = pooled * fade + shares @ tokens

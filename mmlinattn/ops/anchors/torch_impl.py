@@ -5,7 +5,7 @@ online), :class:`AnchorOutput` mixes the anchors for each token. Both recompute 
 backward pass. The M x M steps between them are differentiated by torch.
 """
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -13,8 +13,10 @@ from torch import Tensor
 from ..common.first_derivative import first_derivative_only
 from ..common.numerics import (
     accumulation_dtype,
+    chunk_of,
     fits_cache,
     is_tracing,
+    masked_softmax,
     needs_gradient,
     no_autocast,
     token_chunks,
@@ -33,15 +35,35 @@ def random_walk_torch(
     dtype = accumulation_dtype(q.dtype)
     anchors_q, anchors_k = anchors_q.to(dtype), anchors_k.to(dtype)
     walkers = k if options.cross else q
-    tokens = (walkers, k, v, anchors_q, anchors_k, options.key_padding_mask, options.steps != 1)
     with no_autocast(q):
-        # A single chunk needs no recomputation: autograd differentiates it.
-        one_piece = is_tracing() or all(fits_cache(x, anchors_q.shape[-2]) for x in (q, k))
-        if one_piece or not needs_gradient(q, *tokens[:5]):
-            state, transition, _ = _state(*tokens)
-            return _output(q, anchors_k, solve_walk(state, transition, options))
-        state, transition = AnchorState.apply(*tokens)
-        return AnchorOutput.apply(q, anchors_k, solve_walk(state, transition, options))
+        if is_tracing() or all(fits_cache(x, anchors_q.shape[-2]) for x in (q, k)):
+            return _random_walk(q, walkers, k, v, anchors_q, anchors_k, options)
+        tokens = (walkers, k, v, anchors_q, anchors_k, options.key_padding_mask, options.steps != 1)
+        differentiate = needs_gradient(q, *tokens[:5])
+        state, transition = (AnchorState.apply if differentiate else _state)(*tokens)[:2]
+        output = AnchorOutput.apply if differentiate else _output
+        return output(q, anchors_k, solve_walk(state, transition, options))
+
+
+def _random_walk(
+    q: Tensor,
+    walkers: Tensor,
+    k: Tensor,
+    v: Tensor,
+    anchors_q: Tensor,
+    anchors_k: Tensor,
+    options: WalkOptions,
+) -> Tensor:
+    """Compute the walk of a small map in one piece, which autograd differentiates."""
+    dtype, mask = anchors_q.dtype, options.key_padding_mask
+    padding = None if mask is None else mask[:, None, None]
+    mixing = _anchor_softmax(q.to(dtype), anchors_k)  # G_Q: [B, H, N, M]
+    weights = masked_softmax(anchors_q @ k.to(dtype).transpose(-2, -1), padding)  # G_K
+    transition = anchors_q.new_empty(0)
+    if options.steps != 1:
+        moves = mixing if walkers is q else _anchor_softmax(walkers.to(dtype), anchors_k)
+        transition = weights @ moves
+    return (mixing @ solve_walk(weights @ v.to(dtype), transition, options)).to(q.dtype)
 
 
 def nystrom_torch(
@@ -120,20 +142,20 @@ class AnchorState(torch.autograd.Function):
         dq = torch.empty_like(q) if has_transition else None
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         d_anchors_q = state.new_zeros(*state.shape[:-1], q.shape[-1])
-        d_anchors_k = torch.zeros_like(d_anchors_q) if has_transition else None
+        d_anchors_k: Any = torch.zeros_like(d_anchors_q) if has_transition else None  # as dq
         with no_autocast(q):
             # The sum that the gradient of the token softmax subtracts, in closed form.
             delta = (d_state * state).sum(-1, keepdim=True)
             if has_transition:
                 delta = delta + (d_transition * transition).sum(-1, keepdim=True)
             for chunk in token_chunks(q, anchors_q.shape[-2]):
-                keys = k[:, :, chunk].to(dtype)
+                keys = chunk_of(k, chunk, dtype)
                 weights = (anchors_q @ keys.transpose(-2, -1)).sub_(log_mass).exp_()
                 if mask is not None:
                     weights.masked_fill_(mask[:, None, None, chunk], 0)
-                d_weights = d_state @ v[:, :, chunk].to(dtype).transpose(-2, -1)
+                d_weights = d_state @ chunk_of(v, chunk, dtype).transpose(-2, -1)
                 if dq is not None:
-                    queries = q[:, :, chunk].to(dtype)
+                    queries = chunk_of(q, chunk, dtype)
                     weights_q = _anchor_softmax(queries, anchors_k)
                     d_weights += d_transition @ weights_q.transpose(-2, -1)
                     d_logits = _softmax_backward(
@@ -165,7 +187,7 @@ class AnchorOutput(torch.autograd.Function):
         d_anchors = x.new_zeros(*x.shape[:-1], q.shape[-1])
         with no_autocast(q):
             for chunk in token_chunks(q, anchors_k.shape[-2]):
-                queries, grads = q[:, :, chunk].to(x.dtype), grad[:, :, chunk].to(x.dtype)
+                queries, grads = chunk_of(q, chunk, x.dtype), chunk_of(grad, chunk, x.dtype)
                 weights_q = _anchor_softmax(queries, anchors_k)
                 dx += weights_q.transpose(-2, -1) @ grads
                 d_logits = _softmax_backward(weights_q, grads @ x.transpose(-2, -1))
@@ -187,12 +209,12 @@ def _state(
     dtype = anchors_q.dtype
     softmax, state, transition = OnlineSoftmax(), 0, 0
     for chunk in token_chunks(q, anchors_q.shape[-2]):
-        logits = anchors_q @ k[:, :, chunk].to(dtype).transpose(-2, -1)  # [B, H, M, n]
+        logits = anchors_q @ chunk_of(k, chunk, dtype).transpose(-2, -1)  # [B, H, M, n]
         weights, fade = softmax.add(logits, None if mask is None else mask[:, None, None, chunk])
-        state = state * fade + weights @ v[:, :, chunk].to(dtype)
+        state = state * fade + weights @ chunk_of(v, chunk, dtype)
         if has_transition:
             transition = transition * fade + weights @ _anchor_softmax(
-                q[:, :, chunk].to(dtype), anchors_k
+                chunk_of(q, chunk, dtype), anchors_k
             )
     share = softmax.share()
     transition = transition * share if has_transition else anchors_q.new_empty(0)
@@ -206,7 +228,7 @@ def _output(q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
         return (_anchor_softmax(q.to(x.dtype), anchors_k) @ x).to(q.dtype)
     out = token_major(q, x.shape[-1])
     for chunk in chunks:
-        out[:, :, chunk] = _anchor_softmax(q[:, :, chunk].to(x.dtype), anchors_k) @ x
+        out[:, :, chunk] = _anchor_softmax(chunk_of(q, chunk, x.dtype), anchors_k) @ x
     return out
 
 
