@@ -1,7 +1,7 @@
 """Numerical helpers of the operators: dtypes, chunks of tokens, tracing."""
 
 from contextlib import nullcontext
-from typing import ContextManager, List, Optional
+from typing import Any, ContextManager, List, Optional
 
 import torch
 import torch.nn.functional as F
@@ -93,6 +93,19 @@ def chunk_of(x: Tensor, chunk: slice, dtype: torch.dtype) -> Tensor:
     if chunk.start is not None:
         x = x[:, :, chunk]
     return x if x.dtype == dtype else x.to(dtype)
+
+
+def put_chunk(out: Any, chunk: slice, part: Tensor, like: Tensor) -> Tensor:
+    """Return ``out``, a tensor like ``like``, with the tokens of a slice: ``part`` if it is all.
+
+    Args:
+        out: None at the first slice.
+    """
+    if chunk.start is None:
+        return part.to(like.dtype)
+    out = torch.empty_like(like) if out is None else out
+    out[:, :, chunk] = part
+    return out
 
 
 def token_major(

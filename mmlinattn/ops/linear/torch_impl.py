@@ -21,6 +21,7 @@ from ..common.numerics import (
     is_tracing,
     needs_gradient,
     no_autocast,
+    put_chunk,
     token_chunks,
     token_major,
 )
@@ -246,7 +247,8 @@ def _query_gradients(
     phi, gradient = FEATURE_MAPS[options.feature_map], FEATURE_GRADIENTS[options.feature_map]
     dtype = sums.state.dtype
     eps = _eps(q, options, dtype)
-    dq, scale = torch.empty_like(q), q.shape[-1] ** -0.5
+    dq: Any = None
+    scale = q.shape[-1] ** -0.5
     d_state, d_total = torch.zeros_like(sums.state), torch.zeros_like(sums.total)
     d_values = torch.zeros_like(sums.values) if options.magnitude_aware else None
     for chunk in token_chunks(q):
@@ -269,7 +271,7 @@ def _query_gradients(
         d_state += turned.transpose(-2, -1) @ scaled
         d_total += d_norm.transpose(-2, -1) @ features
         d_features = turn(d_turned, angles, back=True) + d_norm * sums.total
-        dq[:, :, chunk] = gradient(features, d_features)
+        dq = put_chunk(dq, chunk, gradient(features, d_features), q)
     return dq, KVState(d_state, d_total, values=d_values)  # type: ignore[arg-type]  # or None
 
 
@@ -279,7 +281,8 @@ def _key_gradients(
     """Return gradients of keys, values, given weights and mean query."""
     phi, gradient = FEATURE_MAPS[options.feature_map], FEATURE_GRADIENTS[options.feature_map]
     dtype, scale = sums.state.dtype, k.shape[-1] ** -0.5
-    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    dk: Any = None
+    dv: Any = None
     d_weights = None if options.token_weights is None else torch.empty_like(options.token_weights)
     d_mean = delta = d_values = None
     if options.magnitude_aware:
@@ -306,7 +309,7 @@ def _key_gradients(
         d_value = turn(weighted, angles) @ d_sums.state
         if d_values is not None:
             d_value = d_value + (d_values if weight is None else weight * d_values)
-        dv[:, :, chunk] = d_value
+        dv = put_chunk(dv, chunk, d_value, v)
         d_turned = values @ d_sums.state.transpose(-2, -1)
         d_features = turn(d_turned, angles, back=True) + d_sums.total
         if weight is not None:
@@ -318,7 +321,7 @@ def _key_gradients(
                 d_scores = (d_weight - delta) * weight
                 d_features = d_features + d_scores * (scale * sums.mean)
                 d_mean += scale * (d_scores.transpose(-2, -1) @ features)
-        dk[:, :, chunk] = gradient(features, d_features)
+        dk = put_chunk(dk, chunk, gradient(features, d_features), k)
     return dk, dv, d_weights, d_mean
 
 
