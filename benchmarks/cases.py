@@ -269,6 +269,16 @@ def _linear(setup: Setup) -> Baselines:
     )
 
 
+@case('linear-elu+1', 'operator', 'Linear attention with the feature map elu + 1 inside.')
+def _linear_elu1(setup: Setup) -> Baselines:
+    return operator_baselines(
+        setup,
+        partial(linear_attention, feature_map='elu+1'),
+        setup.qkv(),
+        lambda q, k, v: textbook.linear(F.elu(q) + 1, F.elu(k) + 1, v),
+    )
+
+
 @case('additive', 'operator', 'Additive attention; linear in the tokens, SDPA is quadratic.')
 def _additive(setup: Setup) -> Baselines:
     weights = [setup.leaf(setup.randn(setup.heads, setup.head_dim)) for _ in range(2)]
