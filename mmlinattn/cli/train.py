@@ -19,6 +19,7 @@ from ..engine.preflight.weights import check_weights
 from ..engine.runner.console import silence_other_processes
 from ..engine.runner.runner import PluginFeatures
 from ..engine.runner.work_dir_lock import lock_work_dir
+from ..engine.training_setup import set_up_training, set_watchdog_timeout
 from ..utils import unlock_folders
 from ..utils.command_line import errors_in_one_line
 from ..utils.errors import InputError
@@ -42,19 +43,13 @@ def prepare(args: argparse.Namespace) -> PluginFeatures:
     check_run(cfg, 'train', 'val')
     launch.check_restarts(args.resume)
     if args.launcher != 'none' or args.watchdog_timeout is not None:
-        config.set_watchdog_timeout(cfg, args.watchdog_timeout)
+        set_watchdog_timeout(cfg, args.watchdog_timeout)
     launch.set_launcher(cfg, args.launcher)
     silence_other_processes()
     options = ('resume', 'amp', 'auto_scale_lr', 'auto_batch')
     launch.check_same(cfg, **{f'--{name}': getattr(args, name) for name in options})
     lock_work_dir(cfg.work_dir, restarted=args.resume == 'auto')
-    config.set_resume(cfg, args.resume)
-    config.use_amp(cfg, args.amp)
-    config.set_checkpoint_hooks(cfg)
-    config.set_divergence_check(cfg)
-    config.set_report(cfg)
-    if args.auto_scale_lr:
-        config.scale_lr(cfg)
+    set_up_training(cfg, resume=args.resume, amp=args.amp, auto_scale_lr=args.auto_scale_lr)
     if args.auto_batch is not None:
         from ..analysis.auto_batch import set_auto_batch
 

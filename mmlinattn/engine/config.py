@@ -6,15 +6,12 @@ import re
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, Optional
 
 from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
-from mmengine.device import get_device
-from mmengine.dist import is_main_process
-from mmengine.hooks import CheckpointHook, Hook
-from mmengine.logging import print_log
-from mmengine.registry import HOOKS, Registry, init_default_scope
+from mmengine.hooks import Hook
+from mmengine.registry import Registry, init_default_scope
 
 from ..checkpoints import replace_mmengine_readers
 from ..datasets.file_backends import check_no_secrets
@@ -22,17 +19,8 @@ from ..utils import check_writable, dicts
 from ..utils.messages import known_messages_hidden
 from ..utils.replacements import replace_entry
 from ..utils.suggest import did_you_mean
-from .distributed.launch import broadcast_from_first
-from .hooks.checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
-from .hooks.divergence_hook import DivergenceHook
-from .hooks.preemption_hook import PreemptionHook
-from .hooks.report_hook import ReportHook
-from .hooks.watchdog_hook import TIMEOUT_S, WatchdogHook
 from .preflight.old_configs import check_not_old
 from .preflight.options import check_options
-
-# Collectives time out this many seconds after WatchdogHook.
-WAIT_LONGER_S = 60
 
 TOP_LEVEL = {
     'work_dir', 'load_from', 'resume', 'randomness', 'auto_scale_lr', 'train_cfg', 'val_cfg',
@@ -259,107 +247,10 @@ def set_work_dir(cfg: Config, config_path: str, work_dir: Optional[str]) -> None
         raise ValueError(f'work_dir {cfg.work_dir!a} is not UTF-8: choose another name')
 
 
-def use_amp(cfg: Config, requested: bool) -> None:
-    """Turn mixed precision on (``--amp``) and choose a wrapper that the device supports."""
-    kind = cfg.optim_wrapper.get('type', 'OptimWrapper')
-    if requested and kind == 'OptimWrapper':
-        kind = 'AmpOptimWrapper'
-        cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
-    if requested and kind != 'AmpOptimWrapper':
-        raise ValueError(f'--amp: optim_wrapper.type is {kind!r}, which has no mixed precision')
-    if kind == 'AmpOptimWrapper' and get_device() == 'cpu':
-        print_log('No GPU: mixed precision runs as bfloat16 autocast on the CPU.', 'current')
-        kind = 'CPUAmpOptimWrapper'
-        for name in ('loss_scale', 'dtype', 'use_fsdp'):
-            cfg.optim_wrapper.pop(name, None)
-    cfg.optim_wrapper.type = kind
-
-
-def set_resume(cfg: Config, resume: Optional[str]) -> None:
-    """Set the checkpoint to resume from (``--resume``).
-
-    Args:
-        cfg: the config, changed in place.
-        resume: a checkpoint; None for a new training; ``'auto'`` for the newest intact checkpoint
-            of the work directory, if any. With several processes only the first one searches.
-
-    Raises:
-        CheckpointError: the work directory has checkpoints, but no intact one.
-    """
-    if resume is None:
-        return
-    found = resume
-    if resume == 'auto':
-        found = broadcast_from_first(lambda: newest_checkpoint(cfg.work_dir))
-    if found is None:
-        if is_main_process():
-            print_log(f'--resume: no checkpoint in {cfg.work_dir!r} yet: a new training', 'current')
-        return
-    cfg.resume, cfg.load_from = True, found
-
-
-def set_watchdog_timeout(cfg: Config, seconds: Optional[float]) -> None:
-    """Add a WatchdogHook to a training on several processes (``--watchdog-timeout``).
-
-    Without ``seconds`` the timeout is the config's, else the hook's default. Collectives time out
-    later unless ``env_cfg.dist_cfg.timeout`` is set, so that the hook can first report the stack
-    of each process.
-    """
-    hooks: List[dict] = list(cfg.get('custom_hooks') or [])
-    watching = [hook for hook in hooks if is_subtype(hook, WatchdogHook, HOOKS)]
-    if not watching:
-        hooks.append(dict(type='WatchdogHook'))
-        watching = hooks[-1:]
-    if seconds is not None:
-        watching[0]['timeout'] = seconds
-    cfg.custom_hooks = hooks
-    limit = watching[0].get('timeout', TIMEOUT_S) + WAIT_LONGER_S
-    env_cfg = dict(cfg.get('env_cfg') or {})
-    env_cfg['dist_cfg'] = {'timeout': limit, **(env_cfg.get('dist_cfg') or {})}
-    cfg.env_cfg = env_cfg
-
-
-def set_checkpoint_hooks(cfg: Config) -> None:
-    """Replace MMEngine's CheckpointHook by AtomicCheckpointHook and add a PreemptionHook.
-
-    A kill then loses no checkpoint, and SIGTERM and SIGINT save one. A checkpoint hook of another
-    class is kept, with a message.
-    """
-    hooks = cfg.setdefault('default_hooks', {})
-    hook = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
-    if hook is not None and is_subtype(hook, CheckpointHook, HOOKS):
-        hook['type'] = 'AtomicCheckpointHook'
-    if hook is None or not is_subtype(hook, AtomicCheckpointHook, HOOKS):
-        print_log(f'default_hooks.checkpoint is {hook}: a kill may lose checkpoints', 'current')
-        return
-    custom = list(cfg.get('custom_hooks') or [])
-    if not any(is_subtype(hook, PreemptionHook, HOOKS) for hook in custom):
-        cfg.custom_hooks = [*custom, dict(type='PreemptionHook')]
-
-
-def set_divergence_check(cfg: Config) -> None:
-    """Add a DivergenceHook, unless the config has one."""
-    custom = list(cfg.get('custom_hooks') or [])
-    if not any(is_subtype(hook, DivergenceHook, HOOKS) for hook in custom):
-        cfg.custom_hooks = [*custom, dict(type='DivergenceHook')]
-
-
-def set_report(cfg: Config) -> None:
-    """Add a ReportHook as ``default_hooks.report``, unless the config names one or None."""
-    cfg.setdefault('default_hooks', {}).setdefault('report', dict(type=ReportHook.__name__))
-
-
 def is_subtype(cfg: dict, kind: type, registry: Registry) -> bool:
     """Return True if the ``type`` of a config, a class or its name, is this class."""
     found = cfg.get('type')
     return (registry.get(found) if isinstance(found, str) else found) is kind
-
-
-def scale_lr(cfg: Config) -> None:
-    """Enable ``--auto-scale-lr``; raise ValueError if the config has no base batch size."""
-    if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
-        raise ValueError('--auto-scale-lr: the config has no auto_scale_lr.base_batch_size')
-    cfg.auto_scale_lr.enable = True
 
 
 def set_pictures(cfg: Config, show_dir: Optional[str]) -> None:

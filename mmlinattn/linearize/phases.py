@@ -9,11 +9,11 @@ from mmengine.dist import is_main_process
 from mmengine.logging import print_log
 
 from ..checkpoints import read_checkpoint
-from ..engine import config as engine_config
 from ..engine.hooks.checkpoint_hook import LAST
 from ..engine.model import build_model, preprocessor_of
 from ..engine.preflight.weights import check_weights
 from ..engine.runner.runner import PluginRunner
+from ..engine.training_setup import set_up_training, set_watchdog_timeout
 from .images import image_pipeline
 from .options import Options
 
@@ -112,12 +112,8 @@ def train_phase(cfg: Config, work_dir: Path, options: Options) -> Path:
     """Train a phase, or continue it, and return its last checkpoint."""
     cfg.work_dir, cfg.launcher = str(work_dir), options.launcher
     if options.launcher != 'none':
-        engine_config.set_watchdog_timeout(cfg, None)
-    engine_config.set_resume(cfg, 'auto' if options.resume else None)
-    engine_config.use_amp(cfg, options.amp)
-    engine_config.set_checkpoint_hooks(cfg)
-    engine_config.set_divergence_check(cfg)
-    engine_config.set_report(cfg)
+        set_watchdog_timeout(cfg, None)
+    set_up_training(cfg, resume='auto' if options.resume else None, amp=options.amp)
     if is_main_process():
         print_log(f'{cfg.experiment_name}: {work_dir}', 'current')
     runner = PluginRunner.from_cfg(cfg)

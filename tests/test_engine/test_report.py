@@ -12,13 +12,13 @@ from mmengine.evaluator import Evaluator
 from mmengine.model import BaseModel
 from torch import nn
 
-from mmlinattn.engine.config import set_report
 from mmlinattn.engine.hooks import report_hook
 from mmlinattn.engine.report import evaluation as evaluations
 from mmlinattn.engine.report.curves import draw_curves, read_scalars
 from mmlinattn.engine.report.evaluation import Evaluation, report_metric
 from mmlinattn.engine.report.pictures import draw_confusion, draw_precision_recall, per_class_csv
 from mmlinattn.engine.runner.runner import PluginRunner
+from mmlinattn.engine.training_setup import set_report
 from tests.sizes import some
 
 

@@ -16,6 +16,7 @@ from mmlinattn.engine import config
 from mmlinattn.engine.preflight import data as data_checks
 from mmlinattn.engine.preflight.weights import check_weights
 from mmlinattn.engine.runner.runner import PluginRunner
+from mmlinattn.engine.training_setup import set_up_training
 from mmlinattn.utils.command_line import errors_in_one_line
 from tests.families import shrunk
 from tests.test_faults.damage import damaged_tree, seeds, try_all
@@ -46,8 +47,7 @@ def prepare(tree, work_dir):
     cfg = Config(dict(tree, work_dir=str(work_dir), log_level='ERROR'))
     config.check_structure(cfg)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
-    config.use_amp(cfg, False)
-    config.set_checkpoint_hooks(cfg)
+    set_up_training(cfg, resume=None, amp=False)
     data_checks.check_data(cfg, 'train_dataloader', 'val_dataloader', 'val_evaluator')
     runner = PluginRunner.from_cfg(cfg)
     check_weights(runner, cfg)

@@ -8,8 +8,9 @@ from mmengine.config import Config
 
 from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.engine import build_model
-from mmlinattn.engine.config import load_config, set_resume
+from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.data import DataError
+from mmlinattn.engine.training_setup import set_resume
 
 from .conftest import CONFIGS
 

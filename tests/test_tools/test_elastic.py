@@ -11,9 +11,9 @@ from mmengine.config import Config
 
 from mmlinattn.checkpoints import read_checkpoint
 from mmlinattn.engine import WatchdogHook
-from mmlinattn.engine.config import set_watchdog_timeout
 from mmlinattn.engine.distributed.launch import check_restarts, group_timeout, set_launcher
 from mmlinattn.engine.hooks import watchdog_hook as hang
+from mmlinattn.engine.training_setup import set_watchdog_timeout
 
 from ..programs import Program, free_port
 from ..sizes import LONG, size
