@@ -58,26 +58,25 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
 def main(argv: List[str]) -> int:
     args = parse_args(argv)
     path = GRIDS / f'{args.grid}.yml'
-    try:
-        content = read(path if path.is_file() else Path(args.grid), args.quick)
-        pairs = (text.partition('=') for text in args.only)
-        select(content, {axis: names.split(',') for axis, _, names in pairs})
-        folder = args.out or ROOT / 'work_dirs' / 'study' / str(content.get('name'))
-        words = [word for word in argv if word not in ('--costs', '--docs')]
-        content['command'] = shlex.join(['python', '-m', 'benchmarks.study', *words])
-        if isinstance(content.get('checkpoint'), str):
-            content['checkpoint'] = str(folder.resolve().parent / content['checkpoint'])
-        return conduct(build(content, os.path.abspath(args.data_root)), folder, args, PAGE)
-    except (GridError, BlockingIOError) as error:
-        console.print(f'error: {error}', style='red', soft_wrap=True, markup=False)
-        return 2
+    content = read(path if path.is_file() else Path(args.grid), args.quick)
+    pairs = (text.partition('=') for text in args.only)
+    select(content, {axis: names.split(',') for axis, _, names in pairs})
+    folder = args.out or ROOT / 'work_dirs' / 'study' / str(content.get('name'))
+    words = [word for word in argv if word not in ('--costs', '--docs')]
+    content['command'] = shlex.join(['python', '-m', 'benchmarks.study', *words])
+    if isinstance(content.get('checkpoint'), str):
+        content['checkpoint'] = str(folder.resolve().parent / content['checkpoint'])
+    return conduct(build(content, os.path.abspath(args.data_root)), folder, args, PAGE)
 
 
 def run(main, argv: List[str]) -> int:
-    """Return the exit code of a study, also if it is interrupted."""
+    """Return the exit code of a study, also if it is interrupted or its grid has a mistake."""
     try:
         with unwind_on_sigterm():
             return main(argv)
+    except (GridError, BlockingIOError) as error:
+        console.print(f'error: {error}', style='red', soft_wrap=True, markup=False)
+        return 2
     except KeyboardInterrupt:
         console.print('interrupted: the same command goes on')
         return 130

@@ -146,16 +146,22 @@ class Session:
         return made_by == (run.name, self.hashes[run.name])
 
     def measure(self) -> None:
-        """Measure the costs of all models in turns, and write ``costs.json``."""
+        """Measure the costs of all models in turns, and write ``costs.json``.
+
+        What this machine and commit measured of other models, left out by ``--only``, stays.
+        """
         runs = {run.point: run for run in self.possible(self.grid.runs())}
-        found: Dict[str, dict] = {'facts': facts()}
+        file = self.folder / page.COSTS_FILE
+        found: Dict[str, dict] = json.loads(file.read_text()) if file.is_file() else {}
+        if found.get('facts') != facts():
+            found = {'facts': facts()}
         shapes = {str(run.cost): run.cost for run in runs.values()}
         for key, cost in shapes.items():
             same = {point: run.load() for point, run in runs.items() if str(run.cost) == key}
             for point, measured in costs.measure(same, cost).items():
                 found[point] = dict(measured, settings=runs[point].settings())
         self.folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(self.folder / page.COSTS_FILE) as temporary:
+        with atomic_write(file) as temporary:
             temporary.write_text(json.dumps(found, indent=1) + '\n')
 
     def results(self) -> page.Results:

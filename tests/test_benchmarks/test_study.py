@@ -16,6 +16,7 @@ pytest.importorskip('mmpretrain', reason='the runs are of classifiers, the extra
 from benchmarks.study import execution, page, records, session
 from benchmarks.study import grid as grids
 from benchmarks.study.__main__ import main
+from benchmarks.study.__main__ import run as end_of
 from benchmarks.study.grid import GridError
 from mmlinattn.datasets import shapes
 from tests.programs import Program
@@ -184,6 +185,30 @@ def test_costs_of_other_settings_are_left_out(tmp_path):
     assert {*page.load(grid, tmp_path, {}, {}).costs} == {soft.point, 'facts'}
     file.write_text(json.dumps({hydra.point: measured, 'facts': {}}))
     assert page.load(grid, tmp_path, {}, {}).costs == {}
+
+
+def test_costs_of_some_models_keep_the_others(tmp_path, monkeypatch):
+    """If the same machine and commit measured them."""
+    content = json.loads(json.dumps(TINY))
+    whole = grids.build(content)
+    grids.select(content, dict(model=['Softmax']))
+    part = grids.build(content)
+    monkeypatch.setattr(
+        session.costs, 'measure', lambda models, cost: {name: {} for name in models}
+    )
+    monkeypatch.setattr(grids.Grid, 'refusals', lambda grid: {})
+
+    def measured(grid, commit):
+        monkeypatch.setattr(session, 'facts', lambda: dict(commit=commit))
+        session.Session(grid, tmp_path).measure()
+        found = json.loads((tmp_path / page.COSTS_FILE).read_text())
+        assert found.pop('facts') == dict(commit=commit)
+        return {*found}
+
+    both, one = ({run.point for run in grid.runs()} for grid in (whole, part))
+    assert measured(whole, 'C') == both and len(both) == 2
+    assert measured(part, 'C') == both
+    assert measured(part, 'D') == one
 
 
 def test_every_checkpoint_is_checked(tmp_path):
@@ -365,7 +390,7 @@ def test_bad_grids(tmp_path, text, message):
 
 
 def test_a_grid_that_is_not_there(tmp_path, capsys):
-    assert main([str(tmp_path / 'none.yml'), '--out', str(tmp_path)]) == 2
+    assert end_of(main, [str(tmp_path / 'none.yml'), '--out', str(tmp_path)]) == 2
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith('error: ') and 'No such file' in line
     for words, message in (
