@@ -138,6 +138,10 @@ def test_all_stages(teacher, run, tmp_path, capsys):
         name.startswith(('backbone.layers.0.attn.', 'backbone.layers.1.attn.')) for name in changed
     )
     assert not torch.equal(b['backbone.embed.proj.weight'], a['backbone.embed.proj.weight'])
+    # Each phase starts from the one before.
+    for phase, start in (('a', 'swap'), ('b', 'a'), ('c', 'b')):
+        (trained,) = (out / f'phase_{phase}').glob('2*/vis_data/config.py')
+        assert f"'{out / start}.pth'" in trained.read_text()
     # The result is an ordinary config and checkpoint.
     work = tmp_path / 'test'
     run('test', out / 'config.py', out / 'model.pth', '--work-dir', work)
