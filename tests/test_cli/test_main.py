@@ -225,6 +225,7 @@ def test_scripts_are_the_commands(root):
         'doctor',
         'shapes',
         'moving-shapes',
+        'rank',
     }
 
 
