@@ -226,6 +226,7 @@ def test_scripts_are_the_commands(root):
         'shapes',
         'moving-shapes',
         'rank',
+        'throughput',
     }
 
 

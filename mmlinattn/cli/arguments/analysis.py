@@ -9,6 +9,7 @@ from .common import CHECKPOINT, CONFIG, DEVICE, check_positive
 
 GPUS = ('v100', 'a100', 'h100', 'h200', 'rtx4090')
 LEAST_TOLERANCE = 1e-6
+PRECISIONS = ('fp32', 'bf16', 'fp16')
 EFFICIENCY = ('compute', 'mixed', 'bandwidth', 'link', 'launch')
 
 
@@ -87,6 +88,32 @@ def rank(argv: Optional[List[str]] = None) -> Namespace:
             f'--tolerance must be at least {LEAST_TOLERANCE:g}, the rounding of float32, and below '
             f'1, got {args.tolerance:g}'
         )
+    return args
+
+
+def throughput(argv: Optional[List[str]] = None) -> Namespace:
+    """Measure the images a second of the model of a config, with initial weights.
+
+    The model runs on random images, without pre- and post-processing, as often as a sixth of
+    --limit allows, but three times at least. The speed that its paper reports is printed as well.
+    Exit code 1: a batch size takes too long or too much memory; the others are measured.
+    """
+    parser = Parser('throughput', throughput.__doc__, cfg_options=True)
+    add = parser.add_argument
+    add('config', help=CONFIG)
+    add('--batch-size', nargs='+', type=int, default=[64, 1], metavar='N', help='default: 64 1')
+    add('--shape', nargs=2, type=int, metavar=('H', 'W'), help='default: from the pipeline')
+    add('--backbone', action='store_true', help='the backbone alone')
+    add('--precision', choices=PRECISIONS, default='fp32', help='bf16 and fp16 are autocast')
+    add('--device', default='cpu', help=DEVICE)
+    add('--threads', type=int, metavar='N', help="of the processor; default: torch's")
+    add('--limit', type=float, default=60.0, metavar='S',
+        help='most seconds of a batch size (%(default)g)')  # fmt: skip
+    add('--json', type=Path, metavar='FILE', help='also write the numbers there')
+    args = parser.parse_args(argv)
+    check_positive(parser, args, 'threads', 'limit')
+    if min(args.batch_size) < 1:
+        parser.error(f'--batch-size must be positive, got {min(args.batch_size)}')
     return args
 
 
