@@ -101,7 +101,7 @@ def kv_sum(attn: BaseAttention, call: Call) -> Optional[Tensor]:
     Returns:
         (B, heads, m, d) float64: m features a head by d values. None unless the attention is a
         :class:`LinearAttention` (subclasses included), :class:`MLLAAttention`, :class:`RALA` or
-        :class:`MALA`. Other attentions keep no such sum, or several.
+        :class:`MALA`.
 
     Example:
         >>> from mmlinattn.models.layers import RALA
