@@ -9,10 +9,8 @@ from typing import Callable, List
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-Call = Callable[[], object]
 
-
-def seconds_of(call: Call, device: torch.device) -> float:
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
     """Return the seconds of a call, with the work that it queues on a GPU."""
     _wait(device)
     start = time.perf_counter()
@@ -22,7 +20,7 @@ def seconds_of(call: Call, device: torch.device) -> float:
 
 
 def repeat(
-    call: Call,
+    call: Callable[[], object],
     device: torch.device,
     seconds: float,
     least: int,
@@ -49,7 +47,7 @@ def repeat(
     return times
 
 
-def peak_bytes(call: Call, device: torch.device) -> int:
+def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     """Return the peak of torch's allocations in a call, beyond those before it.
 
     Example:
