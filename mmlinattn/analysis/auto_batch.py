@@ -164,10 +164,22 @@ def available_memory() -> float:
     """
     if torch.cuda.is_available():
         return torch.cuda.mem_get_info()[0]
+    return available_ram() / int(os.environ.get('LOCAL_WORLD_SIZE', 1))
+
+
+def available_ram() -> float:
+    """Return the available bytes of RAM, of the container if it has a limit.
+
+    Raises:
+        ValueError: the system does not tell its available memory.
+    """
     found = [*_of_system(Path('/proc/meminfo')), *_of_container(Path('/sys/fs/cgroup'))]
     if not found:
-        raise ValueError('--auto-batch: this system has no /proc/meminfo; set batch_size instead')
-    return min(found) / int(os.environ.get('LOCAL_WORLD_SIZE', 1))
+        raise ValueError(
+            'this system has no /proc/meminfo, so that its available memory is unknown: choose the '
+            'batch size yourself'
+        )
+    return min(found)
 
 
 def _of_system(meminfo: Path) -> List[float]:

@@ -4,7 +4,9 @@ import copy
 from math import prod
 from typing import List, Sequence, Tuple
 
+import numpy as np
 from mmengine.config import Config, ConfigDict
+from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import MODELS
 from torch import nn
 
@@ -45,6 +47,18 @@ def without_loading(steps: Sequence[dict]) -> List[dict]:
     for step in filter(_is_augmentation, steps):
         step['transforms'] = [*filter(None, map(without_loading, step['transforms']))]
     return steps
+
+
+def input_of(pipeline: Compose, image: np.ndarray) -> dict:
+    """Return the batch of one image for ``data_preprocessor`` or ``test_step`` of a model.
+
+    Args:
+        pipeline: steps of :func:`without_loading`, built in the scope of the config.
+        image: (H, W, 3), uint8, BGR.
+    """
+    shape = image.shape[:2]
+    known = dict(img=image, img_shape=shape, ori_shape=shape, img_path='', img_id=0, sample_idx=0)
+    return pseudo_collate([pipeline(known)])
 
 
 def augmented(cfg: Config, model: nn.Module) -> Tuple[nn.Module, List[dict], str]:

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import torch
 from mmengine.config import Config
-from mmengine.dataset import Compose, pseudo_collate
+from mmengine.dataset import Compose
 from mmengine.model import BaseModel
 from mmengine.registry import DefaultScope
 from mmengine.structures import BaseDataElement
@@ -21,7 +21,7 @@ from ..engine.config import load_config
 from ..engine.model import class_names, load_model, metainfos, number_of_classes, quiet
 from .categories import category_ids, coco_categories
 from .packed import packed_unsupported_reason, predict_packed
-from .pipeline import augmented, steps_of, without_loading
+from .pipeline import augmented, input_of, steps_of, without_loading
 from .prediction import Prediction
 from .sources import IMAGES, Frame, open_sources
 
@@ -213,10 +213,8 @@ class Predictor:
 
     def batch_of(self, image: np.ndarray) -> dict:
         """Return the input of the model's ``test_step`` for one image (H, W, 3), uint8, BGR."""
-        shape = image.shape[:2]
-        known = dict(img=image, img_shape=shape, ori_shape=shape, img_path='', img_id=0)
         with DefaultScope.overwrite_default_scope(self.cfg.default_scope):
-            return pseudo_collate([self.pipeline(dict(known, sample_idx=0))])
+            return input_of(self.pipeline, image)
 
 
 def _check_image(image: np.ndarray) -> None:

@@ -10,17 +10,11 @@ from matplotlib import colormaps
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
+from ..analysis.attention_calls import Call, calls_of
 from ..apis import Predictor
 from ..models.layers import BaseAttention, LinearCrossAttention, RippleAttention
 from ..visualization.attention_maps import AttentionRecord, record, ring_map
-from ..visualization.key_weights import (
-    Call,
-    calls_of,
-    key_weights,
-    reach,
-    weight_colors,
-    weight_scale,
-)
+from ..visualization.key_weights import key_weights, reach, weight_colors, weight_scale
 from ..visualization.predictions import enlarged
 from .crop_transform import Grid, Sight, enlarged_pixel, sight_of
 

@@ -71,6 +71,8 @@ GROUPS: Dict[str, Dict[str, Command]] = {
             arguments.complexity, 'parameters and multiply-accumulates of a model'
         ),
         'estimate': Command(arguments.estimate, 'time and memory of a training on other machines'),
+        'throughput': Command(arguments.throughput, 'images a second of a model'),
+        'rank': Command(arguments.rank, 'rank of what the attentions compute, by layer'),
         'visualize attention': Command(
             arguments.visualize_attention, 'attention maps of an SMCA detector'
         ),

@@ -14,6 +14,7 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
+from ..analysis.attention_calls import calls_of
 from ..checkpoints import CheckpointError, load_state_dict
 from ..engine.config import load_config
 from ..engine.model import load_model
@@ -21,7 +22,7 @@ from ..models.layers import BaseAttention, registered_subclasses
 from ..utils.command_line import errors_in_one_line
 from ..utils.suggest import did_you_mean
 from ..visualization.files import check_picture_suffix
-from ..visualization.key_weights import calls_of, draw_key_weights, key_weights
+from ..visualization.key_weights import draw_key_weights, key_weights
 
 # Public-domain photograph that is part of matplotlib.
 PHOTOGRAPH = 'grace_hopper.jpg'

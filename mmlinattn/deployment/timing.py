@@ -1,7 +1,6 @@
 """Latency of a model in torch and of its exported files, on the same image."""
 
 import statistics
-import time
 from functools import partial
 from typing import Callable, List, NamedTuple, Sequence, Tuple
 
@@ -9,6 +8,7 @@ import torch
 from mmengine.config import Config
 from torch import Tensor
 
+from ..analysis.timing import repeat
 from ..models.layers import optimize_for_cpu
 from .compare import Outputs, difference, fit
 from .deployable import load
@@ -75,13 +75,7 @@ def latency(
 
 def _times(call: Callable[[], object], seconds: float) -> Tuple[float, float]:
     """Return the median and the 90th percentile in milliseconds."""
-    end = time.perf_counter() + seconds / 5
-    while time.perf_counter() < end:
-        call()
-    times: List[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times), statistics.quantiles(times, n=10)[-1]
+    device = torch.device('cpu')
+    repeat(call, device, seconds / 5, least=1)
+    times = repeat(call, device, seconds, least=5)
+    return 1e3 * statistics.median(times), 1e3 * statistics.quantiles(times, n=10)[-1]

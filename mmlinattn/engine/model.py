@@ -16,6 +16,7 @@ from torch import nn
 
 from ..checkpoints import load_checkpoint, replace_mmengine_readers
 from ..models.layers import optimize_for_cpu
+from ..utils import dicts
 
 
 def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
@@ -63,15 +64,60 @@ def load_model(cfg: Config, checkpoint: str, device: str = 'cpu') -> Tuple[BaseM
         FileNotFoundError: no such checkpoint.
         mmlinattn.checkpoints.CheckpointError: the checkpoint cannot be read or does not fit.
     """
-    preprocessor = preprocessor_of(cfg)
-    model_cfg = dict(cfg.model, data_preprocessor=preprocessor) if preprocessor else cfg.model
     with quiet():
-        model = MODELS.build(model_cfg)
+        model = MODELS.build(_with_preprocessor(cfg))
     meta = load_checkpoint(model, checkpoint)
     model.cfg = cfg
+    return _for_prediction(model, device), meta
+
+
+def initial_model(cfg: Config, seed: int = 0, device: str = 'cpu') -> BaseModel:
+    """Build the model of a config with the weights that a training from scratch begins with.
+
+    Pre-trained weights that the config names are not loaded.
+
+    Args:
+        cfg: config from :func:`mmlinattn.engine.config.load_config`.
+        seed: seed of the weights.
+        device: device of the returned model.
+
+    Returns:
+        The model in eval mode, on the CPU optimised by :func:`mmlinattn.optimize_for_cpu`.
+
+    Raises:
+        ValueError: the config has no model.
+
+    Example:
+        >>> from mmengine.config import Config
+        >>> cfg = Config(dict(model=dict(type='RAVLT', arch='tiny', norm_cfg=dict(type='BN'))))
+        >>> model = initial_model(cfg)
+        >>> model.training, round(model.stages[0][0].attn.proj.weight.std().item(), 2)
+        (False, 0.02)
+    """
+    if 'model' not in cfg:
+        raise ValueError(f'the config has no model: {cfg.filename or cfg}')
+    model_cfg = copy.deepcopy(_with_preprocessor(cfg))
+    for _, part in dicts(model_cfg):
+        inits = part.get('init_cfg')
+        inits = inits if isinstance(inits, (list, tuple)) else [inits]
+        if any(init and init.get('type') == 'Pretrained' for init in inits):
+            part['init_cfg'] = None
+    torch.manual_seed(seed)
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')), quiet():
+        model = MODELS.build(model_cfg)
+        model.init_weights()
+    return _for_prediction(model, device)
+
+
+def _with_preprocessor(cfg: Config) -> dict:
+    preprocessor = preprocessor_of(cfg)
+    return dict(cfg.model, data_preprocessor=preprocessor) if preprocessor else cfg.model
+
+
+def _for_prediction(model: BaseModel, device: str) -> BaseModel:
     if torch.device(device).type == 'cpu':
         optimize_for_cpu(model)
-    return model.to(device).eval(), meta
+    return model.to(device).eval()
 
 
 def preprocessor_of(cfg: Config) -> dict:

@@ -1,15 +1,13 @@
 """Time and memory of teacher and student by the size of the image."""
 
-import os
 import statistics
-import time
-import warnings
-from itertools import accumulate
+from functools import partial
 from typing import Dict, List, Optional, Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
+from torch import nn
+
+from ..analysis.timing import peak_bytes, seconds_of
 
 CALLS = 3
 
@@ -38,10 +36,11 @@ def measure(
         row: Dict[str, float] = dict(side=side)
         with torch.no_grad():
             for name, model in models.items():
-                row[f'{name}_bytes'] = _peak_bytes(model, image)  # warms up, too
+                call = partial(model, image)
+                row[f'{name}_bytes'] = peak_bytes(call, image.device)  # warms up, too
             for _ in range(CALLS):
                 for name, model in models.items():
-                    times[name].append(_seconds(model, image))
+                    times[name].append(seconds_of(partial(model, image), image.device))
         row.update({f'{name}_s': statistics.median(found) for name, found in times.items()})
         rows.append(row)
     return rows
@@ -61,34 +60,3 @@ def crossover(rows: Sequence[Dict[str, float]]) -> Optional[int]:
             break
         found = int(row['side'])
     return found
-
-
-def _seconds(model: nn.Module, image: Tensor) -> float:
-    _wait(image)
-    start = time.perf_counter()
-    model(image)
-    _wait(image)
-    return time.perf_counter() - start
-
-
-def _peak_bytes(model: nn.Module, image: Tensor) -> int:
-    if image.is_cuda:
-        _wait(image)
-        torch.cuda.reset_peak_memory_stats(image.device)
-        before = torch.cuda.memory_allocated(image.device)
-        model(image)
-        _wait(image)
-        return torch.cuda.max_memory_allocated(image.device) - before
-    os.environ.setdefault('KINETO_LOG_LEVEL', '5')  # without a message that there is no GPU
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            model(image)
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == '[memory]']
-    events.sort(key=lambda event: event.start_ns())
-    return max(accumulate((event.nbytes() for event in events), initial=0))
-
-
-def _wait(image: Tensor) -> None:
-    if image.is_cuda:
-        torch.cuda.synchronize(image.device)

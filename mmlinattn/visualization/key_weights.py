@@ -2,54 +2,20 @@
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterator, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ..models.layers import AdditiveAttention, BaseAttention, RippleAttention, TokenLayout
+from ..analysis.attention_calls import Call
+from ..models.layers import AdditiveAttention, BaseAttention, RippleAttention
 
 # One key in 200 gets full colour: a single large weight would make all others pale.
 SATURATED = 200
 FAINT = 5  # a uniform row has a fifth of the full opacity
 RED, BLUE = (0.85, 0.1, 0.1), (0.1, 0.25, 0.9)
-
-
-class Call(NamedTuple):
-    """Arguments of :meth:`BaseAttention.attend`: q, k, v (B, heads, N, d) and the token layout."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    tokens: TokenLayout
-
-
-@contextmanager
-def calls_of(attn: BaseAttention) -> Iterator[List[Call]]:
-    """Record the arguments of :meth:`BaseAttention.attend` inside the block.
-
-    Example:
-        >>> from mmlinattn.models.layers import SoftmaxAttention
-        >>> attn = SoftmaxAttention(8, 2)
-        >>> with calls_of(attn) as calls:
-        ...     out = attn(torch.randn(1, 6, 8), (2, 3))
-        >>> calls[0].q.shape
-        torch.Size([1, 2, 6, 4])
-    """
-    calls: List[Call] = []
-    attend = attn.attend
-
-    def keep(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
-        calls.append(Call(q.detach(), k.detach(), v.detach(), layout))
-        return attend(q, k, v, layout)
-
-    attn.attend = keep  # type: ignore[method-assign]  # of this object
-    try:
-        yield calls
-    finally:
-        del attn.attend
 
 
 def key_weights(attn: BaseAttention, call: Call, position: Tuple[int, int]) -> Tensor:
@@ -72,7 +38,7 @@ def key_weights(attn: BaseAttention, call: Call, position: Tuple[int, int]) -> T
 
     Args:
         attn: any attention, in eval mode because dropout would change the weights.
-        call: an element of the list of :func:`calls_of`.
+        call: an element of the list of :func:`.attention_calls.calls_of`.
         position: (row, column) of the query.
 
     Returns:
@@ -83,6 +49,7 @@ def key_weights(attn: BaseAttention, call: Call, position: Tuple[int, int]) -> T
         ValueError: the position is outside of the map.
 
     Example:
+        >>> from mmlinattn.analysis.attention_calls import calls_of
         >>> from mmlinattn.models.layers import SoftmaxAttention
         >>> attn = SoftmaxAttention(8, 2)
         >>> with calls_of(attn) as calls:

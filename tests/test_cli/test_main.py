@@ -245,6 +245,8 @@ def test_scripts_are_the_commands(root):
         'doctor',
         'shapes',
         'moving-shapes',
+        'rank',
+        'throughput',
     }
 
 

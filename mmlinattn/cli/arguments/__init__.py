@@ -5,7 +5,7 @@ and with it torch, is imported. So these modules repeat a few names that the pac
 elsewhere; a test compares them.
 """
 
-from .analysis import complexity, doctor, estimate, print_config
+from .analysis import complexity, doctor, estimate, print_config, rank, throughput
 from .checkpoints import consolidate, convert
 from .data import check_data, coco_crops, moving_shapes, shapes, to_shards
 from .linearize import linearize
@@ -16,6 +16,6 @@ from .visualize import visualize_attention, visualize_key_weights, visualize_pat
 __all__ = [
     'app', 'check_data', 'coco_crops', 'complexity', 'consolidate', 'convert', 'doctor',
     'estimate', 'export', 'latency', 'linearize', 'moving_shapes', 'predict', 'print_config',
-    'shapes', 'test', 'to_shards', 'train', 'visualize_attention', 'visualize_key_weights',
-    'visualize_patch_embedding',
+    'rank', 'shapes', 'test', 'throughput', 'to_shards', 'train', 'visualize_attention',
+    'visualize_key_weights', 'visualize_patch_embedding',
 ]  # fmt: skip

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import List, Optional
 
 from ...utils.command_line import Parser
-from .common import CONFIG
+from .common import CHECKPOINT, CONFIG, DEVICE, check_positive
 
 GPUS = ('v100', 'a100', 'h100', 'h200', 'rtx4090')
+LEAST_TOLERANCE = 1e-6
+PRECISIONS = ('fp32', 'bf16', 'fp16')
 EFFICIENCY = ('compute', 'mixed', 'bandwidth', 'link', 'launch')
 
 
@@ -55,6 +57,64 @@ def estimate(argv: Optional[List[str]] = None) -> Namespace:
         help='print the memory of each process when FSDP2Strategy spreads the model over N; '
         '1 is DDP; with --shard also what is gathered at once')  # fmt: skip
     return parser.parse_args(argv)
+
+
+def rank(argv: Optional[List[str]] = None) -> Namespace:
+    """Measure rank and singular values of what the attentions of a backbone compute, by layer.
+
+    The matrices are the sum over the keys of linear attentions (d x d a head), the output of each
+    head (N x d) and that of the layer (N x C). Writes rank.json and rank.png to DIR.
+    """
+    parser = Parser('rank', rank.__doc__, cfg_options=True)
+    add = parser.add_argument
+    add('config', help=CONFIG)
+    add('checkpoint', nargs='?', help=f'{CHECKPOINT}; without one the weights are untrained')
+    add('--images', metavar='DIR', help='images, searched recursively; default: random noise')
+    add('--num-images', type=int, default=8, metavar='N',
+        help='evenly spaced ones of DIR, or of noise (%(default)s)')  # fmt: skip
+    add('--shape', nargs=2, type=int, metavar=('H', 'W'),
+        help='of the noise; default: from the pipeline')  # fmt: skip
+    add('--tolerance', type=float, default=0.01, metavar='X',
+        help='the rank counts singular values above X times the largest (%(default)s)')  # fmt: skip
+    add('--seed', type=int, default=0, help='of initial weights and noise')
+    add('--device', default='cpu', help=DEVICE)
+    add('--out', type=Path, default=Path('work_dirs/rank'), metavar='DIR')
+    args = parser.parse_args(argv)
+    check_positive(parser, args, 'num_images')
+    if args.images and args.shape:
+        parser.error('--shape is of random noise: images have the size of the test pipeline')
+    if not LEAST_TOLERANCE <= args.tolerance < 1:
+        parser.error(
+            f'--tolerance must be at least {LEAST_TOLERANCE:g}, the rounding of float32, and below '
+            f'1, got {args.tolerance:g}'
+        )
+    return args
+
+
+def throughput(argv: Optional[List[str]] = None) -> Namespace:
+    """Measure the images a second of the model of a config, with initial weights.
+
+    The model runs on random images, without pre- and post-processing, as often as a sixth of
+    --limit allows, but three times at least. The speed that its paper reports is printed as well.
+    Exit code 1: a batch size takes too long or too much memory; the others are measured.
+    """
+    parser = Parser('throughput', throughput.__doc__, cfg_options=True)
+    add = parser.add_argument
+    add('config', help=CONFIG)
+    add('--batch-size', nargs='+', type=int, default=[64, 1], metavar='N', help='default: 64 1')
+    add('--shape', nargs=2, type=int, metavar=('H', 'W'), help='default: from the pipeline')
+    add('--backbone', action='store_true', help='the backbone alone')
+    add('--precision', choices=PRECISIONS, default='fp32', help='bf16 and fp16 are autocast')
+    add('--device', default='cpu', help=DEVICE)
+    add('--threads', type=int, metavar='N', help="of the processor; default: torch's")
+    add('--limit', type=float, default=60.0, metavar='S',
+        help='most seconds of a batch size (%(default)g)')  # fmt: skip
+    add('--json', type=Path, metavar='FILE', help='also write the numbers there')
+    args = parser.parse_args(argv)
+    check_positive(parser, args, 'threads', 'limit')
+    if min(args.batch_size) < 1:
+        parser.error(f'--batch-size must be positive, got {min(args.batch_size)}')
+    return args
 
 
 def print_config(argv: Optional[List[str]] = None) -> Namespace:

@@ -96,11 +96,23 @@ class RALA(BaseAttention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         return rala_attention(
             q, k, v, rotary=layout.rotary, key_padding_mask=layout.key_padding_mask, eps=self.eps,
-            feature_map=self.feature_map, token_weights=self._token_weights(k, layout),
+            feature_map=self.feature_map, token_weights=self.token_weights(k, layout),
             cross=layout.cross, packed=layout.packed, backend=self.backend,
         )  # fmt: skip
 
-    def _token_weights(self, k: Tensor, layout: TokenLayout) -> Optional[Tensor]:
+    def token_weights(self, k: Tensor, layout: TokenLayout) -> Optional[Tensor]:
+        """Return weights that do not depend on the tokens, or None with ``'score'``.
+
+        Args:
+            k: keys (B, heads, N, d).
+            layout: map shape of the tokens.
+
+        Returns:
+            weights of mean 1, (heads, N) or (1, 1, 1).
+
+        Raises:
+            ValueError: the map has another number of tokens than ``num_tokens``.
+        """
         if self.token_logits is None:
             return None if self.kv_augmentation == 'score' else k.new_ones(1, 1, 1)
         require_static_size(

@@ -1,5 +1,7 @@
 """Definitions of linear attention, RALA and MALA, N x N: short, slow, exact in float64."""
 
+from typing import Tuple
+
 import torch
 from torch import Tensor
 
@@ -29,28 +31,66 @@ def rala_reference(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> T
     """Compute :func:`mmlinattn.ops.rala_attention` by its definition, token by token."""
     phi = FEATURE_MAPS[options.feature_map]
     q, k = phi(q), phi(k)
-    batch, _, num_tokens, dim = k.shape
-    keep = torch.ones(batch, 1, num_tokens, dtype=torch.bool, device=q.device)
-    if options.key_padding_mask is not None:
-        keep = ~options.key_padding_mask[:, None]  # [B, 1, N]
-    count = keep.sum(-1, keepdim=True).clamp(min=1).to(q.dtype)  # [B, 1, 1]
-
-    token_weights = options.token_weights
-    if token_weights is None:
-        mean_q = q.mean(2)  # [B, H, d]
-        if options.query_mask() is not None:
-            mean_q = (q * keep[..., None]).sum(2) / count
-        scores = torch.einsum('bhd,bhnd->bhn', mean_q, k) * dim**-0.5
-        scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)
-        exponential = (scores - scores.amax(-1, keepdim=True)).exp() * keep
-        total = exponential.sum(-1, keepdim=True)
-        token_weights = count * exponential / total.where(total > 0, 1)
-    k = k * (token_weights * keep)[..., None]
+    _, count = _real_tokens(k, options)
+    k = k * _rala_weights(q, k, options)[..., None]
 
     denominator = (q @ k.transpose(-2, -1)).sum(-1, keepdim=True) / count[..., None] + options.eps
     q, k = apply_rotary(q, options.rotary), apply_rotary(k, options.rotary)
     kernel = q @ k.transpose(-2, -1)  # [B, H, N, N]
     return kernel @ v / count[..., None] / denominator
+
+
+def kv_sum(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
+    """Compute the sum over the keys that linear attention, RALA or MALA multiplies with a query.
+
+    ``S = sum_j a_j rot(phi(k_j)) v_j^T``, where a_j is RALA's weight, else 1, and 0 for padding.
+    The scale is that of the equation in :func:`mmlinattn.ops.linear_attention`: a sum, no mean.
+
+    Args:
+        q, k: queries and keys before the feature map, (B, heads, N, m). Queries matter for RALA.
+        v: values (B, heads, N, d_v).
+        options: options of the operator.
+
+    Returns:
+        (B, heads, m, d_v).
+
+    Example:
+        >>> q, k, v = torch.rand(3, 1, 2, 6, 4)
+        >>> torch.equal(kv_sum(q, k, v, LinearOptions(None, 0.0, 'identity')), k.mT @ v)
+        True
+    """
+    phi = FEATURE_MAPS[options.feature_map]
+    q, k = phi(q), phi(k)
+    if options.rank_augmented:
+        weights = _rala_weights(q, k, options)
+    else:
+        weights, _ = _real_tokens(k, options)
+    k = k * weights[..., None]
+    return apply_rotary(k, options.rotary).transpose(-2, -1) @ v
+
+
+def _real_tokens(k: Tensor, options: LinearOptions) -> Tuple[Tensor, Tensor]:
+    """Return which keys are no padding, bool (B, 1, N), and their number (B, 1, 1), at least 1."""
+    mask = options.key_padding_mask
+    keep = (
+        k.new_ones(k.shape[0], 1, k.shape[2], dtype=torch.bool) if mask is None else ~mask[:, None]
+    )
+    return keep, keep.sum(-1, keepdim=True).clamp(min=1).to(k.dtype)
+
+
+def _rala_weights(q: Tensor, k: Tensor, options: LinearOptions) -> Tensor:
+    """Return ``a_j`` of RALA, 0 for padding, (B, heads, N), from the features q and k."""
+    keep, count = _real_tokens(k, options)
+    if options.token_weights is not None:
+        return options.token_weights * keep
+    mean_q = q.mean(2)  # [B, H, d]
+    if options.query_mask() is not None:
+        mean_q = (q * keep[..., None]).sum(2) / count
+    scores = torch.einsum('bhd,bhnd->bhn', mean_q, k) * k.shape[-1] ** -0.5
+    scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)
+    exponential = (scores - scores.amax(-1, keepdim=True)).exp() * keep
+    total = exponential.sum(-1, keepdim=True)
+    return count * exponential / total.where(total > 0, 1)
 
 
 def mala_reference(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:

@@ -1,0 +1,249 @@
+"""Numerical rank and singular values of what attentions compute, by layer.
+
+"Breaking the Low-Rank Dilemma of Linear Attention" (Fan et al., CVPR 2025), figures 2, 4, 5 and 8,
+compares softmax attention, linear attention and RALA by the rank of two matrices: the sum over the
+keys that linear attention keeps in place of the keys and values, and the output features.
+"""
+
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from ..models.layers import MALA, RALA, BaseAttention, LinearAttention, MLLAAttention
+from ..ops.linear.options import LinearOptions
+from ..ops.linear.reference import kv_sum as kv_sum_reference
+from .attention_calls import Call, calls_of
+
+# Matrices of a layer: name in words, and shape.
+MATRICES = {
+    'kv_sum': ('KV sum', 'd x d'),
+    'head_output': ('head output', 'N x d'),
+    'layer_output': ('layer output', 'N x C'),
+}
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Ranks and singular values of a matrix of a layer, over images and heads.
+
+    Args:
+        ranks: numerical rank of each matrix, see :func:`numerical_rank`.
+        full: largest rank that the shape of each matrix allows.
+        values: median over the matrices of the singular values over the largest one, falling. If
+            shapes differ, as many as the smallest matrix has.
+    """
+
+    ranks: List[int]
+    full: List[int]
+    values: List[float]
+
+    @property
+    def mean(self) -> float:
+        """Mean rank."""
+        return sum(self.ranks) / len(self.ranks)
+
+    @property
+    def mean_full(self) -> float:
+        """Mean of the largest possible ranks."""
+        return sum(self.full) / len(self.full)
+
+
+@dataclass(frozen=True)
+class LayerRank:
+    """Result of :func:`layer_ranks` for one attention.
+
+    Args:
+        name: name of the attention in the backbone.
+        attention: its class.
+        tokens: number of tokens of each image, extra tokens included.
+        spectra: by the names of ``MATRICES``; without ``'kv_sum'`` where :func:`kv_sum` is None.
+    """
+
+    name: str
+    attention: str
+    tokens: List[int]
+    spectra: Dict[str, Spectrum]
+
+    def to_dict(self) -> dict:
+        """Return the fields and the mean ranks as built-in types, for JSON."""
+        means = {key: spectrum.mean for key, spectrum in self.spectra.items()}
+        return dict(asdict(self), mean_ranks=means)
+
+
+def numerical_rank(values: Tensor, tolerance: float) -> Tensor:
+    """Return the number of singular values above ``tolerance`` times the largest.
+
+    Args:
+        values: singular values (..., n), falling.
+        tolerance: 0 or above, below 1.
+
+    Returns:
+        (...), int64; 0 of a zero matrix.
+
+    Example:
+        >>> numerical_rank(torch.tensor([2.0, 1.0, 0.01]), 0.01)
+        tensor(2)
+    """
+    return (values > tolerance * values[..., :1]).sum(-1)
+
+
+def kv_sum(attn: BaseAttention, call: Call) -> Optional[Tensor]:
+    """Return the sum over the keys ``sum_j a_j rot(phi(k_j)) v_j^T`` that an attention keeps.
+
+    Args:
+        attn: any attention, in eval mode.
+        call: what it was called with, an element of the list of
+            :func:`.attention_calls.calls_of`.
+
+    Returns:
+        (B, heads, m, d) float64: m features a head by d values. None unless the attention is a
+        :class:`LinearAttention` (subclasses included), :class:`MLLAAttention`, :class:`RALA` or
+        :class:`MALA`.
+
+    Example:
+        >>> from mmlinattn.models.layers import RALA
+        >>> attn = RALA(16, 2).eval()
+        >>> with calls_of(attn) as calls:
+        ...     out = attn(torch.randn(1, 12, 16), (3, 4))
+        >>> kv_sum(attn, calls[0]).shape
+        torch.Size([1, 2, 8, 8])
+    """
+    q, k, v, layout = call
+    mask = layout.key_padding_mask
+    if isinstance(attn, LinearAttention):
+        q, k, v, options = _operator_call(attn, call)
+    elif isinstance(attn, RALA):
+        weights = attn.token_weights(k, layout)
+        options = LinearOptions(mask, attn.eps, attn.feature_map, layout.rotary, True, weights)
+    elif isinstance(attn, MALA):
+        options = LinearOptions(mask, attn.eps, attn.feature_map, layout.rotary)
+    elif isinstance(attn, MLLAAttention):
+        options = LinearOptions(mask, attn.eps, 'elu+1', attn.shared_rotary(layout))
+    else:
+        return None
+    return kv_sum_reference(q.double(), k.double(), v.double(), options)
+
+
+def _operator_call(
+    attn: LinearAttention, call: Call
+) -> Tuple[Tensor, Tensor, Tensor, LinearOptions]:
+    """Return the features, values and options that linear attention gives to its operator."""
+    taken: List[Tuple[Tensor, Tensor, Tensor, LinearOptions]] = []
+    weigh = attn.weigh
+
+    def keep(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        names = ('key_padding_mask', 'eps', 'feature_map', 'rotary')
+        taken.append((q, k, v, LinearOptions(**{name: options[name] for name in names})))
+        return weigh(q, k, v, **options)
+
+    attn.weigh = keep  # type: ignore[method-assign]  # of this object
+    try:
+        attn.attend(*call)
+    finally:
+        del attn.weigh
+    return taken[0]
+
+
+@torch.no_grad()
+def layer_ranks(
+    backbone: nn.Module,
+    images: Sequence[Callable[[], Tensor]],
+    tolerance: float = 0.01,
+    advance: Callable[[], object] = lambda: None,
+) -> List[LayerRank]:
+    """Return the ranks of the matrices of every attention of a backbone that runs.
+
+    Singular values are computed in float64 from what the layers compute.
+
+    Args:
+        backbone: a backbone in eval mode.
+        images: functions that return the input (1, 3, H, W) of the backbone, for one image each.
+        tolerance: see :func:`numerical_rank`.
+        advance: called after each image.
+
+    Raises:
+        ValueError: no attention of this package ran, or an output is not finite.
+
+    Example:
+        >>> from mmlinattn.models.backbones import RAVLT
+        >>> model = RAVLT('tiny', norm_cfg=dict(type='BN')).eval()
+        >>> first, *_ = layer_ranks(model, [lambda: torch.randn(1, 3, 64, 64)])
+        >>> first.name, first.attention, first.tokens, first.spectra['kv_sum'].full
+        ('stages.0.0.attn', 'RALA', [256], [64])
+    """
+    attentions = {
+        name: module
+        for name, module in backbone.named_modules()
+        if isinstance(module, BaseAttention)
+    }
+    found: Dict[str, _Layer] = {name: _Layer() for name in attentions}
+    for image in images:
+        with ExitStack() as stack:
+            calls = {name: stack.enter_context(calls_of(a)) for name, a in attentions.items()}
+            for name, attn in attentions.items():
+                hook = attn.register_forward_hook(found[name].add_output)
+                stack.callback(hook.remove)
+            backbone(image())
+        for name, attn in attentions.items():
+            for call in calls[name]:
+                found[name].add_call(attn, call)
+        advance()
+    ran = {name: layer for name, layer in found.items() if layer.tokens}
+    if not ran:
+        raise ValueError(f'the backbone {type(backbone).__name__} has no attention of this package')
+    kinds = {name: type(attn).__name__ for name, attn in attentions.items()}
+    return [
+        LayerRank(name, kinds[name], layer.tokens, layer.spectra(name, tolerance))
+        for name, layer in ran.items()
+    ]
+
+
+class _Layer:
+    """Singular values of the matrices of one attention, image by image."""
+
+    def __init__(self) -> None:
+        self.tokens: List[int] = []
+        self.values: Dict[str, List[Tensor]] = {}  # (heads, n) of each image
+
+    def add_output(self, module: nn.Module, args: tuple, output: Tensor) -> None:
+        """Take the output (1, N, C) of the layer, as a forward hook."""
+        self._add('layer_output', output)
+
+    def add_call(self, attn: BaseAttention, call: Call) -> None:
+        """Take the KV sum and the outputs of the heads."""
+        self.tokens.append(call.q.shape[2])
+        state = kv_sum(attn, call)
+        if state is not None:
+            self._add('kv_sum', state[0])
+        self._add('head_output', attn.attend(*call)[0])
+
+    def _add(self, matrix: str, x: Tensor) -> None:
+        """Take matrices (heads, m, n)."""
+        x = x.double()
+        # NaN instead of an error of the decomposition.
+        values = torch.linalg.svdvals(x) if x.isfinite().all() else x.new_full((1, 1), torch.nan)
+        self.values.setdefault(matrix, []).append(values.cpu())
+
+    def spectra(self, name: str, tolerance: float) -> Dict[str, Spectrum]:
+        """Return the spectra of the layer with this name."""
+        return {
+            matrix: _spectrum(f'{matrix} of {name}', self.values[matrix], tolerance)
+            for matrix in MATRICES
+            if matrix in self.values
+        }
+
+
+def _spectrum(name: str, values: List[Tensor], tolerance: float) -> Spectrum:
+    if any(part.isnan().any() for part in values):
+        raise ValueError(f'{name} is not finite: the weights have diverged, or an image has NaN')
+    shortest = min(part.shape[-1] for part in values)
+    largest = [part[:, :1].clamp(min=torch.finfo(part.dtype).tiny) for part in values]
+    shares = torch.cat([part[:, :shortest] / top for part, top in zip(values, largest)])
+    return Spectrum(
+        ranks=[rank for part in values for rank in numerical_rank(part, tolerance).tolist()],
+        full=[part.shape[-1] for part in values for _ in part],
+        values=shares.median(0).values.tolist(),
+    )

@@ -1,0 +1,170 @@
+"""Images a second of a model, and the speed that its paper reports."""
+
+import signal
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Iterator, List, Optional, Sequence
+
+import numpy as np
+import torch
+import yaml
+from torch import nn
+
+from .auto_batch import GIB, available_ram
+from .timing import peak_bytes, repeat, seconds_of
+from .training_estimate import AUTOCAST
+
+LEAST_CALLS = 3
+# Share of the limit of a batch size for the calls that are measured.
+MEASURED = 1 / 6
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Result of :func:`throughput`.
+
+    Args:
+        batch: images per call.
+        seconds: time of each call.
+    """
+
+    batch: int
+    seconds: List[float]
+
+    def images_a_second(self, quantile: float = 0.5) -> float:
+        """Return the images a second, by default the median over the calls.
+
+        Example:
+            >>> Throughput(8, [2.0, 1.0, 4.0]).images_a_second()
+            4.0
+        """
+        return float(np.quantile(self.batch / np.asarray(self.seconds), quantile))
+
+    def to_dict(self) -> dict:
+        """Return median and quartiles of the images a second, and the times, for JSON."""
+        names = dict(images_a_second=0.5, low=0.25, high=0.75)
+        speeds = {name: self.images_a_second(quantile) for name, quantile in names.items()}
+        return dict(batch=self.batch, **speeds, seconds=self.seconds)
+
+
+@torch.no_grad()
+def throughput(
+    model: nn.Module,
+    batch: int,
+    shape: Sequence[int],
+    device: torch.device,
+    *,
+    precision: str = 'fp32',
+    limit: float = 60.0,
+    advance: Callable[[], object] = lambda: None,
+) -> Throughput:
+    """Time a model on random images, at least three calls after one of warm-up.
+
+    Args:
+        model: a module that takes (B, 3, H, W), in eval mode, on ``device``.
+        batch: images per call.
+        shape: (H, W).
+        device: where to run.
+        precision: ``'fp32'``, or ``'bf16'`` or ``'fp16'`` for autocast.
+        limit: most seconds, a sixth of them for the calls that are measured.
+        advance: called after each call.
+
+    Raises:
+        MemoryError: on the CPU, the batch needs more memory than is available.
+        TimeoutError: the calls take longer than ``limit``.
+
+    Example:
+        >>> model = nn.Conv2d(3, 8, 3).eval()
+        >>> found = throughput(model, 2, (32, 32), torch.device('cpu'), limit=0.6)
+        >>> found.batch, len(found.seconds) >= 3, found.images_a_second() > 0
+        (2, True, True)
+    """
+    height, width = shape
+    what = f'batch size {batch} at {height} x {width}'
+    dtype = AUTOCAST.get(precision)
+
+    def call(count: int = batch) -> object:
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            return model(images[:count])
+
+    first: List[float] = []
+    try:
+        with time_limit(limit):
+            images = torch.randn(1, 3, height, width, device=device).expand(batch, -1, -1, -1)
+            if device.type == 'cpu':
+                _check_memory(what, batch * peak_bytes(lambda: call(1), device))
+            images = images.contiguous()
+            first.append(seconds_of(call, device))
+            advance()
+            return Throughput(batch, repeat(call, device, limit * MEASURED, LEAST_CALLS, advance))
+    except TimeoutError as error:
+        calls = f'the first one {first[0]:.1f} s' if first else 'the first one did not end'
+        raise TimeoutError(
+            f'{what}: {1 + LEAST_CALLS} calls take more than {limit:g} s ({calls}): take a smaller '
+            'batch or image, or a larger limit'
+        ) from error
+
+
+def _check_memory(what: str, needed: float) -> None:
+    if needed > (available := available_ram()):
+        raise MemoryError(
+            f'{what} needs about {needed / GIB:.1f} GiB by the peak of one image, and '
+            f'{available / GIB:.1f} GiB are available: take a smaller batch or image'
+        )
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError inside the block after so many seconds, between two operators.
+
+    Only the main thread can be interrupted; in another one the block has no limit.
+
+    Example:
+        >>> import time
+        >>> with time_limit(0.05):
+        ...     time.sleep(1)
+        Traceback (most recent call last):
+            ...
+        TimeoutError
+    """
+
+    def end(*_: object) -> None:
+        raise TimeoutError
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def published_speed(config: Path) -> Optional[str]:
+    """Return the speed that ``metafile.yml`` beside a config reports for it, or None.
+
+    Example:
+        >>> from mmlinattn.engine.config import package_configs
+        >>> published_speed(package_configs()['deit-t-ripple_8xb64_cifar100'])
+        '792 images a second, reported by the paper of Ripple'
+    """
+    metafile = config.with_name('metafile.yml')
+    if not metafile.is_file():
+        return None
+    models = yaml.safe_load(metafile.read_text(encoding='utf-8')).get('Models') or []
+    for model in models:
+        if model['Name'] != config.stem:
+            continue
+        found, results = model.get('Metadata', {}), model.get('Results') or [{}]
+        note = results[0].get('Note', 'reported by the paper')
+        if 'Images per second (paper)' in found:
+            return f'{found["Images per second (paper)"]} images a second, {note}'
+        if 'Inference time (ms/im, paper)' in found:
+            time = found['Inference time (ms/im, paper)']
+            return f'{1e3 / time:.0f} images a second ({time} ms an image), {note}'
+    return None

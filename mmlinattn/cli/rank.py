@@ -1,0 +1,138 @@
+"""Measure rank and singular values of what the attentions of a backbone compute, by layer."""
+
+import argparse
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Callable, Dict, Iterable, List, Sequence, Tuple
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose
+from mmengine.model import BaseModel
+from mmengine.registry import DefaultScope
+from rich.table import Table
+from torch import Tensor
+
+from ..analysis.rank import MATRICES, LayerRank, layer_ranks
+from ..analysis.training_estimate import image_shape
+from ..apis.pipeline import input_of, steps_of, without_loading
+from ..apis.sources import open_sources
+from ..engine.config import load_config
+from ..engine.model import initial_model, load_model
+from ..utils import atomic_write, check_writable
+from ..utils.command_line import errors_in_one_line, plain_console, progress_bars
+from ..visualization.rank import draw_ranks
+
+FILES = ('rank.json', 'rank.png')
+Inputs = List[Callable[[], Tensor]]
+
+
+def noise(args: argparse.Namespace, cfg: Config) -> Tuple[Inputs, str]:
+    """Return inputs of standard normal noise, and their description."""
+    try:
+        height, width = args.shape or image_shape(cfg)
+    except ValueError as error:
+        raise ValueError(f'{error}: give --shape H W, or --images DIR') from error
+    generator = torch.Generator().manual_seed(args.seed)
+    shape = (args.num_images, 1, 3, height, width)
+    images = torch.randn(shape, generator=generator).to(args.device)
+    inputs: Inputs = [partial(images.__getitem__, i) for i in range(args.num_images)]
+    return inputs, f'{args.num_images} images of random noise, {height} x {width}'
+
+
+def open_images(folder: str, number: int) -> Dict[str, np.ndarray]:
+    """Read evenly spaced images of a folder, by name.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such folder, it has no images, or an image cannot
+            be read.
+    """
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f'--images {folder}: there is no such folder')
+    (source,) = open_sources([folder])
+    number = min(number, len(source))
+    paths = [source.paths[i * len(source) // number] for i in range(number)]
+    return {frame.name: frame.read() for frame in replace(source, paths=paths)}
+
+
+def inputs_of(cfg: Config, model: BaseModel, images: Iterable[np.ndarray]) -> Inputs:
+    """Return functions that put an image through test pipeline and data preprocessor."""
+    scope = cfg.get('default_scope')
+    with DefaultScope.overwrite_default_scope(scope):
+        pipeline = Compose(without_loading(steps_of(cfg)))
+
+    def load(image: np.ndarray) -> Tensor:
+        with DefaultScope.overwrite_default_scope(scope):
+            return model.data_preprocessor(input_of(pipeline, image))['inputs']
+
+    return [partial(load, image) for image in images]
+
+
+def table(layers: Sequence[LayerRank], title: str, tolerance: float) -> Table:
+    out = Table(
+        title=title,
+        caption=f'Mean rank over images and heads/largest possible. The rank counts singular '
+        f'values above {tolerance:g} times the largest.',
+    )
+    for name in ('', 'attention', 'layer'):
+        out.add_column(name, no_wrap=True)
+    for name in ('tokens N', *map('\n'.join, MATRICES.values())):
+        out.add_column(name, justify='right')
+    for i, layer in enumerate(layers):
+        fewest, most = min(layer.tokens), max(layer.tokens)
+        tokens = str(most) if fewest == most else f'{fewest} to {most}'
+        cells = []
+        for matrix in MATRICES:
+            found = layer.spectra.get(matrix)
+            cells.append(f'{found.mean:.1f}/{found.mean_full:g}' if found else '')
+        out.add_row(str(i), layer.attention, layer.name, tokens, *cells)
+    return out
+
+
+def build(args: argparse.Namespace, cfg: Config) -> Tuple[BaseModel, str]:
+    """Return the model and the description of its weights."""
+    if args.checkpoint:
+        model, _ = load_model(cfg, args.checkpoint, args.device)
+        return model, f'weights of {args.checkpoint}'
+    model = initial_model(cfg, args.seed, args.device)
+    return model, f'initial weights, untrained (seed {args.seed})'
+
+
+def run(args: argparse.Namespace) -> None:
+    cfg = load_config(args.config, args.cfg_options)
+    images = open_images(args.images, args.num_images) if args.images else {}
+    for name in FILES:
+        check_writable(args.out / name)
+    model, weights = build(args, cfg)
+    if images:
+        inputs, source = (
+            inputs_of(cfg, model, images.values()),
+            f'{len(images)} images of {args.images}',
+        )
+    else:
+        inputs, source = noise(args, cfg)
+    console = plain_console()
+    with progress_bars(console) as bars:
+        bar = bars.add_task('images', total=len(inputs))
+        backbone = getattr(model, 'backbone', model)
+        layers = layer_ranks(backbone, inputs, args.tolerance, partial(bars.advance, bar))
+    title = f'{Path(args.config).stem}, {weights}\n{source}'
+    record = dict(
+        config=args.config, cfg_options=args.cfg_options, checkpoint=args.checkpoint,
+        weights=weights, images=source, names=[*images], tolerance=args.tolerance,
+        layers=[layer.to_dict() for layer in layers],
+    )  # fmt: skip
+    with atomic_write(args.out / FILES[0]) as file:
+        file.write_text(json.dumps(record, indent=2) + '\n')
+    draw_ranks(args.out / FILES[1], layers, args.tolerance, title)
+    console.print(table(layers, title, args.tolerance))
+    console.print(*(args.out / name for name in FILES), soft_wrap=True, highlight=False)
+
+
+def main(args: argparse.Namespace) -> int:
+    with errors_in_one_line(args.debug):
+        run(args)
+    return 0

@@ -1,0 +1,106 @@
+"""Measure the images a second of the model of a config."""
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+from typing import List, Sequence, Tuple
+
+import torch
+from mmengine.config import Config
+from rich.table import Table
+from torch import nn
+
+from ..analysis.complexity import Forward, check_shape
+from ..analysis.throughput import Throughput, published_speed, throughput
+from ..analysis.training_estimate import image_shape
+from ..engine.config import config_file, load_config
+from ..engine.model import initial_model
+from ..utils import atomic_write, check_writable
+from ..utils.command_line import error_text, errors_in_one_line, plain_console, progress_bars
+
+
+def shape_of(args: argparse.Namespace, cfg: Config) -> Tuple[int, int]:
+    """Return (H, W), from the pipeline of the config if no ``--shape`` is given."""
+    try:
+        return check_shape(args.shape or image_shape(cfg))
+    except ValueError as error:
+        if args.shape is not None:
+            raise
+        raise ValueError(f'{error}: give --shape H W') from error
+
+
+def machine(args: argparse.Namespace) -> str:
+    """Return device, threads and precision in words."""
+    device = torch.device(args.device)
+    precision = 'float32' if args.precision == 'fp32' else f'autocast to {args.precision}'
+    if device.type != 'cuda':
+        return (
+            f'{device}, threads: {torch.get_num_threads()}, {precision}, torch {torch.__version__}'
+        )
+    if args.precision == 'fp32' and torch.backends.cudnn.allow_tf32:
+        precision += ', convolutions in TF32'
+    return f'{torch.cuda.get_device_name(device)}, {precision}, torch {torch.__version__}'
+
+
+def table(found: Sequence[Throughput], title: str, machine: str) -> Table:
+    out = Table(title=title, caption=machine)
+    for name in ('batch', 'images a second', 'quartiles', 'ms an image', 'calls'):
+        out.add_column(name, justify='right')
+    for row in found:
+        speed, low, high = (row.images_a_second(quantile) for quantile in (0.5, 0.25, 0.75))
+        cells = (f'{speed:.1f}', f'{low:.1f} to {high:.1f}', f'{1e3 / speed:.2f}')
+        out.add_row(str(row.batch), *cells, str(len(row.seconds)))
+    return out
+
+
+def measure(args: argparse.Namespace, model: nn.Module, shape: Tuple[int, int]) -> List[Throughput]:
+    """Measure each batch size; print those that fail to stderr."""
+    found: List[Throughput] = []
+    device, fixed = torch.device(args.device), dict(precision=args.precision, limit=args.limit)
+    with progress_bars(plain_console(stderr=True)) as bars:
+        for batch in args.batch_size:
+            bar = bars.add_task(f'batch {batch}', total=None)
+            options = dict(advance=partial(bars.advance, bar), **fixed)
+            try:
+                found.append(throughput(model, batch, shape, device, **options))
+            except (MemoryError, TimeoutError, torch.cuda.OutOfMemoryError) as error:
+                line = f'error: {type(error).__name__}: {error_text(error)}'
+                bars.console.print(line, soft_wrap=True, highlight=False)
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table and return the number of batch sizes that failed."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    cfg = load_config(args.config, args.cfg_options)
+    shape = shape_of(args, cfg)
+    if args.json:
+        check_writable(args.json)
+    model = initial_model(cfg, device=args.device)
+    part = getattr(model, 'backbone', model) if args.backbone else model
+    found = measure(args, Forward(part), shape)
+    height, width = shape
+    where = machine(args)
+    published = published_speed(Path(config_file(args.config))) if not args.cfg_options else None
+    record = dict(
+        config=args.config, cfg_options=args.cfg_options, model=type(part).__name__, shape=shape,
+        machine=where, published=published, results=[row.to_dict() for row in found],
+    )  # fmt: skip
+    if args.json:
+        with atomic_write(args.json) as file:
+            file.write_text(json.dumps(record, indent=2) + '\n')
+    console = plain_console()
+    if found:
+        title = f'{Path(args.config).stem}, {type(part).__name__}, {height} x {width}'
+        console.print(table(found, title, where))
+    if published:
+        console.print(f'Published: {published}, on a device that the configs do not record.')
+    return len(args.batch_size) - len(found)
+
+
+def main(args: argparse.Namespace) -> int:
+    with errors_in_one_line(args.debug):
+        faults = run(args)
+    return 1 if faults else 0

@@ -1,0 +1,206 @@
+"""Images a second, against calls that take a known time, and the speeds of papers."""
+
+import json
+import time
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from mmlinattn import __main__ as program
+from mmlinattn.analysis import throughput as module
+from mmlinattn.analysis.throughput import Throughput, published_speed, throughput, time_limit
+from mmlinattn.analysis.timing import peak_bytes, repeat, seconds_of
+from mmlinattn.analysis.training_estimate import AUTOCAST
+from mmlinattn.cli.arguments.analysis import PRECISIONS
+from mmlinattn.cli.arguments.analysis import throughput as arguments
+from mmlinattn.engine.config import package_configs
+
+CPU = torch.device('cpu')
+TINY = ('ravlt-nano_shapes', '--shape', 64, 64, '--limit', 1.2)
+
+
+class Sleeper(nn.Module):
+    """A model that takes a millisecond an image, and records what it gets."""
+
+    def __init__(self, seconds=1e-3):
+        super().__init__()
+        self.seconds, self.shapes, self.dtypes = seconds, [], []
+
+    def forward(self, images):
+        self.shapes.append(tuple(images.shape))
+        self.dtypes.append(
+            torch.get_autocast_dtype('cpu') if torch.is_autocast_enabled('cpu') else None
+        )
+        time.sleep(self.seconds * len(images))
+
+
+def test_images_a_second_of_a_model_of_known_speed():
+    model, steps = Sleeper(), []
+    found = throughput(model, 4, (32, 64), CPU, limit=0.6, advance=lambda: steps.append(1))
+    assert model.shapes[0] == (1, 3, 32, 64) and set(model.shapes[1:]) == {(4, 3, 32, 64)}
+    assert found.batch == 4 and 300 < found.images_a_second() <= 1000
+    # One call for the memory, one of warm-up, then those that count: 0.1 s of 4 ms.
+    assert len(model.shapes) - 2 == len(found.seconds) == len(steps) - 1
+    assert len(found.seconds) in range(6, 26) and not any(model.dtypes)
+
+
+def test_a_slow_model_is_called_three_times():
+    found = throughput(Sleeper(0.06), 1, (32, 32), CPU, limit=0.6)
+    assert len(found.seconds) == 3
+
+
+def test_precision_is_that_of_autocast():
+    model = Sleeper()
+    throughput(model, 1, (32, 32), CPU, precision='bf16', limit=0.3)
+    assert set(model.dtypes) == {torch.bfloat16}
+    assert ('fp32', *AUTOCAST) == PRECISIONS
+
+
+def test_median_and_quartiles():
+    found = Throughput(6, [1.0, 2.0, 3.0, 6.0, 0.5])  # 6, 3, 2, 1, 12 images a second
+    assert found.images_a_second() == 3
+    assert found.to_dict() == dict(
+        batch=6, images_a_second=3.0, low=2.0, high=6.0, seconds=found.seconds
+    )
+
+
+@pytest.mark.parametrize(
+    'seconds, message',
+    [
+        (5.0, 'batch size 2 at 32 x 32: 4 calls take more than 0.2 s (the first one did not end)'),
+        (0.06, '(the first one 0.1 s): take a smaller batch or image, or a larger limit'),
+    ],
+)
+def test_a_call_that_takes_too_long(seconds, message):
+    start = time.perf_counter()
+    with pytest.raises(TimeoutError) as error:
+        throughput(Sleeper(seconds), 2, (32, 32), CPU, limit=0.2)
+    assert message in str(error.value) and time.perf_counter() - start < 2
+
+
+def test_a_batch_that_does_not_fit(monkeypatch):
+    """By the peak of one image: the convolution gives 8 maps of float32."""
+    model = nn.Conv2d(3, 8, 1, bias=False)
+    peak = peak_bytes(lambda: model(torch.zeros(1, 3, 64, 64)), CPU)
+    assert 8 * 64 * 64 * 4 <= peak < 2 * 8 * 64 * 64 * 4
+    monkeypatch.setattr(module, 'available_ram', lambda: 1.5 * 64 * 8 * 64 * 64 * 4)
+    throughput(model, 64, (64, 64), CPU, limit=1.2)
+    with pytest.raises(MemoryError, match='batch size 128 at 64 x 64 needs about 0.0 GiB by the'):
+        throughput(model, 128, (64, 64), CPU, limit=1.2)
+
+
+def test_time_limit_ends_with_its_block():
+    with time_limit(0.05):
+        pass
+    time.sleep(0.1)
+    with pytest.raises(TimeoutError), time_limit(0.05):
+        time.sleep(5)
+
+
+def test_calls_are_repeated_for_so_long_but_at_least_so_often():
+    assert seconds_of(lambda: time.sleep(0.02), CPU) >= 0.02
+    times = repeat(lambda: time.sleep(0.01), CPU, 0.1, least=2)
+    assert 3 <= len(times) <= 10 and min(times) >= 0.01
+    assert len(repeat(lambda: time.sleep(0.01), CPU, 0.0, least=3)) == 3
+
+
+def test_published_speeds_are_those_of_the_ledger(root):
+    """The metafiles are written from it."""
+    said = {}
+    for method in ('ripple', 'smca'):
+        ledger = yaml.safe_load((root / f'tests/reference/experiments/{method}.yml').read_text())
+        for experiment in ledger['experiments']:
+            if {'images_per_second', 'inference_ms'} & set(experiment.get('paper', ())):
+                name = experiment['config']
+                said[name] = published_speed(package_configs()[name])
+    assert len(said) == 8 + 6
+    assert said['deit-t-ripple-r16_8xb64_cifar100'].startswith('382 images a second, reported by')
+    assert said['smca_r50_8xb2-50e_coco'] == (
+        '17 images a second (59 ms an image), reported by the paper'
+    )
+
+
+def test_configs_elsewhere_have_no_published_speed(tmp_path):
+    (tmp_path / 'a.py').write_text('')
+    assert published_speed(tmp_path / 'a.py') is None
+    assert published_speed(package_configs()['ravlt-t_8xb128_in1k']) is None
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    pytest.importorskip('mmpretrain', reason='the command takes classifiers of MMPretrain')
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: program.main(['throughput', *map(str, words)])
+
+
+def test_command_line(command, tmp_path, capsys):
+    assert command(*TINY, '--batch-size', 2, 1, '--json', 'out/a.json') == 0
+    said, found = capsys.readouterr(), json.loads((tmp_path / 'out/a.json').read_text())
+    assert [row['batch'] for row in found['results']] == [2, 1]
+    assert found['model'] == 'ImageClassifier' and found['shape'] == [64, 64]
+    assert f'cpu, threads: {torch.get_num_threads()}, float32, torch' in found['machine']
+    text = ' '.join(said.out.split())
+    assert found['machine'] in text and 'Published' not in text
+    for row in found['results']:
+        assert row['low'] <= row['images_a_second'] <= row['high']
+        assert f'{row["images_a_second"]:.1f} ' in text
+    assert 'batch 2' in said.err  # progress
+
+
+def test_the_published_speed_is_beside(command, capsys):
+    name = 'deit-t-ripple_8xb64_cifar100'
+    assert command(name, '--shape', 32, 32, '--batch-size', 1, '--limit', 4, '--backbone') == 0
+    said = ' '.join(capsys.readouterr().out.split())
+    assert 'Published: 792 images a second, reported by the paper of Ripple, on a device' in said
+    assert f'{name}, ViT, 32 x 32' in said
+
+
+def test_a_batch_that_takes_too_long_is_one_line_and_the_others_are_measured(
+    command, monkeypatch, capsys
+):
+    def measure(model, batch, *_, **options):
+        if batch == 64:
+            raise TimeoutError('batch size 64 at 64 x 64: 6 calls\ntake more than 1 s')
+        return Throughput(batch, [0.5])
+
+    monkeypatch.setattr('mmlinattn.cli.throughput.throughput', measure)
+    assert command(*TINY) == 1
+    said = capsys.readouterr()
+    lines = [line for line in said.err.splitlines() if 'error' in line]
+    assert lines == ['error: TimeoutError: batch size 64 at 64 x 64: 6 calls take more than 1 s']
+    assert '2.0 to 2.0' in said.out
+
+
+@pytest.mark.parametrize(
+    'words, message',
+    [
+        (['ravlt-nano_shapes'], 'does not tell the size of its images: give --shape H W'),
+        (['ravlt-nano_shapes', '--shape', '16', '64'], 'at least 32x32 pixels, got (16, 64)'),
+        (['nowhere'], "config 'nowhere' does not exist"),
+        ([*TINY, '--json', 'file/a.json'], 'file/a.json cannot be written'),
+    ],
+)
+def test_errors_are_one_line(command, tmp_path, monkeypatch, capsys, words, message):
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setattr('mmlinattn.cli.throughput.initial_model', lambda *_: pytest.fail('built'))
+    with pytest.raises(SystemExit) as error:
+        command(*words)
+    lines = capsys.readouterr().err.splitlines()
+    assert error.value.code == 2 and len(lines) == 1 and message in lines[0]
+
+
+@pytest.mark.parametrize(
+    'words, message',
+    [
+        (['--batch-size', '8', '0'], '--batch-size must be positive, got 0'),
+        (['--limit', '0'], '--limit must be positive, got 0'),
+        (['--precision', 'int8'], "invalid choice: 'int8'"),
+    ],
+)
+def test_errors_of_arguments(capsys, words, message):
+    with pytest.raises(SystemExit, match='^2$'):
+        arguments(['c', *words])
+    assert message in capsys.readouterr().err
+    assert arguments(['c']).batch_size == [64, 1]
