@@ -78,9 +78,9 @@ def table(layers: Sequence[LayerRank], title: str, tolerance: float) -> Table:
         f'values above {tolerance:g} times the largest.',
     )
     for name in ('', 'attention', 'layer'):
-        out.add_column(name, no_wrap=True)
+        out.add_column(name, overflow='fold')
     for name in ('tokens N', *map('\n'.join, MATRICES.values())):
-        out.add_column(name, justify='right')
+        out.add_column(name, justify='right', no_wrap=True)
     for i, layer in enumerate(layers):
         fewest, most = min(layer.tokens), max(layer.tokens)
         tokens = str(most) if fewest == most else f'{fewest} to {most}'
