@@ -2,28 +2,20 @@
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ..models.layers import AdditiveAttention, BaseAttention, RippleAttention, TokenLayout
+from ..models.layers import AdditiveAttention, BaseAttention, RippleAttention
+from ..models.layers.attend_calls import Call, watch_attend
 
 # One key in 200 gets full colour: a single large weight would make all others pale.
 SATURATED = 200
 FAINT = 5  # a uniform row has a fifth of the full opacity
 RED, BLUE = (0.85, 0.1, 0.1), (0.1, 0.25, 0.9)
-
-
-class Call(NamedTuple):
-    """Arguments of :meth:`BaseAttention.attend`: q, k, v (B, heads, N, d) and the token layout."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    tokens: TokenLayout
 
 
 @contextmanager
@@ -39,17 +31,8 @@ def calls_of(attn: BaseAttention) -> Iterator[List[Call]]:
         torch.Size([1, 2, 6, 4])
     """
     calls: List[Call] = []
-    attend = attn.attend
-
-    def keep(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
-        calls.append(Call(q.detach(), k.detach(), v.detach(), layout))
-        return attend(q, k, v, layout)
-
-    attn.attend = keep  # type: ignore[method-assign]  # of this object
-    try:
+    with watch_attend(attn, calls.append):
         yield calls
-    finally:
-        del attn.attend
 
 
 def key_weights(attn: BaseAttention, call: Call, position: Tuple[int, int]) -> Tensor:
