@@ -5,6 +5,7 @@ import math
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Callable, Dict, List, Sequence, Tuple
 
@@ -46,6 +47,7 @@ def interleave(
     min_rounds: int = 5,
     min_seconds: float = 1.0,
     max_rounds: int = 200,
+    processor_time: bool = False,
 ) -> Dict[str, List[float]]:
     """Time calls alternately, A B C A B C, so that a temporary slowdown affects all.
 
@@ -56,6 +58,8 @@ def interleave(
         device: device of the calls; on a GPU the time is that of the device, with cold caches.
         min_rounds: minimal number of rounds.
         min_seconds: measure more rounds until this total time, up to ``max_rounds``.
+        processor_time: on the CPU, count the processor time of all threads of this process, which
+            other processes change little.
 
     Returns:
         seconds of every call, by name.
@@ -65,7 +69,8 @@ def interleave(
         >>> len(times['a'])
         3
     """
-    clock = _cuda_clock(device) if device.type == 'cuda' else _clock
+    timer = time.process_time if processor_time else time.perf_counter
+    clock = _cuda_clock(device) if device.type == 'cuda' else partial(_clock, timer)
     times = {name: [] for name in calls}
     was_enabled = gc.isenabled()
     gc.disable()
@@ -81,10 +86,10 @@ def interleave(
     return times
 
 
-def _clock(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def _clock(timer: Callable[[], float], call: Callable[[], object]) -> float:
+    start = timer()
     result = call()
-    seconds = time.perf_counter() - start
+    seconds = timer() - start
     del result
     return seconds
 
