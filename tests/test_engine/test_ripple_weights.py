@@ -16,6 +16,7 @@ from mmlinattn.engine.hooks.ripple_weights_hook import measure_weights
 from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.models.backbones import ViT
 from mmlinattn.models.layers import RippleAttention
+from mmlinattn.utils.errors import InputError
 from tests.programs import Program, free_port
 from tests.test_configs import built
 from tests.test_engine.ripple_net import LOGGED, RippleNet, definition
@@ -221,7 +222,7 @@ def test_layers_of_smca():
 def test_a_model_without_learnt_rings(attn_cfg):
     arch = dict(embed_dims=16, num_heads=2, depth=1, patch_size=4)
     runner = SimpleNamespace(model=ViT(arch, attn_cfg, img_size=16))
-    with pytest.raises(ValueError, match='^RippleWeightsHook: ViT has no RippleAttention that'):
+    with pytest.raises(InputError, match='^RippleWeightsHook: ViT has no RippleAttention that'):
         RippleWeightsHook().before_train(runner)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...models.layers import RippleAttention
 from ...models.layers.attend_calls import Call, watch_attend
 from ...ops.ripple import fixed_weights
+from ...utils.errors import InputError
 
 MEASURES = ('js_fixed', 'js_uniform', 'entropy')
 
@@ -46,8 +47,8 @@ class RippleWeightsHook(Hook):
         interval: iterations between two logs; the first iteration is always logged.
 
     Raises:
-        ValueError: ``interval`` is not a positive integer; when the training starts, the model has
-            no ripple attention that learns weights.
+        ValueError: ``interval`` is not a positive integer.
+        InputError: when the training starts, the model has no ripple attention that learns weights.
 
     Example:
         >>> custom_hooks = [dict(type='RippleWeightsHook', interval=50)]
@@ -69,7 +70,7 @@ class RippleWeightsHook(Hook):
             name: module for name, module in model.named_modules() if _learns_weights(module)
         }
         if not self.layers:
-            raise ValueError(
+            raise InputError(
                 f'RippleWeightsHook: {type(model).__name__} has no RippleAttention that learns '
                 "weights: set attn_cfg='RippleAttention', or remove the hook from custom_hooks"
             )
