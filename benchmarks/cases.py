@@ -8,7 +8,7 @@ are imported only when they are built.
 import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable, Dict, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +27,12 @@ from mmlinattn.ops import (
 
 from .baselines import flash_bla, textbook
 
+if TYPE_CHECKING:
+    from mmlinattn.models.layers import AttnCfg
+
 KINDS = ('operator', 'layer', 'backbone')
 OURS = 'mmlinattn'
-# Stride of the first stage of a backbone; it defines the number of tokens.
+# Stride of the first stage of most backbones; it defines the number of tokens.
 STRIDE = 4
 LAYOUTS = ('tokens', 'contiguous', 'triton')
 
@@ -128,12 +131,14 @@ class Case:
         kind: ``'operator'``, ``'layer'`` or ``'backbone'``.
         about: the comparison and the expected result, for the report.
         build: builds the baselines for a setup.
+        stride: pixels per token along each side of the first stage, for a backbone.
     """
 
     name: str
     kind: str
     about: str
     build: Callable[[Setup], Baselines]
+    stride: int = STRIDE
 
 
 CASES: Dict[str, Case] = {}
@@ -150,13 +155,13 @@ def map_shape(num_tokens: int) -> Tuple[int, int]:
     return height, num_tokens // height
 
 
-def case(name: str, kind: str, about: str) -> Callable:
+def case(name: str, kind: str, about: str, stride: int = STRIDE) -> Callable:
     """Register a case; raise ValueError if the name is taken or the kind is unknown."""
     if name in CASES or kind not in KINDS:
         raise ValueError(f'case {name!r} is taken, or its kind {kind!r} is none of {KINDS}')
 
     def register(build: Callable[[Setup], Baselines]) -> Callable[[Setup], Baselines]:
-        CASES[name] = Case(name, kind, about, build)
+        CASES[name] = Case(name, kind, about, build, stride)
         return build
 
     return register
@@ -499,6 +504,90 @@ def _mit(setup: Setup) -> Baselines:
         return Baseline(lambda: model(image), (image,), tuple(model.parameters()), same=False)
 
     return {name: baseline(attn_cfg) for name, attn_cfg in MIT_ATTENTIONS.items()}
+
+
+# The models of figures 2 and 4 of the ripple paper; heads of 32 channels as in its other models.
+VIT_PATCH = 16
+RIPPLE_VIT = dict(embed_dims=96, num_heads=3, patch_size=VIT_PATCH)
+
+
+def _vit_map(setup: Setup) -> List[int]:
+    return [-(-side // VIT_PATCH) for side in setup.hw_shape]
+
+
+def _vits(
+    setup: Setup,
+    attn_cfgs: 'Dict[str, AttnCfg]',
+    same: Sequence[str] = (),
+    quadratic: Sequence[str] = (),
+) -> Baselines:
+    """Return vision transformers with these attentions; those of ``same`` have equal weights.
+
+    Those are compared in float64: rounding of float32 grows with the layers.
+    """
+    from mmlinattn.models.backbones import ViT
+
+    image = setup.leaf(setup.randn(setup.batch, 3, *setup.hw_shape))
+    img_size = [VIT_PATCH * cells for cells in _vit_map(setup)]
+    models = {
+        name: ViT(RIPPLE_VIT, attn_cfg, img_size=img_size, with_cls_token=False)
+        for name, attn_cfg in attn_cfgs.items()
+    }
+    for name in same:
+        models[name].load_state_dict(models[same[0]].state_dict())
+
+    def baseline(name: str) -> Baseline:
+        model = setup.module(models[name])
+        return Baseline(
+            lambda: model(image),
+            (image,),
+            tuple(model.parameters()),
+            same=name in same and setup.dtype == torch.float64,
+            quadratic=name in quadratic,
+        )
+
+    return {name: baseline(name) for name in models}
+
+
+def _ripple_cfg(max_distance: int = MAX_DISTANCE, **options) -> dict:
+    return dict(type='RippleAttention', max_distance=max_distance, **options)
+
+
+@case(
+    'ripple-vit',
+    'backbone',
+    'Vision transformers of 12 layers and 96 channels, patches of 16. Ripple attention with '
+    f'R = {MAX_DISTANCE} in all layers: by tiles (the default), summed-area tables and key by key; '
+    'linear and softmax attention (figure 2 of the ripple paper; use --batch 4).',
+    stride=VIT_PATCH,
+)
+def _ripple_vit(setup: Setup) -> Baselines:
+    algorithms = dict(tiles='tile', tables='sat', naive='naive')
+    ripple = {name: _ripple_cfg(backend=backend) for name, backend in algorithms.items()}
+    others = {'linear': 'LinearAttention', 'SDPA softmax': 'SoftmaxAttention'}
+    return _vits(setup, {**ripple, **others}, tuple(ripple), ['SDPA softmax'])
+
+
+@case(
+    'ripple-groups',
+    'backbone',
+    f'The transformers of ripple-vit with other rings: R = {MAX_DISTANCE}; logarithmic ones over '
+    'the whole map, which tables compute; one for each distance (dense), by the default algorithm '
+    'and by tables (figure 4 of the ripple paper; use --batch 4).',
+    stride=VIT_PATCH,
+)
+def _ripple_groups(setup: Setup) -> Baselines:
+    farthest = max(_vit_map(setup)) - 1
+    return _vits(
+        setup,
+        {
+            f'R = {MAX_DISTANCE}': _ripple_cfg(),
+            'logarithmic': _ripple_cfg(farthest.bit_length(), groups='log'),
+            'dense': _ripple_cfg(farthest),
+            'dense, tables': _ripple_cfg(farthest, backend='sat'),
+        },
+        quadratic=['dense', 'dense, tables'],  # at most
+    )
 
 
 @case('ravlt-nano', 'backbone', 'The smallest network of the quick start: for trying the suite.')

@@ -5,6 +5,7 @@ import math
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Callable, Dict, List, Sequence, Tuple
 
@@ -49,6 +50,7 @@ def interleave(
     min_rounds: int = 5,
     min_seconds: float = 1.0,
     max_rounds: int = 200,
+    processor_time: bool = False,
 ) -> Dict[str, List[float]]:
     """Time calls alternately, A B C A B C, so that a temporary slowdown affects all.
 
@@ -60,6 +62,8 @@ def interleave(
             a CPU with the caches that a call of its own before it left.
         min_rounds: minimal number of rounds.
         min_seconds: measure more rounds until this total time, up to ``max_rounds``.
+        processor_time: on the CPU, count the processor time of all threads of this process, which
+            other processes change little.
 
     Returns:
         seconds of every call, by name.
@@ -69,7 +73,8 @@ def interleave(
         >>> len(times['a'])
         3
     """
-    clock = _cuda_clock(device) if device.type == 'cuda' else _cpu_clock
+    timer = time.process_time if processor_time else time.perf_counter
+    clock = _cuda_clock(device) if device.type == 'cuda' else partial(_cpu_clock, timer)
     times = {name: [] for name in calls}
     was_enabled = gc.isenabled()
     gc.disable()
@@ -85,16 +90,16 @@ def interleave(
     return times
 
 
-def _cpu_clock(call: Callable[[], object]) -> float:
+def _cpu_clock(timer: Callable[[], float], call: Callable[[], object]) -> float:
     """Return the seconds of a call; of a short one those of a second call."""
-    seconds = _seconds(call)
-    return _seconds(call) if seconds < WARM_UP else seconds
+    seconds = _seconds(timer, call)
+    return _seconds(timer, call) if seconds < WARM_UP else seconds
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def _seconds(timer: Callable[[], float], call: Callable[[], object]) -> float:
+    start = timer()
     result = call()
-    seconds = time.perf_counter() - start
+    seconds = timer() - start
     del result
     return seconds
 

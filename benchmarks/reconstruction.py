@@ -13,7 +13,6 @@ import json
 import platform
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Callable, Dict, List, Optional
 
@@ -67,14 +66,8 @@ def step(model: ViTVQGAN, image: torch.Tensor, mode: str) -> Callable[[], object
 def seconds(call: Callable[[], object], device: torch.device, rounds: int) -> float:
     """Return the median time of a call, after one that is not timed."""
     call()
-    if device.type == 'cuda':
-        return statistics.median(interleave({'call': call}, device, rounds, 0.0)['call'])
-    times = []
-    for _ in range(rounds):
-        start = time.process_time()
-        call()
-        times.append(time.process_time() - start)
-    return statistics.median(times)
+    times = interleave({'call': call}, device, rounds, 0.0, processor_time=True)
+    return statistics.median(times['call'])
 
 
 def measure(args: argparse.Namespace) -> List[dict]:

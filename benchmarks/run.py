@@ -43,7 +43,7 @@ TOKENS = {
 }
 CUDA_QUICK_TOKENS = ['4k', '16k', '65k']
 IMAGES = {False: ['512x512', '800x1280'], True: ['256x256', '512x512']}
-NOT_DEFAULT = ('attentions', 'ravlt-nano')
+NOT_DEFAULT = ('attentions', 'ravlt-nano', 'ripple-vit', 'ripple-groups')
 # Reported versions only: a case uses these packages if they compute the same.
 OPTIONAL = ('flash-linear-attention', 'natten')
 
@@ -73,6 +73,10 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
         help='freed memory stays with the process, as the command lines in tools/ have it',
     )  # fmt: skip
     parser.add_argument('--threads', type=positive, help='of torch on the CPU')
+    parser.add_argument(
+        '--processor-time', action='store_true',
+        help='of all threads on the CPU, where other programs run; use with --threads 1',
+    )  # fmt: skip
     parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmarks'), metavar='DIR')
     args = parser.parse_args(argv)
     try:
@@ -171,7 +175,8 @@ def main(argv: List[str]) -> int:
         torch.set_num_threads(args.threads)
     if args.device.index is not None:  # events and streams belong to the current device
         torch.cuda.set_device(args.device)
-    effort = Effort(args.rounds, 0.3 if args.quick else 1.0, args.budget)
+    min_seconds = 0.3 if args.quick else 1.0
+    effort = Effort(args.rounds, min_seconds, args.budget, args.processor_time)
     facts = context(args, argv)
     results: List[Result] = []
     jobs = [(CASES[n], m, b) for n in args.cases for m in args.modes for b in args.batch]

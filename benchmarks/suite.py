@@ -7,7 +7,7 @@ from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from .cases import STRIDE, Baseline, Case, Setup
+from .cases import Baseline, Case, Setup
 from .measure import Spread, difference, forward, forward_backward, interleave, peak_memory, slope
 
 MODES = ('forward', 'forward+backward')
@@ -64,13 +64,14 @@ class Effort:
     """Limits on rounds and time.
 
     Args:
-        min_rounds, min_seconds: see :func:`benchmarks.measure.interleave`.
+        min_rounds, min_seconds, processor_time: see :func:`benchmarks.measure.interleave`.
         budget: longest call in seconds; a baseline with a longer predicted time is left out.
     """
 
     min_rounds: int = 5
     min_seconds: float = 1.0
     budget: float = 20.0
+    processor_time: bool = False
 
 
 def run_case(
@@ -95,7 +96,7 @@ def run_case(
         on_point(size)
         tokens = setup.num_tokens
         if case.kind == 'backbone':
-            tokens = math.prod(-(-side // STRIDE) for side in setup.hw_shape)
+            tokens = math.prod(-(-side // case.stride) for side in setup.hw_shape)
         point = dict(
             case=case.name, kind=case.kind, mode=mode, size=size, tokens=tokens,
             batch=setup.batch, dtype=str(setup.dtype).replace('torch.', ''),
@@ -154,7 +155,13 @@ def _run_point(
         results[name] = Result(baseline=name, min_bytes=min_bytes, error=error, **point)
         del outs, grads
     del expected
-    times = interleave(steps, setup.device, effort.min_rounds, effort.min_seconds)
+    times = interleave(
+        steps,
+        setup.device,
+        effort.min_rounds,
+        effort.min_seconds,
+        processor_time=effort.processor_time,
+    )
     for name, step in steps.items():
         results[name] = replace(
             results[name], seconds=times[name], peak_bytes=peak_memory(step, setup.device)

@@ -1,7 +1,6 @@
 """Parameters, products, time and memory of models."""
 
 import copy
-import time
 from dataclasses import dataclass
 from typing import Callable, Dict, List
 
@@ -56,10 +55,7 @@ def measure(configs: Dict[str, Config], cost: dict) -> Dict[str, dict]:
     calls = {name: _forward(model, images) for name, model in models.items()}
     for call in calls.values():
         call()
-    if device.type == 'cuda':
-        times = interleave(calls, device, cost['rounds'], 0.0)
-    else:
-        times = _processor_times(calls, cost['rounds'])
+    times = interleave(calls, device, cost['rounds'], 0.0, processor_time=True)
     found = {}
     for name, model in models.items():
         counts = analyse(model, cost['shape'])
@@ -81,16 +77,6 @@ def build(cfg: Config) -> nn.Module:
         model['data_preprocessor'] = cfg.data_preprocessor
     with DefaultScope.overwrite_default_scope(cfg.default_scope), quiet():
         return MODELS.build(model)
-
-
-def _processor_times(calls: Dict[str, Callable], rounds: int) -> Dict[str, List[float]]:
-    times: Dict[str, List[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.process_time()
-            call()
-            times[name].append(time.process_time() - start)
-    return times
 
 
 def _forward(model: nn.Module, images: Tensor) -> Callable[[], object]:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ..models.layers import MALA, RALA, BaseAttention, LinearAttention, MLLAAttention
+from ..models.layers.attend_calls import Call, calls_of
 from ..ops.linear.options import LinearOptions
 from ..ops.linear.reference import kv_sum as kv_sum_reference
-from .attention_calls import Call, calls_of
 
 # Matrices of a layer: name in words, and shape.
 MATRICES = {
@@ -96,7 +96,7 @@ def kv_sum(attn: BaseAttention, call: Call) -> Optional[Tensor]:
     Args:
         attn: any attention, in eval mode.
         call: what it was called with, an element of the list of
-            :func:`.attention_calls.calls_of`.
+            :func:`mmlinattn.models.layers.attend_calls.calls_of`.
 
     Returns:
         (B, heads, m, d) float64: m features a head by d values. None unless the attention is a

@@ -10,9 +10,9 @@ from matplotlib import colormaps
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
-from ..analysis.attention_calls import Call, calls_of
 from ..apis import Predictor
 from ..models.layers import BaseAttention, LinearCrossAttention, RippleAttention
+from ..models.layers.attend_calls import Call, calls_of
 from ..visualization.attention_maps import AttentionRecord, record, ring_map
 from ..visualization.key_weights import key_weights, reach, weight_colors, weight_scale
 from ..visualization.predictions import enlarged

@@ -14,11 +14,11 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
-from ..analysis.attention_calls import calls_of
 from ..checkpoints import CheckpointError, load_state_dict
 from ..engine.config import load_config
 from ..engine.model import load_model
 from ..models.layers import BaseAttention, registered_subclasses
+from ..models.layers.attend_calls import calls_of
 from ..utils.command_line import errors_in_one_line
 from ..utils.suggest import did_you_mean
 from ..visualization.files import check_picture_suffix

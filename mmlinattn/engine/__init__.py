@@ -9,6 +9,7 @@ from .hooks.ema_hook import ModelEMAHook
 from .hooks.fuse_conv_bn_hook import FuseConvBNHook
 from .hooks.preemption_hook import PreemptionHook
 from .hooks.report_hook import ReportHook
+from .hooks.ripple_weights_hook import RippleWeightsHook
 from .hooks.watchdog_hook import WatchdogHook
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .model import build_model, load_model
@@ -31,6 +32,7 @@ __all__ = [
     'PreemptionHook',
     'ReportHook',
     'ResumableEpochLoop',
+    'RippleWeightsHook',
     'WatchdogHook',
     'build_model',
     'load_model',

@@ -9,8 +9,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ..analysis.attention_calls import Call
 from ..models.layers import AdditiveAttention, BaseAttention, RippleAttention
+from ..models.layers.attend_calls import Call
 
 # One key in 200 gets full colour: a single large weight would make all others pale.
 SATURATED = 200
@@ -38,7 +38,7 @@ def key_weights(attn: BaseAttention, call: Call, position: Tuple[int, int]) -> T
 
     Args:
         attn: any attention, in eval mode because dropout would change the weights.
-        call: an element of the list of :func:`.attention_calls.calls_of`.
+        call: an element of the list of :func:`mmlinattn.models.layers.attend_calls.calls_of`.
         position: (row, column) of the query.
 
     Returns:
@@ -49,7 +49,7 @@ def key_weights(attn: BaseAttention, call: Call, position: Tuple[int, int]) -> T
         ValueError: the position is outside of the map.
 
     Example:
-        >>> from mmlinattn.analysis.attention_calls import calls_of
+        >>> from mmlinattn.models.layers.attend_calls import calls_of
         >>> from mmlinattn.models.layers import SoftmaxAttention
         >>> attn = SoftmaxAttention(8, 2)
         >>> with calls_of(attn) as calls:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from mmlinattn import __main__ as program
-from mmlinattn.analysis.attention_calls import calls_of
 from mmlinattn.analysis.rank import kv_sum, layer_ranks, numerical_rank
 from mmlinattn.checkpoints import save_checkpoint
 from mmlinattn.cli import rank as module
@@ -18,6 +17,7 @@ from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import initial_model
 from mmlinattn.models.backbones import RAVLT
 from mmlinattn.models.layers import build_attention
+from mmlinattn.models.layers.attend_calls import calls_of
 from mmlinattn.ops.linear import torch_impl
 from mmlinattn.visualization.rank import draw_ranks
 

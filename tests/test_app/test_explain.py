@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from mmlinattn.analysis.attention_calls import calls_of
 from mmlinattn.app import View, explain, views_of
 from mmlinattn.app.crop_transform import Grid
 from mmlinattn.app.explain import OPACITY, AttentionMap, attention_map, draw_map
+from mmlinattn.models.layers.attend_calls import calls_of
 from mmlinattn.visualization.attention_maps import record
 from mmlinattn.visualization.key_weights import weight_colors
 

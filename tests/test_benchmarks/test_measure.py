@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import torch
 
@@ -51,6 +53,13 @@ def test_peak_memory_sees_the_graph_of_a_training_step():
 
     # The cotangent, the result that is kept, the gradient.
     assert peak_memory(call, CPU) == 3 * MIB
+
+
+def test_processor_time_is_not_that_of_waiting():
+    calls = dict(sleep=lambda: time.sleep(0.05))
+    (wall,) = interleave(calls, CPU, 1, 0.0)['sleep']
+    (busy,) = interleave(calls, CPU, 1, 0.0, processor_time=True)['sleep']
+    assert wall >= 0.05 > 5 * busy
 
 
 def test_calls_take_turns():

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import run
 from benchmarks.baselines import textbook
-from benchmarks.cases import CASES, Baseline, Case, Setup, case
+from benchmarks.cases import CASES, RIPPLE_VIT, Baseline, Case, Setup, case
 from benchmarks.report import table
 from benchmarks.suite import MODES, Effort, Result, run_case, slopes
 from mmlinattn.ops import Rotary, rala_attention
@@ -46,6 +46,27 @@ def test_channels_first_backbone_agrees(mode):
     results = list(run_case(CASES['ravlt-nano'], [small], mode, QUICK))
     assert [result.error is None for result in results] == [True, False, False, False]
     assert {result.tokens for result in results} == {8 * 16}
+
+
+@pytest.mark.parametrize('mode', MODES)
+def test_vision_transformers_with_ripple_attention(mode, monkeypatch):
+    monkeypatch.setitem(RIPPLE_VIT, 'depth', 2)
+    small = replace(setup((48, 80), torch.float64), batch=1)
+    tiles, tables, naive, linear, softmax = run_case(CASES['ripple-vit'], [small], mode, QUICK)
+    assert tiles.tokens == 3 * 5 and not any(r.failed for r in (tiles, tables, naive))
+    assert max(tables.error, naive.error) < 1e-10 and linear.error is softmax.error is None
+    groups = list(run_case(CASES['ripple-groups'], [small], mode, QUICK))
+    assert [r.failed for r in groups] == [False] * 4
+
+
+def test_rings_of_the_groups_cover_the_map(monkeypatch):
+    monkeypatch.setitem(RIPPLE_VIT, 'depth', 1)
+    models = CASES['ripple-groups'].build(setup((48, 80)))
+    # Units of 3 heads and 32 channels, one for each ring but the last.
+    units = [
+        next(p for p in b.parameters if p.dim() == 3 and p.shape[0] == 3) for b in models.values()
+    ]
+    assert [unit.shape[1] for unit in units] == [4, 3, 4, 4]
 
 
 def test_channels_first_backbone_keeps_maps_contiguous():

@@ -14,7 +14,7 @@ from torch import nn
 
 from mmlinattn.engine.hooks import report_hook
 from mmlinattn.engine.report import evaluation as evaluations
-from mmlinattn.engine.report.curves import draw_curves, read_scalars
+from mmlinattn.engine.report.curves import draw_curves, draw_ring_weights, read_scalars
 from mmlinattn.engine.report.evaluation import Evaluation, report_metric
 from mmlinattn.engine.report.pictures import draw_confusion, draw_precision_recall, per_class_csv
 from mmlinattn.engine.runner.runner import PluginRunner
@@ -284,6 +284,17 @@ def test_curves_join_the_parts_of_a_training(tmp_path):
     assert loss.lines[0].get_xydata().tolist() == [list(p) for p in training['loss']]
     assert scores.lines[0].get_xydata().tolist() == [list(p) for p in validation['mIoU']]
     assert (rate.get_title(), scores.get_title()) == ('learning rate', 'mIoU')
+
+
+def test_ring_weights_are_drawn_by_layer():
+    names = [f'ripple/{m}/{layer}' for m in ('js_fixed', 'js_uniform', 'entropy') for layer in 'ab']
+    training = {name: [(1, i), (2, i + 0.5)] for i, name in enumerate(names)}
+    figure = draw_ring_weights(dict(training, loss=[(1, 9.0)]), 'epoch')
+    drawn = [[line.get_xydata().tolist() for line in axis.lines] for axis in figure.axes]
+    wanted = [[list(map(list, training[name])) for name in names[i : i + 2]] for i in (0, 2, 4)]
+    assert drawn == wanted
+    assert [line.get_label() for line in figure.axes[1].lines] == ['a', 'b']
+    assert draw_ring_weights(dict(loss=[(1, 9.0)]), 'epoch') is None
 
 
 def test_a_picture_that_fails_ends_no_training(tmp_path, monkeypatch):

@@ -12,10 +12,10 @@ from mmengine.registry import MODELS
 from torch.nn.functional import elu
 
 from mmlinattn import __main__ as program
-from mmlinattn.analysis.attention_calls import Call, calls_of
 from mmlinattn.checkpoints import save_checkpoint
 from mmlinattn.cli import visualize_key_weights as module
 from mmlinattn.models.layers import BaseAttention, build_attention, registered_subclasses
+from mmlinattn.models.layers.attend_calls import Call, calls_of
 from mmlinattn.visualization.key_weights import draw_key_weights, key_shape, key_weights, reach
 
 SHAPE, QUERY = (5, 7), (3, 2)

@@ -1,2 +1,2 @@
 """Hooks: checkpoints, preemption, watchdog, divergence, corrupt images, fused batch norms, EMA,
-report."""
+ring weights, report."""

@@ -26,10 +26,11 @@ class ReportHook(Hook):
     """Hook that writes curves, scores per class and pictures to ``report/`` of the work directory.
 
     The folder gets ``curves.png`` (losses, scores, learning rate), ``per_class.csv``,
-    ``confusion_matrix.png`` and, for detectors, ``precision_recall.png``, when the training ends.
-    They show the validation of the best checkpoint if ``save_best`` is set, else the last one. Its
-    predictions are used as they come; the model does not run again. Resumed trainings are drawn as
-    one. ``tools/train.py`` uses the hook; ``default_hooks.report=None`` switches it off.
+    ``confusion_matrix.png`` and, for detectors, ``precision_recall.png``, when the training ends;
+    with :class:`RippleWeightsHook` also ``ring_weights.png``. Scores are those of the validation of
+    the best checkpoint if ``save_best`` is set, else of the last one. Its predictions are used as
+    they come; the model does not run again. Resumed trainings are drawn as one. ``tools/train.py``
+    uses the hook; ``default_hooks.report=None`` switches it off.
 
     Scores per class need CocoMetric, IoUMetric, or Accuracy or SingleLabelMetric with one label per
     image. An error while drawing is a warning.
@@ -94,7 +95,7 @@ class ReportHook(Hook):
 
 def _write(runner: Runner) -> list:
     """Write the files of the report, and return their names."""
-    from ..report.curves import draw_curves, read_scalars
+    from ..report.curves import draw_curves, draw_ring_weights, read_scalars
     from ..report.pictures import draw_confusion, draw_precision_recall, per_class_csv
 
     folder, loop, pictures = _folder(runner), runner._train_loop, {}
@@ -103,7 +104,9 @@ def _write(runner: Runner) -> list:
     length = len(loop.dataloader) if by_epoch else None
     runs = runner.message_hub.get_info(RUNS)
     scalars = read_scalars(Path(runner.work_dir), runs, length)
-    pictures['curves.png'] = draw_curves(*scalars, 'epoch' if by_epoch else 'iteration')
+    unit = 'epoch' if by_epoch else 'iteration'
+    pictures['curves.png'] = draw_curves(*scalars, unit)
+    pictures['ring_weights.png'] = draw_ring_weights(scalars[0], unit)
     written = []
     if (folder / EVALUATION).exists():
         evaluation = Evaluation.loads((folder / EVALUATION).read_text(encoding='utf-8'))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,6 +15,12 @@ NO_SCORES = {'data_time', 'time', 'step', 'memory'}
 # A loss that varies by more is drawn on a logarithmic axis.
 WIDE_RANGE = 30.0
 Curves = Dict[str, List[Tuple[float, float]]]
+# What RippleWeightsHook logs, as ripple/MEASURE/LAYER.
+RING_WEIGHTS = {
+    'js_fixed': 'divergence from 1/2, 1/4, ..., nats',
+    'js_uniform': 'divergence from equal weights, nats',
+    'entropy': 'entropy, nats',
+}
 
 
 def read_scalars(
@@ -80,6 +87,29 @@ def draw_curves(training: Curves, validation: Curves, unit: str) -> Optional[Fig
     _draw(axes[-1], training, ['lr'], 'learning rate')
     for axis in axes:
         axis.set_xlabel(unit)
+    return figure
+
+
+def draw_ring_weights(training: Curves, unit: str) -> Optional[Figure]:
+    """Draw what RippleWeightsHook has logged, one line per layer; return None if it has not.
+
+    Args:
+        training: from :func:`read_scalars`.
+        unit: label of the x axis.
+    """
+    starts = [f'ripple/{measure}/' for measure in RING_WEIGHTS]
+    layers = [name[len(starts[0]) :] for name in training if name.startswith(starts[0])]
+    if not layers:
+        return None
+    colors = matplotlib.colormaps['viridis'](np.linspace(0, 0.9, len(layers)))
+    figure = Figure(figsize=(16, 4.8), dpi=110, layout='constrained')
+    axes = figure.subplots(1, 3)
+    for axis, start, title in zip(axes, starts, RING_WEIGHTS.values()):
+        for layer, color in zip(layers, colors):
+            axis.plot(*zip(*training[start + layer]), label=layer, color=color)
+        axis.set(title=title, xlabel=unit)
+        axis.grid(alpha=0.3)
+    axes[1].legend(loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=8)
     return figure
 
 

@@ -13,7 +13,7 @@ from ...ops import (
     softmax_ripple_attention,
     stick_breaking,
 )
-from ...ops.ripple import check_backend, check_threshold
+from ...ops.ripple import check_backend, check_threshold, fixed_weights
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .feature_maps import build_feature_map
@@ -125,9 +125,7 @@ class RippleAttention(BaseAttention):
             else None
         )
         if weights == 'fixed':
-            halves = 0.5 ** torch.arange(1, max_distance + 2)
-            halves[-1] = 0.5**max_distance
-            self.register_buffer('fixed_weights', halves, persistent=False)
+            self.register_buffer('fixed_weights', fixed_weights(max_distance), persistent=False)
         else:
             num_units = max_distance + (weights == 'softmax')
             self.weight_proj = nn.Linear(self.head_dim, self.head_dim)

@@ -20,12 +20,13 @@ from .rows import ripple_rows
 from .sat import ripple_sat
 from .softmax import softmax_ripple, softmax_ripple_reference
 from .tile import ripple_tile
-from .weights import STICKS, check_threshold, stick_breaking
+from .weights import STICKS, check_threshold, fixed_weights, stick_breaking
 
 __all__ = [
     'check_backend',
     'check_threshold',
     'clip_ripple_attention',
+    'fixed_weights',
     'ripple_attention',
     'softmax_ripple_attention',
     'stick_breaking',

@@ -73,6 +73,20 @@ def stick_breaking(
         return torch.where(merged, share, weights)
 
 
+def fixed_weights(max_distance: int) -> Tensor:
+    """Return the R + 1 weights 1/2, 1/4, ..., 2^-R, 2^-R.
+
+    Stick breaking with ``offset=False`` gives them for logits of 0.
+
+    Example:
+        >>> fixed_weights(3)
+        tensor([0.5000, 0.2500, 0.1250, 0.1250])
+    """
+    weights = 0.5 ** torch.arange(1, max_distance + 2)
+    weights[-1] = 0.5**max_distance
+    return weights
+
+
 def check_threshold(threshold: Optional[float]) -> None:
     """Raise ValueError unless ``threshold`` is None or in [0, 1]."""
     if threshold is not None and not 0 <= threshold <= 1:

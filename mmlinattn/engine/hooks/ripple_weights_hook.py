@@ -1,0 +1,164 @@
+"""Hook that logs how far the ring weights of ripple attention are from fixed and equal ones."""
+
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Dict, Optional
+
+import torch
+from mmengine.dist import all_reduce
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
+from mmengine.registry import HOOKS
+from mmengine.runner import Runner
+from torch import Tensor
+
+from ...models.layers import RippleAttention
+from ...models.layers.attend_calls import Call, watch_attend
+from ...ops.ripple import fixed_weights
+from ...utils.errors import InputError
+
+MEASURES = ('js_fixed', 'js_uniform', 'entropy')
+
+
+@HOOKS.register_module()
+class RippleWeightsHook(Hook):
+    """Hook that logs the ring weights of each :class:`RippleAttention` while it learns, figure 3 of
+    "Ripple Attention for Visual Perception with Sub-quadratic Complexity" (Zheng et al., ICML
+    2022).
+
+    Each token has R + 1 weights in each head, which sum to 1. Three numbers are logged per layer,
+    in nats, as means over tokens, heads and images of one iteration on all processes:
+
+    - ``ripple/js_fixed/LAYER``: Jensen-Shannon divergence from 1/2, 1/4, ..., 2^-R, 2^-R, the
+      weights of ``weights='fixed'``;
+    - ``ripple/js_uniform/LAYER``: the divergence from equal weights 1 / (R + 1);
+    - ``ripple/entropy/LAYER``: entropy of the weights.
+
+    A divergence is between 0 and ln 2 = 0.69, the entropy between 0 (one ring) and ln(R + 1) (equal
+    weights). LAYER is the name of the layer in the model, such as ``backbone.layers.0.attn``.
+    Padded tokens and extra tokens are left out. Weights of ``weights='truncated'`` are divided by
+    their sum.
+
+    The numbers go to the visualizer and to the message hub. Weights are computed once more for
+    them, without gradient: the training has the same result with and without the hook. Between two
+    logs it costs nothing.
+
+    Args:
+        interval: iterations between two logs; the first iteration is always logged.
+
+    Raises:
+        ValueError: ``interval`` is not a positive integer.
+        InputError: when the training starts, the model has no ripple attention that learns weights.
+
+    Example:
+        >>> custom_hooks = [dict(type='RippleWeightsHook', interval=50)]
+    """
+
+    def __init__(self, interval: int = 50) -> None:
+        if type(interval) is not int or interval < 1:
+            raise ValueError(
+                f'RippleWeightsHook.interval must be a positive integer, got {interval!r}'
+            )
+        self.interval = interval
+        self.layers: Dict[str, RippleAttention] = {}
+        self.watching = ExitStack()
+        self.totals: Optional[Tensor] = None
+
+    def before_train(self, runner: Runner) -> None:
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        self.layers = {
+            name: module for name, module in model.named_modules() if _learns_weights(module)
+        }
+        if not self.layers:
+            raise InputError(
+                f'RippleWeightsHook: {type(model).__name__} has no RippleAttention that learns '
+                "weights: set attn_cfg='RippleAttention', or remove the hook from custom_hooks"
+            )
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        if not self._logs_at(runner.iter):
+            return
+        layers = self.layers.values()
+        device = next(layer.units.device for layer in layers)
+        # Sums of the measures, and how many weights were added.
+        self.totals = torch.zeros(
+            len(layers), len(MEASURES) + 1, dtype=torch.float64, device=device
+        )
+        for total, layer in zip(self.totals, layers):
+            self.watching.enter_context(watch_attend(layer, partial(_add, total, layer)))
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Optional[dict] = None
+    ) -> None:
+        if not self._logs_at(runner.iter):
+            return
+        assert self.totals is not None  # made before this iteration
+        self.watching.close()
+        all_reduce(self.totals)
+        done, values = runner.iter + 1, {}
+        for layer, (*sums, count) in zip(self.layers, self.totals.tolist()):
+            if count:  # the layer ran
+                for name, total in zip(MEASURES, sums):
+                    values[f'ripple/{name}/{layer}'] = total / count
+        runner.message_hub.update_scalars(values)
+        # As LoggerHook: lines of a training have the iteration.
+        runner.visualizer.add_scalars(dict(values, iter=done), step=done)
+
+    def _logs_at(self, iteration: int) -> bool:
+        return iteration == 0 or (iteration + 1) % self.interval == 0
+
+
+def _learns_weights(module: Any) -> bool:
+    return (
+        isinstance(module, RippleAttention)
+        and module.weights != 'fixed'
+        and module.max_distance > 0
+    )
+
+
+@torch.no_grad()
+def _add(total: Tensor, layer: RippleAttention, call: Call) -> None:
+    """Add the measures of the tokens of a call, and their number, to ``total`` (4,)."""
+    layout = call.tokens.without_extra_tokens()
+    weights = layer.spatial_weights(call.tokens.split_extra(call.v, 2)[1])
+    measures = measure_weights(weights)  # [B, heads, N, 3]
+    real = torch.ones_like(measures[..., :1], dtype=torch.bool)
+    if layout.key_padding_mask is not None:
+        real &= ~layout.key_padding_mask[:, None, :, None]
+    total += torch.cat([measures.where(real, 0), real], -1).sum((0, 1, 2))
+
+
+def measure_weights(weights: Tensor) -> Tensor:
+    """Return the divergence from fixed weights, that from equal weights, and the entropy, in nats.
+
+    Args:
+        weights: (..., R + 1), not negative; they are divided by their sum.
+
+    Returns:
+        (..., 3), in float64.
+
+    Example:
+        >>> measure_weights(torch.tensor([1.0, 1.0])).tolist()
+        [0.0, 0.0, 0.6931471805599453]
+    """
+    weights = weights.double()
+    weights = weights / weights.sum(-1, keepdim=True)
+    fixed = fixed_weights(weights.shape[-1] - 1).to(weights)
+    equal = torch.full_like(fixed, 1 / len(fixed))
+    divergences = [js_divergence(weights, other) for other in (fixed, equal)]
+    return torch.stack([*divergences, entropy(weights)], -1)
+
+
+def js_divergence(p: Tensor, q: Tensor) -> Tensor:
+    """Return the Jensen-Shannon divergence of distributions (..., K), in nats.
+
+    Example:
+        >>> js_divergence(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
+        tensor(0.6931)
+    """
+    return entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2
+
+
+def entropy(p: Tensor) -> Tensor:
+    """Return the entropy of distributions (..., K), in nats."""
+    return torch.special.entr(p).sum(-1)

@@ -1,0 +1,62 @@
+"""Queries, keys and values that an attention gets, while a model runs."""
+
+from contextlib import contextmanager
+from typing import Callable, Iterator, List, NamedTuple
+
+from torch import Tensor
+
+from .base import BaseAttention, TokenLayout
+
+
+class Call(NamedTuple):
+    """Arguments of :meth:`BaseAttention.attend`: q, k, v (B, heads, N, d) and the token layout."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    tokens: TokenLayout
+
+
+@contextmanager
+def watch_attend(attn: BaseAttention, watch: Callable[[Call], object]) -> Iterator[None]:
+    """Call ``watch`` before each call of :meth:`BaseAttention.attend` inside the block.
+
+    Its tensors are detached. Images of different sizes that are packed may come one by one.
+
+    Example:
+        >>> import torch
+        >>> from mmlinattn.models.layers import SoftmaxAttention
+        >>> attn = SoftmaxAttention(8, 2)
+        >>> with watch_attend(attn, lambda call: print(call.v.shape)):
+        ...     out = attn(torch.randn(1, 6, 8), (2, 3))
+        torch.Size([1, 2, 6, 4])
+    """
+    attend = attn.attend
+
+    def watched(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        watch(Call(q.detach(), k.detach(), v.detach(), layout))
+        return attend(q, k, v, layout)
+
+    attn.attend = watched  # type: ignore[method-assign]  # of this object
+    try:
+        yield
+    finally:
+        del attn.attend
+
+
+@contextmanager
+def calls_of(attn: BaseAttention) -> Iterator[List[Call]]:
+    """Record the arguments of :meth:`BaseAttention.attend` inside the block.
+
+    Example:
+        >>> import torch
+        >>> from mmlinattn.models.layers import SoftmaxAttention
+        >>> attn = SoftmaxAttention(8, 2)
+        >>> with calls_of(attn) as calls:
+        ...     out = attn(torch.randn(1, 6, 8), (2, 3))
+        >>> calls[0].q.shape
+        torch.Size([1, 2, 6, 4])
+    """
+    calls: List[Call] = []
+    with watch_attend(attn, calls.append):
+        yield calls

@@ -1,0 +1,232 @@
+"""What is logged of the ring weights of ripple attention, and that the training does not notice."""
+
+import copy
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mmengine.hooks import Hook
+from mmengine.logging import MessageHub
+from torch import nn
+
+from mmlinattn.engine import RippleWeightsHook
+from mmlinattn.engine.hooks.ripple_weights_hook import measure_weights
+from mmlinattn.engine.runner.runner import PluginRunner
+from mmlinattn.models.backbones import ViT
+from mmlinattn.models.layers import RippleAttention
+from mmlinattn.utils.errors import InputError
+from tests.programs import Program, free_port
+from tests.test_configs import built
+from tests.test_engine.ripple_net import LOGGED, RippleNet, definition
+
+NAMES = {f'ripple/{m}/{n}' for m in ('js_fixed', 'js_uniform', 'entropy') for n in LOGGED}
+
+
+class Tokens(list):
+    """A data set; ExactResumeHook gives it an attribute."""
+
+
+class Recorder(Hook):
+    """Keeps model and batch of each iteration, and whether the hook watches then."""
+
+    priority = 'LOWEST'  # after the other hook has begun
+
+    def __init__(self) -> None:
+        self.models, self.batches, self.watched = [], [], []
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
+        watched = ['attend' in vars(runner.model.get_submodule(name)) for name in LOGGED]
+        assert len({*watched}) == 1 and 'attend' not in vars(runner.model.fixed)
+        self.watched.append(watched[0])
+        plain = RippleNet()
+        plain.load_state_dict(copy.deepcopy(runner.model.state_dict()))
+        self.models.append(plain)
+        self.batches.append(data_batch['inputs'].clone())
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
+        assert 'attend' not in vars(runner.model.first)
+
+
+def runner_of(folder, hooks, epochs=2, report=None, **options) -> PluginRunner:
+    torch.manual_seed(0)
+    dataset = Tokens(dict(inputs=torch.randn(13, 8)) for _ in range(6))
+    return PluginRunner(
+        model=RippleNet(),
+        work_dir=str(folder),
+        train_dataloader=dict(
+            dataset=dataset, collate_fn=dict(type='default_collate'), batch_size=2,
+            sampler=dict(type='DefaultSampler', shuffle=False),
+        ),
+        train_cfg=dict(by_epoch=True, max_epochs=epochs),
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.05)),
+        default_hooks=dict(
+            logger=dict(type='LoggerHook', interval=1),
+            checkpoint=dict(type='AtomicCheckpointHook', interval=1),
+            report=report,
+        ),
+        custom_hooks=hooks,
+        visualizer=dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')]),
+        randomness=dict(seed=0),
+        experiment_name=str(folder).replace('/', '_'),
+        **options,
+    )  # fmt: skip
+
+
+def lines(folder) -> list:
+    found = [json.loads(x) for path in folder.glob('*/vis_data/scalars.json') for x in path.open()]
+    return [line for line in found if any(name.startswith('ripple/') for name in line)]
+
+
+def test_numbers_are_those_of_the_definition(tmp_path):
+    recorder = Recorder()
+    hooks = [dict(type='RippleWeightsHook', interval=4), recorder]
+    runner = runner_of(tmp_path, hooks, report=dict(type='ReportHook'))
+    runner.train()
+    found = lines(tmp_path)
+    assert [line['step'] for line in found] == [1, 4]
+    assert recorder.watched == [True, False, False, True, False, False]
+    history = runner.message_hub.log_scalars
+    for i, line in zip((0, 3), found):
+        expected = definition(recorder.models[i], recorder.batches[i])
+        assert expected.keys() == NAMES == line.keys() - {'step', 'iter'}
+        assert {name: line[name] for name in NAMES} == pytest.approx(expected, abs=1e-5)
+    for name in NAMES:
+        assert [line[name] for line in found] == pytest.approx(history[name].data[0].tolist())
+    assert found[0] != found[1]
+    # Not in the line of the losses on the console, nor among the scores of the report.
+    assert 'ripple/' not in next(tmp_path.glob('*/*.log')).read_text()
+    assert (tmp_path / 'report' / 'ring_weights.png').exists()
+
+
+def trained(folder, hooks) -> dict:
+    runner = runner_of(folder, hooks)
+    runner.train()
+    return runner.model.state_dict()
+
+
+def test_a_training_has_the_same_bits_without_the_hook(tmp_path):
+    plain = trained(tmp_path / 'plain', [])
+    logged = trained(tmp_path / 'logged', [dict(type='RippleWeightsHook', interval=1)])
+    assert all(value.equal(logged[name]) for name, value in plain.items())
+    assert len(lines(tmp_path / 'logged')) == 6 and not lines(tmp_path / 'plain')
+
+
+def test_a_resumed_training_goes_on_with_its_curves(tmp_path):
+    hooks = [dict(type='ExactResumeHook'), dict(type='RippleWeightsHook', interval=2)]
+    whole, part = (runner_of(tmp_path / name, hooks, n) for name, n in (('a', 2), ('b', 1)))
+    whole.train()
+    part.train()
+    checkpoint = str(tmp_path / 'b' / 'epoch_1.pth')
+    resumed = runner_of(tmp_path / 'b', hooks, 2, resume=True, load_from=checkpoint)
+    resumed._timestamp += '-2'  # in the same second
+    resumed.train()
+    for name in NAMES:
+        wanted, found = (r.message_hub.log_scalars[name].data[0] for r in (whole, resumed))
+        assert len(wanted) == 4 and wanted.tolist() == found.tolist()
+    assert sorted(line['step'] for line in lines(tmp_path / 'b')) == [1, 2, 4, 6]
+
+
+def test_the_mean_is_over_all_processes(root, tmp_path):
+    group = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port())
+    script, found = root / 'tests/test_engine/log_ripple_weights.py', tmp_path / 'found'
+    programs = [
+        Program(script, [found], tmp_path / f'{i}.out', [root], RANK=str(i), **group)
+        for i in range(2)
+    ]
+    for program in programs:
+        assert program.end() == 0, program.text()[-3000:]
+    assert found.read_text() == 'equal'
+
+
+def logged_of(model: nn.Module, run) -> dict:
+    """What the hook logs of ``run()``, an iteration."""
+    logged: dict = {}
+    runner = SimpleNamespace(
+        model=model, iter=0, message_hub=MessageHub('none'),
+        visualizer=SimpleNamespace(add_scalars=lambda values, step: logged.update(values)),
+    )  # fmt: skip
+    hook = RippleWeightsHook()
+    hook.before_train(runner)
+    hook.before_train_iter(runner, 0)
+    run()
+    hook.after_train_iter(runner, 0)
+    return logged
+
+
+def vit(**options) -> ViT:
+    torch.manual_seed(0)
+    arch = dict(embed_dims=16, num_heads=2, depth=3, patch_size=4)
+    model = ViT(arch, ['RippleAttention'] * 2 + ['LinearAttention'], img_size=16, **options)
+    for layer in model.layers[:2]:
+        nn.init.normal_(layer.attn.units)
+    return model
+
+
+def test_ways_to_run_a_layer():
+    images = torch.randn(3, 3, 16, 16)
+    model = vit()
+    wanted = logged_of(model, lambda: model(images))
+    assert [name for name in wanted if 'entropy' in name] == [
+        'ripple/entropy/layers.0.attn', 'ripple/entropy/layers.1.attn',
+    ]  # fmt: skip
+    packed = logged_of(model, lambda: model(list(images)))
+    assert packed == pytest.approx(wanted, abs=1e-5)
+    again = vit(with_cp=True)
+    assert logged_of(again, lambda: again(images)[0].sum().backward()) == pytest.approx(wanted)
+    with torch.autocast('cpu', torch.bfloat16):
+        half = logged_of(model, lambda: model(images))
+    assert half == pytest.approx(wanted, rel=0.1) and half != wanted
+    # Frames of a clip are counted as images are, where the weights come from the values alone.
+    model = nn.ModuleList([RippleAttention(8, 2, 3)])
+    clip = torch.randn(1, 24, 8)
+    maps = clip.view(2, 12, 8)
+    assert logged_of(model, lambda: model[0](clip, (2, 3, 4))) == pytest.approx(
+        logged_of(model, lambda: model[0](maps, (3, 4)))
+    )
+
+
+def test_a_layer_that_does_not_run_is_not_logged():
+    model = vit()
+    found = logged_of(model, lambda: model.layers[1](torch.randn(1, 17, 16), (4, 4), 1))
+    assert {name.split('/')[-1] for name in found} == {'iter', 'layers.1.attn'}
+
+
+@pytest.mark.parametrize('offset, measure', [(True, 'js_uniform'), (False, 'js_fixed')])
+def test_weights_at_the_start(offset, measure):
+    model = nn.ModuleList([RippleAttention(16, 2, 4, stick_offset=offset)])
+    x = torch.randn(2, 12, 16)
+    assert logged_of(model, lambda: model[0](x, (3, 4)))[f'ripple/{measure}/0'] < 1e-4
+
+
+def test_limits_of_the_measures():
+    one, halves = torch.tensor([[1.0, 0, 0, 0]]), torch.tensor([[4.0, 2, 1, 1]])
+    ((_, from_equal, none),) = measure_weights(one).tolist()
+    m = [0.625, 0.125, 0.125, 0.125]
+    by_hand = -sum(x * math.log(x) for x in m) - math.log(4) / 2
+    assert from_equal == pytest.approx(by_hand, abs=1e-12) and none == 0
+    ((from_fixed, _, bits),) = measure_weights(halves).tolist()
+    assert from_fixed == 0 and bits == pytest.approx(1.75 * math.log(2))
+
+
+def test_layers_of_smca():
+    hook = RippleWeightsHook()
+    hook.before_train(SimpleNamespace(model=built('smca-ripple_nano_shapes')))
+    assert hook.layers and all(name.startswith('encoder.layers.') for name in hook.layers)
+
+
+@pytest.mark.parametrize(
+    'attn_cfg', ['SoftmaxAttention', dict(type='RippleAttention', weights='fixed')]
+)
+def test_a_model_without_learnt_rings(attn_cfg):
+    arch = dict(embed_dims=16, num_heads=2, depth=1, patch_size=4)
+    runner = SimpleNamespace(model=ViT(arch, attn_cfg, img_size=16))
+    with pytest.raises(InputError, match='^RippleWeightsHook: ViT has no RippleAttention that'):
+        RippleWeightsHook().before_train(runner)
+
+
+@pytest.mark.parametrize('interval', [0, -1, 1.5, True, '50'])
+def test_bad_interval(interval):
+    with pytest.raises(ValueError, match=r'RippleWeightsHook.interval must .* got '):
+        RippleWeightsHook(interval)
