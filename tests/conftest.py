@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import uuid
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -173,6 +174,18 @@ def mmcv_runs_on(monkeypatch):
 def on_stand_in(mmcv_runs_on) -> None:
     """mmcv.ops calls the stand-in, also where mmcv is compiled."""
     mmcv_runs_on(mmcv_ops)
+
+
+@pytest.fixture
+def panopticapi(monkeypatch) -> None:
+    """Stand in for panopticapi, COCO's reader of panoptic maps, where it is not installed."""
+    if find_spec('panopticapi') is None:
+        package, utils = ModuleType('panopticapi'), ModuleType('panopticapi.utils')
+        package.utils = utils
+        # COCO's format: a segment's number is R + 256 G + 65536 B of its colour.
+        utils.rgb2id = lambda color: color.astype(np.int32) @ [1, 256, 65536]
+        monkeypatch.setitem(sys.modules, 'panopticapi', package)
+        monkeypatch.setitem(sys.modules, 'panopticapi.utils', utils)
 
 
 @pytest.fixture(scope='session')

@@ -47,6 +47,8 @@ FAMILIES = {
     'smca-la': 'smca/smca-la_r50_8xb2-50e_coco',
     'smca-ripple': 'smca/smca-ripple_r50_8xb2-50e_coco',
     'smca-nano': 'smca/smca_nano_bccd',
+    'rtmdet-nano': 'modern_heads/rtmdet_nano_shapes',
+    'vitdet-nano': 'modern_heads/vitdet-mala_nano_shapes',
 }
 ARCHS = {
     'RAVLT': dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4)),
@@ -122,7 +124,7 @@ def _shrink_model(model: dict) -> None:
         else:
             used = [dims[i] for i in backbone.get('out_indices', range(len(dims)))]
         neck = (model.get('neck') or {}).get('type')
-        if neck == 'FPN':
+        if neck in ('FPN', 'CSPNeXtPAFPN'):
             model.neck.in_channels = used
         elif neck in ('RAVLTNeck', 'SimpleFeaturePyramid'):
             model.neck.in_channels = used[-1]

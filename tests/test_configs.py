@@ -164,7 +164,7 @@ def test_builds(model):
     assert [p.device.type for p in model.parameters()].count('cpu') <= 1
 
 
-def test_data_builds(cfg):
+def test_data_builds(cfg, panopticapi):
     for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
         dataset = loader.dataset
         while 'pipeline' not in dataset:

@@ -28,6 +28,7 @@ MAY_IMPORT = {
     'models.necks': ['models.layers'],
     'models.detectors': ['models.layers'],
     'models.decode_heads': [],
+    'models.segmentors': ['models.backbones'],
     'models.generation': ['models.backbones', 'checkpoints'],
     'models.video': ['models.layers'],
     'models': [

@@ -15,6 +15,7 @@ from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from inspect import signature
 from typing import Callable, ContextManager, Dict, List, Sequence, Set, Tuple, TypeVar
 
 import torch
@@ -147,7 +148,12 @@ class Forward(nn.Module):
             return self.model(images)
         if getattr(self.model, 'with_roi_head', False):
             return self._two_stage(images)
-        return self.model(images, [self._sample(images) for _ in images], mode='tensor')
+        samples = [self._sample(images) for _ in images]
+        head = getattr(self.model, 'decode_head', None)
+        if head is not None and 'batch_data_samples' in signature(head.forward).parameters:
+            # Segmentors call their head without samples in this mode, which Mask2Former's needs.
+            return head(self.model.extract_feat(images), samples)
+        return self.model(images, samples, mode='tensor')
 
     @staticmethod
     def _sample(images: Tensor) -> BaseDataElement:

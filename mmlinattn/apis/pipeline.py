@@ -77,7 +77,7 @@ def augmented(cfg: Config, model: nn.Module) -> Tuple[nn.Module, List[dict], str
     Raises:
         ValueError: the model predicts masks, which MMDetection cannot merge.
     """
-    if getattr(model, 'with_mask', False):
+    if _predicts_masks(model):
         raise ValueError(
             f'tta: {type(model).__name__} predicts masks, and DetTTAModel of MMDetection merges '
             'boxes only; predict without it'
@@ -89,6 +89,13 @@ def augmented(cfg: Config, model: nn.Module) -> Tuple[nn.Module, List[dict], str
     source = 'tta_pipeline of the config' if own else 'default: a horizontal flip'
     text = f'test-time augmentation: {prod(views)} views ({source}), merged by {merging["type"]}'
     return MODELS.build(ConfigDict(merging, module=model)).eval(), steps, text
+
+
+def _predicts_masks(model: nn.Module) -> bool:
+    """Return True for an instance segmentor of MMDetection: R-CNN, one stage, or Mask2Former."""
+    head = getattr(model, 'bbox_head', None)
+    single = hasattr(head, 'mask_head') or hasattr(model, 'panoptic_head')
+    return single or getattr(model, 'with_mask', False)
 
 
 def flip_pipeline(steps: Sequence[dict]) -> List[dict]:

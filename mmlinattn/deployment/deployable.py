@@ -129,6 +129,11 @@ def exported_form(model: BaseModel, cfg: Config, raw: bool = False) -> Type[Depl
 
         kind: Type[Deployable] = deployable_detector(model)
     elif scope == 'mmseg' and hasattr(model, 'encode_decode') and hasattr(model, 'decode_head'):
+        if hasattr(model.decode_head, 'pixel_decoder'):
+            raise NotDeployable(
+                f'{type(model.decode_head).__name__} has no exported form: its pixel decoder keeps '
+                'the sizes of maps in tensors'
+            )
         kind = DeployableSegmentor
     elif scope == 'mmpretrain' and getattr(model, 'head', None) is not None:
         kind = DeployableClassifier

@@ -41,7 +41,9 @@ def deployable_detector(model: BaseModel) -> Type['DeployableDetector']:
         model.roi_head, (StandardRoIHead, CascadeRoIHead)
     ):
         return DeployableTwoStage
-    if isinstance(model, SingleStageDetector) and not isinstance(model, DETR):
+    # DETR and Mask2Former derive from SingleStageDetector, too.
+    single = isinstance(model, SingleStageDetector) and hasattr(model, 'bbox_head')
+    if single and not isinstance(model, DETR):
         return DeployableDense
     raise NotDeployable(
         f'{type(model).__name__} has no exported form: RetinaNet and other detectors with anchors, '

@@ -5,10 +5,15 @@ import torch
 
 from mmlinattn.deployment.deployable import NotDeployable, deployable
 from mmlinattn.deployment.nms import suppress
+from mmlinattn.engine import build_model
+from mmlinattn.engine.config import load_config
 
 pytest.importorskip('mmdet', reason='detectors are those of MMDetection')
 
-DETECTORS = ['ravlt-nano-retinanet', 'ravlt-nano-mask-rcnn', 'ravlt-cascade', 'smca', 'smca-la']
+DETECTORS = [
+    'ravlt-nano-retinanet', 'ravlt-nano-mask-rcnn', 'ravlt-cascade', 'smca', 'smca-la',
+    'rtmdet-nano', 'vitdet-nano',
+]  # fmt: skip
 
 
 def lower_threshold(cfg):
@@ -95,3 +100,17 @@ def test_other_detectors_are_refused(make):
     torch.nn.Module.__init__(plain)
     with pytest.raises(NotDeployable, match='DETR has no exported form'):
         deployable(plain, case.cfg)
+
+
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('modern_heads/rtmdet-ins', 'RTMDetInsSepBNHead predicts in a way'),
+        ('linear_decoders/mask2former', 'Mask2Former has no exported form'),
+        ('modern_heads/mask2former-semantic', 'Mask2FormerHead has no exported form'),
+    ],
+)
+def test_modern_heads_are_refused_by_name(root, name, message):
+    cfg = load_config(str(root / f'configs/{name}_nano_shapes.py'))
+    with pytest.raises(NotDeployable, match=message):
+        deployable(build_model(cfg), cfg)

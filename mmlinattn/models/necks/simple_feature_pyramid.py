@@ -10,8 +10,12 @@ from torch import Tensor, nn
 from ..layers import map_to_tokens, tokens_to_map
 
 
+@MODELS.register_module('LN2d')
 class LayerNorm2d(nn.LayerNorm):
-    """LayerNorm over the channels of a map (B, C, H, W)."""
+    """LayerNorm over the channels of a map (B, C, H, W).
+
+    As ``norm_cfg=dict(type='LN2d')`` the heads of ViTDet have it between their convolutions.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return tokens_to_map(super().forward(map_to_tokens(x)), x.shape[-2:])
