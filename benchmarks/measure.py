@@ -6,21 +6,21 @@ import statistics
 import time
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Dict, List, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+
+from mmlinattn.analysis.timing import peak_bytes
 
 # Larger than the last cache of any card, so that each call starts with cold caches.
 FLUSH_BYTES = 512 * 2**20
 COPY_BYTES = 2**30
 # Minimal wait of the device; longer waits are twice the time that the last call took to queue.
 MIN_WAIT = 1e-3
-# On a CPU, a shorter call follows an untimed one: else it would pay for the caches that the call
-# before it emptied.
-WARM_UP = 0.05
+# On a CPU, calls below the second number of seconds follow an untimed one if the fastest is below
+# the first: they would pay for the caches that the call before them emptied.
+FASTEST, WARM_UP = 0.05, 0.5
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def interleave(
     Args:
         calls: by name; each returns when its work is done or, on a GPU, queued.
         device: device of the calls; on a GPU the time is that of the device, with cold caches, on
-            a CPU with the caches that a call of its own before it left.
+            a CPU a short call follows an untimed one of the same name.
         min_rounds: minimal number of rounds.
         min_seconds: measure more rounds until this total time, up to ``max_rounds``.
         processor_time: on the CPU, count the processor time of all threads of this process, which
@@ -74,7 +74,9 @@ def interleave(
         3
     """
     timer = time.process_time if processor_time else time.perf_counter
-    clock = _cuda_clock(device) if device.type == 'cuda' else partial(_cpu_clock, timer)
+    on_cpu = device.type != 'cuda'
+    clock = partial(_seconds, timer) if on_cpu else _cuda_clock(device)
+    short = _short(calls) if on_cpu else set()
     times = {name: [] for name in calls}
     was_enabled = gc.isenabled()
     gc.disable()
@@ -83,6 +85,8 @@ def interleave(
             if done >= min_rounds and sum(map(sum, times.values())) >= min_seconds:
                 break
             for name, call in calls.items():
+                if name in short:
+                    call()
                 times[name].append(clock(call))
     finally:
         if was_enabled:
@@ -90,10 +94,12 @@ def interleave(
     return times
 
 
-def _cpu_clock(timer: Callable[[], float], call: Callable[[], object]) -> float:
-    """Return the seconds of a call; of a short one those of a second call."""
-    seconds = _seconds(timer, call)
-    return _seconds(timer, call) if seconds < WARM_UP else seconds
+def _short(calls: Dict[str, Callable[[], object]]) -> Set[str]:
+    """Return the names of the calls that follow an untimed one, by one call of each."""
+    seconds = {name: _seconds(time.perf_counter, call) for name, call in calls.items()}
+    if min(seconds.values(), default=0.0) >= FASTEST:
+        return set()
+    return {name for name in calls if seconds[name] < WARM_UP}
 
 
 def _seconds(timer: Callable[[], float], call: Callable[[], object]) -> float:
@@ -151,18 +157,7 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int:
         2048
     """
     gc.collect()
-    if device.type == 'cuda':
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        call()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        call()
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == '[memory]']
-    events.sort(key=lambda event: event.start_ns())
-    return max(accumulate((event.nbytes() for event in events), initial=0))
+    return peak_bytes(call, device)
 
 
 def copy_bandwidth(device: torch.device, rounds: int = 20, size: int = COPY_BYTES) -> float:

@@ -1,4 +1,5 @@
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -66,16 +67,31 @@ def test_calls_take_turns():
     order = []
     calls = {name: lambda name=name: order.append(name) for name in 'abc'}
     times = interleave(calls, CPU, min_rounds=4, min_seconds=0.0)
-    # A short call follows an untimed one of its own.
-    assert order == list('aabbcc') * 4
+    # A round to see which are short, which then follow an untimed call of their own.
+    assert order == list('abc') + list('aabbcc') * 4
     assert {name: len(sample) for name, sample in times.items()} == dict(a=4, b=4, c=4)
 
 
-def test_a_long_call_runs_once_a_round(monkeypatch):
-    monkeypatch.setattr(measure, 'WARM_UP', 0.0)
-    order = []
-    interleave({'a': lambda: order.append('a')}, CPU, min_rounds=3, min_seconds=0.0)
-    assert order == ['a'] * 3
+@pytest.mark.parametrize(
+    'seconds, expected',
+    [
+        (dict(a=0.001, b=0.04, c=0.07), 'aabbcc'),  # rivals are treated alike
+        (dict(a=0.001, b=0.04, c=0.6), 'aabbc'),
+        (dict(a=0.06, b=0.07, c=0.6), 'abc'),
+    ],
+)
+def test_calls_that_follow_an_untimed_one(monkeypatch, seconds, expected):
+    order, now = [], [0.0]
+
+    def call(name):
+        order.append(name)
+        now[0] += seconds[name]
+
+    monkeypatch.setattr(measure.time, 'perf_counter', lambda: now[0])
+    calls = {name: partial(call, name) for name in seconds}
+    times = interleave(calls, CPU, min_rounds=2, min_seconds=0.0)
+    assert ''.join(order) == 'abc' + 2 * expected
+    assert {name: pytest.approx([s, s]) for name, s in seconds.items()} == times
 
 
 def test_rounds_are_limited_and_grow_with_the_time_asked_for():
