@@ -159,6 +159,11 @@ def test_no_option_is_taken_for_a_misspelling(cfg):
     check_options(cfg)
 
 
+def test_training_is_resumed_exactly(cfg):
+    hooks = [hook['type'] for hook in cfg.get('custom_hooks', ())]
+    assert 'ExactResumeHook' in hooks
+
+
 def test_builds(model):
     # MMDetection's DINO makes one parameter by torch.Tensor(), which ignores the device.
     assert [p.device.type for p in model.parameters()].count('cpu') <= 1

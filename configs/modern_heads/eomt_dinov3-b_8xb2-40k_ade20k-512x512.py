@@ -1,4 +1,4 @@
-# The paper's rates for ADE20K, about 31 epochs. Its masked attention in training is left out.
+# The rates of the release for ADE20K, about 31 epochs. README.md says what differs.
 _base_ = ['../_base_/datasets/ade20k_512x512.py', '../_base_/runtime_seg.py']
 
 crop_size = (512, 512)
@@ -40,7 +40,7 @@ optim_wrapper = dict(
     constructor='LayerDecayOptimWrapperConstructor',
     optimizer=dict(type='AdamW', lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05),
     clip_grad=dict(max_norm=0.01),
-    paramwise_cfg=dict(layer_decay_rate=0.8, norm_decay_mult=0.0),
+    paramwise_cfg=dict(layer_decay_rate=0.8),
 )
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, by_epoch=False, begin=0, end=1500),

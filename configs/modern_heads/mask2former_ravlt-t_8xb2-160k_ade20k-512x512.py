@@ -5,7 +5,8 @@ _base_ = [
 ]
 custom_imports = dict(imports=['mmlinattn', 'mmdet.models'])
 
-# The schedule of MMSegmentation's Mask2Former.
+# The schedule of MMSegmentation's Mask2Former. Images are resized as for the other ADE20K configs,
+# by 0.5 to 2; there the shorter side is 256 to 1024 pixels.
 embeddings = dict(lr_mult=1.0, decay_mult=0.0)
 optim_wrapper = dict(
     type='OptimWrapper',

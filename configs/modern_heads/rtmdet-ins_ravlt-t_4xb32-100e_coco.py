@@ -31,4 +31,5 @@ param_scheduler = [
     dict(cosine, eta_min=0.05 * lr, begin=half, end=max_epochs, T_max=half),
 ]
 ema, switch = _base_.custom_hooks
-custom_hooks = [ema, dict(switch, switch_epoch=max_epochs - stage2_epochs)]
+switch = dict(switch, switch_epoch=max_epochs - stage2_epochs)
+custom_hooks = [dict(type='ExactResumeHook'), ema, switch]

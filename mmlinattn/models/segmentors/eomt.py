@@ -1,6 +1,6 @@
 """Segmentor whose queries are tokens of a plain ViT."""
 
-from typing import Any, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import torch
 from mmseg.models.segmentors import EncoderDecoder
@@ -16,7 +16,9 @@ class EoMT(EncoderDecoder):
 
     Each of these layers, and the final norm after it, gives queries and a map to the head, which
     predicts a mask and a class for each query. In training all of them have a loss. The paper's
-    masked attention in training, and its annealing, are left out: each token attends to all.
+    masked attention in training, and its annealing, are left out: each token attends to all. The
+    release has a loss before each of these layers and after the last one; without masks after the
+    last one alone.
 
     Args:
         backbone: config of a :class:`mmlinattn.models.backbones.ViT` with maps as output. The
@@ -67,6 +69,23 @@ class EoMT(EncoderDecoder):
         for i in range(self.first_layer, depth):
             vit.layers[i].attn.check_extra_tokens(self._num_extra_tokens(i))
         self.queries = nn.Parameter(torch.randn(1, self.num_queries, vit.arch['embed_dims']))
+
+    def loss(self, inputs: Tensor, data_samples: list) -> Dict[str, Tensor]:
+        patch = self.backbone.arch['patch_size']
+        if inputs.shape[2] % patch or inputs.shape[3] % patch:
+            raise ValueError(
+                f'EoMT trains on images of whole patches of {patch} pixels, got '
+                f'{tuple(inputs.shape[2:])}: set model.data_preprocessor.size'
+            )
+        return super().loss(inputs, data_samples)
+
+    def encode_decode(self, inputs: Tensor, batch_img_metas: List[dict]) -> Tensor:
+        """Return logits (B, K, H, W) of images (B, 3, H, W), which may end within a patch."""
+        (height, width), patch = inputs.shape[2:], self.backbone.arch['patch_size']
+        # Masks cover whole patches.
+        covered = (-(-height // patch) * patch, -(-width // patch) * patch)
+        metas = [dict(meta, img_shape=covered, pad_shape=covered) for meta in batch_img_metas]
+        return super().encode_decode(inputs, metas)[:, :, :height, :width]
 
     @property
     def num_queries(self) -> int:

@@ -18,13 +18,13 @@ ARCH = dict(embed_dims=32, num_heads=2, depth=4, patch_size=8)
 SIZE = (48, 64)
 
 
-def build(num_query_layers=2, num_queries=5, **backbone):
+def build(num_query_layers=2, num_queries=5, test_cfg=None, **backbone):
     vit = dict(type='ViT', arch=ARCH, img_size=SIZE, with_cls_token=False)
     head = dict(
         type='mmlinattn.models.segmentors.EoMTHead', in_channels=32, num_classes=3,
         num_queries=num_queries, num_upscales=1, num_points=64,
     )  # fmt: skip
-    options = dict(train_cfg=dict(), test_cfg=ConfigDict(mode='whole'))
+    options = dict(train_cfg=dict(), test_cfg=ConfigDict(test_cfg or dict(mode='whole')))
     return EoMT(dict(vit, **backbone), head, num_query_layers, **options)
 
 
@@ -95,6 +95,28 @@ def test_every_parameter_learns_and_every_pixel_has_a_class():
     assert [name for name, value in model.named_parameters() if value.equal(before[name])] == []
     results = model.eval().predict(images, samples)
     assert results[0].pred_sem_seg.shape == SIZE and results[0].seg_logits.data.shape == (3, *SIZE)
+
+
+@pytest.mark.parametrize('mode', ['whole', 'slide'])
+def test_masks_lie_on_their_pixels_where_an_image_ends_within_a_patch(mode):
+    """The same logits as of the image that is padded by hand, cut to the image."""
+    size, covered = (43, 61), (48, 64)
+    test_cfg = dict(mode=mode, crop_size=(32, 40), stride=(20, 20))
+    model = build(test_cfg=test_cfg).eval()
+    images = torch.randn(1, 3, *size)
+    padded = nn.functional.pad(images, (0, covered[1] - size[1], 0, covered[0] - size[0]))
+    meta = dict(img_shape=size, ori_shape=size, pad_shape=size)
+    with torch.no_grad():
+        found = model.encode_decode(images, [dict(meta)])
+        whole = model.encode_decode(padded, [dict(img_shape=covered)])
+        classes, masks = model.decode_head(model.extract_feat(padded))
+        masks = nn.functional.interpolate(masks[-1], size=covered, mode='bilinear').sigmoid()
+        expected = torch.einsum('bqc,bqhw->bchw', classes[-1].softmax(-1)[..., :-1], masks)
+        torch.testing.assert_close(whole, expected)
+        torch.testing.assert_close(found, expected[:, :, : size[0], : size[1]])
+        assert model.inference(images, [dict(meta)]).shape == (1, 3, *size)
+    with pytest.raises(ValueError, match=r'whole patches of 8 pixels, got \(43, 61\)'):
+        model.loss(images, [])
 
 
 @pytest.mark.parametrize(
