@@ -193,7 +193,10 @@ def layer_ranks(
         advance()
     ran = {name: layer for name, layer in found.items() if layer.tokens}
     if not ran:
-        raise ValueError(f'the backbone {type(backbone).__name__} has no attention of this package')
+        raise ValueError(
+            f'the backbone {type(backbone).__name__} has no attention of this package; those of '
+            'encoders and decoders behind it are not measured'
+        )
     kinds = {name: type(attn).__name__ for name, attn in attentions.items()}
     return [
         LayerRank(name, kinds[name], layer.tokens, layer.spectra(name, tolerance))

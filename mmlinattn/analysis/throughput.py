@@ -115,6 +115,10 @@ def _check_memory(what: str, needed: float) -> None:
         )
 
 
+class _TimeIsUp(BaseException):
+    """No ``Exception``: the first check of a kernel would take it for a fault of the kernel."""
+
+
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise TimeoutError inside the block after so many seconds, between two operators.
@@ -131,7 +135,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     """
 
     def end(*_: object) -> None:
-        raise TimeoutError
+        raise _TimeIsUp
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -140,6 +144,8 @@ def time_limit(seconds: float) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
+    except _TimeIsUp:
+        raise TimeoutError from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)

@@ -83,7 +83,9 @@ def run(args: argparse.Namespace) -> int:
     found = measure(args, Forward(part), shape)
     height, width = shape
     where = machine(args)
-    published = published_speed(Path(config_file(args.config))) if not args.cfg_options else None
+    # Of the whole model at the size of the config; the batch size is in the table.
+    as_published = not (args.cfg_options or args.backbone or args.shape)
+    published = published_speed(Path(config_file(args.config))) if as_published else None
     record = dict(
         config=args.config, cfg_options=args.cfg_options, model=type(part).__name__, shape=shape,
         machine=where, published=published, results=[row.to_dict() for row in found],

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 EXIT_CODE = 2
+# A value of --cfg-options that is a dict, or a list or tuple with dicts.
+NESTED = re.compile(r"""(dict\(|\{|[\[(].*(\bdict\(|\{)).*[])}]""", re.DOTALL)
 # A signal can arrive twice: from the scheduler and from torchrun, which forwards it.
 SAME_SIGNAL_S = 5
 
@@ -45,12 +47,12 @@ class Overrides(argparse.Action):
         for value in values:
             key, _, text = value.partition('=')
             try:
-                if re.search(r"""\bdict\(|{\s*['"]""", text):
+                if NESTED.fullmatch(text.strip()):
                     found = {**(getattr(namespace, self.dest, None) or {}), key: _literal(text)}
                     setattr(namespace, self.dest, found)
                 else:
                     plain(parser, namespace, [value], option_string)
-            except (AssertionError, RecursionError, SyntaxError, ValueError):
+            except (AssertionError, RecursionError, SyntaxError, TypeError, ValueError):
                 raise argparse.ArgumentError(
                     self,
                     f'{value!r} cannot be read: quote it for the shell as in '

@@ -129,6 +129,7 @@ def test_errors_are_one_line(capsys, argv, message, tmp_path, monkeypatch):
         (['complexity', 'c', '--shape', '64', '64', '--cfg-options', 'x'], "'x' is not KEY=VALUE"),
         (['train', 'c', '--cfg-options', 'a=[1, 2'], "'a=[1, 2' cannot be read: quote it for the"),
         (['train', 'c', '--cfg-options', 'a=[dict(b=print(1))]'], 'or set it in a config file'),
+        (['train', 'c', '--cfg-options', "a={'b': 1, [2]: 3}"], 'cannot be read'),
         (['train', 'c', '--cfg-options', 'a=dict({})', 'b=1'], "'a=dict({})' cannot be read"),
         (['test', 'c', 'w', '--launcher', 'foo'], "invalid choice: 'foo'"),
         (['doctor', 'now'], 'unrecognized arguments: now'),
@@ -147,6 +148,7 @@ def test_options_with_dicts():
     """Written as in a config; what MMEngine's action reads stays as it was."""
     hooks = "custom_hooks=[dict(type='ProfilerHook', n=False), {'type': 'B', 'n': [-1, 2]}]"
     text = ['a.b=1,2', hooks, "c={'d': None}", 'name=best_{}.pth', 'e=dict(f=(1, dict()))', 'a.b=3']
+    text += ['g={}', 'h=[{}, 1]', 'i={}.pth', 'j=a dict(b)']
     found = runs.train(['config', '--cfg-options', *text]).cfg_options
     assert found == {
         'a.b': 3,
@@ -157,6 +159,10 @@ def test_options_with_dicts():
         'c': {'d': None},
         'name': 'best_{}.pth',
         'e': {'f': (1, {})},
+        'g': {},
+        'h': [{}, 1],
+        'i': '{}.pth',
+        'j': 'adict(b)',  # MMEngine's action removes spaces
     }
 
 

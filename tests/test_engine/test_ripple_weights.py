@@ -12,10 +12,12 @@ from mmengine.logging import MessageHub
 from torch import nn
 
 from mmlinattn.engine import RippleWeightsHook
-from mmlinattn.engine.hooks.ripple_weights_hook import measure_weights
+from mmlinattn.engine.hooks.ripple_weights_hook import MEASURES, measure_weights
+from mmlinattn.engine.report.curves import RING_WEIGHTS
 from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.models.backbones import ViT
 from mmlinattn.models.layers import RippleAttention
+from mmlinattn.models.layers.attend_calls import watch_attend
 from mmlinattn.utils.errors import InputError
 from tests.programs import Program, free_port
 from tests.test_configs import built
@@ -185,6 +187,39 @@ def test_ways_to_run_a_layer():
     assert logged_of(model, lambda: model[0](clip, (2, 3, 4))) == pytest.approx(
         logged_of(model, lambda: model[0](maps, (3, 4)))
     )
+
+
+@pytest.mark.parametrize('watched', [False, True])
+def test_gradients_under_autocast(watched):
+    """Autocast keeps casts of parameters: those made without gradient would serve the layer."""
+    torch.manual_seed(0)
+    model, images = vit().train(), torch.randn(2, 3, 16, 16)
+
+    def run():
+        with torch.autocast('cpu', torch.bfloat16):
+            (out,) = model(images)
+        out.float().square().sum().backward()
+
+    if watched:
+        logged_of(model, run)
+    else:
+        run()
+    names = [name for name, value in model.named_parameters() if value.grad is None]
+    assert names == [] and any('weight_proj' in name for name, _ in model.named_parameters())
+
+
+def test_two_watchers_of_one_layer():
+    attn, seen = RippleAttention(8, 2, max_distance=2), []
+    with watch_attend(attn, lambda call: seen.append('outer')):
+        with watch_attend(attn, lambda call: seen.append('inner')):
+            attn(torch.randn(1, 6, 8), (2, 3))
+        attn(torch.randn(1, 6, 8), (2, 3))
+    attn(torch.randn(1, 6, 8), (2, 3))
+    assert seen == ['inner', 'outer', 'outer'] and 'attend' not in vars(attn)
+
+
+def test_the_report_draws_every_measure():
+    assert tuple(RING_WEIGHTS) == MEASURES
 
 
 def test_a_layer_that_does_not_run_is_not_logged():

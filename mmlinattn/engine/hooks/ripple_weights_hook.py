@@ -120,7 +120,10 @@ def _learns_weights(module: Any) -> bool:
 def _add(total: Tensor, layer: RippleAttention, call: Call) -> None:
     """Add the measures of the tokens of a call, and their number, to ``total`` (4,)."""
     layout = call.tokens.without_extra_tokens()
-    weights = layer.spatial_weights(call.tokens.split_extra(call.v, 2)[1])
+    values = call.tokens.split_extra(call.v, 2)[1].to(layer.units.dtype)
+    # Autocast would keep the cast parameters, without their gradient, for the layer itself.
+    with torch.autocast(values.device.type, enabled=False):
+        weights = layer.spatial_weights(values)
     measures = measure_weights(weights)  # [B, heads, N, 3]
     real = torch.ones_like(measures[..., :1], dtype=torch.bool)
     if layout.key_padding_mask is not None:

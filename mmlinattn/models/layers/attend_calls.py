@@ -31,7 +31,7 @@ def watch_attend(attn: BaseAttention, watch: Callable[[Call], object]) -> Iterat
         ...     out = attn(torch.randn(1, 6, 8), (2, 3))
         torch.Size([1, 2, 6, 4])
     """
-    attend = attn.attend
+    attend, outer = attn.attend, vars(attn).get('attend')
 
     def watched(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         watch(Call(q.detach(), k.detach(), v.detach(), layout))
@@ -42,6 +42,8 @@ def watch_attend(attn: BaseAttention, watch: Callable[[Call], object]) -> Iterat
         yield
     finally:
         del attn.attend
+        if outer is not None:
+            attn.attend = outer  # type: ignore[method-assign]  # of this object
 
 
 @contextmanager

@@ -89,17 +89,17 @@ def token_chunks(x: Tensor, width: Optional[int] = None) -> List[slice]:
 
 def chunk_of(x: Tensor, chunk: slice, dtype: torch.dtype) -> Tensor:
     """Return the tokens of a slice of :func:`token_chunks`, (B, heads, n, d), in a dtype."""
-    # Without calls that change nothing, which take 4 microseconds.
+    # A slice or a cast without effect still takes 2 microseconds each.
     if chunk.start is not None:
         x = x[:, :, chunk]
     return x if x.dtype == dtype else x.to(dtype)
 
 
 def put_chunk(out: Any, chunk: slice, part: Tensor, like: Tensor) -> Tensor:
-    """Return ``out``, a tensor like ``like``, with the tokens of a slice: ``part`` if it is all.
+    """Write a chunk into ``out`` and return it; a single chunk is returned without a copy.
 
     Args:
-        out: None at the first slice.
+        out: a tensor like ``like``, or None at the first chunk.
     """
     if chunk.start is None:
         return part.to(like.dtype)

@@ -136,7 +136,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tuple[Te
     """Return the output and the state that the queries multiply."""
     dtype = v.dtype
     chunks = token_chunks(q)
-    key_chunks = chunks if k.shape == q.shape else token_chunks(k)
+    key_chunks = chunks if options.num_keys is None else token_chunks(k)
     if len(chunks) == len(key_chunks) == 1:
         # Compute the features once for the mean query and the output.
         work, phi = accumulation_dtype(dtype), FEATURE_MAPS[options.feature_map]
