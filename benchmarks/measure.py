@@ -6,12 +6,12 @@ import statistics
 import time
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Callable, Dict, List, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
-
-from mmlinattn.analysis.timing import peak_bytes
+from torch.profiler import ProfilerActivity, profile
 
 # Larger than the last cache of any card, so that each call starts with cold caches.
 FLUSH_BYTES = 512 * 2**20
@@ -150,14 +150,26 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int:
     """Return the peak of torch's allocations during a call, in bytes above those before it.
 
     The result of the call counts. On the CPU torch's profiler records every allocation; scratch
-    memory of libraries with their own allocator is not included.
+    memory of libraries with their own allocator is not included. Apart from the package's own
+    function, since gpu.py goes with torch alone.
 
     Example:
         >>> peak_memory(lambda: torch.empty(250) + 1, torch.device('cpu'))
         2048
     """
     gc.collect()
-    return peak_bytes(call, device)
+    if device.type == 'cuda':
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == '[memory]']
+    events.sort(key=lambda event: event.start_ns())
+    return max(accumulate((event.nbytes() for event in events), initial=0))
 
 
 def copy_bandwidth(device: torch.device, rounds: int = 20, size: int = COPY_BYTES) -> float:

@@ -15,6 +15,7 @@ from ..common.numerics import (
     accumulation_dtype,
     chunk_of,
     fits_cache,
+    has_dispatch_mode,
     is_tracing,
     masked_softmax,
     needs_gradient,
@@ -36,7 +37,10 @@ def random_walk_torch(
     anchors_q, anchors_k = anchors_q.to(dtype), anchors_k.to(dtype)
     walkers = k if options.cross else q
     with no_autocast(q):
-        if is_tracing() or all(fits_cache(x, anchors_q.shape[-2]) for x in (q, k)):
+        # Counters see the products of large maps, so that costs of all sizes compare.
+        if is_tracing() or (
+            not has_dispatch_mode() and all(fits_cache(x, anchors_q.shape[-2]) for x in (q, k))
+        ):
             return _random_walk(q, walkers, k, v, anchors_q, anchors_k, options)
         tokens = (walkers, k, v, anchors_q, anchors_k, options.key_padding_mask, options.steps != 1)
         differentiate = needs_gradient(q, *tokens[:5])

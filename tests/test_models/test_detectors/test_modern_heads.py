@@ -76,7 +76,7 @@ def test_rtmdet_takes_what_its_backbone_was_trained_on(name):
     norms = [type(m) for m in built(name).modules() if 'Norm' in type(m).__name__]
     outside = norms[sum('Norm' in type(m).__name__ for m in built(name).backbone.modules()) :]
     assert set(outside) == {torch.nn.GroupNorm}
-    ema, switch = cfg.custom_hooks
+    _, ema, switch = cfg.custom_hooks
     assert ema.type == 'EMAHook' and switch.switch_epoch == 90
     assert cfg.tta_model.type == 'DetTTAModel' and cfg.tta_pipeline
     assert cfg.train_cfg.max_epochs == 100 and cfg.optim_wrapper.optimizer.lr == 1e-3
@@ -118,7 +118,7 @@ def test_first_steps_of_small_models(shapes_root, name):
 @pytest.mark.parametrize('name', some(README, every=9))
 def test_costs_of_readme(name):
     row = README[name]
-    cost = cost_of(name, tuple(map(int, row['image'].split('x'))))
+    cost = cost_of(name, tuple(map(int, row['measured at'].split('x'))))
     printed(row['M, here'], cost.params / 1e6)
     printed(row['G, here'], cost.total / 1e9)
 
