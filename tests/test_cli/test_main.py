@@ -128,6 +128,7 @@ def test_errors_are_one_line(capsys, argv, message, tmp_path, monkeypatch):
         (['check-data', 'c', '--examples', '-1'], '--examples must not be negative, got -1'),
         (['complexity', 'c', '--shape', '64', '64', '--cfg-options', 'x'], "'x' is not KEY=VALUE"),
         (['train', 'c', '--cfg-options', 'a=[1, 2'], "'a=[1, 2' cannot be read: quote it for the"),
+        (['train', 'c', '--cfg-options', 'a=[dict(b=set(c=1))]'], 'cannot be read'),
         (['train', 'c', '--cfg-options', 'a=[dict(b=print(1))]'], 'or set it in a config file'),
         (['train', 'c', '--cfg-options', "a={'b': 1, [2]: 3}"], 'cannot be read'),
         (['train', 'c', '--cfg-options', 'a=dict({})', 'b=1'], "'a=dict({})' cannot be read"),
