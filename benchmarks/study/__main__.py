@@ -27,7 +27,7 @@ from mmlinattn.utils.command_line import unwind_on_sigterm
 from .grid import GRIDS, ROOT, GridError, build, read, select
 from .session import add_arguments, conduct, console
 
-PAGE = ROOT / 'docs' / 'studies.md'
+PAGE = 'studies.md'
 
 
 def parse_args(argv: List[str]) -> argparse.Namespace:
@@ -66,7 +66,8 @@ def main(argv: List[str]) -> int:
     content['command'] = shlex.join(['python', '-m', 'benchmarks.study', *words])
     if isinstance(content.get('checkpoint'), str):
         content['checkpoint'] = str(folder.resolve().parent / content['checkpoint'])
-    return conduct(build(content, os.path.abspath(args.data_root)), folder, args, PAGE)
+    grid = build(content, os.path.abspath(args.data_root))
+    return conduct(grid, folder, args, ROOT / 'docs' / grid.page.get('document', PAGE))
 
 
 def run(main, argv: List[str]) -> int:

@@ -14,9 +14,15 @@ from .costs import COSTS
 NAME = re.compile(r'[\w.+-]+')
 KEYS = (
     'name', 'title', 'axes', 'metrics', 'page', 'config', 'options', 'splits', 'seeds',
-    'more_seeds', 'learning_rates', 'cost', 'checkpoint', 'skip_unsupported', 'notes', 'command',
+    'more_seeds', 'learning_rates', 'cost', 'checkpoint', 'linearize', 'skip_unsupported', 'notes',
+    'command',
 )  # fmt: skip
 REQUIRED = KEYS[:5]
+# ``teacher`` is a name of the same axis, the others are options of the command.
+LINEARIZE = (
+    'teacher', 'attn', 'attn_options', 'keep_softmax', 'iters_a', 'iters_b', 'lr_a', 'lr_b',
+    'batch_size', 'crop_size',
+)  # fmt: skip
 TRAIN = 'train'  # split of the metrics of the training
 CHOOSING = 'val'  # split that chooses the learning rates
 PLACES = ('rows', 'columns', 'tables')
@@ -47,6 +53,7 @@ def check_content(content: dict) -> None:
     for key in ('axes', 'metrics', 'page', 'splits', 'more_seeds', 'cost'):
         check_mapping(key, content.get(key, {}))
     _check_options('options', content.get('options', {}))
+    _check_linearize('linearize', content.get('linearize', {}))
     skip = content.get('skip_unsupported', False)
     _check_type('skip_unsupported', skip, bool, 'true or false')
     check_strings('notes', content.get('notes', []))
@@ -118,20 +125,47 @@ def _check_axes(axes: dict) -> None:
         for name, entry in names.items():
             if entry is not None:
                 _check_entry(f'{axis} {name!r}', entry)
+        for name, entry in names.items():
+            if 'linearize' in (entry or {}):
+                _check_teacher(f'{axis} {name!r}: linearize', entry['linearize'], names)
 
 
 def _check_entry(place: str, entry: object) -> None:
     check_mapping(place, entry)
     assert isinstance(entry, dict)
-    check_keys(place, entry, ('config', 'options', 'shape', 'device', 'title'))
+    check_keys(place, entry, ('config', 'options', 'shape', 'device', 'title', 'linearize'))
     for key in ('config', 'title'):
         _check_type(f'{place}: {key}', entry.get(key, ''), str, 'a string')
     if entry.get('options') is not None:
         _check_options(f'{place}: options', entry['options'])
+    if 'linearize' in entry:
+        _check_linearize(f'{place}: linearize', entry['linearize'])
     if 'shape' in entry:
         _check_shape(f'{place}: shape', entry['shape'])
     if entry.get('device', 'cpu') not in ('cpu', 'cuda'):
         raise GridError(f'{place}: device must be cpu or cuda, got {entry["device"]!r}')
+
+
+def _check_teacher(place: str, options: dict, names: dict) -> None:
+    teacher = options.get('teacher')
+    trained = [name for name, entry in names.items() if 'linearize' not in (entry or {})]
+    if teacher not in trained:
+        hint = did_you_mean(str(teacher), trained) or f'; known are {", ".join(trained)}'
+        raise GridError(f'{place}: teacher {teacher!r} is no trained name of this axis{hint}')
+
+
+def _check_linearize(place: str, options: object) -> None:
+    _check_options(place, options)
+    assert isinstance(options, dict)
+    check_keys(place, options, LINEARIZE)
+    _check_type(f'{place}: attn', options.get('attn', 'MALA'), str, 'a string')
+    keep = options.get('keep_softmax', [])
+    _check_type(f'{place}: keep_softmax', keep, list, "a list such as [0, 3] or ['last4']")
+    _check_type(f'{place}: attn_options', options.get('attn_options', {}), dict, 'a mapping')
+    for key in ('iters_a', 'iters_b'):
+        value = options.get(key, 0)
+        if type(value) is not int or value < 0:
+            raise GridError(f'{place}: {key} must be an integer from 0, got {value!r}')
 
 
 def _check_shape(place: str, shape: object) -> None:
@@ -203,12 +237,24 @@ def _check_rates(content: dict) -> None:
             f'metrics: {name} is the first and of the training, but learning_rates are chosen on '
             f'{CHOOSING}: put a metric of a split first'
         )
+    students = [
+        name
+        for names in content['axes'].values()
+        for name, entry in names.items()
+        if 'linearize' in (entry or {})
+    ]
+    if students and (rates or content.get('checkpoint')):
+        raise GridError(
+            f'{students[0]!r} is linearised from the weights of its teacher with the same seed: '
+            'leave out learning_rates and checkpoint'
+        )
     if rates and content.get('checkpoint'):
         raise GridError('learning_rates need a training, but a checkpoint is given: remove one')
 
 
 def _check_page(page: dict, axes: dict, metrics: dict) -> None:
-    check_keys('page', page, (*PLACES, 'charts', 'quantities'))
+    check_keys('page', page, (*PLACES, 'charts', 'quantities', 'document'))
+    _check_type('page.document', page.get('document', ''), str, 'a file in docs/')
     if 'rows' not in page:
         raise GridError(f'page has no rows: name one of the axes {", ".join(axes)}')
     shown: List[str] = []

@@ -27,6 +27,7 @@ from .records import lines
 
 FRAMEWORKS = ('mmengine', 'mmcv', 'mmcv-lite', 'mmdet', 'mmsegmentation', 'mmpretrain')
 CURVE_POINTS = 50
+LINEAR = 'linear'  # folder of the command linearize
 CONFIGS = 'configs'  # not the folder itself, where a training writes its config
 
 
@@ -44,7 +45,7 @@ def facts() -> dict:
 def execute(run: Run, folder: Path, settings: str) -> dict:
     """Train and test a run, and return its record; that of a failed run has ``error``.
 
-    A training that was interrupted is resumed.
+    A training that was interrupted is resumed, and so is the command ``linearize``.
 
     Args:
         run: the run.
@@ -62,7 +63,8 @@ def execute(run: Run, folder: Path, settings: str) -> dict:
         if run.checkpoint:
             checkpoint = run.checkpoint
         else:
-            checkpoint, metrics['train'], record['curve'] = train(cfg, here)
+            make = linearize(run, folder, here) if run.teacher else train(cfg, here)
+            checkpoint, metrics['train'], record['curve'] = make
             save_weights(run, cfg, checkpoint, folder, settings)
         record['seconds'] = round(metrics.get('train', {}).pop('seconds', 0.0), 1)
         for split in run.splits:
@@ -107,6 +109,52 @@ def train(cfg: Config, here: Path) -> Tuple[str, dict, List[list]]:
     checkpoint = newest_checkpoint(str(here))
     if checkpoint is None:
         raise FileNotFoundError(f'the training left no checkpoint in {here}')
+    metrics, curve = logged(here)
+    scaler = (read_checkpoint(checkpoint).get('optimizer') or {}).get('loss_scaler') or {}
+    if '_growth_tracker' in scaler:  # steps since the last skipped or the last larger scale
+        metrics['steps_without_skip'] = scaler['_growth_tracker']
+    return checkpoint, metrics, curve
+
+
+def linearize(run: Run, folder: Path, here: Path) -> Tuple[str, dict, List[list]]:
+    """Run the command ``linearize``; return its checkpoint, and metrics and curve of all phases."""
+    assert run.teacher is not None and run.linearize is not None
+    teacher = write(run.teacher.load(), here / CONFIGS / 'teacher.py')
+    out, found = here / LINEAR, [*linearize_options(run.linearize), '--seed', run.seed]
+    weights = weights_path(folder, run.teacher)
+    command('linearize', teacher, weights, '--out', out, '--resume', '--no-score', *found)
+    metrics, curve = dict(iterations=0, seconds=0.0), []  # type: Tuple[dict, List[list]]
+    for phase in sorted(out.glob('phase_*')):
+        of_phase, points = logged(phase)
+        curve += [[metrics['iterations'] + step, loss] for step, loss in points]
+        metrics.update(
+            loss=of_phase['loss'],
+            iterations=metrics['iterations'] + of_phase['iterations'],
+            seconds=metrics['seconds'] + of_phase['seconds'],
+        )
+    return str(out / 'model.pth'), metrics, curve
+
+
+def linearize_options(options: dict) -> List[str]:
+    """Return arguments of the command ``linearize``."""
+    found = ['--resolutions']
+    for key, value in options.items():
+        found.append(f'--{key.replace("_", "-")}')
+        if key == 'keep_softmax':
+            found.append(','.join(map(str, value)))
+        elif key == 'attn_options':
+            found += [f'{name}={option}' for name, option in value.items()]
+        else:
+            found += map(str, value if isinstance(value, list) else [value])
+    return found
+
+
+def logged(here: Path) -> Tuple[dict, List[list]]:
+    """Return loss, iterations and seconds of a training, and its curve, from its log.
+
+    Raises:
+        ValueError: it logged no loss.
+    """
     steps = scalars(here)
     if not steps:
         raise ValueError('the training logged no loss: give it at least 5 iterations')
@@ -116,11 +164,8 @@ def train(cfg: Config, here: Path) -> Tuple[str, dict, List[list]]:
         iterations=last,
         seconds=last * statistics.mean(s['time'] for s in steps),
     )
-    scaler = (read_checkpoint(checkpoint).get('optimizer') or {}).get('loss_scaler') or {}
-    if '_growth_tracker' in scaler:  # steps since the last skipped or the last larger scale
-        metrics['steps_without_skip'] = scaler['_growth_tracker']
     every = max(1, len(steps) // CURVE_POINTS)
-    return checkpoint, metrics, [[s['step'], s['loss']] for s in steps[::every]]
+    return metrics, [[s['step'], s['loss']] for s in steps[::every]]
 
 
 def scalars(here: Path) -> List[dict]:
@@ -157,7 +202,7 @@ def save_weights(run: Run, cfg: Config, checkpoint: str, folder: Path, settings:
 
 def clean(run: Run, folder: Path, settings: str) -> None:
     """Remove the checkpoints of a recorded run."""
-    for path in runs_folder(folder, run, settings).glob('*.pth'):
+    for path in runs_folder(folder, run, settings).rglob('*.pth'):
         path.unlink()
 
 

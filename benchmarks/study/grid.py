@@ -19,6 +19,7 @@ from mmlinattn.checkpoints.download import sha256_of
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import build_model
 from mmlinattn.engine.preflight.run import check_run
+from mmlinattn.linearize import plan_student
 from mmlinattn.utils.command_line import error_text
 from mmlinattn.utils.suggest import did_you_mean
 
@@ -82,6 +83,8 @@ class Run:
         checkpoint: file of weights that are tested instead of a training.
         data_root: folder that replaces ``data/`` of the configs.
         required: split and key of the metrics that the result must have.
+        linearize: options of the command ``linearize``, for a run that is no training.
+        teacher: run whose model is turned to linear cost.
     """
 
     values: Dict[str, str]
@@ -95,11 +98,18 @@ class Run:
     checkpoint: Optional[str] = None
     data_root: str = DATA
     required: Tuple[Tuple[str, str], ...] = ()
+    linearize: Optional[dict] = None
+    teacher: Optional['Run'] = None
 
     @property
     def point(self) -> str:
         """Name without learning rate and seed."""
         return '_'.join(self.values.values())
+
+    @property
+    def trains(self) -> bool:
+        """True if the command ``train`` makes the weights."""
+        return not self.checkpoint and not self.teacher
 
     @property
     def name(self) -> str:
@@ -114,9 +124,12 @@ class Run:
             split: name of the split, None for the training.
             placed: replace ``data/`` by the folder of the data.
         """
-        split = split or (next(iter(self.splits)) if self.checkpoint else None)
+        split = split or (None if self.trains else next(iter(self.splits)))
         options = {**self.options, **(self.splits[split] if split else {})}
         cfg = copy.deepcopy(_loaded(self.config, json.dumps(options)))
+        if self.linearize:
+            attn_cfg = dict(self.linearize.get('attn_options', {}), type=self.linearize['attn'])
+            cfg = plan_student(cfg, attn_cfg, self.linearize.get('keep_softmax', ())).cfg
         if not split:
             cfg.merge_from_dict(self._training_options(cfg))
         return Config(_placed(cfg.to_dict(), self.data_root)) if placed else cfg
@@ -132,11 +145,13 @@ class Run:
 
     def settings(self) -> str:
         """Return a hash of all that the result depends on, except the code of this package."""
-        parts = [*self.splits] if self.checkpoint else [None, *self.splits]
+        parts = [None, *self.splits] if self.trains else [*self.splits]
         configs = [self.load(split, placed=False).to_dict() for split in parts]
         found = dict(configs=configs, cost=self.cost, torch=torch.__version__)
         if self.checkpoint:
             found['checkpoint'] = sha256_of(Path(self.checkpoint))
+        if self.teacher:
+            found.update(linearize=self.linearize, teacher=self.teacher.settings(), seed=self.seed)
         text = json.dumps(found, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -148,12 +163,15 @@ class Grid:
     Args:
         name: name of the study and of its folder.
         title: heading of the page.
-        axes: for each axis its names, each with ``config``, ``options``, ``shape`` or ``device``.
+        axes: for each axis its names, each with ``config``, ``options``, ``shape``, ``device`` or
+            ``linearize``.
         metrics: numbers by heading; the first decides the search for a learning rate.
         seeds: number of seeds.
         more_seeds: number of seeds of some names of an axis, by axis and name.
         learning_rates: rates of the search, empty for those of the configs.
         page: axes of ``rows``, ``columns`` and ``tables``, and ``charts``.
+        checkpoint: file of weights that are tested instead of a training.
+        linearize: options of the command ``linearize`` that its runs share.
         command: command of the run, for the page.
     """
 
@@ -170,6 +188,7 @@ class Grid:
     learning_rates: List[float] = field(default_factory=list)
     cost: dict = field(default_factory=dict)
     checkpoint: str = ''
+    linearize: Dict[str, object] = field(default_factory=dict)
     skip_unsupported: bool = False
     notes: List[str] = field(default_factory=list)
     data_root: str = DATA
@@ -183,14 +202,19 @@ class Grid:
     def run(self, values: Dict[str, str], seed: int = 0, rate: Optional[float] = None) -> Run:
         """Return the run of these names."""
         options, cost, device, config = dict(self.options), {**COST, **self.cost}, None, self.config
+        linearize, teacher = None, None
         for axis, name in values.items():
             entry = self.axes[axis][name]
             options.update(entry.get('options', {}))
             cost['shape'] = entry.get('shape', cost['shape'])
             device, config = entry.get('device', device), entry.get('config', config)
+            if 'linearize' in entry:
+                linearize = {'attn': 'MALA', **self.linearize, **entry['linearize']}
+                teacher = self.run({**values, axis: linearize.pop('teacher')}, seed, rate)
         return Run(
             values, seed, rate, config.format(**values), options, self.splits, cost, device,
             self.checkpoint.format(seed=seed, **values) or None, self.data_root, self.required(),
+            linearize, teacher,
         )  # fmt: skip
 
     def required(self) -> Tuple[Tuple[str, str], ...]:
@@ -248,7 +272,7 @@ class Grid:
                 # Other sizes of the same model and data need no other check.
                 key = f'{cfg.model} {cfg.test_dataloader.dataset.get("data_root")}'
                 if key not in checked:
-                    check_run(cfg, *([] if run.checkpoint else ['train', 'val']))
+                    check_run(cfg, *(['train', 'val'] if run.trains else []))
                     for split in self.splits:
                         check_run(run.load(split), 'test')
                 checked.add(key)

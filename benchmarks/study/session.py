@@ -81,7 +81,11 @@ class Session:
         with records.lock(self.folder):
             if self.grid.learning_rates:
                 self._execute(self.possible(self.grid.search()), jobs, 'learning rates')
-            self._execute(self.runs(), jobs, 'runs')
+            runs = self.runs()
+            self._execute([run for run in runs if not run.teacher], jobs, 'runs')
+            students = [run for run in runs if run.teacher]
+            if students:
+                self._execute(students, jobs, 'linearised models')
             self._keep_weights()
 
     def _execute(self, runs: List[Run], jobs: int, heading: str) -> None:

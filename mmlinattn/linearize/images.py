@@ -1,5 +1,6 @@
 """Images of a folder, without labels, for the distillation."""
 
+import json
 import os
 from itertools import islice
 from pathlib import Path
@@ -9,10 +10,10 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset, Compose
-from mmengine.registry import DATASETS, TRANSFORMS
+from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 
 from ..datasets.audit.images import file_truncation_reason, image_size
-from ..engine.preflight.data import DataError
+from ..engine.preflight.data import DataError, loaded_datasets
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm')
 # Sizes of images of which one each goes through the pipeline before work starts.
@@ -21,31 +22,24 @@ MOST_SIZES = 32
 
 @DATASETS.register_module()
 class UnlabelledImages(BaseDataset):
-    """All images below a folder, in the order of their names.
+    """Images without labels.
 
     Args:
-        data_root: the folder, searched recursively.
+        ann_file: JSON file, a list of paths.
         pipeline: transforms; the first one loads ``img_path``.
         indices: use only these, see MMEngine's BaseDataset.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        DataError: the folder has no images.
     """
 
     def __init__(
-        self, data_root: str, pipeline: Sequence = (), indices: Any = None, **kwargs: Any
+        self, ann_file: str, pipeline: Sequence = (), indices: Any = None, **kwargs: Any
     ) -> None:
         super().__init__(
-            data_root=data_root, pipeline=list(pipeline), indices=indices, serialize_data=True,
-            **kwargs,
-        )  # fmt: skip
+            ann_file, pipeline=list(pipeline), indices=indices, serialize_data=True, **kwargs
+        )
 
     def load_data_list(self) -> List[dict]:
-        return [
-            dict(img_path=str(path), img_id=i, seg_fields=[])
-            for i, path in enumerate(images_below(self.data_root))
-        ]
+        paths = json.loads(Path(self.ann_file).read_text(encoding='utf-8'))
+        return [dict(img_path=path, img_id=i, seg_fields=[]) for i, path in enumerate(paths)]
 
 
 @TRANSFORMS.register_module()
@@ -111,19 +105,46 @@ def image_pipeline(cfg: Config, crop_size: Optional[Sequence[int]]) -> List[dict
     return [dict(type='LoadImageFromFile'), *steps, augment, pack]
 
 
-def check_folder(folder: str, pipeline: Sequence[dict]) -> int:
+def training_images(cfg: Config) -> List[Path]:
+    """Return the images of a config's training data, without their labels.
+
+    Raises:
+        DataError: there are no training data, or their images are no files of this machine.
+        FileNotFoundError: the folder or the annotations of the data do not exist.
+    """
+    cure = 'name a folder with --images DIR'
+    if cfg.get('train_dataloader') is None:
+        raise DataError(f'the config has no train_dataloader whose images could be used: {cure}')
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
+        datasets = loaded_datasets(cfg, 'train_dataloader')
+    found: Dict[Path, None] = {}
+    for dataset in datasets:
+        for i in range(len(dataset)):
+            path = dataset.get_data_info(i).get('img_path')
+            if not isinstance(path, str) or not os.path.isfile(path):
+                raise DataError(
+                    f'train_dataloader: sample {i} of {type(dataset).__name__} is no image file of '
+                    f'this machine ({path}): {cure}'
+                )
+            found[Path(path)] = None
+    if not found:
+        raise DataError(f'train_dataloader has no images: {cure}')
+    return [*found]
+
+
+def check_readable(paths: Sequence[Path], source: str, pipeline: Sequence[dict]) -> None:
     """Check that all images can be read and have one size after the pipeline.
 
     Pixels are read of one image of each size only.
 
-    Returns:
-        the number of images.
+    Args:
+        paths: the images.
+        source: where they come from, for messages.
+        pipeline: see :func:`image_pipeline`.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        DataError: there are no images, one cannot be read, or sizes differ.
+        DataError: an image cannot be read, or sizes differ.
     """
-    paths = images_below(folder)
     sizes: Dict[Tuple[int, ...], Path] = {}
     for path in paths:
         try:
@@ -132,7 +153,7 @@ def check_folder(folder: str, pipeline: Sequence[dict]) -> int:
         except OSError as error:
             reason = str(error) or type(error).__name__
         if reason:
-            raise DataError(f'--images {folder}: {path} cannot be read: {reason}')
+            raise DataError(f'{source}: {path} cannot be read: {reason}')
     transform = Compose(list(pipeline))
     seen: Dict[Tuple[int, ...], Path] = {}
     for path in islice(sizes.values(), MOST_SIZES):
@@ -141,10 +162,9 @@ def check_folder(folder: str, pipeline: Sequence[dict]) -> int:
         if len(seen) == 2:
             (one, other), (first, second) = seen, seen.values()
             raise DataError(
-                f'--images {folder}: after the test pipeline {first.name} has {_text(one)} and '
+                f'{source}: after the test pipeline {first.name} has {_text(one)} and '
                 f'{second.name} {_text(other)} pixels, which make no batch: give --crop-size H W'
             )
-    return len(paths)
 
 
 def _text(size: Tuple[int, ...]) -> str:

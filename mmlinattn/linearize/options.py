@@ -12,7 +12,7 @@ class Options:
     """Options of :class:`mmlinattn.linearize.Linearizer`, named as those of the command.
 
     Attributes:
-        images: folder of images without labels; needed for A and B.
+        images: folder of images without labels, or None: the training images of the config.
         out: folder of the results, new or empty.
         attn: config of the linear attention.
         keep_softmax: layers that keep their attention.

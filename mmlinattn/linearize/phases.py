@@ -24,7 +24,13 @@ SHARED = ('default_scope', 'env_cfg', 'log_level', 'find_unused_parameters')
 
 
 def phase_config(
-    cfg: Config, student: Config, phase: str, options: Options, teacher: str, start: str
+    cfg: Config,
+    student: Config,
+    phase: str,
+    options: Options,
+    teacher: str,
+    start: str,
+    images: str,
 ) -> Config:
     """Return the config of phase A or B, which any runner of MMEngine trains.
 
@@ -33,6 +39,7 @@ def phase_config(
         phase: ``'a'`` or ``'b'``.
         options: options of the distillation.
         teacher, start: checkpoints of the teacher and of the student's first weights.
+        images: JSON file, the list of the images.
     """
     iters = getattr(options, f'iters_{phase}')
     imports = list((cfg.get('custom_imports') or {}).get('imports', ()))
@@ -57,7 +64,7 @@ def phase_config(
             sampler=dict(type='InfiniteSampler', shuffle=True),
             dataset=dict(
                 type='UnlabelledImages',
-                data_root=options.images,
+                ann_file=images,
                 pipeline=image_pipeline(cfg, options.crop_size),
             ),
         ),

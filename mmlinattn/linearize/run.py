@@ -2,9 +2,10 @@
 
 import copy
 import json
+import os
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 import torch
 from mmengine.config import Config
@@ -21,7 +22,7 @@ from ..engine.preflight.run import check_run
 from ..engine.runner.exact_resume import seed_everything
 from ..engine.runner.work_dir_lock import lock_work_dir
 from ..utils import atomic_write
-from .images import check_folder, image_pipeline
+from .images import check_readable, image_pipeline, images_below, training_images
 from .options import Options
 from .phases import finetune_config, phase_config, student_weights, train_phase
 from .report import markdown, write_report
@@ -30,7 +31,7 @@ from .speed import measure
 from .student import Plan, plan_student
 from .swap import swap_weights
 
-RECORD, CONFIG, MODEL = 'record.json', 'config.py', 'model.pth'
+RECORD, CONFIG, MODEL, IMAGES = 'record.json', 'config.py', 'model.pth', 'images.json'
 # Images of the errors of each attention in the report.
 ERROR_IMAGES = 32
 
@@ -47,7 +48,7 @@ class Linearizer:
         options: see :class:`Options`.
 
     Raises:
-        ValueError, KeyError, TypeError: see :func:`.student.plan_student`; no images for A or B.
+        ValueError, KeyError, TypeError: see :func:`.student.plan_student`.
         FileNotFoundError, DataError: images or validation data are missing or unreadable.
         CheckpointError: the checkpoint does not fit the config, or lacks weights.
         FileExistsError: the folder is not empty, or belongs to a run with other options.
@@ -64,19 +65,15 @@ class Linearizer:
         self.cfg, self.checkpoint, self.options = cfg, checkpoint, options
         self.out = Path(options.out)
         self.phases = [p for p in ('a', 'b') if getattr(options, f'iters_{p}') > 0]
-        if self.phases and options.images is None:
-            raise ValueError('images is None: name a folder, or set iters_a and iters_b to 0')
         self.plan: Plan = plan_student(cfg, options.attn, options.keep_softmax)
         self._check_teacher()
         self.has_scores = options.score and cfg.get('val_dataloader') is not None
         if self.has_scores or options.finetune:
             check_run(cfg, *['train'] * options.finetune, *['val'] * self.has_scores)
-        count = 0
-        if options.images is not None:
-            count = check_folder(options.images, image_pipeline(cfg, options.crop_size))
+        self.images = self._find_images()
         self.record: Dict[str, Any] = dict(
             options=options.fixed(), replaced=self.plan.replaced, kept=self.plan.kept,
-            images=count, processes=get_world_size(), scores={}, errors={},
+            images=len(self.images), processes=get_world_size(), scores={}, errors={},
         )  # fmt: skip
         self.record.update(broadcast_from_first(self._open))
 
@@ -107,6 +104,18 @@ class Linearizer:
         barrier()
         return self.out / MODEL
 
+    def _find_images(self) -> List[Path]:
+        """Return the images of ``--images``, or else, if a phase needs some, of the config."""
+        folder = self.options.images
+        if folder is not None:
+            found, source = images_below(folder), f'--images {folder}'
+        elif self.phases:
+            found, source = training_images(self.cfg), 'train_dataloader'
+        else:
+            return []
+        check_readable(found, source, image_pipeline(self.cfg, self.options.crop_size))
+        return found
+
     def _check_teacher(self) -> None:
         report = check_fits(self.checkpoint, build_model(self.cfg))
         check_complete(self.checkpoint, report)
@@ -121,6 +130,9 @@ class Linearizer:
             )
         if not known.exists():
             self.out.mkdir(parents=True, exist_ok=True)
+            with atomic_write(self.out / IMAGES) as file:
+                paths = [os.path.abspath(path) for path in self.images]
+                file.write_text(json.dumps(paths, indent=0) + '\n', encoding='utf-8')
             self._write_record()
             return {}
         before = json.loads(known.read_text(encoding='utf-8'))
@@ -168,14 +180,15 @@ class Linearizer:
 
     def _phase_config(self, phase: str, start: Path) -> Config:
         return phase_config(
-            self.cfg, self.plan.cfg, phase, self.options, self.checkpoint, str(start)
-        )
+            self.cfg, self.plan.cfg, phase, self.options, self.checkpoint, str(start),
+            str(self.out / IMAGES),
+        )  # fmt: skip
 
     def _evaluate(self, stage: str) -> None:
         """Score the weights of a stage, and measure the errors of their attentions."""
         path = self.out / f'{stage}.pth'
         self._score(stage, self.plan.cfg, str(path))
-        if self.options.images is not None and stage not in self.record['errors']:
+        if self.images and stage not in self.record['errors']:
             with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')), quiet():
                 found = attention_errors(self._phase_config('a', path), self.options.seed)
             self.record['errors'][stage] = found

@@ -18,6 +18,7 @@ from benchmarks.study import grid as grids
 from benchmarks.study.__main__ import main
 from benchmarks.study.__main__ import run as end_of
 from benchmarks.study.grid import GridError
+from mmlinattn.cli import commands as program
 from mmlinattn.datasets import shapes
 from tests.programs import Program
 
@@ -106,6 +107,48 @@ def test_a_study_that_is_killed_goes_on(root, tmp_path, tiny):
     }
     text = (out / 'results.md').read_text()
     assert '| Hydra |' in text and (out / 'latency.png').is_file()
+
+
+def linearised(**changes):
+    """Return TINY with the model Softmax, and a student of it."""
+    student = dict(linearize=dict(teacher='Softmax', attn='MALA', **changes))
+    return dict(TINY, axes=dict(model=dict(Softmax=TINY['axes']['model']['Softmax'], S=student)))
+
+
+def test_a_linearised_model(tmp_path, tiny):
+    """Its weights come from its teacher's, with the same head, and so do its settings."""
+    tiny()
+    content = linearised(iters_a=5, iters_b=6, batch_size=2)
+    teacher, student = grids.build(content, str(tmp_path / 'data')).runs()
+    for run in (teacher, student):
+        made = execution.execute(run, tmp_path, run.settings())
+        assert 'error' not in made, made
+        execution.clean(run, tmp_path, run.settings())
+    assert made['metrics']['train']['iterations'] == 11 and made['curve'][-1][0] == 11
+    assert 0 <= made['metrics']['val']['accuracy/top1'] <= 100
+    assert student.load('val').model.backbone.attn_cfg == 'MALA'
+    before, after = (
+        execution.load_state_dict(str(execution.weights_path(tmp_path, run)))[0]
+        for run in (teacher, student)
+    )
+    assert all(torch.equal(after[key], before[key]) for key in before if key.startswith('head.'))
+    assert sum('lepe.weight' in key for key in after) > 1
+    assert not [*(tmp_path / 'runs').rglob('*.pth')]
+    longer = linearised(iters_a=5, iters_b=6, batch_size=2)
+    longer['options'] = {**TINY['options'], 'train_cfg.max_epochs': 4}
+    others = [longer, linearised(iters_a=5, iters_b=7, batch_size=2)]
+    found = [grids.build(of).runs()[1].settings() for of in (content, *others)]
+    assert len({*found}) == 3
+
+
+def test_options_of_the_command_linearize(tmp_path):
+    of = dict(attn='RWGKA', attn_options=dict(num_anchors=8), keep_softmax=[0, 'last1'], lr_a=1e-3)
+    arguments = execution.linearize_options(dict(of, crop_size=[48, 64]))
+    args = program.arguments.linearize(['c.py', 'c.pth', '--out', 'o', *arguments])
+    assert (args.attn, args.attn_options, args.keep_softmax) == (
+        'RWGKA', dict(num_anchors=8), (0, 'last1'),
+    )  # fmt: skip
+    assert (args.lr_a, args.crop_size, [*args.resolutions]) == (1e-3, [48, 64], [])
 
 
 def record(grid, run, score, **other):
@@ -330,6 +373,7 @@ def changed(**changes):
 BROKEN = dict(Soft=dict(options={'model.backbone.attn_cfg': dict(type='SoftmxAttention')}))
 
 
+LAST_9 = linearised(keep_softmax=['last9'])
 TWO_AXES = dict(model={'a': {}}, size={'b': {}})
 TEST = dict(splits=dict(test={}), metrics={'a': dict(key='b')})
 
@@ -377,6 +421,17 @@ TEST = dict(splits=dict(test={}), metrics={'a': dict(key='b')})
         (changed(more_seeds=dict(model=dict(Hydr=2))), "more_seeds.model has the unknown key 'Hyd"),
         (changed(config='{modl}.py'), 'config has the unknown {modl}; known are model'),
         (changed(checkpoint='{model'), "checkpoint is '{model': "),
+        (
+            changed(axes=dict(model={'a': {}, 'b': dict(linearize=dict(teacher='c'))})),
+            "model 'b': linearize: teacher 'c' is no trained name of this axis; known are a",
+        ),
+        (changed(**linearised(iters_a=-1)), "'S': linearize: iters_a must be an integer from 0"),
+        (changed(**linearised(iter_a=1)), "'S': linearize has the unknown key 'iter_a'; did you"),
+        (changed(**linearised(), learning_rates=[1e-3]), "'S' is linearised from the weights of"),
+        (
+            changed(axes=dict(model=dict(reversed(LAST_9['axes']['model'].items())))),
+            "S: .* names layer 'last9', but there",
+        ),
         (changed(axes=dict(model='bad.yml')), 'axis model names bad.yml, which needs this file'),
         (f'{changed()}\nseeds: 1\nseeds: 2\n', "'seeds' occurs twice in the mapping of line 1"),
         ('name: a', 'a grid is a mapping with axes'),
@@ -428,7 +483,8 @@ def test_every_study_in_short(root, tmp_path):
     if not (shared / 'camvid').is_dir():
         pytest.skip('CamVid and BCCD are not in ../shared/data')
     shapes.generate(tmp_path / 'data' / 'shapes', 60, 20, workers=1)
-    for name in ('camvid', 'resolution', 'bccd', 'half_precision'):
+    names = ('camvid', 'resolution', 'bccd', 'half_precision', 'linearize_camvid', 'linearize_bccd')
+    for name in names:
         data = tmp_path / 'data' if name == 'half_precision' else shared
         out = tmp_path / f'{name}-quick'
         assert main([name, '--quick', '--out', str(out), '--data-root', str(data)]) == 0

@@ -4,7 +4,7 @@ import pytest
 from mmengine.config import Config
 
 from mmlinattn.engine import build_model
-from mmlinattn.linearize import Linearizer, Options, distilled_attentions, plan_student
+from mmlinattn.linearize import distilled_attentions, plan_student
 
 BACKBONES = dict(
     vit=dict(
@@ -94,9 +94,3 @@ def test_other_weights_are_not_loaded():
 def test_refused_configs(backbone, attn, keep, message):
     with pytest.raises((ValueError, KeyError, TypeError), match=message):
         plan_student(config(backbone), attn, keep)
-
-
-def test_phases_need_images(tmp_path):
-    with pytest.raises(ValueError, match='images is None: name a folder, or set iters_a and'):
-        Linearizer(config(BACKBONES['vit']), 'nowhere.pth', Options(None, str(tmp_path / 'out')))
-    assert not (tmp_path / 'out').exists()

@@ -14,7 +14,9 @@ from mmengine.registry import MODELS
 from mmlinattn.checkpoints import save_checkpoint
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import quiet
+from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.linearize import Options
+from mmlinattn.linearize.images import training_images
 from mmlinattn.linearize.phases import phase_config
 from mmlinattn.linearize.student import plan_student
 
@@ -178,6 +180,25 @@ def test_detectors_and_classifiers(task, root, shapes_root, run, tmp_path):
     assert any(not torch.equal(after[key], before[key]) for key in before if 'norm1' in key)
 
 
+def test_without_a_folder_the_training_images_are_used(teacher):
+    """Those alone, also where one folder has the images of several splits."""
+    cfg = load_config(str(teacher[0]))
+    assert training_images(cfg) == sorted(teacher[2].iterdir())
+    cfg.train_dataloader.dataset.indices = [3, 0]
+    cfg.train_dataloader.dataset = dict(
+        type='RepeatDataset', times=2, dataset=cfg.train_dataloader.dataset
+    )
+    assert [path.name for path in training_images(cfg)] == [
+        path.name for path in np.array(sorted(teacher[2].iterdir()))[[3, 0]]
+    ]
+    cfg.train_dataloader.dataset.dataset.update(img_suffix='.tif', indices=None)
+    with pytest.raises(DataError, match='train_dataloader: '):
+        training_images(cfg)
+    cfg.train_dataloader = None
+    with pytest.raises(DataError, match='has no train_dataloader whose images could be used'):
+        training_images(cfg)
+
+
 def test_no_iterations_are_the_direct_swap(teacher, run, tmp_path):
     """Every tensor with the teacher's name and shape has the teacher's values."""
     path, checkpoint, _ = teacher
@@ -225,7 +246,8 @@ def test_two_processes_equal_one_with_the_doubled_batch(teacher, root, run, tmp_
         found = []
         for processes in (1, 2):
             chosen = Options(str(images), '', iters_a=1, iters_b=1, batch_size=4 // processes)
-            training = phase_config(cfg, student, phase, chosen, str(checkpoint), start)
+            paths = str(tmp_path / 'swap/images.json')
+            training = phase_config(cfg, student, phase, chosen, str(checkpoint), start, paths)
             sgd = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1))
             training.update(optim_wrapper=sgd, param_scheduler=[])
             file, work = tmp_path / f'{phase}{processes}.py', tmp_path / f'{phase}{processes}'

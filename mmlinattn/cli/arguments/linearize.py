@@ -20,7 +20,11 @@ def linearize(argv: Optional[List[str]] = None) -> Namespace:
     add('config', help=CONFIG)
     add('checkpoint', help=f'weights of the trained model: {CHECKPOINT}')
     add('--out', required=True, metavar='DIR', help='new folder for config, weights and report')
-    add('--images', metavar='DIR', help='images without labels, searched recursively')
+    add(
+        '--images',
+        metavar='DIR',
+        help='images without labels, searched recursively (training images of the config)',
+    )
     add('--attn', default='MALA', help='linear attention (%(default)s)')
     add('--attn-options', nargs='+', action=Overrides, metavar='KEY=VALUE',
         help='options of the attention, such as num_anchors=64')  # fmt: skip
@@ -55,8 +59,6 @@ def linearize(argv: Optional[List[str]] = None) -> Namespace:
         if any(side < 1 for side in getattr(args, name) or ()):
             sides = ' '.join(map(str, getattr(args, name)))
             parser.error(f'--{name.replace("_", "-")} must be positive, got {sides}')
-    if args.images is None and (args.iters_a or args.iters_b):
-        parser.error('--images is needed; without A and B: --iters-a 0 --iters-b 0')
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     return args
 

@@ -284,12 +284,25 @@ def single_dataset(cfg: Config, loader: str) -> BaseDataset:
     configs = [*dataset_configs(cfg.get(loader) or {})]
     if len(configs) != 1:
         raise DataError(f'{loader} has {len(configs)} data sets, one is needed')
+    return loaded_datasets(cfg, loader)[0]
+
+
+def loaded_datasets(cfg: Config, loader: str) -> List[BaseDataset]:
+    """Return the data sets of a data loader config, checked, without wrappers and pipelines.
+
+    Raises:
+        DataError: one cannot be built.
+        FileNotFoundError: see :func:`check_data`.
+    """
     check_data(cfg, loader)
-    try:
-        return DATASETS.build(dict(configs[0], pipeline=[]))
-    except Exception as error:
-        why = unusable_reason(cfg[loader]) or f'{configs[0].get("type")}: {error}'
-        raise DataError(f'{loader}: {why}') from error
+    found: List[BaseDataset] = []
+    for config in dataset_configs(cfg[loader]):
+        try:
+            found.append(DATASETS.build(dict(config, pipeline=[])))
+        except Exception as error:
+            why = unusable_reason(cfg[loader]) or f'{config.get("type")}: {error}'
+            raise DataError(f'{loader}: {why}') from error
+    return found
 
 
 def dataset_configs(node) -> Iterator[dict]:
