@@ -19,6 +19,7 @@ from ..common.numerics import (
     accumulation_dtype,
     chunk_of,
     is_tracing,
+    masked_softmax,
     needs_gradient,
     no_autocast,
     put_chunk,
@@ -97,14 +98,15 @@ class KVState(NamedTuple):
         state: S, (B, heads, m, d_v).
         total: z, (B, heads, 1, m).
         mean: mean of phi(q), (B, heads, 1, m), or None without scores.
-        log_mass: log of the sum of the unnormalised weights, (B, heads, 1, 1), or None.
+        log_mass: log of the sum of the unnormalised weights, (B, heads, 1, 1), or None for a single
+            chunk, whose weights need no other.
         values: mean of v, (B, heads, 1, d_v), for MALA, or None.
     """
 
     state: Tensor
     total: Tensor
     mean: Tensor = None  # type: ignore[assignment]  # None unless rank_augmented
-    log_mass: Tensor = None  # type: ignore[assignment]  # None unless rank_augmented
+    log_mass: Tensor = None  # type: ignore[assignment]  # None unless scored, in chunks
     values: Tensor = None  # type: ignore[assignment]  # None unless magnitude_aware
 
 
@@ -153,7 +155,7 @@ def _kv_state(
     dtype = accumulation_dtype(v.dtype)
     phi = FEATURE_MAPS[options.feature_map]
     mean = _mean_query(q, options) if options.scored else None
-    softmax = OnlineSoftmax()
+    softmax = OnlineSoftmax() if len(chunks) > 1 else None
     state: Any = None  # a tensor after the first chunk
     total: Any = None
     sum_values: Any = None
@@ -162,9 +164,11 @@ def _kv_state(
         if mean is None:
             weight, fade = _given(options, chunk, dtype), 1
         else:
-            weight, fade = softmax.add(
-                _scores(features, mean), _padding(options.key_padding_mask, chunk)
-            )
+            scores, padding = _scores(features, mean), _padding(options.key_padding_mask, chunk)
+            if softmax is None:  # a third of the operations
+                weight, fade = masked_softmax(scores, padding), 1
+            else:
+                weight, fade = softmax.add(scores, padding)
         if weight is None:
             chunk_total = features.sum(2, keepdim=True)
         else:
@@ -179,8 +183,8 @@ def _kv_state(
     if options.magnitude_aware:
         count = _count(k, options.key_padding_mask)
         return KVState(state / count, total / count, values=sum_values / count)
-    if mean is None:
-        return KVState(state, total)
+    if softmax is None or mean is None:
+        return KVState(state, total, mean)  # type: ignore[arg-type]  # or None
     share = softmax.share()
     return KVState(state * share, total * share, mean, softmax.log_mass())
 
@@ -280,13 +284,13 @@ def _key_gradients(
 ) -> Tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
     """Return gradients of keys, values, given weights and mean query."""
     phi, gradient = FEATURE_MAPS[options.feature_map], FEATURE_GRADIENTS[options.feature_map]
-    dtype, scale = sums.state.dtype, k.shape[-1] ** -0.5
+    dtype, scale, mask = sums.state.dtype, k.shape[-1] ** -0.5, options.key_padding_mask
     dk: Any = None
     dv: Any = None
     d_weights = None if options.token_weights is None else torch.empty_like(options.token_weights)
     d_mean = delta = d_values = None
     if options.magnitude_aware:
-        count = _count(k, options.key_padding_mask)
+        count = _count(k, mask)
         d_state, d_total, d_values = (
             x / count for x in (d_sums.state, d_sums.total, d_sums.values)
         )
@@ -300,9 +304,12 @@ def _key_gradients(
         features, values = phi(chunk_of(k, chunk, dtype)), chunk_of(v, chunk, dtype)
         weight = _given(options, chunk, dtype)
         if options.scored:
-            weight = (_scores(features, sums.mean) - sums.log_mass).exp()
-            padding = _padding(options.key_padding_mask, chunk)
-            weight = weight if padding is None else weight.masked_fill(padding, 0)
+            scores, padding = _scores(features, sums.mean), _padding(mask, chunk)
+            if sums.log_mass is None:
+                weight = masked_softmax(scores, padding)
+            else:
+                weight = (scores - sums.log_mass).exp()
+                weight = weight if padding is None else weight.masked_fill(padding, 0)
         weight = None if weight is None else weight.transpose(-2, -1)  # [B, H, n, 1]
         weighted = features if weight is None else features * weight
         angles = _angles(options, chunk, features)
