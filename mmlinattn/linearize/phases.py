@@ -38,7 +38,8 @@ def phase_config(
     imports = list((cfg.get('custom_imports') or {}).get('imports', ()))
     loader = cfg.get('train_dataloader') or {}
     workers = loader.get('num_workers', 0)
-    warmup = iters // 20
+    # A LinearLR of one iteration would never leave its start factor.
+    warmup = iters // 20 if iters >= 40 else 0
     vis_backends = (cfg.get('visualizer') or {}).get('vis_backends')
     found: Dict[str, Any] = {name: cfg[name] for name in SHARED if name in cfg}
     found.update(
