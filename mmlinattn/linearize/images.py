@@ -13,6 +13,7 @@ from mmengine.registry import DATASETS, TRANSFORMS
 
 from ..datasets.audit.images import file_truncation_reason, image_size
 from ..engine.preflight.data import DataError
+from ..utils import outside_reason
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm')
 # Sizes of images of which one each goes through the pipeline before work starts.
@@ -127,7 +128,7 @@ def check_folder(folder: str, pipeline: Sequence[dict]) -> int:
     sizes: Dict[Tuple[int, ...], Path] = {}
     for path in paths:
         try:
-            reason = file_truncation_reason(path)
+            reason = outside_reason(str(path), [folder]) or file_truncation_reason(path)
             sizes.setdefault(image_size(path), path)
         except OSError as error:
             reason = str(error) or type(error).__name__

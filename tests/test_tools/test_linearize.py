@@ -264,6 +264,9 @@ def test_bad_input_is_one_line_before_any_work(teacher, run, tmp_path, capsys):
     first = sorted(broken.iterdir())[0]
     first.write_bytes(first.read_bytes()[:-200])
     cv2.imwrite(str(mixed / 'z.png'), np.zeros((48, 80, 3), np.uint8))
+    linked = tmp_path / 'linked'
+    linked.mkdir()
+    (linked / 'link.png').symlink_to(mixed / 'z.png')
     partial, used = tmp_path / 'partial.pth', tmp_path / 'used'
     state = weights(checkpoint)
     state.pop('backbone.layers.1.attn.proj.weight')
@@ -287,6 +290,7 @@ def test_bad_input_is_one_line_before_any_work(teacher, run, tmp_path, capsys):
     fails('nowhere: there is no such folder', images='nowhere')
     fails('the folder has no images', images=empty)
     fails(f'{first} cannot be read', images=broken)
+    fails('link.png cannot be read: is a link to', images=linked)
     fails('make no batch: give --crop-size H W', images=mixed)
     fails('is not of this whole model', weights=partial)
     fails('names layer 3, but there are 3 layers', '--keep-softmax', '3')
