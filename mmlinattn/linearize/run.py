@@ -73,10 +73,11 @@ class Linearizer:
             check_run(cfg, *['train'] * options.finetune, *['val'] * self.has_scores)
         count = 0
         if options.images is not None:
-            count = check_folder(options.images, image_pipeline(cfg, options.crop_size))
+            pipeline = image_pipeline(cfg, options.crop_size)
+            count = check_folder(options.images, pipeline, self.plan.parts == ['encoder'])
         self.record: Dict[str, Any] = dict(
             options=options.fixed(), replaced=self.plan.replaced, kept=self.plan.kept,
-            images=count, processes=get_world_size(), scores={}, errors={},
+            parts=self.plan.parts, images=count, processes=get_world_size(), scores={}, errors={},
         )  # fmt: skip
         self.record.update(broadcast_from_first(self._open))
 
@@ -161,9 +162,9 @@ class Linearizer:
         self._save(read_checkpoint(path), stage)
 
     def _save_student(self, phase: str, start: Path, trained: Path) -> None:
-        """Save the model with the trained backbone; neck and head are those of the teacher."""
+        """Save the model with the trained parts; all others are those of the teacher."""
         content = read_checkpoint(start)
-        content['state_dict'].update(student_weights(trained))
+        content['state_dict'].update(student_weights(trained, self.plan.parts))
         self._save(content, phase)
 
     def _phase_config(self, phase: str, start: Path) -> Config:
@@ -204,11 +205,11 @@ class Linearizer:
             device = get_device()
             with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')), quiet():
                 teacher, student = (
-                    MODELS.build(cfg.model.backbone) for cfg in (self.cfg, self.plan.cfg)
+                    MODELS.build(copy.deepcopy(cfg.model)) for cfg in (self.cfg, self.plan.cfg)
                 )
             cpu = f'cpu, threads: {torch.get_num_threads()}'
             name = cpu if device == 'cpu' else torch.cuda.get_device_name()
-            rows = measure(teacher, student, self.options.resolutions, device)
+            rows = measure(teacher, student, self.plan.parts[-1], self.options.resolutions, device)
             record = dict(record, speed=rows, device=name)
         write_report(self.out, record)
         files = ', '.join((CONFIG, MODEL, 'report.json', 'report.md', 'report.png'))
@@ -232,7 +233,7 @@ def attention_errors(cfg: Config, seed: int) -> Dict[str, float]:
     with torch.no_grad():
         for first in range(0, count, size):
             samples = [dataset[i] for i in range(first, min(first + size, count))]
-            inputs = model.data_preprocessor(pseudo_collate(samples))['inputs']
-            for name, error in model(inputs).items():
+            batch = model.data_preprocessor(pseudo_collate(samples))
+            for name, error in model(**batch).items():
                 totals[name] = totals.get(name, 0.0) + float(error) * len(samples) / count
     return totals
