@@ -1,6 +1,6 @@
 """Linear-cost models from trained softmax models, by distillation without labels."""
 
-from .distiller import BackboneDistiller, distilled_attentions, relative_error
+from .distiller import Distiller, distilled_attentions, relative_error
 from .images import RandomCropFlip, UnlabelledImages
 from .options import Options
 from .run import Linearizer
@@ -8,7 +8,7 @@ from .student import Plan, plan_student
 from .swap import SwapReport, swap_weights
 
 __all__ = [
-    'BackboneDistiller',
+    'Distiller',
     'Linearizer',
     'Options',
     'Plan',

@@ -13,7 +13,8 @@ from mmengine.dataset import BaseDataset, Compose
 from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 
 from ..datasets.audit.images import file_truncation_reason, image_size
-from ..engine.preflight.data import DataError, loaded_datasets
+from ..engine.preflight.data import DataError, folders_of, loaded_datasets
+from ..utils import outside_reason
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm')
 # Sizes of images of which one each goes through the pipeline before work starts.
@@ -81,7 +82,8 @@ def images_below(folder: str) -> List[Path]:
     """Return the images below a folder, sorted.
 
     Raises:
-        FileNotFoundError, DataError: there is no such folder, or it has no images.
+        FileNotFoundError: there is no such folder.
+        DataError: it has no images, or a link leads out of it.
     """
     if not os.path.isdir(folder):
         raise FileNotFoundError(f'--images {folder}: there is no such folder')
@@ -93,6 +95,10 @@ def images_below(folder: str) -> List[Path]:
     )
     if not found:
         raise DataError(f'--images {folder}: the folder has no images ({", ".join(SUFFIXES)})')
+    for path in found:
+        reason = outside_reason(str(path), [folder])
+        if reason:
+            raise DataError(f'--images {folder}: {path} cannot be read: {reason}')
     return found
 
 
@@ -109,7 +115,8 @@ def training_images(cfg: Config) -> List[Path]:
     """Return the images of a config's training data, without their labels.
 
     Raises:
-        DataError: there are no training data, or their images are no files of this machine.
+        DataError: there are no training data, their images are no files of this machine, or a link
+            leads out of their folders.
         FileNotFoundError: the folder or the annotations of the data do not exist.
     """
     cure = 'name a folder with --images DIR'
@@ -126,13 +133,18 @@ def training_images(cfg: Config) -> List[Path]:
                     f'train_dataloader: sample {i} of {type(dataset).__name__} is no image file of '
                     f'this machine ({path}): {cure}'
                 )
+            reason = outside_reason(path, folders_of(dataset))
+            if reason:
+                raise DataError(f'train_dataloader: {path} cannot be read: {reason}')
             found[Path(path)] = None
     if not found:
         raise DataError(f'train_dataloader has no images: {cure}')
     return [*found]
 
 
-def check_readable(paths: Sequence[Path], source: str, pipeline: Sequence[dict]) -> None:
+def check_readable(
+    paths: Sequence[Path], source: str, pipeline: Sequence[dict], padded: bool = False
+) -> None:
     """Check that all images can be read and have one size after the pipeline.
 
     Pixels are read of one image of each size only.
@@ -141,6 +153,7 @@ def check_readable(paths: Sequence[Path], source: str, pipeline: Sequence[dict])
         paths: the images.
         source: where they come from, for messages.
         pipeline: see :func:`image_pipeline`.
+        padded: sizes may differ, since batches are padded and the padding does not count.
 
     Raises:
         DataError: an image cannot be read, or sizes differ.
@@ -159,7 +172,7 @@ def check_readable(paths: Sequence[Path], source: str, pipeline: Sequence[dict])
     for path in islice(sizes.values(), MOST_SIZES):
         packed = transform(dict(img_path=str(path), img_id=0, seg_fields=[]))
         seen.setdefault(tuple(packed['inputs'].shape[-2:]), path)
-        if len(seen) == 2:
+        if len(seen) == 2 and not padded:
             (one, other), (first, second) = seen, seen.values()
             raise DataError(
                 f'{source}: after the test pipeline {first.name} has {_text(one)} and '

@@ -16,7 +16,7 @@ class Options:
         out: folder of the results, new or empty.
         attn: config of the linear attention.
         keep_softmax: layers that keep their attention.
-        iters_a, iters_b: iterations of phase A (attentions) and B (whole backbone).
+        iters_a, iters_b: iterations of phase A (attentions) and B (backbone or encoder).
         lr_a, lr_b: highest learning rates of AdamW.
         batch_size: images per process and iteration in A and B.
         crop_size: (H, W) of random crops in A and B, or None.

@@ -2,7 +2,7 @@
 
 import copy
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
 from mmengine.config import Config
 from mmengine.dist import is_main_process
@@ -10,12 +10,13 @@ from mmengine.logging import print_log
 
 from ..checkpoints import read_checkpoint
 from ..engine.hooks.checkpoint_hook import LAST
-from ..engine.model import build_model, preprocessor_of
+from ..engine.model import preprocessor_of
 from ..engine.preflight.weights import check_weights
 from ..engine.runner.runner import PluginRunner
 from ..engine.training_setup import set_up_training, set_watchdog_timeout
 from .images import image_pipeline
 from .options import Options
+from .student import remove_pretrained
 
 OBJECTIVES = dict(a='attentions', b='outputs')
 IMPORTS = ('mmlinattn', 'mmlinattn.linearize')
@@ -45,17 +46,17 @@ def phase_config(
     imports = list((cfg.get('custom_imports') or {}).get('imports', ()))
     loader = cfg.get('train_dataloader') or {}
     workers = loader.get('num_workers', 0)
-    warmup = iters // 20
+    # A LinearLR of one iteration would never leave its start factor.
+    warmup = iters // 20 if iters >= 40 else 0
     vis_backends = (cfg.get('visualizer') or {}).get('vis_backends')
     found: Dict[str, Any] = {name: cfg[name] for name in SHARED if name in cfg}
     found.update(
         custom_imports=dict(imports=[*dict.fromkeys([*imports, *IMPORTS])]),
         model=dict(
-            type='BackboneDistiller',
+            type='Distiller',
             teacher=_with_weights(cfg, teacher),
             student=_with_weights(student, start),
             objective=OBJECTIVES[phase],
-            data_preprocessor=_preprocessor(cfg),
         ),
         train_dataloader=dict(
             batch_size=options.batch_size,
@@ -107,7 +108,7 @@ def phase_config(
 
 
 def finetune_config(student: Config, start: str) -> Config:
-    """Return the config of phase C: the user's, with the student's backbone and weights."""
+    """Return the config of phase C: the user's, with the student's attentions and weights."""
     found = copy.deepcopy(student)
     found.load_from, found.resume, found.experiment_name = start, False, 'linearize_c'
     if found.get('visualizer'):
@@ -130,24 +131,22 @@ def train_phase(cfg: Config, work_dir: Path, options: Options) -> Path:
     return Path((work_dir / LAST).read_text().strip())
 
 
-def student_weights(checkpoint: Path) -> Dict[str, Any]:
-    """Return the backbone's weights of the student in a checkpoint of phase A or B."""
+def student_weights(checkpoint: Path, parts: Sequence[str]) -> Dict[str, Any]:
+    """Return the weights of the student's parts in a checkpoint of phase A or B."""
     state = read_checkpoint(checkpoint)['state_dict']
-    prefix = 'student.'
+    prefixes = tuple(f'student.{part}.' for part in parts)
     return {
-        f'backbone.{name[len(prefix) :]}': value
+        name.removeprefix('student.'): value
         for name, value in state.items()
-        if name.startswith(prefix)
+        if name.startswith(prefixes)
     }
 
 
 def _with_weights(cfg: Config, checkpoint: str) -> dict:
-    init_cfg = dict(type='Pretrained', checkpoint=checkpoint, prefix='backbone.')
-    return dict(copy.deepcopy(cfg.model.backbone.to_dict()), init_cfg=init_cfg)
-
-
-def _preprocessor(cfg: Config) -> dict:
-    """Return the data preprocessor with its type, which some models fill in themselves."""
-    found = preprocessor_of(cfg)
-    model = build_model(Config(dict(cfg.to_dict(), model=dict(cfg.model, data_preprocessor=found))))
-    return dict(dict(type=type(model.data_preprocessor).__name__), **found)
+    """Return the model of a config with the weights of a checkpoint, and no others."""
+    found = copy.deepcopy(cfg)
+    remove_pretrained(found)
+    model = dict(found.model.to_dict(), init_cfg=dict(type='Pretrained', checkpoint=checkpoint))
+    if preprocessor := preprocessor_of(cfg):
+        model['data_preprocessor'] = preprocessor
+    return model

@@ -13,7 +13,7 @@ TITLES = dict(
     teacher='teacher',
     swap='direct swap',
     a='after A (attentions)',
-    b='after B (backbone)',
+    b='after B (outputs)',
     c='after C (fine-tuning)',
 )
 COLOURS = dict(teacher='grey', swap='C3', a='C0', b='C2', c='C4')
@@ -90,7 +90,8 @@ def _speed(record: Dict[str, Any]) -> List[str]:
     found = f'from {side}x{side} on' if side else 'at no measured size'
     head = ['image', 'teacher ms', 'student ms', 'faster', 'teacher MiB', 'student MiB']
     return [
-        '## Time and memory of the backbone', '', *_table(head, rows), '',
+        f'## Time and memory from the image to the output of the {record["parts"][-1]}', '',
+        *_table(head, rows), '',
         f'The student is faster {found} ({record["device"]}).', '',
     ]  # fmt: skip
 
@@ -153,7 +154,7 @@ def _draw_speed(axis: Any, rows: List[Dict[str, float]]) -> None:
     for name, colour in (('teacher', 'grey'), ('student', 'C2')):
         times = [row[f'{name}_s'] for row in rows]
         axis.plot(sides, times, marker='o', color=colour, label=name)
-    axis.set(title='backbone, one image', xlabel='side of the image', ylabel='seconds')
+    axis.set(title='time of one image', xlabel='side of the image', ylabel='seconds')
     axis.set(xscale='log', yscale='log')
     axis.set_xticks(sides, [f'{side:.0f}' for side in sides])
     axis.minorticks_off()

@@ -73,7 +73,8 @@ class Linearizer:
         self.images = self._find_images()
         self.record: Dict[str, Any] = dict(
             options=options.fixed(), replaced=self.plan.replaced, kept=self.plan.kept,
-            images=len(self.images), processes=get_world_size(), scores={}, errors={},
+            parts=self.plan.parts, images=len(self.images), processes=get_world_size(), scores={},
+            errors={},
         )  # fmt: skip
         self.record.update(broadcast_from_first(self._open))
 
@@ -113,7 +114,8 @@ class Linearizer:
             found, source = training_images(self.cfg), 'train_dataloader'
         else:
             return []
-        check_readable(found, source, image_pipeline(self.cfg, self.options.crop_size))
+        pipeline = image_pipeline(self.cfg, self.options.crop_size)
+        check_readable(found, source, pipeline, padded=self.plan.parts == ['encoder'])
         return found
 
     def _check_teacher(self) -> None:
@@ -173,9 +175,9 @@ class Linearizer:
         self._save(read_checkpoint(path), stage)
 
     def _save_student(self, phase: str, start: Path, trained: Path) -> None:
-        """Save the model with the trained backbone; neck and head are those of the teacher."""
+        """Save the model with the trained parts; all others are those of the teacher."""
         content = read_checkpoint(start)
-        content['state_dict'].update(student_weights(trained))
+        content['state_dict'].update(student_weights(trained, self.plan.parts))
         self._save(content, phase)
 
     def _phase_config(self, phase: str, start: Path) -> Config:
@@ -217,11 +219,11 @@ class Linearizer:
             device = get_device()
             with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')), quiet():
                 teacher, student = (
-                    MODELS.build(cfg.model.backbone) for cfg in (self.cfg, self.plan.cfg)
+                    MODELS.build(copy.deepcopy(cfg.model)) for cfg in (self.cfg, self.plan.cfg)
                 )
             cpu = f'cpu, threads: {torch.get_num_threads()}'
             name = cpu if device == 'cpu' else torch.cuda.get_device_name()
-            rows = measure(teacher, student, self.options.resolutions, device)
+            rows = measure(teacher, student, self.plan.parts[-1], self.options.resolutions, device)
             record = dict(record, speed=rows, device=name)
         write_report(self.out, record)
         files = ', '.join((CONFIG, MODEL, 'report.json', 'report.md', 'report.png'))
@@ -245,7 +247,7 @@ def attention_errors(cfg: Config, seed: int) -> Dict[str, float]:
     with torch.no_grad():
         for first in range(0, count, size):
             samples = [dataset[i] for i in range(first, min(first + size, count))]
-            inputs = model.data_preprocessor(pseudo_collate(samples))['inputs']
-            for name, error in model(inputs).items():
+            batch = model.data_preprocessor(pseudo_collate(samples))
+            for name, error in model(**batch).items():
                 totals[name] = totals.get(name, 0.0) + float(error) * len(samples) / count
     return totals

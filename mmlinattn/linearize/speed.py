@@ -5,21 +5,23 @@ from functools import partial
 from typing import Dict, List, Optional, Sequence
 
 import torch
-from torch import nn
+from mmengine.model import BaseModel
 
 from ..analysis.timing import peak_bytes, seconds_of
+from .parts import run_to
 
 CALLS = 3
 
 
 def measure(
-    teacher: nn.Module, student: nn.Module, sides: Sequence[int], device: str
+    teacher: BaseModel, student: BaseModel, part: str, sides: Sequence[int], device: str
 ) -> List[Dict[str, float]]:
-    """Time both backbones on one square image of each side, without gradients.
+    """Time both models from the image to the output of a part, without gradients.
 
     Args:
-        teacher, student: backbones, moved to ``device``.
-        sides: rounded up to whole patches of a ViT, else to multiples of 32.
+        teacher, student: whole models, moved to ``device``.
+        part: ``'backbone'`` or ``'encoder'``.
+        sides: of square images, rounded up to whole patches of a ViT, else to multiples of 32.
         device: where to run.
 
     Returns:
@@ -28,7 +30,7 @@ def measure(
         ``student_bytes``, without the weights.
     """
     models = dict(teacher=teacher.to(device).eval(), student=student.to(device).eval())
-    step = getattr(teacher, 'arch', {}).get('patch_size', 32)
+    step = getattr(teacher.backbone, 'arch', {}).get('patch_size', 32)
     rows: List[Dict[str, float]] = []
     for side in sorted({-(-side // step) * step for side in sides}):
         image = torch.rand(1, 3, side, side, device=device)
@@ -36,11 +38,13 @@ def measure(
         row: Dict[str, float] = dict(side=side)
         with torch.no_grad():
             for name, model in models.items():
-                call = partial(model, image)
+                call = partial(run_to, model, part, image)
                 row[f'{name}_bytes'] = peak_bytes(call, image.device)  # warms up, too
             for _ in range(CALLS):
                 for name, model in models.items():
-                    times[name].append(seconds_of(partial(model, image), image.device))
+                    times[name].append(
+                        seconds_of(partial(run_to, model, part, image), image.device)
+                    )
         row.update({f'{name}_s': statistics.median(found) for name, found in times.items()})
         rows.append(row)
     return rows

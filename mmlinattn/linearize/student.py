@@ -1,7 +1,7 @@
 """Config of the student: the teacher's config with linear attention in place of softmax."""
 
 import copy
-from typing import Any, List, NamedTuple, Sequence, Union
+from typing import Any, Dict, List, NamedTuple, Sequence, Union
 
 from mmengine.config import Config
 from torch import nn
@@ -12,6 +12,7 @@ from ..models.backbones.base import Backbone
 from ..models.layers import AttnCfg, expand_attn_cfg
 from ..models.layers.base import BaseAttention
 from ..models.layers.build import find_attention, registered_subclasses
+from .parts import Part, options_of, parts_of
 
 # Attentions whose weights are a softmax over keys, with their subclasses.
 SOFTMAX = (
@@ -25,27 +26,32 @@ class Plan(NamedTuple):
 
     Attributes:
         cfg: config of the student; its weights come from a checkpoint alone.
-        replaced: indices of the layers with linear attention, over all stages.
+        replaced: indices of the layers with linear attention, see :func:`plan_student`.
         kept: indices of the layers that keep the teacher's softmax attention.
+        parts: parts of the model with replaced layers, ``'backbone'`` or ``'encoder'``.
     """
 
     cfg: Config
     replaced: List[int]
     kept: List[int]
+    parts: List[str]
 
 
 def plan_student(cfg: Config, attn_cfg: AttnCfg, keep: Sequence[Union[int, str]] = ()) -> Plan:
-    """Replace the softmax attentions in the backbone of a config.
+    """Replace the softmax attentions in backbone and encoder of a config.
+
+    Layers count from 0 over all stages of the backbone, if it is of this package and has softmax
+    attention, and on over the encoder of SMCA.
 
     Args:
         cfg: config of the teacher, from :func:`mmlinattn.engine.config.load_config`.
         attn_cfg: the linear attention, a name or a config.
-        keep: layers that keep their attention: numbers from 0 over all stages, or ``'lastN'``.
+        keep: layers that keep their attention: numbers, or ``'lastN'``.
 
     Raises:
-        ValueError: the config has no backbone of this package or no softmax attention, ``keep``
-            names a layer that does not exist or leaves nothing to replace, or the backbone cannot
-            have the attention, for example because of its class token.
+        ValueError: the config has no backbone or encoder of this package or no softmax attention,
+            ``keep`` names a layer that does not exist or leaves nothing to replace, or a part
+            cannot have the attention, for example because of its class token.
         KeyError, TypeError: the attention is unknown or lacks an option.
 
     Example:
@@ -55,65 +61,84 @@ def plan_student(cfg: Config, attn_cfg: AttnCfg, keep: Sequence[Union[int, str]]
         >>> plan_student(cfg, 'MALA', ['last1']).cfg.model.backbone.attn_cfg
         {'default': 'MALA', 'SoftmaxAttention': [11]}
     """
-    backbone = _backbone(cfg)
-    kind, layers = type(backbone).__name__, backbone.layer_attn_cfgs
-    softmax = [i for i, attn in enumerate(layers) if _is_softmax(attn)]
-    if not softmax:
-        names = ', '.join(sorted({_name(attn) for attn in layers}))
-        raise ValueError(
-            f'model.backbone, {kind} with {names}, has no softmax attention to replace'
-        )
+    parts = _softmax_parts(cfg)
+    kind = ' and '.join(type(part).__name__ for part in parts.values())
+    layers = [(name, attn) for name, part in parts.items() for attn in part.layer_attn_cfgs]
+    softmax = [i for i, (_, attn) in enumerate(layers) if _is_softmax(attn)]
     if _is_softmax(attn_cfg):
         raise ValueError(
             f'--attn {_name(attn_cfg)} is softmax attention: name a linear one, such as MALA'
         )
-    named = f'--keep-softmax {",".join(map(str, keep))}'
-    try:
-        marks = expand_attn_cfg(dict(default='MALA', softmax=list(keep)), len(layers), 'layer')
-    except ValueError as error:
-        raise ValueError(str(error).replace('attn_cfg: softmax', f'{named}:')) from None
-    kept = [i for i in softmax if marks[i] != 'MALA']
+    kept = _kept(softmax, keep, len(layers), kind)
     replaced = [i for i in softmax if i not in kept]
-    if not replaced:
-        raise ValueError(
-            f'{named} leaves nothing to replace: the softmax layers of {kind} are '
-            f'{", ".join(map(str, softmax))}'
-        )
     if isinstance(attn_cfg, dict) and len(attn_cfg) == 1:
         attn_cfg = attn_cfg['type']
-    cfgs = [attn_cfg if i in replaced else attn for i, attn in enumerate(layers)]
     student = copy.deepcopy(cfg)
-    student.model.backbone.attn_cfg = _short_form(cfgs, attn_cfg)
-    _remove_pretrained(student)
+    changed = [name for name in parts if name in {layers[i][0] for i in replaced}]
+    for name in changed:
+        options_of(student.model, name).attn_cfg = _short_form(
+            [attn_cfg if i in replaced else attn
+             for i, (part, attn) in enumerate(layers) if part == name],
+            attn_cfg,
+        )  # fmt: skip
+    remove_pretrained(student)
     try:
         build_model(student)
     except (KeyError, TypeError, ValueError) as error:
         text = error.args[0] if error.args else error
         raise type(error)(f'--attn {_name(attn_cfg)} in {kind}: {text}') from error
-    return Plan(student, replaced, kept)
+    return Plan(student, replaced, kept, changed)
 
 
-def attention_layers(backbone: nn.Module) -> List[str]:
-    """Return the names of the attentions of a backbone's layers, in their order."""
+def attention_layers(model: nn.Module) -> List[str]:
+    """Return the names of the attentions of a model's layers, in their order."""
     found: List[str] = []
-    for name, module in backbone.named_modules():
+    for name, module in model.named_modules():
         nested = any(name.startswith(f'{outer}.') for outer in found)
         if isinstance(module, BaseAttention) and not nested:
             found.append(name)
     return found
 
 
-def _backbone(cfg: Config) -> Backbone:
+def _softmax_parts(cfg: Config) -> Dict[str, Part]:
+    """Return the parts of a config's model that have softmax attention, by name."""
     if not (cfg.get('model') or {}).get('type'):
         raise ValueError('the config has no model.type')
-    backbone = getattr(build_model(cfg), 'backbone', None)
-    if not isinstance(backbone, Backbone):
+    model = build_model(cfg)
+    parts = parts_of(model)
+    if not parts:
         names = ', '.join(registered_subclasses(Backbone))
         raise ValueError(
-            f'model.backbone is {type(backbone).__name__}; linearize takes those of this package: '
-            f'{names}. Released weights of others convert: docs/weights.md'
+            f'model.backbone is {type(getattr(model, "backbone", None)).__name__}; linearize takes '
+            f'those of this package, {names}, and the encoder of SMCA. Released weights of others '
+            'convert: docs/weights.md'
         )
-    return backbone
+    found = {n: part for n, part in parts.items() if any(map(_is_softmax, part.layer_attn_cfgs))}
+    if not found:
+        kinds = [
+            f'model.{name}, {type(part).__name__} with '
+            f'{", ".join(sorted(set(map(_name, part.layer_attn_cfgs))))},'
+            for name, part in parts.items()
+        ]
+        has = 'has' if len(kinds) == 1 else 'have'
+        raise ValueError(f'{" and ".join(kinds)} {has} no softmax attention to replace')
+    return found
+
+
+def _kept(softmax: List[int], keep: Sequence[Union[int, str]], count: int, kind: str) -> List[int]:
+    """Return the softmax layers among ``count`` layers that ``--keep-softmax`` names."""
+    named = f'--keep-softmax {",".join(map(str, keep))}'
+    try:
+        marks = expand_attn_cfg(dict(default='MALA', softmax=list(keep)), count, 'layer')
+    except ValueError as error:
+        raise ValueError(str(error).replace('attn_cfg: softmax', f'{named}:')) from None
+    kept = [i for i in softmax if marks[i] != 'MALA']
+    if kept == softmax:
+        raise ValueError(
+            f'{named} leaves nothing to replace: the softmax layers of {kind} are '
+            f'{", ".join(map(str, softmax))}'
+        )
+    return kept
 
 
 def _is_softmax(attn_cfg: AttnCfg) -> bool:
@@ -138,7 +163,7 @@ def _short_form(cfgs: List[AttnCfg], attn_cfg: AttnCfg) -> Any:
     return {'default': attn_cfg, _name(first): dict(options, layers=layers) if options else layers}
 
 
-def _remove_pretrained(cfg: Config) -> None:
+def remove_pretrained(cfg: Config) -> None:
     """Remove what would load other weights when the model is initialised."""
     for _, node in list(dicts(cfg.model, 'model')):
         init_cfg = node.get('init_cfg')

@@ -6,17 +6,17 @@ import pytest
 import torch
 from mmengine.registry import MODELS
 
-from mmlinattn.linearize import BackboneDistiller, plan_student, swap_weights
+from mmlinattn.linearize import Distiller, plan_student, swap_weights
 from mmlinattn.models.layers import MALA, SoftmaxAttention
 
 from .test_student import BACKBONES, config
 
 
-def distiller(name: str, objective: str, **options) -> BackboneDistiller:
+def distiller(name: str, objective: str, **options) -> Distiller:
     """Teacher with random weights, and the student after the direct swap."""
     cfg = config(dict(BACKBONES[name], **options))
     student = plan_student(cfg, 'MALA', ['last1']).cfg
-    model = BackboneDistiller(cfg.model.backbone, student.model.backbone, objective)
+    model = Distiller(cfg.model, student.model, objective)
     with torch.no_grad():
         for parameter in model.teacher.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -33,11 +33,12 @@ def test_swap_copies_all_that_fits():
         if name in teacher and teacher[name].shape == value.shape:
             assert name in report.copied and torch.equal(value, teacher[name]), name
     # Queries, keys and values of MALA, which has a gate besides.
-    weights = state['stages.0.0.attn.in_proj.weight']
-    assert torch.equal(weights[:24], teacher['stages.0.0.attn.in_proj.weight'])
-    assert 'stages.0.0.attn.sr.weight' in report.dropped
+    weights = state['backbone.stages.0.0.attn.in_proj.weight']
+    assert torch.equal(weights[:24], teacher['backbone.stages.0.0.attn.in_proj.weight'])
+    assert 'backbone.stages.0.0.attn.sr.weight' in report.dropped
     assert {*report.copied, *report.partial, *report.fresh} == state.keys()
-    assert '4 start fresh' not in str(report) and 'are not used: stages.0.0.attn.' in str(report)
+    assert '4 start fresh' not in str(report)
+    assert 'are not used: backbone.stages.0.0.attn.' in str(report)
 
 
 @pytest.mark.parametrize('bias', [True, False])
@@ -72,7 +73,7 @@ def test_attention_errors_are_those_on_the_teachers_inputs(name):
         block_name = attention.removesuffix('.attn')
         model.teacher.get_submodule(block_name).register_forward_hook(record(block_name))
     with torch.no_grad():
-        model.teacher(images)
+        model.teacher.backbone(images)
         recorded = dict(expected)
         errors = model(images)
     assert errors.keys() == recorded.keys() and len(errors) >= 3
@@ -83,7 +84,7 @@ def test_attention_errors_are_those_on_the_teachers_inputs(name):
 def test_output_errors_are_those_of_the_backbones():
     model = distiller('mit', 'outputs')
     images = torch.randn(2, 3, 32, 32)
-    pairs = [*zip(model.student(images), model.teacher(images))]
+    pairs = [*zip(model.student.backbone(images), model.teacher.backbone(images))]
     expected = sum(
         ((f - t) ** 2).flatten(1).sum(1).div((t**2).flatten(1).sum(1)).mean() for f, t in pairs
     )
@@ -117,14 +118,14 @@ def test_phase_b_trains_the_whole_student_without_noise():
     losses = [model(images, mode='loss')['loss_outputs'] for _ in range(2)]
     assert losses[0] == losses[1]
     losses[0].backward()
-    missing = [name for name, p in model.student.named_parameters() if p.grad is None]
+    missing = [n for n, p in model.student.backbone.named_parameters() if p.grad is None]
     assert not missing and all(p.grad is None for p in model.teacher.parameters())
 
 
-def test_bad_objective_and_equal_backbones():
-    vit = BACKBONES['vit']
+def test_bad_objective_and_equal_models():
+    vit = config(BACKBONES['vit']).model
     with pytest.raises(ValueError, match="objective must be one of .*, got 'maps'"):
-        BackboneDistiller(vit, dict(vit, attn_cfg='MALA'), 'maps')
+        Distiller(vit, vit, 'maps')
     with pytest.raises(ValueError, match='the same attentions: nothing to distil'):
-        BackboneDistiller(vit, vit)
-    assert MODELS.get('BackboneDistiller') is BackboneDistiller
+        Distiller(vit, vit)
+    assert MODELS.get('Distiller') is Distiller

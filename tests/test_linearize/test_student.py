@@ -26,7 +26,7 @@ BACKBONES = dict(
 
 
 def config(backbone: dict) -> Config:
-    model = dict(type='ImageClassifier', backbone=dict(backbone))
+    model = dict(type='mmpretrain.ImageClassifier', backbone=dict(backbone))
     return Config(dict(default_scope='mmpretrain', model=model))
 
 
@@ -49,8 +49,9 @@ def test_softmax_layers_are_replaced_but_for_those_kept(name, keep, expected):
     plan = plan_student(cfg, dict(type='MALA'), keep)
     assert kinds(plan.cfg) == expected
     assert plan.replaced == [i for i, kind in enumerate(expected) if kind == 'MALA']
+    assert plan.parts == ['backbone']
     assert plan.kept == [i for i, kind in enumerate(expected) if kind != 'MALA']
-    models = [build_model(each).backbone for each in (cfg, plan.cfg)]
+    models = [build_model(each) for each in (cfg, plan.cfg)]
     assert len(distilled_attentions(*models)) == len(plan.replaced)
     assert kinds(cfg) != expected  # the teacher's config is as it was
 

@@ -74,6 +74,23 @@ model = dict(
 )
 
 
+# Its softmax is in the encoder of the detector, behind a backbone of MMDetection.
+SMCA = """
+_base_ = {base!r}
+model = dict(
+    num_queries=10,
+    backbone=dict(base_channels=4, stem_channels=4),
+    neck=dict(in_channels=[16], out_channels=16),
+    encoder=dict(num_layers=3, layer_cfg=dict(embed_dims=16, num_heads=2, dropout=0.1)),
+    decoder=dict(num_layers=1, layer_cfg=dict(embed_dims=16, num_heads=2)),
+    positional_encoding=dict(num_feats=8),
+    bbox_head=dict(embed_dims=16),
+)
+val_evaluator = dict(ann_file='{data}/annotations/instances_val2017.json')
+test_evaluator = val_evaluator
+"""
+
+
 def write_teacher(folder, text) -> tuple:
     """Write a config and a checkpoint of random weights; return both."""
     path, checkpoint = folder / 'teacher.py', folder / 'teacher.pth'
@@ -100,6 +117,22 @@ def teacher(root, shapes_root, tmp_path_factory):
     return *found, shapes_root / 'ade/images/training'
 
 
+@pytest.fixture(scope='module')
+def smca(root, shapes_root, tmp_path_factory):
+    """Config, checkpoint and images of different sizes of an SMCA with random weights."""
+    folder, data = tmp_path_factory.mktemp('smca'), shapes_root / 'coco'
+    text = SMCA.format(base=str(root / 'configs/smca/smca_nano_shapes.py'), data=data)
+    for split in ('train', 'val', 'test'):
+        text += f"{split}_dataloader = dict(dataset=dict(data_root='{data}/'))\n"
+    images = folder / 'images'
+    images.mkdir()
+    for i, path in enumerate(sorted((data / 'train2017').iterdir())[:8]):
+        cv2.imwrite(
+            str(images / path.name), cv2.imread(str(path))[: 64 - 8 * (i % 3), 16 * (i % 2) :]
+        )
+    return *write_teacher(folder, text), images
+
+
 def options(teacher, out, a=2, b=2, *more) -> list:
     path, checkpoint, images = teacher
     sizes = ['--iters-a', a, '--iters-b', b, '--batch-size', 4, '--resolutions']
@@ -123,7 +156,7 @@ def test_all_stages(teacher, run, tmp_path, capsys):
     assert [*report['scores']] == ['teacher', 'swap', 'a', 'b', 'c']
     assert all('mIoU' in scores for scores in report['scores'].values())
     swap, after = report['errors']['swap'], report['errors']['a']
-    assert [*swap] == ['layers.0.attn', 'layers.1.attn']
+    assert [*swap] == ['backbone.layers.0.attn', 'backbone.layers.1.attn']
     assert all(after[name] < swap[name] for name in swap)
     assert report['speed'][0]['side'] == 64 and report['speed'][0]['student_bytes'] > 0
     page = (out / 'report.md').read_text()
@@ -199,6 +232,38 @@ def test_without_a_folder_the_training_images_are_used(teacher):
         training_images(cfg)
 
 
+def test_encoder_of_smca(smca, run, tmp_path):
+    """All stages, on padded batches: the encoder alone changes, and no iterations are the swap."""
+    out, more = tmp_path / 'out', ['--keep-softmax', 'last1']
+    arguments = options(smca, out, 4, 4, *more)
+    arguments[arguments.index('--resolutions')] = '--resolutions=64'
+    run('linearize', *arguments)
+    report = json.loads((out / 'report.json').read_text())
+    assert (report['replaced'], report['kept'], report['parts']) == ([0, 1], [2], ['encoder'])
+    assert all('coco/bbox_mAP' in report['scores'][s] for s in ('teacher', 'swap', 'a', 'b'))
+    swap, after = report['errors']['swap'], report['errors']['a']
+    assert [*swap] == ['encoder.layers.0.self_attn', 'encoder.layers.1.self_attn']
+    assert all(after[name] < swap[name] for name in swap)
+    assert [row['side'] for row in report['speed']] == [64]
+    assert 'to the output of the encoder' in (out / 'report.md').read_text()
+    before, swapped, a, b = (weights(p) for p in [smca[1], *(out / f'{s}.pth' for s in
+                                                             ('swap', 'a', 'b'))])  # fmt: skip
+    assert b.keys() == swapped.keys()
+    rest = [name for name in b if not name.startswith('encoder.')]
+    assert all(torch.equal(b[name], before[name]) for name in rest)
+    assert {name.split('.')[0] for name in rest} >= {'backbone', 'neck', 'decoder', 'bbox_head'}
+    changed = [name for name in a if not torch.equal(a[name], swapped[name])]
+    assert changed and all(name.startswith(tuple(f'{n}.' for n in swap)) for name in changed)
+    assert not any(torch.equal(b[name], a[name]) for name in b if name not in rest)
+    run('test', out / 'config.py', out / 'model.pth', '--work-dir', tmp_path / 'test')
+    scores = json.loads(next((tmp_path / 'test').glob('*/*.json')).read_text())
+    assert scores['coco/bbox_mAP'] == pytest.approx(report['scores']['b']['coco/bbox_mAP'])
+    zero = ['--iters-a', 0, '--iters-b', 0, '--no-score', '--resolutions', *more]
+    run('linearize', *smca[:2], '--out', tmp_path / 'zero', *zero)
+    found = weights(tmp_path / 'zero/model.pth')
+    assert all(torch.equal(found[name], swapped[name]) for name in swapped)
+
+
 def test_no_iterations_are_the_direct_swap(teacher, run, tmp_path):
     """Every tensor with the teacher's name and shape has the teacher's values."""
     path, checkpoint, _ = teacher
@@ -214,8 +279,10 @@ def test_no_iterations_are_the_direct_swap(teacher, run, tmp_path):
     assert Config.fromfile(tmp_path / 'out/config.py').model.backbone.attn_cfg == 'MALA'
 
 
-def test_killed_and_resumed(teacher, root, run, tmp_path):
+@pytest.mark.parametrize('model', ['teacher', *['smca'] * LONG])
+def test_killed_and_resumed(model, request, root, run, tmp_path):
     """SIGKILL in phase B, at length also in phase A: the weights are those of a whole run."""
+    teacher = request.getfixturevalue(model)
     whole, out = tmp_path / 'whole', tmp_path / 'out'
     run('linearize', *options(teacher, whole, 4, 12, '--no-score'))
     arguments = ['linearize', *options(teacher, out, 4, 12, '--no-score')]
@@ -270,7 +337,7 @@ def test_two_processes_equal_one_with_the_doubled_batch(teacher, root, run, tmp_
         moved = [
             name for name in found[0]
             if name.startswith('student.')
-            and not torch.equal(found[0][name], first[f'backbone.{name[8:]}'])
+            and not torch.equal(found[0][name], first[name[8:]])
         ]  # fmt: skip
         assert len(moved) > 10
         for name, value in found[0].items():
@@ -286,6 +353,9 @@ def test_bad_input_is_one_line_before_any_work(teacher, run, tmp_path, capsys):
     first = sorted(broken.iterdir())[0]
     first.write_bytes(first.read_bytes()[:-200])
     cv2.imwrite(str(mixed / 'z.png'), np.zeros((48, 80, 3), np.uint8))
+    linked = tmp_path / 'linked'
+    linked.mkdir()
+    (linked / 'link.png').symlink_to(mixed / 'z.png')
     partial, used = tmp_path / 'partial.pth', tmp_path / 'used'
     state = weights(checkpoint)
     state.pop('backbone.layers.1.attn.proj.weight')
@@ -309,6 +379,7 @@ def test_bad_input_is_one_line_before_any_work(teacher, run, tmp_path, capsys):
     fails('nowhere: there is no such folder', images='nowhere')
     fails('the folder has no images', images=empty)
     fails(f'{first} cannot be read', images=broken)
+    fails('link.png cannot be read: is a link to', images=linked)
     fails('make no batch: give --crop-size H W', images=mixed)
     fails('is not of this whole model', weights=partial)
     fails('names layer 3, but there are 3 layers', '--keep-softmax', '3')

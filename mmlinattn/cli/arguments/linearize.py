@@ -11,9 +11,9 @@ from .common import CHECKPOINT, CONFIG, check_positive
 def linearize(argv: Optional[List[str]] = None) -> Namespace:
     """Turn a trained softmax model into one of linear cost, without labels: docs/linearize.md.
 
-    Phase A trains the new attentions to give the outputs of the teacher's, phase B the whole
-    backbone to give the tensors that neck and head read; these stay as they are. The result is an
-    ordinary config and checkpoint.
+    Phase A trains the new attentions to give the outputs of the teacher's. Phase B trains the parts
+    that have them, backbone or encoder, to give the tensors that the rest of the model reads; the
+    rest stays as it is. The result is an ordinary config and checkpoint.
     """
     parser = Parser('linearize', linearize.__doc__, cfg_options=True)
     add = parser.add_argument
@@ -29,7 +29,8 @@ def linearize(argv: Optional[List[str]] = None) -> Namespace:
     add('--attn-options', nargs='+', action=Overrides, metavar='KEY=VALUE',
         help='options of the attention, such as num_anchors=64')  # fmt: skip
     add('--keep-softmax', type=_layers, default=(), metavar='LAYERS',
-        help='layers that keep their attention, from 0 over all stages: 3,7,last4')  # fmt: skip
+        help='layers that keep their attention, from 0 over all stages and on over the '
+        'encoder of SMCA: 3,7,last4')  # fmt: skip
     add('--iters-a', type=int, default=1000, metavar='N', help='of phase A (%(default)s)')
     add('--iters-b', type=int, default=4000, metavar='N', help='of phase B (%(default)s)')
     add('--lr-a', type=float, default=1e-3, metavar='LR', help='of AdamW in A (%(default)s)')

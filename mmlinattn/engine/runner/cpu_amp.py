@@ -16,7 +16,7 @@ class CPUAmpOptimWrapper(OptimWrapper):
     """Optimizer wrapper with bfloat16 autocast on the CPU in backbone and neck, float32 in heads.
 
     MMCV's CPU operators (RoIAlign, NMS) do not support bfloat16, so the heads stay in float32. A
-    model can name other parts in its attribute ``amp_parts``.
+    model can name other modules in its attribute ``amp_parts``.
     bfloat16 has the range of float32, so the loss is not scaled.
 
     Args:
@@ -25,9 +25,10 @@ class CPUAmpOptimWrapper(OptimWrapper):
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        inner = model.module if is_model_wrapper(model) else model
+        inner: Any = model.module if is_model_wrapper(model) else model
         names = getattr(inner, 'amp_parts', ('backbone', 'neck'))
-        parts = [part for name in names if (part := getattr(inner, name, None))]
+        modules = dict(inner.named_modules())
+        parts = [modules[name] for name in names if name in modules]
         with super().optim_context(model), ExitStack() as stack:
             for part in parts:
                 stack.enter_context(_in_bfloat16(part))

@@ -74,14 +74,19 @@ class SMCAEncoder(BaseModule):
         layer_cfg: arguments of :class:`SMCAEncoderLayer`, shared by all layers; ``attn_cfg`` may
             be a list with one attention per layer.
 
+    Attributes:
+        layer_attn_cfgs: attention of each layer.
+
     Raises:
         ValueError: the number of attentions differs from ``num_layers``; errors of the layers.
     """
 
     def __init__(self, num_layers: int, layer_cfg: dict, init_cfg: Optional[dict] = None) -> None:
         super().__init__(init_cfg)
-        cfgs = expand_attn_cfg(layer_cfg['attn_cfg'], num_layers, 'layer')
-        self.layers = ModuleList(SMCAEncoderLayer(**dict(layer_cfg, attn_cfg=c)) for c in cfgs)
+        self.layer_attn_cfgs = expand_attn_cfg(layer_cfg['attn_cfg'], num_layers, 'layer')
+        self.layers = ModuleList(
+            SMCAEncoderLayer(**dict(layer_cfg, attn_cfg=cfg)) for cfg in self.layer_attn_cfgs
+        )
         self.embed_dims = self.layers[0].embed_dims
 
     def forward(

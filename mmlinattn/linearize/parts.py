@@ -1,0 +1,80 @@
+"""Parts of a model whose attentions can be replaced: the backbone, and the encoder of SMCA."""
+
+from typing import Any, Dict, List, NamedTuple, Optional, Type, Union
+
+from mmengine.config import ConfigDict
+from mmengine.model import BaseModel
+from mmengine.structures import BaseDataElement
+from torch import Tensor
+
+from ..models.backbones.base import Backbone
+from ..models.detectors.smca_encoder import SMCAEncoder
+
+Part = Union[Backbone, SMCAEncoder]
+# Classes of the parts by their name in the model, in the order in which they run.
+KINDS: Dict[str, Type[Part]] = dict(backbone=Backbone, encoder=SMCAEncoder)
+
+
+class Output(NamedTuple):
+    """Tensor that the unchanged rest of a model reads.
+
+    Attributes:
+        values: (B, ...); (B, N, C) of an encoder.
+        padding: (B, N) bool, True = padding, whose values are not read; or None.
+    """
+
+    values: Tensor
+    padding: Optional[Tensor] = None
+
+
+def parts_of(model: BaseModel) -> Dict[str, Part]:
+    """Return the parts of a model that are of this package, by name.
+
+    Example:
+        >>> from mmengine.config import Config
+        >>> from mmlinattn.engine import build_model
+        >>> cfg = Config.fromfile('configs/smca/smca_nano_bccd.py')
+        >>> [*parts_of(build_model(cfg))]  # the backbone is MMDetection's ResNet
+        ['encoder']
+    """
+    found = {name: getattr(model, name, None) for name in KINDS}
+    return {name: part for name, part in found.items() if isinstance(part, KINDS[name])}
+
+
+def options_of(model_cfg: ConfigDict, part: str) -> ConfigDict:
+    """Return the place in the config of a model that has ``attn_cfg`` of a part."""
+    return model_cfg.encoder.layer_cfg if part == 'encoder' else model_cfg.backbone
+
+
+def inputs_of(
+    model: BaseModel, part: str, images: Tensor, data_samples: Optional[list] = None
+) -> Dict[str, Any]:
+    """Return the arguments of a part, which :func:`outputs_of` takes.
+
+    Args:
+        model: the whole model.
+        part: ``'backbone'`` or ``'encoder'``.
+        images: (B, 3, H, W).
+        data_samples: sizes of the images; without them the images have no padding.
+    """
+    if part == 'backbone':
+        return dict(images=images)
+    if data_samples is None:
+        shape = tuple(images.shape[-2:])
+        sizes = dict(img_shape=shape, batch_input_shape=shape)
+        data_samples = [BaseDataElement(metainfo=sizes) for _ in images]
+    return model.pre_transformer(model.extract_feat(images), data_samples)[0]
+
+
+def outputs_of(model: BaseModel, part: str, inputs: Dict[str, Any]) -> List[Output]:
+    """Return the outputs of a part for its arguments."""
+    if part == 'backbone':
+        return [Output(values) for values in model.backbone(inputs['images'])]
+    return [Output(model.forward_encoder(**inputs)['memory'], inputs['feat_mask'])]
+
+
+def run_to(
+    model: BaseModel, part: str, images: Tensor, data_samples: Optional[list] = None
+) -> List[Output]:
+    """Run a model to the end of a part and return the outputs; see :func:`inputs_of`."""
+    return outputs_of(model, part, inputs_of(model, part, images, data_samples))

@@ -1,0 +1,36 @@
+"""The learning rates of the phases."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import PARAM_SCHEDULERS
+from torch import nn
+
+from mmlinattn.linearize import Options
+from mmlinattn.linearize.phases import phase_config
+
+CONFIG = Path(__file__).parents[2] / 'configs/smca/smca_nano_bccd.py'
+
+
+@pytest.mark.parametrize('iters', [1, 19, 20, 39, 40, 200])
+def test_learning_rate_rises_to_its_value_and_falls(iters):
+    cfg = Config.fromfile(CONFIG)
+    options = Options('images', 'out', iters_a=iters, lr_a=0.5)
+    phase = phase_config(cfg, cfg, 'a', options, 'teacher.pth', 'start.pth', 'images.json')
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), phase.optim_wrapper.optimizer.lr)
+    build = PARAM_SCHEDULERS.build
+    schedulers = [
+        build(each, default_args=dict(optimizer=optimizer)) for each in phase.param_scheduler
+    ]
+    rates = []
+    for _ in range(iters):
+        rates.append(optimizer.param_groups[0]['lr'])
+        optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+    top = rates.index(max(rates))
+    assert rates[top] == pytest.approx(0.5, rel=0.02) and top <= iters / 20
+    assert rates[:top] == sorted(rates[:top]) and rates[top:] == sorted(rates[top:], reverse=True)
+    assert iters < 40 or (rates[0] < 0.01 and rates[-1] < 0.01)
