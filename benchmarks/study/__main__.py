@@ -62,7 +62,8 @@ def main(argv: List[str]) -> int:
     pairs = (text.partition('=') for text in args.only)
     select(content, {axis: names.split(',') for axis, _, names in pairs})
     folder = args.out or ROOT / 'work_dirs' / 'study' / str(content.get('name'))
-    words = [word for word in argv if word not in ('--costs', '--docs')]
+    # Without the folders of this machine.
+    words = [args.grid, *(['--quick'] if args.quick else []), *(f'--only={of}' for of in args.only)]
     content['command'] = shlex.join(['python', '-m', 'benchmarks.study', *words])
     if isinstance(content.get('checkpoint'), str):
         content['checkpoint'] = str(folder.resolve().parent / content['checkpoint'])
