@@ -1,8 +1,6 @@
 """The check of kernels at their first use, with fakes of the GPU and kernels made wrong."""
 
 import json
-import subprocess
-import sys
 import time
 import warnings
 from collections import Counter
@@ -23,6 +21,7 @@ from mmlinattn.ops.common import (
 from mmlinattn.ops.common.kernel_check import Trial
 from mmlinattn.ops.kernel_report import check_all
 from mmlinattn.ops.linear import triton_ops as linear_triton_ops
+from tests.programs import Program
 
 CPU = torch.device('cpu')
 KERNELS = dict(
@@ -207,12 +206,14 @@ print(kernel_check.rejection('op', 5, torch.device('cpu'), lambda: trial))
 
 
 def test_one_process_checks_and_the_others_read(tmp_path, root):
-    env = {'PATH': '', 'PYTHONPATH': str(root), launch_table.VARIABLE: str(tmp_path / 'k.json')}
-    command = [sys.executable, '-c', PROCESS, tmp_path / 'runs']
+    script, table = tmp_path / 'process.py', {launch_table.VARIABLE: str(tmp_path / 'k.json')}
+    script.write_text(PROCESS)
     started = [
-        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)
+        Program(script, [tmp_path / 'runs'], tmp_path / f'{i}.out', [root], **table)
+        for i in range(2)
     ]
-    assert [process.communicate()[0].split() for process in started] == [['None']] * 2
+    assert [process.end() for process in started] == [0, 0]
+    assert [process.text().splitlines()[-1] for process in started] == ['None'] * 2
     assert (tmp_path / 'runs').read_text() == 'xx'  # two runs of one check
 
 
