@@ -323,6 +323,7 @@ def test_cost_of_mlla(name, shape, params, total):
     assert cost.total / 1e9 == pytest.approx(total, rel=0.02) and not cost.uncounted
 
 
+ALL_LINEAR = [*zip('tsbl', (2.55, 4.75, 10.38, 16.83))]
 MODELS_OF_README = {
     'ravlt': 'classifier',
     'retinanet': 'RetinaNet',
@@ -445,7 +446,7 @@ def test_smca_learning_rate_of_the_backbone():
         assert len(in_backbone) == 1 and group['weight_decay'] == pytest.approx(1e-4)
 
 
-@pytest.mark.parametrize(('variant', 'total'), some(zip('tsbl', (2.55, 4.75, 10.38, 16.83)), every=4))
+@pytest.mark.parametrize(('variant', 'total'), some(ALL_LINEAR, every=4))
 def test_all_linear_layout(variant, total):
     released = cost_of(f'ravlt-{variant}_8xb128_in1k', CLS)
     linear, softmax = linear_backbone(variant, CLS), released.by_module['backbone']

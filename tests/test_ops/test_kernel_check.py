@@ -191,16 +191,20 @@ def test_a_folder_that_cannot_be_written(gpu, monkeypatch):
 
 
 PROCESS = """
-import sys, time, torch
+import pathlib, sys, time, torch
 from mmlinattn.ops.common import kernel_check, kernel_verdicts
 kernel_verdicts.environment = lambda index: 'Fake'
 def run(backend, hw_shape, mask, q):
-    time.sleep(0.01)
+    time.sleep(0.1)
     if backend == 'triton':
         open(sys.argv[1], 'a').write('x')
     return q
 trial = kernel_check.Trial('', torch.float32, False, False, lambda b, n: [(b, 1, n, 2)], run)
 kernel_check.speed = lambda *args: kernel_check.Verdict('passed')
+runs, name = map(pathlib.Path, sys.argv[1:])
+runs.with_name(f'started_{name}').touch()
+while len([*runs.parent.glob('started_*')]) < 2:
+    time.sleep(0.01)
 print(kernel_check.rejection('op', 5, torch.device('cpu'), lambda: trial))
 """
 
@@ -209,7 +213,7 @@ def test_one_process_checks_and_the_others_read(tmp_path, root):
     script, table = tmp_path / 'process.py', {launch_table.VARIABLE: str(tmp_path / 'k.json')}
     script.write_text(PROCESS)
     started = [
-        Program(script, [tmp_path / 'runs'], tmp_path / f'{i}.out', [root], **table)
+        Program(script, [tmp_path / 'runs', i], tmp_path / f'{i}.out', [root], **table)
         for i in range(2)
     ]
     assert [process.end() for process in started] == [0, 0]
