@@ -1,5 +1,6 @@
 """Fixtures that several test folders share."""
 
+import copy
 import functools
 import gc
 import importlib
@@ -12,6 +13,7 @@ import uuid
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Optional
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 # A damaged header may ask for gigabytes; read when OpenCV is first imported.
@@ -26,6 +28,7 @@ if not torch.cuda.is_available():
     # Before anything imports Triton: a forced fused backend then runs in its interpreter.
     os.environ['TRITON_INTERPRET'] = '1'
 
+from mmengine.config import Config
 from mmengine.config import utils as config_utils
 from mmengine.registry import DefaultScope
 from safetensors import safe_open
@@ -51,6 +54,28 @@ if not dispatch.TRITON_PROBLEM and not torch.cuda.is_available():
     quicken()
 # Reads the hundred files of MMDetection's index for each `mmdet::` of each config.
 config_utils.load = functools.cache(config_utils.load)
+# Parses a file, and those it is based on, by way of temporary files each time. Configs of the
+# repository and of the frameworks stay as they are.
+_parse = Config._file2dict
+_CONFIGS = (f'{ROOT / "configs"}{os.sep}', f'{sys.prefix}{os.sep}')
+
+
+@functools.cache
+def _parse_once(filename: str, *options) -> tuple:
+    return _parse(filename, *options)
+
+
+def _parsed(
+    filename: str, use_predefined_variables: bool = True, use_environment_variables: bool = True,
+    lazy_import: Optional[bool] = None,
+) -> tuple:  # fmt: skip
+    path = os.path.abspath(filename)
+    stays = path.startswith(_CONFIGS) and os.path.isfile(path)
+    options = (use_predefined_variables, use_environment_variables, lazy_import)
+    return copy.deepcopy((_parse_once if stays else _parse)(path, *options))
+
+
+Config._file2dict = staticmethod(_parsed)
 # A loader that the garbage collector ends cannot tell its workers, and waits this long for each.
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2
 # What was imported is never garbage, nor what a long collection has left: without it the next one,

@@ -11,6 +11,7 @@ from mmlinattn.models.backbones import Backbone, CvT, TimeSformer, ViL, ViT
 from mmlinattn.models.layers import BaseAttention, registered_subclasses
 from mmlinattn.testing import check_backbone
 from mmlinattn.testing.backbone_rules import SMALL
+from tests.sizes import LONG
 
 
 def ours(base: type) -> Dict[str, type]:
@@ -60,8 +61,21 @@ ATTENTIONS = ours(BaseAttention)
 BACKBONES = {name: cls for name, cls in ours(Backbone).items() if cls is not TimeSformer}
 
 
-@pytest.mark.parametrize('attention', ATTENTIONS)
-@pytest.mark.parametrize('backbone', BACKBONES)
+# Scores of all pairs, of one pass over the tokens, by anchors, in cells and in windows of the map.
+KINDS = ('SoftmaxAttention', 'RALA', 'RWGKA', 'RWGKP', 'WindowAttention')
+
+
+def pairs() -> list:
+    """All attentions in one backbone and one of each kind in the others; all in the long version.
+
+    The rule `backbones` of check_attention is the same for attentions outside of the package.
+    """
+    every = [(backbone, attention) for backbone in BACKBONES for attention in ATTENTIONS]
+    return [case for case in every if LONG or case[0] == 'RAVLT' or case[1] in KINDS]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(('backbone', 'attention'), pairs())
 def test_backbone(backbone, attention):
     check_backbone(BACKBONES[backbone], [attention])
 

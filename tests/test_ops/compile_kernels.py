@@ -7,12 +7,13 @@ By hand, from the root of the repository (the whole report takes half an hour on
     TRITON_ALWAYS_COMPILE=1 python tests/test_ops/compile_kernels.py seconds --sizes 64 \\
         --kinds half --archs 80 --names kv_state query_output query_backward key_backward
 
-test_kernel_table.py runs the other tasks.
+test_kernel_table.py runs the other tasks, several in one process: ``fixed + units``.
 """
 
 import argparse
 import re
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -217,7 +218,10 @@ def skip_assembly():
 
 
 def check_units(args):
-    """Triton hands a kernel an argument of 1 as a constant, which has no type to convert."""
+    """Triton hands a kernel an argument of 1 as a constant, which has no type to convert.
+
+    The last task of a process: it compiles to PTX alone.
+    """
     skip_assembly()
     units = dict.fromkeys(('H', 'N', 'height', 'width', 'outer', 'heads', 'splits'), 1)
     small = Config(16, 4, 1, 0, 0)
@@ -319,7 +323,7 @@ def print_seconds(args):
     line('all: first, every, count', *(f'{total:.1f}' for total in totals))
 
 
-def main():
+def main(words):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('task')
     parser.add_argument('--names', nargs='*', choices=list(CASES))
@@ -330,11 +334,13 @@ def main():
         '--out', type=Path, default=launch_table.SHIPPED, help='table to choose for'
     )
     parser.add_argument('--archs', nargs='*', type=int, default=[80, 90])
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     tasks = dict(report=print_report, choose=write_table, check=check_table, units=check_units)
     tasks.update(fixed=check_fixed, seconds=print_seconds)
     tasks[args.task](args)
 
 
 if __name__ == '__main__':
-    main()
+    for task in ' '.join(sys.argv[1:]).split(' + '):
+        print('task', task)
+        main(task.split())

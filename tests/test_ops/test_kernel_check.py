@@ -1,8 +1,6 @@
 """The check of kernels at their first use, with fakes of the GPU and kernels made wrong."""
 
 import json
-import subprocess
-import sys
 import time
 import warnings
 from collections import Counter
@@ -23,6 +21,7 @@ from mmlinattn.ops.common import (
 from mmlinattn.ops.common.kernel_check import Trial
 from mmlinattn.ops.kernel_report import check_all
 from mmlinattn.ops.linear import triton_ops as linear_triton_ops
+from tests.programs import Program
 
 CPU = torch.device('cpu')
 KERNELS = dict(
@@ -192,27 +191,33 @@ def test_a_folder_that_cannot_be_written(gpu, monkeypatch):
 
 
 PROCESS = """
-import sys, time, torch
+import pathlib, sys, time, torch
 from mmlinattn.ops.common import kernel_check, kernel_verdicts
 kernel_verdicts.environment = lambda index: 'Fake'
 def run(backend, hw_shape, mask, q):
-    time.sleep(0.01)
+    time.sleep(0.1)
     if backend == 'triton':
         open(sys.argv[1], 'a').write('x')
     return q
 trial = kernel_check.Trial('', torch.float32, False, False, lambda b, n: [(b, 1, n, 2)], run)
 kernel_check.speed = lambda *args: kernel_check.Verdict('passed')
+runs, name = map(pathlib.Path, sys.argv[1:])
+runs.with_name(f'started_{name}').touch()
+while len([*runs.parent.glob('started_*')]) < 2:
+    time.sleep(0.01)
 print(kernel_check.rejection('op', 5, torch.device('cpu'), lambda: trial))
 """
 
 
 def test_one_process_checks_and_the_others_read(tmp_path, root):
-    env = {'PATH': '', 'PYTHONPATH': str(root), launch_table.VARIABLE: str(tmp_path / 'k.json')}
-    command = [sys.executable, '-c', PROCESS, tmp_path / 'runs']
+    script, table = tmp_path / 'process.py', {launch_table.VARIABLE: str(tmp_path / 'k.json')}
+    script.write_text(PROCESS)
     started = [
-        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)
+        Program(script, [tmp_path / 'runs', i], tmp_path / f'{i}.out', [root], **table)
+        for i in range(2)
     ]
-    assert [process.communicate()[0].split() for process in started] == [['None']] * 2
+    assert [process.end() for process in started] == [0, 0]
+    assert [process.text().splitlines()[-1] for process in started] == ['None'] * 2
     assert (tmp_path / 'runs').read_text() == 'xx'  # two runs of one check
 
 

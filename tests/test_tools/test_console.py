@@ -79,16 +79,12 @@ def test_a_training_prints_a_summary(root, tmp_path, config, options):
         assert part in text and part not in done.stdout
 
 
-def test_an_error_comes_without_the_config(root, tmp_path, config, options):
-    """Start `python -m` with a checkpoint that is not there."""
-    given = ['--cfg-options', *options('seg')]
-    done = call(root, tmp_path, '-m', 'mmlinattn', 'test', config, 'nowhere.pth', *given)
-    assert done.returncode == 2 and done.stdout == ''
-    assert 'nowhere.pth' in done.stderr and done.stderr.count('\n') == 1
-
-
-def test_the_console_script_imports_no_exporter(root, tmp_path, config, options):
+def test_an_error_comes_without_the_config_and_no_exporter_is_imported(
+    root, tmp_path, config, options
+):
+    """A checkpoint that is not there. The line of modules is the test's own."""
     given = ['--cfg-options', *options('seg')]
     code, modules, done = imports_of(root, 'test', config, 'nowhere.pth', *given, cwd=tmp_path)
-    assert code == 2 and 'nowhere.pth' in done.stderr and 'own_hook' in modules
-    assert not modules & EXPORTERS
+    assert code == 2 and 'nowhere.pth' in done.stderr and done.stderr.count('\n') == 1
+    assert done.stdout.count('\n') == 1
+    assert 'own_hook' in modules and not modules & EXPORTERS

@@ -187,8 +187,22 @@ def _registered_as(kind: Any, scope: str, known: Dict[str, Set[Any]]) -> Set[Any
     if not isinstance(kind, str):
         return {kind}
     if kind not in known:
-        known[kind] = {r.get(kind) for r in _registries(scope)} - {None}
+        found = (r.get(kind) for r in _registries(scope) if '.' in kind or _holds(r, kind))
+        known[kind] = {*found} - {None}
     return known[kind]
+
+
+def _holds(registry: Registry, name: str) -> bool:
+    """Return True for a name in a registry or its parents.
+
+    For any other name, :meth:`Registry.get` searches for a module of this name, in half a second
+    for all types of a config.
+    """
+    registry.import_from_location()
+    parts: Optional[Registry] = registry
+    while parts is not None and name not in parts.module_dict:
+        parts = parts.parent
+    return parts is not None
 
 
 @cache

@@ -7,6 +7,7 @@ from torch import nn
 
 from mmlinattn.models.backbones import RAVLT
 from mmlinattn.models.backbones.ravlt import ARCHITECTURES, RAVLTBlock
+from tests.sizes import LONG
 
 TINY = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 LAYOUTS = {
@@ -76,8 +77,12 @@ def test_checkpointing_stores_fewer_activations():
     assert kept[1] < 0.7 * kept[0]
 
 
-# Inductor compiles C++ for a minute: only one layout uses it.
-@pytest.mark.parametrize('layout, backend', [('released', 'inductor'), ('all-linear', 'aot_eager')])
+# Inductor compiles C++ for a minute.
+@pytest.mark.long
+@pytest.mark.parametrize(
+    'layout, backend',
+    [('released', 'aot_eager'), ('all-linear', 'aot_eager'), *[('released', 'inductor')] * LONG],
+)
 def test_compile_fullgraph_gives_the_same_outputs(layout, backend):
     if backend == 'inductor' and not any(map(shutil.which, ('c++', 'g++', 'clang++'))):
         pytest.skip("torch.compile's own backend needs a C++ compiler")

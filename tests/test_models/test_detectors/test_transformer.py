@@ -14,6 +14,7 @@ from mmlinattn.models.detectors.smca_decoder import (
     SMCADecoderLayer,
 )
 from mmlinattn.models.detectors.smca_encoder import SMCAEncoder, SMCAEncoderLayer
+from tests.sizes import LONG
 
 C, HEADS, HIDDEN, HW = 32, 4, 48, (5, 6)
 SIZES = dict(embed_dims=C, num_heads=HEADS, feedforward_channels=HIDDEN)
@@ -228,6 +229,9 @@ def test_autocast(decoder, dtype):
     assert (states[0].float() - exact[0]).norm() / exact[0].norm() < 0.05
 
 
+# The attentions alone are compiled in test_attention_contract.py.
+@pytest.mark.long
+@pytest.mark.parametrize('encoder', ATTENTIONS if LONG else ['LinearAttention'], indirect=True)
 def test_compiles_without_graph_breaks(encoder, decoder, needs_to_compile):
     needs_to_compile("mmcv's FFN")
 
