@@ -179,3 +179,23 @@ def test_operators_run_with_torch_alone(root):
     layers, nothing = done.stdout.splitlines()
     assert layers.startswith('ImportError mmlinattn.models needs MMEngine and mmcv')
     assert nothing.startswith('AttributeError')
+
+
+def test_cases_of_the_long_version_are_run_by_it(root):
+    """``make test-long`` runs the tests with the mark ``long``, also of those that it extends."""
+    missing = []
+    for path in sorted((root / 'tests').rglob('test_*.py')):
+        tree = ast.parse(path.read_text())
+        marks = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Assign)]
+        if any(mark.startswith('pytestmark') and 'mark.long' in mark for mark in marks):
+            continue
+        imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        known = {a.name for node in imported for a in node.names if 'sizes' in str(node.module)}
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith('test_'):
+                names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+                if names & known and not any(
+                    'mark.long' in ast.unparse(d) for d in node.decorator_list
+                ):
+                    missing.append(f'{path.name}: {node.name}')
+    assert not missing

@@ -4,7 +4,7 @@
     python -m benchmarks.study my_grid.yml --quick --jobs 2
     python -m benchmarks.study camvid --only model=SegFormer-B0,B0-RALA
     python -m benchmarks.study camvid --costs    # time and memory again, on an idle machine
-    python -m benchmarks.study camvid --docs     # the results into docs/studies.md
+    python -m benchmarks.study camvid --docs     # the results into their page of docs/
 
 An interrupted study is resumed by the same command. Writes runs.jsonl, results.md, pictures and
 weights. The exit code is 1 if a run failed, 2 for bad arguments or a bad grid.
@@ -24,10 +24,9 @@ os.environ.setdefault('KINETO_LOG_LEVEL', '99')
 import mmlinattn  # noqa: F401  registers everything
 from mmlinattn.utils.command_line import unwind_on_sigterm
 
+from .checks import DOCS
 from .grid import GRIDS, ROOT, GridError, build, read, select
 from .session import add_arguments, conduct, console
-
-PAGE = 'studies.md'
 
 
 def parse_args(argv: List[str]) -> argparse.Namespace:
@@ -68,7 +67,7 @@ def main(argv: List[str]) -> int:
     if isinstance(content.get('checkpoint'), str):
         content['checkpoint'] = str(folder.resolve().parent / content['checkpoint'])
     grid = build(content, os.path.abspath(args.data_root))
-    return conduct(grid, folder, args, ROOT / 'docs' / grid.page.get('document', PAGE))
+    return conduct(grid, folder, args, DOCS / grid.page.get('document', 'studies.md'))
 
 
 def run(main, argv: List[str]) -> int:

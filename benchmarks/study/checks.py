@@ -5,6 +5,7 @@ import math
 import re
 import reprlib
 import string
+from pathlib import Path
 from typing import Collection, List
 
 from mmlinattn.utils.suggest import did_you_mean
@@ -27,6 +28,9 @@ TRAIN = 'train'  # split of the metrics of the training
 CHOOSING = 'val'  # split that chooses the learning rates
 PLACES = ('rows', 'columns', 'tables')
 CHARTS = ('ranking', 'latency', 'curves', 'columns')
+
+
+DOCS = Path(__file__).resolve().parents[2] / 'docs'
 
 
 class GridError(ValueError):
@@ -66,6 +70,7 @@ def check_content(content: dict) -> None:
     _check_seeds(content)
     _check_rates(content)
     _check_cost(content.get('cost', {}))
+    _check_students(content)
     _check_page(content['page'], content['axes'], content['metrics'])
     _check_placeholders('config', content.get('config', ''), [*content['axes']])
     _check_placeholders('checkpoint', content.get('checkpoint', ''), [*content['axes'], 'seed'])
@@ -139,6 +144,7 @@ def _check_entry(place: str, entry: object) -> None:
     if entry.get('options') is not None:
         _check_options(f'{place}: options', entry['options'])
     if 'linearize' in entry:
+        check_keys(f'{place} is a linearised model, which', entry, ('linearize', 'title'))
         _check_linearize(f'{place}: linearize', entry['linearize'])
     if 'shape' in entry:
         _check_shape(f'{place}: shape', entry['shape'])
@@ -151,7 +157,32 @@ def _check_teacher(place: str, options: dict, names: dict) -> None:
     trained = [name for name, entry in names.items() if 'linearize' not in (entry or {})]
     if teacher not in trained:
         hint = did_you_mean(str(teacher), trained) or f'; known are {", ".join(trained)}'
-        raise GridError(f'{place}: teacher {teacher!r} is no trained name of this axis{hint}')
+        raise GridError(
+            f'{place}: teacher {teacher!r} is no trained name of this axis (with --only, name it, '
+            f'too){hint}'
+        )
+
+
+def _check_students(content: dict) -> None:
+    students = {
+        name: axis
+        for axis, names in content['axes'].items()
+        for name, entry in names.items()
+        if 'linearize' in (entry or {})
+    }
+    if not students:
+        return
+    name = next(iter(students))
+    for key in ('learning_rates', 'checkpoint', 'more_seeds', 'skip_unsupported'):
+        if content.get(key):
+            raise GridError(
+                f'{name!r} is linearised from the weights of its teacher with the same seed: '
+                f'leave out {key}'
+            )
+    if len({*students.values()}) > 1:
+        raise GridError(f'linearised models must be on one axis, not {", ".join(students)}')
+    if not content['splits']:
+        raise GridError('splits is empty, but a linearised model needs a split for its test')
 
 
 def _check_linearize(place: str, options: object) -> None:
@@ -237,24 +268,15 @@ def _check_rates(content: dict) -> None:
             f'metrics: {name} is the first and of the training, but learning_rates are chosen on '
             f'{CHOOSING}: put a metric of a split first'
         )
-    students = [
-        name
-        for names in content['axes'].values()
-        for name, entry in names.items()
-        if 'linearize' in (entry or {})
-    ]
-    if students and (rates or content.get('checkpoint')):
-        raise GridError(
-            f'{students[0]!r} is linearised from the weights of its teacher with the same seed: '
-            'leave out learning_rates and checkpoint'
-        )
     if rates and content.get('checkpoint'):
         raise GridError('learning_rates need a training, but a checkpoint is given: remove one')
 
 
 def _check_page(page: dict, axes: dict, metrics: dict) -> None:
     check_keys('page', page, (*PLACES, 'charts', 'quantities', 'document'))
-    _check_type('page.document', page.get('document', ''), str, 'a file in docs/')
+    document = page.get('document', 'studies.md')
+    if not isinstance(document, str) or not (DOCS / document).is_file() or '/' in document:
+        raise GridError(f'page.document must be a file in docs/, got {document!r}')
     if 'rows' not in page:
         raise GridError(f'page has no rows: name one of the axes {", ".join(axes)}')
     shown: List[str] = []

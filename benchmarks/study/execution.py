@@ -22,7 +22,7 @@ from mmlinattn.utils import atomic_write
 from mmlinattn.utils.command_line import error_text
 
 from . import costs
-from .grid import Run, score
+from .grid import Run, linearize_options, score
 from .records import lines
 
 FRAMEWORKS = ('mmengine', 'mmcv', 'mmcv-lite', 'mmdet', 'mmsegmentation', 'mmpretrain')
@@ -106,10 +106,8 @@ def weights_path(folder: Path, run: Run) -> Path:
 def train(cfg: Config, here: Path) -> Tuple[str, dict, List[list]]:
     """Run the command ``train`` and return its last checkpoint, metrics and curve."""
     command('train', write(cfg, here / CONFIGS / 'train.py'), '--work-dir', here, '--resume')
-    checkpoint = newest_checkpoint(str(here))
-    if checkpoint is None:
-        raise FileNotFoundError(f'the training left no checkpoint in {here}')
-    metrics, curve = logged(here)
+    checkpoint = newest(here)
+    metrics, curve = logged(here, checkpoint)
     scaler = (read_checkpoint(checkpoint).get('optimizer') or {}).get('loss_scaler') or {}
     if '_growth_tracker' in scaler:  # steps since the last skipped or the last larger scale
         metrics['steps_without_skip'] = scaler['_growth_tracker']
@@ -119,13 +117,16 @@ def train(cfg: Config, here: Path) -> Tuple[str, dict, List[list]]:
 def linearize(run: Run, folder: Path, here: Path) -> Tuple[str, dict, List[list]]:
     """Run the command ``linearize``; return its checkpoint, and metrics and curve of all phases."""
     assert run.teacher is not None and run.linearize is not None
+    weights = weights_path(folder, run.teacher)
+    settings = load_state_dict(str(weights))[1].get('settings') if weights.is_file() else None
+    if settings != run.teacher.settings():
+        raise ValueError(f'its teacher {run.teacher.name} has no weights of these settings')
     teacher = write(run.teacher.load(), here / CONFIGS / 'teacher.py')
     out, found = here / LINEAR, [*linearize_options(run.linearize), '--seed', run.seed]
-    weights = weights_path(folder, run.teacher)
     command('linearize', teacher, weights, '--out', out, '--resume', '--no-score', *found)
     metrics, curve = dict(iterations=0, seconds=0.0), []  # type: Tuple[dict, List[list]]
     for phase in sorted(out.glob('phase_*')):
-        of_phase, points = logged(phase)
+        of_phase, points = logged(phase, newest(phase))
         curve += [[metrics['iterations'] + step, loss] for step, loss in points]
         metrics.update(
             loss=of_phase['loss'],
@@ -135,22 +136,24 @@ def linearize(run: Run, folder: Path, here: Path) -> Tuple[str, dict, List[list]
     return str(out / 'model.pth'), metrics, curve
 
 
-def linearize_options(options: dict) -> List[str]:
-    """Return arguments of the command ``linearize``."""
-    found = ['--resolutions']
-    for key, value in options.items():
-        found.append(f'--{key.replace("_", "-")}')
-        if key == 'keep_softmax':
-            found.append(','.join(map(str, value)))
-        elif key == 'attn_options':
-            found += [f'{name}={option}' for name, option in value.items()]
-        else:
-            found += map(str, value if isinstance(value, list) else [value])
-    return found
+def newest(here: Path) -> str:
+    """Return the last checkpoint of a training.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    checkpoint = newest_checkpoint(str(here))
+    if checkpoint is None:
+        raise FileNotFoundError(f'the training left no checkpoint in {here}')
+    return checkpoint
 
 
-def logged(here: Path) -> Tuple[dict, List[list]]:
-    """Return loss, iterations and seconds of a training, and its curve, from its log.
+def logged(here: Path, checkpoint: str) -> Tuple[dict, List[list]]:
+    """Return loss, iterations and seconds of a training, and its curve.
+
+    Args:
+        here: its folder, with the logs.
+        checkpoint: its last one.
 
     Raises:
         ValueError: it logged no loss.
@@ -159,10 +162,11 @@ def logged(here: Path) -> Tuple[dict, List[list]]:
     if not steps:
         raise ValueError('the training logged no loss: give it at least 5 iterations')
     last = steps[-1]['step']
+    iterations = read_checkpoint(checkpoint)['meta']['iter']
     metrics = dict(
         loss=statistics.mean(s['loss'] for s in steps if s['step'] > 0.9 * last),
-        iterations=last,
-        seconds=last * statistics.mean(s['time'] for s in steps),
+        iterations=iterations,
+        seconds=iterations * statistics.mean(s['time'] for s in steps),
     )
     every = max(1, len(steps) // CURVE_POINTS)
     return metrics, [[s['step'], s['loss']] for s in steps[::every]]

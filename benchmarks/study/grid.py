@@ -16,6 +16,7 @@ import yaml
 from mmengine.config import Config, DictAction
 
 from mmlinattn.checkpoints.download import sha256_of
+from mmlinattn.cli import arguments
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import build_model
 from mmlinattn.engine.preflight.run import check_run
@@ -128,7 +129,8 @@ class Run:
         options = {**self.options, **(self.splits[split] if split else {})}
         cfg = copy.deepcopy(_loaded(self.config, json.dumps(options)))
         if self.linearize:
-            attn_cfg = dict(self.linearize.get('attn_options', {}), type=self.linearize['attn'])
+            options = _parsed(self.linearize.get('attn_options', {}))
+            attn_cfg = dict(options, type=self.linearize['attn'])
             cfg = plan_student(cfg, attn_cfg, self.linearize.get('keep_softmax', ())).cfg
         if not split:
             cfg.merge_from_dict(self._training_options(cfg))
@@ -205,12 +207,14 @@ class Grid:
         linearize, teacher = None, None
         for axis, name in values.items():
             entry = self.axes[axis][name]
+            if 'linearize' in entry:
+                linearize = {'attn': 'MALA', **self.linearize, **entry['linearize']}
+                of_teacher = {**values, axis: linearize.pop('teacher')}
+                teacher = self.run(of_teacher, seed, rate)
+                entry = self.axes[axis][of_teacher[axis]]
             options.update(entry.get('options', {}))
             cost['shape'] = entry.get('shape', cost['shape'])
             device, config = entry.get('device', device), entry.get('config', config)
-            if 'linearize' in entry:
-                linearize = {'attn': 'MALA', **self.linearize, **entry['linearize']}
-                teacher = self.run({**values, axis: linearize.pop('teacher')}, seed, rate)
         return Run(
             values, seed, rate, config.format(**values), options, self.splits, cost, device,
             self.checkpoint.format(seed=seed, **values) or None, self.data_root, self.required(),
@@ -257,6 +261,9 @@ class Grid:
             GridError: a point cannot run; with ``skip_unsupported`` a model may refuse.
         """
         refused, checked = {}, set()
+        for run in map(self.run, self.points()):
+            if run.linearize:
+                _check_arguments(run.linearize)
         for values in self.points():
             run = self.run(values)
             try:
@@ -288,6 +295,30 @@ def _loaded(config: str, options: str) -> Config:
     # Options are merged by load_config, which keeps the evaluator's annotation file that of the
     # loader.
     return load_config(str(path) if path.is_file() else config, _parsed(json.loads(options)))
+
+
+def linearize_options(options: dict) -> List[str]:
+    """Return arguments of the command ``linearize``."""
+    found = ['--resolutions']
+    for key, value in options.items():
+        if value in ([], {}):
+            continue
+        found.append(f'--{key.replace("_", "-")}')
+        if key == 'keep_softmax':
+            found.append(','.join(map(str, value)))
+        elif key == 'attn_options':
+            found += [f'{name}={option}' for name, option in value.items()]
+        else:
+            found += map(str, value if isinstance(value, list) else [value])
+    return found
+
+
+def _check_arguments(options: dict) -> None:
+    words = linearize_options(options)
+    try:
+        arguments.linearize(['CONFIG', 'CHECKPOINT', '--out', 'DIR', *words])
+    except SystemExit as error:  # it has printed why
+        raise GridError(f'linearize {" ".join(words[1:])}: see the error above') from error
 
 
 def refusal(cfg: Config) -> str:

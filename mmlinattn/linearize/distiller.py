@@ -25,8 +25,8 @@ class Distiller(BaseModel):
     attention of the student gets the input of the teacher's and learns its output; all blocks train
     at once, in one pass of the teacher, and nothing else trains. With ``'outputs'`` the parts with
     replaced attentions train, on the images: the backbone, the encoder of SMCA, or both. They learn
-    the outputs of the last of them, which the unchanged rest of the model reads. A backbone with
-    the teacher's attentions runs once, in the teacher.
+    the outputs of the last of them, which the unchanged rest of the model reads. If no
+    attention of the backbone is replaced, the student's encoder reads the teacher's feature maps.
 
     The teacher is frozen and runs as in a test, and so does the student but for its new
     attentions: without stochastic depth and dropout, and with the batch-norm statistics of the

@@ -13,7 +13,8 @@ from mmengine.dataset import BaseDataset, Compose
 from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 
 from ..datasets.audit.images import file_truncation_reason, image_size
-from ..engine.preflight.data import DataError, folders_of, loaded_datasets
+from ..engine.preflight.data import DataError, folders_of, loaded_dataset
+from ..engine.preflight.sample_loading import base_datasets
 from ..utils import outside_reason
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm')
@@ -123,9 +124,9 @@ def training_images(cfg: Config) -> List[Path]:
     if cfg.get('train_dataloader') is None:
         raise DataError(f'the config has no train_dataloader whose images could be used: {cure}')
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
-        datasets = loaded_datasets(cfg, 'train_dataloader')
+        wrapped = loaded_dataset(cfg, 'train_dataloader')
     found: Dict[Path, None] = {}
-    for dataset in datasets:
+    for dataset in base_datasets(wrapped):
         for i in range(len(dataset)):
             path = dataset.get_data_info(i).get('img_path')
             if not isinstance(path, str) or not os.path.isfile(path):

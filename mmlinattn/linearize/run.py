@@ -1,6 +1,7 @@
 """Distillation of a trained softmax model into one of linear cost, stage by stage."""
 
 import copy
+import hashlib
 import json
 import os
 from functools import partial
@@ -70,11 +71,11 @@ class Linearizer:
         self.has_scores = options.score and cfg.get('val_dataloader') is not None
         if self.has_scores or options.finetune:
             check_run(cfg, *['train'] * options.finetune, *['val'] * self.has_scores)
-        self.images = self._find_images()
+        self.images = broadcast_from_first(self._find_images)
         self.record: Dict[str, Any] = dict(
             options=options.fixed(), replaced=self.plan.replaced, kept=self.plan.kept,
             parts=self.plan.parts, images=len(self.images), processes=get_world_size(), scores={},
-            errors={},
+            errors={}, teacher=self._teacher_hash(),
         )  # fmt: skip
         self.record.update(broadcast_from_first(self._open))
 
@@ -106,17 +107,32 @@ class Linearizer:
         return self.out / MODEL
 
     def _find_images(self) -> List[Path]:
-        """Return the images of ``--images``, or else, if a phase needs some, of the config."""
-        folder = self.options.images
-        if folder is not None:
+        """Return the images of ``--images``, or else, if a phase needs some, of the config.
+
+        A continued run keeps those that it began with.
+        """
+        folder, listed = self.options.images, self.out / IMAGES
+        if self.options.resume and listed.is_file():
+            found = [Path(path) for path in json.loads(listed.read_text(encoding='utf-8'))]
+            source = str(listed)
+        elif folder is not None:
             found, source = images_below(folder), f'--images {folder}'
         elif self.phases:
             found, source = training_images(self.cfg), 'train_dataloader'
         else:
             return []
+        print_log(f'{len(found)} images of {source}', 'current')
         pipeline = image_pipeline(self.cfg, self.options.crop_size)
         check_readable(found, source, pipeline, padded=self.plan.parts == ['encoder'])
         return found
+
+    def _teacher_hash(self) -> str:
+        """Return a hash of the teacher's model and weights."""
+        found = hashlib.sha256(repr(self.cfg.model.to_dict()).encode())
+        for name, value in read_checkpoint(self.checkpoint)['state_dict'].items():
+            found.update(name.encode())
+            found.update(value.contiguous().flatten().view(torch.uint8).numpy())
+        return found.hexdigest()[:16]
 
     def _check_teacher(self) -> None:
         report = check_fits(self.checkpoint, build_model(self.cfg))
@@ -144,6 +160,11 @@ class Linearizer:
                     f'--out {self.out} is of a run with {name}={before["options"].get(name)!r}, '
                     f'not {value!r}: repeat its options, or name another folder'
                 )
+        if before.get('teacher', self.record['teacher']) != self.record['teacher']:
+            raise FileExistsError(
+                f'--out {self.out} is of a run with another model or checkpoint: name those, or '
+                'another folder'
+            )
         return dict(scores=before['scores'], errors=before['errors'])
 
     def _has(self, stage: str) -> bool:

@@ -77,6 +77,7 @@ def wait_until(program, done):
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_a_study_that_is_killed_goes_on(root, tmp_path, tiny):
     """Killed in a training, and long also at random: each run is there exactly once."""
     path, out = tiny(), tmp_path / 'out'
@@ -141,9 +142,40 @@ def test_a_linearised_model(tmp_path, tiny):
     assert len({*found}) == 3
 
 
+def test_students_come_after_their_teachers(tmp_path, monkeypatch):
+    """And fail if these have failed, even if weights of other settings are there."""
+    grid, made = grids.build(linearised(iters_a=5)), []
+    monkeypatch.setattr(grids.Grid, 'refusals', lambda grid: {})
+
+    def execute_all(todo, folder, workers):
+        made.append([run.name for run, _ in todo])
+        yield from ((job, record(grid, job[0], 50, settings=job[1])) for job in todo)
+
+    monkeypatch.setattr(session.pool, 'execute_all', execute_all)
+    session.Session(grid, tmp_path).train(2)
+    assert made == [['Softmax_seed0'], ['S_seed0']]
+    teacher, student = grid.runs()
+    message = 'its teacher Softmax_seed0 has no weights of these settings'
+    assert message in execution.execute(student, tmp_path, 's')['error']
+    path = execution.weights_path(tmp_path, teacher)
+    path.parent.mkdir()
+    execution.save_checkpoint(path, {'a': torch.zeros(1)}, dict(settings='others'))
+    assert message in execution.execute(student, tmp_path, 's')['error']
+
+
+def test_a_student_has_the_data_of_its_teacher():
+    content = linearised()
+    content['axes']['model']['Softmax'] = dict(
+        config='configs/zoo/deit-nano_bccd-cells.py', shape=[32, 32], options={'a': 1}
+    )
+    teacher, student = grids.build(dict(content, config='')).runs()
+    assert student.config == teacher.config and student.cost == teacher.cost
+    assert student.options == teacher.options
+
+
 def test_options_of_the_command_linearize(tmp_path):
     of = dict(attn='RWGKA', attn_options=dict(num_anchors=8), keep_softmax=[0, 'last1'], lr_a=1e-3)
-    arguments = execution.linearize_options(dict(of, crop_size=[48, 64]))
+    arguments = grids.linearize_options(dict(of, crop_size=[48, 64]))
     args = program.arguments.linearize(['c.py', 'c.pth', '--out', 'o', *arguments])
     assert (args.attn, args.attn_options, args.keep_softmax) == (
         'RWGKA', dict(num_anchors=8), (0, 'last1'),
@@ -423,9 +455,16 @@ TEST = dict(splits=dict(test={}), metrics={'a': dict(key='b')})
         (changed(checkpoint='{model'), "checkpoint is '{model': "),
         (
             changed(axes=dict(model={'a': {}, 'b': dict(linearize=dict(teacher='c'))})),
-            "model 'b': linearize: teacher 'c' is no trained name of this axis; known are a",
+            "model 'b': linearize: teacher 'c' is no trained name of this axis .*; known are a",
         ),
         (changed(**linearised(iters_a=-1)), "'S': linearize: iters_a must be an integer from 0"),
+        (changed(**linearised(lr_a=-1)), 'linearize --attn MALA --lr-a -1: see the error above'),
+        (changed(**linearised(), more_seeds=dict(model=dict(S=2))), "'S' is linear.* more_seeds"),
+        (
+            changed(axes=dict(model={'a': {}, 'b': dict(options={}, linearize=dict(teacher='a'))})),
+            "'b' is a linearised model, which has the unknown key 'options'",
+        ),
+        (changed(page=dict(rows='model', document='x.md')), "must be a file in docs/, got 'x.md'"),
         (changed(**linearised(iter_a=1)), "'S': linearize has the unknown key 'iter_a'; did you"),
         (changed(**linearised(), learning_rates=[1e-3]), "'S' is linearised from the weights of"),
         (

@@ -307,6 +307,7 @@ def test_the_doctor_checks_the_kernels_of_a_gpu(capsys, monkeypatch):
     assert program.main(['doctor', '--gpu']) == 0
 
 
+@pytest.mark.long
 def test_the_doctor_knows_the_folders_of_the_configs():
     configs = package_configs()
     roots = set()

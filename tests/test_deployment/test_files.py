@@ -138,6 +138,7 @@ def test_aoti(make, export, family):
     assert re.search(rb'#pragma omp parallel *\n', code) and b'num_threads(' not in code
 
 
+@pytest.mark.long
 @captures
 @pytest.mark.parametrize('family', ['smca', *['ravlt-nano-mask-rcnn'] * LONG])
 def test_openvino(make, export, family):

@@ -65,6 +65,7 @@ def test_a_level_that_is_not_there(tmp_path):
 RUN_AT_ANY_SIZE = [n for n in CONFIGS if 'learnable-alpha' not in n and 'vqgan' not in n]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', some(RUN_AT_ANY_SIZE, every=16))
 def test_our_configs_fit_and_are_compared(name):
     cfg = load(name)

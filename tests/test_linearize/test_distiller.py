@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, DefaultScope
 
 from mmlinattn.linearize import Distiller, plan_student, swap_weights
 from mmlinattn.models.layers import MALA, SoftmaxAttention
@@ -16,7 +16,8 @@ def distiller(name: str, objective: str, **options) -> Distiller:
     """Teacher with random weights, and the student after the direct swap."""
     cfg = config(dict(BACKBONES[name], **options))
     student = plan_student(cfg, 'MALA', ['last1']).cfg
-    model = Distiller(cfg.model, student.model, objective)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        model = Distiller(cfg.model, student.model, objective)
     with torch.no_grad():
         for parameter in model.teacher.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -126,6 +127,9 @@ def test_bad_objective_and_equal_models():
     vit = config(BACKBONES['vit']).model
     with pytest.raises(ValueError, match="objective must be one of .*, got 'maps'"):
         Distiller(vit, vit, 'maps')
-    with pytest.raises(ValueError, match='the same attentions: nothing to distil'):
+    with (
+        DefaultScope.overwrite_default_scope('mmpretrain'),
+        pytest.raises(ValueError, match='the same attentions: nothing to distil'),
+    ):
         Distiller(vit, vit)
     assert MODELS.get('Distiller') is Distiller

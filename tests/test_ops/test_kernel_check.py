@@ -194,6 +194,7 @@ PROCESS = """
 import pathlib, sys, time, torch
 from mmlinattn.ops.common import kernel_check, kernel_verdicts
 kernel_verdicts.environment = lambda index: 'Fake'
+kernel_check.SETTING = ''  # not that of the fork server, which may have started in another test
 def run(backend, hw_shape, mask, q):
     time.sleep(0.1)
     if backend == 'triton':

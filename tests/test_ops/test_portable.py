@@ -112,6 +112,22 @@ def test_chunks_make_no_difference(name, padding, mask, monkeypatch):
 
 
 @every_operator
+def test_a_dispatch_mode_of_the_forward_pass_alone(name, mask, monkeypatch):
+    """There it makes a single chunk of all tokens, in the backward pass there are three."""
+    monkeypatch.setattr(numerics, 'CPU_CHUNK', 1)
+    leaves = leaves_of(name)
+    cotangent = torch.randn_like(leaves[0])
+    results = []
+    for backend in ('torch', 'reference'):
+        inputs = [x.clone().requires_grad_() for x in leaves]
+        with FlopCounterMode(display=False):
+            out = OPERATORS[name][0](*inputs, mask=mask, backend=backend)
+        results.append([out, *torch.autograd.grad(out, inputs, cotangent)])
+    for portable, reference in zip(*results):
+        torch.testing.assert_close(portable, reference, rtol=1e-9, atol=1e-10)
+
+
+@every_operator
 def test_transforms_of_torch_func(name, mask):
     run, _ = OPERATORS[name]
     leaves = leaves_of(name)

@@ -97,6 +97,7 @@ def norms(work) -> list:
 
 
 @needs_shards
+@pytest.mark.long
 def test_equal_to_data_parallel_training(root, options, tmp_path):
     """26 steps on two processes, the second half of them resumed from one file; then 13 on four,
     resumed from the shards of two."""

@@ -190,6 +190,7 @@ def test_all_stages(teacher, run, tmp_path, capsys):
     assert len([*(out / 'phase_a').glob('2*.py')]) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('task', some(OTHERS, every=2))
 def test_detectors_and_classifiers(task, root, shapes_root, run, tmp_path):
     """All stages with the scores of the framework; only the backbone changes."""
@@ -279,6 +280,7 @@ def test_no_iterations_are_the_direct_swap(teacher, run, tmp_path):
     assert Config.fromfile(tmp_path / 'out/config.py').model.backbone.attn_cfg == 'MALA'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('model', ['teacher', *['smca'] * LONG])
 def test_killed_and_resumed(model, request, root, run, tmp_path):
     """SIGKILL in phase B, at length also in phase A: the weights are those of a whole run."""
@@ -302,6 +304,7 @@ def test_killed_and_resumed(model, request, root, run, tmp_path):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.long
 def test_two_processes_equal_one_with_the_doubled_batch(teacher, root, run, tmp_path):
     """One step of SGD in phase B, at length in both, by the config of the phase alone."""
     path, checkpoint, images = teacher

@@ -284,25 +284,28 @@ def single_dataset(cfg: Config, loader: str) -> BaseDataset:
     configs = [*dataset_configs(cfg.get(loader) or {})]
     if len(configs) != 1:
         raise DataError(f'{loader} has {len(configs)} data sets, one is needed')
-    return loaded_datasets(cfg, loader)[0]
+    return loaded_dataset(cfg, loader, dict(configs[0], pipeline=[]))
 
 
-def loaded_datasets(cfg: Config, loader: str) -> List[BaseDataset]:
-    """Return the data sets of a data loader config, checked, without wrappers and pipelines.
+def loaded_dataset(cfg: Config, loader: str, config: Optional[dict] = None) -> Any:
+    """Return the data set of a data loader config, checked.
+
+    Args:
+        cfg: the config.
+        loader: name of the data loader.
+        config: of one data set inside it, or None for all in their wrappers.
 
     Raises:
-        DataError: one cannot be built.
+        DataError: it cannot be built.
         FileNotFoundError: see :func:`check_data`.
     """
     check_data(cfg, loader)
-    found: List[BaseDataset] = []
-    for config in dataset_configs(cfg[loader]):
-        try:
-            found.append(DATASETS.build(dict(config, pipeline=[])))
-        except Exception as error:
-            why = unusable_reason(cfg[loader]) or f'{config.get("type")}: {error}'
-            raise DataError(f'{loader}: {why}') from error
-    return found
+    config = cfg[loader]['dataset'] if config is None else config
+    try:
+        return DATASETS.build(config)
+    except Exception as error:
+        why = unusable_reason(cfg[loader]) or f'{config.get("type")}: {error}'
+        raise DataError(f'{loader}: {why}') from error
 
 
 def dataset_configs(node) -> Iterator[dict]:

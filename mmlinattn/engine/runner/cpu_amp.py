@@ -2,7 +2,8 @@
 
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import Any, Iterator
+from operator import attrgetter
+from typing import Any, Iterator, Optional
 
 import torch
 from mmengine.model import is_model_wrapper
@@ -27,12 +28,19 @@ class CPUAmpOptimWrapper(OptimWrapper):
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         inner: Any = model.module if is_model_wrapper(model) else model
         names = getattr(inner, 'amp_parts', ('backbone', 'neck'))
-        modules = dict(inner.named_modules())
-        parts = [modules[name] for name in names if name in modules]
+        parts = [part for part in (_part(inner, name) for name in names) if part is not None]
         with super().optim_context(model), ExitStack() as stack:
             for part in parts:
                 stack.enter_context(_in_bfloat16(part))
             yield
+
+
+def _part(model: nn.Module, name: str) -> Optional[nn.Module]:
+    """Return a module by its dotted name, or None."""
+    try:
+        return attrgetter(name)(model)
+    except AttributeError:
+        return None
 
 
 @contextmanager

@@ -98,8 +98,8 @@ class KVState(NamedTuple):
         state: S, (B, heads, m, d_v).
         total: z, (B, heads, 1, m).
         mean: mean of phi(q), (B, heads, 1, m), or None without scores.
-        log_mass: log of the sum of the unnormalised weights, (B, heads, 1, 1), or None for a single
-            chunk, whose weights need no other.
+        log_mass: log of the sum of the unnormalised weights, (B, heads, 1, 1); None without scores
+            or if a single chunk has all keys.
         values: mean of v, (B, heads, 1, d_v), for MALA, or None.
     """
 
@@ -165,7 +165,7 @@ def _kv_state(
             weight, fade = _given(options, chunk, dtype), 1
         else:
             scores, padding = _scores(features, mean), _padding(options.key_padding_mask, chunk)
-            if softmax is None:  # a third of the operations
+            if softmax is None:  # a third of the operations of the online softmax
                 weight, fade = masked_softmax(scores, padding), 1
             else:
                 weight, fade = softmax.add(scores, padding)
@@ -300,12 +300,15 @@ def _key_gradients(
         # sum_j w_j dw_j of the softmax gradient, in closed form.
         delta = (d_sums.state * sums.state).sum((-2, -1), keepdim=True)
         delta = delta + (d_sums.total * sums.total).sum(-1, keepdim=True)
-    for chunk in token_chunks(k):
+    # Weights of one softmax need all keys: a dispatch mode of the forward pass alone makes one
+    # chunk there and several here.
+    single = options.scored and sums.log_mass is None
+    for chunk in [slice(None)] if single else token_chunks(k):
         features, values = phi(chunk_of(k, chunk, dtype)), chunk_of(v, chunk, dtype)
         weight = _given(options, chunk, dtype)
         if options.scored:
             scores, padding = _scores(features, sums.mean), _padding(mask, chunk)
-            if sums.log_mass is None:
+            if single:
                 weight = masked_softmax(scores, padding)
             else:
                 weight = (scores - sums.log_mass).exp()

@@ -45,6 +45,7 @@ def load(root, shapes_root, name):
 
 
 @pytest.mark.parametrize('name', CONFIGS)
+@pytest.mark.long
 def test_training_on_shapes(root, shapes_root, name):
     """Losses fall, every parameter learns, and predictions are finite."""
     torch.manual_seed(0)
