@@ -2,7 +2,9 @@
 
 import importlib
 import inspect
+import json
 import re
+import statistics
 import textwrap
 from pathlib import Path
 from typing import Dict
@@ -176,3 +178,23 @@ def test_links_between_pages_reach_a_file_and_a_heading(root):
                 broken.append(f'{page.relative_to(root)}: {target}#{anchor}')
     assert not broken
     assert seen > 300
+
+
+def test_the_closed_gaps_of_the_page_are_those_of_the_records(root):
+    records = json.loads((root / 'docs/studies/linearize_camvid.json').read_text())['records']
+
+    def mean(model, split):
+        return statistics.mean(
+            record['metrics'][split]['mIoU']
+            for record in records
+            if record['values']['model'] == model
+        )
+
+    page = (root / 'docs/linearize.md').read_text()
+    cells = re.findall(r'^\| .+ \| (\d+)% \| (\d+)% \|$', page, re.M)
+    assert len(cells) == 4
+    for model, row in zip(('A', 'B', 'AB', 'AB-keep'), cells):
+        for split, cell in zip(('test', 'val'), row):
+            swap = mean('swap', split)
+            closed = (mean(model, split) - swap) / (mean('softmax', split) - swap)
+            assert round(100 * closed) == int(cell), (model, split)
