@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
 from mmlinattn.linearize import Distiller, plan_student, swap_weights
@@ -13,9 +14,12 @@ from .test_student import BACKBONES, config
 
 
 def distiller(name: str, objective: str, **options) -> Distiller:
+    return swapped(config(dict(BACKBONES[name], **options)), objective, keep=['last1'])
+
+
+def swapped(cfg: Config, objective: str, attn='MALA', keep=()) -> Distiller:
     """Teacher with random weights, and the student after the direct swap."""
-    cfg = config(dict(BACKBONES[name], **options))
-    student = plan_student(cfg, 'MALA', ['last1']).cfg
+    student = plan_student(cfg, attn, keep).cfg
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         model = Distiller(cfg.model, student.model, objective)
     with torch.no_grad():

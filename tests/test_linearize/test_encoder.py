@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmengine.config import Config
-from mmengine.registry import DefaultScope
 from mmengine.structures import BaseDataElement
 
 from mmlinattn.engine import build_model
 from mmlinattn.engine.runner.cpu_amp import CPUAmpOptimWrapper
-from mmlinattn.linearize import Distiller, plan_student, swap_weights
+from mmlinattn.linearize import Distiller, plan_student
 
+from .test_distiller import swapped
 from .test_student import BACKBONES
 
 pytest.importorskip('mmdet', reason='SMCA needs MMDetection')
@@ -44,16 +44,7 @@ OPTIONS = dict(mit={}, linear=dict(attn_cfg='RALA'))
 
 
 def distiller(objective: str, backbone: str = 'resnet', attn='MALA') -> Distiller:
-    """Teacher with random weights, and the student after the direct swap."""
-    cfg = smca(backbone)
-    student = plan_student(cfg, attn).cfg
-    with DefaultScope.overwrite_default_scope('mmdet'):
-        model = Distiller(cfg.model, student.model, objective)
-    with torch.no_grad():
-        for parameter in model.teacher.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    swap_weights(model.teacher.state_dict(), model.student)
-    return model
+    return swapped(smca(backbone), objective, attn)
 
 
 def samples(sizes, canvas=None) -> list:

@@ -389,11 +389,18 @@ def test_bad_input_is_one_line_before_any_work(teacher, run, tmp_path, capsys):
     fails("'lst1' is neither a layer number nor lastN", '--keep-softmax', '0,lst1')
     fails('is not empty: name another folder, or add --resume', out='used')
     fails('--iters-a must not be negative, got -1', '--iters-a', '-1')
-    fails('is of a run with iters_a=3, not 1000', '--resume', out=_interrupted(tmp_path, images))
+    other = _interrupted(tmp_path, 'other', images, iters_a=3)
+    fails('is of a run with iters_a=3, not 1000', '--resume', out=other)
+    same = _interrupted(tmp_path, 'same', images)
+    fails('is of a run with another model or checkpoint', '--resume', out=same)
+    # Those that the run began with, not those that the folder has now.
+    (tmp_path / same / 'images.json').write_text(json.dumps([str(images / 'gone.png')]))
+    fails('gone.png cannot be read', '--resume', out=same)
 
 
-def _interrupted(tmp_path, images) -> str:
-    (tmp_path / 'before').mkdir()
-    record = dict(options=Options(str(images), '', iters_a=3).fixed(), scores={}, errors={})
-    (tmp_path / 'before/record.json').write_text(json.dumps(record))
-    return 'before'
+def _interrupted(tmp_path, name, images, **changes) -> str:
+    options = Options(str(images), '', **changes).fixed()
+    record = dict(options=options, scores={}, errors={}, teacher='that of another model')
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'record.json').write_text(json.dumps(record))
+    return name
