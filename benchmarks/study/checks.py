@@ -15,8 +15,8 @@ from .costs import COSTS
 NAME = re.compile(r'[\w.+-]+')
 KEYS = (
     'name', 'title', 'axes', 'metrics', 'page', 'config', 'options', 'splits', 'seeds',
-    'more_seeds', 'learning_rates', 'cost', 'checkpoint', 'linearize', 'skip_unsupported', 'notes',
-    'command',
+    'more_seeds', 'learning_rates', 'search_options', 'cost', 'checkpoint', 'linearize',
+    'skip_unsupported', 'notes', 'command',
 )  # fmt: skip
 REQUIRED = KEYS[:5]
 # ``teacher`` is a name of the same axis, the others are options of the command.
@@ -268,6 +268,9 @@ def _check_rates(content: dict) -> None:
             f'metrics: {name} is the first and of the training, but learning_rates are chosen on '
             f'{CHOOSING}: put a metric of a split first'
         )
+    _check_options('search_options', content.get('search_options', {}))
+    if content.get('search_options') and 'learning_rates' not in content:
+        raise GridError('search_options are of the search for learning_rates: add these')
     if rates and content.get('checkpoint'):
         raise GridError('learning_rates need a training, but a checkpoint is given: remove one')
 

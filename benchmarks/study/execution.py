@@ -65,12 +65,14 @@ def execute(run: Run, folder: Path, settings: str) -> dict:
         else:
             make = linearize(run, folder, here) if run.teacher else train(cfg, here)
             checkpoint, metrics['train'], record['curve'] = make
-            save_weights(run, cfg, checkpoint, folder, settings)
+            if not run.search:
+                save_weights(run, cfg, checkpoint, folder, settings)
         record['seconds'] = round(metrics.get('train', {}).pop('seconds', 0.0), 1)
         for split in run.splits:
             metrics[split] = test(run, split, checkpoint, here)
         check_metrics(run, metrics)
-        record.update(costs.measure({run.name: cfg}, run.cost)[run.name])
+        if not run.search:
+            record.update(costs.measure({run.name: cfg}, run.cost)[run.name])
         record['metrics'] = metrics
     except Exception as error:  # the other runs go on; the page lists failures
         logging.getLogger(__name__).exception(run.name)

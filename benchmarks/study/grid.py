@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -86,6 +86,7 @@ class Run:
         required: split and key of the metrics that the result must have.
         linearize: options of the command ``linearize``, for a run that is no training.
         teacher: run whose model is turned to linear cost.
+        search: True for a shorter training that only chooses the learning rate.
     """
 
     values: Dict[str, str]
@@ -101,6 +102,7 @@ class Run:
     required: Tuple[Tuple[str, str], ...] = ()
     linearize: Optional[dict] = None
     teacher: Optional['Run'] = None
+    search: bool = False
 
     @property
     def point(self) -> str:
@@ -116,7 +118,7 @@ class Run:
     def name(self) -> str:
         """Name of the run, unique in its grid."""
         rate = '' if self.rate is None else f'_lr{self.rate:g}'
-        return f'{self.point}{rate}_seed{self.seed}'
+        return f'{self.point}{rate}_{"search" if self.search else f"seed{self.seed}"}'
 
     def load(self, split: Optional[str] = None, placed: bool = True) -> Config:
         """Return the config of the training, or of the test of a split.
@@ -171,6 +173,8 @@ class Grid:
         seeds: number of seeds.
         more_seeds: number of seeds of some names of an axis, by axis and name.
         learning_rates: rates of the search, empty for those of the configs.
+        search_options: options of shorter trainings that only choose the learning rates; without
+            them those of seed 0 choose.
         page: axes of ``rows``, ``columns`` and ``tables``, and ``charts``.
         checkpoint: file of weights that are tested instead of a training.
         linearize: options of the command ``linearize`` that its runs share.
@@ -188,6 +192,7 @@ class Grid:
     seeds: int = 1
     more_seeds: Dict[str, Dict[str, int]] = field(default_factory=dict)
     learning_rates: List[float] = field(default_factory=list)
+    search_options: Dict[str, object] = field(default_factory=dict)
     cost: dict = field(default_factory=dict)
     checkpoint: str = ''
     linearize: Dict[str, object] = field(default_factory=dict)
@@ -230,7 +235,23 @@ class Grid:
 
     def search(self) -> List[Run]:
         """Return the runs that choose the learning rates: all rates, seed 0."""
-        return [self.run(p, 0, rate) for p in self.points() for rate in self.learning_rates]
+        return [run for values in self.points() for run in self.search_of(values)]
+
+    def search_of(self, values: Dict[str, str]) -> List[Run]:
+        """Return the runs that choose the learning rate of a point."""
+        runs = [self.run(values, 0, rate) for rate in self.learning_rates]
+        if not self.search_options:
+            return runs
+        return [
+            replace(
+                run,
+                options={**run.options, **self.search_options},
+                splits={CHOOSING: run.splits[CHOOSING]},
+                required=((CHOOSING, self.metrics[0].key),),
+                search=True,
+            )
+            for run in runs
+        ]
 
     def runs(self, rates: Optional[Dict[str, float]] = None) -> List[Run]:
         """Return the runs of the result, by seed: early results already allow a comparison.
@@ -474,7 +495,7 @@ def chosen_rates(grid: Grid, records: Dict[str, dict]) -> Dict[str, Tuple[float,
     found = {}
     sign = 1 if grid.metrics[0].higher_is_better else -1
     for values in grid.points():
-        runs = [grid.run(values, 0, rate) for rate in grid.learning_rates]
+        runs = grid.search_of(values)
         numbers = [(choosing_score(grid, records.get(run.name, {})), run.name) for run in runs]
         tried = [(sign * number, records[name]) for number, name in numbers if number is not None]
         if tried:

@@ -22,6 +22,7 @@ from mmlinattn.checkpoints import load_state_dict
 from mmlinattn.utils import atomic_write
 
 from . import charts, costs, page, pool, records
+from .checks import CHOOSING
 from .execution import clean, facts, weights_path
 from .grid import ROOT, Grid, GridError, Run, chosen_rates, score
 
@@ -38,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add('--costs', action='store_true',
         help='no training: measure time and memory again, all models in turns')  # fmt: skip
     add('--docs', action='store_true', help='no training: what is there into docs/')
+    add('--committed', action='store_true',
+        help='runs in docs/studies/NAME.json with the same settings count as done; they have no '
+             'weights')  # fmt: skip
 
 
 class Session:
@@ -88,6 +92,16 @@ class Session:
                 self._execute(students, jobs, 'linearised models')
             self._keep_weights()
 
+    def take_committed(self) -> None:
+        """Record the runs of ``docs/studies`` that the folder has not."""
+        source = COMMITTED / f'{self.grid.name}.json'
+        found = json.loads(source.read_text())['records'] if source.is_file() else []
+        here = {(record['run'], record['settings']) for record in records.lines(self.file)}
+        new = [of for of in found if (of['run'], of['settings']) not in here]
+        for record in new:
+            records.append(self.file, record)
+        console.print(f'{len(new)} runs taken from docs/studies/{source.name}')
+
     def _execute(self, runs: List[Run], jobs: int, heading: str) -> None:
         """Execute the runs that have no result and record them."""
         wanted = self.wanted(runs)
@@ -112,13 +126,13 @@ class Session:
                 if 'error' not in record:
                     clean(run, self.folder, settings)
                 progress.advance(bar)
-                progress.print(f'{run.name}: {self._said(record)}', soft_wrap=True)
+                progress.print(f'{run.name}: {self._said(run, record)}', soft_wrap=True)
 
-    def _said(self, record: dict) -> str:
+    def _said(self, run: Run, record: dict) -> str:
         if 'error' in record:
             return record['error']
         metric = self.grid.metrics[0]
-        number = score(record, metric.split, metric.key)
+        number = score(record, CHOOSING if run.search else metric.split, metric.key)
         said = 'none' if number is None else f'{metric.factor * number:.{metric.digits}f}'
         return f'{metric.name} {said}, {record["wall"]:.0f} s'
 
@@ -242,6 +256,8 @@ def conduct(grid: Grid, folder: Path, args: argparse.Namespace, target: Path) ->
         target: page of ``docs/`` for ``--docs``.
     """
     session = Session(grid, folder.resolve())
+    if args.committed:
+        session.take_committed()
     if args.docs:
         try:
             publish(session.results(), target)

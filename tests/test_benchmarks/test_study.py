@@ -229,6 +229,63 @@ def test_the_page_by_hand():
     assert tuple(point) == (5.0, 73.0)
 
 
+def test_shorter_trainings_choose_the_learning_rate(tmp_path, monkeypatch):
+    """They have no weights and no costs, are tested on val alone, and the page shows them."""
+    of = dict(splits=dict(val={}, test={}), search_options={'train_cfg.max_epochs': 2})
+    grid = grids.build(dict(TINY, learning_rates=[1e-3, 2e-3], **of, command='python'))
+    first, second, *_ = grid.search()
+    monkeypatch.setattr(grids.Grid, 'refusals', lambda grid: {})
+    seen = []
+
+    def train(cfg, here):
+        seen.append((cfg.train_cfg.max_epochs, cfg.optim_wrapper.optimizer.lr))
+        return 'x.pth', dict(seconds=1.0, iterations=cfg.train_cfg.max_epochs), [[1, 2.0]]
+
+    monkeypatch.setattr(execution, 'train', train)
+    monkeypatch.setattr(execution, 'test', lambda run, split, *_: {
+        'accuracy/top1': {1e-3: 50.0, 2e-3: 60.0}[run.rate] + 5 * (split == 'test')
+    })  # fmt: skip
+    kept = []
+    monkeypatch.setattr(execution, 'save_weights', lambda run, *_: kept.append(run.name))
+
+    def execute_all(todo, folder, workers):
+        yield from ((job, execution.execute(job[0], tmp_path, job[1])) for job in todo)
+
+    monkeypatch.setattr(session.pool, 'execute_all', execute_all)
+    study = session.Session(grid, tmp_path)
+    study.train(1)
+    assert seen == [(2, 1e-3), (2, 2e-3)] * 2 + [(3, 2e-3)] * 2
+    assert kept == ['Softmax_lr0.002_seed0', 'Hydra_lr0.002_seed0']
+    made = records.read(study.file, study.wanted([first, second, *study.runs()]))
+    assert [*made['Softmax_lr0.002_search']['metrics']] == ['train', 'val']
+    assert 'params' not in made['Softmax_lr0.002_search']
+    assert 'params' in made['Softmax_lr0.002_seed0']
+    text = page.table(study.results())
+    assert '| Softmax | 50.0 | 60.0 | 0.002 |' in text
+    assert text[2].startswith('| Softmax | 60.0 (1) |')
+
+
+def test_published_runs_count_as_done(tmp_path, monkeypatch):
+    """Those with the same settings; nothing is recorded twice."""
+    grid = grids.build(dict(TINY))
+    monkeypatch.setattr(grids.Grid, 'refusals', lambda grid: {})
+    monkeypatch.setattr(session, 'COMMITTED', tmp_path)
+    soft, hydra = grid.runs()
+    found = [record(grid, soft, 70, settings=soft.settings()), record(grid, hydra, 60)]
+    (tmp_path / 'tiny.json').write_text(json.dumps(dict(records=found)))
+    study, made = session.Session(grid, tmp_path / 'out'), []
+
+    def execute_all(todo, folder, workers):
+        made.extend(job[0].name for job in todo)
+        return iter(())
+
+    monkeypatch.setattr(session.pool, 'execute_all', execute_all)
+    for _ in range(2):
+        study.take_committed()
+        study.train(1)
+    assert made == [hydra.name] * 2 and len([*records.lines(study.file)]) == 2
+
+
 def test_a_run_without_its_metric_has_failed(tmp_path, monkeypatch):
     """A detector that finds nothing has no AP: an error, and never chosen afterwards."""
     grid = grids.build(dict(TINY, learning_rates=[1e-3, 2e-3]))
