@@ -18,11 +18,14 @@ root_doc = 'README'
 NAVIGATION = {
     'Start': ['docs/quickstart', 'docs/tutorial', 'docs/installation'],
     'Do': [
+        'docs/choose',
         'docs/own_data',
         'docs/own_backbone',
-        'docs/training',
+        'docs/segformer',
         'docs/weights',
-        'docs/choose',
+        'docs/training',
+        'docs/checkpoints',
+        'docs/troubleshooting',
         'docs/linearize',
         'docs/read_results',
         'docs/predict',
@@ -51,7 +54,7 @@ NAVIGATION = {
         'Videos: TimeSformer <configs/timesformer/README>',
         'All attentions <docs/attentions>',
     ],
-    'Extend': ['docs/own_attention', 'docs/design', 'CONTRIBUTING', 'docs/checkpoints'],
+    'Extend': ['docs/own_attention', 'docs/design', 'CONTRIBUTING'],
     'Evidence': [
         'docs/reproduce',
         'docs/results',

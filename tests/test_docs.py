@@ -11,6 +11,7 @@ from typing import Dict
 
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.model import ModuleList, trunc_normal_init
 from mmengine.registry import (
     HOOKS,
@@ -116,6 +117,34 @@ def test_the_configs_of_the_page_of_own_backbones(root, tmp_path, base, parts):
         assert 'ade' not in str(loader.dataset) and 'coco/' not in str(loader.dataset)
         steps = loader.dataset.pipeline
         assert not any(step.get('reduce_zero_label') for step in steps)
+
+
+def test_the_config_of_the_page_of_segformer(root, tmp_path):
+    """The encoder fits the head of the base, and what the table says loads does."""
+    pytest.importorskip('mmseg', reason='the config is one of its own')
+    page = (root / 'docs' / 'segformer.md').read_text()
+    (code,) = re.findall(r'```python\n(.*?)```', page, re.S)
+    (tmp_path / 'page.py').write_text(code)
+    cfg = load_config(str(tmp_path / 'page.py'))
+    assert 'decode_head' in check_channels(cfg)
+    backbone = {**cfg.model.backbone, 'init_cfg': None}
+    softmax = build_model(Config(dict(model={**backbone, 'attn_cfg': 'SpatialReductionAttention'})))
+    shapes = {name: value.shape for name, value in softmax.state_dict().items()}
+    rows = re.findall(r'^\| (`[^|]+`) \| (.+?) \|(.*?)\|$', page, re.M)[1:]
+    assert len(rows) == 4
+    for names, _, fresh in rows:
+        for attn_cfg in map(eval, re.findall('`(.+?)`', names)):
+            model = build_model(Config(dict(model={**backbone, 'attn_cfg': attn_cfg})))
+            state = model.state_dict()
+            other = {name for name in state if state[name].shape != shapes.get(name)}
+            parts = {name.split('.attn.')[1].split('.')[0] for name in other}
+            expected = {
+                "the anchors' queries": {'anchors_q'},
+                'nothing': set(),
+                'local position (a depth-wise convolution)': {'lepe'},
+                '': {'in_proj', 'lepe'},
+            }
+            assert parts == expected[fresh.strip()], attn_cfg
 
 
 def lines_of_training():

@@ -74,7 +74,21 @@ class LoadReport:
 
     def _mismatches(self) -> str:
         shapes = [f'{n} is {f} in the file and {m} in the model' for n, f, m in self.mismatched]
-        return f'{len(shapes)} keys of another shape: {shorten(shapes)}'
+        return f'{len(shapes)} keys of another shape: {shorten(shapes)}{self._gate_hint()}'
+
+    def _gate_hint(self) -> str:
+        """Return what loads weights of an attention without a gate, '' if that is not the cause."""
+        gated = [
+            3 * model[0] == 4 * file[0]
+            for name, file, model in self.mismatched
+            if re.search(r'\.in_proj\.(weight|bias)$', name)
+        ]
+        if len(gated) < len(self.mismatched) or not all(gated):
+            return ''
+        return (
+            '. The model has a gate beside queries, keys and values, the file has none: add gate=None '
+            "to attn_cfg, as in attn_cfg=dict(type='RALA', gate=None)"
+        )
 
     def __str__(self) -> str:
         parts = [f'{len(self.matched)} keys match']

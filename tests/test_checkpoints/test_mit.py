@@ -156,3 +156,34 @@ def test_half_a_projection_is_refused(released):
     del released['block1.0.attn.kv.weight']
     with pytest.raises(CheckpointError, match=r'block1\.0\.attn\.q\.weight'):
         convert(released, source='mit')
+
+
+@pytest.mark.parametrize(
+    ('attn_cfg', 'fits'),
+    [
+        (dict(type='RALA', gate=None), True),
+        ('RWGKA', True),
+        ('RALA', False),
+        ('MALA', False),
+    ],
+    ids=['RALA without a gate', 'RWGKA', 'RALA', 'MALA'],
+)
+def test_softmax_weights_in_linear_attention(released, tmp_path, attn_cfg, fits):
+    """A file without a gate fits without it; the error says so."""
+    save_checkpoint(tmp_path / 'mit.pth', convert(released, 'mit'), {})
+    model = MixTransformer(ARCH, attn_cfg=attn_cfg)
+    if fits:
+        report = check_fits(tmp_path / 'mit.pth', model, prefix='backbone.')
+        new = {name.split('.attn.')[1].split('.')[0] for name in report.missing}
+        assert new == ({'anchors_q'} if attn_cfg == 'RWGKA' else {'lepe'})
+        return
+    with pytest.raises(CheckpointError, match='The model has a gate .* add gate=None to attn_cfg'):
+        check_fits(tmp_path / 'mit.pth', model, prefix='backbone.')
+
+
+def test_the_gate_is_no_cause_of_another_width(released, tmp_path):
+    save_checkpoint(tmp_path / 'mit.pth', convert(released, 'mit'), {})
+    wider = dict(ARCH, embed_dims=(8, 16, 24, 48))
+    with pytest.raises(CheckpointError, match='keys of another shape') as error:
+        check_fits(tmp_path / 'mit.pth', MixTransformer(wider), prefix='backbone.')
+    assert 'gate=None' not in str(error.value)
