@@ -86,8 +86,8 @@ class LoadReport:
         if len(gated) < len(self.mismatched) or not all(gated):
             return ''
         return (
-            '. The model has a gate beside queries, keys and values, the file has none: add gate=None '
-            "to attn_cfg, as in attn_cfg=dict(type='RALA', gate=None)"
+            '. The model has a gate beside queries, keys and values, the file has none: add '
+            "gate=None to attn_cfg, as in attn_cfg=dict(type='RALA', gate=None)"
         )
 
     def __str__(self) -> str:
