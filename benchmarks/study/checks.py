@@ -138,11 +138,13 @@ def _check_axes(axes: dict) -> None:
 def _check_entry(place: str, entry: object) -> None:
     check_mapping(place, entry)
     assert isinstance(entry, dict)
-    check_keys(place, entry, ('config', 'options', 'shape', 'device', 'title', 'linearize'))
+    known = ('config', 'options', 'search_options', 'shape', 'device', 'title', 'linearize')
+    check_keys(place, entry, known)
     for key in ('config', 'title'):
         _check_type(f'{place}: {key}', entry.get(key, ''), str, 'a string')
-    if entry.get('options') is not None:
-        _check_options(f'{place}: options', entry['options'])
+    for key in ('options', 'search_options'):
+        if entry.get(key) is not None:
+            _check_options(f'{place}: {key}', entry[key])
     if 'linearize' in entry:
         check_keys(f'{place} is a linearised model, which', entry, ('linearize', 'title'))
         _check_linearize(f'{place}: linearize', entry['linearize'])

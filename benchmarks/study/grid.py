@@ -167,8 +167,8 @@ class Grid:
     Args:
         name: name of the study and of its folder.
         title: heading of the page.
-        axes: for each axis its names, each with ``config``, ``options``, ``shape``, ``device`` or
-            ``linearize``.
+        axes: for each axis its names, each with ``config``, ``options``, ``search_options``,
+            ``shape``, ``device`` or ``linearize``.
         metrics: numbers by heading; the first decides the search for a learning rate.
         seeds: number of seeds.
         more_seeds: number of seeds of some names of an axis, by axis and name.
@@ -240,12 +240,15 @@ class Grid:
     def search_of(self, values: Dict[str, str]) -> List[Run]:
         """Return the runs that choose the learning rate of a point."""
         runs = [self.run(values, 0, rate) for rate in self.learning_rates]
-        if not self.search_options:
+        options = dict(self.search_options)
+        for axis, name in values.items():
+            options.update(self.axes[axis][name].get('search_options', {}))
+        if not options:
             return runs
         return [
             replace(
                 run,
-                options={**run.options, **self.search_options},
+                options={**run.options, **options},
                 splits={CHOOSING: run.splits[CHOOSING]},
                 required=((CHOOSING, self.metrics[0].key),),
                 search=True,

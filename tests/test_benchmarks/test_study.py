@@ -265,6 +265,14 @@ def test_shorter_trainings_choose_the_learning_rate(tmp_path, monkeypatch):
     assert text[2].startswith('| Softmax | 60.0 (1) |')
 
 
+def test_a_name_may_search_for_longer():
+    axes = json.loads(json.dumps(TINY['axes']))
+    axes['model']['Hydra']['search_options'] = {'train_cfg.max_epochs': 4}
+    of = dict(learning_rates=[1e-3], search_options={'train_cfg.max_epochs': 2}, axes=axes)
+    soft, hydra = grids.build(dict(TINY, **of)).search()
+    assert [run.load().train_cfg.max_epochs for run in (soft, hydra)] == [2, 4]
+
+
 def test_published_runs_count_as_done(tmp_path, monkeypatch):
     """Those with the same settings; nothing is recorded twice."""
     grid = grids.build(dict(TINY))
