@@ -11,7 +11,7 @@ PYTHON ?= $(DEFAULT_PYTHON)
 PYTEST_ARGS ?=
 ZOO_ARGS ?=
 
-.PHONY: help setup demo test test-long zoo vqgan docs matrix matrix-short lint format clean
+.PHONY: help setup demo test test-long zoo vqgan models docs matrix matrix-short lint format clean
 
 help:
 	@echo "make demo    set up, train and test on the embedded data set, draw a picture"
@@ -20,6 +20,7 @@ help:
 	@echo "             make matrix-short"
 	@echo "make zoo     every attention in two small backbones on two data sets"
 	@echo "make vqgan   reconstruction with four attentions, on Shapes and CamVid: under 15 minutes"
+	@echo "make models  the weights in mmlinattn/weights: trained, scored, in half precision"
 	@echo "make docs    the site, from docs/ into build/site"
 	@echo "make setup   set up only: the environment in $(VENV), or PYTHON=... to use another;"
 	@echo "             MMCV=compiled compiles mmcv, MMCV_CUDA=1 with its CUDA operators"
@@ -40,6 +41,10 @@ zoo: setup
 # Goes on where it was.
 vqgan: setup
 	@$(PYTHON) tools/misc/vqgan.py
+
+# Goes on where it was.
+models: setup
+	@bash tools/misc/models.sh "$(PYTHON)"
 
 docs: setup
 	@bash tools/misc/docs.sh "$(PYTHON)"

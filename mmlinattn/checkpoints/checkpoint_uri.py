@@ -69,12 +69,18 @@ def _openmmlab() -> Dict[str, str]:
     return {name: where if '://' in where else str(home / where) for name, where in names.items()}
 
 
+def _of_this_package() -> Dict[str, str]:
+    files = Path(__file__).parents[1].joinpath('weights').glob('*.pth')
+    return {path.stem.rpartition('-')[0]: str(path) for path in files}
+
+
 _ZOOS: Dict[str, Callable[[], Dict[str, str]]] = {
     'torchvision': _torchvision,
     'modelzoo': _torchvision,
     'open-mmlab': _openmmlab,
     'openmmlab': _openmmlab,
     'mmcls': lambda: mmengine_zoos.get_mmcls_models(),
+    'mmlinattn': _of_this_package,
 }
 
 
@@ -82,5 +88,10 @@ def _address(scheme: str, name: str) -> str:
     known = _ZOOS[scheme]()
     name, mark, fragment = name.partition('#')
     if name not in known:
+        if scheme == 'mmlinattn':
+            raise CheckpointError(
+                f'{scheme}://{name}: this package has no such weights, but '
+                f'{", ".join(sorted(known)) or "none"}'
+            )
         raise CheckpointError(f'{scheme}://{name}: MMEngine knows no such model')
     return f'{known[name]}{mark}{fragment}'

@@ -65,6 +65,9 @@ GROUPS: Dict[str, Dict[str, Command]] = {
         'consolidate': Command(
             arguments.consolidate, 'merge a sharded checkpoint of FSDP into one file'
         ),
+        'publish': Command(
+            arguments.publish, 'weights for others: small, with their score, named by their sha256'
+        ),
     },
     'Analyse': {
         'complexity': Command(

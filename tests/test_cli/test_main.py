@@ -174,6 +174,7 @@ def test_options_with_dicts():
         ['check-data', 'ravlt-t_8xb128_in1k', '--json', 'file/x.json'],
         ['predict', 'ravlt-t_8xb128_in1k', 'none.pth', 'a.jpg', '--out', 'file'],
         ['test', 'ravlt-t_8xb128_in1k', 'none.pth', '--out', 'file/x.pkl'],
+        ['publish', 'ravlt-t_8xb128_in1k', 'none.pth', 'file'],
         ['complexity', 'ravlt-t_8xb128_in1k', '--shape', '64', '64', '--json', '.'],
         ['complexity', 'ravlt-t_8xb128_in1k', '--shape', '64', '64', '--json', 'device'],
     ],
