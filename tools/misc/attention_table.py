@@ -76,8 +76,9 @@ def table(times: dict) -> List[str]:
     lines += ['', '<details>', '<summary>Formula, memory, parameters, milliseconds</summary>', '']
     lines += more
     if times:
-        facts = '; '.join(str(times[name]) for name in FACTS[1:])
-        lines += ['', f'Times: `{times["command"]}`; {facts}.']
+        facts = dict(times, commit=f'commit {times["commit"]}', threads=f'{times["threads"]} threads')
+        line = '; '.join(str(facts[name]) for name in FACTS[1:])
+        lines += ['', f'Times: `{times["command"]}`; {line}.']
     return [*lines, '', '</details>']
 
 
