@@ -76,9 +76,9 @@ def table(times: dict) -> List[str]:
     lines += ['', '<details>', '<summary>Formula, memory, parameters, milliseconds</summary>', '']
     lines += more
     if times:
-        facts = dict(times, commit=f'commit {times["commit"]}', threads=f'{times["threads"]} threads')
-        line = '; '.join(str(facts[name]) for name in FACTS[1:])
-        lines += ['', f'Times: `{times["command"]}`; {line}.']
+        words = dict(commit='commit {}', threads='{} threads')
+        facts = (words.get(name, '{}').format(times[name]) for name in FACTS[1:])
+        lines += ['', f'Times: `{times["command"]}`; {"; ".join(facts)}.']
     return [*lines, '', '</details>']
 
 
