@@ -40,7 +40,7 @@ def write_onnx(program: ExportedProgram, metadata: FileMetadata, path: Path) -> 
     """Write an ONNX file; above 2 GB the weights are stored beside it.
 
     Constants are folded and common subexpressions are shared. Folding also replaces sequences of
-    tensors, which TensorRT does not support. onnxscript's full optimiser is left out: it would take
+    tensors, which TensorRT does not support. onnxscript's full optimizer is left out: it would take
     longer than all other steps, and runtimes optimise what they load.
     """
     from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass

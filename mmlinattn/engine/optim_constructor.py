@@ -1,4 +1,4 @@
-"""Optimisers of generator and discriminator from one config."""
+"""Optimizers of generator and discriminator from one config."""
 
 from typing import Any, Dict
 
@@ -12,7 +12,7 @@ DISCRIMINATOR = 'discriminator'
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class GeneratorDiscriminatorConstructor(DefaultOptimWrapperConstructor):
-    """Constructor of two optimisers with the same options for a model with a discriminator.
+    """Constructor of two optimizers with the same options for a model with a discriminator.
 
     One gets the parameters below ``model.discriminator``, the other the rest. Names in
     ``paramwise_cfg.custom_keys`` are those of the model, so that

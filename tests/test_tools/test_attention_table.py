@@ -63,7 +63,7 @@ def test_times_are_kept_and_shown(script, measured, tmp_path, monkeypatch):
     assert script.main(['--measured', str(measured)]) == 0
     assert json.loads(times.read_text())['ms'] == {'RALA': {'4k': 2.12, '16k': 100.0}}
     text = page.read_text()
-    assert '| 2.12 | 100.0 |  |' in text and '0123456789; x; 2; x; x.' in text
+    assert '| 2.12 | 100.0 |  |' in text and '; commit 0123456789; x; 2 threads; x; x.' in text
     assert text.startswith('before\n') and text.endswith('after\n') and 'old' not in text
     assert script.main(['--check']) == 0
 

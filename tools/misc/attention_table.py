@@ -76,8 +76,9 @@ def table(times: dict) -> List[str]:
     lines += ['', '<details>', '<summary>Formula, memory, parameters, milliseconds</summary>', '']
     lines += more
     if times:
-        facts = '; '.join(str(times[name]) for name in FACTS[1:])
-        lines += ['', f'Times: `{times["command"]}`; {facts}.']
+        words = dict(commit='commit {}', threads='{} threads')
+        facts = (words.get(name, '{}').format(times[name]) for name in FACTS[1:])
+        lines += ['', f'Times: `{times["command"]}`; {"; ".join(facts)}.']
     return [*lines, '', '</details>']
 
 

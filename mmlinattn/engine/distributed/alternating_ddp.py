@@ -1,4 +1,4 @@
-"""Distributed wrapper of models with several optimisers."""
+"""Distributed wrapper of models with several optimizers."""
 
 from typing import Any, Dict
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 @MODEL_WRAPPERS.register_module()
 class AlternatingDistributedDataParallel(MMDistributedDataParallel):
-    """MMDistributedDataParallel for a model whose training step has several optimisers in turns.
+    """MMDistributedDataParallel for a model whose training step has several optimizers in turns.
 
     The model implements ``alternate(run, data, optim_wrapper)``, its training step, and calls
     ``run`` in place of itself. Each backward pass averages the gradients of its parameters over the
@@ -25,7 +25,7 @@ class AlternatingDistributedDataParallel(MMDistributedDataParallel):
     """
 
     def __init__(self, module: nn.Module, broadcast_buffers: bool = False, **kwargs: Any) -> None:
-        # The parameters of one optimiser take no part in the step of the other.
+        # The parameters of one optimizer take no part in the step of the other.
         kwargs['find_unused_parameters'] = True
         super().__init__(module, broadcast_buffers=broadcast_buffers, **kwargs)
 

@@ -25,7 +25,7 @@ WITHOUT_EFFECT = {'lr_config', 'checkpoint_config', 'log_config'}
 def check_not_old(cfg: Config) -> None:
     """Raise ValueError for a config of OpenMMLab 1.x, or for sections of it in a present one.
 
-    MMEngine ignores such sections: another optimiser or schedule would train.
+    MMEngine ignores such sections: another optimizer or schedule would train.
 
     Args:
         cfg: config read from a file.

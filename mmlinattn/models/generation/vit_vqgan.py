@@ -35,7 +35,7 @@ class ViTVQGAN(BaseModel):
 
     A :class:`ViT` encodes an image to a map of tokens, a :class:`TanhMLP` projects them to
     the dimensions of the codes, a :class:`VectorQuantizer` replaces each by the nearest code, and a
-    :class:`ViTDecoder` gives the image. Generator and discriminator have optimisers of their own:
+    :class:`ViTDecoder` gives the image. Generator and discriminator have optimizers of their own:
     ``optim_wrapper`` needs ``constructor='GeneratorDiscriminatorConstructor'`` and, on several
     processes, ``model_wrapper_cfg=dict(type='AlternatingDistributedDataParallel')``.
 

@@ -43,7 +43,8 @@ class MALA(BaseAttention):
         time='O(N d^2)',
         memory='O(N d)',
         source='Fan et al., ICCV 2025',
-        use='successor of RALA by its authors: sharper weights at the same cost; released weights',
+        use='successor of RALA by its authors: sharper weights at the same cost; released weights '
+        'have softmax attention in the last two stages',
         needs_map=True,
         packed='at once',
     )

@@ -38,7 +38,7 @@ class SpatialReductionAttention(BaseAttention):
     """
 
     info = AttentionInfo(
-        formula='softmax(q_i . k_j/sqrt d) v_j, k and v of cells of R x R tokens',
+        formula='softmax(q_i . k_j/sqrt d) v_j, k and v of cells of R x R tokens; default R = 1',
         time='O(N^2 d / R^2)',
         memory='O(N d)',
         source='Xie et al., SegFormer, NeurIPS 2021',
