@@ -1,14 +1,14 @@
 """Web page of ``mmlinattn app``: predictions and attention maps."""
 
 from .explain import Explanation, View, explain, views_of
-from .workbench import Workbench, demo_models, load_models
+from .workbench import Workbench, load_models, package_models
 
 __all__ = [
     'Explanation',
     'View',
     'Workbench',
-    'demo_models',
     'explain',
     'load_models',
+    'package_models',
     'views_of',
 ]

@@ -3,6 +3,7 @@
 import threading
 from contextlib import contextmanager
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
@@ -12,7 +13,9 @@ from PIL import Image, ImageOps
 from torch import nn
 
 from ..apis import Prediction, Predictor, load
+from ..checkpoints import package_weights
 from ..datasets.audit.images import MAX_MEGAPIXELS, TooManyPixels, check_pixels
+from ..engine.config import load_config
 from ..engine.runner.allocator import release_freed_memory
 from .explain import OPACITY, AttentionMap, Explanation, View, attention_map, draw_map, views_of
 from .html import Table
@@ -23,23 +26,18 @@ SHOWN = 512  # approximate minimum of the longer side of a shown picture, in pix
 Files = Tuple[str, str]
 
 
-def demo_models(folder: Path) -> List[Files]:
-    """Return config and checkpoint of each model that ``make demo`` trained, sorted by name.
+def package_models() -> List[Files]:
+    """Return config and checkpoint of the models that come with the package and can be built here.
 
     Raises:
-        FileNotFoundError: there is no trained model.
+        ModuleNotFoundError: no framework of any of them is installed.
     """
-    found = []
-    for pointer in sorted(folder.glob('*/last_checkpoint')):
-        # The pointer is an absolute path; the folder may have moved.
-        checkpoint = pointer.parent / Path(pointer.read_text().strip()).name
-        config = pointer.parent / f'{pointer.parent.name}.py'
-        if checkpoint.is_file() and config.is_file():
-            found.append((str(config), str(checkpoint)))
+    scopes = {name: load_config(name).default_scope for name in package_weights()}
+    found = [(name, f'mmlinattn://{name}') for name in scopes if find_spec(scopes[name])]
     if not found:
-        raise FileNotFoundError(
-            f'no CONFIG CHECKPOINT is given, and {str(folder)!r} has no trained model: '
-            '`make demo` trains two'
+        raise ModuleNotFoundError(
+            f'no CONFIG CHECKPOINT is given, and the models of this package need one of '
+            f'{", ".join(sorted({*scopes.values()}))}'
         )
     return found
 

@@ -6,6 +6,7 @@ from .checkpoint_cache import (
     load_checkpoint,
     replace_mmengine_readers,
 )
+from .checkpoint_uri import package_weights
 from .compare import LoadReport, check_fits, compare
 from .consolidate import consolidate
 from .convert import SOURCES, convert, detect_source, kind_of
@@ -43,6 +44,7 @@ __all__ = [
     'load_shards',
     'load_state_dict',
     'non_finite',
+    'package_weights',
     'read_checkpoint',
     'remove_lost_shards',
     'remove_shards',

@@ -69,9 +69,15 @@ def _openmmlab() -> Dict[str, str]:
     return {name: where if '://' in where else str(home / where) for name, where in names.items()}
 
 
-def _of_this_package() -> Dict[str, str]:
+def package_weights() -> Dict[str, str]:
+    """Return the file of each ``mmlinattn://NAME``, by NAME, which is that of its config.
+
+    Example:
+        >>> sorted(package_weights())
+        ['retinanet_ravlt-nano_bccd', 'semantic-fpn_ravlt-nano_shapes']
+    """
     files = Path(__file__).parents[1].joinpath('weights').glob('*.pth')
-    return {path.stem.rpartition('-')[0]: str(path) for path in files}
+    return {path.stem.rpartition('-')[0]: str(path) for path in sorted(files)}
 
 
 _ZOOS: Dict[str, Callable[[], Dict[str, str]]] = {
@@ -80,7 +86,7 @@ _ZOOS: Dict[str, Callable[[], Dict[str, str]]] = {
     'open-mmlab': _openmmlab,
     'openmmlab': _openmmlab,
     'mmcls': lambda: mmengine_zoos.get_mmcls_models(),
-    'mmlinattn': _of_this_package,
+    'mmlinattn': package_weights,
 }
 
 

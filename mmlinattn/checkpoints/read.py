@@ -33,7 +33,8 @@ def read_checkpoint(source: PathLike, fill: bool = True) -> Dict[str, Any]:
 
     Args:
         source: a path, a URL (``https://``, ``file://``, see :func:`download`), a name of
-            MMEngine's model zoos (``torchvision://resnet50``, ``open-mmlab://...``), or a URI of
+            MMEngine's model zoos (``torchvision://resnet50``, ``open-mmlab://...``), of the package
+            (``mmlinattn://...``, see :func:`package_weights`), or a URI of
             one of MMEngine's file backends. A name that ends in ``.safetensors`` is read in that
             format, any other in the format of ``torch.save``. The unpickler accepts tensors,
             plain types, numpy numbers and arrays, ``argparse.Namespace``, and the logs and

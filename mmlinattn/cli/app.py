@@ -1,6 +1,6 @@
 """Serve a web page with predictions and attention maps of images.
 
-Without arguments it serves the models that `make demo` trained.
+Without arguments it serves the models that come with the package.
 """
 
 import argparse
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import List, Optional
 
 from ..apis.sources import IMAGES
-from ..app import Workbench, demo_models, load_models
+from ..app import Workbench, load_models, package_models
 from ..app.page import build_page, run_until_closed, serve
 from ..app.workbench import model_names
 from ..engine.config import config_file
 from ..utils.command_line import errors_in_one_line
 from .arguments.prediction import EXAMPLES
 
-DEMO, MOST_EXAMPLES = Path('work_dirs/demo'), 8
+MOST_EXAMPLES = 8
 
 
 def examples_of(folder: Optional[Path]) -> List[Path]:
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
             raise ModuleNotFoundError("the page needs the package gradio: pip install 'gradio>=6'")
         check_address(args.host, args.port)
         examples = examples_of(args.images)
-        files = list(zip(args.models[::2], args.models[1::2])) or demo_models(DEMO)
+        files = list(zip(args.models[::2], args.models[1::2])) or package_models()
         for config, weights in files:
             config_file(config)
             if '://' not in weights and not Path(weights).is_file():

@@ -55,7 +55,6 @@ def test_without_gradio(monkeypatch, capsys, served):
     [
         (['x.py', 'x.pth'], "config 'x.py' does not exist"),
         (['ravlt-nano_shapes', 'x.pth'], 'x.pth'),
-        ([], '`make demo` trains two'),
         (['--images', 'none'], "--images 'none' has no images"),
     ],
 )
@@ -105,6 +104,10 @@ def test_what_is_served(served, tmp_path, capsys):
     )
     assert served['where'] == ('0.0.0.0', 80) and served['models'][1] == 'cuda'
     assert served['examples'] == []
+    served.clear()
+    assert program.main(['app']) == 0
+    name = 'semantic-fpn_ravlt-nano_shapes'
+    assert (name, f'mmlinattn://{name}') in served['models'][0]
 
 
 def test_a_port_that_is_in_use(served, monkeypatch, capsys):

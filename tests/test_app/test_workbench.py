@@ -11,10 +11,11 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from PIL import Image
 
 from mmlinattn.apis import Prediction, coco_categories
-from mmlinattn.app import Workbench, demo_models, load_models
+from mmlinattn.app import Workbench, load_models, package_models
 from mmlinattn.app import workbench as module
 from mmlinattn.app.workbench import enlargement, read_image, table_of
 from mmlinattn.datasets.audit.images import TooManyPixels
+from mmlinattn.datasets.shapes.draw import draw_image
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)
 
@@ -133,19 +134,22 @@ def test_models_by_name(files, monkeypatch):
         Workbench({})
 
 
-def test_the_models_of_the_demo(tmp_path):
-    with pytest.raises(FileNotFoundError, match='`make demo` trains two'):
-        demo_models(tmp_path / 'nowhere')
-    for name, there in (('b', True), ('a', True), ('unfinished', False)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f'{name}.py').touch()
-        # As MMEngine writes it: where the folder once was.
-        (tmp_path / name / 'last_checkpoint').write_text(f'/elsewhere/{name}/epoch_3.pth')
-        if there:
-            (tmp_path / name / 'epoch_3.pth').touch()
-    assert demo_models(tmp_path) == [
-        (str(tmp_path / name / f'{name}.py'), str(tmp_path / name / 'epoch_3.pth')) for name in 'ab'
-    ]
+def test_the_models_of_the_package(monkeypatch):
+    """Those whose framework is there; they find something in a picture of their own kind."""
+    detector, segmentor = 'retinanet_ravlt-nano_bccd', 'semantic-fpn_ravlt-nano_shapes'
+    address = 'mmlinattn://{}'.format
+    frameworks = {'mmdet', 'mmseg'}
+    monkeypatch.setattr(module, 'find_spec', lambda name: name in frameworks)
+    assert package_models() == [(name, address(name)) for name in (detector, segmentor)]
+    frameworks = {'mmseg'}
+    assert package_models() == [(segmentor, address(segmentor))]
+    frameworks = {'mmpretrain'}
+    with pytest.raises(ModuleNotFoundError, match='need one of mmdet, mmseg'):
+        package_models()
+    (predictor,) = load_models([(segmentor, address(segmentor))]).values()
+    drawn = draw_image(np.random.default_rng(0), 128)
+    found = predictor.predict(drawn.image[..., ::-1]).segmentation
+    assert (found == drawn.semantic).mean() > 0.9 and len(np.unique(drawn.semantic)) > 1
 
 
 def image_file(path, size, mode='RGB', **options):

@@ -50,7 +50,7 @@ def predict(argv: Optional[List[str]] = None) -> Namespace:
 def app(argv: Optional[List[str]] = None) -> Namespace:
     """Serve a web page with predictions and attention maps of images.
 
-    Without arguments it serves the models that `make demo` trained.
+    Without arguments it serves the models that come with the package.
     """
     parser = Parser('app', app.__doc__)
     add = parser.add_argument
