@@ -43,7 +43,6 @@ TOKENS = {
 }
 CUDA_QUICK_TOKENS = ['4k', '16k', '65k']
 IMAGES = {False: ['512x512', '800x1280'], True: ['256x256', '512x512']}
-NOT_DEFAULT = ('attentions', 'ravlt-nano', 'ripple-vit', 'ripple-groups')
 # Reported versions only: a case uses these packages if they compute the same.
 OPTIONAL = ('flash-linear-attention', 'natten')
 
@@ -77,6 +76,9 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
         '--processor-time', action='store_true',
         help='of all threads on the CPU, where other programs run; use with --threads 1',
     )  # fmt: skip
+    parser.add_argument(
+        '--no-memory', action='store_true', help='times alone: a profile of memory takes memory'
+    )
     parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmarks'), metavar='DIR')
     args = parser.parse_args(argv)
     try:
@@ -101,7 +103,12 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
         # Only the kernels, which takes less than five minutes.
         kernels = device.type == 'cuda' and args.quick
         kinds = ('operator',) if kernels else KINDS
-        args.cases = [n for n, c in CASES.items() if c.kind in kinds and n not in NOT_DEFAULT]
+        args.cases = [n for n, c in CASES.items() if c.kind in kinds and not c.chosen]
+    for name in args.cases:
+        multiple = CASES[name].multiple
+        for number in args.tokens:
+            if number % multiple:
+                parser.error(f'--tokens must be multiples of {multiple} for {name}, got {number}')
     args.rounds = args.rounds or (3 if args.quick else 5)
     args.budget = args.budget or (2.0 if args.quick else 20.0)
     return args
@@ -176,7 +183,7 @@ def main(argv: List[str]) -> int:
     if args.device.index is not None:  # events and streams belong to the current device
         torch.cuda.set_device(args.device)
     min_seconds = 0.3 if args.quick else 1.0
-    effort = Effort(args.rounds, min_seconds, args.budget, args.processor_time)
+    effort = Effort(args.rounds, min_seconds, args.budget, args.processor_time, not args.no_memory)
     facts = context(args, argv)
     results: List[Result] = []
     jobs = [(CASES[n], m, b) for n in args.cases for m in args.modes for b in args.batch]
