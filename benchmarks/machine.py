@@ -1,5 +1,6 @@
 """Commit, machine and package versions of a measurement."""
 
+import argparse
 import os
 import platform
 import subprocess
@@ -34,6 +35,21 @@ def machine(device: torch.device) -> str:
         cpu = names[0].split(':', 1)[1].strip() if names else cpu
     text = f'{cpu}, {os.cpu_count()} cores, {platform.system()}'
     return f'{torch.cuda.get_device_name(device)}; {text}' if device.type == 'cuda' else text
+
+
+def parse_device(text: str, parser: argparse.ArgumentParser) -> torch.device:
+    """Return the device of ``--device`` and make it the current one, or end with one line."""
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ('cpu', 'cuda'):
+        parser.error(f'--device must be cpu, cuda or cuda:N, got {text!r}')
+    if device.type == 'cuda' and not torch.cuda.is_available():
+        parser.error(f'--device {text}: torch {torch.__version__} finds no CUDA device')
+    if device.index is not None and device.type == 'cuda':
+        torch.cuda.set_device(device)  # events and streams belong to the current device
+    return device
 
 
 def version(package: str) -> str:

@@ -26,7 +26,7 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.cases import CASES, KINDS, Setup, map_shape
-from benchmarks.machine import commit, machine, version
+from benchmarks.machine import commit, machine, parse_device, version
 from benchmarks.measure import copy_bandwidth
 from benchmarks.report import write
 from benchmarks.suite import MODES, Effort, Result, run_case
@@ -81,15 +81,7 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     )
     parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmarks'), metavar='DIR')
     args = parser.parse_args(argv)
-    try:
-        device = torch.device(args.device)
-    except RuntimeError:
-        parser.error(f'--device must be cpu, cuda or cuda:N, got {args.device!r}')
-    if device.type not in DEFAULTS:
-        parser.error(f'--device must be cpu, cuda or cuda:N, got {args.device!r}')
-    if device.type == 'cuda' and not torch.cuda.is_available():
-        parser.error(f'--device {args.device}: torch {torch.__version__} finds no CUDA device')
-    args.device = device
+    args.device = device = parse_device(args.device, parser)
     for name, value in DEFAULTS[device.type].items():
         if getattr(args, name) is None:
             setattr(args, name, value)
@@ -180,8 +172,6 @@ def main(argv: List[str]) -> int:
         keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
-    if args.device.index is not None:  # events and streams belong to the current device
-        torch.cuda.set_device(args.device)
     min_seconds = 0.3 if args.quick else 1.0
     effort = Effort(args.rounds, min_seconds, args.budget, args.processor_time, not args.no_memory)
     facts = context(args, argv)

@@ -149,7 +149,7 @@ def walls(session: Session) -> List[Job]:
                 lambda: F.scaled_dot_product_attention(q, k, v)
             )
         for (what, mode), call in calls.items():
-            eager = wall(call, session.synchronize, 0.0 if session.tiny else 0.05)
+            eager = wall(call, 0.0 if session.tiny else 0.05)
             row: Row = dict(operator=what, tokens=count, mode=mode, eager_ms=1e3 * eager)
             if session.gpu:
                 row['graph_ms'] = 1e3 * median(captured(call)[0], session)
@@ -195,7 +195,7 @@ def crossover(session: Session) -> List[Job]:
             ours, theirs = (sorted(times[x])[len(times[x]) // 2] for x in ('ours', 'softmax'))
             clocks['device'].append((count, ours / theirs))
             limit = 0.0 if session.tiny else 0.02
-            ours, theirs = (wall(call, session.synchronize, limit) for call in pair.values())
+            ours, theirs = (wall(call, limit) for call in pair.values())
             clocks['wall'].append((count, ours / theirs))
         for clock, ratios in clocks.items():
             yield dict(

@@ -373,7 +373,7 @@ def test_goes_with_torch_and_triton_alone(root, tmp_path):
     [
         ('--device cpu', 'needs --tiny'),
         ('--device tpu --tiny', "got 'tpu'"),
-        ('--device mps --tiny', 'got mps'),
+        ('--device mps --tiny', "got 'mps'"),
         ('--device cpu --tiny --minutes 0', 'must be positive, got 0.0'),
         ('--device cpu --tiny --only nothing', "'nothing'"),
     ],
