@@ -83,7 +83,7 @@ def sections(folder: Path, seconds: float) -> List[Section]:
     """Return all sections in order; shares are approximate percentages."""
 
     def tune(session: Session) -> List[Job]:
-        return kernels.tuning(session, folder, 0.03 * seconds)
+        return kernels.tune(session, folder, 0.03 * seconds)
 
     def compiling(session: Session) -> List[Job]:
         return kernels.compiling(session, 0.1 * seconds)

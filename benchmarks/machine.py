@@ -1,4 +1,4 @@
-"""Commit, machine and package versions of a measurement."""
+"""Commit, machine, package versions and errors of a measurement."""
 
 import argparse
 import os
@@ -64,3 +64,9 @@ def openmmlab(package: str) -> str:
     """Return the version of an OpenMMLab package, also under its OneDL name ``onedl-...``."""
     found = [version(name) for name in (package, f'onedl-{package}')]
     return next((v for v in found if v != 'not installed'), 'not installed')
+
+
+def error_line(error: Exception) -> str:
+    """Return the type and the first line of an error."""
+    first = (str(error).strip().splitlines() or [''])[0]
+    return f'{type(error).__name__}: {first}'[:300]

@@ -43,8 +43,6 @@ TOKENS = {
 }
 CUDA_QUICK_TOKENS = ['4k', '16k', '65k']
 IMAGES = {False: ['512x512', '800x1280'], True: ['256x256', '512x512']}
-# Reported versions only: a case uses these packages if they compute the same.
-OPTIONAL = ('flash-linear-attention', 'natten')
 
 
 def parse_args(argv: List[str]) -> argparse.Namespace:
@@ -150,8 +148,6 @@ def context(args: argparse.Namespace, argv: List[str]) -> Dict[str, object]:
         'cells': 'median ± half the interquartile range of a call, time over that of the first '
         'column, peak memory above what was allocated before',
     }
-    for name in OPTIONAL:
-        facts[name] = version(name)
     if args.device.type == 'cuda':
         facts['versions'] += f', CUDA {torch.version.cuda}, Triton {version("triton")}'
         facts['copy bandwidth'] = copy_bandwidth(args.device)

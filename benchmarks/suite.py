@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .cases import Baseline, Case, Setup
+from .machine import error_line
 from .measure import Spread, difference, forward, forward_backward, interleave, peak_memory, slope
 
 MODES = ('forward', 'forward+backward')
@@ -134,7 +135,7 @@ def _run_point(
             results[name] = Result(baseline=name, skipped='out of memory', **point)
             continue
         except Exception as error:  # the others can still be measured
-            results[name] = Result(baseline=name, skipped=_reason(error), failed=True, **point)
+            results[name] = Result(baseline=name, skipped=error_line(error), failed=True, **point)
             continue
         error, min_bytes = None, _min_bytes(baseline, outs, grads)
         if baseline.same:
@@ -218,11 +219,6 @@ def _agree(
     outputs, gradients = map(_difference, got, expected)
     # These comparisons are False for NaN.
     return outputs <= TOLERANCES[dtype] and gradients <= 10 * TOLERANCES[dtype]
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f'{type(error).__name__}: {lines[0] if lines else ""}'[:200]
 
 
 def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, float]]:

@@ -1,10 +1,13 @@
-"""Timing with CUDA graphs and with the host's work, which ``benchmarks/measure.py`` leaves out."""
+"""Timing with CUDA graphs and with the host's work, which ``benchmarks/measure.py`` leaves out.
 
-from typing import Callable, Sequence, Tuple
+``torch.utils.benchmark`` imports setuptools, but gpu.py goes with torch and triton alone.
+"""
+
+import time
+from typing import Callable, List, Sequence, Tuple
 
 import torch
 from torch import Tensor
-from torch.utils.benchmark import Timer
 
 WARM_UP = 3
 
@@ -28,12 +31,23 @@ def captured(
     return graph.replay, lambda: results[0]
 
 
-def wall(call: Callable[[], object], seconds: float = 0.1) -> float:
-    """Return the median seconds per call in sequences of calls, with the host's work.
+def wall(
+    call: Callable[[], object], synchronize: Callable[[], None], seconds: float = 0.1
+) -> float:
+    """Return the seconds per call in a sequence of calls, with the host's work.
 
-    Args:
-        seconds: measure for so long.
+    The result is the median of several series.
     """
-    threads = torch.get_num_threads()
-    timer = Timer('call()', globals=dict(call=call), num_threads=threads)
-    return timer.blocked_autorange(min_run_time=seconds).median
+    series: List[float] = []
+    call()
+    synchronize()
+    begin, count = time.perf_counter(), 10
+    while len(series) < 3 or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        synchronize()
+        series.append((time.perf_counter() - start) / count)
+        if time.perf_counter() - begin > 10 * seconds:  # slow calls
+            break
+    return sorted(series)[len(series) // 2]
