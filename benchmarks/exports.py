@@ -12,7 +12,6 @@ call at the first size. One thread; weights are not trained.
 """
 
 import argparse
-import logging
 import sys
 import tempfile
 import time
@@ -28,16 +27,11 @@ from torch.export import Dim, export
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import model_exports, tables
+from benchmarks.cases.layers import attentions
 from benchmarks.machine import commit, machine, version
 from mmlinattn.deployment.formats import OPSET, check_format, silence
 from mmlinattn.models.backbones import RAVLT, CvT, MixTransformer, Swin, ViL, ViT
-from mmlinattn.models.layers import (
-    BaseAttention,
-    build_attention,
-    map_to_tokens,
-    registered_subclasses,
-    tokens_to_map,
-)
+from mmlinattn.models.layers import build_attention, map_to_tokens, tokens_to_map
 
 # isort: split
 import onnxruntime  # after mmlinattn, which disables its usage reports
@@ -170,7 +164,8 @@ def table(models: Dict[str, Callable[[], nn.Module]], *args, **options) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, build in models.items():
             torch.manual_seed(0)
-            model = build().eval().requires_grad_(False)
+            with silence():
+                model = build().eval().requires_grad_(False)
             x = torch.randn(sizes[0][0], channels, *sizes[0][1:])
             cells = roads(model, x, sizes, least, Path(folder), **options)
             print(tables.row([name, *cells]), flush=True)
@@ -180,8 +175,7 @@ def main(argv: List[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    kinds = registered_subclasses(BaseAttention)
-    configs = {name: dict(type=name) for name in kinds if kinds[name].__module__[:9] == 'mmlinattn'}
+    configs = {name: dict(type=name) for name in attentions()}
     layers = {
         name: partial(lambda cfg: OnMap(build_attention(cfg, CHANNELS, HEADS)), cfg)
         for name, cfg in {**configs, **VARIANTS}.items()
@@ -201,7 +195,6 @@ def main(argv: List[str]) -> None:
     if unknown and not (args.models or args.zoo):
         parser.error(f'--only {unknown[0]} is unknown; known are {", ".join(known)}')
     warnings.filterwarnings('ignore')
-    logging.disable(logging.CRITICAL)  # the table shows the errors of failed exports
     torch.set_num_threads(1)
     packages = ', '.join(f'{name} {version(name)}' for name in ('torch', 'onnxruntime', 'openvino'))
     print(f'{machine(torch.device("cpu"))}, {packages}, commit {commit()}\n')

@@ -9,7 +9,6 @@ from typing import Iterator, List, Tuple
 
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS
 from torch import nn
 
 from benchmarks import tables
@@ -21,8 +20,7 @@ from mmlinattn.deployment.capture import strides_of
 from mmlinattn.deployment.deployable import Deployable, deployable
 from mmlinattn.deployment.formats import silence
 from mmlinattn.engine.config import load_config
-from mmlinattn.engine.model import preprocessor_of
-from mmlinattn.models.layers import optimize_for_cpu
+from mmlinattn.engine.model import initial_model
 
 # Config, and height and width of the capture.
 CASES = {
@@ -60,26 +58,16 @@ def spent() -> float:
     return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
 
 
-def without_pretrained(node) -> None:
-    """Remove pretrained checkpoints from a config in place."""
-    if isinstance(node, dict):
-        if (node.get('init_cfg') or {}).get('type') == 'Pretrained':
-            node['init_cfg'] = None
-        for value in node.values():
-            without_pretrained(value)
-
-
 def build(cfg: Config) -> Deployable:
     """Return the deployable model of a config, untrained."""
-    without_pretrained(cfg._cfg_dict)
-    torch.manual_seed(0)
-    model = optimize_for_cpu(MODELS.build(dict(cfg.model, data_preprocessor=preprocessor_of(cfg))))
+    model = initial_model(cfg)
     spread_head_weights(model)
     return deployable(model, cfg)
 
 
 def cells(cfg: Config, shape, static: bool, formats: List[str], folder: Path) -> Iterator[str]:
-    model = build(cfg)
+    with silence():
+        model = build(cfg)
     noise = torch.nn.functional.interpolate(torch.rand(1, 3, 16, 20) * 255, shape, mode='bicubic')
     start = spent()
     with silence():

@@ -69,7 +69,7 @@ def _random_walk_layer(setup: Setup) -> Baselines:
 PAIRED_TOKENS = 2**14
 
 
-def _attentions() -> Dict[str, type]:
+def attentions() -> Dict[str, type]:
     """Return the attentions of this package by name, softmax attention first."""
     from mmlinattn.models.layers import BaseAttention, registered_subclasses
 
@@ -92,7 +92,7 @@ def _attention_layers(setup: Setup) -> Baselines:
     x = setup.tokens()
     x_map = setup.leaf(tokens_to_map(x, setup.hw_shape))
     baselines = {}
-    for name, kind in _attentions().items():
+    for name, kind in attentions().items():
         if 'N^2' in kind.info.memory and setup.num_tokens > PAIRED_TOKENS:
             continue
         layer = setup.module(kind(setup.embed_dims, setup.heads))
