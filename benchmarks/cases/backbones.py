@@ -116,7 +116,6 @@ def _vits(
     }
     for name in same:
         models[name].load_state_dict(models[same[0]].state_dict())
-
     compared = same if setup.dtype == torch.float64 else ()
     return {
         name: Baseline.of_module(

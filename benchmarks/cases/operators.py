@@ -57,10 +57,10 @@ def _rala(setup: Setup) -> Baselines:
     rotary, tables = Rotary(setup.hw_shape, setup.head_dim), setup.rotary_tables()
     return operator_baselines(
         setup,
-        lambda q, k, v, backend: rala_attention(q, k, v, rotary=rotary, backend=backend),
+        partial(rala_attention, rotary=rotary),
         setup.qkv(),
-        lambda q, k, v: textbook.rala(q, k, v, tables),
-        lambda q, k, v: flash_bla.rala(q, k, v, tables),
+        partial(textbook.rala, rotary=tables),
+        partial(flash_bla.rala, rotary=tables),
     )
 
 
@@ -70,9 +70,9 @@ def _mala(setup: Setup) -> Baselines:
     q, k, v = setup.qkv()
     baselines = operator_baselines(
         setup,
-        lambda q, k, v, backend: mala_attention(q, k, v, rotary=rotary, backend=backend),
+        partial(mala_attention, rotary=rotary),
         (q, k, v),
-        lambda q, k, v: textbook.mala(q, k, v, tables),
+        partial(textbook.mala, rotary=tables),
     )
     call = partial(rala_attention, q, k, v, rotary=rotary)
     return {**baselines, 'RALA': Baseline(call, (q, k, v), same=False)}
@@ -85,11 +85,7 @@ def _mala(setup: Setup) -> Baselines:
 )
 def _linear(setup: Setup) -> Baselines:
     return operator_baselines(
-        setup,
-        lambda *inputs, backend: linear_attention(*inputs, backend=backend),
-        setup.features(),
-        textbook.linear,
-        flash_bla.linear,
+        setup, linear_attention, setup.features(), textbook.linear, flash_bla.linear
     )
 
 
@@ -107,10 +103,7 @@ def _linear_elu1(setup: Setup) -> Baselines:
 def _additive(setup: Setup) -> Baselines:
     weights = [setup.leaf(setup.randn(setup.heads, setup.head_dim)) for _ in range(2)]
     return operator_baselines(
-        setup,
-        lambda *inputs, backend: additive_attention(*inputs, backend=backend),
-        (*setup.qkv(), *weights),
-        textbook.additive,
+        setup, additive_attention, (*setup.qkv(), *weights), textbook.additive
     )
 
 
@@ -162,7 +155,7 @@ def _random_walk(setup: Setup) -> Baselines:
     ]
     return operator_baselines(
         setup,
-        lambda *inputs, backend: random_walk_attention(*inputs, decay=DECAY, backend=backend),
+        partial(random_walk_attention, decay=DECAY),
         (*setup.qkv(), *anchors),
-        lambda *inputs: textbook.random_walk(*inputs, decay=DECAY),
+        partial(textbook.random_walk, decay=DECAY),
     )
