@@ -1,16 +1,17 @@
-"""Exports of all attentions and backbones by exporter, with error and time, for docs/export.md.
+"""Exports by exporter and by format, with error and time, for docs/export.md.
 
     python benchmarks/exports.py                      # layers of every attention, then backbones
     python benchmarks/exports.py --only mit-b0-rwgkp ravlt-s
+    python benchmarks/exports.py --models             # by format: half an hour on one core
+    python benchmarks/exports.py --models --only smca --format onnx
+    python benchmarks/exports.py --zoo                # all attentions in two classifiers
 
 A difference is the largest from torch in float32 over the largest number of the output. Sizes and
-batches differ from the exported ones. Needs onnx, onnxscript and onnxruntime.
+batches differ from the exported ones. Seconds are those of the processor, milliseconds those of a
+call at the first size. One thread; weights are not trained.
 """
 
 import argparse
-import contextlib
-import io
-import logging
 import sys
 import tempfile
 import time
@@ -20,34 +21,24 @@ from pathlib import Path
 from typing import Callable, Dict, List, Sequence, Tuple
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.export import Dim, export
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.machine import commit, machine
+from benchmarks import model_exports, tables
+from benchmarks.cases.layers import attentions
+from benchmarks.machine import commit, machine, version
+from mmlinattn.deployment.formats import OPSET, check_format, silence
 from mmlinattn.models.backbones import RAVLT, CvT, MixTransformer, Swin, ViL, ViT
-from mmlinattn.models.layers import (
-    BaseAttention,
-    build_attention,
-    map_to_tokens,
-    registered_subclasses,
-    tokens_to_map,
-)
+from mmlinattn.models.layers import build_attention, map_to_tokens, tokens_to_map
 
 # isort: split
 import onnxruntime  # after mmlinattn, which disables its usage reports
 
-console = Console(highlight=False, width=160, stderr=True)
-CHANNELS, HEADS, OPSET = 32, 2, 18
+CHANNELS, HEADS = 32, 2
 Size = Tuple[int, int, int]  # images, rows, columns; the first of several is exported
-LAYER: Tuple[Size, ...] = (
-    (2, 12, 20),
-    (1, 9, 14),
-    (3, 17, 11),
-    (2, 5, 30),
-)  # the first is exported
+LAYER: Tuple[Size, ...] = ((2, 12, 20), (1, 9, 14), (3, 17, 11), (2, 5, 30))
 BACKBONE: Tuple[Size, ...] = ((2, 160, 224), (1, 128, 192), (3, 157, 203), (2, 96, 333))
 VARIANTS = {
     'RALA, learnable': dict(type='RALA', kv_augmentation='learnable', num_tokens=12 * 20),
@@ -123,13 +114,6 @@ def session(path: Path) -> Callable[[Tensor], Sequence]:
     return lambda x: ready.run(None, {name: x.numpy()})
 
 
-@contextlib.contextmanager
-def silence():
-    """Suppress the progress that torch's exporters print."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
-
-
 def roads(model: nn.Module, x: Tensor, sizes: Sequence[Size], least: int, folder: Path, **options):
     """Yield one cell per exporter: largest difference and seconds, or the reason of failure."""
     batch, height, width = (
@@ -163,8 +147,8 @@ def roads(model: nn.Module, x: Tensor, sizes: Sequence[Size], least: int, folder
             with silence():
                 found = road()
             yield f'{found:.0e}, {spent[0]:.0f} s'
-        except Exception as error:  # exporters raise exceptions of many types
-            yield refusal(' '.join(str(error).split())) or f'{type(error).__name__}: {error!s:.60}'
+        except Exception as error:
+            yield refusal(' '.join(str(error).split())) or model_exports.failure(error)
 
 
 def refusal(text: str) -> str:
@@ -174,35 +158,50 @@ def refusal(text: str) -> str:
 
 
 def table(models: Dict[str, Callable[[], nn.Module]], *args, **options) -> None:
-    print('| | torch.export | ONNX, dynamic | ONNX, traced |\n| --- | ---: | ---: | ---: |')
+    columns = ('', 'torch.export', 'ONNX, dynamic', 'ONNX, traced')
+    print(*tables.markdown(columns, []), sep='\n')
     sizes, channels, least = args
     with tempfile.TemporaryDirectory() as folder:
         for name, build in models.items():
-            console.print(name)
             torch.manual_seed(0)
-            model = build().eval().requires_grad_(False)
+            with silence():
+                model = build().eval().requires_grad_(False)
             x = torch.randn(sizes[0][0], channels, *sizes[0][1:])
             cells = roads(model, x, sizes, least, Path(folder), **options)
-            print('| ' + ' | '.join([name, *cells]) + ' |', flush=True)
+            print(tables.row([name, *cells]), flush=True)
 
 
 def main(argv: List[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    kinds = registered_subclasses(BaseAttention)
-    configs = {name: dict(type=name) for name in kinds if kinds[name].__module__[:9] == 'mmlinattn'}
+    configs = {name: dict(type=name) for name in attentions()}
     layers = {
         name: partial(lambda cfg: OnMap(build_attention(cfg, CHANNELS, HEADS)), cfg)
         for name, cfg in {**configs, **VARIANTS}.items()
     }
-    parser.add_argument('--only', nargs='+', choices=[*layers, *BACKBONES], metavar='NAME')
+    parser.add_argument(
+        '--only', nargs='+', metavar='NAME', help='with --models, --zoo parts of names'
+    )
     parser.add_argument('--no-optimize', action='store_true', help='of onnxscript')
+    parser.add_argument('--models', action='store_true', help='whole models by format')
+    parser.add_argument('--format', nargs='+', default=['onnx', 'openvino', 'aoti'], metavar='NAME')
+    parser.add_argument('--zoo', action='store_true', help='attentions in classifiers')
     args = parser.parse_args(argv)
+    for name in args.format if args.models else ['onnx']:
+        check_format(name)
+    known = [*layers, *BACKBONES]
+    unknown = [name for name in args.only or () if name not in known]
+    if unknown and not (args.models or args.zoo):
+        parser.error(f'--only {unknown[0]} is unknown; known are {", ".join(known)}')
     warnings.filterwarnings('ignore')
-    logging.disable(logging.CRITICAL)  # the table shows the errors of failed exports
-    print(f'{machine(torch.device("cpu"))}, torch {torch.__version__}, commit {commit()}; '
-          'largest difference, seconds of the processor\n')  # fmt: skip
+    torch.set_num_threads(1)
+    packages = ', '.join(f'{name} {version(name)}' for name in ('torch', 'onnxruntime', 'openvino'))
+    print(f'{machine(torch.device("cpu"))}, {packages}, commit {commit()}\n')
+    if args.models:
+        return model_exports.models(args.only or [''], args.format)
+    if args.zoo:
+        return model_exports.classifiers(args.only or [''])
     options = dict(optimize=not args.no_optimize)
     for models, *setting in ((layers, LAYER, CHANNELS, 4), (BACKBONES, BACKBONE, 3, 96)):
         chosen = {name: models[name] for name in models if not args.only or name in args.only}

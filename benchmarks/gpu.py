@@ -43,7 +43,7 @@ from benchmarks.gpu_suite.session import (
     rows_of,
     run,
 )
-from benchmarks.machine import commit, machine, openmmlab, version
+from benchmarks.machine import commit, machine, openmmlab, parse_device, version
 from mmlinattn.ops.common import kernel_verdicts
 
 
@@ -83,7 +83,7 @@ def sections(folder: Path, seconds: float) -> List[Section]:
     """Return all sections in order; shares are approximate percentages."""
 
     def tune(session: Session) -> List[Job]:
-        return kernels.tuning(session, folder, 0.03 * seconds)
+        return kernels.tune(session, folder, 0.03 * seconds)
 
     def compiling(session: Session) -> List[Job]:
         return kernels.compiling(session, 0.1 * seconds)
@@ -142,14 +142,7 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
         help='sections to run though they are done; all without a name',
     )  # fmt: skip
     args = parser.parse_args(argv)
-    try:
-        args.device = torch.device(args.device)
-    except RuntimeError:
-        parser.error(f'--device must be cpu, cuda or cuda:N, got {args.device!r}')
-    if args.device.type not in ('cpu', 'cuda'):
-        parser.error(f'--device must be cpu, cuda or cuda:N, got {args.device}')
-    if args.device.type == 'cuda' and not torch.cuda.is_available():
-        parser.error(f'--device {args.device}: torch {torch.__version__} finds no CUDA device')
+    args.device = parse_device(args.device, parser)
     if args.device.type == 'cpu' and not args.tiny:
         parser.error('--device cpu needs --tiny: the sizes are those of a GPU')
     if args.minutes <= 0:
@@ -160,8 +153,6 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
 
 def main(argv: List[str]) -> int:
     args = parse_args(argv)
-    if args.device.index is not None:  # events and streams belong to the current device
-        torch.cuda.set_device(args.device)
     gc.freeze()  # skips imported objects, whose collection takes longer than most jobs
     session, seconds = Session(args.device, args.tiny), 60 * args.minutes
     key: Dict[str, str] = {

@@ -1,5 +1,6 @@
-"""Commit, machine and package versions of a measurement."""
+"""Commit, machine, package versions and errors of a measurement."""
 
+import argparse
 import os
 import platform
 import subprocess
@@ -36,6 +37,21 @@ def machine(device: torch.device) -> str:
     return f'{torch.cuda.get_device_name(device)}; {text}' if device.type == 'cuda' else text
 
 
+def parse_device(text: str, parser: argparse.ArgumentParser) -> torch.device:
+    """Return the device of ``--device`` and make it the current one, or end with one line."""
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ('cpu', 'cuda'):
+        parser.error(f'--device must be cpu, cuda or cuda:N, got {text!r}')
+    if device.type == 'cuda' and not torch.cuda.is_available():
+        parser.error(f'--device {text}: torch {torch.__version__} finds no CUDA device')
+    if device.index is not None and device.type == 'cuda':
+        torch.cuda.set_device(device)  # events and streams belong to the current device
+    return device
+
+
 def version(package: str) -> str:
     """Return the version of an installed package, or ``'not installed'``."""
     try:
@@ -48,3 +64,9 @@ def openmmlab(package: str) -> str:
     """Return the version of an OpenMMLab package, also under its OneDL name ``onedl-...``."""
     found = [version(name) for name in (package, f'onedl-{package}')]
     return next((v for v in found if v != 'not installed'), 'not installed')
+
+
+def error_line(error: Exception) -> str:
+    """Return the type and the first line of an error."""
+    first = (str(error).strip().splitlines() or [''])[0]
+    return f'{type(error).__name__}: {first}'[:300]

@@ -9,7 +9,6 @@ in the faster of the two libraries.
 import argparse
 import functools
 import sys
-import time
 from pathlib import Path
 from typing import Callable, Dict, List
 
@@ -19,7 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks import tables
 from benchmarks.machine import commit, machine
+from benchmarks.measure import interleave
 from benchmarks.run import image, positive
 from mmlinattn.analysis.complexity import analyse
 from mmlinattn.engine.runner.allocator import keep_freed_memory
@@ -42,6 +43,7 @@ KINDS = {
     'elementwise': ('',),
 }
 SIDE = 2048
+CPU = torch.device('cpu')
 
 
 def kind_of(name: str) -> str:
@@ -52,12 +54,7 @@ def kind_of(name: str) -> str:
 def best(call: Callable[[], object], rounds: int) -> float:
     """Return the shortest time of a call in seconds, after one warm-up call."""
     call()
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(interleave({'call': call}, CPU, rounds, 0.0)['call'])
 
 
 def peaks() -> Dict[str, float]:
@@ -94,10 +91,9 @@ def main(argv: List[str]) -> int:
         keep_freed_memory()
     peak = peaks()
     facts = ', '.join(f'{name} {value / 1e9:.0f}' for name, value in peak.items())
-    print(f'{machine(torch.device("cpu"))}, {torch.get_num_threads()} threads, commit {commit()}')
+    print(f'{machine(CPU)}, {torch.get_num_threads()} threads, commit {commit()}')
     print(f'Largest product, G multiply-accumulates a second: {facts}.\n')
-    print('| backbone | image | ms | share of peak |', ' | '.join(KINDS), '|')
-    print('| --- | --- |', ' | '.join(['---:'] * (2 + len(KINDS))), '|')
+    columns, lines = ['backbone', 'image', 'ms', 'share of peak', *KINDS], []
     for name in args.backbones:
         model = cpu_linear.optimize_for_cpu(BACKBONES[name]().eval())
         for shape in args.images:
@@ -108,7 +104,8 @@ def main(argv: List[str]) -> int:
             rate = analyse(model, shape).total / seconds
             cells = [name, f'{shape[0]}x{shape[1]}', f'{1e3 * seconds:.3g}']
             cells += [f'{rate / max(peak.values()):.0%}', *(f'{s:.0%}' for s in found.values())]
-            print(f'| {" | ".join(cells)} |', flush=True)
+            lines.append(cells)
+    print(*tables.markdown(columns, lines), sep='\n')
     return 0
 
 

@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Sequence
 
+from . import tables
 from .cases import CASES
 from .suite import Result, slopes
 
@@ -70,23 +71,20 @@ def table(group: Sequence[Result], bandwidth: Optional[float] = None) -> List[st
         bandwidth: copy bandwidth in bytes per second; adds the share that each baseline reaches.
     """
     baselines = list(dict.fromkeys(result.baseline for result in group))
-    lines = [
-        '| ' + ' | '.join(['size', 'tokens', *baselines]) + ' |',
-        '| --- |' + ' ---: |' * (1 + len(baselines)),
-    ]
+    lines = []
     for size in dict.fromkeys(result.size for result in group):
         row = {result.baseline: result for result in group if result.size == size}
         first = row[baselines[0]]
         # A case may leave out a baseline at some sizes.
         cells = [cell(row[name], first, bandwidth) if name in row else '' for name in baselines]
-        lines.append('| ' + ' | '.join([size, f'{first.tokens:,}', *cells]) + ' |')
+        lines.append([size, f'{first.tokens:,}', *cells])
     fitted = slopes(group)
     if fitted:
         cells = [
             '{:.2f}, {:.2f}'.format(*fitted[name]) if name in fitted else '' for name in baselines
         ]
-        lines.append('| ' + ' | '.join(['slope: time, memory', '', *cells]) + ' |')
-    return lines
+        lines.append(['slope: time, memory', '', *cells])
+    return tables.markdown(['size', 'tokens', *baselines], lines)
 
 
 def cell(result: Result, first: Result, bandwidth: Optional[float] = None) -> str:
@@ -97,7 +95,8 @@ def cell(result: Result, first: Result, bandwidth: Optional[float] = None) -> st
     text = f'{1e3 * time.median:.4g} ± {1e3 * (time.high - time.low) / 2:.2g} ms'
     if result is not first and not first.skipped:
         text += f' ({time.median / first.time.median:.2f}x)'
-    text += f', {result.peak_bytes / 2**20:.4g} MiB'
+    if result.peak_bytes:
+        text += f', {result.peak_bytes / 2**20:.4g} MiB'
     if bandwidth:
         text += f', {result.min_bytes / time.median / bandwidth:.0%} of copy'
     return text
@@ -109,10 +108,13 @@ def plot(group: Sequence[Result]) -> 'Figure':
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-    figure = Figure(figsize=(9, 4), layout='constrained')
     fitted = slopes(group)
-    panels = ('time of a call, ms', 'peak memory of a call, MiB')
-    for i, (axes, label) in enumerate(zip(figure.subplots(1, 2), panels)):
+    panels = ['time of a call, ms', 'peak memory of a call, MiB']
+    if not any(result.peak_bytes for result in group):
+        del panels[1]
+    figure = Figure(figsize=(4.5 * len(panels), 4), layout='constrained')
+    columns = figure.subplots(1, len(panels), squeeze=False)[0]
+    for i, (axes, label) in enumerate(zip(columns, panels)):
         for name in dict.fromkeys(result.baseline for result in group):
             points = [r for r in group if r.baseline == name and not r.skipped]
             values = [1e3 * r.time.median if i == 0 else r.peak_bytes / 2**20 for r in points]

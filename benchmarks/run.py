@@ -26,7 +26,7 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.cases import CASES, KINDS, Setup, map_shape
-from benchmarks.machine import commit, machine, version
+from benchmarks.machine import commit, machine, parse_device, version
 from benchmarks.measure import copy_bandwidth
 from benchmarks.report import write
 from benchmarks.suite import MODES, Effort, Result, run_case
@@ -43,9 +43,6 @@ TOKENS = {
 }
 CUDA_QUICK_TOKENS = ['4k', '16k', '65k']
 IMAGES = {False: ['512x512', '800x1280'], True: ['256x256', '512x512']}
-NOT_DEFAULT = ('attentions', 'ravlt-nano', 'ripple-vit', 'ripple-groups')
-# Reported versions only: a case uses these packages if they compute the same.
-OPTIONAL = ('flash-linear-attention', 'natten')
 
 
 def parse_args(argv: List[str]) -> argparse.Namespace:
@@ -77,17 +74,12 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
         '--processor-time', action='store_true',
         help='of all threads on the CPU, where other programs run; use with --threads 1',
     )  # fmt: skip
+    parser.add_argument(
+        '--no-memory', action='store_true', help='times alone: a profile of memory takes memory'
+    )
     parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmarks'), metavar='DIR')
     args = parser.parse_args(argv)
-    try:
-        device = torch.device(args.device)
-    except RuntimeError:
-        parser.error(f'--device must be cpu, cuda or cuda:N, got {args.device!r}')
-    if device.type not in DEFAULTS:
-        parser.error(f'--device must be cpu, cuda or cuda:N, got {args.device!r}')
-    if device.type == 'cuda' and not torch.cuda.is_available():
-        parser.error(f'--device {args.device}: torch {torch.__version__} finds no CUDA device')
-    args.device = device
+    args.device = device = parse_device(args.device, parser)
     for name, value in DEFAULTS[device.type].items():
         if getattr(args, name) is None:
             setattr(args, name, value)
@@ -101,7 +93,12 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
         # Only the kernels, which takes less than five minutes.
         kernels = device.type == 'cuda' and args.quick
         kinds = ('operator',) if kernels else KINDS
-        args.cases = [n for n, c in CASES.items() if c.kind in kinds and n not in NOT_DEFAULT]
+        args.cases = [n for n, c in CASES.items() if c.kind in kinds and not c.chosen]
+    for name in args.cases:
+        multiple = CASES[name].multiple
+        for number in args.tokens:
+            if number % multiple:
+                parser.error(f'--tokens must be multiples of {multiple} for {name}, got {number}')
     args.rounds = args.rounds or (3 if args.quick else 5)
     args.budget = args.budget or (2.0 if args.quick else 20.0)
     return args
@@ -151,8 +148,6 @@ def context(args: argparse.Namespace, argv: List[str]) -> Dict[str, object]:
         'cells': 'median ± half the interquartile range of a call, time over that of the first '
         'column, peak memory above what was allocated before',
     }
-    for name in OPTIONAL:
-        facts[name] = version(name)
     if args.device.type == 'cuda':
         facts['versions'] += f', CUDA {torch.version.cuda}, Triton {version("triton")}'
         facts['copy bandwidth'] = copy_bandwidth(args.device)
@@ -173,10 +168,8 @@ def main(argv: List[str]) -> int:
         keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
-    if args.device.index is not None:  # events and streams belong to the current device
-        torch.cuda.set_device(args.device)
     min_seconds = 0.3 if args.quick else 1.0
-    effort = Effort(args.rounds, min_seconds, args.budget, args.processor_time)
+    effort = Effort(args.rounds, min_seconds, args.budget, args.processor_time, not args.no_memory)
     facts = context(args, argv)
     results: List[Result] = []
     jobs = [(CASES[n], m, b) for n in args.cases for m in args.modes for b in args.batch]

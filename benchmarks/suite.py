@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .cases import Baseline, Case, Setup
+from .machine import error_line
 from .measure import Spread, difference, forward, forward_backward, interleave, peak_memory, slope
 
 MODES = ('forward', 'forward+backward')
@@ -30,7 +31,7 @@ class Result:
         size: the map of an operator or a layer, the image of a backbone, ``HxW``.
         tokens: tokens of the map; for a backbone, of its first stage.
         seconds: seconds of every call.
-        peak_bytes: peak memory of one call above the memory allocated before.
+        peak_bytes: peak memory of one call above the memory allocated before, 0 if not measured.
         min_bytes: minimal memory traffic: every input read once, every output written once.
         error: largest relative difference of an output or gradient from the first baseline; None
             for the first baseline and for those that compute something else.
@@ -66,12 +67,14 @@ class Effort:
     Args:
         min_rounds, min_seconds, processor_time: see :func:`benchmarks.measure.interleave`.
         budget: longest call in seconds; a baseline with a longer predicted time is left out.
+        memory: measure the peak memory of a call.
     """
 
     min_rounds: int = 5
     min_seconds: float = 1.0
     budget: float = 20.0
     processor_time: bool = False
+    memory: bool = True
 
 
 def run_case(
@@ -132,7 +135,7 @@ def _run_point(
             results[name] = Result(baseline=name, skipped='out of memory', **point)
             continue
         except Exception as error:  # the others can still be measured
-            results[name] = Result(baseline=name, skipped=_reason(error), failed=True, **point)
+            results[name] = Result(baseline=name, skipped=error_line(error), failed=True, **point)
             continue
         error, min_bytes = None, _min_bytes(baseline, outs, grads)
         if baseline.same:
@@ -163,9 +166,8 @@ def _run_point(
         processor_time=effort.processor_time,
     )
     for name, step in steps.items():
-        results[name] = replace(
-            results[name], seconds=times[name], peak_bytes=peak_memory(step, setup.device)
-        )
+        peak = peak_memory(step, setup.device) if effort.memory else 0
+        results[name] = replace(results[name], seconds=times[name], peak_bytes=peak)
     return [results[name] for name in baselines]
 
 
@@ -219,16 +221,11 @@ def _agree(
     return outputs <= TOLERANCES[dtype] and gradients <= 10 * TOLERANCES[dtype]
 
 
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f'{type(error).__name__}: {lines[0] if lines else ""}'[:200]
-
-
 def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, float]]:
     """Return the exponents of time and peak memory in the tokens, by baseline.
 
     Only sizes from 4,096 tokens on count, and only baselines with two of them are included. All
-    results must have the same case, mode and batch.
+    results must have the same case, mode and batch. Without memory its exponent is NaN.
     """
     found = {}
     for name in dict.fromkeys(result.baseline for result in results):
@@ -237,9 +234,7 @@ def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, float]]:
         ]
         if len({r.tokens for r in points}) < 2:
             continue
-        tokens = [r.tokens for r in points]
-        found[name] = (
-            slope(tokens, [r.time.median for r in points]),
-            slope(tokens, [r.peak_bytes for r in points]),
-        )
+        tokens, peaks = [r.tokens for r in points], [r.peak_bytes for r in points]
+        time = slope(tokens, [r.time.median for r in points])
+        found[name] = time, slope(tokens, peaks) if all(peaks) else math.nan
     return found

@@ -5,7 +5,6 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from importlib import import_module, util
 from itertools import product
 from pathlib import Path
 from typing import Iterable, Iterator, List, Tuple
@@ -13,6 +12,7 @@ from typing import Iterable, Iterator, List, Tuple
 import torch
 
 from mmlinattn.ops import BackendError
+from mmlinattn.ops.common import launch_table, tuning
 
 from ..baselines import flash_bla
 from ..cases import CASES, Setup, map_shape
@@ -24,7 +24,6 @@ from .speed import GROUPS as SPEED_GROUPS
 from .speed import RIVAL_TOKENS
 
 DIMS = (32, 64, 128)
-TUNING = tuple(f'mmlinattn.ops.common.{name}' for name in ('tuning', 'launch_table'))
 # An operator or a baseline, its input, padding.
 Launch = Tuple[str, Setup, bool]
 LIBRARY = 'flash_bla'
@@ -160,8 +159,8 @@ def compiled() -> Iterator[tuple]:
                     yield name, kernel
 
 
-def tuning(session: Session, folder: Path, seconds: float) -> List[Job]:
-    """Tune the configurations of each kernel, if the package has a tuner.
+def tune(session: Session, folder: Path, seconds: float) -> List[Job]:
+    """Tune the configurations of each kernel by the tuner of the package.
 
     The best are saved in ``tuning_table.json`` and in the cache that later processes read.
 
@@ -172,31 +171,28 @@ def tuning(session: Session, folder: Path, seconds: float) -> List[Job]:
     tuned = set()
 
     def job(name: str, dtype: torch.dtype, dim: int) -> Iterable[Row]:
-        if not all(map(util.find_spec, TUNING)):
-            raise NeedsMore('no tuner')
         session.needs_gpu()
-        tuner, configs = map(import_module, TUNING)
         shape = (8, 8) if session.tiny else (256, 256)
         setup = Setup(shape, 1, 8, dim, dtype, session.device, True, 'triton')
         problem, device = Problem.of(name, setup), session.device.index or 0
-        precision, end = configs.kind_of(dtype), time.monotonic() + seconds
-        for kernel in list(configs.table(device)):
+        precision, end = launch_table.kind_of(dtype), time.monotonic() + seconds
+        for kernel in list(launch_table.table(device)):
             if kernel.startswith('anchor') != (name == 'random-walk'):
                 continue
             anchors = [x.shape[-2] for key, x in problem.leaves.items() if key == 'anchors_q']
-            size = configs.size_class(dim, *anchors)
+            size = launch_table.size_class(dim, *anchors)
             if (kernel, precision, size) in tuned:
                 continue
             try:
-                found = tuner.tune(
+                found = tuning.tune(
                     [kernel], size, precision, lambda: problem.step('triton'), device,
                     until=lambda: time.monotonic() >= end,
                 )  # fmt: skip
             except (ValueError, BackendError):
                 continue  # the kernel is not one of this operator, or has no such width
             tuned.add((kernel, precision, size))
-            for path in (folder / 'tuning_table.json', configs.cache_path()):
-                tuner.save(path, found, device)
+            for path in (folder / 'tuning_table.json', launch_table.cache_path()):
+                tuning.save(path, found, device)
             for config in (
                 c for kinds in found.values() for s in kinds.values() for c in s.values()
             ):

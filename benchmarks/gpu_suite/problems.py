@@ -17,7 +17,8 @@ from mmlinattn.ops import (
     ripple_attention,
 )
 
-from ..cases import DECAY, MAX_DISTANCE, NUM_ANCHORS, Setup
+from ..cases import Setup
+from ..cases.operators import DECAY, MAX_DISTANCE, NUM_ANCHORS
 from ..measure import difference
 from . import exact
 

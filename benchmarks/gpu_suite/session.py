@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import time
 import traceback
 from dataclasses import dataclass
@@ -10,6 +9,10 @@ from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Sequence, Tuple
 
 import torch
+
+from mmlinattn.ops.common.launch_table import replace_text
+
+from ..machine import error_line
 
 Row = Dict[str, object]
 Job = Tuple[str, Callable[[], Iterable[Row]]]
@@ -125,7 +128,8 @@ def run(
                         continue  # keep the recorded error
                     result = _run_job(jobs[name], broken or late)
                     record['jobs'][name] = result
-                    _write(folder / f'{section.name}.json', record)
+                    text = json.dumps(record, indent=1) + '\n'
+                    replace_text(folder / f'{section.name}.json', text)
                     if result['state'] == FAILED and device_is_broken():
                         broken = f'after {section.name}, {name} the device fails: call again'
                     if result['why'] != OUT_OF_TIME:
@@ -173,9 +177,7 @@ def _run_job(job: Callable[[], Iterable[Row]], why_not: str) -> dict:
     except torch.cuda.OutOfMemoryError:
         result.update(state=LEFT, why='out of memory')
     except Exception as error:
-        first = (str(error).strip().splitlines() or [''])[0]
-        why = f'{type(error).__name__}: {first}'[:300]
-        result.update(state=FAILED, why=why, traceback=traceback.format_exc())
+        result.update(state=FAILED, why=error_line(error), traceback=traceback.format_exc())
     if torch.cuda.is_initialized():
         with contextlib.suppress(Exception):  # after an error in a kernel every call fails
             torch.cuda.empty_cache()
@@ -189,12 +191,6 @@ def read(path: Path) -> dict:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         return {}
-
-
-def _write(path: Path, record: dict) -> None:
-    part = path.with_suffix('.part')
-    part.write_text(json.dumps(record, indent=1) + '\n')
-    os.replace(part, path)  # atomic, so that an interrupted call leaves no partial file
 
 
 def rows_of(record: dict) -> List[Row]:

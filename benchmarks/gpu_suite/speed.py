@@ -1,6 +1,7 @@
 """Sections that measure time and memory."""
 
 import math
+import statistics
 from dataclasses import asdict, replace
 from functools import cache
 from importlib import util
@@ -31,11 +32,19 @@ def dtype_of(session: Session) -> torch.dtype:
     return torch.float32 if session.tiny else torch.bfloat16
 
 
+def step_setup(
+    session: Session, count: int, group: Tuple[int, int], layout: str = 'triton'
+) -> Setup:
+    """Return the setup of a training step with so many tokens, (batch, heads) and a layout."""
+    dim = 16 if session.tiny else DIM
+    hw_shape, dtype = map_shape(count), dtype_of(session)
+    return Setup(hw_shape, *group, dim, dtype, session.device, True, layout)
+
+
 def median(call: Callable[[], object], session: Session) -> float:
     """Return the median seconds on the device of a call that has run before."""
     rounds, seconds = (1, 0.0) if session.tiny else (7, 0.03)
-    times = sorted(interleave({'': call}, session.device, rounds, seconds)[''])
-    return times[len(times) // 2]
+    return statistics.median(interleave({'': call}, session.device, rounds, seconds)[''])
 
 
 @cache
@@ -56,11 +65,7 @@ def bandwidth(session: Session) -> List[Job]:
 
     def job(name: str, count: int, group: Tuple[int, int]) -> Iterable[Row]:
         layout = 'contiguous' if name.startswith('ripple') else 'triton'
-        setup = Setup(
-            map_shape(count), *group, DIM, dtype_of(session), session.device, True, layout
-        )
-        setup = replace(setup, head_dim=16) if session.tiny else setup
-        problem = Problem.of(name, setup)
+        problem = Problem.of(name, step_setup(session, count, group, layout))
         out = problem.run('auto')
         leaves = [*problem.leaves.values()]
         inputs, output = sum(map(_size, leaves)), _size(out)
@@ -116,11 +121,7 @@ def operators(session: Session) -> List[Job]:
     groups = ((1, 1),) if session.tiny else GROUPS
 
     def job(name: str, mode: str, group: Tuple[int, int], layout: str) -> Iterable[Row]:
-        setups = [
-            Setup(map_shape(count), *group, 16 if session.tiny else DIM, dtype_of(session),
-                  session.device, layout=layout)
-            for count in counts
-        ]  # fmt: skip
+        setups = [step_setup(session, count, group, layout) for count in counts]
         yield from _baselines(session, name, setups, mode, () if session.tiny else BASELINES)
 
     return [
@@ -134,11 +135,7 @@ def walls(session: Session) -> List[Job]:
     """Measure the time of the device alone (a replayed graph) and with the host (eager calls)."""
 
     def job(name: str, count: int) -> Iterable[Row]:
-        dim = 16 if session.tiny else DIM
-        setup = Setup(
-            map_shape(count), 1, 8, dim, dtype_of(session), session.device, True, 'triton'
-        )
-        problem = Problem.of(name, setup)
+        problem = Problem.of(name, step_setup(session, count, (1, 8)))
         q, k, v = (problem.leaves[x] for x in 'qkv')
         calls: Dict[Tuple[str, str], Callable[[], Sequence[Tensor]]] = {
             (name, MODES[0]): lambda: forward(lambda: problem.run('auto')),
@@ -169,11 +166,7 @@ def crossover(session: Session) -> List[Job]:
     def job(name: str, mode: str, group: Tuple[int, int]) -> Iterable[Row]:
         clocks = {'device': [], 'wall': []}
         for count in counts:
-            dim = 16 if session.tiny else DIM
-            setup = Setup(
-                map_shape(count), *group, dim, dtype_of(session), session.device, True, 'triton'
-            )
-            problem = Problem.of(name, setup)
+            problem = Problem.of(name, step_setup(session, count, group))
             q, k, v = (problem.leaves[x] for x in 'qkv')
 
             def softmax(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
@@ -192,7 +185,7 @@ def crossover(session: Session) -> List[Job]:
                 call()
             rounds, seconds = (1, 0.0) if session.tiny else (7, 0.02)
             times = interleave(pair, session.device, rounds, seconds)
-            ours, theirs = (sorted(times[x])[len(times[x]) // 2] for x in ('ours', 'softmax'))
+            ours, theirs = (statistics.median(times[x]) for x in pair)
             clocks['device'].append((count, ours / theirs))
             limit = 0.0 if session.tiny else 0.02
             ours, theirs = (wall(call, session.synchronize, limit) for call in pair.values())
@@ -236,6 +229,9 @@ def needs_openmmlab() -> None:
         raise NeedsMore('needs ' + ' and '.join(missing))
 
 
+LAYERS = ('rala-layer', 'random-walk-layer', 'attentions')
+
+
 def layers(session: Session) -> List[Job]:
     """Measure layers against their baselines."""
     counts = (64,) if session.tiny else (4096, 16384, 65536)
@@ -249,10 +245,9 @@ def layers(session: Session) -> List[Job]:
         ]
         yield from _baselines(session, name, setups, mode)
 
-    names = [name for name, case in CASES.items() if case.kind == 'layer']
     return [
         (f'{name}, {mode}', lambda args=(name, mode): job(*args))
-        for mode, name in product(MODES, names)
+        for mode, name in product(MODES, LAYERS)
     ]
 
 
@@ -309,9 +304,7 @@ def profiles(session: Session) -> List[Job]:
             )  # fmt: skip
 
     def operator(name: str, mode: str) -> Iterable[Row]:
-        shape, dim = ((8, 8), 16) if session.tiny else ((256, 256), DIM)
-        setup = Setup(shape, 1, 8, dim, dtype_of(session), session.device, True, 'triton')
-        problem = Problem.of(name, setup)
+        problem = Problem.of(name, step_setup(session, 64 if session.tiny else 65536, (1, 8)))
         step = problem.step if mode == MODES[1] else lambda form: forward(lambda: problem.run(form))
         yield from measure(f'{name}, {mode}', lambda: step('auto'))
 

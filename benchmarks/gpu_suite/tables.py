@@ -2,10 +2,11 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List, Sequence
+from typing import Callable, Dict, List, Sequence
 
 from ..report import table as baselines_table
 from ..suite import Result
+from ..tables import markdown
 from .session import BAD, LEFT, Row, bad_jobs, left_jobs, rows_of
 
 NAMES_SHOWN = 6
@@ -20,12 +21,6 @@ def text(name: str, value: object) -> str:
     if name == 'share':
         return f'{value:.1%}'
     return f'{value:.3g}' if isinstance(value, float) else str(value).replace('|', '/')
-
-
-def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> List[str]:
-    """Return a table whose first column is left-aligned."""
-    head = '| --- |' + ' ---: |' * (len(columns) - 1)
-    return [f'| {" | ".join(columns)} |', head, *(f'| {" | ".join(line)} |' for line in lines)]
 
 
 def plain(*hidden: str) -> Callable[[List[Row]], List[str]]:

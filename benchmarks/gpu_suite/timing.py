@@ -1,4 +1,7 @@
-"""Timing with CUDA graphs and with the host's work, which ``benchmarks/measure.py`` leaves out."""
+"""Timing with CUDA graphs and with the host's work, which ``benchmarks/measure.py`` leaves out.
+
+``torch.utils.benchmark`` imports setuptools, but gpu.py goes with torch and triton alone.
+"""
 
 import time
 from typing import Callable, List, Sequence, Tuple

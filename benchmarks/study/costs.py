@@ -1,20 +1,17 @@
 """Parameters, products, time and memory of models."""
 
-import copy
 from dataclasses import dataclass
 from typing import Callable, Dict, List
 
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.registry import MODELS, DefaultScope
 from torch import Tensor, nn
 
 from benchmarks.measure import Spread, interleave, peak_memory
 from mmlinattn.analysis import analyse
 from mmlinattn.analysis.complexity import Forward
-from mmlinattn.engine.model import quiet
-from mmlinattn.models.layers import optimize_for_cpu
+from mmlinattn.engine.model import initial_model
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ def measure(configs: Dict[str, Config], cost: dict) -> Dict[str, dict]:
     """
     device = torch.device(get_device())
     images = torch.randn(cost['batch'], 3, *cost['shape'], device=device)
-    models = {name: optimize_for_cpu(build(cfg).to(device)).eval() for name, cfg in configs.items()}
+    models = {name: initial_model(cfg, device=str(device)) for name, cfg in configs.items()}
     calls = {name: _forward(model, images) for name, model in models.items()}
     for call in calls.values():
         call()
@@ -68,15 +65,6 @@ def measure(configs: Dict[str, Config], cost: dict) -> Dict[str, dict]:
             bytes=peak_memory(_step(model, images), device),
         )
     return found
-
-
-def build(cfg: Config) -> nn.Module:
-    """Return the model of a config with random weights."""
-    model = copy.deepcopy(cfg.model)
-    if 'data_preprocessor' in cfg:  # MMPretrain has it beside the model
-        model['data_preprocessor'] = cfg.data_preprocessor
-    with DefaultScope.overwrite_default_scope(cfg.default_scope), quiet():
-        return MODELS.build(model)
 
 
 def _forward(model: nn.Module, images: Tensor) -> Callable[[], object]:

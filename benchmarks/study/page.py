@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, Sequence, Union
 
+from benchmarks import tables
+
 from . import records as recorded
 from .costs import COSTS, Cost
 from .grid import Grid, GridError, Metric, choosing_score, chosen_rates, score
@@ -141,10 +143,8 @@ def _tables(results: Results, fixed: Dict[str, str]) -> List[List[str]]:
 
 
 def _table(grid: Grid, rows: str, heads: List[str], body: List[List[str]]) -> List[str]:
-    lines = [f'| {rows} | {" | ".join(heads)} |', '| --- |' + ' ---: |' * len(heads)]
-    for row, cells in zip(grid.axes[rows], body):
-        lines.append(f'| {title(grid, rows, row)} | {" | ".join(cells)} |')
-    return lines
+    names = (title(grid, rows, row) for row in grid.axes[rows])
+    return tables.markdown([rows, *heads], ([name, *cells] for name, cells in zip(names, body)))
 
 
 def _rates(results: Results) -> List[str]:
@@ -164,9 +164,7 @@ def _rates(results: Results) -> List[str]:
             for number in map(by_rate.get, grid.learning_rates)
         ]
         names = ', '.join(title(grid, axis, name) for axis, name in values.items())
-        lines.append(
-            f'| {names} | {" | ".join(cells)} | {"" if chosen is None else f"{chosen:g}"} |'
-        )
+        lines.append(tables.row([names, *cells, '' if chosen is None else f'{chosen:g}']))
     return [*lines, '']
 
 

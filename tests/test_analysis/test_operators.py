@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet18
 
-from benchmarks.estimate_accuracy import most_allocated
+from benchmarks.measure import peak_memory
 from mmlinattn.analysis import analyse
 from mmlinattn.analysis.operators import training_step
 from mmlinattn.models.backbones import RAVLT
@@ -130,7 +130,7 @@ def test_the_peak_is_what_a_real_step_allocates(again):
         torch.autograd.backward([out.sum() for out in model(images)])
 
     step()
-    measured = most_allocated(step) + images.nbytes
+    measured = peak_memory(step, torch.device('cpu')) + images.nbytes
     assert estimated == pytest.approx(measured, rel=0.1)
 
 

@@ -319,22 +319,18 @@ def test_tuner(tmp_path, monkeypatch):
         assert not until() and len(run()) >= 4
         return {names[0]: {precision: {size: Config(32)}}}
 
-    tuner, configs = (ModuleType(name) for name in kernels.TUNING)
-    tuner.tune, tuner.save = tune, lambda path, found, device: saved.append(path.name)
-    configs.table, configs.cache_path = lambda device: tables_of, lambda: tmp_path / 'kept.json'
-    configs.kind_of = lambda dtype: 'float' if dtype == torch.float32 else 'half'
-    configs.size_class = lambda *sizes: 'x'.join(map(str, sizes))
-    for module in (tuner, configs):
-        module.__spec__ = SimpleNamespace()
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(kernels.tuning, 'tune', tune)
+    monkeypatch.setattr(kernels.tuning, 'save', lambda path, *_: saved.append(path.name))
+    monkeypatch.setattr(kernels.launch_table, 'table', lambda device: tables_of)
+    monkeypatch.setattr(kernels.launch_table, 'cache_path', lambda: tmp_path / 'kept.json')
     monkeypatch.setattr(days.Session, 'needs_gpu', lambda self: None)
     monkeypatch.setattr(Problem, 'step', lambda self, form: tuple(self.leaves) + (form,))
-    jobs = dict(kernels.tuning(DAY, tmp_path, 60.0))
+    jobs = dict(kernels.tune(DAY, tmp_path, 60.0))
     rows = [*jobs['rala, bfloat16, d 32'](), *jobs['linear, bfloat16, d 32']()]
     assert rows == [{'kernel': 'query_output', 'type': 'half', 'size': '32', 'block': 32}]
     assert saved == ['tuning_table.json', 'kept.json']
     (row,) = jobs['random-walk, float32, d 32']()
-    assert (row['kernel'], row['type'], row['size']) == ('anchor_state', 'float', '32x32')
+    assert (row['kernel'], row['type'], row['size']) == ('anchor_state', 'float', '32x64')
     # A kernel that an operator does not launch is asked for, one that is tuned is not.
     assert [call[0] for call in asked] == [
         'query_output',
@@ -373,7 +369,7 @@ def test_goes_with_torch_and_triton_alone(root, tmp_path):
     [
         ('--device cpu', 'needs --tiny'),
         ('--device tpu --tiny', "got 'tpu'"),
-        ('--device mps --tiny', 'got mps'),
+        ('--device mps --tiny', "got 'mps'"),
         ('--device cpu --tiny --minutes 0', 'must be positive, got 0.0'),
         ('--device cpu --tiny --only nothing', "'nothing'"),
     ],

@@ -7,7 +7,8 @@ import torch
 
 from benchmarks import run
 from benchmarks.baselines import textbook
-from benchmarks.cases import CASES, RIPPLE_VIT, Baseline, Case, Setup, case
+from benchmarks.cases import CASES, Baseline, Case, Setup, case, packed
+from benchmarks.cases.backbones import RIPPLE_VIT
 from benchmarks.report import table
 from benchmarks.suite import MODES, Effort, Result, run_case, slopes
 from mmlinattn.ops import Rotary, rala_attention
@@ -28,7 +29,9 @@ def leaf() -> torch.Tensor:
 
 
 @pytest.mark.parametrize('mode', MODES)
-@pytest.mark.parametrize('name', [n for n, c in CASES.items() if c.kind != 'backbone'])
+@pytest.mark.parametrize(
+    'name', [n for n, c in CASES.items() if c.kind != 'backbone' and c.multiple == 1]
+)
 @pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
 def test_baselines_of_operators_and_layers_agree(name, mode, dtype):
     results = list(run_case(CASES[name], [setup(dtype=dtype)], mode, QUICK))
@@ -38,6 +41,43 @@ def test_baselines_of_operators_and_layers_agree(name, mode, dtype):
     assert [result.error is not None for result in others] == compared
     for result in results:
         assert len(result.seconds) == 1 and result.peak_bytes > 0 and not result.skipped
+
+
+@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize(
+    'name, hw_shape, tokens',
+    [('clip-sparse', (14, 28), 2 * 196), ('vit-vqgan', (32, 16), 4 * 2)],
+)
+def test_blocks_and_models(name, hw_shape, tokens, mode):
+    results = list(run_case(CASES[name], [setup(hw_shape)], mode, QUICK))
+    assert len(results) == 4 and {result.tokens for result in results} == {tokens}
+    for result in results:
+        assert len(result.seconds) == 1 and result.peak_bytes > 0 and not result.skipped
+
+
+def test_packed_images_are_compared_with_single_ones(monkeypatch):
+    monkeypatch.setitem(packed.DEPTHS, 'vit', 1)
+    monkeypatch.setitem(packed.DEPTHS, 'encoder', 1)
+    # The sizes are 54x73 and 74x98, of eleven scales; 80x107 and 80x120, of COCO.
+    for name, hw_shape, padding in (
+        ('packed-vit-scales', (48, 64), 1 - (54 * 73 + 74 * 98) / (2 * 74 * 98)),
+        ('packed-encoder-coco', (80, 133), 1 - (107 + 120) / (2 * 120)),
+    ):
+        small = setup(hw_shape, torch.float64)
+        whole, single, padded = run_case(CASES[name], [small], 'forward+backward', QUICK)
+        assert single.error < 1e-10 and padded.error is None and whole.peak_bytes > 0
+        assert padded.baseline == f'padded, {padding:.0%} of it padding'
+
+
+def test_sizes_of_packed_images():
+    assert packed.draw('same', (480, 640), 3) == [(480, 640)] * 3
+    scales = packed.draw('scales', (480, 640), 11)
+    assert [short for short, _ in scales] == [*range(480, 801, 32)]
+    assert {round(1e2 * width / height) for height, width in scales} == {133}
+    coco = packed.draw('coco', (800, 1333), 100)
+    # Of 480x640 and 375x500, and of the same upright.
+    assert coco.count((800, 1067)) == 30 + 4 and coco.count((1067, 800)) == 12 + 2
+    assert max(map(max, coco)) <= 1333 and max(map(min, coco)) == 800
 
 
 @pytest.mark.parametrize('mode', MODES)
@@ -200,6 +240,15 @@ def test_runner_fails_where_baselines_disagree(tmp_path, monkeypatch, capsys):
     assert 'differs from a' in (tmp_path / 'results.md').read_text()
 
 
+def test_a_run_without_memory(tmp_path, capsys):
+    argv = '--cases additive --tokens 4k 8k --modes forward --rounds 1 --quick --no-memory'
+    assert run.main([*argv.split(), '--out', str(tmp_path)]) == 0
+    text = (tmp_path / 'results.md').read_text()
+    assert (
+        'MiB' not in text and ', nan |' in text and (tmp_path / 'additive-forward-1.png').exists()
+    )
+
+
 def test_list_of_cases(capsys):
     assert run.main(['--list']) == 0
     out = capsys.readouterr().out
@@ -228,6 +277,7 @@ def test_sizes_on_the_command_line():
         ('--images 800', "like 800x1280, got '800'"),
         ('--device tpu', "got 'tpu'"),
         ('--head-dim 6', 'multiple of 4, got 6'),
+        ('--cases clip-joint --tokens 4k', 'multiples of 196 for clip-joint, got 4096'),
     ],
 )
 def test_bad_command_lines(argv, message, capsys):

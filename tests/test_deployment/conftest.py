@@ -10,7 +10,7 @@ from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS
 from torch import Tensor, nn
 
-from benchmarks.untrained import spread_head_weights
+from benchmarks.model_exports import spread_head_weights
 from mmlinattn.datasets import shapes
 from mmlinattn.deployment.capture import DEFERRED, Sizes, capture, strides_of
 from mmlinattn.deployment.deployable import deployable

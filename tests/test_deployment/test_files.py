@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.runtime_latency import zoo_export
+from benchmarks.model_exports import zoo_export
 from benchmarks.study.grid import refusal
 from benchmarks.zoo import plan
 from mmlinattn.deployment.capture import Sizes

@@ -32,7 +32,7 @@ class LinearCrossAttention(BaseModule):
 
     Many different rows cost more than softmax attention. With 100 groups of denoising queries, 900
     queries and 256 channels, RALA takes 4 times as long as mmcv's ``MultiheadAttention``, and 16
-    times as long as without a mask (``python -m benchmarks.denoising_masks``).
+    times as long as without a mask (case ``denoising-mask`` of ``benchmarks/run.py``).
 
     Args:
         embed_dims, num_heads: channels and heads.

@@ -1,46 +1,27 @@
-"""Benchmark of exported models by format, for the table of docs/export.md.
+"""Exports of whole models by format, and of classifiers with every attention, for exports.py."""
 
-    python benchmarks/runtime_latency.py                         # half an hour on one core
-    python benchmarks/runtime_latency.py --only smca --format onnx
-    python benchmarks/runtime_latency.py --zoo                   # all attentions, two classifiers
-
-A cell holds the largest difference from torch at three sizes (static: at one size), the processor
-seconds of the export after the capture, and the milliseconds of a call. Calls use the first size
-and one thread. Weights are not trained.
-"""
-
-import argparse
-import logging
 import resource
 import statistics
-import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import Iterator, List, Tuple
 
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS
-from rich.console import Console
+from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.machine import commit, machine, version
+from benchmarks import tables
+from benchmarks.machine import ROOT
 from benchmarks.study.grid import refusal
-from benchmarks.untrained import spread_head_weights
 from benchmarks.zoo import plan
 from mmlinattn.deployment import FORMATS, Export, ExportedFile, ExportResult, ExportSettings
 from mmlinattn.deployment.capture import strides_of
 from mmlinattn.deployment.deployable import Deployable, deployable
-from mmlinattn.deployment.formats import check_format, silence
+from mmlinattn.deployment.formats import silence
 from mmlinattn.engine.config import load_config
-from mmlinattn.engine.model import preprocessor_of
-from mmlinattn.models.layers import optimize_for_cpu
+from mmlinattn.engine.model import initial_model
 
-console = Console(highlight=False, width=160, stderr=True)
-ROOT = Path(__file__).resolve().parents[1]
 # Config, and height and width of the capture.
 CASES = {
     'classifier, RAVLT nano': ('quickstart/ravlt-nano_shapes', (64, 96)),
@@ -51,6 +32,24 @@ CASES = {
     'SMCA nano': ('smca/smca_nano_shapes', (128, 160)),
     'classifier, RAVLT-S': ('ravlt/ravlt-s_8xb128_in1k', (224, 256)),
 }
+# Spread of the outputs of a layer, by its name or that of its parent.
+SPREAD = dict(
+    rpn_cls=1, rpn_reg=1, retina_cls=1, retina_reg=1, fc_cls=4, fc_reg=1, conv_logits=3,
+    conv_seg=3, offset=30, cross_attn=3,
+)  # fmt: skip
+
+
+def spread_head_weights(model: nn.Module) -> None:
+    """Initialise the weights of heads in place, for many distinct predictions and no ties."""
+    for name, layer in model.named_modules():
+        spread = SPREAD.get(name.removesuffix('.in_proj').rpartition('.')[2])
+        if spread is not None and hasattr(layer, 'weight'):
+            nn.init.normal_(layer.weight, std=spread / layer.weight[0].numel() ** 0.5)
+
+
+def failure(error: Exception) -> str:
+    """Return the cell of a failed export: exporters raise exceptions of many types."""
+    return f'{type(error).__name__}: {" ".join(str(error).split())!s:.80}'
 
 
 def spent() -> float:
@@ -59,26 +58,16 @@ def spent() -> float:
     return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
 
 
-def without_pretrained(node) -> None:
-    """Remove pretrained checkpoints from a config in place."""
-    if isinstance(node, dict):
-        if (node.get('init_cfg') or {}).get('type') == 'Pretrained':
-            node['init_cfg'] = None
-        for value in node.values():
-            without_pretrained(value)
-
-
 def build(cfg: Config) -> Deployable:
     """Return the deployable model of a config, untrained."""
-    without_pretrained(cfg._cfg_dict)
-    torch.manual_seed(0)
-    model = optimize_for_cpu(MODELS.build(dict(cfg.model, data_preprocessor=preprocessor_of(cfg))))
+    model = initial_model(cfg)
     spread_head_weights(model)
     return deployable(model, cfg)
 
 
 def cells(cfg: Config, shape, static: bool, formats: List[str], folder: Path) -> Iterator[str]:
-    model = build(cfg)
+    with silence():
+        model = build(cfg)
     noise = torch.nn.functional.interpolate(torch.rand(1, 3, 16, 20) * 255, shape, mode='bicubic')
     start = spent()
     with silence():
@@ -88,8 +77,8 @@ def cells(cfg: Config, shape, static: bool, formats: List[str], folder: Path) ->
         start = spent()
         try:
             written = exported.write(name, folder / f'model{FORMATS[name].suffix}')
-        except Exception as error:  # exporters raise exceptions of many types
-            yield f'{type(error).__name__}: {" ".join(str(error).split())!s:.80}'
+        except Exception as error:
+            yield failure(error)
             continue
         seconds = spent() - start
         file, image = ExportedFile(written.path, threads=1), exported.images[0]
@@ -127,58 +116,41 @@ def zoo_export(host: str, attention: str, folder: Path) -> Tuple[str, ExportResu
     return 'one', Export(build(cfg), [], settings, image).write('onnx', path)
 
 
-def zoo(only: List[str]) -> None:
+def models(only: List[str], formats: List[str]) -> None:
+    """Print the table of whole models, captured at one size and at any."""
+    print(*tables.markdown(['', 'sizes', 'capture', *formats], []), sep='\n')
+    for name, (config, shape) in CASES.items():
+        if not wanted(name, only):
+            continue
+        for static in (True, False):
+            cfg = load_config(str(ROOT / 'configs' / f'{config}.py'))
+            title, sizes = f'{name}, {shape[0]}x{shape[1]}', 'one' if static else 'any'
+            with tempfile.TemporaryDirectory() as folder:
+                found = cells(cfg, shape, static, formats, Path(folder))
+                print(tables.row([title, sizes, *found]), flush=True)
+
+
+def classifiers(only: List[str]) -> None:
     """Print the table of every attention in the classifiers of the zoo."""
     axes = plan.grid().axes
-    print(f'| | {" | ".join(entry["title"] for entry in axes["backbone"].values())} |')
-    print(f'| --- |{" ---: |" * len(axes["backbone"])}')
+    titles = (entry['title'] for entry in axes['backbone'].values())
+    print(*tables.markdown(['', *titles], []), sep='\n')
     for name in axes['attention']:
-        if not any(part.lower() in name.lower() for part in only):
+        if not wanted(name, only):
             continue
-        row = []
+        row = [name]
         for host in axes['backbone']:
-            console.print(name, host)
             start = spent()
             try:
                 with silence(), tempfile.TemporaryDirectory() as folder:
                     sizes, written = zoo_export(host, name, Path(folder))
                 worst = max(written.errors.values())
                 row.append(f'{sizes}, {worst:.0e}, {spent() - start:.0f} s')
-            except Exception as error:  # exporters raise exceptions of many types
-                row.append(f'{type(error).__name__}: {" ".join(str(error).split())!s:.80}')
-        print(f'| {name} | {" | ".join(row)} |', flush=True)
+            except Exception as error:
+                row.append(failure(error))
+        print(tables.row(row), flush=True)
 
 
-def main(argv: List[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('--only', nargs='+', default=[''], help='parts of names')
-    parser.add_argument('--format', nargs='+', default=['onnx', 'openvino', 'aoti'])
-    parser.add_argument('--zoo', action='store_true', help='attentions in place of models')
-    args = parser.parse_args(argv)
-    for name in ['onnx'] if args.zoo else args.format:
-        check_format(name)
-    warnings.filterwarnings('ignore')
-    logging.disable(logging.ERROR)
-    torch.set_num_threads(1)
-    packages = ', '.join(f'{name} {version(name)}' for name in ('torch', 'onnxruntime', 'openvino'))
-    print(f'{machine(torch.device("cpu"))}, {packages}, commit {commit()}\n')
-    if args.zoo:
-        return zoo(args.only)
-    print(f'| | sizes | capture | {" | ".join(args.format)} |')
-    print(f'| --- | --- | ---: |{" ---: |" * len(args.format)}')
-    for name, (config, shape) in CASES.items():
-        if not any(part.lower() in name.lower() for part in args.only):
-            continue
-        for static in (True, False):
-            console.print(name, 'static' if static else 'dynamic')
-            cfg = load_config(str(ROOT / 'configs' / f'{config}.py'))
-            sizes = 'one' if static else 'any'
-            with tempfile.TemporaryDirectory() as folder:
-                found = ' | '.join(cells(cfg, shape, static, args.format, Path(folder)))
-            print(f'| {name}, {shape[0]}x{shape[1]} | {sizes} | {found} |', flush=True)
-
-
-if __name__ == '__main__':
-    main(sys.argv[1:])
+def wanted(name: str, only: List[str]) -> bool:
+    """Return True if a name has one of the parts."""
+    return any(part.lower() in name.lower() for part in only)

@@ -1,27 +1,12 @@
-"""The benchmark of reconstruction, and the command that compares attentions, at tiny size."""
+"""The command that compares attentions in ViT-VQGAN."""
 
 import importlib.util
-import json
 import sys
 
 import pytest
 
-from benchmarks import reconstruction
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
-
-
-def test_every_attention_is_measured_and_long_ones_are_left(tmp_path, capsys):
-    path = tmp_path / 'found.json'
-    options = '--sizes 16 32 --quadratic-to 16 --embed-dims 16 --depth 1 --codes 8 --rounds 1'
-    assert reconstruction.main([*options.split(), '--out', str(path)]) == 0
-    found = json.loads(path.read_text())
-    assert len(found['records']) == 2 * (3 * 2 + 1) and len(found['commit']) >= 7
-    assert all(record['seconds'] > 0 and record['mib'] > 0 for record in found['records'])
-    text = capsys.readouterr().out
-    assert '| training, image (tokens) | 16 (4) | 32 (16) |' in text and 'not run' in text
-    with pytest.raises(SystemExit):
-        reconstruction.main(['--sizes', '30'])
 
 
 @pytest.fixture

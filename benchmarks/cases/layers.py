@@ -1,0 +1,178 @@
+"""Cases of layers and blocks."""
+
+from functools import partial
+from typing import Dict
+
+import torch
+from torch import nn
+
+from .operators import DECAY, NUM_ANCHORS
+from .registry import OURS, Baseline, Baselines, Setup, case
+
+# Reduction in the first stage of SegFormer.
+SR_RATIO = 8
+
+
+@case(
+    'rala-layer',
+    'layer',
+    'RALA with projections, local position and gate, against the same layer channels first and '
+    'the same layer with softmax attention.',
+)
+def _rala_layer(setup: Setup) -> Baselines:
+    from mmlinattn.models.layers import RALA, SoftmaxAttention, map_to_tokens, tokens_to_map
+
+    from ..baselines.channels_first import Attention
+
+    ours = setup.module(RALA(setup.embed_dims, setup.heads))
+    first = setup.module(Attention(ours))
+    options = dict(rotary=True, lepe=5, gate='proj')
+    softmax = setup.module(SoftmaxAttention(setup.embed_dims, setup.heads, **options))
+    hw_shape, x = setup.hw_shape, setup.tokens()
+    x_map = setup.leaf(tokens_to_map(x, hw_shape).contiguous())
+    return {
+        OURS: Baseline.of_module(ours, x, hw_shape, same=True),
+        'channels first': Baseline.of_module(
+            first, x_map, setup.rotary_tables(), same=True, as_first=map_to_tokens
+        ),
+        'SDPA softmax': Baseline.of_module(softmax, x, hw_shape, quadratic=True),
+    }
+
+
+@case(
+    'random-walk-layer',
+    'layer',
+    "RWGKA against SegFormer's own attention (keys and values reduced "
+    f'{SR_RATIO}x{SR_RATIO} times, quadratic all the same) and full softmax attention. With '
+    '--heads 1 --head-dim 32 it is the first stage of SegFormer-B0; 65k tokens are a 1024x1024 '
+    'image.',
+)
+def _random_walk_layer(setup: Setup) -> Baselines:
+    from mmlinattn.models.layers import RWGKA, RWGKP, SoftmaxAttention, SpatialReductionAttention
+
+    x = setup.tokens()
+
+    def baseline(kind: type, quadratic: bool = False, **options) -> Baseline:
+        layer = setup.module(kind(setup.embed_dims, setup.heads, **options))
+        return Baseline.of_module(layer, x, setup.hw_shape, quadratic=quadratic)
+
+    return {
+        'RWGKA': baseline(RWGKA, num_anchors=NUM_ANCHORS, decay=DECAY),
+        'RWGKP': baseline(RWGKP, num_anchors=NUM_ANCHORS, decay=DECAY),
+        'one step': baseline(RWGKA, num_anchors=NUM_ANCHORS, steps=1),
+        'spatial reduction': baseline(SpatialReductionAttention, quadratic=True, sr_ratio=SR_RATIO),
+        'SDPA softmax': baseline(SoftmaxAttention, quadratic=True),
+    }
+
+
+# One number per pair of tokens and head takes 4 GB at this size, and would take 34 GB at 65k.
+PAIRED_TOKENS = 2**14
+
+
+def attentions() -> Dict[str, type]:
+    """Return the attentions of this package by name, softmax attention first."""
+    from mmlinattn.models.layers import BaseAttention, registered_subclasses
+
+    found = registered_subclasses(BaseAttention).items()
+    kinds = {
+        name: kind for name, kind in found if kind.__module__.startswith('mmlinattn.models.layers')
+    }
+    return {'SoftmaxAttention': kinds.pop('SoftmaxAttention'), **kinds}
+
+
+@case(
+    'attentions',
+    'layer',
+    'Every attention with its defaults, projections included; the table of docs/attentions.md.',
+    chosen=True,
+)
+def _attention_layers(setup: Setup) -> Baselines:
+    from mmlinattn.models.layers import NonLocalBlock, tokens_to_map
+
+    x = setup.tokens()
+    x_map = setup.leaf(tokens_to_map(x, setup.hw_shape))
+    baselines = {}
+    for name, kind in attentions().items():
+        if 'N^2' in kind.info.memory and setup.num_tokens > PAIRED_TOKENS:
+            continue
+        layer = setup.module(kind(setup.embed_dims, setup.heads))
+        quadratic = 'N^2' in kind.info.time
+        baselines[name] = Baseline.of_module(layer, x, setup.hw_shape, quadratic=quadratic)
+    block = setup.module(NonLocalBlock(setup.embed_dims))
+    baselines['NonLocalBlock'] = Baseline.of_module(block, x_map, quadratic=True)
+    return baselines
+
+
+QUERY_GROUPS = 100  # of two denoising queries: the most of DINO
+
+
+@case(
+    'denoising-mask',
+    'layer',
+    f"LinearCrossAttention with DINO's mask of {QUERY_GROUPS} groups of denoising queries beside "
+    'that many queries, and without it, against softmax attention of mmcv (use --tokens 900 '
+    '--batch 2 --heads 8 --head-dim 32).',
+    chosen=True,
+)
+def _denoising_mask(setup: Setup) -> Baselines:
+    from mmcv.cnn.bricks.transformer import MultiheadAttention
+
+    from mmlinattn.models.layers import LinearCrossAttention
+
+    # Groups of two denoising queries are hidden from all others.
+    groups = torch.arange(2 * QUERY_GROUPS, device=setup.device) // 2
+    mask = nn.functional.pad(groups[:, None] != groups, (0, setup.num_tokens))
+    rest = mask.new_zeros(setup.num_tokens, len(groups) + setup.num_tokens)
+    rest[:, : len(groups)] = True
+    mask = torch.cat([mask, rest])
+    x = setup.tokens(len(mask))
+
+    def baseline(layer: nn.Module, **options) -> Baseline:
+        layer = setup.module(layer)
+        return Baseline(partial(layer, x, **options), (x,), tuple(layer.parameters()), same=False)
+
+    dims, heads = setup.embed_dims, setup.heads
+    linear = LinearCrossAttention(dims, heads, attn_cfg='RALA')
+    return {
+        f'RALA, {QUERY_GROUPS} groups': baseline(linear, attn_mask=mask),
+        f"mmcv's MultiheadAttention, {QUERY_GROUPS} groups": baseline(
+            MultiheadAttention(dims, heads, batch_first=True), attn_mask=mask
+        ),
+        'RALA without a mask': baseline(linear),
+    }
+
+
+FRAME = (14, 14)  # patches of a frame of 224 pixels
+CLIP_ATTENTIONS = {
+    'softmax': 'SoftmaxAttention',
+    'RALA': dict(type='RALA', rotary=False, lepe=0, gate='identity'),
+    'RWGKA': 'RWGKA',
+    'ripple': dict(type='RippleAttention', max_distance=2),
+}
+
+
+def _clip(scheme: str, setup: Setup) -> Baselines:
+    """Return one block of TimeSformer on a clip with a class token, with four attentions."""
+    from mmlinattn.models.backbones.space_time_block import SCHEMES, SpaceTimeBlock
+
+    shape = (setup.num_tokens // (FRAME[0] * FRAME[1]), *FRAME)
+    clip = setup.tokens(1 + setup.num_tokens)
+
+    def baseline(name: str) -> Baseline:
+        attn_cfg, steps = CLIP_ATTENTIONS[name], SCHEMES[scheme]
+        block = SpaceTimeBlock(setup.embed_dims, setup.heads, 4, attn_cfg, steps=steps)
+        quadratic = name == 'softmax' and scheme in ('joint', 'sparse')
+        return Baseline.of_module(setup.module(block), clip, shape, 1, quadratic=quadratic)
+
+    return {name: baseline(name) for name in CLIP_ATTENTIONS}
+
+
+for _scheme in ('space', 'joint', 'divided', 'sparse', 'axial'):
+    case(
+        f'clip-{_scheme}',
+        'layer',
+        f'One block of TimeSformer, scheme {_scheme}, on frames of 196 tokens (use --heads 3 '
+        '--head-dim 64 --tokens 1568 18816 for 8 and 96 frames).',
+        multiple=FRAME[0] * FRAME[1],
+        chosen=True,
+    )(partial(_clip, _scheme))
