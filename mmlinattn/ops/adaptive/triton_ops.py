@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..common.kernel_fallback import current_fallback, gradients
 from ..common.numerics import token_major
-from ..common.triton_helpers import unsupported_tokens
+from ..common.triton_helpers import custom_operator, unsupported_tokens
 from . import triton_kernels as kernels
 
 
@@ -33,12 +33,7 @@ def unsupported_reason(
     return unsupported_tokens(q, k, kernels.KERNELS)
 
 
-@torch.library.custom_op('mmlinattn::adaptive_features', mutates_args=())
-def _forward(
-    q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
-) -> Tuple[Tensor, Tensor]:
-    with torch.cuda.device_of(q):
-        return kernels.forward(q, k, frequencies, weight, bias)
+_forward = custom_operator('adaptive_features', kernels.forward)
 
 
 @_forward.register_fake
@@ -46,22 +41,7 @@ def _(q, k, frequencies, weight, bias):
     return token_major(q), token_major(k)
 
 
-@torch.library.custom_op('mmlinattn::adaptive_features_backward', mutates_args=())
-def _backward(
-    grad_q: Tensor,
-    grad_k: Tensor,
-    q: Tensor,
-    k: Tensor,
-    features_q: Tensor,
-    features_k: Tensor,
-    frequencies: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    with torch.cuda.device_of(q):
-        return kernels.backward(
-            grad_q, grad_k, q, k, features_q, features_k, frequencies, weight, bias
-        )
+_backward = custom_operator('adaptive_features_backward', kernels.backward)
 
 
 @_backward.register_fake

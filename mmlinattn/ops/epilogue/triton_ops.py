@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..common.kernel_fallback import current_fallback, gradients
 from ..common.numerics import needs_gradient
-from ..common.triton_helpers import DTYPES
+from ..common.triton_helpers import DTYPES, custom_operator
 from . import triton_kernels as kernels
 
 # Kernel size of the convolution. Beyond it a tile's border costs more reads than the tile.
@@ -72,10 +72,7 @@ def _(out, v, gate, weight, bias, height, width, keep):
     return _results(out, gate, keep)
 
 
-@torch.library.custom_op('mmlinattn::gate_backward', mutates_args=())
-def _gate_backward(grad: Tensor, gate: Tensor, kept: Tensor) -> Tuple[Tensor, Tensor]:
-    with torch.cuda.device_of(grad):
-        return kernels.gate_backward(grad, gate, kept)
+_gate_backward = custom_operator('gate_backward', kernels.gate_backward)
 
 
 @_gate_backward.register_fake
