@@ -17,6 +17,7 @@ from mmlinattn.ops.common import (
     kernel_fallback,
     kernel_verdicts,
     launch_table,
+    numerics,
 )
 from mmlinattn.ops.common.kernel_check import Trial
 from mmlinattn.ops.kernel_report import check_all
@@ -59,8 +60,7 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel_check, 'SETTING', '')
     monkeypatch.setattr(kernel_check, 'SMALL_MAP', (5, 7))
     monkeypatch.setattr(kernel_check, 'TIMED_SIDES', (4, 8))
-    kernel_check._warn_once.cache_clear()
-    kernel_verdicts._warn_once.cache_clear()
+    numerics.warn_once.cache_clear()
     kernel_verdicts.is_verified.cache_clear()
     # No real durations, unless a test asks for them.
     found.seconds = kernel_check._seconds
