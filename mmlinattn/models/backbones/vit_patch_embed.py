@@ -9,6 +9,7 @@ from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from ...ops.common.checks import check_count
 from ...ops.common.numerics import may_be_symbolic
 from ..layers import map_to_tokens
 from .base import prepend_tokens
@@ -48,10 +49,7 @@ class ViTPatchEmbed(BaseModule):
         norm_eps: Optional[float] = None,
     ) -> None:
         super().__init__()
-        if type(num_registers) is not int or num_registers < 0:
-            raise ValueError(
-                f'num_registers must be an integer of at least 0, got {num_registers!r}'
-            )
+        check_count('num_registers', num_registers)
         if pos_resize not in RESIZES:
             raise ValueError(f'pos_resize must be one of {RESIZES}, got {pos_resize!r}')
         self.grid = grid
