@@ -7,12 +7,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...ops import (
-    clip_ripple_attention,
-    ripple_attention,
-    softmax_ripple_attention,
-    stick_breaking,
-)
+from ...ops import clip_ripple_attention, ripple_attention, softmax_ripple_attention, stick_breaking
 from ...ops.common.checks import check_count
 from ...ops.ripple import check_backend, check_threshold, fixed_weights
 from .attention_info import AttentionInfo
