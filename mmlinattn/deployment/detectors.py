@@ -1,6 +1,6 @@
 """Exported forms of MMDetection detectors, with static output shapes."""
 
-from typing import Any, Dict, List, Sequence, Tuple, Type
+from typing import Any, List, Sequence, Tuple, Type
 
 import torch
 from mmdet.models.dense_heads import AnchorHead, RPNHead
@@ -25,8 +25,7 @@ from .detection_postprocess import (
     survivors,
     within,
 )
-
-Outputs = Dict[str, Tensor]
+from .exported_file import Outputs
 
 
 def deployable_detector(model: BaseModel) -> Type['DeployableDetector']:

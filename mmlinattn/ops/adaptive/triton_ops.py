@@ -1,7 +1,7 @@
 """Custom operators of the learnt feature map, for torch.compile and autograd."""
 
 from functools import partial
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 from torch import Tensor
@@ -10,13 +10,6 @@ from ..common.kernel_fallback import current_fallback, gradients
 from ..common.numerics import token_major
 from ..common.triton_helpers import custom_operator, unsupported_tokens
 from . import triton_kernels as kernels
-
-
-def adaptive_triton(
-    q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
-) -> Tuple[Tensor, Tensor]:
-    """Compute :func:`mmlinattn.ops.adaptive_features`."""
-    return _forward(q, k, frequencies, weight, bias)
 
 
 def unsupported_reason(
@@ -33,10 +26,11 @@ def unsupported_reason(
     return unsupported_tokens(q, k, kernels.KERNELS)
 
 
-_forward = custom_operator('adaptive_features', kernels.forward)
+# Computes :func:`mmlinattn.ops.adaptive_features`.
+adaptive_triton = custom_operator('adaptive_features', kernels.forward)
 
 
-@_forward.register_fake
+@adaptive_triton.register_fake
 def _(q, k, frequencies, weight, bias):
     return token_major(q), token_major(k)
 
@@ -62,4 +56,4 @@ def _autograd(ctx, grad_q, grad_k):
     return gradients(ctx.fallback, kernels, [q, k, *parameters], grad_q, grad_k)
 
 
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+adaptive_triton.register_autograd(_autograd, setup_context=_setup_context)
