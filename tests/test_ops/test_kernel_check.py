@@ -294,7 +294,7 @@ def test_kernels_that_fail_later_in_the_forward_pass(gpu, monkeypatch, name):
     with use_backend('torch'):
         expected = call()
     monkeypatch.setattr('mmlinattn.ops.common.triton_helpers.Launch.start', broken)
-    monkeypatch.setattr('mmlinattn.ops.epilogue.triton_kernels.forward', broken)
+    monkeypatch.setattr('mmlinattn.ops.epilogue.triton_ops._forward', broken)
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match='failed: RuntimeError: no launch') as caught:
         found = call()
