@@ -17,7 +17,7 @@ from torch import nn
 from ..engine import build_model
 from ..engine.distributed.launch import broadcast_from_first
 from .operators import training_step
-from .training_estimate import AUTOCAST, step_memory
+from .training_estimate import AUTOCAST, is_mixed_precision, step_memory
 from .training_memory import training_memory
 
 GIB = 2**30
@@ -102,13 +102,13 @@ def largest_batch(cfg: Config, available: float, fraction: float = FRACTION) -> 
     dataset = DATASETS.build(cfg.train_dataloader.dataset)
     shape = batch_shape(cfg, dataset)
     precision = 'bf16' if get_device() == 'cpu' else 'fp16'
-    is_mixed = 'Amp' in str((cfg.get('optim_wrapper') or {}).get('type', ''))
+    dtype = AUTOCAST[precision] if is_mixed_precision(cfg) else None
     (kept,) = training_memory(cfg, (1,)).values()
     model, processes = build_model(cfg), get_world_size()
     loss = segmentation_loss(model, shape)
 
     def memory(batch: int) -> float:
-        step = training_step(model, shape, batch, AUTOCAST[precision] if is_mixed else None)
+        step = training_step(model, shape, batch, dtype)
         return sum(step_memory(step, kept, {}, processes).values()) + batch * loss
 
     one, two = memory(1), memory(2)

@@ -12,8 +12,9 @@ import torch
 import yaml
 from torch import nn
 
+from ..ops.common.kernel_check import seconds_of
 from .auto_batch import GIB, available_ram
-from .timing import peak_bytes, repeat, seconds_of
+from .timing import peak_bytes, repeat
 from .training_estimate import AUTOCAST
 
 LEAST_CALLS = 3

@@ -9,14 +9,7 @@ from typing import Callable, List
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-
-def seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of a call, with the work that it queues on a GPU."""
-    _wait(device)
-    start = time.perf_counter()
-    call()
-    _wait(device)
-    return time.perf_counter() - start
+from ..ops.common.kernel_check import seconds_of
 
 
 def repeat(
@@ -55,11 +48,11 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
         4194304
     """
     if device.type == 'cuda':
-        _wait(device)
+        torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         call()
-        _wait(device)
+        torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault('KINETO_LOG_LEVEL', '5')  # without a message that there is no GPU
     with warnings.catch_warnings():
@@ -69,8 +62,3 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == '[memory]']
     events.sort(key=lambda event: event.start_ns())
     return max(accumulate((event.nbytes() for event in events), initial=0))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == 'cuda':
-        torch.cuda.synchronize(device)

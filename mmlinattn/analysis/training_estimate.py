@@ -185,7 +185,7 @@ def estimate_training(
     precision = precision or _precision(cfg, device)
     if precision not in device.flops:
         raise ValueError(f'precision {precision!r}: the device has {", ".join(device.flops)}')
-    batch = _config_batch(cfg) if batch is None else batch
+    batch = (cfg.get('train_dataloader') or {}).get('batch_size') if batch is None else batch
     if batch is None or batch < 1:
         raise ValueError(f'batch must be a positive number of images a process, got {batch}')
     step = training_step(
@@ -225,10 +225,6 @@ def estimate_training(
         uncounted=tuple(sorted(step.uncounted)),
         assumed=assumed,
     )
-
-
-def _config_batch(cfg: Config) -> Optional[int]:
-    return (cfg.get('train_dataloader') or {}).get('batch_size')
 
 
 def _exchange(
@@ -282,8 +278,13 @@ def step_memory(
     return memory
 
 
+def is_mixed_precision(cfg: Config) -> bool:
+    """Return True if the optimizer wrapper of a training runs it under autocast."""
+    return 'Amp' in str((cfg.get('optim_wrapper') or {}).get('type', ''))
+
+
 def _precision(cfg: Config, device: Device) -> str:
-    if 'Amp' not in str((cfg.get('optim_wrapper') or {}).get('type', '')):
+    if not is_mixed_precision(cfg):
         return 'fp32'
     return 'bf16' if 'bf16' in device.flops else 'fp16'
 

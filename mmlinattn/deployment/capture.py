@@ -116,6 +116,7 @@ def _first(stride: Union[int, Sequence[int]]) -> int:
 
 def capture(model: Deployable, sizes: Sizes) -> ExportedProgram:
     """Export a model to a program with ``torch.export``.
+
     Args:
         model: model from :func:`.deployable.deployable`.
         sizes: input sizes that the program must accept.

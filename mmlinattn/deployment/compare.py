@@ -1,7 +1,7 @@
 """Comparison of the outputs of exported files and models."""
 
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +10,7 @@ from mmengine.registry import DATASETS
 from torch import Tensor
 
 from ..engine.preflight.data import check_data
-
-Outputs = Dict[str, Tensor]
+from .exported_file import Outputs
 
 
 def fit(image: Tensor, shape: Sequence[int]) -> Tensor:

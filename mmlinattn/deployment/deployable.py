@@ -1,6 +1,6 @@
 """Wrappers of models for export, with normalisation and post-processing inside."""
 
-from typing import Dict, Optional, Sequence, Tuple, Type
+from typing import Optional, Sequence, Tuple, Type
 
 import torch
 from mmengine.config import Config
@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from ..checkpoints import load_checkpoint
 from ..engine.model import class_names, number_of_classes, preprocessor_of
 from .export_rewrites import rewrite_for_export
-
-Outputs = Dict[str, Tensor]
+from .exported_file import Outputs
 
 
 class NotDeployable(ValueError):

@@ -53,13 +53,6 @@ def within(boxes: Tensor, hw_shape: Sequence[int]) -> Tensor:
     return boxes.clamp(min=0).minimum(corners(hw_shape))
 
 
-def score_of(head: BaseModule, logits: Tensor) -> Tensor:
-    """Score the logits (..., outputs) of a dense head, without background: (..., classes)."""
-    if head.use_sigmoid_cls:
-        return logits.sigmoid()
-    return logits.softmax(-1)[..., :-1]
-
-
 def dense_candidates(
     head: BaseModule, outs: Sequence[Sequence[Tensor]], cfg: dict, hw_shape: Sequence[int]
 ) -> Tuple[Candidates, Tensor]:
@@ -82,7 +75,9 @@ def dense_candidates(
     )
     parts, levels = [], []
     for i, (logits, deltas, anchors) in enumerate(zip(cls_scores, bbox_preds, priors)):
-        scores = score_of(head, _by_anchor(logits, head.cls_out_channels))  # [B, anchors, classes]
+        logits = _by_anchor(logits, head.cls_out_channels)  # [B, anchors, outputs]
+        # The last output of a softmax is the background.
+        scores = logits.sigmoid() if head.use_sigmoid_cls else logits.softmax(-1)[..., :-1]
         classes = scores.shape[-1]
         scores = scores.flatten(1)
         scores = torch.where(scores > cfg.get('score_thr', 0), scores, 0.0)

@@ -1,9 +1,9 @@
 """Exported forms of MMDetection detectors, with static output shapes."""
 
-from typing import Any, Dict, List, Sequence, Tuple, Type
+from typing import Any, List, Sequence, Tuple, Type
 
 import torch
-from mmdet.models.dense_heads import AnchorHead
+from mmdet.models.dense_heads import AnchorHead, RPNHead
 from mmdet.models.detectors import DETR, SingleStageDetector, TwoStageDetector
 from mmdet.models.roi_heads import CascadeRoIHead, StandardRoIHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
@@ -25,8 +25,7 @@ from .detection_postprocess import (
     survivors,
     within,
 )
-
-Outputs = Dict[str, Tensor]
+from .exported_file import Outputs
 
 
 def deployable_detector(model: BaseModel) -> Type['DeployableDetector']:
@@ -112,13 +111,11 @@ class DeployableTwoStage(DeployableDetector):
         for head in self.stages():
             if head.custom_activation:
                 raise NotDeployable(f'{type(head.loss_cls).__name__} has no exported form')
-        extractors = [self.model.roi_head.bbox_roi_extractor]
-        if self.model.roi_head.with_mask:
-            extractors.append(self.model.roi_head.mask_roi_extractor)
-        for extractor in extractors:
-            for one in extractor if isinstance(extractor, nn.ModuleList) else [extractor]:
-                if not isinstance(one, SingleRoIExtractor):
-                    raise NotDeployable(f'{type(one).__name__} has no exported form')
+        masks = ['mask_roi_extractor'] if self.model.roi_head.with_mask else []
+        for part in ('bbox_roi_extractor', *masks):
+            for extractor in self.stages(part):
+                if not isinstance(extractor, SingleRoIExtractor):
+                    raise NotDeployable(f'{type(extractor).__name__} has no exported form')
 
     def stages(self, part: str = 'bbox_head') -> Sequence[BaseModule]:
         """Return the heads, or extractors, of all stages."""
@@ -258,17 +255,11 @@ def check_anchors(head: BaseModule, name: str) -> None:
         )
     if type(head)._predict_by_feat_single not in (
         AnchorHead._predict_by_feat_single,
-        _rpn()._predict_by_feat_single,
+        RPNHead._predict_by_feat_single,
     ):
         raise NotDeployable(f'{type(head).__name__} predicts in a way that has no exported form')
     if getattr(head.loss_cls, 'custom_cls_channels', False):
         raise NotDeployable(f'{type(head.loss_cls).__name__} has no exported form')
-
-
-def _rpn() -> Type[AnchorHead]:
-    from mmdet.models.dense_heads import RPNHead
-
-    return RPNHead
 
 
 def check_nms(cfg: dict, name: str) -> None:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..models.layers.pooling import cell_masks, cell_weights
+
 
 def rewrite_for_export(model: nn.Module) -> None:
     """Replace MMSegmentation's ``Upsample`` and torch's ``AdaptiveAvgPool2d`` in place."""
@@ -53,17 +55,7 @@ class AdaptiveMean(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = (
-            _shares(number, x.shape[i], x.device).to(x.dtype)
-            for number, i in zip(self.cells, (-2, -1))
+            cell_weights(cell_masks(number, size, x.device), torch.float32).to(x.dtype)
+            for number, size in zip(self.cells, x.shape[-2:])
         )
         return rows @ x @ columns.transpose(0, 1)
-
-
-def _shares(number: int, size: int, device: torch.device) -> Tensor:
-    """Return the weight of each of ``size`` positions in the mean of each cell, (number, size)."""
-    places = torch.arange(size, device=device)
-    cells = torch.arange(number, device=device).unsqueeze(1)
-    first = cells * size // number
-    behind = ((cells + 1) * size + number - 1) // number
-    inside = (places >= first) & (places < behind)
-    return inside / inside.sum(1, keepdim=True)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..analysis.timing import repeat
 from ..models.layers import optimize_for_cpu
-from .compare import Outputs, difference, fit
+from .compare import difference, fit
 from .deployable import load
-from .exported_file import ExportedFile, FileError
+from .exported_file import ExportedFile, FileError, Outputs
 from .file_checks import check_model
 
 

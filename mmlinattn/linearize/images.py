@@ -4,7 +4,7 @@ import json
 import os
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 from mmcv.transforms import BaseTransform
@@ -29,15 +29,8 @@ class UnlabelledImages(BaseDataset):
     Args:
         ann_file: JSON file, a list of paths.
         pipeline: transforms; the first one loads ``img_path``.
-        indices: use only these, see MMEngine's BaseDataset.
+        others: see MMEngine's BaseDataset.
     """
-
-    def __init__(
-        self, ann_file: str, pipeline: Sequence = (), indices: Any = None, **kwargs: Any
-    ) -> None:
-        super().__init__(
-            ann_file, pipeline=list(pipeline), indices=indices, serialize_data=True, **kwargs
-        )
 
     def load_data_list(self) -> List[dict]:
         paths = json.loads(Path(self.ann_file).read_text(encoding='utf-8'))

@@ -7,7 +7,8 @@ from typing import Dict, List, Optional, Sequence
 import torch
 from mmengine.model import BaseModel
 
-from ..analysis.timing import peak_bytes, seconds_of
+from ..analysis.timing import peak_bytes
+from ..ops.common.kernel_check import seconds_of
 from .parts import run_to
 
 CALLS = 3

@@ -7,10 +7,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..models.layers import (
-    AttentionInfo,
-    BaseAttention,
-)
+from ..models.layers import AttentionInfo, BaseAttention
 from ..ops import PackedShapes
 from .attention_case import BUILT, CALLED, CHANNELS, HEADS, AttentionCase, rule
 from .rules import compare, require, require_finite

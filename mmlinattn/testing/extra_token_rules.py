@@ -5,9 +5,7 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
-from ..models.layers import (
-    BaseAttention,
-)
+from ..models.layers import BaseAttention
 from .attention_case import CALLED, AttentionCase, rule
 from .rules import compare, require
 

@@ -6,11 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, export
 
-from ..models.layers import (
-    BaseAttention,
-    map_to_tokens,
-    tokens_to_map,
-)
+from ..models.layers import BaseAttention, map_to_tokens, tokens_to_map
 from .attention_case import CALLED, AttentionCase, rule
 from .rules import compare, require
 

@@ -10,7 +10,7 @@ import torch
 
 from mmlinattn.models.layers.activation_checkpointing import checkpoint_block
 from mmlinattn.ops import BackendError, use_backend
-from mmlinattn.ops.common import dispatch
+from mmlinattn.ops.common import dispatch, numerics
 
 
 class Operator:
@@ -179,7 +179,7 @@ def test_kernels_run_on_tested_versions_of_triton(operator, monkeypatch, version
 
 def test_auto_on_an_untested_triton_is_torch_and_warns_once(operator, monkeypatch):
     monkeypatch.setattr(dispatch, 'TRITON_PROBLEM', dispatch.triton_problem('3.0.0'))
-    dispatch._warn_once.cache_clear()
+    numerics.warn_once.cache_clear()
     on_a_gpu = SimpleNamespace(is_cuda=True)
     with pytest.warns(UserWarning, match='no Triton kernels on this GPU: .*this is 3.0.0') as said:
         assert operator('auto', on_a_gpu) == operator('auto', on_a_gpu) == 'torch'

@@ -17,6 +17,7 @@ from mmlinattn.ops.common import (
     kernel_fallback,
     kernel_verdicts,
     launch_table,
+    numerics,
 )
 from mmlinattn.ops.common.kernel_check import Trial
 from mmlinattn.ops.kernel_report import check_all
@@ -59,8 +60,7 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel_check, 'SETTING', '')
     monkeypatch.setattr(kernel_check, 'SMALL_MAP', (5, 7))
     monkeypatch.setattr(kernel_check, 'TIMED_SIDES', (4, 8))
-    kernel_check._warn_once.cache_clear()
-    kernel_verdicts._warn_once.cache_clear()
+    numerics.warn_once.cache_clear()
     kernel_verdicts.is_verified.cache_clear()
     # No real durations, unless a test asks for them.
     found.seconds = kernel_check._seconds
@@ -294,7 +294,7 @@ def test_kernels_that_fail_later_in_the_forward_pass(gpu, monkeypatch, name):
     with use_backend('torch'):
         expected = call()
     monkeypatch.setattr('mmlinattn.ops.common.triton_helpers.Launch.start', broken)
-    monkeypatch.setattr('mmlinattn.ops.epilogue.triton_kernels.forward', broken)
+    monkeypatch.setattr('mmlinattn.ops.epilogue.triton_ops._forward', broken)
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match='failed: RuntimeError: no launch') as caught:
         found = call()
@@ -312,14 +312,14 @@ def test_kernels_that_fail_later_in_the_forward_pass(gpu, monkeypatch, name):
         ('linear', 'linear.triton_ops.backward'),
         ('rala', 'linear.triton_ops.backward'),
         ('mala', 'linear.triton_ops.backward'),
-        ('walk', 'anchors.triton_ops.backward'),
-        ('step', 'anchors.triton_ops.backward'),
-        ('nystrom', 'anchors.triton_ops.backward'),
-        ('ripple', 'ripple.triton_kernels.backward'),
-        ('stick', 'ripple.triton_kernels.backward'),
-        ('adaptive', 'adaptive.triton_kernels.backward'),
-        ('adaptive, heads', 'adaptive.triton_kernels.backward'),
-        ('gate', 'epilogue.triton_kernels.gate_backward'),
+        ('walk', 'anchors.triton_ops._backward'),
+        ('step', 'anchors.triton_ops._backward'),
+        ('nystrom', 'anchors.triton_ops._backward'),
+        ('ripple', 'ripple.triton_ops._backward'),
+        ('stick', 'ripple.triton_ops._backward'),
+        ('adaptive', 'adaptive.triton_ops._backward'),
+        ('adaptive, heads', 'adaptive.triton_ops._backward'),
+        ('gate', 'epilogue.triton_ops._gate_backward'),
     ],
 )
 def test_kernels_that_fail_later_in_the_backward_pass(gpu, monkeypatch, name, function):

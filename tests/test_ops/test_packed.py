@@ -131,9 +131,6 @@ def test_offsets():
     assert plain == PackedShapes.from_cu_seqlens(torch.tensor([0, 6, 10]), [(2, 3), (1, 4)])
     assert hash(plain) == hash(PackedShapes([(2, 3), (1, 4)]))
     assert plain.with_extra_tokens(1) == packed
-    extra, maps = packed.split_extra(torch.arange(12)[None, :, None])
-    assert extra.flatten().tolist() == [0, 7]
-    assert maps.flatten().tolist() == [1, 2, 3, 4, 5, 6, 8, 9, 10, 11]
 
 
 def test_shapes_of_an_array_and_what_is_given_out():

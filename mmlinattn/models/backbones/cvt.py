@@ -2,14 +2,13 @@
 
 from typing import Dict, List, Optional, Sequence, Union
 
-import torch
 from mmengine.model import ModuleList
 from mmengine.registry import MODELS
 from torch import nn
 
 from ..layers import AttnCfg
 from .base import HierarchicalBackbone, Part, drop_path_rates
-from .mix_transformer import OverlapPatchEmbed
+from .patch_embed import PatchEmbed, new_tokens
 from .transformer_block import TransformerBlock
 
 # Table 2 of the paper.
@@ -88,15 +87,13 @@ class CvT(HierarchicalBackbone):
         self.patch_embeds, self.stages = ModuleList(), ModuleList()
         for i, dim in enumerate(dims):
             kernel_size, stride, padding = (3, 2, 1) if i else (7, 4, 2)
-            self.patch_embeds.append(
-                OverlapPatchEmbed(in_channels, dim, kernel_size, stride, padding, eps=1e-5)
-            )
+            conv = nn.Conv2d(in_channels, dim, kernel_size, stride, padding)
+            self.patch_embeds.append(PatchEmbed(conv))
             self.build_stage(i, TransformerBlock, eps=1e-5, act=act)
             in_channels = dim
         self.cls_token = None
         if with_cls_token and self.num_built > last:
-            self.cls_token = nn.Parameter(torch.empty(1, 1, dims[last]))
-            nn.init.trunc_normal_(self.cls_token, std=0.02)
+            self.cls_token = new_tokens(dims[last], 1)
         self.finish(norm_eps=1e-5 if out_norm else None)
 
     def stochastic_depth(self, rate: float) -> List[List[float]]:

@@ -1,14 +1,15 @@
 """Mix Transformer (MiT), the backbone of SegFormer, with any attention."""
 
 import math
-from typing import List, Optional, Sequence, Union
+from typing import List, Sequence, Union
 
-from mmengine.model import BaseModule, ModuleList, normal_init, trunc_normal_init
+from mmengine.model import ModuleList, normal_init, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import AttnCfg, map_to_tokens, tokens_to_map
+from ..layers import AttnCfg
 from .base import HierarchicalBackbone, Part
+from .patch_embed import PatchEmbed
 from .transformer_block import TransformerBlock
 
 # Table 6 of the SegFormer paper, and the released code.
@@ -20,32 +21,6 @@ ARCHITECTURES = {
     'b4': dict(embed_dims=(64, 128, 320, 512), depths=(3, 8, 27, 3)),
     'b5': dict(embed_dims=(64, 128, 320, 512), depths=(3, 6, 40, 3)),
 }
-
-
-class OverlapPatchEmbed(BaseModule):
-    """Strided convolution with overlapping windows, then LayerNorm."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        embed_dims: int,
-        kernel_size: int,
-        stride: int,
-        padding: Optional[int] = None,
-        eps: float = 1e-5,
-    ) -> None:
-        super().__init__()
-        padding = kernel_size // 2 if padding is None else padding
-        self.proj = nn.Conv2d(in_channels, embed_dims, kernel_size, stride=stride, padding=padding)
-        self.norm = nn.LayerNorm(embed_dims, eps=eps)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Embed (B, C, H, W) as (B, embed_dims, H / stride, W / stride).
-
-        The default padding rounds sizes up.
-        """
-        x = self.proj(x)
-        return tokens_to_map(self.norm(map_to_tokens(x)), x.shape[-2:])
 
 
 @MODELS.register_module()
@@ -100,7 +75,8 @@ class MixTransformer(HierarchicalBackbone):
         self.patch_embeds, self.stages, self.norms = (ModuleList() for _ in range(3))
         for i, dim in enumerate(self.arch['embed_dims'][: self.num_built]):
             kernel_size, stride = (3, 2) if i else (7, 4)
-            self.patch_embeds.append(OverlapPatchEmbed(in_channels, dim, kernel_size, stride))
+            conv = nn.Conv2d(in_channels, dim, kernel_size, stride, kernel_size // 2)
+            self.patch_embeds.append(PatchEmbed(conv))
             self.build_stage(i, TransformerBlock, ffn='mix', sr_ratio=self.arch['sr_ratios'][i])
             self.norms.append(nn.LayerNorm(dim, eps=1e-6))
             in_channels = dim

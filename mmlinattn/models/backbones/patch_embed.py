@@ -1,9 +1,14 @@
-"""Patch embedding and checks of position embeddings."""
+"""Patch embedding, learnt tokens and checks of position embeddings."""
 
+from typing import Optional
+
+import torch
 import torch.nn.functional as F
+from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ...ops.common.numerics import is_static
+from ..layers import map_to_tokens, tokens_to_map
 
 
 def pad_to_multiple(x: Tensor, side: int) -> Tensor:
@@ -38,6 +43,32 @@ class PatchConv(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Embed (B, C, H, W) as (B, out_channels, H / p, W / p), rounded up."""
         return super().forward(pad_to_multiple(x, self.kernel_size[0]))
+
+
+class PatchEmbed(BaseModule):
+    """Convolution of patches, then LayerNorm over the channels.
+
+    Args:
+        conv: the convolution, such as a :class:`PatchConv`.
+        eps: eps of the norm.
+    """
+
+    def __init__(self, conv: nn.Conv2d, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.proj = conv
+        self.norm = nn.LayerNorm(conv.out_channels, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embed (B, C, H, W) as a map of the size that the convolution gives."""
+        x = self.proj(x)
+        return tokens_to_map(self.norm(map_to_tokens(x)), x.shape[-2:])
+
+
+def new_tokens(embed_dims: int, count: Optional[int]) -> Optional[nn.Parameter]:
+    """Return learnt tokens (1, count, C), normal with std 0.02 at first; None for no tokens."""
+    if not count:
+        return None
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count, embed_dims), std=0.02))
 
 
 def check_positions(name: str, loaded: Tensor, expected: Tensor) -> None:

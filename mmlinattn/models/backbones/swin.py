@@ -7,9 +7,9 @@ from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import AttnCfg, map_to_tokens, tokens_to_map
+from ..layers import AttnCfg, tokens_to_map
 from .base import HierarchicalBackbone
-from .patch_embed import PatchConv, pad_to_multiple
+from .patch_embed import PatchConv, PatchEmbed, pad_to_multiple
 from .transformer_block import TransformerBlock
 
 # Section 3.3 of the paper; stochastic depth of the ImageNet-1K recipes.
@@ -23,20 +23,6 @@ ARCHITECTURES = {
         drop_path_rate=0.5,
     ),
 }
-
-
-class PatchEmbed(BaseModule):
-    """Patch embedding with LayerNorm; the image is padded with zeros to whole patches."""
-
-    def __init__(self, in_channels: int, embed_dims: int, patch_size: int = 4) -> None:
-        super().__init__()
-        self.proj = PatchConv(in_channels, embed_dims, patch_size)
-        self.norm = nn.LayerNorm(embed_dims)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Embed (B, C, H, W) as (B, embed_dims, H / 4, W / 4), rounded up."""
-        x = self.proj(x)
-        return tokens_to_map(self.norm(map_to_tokens(x)), x.shape[-2:])
 
 
 class PatchMerging(BaseModule):
@@ -126,7 +112,7 @@ class Swin(HierarchicalBackbone):
                 f'ffn must be a name, or a list of {self.num_stages}: one per stage; got {ffn!r}'
             )
         dims = self.arch['embed_dims'][: self.num_built]
-        self.patch_embed = PatchEmbed(in_channels, dims[0])
+        self.patch_embed = PatchEmbed(PatchConv(in_channels, dims[0], 4))
         self.merges = ModuleList(PatchMerging(*pair) for pair in pairwise(dims))
         self.stages = ModuleList()
         for i in range(self.num_built):

@@ -5,15 +5,15 @@ from typing import Optional, Sequence, Tuple, Union
 import torch
 import torch.nn.functional as F
 from mmengine.logging import print_log
-from mmengine.model import BaseModule, ModuleList
+from mmengine.model import ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops.common.checks import check_sides
 from ...ops.common.numerics import may_be_symbolic
-from ..layers import AttnCfg, map_to_tokens, tokens_to_map
+from ..layers import AttnCfg
 from .base import HierarchicalBackbone
-from .patch_embed import PatchConv, check_positions
+from .patch_embed import PatchConv, PatchEmbed, check_positions, new_tokens
 from .transformer_block import TransformerBlock
 
 # Table 2 of the paper; "medium" and "base" are the deep variants.
@@ -37,7 +37,7 @@ RELEASED_ATTENTIONS = dict(
 STRIDES = (4, 2, 2, 2)
 
 
-class ViLPatchEmbed(BaseModule):
+class ViLPatchEmbed(PatchEmbed):
     """Patch embedding with LayerNorm, optional learnt positions and extra (global) tokens.
 
     Half of the channels of a position embed its row, half its column. Extra tokens, which have no
@@ -60,23 +60,18 @@ class ViLPatchEmbed(BaseModule):
         grid: Optional[Tuple[int, int]],
         num_extra_tokens: int,
     ) -> None:
-        super().__init__()
-        self.proj = PatchConv(in_channels, embed_dims, patch_size)
-        self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
-        extra_shape = (1, num_extra_tokens, embed_dims)
+        super().__init__(PatchConv(in_channels, embed_dims, patch_size), eps=1e-6)
         self.row_embed, self.column_embed = (
-            _new_embedding((1, size, embed_dims // 2)) if size else None
-            for size in grid or (None, None)
+            new_tokens(embed_dims // 2, size) for size in grid or (None, None)
         )
-        self.extra_tokens = _new_embedding(extra_shape) if num_extra_tokens else None
-        self.extra_embed = _new_embedding(extra_shape) if num_extra_tokens and grid else None
+        self.extra_tokens = new_tokens(embed_dims, num_extra_tokens)
+        self.extra_embed = new_tokens(embed_dims, num_extra_tokens) if grid else None
         self._register_load_state_dict_pre_hook(self._resize_checkpoint_positions)
 
     def forward(self, x: Tensor) -> Tensor:
         """Embed (B, C, H, W) as (B, embed_dims, H / p, W / p), rounded up."""
-        x = self.proj(x)
+        x = super().forward(x)
         hw_shape = x.shape[-2:]
-        x = tokens_to_map(self.norm(map_to_tokens(x)), hw_shape)
         if self.row_embed is None or self.column_embed is None:
             return x
         embeds = zip((self.row_embed, self.column_embed), hw_shape)
@@ -100,10 +95,6 @@ class ViLPatchEmbed(BaseModule):
             check_positions(prefix + name, loaded, expected)
             print_log(f'{prefix}{name} is resized from {loaded.shape[1]} to {expected.shape[1]}')
             state_dict[prefix + name] = _resize_embedding(loaded, expected.shape[1])
-
-
-def _new_embedding(shape: Sequence[int]) -> nn.Parameter:
-    return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=0.02))
 
 
 def _resize_embedding(embed: Tensor, size: int) -> Tensor:

@@ -12,6 +12,7 @@ from ...ops.common.checks import check_sides
 from ...ops.common.packed import PackedShapes
 from ..layers import AttnCfg, BaseAttention
 from .base import Backbone, Part, drop_path_rates, prepend_tokens
+from .patch_embed import new_tokens
 from .transformer_block import TransformerBlock
 from .vit_architectures import ARCHITECTURES, DEFAULTS
 from .vit_patch_embed import ViTPatchEmbed
@@ -174,8 +175,7 @@ class ViT(Backbone):
         )
         self.cls_token_from, self.cls_token = cls_token_from, None
         if 0 < cls_token_from < self.num_built:
-            self.cls_token = nn.Parameter(torch.empty(1, 1, dims))
-            nn.init.trunc_normal_(self.cls_token, std=0.02)
+            self.cls_token = new_tokens(dims, 1)
         self.layers = ModuleList(
             self.build_layer(
                 dims,

@@ -9,10 +9,11 @@ from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from ...ops.common.checks import check_count
 from ...ops.common.numerics import may_be_symbolic
 from ..layers import map_to_tokens
 from .base import prepend_tokens
-from .patch_embed import PatchConv, check_positions
+from .patch_embed import PatchConv, check_positions, new_tokens
 
 RESIZES = ('bicubic', 'antialias', 'offset')
 
@@ -48,10 +49,7 @@ class ViTPatchEmbed(BaseModule):
         norm_eps: Optional[float] = None,
     ) -> None:
         super().__init__()
-        if type(num_registers) is not int or num_registers < 0:
-            raise ValueError(
-                f'num_registers must be an integer of at least 0, got {num_registers!r}'
-            )
+        check_count('num_registers', num_registers)
         if pos_resize not in RESIZES:
             raise ValueError(f'pos_resize must be one of {RESIZES}, got {pos_resize!r}')
         self.grid = grid
@@ -59,11 +57,11 @@ class ViTPatchEmbed(BaseModule):
         self.num_extra_positions = int(with_cls_token)
         self.num_extra_tokens = self.num_extra_positions + num_registers
         self.proj = PatchConv(in_channels, embed_dims, patch_size, bias)
-        self.cls_token = _new_tokens(embed_dims, int(with_cls_token))
-        self.registers = _new_tokens(embed_dims, num_registers)
+        self.cls_token = new_tokens(embed_dims, int(with_cls_token))
+        self.registers = new_tokens(embed_dims, num_registers)
         self.pos_embed = None
         if grid is not None:
-            self.pos_embed = _new_tokens(embed_dims, self.num_extra_positions + math.prod(grid))
+            self.pos_embed = new_tokens(embed_dims, self.num_extra_positions + math.prod(grid))
             # The number of positions does not determine their rows and columns.
             self.register_buffer('pos_grid', torch.tensor(grid))
         self.norm = None if norm_eps is None else nn.LayerNorm(embed_dims, eps=norm_eps)
@@ -136,13 +134,6 @@ class ViTPatchEmbed(BaseModule):
         if grid != self.grid:
             print_log(f'{name} is resized from {grid} to {self.grid} patches')
         state_dict[name] = self._resize(loaded[:, extra - own_extra :], grid, self.grid)
-
-
-def _new_tokens(embed_dims: int, count: int) -> Optional[nn.Parameter]:
-    """Return random tokens (1, count, C), None for no tokens."""
-    if not count:
-        return None
-    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count, embed_dims), std=0.02))
 
 
 def resize_positions(

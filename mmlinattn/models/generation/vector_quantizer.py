@@ -8,6 +8,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ...ops.common.checks import positive_int
 from ...ops.common.numerics import no_autocast
 
 # Similarities that are in memory at once: 64 MiB in float32.
@@ -58,8 +59,7 @@ class VectorQuantizer(BaseModule):
     ) -> None:
         super().__init__()
         for name, value in dict(num_codes=num_codes, code_dims=code_dims).items():
-            if type(value) is not int or value < 1:
-                raise ValueError(f'{name} must be a positive integer, got {value!r}')
+            positive_int(name, value)
         if not commitment >= 0:
             raise ValueError(f'commitment must not be negative, got {commitment!r}')
         self.num_codes, self.code_dims, self.commitment = num_codes, code_dims, commitment

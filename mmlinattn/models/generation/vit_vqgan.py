@@ -15,12 +15,7 @@ from ...ops.common.numerics import no_autocast
 from ...utils.errors import InputError
 from ..backbones.vision_transformer import ViT
 from ..layers import map_to_tokens, tokens_to_map
-from .reconstruction_losses import (
-    GAN_LOSSES,
-    adversarial_losses,
-    logit_laplace_loss,
-    perplexity,
-)
+from .reconstruction_losses import GAN_LOSSES, adversarial_losses, logit_laplace_loss, perplexity
 from .vit_decoder import TanhMLP, ViTDecoder
 
 # Section 3.3 of the paper; the quantiser weighs its own loss.

@@ -8,9 +8,15 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...ops.common.checks import check_heads, check_hw_shape, check_padding_mask, check_rotary_dim
+from ...ops.common.checks import (
+    check_count,
+    check_heads,
+    check_hw_shape,
+    check_padding_mask,
+    check_rotary_dim,
+)
 from ...ops.common.dispatch import BACKENDS
-from ...ops.common.numerics import may_be_symbolic
+from ...ops.common.numerics import may_be_symbolic, zero_padding
 from ...ops.common.packed import PackedShapes, check_packed
 from ...ops.common.rotary import Rotary, apply_rotary
 from ...ops.epilogue import add_local, local_gate
@@ -309,8 +315,7 @@ class BaseAttention(BaseModule):
             images = zip(packed.split(out), packed.split(v), gates, layout.images())
             return torch.cat([self._local_and_gate(*image) for image in images], 1)
         if lepe is not None:
-            if layout.key_padding_mask is not None:
-                v = v.masked_fill(layout.key_padding_mask[..., None], 0)
+            v = zero_padding(v, layout.key_padding_mask)
             can_fuse = type(lepe) is nn.Conv2d and not has_hooks(lepe) and v.dtype == out.dtype
             if can_fuse and not layout.num_extra_tokens:
                 return local_gate(out, v, gate, lepe.weight, lepe.bias, hw_shape=layout.hw_shape)
@@ -348,10 +353,7 @@ class BaseAttention(BaseModule):
 
         Backbones call it at construction.
         """
-        if type(num_extra_tokens) is not int or num_extra_tokens < 0:
-            raise ValueError(
-                f'num_extra_tokens must be an integer of at least 0, got {num_extra_tokens!r}'
-            )
+        check_count('num_extra_tokens', num_extra_tokens)
         if num_extra_tokens and not self.supports_extra_tokens:
             raise ValueError(
                 f'{type(self).__name__} does not support extra tokens, such as a class token, '
@@ -428,7 +430,7 @@ class BaseAttention(BaseModule):
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
     @staticmethod
-    def _local_position(lepe: nn.Module, v: Tensor, layout: TokenLayout) -> Tensor:
+    def _local_position(lepe: Callable[[Tensor], Tensor], v: Tensor, layout: TokenLayout) -> Tensor:
         local = map_to_tokens(lepe(tokens_to_map(layout.split_extra(v)[1], layout.hw_shape)))
         # Extra tokens have no local position.
         return (
@@ -455,6 +457,17 @@ def require_static_size(name: str, hw_shape: Sequence[int], reason: str) -> None
 def tokens_to_map(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
     """Return (B, N, C) tokens as a (B, C, H, W) map, a channels_last view without a copy."""
     return x.unflatten(1, tuple(hw_shape)).permute(0, 3, 1, 2)
+
+
+def convolve_tokens(conv: Callable[[Tensor], Tensor], x: Tensor, layout: TokenLayout) -> Tensor:
+    """Apply ``conv`` to the map of tokens (B, E + N, C); padding is 0, extra tokens do not change.
+
+    Returns:
+        (B, E + M, C) in the dtype of the convolution, for M tokens of its output.
+    """
+    extra, x = layout.split_extra(zero_padding(x, layout.key_padding_mask))
+    x = map_to_tokens(conv(tokens_to_map(x, layout.hw_shape)))
+    return torch.cat([extra.to(x.dtype), x], 1) if layout.num_extra_tokens else x
 
 
 def map_to_tokens(x: Tensor) -> Tensor:

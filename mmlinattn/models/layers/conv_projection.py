@@ -7,8 +7,9 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ...ops.common.checks import positive_int
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout, map_to_tokens, tokens_to_map
+from .base import BaseAttention, TokenLayout, convolve_tokens
 from .softmax import softmax_attention
 
 
@@ -60,9 +61,7 @@ class ConvProjectionAttention(BaseAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        if type(kv_stride) is not int or kv_stride < 1:
-            raise ValueError(f'kv_stride must be a positive integer, got {kv_stride!r}')
-        self.kv_stride = kv_stride
+        self.kv_stride = positive_int('kv_stride', kv_stride)
         self.attn_drop = attn_drop
         self.conv_q = _convolution(embed_dims, 1)
         self.conv_k = _convolution(embed_dims, kv_stride)
@@ -73,20 +72,12 @@ class ConvProjectionAttention(BaseAttention):
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
         with_pos = x if query_pos is None else x + query_pos
         q, k, v = (
-            self.partial_projection(self._convolve(conv, inputs, layout), i, i + 1)
+            self.partial_projection(convolve_tokens(conv, inputs, layout), i, i + 1)
             for i, (conv, inputs) in enumerate(
                 [(self.conv_q, with_pos), (self.conv_k, with_pos), (self.conv_v, x)]
             )
         )
         return q, k, v, None
-
-    def _convolve(self, conv: nn.Module, x: Tensor, layout: TokenLayout) -> Tensor:
-        """Convolve the map tokens of (B, E + N, C) with the stride; extra tokens do not change."""
-        if layout.key_padding_mask is not None:
-            x = x.masked_fill(layout.key_padding_mask[..., None], 0)
-        extra, x = layout.split_extra(x)
-        x = map_to_tokens(conv(tokens_to_map(x, layout.hw_shape)))
-        return torch.cat([extra.to(x.dtype), x], 1) if layout.num_extra_tokens else x
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         mask = layout.key_padding_mask

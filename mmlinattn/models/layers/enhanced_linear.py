@@ -7,6 +7,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import linear_attention
+from ...ops.common.numerics import zero_padding
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout, map_to_tokens, tokens_to_map
 
@@ -79,8 +80,7 @@ class EnhancedLinearAttention(BaseAttention):
         self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
         qkv = torch.cat(super().project(x, query_pos, layout)[:3], -1)
-        if layout.key_padding_mask is not None:
-            qkv = qkv.masked_fill(layout.key_padding_mask[..., None], 0)
+        qkv = zero_padding(qkv, layout.key_padding_mask)
         maps = tokens_to_map(qkv, layout.hw_shape)
         scales = [qkv, *(map_to_tokens(aggregate(maps)) for aggregate in self.aggregations)]
         q, k, v = (torch.cat(part, -1) for part in zip(*(scale.chunk(3, -1) for scale in scales)))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...ops import adaptive_features
 from ...ops.adaptive import sines_and_cosines
+from ...ops.common.checks import positive_int
 from ...ops.common.dispatch import BACKENDS
 from ...ops.common.feature_maps import FEATURE_MAPS
 from ...ops.common.numerics import accumulation_dtype, masked_softmax, multiply, no_autocast
@@ -107,14 +108,6 @@ class HeadLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
         return multiply(x, weight) + (bias if bias.dim() == 1 else bias[:, None])
-
-
-def positive_int(name: str, value: Optional[int], default: int) -> int:
-    """Return ``value``, or the default for None; raise ValueError if not a positive integer."""
-    value = default if value is None else value
-    if type(value) is not int or value < 1:
-        raise ValueError(f'{name} must be a positive integer, got {value!r}')
-    return value
 
 
 class RandomFeatures(FeatureMap):
@@ -268,7 +261,7 @@ class DPFPFeatures(FeatureMap):
 
     def __init__(self, head_dim: int, num_heads: int, order: int = 1) -> None:
         super().__init__(head_dim, num_heads)
-        self.order = positive_int('order', order, 1)
+        self.order = positive_int('order', order)
 
     def features(self, x: Tensor) -> Tensor:
         x = F.relu(torch.cat([x, -x], -1))

@@ -3,7 +3,7 @@
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ...ops.common.numerics import accumulation_dtype, no_autocast
+from ...ops.common.numerics import accumulation_dtype, no_autocast, zero_padding
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .feature_maps import l2_normalize
@@ -47,7 +47,5 @@ class HydraAttention(BaseAttention):
         with no_autocast(q):
             # Norms over heads and their channels.
             q, k = (l2_normalize(x.to(dtype), (1, 3)) for x in (q, k))
-            if mask is not None:
-                k = k.masked_fill(mask[:, None, :, None], 0)
-            summary = (k * v).sum(2, keepdim=True)  # [B, H, 1, d]
+            summary = (zero_padding(k, mask) * v).sum(2, keepdim=True)  # [B, H, 1, d]
             return (q * summary).to(v.dtype)

@@ -1,5 +1,6 @@
 """Injective linear attention (InLine) as a layer."""
 
+from functools import partial
 from typing import Callable, Dict, Optional, Tuple, Union
 
 import torch
@@ -8,10 +9,10 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import unnormalised_attention
-from ...ops.common.numerics import accumulation_dtype, is_exporting, no_autocast
+from ...ops.common.numerics import accumulation_dtype, is_exporting, no_autocast, zero_padding
 from ...ops.epilogue import add_local
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout, map_to_tokens, tokens_to_map
+from .base import BaseAttention, TokenLayout
 
 FEATURE_MAPS: Dict[str, Callable[[Tensor], Tensor]] = {
     'identity': lambda x: x,
@@ -100,12 +101,8 @@ class InLineAttention(BaseAttention):
     ) -> Tensor:
         """Add the convolution of the values with the kernels from :meth:`project`."""
         assert gate is not None
-        if layout.key_padding_mask is not None:
-            v = v.masked_fill(layout.key_padding_mask[..., None], 0)
-        extra = layout.num_extra_tokens
-        local = _convolve(tokens_to_map(layout.split_extra(v)[1], layout.hw_shape), gate)
-        local = map_to_tokens(local)
-        return add_local(F.pad(local, (0, 0, extra, 0)) if extra else local, out)
+        v = zero_padding(v, layout.key_padding_mask)
+        return add_local(self._local_position(partial(_convolve, weight=gate), v, layout), out)
 
 
 def _sum_and_count(x: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Union[int, Tensor]]:

@@ -6,7 +6,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...ops import nystrom_attention
-from ...ops.anchors import check_iterations
+from ...ops.common.checks import positive_int
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .pooling import cell_masks, pool_tokens
@@ -63,8 +63,7 @@ class NystromAttention(BaseAttention):
         self.grid = math.isqrt(max(num_landmarks, 0))
         if self.grid < 1 or self.grid**2 != num_landmarks:
             raise ValueError(f'num_landmarks must be a square number, got {num_landmarks}')
-        check_iterations(iterations)
-        self.iterations = iterations
+        self.iterations = positive_int('iterations', iterations)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         map_layout = layout.without_extra_tokens()

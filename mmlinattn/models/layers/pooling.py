@@ -76,7 +76,7 @@ def pool_tokens(x: Tensor, layout: TokenLayout, rows: Tensor, columns: Tensor) -
     maps = x.transpose(1, 2).flatten(2).unflatten(1, hw_shape)  # [B, H, W, C]
     if x.dtype == torch.float16 and x.device.type == 'cpu':
         maps = maps.to(dtype)  # float16 products on a CPU take longer than the copy
-    rows, columns = _cell_weights(rows, dtype), _cell_weights(columns, dtype)
+    rows, columns = cell_weights(rows, dtype), cell_weights(columns, dtype)
     # Half types are multiplied without a float32 copy of the map, with sums in float32. Rounded
     # weights are equal within a cell, so that dividing by their sum removes the error.
     rounded = columns.to(maps.dtype)
@@ -138,7 +138,7 @@ def pool_tokens_dynamic(num_cells: int, x: Tensor, layout: TokenLayout) -> Tuple
         return pooled.to(x.dtype), exists
 
 
-def _cell_weights(cells: Tensor, dtype: torch.dtype) -> Tensor:
+def cell_weights(cells: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the weights of the positions of each cell, which sum to 1."""
     weights = cells.to(dtype)
     return weights / weights.sum(-1, keepdim=True).clamp(min=1)

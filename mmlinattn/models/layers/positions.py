@@ -14,7 +14,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ...ops.common.checks import check_sides
+from ...ops.common.checks import check_sides, positive_int
 from ...ops.common.numerics import (
     accumulation_dtype,
     chunk_budget,
@@ -27,7 +27,6 @@ from ...ops.common.numerics import (
 from ...ops.common.rotary import Rotary
 from .base import require_static_size
 from .build import registered_subclasses
-from .feature_maps import positive_int
 
 HW = Tuple[int, int]
 
@@ -310,7 +309,7 @@ class SineSPE(StochasticPosition):
 
     def __init__(self, head_dim: int, num_heads: int, num_sines: int = 10, **kwargs) -> None:
         super().__init__(head_dim, num_heads, **kwargs)
-        shape = (num_heads, head_dim, positive_int('num_sines', num_sines, 1))
+        shape = (num_heads, head_dim, positive_int('num_sines', num_sines))
         self.frequencies = nn.Parameter(torch.randn(*shape, 2) - 4)  # long waves
         self.phases = nn.Parameter(torch.randn(shape))
         gains = torch.randn(shape)
@@ -369,7 +368,7 @@ class ConvSPE(StochasticPosition):
         sides = (kernel_size,) * 2 if isinstance(kernel_size, int) else tuple(kernel_size)
         if len(sides) != 2:
             raise ValueError(f'kernel_size must be one or two integers, got {kernel_size!r}')
-        self.kernel_size = tuple(positive_int('kernel_size', side, 1) for side in sides)
+        self.kernel_size = tuple(positive_int('kernel_size', side) for side in sides)
         channels, taps = num_heads * head_dim, math.prod(sides)
         filters = torch.rand(2 * channels, 1, *sides)  # of queries, then of keys
         self.filters = nn.Parameter((taps / 2) ** -0.5 * filters)

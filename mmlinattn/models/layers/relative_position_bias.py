@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from mmengine.logging import print_log
 from torch import Tensor, nn
 
+from ...ops.common.checks import check_count
+
 
 def relative_position_index(rows: Tensor, columns: Tensor, reach: Tuple[int, int]) -> Tensor:
     """Return the row-major indices of relative positions in a bias table.
@@ -75,10 +77,7 @@ class RelativePositionBias(nn.Module):
         super().__init__()
         if len(reach) != 2 or any(type(most) is not int or most < 0 for most in reach):
             raise ValueError(f'reach must be two integers of at least 0, got {reach!r}')
-        if type(num_extra_tokens) is not int or num_extra_tokens < 0:
-            raise ValueError(
-                f'num_extra_tokens must be an integer of at least 0, got {num_extra_tokens!r}'
-            )
+        check_count('num_extra_tokens', num_extra_tokens)
         self.reach: Tuple[int, int] = (reach[0], reach[1])
         self.num_extra_tokens = num_extra_tokens
         shapes: Dict[str, Tuple[int, ...]] = {}

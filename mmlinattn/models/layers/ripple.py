@@ -7,12 +7,8 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...ops import (
-    clip_ripple_attention,
-    ripple_attention,
-    softmax_ripple_attention,
-    stick_breaking,
-)
+from ...ops import clip_ripple_attention, ripple_attention, softmax_ripple_attention, stick_breaking
+from ...ops.common.checks import check_count
 from ...ops.ripple import check_backend, check_threshold, fixed_weights
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
@@ -97,8 +93,7 @@ class RippleAttention(BaseAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        if type(max_distance) is not int or max_distance < 0:
-            raise ValueError(f'max_distance must be an integer of at least 0, got {max_distance!r}')
+        check_count('max_distance', max_distance)
         if weights not in WEIGHTS:
             raise ValueError(f'weights must be one of {WEIGHTS}, got {weights!r}')
         if weights == 'truncated' and not max_distance:

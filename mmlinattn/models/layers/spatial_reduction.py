@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ...ops.common.numerics import zero_padding
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout, map_to_tokens, tokens_to_map
 from .softmax import softmax_attention
@@ -85,9 +86,7 @@ class SpatialReductionAttention(BaseAttention):
 
     def _reduce(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """Reduce (B, E + N, C) to (B, E + N / R^2, C)."""
-        if layout.key_padding_mask is not None:
-            x = x.masked_fill(layout.key_padding_mask[..., None], 0)
-        extra, x = layout.split_extra(x)
+        extra, x = layout.split_extra(zero_padding(x, layout.key_padding_mask))
         x = self._pad_to_one_cell(tokens_to_map(x, layout.hw_shape))
         reduced = self.norm(map_to_tokens(self.sr(x)))
         return torch.cat([extra, reduced], 1) if layout.num_extra_tokens else reduced

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from ...ops.common.checks import positive_int
 from .attention_info import AttentionInfo
 from .base import TokenLayout
 from .relative_position_bias import RelativePositionBias
@@ -67,10 +68,8 @@ class VisionLongformerAttention(SoftmaxAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        if type(window_size) is not int or window_size < 1:
-            raise ValueError(f'window_size must be a positive integer, got {window_size!r}')
         super().check_extra_tokens(num_extra_tokens)  # also without a relative bias
-        self.window_size = window_size
+        self.window_size = positive_int('window_size', window_size)
         self.relative = None
         if relative_bias:
             reach = 2 * window_size - 1

@@ -9,9 +9,10 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import unnormalised_attention
-from ...ops.common.numerics import accumulation_dtype, no_autocast
+from ...ops.common.checks import positive_int
+from ...ops.common.numerics import accumulation_dtype, no_autocast, zero_padding
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout, map_to_tokens, tokens_to_map
+from .base import BaseAttention, TokenLayout, convolve_tokens
 from .linear_projection import linear_rows
 
 DT_RANGE, DECAY_RANGE = (1e-3, 1e-1), (1.0, 16.0)  # initial values of softplus(dt) and exp(A)
@@ -73,11 +74,9 @@ class VSSDAttention(BaseAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, qkv_bias, proj_bias, **kwargs)
-        for name, value in dict(
-            expand=expand, state_dims=state_dims, num_groups=num_groups
-        ).items():
-            if type(value) is not int or value < 1:
-                raise ValueError(f'{name} must be a positive integer, got {value!r}')
+        sizes = dict(expand=expand, state_dims=state_dims, num_groups=num_groups)
+        for name, value in sizes.items():
+            positive_int(name, value)
         if num_heads % num_groups:
             raise ValueError(f'num_groups={num_groups} must divide num_heads={num_heads}')
         self.num_groups = num_groups
@@ -101,10 +100,9 @@ class VSSDAttention(BaseAttention):
         if query_pos is not None:
             rows = slice(2 * self.widths[0], -self.num_heads)
             k, q = linear_rows(self.in_proj, x + query_pos, rows).chunk(2, -1)
-        vkq = self._convolve(torch.cat([v, k, q], -1), layout)
+        vkq = F.silu(convolve_tokens(self.conv, torch.cat([v, k, q], -1), layout))
         v, k, q = vkq.split(self.widths[1:4], -1)
-        if layout.key_padding_mask is not None:
-            v = v.masked_fill(layout.key_padding_mask[..., None], 0)
+        v = zero_padding(v, layout.key_padding_mask)
         repeats = self.num_heads // self.num_groups
         k, q = (t.unflatten(-1, (self.num_groups, -1)).repeat(1, 1, repeats, 1) for t in (k, q))
         dtype = accumulation_dtype(x.dtype)
@@ -112,14 +110,6 @@ class VSSDAttention(BaseAttention):
             dt = F.softplus(dt.to(dtype) + self.dt_bias.to(dtype)) * self.A_log.to(dtype).exp()
             k = k.to(dtype) * dt[..., None]  # [B, N, heads, state_dims]
         return q.flatten(2), k.flatten(2), v, z
-
-    def _convolve(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        """Apply convolution and SiLU to tokens (B, E + N, channels), of extra tokens SiLU alone."""
-        if layout.key_padding_mask is not None:
-            x = x.masked_fill(layout.key_padding_mask[..., None], 0)
-        extra, x = layout.split_extra(x)
-        x = map_to_tokens(self.conv(tokens_to_map(x, layout.hw_shape)))
-        return F.silu(torch.cat([extra.to(x.dtype), x], 1) if layout.num_extra_tokens else x)
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Reshape (B, N, heads * width) to (B, heads, N, width)."""

@@ -1,22 +1,15 @@
 """Custom operators of the learnt feature map, for torch.compile and autograd."""
 
 from functools import partial
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 from torch import Tensor
 
 from ..common.kernel_fallback import current_fallback, gradients
 from ..common.numerics import token_major
-from ..common.triton_helpers import unsupported_tokens
+from ..common.triton_helpers import custom_operator, unsupported_tokens
 from . import triton_kernels as kernels
-
-
-def adaptive_triton(
-    q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
-) -> Tuple[Tensor, Tensor]:
-    """Compute :func:`mmlinattn.ops.adaptive_features`."""
-    return _forward(q, k, frequencies, weight, bias)
 
 
 def unsupported_reason(
@@ -33,35 +26,16 @@ def unsupported_reason(
     return unsupported_tokens(q, k, kernels.KERNELS)
 
 
-@torch.library.custom_op('mmlinattn::adaptive_features', mutates_args=())
-def _forward(
-    q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
-) -> Tuple[Tensor, Tensor]:
-    with torch.cuda.device_of(q):
-        return kernels.forward(q, k, frequencies, weight, bias)
+# Computes :func:`mmlinattn.ops.adaptive_features`.
+adaptive_triton = custom_operator('adaptive_features', kernels.forward)
 
 
-@_forward.register_fake
+@adaptive_triton.register_fake
 def _(q, k, frequencies, weight, bias):
     return token_major(q), token_major(k)
 
 
-@torch.library.custom_op('mmlinattn::adaptive_features_backward', mutates_args=())
-def _backward(
-    grad_q: Tensor,
-    grad_k: Tensor,
-    q: Tensor,
-    k: Tensor,
-    features_q: Tensor,
-    features_k: Tensor,
-    frequencies: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    with torch.cuda.device_of(q):
-        return kernels.backward(
-            grad_q, grad_k, q, k, features_q, features_k, frequencies, weight, bias
-        )
+_backward = custom_operator('adaptive_features_backward', kernels.backward)
 
 
 @_backward.register_fake
@@ -82,4 +56,4 @@ def _autograd(ctx, grad_q, grad_k):
     return gradients(ctx.fallback, kernels, [q, k, *parameters], grad_q, grad_k)
 
 
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+adaptive_triton.register_autograd(_autograd, setup_context=_setup_context)

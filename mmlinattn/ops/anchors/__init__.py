@@ -6,22 +6,16 @@ from typing import Any, Callable, Optional, Tuple
 
 from torch import Tensor
 
-from ..common.checks import check_qkv
+from ..common.checks import check_qkv, positive_int
 from ..common.dispatch import choose_backend
 from ..common.kernel_check import Trial
 from ..common.kernel_fallback import run_kernels
 from ..common.numerics import needs_gradient
-from .options import NystromOptions, WalkOptions, check_iterations, check_walk
+from .options import NystromOptions, WalkOptions, check_walk
 from .reference import nystrom_reference, random_walk_reference
 from .torch_impl import attend_by_matrix_torch, nystrom_torch, random_walk_torch
 
-__all__ = [
-    'check_anchors',
-    'check_iterations',
-    'check_walk',
-    'nystrom_attention',
-    'random_walk_attention',
-]
+__all__ = ['check_walk', 'nystrom_attention', 'random_walk_attention']
 
 
 def random_walk_attention(
@@ -146,8 +140,7 @@ def nystrom_attention(
     """
     check_qkv(q, k, v, key_padding_mask)
     check_anchors(q, landmarks_q=landmarks_q, landmarks_k=landmarks_k)
-    check_iterations(iterations)
-    options = NystromOptions(iterations, key_padding_mask)
+    options = NystromOptions(positive_int('iterations', iterations), key_padding_mask)
     forms = nystrom_reference, nystrom_torch, 'nystrom_triton'
     inner = partial(attend_by_matrix_torch, mask=key_padding_mask)
     tensors = q, k, v, landmarks_q, landmarks_k

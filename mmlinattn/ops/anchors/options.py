@@ -37,9 +37,3 @@ def check_walk(decay: float, steps: Optional[int], solver: str) -> None:
         raise ValueError(f'steps must be None or at least 1, got {steps}')
     if solver not in SOLVERS:
         raise ValueError(f'solver must be one of {SOLVERS}, got {solver!r}')
-
-
-def check_iterations(iterations: int) -> None:
-    """Raise ValueError unless ``iterations`` is a positive integer."""
-    if type(iterations) is not int or iterations < 1:
-        raise ValueError(f'iterations must be a positive integer, got {iterations!r}')

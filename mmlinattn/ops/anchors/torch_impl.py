@@ -43,10 +43,7 @@ def random_walk_torch(
         ):
             return _random_walk(q, walkers, k, v, anchors_q, anchors_k, options)
         tokens = (walkers, k, v, anchors_q, anchors_k, options.key_padding_mask, options.steps != 1)
-        differentiate = needs_gradient(q, *tokens[:5])
-        state, transition = (AnchorState.apply if differentiate else _state)(*tokens)[:2]
-        output = AnchorOutput.apply if differentiate else _output
-        return output(q, anchors_k, solve_walk(state, transition, options))
+        return _anchor_output(q, anchors_k, solve_walk(*_anchor_state(*tokens), options))
 
 
 def _random_walk(
@@ -103,15 +100,15 @@ def attend_by_matrix_torch(
         anchor_matrix: (B, heads, M, M), in the dtype of the accumulation.
     """
     dtype = accumulation_dtype(q.dtype)
-    state = _anchor_values(k, v, anchors_q.to(dtype), mask)  # [B, H, M, d_v]
+    anchors_q = anchors_q.to(dtype)
+    state, _ = _anchor_state(k, k, v, anchors_q, anchors_q, mask, False)  # [B, H, M, d_v]
     return _anchor_output(q, anchors_k.to(dtype), anchor_matrix @ state)
 
 
-def _anchor_values(k: Tensor, v: Tensor, anchors: Tensor, mask: Optional[Tensor]) -> Tensor:
-    """Return ``G_K v``, (B, heads, M, d_v), in the dtype of the anchors."""
-    tokens = (k, k, v, anchors, anchors, mask, False)
-    differentiate = not is_tracing() and needs_gradient(k, v, anchors)
-    return (AnchorState.apply if differentiate else _state)(*tokens)[0]
+def _anchor_state(*args: Any) -> Tuple[Tensor, Tensor]:
+    """Return the outputs of :class:`AnchorState`, in the dtype of the anchors."""
+    differentiate = not is_tracing() and needs_gradient(*args[:5])
+    return (AnchorState.apply if differentiate else _state)(*args)[:2]
 
 
 def _anchor_output(q: Tensor, anchors: Tensor, x: Tensor) -> Tensor:

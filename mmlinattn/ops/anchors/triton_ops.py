@@ -3,14 +3,14 @@
 One operator and one for its gradients, for torch.compile and autograd.
 """
 
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 from torch import Tensor
 
 from ..common.kernel_fallback import current_fallback, gradients
 from ..common.numerics import needs_gradient, no_autocast, token_major
-from ..common.triton_helpers import MAX_DIM, padded, unsupported_tokens
+from ..common.triton_helpers import MAX_DIM, custom_operator, padded, unsupported_tokens
 from .anchor_solver import iterative_pinv
 from .options import NystromOptions, WalkOptions
 from .triton_kernels import FORWARD, KERNELS, backward, forward
@@ -77,20 +77,7 @@ def unsupported_reason(
     return unsupported_tokens(q, v, kernels, num_anchors)
 
 
-@torch.library.custom_op('mmlinattn::random_walk', mutates_args=())
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    anchors_q: Tensor,
-    anchors_k: Tensor,
-    mask: Optional[Tensor],
-    anchor_matrix: Optional[Tensor],
-    decay: float,
-    steps: Optional[int],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    with torch.cuda.device_of(q):
-        return forward(q, k, v, anchors_q, anchors_k, mask, anchor_matrix, decay, steps)
+_forward = custom_operator('random_walk', forward)
 
 
 @_forward.register_fake
@@ -103,25 +90,7 @@ def _(q, k, v, anchors_q, anchors_k, mask, anchor_matrix, decay, steps):
     return token_major(q), sums, sums.new_empty((batch, heads, bm)), x
 
 
-@torch.library.custom_op('mmlinattn::random_walk_backward', mutates_args=())
-def _backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    anchors_q: Tensor,
-    anchors_k: Tensor,
-    mask: Optional[Tensor],
-    anchor_matrix: Optional[Tensor],
-    sums: Tensor,
-    lse: Tensor,
-    x: Tensor,
-    decay: float,
-    steps: Optional[int],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tensors = (grad, q, k, v, anchors_q, anchors_k, mask, anchor_matrix, sums, lse, x)
-    with torch.cuda.device_of(q):
-        return backward(*tensors, decay, steps)
+_backward = custom_operator('random_walk_backward', backward)
 
 
 @_backward.register_fake

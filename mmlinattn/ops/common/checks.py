@@ -48,6 +48,20 @@ def check_sides(size: Any, name: str) -> Tuple[int, int]:
     return sides
 
 
+def positive_int(name: str, value: Any, default: Optional[int] = None) -> int:
+    """Return ``value``, or the default for None; raise ValueError if not a positive integer."""
+    value = default if value is None else value
+    if type(value) is not int or value < 1:
+        raise ValueError(f'{name} must be a positive integer, got {value!r}')
+    return value
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise ValueError unless ``value`` is an integer of at least 0."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f'{name} must be an integer of at least 0, got {value!r}')
+
+
 def check_heads(embed_dims: int, num_heads: int) -> int:
     """Return the head dim; raise ValueError unless the heads divide the channels."""
     if num_heads < 1 or embed_dims < 1 or embed_dims % num_heads:

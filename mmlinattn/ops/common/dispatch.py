@@ -17,10 +17,8 @@ Order of decision:
 Kernels run only on tested versions of Triton: other versions may compute NaN without an error.
 """
 
-import functools
 import os
 import re
-import warnings
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
@@ -31,7 +29,7 @@ from torch import Tensor
 
 from .kernel_check import Trial, rejection
 from .kernel_verdicts import triton_version
-from .numerics import active_tracer, is_tracing
+from .numerics import active_tracer, is_tracing, warn_once
 
 BACKENDS = ('auto', 'reference', 'torch', 'triton')
 ENV_VARIABLE = 'MMLINATTN_BACKEND'
@@ -85,7 +83,7 @@ def choose_backend(
             "Use backend='auto' or 'torch'."
         )
     if reason is TRITON_PROBLEM and not is_tracing():
-        _warn_once(reason)
+        warn_once(f'mmlinattn: no Triton kernels on this GPU: {reason}', stacklevel=4)
     return 'torch'
 
 
@@ -133,11 +131,6 @@ def triton_problem(version: Optional[str]) -> Optional[str]:
 
 # Computed once: torch.compile cannot trace it.
 TRITON_PROBLEM = triton_problem(triton_version())
-
-
-@functools.cache
-def _warn_once(problem: str) -> None:
-    warnings.warn(f'mmlinattn: no Triton kernels on this GPU: {problem}', stacklevel=4)
 
 
 DEFAULT = os.environ.get(ENV_VARIABLE, 'auto') or 'auto'

@@ -20,7 +20,7 @@ import time
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from statistics import median
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from . import kernel_verdicts
 from .kernel_verdicts import FAILED, PASSED, SLOWER, Verdict
+from .numerics import is_capturing, warn_once
 
 VARIABLE = 'MMLINATTN_GPU_CHECK'
 SETTINGS = ('', '0', '1')
@@ -104,7 +105,7 @@ def rejection(
     if SETTING == '0':
         return None
     index = device.index or 0
-    if torch.compiler.is_compiling() or _is_capturing(device):
+    if torch.compiler.is_compiling() or is_capturing(device):
         return _known(index, trial().key(operator))
     if SETTING != '1' and kernel_verdicts.is_verified(index):
         return None
@@ -120,10 +121,6 @@ def rejection(
     return None if verdict.state == PASSED else verdict.reason
 
 
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == 'cuda' and torch.cuda.is_current_stream_capturing()
-
-
 @torch.compiler.assume_constant_result
 def _known(index: int, key: str) -> Optional[str]:
     """Return why kernels must not run by the verdicts so far; a constant for torch.compile."""
@@ -134,7 +131,7 @@ def _known(index: int, key: str) -> Optional[str]:
         verdict = kernel_verdicts.load(index).get(key)
     if verdict is None:
         reason = 'the kernels are not checked on this GPU'
-        _warn_once(
+        warn_once(
             f'mmlinattn: {key}: {reason}, so the torch implementation is compiled or captured. '
             'Run the model once before, and its kernels are checked.'
         )
@@ -228,15 +225,17 @@ def speed(trial: Trial, device: torch.device, side: int) -> Verdict:
 
 
 def _seconds(call: Callable[[], Any], device: torch.device) -> float:
-    """Return the median duration of a call, the GPU's work included."""
-    durations = []
-    for _ in range(TIMED_CALLS):
-        _synchronize(device)
-        start = time.perf_counter()
-        call()
-        _synchronize(device)
-        durations.append(time.perf_counter() - start)
-    return median(durations)
+    """Return the median duration of a call."""
+    return median(seconds_of(call, device) for _ in range(TIMED_CALLS))
+
+
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of a call, with the work that it queues on a GPU."""
+    _synchronize(device)
+    start = time.perf_counter()
+    call()
+    _synchronize(device)
+    return time.perf_counter() - start
 
 
 def _synchronize(device: torch.device) -> None:
@@ -303,8 +302,3 @@ def checked_anew() -> Iterator[None]:
 def verdicts() -> Dict[str, Verdict]:
     """Return the verdicts of this process by key."""
     return {key: verdict for (_, key), verdict in _verdicts.items()}
-
-
-@cache
-def _warn_once(text: str) -> None:
-    warnings.warn(text, stacklevel=3)

@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import json
 import re
-import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterator, NamedTuple, Optional
@@ -19,6 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from . import launch_table
+from .numerics import warn_once
 
 FORMAT = 1
 PASSED, FAILED, SLOWER = 'passed', 'failed', 'slower'
@@ -113,7 +113,7 @@ def save(index: int, key: str, verdict: Verdict) -> None:
     try:
         launch_table.replace_text(file, json.dumps(dict(entries, format=FORMAT), indent=1) + '\n')
     except OSError as error:
-        _warn_once(f'mmlinattn: verdicts of the kernel check cannot be kept in {file}: {error}')
+        warn_once(f'mmlinattn: verdicts of the kernel check cannot be kept in {file}: {error}')
 
 
 def _read() -> Dict[str, Any]:
@@ -124,7 +124,7 @@ def _read() -> Dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        _warn_once(f'mmlinattn: {path()} holds no verdicts, the kernels are checked anew: {error}')
+        warn_once(f'mmlinattn: {path()} holds no verdicts, the kernels are checked anew: {error}')
         return {}
 
 
@@ -144,8 +144,3 @@ def one_process() -> Iterator[None]:
     finally:
         if lock is not None:
             lock.release()
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    warnings.warn(text, stacklevel=3)

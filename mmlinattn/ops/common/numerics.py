@@ -1,5 +1,7 @@
 """Numerical helpers of the operators: dtypes, chunks of tokens, tracing."""
 
+import functools
+import warnings
 from contextlib import nullcontext
 from typing import Any, ContextManager, List, Optional
 
@@ -22,6 +24,13 @@ def masked_softmax(logits: Tensor, mask: Optional[Tensor]) -> Tensor:
         return logits.softmax(-1)
     weights = logits.masked_fill(mask, torch.finfo(logits.dtype).min).softmax(-1)
     return weights.masked_fill(mask, 0)
+
+
+def zero_padding(x: Tensor, mask: Optional[Tensor]) -> Tensor:
+    """Return x, (B, N, C) or (B, heads, N, d), with zeros where ``mask`` (B, N) is True."""
+    if mask is None:
+        return x
+    return x.masked_fill(mask[:, None, :, None] if x.dim() == 4 else mask[..., None], 0)
 
 
 def no_autocast(x: Tensor) -> ContextManager:
@@ -120,6 +129,12 @@ def token_major(
     return x.new_empty(batch, num_tokens, heads, width, dtype=dtype).transpose(1, 2)
 
 
+@functools.cache
+def warn_once(text: str, stacklevel: int = 3) -> None:
+    """Warn of each text once in a process."""
+    warnings.warn(text, stacklevel=stacklevel)
+
+
 def active_tracer() -> Optional[str]:
     """Return a description of the active tracer (export, torch.func), or None.
 
@@ -140,6 +155,11 @@ def has_dispatch_mode() -> bool:
 def in_forward_ad() -> bool:
     """Return True inside ``torch.autograd.forward_ad.dual_level``."""
     return torch.autograd.forward_ad._current_level >= 0
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Return True while a CUDA graph is captured."""
+    return device.type == 'cuda' and torch.cuda.is_current_stream_capturing()
 
 
 def is_tracing() -> bool:

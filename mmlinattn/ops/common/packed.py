@@ -124,14 +124,6 @@ class PackedShapes:
         """Split packed tokens along ``dim`` into views, one per image."""
         return list(x.split(self.lengths, dim))
 
-    def split_extra(self, x: Tensor) -> Tuple[Tensor, Tensor]:
-        """Split (1, T, C) into the extra tokens (B, E, C) and the packed map tokens."""
-        extra, parts = self.num_extra_tokens, self.split(x)
-        return (
-            torch.cat([part[:, :extra] for part in parts]),
-            torch.cat([part[:, extra:] for part in parts], 1),
-        )
-
 
 def check_packed(
     packed: Optional[PackedShapes], x: Tensor, mask: Optional[Tensor], dim: int = 1, name: str = 'x'

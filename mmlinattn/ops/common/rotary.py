@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_hw_shape, check_rotary_dim, check_shared_rotary
-from .numerics import accumulation_dtype, has_dispatch_mode, is_tracing
+from .numerics import accumulation_dtype, has_dispatch_mode, is_capturing, is_tracing
 from .packed import PackedShapes
 
 
@@ -198,7 +198,8 @@ def _cached(
     """Return ``build(rotary, dtype, device)``, from the cache if it was built before."""
     device = torch.device(device or 'cpu')
     unshared = rotary.augment is not None or device.type == 'meta'
-    if unshared or is_tracing() or has_dispatch_mode() or _is_capturing(device):
+    # Tensors of a CUDA graph must not be cached.
+    if unshared or is_tracing() or has_dispatch_mode() or is_capturing(device):
         return build(rotary, dtype, device)
     shape = rotary.hw_shape
     place = (shape,) if isinstance(shape, PackedShapes) else tuple(shape)
@@ -221,8 +222,3 @@ def _keep(key: tuple, table: Tensor) -> None:
             _kept_bytes += table.nbytes
         while len(_TABLES) > _MOST_TABLES and _kept_bytes > _MOST_BYTES:
             _kept_bytes -= _TABLES.popitem(last=False)[1].nbytes
-
-
-def _is_capturing(device: torch.device) -> bool:
-    """Return True while a CUDA graph is captured: its tensors must not be cached."""
-    return device.type == 'cuda' and torch.cuda.is_current_stream_capturing()

@@ -264,6 +264,20 @@ def plan_of(
     return plan_tokens(config, heads, num_tokens, residents(config, device))
 
 
+def custom_operator(name: str, launch: Callable[..., Any]) -> Any:
+    """Return a custom operator that calls ``launch`` on the device of its first tensor.
+
+    Its arguments are those of the function, whose annotations are the schema.
+    """
+
+    @functools.wraps(launch)
+    def on_device(x: Tensor, *args: Any) -> Any:
+        with torch.cuda.device_of(x):
+            return launch(x, *args)
+
+    return torch.library.custom_op(f'mmlinattn::{name}', on_device, mutates_args=())
+
+
 def strides(x: Tensor) -> Tuple[int, ...]:
     """Return the strides of a (B, heads, N, d) tensor as kernel arguments."""
     return tuple(x.stride(i) for i in range(4))

@@ -75,19 +75,25 @@ def _gate_backward_kernel(
     tl.store(DGATE + dense, (grad * total).to(DGATE.dtype.element_ty), mask=mask)
 
 
+def new_results(out: Tensor, gate: Optional[Tensor], keep: bool) -> Tuple[Tensor, Tensor]:
+    """Return the uninitialised outputs of :func:`forward`."""
+    dtype = out.dtype if gate is None or gate.dtype == out.dtype else torch.float32
+    return out.new_empty(out.shape, dtype=dtype), out.new_empty(out.shape if keep else 0)
+
+
 def forward(
     out: Tensor,
     v: Tensor,
     gate: Optional[Tensor],
     weight: Tensor,
     bias: Optional[Tensor],
-    hw_shape: Tuple[int, int],
-    result: Tensor,
-    kept: Tensor,
-) -> None:
-    """Fill ``result`` and ``kept``, the factor of the gate, unless empty; dense (B, N, C)."""
-    batch, _, channels = out.shape
-    size, (height, width) = weight.shape[-1], hw_shape
+    height: int,
+    width: int,
+    keep: bool,
+) -> Tuple[Tensor, Tensor]:
+    """Return the result and the factor of the gate, empty unless ``keep``; dense (B, N, C)."""
+    result, kept = new_results(out, gate, keep)
+    (batch, _, channels), size = out.shape, weight.shape[-1]
     across = triton.cdiv(width, SIDE)
     tiles = triton.cdiv(height, SIDE) * across
     by_place = weight.flatten(1).t().contiguous()  # [K K, C]
@@ -98,6 +104,7 @@ def forward(
         SIZE=size, SIDE=SIDE, BC=CHANNELS, HAS_BIAS=bias is not None, GATED=gate is not None,
         KEEP=kept.numel() > 0, num_warps=8, num_stages=2,
     )  # fmt: skip
+    return result, kept
 
 
 def gate_backward(grad: Tensor, gate: Tensor, kept: Tensor) -> Tuple[Tensor, Tensor]:

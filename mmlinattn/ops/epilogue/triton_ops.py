@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..common.kernel_fallback import current_fallback, gradients
 from ..common.numerics import needs_gradient
-from ..common.triton_helpers import DTYPES
+from ..common.triton_helpers import DTYPES, custom_operator
 from . import triton_kernels as kernels
 
 # Kernel size of the convolution. Beyond it a tile's border costs more reads than the tile.
@@ -44,38 +44,15 @@ def unsupported_reason(
     return None
 
 
-@torch.library.custom_op('mmlinattn::local_gate', mutates_args=())
-def _forward(
-    out: Tensor,
-    v: Tensor,
-    gate: Optional[Tensor],
-    weight: Tensor,
-    bias: Optional[Tensor],
-    height: int,
-    width: int,
-    keep: bool,
-) -> Tuple[Tensor, Tensor]:
-    """Return the result and the product's first factor, empty unless ``keep``."""
-    result, kept = _results(out, gate, keep)
-    with torch.cuda.device_of(out):
-        kernels.forward(out, v, gate, weight, bias, (height, width), result, kept)
-    return result, kept
-
-
-def _results(out: Tensor, gate: Optional[Tensor], keep: bool) -> Tuple[Tensor, Tensor]:
-    dtype = out.dtype if gate is None or gate.dtype == out.dtype else torch.float32
-    return out.new_empty(out.shape, dtype=dtype), out.new_empty(out.shape if keep else 0)
+_forward = custom_operator('local_gate', kernels.forward)
 
 
 @_forward.register_fake
 def _(out, v, gate, weight, bias, height, width, keep):
-    return _results(out, gate, keep)
+    return kernels.new_results(out, gate, keep)
 
 
-@torch.library.custom_op('mmlinattn::gate_backward', mutates_args=())
-def _gate_backward(grad: Tensor, gate: Tensor, kept: Tensor) -> Tuple[Tensor, Tensor]:
-    with torch.cuda.device_of(grad):
-        return kernels.gate_backward(grad, gate, kept)
+_gate_backward = custom_operator('gate_backward', kernels.gate_backward)
 
 
 @_gate_backward.register_fake

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..common.feature_maps import FEATURE_MAPS
+from ..common.numerics import zero_padding
 from ..common.rotary import apply_rotary
 from .options import LinearOptions
 
@@ -13,12 +14,9 @@ from .options import LinearOptions
 def linear_reference(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
     """Compute :func:`mmlinattn.ops.linear_attention` by its definition."""
     phi = FEATURE_MAPS[options.feature_map]
-    q, k = phi(q), phi(k)
-    if options.key_padding_mask is not None:
-        k = k.masked_fill(options.key_padding_mask[:, None, :, None], 0)
-    eps = options.eps
+    mask, eps = options.key_padding_mask, options.eps
+    q, k = phi(q), zero_padding(phi(k), mask)
     if options.mean_normaliser:
-        mask = options.key_padding_mask
         keep = k.new_ones(k.shape[0], k.shape[2]) if mask is None else (~mask).to(q.dtype)
         eps = eps * keep.sum(-1).clamp(min=1)[:, None, None, None]
     normaliser = (q @ k.transpose(-2, -1)).sum(-1, keepdim=True) + eps

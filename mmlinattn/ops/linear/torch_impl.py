@@ -25,6 +25,7 @@ from ..common.numerics import (
     put_chunk,
     token_chunks,
     token_major,
+    zero_padding,
 )
 from ..common.online_softmax import OnlineSoftmax
 from ..common.rotary import turn
@@ -75,9 +76,7 @@ def unnormalised_attention(
     check_qkv(q, k, v, key_padding_mask)
     dtype = accumulation_dtype(q.dtype)
     with no_autocast(q):
-        k = k.to(dtype)
-        if key_padding_mask is not None:
-            k = k.masked_fill(key_padding_mask[:, None, :, None], 0)
+        k = zero_padding(k.to(dtype), key_padding_mask)
         return q.to(dtype) @ (k.transpose(-2, -1) @ v.to(dtype))
 
 

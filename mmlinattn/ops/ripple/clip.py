@@ -10,8 +10,14 @@ from torch.utils.checkpoint import checkpoint
 
 from ..common.checks import check_qkv
 from ..common.dispatch import choose_backend
-from ..common.numerics import accumulation_dtype, chunk_budget, needs_gradient, no_autocast
-from .groups import axis_distance
+from ..common.numerics import (
+    accumulation_dtype,
+    chunk_budget,
+    needs_gradient,
+    no_autocast,
+    zero_padding,
+)
+from .groups import axis_distance, chebyshev_distance
 
 # Tokens of a tile along time, rows and columns. Forward and backward of 12 heads, d = 64, R = 2,
 # 8 x 14 x 14 tokens on one CPU core: docs/benchmarks.md.
@@ -86,8 +92,7 @@ def clip_ripple_attention(
     attend = _reference if backend == 'reference' else _tiles
     with no_autocast(q):
         q, k, v, weights = (x.to(dtype) for x in (q, k, v, weights))
-        if key_padding_mask is not None:
-            k = k.masked_fill(key_padding_mask[:, None, :, None], 0)
+        k = zero_padding(k, key_padding_mask)
         values = F.pad(v, (0, 1), value=1.0)  # the normaliser is the attention to ones
         total = attend(q, k, values, weights, shape, extra)
         return (total[..., :-1] / (total[..., -1:] + eps)).to(out_dtype)
@@ -100,20 +105,13 @@ def _checked_shape(clip_shape: Sequence[int]) -> Shape:
     return shape
 
 
-def _distance(axes: Sequence[Tensor]) -> Tensor:
-    """Return the Chebyshev distances (queries, keys) from those [queries, keys] of each axis."""
-    t, y, x = axes
-    distance = torch.maximum(t[:, None, None, :, None, None], y[:, None, None, :, None])
-    distance = torch.maximum(distance, x[:, None, None, :])
-    return distance.flatten(3).flatten(0, 2)
-
-
 def _reference(
     q: Tensor, k: Tensor, values: Tensor, weights: Tensor, shape: Shape, extra: int
 ) -> Tensor:
     """Return sums of weighted values by the definition."""
     reach = weights.shape[-1] - 1
-    group = _distance([axis_distance((0, n), (0, n), q.device) for n in shape]).clamp(max=reach)
+    axes = [axis_distance((0, n), (0, n), q.device) for n in shape]
+    group = chebyshev_distance(*axes).clamp(max=reach)
     spatial = weights.gather(-1, group.expand(*q.shape[:2], -1, -1))
     spatial = torch.cat([weights[..., -1:].expand(*weights.shape[:3], extra), spatial], -1)
     spatial = F.pad(spatial, (0, 0, extra, 0), value=1.0)
@@ -162,9 +160,8 @@ def _near(q: Tensor, k: Tensor, values: Tensor, near: Tensor) -> Tensor:
     counts = [-(-size // tile) for size, tile in zip(shape, tiles)]
     pads = [min(reach, size) - 1 for size in shape]
     beyond = [count * tile - size for count, tile, size in zip(counts, tiles, shape)]
-    group = _distance(
-        [axis_distance((0, t), (-pad, t + pad), q.device) for t, pad in zip(tiles, pads)]
-    )  # [M, K]
+    axes = [axis_distance((0, t), (-pad, t + pad), q.device) for t, pad in zip(tiles, pads)]
+    group = chebyshev_distance(*axes)  # [M, K]
     in_group = (group == torch.arange(reach, device=q.device)[:, None, None]).to(q.dtype)
     rings = in_group.permute(1, 0, 2)  # [M, R, K]
 

@@ -23,10 +23,12 @@ def axis_distance(queries: Sequence[int], keys: Sequence[int], device: torch.dev
     return (rows[:, None] - torch.arange(*keys, device=device)).abs()
 
 
-def chebyshev_distance(rows: Tensor, columns: Tensor) -> Tensor:
+def chebyshev_distance(distance: Tensor, *axes: Tensor) -> Tensor:
     """Return the distances of (query, key) positions, row-major, from those along each axis."""
-    distance = torch.maximum(rows[:, None, :, None], columns[None, :, None, :])
-    return distance.flatten(2).flatten(0, 1)
+    for axis in axes:
+        distance = torch.maximum(distance[:, None, :, None], axis[None, :, None, :])
+        distance = distance.flatten(2).flatten(0, 1)
+    return distance
 
 
 def group_index(hw_shape: Tuple[int, int], radii: Sequence[int], device: torch.device) -> Tensor:

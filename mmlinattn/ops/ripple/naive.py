@@ -8,7 +8,7 @@ last group is computed as the whole map minus the others. A reference for measur
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..common.numerics import accumulation_dtype, no_autocast
+from ..common.numerics import accumulation_dtype, no_autocast, zero_padding
 from .groups import drop_empty_last, group_radii
 from .options import RippleOptions
 from .weights import finished_weights
@@ -27,9 +27,7 @@ def ripple_naive(
     radii = [r for r in radii if r < max(hw_shape) - 1]
     reach = radii[-1] if radii else -1
     with no_autocast(q):
-        k = k.to(dtype)
-        if mask is not None:
-            k = k.masked_fill(mask[:, None, :, None], 0)
+        k = zero_padding(k.to(dtype), mask)
         v1 = F.pad(v.to(dtype), (0, 1), value=1.0)  # the normaliser is the attention to ones
         weights = drop_empty_last(
             weights[..., : len(radii) + 1].to(dtype), hw_shape, reach + 1, mask

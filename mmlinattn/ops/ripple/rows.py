@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..common.numerics import accumulation_dtype, is_static, no_autocast
+from ..common.numerics import accumulation_dtype, is_static, no_autocast, zero_padding
 from .groups import axis_distance, drop_empty_last, group_radii
 from .options import RippleOptions
 from .weights import finished_weights
@@ -30,9 +30,7 @@ def ripple_rows(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: Rippl
     dtype = accumulation_dtype(out_dtype)
     radii = _bounded_radii(hw_shape, group_radii(weights.shape[-1] - 1, options.groups))
     with no_autocast(q):
-        q, k, weights = q.to(dtype), k.to(dtype), weights.to(dtype)
-        if mask is not None:
-            k = k.masked_fill(mask[:, None, :, None], 0)
+        q, k, weights = q.to(dtype), zero_padding(k.to(dtype), mask), weights.to(dtype)
         v1 = F.pad(v.to(dtype), (0, 1), value=1.0)  # the normaliser is the attention to ones
         weights = weights[..., : len(radii) + 1]
         weights = drop_empty_last(weights, hw_shape, radii[-1] + 1 if radii else 0, mask)

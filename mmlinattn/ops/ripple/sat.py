@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..common.first_derivative import first_derivative_only
-from ..common.numerics import accumulation_dtype, no_autocast
+from ..common.numerics import accumulation_dtype, no_autocast, zero_padding
 from .groups import drop_empty_last, group_radii
 from .options import RippleOptions
 from .weights import finished_weights
@@ -32,9 +32,7 @@ def ripple_sat(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: Ripple
     radii = group_radii(weights.shape[-1] - 1, options.groups)
     radii = [r for r in radii if r < max(hw_shape) - 1]
     with no_autocast(q):
-        k = k.to(dtype)
-        if mask is not None:
-            k = k.masked_fill(mask[:, None, :, None], 0)
+        k = zero_padding(k.to(dtype), mask)
         v1 = F.pad(v.to(dtype), (0, 1), value=1.0)  # the normaliser is the attention to ones
         beyond = radii[-1] + 1 if radii else 0
         weights = weights[..., : len(radii) + 1].to(dtype)

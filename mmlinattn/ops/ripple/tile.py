@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..common.first_derivative import first_derivative_only
-from ..common.numerics import accumulation_dtype, chunk_budget, no_autocast
+from ..common.numerics import accumulation_dtype, chunk_budget, no_autocast, zero_padding
 from .groups import axis_distance, chebyshev_distance, drop_empty_last
 from .options import RippleOptions
 from .weights import finished_weights
@@ -32,9 +32,7 @@ def ripple_tile(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: Rippl
     weights = finished_weights(weights, options.stick)
     weights = drop_empty_last(weights, hw_shape, weights.shape[-1] - 1, mask)
     with no_autocast(q):
-        k = k.to(dtype)
-        if mask is not None:
-            k = k.masked_fill(mask[:, None, :, None], 0)
+        k = zero_padding(k.to(dtype), mask)
         maps = [
             x.to(dtype).flatten(0, 1).unflatten(1, hw_shape) for x in (q, k, v, weights)
         ]  # [B * heads, height, width, channels]

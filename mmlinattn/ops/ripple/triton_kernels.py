@@ -463,14 +463,15 @@ def forward(
     k: Tensor,
     v: Tensor,
     weights: Tensor,
-    hw_shape: Tuple[int, int],
+    height: int,
+    width: int,
     mask: Optional[Tensor],
     eps: float,
     stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return output, normalisers (B, heads, N), S and z of the keys, their number, and boxes."""
     state = make_kv_state(k, v, None, KeyLaunch(q, mask, 0, kind=''))
-    launch = RippleLaunch(q, weights, hw_shape, mask, stick)
+    launch = RippleLaunch(q, weights, (height, width), mask, stick)
     out, norm, box = token_major(q), launch.empty(launch.num_tokens), launch.boxes()
     launch.over_tiles(
         'ripple', _forward_kernel,
@@ -491,12 +492,13 @@ def backward(
     sums: Tensor,
     count: Tensor,
     box: Tensor,
-    hw_shape: Tuple[int, int],
+    height: int,
+    width: int,
     eps: float,
     stick: Optional[str],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of q, k, v and weights (logits with ``stick``)."""
-    launch = RippleLaunch(q, weights, hw_shape, mask, stick)
+    launch = RippleLaunch(q, weights, (height, width), mask, stick)
     dq, dk, dv = (token_major(x) for x in (q, k, v))
     d_weights = torch.empty(weights.shape, dtype=weights.dtype, device=q.device)
     d_norm = torch.empty_like(norm)

@@ -3,14 +3,14 @@
 The kernels keep scores and spatial weights of a tile in registers.
 """
 
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 from torch import Tensor
 
 from ..common.kernel_fallback import current_fallback, gradients
 from ..common.numerics import token_major
-from ..common.triton_helpers import padded, unsupported_tokens
+from ..common.triton_helpers import custom_operator, padded, unsupported_tokens
 from . import triton_kernels as kernels
 from .options import RippleOptions
 
@@ -41,20 +41,7 @@ def unsupported_reason(
     return unsupported_tokens(q, v, kernels.KERNELS)
 
 
-@torch.library.custom_op('mmlinattn::ripple', mutates_args=())
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: Tensor,
-    height: int,
-    width: int,
-    mask: Optional[Tensor],
-    eps: float,
-    stick: Optional[str],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    with torch.cuda.device_of(q):
-        return kernels.forward(q, k, v, weights, (height, width), mask, eps, stick)
+_forward = custom_operator('ripple', kernels.forward)
 
 
 @_forward.register_fake
@@ -67,27 +54,7 @@ def _(q, k, v, weights, height, width, mask, eps, stick):
     return token_major(q), norm, sums, count, box
 
 
-@torch.library.custom_op('mmlinattn::ripple_backward', mutates_args=())
-def _backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: Tensor,
-    mask: Optional[Tensor],
-    norm: Tensor,
-    sums: Tensor,
-    count: Tensor,
-    box: Tensor,
-    height: int,
-    width: int,
-    eps: float,
-    stick: Optional[str],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    with torch.cuda.device_of(q):
-        return kernels.backward(
-            grad, q, k, v, weights, mask, norm, sums, count, box, (height, width), eps, stick
-        )
+_backward = custom_operator('ripple_backward', kernels.backward)
 
 
 @_backward.register_fake
