@@ -1,6 +1,5 @@
 """Atomic checkpoints that survive a kill at any moment, and the search for the newest one."""
 
-import logging
 from collections import deque
 from pathlib import Path
 from typing import Any, Deque, Iterable, List, Optional, Tuple, Union
@@ -28,6 +27,7 @@ from ...checkpoints import (
 from ...checkpoints.converters.key_mapping import shorten
 from ...checkpoints.safe_unpickle import safe_globals
 from ...utils import remove_temporary_files, unlock_folders
+from ...utils.messages import log_warning
 from ..distributed.launch import raise_on_all_processes
 from ..runner.work_dir_lock import lock_work_dir
 
@@ -200,11 +200,7 @@ class AtomicCheckpointHook(CheckpointHook):
         try:
             read_checkpoint(path, fill=False)
         except CheckpointError as error:
-            print_log(
-                f'--resume will refuse this checkpoint, and older ones are kept: {error}',
-                'current',
-                level=logging.WARNING,
-            )
+            log_warning(f'--resume will refuse this checkpoint, and older ones are kept: {error}')
             return False
         return True
 

@@ -1,12 +1,11 @@
 """MMEngine's runner with safe checkpoints, resume inside an epoch and clear errors about data."""
 
-import logging
 from contextlib import contextmanager
 from typing import Any, Iterator, Optional, Union
 
 from mmengine.device import get_device
 from mmengine.dist import is_distributed
-from mmengine.logging import MMLogger, print_log
+from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.registry import LOOPS
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader
 from ...checkpoints import CheckpointCache, CheckpointError, replace_mmengine_readers
 from ...datasets.file_backends import check_no_secrets
 from ...models.layers import optimize_for_cpu
-from ...utils.messages import known_messages_hidden
+from ...utils.messages import known_messages_hidden, log_warning
 from ..config import is_subtype
 from ..distributed.resume_world_size import replay, schedule_lengths, warn_on_world_size_change
 from ..hooks.skip_corrupt_hook import SkippedImages, SkippedImagesHook
@@ -261,5 +260,5 @@ def plain_batch_norm(model: nn.Module) -> nn.Module:
     if not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         return model
     why = 'the CPU cannot synchronise' if is_distributed() else 'there is only one process'
-    print_log(f'SyncBN becomes BN: {why}.', 'current', level=logging.WARNING)
+    log_warning(f'SyncBN becomes BN: {why}.')
     return revert_sync_batchnorm(model)
