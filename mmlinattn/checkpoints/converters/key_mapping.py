@@ -13,6 +13,9 @@ from ..errors import CheckpointError
 MAX_NAMED = 5
 # Checked by RAVLT, MAViT and MLLA when they load the file: another attention computes other values.
 RECORD = 'backbone.trained_attention'
+BACKBONE = r'(?:backbone\.)?'  # prefix in files of whole models
+# New name -> tensor, and the number of omitted tensors by reason.
+Converted = Tuple[Dict[str, Tensor], Counter]
 
 
 class UnknownKeys(CheckpointError):
@@ -66,14 +69,11 @@ class KeyMap:
 
     rules: Sequence[Rule]
 
-    def __call__(self, state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Counter]:
+    def __call__(self, state_dict: Mapping[str, Tensor]) -> Converted:
         """Apply the rules.
 
         Args:
             state_dict: name -> tensor; not modified.
-
-        Returns:
-            new name -> tensor, and the number of omitted tensors by reason.
 
         Raises:
             UnknownKeys: no rule matches a name.

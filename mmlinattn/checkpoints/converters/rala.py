@@ -5,13 +5,12 @@ after the last stage), a dense backbone (``extra_norms`` instead of these), or a
 MMDetection 2.x / MMSegmentation 0.x model (prefix ``backbone.``, necks and heads).
 """
 
-from collections import Counter
-from typing import Dict, Mapping, Tuple
+from typing import Mapping
 
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import OPENMMLAB, KeyMap, Rule, linear, record_attention
+from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, Rule, linear, record_attention
 
 # Output channels of `proj` in the released classifiers.
 CLASSIFIERS = {1024: 'rala', 2048: 'mala', 2560: 'mala'}
@@ -23,7 +22,6 @@ def _vector(scale: Tensor) -> Tensor:
     return scale.flatten()
 
 
-BACKBONE = r'(?:backbone\.)?'
 BLOCK = BACKBONE + r'layers\.(\d+)\.blocks\.(\d+)\.'
 LAYER = BACKBONE + r'layers\.(\d+)\.'
 STAGE = r'backbone.stages.\1.\2.'
@@ -76,9 +74,7 @@ def release_of(state_dict: Mapping[str, Tensor]) -> str:
     return CLASSIFIERS[width]
 
 
-def convert_rala(
-    state_dict: Mapping[str, Tensor], source: str = 'rala'
-) -> Tuple[Dict[str, Tensor], Counter]:
+def convert_rala(state_dict: Mapping[str, Tensor], source: str = 'rala') -> Converted:
     """Convert weights of RAVLT or MAViT and record their attention by stage.
 
     Raises:

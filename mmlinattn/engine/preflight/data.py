@@ -16,7 +16,8 @@ from ...checkpoints.safe_unpickle import PlainUnpickler
 from ...datasets.audit.coco import check_coco
 from ...datasets.file_backends import first_files, path_exists
 from ...datasets.shards import DamagedSample, ShardDataset
-from ...utils import dicts, key_of, nodes, outside_reason, redacted
+from ...utils import dicts, key_of, nodes, outside_reason
+from ...utils.redact import RedactedError
 
 # Instructions for a missing data set, by the data_root of its configs.
 DATA_HINTS = {
@@ -55,14 +56,11 @@ class Labels(NamedTuple):
     of_pixels: bool = False
 
 
-class DataError(ValueError):
+class DataError(RedactedError, ValueError):
     """Error of an unusable data set; the message names the folder or file and the reason.
 
     Passwords and query strings of addresses are removed from the message.
     """
-
-    def __init__(self, message: object = '') -> None:
-        super().__init__(redacted(str(message)))
 
 
 def check_data(cfg: Config, *loaders: str) -> None:
