@@ -4,7 +4,7 @@ from typing import Container, List, Mapping
 
 from torch import Tensor, nn
 
-from .converters.key_mapping import shorten
+from ..utils.suggest import shorten
 from .errors import CheckpointError
 from .write import PathLike
 

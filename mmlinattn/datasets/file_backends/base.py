@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from mmengine.fileio import BaseStorageBackend
 
 from ...utils import redacted
+from ...utils.checks import check_positive_integers
 from ...utils.messages import log_warning
 from .tar_member import TarMemberBackend, is_tar_member
 
@@ -59,8 +60,7 @@ class RemoteFileBackend(BaseStorageBackend):
     """
 
     def __init__(self, attempts: int = 6, timeout: float = 30.0) -> None:
-        if type(attempts) is not int or attempts < 1:
-            raise ValueError(f'attempts must be a positive integer, got {attempts!r}')
+        check_positive_integers(attempts=attempts)
         if not (math.isfinite(timeout) and timeout > 0):
             raise ValueError(f'timeout must be a positive number of seconds, got {timeout!r}')
         self.attempts = attempts

@@ -24,10 +24,10 @@ from ...checkpoints import (
     remove_lost_shards,
     remove_shards,
 )
-from ...checkpoints.converters.key_mapping import shorten
 from ...checkpoints.safe_unpickle import safe_globals
 from ...utils import remove_temporary_files, unlock_folders
 from ...utils.messages import log_warning
+from ...utils.suggest import shorten
 from ..distributed.launch import raise_on_all_processes
 from ..runner.work_dir_lock import lock_work_dir
 

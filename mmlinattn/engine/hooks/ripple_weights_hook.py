@@ -15,6 +15,7 @@ from torch import Tensor
 from ...models.layers import RippleAttention
 from ...models.layers.attend_calls import Call, watch_attend
 from ...ops.ripple import fixed_weights
+from ...utils.checks import check_positive_integers
 from ...utils.errors import InputError
 
 MEASURES = ('js_fixed', 'js_uniform', 'entropy')
@@ -55,10 +56,7 @@ class RippleWeightsHook(Hook):
     """
 
     def __init__(self, interval: int = 50) -> None:
-        if type(interval) is not int or interval < 1:
-            raise ValueError(
-                f'RippleWeightsHook.interval must be a positive integer, got {interval!r}'
-            )
+        check_positive_integers(**{'RippleWeightsHook.interval': interval})
         self.interval = interval
         self.layers: Dict[str, RippleAttention] = {}
         self.watching = ExitStack()

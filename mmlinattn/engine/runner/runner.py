@@ -1,7 +1,7 @@
 """MMEngine's runner with safe checkpoints, resume inside an epoch and clear errors about data."""
 
 from contextlib import contextmanager
-from typing import Any, Iterator, Optional, Union
+from typing import Any, Callable, Iterator, Optional, Union
 
 from mmengine.device import get_device
 from mmengine.dist import is_distributed
@@ -119,23 +119,20 @@ class PluginFeatures(_Runner):
         return loop
 
     def build_val_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
-        _refuse_skipping(self._val_dataloader, 'val_dataloader')
-        check_scored_file(self.cfg, 'val')
-        with known_messages_hidden():
-            loop = super().build_val_loop(loop)
-        self._check_labels(loop.dataloader, 'val_dataloader')
-        check_metrics(loop.evaluator)
-        check_evaluator(loop.evaluator, self._val_evaluator, self._plain_model(), 'val_evaluator')
-        return loop
+        return self._scoring_loop('val', super().build_val_loop, loop)
 
     def build_test_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
-        _refuse_skipping(self._test_dataloader, 'test_dataloader')
-        check_scored_file(self.cfg, 'test')
+        return self._scoring_loop('test', super().build_test_loop, loop)
+
+    def _scoring_loop(self, split: str, build: Callable, loop: Union[BaseLoop, dict]) -> BaseLoop:
+        _refuse_skipping(getattr(self, f'_{split}_dataloader'), f'{split}_dataloader')
+        check_scored_file(self.cfg, split)
         with known_messages_hidden():
-            loop = super().build_test_loop(loop)
-        self._check_labels(loop.dataloader, 'test_dataloader')
+            loop = build(loop)
+        self._check_labels(loop.dataloader, f'{split}_dataloader')
         check_metrics(loop.evaluator)
-        check_evaluator(loop.evaluator, self._test_evaluator, self._plain_model(), 'test_evaluator')
+        name = f'{split}_evaluator'
+        check_evaluator(loop.evaluator, getattr(self, f'_{name}'), self._plain_model(), name)
         return loop
 
     def _check_labels(self, loader: DataLoader, name: str) -> None:
