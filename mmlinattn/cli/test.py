@@ -1,5 +1,4 @@
-"""Test a checkpoint or an exported file: mAP for detectors, mIoU for segmentors, accuracy for
-classifiers."""
+"""Test a checkpoint or an exported file."""
 
 import argparse
 from pathlib import Path
