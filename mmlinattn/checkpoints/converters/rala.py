@@ -17,11 +17,6 @@ CLASSIFIERS = {1024: 'rala', 2048: 'mala', 2560: 'mala'}
 MODELS = dict(rala='RAVLT', mala='MAViT')
 
 
-def _vector(scale: Tensor) -> Tensor:
-    """Return a layer scale (1, C, 1, 1) as (C,)."""
-    return scale.flatten()
-
-
 BLOCK = BACKBONE + r'layers\.(\d+)\.blocks\.(\d+)\.'
 LAYER = BACKBONE + r'layers\.(\d+)\.'
 STAGE = r'backbone.stages.\1.\2.'
@@ -45,7 +40,7 @@ RULES = KeyMap(
         Rule(BLOCK + r'attn\.(lepe|proj)\.', STAGE + r'attn.\3.'),
         Rule(BLOCK + r'ffn\.(fc1|fc2)\.weight$', STAGE + r'ffn.\3.weight', linear),
         Rule(BLOCK + r'ffn\.(fc1|fc2|dwconv)\.', STAGE + r'ffn.\3.'),
-        Rule(BLOCK + r'gamma_([12])$', STAGE + r'gamma\3', _vector),
+        Rule(BLOCK + r'gamma_([12])$', STAGE + r'gamma\3', Tensor.flatten),  # (1, C, 1, 1)
         Rule(LAYER + r'downsample\.reduction\.', r'backbone.downsamples.\1.conv.'),
         Rule(LAYER + r'downsample\.norm\.', r'backbone.downsamples.\1.bn.'),
         Rule(BACKBONE + r'extra_norms\.(\d+)\.norm\.', r'backbone.out_norms.\1.'),

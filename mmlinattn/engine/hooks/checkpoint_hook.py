@@ -9,7 +9,6 @@ from mmengine.dist import all_gather_object, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
@@ -29,6 +28,7 @@ from ...utils import remove_temporary_files, unlock_folders
 from ...utils.messages import log_warning
 from ...utils.suggest import shorten
 from ..distributed.launch import raise_on_all_processes
+from ..model import unwrapped
 from ..runner.work_dir_lock import lock_work_dir
 
 # File name of the state that an interrupted training saves.
@@ -124,7 +124,7 @@ class AtomicCheckpointHook(CheckpointHook):
 
         The hook runs after hooks that set weights, such as EMAHook.
         """
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrapped(runner.model)
         weights = {
             name: value
             for section in ('state_dict', 'ema_state_dict')

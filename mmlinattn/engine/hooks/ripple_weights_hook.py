@@ -7,7 +7,6 @@ from typing import Any, Dict, Optional
 import torch
 from mmengine.dist import all_reduce
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
@@ -17,6 +16,7 @@ from ...models.layers.attend_calls import Call, watch_attend
 from ...ops.ripple import fixed_weights
 from ...utils.checks import check_positive_integers
 from ...utils.errors import InputError
+from ..model import unwrapped
 
 MEASURES = ('js_fixed', 'js_uniform', 'entropy')
 
@@ -63,7 +63,7 @@ class RippleWeightsHook(Hook):
         self.totals: Optional[Tensor] = None
 
     def before_train(self, runner: Runner) -> None:
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrapped(runner.model)
         self.layers = {
             name: module for name, module in model.named_modules() if _learns_weights(module)
         }

@@ -155,7 +155,7 @@ def unusable_reason(loader: dict) -> str:
         loader: config of a data loader whose data set could not be built.
     """
     for cfg in dataset_configs(loader):
-        path = osp.join(cfg.get('data_root') or '', cfg.get('ann_file') or '')
+        path = annotation_path(cfg)
         backend_args = cfg.get('backend_args')
         if not path.endswith('.json') or not path_exists(path, backend_args):
             continue
@@ -309,6 +309,11 @@ def loaded_dataset(cfg: Config, loader: str, config: Optional[dict] = None) -> A
 def dataset_configs(node) -> Iterator[dict]:
     """Yield every data set config inside a data loader config, including those in wrappers."""
     return (found for _, found in dicts(node) if 'data_root' in found or 'ann_file' in found)
+
+
+def annotation_path(config: dict) -> str:
+    """Return the path of the annotation file of a data set config; its root if it names no file."""
+    return osp.join(config.get('data_root') or '', config.get('ann_file') or '')
 
 
 def lazy_dataset(config: dict) -> Any:

@@ -27,6 +27,7 @@ from .classes import numbered_by_file
 from .data import (
     DataError,
     Labels,
+    annotation_path,
     check_data,
     dataset_configs,
     folders_of,
@@ -161,7 +162,7 @@ def warn_of_records(cfg: Config, *splits: str) -> None:
         splits: any of ``'train'``, ``'val'``, ``'test'``.
     """
     for config in dataset_configs([cfg.get(f'{split}_dataloader') for split in splits]):
-        path = osp.join(config.get('data_root') or '', config.get('ann_file') or '')
+        path = annotation_path(config)
         if not path.endswith('.json'):
             continue
         data = fileio.get(path, config.get('backend_args'))

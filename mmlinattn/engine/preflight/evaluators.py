@@ -17,7 +17,7 @@ from mmengine.evaluator import BaseMetric, Evaluator
 from torch import nn
 
 from ..model import number_of_classes, quiet
-from .data import DataError, dataset_configs
+from .data import DataError, annotation_path, dataset_configs
 
 Sample = Dict[str, Any]
 
@@ -98,10 +98,8 @@ def check_scored_file(cfg: Config, split: str) -> None:
 
 
 def _json_file(config: dict) -> Optional[str]:
-    path = config.get('ann_file')
-    if not isinstance(path, str) or not path.endswith('.json'):
-        return None
-    return osp.join(config.get('data_root') or '', path)
+    path = annotation_path(config) if isinstance(config.get('ann_file'), str) else ''
+    return path if path.endswith('.json') else None
 
 
 def _images(path: str, backend_args: Any) -> Optional[Dict[Any, list]]:

@@ -6,7 +6,7 @@ from typing import Any, Callable, Iterator, Optional, Union
 from mmengine.device import get_device
 from mmengine.dist import is_distributed
 from mmengine.logging import MMLogger
-from mmengine.model import is_model_wrapper, revert_sync_batchnorm
+from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import LOOPS
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 from torch import nn
@@ -20,6 +20,7 @@ from ...utils.messages import known_messages_hidden, log_warning
 from ..config import is_subtype
 from ..distributed.resume_world_size import replay, schedule_lengths, warn_on_world_size_change
 from ..hooks.skip_corrupt_hook import SkippedImages, SkippedImagesHook
+from ..model import unwrapped
 from ..preflight.classes import check_heads, check_names
 from ..preflight.data import (
     DataError,
@@ -132,16 +133,13 @@ class PluginFeatures(_Runner):
         self._check_labels(loop.dataloader, f'{split}_dataloader')
         check_metrics(loop.evaluator)
         name = f'{split}_evaluator'
-        check_evaluator(loop.evaluator, getattr(self, f'_{name}'), self._plain_model(), name)
+        check_evaluator(loop.evaluator, getattr(self, f'_{name}'), unwrapped(self.model), name)
         return loop
 
     def _check_labels(self, loader: DataLoader, name: str) -> None:
-        check_heads(self._plain_model(), getattr(loader.dataset, 'metainfo', {}), name)
+        check_heads(unwrapped(self.model), getattr(loader.dataset, 'metainfo', {}), name)
         if not hasattr(loader, SKIPPED):
             check_maps(loader.dataset, labels_of(self.cfg.get('model') or {}))
-
-    def _plain_model(self) -> nn.Module:
-        return self.model.module if is_model_wrapper(self.model) else self.model
 
     @staticmethod
     def build_dataloader(
