@@ -181,7 +181,8 @@ def filled(source: PathLike, content: Dict[str, Any]) -> Dict[str, Any]:
     """
     if not is_sharded(content):
         return content
-    copy, into = _copied(content), {}
+    copy = _copied(content)
+    into = {}
     for key, owner, name, tensor in tensors_of(copy):
         if tensor.is_meta:
             owner[name] = into[key] = torch.empty(tensor.shape, dtype=tensor.dtype)

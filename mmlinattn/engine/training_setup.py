@@ -28,9 +28,7 @@ def set_up_training(
 
     Args:
         cfg: a checked config with a work directory.
-        resume: see :func:`set_resume`.
-        amp: see :func:`use_amp`.
-        auto_scale_lr: see :func:`scale_lr`.
+        resume, amp, auto_scale_lr: see :func:`set_resume`, :func:`use_amp` and :func:`scale_lr`.
 
     Raises:
         CheckpointError: nothing intact to resume from.

@@ -207,10 +207,7 @@ def draw_ring_weights(
     that of all cells beyond. Each panel has its own colour scale; black is 0.
 
     Args:
-        path: PNG file to write.
-        image: (H, W, 3) uint8 RGB, in the input size of the network.
-        seen: result of :func:`record`.
-        stride: pixels per cell.
+        path, image, seen, stride: see :func:`draw_decoder_maps`.
         position: (row, column) of the centre.
 
     Raises:

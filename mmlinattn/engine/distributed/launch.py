@@ -141,10 +141,9 @@ def raise_on_all_processes() -> Iterator[None]:
 
 
 def check_same(cfg: Config, **options: Any) -> None:
-    """Check that all processes have the same config and command-line options.
+    """Raise ValueError in all processes if their config or command-line options differ.
 
-    Raises:
-        ValueError: in all processes; the message names the first difference and its values.
+    The message names the first difference and its values.
     """
     settings_here = dict(cfg._cfg_dict.to_dict(), **options)
     own = {place: _described(value) for place, value in nodes(settings_here)}

@@ -67,8 +67,8 @@ def check_data(cfg: Config, *loaders: str) -> None:
     """Check that the folders and files of the data sets exist and contain no code.
 
     Args:
-        cfg: the config.
-        loaders: names of the data loaders that will be used, such as ``'train_dataloader'``.
+        cfg: config with the data loaders.
+        loaders: names of those that will be used, such as ``'train_dataloader'``.
 
     Raises:
         FileNotFoundError: a data folder or annotation file does not exist.
@@ -121,12 +121,7 @@ def _check_harmless(path: str, is_array: bool, backend_args: Optional[dict]) -> 
 def empty_reason(loader: dict) -> str:
     """Return the reason why the data set of a data loader config has no usable image.
 
-    Args:
-        loader: config of a data loader whose data set is empty.
-
-    Returns:
-        A message with the folder, the suffix and the files found, or with annotation file and
-        classes.
+    It has the folder, the suffix and the files found, or annotation file and classes.
     """
     found = []
     for cfg in dataset_configs(loader):
@@ -149,11 +144,7 @@ def empty_reason(loader: dict) -> str:
 
 
 def unusable_reason(loader: dict) -> str:
-    """Return the first problem in the annotations of a data loader config, or ''.
-
-    Args:
-        loader: config of a data loader whose data set could not be built.
-    """
+    """Return the first problem in the annotations of a data loader that fails to build, or ''."""
     for cfg in dataset_configs(loader):
         path = annotation_path(cfg)
         backend_args = cfg.get('backend_args')
@@ -204,11 +195,7 @@ def check_metrics(evaluator: Any) -> None:
 
 
 def labels_of(model: dict) -> Labels:
-    """Return the labels that a segmentor, classifier or detector is trained with.
-
-    Args:
-        model: config of the model.
-    """
+    """Return the labels that the segmentor, classifier or detector of a config is trained with."""
     heads: List[Any] = [model.get(name) for name in ('decode_head', 'head', 'bbox_head')]
     heads.append((model.get('roi_head') or {}).get('bbox_head'))
     for head in heads:
@@ -264,12 +251,12 @@ def check_images(dataset: Any) -> None:
                 raise DataError(f'{path} ({key} of sample {index} of {name}) {what}')
 
 
-def _content(folder: str, backend_args: Optional[dict], limit: int = 3) -> str:
+def _content(folder: str, backend_args: Optional[dict]) -> str:
     """Return the first files in a folder and its subfolders, for messages."""
     if not path_exists(folder, backend_args):
         return 'not been made'
-    names = first_files(folder, limit + 1, backend_args)
-    return ', '.join(names[:limit]) + (', ...' if names[limit:] else '') if names else 'no file'
+    names = first_files(folder, 4, backend_args)
+    return ', '.join(names[:3]) + (', ...' if names[3:] else '') if names else 'no file'
 
 
 def single_dataset(cfg: Config, loader: str) -> BaseDataset:

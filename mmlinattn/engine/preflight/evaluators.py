@@ -60,14 +60,12 @@ def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: 
 def check_scored_file(cfg: Config, split: str) -> None:
     """Raise DataError if the metrics of a split read annotations of other images than its data set.
 
-    A metric that finds other images under the same ids would score without an error.
+    A metric that finds other images under the same ids would score without an error. The message
+    has both files and the option to set.
 
     Args:
         cfg: the config; a data set or metric without a JSON file of its own passes.
         split: ``'val'`` or ``'test'``.
-
-    Raises:
-        DataError: the message has both files and the option to set.
     """
     datasets = [*dataset_configs(cfg.get(f'{split}_dataloader') or {})]
     metrics = cfg.get(f'{split}_evaluator') or []
