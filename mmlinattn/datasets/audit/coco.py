@@ -4,19 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import (
-    Any,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    TypeGuard,
-)
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeGuard
 
 from ...utils.suggest import shorten
 
@@ -299,7 +287,7 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _listed(names: Iterable[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     return shorten([*map(repr, names)]) or 'none'
 
 
