@@ -1,7 +1,6 @@
 """Categories of a model's classes in the COCO format, with the ids of its data set."""
 
 import json
-import os.path as osp
 from collections import Counter
 from typing import Any, Dict, List, Sequence, Tuple
 
@@ -9,7 +8,7 @@ from mmengine import fileio
 from mmengine.config import Config
 
 from ..datasets.file_backends import path_exists
-from ..engine.preflight.data import dataset_configs
+from ..engine.preflight.data import annotation_path, dataset_configs
 
 
 def coco_categories(
@@ -44,11 +43,7 @@ def category_ids(cfg: Config, classes: Sequence[str]) -> Tuple[List[int], str]:
     """
     counted = [*range(1, len(classes) + 1)]
     configs = [*dataset_configs(cfg.get('test_dataloader') or {})]
-    path = (
-        osp.join(configs[0].get('data_root') or '', configs[0].get('ann_file') or '')
-        if configs
-        else ''
-    )
+    path = annotation_path(configs[0]) if configs else ''
     if not path.endswith('.json'):
         return counted, ''
     if not path_exists(path, configs[0].get('backend_args')):

@@ -41,8 +41,7 @@ def load(
     Args:
         config: config file, or the name of one of this package.
         weights: checkpoint (a file or a URL) or exported file (``.onnx``, ``.xml``, ``.pt2``).
-        device: device of the model; an exported file runs on the CPU.
-        tta: predict with test-time augmentation, see :func:`.pipeline.augmented`.
+        device, tta: see :class:`Predictor`.
         cfg_options: mapping of dotted names to values that override the config.
 
     Raises:

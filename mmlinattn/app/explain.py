@@ -119,9 +119,7 @@ def explain(
 ) -> Explanation:
     """Draw the attention map of the query at a pixel.
 
-    Args:
-        predictor, image, view, pixel, enlarge: see :func:`attention_map`, also for errors.
-        head, opacity: see :func:`draw_map`.
+    For arguments and errors see :func:`attention_map` and :func:`draw_map`.
     """
     found = attention_map(predictor, image, view, pixel, enlarge)
     return draw_map(found, image, enlarge, head, opacity)

@@ -6,8 +6,8 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
+from ..utils.suggest import shorten
 from .convert import source_of
-from .converters.key_mapping import shorten
 from .errors import CheckpointError
 from .finite import check_finite, constants
 from .read import read_checkpoint, weights_of

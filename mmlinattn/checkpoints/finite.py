@@ -4,7 +4,7 @@ from typing import Container, List, Mapping
 
 from torch import Tensor, nn
 
-from .converters.key_mapping import shorten
+from ..utils.suggest import shorten
 from .errors import CheckpointError
 from .write import PathLike
 
@@ -44,11 +44,7 @@ def constants(module: nn.Module) -> List[str]:
 def check_finite(
     source: PathLike, weights: Mapping[str, Tensor], may_be_infinite: Container[str] = ()
 ) -> None:
-    """Check that weights are finite.
-
-    Raises:
-        CheckpointError: weights are not finite, see :func:`non_finite`; the message names them.
-    """
+    """Raise CheckpointError, which names them, for weights that :func:`non_finite` returns."""
     found = non_finite(weights, may_be_infinite)
     if found:
         raise CheckpointError(

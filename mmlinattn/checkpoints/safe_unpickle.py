@@ -110,24 +110,23 @@ class _ArrayStub(metaclass=_ReadOnlyClass):
         self.value = _array_of(data, dtype, shape, 'F' if fortran else 'C')
 
 
-@_named_as('mmengine.logging.history_buffer.HistoryBuffer')
-class _HistoryBufferStub(metaclass=_ReadOnlyClass):
-    """Stub of MMEngine's HistoryBuffer."""
+class _StateStub(metaclass=_ReadOnlyClass):
+    """Base class of the stubs of objects that are a dict of attributes."""
 
     __slots__ = ('state',)
 
     def __setstate__(self, state: dict) -> None:
         self.state = dict(state)
+
+
+@_named_as('mmengine.logging.history_buffer.HistoryBuffer')
+class _HistoryBufferStub(_StateStub):
+    __slots__ = ()
 
 
 @_named_as('argparse.Namespace')
-class _NamespaceStub(metaclass=_ReadOnlyClass):
-    """Stub of ``argparse.Namespace``."""
-
-    __slots__ = ('state',)
-
-    def __setstate__(self, state: dict) -> None:
-        self.state = dict(state)
+class _NamespaceStub(_StateStub):
+    __slots__ = ()
 
 
 def _array_of(data: Any, dtype: Any, shape: Any, order: Any = 'C') -> np.ndarray:

@@ -105,13 +105,18 @@ def tensors_of(content: Mapping[str, Any]) -> Iterator[Tuple[str, dict, Any, Ten
                 yield f'{place}.{name}', owner, name, value
 
 
-def _without_values(content: Dict[str, Any], folder: str, files: dict) -> Dict[str, Any]:
-    """Return a copy of the content with distributed tensors replaced by empty meta tensors."""
+def _copied(content: Dict[str, Any]) -> Dict[str, Any]:
+    """Return a copy of a checkpoint whose tensors can be replaced; it shares their values."""
     copy = {**content, 'state_dict': dict(content['state_dict'])}
     if 'optimizer' in content:
-        states = content['optimizer']['state']
-        states = {number: dict(state) for number, state in states.items()}
+        states = {number: dict(state) for number, state in content['optimizer']['state'].items()}
         copy['optimizer'] = {**content['optimizer'], 'state': states}
+    return copy
+
+
+def _without_values(content: Dict[str, Any], folder: str, files: dict) -> Dict[str, Any]:
+    """Return a copy of the content with distributed tensors replaced by empty meta tensors."""
+    copy = _copied(content)
     for _, owner, name, tensor in tensors_of(copy):
         if _is_distributed(tensor):
             owner[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device='meta')
@@ -176,10 +181,7 @@ def filled(source: PathLike, content: Dict[str, Any]) -> Dict[str, Any]:
     """
     if not is_sharded(content):
         return content
-    copy = {**content, 'state_dict': dict(content['state_dict'])}
-    if 'optimizer' in content:
-        states = {k: dict(state) for k, state in content['optimizer']['state'].items()}
-        copy['optimizer'] = {**content['optimizer'], 'state': states}
+    copy = _copied(content)
     into = {}
     for key, owner, name, tensor in tensors_of(copy):
         if tensor.is_meta:

@@ -1,7 +1,4 @@
-"""Serve a web page with predictions and attention maps of images.
-
-Without arguments it serves the models that come with the package.
-"""
+"""Serve a web page with predictions and attention maps of images."""
 
 import argparse
 import importlib.util

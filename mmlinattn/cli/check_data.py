@@ -1,7 +1,4 @@
-"""Read every image and annotation of a config's data sets, and report errors in them.
-
-Exit code 0: nothing found, 1: findings, 2: the config or its folders cannot be used.
-"""
+"""Read every image and annotation of a config's data sets, and report errors in them."""
 
 import argparse
 import json

@@ -1,7 +1,4 @@
-"""Report versions, mmcv's operators, GPU, kernels and data sets of this machine.
-
-Exit code 1: training cannot work, because a framework is missing or its import fails.
-"""
+"""Report versions, mmcv's operators, GPU, kernels and data sets of this machine."""
 
 import argparse
 import importlib

@@ -5,20 +5,14 @@ import argparse
 from mmengine.dist import is_main_process
 from mmengine.logging import print_log
 
-from ..checkpoints import CheckpointError
 from ..engine import config
 from ..engine.distributed import launch
-from ..engine.hooks.divergence_hook import TrainingDiverged
 from ..engine.hooks.preemption_hook import Preempted
-from ..engine.preflight.data import DataError
 from ..engine.runner.console import silence_other_processes
 from ..linearize import Linearizer, Options
 from ..utils import unlock_folders
 from ..utils.command_line import errors_in_one_line
-from ..utils.errors import InputError
-
-# Errors during the run that are reported without a traceback.
-KNOWN = (CheckpointError, DataError, InputError, launch.PeerFailed, OSError, TrainingDiverged)
+from .train import KNOWN
 
 
 def prepare(args: argparse.Namespace) -> Linearizer:

@@ -1,9 +1,4 @@
-"""Predict images, folders, videos or a camera with a detector, segmentor or classifier.
-
-Writes to DIR: predictions.json in the COCO format; vis/ with a picture per image or a video per
-video; for segmentors labels/ with indexed PNGs, and legend.json. An image that cannot be read or
-predicted is reported and skipped; the exit code is then 1.
-"""
+"""Predict images, folders, videos or a camera with a detector, segmentor or classifier."""
 
 import argparse
 import json
@@ -24,12 +19,7 @@ from ..apis.prediction import write_file
 from ..apis.sources import output_names
 from ..apis.videos import frame_count
 from ..utils import WriteError, check_writable
-from ..utils.command_line import (
-    error_text,
-    errors_in_one_line,
-    plain_console,
-    progress_bars,
-)
+from ..utils.command_line import error_text, errors_in_one_line, plain_console, progress_bars
 
 LEAST_WIDTH = 8  # OpenCV overruns its buffer when it writes narrower videos
 

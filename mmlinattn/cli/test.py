@@ -1,18 +1,17 @@
-"""Test a checkpoint or an exported file: mAP for detectors, mIoU for segmentors, accuracy for
-classifiers."""
+"""Test a checkpoint or an exported file."""
 
 import argparse
 from pathlib import Path
 from typing import Tuple, Type
 
 from mmengine.config import Config
-from mmengine.model import is_model_wrapper
 
 from .. import evaluation  # noqa: F401  registers the metrics that configs name
 from ..checkpoints import CheckpointError
 from ..engine import config
 from ..engine.distributed import launch
 from ..engine.hooks.fuse_conv_bn_hook import check_fusion
+from ..engine.model import unwrapped
 from ..engine.preflight.data import DataError
 from ..engine.preflight.run import check_run
 from ..engine.preflight.weights import check_weights
@@ -59,7 +58,7 @@ def runner_of_exported(cfg: Config, path: str) -> PluginRunner:
     runner = PluginRunner.from_cfg(cfg)
     metainfo = getattr(runner.test_loop.dataloader.dataset, 'metainfo', {})
     if metainfo.get('classes'):
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrapped(runner.model)
         check_classes(model.file, metainfo['classes'])
     return runner
 

@@ -25,14 +25,7 @@ from ..utils.command_line import errors_in_one_line
 from ..utils.errors import InputError
 
 # Errors during training that are reported without a traceback.
-KNOWN = (
-    CheckpointError,
-    DataError,
-    InputError,
-    launch.PeerFailed,
-    OSError,
-    TrainingDiverged,
-)
+KNOWN = (CheckpointError, DataError, InputError, launch.PeerFailed, OSError, TrainingDiverged)
 
 
 def prepare(args: argparse.Namespace) -> PluginFeatures:

@@ -8,12 +8,7 @@ from mmdet.apis import inference_detector
 from ..engine.config import load_config
 from ..engine.model import class_names, load_model
 from ..utils.command_line import errors_in_one_line
-from ..visualization.attention_maps import (
-    cell_of,
-    draw_decoder_maps,
-    draw_ring_weights,
-    record,
-)
+from ..visualization.attention_maps import cell_of, draw_decoder_maps, draw_ring_weights, record
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,14 +1,14 @@
 """CIFAR-100 from its binary files."""
 
-import logging
 from pathlib import Path
 from typing import Any, List, Tuple, Union
 
 import numpy as np
 from mmengine import fileio
 from mmengine.dataset import BaseDataset
-from mmengine.logging import print_log
 from mmengine.registry import DATASETS
+
+from ..utils.messages import log_warning
 
 SIDE = 32
 # Bytes of a record: a coarse label, a fine label, and the red, green and blue planes of an image.
@@ -58,11 +58,7 @@ class CIFAR100Binary(BaseDataset):
         images, labels = read_records(path)
         expected = RELEASED[self.split]
         if len(labels) != expected:
-            print_log(
-                f'{path} has {len(labels)} images, the released file {expected}',
-                'current',
-                level=logging.WARNING,
-            )
+            log_warning(f'{path} has {len(labels)} images, the released file {expected}')
         if 'classes' not in self._metainfo:
             self._metainfo['classes'] = read_names(fileio.join_path(self.data_root, NAMES))
         return [dict(img=img, gt_label=int(label)) for img, label in zip(images, labels)]

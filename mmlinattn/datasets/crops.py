@@ -10,6 +10,7 @@ from typing import Any, Dict, Optional, Sequence, Union
 import cv2
 import numpy as np
 
+from ..utils.checks import check_positive_integers
 from .shapes.layouts import JPEG_QUALITY, square_crop
 
 DESCRIPTION = 'crops.json'
@@ -52,10 +53,8 @@ def crop_objects(
         crop_objects('data/bccd', 'data/cells', dict(train=['train'], val=['val', 'test']))
     """
     limits = dict(max_per_class or {})
-    for name, value in dict(size=size, **limits).items():
-        if type(value) is not int or value < 1:
-            where = name if name == 'size' else f'max_per_class[{name!r}]'
-            raise ValueError(f'{where} must be a positive integer, got {value!r}')
+    check_positive_integers(size=size)
+    check_positive_integers(**{f'max_per_class[{name!r}]': n for name, n in limits.items()})
     unknown = sorted(set(limits) - set(splits))
     if unknown:
         raise ValueError(f'max_per_class is for {unknown}, splits are {list(splits)}')

@@ -1,12 +1,12 @@
 """ImageNet-V2 from its numbered folders."""
 
-import logging
 from typing import Any, List
 
 from mmengine import fileio
 from mmengine.dataset import BaseDataset
-from mmengine.logging import print_log
 from mmengine.registry import DATASETS
+
+from ..utils.messages import log_warning
 
 CLASSES, RELEASED = 1000, 10_000
 IMAGES = ('.jpeg', '.jpg', '.png')
@@ -58,11 +58,7 @@ class ImageNetV2(BaseDataset):
         if not samples:
             raise ValueError(f'{root} has no images in folders 0 to {CLASSES - 1}; {WHERE}')
         if len(samples) != RELEASED:
-            print_log(
-                f'{root} has {len(samples)} images, each released set {RELEASED}',
-                'current',
-                level=logging.WARNING,
-            )
+            log_warning(f'{root} has {len(samples)} images, each released set {RELEASED}')
         return samples
 
 

@@ -19,6 +19,7 @@ from ..utils import check_writable, dicts
 from ..utils.messages import known_messages_hidden
 from ..utils.replacements import replace_entry
 from ..utils.suggest import did_you_mean
+from .preflight.data import annotation_path
 from .preflight.old_configs import check_not_old
 from .preflight.options import check_options
 
@@ -229,7 +230,7 @@ def _annotation_files(cfg: Config) -> Dict[str, str]:
         dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset', {})
         evaluator = cfg.get(f'{split}_evaluator')
         if isinstance(evaluator, dict) and 'ann_file' in evaluator and dataset.get('ann_file'):
-            files[split] = osp.join(dataset.get('data_root') or '', dataset['ann_file'])
+            files[split] = annotation_path(dataset)
     return files
 
 

@@ -5,12 +5,12 @@ import logging
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, List, Sequence, Tuple, Union
+from typing import Any, Iterator, List, Sequence, Tuple, Union
 
 import torch
 from mmengine.config import Config
 from mmengine.logging import MMLogger
-from mmengine.model import BaseModel
+from mmengine.model import BaseModel, is_model_wrapper
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 from torch import nn
 
@@ -107,6 +107,11 @@ def initial_model(cfg: Config, seed: int = 0, device: str = 'cpu') -> BaseModel:
         model = MODELS.build(model_cfg)
         model.init_weights()
     return _for_prediction(model, device)
+
+
+def unwrapped(model: nn.Module) -> Any:
+    """Return the model inside a wrapper for distributed training, or the model itself."""
+    return model.module if is_model_wrapper(model) else model
 
 
 def _with_preprocessor(cfg: Config) -> dict:

@@ -2,10 +2,12 @@
 
 from typing import Any, Dict
 
-from mmengine.model import BaseModel, is_model_wrapper
+from mmengine.model import BaseModel
 from mmengine.optim import DefaultOptimWrapperConstructor, OptimWrapperDict
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
+
+from .model import unwrapped
 
 DISCRIMINATOR = 'discriminator'
 
@@ -35,7 +37,7 @@ class GeneratorDiscriminatorConstructor(DefaultOptimWrapperConstructor):
     """
 
     def __call__(self, model: BaseModel) -> OptimWrapperDict:
-        model = model.module if is_model_wrapper(model) else model
+        model = unwrapped(model)
         parts: Dict[str, Any] = dict(model.named_children())
         if not hasattr(model, DISCRIMINATOR):
             raise ValueError(

@@ -1,11 +1,11 @@
 """Additions of a training to the config of the user: options of the command and hooks."""
 
-from typing import List, Optional
+from typing import List, Optional, Type
 
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import is_main_process
-from mmengine.hooks import CheckpointHook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
 from mmengine.registry import HOOKS
 
@@ -28,9 +28,7 @@ def set_up_training(
 
     Args:
         cfg: a checked config with a work directory.
-        resume: see :func:`set_resume`.
-        amp: see :func:`use_amp`.
-        auto_scale_lr: see :func:`scale_lr`.
+        resume, amp, auto_scale_lr: see :func:`set_resume`, :func:`use_amp` and :func:`scale_lr`.
 
     Raises:
         CheckpointError: nothing intact to resume from.
@@ -39,7 +37,7 @@ def set_up_training(
     set_resume(cfg, resume)
     use_amp(cfg, amp)
     set_checkpoint_hooks(cfg)
-    set_divergence_check(cfg)
+    _add_hook(cfg, DivergenceHook)
     set_report(cfg)
     if auto_scale_lr:
         scale_lr(cfg)
@@ -118,16 +116,14 @@ def set_checkpoint_hooks(cfg: Config) -> None:
     if hook is None or not is_subtype(hook, AtomicCheckpointHook, HOOKS):
         print_log(f'default_hooks.checkpoint is {hook}: a kill may lose checkpoints', 'current')
         return
-    custom = list(cfg.get('custom_hooks') or [])
-    if not any(is_subtype(hook, PreemptionHook, HOOKS) for hook in custom):
-        cfg.custom_hooks = [*custom, dict(type='PreemptionHook')]
+    _add_hook(cfg, PreemptionHook)
 
 
-def set_divergence_check(cfg: Config) -> None:
-    """Add a DivergenceHook, unless the config has one."""
+def _add_hook(cfg: Config, kind: Type[Hook]) -> None:
+    """Add a hook without options to ``custom_hooks``, unless the config has one of its class."""
     custom = list(cfg.get('custom_hooks') or [])
-    if not any(is_subtype(hook, DivergenceHook, HOOKS) for hook in custom):
-        cfg.custom_hooks = [*custom, dict(type='DivergenceHook')]
+    if not any(is_subtype(hook, kind, HOOKS) for hook in custom):
+        cfg.custom_hooks = [*custom, dict(type=kind.__name__)]
 
 
 def set_report(cfg: Config) -> None:

@@ -1,6 +1,5 @@
 """Frechet distance between the features of images and of their reconstructions."""
 
-import logging
 import os
 import tempfile
 from typing import Any, Callable, Dict, List, Optional, Sequence
@@ -8,13 +7,13 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import numpy as np
 import torch
 from mmengine.evaluator import BaseMetric
-from mmengine.logging import print_log
 from mmengine.registry import METRICS
 from torch import Tensor, nn
 
 from ..checkpoints import load_state_dict
 from ..engine.config import load_config
 from ..engine.model import load_model
+from ..utils.messages import log_warning
 
 INCEPTION = (
     'https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/'
@@ -111,11 +110,9 @@ class FrechetDistance(BaseMetric):
     def compute_metrics(self, results: List[tuple]) -> Dict[str, float]:
         real, fake = map(np.stack, zip(*results))
         if len(real) <= real.shape[1]:
-            print_log(
+            log_warning(
                 f'{self.name} of {len(real)} images with {real.shape[1]} features: the covariance '
-                'is singular, and the distance depends on the number of images',
-                'current',
-                level=logging.WARNING,
+                'is singular, and the distance depends on the number of images'
             )
         return {self.name: frechet_distance(real, fake)}
 

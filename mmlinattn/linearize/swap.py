@@ -6,8 +6,8 @@ from typing import List, Mapping
 import torch
 from torch import Tensor, nn
 
-from ..checkpoints.converters.key_mapping import shorten
 from ..models.layers.base import BaseAttention
+from ..utils.suggest import shorten
 
 
 @dataclass

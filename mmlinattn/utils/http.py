@@ -18,18 +18,15 @@ from urllib.request import (
     build_opener,
 )
 
-from .redact import redacted
+from .redact import RedactedError
 
 GIB = 2**30
 # Minimum rate in bytes per second, averaged over ``timeout`` seconds of waiting.
 MIN_BYTES_PER_S = 1024
 
 
-class FetchRefused(OSError):
+class FetchRefused(RedactedError, OSError):
     """Error for a file that must not be fetched; the message has its URL without secrets."""
-
-    def __init__(self, message: object = '') -> None:
-        super().__init__(redacted(str(message)))
 
 
 def check_size(address: str, size: int) -> None:

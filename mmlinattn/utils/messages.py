@@ -1,7 +1,8 @@
-"""Messages of other packages that a user of this one cannot act on, kept off the console.
+"""Messages: warnings of this package, and those of others that are kept off the console.
 
-:data:`MESSAGES` is the whole list. The command line hides them for the life of the process;
-``import mmlinattn`` hides them while it imports the frameworks. Log files have what is logged.
+:data:`MESSAGES` lists those of other packages that a user of this one cannot act on. The command
+line hides them for the life of the process; ``import mmlinattn`` hides them while it imports the
+frameworks. Log files have what is logged.
 """
 
 import contextlib
@@ -80,3 +81,10 @@ def known_messages_hidden() -> Iterator[None]:
         finally:
             lines = printed.getvalue().splitlines(keepends=True)
             sys.stdout.writelines(line for line in lines if not is_known(line))
+
+
+def log_warning(text: str) -> None:
+    """Log a warning with MMEngine's current logger."""
+    from mmengine.logging import print_log
+
+    print_log(text, 'current', level=logging.WARNING)

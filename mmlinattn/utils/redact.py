@@ -25,3 +25,10 @@ def redacted(text: str) -> str:
         "no answer from 'https://***@host/a.pth?***'"
     """
     return QUERY.sub(r'\1***', USER.sub('***@', text))
+
+
+class RedactedError(Exception):
+    """Base class of errors whose message has no passwords and queries of URLs."""
+
+    def __init__(self, message: object = '') -> None:
+        super().__init__(redacted(str(message)))

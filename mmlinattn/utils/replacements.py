@@ -57,11 +57,12 @@ def replace_entry(
 
     table[key] = value
     after()
-    _done[id(table), key] = table, before, Replacement(what, _name_of(value), undo)
+    _done[id(table), key] = table, before, Replacement(what, described(value), undo)
 
 
-def _name_of(value: Any) -> str:
-    if value is None or isinstance(value, str):
+def described(value: Any) -> str:
+    """Return a plain value as Python writes it, else the full name of the object or its class."""
+    if isinstance(value, (str, int, float, complex, type(None))):
         return repr(value)
     named = value if hasattr(value, '__qualname__') else type(value)
     return f'{named.__module__}.{named.__qualname__}'
@@ -83,7 +84,7 @@ def list_replacements() -> List[Replacement]:
     if StandInFinder in sys.meta_path:
         what = 'finder of mmcv._ext, used if mmcv is not compiled'
         undo = partial(sys.meta_path.remove, StandInFinder)
-        found.append(Replacement(what, _name_of(StandInFinder), undo))
+        found.append(Replacement(what, described(StandInFinder), undo))
     return found
 
 

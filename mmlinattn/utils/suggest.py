@@ -1,7 +1,7 @@
-"""Suggestions for misspelt names in error messages."""
+"""Names in messages: suggestions for misspelt ones, and short lists."""
 
 import difflib
-from typing import Iterable
+from typing import Iterable, Sequence
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> str:
@@ -19,3 +19,14 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 1, cutoff: float 
     """
     close = difflib.get_close_matches(name, list(known), count, cutoff)
     return f'; did you mean {" or ".join(close)}?' if close else ''
+
+
+def shorten(names: Sequence[str], limit: int = 5) -> str:
+    """Return the first names in one line, followed by the number of the remaining ones.
+
+    Example:
+        >>> shorten(['a', 'b', 'c'], limit=2)
+        'a, b and 1 more'
+    """
+    more = len(names) - limit
+    return ', '.join(names[:limit]) + (f' and {more} more' if more > 0 else '')

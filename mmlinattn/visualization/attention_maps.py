@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 
 from ..ops.ripple.groups import group_radii
+from .files import save_figure
 
 
 @dataclass
@@ -189,7 +190,8 @@ def draw_decoder_maps(
             axes.plot(x, y, '+', color='white', markersize=8)
             if i == 0:
                 axes.set_title(f'decoder layer {layer + 1}', fontsize=9)
-    return _save(figure, path)
+    figure.tight_layout()
+    return save_figure(figure, path)
 
 
 def draw_ring_weights(
@@ -205,10 +207,7 @@ def draw_ring_weights(
     that of all cells beyond. Each panel has its own colour scale; black is 0.
 
     Args:
-        path: PNG file to write.
-        image: (H, W, 3) uint8 RGB, in the input size of the network.
-        seen: result of :func:`record`.
-        stride: pixels per cell.
+        path, image, seen, stride: see :func:`draw_decoder_maps`.
         position: (row, column) of the centre.
 
     Raises:
@@ -227,7 +226,8 @@ def draw_ring_weights(
             numbers = ' '.join(f'{weight:.2f}'.lstrip('0') for weight in weights[head].tolist())
             axes.set_title(f'layer {layer + 1}, head {head + 1}\n{numbers}', fontsize=8)
             axes.plot(stride * column, stride * row, '+', color='white')
-    return _save(figure, path)
+    figure.tight_layout()
+    return save_figure(figure, path)
 
 
 def _grid(image: np.ndarray, rows: int, columns: int) -> tuple:
@@ -257,11 +257,3 @@ def _fit(axes, image: np.ndarray) -> None:
     axes.set_xlim(0, image.shape[1])
     axes.set_ylim(image.shape[0], 0)
     axes.set_axis_off()
-
-
-def _save(figure: Figure, path: Union[str, Path]) -> Path:
-    figure.tight_layout()
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return path

@@ -1,8 +1,18 @@
-"""Names of picture files."""
+"""Picture files of matplotlib."""
 
 from pathlib import Path
+from typing import Any, Union
 
 from matplotlib.backend_bases import FigureCanvasBase
+from matplotlib.figure import Figure
+
+
+def save_figure(figure: Figure, path: Union[str, Path], **options: Any) -> Path:
+    """Write a figure, and the folders above it, with options of ``savefig``; return the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, **options)
+    return path
 
 
 def check_picture_suffix(option: str, path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..models.layers import AdditiveAttention, BaseAttention, RippleAttention
 from ..models.layers.attend_calls import Call
+from .files import save_figure
 
 # One key in 200 gets full colour: a single large weight would make all others pale.
 SATURATED = 200
@@ -203,7 +204,4 @@ def draw_key_weights(
         axes.set_xlim(-0.5, width - 0.5)
         axes.set_ylim(height - 0.5, -0.5)
     figure.tight_layout(pad=0.4)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches='tight', pad_inches=0.05)
-    return path
+    return save_figure(figure, path, bbox_inches='tight', pad_inches=0.05)

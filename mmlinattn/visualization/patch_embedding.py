@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ..models.backbones.vit_patch_embed import ViTPatchEmbed
+from .files import save_figure
 
 
 def principal_filters(weight: Tensor, count: int = 28) -> Tensor:
@@ -100,7 +101,7 @@ def filter_colors(filters: Tensor) -> np.ndarray:
 def draw_patch_embedding(
     path: Union[str, Path], embed: nn.Module, count: int = 28, columns: int = 7
 ) -> Path:
-    """Draw the principal components of the filters and the similarity of the positions.
+    """Draw the filters' principal components and the positions' similarity; return the path.
 
     The picture of positions has a panel for each patch, at its place in the map: the similarity
     with all patches. A model without positions has the picture of filters alone.
@@ -110,9 +111,6 @@ def draw_patch_embedding(
         embed: patch embedding of a ViT, whose filters are for RGB images.
         count: number of components, see :func:`principal_filters`.
         columns: components in a row.
-
-    Returns:
-        the path.
 
     Raises:
         TypeError: ``embed`` is not the patch embedding of a ViT.
@@ -141,7 +139,4 @@ def draw_patch_embedding(
         axes[1].set_title('positions: cosine similarity', fontsize=9)
         figure.colorbar(drawn, ax=axes[1], fraction=0.046, pad=0.03)
     figure.tight_layout(pad=0.5)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return path
+    return save_figure(figure, path)

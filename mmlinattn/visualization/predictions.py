@@ -14,6 +14,7 @@ from mmengine.registry import DATASETS
 from mmengine.structures import BaseDataElement
 
 from ..engine.model import load_model
+from .files import save_figure
 
 Color = Tuple[float, float, float]
 
@@ -195,7 +196,7 @@ def comparison(
     classes: Sequence[str],
     palette: Sequence,
 ) -> Path:
-    """Write a grid of images with a legend of the classes.
+    """Write a grid of images with a legend of the classes; return the path.
 
     Args:
         path: PNG file to write.
@@ -203,9 +204,6 @@ def comparison(
             labels, or ``(image, instances)`` with a dict for :func:`draw_instances`.
         titles: one per column.
         classes, palette: names and RGB triples in 0..255 for the legend and all panels.
-
-    Returns:
-        the path.
 
     Raises:
         ValueError: a row does not have one panel per title.
@@ -226,10 +224,7 @@ def comparison(
     ]
     figure.legend(handles=handles, loc='lower center', ncols=min(len(handles), 6), fontsize=9)
     figure.tight_layout(rect=(0, 0.45 / figure.get_figheight(), 1, 1))
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return path
+    return save_figure(figure, path)
 
 
 def _draw_panel(axes, panel: tuple, palette: Sequence) -> None:

@@ -9,21 +9,19 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..analysis.rank import MATRICES, LayerRank
+from .files import save_figure
 
 SMALLEST = 1e-8  # singular values below it, over the largest, are not drawn
 
 
 def draw_ranks(path: Path, layers: Sequence[LayerRank], tolerance: float, title: str) -> Path:
-    """Draw ranks by layer above and singular values below, a column for each kind of matrix.
+    """Draw ranks by layer above and singular values below, by kind of matrix; return ``path``.
 
     Args:
         path: file to write, in a format that matplotlib supports.
         layers: from :func:`mmlinattn.analysis.rank.layer_ranks`.
         tolerance: drawn as a line.
         title: title of the picture.
-
-    Returns:
-        ``path``.
     """
     matrices = [name for name in MATRICES if any(name in layer.spectra for layer in layers)]
     width = 4.2 * len(matrices)
@@ -33,8 +31,7 @@ def draw_ranks(path: Path, layers: Sequence[LayerRank], tolerance: float, title:
         _draw_ranks(grid[0, column], layers, matrix)
         _draw_values(grid[1, column], layers, matrix, tolerance)
     figure.suptitle(title, fontsize=9)
-    figure.savefig(path)
-    return path
+    return save_figure(figure, path)
 
 
 def _draw_ranks(axes: Axes, layers: Sequence[LayerRank], matrix: str) -> None:

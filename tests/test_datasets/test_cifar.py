@@ -17,7 +17,7 @@ def small(tmp_path):
 def test_pixels_and_labels(small, split, monkeypatch):
     root, content = small
     said = []
-    monkeypatch.setattr(cifar, 'print_log', lambda text, *_, **__: said.append(text))
+    monkeypatch.setattr(cifar, 'log_warning', lambda text: said.append(text))
     images, labels = content[split]
     dataset = DATASETS.build(dict(type='CIFAR100Binary', data_root=str(root), split=split))
     assert len(dataset) == len(labels)

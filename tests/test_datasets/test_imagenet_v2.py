@@ -25,7 +25,7 @@ def small(tmp_path):
 
 def test_class_is_the_number_of_the_folder(small, monkeypatch):
     said = []
-    monkeypatch.setattr(imagenet_v2, 'print_log', lambda text, *_, **__: said.append(text))
+    monkeypatch.setattr(imagenet_v2, 'log_warning', lambda text: said.append(text))
     dataset = DATASETS.build(dict(type='ImageNetV2', data_root=str(small)))
     assert [sample['gt_label'] for sample in dataset] == sorted([*LABELS, *LABELS])
     for sample in dataset:

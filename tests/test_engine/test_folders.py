@@ -63,7 +63,8 @@ def test_a_lock_ends_with_its_process_and_not_with_its_children(holder, tmp_path
 def said(monkeypatch) -> list:
     """What the log says."""
     texts: list = []
-    monkeypatch.setattr(work_dir_lock, 'print_log', lambda text, *_, **__: texts.append(text))
+    for name in ('print_log', 'log_warning'):
+        monkeypatch.setattr(work_dir_lock, name, lambda text, *_: texts.append(text))
     return texts
 
 

@@ -144,7 +144,7 @@ class OtherSampler(DefaultSampler):
 def resumed(monkeypatch, loader, then: int, now: int, batch: int, iteration: int = 3):
     """(what is said, loop) of a training whose checkpoint was made in the middle of an epoch."""
     said = []
-    monkeypatch.setattr(resume_world_size, 'print_log', lambda text, *_, **__: said.append(text))
+    monkeypatch.setattr(resume_world_size, 'log_warning', lambda text: said.append(text))
     monkeypatch.setattr(resume_world_size, 'get_world_size', lambda: now)
     hub = MessageHub('regroup')
     hub.update_info_dict(

@@ -159,10 +159,6 @@ def cells(line: str) -> List[str]:
     return [cell.strip() for cell in line.strip().strip('|').split('|')]
 
 
-def is_table(line: str) -> bool:
-    return line.startswith('|')
-
-
 def fill_readme(text: str, numbers: Dict[str, Dict[str, float]]) -> str:
     """Return a README whose columns of published numbers have the values of the ledger.
 
@@ -173,7 +169,7 @@ def fill_readme(text: str, numbers: Dict[str, Dict[str, float]]) -> str:
     lines, start = text.splitlines(), 0
     while start < len(lines):
         stop = start
-        while stop < len(lines) and is_table(lines[stop]):
+        while stop < len(lines) and lines[stop].startswith('|'):
             stop += 1
         if stop > start:
             lines[start:stop] = fill_table(lines[start:stop], numbers)

@@ -1,11 +1,11 @@
 """Key mapping for the vision towers of CLIP and SigLIP."""
 
-from typing import Dict, Mapping, Tuple
+from typing import Dict, Mapping
 
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import KeyMap, Rule, fuse
+from .key_mapping import Converted, KeyMap, Rule, fuse
 from .vit import LAYER, NAMES, POSITIONS, convert_positions
 
 # The release of CLIP, and OpenCLIP.
@@ -61,13 +61,10 @@ CLIP = KeyMap(
 )
 
 
-def convert_clip(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
+def convert_clip(state_dict: Mapping[str, Tensor]) -> Converted:
     """Rename the vision tower of CLIP or SigLIP.
 
     Text tower, projections and the attention pool of SigLIP are omitted.
-
-    Returns:
-        new name -> tensor, and the number of omitted tensors by reason.
 
     Raises:
         CheckpointError: see :class:`KeyMap`; also for a name with and without ``visual.trunk.``.

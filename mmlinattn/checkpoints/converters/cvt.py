@@ -1,12 +1,11 @@
 """Key mapping for CvT weights from the release or from transformers."""
 
-from typing import Dict, Mapping, Tuple
+from typing import Mapping
 
 from torch import Tensor
 
-from .key_mapping import OPENMMLAB, KeyMap, Rule, fuse
+from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, Rule, fuse
 
-BACKBONE = r'(?:backbone\.)?'
 STAGE = BACKBONE + r'stage(\d)\.'
 BLOCK = STAGE + r'blocks\.(\d+)\.'
 OURS = r'backbone.stages.\1.\2.'
@@ -50,11 +49,7 @@ TRANSFORMERS_PROJECTIONS = tuple(
 )
 
 
-def convert_cvt(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
-    """Rename CvT weights and fuse the projections of queries, keys and values.
-
-    Returns:
-        new name -> tensor, and the number of omitted tensors by reason.
-    """
+def convert_cvt(state_dict: Mapping[str, Tensor]) -> Converted:
+    """Rename CvT weights and fuse the projections of queries, keys and values."""
     fused = fuse(state_dict, PROJECTIONS, 'attn.in_proj')
     return NAMES(fuse(fused, TRANSFORMERS_PROJECTIONS, 'attention.in_proj'))

@@ -1,22 +1,21 @@
 """Key mapping for DINOv2 and DINOv3 from their releases, timm and transformers."""
 
-from typing import Dict, Mapping, Tuple
+from typing import Mapping
 
 import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import TRANSFORMERS_QKV, KeyMap, Rule, fuse
+from .key_mapping import BACKBONE, TRANSFORMERS_QKV, Converted, KeyMap, Rule, fuse
 from .vit import (
-    BACKBONE,
     LAYER,
     NAMES,
     POSITIONS,
     TIMM,
+    TIMM_LAYERS,
     TRANSFORMERS_EMBEDDING,
     TRANSFORMERS_LAYER,
     convert_positions,
-    layer_scale,
 )
 
 REGISTERS = 'backbone.embed.registers'
@@ -33,13 +32,10 @@ DINOV2 = KeyMap(
 )
 
 
-def convert_dinov2(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
+def convert_dinov2(state_dict: Mapping[str, Tensor]) -> Converted:
     """Rename weights of DINOv2, with or without registers.
 
     timm has no position of the class token in models with registers; it gets one of zeros.
-
-    Returns:
-        new name -> tensor, and the number of omitted tensors by reason.
 
     Raises:
         CheckpointError: see :class:`KeyMap`; also for weights without positions, as of DINOv3.
@@ -58,12 +54,8 @@ DINOV3 = KeyMap(
         Rule(r'(?:storage_tokens|reg_token)$', REGISTERS),
         Rule(r'patch_embed\.proj\.', 'backbone.embed.proj.'),
         Rule(TIMM + r'attn\.qkv\.bias_mask$', None, reason='masks of the biases of keys'),
-        Rule(TIMM + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
-        Rule(TIMM + r'attn\.proj\.', LAYER + 'attn.proj.'),
-        Rule(TIMM + r'norm([12])\.', LAYER + r'norm\2.'),
-        Rule(TIMM + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
+        *TIMM_LAYERS,
         Rule(TIMM + r'mlp\.w3\.', LAYER + 'ffn.fc2.'),
-        Rule(TIMM + r'(?:ls([12])\.gamma|gamma_([12]))$', layer_scale),
         Rule(r'norm\.', 'backbone.norm.'),
         Rule(r'head\.(?=weight$|bias$)', 'head.fc.'),
         Rule(r'rope_embed\.periods$', None, reason='rotary periods, which the model computes'),
@@ -85,15 +77,12 @@ HEAD_DIMS = {4096: 128}  # of DINOv3 7B; all smaller models have 64
 GATED = (('w1', 'w2'), ('fc1_g', 'fc1_x'), ('gate_proj', 'up_proj'))
 
 
-def convert_dinov3(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
+def convert_dinov3(state_dict: Mapping[str, Tensor]) -> Converted:
     """Rename weights of DINOv3 and bring the channels of queries and keys into pairs.
 
     DINOv3 rotates channel t of a head with channel t + d / 2. Here neighbouring channels form a
     pair, so that every attention with rotary position takes these weights. Keys get biases of
     zeros, as do queries and values if the file has none.
-
-    Returns:
-        new name -> tensor, and the number of omitted tensors by reason.
 
     Raises:
         CheckpointError: see :class:`KeyMap`; also for channels that are not a multiple of those of

@@ -8,11 +8,14 @@ from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tupl
 import torch
 from torch import Tensor
 
+from ...utils.suggest import shorten
 from ..errors import CheckpointError
 
-MAX_NAMED = 5
 # Checked by RAVLT, MAViT and MLLA when they load the file: another attention computes other values.
 RECORD = 'backbone.trained_attention'
+BACKBONE = r'(?:backbone\.)?'  # prefix in files of whole models
+# New name -> tensor, and the number of omitted tensors by reason.
+Converted = Tuple[Dict[str, Tensor], Counter]
 
 
 class UnknownKeys(CheckpointError):
@@ -66,14 +69,11 @@ class KeyMap:
 
     rules: Sequence[Rule]
 
-    def __call__(self, state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Counter]:
+    def __call__(self, state_dict: Mapping[str, Tensor]) -> Converted:
         """Apply the rules.
 
         Args:
             state_dict: name -> tensor; not modified.
-
-        Returns:
-            new name -> tensor, and the number of omitted tensors by reason.
 
         Raises:
             UnknownKeys: no rule matches a name.
@@ -132,14 +132,3 @@ def record_attention(tensors: Dict[str, Tensor], names: Sequence[str]) -> None:
     """
     if any(name.startswith('backbone.stages.') for name in tensors):
         tensors[RECORD] = torch.tensor(list(','.join(names).encode()), dtype=torch.uint8)
-
-
-def shorten(names: Sequence[str], limit: int = MAX_NAMED) -> str:
-    """Return the first names in one line, followed by the number of the remaining ones.
-
-    Example:
-        >>> shorten(['a', 'b', 'c'], limit=2)
-        'a, b and 1 more'
-    """
-    more = len(names) - limit
-    return ', '.join(names[:limit]) + (f' and {more} more' if more > 0 else '')

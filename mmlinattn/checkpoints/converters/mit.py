@@ -7,14 +7,21 @@ release under other names.
 """
 
 import re
-from typing import Callable, Dict, Mapping, Tuple
+from typing import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from .key_mapping import OPENMMLAB, TRANSFORMERS_SELF_QKV, KeyMap, Rule, fuse, linear
-
-BACKBONE = r'(?:backbone\.)?'
+from .key_mapping import (
+    BACKBONE,
+    OPENMMLAB,
+    TRANSFORMERS_SELF_QKV,
+    Converted,
+    KeyMap,
+    Rule,
+    fuse,
+    linear,
+)
 
 
 def _from_one(template: str) -> Callable[[re.Match], str]:
@@ -101,14 +108,11 @@ NAMES = KeyMap([*RELEASED, *MMSEG, *OF_TRANSFORMERS, *OPENMMLAB])
 NAMES_OF_SEGMENTOR = KeyMap([*RELEASED_HEAD, *RELEASED])
 
 
-def convert_mit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
+def convert_mit(state_dict: Mapping[str, Tensor]) -> Converted:
     """Rename MiT weights and fuse the released projections of queries, keys and values.
 
     The head of a released segmentor, or of one of transformers, becomes that of ``AllMLPHead``; the
     head of a segmentor from MMSegmentation keeps its names, those of its ``SegformerHead``.
-
-    Returns:
-        new name -> tensor, and the number of omitted tensors by reason.
     """
     released = any(name.startswith('decode_head.linear_pred.') for name in state_dict)
     names = NAMES_OF_SEGMENTOR if released else NAMES

@@ -4,14 +4,12 @@ A released file is a classifier (``norm`` and ``head`` after the last stage), or
 MMDetection 2.x / MMSegmentation 0.x model (prefix ``backbone.``, a norm for each output).
 """
 
-from collections import Counter
-from typing import Dict, Mapping, Tuple
+from typing import Mapping
 
 from torch import Tensor
 
-from .key_mapping import OPENMMLAB, KeyMap, Rule, record_attention
+from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, Rule, record_attention
 
-BACKBONE = r'(?:backbone\.)?'
 STEM = BACKBONE + r'patch_embed\.(conv[123](?:\.\d)?)\.'
 LAYER = BACKBONE + r'layers\.(\d+)\.'
 BLOCK = LAYER + r'blocks\.(\d+)\.'
@@ -38,7 +36,7 @@ RULES = KeyMap(
 )
 
 
-def convert_mlla(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Counter]:
+def convert_mlla(state_dict: Mapping[str, Tensor]) -> Converted:
     """Rename MLLA weights and record their attention; errors of :class:`KeyMap`."""
     tensors, left_out = RULES(state_dict)
     record_attention(tensors, ['MLLAAttention'] * 4)

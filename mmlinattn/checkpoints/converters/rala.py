@@ -5,25 +5,18 @@ after the last stage), a dense backbone (``extra_norms`` instead of these), or a
 MMDetection 2.x / MMSegmentation 0.x model (prefix ``backbone.``, necks and heads).
 """
 
-from collections import Counter
-from typing import Dict, Mapping, Tuple
+from typing import Mapping
 
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import OPENMMLAB, KeyMap, Rule, linear, record_attention
+from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, Rule, linear, record_attention
 
 # Output channels of `proj` in the released classifiers.
 CLASSIFIERS = {1024: 'rala', 2048: 'mala', 2560: 'mala'}
 MODELS = dict(rala='RAVLT', mala='MAViT')
 
 
-def _vector(scale: Tensor) -> Tensor:
-    """Return a layer scale (1, C, 1, 1) as (C,)."""
-    return scale.flatten()
-
-
-BACKBONE = r'(?:backbone\.)?'
 BLOCK = BACKBONE + r'layers\.(\d+)\.blocks\.(\d+)\.'
 LAYER = BACKBONE + r'layers\.(\d+)\.'
 STAGE = r'backbone.stages.\1.\2.'
@@ -47,7 +40,7 @@ RULES = KeyMap(
         Rule(BLOCK + r'attn\.(lepe|proj)\.', STAGE + r'attn.\3.'),
         Rule(BLOCK + r'ffn\.(fc1|fc2)\.weight$', STAGE + r'ffn.\3.weight', linear),
         Rule(BLOCK + r'ffn\.(fc1|fc2|dwconv)\.', STAGE + r'ffn.\3.'),
-        Rule(BLOCK + r'gamma_([12])$', STAGE + r'gamma\3', _vector),
+        Rule(BLOCK + r'gamma_([12])$', STAGE + r'gamma\3', Tensor.flatten),  # (1, C, 1, 1)
         Rule(LAYER + r'downsample\.reduction\.', r'backbone.downsamples.\1.conv.'),
         Rule(LAYER + r'downsample\.norm\.', r'backbone.downsamples.\1.bn.'),
         Rule(BACKBONE + r'extra_norms\.(\d+)\.norm\.', r'backbone.out_norms.\1.'),
@@ -76,9 +69,7 @@ def release_of(state_dict: Mapping[str, Tensor]) -> str:
     return CLASSIFIERS[width]
 
 
-def convert_rala(
-    state_dict: Mapping[str, Tensor], source: str = 'rala'
-) -> Tuple[Dict[str, Tensor], Counter]:
+def convert_rala(state_dict: Mapping[str, Tensor], source: str = 'rala') -> Converted:
     """Convert weights of RAVLT or MAViT and record their attention by stage.
 
     Raises:

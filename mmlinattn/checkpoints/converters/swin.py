@@ -3,14 +3,13 @@
 Also for those of FLatten-Transformer, PolaFormer, InLine and Agent attention in Swin.
 """
 
-from typing import Callable, Dict, Mapping, Tuple
+from typing import Callable, Dict, Mapping
 
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import OPENMMLAB, TRANSFORMERS_SELF_QKV, KeyMap, Rule, fuse
+from .key_mapping import BACKBONE, OPENMMLAB, TRANSFORMERS_SELF_QKV, Converted, KeyMap, Rule, fuse
 
-BACKBONE = r'(?:backbone\.)?'
 RELEASED = BACKBONE + r'layers\.(\d)\.'
 TRANSFORMERS = r'(?:swin\.)?'
 TRANSFORMERS_STAGE = TRANSFORMERS + r'encoder\.layers\.(\d)\.'
@@ -103,11 +102,8 @@ def _rules(merge: Callable) -> KeyMap:
     )
 
 
-def convert_swin(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
+def convert_swin(state_dict: Mapping[str, Tensor]) -> Converted:
     """Rename Swin weights and order merged channels as the release does.
-
-    Returns:
-        new name -> tensor, and the number of omitted tensors by reason.
 
     Raises:
         CheckpointError: an attention lacks a tensor.

@@ -1,10 +1,10 @@
 """Key mapping for TimeSformer weights as released, from MMAction2 or from transformers."""
 
-from typing import Dict, Mapping, Tuple
+from typing import Mapping, Tuple
 
 from torch import Tensor
 
-from .key_mapping import KeyMap, Rule
+from .key_mapping import Converted, KeyMap, Rule
 
 LAYER = r'backbone.layers.\1.'
 STEP = LAYER + 'steps.0.'
@@ -75,17 +75,8 @@ TRANSFORMERS = (
 )
 
 
-def convert_timesformer(
-    state_dict: Mapping[str, Tensor],
-) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
-    """Rename TimeSformer weights of facebookresearch, MMAction2 or transformers.
-
-    Returns:
-        new name -> tensor, and the number of omitted tensors by reason.
-
-    Raises:
-        CheckpointError: see :class:`KeyMap`.
-    """
+def convert_timesformer(state_dict: Mapping[str, Tensor]) -> Converted:
+    """Rename TimeSformer weights of facebookresearch, MMAction2 or transformers."""
     divided = any('attentions.1.' in name for name in state_dict)
     first = _first_attention(STEP if divided else LAYER)
     return KeyMap([*RELEASED, *first, *MMACTION, *TRANSFORMERS])(state_dict)

@@ -3,15 +3,13 @@
 import math
 import re
 from collections import Counter
-from typing import Dict, Mapping, Tuple
+from typing import Dict, Mapping
 
 import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import OPENMMLAB, KeyMap, Rule, fuse
-
-BACKBONE = r'(?:backbone\.)?'
+from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, Rule, fuse
 
 
 def _stage(match: re.Match) -> str:
@@ -60,7 +58,7 @@ NAMES = KeyMap(
 )
 
 
-def convert_vil(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
+def convert_vil(state_dict: Mapping[str, Tensor]) -> Converted:
     """Rename ViL weights and fuse the projections of queries, keys and values.
 
     Returns:

@@ -2,15 +2,14 @@
 
 import math
 import re
-from typing import Dict, Mapping, Tuple
+from typing import Dict, Mapping
 
 import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import OPENMMLAB, TRANSFORMERS_QKV, KeyMap, Rule, fuse
+from .key_mapping import BACKBONE, OPENMMLAB, TRANSFORMERS_QKV, Converted, KeyMap, Rule, fuse
 
-BACKBONE = r'(?:backbone\.)?'
 TIMM = BACKBONE + r'blocks\.(\d+)\.'
 MMPRETRAIN = BACKBONE + r'layers\.(\d+)\.'
 TRANSFORMERS = r'(?:(?:vit|deit|dinov2|dinov2_with_registers)\.)?'
@@ -24,20 +23,24 @@ LAYER = r'backbone.layers.\1.'
 POSITIONS = 'backbone.embed.pos_embed'
 
 
-def layer_scale(match: re.Match) -> str:
+def _layer_scale(match: re.Match) -> str:
     """Return the name of a layer scale, of a match with the layer and ``'1'`` or ``'2'``."""
     return f'backbone.layers.{match[1]}.gamma{match[2] or match[3]}'
 
 
+# Layers of timm and of the releases of ViT, DeiT, DINOv2 and DINOv3.
+TIMM_LAYERS = (
+    Rule(TIMM + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
+    Rule(TIMM + r'attn\.proj\.', LAYER + 'attn.proj.'),
+    Rule(TIMM + r'norm([12])\.', LAYER + r'norm\2.'),
+    Rule(TIMM + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
+    Rule(TIMM + r'(?:ls([12])\.gamma|gamma_([12]))$', _layer_scale),
+)
 NAMES = KeyMap(
     [
         Rule(BACKBONE + r'(cls_token|pos_embed)$', r'backbone.embed.\1'),
         Rule(BACKBONE + r'patch_embed\.proj(?:ection)?\.', 'backbone.embed.proj.'),
-        Rule(TIMM + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
-        Rule(TIMM + r'attn\.proj\.', LAYER + 'attn.proj.'),
-        Rule(TIMM + r'norm([12])\.', LAYER + r'norm\2.'),
-        Rule(TIMM + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
-        Rule(TIMM + r'(?:ls([12])\.gamma|gamma_([12]))$', layer_scale),
+        *TIMM_LAYERS,
         Rule(r'norm\.', 'backbone.norm.'),
         Rule(r'head\.(?=weight$|bias$)', 'head.fc.'),
         Rule(DISTILLATION, None, reason='parts of the distillation'),
@@ -46,7 +49,7 @@ NAMES = KeyMap(
         Rule(MMPRETRAIN + r'(?:ln|norm)([12])\.', LAYER + r'norm\2.'),
         Rule(MMPRETRAIN + r'ffn\.layers\.0\.0\.', LAYER + 'ffn.fc1.'),
         Rule(MMPRETRAIN + r'ffn\.layers\.1\.', LAYER + 'ffn.fc2.'),
-        Rule(MMPRETRAIN + r'(?:attn\.gamma(1)|ffn\.gamma(2))\.weight$', layer_scale),
+        Rule(MMPRETRAIN + r'(?:attn\.gamma(1)|ffn\.gamma(2))\.weight$', _layer_scale),
         Rule(BACKBONE + r'(?:ln|norm)1\.', 'backbone.norm.'),
         Rule(r'head\.layers\.head\.', 'head.fc.'),
         Rule(r'head\.fc\.', 'head.fc.'),
@@ -71,15 +74,12 @@ NAMES = KeyMap(
 )
 
 
-def convert_vit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
+def convert_vit(state_dict: Mapping[str, Tensor]) -> Converted:
     """Rename weights of ViT, DeiT, DeiT III or DINOv2.
 
     The distillation token of DeiT and its position are omitted. A class token without a position
     (DeiT III) gets one of zeros. Position embeddings whose number fits a square image are taken as
     square, as in all releases.
-
-    Returns:
-        new name -> tensor, and the number of omitted tensors by reason.
 
     Raises:
         CheckpointError: see :class:`KeyMap`; also for a distillation token without positions.
@@ -121,14 +121,11 @@ CONVIT = KeyMap(
 )
 
 
-def convert_convit(state_dict: Mapping[str, Tensor]) -> Tuple[Dict[str, Tensor], Mapping[str, int]]:
+def convert_convit(state_dict: Mapping[str, Tensor]) -> Converted:
     """Rename ConViT weights of the release or of timm.
 
     They are for ``ViT`` with ``GatedPositionalAttention`` in all layers but the last two, and
     ``cls_token_from`` the first of these.
-
-    Returns:
-        new name -> tensor, and the number of omitted tensors by reason.
     """
     tensors, left_out = CONVIT(fuse(state_dict, ('attn.qk', 'attn.v'), 'attn.in_proj'))
     if POSITIONS in tensors:

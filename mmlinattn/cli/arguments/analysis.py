@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import List, Optional
 
 from ...utils.command_line import Parser
-from .common import CHECKPOINT, CONFIG, DEVICE, check_positive
+from .common import CHECKPOINT, CONFIG, DEVICE, check_not_negative, check_positive
 
 GPUS = ('v100', 'a100', 'h100', 'h200', 'rtx4090')
 LEAST_TOLERANCE = 1e-6
@@ -22,8 +22,7 @@ def complexity(argv: Optional[List[str]] = None) -> Namespace:
     add('--depth', type=int, default=3, help='of the modules in the table')
     add('--json', type=Path, metavar='FILE', help='also write the numbers there')
     args = parser.parse_args(argv)
-    if args.depth < 0:
-        parser.error(f'--depth must not be negative, got {args.depth}')
+    check_not_negative(parser, args, 'depth')
     return args
 
 

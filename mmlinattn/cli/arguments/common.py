@@ -1,6 +1,8 @@
 """Arguments that several commands share."""
 
+import os
 from argparse import Namespace
+from typing import Callable, List, Optional, Tuple
 
 from ...utils.command_line import Parser
 
@@ -10,8 +12,31 @@ DEVICE = 'cpu, cuda, cuda:1, ...'
 
 
 def check_positive(parser: Parser, args: Namespace, *names: str) -> None:
-    """End with an error if a numeric option is given and not above 0."""
+    """End with an error if an option is given and its number, or one of several, is not above 0."""
+    _check(parser, args, names, lambda number: number > 0, 'be positive')
+
+
+def check_not_negative(parser: Parser, args: Namespace, *names: str) -> None:
+    """End with an error if an option is given and its number is below 0."""
+    _check(parser, args, names, lambda number: number >= 0, 'not be negative')
+
+
+def _check(
+    parser: Parser, args: Namespace, names: Tuple[str, ...], fits: Callable, must: str
+) -> None:
     for name in names:
         value = getattr(args, name)
-        if value is not None and not value > 0:
-            parser.error(f'--{name.replace("_", "-")} must be positive, got {value}')
+        numbers = value if isinstance(value, (list, tuple)) else [value]
+        if not all(number is None or fits(number) for number in numbers):
+            given = ' '.join(map(str, numbers))
+            parser.error(f'--{name.replace("_", "-")} must {must}, got {given}')
+
+
+def parse_with_launcher(parser: Parser, argv: Optional[List[str]]) -> Namespace:
+    """Add the options of launchers, parse, and set ``LOCAL_RANK`` for MMEngine."""
+    launchers = ['none', 'pytorch', 'slurm', 'mpi']
+    parser.add_argument('--launcher', choices=launchers, default='none')
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
+    args = parser.parse_args(argv)
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    return args

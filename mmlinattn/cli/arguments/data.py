@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import List, Optional
 
 from ...utils.command_line import Parser
-from .common import CONFIG, check_positive
+from .common import CONFIG, check_not_negative, check_positive
 
 SPLITS = ('train', 'val', 'test')
 
@@ -25,8 +25,7 @@ def check_data(argv: Optional[List[str]] = None) -> Namespace:
     add('--json', type=Path, metavar='FILE', help='also write all findings there')
     args = parser.parse_args(argv)
     check_positive(parser, args, 'workers')
-    if args.examples < 0:
-        parser.error(f'--examples must not be negative, got {args.examples}')
+    check_not_negative(parser, args, 'examples')
     return args
 
 

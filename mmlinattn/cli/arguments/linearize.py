@@ -1,11 +1,10 @@
 """Arguments of the distillation into a model of linear cost."""
 
-import os
 from argparse import ArgumentTypeError, Namespace
 from typing import List, Optional, Tuple, Union
 
 from ...utils.command_line import Overrides, Parser
-from .common import CHECKPOINT, CONFIG, check_positive
+from .common import CHECKPOINT, CONFIG, check_not_negative, check_positive, parse_with_launcher
 
 
 def linearize(argv: Optional[List[str]] = None) -> Namespace:
@@ -47,20 +46,10 @@ def linearize(argv: Optional[List[str]] = None) -> Namespace:
     add('--seed', type=int, default=0)
     add('--amp', action='store_true', help='mixed precision')
     add('--resume', action='store_true', help='continue an interrupted run in --out')
-    add('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
-    add('--local_rank', '--local-rank', type=int, default=0)
-    args = parser.parse_args(argv)
+    args = parse_with_launcher(parser, argv)
     check_positive(parser, args, 'lr_a', 'lr_b', 'batch_size')
-    for name in ('iters_a', 'iters_b', 'seed'):
-        if getattr(args, name) < 0:
-            parser.error(
-                f'--{name.replace("_", "-")} must not be negative, got {getattr(args, name)}'
-            )
-    for name in ('crop_size', 'resolutions'):
-        if any(side < 1 for side in getattr(args, name) or ()):
-            sides = ' '.join(map(str, getattr(args, name)))
-            parser.error(f'--{name.replace("_", "-")} must be positive, got {sides}')
-    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    check_not_negative(parser, args, 'iters_a', 'iters_b', 'seed')
+    check_positive(parser, args, 'crop_size', 'resolutions')
     return args
 
 

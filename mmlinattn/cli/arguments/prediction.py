@@ -110,7 +110,5 @@ def latency(argv: Optional[List[str]] = None) -> Namespace:
     add('--rounds', type=int, default=1, help='of all; the least disturbed one of each counts')
     add('--sample', help='an image; the first of the test set by default')
     args = parser.parse_args(argv)
-    check_positive(parser, args, 'threads', 'seconds', 'rounds')
-    if min(args.shape) < 1:
-        parser.error(f'--shape must be positive, got {args.shape[0]} {args.shape[1]}')
+    check_positive(parser, args, 'threads', 'seconds', 'rounds', 'shape')
     return args

@@ -1,11 +1,10 @@
 """Arguments of training and testing."""
 
-import os
 from argparse import Namespace
 from typing import List, Optional
 
 from ...utils.command_line import Parser
-from .common import CONFIG
+from .common import CONFIG, parse_with_launcher
 
 EXPORTED = ('.onnx', '.xml', '.pt2')  # suffixes of exported files
 
@@ -52,11 +51,6 @@ def test(argv: Optional[List[str]] = None) -> Namespace:
 
 
 def _parse_run(parser: Parser, argv: Optional[List[str]]) -> Namespace:
-    """Add the options of training and testing, parse, and set ``LOCAL_RANK`` for MMEngine."""
-    add = parser.add_argument
-    add('--work-dir', help='where logs, checkpoints and metrics go')
-    add('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
-    add('--local_rank', '--local-rank', type=int, default=0)
-    args = parser.parse_args(argv)
-    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    return args
+    """Add the options that training and testing share, and parse."""
+    parser.add_argument('--work-dir', help='where logs, checkpoints and metrics go')
+    return parse_with_launcher(parser, argv)

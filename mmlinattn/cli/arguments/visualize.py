@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import List, Optional
 
 from ...utils.command_line import Parser
-from .common import CHECKPOINT, CONFIG, DEVICE
+from .common import CHECKPOINT, CONFIG, DEVICE, check_positive
 
 
 def visualize_attention(argv: Optional[List[str]] = None) -> Namespace:
@@ -26,8 +26,7 @@ def visualize_attention(argv: Optional[List[str]] = None) -> Namespace:
         )  # fmt: skip
     add('--device', default='cpu', help=DEVICE)
     args = parser.parse_args(argv)
-    if args.queries < 1:
-        parser.error(f'--queries must be positive, got {args.queries}')
+    check_positive(parser, args, 'queries')
     if not args.image.is_file():
         parser.error(f'image {str(args.image)!r} does not exist')
     return args
@@ -64,8 +63,7 @@ def visualize_key_weights(argv: Optional[List[str]] = None) -> Namespace:
     if args.checkpoint is not None and (args.checkpoints or args.attentions):
         parser.error('CHECKPOINT goes with neither --checkpoints nor --attentions')
     args.image = args.image or args.image_option
-    if args.size is not None and min(args.size) < 1:
-        parser.error(f'--size must be positive, got {args.size[0]} {args.size[1]}')
+    check_positive(parser, args, 'size')
     for path in (args.image, *args.checkpoints):
         if path is not None and not path.is_file():
             parser.error(f'{str(path)!r} does not exist')

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeGuard
 
+from ...utils.suggest import shorten
+
 # Pixels that a box or an outline may exceed its image by, because of rounding.
 MARGIN = 1.0
 Size = Tuple[int, int]  # height, width
@@ -97,7 +99,7 @@ def check_classes(categories: list, classes: Sequence[str]) -> Iterator[Finding]
     twice = sorted({name for name in ordered if ordered.count(name) > 1})
     what = None
     if len({*classes}) < len(classes):
-        what = f'{_listed([*classes])} has a name twice'
+        what = f'{_listed(classes)} has a name twice'
     elif missing:
         what = (
             f'the file lacks {_listed(missing)}, {len(missing)} of the {len(classes)} classes that '
@@ -285,9 +287,8 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _listed(names: Sequence[str], limit: int = 5) -> str:
-    more = f' and {len(names) - limit} more' if len(names) > limit else ''
-    return ', '.join(map(repr, names[:limit])) + more if names else 'none'
+def _listed(names: Sequence[str]) -> str:
+    return shorten([*map(repr, names)]) or 'none'
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

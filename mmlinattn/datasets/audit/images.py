@@ -110,9 +110,6 @@ def check_pixel_count(shape: Tuple[int, int], what: str, max_megapixels: float) 
         shape: (height, width).
         what: prefix of the error message.
         max_megapixels: limit in millions of pixels.
-
-    Raises:
-        TooManyPixels: the size exceeds the limit.
     """
     height, width = shape
     if height * width > 1e6 * max_megapixels:

@@ -1,6 +1,5 @@
 """Base class of the remote file backends: retries, partial reads, temporary local copies."""
 
-import logging
 import math
 import random
 import tempfile
@@ -12,9 +11,10 @@ from typing import Any, Callable, Iterator, Optional, TypeVar, Union
 from urllib.parse import urlsplit
 
 from mmengine.fileio import BaseStorageBackend
-from mmengine.logging import print_log
 
 from ...utils import redacted
+from ...utils.checks import check_positive_integers
+from ...utils.messages import log_warning
 from .tar_member import TarMemberBackend, is_tar_member
 
 T = TypeVar('T')
@@ -60,8 +60,7 @@ class RemoteFileBackend(BaseStorageBackend):
     """
 
     def __init__(self, attempts: int = 6, timeout: float = 30.0) -> None:
-        if type(attempts) is not int or attempts < 1:
-            raise ValueError(f'attempts must be a positive integer, got {attempts!r}')
+        check_positive_integers(attempts=attempts)
         if not (math.isfinite(timeout) and timeout > 0):
             raise ValueError(f'timeout must be a positive number of seconds, got {timeout!r}')
         self.attempts = attempts
@@ -134,7 +133,7 @@ class RemoteFileBackend(BaseStorageBackend):
                 if attempt == self.attempts:
                     raise StoreUnreachable(what) from None
                 wait = min(FIRST_WAIT_S * 2 ** (attempt - 1), MAX_WAIT_S) * _jitter(0.75, 1.25)
-            print_log(f'{what}; again in {wait:.1f} s', 'current', level=logging.WARNING)
+            log_warning(f'{what}; again in {wait:.1f} s')
             time.sleep(wait)
         raise AssertionError('unreachable')
 

@@ -1,11 +1,9 @@
 """Clips of a shape on a circular path, whose classes only the order of the frames tells."""
 
-from typing import Tuple
-
 import cv2
 import numpy as np
 
-from ..shapes.draw import OUTLINES, check_integer
+from ..shapes.draw import OUTLINES, check_integer, covered_area
 
 CLASSES = (
     'clockwise', 'anticlockwise', 'clockwise then anticlockwise', 'anticlockwise then clockwise',
@@ -14,7 +12,6 @@ TURNS = ((1, 1), (-1, -1), (1, -1), (-1, 1))  # direction of the first and of th
 MIN_SIZE = 32
 DIAMETER, RADIUS, SHIFT = (0.24, 0.34), (0.24, 0.32), 0.06  # relative to the side of a frame
 START, SPREAD = -np.pi / 2, np.pi / 4  # angle of the first place: near the top
-SUPERSAMPLING = 4
 
 
 def draw_clip(rng: np.random.Generator, label: int, size: int, num_frames: int) -> np.ndarray:
@@ -52,7 +49,7 @@ def draw_clip(rng: np.random.Generator, label: int, size: int, num_frames: int) 
     frames = np.empty((num_frames, size, size, 3), np.uint8)
     for frame, angle in zip(frames, angles):
         place = centre + radius * np.array([np.cos(angle), np.sin(angle)])
-        cover = _coverage(outline + place, size)[..., None]
+        cover = covered_area(outline + place, size)[..., None] / 255
         noise = rng.normal(0, 2, background.shape)
         frame[:] = np.clip(background + cover * (colour - background) + noise, 0, 255)
     return frames
@@ -62,11 +59,3 @@ def _background(rng: np.random.Generator, size: int) -> np.ndarray:
     """Draw a smooth background, darker than the shapes, (size, size, 3) float."""
     cells = rng.normal(0, 15, (4, 4, 3)) + rng.uniform(30, 110, 3)
     return cv2.resize(cells, (size, size), interpolation=cv2.INTER_CUBIC)
-
-
-def _coverage(corners: np.ndarray, size: int) -> np.ndarray:
-    """Return the covered fraction of each pixel, (size, size) float."""
-    fine: Tuple[int, int] = (size * SUPERSAMPLING,) * 2
-    mask = np.zeros(fine, np.uint8)
-    cv2.fillPoly(mask, [np.rint(corners * SUPERSAMPLING).astype(np.int32)], 255)
-    return cv2.resize(mask, (size, size), interpolation=cv2.INTER_AREA) / 255

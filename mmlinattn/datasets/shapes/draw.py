@@ -138,10 +138,14 @@ def _coverage(rng: np.random.Generator, size: int, label: int, diameter: float) 
     # Near the border a shape may be cut slightly, but stays recognisable.
     center = rng.uniform(0.8 * radius, size - 0.8 * radius, 2)
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
-    points = (OUTLINES[label - 1] @ turn * radius + center) * SUPERSAMPLING
+    return covered_area(OUTLINES[label - 1] @ turn * radius + center, size) / np.float32(255)
+
+
+def covered_area(corners: np.ndarray, size: int) -> np.ndarray:
+    """Return how much of each pixel a polygon with corners (N, 2) covers, (S, S) uint8 of 255."""
     fine = np.zeros((size * SUPERSAMPLING,) * 2, np.uint8)
-    cv2.fillPoly(fine, [np.rint(points).astype(np.int32)], 255)
-    return cv2.resize(fine, (size, size), interpolation=cv2.INTER_AREA) / np.float32(255)
+    cv2.fillPoly(fine, [np.rint(corners * SUPERSAMPLING).astype(np.int32)], 255)
+    return cv2.resize(fine, (size, size), interpolation=cv2.INTER_AREA)
 
 
 def _texture(

@@ -13,6 +13,7 @@ from mmengine.dataset import BaseDataset, force_full_init
 from mmengine.fileio.backends.registry_utils import backends
 from mmengine.registry import DATASETS
 
+from ...utils.checks import check_positive_integers
 from ..file_backends import HTTPFileBackend, RegularFileBackend, StoreError
 from ..file_backends.base import RemoteFileBackend
 from ..file_backends.tar_member import (
@@ -70,9 +71,7 @@ class ShardDataset(BaseDataset):
         backend_args: Optional[dict] = None,
         **kwargs: Any,
     ) -> None:
-        for name, value in dict(block_bytes=block_bytes, blocks=blocks).items():
-            if type(value) is not int or value < 1:
-                raise ValueError(f'{name} must be a positive integer, got {value!r}')
+        check_positive_integers(block_bytes=block_bytes, blocks=blocks)
         self.block_bytes = block_bytes
         self.blocks = blocks
         self.backend_args = backend_args

@@ -7,6 +7,7 @@ from mmengine.dist import get_dist_info, sync_random_seed
 from mmengine.registry import DATA_SAMPLERS
 from torch.utils.data import Sampler
 
+from ...utils.checks import check_positive_integers
 from .dataset import ShardDataset
 
 
@@ -54,10 +55,8 @@ class ShardSampler(Sampler):
         if not isinstance(dataset, ShardDataset):
             raise TypeError(f'dataset must be a ShardDataset, got {type(dataset).__name__}')
         # With 0 workers the process itself loads all batches.
-        numbers = dict(batch_size=batch_size, num_workers=num_workers or 1)
-        for name, value in numbers.items():
-            if type(value) is not int or value < 1:
-                raise ValueError(f'{name} must be a positive integer, got {value!r}')
+        num_workers = num_workers or 1
+        check_positive_integers(batch_size=batch_size, num_workers=num_workers)
         self.block_of = dataset.block_numbers()
         if not len(self.block_of):
             raise ValueError(f'dataset: {dataset.ann_file} has no sample')
@@ -67,7 +66,7 @@ class ShardSampler(Sampler):
         self.seed = sync_random_seed() if seed is None else seed
         self.infinite = infinite
         self.round_up = round_up and not infinite
-        self.batch_size, self.num_workers = numbers.values()
+        self.batch_size, self.num_workers = batch_size, num_workers
         self.epoch = 0
         self.start = 0
         total, each = len(self.block_of), len(self.block_of) // self.world_size

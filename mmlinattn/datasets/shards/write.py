@@ -15,6 +15,7 @@ import numpy as np
 from mmengine import fileio
 
 from ...utils import atomic_write
+from ...utils.checks import check_positive_integers
 from .index import FORMAT, IMAGES, LABEL, RECORD, SEG_MAP, VERSION, check_record, to_json
 
 MIB = 2**20
@@ -59,8 +60,7 @@ def write_shards(
 
         write_shards(DATASETS.build(cfg.train_dataloader.dataset), 'data/shards', 'train')
     """
-    if type(shard_bytes) is not int or shard_bytes < 1:
-        raise ValueError(f'shard_bytes must be a positive integer, got {shard_bytes!r}')
+    check_positive_integers(shard_bytes=shard_bytes)
     if not name or '/' in name:
         raise ValueError(f'name must be one of a file, got {name!r}')
     if not len(dataset):

@@ -1,8 +1,9 @@
 """Reading and writing of videos by PyAV."""
 
 import io
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Optional, Sequence, Union
+from typing import Dict, Iterator, Optional, Sequence, Union
 
 import numpy as np
 from mmengine import fileio
@@ -40,7 +41,7 @@ class Video:
         self.content = fileio.get(path, backend_args)
         if not self.content:
             raise ValueError('the file is empty')
-        with self._open() as (_, stream):
+        with _opened(self.content) as (_, stream):
             self.num_frames = stream.frames or sum(1 for _ in self._frames())
             self.fps = float(stream.average_rate) if stream.average_rate else None
         if not self.num_frames:
@@ -66,36 +67,27 @@ class Video:
             )
         return np.stack([found[number] for number in numbers])
 
-    def _open(self):
-        return _Opened(self.content)
-
     def _frames(self):
-        with self._open() as (container, stream):
+        with _opened(self.content) as (container, stream):
             try:
                 yield from container.decode(stream)
             except av.error.FFmpegError as error:
                 raise ValueError(f'the video cannot be decoded: {error}') from error
 
 
-class _Opened:
-    """Context of the container and its first video stream."""
-
-    def __init__(self, content: bytes) -> None:
-        try:
-            self.container = av.open(io.BytesIO(content))
-        except av.error.FFmpegError as error:
-            raise ValueError(f'the file is no video: {error}') from error
-        if not self.container.streams.video:
-            self.container.close()
+@contextmanager
+def _opened(content: bytes) -> Iterator[tuple]:
+    """Yield the container of a video and its first video stream."""
+    try:
+        opened = av.open(io.BytesIO(content))
+    except av.error.FFmpegError as error:
+        raise ValueError(f'the file is no video: {error}') from error
+    with opened as container:
+        if not container.streams.video:
             raise ValueError('the file has no video stream')
-
-    def __enter__(self):
-        stream = self.container.streams.video[0]
+        stream = container.streams.video[0]
         stream.codec_context.thread_count = 1  # data-loader workers are the parallelism
-        return self.container, stream
-
-    def __exit__(self, *_) -> None:
-        self.container.close()
+        yield container, stream
 
 
 def write_video(path: Union[str, Path], frames: np.ndarray, fps: int) -> None:

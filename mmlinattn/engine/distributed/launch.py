@@ -20,6 +20,7 @@ from mmengine.dist import (
 from torch import distributed as dist
 
 from ...utils import nodes
+from ...utils.replacements import described
 
 T = TypeVar('T')
 
@@ -140,10 +141,9 @@ def raise_on_all_processes() -> Iterator[None]:
 
 
 def check_same(cfg: Config, **options: Any) -> None:
-    """Check that all processes have the same config and command-line options.
+    """Raise ValueError in all processes if their config or command-line options differ.
 
-    Raises:
-        ValueError: in all processes; the message names the first difference and its values.
+    The message names the first difference and its values.
     """
     settings_here = dict(cfg._cfg_dict.to_dict(), **options)
     own = {place: _described(value) for place, value in nodes(settings_here)}
@@ -162,10 +162,7 @@ def _described(value: Any) -> str:
     """Return a text for a value of a config that contains no memory addresses."""
     if isinstance(value, (dict, list, tuple)):
         return f'{type(value).__name__} of {len(value)}'
-    if isinstance(value, (str, int, float, complex, type(None))):
-        return repr(value)
-    named = value if hasattr(value, '__qualname__') else type(value)
-    return f'{named.__module__}.{named.__qualname__}'
+    return described(value)
 
 
 def cpu_group(cfg: Config) -> Optional[dist.ProcessGroup]:

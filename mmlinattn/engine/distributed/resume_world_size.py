@@ -1,16 +1,16 @@
 """Resume with a different world size or batch size."""
 
-import logging
 import warnings
 from typing import Any, Dict, List
 
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 from mmengine.dist import get_world_size
-from mmengine.logging import print_log
 from mmengine.optim import _ParamScheduler
 from mmengine.optim.scheduler import ReduceOnPlateauParamScheduler
 from mmengine.runner import Runner
 from torch.utils.data import BatchSampler, DataLoader
+
+from ...utils.messages import log_warning
 
 # Keys of world size and batch size in the message hub, which every checkpoint contains.
 PROCESSES, BATCH = 'processes', 'batch_of_a_process'
@@ -49,12 +49,10 @@ def warn_on_world_size_change(runner: Runner) -> bool:
             if other_step
             else 'as before'
         )
-    print_log(
+    log_warning(
         f'Resumed with {now[0]} processes of {now[1]} images each; the checkpoint is of '
         f'{then[0]} of {then[1]}. {step}. {order}; dropout and what else is random in the model '
-        'draws other numbers.',
-        'current',
-        level=logging.WARNING,
+        'draws other numbers.'
     )
     return other_step or bool(sampler)
 

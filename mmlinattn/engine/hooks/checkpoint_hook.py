@@ -1,6 +1,5 @@
 """Atomic checkpoints that survive a kill at any moment, and the search for the newest one."""
 
-import logging
 from collections import deque
 from pathlib import Path
 from typing import Any, Deque, Iterable, List, Optional, Tuple, Union
@@ -10,7 +9,6 @@ from mmengine.dist import all_gather_object, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
@@ -25,10 +23,12 @@ from ...checkpoints import (
     remove_lost_shards,
     remove_shards,
 )
-from ...checkpoints.converters.key_mapping import shorten
 from ...checkpoints.safe_unpickle import safe_globals
 from ...utils import remove_temporary_files, unlock_folders
+from ...utils.messages import log_warning
+from ...utils.suggest import shorten
 from ..distributed.launch import raise_on_all_processes
+from ..model import unwrapped
 from ..runner.work_dir_lock import lock_work_dir
 
 # File name of the state that an interrupted training saves.
@@ -124,7 +124,7 @@ class AtomicCheckpointHook(CheckpointHook):
 
         The hook runs after hooks that set weights, such as EMAHook.
         """
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrapped(runner.model)
         weights = {
             name: value
             for section in ('state_dict', 'ema_state_dict')
@@ -200,11 +200,7 @@ class AtomicCheckpointHook(CheckpointHook):
         try:
             read_checkpoint(path, fill=False)
         except CheckpointError as error:
-            print_log(
-                f'--resume will refuse this checkpoint, and older ones are kept: {error}',
-                'current',
-                level=logging.WARNING,
-            )
+            log_warning(f'--resume will refuse this checkpoint, and older ones are kept: {error}')
             return False
         return True
 

@@ -77,7 +77,9 @@ class DivergenceHook(Hook):
         if self.in_a_row >= self.patience:
             values = ', '.join(f'{name} {value:g}' for name, value in losses.items())
             why = f'no finite loss since iteration {done - self.in_a_row + 1} ({values})'
-        elif done // self.patience % CHECKS_A_SCALE == 0 and self._collapsed(runner):
+        elif done // self.patience % CHECKS_A_SCALE == 0 and any(
+            scale < self.min_loss_scale for scale in _loss_scales(runner.optim_wrapper)
+        ):
             why = f'the loss scale has fallen below {self.min_loss_scale:g}'
         else:
             return None
@@ -86,9 +88,6 @@ class DivergenceHook(Hook):
             f'iteration {done}: {why}. Lower the learning rate, or set optim_wrapper.clip_grad; '
             + (f'the last checkpoint is {last}' if last else 'there is no checkpoint yet')
         )
-
-    def _collapsed(self, runner: Runner) -> bool:
-        return any(scale < self.min_loss_scale for scale in _loss_scales(runner.optim_wrapper))
 
 
 def _logged_losses(runner: Runner, outputs: dict) -> dict:

@@ -2,11 +2,12 @@
 
 from mmcv.cnn.utils import fuse_conv_bn
 from mmengine.hooks import EMAHook, Hook
-from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..model import unwrapped
 
 
 @HOOKS.register_module()
@@ -22,7 +23,7 @@ class FuseConvBNHook(Hook):
     """
 
     def before_test(self, runner: Runner) -> None:
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrapped(runner.model)
         before = count_batch_norms(model)
         fuse_conv_bn(model.eval())
         left = count_batch_norms(model)

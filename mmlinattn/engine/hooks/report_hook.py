@@ -1,6 +1,5 @@
 """Hook that draws curves and scores per class when a training ends."""
 
-import logging
 import warnings
 from pathlib import Path
 from typing import Any, Optional
@@ -13,6 +12,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from ...utils import atomic_write
+from ...utils.messages import log_warning
 from ..report.evaluation import Evaluation, ReportMetric, report_metric
 
 FOLDER = 'report'
@@ -132,5 +132,4 @@ def _best_scores(runner: Runner) -> dict:
 
 
 def _warn(error: Exception) -> None:
-    message = f'no report of the training ({type(error).__name__}: {error})'
-    print_log(message, 'current', level=logging.WARNING)
+    log_warning(f'no report of the training ({type(error).__name__}: {error})')

@@ -7,7 +7,6 @@ from typing import Any, Dict, Optional
 import torch
 from mmengine.dist import all_reduce
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
@@ -15,7 +14,9 @@ from torch import Tensor
 from ...models.layers import RippleAttention
 from ...models.layers.attend_calls import Call, watch_attend
 from ...ops.ripple import fixed_weights
+from ...utils.checks import check_positive_integers
 from ...utils.errors import InputError
+from ..model import unwrapped
 
 MEASURES = ('js_fixed', 'js_uniform', 'entropy')
 
@@ -55,17 +56,14 @@ class RippleWeightsHook(Hook):
     """
 
     def __init__(self, interval: int = 50) -> None:
-        if type(interval) is not int or interval < 1:
-            raise ValueError(
-                f'RippleWeightsHook.interval must be a positive integer, got {interval!r}'
-            )
+        check_positive_integers(**{'RippleWeightsHook.interval': interval})
         self.interval = interval
         self.layers: Dict[str, RippleAttention] = {}
         self.watching = ExitStack()
         self.totals: Optional[Tensor] = None
 
     def before_train(self, runner: Runner) -> None:
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrapped(runner.model)
         self.layers = {
             name: module for name, module in model.named_modules() if _learns_weights(module)
         }

@@ -25,13 +25,11 @@ def check_names(dataset: Any) -> None:
     """Raise DataError unless the class names of a data set are those of its files, in their order.
 
     A COCO file numbers the labels by its categories, and folders of images by their names. Classes
-    in another order would be trained well and then called by each other's names.
+    in another order would be trained well and then called by each other's names. The message has
+    the names of both and the option to set.
 
     Args:
         dataset: data set, loaded or built with ``lazy_init``; its annotation file exists.
-
-    Raises:
-        DataError: the message has the names of both and the option to set.
     """
     metainfo = getattr(dataset, 'metainfo', {})
     classes, name = metainfo.get('classes'), type(dataset).__name__

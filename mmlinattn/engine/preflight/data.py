@@ -16,7 +16,8 @@ from ...checkpoints.safe_unpickle import PlainUnpickler
 from ...datasets.audit.coco import check_coco
 from ...datasets.file_backends import first_files, path_exists
 from ...datasets.shards import DamagedSample, ShardDataset
-from ...utils import dicts, key_of, nodes, outside_reason, redacted
+from ...utils import dicts, key_of, nodes, outside_reason
+from ...utils.redact import RedactedError
 
 # Instructions for a missing data set, by the data_root of its configs.
 DATA_HINTS = {
@@ -55,22 +56,19 @@ class Labels(NamedTuple):
     of_pixels: bool = False
 
 
-class DataError(ValueError):
+class DataError(RedactedError, ValueError):
     """Error of an unusable data set; the message names the folder or file and the reason.
 
     Passwords and query strings of addresses are removed from the message.
     """
-
-    def __init__(self, message: object = '') -> None:
-        super().__init__(redacted(str(message)))
 
 
 def check_data(cfg: Config, *loaders: str) -> None:
     """Check that the folders and files of the data sets exist and contain no code.
 
     Args:
-        cfg: the config.
-        loaders: names of the data loaders that will be used, such as ``'train_dataloader'``.
+        cfg: config with the data loaders.
+        loaders: names of those that will be used, such as ``'train_dataloader'``.
 
     Raises:
         FileNotFoundError: a data folder or annotation file does not exist.
@@ -123,12 +121,7 @@ def _check_harmless(path: str, is_array: bool, backend_args: Optional[dict]) -> 
 def empty_reason(loader: dict) -> str:
     """Return the reason why the data set of a data loader config has no usable image.
 
-    Args:
-        loader: config of a data loader whose data set is empty.
-
-    Returns:
-        A message with the folder, the suffix and the files found, or with annotation file and
-        classes.
+    It has the folder, the suffix and the files found, or annotation file and classes.
     """
     found = []
     for cfg in dataset_configs(loader):
@@ -151,13 +144,9 @@ def empty_reason(loader: dict) -> str:
 
 
 def unusable_reason(loader: dict) -> str:
-    """Return the first problem in the annotations of a data loader config, or ''.
-
-    Args:
-        loader: config of a data loader whose data set could not be built.
-    """
+    """Return the first problem in the annotations of a data loader that fails to build, or ''."""
     for cfg in dataset_configs(loader):
-        path = osp.join(cfg.get('data_root') or '', cfg.get('ann_file') or '')
+        path = annotation_path(cfg)
         backend_args = cfg.get('backend_args')
         if not path.endswith('.json') or not path_exists(path, backend_args):
             continue
@@ -206,11 +195,7 @@ def check_metrics(evaluator: Any) -> None:
 
 
 def labels_of(model: dict) -> Labels:
-    """Return the labels that a segmentor, classifier or detector is trained with.
-
-    Args:
-        model: config of the model.
-    """
+    """Return the labels that the segmentor, classifier or detector of a config is trained with."""
     heads: List[Any] = [model.get(name) for name in ('decode_head', 'head', 'bbox_head')]
     heads.append((model.get('roi_head') or {}).get('bbox_head'))
     for head in heads:
@@ -266,12 +251,12 @@ def check_images(dataset: Any) -> None:
                 raise DataError(f'{path} ({key} of sample {index} of {name}) {what}')
 
 
-def _content(folder: str, backend_args: Optional[dict], limit: int = 3) -> str:
+def _content(folder: str, backend_args: Optional[dict]) -> str:
     """Return the first files in a folder and its subfolders, for messages."""
     if not path_exists(folder, backend_args):
         return 'not been made'
-    names = first_files(folder, limit + 1, backend_args)
-    return ', '.join(names[:limit]) + (', ...' if names[limit:] else '') if names else 'no file'
+    names = first_files(folder, 4, backend_args)
+    return ', '.join(names[:3]) + (', ...' if names[3:] else '') if names else 'no file'
 
 
 def single_dataset(cfg: Config, loader: str) -> BaseDataset:
@@ -311,6 +296,11 @@ def loaded_dataset(cfg: Config, loader: str, config: Optional[dict] = None) -> A
 def dataset_configs(node) -> Iterator[dict]:
     """Yield every data set config inside a data loader config, including those in wrappers."""
     return (found for _, found in dicts(node) if 'data_root' in found or 'ann_file' in found)
+
+
+def annotation_path(config: dict) -> str:
+    """Return the path of the annotation file of a data set config; its root if it names no file."""
+    return osp.join(config.get('data_root') or '', config.get('ann_file') or '')
 
 
 def lazy_dataset(config: dict) -> Any:

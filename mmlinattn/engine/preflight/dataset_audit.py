@@ -5,7 +5,6 @@ size and :func:`check_maps` on a few segmentation maps.
 """
 
 import json
-import logging
 import os.path as osp
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -16,18 +15,19 @@ import numpy as np
 from mmcv.transforms import LoadAnnotations, LoadImageFromFile
 from mmengine import fileio
 from mmengine.config import Config
-from mmengine.logging import print_log
 from mmengine.utils import import_modules_from_strings
 
 from ...datasets.audit.coco import Finding, check_coco
 from ...datasets.file_backends import StoreError
 from ...datasets.shards import DamagedSample, TarMemberBackend
 from ...utils import redacted
+from ...utils.messages import log_warning
 from ...utils.processes import WorkerDied, map_in_workers, start_server
 from .classes import numbered_by_file
 from .data import (
     DataError,
     Labels,
+    annotation_path,
     check_data,
     dataset_configs,
     folders_of,
@@ -162,7 +162,7 @@ def warn_of_records(cfg: Config, *splits: str) -> None:
         splits: any of ``'train'``, ``'val'``, ``'test'``.
     """
     for config in dataset_configs([cfg.get(f'{split}_dataloader') for split in splits]):
-        path = osp.join(config.get('data_root') or '', config.get('ann_file') or '')
+        path = annotation_path(config)
         if not path.endswith('.json'):
             continue
         data = fileio.get(path, config.get('backend_args'))
@@ -177,11 +177,9 @@ def warn_of_records(cfg: Config, *splits: str) -> None:
         if findings:
             counts = Counter(finding.kind for finding in findings)
             kinds = ', '.join(f'{count} of {kind!r}' for kind, count in counts.items())
-            print_log(
+            log_warning(
                 f'{path} has problems: {kinds}; the first: {findings[0].where}: '
-                f'{findings[0].what}. mmlinattn check-data lists all',
-                'current',
-                logging.WARNING,
+                f'{findings[0].what}. mmlinattn check-data lists all'
             )
 
 
@@ -218,12 +216,10 @@ def check_maps(dataset: Any, labels: Labels) -> None:
             ignored = record.ignored
             found |= labels_in(record)
         if found == {0, labels.ignored} and 0 not in ignored:
-            print_log(
+            log_warning(
                 f'the segmentation maps that were looked at have the labels 0 and {labels.ignored} '
                 f'only, and {labels.ignored} is ignored (ignore_index): nothing but class 0 is '
-                'trained. Write the labels of other classes as 1, 2, ...',
-                'current',
-                logging.WARNING,
+                'trained. Write the labels of other classes as 1, 2, ...'
             )
 
 

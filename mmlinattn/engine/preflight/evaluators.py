@@ -17,7 +17,7 @@ from mmengine.evaluator import BaseMetric, Evaluator
 from torch import nn
 
 from ..model import number_of_classes, quiet
-from .data import DataError, dataset_configs
+from .data import DataError, annotation_path, dataset_configs
 
 Sample = Dict[str, Any]
 
@@ -60,14 +60,12 @@ def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: 
 def check_scored_file(cfg: Config, split: str) -> None:
     """Raise DataError if the metrics of a split read annotations of other images than its data set.
 
-    A metric that finds other images under the same ids would score without an error.
+    A metric that finds other images under the same ids would score without an error. The message
+    has both files and the option to set.
 
     Args:
         cfg: the config; a data set or metric without a JSON file of its own passes.
         split: ``'val'`` or ``'test'``.
-
-    Raises:
-        DataError: the message has both files and the option to set.
     """
     datasets = [*dataset_configs(cfg.get(f'{split}_dataloader') or {})]
     metrics = cfg.get(f'{split}_evaluator') or []
@@ -98,10 +96,8 @@ def check_scored_file(cfg: Config, split: str) -> None:
 
 
 def _json_file(config: dict) -> Optional[str]:
-    path = config.get('ann_file')
-    if not isinstance(path, str) or not path.endswith('.json'):
-        return None
-    return osp.join(config.get('data_root') or '', path)
+    path = annotation_path(config) if isinstance(config.get('ann_file'), str) else ''
+    return path if path.endswith('.json') else None
 
 
 def _images(path: str, backend_args: Any) -> Optional[Dict[Any, list]]:

@@ -16,6 +16,7 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
     """Raise ValueError if neck or heads expect other channels than the backbone gives.
 
     The backbone and the neck run once without values. Models that cannot run so are not checked.
+    The message has both numbers of channels and the option to set.
 
     Args:
         cfg: config with a model of MMDetection, MMSegmentation or MMPretrain.
@@ -23,9 +24,6 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
 
     Returns:
         names of the parts whose channels were compared, such as ``['neck', 'bbox_head']``.
-
-    Raises:
-        ValueError: the message has both numbers of channels and the option to set.
     """
     model, compared = build_model(cfg) if model is None else model, []
     model.eval()

@@ -25,13 +25,8 @@ WITHOUT_EFFECT = {'lr_config', 'checkpoint_config', 'log_config'}
 def check_not_old(cfg: Config) -> None:
     """Raise ValueError for a config of OpenMMLab 1.x, or for sections of it in a present one.
 
-    MMEngine ignores such sections: another optimizer or schedule would train.
-
-    Args:
-        cfg: config read from a file.
-
-    Raises:
-        ValueError: the message names the sections and their present form.
+    MMEngine ignores such sections: another optimizer or schedule would train. The message names the
+    sections and their present form.
 
     Example:
         >>> check_not_old(Config(dict(runner=dict(max_epochs=12))))  # doctest: +ELLIPSIS

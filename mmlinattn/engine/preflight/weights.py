@@ -4,10 +4,11 @@ from typing import Callable
 
 from mmengine.config import Config
 from mmengine.logging import print_log
-from mmengine.model import BaseModule, is_model_wrapper
+from mmengine.model import BaseModule
 
-from ...checkpoints import CheckpointError, LoadReport, check_complete, check_fits
+from ...checkpoints import CheckpointError, check_complete, check_fits
 from ..config import pretraining_config
+from ..model import unwrapped
 from ..runner.console import announce
 from ..runner.runner import PluginFeatures
 
@@ -28,12 +29,12 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
             When fine-tuning from ``load_from``, heads may differ (another number of classes) and
             the differences are reported.
     """
-    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+    model = unwrapped(runner.model)
     read = runner.checkpoints.outline
     if cfg.get('load_from'):
         whole = testing or cfg.get('resume')
         report = check_fits(cfg.load_from, model, may_differ=() if whole else HEADS, read=read)
-        _report('load_from', report)
+        announce(f'load_from: {report}')
         if whole:
             check_complete(cfg.load_from, report)
     if testing or cfg.get('resume'):
@@ -63,7 +64,8 @@ def _check_pretrained(name: str, module: BaseModule, init: dict, read: Callable)
             f'--cfg-options model.{name}=None'
         ) from error
     try:
-        _report(name, check_fits(source, module, prefix=init.get('prefix'), read=read))
+        report = check_fits(source, module, prefix=init.get('prefix'), read=read)
+        announce(f'{name}: {report}')
     except CheckpointError as error:
         if not _renames_weights(module):
             raise
@@ -74,7 +76,3 @@ def _renames_weights(module: BaseModule) -> bool:
     """Return True for framework backbones (Swin, ViT, ...) that may convert or resize weights."""
     of_framework = not type(module).__module__.startswith('mmlinattn.')
     return of_framework and type(module).init_weights is not BaseModule.init_weights
-
-
-def _report(name: str, report: LoadReport) -> None:
-    announce(f'{name}: {report}')

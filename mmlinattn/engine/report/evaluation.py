@@ -4,7 +4,6 @@ The metrics here join the evaluator of a validation. They add no score to its re
 """
 
 import json
-import logging
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from io import StringIO
@@ -15,7 +14,8 @@ import numpy as np
 import torch
 from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.fileio import load
-from mmengine.logging import print_log
+
+from ...utils.messages import log_warning
 
 # Detections that the confusion matrix counts, as in MMDetection's confusion_matrix.py.
 MIN_SCORE, MIN_IOU = 0.3, 0.5
@@ -83,8 +83,7 @@ class ReportMetric(BaseMetric):
         return {}
 
     def warn(self, error: Exception) -> None:
-        message = f'no scores per class in the report ({type(error).__name__}: {error})'
-        print_log(message, 'current', level=logging.WARNING)
+        log_warning(f'no scores per class in the report ({type(error).__name__}: {error})')
 
     @property
     def classes(self) -> List[str]:

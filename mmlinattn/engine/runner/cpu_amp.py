@@ -6,10 +6,11 @@ from operator import attrgetter
 from typing import Any, Iterator, Optional
 
 import torch
-from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import Tensor, nn
+
+from ..model import unwrapped
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -26,7 +27,7 @@ class CPUAmpOptimWrapper(OptimWrapper):
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        inner: Any = model.module if is_model_wrapper(model) else model
+        inner = unwrapped(model)
         names = getattr(inner, 'amp_parts', ('backbone', 'neck'))
         parts = [part for part in (_part(inner, name) for name in names) if part is not None]
         with super().optim_context(model), ExitStack() as stack:

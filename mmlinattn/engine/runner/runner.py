@@ -1,13 +1,12 @@
 """MMEngine's runner with safe checkpoints, resume inside an epoch and clear errors about data."""
 
-import logging
 from contextlib import contextmanager
-from typing import Any, Iterator, Optional, Union
+from typing import Any, Callable, Iterator, Optional, Union
 
 from mmengine.device import get_device
 from mmengine.dist import is_distributed
-from mmengine.logging import MMLogger, print_log
-from mmengine.model import is_model_wrapper, revert_sync_batchnorm
+from mmengine.logging import MMLogger
+from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import LOOPS
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 from torch import nn
@@ -17,10 +16,11 @@ from torch.utils.data import DataLoader
 from ...checkpoints import CheckpointCache, CheckpointError, replace_mmengine_readers
 from ...datasets.file_backends import check_no_secrets
 from ...models.layers import optimize_for_cpu
-from ...utils.messages import known_messages_hidden
+from ...utils.messages import known_messages_hidden, log_warning
 from ..config import is_subtype
 from ..distributed.resume_world_size import replay, schedule_lengths, warn_on_world_size_change
 from ..hooks.skip_corrupt_hook import SkippedImages, SkippedImagesHook
+from ..model import unwrapped
 from ..preflight.classes import check_heads, check_names
 from ..preflight.data import (
     DataError,
@@ -120,32 +120,26 @@ class PluginFeatures(_Runner):
         return loop
 
     def build_val_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
-        _refuse_skipping(self._val_dataloader, 'val_dataloader')
-        check_scored_file(self.cfg, 'val')
-        with known_messages_hidden():
-            loop = super().build_val_loop(loop)
-        self._check_labels(loop.dataloader, 'val_dataloader')
-        check_metrics(loop.evaluator)
-        check_evaluator(loop.evaluator, self._val_evaluator, self._plain_model(), 'val_evaluator')
-        return loop
+        return self._scoring_loop('val', super().build_val_loop, loop)
 
     def build_test_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
-        _refuse_skipping(self._test_dataloader, 'test_dataloader')
-        check_scored_file(self.cfg, 'test')
+        return self._scoring_loop('test', super().build_test_loop, loop)
+
+    def _scoring_loop(self, split: str, build: Callable, loop: Union[BaseLoop, dict]) -> BaseLoop:
+        _refuse_skipping(getattr(self, f'_{split}_dataloader'), f'{split}_dataloader')
+        check_scored_file(self.cfg, split)
         with known_messages_hidden():
-            loop = super().build_test_loop(loop)
-        self._check_labels(loop.dataloader, 'test_dataloader')
+            loop = build(loop)
+        self._check_labels(loop.dataloader, f'{split}_dataloader')
         check_metrics(loop.evaluator)
-        check_evaluator(loop.evaluator, self._test_evaluator, self._plain_model(), 'test_evaluator')
+        name = f'{split}_evaluator'
+        check_evaluator(loop.evaluator, getattr(self, f'_{name}'), unwrapped(self.model), name)
         return loop
 
     def _check_labels(self, loader: DataLoader, name: str) -> None:
-        check_heads(self._plain_model(), getattr(loader.dataset, 'metainfo', {}), name)
+        check_heads(unwrapped(self.model), getattr(loader.dataset, 'metainfo', {}), name)
         if not hasattr(loader, SKIPPED):
             check_maps(loader.dataset, labels_of(self.cfg.get('model') or {}))
-
-    def _plain_model(self) -> nn.Module:
-        return self.model.module if is_model_wrapper(self.model) else self.model
 
     @staticmethod
     def build_dataloader(
@@ -261,5 +255,5 @@ def plain_batch_norm(model: nn.Module) -> nn.Module:
     if not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         return model
     why = 'the CPU cannot synchronise' if is_distributed() else 'there is only one process'
-    print_log(f'SyncBN becomes BN: {why}.', 'current', level=logging.WARNING)
+    log_warning(f'SyncBN becomes BN: {why}.')
     return revert_sync_batchnorm(model)

@@ -1,12 +1,12 @@
 """Locks that give one training exclusive use of its folders."""
 
-import logging
 import time
 from pathlib import Path
 
 from mmengine.logging import print_log
 
 from ...utils import FolderInUse, lock_folder
+from ...utils.messages import log_warning
 from ..distributed.launch import broadcast_from_first
 
 # torchrun waits 30 s for its processes to end before it kills them.
@@ -30,10 +30,8 @@ def lock_work_dir(folder: str, restarted: bool = False) -> bool:
     """
     locked = broadcast_from_first(lambda: _lock(Path(folder), RESTART_S if restarted else 0.0))
     if not locked:
-        print_log(
-            f'{folder}: its file system has no locks; start no other training in this folder',
-            'current',
-            level=logging.WARNING,
+        log_warning(
+            f'{folder}: its file system has no locks; start no other training in this folder'
         )
     return locked
 
