@@ -42,7 +42,7 @@ zoo: setup
 vqgan: setup
 	@$(PYTHON) tools/misc/vqgan.py
 
-# Goes on where it was.
+# Continues an interrupted training.
 models: setup
 	@bash tools/misc/models.sh "$(PYTHON)"
 

@@ -81,7 +81,8 @@ def table(group: Sequence[Result], bandwidth: Optional[float] = None) -> List[st
     fitted = slopes(group)
     if fitted:
         cells = [
-            '{:.2f}, {:.2f}'.format(*fitted[name]) if name in fitted else '' for name in baselines
+            ', '.join(f'{of:.2f}' for of in fitted.get(name, ()) if of is not None)
+            for name in baselines
         ]
         lines.append(['slope: time, memory', '', *cells])
     return tables.markdown(['size', 'tokens', *baselines], lines)
@@ -118,7 +119,8 @@ def plot(group: Sequence[Result]) -> 'Figure':
         for name in dict.fromkeys(result.baseline for result in group):
             points = [r for r in group if r.baseline == name and not r.skipped]
             values = [1e3 * r.time.median if i == 0 else r.peak_bytes / 2**20 for r in points]
-            legend = f'{name}, slope {fitted[name][i]:.2f}' if name in fitted else name
+            of = fitted.get(name, (None, None))[i]
+            legend = name if of is None else f'{name}, slope {of:.2f}'
             axes.plot([r.tokens for r in points], values, marker='o', label=legend)
         ticks = sorted({result.tokens for result in group})
         axes.set(xscale='log', yscale='log', xlabel='tokens', ylabel=label)

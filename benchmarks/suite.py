@@ -221,11 +221,11 @@ def _agree(
     return outputs <= TOLERANCES[dtype] and gradients <= 10 * TOLERANCES[dtype]
 
 
-def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, float]]:
+def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, Optional[float]]]:
     """Return the exponents of time and peak memory in the tokens, by baseline.
 
     Only sizes from 4,096 tokens on count, and only baselines with two of them are included. All
-    results must have the same case, mode and batch. Without memory its exponent is NaN.
+    results must have the same case, mode and batch. Without memory its exponent is None.
     """
     found = {}
     for name in dict.fromkeys(result.baseline for result in results):
@@ -236,5 +236,5 @@ def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, float]]:
             continue
         tokens, peaks = [r.tokens for r in points], [r.peak_bytes for r in points]
         time = slope(tokens, [r.time.median for r in points])
-        found[name] = time, slope(tokens, peaks) if all(peaks) else math.nan
+        found[name] = time, slope(tokens, peaks) if all(peaks) else None
     return found

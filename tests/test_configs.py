@@ -533,7 +533,7 @@ def test_cost_of_mit_classifiers(name):
 @pytest.mark.parametrize('name', readme('rwgka', 'G at 192x256'))
 def test_cost_of_camvid_segmentors(name):
     row, cost = readme('rwgka', 'G at 192x256')[name], cost_of(name, (192, 256))
-    printed(row['parameters M'], cost.params / 1e6)
+    printed(row['M'], cost.params / 1e6)
     printed(row['G at 192x256'], cost.extended / 1e9)
 
 

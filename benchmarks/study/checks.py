@@ -271,7 +271,10 @@ def _check_rates(content: dict) -> None:
             f'{CHOOSING}: put a metric of a split first'
         )
     _check_options('search_options', content.get('search_options', {}))
-    if content.get('search_options') and 'learning_rates' not in content:
+    entries = [of or {} for names in content['axes'].values() for of in names.values()]
+    if 'learning_rates' not in content and any(
+        of.get('search_options') for of in (content, *entries)
+    ):
         raise GridError('search_options are of the search for learning_rates: add these')
     if rates and content.get('checkpoint'):
         raise GridError('learning_rates need a training, but a checkpoint is given: remove one')

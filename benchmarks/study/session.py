@@ -95,7 +95,14 @@ class Session:
     def take_committed(self) -> None:
         """Record the runs of ``docs/studies`` that the folder has not."""
         source = COMMITTED / f'{self.grid.name}.json'
-        found = json.loads(source.read_text())['records'] if source.is_file() else []
+        if not source.is_file():
+            raise GridError(f'--committed: there is no docs/studies/{source.name} yet')
+        if any(run.teacher for run in self.grid.runs()):
+            raise GridError(
+                '--committed: linearised models need the weights of their teachers, which are not '
+                'published: leave it out'
+            )
+        found = json.loads(source.read_text())['records']
         here = {(record['run'], record['settings']) for record in records.lines(self.file)}
         new = [of for of in found if (of['run'], of['settings']) not in here]
         for record in new:

@@ -12,7 +12,7 @@ import torch
 import yaml
 from torch import nn
 
-from ..ops.common.kernel_check import seconds_of
+from ..ops.common.timing import seconds_of
 from .auto_batch import GIB, available_ram
 from .timing import peak_bytes, repeat
 from .training_estimate import AUTOCAST

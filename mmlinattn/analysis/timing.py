@@ -9,7 +9,7 @@ from typing import Callable, List
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ..ops.common.kernel_check import seconds_of
+from ..ops.common.timing import seconds_of
 
 
 def repeat(

@@ -9,13 +9,13 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import cv2
 import numpy as np
+import yaml
 from PIL import Image, ImageOps
 from torch import nn
 
 from ..apis import Prediction, Predictor, load
 from ..checkpoints import package_weights
 from ..datasets.audit.images import MAX_MEGAPIXELS, TooManyPixels, check_pixels
-from ..engine.config import load_config
 from ..engine.runner.allocator import release_freed_memory
 from .explain import OPACITY, AttentionMap, Explanation, View, attention_map, draw_map, views_of
 from .html import Table
@@ -32,12 +32,15 @@ def package_models() -> List[Files]:
     Raises:
         ModuleNotFoundError: no framework of any of them is installed.
     """
-    scopes = {name: load_config(name).default_scope for name in package_weights()}
-    found = [(name, f'mmlinattn://{name}') for name in scopes if find_spec(scopes[name])]
+    needed = {}
+    for name, weights in package_weights().items():  # a config needs its framework to be read
+        entry = yaml.safe_load(Path(weights).with_name(f'{name}.yml').read_text())
+        needed[name] = entry['Models'][0]['Metadata']['Framework']
+    found = [(name, f'mmlinattn://{name}') for name in needed if find_spec(needed[name])]
     if not found:
         raise ModuleNotFoundError(
             f'no CONFIG CHECKPOINT is given, and the models of this package need one of '
-            f'{", ".join(sorted({*scopes.values()}))}'
+            f'{", ".join(sorted({*needed.values()}))}'
         )
     return found
 

@@ -1,10 +1,10 @@
 """Write the weights of a trained model for others."""
 
 import argparse
-import os
+import re
 import tempfile
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, Optional
 
 import yaml
 from mmengine.config import Config
@@ -18,14 +18,14 @@ from ..checkpoints import (
     non_finite,
     save_checkpoint,
 )
-from ..checkpoints.converters.key_mapping import shorten
 from ..checkpoints.download import sha256_of
 from ..engine import build_model
-from ..engine.config import load_config
+from ..engine.config import load_config, package_configs
 from ..engine.preflight.run import check_run
 from ..utils import atomic_write
 from ..utils.atomic_file import check_writable
 from ..utils.command_line import errors_in_one_line
+from ..utils.suggest import shorten
 from . import arguments
 from .test import known_errors, prepare
 
@@ -42,15 +42,13 @@ def main(args: argparse.Namespace) -> int:
         cfg = load_config(args.config, args.cfg_options)
         name = args.name or Path(args.config).stem
         entry = args.out / f'{name}.yml'
-        if entry.exists() and not args.force:
-            raise FileExistsError(f'{entry} is there already; --force replaces it')
         check_writable(entry)
-        previous = published(entry)
+        previous = published(entry, name, args.force)
         if not args.no_score:
             check_run(cfg, 'test')
         check_complete(args.checkpoint, check_fits(args.checkpoint, build_model(cfg)))
         state, meta = load_state_dict(args.checkpoint)
-        if args.precision == 'fp16':
+        if not args.keep_precision:
             state = in_half_precision(args.checkpoint, state)
     with (
         errors_in_one_line(args.debug, known_errors(args)),
@@ -61,15 +59,18 @@ def main(args: argparse.Namespace) -> int:
         kept = {key: meta[key] for key in ('dataset_meta', *LENGTHS) if key in meta}
         save_checkpoint(path, state, kept)
         scores = None if args.no_score else scored(args, path)
-        sha256 = sha256_of(path)
-        path = path.replace(args.out / f'{name}-{sha256[:8]}.pth')
+        found = described(cfg, args, name, path, meta, state)
+        if scores:
+            found['Results'] = [
+                dict(Task=task_of(cfg), Dataset=test_data(cfg, args), Metrics=scores)
+            ]
+        text = yaml.safe_dump(dict(Models=[found]), sort_keys=False, allow_unicode=True)
+        path = path.replace(args.out / found['Weights'])
         with atomic_write(entry) as file:
-            content = dict(Models=[described(cfg, args, name, path, sha256, meta, scores)])
-            file.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
-        for old in previous:
-            if old != path:
-                old.unlink(missing_ok=True)
-    print(f'{path}: {path.stat().st_size / 1e6:.1f} MB, sha256 {sha256}')
+            file.write_text(text)
+        if previous not in (None, path):
+            previous.unlink(missing_ok=True)
+    print(f'{path}: {path.stat().st_size / 1e6:.1f} MB, sha256 {found["Metadata"]["sha256"]}')
     print(f'{entry}: {scores or "not scored"}')
     return 0
 
@@ -87,7 +88,7 @@ def in_half_precision(source: str, state: Dict[str, Tensor]) -> Dict[str, Tensor
     if beyond:
         raise CheckpointError(
             f'{source}: {shorten(sorted(beyond))} is beyond the range of float16 (65504): add '
-            '--precision fp32'
+            '--keep-precision'
         )
     return found
 
@@ -96,36 +97,60 @@ def scored(args: argparse.Namespace, path: Path) -> Dict[str, float]:
     """Return the scores of a file on the test data, as ``mmlinattn test`` finds them."""
     test_args = arguments.test([args.config, str(path), '--work-dir', str(path.parent)])
     test_args.cfg_options = args.cfg_options
-    found = prepare(test_args).test()
+    with errors_in_one_line(args.debug):
+        runner = prepare(test_args)
+    found = runner.test()
     return {name: round(float(value), 4) for name, value in found.items()}
 
 
-def published(entry: Path) -> List[Path]:
-    """Return the files of weights that an earlier entry names."""
-    if not entry.is_file():
-        return []
-    models = yaml.safe_load(entry.read_text())['Models']
-    return [entry.parent / os.path.basename(model['Weights']) for model in models]
+def published(entry: Path, name: str, replace: bool) -> Optional[Path]:
+    """Return the file of weights that an earlier entry names, None without an entry.
+
+    Raises:
+        FileExistsError: there is an entry and it is not to be replaced, or it has other models.
+    """
+    if not entry.exists():
+        return None
+    content = yaml.safe_load(entry.read_text())
+    models = content.get('Models') if isinstance(content, dict) else None
+    if not isinstance(models, list) or [of.get('Name') for of in models] != [name]:
+        raise FileExistsError(f'{entry} is no entry of {name} alone: choose another --name')
+    if not replace:
+        raise FileExistsError(f'{entry} is there already; --force replaces it')
+    weights = str(models[0].get('Weights'))
+    return entry.parent / weights if re.fullmatch(rf'{re.escape(name)}-\w+\.pth', weights) else None
 
 
 def described(
-    cfg: Config, args: argparse.Namespace, name: str, path: Path, sha256: str, meta: dict,
-    scores: Optional[Dict[str, float]],
+    cfg: Config, args: argparse.Namespace, name: str, path: Path, meta: dict,
+    state: Dict[str, Tensor],
 ) -> dict:  # fmt: skip
-    """Return the entry of a metafile, in the layout of OpenMMLab's model index."""
-    dataset = args.dataset or cfg.get('test_dataloader', {}).get('dataset', {}).get('type', '')
-    parameters = sum(p.numel() for p in build_model(cfg).parameters())
+    """Return the entry of a model, with the keys of OpenMMLab's model index."""
+    sha256 = sha256_of(path)
+    dtypes = {str(v.dtype).split('.')[1] for v in state.values() if v.is_floating_point()}
     metadata = {
-        'Parameters (M)': round(parameters / 1e6, 2),
+        'Parameters (M)': round(sum(p.numel() for p in build_model(cfg).parameters()) / 1e6, 2),
         'File Size (MB)': round(path.stat().st_size / 1e6, 1),
-        'Precision': dict(fp16='float16', fp32='float32')[args.precision],
+        'Precision': ', '.join(sorted(dtypes)),
         **{title: meta[key] for key, title in LENGTHS.items() if meta.get(key)},
         'sha256': sha256,
     }
+    if cfg.get('default_scope'):
+        metadata['Framework'] = cfg.default_scope
     if args.license:
         metadata['License'] = args.license
-    entry = dict(Name=name, Config=args.config, Weights=path.name, Metadata=metadata)
-    if scores:
-        task = TASKS.get(cfg.get('default_scope', ''), '')
-        entry['Results'] = [dict(Task=task, Dataset=dataset, Metrics=scores)]
-    return entry
+    if args.cfg_options:
+        metadata['Options'] = {key: str(value) for key, value in args.cfg_options.items()}
+    # The folders of this machine are of no use to others.
+    config = args.config if args.config in package_configs() else Path(args.config).name
+    return dict(Name=name, Config=config, Weights=f'{name}-{sha256[:8]}.pth', Metadata=metadata)
+
+
+def task_of(cfg: Config) -> str:
+    """Return the task of a config's framework, or ''."""
+    return TASKS.get(cfg.get('default_scope') or '', '')
+
+
+def test_data(cfg: Config, args: argparse.Namespace) -> str:
+    """Return the name of the test data: that of ``--dataset``, else its class."""
+    return args.dataset or str(cfg.test_dataloader.dataset.type)

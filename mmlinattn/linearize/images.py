@@ -29,7 +29,8 @@ class UnlabelledImages(BaseDataset):
     Args:
         ann_file: JSON file, a list of paths.
         pipeline: transforms; the first one loads ``img_path``.
-        others: see MMEngine's BaseDataset.
+
+    Other arguments are those of MMEngine's ``BaseDataset``.
     """
 
     def load_data_list(self) -> List[dict]:

@@ -8,7 +8,7 @@ import torch
 from mmengine.model import BaseModel
 
 from ..analysis.timing import peak_bytes
-from ..ops.common.kernel_check import seconds_of
+from ..ops.common.timing import seconds_of
 from .parts import run_to
 
 CALLS = 3

@@ -7,6 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from PIL import Image
 
@@ -142,10 +143,12 @@ def test_the_models_of_the_package(monkeypatch):
     monkeypatch.setattr(module, 'find_spec', lambda name: name in frameworks)
     assert package_models() == [(name, address(name)) for name in (detector, segmentor)]
     frameworks = {'mmseg'}
+    monkeypatch.setattr(Config, 'fromfile', None)  # a config needs its framework to be read
     assert package_models() == [(segmentor, address(segmentor))]
     frameworks = {'mmpretrain'}
     with pytest.raises(ModuleNotFoundError, match='need one of mmdet, mmseg'):
         package_models()
+    monkeypatch.undo()
     (predictor,) = load_models([(segmentor, address(segmentor))]).values()
     drawn = draw_image(np.random.default_rng(0), 128)
     found = predictor.predict(drawn.image[..., ::-1]).segmentation

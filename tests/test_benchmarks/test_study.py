@@ -282,6 +282,11 @@ def test_published_runs_count_as_done(tmp_path, monkeypatch):
     found = [record(grid, soft, 70, settings=soft.settings()), record(grid, hydra, 60)]
     (tmp_path / 'tiny.json').write_text(json.dumps(dict(records=found)))
     study, made = session.Session(grid, tmp_path / 'out'), []
+    with pytest.raises(GridError, match='there is no docs/studies/other.json yet'):
+        session.Session(grids.build(dict(TINY, name='other')), tmp_path).take_committed()
+    students = session.Session(grids.build(linearised(iters_a=5)), tmp_path)
+    with pytest.raises(GridError, match='need the weights of their teachers'):
+        students.take_committed()
 
     def execute_all(todo, folder, workers):
         made.extend(job[0].name for job in todo)

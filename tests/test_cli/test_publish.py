@@ -69,8 +69,10 @@ def test_weights_alone_in_half_precision(trained, tmp_path, capsys):
     with pytest.raises(SystemExit, match='2'):
         publish(trained, out, '--no-score')
     assert f'{NAME}.yml is there already; --force replaces it' in capsys.readouterr().err
-    assert publish(trained, out, '--no-score', '--force', '--precision', 'fp32') == 0
+    assert publish(trained, out, '--no-score', '--force', '--keep-precision') == 0
     (other,) = out.glob('*.pth')
+    (entry,) = yaml.safe_load((out / f'{NAME}.yml').read_text())['Models']
+    assert entry['Metadata']['Precision'] == 'float32'
     assert other != path and other.stat().st_size > 1.8 * path_size(metadata)
     check_complete(str(other), check_fits(str(other), build_model(package_configs()[NAME])))
 
@@ -93,6 +95,8 @@ def test_the_score_is_that_of_the_published_file(trained, tmp_path, capsys):
     scores = json.loads(file.read_text().splitlines()[-1])
     assert (result['Task'], result['Dataset']) == ('Semantic Segmentation', 'Mine')
     assert result['Metrics']
+    data = f'{tmp_path}/shapes/ade'
+    assert entry['Metadata']['Options'] == {'test_dataloader.dataset.data_root': data}
     for name, value in result['Metrics'].items():
         assert value == pytest.approx(scores[name], abs=1e-3), name
 
@@ -120,6 +124,31 @@ def test_what_is_refused(trained, tmp_path, capsys):
             publish(*words)
         assert message in capsys.readouterr().err.splitlines()[-1]
         assert not [*(tmp_path / 'out').glob('*')]
+
+
+def test_other_models_are_not_replaced(trained, tmp_path, capsys):
+    entry = tmp_path / 'a.yml'
+    (tmp_path / 'b.pth').touch()
+    for text in ('Models: [{Name: a, Weights: b.pth}, {Name: b}]', 'Models: [{Name: b}]', 'a: 1'):
+        entry.write_text(text)
+        with pytest.raises(SystemExit, match='2'):
+            publish(trained, tmp_path, '--name', 'a', '--force', '--no-score')
+        assert 'a.yml is no entry of a alone' in capsys.readouterr().err
+    entry.write_text('Models: [{Name: a, Weights: b.pth}]')  # a file of another name stays
+    assert publish(trained, tmp_path, '--name', 'a', '--force', '--no-score') == 0
+    assert (tmp_path / 'b.pth').exists() and [*tmp_path.glob('a-*.pth')]
+
+
+def test_a_config_of_a_file_without_test_data(trained, tmp_path):
+    """The entry names no folder of this machine."""
+    (tmp_path / 'mine.py').write_text(
+        f'_base_ = {str(package_configs()[NAME])!r}\n'
+        'test_dataloader = test_cfg = test_evaluator = None\n'
+    )
+    words = ['publish', str(tmp_path / 'mine.py'), str(trained), str(tmp_path), '--no-score']
+    assert program.main(words) == 0
+    text = (tmp_path / 'mine.yml').read_text()
+    assert 'Config: mine.py' in text and str(tmp_path) not in text
 
 
 def entries():

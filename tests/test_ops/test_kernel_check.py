@@ -1,5 +1,6 @@
 """The check of kernels at their first use, with fakes of the GPU and kernels made wrong."""
 
+import importlib
 import json
 import time
 import warnings
@@ -20,6 +21,7 @@ from mmlinattn.ops.common import (
     numerics,
 )
 from mmlinattn.ops.common.kernel_check import Trial
+from mmlinattn.ops.epilogue import triton_ops as epilogue_triton_ops
 from mmlinattn.ops.kernel_report import check_all
 from mmlinattn.ops.linear import triton_ops as linear_triton_ops
 from tests.programs import Program
@@ -286,6 +288,12 @@ def broken(*args, **kwargs):
     raise RuntimeError('no launch')
 
 
+def break_inside(monkeypatch, operator):
+    """Let the function inside a custom operator fail, behind torch's dispatcher."""
+    for device in operator._backend_fns:
+        monkeypatch.setitem(operator._backend_fns, device, broken)
+
+
 @pytest.mark.parametrize('name', [*operator_calls(torch.float32, True)])
 def test_kernels_that_fail_later_in_the_forward_pass(gpu, monkeypatch, name):
     monkeypatch.setattr(kernel_check, 'SETTING', '0')
@@ -294,7 +302,7 @@ def test_kernels_that_fail_later_in_the_forward_pass(gpu, monkeypatch, name):
     with use_backend('torch'):
         expected = call()
     monkeypatch.setattr('mmlinattn.ops.common.triton_helpers.Launch.start', broken)
-    monkeypatch.setattr('mmlinattn.ops.epilogue.triton_ops._forward', broken)
+    break_inside(monkeypatch, epilogue_triton_ops._forward)
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match='failed: RuntimeError: no launch') as caught:
         found = call()
@@ -340,7 +348,12 @@ def test_kernels_that_fail_later_in_the_backward_pass(gpu, monkeypatch, name, fu
         return torch.autograd.grad(loss, leaves)
 
     expected = step('torch')
-    monkeypatch.setattr(f'mmlinattn.ops.{function}', broken)
+    module, _, attribute = function.rpartition('.')
+    owner = importlib.import_module(f'mmlinattn.ops.{module}')
+    if hasattr(getattr(owner, attribute), '_backend_fns'):  # a custom operator
+        break_inside(monkeypatch, getattr(owner, attribute))
+    else:
+        monkeypatch.setattr(owner, attribute, broken)
     with pytest.warns(UserWarning, match='failed: RuntimeError: no launch'):
         found = step('auto')
     assert len(found) == len(expected) >= 1

@@ -101,6 +101,8 @@ def metafile(method: str, recipes: Dict[str, Any]) -> str:
     }
     models = [model_entry(method, collection['name'], e, recipes) for e in ledger['experiments']]
     words = f'Written by tools/misc/render_recipes.py. {collection["note"]}'
+    if any('Weights' in model for model in models):
+        words += ' Except the models with Weights: those were trained and scored here.'
     return comment(words) + yaml.safe_dump(
         {'Collections': [head], 'Models': models}, sort_keys=False, allow_unicode=True, width=100
     )
@@ -139,6 +141,12 @@ def model_entry(
         'Metadata': metadata,
     }
     found = results(paper, data, experiment.get('note', ''))
+    published = ROOT / 'mmlinattn' / 'weights' / f'{name}.yml'
+    if published.exists():
+        (ours,) = yaml.safe_load(published.read_text())['Models']
+        entry['Weights'] = f'mmlinattn/weights/{ours["Weights"]}'
+        metadata.update({key: ours['Metadata'][key] for key in ('sha256', 'License')})
+        found = [dict(result, Note='measured here') for result in ours['Results']]
     return {**entry, 'Results': found} if found else entry
 
 

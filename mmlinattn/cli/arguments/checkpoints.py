@@ -60,12 +60,10 @@ def publish(argv: Optional[List[str]] = None) -> Namespace:
     add('checkpoint', help=CHECKPOINT)
     add('out', metavar='DIR', type=Path, help='writes DIR/NAME-SHA256.pth and DIR/NAME.yml')
     add('--name', help="default: the config's")
-    add(
-        '--precision', choices=('fp16', 'fp32'), default='fp16', help='of the weights (%(default)s)'
-    )
+    add('--keep-precision', action='store_true', help='of the weights, instead of float16')
     add('--dataset', metavar='TEXT', help='name of the test data in the entry; default: its class')
-    add('--license', metavar='TEXT', help='terms of the weights, which those of the data may limit')
-    add('--no-score', action='store_true', help='for want of the test data')
+    add('--license', metavar='TEXT', help='terms of the weights; the data may have terms, too')
+    add('--no-score', action='store_true', help='do not test, for example without the test data')
     add('--force', action='store_true', help='replace the model of this name in DIR')
     args = parser.parse_args(argv)
     if args.name is not None and not re.fullmatch(r'[\w.+-]+', args.name):

@@ -49,7 +49,7 @@ def visualize_key_weights(argv: Optional[List[str]] = None) -> Namespace:
     add('checkpoint', nargs='?', help=f'{CHECKPOINT}; without one the weights are untrained')
     add('image', nargs='?', type=Path, help='image file; default: a photograph of matplotlib')
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument('--checkpoints', type=Path, nargs='+', default=[], metavar='FILE',
+    kinds.add_argument('--checkpoints', nargs='+', default=[], metavar='FILE',
                        help='of the same config, each with its own attention')  # fmt: skip
     kinds.add_argument('--attentions', nargs='+', metavar='NAME', help='untrained; default: all')
     add('--image', type=Path, dest='image_option', metavar='IMAGE', help='without a checkpoint')
@@ -64,8 +64,9 @@ def visualize_key_weights(argv: Optional[List[str]] = None) -> Namespace:
         parser.error('CHECKPOINT goes with neither --checkpoints nor --attentions')
     args.image = args.image or args.image_option
     check_positive(parser, args, 'size')
-    for path in (args.image, *args.checkpoints):
-        if path is not None and not path.is_file():
+    files = [path for path in args.checkpoints if '://' not in path]
+    for path in [args.image] * (args.image is not None) + files:
+        if not Path(path).is_file():
             parser.error(f'{str(path)!r} does not exist')
     return args
 

@@ -55,6 +55,7 @@ class CvT(HierarchicalBackbone):
         ValueError, KeyError: see :class:`HierarchicalBackbone`.
 
     Example:
+        >>> import torch
         >>> model = CvT('13', ['RWGKP', 'RWGKP', 'ConvProjectionAttention']).eval()
         >>> [tuple(f.shape) for f in model(torch.randn(1, 3, 64, 96))]
         [(1, 64, 16, 24), (1, 192, 8, 12), (1, 384, 4, 6)]

@@ -30,6 +30,7 @@ from torch import Tensor
 from . import kernel_verdicts
 from .kernel_verdicts import FAILED, PASSED, SLOWER, Verdict
 from .numerics import is_capturing, warn_once
+from .timing import seconds_of
 
 VARIABLE = 'MMLINATTN_GPU_CHECK'
 SETTINGS = ('', '0', '1')
@@ -227,20 +228,6 @@ def speed(trial: Trial, device: torch.device, side: int) -> Verdict:
 def _seconds(call: Callable[[], Any], device: torch.device) -> float:
     """Return the median duration of a call."""
     return median(seconds_of(call, device) for _ in range(TIMED_CALLS))
-
-
-def seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of a call, with the work that it queues on a GPU."""
-    _synchronize(device)
-    start = time.perf_counter()
-    call()
-    _synchronize(device)
-    return time.perf_counter() - start
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == 'cuda':
-        torch.cuda.synchronize(device)
 
 
 def _inputs(
