@@ -13,12 +13,12 @@ import torch
 
 from mmlinattn.checkpoints import CheckpointError, read_checkpoint
 from mmlinattn.engine.hooks.checkpoint_hook import newest_checkpoint
-from mmlinattn.engine.hooks.preemption_hook import EXIT_CODE
 
 from ..programs import Program, free_port
 from ..sizes import size
 from .conftest import CONFIGS
 
+EXIT_CODE = 75  # EX_TEMPFAIL, as schedulers and the pages know it
 SMALL = [
     'model.backbone.arch.embed_dims=(16,16,16,16)',
     'model.backbone.arch.depths=(1,1,1,1)',
