@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mmlinattn.checkpoints import CheckpointError, check_fits, convert, kind_of, save_checkpoint
+from mmlinattn.checkpoints import (
+    CheckpointError,
+    LoadReport,
+    check_fits,
+    convert,
+    kind_of,
+    save_checkpoint,
+)
 from mmlinattn.models.backbones import MixTransformer
 
 ARCH = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
@@ -187,3 +194,10 @@ def test_the_gate_is_no_cause_of_another_width(released, tmp_path):
     with pytest.raises(CheckpointError, match='keys of another shape') as error:
         check_fits(tmp_path / 'mit.pth', MixTransformer(wider), prefix='backbone.')
     assert 'gate=None' not in str(error.value)
+
+
+def test_another_projection_without_a_gate():
+    report = LoadReport(mismatched=[('attn.in_proj.weight', (96, 32), (192, 32))])
+    assert 'gate=None' not in str(report)
+    report = LoadReport(mismatched=[('attn.in_proj.weight', (96, 32), (128, 32))])
+    assert 'add gate=None to attn_cfg' in str(report)
