@@ -69,6 +69,13 @@ class Results:
         spread = f' ± {deviation(values):.{digits}f}' if len(values) > 1 else ''
         return f'{statistics.mean(values):.{digits}f}{spread} ({of})'
 
+    def missing(self) -> List[str]:
+        """Return the points of which no run of the result is recorded."""
+        begun = {run.point for run in self.runs if run.name in self.records}
+        return [
+            point for point in dict.fromkeys(run.point for run in self.runs) if point not in begun
+        ]
+
     def _points(self, names: Dict[str, str]) -> List[Dict[str, str]]:
         return [values for values in self.grid.points() if names.items() <= values.items()]
 
@@ -103,7 +110,7 @@ def table(results: Results) -> List[str]:
     axis = grid.page.get('tables')
     for name in grid.axes[axis] if axis else ['']:
         heading = [f'## {title(grid, axis, name)}', ''] if axis else []
-        for part in _tables(results, {axis: name} if axis else {}):
+        for part in filter(None, _tables(results, {axis: name} if axis else {})):
             lines += [*heading, *part, '']
             heading = []
     return [*lines, *_rates(results), *_gaps(results), '', *_made_with(results)]
@@ -144,7 +151,8 @@ def _tables(results: Results, fixed: Dict[str, str]) -> List[List[str]]:
 
 def _table(grid: Grid, rows: str, heads: List[str], body: List[List[str]]) -> List[str]:
     names = (title(grid, rows, row) for row in grid.axes[rows])
-    return tables.markdown([rows, *heads], ([name, *cells] for name, cells in zip(names, body)))
+    lines = [[name, *cells] for name, cells in zip(names, body) if {*cells} != {'not run'}]
+    return tables.markdown([rows, *heads], lines) if lines else []
 
 
 def _rates(results: Results) -> List[str]:
@@ -174,6 +182,9 @@ def _gaps(results: Results) -> List[str]:
     for point, why in results.refused.items():
         reasons.setdefault(why.split(';')[0], []).append(f'`{point}`')
     lines = [f'- Refused: {", ".join(points)}: {why}.' for why, points in reasons.items()]
+    missing = results.missing()
+    if missing:
+        lines.append(f'- Not run yet: {", ".join(f"`{point}`" for point in missing)}.')
     for name, record in results.records.items():
         if 'error' in record:
             lines.append(f'- Failed: `{name}`: {record["error"]}')

@@ -244,7 +244,7 @@ def draw(results: page.Results, folder: Path, prefix: str) -> List[str]:
 
 def pictures(results: page.Results, prefix: str) -> List[str]:
     """Return the lines that show the pictures, none without a result."""
-    if not any('metrics' in record for record in results.records.values()):
+    if not any('metrics' in results.records.get(run.name, {}) for run in results.runs):
         return []
     return [
         line

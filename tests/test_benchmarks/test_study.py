@@ -206,7 +206,6 @@ def test_the_page_by_hand():
         '| --- | ---: | ---: | ---: | ---: | ---: | ---: |',
         # The squares of -3, -1 and 4 are 26, over n - 1 = 2.
         f'| Softmax | 73.0 ± {13**0.5:.1f} (3) | 2.00 | 3.00 | 4.00 | 5.00 | 7 |',
-        '| Hydra | not run | not run | not run | not run | not run | not run |',
         '',
         'Learning rates, accuracy on the validation split with seed 0:',
         '',
@@ -215,6 +214,7 @@ def test_the_page_by_hand():
         '| Softmax | 70.0 | 60.0 | 0.001 |',
         '| Hydra | no result | no result |  |',
         '',
+        '- Not run yet: `Hydra`.',
         '- Failed: `Hydra_lr0.001_seed0`: no luck',
         '',
         '- 4 runs, 4 minutes of one process.',
@@ -263,6 +263,17 @@ def test_shorter_trainings_choose_the_learning_rate(tmp_path, monkeypatch):
     text = page.table(study.results())
     assert '| Softmax | 50.0 | 60.0 | 0.002 |' in text
     assert text[2].startswith('| Softmax | 60.0 (1) |')
+
+
+def test_the_page_while_learning_rates_are_searched():
+    of = dict(learning_rates=[1e-3], search_options={'train_cfg.max_epochs': 2}, command='python')
+    grid = grids.build(dict(TINY, **of))
+    search = grid.search()[0]
+    results = page.Results(grid, {search.name: record(grid, search, 50)})
+    text = page.table(results)
+    assert text[0].startswith('Learning rates') and '| Softmax | 50.0 | 0.001 |' in text
+    assert '- Not run yet: `Softmax`, `Hydra`.' in text
+    assert session.pictures(results, '') == []
 
 
 def test_a_name_may_search_for_longer():
@@ -598,4 +609,4 @@ def test_every_study_in_short(root, tmp_path):
         out = tmp_path / f'{name}-quick'
         assert main([name, '--quick', '--out', str(out), '--data-root', str(data)]) == 0
         text = (out / 'results.md').read_text()
-        assert 'failed' not in text and 'not run' not in text
+        assert 'failed' not in text and 'ot run' not in text
