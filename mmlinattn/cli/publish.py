@@ -139,9 +139,11 @@ def described(
         metadata['Framework'] = cfg.default_scope
     if args.license:
         metadata['License'] = args.license
-    if args.cfg_options:
-        metadata['Options'] = {key: str(value) for key, value in args.cfg_options.items()}
     # The folders of this machine are of no use to others.
+    options = {key: str(value) for key, value in (args.cfg_options or {}).items()}
+    options = {key: text for key, text in options.items() if not Path(text).is_absolute()}
+    if options:
+        metadata['Options'] = options
     config = args.config if args.config in package_configs() else Path(args.config).name
     return dict(Name=name, Config=config, Weights=f'{name}-{sha256[:8]}.pth', Metadata=metadata)
 
