@@ -14,6 +14,7 @@ from torch.nn.functional import elu
 from mmlinattn import __main__ as program
 from mmlinattn.checkpoints import save_checkpoint
 from mmlinattn.cli import visualize_key_weights as module
+from mmlinattn.cli.arguments import visualize_key_weights
 from mmlinattn.models.layers import BaseAttention, build_attention, registered_subclasses
 from mmlinattn.models.layers.attend_calls import Call, calls_of
 from mmlinattn.visualization.key_weights import draw_key_weights, key_shape, key_weights, reach
@@ -285,6 +286,11 @@ def test_command_line_refuses_before_any_work(tool, monkeypatch, capsys, argumen
     with pytest.raises(SystemExit) as error:
         tool(*arguments)
     assert error.value.code == 2 and re.search(message, capsys.readouterr().err)
+
+
+def test_a_checkpoint_may_be_an_address():
+    words = ['config.py', '--checkpoints', 'mmlinattn://some', __file__]
+    assert visualize_key_weights(words).checkpoints == ['mmlinattn://some', __file__]
 
 
 def test_a_config_that_is_not_there(tool, capsys):
