@@ -2,16 +2,19 @@
 
 import copy
 from functools import cached_property
-from typing import Tuple, Type
+from typing import Tuple, Type, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from ..models.layers import AttnCfg, BaseAttention, build_attention
+from ..models.layers import AttentionInfo, AttnCfg, BaseAttention, build_attention
 from .rules import Case, RuleBroken, Rules, require
 
 ATTENTION_RULES = Rules()
 CHANNELS, HEADS = 32, 2
+MEDIUM_MAP, LARGE_MAP = (48, 48), (256, 512)  # the second: an image of 1024x2048 at stride 4
 BUILT, CALLED = ('constructor',), ('constructor', 'shape_and_dtype')
 
 
@@ -50,6 +53,19 @@ class AttentionCase(Case):
         return copy.deepcopy(self.attn).to(dtype)
 
     @property
+    def info(self) -> AttentionInfo:
+        found = type(self.attn).info
+        require(isinstance(found, AttentionInfo), f'{type(self.attn).__name__}.info is {found!r}')
+        return cast(AttentionInfo, found)
+
+    def quadratic(self) -> bool:
+        """Return True if a call makes a tensor of N x N elements, at N = 2,304."""
+        attn, (height, width) = self.clone(torch.float32), MEDIUM_MAP
+        with torch.no_grad(), LargestTensor() as largest:
+            self.run(self.tokens(height * width, batch=1).float(), MEDIUM_MAP, attn)
+        return largest.numel >= (height * width) ** 2
+
+    @property
     def num_tokens(self) -> int:
         return self.hw_shape[0] * self.hw_shape[1]
 
@@ -84,6 +100,18 @@ class AttentionCase(Case):
             raise RuleBroken(wrong) from error
         else:
             raise RuleBroken(f'no error; expected a {kind.__name__} with {text!r}')
+
+
+class LargestTensor(TorchDispatchMode):
+    """Number of elements of the largest tensor that an operation returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self.numel = max([self.numel, *sizes])
+        return out
 
 
 def _summary(value: object) -> str:

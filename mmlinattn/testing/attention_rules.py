@@ -7,9 +7,18 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..models.layers import AttentionInfo, BaseAttention
+from ..models.layers import BaseAttention
 from ..ops import PackedShapes
-from .attention_case import BUILT, CALLED, CHANNELS, HEADS, AttentionCase, rule
+from .attention_case import (
+    BUILT,
+    CALLED,
+    CHANNELS,
+    HEADS,
+    LARGE_MAP,
+    MEDIUM_MAP,
+    AttentionCase,
+    rule,
+)
 from .rules import compare, require, require_finite
 
 
@@ -44,8 +53,7 @@ def registered(case: AttentionCase) -> None:
     requires=BUILT,
 )
 def info(case: AttentionCase) -> None:
-    found = type(case.attn).info
-    require(isinstance(found, AttentionInfo), f'{type(case.attn).__name__}.info is {found!r}')
+    _ = case.info  # raises RuleBroken
 
 
 @rule(
@@ -318,17 +326,36 @@ def half_precision(case: AttentionCase) -> None:
 
 
 @rule(
-    'A map of 2,304 tokens with large values stays finite under float16 autocast.',
+    'Without N^2 in info.memory, no tensor has N x N elements.',
+    'Multiply keys with values before queries, or split the queries into chunks. If every pair of '
+    "tokens is compared on purpose, say so: time='O(N^2 d)', memory='O(N^2)'.",
+    requires=(*CALLED, 'info'),
+)
+def memory(case: AttentionCase) -> None:
+    claimed = case.info.memory
+    require(
+        'N^2' in claimed or not case.quadratic(),
+        f'a tensor has N x N elements, and info.memory is {claimed!r}',
+    )
+
+
+@rule(
+    '2,304 tokens with large values, and 131,072 tokens unless the attention is quadratic, stay '
+    'finite under float16 autocast.',
     'Sums over tokens exceed 65,504, the largest float16: compute them in '
     'accumulation_dtype(v.dtype) inside of no_autocast(q). Subtract the maximum before exp().',
-    requires=(*CALLED, 'half_precision'),
+    requires=(*CALLED, 'info', 'half_precision'),
 )
 def large_map(case: AttentionCase) -> None:
-    attn, side = case.clone(torch.float32), 48
-    with torch.no_grad(), torch.autocast('cpu', dtype=torch.float16):
-        x = 4 * case.tokens(side * side, batch=1).float()
-        out = case.run(x, (side, side), attn, note='4 times a normal distribution, float16')
-    require_finite(out, 'output')
+    sizes = [(MEDIUM_MAP, 4)]
+    if 'N^2' not in case.info.time and not case.quadratic():
+        sizes.append((LARGE_MAP, 1))
+    for (height, width), scale in sizes:
+        attn, x = case.clone(torch.float32), scale * case.tokens(height * width, batch=1).float()
+        with torch.no_grad(), torch.autocast('cpu', dtype=torch.float16):
+            note = f'{scale} x normal distribution, float16 autocast'
+            out = case.run(x, (height, width), attn, note=note)
+        require_finite(out, 'output')
 
 
 @rule(

@@ -116,6 +116,26 @@ class Overflows(Sound):
         return (q @ kv / (q @ total + 1e-6).to(q.dtype)).to(v.dtype)
 
 
+class OverflowsLater(Sound):
+    """Sums in the dtype of autocast: finite at 2,304 tokens, not at 131,072."""
+
+    def attend(self, q, k, v, layout):
+        q, k = q.relu(), k.relu()
+        if layout.key_padding_mask is not None:
+            k = k.masked_fill(layout.key_padding_mask[:, None, :, None], 0)
+        kv, total = self.sums(k, v)
+        return (q @ kv / (q @ total + 1e-3).to(q.dtype)).to(v.dtype)
+
+
+class ComparesAllPairs(Sound):
+    """The same output by a matrix of N x N weights."""
+
+    def attend(self, q, k, v, layout):
+        q, k = self.features(q, k, layout)
+        weights = q @ k.mT
+        return (weights @ v.to(q.dtype) / (weights.sum(-1, keepdim=True) + 1e-6)).to(v.dtype)
+
+
 class NotFiniteInHalf(Sound):
     def features(self, q, k, layout):
         q, k = super().features(q, k, layout)
@@ -273,7 +293,8 @@ BROKEN = [
     (SoftmaxOfNothing, 'padding_only'), (LeaksBetweenImages, 'batch_independence'),
     (DependsOnBatchSize, 'batch_independence'), (NewNoise, 'batch_independence'),
     (MixesPackedImages, 'packed_images'),
-    (NotFiniteInHalf, 'half_precision'), (Overflows, 'large_map'), (FailsOnOddMaps, 'odd_maps'),
+    (NotFiniteInHalf, 'half_precision'), (Overflows, 'large_map'),
+    (OverflowsLater, 'large_map'), (ComparesAllPairs, 'memory'), (FailsOnOddMaps, 'odd_maps'),
     (ReadsPaddedExtraTokens, 'extra_tokens'),
     (DropsExtraTokens, 'extra_tokens_as_keys'), (SkipsExtraQueries, 'extra_tokens_as_queries'),
     (OrdersExtraTokens, 'extra_token_order'), (NoChecks, 'argument_errors'),

@@ -100,10 +100,11 @@ ATTENTIONS = {
 # Rules that an attention cannot keep, with the reason.
 LEARNT = 'one learnt weight per position: another number of tokens is another layer'
 CELLS = 'reads the map in cells, which another size of the padded map divides anew'
+PAIRS = 'the quadratic form of the appendix, an option of a linear attention'
 RINGS = 'ignores keys beyond the last ring, where the extra tokens are'
 EXPECTED_FAILURES = {
     'rala-learnable': dict.fromkeys(
-        ('padded_map', 'large_map', 'odd_maps', 'extra_token_order'), LEARNT
+        ('padded_map', 'memory', 'large_map', 'odd_maps', 'extra_token_order'), LEARNT
     ),
     'efficient': dict(padded_map=CELLS),
     'agent': dict(padded_map=CELLS),
@@ -116,7 +117,8 @@ EXPECTED_FAILURES = {
     'focused-learned-position': dict(padded_map='positions are resized to the map'),
     'polaformer-learned-position': dict(padded_map='positions are resized to the map'),
     'ripple-truncated': dict(extra_tokens_as_keys=RINGS),
-    'softmax-ripple-truncated': dict(extra_tokens_as_keys=RINGS),
+    'softmax-ripple': dict(memory=PAIRS),
+    'softmax-ripple-truncated': dict(extra_tokens_as_keys=RINGS, memory=PAIRS),
 }
 # Rules with tests of their own: compilation below, the others in test_export.py, test_product.py.
 SLOW = ('compiles', 'compiles_for_training', 'exports', 'backbones')
