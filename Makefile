@@ -9,13 +9,17 @@ else
 endif
 PYTHON ?= $(DEFAULT_PYTHON)
 PYTEST_ARGS ?=
+TESTS ?= quick
+ifneq ($(filter-out quick all,$(TESTS)),)
+  $(error TESTS=$(TESTS): must be quick or all)
+endif
 ZOO_ARGS ?=
 
 .PHONY: help setup demo test test-long zoo vqgan models docs matrix matrix-short lint format clean
 
 help:
 	@echo "make demo    set up, train and test on the embedded data set, draw a picture"
-	@echo "make test    set up, lint, run the tests"
+	@echo "make test    set up, lint, run the quick tests; TESTS=all: those marked slow too, as CI"
 	@echo "make test-long  what damages inputs at random and runs for long, at full size; then"
 	@echo "             make matrix-short"
 	@echo "make zoo     every attention in two small backbones on two data sets"
@@ -62,7 +66,7 @@ format: setup
 # Three workers with one thread each: on two cores one of them waits for processes most of the
 # time, and multi-threaded workers spin against each other.
 test: lint
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 3 --dist worksteal $(if $(filter quick,$(TESTS)),-m "not slow") $(PYTEST_ARGS)
 
 # With how often each outcome came.
 test-long: setup

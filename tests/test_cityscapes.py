@@ -8,6 +8,8 @@ from mmengine.dataset import pseudo_collate
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 
+pytestmark = pytest.mark.slow
+
 SCHEDULE = '8xb1-160k_cityscapes'
 # Name of the config: short side of images, crop of training, windows of testing (None: whole).
 SIZES = {

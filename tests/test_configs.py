@@ -193,6 +193,7 @@ def optimizer_of(cfg: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
     return built['generator'].optimizer if isinstance(built, OptimWrapperDict) else built.optimizer
 
 
+@pytest.mark.slow
 def test_every_trained_parameter_is_in_one_group_of_the_optimiser(cfg, model):
     groups = list(optimizer_of(cfg, model).param_groups)
     if cfg.optim_wrapper.get('constructor') == 'GeneratorDiscriminatorConstructor':
@@ -349,6 +350,7 @@ def check_readme(name: str, shape: Tuple[int, int], cost: Complexity) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('row', ABLATIONS)
 def test_ablation_of_table_9(row):
     options, gate, block_options = ABLATIONS[row]
@@ -501,6 +503,7 @@ def test_heads_of_segformer():
     assert len(head.convs) == 4 and all(conv.with_norm for conv in head.convs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('options', 'decay', 'anchors', 'heads'),
     [
@@ -521,6 +524,7 @@ def test_ablation_of_table_5(options, decay, anchors, heads):
     printed(row['G, here'], cost.extended / 1e9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', readme('rwgka', 'top-1 (paper)'))
 def test_cost_of_mit_classifiers(name):
     row, cost = readme('rwgka', 'top-1 (paper)')[name], cost_of(name, CLS)
@@ -562,6 +566,7 @@ BEYOND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize('method', PAPERS)
 def test_costs_of_hosts_of_other_papers(method):

@@ -14,6 +14,7 @@ def shapes_root(tmp_path_factory):
     return shapes.generate(root, num_train=4, num_val=2, image_size=64, workers=1)
 
 
+@pytest.mark.slow
 def test_two_steps_on_two_processes(root, shapes_root, tmp_path):
     """As DDP is by default: it stops at a parameter that took no part, here with its name. One
     process of the two has images without objects; the data sets have the layouts of COCO, ADE20K,

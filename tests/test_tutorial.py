@@ -11,6 +11,8 @@ from tests.programs import Program
 from tests.sizes import LONG
 from tests.test_deployment.conftest import CAPTURES
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOK = 'docs/tutorial.ipynb'
 SHORTER = {
     "'--num-train', 160, '--num-val', 30": "'--num-train', 16, '--num-val', 4",

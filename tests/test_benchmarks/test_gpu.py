@@ -37,6 +37,7 @@ def states(record) -> list:
     return [job['state'] for job in record['jobs'].values()]
 
 
+@pytest.mark.slow
 def test_a_tiny_day_runs_every_section_and_a_second_call_none(tmp_path, capsys, monkeypatch):
     assert main(tmp_path) == 0
     records = {name: days.read(tmp_path / f'{name}.json') for name in gpu.SECTIONS}

@@ -77,6 +77,7 @@ def wait_until(program, done):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_study_that_is_killed_goes_on(root, tmp_path, tiny):
     """Killed in a training, and long also at random: each run is there exactly once."""
@@ -116,6 +117,7 @@ def linearised(**changes):
     return dict(TINY, axes=dict(model=dict(Softmax=TINY['axes']['model']['Softmax'], S=student)))
 
 
+@pytest.mark.slow
 def test_a_linearised_model(tmp_path, tiny):
     """Its weights come from its teacher's, with the same head, and so do its settings."""
     tiny()

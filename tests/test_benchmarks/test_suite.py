@@ -13,6 +13,8 @@ from benchmarks.report import table
 from benchmarks.suite import MODES, Effort, Result, run_case, slopes
 from mmlinattn.ops import Rotary, rala_attention
 
+pytestmark = pytest.mark.slow
+
 QUICK = Effort(min_rounds=1, min_seconds=0.0)
 
 

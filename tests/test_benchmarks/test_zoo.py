@@ -21,6 +21,8 @@ from benchmarks.zoo import data, plan
 from mmlinattn.checkpoints import load_state_dict
 from mmlinattn.models.layers import BaseAttention, registered_subclasses
 
+pytestmark = pytest.mark.slow
+
 TWO = ('SoftmaxAttention', 'HydraAttention')
 
 

@@ -81,6 +81,7 @@ def path_size(metadata: dict) -> float:
     return metadata['File Size (MB)'] * 1e6
 
 
+@pytest.mark.slow
 def test_the_score_is_that_of_the_published_file(trained, tmp_path, capsys):
     shapes.generate(tmp_path / 'shapes', 2, 2, workers=1)
     options = ['--cfg-options', f'test_dataloader.dataset.data_root={tmp_path}/shapes/ade']

@@ -165,6 +165,7 @@ def test_parts_of_files(server):
         store.get_range(f'{server.url}/a.jpg', 100, 50)
 
 
+@pytest.mark.slow
 def test_a_file_has_a_longest_length(server, bucket, monkeypatch):
     monkeypatch.setenv('MMLINATTN_MAX_DOWNLOAD_GIB', str((len(CONTENT) - 1) / 2**30))
     server.files['/bucket/a.jpg'] = CONTENT

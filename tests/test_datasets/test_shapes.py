@@ -292,6 +292,7 @@ def test_command_line(small, tmp_path, capsys):
     assert json.loads(Path(root, 'shapes.json').read_text())['parameters']['seed'] == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_process_leaves_nothing(root, tmp_path, number, code):
     command = [sys.executable, '-m', 'mmlinattn', 'shapes', str(tmp_path / 'shapes')]

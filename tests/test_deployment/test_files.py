@@ -20,6 +20,8 @@ from tests.sizes import LONG, some
 
 from .conftest import captures
 
+pytestmark = pytest.mark.slow
+
 onnx = pytest.importorskip('onnx', reason='it comes with the extra "export"')
 pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
 pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')

@@ -16,6 +16,8 @@ from mmlinattn.deployment.fp16 import LIMIT, largest_activation, to_half
 
 from .conftest import captures
 
+pytestmark = pytest.mark.slow
+
 STATIC = Sizes((64, 64), 32, dynamic=False)
 
 

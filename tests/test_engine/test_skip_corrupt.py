@@ -31,6 +31,8 @@ from mmlinattn.engine.runner.runner import PluginRunner
 from tests.families import shrunk
 from tests.object_store import upload
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def root(tmp_path):

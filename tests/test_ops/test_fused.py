@@ -271,6 +271,7 @@ RIPPLE_CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize('b, h, hw, d, max_distance, dtype, stick', some(RIPPLE_CASES, every=2))
 def test_ripple(b, h, hw, d, max_distance, dtype, stick):
@@ -413,6 +414,7 @@ def test_chunks_on_a_gpu(heads, num_tokens, chunk):
 MANY = 1600 if DEVICE == 'cuda' else 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize('name', ['linear', 'rala', 'walk', 'ripple'])
 def test_three_chunks_and_more(monkeypatch, name, dtype):
@@ -657,6 +659,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize('case', CASES if LONG else ['rala', 'walk', 'ripple', 'adaptive'])
 def test_operators_keep_torchs_rules(case):
@@ -685,6 +688,7 @@ def test_operators_keep_torchs_rules(case):
     )
 
 
+@pytest.mark.slow
 def test_compiles_without_graph_breaks():
     q, k, v = (t.detach().requires_grad_() for t in torch.randn(3, 1, 2, 20, 16, device=DEVICE))
     anchors = torch.randn(2, 4, 16, device=DEVICE)

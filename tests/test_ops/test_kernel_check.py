@@ -26,6 +26,8 @@ from mmlinattn.ops.kernel_report import check_all
 from mmlinattn.ops.linear import triton_ops as linear_triton_ops
 from tests.programs import Program
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device('cpu')
 KERNELS = dict(
     exact=lambda q, k: q * k,

@@ -241,6 +241,7 @@ WORST = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_kernels_compile(root, tmp_path):
     """For sizes of 1, which Triton hands a kernel as constants without a type to convert. Those

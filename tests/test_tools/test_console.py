@@ -12,6 +12,8 @@ from tests.test_cli.test_startup import imports_of
 
 from .conftest import CONFIGS
 
+pytestmark = pytest.mark.slow
+
 FOREIGN = (*MESSAGES, 'Unnecessary conv bias', 'Warning')
 EXPORTERS = {'mmlinattn.deployment', 'mmlinattn.app', 'onnx', 'onnxruntime', 'openvino', 'gradio'}
 MODULE = """

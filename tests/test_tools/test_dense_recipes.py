@@ -9,6 +9,8 @@ from mmengine.config import Config
 
 from tests.sizes import some
 
+pytestmark = pytest.mark.slow
+
 DIMS = [16, 32, 48, 64]
 ARCH = dict(embed_dims=DIMS, depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 2), drop_path_rate=0.0)
 DET, SEG = 'coco/bbox_mAP', 'mIoU'

@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from mmlinattn.utils.messages import MESSAGES
 
 from ..programs import Program, free_port
 from .conftest import CONFIGS
+
+pytestmark = pytest.mark.slow
 
 # Batch norm statistics and the sum of class weights are of one process, so norms are in eval mode
 # and classes have no weights; SGD, since AdamW's first steps turn rounding into signs.

@@ -17,6 +17,8 @@ from .conftest import CONFIGS
 from .test_fsdp2 import FSDP2, needs_shards
 from .test_interrupted import SEG, SMALL
 
+pytestmark = pytest.mark.slow
+
 CHECKPOINT = 'default_hooks.checkpoint.'
 CLS = [*SMALL, 'model.neck.in_channels=16']
 

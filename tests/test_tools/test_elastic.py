@@ -19,6 +19,8 @@ from ..programs import Program, free_port
 from ..sizes import LONG, size
 from .conftest import CONFIGS
 
+pytestmark = pytest.mark.slow
+
 # 7 iterations an epoch with two processes, a checkpoint every third.
 SMALL = [
     'model.backbone.arch.embed_dims=(16,16,16,16)',

@@ -15,6 +15,8 @@ from tests.test_configs import load
 from tests.test_recipes import OF_RECIPES
 from tests.test_tools.test_dense_recipes import smaller
 
+pytestmark = pytest.mark.slow
+
 # Side of the images that reach a classifier; images of dense models are an eighth of their size.
 SIDES = {'cifar100': 32, 'in1k-384px': 384, 'in1k': 224}
 

@@ -37,6 +37,8 @@ from ..programs import Program, free_port
 from ..sizes import LONG, size
 from .conftest import CONFIGS
 
+pytestmark = pytest.mark.slow
+
 needs_shards = pytest.mark.skipif(
     not hasattr(dcp, 'HuggingFaceStorageReader') or not hasattr(fsdp, 'fully_shard'),
     reason=f'torch {torch.__version__} has no fully_shard, or no shards of safetensors files',

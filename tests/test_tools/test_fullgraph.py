@@ -7,6 +7,8 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import BaseDataElement
 from torch import Tensor
 
+pytestmark = pytest.mark.slow
+
 SHAPE = (64, 96)
 
 

@@ -18,6 +18,8 @@ from ..programs import Program, free_port
 from ..sizes import size
 from .conftest import CONFIGS
 
+pytestmark = pytest.mark.slow
+
 EXIT_CODE = 75  # EX_TEMPFAIL, as schedulers and the pages know it
 SMALL = [
     'model.backbone.arch.embed_dims=(16,16,16,16)',

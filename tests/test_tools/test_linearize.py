@@ -280,6 +280,7 @@ def test_no_iterations_are_the_direct_swap(teacher, run, tmp_path):
     assert Config.fromfile(tmp_path / 'out/config.py').model.backbone.attn_cfg == 'MALA'
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize('model', ['teacher', *['smca'] * LONG])
 def test_killed_and_resumed(model, request, root, run, tmp_path):
@@ -304,6 +305,7 @@ def test_killed_and_resumed(model, request, root, run, tmp_path):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_two_processes_equal_one_with_the_doubled_batch(teacher, root, run, tmp_path):
     """One step of SGD in phase B, at length in both, by the config of the phase alone."""

@@ -17,6 +17,8 @@ from tests.object_store import KEY_ID, SECRET, upload
 
 from .conftest import CONFIGS
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     'model.backbone.arch.embed_dims=(16,16,16,16)',
     'model.backbone.arch.depths=(1,1,1,1)',

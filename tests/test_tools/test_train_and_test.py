@@ -103,6 +103,7 @@ def test_smca_trains_and_tests(root, run, options, tmp_path):
     assert metrics(tmp_path / 'test')['coco/bbox_mAP'] == lines[-1]['coco/bbox_mAP']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('task, workers', [('seg', 0), ('seg', 2), ('det', 0), ('det', 1)])
 def test_resumed_training_ends_with_the_same_weights(root, run, options, tmp_path, task, workers):
     config, whole, resumed = root / CONFIGS[task], tmp_path / 'whole', tmp_path / 'resumed'

@@ -15,6 +15,8 @@ from mmlinattn.utils import mmcv_ops
 
 from .conftest import CONFIGS
 
+pytestmark = pytest.mark.slow
+
 RETINANET = """
 _base_ = [
     '{configs}/_base_/models/retinanet_ravlt-nano_fpn.py',

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import json, os, sys
 import mmcv, mmcv.cnn, mmengine, mmengine.runner, torch
@@ -60,6 +62,7 @@ print(json.dumps([changed, entries, undone, left, kept.__name__, again]))
 """
 
 
+@pytest.mark.slow
 def test_the_list_is_complete_and_undone(root, tmp_path):
     env = {name: value for name, value in os.environ.items() if name != 'ORT_DISABLE_TELEMETRY'}
     env.update(PYTHONPATH=str(root), TORCHINDUCTOR_CACHE_DIR=str(tmp_path))

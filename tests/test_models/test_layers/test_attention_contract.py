@@ -153,6 +153,7 @@ def test_contract(name):
     check(name, FAST, expected_failures=EXPECTED_FAILURES.get(name))
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize('name', COMPILED)
 def test_compiles(name, needs_to_compile):

@@ -84,6 +84,7 @@ def exported(model, args):
     return export(model, args, dynamic_shapes=shapes[: len(args)])
 
 
+@pytest.mark.slow
 @dynamic
 @pytest.mark.long
 @pytest.mark.parametrize('name', some(DYNAMIC, every=2))
@@ -91,6 +92,7 @@ def test_dynamic_sizes(name):
     check(name, ['info', 'exports'])
 
 
+@pytest.mark.slow
 @dynamic
 @pytest.mark.parametrize('name', PADDED)
 def test_dynamic_sizes_with_padding_and_class_token(name):
@@ -142,6 +144,7 @@ def test_random_positions_are_not_exported_to_onnx(name, tmp_path):
         )
 
 
+@pytest.mark.slow
 @dynamic
 @pytest.mark.parametrize('name', ['window', 'linear-sine', 'rala-learnable'])
 def test_onnx_raises_instead_of_fixing_sizes(name, tmp_path):
@@ -155,6 +158,7 @@ def test_onnx_raises_instead_of_fixing_sizes(name, tmp_path):
         )
 
 
+@pytest.mark.slow
 @dynamic
 @pytest.mark.long
 @pytest.mark.parametrize('name', some(['rwgkp', 'ripple-sat'], every=2))
@@ -202,6 +206,7 @@ def test_dynamic_pooling_grids():
             assert int(exists.sum()) == rows * columns, (height, width)
 
 
+@pytest.mark.slow
 @dynamic
 @pytest.mark.long
 @pytest.mark.parametrize(
