@@ -1,5 +1,6 @@
 """Reading of checkpoints from any source without running code that they contain."""
 
+import io
 import json
 import pickle
 import re
@@ -137,6 +138,11 @@ def _read_pickle(file: BinaryIO, name: str) -> Any:
             raise CheckpointError(
                 f'{name} is refused: to read it the code of {code} would have to run'
             ) from error
+        file.seek(8)
+        if file.read(1) == b'{':
+            raise CheckpointError(
+                f'{name} is a safetensors file: give it the suffix .safetensors'
+            ) from error
         # torch raises RuntimeError, OSError, EOFError, KeyError, ... on damaged files.
         raise CheckpointError(f'{name} is incomplete or no checkpoint{_because(error)}') from error
 
@@ -175,6 +181,8 @@ def _read_safetensors(file: BinaryIO, name: str) -> Dict[str, Any]:
         # The first 8 bytes are the length of the header, which holds the meta information.
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], 'little')])
     except (SafetensorError, ValueError) as error:
+        if zipfile.is_zipfile(io.BytesIO(data)):
+            raise CheckpointError(f'{name} is a file of torch: give it the suffix .pth') from error
         raise CheckpointError(f'{name} is incomplete or no checkpoint{_because(error)}') from error
     meta = header.get('__metadata__', {})
     ours = 'meta' in meta  # in such a file any sha256 is the checksum, even if its key is damaged

@@ -134,5 +134,9 @@ def set_report(cfg: Config) -> None:
 def scale_lr(cfg: Config) -> None:
     """Enable ``--auto-scale-lr``; raise ValueError if the config has no base batch size."""
     if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
-        raise ValueError('--auto-scale-lr: the config has no auto_scale_lr.base_batch_size')
+        raise ValueError(
+            '--auto-scale-lr: the config has no auto_scale_lr.base_batch_size: add '
+            'auto_scale_lr = dict(base_batch_size=16), with the number of images a step that its '
+            'learning rate is for'
+        )
     cfg.auto_scale_lr.enable = True

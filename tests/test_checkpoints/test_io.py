@@ -267,6 +267,14 @@ def test_truncated_file(tmp_path, suffix, part):
         load_state_dict(path)
 
 
+@pytest.mark.parametrize('right, wrong', [('safetensors', 'pth'), ('pth', 'safetensors')])
+def test_suffix_of_the_other_format(tmp_path, right, wrong):
+    save_checkpoint(tmp_path / f'a.{right}', {'a': torch.zeros(40)}, {})
+    (tmp_path / f'a.{right}').rename(tmp_path / f'a.{wrong}')
+    with pytest.raises(CheckpointError, match=rf'a\.{wrong} is a .* give it the suffix \.{right}$'):
+        load_state_dict(tmp_path / f'a.{wrong}')
+
+
 @pytest.mark.parametrize('content', [b'<html>not found</html>', pickle.dumps([1, 2]), b'\0' * 99])
 def test_no_checkpoint(tmp_path, content):
     (tmp_path / 'a.pth').write_bytes(content)

@@ -245,7 +245,7 @@ def test_out_must_be_a_pickle(run, capsys):
 
 
 def test_auto_scale_lr_without_a_base(train):
-    with pytest.raises(ValueError, match='auto_scale_lr.base_batch_size'):
+    with pytest.raises(ValueError, match='add auto_scale_lr = dict.base_batch_size'):
         train(arguments=('--auto-scale-lr',))
 
 

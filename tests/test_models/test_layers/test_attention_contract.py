@@ -234,7 +234,13 @@ def test_query_pos_does_not_change_values(name):
             ValueError,
             "'tile' needs groups='chebyshev'",
         ),
-        ('RALLA', 32, 2, KeyError, "'RALLA' is not registered; did you mean RALA"),
+        (
+            'RALLA',
+            32,
+            2,
+            KeyError,
+            "'RALLA' is not registered; did you mean RALA. An .* custom_imports",
+        ),
     ],
 )
 def test_bad_options(cfg, dims, heads, error, message):
