@@ -27,7 +27,7 @@ MAY_IMPORT = {
     'models.backbones': ['models.layers'],
     'models.necks': ['models.layers'],
     'models.detectors': ['models.layers'],
-    'models.decode_heads': [],
+    'models.decode_heads': ['models.layers'],
     'models.segmentors': ['models.backbones'],
     'models.generation': ['models.backbones', 'checkpoints'],
     'models.video': ['models.layers'],

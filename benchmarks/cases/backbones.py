@@ -87,6 +87,58 @@ def _mit(setup: Setup) -> Baselines:
     return {name: Baseline.of_module(model, image) for name, model in models.items()}
 
 
+class _Segmentor(nn.Module):
+    """Backbone and decode head, up to the logits at stride 4."""
+
+    def __init__(self, backbone: nn.Module, decode_head: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.decode_head = backbone, decode_head
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.decode_head(self.backbone(image))
+
+
+@case(
+    'segformer-b0',
+    'backbone',
+    'SegFormer-B0 with the head of its release, against the same weights with the formula of '
+    "MMSegmentation's head, against random walks and RALA, and against MMSegmentation's SegFormer.",
+)
+def _segformer(setup: Setup) -> Baselines:
+    from mmseg.models.backbones import MixVisionTransformer
+    from mmseg.models.decode_heads import SegformerHead
+
+    from mmlinattn.models.backbones import MixTransformer
+    from mmlinattn.models.decode_heads import AllMLPHead
+
+    class Concatenation(AllMLPHead):
+        forward = SegformerHead.forward
+
+    image = setup.image()
+    options = dict(in_channels=[32, 64, 160, 256], in_index=[0, 1, 2, 3], channels=256,
+                   num_classes=19, norm_cfg=dict(type='BN'), dropout_ratio=0.0)  # fmt: skip
+
+    def segmentor(attn: str, head: type = AllMLPHead) -> nn.Module:
+        backbone = MixTransformer('b0', MIT_ATTENTIONS[attn], drop_path_rate=0.0)
+        return setup.module(_Segmentor(backbone, head(**options)))
+
+    ours, plain = segmentor('spatial reduction'), segmentor('spatial reduction', Concatenation)
+    plain.load_state_dict(ours.state_dict())
+    theirs = MixVisionTransformer(embed_dims=32, num_heads=[1, 2, 5, 8], drop_path_rate=0.0)
+    models = {
+        'RWGKA': segmentor('RWGKA'),
+        'RALA': segmentor('RALA'),
+        'MMSegmentation': _Segmentor(theirs, SegformerHead(**options))
+        .to(setup.device, setup.dtype)
+        .train(setup.training),
+    }
+    return {
+        OURS: Baseline.of_module(ours, image),
+        'concatenation': Baseline.of_module(plain, image, same=True),
+        **{name: Baseline.of_module(model, image) for name, model in models.items()},
+    }
+
+
 # The models of figures 2 and 4 of the ripple paper; heads of 32 channels as in its other models.
 VIT_PATCH = 16
 RIPPLE_VIT = dict(embed_dims=96, num_heads=3, patch_size=VIT_PATCH)

@@ -1,10 +1,13 @@
 """The all-MLP decode head of the SegFormer release."""
 
-from typing import Optional
+from typing import List, Optional, cast
 
+import torch.nn.functional as F
 from mmengine.model import initialize
-from mmseg.models.decode_heads import SegformerHead
-from torch import nn
+from torch import Tensor, nn
+
+from ...ops.common.numerics import no_autocast
+from .segformer_head import SegformerHead
 
 
 class AllMLPHead(SegformerHead):
@@ -15,6 +18,9 @@ class AllMLPHead(SegformerHead):
     pixels. MMSegmentation's ``SegformerHead`` differs in two points: it has norm and ReLU behind
     the linear layers, and its classifier starts at a standard deviation of 0.01 instead of torch's
     default. It takes the same options.
+
+    The linear layer and the fusion of a level have nothing between them: their weights are
+    multiplied first, and one convolution from ``in_channels[i]`` to ``channels`` computes both.
 
     ``convert(..., source='mit')`` renames the weights of released segmentors.
 
@@ -58,3 +64,14 @@ class AllMLPHead(SegformerHead):
         super().init_weights()
         if self.init_cfg:
             initialize(self.fusion_conv, self.init_cfg)  # which has a start of its own
+
+    def fused_layers(self) -> List[nn.Module]:
+        """Return the layers of which ``forward`` reads weights without calling them."""
+        return [*super().fused_layers(), *self.convs]
+
+    def fuse_level(self, i: int, level: Tensor, weight: Tensor) -> Tensor:
+        """Return the part of level ``i`` in the fusion, (B, channels, H_i, W_i)."""
+        conv, matrix = cast(nn.Conv2d, self.convs[i]), weight.flatten(1)
+        with no_autocast(weight):  # a product of weights in half precision would round twice
+            product, bias = matrix @ conv.weight.flatten(1), matrix @ cast(Tensor, conv.bias)
+        return F.conv2d(level, product[..., None, None], bias)

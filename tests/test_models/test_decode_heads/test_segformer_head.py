@@ -1,0 +1,158 @@
+"""SegFormer's heads against MMSegmentation's formula: outputs, gradients, products, hooks."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip('mmseg', reason='MMSegmentation comes with the extra "seg"')
+from mmseg.models import decode_heads as mmseg_heads
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mmlinattn.models.decode_heads import AllMLPHead, SegformerHead
+from mmlinattn.testing.attention_case import LargestTensor
+
+CHANNELS = (8, 12, 20, 28)
+SIZES = ((24, 32), (12, 16), (6, 8), (3, 4))
+ODD = ((23, 31), (12, 16), (6, 8), (3, 4))
+
+
+class Products(TorchDispatchMode):
+    """Counter of products that calls no hook: with one, the head computes the original formula."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        if name == 'aten::convolution':
+            self.count += out.numel() * args[1].shape[1]
+        elif name in ('aten::mm', 'aten::mv'):
+            self.count += out.numel() * args[0].shape[1]
+        return out
+
+
+def built(cls, **options):
+    torch.manual_seed(0)
+    options = dict(dict(norm_cfg=dict(type='BN'), channels=32), **options)
+    head = cls(in_channels=[*CHANNELS], in_index=[0, 1, 2, 3], num_classes=5, dropout_ratio=0.0,
+               align_corners=False, **options)  # fmt: skip
+    for name, buffer in head.named_buffers():
+        if 'running' in name:
+            buffer.uniform_(0.5, 2)
+    return head.double()
+
+
+def levels(sizes=SIZES, dtype=torch.float64):
+    torch.manual_seed(1)
+    return [
+        torch.randn(2, c, *size, dtype=dtype).requires_grad_() for c, size in zip(CHANNELS, sizes)
+    ]
+
+
+def original(head, inputs):
+    """Compute what MMSegmentation computes, from the concatenation."""
+    return mmseg_heads.SegformerHead.forward(head, inputs)
+
+
+@pytest.mark.parametrize('train', [False, True])
+@pytest.mark.parametrize('sizes', [SIZES, ODD])
+@pytest.mark.parametrize(
+    'options',
+    [{}, dict(norm_cfg=None), dict(interpolate_mode='nearest'), dict(interpolate_mode='bicubic')],
+)
+@pytest.mark.parametrize('cls', [SegformerHead, AllMLPHead])
+def test_outputs_and_gradients(cls, options, sizes, train):
+    if options.get('interpolate_mode') == 'nearest':
+        options = dict(options, align_corners=None)
+    head = built(cls, **{k: v for k, v in options.items() if k != 'align_corners'}).train(train)
+    if 'align_corners' in options:
+        head.align_corners = None  # torch takes none for nearest neighbours
+    results = []
+    for formula in (head, lambda x: original(head, x)):
+        inputs = levels(sizes)
+        out = formula(inputs)
+        torch.manual_seed(2)
+        wanted = [*inputs, *(p for n, p in head.named_parameters())]
+        found = torch.autograd.grad((out * torch.randn_like(out)).sum(), wanted, allow_unused=True)
+        results.append([out, *found])
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_weights_are_those_of_mmsegmentation():
+    ours, theirs = built(SegformerHead), built(mmseg_heads.SegformerHead)
+    theirs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(ours.eval()(levels()), theirs.eval()(levels()))
+
+
+@pytest.mark.parametrize(
+    ('cls', 'products'),
+    [
+        # At each level: the own layer, then the fusion.
+        (SegformerHead, lambda h, w, c: 2 * h * w * (c * 32 + 32 * 32)),
+        (AllMLPHead, lambda h, w, c: 2 * h * w * c * 32 + 32 * 32 * c + 32 * 32),
+    ],
+)
+def test_products_and_memory(cls, products):
+    head = built(cls).eval()
+    with Products() as counted, torch.no_grad():
+        head(levels())
+    expected = sum(products(h, w, c) for (h, w), c in zip(SIZES, CHANNELS)) + 2 * 24 * 32 * 32 * 5
+    assert counted.count == expected
+    with LargestTensor() as largest, torch.no_grad():
+        head(levels())
+    assert largest.numel == 2 * 32 * 24 * 32  # the concatenation has four times as many
+
+
+@pytest.mark.parametrize('cls', [SegformerHead, AllMLPHead])
+def test_hooks_see_the_layers(cls):
+    head, seen = built(cls).eval(), []
+    expected = head(levels())
+    head.fusion_conv.conv.register_forward_hook(lambda *_: seen.append('fusion'))
+    torch.testing.assert_close(head(levels()), expected)
+    assert seen == ['fusion']
+
+
+def test_wrapped_layers_are_called():
+    class Doubled(nn.Conv2d):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    head = built(AllMLPHead).eval()
+    wrapped = copy.deepcopy(head)
+    for conv in wrapped.convs:
+        conv.__class__ = Doubled
+    inputs = levels()
+    for conv in head.convs:
+        conv.weight.data *= 2
+        conv.bias.data *= 2
+    torch.testing.assert_close(wrapped(inputs), head(inputs))
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('cls', [SegformerHead, AllMLPHead])
+def test_autocast(cls, dtype):
+    head, inputs = built(cls).float().eval(), levels(dtype=torch.float32)
+    expected = original(head, inputs)
+    with torch.autocast('cpu', dtype=dtype):
+        ours, theirs = head(inputs), original(head, inputs)
+    assert ours.dtype == theirs.dtype == dtype
+    error, other = ((out.float() - expected).norm() for out in (ours, theirs))
+    assert error < 1.5 * other
+
+
+@pytest.mark.parametrize('cls', [SegformerHead, AllMLPHead])
+def test_compiles_and_exports_with_any_size(cls):
+    head = built(cls).float().eval()
+    inputs = [x.detach() for x in levels(dtype=torch.float32)]
+    expected = head(inputs)
+    compiled = torch.compile(head, fullgraph=True, backend='aot_eager')
+    torch.testing.assert_close(compiled(inputs), expected)
+    names = [torch.export.Dim(f'{side}', max=999) for side in ('h', 'w')]
+    coarse = [{2: scale * names[0], 3: scale * names[1]} for scale in (8, 4, 2)]
+    shapes = ([*coarse, {2: names[0], 3: names[1]}],)
+    program = torch.export.export(head, (inputs,), dynamic_shapes=shapes)
+    wider = [torch.randn(2, c, h + h // 3, w) for c, (h, w) in zip(CHANNELS, SIZES)]
+    torch.testing.assert_close(program.module()(wider), head(wider))
