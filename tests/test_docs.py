@@ -27,7 +27,13 @@ from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.model import check_channels
 from mmlinattn.models.backbones import HierarchicalBackbone
 from mmlinattn.models.backbones.transformer_block import TransformerBlock
-from mmlinattn.models.layers import BaseAttention, NonLocalBlock, TokenLayout, build_attention
+from mmlinattn.models.layers import (
+    BaseAttention,
+    NonLocalBlock,
+    TokenLayout,
+    build_attention,
+    registered_subclasses,
+)
 from mmlinattn.testing import ATTENTION_RULES, check_attention
 
 
@@ -193,6 +199,32 @@ def test_the_config_of_the_readme(root, tmp_path):
     assert model.roi_head.bbox_head.num_classes == model.roi_head.mask_head.num_classes == 3
     for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         assert cfg[loader].dataset.metainfo.classes == ('bolt', 'nut', 'washer')
+
+
+def test_the_options_of_the_page_of_attentions(root):
+    """They are those of the constructors, and every attention builds with all of its own."""
+    page = (root / 'docs' / 'attentions.md').read_text()
+    table = page.split('<!-- options: ')[1].split('<!-- end of table -->')[0]
+    rows = re.findall(r'^\| (.*`\w+`) \| (`\w+=.+`|) \|$', table, re.M)
+    listed = {name.strip('`'): eval(f'dict({text.replace("`", "")})') for name, text in rows}
+    common = listed.pop('all but `NonLocalBlock')
+    assert common == {
+        name: parameter.default
+        for name, parameter in inspect.signature(BaseAttention).parameters.items()
+        if parameter.default is not parameter.empty
+    }
+    kinds = {kind.__name__: kind for kind in registered_subclasses(BaseAttention).values()}
+    kinds = {n: kind for n, kind in kinds.items() if kind.__module__.startswith('mmlinattn.models')}
+    assert {*listed} == {*kinds, 'NonLocalBlock'}
+    for name, kind in [*kinds.items(), ('NonLocalBlock', NonLocalBlock)]:
+        for option in inspect.signature(kind).parameters.values():
+            if option.default is not option.empty and option.name != 'init_cfg':
+                shown = {**common, **listed[name]} if name in kinds else listed[name]
+                assert shown[option.name] == option.default, (name, option.name)
+    for name, kind in kinds.items():
+        plain, explicit = kind(64, 2), kind(64, 2, **listed[name])
+        assert repr(plain) == repr(explicit) and {*plain.state_dict()} == {*explicit.state_dict()}
+    assert listed['RWGKA']['decay'] == 0.1 and 'feature_map' not in listed['EfficientAttention']
 
 
 def headings(page: Path) -> set:
