@@ -27,7 +27,13 @@ from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.model import check_channels
 from mmlinattn.models.backbones import HierarchicalBackbone
 from mmlinattn.models.backbones.transformer_block import TransformerBlock
-from mmlinattn.models.layers import BaseAttention, NonLocalBlock, TokenLayout, build_attention
+from mmlinattn.models.layers import (
+    BaseAttention,
+    NonLocalBlock,
+    TokenLayout,
+    build_attention,
+    registered_subclasses,
+)
 from mmlinattn.testing import ATTENTION_RULES, check_attention
 
 
@@ -120,31 +126,41 @@ def test_the_configs_of_the_page_of_own_backbones(root, tmp_path, base, parts):
 
 
 def test_the_config_of_the_page_of_segformer(root, tmp_path):
-    """The encoder fits the head of the base, and what the table says loads does."""
+    """The encoder fits the head of the base, which tests whole images by the option of the page."""
     pytest.importorskip('mmseg', reason='the config is one of its own')
     page = (root / 'docs' / 'segformer.md').read_text()
     (code,) = re.findall(r'```python\n(.*?)```', page, re.S)
     (tmp_path / 'page.py').write_text(code)
-    cfg = load_config(str(tmp_path / 'page.py'))
+    (option,) = re.findall(r'--cfg-options (model\.test_cfg\.mode)=whole$', page, re.M)
+    cfg = load_config(str(tmp_path / 'page.py'), {option: 'whole'})
     assert 'decode_head' in check_channels(cfg)
-    backbone = {**cfg.model.backbone, 'init_cfg': None}
-    softmax = build_model(Config(dict(model={**backbone, 'attn_cfg': 'SpatialReductionAttention'})))
-    shapes = {name: value.shape for name, value in softmax.state_dict().items()}
-    rows = re.findall(r'^\| (`[^|]+`) \| (.+?) \|(.*?)\|$', page, re.M)[1:]
-    assert len(rows) == 4
-    for names, _, fresh in rows:
+    assert build_model(cfg).test_cfg.mode == 'whole'
+    assert load_config(str(tmp_path / 'page.py')).model.test_cfg.mode == 'slide'
+
+
+def shapes_of_mit(attn_cfg) -> dict:
+    model = build_model(
+        Config(dict(model=dict(type='MixTransformer', arch='b0', attn_cfg=attn_cfg)))
+    )
+    return {name: value.shape for name, value in model.state_dict().items()}
+
+
+def test_what_the_page_says_loads_into_other_attentions(root):
+    page = (root / 'docs' / 'own_backbone.md').read_text()
+    softmax = shapes_of_mit('SpatialReductionAttention')
+    rows = re.findall(r'^\| (load|error: .+?) \| (`[^|]+`) \| (.*?)\|$', page, re.M)
+    assert len(rows) == 7
+    for loads, names, fresh in rows:
         for attn_cfg in map(eval, re.findall('`(.+?)`', names)):
-            model = build_model(Config(dict(model={**backbone, 'attn_cfg': attn_cfg})))
-            state = model.state_dict()
-            other = {name for name in state if state[name].shape != shapes.get(name)}
+            shapes = shapes_of_mit(attn_cfg)
+            other = {name for name in shapes if shapes[name] != softmax.get(name)}
             parts = {name.split('.attn.')[1].split('.')[0] for name in other}
-            expected = {
-                "the anchors' queries": {'anchors_q'},
-                'nothing': set(),
-                'local position (a depth-wise convolution)': {'lepe'},
-                '': {'in_proj', 'lepe'},
-            }
-            assert parts == expected[fresh.strip()], attn_cfg
+            if loads == 'load':
+                assert parts == {*re.findall(r'`attn\.(\w+)`', fresh)}, attn_cfg
+            else:
+                name = 'stages.0.0.attn.in_proj.weight'
+                assert f'{tuple(shapes[name])} in the model' in loads
+                assert f'{tuple(softmax[name])} in the file' in loads
 
 
 def lines_of_training():
@@ -183,6 +199,32 @@ def test_the_config_of_the_readme(root, tmp_path):
     assert model.roi_head.bbox_head.num_classes == model.roi_head.mask_head.num_classes == 3
     for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         assert cfg[loader].dataset.metainfo.classes == ('bolt', 'nut', 'washer')
+
+
+def test_the_options_of_the_page_of_attentions(root):
+    """They are those of the constructors, and every attention builds with all of its own."""
+    page = (root / 'docs' / 'attentions.md').read_text()
+    table = page.split('<!-- options: ')[1].split('<!-- end of table -->')[0]
+    rows = re.findall(r'^\| (.*`\w+`) \| (`\w+=.+`|) \|$', table, re.M)
+    listed = {name.strip('`'): eval(f'dict({text.replace("`", "")})') for name, text in rows}
+    common = listed.pop('all but `NonLocalBlock')
+    assert common == {
+        name: parameter.default
+        for name, parameter in inspect.signature(BaseAttention).parameters.items()
+        if parameter.default is not parameter.empty
+    }
+    kinds = {kind.__name__: kind for kind in registered_subclasses(BaseAttention).values()}
+    kinds = {n: kind for n, kind in kinds.items() if kind.__module__.startswith('mmlinattn.models')}
+    assert {*listed} == {*kinds, 'NonLocalBlock'}
+    for name, kind in [*kinds.items(), ('NonLocalBlock', NonLocalBlock)]:
+        for option in inspect.signature(kind).parameters.values():
+            if option.default is not option.empty and option.name != 'init_cfg':
+                shown = {**common, **listed[name]} if name in kinds else listed[name]
+                assert shown[option.name] == option.default, (name, option.name)
+    for name, kind in kinds.items():
+        plain, explicit = kind(64, 2), kind(64, 2, **listed[name])
+        assert repr(plain) == repr(explicit) and {*plain.state_dict()} == {*explicit.state_dict()}
+    assert listed['RWGKA']['decay'] == 0.1 and 'feature_map' not in listed['EfficientAttention']
 
 
 def headings(page: Path) -> set:

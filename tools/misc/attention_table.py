@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Write the tables of docs/attentions.md: properties, parameters and measured times.
+"""Write the tables of docs/attentions.md: properties, options, parameters and measured times.
 
     python tools/misc/attention_table.py                    # update the page
     python tools/misc/attention_table.py --check            # exit code 1 if the page is outdated
@@ -10,6 +10,7 @@ docs/attentions.json.
 """
 
 import argparse
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'attentions.md'
 TIMES = ROOT / 'docs' / 'attentions.json'
 BEGIN, END = '<!-- table: tools/misc/attention_table.py -->', '<!-- end of table -->'
+OPTIONS = '<!-- options: tools/misc/attention_table.py -->'
 # Size of the layers whose parameters are counted.
 CHANNELS, HEADS = 64, 2
 TOKENS = {'4k': 4096, '16k': 16384, '65k': 65536}
@@ -47,6 +49,32 @@ def added(kind: type) -> str:
         return f'{count(kind(CHANNELS)):,} in all'
     plain = count(layers.SoftmaxAttention(CHANNELS, HEADS))
     return f'{count(kind(CHANNELS, HEADS)) - plain:+,}'.replace('+0', '0')
+
+
+def defaults(cls: type) -> Dict[str, object]:
+    """Return the options of a class's own constructor with their defaults."""
+    parameters = inspect.signature(cls).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def options(kind: type) -> Dict[str, object]:
+    """Return the options of an attention, inherited ones too, without those of all attentions."""
+    found: Dict[str, object] = {}
+    bases = [cls for cls in kind.__mro__ if issubclass(cls, BaseAttention)][:-1]
+    for cls in bases or [kind]:
+        found = {**defaults(cls), **found}
+    common = defaults(BaseAttention)
+    own = {name: value for name, value in found.items() if common.get(name, ...) != value}
+    return {name: value for name, value in own.items() if not bases or accepts(kind, name, value)}
+
+
+def accepts(kind: type, name: str, value: object) -> bool:
+    """Return False for an inherited option that the class sets itself."""
+    try:
+        kind(CHANNELS, HEADS, **{name: value})
+    except TypeError:
+        return False
+    return True
 
 
 def table(times: dict) -> List[str]:
@@ -82,6 +110,15 @@ def table(times: dict) -> List[str]:
     return [*lines, '', '</details>']
 
 
+def option_table() -> List[str]:
+    """Return the lines of the table of options, with those of all attentions first."""
+    lines = _rows(['attention', 'options'])
+    listed = {f'`{name}`': options(kind) for name, kind in ours().items()}
+    for name, found in {'all but `NonLocalBlock`': defaults(BaseAttention), **listed}.items():
+        lines.append(_row(name, ', '.join(f'`{key}={value!r}`' for key, value in found.items())))
+    return lines
+
+
 def _row(*cells: str) -> str:
     return f'| {" | ".join(cell.replace("|", chr(92) + "|") for cell in cells)} |'
 
@@ -92,10 +129,13 @@ def _rows(heads: List[str], right: Sequence[int] = ()) -> List[str]:
 
 
 def page(text: str, times: dict) -> str:
-    """Return the page with an updated table."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return '\n'.join([before + BEGIN, '', *table(times), '', END + after])
+    """Return the page with updated tables."""
+    for begin, lines in ((BEGIN, table(times)), (OPTIONS, option_table())):
+        if begin in text:
+            before, rest = text.split(begin)
+            _, after = rest.split(END, 1)
+            text = '\n'.join([before + begin, '', *lines, '', END + after])
+    return text
 
 
 def distil(results: dict) -> dict:
