@@ -19,7 +19,8 @@ model = dict(
         ),
     ),
     decode_head=dict(
-        # The release's head. MMSegmentation's: --cfg-options model.decode_head.type=SegformerHead
+        # The release's head. With MMSegmentation's layers:
+        # --cfg-options model.decode_head.type=mmlinattn.models.decode_heads.SegformerHead
         type='mmlinattn.models.decode_heads.AllMLPHead',
         in_channels=[32, 64, 160, 256],
         in_index=[0, 1, 2, 3],

@@ -101,10 +101,14 @@ def test_first_steps_of_small_models(shapes_root, name):
         wrapper = build_optim_wrapper(model, dict(cfg.optim_wrapper))
         before = {n: p.detach().clone() for n, p in model.named_parameters()}
         train = DATASETS.build(cfg.train_dataloader.dataset)
-        for _ in range(2):  # the first step moves what later gradients go through
+        # The first step moves what later gradients go through. A level of the neck learns once
+        # a random proposal is of its size.
+        for step in range(12):
             losses = model.train_step(pseudo_collate([train[0], train[1]]), wrapper)
             assert all(torch.as_tensor(value).isfinite().all() for value in losses.values())
-        moved = {n for n, p in model.named_parameters() if not p.equal(before[n])}
+            moved = {n for n, p in model.named_parameters() if not p.equal(before[n])}
+            if step and {*map(_without_level, before)} == {*map(_without_level, moved)}:
+                break
         test = DATASETS.build(cfg.test_dataloader.dataset)
         with torch.no_grad():
             (result,) = model.eval().test_step(pseudo_collate([test[0]]))
