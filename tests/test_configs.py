@@ -193,7 +193,6 @@ def optimizer_of(cfg: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
     return built['generator'].optimizer if isinstance(built, OptimWrapperDict) else built.optimizer
 
 
-@pytest.mark.slow
 def test_every_trained_parameter_is_in_one_group_of_the_optimiser(cfg, model):
     groups = list(optimizer_of(cfg, model).param_groups)
     if cfg.optim_wrapper.get('constructor') == 'GeneratorDiscriminatorConstructor':

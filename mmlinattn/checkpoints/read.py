@@ -138,8 +138,7 @@ def _read_pickle(file: BinaryIO, name: str) -> Any:
             raise CheckpointError(
                 f'{name} is refused: to read it the code of {code} would have to run'
             ) from error
-        file.seek(8)
-        if file.read(1) == b'{':
+        if _has_safetensors_header(file):
             raise CheckpointError(
                 f'{name} is a safetensors file: give it the suffix .safetensors'
             ) from error
@@ -168,6 +167,25 @@ def damaged_part(file: BinaryIO) -> str:
     return ''
 
 
+def _has_safetensors_header(file: BinaryIO) -> bool:
+    size = file.seek(0, 2)
+    file.seek(0)
+    length = int.from_bytes(file.read(8), 'little')
+    if not 2 <= length <= size - 8:
+        return False
+    try:
+        return isinstance(json.loads(file.read(length)), dict)
+    except ValueError:
+        return False
+
+
+def _is_zip_of_torch(file: BinaryIO) -> bool:
+    if not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as archive:
+        return any(name.endswith('/data.pkl') for name in archive.namelist())
+
+
 def _because(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     reason = f': {lines[0].split(". ")[0][:120]}' if lines else ''
@@ -181,7 +199,7 @@ def _read_safetensors(file: BinaryIO, name: str) -> Dict[str, Any]:
         # The first 8 bytes are the length of the header, which holds the meta information.
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], 'little')])
     except (SafetensorError, ValueError) as error:
-        if zipfile.is_zipfile(io.BytesIO(data)):
+        if _is_zip_of_torch(io.BytesIO(data)):
             raise CheckpointError(f'{name} is a file of torch: give it the suffix .pth') from error
         raise CheckpointError(f'{name} is incomplete or no checkpoint{_because(error)}') from error
     meta = header.get('__metadata__', {})

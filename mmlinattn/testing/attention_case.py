@@ -14,7 +14,8 @@ from .rules import Case, RuleBroken, Rules, require
 
 ATTENTION_RULES = Rules()
 CHANNELS, HEADS = 32, 2
-MEDIUM_MAP, LARGE_MAP = (48, 48), (256, 512)  # the second: an image of 1024x2048 at stride 4
+HALF_MAP, MEDIUM_MAP = (24, 48), (48, 48)
+LARGE_MAP = (256, 512)  # an image of 2048 pixels width and 1024 height at stride 4
 BUILT, CALLED = ('constructor',), ('constructor', 'shape_and_dtype')
 
 
@@ -59,11 +60,18 @@ class AttentionCase(Case):
         return cast(AttentionInfo, found)
 
     def quadratic(self) -> bool:
-        """Return True if a call makes a tensor of N x N elements, at N = 2,304."""
-        attn, (height, width) = self.clone(torch.float32), MEDIUM_MAP
-        with torch.no_grad(), LargestTensor() as largest:
-            self.run(self.tokens(height * width, batch=1).float(), MEDIUM_MAP, attn)
-        return largest.numel >= (height * width) ** 2
+        """Return True if a call makes a tensor of N x N elements that grows faster than N.
+
+        Operations are recorded; an attention that has another path while that is so is measured
+        there.
+        """
+        attn, sizes = self.clone(torch.float32), []
+        for height, width in (HALF_MAP, MEDIUM_MAP):
+            x = self.tokens(height * width, batch=1).float()
+            with torch.no_grad(), LargestTensor() as largest:
+                self.run(x, (height, width), attn)
+            sizes.append(largest.numel)
+        return sizes[1] >= (MEDIUM_MAP[0] * MEDIUM_MAP[1]) ** 2 and sizes[1] >= 3 * sizes[0]
 
     @property
     def num_tokens(self) -> int:
@@ -103,13 +111,14 @@ class AttentionCase(Case):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Number of elements of the largest tensor that an operation returns."""
+    """Number of elements in memory of the largest tensor that an operation returns."""
 
     numel = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        sizes = [t.untyped_storage().nbytes() // t.element_size() for t in tensors]
         self.numel = max([self.numel, *sizes])
         return out
 

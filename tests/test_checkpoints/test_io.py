@@ -275,6 +275,16 @@ def test_suffix_of_the_other_format(tmp_path, right, wrong):
         load_state_dict(tmp_path / f'a.{wrong}')
 
 
+def test_json_is_not_taken_for_safetensors(tmp_path):
+    (tmp_path / 'a.pth').write_bytes(b'{"info":{"year":2026},"images":[]}')
+    with pytest.raises(CheckpointError, match=r'a\.pth is incomplete or no checkpoint'):
+        load_state_dict(tmp_path / 'a.pth')
+    np.savez(tmp_path / 'a.npz', a=np.ones(3))
+    (tmp_path / 'a.npz').rename(tmp_path / 'b.safetensors')
+    with pytest.raises(CheckpointError, match=r'b\.safetensors is incomplete or no checkpoint'):
+        load_state_dict(tmp_path / 'b.safetensors')
+
+
 @pytest.mark.parametrize('content', [b'<html>not found</html>', pickle.dumps([1, 2]), b'\0' * 99])
 def test_no_checkpoint(tmp_path, content):
     (tmp_path / 'a.pth').write_bytes(content)

@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 HEAVY = ('torch', 'mmengine', 'mmcv', 'cv2', 'rich', 'matplotlib', 'numpy')
 # Runs a command and says which modules it has imported.
 RUN = """

@@ -136,6 +136,17 @@ class ComparesAllPairs(Sound):
         return (weights @ v.to(q.dtype) / (weights.sum(-1, keepdim=True) + 1e-6)).to(v.dtype)
 
 
+class Neighbourhood(Sound):
+    """Keys of 9 x 9 cells for each query: more than N x N elements at 2,304 tokens, yet linear."""
+
+    info = AttentionInfo('', 'O(N d)', 'O(N d)', '', '', needs_map=True)
+
+    def attend(self, q, k, v, layout):
+        cells = tokens_to_map(k.transpose(1, 2).flatten(2), layout.hw_shape)
+        near = F.unfold(cells, 9, padding=4)
+        return v + near.mean(1)[:, None, :, None].to(v.dtype)
+
+
 class NotFiniteInHalf(Sound):
     def features(self, q, k, layout):
         q, k = super().features(q, k, layout)
@@ -312,6 +323,10 @@ def findings(cls: type, rules) -> str:
     except AssertionError as error:
         return str(error)
     return ''
+
+
+def test_a_large_neighbourhood_is_linear():
+    check_attention(Neighbourhood, rules=['info', 'memory'])
 
 
 @pytest.mark.parametrize('cls', [Sound, Convolved])

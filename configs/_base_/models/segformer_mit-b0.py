@@ -20,7 +20,7 @@ model = dict(
     ),
     decode_head=dict(
         # The release's head. With MMSegmentation's layers:
-        # --cfg-options model.decode_head.type=mmlinattn.models.decode_heads.SegformerHead
+        # --cfg-options model.decode_head.type=mmlinattn.models.decode_heads.LevelwiseSegformerHead
         type='mmlinattn.models.decode_heads.AllMLPHead',
         in_channels=[32, 64, 160, 256],
         in_index=[0, 1, 2, 3],

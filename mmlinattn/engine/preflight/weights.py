@@ -52,11 +52,16 @@ def _check_pretrained(name: str, module: BaseModule, init: dict, read: Callable)
         read(source)
     except FileNotFoundError as error:
         config = pretraining_config(source)
-        training = f', or train it with {config}' if config else ''
+        here = (
+            f'Train it with {config} and copy its checkpoint there, or convert released weights '
+            'to this file (docs/weights.md). '
+            if config
+            else ''
+        )
         raise FileNotFoundError(
-            f'{error}; {name} starts from it. Write it from released weights with mmlinattn '
-            f'convert RELEASED {source}{training} (docs/weights.md). To start from another file, '
-            f'add --cfg-options model.{name}.checkpoint=FILE; to train from scratch, add '
+            f'{error}; {name} starts from it. {here}To start from other weights, such as '
+            'released ones converted by mmlinattn convert, add '
+            f'--cfg-options model.{name}.checkpoint=FILE; to train from scratch, add '
             f'--cfg-options model.{name}=None'
         ) from error
     try:

@@ -5,6 +5,6 @@ Configs name them by their full path, so that the other configs work without MMS
 """
 
 from .all_mlp_head import AllMLPHead
-from .segformer_head import SegformerHead
+from .segformer_head import LevelwiseSegformerHead
 
-__all__ = ['AllMLPHead', 'SegformerHead']
+__all__ = ['AllMLPHead', 'LevelwiseSegformerHead']

@@ -7,10 +7,10 @@ from mmengine.model import initialize
 from torch import Tensor, nn
 
 from ...ops.common.numerics import no_autocast
-from .segformer_head import SegformerHead
+from .segformer_head import LevelwiseSegformerHead
 
 
-class AllMLPHead(SegformerHead):
+class AllMLPHead(LevelwiseSegformerHead):
     """All-MLP decode head as released with SegFormer (Xie et al., NeurIPS 2021, section 3.2).
 
     A linear layer maps each level to ``channels``. The levels are resized to the largest and
@@ -73,5 +73,6 @@ class AllMLPHead(SegformerHead):
         """Return the part of level ``i`` in the fusion, (B, channels, H_i, W_i)."""
         conv, matrix = cast(nn.Conv2d, self.convs[i]), weight.flatten(1)
         with no_autocast(weight):  # a product of weights in half precision would round twice
-            product, bias = matrix @ conv.weight.flatten(1), matrix @ cast(Tensor, conv.bias)
+            product = matrix @ conv.weight.flatten(1)
+            bias = None if conv.bias is None else matrix @ conv.bias
         return F.conv2d(level, product[..., None, None], bias)

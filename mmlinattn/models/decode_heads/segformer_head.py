@@ -2,16 +2,16 @@
 
 from typing import List
 
-import mmseg.models.decode_heads as mmseg_heads
 import torch.nn.functional as F
 from mmcv.cnn import ConvModule
+from mmseg.models.decode_heads import SegformerHead
 from mmseg.models.utils import resize
 from torch import Tensor, nn
 
 from ..layers.linear_projection import has_hooks
 
 
-class SegformerHead(mmseg_heads.SegformerHead):
+class LevelwiseSegformerHead(SegformerHead):
     """MMSegmentation's ``SegformerHead`` with fewer products and less memory.
 
     The original resizes every level to the largest one, concatenates them and applies a 1x1
@@ -20,8 +20,8 @@ class SegformerHead(mmseg_heads.SegformerHead):
     added: the result differs by rounding only. With four levels at strides 4 to 32 the fusion needs
     a third of the products, and no map of ``4 * channels`` channels exists.
 
-    Layers, names of weights and options are those of MMSegmentation. Its own formula computes the
-    output where hooks or wrappers of the fusion have to see it, such as counters of products.
+    Layers, names of weights and options are those of MMSegmentation. MMSegmentation's formula is used
+    if these layers have hooks, such as those of counters of products, or were replaced or wrapped.
 
     Args:
         others: see MMSegmentation's ``SegformerHead``.
@@ -34,7 +34,7 @@ class SegformerHead(mmseg_heads.SegformerHead):
 
     Example:
         >>> import torch
-        >>> head = SegformerHead(
+        >>> head = LevelwiseSegformerHead(
         ...     in_channels=[8, 16], in_index=[0, 1], channels=32, num_classes=19,
         ...     norm_cfg=dict(type='BN'),
         ... )
@@ -49,11 +49,15 @@ class SegformerHead(mmseg_heads.SegformerHead):
             return super().forward(inputs)
         levels = self._transform_inputs(inputs)
         size = levels[0].shape[2:]
-        weights = fusion.conv.weight.split(self.channels, dim=1)
-        fused = self.fuse_level(0, levels[0], weights[0])
-        for i, level in enumerate(levels[1:], start=1):
-            x = self.fuse_level(i, level, weights[i])
-            fused += resize(x, size, mode=self.interpolate_mode, align_corners=self.align_corners)
+        for i, level in enumerate(levels):
+            # A slice of a weight becomes a constant of an exported file, a split does not.
+            part = slice(i * self.channels, (i + 1) * self.channels)
+            x = self.fuse_level(i, level, fusion.conv.weight[:, part])
+            if i == 0:
+                fused = x
+            else:
+                x = resize(x, size, mode=self.interpolate_mode, align_corners=self.align_corners)
+                fused += x
         if fusion.conv.bias is not None:
             fused = fused + fusion.conv.bias[:, None, None]
         if fusion.with_norm:
@@ -76,5 +80,14 @@ class SegformerHead(mmseg_heads.SegformerHead):
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Return True if nothing but the layer's class decides what a call of it computes."""
-    return type(layer) in (ConvModule, nn.Conv2d) and not has_hooks(layer)
+    """Return True if nothing but the class of a 1x1 convolution decides what a call computes."""
+    if has_hooks(layer) or 'forward' in vars(layer):
+        return False
+    if type(layer) is ConvModule:
+        return True
+    return (
+        type(layer) is nn.Conv2d
+        and layer.kernel_size == layer.stride == (1, 1)
+        and layer.padding == (0, 0)
+        and layer.groups == 1
+    )

@@ -51,8 +51,8 @@ def find_attention(attn_cfg: AttnCfg, also_known: Iterable[str] = ()) -> Type[Ba
             similar = did_you_mean(SHORT_NAMES.get(name, name), [*also_known, *known])
             hint = similar or f'; this package has {known}.'
             raise KeyError(
-                f'attention {name!r} is not registered{hint} An attention of your own needs its '
-                'module in custom_imports'
+                f'attention {name!r} is not registered{hint} If it is your own, name its module in '
+                'custom_imports'
             )
     if not (isinstance(kind, type) and issubclass(kind, BaseAttention)):
         raise TypeError(f'attn_cfg must have a BaseAttention as its type, got {attn_cfg!r}')

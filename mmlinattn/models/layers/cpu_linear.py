@@ -14,7 +14,7 @@ CPU_INFO = Path('/proc/cpuinfo')
 # Number of multiplications below which the call costs more than it saves.
 LEAST = 2**22
 # Heads of convolutions and resizing alone: these are faster with maps in channels_last.
-CONV_HEADS = ('AllMLPHead', 'FPNHead', 'SegformerHead', 'UPerHead')
+CONV_HEADS = ('AllMLPHead', 'FPNHead', 'LevelwiseSegformerHead', 'SegformerHead', 'UPerHead')
 
 
 def optimize_for_cpu(model: nn.Module, enabled: bool = True) -> nn.Module:

@@ -239,7 +239,7 @@ def test_query_pos_does_not_change_values(name):
             32,
             2,
             KeyError,
-            "'RALLA' is not registered; did you mean RALA. An .* custom_imports",
+            "'RALLA' is not registered; did you mean RALA\\? If .* custom_imports",
         ),
     ],
 )
