@@ -136,7 +136,7 @@ def scale_lr(cfg: Config) -> None:
     if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
         raise ValueError(
             '--auto-scale-lr: the config has no auto_scale_lr.base_batch_size: add '
-            'auto_scale_lr = dict(base_batch_size=N), N images a step that its learning rate is for, '
-            'or set the learning rate yourself'
+            'auto_scale_lr = dict(base_batch_size=N), N images a step that its learning rate is '
+            'for, or set the learning rate yourself'
         )
     cfg.auto_scale_lr.enable = True

@@ -20,8 +20,8 @@ class LevelwiseSegformerHead(SegformerHead):
     added: the result differs by rounding only. With four levels at strides 4 to 32 the fusion needs
     a third of the products, and no map of ``4 * channels`` channels exists.
 
-    Layers, names of weights and options are those of MMSegmentation. MMSegmentation's formula is used
-    if these layers have hooks, such as those of counters of products, or were replaced or wrapped.
+    Layers, names of weights and options are those of MMSegmentation. Its formula is used if these
+    layers have hooks, such as those of counters of products, or were replaced or wrapped.
 
     Args:
         others: see MMSegmentation's ``SegformerHead``.

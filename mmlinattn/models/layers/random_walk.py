@@ -115,7 +115,7 @@ class RWGKA(RandomWalkAttention):
 
     info = AttentionInfo(
         formula='(1-l) sum_n l^n A^(n+1) v, A = softmax(q B^T) softmax(B k^T), learnt anchors B',
-        time='O(N M d + M^3)',
+        time='O(N M (d + M) + M^3)',
         memory='O(N d + M^2)',
         source='"Improving vision attention with random walk graph kernel"',
         use='segmentation, instead of spatial reduction; weights sum to 1',
@@ -186,7 +186,7 @@ class RWGKP(RandomWalkAttention):
 
     info = AttentionInfo(
         formula='(1-l) sum_n l^n A^(n+1) v, A = softmax(q B^T) softmax(B k^T), pooled anchors B',
-        time='O(N M d + M^3)',
+        time='O(N M (d + M) + M^3)',
         memory='O(N d + M^2)',
         source='"Improving vision attention with random walk graph kernel"',
         use='as RWGKA, without additional parameters',
