@@ -5,9 +5,12 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from mmengine.dataset import Compose, pseudo_collate
 
 from benchmarks.model_exports import zoo_export
 from benchmarks.study.grid import refusal
@@ -15,6 +18,7 @@ from benchmarks.zoo import plan
 from mmlinattn.deployment.capture import Sizes
 from mmlinattn.deployment.compare import difference, match
 from mmlinattn.deployment.exported_file import ExportedFile, FileError
+from mmlinattn.deployment.exported_model import ExportedModel
 from mmlinattn.deployment.formats import FORMATS, OPSET
 from tests.sizes import LONG, some
 
@@ -93,7 +97,7 @@ def test_a_file_of_one_size(make, export, family):
 @captures
 @pytest.mark.long
 @pytest.mark.parametrize('family', some(['ravlt-nano-mask-rcnn', 'ravlt-nano-retinanet'], every=2))
-def test_anchors_and_boxes_at_any_size(make, export, family):
+def test_anchors_and_boxes_at_any_size(make, export, root, tmp_path, monkeypatch, family):
     """Asked for at a size where the coarsest maps have one cell, run where they have more."""
     pytest.importorskip('mmdet', reason='detectors are those of MMDetection')
     case = make(family, plain)
@@ -105,6 +109,48 @@ def test_anchors_and_boxes_at_any_size(make, export, family):
     assert used['RoiAlign'] == (6 if 'rcnn' in family else 0)
     with pytest.raises(ValueError, match='takes multiples of 32 from 64 on, got 80x64'):
         file(torch.rand(1, 3, 80, 64))
+    if 'rcnn' in family:
+        check_page(file, case, root, tmp_path, monkeypatch)
+
+
+def check_page(file: ExportedFile, case, root: Path, tmp_path: Path, monkeypatch) -> None:
+    """The code of the page resizes, runs the file and pastes masks as MMDetection does."""
+    page = (root / 'docs' / 'export.md').read_text()
+    (code,) = (of for of in re.findall(r'```python\n(.*?)```', page, re.S) if 'def predict' in of)
+    monkeypatch.chdir(file.path.parent)
+    names: dict = {}
+    exec(code, names)
+    picture = cv2.resize(np.ascontiguousarray(case.image[0].permute(1, 2, 0).byte()), (150, 101))
+    cv2.imwrite(str(tmp_path / 'picture.png'), picture)
+    boxes, scores, classes, masks = names['predict'](picture, (90, 130))
+    steps = [
+        dict(type='LoadImageFromFile'),
+        dict(type='Resize', scale=(130, 90), keep_ratio=True),
+        dict(type='PackDetInputs',
+             meta_keys=('img_path', 'ori_shape', 'img_shape', 'scale_factor')),
+    ]  # fmt: skip
+    data = Compose(steps)(dict(img_path=str(tmp_path / 'picture.png'), img_id=0))
+    model = ExportedModel(str(file.path), case.cfg.model, case.cfg.default_scope)
+    (sample,) = model.test_step(pseudo_collate([data]))
+    found = sample.pred_instances.numpy()
+    assert len(boxes) == len(found.bboxes) > 4
+    np.testing.assert_allclose(boxes, found.bboxes, atol=1e-3)
+    np.testing.assert_allclose(scores, found.scores, atol=1e-5)
+    assert classes == [file.metadata.classes[label] for label in found.labels]
+    pixels = np.stack(masks)
+    assert pixels.shape == found.masks.shape == (len(boxes), 101, 150)
+    # cv2 interpolates at steps of 1/32: pixels at the threshold may differ.
+    assert (pixels != found.masks).mean() < 2e-3
+    # Masks with an edge, in boxes of any size.
+    paste_mask = pytest.importorskip('mmdet.models.roi_heads.mask_heads.fcn_mask_head')
+    edges = F.interpolate(torch.rand(3, 1, 5, 5), 28, mode='bicubic')
+    places = torch.tensor(
+        [[3.2, 7.9, 90.1, 80.0], [100.0, 2.5, 149.0, 31.7], [40.0, 40.0, 52.5, 47.0]]
+    )
+    expected, _ = paste_mask._do_paste_mask(edges, places, 101, 150, skip_empty=False)
+    for mask, box, of in zip(edges[:, 0].numpy(), places.numpy(), expected.numpy()):
+        differ = names['paste'](mask, box, 101, 150) != (of >= 0.5)
+        assert differ.sum() <= 0.02 * (of >= 0.5).sum()
 
 
 def test_where_a_model_of_any_size_is_captured():
