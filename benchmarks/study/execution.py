@@ -89,7 +89,7 @@ def check_metrics(run: Run, metrics: Dict[str, dict]) -> None:
     """
     for split, key in run.required:
         if key not in metrics.get(split, {}):
-            found = ', '.join(metrics.get(split, {})) or 'none'
+            found = ', '.join(metrics.get(split, {})) or 'none (a detector: it predicts no box)'
             raise ValueError(f'split {split} has no metric {key}; it has {found}')
         if score(dict(metrics=metrics), split, key) is None:
             raise ValueError(f'split {split}: metric {key} is {metrics[split][key]}, not finite')
