@@ -82,7 +82,7 @@ def plain(cfg) -> None:
 @captures
 @pytest.mark.long
 @pytest.mark.parametrize('family', some(['smca-la', 'ravlt-semantic-fpn']))
-def test_a_file_of_one_size(make, export, family):
+def test_a_file_of_one_size(make, export, root, monkeypatch, family):
     pytest.importorskip('mmdet' if 'smca' in family else 'mmseg', reason='it is of that framework')
     case = make(family)
     model, file = export(case, STATIC)
@@ -92,12 +92,18 @@ def test_a_file_of_one_size(make, export, family):
     assert used['LayerNormalization'] > 4
     with pytest.raises(ValueError, match='takes 64x64 alone, got 64x96'):
         file(torch.rand(1, 3, 64, 96))
+    if 'fpn' in family:
+        picture = np.ascontiguousarray(case.image[0, :, :47, :60].permute(1, 2, 0).byte())
+        labels = names_of_page(file, root, monkeypatch)['segment'](picture, (47, 60))
+        expected = predict(file, case, picture).pred_sem_seg.data[0].numpy()
+        assert labels.shape == (47, 60) and len(np.unique(labels)) > 1
+        np.testing.assert_array_equal(labels, expected)
 
 
 @captures
 @pytest.mark.long
 @pytest.mark.parametrize('family', some(['ravlt-nano-mask-rcnn', 'ravlt-nano-retinanet'], every=2))
-def test_anchors_and_boxes_at_any_size(make, export, root, tmp_path, monkeypatch, family):
+def test_anchors_and_boxes_at_any_size(make, export, root, monkeypatch, family):
     """Asked for at a size where the coarsest maps have one cell, run where they have more."""
     pytest.importorskip('mmdet', reason='detectors are those of MMDetection')
     case = make(family, plain)
@@ -110,28 +116,40 @@ def test_anchors_and_boxes_at_any_size(make, export, root, tmp_path, monkeypatch
     with pytest.raises(ValueError, match='takes multiples of 32 from 64 on, got 80x64'):
         file(torch.rand(1, 3, 80, 64))
     if 'rcnn' in family:
-        check_page(file, case, root, tmp_path, monkeypatch)
+        check_page(file, case, root, monkeypatch)
 
 
-def check_page(file: ExportedFile, case, root: Path, tmp_path: Path, monkeypatch) -> None:
-    """The code of the page resizes, runs the file and pastes masks as MMDetection does."""
+def names_of_page(file: ExportedFile, root: Path, monkeypatch) -> dict:
+    """Functions of the page, for a file that is named as there."""
     page = (root / 'docs' / 'export.md').read_text()
-    (code,) = (of for of in re.findall(r'```python\n(.*?)```', page, re.S) if 'def predict' in of)
+    (code,) = (of for of in re.findall(r'```python\n(.*?)```', page, re.S) if 'def detect' in of)
     monkeypatch.chdir(file.path.parent)
     names: dict = {}
     exec(code, names)
-    picture = cv2.resize(np.ascontiguousarray(case.image[0].permute(1, 2, 0).byte()), (150, 101))
-    cv2.imwrite(str(tmp_path / 'picture.png'), picture)
-    boxes, scores, classes, masks = names['predict'](picture, (90, 130))
-    steps = [
-        dict(type='LoadImageFromFile'),
-        dict(type='Resize', scale=(130, 90), keep_ratio=True),
-        dict(type='PackDetInputs',
-             meta_keys=('img_path', 'ori_shape', 'img_shape', 'scale_factor')),
-    ]  # fmt: skip
-    data = Compose(steps)(dict(img_path=str(tmp_path / 'picture.png'), img_id=0))
-    model = ExportedModel(str(file.path), case.cfg.model, case.cfg.default_scope)
+    return names
+
+
+def predict(file: ExportedFile, case, picture: np.ndarray, *steps: dict):
+    """What the framework predicts with the file in a picture, after these steps."""
+    cv2.imwrite(str(file.path.parent / 'picture.png'), picture)
+    pack = 'PackSegInputs' if case.cfg.default_scope == 'mmseg' else 'PackDetInputs'
+    keys = ('img_path', 'ori_shape', 'img_shape', 'scale_factor', 'pad_shape', 'flip')
+    data = Compose([dict(type='LoadImageFromFile'), *steps, dict(type=pack, meta_keys=keys)])(
+        dict(img_path=str(file.path.parent / 'picture.png'), img_id=0)
+    )
+    preprocessor = case.cfg.get('data_preprocessor')
+    model = ExportedModel(str(file.path), case.cfg.model, case.cfg.default_scope, preprocessor)
     (sample,) = model.test_step(pseudo_collate([data]))
+    return sample
+
+
+def check_page(file: ExportedFile, case, root: Path, monkeypatch) -> None:
+    """The code of the page resizes, runs the file and pastes masks as MMDetection does."""
+    names = names_of_page(file, root, monkeypatch)
+    picture = cv2.resize(np.ascontiguousarray(case.image[0].permute(1, 2, 0).byte()), (150, 101))
+    boxes, scores, classes, masks = names['detect'](picture, (90, 130))
+    resize = dict(type='Resize', scale=(130, 90), keep_ratio=True)
+    sample = predict(file, case, picture, resize)
     found = sample.pred_instances.numpy()
     assert len(boxes) == len(found.bboxes) > 4
     np.testing.assert_allclose(boxes, found.bboxes, atol=1e-3)
