@@ -75,8 +75,8 @@ def set_auto_batch(cfg: Config, fraction: float) -> str:
     why_fewer = ', all of an epoch' if found.batch == found.images else ''
     return (
         f'--auto-batch: {found.batch} images of {found.shape[0]}x{found.shape[1]} a process'
-        f'{why_fewer} (config: {before}); estimated memory {found.memory / GIB:.1f} GiB of '
-        f'{found.available / GIB:.1f} GiB available, up to {100 * fraction:g} %. '
+        f'{why_fewer} (config: {before}); estimated memory {found.memory / GIB:.1f} GiB, '
+        f'limit {100 * fraction:g} % of {found.available / GIB:.1f} GiB. '
         + (
             f'The learning rate is scaled from {scaling["base_batch_size"]} images a step.'
             if scaling.get('enable')

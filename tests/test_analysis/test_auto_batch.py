@@ -90,7 +90,7 @@ def test_the_message_and_the_learning_rate(cfg, monkeypatch):
     assert said.startswith(
         f'--auto-batch: {batch} images of 64x64 a process (config: 2); estimated'
     )
-    assert '1.0 GiB of 2.0 GiB available, up to 50 %. The learning rate stays' in said
+    assert '1.0 GiB, limit 50 % of 2.0 GiB. The learning rate stays' in said
     assert cfg.optim_wrapper.optimizer.lr == 0.1
     cfg.auto_scale_lr = dict(enable=True, base_batch_size=16)
     assert set_auto_batch(cfg, 0.5).endswith('rate is scaled from 16 images a step.')

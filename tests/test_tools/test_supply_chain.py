@@ -133,7 +133,6 @@ def test_packages_that_age_need_a_reason(old_releases, monkeypatch, capsys, tmp_
     (tmp_path / 'requirements').mkdir()
     (tmp_path / 'requirements/constraints.txt').write_text("a==1\nb==2; python_version < '3.11'\n")
     page = tmp_path / old_releases.PAGE
-    page.parent.mkdir()
     row = '| {} | why |\n| `fresh` | elsewhere |\n'
     for names, code in (('`known`', 1), ('`known`, `lost`', 0)):
         page.write_text(

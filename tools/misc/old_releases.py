@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """List pinned packages whose newest release is older than two years.
 
-Exit code 1 if docs/installation.md gives no reason to keep one of them. Requires uv and the package
+Exit code 1 if CONTRIBUTING.md gives no reason to keep one of them. Requires uv and the package
 index, which knows the release dates.
 """
 
@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, HEADING = 'docs/installation.md', '## Packages without a release in two years'
+PAGE, HEADING = 'CONTRIBUTING.md', '### Packages without a release in two years'
 LIMIT = timedelta(days=730)
 
 
