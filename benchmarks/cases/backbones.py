@@ -139,6 +139,46 @@ def _segformer(setup: Setup) -> Baselines:
     }
 
 
+class _Detector(nn.Module):
+    """RetinaNet, up to the scores and offsets of its anchor boxes."""
+
+    def __init__(self, backbone: nn.Module, in_channels: Sequence[int]) -> None:
+        from mmdet.models.dense_heads import RetinaHead
+        from mmdet.models.necks import FPN
+
+        super().__init__()
+        self.backbone = backbone
+        self.neck = FPN(in_channels, 256, num_outs=5, start_level=1, add_extra_convs='on_output')
+        self.bbox_head = RetinaHead(num_classes=80, in_channels=256)
+
+    def forward(self, image: Tensor) -> Tensor:
+        scores, offsets = self.bbox_head(self.neck(self.backbone(image)))
+        return torch.cat([x.flatten(1) for x in (*scores, *offsets)], 1)
+
+
+@case(
+    'retinanet',
+    'backbone',
+    "RetinaNet with RAVLT-T as released, against RALA in all stages, MLLA-T, and MMDetection's "
+    'Swin-T and ResNet-50.',
+    chosen=True,
+)
+def _retinanet(setup: Setup) -> Baselines:
+    from mmdet.models.backbones import ResNet, SwinTransformer
+
+    from mmlinattn.models.backbones import MLLA, RAVLT
+
+    image, ravlt, widths = setup.image(), [64, 128, 256, 512], [96, 192, 384, 768]
+    models = {
+        OURS: _Detector(RAVLT('tiny', norm_cfg=dict(type='BN')), ravlt),
+        'RALA': _Detector(RAVLT('tiny', 'RALA', norm_cfg=dict(type='BN')), ravlt),
+        'MLLA-T': _Detector(MLLA('tiny'), [64, 128, 256, 512]),
+        'Swin-T': _Detector(SwinTransformer(), widths),
+        'ResNet-50': _Detector(ResNet(50, norm_eval=False), [256, 512, 1024, 2048]),
+    }
+    return {name: Baseline.of_module(setup.module(model), image) for name, model in models.items()}
+
+
 # The models of figures 2 and 4 of the ripple paper; heads of 32 channels as in its other models.
 VIT_PATCH = 16
 RIPPLE_VIT = dict(embed_dims=96, num_heads=3, patch_size=VIT_PATCH)
