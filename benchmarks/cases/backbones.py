@@ -179,6 +179,40 @@ def _retinanet(setup: Setup) -> Baselines:
     return {name: Baseline.of_module(setup.module(model), image) for name, model in models.items()}
 
 
+@case(
+    'segformer-b2',
+    'backbone',
+    "SegFormer-B2 with MMSegmentation's head, computed level by level, against random "
+    "walks and RALA, and against MMSegmentation's SegFormer.",
+    chosen=True,
+)
+def _segformer_b2(setup: Setup) -> Baselines:
+    from mmseg.models.backbones import MixVisionTransformer
+    from mmseg.models.decode_heads import SegformerHead
+
+    from mmlinattn.models.backbones import MixTransformer
+    from mmlinattn.models.decode_heads import LevelwiseSegformerHead
+
+    image = setup.image()
+    options = dict(in_channels=[64, 128, 320, 512], in_index=[0, 1, 2, 3], channels=256,
+                   num_classes=19, norm_cfg=dict(type='BN'), dropout_ratio=0.0)  # fmt: skip
+
+    def segmentor(attn: str) -> nn.Module:
+        backbone = MixTransformer('b2', MIT_ATTENTIONS[attn], drop_path_rate=0.0)
+        return setup.module(_Segmentor(backbone, LevelwiseSegformerHead(**options)))
+
+    theirs = MixVisionTransformer(
+        embed_dims=64, num_layers=[3, 4, 6, 3], num_heads=[1, 2, 5, 8], drop_path_rate=0.0
+    )
+    models = {
+        OURS: segmentor('spatial reduction'),
+        'RWGKA': segmentor('RWGKA'),
+        'RALA': segmentor('RALA'),
+        'MMSegmentation': setup.module(_Segmentor(theirs, SegformerHead(**options))),
+    }
+    return {name: Baseline.of_module(model, image) for name, model in models.items()}
+
+
 # The models of figures 2 and 4 of the ripple paper; heads of 32 channels as in its other models.
 VIT_PATCH = 16
 RIPPLE_VIT = dict(embed_dims=96, num_heads=3, patch_size=VIT_PATCH)
