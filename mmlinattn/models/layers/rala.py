@@ -50,7 +50,7 @@ class RALA(BaseAttention):
         time='O(N d^2)',
         memory='O(N d)',
         source='Fan et al., CVPR 2025',
-        use='first choice for detection and segmentation at high resolution; released weights '
+        use='detection and segmentation at high resolution; released weights '
         'have softmax attention in the last two stages',
         needs_map=True,
         packed='at once',
