@@ -1,7 +1,7 @@
 """Cases of backbones and models."""
 
 import copy
-from typing import TYPE_CHECKING, Dict, List, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -98,45 +98,58 @@ class _Segmentor(nn.Module):
         return self.decode_head(self.backbone(image))
 
 
-@case(
-    'segformer-b0',
-    'backbone',
-    'SegFormer-B0 with the head of its release, against the same weights with the formula of '
-    "MMSegmentation's head, against random walks and RALA, and against MMSegmentation's SegFormer.",
-)
-def _segformer(setup: Setup) -> Baselines:
+def _segformers(setup: Setup, arch: str, head: type, **theirs: Any) -> Dict[str, nn.Module]:
+    """Return SegFormer with three attentions, and that of MMSegmentation, built with ``theirs``.
+
+    The last one is there twice: as installed, and after ``optimize_for_cpu``.
+    """
     from mmseg.models.backbones import MixVisionTransformer
     from mmseg.models.decode_heads import SegformerHead
 
     from mmlinattn.models.backbones import MixTransformer
+
+    def options(backbone: nn.Module) -> dict:
+        widths = [backbone(torch.zeros(1, 3, 64, 64))[i].shape[1] for i in range(4)]
+        return dict(in_channels=widths, in_index=[0, 1, 2, 3], channels=256, num_classes=19,
+                    norm_cfg=dict(type='BN'), dropout_ratio=0.0)  # fmt: skip
+
+    def segmentor(attn: str) -> nn.Module:
+        backbone = MixTransformer(arch, MIT_ATTENTIONS[attn], drop_path_rate=0.0)
+        return setup.module(_Segmentor(backbone, head(**options(backbone))))
+
+    def installed() -> nn.Module:
+        backbone = MixVisionTransformer(num_heads=[1, 2, 5, 8], drop_path_rate=0.0, **theirs)
+        model = _Segmentor(backbone, SegformerHead(**options(backbone)))
+        return model.to(setup.device, setup.dtype).train(setup.training)
+
+    return {
+        OURS: segmentor('spatial reduction'),
+        'RWGKA': segmentor('RWGKA'),
+        'RALA': segmentor('RALA'),
+        'MMSegmentation': installed(),
+        'MMSegmentation, optimize_for_cpu': setup.module(installed()),
+    }
+
+
+@case(
+    'segformer-b0',
+    'backbone',
+    'SegFormer-B0 with the head of its release, against random walks and RALA, against '
+    "MMSegmentation's SegFormer, and against the same weights with the formula of its head.",
+)
+def _segformer_b0(setup: Setup) -> Baselines:
+    from mmseg.models.decode_heads import SegformerHead
+
     from mmlinattn.models.decode_heads import AllMLPHead
 
     class Concatenation(AllMLPHead):
         forward = SegformerHead.forward
 
-    image = setup.image()
-    options = dict(in_channels=[32, 64, 160, 256], in_index=[0, 1, 2, 3], channels=256,
-                   num_classes=19, norm_cfg=dict(type='BN'), dropout_ratio=0.0)  # fmt: skip
-
-    def segmentor(attn: str, head: type = AllMLPHead) -> nn.Module:
-        backbone = MixTransformer('b0', MIT_ATTENTIONS[attn], drop_path_rate=0.0)
-        return setup.module(_Segmentor(backbone, head(**options)))
-
-    ours, plain = segmentor('spatial reduction'), segmentor('spatial reduction', Concatenation)
-    plain.load_state_dict(ours.state_dict())
-    theirs = MixVisionTransformer(embed_dims=32, num_heads=[1, 2, 5, 8], drop_path_rate=0.0)
-    models = {
-        'RWGKA': segmentor('RWGKA'),
-        'RALA': segmentor('RALA'),
-        'MMSegmentation': _Segmentor(theirs, SegformerHead(**options))
-        .to(setup.device, setup.dtype)
-        .train(setup.training),
-    }
-    return {
-        OURS: Baseline.of_module(ours, image),
-        'concatenation': Baseline.of_module(plain, image, same=True),
-        **{name: Baseline.of_module(model, image) for name, model in models.items()},
-    }
+    image, models = setup.image(), _segformers(setup, 'b0', AllMLPHead, embed_dims=32)
+    found = {name: Baseline.of_module(model, image) for name, model in models.items()}
+    plain = copy.deepcopy(models[OURS])
+    plain.decode_head.__class__ = Concatenation
+    return {**found, 'concatenation': Baseline.of_module(plain, image, same=True)}
 
 
 class _Detector(nn.Module):
@@ -168,12 +181,12 @@ def _retinanet(setup: Setup) -> Baselines:
 
     from mmlinattn.models.backbones import MLLA, RAVLT
 
-    image, ravlt, widths = setup.image(), [64, 128, 256, 512], [96, 192, 384, 768]
+    image, ravlt, swin = setup.image(), [64, 128, 256, 512], [96, 192, 384, 768]
     models = {
         OURS: _Detector(RAVLT('tiny', norm_cfg=dict(type='BN')), ravlt),
         'RALA': _Detector(RAVLT('tiny', 'RALA', norm_cfg=dict(type='BN')), ravlt),
-        'MLLA-T': _Detector(MLLA('tiny'), [64, 128, 256, 512]),
-        'Swin-T': _Detector(SwinTransformer(), widths),
+        'MLLA-T': _Detector(MLLA('tiny'), ravlt),
+        'Swin-T': _Detector(SwinTransformer(), swin),
         'ResNet-50': _Detector(ResNet(50, norm_eval=False), [256, 512, 1024, 2048]),
     }
     return {name: Baseline.of_module(setup.module(model), image) for name, model in models.items()}
@@ -187,29 +200,11 @@ def _retinanet(setup: Setup) -> Baselines:
     chosen=True,
 )
 def _segformer_b2(setup: Setup) -> Baselines:
-    from mmseg.models.backbones import MixVisionTransformer
-    from mmseg.models.decode_heads import SegformerHead
-
-    from mmlinattn.models.backbones import MixTransformer
     from mmlinattn.models.decode_heads import LevelwiseSegformerHead
 
+    theirs = dict(embed_dims=64, num_layers=[3, 4, 6, 3])
+    models = _segformers(setup, 'b2', LevelwiseSegformerHead, **theirs)
     image = setup.image()
-    options = dict(in_channels=[64, 128, 320, 512], in_index=[0, 1, 2, 3], channels=256,
-                   num_classes=19, norm_cfg=dict(type='BN'), dropout_ratio=0.0)  # fmt: skip
-
-    def segmentor(attn: str) -> nn.Module:
-        backbone = MixTransformer('b2', MIT_ATTENTIONS[attn], drop_path_rate=0.0)
-        return setup.module(_Segmentor(backbone, LevelwiseSegformerHead(**options)))
-
-    theirs = MixVisionTransformer(
-        embed_dims=64, num_layers=[3, 4, 6, 3], num_heads=[1, 2, 5, 8], drop_path_rate=0.0
-    )
-    models = {
-        OURS: segmentor('spatial reduction'),
-        'RWGKA': segmentor('RWGKA'),
-        'RALA': segmentor('RALA'),
-        'MMSegmentation': setup.module(_Segmentor(theirs, SegformerHead(**options))),
-    }
     return {name: Baseline.of_module(model, image) for name, model in models.items()}
 
 
