@@ -48,16 +48,16 @@ class LevelwiseSegformerHead(SegformerHead):
         if type(fusion) is not ConvModule or not all(map(_is_plain, self.fused_layers())):
             return super().forward(inputs)
         levels = self._transform_inputs(inputs)
-        size = levels[0].shape[2:]
-        for i, level in enumerate(levels):
-            # A slice of a weight becomes a constant of an exported file, a split does not.
-            part = slice(i * self.channels, (i + 1) * self.channels)
-            x = self.fuse_level(i, level, fusion.conv.weight[:, part])
-            if i == 0:
-                fused = x
-            else:
-                x = resize(x, size, mode=self.interpolate_mode, align_corners=self.align_corners)
-                fused += x
+        options = dict(mode=self.interpolate_mode, align_corners=self.align_corners)
+        # Slices of a weight become constants of an exported file, a split does not.
+        weights = [
+            fusion.conv.weight[:, i * self.channels : (i + 1) * self.channels]
+            for i in range(len(levels))
+        ]
+        fused = self.fuse_level(0, levels[0], weights[0])
+        for i in range(1, len(levels)):
+            # No name for the resized map: it would live on during the normalisation.
+            fused += resize(self.fuse_level(i, levels[i], weights[i]), fused.shape[2:], **options)
         if fusion.conv.bias is not None:
             fused = fused + fusion.conv.bias[:, None, None]
         if fusion.with_norm:

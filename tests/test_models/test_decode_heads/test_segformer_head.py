@@ -10,6 +10,7 @@ pytest.importorskip('mmseg', reason='MMSegmentation comes with the extra "seg"')
 from mmseg.models import decode_heads as mmseg_heads
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mmlinattn.analysis.timing import peak_bytes
 from mmlinattn.models.decode_heads import AllMLPHead, LevelwiseSegformerHead
 from mmlinattn.testing.attention_case import LargestTensor
 
@@ -108,7 +109,14 @@ def test_products_and_memory(cls, products):
     assert counted.count == expected
     with LargestTensor() as largest, torch.no_grad():
         head(levels())
-    assert largest.numel == 2 * 32 * 24 * 32  # the concatenation has four times as many
+    largest_map = 2 * 32 * 24 * 32
+    assert largest.numel == largest_map  # the concatenation has four times as many
+    # In this layout no operator copies: at most the sum, one other map and a small one live at once.
+    layout = torch.channels_last
+    inputs = [x.detach().to(memory_format=layout) for x in levels(dtype=torch.float32)]
+    head.to(torch.float32, memory_format=layout).requires_grad_(False)
+    peak = peak_bytes(lambda: head(inputs), torch.device('cpu'))
+    assert 2 <= peak / (4 * largest_map) < 2.5
 
 
 @pytest.mark.parametrize('cls', [LevelwiseSegformerHead, AllMLPHead])
