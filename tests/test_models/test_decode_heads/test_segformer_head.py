@@ -111,7 +111,7 @@ def test_products_and_memory(cls, products):
         head(levels())
     largest_map = 2 * 32 * 24 * 32
     assert largest.numel == largest_map  # the concatenation has four times as many
-    # In this layout no operator copies: at most the sum, one other map and a small one live at once.
+    # In this layout no operator copies: at most the sum, one more map and a small one live at once.
     layout = torch.channels_last
     inputs = [x.detach().to(memory_format=layout) for x in levels(dtype=torch.float32)]
     head.to(torch.float32, memory_format=layout).requires_grad_(False)
