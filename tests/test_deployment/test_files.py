@@ -1,5 +1,6 @@
 """Files give what the model gives, at other sizes and in other numbers, on every runtime."""
 
+import json
 import re
 import zipfile
 from collections import Counter
@@ -23,6 +24,7 @@ from mmlinattn.deployment.formats import FORMATS, OPSET
 from tests.sizes import LONG, some
 
 from .conftest import captures
+from .stub import description
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +96,7 @@ def test_a_file_of_one_size(make, export, root, monkeypatch, family):
         file(torch.rand(1, 3, 64, 96))
     if 'fpn' in family:
         picture = np.ascontiguousarray(case.image[0, :, :47, :60].permute(1, 2, 0).byte())
-        labels = names_of_page(file, root, monkeypatch)['segment'](picture, (47, 60))
+        labels = names_of_page(file.path.parent, root, monkeypatch)['segment'](picture, (47, 60))
         expected = predict(file, case, picture).pred_sem_seg.data[0].numpy()
         assert labels.shape == (47, 60) and len(np.unique(labels)) > 1
         np.testing.assert_array_equal(labels, expected)
@@ -119,14 +121,39 @@ def test_anchors_and_boxes_at_any_size(make, export, root, monkeypatch, family):
         check_page(file, case, root, monkeypatch)
 
 
-def names_of_page(file: ExportedFile, root: Path, monkeypatch) -> dict:
-    """Functions of the page, for a file that is named as there."""
+def names_of_page(folder: Path, root: Path, monkeypatch) -> dict:
+    """Functions of the page, in a folder with the file that they run."""
     page = (root / 'docs' / 'export.md').read_text()
     (code,) = (of for of in re.findall(r'```python\n(.*?)```', page, re.S) if 'def detect' in of)
-    monkeypatch.chdir(file.path.parent)
+    monkeypatch.chdir(folder)
     names: dict = {}
     exec(code, names)
     return names
+
+
+def test_page_segments(root, tmp_path, monkeypatch):
+    """Colours stay in the order of the file, the padding is cut off, labels get the old size."""
+    helper = onnx.helper
+    floats, integers = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+    graph = helper.make_graph(
+        [helper.make_node('ArgMax', ['image'], ['labels'], axis=1, keepdims=0)],
+        'strongest_colour',
+        [helper.make_tensor_value_info('image', floats, [1, 3, 'h', 'w'])],
+        [helper.make_tensor_value_info('labels', integers, [1, 'h', 'w'])],
+    )
+    file = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 18)], ir_version=9)
+    about = description('segmentation', 3, padding=[0.0, 0.0, 255.0])
+    helper.set_model_props(file, {'mmlinattn': json.dumps(about)})
+    onnx.save(file, tmp_path / 'model.onnx')
+    segment = names_of_page(tmp_path, root, monkeypatch)['segment']
+    blocks = np.random.default_rng(0).integers(0, 3, (5, 7))
+    labels = np.kron(blocks, np.ones((16, 16), int))  # 80 x 112, no multiples of the stride
+    picture = 200 * np.eye(3, dtype=np.uint8)[labels][..., ::-1]  # BGR, as cv2.imread has it
+    for sides in [(80, 112), (40, 56), (160, 224)]:
+        found = segment(picture, sides)
+        assert found.shape == labels.shape
+        inner = np.kron(np.ones((5, 7), bool), np.pad(np.ones((12, 12), bool), 2))
+        np.testing.assert_array_equal(found[inner], labels[inner])
 
 
 def predict(file: ExportedFile, case, picture: np.ndarray, *steps: dict):
@@ -145,7 +172,7 @@ def predict(file: ExportedFile, case, picture: np.ndarray, *steps: dict):
 
 def check_page(file: ExportedFile, case, root: Path, monkeypatch) -> None:
     """The code of the page resizes, runs the file and pastes masks as MMDetection does."""
-    names = names_of_page(file, root, monkeypatch)
+    names = names_of_page(file.path.parent, root, monkeypatch)
     picture = cv2.resize(np.ascontiguousarray(case.image[0].permute(1, 2, 0).byte()), (150, 101))
     boxes, scores, classes, masks = names['detect'](picture, (90, 130))
     resize = dict(type='Resize', scale=(130, 90), keep_ratio=True)
