@@ -357,7 +357,8 @@ def refusal(cfg: Config) -> str:
 def read(path: Path, quick: bool = False, parents: Sequence[Path] = ()) -> dict:
     """Return the content of a grid file.
 
-    An axis given as the name of another grid file is the axis of the same name there.
+    An axis given as the name of another grid file is the axis of the same name there. Where
+    ``only`` names an axis, these names alone are kept; ``quick`` may keep others.
 
     Args:
         path: YAML file.
@@ -379,6 +380,8 @@ def read(path: Path, quick: bool = False, parents: Sequence[Path] = ()) -> dict:
             if other.resolve() in [file.resolve() for file in files]:
                 raise GridError(f'{path}: axis {axis} names {names}, which needs this file itself')
             content['axes'][axis] = read(other, parents=files)['axes'].get(axis)
+    only = content.pop('only', None) or {}
+    check_mapping('only', only)
     short = content.pop('quick', None) or {}
     check_mapping('quick', short)
     if quick:
@@ -386,9 +389,11 @@ def read(path: Path, quick: bool = False, parents: Sequence[Path] = ()) -> dict:
             check_mapping(f'quick.{key}', short.get(key, {}))
         check_mapping('options', content.get('options') or {})
         content['options'] = content.get('options') or {}
-        select(content, short.pop('axes', {}))
+        select(content, {**only, **short.pop('axes', {})})
         content['options'].update(short.pop('options', {}))
         content.update(short, name=f'{content.get("name")}-quick')
+    else:
+        select(content, only)
     return content
 
 

@@ -590,6 +590,20 @@ def test_names_of_an_axis():
         grids.select(content, dict(modl=['Hydra']))
 
 
+def test_only_some_names_of_another_grid(tmp_path):
+    (tmp_path / 'tiny.yml').write_text(changed())
+    path = tmp_path / 'some.yml'
+    borrowed = dict(axes=dict(model='tiny.yml'), only=dict(model=['Hydra']))
+    path.write_text(changed(**borrowed, quick=dict(axes=dict(model=['Softmax']))))
+    assert [*grids.read(path)['axes']['model']] == ['Hydra']
+    assert [*grids.read(path, quick=True)['axes']['model']] == ['Softmax']
+    path.write_text(changed(**borrowed, quick=dict(seeds=1)))
+    assert [*grids.read(path, quick=True)['axes']['model']] == ['Hydra']
+    path.write_text(changed(only=['Hydra']))
+    with pytest.raises(GridError, match='only must be a mapping'):
+        grids.read(path)
+
+
 @pytest.mark.parametrize('quick', [False, True])
 @pytest.mark.parametrize('path', sorted(grids.GRIDS.glob('*.yml')), ids=lambda path: path.stem)
 def test_the_grids_of_the_repository(path, quick):
@@ -605,7 +619,8 @@ def test_every_study_in_short(root, tmp_path):
     if not (shared / 'camvid').is_dir():
         pytest.skip('CamVid and BCCD are not in ../shared/data')
     shapes.generate(tmp_path / 'data' / 'shapes', 60, 20, workers=1)
-    names = ('camvid', 'resolution', 'bccd', 'half_precision', 'linearize_camvid', 'linearize_bccd')
+    names = sorted(path.stem for path in grids.GRIDS.glob('*.yml'))
+    assert names.index('camvid') < names.index('resolution')  # which tests its weights
     for name in names:
         data = tmp_path / 'data' if name == 'half_precision' else shared
         out = tmp_path / f'{name}-quick'
