@@ -122,13 +122,18 @@ def _segformers(setup: Setup, arch: str, head: type, **theirs: Any) -> Dict[str,
         model = _Segmentor(backbone, SegformerHead(**options(backbone)))
         return model.to(setup.device, setup.dtype).train(setup.training)
 
-    return {
+    models = {
         OURS: segmentor('spatial reduction'),
         'RWGKA': segmentor('RWGKA'),
         'RALA': segmentor('RALA'),
         'MMSegmentation': installed(),
         'MMSegmentation, optimize_for_cpu': setup.module(installed()),
     }
+    sizes = [
+        sum(p.numel() for p in models[n].backbone.parameters()) for n in (OURS, 'MMSegmentation')
+    ]
+    assert sizes[0] == sizes[1], f'encoders of {sizes} parameters: these are not the same model'
+    return models
 
 
 @case(
@@ -145,7 +150,8 @@ def _segformer_b0(setup: Setup) -> Baselines:
     class Concatenation(AllMLPHead):
         forward = SegformerHead.forward
 
-    image, models = setup.image(), _segformers(setup, 'b0', AllMLPHead, embed_dims=32)
+    theirs = dict(embed_dims=32, num_layers=[2, 2, 2, 2])  # those of B2 are its defaults
+    image, models = setup.image(), _segformers(setup, 'b0', AllMLPHead, **theirs)
     found = {name: Baseline.of_module(model, image) for name, model in models.items()}
     plain = copy.deepcopy(models[OURS])
     plain.decode_head.__class__ = Concatenation

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import run
 from benchmarks.baselines import textbook
-from benchmarks.cases import CASES, Baseline, Case, Setup, case, packed
+from benchmarks.cases import CASES, Baseline, Case, Setup, backbones, case, packed
 from benchmarks.cases.backbones import RIPPLE_VIT
 from benchmarks.report import table
 from benchmarks.suite import MODES, Effort, Result, run_case, slopes
@@ -55,6 +55,18 @@ def test_blocks_and_models(name, hw_shape, tokens, mode):
     assert len(results) == 4 and {result.tokens for result in results} == {tokens}
     for result in results:
         assert len(result.seconds) == 1 and result.peak_bytes > 0 and not result.skipped
+
+
+@pytest.mark.parametrize('name', ['segformer-b0', 'segformer-b2'])
+def test_segformers_have_as_many_weights_as_those_of_mmsegmentation(name):
+    heads = pytest.importorskip(
+        'mmlinattn.models.decode_heads', reason='MMSegmentation comes with the extra "seg"'
+    )
+    assert 'MMSegmentation' in CASES[name].build(setup((64, 64)))
+    of_b2 = [3, 4, 6, 3]  # the default of MMSegmentation, whatever the width
+    wrong = dict(embed_dims=64 if name == 'segformer-b0' else 32, num_layers=of_b2)
+    with pytest.raises(AssertionError, match='not the same model'):
+        backbones._segformers(setup((64, 64)), name[-2:], heads.AllMLPHead, **wrong)
 
 
 def test_packed_images_are_compared_with_single_ones(monkeypatch):
