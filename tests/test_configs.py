@@ -533,13 +533,6 @@ def test_cost_of_mit_classifiers(name):
     assert float(row['G, here']) == pytest.approx(float(row['G, paper']), rel=0.02)
 
 
-@pytest.mark.parametrize('name', readme('rwgka', 'G at 192x256'))
-def test_cost_of_camvid_segmentors(name):
-    row, cost = readme('rwgka', 'G at 192x256')[name], cost_of(name, (192, 256))
-    printed(row['M'], cost.params / 1e6)
-    printed(row['G at 192x256'], cost.extended / 1e9)
-
-
 # What the papers count besides matrix products, or of them; and how near our M and G are to theirs.
 PAPERS = {
     'vit': ('conv_linear', dict(rel=0.06), dict(rel=0.03)),
