@@ -7,28 +7,13 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.logging import MessageHub
-from mmengine.optim import OptimWrapper
 from torch import nn
 
 from mmlinattn.checkpoints import CheckpointError, check_fits, non_finite, save_checkpoint
-from mmlinattn.engine import DivergenceHook
+from mmlinattn.engine import CPUAmpOptimWrapper, DivergenceHook
 from mmlinattn.engine.hooks.divergence_hook import TrainingDiverged
 
 NAN, INF = math.nan, math.inf
-
-
-class ScaledOptimWrapper(OptimWrapper):
-    """Mixed precision as AmpOptimWrapper, which needs a GPU, has it: with torch's own scaler."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(torch.optim.SGD(model.parameters(), lr=0.1))
-        self.loss_scaler = torch.amp.GradScaler('cpu')
-
-    def update_params(self, loss) -> None:
-        self.loss_scaler.scale(loss).backward()
-        self.loss_scaler.step(self.optimizer)
-        self.loss_scaler.update()
-        self.optimizer.zero_grad()
 
 
 def train(hook: DivergenceHook, losses, wrapper=None, step=lambda i: None) -> int:
@@ -62,7 +47,8 @@ def test_a_few_non_finite_losses_are_passed_over():
 def test_a_loss_scale_that_collapses(finite_from, ends):
     """The first steps may overflow; a scale that halves for ever ends the training."""
     model = nn.Linear(1, 1)
-    wrapper = ScaledOptimWrapper(model)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapper = CPUAmpOptimWrapper('float16', optimizer=sgd)
 
     def step(i: int) -> None:
         factor = 1.0 if i >= finite_from else INF

@@ -150,8 +150,10 @@ def test_augmentation_does_not_depend_on_the_number_of_workers(root, run, option
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
-@pytest.mark.parametrize('task', ['seg', 'det'])
-def test_mixed_precision_on_the_cpu(root, run, options, tmp_path, task, monkeypatch):
+@pytest.mark.parametrize(
+    'task, dtype', [('seg', 'bfloat16'), ('det', 'bfloat16'), ('seg', 'float16')]
+)
+def test_mixed_precision_on_the_cpu(root, run, options, tmp_path, task, dtype, monkeypatch):
     seen = set()
     linear = torch.nn.functional.linear
 
@@ -161,12 +163,13 @@ def test_mixed_precision_on_the_cpu(root, run, options, tmp_path, task, monkeypa
         return out
 
     monkeypatch.setattr(torch.nn.functional, 'linear', spy)
+    explicit = ['optim_wrapper.type=AmpOptimWrapper', 'optim_wrapper.dtype=float16']
     run('train', root / CONFIGS[task], '--work-dir', tmp_path, '--amp',
-        '--cfg-options', *options(task, 2))  # fmt: skip
+        '--cfg-options', *options(task, 2), *(explicit if dtype == 'float16' else []))  # fmt: skip
     losses = [json.loads(x) for x in next(tmp_path.glob('*/vis_data/scalars.json')).open()]
     losses = [line['loss'] for line in losses if 'loss' in line]
     assert losses and np.isfinite(losses).all()
-    assert torch.bfloat16 in seen
+    assert seen == {torch.float32, getattr(torch, dtype)}
     final = weights((tmp_path / 'last_checkpoint').read_text())
     assert all(torch.isfinite(value).all() for value in final.values())
 

@@ -3,36 +3,59 @@
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from operator import attrgetter
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator, Optional, Union
 
 import torch
-from mmengine.optim import OptimWrapper
+from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import Tensor, nn
 
 from ..model import unwrapped
 
+DTYPES = ('bfloat16', 'float16')
+
 
 @OPTIM_WRAPPERS.register_module()
-class CPUAmpOptimWrapper(OptimWrapper):
-    """Optimizer wrapper with bfloat16 autocast on the CPU in backbone and neck, float32 in heads.
+class CPUAmpOptimWrapper(AmpOptimWrapper):
+    """Optimizer wrapper with autocast on the CPU in backbone and neck, float32 in heads.
 
-    MMCV's CPU operators (RoIAlign, NMS) do not support bfloat16, so the heads stay in float32. A
-    model can name other modules in its attribute ``amp_parts``.
-    bfloat16 has the range of float32, so the loss is not scaled.
+    MMCV's CPU operators (RoIAlign, NMS) need float32, so the heads stay in it. A model can name
+    other modules in its attribute ``amp_parts``.
 
     Args:
-        others: see MMEngine's OptimWrapper.
+        dtype: ``'bfloat16'``, or ``'float16'``, whose loss is scaled as on a GPU. Processors
+            without float16 arithmetic emulate it: a step takes several times as long as in
+            float32.
+        kwargs: see MMEngine's OptimWrapper.
+
+    Raises:
+        ValueError: another ``dtype``.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> wrapper = CPUAmpOptimWrapper(optimizer=torch.optim.SGD(model.parameters(), 0.1))
+        >>> wrapper.cast_dtype
+        torch.bfloat16
     """
+
+    def __init__(self, dtype: Union[str, torch.dtype] = 'bfloat16', **kwargs) -> None:
+        name = str(dtype).removeprefix('torch.')
+        if name not in DTYPES:
+            raise ValueError(f'optim_wrapper.dtype must be one of {DTYPES} on a CPU, got {name!r}')
+        OptimWrapper.__init__(self, **kwargs)  # AmpOptimWrapper's own refuses to run without a GPU
+        self._scale_update_param = None
+        self.cast_dtype = getattr(torch, name)
+        # bfloat16 has the range of float32 and needs no scale.
+        self.loss_scaler = torch.amp.GradScaler('cpu', enabled=name == 'float16')
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         inner = unwrapped(model)
         names = getattr(inner, 'amp_parts', ('backbone', 'neck'))
         parts = [part for part in (_part(inner, name) for name in names) if part is not None]
-        with super().optim_context(model), ExitStack() as stack:
+        with OptimWrapper.optim_context(self, model), ExitStack() as stack:
             for part in parts:
-                stack.enter_context(_in_bfloat16(part))
+                stack.enter_context(_autocast(part, self.cast_dtype))
             yield
 
 
@@ -45,12 +68,12 @@ def _part(model: nn.Module, name: str) -> Optional[nn.Module]:
 
 
 @contextmanager
-def _in_bfloat16(module: nn.Module) -> Iterator[None]:
+def _autocast(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     forward = module.forward
 
     @wraps(forward)
     def wrapped(*args, **kwargs):
-        with torch.autocast('cpu', dtype=torch.bfloat16):
+        with torch.autocast('cpu', dtype=dtype):
             return _to_float32(forward(*args, **kwargs))
 
     module.forward = wrapped

@@ -128,8 +128,6 @@ def _optimizer(runner: Runner) -> Iterator[Row]:
 
 
 def _precision(wrapper: OptimWrapper) -> str:
-    if type(wrapper).__name__ == 'CPUAmpOptimWrapper':
-        return 'bfloat16 autocast'
     if isinstance(wrapper, AmpOptimWrapper):
         dtype = wrapper.cast_dtype or torch.float16
         return f'{str(dtype).removeprefix("torch.")} autocast'

@@ -1,0 +1,75 @@
+"""Mixed precision on the CPU: autocast in parts of a model, and the scale of a float16 loss."""
+
+import copy
+
+import pytest
+import torch
+from mmengine.model import BaseModel
+from torch import nn
+
+from mmlinattn.engine import CPUAmpOptimWrapper
+
+
+class Model(BaseModel):
+    """A backbone and a head, whose loss is large enough to overflow float16 at the first scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+        self.types: list = []
+
+    def forward(self, x):
+        features = self.backbone(x)
+        self.types.append(features.dtype)
+        return self.head(features).square().mean()
+
+
+def train_by_hand(model: Model, x, dtype, steps: int) -> float:
+    """Train with torch's own autocast and scaler, and return the scale."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler('cpu', enabled=dtype == torch.float16)
+    for _ in range(steps):
+        with torch.autocast('cpu', dtype):
+            features = model.backbone(x)
+        scaler.scale(model.head(features.float()).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return scaler.get_scale()
+
+
+@pytest.mark.parametrize('dtype, scale', [('bfloat16', 1.0), (torch.float16, 2.0**15)])
+def test_steps_are_those_of_torch(dtype, scale):
+    model, x = Model(), 6 * torch.ones(16, 4)
+    start, expected = copy.deepcopy(model), copy.deepcopy(model)
+    wrapper = CPUAmpOptimWrapper(
+        dtype, optimizer=torch.optim.SGD(model.parameters(), 0.1), clip_grad=dict(max_norm=0.5)
+    )
+    for _ in range(5):
+        with wrapper.optim_context(model):
+            loss = model(x)
+        wrapper.update_params(loss)
+    assert train_by_hand(expected, x, wrapper.cast_dtype, 5) == scale
+    assert wrapper.loss_scaler.get_scale() == scale  # float16: the first step is skipped
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
+    assert not torch.equal(model.head.weight, start.head.weight)
+    assert {*model.types} == {torch.float32}  # the head gets float32
+
+
+def test_the_scale_is_resumed():
+    wrappers = []
+    for _ in range(2):
+        sgd = torch.optim.SGD(Model().parameters(), 0.1)
+        wrappers.append(CPUAmpOptimWrapper('float16', optimizer=sgd))
+    wrappers[0].loss_scaler = torch.amp.GradScaler('cpu', init_scale=2.0**7)
+    wrappers[1].load_state_dict(wrappers[0].state_dict())
+    assert wrappers[1].loss_scaler.get_scale() == 2.0**7
+
+
+def test_another_dtype():
+    sgd = torch.optim.SGD(Model().parameters(), 0.1)
+    with pytest.raises(ValueError, match="dtype must be one of .* on a CPU, got 'float64'"):
+        CPUAmpOptimWrapper('float64', optimizer=sgd)
