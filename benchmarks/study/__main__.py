@@ -46,8 +46,9 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.jobs < 1:
         parser.error(f'--jobs must be positive, got {args.jobs}')
-    if args.docs and (args.quick or args.only):
-        parser.error('--docs shows the complete study: leave out --quick and --only')
+    for name in ('docs', 'redraw'):
+        if getattr(args, name) and (args.quick or args.only):
+            parser.error(f'--{name} shows the complete study: leave out --quick and --only')
     for text in args.only:
         if not all(text.partition('=')):
             parser.error(f'--only must be AXIS=NAME,NAME, got {text!r}')

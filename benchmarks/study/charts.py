@@ -1,7 +1,8 @@
 """Pictures of a study from its records."""
 
 import statistics
-from typing import TYPE_CHECKING, Callable, Dict, List, Tuple
+from itertools import cycle
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Tuple
 
 from .costs import COSTS
 from .page import Results, deviation, title
@@ -25,7 +26,7 @@ def draw(results: Results, chart: str) -> 'Figure':
 
     panels = [] if chart == 'columns' else _panels(results)
     shown = CHARTS[chart]
-    width, height = 1.8 + 3.2 * max(1, len(panels)), 4.2
+    width, height = 2.8 + 3.2 * max(1, len(panels)), 4.2
     if chart == 'ranking':
         height = 1.1 + 0.27 * len(results.grid.axes[results.grid.page['rows']])
     if chart == 'columns':
@@ -40,12 +41,21 @@ def draw(results: Results, chart: str) -> 'Figure':
         ):
             shown(results, axes, fixed)
             axes.set_title(heading, fontsize=9)
+    if chart != 'ranking':
+        figure.axes[-1].legend(fontsize=6, loc='center left', bbox_to_anchor=(1.01, 0.5))
     for axes in figure.axes:
         axes.tick_params(labelsize=8)
         axes.grid(color='0.9')
         axes.set_axisbelow(True)
     figure.tight_layout()
     return figure
+
+
+def styles(line: str = '') -> Iterator[Dict[str, str]]:
+    """Yield a colour and a marker for each row; the 24 rows of a study stay apart."""
+    for marker in cycle('osD^vP'):
+        for number in range(8):
+            yield dict(color=f'C{number}', marker=marker, linestyle=line)
 
 
 def _panels(results: Results) -> List[Tuple[str, Dict[str, str]]]:
@@ -92,14 +102,18 @@ def _latency(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
     """Plot the first metric against milliseconds, with the deviation over the seeds."""
     grid, metric = results.grid, results.grid.metrics[0]
     rows = grid.page['rows']
-    for name in grid.axes[rows]:
+    for name, style in zip(grid.axes[rows], styles()):
         values = results.values(metric, **fixed, **{rows: name})
         times = results.values(MILLISECONDS, **fixed, **{rows: name})
         if values and times:
             point = statistics.median(times), statistics.mean(values)
-            axes.errorbar(*point, yerr=deviation(values), fmt='o', markersize=4, capsize=2)
-            axes.annotate(title(grid, rows, name), point, (4, 3), textcoords='offset points',
-                          fontsize=6)  # fmt: skip
+            spreads = results.spreads(MILLISECONDS, **fixed, **{rows: name})
+            # Quartiles of one measurement; else the range over the seeds.
+            low, *_, high = sorted(spreads[0] if len(spreads) == 1 else times)
+            axes.errorbar(
+                *point, yerr=deviation(values), xerr=[[point[0] - low], [high - point[0]]],
+                markersize=5, capsize=2, lw=1, label=title(grid, rows, name), **style,
+            )  # fmt: skip
     axes.set_xlabel(MILLISECONDS.name, fontsize=8)
     axes.set_ylabel(metric.name, fontsize=8)
 
@@ -107,7 +121,7 @@ def _latency(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
 def _curves(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
     """Plot the loss of the training, mean over the seeds."""
     rows = results.grid.page['rows']
-    for name in results.grid.axes[rows]:
+    for name, style in zip(results.grid.axes[rows], styles('-')):
         wanted = {**fixed, rows: name}.items()
         found = [
             dict(results.records[run.name]['curve'])
@@ -117,11 +131,13 @@ def _curves(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
         steps = sorted(set.intersection(*map(set, found))) if found else []
         if steps:
             means = [statistics.mean(curve[step] for curve in found) for step in steps]
-            axes.plot(steps, means, lw=1, label=title(results.grid, rows, name))
+            axes.plot(
+                steps, means, lw=1, markersize=3, markevery=0.2,
+                label=title(results.grid, rows, name), **style,
+            )  # fmt: skip
     axes.set_yscale('log')
     axes.set_xlabel('iteration', fontsize=8)
     axes.set_ylabel('loss', fontsize=8)
-    axes.legend(fontsize=6)
 
 
 def _columns(results: Results, panels: List['Axes']) -> None:
@@ -129,7 +145,7 @@ def _columns(results: Results, panels: List['Axes']) -> None:
     grid = results.grid
     rows, columns = grid.page['rows'], grid.page['columns']
     for axes, quantity in zip(panels, (grid.metrics[0], *COSTS[-2:])):
-        for name in grid.axes[rows]:
+        for name, style in zip(grid.axes[rows], styles('-')):
             points = [
                 (x, results.values(quantity, **{rows: name, columns: column}))
                 for x, column in enumerate(grid.axes[columns])
@@ -138,14 +154,13 @@ def _columns(results: Results, panels: List['Axes']) -> None:
             axes.errorbar(
                 [x for x, _ in points], [statistics.mean(values) for _, values in points],
                 yerr=[deviation(values) for _, values in points],
-                marker='.', lw=1, capsize=2, label=title(grid, rows, name),
+                lw=1, capsize=2, markersize=4, label=title(grid, rows, name), **style,
             )  # fmt: skip
         axes.set_xticks(range(len(grid.axes[columns])), [*grid.axes[columns]])
         axes.set_xlabel(columns, fontsize=8)
         axes.set_ylabel(quantity.name, fontsize=8)
         if quantity is not grid.metrics[0]:
             axes.set_yscale('log')
-    panels[0].legend(fontsize=6)
 
 
 CHARTS: Dict[str, Callable] = dict(

@@ -29,7 +29,7 @@ COSTS = (
     Cost('G, conv + linear', 'conv_linear', 1e-9),
     Cost('G, all products', 'total', 1e-9),
     Cost('ms an image', 'ms'),
-    Cost('MiB a step', 'bytes', 2**-20, 0),
+    Cost('MiB, forward + backward', 'bytes', 2**-20, 0),
 )
 
 

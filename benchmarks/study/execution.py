@@ -57,6 +57,7 @@ def execute(run: Run, folder: Path, settings: str) -> dict:
     )
     here, start = runs_folder(folder, run, settings), time.monotonic()
     here.mkdir(parents=True, exist_ok=True)
+    record['commit'] = '; '.join(all_commits(here, record['commit']))
     try:
         metrics: Dict[str, dict] = {}
         cfg = run.load()
@@ -79,6 +80,15 @@ def execute(run: Run, folder: Path, settings: str) -> dict:
         record['error'] = f'{type(error).__name__}: {error_text(error)}'
     record['wall'] = round(time.monotonic() - start, 1)
     return record
+
+
+def all_commits(here: Path, commit: str) -> List[str]:
+    """Return the commits of all sessions of a run, and note that of this one in its folder."""
+    file = here / 'commits'
+    found = file.read_text().split('\n') if file.is_file() else []
+    found += [commit] if commit not in found else []
+    file.write_text('\n'.join(found))
+    return found
 
 
 def check_metrics(run: Run, metrics: Dict[str, dict]) -> None:

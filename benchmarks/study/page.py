@@ -10,11 +10,11 @@ from benchmarks import tables
 
 from . import records as recorded
 from .costs import COSTS, Cost
-from .grid import Grid, GridError, Metric, choosing_score, chosen_rates, score
+from .grid import COST, Grid, GridError, Metric, choosing_score, chosen_rates, score
 
 END = '<!-- end of study -->'
 COSTS_FILE = 'costs.json'
-FACTS = ('machine', 'versions', 'commit')
+FACTS = ('machine', 'versions')
 Quantity = Union[Metric, Cost]
 
 
@@ -43,12 +43,21 @@ class Results:
         """Return the numbers of all seeds of the points with these names on some axes."""
         runs = [run for run in self.runs if names.items() <= run.values.items()]
         if isinstance(quantity, Cost):
-            found = [self.costs[run.point] for run in runs if run.point in self.costs]
-            found = found or [self.records.get(run.name, {}) for run in runs]
-            return [quantity.factor * _first(of[quantity.key]) for of in found if 'params' in of]
+            return [spread[0] for spread in self.spreads(quantity, **names)]
         found = [self.records.get(run.name, {}) for run in runs]
         numbers = [score(of, quantity.split, quantity.key) for of in found]
         return [quantity.factor * number for number in numbers if number is not None]
+
+    def spreads(self, quantity: Cost, **names: str) -> List[List[float]]:
+        """Return median and quartiles of a cost; what has no quartiles has one number."""
+        runs = [run for run in self.runs if names.items() <= run.values.items()]
+        found = [self.costs[run.point] for run in runs if run.point in self.costs]
+        found = found or [self.records.get(run.name, {}) for run in runs]
+        measured = [of[quantity.key] for of in found if 'params' in of]
+        return [
+            [quantity.factor * number for number in (of if isinstance(of, list) else [of])]
+            for of in measured
+        ]
 
     def cell(self, quantity: Quantity, **names: str) -> str:
         """Return a cell: mean, deviation and number of seeds, or why there is no number."""
@@ -78,10 +87,6 @@ class Results:
 
     def _points(self, names: Dict[str, str]) -> List[Dict[str, str]]:
         return [values for values in self.grid.points() if names.items() <= values.items()]
-
-
-def _first(value: Union[float, Sequence[float]]) -> float:
-    return value[0] if isinstance(value, list) else value
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -193,8 +198,12 @@ def _gaps(results: Results) -> List[str]:
 
 def _made_with(results: Results) -> List[str]:
     done = [record for record in results.records.values() if 'metrics' in record]
-    minutes = sum(record['wall'] for record in done) / 60
-    lines = [f'- {len(done)} runs, {minutes:.0f} minutes of one process.']
+    # `wall` is of the last session of a run alone.
+    minutes = sum(max(record['wall'], record.get('seconds', 0)) for record in done) / 60
+    lines = [
+        f'- {len(done)} runs, {minutes:.0f} minutes of one process: {minutes / 120:.1f} hours '
+        'with `--jobs 2`.'
+    ]
     sessions = [record['metrics']['train'] for record in done if 'train' in record['metrics']]
     if sessions:
         steps = sorted({of['iterations'] for of in sessions})
@@ -202,9 +211,23 @@ def _made_with(results: Results) -> List[str]:
     for fact in FACTS if done else ():
         values = '; '.join(sorted({record[fact] for record in done}))
         lines.append(f'- {fact.capitalize()}: {values}.')
-    if results.costs:
-        lines.append(f'- Times: measured alone on commit {results.costs["facts"]["commit"]}.')
+    commits = {one[:10] for record in done for one in record['commit'].split('; ')}
+    lines += [f'- Commit: {", ".join(sorted(commits))}.'] if done else []
+    batch = {**COST, **results.grid.cost}['batch']
+    lines.append(
+        f'- Times and memory: float32, batches of {batch}, one thread, {_measured(results)}.'
+    )
     return [*lines, f'- Command: `{results.grid.command}`.']
+
+
+def _measured(results: Results) -> str:
+    """Return how the costs were measured, in words."""
+    if not results.costs:
+        return 'beside a training'
+    text = f'all models in turns on an idle machine, commit {results.costs["facts"]["commit"][:10]}'
+    points = dict.fromkeys(run.point for run in results.runs if run.name in results.records)
+    rest = [f'`{point}`' for point in points if point not in results.costs]
+    return text + (f'; those of {", ".join(rest)} beside a training' if rest else '')
 
 
 def begin(grid: Grid) -> str:

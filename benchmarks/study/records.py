@@ -21,20 +21,22 @@ def lines(path: Path) -> Iterator[dict]:
 
 
 def read(path: Path, wanted: Dict[str, str]) -> Dict[str, dict]:
-    """Return the newest record of each run that was made with the wanted settings.
+    """Return the newest record of each run among those with the wanted settings.
 
     Args:
         path: file of records.
         wanted: hash of the settings by name of the run.
     """
-    found = {record['run']: record for record in lines(path) if 'run' in record}
-    return {run: found[run] for run in wanted if found.get(run, {}).get('settings') == wanted[run]}
+    found = {(of['run'], of.get('settings')): of for of in lines(path) if 'run' in of}
+    return {
+        run: found[run, settings] for run, settings in wanted.items() if (run, settings) in found
+    }
 
 
 def stale(path: Path, wanted: Dict[str, str]) -> List[str]:
-    """Return the runs that are recorded with other settings."""
-    found = {of['run']: of.get('settings') for of in lines(path) if 'run' in of}
-    return [run for run in wanted if run in found and found[run] != wanted[run]]
+    """Return the runs that are recorded with other settings alone."""
+    found = {of['run'] for of in lines(path) if 'run' in of}
+    return [run for run in wanted if run in found and run not in read(path, wanted)]
 
 
 def append(path: Path, record: dict) -> None:

@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from mmlinattn.checkpoints import load_state_dict
+from mmlinattn.checkpoints.download import sha256_of
 from mmlinattn.utils import atomic_write
 
 from . import charts, costs, page, pool, records
@@ -39,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add('--costs', action='store_true',
         help='no training: measure time and memory again, all models in turns')  # fmt: skip
     add('--docs', action='store_true', help='no training: what is there into docs/')
+    add('--redraw', action='store_true',
+        help='no training: page and pictures again from docs/studies/NAME.json')  # fmt: skip
+    add('--weights', action='store_true',
+        help='finished runs whose weights are missing are trained again')  # fmt: skip
     add('--committed', action='store_true',
         help='runs in docs/studies/NAME.json with the same settings count as done; they have no '
              'weights')  # fmt: skip
@@ -80,16 +85,21 @@ class Session:
         runs = self.possible(self.grid.runs(rates))
         return [run for run in runs if not self.grid.learning_rates or run.point in rates]
 
-    def train(self, jobs: int) -> None:
-        """Execute the search for learning rates and then all other runs."""
+    def train(self, jobs: int, weights: bool = False) -> None:
+        """Execute the search for learning rates and then all other runs.
+
+        Args:
+            jobs: number of processes.
+            weights: a run of the result without its file of weights is not done.
+        """
         with records.lock(self.folder):
             if self.grid.learning_rates:
                 self._execute(self.possible(self.grid.search()), jobs, 'learning rates')
             runs = self.runs()
-            self._execute([run for run in runs if not run.teacher], jobs, 'runs')
+            self._execute([run for run in runs if not run.teacher], jobs, 'runs', weights)
             students = [run for run in runs if run.teacher]
             if students:
-                self._execute(students, jobs, 'linearised models')
+                self._execute(students, jobs, 'linearised models', weights)
             self._keep_weights()
 
     def take_committed(self) -> None:
@@ -103,20 +113,25 @@ class Session:
                 'published: leave it out'
             )
         found = json.loads(source.read_text())['records']
-        here = {(record['run'], record['settings']) for record in records.lines(self.file)}
-        new = [of for of in found if (of['run'], of['settings']) not in here]
-        for record in new:
-            records.append(self.file, record)
+        with records.lock(self.folder):
+            here = {(record['run'], record['settings']) for record in records.lines(self.file)}
+            new = [of for of in found if (of['run'], of['settings']) not in here]
+            for record in new:
+                records.append(self.file, record)
         console.print(f'{len(new)} runs taken from docs/studies/{source.name}')
 
-    def _execute(self, runs: List[Run], jobs: int, heading: str) -> None:
+    def _execute(self, runs: List[Run], jobs: int, heading: str, weights: bool = False) -> None:
         """Execute the runs that have no result and record them."""
         wanted = self.wanted(runs)
         found = records.read(self.file, wanted)
-        for run in runs:
-            if 'metrics' in found.get(run.name, {}):
-                clean(run, self.folder, wanted[run.name])
-        left = [run for run in runs if 'metrics' not in found.get(run.name, {})]
+        done = [run for run in runs if 'metrics' in found.get(run.name, {})]
+        for run in done:
+            clean(run, self.folder, wanted[run.name])
+        if weights:
+            done = [run for run in done if run.checkpoint or any(
+                path.is_file() for path in self._weights(run))]  # fmt: skip
+        names = {run.name for run in done}
+        left = [run for run in runs if run.name not in names]
         console.print(f'{len(runs)} {heading}, {len(runs) - len(left)} are done')
         other = records.stale(self.file, wanted)
         if other:
@@ -143,14 +158,22 @@ class Session:
         said = 'none' if number is None else f'{metric.factor * number:.{metric.digits}f}'
         return f'{metric.name} {said}, {record["wall"]:.0f} s'
 
+    def _weights(self, run: Run) -> Tuple[Path, Path]:
+        """Return the files of its weights with and without the learning rate in the name."""
+        path = weights_path(self.folder, run)
+        return path, path.with_name(f'{run.point}_seed{run.seed}.pth')
+
     def _keep_weights(self) -> None:
         """Keep the weights of the chosen learning rates, without the rate in their names."""
         if not self.grid.learning_rates:
             return
-        for run in self.runs():
-            path = weights_path(self.folder, run)
-            plain = path.with_name(f'{run.point}_seed{run.seed}.pth')
+        runs = self.runs()
+        found = records.read(self.file, self.wanted(runs))
+        for run in runs:
+            path, plain = self._weights(run)
             if path.is_file():
+                if 'metrics' not in found.get(run.name, {}):
+                    continue
                 path.replace(plain)
             elif plain.is_file() and not self._is_of(plain, run):
                 plain.unlink()
@@ -159,7 +182,7 @@ class Session:
                     f'for new weights remove the line of {run.name} from {records.FILE}',
                     soft_wrap=True,
                 )
-        chosen = {run.name for run in self.runs()}
+        chosen = {run.name for run in runs}
         for run in self.grid.search():
             if run.name not in chosen:
                 weights_path(self.folder, run).unlink(missing_ok=True)
@@ -175,19 +198,21 @@ class Session:
 
         What this machine and commit measured of other models, left out by ``--only``, stays.
         """
-        runs = {run.point: run for run in self.possible(self.grid.runs())}
+        runs = {
+            run.point: run for run in self.possible(list(map(self.grid.run, self.grid.points())))
+        }
         file = self.folder / page.COSTS_FILE
         found: Dict[str, dict] = json.loads(file.read_text()) if file.is_file() else {}
         if found.get('facts') != facts():
             found = {'facts': facts()}
         shapes = {str(run.cost): run.cost for run in runs.values()}
-        for key, cost in shapes.items():
-            same = {point: run.load() for point, run in runs.items() if str(run.cost) == key}
-            for point, measured in costs.measure(same, cost).items():
-                found[point] = dict(measured, settings=runs[point].settings())
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(file) as temporary:
-            temporary.write_text(json.dumps(found, indent=1) + '\n')
+        with records.lock(self.folder):  # no training of this study runs beside it
+            for key, cost in shapes.items():
+                same = {point: run.load() for point, run in runs.items() if str(run.cost) == key}
+                for point, measured in costs.measure(same, cost).items():
+                    found[point] = dict(measured, settings=runs[point].settings())
+            with atomic_write(file) as temporary:
+                temporary.write_text(json.dumps(found, indent=1) + '\n')
 
     def results(self) -> page.Results:
         """Return what has been recorded with these settings."""
@@ -206,7 +231,7 @@ class Session:
 
 
 def publish(results: page.Results, target: Path) -> None:
-    """Write records to ``docs/studies``, and tables and pictures into a page of ``docs/``.
+    """Write records to ``docs/studies``, and from there into a page of ``docs/``.
 
     Raises:
         GridError: there is no result, or the page has no place for it; nothing is written.
@@ -220,25 +245,51 @@ def publish(results: page.Results, target: Path) -> None:
     content.update(costs=results.costs, records=[*results.records.values()])
     file = COMMITTED / f'{grid.name}.json'
     file.write_text(json.dumps(content, indent=0) + '\n')
-    draw(results, IMAGES, f'{grid.name}_')
-    target.write_text(page.replaced(target.read_text(), grid, committed(grid, file)))
+    redraw(grid, target)
+
+
+def redraw(grid: Grid, target: Path) -> None:
+    """Write tables and pictures of the records in ``docs/studies`` into a page of ``docs/``.
+
+    Raises:
+        GridError: there are no records, or the page has no place for them.
+    """
+    file = COMMITTED / f'{grid.name}.json'
+    if not file.is_file():
+        raise GridError(f'there is no docs/studies/{file.name} yet: run the study, then --docs')
+    text = page.replaced(target.read_text(), grid, committed(grid, file))
+    draw(published(grid, file), IMAGES, f'{grid.name}_', sha256_of(file))
+    target.write_text(text)
     console.print(f'Written: {target}')
+
+
+def published(grid: Grid, file: Path) -> page.Results:
+    """Return the results that a file of ``docs/studies`` has."""
+    content = json.loads(file.read_text())
+    grid = replace(grid, command=content['command'], notes=content['notes'])
+    found = {record['run']: record for record in content['records']}
+    return page.Results(grid, found, content['refused'], content['costs'])
 
 
 def committed(grid: Grid, file: Path) -> List[str]:
     """Return tables and pictures of the records in ``docs/studies``."""
-    content = json.loads(file.read_text())
-    grid = replace(grid, command=content['command'], notes=content['notes'])
-    found = {record['run']: record for record in content['records']}
-    results = page.Results(grid, found, content['refused'], content['costs'])
+    results = published(grid, file)
     return [*page.table(results), *pictures(results, f'images/{grid.name}_')]
 
 
-def draw(results: page.Results, folder: Path, prefix: str) -> List[str]:
-    """Draw the pictures of a study and return the lines that show them."""
+def draw(results: page.Results, folder: Path, prefix: str, source: str = '') -> List[str]:
+    """Draw the pictures of a study and return the lines that show them.
+
+    Args:
+        results: the study.
+        folder: folder of the pictures.
+        prefix: of their names.
+        source: sha256 of the file of records, which the pictures keep as text ``Source``.
+    """
     lines = pictures(results, prefix)
     for chart in results.grid.page.get('charts', []) if lines else []:
-        charts.draw(results, chart).savefig(folder / f'{prefix}{chart}.png')
+        metadata = dict(Source=source) if source else None
+        charts.draw(results, chart).savefig(folder / f'{prefix}{chart}.png', metadata=metadata)
     return lines
 
 
@@ -262,20 +313,19 @@ def conduct(grid: Grid, folder: Path, args: argparse.Namespace, target: Path) ->
         args: see :func:`add_arguments`.
         target: page of ``docs/`` for ``--docs``.
     """
+    if args.redraw:
+        redraw(grid, target)
+        return 0
     session = Session(grid, folder.resolve())
     if args.committed:
         session.take_committed()
     if args.docs:
-        try:
-            publish(session.results(), target)
-        except GridError as error:
-            console.print(f'error: {error}', style='red', soft_wrap=True, markup=False)
-            return 2
+        publish(session.results(), target)
         return 0
     if args.costs:
         session.measure()
     else:
-        session.train(args.jobs)
+        session.train(args.jobs, args.weights)
     session.write()
     failed = [name for name, of in session.results().records.items() if 'error' in of]
     if failed:

@@ -70,7 +70,7 @@ def main(argv: List[str]) -> int:
     if not content['axes']['data']:
         return 2
     data.prepare(folder / 'data', content.pop('sizes'), [*content['axes']['data']], args.bccd)
-    words = [argument for argument in argv if argument not in ('--costs', '--docs')]
+    words = [argument for argument in argv if argument not in ('--costs', '--docs', '--redraw')]
     content['command'] = shlex.join(['python', '-m', 'benchmarks.zoo', *words])
     return conduct(build(content, str(folder / 'data')), folder, args, PAGE)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 pytest.importorskip('mmpretrain', reason='the runs are of classifiers, the extra "cls"')
 
@@ -18,6 +19,7 @@ from benchmarks.study import grid as grids
 from benchmarks.study.__main__ import main
 from benchmarks.study.__main__ import run as end_of
 from benchmarks.study.grid import GridError
+from mmlinattn.checkpoints.download import sha256_of
 from mmlinattn.cli import commands as program
 from mmlinattn.datasets import shapes
 from tests.programs import Program
@@ -204,7 +206,7 @@ def test_the_page_by_hand():
     results = page.Results(grid, {of['run']: of for of in found})
     heads = 'accuracy | parameters, M | G, conv + linear | G, all products | ms an image'
     assert page.table(results) == [
-        f'| model | {heads} | MiB a step |',
+        f'| model | {heads} | MiB, forward + backward |',
         '| --- | ---: | ---: | ---: | ---: | ---: | ---: |',
         # The squares of -3, -1 and 4 are 26, over n - 1 = 2.
         f'| Softmax | 73.0 ± {13**0.5:.1f} (3) | 2.00 | 3.00 | 4.00 | 5.00 | 7 |',
@@ -219,16 +221,34 @@ def test_the_page_by_hand():
         '- Not run yet: `Hydra`.',
         '- Failed: `Hydra_lr0.001_seed0`: no luck',
         '',
-        '- 4 runs, 4 minutes of one process.',
+        '- 4 runs, 4 minutes of one process: 0.0 hours with `--jobs 2`.',
         '- Iterations: 9.',
         '- Machine: M.',
         '- Versions: V.',
         '- Commit: C.',
+        '- Times and memory: float32, batches of 1, one thread, beside a training.',
         '- Command: `python`.',
     ]
     figure = session.charts.draw(results, 'latency')
     ((point,),) = [axes.containers[0][0].get_xydata() for axes in figure.axes]
     assert tuple(point) == (5.0, 73.0)
+
+
+def test_costs_measured_alone_replace_those_of_the_runs():
+    """With their quartiles in the picture; the page names the models that have none."""
+    grid = grids.build(dict(TINY, command='python'))
+    soft, hydra = grid.runs()
+    found = {run.name: record(grid, run, 70) for run in (soft, hydra)}
+    alone = dict(params=1e6, conv_linear=1e9, total=1e9, ms=[2.0, 1.5, 4.0], bytes=1)
+    costs = {soft.point: alone, 'facts': dict(commit='0123456789abc')}
+    results = page.Results(grid, found, costs=costs)
+    text = page.table(results)
+    assert text[2].endswith('| 2.00 | 0 |') and text[3].endswith('| 5.00 | 7 |')
+    said = 'all models in turns on an idle machine, commit 0123456789; those of `Hydra` beside'
+    assert said in text[-2]
+    (axes,) = session.charts.draw(results, 'latency').axes
+    bar = axes.containers[0][2][0].get_segments()[0]
+    assert sorted(x for x, _ in bar) == [1.5, 4.0]
 
 
 def test_shorter_trainings_choose_the_learning_rate(tmp_path, monkeypatch):
@@ -286,6 +306,57 @@ def test_a_name_may_search_for_longer():
     assert [run.load().train_cfg.max_epochs for run in (soft, hydra)] == [2, 4]
 
 
+def test_the_newest_record_with_the_settings_counts(tmp_path):
+    """Those of other settings, taken from docs/studies later, do not hide it."""
+    file = tmp_path / records.FILE
+    for settings, score in (('1', 5), ('2', 6), ('2', 7), ('1', 8)):
+        records.append(file, dict(run='a', settings=settings, score=score))
+    assert records.read(file, dict(a='2'))['a']['score'] == 7
+    assert records.stale(file, dict(a='2')) == [] and records.stale(file, dict(a='3')) == ['a']
+
+
+def test_missing_weights_are_trained_again(tmp_path, monkeypatch):
+    """If asked; runs that have failed keep none under the name of the result."""
+    of = dict(learning_rates=[1e-3], search_options={'train_cfg.max_epochs': 2})
+    grid = grids.build(dict(TINY, **of))
+    monkeypatch.setattr(grids.Grid, 'refusals', lambda grid: {})
+    made, fails = [], ['Softmax_lr0.001_seed0']
+
+    def execute_all(todo, folder, workers):
+        for run, settings in todo:
+            made.append(run.name)
+            if not run.search:
+                path = execution.weights_path(folder, run)
+                execution.save_checkpoint(path, {'a': torch.zeros(1)}, dict(settings=settings))
+            failed = dict(error='no luck') if run.name in fails else {}
+            new = record(grid, run, 50, settings=settings, **failed)
+            yield (run, settings), {k: v for k, v in new.items() if not (failed and k == 'metrics')}
+
+    monkeypatch.setattr(session.pool, 'execute_all', execute_all)
+    (tmp_path / 'weights').mkdir()
+
+    def trained(**options):
+        made.clear()
+        session.Session(grid, tmp_path).train(1, **options)
+        return [name for name in made if 'search' not in name]
+
+    both = ['Softmax_lr0.001_seed0', 'Hydra_lr0.001_seed0']
+    assert trained() == both
+    names = {path.name for path in (tmp_path / 'weights').iterdir()}
+    assert names == {'Softmax_lr0.001_seed0.pth', 'Hydra_seed0.pth'}
+    fails.clear()
+    assert trained() == both[:1]
+    (tmp_path / 'weights' / 'Hydra_seed0.pth').unlink()
+    assert trained() == [] and trained(weights=True) == both[1:] and trained(weights=True) == []
+
+
+def test_a_run_of_two_sessions_names_both_commits(tmp_path):
+    assert execution.all_commits(tmp_path, 'a') == ['a']
+    assert (
+        execution.all_commits(tmp_path, 'b') == execution.all_commits(tmp_path, 'a') == ['a', 'b']
+    )
+
+
 def test_published_runs_count_as_done(tmp_path, monkeypatch):
     """Those with the same settings; nothing is recorded twice."""
     grid = grids.build(dict(TINY))
@@ -332,10 +403,21 @@ def test_a_run_without_its_metric_has_failed(tmp_path, monkeypatch):
         assert '| Softmax | no result | 60.0 | 0.002 |' in page.table(page.Results(grid, found))
 
 
+@pytest.mark.parametrize('seeds', [1, 3])
+def test_measured_costs_reach_the_page(tmp_path, monkeypatch, seeds):
+    grid = grids.build(dict(TINY, seeds=seeds))
+    monkeypatch.setattr(session.costs, 'measure', lambda models, cost: {of: {} for of in models})
+    monkeypatch.setattr(grids.Grid, 'refusals', lambda grid: {})
+    session.Session(grid, tmp_path).measure()
+    assert {*page.load(grid, tmp_path, {}, {}).costs} == {'Softmax', 'Hydra', 'facts'}
+    with records.lock(tmp_path), pytest.raises(BlockingIOError):
+        session.Session(grid, tmp_path).measure()
+
+
 def test_costs_of_other_settings_are_left_out(tmp_path):
     grid = grids.build(dict(TINY))
     measured = dict(params=1e6, conv_linear=1e9, total=1e9, ms=[1.0, 1.0, 1.0], bytes=1)
-    soft, hydra = grid.runs()
+    soft, hydra = grid.runs()[:2]
     content = {soft.point: dict(measured, settings=soft.settings())}
     content[hydra.point] = dict(measured, settings='other')
     file = tmp_path / page.COSTS_FILE
@@ -408,6 +490,9 @@ def test_pages_show_what_their_records_give(root: Path):
         content.pop('sizes', None)
         shown = session.committed(grids.build(content), records)
         assert '\n'.join(shown) in blocks[source.stem], source.stem
+        for picture in re.findall(r'\((images/.*\.png)\)', blocks[source.stem]):
+            with Image.open(root / 'docs' / picture) as image:
+                assert image.info.get('Source') == sha256_of(records), f'{picture}: --redraw'
 
 
 def test_a_published_study_is_regenerated(tmp_path, monkeypatch):
