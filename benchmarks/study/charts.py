@@ -4,6 +4,9 @@ import statistics
 from itertools import cycle
 from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Tuple
 
+from mmlinattn.analysis.rank import MATRICES
+
+from .checks import RANK_SPLITS
 from .costs import COSTS
 from .page import Results, deviation, title
 
@@ -20,28 +23,27 @@ def draw(results: Results, chart: str) -> 'Figure':
 
     Args:
         results: the study.
-        chart: ``'ranking'``, ``'latency'``, ``'curves'`` or ``'columns'``.
+        chart: ``'ranking'``, ``'latency'``, ``'curves'``, ``'columns'`` or ``'spectra'``.
     """
     from matplotlib.figure import Figure
 
-    panels = [] if chart == 'columns' else _panels(results)
-    shown = CHARTS[chart]
+    panels = [] if chart in WIDE else _panels(results)
     width, height = 2.8 + 3.2 * max(1, len(panels)), 4.2
     if chart == 'ranking':
         height = 1.1 + 0.27 * len(results.grid.axes[results.grid.page['rows']])
-    if chart == 'columns':
+    if chart in WIDE:
         width = 12.0
     figure = Figure(figsize=(width, height), dpi=110)
-    if chart == 'columns':
-        _columns(results, list(figure.subplots(1, 3)))
+    if chart in WIDE:
+        WIDE[chart](results, list(figure.subplots(1, 3)))
     else:
         share = chart == 'ranking'
         for axes, (heading, fixed) in zip(
             figure.subplots(1, len(panels), sharey=share, squeeze=False)[0], panels
         ):
-            shown(results, axes, fixed)
+            CHARTS[chart](results, axes, fixed)
             axes.set_title(heading, fontsize=9)
-    if chart != 'ranking':
+    if figure.axes[-1].get_legend_handles_labels()[1]:
         figure.axes[-1].legend(fontsize=6, loc='center left', bbox_to_anchor=(1.01, 0.5))
     for axes in figure.axes:
         axes.tick_params(labelsize=8)
@@ -163,6 +165,27 @@ def _columns(results: Results, panels: List['Axes']) -> None:
             axes.set_yscale('log')
 
 
-CHARTS: Dict[str, Callable] = dict(
-    ranking=_ranking, latency=_latency, curves=_curves, columns=_columns
-)
+def _spectra(results: Results, panels: List['Axes']) -> None:
+    """Plot the singular values of each matrix: trained, and dotted at the start."""
+    rows = results.grid.page['rows']
+    for axes, (matrix, words) in zip(panels, MATRICES.items()):
+        for name, style in zip(results.grid.axes[rows], styles('-')):
+            runs = [run for run in results.runs if run.values[rows] == name]
+            found = [results.records.get(run.name, {}).get('spectra', {}) for run in runs]
+            for split, line in zip(RANK_SPLITS, (':', '-')):
+                curves = [of[split][matrix] for of in found if matrix in of.get(split, {})]
+                if curves:
+                    values = [*map(statistics.median, zip(*curves))]
+                    label = title(results.grid, rows, name) if line == '-' else None
+                    axes.plot(
+                        range(1, len(values) + 1), values, lw=1, linestyle=line, label=label,
+                        color=style['color'],
+                    )  # fmt: skip
+        axes.set_yscale('log')
+        axes.set_title(', '.join(words), fontsize=9)
+        axes.set_xlabel('number of the singular value', fontsize=8)
+        axes.set_ylabel('over the largest', fontsize=8)
+
+
+CHARTS: Dict[str, Callable] = dict(ranking=_ranking, latency=_latency, curves=_curves)
+WIDE: Dict[str, Callable] = dict(columns=_columns, spectra=_spectra)  # of three panels

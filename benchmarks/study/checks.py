@@ -15,7 +15,7 @@ from .costs import COSTS
 NAME = re.compile(r'[\w.+-]+')
 KEYS = (
     'name', 'title', 'axes', 'metrics', 'page', 'config', 'options', 'splits', 'seeds',
-    'more_seeds', 'learning_rates', 'search_options', 'cost', 'checkpoint', 'linearize',
+    'more_seeds', 'learning_rates', 'search_options', 'cost', 'checkpoint', 'linearize', 'rank',
     'skip_unsupported', 'notes', 'command',
 )  # fmt: skip
 REQUIRED = KEYS[:5]
@@ -24,10 +24,12 @@ LINEARIZE = (
     'teacher', 'attn', 'attn_options', 'keep_softmax', 'iters_a', 'iters_b', 'lr_a', 'lr_b',
     'batch_size', 'crop_size',
 )  # fmt: skip
+RANK = ('images', 'num_images', 'tolerance')  # options of the command
 TRAIN = 'train'  # split of the metrics of the training
+RANK_SPLITS = ('rank_start', 'rank')  # splits of the ranks at the start and of the trained model
 CHOOSING = 'val'  # split that chooses the learning rates
 PLACES = ('rows', 'columns', 'tables')
-CHARTS = ('ranking', 'latency', 'curves', 'columns')
+CHARTS = ('ranking', 'latency', 'curves', 'columns', 'spectra')
 
 
 DOCS = Path(__file__).resolve().parents[2] / 'docs'
@@ -54,7 +56,7 @@ def check_content(content: dict) -> None:
         _check_type(key, content.get(key, ''), str, 'a string')
     if not NAME.fullmatch(content['name']):
         raise GridError(f'name is {content["name"]!r}: use letters, digits and . + - _ only')
-    for key in ('axes', 'metrics', 'page', 'splits', 'more_seeds', 'cost'):
+    for key in ('axes', 'metrics', 'page', 'splits', 'more_seeds', 'cost', 'rank'):
         check_mapping(key, content.get(key, {}))
     _check_options('options', content.get('options', {}))
     _check_linearize('linearize', content.get('linearize', {}))
@@ -63,13 +65,14 @@ def check_content(content: dict) -> None:
     check_strings('notes', content.get('notes', []))
     _check_axes(content['axes'])
     for name, options in content['splits'].items():
-        if name == TRAIN or not NAME.fullmatch(name):
+        if name in (TRAIN, *RANK_SPLITS) or not NAME.fullmatch(name):
             raise GridError(f'splits: {name!r} is no name of a split, use one such as test')
         _check_options(f'splits.{name}', {} if options is None else options)
     _check_metrics(content)
     _check_seeds(content)
     _check_rates(content)
     _check_cost(content.get('cost', {}))
+    _check_rank(content)
     _check_students(content)
     _check_page(content['page'], content['axes'], content['metrics'])
     _check_placeholders('config', content.get('config', ''), [*content['axes']])
@@ -175,7 +178,7 @@ def _check_students(content: dict) -> None:
     if not students:
         return
     name = next(iter(students))
-    for key in ('learning_rates', 'checkpoint', 'more_seeds', 'skip_unsupported'):
+    for key in ('learning_rates', 'checkpoint', 'more_seeds', 'skip_unsupported', 'rank'):
         if content.get(key):
             raise GridError(
                 f'{name!r} is linearised from the weights of its teacher with the same seed: '
@@ -217,12 +220,29 @@ def _check_cost(cost: dict) -> None:
             _check_positive(f'cost.{key}', value)
 
 
+def _check_rank(content: dict) -> None:
+    options = content.get('rank', {})
+    check_keys('rank', options, RANK)
+    if options and not isinstance(options.get('images'), str):
+        raise GridError('rank has no images: name a folder such as data/shapes/imagenet/val')
+    if options and content.get('checkpoint'):
+        raise GridError('rank needs a training, but a checkpoint is given: remove one')
+    _check_positive('rank.num_images', options.get('num_images', 1))
+    tolerance = options.get('tolerance', 0.01)
+    if type(tolerance) is not float or not 0 < tolerance < 1:
+        raise GridError(f'rank.tolerance must be between 0 and 1, got {tolerance!r}')
+    if 'spectra' in content['page'].get('charts', []) and (not options or len(content['axes']) > 1):
+        raise GridError("page.charts: 'spectra' needs rank and a single axis")
+
+
 def _check_metrics(content: dict) -> None:
     splits = [*content['splits']] + ([] if content.get('checkpoint') else [TRAIN])
+    splits += RANK_SPLITS if content.get('rank') else ()
     for name, metric in content['metrics'].items():
         place = f'metrics: {name}'
         check_mapping(place, metric)
-        check_keys(place, metric, ('key', 'split', 'factor', 'digits', 'higher_is_better'))
+        known = ('key', 'split', 'factor', 'digits', 'higher_is_better', 'optional')
+        check_keys(place, metric, known)
         if not isinstance(metric.get('key'), str) or not metric['key']:
             raise GridError(f'{place} has no key: name a number of the result such as mIoU')
         if metric.get('split', 'test') not in splits:
@@ -233,8 +253,8 @@ def _check_metrics(content: dict) -> None:
             raise GridError(f'{place}: factor must be a finite number, got {factor!r}')
         if type(digits) is not int or digits < 0:
             raise GridError(f'{place}: digits must be an integer from 0, got {digits!r}')
-        better = metric.get('higher_is_better', True)
-        _check_type(f'{place}: higher_is_better', better, bool, 'true or false')
+        for key in ('higher_is_better', 'optional'):
+            _check_type(f'{place}: {key}', metric.get(key, False), bool, 'true or false')
         if name in [cost.name for cost in COSTS]:
             raise GridError(f'{place}: the name is that of a measured cost, use another')
     if content.get('checkpoint') and not content['splits']:

@@ -22,7 +22,8 @@ from mmlinattn.utils import atomic_write
 from mmlinattn.utils.command_line import error_text
 
 from . import costs
-from .grid import Run, linearize_options, score
+from .checks import RANK_SPLITS
+from .grid import Run, in_folder, linearize_options, score
 from .records import lines
 
 FRAMEWORKS = ('mmengine', 'mmcv', 'mmcv-lite', 'mmdet', 'mmsegmentation', 'mmpretrain')
@@ -71,6 +72,9 @@ def execute(run: Run, folder: Path, settings: str) -> dict:
         record['seconds'] = round(metrics.get('train', {}).pop('seconds', 0.0), 1)
         for split in run.splits:
             metrics[split] = test(run, split, checkpoint, here)
+        if run.rank and not run.search:
+            found, record['spectra'] = ranks(run, checkpoint, here)
+            metrics.update(found)
         check_metrics(run, metrics)
         if not run.search:
             record.update(costs.measure({run.name: cfg}, run.cost)[run.name])
@@ -202,6 +206,31 @@ def test(run: Run, split: str, checkpoint: str, here: Path) -> Dict[str, float]:
     newest = max(work_dir.glob('*/*.json'), key=lambda path: path.stat().st_mtime_ns)
     found = json.loads(newest.read_text().splitlines()[-1])
     return {key: value for key, value in found.items() if key not in ('time', 'data_time')}
+
+
+def ranks(run: Run, checkpoint: str, here: Path) -> Tuple[dict, dict]:
+    """Run the command ``rank`` on initial and trained weights.
+
+    Returns:
+        for each of ``RANK_SPLITS`` and matrix the mean rank over layers, images and heads, and the
+        singular values over the largest, medians over these.
+    """
+    options = {'images': in_folder(run.rank['images'], run.data_root), 'seed': run.seed}
+    options = {**run.rank, **options}
+    words = [word for key, of in options.items() for word in (f'--{key.replace("_", "-")}', of)]
+    means, spectra = {}, {}  # type: Tuple[Dict[str, dict], Dict[str, dict]]
+    for split, weights in zip(RANK_SPLITS, ((), (checkpoint,))):
+        command('rank', here / CONFIGS / 'train.py', *weights, *words, '--out', here / split)
+        layers = json.loads((here / split / 'rank.json').read_text())['layers']
+        names = layers[0]['spectra']
+        means[split] = {
+            name: statistics.mean(of['mean_ranks'][name] for of in layers) for name in names
+        }
+        spectra[split] = {
+            name: [*map(statistics.median, zip(*(of['spectra'][name]['values'] for of in layers)))]
+            for name in names
+        }
+    return means, spectra
 
 
 def save_weights(run: Run, cfg: Config, checkpoint: str, folder: Path, settings: str) -> None:

@@ -24,12 +24,11 @@ from mmlinattn.linearize import plan_student
 from mmlinattn.utils.command_line import error_text
 from mmlinattn.utils.suggest import did_you_mean
 
-from .checks import CHOOSING, NAME, TRAIN, GridError, check_content, check_mapping, check_strings
+from .checks import CHOOSING, NAME, GridError, check_content, check_mapping, check_strings
 
 ROOT = Path(__file__).resolve().parents[2]
 GRIDS = Path(__file__).with_name('grids')
 DATA = 'data/'  # folder of the data sets in the configs
-OPTIONAL = ((TRAIN, 'steps_without_skip'),)  # only trainings with a loss scaler have it
 LOG_INTERVAL = 'default_hooks.logger.interval'
 COST = dict(shape=[224, 224], batch=1, rounds=15)
 
@@ -58,6 +57,7 @@ class Metric:
         digits: decimal places on the page.
         higher_is_better: the learning rate with the largest value on ``val`` is chosen, else
             that with the smallest.
+        optional: a run may have no such number.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Metric:
     factor: float = 1.0
     digits: int = 1
     higher_is_better: bool = True
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Run:
         data_root: folder that replaces ``data/`` of the configs.
         required: split and key of the metrics that the result must have.
         linearize: options of the command ``linearize``, for a run that is no training.
+        rank: options of the command ``rank``, empty for none.
         teacher: run whose model is turned to linear cost.
         search: True for a shorter training that only chooses the learning rate.
     """
@@ -101,6 +103,7 @@ class Run:
     data_root: str = DATA
     required: Tuple[Tuple[str, str], ...] = ()
     linearize: Optional[dict] = None
+    rank: Dict[str, object] = field(default_factory=dict)
     teacher: Optional['Run'] = None
     search: bool = False
 
@@ -136,7 +139,7 @@ class Run:
             cfg = plan_student(cfg, attn_cfg, self.linearize.get('keep_softmax', ())).cfg
         if not split:
             cfg.merge_from_dict(self._training_options(cfg))
-        return Config(_placed(cfg.to_dict(), self.data_root)) if placed else cfg
+        return Config(in_folder(cfg.to_dict(), self.data_root)) if placed else cfg
 
     def _training_options(self, cfg: Config) -> Dict[str, object]:
         found: Dict[str, object] = {'randomness.seed': self.seed, LOG_INTERVAL: 5}
@@ -152,6 +155,8 @@ class Run:
         parts = [None, *self.splits] if self.trains else [*self.splits]
         configs = [self.load(split, placed=False).to_dict() for split in parts]
         found = dict(configs=configs, cost=self.cost, torch=torch.__version__)
+        if self.rank:
+            found['rank'] = self.rank
         if self.checkpoint:
             found['checkpoint'] = sha256_of(Path(self.checkpoint))
         if self.teacher:
@@ -178,6 +183,8 @@ class Grid:
         page: axes of ``rows``, ``columns`` and ``tables``, and ``charts``.
         checkpoint: file of weights that are tested instead of a training.
         linearize: options of the command ``linearize`` that its runs share.
+        rank: ``images``, ``num_images`` and ``tolerance`` of the command ``rank``, which measures
+            each model at the start and trained; the metrics are in two splits of these names.
         command: command of the run, for the page.
     """
 
@@ -196,6 +203,7 @@ class Grid:
     cost: dict = field(default_factory=dict)
     checkpoint: str = ''
     linearize: Dict[str, object] = field(default_factory=dict)
+    rank: Dict[str, object] = field(default_factory=dict)
     skip_unsupported: bool = False
     notes: List[str] = field(default_factory=list)
     data_root: str = DATA
@@ -223,15 +231,15 @@ class Grid:
         return Run(
             values, seed, rate, config.format(**values), options, self.splits, cost, device,
             self.checkpoint.format(seed=seed, **values) or None, self.data_root, self.required(),
-            linearize, teacher,
+            linearize, self.rank, teacher,
         )  # fmt: skip
 
     def required(self) -> Tuple[Tuple[str, str], ...]:
         """Return split and key of the metrics that each run must have."""
-        found = [(metric.split, metric.key) for metric in self.metrics]
+        found = [(of.split, of.key) for of in self.metrics if not of.optional]
         if self.learning_rates:
             found.append((CHOOSING, self.metrics[0].key))
-        return tuple(pair for pair in found if pair not in OPTIONAL)
+        return tuple(found)
 
     def search(self) -> List[Run]:
         """Return the runs that choose the learning rates: all rates, seed 0."""
@@ -292,6 +300,9 @@ class Grid:
             run = self.run(values)
             try:
                 cfg = run.load()
+                images = in_folder(run.rank.get('images', run.data_root), run.data_root)
+                if run.rank and not Path(str(images)).is_dir():
+                    raise FileNotFoundError(f'rank.images: there is no folder {images}')
                 why = refusal(cfg) if self.skip_unsupported else ''
                 if why or (run.device == 'cuda' and not torch.cuda.is_available()):
                     refused[run.point] = why or 'needs a GPU'
@@ -474,13 +485,13 @@ def _parsed(options: dict) -> dict:
     return {key: parse(value) for key, value in options.items()}
 
 
-def _placed(node: object, root: str) -> object:
+def in_folder(node: object, root: str) -> object:
     """Return a config in which paths below ``data/`` are below another folder."""
     if isinstance(node, str):
         return root + node.removeprefix(DATA) if node.startswith(DATA) else node
     if isinstance(node, dict):
-        return {key: _placed(value, root) for key, value in node.items()}
-    return type(node)(_placed(v, root) for v in node) if isinstance(node, (list, tuple)) else node
+        return {key: in_folder(value, root) for key, value in node.items()}
+    return type(node)(in_folder(v, root) for v in node) if isinstance(node, (list, tuple)) else node
 
 
 def score(record: dict, split: str, key: str) -> Optional[float]:

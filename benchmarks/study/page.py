@@ -129,9 +129,10 @@ def title(grid: Grid, axis: str, name: str) -> str:
 def _tables(results: Results, fixed: Dict[str, str]) -> List[List[str]]:
     grid, rows = results.grid, results.grid.page['rows']
     columns = grid.page.get('columns')
-    known: Dict[str, Quantity] = {of.name: of for of in (*COSTS, *grid.metrics)}
+    known: Dict[str, Quantity] = {of.name: of for of in (*grid.metrics, *COSTS)}
     if not columns:
-        heads = [*grid.metrics, *COSTS]
+        names = grid.page.get('quantities', known)
+        heads = [known[name] for name in names]
         body = [
             [results.cell(of, **fixed, **{rows: row}) for of in heads] for row in grid.axes[rows]
         ]

@@ -234,6 +234,58 @@ def test_the_page_by_hand():
     assert tuple(point) == (5.0, 73.0)
 
 
+def test_ranks_of_the_start_and_of_the_trained_model(tmp_path, monkeypatch):
+    """Means and medians over two layers by hand, in the record, the page and the picture."""
+    metrics = {
+        'accuracy': dict(key='accuracy/top1', split='val'),
+        'KV': dict(key='kv_sum', split='rank', optional=True),
+        'out': dict(key='head_output', split='rank_start', digits=2),
+    }
+    images = dict(images='data/shapes', num_images=3)
+    shown = dict(rows='model', quantities=['out', 'KV'], charts=['spectra'])
+    content = dict(TINY, metrics=metrics, rank=images, page=shown, command='python')
+    grid = grids.build(content, '/elsewhere')
+    soft, hydra = grid.runs()
+    without = grids.build({**content, 'rank': {**images, 'num_images': 4}}).runs()[0]
+    assert soft.settings() != without.settings()
+    seen = []
+
+    def layer(**of):
+        spectra = {name: dict(values=values) for name, (_, values) in of.items()}
+        return dict(mean_ranks={name: rank for name, (rank, _) in of.items()}, spectra=spectra)
+
+    def command(*words):
+        seen.append(words)
+        layers = [layer(head_output=(2.0, [1.0, 0.1])), layer(head_output=(4.0, [1.0, 0.3]))]
+        if len(seen) > 2:
+            layers = [layer(head_output=(3.5, [1.0, 0.5]), kv_sum=(9.0, [1.0, 0.2]))]
+        out = words[words.index('--out') + 1]
+        out.mkdir(parents=True)
+        (out / 'rank.json').write_text(json.dumps(dict(layers=layers)))
+
+    monkeypatch.setattr(execution, 'command', command)
+    found = {}
+    for run, kv in ((soft, None), (hydra, 9.0)):
+        metrics, spectra = execution.ranks(run, 'x.pth', tmp_path / run.name)
+        assert metrics['rank'].get('kv_sum') == kv
+        of = record(grid, run, 70, spectra=spectra)
+        of['metrics'].update(metrics)
+        execution.check_metrics(run, of['metrics'])
+        found[run.name] = of
+    assert [('x.pth' in words, words[words.index('--images') + 1]) for words in seen[:2]] == [
+        (False, '/elsewhere/shapes'),
+        (True, '/elsewhere/shapes'),
+    ]
+    assert found[soft.name]['spectra']['rank'] == dict(head_output=[1.0, 0.2])
+    results = page.Results(grid, found)
+    text = page.table(results)
+    assert text[0] == '| model | out | KV |'
+    assert text[2:4] == ['| Softmax | 3.00 (1) | none |', '| Hydra | 3.50 (1) | 9.0 (1) |']
+    kv, head, _ = session.charts.draw(results, 'spectra').axes
+    assert [[*line.get_ydata()] for line in kv.lines] == [[1.0, 0.2]] * 2
+    assert [[*line.get_ydata()] for line in head.lines] == [[1.0, 0.2]] * 2 + [[1.0, 0.5]] * 2
+
+
 def test_costs_measured_alone_replace_those_of_the_runs():
     """With their quartiles in the picture; the page names the models that have none."""
     grid = grids.build(dict(TINY, command='python'))
@@ -610,6 +662,15 @@ TEST = dict(splits=dict(test={}), metrics={'a': dict(key='b')})
         (changed(page=dict(rows='model', charts=['curve'])), "page.charts: 'curve' is unknown"),
         (changed(page=dict(rows='model', charts=['columns'])), "'columns' needs page.columns"),
         (changed(page=dict(rows='model', quantities=['ms'])), "page.quantities: 'ms' is unknown"),
+        (changed(page=dict(rows='model', charts=['spectra'])), "'spectra' needs rank"),
+        (changed(rank=dict(image='a')), "rank has the unknown key 'image'; did you mean images"),
+        (changed(rank=dict(num_images=2)), 'rank has no images: name a folder'),
+        (changed(rank=dict(images='a', num_images=0)), 'rank.num_images must be a positive'),
+        (changed(rank=dict(images='a', tolerance=1)), 'rank.tolerance must be between 0 and 1'),
+        (changed(rank=dict(images='data/no')), 'rank.images: there is no folder .*data/no'),
+        (changed(rank=dict(images='a'), checkpoint='b'), 'rank needs a training'),
+        (changed(**linearised(), rank=dict(images='a')), "'S' is linear.* leave out rank"),
+        (changed(splits=dict(rank={})), "splits: 'rank' is no name of a split"),
         (changed(splits=['val']), r"splits must be a mapping, got \['val'\]"),
         (changed(options=['a']), r"options must be a mapping, got \['a'\]"),
         (changed(quick=['a']), r"quick must be a mapping, got \['a'\]"),
