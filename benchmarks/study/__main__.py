@@ -39,6 +39,7 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     names = sorted(path.stem for path in GRIDS.glob('*.yml'))
     add('grid', help=f'YAML file, or {", ".join(names)}')
     add('--quick', action='store_true', help='fewer models, seeds and iterations: minutes')
+    add('--seeds', type=int, metavar='N', help='number of seeds in place of that of the grid')
     add('--only', nargs='+', default=[], metavar='AXIS=NAME,NAME', help='these names alone')
     add('--data-root', default=os.environ.get('MMLINATTN_DATA', 'data'), metavar='DIR',
         help='folder of the data sets; default: $MMLINATTN_DATA, else data')  # fmt: skip
@@ -47,8 +48,10 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     if args.jobs < 1:
         parser.error(f'--jobs must be positive, got {args.jobs}')
     for name in ('docs', 'redraw'):
-        if getattr(args, name) and (args.quick or args.only):
-            parser.error(f'--{name} shows the complete study: leave out --quick and --only')
+        if getattr(args, name) and (args.quick or args.only or args.seeds):
+            parser.error(f'--{name} shows the complete study: leave out --quick, --only, --seeds')
+    if args.seeds is not None and args.seeds < 1:
+        parser.error(f'--seeds must be positive, got {args.seeds}')
     for text in args.only:
         if not all(text.partition('=')):
             parser.error(f'--only must be AXIS=NAME,NAME, got {text!r}')
@@ -61,9 +64,12 @@ def main(argv: List[str]) -> int:
     content = read(path if path.is_file() else Path(args.grid), args.quick)
     pairs = (text.partition('=') for text in args.only)
     select(content, {axis: names.split(',') for axis, _, names in pairs})
+    if args.seeds:
+        content.update(seeds=args.seeds, more_seeds={})
     folder = args.out or ROOT / 'work_dirs' / 'study' / str(content.get('name'))
     # Without the folders of this machine.
     words = [args.grid, *(['--quick'] if args.quick else []), *(f'--only={of}' for of in args.only)]
+    words += [f'--seeds={args.seeds}'] if args.seeds else []
     content['command'] = shlex.join(['python', '-m', 'benchmarks.study', *words])
     if isinstance(content.get('checkpoint'), str):
         content['checkpoint'] = str(folder.resolve().parent / content['checkpoint'])

@@ -718,12 +718,24 @@ def test_a_grid_that_is_not_there(tmp_path, capsys):
     assert line.startswith('error: ') and 'No such file' in line
     for words, message in (
         (['camvid', '--jobs', '0'], '--jobs must be positive, got 0'),
+        (['camvid', '--seeds', '0'], '--seeds must be positive, got 0'),
         (['camvid', '--docs', '--quick'], '--docs shows the complete study: leave out'),
+        (['camvid', '--redraw', '--seeds', '1'], '--redraw shows the complete study: leave out'),
         (['camvid', '--only', 'model'], "--only must be AXIS=NAME,NAME, got 'model'"),
     ):
         with pytest.raises(SystemExit):
             main(words)
         assert message in capsys.readouterr().err
+
+
+def test_a_number_of_seeds(tmp_path, monkeypatch):
+    file, seen = tmp_path / 'tiny.yml', []
+    file.write_text(changed(seeds=3, more_seeds=dict(model=dict(Hydra=4))))
+    monkeypatch.setattr('benchmarks.study.__main__.conduct', lambda grid, *_: seen.append(grid))
+    main([str(file)])
+    main([str(file), '--seeds', '1'])
+    assert [len(grid.runs()) for grid in seen] == [7, 2]
+    assert seen[1].command.endswith('--seeds=1')
 
 
 def test_names_of_an_axis():
