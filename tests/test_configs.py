@@ -187,7 +187,8 @@ def test_data_builds(cfg, panopticapi):
 
 def optimizer_of(cfg: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
     wrapper = dict(cfg.optim_wrapper, type='OptimWrapper')
-    wrapper.pop('loss_scale', None)
+    for name in ('loss_scale', 'dtype'):  # of mixed precision
+        wrapper.pop(name, None)
     built = build_optim_wrapper(model, wrapper)
     # The generator's, of a model that is trained with two.
     return built['generator'].optimizer if isinstance(built, OptimWrapperDict) else built.optimizer

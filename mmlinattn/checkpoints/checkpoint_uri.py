@@ -74,7 +74,7 @@ def package_weights() -> Dict[str, str]:
 
     Example:
         >>> sorted(package_weights())
-        ['retinanet_ravlt-nano_bccd', 'semantic-fpn_ravlt-nano_shapes']
+        ['faster-rcnn_ravlt-nano-linear_bccd', 'semantic-fpn_ravlt-nano_shapes']
     """
     files = Path(__file__).parents[1].joinpath('weights').glob('*.pth')
     return {path.stem.rpartition('-')[0]: str(path) for path in sorted(files)}

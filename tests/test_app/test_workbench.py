@@ -137,7 +137,7 @@ def test_models_by_name(files, monkeypatch):
 
 def test_the_models_of_the_package(monkeypatch):
     """Those whose framework is there; they find something in a picture of their own kind."""
-    detector, segmentor = 'retinanet_ravlt-nano_bccd', 'semantic-fpn_ravlt-nano_shapes'
+    detector, segmentor = 'faster-rcnn_ravlt-nano-linear_bccd', 'semantic-fpn_ravlt-nano_shapes'
     address = 'mmlinattn://{}'.format
     frameworks = {'mmdet', 'mmseg'}
     monkeypatch.setattr(module, 'find_spec', lambda name: name in frameworks)

@@ -18,5 +18,5 @@ model() {  # config, data set, terms, options of the test
 [ -d data/bccd ] || { echo "data/bccd does not exist: docs/datasets.md#bccd" >&2; exit 2; }
 [ -d data/shapes ] || "$python" -m mmlinattn shapes data/shapes
 model semantic-fpn_ravlt-nano_shapes 'Shapes, validation split' Apache-2.0
-model retinanet_ravlt-nano_bccd 'BCCD, test split' 'MIT, as the data (copyright 2017 shenggan)' \
+model faster-rcnn_ravlt-nano-linear_bccd 'BCCD, test split' 'MIT, as the data (copyright 2017 shenggan)' \
     --cfg-options test_dataloader.dataset.ann_file=annotations/test.json
