@@ -114,7 +114,8 @@ def table(results: Results) -> List[str]:
     grid, lines = results.grid, []
     axis = grid.page.get('tables')
     for name in grid.axes[axis] if axis else ['']:
-        heading = [f'## {title(grid, axis, name)}', ''] if axis else []
+        several = axis and len(grid.axes[axis]) > 1
+        heading = [f'## {title(grid, axis, name)}', ''] if axis and several else []
         for part in filter(None, _tables(results, {axis: name} if axis else {})):
             lines += [*heading, *part, '']
             heading = []
