@@ -53,8 +53,7 @@ def use_amp(cfg: Config, requested: bool) -> None:
         raise ValueError(f'--amp: optim_wrapper.type is {kind!r}, which has no mixed precision')
     if kind == 'AmpOptimWrapper' and get_device() == 'cpu':
         kind = 'CPUAmpOptimWrapper'
-        for name in ('loss_scale', 'use_fsdp'):
-            cfg.optim_wrapper.pop(name, None)
+        cfg.optim_wrapper.pop('use_fsdp', None)
         dtype = cfg.optim_wrapper.get('dtype') or 'bfloat16'
         cfg.optim_wrapper.dtype = dtype
         slow = ", slowly: dtype='bfloat16' is faster" if dtype == 'float16' else ''

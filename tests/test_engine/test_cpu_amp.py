@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from mmengine.model import BaseModel
+from mmengine.optim import OptimWrapper
 from torch import nn
 
 from mmlinattn.engine import CPUAmpOptimWrapper
@@ -67,6 +68,29 @@ def test_the_scale_is_resumed():
     wrappers[0].loss_scaler = torch.amp.GradScaler('cpu', init_scale=2.0**7)
     wrappers[1].load_state_dict(wrappers[0].state_dict())
     assert wrappers[1].loss_scaler.get_scale() == 2.0**7
+
+
+def test_a_checkpoint_of_bfloat16_is_resumed_with_a_scaler():
+    """As on a GPU, whose scaler refuses an empty state."""
+    sgd = torch.optim.SGD(Model().parameters(), 0.1)
+    state = CPUAmpOptimWrapper(optimizer=sgd).state_dict()
+    assert state.keys() == OptimWrapper(sgd).state_dict().keys()
+    CPUAmpOptimWrapper('float16', optimizer=sgd).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    'loss_scale, scale, after',
+    [(8.0, 8.0, 8.0), (dict(init_scale=4.0, growth_interval=1), 4.0, 8.0)],
+)
+def test_a_scale_that_is_given(loss_scale, scale, after):
+    model = Model()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    wrapper = CPUAmpOptimWrapper('float16', loss_scale, optimizer=sgd)
+    assert wrapper.loss_scaler.get_scale() == scale
+    with wrapper.optim_context(model):
+        loss = model(torch.ones(2, 4))
+    wrapper.update_params(loss)
+    assert wrapper.loss_scaler.get_scale() == after
 
 
 def test_another_dtype():

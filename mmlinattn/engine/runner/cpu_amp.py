@@ -26,6 +26,8 @@ class CPUAmpOptimWrapper(AmpOptimWrapper):
         dtype: ``'bfloat16'``, or ``'float16'``, whose loss is scaled as on a GPU. Processors
             without float16 arithmetic emulate it: a step takes several times as long as in
             float32.
+        loss_scale: scale of a float16 loss as of MMEngine's AmpOptimWrapper: ``'dynamic'``, a
+            fixed number, or options of ``torch.amp.GradScaler``.
         kwargs: see MMEngine's OptimWrapper.
 
     Raises:
@@ -38,15 +40,33 @@ class CPUAmpOptimWrapper(AmpOptimWrapper):
         torch.bfloat16
     """
 
-    def __init__(self, dtype: Union[str, torch.dtype] = 'bfloat16', **kwargs) -> None:
+    def __init__(
+        self,
+        dtype: Union[str, torch.dtype] = 'bfloat16',
+        loss_scale: Union[str, float, dict] = 'dynamic',
+        **kwargs,
+    ) -> None:
         name = str(dtype).removeprefix('torch.')
         if name not in DTYPES:
             raise ValueError(f'optim_wrapper.dtype must be one of {DTYPES} on a CPU, got {name!r}')
         OptimWrapper.__init__(self, **kwargs)  # AmpOptimWrapper's own refuses to run without a GPU
-        self._scale_update_param = None
+        self._scale_update_param = None if isinstance(loss_scale, (str, dict)) else loss_scale
         self.cast_dtype = getattr(torch, name)
+        options = loss_scale if isinstance(loss_scale, dict) else {}
+        if self._scale_update_param is not None:
+            options = dict(init_scale=loss_scale)
         # bfloat16 has the range of float32 and needs no scale.
-        self.loss_scaler = torch.amp.GradScaler('cpu', enabled=name == 'float16')
+        self.loss_scaler = torch.amp.GradScaler('cpu', enabled=name == 'float16', **options)
+
+    def state_dict(self) -> dict:
+        """Return the state of optimizer and scaler; a scaler without use has no state.
+
+        A scaler that is used, such as that of a GPU, refuses to load an empty state.
+        """
+        state = super().state_dict()
+        if not self.loss_scaler.is_enabled():
+            del state['loss_scaler']
+        return state
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
