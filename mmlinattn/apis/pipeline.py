@@ -27,12 +27,7 @@ def steps_of(cfg: Config) -> List[dict]:
     Raises:
         ValueError: the config has none.
     """
-    dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
-    while 'pipeline' not in dataset and 'dataset' in dataset:
-        dataset = dataset['dataset']
-    if 'pipeline' not in dataset:
-        raise ValueError('the config has no test_dataloader.dataset.pipeline')
-    return list(dataset['pipeline'])
+    return list(_test_dataset(cfg)['pipeline'])
 
 
 def without_loading(steps: Sequence[dict]) -> List[dict]:
@@ -64,31 +59,62 @@ def input_of(pipeline: Compose, image: np.ndarray) -> dict:
 def augmented(cfg: Config, model: nn.Module) -> Tuple[nn.Module, List[dict], str]:
     """Wrap a model for test-time augmentation.
 
-    ``tta_model`` and ``tta_pipeline`` of the config are used. The defaults are those of the
-    frameworks' test tools: the test pipeline with and without a horizontal flip.
-
     Args:
         cfg: config, whose ``default_scope`` is the current scope.
         model: model of the config, in eval mode.
 
     Returns:
-        the wrapped model, its pipeline, and a description.
+        the wrapped model, its pipeline, and a description, see :func:`augmentation`.
 
     Raises:
         ValueError: the model predicts masks, which MMDetection cannot merge.
     """
-    if _predicts_masks(model):
-        raise ValueError(
-            f'tta: {type(model).__name__} predicts masks, and DetTTAModel of MMDetection merges '
-            'boxes only; predict without it'
-        )
+    check_augmentable(model)
+    merging, steps, text = augmentation(cfg)
+    return MODELS.build(ConfigDict(merging, module=model)).eval(), steps, text
+
+
+def set_augmentation(cfg: Config) -> str:
+    """Let a test of this config average the views of :func:`augmentation`, and describe them."""
+    merging, steps, text = augmentation(cfg)
+    _test_dataset(cfg)['pipeline'] = steps
+    hook = dict(type='PrepareTTAHook', tta_cfg=merging)  # wraps the model that has its weights
+    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
+    return text
+
+
+def augmentation(cfg: Config) -> Tuple[ConfigDict, List[dict], str]:
+    """Return the merging model, without its module, the pipeline and a description of both.
+
+    ``tta_model`` and ``tta_pipeline`` of the config are used. The defaults are those of the
+    frameworks' test tools: the test pipeline with and without a horizontal flip.
+    """
     own = 'tta_pipeline' in cfg
     steps = list(cfg.tta_pipeline) if own else flip_pipeline(steps_of(cfg))
     merging = ConfigDict(cfg.get('tta_model') or MERGING[cfg.default_scope])
     views = [prod(map(len, step['transforms'])) for step in filter(_is_augmentation, steps)]
     source = 'tta_pipeline of the config' if own else 'default: a horizontal flip'
     text = f'test-time augmentation: {prod(views)} views ({source}), merged by {merging["type"]}'
-    return MODELS.build(ConfigDict(merging, module=model)).eval(), steps, text
+    return merging, steps, text
+
+
+def check_augmentable(model: nn.Module) -> None:
+    """Raise ValueError if the model predicts masks, which MMDetection cannot merge."""
+    if _predicts_masks(model):
+        raise ValueError(
+            f'tta: {type(model).__name__} predicts masks, and DetTTAModel of MMDetection merges '
+            'boxes only; run without it'
+        )
+
+
+def _test_dataset(cfg: Config) -> dict:
+    """Return the config of the test data that has the pipeline, inside any wrappers."""
+    dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
+    while 'pipeline' not in dataset and 'dataset' in dataset:
+        dataset = dataset['dataset']
+    if 'pipeline' not in dataset:
+        raise ValueError('the config has no test_dataloader.dataset.pipeline')
+    return dataset
 
 
 def _predicts_masks(model: nn.Module) -> bool:

@@ -7,6 +7,7 @@ from typing import Tuple, Type
 from mmengine.config import Config
 
 from .. import evaluation  # noqa: F401  registers the metrics that configs name
+from ..apis.pipeline import check_augmentable, set_augmentation
 from ..checkpoints import CheckpointError
 from ..engine import config
 from ..engine.distributed import launch
@@ -15,7 +16,7 @@ from ..engine.model import unwrapped
 from ..engine.preflight.data import DataError
 from ..engine.preflight.run import check_run
 from ..engine.preflight.weights import check_weights
-from ..engine.runner.console import silence_other_processes
+from ..engine.runner.console import announce, silence_other_processes
 from ..engine.runner.runner import PluginRunner
 from ..utils.command_line import errors_in_one_line
 from ..utils.errors import InputError
@@ -28,11 +29,12 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     config.set_work_dir(cfg, args.config, args.work_dir)
     launch.set_launcher(cfg, args.launcher)
     silence_other_processes()
-    options = ('checkpoint', 'out', 'show_dir', 'fuse_conv_bn')
+    options = ('checkpoint', 'out', 'show_dir', 'fuse_conv_bn', 'tta')
     launch.check_same(cfg, **{f'--{name}': getattr(args, name) for name in options})
     config.set_pictures(cfg, args.show_dir)
     config.set_predictions_file(cfg, args.out)
     config.set_fusion(cfg, args.fuse_conv_bn)
+    views = set_augmentation(cfg) if args.tta else ''
     cfg.load_from = args.checkpoint
     check_run(cfg, 'test')
     if is_exported(args):
@@ -41,6 +43,9 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     check_weights(runner, cfg, testing=True)
     if args.fuse_conv_bn:
         check_fusion(runner)
+    if args.tta:
+        check_augmentable(unwrapped(runner.model))
+        announce(views)
     runner.test_loop  # noqa: B018  built on first access
     return runner
 

@@ -137,8 +137,8 @@ def test_a_damaged_file_and_options_of_a_checkpoint(root, run, options, tmp_path
     arguments = [root / CONFIGS['seg'], path, '--work-dir', tmp_path]
     refuse(run, capsys, 'cut.onnx cannot be loaded', *arguments, '--cfg-options',
            *options('seg'), tool='test')  # fmt: skip
-    refuse(run, capsys, '--fuse-conv-bn needs a checkpoint', *arguments, '--fuse-conv-bn',
-           tool='test')  # fmt: skip
+    for option in ('--fuse-conv-bn', '--tta'):
+        refuse(run, capsys, f'{option} needs a checkpoint', *arguments, option, tool='test')
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,37 @@ def test_batch_norms_stay_where_they_must():
         check_fusion(SimpleNamespace(hooks=[], model=torch.nn.Conv2d(2, 2, 1)))
 
 
+def test_views_are_averaged(root, run, options, tmp_path, capsys):
+    """Labels come from the mean softmax of each image and its mirror image."""
+    config, work, file = root / CONFIGS['seg'], tmp_path / 'train', tmp_path / 'out.pkl'
+    run('train', config, '--work-dir', work, '--cfg-options', *options('seg', 2))
+    logits = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FPNHead, 'forward', spied(FPNHead.forward, logits))
+        checkpoint = (work / 'last_checkpoint').read_text()
+        run('test', config, checkpoint, '--work-dir', tmp_path / 'test', '--out', file, '--tta',
+            '--cfg-options', *options('seg'))  # fmt: skip
+    views = [each for each in logits if not each.is_meta]  # on meta: the check of the channels
+    views = [F.interpolate(view, (64, 64), mode='bilinear')[0].softmax(0) for view in views]
+    labels = [one['pred_sem_seg']['data'] for one in pickle.loads(file.read_bytes())]
+    assert len(views) == 2 * len(labels) == 8
+    for image, mirrored, found in zip(views[::2], views[1::2], labels):
+        expected = (image + mirrored.flip(-1)).argmax(0)
+        assert (expected == found).float().mean() > 0.999  # equal up to rounding at a tie
+        assert (image.argmax(0) != mirrored.flip(-1).argmax(0)).any()
+    text = capsys.readouterr().out
+    assert '2 views (default: a horizontal flip), merged by SegTTAModel' in text
+
+
+def test_views_of_masks_are_refused(root, run, options, tmp_path):
+    config, work = root / CONFIGS['det'], tmp_path / 'train'
+    run('train', config, '--work-dir', work, '--cfg-options', *options('det'))
+    arguments = [(work / 'last_checkpoint').read_text(), '--work-dir', tmp_path / 'test']
+    arguments += ['--tta', '--cfg-options', *options('det')]
+    with pytest.raises(ValueError, match='MaskRCNN predicts masks, and DetTTAModel'):
+        run('test', config, *arguments)
+
+
 def test_smca_trains_and_tests(root, run, options, tmp_path):
     pytest.importorskip('mmdet', reason='SMCA needs MMDetection')
     config, work = root / 'configs/smca/smca_nano_shapes.py', tmp_path / 'train'

@@ -42,11 +42,16 @@ def test(argv: Optional[List[str]] = None) -> Namespace:
     add('--out', help='write the predictions to this .pkl file')
     add('--show-dir', help='write pictures: ground truth beside predictions')
     add('--fuse-conv-bn', action='store_true', help='batch norms become part of convolutions')
+    add('--tta', action='store_true',
+        help='average over augmented views, those of the config or a horizontal flip'
+        )  # fmt: skip
     args = _parse_run(parser, argv)
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
         parser.error(f'--out must end with .pkl or .pickle, got {args.out!r}')
-    if args.fuse_conv_bn and args.checkpoint.endswith(EXPORTED):
-        parser.error(f'--fuse-conv-bn needs a checkpoint, got {args.checkpoint!r}')
+    for name in ('fuse_conv_bn', 'tta'):
+        if getattr(args, name) and args.checkpoint.endswith(EXPORTED):
+            option = name.replace('_', '-')
+            parser.error(f'--{option} needs a checkpoint, got {args.checkpoint!r}')
     return args
 
 
