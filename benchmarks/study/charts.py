@@ -114,8 +114,9 @@ def _latency(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
             low, *_, high = sorted(spreads[0] if len(spreads) == 1 else times)
             axes.errorbar(
                 *point, yerr=deviation(values), xerr=[[point[0] - low], [high - point[0]]],
-                markersize=5, capsize=2, lw=1, label=title(grid, rows, name), **style,
+                capsize=2, lw=1, color=style['color'],
             )  # fmt: skip
+            axes.plot(*point, markersize=6, label=title(grid, rows, name), **style)
     axes.set_xlabel(MILLISECONDS.name, fontsize=8)
     axes.set_ylabel(metric.name, fontsize=8)
 
