@@ -19,9 +19,10 @@ from PIL import Image, ImageOps
 from ..deployment import is_exported, load_exported
 from ..engine.config import load_config
 from ..engine.model import class_names, load_model, metainfos, number_of_classes, quiet
+from .augmentation import augmentation, check_augmentable, merging_model
 from .categories import category_ids, coco_categories
 from .packed import packed_unsupported_reason, predict_packed
-from .pipeline import augmented, input_of, steps_of, without_loading
+from .pipeline import input_of, steps_of, without_loading
 from .prediction import Prediction
 from .sources import IMAGES, Frame, open_sources
 
@@ -63,7 +64,7 @@ class Predictor:
         cfg: config from :func:`mmlinattn.engine.config.load_config`.
         weights: a checkpoint, whose loading executes no code, or an exported file.
         device: device of the model; an exported file runs on the CPU.
-        tta: predict with test-time augmentation, see :func:`.pipeline.augmented`.
+        tta: predict with test-time augmentation, see :func:`.augmentation.augmentation`.
 
     Attributes:
         task: ``'detection'``, ``'segmentation'`` or ``'classification'``.
@@ -96,7 +97,9 @@ class Predictor:
             self.model, meta = load(cfg, weights, device)
             self.network: BaseModel = self.model
             if tta:
-                self.network, steps, text = augmented(cfg, self.model)
+                check_augmentable(self.model)
+                merging, steps, text = augmentation(cfg)
+                self.network = merging_model(merging, self.model)
                 self.notes.append(text)
             self.pipeline = Compose(without_loading(steps))
         self.packed_unsupported_reason = packed_unsupported_reason(self.model)
@@ -205,9 +208,6 @@ class Predictor:
         # PixelData warns because SegTTAModel sets labels without a channel.
         with scope, quiet() if self.tta else nullcontext():
             (sample,) = self.network.test_step(self.batch_of(image))
-            if self.tta and 'pred_sem_seg' in sample:
-                labels = sample.pred_sem_seg.data
-                sample.pred_sem_seg.data = labels.long()  # floats of a model with one channel
         return sample
 
     def batch_of(self, image: np.ndarray) -> dict:

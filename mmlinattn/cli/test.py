@@ -7,7 +7,7 @@ from typing import Tuple, Type
 from mmengine.config import Config
 
 from .. import evaluation  # noqa: F401  registers the metrics that configs name
-from ..apis.pipeline import check_augmentable, set_augmentation
+from ..apis.augmentation import AugmentationHook, check_augmentable, set_augmentation
 from ..checkpoints import CheckpointError
 from ..engine import config
 from ..engine.distributed import launch
@@ -34,18 +34,21 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     config.set_pictures(cfg, args.show_dir)
     config.set_predictions_file(cfg, args.out)
     config.set_fusion(cfg, args.fuse_conv_bn)
-    views = set_augmentation(cfg) if args.tta else ''
+    if args.tta and args.show_dir and cfg.get('default_scope') == 'mmpretrain':
+        raise ValueError('--show-dir: MMPretrain draws no views of --tta; leave out one of them')
+    merging, views = set_augmentation(cfg) if args.tta else ({}, '')
     cfg.load_from = args.checkpoint
     check_run(cfg, 'test')
     if is_exported(args):
         return runner_of_exported(cfg, args.checkpoint)
     runner = PluginRunner.from_cfg(cfg)
-    check_weights(runner, cfg, testing=True)
-    if args.fuse_conv_bn:
-        check_fusion(runner)
     if args.tta:
         check_augmentable(unwrapped(runner.model))
         announce(views)
+        runner.register_hook(AugmentationHook(merging))
+    check_weights(runner, cfg, testing=True)
+    if args.fuse_conv_bn:
+        check_fusion(runner)
     runner.test_loop  # noqa: B018  built on first access
     return runner
 

@@ -11,10 +11,9 @@ from mmengine.registry import MODELS
 from PIL import Image
 from torchvision.ops import batched_nms
 
-from mmlinattn.apis import FrameError, Prediction, load, pipeline
+from mmlinattn.apis import FrameError, Prediction, load
 from mmlinattn.apis.categories import category_ids
 from mmlinattn.deployment import FileError
-from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from tests.test_deployment.stub import description, write_stub
 
@@ -150,14 +149,6 @@ def test_augmentation_of_the_config(files, predictor):
     assert augmented(IMAGE).segmentation.shape == IMAGE.shape[:2]
     with pytest.raises(ValueError, match='MaskRCNN predicts masks, and DetTTAModel .* boxes only'):
         load(*files('det'), tta=True)
-
-
-@pytest.mark.parametrize('name', ['rtmdet-ins', 'mask2former'])
-def test_augmentation_is_refused_where_masks_are_predicted(root, name):
-    folder = 'modern_heads' if name == 'rtmdet-ins' else 'linear_decoders'
-    cfg = load_config(str(root / f'configs/{folder}/{name}_nano_shapes.py'))
-    with pytest.raises(ValueError, match='predicts masks, and DetTTAModel .* boxes only'):
-        pipeline.augmented(cfg, build_model(cfg))
 
 
 @pytest.fixture

@@ -120,6 +120,20 @@ def test_views_of_masks_are_refused(root, run, options, tmp_path):
         run('test', config, *arguments)
 
 
+def test_views_of_a_classifier_and_its_average(root, run, options, tmp_path):
+    """The moving average of the weights is scored with the same views; pictures are refused."""
+    config, work = tmp_path / 'average.py', tmp_path / 'train'
+    hook = "dict(type='ModelEMAHook', momentum=0.1, update_buffers=True)"
+    config.write_text(f'_base_ = {str(root / CONFIGS["cls"])!r}\ncustom_hooks = [{hook}]\n')
+    run('train', config, '--work-dir', work, '--cfg-options', *options('cls'))
+    checkpoint = (work / 'last_checkpoint').read_text()
+    arguments = [config, checkpoint, '--tta', '--work-dir', tmp_path / 'test']
+    run('test', *arguments, '--cfg-options', *options('cls'))
+    assert {'accuracy/top1', 'accuracy/top1_ema'} <= metrics(tmp_path / 'test').keys()
+    with pytest.raises(ValueError, match='MMPretrain draws no views of --tta'):
+        run('test', *arguments, '--show-dir', tmp_path, '--cfg-options', *options('cls'))
+
+
 def test_smca_trains_and_tests(root, run, options, tmp_path):
     pytest.importorskip('mmdet', reason='SMCA needs MMDetection')
     config, work = root / 'configs/smca/smca_nano_shapes.py', tmp_path / 'train'

@@ -43,8 +43,8 @@ def test(argv: Optional[List[str]] = None) -> Namespace:
     add('--show-dir', help='write pictures: ground truth beside predictions')
     add('--fuse-conv-bn', action='store_true', help='batch norms become part of convolutions')
     add('--tta', action='store_true',
-        help='average over augmented views, those of the config or a horizontal flip'
-        )  # fmt: skip
+        help='test-time augmentation: tta_pipeline and tta_model of the config, else a horizontal '
+        'flip')  # fmt: skip
     args = _parse_run(parser, argv)
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
         parser.error(f'--out must end with .pkl or .pickle, got {args.out!r}')

@@ -82,7 +82,7 @@ class ModelEMAHook(EMAHook):
             with torch.no_grad(), autocast(enabled=loop.fp16):
                 for idx, batch in enumerate(loop.dataloader):
                     runner.call_hook(f'before_{split}_iter', batch_idx=idx, data_batch=batch)
-                    evaluator.process(runner.model.val_step(batch), batch)
+                    evaluator.process(getattr(runner.model, f'{split}_step')(batch), batch)
             averaged = evaluator.evaluate(len(loop.dataloader.dataset))
         finally:
             self._swap_ema_parameters()

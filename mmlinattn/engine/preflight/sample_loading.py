@@ -3,7 +3,7 @@
 from typing import Any, Iterator, List, Optional, Tuple
 
 import numpy as np
-from mmcv.transforms import LoadAnnotations, LoadImageFromFile
+from mmcv.transforms import LoadAnnotations, LoadImageFromFile, TestTimeAug
 from mmengine import fileio
 from mmengine.dataset import BaseDataset
 from torch import Tensor
@@ -107,10 +107,10 @@ def _truncation_reason(path: str, backend_args: Optional[dict]) -> Optional[str]
 def check_loading(dataset: Any) -> None:
     """Wrap the loading transforms of a data set, and of those inside it, by CheckedLoading."""
     for part in base_datasets(dataset):
-        transforms = getattr(getattr(part, 'pipeline', None), 'transforms', [])
-        for i, load in enumerate(transforms):
-            if isinstance(load, (LoadImageFromFile, LoadAnnotations, LoadClip)):
-                transforms[i] = CheckedLoading(load, folders_of(part))
+        for transforms in _step_lists(getattr(part, 'pipeline', None)):
+            for i, load in enumerate(transforms):
+                if isinstance(load, (LoadImageFromFile, LoadAnnotations, LoadClip)):
+                    transforms[i] = CheckedLoading(load, folders_of(part))
 
 
 def limit_labels(dataset: Any, labels: Labels) -> None:
@@ -122,7 +122,17 @@ def limit_labels(dataset: Any, labels: Labels) -> None:
 
 def loading_checks(part: BaseDataset) -> List[CheckedLoading]:
     """Return the guarded transforms of a data set."""
-    return [step for step in part.pipeline.transforms if isinstance(step, CheckedLoading)]
+    steps = [step for transforms in _step_lists(part.pipeline) for step in transforms]
+    return [step for step in steps if isinstance(step, CheckedLoading)]
+
+
+def _step_lists(pipeline: Any) -> Iterator[list]:
+    """Yield the list of transforms of a pipeline, and those of the views that it makes."""
+    transforms = getattr(pipeline, 'transforms', [])
+    yield transforms
+    for step in transforms:
+        for view in step.subroutines if isinstance(step, TestTimeAug) else ():
+            yield from _step_lists(view)
 
 
 def base_datasets(dataset: Any) -> Iterator[BaseDataset]:

@@ -1,0 +1,145 @@
+"""Test-time augmentation: views of each image, predicted alone and merged."""
+
+from math import prod
+from typing import Any, Callable, List, Sequence, Tuple
+
+from mmengine.config import Config, ConfigDict
+from mmengine.hooks import Hook
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
+from mmengine.structures import BaseDataElement
+from torch import nn
+
+from ..engine.model import unwrapped
+from .pipeline import is_augmentation, step_name, steps_of, test_dataset
+
+# Those of the frameworks' tools/test.py, for configs without `tta_model`.
+MERGING = {
+    'mmdet': dict(
+        type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100)
+    ),
+    'mmseg': dict(type='SegTTAModel'),
+    'mmpretrain': dict(type='AverageClsScoreTTA'),
+}
+FLIP_KEYS = ('flip', 'flip_direction')  # read by the merging models
+
+
+class AugmentationHook(Hook):
+    """Hook that merges the views of each test image.
+
+    The model inside a wrapper for distributed runs is used: the merging models read its attributes.
+
+    Args:
+        merging: config of the merging model without its module, of :func:`augmentation`.
+    """
+
+    def __init__(self, merging: ConfigDict) -> None:
+        self.merging = merging
+
+    def before_test(self, runner: Runner) -> None:
+        runner.model = merging_model(self.merging, unwrapped(runner.model))
+
+
+def set_augmentation(cfg: Config) -> Tuple[ConfigDict, str]:
+    """Let the test pipeline of a config make views.
+
+    Returns:
+        the config for :class:`AugmentationHook`, and a description.
+
+    Raises:
+        ValueError: see :func:`augmentation`.
+    """
+    merging, steps, text = augmentation(cfg)
+    test_dataset(cfg)['pipeline'] = steps
+    return merging, text
+
+
+def augmentation(cfg: Config) -> Tuple[ConfigDict, List[dict], str]:
+    """Return the merging model, without its module, the pipeline and a description of both.
+
+    ``tta_model`` and ``tta_pipeline`` of the config are used. The defaults are those of the
+    frameworks' test tools: the test pipeline with and without a horizontal flip.
+
+    Raises:
+        ValueError: the config has no framework with a merging model; or it loads clips and has no
+            ``tta_pipeline``, as flips are of images.
+    """
+    scope = cfg.get('default_scope')
+    if scope not in MERGING:
+        raise ValueError(f'default_scope of the config must be of {[*MERGING]}, got {scope!r}')
+    own = 'tta_pipeline' in cfg
+    steps = list(cfg.tta_pipeline) if own else flip_pipeline(steps_of(cfg))
+    merging = ConfigDict(cfg.get('tta_model') or MERGING[scope])
+    views = [prod(map(len, step['transforms'])) for step in filter(is_augmentation, steps)]
+    source = 'tta_pipeline of the config' if own else 'default: a horizontal flip'
+    text = f'test-time augmentation: {prod(views)} views ({source}), merged by {merging["type"]}'
+    return merging, steps, text
+
+
+def check_augmentable(model: nn.Module) -> None:
+    """Check that the views of a model can be merged.
+
+    Raises:
+        ValueError: it predicts masks, which MMDetection cannot merge, or images.
+    """
+    if _predicts_masks(model):
+        raise ValueError(
+            f'tta: {type(model).__name__} predicts masks, and DetTTAModel of MMDetection merges '
+            'boxes only; run without it'
+        )
+    if not any(hasattr(model, name) for name in ('head', 'bbox_head', 'roi_head', 'decode_head')):
+        raise ValueError(
+            f'tta: {type(model).__name__} has no head whose predictions can be merged; run without '
+            'it'
+        )
+
+
+def merging_model(merging: ConfigDict, model: nn.Module) -> nn.Module:
+    """Build the merging model around a model, in eval mode.
+
+    Samples have the merged prediction alone: what the frameworks keep of one view is removed or
+    made again.
+    """
+    whole = MODELS.build(ConfigDict(merging, module=model)).eval()
+    merge: Callable[[Any], List[BaseDataElement]] = whole.merge_preds
+    whole.merge_preds = lambda views: [_consistent(sample) for sample in merge(views)]
+    return whole
+
+
+def _consistent(sample: BaseDataElement) -> BaseDataElement:
+    if 'pred_sem_seg' in sample:
+        labels = sample.pred_sem_seg.data
+        sample.pred_sem_seg.data = labels.long()  # floats of a model with one channel
+        if 'seg_logits' in sample:
+            del sample.seg_logits  # of the last view
+    if 'pred_score' in sample and len(sample.get('pred_label', ())) == 1:
+        sample.set_pred_label(sample.pred_score.argmax(0, keepdim=True))  # was the first view's
+    return sample
+
+
+def _predicts_masks(model: nn.Module) -> bool:
+    """Return True for an instance segmentor of MMDetection: R-CNN, one stage, or Mask2Former."""
+    head = getattr(model, 'bbox_head', None)
+    single = hasattr(head, 'mask_head') or hasattr(model, 'panoptic_head')
+    return single or getattr(model, 'with_mask', False)
+
+
+def flip_pipeline(steps: Sequence[dict]) -> List[dict]:
+    """Return a test pipeline that gives each image as it is and flipped horizontally.
+
+    Args:
+        steps: test pipeline that ends with the step that packs the inputs.
+
+    Raises:
+        ValueError: it loads clips, which RandomFlip would not mirror.
+    """
+    if any(step_name(step) == 'LoadClip' for step in steps):
+        raise ValueError(
+            'tta: the default view, a horizontal flip, is of images, and the test pipeline loads '
+            'clips; give the config a tta_pipeline, or run without it'
+        )
+    pack = dict(steps[-1])
+    if 'meta_keys' in pack:
+        pack['meta_keys'] = (*pack['meta_keys'], *FLIP_KEYS)
+    flips = [dict(type='RandomFlip', prob=prob, direction='horizontal') for prob in (0.0, 1.0)]
+    return [*steps[:-1], dict(type='TestTimeAug', transforms=[flips, [pack]])]

@@ -1,0 +1,105 @@
+"""Test-time augmentation: which models and configs it takes, and what its samples hold."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.dataset import Compose
+from mmengine.registry import DefaultScope
+from mmseg.datasets import BaseSegDataset
+
+from mmlinattn.apis import load
+from mmlinattn.apis.augmentation import (
+    MERGING,
+    AugmentationHook,
+    augmentation,
+    check_augmentable,
+    set_augmentation,
+)
+from mmlinattn.engine import build_model
+from mmlinattn.engine.config import load_config
+from mmlinattn.engine.preflight.data import DataError
+from mmlinattn.engine.preflight.sample_loading import check_loading, loading_checks
+
+IMAGE = np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)
+IMAGE[:, :48] //= 4  # the mirror image has other predictions
+
+
+@pytest.mark.parametrize('name', ['rtmdet-ins', 'mask2former'])
+def test_masks_are_refused(root, name):
+    folder = 'modern_heads' if name == 'rtmdet-ins' else 'linear_decoders'
+    cfg = load_config(str(root / f'configs/{folder}/{name}_nano_shapes.py'))
+    with pytest.raises(ValueError, match='predicts masks, and DetTTAModel .* boxes only'):
+        check_augmentable(build_model(cfg))
+
+
+def test_models_without_predictions_to_merge_are_refused(root):
+    file = next((root / 'configs/vqgan').glob('*shapes*.py'))
+    with pytest.raises(ValueError, match='ViTVQGAN has no head whose predictions can be merged'):
+        check_augmentable(build_model(load_config(str(file))))
+
+
+def test_clips_are_not_flipped(root):
+    """RandomFlip would exchange the colours of a clip, without an error."""
+    cfg = load_config(str(root / 'configs/timesformer/timesformer-axial_8xb8_ssv2-8.py'))
+    with pytest.raises(ValueError, match='the test pipeline loads clips; give .* a tta_pipeline'):
+        augmentation(cfg)
+
+
+def test_configs_that_cannot_be_augmented():
+    cfg = Config(dict(default_scope='mmengine'))
+    with pytest.raises(ValueError, match=r"must be of \['mmdet', .*\], got 'mmengine'"):
+        augmentation(cfg)
+    joined = dict(type='ConcatDataset', datasets=[dict(pipeline=[]), dict(pipeline=[])])
+    cfg = Config(dict(default_scope='mmseg', test_dataloader=dict(dataset=joined)))
+    with pytest.raises(ValueError, match=r'joins several data sets \(ConcatDataset\)'):
+        set_augmentation(cfg)
+
+
+def test_the_model_inside_a_wrapper_is_merged(predictor):
+    """SegTTAModel reads attributes that a wrapper for distributed runs does not pass on."""
+    of = predictor('seg')
+    wrapped = SimpleNamespace(model=torch.nn.DataParallel(of.model))
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        AugmentationHook(ConfigDict(MERGING['mmseg'])).before_test(wrapped)
+        one = of.batch_of(IMAGE)
+        views = dict(inputs=[one['inputs']] * 2, data_samples=[one['data_samples']] * 2)
+        (sample,) = wrapped.model.test_step(views)
+    expected = torch.from_numpy(of(IMAGE).segmentation)
+    assert torch.equal(sample.pred_sem_seg.data.squeeze(0), expected)
+
+
+def test_samples_hold_nothing_of_a_single_view(files):
+    """The label fits the mean scores; logits of the last view are gone."""
+    sample = load(*files('cls'), tta=True)(IMAGE).sample
+    assert sample.pred_label.tolist() == [int(sample.pred_score.argmax())]
+    sample = load(*files('seg'), tta=True)(IMAGE).sample
+    assert 'pred_sem_seg' in sample and 'seg_logits' not in sample
+
+
+def test_labels_of_views_are_checked(tmp_path):
+    """Maps that a view loads may not lie outside of the data."""
+    for folder in ('data', 'elsewhere'):
+        (tmp_path / folder).mkdir()
+    steps = [
+        dict(type='mmcv.LoadImageFromFile'),
+        dict(type='TestTimeAug', transforms=[[dict(type='LoadAnnotations')]]),
+    ]
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        dataset = BaseSegDataset(
+            data_root=str(tmp_path / 'data'), data_prefix=dict(img_path='', seg_map_path=''),
+            metainfo=dict(classes=('a', 'b')), pipeline=steps, lazy_init=True,
+        )  # fmt: skip
+    check_loading(dataset)
+    image, labels = loading_checks(dataset)
+    assert isinstance(dataset.pipeline, Compose)
+    results = dict(
+        img_path=str(tmp_path / 'data/a.png'), seg_map_path=str(tmp_path / 'elsewhere/a.png'),
+        seg_fields=[], reduce_zero_label=False, label_map=None,
+    )  # fmt: skip
+    with pytest.raises(DataError, match='elsewhere'):
+        labels(results)
+    assert type(image.load).__name__ == 'LoadImageFromFile'
+    assert type(labels.load).__name__ == 'LoadAnnotations'
