@@ -154,11 +154,12 @@ def _columns(results: Results, panels: List['Axes']) -> None:
                 for x, column in enumerate(grid.axes[columns])
             ]
             points = [(x, values) for x, values in points if values]
-            axes.errorbar(
-                [x for x, _ in points], [statistics.mean(values) for _, values in points],
-                yerr=[deviation(values) for _, values in points],
-                lw=1, capsize=2, markersize=4, label=title(grid, rows, name), **style,
-            )  # fmt: skip
+            if points:
+                axes.errorbar(
+                    [x for x, _ in points], [statistics.mean(values) for _, values in points],
+                    yerr=[deviation(values) for _, values in points],
+                    lw=1, capsize=2, markersize=4, label=title(grid, rows, name), **style,
+                )  # fmt: skip
         axes.set_xticks(range(len(grid.axes[columns])), [*grid.axes[columns]])
         axes.set_xlabel(columns, fontsize=8)
         axes.set_ylabel(quantity.name, fontsize=8)

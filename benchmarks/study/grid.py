@@ -158,7 +158,8 @@ class Run:
         if self.rank:
             found['rank'] = self.rank
         if self.checkpoint:
-            found['checkpoint'] = sha256_of(Path(self.checkpoint))
+            file = Path(self.checkpoint)
+            found['checkpoint'] = sha256_of(file) if file.is_file() else None
         if self.teacher:
             found.update(linearize=self.linearize, teacher=self.teacher.settings(), seed=self.seed)
         text = json.dumps(found, sort_keys=True, default=str)
@@ -307,10 +308,6 @@ class Grid:
                 if why or (run.device == 'cuda' and not torch.cuda.is_available()):
                     refused[run.point] = why or 'needs a GPU'
                     continue
-                for seed in range(self.seeds_of(values)):
-                    file = self.run(values, seed).checkpoint
-                    if file and not Path(file).is_file():
-                        raise FileNotFoundError(f'{file} does not exist: train its study first')
                 # Other sizes of the same model and data need no other check.
                 key = f'{cfg.model} {cfg.test_dataloader.dataset.get("data_root")}'
                 if key not in checked:
@@ -321,6 +318,16 @@ class Grid:
             except Exception as error:  # configs can fail in any way
                 raise GridError(f'{run.point}: {error_text(error)}') from error
         return refused
+
+    def check_weights(self) -> None:
+        """Raise GridError if weights that a run tests are missing."""
+        for values in self.points():
+            for seed in range(self.seeds_of(values)):
+                run = self.run(values, seed)
+                if run.checkpoint and not Path(run.checkpoint).is_file():
+                    raise GridError(
+                        f'{run.point}: {run.checkpoint} does not exist: train its study first'
+                    )
 
 
 @functools.cache

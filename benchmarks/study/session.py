@@ -91,7 +91,11 @@ class Session:
         Args:
             jobs: number of processes.
             weights: a run of the result without its file of weights is not done.
+
+        Raises:
+            GridError: see :meth:`.grid.Grid.check_weights`.
         """
+        self.grid.check_weights()
         with records.lock(self.folder):
             if self.grid.learning_rates:
                 self._execute(self.possible(self.grid.search()), jobs, 'learning rates')
