@@ -31,10 +31,15 @@ class AugmentationHook(Hook):
 
     Args:
         merging: config of the merging model without its module, of :func:`augmentation`.
+        text: description of the views.
     """
 
-    def __init__(self, merging: ConfigDict) -> None:
-        self.merging = merging
+    def __init__(self, merging: ConfigDict, text: str = '') -> None:
+        self.merging, self.text = merging, text
+
+    def check(self, model: nn.Module) -> None:
+        """Raise ValueError if predictions of the model cannot be merged."""
+        check_augmentable(model)
 
     def before_test(self, runner: Runner) -> None:
         runner.model = merging_model(self.merging, unwrapped(runner.model))

@@ -2,12 +2,11 @@
 
 import argparse
 from pathlib import Path
-from typing import Tuple, Type
+from typing import Any, Tuple, Type
 
 from mmengine.config import Config
 
 from .. import evaluation  # noqa: F401  registers the metrics that configs name
-from ..apis.augmentation import AugmentationHook, check_augmentable, set_augmentation
 from ..checkpoints import CheckpointError
 from ..engine import config
 from ..engine.distributed import launch
@@ -34,23 +33,30 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     config.set_pictures(cfg, args.show_dir)
     config.set_predictions_file(cfg, args.out)
     config.set_fusion(cfg, args.fuse_conv_bn)
-    if args.tta and args.show_dir and cfg.get('default_scope') == 'mmpretrain':
-        raise ValueError('--show-dir: MMPretrain draws no views of --tta; leave out one of them')
-    merging, views = set_augmentation(cfg) if args.tta else ({}, '')
+    views = views_hook(args, cfg) if args.tta else None
     cfg.load_from = args.checkpoint
     check_run(cfg, 'test')
     if is_exported(args):
         return runner_of_exported(cfg, args.checkpoint)
     runner = PluginRunner.from_cfg(cfg)
-    if args.tta:
-        check_augmentable(unwrapped(runner.model))
-        announce(views)
-        runner.register_hook(AugmentationHook(merging))
+    if views is not None:
+        views.check(unwrapped(runner.model))
+        announce(views.text)
+        runner.register_hook(views)
     check_weights(runner, cfg, testing=True)
     if args.fuse_conv_bn:
         check_fusion(runner)
     runner.test_loop  # noqa: B018  built on first access
     return runner
+
+
+def views_hook(args: argparse.Namespace, cfg: Config) -> Any:
+    """Let the config make views of each image, and return the hook that merges them."""
+    from ..apis.augmentation import AugmentationHook, set_augmentation  # imports the exporters
+
+    if args.show_dir and cfg.get('default_scope') == 'mmpretrain':
+        raise ValueError('--show-dir: MMPretrain draws no views of --tta; leave out one of them')
+    return AugmentationHook(*set_augmentation(cfg))
 
 
 def is_exported(args: argparse.Namespace) -> bool:
