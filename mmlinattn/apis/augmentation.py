@@ -85,7 +85,8 @@ def check_augmentable(model: nn.Module) -> None:
     """Check that the views of a model can be merged.
 
     Raises:
-        ValueError: it predicts masks, which MMDetection cannot merge, or images.
+        ValueError: it predicts masks, which MMDetection cannot merge; or it has no head of boxes,
+            labels or classes, such as ViT-VQGAN.
     """
     if _predicts_masks(model):
         raise ValueError(

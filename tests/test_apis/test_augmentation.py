@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
+from mmpretrain.structures import DataSample
 from mmseg.datasets import BaseSegDataset
 
 from mmlinattn.apis import load
@@ -16,6 +16,7 @@ from mmlinattn.apis.augmentation import (
     AugmentationHook,
     augmentation,
     check_augmentable,
+    merging_model,
     set_augmentation,
 )
 from mmlinattn.engine import build_model
@@ -71,10 +72,22 @@ def test_the_model_inside_a_wrapper_is_merged(predictor):
     assert torch.equal(sample.pred_sem_seg.data.squeeze(0), expected)
 
 
-def test_samples_hold_nothing_of_a_single_view(files):
-    """The label fits the mean scores; logits of the last view are gone."""
-    sample = load(*files('cls'), tta=True)(IMAGE).sample
-    assert sample.pred_label.tolist() == [int(sample.pred_score.argmax())]
+def test_the_label_is_that_of_the_mean_scores():
+    """AverageClsScoreTTA keeps the label of the first view."""
+    views = [DataSample(), DataSample()]
+    for view, scores in zip(views, ([0.6, 0.4], [0.1, 0.9])):
+        view.set_pred_score(torch.tensor(scores))
+        view.set_pred_label(view.pred_score.argmax(0, keepdim=True))
+    model = torch.nn.Identity()
+    model.test_step = None  # the merging model asks for it, and merge_preds alone is called
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        merging = merging_model(ConfigDict(MERGING['mmpretrain']), model)
+    (sample,) = merging.merge_preds([views])
+    torch.testing.assert_close(sample.pred_score, torch.tensor([0.35, 0.65]))
+    assert sample.pred_label.tolist() == [1]
+
+
+def test_logits_of_the_last_view_are_gone(files):
     sample = load(*files('seg'), tta=True)(IMAGE).sample
     assert 'pred_sem_seg' in sample and 'seg_logits' not in sample
 
@@ -94,7 +107,6 @@ def test_labels_of_views_are_checked(tmp_path):
         )  # fmt: skip
     check_loading(dataset)
     image, labels = loading_checks(dataset)
-    assert isinstance(dataset.pipeline, Compose)
     results = dict(
         img_path=str(tmp_path / 'data/a.png'), seg_map_path=str(tmp_path / 'elsewhere/a.png'),
         seg_fields=[], reduce_zero_label=False, label_map=None,

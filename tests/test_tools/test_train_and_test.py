@@ -111,13 +111,10 @@ def test_views_are_averaged(root, run, options, tmp_path, capsys):
     assert '2 views (default: a horizontal flip), merged by SegTTAModel' in text
 
 
-def test_views_of_masks_are_refused(root, run, options, tmp_path):
-    config, work = root / CONFIGS['det'], tmp_path / 'train'
-    run('train', config, '--work-dir', work, '--cfg-options', *options('det'))
-    arguments = [(work / 'last_checkpoint').read_text(), '--work-dir', tmp_path / 'test']
-    arguments += ['--tta', '--cfg-options', *options('det')]
+def test_views_of_masks_are_refused_before_weights_are_read(root, run, options, tmp_path):
+    arguments = [root / CONFIGS['det'], 'nowhere.pth', '--work-dir', tmp_path, '--tta']
     with pytest.raises(ValueError, match='MaskRCNN predicts masks, and DetTTAModel'):
-        run('test', config, *arguments)
+        run('test', *arguments, '--cfg-options', *options('det'))
 
 
 def test_views_of_a_classifier_and_its_average(root, run, options, tmp_path):
