@@ -8,6 +8,7 @@ from mmlinattn.analysis.rank import MATRICES
 
 from .checks import RANK_SPLITS
 from .costs import COSTS
+from .grid import GridError
 from .page import Results, deviation, title
 
 if TYPE_CHECKING:
@@ -23,10 +24,21 @@ def draw(results: Results, chart: str) -> 'Figure':
 
     Args:
         results: the study.
-        chart: ``'ranking'``, ``'latency'``, ``'curves'``, ``'columns'`` or ``'spectra'``.
+        chart: ``'ranking'``, ``'latency'``, ``'curves'``, ``'columns'``, ``'spectra'`` or
+            ``'ring_weights'``.
+
+    Raises:
+        GridError: there are no ring weights, as no training had RippleWeightsHook.
     """
     from matplotlib.figure import Figure
 
+    from mmlinattn.engine.report.curves import draw_ring_weights
+
+    if chart == 'ring_weights':
+        rings = draw_ring_weights(_mean_series(results), 'iteration')
+        if rings is None:
+            raise GridError("page.charts: 'ring_weights' needs RippleWeightsHook in custom_hooks")
+        return rings
     panels = [] if chart in WIDE else _panels(results)
     width, height = 2.8 + 3.2 * max(1, len(panels)), 4.2
     if chart == 'ranking':
@@ -141,6 +153,16 @@ def _curves(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
     axes.set_yscale('log')
     axes.set_xlabel('iteration', fontsize=8)
     axes.set_ylabel('loss', fontsize=8)
+
+
+def _mean_series(results: Results) -> Dict[str, List[Tuple[float, float]]]:
+    """Return what the hooks of the trainings have logged, means over the seeds."""
+    found = [results.records.get(run.name, {}).get('series') for run in results.runs]
+    by_seed = [{name: dict(of) for name, of in series.items()} for series in found if series]
+    return {
+        name: [(step, statistics.mean(of[name][step] for of in by_seed)) for step in first]
+        for name, first in (by_seed[0] if by_seed else {}).items()
+    }
 
 
 def _columns(results: Results, panels: List['Axes']) -> None:

@@ -29,7 +29,7 @@ TRAIN = 'train'  # split of the metrics of the training
 RANK_SPLITS = ('rank_start', 'rank')  # splits of the ranks at the start and of the trained model
 CHOOSING = 'val'  # split that chooses the learning rates
 PLACES = ('rows', 'columns', 'tables')
-CHARTS = ('ranking', 'latency', 'curves', 'columns', 'spectra')
+CHARTS = ('ranking', 'latency', 'curves', 'columns', 'spectra', 'ring_weights')
 
 
 DOCS = Path(__file__).resolve().parents[2] / 'docs'
@@ -81,6 +81,10 @@ def check_content(content: dict) -> None:
         for name, entry in names.items():
             config = (entry or {}).get('config', '')
             _check_placeholders(f'{axis} {name!r}: config', config, [*content['axes']])
+    entries = [of or {} for names in content['axes'].values() for of in names.values()]
+    for entry in (content, *entries):
+        start = str(entry.get('options', {}).get('load_from', ''))
+        _check_placeholders('load_from', start, [*content['axes'], 'seed'])
 
 
 def check_keys(place: str, content: dict, known: Collection[str]) -> None:
@@ -327,6 +331,8 @@ def _check_page(page: dict, axes: dict, metrics: dict) -> None:
                 raise GridError(f'page.{key}: {name!r} is unknown{hint}')
     if 'columns' in page.get('charts', []) and ('columns' not in page or 'tables' in page):
         raise GridError("page.charts: 'columns' needs page.columns, without page.tables")
+    if 'ring_weights' in page.get('charts', []) and any(len(of) > 1 for of in axes.values()):
+        raise GridError("page.charts: 'ring_weights' is of one model, so each axis needs one name")
 
 
 def _check_placeholders(place: str, text: str, known: List[str]) -> None:

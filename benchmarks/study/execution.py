@@ -67,6 +67,10 @@ def execute(run: Run, folder: Path, settings: str) -> dict:
         else:
             make = linearize(run, folder, here) if run.teacher else train(cfg, here)
             checkpoint, metrics['train'], record['curve'] = make
+            if run.trains:
+                series = logged_by_hooks(here)
+                metrics['train'].update({name: of[-1][1] for name, of in series.items()})
+                record.update(dict(series=series) if series else {})
             if not run.search:
                 save_weights(run, cfg, checkpoint, folder, settings)
         record['seconds'] = round(metrics.get('train', {}).pop('seconds', 0.0), 1)
@@ -196,6 +200,17 @@ def scalars(here: Path) -> List[dict]:
             if {'step', 'loss', 'time'} <= numbers.keys():
                 found[numbers['step']] = numbers
     return [found[step] for step in sorted(found)]
+
+
+def logged_by_hooks(here: Path) -> Dict[str, List[list]]:
+    """Return what hooks such as RippleWeightsHook have logged, [[step, number], ...] by name."""
+    found: Dict[str, Dict[int, float]] = {}
+    for file in sorted(here.glob('*/vis_data/scalars.json')):
+        for numbers in lines(file):
+            if 'iter' in numbers and 'loss' not in numbers:
+                for name in numbers.keys() - {'iter', 'step'}:
+                    found.setdefault(name, {})[numbers['step']] = numbers[name]
+    return {name: [[step, of[step]] for step in sorted(of)] for name, of in sorted(found.items())}
 
 
 def test(run: Run, split: str, checkpoint: str, here: Path) -> Dict[str, float]:

@@ -174,7 +174,8 @@ class Grid:
         name: name of the study and of its folder.
         title: heading of the page.
         axes: for each axis its names, each with ``config``, ``options``, ``search_options``,
-            ``shape``, ``device`` or ``linearize``.
+            ``shape``, ``device`` or ``linearize``. The option ``load_from`` may name axes and
+            ``seed`` in braces.
         metrics: numbers by heading; the first decides the search for a learning rate.
         seeds: number of seeds.
         more_seeds: number of seeds of some names of an axis, by axis and name.
@@ -229,6 +230,8 @@ class Grid:
             options.update(entry.get('options', {}))
             cost['shape'] = entry.get('shape', cost['shape'])
             device, config = entry.get('device', device), entry.get('config', config)
+        if 'load_from' in options:
+            options['load_from'] = str(options['load_from']).format(seed=seed, **values)
         return Run(
             values, seed, rate, config.format(**values), options, self.splits, cost, device,
             self.checkpoint.format(seed=seed, **values) or None, self.data_root, self.required(),
@@ -375,7 +378,7 @@ def refusal(cfg: Config) -> str:
 def read(path: Path, quick: bool = False, parents: Sequence[Path] = ()) -> dict:
     """Return the content of a grid file.
 
-    An axis given as the name of another grid file is the axis of the same name there. Where
+    An axis given as the name of another grid file is the whole axis of the same name there. Where
     ``only`` names an axis, these names alone are kept; ``quick`` may keep others.
 
     Args:
@@ -410,7 +413,7 @@ def read(path: Path, quick: bool = False, parents: Sequence[Path] = ()) -> dict:
         select(content, {**only, **short.pop('axes', {})})
         content['options'].update(short.pop('options', {}))
         content.update(short, name=f'{content.get("name")}-quick')
-    else:
+    elif not parents:
         select(content, only)
     return content
 

@@ -134,6 +134,10 @@ def _tables(results: Results, fixed: Dict[str, str]) -> List[List[str]]:
     if not columns:
         names = grid.page.get('quantities', known)
         heads = [known[name] for name in names]
+        if len(grid.axes[rows]) == 1:  # quantities below each other
+            (row,) = grid.axes[rows]
+            cells = [[of.name, results.cell(of, **fixed, **{rows: row})] for of in heads]
+            return [tables.markdown(['', title(grid, rows, row)], cells)]
         body = [
             [results.cell(of, **fixed, **{rows: row}) for of in heads] for row in grid.axes[rows]
         ]

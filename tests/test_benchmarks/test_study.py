@@ -286,6 +286,48 @@ def test_ranks_of_the_start_and_of_the_trained_model(tmp_path, monkeypatch):
     assert [[*line.get_ydata()] for line in head.lines] == [[1.0, 0.2]] * 2 + [[1.0, 0.5]] * 2
 
 
+def test_what_hooks_log_is_shown_as_means_over_the_seeds(tmp_path):
+    """A later session replaces the steps that it repeats."""
+    name = 'ripple/{}/backbone.layers.0.attn'
+    fixed, equal, entropy = map(name.format, ('js_fixed', 'js_uniform', 'entropy'))
+    metrics = {
+        'accuracy': dict(key='accuracy/top1', split='val'),
+        'fixed': dict(key=fixed, split='train', digits=2),
+    }
+    axes = dict(model=dict(Soft={}))
+    shown = dict(rows='model', quantities=['fixed'], charts=['ring_weights'])
+    content = dict(TINY, metrics=metrics, axes=axes, seeds=2, page=shown, command='python')
+    grid = grids.build(content)
+    found = {}
+    for run, last in zip(grid.runs(), (0.5, 0.75)):
+        for session_of, steps in (('a', {1: 0.25, 2: 9.0}), ('b', {2: last})):
+            file = tmp_path / run.name / session_of / 'vis_data' / 'scalars.json'
+            file.parent.mkdir(parents=True)
+            lines = [
+                {fixed: number, equal: 0.0, entropy: 1.0, 'iter': step, 'step': step}
+                for step, number in steps.items()
+            ]
+            lines += [dict(loss=1.0, iter=2, step=2, time=1.0), {'accuracy/top1': 7, 'step': 2}]
+            file.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+        series = execution.logged_by_hooks(tmp_path / run.name)
+        assert series[fixed] == [[1, 0.25], [2, last]] and len(series) == 3
+        of = record(grid, run, 70, series=series)
+        of['metrics']['train'] = {fixed: last, 'iterations': 2}
+        found[run.name] = of
+    results = page.Results(grid, found)
+    assert page.table(results)[:3] == [
+        '|  | Soft |',
+        '| --- | ---: |',
+        '| fixed | 0.62 ± 0.18 (2) |',
+    ]
+    first = session.charts.draw(results, 'ring_weights').axes[0]
+    assert [[*line.get_xydata().ravel()] for line in first.lines] == [[1, 0.25, 2, 0.625]]
+    for of in found.values():
+        del of['series']
+    with pytest.raises(GridError, match='needs RippleWeightsHook'):
+        session.charts.draw(results, 'ring_weights')
+
+
 def test_costs_measured_alone_replace_those_of_the_runs():
     """With their quartiles in the picture; the page names the models that have none."""
     grid = grids.build(dict(TINY, command='python'))
@@ -517,6 +559,13 @@ def test_every_checkpoint_is_checked_before_a_test(tmp_path, monkeypatch):
     assert [*study.results().records] == [done.name]
 
 
+def test_a_training_starts_from_the_weights_of_its_model_and_seed():
+    axes = dict(model=dict(Soft={}, More=dict(options=dict(load_from='{model}_{seed}.pth'))))
+    runs = grids.build(dict(TINY, axes=axes, seeds=2)).runs()
+    starts = [run.load().load_from for run in runs]
+    assert starts == [None, 'More_0.pth', None, 'More_1.pth']
+
+
 def test_weights_of_another_rate_are_removed(tmp_path, monkeypatch, capsys):
     grid = grids.build(dict(TINY, learning_rates=[1e-3, 2e-3]))
     monkeypatch.setattr(grids.Grid, 'refusals', lambda self: {})
@@ -670,6 +719,7 @@ TEST = dict(splits=dict(test={}), metrics={'a': dict(key='b')})
         (changed(page=dict(rows='model', charts=['columns'])), "'columns' needs page.columns"),
         (changed(page=dict(rows='model', quantities=['ms'])), "page.quantities: 'ms' is unknown"),
         (changed(page=dict(rows='model', charts=['spectra'])), "'spectra' needs rank"),
+        (changed(page=dict(rows='model', charts=['ring_weights'])), "'ring_weights' is of one"),
         (changed(rank=dict(image='a')), "rank has the unknown key 'image'; did you mean images"),
         (changed(rank=dict(num_images=2)), 'rank has no images: name a folder'),
         (changed(rank=dict(images='a', num_images=0)), 'rank.num_images must be a positive'),
@@ -689,6 +739,7 @@ TEST = dict(splits=dict(test={}), metrics={'a': dict(key='b')})
         (changed(more_seeds=dict(model=dict(Hydr=2))), "more_seeds.model has the unknown key 'Hyd"),
         (changed(config='{modl}.py'), 'config has the unknown {modl}; known are model'),
         (changed(checkpoint='{model'), "checkpoint is '{model': "),
+        (changed(options=dict(load_from='{seeds}')), 'load_from has the unknown {seeds}; known'),
         (
             changed(axes=dict(model={'a': {}, 'b': dict(linearize=dict(teacher='c'))})),
             "model 'b': linearize: teacher 'c' is no trained name of this axis .*; known are a",
@@ -783,11 +834,13 @@ def test_every_study_in_short(root, tmp_path):
     shared = root.parent / 'shared' / 'data'
     if not (shared / 'camvid').is_dir():
         pytest.skip('CamVid and BCCD are not in ../shared/data')
-    shapes.generate(tmp_path / 'data' / 'shapes', 60, 20, workers=1)
+    data = tmp_path / 'data'
+    shapes.generate(data / 'shapes', 60, 20, workers=1)
+    for name in ('bccd', 'camvid'):
+        (data / name).symlink_to(shared / name)
     names = sorted(path.stem for path in grids.GRIDS.glob('*.yml'))
     assert names.index('camvid') < names.index('resolution')  # which tests its weights
     for name in names:
-        data = tmp_path / 'data' if name == 'half_precision' else shared
         out = tmp_path / f'{name}-quick'
         assert main([name, '--quick', '--out', str(out), '--data-root', str(data)]) == 0
         text = (out / 'results.md').read_text()
