@@ -12,6 +12,7 @@ from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.hooks import Hook
 from mmengine.registry import Registry, init_default_scope
+from mmengine.utils import import_modules_from_strings
 
 from ..checkpoints import replace_mmengine_readers
 from ..datasets.file_backends import check_no_secrets
@@ -61,6 +62,10 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
         cfg = Config.fromfile(path)
     except (SyntaxError, OSError) as error:  # some of the messages do not name the file
         raise type(error)(f'config {path}: {error}') from error
+    except ImportError as error:
+        if not str(error).startswith('Failed to import'):
+            raise
+        raise _import_error(error, path) from error
     check_not_old(cfg)
     import_framework(cfg)
     for option in cfg_options or {}:
@@ -68,6 +73,11 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     if cfg_options:
         before = _annotation_files(cfg)
         cfg.merge_from_dict(cfg_options)
+        if any(option.split('.')[0] == 'custom_imports' for option in cfg_options):
+            try:  # MMEngine imports those of the file alone
+                import_modules_from_strings(**cfg.custom_imports)
+            except ImportError as error:
+                raise _import_error(error, path) from error
         for split, path in _annotation_files(cfg).items():
             # Keep scoring with the annotations that the loader reads.
             if cfg[f'{split}_evaluator'].get('ann_file') == before.get(split):
@@ -77,6 +87,17 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     check_options(cfg)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     return cfg
+
+
+def _import_error(error: ImportError, path: str) -> ImportError:
+    """Return an error of ``custom_imports`` with its first cause, which MMEngine leaves out."""
+    cause: BaseException = error
+    while cause.__cause__ or cause.__context__:
+        cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+    return ImportError(
+        f'config {path}: custom_imports: {cause}. Put a module of your own beside the config or in '
+        'the current folder, or add its folder to PYTHONPATH'
+    )
 
 
 def _import_from_folder(path: str) -> None:

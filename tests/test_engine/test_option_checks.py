@@ -1,5 +1,7 @@
 """Misspelt options, anywhere in a config, are found before any work; others are left alone."""
 
+import sys
+
 import pytest
 from mmengine.config import Config
 
@@ -36,6 +38,26 @@ WRONG = [
 def test_a_misspelt_option_is_named_with_what_was_meant(root, task, option, message):
     with pytest.raises(TypeError, match=message):
         load_config(str(root / CONFIGS[task]), {option: 1})
+
+
+def test_custom_imports_of_an_option_are_imported(root, tmp_path, monkeypatch):
+    """MMEngine imports those of the file alone; the attention would not be registered."""
+    (tmp_path / 'imported_by_option.py').write_text('loaded = True')
+    (tmp_path / 'broken_by_option.py').write_text('import no_such_package')
+    monkeypatch.syspath_prepend(tmp_path)
+    path = str(root / CONFIGS['seg'])
+
+    def load(*modules):
+        return load_config(path, {'custom_imports.imports': ['mmlinattn', *modules]})
+
+    load('imported_by_option')
+    assert sys.modules.pop('imported_by_option').loaded
+    with pytest.raises(ImportError, match="custom_imports: No module named 'no_such_package'"):
+        load('broken_by_option')
+    config = tmp_path / 'mine.py'
+    config.write_text("custom_imports = dict(imports=['no_such_module'])\n")
+    with pytest.raises(ImportError, match=f"{config}: custom_imports: No module named 'no_such_m"):
+        load_config(str(config))
 
 
 def test_options_of_the_backbone_that_the_base_config_has(tmp_path):
