@@ -71,8 +71,9 @@ def main(argv: List[str]) -> int:
     words = [args.grid, *(['--quick'] if args.quick else []), *(f'--only={of}' for of in args.only)]
     words += [f'--seeds={args.seeds}'] if args.seeds else []
     content['command'] = shlex.join(['python', '-m', 'benchmarks.study', *words])
-    if isinstance(content.get('checkpoint'), str):
-        content['checkpoint'] = str(folder.resolve().parent / content['checkpoint'])
+    for key in ('checkpoint', 'load_from'):
+        if isinstance(content.get(key), str):
+            content[key] = str(folder.resolve().parent / content[key])
     grid = build(content, os.path.abspath(args.data_root))
     return conduct(grid, folder, args, DOCS / grid.page.get('document', 'studies.md'))
 

@@ -157,12 +157,17 @@ def _curves(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
 
 def _mean_series(results: Results) -> Dict[str, List[Tuple[float, float]]]:
     """Return what the hooks of the trainings have logged, means over the seeds."""
-    found = [results.records.get(run.name, {}).get('series') for run in results.runs]
-    by_seed = [{name: dict(of) for name, of in series.items()} for series in found if series]
-    return {
-        name: [(step, statistics.mean(of[name][step] for of in by_seed)) for step in first]
-        for name, first in (by_seed[0] if by_seed else {}).items()
-    }
+    found = [results.records.get(run.name, {}) for run in results.runs]
+    by_seed = [
+        {name: dict(series) for name, series in of['series'].items()}
+        for of in found
+        if 'metrics' in of and 'series' in of
+    ]
+    means = {}
+    for name in by_seed[0] if by_seed else ():
+        steps = sorted(set.intersection(*(set(of[name]) for of in by_seed)))
+        means[name] = [(step, statistics.mean(of[name][step] for of in by_seed)) for step in steps]
+    return means
 
 
 def _columns(results: Results, panels: List['Axes']) -> None:

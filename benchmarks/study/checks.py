@@ -15,8 +15,8 @@ from .costs import COSTS
 NAME = re.compile(r'[\w.+-]+')
 KEYS = (
     'name', 'title', 'axes', 'metrics', 'page', 'config', 'options', 'splits', 'seeds',
-    'more_seeds', 'learning_rates', 'search_options', 'cost', 'checkpoint', 'linearize', 'rank',
-    'skip_unsupported', 'notes', 'command',
+    'more_seeds', 'learning_rates', 'search_options', 'cost', 'checkpoint', 'load_from',
+    'linearize', 'rank', 'skip_unsupported', 'notes', 'command',
 )  # fmt: skip
 REQUIRED = KEYS[:5]
 # ``teacher`` is a name of the same axis, the others are options of the command.
@@ -52,7 +52,7 @@ def check_content(content: dict) -> None:
     for key in REQUIRED:
         if not content.get(key):
             raise GridError(f'the grid has no {key}')
-    for key in ('name', 'title', 'config', 'checkpoint', 'command'):
+    for key in ('name', 'title', 'config', 'checkpoint', 'load_from', 'command'):
         _check_type(key, content.get(key, ''), str, 'a string')
     if not NAME.fullmatch(content['name']):
         raise GridError(f'name is {content["name"]!r}: use letters, digits and . + - _ only')
@@ -76,15 +76,12 @@ def check_content(content: dict) -> None:
     _check_students(content)
     _check_page(content['page'], content['axes'], content['metrics'])
     _check_placeholders('config', content.get('config', ''), [*content['axes']])
-    _check_placeholders('checkpoint', content.get('checkpoint', ''), [*content['axes'], 'seed'])
+    for key in ('checkpoint', 'load_from'):
+        _check_placeholders(key, content.get(key, ''), [*content['axes'], 'seed'])
     for axis, names in content['axes'].items():
         for name, entry in names.items():
             config = (entry or {}).get('config', '')
             _check_placeholders(f'{axis} {name!r}: config', config, [*content['axes']])
-    entries = [of or {} for names in content['axes'].values() for of in names.values()]
-    for entry in (content, *entries):
-        start = str(entry.get('options', {}).get('load_from', ''))
-        _check_placeholders('load_from', start, [*content['axes'], 'seed'])
 
 
 def check_keys(place: str, content: dict, known: Collection[str]) -> None:
@@ -182,7 +179,14 @@ def _check_students(content: dict) -> None:
     if not students:
         return
     name = next(iter(students))
-    for key in ('learning_rates', 'checkpoint', 'more_seeds', 'skip_unsupported', 'rank'):
+    for key in (
+        'learning_rates',
+        'checkpoint',
+        'load_from',
+        'more_seeds',
+        'skip_unsupported',
+        'rank',
+    ):
         if content.get(key):
             raise GridError(
                 f'{name!r} is linearised from the weights of its teacher with the same seed: '
@@ -231,6 +235,8 @@ def _check_rank(content: dict) -> None:
         raise GridError('rank has no images: name a folder such as data/shapes/imagenet/val')
     if options and content.get('checkpoint'):
         raise GridError('rank needs a training, but a checkpoint is given: remove one')
+    if options and content.get('load_from'):
+        raise GridError('rank is of initial weights, too, but load_from is given: remove one')
     _check_positive('rank.num_images', options.get('num_images', 1))
     tolerance = options.get('tolerance', 0.01)
     if type(tolerance) is not float or not 0 < tolerance < 1:
@@ -261,6 +267,8 @@ def _check_metrics(content: dict) -> None:
             _check_type(f'{place}: {key}', metric.get(key, False), bool, 'true or false')
         if name in [cost.name for cost in COSTS]:
             raise GridError(f'{place}: the name is that of a measured cost, use another')
+    if content.get('checkpoint') and content.get('load_from'):
+        raise GridError('checkpoint is tested and load_from is trained: remove one')
     if content.get('checkpoint') and not content['splits']:
         raise GridError('splits is empty, but a checkpoint needs a split for its test')
 

@@ -69,7 +69,8 @@ def execute(run: Run, folder: Path, settings: str) -> dict:
             checkpoint, metrics['train'], record['curve'] = make
             if run.trains:
                 series = logged_by_hooks(here)
-                metrics['train'].update({name: of[-1][1] for name, of in series.items()})
+                last = {name: of[-1][1] for name, of in series.items()}
+                metrics['train'] = {**last, **metrics['train']}
                 record.update(dict(series=series) if series else {})
             if not run.search:
                 save_weights(run, cfg, checkpoint, folder, settings)

@@ -83,6 +83,7 @@ class Run:
         cost: image ``shape``, ``batch`` and ``rounds`` of the measured costs.
         device: ``'cuda'`` if the run needs a GPU.
         checkpoint: file of weights that are tested instead of a training.
+        load_from: file of weights that the training starts from.
         data_root: folder that replaces ``data/`` of the configs.
         required: split and key of the metrics that the result must have.
         linearize: options of the command ``linearize``, for a run that is no training.
@@ -100,6 +101,7 @@ class Run:
     cost: dict
     device: Optional[str] = None
     checkpoint: Optional[str] = None
+    load_from: Optional[str] = None
     data_root: str = DATA
     required: Tuple[Tuple[str, str], ...] = ()
     linearize: Optional[dict] = None
@@ -139,6 +141,8 @@ class Run:
             cfg = plan_student(cfg, attn_cfg, self.linearize.get('keep_softmax', ())).cfg
         if not split:
             cfg.merge_from_dict(self._training_options(cfg))
+            if placed and self.load_from:
+                cfg.load_from = self.load_from
         return Config(in_folder(cfg.to_dict(), self.data_root)) if placed else cfg
 
     def _training_options(self, cfg: Config) -> Dict[str, object]:
@@ -157,9 +161,9 @@ class Run:
         found = dict(configs=configs, cost=self.cost, torch=torch.__version__)
         if self.rank:
             found['rank'] = self.rank
-        if self.checkpoint:
-            file = Path(self.checkpoint)
-            found['checkpoint'] = sha256_of(file) if file.is_file() else None
+        for key, path in (('checkpoint', self.checkpoint), ('load_from', self.load_from)):
+            if path:
+                found[key] = sha256_of(Path(path)) if Path(path).is_file() else None
         if self.teacher:
             found.update(linearize=self.linearize, teacher=self.teacher.settings(), seed=self.seed)
         text = json.dumps(found, sort_keys=True, default=str)
@@ -174,8 +178,7 @@ class Grid:
         name: name of the study and of its folder.
         title: heading of the page.
         axes: for each axis its names, each with ``config``, ``options``, ``search_options``,
-            ``shape``, ``device`` or ``linearize``. The option ``load_from`` may name axes and
-            ``seed`` in braces.
+            ``shape``, ``device`` or ``linearize``.
         metrics: numbers by heading; the first decides the search for a learning rate.
         seeds: number of seeds.
         more_seeds: number of seeds of some names of an axis, by axis and name.
@@ -184,6 +187,7 @@ class Grid:
             them those of seed 0 choose.
         page: axes of ``rows``, ``columns`` and ``tables``, and ``charts``.
         checkpoint: file of weights that are tested instead of a training.
+        load_from: file of weights that a training starts from.
         linearize: options of the command ``linearize`` that its runs share.
         rank: ``images``, ``num_images`` and ``tolerance`` of the command ``rank``, which measures
             each model at the start and trained; the metrics are in two splits of these names.
@@ -204,6 +208,7 @@ class Grid:
     search_options: Dict[str, object] = field(default_factory=dict)
     cost: dict = field(default_factory=dict)
     checkpoint: str = ''
+    load_from: str = ''
     linearize: Dict[str, object] = field(default_factory=dict)
     rank: Dict[str, object] = field(default_factory=dict)
     skip_unsupported: bool = False
@@ -230,12 +235,12 @@ class Grid:
             options.update(entry.get('options', {}))
             cost['shape'] = entry.get('shape', cost['shape'])
             device, config = entry.get('device', device), entry.get('config', config)
-        if 'load_from' in options:
-            options['load_from'] = str(options['load_from']).format(seed=seed, **values)
+        tested, start = (
+            path.format(seed=seed, **values) or None for path in (self.checkpoint, self.load_from)
+        )
         return Run(
             values, seed, rate, config.format(**values), options, self.splits, cost, device,
-            self.checkpoint.format(seed=seed, **values) or None, self.data_root, self.required(),
-            linearize, self.rank, teacher,
+            tested, start, self.data_root, self.required(), linearize, self.rank, teacher,
         )  # fmt: skip
 
     def required(self) -> Tuple[Tuple[str, str], ...]:
@@ -307,6 +312,11 @@ class Grid:
                 images = in_folder(run.rank.get('images', run.data_root), run.data_root)
                 if run.rank and not Path(str(images)).is_dir():
                     raise FileNotFoundError(f'rank.images: there is no folder {images}')
+                hooks = [hook.get('type') for hook in cfg.get('custom_hooks') or []]
+                if 'ring_weights' in self.page.get('charts', []) and (
+                    'RippleWeightsHook' not in hooks
+                ):
+                    raise ValueError('the chart ring_weights needs RippleWeightsHook as a hook')
                 why = refusal(cfg) if self.skip_unsupported else ''
                 if why or (run.device == 'cuda' and not torch.cuda.is_available()):
                     refused[run.point] = why or 'needs a GPU'
@@ -323,14 +333,16 @@ class Grid:
         return refused
 
     def check_weights(self) -> None:
-        """Raise GridError if weights that a run tests are missing."""
+        """Raise GridError if weights that a run tests or starts from are missing."""
         for values in self.points():
             for seed in range(self.seeds_of(values)):
                 run = self.run(values, seed)
-                if run.checkpoint and not Path(run.checkpoint).is_file():
-                    raise GridError(
-                        f'{run.point}: {run.checkpoint} does not exist: train its study first'
-                    )
+                for path in filter(None, (run.checkpoint, run.load_from)):
+                    if not Path(path).is_file():
+                        raise GridError(
+                            f'{run.point}: {path} does not exist: train its study first, with '
+                            '--weights if it is done'
+                        )
 
 
 @functools.cache

@@ -137,7 +137,8 @@ def _tables(results: Results, fixed: Dict[str, str]) -> List[List[str]]:
         if len(grid.axes[rows]) == 1:  # quantities below each other
             (row,) = grid.axes[rows]
             cells = [[of.name, results.cell(of, **fixed, **{rows: row})] for of in heads]
-            return [tables.markdown(['', title(grid, rows, row)], cells)]
+            done = {cell for _, cell in cells} != {'not run'}
+            return [tables.markdown(['', title(grid, rows, row)], cells)] if done else []
         body = [
             [results.cell(of, **fixed, **{rows: row}) for of in heads] for row in grid.axes[rows]
         ]

@@ -6,7 +6,7 @@ import re
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Dict, Optional
+from typing import Any, Dict, Optional
 
 from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
@@ -74,10 +74,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
         before = _annotation_files(cfg)
         cfg.merge_from_dict(cfg_options)
         if any(option.split('.')[0] == 'custom_imports' for option in cfg_options):
-            try:  # MMEngine imports those of the file alone
-                import_modules_from_strings(**cfg.custom_imports)
-            except ImportError as error:
-                raise _import_error(error, path) from error
+            _import_custom(cfg.custom_imports, path)  # MMEngine imports those of the file alone
         for split, path in _annotation_files(cfg).items():
             # Keep scoring with the annotations that the loader reads.
             if cfg[f'{split}_evaluator'].get('ann_file') == before.get(split):
@@ -92,12 +89,29 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
 def _import_error(error: ImportError, path: str) -> ImportError:
     """Return an error of ``custom_imports`` with its first cause, which MMEngine leaves out."""
     cause: BaseException = error
-    while cause.__cause__ or cause.__context__:
+    while str(cause).startswith('Failed to import'):  # MMEngine's own errors
+        if cause.__cause__ is None and cause.__context__ is None:
+            break
         cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
     return ImportError(
         f'config {path}: custom_imports: {cause}. Put a module of your own beside the config or in '
         'the current folder, or add its folder to PYTHONPATH'
     )
+
+
+def _import_custom(custom_imports: Any, path: str) -> None:
+    if custom_imports is None:
+        return
+    modules = custom_imports.get('imports') if isinstance(custom_imports, dict) else None
+    if not isinstance(modules, (str, list)):
+        raise TypeError(
+            f'config {path}: custom_imports is {custom_imports!r}; write '
+            "custom_imports.imports=['mmlinattn','my_module']"
+        )
+    try:
+        import_modules_from_strings(**custom_imports)
+    except ImportError as error:
+        raise _import_error(error, path) from error
 
 
 def _import_from_folder(path: str) -> None:

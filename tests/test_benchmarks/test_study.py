@@ -320,12 +320,20 @@ def test_what_hooks_log_is_shown_as_means_over_the_seeds(tmp_path):
         '| --- | ---: |',
         '| fixed | 0.62 ± 0.18 (2) |',
     ]
+    _, second = found.values()
     first = session.charts.draw(results, 'ring_weights').axes[0]
     assert [[*line.get_xydata().ravel()] for line in first.lines] == [[1, 0.25, 2, 0.625]]
+    del second['series'][fixed][0]
+    first = session.charts.draw(results, 'ring_weights').axes[0]
+    assert [[*line.get_xydata().ravel()] for line in first.lines] == [[2, 0.625]]
+    del second['metrics']
+    first = session.charts.draw(results, 'ring_weights').axes[0]
+    assert [[*line.get_xydata().ravel()] for line in first.lines] == [[1, 0.25, 2, 0.5]]
     for of in found.values():
         del of['series']
     with pytest.raises(GridError, match='needs RippleWeightsHook'):
         session.charts.draw(results, 'ring_weights')
+    assert page.table(page.Results(grid, {}))[0] == '- Not run yet: `Soft`.'
 
 
 def test_costs_measured_alone_replace_those_of_the_runs():
@@ -559,11 +567,40 @@ def test_every_checkpoint_is_checked_before_a_test(tmp_path, monkeypatch):
     assert [*study.results().records] == [done.name]
 
 
-def test_a_training_starts_from_the_weights_of_its_model_and_seed():
-    axes = dict(model=dict(Soft={}, More=dict(options=dict(load_from='{model}_{seed}.pth'))))
-    runs = grids.build(dict(TINY, axes=axes, seeds=2)).runs()
-    starts = [run.load().load_from for run in runs]
-    assert starts == [None, 'More_0.pth', None, 'More_1.pth']
+def test_a_training_starts_from_the_weights_of_its_model_and_seed(tmp_path, monkeypatch):
+    """They must be there, and other weights make another run."""
+    monkeypatch.setattr(grids.Grid, 'refusals', lambda self: {})
+    start = f'{tmp_path}/{{model}}_seed{{seed}}.pth'
+    grid = grids.build({**TINY, 'load_from': start, 'seeds': 2})
+    soft, hydra, second, _ = grid.runs()
+    starts = [run.load().load_from for run in (soft, hydra, second)]
+    names = ['Softmax_seed0', 'Hydra_seed0', 'Softmax_seed1']
+    assert starts == [f'{tmp_path}/{name}.pth' for name in names]
+    assert soft.load('val').load_from is None
+    missing = soft.settings()
+    with pytest.raises(GridError, match='Softmax_seed0.pth does not exist: train its study first'):
+        session.Session(grid, tmp_path).train(jobs=1)
+    for content in (b'a', b'b'):
+        (tmp_path / 'Softmax_seed0.pth').write_bytes(content)
+        assert missing != soft.settings()
+        missing = soft.settings()
+    assert grids.build(dict(TINY)).runs()[0].settings() != missing
+
+
+def test_a_run_records_what_hooks_have_logged(tmp_path, monkeypatch):
+    """Numbers of the training itself are not replaced."""
+    content = dict(TINY, metrics={'js': dict(key='js', split='train')})
+    run = grids.build(content).runs()[0]
+    logged = dict(js=[[1, 0.5], [9, 0.25]], loss=[[9, 7.0]])
+    trained = ('x.pth', dict(loss=1.0, iterations=9, seconds=1.0), [[9, 1.0]])
+    monkeypatch.setattr(execution, 'train', lambda cfg, here: trained)
+    monkeypatch.setattr(execution, 'test', lambda *args: {})
+    monkeypatch.setattr(execution, 'save_weights', lambda *args: None)
+    monkeypatch.setattr(execution, 'logged_by_hooks', lambda here: logged)
+    monkeypatch.setattr(execution.costs, 'measure', lambda models, cost: {run.name: {}})
+    made = execution.execute(run, tmp_path, 'hash')
+    assert 'error' not in made and made['series'] == logged
+    assert made['metrics']['train'] == dict(js=0.25, loss=1.0, iterations=9)
 
 
 def test_weights_of_another_rate_are_removed(tmp_path, monkeypatch, capsys):
@@ -682,6 +719,7 @@ BROKEN = dict(Soft=dict(options={'model.backbone.attn_cfg': dict(type='SoftmxAtt
 
 
 LAST_9 = linearised(keep_softmax=['last9'])
+ONE = dict(model={'Soft': dict(options=None)})  # an empty entry of YAML
 TWO_AXES = dict(model={'a': {}}, size={'b': {}})
 TEST = dict(splits=dict(test={}), metrics={'a': dict(key='b')})
 
@@ -739,7 +777,14 @@ TEST = dict(splits=dict(test={}), metrics={'a': dict(key='b')})
         (changed(more_seeds=dict(model=dict(Hydr=2))), "more_seeds.model has the unknown key 'Hyd"),
         (changed(config='{modl}.py'), 'config has the unknown {modl}; known are model'),
         (changed(checkpoint='{model'), "checkpoint is '{model': "),
-        (changed(options=dict(load_from='{seeds}')), 'load_from has the unknown {seeds}; known'),
+        (changed(load_from='{seeds}'), 'load_from has the unknown {seeds}; known are model, seed'),
+        (changed(load_from='a', checkpoint='b'), 'load_from is trained: remove one'),
+        (changed(load_from='a', rank=dict(images='data')), 'but load_from is given: remove one'),
+        (changed(**linearised(), load_from='a'), "'S' is linear.* leave out load_from"),
+        (
+            changed(axes=ONE, page=dict(rows='model', charts=['ring_weights'])),
+            'Soft: the chart ring_weights needs RippleWeightsHook',
+        ),
         (
             changed(axes=dict(model={'a': {}, 'b': dict(linearize=dict(teacher='c'))})),
             "model 'b': linearize: teacher 'c' is no trained name of this axis .*; known are a",

@@ -44,6 +44,8 @@ def test_custom_imports_of_an_option_are_imported(root, tmp_path, monkeypatch):
     """MMEngine imports those of the file alone; the attention would not be registered."""
     (tmp_path / 'imported_by_option.py').write_text('loaded = True')
     (tmp_path / 'broken_by_option.py').write_text('import no_such_package')
+    two = 'try:\n    import no_first\nexcept ImportError:\n    import no_second\n'
+    (tmp_path / 'two_by_option.py').write_text(two)
     monkeypatch.syspath_prepend(tmp_path)
     path = str(root / CONFIGS['seg'])
 
@@ -54,6 +56,12 @@ def test_custom_imports_of_an_option_are_imported(root, tmp_path, monkeypatch):
     assert sys.modules.pop('imported_by_option').loaded
     with pytest.raises(ImportError, match="custom_imports: No module named 'no_such_package'"):
         load('broken_by_option')
+    with pytest.raises(ImportError, match="custom_imports: No module named 'no_second'"):
+        load('two_by_option')
+    load_config(path, {'custom_imports': None})
+    for value in (['mmlinattn'], 'mmlinattn', dict(_delete_=True, allow_failed_imports=True)):
+        with pytest.raises(TypeError, match=r'custom_imports is .*; write custom_imports.imports='):
+            load_config(path, {'custom_imports': value})
     config = tmp_path / 'mine.py'
     config.write_text("custom_imports = dict(imports=['no_such_module'])\n")
     with pytest.raises(ImportError, match=f"{config}: custom_imports: No module named 'no_such_m"):
