@@ -179,14 +179,8 @@ def _check_students(content: dict) -> None:
     if not students:
         return
     name = next(iter(students))
-    for key in (
-        'learning_rates',
-        'checkpoint',
-        'load_from',
-        'more_seeds',
-        'skip_unsupported',
-        'rank',
-    ):
+    refused = 'learning_rates checkpoint load_from more_seeds skip_unsupported rank'
+    for key in refused.split():
         if content.get(key):
             raise GridError(
                 f'{name!r} is linearised from the weights of its teacher with the same seed: '

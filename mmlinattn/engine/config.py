@@ -89,10 +89,8 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
 def _import_error(error: ImportError, path: str) -> ImportError:
     """Return an error of ``custom_imports`` with its first cause, which MMEngine leaves out."""
     cause: BaseException = error
-    while str(cause).startswith('Failed to import'):  # MMEngine's own errors
-        if cause.__cause__ is None and cause.__context__ is None:
-            break
-        cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+    while str(cause).startswith('Failed to import') and cause.__context__:  # MMEngine's own errors
+        cause = cause.__context__
     return ImportError(
         f'config {path}: custom_imports: {cause}. Put a module of your own beside the config or in '
         'the current folder, or add its folder to PYTHONPATH'

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from contextlib import suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
 
@@ -27,13 +27,18 @@ def start_server() -> None:
     """Start Python's fork server, unless it runs, and let it import this package.
 
     The imports take seconds. Call this function early, so that other work can run meanwhile.
+    Workers start with SIGINT blocked, until they ignore it: Ctrl-C would else end one with a
+    traceback.
     """
     multiprocessing.get_context('forkserver').set_forkserver_preload([__package__])
     given = os.environ.get('OPENBLAS_NUM_THREADS')
     os.environ['OPENBLAS_NUM_THREADS'] = '1'  # else numpy starts threads at import
+    resource_tracker.ensure_running()  # it unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         del os.environ['OPENBLAS_NUM_THREADS']
         if given is not None:
             os.environ['OPENBLAS_NUM_THREADS'] = given
@@ -187,7 +192,7 @@ def _serve(
     """Run tasks until the other end of the pipe is closed, as the main function of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C in a terminal
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # lets the parent terminate the worker
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     os.environ.clear()
     os.environ.update(environment)
     try:

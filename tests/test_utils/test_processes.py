@@ -157,6 +157,23 @@ def test_workers_come_from_a_process_of_one_thread():
     assert all(parent != os.getpid() and threads == 1 for parent, threads in parents)
 
 
+def test_ctrl_c_while_a_worker_starts(root):
+    """It waits: the worker, which does not ignore it yet, would end with a traceback."""
+    code = (
+        'import signal, multiprocessing\n'
+        'from mmlinattn.utils.processes import start_server\n'
+        'start_server()\n'
+        'assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])\n'
+        "start = multiprocessing.get_context('forkserver').Process\n"
+        'worker = start(target=signal.raise_signal, args=(signal.SIGINT,))\n'
+        'worker.start()\nworker.join()\nprint(worker.exitcode)\n'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True, timeout=120, cwd=root
+    )
+    assert done.stdout == '0\n' and 'Traceback' not in done.stderr, done.stderr
+
+
 def test_a_test_that_hangs_has_a_name(root, tmp_path):
     """And ends, after the time limit of pyproject.toml."""
     (tmp_path / 'test_it.py').write_text(
