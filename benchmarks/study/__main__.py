@@ -71,10 +71,7 @@ def main(argv: List[str]) -> int:
     words = [args.grid, *(['--quick'] if args.quick else []), *(f'--only={of}' for of in args.only)]
     words += [f'--seeds={args.seeds}'] if args.seeds else []
     content['command'] = shlex.join(['python', '-m', 'benchmarks.study', *words])
-    for key in ('checkpoint', 'load_from'):
-        if isinstance(content.get(key), str):
-            content[key] = str(folder.resolve().parent / content[key])
-    grid = build(content, os.path.abspath(args.data_root))
+    grid = build(content, os.path.abspath(args.data_root), str(folder.resolve().parent))
     return conduct(grid, folder, args, DOCS / grid.page.get('document', 'studies.md'))
 
 

@@ -24,6 +24,9 @@ LINEARIZE = (
     'teacher', 'attn', 'attn_options', 'keep_softmax', 'iters_a', 'iters_b', 'lr_a', 'lr_b',
     'batch_size', 'crop_size',
 )  # fmt: skip
+ENTRY = (
+    'config', 'options', 'search_options', 'shape', 'device', 'title', 'load_from', 'linearize',
+)  # fmt: skip
 RANK = ('images', 'num_images', 'tolerance')  # options of the command
 TRAIN = 'train'  # split of the metrics of the training
 RANK_SPLITS = ('rank_start', 'rank')  # splits of the ranks at the start and of the trained model
@@ -80,8 +83,9 @@ def check_content(content: dict) -> None:
         _check_placeholders(key, content.get(key, ''), [*content['axes'], 'seed'])
     for axis, names in content['axes'].items():
         for name, entry in names.items():
-            config = (entry or {}).get('config', '')
-            _check_placeholders(f'{axis} {name!r}: config', config, [*content['axes']])
+            for key, known in (('config', []), ('load_from', ['seed'])):
+                text = (entry or {}).get(key, '')
+                _check_placeholders(f'{axis} {name!r}: {key}', text, [*content['axes'], *known])
 
 
 def check_keys(place: str, content: dict, known: Collection[str]) -> None:
@@ -105,6 +109,12 @@ def check_strings(place: str, value: object) -> None:
     """Check that a value is a list of strings."""
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise GridError(f'{place} must be a list of strings, got {reprlib.repr(value)}')
+
+
+def _has(content: dict, key: str) -> bool:
+    """Return whether the grid or an entry of its axes gives a key."""
+    entries = [of or {} for names in content['axes'].values() for of in names.values()]
+    return any(of.get(key) for of in (content, *entries))
 
 
 def _check_type(place: str, value: object, kind: type, text: str) -> None:
@@ -142,9 +152,8 @@ def _check_axes(axes: dict) -> None:
 def _check_entry(place: str, entry: object) -> None:
     check_mapping(place, entry)
     assert isinstance(entry, dict)
-    known = ('config', 'options', 'search_options', 'shape', 'device', 'title', 'linearize')
-    check_keys(place, entry, known)
-    for key in ('config', 'title'):
+    check_keys(place, entry, ENTRY)
+    for key in ('config', 'title', 'load_from'):
         _check_type(f'{place}: {key}', entry.get(key, ''), str, 'a string')
     for key in ('options', 'search_options'):
         if entry.get(key) is not None:
@@ -181,7 +190,7 @@ def _check_students(content: dict) -> None:
     name = next(iter(students))
     refused = 'learning_rates checkpoint load_from more_seeds skip_unsupported rank'
     for key in refused.split():
-        if content.get(key):
+        if _has(content, key):
             raise GridError(
                 f'{name!r} is linearised from the weights of its teacher with the same seed: '
                 f'leave out {key}'
@@ -229,7 +238,7 @@ def _check_rank(content: dict) -> None:
         raise GridError('rank has no images: name a folder such as data/shapes/imagenet/val')
     if options and content.get('checkpoint'):
         raise GridError('rank needs a training, but a checkpoint is given: remove one')
-    if options and content.get('load_from'):
+    if options and _has(content, 'load_from'):
         raise GridError('rank is of initial weights, too, but load_from is given: remove one')
     _check_positive('rank.num_images', options.get('num_images', 1))
     tolerance = options.get('tolerance', 0.01)
@@ -261,7 +270,7 @@ def _check_metrics(content: dict) -> None:
             _check_type(f'{place}: {key}', metric.get(key, False), bool, 'true or false')
         if name in [cost.name for cost in COSTS]:
             raise GridError(f'{place}: the name is that of a measured cost, use another')
-    if content.get('checkpoint') and content.get('load_from'):
+    if content.get('checkpoint') and _has(content, 'load_from'):
         raise GridError('checkpoint is tested and load_from is trained: remove one')
     if content.get('checkpoint') and not content['splits']:
         raise GridError('splits is empty, but a checkpoint needs a split for its test')
@@ -297,10 +306,7 @@ def _check_rates(content: dict) -> None:
             f'{CHOOSING}: put a metric of a split first'
         )
     _check_options('search_options', content.get('search_options', {}))
-    entries = [of or {} for names in content['axes'].values() for of in names.values()]
-    if 'learning_rates' not in content and any(
-        of.get('search_options') for of in (content, *entries)
-    ):
+    if 'learning_rates' not in content and _has(content, 'search_options'):
         raise GridError('search_options are of the search for learning_rates: add these')
     if rates and content.get('checkpoint'):
         raise GridError('learning_rates need a training, but a checkpoint is given: remove one')

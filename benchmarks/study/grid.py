@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -178,7 +179,7 @@ class Grid:
         name: name of the study and of its folder.
         title: heading of the page.
         axes: for each axis its names, each with ``config``, ``options``, ``search_options``,
-            ``shape``, ``device`` or ``linearize``.
+            ``shape``, ``device``, ``load_from`` or ``linearize``.
         metrics: numbers by heading; the first decides the search for a learning rate.
         seeds: number of seeds.
         more_seeds: number of seeds of some names of an axis, by axis and name.
@@ -192,6 +193,8 @@ class Grid:
         rank: ``images``, ``num_images`` and ``tolerance`` of the command ``rank``, which measures
             each model at the start and trained; the metrics are in two splits of these names.
         command: command of the run, for the page.
+        data_root: folder that replaces ``data/`` of the configs.
+        weights_root: folder where the paths of ``checkpoint`` and ``load_from`` begin.
     """
 
     name: str
@@ -213,8 +216,9 @@ class Grid:
     rank: Dict[str, object] = field(default_factory=dict)
     skip_unsupported: bool = False
     notes: List[str] = field(default_factory=list)
-    data_root: str = DATA
     command: str = ''
+    data_root: str = DATA
+    weights_root: str = ''
 
     def points(self) -> Iterator[Dict[str, str]]:
         """Yield the names on all axes, the last axis fastest."""
@@ -224,7 +228,7 @@ class Grid:
     def run(self, values: Dict[str, str], seed: int = 0, rate: Optional[float] = None) -> Run:
         """Return the run of these names."""
         options, cost, device, config = dict(self.options), {**COST, **self.cost}, None, self.config
-        linearize, teacher = None, None
+        linearize, teacher, start = None, None, self.load_from
         for axis, name in values.items():
             entry = self.axes[axis][name]
             if 'linearize' in entry:
@@ -235,8 +239,10 @@ class Grid:
             options.update(entry.get('options', {}))
             cost['shape'] = entry.get('shape', cost['shape'])
             device, config = entry.get('device', device), entry.get('config', config)
+            start = entry.get('load_from', start)
         tested, start = (
-            path.format(seed=seed, **values) or None for path in (self.checkpoint, self.load_from)
+            os.path.join(self.weights_root, path.format(seed=seed, **values)) if path else None
+            for path in (self.checkpoint, start)
         )
         return Run(
             values, seed, rate, config.format(**values), options, self.splits, cost, device,
@@ -453,19 +459,24 @@ def select(content: dict, names: Dict[str, Sequence[str]]) -> None:
             content['more_seeds'] = {**more, axis: kept}
 
 
-def build(content: dict, data_root: str = DATA) -> Grid:
+def build(content: dict, data_root: str = DATA, weights_root: str = '') -> Grid:
     """Return the grid of the content of a file.
+
+    Args:
+        content: what ``read`` returns.
+        data_root: folder that replaces ``data/`` of the configs.
+        weights_root: folder where the paths of ``checkpoint`` and ``load_from`` begin.
 
     Raises:
         GridError: a key, a type, an axis or a name is invalid.
     """
     try:
-        return _build(content, data_root)
+        return _build(content, data_root, weights_root)
     except (AttributeError, KeyError, TypeError) as error:
         raise GridError(f'the grid is invalid: {error_text(error)}') from error
 
 
-def _build(content: dict, data_root: str) -> Grid:
+def _build(content: dict, data_root: str, weights_root: str) -> Grid:
     content = {key: value for key, value in content.items() if value is not None}
     content.setdefault('splits', dict(val={}, test={}))
     if isinstance(content.get('axes'), dict):  # YAML reads a name such as 2 as a number
@@ -481,7 +492,8 @@ def _build(content: dict, data_root: str) -> Grid:
     }  # fmt: skip
     content['splits'] = {name: of or {} for name, of in content['splits'].items()}
     metrics = [Metric(name, **of) for name, of in content['metrics'].items()]
-    content.update(metrics=metrics, data_root=f'{data_root.rstrip("/")}/')
+    root = f'{data_root.rstrip("/")}/'
+    content.update(metrics=metrics, data_root=root, weights_root=weights_root)
     grid = Grid(**content)
     for point in [run.point for run in map(grid.run, grid.points())]:
         if not NAME.fullmatch(point):

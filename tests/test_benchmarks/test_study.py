@@ -587,6 +587,19 @@ def test_a_training_starts_from_the_weights_of_its_model_and_seed(tmp_path, monk
     assert grids.build(dict(TINY)).runs()[0].settings() != missing
 
 
+def test_an_entry_starts_from_weights_of_its_own():
+    """The others start from those of the grid; all paths begin in one folder."""
+    soft, hydra = TINY['axes']['model'].values()
+    axes = {'model': dict(Softmax=soft, Hydra=dict(hydra, load_from='b/seed{seed}.pth'))}
+    content = dict(TINY, axes=axes)
+    for of, first in (
+        (content, None),
+        (dict(content, load_from='a/{model}.pth'), 'w/a/Softmax.pth'),
+    ):
+        starts = [run.load_from for run in grids.build(of, weights_root='w').runs()]
+        assert starts == [first, 'w/b/seed0.pth']
+
+
 def test_a_run_records_what_hooks_have_logged(tmp_path, monkeypatch):
     """Numbers of the training itself are not replaced."""
     content = dict(TINY, metrics={'js': dict(key='js', split='train')})
@@ -780,6 +793,14 @@ TEST = dict(splits=dict(test={}), metrics={'a': dict(key='b')})
         (changed(load_from='{seeds}'), 'load_from has the unknown {seeds}; known are model, seed'),
         (changed(load_from='a', checkpoint='b'), 'load_from is trained: remove one'),
         (changed(load_from='a', rank=dict(images='data')), 'but load_from is given: remove one'),
+        (
+            changed(axes=dict(model=dict(Soft=dict(load_from='{no}')))),
+            "model 'Soft': load_from has the unknown {no}; known are",
+        ),
+        (
+            changed(axes=dict(model=dict(Soft=dict(load_from='a'))), checkpoint='b'),
+            'load_from is trained: remove one',
+        ),
         (changed(**linearised(), load_from='a'), "'S' is linear.* leave out load_from"),
         (
             changed(axes=ONE, page=dict(rows='model', charts=['ring_weights'])),
