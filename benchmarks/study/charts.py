@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from mmlinattn.engine.report.curves import Curves
+
 LEAST_WIDTH = 8  # minimal width of a panel, in points: it keeps small differences small
 MILLISECONDS = next(cost for cost in COSTS if cost.key == 'ms')
 
@@ -35,7 +37,7 @@ def draw(results: Results, chart: str) -> 'Figure':
     from mmlinattn.engine.report.curves import draw_ring_weights
 
     if chart == 'ring_weights':
-        rings = draw_ring_weights(_mean_series(results), 'iteration')
+        rings = draw_ring_weights(*_series_of_seeds(results))
         if rings is None:
             raise GridError("page.charts: 'ring_weights' needs RippleWeightsHook in custom_hooks")
         return rings
@@ -155,19 +157,21 @@ def _curves(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
     axes.set_ylabel('loss', fontsize=8)
 
 
-def _mean_series(results: Results) -> Dict[str, List[Tuple[float, float]]]:
-    """Return what the hooks of the trainings have logged, means over the seeds."""
+def _series_of_seeds(results: Results) -> Tuple['Curves', str, 'Curves']:
+    """Return what hooks have logged, the unit of their places, and the deviations of the seeds."""
     found = [results.records.get(run.name, {}) for run in results.runs]
     by_seed = [
         {name: dict(series) for name, series in of['series'].items()}
         for of in found
         if 'metrics' in of and 'series' in of
     ]
-    means = {}
+    means, deviations = {}, {}
     for name in by_seed[0] if by_seed else ():
-        steps = sorted(set.intersection(*(set(of[name]) for of in by_seed)))
-        means[name] = [(step, statistics.mean(of[name][step] for of in by_seed)) for step in steps]
-    return means
+        for step in sorted(set.intersection(*(set(of[name]) for of in by_seed))):
+            numbers = [of[name][step] for of in by_seed]
+            means.setdefault(name, []).append((step, statistics.mean(numbers)))
+            deviations.setdefault(name, []).append((step, deviation(numbers)))
+    return means, 'iteration', deviations
 
 
 def _columns(results: Results, panels: List['Axes']) -> None:

@@ -323,6 +323,9 @@ def test_what_hooks_log_is_shown_as_means_over_the_seeds(tmp_path):
     _, second = found.values()
     first = session.charts.draw(results, 'ring_weights').axes[0]
     assert [[*line.get_xydata().ravel()] for line in first.lines] == [[1, 0.25, 2, 0.625]]
+    (band,) = first.collections
+    edges = {round(y, 4) for x, y in band.get_paths()[0].vertices if x == 2}
+    assert edges == {0.4482, 0.8018}  # 0.25 / sqrt(2) from the mean
     del second['series'][fixed][0]
     first = session.charts.draw(results, 'ring_weights').axes[0]
     assert [[*line.get_xydata().ravel()] for line in first.lines] == [[2, 0.625]]

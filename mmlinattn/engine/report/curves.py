@@ -90,12 +90,15 @@ def draw_curves(training: Curves, validation: Curves, unit: str) -> Optional[Fig
     return figure
 
 
-def draw_ring_weights(training: Curves, unit: str) -> Optional[Figure]:
+def draw_ring_weights(
+    training: Curves, unit: str, deviations: Optional[Curves] = None
+) -> Optional[Figure]:
     """Draw what RippleWeightsHook has logged, one line per layer; return None if it has not.
 
     Args:
         training: from :func:`read_scalars`.
         unit: label of the x axis.
+        deviations: half the height of a band around each line, at the same places.
     """
     starts = [f'ripple/{measure}/' for measure in RING_WEIGHTS]
     layers = [name[len(starts[0]) :] for name in training if name.startswith(starts[0])]
@@ -106,7 +109,11 @@ def draw_ring_weights(training: Curves, unit: str) -> Optional[Figure]:
     axes = figure.subplots(1, 3)
     for axis, start, title in zip(axes, starts, RING_WEIGHTS.values()):
         for layer, color in zip(layers, colors):
-            axis.plot(*zip(*training[start + layer]), label=layer, color=color)
+            x, y = np.transpose(training[start + layer])
+            axis.plot(x, y, label=layer, color=color)
+            if deviations:
+                half = np.transpose(deviations[start + layer])[1]
+                axis.fill_between(x, y - half, y + half, color=color, alpha=0.15, linewidth=0)
         axis.set(title=title, xlabel=unit)
         axis.grid(alpha=0.3)
     axes[1].legend(loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=8)
