@@ -66,6 +66,10 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
         if not str(error).startswith('Failed to import'):
             raise
         raise _import_error(error, path) from error
+    except AssertionError as error:
+        if not str(error).startswith('mmengine does not support to load'):
+            raise
+        raise _prefix_error(error, path) from error
     check_not_old(cfg)
     import_framework(cfg)
     for option in cfg_options or {}:
@@ -95,6 +99,17 @@ def _import_error(error: ImportError, path: str) -> ImportError:
         f'config {path}: custom_imports: {cause}. Put a module of your own beside the config or in '
         'the current folder, or add its folder to PYTHONPATH'
     )
+
+
+def _prefix_error(error: AssertionError, path: str) -> ValueError:
+    """Return an error with the cure for a base config whose prefix MMEngine does not know."""
+    prefix = str(error).split()[6]
+    if prefix == 'mmlinattn':
+        cure = ': give the path of the file, or write all that a config of this package inherits '
+        cure += 'into your own: mmlinattn print-config NAME > my_config.py'
+    else:
+        cure = f' names no package; known are {", ".join(MODULE2PACKAGE)}'
+    return ValueError(f"config {path}: _base_ = '{prefix}::...'{cure}")
 
 
 def _import_custom(custom_imports: Any, path: str) -> None:

@@ -40,6 +40,19 @@ def test_a_misspelt_option_is_named_with_what_was_meant(root, task, option, mess
         load_config(str(root / CONFIGS[task]), {option: 1})
 
 
+@pytest.mark.parametrize(
+    'base, cure',
+    [
+        ('mmlinattn::a/b.py', "mmlinattn::...': give the path .* print-config NAME > my_config.py"),
+        ('mmdett::a/b.py', "mmdett::...' names no package; known are .*mmdet.*mmseg"),
+    ],
+)
+def test_prefixes_of_base_configs_that_mmengine_does_not_know(tmp_path, base, cure):
+    (tmp_path / 'mine.py').write_text(f'_base_ = {base!r}')
+    with pytest.raises(ValueError, match=f"config .*mine.py: _base_ = '{cure}"):
+        load_config(str(tmp_path / 'mine.py'))
+
+
 def test_custom_imports_of_an_option_are_imported(root, tmp_path, monkeypatch):
     """MMEngine imports those of the file alone; the attention would not be registered."""
     (tmp_path / 'imported_by_option.py').write_text('loaded = True')
