@@ -2,13 +2,12 @@
 
 import importlib
 import io
-import os
 import sys
 from types import ModuleType
 from typing import List, Optional
 
 from .cli.commands import COMMANDS, find_command, usage
-from .utils.command_line import EXIT_CODE, errors_in_one_line
+from .utils.command_line import EXIT_CODE, errors_in_one_line, print_text
 from .utils.messages import hide_known_messages, known_messages_hidden
 from .utils.versions import warn_if_untested
 from .version import __version__
@@ -25,7 +24,7 @@ def main(argv: Optional[List[str]] = None) -> int:
             stream.reconfigure(errors='backslashreplace')
     words = sys.argv[1:] if argv is None else argv
     if words[:1] in (['-h'], ['--help'], ['--version']):
-        _show(__version__ if words[0] == '--version' else usage())
+        print_text(__version__ if words[0] == '--version' else usage())
         return 0
     try:
         name, arguments = find_command(words) if words else ('', [])
@@ -62,15 +61,6 @@ def _import_command(name: str, module: str) -> ModuleType:
         ) from error
     warn_if_untested()
     return found
-
-
-def _show(text: str) -> None:
-    """Print to stdout; ignore a closed pipe, as in ``mmlinattn --help | head``."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        # At exit Python flushes its buffer, which would raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == '__main__':

@@ -197,6 +197,15 @@ def errors_in_one_line(
         raise SystemExit(EXIT_CODE) from None
 
 
+def print_text(text: str) -> None:
+    """Print to stdout; ignore a closed pipe, as in ``mmlinattn --help | head``."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # At exit Python flushes its buffer, which would raise again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def error_text(error: Exception) -> str:
     """Return the message of an error in one line, or its place in the code if it has none."""
     # A KeyError's text is the repr of its message.

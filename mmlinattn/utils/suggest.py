@@ -5,7 +5,7 @@ from typing import Iterable, Sequence
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> str:
-    """Return '; did you mean X or Y?' with the most similar known names, or ''.
+    """Return '; did you mean X or Y?' with the most similar known names in any case, or ''.
 
     Args:
         name: the name that is not known.
@@ -14,10 +14,12 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 1, cutoff: float 
         cutoff: least similarity, from 0 to 1.
 
     Example:
-        >>> did_you_mean('RALVT', ['RAVLT', 'Swin'])
+        >>> did_you_mean('ralvt', ['RAVLT', 'Swin'])
         '; did you mean RAVLT?'
     """
-    close = difflib.get_close_matches(name, list(known), count, cutoff)
+    spelt = {other.lower(): other for other in known}
+    matches = difflib.get_close_matches(name.lower(), spelt, count, cutoff)
+    close = [spelt[match] for match in matches]
     return f'; did you mean {" or ".join(close)}?' if close else ''
 
 

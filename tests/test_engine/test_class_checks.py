@@ -209,6 +209,26 @@ def test_heads_that_do_not_fit(heads, metainfo, message):
         check_heads(model_with(**heads), metainfo, 'train_dataloader')
 
 
+@pytest.mark.parametrize(
+    'losses, wrong',
+    [
+        (Head(0, class_weight=[1.0] * 11), 'loss_decode.class_weight has 11 weights'),
+        (
+            nn.ModuleList([Head(0, class_weight=[1.0] * 3), Head(0, class_weight=(1, 2))]),
+            r'loss_decode\[1\].class_weight has 2 weights',
+        ),
+    ],
+)
+def test_class_weights_of_a_segmentor(losses, wrong):
+    model = model_with(decode_head=Head(3, loss_decode=losses))
+    message = rf'^model\.decode_head\.{wrong}, but the data set of x has 3 classes: give one'
+    with pytest.raises(DataError, match=message):
+        check_heads(model, THREE, 'x')
+    for good in ([1.0] * 3, None):
+        head = Head(3, loss_decode=Head(0, class_weight=good))
+        check_heads(model_with(decode_head=head), THREE, 'x')
+
+
 def test_a_classifier_with_more_outputs_is_said(said):
     check_heads(model_with(head=Head(1000)), THREE, 'train_dataloader')
     assert said == ['model.head has 1000 outputs for the 3 classes of train_dataloader']
@@ -312,6 +332,13 @@ def test_a_data_set_that_is_not_of_mmengine(root):
     cfg.train_dataloader.dataset = dict(type='Plain', ann_file=str(root / COCO))
     check_run(cfg, 'train')
     assert not issubclass(Plain, BaseDataset)
+
+
+def test_a_data_set_without_an_image(root):
+    cfg = shrunk('segformer', root)
+    cfg.train_dataloader.dataset.img_suffix = '.tiff'
+    with pytest.raises(DataError, match=r"no image whose name ends in '\.tiff' \(img_suffix of "):
+        audit_dataset(cfg, ['train'])
 
 
 def test_splits_of_the_same_files(root):

@@ -1,6 +1,7 @@
 """Options of metrics that the frameworks read after the last image: found before the first one."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -87,6 +88,19 @@ def test_masks_of_a_detector_without_masks(check):
     check('mmdet', model, type='CocoMetric', metric='bbox')
     with pytest.raises(ValueError, match='segm is not in results'):
         check('mmdet', model, type='CocoMetric', metric=['bbox', 'segm'])
+
+
+def test_masks_of_data_without_masks(check, annotations):
+    content = json.loads(Path(annotations).read_text())
+    (box,) = content['annotations']
+    del box['segmentation']
+    box['image_id'] = content['images'][0]['id']
+    Path(annotations).write_text(json.dumps(content))
+    check('mmdet', type='CocoMetric', metric='bbox')
+    with pytest.raises(
+        ValueError, match="cannot score: the objects have no mask: .* metric='bbox'"
+    ):
+        check('mmdet', type='CocoMetric', metric=['bbox', 'segm'])
 
 
 def test_the_number_of_classes_is_that_of_the_model(check):

@@ -1,5 +1,6 @@
 """Misspelt options, anywhere in a config, are found before any work; others are left alone."""
 
+import re
 import sys
 
 import pytest
@@ -51,6 +52,23 @@ def test_prefixes_of_base_configs_that_mmengine_does_not_know(tmp_path, base, cu
     (tmp_path / 'mine.py').write_text(f'_base_ = {base!r}')
     with pytest.raises(ValueError, match=f"config .*mine.py: _base_ = '{cure}"):
         load_config(str(tmp_path / 'mine.py'))
+
+
+@pytest.mark.parametrize(
+    'option, value',
+    [
+        ('train_dataloader.batch_size', '8'),
+        ('optim_wrapper.optimizer.lr', '6e-5'),
+        ('train_cfg.max_iters', '20000'),
+        ('param_scheduler.0.eta_max', '.5'),
+        ('model.decode_head.num_classes', '-1'),
+    ],
+)
+def test_numbers_in_quotes(root, option, value):
+    wanted = f"{option} of the config is the text '{value}': write {option}={value}"
+    where = re.sub(r'\.(\d+)\.', r'[\1].', wanted)
+    with pytest.raises(TypeError, match=f'^{re.escape(where)}$'):
+        load_config(str(root / CONFIGS['seg']), {option: value})
 
 
 def test_custom_imports_of_an_option_are_imported(root, tmp_path, monkeypatch):

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 from mmengine.config import Config
 
@@ -12,6 +15,12 @@ def test_prints_and_saves_what_training_would_see(root, run, capsys, tmp_path):
     saved, source = Config.fromfile(path), Config.fromfile(root / CONFIGS['seg'])
     assert saved.model.backbone.pop('cpe') is False
     assert saved.to_dict() == source.to_dict()
+
+
+def test_a_closed_pipe_is_no_error(root):
+    command = f'{sys.executable} -m mmlinattn print-config {root / CONFIGS["seg"]} | head -n 1'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stderr == '' and len(done.stdout.splitlines()) == 1
 
 
 def test_unknown_option_and_format(root, run, capsys):

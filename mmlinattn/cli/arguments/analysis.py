@@ -36,7 +36,7 @@ def estimate(argv: Optional[List[str]] = None) -> Namespace:
     add = parser.add_argument
     add('config', help=CONFIG)
     add('--gpus', type=int, default=8, metavar='N', help='in all machines (8)')
-    add('--gpu', choices=GPUS, default='h100')
+    add('--gpu', choices=GPUS, default='h100', help='default: h100')
     add('--nodes', type=int, metavar='N', help='machines; default: of eight GPUs each')
     add('--batch', type=int, metavar='N', help="images a GPU; default: the config's")
     add('--precision', help='fp32, tf32, bf16 or fp16; default: fp32, or mixed as in the config')

@@ -72,7 +72,8 @@ def check_coco(
         crowds += record.get('iscrowd') == 1
         yield from _check_annotation(record, where, sizes, known)
         if masks and not record.get('segmentation') and not record.get('ignore'):
-            yield Finding('mask', where, 'has none, and masks are trained')
+            what = 'has none, but masks are trained: for boxes alone use no mask head'
+            yield Finding('mask', where, what)
     if annotations and crowds == len(annotations):
         what = f'all {crowds} objects are crowds (iscrowd=1), which are neither trained nor scored'
         yield Finding('annotation', 'annotations', what)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any, Iterator, List, Mapping, Tuple
+from typing import Any, Iterator, List, Mapping, Sequence, Tuple
 
 from mmengine import fileio
 from mmengine.logging import print_log
@@ -100,7 +100,8 @@ def check_heads(model: nn.Module, metainfo: Mapping, where: str) -> None:
         where: name of the data loader, for the message.
 
     Raises:
-        DataError: a head has another number; the message has the options to set.
+        DataError: a head has another number, or a segmentor's loss other class weights; the message
+            has the options to set.
     """
     classes = metainfo.get('classes')
     if not classes or isinstance(classes, str):
@@ -125,6 +126,23 @@ def check_heads(model: nn.Module, metainfo: Mapping, where: str) -> None:
             f'{options}, but the data set of {where} has {len(classes)} classes '
             f'{_cut(tuple(classes), 5)}: set {cure}, or metainfo.classes of the data set'
         )
+    for name, found in _numbers(model):
+        for option, weights in _class_weights(name, model.get_submodule(name)):
+            if len(weights) not in (found, len(classes)):
+                raise DataError(
+                    f'{option} has {len(weights)} weights, but the data set of {where} has '
+                    f'{len(classes)} classes: give one for each, or {option}=None'
+                )
+
+
+def _class_weights(name: str, head: nn.Module) -> Iterator[Tuple[str, Sequence[float]]]:
+    """Yield the option and its class weights for each loss of a segmentor's head that has any."""
+    losses = getattr(head, 'loss_decode', ())
+    several = isinstance(losses, (list, nn.ModuleList))
+    for i, loss in enumerate(losses if several else [losses]):
+        weights = getattr(loss, 'class_weight', None)
+        if isinstance(weights, (list, tuple)):
+            yield f'model.{name}.loss_decode{f"[{i}]" if several else ""}.class_weight', weights
 
 
 def _numbers(model: nn.Module) -> Iterator[Tuple[str, int]]:

@@ -30,6 +30,7 @@ from .data import (
     annotation_path,
     check_data,
     dataset_configs,
+    empty_reason,
     folders_of,
     labels_of,
     lazy_dataset,
@@ -236,6 +237,8 @@ def _records(config: dict, cfg: Config, found: List[Finding]) -> List[FileRecord
         except StoreError:
             raise
         except Exception as error:
+            if 'need at least one array to concatenate' in str(error):  # there is no image
+                raise DataError(empty_reason(dict(dataset=config))) from error
             raise DataError(f'{type(dataset).__name__} cannot be read: {error}') from error
     return [_with_options(record, dataset, config.get('backend_args')) for record in records]
 

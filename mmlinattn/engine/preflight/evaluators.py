@@ -52,6 +52,9 @@ def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: 
                 trial.compute_metrics(trial.results)
         except Exception as error:
             text = error.args[0] if isinstance(error, KeyError) and error.args else error
+            if text == 'segmentation':
+                text = "the objects have no mask: for boxes alone take metric='bbox', a detector "
+                text += 'without a mask head, and LoadAnnotations without with_mask'
             config = configs[i] if i < len(configs) and isinstance(configs[i], dict) else {}
             options = ', '.join(f'{key}={value!r}' for key, value in config.items())
             raise ValueError(f'{name} ({options}) cannot score: {text}') from error

@@ -7,6 +7,7 @@ and it is an error only if it is one letter away from a known name.
 """
 
 import inspect
+import re
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -68,6 +69,33 @@ KNOWN: Dict[str, Names] = {
     'test_cfg.rcnn': TEST | {'mask_thr_binary'},
     'test_cfg.rpn': TEST,
 }  # fmt: skip
+NUMBER = re.compile(r'[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?')
+# Options that are numbers wherever they occur.
+NUMBERS = frozenset(
+    {
+        'base_batch_size',
+        'batch_size',
+        'begin',
+        'end',
+        'eta_max',
+        'eta_min',
+        'in_channels',
+        'interval',
+        'lr',
+        'max_epochs',
+        'max_iters',
+        'max_keep_ckpts',
+        'momentum',
+        'num_classes',
+        'num_workers',
+        'power',
+        'seed',
+        'start_factor',
+        'total_steps',
+        'val_interval',
+        'weight_decay',
+    }
+)
 # Options of every dict with a type, read by registries, builders and the merging of configs.
 BUILDERS = {'type', '_scope_', '_delete_', 'convert_to_iter_based'}
 POPPED = {'pretrained'}  # by models of the frameworks, from the config of a part
@@ -80,7 +108,8 @@ def check_options(cfg: Config) -> None:
         cfg: config whose ``custom_imports`` are already imported.
 
     Raises:
-        TypeError: an option is misspelt; the message gives its place and the likely name.
+        TypeError: an option is misspelt, or a number is in quotes; the message gives its place and
+            what to write.
         KeyError: a type is not registered; the message gives its place and the likely name.
 
     Example:
@@ -92,6 +121,12 @@ def check_options(cfg: Config) -> None:
     scope = cfg.get('default_scope') or 'mmengine'
     known: Dict[str, Set[Any]] = {}  # cache for this call; more types may be registered later
     for place, node in dicts(cfg._cfg_dict.to_dict()):
+        for name in NUMBERS & node.keys():
+            if isinstance(node[name], str) and NUMBER.fullmatch(node[name]):
+                where, value = f'{place}.{name}'.lstrip('.'), node[name]
+                raise TypeError(
+                    f'{where} of the config is the text {value!r}: write {where}={value}'
+                )
         found = accepted_options(place, node, scope, known) if place else None
         if found is None:
             continue
