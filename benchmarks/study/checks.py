@@ -112,7 +112,7 @@ def check_strings(place: str, value: object) -> None:
 
 
 def _has(content: dict, key: str) -> bool:
-    """Return whether the grid or an entry of its axes gives a key."""
+    """Return True if the grid or an entry of its axes gives a key."""
     entries = [of or {} for names in content['axes'].values() for of in names.values()]
     return any(of.get(key) for of in (content, *entries))
 
@@ -270,7 +270,7 @@ def _check_metrics(content: dict) -> None:
             _check_type(f'{place}: {key}', metric.get(key, False), bool, 'true or false')
         if name in [cost.name for cost in COSTS]:
             raise GridError(f'{place}: the name is that of a measured cost, use another')
-    if content.get('checkpoint') and _has(content, 'load_from'):
+    if content.get('checkpoint') and content.get('load_from'):
         raise GridError('checkpoint is tested and load_from is trained: remove one')
     if content.get('checkpoint') and not content['splits']:
         raise GridError('splits is empty, but a checkpoint needs a split for its test')

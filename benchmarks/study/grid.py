@@ -242,7 +242,7 @@ class Grid:
             start = entry.get('load_from', start)
         tested, start = (
             os.path.join(self.weights_root, path.format(seed=seed, **values)) if path else None
-            for path in (self.checkpoint, start)
+            for path in (self.checkpoint, '' if self.checkpoint else start)
         )
         return Run(
             values, seed, rate, config.format(**values), options, self.splits, cost, device,
@@ -340,15 +340,18 @@ class Grid:
 
     def check_weights(self) -> None:
         """Raise GridError if weights that a run tests or starts from are missing."""
+        own = {run.name: run.values for run in self.runs()}
         for values in self.points():
             for seed in range(self.seeds_of(values)):
                 run = self.run(values, seed)
                 for path in filter(None, (run.checkpoint, run.load_from)):
                     if not Path(path).is_file():
-                        raise GridError(
-                            f'{run.point}: {path} does not exist: train its study first, with '
-                            '--weights if it is done'
-                        )
+                        cure = 'train its study first, with --weights if it is done'
+                        if Path(path).parts[-3] == self.name and Path(path).stem in own:
+                            names = own[Path(path).stem].items()
+                            only = ' '.join(f'{axis}={name}' for axis, name in names)
+                            cure = f'train it first, with --only {only}'
+                        raise GridError(f'{run.point}: {path} does not exist: {cure}')
 
 
 @functools.cache

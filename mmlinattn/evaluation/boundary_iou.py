@@ -56,7 +56,7 @@ class BoundaryIoUMetric(BaseMetric):
         ``boundary/IoU_CLASS``, NaN for a class that occurs nowhere.
 
     Raises:
-        ValueError: ``dilation_ratio`` is not between 0 and 1.
+        ValueError: ``dilation_ratio`` is not between 0 and 1, or ``ignore_index`` no integer.
 
     Example:
         >>> val_evaluator = [
@@ -75,8 +75,10 @@ class BoundaryIoUMetric(BaseMetric):
         prefix: Optional[str] = None,
     ) -> None:
         super().__init__(collect_device, prefix)
-        if not 0 < dilation_ratio < 1:
-            raise ValueError(f'dilation_ratio must be between 0 and 1, got {dilation_ratio}')
+        if not (isinstance(dilation_ratio, (int, float)) and 0 < dilation_ratio < 1):
+            raise ValueError(f'dilation_ratio must be between 0 and 1, got {dilation_ratio!r}')
+        if not isinstance(ignore_index, int):
+            raise ValueError(f'ignore_index must be an integer, got {ignore_index!r}')
         self.dilation_ratio = dilation_ratio
         self.ignore_index = ignore_index
         self.classwise = classwise
@@ -84,8 +86,9 @@ class BoundaryIoUMetric(BaseMetric):
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         number = len(self.dataset_meta['classes'])
         for sample in data_samples:
+            # Predictions of a single sigmoid output are floats.
             pred, true = (
-                sample[key]['data'].squeeze().cpu().numpy()
+                sample[key]['data'].squeeze().long().cpu().numpy()
                 for key in ('pred_sem_seg', 'gt_sem_seg')
             )
             ignored = true == self.ignore_index

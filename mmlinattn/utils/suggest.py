@@ -1,7 +1,7 @@
 """Names in messages: suggestions for misspelt ones, and short lists."""
 
 import difflib
-from typing import Iterable, Sequence
+from typing import Dict, Iterable, List, Sequence
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> str:
@@ -17,9 +17,11 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 1, cutoff: float 
         >>> did_you_mean('ralvt', ['RAVLT', 'Swin'])
         '; did you mean RAVLT?'
     """
-    spelt = {other.lower(): other for other in known}
+    spelt: Dict[str, List[str]] = {}
+    for other in known:
+        spelt.setdefault(other.lower(), []).append(other)
     matches = difflib.get_close_matches(name.lower(), spelt, count, cutoff)
-    close = [spelt[match] for match in matches]
+    close = [other for match in matches for other in spelt[match]][:count]
     return f'; did you mean {" or ".join(close)}?' if close else ''
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from contextlib import nullcontext
 
 import cv2
 import numpy as np
@@ -215,18 +216,29 @@ def test_heads_that_do_not_fit(heads, metainfo, message):
         (Head(0, class_weight=[1.0] * 11), 'loss_decode.class_weight has 11 weights'),
         (
             nn.ModuleList([Head(0, class_weight=[1.0] * 3), Head(0, class_weight=(1, 2))]),
-            r'loss_decode\[1\].class_weight has 2 weights',
+            'loss_decode.1.class_weight has 2 weights',
         ),
     ],
 )
 def test_class_weights_of_a_segmentor(losses, wrong):
     model = model_with(decode_head=Head(3, loss_decode=losses))
-    message = rf'^model\.decode_head\.{wrong}, but the data set of x has 3 classes: give one'
+    message = (
+        rf'^model\.decode_head\.{wrong}, but the head has 3 outputs: give one for each, or set'
+    )
     with pytest.raises(DataError, match=message):
         check_heads(model, THREE, 'x')
     for good in ([1.0] * 3, None):
         head = Head(3, loss_decode=Head(0, class_weight=good))
         check_heads(model_with(decode_head=head), THREE, 'x')
+
+
+def test_the_class_weight_of_a_single_output():
+    """It weighs the second of two classes; MMSegmentation fails with two of them."""
+    for weights, fits in (([3.0], True), ([1.0, 3.0], False)):
+        head = Head(2, out_channels=1, loss_decode=Head(0, class_weight=weights))
+        refused = nullcontext() if fits else pytest.raises(DataError, match='head has 1 outputs')
+        with refused:
+            check_heads(model_with(decode_head=head), dict(classes=('no', 'yes')), 'x')
 
 
 def test_a_classifier_with_more_outputs_is_said(said):

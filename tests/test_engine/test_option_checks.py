@@ -55,20 +55,31 @@ def test_prefixes_of_base_configs_that_mmengine_does_not_know(tmp_path, base, cu
 
 
 @pytest.mark.parametrize(
-    'option, value',
+    'option, value, number',
     [
-        ('train_dataloader.batch_size', '8'),
-        ('optim_wrapper.optimizer.lr', '6e-5'),
-        ('train_cfg.max_iters', '20000'),
-        ('param_scheduler.0.eta_max', '.5'),
-        ('model.decode_head.num_classes', '-1'),
+        ('train_dataloader.batch_size', '8', '8'),
+        ('optim_wrapper.optimizer.lr', '6e-5', '6e-05'),
+        ('randomness.seed', '007', '7'),
+        ('param_scheduler.0.eta_max', '.5', '0.5'),
+        ('model.decode_head.num_classes', '-1', '-1'),
     ],
 )
-def test_numbers_in_quotes(root, option, value):
-    wanted = f"{option} of the config is the text '{value}': write {option}={value}"
-    where = re.sub(r'\.(\d+)\.', r'[\1].', wanted)
-    with pytest.raises(TypeError, match=f'^{re.escape(where)}$'):
+def test_numbers_in_quotes(root, option, value, number):
+    wanted = f"{option} of the config is the text '{value}': write {option}={number}"
+    with pytest.raises(TypeError, match=f'^{re.escape(wanted)}$'):
         load_config(str(root / CONFIGS['seg']), {option: value})
+
+
+def test_texts_that_are_no_numbers_of_the_run(root, tmp_path):
+    config = tmp_path / 'mine.py'
+    config.write_text(
+        f"""_base_ = {str(root / CONFIGS['seg'])!r}
+lr = '1e-3'
+work_dir = f'rate_{{lr}}'
+visualizer = dict(vis_backends=[dict(type='MLflowVisBackend', tags=dict(seed='1'))])
+"""
+    )
+    assert load_config(str(config)).work_dir == 'rate_1e-3'
 
 
 def test_custom_imports_of_an_option_are_imported(root, tmp_path, monkeypatch):

@@ -75,6 +75,17 @@ def test_iou_of_the_boundaries_of_all_images():
     assert found['boundary/mIoU'] == pytest.approx(np.mean(wanted))
 
 
+@pytest.mark.parametrize('kind', [np.uint8, np.float32, np.int64])
+def test_types_of_predictions(kind):
+    """Those of a single sigmoid output are floats; labels beyond the classes are outside of all."""
+    true, pred = maps(0), maps(1)
+    wanted = score([(pred, true)])
+    found = score([(pred.astype(kind), true.astype(np.uint8))])
+    assert found == wanted
+    beyond, two = np.where(pred == 2, 7, pred), ('sky', 'road')
+    assert score([(beyond.astype(kind), true)], two) == score([(pred, true)], two)
+
+
 def test_an_outline_counts_more_than_an_area():
     """A square of 20 pixels, one pixel too small on all sides, at a distance of one pixel."""
     true, pred = np.zeros(SHAPE, int), np.zeros(SHAPE, int)
@@ -91,7 +102,9 @@ def test_classes_that_occur_nowhere_do_not_count():
     assert np.isnan(score([(label, np.full(SHAPE, 255))])['boundary/mIoU'])
 
 
-@pytest.mark.parametrize('ratio', [0, 1, -0.1, float('nan')])
-def test_bad_widths(ratio):
-    with pytest.raises(ValueError, match=f'dilation_ratio must be between 0 and 1, got {ratio}'):
+@pytest.mark.parametrize('ratio', [0, 1, -0.1, float('nan'), '0.02'])
+def test_bad_options(ratio):
+    with pytest.raises(ValueError, match=f'dilation_ratio must be between 0 and 1, got {ratio!r}'):
         BoundaryIoUMetric(dilation_ratio=ratio)
+    with pytest.raises(ValueError, match="ignore_index must be an integer, got '255'"):
+        BoundaryIoUMetric(ignore_index='255')

@@ -100,8 +100,8 @@ def check_heads(model: nn.Module, metainfo: Mapping, where: str) -> None:
         where: name of the data loader, for the message.
 
     Raises:
-        DataError: a head has another number, or a segmentor's loss other class weights; the message
-            has the options to set.
+        DataError: a head has another number, or ``loss_decode`` of a segmentor another number of
+            class weights; the message has the options to set.
     """
     classes = metainfo.get('classes')
     if not classes or isinstance(classes, str):
@@ -127,22 +127,24 @@ def check_heads(model: nn.Module, metainfo: Mapping, where: str) -> None:
             f'{_cut(tuple(classes), 5)}: set {cure}, or metainfo.classes of the data set'
         )
     for name, found in _numbers(model):
-        for option, weights in _class_weights(name, model.get_submodule(name)):
-            if len(weights) not in (found, len(classes)):
+        head = model.get_submodule(name)
+        number = getattr(head, 'out_channels', found)  # one with a sigmoid for two classes
+        for option, weights in _class_weights(name, head):
+            if len(weights) != number:
                 raise DataError(
-                    f'{option} has {len(weights)} weights, but the data set of {where} has '
-                    f'{len(classes)} classes: give one for each, or {option}=None'
+                    f'{option} has {len(weights)} weights, but the head has {number} outputs: '
+                    f'give one for each, or set {option}=None'
                 )
 
 
 def _class_weights(name: str, head: nn.Module) -> Iterator[Tuple[str, Sequence[float]]]:
-    """Yield the option and its class weights for each loss of a segmentor's head that has any."""
+    """Yield option and class weights of each ``loss_decode`` of a segmentor's head that has any."""
     losses = getattr(head, 'loss_decode', ())
     several = isinstance(losses, (list, nn.ModuleList))
     for i, loss in enumerate(losses if several else [losses]):
         weights = getattr(loss, 'class_weight', None)
         if isinstance(weights, (list, tuple)):
-            yield f'model.{name}.loss_decode{f"[{i}]" if several else ""}.class_weight', weights
+            yield f'model.{name}.loss_decode{f".{i}" if several else ""}.class_weight', weights
 
 
 def _numbers(model: nn.Module) -> Iterator[Tuple[str, int]]:

@@ -69,8 +69,10 @@ KNOWN: Dict[str, Names] = {
     'test_cfg.rcnn': TEST | {'mask_thr_binary'},
     'test_cfg.rpn': TEST,
 }  # fmt: skip
+INTEGER = re.compile(r'[+-]?\d+')
 NUMBER = re.compile(r'[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?')
-# Options that are numbers wherever they occur.
+LOGGERS = ('visualizer', 'vis_backends')  # with texts of the user's
+# Options that are numbers wherever else they occur.
 NUMBERS = frozenset(
     {
         'base_batch_size',
@@ -121,12 +123,8 @@ def check_options(cfg: Config) -> None:
     scope = cfg.get('default_scope') or 'mmengine'
     known: Dict[str, Set[Any]] = {}  # cache for this call; more types may be registered later
     for place, node in dicts(cfg._cfg_dict.to_dict()):
-        for name in NUMBERS & node.keys():
-            if isinstance(node[name], str) and NUMBER.fullmatch(node[name]):
-                where, value = f'{place}.{name}'.lstrip('.'), node[name]
-                raise TypeError(
-                    f'{where} of the config is the text {value!r}: write {where}={value}'
-                )
+        if place and not place.startswith(LOGGERS):
+            _check_numbers(place, node)
         found = accepted_options(place, node, scope, known) if place else None
         if found is None:
             continue
@@ -146,6 +144,16 @@ def check_options(cfg: Config) -> None:
                 hint = hint or did_you_mean(name, read) or f', it has {sorted(read)}'
             if hint:
                 raise TypeError(f'{place} of the config has no option {name!r}{hint}')
+
+
+def _check_numbers(place: str, node: dict) -> None:
+    for name, value in node.items():
+        if name in NUMBERS and isinstance(value, str) and NUMBER.fullmatch(value):
+            number = int(value) if INTEGER.fullmatch(value) else float(value)
+            option = re.sub(r'\[(\d+)\]', r'.\1', f'{place}.{name}')
+            raise TypeError(
+                f'{option} of the config is the text {value!r}: write {option}={number}'
+            )
 
 
 def accepted_options(

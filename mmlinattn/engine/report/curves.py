@@ -1,6 +1,7 @@
 """Curves of losses, scores and learning rate, from the scalars that MMEngine logs."""
 
 import json
+import re
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
@@ -121,8 +122,8 @@ def draw_ring_weights(
 
 
 def _of_a_class(name: str) -> bool:
-    """Return True for ``coco/NAME_precision`` of CocoMetric with ``classwise``."""
-    return name.startswith('coco/') and name.endswith('_precision')
+    """Return True for a score of CocoMetric or BoundaryIoUMetric with ``classwise``."""
+    return re.fullmatch('coco/.*_precision|boundary/IoU_.*', name) is not None
 
 
 def _draw(axis: Axes, curves: Curves, names: Iterable[str], title: str, marker: str = '') -> None:
