@@ -137,4 +137,6 @@ def load_checkpoint(model: nn.Module, source: PathLike) -> Dict[str, Any]:
 def check_complete(source: PathLike, report: LoadReport) -> None:
     """Raise CheckpointError if the model has weights that the checkpoint lacks."""
     if report.missing:
-        raise CheckpointError(f'{source} is not of this whole model: {report}')
+        raise CheckpointError(
+            f'{source} is not of this whole model ({report}): give the config it was trained with'
+        )

@@ -136,11 +136,16 @@ def _read_pickle(file: BinaryIO, name: str) -> Any:
         if isinstance(error, pickle.UnpicklingError) and named:
             code = named[1] or named[2]
             raise CheckpointError(
-                f'{name} is refused: to read it the code of {code} would have to run'
+                f'{name} is refused: to read it the code of {code} would have to run; save the '
+                "model's state_dict() in its place"
             ) from error
         if _has_safetensors_header(file):
             raise CheckpointError(
                 f'{name} is a safetensors file: give it the suffix .safetensors'
+            ) from error
+        if name.endswith(('.onnx', '.xml', '.pt2')):
+            raise CheckpointError(
+                f'{name} is an exported file: name the checkpoint that it was made from'
             ) from error
         # torch raises RuntimeError, OSError, EOFError, KeyError, ... on damaged files.
         raise CheckpointError(f'{name} is incomplete or no checkpoint{_because(error)}') from error

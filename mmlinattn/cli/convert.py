@@ -23,9 +23,10 @@ from ..utils.command_line import errors_in_one_line
 def built(config: str) -> nn.Module:
     """Build the model of a config without memory for its weights."""
     from ..engine import build_model
+    from ..engine.config import load_config
 
     try:
-        return build_model(config)
+        return build_model(load_config(config))
     except Exception as error:
         raise CheckpointError(f'--config {config}: {type(error).__name__}: {error}') from error
 

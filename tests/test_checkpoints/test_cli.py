@@ -99,6 +99,16 @@ def test_config_reports_missing_and_unexpected(run, src, tmp_path, config):
     assert '9 unexpected: neck.conv.weight' in out
 
 
+def test_config_by_its_name(run, src, tmp_path, monkeypatch):
+    """The only form outside of a checkout; options of other commands work here, too."""
+    pytest.importorskip('mmpretrain', reason='the config is of a classifier')
+    monkeypatch.chdir(tmp_path)
+    result = run(src, tmp_path / 'a.pth', '--config', 'ravlt-t_8xb128_in1k')
+    fails(result, 'ravlt-t_8xb128_in1k: ', ' in the file and ', ' in the model')
+    result = run(src, tmp_path / 'a.pth', '--config', 'ravlt-tt_8xb128_in1k')
+    fails(result, "config 'ravlt-tt_8xb128_in1k' does not exist; did you mean ravlt-t_8xb128_in1k")
+
+
 def test_config_of_another_size(run, src, tmp_path, config, backbone_cfg):
     pytest.importorskip('mmdet', reason='the config is of a detector')
     arch = dict(backbone_cfg['arch'], mlp_ratios=3.0)

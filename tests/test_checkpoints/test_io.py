@@ -275,6 +275,12 @@ def test_suffix_of_the_other_format(tmp_path, right, wrong):
         load_state_dict(tmp_path / f'a.{wrong}')
 
 
+def test_an_exported_file_is_no_checkpoint(tmp_path):
+    (tmp_path / 'a.onnx').write_bytes(b'\x08\x0a')
+    with pytest.raises(CheckpointError, match=r'a\.onnx is an exported file: name the checkpoint'):
+        load_state_dict(tmp_path / 'a.onnx')
+
+
 def test_json_is_not_taken_for_safetensors(tmp_path):
     (tmp_path / 'a.pth').write_bytes(b'{"info":{"year":2026},"images":[]}')
     with pytest.raises(CheckpointError, match=r'a\.pth is incomplete or no checkpoint'):

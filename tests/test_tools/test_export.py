@@ -45,8 +45,8 @@ def test_a_file_scores_as_the_model_does(
     pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
     config, weights, changes = root / CONFIGS[task], checkpoint(task), options(task)
     out = tmp_path / 'model'
-    run('export', config, weights, '--shape', 64, 64, '--static', '--out', out,
-        '--cfg-options', *changes)  # fmt: skip
+    run('export', config, weights, '--shape', 64, 64, '--static',
+        '--out', f'{out}.onnx', '--cfg-options', *changes)  # fmt: skip
     printed = capsys.readouterr().out
     assert 'compared on the first image of the test set' in printed
     assert 'model.onnx, ' in printed and 'largest difference from torch at 64x64' in printed

@@ -8,7 +8,7 @@ from ...utils.command_line import Parser
 
 CONFIG = 'config file, or the name of one of this package'
 CHECKPOINT = 'checkpoint: a file or an address'
-DEVICE = 'cpu, cuda, cuda:1, ...'
+DEVICE = 'cpu, cuda, cuda:1, ...; default: cpu'
 
 
 def check_positive(parser: Parser, args: Namespace, *names: str) -> None:
