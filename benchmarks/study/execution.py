@@ -262,9 +262,10 @@ def save_weights(run: Run, cfg: Config, checkpoint: str, folder: Path, settings:
 
 
 def clean(run: Run, folder: Path, settings: str) -> None:
-    """Remove the checkpoints of a recorded run."""
-    for path in runs_folder(folder, run, settings).rglob('*.pth'):
-        path.unlink()
+    """Remove the checkpoints of a recorded run, and the file that names the newest."""
+    for name in ('*.pth', 'last_checkpoint'):
+        for path in runs_folder(folder, run, settings).rglob(name):
+            path.unlink()
 
 
 def command(*arguments: object) -> None:

@@ -129,11 +129,11 @@ class Session:
         wanted = self.wanted(runs)
         found = records.read(self.file, wanted)
         done = [run for run in runs if 'metrics' in found.get(run.name, {})]
-        for run in done:
-            clean(run, self.folder, wanted[run.name])
         if weights:
             done = [run for run in done if run.checkpoint or any(
                 path.is_file() for path in self._weights(run))]  # fmt: skip
+        for run in done:
+            clean(run, self.folder, wanted[run.name])
         names = {run.name for run in done}
         left = [run for run in runs if run.name not in names]
         console.print(f'{len(runs)} {heading}, {len(runs) - len(left)} are done')

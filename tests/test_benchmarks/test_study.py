@@ -452,7 +452,19 @@ def test_missing_weights_are_trained_again(tmp_path, monkeypatch):
     fails.clear()
     assert trained() == both[:1]
     (tmp_path / 'weights' / 'Hydra_seed0.pth').unlink()
-    assert trained() == [] and trained(weights=True) == both[1:] and trained(weights=True) == []
+    # What the training of the weights has left when it was interrupted; all else starts anew.
+    run = next(run for run in grid.runs({'Hydra': 1e-3}) if run.point == 'Hydra')
+    here = execution.runs_folder(tmp_path, run, run.settings())
+    here.mkdir(parents=True)
+    left = [here / name for name in ('interrupted.pth', 'last_checkpoint')]
+    monkeypatch.setattr(session, 'clean', lambda of, *args: cleaned.append(of.name))
+    cleaned = []
+    assert trained(weights=True) == both[1:] and cleaned.count(both[1]) == 1  # at its end
+    assert trained(weights=True) == []
+    for path in left:
+        path.touch()
+    execution.clean(run, tmp_path, run.settings())
+    assert [*here.iterdir()] == [] and trained() == []
 
 
 def test_a_run_of_two_sessions_names_both_commits(tmp_path):
