@@ -37,7 +37,8 @@ def draw(results: Results, chart: str) -> 'Figure':
     from mmlinattn.engine.report.curves import draw_ring_weights
 
     if chart == 'ring_weights':
-        rings = draw_ring_weights(*_series_of_seeds(results))
+        means, deviations = _series_of_seeds(results)
+        rings = draw_ring_weights(means, 'iteration', deviations)
         if rings is None:
             raise GridError("page.charts: 'ring_weights' needs RippleWeightsHook in custom_hooks")
         return rings
@@ -157,8 +158,8 @@ def _curves(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
     axes.set_ylabel('loss', fontsize=8)
 
 
-def _series_of_seeds(results: Results) -> Tuple['Curves', str, 'Curves']:
-    """Return what hooks have logged, the unit of their places, and the deviations of the seeds."""
+def _series_of_seeds(results: Results) -> Tuple['Curves', 'Curves']:
+    """Return what hooks have logged: means and deviations of the seeds."""
     found = [results.records.get(run.name, {}) for run in results.runs]
     by_seed = [
         {name: dict(series) for name, series in of['series'].items()}
@@ -171,7 +172,7 @@ def _series_of_seeds(results: Results) -> Tuple['Curves', str, 'Curves']:
             numbers = [of[name][step] for of in by_seed]
             means.setdefault(name, []).append((step, statistics.mean(numbers)))
             deviations.setdefault(name, []).append((step, deviation(numbers)))
-    return means, 'iteration', deviations
+    return means, deviations
 
 
 def _columns(results: Results, panels: List['Axes']) -> None:

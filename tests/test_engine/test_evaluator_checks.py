@@ -46,7 +46,6 @@ def check(annotations, capsys):
 GOOD = [
     ('mmseg', dict(type='IoUMetric', iou_metrics=['mIoU', 'mDice', 'mFscore'])),
     ('mmseg', dict(type='IoUMetric', iou_metrics='foo', format_only=True, output_dir='{tmp}')),
-    ('mmseg', dict(type='BoundaryIoUMetric', classwise=True)),
     ('mmdet', dict(type='CocoMetric', metric=['bbox', 'segm', 'proposal'])),
     ('mmdet', dict(type='CocoMetric', metric='bbox', metric_items=['mAP', 'mAP_50'])),
     ('mmdet', dict(type='CocoMetric', metric='bbox', classwise=True)),

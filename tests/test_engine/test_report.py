@@ -279,7 +279,8 @@ def test_curves_join_the_parts_of_a_training(tmp_path):
     training, validation = read_scalars(tmp_path, [('a', 0), ('b', 4)], 2)
     assert training['loss'] == [(i / 2, 1.0 if i <= 4 else 2.0) for i in range(1, 9)]
     assert validation['mIoU'] == [(epoch, 50.0) for epoch in range(1, 5)] and 'x' not in validation
-    figure = draw_curves(training, validation, 'epoch')
+    of_classes = {name: [(1, 9.0)] for name in ('boundary/IoU_sky', 'coco/sky_precision')}
+    figure = draw_curves(training, {**of_classes, **validation}, 'epoch')  # they would fill it
     loss, scores, rate = figure.axes
     assert loss.lines[0].get_xydata().tolist() == [list(p) for p in training['loss']]
     assert scores.lines[0].get_xydata().tolist() == [list(p) for p in validation['mIoU']]

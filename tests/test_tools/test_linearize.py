@@ -387,6 +387,7 @@ def test_bad_input_is_one_line_before_any_work(teacher, run, tmp_path, capsys):
     fails('link.png cannot be read: is a link to', images=linked)
     fails('make no batch: give --crop-size H W', images=mixed)
     fails('is not of this whole model', weights=partial)
+    fails('give the config it was trained with', weights=partial)
     fails('names layer 3, but there are 3 layers', '--keep-softmax', '3')
     fails("'lst1' is neither a layer number nor lastN", '--keep-softmax', '0,lst1')
     fails('is not empty: name another folder, or add --resume', out='used')

@@ -153,7 +153,6 @@ def _detection(metric: BaseMetric, model: nn.Module) -> Optional[Sample]:
 
 SAMPLES: Dict[str, Callable[[BaseMetric, nn.Module], Optional[Sample]]] = {
     'IoUMetric': _segmentation,
-    'BoundaryIoUMetric': _segmentation,
     'CocoMetric': _detection,
     'Accuracy': _classification,
     'SingleLabelMetric': _classification,

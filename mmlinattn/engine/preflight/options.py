@@ -74,30 +74,10 @@ NUMBER = re.compile(r'[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?')
 LOGGERS = ('visualizer', 'vis_backends')  # with texts of the user's
 # Options that are numbers wherever else they occur.
 NUMBERS = frozenset(
-    {
-        'base_batch_size',
-        'batch_size',
-        'begin',
-        'end',
-        'eta_max',
-        'eta_min',
-        'in_channels',
-        'interval',
-        'lr',
-        'max_epochs',
-        'max_iters',
-        'max_keep_ckpts',
-        'momentum',
-        'num_classes',
-        'num_workers',
-        'power',
-        'seed',
-        'start_factor',
-        'total_steps',
-        'val_interval',
-        'weight_decay',
-    }
-)
+    {'base_batch_size', 'batch_size', 'begin', 'end', 'eta_max', 'eta_min', 'in_channels',
+     'interval', 'lr', 'max_epochs', 'max_iters', 'max_keep_ckpts', 'momentum', 'num_classes',
+     'num_workers', 'power', 'seed', 'start_factor', 'total_steps', 'val_interval', 'weight_decay'}
+)  # fmt: skip
 # Options of every dict with a type, read by registries, builders and the merging of configs.
 BUILDERS = {'type', '_scope_', '_delete_', 'convert_to_iter_based'}
 POPPED = {'pretrained'}  # by models of the frameworks, from the config of a part
