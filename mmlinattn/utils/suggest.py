@@ -14,8 +14,8 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 1, cutoff: float 
         cutoff: least similarity, from 0 to 1.
 
     Example:
-        >>> did_you_mean('ralvt', ['RAVLT', 'Swin'])
-        '; did you mean RAVLT?'
+        >>> did_you_mean('RALVT', ['Ravlt', 'Swin'])
+        '; did you mean Ravlt?'
     """
     spelt: Dict[str, List[str]] = {}
     for other in known:
