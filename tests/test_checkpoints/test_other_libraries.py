@@ -228,6 +228,33 @@ def test_outputs_of_vit_in_timm(case):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize('final_norm', [False, True])
+@pytest.mark.parametrize('side', [(48, 48), (61, 75)])
+def test_outputs_of_vit_in_mmsegmentation(final_norm, side):
+    vit = pytest.importorskip(
+        'mmseg.models.backbones.vit', reason='MMSegmentation comes with the extra "seg"'
+    )
+    sizes = dict(img_size=48, patch_size=8, embed_dims=32, num_layers=3, num_heads=2)
+    layers, eps = (0, 2), dict(type='LN', eps=1e-6)
+    released = vit.VisionTransformer(
+        **sizes, out_indices=layers, norm_cfg=eps, final_norm=final_norm
+    )
+    randomise(released)  # its `train` returns None
+    weights = {f'backbone.{name}': w for name, w in released.state_dict().items()}
+    weights['decode_head.conv_seg.weight'] = torch.randn(19, 32, 1, 1)
+    converted = convert(weights, 'vit')
+    assert torch.equal(
+        converted['decode_head.conv_seg.weight'], weights['decode_head.conv_seg.weight']
+    )
+    arch = dict(ARCH, patch_bias=False, final_norm=final_norm)
+    model = ViT(arch, img_size=48, out_indices=layers).eval()
+    model.load_state_dict(backbone_of(converted), strict=True)
+    image = torch.randn(2, 3, *side)
+    for ours, theirs in zip(model(image), released(image), strict=True):
+        assert_equal(ours, theirs)
+
+
+@torch.no_grad()
 def test_positions_at_another_size_differ_from_timm():
     timm = pytest.importorskip('timm.models.vision_transformer', reason='compares with timm')
     released = randomise(timm.VisionTransformer(**SIZES, dynamic_img_size=True))

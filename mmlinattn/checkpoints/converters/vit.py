@@ -1,4 +1,4 @@
-"""Key mapping for ViT, DeiT, DINOv2 and ConViT from releases, timm, MMPretrain, transformers."""
+"""Key mapping for ViT, DeiT, DINOv2 and ConViT from releases, timm, OpenMMLab, transformers."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from ..errors import CheckpointError
 from .key_mapping import BACKBONE, OPENMMLAB, TRANSFORMERS_QKV, Converted, KeyMap, Rule, fuse
 
 TIMM = BACKBONE + r'blocks\.(\d+)\.'
-MMPRETRAIN = BACKBONE + r'layers\.(\d+)\.'
+MM_LAYER = BACKBONE + r'layers\.(\d+)\.'
 TRANSFORMERS = r'(?:(?:vit|deit|dinov2|dinov2_with_registers)\.)?'
 TRANSFORMERS_EMBEDDING = TRANSFORMERS + r'embeddings\.'
 TRANSFORMERS_LAYER = TRANSFORMERS + r'encoder\.layer\.(\d+)\.'
@@ -44,12 +44,14 @@ NAMES = KeyMap(
         Rule(r'norm\.', 'backbone.norm.'),
         Rule(r'head\.(?=weight$|bias$)', 'head.fc.'),
         Rule(DISTILLATION, None, reason='parts of the distillation'),
-        Rule(MMPRETRAIN + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
-        Rule(MMPRETRAIN + r'attn\.proj\.', LAYER + 'attn.proj.'),
-        Rule(MMPRETRAIN + r'(?:ln|norm)([12])\.', LAYER + r'norm\2.'),
-        Rule(MMPRETRAIN + r'ffn\.layers\.0\.0\.', LAYER + 'ffn.fc1.'),
-        Rule(MMPRETRAIN + r'ffn\.layers\.1\.', LAYER + 'ffn.fc2.'),
-        Rule(MMPRETRAIN + r'(?:attn\.gamma(1)|ffn\.gamma(2))\.weight$', _layer_scale),
+        Rule(MM_LAYER + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
+        Rule(MM_LAYER + r'attn\.proj\.', LAYER + 'attn.proj.'),
+        Rule(MM_LAYER + r'attn\.attn\.in_proj_', LAYER + 'attn.in_proj.'),
+        Rule(MM_LAYER + r'attn\.attn\.out_proj\.', LAYER + 'attn.proj.'),
+        Rule(MM_LAYER + r'(?:ln|norm)([12])\.', LAYER + r'norm\2.'),
+        Rule(MM_LAYER + r'ffn\.layers\.0\.0\.', LAYER + 'ffn.fc1.'),
+        Rule(MM_LAYER + r'ffn\.layers\.1\.', LAYER + 'ffn.fc2.'),
+        Rule(MM_LAYER + r'(?:attn\.gamma(1)|ffn\.gamma(2))\.weight$', _layer_scale),
         Rule(BACKBONE + r'(?:ln|norm)1\.', 'backbone.norm.'),
         Rule(r'head\.layers\.head\.', 'head.fc.'),
         Rule(r'head\.fc\.', 'head.fc.'),

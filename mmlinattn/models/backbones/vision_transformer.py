@@ -26,7 +26,8 @@ class ViT(Backbone):
     With softmax attention, the default, outputs equal those of the releases of DeiT III (Touvron et
     al., ECCV 2022), DINOv2 (Oquab et al., 2023), DINOv3 (Siméoni et al., 2025), CLIP (Radford et
     al., ICML 2021) and SigLIP (Zhai et al., ICCV 2023), and those of timm, transformers and
-    MMPretrain. ``convert(..., source='dinov2')`` and its like rename their weights.
+    MMPretrain and MMSegmentation. ``convert(..., source='dinov2')`` and its like rename their
+    weights.
 
     Args:
         arch: a name in ``ViT.architectures``: ``'deit-t'``, ``'deit-s'``, ``'deit-b'``, ``'b16'``,
@@ -37,8 +38,8 @@ class ViT(Backbone):
             or by size ``'tiny'``, ``'small'``, ``'base'`` (DeiT), ``'large'``, ``'huge'`` (ViT); or
             a dict with ``embed_dims`` and ``num_heads`` and optionally ``depth``, ``mlp_ratio``,
             ``patch_size``, ``drop_path_rate``, any of the options below whose default is None,
-            ``norm_eps``, ``patch_bias`` (bias of the patches) and ``key_bias`` (bias of the keys of
-            softmax attention).
+            ``norm_eps``, ``patch_bias`` (bias of the patches), ``key_bias`` (bias of the keys of
+            softmax attention) and ``final_norm`` (norm of the last output).
         attn_cfg: config or name of the attention of all layers, or a list with one per layer. With
             a class token or registers it must support extra tokens, with ``rotary`` this option.
         img_size: side, or (height, width), of the images that the position embedding is for; a
@@ -191,7 +192,7 @@ class ViT(Backbone):
             )
             for i in range(self.num_built)
         )
-        last = self.num_built == depth
+        last = options.final_norm and self.num_built == depth
         self.norm = nn.LayerNorm(dims, eps=options.norm_eps) if last else None
         self.finish()
 

@@ -64,5 +64,6 @@ ARCHITECTURES: Dict[str, Dict[str, Any]] = {
 DEFAULTS: Dict[str, Any] = dict(
     depth=12, mlp_ratio=4, patch_size=16, drop_path_rate=0.0, img_size=224, with_cls_token=True,
     num_registers=0, pos_embed=True, pos_resize='bicubic', rotary=False, ffn='mlp', act='gelu',
-    layer_scale_init=None, pre_norm=False, norm_eps=1e-6, patch_bias=True, key_bias=True,
+    layer_scale_init=None, pre_norm=False, final_norm=True, norm_eps=1e-6, patch_bias=True,
+    key_bias=True,
 )  # fmt: skip

@@ -60,8 +60,9 @@ class EoMT(EncoderDecoder):
             raise ValueError(f'num_query_layers must be 1 to {depth}, got {num_query_layers!r}')
         if vit.norm is None or vit.out_type != 'featmap':
             raise ValueError(
-                "EoMT needs the maps of the last layer: leave out_indices and out_type='featmap' "
-                f'at their defaults, got {vit.out_indices} and {vit.out_type!r}'
+                'EoMT needs the maps of the last layer and its norm: leave out_indices, '
+                "final_norm and out_type='featmap' at their defaults, got out_indices="
+                f'{vit.out_indices}, final_norm={vit.arch["final_norm"]}, {vit.out_type!r}'
             )
         if vit.cls_token is not None:
             raise ValueError(f'cls_token_from must be 0 in EoMT, got {vit.cls_token_from}')

@@ -124,8 +124,12 @@ def test_masks_lie_on_their_pixels_where_an_image_ends_within_a_patch(mode):
     [
         (dict(num_query_layers=5), 'num_query_layers must be 1 to 4, got 5'),
         (dict(num_query_layers=0), 'num_query_layers must be 1 to 4, got 0'),
-        (dict(out_indices=(2,)), r'EoMT needs the maps of the last layer: .* got \(2,\)'),
-        (dict(out_type='avg_featmap'), "EoMT needs the maps of the last layer: .*'avg_featmap'"),
+        (
+            dict(out_indices=(2,)),
+            r'EoMT needs the maps of the last layer .* got out_indices=\(2,\)',
+        ),
+        (dict(out_type='avg_featmap'), "EoMT needs the maps of the last layer .*'avg_featmap'"),
+        (dict(arch=dict(ARCH, final_norm=False)), 'leave out_indices, final_norm'),
         (dict(with_cls_token=True, cls_token_from=1), 'cls_token_from must be 0 in EoMT, got 1'),
         (dict(attn_cfg='WindowAttention'), 'WindowAttention does not support extra tokens'),
     ],
