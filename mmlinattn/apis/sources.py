@@ -4,9 +4,9 @@ import io
 import os
 import stat
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Union
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import cv2
 import numpy as np
@@ -64,6 +64,7 @@ class Source:
         video: video file or camera number.
         root: folder that frame names are relative to.
         max_megapixels: larger images and frames are not read.
+        passed_over: number of files in the folder that are no images by their names, by suffix.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Source:
     video: Union[str, int, None] = None
     root: Optional[Path] = None
     max_megapixels: float = MAX_MEGAPIXELS
+    passed_over: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of frames; 0 if it is unknown."""
@@ -176,10 +178,12 @@ def output_names(sources: Sequence[Source]) -> Dict[str, str]:
 def _open(source: str, max_megapixels: float) -> Source:
     path = Path(source)
     if path.is_dir():
-        paths = _images_below(path)
+        paths, others = _images_below(path)
         if not paths:
             raise ValueError(f'source {source!r} is a folder without images ({", ".join(IMAGES)})')
-        return Source(path.resolve().name, paths, root=path, max_megapixels=max_megapixels)
+        return Source(
+            path.resolve().name, paths, None, path, max_megapixels, dict(sorted(others.items()))
+        )
     if path.is_file() and path.suffix.lower() in IMAGES:
         return Source(path.stem, [path], max_megapixels=max_megapixels)
     video: Union[str, int] = source
@@ -197,9 +201,13 @@ def _open(source: str, max_megapixels: float) -> Source:
     return Source(name, video=video, max_megapixels=max_megapixels)
 
 
-def _images_below(folder: Path) -> List[Path]:
-    """Return the images below a folder, and its unreadable subfolders, which become faults."""
-    found = []
+def _images_below(folder: Path) -> Tuple[List[Path], Counter]:
+    """Return the images below a folder, and the number of other files by suffix.
+
+    Unreadable subfolders are among the images: they become faults.
+    """
+    found: List[Path] = []
+    others: Counter = Counter()
 
     def note(error: OSError) -> None:
         if error.filename == str(folder):
@@ -207,8 +215,13 @@ def _images_below(folder: Path) -> List[Path]:
         found.append(Path(error.filename))
 
     for parent, _, names in os.walk(folder, onerror=note):
-        found += [Path(parent, n) for n in names if os.path.splitext(n)[1].lower() in IMAGES]
-    return sorted(found)
+        for name in names:
+            suffix = os.path.splitext(name)[1].lower()
+            if suffix in IMAGES:
+                found.append(Path(parent, name))
+            else:
+                others[suffix or 'no suffix'] += 1
+    return sorted(found), others
 
 
 def _read(path: Path, name: str, max_megapixels: float) -> Frame:

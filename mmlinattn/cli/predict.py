@@ -192,6 +192,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     reason = predictor.packed_unsupported_reason
     if args.batch_size > 1 and reason:
         predictor.notes.append(f'images are predicted one by one: {reason}')
+    for source in sources:
+        if source.passed_over:
+            listed = ', '.join(f'{count} x {name}' for name, count in source.passed_over.items())
+            predictor.notes.append(f'files of {source.name} that are no images: {listed}')
     for note in predictor.notes:
         console.print(note, highlight=False, soft_wrap=True)
     if predictor.task == 'segmentation':

@@ -47,6 +47,31 @@ def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
             return MODELS.build(copy.deepcopy(cfg.model))
 
 
+def check_device(device: str) -> None:
+    """Check that torch can compute on a device.
+
+    Raises:
+        ValueError: the name is none of torch's, or this machine has no such GPU.
+
+    Example:
+        >>> check_device('gpu')
+        Traceback (most recent call last):
+            ...
+        ValueError: device must be cpu, cuda, cuda:1, ..., got 'gpu'
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f'device must be cpu, cuda, cuda:1, ..., got {device!r}') from error
+    count = torch.cuda.device_count()
+    if found.type == 'cuda' and (found.index or 0) >= count:
+        there = f'has {count} of them, counted from cuda:0' if count else 'has none'
+        raise ValueError(
+            f'device is {device!r}, but torch finds no such GPU: this machine {there} '
+            '(mmlinattn doctor shows what torch finds). Leave it out for the CPU'
+        )
+
+
 def load_model(cfg: Config, checkpoint: str, device: str = 'cpu') -> Tuple[BaseModel, dict]:
     """Build the model of a config with the weights of a checkpoint, for prediction.
 
@@ -62,8 +87,10 @@ def load_model(cfg: Config, checkpoint: str, device: str = 'cpu') -> Tuple[BaseM
 
     Raises:
         FileNotFoundError: no such checkpoint.
+        ValueError: see :func:`check_device`.
         mmlinattn.checkpoints.CheckpointError: the checkpoint cannot be read or does not fit.
     """
+    check_device(device)
     with quiet():
         model = MODELS.build(_with_preprocessor(cfg))
     meta = load_checkpoint(model, checkpoint)
@@ -85,7 +112,7 @@ def initial_model(cfg: Config, seed: int = 0, device: str = 'cpu') -> BaseModel:
         The model in eval mode, on the CPU optimised by :func:`mmlinattn.optimize_for_cpu`.
 
     Raises:
-        ValueError: the config has no model.
+        ValueError: the config has no model; see also :func:`check_device`.
 
     Example:
         >>> from mmengine.config import Config
@@ -94,6 +121,7 @@ def initial_model(cfg: Config, seed: int = 0, device: str = 'cpu') -> BaseModel:
         >>> model.training, round(model.stages[0][0].attn.proj.weight.std().item(), 2)
         (False, 0.02)
     """
+    check_device(device)
     if 'model' not in cfg:
         raise ValueError(f'the config has no model: {cfg.filename or cfg}')
     model_cfg = copy.deepcopy(_with_preprocessor(cfg))

@@ -1,8 +1,9 @@
 """Images of a folder, without labels, for the distillation."""
 
 import json
+import logging
+import math
 import os
-from itertools import islice
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset, Compose
+from mmengine.logging import print_log
 from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 
 from ..datasets.audit.images import file_truncation_reason, image_size
@@ -18,7 +20,7 @@ from ..engine.preflight.sample_loading import base_datasets
 from ..utils import outside_reason
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm')
-# Sizes of images of which one each goes through the pipeline before work starts.
+# Sizes of images, largest first, of which one each goes through the pipeline before work starts.
 MOST_SIZES = 32
 
 
@@ -140,9 +142,9 @@ def training_images(cfg: Config) -> List[Path]:
 def check_readable(
     paths: Sequence[Path], source: str, pipeline: Sequence[dict], padded: bool = False
 ) -> None:
-    """Check that all images can be read and have one size after the pipeline.
+    """Check that all images can be read and make batches: one size, or crops of one size.
 
-    Pixels are read of one image of each size only.
+    Pixels are read of one image of each size only. Crops larger than all images are logged.
 
     Args:
         paths: the images.
@@ -151,8 +153,10 @@ def check_readable(
         padded: sizes may differ, since batches are padded and the padding does not count.
 
     Raises:
-        DataError: an image cannot be read, or sizes differ.
+        DataError: an image cannot be read, or sizes differ without a crop.
     """
+    *steps, augment, pack = pipeline
+    crop_size = augment['crop_size']
     sizes: Dict[Tuple[int, ...], Path] = {}
     for path in paths:
         try:
@@ -162,18 +166,27 @@ def check_readable(
             reason = str(error) or type(error).__name__
         if reason:
             raise DataError(f'{source}: {path} cannot be read: {reason}')
-    transform = Compose(list(pipeline))
+    transform = Compose([*steps, pack])
     seen: Dict[Tuple[int, ...], Path] = {}
-    for path in islice(sizes.values(), MOST_SIZES):
+    for size in sorted(sizes, key=math.prod, reverse=True)[:MOST_SIZES]:
+        path = sizes[size]
         packed = transform(dict(img_path=str(path), img_id=0, seg_fields=[]))
         seen.setdefault(tuple(packed['inputs'].shape[-2:]), path)
-        if len(seen) == 2 and not padded:
+        if len(seen) == 2 and not padded and crop_size is None:
             (one, other), (first, second) = seen, seen.values()
             raise DataError(
                 f'{source}: after the test pipeline {first.name} has {_text(one)} and '
                 f'{second.name} {_text(other)} pixels, which make no batch: give --crop-size H W'
             )
+    largest = [max(sides) for sides in zip(*seen)]
+    if crop_size is not None and any(want > have for want, have in zip(crop_size, largest)):
+        print_log(
+            f'crops of {_text(crop_size)} are larger than the images after the test pipeline, at '
+            f'most {_text(largest)}: the rest of each crop is padding',
+            'current',
+            logging.WARNING,
+        )
 
 
-def _text(size: Tuple[int, ...]) -> str:
+def _text(size: Sequence[int]) -> str:
     return 'x'.join(map(str, size))

@@ -22,7 +22,7 @@ from ..engine.model import build_model, quiet
 from ..engine.preflight.run import check_run
 from ..engine.runner.exact_resume import seed_everything
 from ..engine.runner.work_dir_lock import lock_work_dir
-from ..utils import atomic_write
+from ..utils import atomic_write, check_writable
 from .images import check_readable, image_pipeline, images_below, training_images
 from .options import Options
 from .phases import finetune_config, phase_config, student_weights, train_phase
@@ -146,8 +146,8 @@ class Linearizer:
                 f'--out {self.out} is not empty: name another folder, or add --resume to continue '
                 'an interrupted run there'
             )
+        check_writable(known)
         if not known.exists():
-            self.out.mkdir(parents=True, exist_ok=True)
             with atomic_write(self.out / IMAGES) as file:
                 paths = [os.path.abspath(path) for path in self.images]
                 file.write_text(json.dumps(paths, indent=0) + '\n', encoding='utf-8')

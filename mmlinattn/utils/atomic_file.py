@@ -81,11 +81,14 @@ def check_writable(path: Path) -> None:
         WriteError: the file cannot be written.
 
     Example:
-        >>> check_writable(Path('/dev/null/out.json'))
+        >>> check_writable(Path('/dev/null/a'))
         Traceback (most recent call last):
             ...
-        mmlinattn.utils.atomic_file.WriteError: /dev/null/out.json cannot be written: File exists
+        mmlinattn.utils.atomic_file.WriteError: /dev/null/a cannot be written: /dev/null is a file
     """
+    for parent in path.parents:
+        if parent.exists() and not parent.is_dir():
+            raise WriteError(f'{path} cannot be written: {parent} is a file')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):

@@ -79,6 +79,7 @@ def test_a_folder_and_a_video(task, checkpoint, pictures, tmp_path, capsys, monk
         '--out', tmp_path, '--min-score', 0.1, '--max-frames', 3,
     )  # fmt: skip
     assert code == 0 and '5 images' in said.out
+    assert f'files of {pictures.name} that are no images: 1 x .mp4, 1 x .txt' in said.out
     content, coco = of_coco(tmp_path / 'predictions.json')
     names = ['a.jpg', 'below/b.png', *(f'clip#{i:06d}' for i in range(3))]
     assert [image['file_name'] for image in content['images']] == names

@@ -1,10 +1,13 @@
 """Models of configs, and the names of their classes."""
 
+from functools import partial
+
 import pytest
+import torch
 from mmengine.config import Config
 
 from mmlinattn.engine import build_model
-from mmlinattn.engine.model import class_names
+from mmlinattn.engine.model import check_device, class_names, initial_model, load_model
 
 
 def test_config_without_model():
@@ -27,3 +30,13 @@ def test_class_names(root):
     saved = dict(dataset_meta=dict(classes=tuple('abcde')))
     assert class_names(shapes, saved, 5) == tuple('abcde')
     assert class_names(shapes, saved, 2) == ['class 0', 'class 1']
+
+
+@pytest.mark.parametrize('count, has', [(0, 'has none'), (2, 'has 2 of them, counted from cuda:0')])
+def test_a_gpu_that_is_not_there(monkeypatch, count, has):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: count)
+    message = f"device is 'cuda:2', but torch finds no such GPU: this machine {has} "
+    for build in (partial(load_model, None, 'weights.pth'), partial(initial_model, None)):
+        with pytest.raises(ValueError, match=message):
+            build(device='cuda:2')
+    check_device(f'cuda:{count - 1}' if count else 'cpu')

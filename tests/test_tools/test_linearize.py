@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.dataset import Compose
 from mmengine.registry import MODELS
 
 from mmlinattn.checkpoints import save_checkpoint
@@ -16,7 +17,13 @@ from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import quiet
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.linearize import Options
-from mmlinattn.linearize.images import training_images
+from mmlinattn.linearize import images as images_module
+from mmlinattn.linearize.images import (
+    check_readable,
+    image_pipeline,
+    images_below,
+    training_images,
+)
 from mmlinattn.linearize.phases import phase_config
 from mmlinattn.linearize.student import plan_student
 
@@ -349,6 +356,27 @@ def test_two_processes_equal_one_with_the_doubled_batch(teacher, root, run, tmp_
             torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
+def test_crops_of_images_of_two_sizes(teacher, monkeypatch, tmp_path):
+    said = []
+    monkeypatch.setattr(images_module, 'print_log', lambda text, *_: said.append(text))
+    cfg = load_config(str(teacher[0]))
+    for name, size in (('a.png', (40, 50)), ('b.png', (50, 40))):
+        cv2.imwrite(str(tmp_path / name), np.zeros((*size, 3), np.uint8))
+    paths = images_below(str(tmp_path))
+    sizes = set()
+    for path in paths:  # the test pipeline of the config resizes images
+        steps = [step for step in image_pipeline(cfg, None) if step['type'] != 'RandomCropFlip']
+        sizes.add(Compose(steps)(dict(img_path=str(path), seg_fields=[]))['inputs'].shape[1:])
+    height, width = (max(sides) for sides in zip(*sizes))
+    check_readable(paths, 'here', image_pipeline(cfg, (height, width)))
+    assert said == []
+    check_readable(paths, 'here', image_pipeline(cfg, (height + 1, 8)))
+    assert said == [
+        f'crops of {height + 1}x8 are larger than the images after the test pipeline, at most '
+        f'{height}x{width}: the rest of each crop is padding'
+    ]
+
+
 def test_bad_input_is_one_line_before_any_work(teacher, run, tmp_path, capsys):
     path, checkpoint, images = teacher
     broken, mixed, empty = (tmp_path / name for name in ('broken', 'mixed', 'empty'))
@@ -391,6 +419,8 @@ def test_bad_input_is_one_line_before_any_work(teacher, run, tmp_path, capsys):
     fails('names layer 3, but there are 3 layers', '--keep-softmax', '3')
     fails("'lst1' is neither a layer number nor lastN", '--keep-softmax', '0,lst1')
     fails('is not empty: name another folder, or add --resume', out='used')
+    (tmp_path / 'file').touch()
+    fails(f'cannot be written: {tmp_path / "file"} is a file', out='file')
     fails('--iters-a must not be negative, got -1', '--iters-a', '-1')
     other = _interrupted(tmp_path, 'other', images, iters_a=3)
     fails('is of a run with iters_a=3, not 1000', '--resume', out=other)
