@@ -16,7 +16,7 @@ from ..checkpoints import (
     load_state_dict,
     save_checkpoint,
 )
-from ..utils import redacted
+from ..utils import check_writable, redacted
 from ..utils.command_line import errors_in_one_line
 
 
@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> None:
         raise CheckpointError(f'SRC and DST are the same file {args.dst}')
     if args.dst.exists() and not args.force:
         raise CheckpointError(f'{args.dst} is there already; --force overwrites it')
+    check_writable(args.dst)
     state_dict, meta = load_state_dict(args.src)
     try:
         source = args.source or detect_source(state_dict)

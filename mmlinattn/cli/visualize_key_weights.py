@@ -21,7 +21,7 @@ from ..models.layers import BaseAttention, registered_subclasses
 from ..models.layers.attend_calls import calls_of
 from ..utils.command_line import errors_in_one_line
 from ..utils.suggest import did_you_mean
-from ..visualization.files import check_picture_suffix
+from ..visualization.files import check_picture
 from ..visualization.key_weights import draw_key_weights, key_weights
 
 # Public-domain photograph that is part of matplotlib.
@@ -136,7 +136,7 @@ def weights_of(
 
 
 def draw(args: argparse.Namespace) -> Path:
-    check_picture_suffix('--out', args.out)
+    check_picture('--out', args.out)
     unknown = sorted(set(args.attentions or ()) - set(known := package_attentions()))
     if unknown:
         hint = did_you_mean(unknown[0], known) or f'; there are {", ".join(known)}'

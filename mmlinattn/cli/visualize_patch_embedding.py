@@ -6,13 +6,13 @@ from ..engine.config import load_config
 from ..engine.model import load_model
 from ..models.backbones import ViT
 from ..utils.command_line import errors_in_one_line
-from ..visualization.files import check_picture_suffix
+from ..visualization.files import check_picture
 from ..visualization.patch_embedding import draw_patch_embedding
 
 
 def main(args: argparse.Namespace) -> int:
     with errors_in_one_line(args.debug):
-        check_picture_suffix('--out', args.out)
+        check_picture('--out', args.out)
         cfg = load_config(args.config, args.cfg_options)
         model, _ = load_model(cfg, args.checkpoint)
         backbone = getattr(model, 'backbone', None)

@@ -11,7 +11,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # a module that may be missing
 
-from .atomic_file import WriteError
+from .atomic_file import WriteError, check_writable
 
 LOCK = '.training.lock'
 # Errors of a file system without locks, such as NFS without its lock service.
@@ -55,8 +55,8 @@ def lock_folder(folder: Path) -> bool:
         return True
     if fcntl is None:
         return False
+    check_writable(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             file = path.open('a+')
             try:

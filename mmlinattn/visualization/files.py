@@ -6,6 +6,8 @@ from typing import Any, Union
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
+from ..utils import check_writable
+
 
 def save_figure(figure: Figure, path: Union[str, Path], **options: Any) -> Path:
     """Write a figure, and the folders above it, with options of ``savefig``; return the path."""
@@ -15,12 +17,23 @@ def save_figure(figure: Figure, path: Union[str, Path], **options: Any) -> Path:
     return path
 
 
-def check_picture_suffix(option: str, path: Path) -> None:
-    """Raise ValueError if matplotlib has no format for the suffix of a file name.
+def check_picture(option: str, path: Path) -> None:
+    """Check that matplotlib can write a picture, before its content is computed.
+
+    Missing folders are created.
+
+    Args:
+        option: where the path was given, for messages.
+        path: the file to write.
+
+    Raises:
+        ValueError: matplotlib has no format for the suffix.
+        WriteError: the file cannot be written.
 
     Example:
-        >>> check_picture_suffix('--out', Path('weights.png'))
+        >>> check_picture('--out', Path('weights.png'))
     """
     suffixes = sorted(f'.{kind}' for kind in FigureCanvasBase.get_supported_filetypes())
     if path.suffix.lower() not in suffixes:
         raise ValueError(f'{option} must end with one of {", ".join(suffixes)}, got {str(path)!r}')
+    check_writable(path)
