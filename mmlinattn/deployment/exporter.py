@@ -10,6 +10,7 @@ import torch
 from mmengine.config import Config
 from torch import Tensor
 
+from ..engine.model import preprocessor_of
 from ..utils import check_writable
 from .capture import Sizes, capture, check_shape, check_torch, strides_of
 from .compare import difference, fit
@@ -145,10 +146,38 @@ def export(
     for path in paths.values():
         check_writable(path)
     exported = Export(*load(cfg, checkpoint, settings.raw), settings, image)
+    note = '' if settings.static else padding_note(cfg, exported.sizes.stride)
+    if note:
+        print(note, flush=True)
     if exported.largest is not None:
         print(f'largest activation: {exported.largest}', flush=True)
     for name, path in paths.items():
         yield exported.write(name, path)
+
+
+def padding_note(cfg: Config, stride: int) -> str:
+    """Return a note if the framework pads test images to other sizes than an exported file, or ''.
+
+    Example:
+        >>> model = dict(data_preprocessor=dict(type='SegDataPreProcessor'))
+        >>> note = padding_note(Config(dict(default_scope='mmseg', model=model)), 32)
+        >>> note.partition('; ')[2]
+        'for equal ones set model.data_preprocessor.test_cfg.size_divisor=32'
+    """
+    preprocessor = preprocessor_of(cfg)
+    if cfg.get('default_scope') == 'mmseg':
+        found, name = preprocessor.get('test_cfg') or {}, 'test_cfg.size_divisor'
+        divisor = 0 if 'size' in found else found.get('size_divisor') or 1
+    elif cfg.get('default_scope') == 'mmdet':
+        name, divisor = 'pad_size_divisor', preprocessor.get('pad_size_divisor') or 1
+    else:
+        return ''
+    if divisor % stride == 0:
+        return ''
+    return (
+        f'note: images are padded to multiples of {stride} for this file, but not by the config, '
+        f'which can change labels; for equal ones set model.data_preprocessor.{name}={stride}'
+    )
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 
 from benchmarks.model_exports import zoo_export
@@ -20,6 +21,7 @@ from mmlinattn.deployment.capture import Sizes
 from mmlinattn.deployment.compare import difference, match
 from mmlinattn.deployment.exported_file import ExportedFile, FileError
 from mmlinattn.deployment.exported_model import ExportedModel
+from mmlinattn.deployment.exporter import padding_note
 from mmlinattn.deployment.formats import FORMATS, OPSET
 from tests.sizes import LONG, some
 
@@ -294,3 +296,22 @@ def test_a_file_of_something_else(tmp_path):
 
 def test_formats_have_different_files():
     assert len({form.suffix for form in FORMATS.values()}) == len(FORMATS)
+
+
+@pytest.mark.parametrize(
+    ('scope', 'preprocessor', 'option'),
+    [
+        ('mmseg', {}, 'test_cfg.size_divisor'),
+        ('mmseg', dict(size_divisor=32), 'test_cfg.size_divisor'),  # of the training
+        ('mmseg', dict(test_cfg=dict(size_divisor=16)), 'test_cfg.size_divisor'),
+        ('mmseg', dict(test_cfg=dict(size_divisor=64)), None),
+        ('mmseg', dict(test_cfg=dict(size=(512, 512))), None),
+        ('mmdet', {}, 'pad_size_divisor'),
+        ('mmdet', dict(pad_size_divisor=32), None),
+        ('mmpretrain', {}, None),
+    ],
+)
+def test_a_config_that_pads_less_than_the_file(scope, preprocessor, option):
+    cfg = Config(dict(default_scope=scope, model=dict(data_preprocessor=preprocessor)))
+    note = padding_note(cfg, 32)
+    assert note.endswith(f'set model.data_preprocessor.{option}=32') if option else note == ''
