@@ -186,12 +186,13 @@ def test_the_lines_of_the_page_of_trainings(root, tmp_path, text):
     )
 
 
-def test_the_config_of_the_readme(root, tmp_path):
+def test_the_config_of_the_readme_and_that_of_own_data(root, tmp_path):
     """The model builds, and the neck fits the backbone."""
     pytest.importorskip('mmdet', reason='the config is one of MMDetection')
-    code = re.findall(r'```python\n(.*?)```', (root / 'README.md').read_text(), re.S)[0]
-    (tmp_path / 'readme.py').write_text(code)
-    cfg = load_config(str(tmp_path / 'readme.py'))
+    for page, name in (('README.md', 'my_config.py'), ('docs/own_data.md', 'my_parts.py')):
+        code = re.findall(r'```python\n(.*?)```', (root / page).read_text(), re.S)[0]
+        (tmp_path / name).write_text(code)
+    cfg = load_config(str(tmp_path / 'my_parts.py'))
     assert cfg.optim_wrapper.optimizer.type == 'AdamW' and cfg.train_dataloader.batch_size > 0
     model = build_model(cfg)
     maps = model.backbone.to('meta')(torch.zeros(1, 3, 64, 64, device='meta'))
