@@ -35,6 +35,14 @@ def coco_json(
     )
 
 
+def coco_file_name(name: str) -> str:
+    """Return the name of an image as JSON holds it.
+
+    Bytes that are not UTF-8 become ``\\udc80`` to ``\\udcff``, as Python prints them.
+    """
+    return name.encode('utf-8', 'backslashreplace').decode()
+
+
 def coco_record(
     name: str,
     shape: Shape,
@@ -42,18 +50,13 @@ def coco_record(
     categories: Sequence[dict],
     min_score: float,
 ) -> dict:
-    """Return one image with its annotations, without ids.
-
-    Bytes of a name that are not UTF-8 become ``\\udc80`` to ``\\udcff``, as Python prints them,
-    because JSON cannot hold them.
-    """
+    """Return one image with its annotations, without ids; see :func:`coco_file_name`."""
     height, width = shape
-    file_name = name.encode('utf-8', 'backslashreplace').decode()
     found = [
         dict(category_id=categories[label]['id'], **content)
         for label, content in _annotations(sample, min_score)
     ]
-    return dict(file_name=file_name, height=height, width=width, annotations=found)
+    return dict(file_name=coco_file_name(name), height=height, width=width, annotations=found)
 
 
 def numbered_images(records: Iterable[dict]) -> Iterator[dict]:

@@ -1,14 +1,15 @@
 """Incremental writing of predictions: JSON lines during the run, one COCO file at the end."""
 
+import itertools
 import json
 import os
 from pathlib import Path
-from typing import Iterable, Iterator, Sequence, TextIO, Tuple
+from typing import Iterable, Iterator, Optional, Sequence, Set, TextIO, Tuple
 
 from mmengine.structures import BaseDataElement
 
 from ..utils import WriteError, atomic_write, check_writable
-from .coco import coco_record, numbered_annotations, numbered_images
+from .coco import coco_file_name, coco_record, numbered_annotations, numbered_images
 
 
 class ResultsFile:
@@ -19,9 +20,12 @@ class ResultsFile:
     far; :func:`lines_to_coco` converts it.
 
     Args:
-        path: ``NAME.json``. An older file of this name, and its lines, are removed.
+        path: ``NAME.json``. An older file of this name is removed.
         categories: see :func:`.categories.coco_categories`.
         min_score: lowest score of the objects and classes to keep.
+        settings: options of the run, of types of JSON, which a continued run must share.
+        resume: keep the lines of an interrupted run but the last, whose picture may be missing.
+            Without it they are removed.
 
     Attributes:
         lines: path of ``NAME.jsonl``.
@@ -29,16 +33,29 @@ class ResultsFile:
 
     Raises:
         WriteError: the files cannot be written.
+        ValueError: with ``resume``, the lines are of a run with other settings.
     """
 
-    def __init__(self, path: Path, categories: Sequence[dict], min_score: float = 0.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        categories: Sequence[dict],
+        min_score: float = 0.0,
+        settings: Optional[dict] = None,
+        resume: bool = False,
+    ) -> None:
         self.path, self.lines, self.min_score = path, path.with_suffix('.jsonl'), min_score
         self.categories, self.count = categories, 0
+        self._done: Set[str] = set()
         check_writable(path)
-        for old in (path, self.lines):
-            old.unlink(missing_ok=True)
-        self._file = self.lines.open('xb', buffering=0)
-        self._append(dict(categories=[*categories]))
+        settings = dict(settings or {}, min_score=min_score)
+        continued = resume and self.lines.exists() and self._keep_lines(settings)
+        path.unlink(missing_ok=True)
+        if not continued:
+            self.lines.unlink(missing_ok=True)
+        self._file = self.lines.open('ab' if continued else 'xb', buffering=0)
+        if not continued:
+            self._append(dict(categories=[*categories], settings=settings))
 
     def __enter__(self) -> 'ResultsFile':
         return self
@@ -50,6 +67,10 @@ class ResultsFile:
     def exists(self) -> bool:
         """False if the lines were deleted, for example by another run in the same folder."""
         return os.fstat(self._file.fileno()).st_nlink > 0
+
+    def __contains__(self, name: str) -> bool:
+        """Return True if an interrupted run, which this one continues, has written the image."""
+        return coco_file_name(name) in self._done
 
     def add(self, name: str, shape: Tuple[int, int], sample: BaseDataElement) -> None:
         """Write the prediction of an image.
@@ -74,6 +95,31 @@ class ResultsFile:
         """
         lines_to_coco(self.lines, self.path)
         self.lines.unlink()
+
+    def _keep_lines(self, settings: dict) -> bool:
+        """Replace the file by its lines but the last; return False if it has none.
+
+        A run that still writes the old file ends with an error.
+        """
+        with self.lines.open('rb') as lines:
+            first = lines.readline()
+            if not first.endswith(b'\n'):
+                return False
+            saved = json.loads(first).get('settings', {})
+            for name, value in settings.items():
+                if saved.get(name) != value:
+                    raise ValueError(
+                        f'{self.lines} is of a run with {name}={saved.get(name)!r}, not {value!r}: '
+                        'repeat its options, or name another folder'
+                    )
+            with atomic_write(self.lines) as temporary, temporary.open('wb') as kept:
+                kept.write(first)
+                complete = itertools.takewhile(lambda line: line.endswith(b'\n'), lines)
+                for line, _ in itertools.pairwise(complete):
+                    kept.write(line)
+                    self._done.add(json.loads(line)['file_name'])
+        self.count = len(self._done)
+        return True
 
     def _append(self, record: dict) -> None:
         line = json.dumps(record).encode() + b'\n'

@@ -6,6 +6,7 @@ import signal
 import statistics
 import sys
 from collections import deque
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Deque, Dict, Optional, Sequence
@@ -117,6 +118,9 @@ class Run:
                     raise
 
     def _predict_source(self, source: Source, pictures: Pictures) -> None:
+        if source.video is None:  # a video is drawn anew from its first frame
+            rest = [path for path in source.paths if source.name_of(path) not in self.results]
+            source = replace(source, paths=rest)
         total = len(source)
         limit = None if source.video is None else self.args.max_frames
         bar = self.bars.add_task(source.name, total=min(total, limit or total) or None)
@@ -150,11 +154,15 @@ class Run:
     def _predict_frame(
         self, frame: Frame, prediction: Optional[Prediction], pictures: Pictures
     ) -> None:
+        is_done = frame.name in self.results
+        if is_done and self.args.no_pictures:
+            return
         try:
             image = frame.read()
             if prediction is None:
                 prediction = self.predictor.predict(image, frame.name, self.args.min_score)
-            self.results.add(frame.name, image.shape[:2], prediction.sample)
+            if not is_done:
+                self.results.add(frame.name, image.shape[:2], prediction.sample)
             self.seconds.append(prediction.seconds)
             if frame.name in pictures.names and prediction.segmentation is not None:
                 prediction.save_labels(
@@ -183,11 +191,34 @@ class Run:
         self.bars.console.print(text, style='red', soft_wrap=True)
 
 
+def can_start(args: argparse.Namespace, path: Path, sources: Sequence[Source]) -> bool:
+    """Return False if --resume finds a complete run.
+
+    Raises:
+        FileExistsError: there are lines of an interrupted run, and no --resume.
+        ValueError: --resume with a camera.
+    """
+    lines = path.with_suffix('.jsonl')
+    if not args.resume:
+        if lines.exists():
+            raise FileExistsError(
+                f'{lines} has the predictions of an interrupted or running command: --resume '
+                'continues it; to begin anew remove the file, or name another --out'
+            )
+        return True
+    if any(isinstance(source.video, int) for source in sources):
+        raise ValueError('--resume is for images and videos; a camera shows other frames now')
+    return lines.exists() or not path.exists()
+
+
 def run(args: argparse.Namespace, console: Console) -> int:
     """Predict all sources and return the number of images and videos that failed."""
     sources = open_sources(args.sources, args.max_megapixels)
     path = args.out / 'predictions.json'
     check_writable(path)
+    if not can_start(args, path, sources):
+        console.print(f'{path} is complete', highlight=False, soft_wrap=True)
+        return 0
     predictor = load(args.config, args.checkpoint, args.device, args.tta, args.cfg_options)
     reason = predictor.packed_unsupported_reason
     if args.batch_size > 1 and reason:
@@ -200,7 +231,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.print(note, highlight=False, soft_wrap=True)
     if predictor.task == 'segmentation':
         write_file(args.out / 'legend.json', legend(predictor.categories).encode())
-    with ResultsFile(path, predictor.categories, args.min_score) as results:
+    settings = dict(
+        config=args.config, checkpoint=args.checkpoint, tta=args.tta,
+        cfg_options=repr(args.cfg_options),
+    )  # fmt: skip
+    with ResultsFile(path, predictor.categories, args.min_score, settings, args.resume) as results:
+        if results.count:
+            text = f'{results.count} images are predicted already'
+            console.print(text, highlight=False, soft_wrap=True)
         try:
             with progress_bars(console) as bars:
                 job = Run(args, predictor, results, bars)
@@ -208,10 +246,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
             results.finish()
         except BaseException:
             if results.exists:
-                text = f'ended early: {results.count} images are in {results.lines}'
+                text = (
+                    f'ended early: {results.count} images are in {results.lines}; the same command '
+                    'with --resume continues'
+                )
                 print(text, file=sys.stderr)
             raise
-    if results.count:
+    if job.seconds:
         milliseconds = 1e3 * statistics.median(job.seconds)
         text = f'{results.count} images, {milliseconds:.0f} ms an image (median): {path}'
         console.print(text, highlight=False, soft_wrap=True)

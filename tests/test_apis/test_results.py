@@ -94,3 +94,39 @@ def test_second_run_into_the_same_folder_ends_the_first(results):
         second.finish()
     images = json.loads(results.path.read_text())['images']
     assert [image['file_name'] for image in images] == ['b.jpg']
+
+
+def test_a_run_that_is_continued(results):
+    for sample in SAMPLES:
+        results.add(*sample)
+    with results.lines.open('ab') as file:
+        file.write(b'{"file_name": "c.jpg", "hei')  # as a kill may leave it
+    with ResultsFile(results.path, CATEGORIES, resume=True) as again:
+        # The last complete line goes, too: its picture may be missing.
+        assert again.count == 1 and 'a.jpg' in again
+        assert 'b.jpg' not in again and 'c.jpg' not in again
+        with pytest.raises(WriteError, match='another run has begun'):
+            results.add('c.jpg', *SAMPLES[0][1:])
+        again.add(*SAMPLES[1])
+        again.finish()
+    assert json.loads(again.path.read_text()) == coco_json(SAMPLES, CATEGORIES)
+
+
+@pytest.mark.parametrize('content', [b'', b'{"categories": [{"id"'])
+def test_a_run_that_was_killed_before_its_first_image(results, content):
+    results.lines.write_bytes(content)
+    with ResultsFile(results.path, CATEGORIES, resume=True) as again:
+        assert again.count == 0
+        again.finish()
+    assert json.loads(again.path.read_text()) == coco_json([], CATEGORIES)
+
+
+def test_a_run_of_other_settings_is_not_continued(results, tmp_path):
+    with ResultsFile(tmp_path / 'a.json', CATEGORIES, 0.1, dict(tta=True)) as first:
+        first.add(*SAMPLES[0])
+    before = first.lines.read_bytes()
+    for score, tta, message in ((0.1, False, 'tta=True, not False'), (0, True, 'min_score=0.1, ')):
+        with pytest.raises(ValueError, match=f'a.jsonl is of a run with {message}'):
+            ResultsFile(first.path, CATEGORIES, score, dict(tta=tta), resume=True)
+    assert first.lines.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith('.tmp')] == []

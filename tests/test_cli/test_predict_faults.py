@@ -287,3 +287,54 @@ def test_what_was_predicted_is_on_disk(root, tmp_path, number, code):
         assert f'ended early: {len(kept)} images are in {lines}' in process.text()
         drawn = cv2.VideoCapture(str(out / 'vis' / 'v.mp4')).get(cv2.CAP_PROP_FRAME_COUNT)
         assert len(kept) - 1 <= drawn <= len(kept)
+
+
+def test_a_run_that_ended_early_is_continued(run, images, tmp_path):
+    """Images that are done are not predicted again; a video is drawn from its first frame."""
+    clip, out, seen = video(tmp_path / 'v.avi', frames=5), tmp_path / 'out', []
+
+    def stop(predictor):
+        seen.append(predictor.calls)
+        if predictor.calls == 7:  # the third frame
+            raise KeyboardInterrupt
+
+    code, said = run([images, clip], on_image=stop)
+    assert code == 130 and 'ended early: 6 images are in' in said
+    assert 'the same command with --resume continues' in said
+    before = (out / 'predictions.jsonl').read_bytes()
+    code, said = run([images, clip])
+    assert code == 2 and 'predictions.jsonl has the predictions of an interrupted' in said
+    assert (out / 'predictions.jsonl').read_bytes() == before
+    code, said = run([images, clip], '--resume', '--tta')
+    assert code == 2 and 'is of a run with tta=False, not True' in said
+    os.remove(images / '0.png')  # done: nothing reads it again
+    seen.clear()
+    code, said = run([images, clip], '--resume', on_image=lambda one: seen.append(one.calls))
+    assert code == 0 and '5 images are predicted already' in said and '10 images' not in said
+    assert len(seen) == 5
+    found = names(out / 'predictions.json')
+    assert found == [*(f'{i}.png' for i in range(4)), *(f'v#{i:06d}' for i in range(5))]
+    assert cv2.VideoCapture(str(out / 'vis' / 'v.mp4')).get(cv2.CAP_PROP_FRAME_COUNT) == 5
+    code, said = run([images, clip], '--resume')
+    assert code == 0 and 'predictions.json is complete' in said
+
+
+def test_a_camera_is_not_resumed(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict, 'open_sources', lambda *_: [Source('camera0', video=0)])
+    code, said = run(['0'], '--resume')
+    assert code == 2 and '--resume is for images and videos' in said
+    assert not list(tmp_path.glob('out/*'))
+
+
+def test_frames_that_are_done_need_no_model_without_pictures(run, tmp_path):
+    clip = video(tmp_path / 'v.avi', frames=5)
+
+    def stop(predictor):
+        if predictor.calls == 4:
+            raise KeyboardInterrupt
+
+    assert run([clip], '--no-pictures', on_image=stop)[0] == 130
+    seen = []
+    assert run([clip], '--no-pictures', '--resume', on_image=lambda _: seen.append(1))[0] == 0
+    assert len(seen) == 3  # the last of three frames is predicted again
+    assert names(tmp_path / 'out' / 'predictions.json') == [f'v#{i:06d}' for i in range(5)]

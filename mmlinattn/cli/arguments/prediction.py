@@ -33,6 +33,7 @@ def predict(argv: Optional[List[str]] = None) -> Namespace:
         'once, of any sizes and without padding, where the model supports it')  # fmt: skip
     add('--no-pictures', action='store_true', help='do not write vis/')
     add('--max-frames', type=int, metavar='N', help='of each video or camera')
+    add('--resume', action='store_true', help='continue an interrupted run in DIR')
     add('--max-megapixels', type=float, default=MAX_MEGAPIXELS, metavar='N',
         help='images and videos with more are not decoded (default: %(default)g)')  # fmt: skip
     add('--device', default='cpu', help=DEVICE)
