@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+CHANGED = ', with changes'  # after a commit
 
 
 def commit() -> str:
@@ -21,7 +22,7 @@ def commit() -> str:
 
     try:
         changed = git('status', '--porcelain', '--untracked-files=no')
-        return (git('rev-parse', 'HEAD') or 'unknown') + (', with changes' if changed else '')
+        return (git('rev-parse', 'HEAD') or 'unknown') + (CHANGED if changed else '')
     except FileNotFoundError:
         return 'unknown'
 

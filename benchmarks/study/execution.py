@@ -30,6 +30,7 @@ FRAMEWORKS = ('mmengine', 'mmcv', 'mmcv-lite', 'mmdet', 'mmsegmentation', 'mmpre
 CURVE_POINTS = 50
 LINEAR = 'linear'  # folder of the command linearize
 CONFIGS = 'configs'  # not the folder itself, where a training writes its config
+COMMIT = commit()  # of the code that is loaded here, in the fork server; later ones change nothing
 
 
 def facts() -> dict:
@@ -39,7 +40,7 @@ def facts() -> dict:
     versions += [f'{name} {found[name]}' for name in found if found[name] != 'not installed']
     device = torch.device(get_device())
     return dict(
-        device=device.type, machine=machine(device), versions=', '.join(versions), commit=commit()
+        device=device.type, machine=machine(device), versions=', '.join(versions), commit=COMMIT
     )
 
 

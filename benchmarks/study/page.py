@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Dict, List, Sequence, Union
 
 from benchmarks import tables
+from benchmarks.machine import CHANGED
 
 from . import records as recorded
 from .costs import COSTS, Cost
@@ -218,8 +219,11 @@ def _made_with(results: Results) -> List[str]:
     for fact in FACTS if done else ():
         values = '; '.join(sorted({record[fact] for record in done}))
         lines.append(f'- {fact.capitalize()}: {values}.')
-    commits = {one[:10] for record in done for one in record['commit'].split('; ')}
-    lines += [f'- Commit: {", ".join(sorted(commits))}.'] if done else []
+    sessions_of = [record['commit'].split('; ') for record in done]
+    commits = {one[:10] for of in sessions_of for one in of}
+    changed = sum(any(CHANGED in one for one in of) for of in sessions_of)
+    note = f'; {changed} of the runs with uncommitted changes' if changed else ''
+    lines += [f'- Commit: {", ".join(sorted(commits))}{note}.'] if done else []
     batch = {**COST, **results.grid.cost}['batch']
     lines.append(
         f'- Times and memory: float32, batches of {batch}, one thread, {_measured(results)}.'

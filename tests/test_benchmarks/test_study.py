@@ -199,6 +199,7 @@ def test_the_page_by_hand():
     grid = grids.build(dict(TINY, seeds=3, learning_rates=[1e-3, 2e-3], command='python'))
     (soft_1, soft_2, *_) = grid.search()
     found = [record(grid, soft_1, 70), record(grid, soft_2, 60)]
+    found[0]['commit'] = 'D; C, with changes'
     for seed, score in ((1, 72), (2, 77)):
         found.append(record(grid, grid.run(soft_1.values, seed, 1e-3), score))
     hydra = grid.run({'model': 'Hydra'}, 0, 1e-3)
@@ -225,7 +226,7 @@ def test_the_page_by_hand():
         '- Iterations: 9.',
         '- Machine: M.',
         '- Versions: V.',
-        '- Commit: C.',
+        '- Commit: C, D; 1 of the runs with uncommitted changes.',
         '- Times and memory: float32, batches of 1, one thread, beside a training.',
         '- Command: `python`.',
     ]
