@@ -220,7 +220,7 @@ def _made_with(results: Results) -> List[str]:
         values = '; '.join(sorted({record[fact] for record in done}))
         lines.append(f'- {fact.capitalize()}: {values}.')
     sessions_of = [record['commit'].split('; ') for record in done]
-    commits = {one[:10] for of in sessions_of for one in of}
+    commits = {one.removesuffix(CHANGED)[:10] for of in sessions_of for one in of}
     changed = sum(any(CHANGED in one for one in of) for of in sessions_of)
     note = f'; {changed} of the runs with uncommitted changes' if changed else ''
     lines += [f'- Commit: {", ".join(sorted(commits))}{note}.'] if done else []
