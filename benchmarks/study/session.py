@@ -36,7 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of every study."""
     add = parser.add_argument
     add('--jobs', type=int, default=2, metavar='N', help='processes of one thread each')
-    add('--out', type=Path, metavar='DIR', help='default: work_dirs/study/NAME; of the zoo work_dirs/zoo')
+    add(
+        '--out',
+        type=Path,
+        metavar='DIR',
+        help='default: work_dirs/study/NAME; of the zoo work_dirs/zoo',
+    )
     add('--costs', action='store_true',
         help='no training: measure time and memory again, all models in turns')  # fmt: skip
     add('--docs', action='store_true', help='no training: what is there into docs/')

@@ -137,6 +137,8 @@ def load_checkpoint(model: nn.Module, source: PathLike) -> Dict[str, Any]:
 def check_complete(source: PathLike, report: LoadReport) -> None:
     """Raise CheckpointError if the model has weights that the checkpoint lacks."""
     if report.missing:
-        raise CheckpointError(
-            f'{source} is not of this whole model ({report}): give the config it was trained with'
-        )
+        text = '; '.join(str(report).splitlines())
+        cure = 'give the config it was trained with'
+        if all(name.startswith('backbone.') for name in (*report.matched, *report.unexpected)):
+            cure = 'it has weights of a backbone, which are named in model.backbone.init_cfg'
+        raise CheckpointError(f'{source} is not of this whole model ({text}): {cure}')

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
@@ -74,7 +74,11 @@ class LoadReport:
 
     def _mismatches(self) -> str:
         shapes = [f'{n} is {f} in the file and {m} in the model' for n, f, m in self.mismatched]
-        return f'{len(shapes)} keys of another shape: {shorten(shapes)}{self._gate_hint()}'
+        hint = self._gate_hint()
+        if not hint and all('.attn.' in f'.{name}' for name, *_ in self.mismatched):
+            hint = '. These weights cannot start the attention of the model: take another attention'
+        hint = hint or '. The file may be of another arch: give the one that it was trained with'
+        return f'{len(shapes)} keys of another shape: {shorten(shapes)}{hint}'
 
     def _gate_hint(self) -> str:
         """Return what loads weights of an attention without a gate, '' if that is not the cause."""
@@ -190,17 +194,32 @@ def check_fits(
                 f'mmlinattn convert {source} checkpoints/NAME.pth --source {release}'
             )
     if prefix and not state_dict:
-        raise CheckpointError(f'{source} has no keys that begin with {prefix!r}')
+        starts = shorten(list(dict.fromkeys(f'{name.partition(".")[0]}.' for name in whole)))
+        raise CheckpointError(
+            f'{source} has no keys that begin with {prefix!r}, but with {starts}: set '
+            'init_cfg.prefix'
+        )
     strict = [item for item in report.mismatched if not item[0].startswith(tuple(may_differ))]
     LoadReport(mismatched=strict).raise_on_mismatch(str(source))
     if not report.matched:
+        LoadReport(mismatched=report.mismatched).raise_on_mismatch(str(source))
         theirs, ours = shorten(report.unexpected, 3), shorten(report.missing, 3)
         raise CheckpointError(
             f'{source}: not one key is of {type(module).__name__}; the file has {theirs}, '
-            f'the model {ours}'
+            f'the model {ours}{_prefix_hint(module, whole)}'
         )
     check_finite(source, {name: state_dict[name] for name in report.matched}, constants(module))
     return report
+
+
+def _prefix_hint(module: nn.Module, names: Iterable[str]) -> str:
+    """Return the prefix to set if the names have those of the module behind one, else ''."""
+    ours = set(module.state_dict())
+    for name in names:
+        prefix, _, rest = name.partition('.')
+        if rest in ours:
+            return f": add prefix='{prefix}.' to init_cfg"
+    return ''
 
 
 def _check_types(

@@ -57,6 +57,8 @@ UNSUPPORTED = (
 REGISTER_NAMES = ('storage_tokens', 'reg_token', 'register_tokens')
 
 # Name prefixes that identify the kind of a converted model; the first match decides.
+# Beginnings of names that only this package has.
+OWN_NAMES = ('backbone.embed.', 'backbone.patch_embeds.', 'backbone.stem.')
 KINDS = (
     ('decode_head.', 'segmentor'),
     ('rpn_head.', 'detector'),
@@ -176,6 +178,8 @@ def _what_it_is(state_dict: Mapping[str, Tensor], source: str) -> Optional[str]:
         name = next((name for name in state_dict if re.match(pattern, name)), None)
         if name:
             return f'it has {name}: {model}, which no backbone here can hold (docs/weights.md)'
+    if any(name.startswith(OWN_NAMES) for name in state_dict):
+        return 'it is converted already: name it in init_cfg or load_from'
     return None
 
 

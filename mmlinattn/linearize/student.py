@@ -121,7 +121,10 @@ def _softmax_parts(cfg: Config) -> Dict[str, Part]:
             for name, part in parts.items()
         ]
         has = 'has' if len(kinds) == 1 else 'have'
-        raise ValueError(f'{" and ".join(kinds)} {has} no softmax attention to replace')
+        raise ValueError(
+            f'{" and ".join(kinds)} {has} no softmax attention to replace: '
+            'give config and checkpoint of the softmax model (backbones without attn_cfg)'
+        )
     return found
 
 

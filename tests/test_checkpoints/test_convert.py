@@ -11,6 +11,7 @@ from mmlinattn.checkpoints import (
     compare,
     convert,
     kind_of,
+    load_checkpoint,
     save_checkpoint,
 )
 
@@ -74,7 +75,7 @@ def test_unknown_keys_are_named(dense):
 
 
 def test_converting_twice_is_refused(dense):
-    with pytest.raises(CheckpointError, match=r'backbone\.stem\.0\.conv\.weight'):
+    with pytest.raises(CheckpointError, match='is converted already: name it in init_cfg'):
         convert(convert(dense, 'rala'), 'rala')
 
 
@@ -142,6 +143,36 @@ def test_check_fits_when_heads_may_differ(tmp_path):
         check_fits(tmp_path / 'a.pth', model, may_differ=('head.w',))
     report = check_fits(tmp_path / 'a.pth', model, may_differ=('head.',))
     assert [name for name, *_ in report.mismatched] == ['head.weight', 'head.bias']
+
+
+def test_the_cure_of_weights_that_do_not_fit(tmp_path):
+    def error(of, module, call=check_fits, **options):
+        save_checkpoint(tmp_path / 'a.pth', of.state_dict(), {})
+        with pytest.raises(CheckpointError) as found:
+            if call is check_fits:
+                call(tmp_path / 'a.pth', module, **options)
+            else:
+                call(module, tmp_path / 'a.pth')
+        return str(found.value)
+
+    whole = nn.ModuleDict(dict(backbone=nn.Linear(2, 3)))
+    assert error(whole, nn.Linear(2, 3)).endswith(": add prefix='backbone.' to init_cfg")
+    said = error(whole, nn.Linear(2, 3), prefix='backbon.')
+    assert "begin with 'backbon.', but with backbone.: set init_cfg.prefix" in said
+    # No key matches because all shapes differ, even if heads may differ.
+    said = error(nn.Linear(3, 4), nn.Linear(2, 3), may_differ=('',))
+    assert 'weight is (4, 3) in the file and (3, 2) in the model' in said
+    assert said.endswith('of another arch: give the one that it was trained with')
+    attns = [nn.ModuleDict(dict(attn=nn.Linear(2, i), norm=nn.Linear(2, 2))) for i in (3, 4)]
+    assert error(*attns).endswith('cannot start the attention of the model: take another attention')
+    both = nn.ModuleDict(dict(backbone=nn.Linear(2, 3), head=nn.Linear(3, 4)))
+    said = error(whole, both, load_checkpoint)
+    assert (
+        '\n' not in said and '2 keys match; 2 missing in the file: head.weight, head.bias' in said
+    )
+    assert said.endswith('weights of a backbone, which are named in model.backbone.init_cfg')
+    said = error(nn.ModuleDict(dict(head=nn.Linear(3, 4))), both, load_checkpoint)
+    assert said.endswith('give the config it was trained with')
 
 
 def test_check_fits_without_a_common_key(dense, tmp_path):

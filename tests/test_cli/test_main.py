@@ -133,10 +133,15 @@ def test_errors_are_one_line(capsys, argv, message, tmp_path, monkeypatch):
         (['train', 'c', '--cfg-options', "a={'b': 1, [2]: 3}"], 'cannot be read'),
         (['train', 'c', '--cfg-options', 'a=dict({})', 'b=1'], "'a=dict({})' cannot be read"),
         (['test', 'c', 'w', '--launcher', 'foo'], "invalid choice: 'foo'"),
+        (
+            ['train', 'c', '--launcher', 'pytorch'],
+            'torchrun --nproc-per-node N -m mmlinattn train ',
+        ),
         (['doctor', 'now'], 'unrecognized arguments: now'),
     ],
 )
 def test_errors_of_arguments_are_one_line(capsys, argv, message, monkeypatch):
+    monkeypatch.delenv('RANK', raising=False)
     monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
     with pytest.raises(SystemExit, match='^2$'):
         program.main(argv)

@@ -42,6 +42,16 @@ def test_folder_without_a_name_that_fits(root):
         build(cfg)
 
 
+def test_a_folder_without_its_slash_and_one_that_is_not_there(root):
+    cfg = shrunk('segformer', root)
+    cfg.train_dataloader.dataset.data_root = f'{root}cityscapes'
+    with pytest.raises(FileNotFoundError, match=f"end data_root with a slash: '{root}/'"):
+        check_data(cfg, 'train_dataloader')
+    cfg.train_dataloader.dataset.data_root = str(root.parent / 'parts')
+    with pytest.raises(FileNotFoundError, match='set data_root of every data loader and ann_file'):
+        check_data(cfg, 'train_dataloader')
+
+
 def test_classes_that_the_annotations_do_not_have(root):
     cfg = shrunk('ravlt-retinanet', root)
     cfg.train_dataloader.dataset.metainfo = dict(classes=('bolt', 'nut'))

@@ -131,7 +131,20 @@ def test_a_variable_that_replaces_a_dict_of_a_base():
 def test_an_option_of_an_attention():
     attention = dict(type='RALA', backnd='auto')
     cfg = Config(dict(model=dict(backbone=dict(type='RAVLT', attn_cfg=attention))))
-    with pytest.raises(TypeError, match="backbone.attn_cfg .* 'backnd'; did you mean backend"):
+    with pytest.raises(TypeError, match="backbone.attn_cfg .* 'backnd'; did you mean backend.$"):
+        check_options(cfg)
+    cfg.model.backbone.attn_cfg = dict(type='RALA', num_anchors=64)
+    cure = r"'num_anchors'.* base config, write attn_cfg=dict\(_delete_=True, type='RALA', ...\)"
+    with pytest.raises(TypeError, match=cure):
+        check_options(cfg)
+
+
+def test_a_part_beside_the_model():
+    part = dict(type='RAVLT', arch='tiny')
+    cfg = Config(dict(backbone=part, model=dict(backbone=part)))  # used by a variable
+    check_options(cfg)
+    cfg.model.backbone = dict(type='RAVLT', arch='small')
+    with pytest.raises(TypeError, match=r"backbone .*'RAVLT', is .* model=dict\(backbone=dict"):
         check_options(cfg)
 
 

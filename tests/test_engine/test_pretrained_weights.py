@@ -71,3 +71,18 @@ def test_softmax_weights_by_option_leave_the_anchors_fresh(tmp_path, monkeypatch
     assert said[0].startswith('backbone.init_cfg: ')
     assert line.startswith('8 missing in the file: stages.0.0.attn.anchors_q, ')
     assert 'unexpected' in said[0] and 'attn.sr.weight' in said[0]
+
+
+def test_a_resumed_training_needs_no_initial_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # without the file of init_cfg
+    cfg = load_config(NAME)
+    trained = MODELS.build(cfg.model)
+    path = tmp_path / 'iter_1.pth'
+    save_checkpoint(path, trained.state_dict(), {})
+    cfg.merge_from_dict(dict(resume=True, load_from=str(path)))
+    model = MODELS.build(cfg.model)
+    check(cfg, model)
+    model.init_weights()
+    cfg.merge_from_dict(dict(load_from=None))  # --resume before the first checkpoint
+    with pytest.raises(FileNotFoundError, match='mit-b0-rwgka_in1k.pth'):
+        check(cfg, MODELS.build(cfg.model))

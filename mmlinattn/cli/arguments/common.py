@@ -38,5 +38,10 @@ def parse_with_launcher(parser: Parser, argv: Optional[List[str]]) -> Namespace:
     parser.add_argument('--launcher', choices=launchers, default='none')
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
     args = parser.parse_args(argv)
+    if args.launcher == 'pytorch' and 'RANK' not in os.environ:
+        parser.error(
+            '--launcher pytorch needs torchrun, which starts the processes: torchrun '
+            f'--nproc-per-node N -m {parser.prog} ... --launcher pytorch (docs/distributed.md)'
+        )
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     return args

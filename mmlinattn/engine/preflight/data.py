@@ -329,4 +329,11 @@ def _data_hint(root: str) -> str:
     for base in (*reversed(Path(root).parents), Path(root)):
         if base.name in hints:
             return hints[base.name].format(root=base)
-    return 'set another folder with --cfg-options, see docs/datasets.md'
+    for i in range(1, len(root)):
+        folder, file = root[:i], root[i:]
+        if osp.isdir(folder) and osp.exists(osp.join(folder, file)):
+            return f'end data_root with a slash: {folder + "/"!r}'
+    return (
+        'set data_root of every data loader and ann_file of every evaluator (docs/own_data.md); '
+        'public sets: docs/datasets.md'
+    )

@@ -135,7 +135,10 @@ def _check_labels(record: FileRecord, seg_map: np.ndarray) -> Iterator[Finding]:
         if strange:
             what = f'has labels {sorted(strange)[:5]}, known are {_ranges(record.values)}'
             if min(strange) == max(record.values) + 1 == max(strange):
-                what += '; if 0 is no class, set reduce_zero_label=True'
+                what += (
+                    '; add the class (num_classes, metainfo.classes), or, if 0 is no class, set '
+                )
+                what += 'reduce_zero_label=True'
             yield Finding('class', where, what)
 
 

@@ -80,6 +80,7 @@ NUMBERS = frozenset(
 )  # fmt: skip
 # Options of every dict with a type, read by registries, builders and the merging of configs.
 BUILDERS = {'type', '_scope_', '_delete_', 'convert_to_iter_based'}
+PARTS = ('backbone', 'neck', 'encoder', 'decoder', 'decode_head', 'bbox_head', 'roi_head')
 POPPED = {'pretrained'}  # by models of the frameworks, from the config of a part
 
 
@@ -90,8 +91,8 @@ def check_options(cfg: Config) -> None:
         cfg: config whose ``custom_imports`` are already imported.
 
     Raises:
-        TypeError: an option is misspelt, or a number is in quotes; the message gives its place and
-            what to write.
+        TypeError: an option is misspelt, a number is in quotes, or a part of the model is beside
+            ``model``; the message gives its place and what to write.
         KeyError: a type is not registered; the message gives its place and the likely name.
 
     Example:
@@ -100,6 +101,13 @@ def check_options(cfg: Config) -> None:
             ...
         TypeError: auto_scale_lr of the config has no option 'enabel'; did you mean enable?
     """
+    for name in PARTS:
+        part, model = cfg.get(name), cfg.get('model') or {}
+        if isinstance(part, dict) and 'type' in part and part != model.get(name):
+            raise TypeError(
+                f'{name} of the config, type={_type_name(part)!r}, is outside of model, where '
+                f'nothing reads it: write model=dict({name}=dict(...))'
+            )
     scope = cfg.get('default_scope') or 'mmengine'
     known: Dict[str, Set[Any]] = {}  # cache for this call; more types may be registered later
     for place, node in dicts(cfg._cfg_dict.to_dict()):
@@ -122,6 +130,12 @@ def check_options(cfg: Config) -> None:
             hint = f'; did you mean {meant}?' if meant else ''
             if is_complete:
                 hint = hint or did_you_mean(name, read) or f', it has {sorted(read)}'
+                if not meant and 'type' in node:
+                    kind, key = _type_name(node), place.rpartition('.')[2]
+                    hint += (
+                        f'. If it comes from a base config, write {key}=dict(_delete_=True, '
+                        f"type='{kind}', ...)"
+                    )
             if hint:
                 raise TypeError(f'{place} of the config has no option {name!r}{hint}')
 

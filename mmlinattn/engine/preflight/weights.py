@@ -37,12 +37,17 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
         announce(f'load_from: {report}')
         if whole:
             check_complete(cfg.load_from, report)
-    if testing or cfg.get('resume'):
+    if testing:
         return
     for name, module in model.named_modules():
         init_cfg = getattr(module, 'init_cfg', None)
         for init in init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg or {}]:
             if init.get('type') == 'Pretrained':
+                if cfg.get('resume') and cfg.get(
+                    'load_from'
+                ):  # the file may be gone, and the checkpoint has all weights
+                    module.init_cfg = None
+                    break
                 _check_pretrained(f'{name}.init_cfg'.lstrip('.'), module, init, read)
 
 

@@ -48,6 +48,7 @@ class Backbone(BaseModule):
         frozen_stages: -1 freezes nothing, 0 the stem, k also the first k stages.
         with_cp: use activation checkpointing in every block.
         init_cfg: for example ``dict(type='Pretrained', checkpoint=..., prefix='backbone.')``.
+        pretrained: must be None. MMSegmentation sets it from ``model.pretrained`` of older bases.
 
     Attributes:
         layer_attn_cfgs: attention of each layer, over all stages.
@@ -84,7 +85,14 @@ class Backbone(BaseModule):
         frozen_stages: int = -1,
         with_cp: bool = False,
         init_cfg: Optional[Union[dict, List[dict]]] = None,
+        pretrained: Optional[str] = None,
     ) -> None:
+        if pretrained is not None:
+            raise ValueError(
+                f'model.pretrained is {pretrained!r}, weights of the backbone of the base config: '
+                f'set model.pretrained=None. Weights of {type(self).__name__} are named in '
+                'model.backbone.init_cfg'
+            )
         super().__init__(init_cfg)
         self.arch = self._architecture(arch)
         count = self.count_stages()

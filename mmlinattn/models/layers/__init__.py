@@ -28,7 +28,7 @@ from .nystrom import NystromAttention
 from .polaformer import PolaFormerAttention
 from .positions import LinearPosition, build_position
 from .rala import RALA
-from .random_walk import RWGKA, RWGKP
+from .random_walk import RWGKA, RWGKP, RandomWalkAttention
 from .relative_position_bias import RelativePositionBias
 from .ripple import RippleAttention
 from .slinear import SlinearAttention
@@ -71,6 +71,7 @@ __all__ = [
     'NonLocalNeck',
     'NystromAttention',
     'PolaFormerAttention',
+    'RandomWalkAttention',
     'RelativePositionBias',
     'RippleAttention',
     'SlinearAttention',

@@ -13,6 +13,7 @@ from ...ops.common.checks import (
     check_heads,
     check_hw_shape,
     check_padding_mask,
+    check_rate,
     check_rotary_dim,
 )
 from ...ops.common.dispatch import BACKENDS
@@ -175,8 +176,8 @@ class BaseAttention(BaseModule):
             raise ValueError(f'backend must be one of {self.backends}, got {backend!r}')
         if gate not in GATES:
             raise ValueError(f'gate must be one of {GATES}, got {gate!r}')
-        if lepe < 0 or (lepe and lepe % 2 == 0):
-            raise ValueError(f'lepe must be 0 or an odd kernel size, got {lepe}')
+        if type(lepe) is not int or lepe < 0 or (lepe and lepe % 2 == 0):
+            raise ValueError(f'lepe must be 0 or an odd kernel size, got {lepe!r}')
         self.embed_dims = embed_dims
         self.num_heads = num_heads
         self.gate = gate
@@ -190,7 +191,7 @@ class BaseAttention(BaseModule):
             else None
         )
         self.proj = nn.Linear(embed_dims, embed_dims, bias=proj_bias)
-        self.proj_drop = nn.Dropout(proj_drop)
+        self.proj_drop = nn.Dropout(check_rate('proj_drop', proj_drop))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         """Compute the attention from q, k, v (B, heads, E + N, d), returning the same shape."""
@@ -357,7 +358,9 @@ class BaseAttention(BaseModule):
         if num_extra_tokens and not self.supports_extra_tokens:
             raise ValueError(
                 f'{type(self).__name__} does not support extra tokens, such as a class token, '
-                f'which have no position on the map; got {num_extra_tokens=}'
+                f'which have no position on the map; got {num_extra_tokens=}. Take another '
+                'attention, or a backbone without class token: with_cls_token=False (in ViT also '
+                'cls_token_from=N, from layer N on)'
             )
 
     def check_clip(self) -> None:

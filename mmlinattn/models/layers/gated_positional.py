@@ -7,6 +7,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ...ops.common.checks import check_rate
 from ...ops.common.numerics import accumulation_dtype, no_autocast
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
@@ -66,7 +67,7 @@ class GatedPositionalAttention(BaseAttention):
         super().__init__(embed_dims, num_heads, **kwargs)
         if not locality_strength > 0:
             raise ValueError(f'locality_strength must be positive, got {locality_strength}')
-        self.attn_drop = attn_drop
+        self.attn_drop = check_rate('attn_drop', attn_drop)
         self.gates = nn.Parameter(torch.ones(num_heads))
         self.positions = nn.Parameter(locality_strength * _initial_positions(num_heads))
         self._start_values_as_identity()

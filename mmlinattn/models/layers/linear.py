@@ -50,7 +50,8 @@ class LinearAttention(BaseAttention):
         time='O(N d^2)',
         memory='O(N d)',
         source='Katharopoulos et al., ICML 2020',
-        use='the baseline of linear attentions; ten feature maps, five positions',
+        use='the baseline of linear attentions, by default with the learnt features of Ripple; '
+        "its source has feature_map='elu+1'",
         packed='at once',
     )
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ...ops import random_walk_attention
 from ...ops.anchors import check_walk
+from ...ops.common.checks import positive_int
 from ...ops.common.numerics import is_static
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
@@ -43,8 +44,7 @@ class RandomWalkAttention(BaseAttention):
         solver: str = 'series',
         **kwargs,
     ) -> None:
-        if heads_multiplier < 1:
-            raise ValueError(f'heads_multiplier must be at least 1, got {heads_multiplier}')
+        positive_int('heads_multiplier', heads_multiplier)
         super().__init__(embed_dims, num_heads * heads_multiplier, **kwargs)
         check_walk(decay, steps, solver)
         self.decay = decay
@@ -134,7 +134,7 @@ class RWGKA(RandomWalkAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, *args, **kwargs)
-        self.num_anchors = _check_num_anchors(num_anchors)
+        self.num_anchors = positive_int('num_anchors', num_anchors)
         self.project_anchors = project_anchors
         self.anchors_q = self._new_anchors()
         self.anchors_k = None if shared_anchors else self._new_anchors()
@@ -199,7 +199,7 @@ class RWGKP(RandomWalkAttention):
         self, embed_dims: int, num_heads: int, num_anchors: int = 64, *args, **kwargs
     ) -> None:
         super().__init__(embed_dims, num_heads, *args, **kwargs)
-        self.num_anchors = _check_num_anchors(num_anchors)
+        self.num_anchors = positive_int('num_anchors', num_anchors)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         if is_static(*layout.hw_shape):
@@ -221,9 +221,3 @@ class RWGKP(RandomWalkAttention):
         map_layout = layout.without_extra_tokens()
         q, k = layout.split_extra(q, 2)[1], layout.split_extra(k, 2)[1]
         return pool_tokens(q, map_layout, rows, columns), pool_tokens(k, map_layout, rows, columns)
-
-
-def _check_num_anchors(num_anchors: int) -> int:
-    if num_anchors < 1:
-        raise ValueError(f'num_anchors must be at least 1, got {num_anchors}')
-    return num_anchors

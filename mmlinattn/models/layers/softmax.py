@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ...ops.common.checks import check_padding_mask
+from ...ops.common.checks import check_padding_mask, check_rate
 from ...ops.common.numerics import is_exporting
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
@@ -50,7 +50,7 @@ class SoftmaxAttention(BaseAttention):
 
     def __init__(self, *args, attn_drop: float = 0.0, key_bias: bool = True, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self.attn_drop = attn_drop
+        self.attn_drop = check_rate('attn_drop', attn_drop)
         if not key_bias and self.in_proj.bias is not None:
             parts = self.in_proj.out_features // self.embed_dims
             self.in_proj = KeyBiaslessLinear(self.embed_dims, parts)

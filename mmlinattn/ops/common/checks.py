@@ -62,9 +62,17 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f'{name} must be an integer of at least 0, got {value!r}')
 
 
+def check_rate(name: str, value: Any) -> float:
+    """Return ``value``; raise ValueError unless it is a number from 0 to 1, as of dropout."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ValueError(f'{name} must be a number from 0 to 1, got {value!r}')
+    return value
+
+
 def check_heads(embed_dims: int, num_heads: int) -> int:
     """Return the head dim; raise ValueError unless the heads divide the channels."""
-    if num_heads < 1 or embed_dims < 1 or embed_dims % num_heads:
+    positive_int('embed_dims', embed_dims)
+    if embed_dims % positive_int('num_heads', num_heads):
         raise ValueError(
             f'embed_dims={embed_dims} must be a positive multiple of num_heads={num_heads}'
         )

@@ -126,6 +126,13 @@ def test_norm_eval_and_frozen_stages():
     model(torch.randn(1, 3, 32, 32))[-1].sum().backward()
 
 
+def test_weights_of_the_backbone_of_the_base():
+    with pytest.raises(
+        ValueError, match="model.pretrained is 'open-mmlab://resnet50_v1c', weights"
+    ):
+        RAVLT('tiny', pretrained='open-mmlab://resnet50_v1c')
+
+
 def test_default_norm_is_synchronised():
     assert isinstance(RAVLT(TINY).stem[0].bn, nn.SyncBatchNorm)
 
