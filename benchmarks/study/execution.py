@@ -30,7 +30,7 @@ FRAMEWORKS = ('mmengine', 'mmcv', 'mmcv-lite', 'mmdet', 'mmsegmentation', 'mmpre
 CURVE_POINTS = 50
 LINEAR = 'linear'  # folder of the command linearize
 CONFIGS = 'configs'  # not the folder itself, where a training writes its config
-COMMIT = commit()  # of the code that is loaded here, in the fork server; later ones change nothing
+COMMIT = commit()  # when the fork server has loaded this module
 
 
 def facts() -> dict:
@@ -88,6 +88,8 @@ def execute(run: Run, folder: Path, settings: str) -> dict:
     except Exception as error:  # the other runs go on; the page lists failures
         logging.getLogger(__name__).exception(run.name)
         record['error'] = f'{type(error).__name__}: {error_text(error)}'
+    # Commands are imported when they run: code of a later commit may have been read.
+    record['commit'] = '; '.join(all_commits(here, commit()))
     record['wall'] = round(time.monotonic() - start, 1)
     return record
 

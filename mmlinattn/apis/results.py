@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 from pathlib import Path
-from typing import Iterable, Iterator, Optional, Sequence, Set, TextIO, Tuple
+from typing import Any, Iterable, Iterator, Optional, Sequence, Set, TextIO, Tuple
 
 from mmengine.structures import BaseDataElement
 
@@ -24,8 +24,7 @@ class ResultsFile:
         categories: see :func:`.categories.coco_categories`.
         min_score: lowest score of the objects and classes to keep.
         settings: options of the run, of types of JSON, which a continued run must share.
-        resume: keep the lines of an interrupted run but the last, whose picture may be missing.
-            Without it they are removed.
+        resume: keep the lines of an interrupted run. Without it they are removed.
 
     Attributes:
         lines: path of ``NAME.jsonl``.
@@ -33,7 +32,8 @@ class ResultsFile:
 
     Raises:
         WriteError: the files cannot be written.
-        ValueError: with ``resume``, the lines are of a run with other settings.
+        ValueError: with ``resume``, the lines are damaged, or of a run with other settings or
+            categories.
     """
 
     def __init__(
@@ -48,14 +48,16 @@ class ResultsFile:
         self.categories, self.count = categories, 0
         self._done: Set[str] = set()
         check_writable(path)
-        settings = dict(settings or {}, min_score=min_score)
-        continued = resume and self.lines.exists() and self._keep_lines(settings)
+        header = dict(settings=settings or {}, categories=[*categories])
+        continued = resume and check_continues(self.lines, **header)
+        if continued:
+            self._keep_lines()
         path.unlink(missing_ok=True)
         if not continued:
             self.lines.unlink(missing_ok=True)
         self._file = self.lines.open('ab' if continued else 'xb', buffering=0)
         if not continued:
-            self._append(dict(categories=[*categories], settings=settings))
+            self._append(header)
 
     def __enter__(self) -> 'ResultsFile':
         return self
@@ -72,18 +74,31 @@ class ResultsFile:
         """Return True if an interrupted run, which this one continues, has written the image."""
         return coco_file_name(name) in self._done
 
-    def add(self, name: str, shape: Tuple[int, int], sample: BaseDataElement) -> None:
-        """Write the prediction of an image.
+    def num_frames(self, video: str) -> int:
+        """Return the number of frames of a video that an interrupted run has written."""
+        return sum(name.startswith(f'{coco_file_name(video)}#') for name in self._done)
+
+    def add(
+        self,
+        name: str,
+        shape: Tuple[int, int],
+        sample: BaseDataElement,
+        is_complete: bool = True,
+    ) -> None:
+        """Write the prediction of an image, after its pictures.
 
         Args:
             name: file name of the image.
             shape: (height, width).
             sample: data sample of the framework, on the CPU.
+            is_complete: False if a picture could not be written, so that a continued run predicts
+                the image again.
 
         Raises:
             WriteError: the disk is full, or the file was deleted.
         """
-        self._append(coco_record(name, shape, sample, self.categories, self.min_score))
+        record = coco_record(name, shape, sample, self.categories, self.min_score)
+        self._append(record if is_complete else dict(record, is_complete=False))
         self.count += 1
 
     def finish(self) -> None:
@@ -96,42 +111,70 @@ class ResultsFile:
         lines_to_coco(self.lines, self.path)
         self.lines.unlink()
 
-    def _keep_lines(self, settings: dict) -> bool:
-        """Replace the file by its lines but the last; return False if it has none.
-
-        A run that still writes the old file ends with an error.
-        """
-        with self.lines.open('rb') as lines:
-            first = lines.readline()
-            if not first.endswith(b'\n'):
-                return False
-            saved = json.loads(first).get('settings', {})
-            for name, value in settings.items():
-                if saved.get(name) != value:
-                    raise ValueError(
-                        f'{self.lines} is of a run with {name}={saved.get(name)!r}, not {value!r}: '
-                        'repeat its options, or name another folder'
-                    )
-            with atomic_write(self.lines) as temporary, temporary.open('wb') as kept:
-                kept.write(first)
-                complete = itertools.takewhile(lambda line: line.endswith(b'\n'), lines)
-                for line, _ in itertools.pairwise(complete):
+    def _keep_lines(self) -> None:
+        """Replace the file by its complete lines; a run that still writes it ends with an error."""
+        with (
+            self.lines.open('rb') as lines,
+            atomic_write(self.lines) as temporary,
+            temporary.open('wb') as kept,
+        ):
+            kept.write(next(lines))
+            for line in itertools.takewhile(lambda line: line.endswith(b'\n'), lines):
+                record = json.loads(line)
+                if record.get('is_complete', True):
                     kept.write(line)
-                    self._done.add(json.loads(line)['file_name'])
+                    self._done.add(record['file_name'])
         self.count = len(self._done)
-        return True
+
+    def check(self) -> None:
+        """Raise WriteError if the file was deleted, for example by another run."""
+        if not self.exists:
+            raise self._error('it was deleted, or another run has begun to write it')
 
     def _append(self, record: dict) -> None:
         line = json.dumps(record).encode() + b'\n'
         try:
             while line:  # a disk that becomes full accepts only a part
                 line = line[self._file.write(line) :]
-            if not self.exists:
-                raise OSError(0, 'it was deleted, or another run has begun to write it')
         except OSError as error:
-            raise WriteError(
-                f'{self.lines} cannot be written: {error.strerror} (it got {self.count} images)'
-            ) from error
+            raise self._error(error.strerror) from error
+        self.check()
+
+    def _error(self, reason: Optional[str]) -> WriteError:
+        return WriteError(f'{self.lines} cannot be written: {reason} (it got {self.count} images)')
+
+
+def check_continues(lines: Path, **header: Any) -> bool:
+    """Check that the lines of an interrupted run can be continued; return False if there are none.
+
+    Args:
+        lines: ``predictions.jsonl``.
+        header: what the first line must have: ``settings``, ``categories``.
+
+    Raises:
+        ValueError: the first line is damaged, or has other values.
+    """
+    first = b''
+    if lines.exists():
+        with lines.open('rb') as file:
+            first = file.readline()
+    if not first.endswith(b'\n'):
+        return False
+    cure = 'remove the file, or name another --out'
+    try:
+        saved = json.loads(first)
+        before = saved['settings']
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f'{lines} is damaged or of an older version: {cure}') from error
+    for name, value in header['settings'].items():
+        if before.get(name) != value:
+            raise ValueError(
+                f'{lines} is of a run with {name}={before.get(name)!r}, not {value!r}: repeat its '
+                f'options, or {cure}'
+            )
+    if header.get('categories', saved['categories']) != saved['categories']:
+        raise ValueError(f'{lines} is of a model with other classes: {cure}')
+    return True
 
 
 def lines_to_coco(lines: Path, path: Path) -> None:

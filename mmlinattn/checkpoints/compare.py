@@ -1,6 +1,7 @@
 """Checks that a checkpoint fits a model, run before training or testing starts."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
@@ -76,7 +77,10 @@ class LoadReport:
         shapes = [f'{n} is {f} in the file and {m} in the model' for n, f, m in self.mismatched]
         hint = self._gate_hint()
         if not hint and all('.attn.' in f'.{name}' for name, *_ in self.mismatched):
-            hint = '. These weights cannot start the attention of the model: take another attention'
+            hint = (
+                '. These weights are of another attention: give that of the model the options they '
+                'were trained with, or take another one'
+            )
         hint = hint or '. The file may be of another arch: give the one that it was trained with'
         return f'{len(shapes)} keys of another shape: {shorten(shapes)}{hint}'
 
@@ -194,10 +198,10 @@ def check_fits(
                 f'mmlinattn convert {source} checkpoints/NAME.pth --source {release}'
             )
     if prefix and not state_dict:
-        starts = shorten(list(dict.fromkeys(f'{name.partition(".")[0]}.' for name in whole)))
+        starts = shorten(list(dict.fromkeys(name.partition('.')[0] for name in whole)))
         raise CheckpointError(
-            f'{source} has no keys that begin with {prefix!r}, but with {starts}: set '
-            'init_cfg.prefix'
+            f'{source} has no keys that begin with {prefix!r}; theirs begin with {starts}: change '
+            'the prefix of init_cfg, or leave it out'
         )
     strict = [item for item in report.mismatched if not item[0].startswith(tuple(may_differ))]
     LoadReport(mismatched=strict).raise_on_mismatch(str(source))
@@ -213,12 +217,13 @@ def check_fits(
 
 
 def _prefix_hint(module: nn.Module, names: Iterable[str]) -> str:
-    """Return the prefix to set if the names have those of the module behind one, else ''."""
+    """Return the prefix behind which the file has most names of the module, or ''."""
     ours = set(module.state_dict())
-    for name in names:
-        prefix, _, rest = name.partition('.')
-        if rest in ours:
-            return f": add prefix='{prefix}.' to init_cfg"
+    parts = [name.partition('.') for name in names]
+    found = Counter(prefix for prefix, _, rest in parts if rest in ours)
+    for prefix, count in found.most_common(1):
+        if 2 * count >= len(ours):
+            return f"; they are behind {prefix!r}: init_cfg needs prefix='{prefix}.'"
     return ''
 
 

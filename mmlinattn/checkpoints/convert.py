@@ -56,9 +56,10 @@ UNSUPPORTED = (
 # Last parts of the names of registers: of the release of DINOv3, timm and transformers.
 REGISTER_NAMES = ('storage_tokens', 'reg_token', 'register_tokens')
 
+# Names of attentions in converted weights, which no release has.
+OWN_NAME = re.compile(r'backbone\.(?:stages|layers)\.[\d.]+\.attn\.in_proj\.')
+
 # Name prefixes that identify the kind of a converted model; the first match decides.
-# Beginnings of names that only this package has.
-OWN_NAMES = ('backbone.embed.', 'backbone.patch_embeds.', 'backbone.stem.')
 KINDS = (
     ('decode_head.', 'segmentor'),
     ('rpn_head.', 'detector'),
@@ -178,7 +179,7 @@ def _what_it_is(state_dict: Mapping[str, Tensor], source: str) -> Optional[str]:
         name = next((name for name in state_dict if re.match(pattern, name)), None)
         if name:
             return f'it has {name}: {model}, which no backbone here can hold (docs/weights.md)'
-    if any(name.startswith(OWN_NAMES) for name in state_dict):
+    if any(map(OWN_NAME.match, state_dict)):
         return 'it is converted already: name it in init_cfg or load_from'
     return None
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import signal
 import statistics
 import sys
@@ -17,10 +18,12 @@ from rich.progress import Progress
 
 from ..apis import Frame, FrameError, Prediction, Predictor, ResultsFile, Source, load, open_sources
 from ..apis.prediction import write_file
+from ..apis.results import check_continues
 from ..apis.sources import output_names
 from ..apis.videos import frame_count
-from ..utils import WriteError, check_writable
+from ..utils import check_writable
 from ..utils.command_line import error_text, errors_in_one_line, plain_console, progress_bars
+from ..utils.suggest import shorten
 
 LEAST_WIDTH = 8  # OpenCV overruns its buffer when it writes narrower videos
 
@@ -118,12 +121,18 @@ class Run:
                     raise
 
     def _predict_source(self, source: Source, pictures: Pictures) -> None:
-        if source.video is None:  # a video is drawn anew from its first frame
-            rest = [path for path in source.paths if source.name_of(path) not in self.results]
-            source = replace(source, paths=rest)
-        total = len(source)
         limit = None if source.video is None else self.args.max_frames
-        bar = self.bars.add_task(source.name, total=min(total, limit or total) or None)
+        total = len(source)
+        total = min(total, limit or total)
+        if source.video is None:
+            rest = [path for path in source.paths if source.name_of(path) not in self.results]
+            source, total = replace(source, paths=rest), len(rest)
+        elif total and self._is_done(source, pictures, total):
+            return
+        elif done := self.results.num_frames(source.name):
+            text = f'{source.name}: a video is drawn from its start, {done} frames again'
+            self.bars.console.print(text, highlight=False, soft_wrap=True)
+        bar = self.bars.add_task(source.name, total=total or (0 if source.paths else None))
         try:
             frames = islice(source, limit)
             # A camera shows each frame at once.
@@ -137,6 +146,11 @@ class Run:
             pictures.check()
         except OSError as error:
             self._fail(str(error))
+
+    def _is_done(self, source: Source, pictures: Pictures, total: int) -> bool:
+        """Return True if an interrupted run has predicted and drawn all frames of a video."""
+        drawn = self.args.no_pictures or frame_count(str(pictures.video_path)) == total
+        return drawn and self.results.num_frames(source.name) == total
 
     def _predict_frames(self, frames: Sequence[Frame], pictures: Pictures) -> None:
         there = [frame for frame in frames if frame.image is not None]
@@ -161,21 +175,30 @@ class Run:
             image = frame.read()
             if prediction is None:
                 prediction = self.predictor.predict(image, frame.name, self.args.min_score)
-            if not is_done:
-                self.results.add(frame.name, image.shape[:2], prediction.sample)
-            self.seconds.append(prediction.seconds)
+        except FrameError as error:
+            self._fail(str(error))
+            return
+        except Exception as error:  # for example out of memory
+            self._fail_on(frame, error)
+            return
+        self.seconds.append(prediction.seconds)
+        self.results.check()  # pictures would make a deleted folder again
+        is_complete = True
+        try:
             if frame.name in pictures.names and prediction.segmentation is not None:
                 prediction.save_labels(
                     self.args.out / 'labels' / f'{pictures.names[frame.name]}.png'
                 )
             if not self.args.no_pictures:
                 pictures.add(prediction)
-        except WriteError:  # no later result could be written either
-            raise
-        except FrameError as error:
-            self._fail(str(error))
-        except Exception as error:  # for example out of memory, or an unwritable picture
-            self._fail(f'image {frame.name}: {type(error).__name__}: {error_text(error)}')
+        except Exception as error:  # for example a name that is too long
+            is_complete = False
+            self._fail_on(frame, error)
+        if not is_done:
+            self.results.add(frame.name, image.shape[:2], prediction.sample, is_complete)
+
+    def _fail_on(self, frame: Frame, error: Exception) -> None:
+        self._fail(f'image {frame.name}: {type(error).__name__}: {error_text(error)}')
 
     def _say_one_by_one(self, error: Exception) -> None:
         """Print once why images of a batch are predicted again, one by one."""
@@ -191,51 +214,68 @@ class Run:
         self.bars.console.print(text, style='red', soft_wrap=True)
 
 
-def can_start(args: argparse.Namespace, path: Path, sources: Sequence[Source]) -> bool:
-    """Return False if --resume finds a complete run.
+def settings_of(args: argparse.Namespace) -> dict:
+    """Return the options that a continued run must share."""
+    names = ('config', 'checkpoint', 'tta', 'min_score', 'no_pictures', 'max_frames')
+    found = {name: getattr(args, name) for name in (*names, 'max_megapixels')}
+    sources = [os.path.abspath(source) for source in args.sources]
+    return dict(found, sources=sources, cfg_options=repr(args.cfg_options))
+
+
+def check_start(args: argparse.Namespace, path: Path, sources: Sequence[Source]) -> None:
+    """Check, before the model is loaded, that no results of another run are lost or mixed in.
 
     Raises:
-        FileExistsError: there are lines of an interrupted run, and no --resume.
-        ValueError: --resume with a camera.
+        FileExistsError: there are lines of an interrupted run and no --resume, or a complete run
+            and --resume.
+        ValueError: --resume with a camera, or with the lines of another run.
     """
     lines = path.with_suffix('.jsonl')
+    other = 'remove it to begin anew, or name another --out'
+    with_camera = any(isinstance(source.video, int) for source in sources)
     if not args.resume:
         if lines.exists():
-            raise FileExistsError(
-                f'{lines} has the predictions of an interrupted or running command: --resume '
-                'continues it; to begin anew remove the file, or name another --out'
-            )
-        return True
-    if any(isinstance(source.video, int) for source in sources):
+            cure = '' if with_camera else 'unless a command is running there, --resume continues; '
+            raise FileExistsError(f'{lines} has the predictions of an earlier run: {cure}{other}')
+        return
+    if with_camera:
         raise ValueError('--resume is for images and videos; a camera shows other frames now')
-    return lines.exists() or not path.exists()
+    if not check_continues(lines, settings=settings_of(args)) and path.exists():
+        raise FileExistsError(f'{path} is of a run that has ended, nothing to --resume: {other}')
+
+
+def without_outputs(source: Source, out: Path) -> Source:
+    """Return the source without the pictures that the command writes into it."""
+    if source.root is None or not out.resolve().is_relative_to(source.root.resolve()):
+        return source
+    written = {Path(os.path.abspath(out / name)) for name in ('vis', 'labels')}
+    rest = [
+        path for path in source.paths if written.isdisjoint(Path(os.path.abspath(path)).parents)
+    ]
+    return replace(source, paths=rest)
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Predict all sources and return the number of images and videos that failed."""
     sources = open_sources(args.sources, args.max_megapixels)
+    sources = [without_outputs(source, args.out) for source in sources]
     path = args.out / 'predictions.json'
     check_writable(path)
-    if not can_start(args, path, sources):
-        console.print(f'{path} is complete', highlight=False, soft_wrap=True)
-        return 0
+    check_start(args, path, sources)
     predictor = load(args.config, args.checkpoint, args.device, args.tta, args.cfg_options)
-    reason = predictor.packed_unsupported_reason
+    reason, notes = predictor.packed_unsupported_reason, [*predictor.notes]
     if args.batch_size > 1 and reason:
-        predictor.notes.append(f'images are predicted one by one: {reason}')
+        notes.append(f'images are predicted one by one: {reason}')
     for source in sources:
         if source.passed_over:
-            listed = ', '.join(f'{count} x {name}' for name, count in source.passed_over.items())
-            predictor.notes.append(f'files of {source.name} that are no images: {listed}')
-    for note in predictor.notes:
+            listed = [f'{count} x {name}' for name, count in source.passed_over.items()]
+            notes.append(f'files of {source.name} that are no images: {shorten(listed)}')
+    for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
-    if predictor.task == 'segmentation':
-        write_file(args.out / 'legend.json', legend(predictor.categories).encode())
-    settings = dict(
-        config=args.config, checkpoint=args.checkpoint, tta=args.tta,
-        cfg_options=repr(args.cfg_options),
-    )  # fmt: skip
+    settings = settings_of(args)
     with ResultsFile(path, predictor.categories, args.min_score, settings, args.resume) as results:
+        if predictor.task == 'segmentation':
+            write_file(args.out / 'legend.json', legend(predictor.categories).encode())
         if results.count:
             text = f'{results.count} images are predicted already'
             console.print(text, highlight=False, soft_wrap=True)
@@ -246,10 +286,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
             results.finish()
         except BaseException:
             if results.exists:
-                text = (
-                    f'ended early: {results.count} images are in {results.lines}; the same command '
-                    'with --resume continues'
-                )
+                text = f'ended early: {results.count} images are in {results.lines}'
+                if not any(isinstance(source.video, int) for source in sources):
+                    text += '; the same command with --resume continues'
                 print(text, file=sys.stderr)
             raise
     if job.seconds:

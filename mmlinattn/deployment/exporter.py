@@ -1,6 +1,7 @@
 """Export of a config and checkpoint to files, each compared with the model."""
 
 import gc
+import math
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -167,7 +168,7 @@ def padding_note(cfg: Config, stride: int) -> str:
     preprocessor = preprocessor_of(cfg)
     if cfg.get('default_scope') == 'mmseg':
         found, name = preprocessor.get('test_cfg') or {}, 'test_cfg.size_divisor'
-        divisor = 0 if 'size' in found else found.get('size_divisor') or 1
+        divisor = math.gcd(*(found.get('size') or [found.get('size_divisor') or 1]))
     elif cfg.get('default_scope') == 'mmdet':
         name, divisor = 'pad_size_divisor', preprocessor.get('pad_size_divisor') or 1
     else:

@@ -63,7 +63,7 @@ def check_device(device: str) -> None:
         found = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f'device must be cpu, cuda, cuda:1, ..., got {device!r}') from error
-    count = torch.cuda.device_count()
+    count = torch.cuda.device_count() if found.type == 'cuda' else 0
     if found.type == 'cuda' and (found.index or 0) >= count:
         there = f'has {count} of them, counted from cuda:0' if count else 'has none'
         raise ValueError(

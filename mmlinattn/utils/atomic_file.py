@@ -87,7 +87,7 @@ def check_writable(path: Path) -> None:
         mmlinattn.utils.atomic_file.WriteError: /dev/null/a cannot be written: /dev/null is a file
     """
     for parent in path.parents:
-        if parent.exists() and not parent.is_dir():
+        if os.path.exists(parent) and not os.path.isdir(parent):
             raise WriteError(f'{path} cannot be written: {parent} is a file')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -97,12 +97,11 @@ def test_second_run_into_the_same_folder_ends_the_first(results):
 
 
 def test_a_run_that_is_continued(results):
-    for sample in SAMPLES:
-        results.add(*sample)
+    results.add(*SAMPLES[0])
+    results.add(*SAMPLES[1], is_complete=False)  # its picture could not be written
     with results.lines.open('ab') as file:
         file.write(b'{"file_name": "c.jpg", "hei')  # as a kill may leave it
     with ResultsFile(results.path, CATEGORIES, resume=True) as again:
-        # The last complete line goes, too: its picture may be missing.
         assert again.count == 1 and 'a.jpg' in again
         assert 'b.jpg' not in again and 'c.jpg' not in again
         with pytest.raises(WriteError, match='another run has begun'):
@@ -122,11 +121,18 @@ def test_a_run_that_was_killed_before_its_first_image(results, content):
 
 
 def test_a_run_of_other_settings_is_not_continued(results, tmp_path):
-    with ResultsFile(tmp_path / 'a.json', CATEGORIES, 0.1, dict(tta=True)) as first:
+    with ResultsFile(tmp_path / 'a.json', CATEGORIES, settings=dict(tta=True)) as first:
         first.add(*SAMPLES[0])
     before = first.lines.read_bytes()
-    for score, tta, message in ((0.1, False, 'tta=True, not False'), (0, True, 'min_score=0.1, ')):
-        with pytest.raises(ValueError, match=f'a.jsonl is of a run with {message}'):
-            ResultsFile(first.path, CATEGORIES, score, dict(tta=tta), resume=True)
+    for categories, tta, message in (
+        (CATEGORIES, False, 'of a run with tta=True, not False: repeat its options, or remove'),
+        (coco_categories('abc'), True, 'of a model with other classes: remove the file'),
+    ):
+        with pytest.raises(ValueError, match=f'a.jsonl is {message}'):
+            ResultsFile(first.path, categories, settings=dict(tta=tta), resume=True)
     assert first.lines.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith('.tmp')] == []
+    for content in ('no JSON\n', '{"categories": []}\n', '[]\n'):
+        first.lines.write_text(content)
+        with pytest.raises(ValueError, match='a.jsonl is damaged or of an older version: remove'):
+            ResultsFile(first.path, CATEGORIES, resume=True)

@@ -475,6 +475,15 @@ def test_a_run_of_two_sessions_names_both_commits(tmp_path):
     )
 
 
+def test_a_run_names_a_commit_that_was_made_meanwhile(tmp_path, monkeypatch):
+    (run, *_) = grids.build(dict(TINY)).runs()
+    monkeypatch.setattr(execution, 'COMMIT', 'a')
+    monkeypatch.setattr(execution, 'commit', lambda: 'b, with changes')
+    monkeypatch.setattr(type(run), 'load', lambda _: 1 / 0)
+    record = execution.execute(run, tmp_path, 's')
+    assert record['commit'] == 'a; b, with changes' and 'ZeroDivisionError' in record['error']
+
+
 def test_published_runs_count_as_done(tmp_path, monkeypatch):
     """Those with the same settings; nothing is recorded twice."""
     grid = grids.build(dict(TINY))

@@ -156,15 +156,17 @@ def test_the_cure_of_weights_that_do_not_fit(tmp_path):
         return str(found.value)
 
     whole = nn.ModuleDict(dict(backbone=nn.Linear(2, 3)))
-    assert error(whole, nn.Linear(2, 3)).endswith(": add prefix='backbone.' to init_cfg")
+    assert error(whole, nn.Linear(2, 3)).endswith(
+        "behind 'backbone': init_cfg needs prefix='backbone.'"
+    )
     said = error(whole, nn.Linear(2, 3), prefix='backbon.')
-    assert "begin with 'backbon.', but with backbone.: set init_cfg.prefix" in said
+    assert "begin with 'backbon.'; theirs begin with backbone: change the prefix" in said
     # No key matches because all shapes differ, even if heads may differ.
     said = error(nn.Linear(3, 4), nn.Linear(2, 3), may_differ=('',))
     assert 'weight is (4, 3) in the file and (3, 2) in the model' in said
     assert said.endswith('of another arch: give the one that it was trained with')
     attns = [nn.ModuleDict(dict(attn=nn.Linear(2, i), norm=nn.Linear(2, 2))) for i in (3, 4)]
-    assert error(*attns).endswith('cannot start the attention of the model: take another attention')
+    assert error(*attns).endswith('the options they were trained with, or take another one')
     both = nn.ModuleDict(dict(backbone=nn.Linear(2, 3), head=nn.Linear(3, 4)))
     said = error(whole, both, load_checkpoint)
     assert (

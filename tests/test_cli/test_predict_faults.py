@@ -290,33 +290,61 @@ def test_what_was_predicted_is_on_disk(root, tmp_path, number, code):
 
 
 def test_a_run_that_ended_early_is_continued(run, images, tmp_path):
-    """Images that are done are not predicted again; a video is drawn from its first frame."""
-    clip, out, seen = video(tmp_path / 'v.avi', frames=5), tmp_path / 'out', []
+    """Images and videos that are done are not predicted again."""
+    clips = [video(tmp_path / f'{name}.avi', frames=5) for name in 'vw']
+    out, seen, given = tmp_path / 'out', [], [images, *clips]
 
     def stop(predictor):
-        seen.append(predictor.calls)
-        if predictor.calls == 7:  # the third frame
+        if predictor.calls == 12:  # the third frame of the second video
             raise KeyboardInterrupt
 
-    code, said = run([images, clip], on_image=stop)
-    assert code == 130 and 'ended early: 6 images are in' in said
+    code, said = run(given, on_image=stop)
+    assert code == 130 and 'ended early: 11 images are in' in said
     assert 'the same command with --resume continues' in said
-    before = (out / 'predictions.jsonl').read_bytes()
-    code, said = run([images, clip])
-    assert code == 2 and 'predictions.jsonl has the predictions of an interrupted' in said
-    assert (out / 'predictions.jsonl').read_bytes() == before
-    code, said = run([images, clip], '--resume', '--tta')
-    assert code == 2 and 'is of a run with tta=False, not True' in said
+    before = (out / 'predictions.jsonl').read_bytes(), (out / 'legend.json').read_bytes()
+    for options, message in (
+        ((), 'unless a command is running there, --resume continues; remove it to begin anew'),
+        (('--resume', '--tta'), 'is of a run with tta=False, not True'),
+        (('--resume', '--no-pictures'), 'is of a run with no_pictures=False, not True'),
+    ):
+        code, said = run(given, *options)
+        assert code == 2 and message in said
+    code, said = run([images], '--resume')
+    assert code == 2 and 'is of a run with sources=[' in said
+    assert before == ((out / 'predictions.jsonl').read_bytes(), (out / 'legend.json').read_bytes())
+    written = (out / 'vis' / 'v.mp4').stat().st_mtime_ns
     os.remove(images / '0.png')  # done: nothing reads it again
-    seen.clear()
-    code, said = run([images, clip], '--resume', on_image=lambda one: seen.append(one.calls))
-    assert code == 0 and '5 images are predicted already' in said and '10 images' not in said
-    assert len(seen) == 5
-    found = names(out / 'predictions.json')
-    assert found == [*(f'{i}.png' for i in range(4)), *(f'v#{i:06d}' for i in range(5))]
-    assert cv2.VideoCapture(str(out / 'vis' / 'v.mp4')).get(cv2.CAP_PROP_FRAME_COUNT) == 5
-    code, said = run([images, clip], '--resume')
-    assert code == 0 and 'predictions.json is complete' in said
+    code, said = run(given, '--resume', on_image=lambda one: seen.append(one.calls))
+    assert code == 0 and '11 images are predicted already' in said and '\n14 images' in said
+    assert 'w: a video is drawn from its start, 2 frames again' in said and len(seen) == 5
+    frames = [f'{name}#{i:06d}' for name in 'vw' for i in range(5)]
+    assert names(out / 'predictions.json') == [*(f'{i}.png' for i in range(4)), *frames]
+    assert (out / 'vis' / 'v.mp4').stat().st_mtime_ns == written
+    assert cv2.VideoCapture(str(out / 'vis' / 'w.mp4')).get(cv2.CAP_PROP_FRAME_COUNT) == 5
+    code, said = run(given, '--resume')
+    assert code == 2 and 'predictions.json is of a run that has ended, nothing to --resume' in said
+
+
+def test_a_picture_that_failed_is_drawn_by_the_continued_run(run, images, tmp_path, monkeypatch):
+    def stop(predictor):
+        if predictor.calls == 3:
+            raise KeyboardInterrupt
+
+    (tmp_path / 'out' / 'vis' / '0.png').mkdir(parents=True)  # in the way
+    assert run([images], on_image=stop)[0] == 130
+    (tmp_path / 'out' / 'vis' / '0.png').rmdir()
+    code, said = run([images], '--resume')
+    assert code == 0 and '1 images are predicted already' in said
+    assert (tmp_path / 'out' / 'vis' / '0.png').is_file()
+    found = names(tmp_path / 'out' / 'predictions.json')
+    assert sorted(found) == [f'{i}.png' for i in range(4)]
+
+
+def test_pictures_in_the_source_are_not_predicted(run, images):
+    for _ in range(2):
+        code, said = run([images], out=images / 'out')
+        assert code == 0, said
+    assert names(images / 'out' / 'predictions.json') == [f'{i}.png' for i in range(4)]
 
 
 def test_a_camera_is_not_resumed(run, tmp_path, monkeypatch):
@@ -324,6 +352,9 @@ def test_a_camera_is_not_resumed(run, tmp_path, monkeypatch):
     code, said = run(['0'], '--resume')
     assert code == 2 and '--resume is for images and videos' in said
     assert not list(tmp_path.glob('out/*'))
+    (tmp_path / 'out' / 'predictions.jsonl').touch()  # of a camera that was killed
+    code, said = run(['0'])
+    assert code == 2 and 'earlier run: remove it to begin anew' in said
 
 
 def test_frames_that_are_done_need_no_model_without_pictures(run, tmp_path):
@@ -335,6 +366,7 @@ def test_frames_that_are_done_need_no_model_without_pictures(run, tmp_path):
 
     assert run([clip], '--no-pictures', on_image=stop)[0] == 130
     seen = []
-    assert run([clip], '--no-pictures', '--resume', on_image=lambda _: seen.append(1))[0] == 0
-    assert len(seen) == 3  # the last of three frames is predicted again
+    given = '--no-pictures', '--resume'
+    assert run([clip], *given, on_image=lambda _: seen.append(1))[0] == 0
+    assert len(seen) == 2
     assert names(tmp_path / 'out' / 'predictions.json') == [f'v#{i:06d}' for i in range(5)]

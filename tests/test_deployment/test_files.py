@@ -306,6 +306,8 @@ def test_formats_have_different_files():
         ('mmseg', dict(test_cfg=dict(size_divisor=16)), 'test_cfg.size_divisor'),
         ('mmseg', dict(test_cfg=dict(size_divisor=64)), None),
         ('mmseg', dict(test_cfg=dict(size=(512, 512))), None),
+        ('mmseg', dict(test_cfg=dict(size=(512, 500))), 'test_cfg.size_divisor'),
+        ('mmseg', dict(test_cfg=dict(size=None, size_divisor=16)), 'test_cfg.size_divisor'),
         ('mmdet', {}, 'pad_size_divisor'),
         ('mmdet', dict(pad_size_divisor=32), None),
         ('mmpretrain', {}, None),

@@ -117,7 +117,7 @@ def test_options_of_the_backbone_that_the_base_config_has(tmp_path):
         "custom_imports = dict(imports=['mmlinattn'])\n"
         "model = dict(backbone=dict(type='RAVLT', arch='tiny'))\n"
     )
-    cure = r"replace them by backbone=dict\(_delete_=True, type='RAVLT', ...\)"
+    cure = r"replace it: backbone=dict\(_delete_=True, type='RAVLT', ...\)"
     with pytest.raises(TypeError, match=f'RAVLT does not take: depth, num_stages, style.* {cure}'):
         load_config(str(path))
 
@@ -134,18 +134,23 @@ def test_an_option_of_an_attention():
     with pytest.raises(TypeError, match="backbone.attn_cfg .* 'backnd'; did you mean backend.$"):
         check_options(cfg)
     cfg.model.backbone.attn_cfg = dict(type='RALA', num_anchors=64)
-    cure = r"'num_anchors'.* base config, write attn_cfg=dict\(_delete_=True, type='RALA', ...\)"
+    cure = (
+        r"'num_anchors'.* base config, replace it: attn_cfg=dict\(_delete_=True, type='RALA', ...\)"
+    )
     with pytest.raises(TypeError, match=cure):
         check_options(cfg)
 
 
 def test_a_part_beside_the_model():
     part = dict(type='RAVLT', arch='tiny')
-    cfg = Config(dict(backbone=part, model=dict(backbone=part)))  # used by a variable
-    check_options(cfg)
-    cfg.model.backbone = dict(type='RAVLT', arch='small')
+    for model in (
+        dict(backbone=part),
+        dict(backbone=dict(part, arch='small')),  # a variable, changed by an option
+        dict(neck=[dict(inner=part)]),
+    ):
+        check_options(Config(dict(backbone=part, model=model)))
     with pytest.raises(TypeError, match=r"backbone .*'RAVLT', is .* model=dict\(backbone=dict"):
-        check_options(cfg)
+        check_options(Config(dict(backbone=part, model=dict(backbone=dict(type='ResNet')))))
 
 
 @pytest.mark.parametrize(

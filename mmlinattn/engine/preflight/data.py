@@ -331,7 +331,7 @@ def _data_hint(root: str) -> str:
             return hints[base.name].format(root=base)
     for i in range(1, len(root)):
         folder, file = root[:i], root[i:]
-        if osp.isdir(folder) and osp.exists(osp.join(folder, file)):
+        if osp.isdir(folder) and file[0] != '/' and osp.exists(f'{folder}/{file}'):
             return f'end data_root with a slash: {folder + "/"!r}'
     return (
         'set data_root of every data loader and ann_file of every evaluator (docs/own_data.md); '

@@ -101,9 +101,10 @@ def check_options(cfg: Config) -> None:
             ...
         TypeError: auto_scale_lr of the config has no option 'enabel'; did you mean enable?
     """
+    used = {_type_name(node) for _, node in dicts(cfg.get('model') or {}) if 'type' in node}
     for name in PARTS:
-        part, model = cfg.get(name), cfg.get('model') or {}
-        if isinstance(part, dict) and 'type' in part and part != model.get(name):
+        part = cfg.get(name)
+        if isinstance(part, dict) and 'type' in part and _type_name(part) not in used:
             raise TypeError(
                 f'{name} of the config, type={_type_name(part)!r}, is outside of model, where '
                 f'nothing reads it: write model=dict({name}=dict(...))'
@@ -118,24 +119,22 @@ def check_options(cfg: Config) -> None:
             continue
         read, is_complete = found
         unknown = sorted({str(key) for key in node} - read)
-        if is_complete and len(unknown) > 1 and 'type' in node:
-            kind, key = _type_name(node), place.rpartition('.')[2]
-            raise TypeError(
-                f'{place} of the config has options that {kind} does not take: '
-                f'{", ".join(unknown)}. If they come from a base config, replace them by '
-                f"{key}=dict(_delete_=True, type='{kind}', ...)"
-            )
+        replaced = ''
+        if is_complete and 'type' in node:
+            kind, key = _type_name(node), place.rpartition('.')[2].partition('[')[0]
+            whole = f"{key}=dict(_delete_=True, type='{kind}', ...)"
+            replaced = f'. If from a base config, replace it: {whole}'
+            if len(unknown) > 1:
+                raise TypeError(
+                    f'{place} of the config has options that {kind} does not take: '
+                    f'{", ".join(unknown)}{replaced}'
+                )
         for name in unknown:
             meant = nearest(name, read)
             hint = f'; did you mean {meant}?' if meant else ''
             if is_complete:
                 hint = hint or did_you_mean(name, read) or f', it has {sorted(read)}'
-                if not meant and 'type' in node:
-                    kind, key = _type_name(node), place.rpartition('.')[2]
-                    hint += (
-                        f'. If it comes from a base config, write {key}=dict(_delete_=True, '
-                        f"type='{kind}', ...)"
-                    )
+                hint += '' if meant else replaced
             if hint:
                 raise TypeError(f'{place} of the config has no option {name!r}{hint}')
 

@@ -5,6 +5,7 @@ from typing import Callable
 from mmengine.config import Config
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
+from torch import nn
 
 from ...checkpoints import CheckpointError, check_complete, check_fits
 from ..config import pretraining_config
@@ -20,7 +21,7 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
     """Read every checkpoint that the run will load and compare it with the model.
 
     The source may be a file, a web address or a model zoo. The runner loads the content that was
-    read here.
+    read here. A training that resumes needs no initial weights (:func:`drop_pretrained`).
 
     Raises:
         FileNotFoundError: no such file.
@@ -39,6 +40,9 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
             check_complete(cfg.load_from, report)
     if testing:
         return
+    if cfg.get('resume') and cfg.get('load_from'):
+        drop_pretrained(model)
+        return
     for name, module in model.named_modules():
         init_cfg = getattr(module, 'init_cfg', None)
         for init in init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg or {}]:
@@ -49,6 +53,20 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
                     module.init_cfg = None
                     break
                 _check_pretrained(f'{name}.init_cfg'.lstrip('.'), module, init, read)
+
+
+def drop_pretrained(model: nn.Module) -> None:
+    """Remove the initial weights of all parts of a model that a checkpoint will resume.
+
+    The checkpoint has all weights, and the files that the training began with may be gone.
+    """
+    for module in model.modules():
+        if not isinstance(module, BaseModule):
+            continue
+        init_cfg = module.init_cfg or {}
+        inits = init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg]
+        if any(init.get('type') in ('Pretrained', 'PretrainedInit') for init in inits):
+            module.init_cfg = None
 
 
 def _check_pretrained(name: str, module: BaseModule, init: dict, read: Callable) -> None:

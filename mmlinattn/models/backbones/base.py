@@ -89,9 +89,9 @@ class Backbone(BaseModule):
     ) -> None:
         if pretrained is not None:
             raise ValueError(
-                f'model.pretrained is {pretrained!r}, weights of the backbone of the base config: '
-                f'set model.pretrained=None. Weights of {type(self).__name__} are named in '
-                'model.backbone.init_cfg'
+                f'model.pretrained or backbone.pretrained is {pretrained!r}, which is of the '
+                f'backbone of the base config: set it to None. Weights of {type(self).__name__} '
+                'are named in model.backbone.init_cfg'
             )
         super().__init__(init_cfg)
         self.arch = self._architecture(arch)

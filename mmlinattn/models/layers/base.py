@@ -1,5 +1,6 @@
 """Base class of all attentions: projections, position, gate and argument checks."""
 
+from numbers import Integral
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -176,7 +177,8 @@ class BaseAttention(BaseModule):
             raise ValueError(f'backend must be one of {self.backends}, got {backend!r}')
         if gate not in GATES:
             raise ValueError(f'gate must be one of {GATES}, got {gate!r}')
-        if type(lepe) is not int or lepe < 0 or (lepe and lepe % 2 == 0):
+        is_size = isinstance(lepe, Integral) and not isinstance(lepe, bool) and lepe >= 0
+        if not is_size or (lepe and lepe % 2 == 0):
             raise ValueError(f'lepe must be 0 or an odd kernel size, got {lepe!r}')
         self.embed_dims = embed_dims
         self.num_heads = num_heads

@@ -44,8 +44,9 @@ class RandomWalkAttention(BaseAttention):
         solver: str = 'series',
         **kwargs,
     ) -> None:
-        positive_int('heads_multiplier', heads_multiplier)
-        super().__init__(embed_dims, num_heads * heads_multiplier, **kwargs)
+        num_heads = positive_int('num_heads', num_heads)
+        num_heads *= positive_int('heads_multiplier', heads_multiplier)
+        super().__init__(embed_dims, num_heads, **kwargs)
         check_walk(decay, steps, solver)
         self.decay = decay
         self.steps = steps

@@ -1,6 +1,7 @@
 """Options of the operators with anchors."""
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Optional
 
 from torch import Tensor
@@ -29,7 +30,7 @@ class NystromOptions:
 
 def check_walk(decay: float, steps: Optional[int], solver: str) -> None:
     """Raise ValueError or TypeError unless the options of a random walk are valid."""
-    if not isinstance(decay, (int, float)) or not 0 < decay < 1:
+    if not isinstance(decay, Real) or not 0 < decay < 1:
         raise ValueError(f'decay must be in (0, 1), got {decay!r}')
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
         raise TypeError(f'steps must be None or an integer, got {steps!r}')

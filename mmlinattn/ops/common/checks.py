@@ -1,5 +1,6 @@
 """Argument checks shared by all operators and layers."""
 
+from numbers import Integral, Real
 from typing import Any, Optional, Sequence, Tuple
 
 from torch import Tensor
@@ -51,9 +52,9 @@ def check_sides(size: Any, name: str) -> Tuple[int, int]:
 def positive_int(name: str, value: Any, default: Optional[int] = None) -> int:
     """Return ``value``, or the default for None; raise ValueError if not a positive integer."""
     value = default if value is None else value
-    if type(value) is not int or value < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f'{name} must be a positive integer, got {value!r}')
-    return value
+    return int(value)
 
 
 def check_count(name: str, value: Any) -> None:
@@ -64,9 +65,10 @@ def check_count(name: str, value: Any) -> None:
 
 def check_rate(name: str, value: Any) -> float:
     """Return ``value``; raise ValueError unless it is a number from 0 to 1, as of dropout."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= float(value) <= 1:
         raise ValueError(f'{name} must be a number from 0 to 1, got {value!r}')
-    return value
+    return float(value)
 
 
 def check_heads(embed_dims: int, num_heads: int) -> int:

@@ -127,9 +127,7 @@ def test_norm_eval_and_frozen_stages():
 
 
 def test_weights_of_the_backbone_of_the_base():
-    with pytest.raises(
-        ValueError, match="model.pretrained is 'open-mmlab://resnet50_v1c', weights"
-    ):
+    with pytest.raises(ValueError, match="pretrained is 'open-mmlab://resnet50_v1c', which"):
         RAVLT('tiny', pretrained='open-mmlab://resnet50_v1c')
 
 
