@@ -132,7 +132,10 @@ class Run:
         elif done := self.results.num_frames(source.name):
             text = f'{source.name}: a video is drawn from its start, {done} frames again'
             self.bars.console.print(text, highlight=False, soft_wrap=True)
-        bar = self.bars.add_task(source.name, total=total or (0 if source.paths else None))
+        # A bar without a total moves: the length of a camera, and of some videos, is unknown.
+        bar = self.bars.add_task(
+            source.name, total=total if source.video is None else total or None
+        )
         try:
             frames = islice(source, limit)
             # A camera shows each frame at once.
