@@ -106,7 +106,7 @@ def test_grid(cells, hw, grid):
 @pytest.mark.parametrize(
     'option, message',
     [
-        (dict(num_anchors=0), 'num_anchors must be at least 1, got 0'),
+        (dict(num_anchors=0), 'num_anchors must be a positive integer, got 0'),
         (dict(decay=1.0), r'decay must be in \(0, 1\), got 1.0'),
         (dict(steps=0), 'steps .* got 0'),
         (dict(solver='lu'), "'lu'"),

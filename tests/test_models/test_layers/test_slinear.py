@@ -45,7 +45,7 @@ def test_has_no_parameters_besides_the_projections(dims):
     [
         (dict(steps=0), 'steps must be None or at least 1, got 0'),
         (dict(decay=1.5), r'decay must be in \(0, 1\), got 1.5'),
-        (dict(heads_multiplier=0), 'heads_multiplier must be at least 1, got 0'),
+        (dict(heads_multiplier=0), 'heads_multiplier must be a positive integer, got 0'),
     ],
 )
 def test_bad_options(dims, options, message):
