@@ -368,7 +368,7 @@ def test_crops_of_images_of_two_sizes(teacher, monkeypatch, tmp_path):
         steps = [step for step in image_pipeline(cfg, None) if step['type'] != 'RandomCropFlip']
         sizes.add(Compose(steps)(dict(img_path=str(path), seg_fields=[]))['inputs'].shape[1:])
     height, width = (max(sides) for sides in zip(*sizes))
-    check_readable(paths, 'here', image_pipeline(cfg, (height, width)))
+    check_readable(paths, 'here', image_pipeline(cfg, (height, 8)))
     assert said == []
     check_readable(paths, 'here', image_pipeline(cfg, (height + 1, 8)))
     assert said == [

@@ -47,11 +47,6 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
         init_cfg = getattr(module, 'init_cfg', None)
         for init in init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg or {}]:
             if init.get('type') == 'Pretrained':
-                if cfg.get('resume') and cfg.get(
-                    'load_from'
-                ):  # the file may be gone, and the checkpoint has all weights
-                    module.init_cfg = None
-                    break
                 _check_pretrained(f'{name}.init_cfg'.lstrip('.'), module, init, read)
 
 
