@@ -47,7 +47,8 @@ class LoadReport:
             where: prefix of the message, for example the file name.
         """
         if self.mismatched:
-            raise CheckpointError(f'{where}{": " if where else ""}{self._mismatches()}')
+            text = self._mismatches() + self._cure()
+            raise CheckpointError(f'{where}{": " if where else ""}{text}')
 
     def raise_on_other_backbone(self, where: str = '') -> None:
         """Raise CheckpointError if the backbones of file and model differ in architecture or size.
@@ -75,14 +76,18 @@ class LoadReport:
 
     def _mismatches(self) -> str:
         shapes = [f'{n} is {f} in the file and {m} in the model' for n, f, m in self.mismatched]
-        hint = self._gate_hint()
-        if not hint and all('.attn.' in f'.{name}' for name, *_ in self.mismatched):
-            hint = (
+        return f'{len(shapes)} keys of another shape: {shorten(shapes)}{self._gate_hint()}'
+
+    def _cure(self) -> str:
+        """Return what to change if other shapes are an error, '' if the gate is the cause."""
+        if self._gate_hint():
+            return ''
+        if all('.attn.' in f'.{name}' for name, *_ in self.mismatched):
+            return (
                 '. These weights are of another attention: give that of the model the options they '
                 'were trained with, or take another one'
             )
-        hint = hint or '. The file may be of another arch: give the one that it was trained with'
-        return f'{len(shapes)} keys of another shape: {shorten(shapes)}{hint}'
+        return '. The file may be of another arch: give the one that it was trained with'
 
     def _gate_hint(self) -> str:
         """Return what loads weights of an attention without a gate, '' if that is not the cause."""

@@ -137,8 +137,8 @@ def _check_labels(record: FileRecord, seg_map: np.ndarray) -> Iterator[Finding]:
             if min(strange) == max(record.values) + 1 == max(strange):
                 what += (
                     '; add the class (num_classes, metainfo.classes), or, if 0 is no class, set '
+                    'reduce_zero_label=True'
                 )
-                what += 'reduce_zero_label=True'
             yield Finding('class', where, what)
 
 

@@ -123,7 +123,7 @@ def check_options(cfg: Config) -> None:
         if is_complete and 'type' in node:
             kind, key = _type_name(node), place.rpartition('.')[2].partition('[')[0]
             whole = f"{key}=dict(_delete_=True, type='{kind}', ...)"
-            replaced = f'. If from a base config, replace it: {whole}'
+            replaced = f' (if from a base config, replace it: {whole})'
             if len(unknown) > 1:
                 raise TypeError(
                     f'{place} of the config has options that {kind} does not take: '
