@@ -2,10 +2,13 @@
 
 import json
 import re
+import shutil
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Optional, Sequence
+from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
+
+from mmlinattn.checkpoints.download import sha256_of
 
 from . import tables
 from .cases import CASES
@@ -13,6 +16,10 @@ from .suite import Result, slopes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+DOCS = Path(__file__).resolve().parent.parent / 'docs'
+PAGE = 'benchmarks.md'
+END = '<!-- end of benchmark -->'
 
 
 def write(results: Sequence[Result], context: dict, folder: Path) -> List[Path]:
@@ -35,29 +42,91 @@ def write(results: Sequence[Result], context: dict, folder: Path) -> List[Path]:
     paths = [folder / 'results.json', folder / 'results.md']
     paths[0].write_text(json.dumps(data, indent=1) + '\n')
     paths[1].write_text(markdown(groups, context))
+    return [*paths, *_draw(groups, folder)]
+
+
+def _draw(
+    groups: Sequence[Sequence[Result]], folder: Path, prefix: str = '', source: str = ''
+) -> List[Path]:
+    """Write one plot per table with a result, and return their paths."""
+    paths = []
     for group in groups:
         if any(not result.skipped for result in group):
-            name = re.sub(r'\W+', '-', '-'.join(map(str, _group(group[0]))))
-            paths.append(folder / f'{name}.png')
-            plot(group).savefig(paths[-1], dpi=120)
+            paths.append(folder / f'{prefix}{_slug(group)}.png')
+            plot(group).savefig(paths[-1], dpi=120, metadata=dict(Source=source))
     return paths
+
+
+def begin(name: str) -> str:
+    """Return the line above a benchmark in ``docs/benchmarks.md``."""
+    return f'<!-- benchmark: {name} -->'
+
+
+def check_place(name: str) -> None:
+    """Raise ValueError if ``docs/benchmarks.md`` has no place for a benchmark."""
+    tables.replaced((DOCS / PAGE).read_text(), begin(name), END, [])
+
+
+def publish(name: str, results: Path) -> None:
+    """Copy a ``results.json`` to ``docs/benchmarks``, and show it in ``docs/benchmarks.md``."""
+    (DOCS / 'benchmarks').mkdir(exist_ok=True)
+    shutil.copyfile(results, DOCS / 'benchmarks' / f'{name}.json')
+    redraw(name)
+
+
+def redraw(name: str) -> None:
+    """Write tables and plots of ``docs/benchmarks/NAME.json`` into ``docs/benchmarks.md``."""
+    file = DOCS / 'benchmarks' / f'{name}.json'
+    _draw(_read(file)[1], DOCS / 'images', f'{name}_', sha256_of(file))
+    page = DOCS / PAGE
+    page.write_text(tables.replaced(page.read_text(), begin(name), END, published(name)))
+
+
+def published(name: str) -> List[str]:
+    """Return the lines that show ``docs/benchmarks/NAME.json``."""
+    context, groups = _read(DOCS / 'benchmarks' / f'{name}.json')
+    lines = ['```shell', context.pop('command'), '```', '', *_facts(context)]
+    for group in groups:
+        lines += ['', f'{_heading(group)}:', '', *table(group, context.get('copy bandwidth'))]
+        picture = f'images/{name}_{_slug(group)}.png'
+        lines += ['', f'![Time and memory, {_heading(group)}]({picture})']
+    return lines
+
+
+def _read(file: Path) -> Tuple[dict, List[List[Result]]]:
+    """Return context and groups of a ``results.json``."""
+    context = json.loads(file.read_text())
+    results = [Result(**result) for result in context.pop('results')]
+    del context['slopes']
+    return context, [list(group) for _, group in groupby(results, _group)]
 
 
 def _group(result: Result) -> tuple:
     return result.case, result.mode, result.batch
 
 
+def _slug(group: Sequence[Result]) -> str:
+    return re.sub(r'\W+', '-', '-'.join(map(str, _group(group[0]))))
+
+
+def _heading(group: Sequence[Result]) -> str:
+    result = group[0]
+    return f'{result.case}, {result.mode}, batch {result.batch}, {result.dtype}'
+
+
+def _facts(context: dict) -> List[str]:
+    return [f'- {name}: {value}' for name, value in context.items()]
+
+
 def markdown(groups: Sequence[Sequence[Result]], context: dict) -> str:
     """Return one table per case, mode and batch, below a list of the context."""
-    lines = ['# Benchmarks', '']
-    lines += [f'- {name}: {value}' for name, value in context.items()]
+    lines = ['# Benchmarks', '', *_facts(context)]
     for group in groups:
-        result = group[0]
         lines += [
             '',
-            f'## {result.case}, {result.mode}, batch {result.batch}, {result.dtype}',
+            f'## {_heading(group)}',
             '',
-            CASES[result.case].about,
+            CASES[group[0].case].about,
             '',
             *table(group, context.get('copy bandwidth')),
         ]
@@ -129,6 +198,5 @@ def plot(group: Sequence[Result]) -> 'Figure':
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f'{value:g}'))
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
-    result = group[0]
-    figure.suptitle(f'{result.case}, {result.mode}, batch {result.batch}, {result.dtype}')
+    figure.suptitle(_heading(group))
     return figure

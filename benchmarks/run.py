@@ -3,6 +3,7 @@
     python benchmarks/run.py --quick
     python benchmarks/run.py --device cuda --quick
     python benchmarks/run.py --cases rala --tokens 4k 16k 65k 262k --out work_dirs/benchmarks
+    python benchmarks/run.py --cases ripple-vit --images 256x256 512x512 --docs ripple-vit
 
 Writes results.json, results.md and plots. Baselines that should give the same result are compared
 before any timing. A baseline that differs or raises an error is not timed, and the exit code is 1.
@@ -28,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.cases import CASES, KINDS, Setup, map_shape
 from benchmarks.machine import commit, machine, parse_device, version
 from benchmarks.measure import copy_bandwidth
-from benchmarks.report import write
+from benchmarks.report import check_place, publish, redraw, write
 from benchmarks.suite import MODES, Effort, Result, run_case
 
 DTYPES = ('float32', 'float16', 'bfloat16', 'float64')
@@ -78,7 +79,19 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
         '--no-memory', action='store_true', help='times alone: a profile of memory takes memory'
     )
     parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmarks'), metavar='DIR')
+    parser.add_argument(
+        '--docs', metavar='NAME', help='show the results in docs/benchmarks.md, too'
+    )
+    parser.add_argument(
+        '--redraw', metavar='NAME',
+        help='measure nothing: show docs/benchmarks/NAME.json in docs/benchmarks.md again',
+    )  # fmt: skip
     args = parser.parse_args(argv)
+    try:
+        for name in filter(None, (args.docs, args.redraw)):
+            check_place(name)
+    except ValueError as error:
+        parser.error(f'docs/benchmarks.md: {error}')
     args.device = device = parse_device(args.device, parser)
     for name, value in DEFAULTS[device.type].items():
         if getattr(args, name) is None:
@@ -162,6 +175,9 @@ def main(argv: List[str]) -> int:
         for case in CASES.values():
             console.print(f'[bold]{case.name}[/] ({case.kind}): {case.about}')
         return 0
+    if args.redraw:
+        redraw(args.redraw)
+        return 0
     if args.keep_memory:
         from mmlinattn.engine.runner.allocator import keep_freed_memory
 
@@ -188,6 +204,8 @@ def main(argv: List[str]) -> int:
     console.print(Markdown(paths[1].read_text()))
     console.print('Written: ' + ', '.join(map(str, paths)))
     failed = [result for result in results if result.failed]
+    if args.docs and not failed:
+        publish(args.docs, paths[0])
     for r in failed:
         console.print(
             f'[red]{r.case}, {r.mode}, batch {r.batch}, {r.size}: {r.baseline}[/]: {r.skipped}',

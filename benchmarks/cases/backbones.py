@@ -266,7 +266,7 @@ def _ripple_cfg(max_distance: int = MAX_DISTANCE, **options) -> dict:
     chosen=True,
 )
 def _ripple_vit(setup: Setup) -> Baselines:
-    algorithms = dict(tiles='tile', tables='sat', naive='naive')
+    algorithms = {'tiles (default)': 'tile', 'tables': 'sat', 'key by key': 'naive'}
     ripple = {name: _ripple_cfg(backend=backend) for name, backend in algorithms.items()}
     others = {'linear': 'LinearAttention', 'SDPA softmax': 'SoftmaxAttention'}
     return _vits(setup, {**ripple, **others}, tuple(ripple), ['SDPA softmax'])
@@ -286,13 +286,13 @@ def _ripple_groups(setup: Setup) -> Baselines:
     return _vits(
         setup,
         {
-            f'R = {MAX_DISTANCE}': _ripple_cfg(),
-            'logarithmic': _ripple_cfg(farthest.bit_length(), groups='log'),
-            'dense': _ripple_cfg(farthest),
+            f'R = {MAX_DISTANCE}, tiles': _ripple_cfg(),
+            'logarithmic, tables': _ripple_cfg(farthest.bit_length(), groups='log'),
+            'dense, default': _ripple_cfg(farthest),
             'dense, tables': _ripple_cfg(farthest, backend='sat'),
         },
         # Their time grows with the rings, too: this estimate is an upper bound.
-        quadratic=['dense', 'dense, tables'],
+        quadratic=['dense, default', 'dense, tables'],
     )
 
 

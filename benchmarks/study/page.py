@@ -252,8 +252,7 @@ def replaced(text: str, grid: Grid, lines: List[str]) -> str:
     Raises:
         GridError: the page has no such place, or two.
     """
-    if text.count(begin(grid)) != 1 or END not in text.split(begin(grid))[1]:
-        raise GridError(f'the page must have one line {begin(grid)}, and below it {END}')
-    before, after = text.split(begin(grid))
-    _, after = after.split(END, 1)
-    return '\n'.join([before + begin(grid), '', *lines, '', END + after])
+    try:
+        return tables.replaced(text, begin(grid), END, lines)
+    except ValueError as error:
+        raise GridError(str(error)) from None

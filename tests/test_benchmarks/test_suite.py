@@ -1,16 +1,19 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
-from benchmarks import run
+from benchmarks import report, run, tables
 from benchmarks.baselines import textbook
 from benchmarks.cases import CASES, Baseline, Case, Setup, backbones, case, packed
 from benchmarks.cases.backbones import RIPPLE_VIT
 from benchmarks.report import table
 from benchmarks.suite import MODES, Effort, Result, run_case, slopes
+from mmlinattn.checkpoints.download import sha256_of
 from mmlinattn.ops import Rotary, rala_attention
 
 pytestmark = pytest.mark.slow
@@ -309,3 +312,38 @@ def test_a_baseline_may_be_left_out_at_some_sizes():
     ]
     *_, small, large = [line for line in table(group) if line.startswith(('| 8', '| 6'))]
     assert small.count(' ms') == 2 and large.count(' ms') == 1 and large.endswith('|  |')
+
+
+def test_page_shows_what_the_committed_results_give(root: Path):
+    """Tables and pictures of docs/benchmarks.md that have a JSON file are drawn from it."""
+    text = (root / 'docs' / report.PAGE).read_text()
+    names = re.findall(r'<!-- benchmark: (\S+) -->', text)
+    assert names == sorted(path.stem for path in (root / 'docs/benchmarks').glob('*.json'))
+    for name in names:
+        lines = report.published(name)
+        assert text == tables.replaced(text, report.begin(name), report.END, lines), '--redraw'
+        pictures = re.findall(r'\((images/.*\.png)\)', '\n'.join(lines))
+        assert pictures
+        for picture in pictures:
+            with Image.open(root / 'docs' / picture) as image:
+                source = sha256_of(root / f'docs/benchmarks/{name}.json')
+                assert image.info['Source'] == source, f'{picture}: --redraw'
+
+
+def test_results_are_shown_in_the_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, 'DOCS', tmp_path)
+    (tmp_path / 'images').mkdir()
+    page = tmp_path / report.PAGE
+    page.write_text(f'before\n{report.begin("a")}\nold\n{report.END}\nafter\n')
+    words = '--cases linear --tokens 16 64 --rounds 1 --heads 1 --modes forward --quick --docs'
+    assert run.main([*words.split(), 'a', '--out', str(tmp_path / 'out')]) == 0
+    text = page.read_text()
+    assert text.startswith('before\n') and text.endswith('after\n') and 'old' not in text
+    assert f'python benchmarks/run.py {words} a' in text and '| 8x8 | 64 | ' in text
+    assert '](images/a_linear-forward-1.png)' in text
+    assert (tmp_path / 'images' / 'a_linear-forward-1.png').is_file()
+    page.write_text(text.replace('| 8x8 |', '| 9x9 |'))
+    assert run.main(['--redraw', 'a']) == 0 and page.read_text() == text
+    with pytest.raises(SystemExit):
+        run.main([*words.split(), 'b'])
+    assert 'the page must have one line <!-- benchmark: b -->' in capsys.readouterr().err
