@@ -16,7 +16,7 @@ from torch import nn
 
 from ..checkpoints import load_checkpoint, replace_mmengine_readers
 from ..models.layers import optimize_for_cpu
-from ..utils import dicts
+from .pretrained import remove_pretrained
 
 
 def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
@@ -125,11 +125,7 @@ def initial_model(cfg: Config, seed: int = 0, device: str = 'cpu') -> BaseModel:
     if 'model' not in cfg:
         raise ValueError(f'the config has no model: {cfg.filename or cfg}')
     model_cfg = copy.deepcopy(_with_preprocessor(cfg))
-    for _, part in dicts(model_cfg):
-        inits = part.get('init_cfg')
-        inits = inits if isinstance(inits, (list, tuple)) else [inits]
-        if any(init and init.get('type') == 'Pretrained' for init in inits):
-            part['init_cfg'] = None
+    remove_pretrained(model_cfg)
     torch.manual_seed(seed)
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')), quiet():
         model = MODELS.build(model_cfg)

@@ -4,15 +4,15 @@ from .distiller import Distiller, distilled_attentions, relative_error
 from .images import RandomCropFlip, UnlabelledImages
 from .options import Options
 from .run import Linearizer
-from .student import Plan, plan_student
+from .student import StudentPlan, plan_student
 from .swap import SwapReport, swap_weights
 
 __all__ = [
     'Distiller',
     'Linearizer',
     'Options',
-    'Plan',
     'RandomCropFlip',
+    'StudentPlan',
     'SwapReport',
     'UnlabelledImages',
     'distilled_attentions',

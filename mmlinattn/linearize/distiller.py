@@ -148,8 +148,8 @@ def distilled_attentions(teacher: nn.Module, student: nn.Module) -> List[str]:
 def relative_error(found: Tensor, expected: Tensor, padding: Optional[Tensor] = None) -> Tensor:
     """Return the squared error over the squares of ``expected``, the mean over the images.
 
-    It is the mean squared error of each image in units of the teacher's mean square, so blocks and
-    outputs of any scale weigh the same. A mean over the images is the same on several processes.
+    It is the mean squared error of each image over the teacher's mean square: blocks and outputs
+    of any scale weigh the same. A mean over the images is the same on several processes.
 
     Args:
         found, expected: (B, ...); (B, N, C) with ``padding``.

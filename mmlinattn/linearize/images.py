@@ -14,12 +14,12 @@ from mmengine.dataset import BaseDataset, Compose
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 
+from ..apis import sources
 from ..datasets.audit.images import file_truncation_reason, image_size
 from ..engine.preflight.data import DataError, folders_of, loaded_dataset
 from ..engine.preflight.sample_loading import base_datasets
 from ..utils import outside_reason
 
-SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm')
 # Sizes of images, largest first, of which one each goes through the pipeline before work starts.
 MOST_SIZES = 32
 
@@ -84,14 +84,10 @@ def images_below(folder: str) -> List[Path]:
     """
     if not os.path.isdir(folder):
         raise FileNotFoundError(f'--images {folder}: there is no such folder')
-    found = sorted(
-        Path(parent, name)
-        for parent, _, names in os.walk(folder)
-        for name in names
-        if os.path.splitext(name)[1].lower() in SUFFIXES
-    )
+    found, _ = sources.images_below(Path(folder))
     if not found:
-        raise DataError(f'--images {folder}: the folder has no images ({", ".join(SUFFIXES)})')
+        suffixes = ', '.join(sources.IMAGES)
+        raise DataError(f'--images {folder}: the folder has no images ({suffixes})')
     for path in found:
         reason = outside_reason(str(path), [folder])
         if reason:

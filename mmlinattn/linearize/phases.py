@@ -12,11 +12,11 @@ from ..checkpoints import read_checkpoint
 from ..engine.hooks.checkpoint_hook import LAST
 from ..engine.model import preprocessor_of
 from ..engine.preflight.weights import check_weights
+from ..engine.pretrained import remove_pretrained
 from ..engine.runner.runner import PluginRunner
 from ..engine.training_setup import set_up_training, set_watchdog_timeout
 from .images import image_pipeline
 from .options import Options
-from .student import remove_pretrained
 
 OBJECTIVES = dict(a='attentions', b='outputs')
 IMPORTS = ('mmlinattn', 'mmlinattn.linearize')
@@ -145,7 +145,7 @@ def student_weights(checkpoint: Path, parts: Sequence[str]) -> Dict[str, Any]:
 def _with_weights(cfg: Config, checkpoint: str) -> dict:
     """Return the model of a config with the weights of a checkpoint, and no others."""
     found = copy.deepcopy(cfg)
-    remove_pretrained(found)
+    remove_pretrained(found.model)
     model = dict(found.model.to_dict(), init_cfg=dict(type='Pretrained', checkpoint=checkpoint))
     if preprocessor := preprocessor_of(cfg):
         model['data_preprocessor'] = preprocessor

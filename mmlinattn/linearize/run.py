@@ -16,7 +16,14 @@ from mmengine.dist import barrier, get_world_size, is_main_process
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 
-from ..checkpoints import check_complete, check_fits, read_checkpoint, save_checkpoint
+from ..checkpoints import (
+    check_complete,
+    check_fits,
+    load_state_dict,
+    read_checkpoint,
+    save_checkpoint,
+)
+from ..checkpoints.write import check_sum
 from ..engine.distributed.launch import broadcast_from_first
 from ..engine.model import build_model, quiet
 from ..engine.preflight.run import check_run
@@ -29,7 +36,7 @@ from .phases import finetune_config, phase_config, student_weights, train_phase
 from .report import markdown, write_report
 from .scores import score
 from .speed import measure
-from .student import Plan, plan_student
+from .student import StudentPlan, plan_student
 from .swap import swap_weights
 
 RECORD, CONFIG, MODEL, IMAGES = 'record.json', 'config.py', 'model.pth', 'images.json'
@@ -66,7 +73,7 @@ class Linearizer:
         self.cfg, self.checkpoint, self.options = cfg, checkpoint, options
         self.out = Path(options.out)
         self.phases = [p for p in ('a', 'b') if getattr(options, f'iters_{p}') > 0]
-        self.plan: Plan = plan_student(cfg, options.attn, options.keep_softmax)
+        self.plan: StudentPlan = plan_student(cfg, options.attn, options.keep_softmax)
         self._check_teacher()
         self.has_scores = options.score and cfg.get('val_dataloader') is not None
         if self.has_scores or options.finetune:
@@ -129,9 +136,8 @@ class Linearizer:
     def _teacher_hash(self) -> str:
         """Return a hash of the teacher's model and weights."""
         found = hashlib.sha256(repr(self.cfg.model.to_dict()).encode())
-        for name, value in read_checkpoint(self.checkpoint)['state_dict'].items():
-            found.update(name.encode())
-            found.update(value.contiguous().flatten().view(torch.uint8).numpy())
+        weights, _ = load_state_dict(self.checkpoint)
+        found.update(check_sum({name: of.contiguous() for name, of in weights.items()}).encode())
         return found.hexdigest()[:16]
 
     def _check_teacher(self) -> None:

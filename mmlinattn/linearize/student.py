@@ -7,11 +7,11 @@ from mmengine.config import Config
 from torch import nn
 
 from ..engine.model import build_model
+from ..engine.pretrained import remove_pretrained
 from ..models.backbones.base import Backbone
 from ..models.layers import AttnCfg, expand_attn_cfg
 from ..models.layers.base import BaseAttention
 from ..models.layers.build import find_attention, registered_subclasses
-from ..utils import dicts
 from .parts import Part, options_of, parts_of
 
 # Attentions whose weights are a softmax over keys, with their subclasses.
@@ -21,7 +21,7 @@ SOFTMAX = (
 )  # fmt: skip
 
 
-class Plan(NamedTuple):
+class StudentPlan(NamedTuple):
     """Config of the student, and the layers that differ from the teacher.
 
     Attributes:
@@ -37,11 +37,13 @@ class Plan(NamedTuple):
     parts: List[str]
 
 
-def plan_student(cfg: Config, attn_cfg: AttnCfg, keep: Sequence[Union[int, str]] = ()) -> Plan:
+def plan_student(
+    cfg: Config, attn_cfg: AttnCfg, keep: Sequence[Union[int, str]] = ()
+) -> StudentPlan:
     """Replace the softmax attentions in backbone and encoder of a config.
 
-    Layers count from 0 over all stages of the backbone, if it is of this package and has softmax
-    attention, and on over the encoder of SMCA.
+    Layers count from 0 over all stages of the backbone, then over the encoder of SMCA. A backbone
+    counts if it is of this package and has softmax attention.
 
     Args:
         cfg: config of the teacher, from :func:`mmlinattn.engine.config.load_config`.
@@ -81,13 +83,13 @@ def plan_student(cfg: Config, attn_cfg: AttnCfg, keep: Sequence[Union[int, str]]
              for i, (part, attn) in enumerate(layers) if part == name],
             attn_cfg,
         )  # fmt: skip
-    remove_pretrained(student)
+    remove_pretrained(student.model)
     try:
         build_model(student)
     except (KeyError, TypeError, ValueError) as error:
         text = error.args[0] if error.args else error
         raise type(error)(f'--attn {_name(attn_cfg)} in {kind}: {text}') from error
-    return Plan(student, replaced, kept, changed)
+    return StudentPlan(student, replaced, kept, changed)
 
 
 def attention_layers(model: nn.Module) -> List[str]:
@@ -164,14 +166,3 @@ def _short_form(cfgs: List[AttnCfg], attn_cfg: AttnCfg) -> Any:
     options = dict(first) if isinstance(first, dict) else {}
     options.pop('type', None)
     return {'default': attn_cfg, _name(first): dict(options, layers=layers) if options else layers}
-
-
-def remove_pretrained(cfg: Config) -> None:
-    """Remove what would load other weights when the model is initialised."""
-    for _, node in list(dicts(cfg.model, 'model')):
-        init_cfg = node.get('init_cfg')
-        inits = init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg or {}]
-        if any(init.get('type') == 'Pretrained' for init in inits):
-            node['init_cfg'] = None
-        if 'pretrained' in node:
-            node['pretrained'] = None

@@ -42,7 +42,7 @@ def swap_weights(teacher: Mapping[str, Tensor], student: nn.Module) -> SwapRepor
     """Copy the teacher's weights into every tensor of the student with the same name and shape.
 
     If the student's attention adds a gate, the rows of its ``in_proj`` for queries, keys and values
-    are copied and the gate starts as 1, which needs a bias. A local position (LePE) that the
+    are copied. The gate starts as 1, which needs a bias. A local position (LePE) that the
     teacher lacks starts as 0. The attention begins without the two and learns them.
 
     Args:

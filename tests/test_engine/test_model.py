@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.model import PretrainedInit
 
 from mmlinattn.engine import build_model
 from mmlinattn.engine.model import check_device, class_names, initial_model, load_model
@@ -13,6 +14,25 @@ from mmlinattn.engine.model import check_device, class_names, initial_model, loa
 def test_config_without_model():
     with pytest.raises(ValueError, match='no model'):
         build_model(Config(dict(default_scope='mmdet')))
+
+
+@pytest.mark.parametrize('kind', ['Pretrained', PretrainedInit])
+def test_an_initial_model_reads_no_weights(kind):
+    pytest.importorskip('mmseg')
+    init = dict(type='Constant', layer='Conv2d', val=0.25)
+    weights = dict(type=kind, checkpoint='nowhere.pth')
+    backbone = dict(
+        type='ResNet', depth=18, num_stages=1, strides=(1,), dilations=(1,), out_indices=(0,),
+        init_cfg=[init, weights],
+    )  # fmt: skip
+    head = dict(type='FCNHead', in_channels=64, channels=8, num_classes=2, norm_cfg=dict(type='BN'))
+    model = dict(type='EncoderDecoder', pretrained='nowhere.pth', backbone=backbone)
+    cfg = Config(dict(default_scope='mmseg', model=dict(model, decode_head=head)))
+    cfg.model.decode_head.init_cfg = weights
+    built = initial_model(cfg)
+    # What initialises without a file still does.
+    assert built.backbone.conv1.weight.unique().tolist() == [0.25]
+    assert cfg.model.pretrained == 'nowhere.pth' and cfg.model.decode_head.init_cfg == weights
 
 
 def test_unknown_option():

@@ -10,6 +10,7 @@ from torch import nn
 from ...checkpoints import CheckpointError, check_complete, check_fits
 from ..config import pretraining_config
 from ..model import unwrapped
+from ..pretrained import pretrained_inits, without_pretrained
 from ..runner.console import announce
 from ..runner.runner import PluginFeatures
 
@@ -33,10 +34,12 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
     model = unwrapped(runner.model)
     read = runner.checkpoints.outline
     if cfg.get('load_from'):
-        whole = testing or cfg.get('resume')
-        report = check_fits(cfg.load_from, model, may_differ=() if whole else HEADS, read=read)
+        is_complete = testing or cfg.get('resume')
+        report = check_fits(
+            cfg.load_from, model, may_differ=() if is_complete else HEADS, read=read
+        )
         announce(f'load_from: {report}')
-        if whole:
+        if is_complete:
             check_complete(cfg.load_from, report)
     if testing:
         return
@@ -44,10 +47,8 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
         drop_pretrained(model)
         return
     for name, module in model.named_modules():
-        init_cfg = getattr(module, 'init_cfg', None)
-        for init in init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg or {}]:
-            if init.get('type') == 'Pretrained':
-                _check_pretrained(f'{name}.init_cfg'.lstrip('.'), module, init, read)
+        for init in pretrained_inits(getattr(module, 'init_cfg', None)):
+            _check_pretrained(f'{name}.init_cfg'.lstrip('.'), module, init, read)
 
 
 def drop_pretrained(model: nn.Module) -> None:
@@ -56,12 +57,8 @@ def drop_pretrained(model: nn.Module) -> None:
     The checkpoint has all weights, and the files that the training began with may be gone.
     """
     for module in model.modules():
-        if not isinstance(module, BaseModule):
-            continue
-        init_cfg = module.init_cfg or {}
-        inits = init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg]
-        if any(init.get('type') in ('Pretrained', 'PretrainedInit') for init in inits):
-            module.init_cfg = None
+        if isinstance(module, BaseModule):
+            module.init_cfg = without_pretrained(module.init_cfg)
 
 
 def _check_pretrained(name: str, module: BaseModule, init: dict, read: Callable) -> None:

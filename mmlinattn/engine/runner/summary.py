@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from ...models.layers import BaseAttention
 from ...utils import redacted
 from ..preflight.sample_loading import base_datasets
+from ..pretrained import pretrained_inits
 
 Row = Tuple[str, str]
 
@@ -55,9 +56,8 @@ def _model(runner: Runner) -> Iterator[Row]:
         name = 'resumed from' if getattr(runner, '_resume', False) else 'weights'
         yield name, redacted(str(source))
     elif isinstance(backbone, nn.Module):
-        init_cfg = getattr(backbone, 'init_cfg', None) or {}
-        given = init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg]
-        files = [init['checkpoint'] for init in given if init.get('type') == 'Pretrained']
+        given = pretrained_inits(getattr(backbone, 'init_cfg', None))
+        files = [init['checkpoint'] for init in given]
         yield 'weights', f'backbone from {redacted(files[0])}' if files else 'random'
 
 
