@@ -106,10 +106,10 @@ def merging_model(merging: ConfigDict, model: nn.Module) -> nn.Module:
     Samples have the merged prediction alone: what the frameworks keep of one view is removed or
     made again.
     """
-    whole = MODELS.build(ConfigDict(merging, module=model)).eval()
-    merge: Callable[[Any], List[BaseDataElement]] = whole.merge_preds
-    whole.merge_preds = lambda views: [_consistent(sample) for sample in merge(views)]
-    return whole
+    wrapped = MODELS.build(ConfigDict(merging, module=model)).eval()
+    merge: Callable[[Any], List[BaseDataElement]] = wrapped.merge_preds
+    wrapped.merge_preds = lambda views: [_consistent(sample) for sample in merge(views)]
+    return wrapped
 
 
 def _consistent(sample: BaseDataElement) -> BaseDataElement:

@@ -66,5 +66,5 @@ def _ids_of_coco(classes: Sequence[str]) -> List[int]:
     from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights as Weights
 
     names = Weights.DEFAULT.meta['categories']  # listed by id
-    whole = len(classes) == len({*names} - {'__background__', 'N/A'}) and {*classes} <= {*names}
-    return [names.index(name) for name in classes] if whole else []
+    has_all = len(classes) == len({*names} - {'__background__', 'N/A'}) and {*classes} <= {*names}
+    return [names.index(name) for name in classes] if has_all else []

@@ -3,7 +3,6 @@
 import io
 import json
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional, Sequence, Union
@@ -13,6 +12,7 @@ import numpy as np
 from mmengine.structures import BaseDataElement
 from PIL import Image
 
+from ..utils import atomic_write, check_writable
 from ..visualization.predictions import draw_prediction
 from .coco import coco_json
 
@@ -172,16 +172,12 @@ class Prediction:
 
 
 def write_file(path: Path, content: bytes) -> Path:
-    """Write a file and the folders above it; leave no partial file if that fails.
+    """Write a file and the folders above it, and return its path.
 
     Raises:
-        OSError: the file cannot be written.
+        WriteError: the file cannot be written; an older file is unchanged.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    except OSError as error:
-        with suppress(OSError):
-            path.unlink()
-        raise OSError(f'{path} cannot be written: {error.strerror}') from error
+    check_writable(path)
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(content)
     return path

@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 from ..deployment import is_exported, load_exported
 from ..engine.config import load_config
 from ..engine.model import class_names, load_model, metainfos, number_of_classes, quiet
+from ..utils import check_integer
 from .augmentation import augmentation, check_augmentable, merging_model
 from .categories import category_ids, coco_categories
 from .packed import packed_unsupported_reason, predict_packed
@@ -147,8 +148,7 @@ class Predictor:
         batch_size: int = 1,
     ) -> Iterator[Prediction]:
         """Yield the predictions of a source one by one; see :meth:`__call__`."""
-        if type(batch_size) is not int or batch_size < 1:
-            raise ValueError(f'batch_size must be an integer of at least 1, got {batch_size!r}')
+        batch_size = check_integer('batch_size', batch_size)
         frames = iter(_frames(source))
         while group := list(islice(frames, batch_size)):
             # Those before an image that cannot be read are predicted before its error.

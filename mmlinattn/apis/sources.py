@@ -178,7 +178,7 @@ def output_names(sources: Sequence[Source]) -> Dict[str, str]:
 def _open(source: str, max_megapixels: float) -> Source:
     path = Path(source)
     if path.is_dir():
-        paths, others = _images_below(path)
+        paths, others = images_below(path)
         if not paths:
             raise ValueError(f'source {source!r} is a folder without images ({", ".join(IMAGES)})')
         return Source(
@@ -201,7 +201,16 @@ def _open(source: str, max_megapixels: float) -> Source:
     return Source(name, video=video, max_megapixels=max_megapixels)
 
 
-def _images_below(folder: Path) -> Tuple[List[Path], Counter]:
+def read_image(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> np.ndarray:
+    """Return the pixels of an image file, (H, W, 3) uint8, BGR.
+
+    Raises:
+        FrameError: the file is no image, damaged, truncated or too large.
+    """
+    return _read(path, str(path), max_megapixels).read()
+
+
+def images_below(folder: Path) -> Tuple[List[Path], Counter]:
     """Return the images below a folder, and the number of other files by suffix.
 
     Unreadable subfolders are among the images: they become faults.

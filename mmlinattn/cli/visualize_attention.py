@@ -5,6 +5,7 @@ import argparse
 import cv2
 from mmdet.apis import inference_detector
 
+from ..apis.sources import read_image
 from ..engine.config import load_config
 from ..engine.model import class_names, load_model
 from ..utils.command_line import errors_in_one_line
@@ -25,9 +26,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         cx, cy = seen.boxes[seen.best(1)[0], :2].tolist()
         x, y = cx * width, cy * height
-    bgr = cv2.imread(str(args.image))
-    if bgr is None:
-        raise ValueError(f'image {str(args.image)!r} is no image that OpenCV reads')
+    bgr = read_image(args.image)
     image = cv2.resize(bgr[..., ::-1], (width, height))
     stride = model.decoder.stride
     path = args.out_dir / f'{args.image.stem}_decoder.png'

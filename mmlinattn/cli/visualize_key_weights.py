@@ -14,6 +14,7 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
+from ..apis.sources import read_image
 from ..checkpoints import CheckpointError, load_state_dict
 from ..engine.config import load_config
 from ..engine.model import load_model
@@ -39,16 +40,15 @@ def package_attentions() -> List[str]:
     ]
 
 
-def read_image(args: argparse.Namespace) -> np.ndarray:
+def resized_image(args: argparse.Namespace) -> np.ndarray:
     """Return the image in the size of ``args`` as (h, w, 3), BGR; complete size and position.
 
     Raises:
-        ValueError: no image, or the position is not on it.
+        FrameError: the image cannot be read.
+        ValueError: the position is not on it.
     """
     photograph = matplotlib.cbook.get_sample_data(PHOTOGRAPH, asfileobj=False)
-    image = cv2.imread(str(args.image or photograph))
-    if image is None:
-        raise ValueError(f'image {str(args.image)!r} is no image that OpenCV reads')
+    image = read_image(Path(args.image or photograph))
     if args.size is None and args.checkpoint is None:
         args.size = SMALL
     elif args.size is None:
@@ -141,7 +141,7 @@ def draw(args: argparse.Namespace) -> Path:
     if unknown:
         hint = did_you_mean(unknown[0], known) or f'; there are {", ".join(known)}'
         raise ValueError(f'--attentions {unknown[0]}: no attention has this name{hint}')
-    image = read_image(args)
+    image = resized_image(args)
     cfg = load_config(args.config, args.cfg_options)
     weights: Dict[str, Tensor] = {}
     for name, model in models(args, cfg):

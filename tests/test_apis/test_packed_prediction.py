@@ -113,7 +113,7 @@ def test_sources_in_batches(predictor, tmp_path):
         del model.predict_batch
     assert seen == [2, 2, 1] and len(found) == 5
     torch.testing.assert_close(found[0].sample.pred_score, found[3].sample.pred_score)
-    with pytest.raises(ValueError, match='batch_size must be an integer of at least 1, got 0'):
+    with pytest.raises(ValueError, match='batch_size must be a positive integer, got 0'):
         model(IMAGES, batch_size=0)
     (tmp_path / 'x.png').write_bytes(b'no image')
     stream = model.stream([IMAGES[0], tmp_path / 'x.png'], batch_size=2)

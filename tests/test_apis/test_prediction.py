@@ -1,6 +1,8 @@
 """What a prediction holds, draws and writes, against samples made by hand."""
 
 import json
+import subprocess
+import sys
 
 import cv2
 import numpy as np
@@ -10,6 +12,7 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from PIL import Image
 
 from mmlinattn.apis import Prediction, coco_categories
+from mmlinattn.apis.prediction import write_file
 
 RED, GREEN, BLUE = (200, 10, 10), (10, 200, 10), (10, 10, 200)
 CATEGORIES = coco_categories(['cat', 'dog', 'owl'], [RED, GREEN, BLUE], ids=[17, 18, 16])
@@ -84,6 +87,22 @@ def test_picture_is_bgr(objects, tmp_path):
     np.testing.assert_array_equal(
         cv2.imdecode(np.frombuffer(objects._repr_png_(), np.uint8), cv2.IMREAD_COLOR), drawn
     )
+
+
+def test_an_older_file_survives_a_failed_write(tmp_path):
+    path = tmp_path / 'a.json'
+    write_file(path, b'old')
+    script = (
+        'import resource, signal, sys\n'
+        'from pathlib import Path\n'
+        'from mmlinattn.apis.prediction import write_file\n'
+        'signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n'
+        'resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n'
+        'write_file(Path(sys.argv[1]), 5000 * b"x")\n'
+    )
+    run = subprocess.run([sys.executable, '-c', script, str(path)], capture_output=True, text=True)
+    assert run.returncode == 1 and 'a.json cannot be written: File too large' in run.stderr
+    assert path.read_bytes() == b'old' and [*tmp_path.iterdir()] == [path]
 
 
 def test_saved_without_a_path(objects, tmp_path, monkeypatch):

@@ -275,7 +275,7 @@ def test_a_trained_detector_or_segmentor(tool, tmp_path, capsys, config):
     [
         (('--position', 160, 0), '--position 160 0 is not on an image of --size 160 192'),
         (('--image', 'nowhere.jpg'), "'nowhere.jpg' does not exist"),
-        (('--image', __file__), "test_key_weights.py' is no image that OpenCV"),
+        (('--image', __file__), 'test_key_weights.py cannot be read: damaged, or no image'),
         (('--checkpoints', 'nowhere.pth'), "'nowhere.pth' does not exist"),
         (('--out', 'weights.docx'), "--out must end with one of .*got 'weights.docx'"),
         (('--out', 'weights'), "--out must end with one of .*got 'weights'"),
