@@ -114,7 +114,9 @@ def session(path: Path) -> Callable[[Tensor], Sequence]:
     return lambda x: ready.run(None, {name: x.numpy()})
 
 
-def roads(model: nn.Module, x: Tensor, sizes: Sequence[Size], least: int, folder: Path, **options):
+def exported_cells(
+    model: nn.Module, x: Tensor, sizes: Sequence[Size], least: int, folder: Path, **options
+):
     """Yield one cell per exporter: largest difference and seconds, or the reason of failure."""
     batch, height, width = (
         Dim(name, min=low, max=4096) for name, low in zip('bhw', (1, least, least))
@@ -140,12 +142,12 @@ def roads(model: nn.Module, x: Tensor, sizes: Sequence[Size], least: int, folder
         spent.append(time.process_time() - start)
         return compare(session(path), model, sizes[:1], channels)
 
-    for road in (by_export, by_onnx, by_tracing):
+    for exporter in (by_export, by_onnx, by_tracing):
         spent: List[float] = []
         start = time.process_time()
         try:
             with silence():
-                found = road()
+                found = exporter()
             yield f'{found:.0e}, {spent[0]:.0f} s'
         except Exception as error:
             yield refusal(' '.join(str(error).split())) or model_exports.failure(error)
@@ -167,7 +169,7 @@ def table(models: Dict[str, Callable[[], nn.Module]], *args, **options) -> None:
             with silence():
                 model = build().eval().requires_grad_(False)
             x = torch.randn(sizes[0][0], channels, *sizes[0][1:])
-            cells = roads(model, x, sizes, least, Path(folder), **options)
+            cells = exported_cells(model, x, sizes, least, Path(folder), **options)
             print(tables.row([name, *cells]), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The lint of how docstrings begin."""
+"""The lint of docstrings: how they begin, and how long their sentences are."""
 
 import runpy
 
@@ -20,10 +20,13 @@ def lint(root):
         ('function', 'Whether it fits.', "begins with 'Whether'"),
         ('noun', 'Layers that share a norm.', None),
         ('noun', 'What all share.', "begins with 'What'"),
-        ('noun', 'A ' + 'very ' * 30 + 'long name.', 'first sentence has 33 words'),
+        ('noun', 'A ' + 'very ' * 30 + 'long name.', 'has 33 words in a sentence'),
+        ('noun', 'A name.\n\nIt ' + 'is ' * 25 + 'long.', 'has 27 words in a sentence'),
+        ('noun', 'A name.\n\nArgs:\n    a: is ' + 'very ' * 25 + 'long.', None),
+        ('noun', f'A name, "{"very " * 25}" (Fan et al., 2025) and ``a, {"b " * 25}``.', None),
     ],
 )
-def test_first_words(lint, kind, text, problem):
+def test_begin_and_length(lint, kind, text, problem):
     found = lint['problem_of'](kind, text)
     assert found is None if problem is None else problem in found
 
@@ -34,6 +37,6 @@ def test_findings_are_printed_with_their_place(lint, tmp_path, capsys):
     (tmp_path / 'a.py').write_text(code + '    def c(self):\n        """Of c."""\n')
     assert lint['main']([str(tmp_path)]) == 1
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f'{tmp_path}/a.py:9: docstring begins with ') and line.endswith('Of c.')
+    assert line.startswith(f'{tmp_path}/a.py:9: docstring begins with ') and line.endswith("'Of'")
     (tmp_path / 'a.py').write_text(code)
     assert lint['main']([str(tmp_path)]) == 0

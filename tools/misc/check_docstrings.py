@@ -2,8 +2,9 @@
 """Check that docstrings begin as CONTRIBUTING.md requires.
 
 A function begins with a verb in the imperative ("Return the slices ..."), a class, module or
-property with a noun phrase. The first sentence has at most 30 words. Prints one line per finding;
-exit code 1 if there are any.
+property with a noun phrase. The sentences before the sections ("Args:", ...) have at most 25 words;
+a quotation, code or a citation counts as one. Prints one line per finding; exit code 1 if there are
+any.
 """
 
 import argparse
@@ -14,7 +15,10 @@ from pathlib import Path
 from typing import Iterator, List, Optional, Tuple
 
 FOLDERS = ('mmlinattn', 'tools', 'benchmarks')
-MAX_WORDS = 30
+MAX_WORDS = 25
+SECTION = re.compile(r'^\s*(Args|Attributes|Example|Inputs|Raises|Returns|Yields):$', re.M)
+# Quotations, code, and citations such as (Fan et al., CVPR 2025).
+ONE_WORD = re.compile(r'"[^"]*"|``[^`]*``|\([^()]*\d{4}[^()]*\)')
 # First words of sentences that are hard to understand.
 BANNED = {
     'Any', 'Are', 'As', 'Can', 'Do', 'Does', 'From', 'How', 'Is', 'It', 'Its', 'Of', 'Same', 'See',
@@ -57,11 +61,23 @@ def problem_of(kind: str, text: str) -> Optional[str]:
         return f'begins with {word!r}'
     if kind == 'function' and word not in VERBS:
         return f'begins with {word!r}, which is no known verb in the imperative'
-    sentence = re.split(r'(?<=[.:;])\s|\n\n', text)[0]
-    words = len(sentence.split())
-    if words > MAX_WORDS:
-        return f'first sentence has {words} words, at most {MAX_WORDS}'
+    for sentence in sentences(text):
+        words = len(sentence.split())
+        if words > MAX_WORDS:
+            return f'has {words} words in a sentence, at most {MAX_WORDS}: {sentence}'
     return None
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of the description, without code and tables.
+
+    Example:
+        >>> [*sentences('Return x (Fan et al., 2025). It is new:\\n\\n    y = x')]
+        ['Return x *.', 'It is new:']
+    """
+    for block in re.split(r'\n\s*\n|\n(?=\s*- )', SECTION.split(text)[0]):
+        if not block.startswith((' ', '=', '|')) and '>>>' not in block:
+            yield from re.split(r'(?<=[.:;])\s+', ONE_WORD.sub('*', ' '.join(block.split())))
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -76,7 +92,7 @@ def main(argv: Optional[List[str]] = None) -> int:
                 problem = problem_of(kind, text)
                 if problem:
                     found += 1
-                    print(f'{file}:{line}: docstring {problem}: {text.splitlines()[0]}')
+                    print(f'{file}:{line}: docstring {problem}')
     return int(found > 0)
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Train TimeSformer with each scheme on Moving Shapes, and print a table of accuracies.
 
-It writes the videos (PyAV, the extra "video"), trains the configs with one thread each, as many at
-once as there are cores, and draws a picture of the classes. The exit status is 1 unless space
+It writes the videos (PyAV, the extra "video") and draws a picture of the classes. It trains the
+configs with one thread each, as many at once as there are cores. The exit status is 1 unless space
 attention stays near chance and all others are far above it.
 """
 
