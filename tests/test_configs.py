@@ -810,17 +810,6 @@ def test_steps_of_random_walks(variant, attn, steps):
         assert block.attn.decay == 0.1
 
 
-def decays(cfg: Config) -> dict:
-    """Weight decay of each parameter."""
-    model = build_model(cfg)
-    names = {id(value): key for key, value in model.named_parameters()}
-    groups = optimizer_of(cfg, model).param_groups
-    return {names[id(p)]: group['weight_decay'] for group in groups for p in group['params']}
-
-
-NORMS = r'\.(norm\d|bn|out_norms\.\d|convs\.\d\.bn)\.(weight|bias)$'
-
-
 def test_upernet_rate_is_the_product_of_warm_up_and_curve():
     cfg = load('upernet_ravlt-t_8xb2-160k_ade20k-512x512')
     schedulers = [dict(s) for s in cfg.param_scheduler]
@@ -923,10 +912,6 @@ def test_schedules_of_releases(name, start, lr, floor, warm_up, by_iteration, la
             rate = floor + (lr - floor) * (1 + math.cos(math.pi * epoch / 300)) / 2
             tolerance = 1e-3
         assert found[i] == pytest.approx(rate, rel=tolerance, abs=1e-8), i
-
-
-def attentions_of_stages(name: str) -> List[set]:
-    return [{type(block.attn).__name__ for block in stage} for stage in built(name).backbone.stages]
 
 
 @pytest.mark.parametrize(('variant', 'params'), [('t', 28.39), ('s', 49.71)])

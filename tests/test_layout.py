@@ -52,7 +52,6 @@ MAY_IMPORT = {
     'cli': ['app', 'linearize'],
     '__main__': ['cli'],
 }
-KERNEL_FILES = ('triton_helpers', 'kv_state', 'reduction', 'tuning', 'triton_kernels')
 OPEN = {'utils', 'version'}  # everything may import these; they import nothing of the package
 
 

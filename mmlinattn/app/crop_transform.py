@@ -72,7 +72,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Sight:
+class CropTransform:
     """Transform from the network's input to the image: ``pixel = scale * input + offset``.
 
     Attributes:
@@ -84,11 +84,11 @@ class Sight:
     offset: Pair
     size: Tuple[int, int]
 
-    def enlarged(self, factor: int) -> 'Sight':
+    def enlarged(self, factor: int) -> 'CropTransform':
         """Return the transform for the image enlarged by ``factor``."""
         (sx, sy), (ox, oy) = self.scale, self.offset
         offset = (enlarged_pixel(ox, factor), enlarged_pixel(oy, factor))
-        return Sight((factor * sx, factor * sy), offset, self.size)
+        return CropTransform((factor * sx, factor * sy), offset, self.size)
 
     def grid(self, shape: Tuple[int, int], stride: Optional[float] = None) -> Grid:
         """Return the grid of a map (rows, columns) that divides the input evenly.
@@ -116,7 +116,9 @@ def enlarged_pixel(pixel: float, factor: int) -> float:
     return factor * (pixel + 0.5) - 0.5
 
 
-def sight_of(predictor: Predictor, shape: Tuple[int, int], size: Tuple[int, int]) -> Sight:
+def measure_crop(
+    predictor: Predictor, shape: Tuple[int, int], size: Tuple[int, int]
+) -> CropTransform:
     """Measure the transform from the network's input to the image.
 
     The test pipeline receives coordinates as colours, so any resizing, padding and cropping is
@@ -150,4 +152,4 @@ def sight_of(predictor: Predictor, shape: Tuple[int, int], size: Tuple[int, int]
         scale, offset = np.polyfit(known.nonzero()[0], values[known] / 255 * (pixels - 1), 1)
         scales.append(float(scale))
         offsets.append(float(offset))
-    return Sight((scales[0], scales[1]), (offsets[0], offsets[1]), size)
+    return CropTransform((scales[0], scales[1]), (offsets[0], offsets[1]), size)

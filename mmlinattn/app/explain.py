@@ -16,7 +16,7 @@ from ..models.layers.attend_calls import Call, calls_of
 from ..visualization.attention_maps import AttentionRecord, record, ring_map
 from ..visualization.key_weights import key_weights, reach, weight_colors, weight_scale
 from ..visualization.predictions import enlarged
-from .crop_transform import Grid, Sight, enlarged_pixel, sight_of
+from .crop_transform import CropTransform, Grid, enlarged_pixel, measure_crop
 
 NEARLY_UNIFORM = 0.4  # share of the keys with half of the weight; 0.5 in a uniform row
 BAR_STEPS, LEAST_GAP = 33, 0.06  # of the colour bar: colours, and space between two texts
@@ -163,15 +163,15 @@ def attention_map(
             f'the model reads an image of {width} x {height} in {len(sizes)} crops; '
             "what a query looks at is known for whole images (test_cfg.mode='whole')"
         )
-    sight = sight_of(predictor, (height, width), sizes[0]).enlarged(enlarge)
+    crop = measure_crop(predictor, (height, width), sizes[0]).enlarged(enlarge)
     pixel = (enlarged_pixel(pixel[0], enlarge), enlarged_pixel(pixel[1], enlarge))
     if view.kind == 'gaussians':
         layer = int(view.module.rsplit('.', 1)[1])
-        return _gaussians(predictor, seen, layer, img_shape[:2], sight, pixel)
+        return _gaussians(predictor, seen, layer, img_shape[:2], crop, pixel)
     if not calls:
         raise ValueError(f'{view.module} did not run')
     stride = predictor.model.decoder.stride if _is_smca(predictor.model) else None
-    return (_keys if view.kind == 'keys' else _rings)(attn, calls[0], sight, stride, pixel)
+    return (_keys if view.kind == 'keys' else _rings)(attn, calls[0], crop, stride, pixel)
 
 
 def draw_map(
@@ -210,21 +210,21 @@ def draw_map(
     return Explanation(_mark(picture, found.mark), f'{found.text} Shown: {which}. {text}', bar)
 
 
-def _keys(attn: BaseAttention, call: Call, sight: Sight, stride, pixel) -> AttentionMap:
+def _keys(attn: BaseAttention, call: Call, crop: CropTransform, stride, pixel) -> AttentionMap:
     shape = call.tokens.hw_shape
-    queries = sight.grid(shape, stride)
+    queries = crop.grid(shape, stride)
     row, column = queries.cell(*pixel)
     weights = key_weights(attn, call, (row, column)).float().cpu()
     # With fewer keys than queries, each key covers a larger cell.
     step = None if stride is None else stride * shape[1] / weights.shape[2]
-    grid = sight.grid((weights.shape[1], weights.shape[2]), step)
+    grid = crop.grid((weights.shape[1], weights.shape[2]), step)
     text = _where(attn, row, column, shape)
     return AttentionMap('keys', weights, grid, queries.middle(row, column), text)
 
 
-def _rings(attn: RippleAttention, call: Call, sight: Sight, stride, pixel) -> AttentionMap:
+def _rings(attn: RippleAttention, call: Call, crop: CropTransform, stride, pixel) -> AttentionMap:
     shape = call.tokens.hw_shape
-    grid = sight.grid(shape, stride)
+    grid = crop.grid(shape, stride)
     row, column = grid.cell(*pixel)
     with torch.no_grad():
         values = call.tokens.split_extra(call.v[:1], 2)[1]
@@ -239,11 +239,11 @@ def _rings(attn: RippleAttention, call: Call, sight: Sight, stride, pixel) -> At
 
 
 def _gaussians(
-    predictor: Predictor, seen: AttentionRecord, layer: int, img_shape, sight: Sight, pixel
+    predictor: Predictor, seen: AttentionRecord, layer: int, img_shape, crop: CropTransform, pixel
 ) -> AttentionMap:
-    grid = sight.grid(seen.hw_shape, predictor.model.decoder.stride)
+    grid = crop.grid(seen.hw_shape, predictor.model.decoder.stride)
     # Boxes are relative to the resized image; convert them to pixels of the picture.
-    scale, offset = torch.tensor(sight.scale), torch.tensor(sight.offset)
+    scale, offset = torch.tensor(crop.scale), torch.tensor(crop.offset)
     sides = torch.tensor([img_shape[1], img_shape[0]])
     boxes = seen.boxes.cpu().float()
     middles, halves = boxes[:, :2] * sides * scale + offset, boxes[:, 2:] * sides * scale / 2

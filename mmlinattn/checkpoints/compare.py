@@ -185,25 +185,25 @@ def check_fits(
         1 keys match
         1 missing in the file: bias
     """
-    whole = state_dict = weights_of(read(source), source)
+    loaded = state_dict = weights_of(read(source), source)
     if prefix:
         prefix = prefix if prefix.endswith('.') else f'{prefix}.'
-        state_dict = {k[len(prefix) :]: v for k, v in whole.items() if k.startswith(prefix)}
+        state_dict = {k[len(prefix) :]: v for k, v in loaded.items() if k.startswith(prefix)}
     _run_load_hooks(module, state_dict, source)
     report = compare(module.state_dict(), state_dict)
     _check_types(module.state_dict(), state_dict, report.matched, source)
     if report.missing or not report.matched:
-        release = source_of(whole, module.state_dict(), len(report.matched))
+        release = source_of(loaded, module.state_dict(), len(report.matched))
         if release:
-            if release == 'rala' and 'proj.weight' not in whole:
+            if release == 'rala' and 'proj.weight' not in loaded:
                 release = 'rala (RAVLT) or --source mala (MAViT)'
             raise CheckpointError(
                 f'{source} has the names of a release, of which {len(report.matched)} of '
-                f'{len(whole)} are names of {type(module).__name__}. Convert it first: '
+                f'{len(loaded)} are names of {type(module).__name__}. Convert it first: '
                 f'mmlinattn convert {source} checkpoints/NAME.pth --source {release}'
             )
     if prefix and not state_dict:
-        starts = shorten(list(dict.fromkeys(name.partition('.')[0] for name in whole)))
+        starts = shorten(list(dict.fromkeys(name.partition('.')[0] for name in loaded)))
         raise CheckpointError(
             f'{source} has no keys that begin with {prefix!r}; theirs begin with {starts}: change '
             'the prefix of init_cfg, or leave it out'
@@ -215,7 +215,7 @@ def check_fits(
         theirs, ours = shorten(report.unexpected, 3), shorten(report.missing, 3)
         raise CheckpointError(
             f'{source}: not one key is of {type(module).__name__}; the file has {theirs}, '
-            f'the model {ours}{_prefix_hint(module, whole)}'
+            f'the model {ours}{_prefix_hint(module, loaded)}'
         )
     check_finite(source, {name: state_dict[name] for name in report.matched}, constants(module))
     return report

@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional, Sequence, Union
 import cv2
 import numpy as np
 
-from ..utils.checks import check_positive_integers
+from ..utils import check_integer
 from .shapes.layouts import JPEG_QUALITY, square_crop
 
 DESCRIPTION = 'crops.json'
@@ -52,9 +52,11 @@ def crop_objects(
 
         crop_objects('data/bccd', 'data/cells', dict(train=['train'], val=['val', 'test']))
     """
-    limits = dict(max_per_class or {})
-    check_positive_integers(size=size)
-    check_positive_integers(**{f'max_per_class[{name!r}]': n for name, n in limits.items()})
+    size = check_integer('size', size)
+    limits = {
+        name: check_integer(f'max_per_class[{name!r}]', number)
+        for name, number in (max_per_class or {}).items()
+    }
     unknown = sorted(set(limits) - set(splits))
     if unknown:
         raise ValueError(f'max_per_class is for {unknown}, splits are {list(splits)}')

@@ -1,8 +1,8 @@
 """Learning-rate schedulers that count epochs as timm's do.
 
-MMEngine's linear warm-up reaches the base rate in its last step, timm's one step later. timm's
-schedulers are also stepped with the index of the finished epoch in DeiT's training script, so that
-the first two epochs run at the same rate: ``lag=1``. Name the classes by their full path::
+MMEngine's linear warm-up reaches the base rate in its last step, timm's one step later. DeiT's
+training script also steps timm's schedulers with the index of the finished epoch: the first two
+epochs run at the same rate, ``lag=1``. Name the classes by their full path::
 
     param_scheduler = [
         dict(type='mmlinattn.engine.schedulers.LinearLR', start_factor=1e-3, end=5, lag=1),

@@ -135,7 +135,7 @@ def set_report(cfg: Config) -> None:
 
 def scale_lr(cfg: Config) -> None:
     """Enable ``--auto-scale-lr``; raise ValueError if the config has no base batch size."""
-    if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
+    if 'base_batch_size' not in (cfg.get('auto_scale_lr') or {}):
         raise ValueError(
             '--auto-scale-lr: the config has no auto_scale_lr.base_batch_size: add '
             'auto_scale_lr = dict(base_batch_size=N), N images a step that its learning rate is '

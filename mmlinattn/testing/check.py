@@ -20,12 +20,13 @@ def check_attention(
     expected_failures: Optional[Mapping[str, str]] = None,
     **options,
 ) -> None:
-    """Check that an attention keeps every promise of the attention contract.
+    """Check that an attention obeys every rule of the attention contract.
 
     It builds small layers on the CPU and checks the rules in ``ATTENTION_RULES``: shapes, strides,
     gradients against finite differences, padding, batches, half precision, odd maps, extra tokens,
-    errors, ``torch.compile``, ``torch.export``, and the rules of :func:`check_backbone` in every
-    backbone of this package. This takes 5 to 20 seconds, most of it for compilation and export.
+    errors, ``torch.compile`` and ``torch.export``. It also checks the rules of
+    :func:`check_backbone` in every backbone of this package. This takes 5 to 20 seconds, most of it
+    for compilation and export.
 
     Args:
         cls: class or registered name of the attention, a :class:`BaseAttention`.

@@ -38,11 +38,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Rule:
-    """A promise of attentions or backbones, with a function that checks it.
+    """A rule for attentions or backbones, with a function that checks it.
 
     Attributes:
         name: name of the rule.
-        statement: the promise, in one sentence.
+        statement: the rule, in one sentence.
         cure: what to change in code that breaks it.
         check: function that raises :class:`RuleBroken` if a case breaks the rule. Any other error
             also breaks it.

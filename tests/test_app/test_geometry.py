@@ -7,7 +7,7 @@ import torch
 from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
 
-from mmlinattn.app.crop_transform import Grid, Sight, sight_of
+from mmlinattn.app.crop_transform import CropTransform, Grid, measure_crop
 
 
 class Pipeline:
@@ -39,14 +39,14 @@ class Pipeline:
         ((37, 23), Pipeline((74, 115), crop=(0, 15))),
     ],
 )
-def test_the_sight_of_a_pipeline_is_measured(shape, steps):
-    sight = sight_of(steps, shape, steps.padded or steps.kept or steps.resized)
+def test_crop_transform_of_a_pipeline_is_measured(shape, steps):
+    crop = measure_crop(steps, shape, steps.padded or steps.kept or steps.resized)
     for axis in (0, 1):  # x, y
         full, resized = shape[1 - axis], steps.resized[1 - axis]
         scale, start = full / resized, steps.crop[1 - axis]
         # OpenCV's pixels are areas: middle i + 0.5.
         wanted = scale * (np.array([0, 20]) + start + 0.5) - 0.5
-        found = sight.scale[axis] * np.array([0, 20]) + sight.offset[axis]
+        found = crop.scale[axis] * np.array([0, 20]) + crop.offset[axis]
         np.testing.assert_allclose(found, wanted, atol=0.5)
 
 
@@ -67,10 +67,10 @@ def test_the_crop_of_a_classifier():
             packed = steps(dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2]))
             return dict(inputs=[packed['inputs']])
 
-    sight = sight_of(Classifier(), (512, 1024), (224, 224))
-    np.testing.assert_allclose(sight.scale, (2, 2), atol=0.02)
-    np.testing.assert_allclose(sight.offset, (2 * 144 + 0.5, 2 * 16 + 0.5), atol=2)
-    grid = sight.grid((14, 14))
+    crop = measure_crop(Classifier(), (512, 1024), (224, 224))
+    np.testing.assert_allclose(crop.scale, (2, 2), atol=0.02)
+    np.testing.assert_allclose(crop.offset, (2 * 144 + 0.5, 2 * 16 + 0.5), atol=2)
+    grid = crop.grid((14, 14))
     assert grid.cell(512, 256) == (7, 7) and grid.cell(300, 40) == (0, 0)
     assert grid.cell(0, 0) == (0, 0) and grid.cell(1023, 511) == (13, 13)
     painted = grid.paint(np.zeros((512, 1024, 3), np.uint8), np.ones((14, 14, 4)))
@@ -86,20 +86,20 @@ def test_a_pipeline_that_leaves_nothing():
             return dict(inputs=[torch.zeros(3, 8, 8)])
 
     with pytest.raises(ValueError, match='leaves too little of a picture of 9 x 6 pixels'):
-        sight_of(Black(), (6, 9), (8, 8))
+        measure_crop(Black(), (6, 9), (8, 8))
 
 
 def test_cells_and_pixels():
     """Twice as many pixels in the input as in the picture; 8 of them a cell."""
-    sight = Sight((0.5, 0.5), (-0.25, -0.25), (32, 64))
-    grid = sight.grid((4, 8))
+    crop = CropTransform((0.5, 0.5), (-0.25, -0.25), (32, 64))
+    grid = crop.grid((4, 8))
     assert grid.middle(0, 0) == pytest.approx((1.5, 1.5))
     columns = [grid.cell(x, 0)[1] for x in range(32)]
     assert columns == [x // 4 for x in range(32)]
-    large = [sight.enlarged(3).grid((4, 8)).cell(x, 0)[1] for x in range(96)]
+    large = [crop.enlarged(3).grid((4, 8)).cell(x, 0)[1] for x in range(96)]
     assert large == [x // 12 for x in range(96)]
     # SMCA: the middle of cell i is at 8 * i of the input.
-    smca = sight.grid((4, 8), stride=8)
+    smca = crop.grid((4, 8), stride=8)
     assert smca.middle(1, 2) == pytest.approx((0.5 * 16 - 0.25, 0.5 * 8 - 0.25))
     assert smca.cell(7.7, 3.8) == (1, 2)
 

@@ -189,7 +189,7 @@ def test_resizing_and_flipping():
 @pytest.mark.parametrize(
     'make, error',
     [
-        (lambda: LoadClip(0), 'num_frames must be an integer of at least 1, got 0'),
+        (lambda: LoadClip(0), 'num_frames must be a positive integer, got 0'),
         (lambda: LoadClip(8, interval=1.5), 'interval must be .* got 1.5'),
         (lambda: LoadClip(8, fps=30), 'needs an interval'),
         (lambda: ResizeClip((320, 256)), r'got \(320, 256\)'),
@@ -250,6 +250,9 @@ def test_moving_shapes_are_written_once(tmp_path, capsys):
     assert 'other parameters' in capsys.readouterr().err
     with pytest.raises(FileExistsError, match='no Moving Shapes set'):
         generate_videos(tmp_path)
-    for bad, error in (('--size', 'size must be an integer >= 32'), ('--num-frames', 'num_frames')):
+    for bad, error in (
+        ('--size', 'size must be an integer of at least 32'),
+        ('--num-frames', 'num_frames'),
+    ):
         assert run(tmp_path / 'x', bad, '7') == 2
         assert error in capsys.readouterr().err

@@ -85,7 +85,6 @@ CASES = {
 TOKENS = {'Q', 'K', 'V', 'DOUT', 'DQ', 'DK', 'DV', 'AQ', 'AK', 'OUT', 'WEIGHT', 'DWEIGHT'}
 TOKENS |= {'PQ', 'PK', 'GQ', 'GK', 'GATE', 'RESULT', 'SUM', 'GRAD', 'DSUM', 'DGATE'}
 FLOATS = {'scale', 'eps', 'root', 'decay'}
-UNALIGNED = {'H', 'height', 'width', 'across', 'tiles', 'steps', 'factors'}
 POINTERS = {'half': '*bf16', 'float': '*fp32'}
 # Kernels that the table does not have, which fit every GPU: flags and warps.
 LOCAL = dict(SIDE=epilogue.SIDE, BC=epilogue.CHANNELS, SIZE=5)

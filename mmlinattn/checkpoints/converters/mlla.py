@@ -1,7 +1,10 @@
 """Key mapping for released MLLA weights.
 
-A released file is a classifier (``norm`` and ``head`` after the last stage), or a complete
-MMDetection 2.x / MMSegmentation 0.x model (prefix ``backbone.``, a norm for each output).
+Released files are of two kinds:
+
+- classifiers: ``norm`` and ``head`` after the last stage;
+- complete models of MMDetection 2.x or MMSegmentation 0.x: prefix ``backbone.``, a norm for each
+  output.
 """
 
 from typing import Mapping

@@ -1,8 +1,10 @@
 """Key mapping for released RALA / RAVLT and MALA / MAViT weights, whose names are the same.
 
-A released file is one of: a classifier (names without a prefix, ``proj`` / ``norm`` / ``head``
-after the last stage), a dense backbone (``extra_norms`` instead of these), or a complete
-MMDetection 2.x / MMSegmentation 0.x model (prefix ``backbone.``, necks and heads).
+Released files are of three kinds:
+
+- classifiers: names without a prefix, ``proj`` / ``norm`` / ``head`` after the last stage;
+- dense backbones: ``extra_norms`` instead of these;
+- complete models of MMDetection 2.x or MMSegmentation 0.x: prefix ``backbone.``, necks and heads.
 """
 
 from typing import Mapping

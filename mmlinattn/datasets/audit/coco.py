@@ -83,7 +83,7 @@ def check_classes(categories: list, classes: Sequence[str]) -> Iterator[Finding]
     """Yield the problems in the mapping of a data set's classes to the categories of its file.
 
     MMDetection takes the categories whose names are classes and numbers them in the order of the
-    file, so label 0 is the first of these and not the first class. Other categories may exist.
+    file. Label 0 is therefore the first of these, not the first class. Other categories may exist.
 
     Args:
         categories: records of the categories.

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 from mmengine.fileio import BaseStorageBackend
 
-from ...utils import redacted
-from ...utils.checks import check_positive_integers
+from ...utils import check_integer, redacted
 from ...utils.messages import log_warning
 from .tar_member import TarMemberBackend, is_tar_member
 
@@ -60,10 +59,9 @@ class RemoteFileBackend(BaseStorageBackend):
     """
 
     def __init__(self, attempts: int = 6, timeout: float = 30.0) -> None:
-        check_positive_integers(attempts=attempts)
         if not (math.isfinite(timeout) and timeout > 0):
             raise ValueError(f'timeout must be a positive number of seconds, got {timeout!r}')
-        self.attempts = attempts
+        self.attempts = check_integer('attempts', attempts)
         self.timeout = timeout
 
     def get(self, filepath: Union[str, Path]) -> bytes:

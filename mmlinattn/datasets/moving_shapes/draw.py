@@ -3,7 +3,8 @@
 import cv2
 import numpy as np
 
-from ..shapes.draw import OUTLINES, check_integer, covered_area
+from ...utils import check_integer
+from ..shapes.draw import OUTLINES, covered_area
 
 CLASSES = (
     'clockwise', 'anticlockwise', 'clockwise then anticlockwise', 'anticlockwise then clockwise',

@@ -8,7 +8,7 @@ from typing import Union
 
 import numpy as np
 
-from ..shapes.draw import check_integer
+from ...utils import check_integer
 from ..video.pyav import write_video
 from .draw import CLASSES, MIN_SIZE, draw_clip
 
@@ -79,7 +79,7 @@ def generate_videos(
 def _check_same(root: Path, parameters: dict) -> None:
     try:
         found = json.loads((root / DESCRIPTION).read_text())['parameters']
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError):
         found = None
     if found != parameters:
         what = 'no Moving Shapes set' if found is None else f'a set with other parameters, {found}'

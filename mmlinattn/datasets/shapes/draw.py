@@ -5,6 +5,8 @@ from typing import List, NamedTuple, Tuple
 import cv2
 import numpy as np
 
+from ...utils import check_integer
+
 CLASSES = ('circle', 'square', 'triangle', 'star', 'cross')
 SEG_CLASSES = ('background', *CLASSES)
 PALETTE = [
@@ -94,13 +96,6 @@ def draw_image(rng: np.random.Generator, image_size: int) -> Sample:
         semantic=np.array(labels, np.uint8)[top],
         instances=[Instance(labels[i], top == i) for i in range(1, len(labels))],
     )
-
-
-def check_integer(name: str, value: int, least: int) -> int:
-    """Return ``value``; raise ValueError unless it is an integer of at least ``least``."""
-    if not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f'{name} must be an integer >= {least}, got {value!r}')
-    return int(value)
 
 
 def _background(rng: np.random.Generator, size: int) -> np.ndarray:

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
 
+from ...utils import check_integer
 from . import draw, layouts
-from .draw import check_integer
 
 
 def generate(

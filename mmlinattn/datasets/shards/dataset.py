@@ -13,7 +13,7 @@ from mmengine.dataset import BaseDataset, force_full_init
 from mmengine.fileio.backends.registry_utils import backends
 from mmengine.registry import DATASETS
 
-from ...utils.checks import check_positive_integers
+from ...utils import check_integer
 from ..file_backends import HTTPFileBackend, RegularFileBackend, StoreError
 from ..file_backends.base import RemoteFileBackend
 from ..file_backends.tar_member import (
@@ -71,9 +71,8 @@ class ShardDataset(BaseDataset):
         backend_args: Optional[dict] = None,
         **kwargs: Any,
     ) -> None:
-        check_positive_integers(block_bytes=block_bytes, blocks=blocks)
-        self.block_bytes = block_bytes
-        self.blocks = blocks
+        self.block_bytes = check_integer('block_bytes', block_bytes)
+        self.blocks = check_integer('blocks', blocks)
         self.backend_args = backend_args
         self._cached_blocks: OrderedDict = OrderedDict()
         super().__init__(ann_file=ann_file, data_root=data_root, data_prefix={}, **kwargs)

@@ -1,8 +1,10 @@
 """Index of the shards, a JSON file in their folder.
 
-It is ``dict(format, version, metainfo, source, samples, shards)``. Each shard has ``name``,
-``bytes`` and ``sha256`` of the file, ``starts`` (the offset of each sample, then the end of the
-last one) and ``crc32`` of the bytes of each sample.
+It is ``dict(format, version, metainfo, source, samples, shards)``. Each shard has:
+
+- ``name``, ``bytes`` and ``sha256`` of the file;
+- ``starts``: the offset of each sample, then the end of the last one;
+- ``crc32`` of the bytes of each sample.
 """
 
 import json

@@ -7,7 +7,7 @@ from mmengine.dist import get_dist_info, sync_random_seed
 from mmengine.registry import DATA_SAMPLERS
 from torch.utils.data import Sampler
 
-from ...utils.checks import check_positive_integers
+from ...utils import check_integer
 from .dataset import ShardDataset
 
 
@@ -55,8 +55,8 @@ class ShardSampler(Sampler):
         if not isinstance(dataset, ShardDataset):
             raise TypeError(f'dataset must be a ShardDataset, got {type(dataset).__name__}')
         # With 0 workers the process itself loads all batches.
-        num_workers = num_workers or 1
-        check_positive_integers(batch_size=batch_size, num_workers=num_workers)
+        num_workers = check_integer('num_workers', num_workers or 1)
+        batch_size = check_integer('batch_size', batch_size)
         self.block_of = dataset.block_numbers()
         if not len(self.block_of):
             raise ValueError(f'dataset: {dataset.ann_file} has no sample')

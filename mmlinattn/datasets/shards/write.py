@@ -14,8 +14,7 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple, Union
 import numpy as np
 from mmengine import fileio
 
-from ...utils import atomic_write
-from ...utils.checks import check_positive_integers
+from ...utils import atomic_write, check_integer
 from .index import FORMAT, IMAGES, LABEL, RECORD, SEG_MAP, VERSION, check_record, to_json
 
 MIB = 2**20
@@ -60,7 +59,7 @@ def write_shards(
 
         write_shards(DATASETS.build(cfg.train_dataloader.dataset), 'data/shards', 'train')
     """
-    check_positive_integers(shard_bytes=shard_bytes)
+    shard_bytes = check_integer('shard_bytes', shard_bytes)
     if not name or '/' in name:
         raise ValueError(f'name must be one of a file, got {name!r}')
     if not len(dataset):

@@ -9,6 +9,7 @@ from mmengine import fileio
 from mmengine.logging import print_log
 from mmengine.registry import TRANSFORMS
 
+from ...utils import check_integer
 from .pyav import Video
 
 CROPS = ('random', 'center', 'three')
@@ -49,9 +50,8 @@ class LoadClip(BaseTransform):
         fps: Optional[float] = None,
         backend_args: Optional[dict] = None,
     ) -> None:
-        for name, value in dict(num_frames=num_frames, interval=interval).items():
-            if not (value is None and name == 'interval') and (type(value) is not int or value < 1):
-                raise ValueError(f'{name} must be an integer of at least 1, got {value!r}')
+        num_frames = check_integer('num_frames', num_frames)
+        interval = None if interval is None else check_integer('interval', interval)
         if fps is not None and (interval is None or not fps > 0):
             raise ValueError(f'fps must be positive and needs an interval, got {fps=}, {interval=}')
         self.num_frames = num_frames
@@ -163,9 +163,7 @@ class CropClip(BaseTransform):
     def __init__(self, size: int, mode: str = 'random') -> None:
         if mode not in CROPS:
             raise ValueError(f'mode must be one of {CROPS}, got {mode!r}')
-        if type(size) is not int or size < 1:
-            raise ValueError(f'size must be an integer of at least 1, got {size!r}')
-        self.size = size
+        self.size = check_integer('size', size)
         self.mode = mode
 
     def transform(self, results: dict) -> dict:

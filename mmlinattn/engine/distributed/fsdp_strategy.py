@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...checkpoints import is_sharded, load_shards, read_checkpoint, save_sharded, tensors_of
 from ...models.layers import optimize_for_cpu
 from ...models.layers.activation_checkpointing import checkpoint_forward
+from ...utils import check_integer
 from ...utils.suggest import did_you_mean
 from ..runner.console import hide_start
 from .launch import init_gloo_group
@@ -340,8 +341,7 @@ def _mesh(mesh: Optional[Dict[str, int]]) -> Dict[str, int]:
     for key, value in mesh.items():
         if key not in ('replicate', 'shard'):
             raise ValueError(f'mesh has replicate and shard, got {key!r}')
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f'mesh.{key} must be a positive integer, got {value!r}')
+        check_integer(f'mesh.{key}', value)
     return mesh
 
 

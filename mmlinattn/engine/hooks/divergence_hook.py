@@ -8,6 +8,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
+from ...utils import check_integer
 from ..distributed.launch import any_process, cpu_group
 
 # The loss scale is read at every tenth check only, since reading it waits for the GPU.
@@ -44,8 +45,7 @@ class DivergenceHook(Hook):
     priority = 'LOW'
 
     def __init__(self, patience: int = 10, min_loss_scale: float = 2.0**-16) -> None:
-        if not isinstance(patience, int) or patience < 1:
-            raise ValueError(f'DivergenceHook.patience must be a positive integer, got {patience}')
+        patience = check_integer('DivergenceHook.patience', patience)
         if not min_loss_scale >= 0:
             raise ValueError(
                 f'DivergenceHook.min_loss_scale must not be negative, got {min_loss_scale}'

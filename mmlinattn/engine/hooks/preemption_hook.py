@@ -51,8 +51,8 @@ class PreemptionHook(Hook):
     priority = 'VERY_LOW'
 
     def __init__(self) -> None:
-        self.told: Optional[int] = None
-        self.told_at = 0.0
+        self.received: Optional[int] = None
+        self.received_at = 0.0
         self.group: Any = None
         self.previous: dict = {}
         self.training = False
@@ -103,7 +103,7 @@ class PreemptionHook(Hook):
         if wait:
             return
         self._restore()
-        why = signal.Signals(self.told).name if self.told else 'A signal to another process'
+        why = signal.Signals(self.received).name if self.received else 'A signal to another process'
         runner.logger.warning(
             f'{why}: stopped after iteration {iteration}; --resume goes on from {hook.last_ckpt}'
         )
@@ -117,16 +117,16 @@ class PreemptionHook(Hook):
         raise ValueError('PreemptionHook needs an AtomicCheckpointHook in default_hooks')
 
     def _note(self, number: int, frame: Optional[FrameType]) -> None:
-        if self.told is None:
-            self.told, self.told_at = number, time.monotonic()
+        if self.received is None:
+            self.received, self.received_at = number, time.monotonic()
             # Logging is not safe inside a signal handler.
             os.write(2, b'Told to stop: after this iteration, or this validation.\n')
-        elif time.monotonic() - self.told_at > SAME_SIGNAL_S:
+        elif time.monotonic() - self.received_at > SAME_SIGNAL_S:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
     def _any_process_stopped(self) -> bool:
-        return any_process(self.told is not None, self.group)
+        return any_process(self.received is not None, self.group)
 
     def _restore(self) -> None:
         for number, handler in self.previous.items():

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...models.layers import RippleAttention
 from ...models.layers.attend_calls import Call, watch_attend
 from ...ops.ripple import fixed_weights
-from ...utils.checks import check_positive_integers
+from ...utils import check_integer
 from ...utils.errors import InputError
 from ..model import unwrapped
 
@@ -56,7 +56,7 @@ class RippleWeightsHook(Hook):
     """
 
     def __init__(self, interval: int = 50) -> None:
-        check_positive_integers(**{'RippleWeightsHook.interval': interval})
+        interval = check_integer('RippleWeightsHook.interval', interval)
         self.interval = interval
         self.layers: Dict[str, RippleAttention] = {}
         self.watching = ExitStack()

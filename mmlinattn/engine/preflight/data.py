@@ -95,10 +95,10 @@ def check_data(cfg: Config, *loaders: str) -> None:
                 key = key_of(place)
                 if key == 'decode_backend' and text == 'pickle':
                     raise DataError(f"{loader}: decode_backend='pickle' would run code of images")
-                _check_harmless(osp.join(root, text), key == 'hierarchy_file', backend_args)
+                _check_safe(osp.join(root, text), key == 'hierarchy_file', backend_args)
 
 
-def _check_harmless(path: str, is_array: bool, backend_args: Optional[dict]) -> None:
+def _check_safe(path: str, is_array: bool, backend_args: Optional[dict]) -> None:
     """Raise DataError if reading a pickle or numpy file would run code.
 
     The frameworks read annotations and proposals, some of them with code execution. The hierarchy

@@ -21,7 +21,7 @@ from mmengine.runner import LogProcessor, Runner
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader
 
-from ...utils import dicts
+from ...utils import dicts, key_of
 from ...utils.suggest import did_you_mean
 
 Names = FrozenSet[str]
@@ -121,9 +121,9 @@ def check_options(cfg: Config) -> None:
         unknown = sorted({str(key) for key in node} - read)
         replaced = ''
         if is_complete and 'type' in node:
-            kind, key = _type_name(node), place.rpartition('.')[2].partition('[')[0]
-            whole = f"{key}=dict(_delete_=True, type='{kind}', ...)"
-            replaced = f' (if from a base config, replace it: {whole})'
+            kind, key = _type_name(node), key_of(place)
+            replacement = f"{key}=dict(_delete_=True, type='{kind}', ...)"
+            replaced = f' (if from a base config, replace it: {replacement})'
             if len(unknown) > 1:
                 raise TypeError(
                     f'{place} of the config has options that {kind} does not take: '

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...ops.common.numerics import is_static
+from ...ops.common.numerics import is_static, may_be_symbolic
 from ..layers import map_to_tokens, tokens_to_map
 
 
@@ -69,6 +69,18 @@ def new_tokens(embed_dims: int, count: Optional[int]) -> Optional[nn.Parameter]:
     if not count:
         return None
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count, embed_dims), std=0.02))
+
+
+def resize_embedding(embed: Tensor, size: int) -> Tensor:
+    """Resize an embedding (1, n, C) of positions along an axis to (1, size, C), linearly.
+
+    Example:
+        >>> resize_embedding(torch.tensor([[[0.0], [1.0]]]), 4).flatten().tolist()
+        [0.0, 0.25, 0.75, 1.0]
+    """
+    if not may_be_symbolic(size) and embed.shape[1] == size:
+        return embed
+    return F.interpolate(embed.float().mT, size=size, mode='linear').mT.to(embed.dtype)
 
 
 def check_positions(name: str, loaded: Tensor, expected: Tensor) -> None:

@@ -3,13 +3,13 @@
 from typing import List, Optional, Sequence, Tuple, Union
 
 import torch
-import torch.nn.functional as F
 from mmengine.logging import print_log
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ...utils import check_integer
 from ..layers import AttnCfg
-from .patch_embed import check_positions
+from .patch_embed import check_positions, resize_embedding
 from .space_time_block import SpaceTimeBlock, ZeroLinear, resolve_scheme
 from .vision_transformer import ViT
 from .vit_patch_embed import ViTPatchEmbed
@@ -61,7 +61,7 @@ class ClipEmbed(ViTPatchEmbed):
                 f'the time embedding of {time_embed.shape[1]} frames is resized to other '
                 f'clips, first to {frames} frames'
             )
-        return resize_times(time_embed, frames)
+        return resize_embedding(time_embed, frames)
 
     def _resize_checkpoint_frames(self, state_dict: dict, prefix: str, *_) -> None:
         """Resize the time embedding of a checkpoint to the frames of the model."""
@@ -72,17 +72,7 @@ class ClipEmbed(ViTPatchEmbed):
         check_positions(name, loaded, self.time_embed)
         if loaded.shape[1] != frames:
             print_log(f'{name} is resized from {loaded.shape[1]} to {frames} frames')
-            state_dict[name] = resize_times(loaded, frames)
-
-
-def resize_times(times: Tensor, frames: int) -> Tensor:
-    """Resize time embeddings (1, T, C) to another number of frames by linear interpolation.
-
-    Example:
-        >>> resize_times(torch.tensor([[[0.0], [1.0]]]), 4).flatten().tolist()
-        [0.0, 0.25, 0.75, 1.0]
-    """
-    return F.interpolate(times.mT.float(), size=frames, mode='linear').mT.to(times.dtype)
+            state_dict[name] = resize_embedding(loaded, frames)
 
 
 @MODELS.register_module()
@@ -163,8 +153,7 @@ class TimeSformer(ViT):
         out_type: str = 'cls_token',
         **kwargs,
     ) -> None:
-        if type(num_frames) is not int or num_frames < 1:
-            raise ValueError(f'num_frames must be an integer of at least 1, got {num_frames!r}')
+        num_frames = check_integer('num_frames', num_frames)
         self.steps = resolve_scheme(scheme)
         self.num_frames = num_frames
         # Without exchange between frames, each of them is an image of the batch.

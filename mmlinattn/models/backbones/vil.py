@@ -3,17 +3,15 @@
 from typing import Optional, Sequence, Tuple, Union
 
 import torch
-import torch.nn.functional as F
 from mmengine.logging import print_log
 from mmengine.model import ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops.common.checks import check_sides
-from ...ops.common.numerics import may_be_symbolic
 from ..layers import AttnCfg
 from .base import HierarchicalBackbone
-from .patch_embed import PatchConv, PatchEmbed, check_positions, new_tokens
+from .patch_embed import PatchConv, PatchEmbed, check_positions, new_tokens, resize_embedding
 from .transformer_block import TransformerBlock
 
 # Table 2 of the paper; "medium" and "base" are the deep variants.
@@ -75,7 +73,7 @@ class ViLPatchEmbed(PatchEmbed):
         if self.row_embed is None or self.column_embed is None:
             return x
         embeds = zip((self.row_embed, self.column_embed), hw_shape)
-        rows, columns = (_resize_embedding(e, size).transpose(1, 2) for e, size in embeds)
+        rows, columns = (resize_embedding(e, size).transpose(1, 2) for e, size in embeds)
         positions = [rows[..., None].expand(-1, -1, -1, hw_shape[1])]
         positions.append(columns[:, :, None].expand(-1, -1, hw_shape[0], -1))
         return x + torch.cat(positions, 1)
@@ -94,18 +92,7 @@ class ViLPatchEmbed(PatchEmbed):
                 continue
             check_positions(prefix + name, loaded, expected)
             print_log(f'{prefix}{name} is resized from {loaded.shape[1]} to {expected.shape[1]}')
-            state_dict[prefix + name] = _resize_embedding(loaded, expected.shape[1])
-
-
-def _resize_embedding(embed: Tensor, size: int) -> Tensor:
-    """Resize an embedding (1, n, C) of positions along an axis to (1, size, C), linearly."""
-    if not may_be_symbolic(size) and embed.shape[1] == size:
-        return embed
-    return (
-        F.interpolate(embed.float().transpose(1, 2), size=size, mode='linear')
-        .transpose(1, 2)
-        .to(embed.dtype)
-    )
+            state_dict[prefix + name] = resize_embedding(loaded, expected.shape[1])
 
 
 @MODELS.register_module()

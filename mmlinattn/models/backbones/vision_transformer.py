@@ -23,10 +23,10 @@ class ViT(Backbone):
     """Vision transformer (Dosovitskiy et al., ICLR 2021; DeiT: Touvron et al., ICML 2021) with any
     attention.
 
-    With softmax attention, the default, outputs equal those of the releases of DeiT III (Touvron et
-    al., ECCV 2022), DINOv2 (Oquab et al., 2023), DINOv3 (Siméoni et al., 2025), CLIP (Radford et
-    al., ICML 2021) and SigLIP (Zhai et al., ICCV 2023), and those of timm, transformers and
-    MMPretrain and MMSegmentation. ``convert(..., source='dinov2')`` and its like rename their
+    With softmax attention, the default, outputs equal those of these releases, of timm,
+    transformers, MMPretrain and MMSegmentation: DeiT III (Touvron et al., ECCV 2022), DINOv2
+    (Oquab et al., 2023), DINOv3 (Siméoni et al., 2025), CLIP (Radford et al., ICML 2021) and SigLIP
+    (Zhai et al., ICCV 2023). ``convert(..., source='dinov2')`` and its like rename their
     weights.
 
     Args:

@@ -9,8 +9,8 @@ from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...ops.common.checks import check_count
 from ...ops.common.numerics import may_be_symbolic
+from ...utils import check_integer
 from ..layers import map_to_tokens
 from .base import prepend_tokens
 from .patch_embed import PatchConv, check_positions, new_tokens
@@ -49,7 +49,7 @@ class ViTPatchEmbed(BaseModule):
         norm_eps: Optional[float] = None,
     ) -> None:
         super().__init__()
-        check_count('num_registers', num_registers)
+        num_registers = check_integer('num_registers', num_registers, least=0)
         if pos_resize not in RESIZES:
             raise ValueError(f'pos_resize must be one of {RESIZES}, got {pos_resize!r}')
         self.grid = grid

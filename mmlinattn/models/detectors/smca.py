@@ -147,8 +147,8 @@ class SMCA(DETR):
 
         Images of one size run together. Of images of different sizes the encoder takes the packed
         tokens, all other parts one image after the other without padding. A backbone would map
-        padding to features other than 0, spread them over the border by convolutions, and round
-        the padded size to another number of cells. An image without pixels has no boxes.
+        padding to features other than 0 and spread them over the border by convolutions. It would
+        also round the padded size to another number of cells. An image without pixels has no boxes.
         """
         sizes = [tuple(sample.img_shape[:2]) for sample in batch_data_samples]
         if len(set(sizes)) == 1 and sizes[0] == tuple(batch_inputs.shape[-2:]):

@@ -9,7 +9,7 @@ from mmdet.models.layers import MLP
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
-from ...ops.common.checks import check_heads, check_hw_shape
+from ...ops.common.checks import check_heads, check_hw_shape, check_rate
 from ...ops.common.numerics import accumulation_dtype, no_autocast
 from ..layers import SoftmaxAttention, softmax_attention
 from ..layers.linear_projection import linear_rows
@@ -50,7 +50,7 @@ class ModulatedAttention(BaseModule):
         super().__init__()
         self.embed_dims = embed_dims
         self.head_dim = check_heads(embed_dims, num_heads)
-        self.attn_drop = attn_drop
+        self.attn_drop = check_rate('attn_drop', attn_drop)
         self.in_proj = nn.Linear(embed_dims, 3 * embed_dims)
         self.proj = nn.Linear(embed_dims, embed_dims)
         for layer in (self.in_proj, self.proj):

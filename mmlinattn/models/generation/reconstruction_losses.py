@@ -46,11 +46,16 @@ def adversarial_losses(kind: str, fake: Tensor, real: Tensor) -> Tuple[Tensor, T
     Returns:
         two scalars.
 
+    Raises:
+        ValueError: ``kind`` is neither.
+
     Example:
         >>> fake, real = torch.tensor([0.5]), torch.tensor([2.0])
         >>> [round(float(x), 3) for x in adversarial_losses('hinge', fake, real)]
         [-0.5, 1.5]
     """
+    if kind not in GAN_LOSSES:
+        raise ValueError(f'gan_loss must be one of {GAN_LOSSES}, got {kind!r}')
     fake, real = fake.float(), real.float()
     if kind == 'hinge':
         return -fake.mean(), F.relu(1 - real).mean() + F.relu(1 + fake).mean()

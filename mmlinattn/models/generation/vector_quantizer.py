@@ -8,8 +8,8 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...ops.common.checks import positive_int
 from ...ops.common.numerics import no_autocast
+from ...utils import check_integer
 
 # Similarities that are in memory at once: 64 MiB in float32.
 MAX_SIMILARITIES = 2**24
@@ -58,8 +58,8 @@ class VectorQuantizer(BaseModule):
         self, num_codes: int = 8192, code_dims: int = 32, commitment: float = 0.25
     ) -> None:
         super().__init__()
-        for name, value in dict(num_codes=num_codes, code_dims=code_dims).items():
-            positive_int(name, value)
+        num_codes = check_integer('num_codes', num_codes)
+        code_dims = check_integer('code_dims', code_dims)
         if not commitment >= 0:
             raise ValueError(f'commitment must not be negative, got {commitment!r}')
         self.num_codes, self.code_dims, self.commitment = num_codes, code_dims, commitment

@@ -8,6 +8,8 @@ from mmengine.model import BaseModule, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ...ops.common.checks import check_sides
+from ...utils import check_integer
 from ..backbones.vision_transformer import ViT
 from ..layers import map_to_tokens, tokens_to_map
 
@@ -39,9 +41,9 @@ class TanhMLP(BaseModule):
 class ViTDecoder(BaseModule):
     """Transformer from codes to pixels (Yu et al. 2021, section 3.1).
 
-    It is a :class:`ViT` with patches of one token, whose patch embedding projects the vectors of
-    the codes to the channels of the blocks, and a :class:`TanhMLP` that maps each token to the
-    pixels of its patch. The output has no activation.
+    A :class:`ViT` with patches of one token projects the vectors of the codes to the channels of
+    its blocks. A :class:`TanhMLP` maps each of its tokens to the pixels of a patch. The output has
+    no activation.
 
     Args:
         code_dims: channels of the inputs.
@@ -52,7 +54,7 @@ class ViTDecoder(BaseModule):
         attn_cfg, vit_options: see :class:`ViT`.
 
     Raises:
-        ValueError: see :class:`ViT`.
+        ValueError: ``patch_size`` does not divide ``img_size``; see also :class:`ViT`.
 
     Example:
         >>> arch = dict(embed_dims=32, num_heads=2, depth=1)
@@ -70,7 +72,10 @@ class ViTDecoder(BaseModule):
         **vit_options,
     ) -> None:
         super().__init__()
-        sides = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        sides = check_sides(img_size, 'img_size')
+        patch_size = check_integer('patch_size', patch_size)
+        if any(side % patch_size for side in sides):
+            raise ValueError(f'img_size={img_size} must be a multiple of patch_size={patch_size}')
         self.vit = ViT(
             dict(arch, patch_size=1),
             attn_cfg,

@@ -28,11 +28,11 @@ class ViTVQGAN(BaseModel):
     """ViT-VQGAN (Yu et al., "Vector-quantized Image Modeling with Improved VQGAN", ICLR 2022) with
     any attention in encoder and decoder.
 
-    A :class:`ViT` encodes an image to a map of tokens, a :class:`TanhMLP` projects them to
-    the dimensions of the codes, a :class:`VectorQuantizer` replaces each by the nearest code, and a
-    :class:`ViTDecoder` gives the image. Generator and discriminator have optimizers of their own:
-    ``optim_wrapper`` needs ``constructor='GeneratorDiscriminatorConstructor'`` and, on several
-    processes, ``model_wrapper_cfg=dict(type='AlternatingDistributedDataParallel')``.
+    A :class:`ViT` encodes an image to a map of tokens, and a :class:`TanhMLP` projects them to the
+    dimensions of the codes. A :class:`VectorQuantizer` replaces each by the nearest code, from
+    which a :class:`ViTDecoder` makes the image. Generator and discriminator have optimizers of
+    their own: ``optim_wrapper`` needs ``constructor='GeneratorDiscriminatorConstructor'`` and, on
+    several processes, ``model_wrapper_cfg=dict(type='AlternatingDistributedDataParallel')``.
 
     Args:
         backbone: config of the encoder, a :class:`ViT` without class token. Its ``attn_cfg`` is

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...ops.common.checks import check_sides
+from ...ops.common.checks import check_sides, check_square
 from ...ops.common.numerics import accumulation_dtype, no_autocast
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
@@ -28,11 +28,12 @@ class AgentAttention(BaseAttention):
 
         out = softmax(q a^T / sqrt d + B2) softmax(a k^T / sqrt d + B1) v + dwconv(v)
 
-    The biases B1 and B2 of each head, agent and place are the sum of a 7 x 7 map, a row term and a
-    column term. They are resized bilinearly to other maps, padding included, and to another grid of
-    agents, as in the released code for detection. Cells overlap if the map has fewer rows or
-    columns than the grid. Padded tokens are neither in means nor keys; a cell of padding only is no
-    agent. Extra tokens (such as a class token) are queries and keys with bias 0, not in the cells.
+    The biases B1 and B2 of each head, agent and place are a sum of three terms: a 7 x 7 map, one of
+    the row and one of the column. They are resized bilinearly to other maps, padding included, and
+    to another grid of agents, as in the released code for detection. Cells overlap if the map has
+    fewer rows or columns than the grid. Padded tokens are neither in means nor keys; a cell of
+    padding only is no agent. Extra tokens (such as a class token) are queries and keys with bias 0,
+    not in the cells.
 
     Args:
         embed_dims, num_heads: channels and heads.
@@ -77,9 +78,7 @@ class AgentAttention(BaseAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, lepe=lepe, **kwargs)
-        self.side = math.isqrt(max(num_agents, 0)) if type(num_agents) is int else 0
-        if self.side < 1 or self.side**2 != num_agents:
-            raise ValueError(f'num_agents must be a square number, got {num_agents!r}')
+        self.side = check_square('num_agents', num_agents)
         height, width = check_sides(map_size, 'map_size')
         if num_agents > height * width:
             raise ValueError(

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...ops.common.checks import (
-    check_count,
     check_heads,
     check_hw_shape,
     check_padding_mask,
@@ -22,6 +21,7 @@ from ...ops.common.numerics import may_be_symbolic, zero_padding
 from ...ops.common.packed import PackedShapes, check_packed
 from ...ops.common.rotary import Rotary, apply_rotary
 from ...ops.epilogue import add_local, local_gate
+from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .linear_projection import has_hooks, linear_rows
 from .rotary import RotaryCoordinates
@@ -356,7 +356,7 @@ class BaseAttention(BaseModule):
 
         Backbones call it at construction.
         """
-        check_count('num_extra_tokens', num_extra_tokens)
+        check_integer('num_extra_tokens', num_extra_tokens, least=0)
         if num_extra_tokens and not self.supports_extra_tokens:
             raise ValueError(
                 f'{type(self).__name__} does not support extra tokens, such as a class token, '

@@ -24,6 +24,37 @@ def registered_subclasses(base: type) -> Dict[str, type]:
     return {n: cls for n, cls in found if isinstance(cls, type) and issubclass(cls, base)}
 
 
+def find_subclass(argument: str, kind: Any, base: type, also_known: Iterable[str] = ()) -> Any:
+    """Return a registered subclass of ``base`` by its name, or the class itself.
+
+    Args:
+        argument: name of the argument, for the message.
+        kind: name or class.
+        base: the class that it must inherit from.
+        also_known: further names for the message.
+
+    Raises:
+        ValueError: ``kind`` is neither; the message names the known ones.
+
+    Example:
+        >>> find_subclass('attn_cfg', 'RALA', BaseAttention).__name__
+        'RALA'
+    """
+    found = _registered(kind) if isinstance(kind, str) else kind
+    if not (isinstance(found, type) and issubclass(found, base)):
+        known = [*also_known, *registered_subclasses(base)]
+        hint = did_you_mean(kind, known) if isinstance(kind, str) else ''
+        raise ValueError(f'{argument} must be one of {known}, got {kind!r}{hint}')
+    return found
+
+
+def _registered(name: str) -> Any:
+    """Return what is registered with a name, or None."""
+    # The active scope, such as 'mmdet', may have another class with this name.
+    with MODELS.switch_scope_and_registry(None) as registry:
+        return registry.get(name) if name else None
+
+
 def find_attention(attn_cfg: AttnCfg, also_known: Iterable[str] = ()) -> Type[BaseAttention]:
     """Return the class of an attention.
 
@@ -43,9 +74,7 @@ def find_attention(attn_cfg: AttnCfg, also_known: Iterable[str] = ()) -> Type[Ba
         raise TypeError(f"attn_cfg needs 'type', or 'default' for a hybrid; got {attn_cfg!r}")
     kind = name = attn_cfg['type'] if isinstance(attn_cfg, dict) else attn_cfg
     if isinstance(name, str):
-        # The active scope, such as 'mmdet', may have another class with this name.
-        with MODELS.switch_scope_and_registry(None) as registry:
-            kind = registry.get(name) if name else None
+        kind = _registered(name)
         if kind is None:
             known = list(registered_subclasses(BaseAttention))
             similar = did_you_mean(SHORT_NAMES.get(name, name), [*also_known, *known])

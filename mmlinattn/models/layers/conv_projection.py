@@ -7,7 +7,8 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...ops.common.checks import check_rate, positive_int
+from ...ops.common.checks import check_rate
+from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout, convolve_tokens
 from .softmax import softmax_attention
@@ -61,7 +62,7 @@ class ConvProjectionAttention(BaseAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        self.kv_stride = positive_int('kv_stride', kv_stride)
+        self.kv_stride = check_integer('kv_stride', kv_stride)
         self.attn_drop = check_rate('attn_drop', attn_drop)
         self.conv_q = _convolution(embed_dims, 1)
         self.conv_k = _convolution(embed_dims, kv_stride)

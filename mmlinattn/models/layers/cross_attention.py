@@ -25,14 +25,14 @@ class LinearCrossAttention(BaseModule):
     ``attn_mask`` hides keys from queries. Linear attention sums over the keys once for all queries,
     and once more for every other row of the mask: the blocks of DINO's denoising queries are
     computed exactly. A mask per image or head, as that of Mask2Former's cross-attention, has a row
-    for every query and raises an error, as do numbers to be added to the logits.
+    for every query: it raises an error. So do numbers to be added to the logits.
 
     RALA and ``AdditiveAttention`` use a mean of all queries. A mask splits it into one mean for
     each of its rows: changing the row of one query also changes the outputs of others.
 
-    Many different rows cost more than softmax attention. With 100 groups of denoising queries, 900
-    queries and 256 channels, RALA takes 4 times as long as mmcv's ``MultiheadAttention``, and 16
-    times as long as without a mask (case ``denoising-mask`` of ``benchmarks/run.py``).
+    Many different rows cost more than softmax attention. Take 100 groups of denoising queries, 900
+    queries and 256 channels: RALA takes 4 times as long as mmcv's ``MultiheadAttention``. Without a
+    mask it takes a 16th of its time (case ``denoising-mask`` of ``benchmarks/run.py``).
 
     Args:
         embed_dims, num_heads: channels and heads.
@@ -50,8 +50,8 @@ class LinearCrossAttention(BaseModule):
 
     Raises:
         ValueError: the attention cannot attend to other tokens; ``attn_cfg`` has ``embed_dims``,
-            ``num_heads`` or an option of maps; ``attn_drop`` is not 0, ``batch_first`` is False;
-            in the forward pass, a mask that it cannot express.
+            ``num_heads``, ``proj_drop`` or an option of maps; ``attn_drop`` is not 0,
+            ``batch_first`` is False; in the forward pass, a mask that it cannot express.
         KeyError: the attention is unknown.
 
     Example:
@@ -83,10 +83,10 @@ class LinearCrossAttention(BaseModule):
         if not batch_first:
             raise ValueError('batch_first must be True: tokens are (B, N, C)')
         cfg = dict(attn_cfg) if isinstance(attn_cfg, dict) else dict(type=attn_cfg)
-        sizes = [name for name in ('embed_dims', 'num_heads') if name in cfg]
-        if sizes:
+        own = [name for name in ('embed_dims', 'num_heads', 'proj_drop') if name in cfg]
+        if own:
             raise ValueError(
-                f'attn_cfg must not have {sizes[0]}, an argument of LinearCrossAttention itself, '
+                f'attn_cfg must not have {own[0]}, an argument of LinearCrossAttention itself, '
                 f'got {attn_cfg!r}'
             )
         off = dict(rotary=False, lepe=0, gate=None)

@@ -17,8 +17,8 @@ class EnhancedLinearAttention(BaseAttention):
     """Multi-scale linear attention, "EfficientViT: Multi-Scale Linear Attention for High-Resolution
     Dense Prediction" (Cai et al., ICCV 2023), linear in the number of tokens.
 
-    For each scale, a depth-wise convolution aggregates queries, keys and values from neighbours,
-    followed by a 1x1 convolution within q, k or v of each head. Each scale adds heads of ReLU
+    For each scale, a depth-wise convolution aggregates queries, keys and values from neighbours. A
+    1x1 convolution within q, k or v of each head follows. Each scale adds heads of ReLU
     linear attention; one projection maps all of them back to C channels. Padded tokens are 0 for
     the convolutions. The backbone provides the depth-wise convolution of the paper's feed-forward
     layer: :class:`mmlinattn.models.layers.MixFFN`, :class:`mmlinattn.models.layers.ConvFFN`.

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from ...ops import adaptive_features
 from ...ops.adaptive import sines_and_cosines
-from ...ops.common.checks import positive_int
 from ...ops.common.dispatch import BACKENDS
 from ...ops.common.feature_maps import FEATURE_MAPS
 from ...ops.common.numerics import accumulation_dtype, masked_softmax, multiply, no_autocast
-from .build import registered_subclasses
+from ...utils import check_integer
+from .build import find_subclass
 from .linear_projection import has_hooks
 
 
@@ -177,7 +177,9 @@ class AdaptiveFeatures(RandomFeatures):
         backend: str = 'auto',
     ) -> None:
         super().__init__(head_dim, num_heads, resample)
-        num_features = positive_int('num_features', num_features, head_dim)
+        num_features = check_integer(
+            'num_features', head_dim if num_features is None else num_features
+        )
         if backend not in BACKENDS:
             raise ValueError(f'backend must be one of {BACKENDS}, got {backend!r}')
         self.backend = backend
@@ -233,7 +235,9 @@ class T2RFeatures(FeatureMap):
         per_head: bool = False,
     ) -> None:
         super().__init__(head_dim, num_heads)
-        num_features = positive_int('num_features', num_features, head_dim)
+        num_features = check_integer(
+            'num_features', head_dim if num_features is None else num_features
+        )
         self.linear = HeadLinear(head_dim, num_features, num_heads, per_head)
 
     def features(self, x: Tensor) -> Tensor:
@@ -261,7 +265,7 @@ class DPFPFeatures(FeatureMap):
 
     def __init__(self, head_dim: int, num_heads: int, order: int = 1) -> None:
         super().__init__(head_dim, num_heads)
-        self.order = positive_int('order', order)
+        self.order = check_integer('order', order)
 
     def features(self, x: Tensor) -> Tensor:
         x = F.relu(torch.cat([x, -x], -1))
@@ -296,7 +300,9 @@ class RFAFeatures(RandomFeatures):
         resample: bool = False,
     ) -> None:
         super().__init__(head_dim, num_heads, resample)
-        num_features = positive_int('num_features', num_features, head_dim)
+        num_features = check_integer(
+            'num_features', head_dim if num_features is None else num_features
+        )
         self.register_buffer('frequencies', torch.randn(num_features, head_dim))
         self.scale = nn.Parameter(torch.ones(head_dim))
 
@@ -332,7 +338,9 @@ class PerformerFeatures(RandomFeatures):
         resample: bool = False,
     ) -> None:
         super().__init__(head_dim, num_heads, resample)
-        num_features = positive_int('num_features', num_features, head_dim)
+        num_features = check_integer(
+            'num_features', head_dim if num_features is None else num_features
+        )
         self.eps = eps
         self.register_buffer('directions', orthogonal_gaussian(torch.empty(num_features, head_dim)))
 
@@ -434,17 +442,18 @@ def build_feature_map(cfg: Union[str, dict], head_dim: int, num_heads: int) -> F
         head_dim, num_heads: channels per head and heads of the attention.
 
     Raises:
-        ValueError: the map is unknown; the message names the known ones.
+        ValueError: the map is unknown, and the message names the known ones; a map without options
+            has one.
 
     Example:
         >>> type(build_feature_map(dict(type='DPFPFeatures', order=2), 32, 6)).__name__
         'DPFPFeatures'
     """
     cfg = dict(type=cfg) if isinstance(cfg, str) else dict(cfg)
-    kind = cfg.get('type')
+    kind = cfg.pop('type', None)
     if kind in FEATURE_MAPS:
+        if cfg:
+            raise ValueError(f'feature_map {kind!r} has no options, got {cfg}')
         return FixedFeatures(head_dim, num_heads, kind)
-    if isinstance(kind, str) and MODELS.get(kind) is None:
-        known = [*FEATURE_MAPS, *registered_subclasses(FeatureMap)]
-        raise ValueError(f'feature_map must be one of {known}, got {kind!r}')
-    return MODELS.build(dict(cfg, head_dim=head_dim, num_heads=num_heads))
+    found = find_subclass('feature_map', kind, FeatureMap, also_known=FEATURE_MAPS)
+    return found(head_dim=head_dim, num_heads=num_heads, **cfg)

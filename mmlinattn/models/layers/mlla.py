@@ -32,7 +32,8 @@ class MLLAAttention(BaseAttention):
         eps: added to the mean of the weights.
         qkv_bias: bias of the projection to queries and keys.
         proj_drop, backend, init_cfg: see :class:`BaseAttention`, without its ``gate``, which the
-            block of MLLA has. The Triton kernels serve ``rotary=False`` and single heads.
+            block of MLLA has. ``proj_bias`` has no effect. The Triton kernels serve
+            ``rotary=False`` and single heads.
 
     Raises:
         ValueError: rotary position cannot split the channels; errors of :class:`BaseAttention`.

@@ -1,12 +1,11 @@
 """Nystrom attention (Xiong et al., AAAI 2021) as a layer."""
 
-import math
-
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...ops import nystrom_attention
-from ...ops.common.checks import positive_int
+from ...ops.common.checks import check_square
+from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .pooling import cell_masks, pool_tokens
@@ -60,10 +59,8 @@ class NystromAttention(BaseAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, lepe=lepe, **kwargs)
-        self.grid = math.isqrt(max(num_landmarks, 0))
-        if self.grid < 1 or self.grid**2 != num_landmarks:
-            raise ValueError(f'num_landmarks must be a square number, got {num_landmarks}')
-        self.iterations = positive_int('iterations', iterations)
+        self.grid = check_square('num_landmarks', num_landmarks)
+        self.iterations = check_integer('iterations', iterations)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         map_layout = layout.without_extra_tokens()

@@ -69,8 +69,8 @@ class PolaFormerAttention(LinearAttention):
     """Polarity-aware linear attention, "PolaFormer" (Meng et al., ICLR 2025), linear in the number
     of tokens.
 
-    Channels where query and key have the same sign weigh the first half of the values of a head,
-    channels of opposite sign the second half. With the features of :class:`PolarFeatures`::
+    Channels where query and key have the same sign weigh the first half of a head's values.
+    Channels of opposite sign weigh the second half. With the features of :class:`PolarFeatures`::
 
         same_ij     = q+_i . k+_j + q-_i . k-_j
         opposite_ij = q-_i . k+_j + q+_i . k-_j

@@ -14,7 +14,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ...ops.common.checks import check_sides, positive_int
+from ...ops.common.checks import check_sides
 from ...ops.common.numerics import (
     accumulation_dtype,
     chunk_budget,
@@ -25,8 +25,9 @@ from ...ops.common.numerics import (
     no_autocast,
 )
 from ...ops.common.rotary import Rotary
+from ...utils import check_integer
 from .base import require_static_size
-from .build import registered_subclasses
+from .build import find_subclass
 
 HW = Tuple[int, int]
 
@@ -221,7 +222,9 @@ class StochasticPosition(LinearPosition):
         seed: int = 0,
     ) -> None:
         super().__init__(head_dim, num_heads)
-        self.out_dims = positive_int('num_realizations', num_realizations, head_dim)
+        self.out_dims = check_integer(
+            'num_realizations', head_dim if num_realizations is None else num_realizations
+        )
         self.seed = seed
         self.gates = nn.Parameter(torch.randn(num_heads, head_dim, 1)) if gated else None
 
@@ -288,7 +291,7 @@ class SineSPE(StochasticPosition):
         P_d(y, x) = 1 / (2 K) sum_k l_dk^2 cos(2 pi (f_dk . (y, x)) + t_dk)
 
     The frequencies f, phases t and gains l are learnt. The release has sequences only. In 2D a
-    frequency is two numbers of at most half a wave per token, and every second wave runs backwards
+    frequency is two numbers of at most half a wave per token. Every second wave runs backwards
     along the columns, so that waves have all directions. 10 waves add 0.09 M parameters to a
     DeiT-T; the Ripple paper's table 1 has 0.08.
 
@@ -309,7 +312,7 @@ class SineSPE(StochasticPosition):
 
     def __init__(self, head_dim: int, num_heads: int, num_sines: int = 10, **kwargs) -> None:
         super().__init__(head_dim, num_heads, **kwargs)
-        shape = (num_heads, head_dim, positive_int('num_sines', num_sines))
+        shape = (num_heads, head_dim, check_integer('num_sines', num_sines))
         self.frequencies = nn.Parameter(torch.randn(*shape, 2) - 4)  # long waves
         self.phases = nn.Parameter(torch.randn(shape))
         gains = torch.randn(shape)
@@ -368,7 +371,7 @@ class ConvSPE(StochasticPosition):
         sides = (kernel_size,) * 2 if isinstance(kernel_size, int) else tuple(kernel_size)
         if len(sides) != 2:
             raise ValueError(f'kernel_size must be one or two integers, got {kernel_size!r}')
-        self.kernel_size = tuple(positive_int('kernel_size', side) for side in sides)
+        self.kernel_size = tuple(check_integer('kernel_size', side) for side in sides)
         channels, taps = num_heads * head_dim, math.prod(sides)
         filters = torch.rand(2 * channels, 1, *sides)  # of queries, then of keys
         self.filters = nn.Parameter((taps / 2) ** -0.5 * filters)
@@ -436,8 +439,5 @@ def build_position(
     if cfg is None:
         return None
     cfg = dict(type=cfg) if isinstance(cfg, str) else dict(cfg)
-    kind = cfg.get('type')
-    if isinstance(kind, str) and MODELS.get(kind) is None:
-        known = list(registered_subclasses(LinearPosition))
-        raise ValueError(f'position must be one of {known}, got {kind!r}')
-    return MODELS.build(dict(cfg, head_dim=head_dim, num_heads=num_heads))
+    found = find_subclass('position', cfg.pop('type', None), LinearPosition)
+    return found(head_dim=head_dim, num_heads=num_heads, **cfg)

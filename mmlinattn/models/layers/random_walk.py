@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ...ops import random_walk_attention
 from ...ops.anchors import check_walk
-from ...ops.common.checks import positive_int
 from ...ops.common.numerics import is_static
+from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .pooling import cell_masks, pool_tokens, pool_tokens_dynamic, pooling_grid
@@ -44,8 +44,8 @@ class RandomWalkAttention(BaseAttention):
         solver: str = 'series',
         **kwargs,
     ) -> None:
-        num_heads = positive_int('num_heads', num_heads)
-        num_heads *= positive_int('heads_multiplier', heads_multiplier)
+        num_heads = check_integer('num_heads', num_heads)
+        num_heads *= check_integer('heads_multiplier', heads_multiplier)
         super().__init__(embed_dims, num_heads, **kwargs)
         check_walk(decay, steps, solver)
         self.decay = decay
@@ -135,7 +135,7 @@ class RWGKA(RandomWalkAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, *args, **kwargs)
-        self.num_anchors = positive_int('num_anchors', num_anchors)
+        self.num_anchors = check_integer('num_anchors', num_anchors)
         self.project_anchors = project_anchors
         self.anchors_q = self._new_anchors()
         self.anchors_k = None if shared_anchors else self._new_anchors()
@@ -200,7 +200,7 @@ class RWGKP(RandomWalkAttention):
         self, embed_dims: int, num_heads: int, num_anchors: int = 64, *args, **kwargs
     ) -> None:
         super().__init__(embed_dims, num_heads, *args, **kwargs)
-        self.num_anchors = positive_int('num_anchors', num_anchors)
+        self.num_anchors = check_integer('num_anchors', num_anchors)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         if is_static(*layout.hw_shape):

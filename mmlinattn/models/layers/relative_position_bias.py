@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from mmengine.logging import print_log
 from torch import Tensor, nn
 
-from ...ops.common.checks import check_count
+from ...utils import check_integer
 
 
 def relative_position_index(rows: Tensor, columns: Tensor, reach: Tuple[int, int]) -> Tensor:
@@ -75,10 +75,11 @@ class RelativePositionBias(nn.Module):
 
     def __init__(self, num_heads: int, reach: Tuple[int, int], num_extra_tokens: int = 0) -> None:
         super().__init__()
-        if len(reach) != 2 or any(type(most) is not int or most < 0 for most in reach):
+        if len(reach) != 2:
             raise ValueError(f'reach must be two integers of at least 0, got {reach!r}')
-        check_count('num_extra_tokens', num_extra_tokens)
-        self.reach: Tuple[int, int] = (reach[0], reach[1])
+        reach = (check_integer('reach[0]', reach[0], 0), check_integer('reach[1]', reach[1], 0))
+        num_extra_tokens = check_integer('num_extra_tokens', num_extra_tokens, least=0)
+        self.reach: Tuple[int, int] = reach
         self.num_extra_tokens = num_extra_tokens
         shapes: Dict[str, Tuple[int, ...]] = {}
         shapes['table'] = ((2 * reach[0] + 1) * (2 * reach[1] + 1), num_heads)

@@ -8,8 +8,8 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import clip_ripple_attention, ripple_attention, softmax_ripple_attention, stick_breaking
-from ...ops.common.checks import check_count
 from ...ops.ripple import check_backend, check_threshold, fixed_weights
+from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .feature_maps import build_feature_map
@@ -42,7 +42,8 @@ class RippleAttention(BaseAttention):
             ``'softmax'`` ("w/o stick breaking") or ``'truncated'`` (stick breaking without the
             last weight: local attention).
         groups: ``'chebyshev'`` or ``'log'`` (logarithmic distances).
-        stick_offset: logits of 0 break equal parts; False breaks half of the rest each time.
+        stick_offset: logits of 0 break equal parts; False breaks half of the rest each time. As
+            ``threshold``, without effect on ``'fixed'`` and ``'softmax'``.
         threshold: once the rest of the stick is shorter, the remaining groups share it, see
             :func:`mmlinattn.ops.stick_breaking`. The paper's tau is 0.001, which its configs set.
             It saves no time here; with None, the default, the kernels compute the weights.
@@ -93,7 +94,7 @@ class RippleAttention(BaseAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        check_count('max_distance', max_distance)
+        max_distance = check_integer('max_distance', max_distance, least=0)
         if weights not in WEIGHTS:
             raise ValueError(f'weights must be one of {WEIGHTS}, got {weights!r}')
         if weights == 'truncated' and not max_distance:

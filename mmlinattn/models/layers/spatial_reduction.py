@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ...ops.common.checks import check_rate
 from ...ops.common.numerics import zero_padding
+from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout, map_to_tokens, tokens_to_map
 from .softmax import softmax_attention
@@ -29,7 +31,7 @@ class SpatialReductionAttention(BaseAttention):
         qkv_bias, proj_bias, proj_drop, init_cfg: see :class:`BaseAttention`.
 
     Raises:
-        ValueError: ``sr_ratio`` is below 1; errors of :class:`BaseAttention`.
+        ValueError: ``sr_ratio`` is no positive integer; errors of :class:`BaseAttention`.
 
     Example:
         >>> import torch
@@ -61,10 +63,8 @@ class SpatialReductionAttention(BaseAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        if sr_ratio < 1:
-            raise ValueError(f'sr_ratio must be at least 1, got {sr_ratio}')
-        self.sr_ratio = sr_ratio
-        self.attn_drop = attn_drop
+        self.sr_ratio = sr_ratio = check_integer('sr_ratio', sr_ratio)
+        self.attn_drop = check_rate('attn_drop', attn_drop)
         if sr_ratio > 1:
             self.sr = nn.Conv2d(embed_dims, embed_dims, sr_ratio, stride=sr_ratio)
             self.norm = nn.LayerNorm(embed_dims, eps=1e-5)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ...ops.common.checks import positive_int
+from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import TokenLayout
 from .relative_position_bias import RelativePositionBias
@@ -69,7 +69,7 @@ class VisionLongformerAttention(SoftmaxAttention):
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
         super().check_extra_tokens(num_extra_tokens)  # also without a relative bias
-        self.window_size = positive_int('window_size', window_size)
+        self.window_size = check_integer('window_size', window_size)
         self.relative = None
         if relative_bias:
             reach = 2 * window_size - 1

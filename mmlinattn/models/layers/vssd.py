@@ -9,8 +9,8 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import unnormalised_attention
-from ...ops.common.checks import positive_int
 from ...ops.common.numerics import accumulation_dtype, no_autocast, zero_padding
+from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout, convolve_tokens
 from .linear_projection import linear_rows
@@ -74,9 +74,9 @@ class VSSDAttention(BaseAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, qkv_bias, proj_bias, **kwargs)
-        sizes = dict(expand=expand, state_dims=state_dims, num_groups=num_groups)
-        for name, value in sizes.items():
-            positive_int(name, value)
+        expand = check_integer('expand', expand)
+        state_dims = check_integer('state_dims', state_dims)
+        num_groups = check_integer('num_groups', num_groups)
         if num_heads % num_groups:
             raise ValueError(f'num_groups={num_groups} must divide num_heads={num_heads}')
         self.num_groups = num_groups

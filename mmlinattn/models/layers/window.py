@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...ops.common.checks import positive_int
+from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import TokenLayout, require_static_size
 from .linear_projection import projection_bias
@@ -71,7 +71,7 @@ class WindowAttention(SoftmaxAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        self.window_size = positive_int('window_size', window_size)
+        self.window_size = check_integer('window_size', window_size)
         self.shift = shift
         self.relative_bias = None
         if relative_bias:

@@ -8,6 +8,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops.common.numerics import accumulation_dtype, masked_softmax
+from ...utils import check_integer
 
 
 @MODELS.register_module()
@@ -40,8 +41,7 @@ class RegionGraph(BaseModule):
 
     def __init__(self, channels: int, num_layers: int = 3, init_cfg: Optional[dict] = None) -> None:
         super().__init__(init_cfg)
-        if type(num_layers) is not int or num_layers < 1:
-            raise ValueError(f'num_layers must be an integer of at least 1, got {num_layers!r}')
+        num_layers = check_integer('num_layers', num_layers)
         self.channels = channels
         self.query = nn.Linear(channels, channels, bias=False)
         self.key = nn.Linear(channels, channels, bias=False)

@@ -14,7 +14,7 @@ class EoMT(EncoderDecoder):
     """Encoder-only mask transformer (Kerssies et al., "Your ViT is Secretly an Image Segmentation
     Model", CVPR 2025): learnt queries are extra tokens in the last layers of a plain ViT.
 
-    Each of these layers, and the final norm after it, gives queries and a map to the head, which
+    Each of these layers, and the final norm after it, gives queries and a map to the head. The head
     predicts a mask and a class for each query. In training all of them have a loss. The paper's
     masked attention in training, and its annealing, are left out: each token attends to all. The
     release has a loss before each of these layers and after the last one; without masks after the

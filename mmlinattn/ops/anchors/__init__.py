@@ -6,7 +6,8 @@ from typing import Any, Callable, Optional, Tuple
 
 from torch import Tensor
 
-from ..common.checks import check_qkv, positive_int
+from ...utils import check_integer
+from ..common.checks import check_qkv
 from ..common.dispatch import choose_backend
 from ..common.kernel_check import Trial
 from ..common.kernel_fallback import run_kernels
@@ -140,7 +141,7 @@ def nystrom_attention(
     """
     check_qkv(q, k, v, key_padding_mask)
     check_anchors(q, landmarks_q=landmarks_q, landmarks_k=landmarks_k)
-    options = NystromOptions(positive_int('iterations', iterations), key_padding_mask)
+    options = NystromOptions(check_integer('iterations', iterations), key_padding_mask)
     forms = nystrom_reference, nystrom_torch, 'nystrom_triton'
     inner = partial(attend_by_matrix_torch, mask=key_padding_mask)
     tensors = q, k, v, landmarks_q, landmarks_k

@@ -1,9 +1,12 @@
 """Argument checks shared by all operators and layers."""
 
-from numbers import Integral, Real
+import math
+from numbers import Real
 from typing import Any, Optional, Sequence, Tuple
 
 from torch import Tensor
+
+from ...utils import check_integer
 
 
 def check_hw_shape(num_tokens: int, hw_shape: Sequence[int], name: str = 'x') -> Tuple[int, int]:
@@ -21,7 +24,8 @@ def check_hw_shape(num_tokens: int, hw_shape: Sequence[int], name: str = 'x') ->
         height, width = hw_shape
     except (TypeError, ValueError):
         raise ValueError(f'hw_shape must be (H, W), got {hw_shape!r}') from None
-    if isinstance(height, (float, str)) or isinstance(width, (float, str)):
+    # An exported model has symbols here, which are no int.
+    if any(side is None or isinstance(side, (bool, float, str)) for side in hw_shape):
         raise ValueError(f'hw_shape must be two integers, got {hw_shape!r}')
     if height < 1 or width < 1 or height * width != num_tokens:
         raise ValueError(
@@ -42,25 +46,26 @@ def check_sides(size: Any, name: str) -> Tuple[int, int]:
         ((14, 14), (5, 6))
     """
     sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
-    if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
+    try:
+        height, width = (check_integer(name, side) for side in sides)
+    except ValueError:
         raise ValueError(
             f'{name} must be a positive integer, or two: (height, width); got {size!r}'
-        )
-    return sides
+        ) from None
+    return height, width
 
 
-def positive_int(name: str, value: Any, default: Optional[int] = None) -> int:
-    """Return ``value``, or the default for None; raise ValueError if not a positive integer."""
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f'{name} must be a positive integer, got {value!r}')
-    return int(value)
+def check_square(name: str, value: Any) -> int:
+    """Return the root of ``value``; raise ValueError unless it is a square number above 0.
 
-
-def check_count(name: str, value: Any) -> None:
-    """Raise ValueError unless ``value`` is an integer of at least 0."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f'{name} must be an integer of at least 0, got {value!r}')
+    Example:
+        >>> check_square('num_agents', 49)
+        7
+    """
+    side = math.isqrt(check_integer(name, value))
+    if side**2 != value:
+        raise ValueError(f'{name} must be a square number, got {value!r}')
+    return side
 
 
 def check_rate(name: str, value: Any) -> float:
@@ -73,8 +78,8 @@ def check_rate(name: str, value: Any) -> float:
 
 def check_heads(embed_dims: int, num_heads: int) -> int:
     """Return the head dim; raise ValueError unless the heads divide the channels."""
-    positive_int('embed_dims', embed_dims)
-    if embed_dims % positive_int('num_heads', num_heads):
+    check_integer('embed_dims', embed_dims)
+    if embed_dims % check_integer('num_heads', num_heads):
         raise ValueError(
             f'embed_dims={embed_dims} must be a positive multiple of num_heads={num_heads}'
         )

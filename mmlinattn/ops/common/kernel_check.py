@@ -1,10 +1,10 @@
 """Check of the kernels at their first use on a GPU.
 
-When ``backend='auto'`` wants the kernels of an operator for the first time, they run on small fixed
-inputs of the dtype, head size and options of the call: they must compile, launch, agree with the
-torch implementation in float64 in outputs and gradients, and give the same bits twice. Then a call
-of the size class of the user's is timed with both implementations. Kernels that fail or are slower
-are not chosen. The verdicts are kept on disk, see :mod:`.kernel_verdicts`.
+When ``backend='auto'`` first wants the kernels of an operator, they run on small fixed inputs.
+These have the dtype, head size and options of the call. The kernels must compile, launch, agree
+with the torch implementation in float64 in outputs and gradients, and give the same bits twice.
+Then a call of the size class of the user's is timed with both implementations. Kernels that fail or
+are slower are not chosen. The verdicts are kept on disk, see :mod:`.kernel_verdicts`.
 
 ``MMLINATTN_GPU_CHECK=0`` trusts the kernels; ``1`` checks also GPUs that are listed as verified,
 once in each process, and ignores the verdicts on disk.

@@ -151,7 +151,7 @@ def padded(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """Partition of the tokens between the programs of a kernel.
 
     Attributes:
@@ -165,7 +165,9 @@ class Plan(NamedTuple):
     splits: int
 
 
-def plan_tokens(config: Config, heads: int, num_tokens: int, residents: Optional[int]) -> Plan:
+def plan_tokens(
+    config: Config, heads: int, num_tokens: int, residents: Optional[int]
+) -> LaunchPlan:
     """Choose chunks so that the programs that fit on the device share the tokens.
 
     At least four blocks per program, because each program writes its sums. In the interpreter
@@ -176,7 +178,7 @@ def plan_tokens(config: Config, heads: int, num_tokens: int, residents: Optional
     else:
         blocks = triton.cdiv(triton.cdiv(num_tokens, max(1, residents // heads)), config.block)
         chunk = config.block * max(4, blocks)
-    return Plan(config, chunk, triton.cdiv(num_tokens, chunk))
+    return LaunchPlan(config, chunk, triton.cdiv(num_tokens, chunk))
 
 
 def residents(config: Config, device: Any) -> int:
@@ -221,7 +223,7 @@ class Launch:
         self.has_mask = dict(HAS_MASK=mask is not None)
         self.device = q.device
 
-    def plan(self, name: str) -> Plan:
+    def plan(self, name: str) -> LaunchPlan:
         """Return the plan of a kernel of :mod:`.launch_table`."""
         count = self.batch * self.heads
         index = self.device.index if self.device.type == 'cuda' else None
@@ -255,7 +257,7 @@ class Launch:
 @functools.lru_cache(maxsize=4096)
 def plan_of(
     name: str, size: str, kind: str, index: Optional[int], heads: int, num_tokens: int
-) -> Plan:
+) -> LaunchPlan:
     """Return the plan of a kernel on a CUDA device, or in the interpreter (``index`` None)."""
     if index is None:
         return plan_tokens(launch_table.INTERPRETED, heads, num_tokens, None)

@@ -150,8 +150,8 @@ def _stick_backward(
 ):  # fmt: skip
     """Compute the gradient of the logits, (tokens, groups), from that of the weights.
 
-    With the share s_r and the remaining stick left_r it is ``left_r s_r (1 - s_r)`` times the
-    excess of ``d_weight_r`` over its mean over the rest of the stick.
+    With the share s_r and the remaining stick left_r it is ``left_r s_r (1 - s_r)`` times a
+    difference: ``d_weight_r`` less its mean over the rest of the stick.
     """
     shares, rests = _break_stick(base, tokens, groups, stride_n, stride_r, N, REACH, STICK)
     d_logit = tl.zeros(d_weight.shape, tl.float32)

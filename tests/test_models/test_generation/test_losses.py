@@ -20,6 +20,11 @@ from mmlinattn.models.generation.reconstruction_losses import perplexity
 VGG = (64, 64, 'M', 128, 128, 'M', *(256,) * 3, 'M', *(512,) * 3, 'M', *(512,) * 3)
 
 
+def test_an_unknown_adversarial_loss():
+    with pytest.raises(ValueError, match=r"gan_loss must be one of .*, got 'wgan'"):
+        adversarial_losses('wgan', torch.zeros(1), torch.zeros(1))
+
+
 def test_logit_laplace():
     def logit(x):
         x = 0.8 * x + 0.1

@@ -120,9 +120,9 @@ def test_refusals_say_why():
         build(dict(type='MALA', rotary=True))
     with pytest.raises(ValueError, match='cross-attention has no position'):
         build(dict(type='LinearAttention', position='RotaryPosition'))
-    for size in ('embed_dims', 'num_heads'):
-        with pytest.raises(ValueError, match=f'attn_cfg must not have {size}, .* got .*MALA'):
-            build(dict(type='MALA', **{size: 8}))
+    for name, value in dict(embed_dims=8, num_heads=8, proj_drop=0.1).items():
+        with pytest.raises(ValueError, match=f'attn_cfg must not have {name}, .* got .*MALA'):
+            build(dict(type='MALA', **{name: value}))
     with pytest.raises(ValueError, match=r'attn_drop must be 0, got 0\.1'):
         build(attn_drop=0.1)
     with pytest.raises(ValueError, match='batch_first must be True'):

@@ -251,6 +251,8 @@ def test_parameter_counts_of_the_ripple_paper():
     'cfg, message',
     [
         ('Sine', r"position must be one of \['ConvSPE', .*'SineSPE'\], got 'Sine'"),
+        ('RALA', "position must be one of .*, got 'RALA'"),
+        (dict(num_sines=3), 'position must be one of .*, got None'),
         (dict(type='SineSPE', num_sines=0), 'num_sines .* 0'),
         (dict(type='SineSPE', num_realizations=-2), 'num_realizations .* -2'),
         (dict(type='LearnedKeyPosition', map_size=0), 'map_size .* 0'),
