@@ -118,6 +118,11 @@ class ResizeClip(BaseTransform):
 
     Raises:
         ValueError: a length is below 1, or the range is empty.
+
+    Example:
+        >>> clip = np.zeros((8, 60, 80, 3), np.uint8)
+        >>> ResizeClip(30)(dict(img=clip))['img'].shape
+        (8, 30, 40, 3)
     """
 
     def __init__(self, short_side: Union[int, Sequence[int]], inverse: bool = False) -> None:
@@ -158,6 +163,11 @@ class CropClip(BaseTransform):
 
     Raises:
         ValueError: the mode is unknown, the size is below 1; a clip is smaller than the crop.
+
+    Example:
+        >>> clip = np.zeros((8, 60, 80, 3), np.uint8)
+        >>> CropClip(48, 'three')(dict(img=clip))['img'].shape
+        (3, 3, 8, 48, 48)
     """
 
     def __init__(self, size: int, mode: str = 'random') -> None:
@@ -195,6 +205,11 @@ class FlipClip(BaseTransform):
 
     Raises:
         ValueError: ``prob`` is out of range.
+
+    Example:
+        >>> clip = np.arange(2, dtype=np.uint8).reshape(1, 1, 2, 1)
+        >>> FlipClip(1.0)(dict(img=clip))['img'].flatten().tolist()
+        [1, 0]
     """
 
     def __init__(self, prob: float = 0.5) -> None:

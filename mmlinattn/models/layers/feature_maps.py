@@ -86,6 +86,11 @@ class FixedFeatures(FeatureMap):
 class EfficientFeatures(FeatureMap):
     """Softmax of queries over channels and of keys over tokens, "Efficient Attention: Attention
     with Linear Complexities" (Shen et al., WACV 2021). The normaliser of linear attention is 1.
+
+    Example:
+        >>> q, k = EfficientFeatures(32, 6)(*torch.randn(2, 1, 6, 10, 32))
+        >>> bool((q.sum(-1) - 1).abs().max() < 1e-5), bool((k.sum(-2) - 1).abs().max() < 1e-5)
+        (True, True)
     """
 
     exceeds_float16 = True  # the softmax over many keys underflows
@@ -223,6 +228,11 @@ class T2RFeatures(FeatureMap):
 
     Raises:
         ValueError: ``num_features`` is not a positive integer.
+
+    Example:
+        >>> q, k = T2RFeatures(32, 6, num_features=16)(*torch.randn(2, 1, 6, 10, 32))
+        >>> q.shape
+        torch.Size([1, 6, 10, 16])
     """
 
     is_per_token = True
@@ -258,6 +268,11 @@ class DPFPFeatures(FeatureMap):
 
     Raises:
         ValueError: ``order`` is not a positive integer.
+
+    Example:
+        >>> q, k = DPFPFeatures(32, 6, order=2)(*torch.randn(2, 1, 6, 10, 32))
+        >>> q.shape
+        torch.Size([1, 6, 10, 128])
     """
 
     exceeds_float16 = True  # products of two channels
@@ -288,6 +303,11 @@ class RFAFeatures(RandomFeatures):
 
     Raises:
         ValueError: ``num_features`` is not a positive integer.
+
+    Example:
+        >>> q, k = RFAFeatures(32, 6, num_features=8)(*torch.randn(2, 1, 6, 10, 32))
+        >>> q.shape, bool((q < 0).any())
+        (torch.Size([1, 6, 10, 16]), True)
     """
 
     is_per_token = True
@@ -327,6 +347,11 @@ class PerformerFeatures(RandomFeatures):
 
     Raises:
         ValueError: ``num_features`` is not a positive integer.
+
+    Example:
+        >>> q, k = PerformerFeatures(32, 6)(*torch.randn(2, 1, 6, 10, 32))
+        >>> q.shape, bool((q > 0).all())
+        (torch.Size([1, 6, 10, 32]), True)
     """
 
     def __init__(
@@ -375,6 +400,12 @@ class FocusedFeatures(FeatureMap):
 
     Raises:
         ValueError: ``power`` is below 1.
+
+    Example:
+        >>> focused = FocusedFeatures(2, 1, power=3)
+        >>> q, k = focused(torch.tensor([[[[1.0, 2.0]]]]), torch.zeros(1, 1, 1, 2))
+        >>> round((q[..., 1] / q[..., 0]).item(), 3)  # the larger channel weighs more
+        8.0
     """
 
     is_per_token = True

@@ -88,6 +88,10 @@ class RotaryPosition(LinearPosition):
 
     RoFormer's linear attention (Su et al., 2021) and RALA use it. The number of features must be a
     multiple of 4. Extra tokens are not rotated.
+
+    Example:
+        >>> RotaryPosition(32, 6).rotary((12, 20), 64, 0).hw_shape
+        (12, 20)
     """
 
     supports_extra_tokens = True
