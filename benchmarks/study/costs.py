@@ -15,7 +15,7 @@ from mmlinattn.engine.model import initial_model
 
 
 @dataclass(frozen=True)
-class Cost:
+class CostColumn:
     """Measured quantity of a model."""
 
     name: str
@@ -25,11 +25,11 @@ class Cost:
 
 
 COSTS = (
-    Cost('parameters, M', 'params', 1e-6),
-    Cost('G, conv + linear', 'conv_linear', 1e-9),
-    Cost('G, all products', 'total', 1e-9),
-    Cost('ms an image', 'ms'),
-    Cost('MiB, forward + backward', 'bytes', 2**-20, 0),
+    CostColumn('parameters, M', 'params', 1e-6),
+    CostColumn('G, conv + linear', 'conv_linear', 1e-9),
+    CostColumn('G, all products', 'total', 1e-9),
+    CostColumn('ms an image', 'ms'),
+    CostColumn('MiB, forward + backward', 'bytes', 2**-20, 0),
 )
 
 

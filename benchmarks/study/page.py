@@ -10,13 +10,13 @@ from benchmarks import tables
 from benchmarks.machine import CHANGED
 
 from . import records as recorded
-from .costs import COSTS, Cost
+from .costs import COSTS, CostColumn
 from .grid import COST, Grid, GridError, Metric, choosing_score, chosen_rates, score
 
 END = '<!-- end of study -->'
 COSTS_FILE = 'costs.json'
 FACTS = ('machine', 'versions')
-Quantity = Union[Metric, Cost]
+Quantity = Union[Metric, CostColumn]
 
 
 @dataclass
@@ -43,13 +43,13 @@ class Results:
     def values(self, quantity: Quantity, **names: str) -> List[float]:
         """Return the numbers of all seeds of the points with these names on some axes."""
         runs = [run for run in self.runs if names.items() <= run.values.items()]
-        if isinstance(quantity, Cost):
+        if isinstance(quantity, CostColumn):
             return [spread[0] for spread in self.spreads(quantity, **names)]
         found = [self.records.get(run.name, {}) for run in runs]
         numbers = [score(of, quantity.split, quantity.key) for of in found]
         return [quantity.factor * number for number in numbers if number is not None]
 
-    def spreads(self, quantity: Cost, **names: str) -> List[List[float]]:
+    def spreads(self, quantity: CostColumn, **names: str) -> List[List[float]]:
         """Return median and quartiles of a cost; what has no quartiles has one number."""
         runs = [run for run in self.runs if names.items() <= run.values.items()]
         found = [self.costs[run.point] for run in runs if run.point in self.costs]
@@ -72,7 +72,7 @@ class Results:
             if any('error' in record for record in found):
                 return 'failed'
             return 'none' if found else 'not run'
-        if isinstance(quantity, Cost):
+        if isinstance(quantity, CostColumn):
             return f'{statistics.median(values):.{digits}f}'
         wanted = sum(names.items() <= run.values.items() for run in self.runs)
         of = f'{len(values)} of {wanted}' if len(values) < wanted else f'{len(values)}'

@@ -7,7 +7,7 @@ from ..models.layers import AttnCfg, BaseAttention, registered_subclasses
 from . import attention_rules, extra_token_rules, usage_rules  # noqa: F401  add rules in order
 from .attention_case import ATTENTION_RULES, BUILT, AttentionCase
 from .backbone_rules import BACKBONE_RULES, BackboneCase
-from .rules import Finding, RuleBroken, find_broken, report
+from .rules import RuleBroken, RuleViolation, find_broken, report
 
 IMAGE_SIZE = (64, 80)
 
@@ -120,13 +120,15 @@ def backbones(case: AttentionCase) -> None:
         raise RuleBroken('\n'.join(map(str, findings)))
 
 
-def merge(findings: Sequence[Finding]) -> List[Finding]:
+def merge(findings: Sequence[RuleViolation]) -> List[RuleViolation]:
     """Return one finding per rule, the first, with the names of the other cases."""
-    merged: Dict[str, List[Finding]] = {}
+    merged: Dict[str, List[RuleViolation]] = {}
     for finding in findings:
         merged.setdefault(finding.rule.name, []).append(finding)
     return [
-        Finding(first.rule, first.case, first.given, first.error, tuple(f.case for f in others))
+        RuleViolation(
+            first.rule, first.case, first.given, first.error, tuple(f.case for f in others)
+        )
         for first, *others in merged.values()
     ]
 

@@ -83,7 +83,7 @@ class Rules(Dict[str, Rule]):
 
 
 @dataclass(frozen=True)
-class Finding:
+class RuleViolation:
     """A broken rule, with the input and the error.
 
     ``also`` has the names of further cases that break the rule.
@@ -105,9 +105,9 @@ class Finding:
         return '\n'.join(lines)
 
 
-def find_broken(case: Case, rules: Sequence[Rule]) -> List[Finding]:
+def find_broken(case: Case, rules: Sequence[Rule]) -> List[RuleViolation]:
     """Check rules on a case, each with the same random numbers, and return the broken ones."""
-    findings: Dict[str, Finding] = {}
+    findings: Dict[str, RuleViolation] = {}
     for rule in rules:
         if any(name in findings for name in rule.requires):
             continue
@@ -119,7 +119,7 @@ def find_broken(case: Case, rules: Sequence[Rule]) -> List[Finding]:
             except Unsupported:
                 break
             except Exception as error:
-                findings[rule.name] = Finding(rule, case.name, case.given, error)
+                findings[rule.name] = RuleViolation(rule, case.name, case.given, error)
     return list(findings.values())
 
 
@@ -135,7 +135,10 @@ def _without_logs() -> Iterator[None]:
 
 
 def report(
-    subject: str, rules: Sequence[Rule], findings: Sequence[Finding], expected: Mapping[str, str]
+    subject: str,
+    rules: Sequence[Rule],
+    findings: Sequence[RuleViolation],
+    expected: Mapping[str, str],
 ) -> None:
     """Raise an AssertionError that describes all unexpected findings, if there are any.
 

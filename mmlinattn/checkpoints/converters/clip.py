@@ -5,7 +5,7 @@ from typing import Dict, Mapping
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import Converted, KeyMap, Rule, fuse
+from .key_mapping import Converted, KeyMap, KeyRule, fuse
 from .vit import LAYER, NAMES, POSITIONS, convert_positions
 
 # The release of CLIP, and OpenCLIP.
@@ -33,29 +33,29 @@ def _table(x: Tensor) -> Tensor:
 
 CLIP = KeyMap(
     [
-        Rule(POOL, None, reason='weights of a pooling head, which no backbone has'),
-        Rule(RELEASED + r'class_embedding$', 'backbone.embed.cls_token', _token),
-        Rule(RELEASED + r'positional_embedding$', POSITIONS, _table),
-        Rule(RELEASED + r'conv1\.', 'backbone.embed.proj.'),
-        Rule(RELEASED + r'ln_pre\.', 'backbone.embed.norm.'),
-        Rule(RELEASED_LAYER + r'ln_([12])\.', LAYER + r'norm\2.'),
-        Rule(RELEASED_LAYER + r'attn\.in_proj_', LAYER + 'attn.in_proj.'),
-        Rule(RELEASED_LAYER + r'attn\.out_proj\.', LAYER + 'attn.proj.'),
-        Rule(RELEASED_LAYER + r'mlp\.c_fc\.', LAYER + 'ffn.fc1.'),
-        Rule(RELEASED_LAYER + r'mlp\.c_proj\.', LAYER + 'ffn.fc2.'),
-        Rule(RELEASED + r'ln_post\.', 'backbone.norm.'),
-        Rule(HF + r'embeddings\.class_embedding$', 'backbone.embed.cls_token', _token),
-        Rule(HF + r'embeddings\.position_embedding\.weight$', POSITIONS, _table),
-        Rule(HF + r'embeddings\.position_ids$', None, reason='constants of positions'),
-        Rule(HF + r'embeddings\.patch_embedding\.', 'backbone.embed.proj.'),
-        Rule(HF + r'pre_layrnorm\.', 'backbone.embed.norm.'),
-        Rule(HF_LAYER + r'layer_norm([12])\.', LAYER + r'norm\2.'),
-        Rule(HF_LAYER + r'self_attn\.in_proj\.', LAYER + 'attn.in_proj.'),
-        Rule(HF_LAYER + r'self_attn\.out_proj\.', LAYER + 'attn.proj.'),
-        Rule(HF_LAYER + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
-        Rule(HF + r'post_layernorm\.', 'backbone.norm.'),
-        Rule(TEXT, None, reason='weights of the text tower and of the projections'),
-        Rule(r'norm_pre\.', 'backbone.embed.norm.'),
+        KeyRule(POOL, None, reason='weights of a pooling head, which no backbone has'),
+        KeyRule(RELEASED + r'class_embedding$', 'backbone.embed.cls_token', _token),
+        KeyRule(RELEASED + r'positional_embedding$', POSITIONS, _table),
+        KeyRule(RELEASED + r'conv1\.', 'backbone.embed.proj.'),
+        KeyRule(RELEASED + r'ln_pre\.', 'backbone.embed.norm.'),
+        KeyRule(RELEASED_LAYER + r'ln_([12])\.', LAYER + r'norm\2.'),
+        KeyRule(RELEASED_LAYER + r'attn\.in_proj_', LAYER + 'attn.in_proj.'),
+        KeyRule(RELEASED_LAYER + r'attn\.out_proj\.', LAYER + 'attn.proj.'),
+        KeyRule(RELEASED_LAYER + r'mlp\.c_fc\.', LAYER + 'ffn.fc1.'),
+        KeyRule(RELEASED_LAYER + r'mlp\.c_proj\.', LAYER + 'ffn.fc2.'),
+        KeyRule(RELEASED + r'ln_post\.', 'backbone.norm.'),
+        KeyRule(HF + r'embeddings\.class_embedding$', 'backbone.embed.cls_token', _token),
+        KeyRule(HF + r'embeddings\.position_embedding\.weight$', POSITIONS, _table),
+        KeyRule(HF + r'embeddings\.position_ids$', None, reason='constants of positions'),
+        KeyRule(HF + r'embeddings\.patch_embedding\.', 'backbone.embed.proj.'),
+        KeyRule(HF + r'pre_layrnorm\.', 'backbone.embed.norm.'),
+        KeyRule(HF_LAYER + r'layer_norm([12])\.', LAYER + r'norm\2.'),
+        KeyRule(HF_LAYER + r'self_attn\.in_proj\.', LAYER + 'attn.in_proj.'),
+        KeyRule(HF_LAYER + r'self_attn\.out_proj\.', LAYER + 'attn.proj.'),
+        KeyRule(HF_LAYER + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
+        KeyRule(HF + r'post_layernorm\.', 'backbone.norm.'),
+        KeyRule(TEXT, None, reason='weights of the text tower and of the projections'),
+        KeyRule(r'norm_pre\.', 'backbone.embed.norm.'),
         *NAMES.rules,
     ]
 )

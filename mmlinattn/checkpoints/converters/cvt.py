@@ -4,7 +4,7 @@ from typing import Mapping
 
 from torch import Tensor
 
-from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, Rule, fuse
+from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, KeyRule, fuse
 
 STAGE = BACKBONE + r'stage(\d)\.'
 BLOCK = STAGE + r'blocks\.(\d+)\.'
@@ -19,27 +19,27 @@ TRANSFORMERS_CONVOLUTION = (
 
 NAMES = KeyMap(
     [
-        Rule(STAGE + r'patch_embed\.', r'backbone.patch_embeds.\1.'),
-        Rule(STAGE + r'cls_token$', 'backbone.cls_token'),
-        Rule(BLOCK + r'norm([12])\.', OURS + r'norm\3.'),
-        Rule(BLOCK + r'attn\.conv_proj_([qkv])\.', OURS + r'attn.conv_\3.'),
-        Rule(BLOCK + r'attn\.(in_proj|proj)\.', OURS + r'attn.\3.'),
-        Rule(BLOCK + r'mlp\.', OURS + 'ffn.'),
-        Rule(BACKBONE + r'norm\.', 'backbone.out_norms.2.'),
-        Rule(r'head\.(?=weight$|bias$)', 'head.fc.'),
-        Rule(TRANSFORMERS_EMBEDDING + r'projection\.', r'backbone.patch_embeds.\1.proj.'),
-        Rule(TRANSFORMERS_EMBEDDING + r'normalization\.', r'backbone.patch_embeds.\1.norm.'),
-        Rule(TRANSFORMERS + r'cls_token$', 'backbone.cls_token'),
-        Rule(TRANSFORMERS_CONVOLUTION + r'convolution\.', OURS + r'attn.conv_\3.conv.'),
-        Rule(TRANSFORMERS_CONVOLUTION + r'normalization\.', OURS + r'attn.conv_\3.bn.'),
-        Rule(TRANSFORMERS_BLOCK + r'attention\.attention\.in_proj\.', OURS + 'attn.in_proj.'),
-        Rule(TRANSFORMERS_BLOCK + r'attention\.output\.dense\.', OURS + 'attn.proj.'),
-        Rule(TRANSFORMERS_BLOCK + r'layernorm_before\.', OURS + 'norm1.'),
-        Rule(TRANSFORMERS_BLOCK + r'layernorm_after\.', OURS + 'norm2.'),
-        Rule(TRANSFORMERS_BLOCK + r'intermediate\.dense\.', OURS + 'ffn.fc1.'),
-        Rule(TRANSFORMERS_BLOCK + r'output\.dense\.', OURS + 'ffn.fc2.'),
-        Rule(r'layernorm\.', 'backbone.out_norms.2.'),
-        Rule(r'classifier\.', 'head.fc.'),
+        KeyRule(STAGE + r'patch_embed\.', r'backbone.patch_embeds.\1.'),
+        KeyRule(STAGE + r'cls_token$', 'backbone.cls_token'),
+        KeyRule(BLOCK + r'norm([12])\.', OURS + r'norm\3.'),
+        KeyRule(BLOCK + r'attn\.conv_proj_([qkv])\.', OURS + r'attn.conv_\3.'),
+        KeyRule(BLOCK + r'attn\.(in_proj|proj)\.', OURS + r'attn.\3.'),
+        KeyRule(BLOCK + r'mlp\.', OURS + 'ffn.'),
+        KeyRule(BACKBONE + r'norm\.', 'backbone.out_norms.2.'),
+        KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
+        KeyRule(TRANSFORMERS_EMBEDDING + r'projection\.', r'backbone.patch_embeds.\1.proj.'),
+        KeyRule(TRANSFORMERS_EMBEDDING + r'normalization\.', r'backbone.patch_embeds.\1.norm.'),
+        KeyRule(TRANSFORMERS + r'cls_token$', 'backbone.cls_token'),
+        KeyRule(TRANSFORMERS_CONVOLUTION + r'convolution\.', OURS + r'attn.conv_\3.conv.'),
+        KeyRule(TRANSFORMERS_CONVOLUTION + r'normalization\.', OURS + r'attn.conv_\3.bn.'),
+        KeyRule(TRANSFORMERS_BLOCK + r'attention\.attention\.in_proj\.', OURS + 'attn.in_proj.'),
+        KeyRule(TRANSFORMERS_BLOCK + r'attention\.output\.dense\.', OURS + 'attn.proj.'),
+        KeyRule(TRANSFORMERS_BLOCK + r'layernorm_before\.', OURS + 'norm1.'),
+        KeyRule(TRANSFORMERS_BLOCK + r'layernorm_after\.', OURS + 'norm2.'),
+        KeyRule(TRANSFORMERS_BLOCK + r'intermediate\.dense\.', OURS + 'ffn.fc1.'),
+        KeyRule(TRANSFORMERS_BLOCK + r'output\.dense\.', OURS + 'ffn.fc2.'),
+        KeyRule(r'layernorm\.', 'backbone.out_norms.2.'),
+        KeyRule(r'classifier\.', 'head.fc.'),
         *OPENMMLAB,
     ]
 )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import BACKBONE, TRANSFORMERS_QKV, Converted, KeyMap, Rule, fuse
+from .key_mapping import BACKBONE, TRANSFORMERS_QKV, Converted, KeyMap, KeyRule, fuse
 from .vit import (
     LAYER,
     NAMES,
@@ -21,12 +21,12 @@ from .vit import (
 REGISTERS = 'backbone.embed.registers'
 DINOV2 = KeyMap(
     [
-        Rule(BACKBONE + r'(?:register_tokens|reg_token)$', REGISTERS),
-        Rule(TIMM + r'mlp\.w12\.', LAYER + 'ffn.fc1.'),
-        Rule(TIMM + r'mlp\.w3\.', LAYER + 'ffn.fc2.'),
-        Rule(TRANSFORMERS_EMBEDDING + r'register_tokens$', REGISTERS),
-        Rule(TRANSFORMERS_LAYER + r'mlp\.weights_in\.', LAYER + 'ffn.fc1.'),
-        Rule(TRANSFORMERS_LAYER + r'mlp\.weights_out\.', LAYER + 'ffn.fc2.'),
+        KeyRule(BACKBONE + r'(?:register_tokens|reg_token)$', REGISTERS),
+        KeyRule(TIMM + r'mlp\.w12\.', LAYER + 'ffn.fc1.'),
+        KeyRule(TIMM + r'mlp\.w3\.', LAYER + 'ffn.fc2.'),
+        KeyRule(TRANSFORMERS_EMBEDDING + r'register_tokens$', REGISTERS),
+        KeyRule(TRANSFORMERS_LAYER + r'mlp\.weights_in\.', LAYER + 'ffn.fc1.'),
+        KeyRule(TRANSFORMERS_LAYER + r'mlp\.weights_out\.', LAYER + 'ffn.fc2.'),
         *NAMES.rules,
     ]
 )
@@ -50,26 +50,26 @@ HF_LAYER = r'(?:model\.)?layer\.(\d+)\.'
 HF_EMBEDDING = r'embeddings\.'
 DINOV3 = KeyMap(
     [
-        Rule(r'cls_token$', 'backbone.embed.cls_token'),
-        Rule(r'(?:storage_tokens|reg_token)$', REGISTERS),
-        Rule(r'patch_embed\.proj\.', 'backbone.embed.proj.'),
-        Rule(TIMM + r'attn\.qkv\.bias_mask$', None, reason='masks of the biases of keys'),
+        KeyRule(r'cls_token$', 'backbone.embed.cls_token'),
+        KeyRule(r'(?:storage_tokens|reg_token)$', REGISTERS),
+        KeyRule(r'patch_embed\.proj\.', 'backbone.embed.proj.'),
+        KeyRule(TIMM + r'attn\.qkv\.bias_mask$', None, reason='masks of the biases of keys'),
         *TIMM_LAYERS,
-        Rule(TIMM + r'mlp\.w3\.', LAYER + 'ffn.fc2.'),
-        Rule(r'norm\.', 'backbone.norm.'),
-        Rule(r'head\.(?=weight$|bias$)', 'head.fc.'),
-        Rule(r'rope_embed\.periods$', None, reason='rotary periods, which the model computes'),
-        Rule(r'local_cls_norm\.', None, reason='norms of the local crops of the pre-training'),
-        Rule(HF_EMBEDDING + r'cls_token$', 'backbone.embed.cls_token'),
-        Rule(HF_EMBEDDING + r'register_tokens$', REGISTERS),
-        Rule(HF_EMBEDDING + r'patch_embeddings\.', 'backbone.embed.proj.'),
-        Rule(HF_LAYER + r'attention\.in_proj\.', LAYER + 'attn.in_proj.'),
-        Rule(HF_LAYER + r'attention\.o_proj\.', LAYER + 'attn.proj.'),
-        Rule(HF_LAYER + r'norm([12])\.', LAYER + r'norm\2.'),
-        Rule(HF_LAYER + r'layer_scale([12])\.lambda1$', LAYER + r'gamma\2'),
-        Rule(HF_LAYER + r'mlp\.(?:up_proj|fc1)\.', LAYER + 'ffn.fc1.'),
-        Rule(HF_LAYER + r'mlp\.down_proj\.', LAYER + 'ffn.fc2.'),
-        Rule(r'(?:.*\.)?mask_token$', None, reason='mask tokens of the pre-training'),
+        KeyRule(TIMM + r'mlp\.w3\.', LAYER + 'ffn.fc2.'),
+        KeyRule(r'norm\.', 'backbone.norm.'),
+        KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
+        KeyRule(r'rope_embed\.periods$', None, reason='rotary periods, which the model computes'),
+        KeyRule(r'local_cls_norm\.', None, reason='norms of the local crops of the pre-training'),
+        KeyRule(HF_EMBEDDING + r'cls_token$', 'backbone.embed.cls_token'),
+        KeyRule(HF_EMBEDDING + r'register_tokens$', REGISTERS),
+        KeyRule(HF_EMBEDDING + r'patch_embeddings\.', 'backbone.embed.proj.'),
+        KeyRule(HF_LAYER + r'attention\.in_proj\.', LAYER + 'attn.in_proj.'),
+        KeyRule(HF_LAYER + r'attention\.o_proj\.', LAYER + 'attn.proj.'),
+        KeyRule(HF_LAYER + r'norm([12])\.', LAYER + r'norm\2.'),
+        KeyRule(HF_LAYER + r'layer_scale([12])\.lambda1$', LAYER + r'gamma\2'),
+        KeyRule(HF_LAYER + r'mlp\.(?:up_proj|fc1)\.', LAYER + 'ffn.fc1.'),
+        KeyRule(HF_LAYER + r'mlp\.down_proj\.', LAYER + 'ffn.fc2.'),
+        KeyRule(r'(?:.*\.)?mask_token$', None, reason='mask tokens of the pre-training'),
     ]
 )
 HEAD_DIMS = {4096: 128}  # of DINOv3 7B; all smaller models have 64

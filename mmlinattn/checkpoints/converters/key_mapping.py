@@ -22,8 +22,8 @@ class UnknownKeys(CheckpointError):
     """Error for names that no rule of a key map matches."""
 
 
-class Rule(NamedTuple):
-    """Rule for the names that begin with a pattern.
+class KeyRule(NamedTuple):
+    """KeyRule for the names that begin with a pattern.
 
     Attributes:
         pattern: regular expression for the beginning of a name.
@@ -46,8 +46,8 @@ def linear(weight: Tensor) -> Tensor:
 
 # Names of necks and heads are unchanged since MMDetection 2.3 and MMSegmentation 0.6.
 OPENMMLAB = (
-    Rule(r'(neck|rpn_head|bbox_head|roi_head|mask_head|decode_head|auxiliary_head)\.', r'\g<0>'),
-    Rule(r'ema_', None, reason='copies of the EMA hook'),
+    KeyRule(r'(neck|rpn_head|bbox_head|roi_head|mask_head|decode_head|auxiliary_head)\.', r'\g<0>'),
+    KeyRule(r'ema_', None, reason='copies of the EMA hook'),
 )
 
 # Projections in the files of transformers, of ViT and of SegFormer and Swin.
@@ -61,13 +61,13 @@ class KeyMap:
 
     Example:
         >>> import torch
-        >>> key_map = KeyMap([Rule(r'layer(\\d)\\.', r'stages.\\1.', torch.Tensor.flatten)])
+        >>> key_map = KeyMap([KeyRule(r'layer(\\d)\\.', r'stages.\\1.', torch.Tensor.flatten)])
         >>> tensors, left_out = key_map({'layer1.weight': torch.zeros(2, 3)})
         >>> {name: tuple(value.shape) for name, value in tensors.items()}
         {'stages.1.weight': (6,)}
     """
 
-    rules: Sequence[Rule]
+    rules: Sequence[KeyRule]
 
     def __call__(self, state_dict: Mapping[str, Tensor]) -> Converted:
         """Apply the rules.

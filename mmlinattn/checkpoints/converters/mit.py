@@ -18,7 +18,7 @@ from .key_mapping import (
     TRANSFORMERS_SELF_QKV,
     Converted,
     KeyMap,
-    Rule,
+    KeyRule,
     fuse,
     linear,
 )
@@ -34,31 +34,33 @@ def _from_one(template: str) -> Callable[[re.Match], str]:
 
 RELEASED_BLOCK = BACKBONE + r'block(\d)\.(\d+)\.'
 RELEASED = (
-    Rule(BACKBONE + r'patch_embed(\d)\.', _from_one('backbone.patch_embeds.{}.')),
-    Rule(
+    KeyRule(BACKBONE + r'patch_embed(\d)\.', _from_one('backbone.patch_embeds.{}.')),
+    KeyRule(
         RELEASED_BLOCK + r'(norm[12]|attn\.(?:in_proj|proj|sr|norm))\.',
         _from_one('backbone.stages.{}.{}.{}.'),
     ),
-    Rule(RELEASED_BLOCK + r'mlp\.(fc[12])\.', _from_one('backbone.stages.{}.{}.ffn.{}.')),
-    Rule(RELEASED_BLOCK + r'mlp\.dwconv\.dwconv\.', _from_one('backbone.stages.{}.{}.ffn.dwconv.')),
-    Rule(BACKBONE + r'norm(\d)\.', _from_one('backbone.norms.{}.')),
-    Rule(r'head\.', 'head.fc.'),
+    KeyRule(RELEASED_BLOCK + r'mlp\.(fc[12])\.', _from_one('backbone.stages.{}.{}.ffn.{}.')),
+    KeyRule(
+        RELEASED_BLOCK + r'mlp\.dwconv\.dwconv\.', _from_one('backbone.stages.{}.{}.ffn.dwconv.')
+    ),
+    KeyRule(BACKBONE + r'norm(\d)\.', _from_one('backbone.norms.{}.')),
+    KeyRule(r'head\.', 'head.fc.'),
 )
 
 MMSEG_BLOCK = BACKBONE + r'layers\.(\d)\.1\.(\d+)\.'
 STAGE = r'backbone.stages.\1.\2.'
 MMSEG = (
-    Rule(BACKBONE + r'layers\.(\d)\.0\.projection\.', r'backbone.patch_embeds.\1.proj.'),
-    Rule(BACKBONE + r'layers\.(\d)\.0\.norm\.', r'backbone.patch_embeds.\1.norm.'),
-    Rule(BACKBONE + r'layers\.(\d)\.2\.', r'backbone.norms.\1.'),
-    Rule(MMSEG_BLOCK + r'attn\.attn\.in_proj_', STAGE + 'attn.in_proj.'),
-    Rule(MMSEG_BLOCK + r'attn\.attn\.out_proj\.', STAGE + 'attn.proj.'),
-    Rule(MMSEG_BLOCK + r'(norm[12]|attn\.(?:sr|norm))\.', STAGE + r'\3.'),
-    Rule(MMSEG_BLOCK + r'ffn\.layers\.0\.weight$', STAGE + 'ffn.fc1.weight', linear),
-    Rule(MMSEG_BLOCK + r'ffn\.layers\.0\.', STAGE + 'ffn.fc1.'),
-    Rule(MMSEG_BLOCK + r'ffn\.layers\.1\.', STAGE + 'ffn.dwconv.'),
-    Rule(MMSEG_BLOCK + r'ffn\.layers\.4\.weight$', STAGE + 'ffn.fc2.weight', linear),
-    Rule(MMSEG_BLOCK + r'ffn\.layers\.4\.', STAGE + 'ffn.fc2.'),
+    KeyRule(BACKBONE + r'layers\.(\d)\.0\.projection\.', r'backbone.patch_embeds.\1.proj.'),
+    KeyRule(BACKBONE + r'layers\.(\d)\.0\.norm\.', r'backbone.patch_embeds.\1.norm.'),
+    KeyRule(BACKBONE + r'layers\.(\d)\.2\.', r'backbone.norms.\1.'),
+    KeyRule(MMSEG_BLOCK + r'attn\.attn\.in_proj_', STAGE + 'attn.in_proj.'),
+    KeyRule(MMSEG_BLOCK + r'attn\.attn\.out_proj\.', STAGE + 'attn.proj.'),
+    KeyRule(MMSEG_BLOCK + r'(norm[12]|attn\.(?:sr|norm))\.', STAGE + r'\3.'),
+    KeyRule(MMSEG_BLOCK + r'ffn\.layers\.0\.weight$', STAGE + 'ffn.fc1.weight', linear),
+    KeyRule(MMSEG_BLOCK + r'ffn\.layers\.0\.', STAGE + 'ffn.fc1.'),
+    KeyRule(MMSEG_BLOCK + r'ffn\.layers\.1\.', STAGE + 'ffn.dwconv.'),
+    KeyRule(MMSEG_BLOCK + r'ffn\.layers\.4\.weight$', STAGE + 'ffn.fc2.weight', linear),
+    KeyRule(MMSEG_BLOCK + r'ffn\.layers\.4\.', STAGE + 'ffn.fc2.'),
 )
 
 
@@ -74,35 +76,39 @@ def _finest_first(weight: Tensor) -> Tensor:
 
 # Into AllMLPHead. The release's own `conv_seg` comes from its base class and is never used.
 RELEASED_HEAD = (
-    Rule(r'decode_head\.linear_c(\d)\.proj\.weight$',
+    KeyRule(r'decode_head\.linear_c(\d)\.proj\.weight$',
          _from_one('decode_head.convs.{}.weight'), _pointwise),
-    Rule(r'decode_head\.linear_c(\d)\.proj\.', _from_one('decode_head.convs.{}.')),
-    Rule(r'decode_head\.linear_fuse\.conv\.weight$',
+    KeyRule(r'decode_head\.linear_c(\d)\.proj\.', _from_one('decode_head.convs.{}.')),
+    KeyRule(r'decode_head\.linear_fuse\.conv\.weight$',
          'decode_head.fusion_conv.conv.weight', _finest_first),
-    Rule(r'decode_head\.linear_fuse\.bn\.', 'decode_head.fusion_conv.bn.'),
-    Rule(r'decode_head\.linear_pred\.', 'decode_head.conv_seg.'),
-    Rule(r'decode_head\.conv_seg\.', None, reason='weights of a classifier that is never used'),
+    KeyRule(r'decode_head\.linear_fuse\.bn\.', 'decode_head.fusion_conv.bn.'),
+    KeyRule(r'decode_head\.linear_pred\.', 'decode_head.conv_seg.'),
+    KeyRule(r'decode_head\.conv_seg\.', None, reason='weights of a classifier that is never used'),
 )  # fmt: skip
 TRANSFORMERS = r'(?:segformer\.)?encoder\.'
 TRANSFORMERS_BLOCK = TRANSFORMERS + r'block\.(\d)\.(\d+)\.'
 OF_TRANSFORMERS = (
-    Rule(TRANSFORMERS + r'patch_embeddings\.(\d)\.proj\.', r'backbone.patch_embeds.\1.proj.'),
-    Rule(TRANSFORMERS + r'patch_embeddings\.(\d)\.layer_norm\.', r'backbone.patch_embeds.\1.norm.'),
-    Rule(TRANSFORMERS_BLOCK + r'layer_norm_([12])\.', STAGE + r'norm\3.'),
-    Rule(TRANSFORMERS_BLOCK + r'attention\.self\.(in_proj|sr)\.', STAGE + r'attn.\3.'),
-    Rule(TRANSFORMERS_BLOCK + r'attention\.self\.layer_norm\.', STAGE + 'attn.norm.'),
-    Rule(TRANSFORMERS_BLOCK + r'attention\.output\.dense\.', STAGE + 'attn.proj.'),
-    Rule(TRANSFORMERS_BLOCK + r'mlp\.dense([12])\.', STAGE + r'ffn.fc\3.'),
-    Rule(TRANSFORMERS_BLOCK + r'mlp\.dwconv\.dwconv\.', STAGE + 'ffn.dwconv.'),
-    Rule(TRANSFORMERS + r'layer_norm\.(\d)\.', r'backbone.norms.\1.'),
-    Rule(r'classifier\.', 'head.fc.'),
-    Rule(r'decode_head\.linear_c\.(\d)\.proj\.weight$', r'decode_head.convs.\1.weight', _pointwise),
-    Rule(r'decode_head\.linear_c\.(\d)\.proj\.', r'decode_head.convs.\1.'),
-    Rule(
+    KeyRule(TRANSFORMERS + r'patch_embeddings\.(\d)\.proj\.', r'backbone.patch_embeds.\1.proj.'),
+    KeyRule(
+        TRANSFORMERS + r'patch_embeddings\.(\d)\.layer_norm\.', r'backbone.patch_embeds.\1.norm.'
+    ),
+    KeyRule(TRANSFORMERS_BLOCK + r'layer_norm_([12])\.', STAGE + r'norm\3.'),
+    KeyRule(TRANSFORMERS_BLOCK + r'attention\.self\.(in_proj|sr)\.', STAGE + r'attn.\3.'),
+    KeyRule(TRANSFORMERS_BLOCK + r'attention\.self\.layer_norm\.', STAGE + 'attn.norm.'),
+    KeyRule(TRANSFORMERS_BLOCK + r'attention\.output\.dense\.', STAGE + 'attn.proj.'),
+    KeyRule(TRANSFORMERS_BLOCK + r'mlp\.dense([12])\.', STAGE + r'ffn.fc\3.'),
+    KeyRule(TRANSFORMERS_BLOCK + r'mlp\.dwconv\.dwconv\.', STAGE + 'ffn.dwconv.'),
+    KeyRule(TRANSFORMERS + r'layer_norm\.(\d)\.', r'backbone.norms.\1.'),
+    KeyRule(r'classifier\.', 'head.fc.'),
+    KeyRule(
+        r'decode_head\.linear_c\.(\d)\.proj\.weight$', r'decode_head.convs.\1.weight', _pointwise
+    ),
+    KeyRule(r'decode_head\.linear_c\.(\d)\.proj\.', r'decode_head.convs.\1.'),
+    KeyRule(
         r'decode_head\.linear_fuse\.weight$', 'decode_head.fusion_conv.conv.weight', _finest_first
     ),
-    Rule(r'decode_head\.batch_norm\.', 'decode_head.fusion_conv.bn.'),
-    Rule(r'decode_head\.classifier\.', 'decode_head.conv_seg.'),
+    KeyRule(r'decode_head\.batch_norm\.', 'decode_head.fusion_conv.bn.'),
+    KeyRule(r'decode_head\.classifier\.', 'decode_head.conv_seg.'),
 )
 NAMES = KeyMap([*RELEASED, *MMSEG, *OF_TRANSFORMERS, *OPENMMLAB])
 NAMES_OF_SEGMENTOR = KeyMap([*RELEASED_HEAD, *RELEASED])

@@ -11,7 +11,7 @@ from typing import Mapping
 
 from torch import Tensor
 
-from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, Rule, record_attention
+from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, KeyRule, record_attention
 
 STEM = BACKBONE + r'patch_embed\.(conv[123](?:\.\d)?)\.'
 LAYER = BACKBONE + r'layers\.(\d+)\.'
@@ -21,19 +21,19 @@ DOWNSAMPLE = LAYER + r'downsample\.conv\.(\d)\.'
 
 RULES = KeyMap(
     [
-        Rule(STEM + r'conv\.', r'backbone.stem.\1.conv.'),
-        Rule(STEM + r'norm\.', r'backbone.stem.\1.bn.'),
-        Rule(BLOCK + r'attn\.rope\.rotations$', None, reason='rotary tables of 224x224 images'),
-        Rule(BLOCK + r'attn\.qk\.', STAGE + 'attn.in_proj.'),
-        Rule(BLOCK + r'attn\.lepe\.', STAGE + 'attn.lepe.'),
-        Rule(BLOCK + r'dwc\.', STAGE + 'dwconv.'),
-        Rule(BLOCK + r'mlp\.(fc[12])\.', STAGE + r'ffn.\3.'),
-        Rule(BLOCK + r'(cpe[12]|norm[12]|in_proj|act_proj|out_proj)\.', STAGE + r'\3.'),
-        Rule(DOWNSAMPLE + r'conv\.', r'backbone.downsamples.\1.\2.conv.'),
-        Rule(DOWNSAMPLE + r'norm\.', r'backbone.downsamples.\1.\2.bn.'),
-        Rule(BACKBONE + r'norm([0-3])\.', r'backbone.out_norms.\1.'),
-        Rule(r'norm\.', 'backbone.out_norms.3.'),
-        Rule(r'head\.', 'head.fc.'),
+        KeyRule(STEM + r'conv\.', r'backbone.stem.\1.conv.'),
+        KeyRule(STEM + r'norm\.', r'backbone.stem.\1.bn.'),
+        KeyRule(BLOCK + r'attn\.rope\.rotations$', None, reason='rotary tables of 224x224 images'),
+        KeyRule(BLOCK + r'attn\.qk\.', STAGE + 'attn.in_proj.'),
+        KeyRule(BLOCK + r'attn\.lepe\.', STAGE + 'attn.lepe.'),
+        KeyRule(BLOCK + r'dwc\.', STAGE + 'dwconv.'),
+        KeyRule(BLOCK + r'mlp\.(fc[12])\.', STAGE + r'ffn.\3.'),
+        KeyRule(BLOCK + r'(cpe[12]|norm[12]|in_proj|act_proj|out_proj)\.', STAGE + r'\3.'),
+        KeyRule(DOWNSAMPLE + r'conv\.', r'backbone.downsamples.\1.\2.conv.'),
+        KeyRule(DOWNSAMPLE + r'norm\.', r'backbone.downsamples.\1.\2.bn.'),
+        KeyRule(BACKBONE + r'norm([0-3])\.', r'backbone.out_norms.\1.'),
+        KeyRule(r'norm\.', 'backbone.out_norms.3.'),
+        KeyRule(r'head\.', 'head.fc.'),
         *OPENMMLAB,
     ]
 )

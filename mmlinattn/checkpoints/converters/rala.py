@@ -12,7 +12,7 @@ from typing import Mapping
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, Rule, linear, record_attention
+from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, KeyRule, linear, record_attention
 
 # Output channels of `proj` in the released classifiers.
 CLASSIFIERS = {1024: 'rala', 2048: 'mala', 2560: 'mala'}
@@ -26,31 +26,31 @@ STAGE = r'backbone.stages.\1.\2.'
 RULES = KeyMap(
     [
         # Each stem layer takes three indices of the Sequential: convolution, norm and GELU.
-        Rule(
+        KeyRule(
             BACKBONE + r'patch_embed\.proj\.(0|3|6|9)\.',
             lambda match: f'backbone.stem.{int(match[1]) // 3}.conv.',
         ),
-        Rule(
+        KeyRule(
             BACKBONE + r'patch_embed\.proj\.(1|4|7|10)\.',
             lambda match: f'backbone.stem.{int(match[1]) // 3}.bn.',
         ),
-        Rule(BLOCK + r'pos\.', STAGE + 'cpe.'),
-        Rule(BLOCK + r'norm([12])\.norm\.', STAGE + r'norm\3.'),
-        Rule(BLOCK + r'attn\.qkvo\.weight$', STAGE + 'attn.in_proj.weight', linear),
-        Rule(BLOCK + r'attn\.qkvo\.', STAGE + 'attn.in_proj.'),
-        Rule(BLOCK + r'attn\.proj\.weight$', STAGE + 'attn.proj.weight', linear),
-        Rule(BLOCK + r'attn\.(lepe|proj)\.', STAGE + r'attn.\3.'),
-        Rule(BLOCK + r'ffn\.(fc1|fc2)\.weight$', STAGE + r'ffn.\3.weight', linear),
-        Rule(BLOCK + r'ffn\.(fc1|fc2|dwconv)\.', STAGE + r'ffn.\3.'),
-        Rule(BLOCK + r'gamma_([12])$', STAGE + r'gamma\3', Tensor.flatten),  # (1, C, 1, 1)
-        Rule(LAYER + r'downsample\.reduction\.', r'backbone.downsamples.\1.conv.'),
-        Rule(LAYER + r'downsample\.norm\.', r'backbone.downsamples.\1.bn.'),
-        Rule(BACKBONE + r'extra_norms\.(\d+)\.norm\.', r'backbone.out_norms.\1.'),
-        Rule(LAYER + r'RoPE\.angle$', None, reason='rotary angles, which the model computes'),
-        Rule(r'proj\.', 'neck.conv.'),
-        Rule(r'norm\.', 'neck.bn.'),
-        Rule(r'head\.weight$', 'head.fc.weight', linear),
-        Rule(r'head\.', 'head.fc.'),
+        KeyRule(BLOCK + r'pos\.', STAGE + 'cpe.'),
+        KeyRule(BLOCK + r'norm([12])\.norm\.', STAGE + r'norm\3.'),
+        KeyRule(BLOCK + r'attn\.qkvo\.weight$', STAGE + 'attn.in_proj.weight', linear),
+        KeyRule(BLOCK + r'attn\.qkvo\.', STAGE + 'attn.in_proj.'),
+        KeyRule(BLOCK + r'attn\.proj\.weight$', STAGE + 'attn.proj.weight', linear),
+        KeyRule(BLOCK + r'attn\.(lepe|proj)\.', STAGE + r'attn.\3.'),
+        KeyRule(BLOCK + r'ffn\.(fc1|fc2)\.weight$', STAGE + r'ffn.\3.weight', linear),
+        KeyRule(BLOCK + r'ffn\.(fc1|fc2|dwconv)\.', STAGE + r'ffn.\3.'),
+        KeyRule(BLOCK + r'gamma_([12])$', STAGE + r'gamma\3', Tensor.flatten),  # (1, C, 1, 1)
+        KeyRule(LAYER + r'downsample\.reduction\.', r'backbone.downsamples.\1.conv.'),
+        KeyRule(LAYER + r'downsample\.norm\.', r'backbone.downsamples.\1.bn.'),
+        KeyRule(BACKBONE + r'extra_norms\.(\d+)\.norm\.', r'backbone.out_norms.\1.'),
+        KeyRule(LAYER + r'RoPE\.angle$', None, reason='rotary angles, which the model computes'),
+        KeyRule(r'proj\.', 'neck.conv.'),
+        KeyRule(r'norm\.', 'neck.bn.'),
+        KeyRule(r'head\.weight$', 'head.fc.weight', linear),
+        KeyRule(r'head\.', 'head.fc.'),
         *OPENMMLAB,
     ]
 )

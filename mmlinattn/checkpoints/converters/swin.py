@@ -8,7 +8,15 @@ from typing import Callable, Dict, Mapping
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import BACKBONE, OPENMMLAB, TRANSFORMERS_SELF_QKV, Converted, KeyMap, Rule, fuse
+from .key_mapping import (
+    BACKBONE,
+    OPENMMLAB,
+    TRANSFORMERS_SELF_QKV,
+    Converted,
+    KeyMap,
+    KeyRule,
+    fuse,
+)
 
 RELEASED = BACKBONE + r'layers\.(\d)\.'
 TRANSFORMERS = r'(?:swin\.)?'
@@ -67,36 +75,36 @@ def _rules(merge: Callable) -> KeyMap:
     ]
     return KeyMap(
         [
-            Rule(r'.*(relative_position_index|attn_mask)$', None, reason='constants of windows'),
-            Rule(BACKBONE + r'patch_embed\.proj(?:ection)?\.', 'backbone.patch_embed.proj.'),
-            Rule(BACKBONE + r'patch_embed\.norm\.', 'backbone.patch_embed.norm.'),
+            KeyRule(r'.*(relative_position_index|attn_mask)$', None, reason='constants of windows'),
+            KeyRule(BACKBONE + r'patch_embed\.proj(?:ection)?\.', 'backbone.patch_embed.proj.'),
+            KeyRule(BACKBONE + r'patch_embed\.norm\.', 'backbone.patch_embed.norm.'),
             *(
-                Rule(stage + r'blocks\.(\d+)\.' + theirs, r'backbone.stages.\1.\2.' + ours)
+                KeyRule(stage + r'blocks\.(\d+)\.' + theirs, r'backbone.stages.\1.\2.' + ours)
                 for stage in (RELEASED, OPENMMLAB_STAGE, TRANSFORMERS_STAGE)
                 for theirs, ours in blocks
             ),
             *(
-                Rule(
+                KeyRule(
                     RELEASED + rf'blocks\.(\d+)\.attn\.{theirs}_bias$',
                     rf'backbone.stages.\1.\2.attn.{ours}',
                     reshape,
                 )
                 for theirs, (ours, reshape) in AGENT_BIASES.items()
             ),
-            Rule(RELEASED + r'downsample\.', merge),
-            Rule(TRANSFORMERS_STAGE + r'downsample\.', _merge(0)),
-            Rule(TRANSFORMERS + r'embeddings\.norm\.', 'backbone.patch_embed.norm.'),
-            Rule(
+            KeyRule(RELEASED + r'downsample\.', merge),
+            KeyRule(TRANSFORMERS_STAGE + r'downsample\.', _merge(0)),
+            KeyRule(TRANSFORMERS + r'embeddings\.norm\.', 'backbone.patch_embed.norm.'),
+            KeyRule(
                 TRANSFORMERS + r'embeddings\.patch_embeddings\.projection\.',
                 'backbone.patch_embed.proj.',
             ),
-            Rule(TRANSFORMERS + r'layernorm\.', 'backbone.out_norms.3.'),
-            Rule(r'classifier\.', 'head.fc.'),
-            Rule(OPENMMLAB_STAGE + r'downsample\.', _merge(0), _channels),
-            Rule(BACKBONE + r'norm([0-3])\.', r'backbone.out_norms.\1.'),
-            Rule(r'norm\.', 'backbone.out_norms.3.'),
-            Rule(r'head\.fc\.', 'head.fc.'),
-            Rule(r'head\.(?=weight$|bias$)', 'head.fc.'),
+            KeyRule(TRANSFORMERS + r'layernorm\.', 'backbone.out_norms.3.'),
+            KeyRule(r'classifier\.', 'head.fc.'),
+            KeyRule(OPENMMLAB_STAGE + r'downsample\.', _merge(0), _channels),
+            KeyRule(BACKBONE + r'norm([0-3])\.', r'backbone.out_norms.\1.'),
+            KeyRule(r'norm\.', 'backbone.out_norms.3.'),
+            KeyRule(r'head\.fc\.', 'head.fc.'),
+            KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
             *OPENMMLAB,
         ]
     )

@@ -4,74 +4,74 @@ from typing import Mapping, Tuple
 
 from torch import Tensor
 
-from .key_mapping import Converted, KeyMap, Rule
+from .key_mapping import Converted, KeyMap, KeyRule
 
 LAYER = r'backbone.layers.\1.'
 STEP = LAYER + 'steps.0.'
 
 RELEASED_BLOCK = r'(?:model\.)?blocks\.(\d+)\.'
 RELEASED = (
-    Rule(r'(?:model\.)?(cls_token|pos_embed|time_embed)$', r'backbone.embed.\1'),
-    Rule(r'(?:model\.)?patch_embed\.proj\.', 'backbone.embed.proj.'),
-    Rule(RELEASED_BLOCK + r'norm([12])\.', LAYER + r'norm\2.'),
-    Rule(RELEASED_BLOCK + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
-    Rule(RELEASED_BLOCK + r'attn\.proj\.', LAYER + 'attn.proj.'),
-    Rule(RELEASED_BLOCK + r'temporal_norm1\.', STEP + 'norm.'),
-    Rule(RELEASED_BLOCK + r'temporal_attn\.qkv\.', STEP + 'attn.in_proj.'),
-    Rule(RELEASED_BLOCK + r'temporal_attn\.proj\.', STEP + 'attn.proj.'),
-    Rule(RELEASED_BLOCK + r'temporal_fc\.', STEP + 'fc.'),
-    Rule(RELEASED_BLOCK + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
-    Rule(r'(?:model\.)?norm\.', 'backbone.norm.'),
-    Rule(r'(?:model\.)?head\.', 'head.fc.'),
+    KeyRule(r'(?:model\.)?(cls_token|pos_embed|time_embed)$', r'backbone.embed.\1'),
+    KeyRule(r'(?:model\.)?patch_embed\.proj\.', 'backbone.embed.proj.'),
+    KeyRule(RELEASED_BLOCK + r'norm([12])\.', LAYER + r'norm\2.'),
+    KeyRule(RELEASED_BLOCK + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
+    KeyRule(RELEASED_BLOCK + r'attn\.proj\.', LAYER + 'attn.proj.'),
+    KeyRule(RELEASED_BLOCK + r'temporal_norm1\.', STEP + 'norm.'),
+    KeyRule(RELEASED_BLOCK + r'temporal_attn\.qkv\.', STEP + 'attn.in_proj.'),
+    KeyRule(RELEASED_BLOCK + r'temporal_attn\.proj\.', STEP + 'attn.proj.'),
+    KeyRule(RELEASED_BLOCK + r'temporal_fc\.', STEP + 'fc.'),
+    KeyRule(RELEASED_BLOCK + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
+    KeyRule(r'(?:model\.)?norm\.', 'backbone.norm.'),
+    KeyRule(r'(?:model\.)?head\.', 'head.fc.'),
 )
 
 # Divided attention has two attentions, the temporal one first; the others have one and two norms.
 MMACTION_LAYER = r'(?:backbone\.)?transformer_layers\.layers\.(\d+)\.'
 MMACTION = (
-    Rule(r'backbone\.(cls_token|pos_embed|time_embed)$', r'backbone.embed.\1'),
-    Rule(r'(?:backbone\.)?patch_embed\.projection\.', 'backbone.embed.proj.'),
-    Rule(MMACTION_LAYER + r'attentions\.0\.norm\.', STEP + 'norm.'),
-    Rule(MMACTION_LAYER + r'attentions\.0\.temporal_fc\.', STEP + 'fc.'),
-    Rule(MMACTION_LAYER + r'attentions\.1\.norm\.', LAYER + 'norm1.'),
-    Rule(MMACTION_LAYER + r'attentions\.1\.attn\.in_proj_', LAYER + 'attn.in_proj.'),
-    Rule(MMACTION_LAYER + r'attentions\.1\.attn\.out_proj\.', LAYER + 'attn.proj.'),
-    Rule(MMACTION_LAYER + r'ffns\.0\.norm\.', LAYER + 'norm2.'),
-    Rule(MMACTION_LAYER + r'norms\.0\.', LAYER + 'norm1.'),
-    Rule(MMACTION_LAYER + r'norms\.1\.', LAYER + 'norm2.'),
-    Rule(MMACTION_LAYER + r'ffns\.0\.layers\.0\.0\.', LAYER + 'ffn.fc1.'),
-    Rule(MMACTION_LAYER + r'ffns\.0\.layers\.1\.', LAYER + 'ffn.fc2.'),
-    Rule(r'backbone\.norm\.', 'backbone.norm.'),
-    Rule(r'cls_head\.fc_cls\.', 'head.fc.'),
+    KeyRule(r'backbone\.(cls_token|pos_embed|time_embed)$', r'backbone.embed.\1'),
+    KeyRule(r'(?:backbone\.)?patch_embed\.projection\.', 'backbone.embed.proj.'),
+    KeyRule(MMACTION_LAYER + r'attentions\.0\.norm\.', STEP + 'norm.'),
+    KeyRule(MMACTION_LAYER + r'attentions\.0\.temporal_fc\.', STEP + 'fc.'),
+    KeyRule(MMACTION_LAYER + r'attentions\.1\.norm\.', LAYER + 'norm1.'),
+    KeyRule(MMACTION_LAYER + r'attentions\.1\.attn\.in_proj_', LAYER + 'attn.in_proj.'),
+    KeyRule(MMACTION_LAYER + r'attentions\.1\.attn\.out_proj\.', LAYER + 'attn.proj.'),
+    KeyRule(MMACTION_LAYER + r'ffns\.0\.norm\.', LAYER + 'norm2.'),
+    KeyRule(MMACTION_LAYER + r'norms\.0\.', LAYER + 'norm1.'),
+    KeyRule(MMACTION_LAYER + r'norms\.1\.', LAYER + 'norm2.'),
+    KeyRule(MMACTION_LAYER + r'ffns\.0\.layers\.0\.0\.', LAYER + 'ffn.fc1.'),
+    KeyRule(MMACTION_LAYER + r'ffns\.0\.layers\.1\.', LAYER + 'ffn.fc2.'),
+    KeyRule(r'backbone\.norm\.', 'backbone.norm.'),
+    KeyRule(r'cls_head\.fc_cls\.', 'head.fc.'),
 )
 
 
-def _first_attention(prefix: str) -> Tuple[Rule, Rule]:
+def _first_attention(prefix: str) -> Tuple[KeyRule, KeyRule]:
     name = MMACTION_LAYER + r'attentions\.0\.attn\.'
     return (
-        Rule(name + 'in_proj_', prefix + 'attn.in_proj.'),
-        Rule(name + r'out_proj\.', prefix + 'attn.proj.'),
+        KeyRule(name + 'in_proj_', prefix + 'attn.in_proj.'),
+        KeyRule(name + r'out_proj\.', prefix + 'attn.proj.'),
     )
 
 
 HF = r'(?:timesformer\.)?'
 HF_LAYER = HF + r'encoder\.layer\.(\d+)\.'
 TRANSFORMERS = (
-    Rule(HF + r'embeddings\.cls_token$', 'backbone.embed.cls_token'),
-    Rule(HF + r'embeddings\.position_embeddings$', 'backbone.embed.pos_embed'),
-    Rule(HF + r'embeddings\.time_embeddings$', 'backbone.embed.time_embed'),
-    Rule(HF + r'embeddings\.patch_embeddings\.projection\.', 'backbone.embed.proj.'),
-    Rule(HF_LAYER + r'attention\.attention\.qkv\.', LAYER + 'attn.in_proj.'),
-    Rule(HF_LAYER + r'attention\.output\.dense\.', LAYER + 'attn.proj.'),
-    Rule(HF_LAYER + r'temporal_attention\.attention\.qkv\.', STEP + 'attn.in_proj.'),
-    Rule(HF_LAYER + r'temporal_attention\.output\.dense\.', STEP + 'attn.proj.'),
-    Rule(HF_LAYER + r'temporal_layernorm\.', STEP + 'norm.'),
-    Rule(HF_LAYER + r'temporal_dense\.', STEP + 'fc.'),
-    Rule(HF_LAYER + r'layernorm_before\.', LAYER + 'norm1.'),
-    Rule(HF_LAYER + r'layernorm_after\.', LAYER + 'norm2.'),
-    Rule(HF_LAYER + r'intermediate\.dense\.', LAYER + 'ffn.fc1.'),
-    Rule(HF_LAYER + r'output\.dense\.', LAYER + 'ffn.fc2.'),
-    Rule(HF + r'layernorm\.', 'backbone.norm.'),
-    Rule(r'classifier\.', 'head.fc.'),
+    KeyRule(HF + r'embeddings\.cls_token$', 'backbone.embed.cls_token'),
+    KeyRule(HF + r'embeddings\.position_embeddings$', 'backbone.embed.pos_embed'),
+    KeyRule(HF + r'embeddings\.time_embeddings$', 'backbone.embed.time_embed'),
+    KeyRule(HF + r'embeddings\.patch_embeddings\.projection\.', 'backbone.embed.proj.'),
+    KeyRule(HF_LAYER + r'attention\.attention\.qkv\.', LAYER + 'attn.in_proj.'),
+    KeyRule(HF_LAYER + r'attention\.output\.dense\.', LAYER + 'attn.proj.'),
+    KeyRule(HF_LAYER + r'temporal_attention\.attention\.qkv\.', STEP + 'attn.in_proj.'),
+    KeyRule(HF_LAYER + r'temporal_attention\.output\.dense\.', STEP + 'attn.proj.'),
+    KeyRule(HF_LAYER + r'temporal_layernorm\.', STEP + 'norm.'),
+    KeyRule(HF_LAYER + r'temporal_dense\.', STEP + 'fc.'),
+    KeyRule(HF_LAYER + r'layernorm_before\.', LAYER + 'norm1.'),
+    KeyRule(HF_LAYER + r'layernorm_after\.', LAYER + 'norm2.'),
+    KeyRule(HF_LAYER + r'intermediate\.dense\.', LAYER + 'ffn.fc1.'),
+    KeyRule(HF_LAYER + r'output\.dense\.', LAYER + 'ffn.fc2.'),
+    KeyRule(HF + r'layernorm\.', 'backbone.norm.'),
+    KeyRule(r'classifier\.', 'head.fc.'),
 )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, Rule, fuse
+from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, KeyRule, fuse
 
 
 def _stage(match: re.Match) -> str:
@@ -26,8 +26,8 @@ def _block(match: re.Match) -> str:
     return f'backbone.stages.{int(match[1]) - 1}.{(int(match[2]) - 1) // 2}.'
 
 
-def _half(name: str, ours: str) -> Rule:
-    return Rule(BACKBONE + r'layer(\d)\.(\d+)\.' + name, lambda match: _block(match) + ours)
+def _half(name: str, ours: str) -> KeyRule:
+    return KeyRule(BACKBONE + r'layer(\d)\.(\d+)\.' + name, lambda match: _block(match) + ours)
 
 
 def _norm(match: re.Match) -> str:
@@ -37,22 +37,22 @@ def _norm(match: re.Match) -> str:
 EMBED = BACKBONE + r'layer(\d)\.0\.'
 NAMES = KeyMap(
     [
-        Rule(EMBED + r'norm_embed\.', lambda match: _stage(match) + 'norm.'),
-        Rule(EMBED + r'x_pos_embed$', lambda match: _stage(match) + 'row_embed'),
-        Rule(EMBED + r'y_pos_embed$', lambda match: _stage(match) + 'column_embed'),
-        Rule(EMBED + r'cls_pos_embed$', lambda match: _stage(match) + 'extra_embed'),
-        Rule(EMBED + r'cls_token$', lambda match: _stage(match) + 'extra_tokens'),
-        Rule(EMBED + r'proj\.', lambda match: _stage(match) + 'proj.'),
-        Rule(BACKBONE + r'layer(\d)\.(\d+)\.norm\.', _norm),
+        KeyRule(EMBED + r'norm_embed\.', lambda match: _stage(match) + 'norm.'),
+        KeyRule(EMBED + r'x_pos_embed$', lambda match: _stage(match) + 'row_embed'),
+        KeyRule(EMBED + r'y_pos_embed$', lambda match: _stage(match) + 'column_embed'),
+        KeyRule(EMBED + r'cls_pos_embed$', lambda match: _stage(match) + 'extra_embed'),
+        KeyRule(EMBED + r'cls_token$', lambda match: _stage(match) + 'extra_tokens'),
+        KeyRule(EMBED + r'proj\.', lambda match: _stage(match) + 'proj.'),
+        KeyRule(BACKBONE + r'layer(\d)\.(\d+)\.norm\.', _norm),
         _half(r'attn\.(?:qkv|in_proj)\.', 'attn.in_proj.'),
         _half(r'attn\.proj\.', 'attn.proj.'),
         _half(r'attn\.local_relative_position_bias_table$', 'attn.relative.table'),
         _half(r'attn\.g2l_relative_position_bias$', 'attn.relative.extra'),
         _half(r'attn\.g2g_relative_position_bias$', 'attn.relative.between'),
-        Rule(r'.*relative_position_index$', None, reason='constants of relative positions'),
+        KeyRule(r'.*relative_position_index$', None, reason='constants of relative positions'),
         _half(r'mlp\.', 'ffn.'),
-        Rule(BACKBONE + r'norm\.', 'backbone.out_norms.3.'),
-        Rule(r'head\.(?=weight$|bias$)', 'head.fc.'),
+        KeyRule(BACKBONE + r'norm\.', 'backbone.out_norms.3.'),
+        KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
         *OPENMMLAB,
     ]
 )

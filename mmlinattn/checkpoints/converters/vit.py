@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import BACKBONE, OPENMMLAB, TRANSFORMERS_QKV, Converted, KeyMap, Rule, fuse
+from .key_mapping import BACKBONE, OPENMMLAB, TRANSFORMERS_QKV, Converted, KeyMap, KeyRule, fuse
 
 TIMM = BACKBONE + r'blocks\.(\d+)\.'
 MM_LAYER = BACKBONE + r'layers\.(\d+)\.'
@@ -30,47 +30,47 @@ def _layer_scale(match: re.Match) -> str:
 
 # Layers of timm and of the releases of ViT, DeiT, DINOv2 and DINOv3.
 TIMM_LAYERS = (
-    Rule(TIMM + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
-    Rule(TIMM + r'attn\.proj\.', LAYER + 'attn.proj.'),
-    Rule(TIMM + r'norm([12])\.', LAYER + r'norm\2.'),
-    Rule(TIMM + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
-    Rule(TIMM + r'(?:ls([12])\.gamma|gamma_([12]))$', _layer_scale),
+    KeyRule(TIMM + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
+    KeyRule(TIMM + r'attn\.proj\.', LAYER + 'attn.proj.'),
+    KeyRule(TIMM + r'norm([12])\.', LAYER + r'norm\2.'),
+    KeyRule(TIMM + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
+    KeyRule(TIMM + r'(?:ls([12])\.gamma|gamma_([12]))$', _layer_scale),
 )
 NAMES = KeyMap(
     [
-        Rule(BACKBONE + r'(cls_token|pos_embed)$', r'backbone.embed.\1'),
-        Rule(BACKBONE + r'patch_embed\.proj(?:ection)?\.', 'backbone.embed.proj.'),
+        KeyRule(BACKBONE + r'(cls_token|pos_embed)$', r'backbone.embed.\1'),
+        KeyRule(BACKBONE + r'patch_embed\.proj(?:ection)?\.', 'backbone.embed.proj.'),
         *TIMM_LAYERS,
-        Rule(r'norm\.', 'backbone.norm.'),
-        Rule(r'head\.(?=weight$|bias$)', 'head.fc.'),
-        Rule(DISTILLATION, None, reason='parts of the distillation'),
-        Rule(MM_LAYER + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
-        Rule(MM_LAYER + r'attn\.proj\.', LAYER + 'attn.proj.'),
-        Rule(MM_LAYER + r'attn\.attn\.in_proj_', LAYER + 'attn.in_proj.'),
-        Rule(MM_LAYER + r'attn\.attn\.out_proj\.', LAYER + 'attn.proj.'),
-        Rule(MM_LAYER + r'(?:ln|norm)([12])\.', LAYER + r'norm\2.'),
-        Rule(MM_LAYER + r'ffn\.layers\.0\.0\.', LAYER + 'ffn.fc1.'),
-        Rule(MM_LAYER + r'ffn\.layers\.1\.', LAYER + 'ffn.fc2.'),
-        Rule(MM_LAYER + r'(?:attn\.gamma(1)|ffn\.gamma(2))\.weight$', _layer_scale),
-        Rule(BACKBONE + r'(?:ln|norm)1\.', 'backbone.norm.'),
-        Rule(r'head\.layers\.head\.', 'head.fc.'),
-        Rule(r'head\.fc\.', 'head.fc.'),
-        Rule(TRANSFORMERS_EMBEDDING + r'cls_token$', 'backbone.embed.cls_token'),
-        Rule(TRANSFORMERS_EMBEDDING + r'position_embeddings$', 'backbone.embed.pos_embed'),
-        Rule(TRANSFORMERS_EMBEDDING + r'patch_embeddings\.projection\.', 'backbone.embed.proj.'),
-        Rule(TRANSFORMERS_LAYER + r'attention\.attention\.in_proj\.', LAYER + 'attn.in_proj.'),
-        Rule(TRANSFORMERS_LAYER + r'attention\.output\.dense\.', LAYER + 'attn.proj.'),
-        Rule(TRANSFORMERS_LAYER + r'(?:layernorm_before|norm1)\.', LAYER + 'norm1.'),
-        Rule(TRANSFORMERS_LAYER + r'(?:layernorm_after|norm2)\.', LAYER + 'norm2.'),
-        Rule(TRANSFORMERS_LAYER + r'(?:intermediate\.dense|mlp\.fc1)\.', LAYER + 'ffn.fc1.'),
-        Rule(TRANSFORMERS_LAYER + r'(?:output\.dense|mlp\.fc2)\.', LAYER + 'ffn.fc2.'),
-        Rule(TRANSFORMERS_LAYER + r'layer_scale([12])\.lambda1$', LAYER + r'gamma\2'),
-        Rule(TRANSFORMERS + r'layernorm\.', 'backbone.norm.'),
-        Rule(r'(?:cls_)?classifier\.', 'head.fc.'),
-        Rule(
+        KeyRule(r'norm\.', 'backbone.norm.'),
+        KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
+        KeyRule(DISTILLATION, None, reason='parts of the distillation'),
+        KeyRule(MM_LAYER + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
+        KeyRule(MM_LAYER + r'attn\.proj\.', LAYER + 'attn.proj.'),
+        KeyRule(MM_LAYER + r'attn\.attn\.in_proj_', LAYER + 'attn.in_proj.'),
+        KeyRule(MM_LAYER + r'attn\.attn\.out_proj\.', LAYER + 'attn.proj.'),
+        KeyRule(MM_LAYER + r'(?:ln|norm)([12])\.', LAYER + r'norm\2.'),
+        KeyRule(MM_LAYER + r'ffn\.layers\.0\.0\.', LAYER + 'ffn.fc1.'),
+        KeyRule(MM_LAYER + r'ffn\.layers\.1\.', LAYER + 'ffn.fc2.'),
+        KeyRule(MM_LAYER + r'(?:attn\.gamma(1)|ffn\.gamma(2))\.weight$', _layer_scale),
+        KeyRule(BACKBONE + r'(?:ln|norm)1\.', 'backbone.norm.'),
+        KeyRule(r'head\.layers\.head\.', 'head.fc.'),
+        KeyRule(r'head\.fc\.', 'head.fc.'),
+        KeyRule(TRANSFORMERS_EMBEDDING + r'cls_token$', 'backbone.embed.cls_token'),
+        KeyRule(TRANSFORMERS_EMBEDDING + r'position_embeddings$', 'backbone.embed.pos_embed'),
+        KeyRule(TRANSFORMERS_EMBEDDING + r'patch_embeddings\.projection\.', 'backbone.embed.proj.'),
+        KeyRule(TRANSFORMERS_LAYER + r'attention\.attention\.in_proj\.', LAYER + 'attn.in_proj.'),
+        KeyRule(TRANSFORMERS_LAYER + r'attention\.output\.dense\.', LAYER + 'attn.proj.'),
+        KeyRule(TRANSFORMERS_LAYER + r'(?:layernorm_before|norm1)\.', LAYER + 'norm1.'),
+        KeyRule(TRANSFORMERS_LAYER + r'(?:layernorm_after|norm2)\.', LAYER + 'norm2.'),
+        KeyRule(TRANSFORMERS_LAYER + r'(?:intermediate\.dense|mlp\.fc1)\.', LAYER + 'ffn.fc1.'),
+        KeyRule(TRANSFORMERS_LAYER + r'(?:output\.dense|mlp\.fc2)\.', LAYER + 'ffn.fc2.'),
+        KeyRule(TRANSFORMERS_LAYER + r'layer_scale([12])\.lambda1$', LAYER + r'gamma\2'),
+        KeyRule(TRANSFORMERS + r'layernorm\.', 'backbone.norm.'),
+        KeyRule(r'(?:cls_)?classifier\.', 'head.fc.'),
+        KeyRule(
             TRANSFORMERS + r'pooler\.', None, reason='weights of a pooler, which no classifier uses'
         ),
-        Rule(r'(?:.*\.)?mask_token$', None, reason='mask tokens of the pre-training'),
+        KeyRule(r'(?:.*\.)?mask_token$', None, reason='mask tokens of the pre-training'),
         *OPENMMLAB,
     ]
 )
@@ -112,12 +112,14 @@ def convert_positions(tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
 
 CONVIT = KeyMap(
     [
-        Rule(r'cls_token$', 'backbone.cls_token'),
-        Rule(TIMM + r'attn\.in_proj\.', LAYER + 'attn.in_proj.'),
-        Rule(TIMM + r'attn\.gating_param$', LAYER + 'attn.gates'),
-        Rule(TIMM + r'attn\.pos_proj\.weight$', LAYER + 'attn.positions'),
-        Rule(TIMM + r'attn\.pos_proj\.bias$', None, reason='position biases, equal for all keys'),
-        Rule(r'.*rel_indices$', None, reason='constants of positions'),
+        KeyRule(r'cls_token$', 'backbone.cls_token'),
+        KeyRule(TIMM + r'attn\.in_proj\.', LAYER + 'attn.in_proj.'),
+        KeyRule(TIMM + r'attn\.gating_param$', LAYER + 'attn.gates'),
+        KeyRule(TIMM + r'attn\.pos_proj\.weight$', LAYER + 'attn.positions'),
+        KeyRule(
+            TIMM + r'attn\.pos_proj\.bias$', None, reason='position biases, equal for all keys'
+        ),
+        KeyRule(r'.*rel_indices$', None, reason='constants of positions'),
         *NAMES.rules,
     ]
 )
