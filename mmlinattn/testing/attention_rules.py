@@ -32,17 +32,16 @@ def constructor(case: AttentionCase) -> None:
 
 
 @rule(
-    'The attention is registered, so that a config can name it.',
+    'The attention is registered, so that configs of all frameworks can name it.',
     'Decorate the class with @MODELS.register_module(), MODELS from mmengine.registry.',
     requires=BUILT,
 )
 def registered(case: AttentionCase) -> None:
     kind = type(case.attn)
-    registries = (MODELS, *MODELS.children.values())  # those of MMDetection, ... are children
-    require(
-        any(kind in registry.module_dict.values() for registry in registries),
-        f'{kind.__name__} is not in mmengine.registry.MODELS',
-    )
+    # Those of MMDetection, ... are children.
+    others = [scope for scope, of in MODELS.children.items() if kind in of.module_dict.values()]
+    is_in = f'it is in the registry of {others[0]} alone' if others else 'it is in no registry'
+    require(kind in MODELS.module_dict.values(), f'{kind.__name__}: {is_in}')
 
 
 @rule(

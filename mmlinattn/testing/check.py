@@ -4,6 +4,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ..models.backbones import Backbone, TimeSformer
 from ..models.layers import AttnCfg, BaseAttention, registered_subclasses
+from ..ops.common.checks import check_sides
 from . import attention_rules, extra_token_rules, usage_rules  # noqa: F401  add rules in order
 from .attention_case import ATTENTION_RULES, BUILT, AttentionCase
 from .backbone_rules import BACKBONE_RULES, BackboneCase
@@ -41,7 +42,8 @@ def check_attention(
     Raises:
         AssertionError: a rule is broken. The message has every broken rule with its input, what
             was found and what to do.
-        ValueError: a rule is unknown.
+        ValueError: a rule is unknown, or the map is too small.
+        TypeError: ``cls`` is an object, or ``expected_failures`` has no reasons.
 
     Example:
         >>> check_attention('HydraAttention', rules=['padding_content', 'batch_independence'])
@@ -49,6 +51,10 @@ def check_attention(
     __tracebackhide__ = True
     expected = _known(ATTENTION_RULES, expected_failures)
     selected = ATTENTION_RULES.select(rules)
+    if not isinstance(cls, (str, type)):
+        raise TypeError(f'cls must be a class or its name, got a {type(cls).__name__}')
+    if min(check_sides(hw_shape, 'hw_shape')) < 3:
+        raise ValueError(f'hw_shape must be at least (3, 3), got {hw_shape!r}')
     case = AttentionCase(dict(options, type=cls), (hw_shape[0], hw_shape[1]))
     findings = find_broken(case, selected)
     report(case.name, selected, findings, expected)
@@ -82,6 +88,7 @@ def check_backbone(
         AssertionError: a rule is broken. The message has every broken rule with its input, what
             was found, what to do, and further attentions that break it.
         ValueError: a rule is unknown.
+        TypeError: ``attentions`` is no list, or ``expected_failures`` has no reasons.
 
     Example:
         >>> from mmlinattn.models.backbones import Swin
@@ -91,6 +98,8 @@ def check_backbone(
     expected = _known(BACKBONE_RULES, expected_failures)
     # Without the constructor's rule, an unsupported combination would break the others.
     selected = BACKBONE_RULES.select(None if rules is None else [*BUILT, *rules])
+    if isinstance(attentions, (str, dict, type)):
+        raise TypeError(f'attentions must be a list, got {attentions!r}')
     if attentions is None:
         attentions = list(registered_subclasses(BaseAttention))
     cases = [
@@ -134,5 +143,7 @@ def merge(findings: Sequence[RuleViolation]) -> List[RuleViolation]:
 
 
 def _known(rules, expected: Optional[Mapping[str, str]]) -> Mapping[str, str]:
+    if not isinstance(expected, (Mapping, type(None))):
+        raise TypeError(f'expected_failures must be dict(rule=reason), got {expected!r}')
     rules.select(list(expected or ()))
     return expected or {}

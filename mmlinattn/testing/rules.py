@@ -73,8 +73,10 @@ class Rules(Dict[str, Rule]):
         """Return the rules with these names, or all of them.
 
         Raises:
-            ValueError: a name is unknown.
+            ValueError: a name is unknown, or ``names`` is one name.
         """
+        if isinstance(names, str):
+            raise ValueError(f'rules must be a list of names, got {names!r}')
         for name in names or ():
             if name not in self:
                 known = did_you_mean(name, self) or f'; the rules are {", ".join(self)}'
@@ -99,7 +101,9 @@ class RuleViolation:
         lines = [f'{self.rule.name}: {self.rule.statement}']
         lines += [f'  case:  {self.case}', f'  input: {self.given or "none"}']
         found = _describe(self.error).replace('\n', '\n         ')
-        lines += [f'  found: {found}', f'  to do: {self.rule.cure}']
+        is_broken = isinstance(self.error, RuleBroken)
+        cure = self.rule.cure if is_broken else f'Mend this error. {self.rule.cure}'
+        lines += [f'  found: {found}', f'  to do: {cure}']
         if self.also:
             lines.append(f'  also:  {", ".join(self.also)}')
         return '\n'.join(lines)
@@ -162,6 +166,9 @@ def report(
             )
     if parts:
         head = f'{subject} breaks {len(parts)} of {len(rules)} rules.'
+        left = [rule.name for rule in rules if broken.intersection(rule.requires)]
+        if left:
+            head += f' Not checked, since they need one of these: {", ".join(left)}.'
         cause = unexpected[0].error if unexpected else None
         raise AssertionError('\n\n'.join([head, *parts])) from (
             None if isinstance(cause, RuleBroken) else cause

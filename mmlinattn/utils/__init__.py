@@ -1,7 +1,7 @@
 """File utilities: atomic writes, downloads with limits, locks, URLs without secrets."""
 
 from .atomic_file import WriteError, atomic_write, check_writable, remove_temporary_files, to_disk
-from .checks import check_integer
+from .checks import check_integer, check_number
 from .http import FetchRefused, check_size, open_request, size_limit
 from .lock import FolderInUse, lock_folder, unlock_folders
 from .nested import dicts, key_of, nodes
@@ -15,6 +15,7 @@ __all__ = [
     'WriteError',
     'atomic_write',
     'check_integer',
+    'check_number',
     'check_size',
     'check_writable',
     'dicts',

@@ -1,6 +1,7 @@
 """Checks of arguments."""
 
-from numbers import Integral
+import math
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -27,3 +28,23 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
         kind = 'a positive integer' if least == 1 else f'an integer of at least {least}'
         raise ValueError(f'{name} must be {kind}, got {value!r}')
     return int(value)
+
+
+def check_number(name: str, value: Any, least: float = 0.0) -> float:
+    """Return ``value`` as a float.
+
+    Raises:
+        ValueError: ``value`` is no finite number, or below ``least``; True and False are none.
+
+    Example:
+        >>> check_number('eps', 1e-6)
+        1e-06
+        >>> check_number('eps', '1e-6')
+        Traceback (most recent call last):
+            ...
+        ValueError: eps must be a number of at least 0, got '1e-6'
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < least:
+        raise ValueError(f'{name} must be a number of at least {least:g}, got {value!r}')
+    return float(value)

@@ -52,6 +52,52 @@ def test_channels_that_do_not_fit(tmp_path, base):
         check_channels(cfg)
 
 
+NECK = "_delete_=True, type='SimpleFeaturePyramid', in_channels=192, out_channels=256"
+
+
+@pytest.mark.parametrize(
+    'base, neck, head, message',
+    [
+        (
+            'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py',
+            '',
+            '',
+            r'neck.in_channels is .*2048.*, but backbone ViT gives 192 channels: set model.neck='
+            r"dict\(_delete_=True, type='SimpleFeaturePyramid', in_channels=192, out_channels=256",
+        ),
+        (
+            'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py',
+            f'{NECK}, num_outs=5',
+            '',
+            r'bbox_head.anchor_generator.strides is \[8, 16, 32, 64, 128\], but neck gives maps of '
+            r'the strides \[4, 8, 16, 32, 64\]: set anchor_generator.strides=\[4, 8, 16, 32, 64\]',
+        ),
+        (
+            'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',
+            NECK,
+            '',
+            r'rpn_head.anchor_generator.strides is .*, but neck gives .* \[4, 8, 16, 32\]: set',
+        ),
+        ('mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py', f'{NECK}, num_outs=5', '', None),
+        (
+            'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py',
+            f'{NECK}, num_outs=5',
+            'bbox_head=dict(anchor_generator=dict(strides=[4, 8, 16, 32, 64]))',
+            None,
+        ),
+    ],
+)
+def test_pyramid_of_a_plain_backbone(tmp_path, base, neck, head, message):
+    backbone = "_delete_=True, type='ViT', arch='deit-t', img_size=128"
+    text = f'model = dict(backbone=dict({backbone}), neck=dict({neck}), {head})'
+    cfg = load_config(config(tmp_path, base, text))
+    if message is None:
+        assert 'neck' in check_channels(cfg)
+        return
+    with pytest.raises(ValueError, match=message):
+        check_channels(cfg)
+
+
 def test_a_level_that_is_not_there(tmp_path):
     base = 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py'
     backbone = "backbone=dict(_delete_=True, type='RAVLT', arch='tiny', out_indices=(0, 1))"

@@ -3,11 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from mmengine.registry import MODELS, Registry
 from torch import nn
 
+from mmlinattn.models.backbones import Swin
 from mmlinattn.models.layers import AttentionInfo, BaseAttention, map_to_tokens, tokens_to_map
 from mmlinattn.ops.common.numerics import accumulation_dtype, no_autocast
-from mmlinattn.testing import ATTENTION_RULES, check_attention
+from mmlinattn.testing import ATTENTION_RULES, check_attention, check_backbone
 
 
 class Sound(BaseAttention):
@@ -338,7 +340,7 @@ def test_sound_attentions_keep_the_rules(cls):
 def test_broken_attentions_are_caught(cls, rule):
     text = findings(cls, QUICK if rule in QUICK else [*QUICK[:5], rule])
     assert f'\n{rule}: {ATTENTION_RULES[rule].statement}' in text
-    assert f'to do: {ATTENTION_RULES[rule].cure}' in text
+    assert ATTENTION_RULES[rule].cure in text
 
 
 def test_every_rule_has_a_broken_attention():
@@ -351,9 +353,40 @@ def test_message():
     assert text.startswith('IgnoresMask breaks 1 of 2 rules.\n\npadding_content: ')
     assert 'x (2, 30, 32) float64, hw_shape=(5, 6), key_padding_mask=(2, 30) bool' in text
     assert 'output of a real token differs by' in text and ' at image ' in text
-    assert findings(Sound, ['registered']).count('is not in mmengine.registry.MODELS') == 1
+    assert findings(Sound, ['registered']).count('Sound: it is in no registry') == 1
     error = findings(WithoutDefault, ['constructor', 'strides'])
-    assert "missing 1 required positional argument: 'width'" in error and 'strides' not in error
+    assert "missing 1 required positional argument: 'width'" in error
+    assert 'Not checked, since they need one of these: strides.' in error
+    assert '\n  to do: Mend this error. Derive from BaseAttention, ' in error
+
+
+def test_registered_in_one_framework_alone():
+    registry = Registry('model', parent=MODELS, scope='somewhere')
+    registry.register_module(module=Sound)
+    try:
+        assert 'Sound: it is in the registry of somewhere alone' in findings(Sound, ['registered'])
+    finally:
+        MODELS.children.pop('somewhere')
+
+
+@pytest.mark.parametrize(
+    'options, error, message',
+    [
+        (dict(cls=Sound(8, 2)), TypeError, 'cls must be a class or its name, got a Sound'),
+        (dict(rules='strides'), ValueError, "rules must be a list of names, got 'strides'"),
+        (dict(hw_shape=(2, 2)), ValueError, r'hw_shape must be at least \(3, 3\), got \(2, 2\)'),
+        (dict(hw_shape='8'), ValueError, "hw_shape must be a positive integer, .* got '8'"),
+        (dict(expected_failures=['strides']), TypeError, r"dict\(rule=reason\), got \['strides'\]"),
+    ],
+)
+def test_arguments_of_the_check(options, error, message):
+    with pytest.raises(error, match=message):
+        check_attention(**dict(dict(cls=Sound), **options))
+
+
+def test_attentions_of_a_backbone_check_are_a_list():
+    with pytest.raises(TypeError, match="attentions must be a list, got 'RALA'"):
+        check_backbone(Swin, 'RALA')
 
 
 def test_expected_failures():

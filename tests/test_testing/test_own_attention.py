@@ -4,18 +4,21 @@ import re
 import sys
 
 import pytest
+import torch
 from mmengine.registry import MODELS
+from torch import nn
 
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
-from mmlinattn.testing import ATTENTION_RULES, BACKBONE_RULES, check_attention
+from mmlinattn.models.layers import AttentionInfo, BaseAttention
+from mmlinattn.testing import ATTENTION_RULES, BACKBONE_RULES, check_attention, check_backbone
 
 
 @pytest.fixture
 def blocks(root):
     """Return the Python blocks of the page."""
     text = (root / 'docs' / 'own_attention.md').read_text()
-    return re.findall(r'```python\n(.*?)```', text, re.S)
+    return re.findall(r'```python\n(\S.*?)```', text, re.S)
 
 
 @pytest.fixture
@@ -37,6 +40,39 @@ def test_the_attention_of_the_page(folder):
     backbone = build_model(load_config(str(folder / 'config.py'))).backbone
     found = [m for m in backbone.modules() if isinstance(m, names['GatedLinearAttention'])]
     assert len(found) == sum(backbone.arch['depths']) and {m.eps for m in found} == {1e-4}
+
+
+def test_the_attention_on_the_map_of_the_page(root):
+    text = (root / 'docs' / 'own_attention.md').read_text()
+    (method,) = re.findall(r'```python\n( +def attend.*?)```', text, re.S)
+    names: dict = {'torch': torch, 'BaseAttention': BaseAttention}
+    exec(f'class Mixed(BaseAttention):\n{method}', names)
+
+    class Mixed(names['Mixed']):
+        info = AttentionInfo('', 'O(N d)', 'O(N d)', '', '', needs_map=True)
+
+        def __init__(self, embed_dims, num_heads, **kwargs):
+            super().__init__(embed_dims, num_heads, **kwargs)
+            self.conv = nn.Conv2d(
+                embed_dims, embed_dims, 3, padding=1, groups=embed_dims, bias=False
+            )
+
+    # Queries and keys are not read.
+    reads = ('gradients', 'query_pos', 'extra_tokens_as_keys', 'extra_tokens_as_queries')
+    skipped = ('registered', 'compiles', 'compiles_for_training', 'exports', 'backbones', *reads)
+    check_attention(Mixed, rules=[name for name in ATTENTION_RULES if name not in skipped])
+
+
+def test_the_backbone_of_the_design_page(root):
+    text = (root / 'docs' / 'design.md').read_text()
+    (code,) = [c for c in re.findall(r'```python\n(.*?)```', text, re.S) if 'class Plain' in c]
+    names: dict = {}
+    try:
+        exec(code, names)
+        check_backbone(names['Plain'], ['RALA', 'SoftmaxAttention'])
+        assert len(names['Plain']()(torch.randn(1, 3, 64, 64))) == 4
+    finally:
+        MODELS.module_dict.pop('Plain', None)
 
 
 def test_the_message_of_the_page(folder, root):

@@ -13,10 +13,10 @@ HEADS = ('decode_head', 'auxiliary_head', 'bbox_head', 'rpn_head', 'head')
 
 
 def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
-    """Raise ValueError if neck or heads expect other channels than the backbone gives.
+    """Raise ValueError if neck or heads expect other channels or strides than they get.
 
     The backbone and the neck run once without values. Models that cannot run so are not checked.
-    The message has both numbers of channels and the option to set.
+    The message has what is expected, what is given and the option to set.
 
     Args:
         cfg: config with a model of MMDetection, MMSegmentation or MMPretrain.
@@ -40,6 +40,8 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
             kind = type(getattr(model, source)).__name__
             _compare(f'{source} {kind}', given, name, part, options)
             compared.append(name)
+        if frames is None:
+            _compare_strides(source, given, name, part)
         if name == 'neck':
             given, source = _outputs(part, given), 'neck'
     return compared
@@ -78,10 +80,34 @@ def _compare(
     wanted = list(expected) if isinstance(expected, (list, tuple)) else [expected]
     if wanted == given or _runs(module, features):
         return
-    cure = given if isinstance(expected, (list, tuple)) else given[-1]
+    cure = f'model.{name}.in_channels={given if isinstance(expected, (list, tuple)) else given[-1]}'
+    if name == 'neck' and len(given) == 1 < len(wanted):
+        cure = (
+            f"model.neck=dict(_delete_=True, type='SimpleFeaturePyramid', in_channels={given[0]}, "
+            f'out_channels={options.get("out_channels", 256)}, num_outs=5), for one map of 1/16 of '
+            'the image'
+        )
     raise ValueError(
         f'model.{name}.in_channels is {expected}, but {source} gives '
-        f'{"/".join(map(str, given))} channels: set model.{name}.in_channels={cure}'
+        f'{"/".join(map(str, given))} channels: set {cure}'
+    )
+
+
+def _compare_strides(
+    source: str, features: Tuple[Tensor, ...], name: str, module: nn.Module
+) -> None:
+    """Raise ValueError if the anchors of a head are for other strides, all powers of two."""
+    generator = getattr(module, 'prior_generator', None)
+    strides = [max(pair) for pair in getattr(generator, 'strides', ())]
+    if not strides or any(stride & (stride - 1) for stride in map(int, strides)):
+        return
+    given = [SIDE // feature.shape[-1] for feature in features if feature.dim() == 4]
+    if len(given) != len(features) or given == strides:
+        return
+    option = 'anchor_generator' if hasattr(generator, 'base_anchors') else 'prior_generator'
+    raise ValueError(
+        f'model.{name}.{option}.strides is {strides}, but {source} gives maps of the strides '
+        f'{given}: set {option}.strides={given}, or other outputs of the {source}'
     )
 
 

@@ -22,6 +22,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader
 
 from ...utils import dicts, key_of
+from ...utils.option_names import option_names
 from ...utils.suggest import did_you_mean
 
 Names = FrozenSet[str]
@@ -244,10 +245,8 @@ def _holds(registry: Registry, name: str) -> bool:
 @cache
 def _arguments(kind: Any) -> Optional[Names]:
     """Return the arguments of a function or of a class and its parents; None if unknown."""
-    owners = kind.__mro__ if isinstance(kind, type) else ()
-    inits = [vars(owner)['__init__'] for owner in owners if '__init__' in vars(owner)]
     try:
-        return _parameters(*inits) if owners else _parameters(kind)
+        return option_names(kind) if isinstance(kind, type) else _parameters(kind)
     except (TypeError, ValueError):  # a class implemented in C
         return None
 

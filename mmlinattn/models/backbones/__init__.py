@@ -9,6 +9,7 @@ from .non_local_r3d import NonLocalR3D
 from .ravlt import RAVLT
 from .swin import Swin
 from .timesformer import TimeSformer
+from .transformer_block import TransformerBlock
 from .vil import ViL
 from .vision_transformer import ViT
 
@@ -23,6 +24,7 @@ __all__ = [
     'NonLocalR3D',
     'Swin',
     'TimeSformer',
+    'TransformerBlock',
     'ViL',
     'ViT',
 ]

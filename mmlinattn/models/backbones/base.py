@@ -1,5 +1,6 @@
 """Base classes of all backbones."""
 
+from numbers import Real
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -7,6 +8,8 @@ from mmengine.model import BaseModule, ModuleList, trunc_normal_init
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ...utils import check_integer
+from ...utils.option_names import unknown_option
 from ..layers import (
     AttnCfg,
     BaseAttention,
@@ -21,6 +24,7 @@ from ..layers.activation_checkpointing import checkpoint_block
 TRAINED_ATTENTION = 'trained_attention'
 OUT_TYPES = ('featmap', 'avg_featmap', 'cls_token')
 Part = Union[nn.Module, nn.Parameter]
+INTEGERS = ('embed_dims', 'depths', 'num_heads', 'sr_ratios')  # keys of an architecture
 
 
 class Backbone(BaseModule):
@@ -86,24 +90,34 @@ class Backbone(BaseModule):
         with_cp: bool = False,
         init_cfg: Optional[Union[dict, List[dict]]] = None,
         pretrained: Optional[str] = None,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            raise TypeError(unknown_option(type(self), name))
         if pretrained is not None:
             raise ValueError(
                 f'model.pretrained or backbone.pretrained is {pretrained!r}, which is of the '
                 f'backbone of the base config: set it to None. Weights of {type(self).__name__} '
                 'are named in model.backbone.init_cfg'
             )
+        inits = init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg or {}]
+        if not all(isinstance(init, dict) for init in inits):
+            raise ValueError(
+                f"init_cfg must be a dict, such as dict(type='Pretrained', checkpoint=...), or a "
+                f'list of them, got {init_cfg!r}'
+            )
         super().__init__(init_cfg)
         self.arch = self._architecture(arch)
         count = self.count_stages()
         is_list = isinstance(out_indices, (list, tuple)) and out_indices
-        if not is_list or any(i not in range(count) for i in out_indices):
+        different = is_list and len({*out_indices}) == len(out_indices)
+        if not different or any(i not in range(count) for i in out_indices):
             raise ValueError(
-                f'out_indices must be a list of {self.stage_name}s in 0..{count - 1}, '
+                f'out_indices must be a list of different {self.stage_name}s in 0..{count - 1}, '
                 f'got {out_indices!r}'
             )
-        if frozen_stages not in range(-1, count + 1):
-            raise ValueError(f'frozen_stages must be in -1..{count}, got {frozen_stages}')
+        if type(frozen_stages) is not int or frozen_stages not in range(-1, count + 1):
+            raise ValueError(f'frozen_stages must be in -1..{count}, got {frozen_stages!r}')
         if out_type not in OUT_TYPES:
             raise ValueError(f'out_type must be one of {OUT_TYPES}, got {out_type!r}')
         if out_type == 'cls_token' and not self.has_cls_token:
@@ -142,7 +156,10 @@ class Backbone(BaseModule):
         missing = [name for name in self.arch_required if name not in arch]
         unknown = sorted(set(arch) - set(self.arch_defaults) - set(self.arch_required))
         if missing or unknown:
-            raise ValueError(f'arch: missing keys {missing}, unknown keys {unknown}')
+            known = [*self.arch_required, *self.arch_defaults]
+            raise ValueError(
+                f'arch: missing keys {missing}, unknown keys {unknown}; it can have {known}'
+            )
         return dict(self.arch_defaults, **arch)
 
     def stochastic_depth(self, rate: float) -> List[List[float]]:
@@ -183,13 +200,27 @@ class Backbone(BaseModule):
         return f'{type(self).__name__} convolves maps between its stages'
 
     def check_input(self, x: Tensor) -> None:
-        """Raise TypeError if the input is a list; a subclass checks more."""
+        """Check the input; a subclass checks more.
+
+        Raises:
+            TypeError: it is a list, or no tensor of floats.
+            ValueError: it has another number of dimensions.
+        """
         if isinstance(x, (list, tuple)):
             vit = ', or use ViT' if self.input_name == 'image' else ''
             raise TypeError(
                 f'{type(self).__name__} takes one tensor {self.input_shape}, got a list of '
                 f'{len(x)} {self.input_name}s: call it for each {self.input_name}{vit}'
             )
+        name = type(self).__name__
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f'{name} takes a tensor {self.input_shape} of floats, got {kind}')
+        count = self.input_shape.count(',') + 1
+        if x.dim() != count:
+            is_single = x.dim() == count - 1 and self.input_name == 'image'
+            add = ': add a batch dimension, x[None]' if is_single else ''
+            raise ValueError(f'{name} takes {self.input_shape}, got {tuple(x.shape)}{add}')
 
     def finish(self) -> None:
         """Check the attentions, set the memory format and freeze, after all modules are built."""
@@ -294,13 +325,16 @@ class HierarchicalBackbone(Backbone):
         """Return the architecture with one value per stage for every key."""
         arch, count = super()._architecture(arch), self.num_stages
         for name in set(arch) - {'drop_path_rate'}:
-            value = arch[name]
-            arch[name] = value = (value,) * count if isinstance(value, (int, float)) else value
-            if len(value) != count:
-                raise ValueError(f'arch[{name!r}] must have {count} values, got {value}')
-            least = min(value)
-            if least < 0 or (least == 0 and name not in self.arch_may_be_zero):
-                raise ValueError(f'arch[{name!r}] must be positive, got {value}')
+            value, place = arch[name], f'arch[{name!r}]'
+            arch[name] = values = (value,) * count if isinstance(value, Real) else value
+            if not isinstance(values, (list, tuple)) or len(values) != count:
+                raise ValueError(f'{place} must have {count} values, got {value!r}')
+            if not all(isinstance(of, Real) and of >= 0 for of in values):
+                raise ValueError(f'{place} must be positive numbers, got {value!r}')
+            if 0 in values and name not in self.arch_may_be_zero:
+                raise ValueError(f'{place} must be positive, got {value!r}')
+            if name in INTEGERS:
+                arch[name] = tuple(check_integer(place, of) for of in values)
         return arch
 
     def count_stages(self) -> int:
@@ -453,6 +487,6 @@ def drop_path_rates(rate: float, depths: Sequence[int]) -> List[List[float]]:
         [[0.0], [0.25, 0.5]]
     """
     if not isinstance(rate, (int, float)) or not 0 <= rate < 1:
-        raise ValueError(f'drop_path_rate must be in [0, 1), got {rate}')
+        raise ValueError(f'drop_path_rate must be in [0, 1), got {rate!r}')
     rates = torch.linspace(0, rate, sum(depths), device='cpu').tolist()
     return [rates[sum(depths[:i]) : sum(depths[: i + 1])] for i in range(len(depths))]

@@ -190,11 +190,6 @@ class TimeSformer(ViT):
     def packed_unsupported_reason(self) -> str:
         return 'TimeSformer takes clips of one size'
 
-    def check_input(self, clip: Tensor) -> None:
-        super().check_input(clip)
-        if clip.dim() != 5:
-            raise ValueError(f'the input must be clips (B, C, T, H, W), got {tuple(clip.shape)}')
-
     def forward(  # type: ignore[override]  # clips alone
         self, clip: Tensor
     ) -> Union[Tensor, Tuple[Tensor, ...]]:

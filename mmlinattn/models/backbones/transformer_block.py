@@ -9,8 +9,19 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ...ops.common.packed import PackedShapes
-from ..layers import MLP, AttnCfg, MixFFN, SwiGLU, build_attention
+from ...utils.option_names import option_names
+from ...utils.suggest import did_you_mean
+from ..layers import (
+    MLP,
+    AttnCfg,
+    BaseAttention,
+    MixFFN,
+    SwiGLU,
+    build_attention,
+    registered_subclasses,
+)
 from ..layers.base import HwShape
+from ..layers.build import find_attention
 
 FFNS = ('mlp', 'mix', 'swiglu')
 
@@ -33,6 +44,7 @@ class TransformerBlock(BaseModule):
             :func:`mmlinattn.models.layers.build_attention`.
 
     Raises:
+        TypeError: an option is neither one of the block nor in an attention's ``backbone_options``.
         ValueError: ``ffn`` or ``act`` is unknown.
         KeyError: the attention is unknown.
     """
@@ -53,6 +65,14 @@ class TransformerBlock(BaseModule):
         super().__init__()
         if ffn not in FFNS:
             raise ValueError(f'ffn must be one of {FFNS}, got {ffn!r}')
+        attentions = [find_attention(attn_cfg), *registered_subclasses(BaseAttention).values()]
+        provided = {name for kind in attentions for name in kind.backbone_options}
+        for name in backbone_options.keys() - provided:
+            own = option_names(TransformerBlock)
+            raise TypeError(
+                f'{name!r} is neither an option of TransformerBlock nor one that an attention '
+                f'lists in backbone_options{did_you_mean(name, own | provided)}'
+            )
         self.norm1 = nn.LayerNorm(embed_dims, eps=eps)
         self.attn = build_attention(attn_cfg, embed_dims, num_heads, **backbone_options)
         self.norm2 = nn.LayerNorm(embed_dims, eps=eps)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...ops.common.checks import check_sides
 from ...ops.common.packed import PackedShapes
+from ...utils import check_integer
 from ..layers import AttnCfg, BaseAttention
 from .base import Backbone, Part, drop_path_rates, prepend_tokens
 from .patch_embed import new_tokens
@@ -203,6 +204,12 @@ class ViT(Backbone):
     def build_layer(self, *args, **kwargs) -> nn.Module:
         """Return a layer, see :class:`TransformerBlock`."""
         return TransformerBlock(*args, **kwargs)
+
+    def _architecture(self, arch: Union[str, dict]) -> dict:
+        arch = super()._architecture(arch)
+        for name in ('embed_dims', 'num_heads', 'depth', 'patch_size'):
+            arch[name] = check_integer(f'arch[{name!r}]', arch[name])
+        return arch
 
     def count_stages(self) -> int:
         return self.arch['depth']

@@ -1,7 +1,7 @@
 """Base class of all attentions: projections, position, gate and argument checks."""
 
 from numbers import Integral
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from ...ops.common.packed import PackedShapes, check_packed
 from ...ops.common.rotary import Rotary, apply_rotary
 from ...ops.epilogue import add_local, local_gate
 from ...utils import check_integer
+from ...utils.option_names import unknown_option
 from .attention_info import AttentionInfo
 from .linear_projection import has_hooks, linear_rows
 from .rotary import RotaryCoordinates
@@ -154,7 +155,10 @@ class BaseAttention(BaseModule):
         proj_drop: float = 0.0,
         backend: str = 'auto',
         init_cfg: Optional[dict] = None,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            raise TypeError(unknown_option(type(self), name))
         super().__init__(init_cfg)
         options = dict(rotary=(rotary, False), lepe=(lepe, 0), gate=(gate, None))
         for name in self.unsupported_options:
@@ -281,8 +285,22 @@ class BaseAttention(BaseModule):
             out = self.attend(q_heads, k_heads, v_heads, layout)
         else:
             out = self._attend_by_image(q_heads, k_heads, v_heads, layout)
+        self._check_output(out, q_heads, v_heads)
         out = out.transpose(1, 2).flatten(2)  # [B, E + N, C]
         return self.proj_drop(self.project_out(self._local_and_gate(out, v, gate, layout), q))
+
+    def _check_output(self, out: Any, q: Tensor, v: Tensor) -> None:
+        """Raise ValueError unless :meth:`attend` has returned one vector for each query."""
+        if may_be_symbolic(*q.shape):
+            return
+        width = v.shape[1] * v.shape[3]
+        is_right = isinstance(out, Tensor) and out.dim() == 4 and out.shape[::2] == q.shape[::2]
+        if not is_right or out.shape[1] * out.shape[3] != width:
+            found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(
+                f'{type(self).__name__}.attend() must return (B, heads, E + N, d) = '
+                f'{(*q.shape[:3], v.shape[3])}, got {found}'
+            )
 
     def _rotary(self, maps: Union[Tuple[int, int], PackedShapes], extra: int, x: Tensor) -> Rotary:
         if self.coordinates is None:
@@ -361,8 +379,9 @@ class BaseAttention(BaseModule):
             raise ValueError(
                 f'{type(self).__name__} does not support extra tokens, such as a class token, '
                 f'which have no position on the map; got {num_extra_tokens=}. Take another '
-                'attention, or a backbone without class token: with_cls_token=False (in ViT also '
-                'cls_token_from=N, from layer N on)'
+                'attention, or a backbone without them: with_cls_token=False (in ViT also '
+                'num_registers=0, or cls_token_from=N, from layer N on), global_tokens=0 in the '
+                'arch of ViL'
             )
 
     def check_clip(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, Iterable, Type, Union
 from mmengine.registry import MODELS
 from torch import nn
 
+from ...utils.option_names import option_names, unknown_option
 from ...utils.suggest import did_you_mean
 from .base import BaseAttention
 
@@ -48,6 +49,26 @@ def find_subclass(argument: str, kind: Any, base: type, also_known: Iterable[str
     return found
 
 
+def build_with_options(cls: type, argument: str, cfg: dict, **given: Any) -> Any:
+    """Return ``cls(**given, **cfg)``.
+
+    Raises:
+        TypeError: ``cfg`` lacks an option or has an unknown one; the message names the argument
+            and the options.
+    """
+    required = {
+        name
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if parameter.default is parameter.empty and name not in given
+        and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    }  # fmt: skip
+    for name in sorted(required - cfg.keys()):
+        raise TypeError(f'{argument}=dict(type={cls.__name__!r}, ...) needs {name}=...')
+    for name in sorted(cfg.keys() - option_names(cls)):
+        raise TypeError(f'{argument}: {unknown_option(cls, name)}')
+    return cls(**given, **cfg)
+
+
 def _registered(name: str) -> Any:
     """Return what is registered with a name, or None."""
     # The active scope, such as 'mmdet', may have another class with this name.
@@ -80,8 +101,8 @@ def find_attention(attn_cfg: AttnCfg, also_known: Iterable[str] = ()) -> Type[Ba
             similar = did_you_mean(SHORT_NAMES.get(name, name), [*also_known, *known])
             hint = similar or f'; this package has {known}.'
             raise KeyError(
-                f'attention {name!r} is not registered{hint} If it is your own, name its module in '
-                'custom_imports'
+                f'attention {name!r} is not registered{hint} If it is your own, register it, '
+                'with MODELS of mmengine.registry, and name its module in custom_imports'
             )
     if not (isinstance(kind, type) and issubclass(kind, BaseAttention)):
         raise TypeError(f'attn_cfg must have a BaseAttention as its type, got {attn_cfg!r}')
@@ -115,12 +136,18 @@ def build_attention(
     try:
         return kind(**(dict(provided, embed_dims=embed_dims, num_heads=num_heads) | cfg))
     except TypeError as error:
-        inits = [vars(owner)['__init__'] for owner in kind.__mro__ if '__init__' in vars(owner)]
-        names = {name for init in inits for name in inspect.signature(init).parameters}
-        wrong = next(iter(cfg.keys() - names), '')
-        raise TypeError(
-            f'{kind.__name__} rejects attn_cfg={attn_cfg!r}: {error}{did_you_mean(wrong, names)}'
-        ) from error
+        wrong = [name for name in cfg if name not in option_names(kind)]
+        reason = f'{error}'
+        if wrong:
+            others = [
+                name
+                for name, other in registered_subclasses(BaseAttention).items()
+                if wrong[0] in option_names(other)
+            ]
+            reason = unknown_option(kind, wrong[0])
+            if others:
+                reason = f'it has no option {wrong[0]!r}, which is of {", ".join(others)}'
+        raise TypeError(f'{kind.__name__} rejects attn_cfg={attn_cfg!r}: {reason}') from error
 
 
 def init_layers(module: nn.Module, init: Callable[[Union[nn.Conv2d, nn.Linear]], None]) -> None:

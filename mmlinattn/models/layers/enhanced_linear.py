@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ...ops import linear_attention
 from ...ops.common.numerics import zero_padding
+from ...utils import check_integer, check_number
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout, map_to_tokens, tokens_to_map
 
@@ -61,10 +62,10 @@ class EnhancedLinearAttention(BaseAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        for scale in scales:
-            if type(scale) is not int or scale < 1 or scale % 2 == 0:
-                raise ValueError(f'scales must be odd kernel sizes, got {tuple(scales)}')
-        self.eps = eps
+        is_list = isinstance(scales, (list, tuple))
+        if not is_list or not all(check_integer('scales', scale) % 2 for scale in scales):
+            raise ValueError(f'scales must be a list of odd kernel sizes, got {scales!r}')
+        self.eps = check_number('eps', eps)
         width = 3 * embed_dims
         self.aggregations = nn.ModuleList(
             nn.Sequential(

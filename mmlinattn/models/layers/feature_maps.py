@@ -20,8 +20,8 @@ from ...ops.adaptive import sines_and_cosines
 from ...ops.common.dispatch import BACKENDS
 from ...ops.common.feature_maps import FEATURE_MAPS
 from ...ops.common.numerics import accumulation_dtype, masked_softmax, multiply, no_autocast
-from ...utils import check_integer
-from .build import find_subclass
+from ...utils import check_integer, check_number
+from .build import build_with_options, find_subclass
 from .linear_projection import has_hooks
 
 
@@ -366,7 +366,7 @@ class PerformerFeatures(RandomFeatures):
         num_features = check_integer(
             'num_features', head_dim if num_features is None else num_features
         )
-        self.eps = eps
+        self.eps = check_number('eps', eps)
         self.register_buffer('directions', orthogonal_gaussian(torch.empty(num_features, head_dim)))
 
     def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
@@ -412,9 +412,7 @@ class FocusedFeatures(FeatureMap):
 
     def __init__(self, head_dim: int, num_heads: int, power: float = 3) -> None:
         super().__init__(head_dim, num_heads)
-        if not power >= 1:
-            raise ValueError(f'power must be at least 1, got {power!r}')
-        self.power = power
+        self.power = check_number('power', power, least=1)
         self.scale = nn.Parameter(torch.zeros(num_heads, 1, head_dim))
 
     def features(self, x: Tensor) -> Tensor:
@@ -480,11 +478,11 @@ def build_feature_map(cfg: Union[str, dict], head_dim: int, num_heads: int) -> F
         >>> type(build_feature_map(dict(type='DPFPFeatures', order=2), 32, 6)).__name__
         'DPFPFeatures'
     """
-    cfg = dict(type=cfg) if isinstance(cfg, str) else dict(cfg)
+    cfg = dict(cfg) if isinstance(cfg, dict) else dict(type=cfg)
     kind = cfg.pop('type', None)
-    if kind in FEATURE_MAPS:
+    if isinstance(kind, str) and kind in FEATURE_MAPS:
         if cfg:
             raise ValueError(f'feature_map {kind!r} has no options, got {cfg}')
         return FixedFeatures(head_dim, num_heads, kind)
     found = find_subclass('feature_map', kind, FeatureMap, also_known=FEATURE_MAPS)
-    return found(head_dim=head_dim, num_heads=num_heads, **cfg)
+    return build_with_options(found, 'feature_map', cfg, head_dim=head_dim, num_heads=num_heads)

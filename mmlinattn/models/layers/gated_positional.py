@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ...ops.common.checks import check_rate
 from ...ops.common.numerics import accumulation_dtype, no_autocast
+from ...utils import check_number
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .softmax import softmax_attention
@@ -65,7 +66,7 @@ class GatedPositionalAttention(BaseAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        if not locality_strength > 0:
+        if not check_number('locality_strength', locality_strength) > 0:
             raise ValueError(f'locality_strength must be positive, got {locality_strength}')
         self.attn_drop = check_rate('attn_drop', attn_drop)
         self.gates = nn.Parameter(torch.ones(num_heads))

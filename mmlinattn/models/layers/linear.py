@@ -6,6 +6,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...ops import linear_attention
+from ...utils import check_number
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .feature_maps import FixedFeatures, build_feature_map
@@ -75,7 +76,7 @@ class LinearAttention(BaseAttention):
         self.position = build_position(position, self.head_dim, num_heads)
         width = self.head_dim if self.position is None else self.position.out_dims
         self.feature_map = build_feature_map(feature_map, width, num_heads)
-        self.eps = eps
+        self.eps = check_number('eps', eps)
         self.mean_normaliser = mean_normaliser
 
     def check_extra_tokens(self, num_extra_tokens: int) -> None:

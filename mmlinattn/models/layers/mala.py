@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...ops import mala_attention
 from ...ops.common.feature_maps import feature_map as get_feature_map
+from ...utils import check_number
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 
@@ -67,7 +68,7 @@ class MALA(BaseAttention):
         super().__init__(embed_dims, num_heads, rotary=rotary, lepe=lepe, gate=gate, **kwargs)
         get_feature_map(feature_map)
         self.feature_map = feature_map
-        self.eps = eps
+        self.eps = check_number('eps', eps)
 
     def attends_packed(self) -> bool:
         return True

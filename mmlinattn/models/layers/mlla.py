@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ...ops import linear_attention
 from ...ops.common.checks import check_shared_rotary
 from ...ops.common.rotary import Rotary
+from ...utils import check_number
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 
@@ -78,7 +79,7 @@ class MLLAAttention(BaseAttention):
         if rotary:
             check_shared_rotary(embed_dims, num_heads)
         self.rotary = rotary
-        self.eps = eps
+        self.eps = check_number('eps', eps)
         self.in_proj = nn.Linear(embed_dims, 2 * embed_dims, bias=qkv_bias)
         self.proj = nn.Identity()  # type: ignore[assignment]  # MLLA has none
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ...utils import check_number
 from .attention_info import AttentionInfo
 from .feature_maps import FeatureMap
 from .linear import LinearAttention
@@ -32,7 +33,7 @@ class PolarFeatures(FeatureMap):
 
     def __init__(self, head_dim: int, num_heads: int, alpha: float = 4) -> None:
         super().__init__(head_dim, num_heads)
-        if not alpha > 0:
+        if not check_number('alpha', alpha) > 0:
             raise ValueError(f'alpha must be positive, got {alpha!r}')
         self.alpha = alpha
         self.scale = nn.Parameter(torch.zeros(num_heads, 1, head_dim))

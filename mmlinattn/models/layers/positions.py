@@ -27,7 +27,7 @@ from ...ops.common.numerics import (
 from ...ops.common.rotary import Rotary
 from ...utils import check_integer
 from .base import require_static_size
-from .build import find_subclass
+from .build import build_with_options, find_subclass
 
 HW = Tuple[int, int]
 
@@ -442,6 +442,6 @@ def build_position(
     """
     if cfg is None:
         return None
-    cfg = dict(type=cfg) if isinstance(cfg, str) else dict(cfg)
+    cfg = dict(cfg) if isinstance(cfg, dict) else dict(type=cfg)
     found = find_subclass('position', cfg.pop('type', None), LinearPosition)
-    return found(head_dim=head_dim, num_heads=num_heads, **cfg)
+    return build_with_options(found, 'position', cfg, head_dim=head_dim, num_heads=num_heads)

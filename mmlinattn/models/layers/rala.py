@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ...ops import rala_attention
 from ...ops.common.feature_maps import feature_map as get_feature_map
+from ...utils import check_number
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout, require_static_size
 
@@ -86,7 +87,7 @@ class RALA(BaseAttention):
             )
         self.feature_map = feature_map
         self.kv_augmentation = kv_augmentation
-        self.eps = eps
+        self.eps = check_number('eps', eps)
         self.token_logits = (
             nn.Parameter(torch.zeros(num_heads, num_tokens)) if num_tokens is not None else None
         )

@@ -46,6 +46,11 @@ class RandomWalkAttention(BaseAttention):
     ) -> None:
         num_heads = check_integer('num_heads', num_heads)
         num_heads *= check_integer('heads_multiplier', heads_multiplier)
+        if heads_multiplier > 1 and check_integer('embed_dims', embed_dims) % num_heads:
+            raise ValueError(
+                f'embed_dims={embed_dims} must be a multiple of {num_heads}, the number of heads '
+                f'with {heads_multiplier=}'
+            )
         super().__init__(embed_dims, num_heads, **kwargs)
         check_walk(decay, steps, solver)
         self.decay = decay

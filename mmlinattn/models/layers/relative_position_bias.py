@@ -75,9 +75,11 @@ class RelativePositionBias(nn.Module):
 
     def __init__(self, num_heads: int, reach: Tuple[int, int], num_extra_tokens: int = 0) -> None:
         super().__init__()
-        if len(reach) != 2:
-            raise ValueError(f'reach must be two integers of at least 0, got {reach!r}')
-        reach = (check_integer('reach[0]', reach[0], 0), check_integer('reach[1]', reach[1], 0))
+        try:
+            rows, columns = (check_integer('reach', most, least=0) for most in reach)
+        except ValueError:
+            raise ValueError(f'reach must be two integers of at least 0, got {reach!r}') from None
+        reach = (rows, columns)
         num_extra_tokens = check_integer('num_extra_tokens', num_extra_tokens, least=0)
         self.reach: Tuple[int, int] = reach
         self.num_extra_tokens = num_extra_tokens

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...ops import clip_ripple_attention, ripple_attention, softmax_ripple_attention, stick_breaking
 from ...ops.ripple import check_backend, check_threshold, fixed_weights
-from ...utils import check_integer
+from ...utils import check_integer, check_number
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .feature_maps import build_feature_map
@@ -113,7 +113,7 @@ class RippleAttention(BaseAttention):
         self.groups = groups
         self.stick_offset = stick_offset
         self.threshold = threshold
-        self.eps = eps
+        self.eps = check_number('eps', eps)
         self.similarity = similarity
         self.feature_map = (
             build_feature_map(feature_map, self.head_dim, num_heads)

@@ -1,6 +1,7 @@
 """Argument checks shared by all operators and layers."""
 
 import math
+from contextlib import suppress
 from numbers import Real
 from typing import Any, Optional, Sequence, Tuple
 
@@ -62,10 +63,11 @@ def check_square(name: str, value: Any) -> int:
         >>> check_square('num_agents', 49)
         7
     """
-    side = math.isqrt(check_integer(name, value))
-    if side**2 != value:
-        raise ValueError(f'{name} must be a square number, got {value!r}')
-    return side
+    with suppress(ValueError):
+        side = math.isqrt(check_integer(name, value))
+        if side**2 == value:
+            return side
+    raise ValueError(f'{name} must be a square number, got {value!r}')
 
 
 def check_rate(name: str, value: Any) -> float:
@@ -109,8 +111,9 @@ def check_padding_mask(mask: Optional[Tensor], batch: int, num_tokens: int) -> N
     """Raise TypeError or ValueError unless ``mask`` is None or a (B, N) bool tensor."""
     if mask is None:
         return
-    if mask.dtype.is_floating_point or str(mask.dtype) != 'torch.bool':
-        raise TypeError(f'key_padding_mask must be bool (True = padding), got {mask.dtype}')
+    kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+    if str(kind) != 'torch.bool':
+        raise TypeError(f'key_padding_mask must be bool (True = padding), got {kind}')
     if tuple(mask.shape) != (batch, num_tokens):
         raise ValueError(
             f'key_padding_mask must have shape (B, N) = ({batch}, {num_tokens}), '

@@ -76,6 +76,6 @@ def feature_map(name: str) -> Callable[[Tensor], Tensor]:
         >>> feature_map('elu+1')(torch.zeros(2))
         tensor([1., 1.])
     """
-    if name not in FEATURE_MAPS:
+    if not isinstance(name, str) or name not in FEATURE_MAPS:
         raise ValueError(f'feature_map must be one of {tuple(FEATURE_MAPS)}, got {name!r}')
     return FEATURE_MAPS[name]

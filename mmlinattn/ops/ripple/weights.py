@@ -1,5 +1,6 @@
 """Spatial weights by stick breaking."""
 
+from numbers import Real
 from typing import Optional
 
 import torch
@@ -89,5 +90,5 @@ def fixed_weights(max_distance: int) -> Tensor:
 
 def check_threshold(threshold: Optional[float]) -> None:
     """Raise ValueError unless ``threshold`` is None or in [0, 1]."""
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise ValueError(f'threshold must be in [0, 1] or None, got {threshold}')
+    if threshold is not None and not (isinstance(threshold, Real) and 0 <= threshold <= 1):
+        raise ValueError(f'threshold must be in [0, 1] or None, got {threshold!r}')

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mmlinattn.models import backbones
+from mmlinattn.models.backbones import TransformerBlock
 
 KINDS = [backbones.RAVLT, backbones.Swin, backbones.MixTransformer, backbones.CvT,
          backbones.ViL, backbones.ViT]  # fmt: skip
@@ -42,3 +43,10 @@ def test_an_unknown_name_lists_both_spellings():
     )
     with pytest.raises(ValueError, match=r"RAVLT: arch must be one of 'tiny', .* or a dict, got"):
         backbones.RAVLT(arch='t')
+
+
+def test_a_misspelt_option_of_a_block():
+    """It is not passed on to the attention, which would ignore it."""
+    with pytest.raises(TypeError, match="'fn' is neither an option .*; did you mean ffn"):
+        TransformerBlock(16, 2, 4, 'RALA', fn='mix')
+    assert TransformerBlock(16, 2, 4, 'RALA', sr_ratio=2).attn.num_heads == 2

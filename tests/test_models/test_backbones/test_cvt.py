@@ -246,7 +246,7 @@ def test_stochastic_depth_in_the_last_stage_only():
         ),
         (dict(attn_cfg=['RALA'] * 4), 'attn_cfg must be one attention, or 3: one per stage'),
         (dict(arch=dict(TINY, depths=(1, 1))), r"arch\['depths'\] must have 3 values"),
-        (dict(out_indices=(3,)), 'out_indices must be a list of stages in 0..2'),
+        (dict(out_indices=(3,)), 'out_indices must be a list of different stages in 0..2'),
     ],
 )
 def test_bad_options(kwargs, message):

@@ -1,5 +1,6 @@
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -228,12 +229,45 @@ def test_builds_in_every_framework_scope_without_a_prefix(scope):
         (dict(drop_path_rate=(0.1, 0.2)), ValueError, 'drop_path_rate .* 0.2'),
         (dict(frozen_stages=5), ValueError, 'frozen_stages .* 5'),
         (dict(drop_path_rate=1.0), ValueError, 'drop_path_rate .* 1.0'),
-        (dict(attn_drop=0.1), TypeError, 'attn_drop'),
+        (dict(attn_drop=0.1), TypeError, "^RAVLT has no option 'attn_drop'"),
+        (dict(attn='RALA'), TypeError, "^RAVLT has no option 'attn'"),
+        (dict(frozen_stages=1.0), ValueError, 'frozen_stages .* 1.0'),
+        (dict(arch=dict(TINY, depths=None)), ValueError, r"\['depths'\] must have 4 .* got None"),
+        (dict(arch=dict(TINY, depths=1.5)), ValueError, r"\['depths'\] must be a pos.* got 1.5"),
+        (dict(arch=dict(TINY, depths='1')), ValueError, r"\['depths'\] must have 4 .* got '1'"),
+        (
+            dict(arch=dict(TINY, num_heads=(1, 2, 2, '4'))),
+            ValueError,
+            r"\['num_heads'\] must be positive numbers",
+        ),
     ],
 )
 def test_bad_options(kwargs, error, message):
     with pytest.raises(error, match=message):
         build(**kwargs)
+
+
+@pytest.mark.parametrize(
+    'image, error, message',
+    [
+        (
+            torch.zeros(3, 64, 64),
+            ValueError,
+            r'got \(3, 64, 64\): add a batch dimension, x\[None\]',
+        ),
+        (
+            torch.zeros(1, 3, 8, 64, 64),
+            ValueError,
+            r'takes \(B, C, H, W\), got \(1, 3, 8, 64, 64\)$',
+        ),
+        (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), TypeError, 'of floats, got torch.uint8'),
+        (np.zeros((1, 3, 64, 64)), TypeError, 'takes a tensor .* got ndarray'),
+        ([torch.zeros(3, 64, 64)], TypeError, 'got a list of 1 images'),
+    ],
+)
+def test_other_inputs(image, error, message):
+    with pytest.raises(error, match=message):
+        build()(image)
 
 
 @pytest.mark.parametrize('size', [(31, 64), (64, 16)])

@@ -301,7 +301,7 @@ def test_bad_options_are_named(options, error):
 @pytest.mark.parametrize(
     'shape, scheme, error',
     [
-        ((2, 3, 16, 16), 'joint', r'clips \(B, C, T, H, W\), got \(2, 3, 16, 16\)'),
+        ((2, 3, 16, 16), 'joint', r'takes \(B, C, T, H, W\), got \(2, 3, 16, 16\)$'),
         ((1, 3, 4, 24, 16), 'sparse', '3 rows of patches'),
         ((1, 3, 5, 16, 16), 'sparse', '5 frames of patches'),
     ],

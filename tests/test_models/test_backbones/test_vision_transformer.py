@@ -362,7 +362,14 @@ def test_later_class_token_is_frozen_with_its_layer():
         ),
         (dict(ffn='conv'), r"ffn must be one of .*'swiglu'\), got 'conv'"),
         (dict(out_type='raw'), "out_type must be one of .*got 'raw'"),
-        (dict(out_indices=(3,)), r'out_indices must be a list of layers in 0..2, got \(3,\)'),
+        (
+            dict(out_indices=(3,)),
+            r'out_indices must be a list of different layers in 0..2, got \(3,\)',
+        ),
+        (dict(out_indices=(1, 1)), r'list of different layers in 0..2, got \(1, 1\)'),
+        (dict(init_cfg='x.pth'), "init_cfg must be a dict, .* got 'x.pth'"),
+        (dict(frozen_stages='1'), "frozen_stages must be in -1..3, got '1'"),
+        (dict(arch=dict(embed_dims=32, num_heads=2, depth='2')), r"arch\['depth'\] .* got '2'"),
         (dict(frozen_stages=4), 'frozen_stages must be in -1..3, got 4'),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_larger_grid_has_the_weights_of_a_smaller():
     'options, message',
     [
         (dict(num_agents=50), 'num_agents must be a square number, got 50'),
-        (dict(num_agents=0), 'num_agents must be a positive integer, got 0'),
+        (dict(num_agents=0), 'num_agents must be a square number, got 0'),
         (
             dict(num_agents=25, map_size=(4, 6)),
             r'num_agents=25 is more than the 24 tokens of map_size=\(4, 6\): set map_size',

@@ -4,6 +4,7 @@ import pytest
 import torch
 from mmengine.registry import DefaultScope
 
+from mmlinattn.models import layers
 from mmlinattn.models.layers import (
     AdditiveAttention,
     BaseAttention,
@@ -199,10 +200,33 @@ def test_query_pos_does_not_change_values(name):
         (dict(type='RALA', gate='relu'), 32, 2, ValueError, "gate .*'relu'"),
         (dict(type='RALA', lepe=4), 32, 2, ValueError, 'lepe .* 4'),
         (dict(type='RALA', feature_map='exp'), 32, 2, ValueError, "'exp'"),
+        (
+            dict(type='RALA', feature_map=dict(type='RFAFeatures')),
+            32,
+            2,
+            ValueError,
+            "feature_map must be one of .* got {'type': 'RFAFeatures'}",
+        ),
         (dict(type='RALA', kv_augmentation='yes'), 32, 2, ValueError, "'yes'"),
         (dict(type='RALA', kv_augmentation='learnable'), 32, 2, ValueError, 'num_tokens=None'),
         (dict(type='RALA', num_tokens=9), 32, 2, ValueError, 'num_tokens=9'),
-        (dict(type='RALA', num_anchors=9), 32, 2, TypeError, 'RALA rejects attn_cfg=.*num_anchors'),
+        (
+            dict(type='RALA', num_anchors=9),
+            32,
+            2,
+            TypeError,
+            "RALA rejects attn_cfg=.*: it has no option 'num_anchors', which is of RWGKA, RWGKP",
+        ),
+        (
+            dict(type='RALA', lepee=3),
+            32,
+            2,
+            TypeError,
+            "RALA has no option 'lepee'; did you mean lepe\\? It has backend, embed_dims, eps, ",
+        ),
+        (dict(type='RALA', eps='1e-4'), 32, 2, ValueError, "eps must be a number .* got '1e-4'"),
+        (dict(type='LinearAttention', eps=-1), 32, 2, ValueError, 'eps must be .* least 0, got -1'),
+        (dict(type='RippleAttention', threshold='1'), 32, 2, ValueError, "threshold .* got '1'"),
         (dict(type='RALA', lepe='5'), 32, 2, ValueError, "lepe must be 0 or an odd .* got '5'"),
         (dict(type='RALA', lepe=True), 32, 2, ValueError, 'lepe must be 0 or an odd .* got True'),
         (dict(type='RALA', proj_drop=1.5), 32, 2, ValueError, 'proj_drop must be .* got 1.5'),
@@ -252,6 +276,37 @@ def test_query_pos_does_not_change_values(name):
 def test_bad_options(cfg, dims, heads, error, message):
     with pytest.raises(error, match=message):
         build_attention(cfg, dims, heads)
+
+
+@pytest.mark.parametrize(
+    'attend, found',
+    [
+        (lambda v: v[:, :, :1], r'\(2, 4, 1, 8\)'),
+        (lambda v: v.transpose(1, 2), r'\(2, 12, 4, 8\)'),
+        (lambda v: v[..., :4], r'\(2, 4, 12, 4\)'),
+        (lambda v: v.flatten(2), r'\(2, 4, 96\)'),
+        (lambda v: None, 'NoneType'),
+        (lambda v: (v, v), 'tuple'),
+    ],
+)
+def test_a_wrong_output_of_attend_is_named(attend, found):
+    class Wrong(BaseAttention):
+        def attend(self, q, k, v, layout):
+            return attend(v)
+
+    message = rf'^Wrong.attend\(\) must return .* = \(2, 4, 12, 8\), got {found}$'
+    with pytest.raises(ValueError, match=message):
+        Wrong(32, 4)(torch.randn(2, 12, 32), (3, 4))
+
+
+def test_an_unknown_option_names_the_class_of_the_user():
+    with pytest.raises(TypeError, match="^RALA has no option 'epz'; did you mean eps"):
+        layers.RALA(32, 2, epz=1e-4)
+
+
+def test_a_padding_mask_that_is_no_tensor():
+    with pytest.raises(TypeError, match='key_padding_mask must be bool .* got list'):
+        layers.RALA(32, 2)(torch.randn(1, 2, 32), (1, 2), key_padding_mask=[[False, True]])
 
 
 @pytest.mark.parametrize(

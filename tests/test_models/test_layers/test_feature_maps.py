@@ -212,6 +212,7 @@ def test_dpfp_by_hand():
         ('RALA', r"feature_map must be one of .*, got 'RALA'"),
         ('FocusedFeature', "got 'FocusedFeature'; did you mean FocusedFeatures?"),
         (dict(num_features=3), 'feature_map must be one of .*, got None'),
+        (None, 'feature_map must be one of .*, got None'),
         (dict(type='elu+1', power=3), r"'elu\+1' has no options, got {'power': 3}"),
         (dict(type='AdaptiveFeatures', num_features=0), 'num_features .* 0'),
         (dict(type='PerformerFeatures', num_features=2.5), 'num_features .* 2.5'),

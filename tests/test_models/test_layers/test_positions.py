@@ -265,6 +265,18 @@ def test_bad_options(cfg, message):
         build_position(cfg, 8, 2)
 
 
+@pytest.mark.parametrize(
+    'cfg, message',
+    [
+        ('LearnedKeyPosition', r"^position=dict\(type='LearnedKeyPosition', ...\) needs map_size="),
+        (dict(type='SineSPE', num_waves=9), "^position: SineSPE has no option 'num_waves'"),
+    ],
+)
+def test_wrong_names_of_options(cfg, message):
+    with pytest.raises(TypeError, match=message):
+        build_position(cfg, 8, 2)
+
+
 def test_rotary_position_needs_a_multiple_of_four_features(dims):
     attn = LinearAttention(12, 2, feature_map='elu+1', position='RotaryPosition')
     with pytest.raises(ValueError, match='multiple of 4 .* got 6'):

@@ -111,7 +111,7 @@ def test_grid(cells, hw, grid):
         (dict(steps=0), 'steps .* got 0'),
         (dict(solver='lu'), "'lu'"),
         (dict(heads_multiplier=0), 'heads_multiplier .* got 0'),
-        (dict(heads_multiplier=3), 'embed_dims=32 .*num_heads=6'),
+        (dict(heads_multiplier=3), 'embed_dims=32 must be a multiple of 6, .* heads_multiplier=3'),
     ],
 )
 def test_bad_options(kind, option, message):
