@@ -112,10 +112,14 @@ def table(times: dict) -> List[str]:
 
 def option_table() -> List[str]:
     """Return the lines of the table of options, with those of all attentions first."""
-    lines = _rows(['attention', 'options'])
-    listed = {f'`{name}`': options(kind) for name, kind in ours().items()}
-    for name, found in {'all but `NonLocalBlock`': defaults(BaseAttention), **listed}.items():
-        lines.append(_row(name, ', '.join(f'`{key}={value!r}`' for key, value in found.items())))
+    lines = _rows(['attention', 'options', 'must be off'])
+    kinds = {'all but `NonLocalBlock`': BaseAttention}
+    kinds.update({f'`{name}`': kind for name, kind in ours().items()})
+    for name, kind in kinds.items():
+        found = defaults(kind) if kind is BaseAttention else options(kind)
+        texts = (f'`{key}={value!r}`' for key, value in found.items())
+        refused = (f'`{option}`' for option in getattr(kind, 'unsupported_options', ()))
+        lines.append(_row(name, ', '.join(texts), ', '.join(refused)))
     return lines
 
 
