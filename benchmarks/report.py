@@ -64,7 +64,16 @@ def begin(name: str) -> str:
 
 def check_place(name: str) -> None:
     """Raise ValueError if ``docs/benchmarks.md`` has no place for a benchmark."""
-    tables.replaced((DOCS / PAGE).read_text(), begin(name), END, [])
+    try:
+        tables.replaced((DOCS / PAGE).read_text(), begin(name), END, [])
+    except ValueError as error:
+        raise ValueError(f'docs/{PAGE}: {error}') from None
+
+
+def check_results(name: str) -> None:
+    """Raise ValueError if there is no ``docs/benchmarks/NAME.json``."""
+    if not (DOCS / 'benchmarks' / f'{name}.json').is_file():
+        raise ValueError(f'there is no docs/benchmarks/{name}.json: measure it with --docs {name}')
 
 
 def publish(name: str, results: Path) -> None:

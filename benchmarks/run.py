@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.cases import CASES, KINDS, Setup, map_shape
 from benchmarks.machine import commit, machine, parse_device, version
 from benchmarks.measure import copy_bandwidth
-from benchmarks.report import check_place, publish, redraw, write
+from benchmarks.report import check_place, check_results, publish, redraw, write
 from benchmarks.suite import MODES, Effort, Result, run_case
 
 DTYPES = ('float32', 'float16', 'bfloat16', 'float64')
@@ -90,8 +90,10 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     try:
         for name in filter(None, (args.docs, args.redraw)):
             check_place(name)
+        if args.redraw:
+            check_results(args.redraw)
     except ValueError as error:
-        parser.error(f'docs/benchmarks.md: {error}')
+        parser.error(str(error))
     args.device = device = parse_device(args.device, parser)
     for name, value in DEFAULTS[device.type].items():
         if getattr(args, name) is None:
@@ -204,8 +206,11 @@ def main(argv: List[str]) -> int:
     console.print(Markdown(paths[1].read_text()))
     console.print('Written: ' + ', '.join(map(str, paths)))
     failed = [result for result in results if result.failed]
-    if args.docs and not failed:
+    if args.docs and failed:
+        console.print('docs/benchmarks.md is unchanged, since a baseline failed')
+    elif args.docs:
         publish(args.docs, paths[0])
+        console.print('Written: docs/benchmarks.md')
     for r in failed:
         console.print(
             f'[red]{r.case}, {r.mode}, batch {r.batch}, {r.size}: {r.baseline}[/]: {r.skipped}',

@@ -149,7 +149,7 @@ def test_what_the_page_says_loads_into_other_attentions(root):
     page = (root / 'docs' / 'own_backbone.md').read_text()
     softmax = shapes_of_mit('SpatialReductionAttention')
     rows = re.findall(r'^\| (load|error: .+?) \| (`[^|]+`) \| (.*?)\|$', page, re.M)
-    assert len(rows) == 7
+    assert len(rows) == 8
     for loads, names, fresh in rows:
         for attn_cfg in map(eval, re.findall('`(.+?)`', names)):
             shapes = shapes_of_mit(attn_cfg)
@@ -206,8 +206,9 @@ def test_the_options_of_the_page_of_attentions(root):
     """They are those of the constructors, and every attention builds with all of its own."""
     page = (root / 'docs' / 'attentions.md').read_text()
     table = page.split('<!-- options: ')[1].split('<!-- end of table -->')[0]
-    rows = re.findall(r'^\| (.*`\w+`) \| (`\w+=.+`|) \|$', table, re.M)
-    listed = {name.strip('`'): eval(f'dict({text.replace("`", "")})') for name, text in rows}
+    rows = re.findall(r'^\| (.*`\w+`) \| (`\w+=[^|]+`|) \| ([^|]*) \|$', table, re.M)
+    listed = {name.strip('`'): eval(f'dict({text.replace("`", "")})') for name, text, _ in rows}
+    refused = {name.strip('`'): tuple(re.findall(r'`(\w+)`', text)) for name, _, text in rows}
     common = listed.pop('all but `NonLocalBlock')
     assert common == {
         name: parameter.default
@@ -223,6 +224,7 @@ def test_the_options_of_the_page_of_attentions(root):
                 shown = {**common, **listed[name]} if name in kinds else listed[name]
                 assert shown[option.name] == option.default, (name, option.name)
     for name, kind in kinds.items():
+        assert refused[name] == kind.unsupported_options
         plain, explicit = kind(64, 2), kind(64, 2, **listed[name])
         assert repr(plain) == repr(explicit) and {*plain.state_dict()} == {*explicit.state_dict()}
     assert listed['RWGKA']['decay'] == 0.1 and 'feature_map' not in listed['EfficientAttention']

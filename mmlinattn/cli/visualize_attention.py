@@ -1,6 +1,7 @@
 """Draw the attention maps of an SMCA detector."""
 
 import argparse
+import math
 
 import cv2
 from mmdet.apis import inference_detector
@@ -16,6 +17,7 @@ def run(args: argparse.Namespace) -> None:
     cfg = load_config(args.config, args.cfg_options)
     model, meta = load_model(cfg, args.checkpoint, args.device)
     classes = class_names(cfg, meta, model.bbox_head.num_classes)
+    bgr = read_image(args.image, max_megapixels=math.inf)
     with record(model) as seen:
         sample = inference_detector(model, str(args.image))
     height, width = sample.img_shape[:2]
@@ -26,7 +28,6 @@ def run(args: argparse.Namespace) -> None:
     else:
         cx, cy = seen.boxes[seen.best(1)[0], :2].tolist()
         x, y = cx * width, cy * height
-    bgr = read_image(args.image)
     image = cv2.resize(bgr[..., ::-1], (width, height))
     stride = model.decoder.stride
     path = args.out_dir / f'{args.image.stem}_decoder.png'

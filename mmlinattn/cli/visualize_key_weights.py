@@ -1,6 +1,7 @@
 """Draw the weights of all keys for one query of an image."""
 
 import argparse
+import math
 from pathlib import Path
 from typing import Dict, Iterator, List, Tuple
 
@@ -48,7 +49,7 @@ def resized_image(args: argparse.Namespace) -> np.ndarray:
         ValueError: the position is not on it.
     """
     photograph = matplotlib.cbook.get_sample_data(PHOTOGRAPH, asfileobj=False)
-    image = read_image(Path(args.image or photograph))
+    image = read_image(Path(args.image or photograph), max_megapixels=math.inf)
     if args.size is None and args.checkpoint is None:
         args.size = SMALL
     elif args.size is None:

@@ -39,8 +39,10 @@ def remove_pretrained(model_cfg: dict) -> None:
     for _, node in list(dicts(model_cfg)):
         if 'init_cfg' in node:
             node['init_cfg'] = without_pretrained(node['init_cfg'])
-        if 'pretrained' in node:
-            # timm's wrappers take True or False.
+        if 'TIMMBackbone' in str(node.get('type')):  # reads weights by default
+            node['pretrained'] = False
+            node.pop('checkpoint_path', None)
+        elif 'pretrained' in node:
             node['pretrained'] = False if isinstance(node['pretrained'], bool) else None
 
 

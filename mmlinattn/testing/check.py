@@ -53,9 +53,10 @@ def check_attention(
     selected = ATTENTION_RULES.select(rules)
     if not isinstance(cls, (str, type)):
         raise TypeError(f'cls must be a class or its name, got a {type(cls).__name__}')
-    if min(check_sides(hw_shape, 'hw_shape')) < 3:
+    sides = check_sides(hw_shape, 'hw_shape')
+    if min(sides) < 3:
         raise ValueError(f'hw_shape must be at least (3, 3), got {hw_shape!r}')
-    case = AttentionCase(dict(options, type=cls), (hw_shape[0], hw_shape[1]))
+    case = AttentionCase(dict(options, type=cls), sides)
     findings = find_broken(case, selected)
     report(case.name, selected, findings, expected)
 

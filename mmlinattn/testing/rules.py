@@ -168,7 +168,7 @@ def report(
         head = f'{subject} breaks {len(parts)} of {len(rules)} rules.'
         left = [rule.name for rule in rules if broken.intersection(rule.requires)]
         if left:
-            head += f' Not checked, since they need one of these: {", ".join(left)}.'
+            head += f' Not checked, because they depend on a broken rule: {", ".join(left)}.'
         cause = unexpected[0].error if unexpected else None
         raise AssertionError('\n\n'.join([head, *parts])) from (
             None if isinstance(cause, RuleBroken) else cause

@@ -1,4 +1,4 @@
-"""File utilities: atomic writes, downloads with limits, locks, URLs without secrets."""
+"""Utilities: atomic writes, downloads with limits, locks, URLs without secrets, checks."""
 
 from .atomic_file import WriteError, atomic_write, check_writable, remove_temporary_files, to_disk
 from .checks import check_integer, check_number

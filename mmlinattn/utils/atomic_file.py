@@ -1,10 +1,13 @@
 """Atomic writing of files."""
 
+import hashlib
 import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator
+
+MAX_NAME = 200  # bytes; file systems allow 255 with what is added
 
 
 class WriteError(OSError):
@@ -34,7 +37,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         'all of it'
     """
     _check_replaceable(path)
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+    temporary = path.with_name(f'.{_short(path.name)}.{os.getpid()}.tmp')
     try:
         yield temporary
         to_disk(temporary)
@@ -99,9 +102,16 @@ def check_writable(path: Path) -> None:
 
 
 def _check_replaceable(path: Path) -> None:
-    if path.exists() and not path.is_file():
+    # Path.exists raises an error for names that are too long.
+    if os.path.exists(path) and not os.path.isfile(path):
         kind = 'a folder' if path.is_dir() else 'not a regular file'
         raise WriteError(f'{path} cannot be written: it is {kind}')
+
+
+def _short(name: str) -> str:
+    """Return a name, or a hash of one that leaves no room for more characters."""
+    data = os.fsencode(name)
+    return name if len(data) < MAX_NAME else hashlib.sha256(data).hexdigest()[:32]
 
 
 def to_disk(path: Path) -> None:

@@ -10,7 +10,7 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
 
     Args:
         name: name of the argument, for the message.
-        value: an integer, also one of numpy; True and False are none.
+        value: an integer, also one of numpy, no bool.
         least: minimal value.
 
     Raises:
@@ -30,21 +30,28 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
-def check_number(name: str, value: Any, least: float = 0.0) -> float:
+def check_number(name: str, value: Any, least: float = 0.0, above: bool = False) -> float:
     """Return ``value`` as a float.
 
+    Args:
+        name: name of the argument, for the message.
+        value: a finite number, no bool.
+        least: minimal value.
+        above: exclude ``least``.
+
     Raises:
-        ValueError: ``value`` is no finite number, or below ``least``; True and False are none.
+        ValueError: ``value`` is no finite number, or too small.
 
     Example:
         >>> check_number('eps', 1e-6)
         1e-06
-        >>> check_number('eps', '1e-6')
+        >>> check_number('power', 0, above=True)
         Traceback (most recent call last):
             ...
-        ValueError: eps must be a number of at least 0, got '1e-6'
+        ValueError: power must be a finite number above 0, got 0
     """
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < least:
-        raise ValueError(f'{name} must be a number of at least {least:g}, got {value!r}')
+    if not is_number or not math.isfinite(value) or value < least or (above and value == least):
+        kind = 'above' if above else 'of at least'
+        raise ValueError(f'{name} must be a finite number {kind} {least:g}, got {value!r}')
     return float(value)

@@ -1,17 +1,15 @@
 """Names of the options that constructors take."""
 
 import inspect
-from functools import cache
-from typing import FrozenSet
+from typing import FrozenSet, Set
 
 from .suggest import did_you_mean
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-@cache
 def option_names(cls: type) -> FrozenSet[str]:
-    """Return the arguments of a constructor and of those of its parents.
+    """Return the arguments of a constructor, and those of parents to which it passes others on.
 
     Example:
         >>> class A:
@@ -21,13 +19,13 @@ def option_names(cls: type) -> FrozenSet[str]:
         >>> sorted(option_names(B))
         ['a', 'b']
     """
-    inits = (vars(owner)['__init__'] for owner in cls.__mro__ if '__init__' in vars(owner))
-    return frozenset(
-        name
-        for init in inits
-        for name, parameter in inspect.signature(init).parameters.items()
-        if parameter.kind in NAMED and name != 'self'
-    )
+    names: Set[str] = set()
+    for init in (vars(owner)['__init__'] for owner in cls.__mro__ if '__init__' in vars(owner)):
+        parameters = inspect.signature(init).parameters.values()
+        names.update(p.name for p in parameters if p.kind in NAMED and p.name != 'self')
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break
+    return frozenset(names)
 
 
 def unknown_option(cls: type, name: str) -> str:

@@ -318,7 +318,7 @@ def test_page_shows_what_the_committed_results_give(root: Path):
     """Tables and pictures of docs/benchmarks.md that have a JSON file are drawn from it."""
     text = (root / 'docs' / report.PAGE).read_text()
     names = re.findall(r'^<!-- benchmark: (\S+) -->$', text, re.M)
-    assert names == sorted(path.stem for path in (root / 'docs/benchmarks').glob('*.json'))
+    assert sorted(names) == sorted(path.stem for path in (root / 'docs/benchmarks').glob('*.json'))
     for name in names:
         lines = report.published(name)
         assert text == tables.replaced(text, report.begin(name), report.END, lines), '--redraw'
@@ -344,6 +344,10 @@ def test_results_are_shown_in_the_page(tmp_path, monkeypatch, capsys):
     assert (tmp_path / 'images' / 'a_linear-forward-1.png').is_file()
     page.write_text(text.replace('| 8x8 |', '| 9x9 |'))
     assert run.main(['--redraw', 'a']) == 0 and page.read_text() == text
+    (tmp_path / 'benchmarks' / 'a.json').unlink()
+    with pytest.raises(SystemExit):
+        run.main(['--redraw', 'a'])
+    assert 'there is no docs/benchmarks/a.json' in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run.main([*words.split(), 'b'])
     assert 'the page must have one line <!-- benchmark: b -->' in capsys.readouterr().err

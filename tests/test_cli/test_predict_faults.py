@@ -115,7 +115,9 @@ def test_names_that_do_not_fit(run, images, tmp_path):
     code, said = run([images])
     assert code == 1 and '3 image(s)' in said
     assert '/\\udce9.jpg cannot be read: damaged, or no image' in said
-    assert f'image {long[1]}: OSError: ' in said and '.png cannot be written: File name too' in said
+    assert (
+        f'image {long[1]}: WriteError: ' in said and '.png cannot be written: File name too' in said
+    )
     found = names(tmp_path / 'out' / 'predictions.json')
     assert found == ['0.png', '1.png', '2.png', '3.png', 'caf\\udce9.png', *long]
     assert os.path.exists(os.fsencode(tmp_path) + b'/out/vis/caf\xe9.png')
@@ -176,7 +178,7 @@ def test_disk_that_is_full(run, tmp_path):
         code, said = run([folder])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert code == 2 and 'image 00.png: OSError: ' in said
+    assert code == 2 and 'image 00.png: WriteError: ' in said
     out = tmp_path / 'out'
     names_there = ['labels', 'legend.json', 'predictions.jsonl', 'vis']
     assert sorted(path.name for path in out.iterdir()) == names_there

@@ -70,7 +70,7 @@ NECK = "_delete_=True, type='SimpleFeaturePyramid', in_channels=192, out_channel
             f'{NECK}, num_outs=5',
             '',
             r'bbox_head.anchor_generator.strides is \[8, 16, 32, 64, 128\], but neck gives maps of '
-            r'the strides \[4, 8, 16, 32, 64\]: set anchor_generator.strides=\[4, 8, 16, 32, 64\]',
+            r'the strides \[4, 8, 16, 32, 64\]: set model.bbox_head.anchor_generator.strides=\[4, ',
         ),
         (
             'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',

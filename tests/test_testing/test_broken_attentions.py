@@ -356,7 +356,7 @@ def test_message():
     assert findings(Sound, ['registered']).count('Sound: it is in no registry') == 1
     error = findings(WithoutDefault, ['constructor', 'strides'])
     assert "missing 1 required positional argument: 'width'" in error
-    assert 'Not checked, since they need one of these: strides.' in error
+    assert 'Not checked, because they depend on a broken rule: strides.' in error
     assert '\n  to do: Mend this error. Derive from BaseAttention, ' in error
 
 

@@ -23,7 +23,7 @@ class UnknownKeys(CheckpointError):
 
 
 class KeyRule(NamedTuple):
-    """KeyRule for the names that begin with a pattern.
+    """Rule for the names that begin with a pattern.
 
     Attributes:
         pattern: regular expression for the beginning of a name.

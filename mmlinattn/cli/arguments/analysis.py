@@ -61,8 +61,8 @@ def estimate(argv: Optional[List[str]] = None) -> Namespace:
 def rank(argv: Optional[List[str]] = None) -> Namespace:
     """Measure rank and singular values of what the attentions of a backbone compute, by layer.
 
-    Three matrices are measured: the output of each head (N x d), that of the layer (N x C), and in
-    linear attentions the sum over the keys (d x d a head). Writes rank.json and rank.png to DIR.
+    The matrices are the output of each head (N x d) and that of the layer (N x C). Linear
+    attentions also have the sum over the keys (d x d a head). Writes rank.json and rank.png to DIR.
     """
     parser = Parser('rank', rank.__doc__, cfg_options=True)
     add = parser.add_argument

@@ -38,10 +38,11 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
         # A list of necks has no channels of its own.
         if isinstance(options, dict) and 'in_channels' in options:
             kind = type(getattr(model, source)).__name__
-            _compare(f'{source} {kind}', given, name, part, options)
+            is_detector = not {'bbox_head', 'rpn_head'}.isdisjoint(cfg.model)
+            _compare(f'{source} {kind}', given, name, part, options, is_detector)
             compared.append(name)
-        if frames is None:
-            _compare_strides(source, given, name, part)
+        if frames is None and hasattr(part, 'prior_generator'):
+            _compare_strides(source, given, name, part, options)
         if name == 'neck':
             given, source = _outputs(part, given), 'neck'
     return compared
@@ -62,7 +63,12 @@ def _outputs(module: Optional[nn.Module], inputs: Any) -> Optional[Tuple[Tensor,
 
 
 def _compare(
-    source: str, features: Tuple[Tensor, ...], name: str, module: nn.Module, options: dict
+    source: str,
+    features: Tuple[Tensor, ...],
+    name: str,
+    module: nn.Module,
+    options: dict,
+    is_detector: bool,
 ) -> None:
     """Raise ValueError if a module fails on these features and expects other channels."""
     expected = options['in_channels']
@@ -82,11 +88,13 @@ def _compare(
         return
     cure = f'model.{name}.in_channels={given if isinstance(expected, (list, tuple)) else given[-1]}'
     if name == 'neck' and len(given) == 1 < len(wanted):
-        cure = (
-            f"model.neck=dict(_delete_=True, type='SimpleFeaturePyramid', in_channels={given[0]}, "
-            f'out_channels={options.get("out_channels", 256)}, num_outs=5), for one map of 1/16 of '
-            'the image'
-        )
+        cure += f', or model.backbone.out_indices to {len(wanted)} layers'
+        if is_detector:
+            cure = (
+                "model.neck=dict(_delete_=True, type='SimpleFeaturePyramid', "
+                f'in_channels={given[0]}, out_channels={options.get("out_channels", 256)}, '
+                'num_outs=5)'
+            )
     raise ValueError(
         f'model.{name}.in_channels is {expected}, but {source} gives '
         f'{"/".join(map(str, given))} channels: set {cure}'
@@ -94,20 +102,25 @@ def _compare(
 
 
 def _compare_strides(
-    source: str, features: Tuple[Tensor, ...], name: str, module: nn.Module
+    source: str, features: Tuple[Tensor, ...], name: str, module: nn.Module, options: Any
 ) -> None:
-    """Raise ValueError if the anchors of a head are for other strides, all powers of two."""
-    generator = getattr(module, 'prior_generator', None)
-    strides = [max(pair) for pair in getattr(generator, 'strides', ())]
-    if not strides or any(stride & (stride - 1) for stride in map(int, strides)):
+    """Raise ValueError if the anchors of a head are for other maps; unsure cases pass."""
+    strides = [tuple(pair) for pair in getattr(module.prior_generator, 'strides', ())]
+    sizes = [(feature.shape[-1], feature.shape[-2]) for feature in features if feature.dim() == 4]
+    # Of one cell the stride is unknown, and of cells that reach beyond the image.
+    if not strides or any(size == 0 or SIDE % size for pair in sizes for size in pair):
         return
-    given = [SIDE // feature.shape[-1] for feature in features if feature.dim() == 4]
-    if len(given) != len(features) or given == strides:
+    given = [(SIDE // width, SIDE // height) for width, height in sizes]
+    fits = all(min(size) == 1 or of == is_of for size, of, is_of in zip(sizes, given, strides))
+    if len(given) == len(strides) and fits:
         return
-    option = 'anchor_generator' if hasattr(generator, 'base_anchors') else 'prior_generator'
+    options = options if isinstance(options, dict) else {}
+    keys = [key for key in ('anchor_generator', 'prior_generator') if key in options]
+    option = f'{keys[0]}.strides' if keys else 'strides'
+    found = [width for width, _ in given]
     raise ValueError(
-        f'model.{name}.{option}.strides is {strides}, but {source} gives maps of the strides '
-        f'{given}: set {option}.strides={given}, or other outputs of the {source}'
+        f'model.{name}.{option} is {[width for width, _ in strides]}, but {source} gives maps of '
+        f'the strides {found}: set model.{name}.{option}={found}, or other outputs of the {source}'
     )
 
 

@@ -179,7 +179,9 @@ def _is_built_as_given(kind: Any) -> bool:
     if not (isinstance(kind, type) and issubclass(kind, BaseModule)):
         return False
     options = inspect.signature(kind).parameters.values()
-    return _is_own(kind) or all(p.kind != p.VAR_KEYWORD for p in options)
+    # Base classes of this package collect unknown options to name them.
+    passes_on = (p for p in options if p.kind is p.VAR_KEYWORD and p.name != 'unknown')
+    return _is_own(kind) or not any(passes_on)
 
 
 def _is_own(kind: Any) -> bool:

@@ -1,6 +1,6 @@
 """Base classes of all backbones."""
 
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -24,7 +24,13 @@ from ..layers.activation_checkpointing import checkpoint_block
 TRAINED_ATTENTION = 'trained_attention'
 OUT_TYPES = ('featmap', 'avg_featmap', 'cls_token')
 Part = Union[nn.Module, nn.Parameter]
-INTEGERS = ('embed_dims', 'depths', 'num_heads', 'sr_ratios')  # keys of an architecture
+INTEGERS = (
+    'embed_dims',
+    'depths',
+    'num_heads',
+    'sr_ratios',
+    'global_tokens',
+)  # keys of an architecture
 
 
 class Backbone(BaseModule):
@@ -110,13 +116,14 @@ class Backbone(BaseModule):
         self.arch = self._architecture(arch)
         count = self.count_stages()
         is_list = isinstance(out_indices, (list, tuple)) and out_indices
-        different = is_list and len({*out_indices}) == len(out_indices)
-        if not different or any(i not in range(count) for i in out_indices):
+        are_stages = is_list and all(i in range(count) for i in out_indices)
+        if not are_stages or len({*out_indices}) < len(out_indices):
             raise ValueError(
                 f'out_indices must be a list of different {self.stage_name}s in 0..{count - 1}, '
                 f'got {out_indices!r}'
             )
-        if type(frozen_stages) is not int or frozen_stages not in range(-1, count + 1):
+        is_integer = isinstance(frozen_stages, Integral) and not isinstance(frozen_stages, bool)
+        if not is_integer or frozen_stages not in range(-1, count + 1):
             raise ValueError(f'frozen_stages must be in -1..{count}, got {frozen_stages!r}')
         if out_type not in OUT_TYPES:
             raise ValueError(f'out_type must be one of {OUT_TYPES}, got {out_type!r}')
@@ -329,12 +336,13 @@ class HierarchicalBackbone(Backbone):
             arch[name] = values = (value,) * count if isinstance(value, Real) else value
             if not isinstance(values, (list, tuple)) or len(values) != count:
                 raise ValueError(f'{place} must have {count} values, got {value!r}')
-            if not all(isinstance(of, Real) and of >= 0 for of in values):
+            if not all(isinstance(of, Real) and float(of) >= 0 for of in values):
                 raise ValueError(f'{place} must be positive numbers, got {value!r}')
             if 0 in values and name not in self.arch_may_be_zero:
                 raise ValueError(f'{place} must be positive, got {value!r}')
             if name in INTEGERS:
-                arch[name] = tuple(check_integer(place, of) for of in values)
+                least = 0 if name in self.arch_may_be_zero else 1
+                arch[name] = tuple(check_integer(place, of, least) for of in values)
         return arch
 
     def count_stages(self) -> int:

@@ -1,5 +1,6 @@
 """Pre-norm transformer block of most backbones."""
 
+import inspect
 from functools import partial
 from typing import Any, Callable, Dict, Optional
 
@@ -9,7 +10,6 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ...ops.common.packed import PackedShapes
-from ...utils.option_names import option_names
 from ...utils.suggest import did_you_mean
 from ..layers import (
     MLP,
@@ -21,7 +21,6 @@ from ..layers import (
     registered_subclasses,
 )
 from ..layers.base import HwShape
-from ..layers.build import find_attention
 
 FFNS = ('mlp', 'mix', 'swiglu')
 
@@ -44,7 +43,7 @@ class TransformerBlock(BaseModule):
             :func:`mmlinattn.models.layers.build_attention`.
 
     Raises:
-        TypeError: an option is neither one of the block nor in an attention's ``backbone_options``.
+        TypeError: an option of the block is misspelt.
         ValueError: ``ffn`` or ``act`` is unknown.
         KeyError: the attention is unknown.
     """
@@ -65,14 +64,13 @@ class TransformerBlock(BaseModule):
         super().__init__()
         if ffn not in FFNS:
             raise ValueError(f'ffn must be one of {FFNS}, got {ffn!r}')
-        attentions = [find_attention(attn_cfg), *registered_subclasses(BaseAttention).values()]
-        provided = {name for kind in attentions for name in kind.backbone_options}
-        for name in backbone_options.keys() - provided:
-            own = option_names(TransformerBlock)
-            raise TypeError(
-                f'{name!r} is neither an option of TransformerBlock nor one that an attention '
-                f'lists in backbone_options{did_you_mean(name, own | provided)}'
-            )
+        kinds_known: Dict[str, Any] = registered_subclasses(BaseAttention)
+        offered = {name for kind in kinds_known.values() for name in kind.backbone_options}
+        own = [*inspect.signature(TransformerBlock).parameters]
+        for name in sorted(backbone_options.keys() - offered):
+            hint = did_you_mean(name, own)
+            if hint:  # others may be of an attention that is not imported
+                raise TypeError(f'TransformerBlock has no option {name!r}{hint}')
         self.norm1 = nn.LayerNorm(embed_dims, eps=eps)
         self.attn = build_attention(attn_cfg, embed_dims, num_heads, **backbone_options)
         self.norm2 = nn.LayerNorm(embed_dims, eps=eps)

@@ -24,10 +24,10 @@ class ViT(Backbone):
     """Vision transformer (Dosovitskiy et al., ICLR 2021; DeiT: Touvron et al., ICML 2021) with any
     attention.
 
-    With softmax attention, the default, outputs equal those of these releases, of timm,
-    transformers, MMPretrain and MMSegmentation: DeiT III (Touvron et al., ECCV 2022), DINOv2
-    (Oquab et al., 2023), DINOv3 (Siméoni et al., 2025), CLIP (Radford et al., ICML 2021) and SigLIP
-    (Zhai et al., ICCV 2023). ``convert(..., source='dinov2')`` and its like rename their
+    With softmax attention, the default, outputs equal those of the releases: DeiT III (Touvron et
+    al., ECCV 2022), DINOv2 (Oquab et al., 2023), DINOv3 (Siméoni et al., 2025), CLIP (Radford et
+    al., ICML 2021) and SigLIP (Zhai et al., ICCV 2023). They equal those of timm, transformers,
+    MMPretrain and MMSegmentation, too. ``convert(..., source='dinov2')`` and its like rename their
     weights.
 
     Args:
@@ -247,6 +247,7 @@ class ViT(Backbone):
         if isinstance(x, (list, tuple)):
             tokens, hw_shape = self._embed_packed(x)
         else:
+            self.check_input(x)
             tokens, hw_shape = self.embed(x.contiguous(memory_format=torch.channels_last))
         outs = []
         for i, layer in enumerate(self.layers):

@@ -285,21 +285,24 @@ class BaseAttention(BaseModule):
             out = self.attend(q_heads, k_heads, v_heads, layout)
         else:
             out = self._attend_by_image(q_heads, k_heads, v_heads, layout)
-        self._check_output(out, q_heads, v_heads)
+        self._check_output(out, q_heads)
         out = out.transpose(1, 2).flatten(2)  # [B, E + N, C]
         return self.proj_drop(self.project_out(self._local_and_gate(out, v, gate, layout), q))
 
-    def _check_output(self, out: Any, q: Tensor, v: Tensor) -> None:
+    def _check_output(self, out: Any, q: Tensor) -> None:
         """Raise ValueError unless :meth:`attend` has returned one vector for each query."""
         if may_be_symbolic(*q.shape):
             return
-        width = v.shape[1] * v.shape[3]
         is_right = isinstance(out, Tensor) and out.dim() == 4 and out.shape[::2] == q.shape[::2]
-        if not is_right or out.shape[1] * out.shape[3] != width:
+        width = None
+        if type(self.proj) is nn.Linear and type(self).project_out is BaseAttention.project_out:
+            width = self.proj.in_features
+        if not is_right or width not in (None, out.shape[1] * out.shape[3]):
             found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            channels = f', heads * d = {width}' if width else ''
             raise ValueError(
-                f'{type(self).__name__}.attend() must return (B, heads, E + N, d) = '
-                f'{(*q.shape[:3], v.shape[3])}, got {found}'
+                f'{type(self).__name__}.attend() must return (B, heads, E + N, d) with '
+                f'B = {q.shape[0]}, E + N = {q.shape[2]}{channels}, got {found}'
             )
 
     def _rotary(self, maps: Union[Tuple[int, int], PackedShapes], extra: int, x: Tensor) -> Rotary:

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Iterable, Type, Union
 from mmengine.registry import MODELS
 from torch import nn
 
-from ...utils.option_names import option_names, unknown_option
+from ...utils.option_names import NAMED, option_names, unknown_option
 from ...utils.suggest import did_you_mean
 from .base import BaseAttention
 
@@ -56,17 +56,16 @@ def build_with_options(cls: type, argument: str, cfg: dict, **given: Any) -> Any
         TypeError: ``cfg`` lacks an option or has an unknown one; the message names the argument
             and the options.
     """
-    required = {
-        name
-        for name, parameter in inspect.signature(cls).parameters.items()
-        if parameter.default is parameter.empty and name not in given
-        and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    }  # fmt: skip
-    for name in sorted(required - cfg.keys()):
-        raise TypeError(f'{argument}=dict(type={cls.__name__!r}, ...) needs {name}=...')
-    for name in sorted(cfg.keys() - option_names(cls)):
-        raise TypeError(f'{argument}: {unknown_option(cls, name)}')
-    return cls(**given, **cfg)
+    try:
+        return cls(**given, **cfg)
+    except TypeError:
+        parameters = inspect.signature(cls).parameters.values()
+        required = {p.name for p in parameters if p.default is p.empty and p.kind in NAMED}
+        for name in sorted(required - cfg.keys() - given.keys()):
+            raise TypeError(f'{argument}=dict(type={cls.__name__!r}, ...) needs {name}') from None
+        for name in sorted(cfg.keys() - option_names(cls)):
+            raise TypeError(f'{argument}: {unknown_option(cls, name)}') from None
+        raise
 
 
 def _registered(name: str) -> Any:
@@ -146,7 +145,7 @@ def build_attention(
             ]
             reason = unknown_option(kind, wrong[0])
             if others:
-                reason = f'it has no option {wrong[0]!r}, which is of {", ".join(others)}'
+                reason = f'it has no option {wrong[0]!r}, an option of {", ".join(others)}'
         raise TypeError(f'{kind.__name__} rejects attn_cfg={attn_cfg!r}: {reason}') from error
 
 

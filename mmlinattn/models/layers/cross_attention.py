@@ -31,8 +31,8 @@ class LinearCrossAttention(BaseModule):
     each of its rows: changing the row of one query also changes the outputs of others.
 
     Many different rows cost more than softmax attention. Take 100 groups of denoising queries, 900
-    queries and 256 channels: RALA takes 4 times as long as mmcv's ``MultiheadAttention``. Without a
-    mask it takes a 16th of its time (case ``denoising-mask`` of ``benchmarks/run.py``).
+    queries and 256 channels: RALA takes 4 times as long as mmcv's ``MultiheadAttention``, and 16
+    times as long as RALA without a mask (case ``denoising-mask`` of ``benchmarks/run.py``).
 
     Args:
         embed_dims, num_heads: channels and heads.

@@ -66,8 +66,7 @@ class GatedPositionalAttention(BaseAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        if not check_number('locality_strength', locality_strength) > 0:
-            raise ValueError(f'locality_strength must be positive, got {locality_strength}')
+        check_number('locality_strength', locality_strength, above=True)
         self.attn_drop = check_rate('attn_drop', attn_drop)
         self.gates = nn.Parameter(torch.ones(num_heads))
         self.positions = nn.Parameter(locality_strength * _initial_positions(num_heads))

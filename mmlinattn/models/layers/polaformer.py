@@ -33,9 +33,7 @@ class PolarFeatures(FeatureMap):
 
     def __init__(self, head_dim: int, num_heads: int, alpha: float = 4) -> None:
         super().__init__(head_dim, num_heads)
-        if not check_number('alpha', alpha) > 0:
-            raise ValueError(f'alpha must be positive, got {alpha!r}')
-        self.alpha = alpha
+        self.alpha = check_number('alpha', alpha, above=True)
         self.scale = nn.Parameter(torch.zeros(num_heads, 1, head_dim))
         self.power = nn.Parameter(torch.zeros(num_heads, 1, head_dim))
 

@@ -1,7 +1,7 @@
 """The learnt feature map: queries and keys are read once, and their features written once.
 
 One program maps a chunk of the queries of a head and the same chunk of its keys. Both add to the
-gradients of the parameters, which are so written once for two.
+gradients of the parameters: they are written once for the two chunks.
 """
 
 from typing import Tuple

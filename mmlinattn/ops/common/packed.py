@@ -105,8 +105,8 @@ class PackedShapes:
     def table(self, pairs: int, device: Optional[torch.device] = None) -> Tensor:
         """Return what the kernels read of each image, int32 (B, 4).
 
-        The columns are the first token, the number of tokens, the width of the map, and the first
-        of its cosines in ``Rotary.axes``. Each row has ``pairs`` angles there.
+        The columns are the first token, the number of tokens, the width of the map, and the
+        index of its first cosine in ``Rotary.axes``. Each row has ``pairs`` angles there.
         """
         rows, first, place = [], 0, 0
         for (height, width), length in zip(self.hw_shapes, self.lengths):

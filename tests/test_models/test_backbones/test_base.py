@@ -47,6 +47,6 @@ def test_an_unknown_name_lists_both_spellings():
 
 def test_a_misspelt_option_of_a_block():
     """It is not passed on to the attention, which would ignore it."""
-    with pytest.raises(TypeError, match="'fn' is neither an option .*; did you mean ffn"):
+    with pytest.raises(TypeError, match="TransformerBlock has no option 'fn'; did you mean ffn"):
         TransformerBlock(16, 2, 4, 'RALA', fn='mix')
     assert TransformerBlock(16, 2, 4, 'RALA', sr_ratio=2).attn.num_heads == 2

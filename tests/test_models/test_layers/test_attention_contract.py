@@ -215,7 +215,7 @@ def test_query_pos_does_not_change_values(name):
             32,
             2,
             TypeError,
-            "RALA rejects attn_cfg=.*: it has no option 'num_anchors', which is of RWGKA, RWGKP",
+            "RALA rejects attn_cfg=.*: it has no option 'num_anchors', an option of RWGKA, RWGKP",
         ),
         (
             dict(type='RALA', lepee=3),
@@ -224,7 +224,7 @@ def test_query_pos_does_not_change_values(name):
             TypeError,
             "RALA has no option 'lepee'; did you mean lepe\\? It has backend, embed_dims, eps, ",
         ),
-        (dict(type='RALA', eps='1e-4'), 32, 2, ValueError, "eps must be a number .* got '1e-4'"),
+        (dict(type='RALA', eps='1e-4'), 32, 2, ValueError, "eps must be a finite .* got '1e-4'"),
         (dict(type='LinearAttention', eps=-1), 32, 2, ValueError, 'eps must be .* least 0, got -1'),
         (dict(type='RippleAttention', threshold='1'), 32, 2, ValueError, "threshold .* got '1'"),
         (dict(type='RALA', lepe='5'), 32, 2, ValueError, "lepe must be 0 or an odd .* got '5'"),
@@ -294,9 +294,27 @@ def test_a_wrong_output_of_attend_is_named(attend, found):
         def attend(self, q, k, v, layout):
             return attend(v)
 
-    message = rf'^Wrong.attend\(\) must return .* = \(2, 4, 12, 8\), got {found}$'
+    message = r'^Wrong.attend\(\) must return .* with B = 2, E \+ N = 12, heads \* d = 32, got '
+    message += f'{found}$'
     with pytest.raises(ValueError, match=message):
         Wrong(32, 4)(torch.randn(2, 12, 32), (3, 4))
+
+
+def test_values_may_have_other_heads_than_queries():
+    class Grouped(BaseAttention):
+        def attend(self, q, k, v, layout):
+            return q + v.mean(1, keepdim=True)
+
+        def split_heads(self, x):
+            return super().split_heads(x)[:, :2] if x is self.values else super().split_heads(x)
+
+        def project(self, x, query_pos, layout):
+            q, k, v, gate = super().project(x, query_pos, layout)
+            self.values = v
+            return q, k, v, gate
+
+    x = torch.randn(2, 12, 32)
+    assert Grouped(32, 4)(x, (3, 4)).shape == x.shape
 
 
 def test_an_unknown_option_names_the_class_of_the_user():

@@ -63,5 +63,7 @@ def test_position_part_of_a_large_map_is_not_n_by_n():
 
 
 def test_bad_strength(dims):
-    with pytest.raises(ValueError, match='locality_strength must be positive, got 0'):
+    with pytest.raises(
+        ValueError, match='locality_strength must be a finite number above 0, got 0'
+    ):
         GatedPositionalAttention(**dims, locality_strength=0)

@@ -268,7 +268,7 @@ def test_bad_options(cfg, message):
 @pytest.mark.parametrize(
     'cfg, message',
     [
-        ('LearnedKeyPosition', r"^position=dict\(type='LearnedKeyPosition', ...\) needs map_size="),
+        ('LearnedKeyPosition', r"^position=dict\(type='LearnedKeyPosition', ...\) needs map_size$"),
         (dict(type='SineSPE', num_waves=9), "^position: SineSPE has no option 'num_waves'"),
     ],
 )
