@@ -4,7 +4,9 @@
 # environment.
 set -euo pipefail
 . "$(dirname "$0")/misc/python.sh"
-CONFIG=$1 GPUS=$2
+USAGE='usage: dist_train.sh CONFIG GPUS [tools/train.py options]'
+CONFIG=${1:?$USAGE} GPUS=${2:?$USAGE}
+[[ $GPUS =~ ^[0-9]+$ ]] || { echo "error: GPUS must be a number, got $GPUS; $USAGE" >&2; exit 2; }
 # Otherwise restarted processes would read the addresses of ended ones from the agents' store.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 if [ "${NNODES:-1}" = 1 ]; then

@@ -94,7 +94,8 @@ def write_aoti(program: ExportedProgram, metadata: FileMetadata, path: Path) -> 
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 
 
-ONNX = (('onnx', 'onnx onnxscript'), ('onnxscript', 'onnxscript'))
+PACKAGES = 'onnx onnxscript onnxruntime'
+ONNX = tuple((name, PACKAGES) for name in ('onnx', 'onnxscript', 'onnxruntime'))
 FORMATS: Dict[str, Format] = {
     'onnx': Format('.onnx', write_onnx, ONNX),
     'openvino': Format(

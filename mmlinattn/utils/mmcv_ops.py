@@ -54,7 +54,7 @@ def _how_to_get(what: str) -> str:
         f'{what} needs compiled mmcv. This environment has mmcv-lite, for whose missing operators '
         f'mmlinattn stands in, but only for {", ".join(OPERATORS)}. To get compiled mmcv: '
         '"pip uninstall mmcv-lite", then "pip install onedl-mim && mim install onedl-mmcv" with '
-        "OneDL's frameworks, or \"pip install openmim && mim install 'mmcv>=2.0.0,<2.2.0'\" with "
+        "OneDL's frameworks, or \"pip install openmim && mim install 'mmcv>=2.1.0,<2.2.0'\" with "
         'the original ones (docs/installation.md).'
     )
 

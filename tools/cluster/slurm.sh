@@ -14,8 +14,9 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@300
 set -euo pipefail
-CONFIG=$1 WORK_DIR=$2
-GPUS=${GPUS:-$SLURM_GPUS_ON_NODE}
+USAGE='usage: sbatch tools/cluster/slurm.sh CONFIG WORK_DIR [tools/train.py options]'
+CONFIG=${1:?$USAGE} WORK_DIR=${2:?$USAGE}
+GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:?$USAGE}}
 
 told=
 stop() {
