@@ -8,8 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
 
-from mmlinattn.checkpoints.download import sha256_of
-
 from . import tables
 from .cases import CASES
 from .suite import Result, slopes
@@ -85,6 +83,9 @@ def publish(name: str, results: Path) -> None:
 
 def redraw(name: str) -> None:
     """Write tables and plots of ``docs/benchmarks/NAME.json`` into ``docs/benchmarks.md``."""
+    # Imported here because it needs MMEngine, which a GPU machine may lack.
+    from mmlinattn.checkpoints.download import sha256_of
+
     file = DOCS / 'benchmarks' / f'{name}.json'
     _draw(_read(file)[1], DOCS / 'images', f'{name}_', sha256_of(file))
     page = DOCS / PAGE

@@ -56,5 +56,5 @@ def test_eps_does_not_depend_on_the_number_of_keys(dims, padded):
 
 
 def test_bad_power(dims):
-    with pytest.raises(ValueError, match='power must be a number of at least 1, got 0.5'):
+    with pytest.raises(ValueError, match='power must be a finite number of at least 1, got 0.5'):
         FocusedLinearAttention(**dims, power=0.5)
