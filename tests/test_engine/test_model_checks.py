@@ -98,6 +98,36 @@ def test_pyramid_of_a_plain_backbone(tmp_path, base, neck, head, message):
         check_channels(cfg)
 
 
+@pytest.mark.parametrize(
+    'base, neck, message',
+    [
+        ('fcos/fcos_r50-caffe_fpn_gn-head_1x_coco.py', '', None),
+        (
+            'fcos/fcos_r50-caffe_fpn_gn-head_1x_coco.py',
+            ', start_level=0',
+            r'model.bbox_head.strides is \[8, .*\], but neck gives .* \[4, 8, 16, 32, 64\]: set '
+            r'model.bbox_head.strides=\[4, 8, 16, 32, 64\]',
+        ),
+        ('mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py', '', None),
+        # Both of the last two maps have one cell here: their strides are not compared.
+        (
+            'mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py',
+            ', num_outs=7), rpn_head=dict('
+            'anchor_generator=dict(strides=[4, 8, 16, 32, 64, 128, 256])',
+            None,
+        ),
+    ],
+)
+def test_strides_of_a_head(tmp_path, base, neck, message):
+    text = f'model = dict({BACKBONE}, neck=dict(in_channels=[64, 128, 256, 512]{neck}))'
+    cfg = load_config(config(tmp_path, f'mmdet::{base}', text))
+    if message is None:
+        assert 'neck' in check_channels(cfg)
+        return
+    with pytest.raises(ValueError, match=message):
+        check_channels(cfg)
+
+
 def test_a_level_that_is_not_there(tmp_path):
     base = 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py'
     backbone = "backbone=dict(_delete_=True, type='RAVLT', arch='tiny', out_indices=(0, 1))"

@@ -105,7 +105,8 @@ def _compare_strides(
     source: str, features: Tuple[Tensor, ...], name: str, module: nn.Module, options: Any
 ) -> None:
     """Raise ValueError if the anchors of a head are for other maps; unsure cases pass."""
-    strides = [tuple(pair) for pair in getattr(module.prior_generator, 'strides', ())]
+    found = getattr(module.prior_generator, 'strides', None) or ()
+    strides = [pair if isinstance(pair, tuple) else (pair, pair) for pair in found]
     sizes = [(feature.shape[-1], feature.shape[-2]) for feature in features if feature.dim() == 4]
     # Of one cell the stride is unknown, and of cells that reach beyond the image.
     if not strides or any(size == 0 or SIDE % size for pair in sizes for size in pair):
@@ -117,10 +118,10 @@ def _compare_strides(
     options = options if isinstance(options, dict) else {}
     keys = [key for key in ('anchor_generator', 'prior_generator') if key in options]
     option = f'{keys[0]}.strides' if keys else 'strides'
-    found = [width for width, _ in given]
+    new = [width for width, _ in given]
     raise ValueError(
         f'model.{name}.{option} is {[width for width, _ in strides]}, but {source} gives maps of '
-        f'the strides {found}: set model.{name}.{option}={found}, or other outputs of the {source}'
+        f'the strides {new}: set model.{name}.{option}={new}, or other outputs of the {source}'
     )
 
 

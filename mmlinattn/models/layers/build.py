@@ -70,7 +70,7 @@ def build_with_options(cls: type, argument: str, cfg: dict, **given: Any) -> Any
 
 def _registered(name: str) -> Any:
     """Return what is registered with a name, or None."""
-    # The active scope, such as 'mmdet', may have another class with this name.
+    # A class with this name in the active scope, such as 'mmdet', comes first.
     with MODELS.switch_scope_and_registry(None) as registry:
         return registry.get(name) if name else None
 
