@@ -195,16 +195,16 @@ def _serve(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     os.environ.clear()
     os.environ.update(environment)
-    try:
-        if setup is not None:
-            setup()
-    except Exception as error:
-        pipe.send(error)
-        return
-    pipe.send(None)
-    # The parent closes its end to stop the worker. If an answer is unread at that time, the
-    # worker gets ConnectionResetError or BrokenPipeError instead of EOFError.
+    # The parent closes its end to stop the worker, which may still start. If an answer is unread at
+    # that time, the worker gets ConnectionResetError or BrokenPipeError instead of EOFError.
     with suppress(EOFError, ConnectionResetError, BrokenPipeError):
+        try:
+            if setup is not None:
+                setup()
+        except Exception as error:
+            pipe.send(error)
+            return
+        pipe.send(None)
         while True:
             task = pipe.recv()
             try:

@@ -123,7 +123,11 @@ def test_a_worker_whose_answer_nobody_reads_exits_without_a_traceback():
         worker.pipe.close()
         os.kill(worker.process.pid, signal.SIGCONT)
 
-    assert [use(close_unread), use(close_while_busy)] == [0, 0]
+    def close_while_it_starts(worker):
+        worker.pipe.close()
+
+    uses = (close_unread, close_while_busy, close_while_it_starts)
+    assert [use(how) for how in uses] == [0, 0, 0]
 
 
 FORK = re.compile(
