@@ -1,5 +1,6 @@
 """Files give what the model gives, at other sizes and in other numbers, on every runtime."""
 
+import importlib.util
 import json
 import re
 import zipfile
@@ -22,7 +23,7 @@ from mmlinattn.deployment.compare import difference, match
 from mmlinattn.deployment.exported_file import ExportedFile, FileError
 from mmlinattn.deployment.exported_model import ExportedModel
 from mmlinattn.deployment.exporter import padding_note
-from mmlinattn.deployment.formats import FORMATS, OPSET
+from mmlinattn.deployment.formats import FORMATS, OPSET, FormatError, check_format
 from tests.sizes import LONG, some
 
 from .conftest import captures
@@ -317,3 +318,15 @@ def test_a_config_that_pads_less_than_the_file(scope, preprocessor, option):
     cfg = Config(dict(default_scope=scope, model=dict(data_preprocessor=preprocessor)))
     note = padding_note(cfg, 32)
     assert note.endswith(f'set model.data_preprocessor.{option}=32') if option else note == ''
+
+
+@pytest.mark.parametrize('module', ['onnx', 'onnxscript', 'onnxruntime'])
+def test_what_onnx_needs_is_asked_for_first(monkeypatch, module):
+    """Also the runtime, which compares the file with the model after the work."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, 'find_spec', lambda name: None if name == module else find(name)
+    )
+    message = f'onnx needs {module}: pip install onnx onnxscript onnxruntime'
+    with pytest.raises(FormatError, match=message):
+        check_format('onnx')

@@ -24,13 +24,8 @@ from ..layers.activation_checkpointing import checkpoint_block
 TRAINED_ATTENTION = 'trained_attention'
 OUT_TYPES = ('featmap', 'avg_featmap', 'cls_token')
 Part = Union[nn.Module, nn.Parameter]
-INTEGERS = (
-    'embed_dims',
-    'depths',
-    'num_heads',
-    'sr_ratios',
-    'global_tokens',
-)  # keys of an architecture
+# Keys of an architecture whose values are integers.
+INTEGERS = ('embed_dims', 'depths', 'num_heads', 'sr_ratios', 'global_tokens')
 
 
 class Backbone(BaseModule):
