@@ -10,7 +10,7 @@ from typing import Callable, Dict, Iterable, List, Sequence, Tuple
 
 import torch
 
-from mmlinattn.ops.common.launch_table import replace_text
+from mmlinattn.utils import write_json
 
 from ..machine import error_line
 
@@ -128,8 +128,7 @@ def run(
                         continue  # keep the recorded error
                     result = _run_job(jobs[name], broken or late)
                     record['jobs'][name] = result
-                    text = json.dumps(record, indent=1) + '\n'
-                    replace_text(folder / f'{section.name}.json', text)
+                    write_json(folder / f'{section.name}.json', record, indent=1)
                     if result['state'] == FAILED and device_is_broken():
                         broken = f'after {section.name}, {name} the device fails: call again'
                     if result['why'] != OUT_OF_TIME:

@@ -18,7 +18,7 @@ from benchmarks.machine import commit, machine, openmmlab
 from mmlinattn import __main__ as program
 from mmlinattn.checkpoints import load_state_dict, read_checkpoint, save_checkpoint
 from mmlinattn.engine.hooks.checkpoint_hook import newest_checkpoint
-from mmlinattn.utils import atomic_write
+from mmlinattn.utils import write_text
 from mmlinattn.utils.command_line import error_text
 
 from . import costs
@@ -281,10 +281,7 @@ def command(*arguments: object) -> None:
 
 def write(cfg: Config, path: Path) -> Path:
     """Write a config file as Python literals: formatted it would take a second."""
-    path.parent.mkdir(exist_ok=True)
-    with atomic_write(path) as temporary:
-        content = ''.join(f'{key} = {value!r}\n' for key, value in cfg.to_dict().items())
-        temporary.write_text(content)
+    write_text(path, ''.join(f'{key} = {value!r}\n' for key, value in cfg.to_dict().items()))
     return path
 
 

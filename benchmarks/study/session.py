@@ -20,7 +20,7 @@ from rich.progress import (
 
 from mmlinattn.checkpoints import load_state_dict
 from mmlinattn.checkpoints.download import sha256_of
-from mmlinattn.utils import atomic_write
+from mmlinattn.utils import write_json
 
 from . import charts, costs, page, pool, records
 from .checks import CHOOSING
@@ -220,8 +220,7 @@ class Session:
                 same = {point: run.load() for point, run in runs.items() if str(run.cost) == key}
                 for point, measured in costs.measure(same, cost).items():
                     found[point] = dict(measured, settings=runs[point].settings())
-            with atomic_write(file) as temporary:
-                temporary.write_text(json.dumps(found, indent=1) + '\n')
+            write_json(file, found, indent=1)
 
     def results(self) -> page.Results:
         """Return what has been recorded with these settings."""

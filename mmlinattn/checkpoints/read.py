@@ -122,6 +122,9 @@ def _has_tensors(weights: Any) -> TypeGuard[Mapping]:
 
 def _read_pickle(file: BinaryIO, name: str) -> Any:
     try:
+        other = _other_kind(file, name)
+        if other:
+            raise CheckpointError(f'{name} is {other}')
         damaged = damaged_part(file)
         if damaged:
             raise CheckpointError(f'{name} is damaged: the content of {damaged} has changed')
@@ -142,10 +145,6 @@ def _read_pickle(file: BinaryIO, name: str) -> Any:
         if _has_safetensors_header(file):
             raise CheckpointError(
                 f'{name} is a safetensors file: give it the suffix .safetensors'
-            ) from error
-        if name.endswith(('.onnx', '.xml', '.pt2')):
-            raise CheckpointError(
-                f'{name} is an exported file: name the checkpoint that it was made from'
             ) from error
         # torch raises RuntimeError, OSError, EOFError, KeyError, ... on damaged files.
         raise CheckpointError(f'{name} is incomplete or no checkpoint{_because(error)}') from error
@@ -189,6 +188,24 @@ def _is_zip_of_torch(file: BinaryIO) -> bool:
         return False
     with zipfile.ZipFile(file) as archive:
         return any(name.endswith('/data.pkl') for name in archive.namelist())
+
+
+def _other_kind(file: BinaryIO, name: str) -> str:
+    """Return what a file is that is no checkpoint, and the cure, or ''."""
+    if name.endswith(('.onnx', '.xml', '.pt2')):
+        return 'an exported file: name the checkpoint that it was made from'
+    if name.endswith(('.py', '.yml', '.yaml')):
+        return 'a config: name the checkpoint after the config'
+    if not zipfile.is_zipfile(file):
+        return ''
+    with zipfile.ZipFile(file) as archive:
+        parts = archive.namelist()
+    file.seek(0)
+    if parts and all(part.endswith('.npy') for part in parts):
+        return 'an archive of NumPy: save its arrays as tensors by torch.save'
+    if any(part.endswith('/constants.pkl') for part in parts):
+        return "a TorchScript program: save the model's state_dict() in its place"
+    return ''
 
 
 def _because(error: Exception) -> str:

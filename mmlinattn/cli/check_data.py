@@ -1,14 +1,13 @@
 """Read every image and annotation of a config's data sets, and report errors in them."""
 
 import argparse
-import json
 
 from rich.console import Console
 from rich.table import Table
 
 from ..engine.config import load_config
 from ..engine.preflight.dataset_audit import AuditReport, audit_dataset
-from ..utils import atomic_write, check_writable
+from ..utils import check_writable, write_json
 from ..utils.command_line import errors_in_one_line, plain_console, progress_bars
 
 
@@ -46,7 +45,6 @@ def main(args: argparse.Namespace) -> int:
 
         report = audit_dataset(cfg, args.splits, args.workers, progress)
         if args.json:
-            with atomic_write(args.json) as file:
-                file.write_text(json.dumps(report.to_dict(), indent=1) + '\n')
+            write_json(args.json, report.to_dict())
     show(report, args.examples, console)
     return 1 if report.counts() else 0

@@ -1,7 +1,6 @@
 """Print parameters and multiply-accumulates of the model of a config, by module."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Optional
 
@@ -12,7 +11,7 @@ from ..analysis.complexity import check_shape
 from ..analysis.hybrids import MAX_SIZE, attention_kinds, softmax_crossover
 from ..engine import build_model
 from ..engine.config import load_config
-from ..utils import atomic_write, check_writable
+from ..utils import check_writable, write_json
 from ..utils.command_line import errors_in_one_line, plain_console
 
 
@@ -58,8 +57,7 @@ def main(args: argparse.Namespace) -> int:
             except ValueError as error:
                 crossover = f'no crossover: {" ".join(str(error).split())}'
         if args.json:
-            with atomic_write(args.json) as file:
-                file.write_text(json.dumps(record, indent=2) + '\n')
+            write_json(args.json, record)
     console = plain_console()
     height, width = result.shape
     console.print(table(result, f'{Path(args.config).stem}, {height} x {width}', args.depth))

@@ -22,8 +22,7 @@ from ..checkpoints.download import sha256_of
 from ..engine import build_model
 from ..engine.config import load_config, package_configs
 from ..engine.preflight.run import check_run
-from ..utils import atomic_write
-from ..utils.atomic_file import check_writable
+from ..utils import check_writable, write_text
 from ..utils.command_line import errors_in_one_line
 from ..utils.suggest import shorten
 from . import arguments
@@ -66,8 +65,7 @@ def main(args: argparse.Namespace) -> int:
             ]
         text = yaml.safe_dump(dict(Models=[found]), sort_keys=False, allow_unicode=True)
         path = path.replace(args.out / found['Weights'])
-        with atomic_write(entry) as file:
-            file.write_text(text)
+        write_text(entry, text)
         if previous not in (None, path):
             previous.unlink(missing_ok=True)
     print(f'{path}: {path.stat().st_size / 1e6:.1f} MB, sha256 {found["Metadata"]["sha256"]}')

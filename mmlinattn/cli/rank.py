@@ -1,7 +1,6 @@
 """Measure rank and singular values of what the attentions of a backbone compute, by layer."""
 
 import argparse
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from ..apis.pipeline import input_of, steps_of, without_loading
 from ..apis.sources import open_sources
 from ..engine.config import load_config
 from ..engine.model import initial_model, load_model
-from ..utils import atomic_write, check_writable
+from ..utils import check_writable, write_json
 from ..utils.command_line import errors_in_one_line, plain_console, progress_bars
 from ..visualization.rank import draw_ranks
 
@@ -125,8 +124,7 @@ def run(args: argparse.Namespace) -> None:
         weights=weights, images=source, names=[*images], tolerance=args.tolerance,
         layers=[layer.to_dict() for layer in layers],
     )  # fmt: skip
-    with atomic_write(args.out / FILES[0]) as file:
-        file.write_text(json.dumps(record, indent=2) + '\n')
+    write_json(args.out / FILES[0], record)
     draw_ranks(args.out / FILES[1], layers, args.tolerance, title)
     console.print(table(layers, title, args.tolerance))
     console.print(*(args.out / name for name in FILES), soft_wrap=True, highlight=False)

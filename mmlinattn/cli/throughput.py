@@ -1,7 +1,6 @@
 """Measure the images a second of the model of a config."""
 
 import argparse
-import json
 from functools import partial
 from pathlib import Path
 from typing import List, Sequence, Tuple
@@ -16,7 +15,7 @@ from ..analysis.throughput import Throughput, published_speed, throughput
 from ..analysis.training_estimate import image_shape
 from ..engine.config import config_file, load_config
 from ..engine.model import initial_model
-from ..utils import atomic_write, check_writable
+from ..utils import check_writable, write_json
 from ..utils.command_line import error_text, errors_in_one_line, plain_console, progress_bars
 
 
@@ -91,8 +90,7 @@ def run(args: argparse.Namespace) -> int:
         machine=where, published=published, results=[row.to_dict() for row in found],
     )  # fmt: skip
     if args.json:
-        with atomic_write(args.json) as file:
-            file.write_text(json.dumps(record, indent=2) + '\n')
+        write_json(args.json, record)
     console = plain_console()
     if found:
         title = f'{Path(args.config).stem}, {type(part).__name__}, {height} x {width}'

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Union
@@ -10,7 +9,7 @@ from typing import Any, Dict, Optional, Sequence, Union
 import cv2
 import numpy as np
 
-from ..utils import check_integer
+from ..utils import check_integer, staged_folder, write_json
 from .shapes.layouts import JPEG_QUALITY, square_crop
 
 DESCRIPTION = 'crops.json'
@@ -71,14 +70,9 @@ def crop_objects(
         if _parameters_of(root) != parameters:
             raise FileExistsError(f'{root} exists and is not the set of crops {parameters}')
         return root
-    staging = root.with_name(f'.{root.name}.partial-{os.getpid()}')
-    try:
+    with staged_folder(root) as staging:
         counts = {split: _write_split(source, staging, parameters, split) for split in splits}
-        description = dict(parameters=parameters, counts=counts)
-        (staging / DESCRIPTION).write_text(json.dumps(description, indent=1))
-        os.replace(staging, root)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        write_json(staging / DESCRIPTION, dict(parameters=parameters, counts=counts))
     return root
 
 

@@ -33,6 +33,8 @@ TOP_LEVEL = {
     'runner_type', 'strategy', 'model', 'tta_model', 'tta_pipeline', 'custom_imports',
 }  # fmt: skip
 
+SUFFIXES = ('.py', '.yml', '.yaml', '.json')  # those that MMEngine reads
+
 DICTS = (
     'model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'optim_wrapper',
     'default_hooks', 'train_cfg', 'val_cfg', 'test_cfg', 'env_cfg', 'randomness', 'log_processor',
@@ -178,12 +180,18 @@ def config_file(config: str) -> str:
 
     Raises:
         FileNotFoundError: no such file or name; the message suggests similar names.
+        ValueError: the file is no config, such as a checkpoint.
 
     Example:
         >>> Path(config_file('ravlt-t_8xb128_in1k')).name
         'ravlt-t_8xb128_in1k.py'
     """
     if osp.isfile(config):
+        if not config.endswith(SUFFIXES):
+            raise ValueError(
+                f'{config} is no config ({", ".join(SUFFIXES)}): name the config before the '
+                'checkpoint and other files'
+            )
         return config
     found = package_configs()
     if config in found:

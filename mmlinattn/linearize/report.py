@@ -1,10 +1,9 @@
 """Report of a distillation: JSON, a page of tables and a picture."""
 
-import json
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
-from ..utils import atomic_write
+from ..utils import write_json, write_text
 from .scores import main_score
 from .speed import crossover
 
@@ -102,10 +101,8 @@ def write_report(folder: Path, record: Dict[str, Any]) -> None:
     found = dict(record, gap_closed={k: v for k, v in shares.items() if v is not None})
     if record.get('speed'):
         found['crossover'] = crossover(record['speed'])
-    with atomic_write(folder / 'report.json') as file:
-        file.write_text(json.dumps(found, indent=2) + '\n', encoding='utf-8')
-    with atomic_write(folder / 'report.md') as file:
-        file.write_text(markdown(record), encoding='utf-8')
+    write_json(folder / 'report.json', found)
+    write_text(folder / 'report.md', markdown(record))
     figure = _draw(record)
     if figure is not None:
         figure.savefig(folder / 'report.png')

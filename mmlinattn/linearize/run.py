@@ -29,7 +29,7 @@ from ..engine.model import build_model, quiet
 from ..engine.preflight.run import check_run
 from ..engine.runner.exact_resume import seed_everything
 from ..engine.runner.work_dir_lock import lock_work_dir
-from ..utils import atomic_write, check_writable
+from ..utils import check_writable, write_json
 from .images import check_readable, image_pipeline, images_below, training_images
 from .options import Options
 from .phases import finetune_config, phase_config, student_weights, train_phase
@@ -154,9 +154,8 @@ class Linearizer:
             )
         check_writable(known)
         if not known.exists():
-            with atomic_write(self.out / IMAGES) as file:
-                paths = [os.path.abspath(path) for path in self.images]
-                file.write_text(json.dumps(paths, indent=0) + '\n', encoding='utf-8')
+            paths = [os.path.abspath(path) for path in self.images]
+            write_json(self.out / IMAGES, paths, indent=0)
             self._write_record()
             return {}
         before = json.loads(known.read_text(encoding='utf-8'))
@@ -232,8 +231,7 @@ class Linearizer:
 
     def _write_record(self) -> None:
         if is_main_process():
-            with atomic_write(self.out / RECORD) as file:
-                file.write_text(json.dumps(self.record, indent=2) + '\n', encoding='utf-8')
+            write_json(self.out / RECORD, self.record)
 
     def _write_results(self) -> None:
         """Write the config of the result and the report."""

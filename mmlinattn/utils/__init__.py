@@ -1,6 +1,15 @@
 """Utilities: atomic writes, downloads with limits, locks, URLs without secrets, checks."""
 
-from .atomic_file import WriteError, atomic_write, check_writable, remove_temporary_files, to_disk
+from .atomic_file import (
+    WriteError,
+    atomic_write,
+    check_writable,
+    remove_temporary_files,
+    staged_folder,
+    to_disk,
+    write_json,
+    write_text,
+)
 from .checks import check_integer, check_number
 from .http import FetchRefused, check_size, open_request, size_limit
 from .lock import FolderInUse, lock_folder, unlock_folders
@@ -31,7 +40,10 @@ __all__ = [
     'remove_temporary_files',
     'replace_entry',
     'size_limit',
+    'staged_folder',
     'to_disk',
     'undo_replacements',
     'unlock_folders',
+    'write_json',
+    'write_text',
 ]

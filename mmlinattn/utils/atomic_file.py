@@ -1,11 +1,13 @@
 """Atomic writing of files."""
 
 import hashlib
+import json
 import os
+import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, Optional
 
 MAX_NAME = 200  # bytes; file systems allow 255 with what is added
 
@@ -49,6 +51,57 @@ def atomic_write(path: Path) -> Iterator[Path]:
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8 by :func:`atomic_write`; missing folders are created.
+
+    Raises:
+        WriteError: the file cannot be written; an older file is unchanged.
+    """
+    check_writable(path)
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding='utf-8')
+
+
+def write_json(path: Path, value: object, indent: Optional[int] = 2) -> None:
+    """Write a JSON file by :func:`write_text`.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / 'new' / 'a.json'
+        >>> write_json(path, dict(size=[224, 224]), indent=None)
+        >>> path.read_text()
+        '{"size": [224, 224]}\\n'
+    """
+    write_text(path, json.dumps(value, indent=indent) + '\n')
+
+
+@contextmanager
+def staged_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder that becomes ``path`` when the block ends, if it is still there.
+
+    It lies beside ``path``. After an error it is removed, as after a block that has moved it.
+
+    Raises:
+        OSError: the folder cannot be written, or ``path`` is a folder with files by then.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / 'set'
+        >>> with staged_folder(path) as staging:
+        ...     _ = (staging / 'a.txt').write_text('a')
+        >>> [file.name for file in path.iterdir()]
+        ['a.txt']
+    """
+    staging = path.with_name(f'.{path.name}.partial-{os.getpid()}')
+    staging.mkdir(parents=True)
+    try:
+        yield staging
+        if staging.exists():
+            os.replace(staging, path)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def remove_temporary_files(folder: Path) -> None:

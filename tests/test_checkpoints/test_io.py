@@ -283,6 +283,21 @@ def test_an_exported_file_is_no_checkpoint(tmp_path):
         load_state_dict(tmp_path / 'a.onnx')
 
 
+def test_files_of_other_kinds_are_named(tmp_path, recwarn):
+    np.savez(tmp_path / 'a.npz', weight=np.zeros(3))
+    torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / 'b.pth')
+    (tmp_path / 'c.py').write_text('model = dict()')
+    recwarn.clear()
+    for name, kind in {
+        'a.npz': 'an archive of NumPy: save its arrays as tensors',
+        'b.pth': r"a TorchScript program: save the model's state_dict\(\) in its place",
+        'c.py': 'a config: name the checkpoint after the config',
+    }.items():
+        with pytest.raises(CheckpointError, match=rf'{name} is {kind}'):
+            load_state_dict(tmp_path / name)
+    assert not recwarn.list
+
+
 def test_json_is_not_taken_for_safetensors(tmp_path):
     (tmp_path / 'a.pth').write_bytes(b'{"info":{"year":2026},"images":[]}')
     with pytest.raises(CheckpointError, match=r'a\.pth is incomplete or no checkpoint'):

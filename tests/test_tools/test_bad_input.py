@@ -36,6 +36,13 @@ def test_missing_config(run):
         run('train', 'nowhere.py')
 
 
+def test_a_checkpoint_in_the_place_of_the_config(run, tmp_path):
+    checkpoint = tmp_path / 'best.pth'
+    checkpoint.touch()
+    with pytest.raises(ValueError, match=r'best\.pth is no config .*before the checkpoint'):
+        run('test', checkpoint, 'any.py')
+
+
 @pytest.mark.parametrize(
     'config, hint',
     [

@@ -2,13 +2,12 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Union
 
 import numpy as np
 
-from ...utils import check_integer
+from ...utils import check_integer, staged_folder, write_json
 from ..video.pyav import write_video
 from .draw import CLASSES, MIN_SIZE, draw_clip
 
@@ -57,8 +56,7 @@ def generate_videos(
         _check_same(target, parameters)
         print(f'Moving Shapes in {root} is up to date')
         return Path(root)
-    staging = target.with_name(f'.{target.name}.partial-{os.getpid()}')
-    try:
+    with staged_folder(target) as staging:
         for i, split in enumerate(SPLITS):
             folder, lines = staging / 'videos' / split, []
             folder.mkdir(parents=True)
@@ -68,11 +66,7 @@ def generate_videos(
                 write_video(folder / f'{j:05}.mp4', clip, FPS)
                 lines.append(f'{split}/{j:05}.mp4 {label}')
             (staging / f'{split}.txt').write_text('\n'.join(lines) + '\n')
-        description = dict(parameters=parameters, classes=CLASSES)
-        (staging / DESCRIPTION).write_text(json.dumps(description, indent=2))
-        os.replace(staging, target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        write_json(staging / DESCRIPTION, dict(parameters=parameters, classes=CLASSES))
     return Path(root)
 
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
 
-from ...utils import check_integer
+from ...utils import check_integer, staged_folder
 from . import draw, layouts
 
 
@@ -65,15 +65,11 @@ def generate(
     if _is_there(target, parameters, force):
         print(f'Shapes in {root} is up to date')
         return Path(root)
-    staging = target.with_name(f'.{target.name}.partial-{os.getpid()}')
-    staging.mkdir(parents=True)
-    try:
+    with staged_folder(target) as staging:
         layouts.write_set(staging, parameters, workers)
         # Another process may have created the set or other files there meanwhile.
         if not _is_there(target, parameters, force):
             _install(staging, target, force)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return Path(root)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple, Union
 import numpy as np
 from mmengine import fileio
 
-from ...utils import atomic_write, check_integer
+from ...utils import atomic_write, check_integer, write_json
 from .index import FORMAT, IMAGES, LABEL, RECORD, SEG_MAP, VERSION, check_record, to_json
 
 MIB = 2**20
@@ -87,8 +87,7 @@ def write_shards(
         with atomic_write(path) as temporary:
             shard = _write_shard(temporary, dataset, order, done, shard_bytes, progress)
         shards.append(dict(name=path.name, **shard))
-        with atomic_write(state / f'{number:06d}.json') as temporary:
-            temporary.write_text(json.dumps(shards[-1]))
+        write_json(state / f'{number:06d}.json', shards[-1], indent=None)
         done += len(shard['crc32'])
     index = dict(
         format=FORMAT,
@@ -98,8 +97,7 @@ def write_shards(
         samples=done,
         shards=shards,
     )
-    with atomic_write(target) as temporary:
-        temporary.write_text(json.dumps(index))
+    write_json(target, index, indent=None)
     shutil.rmtree(state)
     return target
 
@@ -122,9 +120,7 @@ def _completed_shards(state: Path, folder: Path, name: str, source: dict) -> Lis
         others = sorted(folder.glob(f'{name}-[0-9]*.tar'))
         if others:
             raise FileExistsError(f'{others[0]} is there already, of another set')
-        state.mkdir(parents=True, exist_ok=True)
-        with atomic_write(started) as temporary:
-            temporary.write_text(json.dumps(source))
+        write_json(started, source, indent=None)
     shards: List[dict] = []
     while (path := state / f'{len(shards):06d}.json').exists():
         shards.append(json.loads(path.read_bytes()))

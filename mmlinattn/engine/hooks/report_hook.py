@@ -11,7 +11,7 @@ from mmengine.logging import print_log
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
-from ...utils import atomic_write
+from ...utils import write_text
 from ...utils.messages import log_warning
 from ..report.evaluation import Evaluation, ReportMetric, report_metric
 
@@ -74,8 +74,7 @@ class ReportHook(Hook):
         found.about = f'{when} ({"best" if self.best else "last validation"})'
         try:
             _folder(runner).mkdir(exist_ok=True)
-            with atomic_write(_folder(runner) / EVALUATION) as temporary:
-                temporary.write_text(found.dumps(), encoding='utf-8')
+            write_text(_folder(runner) / EVALUATION, found.dumps())
         except OSError as error:
             _warn(error)
 

@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterator, NamedTuple, Optional
 import torch
 from filelock import FileLock, Timeout
 
+from ...utils import write_json
 from . import launch_table
 from .numerics import warn_once
 
@@ -111,7 +112,7 @@ def save(index: int, key: str, verdict: Verdict) -> None:
     entries = _read()
     entries.setdefault(f'{environment(index)}, kernels {_code()}', {})[key] = list(verdict)
     try:
-        launch_table.replace_text(file, json.dumps(dict(entries, format=FORMAT), indent=1) + '\n')
+        write_json(file, dict(entries, format=FORMAT), indent=1)
     except OSError as error:
         warn_once(f'mmlinattn: verdicts of the kernel check cannot be kept in {file}: {error}')
 

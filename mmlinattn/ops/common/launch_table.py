@@ -17,6 +17,8 @@ from typing import Dict, Mapping, NamedTuple, Optional
 
 import torch
 
+from ...utils import write_text
+
 VARIABLE = 'MMLINATTN_KERNEL_TABLE'
 
 
@@ -74,15 +76,7 @@ def read(path: Path) -> Dict[str, Table]:
 def write(path: Path, tables: Mapping[str, Table]) -> None:
     """Write tables atomically, one line per entry."""
     text = json.dumps(tables, indent=1, sort_keys=True)
-    replace_text(path, re.sub(r'\[[^\]]*\]', lambda m: re.sub(r'\s+', ' ', m[0]), text) + '\n')
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file atomically; missing folders are created."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    write_text(path, re.sub(r'\[[^\]]*\]', lambda m: re.sub(r'\s+', ' ', m[0]), text) + '\n')
 
 
 def merged(first: Mapping[str, Mapping], second: Mapping[str, Mapping]) -> Dict:
