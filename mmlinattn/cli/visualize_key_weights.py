@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
 from ..apis.sources import read_image
 from ..checkpoints import CheckpointError, load_state_dict
 from ..engine.config import load_config
-from ..engine.model import load_model
+from ..engine.model import initial_model, load_model
 from ..models.layers import BaseAttention, registered_subclasses
 from ..models.layers.attend_calls import calls_of
 from ..utils.command_line import errors_in_one_line
@@ -62,14 +61,6 @@ def resized_image(args: argparse.Namespace) -> np.ndarray:
     return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
 
 
-def build(cfg: Config, attn_cfg: dict, seed: int) -> nn.Module:
-    """Build the model with this attention in all stages or layers, with initial weights."""
-    cfg.model.backbone.attn_cfg = attn_cfg
-    torch.manual_seed(seed)
-    with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        return MODELS.build(cfg.model).eval()
-
-
 def models(args: argparse.Namespace, cfg: Config) -> Iterator[Tuple[str, nn.Module]]:
     """Yield name of the attention and model; names of initial weights end with 'untrained'.
 
@@ -80,18 +71,19 @@ def models(args: argparse.Namespace, cfg: Config) -> Iterator[Tuple[str, nn.Modu
         yield type(attentions(model, args.layer)).__name__, model
         return
     for path in args.checkpoints:
-        state_dict, meta = load_state_dict(path)
+        _, meta = load_state_dict(path)
         if 'attn_cfg' not in meta:
             raise CheckpointError(
                 f'{path}: its meta does not say which attention it is of; one checkpoint of the '
                 'config itself goes without --checkpoints, as CONFIG CHECKPOINT IMAGE'
             )
-        model = build(cfg, meta['attn_cfg'], args.seed)
-        model.load_state_dict(state_dict)
+        cfg.model.backbone.attn_cfg = meta['attn_cfg']
+        model, _ = load_model(cfg, path)
         yield meta['attn_cfg']['type'], model
     for name in [] if args.checkpoints else args.attentions or package_attentions():
+        cfg.model.backbone.attn_cfg = dict(type=name)
         try:
-            model = build(cfg, dict(type=name), args.seed)
+            model = initial_model(cfg, args.seed)
         except ValueError as error:
             if args.attentions:
                 raise

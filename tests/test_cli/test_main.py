@@ -205,7 +205,7 @@ def test_a_full_disk_leaves_the_older_file(capsys, tmp_path, monkeypatch):
     older = tmp_path / 'x.json'
     older.write_text('older')
 
-    def write_half(path, text):
+    def write_half(path, text, encoding=None):
         with path.open('w') as file:
             file.write(text[:20])
         raise OSError(errno.ENOSPC, 'No space left on device')

@@ -227,8 +227,9 @@ def test_command_line(tool, root, tmp_path, capsys):
     # Weights of a file, with the options of its attention.
     cfg = tool.module.load_config(str(root / 'configs/zoo/ravlt-nano_shapes.py'))
     attn_cfg = dict(type='RWGKA', num_anchors=4)
+    cfg.model.backbone.attn_cfg = attn_cfg
     torch.manual_seed(3)
-    model = tool.module.build(cfg, attn_cfg, 3)
+    model = MODELS.build(cfg.model)
     save_checkpoint(tmp_path / 'a.pth', model.state_dict(), dict(attn_cfg=attn_cfg))
     read = tool(*options, '--checkpoints', tmp_path / 'a.pth')
     assert list(read) == ['RWGKA'] and not torch.equal(read['RWGKA'], drawn['RWGKA, untrained'])
@@ -282,7 +283,8 @@ def test_a_trained_detector_or_segmentor(tool, tmp_path, capsys, config):
     ],
 )
 def test_command_line_refuses_before_any_work(tool, monkeypatch, capsys, arguments, message):
-    monkeypatch.setattr(tool.module, 'build', lambda *_: pytest.fail('a model was built'))
+    for name in ('initial_model', 'load_model'):
+        monkeypatch.setattr(tool.module, name, lambda *_: pytest.fail('a model was built'))
     with pytest.raises(SystemExit) as error:
         tool(*arguments)
     assert error.value.code == 2 and re.search(message, capsys.readouterr().err)
