@@ -6,7 +6,7 @@ import shutil
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
 from . import tables
 from .cases import CASES
@@ -95,7 +95,10 @@ def redraw(name: str) -> None:
 def published(name: str) -> List[str]:
     """Return the lines that show ``docs/benchmarks/NAME.json``."""
     context, groups = _read(DOCS / 'benchmarks' / f'{name}.json')
+    speeds = context.pop('speeds', {})
     lines = ['```shell', context.pop('command'), '```', '', *_facts(context)]
+    if speeds:
+        lines += [*_conditions(speeds), '', *speed_table(speeds)]
     for group in groups:
         lines += ['', f'{_heading(group)}:', '', *table(group, context.get('copy bandwidth'))]
         picture = f'images/{name}_{_slug(group)}.png'
@@ -106,9 +109,35 @@ def published(name: str) -> List[str]:
 def _read(file: Path) -> Tuple[dict, List[List[Result]]]:
     """Return context and groups of a ``results.json``."""
     context = json.loads(file.read_text())
-    results = [Result(**result) for result in context.pop('results')]
-    del context['slopes']
+    results = [Result(**result) for result in context.pop('results', [])]
+    context.pop('slopes', None)
     return context, [list(group) for _, group in groupby(results, _group)]
+
+
+def _conditions(speeds: Dict[str, dict]) -> List[str]:
+    names = {'processor': 'machine', 'machine': 'conditions', 'commit': 'commit'}
+    return [
+        f'- {heading}: {"; ".join(sorted({record[key] for record in speeds.values()}))}'
+        for key, heading in names.items()
+    ]
+
+
+def speed_table(speeds: Dict[str, dict]) -> List[str]:
+    """Return Markdown with one row per record of ``mmlinattn throughput --json``, by config."""
+    batches = sorted({row['batch'] for of in speeds.values() for row in of['results']})[::-1]
+    lines = []
+    for name, record in speeds.items():
+        found = {row['batch']: row for row in record['results']}
+        cells = [
+            '{images_a_second:.3g} ({low:.3g} to {high:.3g})'.format(**found[batch])
+            if batch in found
+            else 'not measured'
+            for batch in batches
+        ]
+        published, _, _ = (record['published'] or '').partition(', reported by')
+        lines.append([f'`{name}`', ' x '.join(map(str, record['shape'])), *cells, published])
+    head = [f'batch {batch}: images a second' for batch in batches]
+    return tables.markdown(['config', 'image', *head, 'published'], lines)
 
 
 def _group(result: Result) -> tuple:

@@ -158,7 +158,7 @@ def published_speed(config: Path) -> Optional[str]:
     Example:
         >>> from mmlinattn.engine.config import package_configs
         >>> published_speed(package_configs()['deit-t-ripple_8xb64_cifar100'])
-        '792 images a second, reported by the paper of Ripple'
+        '792 images a second (device: unknown, batch 64), reported by the paper of Ripple'
     """
     metafile = config.with_name('metafile.yml')
     if not metafile.is_file():
@@ -168,10 +168,11 @@ def published_speed(config: Path) -> Optional[str]:
         if model['Name'] != config.stem:
             continue
         found, results = model.get('Metadata', {}), model.get('Results') or [{}]
-        note = results[0].get('Note', 'reported by the paper')
+        device = found.get('Device of the speed (paper)', 'unknown')
+        note = f'(device: {device}), {results[0].get("Note", "reported by the paper")}'
         if 'Images per second (paper)' in found:
-            return f'{found["Images per second (paper)"]} images a second, {note}'
+            return f'{found["Images per second (paper)"]} images a second {note}'
         if 'Inference time (ms/im, paper)' in found:
             time = found['Inference time (ms/im, paper)']
-            return f'{1e3 / time:.0f} images a second ({time} ms an image), {note}'
+            return f'{1e3 / time:.0f} images a second, {time} ms an image {note}'
     return None

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         title = f'{Path(args.config).stem}, {type(part).__name__}, {height} x {width}'
         console.print(table(found, title, where))
     if published:
-        console.print(f'Published: {published}, on a device that the configs do not record.')
+        console.print(f'Published: {published}.')
     return len(args.batch_size) - len(found)
 
 

@@ -124,10 +124,13 @@ def test_published_speeds_are_those_of_the_ledger(root):
             if {'images_per_second', 'inference_ms'} & set(experiment.get('paper', ())):
                 name = experiment['config']
                 said[name] = published_speed(package_configs()[name])
-    assert len(said) == 8 + 6
-    assert said['deit-t-ripple-r16_8xb64_cifar100'].startswith('382 images a second, reported by')
+    assert len(said) == 16 + 6
+    assert said['deit-t-ripple-r16_8xb64_cifar100'].startswith('382 images a second (device: un')
+    assert said['deit-t-ripple-12-layers_8xb128_in1k'] == (
+        '563 images a second (device: one V100, batch 64), reported by the paper of Ripple'
+    )
     assert said['smca_r50_8xb2-50e_coco'] == (
-        '17 images a second (59 ms an image), reported by the paper'
+        '17 images a second, 59 ms an image (device: unknown), reported by the paper'
     )
 
 
@@ -170,7 +173,7 @@ def test_the_published_speed_is_beside_that_of_the_same_model(
     )
     assert command('deit-t-ripple_8xb64_cifar100', *options) == 0
     said = ' '.join(capsys.readouterr().out.split())
-    line = 'Published: 792 images a second, reported by the paper of Ripple, on a device'
+    line = 'Published: 792 images a second (device: unknown, batch 64), reported by the paper'
     assert (line in said) == shown and ('ViT, ' in said) == ('--backbone' in options)
 
 

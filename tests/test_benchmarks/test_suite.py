@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import report, run, tables
+from benchmarks import report, run, tables, throughputs
 from benchmarks.baselines import textbook
 from benchmarks.cases import CASES, Baseline, Case, Setup, backbones, case, packed
 from benchmarks.cases.backbones import RIPPLE_VIT
@@ -323,11 +323,33 @@ def test_page_shows_what_the_committed_results_give(root: Path):
         lines = report.published(name)
         assert text == tables.replaced(text, report.begin(name), report.END, lines), '--redraw'
         pictures = re.findall(r'\((images/.*\.png)\)', '\n'.join(lines))
-        assert pictures
+        assert pictures or name == throughputs.NAME
         for picture in pictures:
             with Image.open(root / 'docs' / picture) as image:
                 source = sha256_of(root / f'docs/benchmarks/{name}.json')
                 assert image.info['Source'] == source, f'{picture}: --redraw'
+
+
+def test_speeds_are_shown_beside_the_published_ones():
+    row = dict(batch=64, images_a_second=20.04, low=19.46, high=20.31)
+    said = '792 images a second (device: one V100), reported by the paper'
+    lines = report.speed_table(
+        {
+            'a': dict(shape=[224, 224], results=[row], published=said),
+            'b': dict(shape=[224, 224], results=[dict(row, batch=1)], published=None),
+        }
+    )
+    assert lines[2:] == [
+        '| `a` | 224 x 224 | 20 (19.5 to 20.3) | not measured | 792 images a second (device: one '
+        'V100) |',
+        '| `b` | 224 x 224 | not measured | 20 (19.5 to 20.3) |  |',
+    ]
+
+
+def test_models_with_a_published_speed_are_measured():
+    names = throughputs.names()
+    assert len(names) == len(set(names)) == 6 + 16 + 3
+    assert {'ravlt-t_8xb128_in1k', 'deit-t-la_8xb64_cifar100', 'smca_r50_8xb2-50e_coco'} < {*names}
 
 
 def test_results_are_shown_in_the_page(tmp_path, monkeypatch, capsys):

@@ -22,6 +22,7 @@ SIZES = {
     'gflops': 'FLOPs (G)',
     'layer_gflops': 'FLOPs (G, one attention layer)',
     'images_per_second': 'Images per second (paper)',
+    'speed_device': 'Device of the speed (paper)',
     'inference_ms': 'Inference time (ms/im, paper)',
 }
 # Name of a number: task, data set (None: that of the recipe) and metric of the metafile.

@@ -1,0 +1,79 @@
+"""Images a second of whole models beside published speeds, for docs/benchmarks.md.
+
+    python benchmarks/throughputs.py            # all models with a published speed, and others
+    python benchmarks/throughputs.py --only ravlt-t_8xb128_in1k deit-t_8xb64_cifar100
+    python benchmarks/run.py --redraw throughput
+
+Each model is measured by ``mmlinattn throughput`` in a process of its own. Let nothing else run.
+The result goes into docs/benchmarks/throughput.json and the page; with ``--only`` the others stay.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import List, Optional
+
+import torch
+from rich.progress import track
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import report
+from benchmarks.machine import commit, machine
+from mmlinattn.analysis.throughput import published_speed
+from mmlinattn.engine.config import package_configs
+from mmlinattn.utils import write_json
+
+NAME = 'throughput'
+OTHERS = [
+    'ravlt-t_8xb128_in1k',
+    'ravlt-s_8xb128_in1k',
+    'ravlt-b_8xb128_in1k',
+    'mavit-t_8xb128_in1k',
+    'mlla-t_8xb128_in1k',
+    'deit-t_8xb64_cifar100',
+]
+
+
+def names() -> List[str]:
+    """Return the configs of the table; those of 108 epochs have the models of 50 epochs."""
+    found = [name for name, path in package_configs().items() if published_speed(path)]
+    return [*OTHERS, *sorted(name for name in found if '108e' not in name)]
+
+
+def measured(name: str, threads: int) -> dict:
+    """Return the record of ``mmlinattn throughput``; a batch over its limit is left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / 'found.json'
+        words = [name, '--threads', str(threads), '--json', str(file)]
+        if 'coco' in name:
+            words += ['--batch-size', '1']  # as published
+        subprocess.run([sys.executable, '-m', 'mmlinattn', 'throughput', *words])
+        return json.loads(file.read_text())
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--only', nargs='+', choices=names(), metavar='CONFIG')
+    parser.add_argument('--threads', type=int, default=os.cpu_count(), metavar='N')
+    args = parser.parse_args(argv)
+    report.check_place(NAME)
+    file = report.DOCS / 'benchmarks' / f'{NAME}.json'
+    speeds = json.loads(file.read_text())['speeds'] if args.only and file.is_file() else {}
+    for name in track(args.only or names(), 'images a second'):
+        speeds[name] = dict(
+            measured(name, args.threads), commit=commit(), processor=machine(torch.device('cpu'))
+        )
+    write_json(file, dict(command='python benchmarks/throughputs.py', speeds=speeds), indent=1)
+    report.redraw(NAME)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
