@@ -83,13 +83,18 @@ def publish(name: str, results: Path) -> None:
 
 def redraw(name: str) -> None:
     """Write tables and plots of ``docs/benchmarks/NAME.json`` into ``docs/benchmarks.md``."""
+    draw(name, DOCS / 'images')
+    page = DOCS / PAGE
+    page.write_text(tables.replaced(page.read_text(), begin(name), END, published(name)))
+
+
+def draw(name: str, folder: Path) -> List[Path]:
+    """Draw the plots of ``docs/benchmarks/NAME.json``, with its sha256 as text ``Source``."""
     # Imported here because it needs MMEngine, which a GPU machine may lack.
     from mmlinattn.checkpoints.download import sha256_of
 
     file = DOCS / 'benchmarks' / f'{name}.json'
-    _draw(_read(file)[1], DOCS / 'images', f'{name}_', sha256_of(file))
-    page = DOCS / PAGE
-    page.write_text(tables.replaced(page.read_text(), begin(name), END, published(name)))
+    return _draw(_read(file)[1], folder, f'{name}_', sha256_of(file))
 
 
 def published(name: str) -> List[str]:

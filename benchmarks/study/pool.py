@@ -5,6 +5,7 @@ import os
 import threading
 import traceback
 from collections import deque
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Iterator, Sequence, Tuple
@@ -32,13 +33,14 @@ class Worker:
 
     def start(self, job: Job) -> None:
         self.job = job
-        self.pipe.send(job)
+        with suppress(OSError):  # the process has ended: `result` says so
+            self.pipe.send(job)
 
     def result(self) -> dict:
         """Return the record of the job, also if the process was killed."""
         try:
             return self.pipe.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # also in the middle of its message
             self.process.join()
             run, settings = self.job
             why = f'the process ended with code {self.process.exitcode}'

@@ -23,11 +23,17 @@ def lines(path: Path) -> Iterator[dict]:
 def read(path: Path, wanted: Dict[str, str]) -> Dict[str, dict]:
     """Return the newest record of each run among those with the wanted settings.
 
+    An error after a result, of a run that was repeated for its weights, leaves the result.
+
     Args:
         path: file of records.
         wanted: hash of the settings by name of the run.
     """
-    found = {(of['run'], of.get('settings')): of for of in lines(path) if 'run' in of}
+    found: Dict[tuple, dict] = {}
+    for of in lines(path):
+        key = of.get('run'), of.get('settings')
+        if 'metrics' in of or 'metrics' not in found.get(key, {}):
+            found[key] = of
     return {
         run: found[run, settings] for run, settings in wanted.items() if (run, settings) in found
     }

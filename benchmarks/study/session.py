@@ -21,6 +21,7 @@ from rich.progress import (
 from mmlinattn.checkpoints import load_state_dict
 from mmlinattn.checkpoints.download import sha256_of
 from mmlinattn.utils import write_json
+from mmlinattn.utils.suggest import shorten
 
 from . import charts, costs, page, pool, records
 from .checks import CHOOSING
@@ -67,6 +68,7 @@ class Session:
         console.print(f'{grid.name}: checking {len(list(grid.points()))} models')
         self.refused = grid.refusals()
         self.hashes: Dict[str, str] = {}
+        self.failed: List[str] = []  # in this session
 
     def wanted(self, runs: List[Run]) -> Dict[str, str]:
         """Return the hash of the settings of each run."""
@@ -154,7 +156,9 @@ class Session:
             todo = [(run, wanted[run.name]) for run in left]
             for (run, settings), record in pool.execute_all(todo, self.folder, jobs):
                 records.append(self.file, record)
-                if 'error' not in record:
+                if 'error' in record:
+                    self.failed.append(run.name)
+                else:
                     clean(run, self.folder, settings)
                 progress.advance(bar)
                 progress.print(f'{run.name}: {self._said(run, record)}', soft_wrap=True)
@@ -242,18 +246,35 @@ def publish(results: page.Results, target: Path) -> None:
     """Write records to ``docs/studies``, and from there into a page of ``docs/``.
 
     Raises:
-        GridError: there is no result, or the page has no place for it; nothing is written.
+        GridError: there is no result, the page has no place for it, or results in ``docs/studies``
+            would be lost; nothing is written.
     """
-    grid = results.grid
+    grid, file = results.grid, COMMITTED / f'{results.grid.name}.json'
     if not any('metrics' in record for record in results.records.values()):
         raise GridError(f'{grid.name} has no result for --docs: run it without --docs first')
+    older = json.loads(file.read_text()) if file.is_file() else dict(costs={}, records=[])
+    lost = [of['run'] for of in older['records'] if _is_lost(of, results)]
+    if lost:
+        raise GridError(
+            f'--docs would drop {len(lost)} results of docs/studies/{file.name} ({shorten(lost)}): '
+            'add --committed'
+        )
     page.replaced(target.read_text(), grid, [])  # refuses a page without a place
     COMMITTED.mkdir(exist_ok=True)
     content = dict(command=grid.command, notes=grid.notes, refused=results.refused)
-    content.update(costs=results.costs, records=[*results.records.values()])
-    file = COMMITTED / f'{grid.name}.json'
-    file.write_text(json.dumps(content, indent=0) + '\n')
+    costs = results.costs or older['costs']
+    content.update(costs=costs, records=[*results.records.values()])
+    write_json(file, content, indent=0)
     redraw(grid, target)
+
+
+def _is_lost(record: dict, results: page.Results) -> bool:
+    """Return True for a result that the grid still wants, and for which there is no other."""
+    points = list(results.grid.points())
+    if 'metrics' in results.records.get(record['run'], {}) or record['values'] not in points:
+        return False
+    run = results.grid.run(record['values'], record['seed'], record['rate'])
+    return (run.name, run.settings()) == (record['run'], record['settings'])
 
 
 def redraw(grid: Grid, target: Path) -> None:
@@ -335,7 +356,6 @@ def conduct(grid: Grid, folder: Path, args: argparse.Namespace, target: Path) ->
     else:
         session.train(args.jobs, args.weights)
     session.write()
-    failed = [name for name, of in session.results().records.items() if 'error' in of]
-    if failed:
-        console.print(f'failed: {", ".join(failed)}', style='red', soft_wrap=True)
-    return int(bool(failed))
+    if session.failed:
+        console.print(f'failed: {", ".join(session.failed)}', style='red', soft_wrap=True)
+    return int(bool(session.failed))

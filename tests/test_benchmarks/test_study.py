@@ -6,23 +6,23 @@ import random
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
-from PIL import Image
 
 pytest.importorskip('mmpretrain', reason='the runs are of classifiers, the extra "cls"')
 
-from benchmarks.study import execution, page, records, session
+from benchmarks.study import execution, page, pool, records, session
 from benchmarks.study import grid as grids
 from benchmarks.study.__main__ import main
 from benchmarks.study.__main__ import run as end_of
 from benchmarks.study.grid import GridError
 from benchmarks.zoo import plan
-from mmlinattn.checkpoints.download import sha256_of
 from mmlinattn.cli import commands as program
 from mmlinattn.datasets import shapes
+from tests.pictures import check_picture
 from tests.programs import Program
 
 LONG = os.environ.get('MMLINATTN_TEST_LONG')
@@ -664,7 +664,7 @@ def test_weights_of_another_rate_are_removed(tmp_path, monkeypatch, capsys):
     assert 'remove the line of Softmax_lr0.001_seed0 from' in capsys.readouterr().out
 
 
-def test_pages_show_what_their_records_give(root: Path):
+def test_pages_show_what_their_records_give(root: Path, tmp_path: Path):
     """The block of a study in docs/ has what its JSON file gives, or says that there is none."""
     pages = '\n'.join(path.read_text() for path in (root / 'docs').glob('*.md'))
     blocks = dict(re.findall(r'<!-- study: (\w+) -->\n(.*?)<!-- end of study -->', pages, re.S))
@@ -677,11 +677,12 @@ def test_pages_show_what_their_records_give(root: Path):
             continue
         content = plan.content(seeds=3) if source.stem == 'zoo' else grids.read(source)
         content.pop('sizes', None)
-        shown = session.committed(grids.build(content), records)
+        grid = grids.build(content)
+        shown = session.committed(grid, records)
         assert '\n'.join(shown) in blocks[source.stem], source.stem
-        for picture in re.findall(r'\((images/.*\.png)\)', blocks[source.stem]):
-            with Image.open(root / 'docs' / picture) as image:
-                assert image.info.get('Source') == sha256_of(records), f'{picture}: --redraw'
+        session.draw(session.published(grid, records), tmp_path, f'{grid.name}_')
+        for picture in re.findall(r'\(images/(.*\.png)\)', blocks[source.stem]):
+            check_picture(root / 'docs/images' / picture, tmp_path / picture, records)
 
 
 def test_a_published_study_is_regenerated(tmp_path, monkeypatch):
@@ -707,6 +708,34 @@ def test_a_published_study_is_regenerated(tmp_path, monkeypatch):
     }
 
 
+def test_publishing_keeps_what_only_the_committed_file_has(tmp_path, monkeypatch):
+    grid = grids.build(dict(TINY, command='python'))
+    first, second = grid.runs()
+    (tmp_path / 'studies').mkdir()
+    monkeypatch.setattr(session, 'COMMITTED', tmp_path / 'studies')
+    monkeypatch.setattr(session, 'redraw', lambda *_: None)
+    target = tmp_path / 'studies.md'
+    target.write_text(f'{page.begin(grid)}\n{page.END}\n')
+    file = tmp_path / 'studies' / 'tiny.json'
+
+    def publish(*runs, settings=None, costs=None):
+        made = {
+            run.name: record(grid, run, 70, settings=settings or run.settings()) for run in runs
+        }
+        session.publish(page.Results(grid, made, costs=costs or {}), target)
+        return json.loads(file.read_text())
+
+    costs = {'facts': 1}
+    assert publish(first, second, costs=costs)['costs'] == costs
+    assert publish(first, second)['costs'] == costs
+    with pytest.raises(GridError, match=r'drop 1 results of docs/studies/tiny.json \(Hydra_seed0'):
+        publish(first)
+    assert len(json.loads(file.read_text())['records']) == 2
+    # What was made with other settings counts no more.
+    assert len(publish(first, second, settings='older')['records']) == 2
+    assert len(publish(first)['records']) == 1
+
+
 def test_nothing_is_published_without_a_result_or_a_place(tmp_path, monkeypatch):
     grid = grids.build(dict(TINY))
     monkeypatch.setattr(session, 'COMMITTED', tmp_path / 'studies')
@@ -728,6 +757,23 @@ def test_a_cut_line_of_a_log_is_passed_over(tmp_path):
     assert [of['step'] for of in execution.scalars(tmp_path)] == [5]
 
 
+@pytest.mark.parametrize(
+    'error', [EOFError(), ConnectionResetError(), OSError('got end of file during message')]
+)
+def test_a_worker_that_ends_is_an_error_of_its_run(error):
+    def end(*_):
+        raise error
+
+    worker = pool.Worker.__new__(pool.Worker)
+    worker.pipe = SimpleNamespace(send=end, recv=end)
+    worker.process = SimpleNamespace(join=lambda: None, exitcode=-9)
+    run = grids.build(dict(TINY)).runs()[0]
+    if isinstance(error, OSError):
+        worker.start((run, 's'))
+    worker.job = run, 's'
+    assert worker.result()['error'] == 'the process ended with code -9'
+
+
 def test_records_survive_a_cut_line_and_other_settings(tmp_path):
     path = tmp_path / records.FILE
     records.append(path, dict(run='a', settings='1', metrics={}))
@@ -737,6 +783,10 @@ def test_records_survive_a_cut_line_and_other_settings(tmp_path):
     assert [of['run'] for of in records.lines(path)] == ['a', 'c']
     wanted = dict(a='1', b='1', c='2')
     assert [*records.read(path, wanted)] == ['a'] and records.stale(path, wanted) == ['c']
+    records.append(path, dict(run='a', settings='1', error='the repetition for its weights'))
+    assert 'error' not in records.read(path, wanted)['a']
+    records.append(path, dict(run='a', settings='1', metrics={}, seed=1))
+    assert records.read(path, wanted)['a']['seed'] == 1
     with records.lock(tmp_path), pytest.raises(BlockingIOError, match='in use by another run'):
         records.lock(tmp_path)
 

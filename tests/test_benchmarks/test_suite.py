@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from benchmarks import report, run, tables, throughputs
 from benchmarks.baselines import textbook
@@ -13,8 +12,8 @@ from benchmarks.cases import CASES, Baseline, Case, Setup, backbones, case, pack
 from benchmarks.cases.backbones import RIPPLE_VIT
 from benchmarks.report import table
 from benchmarks.suite import MODES, Effort, Result, run_case, slopes
-from mmlinattn.checkpoints.download import sha256_of
 from mmlinattn.ops import Rotary, rala_attention
+from tests.pictures import check_picture
 
 pytestmark = pytest.mark.slow
 
@@ -314,7 +313,7 @@ def test_a_baseline_may_be_left_out_at_some_sizes():
     assert small.count(' ms') == 2 and large.count(' ms') == 1 and large.endswith('|  |')
 
 
-def test_page_shows_what_the_committed_results_give(root: Path):
+def test_page_shows_what_the_committed_results_give(root: Path, tmp_path: Path):
     """Tables and pictures of docs/benchmarks.md that have a JSON file are drawn from it."""
     text = (root / 'docs' / report.PAGE).read_text()
     names = re.findall(r'^<!-- benchmark: (\S+) -->$', text, re.M)
@@ -322,12 +321,12 @@ def test_page_shows_what_the_committed_results_give(root: Path):
     for name in names:
         lines = report.published(name)
         assert text == tables.replaced(text, report.begin(name), report.END, lines), '--redraw'
-        pictures = re.findall(r'\((images/.*\.png)\)', '\n'.join(lines))
+        pictures = re.findall(r'\(images/(.*\.png)\)', '\n'.join(lines))
         assert pictures or name == throughputs.NAME
+        records = root / f'docs/benchmarks/{name}.json'
+        report.draw(name, tmp_path)
         for picture in pictures:
-            with Image.open(root / 'docs' / picture) as image:
-                source = sha256_of(root / f'docs/benchmarks/{name}.json')
-                assert image.info['Source'] == source, f'{picture}: --redraw'
+            check_picture(root / 'docs/images' / picture, tmp_path / picture, records)
 
 
 def test_speeds_are_shown_beside_the_published_ones():

@@ -1,0 +1,16 @@
+"""Pictures of the documentation, which are drawn from committed records."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from mmlinattn.checkpoints.download import sha256_of
+
+
+def check_picture(shown: Path, drawn: Path, records: Path) -> None:
+    """Assert that a picture is of these records and, with the same matplotlib, as drawn now."""
+    with Image.open(shown) as image, Image.open(drawn) as now:
+        assert image.info.get('Source') == sha256_of(records), f'{shown}: --redraw'
+        if image.info['Software'] == now.info['Software']:
+            assert np.array_equal(np.asarray(image), np.asarray(now)), f'{shown}: --redraw'
