@@ -16,6 +16,7 @@ import torch
 import yaml
 from mmengine.config import Config, DictAction
 
+from mmlinattn.checkpoints.checkpoint_uri import package_weights
 from mmlinattn.checkpoints.download import sha256_of
 from mmlinattn.cli import arguments
 from mmlinattn.engine.config import load_config
@@ -187,8 +188,9 @@ class Grid:
         search_options: options of shorter trainings that only choose the learning rates; without
             them those of seed 0 choose.
         page: axes of ``rows``, ``columns`` and ``tables``, and ``charts``.
-        checkpoint: file of weights that are tested instead of a training.
-        load_from: file of weights that a training starts from.
+        checkpoint: file of weights that are tested instead of a training, or ``mmlinattn://NAME``
+            of weights of the package.
+        load_from: file of weights that a training starts from, or such a name.
         linearize: options of the command ``linearize`` that its runs share.
         rank: ``images``, ``num_images`` and ``tolerance`` of the command ``rank``, which measures
             each model at the start and trained; the metrics are in two splits of these names.
@@ -241,13 +243,19 @@ class Grid:
             device, config = entry.get('device', device), entry.get('config', config)
             start = entry.get('load_from', start)
         tested, start = (
-            os.path.join(self.weights_root, path.format(seed=seed, **values)) if path else None
+            self._weights_file(path.format(seed=seed, **values)) if path else None
             for path in (self.checkpoint, '' if self.checkpoint else start)
         )
         return Run(
             values, seed, rate, config.format(**values), options, self.splits, cost, device,
             tested, start, self.data_root, self.required(), linearize, self.rank, teacher,
         )  # fmt: skip
+
+    def _weights_file(self, path: str) -> str:
+        zoo, _, name = path.partition('://')
+        if zoo == 'mmlinattn' and name in package_weights():
+            return package_weights()[name]
+        return os.path.join(self.weights_root, path)
 
     def required(self) -> Tuple[Tuple[str, str], ...]:
         """Return split and key of the metrics that each run must have."""

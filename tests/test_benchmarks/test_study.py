@@ -757,6 +757,15 @@ def test_a_cut_line_of_a_log_is_passed_over(tmp_path):
     assert [of['step'] for of in execution.scalars(tmp_path)] == [5]
 
 
+def test_weights_of_the_package_are_tested(tmp_path):
+    grid = grids.build(dict(TINY, checkpoint='mmlinattn://semantic-fpn_ravlt-nano_shapes'))
+    assert Path(grid.runs()[0].checkpoint).name == 'semantic-fpn_ravlt-nano_shapes-0e4ea3a6.pth'
+    grid.check_weights()
+    missing = grids.build(dict(TINY, checkpoint='mmlinattn://nothing'))
+    with pytest.raises(GridError, match='mmlinattn://nothing does not exist'):
+        missing.check_weights()
+
+
 @pytest.mark.parametrize(
     'error', [EOFError(), ConnectionResetError(), OSError('got end of file during message')]
 )
