@@ -253,9 +253,12 @@ class Grid:
 
     def _weights_file(self, path: str) -> str:
         zoo, _, name = path.partition('://')
-        if zoo == 'mmlinattn' and name in package_weights():
-            return package_weights()[name]
-        return os.path.join(self.weights_root, path)
+        if zoo != 'mmlinattn':
+            return os.path.join(self.weights_root, path)
+        found = package_weights()
+        if name not in found:
+            raise GridError(f'{path}: the package has the weights {sorted(found)}')
+        return found[name]
 
     def required(self) -> Tuple[Tuple[str, str], ...]:
         """Return split and key of the metrics that each run must have."""
@@ -355,7 +358,7 @@ class Grid:
                 for path in filter(None, (run.checkpoint, run.load_from)):
                     if not Path(path).is_file():
                         cure = 'train its study first, with --weights if it is done'
-                        if Path(path).parts[-3] == self.name and Path(path).stem in own:
+                        if Path(path).parts[-3:-2] == (self.name,) and Path(path).stem in own:
                             names = own[Path(path).stem].items()
                             only = ' '.join(f'{axis}={name}' for axis, name in names)
                             cure = f'train it first, with --only {only}'

@@ -761,8 +761,10 @@ def test_weights_of_the_package_are_tested(tmp_path):
     grid = grids.build(dict(TINY, checkpoint='mmlinattn://semantic-fpn_ravlt-nano_shapes'))
     assert Path(grid.runs()[0].checkpoint).name == 'semantic-fpn_ravlt-nano_shapes-0e4ea3a6.pth'
     grid.check_weights()
-    missing = grids.build(dict(TINY, checkpoint='mmlinattn://nothing'))
-    with pytest.raises(GridError, match='mmlinattn://nothing does not exist'):
+    with pytest.raises(GridError, match='mmlinattn://nothing: the package has the weights'):
+        grids.build(dict(TINY, checkpoint='mmlinattn://nothing')).runs()
+    missing = grids.build(dict(TINY, checkpoint='a.pth'), weights_root='')
+    with pytest.raises(GridError, match='a.pth does not exist: train its study first'):
         missing.check_weights()
 
 
