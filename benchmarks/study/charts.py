@@ -26,8 +26,8 @@ def draw(results: Results, chart: str) -> 'Figure':
 
     Args:
         results: the study.
-        chart: ``'ranking'``, ``'latency'``, ``'curves'``, ``'columns'``, ``'spectra'`` or
-            ``'ring_weights'``.
+        chart: ``'ranking'``, ``'latency'``, ``'curves'``, ``'columns'``, ``'spectra'``,
+            ``'layers'`` or ``'ring_weights'``.
 
     Raises:
         GridError: there are no ring weights, as no training had RippleWeightsHook.
@@ -221,5 +221,28 @@ def _spectra(results: Results, panels: List['Axes']) -> None:
         axes.set_ylabel('over the largest', fontsize=8)
 
 
+def _layers(results: Results, panels: List['Axes']) -> None:
+    """Plot the rank of each matrix by layer: trained, and dotted at the start."""
+    rows = results.grid.page['rows']
+    for axes, (matrix, words) in zip(panels, MATRICES.items()):
+        for name, style in zip(results.grid.axes[rows], styles('-')):
+            runs = [run for run in results.runs if run.values[rows] == name]
+            found = [results.records.get(run.name, {}).get('ranks', {}) for run in runs]
+            for split, line in zip(RANK_SPLITS, (':', '-')):
+                ranks = [*zip(*(of[split][matrix] for of in found if matrix in of.get(split, {})))]
+                if ranks:
+                    axes.errorbar(
+                        range(1, len(ranks) + 1), [*map(statistics.mean, ranks)],
+                        yerr=[*map(deviation, ranks)], lw=1, capsize=2, linestyle=line,
+                        label=title(results.grid, rows, name) if line == '-' else None,
+                        color=style['color'],
+                    )  # fmt: skip
+        axes.set_yscale('log')
+        axes.set_title(', '.join(words), fontsize=9)
+        axes.set_xlabel('layer', fontsize=8)
+        axes.set_ylabel('numerical rank', fontsize=8)
+
+
 CHARTS: Dict[str, Callable] = dict(ranking=_ranking, latency=_latency, curves=_curves)
-WIDE: Dict[str, Callable] = dict(columns=_columns, spectra=_spectra)  # of three panels
+# Of three panels.
+WIDE: Dict[str, Callable] = dict(columns=_columns, spectra=_spectra, layers=_layers)

@@ -32,7 +32,7 @@ TRAIN = 'train'  # split of the metrics of the training
 RANK_SPLITS = ('rank_start', 'rank')  # splits of the ranks at the start and of the trained model
 CHOOSING = 'val'  # split that chooses the learning rates
 PLACES = ('rows', 'columns', 'tables')
-CHARTS = ('ranking', 'latency', 'curves', 'columns', 'spectra', 'ring_weights')
+CHARTS = ('ranking', 'latency', 'curves', 'columns', 'spectra', 'layers', 'ring_weights')
 
 
 DOCS = Path(__file__).resolve().parents[2] / 'docs'
@@ -244,8 +244,9 @@ def _check_rank(content: dict) -> None:
     tolerance = options.get('tolerance', 0.01)
     if type(tolerance) is not float or not 0 < tolerance < 1:
         raise GridError(f'rank.tolerance must be between 0 and 1, got {tolerance!r}')
-    if 'spectra' in content['page'].get('charts', []) and (not options or len(content['axes']) > 1):
-        raise GridError("page.charts: 'spectra' needs rank and a single axis")
+    for chart in {'spectra', 'layers'} & {*content['page'].get('charts', [])}:
+        if not options or len(content['axes']) > 1:
+            raise GridError(f'page.charts: {chart!r} needs rank and a single axis')
 
 
 def _check_metrics(content: dict) -> None:

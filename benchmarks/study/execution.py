@@ -79,8 +79,8 @@ def execute(run: Run, folder: Path, settings: str) -> dict:
         for split in run.splits:
             metrics[split] = test(run, split, checkpoint, here)
         if run.rank and not run.search:
-            found, record['spectra'] = ranks(run, checkpoint, here)
-            metrics.update(found)
+            record['ranks'], record['spectra'] = ranks(run, checkpoint, here)
+            metrics.update(mean_ranks(record['ranks']))
         check_metrics(run, metrics)
         if not run.search:
             record.update(costs.measure({run.name: cfg}, run.cost)[run.name])
@@ -231,25 +231,31 @@ def ranks(run: Run, checkpoint: str, here: Path) -> Tuple[dict, dict]:
     """Run the command ``rank`` on initial and trained weights.
 
     Returns:
-        for each of ``RANK_SPLITS`` and matrix the mean rank over layers, images and heads, and the
-        singular values over the largest, medians over these.
+        for each of ``RANK_SPLITS`` and matrix the rank of each layer, mean over images and heads,
+        and the singular values over the largest, medians over layers, images and heads.
     """
     options = {'images': in_folder(run.rank['images'], run.data_root), 'seed': run.seed}
     options = {**run.rank, **options}
     words = [word for key, of in options.items() for word in (f'--{key.replace("_", "-")}', of)]
-    means, spectra = {}, {}  # type: Tuple[Dict[str, dict], Dict[str, dict]]
+    by_layer, spectra = {}, {}  # type: Tuple[Dict[str, dict], Dict[str, dict]]
     for split, weights in zip(RANK_SPLITS, ((), (checkpoint,))):
         command('rank', here / CONFIGS / 'train.py', *weights, *words, '--out', here / split)
         layers = json.loads((here / split / 'rank.json').read_text())['layers']
         names = layers[0]['spectra']
-        means[split] = {
-            name: statistics.mean(of['mean_ranks'][name] for of in layers) for name in names
-        }
+        by_layer[split] = {name: [of['mean_ranks'][name] for of in layers] for name in names}
         spectra[split] = {
             name: [*map(statistics.median, zip(*(of['spectra'][name]['values'] for of in layers)))]
             for name in names
         }
-    return means, spectra
+    return by_layer, spectra
+
+
+def mean_ranks(ranks: Dict[str, Dict[str, List[float]]]) -> Dict[str, Dict[str, float]]:
+    """Return the means over the layers of the ranks of :func:`ranks`."""
+    return {
+        split: {matrix: statistics.mean(of) for matrix, of in found.items()}
+        for split, found in ranks.items()
+    }
 
 
 def save_weights(run: Run, cfg: Config, checkpoint: str, folder: Path, settings: str) -> None:

@@ -244,7 +244,7 @@ def test_ranks_of_the_start_and_of_the_trained_model(tmp_path, monkeypatch):
         'out': dict(key='head_output', split='rank_start', digits=2),
     }
     images = dict(images='data/shapes', num_images=3)
-    shown = dict(rows='model', quantities=['out', 'KV'], charts=['spectra'])
+    shown = dict(rows='model', quantities=['out', 'KV'], charts=['spectra', 'layers'])
     content = dict(TINY, metrics=metrics, rank=images, page=shown, command='python')
     grid = grids.build(content, '/elsewhere')
     soft, hydra = grid.runs()
@@ -268,9 +268,10 @@ def test_ranks_of_the_start_and_of_the_trained_model(tmp_path, monkeypatch):
     monkeypatch.setattr(execution, 'command', command)
     found = {}
     for run, kv in ((soft, None), (hydra, 9.0)):
-        metrics, spectra = execution.ranks(run, 'x.pth', tmp_path / run.name)
+        ranks, spectra = execution.ranks(run, 'x.pth', tmp_path / run.name)
+        metrics = execution.mean_ranks(ranks)
         assert metrics['rank'].get('kv_sum') == kv
-        of = record(grid, run, 70, spectra=spectra)
+        of = record(grid, run, 70, spectra=spectra, ranks=ranks)
         of['metrics'].update(metrics)
         execution.check_metrics(run, of['metrics'])
         found[run.name] = of
@@ -286,6 +287,12 @@ def test_ranks_of_the_start_and_of_the_trained_model(tmp_path, monkeypatch):
     kv, head, _ = session.charts.draw(results, 'spectra').axes
     assert [[*line.get_ydata()] for line in kv.lines] == [[1.0, 0.2]] * 2
     assert [[*line.get_ydata()] for line in head.lines] == [[1.0, 0.2]] * 2 + [[1.0, 0.5]] * 2
+    kv, head, _ = session.charts.draw(results, 'layers').axes
+    of_kv, of_head = (
+        [[*bars.lines[0].get_ydata()] for bars in axes.containers] for axes in (kv, head)
+    )
+    assert of_kv == [[9.0]] * 2
+    assert of_head == [[2.0, 4.0]] * 2 + [[3.5]] * 2
 
 
 def test_what_hooks_log_is_shown_as_means_over_the_seeds(tmp_path):
@@ -862,6 +869,7 @@ TEST = dict(splits=dict(test={}), metrics={'a': dict(key='b')})
         (changed(page=dict(rows='model', charts=['columns'])), "'columns' needs page.columns"),
         (changed(page=dict(rows='model', quantities=['ms'])), "page.quantities: 'ms' is unknown"),
         (changed(page=dict(rows='model', charts=['spectra'])), "'spectra' needs rank"),
+        (changed(page=dict(rows='model', charts=['layers'])), "'layers' needs rank"),
         (changed(page=dict(rows='model', charts=['ring_weights'])), "'ring_weights' is of one"),
         (changed(rank=dict(image='a')), "rank has the unknown key 'image'; did you mean images"),
         (changed(rank=dict(num_images=2)), 'rank has no images: name a folder'),

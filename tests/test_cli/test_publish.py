@@ -165,8 +165,8 @@ def test_the_wheel_stays_small():
 @pytest.mark.parametrize('entry', entries(), ids=lambda entry: entry['Name'])
 def test_weights_of_the_package(entry):
     """By their address, with the hash of their entry, and they fill their model."""
-    if entry['Name'].startswith('retinanet'):
-        pytest.importorskip('mmdet', reason='the model is one of MMDetection')
+    framework = entry['Metadata']['Framework']
+    pytest.importorskip(framework, reason=f'the model is one of {framework}')
     path = WEIGHTS / entry['Weights']
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     assert sha256 == entry['Metadata']['sha256'] and path.stem.endswith(f'-{sha256[:8]}')
