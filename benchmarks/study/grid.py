@@ -156,8 +156,12 @@ class Run:
                     found[f'param_scheduler.{i}.eta_max'] = self.rate
         return found
 
-    def settings(self) -> str:
-        """Return a hash of all that the result depends on, except the code of this package."""
+    def settings(self, weights: bool = True) -> str:
+        """Return a hash of all that the result depends on, except the code of this package.
+
+        Args:
+            weights: False for what its costs depend on: not on the content of files of weights.
+        """
         parts = [None, *self.splits] if self.trains else [*self.splits]
         configs = [self.load(split, placed=False).to_dict() for split in parts]
         found = dict(configs=configs, cost=self.cost, torch=torch.__version__)
@@ -165,7 +169,7 @@ class Run:
             found['rank'] = self.rank
         for key, path in (('checkpoint', self.checkpoint), ('load_from', self.load_from)):
             if path:
-                found[key] = sha256_of(Path(path)) if Path(path).is_file() else None
+                found[key] = sha256_of(Path(path)) if weights and Path(path).is_file() else None
         if self.teacher:
             found.update(linearize=self.linearize, teacher=self.teacher.settings(), seed=self.seed)
         text = json.dumps(found, sort_keys=True, default=str)

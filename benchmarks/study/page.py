@@ -103,7 +103,9 @@ def load(grid: Grid, folder: Path, wanted: Dict[str, str], refused: Dict[str, st
     costs = {
         point: cost
         for point, cost in found.items()
-        if point in runs and 'settings' in cost and cost['settings'] == runs[point].settings()
+        if point in runs
+        and 'settings' in cost
+        and cost['settings'] == runs[point].settings(weights=False)
     }
     if costs:
         costs['facts'] = found['facts']

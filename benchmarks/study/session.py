@@ -223,7 +223,7 @@ class Session:
             for key, cost in shapes.items():
                 same = {point: run.load() for point, run in runs.items() if str(run.cost) == key}
                 for point, measured in costs.measure(same, cost).items():
-                    found[point] = dict(measured, settings=runs[point].settings())
+                    found[point] = dict(measured, settings=runs[point].settings(weights=False))
             write_json(file, found, indent=1)
 
     def results(self) -> page.Results:
@@ -253,7 +253,10 @@ def publish(results: page.Results, target: Path) -> None:
     if not any('metrics' in record for record in results.records.values()):
         raise GridError(f'{grid.name} has no result for --docs: run it without --docs first')
     older = json.loads(file.read_text()) if file.is_file() else dict(costs={}, records=[])
-    lost = [of['run'] for of in older['records'] if _is_lost(of, results)]
+    left = [of for of in older['records'] if _is_wanted(of, results)]
+    # What tests weights that are not here cannot be compared, and stays.
+    kept = [of for of in left if not _weights_are_here(of, grid)]
+    lost = [of['run'] for of in left if of not in kept]
     if lost:
         raise GridError(
             f'--docs would drop {len(lost)} results of docs/studies/{file.name} ({shorten(lost)}): '
@@ -263,18 +266,29 @@ def publish(results: page.Results, target: Path) -> None:
     COMMITTED.mkdir(exist_ok=True)
     content = dict(command=grid.command, notes=grid.notes, refused=results.refused)
     costs = results.costs or older['costs']
-    content.update(costs=costs, records=[*results.records.values()])
+    content.update(costs=costs, records=[*kept, *results.records.values()])
     write_json(file, content, indent=0)
     redraw(grid, target)
 
 
-def _is_lost(record: dict, results: page.Results) -> bool:
+def _is_wanted(record: dict, results: page.Results) -> bool:
     """Return True for a result that the grid still wants, and for which there is no other."""
     points = list(results.grid.points())
     if 'metrics' in results.records.get(record['run'], {}) or record['values'] not in points:
         return False
-    run = results.grid.run(record['values'], record['seed'], record['rate'])
+    run = _run_of(record, results.grid)
+    if not _weights_are_here(record, results.grid):
+        return run.name == record['run']
     return (run.name, run.settings()) == (record['run'], record['settings'])
+
+
+def _weights_are_here(record: dict, grid: Grid) -> bool:
+    paths = filter(None, (_run_of(record, grid).checkpoint, _run_of(record, grid).load_from))
+    return all(Path(path).is_file() for path in paths)
+
+
+def _run_of(record: dict, grid: Grid) -> Run:
+    return grid.run(record['values'], record['seed'], record['rate'])
 
 
 def redraw(grid: Grid, target: Path) -> None:

@@ -741,6 +741,16 @@ def test_publishing_keeps_what_only_the_committed_file_has(tmp_path, monkeypatch
     # What was made with other settings counts no more.
     assert len(publish(first, second, settings='older')['records']) == 2
     assert len(publish(first)['records']) == 1
+    # Tests of weights that are not here.
+    grid = grids.build(dict(TINY, command='python', checkpoint='{model}.pth'), weights_root='w')
+    first, second = grid.runs()
+    assert len(publish(first, second)['records']) == 2
+    made = publish(second, settings='newer')['records']
+    assert [(of['run'], of['settings'] == 'newer') for of in made] == [
+        (first.name, False),
+        (second.name, True),
+    ]
+    assert first.settings() == first.settings(weights=False)
 
 
 def test_nothing_is_published_without_a_result_or_a_place(tmp_path, monkeypatch):
