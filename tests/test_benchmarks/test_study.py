@@ -83,11 +83,13 @@ def wait_until(program, done):
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_study_that_is_killed_goes_on(root, tmp_path, tiny):
-    """Killed in a training, and long also at random: each run is there exactly once."""
-    path, out = tiny(), tmp_path / 'out'
-    program = start(root, tmp_path, path)
-    wait_until(program, lambda: next(out.glob('runs/*/epoch_1.pth'), None))
-    program.kill()
+    """Killed in a search and in a training, and long also at random: each run is there once."""
+    search = dict(learning_rates=[1e-3, 2e-3], search_options={'train_cfg.max_epochs': 1})
+    path, out = tiny(**search), tmp_path / 'out'
+    for part in ('runs/*_search-*/epoch_1.pth', 'runs/*_seed0-*/epoch_1.pth'):
+        program = start(root, tmp_path, path)
+        wait_until(program, lambda of=part: next(out.glob(of), None))
+        program.kill()
     for _ in range(6 if LONG else 0):
         program = start(root, tmp_path, path)
         program.process.join(random.uniform(5, 20))
@@ -98,7 +100,12 @@ def test_a_study_that_is_killed_goes_on(root, tmp_path, tiny):
     program = start(root, tmp_path, path)
     assert program.end() == 0, program.text()[-3000:]
     found = [*records.lines(out / records.FILE)]
-    assert sorted(record['run'] for record in found) == ['Hydra_seed0', 'Softmax_seed0']
+    searched = [record for record in found if record['run'].endswith('_search')]
+    assert sorted((record['values']['model'], record['rate']) for record in searched) == [
+        (model, rate) for model in ('Hydra', 'Softmax') for rate in (1e-3, 2e-3)
+    ]
+    found = [record for record in found if record not in searched]
+    assert sorted(record['values']['model'] for record in found) == ['Hydra', 'Softmax']
     for record in found:
         assert record['metrics']['train']['iterations'] == record['curve'][-1][0]
         assert 0 <= record['metrics']['val']['accuracy/top1'] <= 100
