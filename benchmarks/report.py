@@ -133,16 +133,19 @@ def speed_table(speeds: Dict[str, dict]) -> List[str]:
     lines = []
     for name, record in speeds.items():
         found = {row['batch']: row for row in record['results']}
-        cells = [
-            '{images_a_second:.3g} ({low:.3g} to {high:.3g})'.format(**found[batch])
-            if batch in found
-            else 'not measured'
-            for batch in batches
-        ]
+        cells = [_speed(found[batch]) if batch in found else 'not measured' for batch in batches]
         published, _, _ = (record['published'] or '').partition(', reported by')
         lines.append([f'`{name}`', ' x '.join(map(str, record['shape'])), *cells, published])
     head = [f'batch {batch}: images a second' for batch in batches]
     return tables.markdown(['config', 'image', *head, 'published'], lines)
+
+
+def _speed(row: dict) -> str:
+    median, low, high = (
+        f'{row[name]:,.0f}' if row[name] >= 100 else f'{row[name]:.3g}'
+        for name in ('images_a_second', 'low', 'high')
+    )
+    return f'{median} ({low} to {high})'
 
 
 def _group(result: Result) -> tuple:

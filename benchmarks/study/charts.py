@@ -244,5 +244,5 @@ def _layers(results: Results, panels: List['Axes']) -> None:
 
 
 CHARTS: Dict[str, Callable] = dict(ranking=_ranking, latency=_latency, curves=_curves)
-# Of three panels.
+# Those with three panels.
 WIDE: Dict[str, Callable] = dict(columns=_columns, spectra=_spectra, layers=_layers)

@@ -156,11 +156,15 @@ class Run:
                     found[f'param_scheduler.{i}.eta_max'] = self.rate
         return found
 
+    def has_weights(self) -> bool:
+        """Return True if the files of weights that it tests or starts from are there."""
+        return all(Path(path).is_file() for path in filter(None, (self.checkpoint, self.load_from)))
+
     def settings(self, weights: bool = True) -> str:
         """Return a hash of all that the result depends on, except the code of this package.
 
         Args:
-            weights: False for what its costs depend on: not on the content of files of weights.
+            weights: False leaves out the content of files of weights, as for costs.
         """
         parts = [None, *self.splits] if self.trains else [*self.splits]
         configs = [self.load(split, placed=False).to_dict() for split in parts]

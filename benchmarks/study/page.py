@@ -122,7 +122,10 @@ def table(results: Results) -> List[str]:
         for part in filter(None, _tables(results, {axis: name} if axis else {})):
             lines += [*heading, *part, '']
             heading = []
-    return [*lines, *_rates(results), *_gaps(results), '', *_made_with(results)]
+    has_times = any('ms an image' in line for line in lines)
+    has_times |= bool({'latency', 'columns'} & {*grid.page.get('charts', ())})
+    made_with = _made_with(results, has_times)
+    return [*lines, *_rates(results), *_gaps(results), '', *made_with]
 
 
 def title(grid: Grid, axis: str, name: str) -> str:
@@ -206,7 +209,7 @@ def _gaps(results: Results) -> List[str]:
     return [*lines, *(f'- {note}' for note in results.grid.notes)]
 
 
-def _made_with(results: Results) -> List[str]:
+def _made_with(results: Results, has_times: bool) -> List[str]:
     done = [record for record in results.records.values() if 'metrics' in record]
     # `wall` is of the last session of a run alone.
     minutes = sum(max(record['wall'], record.get('seconds', 0)) for record in done) / 60
@@ -226,10 +229,11 @@ def _made_with(results: Results) -> List[str]:
     changed = sum(any(CHANGED in one for one in of) for of in sessions_of)
     note = f'; {changed} of the runs with uncommitted changes' if changed else ''
     lines += [f'- Commit: {", ".join(sorted(commits))}{note}.'] if done else []
-    batch = {**COST, **results.grid.cost}['batch']
-    lines.append(
-        f'- Times and memory: float32, batches of {batch}, one thread, {_measured(results)}.'
-    )
+    if has_times:
+        batch = {**COST, **results.grid.cost}['batch']
+        lines.append(
+            f'- Times and memory: float32, batches of {batch}, one thread, {_measured(results)}.'
+        )
     return [*lines, f'- Command: `{results.grid.command}`.']
 
 
@@ -237,7 +241,8 @@ def _measured(results: Results) -> str:
     """Return how the costs were measured, in words."""
     if not results.costs:
         return 'beside a training'
-    text = f'all models in turns on an idle machine, commit {results.costs["facts"]["commit"][:10]}'
+    facts = results.costs['facts']
+    text = f'all models in turns on an idle {facts["machine"]}, commit {facts["commit"][:10]}'
     points = dict.fromkeys(run.point for run in results.runs if run.name in results.records)
     rest = [f'`{point}`' for point in points if point not in results.costs]
     return text + (f'; those of {", ".join(rest)} beside a training' if rest else '')

@@ -5,7 +5,6 @@ import os
 import threading
 import traceback
 from collections import deque
-from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Iterator, Sequence, Tuple
@@ -25,15 +24,22 @@ class Worker:
     """Process that executes one run after another."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.begin()
+        self.job: Job
+
+    def begin(self) -> None:
         self.pipe, other = _context.Pipe()
-        self.process = _context.Process(target=_work, args=(other, folder))
+        self.process = _context.Process(target=_work, args=(other, self.folder))
         self.process.start()
         other.close()
-        self.job: Job
 
     def start(self, job: Job) -> None:
         self.job = job
-        with suppress(OSError):  # the process has ended: `result` says so
+        try:
+            self.pipe.send(job)
+        except OSError:  # it was killed after its last job
+            self.begin()
             self.pipe.send(job)
 
     def result(self) -> dict:
@@ -71,7 +77,6 @@ def execute_all(jobs: Sequence[Job], folder: Path, workers: int) -> Iterator[Tup
                 if not waiting:
                     worker.pipe.close()  # ends the process
                 else:
-                    worker = worker if worker.process.is_alive() else Worker(folder)
                     worker.start(waiting.popleft())
                     busy[worker.pipe] = worker
                 yield job, record

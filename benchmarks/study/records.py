@@ -23,7 +23,7 @@ def lines(path: Path) -> Iterator[dict]:
 def read(path: Path, wanted: Dict[str, str]) -> Dict[str, dict]:
     """Return the newest record of each run among those with the wanted settings.
 
-    An error after a result, of a run that was repeated for its weights, leaves the result.
+    A result counts even if a later repetition, for its weights, has failed.
 
     Args:
         path: file of records.

@@ -20,6 +20,7 @@ from rich.progress import (
 
 from mmlinattn.checkpoints import load_state_dict
 from mmlinattn.checkpoints.download import sha256_of
+from mmlinattn.engine.runner.allocator import keep_freed_memory
 from mmlinattn.utils import write_json
 from mmlinattn.utils.suggest import shorten
 
@@ -125,7 +126,11 @@ class Session:
             )
         found = json.loads(source.read_text())['records']
         with records.lock(self.folder):
-            here = {(record['run'], record['settings']) for record in records.lines(self.file)}
+            here = {
+                (record['run'], record['settings'])
+                for record in records.lines(self.file)
+                if 'metrics' in record
+            }
             new = [of for of in found if (of['run'], of['settings']) not in here]
             for record in new:
                 records.append(self.file, record)
@@ -219,6 +224,8 @@ class Session:
         if found.get('facts') != facts():
             found = {'facts': facts()}
         shapes = {str(run.cost): run.cost for run in runs.values()}
+        # As in all commands; else the times of a model depend on those before it.
+        keep_freed_memory()
         with records.lock(self.folder):  # no training of this study runs beside it
             for key, cost in shapes.items():
                 same = {point: run.load() for point, run in runs.items() if str(run.cost) == key}
@@ -253,10 +260,7 @@ def publish(results: page.Results, target: Path) -> None:
     if not any('metrics' in record for record in results.records.values()):
         raise GridError(f'{grid.name} has no result for --docs: run it without --docs first')
     older = json.loads(file.read_text()) if file.is_file() else dict(costs={}, records=[])
-    left = [of for of in older['records'] if _is_wanted(of, results)]
-    # What tests weights that are not here cannot be compared, and stays.
-    kept = [of for of in left if not _weights_are_here(of, grid)]
-    lost = [of['run'] for of in left if of not in kept]
+    kept, lost = _left_out(older['records'], results)
     if lost:
         raise GridError(
             f'--docs would drop {len(lost)} results of docs/studies/{file.name} ({shorten(lost)}): '
@@ -265,30 +269,61 @@ def publish(results: page.Results, target: Path) -> None:
     page.replaced(target.read_text(), grid, [])  # refuses a page without a place
     COMMITTED.mkdir(exist_ok=True)
     content = dict(command=grid.command, notes=grid.notes, refused=results.refused)
-    costs = results.costs or older['costs']
-    content.update(costs=costs, records=[*kept, *results.records.values()])
+    content.update(
+        costs=_costs(results, older['costs']), records=[*kept, *results.records.values()]
+    )
     write_json(file, content, indent=0)
     redraw(grid, target)
 
 
-def _is_wanted(record: dict, results: page.Results) -> bool:
-    """Return True for a result that the grid still wants, and for which there is no other."""
-    points = list(results.grid.points())
-    if 'metrics' in results.records.get(record['run'], {}) or record['values'] not in points:
-        return False
-    run = _run_of(record, results.grid)
-    if not _weights_are_here(record, results.grid):
-        return run.name == record['run']
-    return (run.name, run.settings()) == (record['run'], record['settings'])
+def _left_out(older: List[dict], results: page.Results) -> Tuple[List[dict], List[str]]:
+    """Return the committed results that the grid still wants and that are not here.
+
+    Returns:
+        results of weights that are missing here, so that their settings cannot be compared; and the
+        names of the others.
+    """
+    grid, found = results.grid, {}
+    searches, points = {run.name: run for run in grid.search()}, list(grid.points())
+    for of in older:
+        if 'metrics' not in of or of['values'] not in points:
+            continue
+        run = searches.get(of['run']) or grid.run(of['values'], of['seed'], of['rate'])
+        if run.name == of['run'] and (not run.has_weights() or run.settings() == of['settings']):
+            found[run.name] = of, run
+    both = {**{name: of for name, (of, _) in found.items()}, **results.records}
+    chosen = page.Results(grid, both, results.refused).runs
+    wanted = {run.name for run in (*searches.values(), *chosen)}
+    left = [
+        pair
+        for name, pair in found.items()
+        if name in wanted and 'metrics' not in results.records.get(name, {})
+    ]
+    kept = [of for of, run in left if not run.has_weights()]
+    return kept, [of['run'] for of, run in left if run.has_weights()]
 
 
-def _weights_are_here(record: dict, grid: Grid) -> bool:
-    paths = filter(None, (_run_of(record, grid).checkpoint, _run_of(record, grid).load_from))
-    return all(Path(path).is_file() for path in paths)
+def _costs(results: page.Results, older: Dict[str, dict]) -> Dict[str, dict]:
+    """Return the costs that are here, or else the committed ones of models that did not change.
 
-
-def _run_of(record: dict, grid: Grid) -> Run:
-    return grid.run(record['values'], record['seed'], record['rate'])
+    Raises:
+        GridError: some models are measured here, and others in ``docs/studies`` alone.
+    """
+    runs = {run.point: run for run in map(results.grid.run, results.grid.points())}
+    valid = {
+        point: older[point]
+        for point, run in runs.items()
+        if older.get(point, {}).get('settings') == run.settings(weights=False)
+    }
+    if not results.costs:
+        return {**valid, 'facts': older['facts']} if valid else {}
+    lost = [point for point in valid if point not in results.costs]
+    if lost:
+        raise GridError(
+            f'--docs would drop the costs of {len(lost)} models ({shorten(lost)}): measure all in '
+            'one go with --costs'
+        )
+    return results.costs
 
 
 def redraw(grid: Grid, target: Path) -> None:

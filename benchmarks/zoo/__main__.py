@@ -58,6 +58,21 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
         args.content = plan.content(args.names, args.seeds, args.quick)
     except (FileNotFoundError, GridError) as error:
         parser.error(str(error))
+    parts = {f'{axis}s' if axis != 'data' else axis: [*axes[axis]] for axis in axes}
+    words = [
+        word
+        for option, names in parts.items()
+        if getattr(args, option) != names
+        for word in (f'--{option}', *getattr(args, option))
+    ]
+    words += [f'--seeds={args.seeds}'] if args.seeds != parser.get_default('seeds') else []
+    words += ['--quick'] if args.quick else []
+    if args.docs and words:
+        parser.error(f'--docs shows the complete study: leave out {words[0]}')
+    if args.docs and not args.bccd:
+        parser.error('--docs shows the complete study: it needs BCCD in data/bccd')
+    # Without the folders of this machine.
+    args.content['command'] = shlex.join(['python', '-m', 'benchmarks.zoo', *words])
     return args
 
 
@@ -70,8 +85,6 @@ def main(argv: List[str]) -> int:
     if not content['axes']['data']:
         return 2
     data.prepare(folder / 'data', content.pop('sizes'), [*content['axes']['data']], args.bccd)
-    words = [argument for argument in argv if argument not in ('--costs', '--docs', '--redraw')]
-    content['command'] = shlex.join(['python', '-m', 'benchmarks.zoo', *words])
     return conduct(build(content, str(folder / 'data')), folder, args, PAGE)
 
 

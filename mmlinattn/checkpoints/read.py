@@ -122,7 +122,7 @@ def _has_tensors(weights: Any) -> TypeGuard[Mapping]:
 
 def _read_pickle(file: BinaryIO, name: str) -> Any:
     try:
-        other = _other_kind(file, name)
+        other = _other_archive(file)
         if other:
             raise CheckpointError(f'{name} is {other}')
         damaged = damaged_part(file)
@@ -147,7 +147,8 @@ def _read_pickle(file: BinaryIO, name: str) -> Any:
                 f'{name} is a safetensors file: give it the suffix .safetensors'
             ) from error
         # torch raises RuntimeError, OSError, EOFError, KeyError, ... on damaged files.
-        raise CheckpointError(f'{name} is incomplete or no checkpoint{_because(error)}') from error
+        what = _other_file(name) or f'incomplete or no checkpoint{_because(error)}'
+        raise CheckpointError(f'{name} is {what}') from error
 
 
 def damaged_part(file: BinaryIO) -> str:
@@ -190,12 +191,17 @@ def _is_zip_of_torch(file: BinaryIO) -> bool:
         return any(name.endswith('/data.pkl') for name in archive.namelist())
 
 
-def _other_kind(file: BinaryIO, name: str) -> str:
-    """Return what a file is that is no checkpoint, and the cure, or ''."""
+def _other_file(name: str) -> str:
+    """Return what a file is by its name, and the cure; '' if it may be a checkpoint."""
     if name.endswith(('.onnx', '.xml', '.pt2')):
         return 'an exported file: name the checkpoint that it was made from'
-    if name.endswith(('.py', '.yml', '.yaml')):
+    if name.endswith(('.py', '.yml', '.yaml', '.json')):
         return 'a config: name the checkpoint after the config'
+    return ''
+
+
+def _other_archive(file: BinaryIO) -> str:
+    """Return what an archive is, and the cure; '' if it may be a checkpoint."""
     if not zipfile.is_zipfile(file):
         return ''
     with zipfile.ZipFile(file) as archive:

@@ -1,6 +1,7 @@
 """Draw the weights of all keys for one query of an image."""
 
 import argparse
+import copy
 import math
 from pathlib import Path
 from typing import Dict, Iterator, List, Tuple
@@ -61,6 +62,13 @@ def resized_image(args: argparse.Namespace) -> np.ndarray:
     return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
 
 
+def with_attention(cfg: Config, attn_cfg: dict) -> Config:
+    """Return the config with this attention in all stages or layers of the backbone."""
+    changed = copy.deepcopy(cfg)
+    changed.model.backbone.attn_cfg = attn_cfg
+    return changed
+
+
 def models(args: argparse.Namespace, cfg: Config) -> Iterator[Tuple[str, nn.Module]]:
     """Yield name of the attention and model; names of initial weights end with 'untrained'.
 
@@ -77,13 +85,11 @@ def models(args: argparse.Namespace, cfg: Config) -> Iterator[Tuple[str, nn.Modu
                 f'{path}: its meta does not say which attention it is of; one checkpoint of the '
                 'config itself goes without --checkpoints, as CONFIG CHECKPOINT IMAGE'
             )
-        cfg.model.backbone.attn_cfg = meta['attn_cfg']
-        model, _ = load_model(cfg, path)
+        model, _ = load_model(with_attention(cfg, meta['attn_cfg']), path)
         yield meta['attn_cfg']['type'], model
     for name in [] if args.checkpoints else args.attentions or package_attentions():
-        cfg.model.backbone.attn_cfg = dict(type=name)
         try:
-            model = initial_model(cfg, args.seed)
+            model = initial_model(with_attention(cfg, dict(type=name)), args.seed)
         except ValueError as error:
             if args.attentions:
                 raise

@@ -79,12 +79,12 @@ def write_json(path: Path, value: object, indent: Optional[int] = 2) -> None:
 
 @contextmanager
 def staged_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder that becomes ``path`` when the block ends, if it is still there.
+    """Yield a new folder beside ``path`` that is renamed to ``path`` when the block ends.
 
-    It lies beside ``path``. After an error it is removed, as after a block that has moved it.
+    It is removed after an error. A block that has moved or removed it leaves nothing to rename.
 
     Raises:
-        OSError: the folder cannot be written, or ``path`` is a folder with files by then.
+        OSError: the folder cannot be written, or ``path`` has become a folder with files.
 
     Example:
         >>> import tempfile
@@ -95,6 +95,7 @@ def staged_folder(path: Path) -> Iterator[Path]:
         ['a.txt']
     """
     staging = path.with_name(f'.{path.name}.partial-{os.getpid()}')
+    shutil.rmtree(staging, ignore_errors=True)  # of a killed process with the same number
     staging.mkdir(parents=True)
     try:
         yield staging

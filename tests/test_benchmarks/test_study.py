@@ -20,6 +20,7 @@ from benchmarks.study.__main__ import main
 from benchmarks.study.__main__ import run as end_of
 from benchmarks.study.grid import GridError
 from benchmarks.zoo import plan
+from mmlinattn.checkpoints.checkpoint_uri import package_weights
 from mmlinattn.cli import commands as program
 from mmlinattn.datasets import shapes
 from tests.pictures import check_picture
@@ -84,7 +85,7 @@ def wait_until(program, done):
 @pytest.mark.long
 def test_a_study_that_is_killed_goes_on(root, tmp_path, tiny):
     """Killed in a search and in a training, and long also at random: each run is there once."""
-    search = dict(learning_rates=[1e-3, 2e-3], search_options={'train_cfg.max_epochs': 1})
+    search = dict(learning_rates=[1e-3, 2e-3], search_options={'train_cfg.max_epochs': 2})
     path, out = tiny(**search), tmp_path / 'out'
     for part in ('runs/*_search-*/epoch_1.pth', 'runs/*_seed0-*/epoch_1.pth'):
         program = start(root, tmp_path, path)
@@ -361,11 +362,11 @@ def test_costs_measured_alone_replace_those_of_the_runs():
     soft, hydra = grid.runs()
     found = {run.name: record(grid, run, 70) for run in (soft, hydra)}
     alone = dict(params=1e6, conv_linear=1e9, total=1e9, ms=[2.0, 1.5, 4.0], bytes=1)
-    costs = {soft.point: alone, 'facts': dict(commit='0123456789abc')}
+    costs = {soft.point: alone, 'facts': dict(commit='0123456789abc', machine='M')}
     results = page.Results(grid, found, costs=costs)
     text = page.table(results)
     assert text[2].endswith('| 2.00 | 0 |') and text[3].endswith('| 5.00 | 7 |')
-    said = 'all models in turns on an idle machine, commit 0123456789; those of `Hydra` beside'
+    said = 'all models in turns on an idle M, commit 0123456789; those of `Hydra` beside'
     assert said in text[-2]
     (axes,) = session.charts.draw(results, 'latency').axes
     bar = axes.containers[0][2][0].get_segments()[0]
@@ -739,14 +740,27 @@ def test_publishing_keeps_what_only_the_committed_file_has(tmp_path, monkeypatch
         session.publish(page.Results(grid, made, costs=costs or {}), target)
         return json.loads(file.read_text())
 
-    costs = {'facts': 1}
+    costs = {run.point: {'settings': run.settings(weights=False)} for run in (first, second)}
+    costs['facts'] = 1
     assert publish(first, second, costs=costs)['costs'] == costs
     assert publish(first, second)['costs'] == costs
+    with pytest.raises(GridError, match=r'the costs of 1 models \(Hydra\): measure all in one go'):
+        publish(first, second, costs={'facts': 2, first.point: costs[first.point]})
+    # Costs of a model that has changed count no more.
+    stale = {'facts': 1, first.point: {'settings': 'older'}}
+    assert publish(first, second, costs={**stale, second.point: costs[second.point]})
+    assert publish(first, second)['costs'] == {'facts': 1, second.point: costs[second.point]}
     with pytest.raises(GridError, match=r'drop 1 results of docs/studies/tiny.json \(Hydra_seed0'):
         publish(first)
     assert len(json.loads(file.read_text())['records']) == 2
     # What was made with other settings counts no more.
     assert len(publish(first, second, settings='older')['records']) == 2
+    assert len(publish(first)['records']) == 1
+    # Errors are no results, and seeds that the grid no longer has are not wanted.
+    third = grid.run(second.values, 2)
+    made = [record(grid, run, 70, settings=run.settings()) for run in (first, third)]
+    failed = dict(run=second.name, values=second.values, settings='s', error='no luck')
+    file.write_text(json.dumps(dict(costs={}, records=[*made, failed])))
     assert len(publish(first)['records']) == 1
     # Tests of weights that are not here.
     grid = grids.build(dict(TINY, command='python', checkpoint='{model}.pth'), weights_root='w')
@@ -758,6 +772,35 @@ def test_publishing_keeps_what_only_the_committed_file_has(tmp_path, monkeypatch
         (second.name, True),
     ]
     assert first.settings() == first.settings(weights=False)
+
+
+def test_searches_and_their_rates_are_kept_when_published(tmp_path, monkeypatch):
+    """In a folder without the search the rate is that of the committed one."""
+    of = dict(learning_rates=[1e-3, 2e-3], search_options={'train_cfg.max_epochs': 2})
+    grid = grids.build(dict(TINY, **of, command='python'))
+    (tmp_path / 'studies').mkdir()
+    monkeypatch.setattr(session, 'COMMITTED', tmp_path / 'studies')
+    monkeypatch.setattr(session, 'redraw', lambda *_: None)
+    target = tmp_path / 'studies.md'
+    target.write_text(f'{page.begin(grid)}\n{page.END}\n')
+    slow, fast, *_ = grid.search()
+    chosen, other = (grid.run(slow.values, 0, rate) for rate in (2e-3, 1e-3))
+    runs, made = (slow, fast, chosen, other), {}
+    for run, score in zip(runs, (60, 70, 75, 65)):
+        made[run.name] = record(grid, run, score, settings=run.settings())
+
+    def publish(*runs):
+        session.publish(page.Results(grid, {run.name: made[run.name] for run in runs}), target)
+        records = json.loads((tmp_path / 'studies' / 'tiny.json').read_text())['records']
+        return [record['run'] for record in records]
+
+    assert len(publish(*runs)) == 4
+    # The other rate is not that of the result.
+    with pytest.raises(GridError, match=rf'drop 2 results .*\({slow.name}, {fast.name}\)'):
+        publish(chosen)
+    with pytest.raises(GridError, match=rf'drop 1 results .*\({chosen.name}\)'):
+        publish(slow, fast)
+    assert len(publish(slow, fast, chosen)) == 3
 
 
 def test_nothing_is_published_without_a_result_or_a_place(tmp_path, monkeypatch):
@@ -783,7 +826,8 @@ def test_a_cut_line_of_a_log_is_passed_over(tmp_path):
 
 def test_weights_of_the_package_are_tested(tmp_path):
     grid = grids.build(dict(TINY, checkpoint='mmlinattn://semantic-fpn_ravlt-nano_shapes'))
-    assert Path(grid.runs()[0].checkpoint).name == 'semantic-fpn_ravlt-nano_shapes-0e4ea3a6.pth'
+    name = 'semantic-fpn_ravlt-nano_shapes'
+    assert {run.checkpoint for run in grid.runs()} == {package_weights()[name]}
     grid.check_weights()
     with pytest.raises(GridError, match='mmlinattn://nothing: the package has the weights'):
         grids.build(dict(TINY, checkpoint='mmlinattn://nothing')).runs()
@@ -795,16 +839,22 @@ def test_weights_of_the_package_are_tested(tmp_path):
 @pytest.mark.parametrize(
     'error', [EOFError(), ConnectionResetError(), OSError('got end of file during message')]
 )
-def test_a_worker_that_ends_is_an_error_of_its_run(error):
+def test_a_worker_that_ends_is_an_error_of_its_run(error, monkeypatch):
     def end(*_):
         raise error
 
-    worker = pool.Worker.__new__(pool.Worker)
-    worker.pipe = SimpleNamespace(send=end, recv=end)
-    worker.process = SimpleNamespace(join=lambda: None, exitcode=-9)
-    run = grids.build(dict(TINY)).runs()[0]
-    if isinstance(error, OSError):
+    began, sent = [], []
+
+    def begin(worker):
+        began.append(1)
+        worker.pipe = SimpleNamespace(send=sent.append if len(began) > 1 else end, recv=end)
+        worker.process = SimpleNamespace(join=lambda: None, exitcode=-9)
+
+    monkeypatch.setattr(pool.Worker, 'begin', begin)
+    worker, run = pool.Worker(Path()), grids.build(dict(TINY)).runs()[0]
+    if isinstance(error, OSError):  # before it has the job: a new one gets it
         worker.start((run, 's'))
+        assert sent == [(run, 's')] and len(began) == 2
     worker.job = run, 's'
     assert worker.result()['error'] == 'the process ended with code -9'
 

@@ -296,6 +296,9 @@ def test_files_of_other_kinds_are_named(tmp_path, recwarn):
         with pytest.raises(CheckpointError, match=rf'{name} is {kind}'):
             load_state_dict(tmp_path / name)
     assert not recwarn.list
+    # What it contains counts, not its name.
+    torch.save(dict(a=torch.zeros(1)), tmp_path / 'd.pt2')
+    assert [*load_state_dict(tmp_path / 'd.pt2')[0]] == ['a']
 
 
 def test_json_is_not_taken_for_safetensors(tmp_path):

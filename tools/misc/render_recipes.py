@@ -103,7 +103,7 @@ def metafile(method: str, recipes: Dict[str, Any]) -> str:
     models = [model_entry(method, collection['name'], e, recipes) for e in ledger['experiments']]
     words = f'Written by tools/misc/render_recipes.py. {collection["note"]}'
     if any('Weights' in model for model in models):
-        words += ' Except the models with Weights: those were trained and scored here.'
+        words += ' Only the models with Weights were trained and scored here.'
     return comment(words) + yaml.safe_dump(
         {'Collections': [head], 'Models': models}, sort_keys=False, allow_unicode=True, width=100
     )

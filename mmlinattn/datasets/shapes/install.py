@@ -68,7 +68,9 @@ def generate(
     with staged_folder(target) as staging:
         layouts.write_set(staging, parameters, workers)
         # Another process may have created the set or other files there meanwhile.
-        if not _is_there(target, parameters, force):
+        if _is_there(target, parameters, force):
+            shutil.rmtree(staging)
+        else:
             _install(staging, target, force)
     return Path(root)
 

@@ -38,8 +38,8 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
         report = check_fits(
             cfg.load_from, model, may_differ=() if is_complete else HEADS, read=read
         )
-        road = 'checkpoint' if testing else 'resume' if cfg.get('resume') else 'load_from'
-        announce(f'{road}: {report}')
+        option = 'checkpoint' if testing else 'resume' if cfg.get('resume') else 'load_from'
+        announce(f'{option}: {report}')
         if is_complete:
             check_complete(cfg.load_from, report)
     if testing:
