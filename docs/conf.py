@@ -39,6 +39,7 @@ NAVIGATION = {
         'MALA and MAViT <configs/mavit/README>',
         'MLLA (MILA) <configs/mlla/README>',
         'Linear decoders <configs/linear_decoders/README>',
+        'Models of the quick start <configs/quickstart/README>',
         'RTMDet, ViTDet, Mask2Former <configs/modern_heads/README>',
         'Random walks: RWGKA, RWGKP <configs/rwgka/README>',
         'Ripple attention <configs/ripple/README>',
