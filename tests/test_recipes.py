@@ -44,9 +44,10 @@ def test_a_config_agrees_with_its_recipe(name):
         assert wrong_groups(rule, rates, model, optimizer_of(cfg, model)) == []
 
 
-def test_every_config_has_one_experiment():
+def test_every_config_has_one_experiment(root):
     names = [experiment['config'] for experiment in EXPERIMENTS]
-    methods = {name for name, path in CONFIGS.items() if (path.parent / 'metafile.yml').exists()}
+    folders = [path.parent for path in (root / 'configs').glob('*/metafile.yml')]
+    methods = {path.stem for folder in folders for path in folder.glob('*.py')}
     assert len(names) == len(set(names)) and set(names) == methods
 
 
