@@ -10,7 +10,7 @@ import mmengine
 import pytest
 
 from tests.recipe_facts import differences, facts_of, wrong_groups
-from tests.test_configs import CONFIGS, built, load, optimizer_of
+from tests.test_configs import built, load, optimizer_of
 
 REFERENCE = Path(__file__).parent / 'reference'
 RECIPES = mmengine.load(REFERENCE / 'recipes.yml')['recipes']
