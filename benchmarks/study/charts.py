@@ -1,8 +1,9 @@
 """Pictures of a study from its records."""
 
 import statistics
+from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Optional, Tuple
 
 from mmlinattn.analysis.rank import MATRICES
 
@@ -200,47 +201,48 @@ def _columns(results: Results, panels: List['Axes']) -> None:
 
 
 def _spectra(results: Results, panels: List['Axes']) -> None:
-    """Plot the singular values of each matrix: trained, and dotted at the start."""
-    rows = results.grid.page['rows']
-    for axes, (matrix, words) in zip(panels, MATRICES.items()):
-        for name, style in zip(results.grid.axes[rows], styles('-')):
-            runs = [run for run in results.runs if run.values[rows] == name]
-            found = [results.records.get(run.name, {}).get('spectra', {}) for run in runs]
-            for split, line in zip(RANK_SPLITS, (':', '-')):
-                curves = [of[split][matrix] for of in found if matrix in of.get(split, {})]
-                if curves:
-                    values = [*map(statistics.median, zip(*curves))]
-                    label = title(results.grid, rows, name) if line == '-' else None
-                    axes.plot(
-                        range(1, len(values) + 1), values, lw=1, linestyle=line, label=label,
-                        color=style['color'],
-                    )  # fmt: skip
-        axes.set_yscale('log')
-        axes.set_title(', '.join(words), fontsize=9)
+    """Plot the singular values of each matrix."""
+    _matrices(results, panels, 'spectra', statistics.median)
+    for axes in panels:
         axes.set_xlabel('number of the singular value', fontsize=8)
         axes.set_ylabel('over the largest', fontsize=8)
 
 
 def _layers(results: Results, panels: List['Axes']) -> None:
-    """Plot the rank of each matrix by layer: trained, and dotted at the start."""
+    """Plot the rank of each matrix by layer, with the deviation over the seeds."""
+    _matrices(results, panels, 'ranks', statistics.mean, deviation)
+    for axes in panels:
+        axes.set_xlabel('layer', fontsize=8)
+        axes.set_ylabel('numerical rank', fontsize=8)
+
+
+def _matrices(
+    results: Results,
+    panels: List['Axes'],
+    field: str,
+    summary: Callable,
+    spread: Optional[Callable] = None,
+) -> None:
+    """Plot a list of numbers of each matrix over the seeds: trained, and dotted at the start."""
     rows = results.grid.page['rows']
     for axes, (matrix, words) in zip(panels, MATRICES.items()):
         for name, style in zip(results.grid.axes[rows], styles('-')):
             runs = [run for run in results.runs if run.values[rows] == name]
-            found = [results.records.get(run.name, {}).get('ranks', {}) for run in runs]
+            found = [results.records.get(run.name, {}).get(field, {}) for run in runs]
             for split, line in zip(RANK_SPLITS, (':', '-')):
-                ranks = [*zip(*(of[split][matrix] for of in found if matrix in of.get(split, {})))]
-                if ranks:
-                    axes.errorbar(
-                        range(1, len(ranks) + 1), [*map(statistics.mean, ranks)],
-                        yerr=[*map(deviation, ranks)], lw=1, capsize=2, linestyle=line,
-                        label=title(results.grid, rows, name) if line == '-' else None,
-                        color=style['color'],
+                here = [of[split][matrix] for of in found if matrix in of.get(split, {})]
+                numbers = [*zip(*here)]
+                if numbers:
+                    draw = axes.plot
+                    if spread:
+                        draw = partial(axes.errorbar, yerr=[*map(spread, numbers)], capsize=2)
+                    label = title(results.grid, rows, name) if line == '-' else None
+                    draw(
+                        range(1, len(numbers) + 1), [*map(summary, numbers)], lw=1, linestyle=line,
+                        label=label, color=style['color'],
                     )  # fmt: skip
         axes.set_yscale('log')
         axes.set_title(', '.join(words), fontsize=9)
-        axes.set_xlabel('layer', fontsize=8)
-        axes.set_ylabel('numerical rank', fontsize=8)
 
 
 CHARTS: Dict[str, Callable] = dict(ranking=_ranking, latency=_latency, curves=_curves)

@@ -249,6 +249,20 @@ def test_a_failure_to_move_brings_the_old_set_back(own, small, monkeypatch):
     assert list(own.parent.iterdir()) == [own] and contents(own) == contents(small)
 
 
+def test_the_same_set_that_comes_in_between_is_kept(small, tmp_path, monkeypatch):
+    """Two processes that write it at once both end well."""
+    write = layouts.write_set
+
+    def write_and_lose(root, parameters, workers):
+        write(root, parameters, workers)
+        shutil.copytree(root, tmp_path / 'set')
+
+    monkeypatch.setattr(layouts, 'write_set', write_and_lose)
+    generate(tmp_path / 'set')
+    assert list(tmp_path.iterdir()) == [tmp_path / 'set']
+    assert contents(tmp_path / 'set') == contents(small)
+
+
 def test_files_that_come_in_between_are_kept(tmp_path, monkeypatch):
     root, write_set = tmp_path / 'shapes', layouts.write_set
 
