@@ -237,3 +237,17 @@ def test_bad_arguments(arguments, message, capsys):
 def test_the_page_has_a_place_for_the_table(root: Path):
     text = (root / 'docs' / 'comparison.md').read_text()
     assert text.count(page.begin(plan.grid())) == text.count(page.END) == 1
+
+
+def test_docs_are_of_the_complete_zoo(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(zoo.data, 'find_bccd', lambda folder: folder)
+    for words, message in (
+        (['--attentions', 'RALA'], 'leave out --attentions'),
+        (['--quick'], 'leave out --quick'),
+        ([], 'it needs BCCD'),
+    ):
+        with pytest.raises(SystemExit):
+            zoo.parse_args(['--docs', *words])
+        assert message in capsys.readouterr().err
+    args = zoo.parse_args(['--committed', '--jobs', '1', '--bccd', str(tmp_path)])
+    assert args.content['command'] == 'python -m benchmarks.zoo'

@@ -12,7 +12,15 @@ import pytest
 
 from mmlinattn.engine.runner import work_dir_lock
 from mmlinattn.engine.runner.work_dir_lock import lock_work_dir
-from mmlinattn.utils import FolderInUse, WriteError, atomic_write, lock, lock_folder, unlock_folders
+from mmlinattn.utils import (
+    FolderInUse,
+    WriteError,
+    atomic_write,
+    lock,
+    lock_folder,
+    staged_folder,
+    unlock_folders,
+)
 from mmlinattn.utils.atomic_file import remove_temporary_files
 from tests.programs import Program
 
@@ -119,3 +127,15 @@ def test_temporary_files_of_running_processes_stay(tmp_path):
         temporary.write_text('a')
     remove_temporary_files(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {'a.txt', names[os.getppid()]}
+
+
+def test_a_staging_folder_that_a_killed_process_has_left_is_replaced(tmp_path):
+    left = tmp_path / f'.set.partial-{os.getpid()}'
+    left.mkdir()
+    (left / 'old').touch()
+    with staged_folder(tmp_path / 'set') as staging:
+        (staging / 'new').touch()
+    with pytest.raises(KeyError), staged_folder(tmp_path / 'other'):
+        raise KeyError
+    assert [path.name for path in tmp_path.iterdir()] == ['set']
+    assert [path.name for path in (tmp_path / 'set').iterdir()] == ['new']

@@ -209,6 +209,7 @@ def test_heads_may_differ_in_fine_tuning_but_not_in_a_test(root, run, options, s
         '--cfg-options', *options('seg'), f'load_from={path}')  # fmt: skip
     log = next(tmp_path.glob('work/*/*.log')).read_text()
     assert 'decode_head.conv_seg.weight is (19, 64, 1, 1) in the file' in log
+    assert 'load_from: ' in log
     with pytest.raises(CheckpointError, match='conv_seg'):
         run('test', root / CONFIGS['seg'], path, '--work-dir', tmp_path,
             '--cfg-options', *options('seg'))  # fmt: skip
