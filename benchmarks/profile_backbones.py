@@ -1,16 +1,19 @@
 """Profile backbones on a CPU: time shares by kind of operation, and share of the peak.
 
     python benchmarks/profile_backbones.py --images 224x224 512x512 800x1280 --keep-memory
+    python benchmarks/profile_backbones.py --images 512x512 --docs profile
 
-Prints a Markdown table, as in docs/benchmarks.md. The peak is the speed of one large matrix product
-in the faster of the two libraries.
+Prints a Markdown table. The peak is the speed of one large matrix product in the faster of the two
+libraries. --docs NAME shows the table in docs/benchmarks.md, too, as that of benchmarks/run.py.
 """
 
 import argparse
 import functools
+import platform
+import shlex
 import sys
 from pathlib import Path
-from typing import Callable, Dict, List
+from typing import Callable, Dict, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -18,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import tables
+from benchmarks import report, tables
 from benchmarks.machine import commit, machine
 from benchmarks.measure import interleave
 from benchmarks.run import image, positive
@@ -84,29 +87,52 @@ def main(argv: List[str]) -> int:
     parser.add_argument('--backbones', nargs='+', choices=BACKBONES, default=['ravlt-s'])
     parser.add_argument('--images', nargs='+', type=image, default=[(512, 512)], metavar='HxW')
     parser.add_argument('--rounds', type=positive, default=5)
-    parser.add_argument('--bf16', action='store_true', help='under autocast to bfloat16')
+    parser.add_argument(
+        '--bf16', action='store_true', help='a second row under autocast to bfloat16'
+    )
     parser.add_argument('--keep-memory', action='store_true', help='see benchmarks/run.py')
+    parser.add_argument('--docs', metavar='NAME', help='show it in docs/benchmarks.md, too')
     args = parser.parse_args(argv)
+    try:
+        if args.docs:
+            report.check_place(args.docs)
+    except ValueError as error:
+        parser.error(str(error))
     if args.keep_memory:
         keep_freed_memory()
     peak = peaks()
-    facts = ', '.join(f'{name} {value / 1e9:.0f}' for name, value in peak.items())
-    print(f'{machine(CPU)}, {torch.get_num_threads()} threads, commit {commit()}')
-    print(f'Largest product, G multiply-accumulates a second: {facts}.\n')
-    columns, lines = ['backbone', 'image', 'ms', 'share of peak', *KINDS], []
+    facts = dict(
+        command=shlex.join(['python', 'benchmarks/profile_backbones.py', *argv]),
+        commit=commit(),
+        machine=machine(CPU),
+        threads=torch.get_num_threads(),
+        versions=f'Python {platform.python_version()}, torch {torch.__version__}',
+    )
+    facts['largest product'] = 'G multiply-accumulates a second: ' + ', '.join(
+        f'{name} {value / 1e9:.0f}' for name, value in peak.items()
+    )
+    columns, rows = ['backbone', 'image', 'dtype', 'ms', 'share of peak', *KINDS], []
     for name in args.backbones:
         model = cpu_linear.optimize_for_cpu(BACKBONES[name]().eval())
         for shape in args.images:
-            x = torch.randn(1, 3, *shape)
-            with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16, enabled=args.bf16):
-                seconds = best(functools.partial(model, x), args.rounds)
-                found = shares(model, x)
-            rate = analyse(model, shape).total / seconds
-            cells = [name, f'{shape[0]}x{shape[1]}', f'{1e3 * seconds:.3g}']
-            cells += [f'{rate / max(peak.values()):.0%}', *(f'{s:.0%}' for s in found.values())]
-            lines.append(cells)
-    print(*tables.markdown(columns, lines), sep='\n')
+            for bf16 in (False, True)[: 1 + args.bf16]:
+                cells = [name, '{}x{}'.format(*shape), 'bfloat16' if bf16 else 'float32']
+                with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16, enabled=bf16):
+                    cells += profiled(model, shape, args.rounds, max(peak.values()))
+                rows.append(cells)
+    print(*(f'{name}: {value}' for name, value in facts.items()), sep='\n', end='\n\n')
+    print(*tables.markdown(columns, rows), sep='\n')
+    if args.docs:
+        report.publish(args.docs, dict(facts, table=dict(columns=columns, lines=rows)))
     return 0
+
+
+def profiled(model: nn.Module, shape: Tuple[int, int], rounds: int, peak: float) -> List[str]:
+    """Return milliseconds, share of the peak, and share of each kind of operation."""
+    x = torch.randn(1, 3, *shape)
+    seconds = best(functools.partial(model, x), rounds)
+    shown = [analyse(model, shape).total / seconds / peak, *shares(model, x).values()]
+    return [f'{1e3 * seconds:.3g}', *(f'{share:.0%}' for share in shown)]
 
 
 if __name__ == '__main__':

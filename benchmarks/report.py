@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -18,13 +17,18 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).resolve().parent.parent / 'docs'
 PAGE = 'benchmarks.md'
 END = '<!-- end of benchmark -->'
+CELLS = (
+    'Cells: median ± half the interquartile range of a call; in brackets the time over that of the '
+    'first row of the case; peak memory above what was allocated before.'
+)
 
 
 def write(results: Sequence[Result], context: dict, folder: Path) -> List[Path]:
-    """Write ``results.json``, ``results.md`` and one plot per table, and return their paths.
+    """Write ``results.json``, ``results.md`` and one plot per case, and return their paths.
 
     Args:
-        context: machine, versions, commit, command, settings; see ``run.py``.
+        context: machine, versions, commit, command, settings, and ``plots``, False if there are to
+            be none; see ``run.py``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     groups = [list(group) for _, group in groupby(results, _group)]
@@ -39,17 +43,21 @@ def write(results: Sequence[Result], context: dict, folder: Path) -> List[Path]:
     )
     paths = [folder / 'results.json', folder / 'results.md']
     paths[0].write_text(json.dumps(data, indent=1) + '\n')
-    paths[1].write_text(markdown(groups, context))
-    return [*paths, *_draw(groups, folder)]
+    paths[1].write_text(markdown(results, context))
+    return [*paths, *_draw(groups, context, folder)]
 
 
 def _draw(
-    groups: Sequence[Sequence[Result]], folder: Path, prefix: str = '', source: str = ''
+    groups: Sequence[Sequence[Result]],
+    context: dict,
+    folder: Path,
+    prefix: str = '',
+    source: str = '',
 ) -> List[Path]:
-    """Write one plot per table with a result, and return their paths."""
+    """Write one plot per case with a result, unless there are to be none; return their paths."""
     paths = []
     for group in groups:
-        if any(not result.skipped for result in group):
+        if context.get('plots', True) and any(not result.skipped for result in group):
             paths.append(folder / f'{prefix}{_slug(group)}.png')
             plot(group).savefig(paths[-1], dpi=120, metadata=dict(Source=source))
     return paths
@@ -74,10 +82,18 @@ def check_results(name: str) -> None:
         raise ValueError(f'there is no docs/benchmarks/{name}.json: measure it with --docs {name}')
 
 
-def publish(name: str, results: Path) -> None:
-    """Copy a ``results.json`` to ``docs/benchmarks``, and show it in ``docs/benchmarks.md``."""
-    (DOCS / 'benchmarks').mkdir(exist_ok=True)
-    shutil.copyfile(results, DOCS / 'benchmarks' / f'{name}.json')
+def publish(name: str, record: dict) -> None:
+    """Write ``docs/benchmarks/NAME.json``, and show it in ``docs/benchmarks.md``.
+
+    Args:
+        record: ``command`` and other facts, and one of ``results``, those of ``results.json``;
+            ``speeds``, for :func:`speed_table`; ``table``, the arguments of
+            :func:`benchmarks.tables.markdown`.
+    """
+    # Imported here because it needs MMEngine, which a GPU machine may lack.
+    from mmlinattn.utils import write_json
+
+    write_json(DOCS / 'benchmarks' / f'{name}.json', record, indent=1)
     redraw(name)
 
 
@@ -90,33 +106,40 @@ def redraw(name: str) -> None:
 
 def draw(name: str, folder: Path) -> List[Path]:
     """Draw the plots of ``docs/benchmarks/NAME.json``, with its sha256 as text ``Source``."""
-    # Imported here because it needs MMEngine, which a GPU machine may lack.
     from mmlinattn.checkpoints.download import sha256_of
 
     file = DOCS / 'benchmarks' / f'{name}.json'
-    return _draw(_read(file)[1], folder, f'{name}_', sha256_of(file))
+    context, results = _read(file)
+    groups = [list(group) for _, group in groupby(results, _group)]
+    return _draw(groups, context, folder, f'{name}_', sha256_of(file))
 
 
 def published(name: str) -> List[str]:
     """Return the lines that show ``docs/benchmarks/NAME.json``."""
-    context, groups = _read(DOCS / 'benchmarks' / f'{name}.json')
+    context, results = _read(DOCS / 'benchmarks' / f'{name}.json')
     speeds = context.pop('speeds', {})
+    shown = context.pop('table', None)
+    plots = context.pop('plots', True)
     lines = ['```shell', context.pop('command'), '```', '', *_facts(context)]
     if speeds:
         lines += [*_conditions(speeds), '', *speed_table(speeds)]
-    for group in groups:
-        lines += ['', f'{_heading(group)}:', '', *table(group, context.get('copy bandwidth'))]
-        picture = f'images/{name}_{_slug(group)}.png'
-        lines += ['', f'![Time and memory, {_heading(group)}]({picture})']
+    if shown:
+        lines += ['', *tables.markdown(**shown)]
+    for part in _parts(results):
+        lines += ['', f'{_heading(part)}:', '', *table(part, context.get('copy bandwidth'))]
+        for _, group in groupby(part if plots else [], _group):
+            group = list(group)
+            picture = f'images/{name}_{_slug(group)}.png'
+            lines += ['', f'![Time and memory, {_title(group)}]({picture})']
     return lines
 
 
-def _read(file: Path) -> Tuple[dict, List[List[Result]]]:
-    """Return context and groups of a ``results.json``."""
+def _read(file: Path) -> Tuple[dict, List[Result]]:
+    """Return context and results of a ``results.json``."""
     context = json.loads(file.read_text())
     results = [Result(**result) for result in context.pop('results', [])]
     context.pop('slopes', None)
-    return context, [list(group) for _, group in groupby(results, _group)]
+    return context, results
 
 
 def _conditions(speeds: Dict[str, dict]) -> List[str]:
@@ -141,11 +164,13 @@ def speed_table(speeds: Dict[str, dict]) -> List[str]:
 
 
 def _speed(row: dict) -> str:
-    median, low, high = (
-        f'{row[name]:,.0f}' if row[name] >= 100 else f'{row[name]:.3g}'
-        for name in ('images_a_second', 'low', 'high')
-    )
+    median, low, high = (_digits(row[name]) for name in ('images_a_second', 'low', 'high'))
     return f'{median} ({low} to {high})'
+
+
+def _digits(value: float) -> str:
+    """Return a positive number with three digits, a large one without decimals."""
+    return f'{value:,.0f}' if value >= 99.95 else f'{value:#.3g}'
 
 
 def _group(result: Result) -> tuple:
@@ -156,64 +181,80 @@ def _slug(group: Sequence[Result]) -> str:
     return re.sub(r'\W+', '-', '-'.join(map(str, _group(group[0]))))
 
 
-def _heading(group: Sequence[Result]) -> str:
+def _parts(results: Sequence[Result]) -> List[List[Result]]:
+    """Return the results of each table: those of all cases in one mode with one batch."""
+    found: Dict[tuple, List[Result]] = {}
+    for result in results:
+        found.setdefault((result.kind, result.mode, result.batch), []).append(result)
+    return list(found.values())
+
+
+def _heading(part: Sequence[Result]) -> str:
+    result = part[0]
+    return f'{result.mode.capitalize()}, batch {result.batch}, {result.dtype}'
+
+
+def _title(group: Sequence[Result]) -> str:
     result = group[0]
     return f'{result.case}, {result.mode}, batch {result.batch}, {result.dtype}'
 
 
 def _facts(context: dict) -> List[str]:
-    return [f'- {name}: {value}' for name, value in context.items()]
+    return [f'- {name}: {value}' for name, value in context.items() if name != 'plots']
 
 
-def markdown(groups: Sequence[Sequence[Result]], context: dict) -> str:
-    """Return one table per case, mode and batch, below a list of the context."""
-    lines = ['# Benchmarks', '', *_facts(context)]
-    for group in groups:
-        lines += [
-            '',
-            f'## {_heading(group)}',
-            '',
-            CASES[group[0].case].about,
-            '',
-            *table(group, context.get('copy bandwidth')),
-        ]
+def markdown(results: Sequence[Result], context: dict) -> str:
+    """Return one table per mode and batch, below a list of the context and of the cases."""
+    lines = ['# Benchmarks', '', *_facts(context), '']
+    lines += [f'- {name}: {CASES[name].about}' for name in dict.fromkeys(of.case for of in results)]
+    lines += ['', CELLS]
+    for part in _parts(results):
+        lines += ['', f'## {_heading(part)}', '', *table(part, context.get('copy bandwidth'))]
     return '\n'.join(lines) + '\n'
 
 
-def table(group: Sequence[Result], bandwidth: Optional[float] = None) -> List[str]:
-    """Return Markdown with one row per size and one column per baseline.
+def table(part: Sequence[Result], bandwidth: Optional[float] = None) -> List[str]:
+    """Return Markdown with one row per case and baseline, one column per size, and the slopes.
 
     Args:
+        part: results of one mode and batch.
         bandwidth: copy bandwidth in bytes per second; adds the share that each baseline reaches.
     """
-    baselines = list(dict.fromkeys(result.baseline for result in group))
+    sizes = sorted({(result.tokens, result.size) for result in part})
+    cases = dict.fromkeys(result.case for result in part)
     lines = []
-    for size in dict.fromkeys(result.size for result in group):
-        row = {result.baseline: result for result in group if result.size == size}
-        first = row[baselines[0]]
-        # A case may leave out a baseline at some sizes.
-        cells = [cell(row[name], first, bandwidth) if name in row else '' for name in baselines]
-        lines.append([size, f'{first.tokens:,}', *cells])
-    fitted = slopes(group)
-    if fitted:
-        cells = [
-            ', '.join(f'{of:.2f}' for of in fitted.get(name, ()) if of is not None)
-            for name in baselines
-        ]
-        lines.append(['slope: time, memory', '', *cells])
-    return tables.markdown(['size', 'tokens', *baselines], lines)
+    for case in cases:
+        group = [result for result in part if result.case == case]
+        fitted = slopes(group)
+        found = {(of.baseline, of.tokens, of.size): of for of in group}
+        first = group[0].baseline
+        for name in dict.fromkeys(result.baseline for result in group):
+            # A case may leave out a baseline at some sizes.
+            row = [found.get((name, *size)) for size in sizes]
+            cells = [
+                cell(result, found[first, result.tokens, result.size], bandwidth) if result else ''
+                for result in row
+            ]
+            exponents = ['' if of is None else f'{of:.2f}' for of in fitted.get(name, (None, None))]
+            lines.append([f'{case}: {name}' if len(cases) > 1 else name, *cells, *exponents])
+    columns = [f'{size}, {tokens:,} tokens' for tokens, size in sizes]
+    return tables.markdown(['', *columns, 'slope of time', 'slope of memory'], lines)
 
 
 def cell(result: Result, first: Result, bandwidth: Optional[float] = None) -> str:
-    """Return median time, half the interquartile range, time over that of ``first``, and memory."""
+    """Return what :data:`CELLS` says, ``first`` being the first row of the case."""
     if result.skipped:
         return result.skipped
     time = result.time
-    text = f'{1e3 * time.median:.4g} ± {1e3 * (time.high - time.low) / 2:.2g} ms'
+    factor, unit = (1.0, 's') if time.median >= 1 else (1e3, 'ms')
+    text = _digits(factor * time.median)
+    if len(result.seconds) > 1:
+        text += f' ± {factor * (time.high - time.low) / 2:.1g}'
+    text += f' {unit}'
     if result is not first and not first.skipped:
         text += f' ({time.median / first.time.median:.2f}x)'
     if result.peak_bytes:
-        text += f', {result.peak_bytes / 2**20:.4g} MiB'
+        text += f', {_digits(result.peak_bytes / 2**20)} MiB'
     if bandwidth:
         text += f', {result.min_bytes / time.median / bandwidth:.0%} of copy'
     return text
@@ -245,5 +286,5 @@ def plot(group: Sequence[Result]) -> 'Figure':
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f'{value:g}'))
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
-    figure.suptitle(_heading(group))
+    figure.suptitle(_title(group))
     return figure

@@ -10,6 +10,7 @@ before any timing. A baseline that differs or raises an error is not timed, and 
 """
 
 import argparse
+import json
 import os
 import platform
 import shlex
@@ -78,6 +79,7 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     parser.add_argument(
         '--no-memory', action='store_true', help='times alone: a profile of memory takes memory'
     )
+    parser.add_argument('--no-plots', action='store_true', help='tables alone')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmarks'), metavar='DIR')
     parser.add_argument(
         '--docs', metavar='NAME', help='show the results in docs/benchmarks.md, too'
@@ -159,10 +161,10 @@ def context(args: argparse.Namespace, argv: List[str]) -> Dict[str, object]:
         'threads': torch.get_num_threads(),
         'versions': f'Python {platform.python_version()}, torch {torch.__version__}',
         'settings': f'{args.heads} heads of {args.head_dim} channels (operators and layers), '
-        f'{args.dtype}, at least {args.rounds} calls each, in turns',
-        'cells': 'median ± half the interquartile range of a call, time over that of the first '
-        'column, peak memory above what was allocated before',
+        f'{args.dtype}, {args.rounds} or more calls each, in turns',
     }
+    if args.no_plots:
+        facts['plots'] = False
     if args.device.type == 'cuda':
         facts['versions'] += f', CUDA {torch.version.cuda}, Triton {version("triton")}'
         facts['copy bandwidth'] = copy_bandwidth(args.device)
@@ -209,7 +211,7 @@ def main(argv: List[str]) -> int:
     if args.docs and failed:
         console.print('docs/benchmarks.md is unchanged, since a baseline failed')
     elif args.docs:
-        publish(args.docs, paths[0])
+        publish(args.docs, json.loads(paths[0].read_text()))
         console.print('Written: docs/benchmarks.md')
     for r in failed:
         console.print(

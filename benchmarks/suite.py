@@ -124,7 +124,7 @@ def _run_point(
     for name, baseline in baselines.items():
         predicted = _predict(baseline, last.get(name), point['tokens'])
         if predicted > effort.budget:
-            reason = f'would take about {predicted:.0f} s a call'
+            reason = f'about {predicted:,.0f} s, not run'
             results[name] = Result(baseline=name, skipped=reason, **point)
             continue
         try:

@@ -26,7 +26,6 @@ from benchmarks import report
 from benchmarks.machine import commit, machine
 from mmlinattn.analysis.throughput import published_speed
 from mmlinattn.engine.config import package_configs
-from mmlinattn.utils import write_json
 
 NAME = 'throughput'
 OTHERS = [
@@ -66,14 +65,12 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument('--threads', type=int, default=os.cpu_count(), metavar='N')
     args = parser.parse_args(argv)
     report.check_place(NAME)
-    file = report.DOCS / 'benchmarks' / f'{NAME}.json'
     speeds = {}
     for name in track(names(), 'images a second'):
         speeds[name] = dict(
             measured(name, args.threads), commit=commit(), processor=machine(torch.device('cpu'))
         )
-    write_json(file, dict(command='python benchmarks/throughputs.py', speeds=speeds), indent=1)
-    report.redraw(NAME)
+    report.publish(NAME, dict(command='python benchmarks/throughputs.py', speeds=speeds))
     return 0
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks import profile_backbones
+from benchmarks import profile_backbones, report
 
 
 @pytest.mark.parametrize('bf16', [False, True])
@@ -12,12 +12,32 @@ def test_shares_are_of_all_the_time(monkeypatch, capsys, bf16):
     monkeypatch.setattr(profile_backbones, 'SIDE', 64)
     arguments = ['--backbones', 'mit-b0-rwgka', '--images', '64x96', '--rounds', '1']
     assert profile_backbones.main(arguments + ['--bf16'] * bf16) == 0
-    lines = capsys.readouterr().out.splitlines()
-    cells = re.findall(r'[^|]+', lines[-1])
-    assert [cell.strip() for cell in cells[:2]] == ['mit-b0-rwgka', '64x96']
-    shares = [int(cell.strip(' %')) for cell in cells[4:-1]] + [int(cells[-1].strip(' %'))]
-    assert len(shares) == len(profile_backbones.KINDS) and abs(sum(shares) - 100) <= 4
-    assert shares[0] > 0 and shares[2] > 0  # linear layers, convolutions
+    rows = [re.split(r' *\| *', line)[1:-1] for line in capsys.readouterr().out.splitlines()]
+    rows = [row for row in rows if row and row[0] == 'mit-b0-rwgka']
+    assert [row[1:3] for row in rows] == [['64x96', 'float32'], ['64x96', 'bfloat16']][: 1 + bf16]
+    for row in rows:
+        shares = [int(cell.rstrip('%')) for cell in row[5:]]
+        assert len(shares) == len(profile_backbones.KINDS) and abs(sum(shares) - 100) <= 4
+        assert shares[0] > 0 and shares[2] > 0  # linear layers, convolutions
+
+
+def test_the_page_shows_the_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(profile_backbones, 'SIDE', 64)
+    monkeypatch.setattr(report, 'DOCS', tmp_path)
+    page = tmp_path / report.PAGE
+    page.write_text('none\n')
+    with pytest.raises(SystemExit):
+        profile_backbones.main(['--docs', 'a'])
+    assert 'must have one line <!-- benchmark: a -->' in capsys.readouterr().err
+    (tmp_path / 'images').mkdir()
+    page.write_text(f'{report.begin("a")}\n{report.END}\n')
+    words = '--backbones mit-b0-rwgka --images 64x96 --rounds 1 --docs a'
+    assert profile_backbones.main(words.split()) == 0
+    out, text = capsys.readouterr().out, page.read_text()
+    (row,) = (line for line in out.splitlines() if line.startswith('| mit-b0-rwgka'))
+    assert row in text and f'python benchmarks/profile_backbones.py {words}' in text
+    report.redraw('a')
+    assert page.read_text() == text
 
 
 @pytest.mark.parametrize(

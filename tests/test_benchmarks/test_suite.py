@@ -190,7 +190,7 @@ def test_calls_that_would_take_too_long_are_left_out():
     results = list(run_case(made_up(**baselines), setups, 'forward', Effort(1, 0.0, budget=1e3)))
     assert [r.size for r in results] == ['2x2', '2x2', '1000x1000', '1000x1000']
     assert [bool(r.skipped) for r in results] == [False, False, False, True]
-    assert re.match(r'would take about \d+ s', results[-1].skipped)
+    assert re.fullmatch(r'about [\d,]+ s, not run', results[-1].skipped)
 
 
 def test_minimum_traffic():
@@ -214,17 +214,31 @@ def test_slopes_and_table():
         result('mmlinattn', 4096, 1e-3), result('slow', 4096, 2e-3),
         result('mmlinattn', 16384, 4e-3, 4 * 2**20), result('slow', 16384, 32e-3, 16 * 2**20),
         result('mmlinattn', 65536, 16e-3, 16 * 2**20),
-        result('slow', 65536, 0, skipped='would take about 9 s a call'),
+        result('slow', 65536, 0, skipped='about 9 s, not run'),
     ]  # fmt: skip
     fitted = slopes(group)
     # The overhead below 4,096 tokens is no growth.
     assert fitted['mmlinattn'] == pytest.approx((1, 1))
     assert fitted['slow'] == pytest.approx((2, 2))
-    rows = table(group, bandwidth=1e6)
-    assert len(rows) == 2 + 4 + 1
-    assert '(2.00x)' in rows[3] and '10% of copy' in rows[3]
-    assert rows[-2].endswith('| would take about 9 s a call |')
-    assert rows[-1] == '| slope: time, memory |  | 1.00, 1.00 | 2.00, 2.00 |'
+    columns, _, ours, slow = table(group, bandwidth=1e6)
+    assert columns.startswith('|  | 1x1024, 1,024 tokens | 1x4096, 4,096 tokens |')
+    assert ours.startswith('| mmlinattn | 1.00 s, 1.00 MiB,') and '10% of copy' in ours
+    assert ours.endswith('| 16.0 ms, 16.0 MiB, 1% of copy | 1.00 | 1.00 |')
+    assert '| 2.00 ms (2.00x), 1.00 MiB,' in slow and '| 32.0 ms (8.00x), 16.0 MiB,' in slow
+    assert slow.endswith('| about 9 s, not run | 2.00 | 2.00 |')
+
+
+def test_cases_of_one_mode_share_a_table():
+    group = [
+        replace(result('mmlinattn', 4096, 0.0), case=name, seconds=[0.001, 0.002, 0.003])
+        for name in ('rala', 'linear')
+    ]
+    group.append(replace(group[0], mode='forward+backward'))
+    text = report.markdown(group, dict(machine='m'))
+    assert text.count('\n## ') == 2 and '## Forward, batch 1, float32' in text
+    for name in ('rala', 'linear'):
+        assert f'\n| {name}: mmlinattn | 2.00 ± 0.5 ms, 1.00 MiB |' in text
+        assert f'\n- {name}: {CASES[name].about}' in text
 
 
 def test_runner_writes_its_files(tmp_path, capsys):
@@ -241,7 +255,8 @@ def test_runner_writes_its_files(tmp_path, capsys):
     }  # fmt: skip
     assert all(r['peak_bytes'] > 0 and len(r['seconds']) >= 1 for r in data['results'])
     text = (tmp_path / 'results.md').read_text()
-    assert text.count('\n## ') == 4 and '| 8x8 | 64 |' in text and '| 64x64 | 256 |' in text
+    assert text.count('\n## ') == 4 and '| 8x8, 64 tokens |' in text
+    assert '| 64x64, 256 tokens |' in text and '- rala: ' in text
     assert len(list(tmp_path.glob('*.png'))) == 4
     assert 'mmlinattn' in capsys.readouterr().out
 
@@ -261,8 +276,20 @@ def test_a_run_without_memory(tmp_path, capsys):
     assert run.main([*argv.split(), '--out', str(tmp_path)]) == 0
     text = (tmp_path / 'results.md').read_text()
     assert 'MiB' not in text and 'nan' not in text
-    assert re.search(r'^\| slope: time, memory \|  \| -?\d\.\d\d \|', text, re.M)
+    assert re.search(r'^\| mmlinattn \|.* \| -?\d\.\d\d \|  \|$', text, re.M)
     assert (tmp_path / 'additive-forward-1.png').exists()
+
+
+def test_a_run_without_plots(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, 'DOCS', tmp_path)
+    (tmp_path / 'images').mkdir()
+    page = tmp_path / report.PAGE
+    page.write_text(f'{report.begin("a")}\n{report.END}\n')
+    argv = '--cases linear --tokens 16 --modes forward --rounds 1 --quick --no-plots --docs a'
+    assert run.main([*argv.split(), '--out', str(tmp_path / 'out')]) == 0
+    assert not [*tmp_path.rglob('*.png')]
+    assert '| mmlinattn | ' in page.read_text() and 'plots: ' not in page.read_text()
+    assert '.png' not in page.read_text()
 
 
 def test_list_of_cases(capsys):
@@ -309,8 +336,8 @@ def test_a_baseline_may_be_left_out_at_some_sizes():
         for size, tokens, baselines in (('8x8', 64, 'ab'), ('64x64', 4096, 'a'))
         for baseline in baselines
     ]
-    *_, small, large = [line for line in table(group) if line.startswith(('| 8', '| 6'))]
-    assert small.count(' ms') == 2 and large.count(' ms') == 1 and large.endswith('|  |')
+    *_, a, b = table(group)
+    assert a.count('1.00 s') == 2 and b.startswith('| b | 1.00 s (1.00x) |  |')
 
 
 def test_page_shows_what_the_committed_results_give(root: Path, tmp_path: Path):
@@ -322,8 +349,9 @@ def test_page_shows_what_the_committed_results_give(root: Path, tmp_path: Path):
         lines = report.published(name)
         assert text == tables.replaced(text, report.begin(name), report.END, lines), '--redraw'
         pictures = re.findall(r'\(images/(.*\.png)\)', '\n'.join(lines))
-        assert pictures or name == throughputs.NAME
         records = root / f'docs/benchmarks/{name}.json'
+        content = json.loads(records.read_text())
+        assert bool(pictures) == (content.get('plots', True) and 'results' in content)
         report.draw(name, tmp_path)
         for picture in pictures:
             check_picture(root / 'docs/images' / picture, tmp_path / picture, records)
@@ -339,9 +367,9 @@ def test_speeds_are_shown_beside_the_published_ones():
         }
     )
     assert lines[2:] == [
-        '| `a` | 224 x 224 | 20 (19.5 to 20.3) | not measured | 792 images a second (device: one '
+        '| `a` | 224 x 224 | 20.0 (19.5 to 20.3) | not measured | 792 images a second (device: one '
         'V100) |',
-        '| `b` | 224 x 224 | not measured | 20 (19.5 to 20.3) |  |',
+        '| `b` | 224 x 224 | not measured | 20.0 (19.5 to 20.3) |  |',
     ]
 
 
@@ -360,10 +388,10 @@ def test_results_are_shown_in_the_page(tmp_path, monkeypatch, capsys):
     assert run.main([*words.split(), 'a', '--out', str(tmp_path / 'out')]) == 0
     text = page.read_text()
     assert text.startswith('before\n') and text.endswith('after\n') and 'old' not in text
-    assert f'python benchmarks/run.py {words} a' in text and '| 8x8 | 64 | ' in text
+    assert f'python benchmarks/run.py {words} a' in text and '| 8x8, 64 tokens |' in text
     assert '](images/a_linear-forward-1.png)' in text
     assert (tmp_path / 'images' / 'a_linear-forward-1.png').is_file()
-    page.write_text(text.replace('| 8x8 |', '| 9x9 |'))
+    page.write_text(text.replace('| 8x8, ', '| 9x9, '))
     assert run.main(['--redraw', 'a']) == 0 and page.read_text() == text
     (tmp_path / 'benchmarks' / 'a.json').unlink()
     with pytest.raises(SystemExit):
