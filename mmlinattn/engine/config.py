@@ -201,7 +201,7 @@ def config_file(config: str) -> str:
 
 
 def package_configs() -> Dict[str, Path]:
-    """Return the configs of this package: name -> path.
+    """Return the configs of this package: name -> path; of equal names the first path by alphabet.
 
     Example:
         >>> package_configs()['ravlt-t_8xb128_in1k'].parent.name
@@ -210,7 +210,7 @@ def package_configs() -> Dict[str, Path]:
     # An installed package contains its configs, as mim expects; in a checkout they are beside it.
     package = Path(__file__).resolve().parents[1]
     folder = next(filter(Path.is_dir, (package / '.mim/configs', package.parent / 'configs')), None)
-    paths = [] if folder is None else folder.rglob('*.py')
+    paths = [] if folder is None else sorted(folder.rglob('*.py'), reverse=True)
     return {path.stem: path for path in paths if '_base_' not in path.parts}
 
 

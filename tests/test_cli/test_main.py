@@ -317,6 +317,13 @@ def test_the_doctor_checks_the_kernels_of_a_gpu(capsys, monkeypatch):
     assert program.main(['doctor', '--gpu']) == 0
 
 
+@pytest.mark.parametrize('backwards', [False, True])
+def test_a_name_that_two_configs_have_means_the_first(monkeypatch, backwards):
+    found = Path.rglob
+    monkeypatch.setattr(Path, 'rglob', lambda *of: sorted(found(*of), key=str, reverse=backwards))
+    assert package_configs()['ravlt-nano_shapes'].parent.name == 'quickstart'  # not zoo
+
+
 @pytest.mark.long
 def test_the_doctor_knows_the_folders_of_the_configs():
     configs = package_configs()
