@@ -210,8 +210,13 @@ def _spectra(results: Results, panels: List['Axes']) -> None:
 
 def _layers(results: Results, panels: List['Axes']) -> None:
     """Plot the rank of each matrix by layer, with the deviation over the seeds."""
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
     _matrices(results, panels, 'ranks', statistics.mean, deviation)
     for axes in panels:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter('{x:g}'))
+        axes.minorticks_off()
         axes.set_xlabel('layer', fontsize=8)
         axes.set_ylabel('numerical rank', fontsize=8)
 
