@@ -249,7 +249,8 @@ def cell(result: Result, first: Result, bandwidth: Optional[float] = None) -> st
     factor, unit = (1.0, 's') if time.median >= 1 else (1e3, 'ms')
     text = _digits(factor * time.median)
     if len(result.seconds) > 1:
-        text += f' ± {factor * (time.high - time.low) / 2:.1g}'
+        half = factor * (time.high - time.low) / 2
+        text += f' ± {half:.0f}' if half >= 9.5 else f' ± {half:.1g}'
     text += f' {unit}'
     if result is not first and not first.skipped:
         text += f' ({time.median / first.time.median:.2f}x)'
