@@ -115,11 +115,14 @@ def main(argv: List[str]) -> int:
     for name in args.backbones:
         model = cpu_linear.optimize_for_cpu(BACKBONES[name]().eval())
         for shape in args.images:
+            products = analyse(model, shape).total
             for bf16 in (False, True)[: 1 + args.bf16]:
                 cells = [name, '{}x{}'.format(*shape), 'bfloat16' if bf16 else 'float32']
                 with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16, enabled=bf16):
-                    cells += profiled(model, shape, args.rounds, max(peak.values()))
-                rows.append(cells)
+                    seconds, found = profiled(model, shape, args.rounds)
+                rate = products / seconds / max(peak.values())
+                cells += [report.digits(1e3 * seconds), f'{rate:.0%}']
+                rows.append([*cells, *(f'{share:.0%}' for share in found.values())])
     print(*(f'{name}: {value}' for name, value in facts.items()), sep='\n', end='\n\n')
     print(*tables.markdown(columns, rows), sep='\n')
     if args.docs:
@@ -127,12 +130,12 @@ def main(argv: List[str]) -> int:
     return 0
 
 
-def profiled(model: nn.Module, shape: Tuple[int, int], rounds: int, peak: float) -> List[str]:
-    """Return milliseconds, share of the peak, and share of each kind of operation."""
+def profiled(
+    model: nn.Module, shape: Tuple[int, int], rounds: int
+) -> Tuple[float, Dict[str, float]]:
+    """Return the seconds of a forward pass, and the share of each kind of operation."""
     x = torch.randn(1, 3, *shape)
-    seconds = best(functools.partial(model, x), rounds)
-    shown = [analyse(model, shape).total / seconds / peak, *shares(model, x).values()]
-    return [f'{1e3 * seconds:.3g}', *(f'{share:.0%}' for share in shown)]
+    return best(functools.partial(model, x), rounds), shares(model, x)
 
 
 if __name__ == '__main__':

@@ -164,11 +164,11 @@ def speed_table(speeds: Dict[str, dict]) -> List[str]:
 
 
 def _speed(row: dict) -> str:
-    median, low, high = (_digits(row[name]) for name in ('images_a_second', 'low', 'high'))
+    median, low, high = (digits(row[name]) for name in ('images_a_second', 'low', 'high'))
     return f'{median} ({low} to {high})'
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
     """Return a positive number with three digits, a large one without decimals."""
     return f'{value:,.0f}' if value >= 99.95 else f'{value:#.3g}'
 
@@ -247,15 +247,16 @@ def cell(result: Result, first: Result, bandwidth: Optional[float] = None) -> st
         return result.skipped
     time = result.time
     factor, unit = (1.0, 's') if time.median >= 1 else (1e3, 'ms')
-    text = _digits(factor * time.median)
+    text = digits(factor * time.median)
     if len(result.seconds) > 1:
         half = factor * (time.high - time.low) / 2
         text += f' ± {half:.0f}' if half >= 9.5 else f' ± {half:.1g}'
     text += f' {unit}'
     if result is not first and not first.skipped:
-        text += f' ({time.median / first.time.median:.2f}x)'
+        ratio = time.median / first.time.median
+        text += f' ({ratio:.0f}x)' if ratio >= 10 else f' ({ratio:.{2 if ratio > 0.1 else 3}f}x)'
     if result.peak_bytes:
-        text += f', {_digits(result.peak_bytes / 2**20)} MiB'
+        text += f', {digits(result.peak_bytes / 2**20)} MiB'
     if bandwidth:
         text += f', {result.min_bytes / time.median / bandwidth:.0%} of copy'
     return text

@@ -16,7 +16,8 @@ def test_shares_are_of_all_the_time(monkeypatch, capsys, bf16):
     rows = [row for row in rows if row and row[0] == 'mit-b0-rwgka']
     assert [row[1:3] for row in rows] == [['64x96', 'float32'], ['64x96', 'bfloat16']][: 1 + bf16]
     for row in rows:
-        shares = [int(cell.rstrip('%')) for cell in row[5:]]
+        peak, *shares = (int(cell.rstrip('%')) for cell in row[4:])
+        assert peak > 0
         assert len(shares) == len(profile_backbones.KINDS) and abs(sum(shares) - 100) <= 4
         assert shares[0] > 0 and shares[2] > 0  # linear layers, convolutions
 

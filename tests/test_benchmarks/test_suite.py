@@ -238,6 +238,8 @@ def test_cases_of_one_mode_share_a_table():
     assert text.count('\n## ') == 2 and '## Forward, batch 1, float32' in text
     slow = replace(group[0], seconds=[0.5, 0.6, 0.7])
     assert report.cell(slow, slow).startswith('600 ± 50 ms')
+    assert report.cell(slow, group[0]).startswith('600 ± 50 ms (300x), ')
+    assert report.cell(group[0], slow).startswith('2.00 ± 0.5 ms (0.003x), ')
     for name in ('rala', 'linear'):
         assert f'\n| {name}: mmlinattn | 2.00 ± 0.5 ms, 1.00 MiB |' in text
         assert f'\n- {name}: {CASES[name].about}' in text
