@@ -22,6 +22,7 @@ from mmengine.registry import (
 )
 from torch import nn
 
+from benchmarks import report
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.model import check_channels
@@ -272,3 +273,22 @@ def test_the_closed_gaps_of_the_page_are_those_of_the_records(root):
             swap = mean('swap', split)
             closed = (mean(model, split) - swap) / (mean('softmax', split) - swap)
             assert round(100 * closed) == int(cell), (model, split)
+
+
+@pytest.mark.parametrize(
+    'page, head, names',
+    [
+        ('README.md', '| model, image |', ['segformer-b0', 'ravlt-s', 'ravlt-s-training']),
+        ('docs/choose.md', '| SegFormer |', ['segformer-b0', 'segformer-b0-training',
+                                             'segformer-b2']),
+        ('docs/choose.md', '| RetinaNet, ', ['retinanet']),
+    ],
+)  # fmt: skip
+def test_times_and_memory_are_those_of_the_benchmarks(root, page, head, names):
+    text = (root / page).read_text()
+    (table,) = re.findall(rf'^{re.escape(head)}.*\n(?:\|.*\n)+', text, re.M)
+    shown = '\n'.join(line for name in names for line in report.published(name))
+    shown = re.sub(r' ± [\d.]+', '', shown)
+    numbers = re.findall(r'[\d.,]*\d (?:s|ms|MiB)\b', table)
+    assert len(numbers) > 6
+    assert not [number for number in numbers if not re.search(rf'[| ]{number}\b', shown)]

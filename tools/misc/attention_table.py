@@ -3,10 +3,8 @@
 
     python tools/misc/attention_table.py                    # update the page
     python tools/misc/attention_table.py --check            # exit code 1 if the page is outdated
-    python tools/misc/attention_table.py --measured work_dirs/attentions/results.json
 
-The last command copies the times of the case 'attentions' of benchmarks/run.py to
-docs/attentions.json.
+The times are those of the case 'attentions' in docs/benchmarks/layers.json.
 """
 
 import argparse
@@ -21,14 +19,14 @@ from mmlinattn.models.layers import BaseAttention, NonLocalBlock, registered_sub
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'attentions.md'
-TIMES = ROOT / 'docs' / 'attentions.json'
+TIMES = ROOT / 'docs' / 'benchmarks' / 'layers.json'
 BEGIN, END = '<!-- table: tools/misc/attention_table.py -->', '<!-- end of table -->'
 OPTIONS = '<!-- options: tools/misc/attention_table.py -->'
 # Size of the layers whose parameters are counted.
 CHANNELS, HEADS = 64, 2
 TOKENS = {'4k': 4096, '16k': 16384, '65k': 65536}
 CASE, MODE = 'attentions', 'forward'
-# Facts of the measurement that are stored with the times.
+# Facts of the measurement that are shown with the times.
 FACTS = ('command', 'commit', 'machine', 'threads', 'versions', 'settings')
 
 
@@ -97,17 +95,15 @@ def table(times: dict) -> List[str]:
         export = 'any size' if info.any_export_size else 'one size'
         packed = info.packed if issubclass(kind, BaseAttention) else 'no'
         lines.append(_row(f'`{name}`', info.source, info.use, info.time, extra, packed, export))
-        measured = times.get('ms', {}).get(name, {})
+        measured = times['ms'].get(name, {})
         needed = 'needed' if info.needs_map else ''
         ms = (str(measured.get(size, '')) for size in TOKENS)
         more.append(_row(f'`{name}`', f'`{info.formula}`', info.memory, needed, added(kind), *ms))
     lines += ['', '<details>', '<summary>Formula, memory, parameters, milliseconds</summary>', '']
     lines += more
-    if times:
-        words = dict(commit='commit {}', threads='{} threads')
-        facts = (words.get(name, '{}').format(times[name]) for name in FACTS[1:])
-        lines += ['', f'Times: `{times["command"]}`; {"; ".join(facts)}.']
-    return [*lines, '', '</details>']
+    words = dict(command='`{}`', commit='commit {}', threads='{} threads')
+    facts = (words.get(name, '{}').format(times[name]) for name in FACTS)
+    return [*lines, '', f'Times: {"; ".join(facts)}.', '', '</details>']
 
 
 def option_table() -> List[str]:
@@ -152,6 +148,8 @@ def distil(results: dict) -> dict:
             seconds = sorted(result['seconds'])
             value = float(f'{1e3 * seconds[len(seconds) // 2]:.3g}')
             ms.setdefault(result['baseline'], {})[sizes[result['tokens']]] = value
+    if not ms:
+        raise SystemExit(f'{TIMES} has no times of the case {CASE!r}, {MODE}, batch 1')
     return dict({name: results[name] for name in FACTS}, ms=ms)
 
 
@@ -160,16 +158,9 @@ def main(argv: List[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('--check', action='store_true', help='write nothing')
-    parser.add_argument('--measured', type=Path, metavar='JSON', help='of benchmarks/run.py')
     args = parser.parse_args(argv)
-    if args.measured:
-        times = distil(json.loads(args.measured.read_text()))
-        if not times['ms']:
-            parser.error(f'{args.measured} has no times of the case {CASE!r}, {MODE}, batch 1')
-        TIMES.write_text(json.dumps(times, indent=1) + '\n')
-    times = json.loads(TIMES.read_text()) if TIMES.exists() else {}
     text = PAGE.read_text()
-    wanted = page(text, times)
+    wanted = page(text, distil(json.loads(TIMES.read_text())))
     if args.check:
         if text != wanted:
             print(f'{PAGE.relative_to(ROOT)} has drifted: run python tools/misc/attention_table.py')
