@@ -108,16 +108,16 @@ def main(argv: List[str]) -> int:
         threads=torch.get_num_threads(),
         versions=f'Python {platform.python_version()}, torch {torch.__version__}',
     )
-    facts['largest product'] = 'G multiply-accumulates a second: ' + ', '.join(
-        f'{name} {value / 1e9:.0f}' for name, value in peak.items()
-    )
+    speeds = (f'{value / 1e9:.0f} by {name}' for name, value in peak.items())
+    facts['largest product, G multiply-accumulates a second'] = ', '.join(speeds)
     columns, rows = ['backbone', 'image', 'dtype', 'ms', 'share of peak', *KINDS], []
     for name in args.backbones:
         model = cpu_linear.optimize_for_cpu(BACKBONES[name]().eval())
         for shape in args.images:
             products = analyse(model, shape).total
-            for bf16 in (False, True)[: 1 + args.bf16]:
-                cells = [name, '{}x{}'.format(*shape), 'bfloat16' if bf16 else 'float32']
+            for dtype in ['float32'] + ['bfloat16'] * args.bf16:
+                cells = [name, '{}x{}'.format(*shape), dtype]
+                bf16 = dtype == 'bfloat16'
                 with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16, enabled=bf16):
                     seconds, found = profiled(model, shape, args.rounds)
                 rate = products / seconds / max(peak.values())

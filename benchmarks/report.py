@@ -5,7 +5,7 @@ import re
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Set, Tuple
 
 from . import tables
 from .cases import CASES
@@ -125,10 +125,12 @@ def published(name: str) -> List[str]:
         lines += [*_conditions(speeds), '', *speed_table(speeds)]
     if shown:
         lines += ['', *tables.markdown(**shown)]
-    for part in _parts(results):
-        lines += ['', f'{_heading(part)}:', '', *table(part, context.get('copy bandwidth'))]
-        for _, group in groupby(part if plots else [], _group):
-            group = list(group)
+    for heading, part in _parts(results).items():
+        lines += ['', f'{heading}:', '', *table(part, context.get('copy bandwidth'))]
+        for _, members in groupby(part if plots else [], _group):
+            group = list(members)
+            if all(result.skipped for result in group):
+                continue
             picture = f'images/{name}_{_slug(group)}.png'
             lines += ['', f'![Time and memory, {_title(group)}]({picture})']
     return lines
@@ -181,17 +183,14 @@ def _slug(group: Sequence[Result]) -> str:
     return re.sub(r'\W+', '-', '-'.join(map(str, _group(group[0]))))
 
 
-def _parts(results: Sequence[Result]) -> List[List[Result]]:
-    """Return the results of each table: those of all cases in one mode with one batch."""
-    found: Dict[tuple, List[Result]] = {}
+def _parts(results: Sequence[Result]) -> Dict[str, List[Result]]:
+    """Return the results of each table, all cases of a kind in one mode with one batch."""
+    several = len({result.kind for result in results}) > 1
+    found: Dict[str, List[Result]] = {}
     for result in results:
-        found.setdefault((result.kind, result.mode, result.batch), []).append(result)
-    return list(found.values())
-
-
-def _heading(part: Sequence[Result]) -> str:
-    result = part[0]
-    return f'{result.mode.capitalize()}, batch {result.batch}, {result.dtype}'
+        heading = f'{result.mode.capitalize()}, batch {result.batch}, {result.dtype}'
+        found.setdefault(f'{heading}, {result.kind}s' if several else heading, []).append(result)
+    return found
 
 
 def _title(group: Sequence[Result]) -> str:
@@ -208,8 +207,8 @@ def markdown(results: Sequence[Result], context: dict) -> str:
     lines = ['# Benchmarks', '', *_facts(context), '']
     lines += [f'- {name}: {CASES[name].about}' for name in dict.fromkeys(of.case for of in results)]
     lines += ['', CELLS]
-    for part in _parts(results):
-        lines += ['', f'## {_heading(part)}', '', *table(part, context.get('copy bandwidth'))]
+    for heading, part in _parts(results).items():
+        lines += ['', f'## {heading}', '', *table(part, context.get('copy bandwidth'))]
     return '\n'.join(lines) + '\n'
 
 
@@ -217,32 +216,45 @@ def table(part: Sequence[Result], bandwidth: Optional[float] = None) -> List[str
     """Return Markdown with one row per case and baseline, one column per size, and the slopes.
 
     Args:
-        part: results of one mode and batch.
+        part: results of one kind, mode and batch.
         bandwidth: copy bandwidth in bytes per second; adds the share that each baseline reaches.
     """
-    sizes = sorted({(result.tokens, result.size) for result in part})
+    # The tokens of an image depend on the model.
+    sizes: Dict[str, Set[int]] = {}
+    for result in sorted(part, key=lambda result: result.tokens):
+        sizes.setdefault(result.size, set()).add(result.tokens)
     cases = dict.fromkeys(result.case for result in part)
-    lines = []
+    lines, exponents = [], []
     for case in cases:
         group = [result for result in part if result.case == case]
         fitted = slopes(group)
-        found = {(of.baseline, of.tokens, of.size): of for of in group}
+        found = {(of.baseline, of.size): of for of in group}
         first = group[0].baseline
         for name in dict.fromkeys(result.baseline for result in group):
             # A case may leave out a baseline at some sizes.
-            row = [found.get((name, *size)) for size in sizes]
-            cells = [
-                cell(result, found[first, result.tokens, result.size], bandwidth) if result else ''
-                for result in row
-            ]
-            exponents = ['' if of is None else f'{of:.2f}' for of in fitted.get(name, (None, None))]
-            lines.append([f'{case}: {name}' if len(cases) > 1 else name, *cells, *exponents])
-    columns = [f'{size}, {tokens:,} tokens' for tokens, size in sizes]
-    return tables.markdown(['', *columns, 'slope of time', 'slope of memory'], lines)
+            row = [(found.get((name, size)), found.get((first, size))) for size in sizes]
+            cells = [cell(result, base, bandwidth) if result else '' for result, base in row]
+            lines.append([f'{case}: {name}' if len(cases) > 1 else name, *cells])
+            exponents.append(fitted.get(name, (None, None)))
+    columns = [
+        f'{size}, {min(tokens):,} tokens' if len(tokens) == 1 else size
+        for size, tokens in sizes.items()
+    ]
+    for heading, values in zip(('slope of time', 'slope of memory'), zip(*exponents)):
+        if any(value is not None for value in values):
+            columns.append(heading)
+            for line, value in zip(lines, values):
+                line.append('' if value is None else f'{value:.2f}')
+    return tables.markdown(['', *columns], lines)
 
 
-def cell(result: Result, first: Result, bandwidth: Optional[float] = None) -> str:
-    """Return what :data:`CELLS` says, ``first`` being the first row of the case."""
+def cell(result: Result, first: Optional[Result], bandwidth: Optional[float] = None) -> str:
+    """Return time, ratio and memory, as :data:`CELLS` says.
+
+    Args:
+        first: result of the first baseline of the case at this size, if it was run.
+        bandwidth: see :func:`table`.
+    """
     if result.skipped:
         return result.skipped
     time = result.time
@@ -252,7 +264,7 @@ def cell(result: Result, first: Result, bandwidth: Optional[float] = None) -> st
         half = factor * (time.high - time.low) / 2
         text += f' ± {half:.0f}' if half >= 9.5 else f' ± {half:.1g}'
     text += f' {unit}'
-    if result is not first and not first.skipped:
+    if first and result is not first and not first.skipped:
         ratio = time.median / first.time.median
         text += f' ({ratio:.0f}x)' if ratio >= 10 else f' ({ratio:.{2 if ratio > 0.1 else 3}f}x)'
     if result.peak_bytes:

@@ -160,9 +160,10 @@ def context(args: argparse.Namespace, argv: List[str]) -> Dict[str, object]:
         'machine': machine(args.device),
         'threads': torch.get_num_threads(),
         'versions': f'Python {platform.python_version()}, torch {torch.__version__}',
-        'settings': f'{args.heads} heads of {args.head_dim} channels (operators and layers), '
-        f'{args.dtype}, {args.rounds} or more calls each, in turns',
+        'settings': f'{args.dtype}, {args.rounds} or more calls each, in turns',
     }
+    if any(CASES[name].kind != 'backbone' for name in args.cases):
+        facts['settings'] += f'; heads: {args.heads}, of {args.head_dim} channels'
     if args.no_plots:
         facts['plots'] = False
     if args.device.type == 'cuda':

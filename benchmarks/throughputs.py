@@ -64,7 +64,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     )
     parser.add_argument('--threads', type=int, default=os.cpu_count(), metavar='N')
     args = parser.parse_args(argv)
-    report.check_place(NAME)
+    try:
+        report.check_place(NAME)
+    except ValueError as error:
+        parser.error(str(error))
     speeds = {}
     for name in track(names(), 'images a second'):
         speeds[name] = dict(

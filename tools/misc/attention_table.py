@@ -10,11 +10,15 @@ The times are those of the case 'attentions' in docs/benchmarks/layers.json.
 import argparse
 import inspect
 import json
+import statistics
 import sys
 from pathlib import Path
 from typing import Dict, List, Sequence
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import mmlinattn.models.layers as layers
+from benchmarks.report import digits
 from mmlinattn.models.layers import BaseAttention, NonLocalBlock, registered_subclasses
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,7 +101,7 @@ def table(times: dict) -> List[str]:
         lines.append(_row(f'`{name}`', info.source, info.use, info.time, extra, packed, export))
         measured = times['ms'].get(name, {})
         needed = 'needed' if info.needs_map else ''
-        ms = (str(measured.get(size, '')) for size in TOKENS)
+        ms = (measured.get(size, '') for size in TOKENS)
         more.append(_row(f'`{name}`', f'`{info.formula}`', info.memory, needed, added(kind), *ms))
     lines += ['', '<details>', '<summary>Formula, memory, parameters, milliseconds</summary>', '']
     lines += more
@@ -141,12 +145,11 @@ def page(text: str, times: dict) -> str:
 def distil(results: dict) -> dict:
     """Return the median times in ms of each attention by size, and the facts of the measurement."""
     sizes = {tokens: name for name, tokens in TOKENS.items()}
-    ms: Dict[str, Dict[str, float]] = {}
+    ms: Dict[str, Dict[str, str]] = {}
     for result in results['results']:
         kept = result['case'] == CASE and result['mode'] == MODE and not result['skipped']
         if kept and result['batch'] == 1 and result['tokens'] in sizes:
-            seconds = sorted(result['seconds'])
-            value = float(f'{1e3 * seconds[len(seconds) // 2]:.3g}')
+            value = digits(1e3 * statistics.median(result['seconds']))
             ms.setdefault(result['baseline'], {})[sizes[result['tokens']]] = value
     if not ms:
         raise SystemExit(f'{TIMES} has no times of the case {CASE!r}, {MODE}, batch 1')
