@@ -3,9 +3,11 @@
 import argparse
 import os
 import platform
+import shlex
 import subprocess
 from importlib import metadata
 from pathlib import Path
+from typing import Dict, List
 
 import torch
 
@@ -36,6 +38,22 @@ def machine(device: torch.device) -> str:
         cpu = names[0].split(':', 1)[1].strip() if names else cpu
     text = f'{cpu}, {os.cpu_count()} cores, {platform.system()}'
     return f'{torch.cuda.get_device_name(device)}; {text}' if device.type == 'cuda' else text
+
+
+def facts(script: str, argv: List[str], device: torch.device) -> Dict[str, object]:
+    """Return what is needed to judge and to repeat a measurement.
+
+    Args:
+        script: in ``benchmarks/``.
+        argv: its arguments.
+    """
+    return dict(
+        command=shlex.join(['python', f'benchmarks/{script}', *argv]),
+        commit=commit(),
+        machine=machine(device),
+        threads=torch.get_num_threads(),
+        versions=f'Python {platform.python_version()}, torch {torch.__version__}',
+    )
 
 
 def parse_device(text: str, parser: argparse.ArgumentParser) -> torch.device:

@@ -4,13 +4,11 @@
     python benchmarks/profile_backbones.py --images 512x512 --docs profile
 
 Prints a Markdown table. The peak is the speed of one large matrix product in the faster of the two
-libraries. --docs NAME shows the table in docs/benchmarks.md, too, as that of benchmarks/run.py.
+libraries. --docs NAME also shows the table in docs/benchmarks.md, as benchmarks/run.py does.
 """
 
 import argparse
 import functools
-import platform
-import shlex
 import sys
 from pathlib import Path
 from typing import Callable, Dict, List, Tuple
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import report, tables
-from benchmarks.machine import commit, machine
+from benchmarks.machine import facts
 from benchmarks.measure import interleave
 from benchmarks.run import image, positive
 from mmlinattn.analysis.complexity import analyse
@@ -101,15 +99,9 @@ def main(argv: List[str]) -> int:
     if args.keep_memory:
         keep_freed_memory()
     peak = peaks()
-    facts = dict(
-        command=shlex.join(['python', 'benchmarks/profile_backbones.py', *argv]),
-        commit=commit(),
-        machine=machine(CPU),
-        threads=torch.get_num_threads(),
-        versions=f'Python {platform.python_version()}, torch {torch.__version__}',
-    )
+    record = facts('profile_backbones.py', argv, CPU)
     speeds = (f'{value / 1e9:.0f} by {name}' for name, value in peak.items())
-    facts['largest product, G multiply-accumulates a second'] = ', '.join(speeds)
+    record['largest product, G multiply-accumulates a second'] = ', '.join(speeds)
     columns, rows = ['backbone', 'image', 'dtype', 'ms', 'share of peak', *KINDS], []
     for name in args.backbones:
         model = cpu_linear.optimize_for_cpu(BACKBONES[name]().eval())
@@ -123,10 +115,10 @@ def main(argv: List[str]) -> int:
                 rate = products / seconds / max(peak.values())
                 cells += [report.digits(1e3 * seconds), f'{rate:.0%}']
                 rows.append([*cells, *(f'{share:.0%}' for share in found.values())])
-    print(*(f'{name}: {value}' for name, value in facts.items()), sep='\n', end='\n\n')
+    print(*(f'{name}: {value}' for name, value in record.items()), sep='\n', end='\n\n')
     print(*tables.markdown(columns, rows), sep='\n')
     if args.docs:
-        report.publish(args.docs, dict(facts, table=dict(columns=columns, lines=rows)))
+        report.publish(args.docs, dict(record, table=dict(columns=columns, lines=rows)))
     return 0
 
 

@@ -44,22 +44,24 @@ def write(results: Sequence[Result], context: dict, folder: Path) -> List[Path]:
     paths = [folder / 'results.json', folder / 'results.md']
     paths[0].write_text(json.dumps(data, indent=1) + '\n')
     paths[1].write_text(markdown(results, context))
-    return [*paths, *_draw(groups, context, folder)]
+    return [*paths, *_draw(_plotted(results, context), folder)]
+
+
+def _plotted(results: Sequence[Result], context: dict) -> List[List[Result]]:
+    """Return the groups that have a plot: those with a result, unless there are to be none."""
+    groups = [list(group) for _, group in groupby(results, _group)]
+    shown = groups if context.get('plots', True) else []
+    return [group for group in shown if any(not result.skipped for result in group)]
 
 
 def _draw(
-    groups: Sequence[Sequence[Result]],
-    context: dict,
-    folder: Path,
-    prefix: str = '',
-    source: str = '',
+    groups: Sequence[Sequence[Result]], folder: Path, prefix: str = '', source: str = ''
 ) -> List[Path]:
-    """Write one plot per case with a result, unless there are to be none; return their paths."""
+    """Write one plot per group, and return their paths."""
     paths = []
     for group in groups:
-        if context.get('plots', True) and any(not result.skipped for result in group):
-            paths.append(folder / f'{prefix}{_slug(group)}.png')
-            plot(group).savefig(paths[-1], dpi=120, metadata=dict(Source=source))
+        paths.append(folder / f'{prefix}{_slug(group)}.png')
+        plot(group).savefig(paths[-1], dpi=120, metadata=dict(Source=source))
     return paths
 
 
@@ -110,8 +112,7 @@ def draw(name: str, folder: Path) -> List[Path]:
 
     file = DOCS / 'benchmarks' / f'{name}.json'
     context, results = _read(file)
-    groups = [list(group) for _, group in groupby(results, _group)]
-    return _draw(groups, context, folder, f'{name}_', sha256_of(file))
+    return _draw(_plotted(results, context), folder, f'{name}_', sha256_of(file))
 
 
 def published(name: str) -> List[str]:
@@ -119,7 +120,6 @@ def published(name: str) -> List[str]:
     context, results = _read(DOCS / 'benchmarks' / f'{name}.json')
     speeds = context.pop('speeds', {})
     shown = context.pop('table', None)
-    plots = context.pop('plots', True)
     lines = ['```shell', context.pop('command'), '```', '', *_facts(context)]
     if speeds:
         lines += [*_conditions(speeds), '', *speed_table(speeds)]
@@ -127,10 +127,7 @@ def published(name: str) -> List[str]:
         lines += ['', *tables.markdown(**shown)]
     for heading, part in _parts(results).items():
         lines += ['', f'{heading}:', '', *table(part, context.get('copy bandwidth'))]
-        for _, members in groupby(part if plots else [], _group):
-            group = list(members)
-            if all(result.skipped for result in group):
-                continue
+        for group in _plotted(part, context):
             picture = f'images/{name}_{_slug(group)}.png'
             lines += ['', f'![Time and memory, {_title(group)}]({picture})']
     return lines

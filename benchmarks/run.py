@@ -12,8 +12,6 @@ before any timing. A baseline that differs or raises an error is not timed, and 
 import argparse
 import json
 import os
-import platform
-import shlex
 import sys
 from pathlib import Path
 from typing import Dict, List, Tuple
@@ -28,7 +26,7 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.cases import CASES, KINDS, Setup, map_shape
-from benchmarks.machine import commit, machine, parse_device, version
+from benchmarks.machine import facts, parse_device, version
 from benchmarks.measure import copy_bandwidth
 from benchmarks.report import check_place, check_results, publish, redraw, write
 from benchmarks.suite import MODES, Effort, Result, run_case
@@ -154,22 +152,19 @@ def setups(args: argparse.Namespace, kind: str, batch: int) -> List[Setup]:
 
 def context(args: argparse.Namespace, argv: List[str]) -> Dict[str, object]:
     """Return the context that is needed to judge and to repeat the measurement."""
-    facts = {
-        'command': shlex.join(['python', 'benchmarks/run.py', *argv]),
-        'commit': commit(),
-        'machine': machine(args.device),
-        'threads': torch.get_num_threads(),
-        'versions': f'Python {platform.python_version()}, torch {torch.__version__}',
-        'settings': f'{args.dtype}, {args.rounds} or more calls each, in turns',
-    }
+    found = facts('run.py', argv, args.device)
+    settings = f'{args.dtype}, {args.rounds} or more calls each, in turns'
     if any(CASES[name].kind != 'backbone' for name in args.cases):
-        facts['settings'] += f'; heads: {args.heads}, of {args.head_dim} channels'
+        settings += f'; heads: {args.heads}, of {args.head_dim} channels'
+    found['settings'] = settings
     if args.no_plots:
-        facts['plots'] = False
+        found['plots'] = False
     if args.device.type == 'cuda':
-        facts['versions'] += f', CUDA {torch.version.cuda}, Triton {version("triton")}'
-        facts['copy bandwidth'] = copy_bandwidth(args.device)
-    return facts
+        found['versions'] = (
+            f'{found["versions"]}, CUDA {torch.version.cuda}, Triton {version("triton")}'
+        )
+        found['copy bandwidth'] = copy_bandwidth(args.device)
+    return found
 
 
 def main(argv: List[str]) -> int:
@@ -191,7 +186,7 @@ def main(argv: List[str]) -> int:
         torch.set_num_threads(args.threads)
     min_seconds = 0.3 if args.quick else 1.0
     effort = Effort(args.rounds, min_seconds, args.budget, args.processor_time, not args.no_memory)
-    facts = context(args, argv)
+    found = context(args, argv)
     results: List[Result] = []
     jobs = [(CASES[n], m, b) for n in args.cases for m in args.modes for b in args.batch]
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn())
@@ -205,7 +200,7 @@ def main(argv: List[str]) -> int:
             results += run_case(case, setups(args, case.kind, batch), mode, effort, show)
             progress.advance(bar)
             # Save after each job, so that an interruption loses no results.
-            paths = write(results, facts, args.out)
+            paths = write(results, found, args.out)
     console.print(Markdown(paths[1].read_text()))
     console.print('Written: ' + ', '.join(map(str, paths)))
     failed = [result for result in results if result.failed]

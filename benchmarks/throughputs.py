@@ -11,11 +11,12 @@ they were.
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import List, Optional
+from typing import List
 
 import torch
 from rich.progress import track
@@ -58,7 +59,7 @@ def measured(name: str, threads: int) -> dict:
         return json.loads(file.read_text())
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: List[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -73,9 +74,10 @@ def main(argv: Optional[List[str]] = None) -> int:
         speeds[name] = dict(
             measured(name, args.threads), commit=commit(), processor=machine(torch.device('cpu'))
         )
-    report.publish(NAME, dict(command='python benchmarks/throughputs.py', speeds=speeds))
+    command = shlex.join(['python', 'benchmarks/throughputs.py', *argv])
+    report.publish(NAME, dict(command=command, speeds=speeds))
     return 0
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -201,7 +201,9 @@ def config_file(config: str) -> str:
 
 
 def package_configs() -> Dict[str, Path]:
-    """Return the configs of this package: name -> path; of equal names the first path by alphabet.
+    """Return the configs of this package: name -> path.
+
+    If two have one name, it means the first path by alphabet.
 
     Example:
         >>> package_configs()['ravlt-t_8xb128_in1k'].parent.name

@@ -22,23 +22,18 @@ def test_shares_are_of_all_the_time(monkeypatch, capsys, bf16):
         assert shares[0] > 0 and shares[2] > 0  # linear layers, convolutions
 
 
-def test_the_page_shows_the_table(tmp_path, monkeypatch, capsys):
+def test_the_page_shows_the_table(benchmark_page, monkeypatch, capsys):
     monkeypatch.setattr(profile_backbones, 'SIDE', 64)
-    monkeypatch.setattr(report, 'DOCS', tmp_path)
-    page = tmp_path / report.PAGE
-    page.write_text('none\n')
     with pytest.raises(SystemExit):
-        profile_backbones.main(['--docs', 'a'])
-    assert 'must have one line <!-- benchmark: a -->' in capsys.readouterr().err
-    (tmp_path / 'images').mkdir()
-    page.write_text(f'{report.begin("a")}\n{report.END}\n')
+        profile_backbones.main(['--docs', 'b'])
+    assert 'must have one line <!-- benchmark: b -->' in capsys.readouterr().err
     words = '--backbones mit-b0-rwgka --images 64x96 --rounds 1 --docs a'
     assert profile_backbones.main(words.split()) == 0
-    out, text = capsys.readouterr().out, page.read_text()
+    out, text = capsys.readouterr().out, benchmark_page.read_text()
     (row,) = (line for line in out.splitlines() if line.startswith('| mit-b0-rwgka'))
     assert row in text and f'python benchmarks/profile_backbones.py {words}' in text
     report.redraw('a')
-    assert page.read_text() == text
+    assert benchmark_page.read_text() == text
 
 
 @pytest.mark.parametrize(

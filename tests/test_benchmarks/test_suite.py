@@ -287,16 +287,12 @@ def test_a_run_without_memory(tmp_path, capsys):
     assert (tmp_path / 'additive-forward-1.png').exists()
 
 
-def test_a_run_without_plots(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(report, 'DOCS', tmp_path)
-    (tmp_path / 'images').mkdir()
-    page = tmp_path / report.PAGE
-    page.write_text(f'{report.begin("a")}\n{report.END}\n')
+def test_a_run_without_plots(benchmark_page, tmp_path, capsys):
     argv = '--cases linear --tokens 16 --modes forward --rounds 1 --quick --no-plots --docs a'
     assert run.main([*argv.split(), '--out', str(tmp_path / 'out')]) == 0
     assert not [*tmp_path.rglob('*.png')]
-    assert '| mmlinattn | ' in page.read_text() and 'plots: ' not in page.read_text()
-    assert '.png' not in page.read_text()
+    text = benchmark_page.read_text()
+    assert '| mmlinattn | ' in text and 'plots: ' not in text and '.png' not in text
 
 
 def test_list_of_cases(capsys):
@@ -372,6 +368,21 @@ def test_page_shows_what_the_committed_results_give(root: Path, tmp_path: Path):
             check_picture(root / 'docs/images' / picture, tmp_path / picture, records)
 
 
+def test_throughputs_are_published_with_their_command(benchmark_page, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        throughputs.main([])
+    assert 'must have one line <!-- benchmark: throughput -->' in capsys.readouterr().err
+    monkeypatch.setattr(throughputs, 'NAME', 'a')
+    monkeypatch.setattr(throughputs, 'names', lambda: ['x'])
+    row = dict(batch=1, images_a_second=2.0, low=1.5, high=2.5)
+    record = dict(shape=[8, 8], results=[row], published=None, machine='cpu')
+    monkeypatch.setattr(throughputs, 'measured', lambda name, threads: record)
+    assert throughputs.main(['--threads', '1']) == 0
+    text = benchmark_page.read_text()
+    assert 'python benchmarks/throughputs.py --threads 1\n' in text
+    assert '| `x` | 8 x 8 | 2.00 (1.50 to 2.50) |  |' in text
+
+
 def test_speeds_are_shown_beside_the_published_ones():
     row = dict(batch=64, images_a_second=20.04, low=19.46, high=20.31)
     said = '792 images a second (device: one V100), reported by the paper'
@@ -394,11 +405,8 @@ def test_models_with_a_published_speed_are_measured():
     assert {'ravlt-t_8xb128_in1k', 'deit-t-la_8xb64_cifar100', 'smca_r50_8xb2-50e_coco'} < {*names}
 
 
-def test_results_are_shown_in_the_page(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(report, 'DOCS', tmp_path)
-    (tmp_path / 'images').mkdir()
-    page = tmp_path / report.PAGE
-    page.write_text(f'before\n{report.begin("a")}\nold\n{report.END}\nafter\n')
+def test_results_are_shown_in_the_page(benchmark_page, tmp_path, capsys):
+    page = benchmark_page
     words = '--cases linear --tokens 16 64 --rounds 1 --heads 1 --modes forward --quick --docs'
     assert run.main([*words.split(), 'a', '--out', str(tmp_path / 'out')]) == 0
     text = page.read_text()
