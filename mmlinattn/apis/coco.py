@@ -20,7 +20,7 @@ def coco_json(
     Its keys are ``images``, ``categories`` and ``annotations``. Detections have ``bbox`` (x, y,
     width, height in pixels), ``score`` and, with masks, a run-length ``segmentation``.
     Segmentations have one annotation for each class of an image; classifications have ``score``
-    only.
+    only; reconstructions have no annotations.
 
     Args:
         samples: name, (height, width) and prediction of each image.
@@ -81,7 +81,7 @@ def _annotations(sample: BaseDataElement, min_score: float) -> Iterable[Tuple[in
         labels = sample.pred_sem_seg.data[0].numpy()
         for label in np.unique(labels):
             yield int(label), _region(labels == label)
-    else:
+    elif 'pred_score' in sample:
         scores = sample.pred_score.tolist()
         for label in sorted(range(len(scores)), key=scores.__getitem__, reverse=True):
             if scores[label] >= min_score:

@@ -72,9 +72,26 @@ class Prediction:
         return self.sample.pred_sem_seg.data[0].numpy().astype(np.int64)
 
     @property
+    def reconstruction(self) -> Optional[np.ndarray]:
+        """Image that ViT-VQGAN makes of its codes, (h, w, 3) uint8, BGR.
+
+        Its size is that of the input of the model, which the test pipeline decides.
+        """
+        if 'pred_img' not in self.sample:
+            return None
+        return np.ascontiguousarray(self.sample.pred_img.numpy()[::-1].transpose(1, 2, 0))
+
+    @property
+    def codes(self) -> Optional[np.ndarray]:
+        """Codes of ViT-VQGAN, (tokens,) int64, row by row."""
+        return self.sample.codes.numpy() if 'codes' in self.sample else None
+
+    @property
     def labels(self) -> np.ndarray:
         """Class indices, int64: of the objects; of a classifier all, best first; of a segmentor
-        those in the image, in ascending order."""
+        those in the image, in ascending order; of ViT-VQGAN none."""
+        if self.reconstruction is not None:
+            return np.zeros(0, np.int64)
         if self.segmentation is not None:
             return np.unique(self.segmentation)
         labels = self._of_objects('labels')
@@ -94,6 +111,8 @@ class Prediction:
 
     def plot(self, min_score: Optional[float] = None, enlarge: int = 1) -> np.ndarray:
         """Return the image with the prediction drawn over it, (F * H, F * W, 3) uint8, BGR.
+
+        Of ViT-VQGAN it is the input beside the reconstruction, (F * h, 2 * F * w, 3).
 
         Args:
             min_score: lowest score of objects; that of the prediction by default.
@@ -151,7 +170,9 @@ class Prediction:
         return write_file(Path(path), content.getvalue())
 
     def __repr__(self) -> str:
-        if 'pred_score' in self.sample:
+        if self.codes is not None:
+            found = f'reconstruction from {len(np.unique(self.codes))} different codes'
+        elif 'pred_score' in self.sample:
             found = f'{self.names[0]} {self.sample.pred_score.max():.2f}'
         elif self.boxes is None:
             found = ', '.join(self.names)

@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 from ..deployment import is_exported, load_exported
 from ..engine.config import load_config
 from ..engine.model import class_names, load_model, metainfos, number_of_classes, quiet
+from ..models.generation import ViTVQGAN
 from ..utils import check_integer
 from .augmentation import augmentation, check_augmentable, merging_model
 from .categories import category_ids, coco_categories
@@ -68,7 +69,8 @@ class Predictor:
         tta: predict with test-time augmentation, see :func:`.augmentation.augmentation`.
 
     Attributes:
-        task: ``'detection'``, ``'segmentation'`` or ``'classification'``.
+        task: ``'detection'``, ``'segmentation'``, ``'classification'`` or, of ViT-VQGAN,
+            ``'reconstruction'``.
         classes: class names.
         categories: COCO categories of the classes, with colours and the ids of the test data.
         model: the model in eval mode.
@@ -96,6 +98,8 @@ class Predictor:
         with DefaultScope.overwrite_default_scope(scope):
             load: Callable[..., Tuple[BaseModel, dict]] = load_exported if exported else load_model
             self.model, meta = load(cfg, weights, device)
+            if isinstance(self.model, ViTVQGAN):
+                self.task = 'reconstruction'
             self.network: BaseModel = self.model
             if tta:
                 check_augmentable(self.model)

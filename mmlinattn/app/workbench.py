@@ -212,8 +212,13 @@ def _refuse(module: nn.Module, inputs: tuple) -> None:
 
 
 def table_of(prediction: Prediction) -> Table:
-    """Return a table of objects, best first, or of classes with their pixel share or score."""
+    """Return a table of objects, best first, or of classes with their pixel share or score.
+
+    That of a reconstruction is empty.
+    """
     names = prediction.names
+    if prediction.reconstruction is not None:
+        return Table([], [], [])
     scores: Any = prediction.scores  # None for segmentors, where it is not read
     if prediction.segmentation is not None:
         heads, shares = ['class', '% of pixels'], np.bincount(prediction.segmentation.flatten())

@@ -1,4 +1,4 @@
-"""Predict images, folders, videos or a camera with a detector, segmentor or classifier."""
+"""Predict images, folders, videos or a camera with a model of a config."""
 
 import argparse
 import json

@@ -123,14 +123,18 @@ def draw_prediction(
 
     Args:
         image: (H, W, 3) uint8 RGB.
-        sample: prediction of MMDetection, MMSegmentation or MMPretrain, on the CPU.
+        sample: prediction of MMDetection, MMSegmentation, MMPretrain or ViT-VQGAN, on the CPU.
         classes, palette: names and RGB triples in 0..255.
         min_score: objects with a lower score are left out.
         enlarge: factor F that makes text on small images readable.
 
     Returns:
-        (F * H, F * W, 3) uint8 RGB.
+        (F * H, F * W, 3) uint8 RGB; of ViT-VQGAN the input (h, w) of the model beside its
+        reconstruction, (F * h, 2 * F * w, 3).
     """
+    if 'pred_img' in sample:
+        both = torch.cat([sample.gt_img, sample.pred_img], 2)
+        return enlarged(both.permute(1, 2, 0).numpy(), enlarge)
     image = enlarged(image, enlarge)
     if 'pred_sem_seg' in sample:
         labels = sample.pred_sem_seg.data[0].numpy()

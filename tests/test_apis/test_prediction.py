@@ -75,6 +75,22 @@ def test_scores(scores):
     assert scores.boxes is None and ': dog 0.70;' in str(scores)
 
 
+def test_reconstruction(tmp_path):
+    inputs, outputs = torch.full((3, 4, 8), 7), torch.tensor(RED)[:, None, None].expand(3, 4, 8)
+    found = of(gt_img=inputs.byte(), pred_img=outputs.byte(), codes=torch.tensor([5, 2, 5, 9]))
+    assert found.reconstruction.shape == (4, 8, 3)
+    assert found.reconstruction[2, 3].tolist() == [*RED[::-1]]
+    assert found.codes.tolist() == [5, 2, 5, 9]
+    assert found.labels.size == 0 and found.names == [] and found.scores is None
+    assert found.boxes is None and found.segmentation is None
+    assert ': reconstruction from 3 different codes;' in str(found)
+    saved = cv2.imread(str(found.save(tmp_path / 'a.png')))
+    assert saved.shape == (4, 16, 3) and found.plot(enlarge=3).shape == (12, 48, 3)
+    assert saved[1, 7].tolist() == [7, 7, 7] and saved[1, 8].tolist() == [*RED[::-1]]
+    content = json.loads(found.save(tmp_path / 'a.json').read_text())
+    assert len(content['images']) == 1 and content['annotations'] == []
+
+
 def test_picture_is_bgr(objects, tmp_path):
     drawn = objects.plot()
     assert drawn[32, 6].tolist() == [x // 2 for x in RED[::-1]]  # inside the mask of the cat

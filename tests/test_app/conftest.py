@@ -8,12 +8,17 @@ from mmlinattn.app import load_models
 from mmlinattn.engine.config import load_config
 from tests.test_tools.conftest import CONFIGS
 
-FILES = dict(CONFIGS, smca='configs/smca/smca-ripple_nano_shapes.py')
+FILES = dict(
+    CONFIGS,
+    smca='configs/smca/smca-ripple_nano_shapes.py',
+    vqgan='configs/vqgan/vit-vqgan-nano_shapes.py',
+)
 
 
 @pytest.fixture(scope='session')
 def files(root, tmp_path_factory):
-    """files(name) -> config and checkpoint; ``'seg'``, ``'det'``, ``'cls'`` or ``'smca'``."""
+    """files(name) -> config and checkpoint; ``'seg'``, ``'det'``, ``'cls'``, ``'smca'`` or
+    ``'vqgan'``."""
     folder = tmp_path_factory.mktemp('weights')
 
     def make(name):

@@ -38,6 +38,17 @@ def test_predict_and_explain(predictor, name):
         bench.explain(name, IMAGE, 'none', (0, 0))
 
 
+def test_reconstruction_has_no_table(predictor):
+    bench = Workbench(dict(a=predictor('vqgan')))
+    drawn, text, table = bench.predict('a', IMAGE, 0.3)
+    assert drawn.shape == (5 * 64, 2 * 5 * 96, 3) and text.endswith('reconstruction')
+    assert table.rows == table.heads == []
+    titles = bench.views('a')
+    assert titles
+    for title in titles:
+        assert bench.explain('a', IMAGE, title, (3, 4)).picture.shape == (5 * 64, 5 * 96, 3)
+
+
 def test_what_is_drawn_is_of_the_picture(predictor):
     """RGB in, RGB out; as the predictor says, enlarged."""
     classifier = predictor('cls')

@@ -14,7 +14,7 @@ EXAMPLES = Path('data/shapes/coco/val2017')
 
 
 def predict(argv: Optional[List[str]] = None) -> Namespace:
-    """Predict images, folders, videos or a camera with a detector, segmentor or classifier.
+    """Predict images, folders, videos or a camera with the model of a config.
 
     Writes to DIR: predictions.json in the COCO format; vis/ with a picture per image or a video per
     video; for segmentors labels/ with indexed PNGs, and legend.json. An image that cannot be read
