@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 TESTS = quick
 ZOO_ARGS ?=
 
-.PHONY: help setup demo test test-long zoo vqgan models docs matrix matrix-short lint format clean
+.PHONY: help setup demo test test-long zoo models docs matrix matrix-short lint format clean
 
 help:
 	@echo "make demo    set up, train and test on the embedded data set, draw a picture"
@@ -20,7 +20,6 @@ help:
 	@echo "make test-long  what damages inputs at random and runs for long, at full size; then"
 	@echo "             make matrix-short"
 	@echo "make zoo     every attention in two small backbones on two data sets"
-	@echo "make vqgan   reconstruction with four attentions, on Shapes and CamVid: under 15 minutes"
 	@echo "make models  the weights in mmlinattn/weights: trained, scored, in half precision"
 	@echo "make docs    the site, from docs/ into build/site"
 	@echo "make setup   set up only: the environment in $(VENV), or PYTHON=... to use another;"
@@ -38,10 +37,6 @@ demo: setup
 # Goes on where it was. ZOO_ARGS=--costs, --docs, ...: python -m benchmarks.zoo --help
 zoo: setup
 	$(PYTHON) -m benchmarks.zoo $(ZOO_ARGS)
-
-# Goes on where it was.
-vqgan: setup
-	@$(PYTHON) tools/misc/vqgan.py
 
 # Continues an interrupted training.
 models: setup
