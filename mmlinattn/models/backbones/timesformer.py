@@ -59,7 +59,8 @@ class ClipEmbed(ViTPatchEmbed):
             self._frames_logged = True
             print_log(
                 f'the time embedding of {time_embed.shape[1]} frames is resized to other '
-                f'clips, first to {frames} frames'
+                f'clips, first to {frames} frames',
+                'current',
             )
         return resize_embedding(time_embed, frames)
 

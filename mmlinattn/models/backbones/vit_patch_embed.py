@@ -96,7 +96,8 @@ class ViTPatchEmbed(BaseModule):
             self._resize_logged = True
             print_log(
                 f'the position embedding of {self.grid} patches is resized to other map sizes, '
-                f'first to {hw_shape}'
+                f'first to {hw_shape}',
+                'current',
             )
         return self._resize(self.pos_embed, self.grid, hw_shape)
 
