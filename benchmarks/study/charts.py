@@ -70,10 +70,10 @@ def draw(results: Results, chart: str) -> 'Figure':
 
 
 def styles(line: str = '') -> Iterator[Dict[str, str]]:
-    """Yield a colour and a marker for each row; the 24 rows of a study stay apart."""
-    for marker in cycle('osD^vP'):
+    """Yield a colour and a marker for each row, and dashes if ``line`` is ``'-'``."""
+    for marker, dashes in cycle(zip('osD^vP', ('-', '--', ':') * 2)):
         for number in range(8):
-            yield dict(color=f'C{number}', marker=marker, linestyle=line)
+            yield dict(color=f'C{number}', marker=marker, linestyle=line and dashes)
 
 
 def _panels(results: Results) -> List[Tuple[str, Dict[str, str]]]:

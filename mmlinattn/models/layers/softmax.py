@@ -41,7 +41,7 @@ class SoftmaxAttention(BaseAttention):
         time='O(N^2 d)',
         memory='O(N d)',
         source='Vaswani et al., NeurIPS 2017',
-        use='the baseline; best on small maps, up to about a thousand tokens',
+        use='the baseline; best on small maps, up to a few hundred tokens',
     )
 
     backbone_options = (*BaseAttention.backbone_options, 'rotary', 'lepe', 'gate', 'key_bias')
