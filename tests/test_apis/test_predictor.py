@@ -209,20 +209,19 @@ def test_reconstruction_of_vqgan(predictor):
     """Input and output are those of the network itself; several images give the same."""
     made = predictor('vqgan')
     assert made.task == 'reconstruction' and made.classes == [] and not made.notes
-    found = made(IMAGE)
+    found, middle = made(IMAGE), IMAGE[:, 16:80]
     with torch.no_grad():
-        rgb = torch.from_numpy(IMAGE[..., ::-1].copy()).permute(2, 0, 1)[None] / 255
+        # The test pipeline takes the square in the middle.
+        rgb = torch.from_numpy(middle[..., ::-1].copy()).permute(2, 0, 1)[None] / 255
         expected = made.model(rgb)[0].clamp(0, 1).mul(255).round().byte()
         codes = made.model.encode(rgb).codes[0]
     np.testing.assert_array_equal(
         found.reconstruction, expected.permute(1, 2, 0).numpy()[..., ::-1]
     )
     np.testing.assert_array_equal(found.codes, codes.numpy())
-    assert found.codes.size == 16 * 24
-    np.testing.assert_array_equal(found.plot(), np.hstack([IMAGE, found.reconstruction]))
+    assert found.codes.size == 16 * 16
+    np.testing.assert_array_equal(found.plot(), np.hstack([middle, found.reconstruction]))
     several = made([IMAGE, IMAGE[:32]], batch_size=2)
     assert 'images of one size' in made.packed_unsupported_reason
     np.testing.assert_array_equal(several[0].reconstruction, found.reconstruction)
-    assert several[1].codes.size == 8 * 24
-    with pytest.raises(ValueError, match='63x96 are no whole number of patches'):
-        made(IMAGE[:63])
+    assert several[1].reconstruction.shape == (64, 64, 3)

@@ -690,7 +690,7 @@ def test_pages_show_what_their_records_give(root: Path, tmp_path: Path):
         if not records.is_file():
             assert re.search(r'^No results .*yet: `.+`', blocks[source.stem].strip()), source.stem
             continue
-        content = plan.content(seeds=3) if source.stem == 'zoo' else grids.read(source)
+        content = plan.content(seeds=plan.SEEDS) if source.stem == 'zoo' else grids.read(source)
         content.pop('sizes', None)
         grid = grids.build(content)
         shown = session.committed(grid, records)
@@ -698,6 +698,19 @@ def test_pages_show_what_their_records_give(root: Path, tmp_path: Path):
         session.draw(session.published(grid, records), tmp_path, f'{grid.name}_')
         for picture in re.findall(r'\(images/(.*\.png)\)', blocks[source.stem]):
             check_picture(root / 'docs/images' / picture, tmp_path / picture, records)
+
+
+def test_the_hours_of_the_page_are_those_of_the_records(root: Path):
+    page, total = (root / 'docs/studies.md').read_text(), 0.0
+    shown = dict(re.findall(r'^\| `(\w+)` \|.*\| ([\d.]+) \|$', page, re.M))
+    assert {*shown} == {path.stem for path in (root / 'docs/studies').glob('*.json')}
+    for name, hours in shown.items():
+        records = json.loads((root / f'docs/studies/{name}.json').read_text())['records']
+        # `wall` is of the last session of a run alone.
+        seconds = sum(max(of['wall'], of.get('seconds', 0)) for of in records if 'metrics' in of)
+        total += seconds / 3600
+        assert hours == f'{seconds / 3600:.1f}', name
+    assert f'All runs on these pages took {total:.0f} hours of one core.' in page
 
 
 def test_a_published_study_is_regenerated(tmp_path, monkeypatch):

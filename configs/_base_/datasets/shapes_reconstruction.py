@@ -5,7 +5,13 @@ train_pipeline = [
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(type='PackInputs'),
 ]
-test_pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
+test_pipeline = [
+    dict(type='LoadImageFromFile'),
+    # The crops are 64x64 already; pictures of other sizes can be predicted.
+    dict(type='ResizeEdge', scale=64, edge='short'),
+    dict(type='CenterCrop', crop_size=64),
+    dict(type='PackInputs'),
+]
 train_dataloader = dict(
     batch_size=16,
     num_workers=0,  # on two cores a second process costs more than it brings
