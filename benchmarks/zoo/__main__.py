@@ -44,7 +44,12 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     for axis in ('backbone', 'data'):
         option = '--data' if axis == 'data' else '--backbones'
         add(option, nargs='+', default=[*axes[axis]], choices=axes[axis], metavar='NAME')
-    add('--seeds', type=int, default=plan.SEEDS, help=f'of {", ".join(plan.MAIN)}; of the others one')
+    add(
+        '--seeds',
+        type=int,
+        default=plan.SEEDS,
+        help=f'of {", ".join(plan.MAIN)}; of the others one',
+    )
     add('--bccd', type=Path, metavar='DIR', help='folder of BCCD; default: data/bccd')
     add('--quick', action='store_true', help='a few images and one epoch, to try the program')
     add_arguments(parser)
