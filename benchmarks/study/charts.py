@@ -70,7 +70,10 @@ def draw(results: Results, chart: str) -> 'Figure':
 
 
 def styles(line: str = '') -> Iterator[Dict[str, str]]:
-    """Yield a colour and a marker for each row, and dashes if ``line`` is ``'-'``."""
+    """Yield a colour and a marker for each row, and dashes if ``line`` is ``'-'``.
+
+    So 24 rows stay apart.
+    """
     for marker, dashes in cycle(zip('osD^vP', ('-', '--', ':') * 2)):
         for number in range(8):
             yield dict(color=f'C{number}', marker=marker, linestyle=line and dashes)

@@ -24,7 +24,8 @@ class Prediction:
     """Prediction of one image.
 
     Objects below ``min_score`` are left out of all that it returns, draws and saves, but not of
-    ``sample``. Arrays are NumPy's; those that the model does not predict are None.
+    ``sample``. Arrays are NumPy's; those that the model does not predict are None,
+    but labels of ViT-VQGAN empty.
 
     Attributes:
         sample: data sample of the framework, on the CPU.

@@ -142,7 +142,8 @@ class Workbench:
         predictor, bgr = self.models[name], cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
         with self._turn(bgr):
             prediction = predictor.predict(bgr, min_score=min_score)
-            drawn = prediction.plot(enlarge=enlargement(image))
+            made = prediction.reconstruction
+            drawn = prediction.plot(enlarge=enlargement(image if made is None else made))
             table = table_of(prediction)
         height, width = image.shape[:2]
         text = (

@@ -41,7 +41,8 @@ def test_predict_and_explain(predictor, name):
 def test_reconstruction_has_no_table(predictor):
     bench = Workbench(dict(a=predictor('vqgan')))
     drawn, text, table = bench.predict('a', IMAGE, 0.3)
-    assert drawn.shape == (5 * 64, 2 * 5 * 64, 3) and text.endswith('reconstruction')
+    assert drawn.shape == (8 * 64, 2 * 8 * 64, 3) and text.endswith('reconstruction')
+    assert bench.predict('a', np.zeros((600, 800, 3), np.uint8), 0.3)[0].shape == drawn.shape
     assert table.rows == table.heads == []
     titles = bench.views('a')
     assert titles

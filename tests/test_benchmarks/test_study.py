@@ -5,6 +5,7 @@ import os
 import random
 import re
 import time
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import yaml
 
 pytest.importorskip('mmpretrain', reason='the runs are of classifiers, the extra "cls"')
 
-from benchmarks.study import execution, page, pool, records, session
+from benchmarks.study import charts, execution, page, pool, records, session
 from benchmarks.study import grid as grids
 from benchmarks.study.__main__ import main
 from benchmarks.study.__main__ import run as end_of
@@ -698,6 +699,12 @@ def test_pages_show_what_their_records_give(root: Path, tmp_path: Path):
         session.draw(session.published(grid, records), tmp_path, f'{grid.name}_')
         for picture in re.findall(r'\(images/(.*\.png)\)', blocks[source.stem]):
             check_picture(root / 'docs/images' / picture, tmp_path / picture, records)
+
+
+def test_rows_of_a_picture_differ():
+    lines = [(of['color'], of['linestyle']) for of in islice(charts.styles('-'), 24)]
+    assert len({*lines}) == 24
+    assert {of['linestyle'] for of in islice(charts.styles(), 24)} == {''}
 
 
 def test_the_hours_of_the_page_are_those_of_the_records(root: Path):

@@ -24,8 +24,10 @@ def main() -> None:
     rows = {}
     for attention in ATTENTIONS:
         run = f'{args.data}_{attention}_seed0'
-        (config,) = args.study.glob(f'runs/{run}-*/configs/val.py')
-        cfg = load_config(str(config))
+        found = [*args.study.glob(f'runs/{run}-*/configs/val.py')]
+        if len(found) != 1:
+            parser.error(f'{args.study} has {len(found)} folders runs/{run}-*, not 1')
+        cfg = load_config(str(found[0]))
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             number = len(DATASETS.build(cfg.test_dataloader.dataset))
         indices = [i * number // COLUMNS for i in range(COLUMNS)]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mmengine.logging import MMLogger
 from torch.nn import functional as F
 
 from mmlinattn.checkpoints import CheckpointError, convert
@@ -168,6 +169,16 @@ def test_every_parameter_learns_and_bfloat16_is_close(scheme, attn_cfg):
     with torch.autocast('cpu', dtype=torch.bfloat16):
         half = model(clip)
     assert (half.float() - out).norm() < 0.05 * out.norm()
+
+
+def test_other_lengths_are_logged_once(caplog, monkeypatch):
+    monkeypatch.setattr(MMLogger.get_current_instance(), 'handlers', [caplog.handler])
+    model = build().eval()
+    model(torch.randn(1, 3, 4, 16, 16))
+    assert 'resized' not in caplog.text
+    for frames in (6, 8):
+        model(torch.randn(1, 3, frames, 16, 16))
+    assert caplog.text.count('time embedding of 4 frames is resized') == 1
 
 
 def test_checkpointing_changes_nothing():
