@@ -1078,7 +1078,7 @@ def test_the_grids_of_the_repository(path, quick):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not LONG, reason='trains 20 models for some iterations: make test-long')
+@pytest.mark.skipif(not LONG, reason='a trial of every grid, some minutes: make test-long')
 def test_every_study_in_short(root, tmp_path):
     shared = root.parent / 'shared' / 'data'
     if not (shared / 'camvid').is_dir():
