@@ -421,7 +421,7 @@ def test_costs_of_reconstruction_of_readme(name):
     cost = cost_of(name, (side, side))
     generator = cost.params - cost.by_module['discriminator'].params
     printed(row['M, here'], generator / 1e6)
-    printed(row['G, here'], cost.total / 1e9)
+    printed(row['G of the model, here'], cost.total / 1e9)
     assert (
         int(row['tokens'].replace(',', ''))
         == (side // load(name).model.backbone.arch.patch_size) ** 2
