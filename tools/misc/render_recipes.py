@@ -48,7 +48,7 @@ COLUMNS = {
     'M, paper': ['parameters', 'model_parameters'],
     'encoder M, paper': ['encoder_parameters'],
     'G, paper': ['gflops'],
-    'layer G, paper': ['layer_gflops'],
+    'G of one layer, paper': ['layer_gflops'],
     'rFID (paper)': ['rfid'],
     'top-1 (paper)': ['top1', 'video_top1'],
     'top-1 (release)': ['top1'],
