@@ -31,6 +31,8 @@ def test_a_row_for_each_attention(tool, root, shapes_root, tmp_path, monkeypatch
     tool['main']()
     with Image.open(tmp_path / 'a.jpg') as picture:
         assert picture.size == (8 * 96, 5 * 96)
+        first, second, *_ = np.split(np.asarray(picture, float), 5)
+    assert abs(first - second).mean() > 10  # images, and what random weights make of them
 
 
 def test_images_are_drawn_as_they_are(tool):
