@@ -25,7 +25,10 @@ def installed() -> bool:
 @functools.cache
 def _module(name: str) -> ModuleType:
     package = next(filter(util.find_spec, NAMES))
-    module = import_module(f'{package}.ops.linear_attn.{name}')
+    folder = f'{package}.ops.linear_attn'
+    if name == 'fused' and util.find_spec(f'{folder}.fused') is None:
+        name = 'triton'  # its name before August 2026
+    module = import_module(f'{folder}.{name}')
     for kernel in vars(module).values():
         if hasattr(kernel, 'configs'):
             few = [config for config in kernel.configs if _kept(config)]
@@ -40,7 +43,7 @@ def _kept(config) -> bool:
 
 def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute linear attention, see :func:`benchmarks.baselines.textbook.linear`."""
-    return _module('triton').linear_attention(q, k, v)
+    return _module('fused').linear_attention(q, k, v)
 
 
 def rala(q: Tensor, k: Tensor, v: Tensor, rotary: Tables) -> Tensor:

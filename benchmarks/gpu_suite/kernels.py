@@ -145,7 +145,8 @@ def caches() -> Iterator[Tuple[str, dict]]:
                 function = function.fn  # unwrap an autotuner
             if isinstance(function, triton.JITFunction) and id(function) not in seen:
                 seen.add(id(function))
-                yield name, getattr(function, 'device_caches', None) or function.cache
+                caches = getattr(function, 'device_caches', None)  # empty before a launch
+                yield name, function.cache if caches is None else caches
 
 
 def compiled() -> Iterator[tuple]:

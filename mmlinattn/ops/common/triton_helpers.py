@@ -216,7 +216,7 @@ class Launch:
         self.root = self.num_tokens**0.5
         self.bd = padded(self.dim)
         self.size = launch_table.size_class(self.dim, *others)
-        self.kind = launch_table.kind_of(q.dtype)
+        self.dtype_class = launch_table.kind_of(q.dtype)
         self.mask = (
             q if mask is None else mask.contiguous().view(torch.uint8)
         )  # without a mask: unused
@@ -227,7 +227,7 @@ class Launch:
         """Return the plan of a kernel of :mod:`.launch_table`."""
         count = self.batch * self.heads
         index = self.device.index if self.device.type == 'cuda' else None
-        return plan_of(name, self.size, self.kind, index, count, self.num_tokens)
+        return plan_of(name, self.size, self.dtype_class, index, count, self.num_tokens)
 
     def parts(self, name: str, *shape: int) -> Tensor:
         """Return uninitialised float32 (B, heads, splits, ...) for the sums of a kernel."""
@@ -256,13 +256,13 @@ class Launch:
 
 @functools.lru_cache(maxsize=4096)
 def plan_of(
-    name: str, size: str, kind: str, index: Optional[int], heads: int, num_tokens: int
+    name: str, size: str, dtype_class: str, index: Optional[int], heads: int, num_tokens: int
 ) -> LaunchPlan:
     """Return the plan of a kernel on a CUDA device, or in the interpreter (``index`` None)."""
     if index is None:
         return plan_tokens(launch_table.INTERPRETED, heads, num_tokens, None)
     device = torch.cuda.get_device_properties(index)
-    config = launch_table.table(index)[name][kind][size]
+    config = launch_table.table(index)[name][dtype_class][size]
     return plan_tokens(config, heads, num_tokens, residents(config, device))
 
 
