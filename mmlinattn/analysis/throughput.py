@@ -12,9 +12,8 @@ import torch
 import yaml
 from torch import nn
 
-from ..ops.common.timing import seconds_of
 from .auto_batch import GIB, available_ram
-from .timing import peak_bytes, repeat
+from .timing import peak_bytes, repeat, seconds_of
 from .training_estimate import AUTOCAST
 
 LEAST_CALLS = 3

@@ -15,8 +15,8 @@ import torch
 from rich.table import Table
 
 from ..engine.preflight.data import DATA_HINTS
-from ..ops.common import dispatch, kernel_verdicts, launch_table
-from ..ops.kernel_report import check_all
+from ..ops.common import dispatch
+from ..ops.gpu_check import check_kernels
 from ..utils.command_line import errors_in_one_line, plain_console
 from ..utils.versions import TESTED, untested
 from ..version import __version__
@@ -90,16 +90,16 @@ def devices() -> Iterator[Row]:
         yield 'GPU', f'none: {why}; {torch.get_num_threads()} threads on the CPU', 'note'
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
-        table = launch_table.architecture(index)
-        name = f'{facts.name}, {facts.total_memory / 2**30:.0f} GiB, {table}'
-        yield f'GPU {index}', name, 'ok'
+        name = f'{facts.name}, {facts.total_memory / 2**30:.0f} GiB'
+        yield f'GPU {index}', f'{name}, compute capability {facts.major}.{facts.minor}', 'ok'
     backend = os.environ.get(dispatch.ENV_VARIABLE)
     if backend:
         yield dispatch.ENV_VARIABLE, backend, 'note'
-    if dispatch.TRITON_PROBLEM:
-        yield 'kernels', f'torch implementations run: {dispatch.TRITON_PROBLEM}', 'note'
-    elif not torch.cuda.is_available():
-        yield 'kernels', 'torch implementations run: the Triton kernels need a GPU', 'note'
+    problem = dispatch.TRITON_PROBLEM or 'the Triton kernels need a GPU'
+    if torch.cuda.is_available():
+        problem = dispatch.gpu_problem(torch.cuda.current_device())
+    if problem:
+        yield 'kernels', f'torch implementations run: {problem}', 'note'
     else:
         yield 'kernels', f'Triton {importlib.import_module("triton").__version__}', 'ok'
 
@@ -124,21 +124,27 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check_kernels(debug: bool) -> int:
-    """Print what the kernel check finds for every operator, dtype and pass."""
+    """Print how the kernels compare with float64, by operator and dtype."""
     with errors_in_one_line(debug):
         if not torch.cuda.is_available():
             raise RuntimeError('--gpu needs a CUDA device, and torch finds none')
-        if dispatch.TRITON_PROBLEM:
-            raise RuntimeError(f'--gpu: {dispatch.TRITON_PROBLEM}')
         device = torch.device('cuda', torch.cuda.current_device())
-        print(kernel_verdicts.environment(device.index))
-        table = Table('operator', 'state', 'x torch', 'seconds', 'reason', title='kernels')
-        found = check_all(device)
-        for key, verdict in found.items():
-            style = {'passed': 'green', 'slower': 'yellow', 'failed': 'red'}[verdict.state]
-            ratio = f'{verdict.ratio:.2f}' if verdict.ratio else ''
-            table.add_row(
-                key, verdict.state, ratio, f'{verdict.seconds:.1f}', verdict.reason, style=style
-            )
+        problem = dispatch.gpu_problem(device.index)
+        if problem:
+            raise RuntimeError(f'--gpu: {problem}')
+        name = torch.cuda.get_device_name(device)
+        print(f'{name}, torch {torch.__version__}, Triton {dispatch.triton_version()}')
+        table = Table('operator', 'dtype', 'output', 'gradients', 'finding', title='kernels')
+        wrong = False
+        for found in check_kernels(device):
+            errors = f'{found.output:.1e}', f'{found.gradients:.1e}'
+            style = 'green'
+            if found.problem:
+                style = 'yellow' if found.is_unsupported else 'red'
+                wrong |= not found.is_unsupported
+            dtype = str(found.dtype).removeprefix('torch.')
+            table.add_row(found.operator, dtype, *errors, found.problem or 'agrees', style=style)
     plain_console().print(table)
-    return int(any(verdict.state == 'failed' for verdict in found.values()))
+    if wrong:
+        print(f'Set {dispatch.ENV_VARIABLE}=torch to run without kernels, and please report this.')
+    return int(wrong)

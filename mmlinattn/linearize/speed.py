@@ -7,8 +7,7 @@ from typing import Dict, List, Optional, Sequence
 import torch
 from mmengine.model import BaseModel
 
-from ..analysis.timing import peak_bytes
-from ..ops.common.timing import seconds_of
+from ..analysis.timing import peak_bytes, seconds_of
 from .parts import run_to
 
 CALLS = 3

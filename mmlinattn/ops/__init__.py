@@ -10,7 +10,6 @@ from .common.dispatch import BackendError, use_backend
 from .common.feature_maps import feature_map
 from .common.packed import PackedShapes
 from .common.rotary import Rotary, apply_rotary
-from .epilogue import local_gate
 from .linear import linear_attention, mala_attention, rala_attention, unnormalised_attention
 from .ripple import (
     clip_ripple_attention,
@@ -20,23 +19,8 @@ from .ripple import (
 )
 
 __all__ = [
-    'BackendError',
-    'PackedShapes',
-    'Rotary',
-    'adaptive_features',
-    'additive_attention',
-    'apply_rotary',
-    'clip_ripple_attention',
-    'feature_map',
-    'linear_attention',
-    'local_gate',
-    'mala_attention',
-    'nystrom_attention',
-    'rala_attention',
-    'random_walk_attention',
-    'ripple_attention',
-    'softmax_ripple_attention',
-    'stick_breaking',
-    'unnormalised_attention',
-    'use_backend',
-]
+    'BackendError', 'PackedShapes', 'Rotary', 'adaptive_features', 'additive_attention',
+    'apply_rotary', 'clip_ripple_attention', 'feature_map', 'linear_attention', 'mala_attention',
+    'nystrom_attention', 'rala_attention', 'random_walk_attention', 'ripple_attention',
+    'softmax_ripple_attention', 'stick_breaking', 'unnormalised_attention', 'use_backend',
+]  # fmt: skip

@@ -26,7 +26,7 @@ from mmlinattn.deployment.exported_file import SUFFIXES
 from mmlinattn.engine.config import package_configs
 from mmlinattn.engine.preflight.data import DATA_HINTS, dataset_configs
 from mmlinattn.engine.preflight.dataset_audit import SPLITS
-from mmlinattn.ops.common.kernel_verdicts import Verdict
+from mmlinattn.ops.gpu_check import Finding
 from tests.sizes import some
 
 
@@ -304,17 +304,26 @@ def test_the_doctor_checks_the_kernels_of_a_gpu(capsys, monkeypatch):
     monkeypatch.setenv('COLUMNS', '200')
     monkeypatch.setattr(doctor.torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(doctor.torch.cuda, 'current_device', lambda: 0)
-    monkeypatch.setattr(doctor.kernel_verdicts, 'environment', lambda index: 'Fake GPU')
-    found = {
-        'rala_attention, elu+1': Verdict('passed', '', 2.5, 3.125),
-        'local_gate, 3x3': Verdict('failed', 'RuntimeError: ptxas', 0.5),
-    }
-    monkeypatch.setattr(doctor, 'check_all', lambda device: found)
+    monkeypatch.setattr(doctor.torch.cuda, 'get_device_name', lambda device: 'Fake GPU')
+    monkeypatch.setattr(doctor.dispatch, 'gpu_problem', lambda index: None)
+    half = doctor.torch.float16
+    found = [
+        Finding('RALA', half, 3.125e-3, 0.01),
+        Finding('ripple attention', half, problem='no room', is_unsupported=True),
+        Finding('MALA', half, problem='RuntimeError: ptxas'),
+    ]
+    monkeypatch.setattr(doctor, 'check_kernels', lambda device: found)
     assert program.main(['doctor', '--gpu']) == 1
     out = capsys.readouterr().out
-    assert out.startswith('Fake GPU') and '3.12' in out and 'RuntimeError: ptxas' in out
-    del found['local_gate, 3x3']
+    assert out.startswith('Fake GPU') and '3.1e-03' in out and 'RuntimeError: ptxas' in out
+    assert 'Set MMLINATTN_BACKEND=torch' in out
+    del found[-1]
     assert program.main(['doctor', '--gpu']) == 0
+    assert 'Set MMLINATTN' not in capsys.readouterr().out
+    monkeypatch.setattr(doctor.dispatch, 'gpu_problem', lambda index: 'too old')
+    with pytest.raises(SystemExit):
+        program.main(['doctor', '--gpu'])
+    assert '--gpu: too old' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('backwards', [False, True])

@@ -20,7 +20,7 @@ from mmlinattn.datasets import shapes
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.models.backbones import RAVLT
-from mmlinattn.ops.common import launch_table, rotary
+from mmlinattn.ops.common import rotary
 from tests.families import shrunk
 from tests.sizes import LONG, size
 from tests.test_tools.conftest import CONFIGS
@@ -128,8 +128,6 @@ def test_predictions_of_all_sizes():
     watch.check('predictions')
     kept = sum(table.nbytes for table in rotary._TABLES.values())
     assert len(rotary._TABLES) <= rotary._MOST_TABLES or kept <= rotary._MOST_BYTES
-    # Of each GPU one.
-    assert launch_table.table.cache_info().currsize <= max(torch.cuda.device_count(), 1)
 
 
 def test_prediction_of_a_video(root, tmp_path, monkeypatch):

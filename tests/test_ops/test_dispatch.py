@@ -10,7 +10,7 @@ import torch
 
 from mmlinattn.models.layers.activation_checkpointing import checkpoint_block
 from mmlinattn.ops import BackendError, use_backend
-from mmlinattn.ops.common import dispatch, numerics
+from mmlinattn.ops.common import dispatch
 
 
 class Operator:
@@ -21,8 +21,12 @@ class Operator:
         self.unsupported, self.algorithms, self.module = unsupported, algorithms, module
 
     def __call__(self, backend, q):
-        reason = None if self.unsupported is None else lambda: self.unsupported(q)
-        chosen = self.module.choose_backend('op', backend, q, reason, self.algorithms)
+        kernels = self.unsupported and (
+            lambda: SimpleNamespace(unsupported_reason=self.unsupported)
+        )
+        chosen = self.module.choose_backend(
+            'op', backend, q, kernels, q, algorithms=self.algorithms
+        )
         return self.forms[chosen](q) if self.forms else chosen
 
 
@@ -177,14 +181,29 @@ def test_kernels_run_on_tested_versions_of_triton(operator, monkeypatch, version
         operator('triton', torch.zeros(4))
 
 
-def test_auto_on_an_untested_triton_is_torch_and_warns_once(operator, monkeypatch):
-    monkeypatch.setattr(dispatch, 'TRITON_PROBLEM', dispatch.triton_problem('3.0.0'))
-    numerics.warn_once.cache_clear()
-    on_a_gpu = SimpleNamespace(is_cuda=True)
-    with pytest.warns(UserWarning, match='no Triton kernels on this GPU: .*this is 3.0.0') as said:
-        assert operator('auto', on_a_gpu) == operator('auto', on_a_gpu) == 'torch'
-        assert operator('auto', torch.zeros(4)) == 'torch'
-    assert len(said) == 1
+@pytest.mark.parametrize(
+    'major, triton, hip, expected',
+    [(9, '3.6.0', None, 'triton'), (7, '3.6.0', None, 'torch'), (9, '3.0.0', None, 'torch'),
+     (9, None, None, 'torch'), (9, '3.6.0', '6.4', 'torch')],
+)  # fmt: skip
+def test_auto_depends_on_gpu_and_triton_alone(
+    operator, monkeypatch, capsys, major, triton, hip, expected
+):
+    """Nothing is printed and no warning is given, whatever the reason."""
+    monkeypatch.setattr(dispatch, 'TRITON_PROBLEM', dispatch.triton_problem(triton))
+    monkeypatch.setattr(torch.version, 'hip', hip)
+    facts = SimpleNamespace(name='A GPU', major=major, minor=0)
+    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda index: facts)
+    monkeypatch.setattr(dispatch, 'gpu_problem', dispatch._gpu_problem.__wrapped__)
+    on_a_gpu = SimpleNamespace(
+        is_cuda=True, get_device=lambda: 0, numel=lambda: 4, shape=torch.Size([4])
+    )
+    assert operator('auto', on_a_gpu) == expected
+    assert operator('auto', torch.zeros(4)) == 'torch'
+    if expected == 'torch':
+        with pytest.raises(BackendError, match='NVIDIA|compute capability|Triton'):
+            operator('triton', on_a_gpu)
+    assert capsys.readouterr() == ('', '')
 
 
 def test_unknown_backend():

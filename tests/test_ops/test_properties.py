@@ -85,7 +85,7 @@ def mala(q, k, v, real, feature_map, rotary, eps=1e-6):
     return kernel @ v[:, real] / real.sum()
 
 
-def walk(q, k, v, anchors_q, anchors_k, real, decay, steps, solver):
+def walk(q, k, v, anchors_q, anchors_k, real, decay, steps):
     out_of = (q @ anchors_k.mT).softmax(-1)
     onto = (anchors_q @ k[:, real].mT).softmax(-1)
     transition = q.new_zeros(q.shape[0], q.shape[1], q.shape[1])
@@ -231,7 +231,6 @@ def cases(draw, name: str) -> Case:
         options['rotary'] = pick(None, Rotary(hw_shape, dim) if dim % 4 == 0 else None)
     elif name == 'walk':
         options.update(decay=pick(0.1, 0.5, 0.9), steps=pick(None, 1, 3))
-        options['solver'] = pick('series', 'solve')
     elif name == 'nystrom':
         options['iterations'] = pick(6, 1)
     elif name == 'additive':

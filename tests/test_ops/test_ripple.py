@@ -20,7 +20,7 @@ from mmlinattn.ops.ripple.reference import ripple_reference
 from mmlinattn.ops.ripple.rows import ripple_rows
 from mmlinattn.ops.ripple.tile import ripple_tile
 
-ALGORITHMS = ('reference', 'sat', 'tile', 'naive')
+ALGORITHMS = ('reference', 'sat', 'tile')
 CASES = ['chebyshev', 'chebyshev.masked', 'log', 'log.masked', 'fixed', 'truncated']
 
 
@@ -126,7 +126,7 @@ def test_all_algorithms_agree_with_gradients(
     # Whole heads in a chunk, and chunks of a few columns of tiles.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(numerics, 'CPU_TILES', chunk)
-        for algorithm in ('sat', 'naive', 'tile') if groups == 'chebyshev' else ('sat', 'naive'):
+        for algorithm in ('sat', 'tile') if groups == 'chebyshev' else ('sat',):
             results = with_gradients(inputs, cotangent, **options, backend=algorithm)
             for result, reference in zip(results, expected):  # out, then gradients of q, k, v, w
                 torch.testing.assert_close(result, reference, rtol=1e-10, atol=1e-10)
@@ -157,15 +157,17 @@ def break_sticks(logits, offset):
 @pytest.mark.parametrize('max_distance', [1, 4])
 @pytest.mark.parametrize('stick', ['offset', 'plain'])
 @pytest.mark.parametrize('algorithm', ['auto', *ALGORITHMS])
-def test_logits_in_place_of_weights(algorithm, stick, max_distance):
+def test_weights_of_logits_with_gradients(algorithm, stick, max_distance):
     hw, (q, k, v, _) = (4, 5), case((4, 5), 1)
     logits = torch.randn(*q.shape[:3], max_distance, dtype=torch.float64)
     mask = torch.rand(1, 20) < 0.3
     cotangent = torch.randn_like(v)
-    result = with_gradients(
-        (q, k, v, logits), cotangent, hw_shape=hw, key_padding_mask=mask, stick=stick,
-        backend=algorithm,
-    )  # fmt: skip
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, logits)]
+    weights = stick_breaking(leaves[3], offset=stick == 'offset')
+    out = ripple_attention(
+        *leaves[:3], weights, hw_shape=hw, key_padding_mask=mask, backend=algorithm
+    )
+    result = [out, *torch.autograd.grad(out, leaves, cotangent)]
     leaves = [x.clone().requires_grad_() for x in (q, k, v, logits)]
     weights = break_sticks(leaves[3], stick == 'offset')
     expected = torch.stack([
@@ -182,11 +184,13 @@ def test_logits_in_place_of_weights(algorithm, stick, max_distance):
 def test_logits_break_in_float32(algorithm, dtype):
     q, k, v, _ = (x.to(dtype) for x in case((4, 5), 1))
     logits = (3 * torch.randn(1, 2, 20, 4)).to(dtype).requires_grad_()
-    weights = stick_breaking(logits.float())
+    exact = stick_breaking(logits.float())
     single = (x.float() for x in (q, k, v))
-    expected = ripple_attention(*single, weights, hw_shape=(4, 5), backend='tile')
+    expected = ripple_attention(*single, exact, hw_shape=(4, 5), backend='tile')
     with torch.autocast('cpu', dtype=torch.bfloat16):
-        out = ripple_attention(q, k, v, logits, hw_shape=(4, 5), stick='offset', backend=algorithm)
+        weights = stick_breaking(logits)
+        assert weights.dtype == torch.float32
+        out = ripple_attention(q, k, v, weights, hw_shape=(4, 5), backend=algorithm)
     assert out.dtype == dtype
     torch.testing.assert_close(out, expected.to(dtype), rtol=1e-5, atol=1e-5)
     (grad,) = torch.autograd.grad(out.float().square().sum(), logits)
@@ -196,7 +200,8 @@ def test_logits_break_in_float32(algorithm, dtype):
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
 def test_no_logits_are_linear_attention(algorithm):
     q, k, v, _ = case((5, 7), 3)
-    out = ripple_attention(q, k, v, q[..., :0], hw_shape=(5, 7), stick='offset', backend=algorithm)
+    weights = stick_breaking(q[..., :0])
+    out = ripple_attention(q, k, v, weights, hw_shape=(5, 7), backend=algorithm)
     torch.testing.assert_close(out, linear_attention(q, k, v), rtol=1e-12, atol=1e-12)
 
 
@@ -299,9 +304,6 @@ def test_a_named_backend_runs_under_any_default_backend():
         (dict(v=torch.rand(1, 6, 8)), ValueError, r'v must have shape'),
         (dict(weights=torch.rand(1, 2, 5, 3)), ValueError, r'weights .* got \(1, 2, 5, 3\)'),
         (dict(weights=torch.rand(1, 2, 6, 0)), ValueError, r'R >= 0, got \(1, 2, 6, 0\)'),
-        (dict(weights=torch.rand(1, 2, 5, 3), stick='plain'), ValueError, r'N, R\).* 5, 3\) with'),
-        (dict(weights=torch.rand(6, 3), stick='offset'), ValueError, r"\(6, 3\) with .*'offset'"),
-        (dict(stick='broken'), ValueError, r"stick must be one of .*'plain'\), got 'broken'"),
         (dict(weights=torch.ones(1, 2, 6, 3).long()), ValueError, 'weights .* torch.int64'),
         (
             dict(hw_shape=(2, 4)),
@@ -309,7 +311,7 @@ def test_a_named_backend_runs_under_any_default_backend():
             r'hw_shape=\(2, 4\) has 8 positions but q has 6 tokens',
         ),
         (dict(groups='square'), ValueError, "groups .*'square'"),
-        (dict(backend='fast'), ValueError, r"backend .*'tile', 'sat', 'naive'\), got 'fast'"),
+        (dict(backend='fast'), ValueError, r"backend .*'tile', 'sat'.*\), got 'fast'"),
         (dict(groups='log', backend='tile'), ValueError, "'tile' needs groups='chebyshev'"),
         (dict(key_padding_mask=torch.zeros(1, 6)), TypeError, 'must be bool'),
         (dict(backend='quick'), ValueError, "'quick'"),
@@ -426,13 +428,13 @@ def test_an_empty_last_group_costs_no_digits(form, hw, max_distance, real):
 def test_plain_operations_for_exports(hw, groups, max_distance, padded):
     inputs = case(hw, max_distance, batch=2)
     mask = torch.rand(2, hw[0] * hw[1]) < 0.4 if padded else None
-    options = RippleOptions(hw, groups, None, mask, 1e-6)
+    options = RippleOptions(hw, groups, mask, 1e-6)
     torch.testing.assert_close(ripple_rows(*inputs, options), ripple_reference(*inputs, options))
 
 
 def test_plain_operations_keep_their_digits_on_large_maps():
     inputs = case((128, 128), 4, heads=1, dtype=torch.float32)
-    options = RippleOptions((128, 128), 'chebyshev', None, None, 1e-6)
+    options = RippleOptions((128, 128), 'chebyshev', None, 1e-6)
     exact = ripple_tile(*(x.double() for x in inputs), options)
     torch.testing.assert_close(ripple_rows(*inputs, options).double(), exact, rtol=1e-5, atol=1e-5)
 
@@ -479,9 +481,8 @@ def test_softmax_ripple_is_the_definition_written_as_loops(backend, groups, trun
 
 def test_softmax_ripple_of_equal_weights_is_softmax_attention():
     q, k, v = torch.randn(3, 2, 2, 20, 8).unbind()
-    out = softmax_ripple_attention(
-        q, k, v, torch.zeros(2, 2, 20, 3), hw_shape=(4, 5), stick='offset'
-    )
+    weights = stick_breaking(torch.zeros(2, 2, 20, 3))
+    out = softmax_ripple_attention(q, k, v, weights, hw_shape=(4, 5))
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     torch.testing.assert_close(out, expected)
 
@@ -505,7 +506,6 @@ def test_softmax_ripple_of_padding_only_is_zero_and_large_logits_are_finite(back
         (dict(backend='tile'), ValueError, "backend must be one of .* got 'tile'"),
         (dict(backend='triton'), BackendError, 'this operator has no Triton kernel'),
         (dict(groups='ring'), ValueError, "groups must be one of .* got 'ring'"),
-        (dict(stick='half'), ValueError, "stick must be one of .* got 'half'"),
         (dict(hw_shape=(3, 4)), ValueError, 'hw_shape'),
     ],
 )

@@ -46,7 +46,7 @@ CASES = {
     'rala': (run_rala, (), ('torch',)),
     'rala, given weights': (run_weighted_rala, ((HEADS, TOKENS),), ('torch',)),
     'random walk': (run_walk, ((HEADS, 5, DIM), (HEADS, 5, DIM)), ('torch',)),
-    'ripple': (run_ripple, ((*SHAPE, 4),), ('tile', 'sat', 'naive')),
+    'ripple': (run_ripple, ((*SHAPE, 4),), ('tile', 'sat')),
 }
 
 

@@ -1,44 +1,34 @@
 """Learnt feature map of ripple attention."""
 
-from functools import partial
-from typing import Optional, Tuple
+from types import ModuleType
+from typing import Tuple
 
+import torch
 from torch import Tensor
 
 from ..common.dispatch import choose_backend
-from ..common.kernel_check import Trial
-from ..common.kernel_fallback import run_kernels
-from ..common.numerics import needs_gradient
-from .torch_impl import adaptive_torch, sines_and_cosines
+from ..common.numerics import accumulation_dtype, multiply, no_autocast
 
 __all__ = ['adaptive_features', 'sines_and_cosines']
 
 
 def adaptive_features(
-    q: Tensor,
-    k: Tensor,
-    frequencies: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
+    q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor, *,
     backend: str = 'auto',
-) -> Tuple[Tensor, Tensor]:
+) -> Tuple[Tensor, Tensor]:  # fmt: skip
     """Compute learnt features of queries and keys, "Ripple Attention for Visual Perception with
     Sub-quadratic Complexity" (Zheng et al., ICML 2022), appendix::
 
         phi(x) = ReLU(W2 [sin(W1 x); cos(W1 x)] + b2)
 
-    For half types ``W1 x``, sines and cosines have float32 precision (float16 kernels keep 22 of
-    the 24 bits of W1). The kernels round the factors of the product with W2 to the dtype of q, as a
-    linear layer does, and sum in float32.
+    For half types ``W1 x``, sines and cosines have float32 precision. The kernels round the factors
+    of the product with W2 to the dtype of q, as a linear layer does, and sum in float32.
 
     Args:
         q, k: (B, heads, N, d), any strides; float16, bfloat16, float32 or float64. The numbers of
             tokens may differ.
-        frequencies: W1, (m, d), or (heads, m, d) for one map per head. This and the next two have
-            any floating dtype.
-        weight: W2, (m, 2 m) or (heads, m, 2 m).
-        bias: b2, (m,) or (heads, m).
+        frequencies, weight, bias: W1 (m, d), W2 (m, 2 m) and b2 (m,), any floating dtype; with a
+            first axis of heads for one map per head.
         backend: ``'auto'``, ``'reference'``, ``'torch'`` (the same code) or ``'triton'``.
 
     Returns:
@@ -75,46 +65,41 @@ def adaptive_features(
             )
     for name, tensor in dict(k=k, **given).items():
         if tensor.device != q.device or not tensor.is_floating_point():
-            raise ValueError(
-                f'{name} must be floats on {q.device}, got {tensor.dtype} on {tensor.device}'
-            )
-
-    def unsupported_reason() -> Optional[str]:
-        from .triton_ops import unsupported_reason
-
-        if k.shape != q.shape:
-            return 'different numbers of queries and keys have no kernel'
-        return unsupported_reason(q, k, frequencies, weight, bias)
+            found = f'{tensor.dtype} on {tensor.device}'
+            raise ValueError(f'{name} must be floats on {q.device}, got {found}')
 
     tensors = q, k, frequencies, weight, bias
-    trial = partial(_trial, *tensors)
-    chosen = choose_backend('adaptive_features', backend, q, unsupported_reason, trial=trial)
-    if chosen != 'triton':  # the definition is the fastest form in torch
-        return adaptive_torch(*tensors)
-    from .triton_ops import adaptive_triton
+    chosen = choose_backend('adaptive_features', backend, q, _kernels, *tensors)
+    if chosen == 'triton':
+        from .triton_kernels import OPERATOR, KernelOptions
 
-    return run_kernels('adaptive_features', backend, adaptive_triton, adaptive_torch, *tensors)
+        return OPERATOR(KernelOptions(), q, k, *[x.contiguous() for x in tensors[2:]])
+    return _adaptive_torch(*tensors)  # the definition is the fastest form in torch
 
 
-def _trial(q: Tensor, k: Tensor, *parameters: Tensor) -> Trial:
-    """Return small calls that launch the same kernels."""
-    dim, lead = q.shape[-1], parameters[0].dim() - 2
-    by_parameter = [(2,) * lead + tuple(p.shape[lead:]) for p in parameters]
+def _adaptive_torch(
+    q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
+) -> Tuple[Tensor, Tensor]:
+    """Compute the features, those of half types in float32."""
+    out_dtype, dtype = q.dtype, accumulation_dtype(q.dtype)
+    if not frequencies.dtype == weight.dtype == bias.dtype == dtype:
+        frequencies, weight, bias = frequencies.to(dtype), weight.to(dtype), bias.to(dtype)
+    if out_dtype != dtype:
+        q, k = q.to(dtype), k.to(dtype)
+    bias = bias if bias.ndim == 1 else bias[:, None]
+    with no_autocast(q):
+        q = torch.relu(multiply(sines_and_cosines(q, frequencies), weight) + bias)
+        k = torch.relu(multiply(sines_and_cosines(k, frequencies), weight) + bias)
+    return (q, k) if out_dtype == dtype else (q.to(out_dtype), k.to(out_dtype))
 
-    def run(backend: str, hw_shape: Tuple[int, int], mask: Optional[Tensor], *small: Tensor):
-        from .triton_ops import adaptive_triton
 
-        frequencies, weight, bias = small[2:]
-        # Near the edge of a ReLU rounding decides if there is a gradient.
-        learnt = frequencies, weight * 0.5 * dim**-0.5, bias * 0.1 + 3
-        form = adaptive_triton if backend == 'triton' else adaptive_torch
-        return form(small[0], small[1], *learnt)
+def sines_and_cosines(x: Tensor, frequencies: Tensor) -> Tensor:
+    """Return ``[sin(W1 x); cos(W1 x)]``, (B, heads, N, 2 m); both arguments have one dtype."""
+    phase = multiply(x, frequencies)
+    return torch.cat([phase.sin(), phase.cos()], -1)
 
-    return Trial(
-        variant=f'head dim {dim}' + ', by head' * lead,
-        dtype=q.dtype,
-        masked=False,
-        training=needs_gradient(q, k, *parameters),
-        shapes=lambda batch, n: [(batch, 2, n, dim)] * 2 + by_parameter,
-        run=run,
-    )
+
+def _kernels() -> ModuleType:
+    from . import triton_kernels
+
+    return triton_kernels

@@ -4,27 +4,39 @@ One program maps a chunk of the queries of a head and the same chunk of its keys
 gradients of the parameters: they are written once for the two chunks.
 """
 
-from typing import Tuple
+import functools
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..common.launch import KernelOperator, Launch
 from ..common.numerics import token_major
-from ..common.reduction import add_chunks
-from ..common.triton_helpers import (
-    Launch,
-    add_product,
-    load_rows,
-    product,
-    rounded,
-    store_rows,
-    strides,
-)
+from ..common.partition import CallKey, plan, token_strides, unsupported_tokens
+from ..common.reduction import sum_of_chunks
+from ..common.triton_helpers import add_product, load_rows, padded, product, rounded, store_rows
 
 KERNELS = ('adaptive', 'adaptive_backward')
 # Beyond, the parameters alone would fill the registers.
 MAX_DIM = 64
+
+
+def unsupported_reason(
+    q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
+) -> Optional[str]:
+    """Return why the kernels cannot serve the call, or None if they can."""
+    count, dim = frequencies.shape[-2:]
+    if k.shape != q.shape:
+        return 'different numbers of queries and keys have no kernel'
+    if count != dim:
+        return f'kernels need as many features as channels ({dim}), got {count}'
+    if dim > MAX_DIM:
+        return f'kernels support at most {MAX_DIM} channels per head, got {dim}'
+    if torch.float64 in (frequencies.dtype, weight.dtype, bias.dtype):
+        return 'kernels compute in float32, got float64 parameters'
+    return unsupported_tokens(q, dim, KERNELS)
 
 
 @triton.jit
@@ -188,51 +200,86 @@ def _backward_kernel(
     tl.store(DBIAS + chunk * D + cols, d_bias, mask=cols < D)
 
 
-def forward(
-    q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
-) -> Tuple[Tensor, Tensor]:
-    """Return the features of q and k."""
-    launch, out = Launch(q, None), (token_major(q), token_major(k))
-    launch.run(
-        'adaptive', _forward_kernel,
-        q, k, frequencies.contiguous(), weight.contiguous(), bias.contiguous(), *out,
-        *strides(q), *strides(k), *strides(out[0]), launch.heads, launch.num_tokens,
-        D=launch.dim, BD=launch.bd, PER_HEAD=frequencies.dim() == 3,
+class KernelOptions(NamedTuple):
+    """Options of the kernels: none."""
+
+
+def _over_tokens(
+    name: str, kernel: Any, key: CallKey, strides: Sequence[int]
+) -> Tuple[Launch, int]:
+    """Return a launch of one program per head and chunk of tokens, and its chunks."""
+    q, per_head = key.tokens(0), len(key.shapes[2]) == 3
+    count = q.batch * q.heads
+    partition = plan(name, q, count, q.num_tokens)
+    launch = Launch(
+        kernel, (count, partition.splits), (*strides, q.heads, q.num_tokens, partition.chunk),
+        dict(D=q.dim, BN=partition.config.block, BD=padded(q.dim), PER_HEAD=per_head),
+        partition.config, key.aligned,
     )  # fmt: skip
+    return launch, partition.splits
+
+
+@functools.lru_cache(maxsize=1024)
+def _forward_launch(key: CallKey) -> Launch:
+    q = key.tokens(0)
+    strides = (*q.strides, *key.strides[1], *token_strides(q))
+    return _over_tokens('adaptive', _forward_kernel, key, strides)[0]
+
+
+def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
+    """Return the features of q and k.
+
+    Args:
+        options: none.
+        tensors: q, k (B, heads, N, d) and the contiguous parameters W1, W2 and b2.
+    """
+    q, k, *learnt = tensors
+    out = [token_major(q), token_major(k)]
+    _forward_launch(CallKey.of(options, *tensors))(q, k, *learnt, *out)
     return out
 
 
+class _BackwardLaunches:
+    def __init__(self, key: CallKey) -> None:
+        q, (_, k, *_, grad_q, grad_k) = key.tokens(0), key.strides
+        self.tokens, splits = _over_tokens(
+            'adaptive_backward', _backward_kernel, key,
+            (*q.strides, *k, *token_strides(q), *grad_q, *grad_k),
+        )  # fmt: skip
+        dim, self.parts = q.dim, (q.batch, q.heads, splits)
+        self.sizes = ((dim, dim), (dim, 2 * dim), (1, dim))
+        # Parameters that the heads share: all heads are images of one.
+        count, outer = (q.heads, q.batch) if len(key.shapes[2]) == 3 else (1, q.batch * q.heads)
+        self.add = [sum_of_chunks(count, splits, *size, outer=outer) for size in self.sizes]
+
+
+_backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
+
+
 def backward(
-    grad_q: Tensor,
-    grad_k: Tensor,
-    q: Tensor,
-    k: Tensor,
-    features_q: Tensor,
-    features_k: Tensor,
-    frequencies: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    options: KernelOptions, grads: Sequence[Tensor], tensors: Sequence[Any],
+    saved: Sequence[Tensor],
+) -> Tuple[Tensor, ...]:  # fmt: skip
     """Return the gradients of q, k and the parameters."""
-    launch, (dq, dk) = Launch(q, None), (token_major(q), token_major(k))
-    dim = launch.dim
-    sizes = ((dim, dim), (dim, 2 * dim), (1, dim))
-    parts = [launch.parts('adaptive_backward', 1, *size) for size in sizes]
-    launch.run(
-        'adaptive_backward', _backward_kernel,
-        q, k, frequencies.contiguous(), weight.contiguous(), features_q, features_k,
-        grad_q, grad_k, dq, dk, *parts, *strides(q), *strides(k), *strides(dq),
-        *strides(grad_q), *strides(grad_k), launch.heads, launch.num_tokens,
-        D=dim, BD=launch.bd, PER_HEAD=frequencies.dim() == 3,
-    )  # fmt: skip
-    per_head = frequencies.dim() == 3
-    d_w1, d_w2, d_bias = (_add(*pair, per_head) for pair in zip(parts, (frequencies, weight, bias)))
-    return dq, dk, d_w1, d_w2, d_bias
+    q, k, *learnt = tensors
+    launches, (dq, dk) = (
+        _backward_launches(CallKey.of(options, *tensors, *grads)),
+        map(token_major, (q, k)),
+    )
+    parts = [q.new_empty((*launches.parts, *size), dtype=torch.float32) for size in launches.sizes]
+    frequencies, weight, _ = learnt
+    launches.tokens(q, k, frequencies, weight, *saved, *grads, dq, dk, *parts)
+    found = [x.new_empty(x.shape) for x in learnt if x is not None]
+    for add, part, out in zip(launches.add, parts, found):
+        add(part, part, part, out, out, part)
+    return (dq, dk, *found)
 
 
-def _add(parts: Tensor, parameter: Tensor, per_head: bool) -> Tensor:
-    """Sum the gradient of a parameter over chunks (B, heads, splits, 1, rows, columns)."""
-    if not per_head:  # heads are so many images of one
-        parts = parts.flatten(0, 1)[:, None]
-    grad = parameter.new_empty(parts.shape[1], *parts.shape[-2:])
-    return add_chunks(parts, grad).view(parameter.shape)
+def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
+    return [token_major(x) for x in tensors[:2] if x is not None]
+
+
+OPERATOR = KernelOperator(
+    forward, backward, _fake, KernelOptions, num_sizes=0, num_outputs=2, num_gradients=5,
+    num_unsaved=0,
+)  # fmt: skip

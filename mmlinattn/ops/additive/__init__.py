@@ -11,16 +11,9 @@ from .torch_impl import additive_torch
 
 
 def additive_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w_q: Tensor,
-    w_k: Tensor,
-    *,
-    key_padding_mask: Optional[Tensor] = None,
-    cross: bool = False,
-    backend: str = 'auto',
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, *,
+    key_padding_mask: Optional[Tensor] = None, cross: bool = False, backend: str = 'auto',
+) -> Tensor:  # fmt: skip
     """Compute additive attention of "Fast Vision Transformer via Additive Attention"::
 
         query = sum_i softmax_i(w_q . q_i / sqrt(d)) q_i
@@ -63,9 +56,9 @@ def additive_attention(
     shape = (q.shape[1], q.shape[3])
     for name, weight in (('w_q', w_q), ('w_k', w_k)):
         if tuple(weight.shape) != shape or weight.device != q.device:
+            found = f'{tuple(weight.shape)} on {weight.device}'
             raise ValueError(
-                f'{name} must have shape (heads, d) = {shape} on {q.device}, got '
-                f'{tuple(weight.shape)} on {weight.device}'
+                f'{name} must have shape (heads, d) = {shape} on {q.device}, got {found}'
             )
     masks = None if cross else key_padding_mask, key_padding_mask
     if choose_backend('additive_attention', backend, q) == 'reference':

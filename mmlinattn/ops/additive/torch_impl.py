@@ -1,22 +1,29 @@
 """Additive attention in torch, by matrix products: ``w_k . (query * k_i) = (w_k * query) . k_i``.
 
-Large maps are processed in chunks of tokens, whose scores the backward pass recomputes.
+Large maps are processed in chunks of tokens, whose scores the backward pass recomputes. On an
+accelerator half inputs stay half, see :func:`..common.numerics.product`, without copies.
 """
 
-from typing import Optional, Tuple
+import math
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from ..common.first_derivative import first_derivative_only
 from ..common.numerics import (
+    Half,
+    Mask,
     accumulation_dtype,
     chunk_of,
+    factor_dtype,
     fits_cache,
     is_tracing,
     masked_softmax,
     needs_gradient,
     no_autocast,
+    product,
+    put_chunk,
     token_chunks,
     token_major,
 )
@@ -24,19 +31,13 @@ from ..common.online_softmax import OnlineSoftmax
 
 
 def additive_torch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w_q: Tensor,
-    w_k: Tensor,
-    q_mask: Optional[Tensor],
-    k_mask: Optional[Tensor],
+    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, q_mask: Mask, k_mask: Mask
 ) -> Tensor:
     """Compute :func:`mmlinattn.ops.additive_attention`."""
-    dtype = accumulation_dtype(q.dtype)
-    with no_autocast(q):
+    dtype, tracing = accumulation_dtype(q.dtype), is_tracing()
+    with no_autocast(q, tracing):
         w_q, w_k = w_q.to(dtype)[None, :, None], w_k.to(dtype)[None, :, None]  # [1, H, 1, d]
-        if is_tracing() or (fits_cache(q) and fits_cache(k)):
+        if tracing or (factor_dtype(q) is None and fits_cache(q) and fits_cache(k)):
             query = _mean(q, w_q, q_mask)
             return (query * _mean(k, w_k * query, k_mask) * v).to(v.dtype)
         chunked = needs_gradient(q, k, v, w_q, w_k)
@@ -46,7 +47,7 @@ def additive_torch(
         return scale(v, query * key)
 
 
-def _mean(x: Tensor, weight: Tensor, mask: Optional[Tensor]) -> Tensor:
+def _mean(x: Tensor, weight: Tensor, mask: Mask) -> Tensor:
     """Return the mean of :func:`_pool` of a single chunk."""
     tokens = x.to(weight.dtype)
     padding = None if mask is None else mask[:, None, None]
@@ -55,7 +56,7 @@ def _mean(x: Tensor, weight: Tensor, mask: Optional[Tensor]) -> Tensor:
 
 class _Pool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+    def forward(ctx, x: Tensor, weight: Tensor, mask: Mask) -> Tuple[Tensor, Tensor]:
         pooled, log_mass = _pool(x, weight, mask)
         ctx.save_for_backward(x, weight, mask, pooled, log_mass)
         ctx.mark_non_differentiable(log_mass)
@@ -65,22 +66,27 @@ class _Pool(torch.autograd.Function):
     @first_derivative_only
     def backward(ctx, grad: Tensor, _) -> Tuple[Optional[Tensor], ...]:
         x, weight, mask, pooled, log_mass = ctx.saved_tensors
-        scale = x.shape[-1] ** -0.5
-        dx, d_weight = torch.empty_like(x), torch.zeros_like(pooled)
-        with no_autocast(x):
+        half, scale = factor_dtype(x), x.shape[-1] ** -0.5
+        dx: Any = None
+        d_weight = torch.zeros_like(pooled)
+        with no_autocast(x, False):
+            if half is not None:  # shares of 1 / N and sums of N gradients would leave float16
+                root = 2.0 ** (x.shape[2].bit_length() // 2)
+                grad, log_mass = grad / root, log_mass - math.log(root)
             # The sum that the softmax gradient subtracts, in closed form.
             delta = (grad * pooled).sum(-1, keepdim=True)
-            for chunk in token_chunks(x):
-                tokens = chunk_of(x, chunk, weight.dtype)
-                shares = (_scores(tokens, weight) - log_mass).exp()
+            # Both products with the tokens at once, and both outer products.
+            both = torch.cat([weight.expand_as(grad), grad], -2)  # [B, H, 2, d]
+            for chunk in token_chunks(x, _width(half), False):
+                tokens = chunk_of(x, chunk, half or weight.dtype)
+                scores, d_shares = product(both, tokens.mT, half).split(1, -2)  # [B, H, 1, n]
+                shares = (scores * scale - log_mass).exp_()
                 if mask is not None:
                     shares = shares.masked_fill(mask[:, None, None, chunk], 0)
-                d_scores = scale * shares * (grad @ tokens.transpose(-2, -1) - delta)
-                # Both outer products at once.
-                left = torch.cat([shares, d_scores], -2).transpose(-2, -1)
-                right = torch.cat([grad, weight.expand_as(grad)], -2)
-                dx[:, :, chunk] = left @ right
-                d_weight += d_scores @ tokens
+                d_scores = scale * shares * (d_shares - delta)
+                left = torch.cat([d_scores, shares], -2).mT
+                dx = put_chunk(dx, chunk, product(left, both, half, True), x)
+                d_weight += product(d_scores, tokens, half)
         return dx, d_weight.sum_to_size(weight.shape), None
 
 
@@ -94,40 +100,47 @@ class _Scale(torch.autograd.Function):
     @first_derivative_only
     def backward(ctx, grad: Tensor) -> Tuple[Tensor, Tensor]:
         x, factor = ctx.saved_tensors
-        dx, d_factor = torch.empty_like(x), torch.zeros_like(factor)
-        for chunk in token_chunks(x):
-            part = chunk_of(grad, chunk, factor.dtype)
-            dx[:, :, chunk] = part * factor
-            d_factor += (part * x[:, :, chunk]).sum(2, keepdim=True)
+        dx, half = torch.empty_like(x), factor_dtype(x)
+        d_factor = torch.zeros_like(factor)
+        for chunk in token_chunks(x, _width(half), False):
+            tokens, part = chunk_of(x, chunk, x.dtype), chunk_of(grad, chunk, grad.dtype)
+            torch.mul(part, factor, out=chunk_of(dx, chunk, dx.dtype))
+            if half is None:
+                d_factor += (part.to(factor.dtype) * tokens).sum(2, keepdim=True)
+            else:  # its diagonal alone would need a product of all elements in float32
+                d_factor += product(part.mT, tokens, half).diagonal(0, -2, -1).unsqueeze(-2)
         return dx, d_factor
 
 
 def _scale(x: Tensor, factor: Tensor) -> Tensor:
     """Return ``factor * x`` in the dtype of x; x (B, heads, N, d), factor (B, heads, 1, d)."""
     out = token_major(x)
-    for chunk in token_chunks(x):
-        out[:, :, chunk] = factor * x[:, :, chunk]
+    for chunk in token_chunks(x, _width(factor_dtype(x))):
+        torch.mul(chunk_of(x, chunk, x.dtype), factor, out=chunk_of(out, chunk, x.dtype))
     return out
 
 
-def _pool(x: Tensor, weight: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+def _pool(x: Tensor, weight: Tensor, mask: Mask) -> Tuple[Tensor, Tensor]:
     """Average x (B, heads, N, d) by a softmax over the tokens of ``weight . x``.
 
-    Args:
-        weight: (B or 1, heads, 1, d).
-
-    Returns:
-        The mean, (B, heads, 1, d), and the log of the sum of the weights, (B, heads, 1, 1).
+    Returns the mean, (B, heads, 1, d), and the log of the sum of the weights, (B, heads, 1, 1).
     """
-    softmax, pooled = OnlineSoftmax(), 0
-    for chunk in token_chunks(x):
-        tokens = chunk_of(x, chunk, weight.dtype)
+    half, softmax = factor_dtype(x), OnlineSoftmax()
+    pooled: Any = None  # a tensor after the first chunk
+    for chunk in token_chunks(x, _width(half)):
+        tokens = chunk_of(x, chunk, half or weight.dtype)
         padding = None if mask is None else mask[:, None, None, chunk]
-        shares, fade = softmax.add(_scores(tokens, weight), padding)
-        pooled = pooled * fade + shares @ tokens
+        shares, fade = softmax.add(_scores(tokens, weight, half), padding)
+        part = product(shares, tokens, half)
+        pooled = part if fade is None else pooled * fade + part
     return pooled * softmax.share(), softmax.log_mass()
 
 
-def _scores(tokens: Tensor, weight: Tensor) -> Tensor:
+def _scores(tokens: Tensor, weight: Tensor, half: Half = None) -> Tensor:
     """Return the scores of a chunk, (B, heads, 1, n)."""
-    return (weight * tokens.shape[-1] ** -0.5) @ tokens.transpose(-2, -1)
+    return product(weight, tokens.transpose(-2, -1), half) * tokens.shape[-1] ** -0.5
+
+
+def _width(half: Half) -> Optional[int]:
+    """Return the channels of intermediate tensors; with half factors, scores and shares alone."""
+    return None if half is None else 4

@@ -5,17 +5,11 @@ import math
 import torch
 from torch import Tensor
 
-from ..common.numerics import is_exporting
 from .options import WalkOptions
 
 
 def solve_walk(state: Tensor, transition: Tensor, options: WalkOptions) -> Tensor:
-    """Apply all steps after the first one, between the anchors, and the normaliser.
-
-    Args:
-        state: ``G_K v``, (B, heads, M, d_v).
-        transition: ``G_K G_Q``, (B, heads, M, M); unused for one step.
-    """
+    """Apply all steps after the first one to ``G_K v``, by ``G_K G_Q``, and the normaliser."""
     decay, steps = options.decay, options.steps
     if steps == 1:
         return state
@@ -26,10 +20,6 @@ def solve_walk(state: Tensor, transition: Tensor, options: WalkOptions) -> Tenso
             total = state + walk @ total
         return (1 - decay) / (1 - decay**steps) * total
     state = (1 - decay) * state
-    # ONNX has no solver; the series is as exact.
-    if options.solver == 'solve' and not is_exporting():
-        identity = torch.eye(walk.shape[-1], dtype=walk.dtype, device=walk.device)
-        return torch.linalg.solve(identity - walk, state)
     # (I - W)^-1 = (I + W)(I + W^2)(I + W^4)...: the rows of W sum to the decay, so the error
     # after n factors is decay^(2^n).
     num_factors = series_factors(decay, walk.dtype)
@@ -41,12 +31,7 @@ def solve_walk(state: Tensor, transition: Tensor, options: WalkOptions) -> Tenso
 
 
 def series_factors(decay: float, dtype: torch.dtype) -> int:
-    """Return how many factors of the product reach the precision of ``dtype``.
-
-    Example:
-        >>> [series_factors(decay, torch.float32) for decay in (0.1, 0.5, 0.9)]
-        [3, 5, 8]
-    """
+    """Return how many factors of the product reach the precision of ``dtype``."""
     digits = math.log(torch.finfo(dtype).eps) / math.log(decay)
     return max(1, math.ceil(math.log2(digits)))
 
@@ -57,11 +42,6 @@ def iterative_pinv(x: Tensor, iterations: int) -> Tensor:
         Z <- Z (13 I - X Z (15 I - X Z (7 I - X Z))) / 4,    Z = X^T / (|X|_1 |X|_inf) at first
 
     Every matrix has its own initial scale, so that an image does not change another.
-
-    Example:
-        >>> x = torch.eye(3) + 0.1
-        >>> torch.allclose(iterative_pinv(x, 6) @ x, torch.eye(3), atol=1e-5)
-        True
     """
     size = x.abs()
     scale = size.sum(-2).amax(-1) * size.sum(-1).amax(-1)

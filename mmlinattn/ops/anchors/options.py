@@ -6,8 +6,6 @@ from typing import Optional
 
 from torch import Tensor
 
-SOLVERS = ('series', 'solve')
-
 
 @dataclass(frozen=True)
 class WalkOptions:
@@ -15,20 +13,11 @@ class WalkOptions:
 
     decay: float
     steps: Optional[int]
-    solver: str
     key_padding_mask: Optional[Tensor]
     cross: bool = False
 
 
-@dataclass(frozen=True)
-class NystromOptions:
-    """Options of :func:`mmlinattn.ops.nystrom_attention`."""
-
-    iterations: int
-    key_padding_mask: Optional[Tensor]
-
-
-def check_walk(decay: float, steps: Optional[int], solver: str) -> None:
+def check_walk(decay: float, steps: Optional[int]) -> None:
     """Raise ValueError or TypeError unless the options of a random walk are valid."""
     if not isinstance(decay, Real) or not 0 < decay < 1:
         raise ValueError(f'decay must be in (0, 1), got {decay!r}')
@@ -36,5 +25,3 @@ def check_walk(decay: float, steps: Optional[int], solver: str) -> None:
         raise TypeError(f'steps must be None or an integer, got {steps!r}')
     if steps is not None and steps < 1:
         raise ValueError(f'steps must be None or at least 1, got {steps}')
-    if solver not in SOLVERS:
-        raise ValueError(f'solver must be one of {SOLVERS}, got {solver!r}')

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from ..common.numerics import masked_softmax
+from ..common.numerics import Mask, masked_softmax
 from .anchor_solver import iterative_pinv
-from .options import NystromOptions, WalkOptions
+from .options import WalkOptions
 
 
 def random_walk_reference(
@@ -31,18 +31,13 @@ def random_walk_reference(
 
 
 def nystrom_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    landmarks_q: Tensor,
-    landmarks_k: Tensor,
-    options: NystromOptions,
+    q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, steps: int, mask: Mask
 ) -> Tensor:
     """Compute :func:`mmlinattn.ops.nystrom_attention` by its three softmaxes."""
-    mask, scale = options.key_padding_mask, q.shape[-1] ** -0.5
+    scale = q.shape[-1] ** -0.5
     mask = None if mask is None else mask[:, None, None]  # [B, 1, 1, N]
-    landmarks_q, landmarks_k = landmarks_q.to(q.dtype), landmarks_k.to(q.dtype)
-    to_anchors = (scale * q @ landmarks_k.transpose(-2, -1)).softmax(-1)  # [B, H, N, M]
-    landmarks = (scale * landmarks_q @ landmarks_k.transpose(-2, -1)).softmax(-1)  # [B, H, M, M]
-    from_tokens = masked_softmax(scale * landmarks_q @ k.transpose(-2, -1), mask)  # [B, H, M, N]
-    return to_anchors @ iterative_pinv(landmarks, options.iterations) @ from_tokens @ v
+    anchors_q, anchors_k = scale * anchors_q.to(q.dtype), anchors_k.to(q.dtype)
+    to_anchors = (scale * q @ anchors_k.transpose(-2, -1)).softmax(-1)  # [B, H, N, M]
+    landmarks = (anchors_q @ anchors_k.transpose(-2, -1)).softmax(-1)  # [B, H, M, M]
+    from_tokens = masked_softmax(anchors_q @ k.transpose(-2, -1), mask)  # [B, H, M, N]
+    return to_anchors @ iterative_pinv(landmarks, steps) @ from_tokens @ v

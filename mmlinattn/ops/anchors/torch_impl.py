@@ -1,31 +1,41 @@
 """Attention through anchors in torch, chunk by chunk: O(N d) memory, no N x M matrix is stored.
 
-Two autograd functions: :class:`AnchorState` sums over the tokens for each anchor (token softmax
-online), :class:`AnchorOutput` mixes the anchors for each token. Both recompute their softmax in the
-backward pass. The M x M steps between them are differentiated by torch.
+:class:`AnchorState` sums over the tokens for each anchor, :class:`AnchorOutput` mixes the anchors
+for each token. Both recompute their softmax backwards; torch differentiates the steps between them.
+
+On an accelerator the factors of products with half inputs are half as well, see
+:func:`..common.numerics.product`. Weights of N tokens are about 1 / N: the backward pass multiplies
+them by about the root of N, and divides their gradients by it, which keeps float16 in range.
 """
 
+import math
 from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
 
+from ..common.feature_maps import softmax_gradient
 from ..common.first_derivative import first_derivative_only
 from ..common.numerics import (
+    Half,
+    Mask,
     accumulation_dtype,
     chunk_of,
+    factor_dtype,
     fits_cache,
     has_dispatch_mode,
     is_tracing,
     masked_softmax,
     needs_gradient,
     no_autocast,
+    product,
+    put_chunk,
     token_chunks,
     token_major,
 )
 from ..common.online_softmax import OnlineSoftmax
 from .anchor_solver import iterative_pinv, solve_walk
-from .options import NystromOptions, WalkOptions
+from .options import WalkOptions
 
 
 def random_walk_torch(
@@ -33,76 +43,38 @@ def random_walk_torch(
 ) -> Tensor:
     """Compute :func:`mmlinattn.ops.random_walk_attention`."""
     # Half precision would lose the terms of small decays, and the first decimal of logits near 60.
-    dtype = accumulation_dtype(q.dtype)
+    dtype, tracing, mask = accumulation_dtype(q.dtype), is_tracing(), options.key_padding_mask
     anchors_q, anchors_k = anchors_q.to(dtype), anchors_k.to(dtype)
-    walkers = k if options.cross else q
-    with no_autocast(q):
+    walkers, count = k if options.cross else q, anchors_q.shape[-2]
+    small = tracing or (factor_dtype(q) is None and fits_cache(q, count) and fits_cache(k, count))
+    with no_autocast(q, tracing):
         # Counters see the products of large maps, so that costs of all sizes compare.
-        if is_tracing() or (
-            not has_dispatch_mode() and all(fits_cache(x, anchors_q.shape[-2]) for x in (q, k))
-        ):
-            return _random_walk(q, walkers, k, v, anchors_q, anchors_k, options)
-        tokens = (walkers, k, v, anchors_q, anchors_k, options.key_padding_mask, options.steps != 1)
-        return _anchor_output(q, anchors_k, solve_walk(*_anchor_state(*tokens), options))
-
-
-def _random_walk(
-    q: Tensor,
-    walkers: Tensor,
-    k: Tensor,
-    v: Tensor,
-    anchors_q: Tensor,
-    anchors_k: Tensor,
-    options: WalkOptions,
-) -> Tensor:
-    """Compute the walk of a small map in one piece, which autograd differentiates."""
-    dtype, mask = anchors_q.dtype, options.key_padding_mask
-    padding = None if mask is None else mask[:, None, None]
-    mixing = _anchor_softmax(q.to(dtype), anchors_k)  # G_Q: [B, H, N, M]
-    weights = masked_softmax(anchors_q @ k.to(dtype).transpose(-2, -1), padding)  # G_K
-    transition = anchors_q.new_empty(0)
-    if options.steps != 1:
-        moves = mixing if walkers is q else _anchor_softmax(walkers.to(dtype), anchors_k)
-        transition = weights @ moves
-    return (mixing @ solve_walk(weights @ v.to(dtype), transition, options)).to(q.dtype)
+        if not small or (not tracing and has_dispatch_mode()):
+            sources = walkers if options.steps != 1 else None
+            state, transition = _anchor_state(sources, k, v, anchors_q, anchors_k, mask)
+            return _anchor_output(q, anchors_k, solve_walk(state, transition, options))
+        # A small map in one piece, which autograd differentiates.
+        mixing = _anchor_softmax(q.to(dtype), anchors_k, None)  # G_Q: [B, H, N, M]
+        padding = None if mask is None else mask[:, None, None]
+        weights = masked_softmax(anchors_q @ k.to(dtype).transpose(-2, -1), padding)  # G_K
+        transition = anchors_q.new_empty(0)
+        if options.steps != 1:
+            moves = mixing if walkers is q else _anchor_softmax(walkers.to(dtype), anchors_k, None)
+            transition = weights @ moves
+        return (mixing @ solve_walk(weights @ v.to(dtype), transition, options)).to(q.dtype)
 
 
 def nystrom_torch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    landmarks_q: Tensor,
-    landmarks_k: Tensor,
-    options: NystromOptions,
+    q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, steps: int, mask: Mask
 ) -> Tensor:
     """Compute :func:`mmlinattn.ops.nystrom_attention`."""
     dtype, scale = accumulation_dtype(q.dtype), q.shape[-1] ** -0.5
     with no_autocast(q):
-        landmarks_q, landmarks_k = landmarks_q.to(dtype), scale * landmarks_k.to(dtype)
-        landmarks = (landmarks_q @ landmarks_k.transpose(-2, -1)).softmax(-1)  # [B, H, M, M]
-        matrix = iterative_pinv(landmarks, options.iterations)
-        mask = options.key_padding_mask
-        return attend_by_matrix_torch(q, k, v, scale * landmarks_q, landmarks_k, matrix, mask)
-
-
-def attend_by_matrix_torch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    anchors_q: Tensor,
-    anchors_k: Tensor,
-    anchor_matrix: Tensor,
-    mask: Optional[Tensor],
-) -> Tensor:
-    """Compute ``G_Q anchor_matrix G_K v`` for any matrix between the anchors.
-
-    Args:
-        anchor_matrix: (B, heads, M, M), in the dtype of the accumulation.
-    """
-    dtype = accumulation_dtype(q.dtype)
-    anchors_q = anchors_q.to(dtype)
-    state, _ = _anchor_state(k, k, v, anchors_q, anchors_q, mask, False)  # [B, H, M, d_v]
-    return _anchor_output(q, anchors_k.to(dtype), anchor_matrix @ state)
+        anchors_q, anchors_k = anchors_q.to(dtype), scale * anchors_k.to(dtype)
+        landmarks = (anchors_q @ anchors_k.transpose(-2, -1)).softmax(-1)  # [B, H, M, M]
+        matrix = iterative_pinv(landmarks, steps)
+        state, _ = _anchor_state(None, k, v, scale * anchors_q, anchors_k, mask)  # [B, H, M, d_v]
+        return _anchor_output(q, anchors_k, matrix @ state)
 
 
 def _anchor_state(*args: Any) -> Tuple[Tensor, Tensor]:
@@ -118,58 +90,54 @@ def _anchor_output(q: Tensor, anchors: Tensor, x: Tensor) -> Tensor:
 
 
 class AnchorState(torch.autograd.Function):
-    """``G_K v`` (B, heads, M, d_v) and ``G_K G_Q`` (B, heads, M, M), empty without a transition."""
+    """``G_K v`` (B, heads, M, d_v) and ``G_K G_Q`` (B, heads, M, M), empty without ``q``."""
 
     @staticmethod
-    def forward(
-        ctx,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        anchors_q: Tensor,
-        anchors_k: Tensor,
-        mask: Optional[Tensor],
-        has_transition: bool,
-    ) -> Tuple[Tensor, Tensor]:
-        state, transition, log_mass = _state(q, k, v, anchors_q, anchors_k, mask, has_transition)
-        ctx.save_for_backward(q, k, v, anchors_q, anchors_k, mask, state, transition, log_mass)
+    def forward(ctx, *tensors: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+        state, transition, log_mass = _state(*tensors)  # type: ignore[arg-type]
+        ctx.save_for_backward(*tensors, state, transition, log_mass)
         return state, transition
 
     @staticmethod
     @first_derivative_only
     def backward(ctx, d_state: Tensor, d_transition: Tensor) -> Tuple[Optional[Tensor], ...]:
         q, k, v, anchors_q, anchors_k, mask, state, transition, log_mass = ctx.saved_tensors
-        dtype, has_transition = anchors_q.dtype, transition.numel() > 0
-        dq = torch.empty_like(q) if has_transition else None
-        dk, dv = torch.empty_like(k), torch.empty_like(v)
-        d_anchors_q = state.new_zeros(*state.shape[:-1], q.shape[-1])
-        d_anchors_k: Any = torch.zeros_like(d_anchors_q) if has_transition else None  # as dq
-        with no_autocast(q):
+        half = factor_dtype(v)
+        dtype = half or anchors_q.dtype
+        dq: Any = None
+        dk: Any = None
+        dv: Any = None
+        d_anchors_q = state.new_zeros(*state.shape[:-1], k.shape[-1])
+        d_anchors_k: Any = None if q is None else torch.zeros_like(d_anchors_q)
+        with no_autocast(k, False):
+            if half is not None:
+                root = 2.0 ** (k.shape[2].bit_length() // 2)
+                log_mass = log_mass - math.log(root)
+                d_state, d_transition = d_state / root, d_transition / root
             # The sum that the gradient of the token softmax subtracts, in closed form.
             delta = (d_state * state).sum(-1, keepdim=True)
-            if has_transition:
+            if q is not None:
                 delta = delta + (d_transition * transition).sum(-1, keepdim=True)
-            for chunk in token_chunks(q, anchors_q.shape[-2]):
-                keys = chunk_of(k, chunk, dtype)
-                weights = (anchors_q @ keys.transpose(-2, -1)).sub_(log_mass).exp_()
+            for chunk in token_chunks(k, anchors_q.shape[-2], False):
+                keys, values = chunk_of(k, chunk, dtype), chunk_of(v, chunk, dtype)
+                weights = product(anchors_q, keys.mT, half).sub_(log_mass).exp_()
                 if mask is not None:
                     weights.masked_fill_(mask[:, None, None, chunk], 0)
-                d_weights = d_state @ chunk_of(v, chunk, dtype).transpose(-2, -1)
-                if dq is not None:
+                d_weights = product(d_state, values.mT, half)
+                if q is not None:
                     queries = chunk_of(q, chunk, dtype)
-                    weights_q = _anchor_softmax(queries, anchors_k)
-                    d_weights += d_transition @ weights_q.transpose(-2, -1)
-                    d_logits = _softmax_backward(
-                        weights_q, weights.transpose(-2, -1) @ d_transition
-                    )
-                    dq[:, :, chunk] = d_logits @ anchors_k
-                    d_anchors_k += d_logits.transpose(-2, -1) @ queries
-                dv[:, :, chunk] = weights.transpose(-2, -1) @ d_state
+                    weights_q = _anchor_softmax(queries, anchors_k, half)
+                    d_weights += product(d_transition, weights_q.mT, half)
+                    d_logits = product(weights.mT, d_transition, half)
+                    d_logits = softmax_gradient(weights_q, d_logits)
+                    dq = put_chunk(dq, chunk, product(d_logits, anchors_k, half, True), q)
+                    d_anchors_k += product(d_logits.mT, queries, half)
+                dv = put_chunk(dv, chunk, product(weights.mT, d_state, half, True), v)
                 d_logits = weights.mul_(d_weights.sub_(delta))
-                dk[:, :, chunk] = d_logits.transpose(-2, -1) @ anchors_q
-                d_anchors_q += d_logits @ keys
+                dk = put_chunk(dk, chunk, product(d_logits.mT, anchors_q, half, True), k)
+                d_anchors_q += product(d_logits, keys, half)
         d_anchors_k = None if d_anchors_k is None else _sum_images(d_anchors_k, anchors_k)
-        return dq, dk, dv, _sum_images(d_anchors_q, anchors_q), d_anchors_k, None, None
+        return dq, dk, dv, _sum_images(d_anchors_q, anchors_q), d_anchors_k, None
 
 
 class AnchorOutput(torch.autograd.Function):
@@ -184,63 +152,62 @@ class AnchorOutput(torch.autograd.Function):
     @first_derivative_only
     def backward(ctx, grad: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         q, anchors_k, x = ctx.saved_tensors
-        dq, dx = torch.empty_like(q), torch.zeros_like(x)
+        half, dx = factor_dtype(q), torch.zeros_like(x)
+        dtype = half or x.dtype
+        dq: Any = None
         d_anchors = x.new_zeros(*x.shape[:-1], q.shape[-1])
-        with no_autocast(q):
-            for chunk in token_chunks(q, anchors_k.shape[-2]):
-                queries, grads = chunk_of(q, chunk, x.dtype), chunk_of(grad, chunk, x.dtype)
-                weights_q = _anchor_softmax(queries, anchors_k)
-                dx += weights_q.transpose(-2, -1) @ grads
-                d_logits = _softmax_backward(weights_q, grads @ x.transpose(-2, -1))
-                dq[:, :, chunk] = d_logits @ anchors_k
-                d_anchors += d_logits.transpose(-2, -1) @ queries
+        with no_autocast(q, False):
+            for chunk in token_chunks(q, anchors_k.shape[-2], False):
+                queries, grads = chunk_of(q, chunk, dtype), chunk_of(grad, chunk, dtype)
+                weights_q = _anchor_softmax(queries, anchors_k, half)
+                dx += product(weights_q.mT, grads, half)
+                d_logits = softmax_gradient(weights_q, product(grads, x.mT, half))
+                dq = put_chunk(dq, chunk, product(d_logits, anchors_k, half, True), q)
+                d_anchors += product(d_logits.mT, queries, half)
         return dq, _sum_images(d_anchors, anchors_k), dx
 
 
 def _state(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    anchors_q: Tensor,
-    anchors_k: Tensor,
-    mask: Optional[Tensor],
-    has_transition: bool,
+    q: Optional[Tensor], k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, mask: Mask
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """Return ``G_K v``, ``G_K G_Q`` and the log of each token softmax's sum, (B, heads, M, 1)."""
-    dtype = anchors_q.dtype
-    softmax, state, transition = OnlineSoftmax(), 0, 0
-    for chunk in token_chunks(q, anchors_q.shape[-2]):
-        logits = anchors_q @ chunk_of(k, chunk, dtype).transpose(-2, -1)  # [B, H, M, n]
+    half = factor_dtype(v)
+    dtype = half or anchors_q.dtype
+    softmax = OnlineSoftmax()
+    state: Any = None  # a tensor after the first chunk
+    transition: Any = None
+    for chunk in token_chunks(k, anchors_q.shape[-2]):
+        keys = chunk_of(k, chunk, dtype)
+        logits = product(anchors_q, keys.transpose(-2, -1), half)  # [B, H, M, n]
         weights, fade = softmax.add(logits, None if mask is None else mask[:, None, None, chunk])
-        state = state * fade + weights @ chunk_of(v, chunk, dtype)
-        if has_transition:
-            transition = transition * fade + weights @ _anchor_softmax(
-                chunk_of(q, chunk, dtype), anchors_k
-            )
+        part = product(weights, chunk_of(v, chunk, dtype), half)
+        state = part if fade is None else state * fade + part
+        if q is not None:
+            weights_q = _anchor_softmax(chunk_of(q, chunk, dtype), anchors_k, half)
+            part = product(weights, weights_q, half)
+            transition = part if fade is None else transition * fade + part
     share = softmax.share()
-    transition = transition * share if has_transition else anchors_q.new_empty(0)
+    transition = anchors_q.new_empty(0) if q is None else transition * share
     return state * share, transition, softmax.log_mass()
 
 
 def _output(q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
     """Return ``G_Q x``, (B, heads, N, d_v)."""
-    chunks = token_chunks(q, anchors_k.shape[-2])
-    if len(chunks) == 1:
-        return (_anchor_softmax(q.to(x.dtype), anchors_k) @ x).to(q.dtype)
-    out = token_major(q, x.shape[-1])
-    for chunk in chunks:
-        out[:, :, chunk] = _anchor_softmax(chunk_of(q, chunk, x.dtype), anchors_k) @ x
+    half = factor_dtype(q)
+    out: Any = None
+    for chunk in token_chunks(q, anchors_k.shape[-2]):
+        weights_q = _anchor_softmax(chunk_of(q, chunk, half or x.dtype), anchors_k, half)
+        part = product(weights_q, x, half, True)
+        if chunk.start is None:
+            return part.to(q.dtype)
+        out = token_major(q, x.shape[-1]) if out is None else out
+        out[:, :, chunk] = part
     return out
 
 
-def _anchor_softmax(q: Tensor, anchors_k: Tensor) -> Tensor:
+def _anchor_softmax(q: Tensor, anchors_k: Tensor, half: Half) -> Tensor:
     """Return the softmax over the anchors, (B, heads, n, M)."""
-    return (q @ anchors_k.transpose(-2, -1)).softmax(-1)
-
-
-def _softmax_backward(weights: Tensor, grad: Tensor) -> Tensor:
-    """Return the gradient of the logits of a softmax over the last axis."""
-    return torch.mul(weights, grad - (weights * grad).sum(-1, keepdim=True))
+    return product(q, anchors_k.transpose(-2, -1), half).softmax(-1)
 
 
 def _sum_images(grad: Tensor, anchors: Tensor) -> Tensor:

@@ -10,45 +10,57 @@ The backward pass sums the gradient of X, differentiates the solver, and writes 
 tokens in one pass. It recomputes both softmaxes. Sums over tokens are written once per chunk.
 """
 
-from typing import Optional, Tuple
+import functools
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.numerics import token_major
-from ..common.reduction import Masses, add_chunks, mean_of_chunks
+from ..common.launch import KernelOperator, Launch, as_bytes
+from ..common.numerics import needs_gradient, token_major
+from ..common.partition import MAX_DIM, CallKey, plan, token_strides, unsupported_tokens
+from ..common.reduction import mean_of_chunks, sum_of_chunks
 from ..common.triton_helpers import (
     LOWEST,
-    Launch,
     add_product,
     load_rows,
     padded,
     product,
+    product_across,
     real_tokens,
+    rounded,
     store_rows,
-    strides,
+    transposed,
 )
 from .anchor_solver import series_factors
+from .options import WalkOptions
 
 FORWARD = ('anchor_state', 'anchor_solver', 'anchor_output')
+# Up to so many chunks the solver adds them itself, which saves a launch.
+FEW_CHUNKS = 8
 KERNELS = (*FORWARD, 'anchor_output_backward', 'anchor_solver_backward', 'anchor_backward')
+
+
+def unsupported_reason(tensors: Tuple[Tensor, ...], options: WalkOptions) -> Optional[str]:
+    """Return why the kernels cannot serve the call, or None if they can."""
+    num_anchors = tensors[3].shape[-2]
+    if options.cross:
+        return 'cross-attention through anchors has no kernel'
+    if num_anchors > MAX_DIM:
+        return f'kernels support at most {MAX_DIM} anchors, got {num_anchors}'
+    kernels = KERNELS if needs_gradient(*tensors) else FORWARD
+    return unsupported_tokens(tensors[0], tensors[2].shape[3], kernels, num_anchors)
 
 
 @triton.jit
 def _anchor_softmax(q, anchors, M: tl.constexpr, kind: tl.constexpr, BM: tl.constexpr):
     """Compute the softmax over the anchors, (BN, BM), for q (BN, BD) and anchors (BM, BD)."""
-    logits = product(q, tl.trans(anchors), kind)
+    logits = product(q, transposed(anchors, kind), kind)
     logits = tl.where(tl.arange(0, BM)[None, :] < M, logits, LOWEST)
     weights = tl.exp(logits - tl.max(logits, 1)[:, None])
-    return weights / tl.sum(weights, 1)[:, None]
-
-
-@triton.jit
-def _softmax_backward(weights, grad):
-    """Compute the gradient of the logits of a softmax over the last axis."""
-    return weights * (grad - tl.sum(weights * grad, 1)[:, None])
+    return weights * (1 / tl.sum(weights, 1))[:, None]
 
 
 @triton.jit
@@ -74,7 +86,7 @@ def _state_kernel(
         real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
         k = load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D)
         v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
-        logits = tl.where(real[None, :], product(anchors_q, tl.trans(k), kind), LOWEST)
+        logits = tl.where(real[None, :], product(anchors_q, transposed(k, kind), kind), LOWEST)
         new_top = tl.maximum(top, tl.max(logits, 1))
         weights = tl.where(real[None, :], tl.exp(logits - new_top[:, None]), 0.0)  # [BM, BN]
         fade = tl.exp(top - new_top)
@@ -85,6 +97,10 @@ def _state_kernel(
             q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
             weights_q = _anchor_softmax(q, anchors_k, M, kind, BM)
             walk = add_product(walk * fade[:, None], weights, weights_q, kind)
+    if tl.num_programs(1) == 1:  # no other chunk to average with
+        inverse = 1 / tl.where(mass > 0, mass, 1.0)[:, None]
+        state, walk = state * inverse, walk * inverse
+        mass = top + tl.log(tl.maximum(mass, 1e-30))
     at = head * tl.num_programs(1) + split
     size: tl.constexpr = BD + BM if HAS_TRANSITION else BD
     SUMS += at * BM * size + places[:, None] * size
@@ -97,24 +113,38 @@ def _state_kernel(
 
 @triton.jit
 def _solver_kernel(
-    SUMS, MATRIX, X, decay, steps, factors,
-    M: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, GIVEN: tl.constexpr,
-    ENDLESS: tl.constexpr,
+    PARTS, TOP, MASS, SUMS, LSE, X, decay, steps, factors, splits,
+    BD: tl.constexpr, BM: tl.constexpr, ENDLESS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Apply all steps after the first one and the normaliser, in float32.
 
-    GIVEN: multiply by a given matrix between the anchors instead.
+    With ADD, first average the chunks of S and W by their masses.
     """
     head = tl.program_id(0).to(tl.int64)
     cols, places = tl.arange(0, BD), tl.arange(0, BM)
-    size: tl.constexpr = BD if GIVEN else BD + BM
-    SUMS += head * BM * size + places[:, None] * size
-    state = tl.load(SUMS + cols[None, :])
-    if GIVEN:
-        x = product(load_rows(MATRIX + head * M * M, places, places, M, 1, M, M), state, tl.float32)
+    size: tl.constexpr = BM * (BD + BM)
+    at = places[:, None] * (BD + BM)
+    if ADD:
+        state, walk = tl.zeros((BM, BD), tl.float32), tl.zeros((BM, BM), tl.float32)
+        top, mass = tl.full((BM,), LOWEST, tl.float32), tl.zeros((BM,), tl.float32)
+        for chunk in range(head * splits, (head + 1) * splits):
+            tops = tl.load(TOP + chunk * BM + places)
+            new_top = tl.maximum(top, tops)
+            fade, weight = tl.exp(top - new_top), tl.exp(tops - new_top)
+            top = new_top
+            mass = mass * fade + tl.load(MASS + chunk * BM + places) * weight
+            part = PARTS + chunk * size + at
+            state = state * fade[:, None] + tl.load(part + cols[None, :]) * weight[:, None]
+            walk = walk * fade[:, None] + tl.load(part + BD + places[None, :]) * weight[:, None]
+        inverse = 1 / tl.where(mass > 0, mass, 1.0)[:, None]
+        state, walk = state * inverse, walk * inverse
+        tl.store(SUMS + head * size + at + cols[None, :], state)
+        tl.store(SUMS + head * size + at + BD + places[None, :], walk)
+        tl.store(LSE + head * BM + places, top + tl.log(tl.maximum(mass, 1e-30)))
     else:
-        walk = tl.load(SUMS + BD + places[None, :])
-        x = _solve_walk(state, walk * decay, decay, steps, factors, ENDLESS)
+        state = tl.load(SUMS + head * size + at + cols[None, :])
+        walk = tl.load(SUMS + head * size + at + BD + places[None, :])
+    x = _solve_walk(state, walk * decay, decay, steps, factors, ENDLESS)
     tl.store(X + head * BM * BD + places[:, None] * BD + cols[None, :], x)
 
 
@@ -145,20 +175,27 @@ def _step_normaliser(decay, steps):
 
 @triton.jit
 def _solver_backward_kernel(
-    SUMS, MATRIX, X, DX, DS, DW, DELTA, decay, steps, factors,
-    M: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, HAS_TRANSITION: tl.constexpr,
-    GIVEN: tl.constexpr, ENDLESS: tl.constexpr,
+    SUMS, X, DX, DS, DW, DELTA, decay, steps, factors, splits,
+    BD: tl.constexpr, BM: tl.constexpr, HAS_TRANSITION: tl.constexpr, ENDLESS: tl.constexpr,
+    ADD: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients of S and W, or of the given matrix, and delta (BM,).
+    """Add the gradients of X of all chunks; compute those of S and W, and delta (BM,).
 
+    The gradients are factors of products, so they are stored as rounded as products round them.
     delta is the sum that the gradient of the token softmax subtracts.
     """
     head = tl.program_id(0).to(tl.int64)
+    kind = DS.dtype.element_ty
     cols, places = tl.arange(0, BD), tl.arange(0, BM)
     size: tl.constexpr = BD + BM if HAS_TRANSITION else BD
     SUMS += head * BM * size + places[:, None] * size
     wide = head * BM * BD + places[:, None] * BD + cols[None, :]
-    grad = tl.load(DX + wide)
+    if ADD:
+        grad = tl.zeros((BM, BD), tl.float32)
+        for chunk in range(head * splits, (head + 1) * splits):
+            grad += tl.load(DX + chunk * BM * BD + places[:, None] * BD + cols[None, :])
+    else:
+        grad = tl.load(DX + wide)
     if HAS_TRANSITION:
         back = tl.trans(tl.load(SUMS + BD + places[None, :])) * decay
         d_state = _solve_walk(grad, back, decay, steps, factors, ENDLESS)
@@ -175,18 +212,15 @@ def _solver_backward_kernel(
                 row = last + product(row, back, tl.float32)
                 d_walk = row + product(back, d_walk, tl.float32)
             d_walk *= decay
-        tl.store(DW + head * BM * BM + places[:, None] * BM + places[None, :], d_walk)
+        tl.store(
+            DW + head * BM * BM + places[:, None] * BM + places[None, :], rounded(d_walk, kind)
+        )
         delta = tl.sum(d_walk * tl.load(SUMS + BD + places[None, :]), 1)
     else:
         d_state = grad
-        if GIVEN:
-            anchor_matrix = load_rows(MATRIX + head * M * M, places, places, M, 1, M, M)
-            d_state = product(tl.trans(anchor_matrix), grad, tl.float32)
-            d_anchor_matrix = product(grad, tl.trans(tl.load(SUMS + cols[None, :])), tl.float32)
-            store_rows(DW + head * M * M, d_anchor_matrix, places, places, M, 1, M, M)
         delta = tl.zeros((BM,), tl.float32)
     delta += tl.sum(d_state * tl.load(SUMS + cols[None, :]), 1)
-    tl.store(DS + wide, d_state)
+    tl.store(DS + wide, rounded(d_state, kind))
     tl.store(DELTA + head * BM + places, delta)
 
 
@@ -225,7 +259,8 @@ def _output_backward_kernel(
         rows = start + tl.arange(0, BN)
         q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
-        d_x = add_product(d_x, tl.trans(_anchor_softmax(q, anchors_k, M, kind, BM)), grad, kind)
+        weights_q = transposed(_anchor_softmax(q, anchors_k, M, kind, BM), kind)
+        d_x = add_product(d_x, weights_q, grad, kind)
     at = (head * tl.num_programs(1) + split) * BM * BD
     tl.store(DX + at + places[:, None] * BD + cols[None, :], d_x)
 
@@ -238,7 +273,11 @@ def _backward_kernel(
     D: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
     HAS_MASK: tl.constexpr, HAS_TRANSITION: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients of the tokens and, over a chunk, of both anchors (2, BM, BD)."""
+    """Compute gradients of the tokens and, over a chunk, of both anchors (2, BM, BD).
+
+    Blocks are (BM, BN): so the fast products of sm_90, of 64 rows, take blocks of fewer tokens,
+    whose sums fit the registers.
+    """
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
@@ -246,176 +285,244 @@ def _backward_kernel(
     anchors_q = load_rows(AQ + b * saq + h * M * D, places, cols, D, 1, M, D)
     anchors_k = load_rows(AK + b * sak + h * M * D, places, cols, D, 1, M, D)
     wide = places[:, None] * BD + cols[None, :]
-    d_state, x = tl.load(DS + head * BM * BD + wide), tl.load(X + head * BM * BD + wide)
+    square = places[:, None] * BM + places[None, :]
+    d_state = tl.load(DS + head * BM * BD + wide).to(tl.float32)
+    x = rounded(tl.load(X + head * BM * BD + wide), kind)
     if HAS_TRANSITION:
-        d_walk = tl.load(DW + head * BM * BM + places[:, None] * BM + places[None, :])
+        d_walk = tl.load(DW + head * BM * BM + square).to(tl.float32)
     lse = tl.load(LSE + head * BM + places)
-    delta = tl.load(DELTA + head * BM + places)
+    delta, inverse = tl.load(DELTA + head * BM + places), 1 / root
     d_anchors_q = tl.zeros((BM, BD), tl.float32)
     d_anchors_k = tl.zeros((BM, BD), tl.float32)
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
         rows = start + tl.arange(0, BN)
         real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
         k = load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D)
-        logits = product(k, tl.trans(anchors_q), kind)  # [BN, BM]
-        inside = real[:, None] & (places[None, :] < M)
+        logits = product_across(anchors_q, transposed(k, kind), kind)  # [BM, BN]
         # Weights are about 1 / N: times its root they and their products stay within float16.
-        weights = tl.where(inside, tl.exp(tl.minimum(logits - lse[None, :], 0.0)), 0.0) * root
+        weights = tl.exp(tl.minimum(logits - lse[:, None], 0.0)) * root
+        weights = tl.where(real[None, :] & (places[:, None] < M), weights, 0.0)
         if kind == tl.float32:
             # Read again where they are used: all at once, in two parts each, would not fit.
             d_state = tl.load(DS + head * BM * BD + wide)
-        dv = product(weights, d_state, kind) / root
-        store_rows(DV + b * sxb + h * sxh, dv, rows, cols, sxn, sxd, N, D)
-        v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
-        d_weights = product(v, tl.trans(d_state), kind)
+        dv = product_across(transposed(d_state, kind), weights, kind) * inverse
+        store_rows(DV + b * sxb + h * sxh, tl.trans(dv), rows, cols, sxn, sxd, N, D)
         q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
+        logits = product_across(anchors_k, transposed(q, kind), kind)
+        logits = tl.where((places < M)[:, None], logits, LOWEST)
+        weights_q = tl.exp(logits - tl.max(logits, 0)[None, :])
+        weights_q *= (1 / tl.sum(weights_q, 0))[None, :]
+        v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
+        d_weights = product_across(d_state, transposed(v, kind), kind)
+        if HAS_TRANSITION:
+            if kind == tl.float32:
+                d_walk = tl.load(DW + head * BM * BM + square)
+            d_weights += product_across(d_walk, weights_q, kind)
+        d_logits = weights * (d_weights - delta[:, None])
+        dk = product_across(transposed(anchors_q, kind), d_logits, kind) * inverse
+        store_rows(DK + b * sxb + h * sxh, tl.trans(dk), rows, cols, sxn, sxd, N, D)
+        d_anchors_q = add_product(d_anchors_q, d_logits, k, kind)
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
         if kind == tl.float32:
             x = tl.load(X + head * BM * BD + wide)
-        weights_q = _anchor_softmax(q, anchors_k, M, kind, BM)
-        d_weights_q = product(grad, tl.trans(x), kind)
+        d_weights = product_across(x, transposed(grad, kind), kind)
         if HAS_TRANSITION:
-            if kind == tl.float32:
-                d_walk = tl.load(DW + head * BM * BM + places[:, None] * BM + places[None, :])
-            d_weights += product(weights_q, tl.trans(d_walk), kind)
-            d_weights_q += product(weights, d_walk, kind) / root
-        d_logits = _softmax_backward(weights_q, d_weights_q)
-        dq = product(d_logits, anchors_k, kind)
-        store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
-        d_anchors_k = add_product(d_anchors_k, tl.trans(d_logits), q, kind)
-        d_logits = weights * (d_weights - delta[None, :])
-        dk = product(d_logits, anchors_q, kind) / root
-        store_rows(DK + b * sxb + h * sxh, dk, rows, cols, sxn, sxd, N, D)
-        d_anchors_q = add_product(d_anchors_q, tl.trans(d_logits), k, kind)
+            d_weights += product_across(transposed(d_walk, kind), weights, kind) * inverse
+        d_logits = weights_q * (d_weights - tl.sum(weights_q * d_weights, 0)[None, :])
+        dq = product_across(transposed(anchors_k, kind), d_logits, kind)
+        store_rows(DQ + b * sxb + h * sxh, tl.trans(dq), rows, cols, sxn, sxd, N, D)
+        d_anchors_k = add_product(d_anchors_k, d_logits, q, kind)
     DANCHORS += (head * tl.num_programs(1) + split) * 2 * BM * BD + wide
-    tl.store(DANCHORS, d_anchors_q / root)
+    tl.store(DANCHORS, d_anchors_q * inverse)
     tl.store(DANCHORS + BM * BD, d_anchors_k)
 
 
-class AnchorLaunch(Launch):
-    """Launcher with the sizes that all kernels of one call share."""
+class KernelOptions(NamedTuple):
+    """Options of the kernels: decay of the walk, and its largest number of steps or None."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        anchors_q: Tensor,
-        anchors_k: Tensor,
-        mask: Optional[Tensor],
-        anchor_matrix: Optional[Tensor],
-        decay: float,
-        steps: Optional[int],
-    ) -> None:
-        self.anchors = anchors_q.shape[-2]
-        super().__init__(q, mask, self.anchors)
-        self.bm = padded(self.anchors)
-        self.given = anchor_matrix is not None
-        self.has_transition = dict(HAS_TRANSITION=steps != 1 and not self.given)
-        # True if a step between the anchors follows the sums over the tokens.
-        self.has_solver = self.given or steps != 1
-        self.flags = dict(M=self.anchors, GIVEN=self.given, ENDLESS=steps is None)
-        # Loop bounds: 0 where unused, because Triton would compile a constant 1 in.
-        factors = 0 if steps is not None else series_factors(decay, torch.float32)
-        self.walk = (decay, steps or 0, factors)
-        self.images = (_image_stride(anchors_q), _image_stride(anchors_k))
-        self.sizes = (self.heads, self.num_tokens)
+    decay: float
+    steps: Optional[int]
+
+
+class _Launches:
+    """Sizes that the launches of both passes share."""
+
+    def __init__(self, key: CallKey) -> None:
+        q, anchors, options = key.tokens(0), key.shapes[3], key.options
+        self.key, self.q, self.num_anchors = key, q, anchors[-2]
+        self.heads, self.count = (q.batch, q.heads), q.batch * q.heads
+        self.bd, self.bm = padded(q.dim), padded(self.num_anchors)
+        self.has_transition = options.steps != 1
+        self.own_anchors = len(anchors) == 4  # else all images share them
+        self.image_stride = q.heads * self.num_anchors * q.dim if self.own_anchors else 0
         self.square = dict(BD=self.bd, BM=self.bm)
-        self.blocks = dict(D=self.dim, M=self.anchors, **self.square)
+        self.blocks = dict(self.square, D=q.dim, M=self.num_anchors)
+        self.flags = dict(HAS_MASK=key.shapes[5] is not None, HAS_TRANSITION=self.has_transition)
+        # Loop bounds: 0 where unused, because Triton would compile a constant 1 in.
+        factors = series_factors(options.decay, torch.float32) if options.steps is None else 0
+        self.walk = (options.decay, options.steps or 0, factors)
+
+    def over_tokens(
+        self, name: str, kernel: Any, strides: Sequence[int], *sizes: float, **flags: bool
+    ) -> Tuple[Launch, int]:
+        """Return a launch of one program per head and chunk of tokens, and its chunks."""
+        q = self.q
+        partition = plan(name, q, self.count, q.num_tokens, self.num_anchors)
+        launch = Launch(
+            kernel, (self.count, partition.splits),
+            (*strides, q.heads, q.num_tokens, partition.chunk, *sizes),
+            dict(self.blocks, BN=partition.config.block, **flags), partition.config,
+            self.key.aligned,
+        )  # fmt: skip
+        return launch, partition.splits
+
+    def few(self, splits: int) -> bool:
+        """Return True if a solver adds the chunks; it has no registers for many anchors' sums."""
+        return 1 < splits <= FEW_CHUNKS and self.bm <= 64
+
+    def between_anchors(self, name: str, kernel, splits: int, **flags: bool) -> Launch:
+        """Return a launch of one program per head, which adds ``splits`` chunks."""
+        config = plan(name, self.q, self.count, 1, self.num_anchors).config
+        constants = dict(self.square, ENDLESS=self.key.options.steps is None, **flags)
+        return Launch(kernel, (self.count,), (*self.walk, splits), constants, config, True)
 
 
-def _image_stride(anchors: Tensor) -> int:
-    """Return the stride between the anchors of two images, 0 if all images share them."""
-    return anchors.stride(0) if anchors.dim() == 4 else 0
+class _ForwardLaunches(_Launches):
+    def __init__(self, key: CallKey) -> None:
+        super().__init__(key)
+        q, (_, k_strides, v_strides, *_) = self.q, key.strides
+        images = (self.image_stride, self.image_stride)
+        self.state, self.splits = self.over_tokens(
+            'anchor_state', _state_kernel, (*q.strides, *k_strides, *v_strides, *images),
+            **self.flags,
+        )  # fmt: skip
+        self.cols = self.bd + self.bm if self.has_transition else self.bd
+        self.solver_adds = self.has_transition and self.few(self.splits)
+        self.reduce = None
+        if not self.solver_adds:
+            self.reduce = mean_of_chunks(True, self.count, self.splits, self.bm, self.cols)
+        if self.has_transition:
+            self.solve = self.between_anchors(
+                'anchor_solver', _solver_kernel, self.splits, ADD=self.solver_adds
+            )
+        self.output, _ = self.over_tokens(
+            'anchor_output', _output_kernel, (*q.strides, *token_strides(q), images[0])
+        )
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    anchors_q: Tensor,
-    anchors_k: Tensor,
-    mask: Optional[Tensor],
-    anchor_matrix: Optional[Tensor],
-    decay: float,
-    steps: Optional[int],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+_forward_launches = functools.lru_cache(maxsize=1024)(_ForwardLaunches)
+
+
+def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     """Run the forward pass.
+
+    Args:
+        options: options of the walk.
+        tensors: q, k, v (B, heads, N, d), contiguous anchors_q and anchors_k (heads, M, d) or
+            (B, heads, M, d) of one dtype, padding mask (B, N) or None.
 
     Returns:
         the output; S beside W (B, heads, BM, BD [+ BM]); the log of the masses (B, heads, BM);
         and X (B, heads, BM, BD), empty if it is S.
     """
-    launch = AnchorLaunch(q, anchors_q, anchors_k, mask, anchor_matrix, decay, steps)
-    bd, bm = launch.bd, launch.bm
-    size = bd + bm if launch.has_transition['HAS_TRANSITION'] else bd
-    sums = launch.parts('anchor_state', bm, size)
-    top, mass = launch.parts('anchor_state', bm), launch.parts('anchor_state', bm)
-    launch.run(
-        'anchor_state', _state_kernel,
-        q, k, v, anchors_q, anchors_k, launch.mask, sums, top, mass,
-        *strides(q), *strides(k), *strides(v), *launch.images, *launch.sizes,
-        **launch.blocks, **launch.has_mask, **launch.has_transition,
-    )  # fmt: skip
-    sums, lse = mean_of_chunks(sums, Masses(mass, top))
+    q, k, v, anchors_q, anchors_k, mask = tensors
+    launches = _forward_launches(CallKey.of(options, *tensors))
+    bm, cols = launches.bm, launches.cols
+
+    def new(*size: int) -> Tensor:
+        return q.new_empty((*launches.heads, *size), dtype=torch.float32)
+
+    parts, splits = new(launches.splits, bm, cols), launches.splits
+    top, mass = new(splits, bm), new(splits, bm)
+    launches.state(q, k, v, anchors_q, anchors_k, as_bytes(mask, q), parts, top, mass)
+    if splits == 1:  # one chunk, which the kernel has normalised
+        sums, lse = parts.squeeze(2), mass.squeeze(2)
+    else:
+        sums, lse = new(bm, cols), new(bm)
+    if launches.reduce is not None:
+        launches.reduce(parts, top, mass, sums, sums, lse)
     x = sums.new_empty(0)
-    if launch.has_solver:
-        x = launch.empty(bm, bd)
-        launch.start(
-            'anchor_solver', _solver_kernel, (launch.batch * launch.heads,),
-            sums, sums if anchor_matrix is None else anchor_matrix, x, *launch.walk,
-            **launch.square, **launch.flags,
-        )  # fmt: skip
+    if launches.has_transition:
+        x = new(bm, launches.bd)
+        launches.solve(parts, top, mass, sums, lse, x)
     out = token_major(q)
-    launch.run(
-        'anchor_output', _output_kernel,
-        q, anchors_k, x if launch.has_solver else sums, out, *strides(q), *strides(out),
-        launch.images[1], *launch.sizes, **launch.blocks,
-    )  # fmt: skip
-    return out, sums, lse, x
+    launches.output(q, anchors_k, x if launches.has_transition else sums, out)
+    return [out, sums, lse, x]
+
+
+class _BackwardLaunches(_Launches):
+    def __init__(self, key: CallKey) -> None:
+        super().__init__(key)
+        q, image = self.q, self.image_stride
+        _, k_strides, v_strides, *_, grad_strides = key.strides
+        self.output, self.output_splits = self.over_tokens(
+            'anchor_output_backward', _output_backward_kernel, (*q.strides, *grad_strides, image)
+        )
+        splits = self.output_splits
+        self.add_x = None
+        if splits > 1 and not self.few(splits):
+            self.add_x = sum_of_chunks(self.count, splits, self.bm, self.bd)
+        self.solve = self.between_anchors(
+            'anchor_solver_backward', _solver_backward_kernel, splits,
+            HAS_TRANSITION=self.has_transition, ADD=self.few(splits),
+        )  # fmt: skip
+        self.tokens, self.splits = self.over_tokens(
+            'anchor_backward', _backward_kernel,
+            (*q.strides, *k_strides, *v_strides, *grad_strides, *token_strides(q), image, image),
+            q.num_tokens**0.5, **self.flags,
+        )  # fmt: skip
+        count, outer = (self.count, 1) if self.own_anchors else (q.heads, q.batch)
+        self.add_anchors = sum_of_chunks(
+            count, self.splits, self.bm, self.bd, outer=outer, size=(self.num_anchors, q.dim),
+            parts=2,
+        )  # fmt: skip
+
+
+_backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
 
 
 def backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    anchors_q: Tensor,
-    anchors_k: Tensor,
-    mask: Optional[Tensor],
-    anchor_matrix: Optional[Tensor],
-    sums: Tensor,
-    lse: Tensor,
-    x: Tensor,
-    decay: float,
-    steps: Optional[int],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of q, k, v, both anchors and the anchor matrix (empty without one)."""
-    launch = AnchorLaunch(q, anchors_q, anchors_k, mask, anchor_matrix, decay, steps)
-    bd, bm = launch.bd, launch.bm
-    x = x if launch.has_solver else sums
-    parts = launch.parts('anchor_output_backward', 1, bm, bd)
-    launch.run(
-        'anchor_output_backward', _output_backward_kernel, q, anchors_k, grad, parts,
-        *strides(q), *strides(grad), launch.images[1], *launch.sizes, **launch.blocks,
+    options: KernelOptions, grads: Sequence[Tensor], tensors: Sequence[Any],
+    saved: Sequence[Tensor],
+) -> Tuple[Tensor, ...]:  # fmt: skip
+    """Return the gradients of q, k, v and both anchors."""
+    (grad,), (q, k, v, anchors_q, anchors_k, mask) = grads, tensors
+    sums, lse, x = saved
+    launches = _backward_launches(CallKey.of(options, *tensors, grad))
+    bd, bm = launches.bd, launches.bm
+
+    def new(*size: int) -> Tensor:
+        return q.new_empty((*launches.heads, *size), dtype=torch.float32)
+
+    dx = parts = new(launches.output_splits, bm, bd)
+    launches.output(q, anchors_k, grad, parts)
+    if launches.add_x is not None:
+        dx = new(bm, bd)
+        launches.add_x(parts, parts, parts, dx, dx, dx)
+    ds, delta = q.new_empty((*launches.heads, bm, bd)), new(bm)
+    dw = q.new_empty((*launches.heads, bm, bm))
+    if not launches.has_transition:
+        x = sums
+    launches.solve(sums, x, dx, ds, dw, delta)
+    dq, dk, dv = token_major(q), token_major(k), token_major(v)
+    parts = new(launches.splits, 2, bm, bd)
+    launches.tokens(
+        q, k, v, anchors_q, anchors_k, as_bytes(mask, q), grad, x, lse, delta, ds, dw, dq, dk, dv,
+        parts,
     )  # fmt: skip
-    dx = add_chunks(parts, launch.empty(bm, bd))
-    ds, delta = launch.empty(bm, bd), launch.empty(bm)
-    d_anchor_matrix = ds.new_empty(0) if anchor_matrix is None else torch.empty_like(anchor_matrix)
-    dw = launch.empty(bm, bm) if launch.has_transition['HAS_TRANSITION'] else d_anchor_matrix
-    launch.start(
-        'anchor_solver_backward', _solver_backward_kernel, (launch.batch * launch.heads,),
-        sums, sums if anchor_matrix is None else anchor_matrix, x, dx, ds, dw, delta, *launch.walk,
-        **launch.square, **launch.has_transition, **launch.flags,
-    )  # fmt: skip
-    dq, dk, dv = (token_major(t) for t in (q, k, v))
-    parts = launch.parts('anchor_backward', 2, bm, bd)
-    launch.run(
-        'anchor_backward', _backward_kernel,
-        q, k, v, anchors_q, anchors_k, launch.mask, grad, x, lse, delta, ds, dw, dq, dk, dv, parts,
-        *strides(q), *strides(k), *strides(v), *strides(grad), *strides(dq), *launch.images,
-        *launch.sizes, root=launch.root,
-        **launch.blocks, **launch.has_mask, **launch.has_transition,
-    )  # fmt: skip
-    d_anchors_q, d_anchors_k = (torch.empty_like(a) for a in (anchors_q, anchors_k))
-    add_chunks(parts, d_anchors_q, part=0)
-    add_chunks(parts, d_anchors_k, part=1)
-    return dq, dk, dv, d_anchors_q, d_anchors_k, d_anchor_matrix
+    d_anchors_q, d_anchors_k = torch.empty_like(anchors_q), torch.empty_like(anchors_k)
+    launches.add_anchors(parts, parts, parts, d_anchors_q, d_anchors_k, parts)
+    return dq, dk, dv, d_anchors_q, d_anchors_k
+
+
+def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
+    q, anchors = tensors[0], tensors[3]
+    batch, heads, _, dim = q.shape
+    bd, bm, has_transition = padded(dim), padded(anchors.shape[-2]), options.steps != 1
+    size = (batch, heads, bm, bd + bm if has_transition else bd)
+    sums = q.new_empty(size, dtype=torch.float32)
+    x = sums.new_empty((batch, heads, bm, bd) if has_transition else 0)
+    return [token_major(q), sums, sums.new_empty((batch, heads, bm)), x]
+
+
+OPERATOR = KernelOperator(forward, backward, _fake, KernelOptions, num_sizes=0, num_gradients=5)

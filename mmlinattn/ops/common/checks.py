@@ -8,17 +8,15 @@ from typing import Any, Optional, Sequence, Tuple
 from torch import Tensor
 
 from ...utils import check_integer
+from .numerics import Mask
 
 
 def check_hw_shape(num_tokens: int, hw_shape: Sequence[int], name: str = 'x') -> Tuple[int, int]:
-    """Return ``(H, W)`` after checking that ``num_tokens == H * W``.
-
-    Args:
-        name: name of the argument with the tokens, for the message.
-
-    Raises:
-        ValueError: ``hw_shape`` is no pair of positive integers, or has another number of tokens.
-    """
+    """Return ``(H, W)``; raise ValueError unless they are integers with ``num_tokens == H * W``."""
+    if type(hw_shape) is tuple and len(hw_shape) == 2:
+        height, width = hw_shape
+        if type(height) is type(width) is int and height * width == num_tokens and height > 0:
+            return hw_shape
     if isinstance(hw_shape, (list, tuple)) and any(isinstance(x, (list, tuple)) for x in hw_shape):
         raise ValueError(f'several map sizes need mmlinattn.ops.PackedShapes, got {hw_shape!r}')
     try:
@@ -37,32 +35,16 @@ def check_hw_shape(num_tokens: int, hw_shape: Sequence[int], name: str = 'x') ->
 
 
 def check_sides(size: Any, name: str) -> Tuple[int, int]:
-    """Return ``(height, width)`` of an integer or a pair of positive integers.
-
-    Raises:
-        ValueError: ``size`` is neither.
-
-    Example:
-        >>> check_sides(14, 'map_size'), check_sides([5, 6], 'map_size')
-        ((14, 14), (5, 6))
-    """
+    """Return ``(height, width)``; raise ValueError unless ``size`` has one or two such integers."""
     sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
-    try:
+    with suppress(ValueError):
         height, width = (check_integer(name, side) for side in sides)
-    except ValueError:
-        raise ValueError(
-            f'{name} must be a positive integer, or two: (height, width); got {size!r}'
-        ) from None
-    return height, width
+        return height, width
+    raise ValueError(f'{name} must be a positive integer, or two: (height, width); got {size!r}')
 
 
 def check_square(name: str, value: Any) -> int:
-    """Return the root of ``value``; raise ValueError unless it is a square number above 0.
-
-    Example:
-        >>> check_square('num_agents', 49)
-        7
-    """
+    """Return the root of ``value``; raise ValueError unless it is a square number above 0."""
     with suppress(ValueError):
         side = math.isqrt(check_integer(name, value))
         if side**2 == value:
@@ -107,7 +89,7 @@ def check_shared_rotary(channels: int, num_heads: int) -> None:
         )
 
 
-def check_padding_mask(mask: Optional[Tensor], batch: int, num_tokens: int) -> None:
+def check_padding_mask(mask: Mask, batch: int, num_tokens: int) -> None:
     """Raise TypeError or ValueError unless ``mask`` is None or a (B, N) bool tensor."""
     if mask is None:
         return
@@ -122,16 +104,11 @@ def check_padding_mask(mask: Optional[Tensor], batch: int, num_tokens: int) -> N
 
 
 def check_qkv(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_padding_mask: Optional[Tensor],
-    cross: Optional[bool] = None,
+    q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Mask, cross: Optional[bool] = None
 ) -> None:
     """Raise ValueError unless q and k are (B, heads, N, d) and v is (B, heads, N, d_v).
 
-    With ``cross``, keys and values have M tokens; None for an operator without this option. All
-    need one dtype and device; :func:`check_padding_mask` checks the mask of the keys.
+    With ``cross``, keys and values have M tokens; None for an operator without this option.
     """
     if q.dim() != 4:
         raise ValueError(f'q must have shape (B, heads, N, d), got {tuple(q.shape)}')
@@ -151,9 +128,7 @@ def check_qkv(
             f'v must have shape (B, heads, N, d_v) = ({", ".join(map(str, like[:3]))}, d_v), '
             f'got {tuple(v.shape)}'
         )
-    for name, tensor in (('k', k), ('v', v)):
-        if tensor.dtype != q.dtype or tensor.device != q.device:
-            raise ValueError(
-                f'{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}'
-            )
+    for name, x in (('k', k), ('v', v)):
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ValueError(f'{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}')
     check_padding_mask(key_padding_mask, k.shape[0], k.shape[2])

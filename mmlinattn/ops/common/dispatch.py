@@ -1,22 +1,26 @@
 """Choice of the implementation of an operator.
 
 Every operator has a ``'reference'`` implementation (the definition, short and slow), a ``'torch'``
-implementation (fast, any device) and possibly a ``'triton'`` implementation. Some have further
-algorithms with names of their own, such as ``'tile'``; only the ``backend`` argument accepts them.
-``'torch'`` and ``'triton'`` have first derivatives only: a second backward pass raises an error.
-Small random walks and additive attention on a CPU are left to autograd, which has both.
+implementation (fast, any device) and possibly a ``'triton'`` implementation. Further algorithms,
+such as ``'tile'``, have names that only the ``backend`` argument accepts.
+``'torch'`` and ``'triton'`` have first derivatives only: a second backward pass raises an error,
+except of small random walks and additive attention on a CPU, which are left to autograd.
 
 Order of decision:
 
 1. the ``backend`` argument of the call, unless it is ``'auto'``;
 2. the innermost :func:`use_backend` block of this thread or asyncio task;
 3. the environment variable ``MMLINATTN_BACKEND``;
-4. ``'triton'`` where it can serve the call and passes :mod:`.kernel_check` on this GPU, ``'torch'``
-   otherwise.
+4. ``'triton'`` on NVIDIA GPUs of compute capability 8.0 and newer if Triton is installed and the
+   kernels support dtype, widths and options of the call; ``'torch'`` otherwise.
 
-Kernels run only on tested versions of Triton: other versions may compute NaN without an error.
+It is the same in every process and at every call. Kernels run only on tested versions of Triton:
+others may compute NaN without an error. ``mmlinattn doctor --gpu`` compares them with float64.
 """
 
+import functools
+import importlib.metadata
+import importlib.util
 import os
 import re
 from contextlib import contextmanager
@@ -27,9 +31,7 @@ from typing import Any, Callable, Iterator, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .kernel_check import Trial, rejection
-from .kernel_verdicts import triton_version
-from .numerics import active_tracer, is_tracing, warn_once
+from .numerics import active_tracer
 
 BACKENDS = ('auto', 'reference', 'torch', 'triton')
 ENV_VARIABLE = 'MMLINATTN_BACKEND'
@@ -41,40 +43,34 @@ class BackendError(RuntimeError):
 
 
 def choose_backend(
-    operator: str,
-    backend: str,
-    q: Tensor,
-    unsupported_reason: Optional[Callable[[], Optional[str]]] = None,
-    algorithms: Tuple[str, ...] = (),
-    trial: Optional[Callable[[], Trial]] = None,
-) -> str:
+    operator: str, backend: str, q: Tensor, kernels: Optional[Callable[[], ModuleType]] = None,
+    *args: Any, algorithms: Tuple[str, ...] = (),
+) -> str:  # fmt: skip
     """Return the implementation that a call runs.
 
     Args:
         operator: name of the operator, for error messages.
-        backend: ``backend`` argument of the call.
         q: first tensor of the call; its device decides.
-        unsupported_reason: returns why the kernels cannot serve the call, or None if they can.
-            Called only where they are wanted, so that it may import Triton. None for an operator
-            without kernels.
+        kernels: returns the module with the kernels, called only where they are wanted, so that it
+            may import Triton. Its ``unsupported_reason(*args)`` says why they cannot serve the
+            call, or is None. None for an operator without kernels.
         algorithms: further values that ``backend`` may have.
-        trial: makes small calls like this one, to check the kernels at their first use.
-
-    Returns:
-        ``'reference'``, ``'torch'``, ``'triton'`` or one of ``algorithms``.
 
     Raises:
         ValueError: ``backend`` is unknown.
         BackendError: ``'triton'`` was requested and cannot serve the call.
     """
-    check_backend(backend, algorithms)
     if backend == 'auto':
         backend = _traced or choice.backend
+        if backend == 'auto' and (kernels is None or not q.is_cuda):
+            return 'torch'
+    else:
+        check_backend(backend, algorithms)
     if backend not in ('auto', 'triton'):
         return backend
-    reason = _triton_unsupported(backend, q, unsupported_reason)
-    if reason is None and backend == 'auto' and trial is not None:
-        reason = rejection(operator, q.shape[-2], q.device, trial)
+    reason = 'this operator has no Triton kernel'
+    if kernels is not None:
+        reason = _unsupported_device(q, backend) or kernels().unsupported_reason(*args)
     if reason is None:
         return 'triton'
     if backend == 'triton':
@@ -82,40 +78,59 @@ def choose_backend(
             f"{operator}: backend='triton' cannot serve this call: {reason}. "
             "Use backend='auto' or 'torch'."
         )
-    if reason is TRITON_PROBLEM and not is_tracing():
-        warn_once(f'mmlinattn: no Triton kernels on this GPU: {reason}', stacklevel=4)
     return 'torch'
 
 
-def is_forced(backend: str) -> bool:
-    """Return True if the user demands the kernels, by argument, block or environment variable."""
-    return (_traced or choice.backend if backend == 'auto' else backend) == 'triton'
-
-
 def check_backend(backend: str, algorithms: Tuple[str, ...] = (), source: str = 'backend') -> None:
-    """Raise ValueError unless ``backend`` is one of ``BACKENDS`` or of ``algorithms``.
-
-    Args:
-        source: name of the argument or environment variable, for the message.
-    """
+    """Raise ValueError unless ``backend``, given by ``source``, is one of those known."""
     known = (*BACKENDS, *algorithms)
     if backend not in known:
         raise ValueError(f'{source} must be one of {known}, got {backend!r}')
 
 
-def _triton_unsupported(
-    backend: str, q: Tensor, unsupported_reason: Optional[Callable[[], Optional[str]]]
-) -> Optional[str]:
-    if unsupported_reason is None:
-        return 'this operator has no Triton kernel'
-    # Triton's interpreter runs kernels on a CPU, slowly: only on request.
-    interpret = backend == 'triton' and os.environ.get('TRITON_INTERPRET') == '1'
-    if not q.is_cuda and not interpret:
-        return f'Triton kernels need a CUDA tensor, got one on {q.device}'
+def _unsupported_device(q: Tensor, backend: str) -> Optional[str]:
+    """Return why no kernel runs on the device of ``q``, or while it is traced; None if they do."""
+    if q.is_cuda:
+        reason = gpu_problem(q.get_device())
+    elif backend == 'triton' and os.environ.get('TRITON_INTERPRET') == '1':
+        reason = TRITON_PROBLEM  # the interpreter runs kernels on a CPU, slowly: only on request
+    else:
+        reason = f'Triton kernels need a CUDA tensor, got one on {q.device}'
+    if reason is None and not q.numel():
+        reason = f'kernels need tokens, got {tuple(q.shape)}'
+    # torch.compile accepts custom operators; other tracers do not.
+    return reason or active_tracer()
+
+
+@torch.compiler.assume_constant_result
+def gpu_problem(index: int) -> Optional[str]:
+    """Return why no kernel runs on a CUDA device, or None if they do."""
+    return _gpu_problem(index)
+
+
+@functools.cache
+def _gpu_problem(index: int) -> Optional[str]:
     if TRITON_PROBLEM is not None:
         return TRITON_PROBLEM
-    # torch.compile accepts custom operators; other tracers do not.
-    return active_tracer() or unsupported_reason()
+    if torch.version.hip is not None:
+        return 'kernels are made for NVIDIA GPUs'
+    device = torch.cuda.get_device_properties(index)
+    if device.major < 8:
+        version = f'{device.major}.{device.minor}'
+        return f'kernels need compute capability 8.0, {device.name} has {version}'
+    return None
+
+
+def triton_version() -> Optional[str]:
+    """Return the version of Triton without importing it, or None."""
+    if importlib.util.find_spec('triton') is None:
+        return None
+    for name in ('triton', 'pytorch-triton', 'triton-windows'):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return 'of an unknown version'
 
 
 def triton_problem(version: Optional[str]) -> Optional[str]:
@@ -131,8 +146,6 @@ def triton_problem(version: Optional[str]) -> Optional[str]:
 
 # Computed once: torch.compile cannot trace it.
 TRITON_PROBLEM = triton_problem(triton_version())
-
-
 DEFAULT = os.environ.get(ENV_VARIABLE, 'auto') or 'auto'
 check_backend(DEFAULT, source=ENV_VARIABLE)
 _variable: 'ContextVar[str]' = ContextVar('mmlinattn_backend', default=DEFAULT)
@@ -161,11 +174,8 @@ def use_backend(backend: str) -> Iterator[None]:
     The setting belongs to the current thread or asyncio task; a thread that is started inside the
     block has the default. A backward pass uses the backend of its forward pass.
 
-    Args:
-        backend: ``'auto'``, ``'reference'``, ``'torch'`` or ``'triton'``.
-
     Raises:
-        ValueError: ``backend`` is none of these.
+        ValueError: it is none of ``'auto'``, ``'reference'``, ``'torch'`` and ``'triton'``.
 
     Example:
         >>> import torch

@@ -1,8 +1,4 @@
-"""Feature maps ``phi`` without parameters, for queries and keys of linear attention.
-
-:data:`FEATURE_MAPS` holds differentiable functions. :data:`FEATURE_GRADIENTS` holds their
-derivatives in terms of their results, for hand-written backward passes.
-"""
+"""Feature maps ``phi`` without parameters, for queries and keys of linear attention."""
 
 from typing import Callable, Dict
 
@@ -49,22 +45,29 @@ def softmax_channels(x: Tensor) -> Tensor:
     return x.softmax(-1)
 
 
-def _softmax_gradient(features: Tensor, grad: Tensor) -> Tensor:
-    return features * (grad - (features * grad).sum(-1, keepdim=True))
+def softmax_gradient(weights: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient of the logits of a softmax over the last axis."""
+    return weights * (grad - (weights * grad).sum(-1, keepdim=True))
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
 
 
 FEATURE_MAPS: Dict[str, Callable[[Tensor], Tensor]] = {
     'elu+1': elu1,
-    'relu': F.relu,
+    'relu': torch.relu,
     'softmax': softmax_channels,
-    'identity': lambda x: x,
+    'identity': _identity,
 }
+# The same functions where autograd records nothing.
+FEATURE_VALUES: Dict[str, Callable[[Tensor], Tensor]] = {**FEATURE_MAPS, 'elu+1': _elu1}
 # (phi(x), gradient of phi(x)) to the gradient of x.
 FEATURE_GRADIENTS: Dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'identity': lambda features, grad: grad,
     'elu+1': _elu1_gradient,
     'relu': lambda features, grad: grad * (features > 0),
-    'softmax': _softmax_gradient,
+    'softmax': softmax_gradient,
 }
 
 

@@ -28,9 +28,6 @@ def first_derivative_only(backward: Callable[..., Gradients]) -> Callable[..., G
     Decorates ``backward`` of a ``torch.autograd.Function`` that saves its inputs. PyTorch's
     ``once_differentiable`` raises only if the gradient of the output requires gradients itself;
     else second derivatives, as of a gradient penalty on a sum, would silently be zero.
-
-    Raises:
-        RuntimeError: in the second backward pass, with the cure.
     """
 
     @functools.wraps(backward)

@@ -6,31 +6,37 @@ tokens, computed online. MALA needs ``sum_j w_j v_j`` as well. Each program proc
 tokens of one head and writes its sums once; :mod:`.reduction` adds the chunks.
 """
 
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .reduction import Masses, mean_of_chunks
+from .launch import Launch
+from .partition import LaunchPlan, Tokens, device_facts, plan
+from .reduction import mean_of_chunks
 from .triton_helpers import (
     LOWEST,
-    Launch,
     add_product,
+    add_rows,
     feature,
     load_angles,
     load_rows,
     packed_image,
+    padded,
     real_tokens,
     rotate,
-    strides,
+    rounded,
+    sum_parts,
+    zero_outside,
 )
 
 
 @triton.jit
 def _kv_state_kernel(
-    K, V, MASK, IMAGES, ANGLES, MEAN, SUMS, TOP, MASS,
-    skb, skh, skn, skd, svb, svh, svn, svd, H, N, width, CHUNK, scale,
+    K, V, MASK, IMAGES, ANGLES, MEAN, COUNT, SUMS, TOP, MASS, QUERY_MEAN, QUERY_COUNT,
+    skb, skh, skn, skd, svb, svh, svn, svd, H, N, width, CHUNK, parts, scale,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
     HAS_MASK: tl.constexpr, SCORED: tl.constexpr, ROTARY: tl.constexpr, ROWS: tl.constexpr,
     PACKED: tl.constexpr,
@@ -44,18 +50,23 @@ def _kv_state_kernel(
         V += first * svn
     kind = K.dtype.element_ty
     cols, pairs = tl.arange(0, BD), tl.arange(0, BD // 2)
-    state, z = tl.zeros((BD, BD), tl.float32), tl.zeros((BD,), tl.float32)
-    top, mass = tl.full((), LOWEST, tl.float32), tl.full((), 0.0, tl.float32)
+    state, z = tl.zeros((BD, BD), tl.float32), tl.zeros((16, BD), tl.float32)
+    top, mass = tl.full((), LOWEST, tl.float32), tl.zeros((BN,), tl.float32)
     if ROWS == 2:
-        values = tl.zeros((BD,), tl.float32)
+        values = tl.zeros((16, BD), tl.float32)
     if SCORED:
-        mean = tl.load(MEAN + head * BD + cols) * scale
+        count = tl.sum(sum_parts(COUNT + head * parts, parts, tl.arange(0, 1), 1), 0)
+        mean = sum_parts(MEAN + head * parts * BD, parts, cols, BD) / tl.maximum(count, 1.0)
+        if split == 0:
+            tl.store(QUERY_MEAN + head * BD + cols, mean)
+            tl.store(QUERY_COUNT + head, tl.maximum(count, 1.0))
+        mean *= scale
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
         rows = start + tl.arange(0, BN)
         real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
         k = feature(load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D), FEATURE)
-        # phi(0) may be 1: exclude rows and columns outside.
-        k = tl.where(real[:, None] & (cols[None, :] < D), k, 0.0)
+        # Scored tokens that are not real have no weight.
+        k = zero_outside(k, real, cols, D, FEATURE, HAS_MASK or (FEATURE == 1 and not SCORED))
         v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
         weight = tl.where(real, 1.0, 0.0)
         if SCORED:
@@ -65,15 +76,24 @@ def _kv_state_kernel(
             fade = tl.exp(top - new_top)
             state, z, mass, top = state * fade, z * fade, mass * fade, new_top
             k = k * weight[:, None]
-        mass += tl.sum(weight, 0)
-        z += tl.sum(k, 0)
+        mass += weight
+        z = add_rows(z, k)
         if ROWS == 2:
-            values += tl.sum(tl.where(real[:, None], v, 0.0), 0)
+            values = add_rows(values, tl.where(real[:, None], v, 0.0) if HAS_MASK else v)
         if ROTARY:
             cos, sin = load_angles(ANGLES, rows, pairs, N, width, ROTARY)
-            # The mask has no effect, but Triton 3.6 cannot compile the bare transpose for sm_100.
-            k = tl.where(real[:, None], rotate(k, cos, sin, BN, BD), 0.0)
-        state = add_product(state, tl.trans(k), v, kind)
+            k = rotate(k, cos, sin, BN, BD)
+        # The transpose of S: values pass from memory to the tensor cores as they are.
+        state = add_product(state, tl.trans(rounded(v, kind)), k, kind)
+    state, z, mass = tl.trans(state), tl.sum(z, 0), tl.sum(mass, 0)
+    if ROWS == 2:
+        values = tl.sum(values, 0)
+    if tl.num_programs(1) == 1:  # no other chunk to average with
+        inverse = 1 / tl.where(mass > 0, mass, 1.0)
+        state, z = state * inverse, z * inverse
+        if ROWS == 2:
+            values = values * inverse
+        mass = top + tl.log(tl.maximum(mass, 1e-30)) if SCORED else tl.maximum(mass, 1.0)
     at = head * tl.num_programs(1) + split
     SUMS += at * (BD + ROWS) * BD
     tl.store(SUMS + cols[:, None] * BD + cols[None, :], state)
@@ -85,82 +105,139 @@ def _kv_state_kernel(
         tl.store(TOP + at, top)
 
 
-class KernelKVState(NamedTuple):
-    """State of the output kernel and both backward passes: float32, one per head.
+class KVOptions(NamedTuple):
+    """Options of the sums over the keys.
 
     Attributes:
-        sums: S, z and for MALA the mean of v, (B, heads, BD + rows, BD); BD is the padded head
-            dim, rows is 1 or 2.
-        total: (B, heads): the number of real tokens, at least 1; with scores the log of the sum
-            of their exponentials.
-        mean: mean query (B, heads, BD), or empty without scores.
-        tokens: real ones (B, heads), at least 1, or empty without scores.
+        kind: ``''`` for linear attention, ``'rala'`` or ``'mala'``.
+        feature: value of :data:`.triton_helpers.FEATURES`.
+        width: width of the map, which rotary position needs.
+        has_rotary: True with rotary position.
+        images: number of packed images, 0 for others.
+        longest: the most tokens of a packed image.
+        has_mask: True with a padding mask of the keys.
     """
 
-    sums: Tensor
-    total: Tensor
-    mean: Tensor
-    tokens: Tensor
+    kind: str = ''
+    feature: int = 0
+    width: int = 0
+    has_rotary: bool = False
+    images: int = 0
+    longest: int = 0
+    has_mask: bool = False
+
+    def name(self, kernel: str) -> str:
+        """Return the name of a kernel in the launch table."""
+        return f'{self.kind}_{kernel}' if self.kind else kernel
+
+    @property
+    def rows(self) -> int:
+        """Return the rows of the state after S: z, and the mean value in MALA."""
+        return 2 if self.kind == 'mala' else 1
+
+    def extent(self, x: Tokens) -> Tuple[int, int, int]:
+        """Return the number of images, of (image, head) pairs, and of tokens of an image."""
+        batch = self.images or x.batch
+        return batch, batch * x.heads, self.longest if self.images else x.num_tokens
+
+    def constants(self, x: Tokens) -> Dict[str, Any]:
+        """Return the constants that the kernels of linear attention, RALA and MALA share."""
+        return dict(
+            D=x.dim, BD=padded(x.dim), FEATURE=self.feature, ROWS=self.rows,
+            ROTARY=x.dim // 4 if self.has_rotary else 0, PACKED=self.images > 0,
+        )  # fmt: skip
 
 
-class KeyLaunch(Launch):
-    """Sizes and options that the kernels of linear attention, RALA and MALA share.
+def plan_sums(name: str, x: Tokens, heads: int, num_tokens: int, variant: int) -> LaunchPlan:
+    """Return the plan of a kernel whose programs write sums over their tokens.
+
+    In variant 1 one program has all tokens of a head if there are nearly as many heads as
+    multiprocessors. Its block and warps are doubled, and no chunks are written, read and added.
+    """
+    partition = plan(name, x, heads, num_tokens)
+    config = partition.config
+    processors = 0 if x.device_index is None else device_facts(x.device_index).processors
+    if variant != 1 or config.warps > 4 or 5 * heads < 4 * processors:
+        return partition
+    config = config._replace(block=2 * config.block, warps=8)
+    return LaunchPlan(config, -(-num_tokens // config.block) * config.block, 1)
+
+
+class KVStateLaunches:
+    """Launches of the normalised sums over the keys, for keys and values of one shape.
 
     Args:
-        kind: ``''`` for linear attention, ``'rala'`` or ``'mala'``.
-        images: :meth:`.packed.PackedShapes.table` of packed images, or None.
-        longest: the most tokens of a packed image.
+        k: facts about the keys.
+        v_strides: strides of the values.
+        options: options of the sums.
+        aligned: see :class:`.Launch`.
+        query_splits: number of partial sums of the mean query of RALA.
+        variant: :data:`.launch.VARIANT`.
     """
 
     def __init__(
         self,
-        q: Tensor,
-        mask: Optional[Tensor],
-        feature_id: int,
-        kind: str,
-        axes: Optional[Tensor] = None,
-        width: int = 0,
-        images: Optional[Tensor] = None,
-        longest: int = 0,
+        k: Tokens,
+        v_strides: Tuple[int, ...],
+        options: KVOptions,
+        aligned: bool,
+        query_splits: int = 0,
+        variant: int = 0,
     ) -> None:
-        super().__init__(q, mask)
-        if images is not None:
-            self.batch, self.num_tokens, self.root = images.shape[0], longest, longest**0.5
-        self.images, self.packed = q if images is None else images, dict(PACKED=images is not None)
-        self.axes = q if axes is None else axes.contiguous()
-        self.scale = self.dim**-0.5
-        self.kind, self.scored = kind, kind == 'rala'
-        self.rows = 2 if kind == 'mala' else 1
-        self.sizes = (self.heads, self.num_tokens, width)
-        self.blocks: Dict[str, int] = dict(D=self.dim, BD=self.bd, FEATURE=feature_id)
-        self.state_rows = dict(ROWS=self.rows)
-        self.rotary = dict(ROTARY=0 if axes is None else self.dim // 4)
+        batch, heads, num_tokens = options.extent(k)
+        partition = plan_sums(options.name('kv_state'), k, heads, num_tokens, variant)
+        self.scored = options.kind == 'rala'
+        sizes = (k.heads, num_tokens, options.width, partition.chunk, query_splits, k.dim**-0.5)
+        self.launch = Launch(
+            _kv_state_kernel, (heads, partition.splits), (*k.strides, *v_strides, *sizes),
+            dict(
+                options.constants(k), BN=partition.config.block, HAS_MASK=options.has_mask,
+                SCORED=self.scored,
+            ),
+            partition.config, aligned,
+        )  # fmt: skip
+        size = padded(k.dim)
+        self.per_head = (batch, k.heads)
+        self.parts = (batch, k.heads, partition.splits)
+        self.state = (size + options.rows, size)
+        # One row: all elements of a head share a mass.
+        elements = self.state[0] * self.state[1]
+        self.reduce = mean_of_chunks(self.scored, heads, partition.splits, 1, elements)
 
-    def name(self, kernel: str) -> str:
-        """Return the entry of the launch table for a kernel."""
-        return f'{self.kind}_{kernel}' if self.kind else kernel
+    def __call__(
+        self,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor,
+        images: Optional[Tensor],
+        axes: Optional[Tensor],
+        queries: Sequence[Tensor] = (),
+    ) -> Tuple[Tensor, Tensor]:
+        """Return the sums and their total mass, float32.
 
+        Args:
+            mask: result of :func:`.launch.as_bytes`.
+            images: :meth:`.packed.PackedShapes.table` of packed images.
+            axes: :meth:`.rotary.Rotary.axes` of rotary position.
+            queries: partial sums of phi(q) of RALA (B, heads, query_splits, BD) and their numbers
+                of tokens; the mean (B, heads, BD) and number (B, heads) that are written.
 
-def make_kv_state(
-    k: Tensor, v: Tensor, mean: Optional[Tuple[Tensor, Tensor]], launch: KeyLaunch
-) -> KernelKVState:
-    """Compute the normalised sums over all tokens.
-
-    Args:
-        mean: mean query and number of tokens, for RALA.
-    """
-    name, rows = launch.name('kv_state'), launch.bd + launch.rows
-    sums = launch.parts(name, rows, launch.bd)
-    mass, top = launch.parts(name, 1), launch.parts(name, 1) if launch.scored else None
-    launch.run(
-        name, _kv_state_kernel,
-        k, v, launch.mask, launch.images, launch.axes, k if mean is None else mean[0],
-        sums, mass if top is None else top, mass,
-        *strides(k), *strides(v), *launch.sizes, SCORED=launch.scored, scale=launch.scale,
-        **launch.blocks, **launch.has_mask, **launch.rotary, **launch.state_rows, **launch.packed,
-    )  # fmt: skip
-    # One row: all elements of a head share a mass.
-    sums, total = mean_of_chunks(sums.flatten(3)[:, :, :, None], Masses(mass, top))
-    mean, count = mean or (total.new_empty(0), total.new_empty(0))
-    sums = sums.view(launch.batch, launch.heads, rows, launch.bd)
-    return KernelKVState(sums, total.squeeze(2), mean, count)
+        Returns:
+            ``sums``, S, z and for MALA the mean of v, (B, heads, BD + rows, BD), where BD is the
+            padded head dim; ``total`` (B, heads), the number of real tokens, at least 1, with
+            scores the log of the sum of their exponentials.
+        """
+        parts = k.new_empty((*self.parts, *self.state), dtype=torch.float32)
+        mass = k.new_empty(self.parts, dtype=torch.float32)
+        top = k.new_empty(self.parts, dtype=torch.float32) if self.scored else mass
+        query_sums, query_counts, mean, count = queries or (k, k, k, k)
+        self.launch(
+            k, v, mask, k if images is None else images, k if axes is None else axes,
+            query_sums, query_counts, parts, top, mass, mean, count,
+        )  # fmt: skip
+        if self.reduce is None:  # one chunk, which the kernel has normalised
+            return parts.view(*self.per_head, *self.state), mass.view(self.per_head)
+        sums = k.new_empty((*self.per_head, *self.state), dtype=torch.float32)
+        total = k.new_empty(self.per_head, dtype=torch.float32)
+        self.reduce(parts, top, mass, sums, sums, total)
+        return sums, total

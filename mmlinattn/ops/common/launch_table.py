@@ -1,37 +1,31 @@
-"""Table of launch configurations by GPU, kernel, dtype and head size.
+"""Launch configurations of the Triton kernels, by architecture, kernel and dtype class.
 
-``kernels.json`` beside this file is shipped: for sm_80 and sm_90, chosen by compiled registers,
-stack and shared memory (``tests/test_ops/compile_kernels.py`` writes it). A table that
-:mod:`.tuning` measured on this machine's GPU comes first. Configurations change how sums are
-split, and so results by no more than rounding; a process reads a table once and keeps to it. Heads
-without an entry have no kernel there: it would mostly wait for registers.
+Each row has the configurations of heads of up to 32, 64 and 128 channels, see :class:`Config`; the
+rows of kernels with anchors end in the number of anchors that they are for. A width without an
+entry has no kernel, which would mostly wait for spilled registers: the torch form serves it.
+
+``sm_90`` is for data centre GPUs of Hopper and newer, ``sm_80`` for all others from compute
+capability 8.0 on. Rows of ``sm_90`` in half types with 64 channels were the fastest on an H100
+(65,536 tokens, 8 heads); the others were chosen by registers, stack and shared memory, compiled
+with Triton 3.6. ``tests/test_ops/compile_kernels.py`` compares the table with the compiler.
 """
 
-import functools
-import json
-import os
-import re
-import warnings
-from pathlib import Path
-from typing import Dict, Mapping, NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional, Tuple
 
 import torch
 
-from ...utils import write_text
-
-VARIABLE = 'MMLINATTN_KERNEL_TABLE'
+WIDTHS = (32, 64, 128)
 
 
 class Config(NamedTuple):
-    """Launch configuration of a kernel, and the resources of one program.
+    """Launch configuration of a kernel, and what the compiled kernel takes.
 
     Attributes:
         block: tokens per block; keys of a halo in the tiles of ripple attention.
         warps: warps per program.
         stages: blocks of a loop that are loaded ahead.
         registers: registers per thread.
-        shared: bytes of shared memory.
-        stack: bytes of spilled registers per thread.
+        shared: shared memory of a program, in KiB.
     """
 
     block: int
@@ -39,96 +33,156 @@ class Config(NamedTuple):
     stages: int
     registers: int
     shared: int
-    stack: int = 0
 
 
-# By kernel, then 'half' or 'float', then size class.
-Table = Dict[str, Dict[str, Dict[str, Config]]]
-# Small blocks, so that tests see several.
+# Small blocks in Triton's interpreter, so that tests see several.
 INTERPRETED = Config(block=32, warps=4, stages=1, registers=0, shared=0)
-SHIPPED = Path(__file__).with_name('kernels.json')
 
 
-def kind_of(dtype: torch.dtype) -> str:
-    """Return ``'half'`` or ``'float'``, the dtype class of the table."""
-    return 'float' if dtype == torch.float32 else 'half'
+def find(
+    architecture: str, kernel: str, dtype: torch.dtype, dim: int, num_anchors: int = 0
+) -> Optional[Config]:
+    """Return the configuration of a kernel, or None if it has none.
 
-
-def size_class(dim: int, *others: int) -> str:
-    """Return the size class of heads of this width and, for anchors, of their number.
+    Args:
+        architecture: ``'sm_80'`` or ``'sm_90'``.
+        kernel: its name in the table, without dtype and anchors.
+        dtype: dtype of the tokens.
+        dim: channels per head, at most 128.
+        num_anchors: number of anchors, at most 128; 0 for a kernel without anchors.
 
     Example:
-        >>> size_class(20), size_class(64, 49), size_class(96, 128)
-        ('32', '64x64', '128x128')
+        >>> find('sm_90', 'kv_state', torch.bfloat16, 64)[:3]
+        (64, 4, 3)
     """
-    width = next(size for size in (32, 64, 128) if dim <= size)
-    return 'x'.join([str(width), *('64' if other <= 64 else '128' for other in others)])
+    row = f'{kernel}, {"float" if dtype == torch.float32 else "half"}'
+    if num_anchors:
+        row += f', {64 if num_anchors <= 64 else 128}'
+    width = next(i for i, size in enumerate(WIDTHS) if dim <= size)
+    found = TABLE[architecture].get(row, (None,) * 3)[width]
+    return None if found is None else Config(*found)
 
 
-def read(path: Path) -> Dict[str, Table]:
-    """Read tables by architecture (``'sm_80'``) or GPU name, written by :func:`write`."""
-    return json.loads(
-        path.read_text(),
-        object_hook=lambda x: {k: Config(*v) if isinstance(v, list) else v for k, v in x.items()},
-    )
-
-
-def write(path: Path, tables: Mapping[str, Table]) -> None:
-    """Write tables atomically, one line per entry."""
-    text = json.dumps(tables, indent=1, sort_keys=True)
-    write_text(path, re.sub(r'\[[^\]]*\]', lambda m: re.sub(r'\s+', ' ', m[0]), text) + '\n')
-
-
-def merged(first: Mapping[str, Mapping], second: Mapping[str, Mapping]) -> Dict:
-    """Merge nested tables; entries of the second take precedence."""
-    out = dict(first)
-    for key, value in second.items():
-        old = out.get(key)
-        out[key] = (
-            merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-        )
-    return out
-
-
-def cache_path() -> Path:
-    """Return the file of measured tables: the environment variable, or the user's cache folder."""
-    if os.environ.get(VARIABLE):
-        return Path(os.environ[VARIABLE])
-    # Unlike Path.home(), it raises no error for a user without a home directory.
-    cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-    return Path(cache) / 'mmlinattn' / 'kernels.json'
-
-
-def architecture(index: int) -> str:
-    """Return the shipped table for a GPU; consumer GPUs have little shared memory, as sm_80."""
-    device = torch.cuda.get_device_properties(index)
-    shared = device.shared_memory_per_block_optin  # type: ignore[attr-defined]  # not in its types
-    large = shared >= 227 * 1024
-    return 'sm_90' if device.major >= 9 and large else 'sm_80'
-
-
-@functools.cache
-def table(index: int) -> Table:
-    """Return the table of a CUDA device: measured for GPUs of its name, or else shipped."""
-    shipped = read(SHIPPED)[architecture(index)]
-    path = cache_path()
-    try:
-        measured = read(path).get(torch.cuda.get_device_name(index), {})
-    except (FileNotFoundError, NotADirectoryError):
-        return shipped
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        warnings.warn(
-            f'mmlinattn: {path} is not a kernel table, using the shipped one: {error}',
-            stacklevel=2,
-        )
-        return shipped
-    return merged(shipped, measured)
-
-
-@torch.compiler.assume_constant_result
-def entry(index: int, name: str, kind: str, size: str) -> Optional[Config]:
-    """Return the configuration of a kernel on a CUDA device, or None.
-
-    A constant for torch.compile, which cannot trace the reading of a file.
-    """
-    return table(index)[name].get(kind, {}).get(size)
+# fmt: off
+TABLE: Dict[str, Dict[str, Tuple[Optional[tuple], ...]]] = {
+    'sm_80': {
+        'adaptive, half': ((64, 4, 3, 128, 22), (64, 4, 3, 202, 64), None),
+        'adaptive, float': ((64, 8, 2, 227, 40), (32, 8, 2, 174, 120), None),
+        'adaptive_backward, half': ((64, 8, 2, 255, 20), (16, 8, 2, 255, 52), None),
+        'adaptive_backward, float': ((16, 8, 2, 169, 36), (16, 8, 2, 255, 136), None),
+        'anchor_backward, half, 64': ((32, 4, 3, 255, 64), (16, 4, 1, 229, 78), (16, 8, 1, 255, 142)),
+        'anchor_backward, half, 128': ((16, 8, 2, 228, 128), (16, 8, 1, 255, 184), (16, 8, 1, 255, 300)),
+        'anchor_output, half, 64': ((64, 4, 3, 80, 20), (64, 4, 3, 133, 40), (64, 8, 2, 96, 64)),
+        'anchor_output, half, 128': ((64, 8, 2, 113, 24), (64, 8, 2, 184, 48), (64, 8, 2, 102, 96)),
+        'anchor_output, float, 64': ((64, 8, 2, 172, 48), (64, 8, 2, 255, 96), (32, 8, 2, 220, 160)),
+        'anchor_output_backward, half, 64': ((64, 4, 3, 96, 28), (64, 4, 3, 138, 48), (64, 8, 2, 99, 56)),
+        'anchor_output_backward, half, 128': ((64, 8, 2, 128, 32), (64, 8, 2, 248, 48), (64, 8, 2, 240, 80)),
+        'anchor_output_backward, float, 64': ((64, 8, 2, 226, 64), (32, 8, 1, 255, 48), (32, 8, 2, 245, 112)),
+        'anchor_solver, half, 64': ((64, 4, 1, 246, 48), (64, 4, 1, 254, 64), (64, 8, 1, 255, 96)),
+        'anchor_solver, half, 128': ((64, 8, 1, 255, 80), None, None),
+        'anchor_solver, float, 64': ((64, 4, 1, 246, 48), (64, 4, 1, 254, 64), (64, 8, 1, 255, 96)),
+        'anchor_solver_backward, half, 64': ((64, 4, 1, 254, 48), (64, 8, 1, 255, 64), (64, 8, 1, 255, 96)),
+        'anchor_solver_backward, half, 128': ((64, 8, 1, 255, 128), None, None),
+        'anchor_solver_backward, float, 64': ((64, 4, 1, 252, 48), (64, 8, 1, 255, 64), (64, 8, 1, 255, 96)),
+        'anchor_state, half, 64': ((64, 4, 3, 168, 40), (64, 4, 3, 240, 72), (16, 8, 2, 254, 46)),
+        'anchor_state, half, 128': ((32, 8, 2, 250, 64), (32, 8, 1, 255, 64), (32, 8, 1, 255, 72)),
+        'anchor_state, float, 64': ((32, 8, 2, 255, 60), (16, 8, 2, 255, 84), (32, 8, 2, 255, 192)),
+        'key_backward, half': ((64, 4, 3, 90, 24), (64, 4, 3, 178, 56), (64, 8, 2, 128, 112)),
+        'key_backward, float': ((64, 8, 2, 128, 40), (32, 8, 2, 174, 88), (16, 8, 1, 80, 80)),
+        'kv_state, half': ((64, 4, 3, 96, 12), (64, 4, 3, 168, 24), (64, 8, 2, 232, 64)),
+        'kv_state, float': ((64, 8, 2, 166, 32), (64, 8, 2, 240, 64), (32, 8, 1, 179, 64)),
+        'mala_key_backward, half': ((64, 4, 3, 164, 24), (64, 8, 3, 255, 56), (32, 8, 2, 174, 88)),
+        'mala_key_backward, float': ((64, 8, 2, 238, 48), (32, 8, 2, 165, 96), (16, 8, 1, 110, 80)),
+        'mala_kv_state, half': ((64, 4, 3, 123, 36), (64, 4, 3, 168, 72), (64, 8, 2, 255, 80)),
+        'mala_kv_state, float': ((64, 8, 2, 202, 40), (64, 8, 2, 254, 80), None),
+        'mala_query_backward, half': ((64, 4, 3, 218, 34), (32, 4, 3, 255, 40), (16, 8, 2, 246, 64)),
+        'mala_query_backward, float': ((32, 8, 2, 254, 24), (16, 8, 2, 216, 48), (16, 8, 1, 255, 80)),
+        'mala_query_output, half': ((64, 4, 3, 96, 30), (64, 4, 3, 144, 64), (64, 8, 2, 172, 96)),
+        'mala_query_output, float': ((64, 8, 2, 126, 32), (64, 8, 2, 255, 80), (16, 8, 2, 64, 88)),
+        'query_backward, half': ((64, 4, 3, 168, 22), (64, 4, 2, 255, 26), (32, 8, 1, 255, 64)),
+        'query_backward, float': ((64, 8, 2, 254, 32), (32, 8, 1, 255, 48), (16, 8, 1, 255, 80)),
+        'query_mean, half': ((128, 4, 1, 48, 4), (128, 4, 1, 56, 1), (128, 4, 1, 72, 2)),
+        'query_mean, float': ((128, 4, 1, 62, 1), (128, 4, 1, 70, 1), (128, 4, 1, 89, 2)),
+        'query_output, half': ((64, 4, 3, 125, 14), (64, 4, 3, 215, 32), (64, 8, 2, 255, 64)),
+        'query_output, float': ((64, 8, 2, 120, 24), (64, 8, 2, 252, 64), (16, 8, 2, 64, 80)),
+        'rala_key_backward, half': ((64, 4, 3, 168, 24), (64, 8, 3, 255, 56), (32, 8, 2, 255, 88)),
+        'rala_key_backward, float': ((64, 8, 2, 254, 48), (32, 8, 1, 255, 72), (16, 8, 1, 128, 80)),
+        'rala_kv_state, half': ((64, 4, 3, 128, 28), (64, 4, 3, 250, 56), (32, 8, 2, 222, 64)),
+        'rala_kv_state, float': ((64, 8, 2, 255, 40), (32, 8, 2, 172, 40), None),
+        'rala_query_backward, half': ((64, 4, 3, 108, 14), (64, 4, 3, 168, 32), (64, 8, 2, 164, 64)),
+        'rala_query_backward, float': ((64, 8, 2, 126, 24), (32, 8, 2, 165, 48), (16, 8, 1, 126, 72)),
+        'rala_query_output, half': ((64, 4, 3, 96, 30), (64, 4, 3, 191, 64), (64, 8, 2, 232, 96)),
+        'rala_query_output, float': ((64, 8, 2, 128, 32), (64, 8, 2, 255, 80), (16, 8, 2, 64, 88)),
+        'rala_query_sums, half': ((64, 4, 3, 139, 32), (64, 4, 3, 255, 66), (32, 8, 2, 255, 72)),
+        'rala_query_sums, float': ((64, 8, 2, 252, 40), (32, 8, 2, 255, 64), (16, 8, 1, 255, 80)),
+        'ripple, half': ((64, 4, 2, 255, 20), (32, 4, 3, 255, 32), (32, 8, 1, 255, 80)),
+        'ripple, float': ((32, 8, 1, 243, 16), (32, 4, 1, 255, 32), None),
+        'ripple_far_backward, half': ((64, 4, 3, 96, 21), (64, 4, 3, 254, 41), (64, 8, 2, 255, 49)),
+        'ripple_far_backward, float': ((32, 8, 1, 165, 8), (32, 8, 2, 253, 34), (32, 8, 1, 255, 32)),
+        'ripple_key_backward, half': ((32, 4, 3, 255, 25), (16, 4, 2, 255, 34), (32, 8, 1, 255, 160)),
+        'ripple_key_backward, float': ((16, 4, 1, 255, 40), (32, 8, 1, 255, 80), None),
+        'ripple_query_backward, half': ((32, 4, 2, 255, 20), (16, 8, 2, 255, 24), (16, 8, 2, 255, 64)),
+        'ripple_query_backward, float': ((16, 8, 1, 255, 24), (16, 8, 1, 255, 40), None),
+    },
+    'sm_90': {
+        'adaptive, half': ((64, 4, 3, 98, 26), (64, 4, 3, 209, 72), None),
+        'adaptive, float': ((64, 8, 2, 206, 40), (32, 8, 2, 174, 120), None),
+        'adaptive_backward, half': ((32, 8, 2, 255, 16), (32, 8, 2, 244, 56), None),
+        'adaptive_backward, float': ((16, 8, 2, 169, 36), (16, 8, 1, 255, 144), None),
+        'anchor_backward, half, 64': ((32, 4, 3, 187, 68), (32, 4, 3, 216, 96), (32, 8, 2, 247, 144)),
+        'anchor_backward, half, 128': ((32, 8, 2, 231, 120), (32, 8, 2, 253, 144), (16, 8, 2, 236, 200)),
+        'anchor_backward, float, 64': ((16, 8, 1, 255, 80), (16, 8, 1, 255, 160), None),
+        'anchor_output, half, 64': ((64, 4, 3, 63, 24), (64, 4, 3, 88, 48), (64, 8, 2, 82, 80)),
+        'anchor_output, half, 128': ((64, 8, 2, 113, 28), (64, 4, 3, 115, 64), (64, 8, 2, 107, 112)),
+        'anchor_output, float, 64': ((64, 8, 2, 146, 48), (32, 8, 2, 128, 88), (32, 8, 2, 222, 160)),
+        'anchor_output_backward, half, 64': ((64, 4, 3, 79, 36), (64, 4, 3, 92, 64), (64, 8, 2, 98, 88)),
+        'anchor_output_backward, half, 128': ((64, 8, 2, 123, 40), (64, 4, 3, 168, 80), (64, 8, 2, 179, 112)),
+        'anchor_output_backward, float, 64': ((64, 8, 2, 162, 80), (32, 8, 2, 159, 80), (32, 8, 2, 249, 144)),
+        'anchor_solver, half, 64': ((64, 4, 1, 189, 48), (64, 4, 1, 217, 64), (64, 8, 1, 255, 96)),
+        'anchor_solver, half, 128': ((64, 8, 1, 255, 80), None, None),
+        'anchor_solver, float, 64': ((64, 4, 1, 189, 48), (64, 4, 1, 217, 64), (64, 8, 1, 255, 96)),
+        'anchor_solver_backward, half, 64': ((64, 4, 1, 192, 48), (64, 4, 1, 243, 64), (64, 8, 1, 255, 128)),
+        'anchor_solver_backward, half, 128': ((64, 8, 1, 255, 128), None, None),
+        'anchor_solver_backward, float, 64': ((64, 4, 1, 195, 48), (64, 4, 1, 255, 64), (64, 8, 1, 255, 128)),
+        'anchor_state, half, 64': ((64, 4, 3, 135, 52), (64, 4, 3, 168, 96), (64, 8, 2, 177, 136)),
+        'anchor_state, half, 128': ((64, 8, 2, 252, 64), (64, 8, 3, 255, 120), (64, 8, 2, 255, 176)),
+        'anchor_state, float, 64': ((32, 8, 2, 253, 60), (32, 8, 2, 255, 104), (32, 8, 2, 255, 208)),
+        'key_backward, half': ((64, 4, 3, 78, 28), (64, 4, 3, 164, 64), (64, 8, 2, 157, 128)),
+        'key_backward, float': ((64, 8, 2, 135, 40), (64, 8, 2, 232, 112), (16, 8, 1, 80, 80)),
+        'kv_state, half': ((64, 4, 3, 80, 12), (64, 4, 3, 96, 48), (64, 8, 2, 128, 64)),
+        'kv_state, float': ((64, 8, 2, 167, 32), (64, 8, 2, 202, 64), (16, 8, 1, 255, 64)),
+        'mala_key_backward, half': ((64, 4, 3, 126, 44), (64, 4, 3, 236, 96), (64, 8, 2, 212, 160)),
+        'mala_key_backward, float': ((64, 8, 2, 152, 56), (64, 8, 2, 235, 144), (16, 8, 1, 110, 80)),
+        'mala_kv_state, half': ((64, 4, 3, 122, 36), (64, 4, 3, 132, 72), (64, 8, 2, 173, 80)),
+        'mala_kv_state, float': ((64, 8, 2, 206, 40), (64, 8, 2, 209, 80), None),
+        'mala_query_backward, half': ((64, 4, 3, 218, 34), (128, 8, 2, 255, 88), (32, 8, 1, 242, 56)),
+        'mala_query_backward, float': ((32, 8, 2, 254, 24), (16, 8, 2, 208, 48), (16, 8, 1, 255, 80)),
+        'mala_query_output, half': ((64, 4, 3, 80, 30), (64, 4, 3, 140, 64), (64, 8, 2, 134, 96)),
+        'mala_query_output, float': ((64, 8, 2, 88, 40), (64, 8, 2, 150, 96), (16, 8, 2, 64, 88)),
+        'query_backward, half': ((64, 4, 3, 161, 22), (64, 4, 3, 241, 48), (32, 8, 2, 244, 56)),
+        'query_backward, float': ((64, 8, 2, 254, 32), (32, 8, 2, 238, 56), (16, 8, 1, 255, 80)),
+        'query_mean, half': ((128, 4, 1, 48, 4), (256, 8, 1, 61, 8), (128, 4, 1, 72, 2)),
+        'query_mean, float': ((128, 4, 1, 54, 1), (128, 4, 1, 71, 1), (128, 4, 1, 88, 2)),
+        'query_output, half': ((64, 4, 3, 64, 14), (64, 4, 3, 107, 32), (64, 8, 2, 154, 64)),
+        'query_output, float': ((64, 8, 2, 93, 24), (64, 8, 2, 211, 64), (16, 8, 2, 64, 80)),
+        'rala_key_backward, half': ((64, 4, 3, 158, 44), (64, 4, 2, 242, 64), (64, 8, 2, 246, 160)),
+        'rala_key_backward, float': ((64, 8, 2, 212, 48), (64, 8, 2, 255, 144), (16, 8, 1, 128, 80)),
+        'rala_kv_state, half': ((64, 4, 3, 128, 28), (32, 4, 3, 128, 40), (64, 8, 2, 253, 96)),
+        'rala_kv_state, float': ((64, 8, 2, 182, 40), (32, 8, 2, 186, 40), None),
+        'rala_query_backward, half': ((64, 4, 3, 112, 18), (64, 4, 3, 158, 40), (64, 8, 2, 162, 80)),
+        'rala_query_backward, float': ((64, 8, 2, 106, 24), (64, 8, 2, 200, 56), (32, 8, 2, 255, 88)),
+        'rala_query_output, half': ((64, 4, 3, 70, 30), (64, 4, 3, 125, 64), (64, 8, 2, 153, 96)),
+        'rala_query_output, float': ((64, 8, 2, 94, 40), (64, 8, 2, 174, 96), (16, 8, 2, 64, 88)),
+        'rala_query_sums, half': ((64, 4, 3, 128, 38), (64, 4, 3, 219, 88), (32, 8, 2, 230, 72)),
+        'rala_query_sums, float': ((64, 8, 2, 252, 40), (32, 8, 2, 226, 64), (16, 8, 2, 32, 96)),
+        'ripple, half': ((64, 4, 2, 215, 28), (32, 4, 3, 211, 40), (32, 8, 1, 228, 48)),
+        'ripple, float': ((32, 8, 1, 223, 16), (32, 4, 1, 255, 64), None),
+        'ripple_far_backward, half': ((64, 4, 3, 96, 21), (64, 4, 3, 168, 41), (64, 8, 2, 254, 64)),
+        'ripple_far_backward, float': ((32, 8, 1, 164, 8), (64, 8, 2, 237, 99), (32, 8, 1, 255, 32)),
+        'ripple_key_backward, half': ((32, 4, 3, 184, 31), (32, 4, 3, 238, 57), (32, 8, 1, 233, 68)),
+        'ripple_key_backward, float': ((32, 8, 1, 210, 56), (32, 8, 1, 255, 96), None),
+        'ripple_query_backward, half': ((32, 4, 2, 255, 26), (32, 4, 2, 255, 48), (16, 8, 2, 255, 84)),
+        'ripple_query_backward, float': ((16, 4, 1, 255, 44), (16, 4, 1, 255, 80), None),
+    },
+}
+# fmt: on

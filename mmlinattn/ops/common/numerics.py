@@ -1,61 +1,133 @@
 """Numerical helpers of the operators: dtypes, chunks of tokens, tracing."""
 
 import functools
-import warnings
 from contextlib import nullcontext
-from typing import Any, ContextManager, List, Optional
+from typing import Any, Callable, ContextManager, List, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+HALF_TYPES = (torch.float16, torch.bfloat16)
+Mask = Optional[Tensor]  # bool, True = padding
+Half = Optional[torch.dtype]  # the result of factor_dtype
+
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return float32 for half types, the dtype itself otherwise."""
-    return torch.promote_types(dtype, torch.float32)
+    return torch.float32 if dtype in HALF_TYPES else dtype
 
 
-def masked_softmax(logits: Tensor, mask: Optional[Tensor]) -> Tensor:
-    """Compute a softmax over the last dim with exactly 0 where ``mask`` is True.
+def factor_dtype(x: Tensor) -> Half:
+    """Return the half type of x if its device sums products of half types in float32, else None.
 
-    A row of masked entries only becomes 0, never NaN.
+    Such products run on tensor cores, float32 products do not. On a CPU, and while operations are
+    traced (autograd cannot differentiate the product), the factors are float32.
     """
+    return x.dtype if x.dtype in HALF_TYPES and sums_halves_in_float32(x) else None
+
+
+def sums_halves_in_float32(x: Tensor) -> bool:
+    device = x.device
+    if device.type in ('cpu', 'meta') or is_tracing() or has_dispatch_mode():
+        return False
+    return _has_mixed_product(device, x.dtype, torch.backends.cuda.matmul.allow_fp16_accumulation)
+
+
+@functools.cache
+def _has_mixed_product(device: torch.device, dtype: torch.dtype, low_precision: bool) -> bool:
+    # torch 2.8 has it on CUDA, later versions on ROCm and XPU; it raises an error elsewhere.
+    x = torch.zeros(1, 8, 8, dtype=dtype, device=device)
+    try:
+        _mixed_product(x, x)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _mixed_product(a: Tensor, b: Tensor, out: Optional[Tensor] = None) -> Tensor:
+    return torch.bmm(a, b, out_dtype=torch.float32, out=out)
+
+
+def product(a: Tensor, b: Tensor, half: Half = None, rounded: bool = False) -> Tensor:
+    """Multiply (B, heads, l, m) by (B, heads, m, n); ``B`` and ``heads`` may be broadcast.
+
+    ``half``, a result of :func:`factor_dtype`, rounds factors to this type, float16 to its range.
+    The result is float32, or half if ``rounded``, for products that the caller only rounds.
+    """
+    if half is None:
+        return a @ b
+    a, b = _factor(a, half), _factor(b, half)
+    multiply, dtype = (torch.bmm, half) if rounded else (_mixed_product, torch.float32)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (x.expand(*batch, *x.shape[-2:]) for x in (a, b))
+    # A batch of (B, heads) with two strides would be copied: large tensors go image by image.
+    if batch[0] > 1 and any(
+        x.stride(0) != x.shape[1] * x.stride(1) and x[0].numel() > 2**20 for x in (a, b)
+    ):
+        result = a.new_empty(*batch, a.shape[-2], b.shape[-1], dtype=dtype)
+        for x, y, out in zip(a, b, result):
+            multiply(x, y, out=out)
+        return result
+    return multiply(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, batch)
+
+
+def _factor(x: Tensor, half: torch.dtype) -> Tensor:
+    if x.dtype == half:
+        return x
+    if half == torch.float16:
+        x = x.clamp(-65504, 65504)
+    return x.to(half)
+
+
+def masked_softmax(logits: Tensor, mask: Mask) -> Tensor:
+    """Compute a softmax over the last dim with 0 where ``mask`` is True, in rows of these too."""
     if mask is None:
         return logits.softmax(-1)
     weights = logits.masked_fill(mask, torch.finfo(logits.dtype).min).softmax(-1)
     return weights.masked_fill(mask, 0)
 
 
-def zero_padding(x: Tensor, mask: Optional[Tensor]) -> Tensor:
+def zero_padding(x: Tensor, mask: Mask) -> Tensor:
     """Return x, (B, N, C) or (B, heads, N, d), with zeros where ``mask`` (B, N) is True."""
     if mask is None:
         return x
     return x.masked_fill(mask[:, None, :, None] if x.dim() == 4 else mask[..., None], 0)
 
 
-def no_autocast(x: Tensor) -> ContextManager:
-    """Return a context that disables autocast on the device of ``x``."""
-    if x.is_meta or not (is_tracing() or torch.is_autocast_enabled(x.device.type)):
-        return nullcontext()  # entering autocast takes longer than the sums of a small map
+_NO_CONTEXT = nullcontext()
+
+
+def no_autocast(x: Tensor, tracing: Optional[bool] = None) -> ContextManager:
+    """Return a context that disables autocast on the device of ``x``.
+
+    ``tracing`` is the result of :func:`is_tracing`, if the caller knows it.
+    """
+    tracing = is_tracing() if tracing is None else tracing
+    if x.is_meta or not (tracing or torch.is_autocast_enabled(x.device.type)):
+        return _NO_CONTEXT  # entering autocast takes longer than the sums of a small map
     return torch.autocast(x.device.type, enabled=False)
 
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
     """Multiply (B, heads, N, in) by (out, in) or (heads, out, in), into (B, heads, N, out)."""
-    return F.linear(x, weight) if weight.dim() == 2 else x @ weight.transpose(-2, -1)
+    return F.linear(x, weight) if weight.ndim == 2 else x @ weight.transpose(-2, -1)
 
 
 def needs_gradient(*tensors: Optional[Tensor]) -> bool:
     """Return True if autograd records operations on these tensors."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for x in tensors:  # a generator would cost a Python call for each tensor
+            if x is not None and x.requires_grad:
+                return True
+    return False
 
 
-# Elements that are processed at once: chunks fit the cache of a CPU; on a GPU, launches are few.
-# The scores of a chunk of tiles are more, so that its many small products keep several cores busy:
-# ripple attention of 128 x 128 tokens, forward and backward on two cores, takes 254 ms with 2^18,
-# 167 with 2^20, 159 with 2^21.
+# Elements that are processed at once: chunks fit the cache of a CPU. On a GPU an operation on a
+# chunk takes longer than its launch, and a float32 tensor of a chunk takes 64 MiB. A chunk of tiles
+# has more scores, so that its many small products keep several cores busy.
 CPU_CHUNK, CPU_TILES = 2**18, 2**20
-ACCELERATOR_CHUNK = 2**26
+ACCELERATOR_CHUNK = 2**24
 
 
 def chunk_budget(device: torch.device, tiles: bool = False) -> int:
@@ -66,31 +138,29 @@ def chunk_budget(device: torch.device, tiles: bool = False) -> int:
 
 
 def fits_cache(x: Tensor, width: Optional[int] = None) -> bool:
-    """Return True if the intermediate tensors fit the last-level CPU cache.
+    """Return True if intermediate tensors (B, heads, N, width) fit the last-level CPU cache.
 
     The plain formula is the fastest there. Always False on an accelerator, where autograd would
-    store the intermediate tensors, half types in float32.
-
-    Args:
-        x: (B, heads, N, d).
-        width: channels of the intermediate tensors (B, heads, N, width); d by default.
+    store these tensors, half types in float32. The width is d of x, (B, heads, N, d), by default.
     """
     batch, heads, num_tokens, dim = x.shape
     return x.device.type == 'cpu' and batch * heads * num_tokens * (width or dim) <= 4 * CPU_CHUNK
 
 
-def token_chunks(x: Tensor, width: Optional[int] = None) -> List[slice]:
-    """Return slices of the tokens whose intermediate tensors fit a chunk.
+_ALL = [slice(None)]
+
+
+def token_chunks(
+    x: Tensor, width: Optional[int] = None, tracing: Optional[bool] = None
+) -> List[slice]:
+    """Return slices of the tokens whose intermediate tensors fit a chunk, see :func:`fits_cache`.
 
     A single slice covers all tokens if they fit the cache, and while operations are traced or a
-    dispatch mode is active.
-
-    Args:
-        x: (B, heads, N, d).
-        width: channels of the intermediate tensors (B, heads, n, width); d by default.
+    dispatch mode is active. ``tracing`` is the result of :func:`is_tracing`, if it is known.
     """
-    if is_tracing() or has_dispatch_mode() or fits_cache(x, width):
-        return [slice(None)]
+    tracing = is_tracing() if tracing is None else tracing
+    if tracing or fits_cache(x, width) or has_dispatch_mode():
+        return _ALL
     batch, heads, num_tokens, dim = x.shape
     size = max(chunk_budget(x.device) // max(batch * heads * (width or dim), 1), 64)
     return [slice(i, min(i + size, num_tokens)) for i in range(0, num_tokens, size)]
@@ -105,11 +175,7 @@ def chunk_of(x: Tensor, chunk: slice, dtype: torch.dtype) -> Tensor:
 
 
 def put_chunk(out: Any, chunk: slice, part: Tensor, like: Tensor) -> Tensor:
-    """Write a chunk into ``out`` and return it; a single chunk is returned without a copy.
-
-    Args:
-        out: a tensor like ``like``, or None at the first chunk.
-    """
+    """Write a chunk into ``out``, None at the first one, and return it; copy no single chunk."""
     if chunk.start is None:
         return part.to(like.dtype)
     out = torch.empty_like(like) if out is None else out
@@ -117,29 +183,18 @@ def put_chunk(out: Any, chunk: slice, part: Tensor, like: Tensor) -> Tensor:
     return out
 
 
-def token_major(
-    x: Tensor, dim: Optional[int] = None, dtype: Optional[torch.dtype] = None
-) -> Tensor:
+def token_major(x: Tensor, dim: Optional[int] = None, dtype: Half = None) -> Tensor:
     """Return an uninitialised (B, heads, N, dim) tensor with the memory layout (B, N, heads, dim).
 
     The output projection reads that layout. ``dim`` and ``dtype`` are those of x by default.
     """
     batch, heads, num_tokens, width = x.shape
-    width = width if dim is None else dim
-    return x.new_empty(batch, num_tokens, heads, width, dtype=dtype).transpose(1, 2)
-
-
-@functools.cache
-def warn_once(text: str, stacklevel: int = 3) -> None:
-    """Warn of each text once in a process."""
-    warnings.warn(text, stacklevel=stacklevel)
+    size = batch, num_tokens, heads, width if dim is None else dim
+    return x.new_empty(size, dtype=dtype).transpose(1, 2)
 
 
 def active_tracer() -> Optional[str]:
-    """Return a description of the active tracer (export, torch.func), or None.
-
-    torch.compile is not one of them: it accepts custom operators.
-    """
+    """Return the active tracer in words, or None; torch.compile is none, it accepts kernels."""
     if is_exporting():
         return 'the model is being exported'
     if torch._C._are_functorch_transforms_active():
@@ -158,8 +213,29 @@ def in_forward_ad() -> bool:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Return True while a CUDA graph is captured."""
+    """Return True while a CUDA graph is captured, whose tensors must not be cached."""
     return device.type == 'cuda' and torch.cuda.is_current_stream_capturing()
+
+
+def constant(
+    build: Callable[..., Tensor], device: torch.device, *args: Any, tracing: Optional[bool] = None
+) -> Tensor:
+    """Return ``build(*args, device)``, from a cache except while operations are recorded.
+
+    Building a table of a few numbers takes several kernels, in every layer and step. Arguments are
+    hashable. Callers must not change the result.
+    """
+    tracing = is_tracing() if tracing is None else tracing
+    if tracing or has_dispatch_mode() or device.type == 'meta' or is_capturing(device):
+        return build(*args, device)
+    return _cached(build, device, *args)
+
+
+@functools.lru_cache(maxsize=64)
+def _cached(build: Callable[..., Tensor], device: torch.device, *args: Any) -> Tensor:
+    # Outside of inference mode: training may use the table later.
+    with torch.inference_mode(False), torch.no_grad():
+        return build(*args, device)
 
 
 def is_tracing() -> bool:
@@ -167,10 +243,11 @@ def is_tracing() -> bool:
 
     Traced code uses plain operations on whole tensors: a compiler fuses them, ONNX has no others.
     """
-    # is_compiling first: the compiler of torch 2.4 cannot trace the other checks.
+    # The compiler first: that of torch 2.4 cannot trace the other checks.
     return (
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        torch.compiler.is_dynamo_compiling()
+        or torch.compiler._is_compiling_flag  # both are is_compiling(), in fewer Python calls
+        or torch._C._is_tracing()
         or torch._C._are_functorch_transforms_active()
     )
 
@@ -182,7 +259,7 @@ def is_exporting() -> bool:
     by tracing drops such writes silently.
     """
     if not torch.compiler.is_compiling():  # first, as in is_tracing()
-        return torch.jit.is_tracing()
+        return torch._C._is_tracing()
     return getattr(torch.compiler, _EXPORTING)
 
 
@@ -207,9 +284,5 @@ def may_be_symbolic(*sizes: int) -> bool:
 
 
 def _strictly_exported() -> bool:
-    """Return True inside ``torch.export(strict=True)``, which shows symbols as plain integers.
-
-    From torch 2.7 on strict export is an option, and the fallback of ONNX export after an error;
-    it would then silently make sizes static.
-    """
+    """Return True inside ``torch.export(strict=True)``, which shows symbols as plain integers."""
     return torch.compiler.is_dynamo_compiling() and _EXPORTING == '_is_exporting_flag'

@@ -1,19 +1,20 @@
 """Images of different sizes in one sequence, without padding."""
 
-import functools
 from dataclasses import dataclass
 from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
+from .numerics import Mask, constant
+
 
 @dataclass(frozen=True)
 class PackedShapes:
     """Map sizes of images whose tokens follow each other in one sequence, without padding.
 
-    The tokens of B images are a batch of 1: (1, T, C), T the sum of :attr:`lengths`. It takes the
-    place of ``hw_shape`` in an attention, and is the argument ``packed`` of an operator.
+    The tokens of B images are a batch of 1: (1, T, C). It takes the place of ``hw_shape`` in an
+    attention, and is the argument ``packed`` of an operator.
 
     Args:
         hw_shapes: (H, W) of each image. Tokens without a map have the shape (1, N).
@@ -51,11 +52,8 @@ class PackedShapes:
     ) -> 'PackedShapes':
         """Return the shapes of sequences given by their boundaries, as FlashAttention has them.
 
-        The numbers are copied to the host: call it once per batch, not in every layer.
-
-        Args:
-            cu_seqlens: int32 or int64 (B + 1,): 0, then the end of each image.
-            hw_shapes: (H, W) of each image; (1, N) by default.
+        The numbers are copied to the host: call it once per batch, not in every layer. They are
+        int32 or int64 (B + 1,): 0, then the end of each image. Maps are (1, N) by default.
 
         Raises:
             TypeError: ``cu_seqlens`` is no tensor of integers.
@@ -71,10 +69,8 @@ class PackedShapes:
         lengths = cu_seqlens.diff().tolist() if cu_seqlens.dim() == 1 else []
         ends = cu_seqlens.tolist()
         if not lengths or ends[0] != 0 or min(lengths) < 1:
-            raise ValueError(
-                'cu_seqlens must have shape (B + 1,), start at 0 and increase (no empty image), '
-                f'got {ends}'
-            )
+            shape = 'shape (B + 1,), start at 0 and increase (no empty image)'
+            raise ValueError(f'cu_seqlens must have {shape}, got {ends}')
         packed = cls([(1, length) for length in lengths] if hw_shapes is None else hw_shapes)
         if list(packed.lengths) != lengths:
             raise ValueError(
@@ -100,7 +96,7 @@ class PackedShapes:
         for length in self.lengths:
             ends.append(ends[-1] + length)
         # A copy: the cached tensor is for the kernels alone.
-        return _on_device(tuple(ends), device).clone()
+        return constant(_integers, device or torch.device('cpu'), tuple(ends)).clone()
 
     def table(self, pairs: int, device: Optional[torch.device] = None) -> Tensor:
         """Return what the kernels read of each image, int32 (B, 4).
@@ -112,7 +108,7 @@ class PackedShapes:
         for (height, width), length in zip(self.hw_shapes, self.lengths):
             rows.append((first, length, width, place))
             first, place = first + length, place + 2 * pairs * (height + width)
-        return _on_device(tuple(rows), device)
+        return constant(_integers, device or torch.device('cpu'), tuple(rows))
 
     def with_extra_tokens(self, num_extra_tokens: int) -> 'PackedShapes':
         """Return the same maps, with this number of extra tokens before each."""
@@ -126,14 +122,11 @@ class PackedShapes:
 
 
 def check_packed(
-    packed: Optional[PackedShapes], x: Tensor, mask: Optional[Tensor], dim: int = 1, name: str = 'x'
+    packed: Optional[PackedShapes], x: Tensor, mask: Mask, dim: int = 1, name: str = 'x'
 ) -> None:
-    """Raise TypeError or ValueError unless ``packed`` is None or fits the tokens.
+    """Raise TypeError or ValueError unless ``packed`` is None or fits the tokens of ``x``.
 
-    Args:
-        x: packed tokens, a batch of 1 with T tokens along ``dim``.
-        mask: padding mask, which packed tokens do not have.
-        name: name of the argument with the tokens, for the message.
+    They are a batch of 1 with T tokens along ``dim``, without ``mask``. Messages say ``name``.
     """
     if packed is None:
         return
@@ -164,14 +157,5 @@ def _check_map(i: int, shape: Any) -> Tuple[int, int]:
     return sides
 
 
-def _on_device(values: tuple, device: Optional[torch.device]) -> Tensor:
-    if torch.compiler.is_compiling():
-        return torch.tensor(values, dtype=torch.int32, device=device)
-    return _cached_on_device(values, device)
-
-
-@functools.lru_cache(maxsize=64)
-def _cached_on_device(values: tuple, device: Optional[torch.device]) -> Tensor:
-    # Outside of inference mode: training may save the table.
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=torch.int32, device=device)
+def _integers(values: tuple, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)

@@ -1,30 +1,35 @@
 """Reduction of the partial sums of a head: one kernel between two passes over the tokens."""
 
-from typing import NamedTuple, Optional, Tuple
+from typing import Optional
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from .launch import Launch
+from .launch_table import Config
 from .triton_helpers import LOWEST
 
-# Elements and chunks that a program holds at once.
-COLUMNS, CHUNKS = 64, 32
+# Elements that a program holds at once: the chunks, at most 32, by their columns.
+ELEMENTS, CHUNKS = 2048, 32
 SUM, MEAN, SOFTMAX = 0, 1, 2
 
 
 @triton.jit
 def _reduce_kernel(
-    PARTS, TOP, MASS, OUT, TOTAL,
+    PARTS, TOP, MASS, OUT, OUT2, TOTAL,
     outer, heads, splits, stride, ROWS: tl.constexpr, COLS: tl.constexpr,
     M: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
     """Sum (ROWS, COLS) parts over ``outer`` times ``splits`` chunks of a head, into (M, D).
 
-    MODE 1 divides by the sum of the row masses. MODE 2 first weights by ``exp(top)`` relative to
-    the largest top, in any order.
+    Programs of the third grid axis sum the second of two parts of each chunk, into OUT2. MODE 1
+    divides by the sum of the row masses. MODE 2 first weights by ``exp(top)`` relative to the
+    largest top, in any order.
     """
-    head = tl.program_id(0).to(tl.int64)
+    head, second = tl.program_id(0).to(tl.int64), tl.program_id(2)
+    PARTS += second * ROWS * COLS
+    if second > 0:
+        OUT = OUT2
     at = tl.program_id(1) * BC + tl.arange(0, BC)
     row, col = at // COLS, at % COLS
     inside = at < ROWS * COLS
@@ -56,65 +61,56 @@ def _reduce_kernel(
     tl.store(OUT + where, total, mask=inside & (row < M) & (col < D))
 
 
-class Masses(NamedTuple):
-    """Weights of chunks in a mean, (B, heads, splits, rows) each; ``top`` None for equal weights.
-
-    Attributes:
-        mass: sum of the weights, divided by ``exp(top)``.
-        top: largest exponent.
-    """
-
-    mass: Tensor
-    top: Optional[Tensor] = None
-
-
-def add_chunks(parts: Tensor, out: Tensor, part: int = 0) -> Tensor:
-    """Sum over chunks, and over images if ``out`` has no batch dimension.
-
-    Args:
-        parts: contiguous float32 (B, heads, splits, P, rows, columns); index ``part`` of P is used.
-        out: contiguous ([B,] heads, m, d), any floating dtype, m <= rows, d <= columns; filled.
-    """
-    batch, heads, *_, _rows, _cols = parts.shape
-    outer = batch if out.dim() == 3 else 1
-    _reduce(SUM, parts[:, :, :, part], None, out, None, batch // outer * heads, outer, heads)
-    return out
-
-
-def mean_of_chunks(parts: Tensor, masses: Masses) -> Tuple[Tensor, Tensor]:
-    """Average chunks by their masses.
-
-    Args:
-        parts: contiguous float32 (B, heads, splits, rows, columns).
-
-    Returns:
-        the means (B, heads, rows, columns), and (B, heads, rows): the mass, at least 1, or with
-        ``top`` the log of the sum of all weights.
-    """
-    batch, heads, _, rows, cols = parts.shape
-    out = parts.new_empty(batch, heads, rows, cols)
-    total = parts.new_empty(batch, heads, rows)
-    mode = MEAN if masses.top is None else SOFTMAX
-    _reduce(mode, parts, masses, out, total, batch * heads, 1, heads)
-    return out, total
-
-
-def _reduce(
-    mode: int,
-    parts: Tensor,
-    masses: Optional[Masses],
-    out: Tensor,
-    total: Optional[Tensor],
+def sum_of_chunks(
     count: int,
-    outer: int,
-    heads: int,
-) -> None:
-    splits, (rows, cols) = parts.shape[2], parts.shape[-2:]
-    mass = parts if masses is None else masses.mass
-    top = mass if masses is None or masses.top is None else masses.top
-    _reduce_kernel[count, triton.cdiv(rows * cols, COLUMNS)](
-        parts, top, mass, out, out if total is None else total,
-        outer, heads, splits, parts.stride(2), ROWS=rows, COLS=cols,
-        M=out.shape[-2], D=out.shape[-1], BS=CHUNKS, BC=COLUMNS, MODE=mode,
-        num_warps=4, num_stages=2,
-    )  # fmt: skip
+    splits: int,
+    rows: int,
+    cols: int,
+    *,
+    outer: int = 1,
+    size: Optional[tuple] = None,
+    parts: int = 1,
+) -> Launch:
+    """Return the launch that sums chunks, with arguments ``(PARTS, PARTS, PARTS, OUT, OUT2, OUT)``.
+
+    Args:
+        count: number of sums: heads of all images, or of one if images are summed.
+        splits: number of chunks of a head.
+        rows, cols: shape of a part; PARTS is contiguous (B, heads, splits, parts, rows, cols).
+        outer: number of images that are summed.
+        size: (m, d) of a sum, ``m <= rows`` and ``d <= cols``; (rows, cols) by default.
+        parts: 2 if a chunk has two parts, whose sums are OUT and OUT2.
+    """  # fmt: skip
+    return _launch(SUM, count, outer, splits, parts * rows * cols, rows, cols, size, parts)
+
+
+def mean_of_chunks(scored: bool, count: int, splits: int, rows: int, cols: int) -> Optional[Launch]:
+    """Return the launch that averages chunks by the masses of their rows; None for one chunk.
+
+    Its arguments are ``(PARTS, TOP, MASS, OUT, OUT, TOTAL)``: parts (B, heads, splits, rows, cols),
+    largest exponents and masses (B, heads, splits, rows); means (B, heads, rows, cols), and masses
+    (B, heads, rows) of at least 1, with scores the log of the sum of all weights.
+
+    Args:
+        scored: True if masses are relative to the exponential of the largest exponent.
+        count: number of heads of all images.
+        splits: number of chunks of a head.
+        rows, cols: shape of a part.
+    """
+    if splits == 1:
+        return None
+    return _launch(SOFTMAX if scored else MEAN, count, 1, splits, rows * cols, rows, cols)
+
+
+def _launch(
+    mode: int, count: int, outer: int, splits: int, stride: int, rows: int, cols: int,
+    size: Optional[tuple] = None, parts: int = 1,
+) -> Launch:  # fmt: skip
+    m, d = size or (rows, cols)
+    chunks = min(CHUNKS, triton.next_power_of_2(outer * splits))
+    columns = min(ELEMENTS // chunks, max(16, triton.next_power_of_2(rows * cols)))
+    constants = dict(ROWS=rows, COLS=cols, M=m, D=d, BS=chunks, BC=columns, MODE=mode)
+    config = Config(block=columns, warps=4, stages=2, registers=0, shared=0)
+    grid = (count, -(-rows * cols // columns), parts)
+    # All tensors are new, and so aligned.
+    return Launch(_reduce_kernel, grid, (outer, count, splits, stride), constants, config, True)

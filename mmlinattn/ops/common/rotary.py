@@ -7,28 +7,28 @@ pair.
 import math
 import threading
 from collections import OrderedDict
-from typing import Callable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from .checks import check_hw_shape, check_rotary_dim, check_shared_rotary
-from .numerics import accumulation_dtype, has_dispatch_mode, is_capturing, is_tracing
+from .numerics import accumulation_dtype, is_capturing, is_tracing
 from .packed import PackedShapes
+
+Shape = Union[Tuple[int, int], PackedShapes]
 
 
 class Rotary(NamedTuple):
     """Rotary position of the tokens of a map; its tables are cached.
 
     Attributes:
-        hw_shape: (H, W) of the map, or the :class:`.PackedShapes` of packed images, which also has
-            their number of extra tokens.
+        hw_shape: (H, W), or :class:`.PackedShapes`, which also has the number of extra tokens.
         head_dim: channels per head, d; a multiple of 4.
         base: the slowest angle is ``1 / base`` radians per step.
         num_extra_tokens: tokens without position, before those of the map; not rotated.
         num_heads: heads that share the channels of one rotation, as in MLLA: rows rotate the first
-            half of all ``num_heads * head_dim`` channels, columns the second half. Then
-            ``head_dim`` is even and the product a multiple of 4.
+            half of all ``num_heads * head_dim`` channels, a multiple of 4; ``head_dim`` is even.
         normalized: places are the centres of the tokens in a map from -1 to 1, as in DINOv3, and
             an angle is ``2 pi place / base^(t / (d / 4))``. Otherwise places count tokens.
         augment: (2, 2), the shifts of normalized rows and columns, then the factors that follow
@@ -41,7 +41,7 @@ class Rotary(NamedTuple):
         torch.Size([3, 6, 4, 2])
     """
 
-    hw_shape: Union[Tuple[int, int], PackedShapes]
+    hw_shape: Shape
     head_dim: int
     base: float = 10000.0
     num_extra_tokens: int = 0
@@ -55,15 +55,17 @@ class Rotary(NamedTuple):
         d is the number of channels of a rotation, ``num_heads * head_dim``. The flat tables of
         packed images follow each other, see :meth:`.PackedShapes.table`.
         """
-        return _cached(_axes, self, torch.float32, device)
+        return _cached(_axes, self, torch.float32, device, None)
 
-    def angles(self, dtype: torch.dtype, device: Optional[torch.device] = None) -> Tensor:
+    def angles(
+        self, dtype: torch.dtype, device: Optional[torch.device] = None, tracing: Any = None
+    ) -> Tensor:
         """Return cosine and sine of each pair of channels, (E + N, d / 2, 2).
 
         With ``num_heads`` above 1 they differ between heads: (num_heads, E + N, d / 2, 2).
         A view as complex numbers is valid. The angles are computed in at least float32.
         """
-        return _cached(_angles, self, dtype, device)
+        return _cached(_angles, self, dtype, device, tracing)
 
     def images(self) -> 'List[Rotary]':
         """Return the rotary position of each of the packed images."""
@@ -71,9 +73,7 @@ class Rotary(NamedTuple):
         extra = self.hw_shape.num_extra_tokens
         return [self.of_map(shape, extra) for shape in self.hw_shape.hw_shapes]
 
-    def of_map(
-        self, hw_shape: Union[Tuple[int, int], PackedShapes], num_extra_tokens: int
-    ) -> 'Rotary':
+    def of_map(self, hw_shape: Shape, num_extra_tokens: int) -> 'Rotary':
         """Return the same rotation for another map."""
         # Not _replace, which torch 2.4 cannot compile.
         return Rotary(
@@ -91,15 +91,16 @@ def apply_rotary(x: Tensor, rotary: Optional[Rotary]) -> Tensor:
         >>> torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), atol=1e-5)
         True
     """
-    return x if rotary is None else turn(x, rotary.angles(x.dtype, x.device))
-
-
-def turn(x: Tensor, angles: Optional[Tensor], back: bool = False) -> Tensor:
-    """Rotate the channel pairs of ``x`` (..., N, d) by ``angles`` (..., N, d/2, 2), or ``back``."""
-    if angles is None:
+    if rotary is None:
         return x
-    pairs = x.unflatten(-1, (-1, 2))
-    if _supports_complex(pairs):
+    tracing = is_tracing()
+    return turn(x, rotary.angles(x.dtype, x.device, tracing), False, tracing)
+
+
+def turn(x: Tensor, angles: Tensor, back: bool, tracing: bool) -> Tensor:
+    """Rotate the channel pairs of ``x`` (..., N, d) by ``angles`` (..., N, d/2, 2), or ``back``."""
+    pairs = x.unflatten(-1, (-1, 2)) if tracing else x.view(*x.shape[:-1], x.shape[-1] // 2, 2)
+    if not tracing and _supports_complex(pairs):
         # One pass with the same products and sums.
         unit = torch.view_as_complex(angles)
         unit = unit.conj() if back else unit
@@ -109,16 +110,11 @@ def turn(x: Tensor, angles: Optional[Tensor], back: bool = False) -> Tensor:
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
 
 
-def check_rotary(
-    rotary: Optional[Rotary],
-    num_heads: int,
-    num_tokens: int,
-    head_dim: int,
-    packed: Optional[PackedShapes] = None,
-) -> None:
-    """Raise TypeError or ValueError unless ``rotary`` is None or fits (heads, N, d) tokens."""
+def check_rotary(rotary: Optional[Rotary], q: Tensor, packed: Optional[PackedShapes]) -> None:
+    """Raise TypeError or ValueError unless ``rotary`` is None or fits q, (B, heads, N, d)."""
     if rotary is None:
         return
+    _, num_heads, num_tokens, head_dim = q.shape
     if not isinstance(rotary, Rotary):
         raise TypeError(f'rotary must be a Rotary, got {type(rotary).__name__}')
     if isinstance(rotary.hw_shape, PackedShapes) or packed is not None:
@@ -133,20 +129,19 @@ def check_rotary(
         if rotary.num_heads != num_heads:
             raise ValueError(f'rotary.num_heads is {rotary.num_heads}, but q has {num_heads} heads')
     if rotary.head_dim != head_dim:
-        raise ValueError(
-            f'rotary.head_dim is {rotary.head_dim}, but q has {head_dim} channels per head'
-        )
+        shape = f'q has {head_dim} channels per head'
+        raise ValueError(f'rotary.head_dim is {rotary.head_dim}, but {shape}')
 
 
 def _supports_complex(pairs: Tensor) -> bool:
     """Return True if (..., 2) can be viewed as complex numbers."""
-    return (
-        not is_tracing()
-        and pairs.dtype in (torch.float32, torch.float64)
-        and pairs.stride(-1) == 1
-        and all(stride % 2 == 0 for stride in pairs.stride()[:-1])
-        and pairs.storage_offset() % 2 == 0
-    )
+    if pairs.dtype not in (torch.float32, torch.float64) or pairs.storage_offset() % 2:
+        return False
+    *strides, last = pairs.stride()
+    for stride in strides:  # a generator would cost a Python call for each stride
+        if stride % 2:
+            return False
+    return last == 1
 
 
 def _axes(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) -> Tensor:
@@ -186,30 +181,29 @@ def _angles(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) 
 # Most recent tables: at least some, more if they are small, as those of packed images.
 _TABLES: 'OrderedDict[tuple, Tensor]' = OrderedDict()
 _MOST_TABLES, _MOST_BYTES = 16, 2**26
+_CPU = torch.device('cpu')
 _kept_bytes, _LOCK = 0, threading.Lock()
 
 
 def _cached(
-    build: Callable[..., Tensor],
-    rotary: Rotary,
-    dtype: torch.dtype,
-    device: Optional[torch.device],
+    build: Callable[..., Tensor], rotary: Rotary, dtype: torch.dtype, device: Any, tracing: Any
 ) -> Tensor:
     """Return ``build(rotary, dtype, device)``, from the cache if it was built before."""
-    device = torch.device(device or 'cpu')
-    unshared = rotary.augment is not None or device.type == 'meta'
-    # Tensors of a CUDA graph must not be cached.
-    if unshared or is_tracing() or has_dispatch_mode() or is_capturing(device):
+    tracing = is_tracing() if tracing is None else tracing
+    if tracing or rotary.augment is not None or torch._C._len_torch_dispatch_stack():
         return build(rotary, dtype, device)
-    shape = rotary.hw_shape
-    place = (shape,) if isinstance(shape, PackedShapes) else tuple(shape)
-    key = (build, *place, *rotary[1:], dtype, device)
-    table = _TABLES.get(key)
+    key = (build, rotary, dtype, device or _CPU)
+    try:
+        table = _TABLES.get(key)
+    except TypeError:  # hw_shape is a list
+        rotary = rotary._replace(hw_shape=tuple(rotary.hw_shape))  # type: ignore[arg-type]
+        return _cached(build, rotary, dtype, device, False)
     if table is None:
         # Outside of inference mode: training may use the table later.
         with torch.inference_mode(False), torch.no_grad():
             table = build(rotary, dtype, device)
-        _keep(key, table)
+        if not (table.is_meta or is_capturing(table.device)):
+            _keep(key, table)
     return table
 
 

@@ -1,20 +1,11 @@
-"""Parts that the kernels share: feature maps, rotation, loads, launches, supported inputs."""
+"""Functions that the kernels share: feature maps, products, rotation, loads and stores."""
 
-import functools
 import os
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from . import launch_table
-from .launch_table import Config
 
 FEATURES = {'identity': 0, 'elu+1': 1, 'relu': 2}
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-MIN_DIM, MAX_DIM = 16, 128
 LOWEST = tl.constexpr(-1e30)
 INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
 
@@ -22,22 +13,22 @@ INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
 @triton.jit
 def feature(x, FEATURE: tl.constexpr):
     if FEATURE == 1:
-        x = tl.where(x > 0, x + 1, tl.exp(tl.minimum(x, 0)))
+        # exp2: tl.exp would add instructions for results below 2^-126.
+        negative = tl.exp2(tl.minimum(x, 0.0) * 1.4426950408889634)
+        x = tl.maximum(x, 0.0) + negative
     elif FEATURE == 2:
-        x = tl.maximum(x, 0)
+        x = tl.maximum(x, 0.0)
     return x
 
 
 @triton.jit
-def slope(x, FEATURE: tl.constexpr):
-    """Compute the derivative of :func:`feature`."""
+def scale_by_slope(grad, phi, FEATURE: tl.constexpr):
+    """Multiply by the derivative of :func:`feature` where its value is ``phi``."""
     if FEATURE == 1:
-        x = tl.where(x > 0, 1.0, tl.exp(tl.minimum(x, 0)))
+        grad *= tl.minimum(phi, 1.0)
     elif FEATURE == 2:
-        x = tl.where(x > 0, 1.0, 0.0)
-    else:
-        x = tl.full(x.shape, 1.0, tl.float32)
-    return x
+        grad = tl.where(phi > 0, grad, 0.0)
+    return grad
 
 
 @triton.jit
@@ -55,6 +46,15 @@ def rounded(x, kind: tl.constexpr):
 
 
 @triton.jit
+def transposed(x, kind: tl.constexpr):
+    """Transpose a factor of :func:`product`.
+
+    Rounded before: so a block that is in shared memory is read in the other order, not copied.
+    """
+    return tl.trans(rounded(x, kind))
+
+
+@triton.jit
 def product(a, b, kind: tl.constexpr):
     """Multiply matrices rounded to ``kind``, with sums in float32.
 
@@ -64,6 +64,17 @@ def product(a, b, kind: tl.constexpr):
     wide: tl.constexpr = (a.shape[0] >= 128) + (a.shape[1] >= 128) + (b.shape[1] >= 128) > 1
     precision: tl.constexpr = 'ieee' if wide else 'tf32x3'
     return tl.dot(rounded(a, kind), rounded(b, kind), input_precision=precision)
+
+
+@triton.jit
+def product_across(a, b, kind: tl.constexpr):
+    """Multiply a matrix of 64 rows and more by few columns.
+
+    sm_90 is fast for 64 rows; float32, in parts, fits the registers the other way round.
+    """
+    if kind == tl.float32:
+        return tl.trans(product(tl.trans(b), tl.trans(a), kind))
+    return product(a, b, kind)
 
 
 @triton.jit
@@ -98,15 +109,13 @@ def _within(rows, cols, N, D: tl.constexpr):
 @triton.jit
 def load_rows(base, rows, cols, stride_n, stride_d, N, D: tl.constexpr):
     """Load tokens ``rows`` (R,) of a (N, D) matrix as float32 (R, C), 0 outside."""
-    rows = rows.to(tl.int64)
-    at = base + rows[:, None] * stride_n + cols[None, :] * stride_d
+    at = base + rows.to(tl.int64)[:, None] * stride_n + cols[None, :] * stride_d
     return tl.load(at, mask=_within(rows, cols, N, D), other=0.0).to(tl.float32)
 
 
 @triton.jit
 def store_rows(base, x, rows, cols, stride_n, stride_d, N, D: tl.constexpr):
-    rows = rows.to(tl.int64)
-    at = base + rows[:, None] * stride_n + cols[None, :] * stride_d
+    at = base + rows.to(tl.int64)[:, None] * stride_n + cols[None, :] * stride_d
     tl.store(at, x.to(base.dtype.element_ty), mask=_within(rows, cols, N, D))
 
 
@@ -146,174 +155,41 @@ def real_tokens(mask, rows, N, HAS_MASK: tl.constexpr):
     return real
 
 
+@triton.jit
+def zero_outside(x, real, cols, D: tl.constexpr, FEATURE: tl.constexpr, ROWS: tl.constexpr):
+    """Set phi(x) outside the channels and (ROWS) the real tokens to 0, as phi(0) may be 1."""
+    if ROWS:
+        x = tl.where(real[:, None], x, 0.0)
+    if FEATURE == 1 and cols.shape[0] > D:
+        x = tl.where(cols[None, :] < D, x, 0.0)
+    return x
+
+
+@triton.jit
+def add_rows(total, x):
+    """Add the rows of x (R, C) to ``total`` (16, C), mostly without an exchange between threads."""
+    return total + tl.sum(tl.reshape(x, (x.shape[0] // 16, 16, x.shape[1])), 0)
+
+
+@triton.jit
+def add_row_pairs(total, x):
+    """Add x (R, C) to ``total`` (R / 2, C): rows that a thread holds of a matrix product."""
+    pairs = tl.sum(tl.reshape(x, (x.shape[0] // 16, 2, 8, x.shape[1])), 1)
+    return total + tl.reshape(pairs, (x.shape[0] // 2, x.shape[1]))
+
+
+@triton.jit
+def sum_parts(PARTS, splits, cols, stride):
+    """Sum the partial sums (splits, stride) of a head over the splits."""
+    rows = tl.arange(0, 32)
+    total = tl.zeros((32, cols.shape[0]), tl.float32)
+    for start in range(0, splits, 32):
+        at = start + rows
+        inside = (at < splits)[:, None]
+        total += tl.load(PARTS + at[:, None] * stride + cols[None, :], mask=inside, other=0.0)
+    return tl.sum(total, 0)
+
+
 def padded(size: int) -> int:
     """Return the padded size of a dimension in a kernel: the next power of 2, at least 16."""
     return max(16, triton.next_power_of_2(size))
-
-
-class LaunchPlan(NamedTuple):
-    """Partition of the tokens between the programs of a kernel.
-
-    Attributes:
-        config: tokens per block, warps, stages.
-        chunk: tokens per program.
-        splits: programs per head.
-    """
-
-    config: Config
-    chunk: int
-    splits: int
-
-
-def plan_tokens(
-    config: Config, heads: int, num_tokens: int, residents: Optional[int]
-) -> LaunchPlan:
-    """Choose chunks so that the programs that fit on the device share the tokens.
-
-    At least four blocks per program, because each program writes its sums. In the interpreter
-    (``residents`` None) two blocks per program, so that tests see several chunks.
-    """
-    if residents is None:
-        chunk = 2 * config.block
-    else:
-        blocks = triton.cdiv(triton.cdiv(num_tokens, max(1, residents // heads)), config.block)
-        chunk = config.block * max(4, blocks)
-    return LaunchPlan(config, chunk, triton.cdiv(num_tokens, chunk))
-
-
-def residents(config: Config, device: Any) -> int:
-    """Return how many programs of a kernel a device runs at once.
-
-    Args:
-        device: result of ``torch.cuda.get_device_properties``.
-    """
-    threads = 32 * config.warps
-    of_warp = 8 * triton.cdiv(max(config.registers, 16), 8) * 32  # allocated in steps of 8
-    blocks = min(
-        device.regs_per_multiprocessor // (of_warp * config.warps),
-        # Each program reserves another KiB.
-        device.shared_memory_per_multiprocessor // (config.shared + 1024),
-        device.max_threads_per_multi_processor // threads,
-    )
-    return max(1, blocks) * device.multi_processor_count
-
-
-# Replaces a launch of the table's kernels: called with the name and a function that launches.
-around_launch: Optional[Callable[[str, Callable[[], Any]], None]] = None
-
-
-class Launch:
-    """Launcher of the kernels of one call: shared sizes, and the partition of the tokens.
-
-    Args:
-        q: (B, heads, N, d).
-        mask: (B, N) bool, True = padding, or None.
-        others: further block dimensions; with d they select the launch configuration.
-    """
-
-    def __init__(self, q: Tensor, mask: Optional[Tensor], *others: int) -> None:
-        self.batch, self.heads, self.num_tokens, self.dim = q.shape
-        self.root = self.num_tokens**0.5
-        self.bd = padded(self.dim)
-        self.size = launch_table.size_class(self.dim, *others)
-        self.dtype_class = launch_table.kind_of(q.dtype)
-        self.mask = (
-            q if mask is None else mask.contiguous().view(torch.uint8)
-        )  # without a mask: unused
-        self.has_mask = dict(HAS_MASK=mask is not None)
-        self.device = q.device
-
-    def plan(self, name: str) -> LaunchPlan:
-        """Return the plan of a kernel of :mod:`.launch_table`."""
-        count = self.batch * self.heads
-        index = self.device.index if self.device.type == 'cuda' else None
-        return plan_of(name, self.size, self.dtype_class, index, count, self.num_tokens)
-
-    def parts(self, name: str, *shape: int) -> Tensor:
-        """Return uninitialised float32 (B, heads, splits, ...) for the sums of a kernel."""
-        return self.empty(self.plan(name).splits, *shape)
-
-    def empty(self, *shape: int) -> Tensor:
-        """Return uninitialised float32 (B, heads, ...)."""
-        size = (self.batch, self.heads, *shape)
-        return torch.empty(size, dtype=torch.float32, device=self.device)
-
-    def run(self, name: str, kernel: Any, *args: Any, **flags: Any) -> None:
-        """Launch one program per head and chunk of tokens."""
-        plan = self.plan(name)
-        grid = self.batch * self.heads, plan.splits
-        self.start(name, kernel, grid, *args, CHUNK=plan.chunk, BN=plan.config.block, **flags)
-
-    def start(self, name: str, kernel: Any, grid: Sequence[int], *args: Any, **flags: Any) -> None:
-        """Launch a kernel on the given grid."""
-        config = self.plan(name).config
-        flags.update(num_warps=config.warps, num_stages=config.stages)
-        if around_launch is None:
-            kernel[grid](*args, **flags)
-        else:
-            around_launch(name, lambda: kernel[grid](*args, **flags))
-
-
-@functools.lru_cache(maxsize=4096)
-def plan_of(
-    name: str, size: str, dtype_class: str, index: Optional[int], heads: int, num_tokens: int
-) -> LaunchPlan:
-    """Return the plan of a kernel on a CUDA device, or in the interpreter (``index`` None)."""
-    if index is None:
-        return plan_tokens(launch_table.INTERPRETED, heads, num_tokens, None)
-    device = torch.cuda.get_device_properties(index)
-    config = launch_table.table(index)[name][dtype_class][size]
-    return plan_tokens(config, heads, num_tokens, residents(config, device))
-
-
-def custom_operator(name: str, launch: Callable[..., Any]) -> Any:
-    """Return a custom operator that calls ``launch`` on the device of its first tensor.
-
-    Its arguments are those of the function, whose annotations are the schema.
-    """
-
-    @functools.wraps(launch)
-    def on_device(x: Tensor, *args: Any) -> Any:
-        with torch.cuda.device_of(x):
-            return launch(x, *args)
-
-    return torch.library.custom_op(f'mmlinattn::{name}', on_device, mutates_args=())
-
-
-def strides(x: Tensor) -> Tuple[int, ...]:
-    """Return the strides of a (B, heads, N, d) tensor as kernel arguments."""
-    return tuple(x.stride(i) for i in range(4))
-
-
-def unsupported_tokens(q: Tensor, v: Tensor, kernels: Sequence[str], *others: int) -> Optional[str]:
-    """Return why kernels cannot serve these tokens, or None if they can.
-
-    Args:
-        q: (B, heads, N, d).
-        v: (B, heads, N, d_v).
-        kernels: names in :mod:`.launch_table`, which holds their shared memory.
-        others: see :class:`Launch`.
-    """
-    if q.dtype not in DTYPES:
-        return f'kernels support float16, bfloat16 and float32, got {q.dtype}'
-    if not MIN_DIM <= q.shape[-1] <= MAX_DIM:
-        return f'kernels support head dims {MIN_DIM} to {MAX_DIM}, got {q.shape[-1]}'
-    if v.shape[-1] != q.shape[-1]:
-        return f'kernels need values as wide as keys, got {v.shape[-1]} and {q.shape[-1]}'
-    if q.numel() == 0:
-        return f'kernels need tokens, got {tuple(q.shape)}'
-    if not q.is_cuda:
-        return None
-    device = torch.cuda.get_device_properties(q.device)
-    if device.major < 8:
-        return f'kernels need compute capability 8.0, {device.name} has {device.major}'
-    size, kind = launch_table.size_class(q.shape[-1], *others), launch_table.kind_of(q.dtype)
-    entries = {name: launch_table.entry(q.device.index, name, kind, size) for name in kernels}
-    missing = [name for name, config in entries.items() if config is None]
-    if missing:
-        return f'{missing[0]} has no configuration for {device.name}, {q.dtype} and size {size}'
-    needed = max(config.shared for config in entries.values() if config is not None)
-    available = device.shared_memory_per_block_optin  # type: ignore[attr-defined]  # not in its types
-    if needed > available:
-        return f'a kernel needs {needed} bytes of shared memory, {device.name} has {available}'
-    return None

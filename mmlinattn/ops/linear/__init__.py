@@ -1,17 +1,15 @@
 """Linear attention, rank-augmented (RALA), magnitude-aware (MALA) and unnormalised."""
 
-from functools import partial
-from typing import Callable, List, Optional, Tuple
+from types import ModuleType
+from typing import Callable, Optional
 
 import torch
 from torch import Tensor
 
 from ..common.checks import check_qkv
 from ..common.dispatch import choose_backend
+from ..common.feature_maps import FEATURE_MAPS
 from ..common.feature_maps import feature_map as get_feature_map
-from ..common.kernel_check import Trial
-from ..common.kernel_fallback import run_kernels
-from ..common.numerics import needs_gradient
 from ..common.packed import PackedShapes, check_packed
 from ..common.rotary import Rotary, check_rotary
 from .options import LinearOptions
@@ -22,19 +20,11 @@ __all__ = ['linear_attention', 'mala_attention', 'rala_attention', 'unnormalised
 
 
 def linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    key_padding_mask: Optional[Tensor] = None,
-    eps: float = 1e-6,
-    feature_map: str = 'identity',
-    rotary: Optional[Rotary] = None,
-    mean_normaliser: bool = False,
-    cross: bool = False,
-    packed: Optional[PackedShapes] = None,
-    backend: str = 'auto',
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, *,
+    key_padding_mask: Optional[Tensor] = None, eps: float = 1e-6, feature_map: str = 'identity',
+    rotary: Optional[Rotary] = None, mean_normaliser: bool = False, cross: bool = False,
+    packed: Optional[PackedShapes] = None, backend: str = 'auto',
+) -> Tensor:  # fmt: skip
     """Compute linear attention, "Transformers are RNNs" (Katharopoulos et al., ICML 2020).
 
     With the feature map ``phi``::
@@ -60,9 +50,8 @@ def linear_attention(
             does not depend on the number of keys.
         cross: keys and values are other tokens than the queries, (B, heads, M, ...); the mask
             (B, M) is theirs. Not with ``rotary`` or ``packed``.
-        packed: map sizes of images of different sizes, whose tokens follow each other in a batch
-            of 1: each image attends to itself only. There is no mask then; see
-            :class:`mmlinattn.ops.PackedShapes`.
+        packed: map sizes of images that follow each other in a batch of 1, without a mask; each
+            attends to itself only. See :class:`mmlinattn.ops.PackedShapes`.
         backend: ``'auto'``, ``'reference'``, ``'torch'`` or ``'triton'``.
 
     Returns:
@@ -80,31 +69,18 @@ def linear_attention(
         torch.Size([2, 4, 30, 16])
     """
     options = LinearOptions(
-        key_padding_mask,
-        eps,
-        feature_map,
-        rotary,
-        mean_normaliser=mean_normaliser,
-        num_keys=_num_keys(k, cross),
-        packed=packed,
-    )
+        key_padding_mask, eps, feature_map, rotary, False, None, mean_normaliser, False,
+        _num_keys(k, cross), packed,
+    )  # fmt: skip
     return _run('linear_attention', backend, linear_reference, q, k, v, options)
 
 
 def rala_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    rotary: Optional[Rotary] = None,
-    key_padding_mask: Optional[Tensor] = None,
-    eps: float = 1e-6,
-    feature_map: str = 'elu+1',
-    token_weights: Optional[Tensor] = None,
-    cross: bool = False,
-    packed: Optional[PackedShapes] = None,
-    backend: str = 'auto',
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, *,
+    rotary: Optional[Rotary] = None, key_padding_mask: Optional[Tensor] = None, eps: float = 1e-6,
+    feature_map: str = 'elu+1', token_weights: Optional[Tensor] = None, cross: bool = False,
+    packed: Optional[PackedShapes] = None, backend: str = 'auto',
+) -> Tensor:  # fmt: skip
     """Compute rank-augmented linear attention, "Breaking the Low-Rank Dilemma of Linear Attention"
     (Fan et al., CVPR 2025), equations 6 and 7 with the normaliser of the released code.
 
@@ -119,7 +95,6 @@ def rala_attention(
 
     Args:
         q, k: projected tokens before the feature map, (B, heads, N, d).
-        v: values (B, heads, N, d_v), same dtype.
         feature_map: ``'elu+1'`` (the paper's), ``'relu'`` or ``'softmax'`` (table 9).
         token_weights: replaces ``a`` (table 10): broadcastable to (B, heads, N), mean 1 over the
             tokens. Ones switch the augmentation of keys and values off.
@@ -135,31 +110,18 @@ def rala_attention(
         torch.Size([2, 4, 30, 16])
     """
     options = LinearOptions(
-        key_padding_mask,
-        eps,
-        feature_map,
-        rotary,
-        True,
-        token_weights,
-        num_keys=_num_keys(k, cross),
-        packed=packed,
-    )
+        key_padding_mask, eps, feature_map, rotary, True, token_weights, False, False,
+        _num_keys(k, cross), packed,
+    )  # fmt: skip
     return _run('rala_attention', backend, rala_reference, q, k, v, options)
 
 
 def mala_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    rotary: Optional[Rotary] = None,
-    key_padding_mask: Optional[Tensor] = None,
-    eps: float = 1e-6,
-    feature_map: str = 'elu+1',
-    cross: bool = False,
-    packed: Optional[PackedShapes] = None,
+    q: Tensor, k: Tensor, v: Tensor, *,
+    rotary: Optional[Rotary] = None, key_padding_mask: Optional[Tensor] = None, eps: float = 1e-6,
+    feature_map: str = 'elu+1', cross: bool = False, packed: Optional[PackedShapes] = None,
     backend: str = 'auto',
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Compute magnitude-aware linear attention, "Rectifying Magnitude Neglect in Linear Attention"
     (Fan et al., ICCV 2025), with the scales of the released code.
 
@@ -176,7 +138,6 @@ def mala_attention(
 
     Args:
         q, k: projected tokens before the feature map, (B, heads, N, d).
-        v: values (B, heads, N, d_v), same dtype.
         eps: added to the divisor.
         feature_map: ``'elu+1'`` (the paper's), ``'relu'`` or ``'softmax'``.
         others: see :func:`linear_attention`, also for dtypes and errors.
@@ -191,14 +152,9 @@ def mala_attention(
         torch.Size([2, 4, 30, 16])
     """
     options = LinearOptions(
-        key_padding_mask,
-        eps,
-        feature_map,
-        rotary,
-        magnitude_aware=True,
-        num_keys=_num_keys(k, cross),
-        packed=packed,
-    )
+        key_padding_mask, eps, feature_map, rotary, False, None, False, True,
+        _num_keys(k, cross), packed,
+    )  # fmt: skip
     return _run('mala_attention', backend, mala_reference, q, k, v, options)
 
 
@@ -207,88 +163,54 @@ def _num_keys(k: Tensor, cross: bool) -> Optional[int]:
     return k.shape[2] if cross and k.dim() == 4 else None
 
 
+Form = Callable[[Tensor, Tensor, Tensor, LinearOptions], Tensor]
+
+
 def _run(
-    operator: str,
-    backend: str,
-    reference: Callable[..., Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    options: LinearOptions,
+    operator: str, backend: str, form: Form, q: Tensor, k: Tensor, v: Tensor, options: LinearOptions
 ) -> Tensor:
-    cross, packed = options.num_keys is not None, options.packed
-    check_qkv(q, k, v, options.key_padding_mask, cross)
-    if cross and (options.rotary is not None or packed is not None):
-        name = 'packed' if options.rotary is None else 'rotary'
-        raise ValueError(f'{name} has the positions of one map; it must be None with cross=True')
-    check_packed(packed, q, options.key_padding_mask, 2, 'q')
-    check_rotary(options.rotary, q.shape[1], q.shape[2], q.shape[3], packed)
-    get_feature_map(options.feature_map)
-
-    def unsupported_reason() -> Optional[str]:
-        from .triton_ops import unsupported_reason
-
-        return unsupported_reason(q, v, options)
-
-    trial = partial(_trial, q, k, v, options)
-    chosen = choose_backend(operator, backend, q, unsupported_reason, trial=trial)
-    if chosen == 'reference':
-        return _by_image(reference, q, k, v, options)
-    torch_form = partial(_by_image, linear_torch, options=options)
-    if chosen == 'torch':
-        return torch_form(q, k, v)
-    from .triton_ops import linear_triton
-
-    kernels = partial(linear_triton, options=options)
-    return run_kernels(operator, backend, kernels, torch_form, q, k, v)
-
-
-def _by_image(
-    function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, options: LinearOptions
-) -> Tensor:
-    """Return ``function(q, k, v, options)``, of packed images one by one."""
-    packed = options.packed
+    """Check the arguments and run the chosen implementation; ``form`` is the reference."""
+    rotary, packed, mask = options.rotary, options.packed, options.key_padding_mask
+    check_qkv(q, k, v, mask, options.num_keys is not None)
+    if rotary is not None or packed is not None:
+        if options.num_keys is not None:
+            name = 'packed' if rotary is None else 'rotary'
+            rest = 'has the positions of one map; it must be None with cross=True'
+            raise ValueError(f'{name} {rest}')
+        check_packed(packed, q, mask, 2, 'q')
+        check_rotary(rotary, q, packed)
+    if options.feature_map not in FEATURE_MAPS:
+        get_feature_map(options.feature_map)  # raises
+    chosen = choose_backend(operator, backend, q, _kernels, q, v, options)
+    if chosen == 'triton':
+        return _run_kernels(q, k, v, options)
+    form = linear_torch if chosen == 'torch' else form
     if packed is None:
-        return function(q, k, v, options)
+        return form(q, k, v, options)
     images = zip(*(packed.split(x, 2) for x in (q, k, v)), options.images())
     # In the memory layout (B, N, heads, d), which the output projection reads.
-    return torch.cat([function(*image).transpose(1, 2) for image in images], 1).transpose(1, 2)
+    return torch.cat([form(*image).transpose(1, 2) for image in images], 1).transpose(1, 2)
 
 
-def _trial(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Trial:
-    """Return small calls that launch the same kernels."""
-    rotary, dim = options.rotary, q.shape[3]
-    cross, is_packed = options.num_keys is not None, options.packed is not None
+def _kernels() -> ModuleType:
+    from . import triton_kernels
 
-    def run(backend: str, hw_shape: Tuple[int, int], mask: Optional[Tensor], q, k, v) -> Tensor:
-        from .triton_ops import linear_triton
+    return triton_kernels
 
-        if options.feature_map == 'identity':
-            q, k = q.sigmoid(), k.sigmoid()  # features are not negative
-        images = PackedShapes([hw_shape] * 2) if is_packed else None
-        position = None if rotary is None else rotary._replace(hw_shape=images or hw_shape)
-        small = options._replace(
-            key_padding_mask=mask,
-            rotary=position,
-            num_keys=k.shape[2] if cross else None,
-            packed=images,
-        )
-        if backend == 'triton':
-            return linear_triton(q, k, v, small)
-        return _by_image(linear_torch, q, k, v, small)
 
-    flags = {'rotary': rotary is not None, 'cross': cross, 'packed': is_packed}
-    words = (options.feature_map, f'head dim {dim}', *(word for word, on in flags.items() if on))
+def _run_kernels(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
+    from .triton_kernels import OPERATOR, KernelOptions
 
-    def shapes(batch: int, num_tokens: int) -> List[Tuple[int, ...]]:
-        size = (1, 2, batch * num_tokens, dim) if is_packed else (batch, 2, num_tokens, dim)
-        return [size] * 3
-
-    return Trial(
-        variant=', '.join(words),
-        dtype=q.dtype,
-        masked=options.key_padding_mask is not None,
-        training=needs_gradient(q, k, v),
-        shapes=shapes,
-        run=run,
-    )
+    rotary, packed, kind, axes, images = options.rotary, options.packed, options.kind, None, None
+    width = longest = 0
+    if rotary is not None:
+        axes = rotary.axes(q.device)
+        width = 0 if packed is not None else rotary.hw_shape[1]  # type: ignore[index]
+    if packed is not None:
+        images, longest = packed.table(q.shape[3] // 4, q.device), max(packed.lengths)
+    kernel_options = KernelOptions(
+        width, longest, kind, options.feature_map, float(options.eps),
+        kind != '' or options.mean_normaliser, options.num_keys is not None,
+    )  # fmt: skip
+    mask = options.key_padding_mask
+    return OPERATOR(kernel_options, q, k, v, mask, images, axes)

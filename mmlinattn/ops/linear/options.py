@@ -9,32 +9,17 @@ from ..common.rotary import Rotary
 
 
 class LinearOptions(NamedTuple):
-    """Options of linear attention, :func:`mmlinattn.ops.rala_attention` and
-    :func:`mmlinattn.ops.mala_attention`.
-
-    Attributes:
-        rotary: rotates features in the numerator only.
-        rank_augmented: weight the keys as RALA does: by ``token_weights``, or else by a softmax
-            over the tokens of ``d^-0.5 mean_i(phi(q_i)) . phi(k_j)``.
-        token_weights: (B, heads, N) or broadcastable to it, mean 1 over the tokens.
-        mean_normaliser: add eps to a mean over the keys instead of a sum; RALA always does.
-        magnitude_aware: scale and shift the output by the normaliser as MALA does.
-        num_keys: M of cross-attention, whose mask is of the keys alone; None if queries and keys
-            are the same tokens.
-        packed: map sizes of packed images, each of which attends to itself only, or None.
-
-    The torch implementation keeps weights of sum 1 in ``token_weights``.
-    """
+    """Options of linear attention, RALA and MALA."""
 
     key_padding_mask: Optional[Tensor]
     eps: float
     feature_map: str
     rotary: Optional[Rotary] = None
-    rank_augmented: bool = False
-    token_weights: Optional[Tensor] = None
-    mean_normaliser: bool = False
-    magnitude_aware: bool = False
-    num_keys: Optional[int] = None
+    rank_augmented: bool = False  # weight keys as RALA: by token_weights, or else by a softmax
+    token_weights: Optional[Tensor] = None  # broadcastable to [B, H, N], mean 1; in torch sum 1
+    mean_normaliser: bool = False  # add eps to a mean over the keys, as RALA always does
+    magnitude_aware: bool = False  # scale and shift the output by the normaliser as MALA does
+    num_keys: Optional[int] = None  # M of cross-attention, whose mask is of the keys alone
     packed: Optional[PackedShapes] = None
 
     def query_mask(self) -> Optional[Tensor]:

@@ -43,26 +43,12 @@ def kv_sum(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
 
     ``S = sum_j a_j rot(phi(k_j)) v_j^T``, where a_j is RALA's weight, else 1, and 0 for padding.
     The scale is that of the equation in :func:`mmlinattn.ops.linear_attention`: a sum, no mean.
-
-    Args:
-        q, k: queries and keys before the feature map, (B, heads, N, m). Queries matter for RALA.
-        v: values (B, heads, N, d_v).
-        options: options of the operator.
-
-    Returns:
-        (B, heads, m, d_v).
-
-    Example:
-        >>> q, k, v = torch.rand(3, 1, 2, 6, 4)
-        >>> torch.equal(kv_sum(q, k, v, LinearOptions(None, 0.0, 'identity')), k.mT @ v)
-        True
+    Queries, which matter for RALA, and keys are (B, heads, N, m), S is (B, heads, m, d_v).
     """
     phi = FEATURE_MAPS[options.feature_map]
     q, k = phi(q), phi(k)
-    if options.rank_augmented:
-        weights = _rala_weights(q, k, options)
-    else:
-        weights, _ = _real_tokens(k, options)
+    ranked = options.rank_augmented
+    weights = _rala_weights(q, k, options) if ranked else _real_tokens(k, options)[0]
     k = k * weights[..., None]
     return apply_rotary(k, options.rotary).transpose(-2, -1) @ v
 
@@ -70,9 +56,8 @@ def kv_sum(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
 def _real_tokens(k: Tensor, options: LinearOptions) -> Tuple[Tensor, Tensor]:
     """Return which keys are no padding, bool (B, 1, N), and their number (B, 1, 1), at least 1."""
     mask = options.key_padding_mask
-    keep = (
-        k.new_ones(k.shape[0], 1, k.shape[2], dtype=torch.bool) if mask is None else ~mask[:, None]
-    )
+    keep = k.new_ones(k.shape[0], 1, k.shape[2], dtype=torch.bool)
+    keep = keep if mask is None else ~mask[:, None]
     return keep, keep.sum(-1, keepdim=True).clamp(min=1).to(k.dtype)
 
 
@@ -95,10 +80,8 @@ def mala_reference(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> T
     """Compute :func:`mmlinattn.ops.mala_attention` by its definition."""
     phi = FEATURE_MAPS[options.feature_map]
     q, k = phi(q) * q.shape[-1] ** -0.5, phi(k)
-    keep = torch.ones(k.shape[0], 1, 1, k.shape[2], dtype=torch.bool, device=q.device)
-    if options.key_padding_mask is not None:
-        keep = ~options.key_padding_mask[:, None, None]
-    mean = keep / keep.sum(-1, keepdim=True).clamp(min=1).to(q.dtype)  # [B, 1, 1, N]
+    keep, count = _real_tokens(k, options)
+    mean = (keep / count)[:, None]  # [B, 1, 1, N]
     z = (q @ k.transpose(-2, -1) * mean).sum(-1, keepdim=True)
     q, k = apply_rotary(q, options.rotary), apply_rotary(k, options.rotary)
     kernel = q @ k.transpose(-2, -1)  # [B, H, N, N]

@@ -8,36 +8,64 @@ range for any signs. Each program processes a chunk of tokens of one head. Kerne
 :mod:`..common.launch_table`; RALA and MALA have their own entries because they need more registers.
 """
 
-from typing import Tuple
+import functools
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.kv_state import KernelKVState, KeyLaunch
+from ..common.kv_state import KVOptions, KVStateLaunches, plan_sums
+from ..common.launch import KernelOperator, Launch, as_bytes
 from ..common.numerics import token_major
-from ..common.reduction import Masses, add_chunks, mean_of_chunks
+from ..common.partition import CallKey, plan, token_strides, unsupported_tokens
+from ..common.reduction import sum_of_chunks
 from ..common.triton_helpers import (
+    FEATURES,
     add_product,
+    add_row_pairs,
+    add_rows,
     feature,
     load_angles,
     load_rows,
     packed_image,
+    padded,
     product,
     real_tokens,
     rotate,
-    slope,
+    rounded,
+    scale_by_slope,
     store_rows,
-    strides,
+    sum_parts,
+    zero_outside,
 )
+from .options import LinearOptions
 
-KERNELS = ('kv_state', 'query_output', 'query_backward', 'key_backward')
-RALA_KERNELS = (
-    'query_mean', 'rala_kv_state', 'rala_query_output', 'rala_query_sums', 'rala_key_backward',
-    'rala_query_backward',
-)  # fmt: skip
+# Kernels by kind of attention; names are those of the launch table.
+_NAMES = ('kv_state', 'query_output', 'query_backward', 'key_backward')
+KERNELS = {
+    '': _NAMES,
+    'mala': tuple(f'mala_{name}' for name in _NAMES),
+    'rala': (
+        'query_mean', 'rala_kv_state', 'rala_query_output', 'rala_query_sums',
+        'rala_key_backward', 'rala_query_backward',
+    ),
+}  # fmt: skip
 
-MALA_KERNELS = tuple(f'mala_{name}' for name in KERNELS)
+
+def unsupported_reason(q: Tensor, v: Tensor, options: LinearOptions) -> Optional[str]:
+    """Return why the kernels cannot serve the call, or None if they can."""
+    rotary = options.rotary
+    if options.token_weights is not None:
+        return 'token_weights have no kernel'
+    if options.feature_map not in FEATURES:
+        return f'feature_map {options.feature_map!r} has no kernel, these have: {tuple(FEATURES)}'
+    if rotary is not None and (options.packed or rotary).num_extra_tokens:
+        return 'extra tokens without rotary position have no kernel'
+    if rotary is not None and rotary.num_heads > 1:
+        return 'rotary position over all channels, before the heads, has no kernel'
+    return unsupported_tokens(q, v.shape[3], KERNELS[options.kind])
 
 
 @triton.jit
@@ -53,18 +81,17 @@ def _query_mean_kernel(
         b, first, N, _, _ = packed_image(IMAGES, b, Q)
         Q += first * sqn
     cols = tl.arange(0, BD)
-    total, count = tl.zeros((BD,), tl.float32), tl.full((), 0.0, tl.float32)
+    total, count = tl.zeros((16, BD), tl.float32), tl.zeros((BN,), tl.float32)
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
         rows = start + tl.arange(0, BN)
         real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
         x = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
-        # Padded channels have phi(0).
-        x = tl.where(real[:, None] & (cols[None, :] < D), feature(x, FEATURE), 0.0)
-        total += tl.sum(x, 0)
-        count += tl.sum(tl.where(real, 1.0, 0.0), 0)
+        x = zero_outside(feature(x, FEATURE), real, cols, D, FEATURE, HAS_MASK or FEATURE == 1)
+        total = add_rows(total, x)
+        count += tl.where(real, 1.0, 0.0)
     at = head * tl.num_programs(1) + split
-    tl.store(OUT + at * BD + cols, total)
-    tl.store(COUNT + at, count)
+    tl.store(OUT + at * BD + cols, tl.sum(total, 0))
+    tl.store(COUNT + at, tl.sum(count, 0))
 
 
 @triton.jit
@@ -100,9 +127,7 @@ def _query_output_kernel(
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
         rows = start + tl.arange(0, BN)
         q = feature(load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D), FEATURE)
-        if D < BD:
-            q = tl.where(cols[None, :] < D, q, 0.0)
-        positive = tl.sum(q * z[None, :], 1)
+        positive = tl.sum(q * z[None, :], 1)  # z and S are 0 outside the channels
         if ROTARY:
             cos, sin = load_angles(ANGLES, rows, pairs, N, width, ROTARY)
             q = rotate(q, cos, sin, BN, BD)
@@ -111,14 +136,14 @@ def _query_output_kernel(
             size = scale * positive
             out = out * (scale + scale / (size + eps))[:, None] - size[:, None] * values[None, :]
         else:
-            out = out / (positive + eps)[:, None]
+            out = out * (1 / (positive + eps))[:, None]
         store_rows(OUT + b * sob + h * soh, out, rows, cols, son, sod, N, D)
 
 
 @triton.jit
 def _query_backward_kernel(
     Q, DOUT, MASK, IMAGES, ANGLES, SUMS, TOTAL, DMEAN, DQ, DSUMS,
-    sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sxb, sxh, sxn, sxd, H, N, width, CHUNK,
+    sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sxb, sxh, sxn, sxd, H, N, width, CHUNK, parts,
     eps, scale, root,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
     HAS_MASK: tl.constexpr, ROTARY: tl.constexpr, SCORED: tl.constexpr, OF_MEAN: tl.constexpr,
@@ -138,66 +163,86 @@ def _query_backward_kernel(
     state = tl.load(SUMS + cols[:, None] * BD + cols[None, :])
     z = tl.load(SUMS + BD * BD + cols)
     eps = _eps(eps, TOTAL, head, OF_MEAN)
-    shared = tl.zeros((BD,), tl.float32)
     if ROWS == 2:
-        values, d_values = tl.load(SUMS + (BD + 1) * BD + cols), tl.zeros((BD,), tl.float32)
+        values, d_values = tl.load(SUMS + (BD + 1) * BD + cols), tl.zeros((BN // 2, BD), tl.float32)
     elif not ROTARY:
         # Gradients of queries depend on differences of values: subtract the common part, which
         # would cost most digits.
-        shared += tl.sum(state * z[:, None], 0) / tl.maximum(tl.sum(z * z), 1e-30)
+        shared = tl.sum(state * z[:, None], 0) / tl.maximum(tl.sum(z * z), 1e-30)
         state -= z[:, None] * shared[None, :]
     if SUM:
-        d_state, d_z = tl.zeros((BD, BD), tl.float32), tl.zeros((BD,), tl.float32)
+        d_state, d_z = tl.zeros((BD, BD), tl.float32), tl.zeros((BN // 2, BD), tl.float32)
     if WRITE and SCORED:
-        d_mean = tl.load(DMEAN + head * BD + cols)
+        d_mean = sum_parts(DMEAN + head * parts * BD, parts, cols, BD)
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
         rows = start + tl.arange(0, BN)
-        raw = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
+        q = feature(load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D), FEATURE)
+        # Gradients of tokens outside are 0, and so is what they add to sums.
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
-        q = tl.where((rows[:, None] < N) & (cols[None, :] < D), feature(raw, FEATURE), 0.0)
+        if SUM and FEATURE == 1 and D < BD:
+            q = tl.where(cols[None, :] < D, q, 0.0)
+        # Triton gives all products of a loop the layout of the last one. With fewer than 64 tokens
+        # that must be dq, because every warp would compute all rows in the layout of the sums.
+        if not SUM or BN >= 64:
+            dq = product(grad, tl.trans(state), kind)
+            if SUM:  # 0 outside in both; without the choice Triton computes q in two layouts
+                q = tl.where(rows[:, None] < N, q, dq)
         positive = tl.sum(q * z[None, :], 1)
-        norm = positive + eps
+        size = scale * positive
+        gain = scale + scale / (size + eps) if ROWS == 2 else 1 / (positive + eps)
         turned = q
         if ROTARY:
             cos, sin = load_angles(ANGLES, rows, pairs, N, width, ROTARY)
-            turned = tl.where(rows[:, None] < N, rotate(q, cos, sin, BN, BD), 0.0)  # for sm_100
-        out = product(turned, state, kind) + positive[:, None] * shared[None, :]
-        if ROWS == 2:
-            size = scale * positive
-            over = scale / (size + eps)
-            gain = scale + over
-            d_norm = -tl.sum(grad * out, 1) * over * over
-            d_norm -= scale * tl.sum(grad * values[None, :], 1)
-            d_values -= tl.sum(size[:, None] * grad, 0)
-        else:
-            # The norm may be as small as eps: rounding errors of a product are divided by it only
-            # where the product is as small.
-            gain = 1 / norm
-            d_norm = -tl.sum(grad * out, 1) * gain
+            if SUM:
+                turned = rotate(q, cos, sin, BN, BD)
         if SUM:
-            d_state = add_product(d_state, tl.trans(turned * gain[:, None]), grad, kind)
-            d_z += tl.sum(q * (d_norm if ROWS == 2 else d_norm * gain)[:, None], 0)
+            # The transpose: gradients pass from memory to the tensor cores as they are.
+            d_state = add_product(
+                d_state, tl.trans(rounded(grad, kind)), turned * gain[:, None], kind
+            )
+            if BN < 64:
+                dq = product(grad, tl.trans(state), kind)
+        if ROTARY and WRITE:
+            dq = rotate(dq, cos, -sin, BN, BD)
+        # The gradient by the output times the output, before it is divided by the norm. The norm
+        # may be as small as eps, and q is then as small: no rounded q is divided by it.
+        inner = tl.sum((q if WRITE else turned) * dq, 1)
+        if ROWS == 2:
+            over = scale / (size + eps)
+            d_norm = -inner * over * over - scale * tl.sum(grad * values[None, :], 1)
+            d_values = add_row_pairs(d_values, -size[:, None] * grad)
+            of_z = d_norm
+        else:
+            d_norm = -inner * gain
+            if not ROTARY:
+                common = tl.sum(grad * shared[None, :], 1)
+                of_z = (d_norm - positive * gain * common) * gain
+                d_norm += eps * gain * common
+            else:
+                of_z = d_norm * gain
+        if SUM:
+            d_z = add_row_pairs(d_z, q * of_z[:, None])
         if WRITE:
-            dq = product(grad, tl.trans(state), kind)
-            if ROTARY:
-                dq = rotate(dq, cos, -sin, BN, BD)
             if ROWS == 2:
                 dq = dq * gain[:, None] + d_norm[:, None] * z[None, :]
             else:
-                dq += (d_norm + tl.sum(grad * shared[None, :], 1))[:, None] * z[None, :]
-                dq = dq * gain[:, None]
+                dq = (dq + d_norm[:, None] * z[None, :]) * gain[:, None]
             if SCORED:
-                real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
-                dq += tl.where(real[:, None], d_mean[None, :], 0.0)
-            dq *= slope(raw, FEATURE)
+                if HAS_MASK:
+                    real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
+                    dq += tl.where(real[:, None], d_mean[None, :], 0.0)
+                else:
+                    dq += d_mean[None, :]
+            dq = scale_by_slope(dq, q, FEATURE)
             store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
     if SUM:
+        d_state, d_z = tl.trans(d_state), tl.sum(d_z, 0)
         at = head * tl.num_programs(1) + split
         DSUMS += at * (BD + ROWS) * BD
         tl.store(DSUMS + cols[:, None] * BD + cols[None, :], d_state / root)
         tl.store(DSUMS + BD * BD + cols, d_z / root)
         if ROWS == 2:
-            tl.store(DSUMS + (BD + 1) * BD + cols, d_values / root)
+            tl.store(DSUMS + (BD + 1) * BD + cols, tl.sum(d_values, 0) / root)
 
 
 @triton.jit
@@ -232,13 +277,12 @@ def _key_backward_kernel(
         # sum_j w_j dw_j of the softmax gradient, in closed form.
         delta = tl.sum(tl.sum(d_state * tl.load(SUMS + square), 1), 0)
         delta += tl.sum(d_z * tl.load(SUMS + BD * BD + cols), 0)
-        d_mean = tl.zeros((BD,), tl.float32)
+        d_mean = tl.zeros((BN // 2, BD), tl.float32)
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
         rows = start + tl.arange(0, BN)
         real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
-        raw = load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D)
+        k = feature(load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D), FEATURE)
         v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
-        k = tl.where(real[:, None] & (cols[None, :] < D), feature(raw, FEATURE), 0.0)
         if SCORED:
             weight = tl.exp(tl.minimum(tl.sum(k * mean[None, :], 1) - total, 0.0)) * root
         else:
@@ -251,94 +295,222 @@ def _key_backward_kernel(
         dv = product(turned, d_state, kind)
         if ROWS == 2:
             dv += d_values[None, :]
-        dv = tl.where(real[:, None], dv * weight[:, None], 0.0)
-        d_turned = product(v, tl.trans(d_state), kind)
-        dk = d_turned * weight[:, None]
+        dv *= weight[:, None]
+        dk = product(v, tl.trans(d_state), kind)
         if ROTARY:
             dk = rotate(dk, cos, -sin, BN, BD)
-        dk += weight[:, None] * d_z[None, :]
+        dk += d_z[None, :]
         if SCORED:
-            d_weight = tl.sum(turned * d_turned, 1) + tl.sum(k * d_z[None, :], 1)
-            d_score = weight * (d_weight - delta)
-            dk += d_score[:, None] * mean[None, :]
-            d_mean += tl.sum(tl.where(real[:, None], d_score[:, None] * k, 0.0), 0) * scale
-        dk = tl.where(real[:, None], dk * slope(raw, FEATURE), 0.0)
+            d_score = weight * (tl.sum(k * dk, 1) - delta)
+            dk = dk * weight[:, None] + d_score[:, None] * mean[None, :]
+            of_mean = d_score[:, None] * k
+            if HAS_MASK:
+                of_mean = tl.where(real[:, None], of_mean, 0.0)
+            d_mean = add_row_pairs(d_mean, of_mean)
+        else:
+            dk *= weight[:, None]
+        dk = scale_by_slope(dk, k, FEATURE)
+        if HAS_MASK:  # padding may hold infinite numbers
+            dk, dv = tl.where(real[:, None], dk, 0.0), tl.where(real[:, None], dv, 0.0)
         store_rows(DK + b * sxb + h * sxh, dk, rows, cols, sxn, sxd, N, D)
         store_rows(DV + b * sxb + h * sxh, dv, rows, cols, sxn, sxd, N, D)
     if SCORED:
-        d_mean = d_mean / tl.load(COUNT + head)
+        d_mean = tl.sum(d_mean, 0) * scale / tl.load(COUNT + head)
         tl.store(DMEAN + (head * tl.num_programs(1) + split) * BD + cols, d_mean)
 
 
-def mean_query(q: Tensor, launch: KeyLaunch) -> Tuple[Tensor, Tensor]:
-    """Return the mean of phi(q) over real tokens (B, heads, BD), and their number (B, heads)."""
-    sums, count = launch.parts('query_mean', 1, launch.bd), launch.parts('query_mean', 1)
-    launch.run(
-        'query_mean', _query_mean_kernel, q, launch.mask, launch.images, sums, count,
-        *strides(q), *launch.sizes, **launch.blocks, **launch.has_mask, **launch.packed,
+class KernelOptions(NamedTuple):
+    """Options of the kernels.
+
+    Attributes:
+        width: width of the map, which rotary position needs, else 0.
+        longest: the most tokens of a packed image, else 0.
+        kind: ``''`` for linear attention, ``'rala'`` or ``'mala'``.
+        feature_map: one of :data:`..common.triton_helpers.FEATURES`.
+        eps: added to the normaliser.
+        mean_normaliser: True if eps belongs to a mean over the keys.
+        cross: True if keys and mask are of other tokens than the queries.
+    """
+
+    width: int
+    longest: int
+    kind: str
+    feature_map: str
+    eps: float
+    mean_normaliser: bool
+    cross: bool
+
+
+def _key_options(key: CallKey) -> KVOptions:
+    """Return the options of kernels over the keys; tensors are those of :func:`forward`."""
+    options, images = key.options, key.shapes[4]
+    return KVOptions(
+        options.kind, FEATURES[options.feature_map], options.width, key.shapes[5] is not None,
+        0 if images is None else images[0], options.longest, key.shapes[3] is not None,
     )  # fmt: skip
-    mean, count = mean_of_chunks(sums, Masses(count))
-    return mean.squeeze(2), count.squeeze(2)
 
 
-def query_output(
-    q: Tensor, state: KernelKVState, eps: float, mean_normaliser: bool, launch: KeyLaunch
-) -> Tensor:
-    """Return the output, (B, heads, N, d)."""
+def _query_options(key: CallKey) -> KVOptions:
+    """Return the options of kernels over the queries, whose mask may not be that of the keys."""
+    options = _key_options(key)
+    return options._replace(has_mask=False) if key.options.cross else options
+
+
+class _ForwardLaunches:
+    """Launches of the forward pass."""
+
+    def __init__(self, key: CallKey) -> None:
+        q, k, options = key.tokens(0), key.tokens(1), key.options
+        keys, queries = _key_options(key), _query_options(key)
+        batch, heads, num_tokens = queries.extent(q)
+        self.scored, self.heads, self.bd = options.kind == 'rala', (batch, q.heads), padded(q.dim)
+        constants = queries.constants(q)
+        out_strides = token_strides(q)
+        sizes = (q.heads, num_tokens, options.width)
+        partition = plan(keys.name('query_output'), q, heads, num_tokens)
+        self.output = Launch(
+            _query_output_kernel, (heads, partition.splits),
+            (*q.strides, *out_strides, *sizes, partition.chunk, options.eps, q.dim**-0.5),
+            dict(constants, BN=partition.config.block, OF_MEAN=options.mean_normaliser),
+            partition.config, key.aligned,
+        )  # fmt: skip
+        self.splits = 0
+        if self.scored:
+            partition = plan('query_mean', q, heads, num_tokens)
+            names = ('D', 'BD', 'FEATURE', 'PACKED')
+            self.mean = Launch(
+                _query_mean_kernel, (heads, partition.splits),
+                (*q.strides, *sizes, partition.chunk),
+                dict(
+                    {name: constants[name] for name in names}, BN=partition.config.block,
+                    HAS_MASK=queries.has_mask,
+                ),
+                partition.config, key.aligned,
+            )  # fmt: skip
+            self.splits = partition.splits
+        self.kv_state = KVStateLaunches(
+            k, key.strides[2], keys, key.aligned, self.splits, key.variant
+        )
+
+
+_forward_launches = functools.lru_cache(maxsize=1024)(_ForwardLaunches)
+
+
+def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
+    """Return the output and the state: sums, total mass; in RALA mean and number of queries.
+
+    Args:
+        options: options of the kernels.
+        tensors: q, k, v (B, heads, N, d), padding mask (B, N) or None,
+            :meth:`.PackedShapes.table` of packed images or None, :meth:`.Rotary.axes` or None.
+    """
+    launches = _forward_launches(CallKey.of(options, *tensors))
+    q, k, v, mask, images, axes = tensors
+    real = as_bytes(mask, q)
+    images, axes = q if images is None else images, q if axes is None else axes
+
+    def new(*size: int) -> Tensor:
+        return q.new_empty((*launches.heads, *size), dtype=torch.float32)
+
+    queries: Sequence[Tensor] = ()
+    if launches.scored:
+        queries = new(launches.splits, launches.bd), new(launches.splits), new(launches.bd), new()
+        launches.mean(q, q if options.cross else real, images, *queries[:2])
+    sums, total = launches.kv_state(k, v, real, images, axes, queries)
     out = token_major(q)
-    launch.run(
-        launch.name('query_output'), _query_output_kernel,
-        q, launch.images, launch.axes, state.sums, state.total, out,
-        *strides(q), *strides(out), *launch.sizes,
-        eps=eps, scale=launch.scale, OF_MEAN=mean_normaliser,
-        **launch.blocks, **launch.rotary, **launch.state_rows, **launch.packed,
-    )  # fmt: skip
-    return out
+    launches.output(q, images, axes, sums, total, out)
+    return [out, sums, total, *queries[2:]]
+
+
+class _BackwardLaunches:
+    """Launches of the backward pass."""
+
+    def __init__(self, key: CallKey) -> None:
+        q, k, options = key.tokens(0), key.tokens(1), key.options
+        keys, queries = _key_options(key), _query_options(key)
+        scored = options.kind == 'rala'
+        batch, heads, num_keys = keys.extent(k)
+        _, _, num_queries = queries.extent(q)
+        bd, rows = padded(k.dim), padded(k.dim) + keys.rows
+        self.scored, self.heads, self.bd, self.rows = scored, (batch, q.heads), bd, rows
+        # Gradients of sums are divided by it, which keeps them in range for any signs.
+        root, scale = num_keys**0.5, k.dim**-0.5
+        out_strides = token_strides(q)
+
+        partition = plan(keys.name('key_backward'), k, heads, num_keys)
+        self.key_splits = partition.splits
+        self.keys = Launch(
+            _key_backward_kernel, (heads, partition.splits),
+            (*k.strides, *key.strides[2], *token_strides(k), k.heads, num_keys, options.width,
+             partition.chunk, scale, root),
+            dict(
+                keys.constants(k), BN=partition.config.block, HAS_MASK=keys.has_mask, SCORED=scored
+            ),
+            partition.config, key.aligned,
+        )  # fmt: skip
+
+        def over_queries(name: str, adds: bool, writes: bool) -> Tuple[Launch, int]:
+            partition = plan_sums(name, q, heads, num_queries, key.variant * adds)
+            queries_launch = Launch(
+                _query_backward_kernel, (heads, partition.splits),
+                (*q.strides, *key.strides[6], *out_strides, q.heads, num_queries,
+                 options.width, partition.chunk, self.key_splits, options.eps, scale, root),
+                dict(
+                    queries.constants(q), BN=partition.config.block, HAS_MASK=queries.has_mask,
+                    SCORED=scored, OF_MEAN=options.mean_normaliser, SUM=adds, WRITE=writes,
+                ),
+                partition.config, key.aligned,
+            )  # fmt: skip
+            return queries_launch, partition.splits
+
+        name = 'rala_query_sums' if scored else keys.name('query_backward')
+        self.queries, self.query_splits = over_queries(name, True, not scored)
+        self.add_sums = sum_of_chunks(heads, self.query_splits, rows, bd)
+        if scored:
+            self.mean, _ = over_queries('rala_query_backward', False, True)
+
+
+_backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
 
 
 def backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: KernelKVState,
-    eps: float,
-    mean_normaliser: bool,
-    query_launch: KeyLaunch,
-    launch: KeyLaunch,
-) -> Tuple[Tensor, Tensor, Tensor]:
-    """Return gradients of q, k and v; ``launch`` is that of the keys."""
-    scored, bd = launch.scored, launch.bd
-    dq, dk, dv = (token_major(x) for x in (q, k, v))
+    options: KernelOptions, grads: Sequence[Tensor], tensors: Sequence[Any],
+    saved: Sequence[Tensor],
+) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, k and v."""
+    (grad,), (q, k, v, mask, images, axes) = grads, tensors
+    sums, total, *scores = saved
+    launches = _backward_launches(CallKey.of(options, *tensors, grad))
+    real = as_bytes(mask, q)
+    of_queries = q if options.cross else real
+    images, axes = q if images is None else images, q if axes is None else axes
+    dq, dk, dv = token_major(q), token_major(k), token_major(v)
 
-    def queries(name: str, d_mean: Tensor, d_sums: Tensor, **flags: bool) -> None:
-        query_launch.run(
-            name, _query_backward_kernel,
-            q, grad, query_launch.mask, query_launch.images, query_launch.axes,
-            state.sums, state.total, d_mean, dq, d_sums,
-            *strides(q), *strides(grad), *strides(dq), *query_launch.sizes,
-            eps=eps, scale=launch.scale, root=launch.root, SCORED=scored, OF_MEAN=mean_normaliser,
-            **launch.blocks, **launch.rotary, **launch.state_rows, **launch.packed,
-            **query_launch.has_mask, **flags,
-        )  # fmt: skip
+    def new(*size: int) -> Tensor:
+        return q.new_empty((*launches.heads, *size), dtype=torch.float32)
 
-    rows = bd + launch.rows
-    name = 'rala_query_sums' if scored else launch.name('query_backward')
-    parts = query_launch.parts(name, 1, rows, bd)
-    queries(name, q, parts, SUM=True, WRITE=not scored)
-    d_sums = add_chunks(parts, launch.empty(rows, bd))
-    name = launch.name('key_backward')
-    parts = launch.parts(name, 1, 1, bd) if scored else d_sums
-    launch.run(
-        name, _key_backward_kernel,
-        k, v, launch.mask, launch.images, launch.axes,
-        *((state.mean, state.tokens) if scored else (k, k)),
-        state.total, state.sums, d_sums, dk, dv, parts,
-        *strides(k), *strides(v), *strides(dk), *launch.sizes,
-        scale=launch.scale, root=launch.root, SCORED=scored,
-        **launch.blocks, **launch.has_mask, **launch.rotary, **launch.state_rows, **launch.packed,
-    )  # fmt: skip
+    parts = new(launches.query_splits, launches.rows, launches.bd)
+    launches.queries(q, grad, of_queries, images, axes, sums, total, q, dq, parts)
+    d_sums = parts
+    if launches.query_splits > 1:
+        d_sums = new(launches.rows, launches.bd)
+        launches.add_sums(parts, parts, parts, d_sums, d_sums, d_sums)
+    scored = launches.scored
+    parts = new(launches.key_splits, launches.bd) if scored else d_sums
+    mean, count = scores or (k, k)
+    launches.keys(k, v, real, images, axes, mean, count, total, sums, d_sums, dk, dv, parts)
     if scored:
-        d_mean = add_chunks(parts, launch.empty(1, bd))
-        queries('rala_query_backward', d_mean, d_sums, SUM=False, WRITE=True)
+        launches.mean(q, grad, of_queries, images, axes, sums, total, parts, dq, d_sums)
     return dq, dk, dv
+
+
+def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
+    q, images = tensors[0], tensors[4]
+    heads = (q.shape[0] if images is None else images.shape[0], q.shape[1])
+    size = padded(q.shape[3])
+    shapes = [(size + (2 if options.kind == 'mala' else 1), size), ()]
+    shapes += [(size,), ()] if options.kind == 'rala' else []
+    return [token_major(q), *(q.new_empty((*heads, *x), dtype=torch.float32) for x in shapes)]
+
+
+OPERATOR = KernelOperator(forward, backward, _fake, KernelOptions, num_sizes=2)

@@ -1,7 +1,6 @@
 """Ripple attention."""
 
-from dataclasses import replace
-from functools import partial
+from types import ModuleType
 from typing import Optional, Tuple
 
 from torch import Tensor
@@ -9,18 +8,15 @@ from torch import Tensor
 from ..common.checks import check_hw_shape, check_qkv
 from ..common.dispatch import check_backend as check_operator_backend
 from ..common.dispatch import choose_backend
-from ..common.kernel_check import Trial
-from ..common.kernel_fallback import run_kernels
-from ..common.numerics import is_exporting, needs_gradient
+from ..common.numerics import is_exporting
 from .clip import clip_ripple_attention
-from .naive import ripple_naive
 from .options import RippleOptions, check_groups
-from .reference import ripple_reference
+from .reference import ripple_reference, softmax_ripple_reference
 from .rows import ripple_rows
 from .sat import ripple_sat
-from .softmax import softmax_ripple, softmax_ripple_reference
+from .softmax import softmax_ripple
 from .tile import ripple_tile
-from .weights import STICKS, check_threshold, fixed_weights, stick_breaking
+from .weights import check_threshold, fixed_weights, stick_breaking
 
 __all__ = [
     'check_backend',
@@ -32,22 +28,14 @@ __all__ = [
     'stick_breaking',
 ]
 
-ALGORITHMS = ('tile', 'sat', 'naive')
+ALGORITHMS = ('tile', 'sat')
 
 
 def ripple_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: Tensor,
-    *,
-    hw_shape: Tuple[int, int],
-    groups: str = 'chebyshev',
-    stick: Optional[str] = None,
-    key_padding_mask: Optional[Tensor] = None,
-    eps: float = 1e-6,
-    backend: str = 'auto',
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, *,
+    hw_shape: Tuple[int, int], groups: str = 'chebyshev', key_padding_mask: Optional[Tensor] = None,
+    eps: float = 1e-6, backend: str = 'auto',
+) -> Tensor:  # fmt: skip
     """Compute linear attention with a weight for each ring of distance, equation 3 of "Ripple
     Attention for Visual Perception with Sub-quadratic Complexity" (Zheng et al., ICML 2022)::
 
@@ -55,48 +43,36 @@ def ripple_attention(
         out_i = sum_m a_im v_m / (sum_m a_im + eps)
 
     ``g(i, m)`` is the group of the Chebyshev distance of tokens i and m on the map, from 0 to R;
-    the last group holds all larger distances. R may exceed the map: groups without tokens are
-    empty, and the result stays exact. Padded keys are excluded from both sums; a query whose keys
-    are all padded yields 0. Weights need not lie on the simplex.
+    the last group holds all larger distances. R may exceed the map. Padded keys are excluded from
+    both sums; a query whose keys are all padded yields 0. Weights need not lie on the simplex.
 
-    Besides the definition (``'reference'``, O(N^2)) and the kernels (``'triton'``), three
-    algorithms compute the same result. Their costs for N tokens with m features and d values:
+    Besides the definition (``'reference'``, O(N^2)) and the kernels (``'triton'``), two algorithms
+    compute the same result. Their costs for N tokens with m features and d values:
 
     - ``'sat'``: summed-area tables, the paper's. O(N R m d) time, O(N m d) memory; any groups.
-      Computes in at least float32: sums over the map lose digits that the differences of corners
-      need.
     - ``'tile'``: one global linear attention plus dense products of small tiles of queries with
       the halo of keys within distance R. O(N R^2 (m + d)) time with a small constant,
-      O(N (m + d)) memory, no cumulative sums. Chebyshev groups only.
-    - ``'naive'``: the paper's baseline without tables, one key of each distance at a time. The
-      cost of ``'tile'`` with a large constant, and O(N R^2) memory in training; any groups.
-
-    On two CPU cores tiles are 15 times as fast as tables (R = 4, docs/benchmarks.md). Large maps
-    compile slowly: ``torch.compile`` unrolls the rows of the tables and the chunks of the tiles.
-
-    Exported graphs contain plain operations with the same result instead, see :mod:`.rows`.
+      O(N (m + d)) memory. Chebyshev groups only.
 
     ``'torch'`` chooses ``'sat'`` for logarithmic groups and for large R, see
-    :func:`choose_algorithm`, and ``'tile'`` otherwise.
+    :func:`choose_algorithm`, and ``'tile'`` otherwise. Large maps compile slowly: ``torch.compile``
+    unrolls the rows of the tables and the chunks of the tiles. Exported graphs contain plain
+    operations with the same result instead, see :mod:`.rows`.
 
     Args:
         q, k: feature-mapped queries and keys, (B, heads, N, m), any strides; float16, bfloat16,
             float32 or float64. Half types are computed in float32, except in the reference
-            implementation. They must not be negative: the reference implementation raises an error;
-            the others compute the formula, whose normaliser may then come close to 0.
+            implementation, which also raises an error if one is negative: the normaliser may then
+            come close to 0.
         v: values (B, heads, N, d_v), same dtype.
         weights: spatial weights (B, heads, N, R + 1), R >= 0, any floating dtype, see
-            :func:`stick_breaking`. With ``stick``, its logits (B, heads, N, R).
+            :func:`stick_breaking`.
         hw_shape: (H, W) with H * W == N.
         groups: ``'chebyshev'``: group r is distance r. ``'log'``: group 0 is distance 0, group g
             is distances 2^(g-1) to 2^g - 1.
-        stick: ``None``: ``weights`` are weights. ``'offset'`` or ``'plain'``: they are logits of
-            ``stick_breaking(weights, offset=stick == 'offset')``, which the kernels compute without
-            storing the weights.
         key_padding_mask: (B, N) bool, True = padding.
         eps: added to the normaliser.
-        backend: ``'auto'``, ``'reference'``, ``'torch'``, ``'triton'``, ``'tile'``, ``'sat'`` or
-            ``'naive'``.
+        backend: ``'auto'``, ``'reference'``, ``'torch'``, ``'triton'``, ``'tile'`` or ``'sat'``.
 
     Returns:
         (B, heads, N, d_v) in the dtype of ``v``.
@@ -116,74 +92,36 @@ def ripple_attention(
         torch.Size([2, 4, 30, 16])
     """
     check_groups(groups, backend)
-    options = RippleOptions(hw_shape, groups, stick, key_padding_mask, eps)
+    options = RippleOptions(hw_shape, groups, key_padding_mask, eps)
     options = _checked(q, k, v, weights, options)
+    chosen = choose_backend(
+        'ripple_attention', backend, q, _kernels, q, v, weights, options, algorithms=ALGORITHMS
+    )
+    if chosen == 'triton':
+        from .triton_kernels import OPERATOR, KernelOptions
 
-    def unsupported_reason() -> Optional[str]:
-        from .triton_ops import unsupported_reason
-
-        return unsupported_reason(q, v, weights, options)
-
-    trial = partial(_trial, q, k, v, weights, options)
-    chosen = choose_backend('ripple_attention', backend, q, unsupported_reason, ALGORITHMS, trial)
+        kernel_options = KernelOptions(*options.hw_shape, float(eps))
+        return OPERATOR(kernel_options, q, k, v, weights, key_padding_mask)
     if chosen == 'reference':
         return ripple_reference(q, k, v, weights, options)
-    if chosen != 'triton':
-        return _ripple_torch(q, k, v, weights, options, chosen)
-    from .triton_ops import ripple_triton
-
-    kernels = partial(ripple_triton, options=options)
-    torch_form = partial(_ripple_torch, options=options)
-    return run_kernels('ripple_attention', backend, kernels, torch_form, q, k, v, weights)
-
-
-def _ripple_torch(
-    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions, backend: str = 'torch'
-) -> Tensor:
-    """Compute it by a named algorithm, or by the one that suits the sizes."""
     if is_exporting():  # plain operations with the same result
         return ripple_rows(q, k, v, weights, options)
-    if backend == 'torch':
-        max_distance = weights.shape[-1] - int(options.stick is None)
-        backend = choose_algorithm(max_distance, q.shape[-1], options.hw_shape, options.groups)
-    algorithm = {'tile': ripple_tile, 'sat': ripple_sat, 'naive': ripple_naive}[backend]
-    return algorithm(q, k, v, weights, options)
+    if chosen == 'torch':
+        chosen = choose_algorithm(weights.shape[-1] - 1, q.shape[-1], options.hw_shape, groups)
+    return (ripple_tile if chosen == 'tile' else ripple_sat)(q, k, v, weights, options)
 
 
-def _trial(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Trial:
-    """Return small calls that launch the same kernels."""
-    dim, rings = q.shape[-1], weights.shape[-1]
+def _kernels() -> ModuleType:
+    from . import triton_kernels
 
-    def run(backend: str, hw_shape: Tuple[int, int], mask: Optional[Tensor], q, k, v, w) -> Tensor:
-        from .triton_ops import ripple_triton
-
-        small = replace(options, hw_shape=hw_shape, key_padding_mask=mask)
-        w = w.sigmoid() if options.stick is None else w  # weights, or their logits
-        form = ripple_triton if backend == 'triton' else _ripple_torch
-        return form(q.sigmoid(), k.sigmoid(), v, w, small)
-
-    return Trial(
-        variant=f'{rings} rings, stick {options.stick}, head dim {dim}',
-        dtype=q.dtype,
-        masked=options.key_padding_mask is not None,
-        training=needs_gradient(q, k, v, weights),
-        shapes=lambda batch, n: [(batch, 2, n, dim)] * 3 + [(batch, 2, n, rings)],
-        run=run,
-    )
+    return triton_kernels
 
 
 def softmax_ripple_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: Tensor,
-    *,
-    hw_shape: Tuple[int, int],
-    groups: str = 'chebyshev',
-    stick: Optional[str] = None,
-    key_padding_mask: Optional[Tensor] = None,
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, *,
+    hw_shape: Tuple[int, int], groups: str = 'chebyshev', key_padding_mask: Optional[Tensor] = None,
     backend: str = 'auto',
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Compute softmax attention with a weight for each ring of distance, the softmax counterpart of
     :func:`ripple_attention` (Zheng et al., ICML 2022, appendix)::
 
@@ -194,7 +132,7 @@ def softmax_ripple_attention(
 
     Args:
         q, k: projected queries and keys (B, heads, N, d), without a feature map.
-        v, weights, hw_shape, groups, stick, key_padding_mask: see :func:`ripple_attention`. A
+        v, weights, hw_shape, groups, key_padding_mask: see :func:`ripple_attention`. A
             weight of 0 excludes its keys; a query without keys yields 0.
         backend: ``'auto'``, ``'reference'`` or ``'torch'``.
 
@@ -212,7 +150,7 @@ def softmax_ripple_attention(
         torch.Size([2, 4, 30, 16])
     """
     check_groups(groups, backend)
-    options = RippleOptions(hw_shape, groups, stick, key_padding_mask, 0.0)
+    options = RippleOptions(hw_shape, groups, key_padding_mask, 0.0)
     options = _checked(q, k, v, weights, options)
     backend = choose_backend('softmax_ripple_attention', backend, q)
     attend = softmax_ripple_reference if backend == 'reference' else softmax_ripple
@@ -225,21 +163,15 @@ def _checked(
     """Check the arguments and return the options with (H, W) as integers."""
     check_qkv(q, k, v, options.key_padding_mask)
     hw_shape = check_hw_shape(q.shape[2], options.hw_shape, 'q')
-    stick = options.stick
-    if stick not in STICKS:
-        raise ValueError(f'stick must be one of {STICKS}, got {stick!r}')
-    smallest, last = (1, 'R + 1') if stick is None else (0, 'R')
-    if weights.dim() != 4 or weights.shape[:3] != q.shape[:3] or weights.shape[3] < smallest:
+    if weights.dim() != 4 or weights.shape[:3] != q.shape[:3] or not weights.shape[3]:
         raise ValueError(
-            f'weights must have shape (B, heads, N, {last}) = '
-            f'({", ".join(map(str, q.shape[:3]))}, {last}) with R >= 0, '
-            f'got {tuple(weights.shape)} with stick={stick!r}'
+            f'weights must have shape (B, heads, N, R + 1) = '
+            f'({", ".join(map(str, q.shape[:3]))}, R + 1) with R >= 0, got {tuple(weights.shape)}'
         )
     if not weights.is_floating_point() or weights.device != q.device:
-        raise ValueError(
-            f'weights must be floats on {q.device}, got {weights.dtype} on {weights.device}'
-        )
-    return RippleOptions(hw_shape, options.groups, stick, options.key_padding_mask, options.eps)
+        found = f'{weights.dtype} on {weights.device}'
+        raise ValueError(f'weights must be floats on {q.device}, got {found}')
+    return RippleOptions(hw_shape, options.groups, options.key_padding_mask, options.eps)
 
 
 def check_backend(backend: str, groups: str) -> None:
@@ -251,20 +183,9 @@ def check_backend(backend: str, groups: str) -> None:
 def choose_algorithm(
     max_distance: int, num_features: int, hw_shape: Tuple[int, int], groups: str
 ) -> str:
-    """Return the algorithm of ``backend='torch'``: ``'sat'`` or ``'tile'``.
-
-    Tiles cost R^2, tables cost R m; the measured crossing is at about R = 20 + m / 2. Time of sat
-    over time of tile, forward and backward, on one CPU core, 64 x 64 tokens, m = d:
-
-    ====== ===== ===== ====== ====== ======
-    m      R = 4 R = 8 R = 16 R = 24 R = 32
-    ====== ===== ===== ====== ====== ======
-    16     3.6   3.2   2.1    1.3    0.7
-    32     14.7  5.9   3.2    2.0    1.3
-    ====== ===== ===== ====== ====== ======
-    """
+    """Return the algorithm of ``backend='torch'``: ``'sat'`` or ``'tile'``."""
     if groups != 'chebyshev':
         return 'sat'
-    # Distances beyond the map cost nothing.
+    # Distances beyond the map cost nothing. Tiles cost R^2, tables R m: the measured crossing.
     max_distance = min(max_distance, max(hw_shape) - 1)
     return 'sat' if max_distance > 20 + num_features / 2 else 'tile'

@@ -1,7 +1,8 @@
 """Ripple attention on a clip: rings of Chebyshev distance over time, rows and columns."""
 
 import math
-from typing import List, Optional, Sequence, Tuple
+from functools import partial
+from typing import List, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,26 +18,18 @@ from ..common.numerics import (
     no_autocast,
     zero_padding,
 )
-from .groups import axis_distance, chebyshev_distance
+from .groups import axis_distance, chebyshev_distance, drop_empty_last
+from .tile import in_group
 
-# Tokens of a tile along time, rows and columns. Forward and backward of 12 heads, d = 64, R = 2,
-# 8 x 14 x 14 tokens on one CPU core: docs/benchmarks.md.
+# Tokens of a tile along time, rows and columns.
 TILE = (2, 2, 4)
-Shape = Tuple[int, int, int]
 
 
 def clip_ripple_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: Tensor,
-    *,
-    clip_shape: Sequence[int],
-    num_extra_tokens: int = 0,
-    key_padding_mask: Optional[Tensor] = None,
-    eps: float = 1e-6,
-    backend: str = 'auto',
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, *,
+    clip_shape: Sequence[int], num_extra_tokens: int = 0, key_padding_mask: Optional[Tensor] = None,
+    eps: float = 1e-6, backend: str = 'auto',
+) -> Tensor:  # fmt: skip
     """Compute :func:`mmlinattn.ops.ripple_attention` on a clip.
 
     The distance of two tokens is the largest of their distances in frames, rows and columns. The
@@ -48,40 +41,34 @@ def clip_ripple_attention(
     backward pass recomputes the scores.
 
     Args:
-        q, k: feature-mapped queries and keys (B, heads, E + N, m), not negative.
-        v: values (B, heads, E + N, d_v), same dtype.
+        q, k, v, key_padding_mask, eps: see :func:`mmlinattn.ops.ripple_attention`, E + N tokens.
         weights: (B, heads, N, R + 1), R >= 0, see :func:`mmlinattn.ops.stick_breaking`.
         clip_shape: (T, H, W) with T * H * W == N.
         num_extra_tokens: E.
-        key_padding_mask: (B, E + N) bool, True = padding.
-        eps: added to the normaliser.
         backend: ``'auto'``, ``'reference'`` (N x N) or ``'torch'``.
 
     Returns:
         (B, heads, E + N, d_v) in the dtype of ``v``.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not match.
-        TypeError: the padding mask is not bool.
-        BackendError: ``'triton'`` was requested, which has no kernel.
+        ValueError, TypeError, BackendError: see :func:`mmlinattn.ops.ripple_attention`.
 
     Example:
         >>> from mmlinattn.ops import stick_breaking
         >>> q, k, v = torch.rand(3, 2, 4, 1 + 4 * 6 * 5, 16)
         >>> weights = stick_breaking(torch.randn(2, 4, 4 * 6 * 5, 2))
-        >>> clip_ripple_attention(
-        ...     q, k, v, weights, clip_shape=(4, 6, 5), num_extra_tokens=1
-        ... ).shape
+        >>> shape = dict(clip_shape=(4, 6, 5), num_extra_tokens=1)
+        >>> clip_ripple_attention(q, k, v, weights, **shape).shape
         torch.Size([2, 4, 121, 16])
     """
     check_qkv(q, k, v, key_padding_mask)
-    shape, extra = _checked_shape(clip_shape), num_extra_tokens
+    shape, extra = tuple(clip_shape), num_extra_tokens
+    if len(shape) != 3 or any(size < 1 for size in shape):
+        raise ValueError(f'clip_shape must be three positive integers (T, H, W), got {clip_shape}')
     count = math.prod(shape)
     if extra < 0 or q.shape[2] != extra + count:
-        raise ValueError(
-            f'clip_shape={shape} and num_extra_tokens={extra} are {extra + count} tokens, q has '
-            f'{q.shape[2]}'
-        )
+        tokens = f'{extra + count} tokens, q has {q.shape[2]}'
+        raise ValueError(f'clip_shape={shape} and num_extra_tokens={extra} are {tokens}')
     if weights.dim() != 4 or weights.shape[:3] != (*q.shape[:2], count) or not weights.shape[3]:
         raise ValueError(
             f'weights must have shape (B, heads, N, R + 1) = ({q.shape[0]}, {q.shape[1]}, {count}, '
@@ -98,15 +85,8 @@ def clip_ripple_attention(
         return (total[..., :-1] / (total[..., -1:] + eps)).to(out_dtype)
 
 
-def _checked_shape(clip_shape: Sequence[int]) -> Shape:
-    shape = tuple(clip_shape)
-    if len(shape) != 3 or any(size < 1 for size in shape):
-        raise ValueError(f'clip_shape must be three positive integers (T, H, W), got {clip_shape}')
-    return shape
-
-
 def _reference(
-    q: Tensor, k: Tensor, values: Tensor, weights: Tensor, shape: Shape, extra: int
+    q: Tensor, k: Tensor, values: Tensor, weights: Tensor, shape: Sequence[int], extra: int
 ) -> Tensor:
     """Return sums of weighted values by the definition."""
     reach = weights.shape[-1] - 1
@@ -119,38 +99,20 @@ def _reference(
 
 
 def _tiles(
-    q: Tensor, k: Tensor, values: Tensor, weights: Tensor, shape: Shape, extra: int
+    q: Tensor, k: Tensor, values: Tensor, weights: Tensor, shape: Sequence[int], extra: int
 ) -> Tensor:
     """Return sums of weighted values: all tokens with the last weight, and near ones with more."""
     if not extra:
-        weights = _drop_empty_last(weights, shape)
+        weights = drop_empty_last(weights, shape, weights.shape[-1] - 1, None)
     last = F.pad(weights[..., -1:], (0, 0, extra, 0), value=1.0)
     total = last * (q @ (k.mT @ values))
     near = weights[..., :-1] - weights[..., -1:]  # [B, heads, N, R]
     if not near.shape[-1]:
         return total
-    queries, keys, around = (x[:, :, extra:] for x in (q, k, values))
-    maps = [x.flatten(0, 1).unflatten(1, shape) for x in (queries, keys, around, near)]
-    local = _near(maps[0], maps[1], maps[2], maps[3])
+    tokens = *(x[:, :, extra:] for x in (q, k, values)), near
+    local = _near(*(x.flatten(0, 1).unflatten(1, shape) for x in tokens))
     local = local.flatten(1, 3).unflatten(0, q.shape[:2])
     return total + F.pad(local, (0, 0, extra, 0))
-
-
-def _drop_empty_last(weights: Tensor, shape: Shape) -> Tensor:
-    """Set the last weight to 0 for tokens without others at its distance, which are rounded away.
-
-    The last group is computed as all tokens minus the near ones.
-    """
-    reach = weights.shape[-1] - 1
-    if max(shape) // 2 >= reach:
-        return weights
-    farthest = []
-    for size in shape:
-        place = torch.arange(size, device=weights.device)
-        farthest.append(torch.maximum(place, size - 1 - place))
-    t, y, x = farthest
-    far = torch.maximum(torch.maximum(t[:, None, None], y[:, None]), x).flatten() >= reach  # [N]
-    return torch.cat([weights[..., :-1], weights[..., -1:] * far[:, None]], -1)
 
 
 def _near(q: Tensor, k: Tensor, values: Tensor, near: Tensor) -> Tensor:
@@ -160,10 +122,7 @@ def _near(q: Tensor, k: Tensor, values: Tensor, near: Tensor) -> Tensor:
     counts = [-(-size // tile) for size, tile in zip(shape, tiles)]
     pads = [min(reach, size) - 1 for size in shape]
     beyond = [count * tile - size for count, tile, size in zip(counts, tiles, shape)]
-    axes = [axis_distance((0, t), (-pad, t + pad), q.device) for t, pad in zip(tiles, pads)]
-    group = chebyshev_distance(*axes)  # [M, K]
-    in_group = (group == torch.arange(reach, device=q.device)[:, None, None]).to(q.dtype)
-    rings = in_group.permute(1, 0, 2)  # [M, R, K]
+    rings = in_group(tiles, pads, reach, q.dtype, q.device)  # [M, R, K]
 
     def padded(x: Tensor, around: Sequence[int]) -> Tensor:
         sides: List[int] = [0, 0]
@@ -202,12 +161,8 @@ def _near(q: Tensor, k: Tensor, values: Tensor, near: Tensor) -> Tensor:
         return [torch.cat(frames[first:last], 1) for first, last in ends]
 
     parts = (slabs(queries, 0), slabs(spatial, 0), slabs(keys, pads[0]), slabs(around, pads[0]))
-    outs = []
-    for args in zip(*parts):
-        if recorded:
-            outs.append(checkpoint(attend, *args, use_reentrant=False))
-        else:
-            outs.append(attend(*args))
+    run = partial(checkpoint, attend, use_reentrant=False) if recorded else attend
+    outs = [run(*args) for args in zip(*parts)]
     sizes = (q.shape[0], -1, counts[1], counts[2])
     out = torch.cat([x.unflatten(0, sizes).unflatten(4, tiles) for x in outs], 1)
     out = out.permute(0, 1, 4, 2, 5, 3, 6, 7).flatten(5, 6).flatten(3, 4).flatten(1, 2)

@@ -1,13 +1,12 @@
 """Vicinal groups: sets of distances that share a spatial weight."""
 
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from ..common.numerics import is_static
-
-GROUPS = ('chebyshev', 'log')
+from .options import RippleOptions
 
 
 def group_radii(max_distance: int, groups: str) -> List[int]:
@@ -31,48 +30,37 @@ def chebyshev_distance(distance: Tensor, *axes: Tensor) -> Tensor:
     return distance
 
 
-def group_index(hw_shape: Tuple[int, int], radii: Sequence[int], device: torch.device) -> Tensor:
-    """Return the group of each (query, key) pair of a map, (N, N)."""
-    rows, columns = (axis_distance((0, n), (0, n), device) for n in hw_shape)
-    distance = chebyshev_distance(rows, columns)
-    return (distance[..., None] > torch.tensor(radii, device=device)).sum(-1)
-
-
-def has_far_tokens(
-    hw_shape: Tuple[int, int], distance: int, mask: Optional[Tensor], device: torch.device
-) -> Optional[Tensor]:
-    """Return True for tokens with a real token at ``distance`` or beyond, (B or 1, N) bool.
-
-    None means True for all tokens, which follows from the size of the map.
-    """
-    if mask is None and is_static(*hw_shape) and max(hw_shape) // 2 >= distance:
-        return None
-    farthest = []
-    for size, axis in zip(hw_shape, (2, 1)):
-        place = torch.arange(size, device=device)
-        low, high = 0, size - 1
-        if mask is not None:
-            real = (~mask).unflatten(1, hw_shape).any(axis)  # [B, size]
-            low = place.where(real, size).amin(1, keepdim=True)
-            high = place.where(real, -1).amax(1, keepdim=True)
-        farthest.append(torch.maximum(place - low, high - place).view(-1, size))
-    return torch.maximum(farthest[0][:, :, None], farthest[1][:, None]).flatten(1) >= distance
+def weight_pairs(weights: Tensor, options: RippleOptions, padded: float) -> Tensor:
+    """Return the weight of each (query, key) pair, (B, heads, N, N), and ``padded`` for padding."""
+    radii = group_radii(weights.shape[-1] - 1, options.groups)
+    axes = [axis_distance((0, n), (0, n), weights.device) for n in options.hw_shape]
+    distance = chebyshev_distance(*axes)
+    index = (distance[..., None] > torch.tensor(radii, device=weights.device)).sum(-1)
+    pairs = weights.gather(-1, index.expand(*weights.shape[:2], -1, -1))
+    mask = options.key_padding_mask
+    return pairs if mask is None else pairs.masked_fill(mask[:, None, None], padded)
 
 
 def drop_empty_last(
-    weights: Tensor, hw_shape: Tuple[int, int], distance: int, mask: Optional[Tensor]
+    weights: Tensor, shape: Sequence[int], distance: int, mask: Optional[Tensor]
 ) -> Tensor:
     """Set the weight of the last group to 0 where it has no tokens.
 
     Exact arithmetic gives the same result. But the last group is computed as the whole map minus
-    the near tokens: with a large weight, rounding errors of an empty group exceed the result.
-
-    Args:
-        weights: (B, heads, N, G + 1).
-        distance: smallest distance of the last group.
+    the near tokens: with a large weight, rounding errors of an empty group exceed the result. The
+    shape is that of the map, or of a clip without a mask; the last group begins at ``distance``.
     """
-    far = has_far_tokens(hw_shape, distance, mask, weights.device)
-    if far is None:
-        return weights
-    last = weights[..., -1:].masked_fill(~far[:, None, :, None], 0)
+    if mask is None and is_static(*shape) and max(shape) // 2 >= distance:
+        return weights  # every token has others there
+    far: Any = None  # largest distance of a real token, [B or 1, tokens along the axes so far]
+    for axis, size in enumerate(shape):
+        place = torch.arange(size, device=weights.device)
+        low, high = 0, size - 1
+        if mask is not None:
+            real = (~mask).unflatten(1, shape).any(2 - axis)  # [B, size]
+            low = place.where(real, size).amin(1, keepdim=True)
+            high = place.where(real, -1).amax(1, keepdim=True)
+        along = torch.maximum(place - low, high - place).view(-1, 1, size)
+        far = along[:, 0] if far is None else torch.maximum(far[..., None], along).flatten(1)
+    last = weights[..., -1:].masked_fill((far < distance)[:, None, :, None], 0)
     return torch.cat([weights[..., :-1], last], -1)

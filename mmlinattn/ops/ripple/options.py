@@ -5,7 +5,7 @@ from typing import Optional, Tuple
 
 from torch import Tensor
 
-from .groups import GROUPS
+GROUPS = ('chebyshev', 'log')
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,6 @@ class RippleOptions:
 
     hw_shape: Tuple[int, int]
     groups: str
-    stick: Optional[str]
     key_padding_mask: Optional[Tensor]
     eps: float
 

@@ -1,10 +1,10 @@
-"""Definition of ripple attention, N x N: short, slow, exact in float64."""
+"""Definitions of ripple attention, N x N: short, slow, exact in float64."""
 
+import torch
 from torch import Tensor
 
-from .groups import group_index, group_radii
+from .groups import weight_pairs
 from .options import RippleOptions
-from .weights import finished_weights
 
 
 def ripple_reference(
@@ -17,11 +17,18 @@ def ripple_reference(
                 f'{name} must be feature-mapped and not negative, its minimum is '
                 f'{features.min().item():.3g}'
             )
-    weights = finished_weights(weights, options.stick)
-    radii = group_radii(weights.shape[-1] - 1, options.groups)
-    index = group_index(options.hw_shape, radii, q.device)
-    spatial = weights.to(v.dtype).gather(-1, index.expand(*q.shape[:2], -1, -1))  # [B, H, N, N]
-    kernel = spatial * (q @ k.transpose(-2, -1))
-    if options.key_padding_mask is not None:
-        kernel = kernel.masked_fill(options.key_padding_mask[:, None, None], 0)
+    kernel = weight_pairs(weights.to(v.dtype), options, 0) * (q @ k.transpose(-2, -1))
     return kernel @ v / (kernel.sum(-1, keepdim=True) + options.eps)
+
+
+def softmax_ripple_reference(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions
+) -> Tensor:
+    """Compute :func:`mmlinattn.ops.softmax_ripple_attention` by its definition."""
+    spatial = weight_pairs(weights.to(v.dtype), options, 0)
+    logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    # The largest logit of a key with weight cancels; it keeps the exponentials in range.
+    largest = logits.masked_fill(spatial == 0, torch.finfo(logits.dtype).min)
+    kernel = spatial * (logits - largest.amax(-1, keepdim=True)).clamp(max=0).exp()
+    total = kernel.sum(-1, keepdim=True)
+    return kernel @ v / total.where(total > 0, 1)

@@ -1,9 +1,8 @@
 """Ripple attention in plain operations, for exported graphs and maps of any size.
 
-As in :mod:`.tile` the weight of the last group is subtracted everywhere, so that the other groups
-reach no further than the last radius. A row of the map is cut into short pieces of queries. Each
-piece attends to the keys around it, row by row, in two dense products. Nothing is written in
-place, and the size of the map is never needed as a Python integer.
+As in :mod:`.tile` the weight of the last group is subtracted everywhere. A row of the map is cut
+into short pieces of queries. Each piece attends to the keys around it, row by row, in two dense
+products. Nothing is written in place, and the size of the map need not be a Python integer.
 """
 
 from typing import Sequence, Tuple
@@ -15,7 +14,6 @@ from torch import Tensor
 from ..common.numerics import accumulation_dtype, is_static, no_autocast, zero_padding
 from .groups import axis_distance, drop_empty_last, group_radii
 from .options import RippleOptions
-from .weights import finished_weights
 
 PIECE = 8  # queries
 # Number of rows around a query above which a graph of dynamic size has too many operations.
@@ -26,7 +24,6 @@ def ripple_rows(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: Rippl
     """Compute :func:`mmlinattn.ops.ripple_attention` in O(N r^2 (m + d)) for a last radius r."""
     out_dtype, heads = v.dtype, q.shape[1]
     hw_shape, mask = options.hw_shape, options.key_padding_mask
-    weights = finished_weights(weights, options.stick)
     dtype = accumulation_dtype(out_dtype)
     radii = _bounded_radii(hw_shape, group_radii(weights.shape[-1] - 1, options.groups))
     with no_autocast(q):
@@ -44,11 +41,7 @@ def ripple_rows(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: Rippl
 
 
 def _bounded_radii(hw_shape: Tuple[int, int], radii: Sequence[int]) -> Sequence[int]:
-    """Return the radii that do not cover the map, if its size is known.
-
-    Raises:
-        ValueError: too many rows for a graph of dynamic size.
-    """
+    """Return the radii that do not cover the map; raise ValueError for a too large graph."""
     if is_static(*hw_shape):
         # A square that covers the map is the map: its weight joins the last one.
         return [r for r in radii if r < max(hw_shape) - 1]
@@ -65,13 +58,7 @@ def _bounded_radii(hw_shape: Tuple[int, int], radii: Sequence[int]) -> Sequence[
 def _near(radii: Sequence[int], q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> Tensor:
     """Sum ``w_g(i, m)(i) q_i . k_m v_m`` over the tokens m within the last radius.
 
-    Args:
-        q, k: (n, H, W, m).
-        v: (n, H, W, e).
-        weights: (n, H, W, G + 1); those of the last group are unused.
-
-    Returns:
-        (n, H, W, e).
+    All are maps (n, H, W, channels); the weights of the last group are unused.
     """
     height, width, reach = q.shape[1], q.shape[2], radii[-1]
     queries = _pieces(torch.cat([q, weights[..., :-1]], -1), 0)  # [n, H, pieces, M, m + G]
@@ -104,10 +91,7 @@ def _group_masks(radii: Sequence[int], like: Tensor) -> Tensor:
 
 
 def _pieces(x: Tensor, reach: int) -> Tensor:
-    """Cut rows into pieces with ``reach`` more tokens on either side.
-
-    (n, H, W, c) to (n, H, pieces, M + 2 reach, c).
-    """
+    """Cut (n, H, W, c) into (n, H, pieces, M + 2 reach, c), ``reach`` more tokens on each side."""
     # A compiler specializes a size that may be 1: always at least two pieces.
     more = PIECE * (not is_static(x.shape[2]))
     start = torch.arange(0, x.shape[2] + more, PIECE, device=x.device)

@@ -4,9 +4,9 @@ The products ``k_j v_j^T`` are summed over all rectangles that start at the firs
 corners of that table give the sum over any square. With ``c_g = w_g - w_{g+1}`` the groups become
 nested squares: ``out_i = q_i^T sum_g c_g(i) square_g(i)``, the last of which is the whole map.
 
-The backward pass needs the same squares once more for queries and weights, and for keys and
-values the adjoint: every token adds ``c_g q_i grad_i^T`` to its squares. That is again one table:
-four signed corners a square first, the cumulative sums of all groups at once afterwards.
+The backward pass needs the same squares for queries and weights, and for keys and values the
+adjoint: every token adds ``c_g q_i grad_i^T`` to its squares. That is again one table: four signed
+corners a square first, the cumulative sums of all groups at once afterwards.
 """
 
 from typing import Optional, Sequence, Tuple
@@ -19,14 +19,12 @@ from ..common.first_derivative import first_derivative_only
 from ..common.numerics import accumulation_dtype, no_autocast, zero_padding
 from .groups import drop_empty_last, group_radii
 from .options import RippleOptions
-from .weights import finished_weights
 
 
 def ripple_sat(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:
     """Compute :func:`mmlinattn.ops.ripple_attention`."""
     out_dtype, batch_heads = v.dtype, q.shape[:2]
     hw_shape, mask = options.hw_shape, options.key_padding_mask
-    weights = finished_weights(weights, options.stick)
     dtype = accumulation_dtype(out_dtype)
     # A square that covers the map is the map: its weight joins the last one.
     radii = group_radii(weights.shape[-1] - 1, options.groups)
@@ -37,9 +35,8 @@ def ripple_sat(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: Ripple
         beyond = radii[-1] + 1 if radii else 0
         weights = weights[..., : len(radii) + 1].to(dtype)
         weights = drop_empty_last(weights, hw_shape, beyond, mask)
-        maps = [
-            x.flatten(0, 1).unflatten(1, hw_shape) for x in (q.to(dtype), k, v1, weights)
-        ]  # [B * heads, height, width, channels]
+        # [B * heads, height, width, channels]
+        maps = [x.flatten(0, 1).unflatten(1, hw_shape) for x in (q.to(dtype), k, v1, weights)]
         total = RippleSums.apply(*maps, tuple(radii))
         out = total[..., :-1] / (total[..., -1:] + options.eps)
         return out.flatten(1, 2).unflatten(0, batch_heads).to(out_dtype)

@@ -3,71 +3,88 @@
 As in the torch implementation the last weight is subtracted everywhere,
 ``w_g = w_R + (w_g - w_R)``. The first term uses the sums of linear attention. The second ends at
 distance R, so a tile of 8 x 8 queries attends to the keys of its halo. The backward pass processes
-tiles of queries (gradients of weights, then of queries) and tiles of keys; no two programs write to
+tiles of queries (gradients of queries and weights) and tiles of keys; no two programs write to
 the same address. The ring weights of a token are computed once per tile, and each pair of tokens
 selects its own.
 
 Normalisers and sums are means over all keys ("mass" is their number), which keeps float16 in range.
 For the same reason a product is never divided by a normaliser before its compensating factor.
-
-With STICK the kernels read the logits of stick breaking instead of weights and write the gradient
-of the logits.
 """
 
-from typing import Dict, Optional, Tuple
+import functools
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.kv_state import KeyLaunch, make_kv_state
+from ..common.kv_state import KVOptions, KVStateLaunches
+from ..common.launch import KernelOperator, Launch, as_bytes
+from ..common.launch_table import Config
 from ..common.numerics import token_major
-from ..common.reduction import add_chunks
+from ..common.partition import CallKey, plan, token_strides, unsupported_tokens
+from ..common.reduction import sum_of_chunks
 from ..common.triton_helpers import (
-    Launch,
     add_product,
     load_rows,
+    padded,
     product,
+    product_across,
     real_tokens,
     store_rows,
-    strides,
+    transposed,
 )
+from .options import RippleOptions
 
 KERNELS = (
-    'kv_state', 'ripple', 'ripple_weight_backward', 'ripple_query_backward',
-    'ripple_far_backward', 'ripple_key_backward',
+    'kv_state', 'ripple', 'ripple_query_backward', 'ripple_far_backward', 'ripple_key_backward',
 )  # fmt: skip
 # Reason why this version of Triton cannot compile the kernels: it lacks tl.gather.
 PROBLEM = None if hasattr(tl, 'gather') else f'kernels need Triton 3.3, not {triton.__version__}'
 TILE = 8
 # Programs that search the real tokens of an image.
 BOXES = 64
-STICKS = {None: 0, 'offset': 1, 'plain': 2}
+# Reach of the halo of a tile; beyond it summed-area tables cost less.
+MAX_DISTANCE = 16
+
+
+def unsupported_reason(
+    q: Tensor, v: Tensor, weights: Tensor, options: RippleOptions
+) -> Optional[str]:
+    """Return why the kernels cannot serve the call, or None if they can."""
+    max_distance = weights.shape[-1] - 1
+    if PROBLEM is not None:
+        return PROBLEM
+    if options.groups != 'chebyshev':
+        return f'groups={options.groups!r} have no kernel'
+    if not 1 <= max_distance <= MAX_DISTANCE:
+        return f'kernels support R from 1 to {MAX_DISTANCE}, got {max_distance}'
+    return unsupported_tokens(q, v.shape[3], KERNELS)
 
 
 @triton.jit
-def _tile_tokens(T: tl.constexpr, height, width):
+def _tile_tokens(TY: tl.constexpr, T: tl.constexpr, height, width):
     """Return head and tile of this program, and row, column and token of each place of the tile.
 
     Token N is outside the map. One grid axis counts the tiles of all heads: others end at 65,535.
     """
-    across, down = tl.cdiv(width, T), tl.cdiv(height, T)
+    across, down = tl.cdiv(width, T), tl.cdiv(height, TY)
     head, tile = tl.program_id(0) // (across * down), tl.program_id(0) % (across * down)
-    top, left = tile // across * T, tile % across * T
-    place = tl.arange(0, T * T)
+    top, left = tile // across * TY, tile % across * T
+    place = tl.arange(0, TY * T)
     y, x = top + place // T, left + place % T
     tokens = tl.where((y < height) & (x < width), y * width + x, height * width)
     return head.to(tl.int64), top, left, y, x, tokens
 
 
 @triton.jit
-def _halo_tokens(i, top, left, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
-                 BK: tl.constexpr, height, width):  # fmt: skip
+def _halo_tokens(i, top, left, TY: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr,
+                 BX: tl.constexpr, BK: tl.constexpr, height, width):  # fmt: skip
     """Return row, column and token of block i of the halo of a tile, BK / BX rows at once."""
     place = tl.arange(0, BK)
     y, x = i * (BK // BX) + place // BX, place % BX
-    inside = (y < T + 2 * REACH) & (x < T + 2 * REACH)
+    inside = (y < TY + 2 * REACH) & (x < T + 2 * REACH)
     y += top - REACH
     x += left - REACH
     inside = inside & (y >= 0) & (y < height) & (x >= 0) & (x < width)
@@ -94,22 +111,6 @@ def _some_far(box, y, x, height, width, REACH: tl.constexpr, BOXES: tl.constexpr
 
 
 @triton.jit
-def _break_stick(
-    base, tokens, groups, stride_n, stride_r, N, REACH: tl.constexpr, STICK: tl.constexpr
-):
-    """Return the share of the remaining stick that each group takes, and the share it leaves.
-
-    A group beyond REACH takes all of it, a group before 0 nothing.
-    """
-    odds = tl.exp(_load_weights(base, tokens, groups, stride_n, stride_r, N, REACH + 1))
-    if STICK == 1:
-        odds = odds / tl.maximum(REACH + 1 - groups, 1)[None, :]
-    # Computed separately: small shares keep their digits, and odds may be infinite.
-    taken = tl.where((groups <= REACH)[None, :], 1 / (1 + 1 / odds), 1.0)
-    return taken, tl.where((groups >= 0)[None, :], 1 / (1 + odds), 1.0)
-
-
-@triton.jit
 def _load_weights(base, tokens, groups, stride_n, stride_r, N, size: tl.constexpr):
     tokens = tokens.to(tl.int64)
     inside = (tokens < N)[:, None] & ((groups >= 0) & (groups < size))[None, :]
@@ -119,20 +120,14 @@ def _load_weights(base, tokens, groups, stride_n, stride_r, N, size: tl.constexp
 
 @triton.jit
 def _ring_weights(
-    base, tokens, groups, some_far, stride_n, stride_r, N,
-    REACH: tl.constexpr, STICK: tl.constexpr,
+    base, tokens, groups, some_far, stride_n, stride_r, N, REACH: tl.constexpr
 ):  # fmt: skip
     """Return weights of the last group (tokens,), and the excess of the others (tokens, groups).
 
     The excess is 0 from the last group on. The last weight is 0 where that group is empty: sums of
     the whole map minus the near tokens would leave rounding errors.
     """
-    if STICK:
-        taken, _ = _break_stick(base, tokens, groups, stride_n, stride_r, N, REACH, STICK)
-        _, left = _break_stick(base, tokens, groups - 1, stride_n, stride_r, N, REACH, STICK)
-        weights = tl.cumprod(left, 1) * taken
-    else:
-        weights = _load_weights(base, tokens, groups, stride_n, stride_r, N, REACH + 2)
+    weights = _load_weights(base, tokens, groups, stride_n, stride_r, N, REACH + 2)
     last = tl.sum(tl.where((groups == REACH + 1)[None, :], weights, 0.0), 1) * some_far
     return last, tl.where((groups <= REACH)[None, :], weights - last[:, None], 0.0)
 
@@ -141,30 +136,6 @@ def _ring_weights(
 def _pick(near, distance, REACH: tl.constexpr):
     """Select the value of (T, groups) for pairs of tokens (T, K); 0 beyond REACH."""
     return tl.gather(near, tl.minimum(distance, REACH + 1), 1)
-
-
-@triton.jit
-def _stick_backward(
-    d_weight, groups, base, tokens, stride_n, stride_r, N,
-    REACH: tl.constexpr, STICK: tl.constexpr,
-):  # fmt: skip
-    """Compute the gradient of the logits, (tokens, groups), from that of the weights.
-
-    With the share s_r and the remaining stick left_r it is ``left_r s_r (1 - s_r)`` times a
-    difference: ``d_weight_r`` less its mean over the rest of the stick.
-    """
-    shares, rests = _break_stick(base, tokens, groups, stride_n, stride_r, N, REACH, STICK)
-    d_logit = tl.zeros(d_weight.shape, tl.float32)
-    mean = tl.sum(tl.where(groups[None, :] == REACH + 1, d_weight, 0.0), 1)
-    for i in tl.static_range(REACH + 1):
-        here = groups[None, :] == REACH - i
-        taken = tl.sum(tl.where(here, shares, 0.0), 1)
-        rest = tl.sum(tl.where(here, rests, 0.0), 1)
-        excess = tl.sum(tl.where(here, d_weight, 0.0), 1) - mean
-        # Outer groups share the rest that this group leaves.
-        d_logit = tl.where(here, (taken * rest * excess)[:, None], d_logit * rest[:, None])
-        mean += taken * excess
-    return d_logit
 
 
 @triton.jit
@@ -193,39 +164,39 @@ def _forward_kernel(
     Q, K, V, WEIGHT, BOX, MASK, SUMS, COUNT, OUT, NORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, H, N, height, width, eps,
-    D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr,
-    BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr, HAS_MASK: tl.constexpr,
-    STICK: tl.constexpr,
+    D: tl.constexpr, TY: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
+    BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr,
+    HAS_MASK: tl.constexpr,
 ):  # fmt: skip
-    head, top, left, qy, qx, rows = _tile_tokens(T, height, width)
+    head, top, left, qy, qx, rows = _tile_tokens(TY, T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
     cols, groups = tl.arange(0, BD), tl.arange(0, BR)
     some_far = _some_far(BOX + b * BOXES * 4, qy, qx, height, width, REACH, BOXES, HAS_MASK)
     far, near = _ring_weights(
-        WEIGHT + b * swb + h * swh, rows, groups, some_far, swn, swr, N, REACH, STICK
+        WEIGHT + b * swb + h * swh, rows, groups, some_far, swn, swr, N, REACH
     )
     q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
     # Scores of scaled queries fit float16; total and norm are linear in them.
     scale = tl.maximum(tl.max(q, 1), 1.0)
-    q = q / scale[:, None]
-    total, norm = tl.zeros((T * T, BD), tl.float32), tl.zeros((T * T,), tl.float32)
-    for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
-        ky, kx, keys = _halo_tokens(i, top, left, T, REACH, BX, BK, height, width)
+    q *= (1 / scale)[:, None]
+    total, norm = tl.zeros((TY * T, BD), tl.float32), tl.zeros((TY * T,), tl.float32)
+    for i in range(0, tl.cdiv(TY + 2 * REACH, BK // BX)):
+        ky, kx, keys = _halo_tokens(i, top, left, TY, T, REACH, BX, BK, height, width)
         real = real_tokens(MASK + b * N, keys, N, HAS_MASK)
         k = load_rows(K + b * skb + h * skh, keys, cols, skn, skd, N, D)
         v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D)
         local = _pick(near, _distance(qy, qx, ky, kx), REACH)
-        scores = tl.where(real[None, :], product(q, tl.trans(k), kind) * local, 0.0)
+        scores = tl.where(real[None, :], product(q, transposed(k, kind), kind) * local, 0.0)
         total += product(scores, v, kind)
         norm += tl.sum(scores, 1)
     SUMS += head * (BD + 1) * BD
     state = tl.load(SUMS + cols[:, None] * BD + cols[None, :])
     z = tl.load(SUMS + BD * BD + cols)
     mass = tl.load(COUNT + head)
-    total = total / mass + product(q, state, kind) * far[:, None]
+    total = total * (1 / mass) + product(q, state, kind) * far[:, None]
     norm = (norm + eps / scale) / mass + tl.sum(q * z[None, :], 1) * far
-    store_rows(OUT + b * sxb + h * sxh, total / norm[:, None], rows, cols, sxn, sxd, N, D)
+    store_rows(OUT + b * sxb + h * sxh, total * (1 / norm)[:, None], rows, cols, sxn, sxd, N, D)
     tl.store(NORM + head * N + rows, norm * scale, mask=rows < N)
 
 
@@ -240,44 +211,52 @@ def _shared_value(SUMS, BD: tl.constexpr):
 
 
 @triton.jit
-def _weight_backward_kernel(
-    Q, K, V, WEIGHT, BOX, MASK, SUMS, COUNT, NORM, DOUT, DWEIGHT, DNORM,
+def _query_backward_kernel(
+    Q, K, V, WEIGHT, BOX, MASK, SUMS, COUNT, NORM, DOUT, DQ, DWEIGHT, DNORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
-    sgb, sgh, sgn, sgd, H, N, height, width, eps,
-    D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr,
-    BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr, HAS_MASK: tl.constexpr,
-    STICK: tl.constexpr,
+    sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width, eps,
+    D: tl.constexpr, TY: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
+    BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr,
+    HAS_MASK: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients of the weights or logits, and of each normaliser times itself.
+    """Compute gradients of queries and weights, and of each normaliser times itself.
 
-    Gradients of the weights are small differences. The factor of the normaliser's gradient is
-    therefore summed separately, not taken from the rounded output. The common part of all values
-    is subtracted for the same reason, and added to the stored gradient only.
+    Gradients of the weights are small differences. So the factor of the normaliser's gradient is
+    summed separately, not taken from the rounded output. What it multiplies in the gradient of a
+    query is summed separately, too. The common part of all values is subtracted for the same
+    reason, and added to the stored gradient only.
     """
-    head, top, left, qy, qx, rows = _tile_tokens(T, height, width)
+    head, top, left, qy, qx, rows = _tile_tokens(TY, T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
     cols, groups = tl.arange(0, BD), tl.arange(0, BR)
     some_far = _some_far(BOX + b * BOXES * 4, qy, qx, height, width, REACH, BOXES, HAS_MASK)
-    weight_base = WEIGHT + b * swb + h * swh
-    far, near = _ring_weights(weight_base, rows, groups, some_far, swn, swr, N, REACH, STICK)
+    far, near = _ring_weights(
+        WEIGHT + b * swb + h * swh, rows, groups, some_far, swn, swr, N, REACH
+    )
     q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
     grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
     state, z, shared = _shared_value(SUMS + head * (BD + 1) * BD, BD)
     mass = tl.load(COUNT + head)
-    d_far = product(grad, tl.trans(state), kind)
+    d_shared = tl.sum(grad * shared[None, :], 1)
+    d_far = product(grad, transposed(state, kind), kind)
     d_far_z = tl.sum(q * z[None, :], 1)
     agreement = far * tl.sum(q * d_far, 1)  # of the sum over values with its gradient
     d_last = tl.sum(q * d_far, 1)
-    d_weight, d_weight_norm = tl.zeros((T * T, BR), tl.float32), tl.zeros((T * T, BR), tl.float32)
-    for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
-        ky, kx, keys = _halo_tokens(i, top, left, T, REACH, BX, BK, height, width)
+    dq, dq_norm = d_far * (far * mass)[:, None], z[None, :] * (far * mass)[:, None]
+    d_weight, d_weight_norm = tl.zeros((TY * T, BR), tl.float32), tl.zeros((TY * T, BR), tl.float32)
+    for i in range(0, tl.cdiv(TY + 2 * REACH, BK // BX)):
+        ky, kx, keys = _halo_tokens(i, top, left, TY, T, REACH, BX, BK, height, width)
         real = real_tokens(MASK + b * N, keys, N, HAS_MASK)
         k = load_rows(K + b * skb + h * skh, keys, cols, skn, skd, N, D)
-        v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D) - shared[None, :]
+        v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D)
         distance = tl.where(real[None, :], _distance(qy, qx, ky, kx), REACH + 1)
-        kernel = product(q, tl.trans(k), kind)
-        d_scores = product(grad, tl.trans(v), kind) * kernel
+        kernel = product(q, transposed(k, kind), kind)
+        d_scores = product(grad, transposed(v, kind), kind) - d_shared[:, None]
+        local = _pick(near, distance, REACH)
+        dq_norm += product(local, k, kind)
+        dq += product(d_scores * local, k, kind)
+        d_scores *= kernel
         for r in tl.static_range(REACH + 1):
             here, ring = groups[None, :] == r, distance == r
             of_ring = tl.sum(tl.where(ring, d_scores, 0.0), 1)
@@ -286,56 +265,17 @@ def _weight_backward_kernel(
             d_weight_norm += tl.where(here, of_ring[:, None], 0.0)
     agreement += tl.sum(d_weight * near, 1) / mass
     norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
-    d_shared = tl.sum(grad * shared[None, :], 1)
     d_norm = (eps / mass * d_shared - agreement) / norm
-    tl.store(DNORM + head * N + rows, d_norm, mask=rows < N)
+    dq = (dq + d_norm[:, None] * dq_norm) * (1 / norm / mass)[:, None]
+    store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
+    # The other kernels take the full values, including their common part.
+    tl.store(DNORM + head * N + rows, d_norm - d_shared, mask=rows < N)
     d_weight = (d_weight + d_norm[:, None] * d_weight_norm) * (1 / norm / mass)[:, None]
     of_last = (d_last + d_norm * d_far_z) / norm - tl.sum(d_weight, 1)
     of_last *= some_far
     d_weight += tl.where(groups[None, :] == REACH + 1, of_last[:, None], 0.0)
-    size: tl.constexpr = REACH + (1 if STICK else 2)
-    if STICK:
-        d_weight = _stick_backward(d_weight, groups, weight_base, rows, swn, swr, N, REACH, STICK)
+    size: tl.constexpr = REACH + 2
     store_rows(DWEIGHT + head * N * size, d_weight, rows, groups, size, 1, N, size)
-
-
-@triton.jit
-def _query_backward_kernel(
-    Q, K, V, WEIGHT, BOX, MASK, SUMS, COUNT, NORM, DNORM, DOUT, DQ,
-    skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
-    sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width,
-    D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr,
-    BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr, HAS_MASK: tl.constexpr,
-    STICK: tl.constexpr,
-):  # fmt: skip
-    head, top, left, qy, qx, rows = _tile_tokens(T, height, width)
-    b, h = head // H, head % H
-    kind = Q.dtype.element_ty
-    cols, groups = tl.arange(0, BD), tl.arange(0, BR)
-    some_far = _some_far(BOX + b * BOXES * 4, qy, qx, height, width, REACH, BOXES, HAS_MASK)
-    far, near = _ring_weights(
-        WEIGHT + b * swb + h * swh, rows, groups, some_far, swn, swr, N, REACH, STICK
-    )
-    grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
-    d_norm = tl.load(DNORM + head * N + rows, mask=rows < N, other=0.0)
-    state, z, shared = _shared_value(SUMS + head * (BD + 1) * BD, BD)
-    mass = tl.load(COUNT + head)
-    dq = (product(grad, tl.trans(state), kind) + d_norm[:, None] * z[None, :]) * far[:, None]
-    dq *= mass
-    for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
-        ky, kx, keys = _halo_tokens(i, top, left, T, REACH, BX, BK, height, width)
-        real = real_tokens(MASK + b * N, keys, N, HAS_MASK)
-        k = load_rows(K + b * skb + h * skh, keys, cols, skn, skd, N, D)
-        v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D) - shared[None, :]
-        local = _pick(near, _distance(qy, qx, ky, kx), REACH)
-        d_scores = (product(grad, tl.trans(v), kind) + d_norm[:, None]) * local
-        dq += product(tl.where(real[None, :], d_scores, 0.0), k, kind)
-    norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
-    dq *= (1 / norm / mass)[:, None]
-    store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
-    # From here on the full values, including their common part.
-    d_shared = tl.sum(grad * shared[None, :], 1)
-    tl.store(DNORM + head * N + rows, d_norm - d_shared, mask=rows < N)
 
 
 @triton.jit
@@ -343,7 +283,7 @@ def _far_backward_kernel(
     Q, WEIGHT, BOX, COUNT, NORM, DNORM, DOUT, DSUMS,
     sqb, sqh, sqn, sqd, swb, swh, swn, swr, sgb, sgh, sgn, sgd, H, N, height, width, CHUNK,
     D: tl.constexpr, REACH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
-    BOXES: tl.constexpr, HAS_MASK: tl.constexpr, STICK: tl.constexpr,
+    BOXES: tl.constexpr, HAS_MASK: tl.constexpr,
 ):  # fmt: skip
     """Compute gradients of the sums of linear attention over a chunk of queries."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -358,7 +298,7 @@ def _far_backward_kernel(
             BOX + b * BOXES * 4, rows // width, rows % width, height, width, REACH, BOXES, HAS_MASK
         )
         far, _ = _ring_weights(
-            WEIGHT + b * swb + h * swh, rows, groups, some_far, swn, swr, N, REACH, STICK
+            WEIGHT + b * swb + h * swh, rows, groups, some_far, swn, swr, N, REACH
         )
         norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
         q *= (far / norm)[:, None]
@@ -378,11 +318,11 @@ def _key_backward_kernel(
     Q, K, V, WEIGHT, BOX, MASK, NORM, DNORM, DOUT, DSUMS, COUNT, DK, DV,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width,
-    D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr,
-    BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr, HAS_MASK: tl.constexpr,
-    STICK: tl.constexpr,
+    D: tl.constexpr, TY: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
+    BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr,
+    HAS_MASK: tl.constexpr,
 ):  # fmt: skip
-    head, top, left, ky, kx, rows = _tile_tokens(T, height, width)
+    head, top, left, ky, kx, rows = _tile_tokens(TY, T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
     cols, groups = tl.arange(0, BD), tl.arange(0, BR)
@@ -392,137 +332,164 @@ def _key_backward_kernel(
     DSUMS += head * (BD + 1) * BD
     d_state = tl.load(DSUMS + cols[:, None] * BD + cols[None, :])
     root = tl.sqrt(tl.load(COUNT + head))
-    dk = product(v, tl.trans(d_state), kind)
-    dk += tl.load(DSUMS + BD * BD + cols)[None, :]
+    inverse = 1 / root
+    dk = product(v, transposed(d_state, kind), kind)
+    dk = (dk + tl.load(DSUMS + BD * BD + cols)[None, :]) * root
     dv = product(k, d_state, kind)
-    for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
-        qy, qx, tokens = _halo_tokens(i, top, left, T, REACH, BX, BK, height, width)
+    for i in range(0, tl.cdiv(TY + 2 * REACH, BK // BX)):
+        qy, qx, tokens = _halo_tokens(i, top, left, TY, T, REACH, BX, BK, height, width)
         q = load_rows(Q + b * sqb + h * sqh, tokens, cols, sqn, sqd, N, D)
         grad = load_rows(DOUT + b * sgb + h * sgh, tokens, cols, sgn, sgd, N, D)
-        q = q / tl.load(NORM + head * N + tokens, mask=tokens < N, other=1.0)[:, None]
+        q *= (1 / tl.load(NORM + head * N + tokens, mask=tokens < N, other=1.0))[:, None]
         d_norm = tl.load(DNORM + head * N + tokens, mask=tokens < N, other=0.0)
         some_far = _some_far(BOX + b * BOXES * 4, qy, qx, height, width, REACH, BOXES, HAS_MASK)
         _, near = _ring_weights(
-            WEIGHT + b * swb + h * swh, tokens, groups, some_far, swn, swr, N, REACH, STICK
+            WEIGHT + b * swb + h * swh, tokens, groups, some_far, swn, swr, N, REACH
         )
-        local = _pick(near, _distance(qy, qx, ky, kx), REACH)  # [queries, keys]
-        scores = product(q, tl.trans(k), kind) * local / root
-        dv += product(tl.trans(scores), grad, kind)
-        d_scores = (product(grad, tl.trans(v), kind) + d_norm[:, None]) * local
-        dk += product(tl.trans(d_scores), q, kind) / root
-    dk, dv = dk / root, dv / root
+        local = tl.trans(_pick(near, _distance(qy, qx, ky, kx), REACH))  # [keys, queries]
+        scores = product_across(k, transposed(q, kind), kind) * (local * inverse)
+        dv += product(scores, grad, kind)
+        d_scores = (product_across(v, transposed(grad, kind), kind) + d_norm[None, :]) * local
+        dk += product(d_scores, q, kind)
+    dk, dv = dk * inverse * inverse, dv * inverse
     dk, dv = tl.where(real[:, None], dk, 0.0), tl.where(real[:, None], dv, 0.0)
     store_rows(DK + b * sxb + h * sxh, dk, rows, cols, sxn, sxd, N, D)
     store_rows(DV + b * sxb + h * sxh, dv, rows, cols, sxn, sxd, N, D)
 
 
-class RippleLaunch(Launch):
-    """Launcher with the sizes and options of the kernels over tiles."""
+class KernelOptions(NamedTuple):
+    """Options of the kernels: height and width of the map, and eps of the normaliser."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        weights: Tensor,
-        hw_shape: Tuple[int, int],
-        mask: Optional[Tensor],
-        stick: Optional[str],
-    ) -> None:
-        super().__init__(q, mask)
-        height, width = hw_shape
-        tiles = triton.cdiv(height, TILE) * triton.cdiv(width, TILE)
-        self.tiles = (self.batch * self.heads * tiles,)
-        self.sizes = (self.heads, self.num_tokens, height, width)
-        num_groups = weights.shape[-1] + (stick is not None)
+    height: int
+    width: int
+    eps: float
+
+
+class _Launches:
+    """Sizes that the launches of both passes share."""
+
+    def __init__(self, key: CallKey) -> None:
+        q, num_groups, options = key.tokens(0), key.shapes[3][-1], key.options
+        self.key, self.q, self.heads, self.bd = key, q, (q.batch, q.heads), padded(q.dim)
+        self.tile_height = TILE * (2 if key.variant == 1 else 1)
+        self.num_tiles = -(-options.height // self.tile_height) * -(-options.width // TILE)
+        self.sizes = (q.heads, q.num_tokens, options.height, options.width)
         reach = num_groups - 2  # of the halo: the last distance with its own weight
         self.columns = triton.next_power_of_2(TILE + 2 * reach)
-        self.weights: Dict[str, int] = dict(
-            D=self.dim, BD=self.bd, BR=triton.next_power_of_2(num_groups), REACH=reach,
-            STICK=STICKS[stick], BOXES=BOXES,
+        self.constants = dict(
+            D=q.dim, BD=self.bd, REACH=reach, BOXES=BOXES, HAS_MASK=key.shapes[4] is not None,
+            # Triton 3.6 cannot compile a gather from two columns.
+            BR=max(8, triton.next_power_of_2(num_groups)),
         )  # fmt: skip
 
-    def over_tiles(self, name: str, kernel, *args, **flags) -> None:
-        """Launch one program per tile."""
-        block = max(self.plan(name).config.block, self.columns)
-        self.start(
-            name, kernel, self.tiles, *args, **flags, T=TILE, BX=self.columns, BK=block,
-            **self.weights, **self.has_mask,
+    def over_tiles(self, name: str, kernel: Any, strides: Sequence[int], *sizes: float) -> Launch:
+        """Return a launch of one program per tile."""
+        q = self.q
+        count = q.batch * q.heads
+        config = plan(name, q, count, q.num_tokens).config
+        config = config._replace(warps=config.warps * self.tile_height // TILE)
+        constants = dict(
+            self.constants, TY=self.tile_height, T=TILE, BX=self.columns,
+            BK=max(config.block, self.columns),
+        )  # fmt: skip
+        return Launch(
+            kernel, (count * self.num_tiles,), (*strides, *self.sizes, *sizes), constants, config,
+            self.key.aligned,
         )  # fmt: skip
 
-    def boxes(self) -> Tensor:
-        """Return bounding boxes of the real tokens, (B, BOXES, 4) int32; empty without padding."""
-        if not self.has_mask['HAS_MASK']:
-            return torch.empty(0, dtype=torch.int32, device=self.device)
-        box = torch.empty(self.batch, BOXES, 4, dtype=torch.int32, device=self.device)
-        chunk = triton.cdiv(self.num_tokens, BOXES)
-        _box_kernel[self.batch, BOXES](self.mask, box, *self.sizes[1:], chunk, BN=1024)
-        return box
+
+class _ForwardLaunches(_Launches):
+    def __init__(self, key: CallKey) -> None:
+        super().__init__(key)
+        q, (_, k, v, weights, _) = self.q, key.strides
+        options = KVOptions(has_mask=key.shapes[4] is not None)
+        self.kv_state = KVStateLaunches(key.tokens(1), v, options, key.aligned)
+        strides = (*q.strides, *k, *v, *weights, *token_strides(q))
+        self.ripple = self.over_tiles('ripple', _forward_kernel, strides, key.options.eps)
+        chunk = -(-q.num_tokens // BOXES)
+        self.box = Launch(
+            _box_kernel, (q.batch, BOXES), (*self.sizes[1:], chunk), dict(BN=1024),
+            Config(1024, 4, 2, 0, 0), key.aligned,
+        )  # fmt: skip
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: Tensor,
-    height: int,
-    width: int,
-    mask: Optional[Tensor],
-    eps: float,
-    stick: Optional[str],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return output, normalisers (B, heads, N), S and z of the keys, their number, and boxes."""
-    state = make_kv_state(k, v, None, KeyLaunch(q, mask, 0, kind=''))
-    launch = RippleLaunch(q, weights, (height, width), mask, stick)
-    out, norm, box = token_major(q), launch.empty(launch.num_tokens), launch.boxes()
-    launch.over_tiles(
-        'ripple', _forward_kernel,
-        q, k, v, weights, box, launch.mask, state.sums, state.total, out, norm,
-        *strides(q), *strides(k), *strides(v), *strides(weights), *strides(out), *launch.sizes, eps,
-    )  # fmt: skip
-    return out, norm, state.sums, state.total, box
+_forward_launches = functools.lru_cache(maxsize=1024)(_ForwardLaunches)
+
+
+def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
+    """Return output, normalisers (B, heads, N), S and z of the keys, their number, and boxes.
+
+    The boxes are bounding boxes of the real tokens, (B, BOXES, 4) int32; empty without padding.
+
+    Args:
+        options: options of the kernels.
+        tensors: q, k, v (B, heads, N, d), weights (B, heads, N, R + 1), padding mask (B, N) or
+            None.
+    """
+    q, k, v, weights, mask = tensors
+    launches, real = _forward_launches(CallKey.of(options, *tensors)), as_bytes(mask, q)
+    box = q.new_empty(0 if mask is None else (q.shape[0], BOXES, 4), dtype=torch.int32)
+    if mask is not None:
+        launches.box(real, box)
+    sums, total = launches.kv_state(k, v, real, None, None)
+    out, norm = token_major(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    launches.ripple(q, k, v, weights, box, real, sums, total, out, norm)
+    return [out, norm, sums, total, box]
+
+
+class _BackwardLaunches(_Launches):
+    def __init__(self, key: CallKey) -> None:
+        super().__init__(key)
+        q, (_, k, v, weights, _, grad), out = self.q, key.strides, token_strides(self.q)
+        strides = (*q.strides, *k, *v, *weights, *out, *grad)
+        self.queries = self.over_tiles(
+            'ripple_query_backward', _query_backward_kernel, strides, key.options.eps
+        )
+        self.keys = self.over_tiles('ripple_key_backward', _key_backward_kernel, strides)
+        count, name = q.batch * q.heads, 'ripple_far_backward'
+        partition = plan(name, q, count, q.num_tokens)
+        self.far = Launch(
+            _far_backward_kernel, (count, partition.splits),
+            (*q.strides, *weights, *grad, *self.sizes, partition.chunk),
+            dict(self.constants, BN=partition.config.block), partition.config, key.aligned,
+        )  # fmt: skip
+        self.splits = partition.splits
+        self.add_sums = sum_of_chunks(count, self.splits, self.bd + 1, self.bd)
+
+
+_backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
 
 
 def backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: Tensor,
-    mask: Optional[Tensor],
-    norm: Tensor,
-    sums: Tensor,
-    count: Tensor,
-    box: Tensor,
-    height: int,
-    width: int,
-    eps: float,
-    stick: Optional[str],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of q, k, v and weights (logits with ``stick``)."""
-    launch = RippleLaunch(q, weights, (height, width), mask, stick)
-    dq, dk, dv = (token_major(x) for x in (q, k, v))
-    d_weights = torch.empty(weights.shape, dtype=weights.dtype, device=q.device)
-    d_norm = torch.empty_like(norm)
-    of_q, of_k, of_v, of_weights, of_grad, of_out = map(strides, (q, k, v, weights, grad, dq))
-    launch.over_tiles(
-        'ripple_weight_backward', _weight_backward_kernel,
-        q, k, v, weights, box, launch.mask, sums, count, norm, grad, d_weights, d_norm,
-        *of_q, *of_k, *of_v, *of_weights, *of_grad, *launch.sizes, eps,
-    )  # fmt: skip
-    launch.over_tiles(
-        'ripple_query_backward', _query_backward_kernel,
-        q, k, v, weights, box, launch.mask, sums, count, norm, d_norm, grad, dq,
-        *of_k, *of_v, *of_weights, *of_out, *of_grad, *launch.sizes,
-    )  # fmt: skip
-    name, size = 'ripple_far_backward', (launch.bd + 1, launch.bd)
-    parts = launch.parts(name, 1, *size)
-    launch.run(
-        name, _far_backward_kernel, q, weights, box, count, norm, d_norm, grad, parts,
-        *of_q, *of_weights, *of_grad, *launch.sizes, **launch.weights, **launch.has_mask,
-    )  # fmt: skip
-    d_sums = add_chunks(parts, launch.empty(*size))
-    launch.over_tiles(
-        'ripple_key_backward', _key_backward_kernel,
-        q, k, v, weights, box, launch.mask, norm, d_norm, grad, d_sums, count, dk, dv,
-        *of_q, *of_k, *of_v, *of_weights, *of_out, *of_grad, *launch.sizes,
-    )  # fmt: skip
+    options: KernelOptions, grads: Sequence[Tensor], tensors: Sequence[Any],
+    saved: Sequence[Tensor],
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, k, v and the weights."""
+    (grad,), (q, k, v, weights, mask) = grads, tensors
+    norm, sums, count, box = saved
+    launches = _backward_launches(CallKey.of(options, *tensors, grad))
+    real = as_bytes(mask, q)
+    dq, dk, dv = token_major(q), token_major(k), token_major(v)
+    d_weights, d_norm = weights.new_empty(weights.shape), torch.empty_like(norm)
+    launches.queries(q, k, v, weights, box, real, sums, count, norm, grad, dq, d_weights, d_norm)
+    size = (launches.bd + 1, launches.bd)
+    parts = q.new_empty((*launches.heads, launches.splits, *size), dtype=torch.float32)
+    launches.far(q, weights, box, count, norm, d_norm, grad, parts)
+    d_sums = parts
+    if launches.splits > 1:
+        d_sums = q.new_empty((*launches.heads, *size), dtype=torch.float32)
+        launches.add_sums(parts, parts, parts, d_sums, d_sums, d_sums)
+    launches.keys(q, k, v, weights, box, real, norm, d_norm, grad, d_sums, count, dk, dv)
     return dq, dk, dv, d_weights
+
+
+def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
+    q, mask = tensors[0], tensors[4]
+    (batch, heads, num_tokens, _), size = q.shape, padded(q.shape[3])
+    norm = q.new_empty((batch, heads, num_tokens), dtype=torch.float32)
+    sums, count = norm.new_empty((batch, heads, size + 1, size)), norm.new_empty((batch, heads))
+    box = q.new_empty(0 if mask is None else (batch, BOXES, 4), dtype=torch.int32)
+    return [token_major(q), norm, sums, count, box]
+
+
+OPERATOR = KernelOperator(forward, backward, _fake, KernelOptions, num_sizes=2, num_gradients=4)

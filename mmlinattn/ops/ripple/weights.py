@@ -9,13 +9,6 @@ from torch import Tensor
 
 from ..common.numerics import accumulation_dtype, no_autocast
 
-STICKS = (None, 'offset', 'plain')
-
-
-def finished_weights(weights: Tensor, stick: Optional[str]) -> Tensor:
-    """Return the spatial weights for ``weights`` and ``stick`` of an operator call."""
-    return weights if stick is None else stick_breaking(weights, offset=stick == 'offset')
-
 
 def stick_breaking(
     logits: Tensor, *, offset: bool = True, threshold: Optional[float] = None
@@ -26,11 +19,10 @@ def stick_breaking(
         s_r = 1 / (1 + (R - r + 1) exp(-logit_r)),  r = 1..R,  s_{R+1} = 1
         w_r = s_{r+1} (1 - s_1) ... (1 - s_r),      r = 0..R
 
-    Logits of 0 give equal weights. Computed with logarithms: no product underflows early, and the
-    gradient has no division.
+    Logits of 0 give equal weights.
 
     Args:
-        logits: (..., R), any floating type; R may be 0. Half types compute in float32.
+        logits: (..., R), any floating type; R may be 0.
         offset: False takes s_r = sigmoid(logit_r) instead: weights 1/2, 1/4, ... at logits of 0.
         threshold: the remaining groups share the rest of the stick equally once it is shorter than
             this (equation 6, groups counted from 1, which keeps the sum at 1). ``None`` disables
@@ -55,34 +47,26 @@ def stick_breaking(
         )
     check_threshold(threshold)
     sticks = logits.shape[-1]
-    with no_autocast(logits):
+    with no_autocast(logits):  # with logarithms: no product underflows, no gradient divides
         logits = logits.to(accumulation_dtype(logits.dtype))
         if offset:
             rest = torch.arange(sticks, 0, -1, dtype=logits.dtype, device=logits.device)
             logits = logits - rest.log()
-        log_left = F.pad(F.logsigmoid(-logits).cumsum(-1), (1, 0))  # [..., R + 1]
-        weights = (F.pad(F.logsigmoid(logits), (0, 1)) + log_left).exp()
+        log_left = torch.constant_pad_nd(F.logsigmoid(-logits).cumsum(-1), (1, 0))  # [..., R + 1]
+        weights = (torch.constant_pad_nd(F.logsigmoid(logits), (0, 1)) + log_left).exp()
         if threshold is None:
             return weights
         left = log_left.exp()
         merged = left < threshold
         first = (~merged).sum(-1, keepdim=True)
         # ONNX's reference evaluator takes no axis of -1 here.
-        share = left.gather(left.dim() - 1, first.clamp(max=sticks)) / (sticks + 1 - first).clamp(
-            min=1
-        )
+        share = left.gather(left.dim() - 1, first.clamp(max=sticks))
+        share = share / (sticks + 1 - first).clamp(min=1)
         return torch.where(merged, share, weights)
 
 
 def fixed_weights(max_distance: int) -> Tensor:
-    """Return the R + 1 weights 1/2, 1/4, ..., 2^-R, 2^-R.
-
-    Stick breaking with ``offset=False`` gives them for logits of 0.
-
-    Example:
-        >>> fixed_weights(3)
-        tensor([0.5000, 0.2500, 0.1250, 0.1250])
-    """
+    """Return the weights 1/2, ..., 2^-R, 2^-R of ``stick_breaking(zeros(R), offset=False)``."""
     weights = 0.5 ** torch.arange(1, max_distance + 2)
     weights[-1] = 0.5**max_distance
     return weights

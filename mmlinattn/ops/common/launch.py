@@ -1,0 +1,162 @@
+"""Launches of the Triton kernels, in eager calls and in training.
+
+Eager calls launch the kernels directly, in training from a ``torch.autograd.Function``; what a
+launch needs besides its tensors is computed once for each shape. The code of ``torch.compile``
+calls a custom operator instead, see :mod:`.compiled`.
+"""
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+import triton
+from torch import Tensor
+
+from .compiled import compiled_call
+from .first_derivative import first_derivative_only
+from .launch_table import Config
+from .numerics import needs_gradient
+
+# Triton 3.2 passes other arguments to a compiled kernel.
+_KEEPS_COMPILED = tuple(map(int, triton.__version__.split('.')[:2])) >= (3, 3)
+
+
+class Launch:
+    """One launch of a call: everything but its tensors, computed once for each shape.
+
+    Triton specialises a kernel for its arguments at every launch. Sizes and constants of a launch
+    never change, so the compiled kernel of the first call serves all later ones.
+
+    Args:
+        kernel: a function of ``triton.jit``. Its parameters are tensors, then the sizes, then the
+            constants.
+        grid: number of programs along each axis.
+        sizes: integers and floats, positional after the tensors.
+        constants: values of its ``constexpr`` parameters by name.
+        config: warps and stages.
+        aligned: True if the addresses of all tensors are multiples of 16 bytes.
+    """
+
+    __slots__ = ('aligned', 'compiled', 'constants', 'grid', 'kernel', 'options', 'sizes', 'values')
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: Sequence[int],
+        sizes: Sequence[float],
+        constants: Dict[str, Any],
+        config: Config,
+        aligned: bool,
+    ) -> None:
+        self.kernel, self.sizes, self.constants = kernel, tuple(sizes), constants
+        self.grid = (*grid, 1, 1)[:3]
+        self.options = dict(num_warps=config.warps, num_stages=config.stages)
+        self.aligned = aligned and _KEEPS_COMPILED
+        self.values = tuple(constants[name] for name in kernel.arg_names if name in constants)
+        self.compiled: Any = None
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launch the kernel on the current stream."""
+        if self.compiled is not None:
+            self.compiled[self.grid](*tensors, *self.sizes, *self.values)
+        else:
+            compiled = start(self, tensors)
+            self.compiled = compiled if self.aligned else None
+
+
+def start(launch: Launch, tensors: Sequence[Tensor]) -> Any:
+    """Compile and launch a kernel by Triton; None in Triton's interpreter.
+
+    Raises:
+        RuntimeError: the kernel cannot be compiled or launched; the message names the cure.
+    """
+    try:
+        return launch.kernel[launch.grid](
+            *tensors, *launch.sizes, **launch.constants, **launch.options
+        )
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:  # compilers, drivers and launchers raise arbitrary exceptions
+        name = getattr(launch.kernel, '__name__', 'kernel').strip('_')
+        raise RuntimeError(
+            f'the Triton kernel {name} of mmlinattn failed: {type(error).__name__}: {error}. Set '
+            'MMLINATTN_BACKEND=torch to run without kernels, and please report it with the output '
+            "of 'mmlinattn doctor --gpu'"
+        ) from error
+
+
+def as_bytes(mask: Optional[Tensor], unused: Tensor) -> Tensor:
+    """Return a padding mask as a kernel reads it; without a mask ``unused``, which is not read."""
+    return unused if mask is None else mask.contiguous().view(torch.uint8)
+
+
+class KernelOperator(NamedTuple):
+    """The kernels of an operator, constant ``OPERATOR`` of the module that holds them.
+
+    Attributes:
+        forward: computes the results ``[*outputs, *states]`` from ``(options, *tensors)``.
+        backward: computes the gradients of the first tensors from
+            ``(options, grads, tensors, saved)``.
+        fake: returns uninitialised tensors like the results of ``forward``.
+        options: class of the options, a NamedTuple of numbers, strings and None.
+        num_sizes: number of options, the first ones, that may be symbolic sizes.
+        num_outputs: number of outputs.
+        num_gradients: number of tensors with a gradient, the first ones.
+        num_unsaved: number of results, the first ones, that the backward pass does not need;
+            ``saved`` are the others.
+    """
+
+    forward: Callable[..., List[Tensor]]
+    backward: Callable[..., Sequence[Tensor]]
+    fake: Callable[..., List[Tensor]]
+    options: Any
+    num_sizes: int
+    num_outputs: int = 1
+    num_gradients: int = 3
+    num_unsaved: int = 1
+
+    def __call__(self, options: Any, *tensors: Optional[Tensor]) -> Any:
+        """Compute the output, or a tuple of several outputs.
+
+        Args:
+            options: an instance of the class of the options.
+            tensors: arguments of ``forward``; the first one is not None.
+        """
+        if torch.compiler.is_compiling():
+            results = compiled_call(self.forward.__module__, options, self.num_sizes, tensors)
+        elif needs_gradient(*tensors):
+            return _Function.apply(self, options, *tensors)
+        else:
+            results = launched(self.forward, options, *tensors)
+        return results[0] if self.num_outputs == 1 else tuple(results[: self.num_outputs])
+
+
+def launched(function: Callable[..., Any], options: Any, *args: Any) -> Any:
+    """Call a function that launches kernels, with the device of its tensors as the current one.
+
+    Args:
+        function: called with ``(options, *args)``.
+        options: options of the kernels.
+        args: tensors, or lists of them.
+    """
+    first = args[0] if isinstance(args[0], Tensor) else args[0][0]
+    index = first.get_device()
+    if index < 0 or index == torch.cuda.current_device():
+        return function(options, *args)
+    with torch.cuda.device(index):
+        return function(options, *args)
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, operator: KernelOperator, options: Any, *tensors: Optional[Tensor]) -> Any:
+        results = launched(operator.forward, options, *tensors)
+        ctx.operator, ctx.options, ctx.count = operator, options, len(tensors)
+        ctx.save_for_backward(*tensors, *results[operator.num_unsaved :])
+        return results[0] if operator.num_outputs == 1 else tuple(results[: operator.num_outputs])
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, *grads: Tensor) -> Tuple[Optional[Tensor], ...]:
+        saved, count = ctx.saved_tensors, ctx.count
+        found = launched(ctx.operator.backward, ctx.options, grads, saved[:count], saved[count:])
+        return (None, None, *found, *[None] * (count - len(found)))
