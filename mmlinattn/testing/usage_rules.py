@@ -13,7 +13,7 @@ from .rules import compare, require
 
 @rule(
     'Arguments that do not fit raise a ValueError or TypeError with the value.',
-    'Call self._check_inputs first if the class has its own forward().',
+    'Call self.token_layout first if the class has its own forward().',
     requires=CALLED,
 )
 def argument_errors(case: AttentionCase) -> None:

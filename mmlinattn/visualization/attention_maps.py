@@ -84,7 +84,7 @@ def record(model: nn.Module) -> Iterator[AttentionRecord]:
 
     def keep_rings(index: int):
         def keep(attn, args) -> None:
-            values = attn.split_heads(attn.partial_projection(args[0], 2, 3))
+            values = attn.split_heads(attn.project_parts((args[0], 3))[0].chunk(3, -1)[2])
             seen.ring_weights[index] = attn.spatial_weights(values)[0]
             seen.ring_groups[index] = attn.groups
 

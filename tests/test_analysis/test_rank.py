@@ -151,16 +151,16 @@ def test_the_kv_sum_is_what_the_layer_keeps(case, masked, monkeypatch):
     attn = build_attention(attn_cfg, 16, 2).double().eval()
     if getattr(attn, 'token_logits', None) is not None:
         nn.init.normal_(attn.token_logits)
-    kept, compute = [], torch_impl._kv_state
+    kept, compute = [], torch_impl._attend_whole
     monkeypatch.setattr(
-        torch_impl, '_kv_state', lambda *args: kept.append(compute(*args)) or kept[-1]
+        torch_impl, '_attend_whole', lambda *args: kept.append(compute(*args)) or kept[-1]
     )
     mask = torch.zeros(2, TOKENS, dtype=torch.bool)
     mask[0, -SHAPE[1] :] = True
     with calls_of(attn) as calls, torch.no_grad():
         attn(torch.randn(2, TOKENS, 16).double(), SHAPE, None, mask if masked else None)
         counts = (~mask).sum(1) if masked else torch.tensor([TOKENS, TOKENS])
-        (state,), scale = kept, counts if attn_cfg['type'] in MEANS else torch.ones(2)
+        ((_, state),), scale = kept, counts if attn_cfg['type'] in MEANS else torch.ones(2)
         found = kv_sum(attn, calls[0])
     torch.testing.assert_close(found, state.state * scale[:, None, None, None])
     assert 'weigh' not in vars(attn) and 'attend' not in vars(attn)

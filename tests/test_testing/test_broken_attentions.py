@@ -7,7 +7,13 @@ from mmengine.registry import MODELS, Registry
 from torch import nn
 
 from mmlinattn.models.backbones import Swin
-from mmlinattn.models.layers import AttentionInfo, BaseAttention, map_to_tokens, tokens_to_map
+from mmlinattn.models.layers import (
+    AttentionInfo,
+    BaseAttention,
+    TokenLayout,
+    map_to_tokens,
+    tokens_to_map,
+)
 from mmlinattn.ops.common.numerics import accumulation_dtype, no_autocast
 from mmlinattn.testing import ATTENTION_RULES, check_attention, check_backbone
 
@@ -260,8 +266,8 @@ class OrdersExtraTokens(Sound):
 
 
 class NoChecks(Sound):
-    def _check_inputs(self, x, hw_shape, *args):
-        return tuple(hw_shape)
+    def token_layout(self, x, hw_shape, *args):
+        return TokenLayout(tuple(hw_shape))
 
 
 class StateOutside(Sound):

@@ -247,7 +247,8 @@ class Backbone(BaseModule):
         """Convert tokens (B, E + N, C) to the output given by ``out_type``."""
         if self.out_type == 'cls_token':
             return tokens[:, 0]
-        tokens = tokens[:, num_extra_tokens:]
+        if num_extra_tokens:
+            tokens = tokens[:, num_extra_tokens:]
         if self.out_type == 'avg_featmap':
             return tokens.mean(1)
         # Operators of MMCV (RoIAlign, ...) assume contiguous maps without checking.
@@ -448,16 +449,18 @@ class HierarchicalBackbone(Backbone):
         for i, blocks in enumerate(self.stages):
             x = self.downsample_layer(i)(x)
             hw_shape, tokens = tuple(x.shape[-2:]), map_to_tokens(x)
-            extra, num_extra = self.extra_tokens(i), self.num_extra_tokens(i)
+            extra, num_extra = self.extra_tokens(i), 0
+            args: Tuple[Any, ...] = (hw_shape,)
             if extra is not None:
-                tokens = prepend_tokens(extra, tokens)
-            args = (hw_shape, num_extra) if num_extra else (hw_shape,)
+                num_extra = int(extra.shape[1])  # a trace shows sizes as tensors
+                tokens, args = prepend_tokens(extra, tokens), (hw_shape, num_extra)
             for block in blocks:
                 tokens = self.run_block(block, tokens, *args)
             tokens = self.stage_norm(i, tokens)
-            x = tokens_to_map(tokens[:, num_extra:], hw_shape)
             if i in self.out_indices:
                 outs.append(self.format_output(self.output_norm(i, tokens), hw_shape, num_extra))
+            if i + 1 < len(self.stages):
+                x = tokens_to_map(tokens[:, num_extra:] if num_extra else tokens, hw_shape)
         return tuple(outs)
 
 

@@ -10,7 +10,15 @@ from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import MLP, AttnCfg, add_depthwise, build_attention, map_to_tokens, tokens_to_map
+from ..layers import (
+    MLP,
+    AttnCfg,
+    add_branch,
+    add_depthwise,
+    build_attention,
+    map_to_tokens,
+    tokens_to_map,
+)
 from .base import HierarchicalBackbone
 from .patch_embed import pad_to_multiple
 
@@ -77,9 +85,9 @@ class MLLABlock(BaseModule):
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Apply the block to tokens (B, N, C)."""
         x = add_depthwise(x, self.cpe1, hw_shape)
-        x = x + self.drop_path(self._attend(self.norm1(x), hw_shape))
+        x = add_branch(x, self._attend(self.norm1(x), hw_shape), self.drop_path)
         x = add_depthwise(x, self.cpe2, hw_shape)
-        return x + self.drop_path(self.ffn(self.norm2(x)))
+        return add_branch(x, self.ffn(self.norm2(x)), self.drop_path)
 
     def _attend(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         gate = F.silu(self.act_proj(x))

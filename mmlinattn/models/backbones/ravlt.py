@@ -10,7 +10,7 @@ from mmengine.model import BaseModule, ModuleList, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import AttnCfg, ConvFFN, add_depthwise, build_attention
+from ..layers import AttnCfg, ConvFFN, add_branch, add_depthwise, build_attention
 from .base import HierarchicalBackbone, Part
 
 # Table 1 of the paper; layer scale and stochastic depth of the released models.
@@ -87,8 +87,9 @@ class RAVLTBlock(BaseModule):
         """Apply the block to tokens (B, N, C)."""
         if self.cpe is not None:
             x = add_depthwise(x, self.cpe, hw_shape)
-        x = torch.addcmul(x, self.drop_path(self.attn(self.norm1(x), hw_shape)), self.gamma1)
-        return torch.addcmul(x, self.drop_path(self.ffn(self.norm2(x), hw_shape)), self.gamma2)
+        drop_path = self.drop_path
+        x = add_branch(x, self.attn(self.norm1(x), hw_shape), drop_path, self.gamma1)
+        return add_branch(x, self.ffn(self.norm2(x), hw_shape), drop_path, self.gamma2)
 
 
 @MODELS.register_module()

@@ -6,7 +6,7 @@ import torch
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
-from ..layers import AttnCfg, build_attention
+from ..layers import AttnCfg, add_branch, build_attention
 from .transformer_block import TransformerBlock
 
 Shape = Tuple[int, int, int]
@@ -228,4 +228,4 @@ class SpaceTimeBlock(TransformerBlock):
             self.drop_path,
         )  # fmt: skip
         x = torch.cat([extra, clip], 1) + torch.cat(attended, 1)
-        return x + self.drop_path(self.ffn(self.norm2(x)))
+        return add_branch(x, self.ffn(self.norm2(x)), self.drop_path)

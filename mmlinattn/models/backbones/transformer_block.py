@@ -17,10 +17,11 @@ from ..layers import (
     BaseAttention,
     MixFFN,
     SwiGLU,
+    add_branch,
     build_attention,
     registered_subclasses,
 )
-from ..layers.base import HwShape
+from ..layers.token_layout import HwShape
 
 FFNS = ('mlp', 'mix', 'swiglu')
 
@@ -91,24 +92,12 @@ class TransformerBlock(BaseModule):
 
         Of packed images x is (1, T, C), see :class:`BaseAttention`.
         """
+        packed = None
+        if isinstance(hw_shape, PackedShapes):
+            packed = hw_shape.with_extra_tokens(num_extra_tokens)
+        drop_path = self.drop_path
         attended = self.attn(self.norm1(x), hw_shape, num_extra_tokens=num_extra_tokens)
-        x = _add(x, self._drop(attended, hw_shape, num_extra_tokens), self.gamma1)
-        layout = (hw_shape, num_extra_tokens) if self.with_conv else ()
-        branch = self.ffn(self.norm2(x), *layout)
-        return _add(x, self._drop(branch, hw_shape, num_extra_tokens), self.gamma2)
-
-    def _drop(self, x: Tensor, hw_shape: HwShape, num_extra_tokens: int) -> Tensor:
-        if not isinstance(hw_shape, PackedShapes):
-            return self.drop_path(x)
-        if not self.training or not self.drop_path.drop_prob:
-            return x
-        # Packed images are a batch of 1, but each is kept or dropped by itself.
-        packed = hw_shape.with_extra_tokens(num_extra_tokens)
-        factors = self.drop_path(x.new_ones(len(packed.lengths), 1))
-        return x * torch.cat(
-            [factor.expand(length) for factor, length in zip(factors, packed.lengths)]
-        ).unsqueeze(-1)
-
-
-def _add(x: Tensor, branch: Tensor, scale: Optional[Tensor]) -> Tensor:
-    return x + branch if scale is None else torch.addcmul(x, branch, scale)
+        x = add_branch(x, attended, drop_path, self.gamma1, packed)
+        hidden = self.norm2(x)
+        out = self.ffn(hidden, hw_shape, num_extra_tokens) if self.with_conv else self.ffn(hidden)
+        return add_branch(x, out, drop_path, self.gamma2, packed)

@@ -249,11 +249,11 @@ class ViT(Backbone):
         else:
             self.check_input(x)
             tokens, hw_shape = self.embed(x.contiguous(memory_format=torch.channels_last))
-        outs = []
+        outs, num_extra = [], self.embed.num_extra_tokens
         for i, layer in enumerate(self.layers):
             if self.inserts_cls_token(i):
                 tokens = self._insert_cls_token(tokens, hw_shape)
-            num_extra = self.num_extra_tokens(i)
+                num_extra += 1
             tokens = self.run_block(layer, tokens, hw_shape, num_extra)
             if i in self.out_indices:
                 norm = self.norm if i == self.num_built - 1 else None

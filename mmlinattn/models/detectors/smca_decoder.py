@@ -4,7 +4,6 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from mmcv.cnn import build_norm_layer
-from mmcv.cnn.bricks.transformer import FFN
 from mmdet.models.layers import MLP
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
@@ -12,8 +11,9 @@ from torch import Tensor, nn
 from ...ops.common.checks import check_heads, check_hw_shape, check_rate
 from ...ops.common.numerics import accumulation_dtype, no_autocast
 from ..layers import SoftmaxAttention, softmax_attention
-from ..layers.linear_projection import linear_rows
+from ..layers.linear_projection import apply_dropout, linear_parts
 from .detr_attention import build_detr_attention
+from .smca_encoder import DETRFFN
 from .smca_modulation import SCALES_PER_HEAD, gaussian_map
 
 
@@ -25,12 +25,14 @@ class Memory(NamedTuple):
         hw_shape: (H, W), H * W == N.
         pos: (B, N, C), added to the keys.
         mask: (B, N) bool, True = padding, or None.
+        keys: ``tokens + pos``, which the decoder computes once for all layers.
     """
 
     tokens: Tensor
     hw_shape: Sequence[int]
     pos: Tensor
     mask: Optional[Tensor] = None
+    keys: Optional[Tensor] = None
 
 
 class ModulatedAttention(BaseModule):
@@ -79,12 +81,8 @@ class ModulatedAttention(BaseModule):
             (B, Q, C), before the residual.
         """
         width = self.embed_dims
-        q, k, v = (
-            linear_rows(self.in_proj, x, slice(i * width, (i + 1) * width))
-            .unflatten(-1, (-1, self.head_dim))
-            .transpose(1, 2)
-            for i, x in enumerate((query, key, value))
-        )
+        parts = linear_parts(self.in_proj, (query, width), (key, width), (value, width))
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
         with no_autocast(q):
             dtype = accumulation_dtype(q.dtype)
             out = softmax_attention(
@@ -96,7 +94,7 @@ class ModulatedAttention(BaseModule):
                 dropout=self.attn_drop if self.training else 0.0,
             )
         out = out.transpose(1, 2).flatten(2).to(query.dtype)
-        return self.proj_drop(self.proj(out))
+        return apply_dropout(self.proj_drop, self.proj(out))
 
 
 class SMCADecoderLayer(BaseModule):
@@ -161,7 +159,7 @@ class SMCADecoderLayer(BaseModule):
                     "dict(type='LinearCrossAttention', attn_cfg='RALA') has, "
                     f'got {cross_attn_cfg!r} ({error})'
                 ) from error
-        self.ffn = FFN(embed_dims, feedforward_channels, ffn_drop=dropout)
+        self.ffn = DETRFFN(embed_dims, feedforward_channels, ffn_drop=dropout)
         norms = [build_norm_layer(norm_cfg or dict(type='LN'), embed_dims)[1] for _ in range(4)]
         self.norms = ModuleList(norms[:3])
         self.point_norm = norms[3]
@@ -214,13 +212,8 @@ class SMCADecoderLayer(BaseModule):
                 key_padding_mask=memory.mask,
             )
             return self.norms[2](self.ffn(self.norms[1](query)))
-        attended = self.cross_attn(
-            query + query_pos,
-            memory.tokens + memory.pos,
-            memory.tokens,
-            modulation,
-            memory.mask,
-        )
+        keys = memory.tokens + memory.pos if memory.keys is None else memory.keys
+        attended = self.cross_attn(query + query_pos, keys, memory.tokens, modulation, memory.mask)
         query = self.norms[1](query + attended)
         return self.norms[2](self.ffn(query))
 
@@ -306,6 +299,9 @@ class SMCADecoder(BaseModule):
         """
         check_hw_shape(memory.tokens.shape[1], memory.hw_shape, 'memory')
         points, reference = self.predict_points(query, query_pos, image_sizes)
+        if self.layers[0].modulated:
+            keys = memory.tokens + memory.pos
+            memory = Memory(memory.tokens, memory.hw_shape, memory.pos, memory.mask, keys)
         states: List[Tensor] = []
         for layer in self.layers:
             query = layer(query, query_pos, reference, memory)

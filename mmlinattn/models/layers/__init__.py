@@ -3,7 +3,7 @@
 from .additive import AdditiveAttention
 from .agent import AgentAttention
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout, map_to_tokens, tokens_to_map
+from .base import BaseAttention, TokenLayout
 from .biased_softmax import BiasedSoftmaxAttention
 from .build import AttnCfg, build_attention, init_layers, registered_subclasses
 from .conv_projection import ConvProjectionAttention
@@ -30,11 +30,13 @@ from .positions import LinearPosition, build_position
 from .rala import RALA
 from .random_walk import RWGKA, RWGKP, RandomWalkAttention
 from .relative_position_bias import RelativePositionBias
+from .residual import add_branch
 from .ripple import RippleAttention
 from .slinear import SlinearAttention
 from .softmax import SoftmaxAttention, softmax_attention
 from .spatial_reduction import SpatialReductionAttention
 from .swiglu import SwiGLU
+from .token_layout import map_to_tokens, tokens_to_map
 from .vision_longformer import VisionLongformerAttention
 from .vssd import VSSDAttention
 from .window import WindowAttention
@@ -82,6 +84,7 @@ __all__ = [
     'VSSDAttention',
     'VisionLongformerAttention',
     'WindowAttention',
+    'add_branch',
     'add_depthwise',
     'build_attention',
     'build_feature_map',

@@ -47,6 +47,7 @@ class AdditiveAttention(BaseAttention):
     def __init__(self, embed_dims: int, num_heads: int, share_value: bool = True, **kwargs) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
         self.share_value = share_value
+        self.values_follow_keys = not share_value
         if share_value:
             if self.gate == 'proj':
                 raise ValueError("gate='proj' needs share_value=False, got share_value=True")
@@ -60,26 +61,15 @@ class AdditiveAttention(BaseAttention):
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
         if not self.share_value:
             return super().project(x, query_pos, layout)
-        with_pos = x if query_pos is None else x + query_pos
-        q, k = self.partial_projection(with_pos, 0, 2).chunk(2, -1)
-        v = q if query_pos is None else self.partial_projection(x, 0, 1)
+        q, k = self.in_proj(x if query_pos is None else x + query_pos).chunk(2, -1)
+        v = q if query_pos is None else self.project_parts((x, 1))[0]
         return q, k, v, self.unprojected_gate(x)
-
-    @property
-    def value_output(self) -> int:
-        return 0 if self.share_value else 2
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         return additive_attention(
-            q,
-            k,
-            v,
-            self.w_q,
-            self.w_k,
-            key_padding_mask=layout.key_padding_mask,
-            cross=layout.cross,
-            backend=self.backend,
-        )
+            q, k, v, self.w_q, self.w_k, key_padding_mask=layout.key_padding_mask,
+            cross=layout.cross, backend=self.backend,
+        )  # fmt: skip
 
     def project_out(self, out: Tensor, q: Tensor) -> Tensor:
         return super().project_out(out, q) + q

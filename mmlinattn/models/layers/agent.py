@@ -12,7 +12,7 @@ from ...ops.common.checks import check_sides, check_square
 from ...ops.common.numerics import accumulation_dtype, no_autocast
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
-from .pooling import cell_masks, pool_tokens
+from .pooling import axis_weights, pool_tokens
 from .softmax import softmax_attention
 
 TABLE_SIDE = 7  # of the biases over the whole map
@@ -104,8 +104,7 @@ class AgentAttention(BaseAttention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         map_layout, mask = layout.without_extra_tokens(), layout.key_padding_mask
         rows, columns = (
-            cell_masks(count, size, q.device)
-            for count, size in zip(self.agent_grid, layout.hw_shape)
+            axis_weights(count, size, q) for count, size in zip(self.agent_grid, layout.hw_shape)
         )
         agents = pool_tokens(layout.split_extra(q, 2)[1], map_layout, rows, columns)
         empty = None

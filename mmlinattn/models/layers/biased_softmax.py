@@ -8,9 +8,9 @@ from torch import Tensor
 
 from ...ops.common.checks import check_sides
 from .attention_info import AttentionInfo
-from .base import TokenLayout
 from .relative_position_bias import RelativePositionBias
 from .softmax import SoftmaxAttention, softmax_attention
+from .token_layout import TokenLayout
 
 
 @MODELS.register_module()

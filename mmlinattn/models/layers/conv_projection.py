@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from ...ops.common.checks import check_rate
 from ...utils import check_integer
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout, convolve_tokens
+from .base import BaseAttention, TokenLayout
 from .softmax import softmax_attention
+from .token_layout import convolve_tokens
 
 
 @MODELS.register_module()
@@ -72,11 +73,10 @@ class ConvProjectionAttention(BaseAttention):
         self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
         with_pos = x if query_pos is None else x + query_pos
-        q, k, v = (
-            self.partial_projection(convolve_tokens(conv, inputs, layout), i, i + 1)
-            for i, (conv, inputs) in enumerate(
-                [(self.conv_q, with_pos), (self.conv_k, with_pos), (self.conv_v, x)]
-            )
+        q, k, v = self.project_parts(
+            (convolve_tokens(self.conv_q, with_pos, layout), 1),
+            (convolve_tokens(self.conv_k, with_pos, layout), 1),
+            (convolve_tokens(self.conv_v, x, layout), 1),
         )
         return q, k, v, None
 

@@ -148,15 +148,16 @@ class LinearCrossAttention(BaseModule):
         if key_pos is None and query_pos is not None and query_pos.shape == key.shape:
             key_pos = query_pos
         identity = query if identity is None else identity
-        attn, from_queries = self.attn, self.attn.cross_values == 'queries'
-        q, k, v = (
-            attn.split_heads(attn.partial_projection(x, i, i + 1))
-            for x, i in (
-                (query if query_pos is None else query + query_pos, 0),
-                (key if key_pos is None else key + key_pos, 1),
-                (query if from_queries else value, attn.value_output),
-            )
-        )
+        attn = self.attn
+        queries = query if query_pos is None else query + query_pos
+        keys = key if key_pos is None else key + key_pos
+        values = query if attn.cross_values == 'queries' else value
+        if attn.values_follow_keys:
+            parts = attn.project_parts((queries, 1), (keys, 1), (values, 1))
+        else:
+            parts = attn.project_parts((queries, 1), (keys, 1))
+            parts += attn.project_parts((values, 1))
+        q, k, v = (attn.split_heads(part) for part in parts)
         if attn_mask is None or self.ignore_attn_mask:
             out = self._attend(q, k, v, key_padding_mask)
         else:

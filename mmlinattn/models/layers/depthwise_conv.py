@@ -1,5 +1,6 @@
 """Depth-wise convolutions of tokens."""
 
+import functools
 from typing import Sequence
 
 import torch
@@ -7,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops.common.numerics import has_dispatch_mode
-from .base import map_to_tokens, tokens_to_map
 from .linear_projection import is_unmodified
+from .token_layout import map_to_tokens, tokens_to_map
 
 
 def add_depthwise(x: Tensor, conv: nn.Conv2d, hw_shape: Sequence[int]) -> Tensor:
@@ -35,17 +36,25 @@ def add_depthwise(x: Tensor, conv: nn.Conv2d, hw_shape: Sequence[int]) -> Tensor
     if not _can_fold_residual(x, conv):
         # Not in place: under autocast the convolution is in half precision, x may be float32.
         return x + map_to_tokens(conv(tokens))
-    rows, columns = (size // 2 for size in conv.kernel_size)
-    weight = conv.weight.clone()
-    weight[:, 0, rows, columns] += 1
+    weight = conv.weight + _identity_kernel(*conv.kernel_size)
     return map_to_tokens(F.conv2d(tokens, weight, conv.bias, 1, conv.padding, 1, conv.groups))
+
+
+@functools.cache
+def _identity_kernel(height: int, width: int) -> Tensor:
+    """Return a float32 kernel (height, width) with 1 at its centre and 0 elsewhere."""
+    with torch.inference_mode(False):  # training may use it later
+        kernel = torch.zeros(height, width)
+        kernel[height // 2, width // 2] = 1
+        return kernel
 
 
 def _can_fold_residual(x: Tensor, conv: nn.Module) -> bool:
     return (
-        is_unmodified(conv, nn.Conv2d)
-        and x.device.type == 'cpu'
+        x.is_cpu
+        and type(conv) is nn.Conv2d
         and x.dtype == conv.weight.dtype == torch.float32
+        and is_unmodified(conv, nn.Conv2d)
         and not torch.is_autocast_enabled('cpu')
         and not has_dispatch_mode()
     )

@@ -10,7 +10,8 @@ from ...ops import linear_attention
 from ...ops.common.numerics import zero_padding
 from ...utils import check_integer, check_number
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout, map_to_tokens, tokens_to_map
+from .base import BaseAttention, TokenLayout
+from .token_layout import map_to_tokens, tokens_to_map
 
 
 @MODELS.register_module()

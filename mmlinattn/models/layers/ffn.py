@@ -9,9 +9,9 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ...ops.common.packed import PackedShapes
-from .base import HwShape, map_to_tokens, tokens_to_map
 from .depthwise_conv import add_depthwise
 from .linear_projection import gelu_inplace_if_safe
+from .token_layout import HwShape, map_to_tokens, tokens_to_map
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -109,5 +109,7 @@ class MixFFN(ConvFFN):
         return self.fc2(gelu_inplace_if_safe(self.dwconv, x))
 
     def _convolve(self, x: Tensor, hw_shape: Sequence[int], num_extra_tokens: int) -> Tensor:
-        out = map_to_tokens(self.dwconv(tokens_to_map(x[:, num_extra_tokens:], hw_shape)))
-        return torch.cat([x[:, :num_extra_tokens], out], 1) if num_extra_tokens else out
+        if not num_extra_tokens:
+            return map_to_tokens(self.dwconv(tokens_to_map(x, hw_shape)))
+        extra, x = x[:, :num_extra_tokens], x[:, num_extra_tokens:]
+        return torch.cat([extra, map_to_tokens(self.dwconv(tokens_to_map(x, hw_shape)))], 1)

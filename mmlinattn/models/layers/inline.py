@@ -9,10 +9,10 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import unnormalised_attention
-from ...ops.common.numerics import accumulation_dtype, is_exporting, no_autocast, zero_padding
-from ...ops.epilogue import add_local
+from ...ops.common.numerics import accumulation_dtype, is_exporting, no_autocast
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
+from .token_layout import local_position
 
 FEATURE_MAPS: Dict[str, Callable[[Tensor], Tensor]] = {
     'identity': lambda x: x,
@@ -101,8 +101,7 @@ class InLineAttention(BaseAttention):
     ) -> Tensor:
         """Add the convolution of the values with the kernels from :meth:`project`."""
         assert gate is not None
-        v = zero_padding(v, layout.key_padding_mask)
-        return add_local(self._local_position(partial(_convolve, weight=gate), v, layout), out)
+        return local_position(partial(_convolve, weight=gate), v, layout) + out
 
 
 def _sum_and_count(x: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Union[int, Tensor]]:

@@ -1,16 +1,14 @@
 """Linear projections of attentions, checks for hooks, and GELU in place."""
 
-from typing import Optional
+from typing import List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from ...ops.common.numerics import is_tracing, needs_gradient
+from ...ops.common.numerics import is_tracing
 from .cpu_linear import CPULinear, onednn_linear
-
-HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
 
 
 def is_unmodified(layer: nn.Module, cls: type) -> bool:
@@ -23,7 +21,7 @@ def is_unmodified(layer: nn.Module, cls: type) -> bool:
         >>> is_unmodified(nn.Linear(2, 3), nn.Linear), is_unmodified(nn.Identity(), nn.Linear)
         (True, False)
     """
-    return type(layer) is cls and not is_tracing() and not has_hooks(layer)
+    return type(layer) is cls and not has_hooks(layer) and not is_tracing()
 
 
 def has_hooks(layer: nn.Module) -> bool:
@@ -33,8 +31,27 @@ def has_hooks(layer: nn.Module) -> bool:
         >>> has_hooks(nn.Identity())
         False
     """
-    has_global = any(getattr(torch_modules, f'_global{name}') for name in HOOKS)
-    return has_global or any(getattr(layer, name) for name in HOOKS)
+    return bool(
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        or torch_modules._global_forward_hooks
+        or torch_modules._global_forward_pre_hooks
+        or torch_modules._global_backward_hooks
+        or torch_modules._global_backward_pre_hooks
+    )
+
+
+def apply_dropout(drop: nn.Module, x: Tensor) -> Tensor:
+    """Return ``drop(x)``; dropout with rate 0 is not called.
+
+    Example:
+        >>> x = torch.ones(2)
+        >>> apply_dropout(nn.Dropout(0.0), x) is x
+        True
+    """
+    return drop(x) if type(drop) is not nn.Dropout or drop.p else x
 
 
 def gelu_inplace_if_safe(layer: nn.Module, x: Tensor) -> Tensor:
@@ -47,8 +64,14 @@ def gelu_inplace_if_safe(layer: nn.Module, x: Tensor) -> Tensor:
         >>> torch.equal(gelu_inplace_if_safe(layer, layer(x)), F.gelu(layer(x)))
         True
     """
-    unmodified = any(is_unmodified(layer, cls) for cls in (nn.Linear, CPULinear, nn.Conv2d))
-    return torch.ops.aten.gelu_(x) if unmodified and not needs_gradient(x) else F.gelu(x)
+    plain = type(layer) in (nn.Linear, CPULinear, nn.Conv2d)
+    if (
+        (x.requires_grad and torch.is_grad_enabled())
+        or not plain
+        or not is_unmodified(layer, type(layer))
+    ):
+        return F.gelu(x)
+    return torch.ops.aten.gelu_(x)
 
 
 class KeyBiaslessLinear(nn.Linear):
@@ -91,8 +114,38 @@ def projection_bias(layer: nn.Linear) -> Optional[Tensor]:
     return layer.effective_bias() if isinstance(layer, KeyBiaslessLinear) else layer.bias
 
 
-def linear_rows(layer: nn.Linear, x: Tensor, rows: slice) -> Tensor:
-    """Return the outputs ``rows`` of a projection, (..., number of rows)."""
-    product = onednn_linear if isinstance(layer, CPULinear) else F.linear
-    bias = projection_bias(layer)
-    return product(x, layer.weight[rows], None if bias is None else bias[rows])
+# Projections whose rows are outputs that can be computed by themselves.
+PLAIN = (nn.Linear, CPULinear, KeyBiaslessLinear)
+
+
+def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
+    """Return consecutive outputs of a projection, each computed from another input.
+
+    A layer that has replaced it, such as an adapter or a quantised layer, computes all outputs.
+
+    Args:
+        layer: the projection.
+        inputs: pairs of a tensor (..., C) and its number of outputs.
+
+    Example:
+        >>> layer, (x, y) = nn.Linear(2, 6), torch.randn(2, 1, 2)
+        >>> first, rest = linear_parts(layer, (x, 2), (y, 4))
+        >>> torch.allclose(first, layer(x)[:, :2]), torch.allclose(rest, layer(y)[:, 2:])
+        (True, True)
+    """
+    counts = [count for _, count in inputs]
+    if type(layer) not in PLAIN:
+        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+        return [layer(x)[..., end - n : end] for (x, n), end in zip(inputs, ends)]
+    weight, bias = layer.weight, projection_bias(layer)
+    device = weight.device.type
+    if device != 'meta' and torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
+        # Cast once: autocast would cast each part.
+        dtype = torch.get_autocast_dtype(device)
+        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+    rest = weight.shape[0] - sum(counts)
+    counts += [rest] if rest else []
+    weights = torch.split_with_sizes(weight, counts)
+    biases = [None] * len(counts) if bias is None else torch.split_with_sizes(bias, counts)
+    product = onednn_linear if type(layer) is CPULinear else F.linear
+    return [product(x, w, b) for (x, _), w, b in zip(inputs, weights, biases)]

@@ -8,7 +8,7 @@ from ...ops.common.checks import check_square
 from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
-from .pooling import cell_masks, pool_tokens
+from .pooling import axis_weights, cell_masks, pool_tokens
 
 
 @MODELS.register_module()
@@ -74,10 +74,10 @@ class NystromAttention(BaseAttention):
         )  # fmt: skip
 
     def _cells(self, q: Tensor, layout: TokenLayout):
-        """Return rows and columns of the cells, as :func:`cell_masks` of each axis."""
+        """Return the cells of rows and of columns, see :func:`pool_tokens`."""
         height, width = layout.hw_shape
         if layout.key_padding_mask is None:
-            return cell_masks(self.grid, height, q.device), cell_masks(self.grid, width, q.device)
+            return axis_weights(self.grid, height, q), axis_weights(self.grid, width, q)
         real = ~layout.key_padding_mask.unflatten(1, (height, width))  # [B, H, W]
         return (
             cell_masks(self.grid, height, q.device, _extent(real.any(2))),

@@ -5,8 +5,8 @@ from typing import Tuple, Union
 import torch
 from torch import Tensor
 
-from ...ops.common.numerics import accumulation_dtype, no_autocast
-from .base import TokenLayout
+from ...ops.common.numerics import accumulation_dtype, constant, no_autocast
+from .token_layout import TokenLayout
 
 
 def pooling_grid(num_cells: int, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
@@ -66,14 +66,16 @@ def pool_tokens(x: Tensor, layout: TokenLayout, rows: Tensor, columns: Tensor) -
     Args:
         x: tokens of the map.
         layout: shape and padding of the map.
-        rows, columns: cells of both axes, see :func:`cell_masks`.
+        rows, columns: cells of both axes, see :func:`cell_masks`, or their :func:`axis_weights`.
 
     Returns:
         (B, heads, cells, d).
     """
     hw_shape, mask = layout.hw_shape, layout.key_padding_mask
     dtype = accumulation_dtype(x.dtype)
-    maps = x.transpose(1, 2).flatten(2).unflatten(1, hw_shape)  # [B, H, W, C]
+    batch, heads, _, dim = x.shape
+    height, width = hw_shape
+    maps = x.transpose(1, 2).reshape(batch, height, width, heads * dim)
     if x.dtype == torch.float16 and x.device.type == 'cpu':
         maps = maps.to(dtype)  # float16 products on a CPU take longer than the copy
     rows, columns = cell_weights(rows, dtype), cell_weights(columns, dtype)
@@ -92,7 +94,7 @@ def pool_tokens(x: Tensor, layout: TokenLayout, rows: Tensor, columns: Tensor) -
                 weight = rounded.sum(-1, keepdim=True, dtype=dtype)
                 weight = weight if weight.dim() == 2 else weight[:, None]
                 pooled = pooled / weight.clamp(min=1e-30)
-    return pooled.flatten(1, 2).unflatten(-1, x.shape[1::2]).transpose(1, 2).to(x.dtype)
+    return pooled.view(batch, -1, heads, dim).transpose(1, 2).to(x.dtype)
 
 
 def pool_tokens_dynamic(num_cells: int, x: Tensor, layout: TokenLayout) -> Tuple[Tensor, Tensor]:
@@ -140,8 +142,24 @@ def pool_tokens_dynamic(num_cells: int, x: Tensor, layout: TokenLayout) -> Tuple
 
 def cell_weights(cells: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the weights of the positions of each cell, which sum to 1."""
+    if cells.dtype == dtype:
+        return cells
     weights = cells.to(dtype)
     return weights / weights.sum(-1, keepdim=True).clamp(min=1)
+
+
+def axis_weights(cells: int, size: int, x: Tensor) -> Tensor:
+    """Return the weights of the positions of each cell of an axis, (cells, size).
+
+    Args:
+        cells, size: see :func:`cell_masks`.
+        x: tokens, for device and dtype; the weights are at least float32.
+    """
+    return constant(_axis_weights, x.device, cells, size, accumulation_dtype(x.dtype))
+
+
+def _axis_weights(cells: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return cell_weights(cell_masks(cells, size, device), dtype)
 
 
 def _average(maps: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -150,4 +168,5 @@ def _average(maps: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     W is reduced first, which reads a strided view of the fused projection once, without a copy.
     """
     pooled = (columns if columns.dim() == 2 else columns[:, None]) @ maps  # [B, H, columns, C]
-    return (rows @ pooled.flatten(2).to(rows.dtype)).unflatten(-1, pooled.shape[2:])
+    averaged = rows @ pooled.flatten(2).to(rows.dtype)
+    return averaged.view(*averaged.shape[:2], *pooled.shape[2:])

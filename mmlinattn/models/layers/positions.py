@@ -26,8 +26,8 @@ from ...ops.common.numerics import (
 )
 from ...ops.common.rotary import Rotary
 from ...utils import check_integer
-from .base import require_static_size
 from .build import build_with_options, find_subclass
+from .token_layout import require_static_size
 
 HW = Tuple[int, int]
 

@@ -10,7 +10,8 @@ from ...ops import rala_attention
 from ...ops.common.feature_maps import feature_map as get_feature_map
 from ...utils import check_number
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout, require_static_size
+from .base import BaseAttention, TokenLayout
+from .token_layout import require_static_size
 
 AUGMENTATIONS = ('score', 'learnable', None)
 

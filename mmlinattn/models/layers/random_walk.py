@@ -13,7 +13,7 @@ from ...ops.common.numerics import is_static
 from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
-from .pooling import cell_masks, pool_tokens, pool_tokens_dynamic, pooling_grid
+from .pooling import axis_weights, pool_tokens, pool_tokens_dynamic, pooling_grid
 from .softmax import softmax_attention
 
 
@@ -26,12 +26,11 @@ class RandomWalkAttention(BaseAttention):
         steps: None for walks of unlimited length, 1 for softmax-linear attention, n for walks of
             at most n steps.
         heads_multiplier: factor on the number of heads of the backbone (table 5).
-        solver: see :func:`mmlinattn.ops.random_walk_attention`.
         others: see :class:`BaseAttention`.
 
     Raises:
-        ValueError: ``heads_multiplier`` or ``steps`` is below 1, ``decay`` is outside (0, 1), the
-            solver is unknown; errors of :class:`BaseAttention`.
+        ValueError: ``heads_multiplier`` or ``steps`` is below 1, ``decay`` is outside (0, 1);
+            errors of :class:`BaseAttention`.
     """
 
     def __init__(
@@ -41,7 +40,6 @@ class RandomWalkAttention(BaseAttention):
         decay: float = 0.1,
         steps: Optional[int] = None,
         heads_multiplier: int = 1,
-        solver: str = 'series',
         **kwargs,
     ) -> None:
         num_heads = check_integer('num_heads', num_heads)
@@ -52,10 +50,9 @@ class RandomWalkAttention(BaseAttention):
                 f'with {heads_multiplier=}'
             )
         super().__init__(embed_dims, num_heads, **kwargs)
-        check_walk(decay, steps, solver)
+        check_walk(decay, steps)
         self.decay = decay
         self.steps = steps
-        self.solver = solver
 
     def anchors(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tuple[Tensor, Tensor]:
         """Return the anchors B_Q and B_K for q, k (B, heads, N, d).
@@ -78,18 +75,9 @@ class RandomWalkAttention(BaseAttention):
     ) -> Tensor:
         """Compute the attention from anchors, see :meth:`anchors`."""
         return random_walk_attention(
-            q,
-            k,
-            v,
-            anchors_q,
-            anchors_k,
-            decay=self.decay,
-            steps=self.steps,
-            solver=self.solver,
-            key_padding_mask=layout.key_padding_mask,
-            cross=layout.cross,
-            backend=self.backend,
-        )
+            q, k, v, anchors_q, anchors_k, decay=self.decay, steps=self.steps,
+            key_padding_mask=layout.key_padding_mask, cross=layout.cross, backend=self.backend,
+        )  # fmt: skip
 
 
 @MODELS.register_module()
@@ -98,11 +86,9 @@ class RWGKA(RandomWalkAttention):
     Random Walk Graph Kernel"), linear in the number of tokens.
 
     Args:
-        embed_dims, num_heads, decay, steps, heads_multiplier, solver: see
-            :class:`RandomWalkAttention`.
-        num_anchors: anchors M per head.
-        shared_anchors: use the same anchors as B_Q and B_K, as the paper's parameter counts
-            imply; False learns two sets.
+        embed_dims, num_heads, decay, steps, heads_multiplier: see :class:`RandomWalkAttention`.
+        num_anchors: anchors M per head, which are both B_Q and B_K, as the paper's parameter
+            counts imply.
         project_anchors: project the anchors from queries and keys (section 3.2) instead of using
             the learnt vectors w_m themselves: B_Q = softmax_tokens(w_m . q_j / sqrt(d)) q, and B_K
             in the same way from the keys. The paper does not define the projection. This one has
@@ -135,33 +121,24 @@ class RWGKA(RandomWalkAttention):
         num_heads: int,
         num_anchors: int = 64,
         *args,
-        shared_anchors: bool = True,
         project_anchors: bool = False,
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, *args, **kwargs)
         self.num_anchors = check_integer('num_anchors', num_anchors)
         self.project_anchors = project_anchors
-        self.anchors_q = self._new_anchors()
-        self.anchors_k = None if shared_anchors else self._new_anchors()
-
-    def _new_anchors(self) -> nn.Parameter:
         anchors = torch.empty(self.num_heads, self.num_anchors, self.head_dim)
         for head in anchors:
             nn.init.xavier_uniform_(head)
-        return nn.Parameter(anchors)
+        self.anchors_q = nn.Parameter(anchors)
 
     def anchors(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tuple[Tensor, Tensor]:
-        learnt = self.anchors_q, self.anchors_q if self.anchors_k is None else self.anchors_k
         if not self.project_anchors:
-            return learnt
+            return self.anchors_q, self.anchors_q
+        learnt = self.anchors_q.to(q.dtype).expand(q.shape[0], -1, -1, -1)
         mask = layout.key_padding_mask
-        masks = None if layout.cross else mask, mask
-        anchors_q, anchors_k = (
-            softmax_attention(anchors.to(x.dtype).expand(x.shape[0], -1, -1, -1), x, x, mask)
-            for anchors, x, mask in zip(learnt, (q, k), masks)
-        )
-        return anchors_q, anchors_k
+        anchors_q = softmax_attention(learnt, q, q, None if layout.cross else mask)
+        return anchors_q, softmax_attention(learnt, k, k, mask)
 
 
 @MODELS.register_module()
@@ -175,8 +152,7 @@ class RWGKP(RandomWalkAttention):
     no cell, but attend to the anchors, and the anchors to them, like map tokens.
 
     Args:
-        embed_dims, num_heads, decay, steps, heads_multiplier, solver: see
-            :class:`RandomWalkAttention`.
+        embed_dims, num_heads, decay, steps, heads_multiplier: see :class:`RandomWalkAttention`.
         num_anchors: largest number of anchors M.
         others: see :class:`BaseAttention`.
 
@@ -223,7 +199,10 @@ class RWGKP(RandomWalkAttention):
 
     def anchors(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tuple[Tensor, Tensor]:
         grid = pooling_grid(self.num_anchors, layout.hw_shape)
-        rows, columns = (cell_masks(*sizes, q.device) for sizes in zip(grid, layout.hw_shape))
-        map_layout = layout.without_extra_tokens()
-        q, k = layout.split_extra(q, 2)[1], layout.split_extra(k, 2)[1]
+        rows = axis_weights(grid[0], layout.hw_shape[0], q)
+        columns = axis_weights(grid[1], layout.hw_shape[1], q)
+        map_layout = layout
+        if layout.num_extra_tokens:
+            map_layout = layout.without_extra_tokens()
+            q, k = layout.split_extra(q, 2)[1], layout.split_extra(k, 2)[1]
         return pool_tokens(q, map_layout, rows, columns), pool_tokens(k, map_layout, rows, columns)

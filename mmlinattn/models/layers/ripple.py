@@ -46,14 +46,14 @@ class RippleAttention(BaseAttention):
             ``threshold``, without effect on ``'fixed'`` and ``'softmax'``.
         threshold: once the rest of the stick is shorter, the remaining groups share it, see
             :func:`mmlinattn.ops.stick_breaking`. The paper's tau is 0.001, which its configs set.
-            It saves no time here; with None, the default, the kernels compute the weights.
+            It saves no time here; None, the default, breaks the whole stick.
         feature_map: see :class:`LinearAttention`; unused with ``similarity='softmax'``.
         eps: added to the normaliser; unused with ``similarity='softmax'``.
         similarity: ``'linear'``, or ``'softmax'`` for the quadratic form of the paper's appendix,
             see :func:`mmlinattn.ops.softmax_ripple_attention`.
-        others: see :class:`BaseAttention`; ``backend`` may also be ``'tile'``, ``'sat'`` or
-            ``'naive'``, see :func:`mmlinattn.ops.ripple_attention`. ``rotary`` rotates queries and
-            keys before the feature map.
+        others: see :class:`BaseAttention`; ``backend`` may also be ``'tile'`` or ``'sat'``, see
+            :func:`mmlinattn.ops.ripple_attention`. ``rotary`` rotates queries and keys before the
+            feature map.
 
     Raises:
         ValueError: ``max_distance`` is not an integer of at least 0, another option value is
@@ -76,7 +76,7 @@ class RippleAttention(BaseAttention):
         needs_map=True,
     )
 
-    backends = (*BaseAttention.backends, 'tile', 'sat', 'naive')
+    backends = (*BaseAttention.backends, 'tile', 'sat')
     supports_clips = True
 
     def __init__(
@@ -135,11 +135,7 @@ class RippleAttention(BaseAttention):
             return self._on_clip(q, k, v, layout)
         if layout.num_extra_tokens:
             return self._with_extra_tokens(q, k, v, layout)
-        stick = None
-        if self.weights == 'stick' and self.threshold is None:
-            stick = 'offset' if self.stick_offset else 'plain'
-        weights = self.spatial_weights(v) if stick is None else self.logits(v)
-        return self._ripple(q, k, v, weights, layout, stick)
+        return self._ripple(q, k, v, self.spatial_weights(v), layout)
 
     def check_clip(self) -> None:
         super().check_clip()
@@ -166,21 +162,12 @@ class RippleAttention(BaseAttention):
         ).to(v.dtype)  # fmt: skip
 
     def _ripple(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        weights: Tensor,
-        layout: TokenLayout,
-        stick: Optional[str] = None,
+        self, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, layout: TokenLayout
     ) -> Tensor:
         options: Dict[str, Any] = dict(
-            hw_shape=layout.hw_shape,
-            groups=self.groups,
-            stick=stick,
+            hw_shape=layout.hw_shape, groups=self.groups, backend=self.backend,
             key_padding_mask=layout.key_padding_mask,
-            backend=self.backend,
-        )
+        )  # fmt: skip
         if self.similarity == 'softmax':
             return softmax_ripple_attention(q, k, v, weights, **options)
         out = ripple_attention(q, k, v.to(q.dtype), weights, eps=self.eps, **options)

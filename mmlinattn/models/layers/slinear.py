@@ -7,8 +7,8 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from .attention_info import AttentionInfo
-from .base import TokenLayout
 from .random_walk import RandomWalkAttention
+from .token_layout import TokenLayout
 
 
 @MODELS.register_module()
@@ -25,7 +25,7 @@ class SlinearAttention(RandomWalkAttention):
     The channels take the place of the anchors: one step equals :class:`EfficientAttention`.
 
     Args:
-        embed_dims, num_heads, decay, heads_multiplier, solver: see :class:`RandomWalkAttention`.
+        embed_dims, num_heads, decay, heads_multiplier: see :class:`RandomWalkAttention`.
         steps: number of steps n, or None for walks of unlimited length.
         others: see :class:`BaseAttention`.
 

@@ -11,8 +11,9 @@ from ...ops.common.checks import check_rate
 from ...ops.common.numerics import zero_padding
 from ...utils import check_integer
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout, map_to_tokens, tokens_to_map
+from .base import BaseAttention, TokenLayout
 from .softmax import softmax_attention
+from .token_layout import map_to_tokens, tokens_to_map
 
 
 @MODELS.register_module()
@@ -75,25 +76,29 @@ class SpatialReductionAttention(BaseAttention):
         if self.sr_ratio == 1:
             return super().project(x, query_pos, layout)
         with_pos = x if query_pos is None else x + query_pos
-        q = self.partial_projection(with_pos, 0, 1)
         reduced = self._reduce(with_pos, layout)
         if query_pos is None:
-            k, v = self.partial_projection(reduced, 1, 3).chunk(2, -1)
+            q, kv = self.project_parts((with_pos, 1), (reduced, 2))
+            k, v = kv.chunk(2, -1)
         else:
-            k = self.partial_projection(reduced, 1, 2)
-            v = self.partial_projection(self._reduce(x, layout), 2, 3)
+            q, k, v = self.project_parts((with_pos, 1), (reduced, 1), (self._reduce(x, layout), 1))
         return q, k, v, None
 
     def _reduce(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """Reduce (B, E + N, C) to (B, E + N / R^2, C)."""
-        extra, x = layout.split_extra(zero_padding(x, layout.key_padding_mask))
+        extra, x = None, zero_padding(x, layout.key_padding_mask)
+        if layout.num_extra_tokens:
+            extra, x = layout.split_extra(x)
         x = self._pad_to_one_cell(tokens_to_map(x, layout.hw_shape))
         reduced = self.norm(map_to_tokens(self.sr(x)))
-        return torch.cat([extra, reduced], 1) if layout.num_extra_tokens else reduced
+        return reduced if extra is None else torch.cat([extra, reduced], 1)
 
     def _pad_to_one_cell(self, x: Tensor) -> Tensor:
-        rows, columns = (max(0, self.sr_ratio - size) for size in x.shape[-2:])
-        return F.pad(x, (0, columns, 0, rows)) if rows or columns else x
+        height, width = x.shape[-2:]
+        if height >= self.sr_ratio and width >= self.sr_ratio:
+            return x
+        rows, columns = max(0, self.sr_ratio - height), max(0, self.sr_ratio - width)
+        return F.pad(x, (0, columns, 0, rows))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         mask = layout.key_padding_mask

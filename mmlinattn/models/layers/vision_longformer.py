@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ...utils import check_integer
 from .attention_info import AttentionInfo
-from .base import TokenLayout
 from .relative_position_bias import RelativePositionBias
 from .softmax import SoftmaxAttention, softmax_attention
+from .token_layout import TokenLayout
 from .window import WindowPartition
 
 

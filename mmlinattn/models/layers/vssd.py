@@ -12,8 +12,9 @@ from ...ops import unnormalised_attention
 from ...ops.common.numerics import accumulation_dtype, no_autocast, zero_padding
 from ...utils import check_integer
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout, convolve_tokens
-from .linear_projection import linear_rows
+from .base import BaseAttention, TokenLayout
+from .linear_projection import linear_parts
+from .token_layout import convolve_tokens
 
 DT_RANGE, DECAY_RANGE = (1e-3, 1e-1), (1.0, 16.0)  # initial values of softplus(dt) and exp(A)
 
@@ -96,10 +97,14 @@ class VSSDAttention(BaseAttention):
         self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
         """Return q and k (B, N, heads * state_dims), k with its weights, v and z (B, N, inner)."""
-        z, v, k, q, dt = self.in_proj(x).split(self.widths, -1)
-        if query_pos is not None:
-            rows = slice(2 * self.widths[0], -self.num_heads)
-            k, q = linear_rows(self.in_proj, x + query_pos, rows).chunk(2, -1)
+        if query_pos is None:
+            z, v, k, q, dt = self.in_proj(x).split(self.widths, -1)
+        else:
+            inner, _, width, _, heads = self.widths
+            zv, kq, dt = linear_parts(
+                self.in_proj, (x, 2 * inner), (x + query_pos, 2 * width), (x, heads)
+            )
+            (z, v), (k, q) = zv.chunk(2, -1), kq.chunk(2, -1)
         vkq = F.silu(convolve_tokens(self.conv, torch.cat([v, k, q], -1), layout))
         v, k, q = vkq.split(self.widths[1:4], -1)
         v = zero_padding(v, layout.key_padding_mask)

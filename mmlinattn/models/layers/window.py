@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ...ops.common.numerics import constant
 from ...utils import check_integer
 from .attention_info import AttentionInfo
-from .base import TokenLayout, require_static_size
 from .linear_projection import projection_bias
 from .relative_position_bias import relative_position_index
 from .softmax import SoftmaxAttention, softmax_attention
+from .token_layout import TokenLayout, require_static_size
 
 # Added to the logits of tokens that share a window only because of the cyclic shift.
 SHIFT_MASK = -100.0
@@ -86,11 +87,14 @@ class WindowAttention(SoftmaxAttention):
         windows = WindowPartition(
             layout.hw_shape, self.window_size, self.shift, type(self).__name__
         )
-        # The projection of a token 0 is its bias.
-        bias = projection_bias(self.in_proj)
-        # A projected gate is the last of four parts.
-        values = [None] * 3 if bias is None else bias.split(self.embed_dims)
-        q, k, v = (windows.partition(x, value) for x, value in zip((q, k, v), values))
+        if windows.is_exact:
+            q, k, v = (windows.partition(x) for x in (q, k, v))
+        else:  # one copy to pad or shift all three
+            bias = projection_bias(self.in_proj) if windows.is_padded else None
+            if bias is not None:
+                # The projection of a token 0 is its bias. A projected gate has the last part.
+                bias = bias[: 3 * self.embed_dims].view(3, 1, self.num_heads, 1, 1, -1)
+            q, k, v = windows.partition(torch.stack((q, k, v)), bias).unbind(0)
         mask = layout.key_padding_mask
         if mask is not None:
             mask = windows.partition(mask[:, None, :, None]).flatten(1)
@@ -103,13 +107,12 @@ class WindowAttention(SoftmaxAttention):
         bias = None
         if self.relative_bias is not None:
             rows, columns = windows.sizes
-            index = self.index[:rows, :columns, :rows, :columns].flatten(2).flatten(0, 1)
+            index = self.index[:rows, :columns, :rows, :columns].reshape(rows * columns, -1)
             bias = self.relative_bias[index].permute(2, 0, 1)[None].to(q.dtype)  # [1, h, M, M]
-        if any(windows.shifts):
-            region = windows.shift_regions(q.device)  # [n, M]
-            shift_mask = SHIFT_MASK * (region[:, None] != region[:, :, None])[:, None].to(q.dtype)
+        if windows.is_shifted:
+            shift_mask = windows.shift_mask(q)
             bias = shift_mask if bias is None else bias + shift_mask
-            bias = bias.repeat(q.shape[0] // region.shape[0], 1, 1, 1)
+            bias = bias.repeat(q.shape[0] // shift_mask.shape[0], 1, 1, 1)
         return bias
 
 
@@ -141,56 +144,75 @@ class WindowPartition:
     ) -> None:
         require_static_size(owner, hw_shape, 'it partitions the map into windows')
         # A trace can record sizes as tensors; windows need integers.
-        self.hw_shape = hw_shape = tuple(int(size) for size in hw_shape)
-        self.sizes = tuple(min(window_size, size) for size in hw_shape)
-        self.counts = tuple(-(-size // side) for size, side in zip(hw_shape, self.sizes))
-        self.padding = tuple(
-            n * side - size for n, side, size in zip(self.counts, self.sizes, hw_shape)
-        )
-        self.shifts = tuple(window_size // 2 if shift and n > 1 else 0 for n in self.counts)
+        height, width = int(hw_shape[0]), int(hw_shape[1])
+        rows = height if height < window_size else window_size
+        columns = width if width < window_size else window_size
+        counts = -(-height // rows), -(-width // columns)
+        reach = window_size // 2 if shift else 0
+        self.hw_shape = height, width
+        self.sizes = rows, columns
+        self.counts = counts
+        self.padding = counts[0] * rows - height, counts[1] * columns - width
+        self.shifts = reach if counts[0] > 1 else 0, reach if counts[1] > 1 else 0
+        self.is_padded, self.is_shifted = self.padding != (0, 0), self.shifts != (0, 0)
+        self.is_exact = not self.is_padded and not self.is_shifted
 
     def partition(self, x: Tensor, padding_value: Optional[Tensor] = None) -> Tensor:
-        """Partition (B, heads, N, d) into windows (B * windows, heads, M, d).
+        """Partition (..., B, heads, N, d) into windows (..., B * windows, heads, M, d).
 
         Args:
             x: tokens of the map.
-            padding_value: (heads * d), value of the padded tokens; None for zeros.
+            padding_value: value of the padded tokens, broadcastable to (..., B, heads, 1, 1, d);
+                None for zeros.
         """
-        x = x.unflatten(2, self.hw_shape)  # [B, h, H, W, d]
-        if any(self.padding):
-            x = F.pad(x, (0, 0, 0, self.padding[1], 0, self.padding[0]))
+        *outer, batch, heads, _, dim = x.shape
+        x = x.reshape(-1, batch, heads, *self.hw_shape, dim)
+        if self.is_padded:
+            pad = (0, 0, 0, self.padding[1], 0, self.padding[0])
+            x = F.pad(x, pad)
             if padding_value is not None:
-                padded = torch.ones(self.hw_shape, dtype=torch.bool, device=x.device)
-                padded = ~F.pad(padded, (0, self.padding[1], 0, self.padding[0]))
-                padding_value = padding_value.to(x.dtype).unflatten(0, (x.shape[1], 1, 1, -1))
-                x = torch.where(padded[..., None], padding_value, x)
-        if any(self.shifts):
-            x = x.roll([-s for s in self.shifts], (2, 3))
-        x = x.unflatten(3, (self.counts[1], -1)).unflatten(2, (self.counts[0], -1))
-        x = x.permute(0, 2, 4, 1, 3, 5, 6)  # [B, rows, columns, h, a, b, d]
-        return x.flatten(4, 5).flatten(0, 2)
+                inside = F.pad(x.new_ones(*self.hw_shape, 1, dtype=torch.bool), pad)
+                x = torch.where(inside, x, padding_value.to(x.dtype))
+        if self.is_shifted:
+            x = x.roll((-self.shifts[0], -self.shifts[1]), (3, 4))
+        (rows, columns), (height, width) = self.counts, self.sizes
+        x = x.view(-1, batch, heads, rows, height, columns, width, dim)
+        x = x.permute(0, 1, 3, 5, 2, 4, 6, 7)  # [..., B, rows, columns, heads, a, b, d]
+        return x.reshape(*outer, batch * rows * columns, heads, height * width, dim)
 
     def reverse(self, x: Tensor) -> Tensor:
         """Merge windows (B * windows, heads, M, d) into a map (B, heads, N, d)."""
-        x = x.unflatten(0, (-1, *self.counts)).unflatten(4, self.sizes)
-        x = x.permute(0, 3, 1, 4, 2, 5, 6).flatten(4, 5).flatten(2, 3)  # [B, h, H, W, d]
-        if any(self.shifts):
+        heads, dim = x.shape[1], x.shape[3]
+        (rows, columns), (height, width) = self.counts, self.sizes
+        x = x.view(-1, rows, columns, heads, height, width, dim).permute(0, 3, 1, 4, 2, 5, 6)
+        x = x.reshape(-1, heads, rows * height, columns * width, dim)
+        if self.is_shifted:
             x = x.roll(self.shifts, (2, 3))
-        height, width = self.hw_shape
-        return x[:, :, :height, :width].flatten(2, 3)
+        if self.is_padded:
+            x = x[:, :, : self.hw_shape[0], : self.hw_shape[1]]
+        return x.flatten(2, 3)
 
-    def shift_regions(self, device: torch.device) -> Tensor:
-        """Return the region of each token, (windows, M).
+    def shift_mask(self, q: Tensor) -> Tensor:
+        """Return what the logits of tokens that the cyclic shift has joined get, else 0.
 
-        The cyclic shift joins up to nine regions. Only tokens of one region are neighbours.
+        Args:
+            q: queries, for dtype and device.
+
+        Returns:
+            (windows, 1, M, M).
         """
-        axes = []
-        for count, size, shift in zip(self.counts, self.sizes, self.shifts):
-            coord = torch.arange(count * size, device=device)
-            end = count * size
-            axes.append(
-                (coord >= end - size).int() + (coord >= end - shift).int() if shift else 0 * coord
-            )
-        region = 3 * axes[0][:, None] + axes[1]  # [H, W]
-        region = region.unflatten(1, (self.counts[1], -1)).unflatten(0, (self.counts[0], -1))
-        return region.transpose(1, 2).flatten(2).flatten(0, 1)
+        region = constant(_shift_regions, q.device, self.counts, self.sizes, self.shifts)
+        return SHIFT_MASK * (region != region.transpose(1, 2))[:, None].to(q.dtype)
+
+
+def _shift_regions(
+    counts: Tuple[int, int], sizes: Tuple[int, int], shifts: Tuple[int, int], device: torch.device
+) -> Tensor:
+    """Return a number for each token, (windows, 1, M), equal for neighbours in a window."""
+    wrapped = []
+    for count, size, shift in zip(counts, sizes, shifts):
+        # In the last window the tokens from the other end of the map come last.
+        position = torch.arange(count * size, device=device)
+        wrapped.append((position >= count * size - shift).view(count, size))
+    rows, columns = wrapped[0][:, None, :, None], wrapped[1][None, :, None]
+    return (2 * rows + columns).view(-1, 1, sizes[0] * sizes[1])

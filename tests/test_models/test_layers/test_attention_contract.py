@@ -36,12 +36,12 @@ ATTENTIONS = {
     'additive-own-value': dict(type='AdditiveAttention', share_value=False, gate='proj', lepe=3),
     'efficient': dict(type='SpatialReductionAttention', sr_ratio=2),
     'rwgka': dict(type='RWGKA', num_anchors=6),
-    'rwgka-two-sets': dict(type='RWGKA', num_anchors=6, shared_anchors=False, decay=0.9, lepe=3),
+    'rwgka-lepe': dict(type='RWGKA', num_anchors=6, decay=0.9, lepe=3),
     'rwgka-one-step': dict(type='RWGKA', num_anchors=6, steps=1, heads_multiplier=2),
     'rwgka-projected': dict(type='RWGKA', num_anchors=6, project_anchors=True),
     'slinear': dict(type='SlinearAttention'),
     'slinear-unlimited': dict(type='SlinearAttention', steps=None, decay=0.5, lepe=3),
-    'rwgkp': dict(type='RWGKP', num_anchors=6, solver='solve'),
+    'rwgkp': dict(type='RWGKP', num_anchors=6),
     'rwgkp-two-steps': dict(type='RWGKP', num_anchors=6, steps=2, rotary=True, gate='proj'),
     'linear': dict(type='LinearAttention'),
     'linear-elu': dict(type='LinearAttention', feature_map='elu+1', rotary=True),
@@ -56,7 +56,6 @@ ATTENTIONS = {
     'ripple-fixed': dict(type='RippleAttention', weights='fixed', feature_map='elu+1'),
     'ripple-softmax': dict(type='RippleAttention', weights='softmax', lepe=3, gate='proj'),
     'ripple-truncated': dict(type='RippleAttention', weights='truncated', eps=1e-12),
-    'ripple-naive': dict(type='RippleAttention', backend='naive', max_distance=2),
     'softmax-ripple': dict(type='RippleAttention', similarity='softmax'),
     'softmax-ripple-truncated': dict(
         type='RippleAttention', similarity='softmax', weights='truncated', max_distance=2

@@ -141,7 +141,7 @@ def test_ignored_and_empty_masks():
     torch.testing.assert_close(out[:, 0], query[:, 0] + layer.attn.proj.bias)
     torch.testing.assert_close(out[:, 1:], layer(query[:, 1:], query))
     additive = build('AdditiveAttention')  # adds the queries after its projection
-    q = additive.attn.partial_projection(query, 0, 1)
+    q = additive.attn.project_parts((query, 1))[0]
     out = additive(query, attn_mask=none)[:, 0]
     torch.testing.assert_close(out, (query + additive.attn.proj.bias + q)[:, 0])
 

@@ -300,11 +300,11 @@ def test_attention_without_support_raises():
 
 def test_triton_does_not_support_rotary_with_extra_tokens():
     """Test the reason: tables of the Triton kernels have no row for extra tokens."""
-    triton_ops = pytest.importorskip('mmlinattn.ops.linear.triton_ops', reason='needs Triton')
+    kernels = pytest.importorskip('mmlinattn.ops.linear.triton_kernels', reason='needs Triton')
     q = torch.randn(1, 2, 7, 16)
     for extra, reason in ((0, None), (1, 'extra tokens')):
         rotary = Rotary((2, 3), 16, num_extra_tokens=extra)
-        found = triton_ops.unsupported_reason(q, q, LinearOptions(None, 1e-6, 'elu+1', rotary))
+        found = kernels.unsupported_reason(q, q, LinearOptions(None, 1e-6, 'elu+1', rotary))
         assert reason in found if reason else 'extra tokens' not in str(found)
 
 

@@ -5,9 +5,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmlinattn.models.backbones import RAVLT
-from mmlinattn.models.layers import ConvFFN, MixFFN, SoftmaxAttention
+from mmlinattn.models.layers import (
+    ConvFFN,
+    MixFFN,
+    SoftmaxAttention,
+    SpatialReductionAttention,
+    TokenLayout,
+)
 from mmlinattn.models.layers.ffn import MLP
 from mmlinattn.models.layers.linear_projection import is_unmodified
 
@@ -89,3 +96,42 @@ def test_is_unmodified_requires_the_exact_class():
     layer.register_forward_pre_hook(lambda *_: None)
     assert not is_unmodified(layer, nn.Linear)
     assert not is_unmodified(type('Wrapped', (nn.Linear,), {})(2, 2), nn.Linear)
+
+
+class Adapter(nn.Module):
+    """Projection with a low-rank term beside the weights of the layer that it replaces."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.weight, self.bias = layer, layer.weight, layer.bias
+        self.down, self.up = nn.Linear(8, 2), nn.Linear(2, layer.out_features)
+
+    def forward(self, x):
+        return self.layer(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize('kind', [SoftmaxAttention, SpatialReductionAttention])
+def test_a_replaced_projection_is_called_with_query_positions(kind):
+    attn = kind(8, 2).double()
+    x, pos = torch.randn(2, 1, 12, 8, dtype=torch.float64).unbind()
+    attn.in_proj = Adapter(attn.in_proj).double()
+    (q, k, _), (_, _, v) = (attn.in_proj(t).chunk(3, -1) for t in (x + pos, x))
+    layout = TokenLayout((3, 4))
+    out = attn.attend(*(attn.split_heads(t) for t in (q, k, v)), layout)
+    expected = attn.proj(out.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attn(x, (3, 4), pos), expected)
+
+
+def test_parts_of_a_projection_cast_their_weights_once():
+    attn = SpatialReductionAttention(8, 2, sr_ratio=2)
+    casts = []
+
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten._to_copy.default:
+                casts.append(tuple(args[0].shape))
+            return function(*args, **(kwargs or {}))
+
+    with Casts(), torch.autocast('cpu', torch.bfloat16):
+        attn(torch.randn(1, 16, 8), (4, 4))
+    assert casts.count((24, 8)) == 1 and (16, 8) not in casts

@@ -10,12 +10,10 @@ from mmlinattn.models.layers.random_walk import pooling_grid
 from mmlinattn.ops import random_walk_attention
 
 
-def test_shared_anchors_by_default_with_one_set_per_head():
-    shared, own = RWGKA(32, 2, num_anchors=6), RWGKA(32, 2, num_anchors=6, shared_anchors=False)
-    assert shared.anchors_q.shape == (2, 6, 16) and shared.anchors_k is None
-    extra = {name for name, _ in own.named_parameters()}
-    assert extra - {name for name, _ in shared.named_parameters()} == {'anchors_k'}
-    assert sum(p.numel() for p in shared.parameters()) == 4 * 32 * 33 + 2 * 6 * 16
+def test_one_set_of_anchors_per_head():
+    attn = RWGKA(32, 2, num_anchors=6)
+    assert attn.anchors_q.shape == (2, 6, 16)
+    assert sum(p.numel() for p in attn.parameters()) == 4 * 32 * 33 + 2 * 6 * 16
 
 
 def test_anchors_are_initialised_by_xavier_per_head():
@@ -26,32 +24,29 @@ def test_anchors_are_initialised_by_xavier_per_head():
 
 @pytest.mark.parametrize('steps', [None, 2])
 def test_layer_equals_its_formula(steps):
-    options = dict(num_anchors=5, decay=0.5, steps=steps, shared_anchors=False)
-    attn = RWGKA(16, 2, **options).double()
+    attn = RWGKA(16, 2, num_anchors=5, decay=0.5, steps=steps).double()
     x = torch.randn(2, 12, 16, dtype=torch.float64)
     q, k, v = attn.in_proj(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
     walked = random_walk_attention(
-        q, k, v, attn.anchors_q, attn.anchors_k, decay=0.5, steps=steps, backend='reference'
+        q, k, v, attn.anchors_q, attn.anchors_q, decay=0.5, steps=steps, backend='reference'
     )
     torch.testing.assert_close(attn(x, (3, 4)), attn.proj(walked.transpose(1, 2).flatten(2)))
 
 
-@pytest.mark.parametrize('shared', [True, False])
-def test_projected_anchors_are_weighted_means_of_the_real_tokens(shared):
-    attn = RWGKA(16, 2, num_anchors=3, shared_anchors=shared, project_anchors=True).double()
+def test_projected_anchors_are_weighted_means_of_the_real_tokens():
+    attn = RWGKA(16, 2, num_anchors=3, project_anchors=True).double()
     assert sum(p.numel() for p in attn.parameters()) == sum(
-        p.numel() for p in RWGKA(16, 2, num_anchors=3, shared_anchors=shared).parameters()
+        p.numel() for p in RWGKA(16, 2, num_anchors=3).parameters()
     )
     q, k = torch.randn(2, 2, 2, 12, 8, dtype=torch.float64)
     mask = torch.zeros(2, 12, dtype=torch.bool)
     mask[1, 5:] = True
     found = attn.anchors(q, k, TokenLayout((3, 4), mask))
-    for x, anchors, weight in zip((q, k), found, (attn.anchors_q, attn.anchors_k)):
-        weight = attn.anchors_q if weight is None else weight
+    for x, anchors in zip((q, k), found):
         for image, count in enumerate((12, 5)):
             for head in range(2):
                 tokens = x[image, head, :count]
-                scores = (weight[head] @ tokens.T / 8**0.5).exp()
+                scores = (attn.anchors_q[head] @ tokens.T / 8**0.5).exp()
                 expected = scores @ tokens / scores.sum(1, keepdim=True)
                 torch.testing.assert_close(anchors[image, head], expected)
 
@@ -109,7 +104,6 @@ def test_grid(cells, hw, grid):
         (dict(num_anchors=0), 'num_anchors must be a positive integer, got 0'),
         (dict(decay=1.0), r'decay must be in \(0, 1\), got 1.0'),
         (dict(steps=0), 'steps .* got 0'),
-        (dict(solver='lu'), "'lu'"),
         (dict(heads_multiplier=0), 'heads_multiplier .* got 0'),
         (dict(heads_multiplier=3), 'embed_dims=32 must be a multiple of 6, .* heads_multiplier=3'),
     ],

@@ -1,0 +1,138 @@
+"""Argument checks of the attentions: one error with argument, value and cure."""
+
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Optional, Tuple
+
+from torch import Tensor, nn
+
+from ...ops.common.checks import check_hw_shape
+from ...ops.common.numerics import may_be_symbolic
+from ...ops.common.packed import PackedShapes, check_packed
+from ...utils import check_integer
+from .token_layout import HwShape
+
+if TYPE_CHECKING:
+    from .base import BaseAttention
+
+GATES = (None, 'proj', 'identity', 'tanh')
+
+
+def check_options(attn: 'BaseAttention', rotary: Any, lepe: Any, gate: Any, backend: Any) -> None:
+    """Raise ValueError unless the options of :class:`BaseAttention` are valid."""
+    options = dict(rotary=(rotary, False), lepe=(lepe, 0), gate=(gate, None))
+    for name in attn.unsupported_options:
+        value, off = options[name]
+        if value not in (off, None):
+            raise ValueError(
+                f'{type(attn).__name__} does not support {name}, got {value!r}: set '
+                f'{name}={off} in its attn_cfg, or take another attention'
+            )
+    if rotary is not None and not isinstance(rotary, (bool, dict)):
+        raise ValueError(
+            f'rotary must be True, False or a dict of RotaryCoordinates, got {rotary!r}'
+        )
+    if backend not in attn.backends:
+        raise ValueError(f'backend must be one of {attn.backends}, got {backend!r}')
+    if gate not in GATES:
+        raise ValueError(f'gate must be one of {GATES}, got {gate!r}')
+    is_size = isinstance(lepe, Integral) and not isinstance(lepe, bool) and int(lepe) >= 0
+    if not is_size or (lepe and lepe % 2 == 0):
+        raise ValueError(f'lepe must be 0 or an odd kernel size, got {lepe!r}')
+
+
+def check_tokens(attn: 'BaseAttention', x: Tensor, query_pos: Optional[Tensor]) -> None:
+    """Raise ValueError unless x and ``query_pos`` have the shape (B, E + N, C)."""
+    if x.dim() != 3 or x.shape[-1] != attn.embed_dims:
+        raise ValueError(f'x must have shape (B, N, {attn.embed_dims}), got {tuple(x.shape)}')
+    if query_pos is not None and query_pos.shape != x.shape:
+        raise ValueError(
+            f'query_pos must have the shape of x {tuple(x.shape)}, got {tuple(query_pos.shape)}'
+        )
+
+
+def check_shape(
+    attn: 'BaseAttention', x: Tensor, hw_shape: HwShape, mask: Optional[Tensor], num_extra: int
+) -> Tuple[Tuple[int, int], int, Optional[PackedShapes]]:
+    """Check the ``hw_shape`` of a map, a clip or packed images.
+
+    Returns:
+        (H, W) of the map, number of frames, and packed shapes or None; see :class:`TokenLayout`.
+    """
+    if isinstance(hw_shape, PackedShapes):
+        packed = _check_packed(attn, x, hw_shape, mask, num_extra)
+        return (1, packed.num_tokens), 1, packed
+    num_frames, is_list = 1, isinstance(hw_shape, (tuple, list))
+    # A list of three maps is no clip: check_hw_shape raises its error.
+    if is_list and len(hw_shape) == 3 and not isinstance(hw_shape[0], (tuple, list)):
+        num_frames, height, width = hw_shape
+        if num_frames != 1:
+            attn.check_clip()
+        hw_shape = (num_frames * height, width)
+    return check_hw_shape(x.shape[1] - num_extra, hw_shape), num_frames, None
+
+
+def _check_packed(
+    attn: 'BaseAttention', x: Tensor, packed: PackedShapes, mask: Optional[Tensor], num_extra: int
+) -> PackedShapes:
+    reason = attn.packed_unsupported_reason()
+    if reason is not None:
+        raise ValueError(
+            f'{type(attn).__name__} does not support packed images: {reason}. Pad the images '
+            'to one size, or call it for each image'
+        )
+    packed = packed.with_extra_tokens(num_extra)
+    check_packed(packed, x, mask)
+    return packed
+
+
+def check_output(attn: 'BaseAttention', out: Any, q: Tensor, by_proj: bool) -> None:
+    """Raise ValueError unless ``attend`` has returned one vector for each query.
+
+    Args:
+        out: result of ``attend``.
+        q: queries (B, heads, N, d).
+        by_proj: the output is projected by ``attn.proj``, which gives the number of channels.
+    """
+    if may_be_symbolic(*q.shape):
+        return
+    is_right = isinstance(out, Tensor) and out.dim() == 4 and out.shape[::2] == q.shape[::2]
+    width = attn.proj.in_features if by_proj and type(attn.proj) is nn.Linear else None
+    if not is_right or width not in (None, out.shape[1] * out.shape[3]):
+        found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        channels = f', heads * d = {width}' if width else ''
+        raise ValueError(
+            f'{type(attn).__name__}.attend() must return (B, heads, E + N, d) with '
+            f'B = {q.shape[0]}, E + N = {q.shape[2]}{channels}, got {found}'
+        )
+
+
+def check_supports_extra_tokens(attn: 'BaseAttention', num_extra_tokens: int) -> None:
+    """Raise ValueError unless the attention supports this number of extra tokens."""
+    check_integer('num_extra_tokens', num_extra_tokens, least=0)
+    if num_extra_tokens and not attn.supports_extra_tokens:
+        raise ValueError(
+            f'{type(attn).__name__} does not support extra tokens, such as a class token, '
+            f'which have no position on the map; got {num_extra_tokens=}. Take another '
+            'attention, or a backbone without them: with_cls_token=False (in ViT also '
+            'num_registers=0, or cls_token_from=N, from layer N on), global_tokens=0 in the '
+            'arch of ViL'
+        )
+
+
+def check_supports_clips(attn: 'BaseAttention') -> None:
+    """Raise ValueError unless the attention supports tokens of several frames."""
+    supported, name = attn.supports_clips, type(attn).__name__
+    if supported is None:
+        supported = not getattr(getattr(type(attn), 'info', None), 'needs_map', False)
+    if not supported:
+        raise ValueError(
+            f'{name} depends on positions in a 2D map and does not support clips of several '
+            "frames: attend along single axes or frames (scheme='divided'), or take another "
+            'attention'
+        )
+    for option, off in dict(rotary=False, lepe=0).items():
+        if getattr(attn, option):
+            raise ValueError(
+                f'{name} with {option} depends on positions in a 2D map and does not support '
+                f'clips of several frames: set {option}={off}'
+            )
