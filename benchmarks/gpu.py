@@ -1,190 +1,151 @@
-"""Run all checks and measurements that need a GPU within a time budget.
+"""Check and measure what only a GPU shows, the most valuable first and within a time limit.
 
-    python benchmarks/gpu.py --minutes 10 --out work_dirs/gpu
-    python benchmarks/gpu.py --device cpu --tiny --out work_dirs/tiny    # tests the script
+    python benchmarks/gpu.py --minutes 15 --out work_dirs/gpu
+    python benchmarks/gpu.py --minutes 5 --only operators --variants 0 1 2
+    python benchmarks/gpu.py --minutes 0 --out work_dirs/gpu --docs       # shows results in docs/
+    python benchmarks/gpu.py --device cpu --tiny --out work_dirs/tiny     # tests the script
 
-Needs torch and triton; layers and backbones also need OpenMMLab. Each section has a share of the
-time, writes NAME.json after every job and reports the jobs that it skipped. A second call with the
-same --out resumes. Results of another commit, device or version are run again. report.md is for
-docs/benchmarks.md; verified_gpus.json, written if all checks passed, for mmlinattn/ops/common/.
-The exit code is 1 if any check fails.
+Needs torch and Triton; models also need OpenMMLab. DIR/SECTION.json is written after every job, and
+a second call with the same --out resumes. Results of another commit, device or version are run
+again. The exit code is 1 if a check or a job fails.
 """
 
 import argparse
-import functools
 import gc
-import json
 import os
 import platform
-import shlex
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Dict, Iterable, List
+from typing import Dict, Iterable, List, Optional, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')
-os.environ['MMLINATTN_GPU_CHECK'] = '0'  # 'auto' must mean the kernels: this is the longer check
 
 import torch
 
 if 'cpu' in sys.argv or not torch.cuda.is_available():
     os.environ['TRITON_INTERPRET'] = '1'  # before the first import of Triton
 
+from benchmarks import jobs, report
 from benchmarks.baselines import flash_bla
-from benchmarks.gpu_suite import checks, kernels, speed, tables
-from benchmarks.gpu_suite.session import (
-    DONE,
-    Job,
-    Row,
-    Section,
-    Session,
-    bad_jobs,
-    read,
-    rows_of,
-    run,
-)
-from benchmarks.machine import commit, machine, openmmlab, parse_device, version
-from mmlinattn.ops.common import kernel_verdicts
+from benchmarks.gpu_suite import checks, models, speed
+from benchmarks.machine import facts, openmmlab, parse_device, version
+from benchmarks.tables import pivot, rows_table
+
+NAME = 'gpu'  # of the record in docs/benchmarks
 
 
-def facts(session: Session) -> List[Job]:
-    """Return the jobs that report versions, device and copy bandwidth."""
-
-    def versions() -> Iterable[Row]:
-        found = {'Triton': version('triton'), 'matplotlib': version('matplotlib')}
-        found.update((name, openmmlab(name)) for name in ('mmengine', 'mmcv'))
-        found['flash_bla'] = 'installed' if flash_bla.installed() else 'not installed'
-        found['Python'] = platform.python_version()
-        found['CUDA of torch'] = str(torch.version.cuda)
-        if session.gpu:
-            device = torch.cuda.get_device_properties(session.device)
-            found['multiprocessors'] = str(device.multi_processor_count)
-            found['compute capability'] = f'{device.major}.{device.minor}'
-            found['memory, GiB'] = f'{device.total_memory / 2**30:.0f}'
-        for name, value in found.items():
-            yield dict(what=name, value=value)
-
-    def copying() -> Iterable[Row]:
-        yield dict(what='copy bandwidth, GB/s', value=speed.copy_speed(session) / 1e9)
-
-    return [('versions', versions), ('copy bandwidth', copying)]
+def about(session: jobs.Session) -> Iterable[jobs.Row]:
+    """Yield versions, device and copy bandwidth."""
+    names = ('mmengine', 'mmcv', 'mmcv-lite', 'mmdet', 'mmdetection', 'mmsegmentation', 'timm')
+    found = {name: openmmlab(name) for name in names if openmmlab(name) != 'not installed'}
+    found['flash_bla'] = 'installed' if flash_bla.installed() else 'not installed'
+    found['Python'], found['CUDA of torch'] = platform.python_version(), str(torch.version.cuda)
+    if session.gpu:
+        found['GPU'] = str(torch.cuda.get_device_properties(session.device))
+    for name, value in found.items():
+        yield dict(what=name, value=value)
+    yield dict(what='copy bandwidth, GB/s', value=speed.copy_speed(session) / 1e9)
 
 
-def milliseconds(row: Row) -> str:
-    return f'{row["ms"]:.3g} ms, {row["share"]:.0%}'
+def errors(rows: List[dict]) -> str:
+    """Return the number of cases and the largest errors of outputs and of gradients."""
+    outputs = [row['output'] for row in rows if 'output' in row]
+    gradients = [e for row in rows for n, e in row.items() if n[0] == 'd' and isinstance(e, float)]
+    largest = ' / '.join(f'{max(x, default=0.0):.1e}' for x in (outputs, gradients))
+    return f'{len(rows)}: {largest}'
 
 
-def two_clocks(row: Row) -> str:
-    graph = f'{row["graph_ms"]:.3g}' if 'graph_ms' in row else 'needs a GPU'
-    return f'{row["eager_ms"]:.3g}, {graph}'
-
-
-def sections(folder: Path, seconds: float) -> List[Section]:
-    """Return all sections in order; shares are approximate percentages."""
-
-    def tune(session: Session) -> List[Job]:
-        return kernels.tune(session, folder, 0.03 * seconds)
-
-    def compiling(session: Session) -> List[Job]:
-        return kernels.compiling(session, 0.1 * seconds)
-
-    share = tables.pivot(('operator', 'batch', 'heads', 'mode'), 'tokens', milliseconds)
-    clocks = tables.pivot(('operator', 'mode'), 'tokens', two_clocks)
-    plain = tables.plain()
-    return [
-        Section('machine', 'Versions and copy bandwidth', 1, facts, plain),
-        Section('compiling', 'Kernels compiled before they are needed', 10, compiling, plain),
-        Section('correctness', 'Correctness against float64', 15, checks.correctness,
-                tables.worst_errors),
-        Section('precision', "With set_float32_matmul_precision('high')", 2, checks.precision,
-                tables.worst_errors),
-        Section('repeats', 'The same bits on every run', 3, checks.repeats, plain),
-        Section('graphs', 'CUDA graphs against eager steps', 3, checks.graphs, plain),
-        Section('large', 'More than 2^31 elements', 5, checks.large, plain),
-        Section('registers', 'Registers and spills', 6, kernels.registers, plain),
-        Section('tuning', 'Tuning', 10, tune, plain),
-        Section('bandwidth', 'Share of the copy bandwidth on minimum bytes', 8, speed.bandwidth,
-                share),
-        Section('operators', 'Operators against baselines', 14, speed.operators, tables.baselines),
-        Section('wall', 'Eager calls with the host, replayed graphs, ms', 5, speed.walls, clocks),
-        Section('crossover', 'Tokens from which on softmax attention (SDPA) is slower', 6,
-                speed.crossover, tables.plain('ratios')),
-        Section('layers', 'Layers', 4, speed.layers, tables.baselines),
-        Section('backbones', 'Backbones', 12, speed.backbones, tables.baselines),
-        Section('profile', 'Where the time goes', 4, speed.profiles, plain),
-    ]  # fmt: skip
-
-
-# Sections that must be complete and without error for a GPU to be verified.
-CHECKS = ('correctness', 'precision', 'repeats', 'graphs', 'large')
-SECTIONS = tuple(section.name for section in sections(Path(), 0.0))
-
-
-def is_verified(records: Dict[str, dict]) -> bool:
-    """Return True if every job of the checks ran and found nothing wrong."""
-    return all(
-        name in records and all(job['state'] == DONE for job in records[name]['jobs'].values())
-        for name in CHECKS
+def sections(variants: Sequence[int], released: Optional[Path]) -> List[jobs.Section]:
+    """Return all sections with their shares of the time, the most valuable first."""
+    correctness = pivot(['operator', 'form'], 'dtype', errors)
+    host = pivot(
+        ['operator', 'mode'],
+        'tokens',
+        lambda rows: ' / '.join(f'{rows[0].get(x, 0):.3g}' for x in ('eager_ms', 'graph_ms')),
     )
+    operators = pivot(
+        ['operator', 'baseline', 'variant', 'mode', 'batch', 'heads'],
+        'tokens',
+        lambda rows: f'{rows[0]["ms"]:.3g} ms, {rows[0]["share"]:.0%}',
+    )
+    robustness = pivot(
+        ['operator', 'dtype'],
+        'check',
+        lambda rows: '; '.join(row['wrong'] for row in rows if 'wrong' in row) or 'passed',
+    )
+    return [jobs.Section(*section) for section in (
+        ('machine', 'Machine', 2, lambda session: {'all': [partial(about, session)]}, rows_table),
+        ('correctness', 'Cases, and the largest errors of outputs / gradients', 27,
+         checks.correctness, correctness, True),
+        ('host', 'Batch 1, 8 heads, by tokens: ms with the host / as a CUDA graph', 8, speed.host,
+         host),
+        ('operators', 'Time of the device and share of copy bandwidth, by tokens', 20,
+         partial(speed.operators, variants=variants), operators),
+        ('registers', 'Registers of the kernels', 5, checks.registers, rows_table, True),
+        ('models', 'Training step, and one image without post-processing, bfloat16', 25,
+         partial(models.timings, released=released), rows_table),
+        ('robustness', 'CUDA graphs, repeated runs, TF32, more than 2^31 elements', 10,
+         checks.robustness, robustness),
+        ('profile', 'Kernels of a training step', 3, models.profiles, rows_table),
+    )]  # fmt: skip
+
+
+SECTIONS = tuple(section.name for section in sections((), None))
 
 
 def parse_args(argv: List[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('--minutes', type=float, default=10.0, help='in all')
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/gpu'), metavar='DIR')
-    parser.add_argument('--device', default='cuda', help='cpu, cuda or cuda:N')
-    parser.add_argument('--tiny', action='store_true', help='tiny sizes, to try the script')
-    parser.add_argument('--only', nargs='+', choices=SECTIONS, metavar='SECTION')
-    parser.add_argument(
-        '--again', nargs='*', choices=SECTIONS, metavar='SECTION',
-        help='sections to run though they are done; all without a name',
-    )  # fmt: skip
+    add = parser.add_argument
+    add('--minutes', type=float, default=15.0, help='in all; 0 measures nothing')
+    add('--out', type=Path, default=Path('work_dirs/gpu'), metavar='DIR')
+    add('--device', default='cuda', help='cpu, cuda or cuda:N')
+    add('--tiny', action='store_true', help='tiny sizes, to test the script')
+    add('--only', nargs='+', choices=SECTIONS, metavar='SECTION', default=SECTIONS)
+    add('--variants', nargs='+', type=int, default=[0], help='variants of the kernels to time')
+    add('--released', type=Path, metavar='FILE', help="detection backbone of RALA's authors")
+    add('--docs', action='store_true', help='show the results in docs/benchmarks.md, too')
     args = parser.parse_args(argv)
-    args.device = parse_device(args.device, parser)
-    if args.device.type == 'cpu' and not args.tiny:
-        parser.error('--device cpu needs --tiny: the sizes are those of a GPU')
-    if args.minutes <= 0:
-        parser.error(f'--minutes must be positive, got {args.minutes}')
-    args.again = [] if args.again is None else args.again or list(SECTIONS)
+    if args.minutes:
+        args.device = parse_device(args.device, parser)
+        if args.device.type == 'cpu' and not args.tiny:
+            parser.error('--device cpu needs --tiny: the sizes are those of a GPU')
     return args
 
 
 def main(argv: List[str]) -> int:
     args = parse_args(argv)
-    gc.freeze()  # skips imported objects, whose collection takes longer than most jobs
-    session, seconds = Session(args.device, args.tiny), 60 * args.minutes
-    key: Dict[str, str] = {
-        'commit': commit(),
-        'machine': machine(args.device),
-        'versions': f'torch {torch.__version__}, Triton {version("triton")}',
-        'sizes': 'tiny, to try the script: no figures' if args.tiny else 'full',
-    }
-    every = sections(args.out, seconds)
-    chosen = [section for section in every if not args.only or section.name in args.only]
-    show = functools.partial(print, flush=True)
-    others = {s.name: read(args.out / f'{s.name}.json') for s in every if s not in chosen}
-    others = {name: record for name, record in others.items() if record.get('key') == key}
-    command = shlex.join(['python', 'benchmarks/gpu.py', *argv])
-    report, plot = args.out / 'report.md', args.out / 'bandwidth.png'
-
-    def write(records: Dict[str, dict]) -> None:
-        shown = {**others, **records}
-        report.write_text(tables.report(every, shown, dict(command=command, **key)))
-
-    records = run(chosen, session, key, args.out, seconds, args.again, show, write)
-    write(records)
-    paths = [report]
-    if 'bandwidth' in records and tables.picture(rows_of(records['bandwidth']), plot):
-        paths.append(plot)
-    if session.gpu and is_verified({**others, **records}):
-        paths.append(args.out / kernel_verdicts.VERIFIED.name)
-        known = json.loads(kernel_verdicts.VERIFIED.read_text())
-        environment = kernel_verdicts.environment(torch.cuda.current_device())
-        paths[-1].write_text(json.dumps(sorted({*known, environment}), indent=1) + '\n')
-    show('Written: ' + ', '.join(map(str, paths)))
-    return int(any(bad_jobs(record) for record in records.values()))
+    every = sections(args.variants, args.released)
+    key: Dict[str, object] = {}
+    if args.minutes:
+        gc.freeze()  # skips imported objects, whose collection takes longer than most jobs
+        key = facts('gpu.py', [], args.device)
+        key.update(Triton=version('triton'), sizes='tiny, a test' if args.tiny else 'full')
+        chosen = [section for section in every if section.name in args.only]
+        jobs.run(chosen, jobs.Session(args.device, args.tiny), key, args.out, 60 * args.minutes)
+    found = {section: jobs.read(args.out / f'{section.name}.json') for section in every}
+    key = key or next((record['key'] for record in found.values() if record), {})
+    records = {s: record for s, record in found.items() if record.get('key') == key}
+    if not records:
+        print(f'{args.out} has no results')
+        return 1
+    shown = dict(
+        **key,
+        **{f'{section.name} jobs': jobs.summary(record) for section, record in records.items()},
+        tables={s.title: s.table(jobs.rows_of(r)) for s, r in records.items() if jobs.rows_of(r)},
+    )
+    bad = [f'{s.name}, {line}' for s, r in records.items() for line in jobs.bad_jobs(r)]
+    lines = [*report.shown(NAME, shown), *(['', 'Wrong or failed:', ''] if bad else []), *bad]
+    (args.out / 'report.md').write_text('\n'.join([*lines, '']))
+    print(f'Written: {args.out / "report.md"}', *bad, sep='\n')
+    if len(args.variants) > 1:
+        print(*speed.winners([row for r in records.values() for row in jobs.rows_of(r)]), sep='\n')
+    if args.docs and not bad:
+        report.publish(NAME, shown, new_heading='## GPU session')
+    return int(bool(bad))
 
 
 if __name__ == '__main__':

@@ -172,6 +172,51 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int:
     return max(accumulate((event.nbytes() for event in events), initial=0))
 
 
+def captured(
+    call: Callable[[], Sequence[Tensor]],
+) -> Tuple[Callable[[], None], Callable[[], Sequence[Tensor]]]:
+    """Record a call as a CUDA graph and return its replay function and a getter of its results.
+
+    Every replay writes the results to the same tensors.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # compiles kernels and fills caches
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph, results = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        results.append(call())
+    return graph.replay, lambda: results[0]
+
+
+def wall(
+    call: Callable[[], object], synchronize: Callable[[], None], seconds: float = 0.05
+) -> float:
+    """Return the seconds of a call with the host's work: the median of series of ten calls.
+
+    ``torch.utils.benchmark`` imports setuptools, which a GPU machine may lack.
+
+    Example:
+        >>> wall(lambda: None, lambda: None, 0.0) < 0.1
+        True
+    """
+    series: List[float] = []
+    call()
+    synchronize()
+    begin = time.perf_counter()
+    while len(series) < 3 or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        for _ in range(10):
+            call()
+        synchronize()
+        series.append((time.perf_counter() - start) / 10)
+        if time.perf_counter() - begin > 10 * seconds:  # slow calls
+            break
+    return statistics.median(series)
+
+
 def copy_bandwidth(device: torch.device, rounds: int = 20, size: int = COPY_BYTES) -> float:
     """Return the bytes per second, read and written, of copying a tensor of ``size`` bytes."""
     source = torch.zeros(size, dtype=torch.int8, device=device)

@@ -84,17 +84,22 @@ def check_results(name: str) -> None:
         raise ValueError(f'there is no docs/benchmarks/{name}.json: measure it with --docs {name}')
 
 
-def publish(name: str, record: dict) -> None:
+def publish(name: str, record: dict, new_heading: str = '') -> None:
     """Write ``docs/benchmarks/NAME.json``, and show it in ``docs/benchmarks.md``.
 
     Args:
         record: ``command`` and other facts, and one of ``results``, those of ``results.json``;
             ``speeds``, for :func:`speed_table`; ``table``, the arguments of
-            :func:`benchmarks.tables.markdown`.
+            :func:`benchmarks.tables.markdown`; ``tables``, by heading, those of it or of
+            :func:`number_table`.
+        new_heading: heading of a new place at the end of the page, if the benchmark has no place.
     """
     # Imported here because it needs MMEngine, which a GPU machine may lack.
     from mmlinattn.utils import write_json
 
+    page = DOCS / PAGE
+    if new_heading and begin(name) not in page.read_text():
+        page.write_text('\n'.join([page.read_text(), new_heading, '', begin(name), END, '']))
     write_json(DOCS / 'benchmarks' / f'{name}.json', record, indent=1)
     redraw(name)
 
@@ -111,20 +116,28 @@ def draw(name: str, folder: Path) -> List[Path]:
     from mmlinattn.checkpoints.download import sha256_of
 
     file = DOCS / 'benchmarks' / f'{name}.json'
-    context, results = _read(file)
+    context, results = _parsed(json.loads(file.read_text()))
     return _draw(_plotted(results, context), folder, f'{name}_', sha256_of(file))
 
 
 def published(name: str) -> List[str]:
     """Return the lines that show ``docs/benchmarks/NAME.json``."""
-    context, results = _read(DOCS / 'benchmarks' / f'{name}.json')
+    return shown(name, json.loads((DOCS / 'benchmarks' / f'{name}.json').read_text()))
+
+
+def shown(name: str, record: dict) -> List[str]:
+    """Return the lines that show a record of :func:`publish`."""
+    context, results = _parsed(record)
     speeds = context.pop('speeds', {})
-    shown = context.pop('table', None)
+    single, several = context.pop('table', None), context.pop('tables', {})
     lines = ['```shell', context.pop('command'), '```', '', *_facts(context)]
     if speeds:
         lines += [*_conditions(speeds), '', *speed_table(speeds)]
-    if shown:
-        lines += ['', *tables.markdown(**shown)]
+    if single:
+        lines += ['', *tables.markdown(**single)]
+    for heading, part in several.items():
+        render = number_table if 'columns' in part else tables.markdown
+        lines += ['', f'{heading}:', '', *render(**part)]
     for heading, part in _parts(results).items():
         lines += ['', f'{heading}:', '', *table(part, context.get('copy bandwidth'))]
         for group in _plotted(part, context):
@@ -133,9 +146,9 @@ def published(name: str) -> List[str]:
     return lines
 
 
-def _read(file: Path) -> Tuple[dict, List[Result]]:
-    """Return context and results of a ``results.json``."""
-    context = json.loads(file.read_text())
+def _parsed(record: dict) -> Tuple[dict, List[Result]]:
+    """Return context and results of a record."""
+    context = dict(record)
     results = [Result(**result) for result in context.pop('results', [])]
     context.pop('slopes', None)
     return context, results
@@ -160,6 +173,29 @@ def speed_table(speeds: Dict[str, dict]) -> List[str]:
         lines.append([f'`{name}`', ' x '.join(map(str, record['shape'])), *cells, published])
     head = [f'batch {batch}: images a second' for batch in batches]
     return tables.markdown(['config', 'image', *head, 'published'], lines)
+
+
+def number_table(
+    columns: Sequence[str], lines: Sequence[Sequence[object]], percent: Sequence[int] = ()
+) -> List[str]:
+    """Return a table of measured numbers: three digits of a fraction, all of an integer.
+
+    Args:
+        percent: indices of the columns that are shares.
+
+    Example:
+        >>> number_table(['', 'MiB', 'ms', 'share'], [['a', 16242, 0.4416, 0.808]], [3])[2]
+        '| a | 16,242 | 0.442 | 81% |'
+    """
+
+    def cell(value: object, is_share: bool) -> str:
+        if isinstance(value, float):
+            return f'{value:.0%}' if is_share else digits(value)
+        return f'{value:,}' if isinstance(value, int) else str('' if value is None else value)
+
+    return tables.markdown(
+        columns, [[cell(value, i in percent) for i, value in enumerate(line)] for line in lines]
+    )
 
 
 def _speed(row: dict) -> str:
@@ -196,7 +232,8 @@ def _title(group: Sequence[Result]) -> str:
 
 
 def _facts(context: dict) -> List[str]:
-    return [f'- {name}: {value}' for name, value in context.items() if name != 'plots']
+    hidden = ('plots', 'before')  # figures, and those of an older commit
+    return [f'- {name}: {value}' for name, value in context.items() if name not in hidden]
 
 
 def markdown(results: Sequence[Result], context: dict) -> str:

@@ -1,7 +1,9 @@
-"""Sections that check correctness."""
+"""Sections that check correctness, and the registers of the kernels."""
 
+import gc
+from functools import partial
 from itertools import product
-from typing import Iterable, List, Tuple
+from typing import Iterable, List, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -9,202 +11,168 @@ from torch import Tensor
 from mmlinattn.ops import BackendError
 
 from ..cases import Setup, map_shape
-from .problems import DTYPES, OPERATORS, Problem, forms
-from .session import Job, NeedsMore, Row, Session
+from ..jobs import Jobs, NeedsMore, Row, Session
+from ..measure import captured
+from .problems import OPERATORS, TIMED, Problem
 
-# Batch, heads and layout.
-GROUPS = ((1, 1, 'contiguous'), (2, 3, 'triton'), (4, 12, 'tokens'))
-TOKENS = (1, 257, 1000, 4097, 65539)
-DIM, WIDTHS = 64, (16, 20, 32, 128)
-REPEATS = 20
-
-
-def kind(dtype: torch.dtype) -> str:
-    """Return the name of a dtype: ``'bfloat16'`` for ``torch.bfloat16``."""
-    return str(dtype).replace('torch.', '')
-
-
-def _setup(
-    session: Session, hw: Tuple[int, int], group: tuple, dim: int, dtype: torch.dtype
-) -> Setup:
-    batch, heads, layout = group
-    return Setup(hw, batch, heads, dim, dtype, session.device, True, layout)
-
-
-def _title(name: str, setup: Setup) -> str:
-    size = 'x'.join(map(str, setup.hw_shape))
-    heads = f'{setup.batch}x{setup.heads}'
-    return f'{name}, {size}, B x H {heads}, d {setup.head_dim}, {kind(setup.dtype)}'
+# Map; batch, heads and layout; channels of a head.
+Case = Tuple[Tuple[int, int], Tuple[int, int, str], int]
+MIDDLE: Case = ((64, 64), (2, 3, 'triton'), 64)
+UNEVEN: Case = ((253, 259), (2, 3, 'triton'), 64)
+CASES: Tuple[Case, ...] = (
+    ((16, 16), (8, 16, 'triton'), 64),  # this one and the next compile what is timed later
+    ((16, 16), (1, 8, 'triton'), 64),
+    MIDDLE,
+    UNEVEN,
+    ((1, 257), (2, 3, 'tokens'), 64),
+    ((25, 40), (2, 3, 'triton'), 32),
+    (map_shape(65539), (1, 1, 'contiguous'), 64),
+    ((25, 40), (2, 3, 'triton'), 128),
+    ((1, 1), (1, 1, 'contiguous'), 64),
+    ((25, 40), (2, 3, 'triton'), 20),
+    (map_shape(4097), (4, 12, 'tokens'), 64),
+)
+LARGE = [((512, 513), (8, 16, layout), 64) for layout in ('triton', 'contiguous')]
+TINY: Case = ((3, 5), (2, 1, 'triton'), 16)
+DTYPES = ('bfloat16', 'float16', 'float32')
 
 
-def correctness(session: Session) -> List[Job]:
-    """Check output and gradients of every operator and form against float64.
-
-    Each runs without padding, and with padding and the gradient of a sum.
-    """
-    if session.tiny:
-        setups = [
-            _setup(session, hw, group, 16, dtype)
-            for hw, group, dtype in (
-                ((1, 1), GROUPS[0], torch.float32),
-                ((3, 5), (2, 1, 'triton'), torch.float16),
-            )
-        ]
-    else:
-        shapes = [map_shape(count) for count in TOKENS]
-        setups = [
-            _setup(session, hw, group, DIM, dtype)
-            for hw, group, dtype in product(shapes, GROUPS, DTYPES)
-        ]
-        # 65,539 is prime: also use a 2D map of about as many tokens, and other widths.
-        setups += [_setup(session, (253, 259), GROUPS[1], DIM, dtype) for dtype in DTYPES]
-        setups += [
-            _setup(session, (25, 40), GROUPS[1], dim, dtype)
-            for dim, dtype in product(WIDTHS, DTYPES)
-        ]
-    return [
-        (_title(name, setup), lambda name=name, setup=setup: _check(name, setup))
-        for setup, name in product(setups, OPERATORS)
-    ]
+def _problem(session: Session, name: str, case: Case, dtype: str, **options: bool) -> Problem:
+    hw_shape, group, dim = case
+    setup = Setup(hw_shape, *group[:2], dim, getattr(torch, dtype), session.device, True, group[2])
+    return Problem.of(name, setup, **options)
 
 
-def _check(name: str, setup: Setup) -> Iterable[Row]:
+def correctness(session: Session) -> Jobs:
+    """Compare output and gradients of every operator and backend with float64."""
+    cases, dtypes = ((TINY,), DTYPES[:0:-1]) if session.tiny else (CASES, DTYPES)
+    return {
+        f'{name}, {dtype}': [partial(_check, session, name, case, dtype) for case in cases]
+        for dtype, name in product(dtypes, OPERATORS)
+    }
+
+
+def _check(session: Session, name: str, case: Case, dtype: str) -> Iterable[Row]:
+    """Check without padding, and with padding and the gradient of a sum."""
+    (batch, heads, layout), dim = case[1:]
     for padded in (False, True):
-        problem = Problem.of(name, setup, padded, flat=padded)
+        problem = _problem(session, name, case, dtype, padded=padded, flat=padded)
         expected = problem.exact()
-        for form in forms(name):
+        for backend in OPERATORS[name].backends:
+            row: Row = dict(
+                operator=name, tokens=problem.setup.num_tokens, batch=batch, heads=heads, dim=dim,
+                dtype=dtype, layout=layout, padded=padded, form=backend,
+            )  # fmt: skip
+            high = torch.get_float32_matmul_precision() == 'high'
+            # The torch form multiplies float32 as TF32 then, which is as precise as float16.
+            kind = torch.float16 if (high, backend, dtype) == (True, 'torch', 'float32') else None
             try:
-                row = problem.verdict(problem.step(form), expected)
+                yield {**row, **problem.verdict(problem.step(backend), expected, kind)}
             except BackendError as error:
-                # A GPU may lack the shared memory for wide heads.
-                row = dict(refused=str(error))
-                if setup.head_dim <= DIM:
-                    row['wrong'] = f'refused: {error}'
-            yield dict(
-                operator=name,
-                tokens=setup.num_tokens,
-                batch=setup.batch,
-                heads=setup.heads,
-                dim=setup.head_dim,
-                dtype=kind(setup.dtype),
-                padded=padded,
-                form=form,
-                **row,
-            )
+                # With wide heads a kernel may lack shared memory.
+                yield dict(row, **{'refused' if dim > 64 else 'wrong': str(error)})
 
 
-def _middle(session: Session, dtype: torch.dtype) -> Setup:
+def robustness(session: Session) -> Jobs:
+    """Return the jobs of CUDA graphs, repeated runs, large tensors and TF32."""
+    two = ('bfloat16', 'float32')
+    plan: List[tuple] = [
+        *product(['graphs'], [_graphs], OPERATORS, [MIDDLE], two),
+        *product(['repeats'], [_repeats], OPERATORS, [UNEVEN], two),
+        *product(['large'], [_large], TIMED, LARGE, two[:1]),
+        *product(['precision'], [_precision], TIMED, [MIDDLE], two),
+    ]
     if session.tiny:
-        return _setup(session, (3, 5), (1, 1, 'triton'), 16, dtype)
-    return _setup(session, (64, 64), GROUPS[1], DIM, dtype)
+        plan = [(*job[:3], TINY, two[1]) for job in plan if job[4] == two[1]]
+    return {
+        f'{name}, {what}, {dtype}, {case[1][2]}': [
+            partial(_named, what, check, session, name, case, dtype)
+        ]
+        for what, check, name, case, dtype in plan
+    }
 
 
-def precision(session: Session) -> List[Job]:
-    """Check the same errors where torch may round factors of float32 products to TF32."""
-    dtypes = DTYPES[:1] if session.tiny else DTYPES
-
-    def job(name: str, dtype: torch.dtype) -> Iterable[Row]:
-        problem = Problem.of(name, _middle(session, dtype))
-        expected = problem.exact()
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision('high')
-        try:
-            for form in forms(name)[-1 if session.tiny else 0 :]:  # an interpreter has no TF32
-                # The torch form uses torch's own products, which may now be rounded to TF32.
-                # TF32 has the precision of float16.
-                digits = torch.float16 if (form, dtype) == ('torch', torch.float32) else dtype
-                row = problem.verdict(problem.step(form), expected, digits)
-                yield dict(operator=name, dtype=kind(dtype), form=form, **row)
-        finally:
-            torch.set_float32_matmul_precision(before)
-
-    return [
-        (f'{name}, {kind(dtype)}', lambda name=name, dtype=dtype: job(name, dtype))
-        for name, dtype in product(OPERATORS, dtypes)
-    ]
+def _named(what: str, check, session: Session, name: str, case: Case, dtype: str) -> Iterable[Row]:
+    for row in check(session, name, case, dtype):
+        yield dict(row, operator=name, check=what, dtype=dtype, layout=case[1][2])
 
 
-def repeats(session: Session) -> List[Job]:
-    """Check that repeated runs give the same bits of output and gradients."""
-    count, form_of = (2, lambda name: 'torch') if session.tiny else (REPEATS, lambda name: 'auto')
-
-    def job(name: str, dtype: torch.dtype) -> Iterable[Row]:
-        setup = _middle(session, dtype)
-        if not session.tiny:
-            setup = _setup(session, (253, 259), GROUPS[1], DIM, dtype)
-        problem, form = Problem.of(name, setup, padded=True), form_of(name)
-        first = problem.step(form)
-        differ = sorted(
-            {i for _ in range(count - 1) for i in _different(first, problem.step(form))}
-        )
-        names = ['output', *(f'd{leaf}' for leaf in problem.leaves)]
-        row: Row = dict(operator=name, dtype=kind(dtype), runs=count)
-        if differ:
-            row['wrong'] = 'changes from run to run: ' + ', '.join(names[i] for i in differ)
-        yield row
-
-    return [
-        (f'{name}, {kind(dtype)}', lambda name=name, dtype=dtype: job(name, dtype))
-        for name, dtype in product(OPERATORS, (torch.bfloat16, torch.float32))
-    ]
-
-
-def _different(a: Tuple[Tensor, ...], b: Tuple[Tensor, ...]) -> List[int]:
-    return [i for i, pair in enumerate(zip(a, b)) if not torch.equal(*pair)]
-
-
-def graphs(session: Session) -> List[Job]:
+def _graphs(session: Session, name: str, case: Case, dtype: str) -> Iterable[Row]:
     """Compare a captured training step, replayed with new inputs, with the eager step."""
-
-    def job(name: str, dtype: torch.dtype) -> Iterable[Row]:
-        session.needs_gpu()
-        from .timing import captured
-
-        problem = Problem.of(name, _middle(session, dtype), padded=True)
-        replay, results = captured(lambda: problem.step('auto'))
-        generator = torch.Generator(session.device).manual_seed(1)
-        for leaf in problem.leaves.values():  # new inputs
-            order = torch.randperm(leaf.shape[-2], generator=generator, device=session.device)
-            leaf.detach().copy_(leaf.detach().index_select(-2, order))
-        replay()
-        differ = _different(results(), problem.step('auto'))
-        row: Row = dict(operator=name, dtype=kind(dtype), tensors=1 + len(problem.leaves))
-        if differ:
-            row['wrong'] = f'{len(differ)} tensors of a replayed graph differ from eager ones'
-        yield row
-
-    return [
-        (f'{name}, {kind(dtype)}', lambda name=name, dtype=dtype: job(name, dtype))
-        for name, dtype in product(OPERATORS, (torch.bfloat16, torch.float32))
-    ]
+    session.needs_gpu()
+    problem = _problem(session, name, case, dtype, padded=True)
+    replay, results = captured(lambda: problem.step('auto'))
+    for leaf in problem.leaves.values():
+        leaf.detach().copy_(leaf.detach().flip(-2))
+    replay()
+    yield _compared(problem, [results(), problem.step('auto')], 'differs from the eager step')
 
 
-def large(session: Session) -> List[Job]:
-    """Check tensors of more than 2^31 elements against float64.
+def _repeats(session: Session, name: str, case: Case, dtype: str) -> Iterable[Row]:
+    """Check that repeated runs give the same bits of output and gradients."""
+    problem = _problem(session, name, case, dtype, padded=True)
+    runs = (problem.step('auto') for _ in range(2 if session.tiny else 20))
+    yield _compared(problem, runs, 'changes from run to run')
 
-    Only the first and the last head of the first and the last image are compared: heads are
-    independent.
-    """
 
-    def job(name: str, layout: str) -> Iterable[Row]:
-        if session.tiny:
-            setup = _setup(session, (5, 7), (2, 3, layout), 16, torch.float32)
-        else:
-            session.needs_gpu()
-            setup = _setup(session, (512, 513), (8, 16, layout), DIM, torch.bfloat16)
-        elements = setup.batch * setup.heads * setup.num_tokens * setup.head_dim
-        # q, k, v, output, their gradients, and the same again for intermediate tensors.
-        needed = 16 * 2 * elements
-        if not session.tiny and needed > torch.cuda.mem_get_info(session.device)[0]:
-            raise NeedsMore(f'needs about {needed / 2**30:.0f} GiB of free memory')
-        problem = Problem.of(name, setup)
-        got = problem.step('auto')
-        for b, h in ((0, 0), (-1, -1)):
-            part, taken = problem.of_head(b, h, got)
-            row = part.verdict(taken, part.exact())
-            yield dict(operator=name, elements=elements, layout=layout, image=b, head=h, **row)
+def _compared(problem: Problem, runs: Iterable[Sequence[Tensor]], what: str) -> Row:
+    first, *others = runs
+    names = ('output', *(f'd{leaf}' for leaf in problem.leaves))
+    differ = [n for i, n in enumerate(names) if any(not run[i].equal(first[i]) for run in others)]
+    return dict(wrong=f'{", ".join(differ)} {what}') if differ else {}
 
-    return [
-        (f'{name}, {layout}', lambda name=name, layout=layout: job(name, layout))
-        for layout, name in product(('contiguous', 'triton'), OPERATORS)
-    ]
+
+def _precision(session: Session, name: str, case: Case, dtype: str) -> Iterable[Row]:
+    """Check where torch may round factors of float32 products to TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision('high')
+    try:
+        yield from _check(session, name, case, dtype)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _large(session: Session, name: str, case: Case, dtype: str) -> Iterable[Row]:
+    """Compare the first and the last head of more than 2^31 elements with float64."""
+    session.needs_gpu()
+    # q, k, v, output, their gradients, and the same again for intermediate tensors.
+    if torch.cuda.mem_get_info(session.device)[0] < 32 * 2**31:
+        raise NeedsMore('needs 64 GiB of free memory')
+    problem = _problem(session, name, case, dtype)
+    got = problem.step('auto')
+    for i in (0, -1):
+        part, taken = problem.of_head(i, got)
+        yield dict(head=i, **part.verdict(taken, part.exact()))
+
+
+def registers(session: Session) -> Jobs:
+    """Return jobs that launch every kernel, forward and backward, and read its registers."""
+    return {
+        f'{name}, {dtype}': [
+            partial(_registers, session, name, (*MIDDLE[:2], dim), dtype) for dim in (64, 32, 128)
+        ]
+        for dtype, name in product(DTYPES, TIMED)
+        if 'triton' in OPERATORS[name].backends
+    }
+
+
+def _registers(session: Session, name: str, case: Case, dtype: str) -> Iterable[Row]:
+    session.needs_gpu()
+    known = set(map(id, _compiled()))
+    _problem(session, name, case, dtype).step('triton')
+    for kernel in _compiled():
+        if id(kernel) not in known:
+            data = kernel.metadata
+            yield dict(
+                operator=name, dtype=dtype, dim=case[2], kernel=data.name, warps=data.num_warps,
+                stages=data.num_stages, shared=data.shared, registers=kernel.n_regs,
+                spilled=kernel.n_spills,
+            )  # fmt: skip
+
+
+def _compiled() -> List:
+    """Return the kernels that this process has compiled and loaded."""
+    from triton.compiler import CompiledKernel
+
+    kernels = [x for x in gc.get_objects() if isinstance(x, CompiledKernel)]
+    return [kernel for kernel in kernels if getattr(kernel, 'n_regs', None) is not None]

@@ -1,0 +1,227 @@
+"""Sections of jobs that run within a time limit; results are saved after each job."""
+
+import gc
+import json
+import multiprocessing
+import os
+import time
+import traceback
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
+
+import torch
+
+from mmlinattn.ops import BackendError
+from mmlinattn.utils import write_json
+
+from .machine import error_line
+
+Row = Dict[str, object]
+# Jobs by name: lists of steps that can be pickled. The time is checked before each step.
+Jobs = Dict[str, List[Callable[[], Iterable[Row]]]]
+# States of a job, the worst last. LEFT is no error.
+STATES = DONE, LEFT, WRONG, FAILED = 'done', 'left', 'wrong', 'failed'
+OUT_OF_TIME = 'out of time'
+
+
+class NeedsMore(Exception):
+    """Exception if the machine lacks a GPU, memory or a package that a job needs."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """Device and sizes of a run; ``tiny`` sizes test the script, also on a CPU."""
+
+    device: torch.device
+    tiny: bool
+
+    @property
+    def gpu(self) -> bool:
+        return self.device.type == 'cuda'
+
+    def needs_gpu(self) -> None:
+        if not self.gpu:
+            raise NeedsMore('needs a GPU')
+
+    def synchronize(self) -> None:
+        if self.gpu:
+            torch.cuda.synchronize(self.device)
+
+    def workers(self) -> int:
+        """Return how many processes the CPU cores and the GPU memory allow."""
+        if not self.gpu:
+            return 1
+        memory = torch.cuda.mem_get_info(self.device)[0] // (4 * 2**30)
+        return max(1, min((os.cpu_count() or 1) - 2, memory))
+
+
+@dataclass(frozen=True)
+class Section:
+    """Section of the report.
+
+    Args:
+        share: share of the time, relative to the other sections.
+        jobs: returns the jobs in order. A row of a failed check has the error under ``'wrong'``.
+        table: returns the arguments of :func:`benchmarks.tables.markdown` for all rows.
+        parallel: run jobs side by side, each in a process of its own.
+    """
+
+    name: str
+    title: str
+    share: float
+    jobs: Callable[[Session], Jobs]
+    table: Callable[[Sequence[Row]], dict]
+    parallel: bool = False
+
+
+def run(
+    sections: Sequence[Section],
+    session: Session,
+    key: Dict[str, object],
+    folder: Path,
+    seconds: float,
+    show: Callable[[str], None] = partial(print, flush=True),
+) -> None:
+    """Run the jobs that are not done, and save the record of each section in ``folder``.
+
+    A section gets its share of the remaining time and passes unused time on. In the end jobs that
+    ran out of time run, and those that failed in an earlier call, which may break the device.
+
+    Args:
+        key: identity of the results; records in ``folder`` with another key are run again.
+        show: called with a line of progress.
+    """
+    end = time.time() + seconds
+    records: Dict[str, dict] = {}
+    waiting: Dict[str, Jobs] = {}
+    for section in sections:
+        record: dict = read(folder / f'{section.name}.json')
+        if record.get('key') != key:
+            record = dict(section=section.name, title=section.title, key=key, jobs={})
+        done = [name for name, job in record['jobs'].items() if job['state'] == DONE]
+        jobs = section.jobs(session).items()
+        waiting[section.name] = {name: job for name, job in jobs if name not in done}
+        records[section.name] = record
+    for last in (False, True):
+        for i, section in enumerate(sections):
+            jobs, record = waiting[section.name], records[section.name]
+            results = record['jobs']
+            failed = [name for name in results if results[name]['state'] == FAILED and not last]
+            chosen = {name: job for name, job in jobs.items() if name not in failed}
+            if not chosen:
+                continue
+            now, rest = time.time(), sum(s.share for s in sections[i:] if waiting[s.name])
+            until = end if last else now + max(0.0, end - now) * section.share / rest
+            workers = session.workers() if section.parallel else 1
+            for name, result in _execute(chosen, workers, until):
+                late, old = OUT_OF_TIME in result['why'], results.get(name)
+                if old is None or not late or len(result['rows']) > len(old['rows']):
+                    results[name] = result
+                    write_json(folder / f'{section.name}.json', record, indent=1)
+                if not late:
+                    del jobs[name]
+                if result['state'] in (WRONG, FAILED):
+                    show(f'{section.name}, {name}: {result["why"]}')
+            show(f'{section.name}: {summary(record)}')
+
+
+def _execute(jobs: Jobs, workers: int, until: float) -> Iterator[Tuple[str, dict]]:
+    """Yield the names and results of all jobs."""
+    if workers == 1:
+        yield from ((name, run_job(job, until)) for name, job in jobs.items())
+        return
+    with ThreadPoolExecutor(workers) as threads:
+        futures = {
+            threads.submit(run_in_process, job, until, (len(jobs) - 1 - i) // workers): name
+            for i, (name, job) in enumerate(jobs.items())
+        }
+        yield from ((futures[future], future.result()) for future in as_completed(futures))
+
+
+def run_in_process(job: list, until: float, later: int = 0) -> dict:
+    """Return the result of a job that runs in a new process.
+
+    Args:
+        later: number of jobs that need the same worker afterwards, and as much time each.
+    """
+    until -= max(0.0, until - time.time()) * later / (later + 1)
+    try:
+        context = multiprocessing.get_context('spawn')
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            return pool.submit(run_job, job, until).result()
+    except BrokenProcessPool:
+        return dict(state=FAILED, why='its process died', seconds=0.0, rows=[])
+
+
+def run_job(job: list, until: float) -> dict:
+    """Return state, reason, seconds and rows of a job."""
+    result: dict = dict(rows=[])
+    found: List[Tuple[str, str]] = []
+    start = time.time()
+    for step in job:
+        if time.time() >= until:
+            found.append((LEFT, OUT_OF_TIME))
+            break
+        if device_is_broken():
+            found.append((LEFT, 'an earlier job broke the device: call again'))
+            break
+        try:
+            for row in step():
+                result['rows'].append(row)
+                if row.get('wrong'):
+                    found.append((WRONG, str(row['wrong'])))
+        except (NeedsMore, BackendError) as error:
+            found.append((LEFT, str(error)))
+        except torch.cuda.OutOfMemoryError:
+            found.append((LEFT, 'out of memory'))
+        except Exception as error:
+            found.append((FAILED, error_line(error)))
+            result['traceback'] = traceback.format_exc()
+        if torch.cuda.is_initialized() and not device_is_broken():
+            gc.collect()  # models have reference cycles
+            torch.cuda.empty_cache()
+    result['seconds'] = round(time.time() - start, 3)
+    result['why'] = '; '.join(dict.fromkeys(why for _, why in found))
+    result['state'] = max((state for state, _ in found), key=STATES.index, default=DONE)
+    return result
+
+
+def device_is_broken() -> bool:
+    """Return True if an error in a kernel made the GPU unusable for this process."""
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except Exception:
+        return True
+    return False
+
+
+def read(path: Path) -> dict:
+    """Return a record, or an empty dict if the file is missing or truncated."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def rows_of(record: dict) -> List[Row]:
+    """Return the rows of all jobs of a section, in order."""
+    return [row for job in record['jobs'].values() for row in job['rows']]
+
+
+def bad_jobs(record: dict) -> List[str]:
+    """Return the names of wrong and failed jobs with their errors."""
+    bad = [(n, job) for n, job in record['jobs'].items() if job['state'] in (WRONG, FAILED)]
+    return [f'{name}: {job["why"]}' for name, job in bad]
+
+
+def summary(record: dict) -> str:
+    """Return one line with the number of jobs by state, and why jobs are left."""
+    jobs = record['jobs'].values()
+    states = [f'left ({j["why"]})' if j['state'] == LEFT else j['state'] for j in jobs]
+    counts = ', '.join(f'{states.count(state)} {state}' for state in dict.fromkeys(states))
+    return f'{counts}; {sum(job["seconds"] for job in jobs):.0f} s'
