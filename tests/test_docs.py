@@ -7,7 +7,7 @@ import re
 import statistics
 import textwrap
 from pathlib import Path
-from typing import Dict, Tuple
+from typing import Any, Dict, Tuple
 
 import pytest
 import torch
@@ -168,7 +168,21 @@ def lines_of_training():
     page = (Path(__file__).parents[1] / 'docs' / 'training.md').read_text()
     loggers = re.findall(r'`(visualizer = .*)` \|', page)
     assert len(loggers) == 3
-    return [*re.findall(r'```python\n(.*?)```', page, re.S), *loggers]
+    configs = [c for c in re.findall(r'```python\n(.*?)```', page, re.S) if 'import torch' not in c]
+    return [*configs, *loggers]
+
+
+def test_the_example_of_cuda_graphs(root):
+    pytest.importorskip('mmseg', reason='the config is one of SegFormer')
+    page = (root / 'docs' / 'training.md').read_text()
+    (code,) = re.findall(r'```python\n(import torch\n.*?)```', page, re.S)
+    code = code.replace("mode='reduce-overhead'", "backend='eager'").replace(
+        '1024, 1024,', '64, 64,'
+    )
+    names: Dict[str, Any] = {}
+    exec(code, names)
+    assert names['logits'].shape == (1, 19, 16, 16)
+    assert not any('_orig_mod' in name for name in names['model'].state_dict())
 
 
 @pytest.mark.parametrize('text', lines_of_training(), ids=lambda text: text[:40])
@@ -345,6 +359,81 @@ def test_times_of_the_readme_are_those_of_the_benchmarks(root):
     ):  # fmt: skip
         for baseline, sentence in words.items():
             assert sentence.format(measured(root, name, baseline, size)[0]) in text, baseline
+
+
+MODELS_ON_H100 = 'Whole models, eager, autocast to bfloat16'
+
+
+def test_estimates_are_compared_with_the_record_of_the_h100(root):
+    found = json.loads((root / 'docs/benchmarks/h100.json').read_text())['tables']
+    models = {line[0]: line for line in found[MODELS_ON_H100]['lines']}
+    page = (root / 'docs/estimates.md').read_text().split('## Against what')[0]
+    cells = r'^\| (\w.+) \| ([\d.]+) \| ([\d.]+) \| (\S+) \| (\S+) \| \S+ \|$'
+    rows = re.findall(cells, page, re.M)
+    assert len(rows) == 7
+    for name, milliseconds, estimated, ratio, memory in rows:
+        _, step, peak, *_ = models[name]
+        assert (report.digits(step), f'{peak / 1024:.1f}') == (milliseconds, memory)
+        assert f'{float(estimated) / step:.2f}' == ratio
+
+
+def test_results_on_the_h100_are_those_of_the_record(root):
+    """Numbers in sentences; test_suite.py compares the tables of the page with the record."""
+    found = json.loads((root / 'docs/benchmarks/h100.json').read_text())['tables']
+    models = {line[0]: line for line in found[MODELS_ON_H100]['lines']}
+    (title,) = (title for title in found if '8 images, 16 heads' in title and 'Share' not in title)
+    times = {(line[0], line[1]): line[2:] for line in found[title]['lines']}
+    graphs = [line for title, of in found.items() if 'graph' in title for line in of['lines']]
+
+    def step(name):
+        return f'{models[name][1]:.0f}'
+
+    def peak(name):
+        return f'{models[name][2] / 1024:.1f} GiB'
+
+    def ratio(operator, tokens, other):
+        triton, _, *others = times[operator, tokens]
+        return others[other] / triton
+
+    ours, authors = 'Mask R-CNN: RAVLT-S', "Mask R-CNN: RAVLT-S, authors' code"
+    own, theirs = 'SegFormer-B0: its own attention, here', 'SegFormer-B0: MMSegmentation'
+    swin, resnet = 'Mask R-CNN: Swin-T, MMDetection', 'Mask R-CNN: ResNet-50, MMDetection'
+    few, many = 4096, 32768
+    host = {
+        (line[0], line[1]): [line[i] / line[i + 1] for i in (2, 4) if line[i]] for line in graphs
+    }
+    softmax = [host.pop(('SDPA', tokens))[0] for tokens in (1024, 16384)]
+    walk = host.pop(('random walk', 16384))
+    small = [ratio for ratios in host.values() for ratio in ratios]
+    page = (root / 'docs/benchmarks.md').read_text()
+    for sentence in (
+        f"trains in {peak(ours)}, with the authors' code in {peak(authors)}",
+        f'({step(ours)} and {step(authors)} ms)',
+        f'{step(own)} ms and {peak(own)}, in MMSegmentation {step(theirs)} ms and {peak(theirs)}',
+        f'With RALA it takes {step("SegFormer-B0: RALA")} ms',
+        f'{ratio("RALA", few, 0):.1f} to {ratio("RALA", many, 0):.1f} times as fast as [flash',
+        f'{ratio("RALA", few, 1):.1f} to {ratio("RALA", many, 1):.0f} times as fast as softmax',
+        f'{1 / ratio("linear", many, 0) - 1:.0%} to {1 / ratio("linear", few, 0) - 1:.0%} slower'
+        .replace('%', '', 1),
+        f'{ratio("linear", few, 1):.1f} to {ratio("linear", many, 1):.0f} times as fast as softmax',
+        f'takes {min(small):.0f} to {max(small):.0f} times as long as its CUDA graph',
+        f'16,384 tokens {walk[0]:.1f}\n  to {walk[1]:.1f} times',
+        'For softmax attention it is {:.1f} and {:.1f} times'.format(*softmax),
+        f'{step("SegFormer-B0: RWGKA")} against {step(own)} ms a step of SegFormer-B0',
+        f'RAVLT-S ({step(swin)} and {step(resnet)} ms)',
+        f'less memory ({peak(swin)[:3]} and {peak(resnet)})',
+    ):  # fmt: skip
+        assert sentence in page, sentence
+    rala, rwgka = 'SegFormer-B0: RALA', 'SegFormer-B0: RWGKA'
+    times_of_an_image = [f'{models[name][3]:.0f}' for name in (rala, own, rwgka)]
+    chosen = (root / 'docs/choose.md').read_text()
+    assert (
+        f'{step(rala)} ms with RALA, {step(own)} ms with its own attention, {step(rwgka)}' in chosen
+    )
+    assert 'One image takes {}, {} and {} ms'.format(*times_of_an_image) in chosen
+    readme = (root / 'README.md').read_text()
+    assert f'{peak(ours)} in place of {peak(authors)}' in readme
+    assert f'{step(own)} ms and {peak(own)} in place of {step(theirs)} ms' in readme
 
 
 def test_scores_in_sentences_are_those_of_a_table(root):
