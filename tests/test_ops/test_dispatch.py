@@ -13,6 +13,10 @@ from mmlinattn.ops import BackendError, use_backend
 from mmlinattn.ops.common import dispatch
 
 
+class Tensor(SimpleNamespace):
+    """A tensor on a GPU that is not there."""
+
+
 class Operator:
     """An operator that returns, or computes by, the implementation that was chosen."""
 
@@ -162,10 +166,10 @@ def test_forced_triton_without_a_kernel_is_an_error(operator):
     'version, message',
     [
         (None, 'Triton is not installed'),
-        ('3.0.0', 'tested with Triton 3.2 to 3.9, this is 3.0.0'),
+        ('3.0.0', 'tested with Triton 3.3 to 3.9, this is 3.0.0'),
         ('3.10.0', 'this is 3.10.0'),
         ('of an unknown version', 'this is of an unknown version'),
-        ('3.2.0', None),
+        ('3.3.0', None),
         ('3.9.0+git1234', None),
     ],
 )
@@ -195,9 +199,7 @@ def test_auto_depends_on_gpu_and_triton_alone(
     facts = SimpleNamespace(name='A GPU', major=major, minor=0)
     monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda index: facts)
     monkeypatch.setattr(dispatch, 'gpu_problem', dispatch._gpu_problem.__wrapped__)
-    on_a_gpu = SimpleNamespace(
-        is_cuda=True, get_device=lambda: 0, numel=lambda: 4, shape=torch.Size([4])
-    )
+    on_a_gpu = Tensor(is_cuda=True, get_device=lambda: 0, numel=lambda: 4, shape=torch.Size([4]))
     assert operator('auto', on_a_gpu) == expected
     assert operator('auto', torch.zeros(4)) == 'torch'
     if expected == 'torch':

@@ -675,3 +675,26 @@ def test_the_output_is_not_kept_for_the_backward_pass():
     out = linear_attention(q, k, v, backend='triton')
     kept = [x for x in out.grad_fn.saved_tensors if x is not None]
     assert len(kept) == 5 and all(x.data_ptr() != out.data_ptr() for x in kept)
+
+
+def test_fake_tensors_and_graphs_see_the_custom_operator():
+    """A launch would read their memory, which is not there."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with FakeTensorMode():
+        q, k, v = (torch.empty(1, 2, 40, 16, device=DEVICE) for _ in 'qkv')
+        assert linear_attention(q, k, v, backend='triton').shape == q.shape
+    q, k, v = torch.rand(3, 1, 2, 40, 16, device=DEVICE)
+    graph = make_fx(lambda q: linear_attention(q, k, v, backend='triton'))(q).graph
+    assert 'mmlinattn.kernels.default' in [str(node.target) for node in graph.nodes]
+
+
+def test_forward_mode_derivatives_have_no_kernel():
+    from torch.autograd import forward_ad
+
+    q, k, v = torch.rand(3, 1, 2, 40, 16, device=DEVICE)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(BackendError, match='forward-mode'):
+            linear_attention(dual, k, v, backend='triton')

@@ -131,18 +131,26 @@ def learnt(q, dim):
     return [q.new_empty(*size) for size in ((dim, dim), (dim, 2 * dim), (dim,))]
 
 
-class Compiled:
-    """Compiled kernel that records its launches; all have the numbers of the first one."""
+def describe(args):
+    """Return what a compiled kernel assumes of its arguments."""
+    return [x.dtype if isinstance(x, torch.Tensor) else x for x in args]
 
-    def __init__(self, kernel, numbers, seen):
-        self.kernel, self.numbers, self.seen = kernel, numbers, seen
+
+class Compiled:
+    """Compiled kernel that records its launches.
+
+    All have the numbers of the first one, and its tensors' dtypes, for which it is compiled.
+    """
+
+    def __init__(self, kernel, args, seen):
+        self.kernel, self.first, self.seen = kernel, describe(args), seen
 
     def __getitem__(self, grid):
         return lambda *args: self.launch(grid, args)
 
     def launch(self, grid, args):
         assert len(args) == len(self.kernel.arg_names) and all(size > 0 for size in grid)
-        assert [x for x in args if not isinstance(x, torch.Tensor)] == self.numbers
+        assert describe(args) == self.first
         self.seen.append((self.kernel.__name__, traceback.extract_stack()))
 
 
@@ -151,6 +159,8 @@ def fake_gpu(monkeypatch, name):
     seen = []
     monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda index: GPUS[name])
     monkeypatch.setattr(torch.cuda, 'current_device', lambda: 0)
+    # Fake tensors would take the custom operator.
+    monkeypatch.setattr(launching, 'has_dispatch_mode', lambda: False)
     monkeypatch.setattr(dispatch, 'gpu_problem', dispatch._gpu_problem.__wrapped__)
 
     def start(launch, tensors):
@@ -159,8 +169,7 @@ def fake_gpu(monkeypatch, name):
             *tensors, *launch.sizes, **launch.constants
         )
         args = list(bound.arguments.values())  # in the order of the kernel's parameters
-        numbers = [x for x in args if not isinstance(x, torch.Tensor)]
-        compiled = Compiled(launch.kernel, numbers, seen)
+        compiled = Compiled(launch.kernel, args, seen)
         compiled.launch(launch.grid, args)
         return compiled
 
@@ -258,3 +267,30 @@ def test_misaligned_tensors_are_specialised_at_every_launch(monkeypatch, clean):
         run(CALLS['mala'][1], torch.half, 64)
     assert len(seen) == 12
     assert len(starts) == 12 - 2  # the reduction reads new tensors alone
+
+
+@pytest.mark.parametrize('call', ['walk', 'ripple', 'adaptive'])
+def test_parameters_of_another_dtype_have_their_own_launches(monkeypatch, clean, call):
+    """As after autocast, and then ``model.bfloat16()``, in one process."""
+    seen = fake_gpu(monkeypatch, 'H100')
+    shapes = {
+        'walk': [(H, 49, 64), (H, 49, 64)],
+        'ripple': [(B, H, N, 5)],
+        'adaptive': [(64, 64), (64, 128), (64,)],
+    }
+    functions = {
+        'walk': random_walk_attention,
+        'ripple': lambda *x: ripple_attention(*x, hw_shape=HW),
+        'adaptive': lambda q, k, v, *learnt: adaptive_features(q, k, *learnt),
+    }
+    for dtype in (torch.float32, torch.bfloat16, torch.float32):
+        with FakeTensorMode():
+            q, k, v = (
+                torch.empty(B, H, N, 64, device='cuda', dtype=torch.bfloat16).requires_grad_()
+                for _ in 'qkv'
+            )
+            parameters = [torch.empty(x, device='cuda', dtype=dtype) for x in shapes[call]]
+            out = functions[call](q, k, v, *parameters)
+            outs = out if isinstance(out, tuple) else (out,)
+            outs[0].grad_fn.apply(*map(torch.empty_like, outs))
+    assert seen

@@ -44,14 +44,15 @@ def has_hooks(layer: nn.Module) -> bool:
 
 
 def apply_dropout(drop: nn.Module, x: Tensor) -> Tensor:
-    """Return ``drop(x)``; dropout with rate 0 is not called.
+    """Return ``drop(x)``; dropout with rate 0 and without hooks is not called.
 
     Example:
         >>> x = torch.ones(2)
         >>> apply_dropout(nn.Dropout(0.0), x) is x
         True
     """
-    return drop(x) if type(drop) is not nn.Dropout or drop.p else x
+    has_effect = type(drop) is not nn.Dropout or drop.p
+    return drop(x) if has_effect or drop._forward_hooks or drop._forward_pre_hooks else x
 
 
 def gelu_inplace_if_safe(layer: nn.Module, x: Tensor) -> Tensor:

@@ -35,7 +35,9 @@ from .numerics import active_tracer
 
 BACKENDS = ('auto', 'reference', 'torch', 'triton')
 ENV_VARIABLE = 'MMLINATTN_BACKEND'
-TESTED_TRITON = ((3, 2), (3, 9))  # first and last minor version
+# Others may have no memory of their own. torch.compile and counters of operations use fake ones.
+PLAIN_TENSORS = ('Tensor', 'Parameter', 'FakeTensor')
+TESTED_TRITON = ((3, 3), (3, 9))  # first and last minor version
 
 
 class BackendError(RuntimeError):
@@ -96,6 +98,8 @@ def _unsupported_device(q: Tensor, backend: str) -> Optional[str]:
         reason = TRITON_PROBLEM  # the interpreter runs kernels on a CPU, slowly: only on request
     else:
         reason = f'Triton kernels need a CUDA tensor, got one on {q.device}'
+    if reason is None and type(q).__name__ not in PLAIN_TENSORS:
+        reason = f'kernels need a plain tensor, got {type(q).__name__}'
     if reason is None and not q.numel():
         reason = f'kernels need tokens, got {tuple(q.shape)}'
     # torch.compile accepts custom operators; other tracers do not.

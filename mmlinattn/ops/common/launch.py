@@ -2,22 +2,18 @@
 
 Eager calls launch the kernels directly, in training from a ``torch.autograd.Function``; what a
 launch needs besides its tensors is computed once for each shape. The code of ``torch.compile``
-calls a custom operator instead, see :mod:`.compiled`.
+and dispatch modes see a custom operator instead, see :mod:`.compiled`.
 """
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-import triton
 from torch import Tensor
 
 from .compiled import compiled_call
 from .first_derivative import first_derivative_only
 from .launch_table import Config
-from .numerics import needs_gradient
-
-# Triton 3.2 passes other arguments to a compiled kernel.
-_KEEPS_COMPILED = tuple(map(int, triton.__version__.split('.')[:2])) >= (3, 3)
+from .numerics import has_dispatch_mode, needs_gradient
 
 
 class Launch:
@@ -50,7 +46,7 @@ class Launch:
         self.kernel, self.sizes, self.constants = kernel, tuple(sizes), constants
         self.grid = (*grid, 1, 1)[:3]
         self.options = dict(num_warps=config.warps, num_stages=config.stages)
-        self.aligned = aligned and _KEEPS_COMPILED
+        self.aligned = aligned
         self.values = tuple(constants[name] for name in kernel.arg_names if name in constants)
         self.compiled: Any = None
 
@@ -121,7 +117,7 @@ class KernelOperator(NamedTuple):
             options: an instance of the class of the options.
             tensors: arguments of ``forward``; the first one is not None.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or has_dispatch_mode():
             results = compiled_call(self.forward.__module__, options, self.num_sizes, tensors)
         elif needs_gradient(*tensors):
             return _Function.apply(self, options, *tensors)

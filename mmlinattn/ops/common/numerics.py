@@ -2,7 +2,7 @@
 
 import functools
 from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, List, Optional
+from typing import Any, Callable, ContextManager, Dict, List, Optional
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,8 @@ def sums_halves_in_float32(x: Tensor) -> bool:
     device = x.device
     if device.type in ('cpu', 'meta') or is_tracing() or has_dispatch_mode():
         return False
-    return _has_mixed_product(device, x.dtype, torch.backends.cuda.matmul.allow_fp16_accumulation)
+    low_precision = getattr(torch.backends.cuda.matmul, 'allow_fp16_accumulation', False)
+    return _has_mixed_product(device, x.dtype, low_precision)
 
 
 @functools.cache
@@ -40,6 +41,8 @@ def _has_mixed_product(device: torch.device, dtype: torch.dtype, low_precision: 
     x = torch.zeros(1, 8, 8, dtype=dtype, device=device)
     try:
         _mixed_product(x, x)
+    except torch.cuda.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError):
         return False
     return True
@@ -199,6 +202,8 @@ def active_tracer() -> Optional[str]:
         return 'the model is being exported'
     if torch._C._are_functorch_transforms_active():
         return 'a transform of torch.func is running'
+    if not torch.compiler.is_compiling() and in_forward_ad():
+        return 'forward-mode derivatives are computed'
     return None
 
 
@@ -226,16 +231,24 @@ def constant(
     hashable. Callers must not change the result.
     """
     tracing = is_tracing() if tracing is None else tracing
-    if tracing or has_dispatch_mode() or device.type == 'meta' or is_capturing(device):
+    if tracing or has_dispatch_mode() or device.type == 'meta':
         return build(*args, device)
-    return _cached(build, device, *args)
+    key = (build, device, *args)
+    found = _CONSTANTS.get(key)
+    if found is None:
+        if is_capturing(device):  # memory of the graph, which must not be kept
+            return build(*args, device)
+        # Outside of inference mode: training may use the table later.
+        with torch.inference_mode(False), torch.no_grad():
+            found = _CONSTANTS[key] = build(*args, device)
+        if len(_CONSTANTS) > _MOST_CONSTANTS:
+            _CONSTANTS.pop(next(iter(_CONSTANTS)), None)
+    return found
 
 
-@functools.lru_cache(maxsize=64)
-def _cached(build: Callable[..., Tensor], device: torch.device, *args: Any) -> Tensor:
-    # Outside of inference mode: training may use the table later.
-    with torch.inference_mode(False), torch.no_grad():
-        return build(*args, device)
+# The oldest ones are dropped.
+_CONSTANTS: Dict[tuple, Tensor] = {}
+_MOST_CONSTANTS = 64
 
 
 def is_tracing() -> bool:

@@ -132,8 +132,7 @@ class CallKey(NamedTuple):
 
     Attributes:
         options: options of the kernels.
-        shapes, strides: of the tensors, None for those that are not given.
-        dtype: dtype of the first tensor.
+        shapes, strides, dtypes: of the tensors, None for those that are not given.
         device_index: index of its CUDA device, None in Triton's interpreter.
         aligned: True if the addresses of all tensors are multiples of 16 bytes.
         variant: :data:`VARIANT`.
@@ -142,7 +141,7 @@ class CallKey(NamedTuple):
     options: Any
     shapes: Tuple[Any, ...]
     strides: Tuple[Any, ...]
-    dtype: torch.dtype
+    dtypes: Tuple[Any, ...]
     device_index: Optional[int]
     aligned: bool
     variant: int
@@ -152,19 +151,20 @@ class CallKey(NamedTuple):
         """Return the key of tensors or None; the first one is a tensor."""
         shapes = tuple([None if x is None else x.shape for x in tensors])
         strides = tuple([None if x is None else x.stride() for x in tensors])
+        dtypes = tuple([None if x is None else x.dtype for x in tensors])
         address = 0
         for x in tensors:
             if x is not None:
                 address |= x.data_ptr()
         index = tensors[0].get_device()
         index = None if index < 0 else index
-        return cls(options, shapes, strides, tensors[0].dtype, index, not address & 15, VARIANT)
+        return cls(options, shapes, strides, dtypes, index, not address & 15, VARIANT)
 
     def tokens(self, place: int) -> Tokens:
         """Return the facts about tensor ``place``, (B, heads, N, d)."""
         batch, heads, num_tokens, dim = self.shapes[place]
         strides = self.strides[place]
-        return Tokens(batch, heads, num_tokens, dim, strides, self.dtype, self.device_index)
+        return Tokens(batch, heads, num_tokens, dim, strides, self.dtypes[0], self.device_index)
 
 
 def token_strides(x: Tokens) -> Tuple[int, int, int, int]:
