@@ -54,8 +54,7 @@ Costs = Tuple[float, int, float, int]
 class NoKernel:
     """Compiled kernel that does nothing."""
 
-    def __getitem__(self, grid: tuple) -> Callable[..., None]:
-        return self.run
+    function = packed_metadata = None
 
     @staticmethod
     def run(*args: object) -> None:
@@ -68,6 +67,7 @@ def fake_gpu() -> None:
 
     kernel = NoKernel()
     launch.start = lambda *args: kernel
+    launch.current_stream = lambda: 0
     dispatch._unsupported_device = lambda q, backend: None
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_properties = lambda index: H100

@@ -24,6 +24,31 @@ def test_rotation_is_multiplication_by_a_complex_phase():
                 assert abs(complex(*axes[:, at, t]) - phase) < 1e-6
 
 
+@pytest.mark.parametrize('dtype, error', [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+def test_half_types_and_their_gradients(dtype, error):
+    rotary = Rotary((3, 4), 8)
+    x = torch.randn(2, 3, 12, 8, dtype=dtype, requires_grad=True)
+    exact = x.detach().double().requires_grad_()
+    turned, expected = apply_rotary(x, rotary), apply_rotary(exact, rotary)
+    grad = torch.randn_like(turned)
+    found = torch.autograd.grad(turned, x, grad)[0]
+    torch.testing.assert_close(turned.double(), expected, rtol=0, atol=error)
+    expected = torch.autograd.grad(expected, exact, grad.double())[0]
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=error)
+
+
+@pytest.mark.parametrize('back', [False, True])
+def test_derivatives_of_the_rotation_of_half_types(back):
+    pairs = torch.randn(2, 6, 4, 2, dtype=torch.float64, requires_grad=True)
+    angles = Rotary((2, 3), 8).angles(torch.float64)
+
+    def turn(x):
+        return module._Turn.apply(x, angles, back)
+
+    assert torch.autograd.gradcheck(turn, pairs, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(turn, pairs)
+
+
 def test_recorded_tables(golden):
     t, _ = golden('attention_ops')
     angles = Rotary((7, 9), 8).angles(torch.float64)

@@ -32,7 +32,7 @@ class Launch:
         aligned: True if the addresses of all tensors are multiples of 16 bytes.
     """
 
-    __slots__ = ('aligned', 'compiled', 'constants', 'grid', 'kernel', 'options', 'sizes', 'values')
+    __slots__ = ('aligned', 'compiled', 'constants', 'grid', 'kernel', 'options', 'rest', 'sizes')
 
     def __init__(
         self,
@@ -47,16 +47,29 @@ class Launch:
         self.grid = (*grid, 1, 1)[:3]
         self.options = dict(num_warps=config.warps, num_stages=config.stages)
         self.aligned = aligned
-        self.values = tuple(constants[name] for name in kernel.arg_names if name in constants)
+        values = tuple(constants[name] for name in kernel.arg_names if name in constants)
+        self.rest = self.sizes + values
         self.compiled: Any = None
 
     def __call__(self, *tensors: Tensor) -> None:
         """Launch the kernel on the current stream."""
-        if self.compiled is not None:
-            self.compiled[self.grid](*tensors, *self.sizes, *self.values)
-        else:
+        compiled = self.compiled
+        if compiled is None:
             compiled = start(self, tensors)
             self.compiled = compiled if self.aligned else None
+            return
+        # What `compiled[grid](*tensors, ...)` does, in a third of the time. Triton takes addresses
+        # in place of tensors, and so asks the driver nothing about them.
+        addresses = [x.data_ptr() for x in tensors]
+        compiled.run(
+            *self.grid, current_stream(), compiled.function, compiled.packed_metadata,
+            None, None, None, *addresses, *self.rest,
+        )  # fmt: skip
+
+
+def current_stream() -> int:
+    """Return the current CUDA stream of the current device."""
+    return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
 
 
 def start(launch: Launch, tensors: Sequence[Tensor]) -> Any:
