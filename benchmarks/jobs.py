@@ -4,9 +4,10 @@ import gc
 import json
 import multiprocessing
 import os
+import queue
 import time
 import traceback
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
@@ -134,27 +135,52 @@ def _execute(jobs: Jobs, workers: int, until: float) -> Iterator[Tuple[str, dict
     if workers == 1:
         yield from ((name, run_job(job, until)) for name, job in jobs.items())
         return
+    waiting, results = iter(list(jobs.items())), queue.SimpleQueue()
+
+    def work() -> None:
+        """Run jobs one after the other in a process, which a failed job may break."""
+        run = Worker()
+        for name, job in waiting:  # each thread takes the next one
+            results.put((name, run(job, until)))
+        run.close()
+
     with ThreadPoolExecutor(workers) as threads:
-        futures = {
-            threads.submit(run_in_process, job, until, (len(jobs) - 1 - i) // workers): name
-            for i, (name, job) in enumerate(jobs.items())
-        }
-        yield from ((futures[future], future.result()) for future in as_completed(futures))
+        for _ in range(workers):
+            threads.submit(work)
+        yield from (results.get() for _ in jobs)
 
 
-def run_in_process(job: list, until: float, later: int = 0) -> dict:
-    """Return the result of a job that runs in a new process.
+class Worker:
+    """A process that runs jobs, with the imports and compiled kernels of those before.
 
-    Args:
-        later: number of jobs that need the same worker afterwards, and as much time each.
+    Example:
+        >>> run = Worker()
+        >>> run([], 0.0)['state']
+        'done'
+        >>> run.close()
     """
-    until -= max(0.0, until - time.time()) * later / (later + 1)
-    try:
-        context = multiprocessing.get_context('spawn')
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
-            return pool.submit(run_job, job, until).result()
-    except BrokenProcessPool:
-        return dict(state=FAILED, why='its process died', seconds=0.0, rows=[])
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn'))
+
+    def __call__(self, job: list, until: float) -> dict:
+        """Return the result of :func:`run_job`; after a failure the process is a new one."""
+        try:
+            result = self._pool.submit(run_job, job, until).result()
+        except Exception as error:
+            died = isinstance(error, BrokenProcessPool)
+            why = 'its process died' if died else error_line(error)
+            result = dict(state=FAILED, why=why, seconds=0.0, rows=[])
+        if result['state'] == FAILED:
+            self.close()
+            self._start()
+        return result
+
+    def close(self) -> None:
+        self._pool.shutdown()
 
 
 def run_job(job: list, until: float) -> dict:

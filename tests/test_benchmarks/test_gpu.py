@@ -51,8 +51,8 @@ def test_tiny_run_of_all_sections_and_resume(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     'section, change, message',
     [
-        ('correctness', lambda out, i: 1.01 * out, 'float32: output differs by 1.0e-02, more than'),
-        ('correctness', lambda out, i: math.nan * out, 'float32: output differs by nan'),
+        ('correctness', lambda out, i: 1.01 * out, 'case 0: output differs by 1.0e-02, more than'),
+        ('correctness', lambda out, i: math.nan * out, 'case 0: output differs by nan'),
         ('robustness', lambda out, i: out + i % 2, 'repeats, float32, triton: output changes'),
     ],
     ids=['off by 1%', 'NaN', 'not repeatable'],
@@ -124,11 +124,15 @@ def test_sections_share_the_time_and_a_second_call_resumes(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_job_whose_process_dies_has_failed():
-    result = jobs.run_in_process([partial(list, [{'a': 1}])], math.inf)
-    assert (result['state'], result['rows']) == ('done', [{'a': 1}])
-    result = jobs.run_in_process([partial(os._exit, 3)], math.inf)
-    assert (result['state'], result['why']) == ('failed', 'its process died')
+def test_jobs_run_side_by_side_and_one_may_break_its_process():
+    good = [partial(list, [{'a': 1}])]
+    run = {'a': good, 'died': [partial(os._exit, 3)], 'unknown': [lambda: []], 'b': good}
+    results = dict(jobs._execute(run, 2, math.inf))
+    found = {name: (result['state'], result['rows']) for name, result in results.items()}
+    assert found['a'] == found['b'] == ('done', [{'a': 1}])
+    assert found['died'] == found['unknown'] == ('failed', [])
+    assert results['died']['why'] == 'its process died'
+    assert 'pickle' in results['unknown']['why'].lower()
 
 
 def test_results_are_published(tmp_path, benchmark_page):

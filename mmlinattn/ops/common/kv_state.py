@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Launch
-from .partition import LaunchPlan, Tokens, device_facts, plan
+from .partition import Tokens, plan
 from .reduction import mean_of_chunks
 from .triton_helpers import (
     LOWEST,
@@ -148,21 +148,6 @@ class KVOptions(NamedTuple):
         )  # fmt: skip
 
 
-def plan_sums(name: str, x: Tokens, heads: int, num_tokens: int, variant: int) -> LaunchPlan:
-    """Return the plan of a kernel whose programs write sums over their tokens.
-
-    In variant 1 one program has all tokens of a head if there are nearly as many heads as
-    multiprocessors. Its block and warps are doubled, and no chunks are written, read and added.
-    """
-    partition = plan(name, x, heads, num_tokens)
-    config = partition.config
-    processors = 0 if x.device_index is None else device_facts(x.device_index).processors
-    if variant != 1 or config.warps > 4 or 5 * heads < 4 * processors:
-        return partition
-    config = config._replace(block=2 * config.block, warps=8)
-    return LaunchPlan(config, -(-num_tokens // config.block) * config.block, 1)
-
-
 class KVStateLaunches:
     """Launches of the normalised sums over the keys, for keys and values of one shape.
 
@@ -172,7 +157,6 @@ class KVStateLaunches:
         options: options of the sums.
         aligned: see :class:`.Launch`.
         query_splits: number of partial sums of the mean query of RALA.
-        variant: :data:`.launch.VARIANT`.
     """
 
     def __init__(
@@ -182,10 +166,9 @@ class KVStateLaunches:
         options: KVOptions,
         aligned: bool,
         query_splits: int = 0,
-        variant: int = 0,
     ) -> None:
         batch, heads, num_tokens = options.extent(k)
-        partition = plan_sums(options.name('kv_state'), k, heads, num_tokens, variant)
+        partition = plan(options.name('kv_state'), k, heads, num_tokens)
         self.scored = options.kind == 'rala'
         sizes = (k.heads, num_tokens, options.width, partition.chunk, query_splits, k.dim**-0.5)
         self.launch = Launch(

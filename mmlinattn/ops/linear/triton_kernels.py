@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.kv_state import KVOptions, KVStateLaunches, plan_sums
+from ..common.kv_state import KVOptions, KVStateLaunches
 from ..common.launch import KernelOperator, Launch, as_bytes
 from ..common.numerics import token_major
 from ..common.partition import CallKey, plan, token_strides, unsupported_tokens
@@ -388,9 +388,7 @@ class _ForwardLaunches:
                 partition.config, key.aligned,
             )  # fmt: skip
             self.splits = partition.splits
-        self.kv_state = KVStateLaunches(
-            k, key.strides[2], keys, key.aligned, self.splits, key.variant
-        )
+        self.kv_state = KVStateLaunches(k, key.strides[2], keys, key.aligned, self.splits)
 
 
 _forward_launches = functools.lru_cache(maxsize=1024)(_ForwardLaunches)
@@ -450,7 +448,7 @@ class _BackwardLaunches:
         )  # fmt: skip
 
         def over_queries(name: str, adds: bool, writes: bool) -> Tuple[Launch, int]:
-            partition = plan_sums(name, q, heads, num_queries, key.variant * adds)
+            partition = plan(name, q, heads, num_queries)
             queries_launch = Launch(
                 _query_backward_kernel, (heads, partition.splits),
                 (*q.strides, *key.strides[6], *out_strides, q.heads, num_queries,
