@@ -70,7 +70,7 @@ def test_wrong_result_is_named(tmp_path, capsys, monkeypatch, section, change, m
     monkeypatch.setitem(OPERATORS, 'additive', replace(original, run=run))
     assert main(tmp_path, '--only', section, '--docs') == 1
     for text in (capsys.readouterr().out, (tmp_path / 'report.md').read_text()):
-        assert f'{section}, additive, {message}' in text
+        assert f'{section}, additive' in text and message in text
     OPERATORS['additive'] = original
     assert main(tmp_path, '--only', section) == 0
 
