@@ -87,13 +87,14 @@ class WindowAttention(SoftmaxAttention):
         windows = WindowPartition(
             layout.hw_shape, self.window_size, self.shift, type(self).__name__
         )
-        if windows.is_exact:
-            q, k, v = (windows.partition(x) for x in (q, k, v))
-        else:  # one copy to pad or shift all three
-            bias = projection_bias(self.in_proj) if windows.is_padded else None
-            if bias is not None:
-                # The projection of a token 0 is its bias. A projected gate has the last part.
-                bias = bias[: 3 * self.embed_dims].view(3, 1, self.num_heads, 1, 1, -1)
+        bias = projection_bias(self.in_proj) if windows.is_padded else None
+        if bias is not None:
+            # The projection of a token 0 is its bias. A projected gate has the last part.
+            bias = bias[: 3 * self.embed_dims].view(3, 1, self.num_heads, 1, 1, -1)
+        if windows.is_exact or q.is_cpu:
+            biases = (None,) * 3 if bias is None else bias.unbind(0)
+            q, k, v = (windows.partition(x, b) for x, b in zip((q, k, v), biases))
+        else:  # a GPU copies them in less time than the host needs to launch two more series
             q, k, v = windows.partition(torch.stack((q, k, v)), bias).unbind(0)
         mask = layout.key_padding_mask
         if mask is not None:
