@@ -327,15 +327,20 @@ def _query_gradients(call: _Call, grad: Tensor, q: Tensor, sums: KVState) -> Tup
     """Return gradients of the queries, except through their mean, and of the state."""
     half, scale, means = call.half, q.shape[-1] ** -0.5, call.options.magnitude_aware
     eps, state = call.eps(q), sums.state.mT
+    # Without rotation the gradients of queries are small differences of what all values have in
+    # common: rounded sums would cost most digits.
+    of_sums = half if call.options.rotary is not None else None
     dq: Any = None
     d_state: Any = None
     d_total: Any = None
     d_values: Any = None
     for chunk in call.chunks:
         features, grads = call.features(q, chunk), chunk_of(grad, chunk, half or call.dtype)
-        norm = _normaliser(features, sums.total, half)
+        wide = features if of_sums else features.to(call.dtype)
+        norm = _normaliser(wide, sums.total, of_sums)
         turned = call.turn(features, chunk)
-        d_turned = product(grads, state, half)  # before the factors, which can leave float16
+        # Before the factors, which can leave float16.
+        d_turned = product(grads if of_sums else grads.to(call.dtype), state, of_sums)
         if means:
             gain, z = _gain(norm, q.shape[-1], eps)
             d_values = _faded_sum(d_values, None, -product(z.mT, grads, half))

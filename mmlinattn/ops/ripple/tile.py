@@ -3,8 +3,8 @@
 The weight of the last group is subtracted everywhere: ``w_g = w_R + (w_g - w_R)``. The first term
 is one global linear attention. The second is 0 at distance R and beyond, so a tile of queries
 attends only to the keys of its halo: two dense products per tile. Scores exist for one chunk of
-tiles at a time; the backward pass recomputes them. On an accelerator the factors of products are
-bfloat16 for such inputs, with float32 sums; float16 would leave its range.
+tiles at a time; the backward pass recomputes them. Products are float32 for half types: gradients
+are small differences, of which rounded factors would leave nothing.
 """
 
 import functools
@@ -16,15 +16,12 @@ from torch import Tensor
 
 from ..common.first_derivative import first_derivative_only
 from ..common.numerics import (
-    Half,
     accumulation_dtype,
     chunk_budget,
     constant,
-    factor_dtype,
     is_tracing,
     needs_gradient,
     no_autocast,
-    product,
     zero_padding,
 )
 from .groups import axis_distance, chebyshev_distance, drop_empty_last
@@ -36,8 +33,7 @@ TILE = (2, 8)
 
 def ripple_tile(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:
     """Compute :func:`mmlinattn.ops.ripple_attention`; Chebyshev groups only."""
-    out_dtype, dtype, half = v.dtype, accumulation_dtype(v.dtype), factor_dtype(v)
-    half = half if half == torch.bfloat16 else None
+    out_dtype, dtype = v.dtype, accumulation_dtype(v.dtype)
     (height, width), mask, tracing = options.hw_shape, options.key_padding_mask, is_tracing()
     if mask is not None or max(height, width) // 2 < weights.shape[-1] - 1:
         weights = drop_empty_last(weights, options.hw_shape, weights.shape[-1] - 1, mask)
@@ -52,9 +48,9 @@ def ripple_tile(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: Rippl
         v = v.reshape(*shape, v.shape[-1])
         weights = weights.reshape(*shape, weights.shape[-1])
         if tracing or needs_gradient(q, k, v, weights):
-            out = RippleTile.apply(q, k, v, weights, options.eps, half)
+            out = RippleTile.apply(q, k, v, weights, options.eps)
         else:
-            out, *_ = _forward(_Tiles(weights, half, False), q, k, v, weights, options.eps, False)
+            out, *_ = _forward(_Tiles(weights, False), q, k, v, weights, options.eps, False)
         out = out.view(batch, heads, count, out.shape[-1])
         return out if dtype == out_dtype else out.to(out_dtype)
 
@@ -63,20 +59,17 @@ class RippleTile(torch.autograd.Function):
     """Maps q, k (n, H, W, m), v (n, H, W, d), weights (n, H, W, R + 1) to (n, H, W, d)."""
 
     @staticmethod
-    def forward(
-        ctx, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, eps: float, half: Half
-    ) -> Tensor:
-        tiles = _Tiles(weights, half, is_tracing())
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, eps: float) -> Tensor:
+        tiles = _Tiles(weights, is_tracing())
         out, state, inverse = _forward(tiles, q, k, v, weights, eps, True)
         ctx.save_for_backward(q, k, v, weights, state, out, inverse)
-        ctx.half = half
         return out
 
     @staticmethod
     @first_derivative_only
     def backward(ctx, grad_out: Tensor) -> Tuple[Optional[Tensor], ...]:
         with no_autocast(grad_out):
-            return (*_backward(grad_out, ctx.saved_tensors, ctx.half), None, None)
+            return (*_backward(grad_out, ctx.saved_tensors), None)
 
 
 def _forward(
@@ -86,7 +79,7 @@ def _forward(
     channels, size = q.shape[-1], v.shape[-1]
     keys = k.flatten(1, 2).mT
     # The normaliser is the attention to values of 1, stored as one more channel.
-    sums = tiles.matmul(keys, v.flatten(1, 2))
+    sums = keys @ v.flatten(1, 2)
     state = torch.cat([sums, keys.sum(-1, keepdim=True)], -1)  # [n, m, d + 1]
     out = v.new_empty(v.shape)
     inverse = v.new_empty(*v.shape[:-1], 1) if training else out
@@ -99,7 +92,7 @@ def _forward(
         total = tiles.product('total', scores, values)
         queries *= spatial[..., -1:]
         queries = queries.view(chunk.heads, -1, channels)
-        tiles.add_product(total.view(chunk.heads, -1, size + 1), queries, state[chunk.maps])
+        total.view(chunk.heads, -1, size + 1).baddbmm_(queries, state[chunk.maps])
         normaliser = (total[..., -1:] + eps).reciprocal_()
         part = total[..., :-1]
         part *= normaliser
@@ -109,10 +102,10 @@ def _forward(
     return out, state, inverse
 
 
-def _backward(grad_out: Tensor, saved: Tuple[Tensor, ...], half: Half) -> Tuple[Tensor, ...]:
+def _backward(grad_out: Tensor, saved: Tuple[Tensor, ...]) -> Tuple[Tensor, ...]:
     """Return the gradients of q, k, v and the weights."""
     q, k, v, weights, state, out, inverse = saved
-    tiles = _Tiles(weights, half, is_tracing())
+    tiles = _Tiles(weights, is_tracing())
     channels, size = q.shape[-1], v.shape[-1]
     grad_q, grad_weights = q.new_empty(q.shape), weights.new_empty(weights.shape)
     grad_k, grad_v = k.new_zeros(k.shape), v.new_zeros(v.shape)
@@ -131,8 +124,8 @@ def _backward(grad_out: Tensor, saved: Tuple[Tensor, ...], half: Half) -> Tuple[
         last = spatial[..., -1:]
         per_head = grad.view(chunk.heads, -1, size + 1)
         far = (queries * last).view(chunk.heads, -1, channels)
-        grad_state[chunk.maps] += tiles.matmul(far.mT, per_head)
-        grad_far = tiles.matmul(per_head, state[chunk.maps].mT).view(queries.shape)
+        grad_state[chunk.maps] += far.mT @ per_head
+        grad_far = (per_head @ state[chunk.maps].mT).view(queries.shape)
 
         # The local term.
         kernel = tiles.product('scores', queries, keys.mT)
@@ -150,9 +143,9 @@ def _backward(grad_out: Tensor, saved: Tuple[Tensor, ...], half: Half) -> Tuple[
         grad_last -= grad_local.sum(-1, keepdim=True)
         tiles.paste(torch.cat([grad_local, grad_last], -1), chunk, grad_weights)
     grad_sums, grad_counts = grad_state[..., :-1], grad_state[..., -1]
-    tiles.add_product(grad_k.flatten(1, 2), v.flatten(1, 2), grad_sums.mT)
+    grad_k.flatten(1, 2).baddbmm_(v.flatten(1, 2), grad_sums.mT)
     grad_k += grad_counts[:, None, None]
-    tiles.add_product(grad_v.flatten(1, 2), k.flatten(1, 2), grad_sums)
+    grad_v.flatten(1, 2).baddbmm_(k.flatten(1, 2), grad_sums)
     return grad_q, grad_k, grad_v, grad_weights
 
 
@@ -230,9 +223,8 @@ class _Tiles:
     matrix products read them in place. A few tiles extend beyond the map, with queries of 0.
     """
 
-    def __init__(self, weights: Tensor, half: Half, tracing: bool) -> None:
-        plan = _plan if tracing else _cached_plan
-        device, self.half = weights.device, half
+    def __init__(self, weights: Tensor, tracing: bool) -> None:
+        plan, device = _plan if tracing else _cached_plan, weights.device
         n, height, width, groups = weights.shape
         y, x, self.chunks = plan(n, height, width, groups, chunk_budget(device, True))
         self.y, self.x, self.single = y, x, len(self.chunks) == 1
@@ -275,7 +267,7 @@ class _Tiles:
         count = chunk.heads * chunk.strips * (y.tiles + y.overhang)
         row = y.tile * x.halo * channels
         name = 'values' if ones else 'keys'
-        memory = self.buffer(name, (count + y.overhang, row), maps, self.half)
+        memory = self.buffer(name, (count + y.overhang, row), maps)
         memory[count:] = 0
         strips = band.unfold(2, x.halo, x.tile).permute(0, 2, 1, 4, 3)
         memory[:count].view(strips.shape)[:] = strips
@@ -291,7 +283,7 @@ class _Tiles:
         # The rows of tiles of a halo are adjacent in memory: products accumulate in place.
         for i in range(y.overhang + 1):
             keys = left[:, :, i * row : (i + 1) * row].mT
-            self.add_product(memory[i : i + tiles, : keys.shape[1]], keys, right)
+            memory[i : i + tiles, : keys.shape[1]].baddbmm_(keys, right)
         strips = memory[:tiles].view(heads, count, y.padded, x.halo, channels).transpose(1, 2)
         shape = (heads, y.padded, before + width + chunk.beyond, channels)
         band = self.buffer(f'band{channels}', shape, maps).zero_()
@@ -310,36 +302,21 @@ class _Tiles:
     def sum_groups(self, left: Tensor, right: Tensor) -> Tensor:
         """Sum ``left * right`` over each group except the last: (C, M, K) to (C, M, R)."""
         both = torch.mul(left, right, out=self.buffer('both', left.shape, left))
-        return self.matmul(both.transpose(0, 1), self.in_group.mT).transpose(0, 1)
-
-    def matmul(self, left: Tensor, right: Tensor) -> Tensor:
-        """Compute ``left @ right``, (C, l, m) by (C, m, n)."""
-        if self.half is None:
-            return left @ right
-        return product(left[None], right[None], self.half)[0]
-
-    def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add ``left @ right`` to ``total`` in place."""
-        if self.half is None:
-            total.baddbmm_(left, right)
-        else:
-            total += self.matmul(left, right)
+        return (both.transpose(0, 1) @ self.in_group.mT).transpose(0, 1)
 
     def product(self, name: str, left: Tensor, right: Tensor) -> Tensor:
         """Compute ``left @ right`` into a buffer that the chunks share."""
-        if self.half is not None:
-            return self.matmul(left, right)
         if self.single:
             return torch.bmm(left, right)
         shape = (*left.shape[:2], right.shape[-1])
         return torch.bmm(left, right, out=self.buffer(name, shape, left))
 
-    def buffer(self, name: str, shape: Sequence[int], like: Tensor, dtype: Half = None) -> Tensor:
+    def buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         """Return a buffer that the chunks share; new memory costs more than some products."""
         if self.single:
-            return like.new_empty(shape, dtype=dtype)
+            return like.new_empty(shape)
         size = math.prod(shape)
         if name not in self._buffers:
             # The first chunk is the largest.
-            self._buffers[name] = like.new_empty(size, dtype=dtype)
+            self._buffers[name] = like.new_empty(size)
         return self._buffers[name][:size].view(shape)
