@@ -1,7 +1,6 @@
 """Check and measure what only a GPU shows, the most valuable first and within a time limit.
 
     python benchmarks/gpu.py --minutes 15 --out work_dirs/gpu
-    python benchmarks/gpu.py --minutes 5 --only operators --variants 0 1 2
     python benchmarks/gpu.py --minutes 0 --out work_dirs/gpu --docs       # shows results in docs/
     python benchmarks/gpu.py --device cpu --tiny --out work_dirs/tiny     # tests the script
 
@@ -17,7 +16,7 @@ import platform
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional, Sequence
+from typing import Dict, Iterable, List, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')
@@ -57,7 +56,7 @@ def errors(rows: List[dict]) -> str:
     return f'{len(rows)}: {largest}'
 
 
-def sections(variants: Sequence[int], released: Optional[Path]) -> List[jobs.Section]:
+def sections(released: Optional[Path]) -> List[jobs.Section]:
     """Return all sections with their shares of the time, the most valuable first."""
     correctness = pivot(['operator', 'form'], 'dtype', errors)
     host = pivot(
@@ -66,7 +65,7 @@ def sections(variants: Sequence[int], released: Optional[Path]) -> List[jobs.Sec
         lambda rows: ' / '.join(f'{rows[0].get(x, 0):.3g}' for x in ('eager_ms', 'graph_ms')),
     )
     operators = pivot(
-        ['operator', 'baseline', 'variant', 'mode', 'batch', 'heads'],
+        ['operator', 'baseline', 'mode', 'batch', 'heads'],
         'tokens',
         lambda rows: f'{rows[0]["ms"]:.3g} ms, {rows[0]["share"]:.0%}',
     )
@@ -82,7 +81,7 @@ def sections(variants: Sequence[int], released: Optional[Path]) -> List[jobs.Sec
         ('host', 'Batch 1, 8 heads, by tokens: ms with the host / as a CUDA graph', 8, speed.host,
          host),
         ('operators', 'Time of the device and share of copy bandwidth, by tokens', 20,
-         partial(speed.operators, variants=variants), operators),
+         speed.operators, operators),
         ('registers', 'Registers of the kernels', 5, checks.registers, rows_table, True),
         ('models', 'Training step, and one image without post-processing, bfloat16', 25,
          partial(models.timings, released=released), rows_table),
@@ -92,7 +91,7 @@ def sections(variants: Sequence[int], released: Optional[Path]) -> List[jobs.Sec
     )]  # fmt: skip
 
 
-SECTIONS = tuple(section.name for section in sections((), None))
+SECTIONS = tuple(section.name for section in sections(None))
 
 
 def parse_args(argv: List[str]) -> argparse.Namespace:
@@ -105,7 +104,6 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     add('--device', default='cuda', help='cpu, cuda or cuda:N')
     add('--tiny', action='store_true', help='tiny sizes, to test the script')
     add('--only', nargs='+', choices=SECTIONS, metavar='SECTION', default=SECTIONS)
-    add('--variants', nargs='+', type=int, default=[0], help='variants of the kernels to time')
     add('--released', type=Path, metavar='FILE', help="detection backbone of RALA's authors")
     add('--docs', action='store_true', help='show the results in docs/benchmarks.md, too')
     args = parser.parse_args(argv)
@@ -118,7 +116,7 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
 
 def main(argv: List[str]) -> int:
     args = parse_args(argv)
-    every = sections(args.variants, args.released)
+    every = sections(args.released)
     key: Dict[str, object] = {}
     if args.minutes:
         gc.freeze()  # skips imported objects, whose collection takes longer than most jobs
@@ -141,8 +139,6 @@ def main(argv: List[str]) -> int:
     lines = [*report.shown(NAME, shown), *(['', 'Wrong or failed:', ''] if bad else []), *bad]
     (args.out / 'report.md').write_text('\n'.join([*lines, '']))
     print(f'Written: {args.out / "report.md"}', *bad, sep='\n')
-    if len(args.variants) > 1:
-        print(*speed.winners([row for r in records.values() for row in jobs.rows_of(r)]), sep='\n')
     if args.docs and not bad:
         report.publish(NAME, shown, new_heading='## GPU session')
     return int(bool(bad))

@@ -3,13 +3,11 @@
 import statistics
 from functools import cache, partial
 from itertools import product
-from typing import Callable, Dict, Iterable, List, Sequence, Tuple
+from typing import Callable, Iterable, List, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from mmlinattn.ops.common import partition
 
 from ..baselines import flash_bla
 from ..cases import OURS, Setup, map_shape
@@ -83,34 +81,29 @@ def _host(session: Session, name: str, tokens: int) -> Iterable[Row]:
         yield row
 
 
-def operators(session: Session, variants: Sequence[int] = (0,)) -> Jobs:
-    """Time forward and backward pass of every operator, once per variant, and of its rivals."""
+def operators(session: Session) -> Jobs:
+    """Time forward and backward pass of every operator and of its rivals."""
     jobs: Jobs = {}
     sizes = ((1, 1, 64),) if session.tiny else SIZES
-    for size, variant, name in product(sizes, variants, (*TIMED, SDPA)):
-        rivals = [SDPA if name == SDPA else OURS]
-        if name == SDPA and (size[0] * size[1] * size[2] ** 2 > MAX_PAIRS or variant):
+    for size, name in product(sizes, (*TIMED, SDPA)):
+        rivals = [SDPA] if name == SDPA else [OURS, TORCH]
+        if name == SDPA and size[0] * size[1] * size[2] ** 2 > MAX_PAIRS:
             continue
-        if name != SDPA and not variant:
-            rivals += [TORCH]
-            rivals += [LIBRARY] * (name in ('linear', 'rala') and flash_bla.installed())
-        title = '{}, {} tokens, B x H {}x{}, variant {}'.format(name, size[2], *size[:2], variant)
-        jobs[title] = [partial(_operator, session, name, size, variant, r) for r in rivals]
+        rivals += [LIBRARY] * (name in ('linear', 'rala') and flash_bla.installed())
+        title = '{}, {} tokens, B x H {}x{}'.format(name, size[2], *size[:2])
+        jobs[title] = [partial(_operator, session, name, size, rival) for rival in rivals]
     return jobs
 
 
-def _operator(
-    session: Session, name: str, size: Tuple[int, int, int], variant: int, rival: str
-) -> Iterable[Row]:
+def _operator(session: Session, name: str, size: Tuple[int, int, int], rival: str) -> Iterable[Row]:
     """Time an operator; the least bytes are those of inputs, gradients and output, once each."""
-    partition.VARIANT = variant
     try:
         problem = _problem(session, name, *size)
         call, leaves = _call(problem, rival)
         out = call()
         inputs, output = (sum(x.nbytes for x in xs) for xs in (leaves, [out]))
         backward = partial(torch.autograd.grad, out, leaves, problem.grad, retain_graph=True)
-        row: Row = dict(zip(('batch', 'heads', 'tokens'), size), variant=variant, baseline=rival)
+        row: Row = dict(zip(('batch', 'heads', 'tokens'), size), baseline=rival)
         for mode, run, least in (
             ('forward', partial(forward, call), inputs + output),
             ('backward', backward, 2 * inputs + output),
@@ -122,17 +115,3 @@ def _operator(
         if rival != LIBRARY:
             raise
         raise NeedsMore(f'{LIBRARY}: {error_line(error)}') from error
-    finally:
-        partition.VARIANT = 0
-
-
-def winners(rows: Sequence[dict]) -> Iterable[str]:
-    """Yield a line with the fastest variant of each operator and size."""
-    times: Dict[str, Dict[int, float]] = {}
-    for row in rows:
-        if row.get('baseline') == OURS:
-            name = '{operator}, {batch}x{heads}, {tokens} tokens, {mode}'.format(**row)
-            times.setdefault(name, {})[row['variant']] = row['ms']
-    for name, found in times.items():
-        shown = ', '.join(f'{variant}: {ms:.3g} ms' for variant, ms in found.items())
-        yield f'{name}: variant {min(found, key=found.__getitem__)} ({shown})'

@@ -146,15 +146,6 @@ def test_results_are_published(tmp_path, benchmark_page):
     assert main(tmp_path / 'empty', '--minutes', '0', '--docs') == 1
 
 
-def test_variants_of_kernels_are_timed_and_compared(tmp_path, capsys, monkeypatch):
-    launch = SimpleNamespace(VARIANT=0)
-    monkeypatch.setitem(sys.modules, 'mmlinattn.ops.common.launch', launch)
-    assert main(tmp_path, '--only', 'operators', '--variants', '0', '2') == 0
-    found = [line for line in capsys.readouterr().out.splitlines() if ': variant ' in line]
-    assert len(found) == 2 * len(TIMED) and '0: ' in found[0] and '2: ' in found[0]
-    assert launch.VARIANT == 0
-
-
 def test_loaded_kernels_are_found():
     from triton.compiler import CompiledKernel
 

@@ -38,7 +38,7 @@ COMMON = dict(
 )  # fmt: skip
 RALA = dict(SCORED=True, OF_MEAN=True)
 MALA = dict(ROWS=2, OF_MEAN=True)
-TILES = dict(TY=8, T=8, REACH=3, BX=16, BR=8, BOXES=64)  # R = 4, the paper's
+TILES = dict(T=8, REACH=3, BX=16, BR=8, BOXES=64)  # R = 4, the paper's
 # Kernel and flags of each row of the table; rotary position is d / 4 angles.
 CASES = {
     'adaptive': (adaptive._forward_kernel, {}),

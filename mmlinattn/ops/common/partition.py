@@ -11,8 +11,6 @@ from .launch_table import Config
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MIN_DIM, MAX_DIM = 16, 128
-# Form of the kernels that have several, compared by `benchmarks/gpu.py --variants`; 0 is in use.
-VARIANT = 0
 
 
 class Device(NamedTuple):
@@ -135,7 +133,6 @@ class CallKey(NamedTuple):
         shapes, strides, dtypes: of the tensors, None for those that are not given.
         device_index: index of its CUDA device, None in Triton's interpreter.
         aligned: True if the addresses of all tensors are multiples of 16 bytes.
-        variant: :data:`VARIANT`.
     """
 
     options: Any
@@ -144,7 +141,6 @@ class CallKey(NamedTuple):
     dtypes: Tuple[Any, ...]
     device_index: Optional[int]
     aligned: bool
-    variant: int
 
     @classmethod
     def of(cls, options: Any, *tensors: Any) -> 'CallKey':
@@ -158,7 +154,7 @@ class CallKey(NamedTuple):
                 address |= x.data_ptr()
         index = tensors[0].get_device()
         index = None if index < 0 else index
-        return cls(options, shapes, strides, dtypes, index, not address & 15, VARIANT)
+        return cls(options, shapes, strides, dtypes, index, not address & 15)
 
     def tokens(self, place: int) -> Tokens:
         """Return the facts about tensor ``place``, (B, heads, N, d)."""

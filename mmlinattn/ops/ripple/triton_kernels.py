@@ -64,27 +64,27 @@ def unsupported_reason(
 
 
 @triton.jit
-def _tile_tokens(TY: tl.constexpr, T: tl.constexpr, height, width):
+def _tile_tokens(T: tl.constexpr, height, width):
     """Return head and tile of this program, and row, column and token of each place of the tile.
 
     Token N is outside the map. One grid axis counts the tiles of all heads: others end at 65,535.
     """
-    across, down = tl.cdiv(width, T), tl.cdiv(height, TY)
+    across, down = tl.cdiv(width, T), tl.cdiv(height, T)
     head, tile = tl.program_id(0) // (across * down), tl.program_id(0) % (across * down)
-    top, left = tile // across * TY, tile % across * T
-    place = tl.arange(0, TY * T)
+    top, left = tile // across * T, tile % across * T
+    place = tl.arange(0, T * T)
     y, x = top + place // T, left + place % T
     tokens = tl.where((y < height) & (x < width), y * width + x, height * width)
     return head.to(tl.int64), top, left, y, x, tokens
 
 
 @triton.jit
-def _halo_tokens(i, top, left, TY: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr,
+def _halo_tokens(i, top, left, T: tl.constexpr, REACH: tl.constexpr,
                  BX: tl.constexpr, BK: tl.constexpr, height, width):  # fmt: skip
     """Return row, column and token of block i of the halo of a tile, BK / BX rows at once."""
     place = tl.arange(0, BK)
     y, x = i * (BK // BX) + place // BX, place % BX
-    inside = (y < TY + 2 * REACH) & (x < T + 2 * REACH)
+    inside = (y < T + 2 * REACH) & (x < T + 2 * REACH)
     y += top - REACH
     x += left - REACH
     inside = inside & (y >= 0) & (y < height) & (x >= 0) & (x < width)
@@ -164,11 +164,11 @@ def _forward_kernel(
     Q, K, V, WEIGHT, BOX, MASK, SUMS, COUNT, OUT, NORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, H, N, height, width, eps,
-    D: tl.constexpr, TY: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
+    D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
     BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):  # fmt: skip
-    head, top, left, qy, qx, rows = _tile_tokens(TY, T, height, width)
+    head, top, left, qy, qx, rows = _tile_tokens(T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
     cols, groups = tl.arange(0, BD), tl.arange(0, BR)
@@ -180,9 +180,9 @@ def _forward_kernel(
     # Scores of scaled queries fit float16; total and norm are linear in them.
     scale = tl.maximum(tl.max(q, 1), 1.0)
     q *= (1 / scale)[:, None]
-    total, norm = tl.zeros((TY * T, BD), tl.float32), tl.zeros((TY * T,), tl.float32)
-    for i in range(0, tl.cdiv(TY + 2 * REACH, BK // BX)):
-        ky, kx, keys = _halo_tokens(i, top, left, TY, T, REACH, BX, BK, height, width)
+    total, norm = tl.zeros((T * T, BD), tl.float32), tl.zeros((T * T,), tl.float32)
+    for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
+        ky, kx, keys = _halo_tokens(i, top, left, T, REACH, BX, BK, height, width)
         real = real_tokens(MASK + b * N, keys, N, HAS_MASK)
         k = load_rows(K + b * skb + h * skh, keys, cols, skn, skd, N, D)
         v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D)
@@ -215,7 +215,7 @@ def _query_backward_kernel(
     Q, K, V, WEIGHT, BOX, MASK, SUMS, COUNT, NORM, DOUT, DQ, DWEIGHT, DNORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width, eps,
-    D: tl.constexpr, TY: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
+    D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
     BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):  # fmt: skip
@@ -226,7 +226,7 @@ def _query_backward_kernel(
     query is summed separately, too. The common part of all values is subtracted for the same
     reason, and added to the stored gradient only.
     """
-    head, top, left, qy, qx, rows = _tile_tokens(TY, T, height, width)
+    head, top, left, qy, qx, rows = _tile_tokens(T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
     cols, groups = tl.arange(0, BD), tl.arange(0, BR)
@@ -244,9 +244,9 @@ def _query_backward_kernel(
     agreement = far * tl.sum(q * d_far, 1)  # of the sum over values with its gradient
     d_last = tl.sum(q * d_far, 1)
     dq, dq_norm = d_far * (far * mass)[:, None], z[None, :] * (far * mass)[:, None]
-    d_weight, d_weight_norm = tl.zeros((TY * T, BR), tl.float32), tl.zeros((TY * T, BR), tl.float32)
-    for i in range(0, tl.cdiv(TY + 2 * REACH, BK // BX)):
-        ky, kx, keys = _halo_tokens(i, top, left, TY, T, REACH, BX, BK, height, width)
+    d_weight, d_weight_norm = tl.zeros((T * T, BR), tl.float32), tl.zeros((T * T, BR), tl.float32)
+    for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
+        ky, kx, keys = _halo_tokens(i, top, left, T, REACH, BX, BK, height, width)
         real = real_tokens(MASK + b * N, keys, N, HAS_MASK)
         k = load_rows(K + b * skb + h * skh, keys, cols, skn, skd, N, D)
         v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D)
@@ -318,11 +318,11 @@ def _key_backward_kernel(
     Q, K, V, WEIGHT, BOX, MASK, NORM, DNORM, DOUT, DSUMS, COUNT, DK, DV,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width,
-    D: tl.constexpr, TY: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
+    D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
     BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):  # fmt: skip
-    head, top, left, ky, kx, rows = _tile_tokens(TY, T, height, width)
+    head, top, left, ky, kx, rows = _tile_tokens(T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
     cols, groups = tl.arange(0, BD), tl.arange(0, BR)
@@ -336,8 +336,8 @@ def _key_backward_kernel(
     dk = product(v, transposed(d_state, kind), kind)
     dk = (dk + tl.load(DSUMS + BD * BD + cols)[None, :]) * root
     dv = product(k, d_state, kind)
-    for i in range(0, tl.cdiv(TY + 2 * REACH, BK // BX)):
-        qy, qx, tokens = _halo_tokens(i, top, left, TY, T, REACH, BX, BK, height, width)
+    for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
+        qy, qx, tokens = _halo_tokens(i, top, left, T, REACH, BX, BK, height, width)
         q = load_rows(Q + b * sqb + h * sqh, tokens, cols, sqn, sqd, N, D)
         grad = load_rows(DOUT + b * sgb + h * sgh, tokens, cols, sgn, sgd, N, D)
         q *= (1 / tl.load(NORM + head * N + tokens, mask=tokens < N, other=1.0))[:, None]
@@ -371,8 +371,7 @@ class _Launches:
     def __init__(self, key: CallKey) -> None:
         q, num_groups, options = key.tokens(0), key.shapes[3][-1], key.options
         self.key, self.q, self.heads, self.bd = key, q, (q.batch, q.heads), padded(q.dim)
-        self.tile_height = TILE * (2 if key.variant == 1 else 1)
-        self.num_tiles = -(-options.height // self.tile_height) * -(-options.width // TILE)
+        self.num_tiles = -(-options.height // TILE) * -(-options.width // TILE)
         self.sizes = (q.heads, q.num_tokens, options.height, options.width)
         reach = num_groups - 2  # of the halo: the last distance with its own weight
         self.columns = triton.next_power_of_2(TILE + 2 * reach)
@@ -387,11 +386,8 @@ class _Launches:
         q = self.q
         count = q.batch * q.heads
         config = plan(name, q, count, q.num_tokens).config
-        config = config._replace(warps=config.warps * self.tile_height // TILE)
-        constants = dict(
-            self.constants, TY=self.tile_height, T=TILE, BX=self.columns,
-            BK=max(config.block, self.columns),
-        )  # fmt: skip
+        block = max(config.block, self.columns)
+        constants = dict(self.constants, T=TILE, BX=self.columns, BK=block)
         return Launch(
             kernel, (count * self.num_tiles,), (*strides, *self.sizes, *sizes), constants, config,
             self.key.aligned,
