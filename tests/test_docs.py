@@ -361,79 +361,55 @@ def test_times_of_the_readme_are_those_of_the_benchmarks(root):
             assert sentence.format(measured(root, name, baseline, size)[0]) in text, baseline
 
 
-MODELS_ON_H100 = 'Whole models, eager, autocast to bfloat16'
-
-
-def test_estimates_are_compared_with_the_record_of_the_h100(root):
-    found = json.loads((root / 'docs/benchmarks/h100.json').read_text())['tables']
-    models = {line[0]: line for line in found[MODELS_ON_H100]['lines']}
-    page = (root / 'docs/estimates.md').read_text().split('## Against what')[0]
-    cells = r'^\| (\w.+) \| ([\d.]+) \| ([\d.]+) \| (\S+) \| (\S+) \| \S+ \|$'
-    rows = re.findall(cells, page, re.M)
-    assert len(rows) == 7
-    for name, milliseconds, estimated, ratio, memory in rows:
-        _, step, peak, *_ = models[name]
-        assert (report.digits(step), f'{peak / 1024:.1f}') == (milliseconds, memory)
-        assert f'{float(estimated) / step:.2f}' == ratio
-
-
 def test_results_on_the_h100_are_those_of_the_record(root):
     """Numbers in sentences; test_suite.py compares the tables of the page with the record."""
     found = json.loads((root / 'docs/benchmarks/h100.json').read_text())['tables']
-    models = {line[0]: line for line in found[MODELS_ON_H100]['lines']}
-    (title,) = (title for title in found if '8 images, 16 heads' in title and 'Share' not in title)
-    times = {(line[0], line[1]): line[2:] for line in found[title]['lines']}
-    graphs = [line for title, of in found.items() if 'graph' in title for line in of['lines']]
-
-    def step(name):
-        return f'{models[name][1]:.0f}'
-
-    def peak(name):
-        return f'{models[name][2] / 1024:.1f} GiB'
-
-    def ratio(operator, tokens, other):
-        triton, _, *others = times[operator, tokens]
-        return others[other] / triton
-
-    ours, authors = 'Mask R-CNN: RAVLT-S', "Mask R-CNN: RAVLT-S, authors' code"
-    own, theirs = 'SegFormer-B0: its own attention, here', 'SegFormer-B0: MMSegmentation'
-    swin, resnet = 'Mask R-CNN: Swin-T, MMDetection', 'Mask R-CNN: ResNet-50, MMDetection'
-    few, many = 4096, 32768
-    host = {
-        (line[0], line[1]): [line[i] / line[i + 1] for i in (2, 4) if line[i]] for line in graphs
-    }
-    softmax = [host.pop(('SDPA', tokens))[0] for tokens in (1024, 16384)]
-    walk = host.pop(('random walk', 16384))
-    small = [ratio for ratios in host.values() for ratio in ratios]
-    page = (root / 'docs/benchmarks.md').read_text()
-    for sentence in (
-        f"trains in {peak(ours)}, with the authors' code in {peak(authors)}",
-        f'({step(ours)} and {step(authors)} ms)',
-        f'{step(own)} ms and {peak(own)}, in MMSegmentation {step(theirs)} ms and {peak(theirs)}',
-        f'With RALA it takes {step("SegFormer-B0: RALA")} ms',
-        f'{ratio("RALA", few, 0):.1f} to {ratio("RALA", many, 0):.1f} times as fast as [flash',
-        f'{ratio("RALA", few, 1):.1f} to {ratio("RALA", many, 1):.0f} times as fast as softmax',
-        f'{1 / ratio("linear", many, 0) - 1:.0%} to {1 / ratio("linear", few, 0) - 1:.0%} slower'
-        .replace('%', '', 1),
-        f'{ratio("linear", few, 1):.1f} to {ratio("linear", many, 1):.0f} times as fast as softmax',
-        f'takes {min(small):.0f} to {max(small):.0f} times as long as its CUDA graph',
-        f'16,384 tokens {walk[0]:.1f}\n  to {walk[1]:.1f} times',
-        'For softmax attention it is {:.1f} and {:.1f} times'.format(*softmax),
-        f'{step("SegFormer-B0: RWGKA")} against {step(own)} ms a step of SegFormer-B0',
-        f'RAVLT-S ({step(swin)} and {step(resnet)} ms)',
-        f'less memory ({peak(swin)[:3]} and {peak(resnet)})',
-    ):  # fmt: skip
-        assert sentence in page, sentence
-    rala, rwgka = 'SegFormer-B0: RALA', 'SegFormer-B0: RWGKA'
-    times_of_an_image = [f'{models[name][3]:.0f}' for name in (rala, own, rwgka)]
-    chosen = (root / 'docs/choose.md').read_text()
-    assert (
-        f'{step(rala)} ms with RALA, {step(own)} ms with its own attention, {step(rwgka)}' in chosen
+    models, times, calls, *_, comparisons = (table['lines'] for table in found.values())
+    models = {line[0]: line for line in models}
+    ours, authors, swin = (
+        models[f'Mask R-CNN: {name}']
+        for name in ('RAVLT-S', "RAVLT-S, authors' code", 'Swin-T, MMDetection')
     )
-    assert 'One image takes {}, {} and {} ms'.format(*times_of_an_image) in chosen
-    readme = (root / 'README.md').read_text()
-    assert f'{peak(ours)} in place of {peak(authors)}' in readme
-    assert f'{step(own)} ms and {peak(own)} in place of {step(theirs)} ms' in readme
+    times = {(line[0], line[1], line[2]): line for line in times}
+    rivals, many = [line for line in times.values() if line[9]], '8 x 16'
+
+    def ratios(name, index, rival, heads=''):
+        lines = [x for x in rivals if x[0] == name and (not heads or x[2] == heads)]
+        return min(x[rival] / x[index] for x in lines), max(x[rival] / x[index] for x in lines)
+
+    softmax = [
+        times['softmax (SDPA)', n, many][3] / times['RALA', n, many][3] for n in (4096, 16384)
+    ]
+    few = {line[0]: line for line in calls if line[1] == 1024}
+    sdpa = few.pop('softmax (SDPA)')
+    eager = [line[2] / sdpa[2] for line in few.values()]
+    steps = [line[4] / sdpa[4] for line in few.values()]
+    before = [line[6] / sdpa[6] for line in few.values() if line[6]]
+    triton, torch_form = (
+        [sum(line[i] or 0 for line in comparisons) for i in part] for part in ((1, 2), (3, 4))
+    )
+    assert triton[0] == triton[1]
+    page = ' '.join((root / 'docs/benchmarks.md').read_text().split())
+    gib = ', '.join(f'{x[2] / 1024:.1f}' for x in (ours, authors))
+    for sentence in (
+        f"takes {ours[1]:.0f} ms with RAVLT-S, {authors[1]:.0f} ms with the authors' backbone and "
+        f'{swin[1]:.0f} ms with Swin-T, in {gib} and {swin[2] / 1024:.1f} GiB',
+        f'An image takes {ours[3]:.0f} ms, with Swin-T {swin[3]:.0f} ms',
+        '**RALA** is {:.1f} to {:.1f} times as fast as'.format(*ratios('RALA', 3, 9, many)),
+        'its gradients {:.1f} to {:.1f} times'.format(*ratios('RALA', 5, 10)),
+        f'It is {softmax[0]:.1f} to {softmax[1]:.0f} times as fast as softmax',
+        'is {:.0f} to {:.0f}% slower'.format(
+            *sorted(100 / x - 100 for x in ratios('linear', 3, 9, many))
+        ),
+        f'and {ratios("linear", 3, 9, "1 x 8")[0]:.1f} times as fast with 8',
+        'Its gradients are {:.1f} to {:.1f} times'.format(*ratios('linear', 5, 10)),
+        f'takes {min(eager):.1f} to {max(eager):.1f} times as long as one of softmax attention, '
+        f'{min(before):.0f} to {max(before):.0f} times in the first session',
+        f'it takes {min(steps):.1f} to {max(steps):.1f} times as long',
+        f'all {triton[0]} comparisons of kernels',
+        f'{torch_form[1]} of {torch_form[0]} of the torch form',
+    ):
+        assert sentence in page, sentence
 
 
 def test_scores_in_sentences_are_those_of_a_table(root):
