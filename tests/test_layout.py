@@ -9,15 +9,15 @@ import pytest
 # Part: what it may import, besides what those may and OPEN. A part without a row is an error.
 MAY_IMPORT = {
     'ops.common': [],
-    'ops.adaptive': ['ops.common'],
+    'ops.learnt_features': ['ops.common'],
     'ops.additive': ['ops.common'],
-    'ops.anchors': ['ops.common'],
+    'ops.random_walk': ['ops.common'],
     'ops.linear': ['ops.common'],
     'ops.ripple': ['ops.common'],
     'ops': [
-        'ops.adaptive',
+        'ops.learnt_features',
         'ops.additive',
-        'ops.anchors',
+        'ops.random_walk',
         'ops.linear',
         'ops.ripple',
     ],
@@ -110,7 +110,7 @@ def test_no_arrow_climbs(root):
         ),
         ('utils/versions.py', 'from .. import ops'),
         ('ops/common/checks.py', 'from ..linear import options'),
-        ('ops/linear/triton_kernels.py', 'from mmlinattn.ops.anchors import triton_kernels'),
+        ('ops/linear/triton_kernels.py', 'from mmlinattn.ops.random_walk import triton_kernels'),
         ('ops/linear/__init__.py', 'from .. import ripple_attention'),
         ('engine/config.py', 'from mmlinattn.analysis import analyse'),
         ('analysis/complexity.py', 'from ..visualization import pictures'),

@@ -3,14 +3,14 @@
 Requires only torch, and Triton for the kernels.
 """
 
-from .adaptive import adaptive_features
 from .additive import additive_attention
-from .anchors import nystrom_attention, random_walk_attention
 from .common.dispatch import BackendError, use_backend
 from .common.feature_maps import feature_map
 from .common.packed import PackedShapes
 from .common.rotary import Rotary, apply_rotary
+from .learnt_features import adaptive_features
 from .linear import linear_attention, mala_attention, rala_attention, unnormalised_attention
+from .random_walk import nystrom_attention, random_walk_attention
 from .ripple import (
     clip_ripple_attention,
     ripple_attention,

@@ -24,11 +24,11 @@ from triton._C.libtriton import llvm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mmlinattn.ops.adaptive import triton_kernels as adaptive
-from mmlinattn.ops.anchors import triton_kernels as anchors
 from mmlinattn.ops.common import kv_state, launch_table, reduction
 from mmlinattn.ops.common.launch_table import WIDTHS, Config
+from mmlinattn.ops.learnt_features import triton_kernels as learnt
 from mmlinattn.ops.linear import triton_kernels as linear
+from mmlinattn.ops.random_walk import triton_kernels as anchors
 from mmlinattn.ops.ripple import triton_kernels as ripple
 
 BIN = Path(triton.__file__).parent / 'backends/nvidia/bin'
@@ -41,8 +41,8 @@ MALA = dict(ROWS=2, OF_MEAN=True)
 TILES = dict(T=8, REACH=3, BX=16, BR=8, BOXES=64)  # R = 4, the paper's
 # Kernel and flags of each row of the table; rotary position is d / 4 angles.
 CASES = {
-    'adaptive': (adaptive._forward_kernel, {}),
-    'adaptive_backward': (adaptive._backward_kernel, {}),
+    'adaptive': (learnt._forward_kernel, {}),
+    'adaptive_backward': (learnt._backward_kernel, {}),
     'kv_state': (kv_state._kv_state_kernel, {}),
     'query_output': (linear._query_output_kernel, {}),
     'query_backward': (linear._query_backward_kernel, dict(SUM=True, WRITE=True)),
@@ -266,7 +266,7 @@ def each(args):
                 anchors = (64, 128) if name.startswith('anchor') else (0,)
                 for num_anchors in anchors if dtype_class == 'half' else anchors[:1]:
                     for width in args.widths:
-                        if not (name.startswith('adaptive') and width > adaptive.MAX_DIM):
+                        if not (name.startswith('adaptive') and width > learnt.MAX_DIM):
                             yield name, width, num_anchors, dtype_class, arch
 
 

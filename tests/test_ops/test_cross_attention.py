@@ -17,8 +17,8 @@ from mmlinattn.ops import (
     random_walk_attention,
     unnormalised_attention,
 )
-from mmlinattn.ops.adaptive import adaptive_features
 from mmlinattn.ops.common import dispatch, numerics
+from mmlinattn.ops.learnt_features import adaptive_features
 
 B, H, D = 2, 2, 16
 ANCHORS = torch.randn(2, H, 5, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

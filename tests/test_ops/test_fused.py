@@ -550,11 +550,11 @@ def operator_cases():
         'linear': ('linear', [q, k, v, mask, None, None], [0, 0], linear('', 'relu')),
         'mala': ('linear', [q, k, v, mask, None, axes], [5, 0], linear('mala')),
         'packed': ('linear', [q, k, v, None, images, tables], [0, 12], linear('rala')),
-        'walk': ('anchors', [q, k, v, *anchors, mask], [], repr((0.1, None))),
-        'step': ('anchors', [q, k, v, *anchors, None], [], repr((0.1, 1))),
+        'walk': ('random_walk', [q, k, v, *anchors, mask], [], repr((0.1, None))),
+        'step': ('random_walk', [q, k, v, *anchors, None], [], repr((0.1, 1))),
         'ripple': ('ripple', [*positive, v, groups, None], [4, 5], repr((1e-6,))),
         'padded ripple': ('ripple', [*positive, v, groups, mask], [4, 5], repr((1e-6,))),
-        'adaptive': ('adaptive', [q, k, *learnt], [], repr(())),
+        'adaptive': ('learnt_features', [q, k, *learnt], [], repr(())),
     }
 
 

@@ -190,7 +190,7 @@ def fake_gpu(monkeypatch, name):
     monkeypatch.setattr(launching, 'current_stream', lambda: 7)
     for cache in (partition.device_facts, partition._find_unsupported):
         cache.cache_clear()
-    for operator in ('linear', 'anchors', 'ripple', 'adaptive'):
+    for operator in ('linear', 'random_walk', 'ripple', 'learnt_features'):
         module = __import__(f'mmlinattn.ops.{operator}.triton_kernels', fromlist=['OPERATOR'])
         for cached in vars(module).values():
             if hasattr(cached, 'cache_clear'):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from mmlinattn.ops import nystrom_attention
-from mmlinattn.ops.anchors.anchor_solver import iterative_pinv
+from mmlinattn.ops.random_walk.anchor_solver import iterative_pinv
 
 
 def tokens(*shape):

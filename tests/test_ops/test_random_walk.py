@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmlinattn.ops import random_walk_attention
-from mmlinattn.ops.anchors.anchor_solver import series_factors
+from mmlinattn.ops.random_walk.anchor_solver import series_factors
 
 FORMS = {form: dict(backend=form) for form in ('reference', 'torch')}
 CASES = {'random_walk': None, 'random_walk.one_step': 1, 'random_walk.two_steps': 2}

@@ -16,10 +16,10 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import adaptive_features
-from ...ops.adaptive import sines_and_cosines
 from ...ops.common.dispatch import BACKENDS
 from ...ops.common.feature_maps import FEATURE_MAPS
 from ...ops.common.numerics import accumulation_dtype, masked_softmax, multiply, no_autocast
+from ...ops.learnt_features import sines_and_cosines
 from ...utils import check_integer, check_number
 from .build import build_with_options, find_subclass
 from .linear_projection import has_hooks

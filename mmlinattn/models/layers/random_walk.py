@@ -8,8 +8,8 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import random_walk_attention
-from ...ops.anchors import check_walk
 from ...ops.common.numerics import is_static
+from ...ops.random_walk import check_walk
 from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
