@@ -15,8 +15,7 @@ from mmengine.registry import Registry, init_default_scope
 from mmengine.utils import import_modules_from_strings
 
 from ..checkpoints import replace_mmengine_readers
-from ..datasets.file_backends import check_no_secrets
-from ..utils import check_writable, dicts
+from ..utils import check_writable, dicts, has_user, nodes, redacted
 from ..utils.messages import known_messages_hidden
 from ..utils.replacements import replace_entry
 from ..utils.suggest import did_you_mean
@@ -52,7 +51,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     Raises:
         FileNotFoundError: no such config.
         ValueError: MMEngine's Runner does not know the first part of an option and would silently
-            ignore it, or a value looks like a secret.
+            ignore it, or an address has a user or a password.
         TypeError, KeyError: see :func:`check_structure` and
             :func:`.preflight.options.check_options`.
     """
@@ -86,7 +85,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
             if cfg[f'{split}_evaluator'].get('ann_file') == before.get(split):
                 cfg[f'{split}_evaluator'].ann_file = path
     check_structure(cfg)
-    check_no_secrets(cfg)
+    check_no_passwords(cfg)
     check_options(cfg)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     return cfg
@@ -278,6 +277,16 @@ def check_structure(cfg: Config) -> None:
             raise ValueError(
                 f'{place}.type of the config is OpenImagesChallengeDataset, which runs code that '
                 'its hierarchy_file names; OpenImagesDataset reads JSON'
+            )
+
+
+def check_no_passwords(cfg: Any) -> None:
+    """Raise ValueError for an address with a user or a password, since MMEngine logs the config."""
+    for place, value in nodes(cfg._cfg_dict.to_dict() if isinstance(cfg, Config) else cfg):
+        if isinstance(value, str) and has_user(value):
+            raise ValueError(
+                f'{place} of the config has a user or a password in an address, which would be '
+                f'logged: {redacted(value)!r}'
             )
 
 
