@@ -10,8 +10,6 @@ a config then imports :mod:`mmlinattn.engine`, which registers the same modules.
 
 from pathlib import Path
 
-import mmlinattn_mmcv  # noqa: F401  replaces operators that mmcv-lite lacks, before mmcv.ops loads
-
 from .utils.environment import is_command_line, prepare_environment
 from .version import __version__
 
@@ -26,10 +24,10 @@ if not is_command_line():
 
     __all__ += ['ops']
     try:
-        import mmcv  # noqa: F401
+        import mmcv.cnn  # noqa: F401  setup.py's mmcv/_ext.py alone would pass for mmcv
         import mmengine  # noqa: F401
     except ModuleNotFoundError as error:
-        if error.name not in ('mmengine', 'mmcv'):
+        if error.name not in ('mmengine', 'mmcv', 'mmcv.cnn'):
             raise  # mmengine or mmcv is installed but misses a requirement
         _missing = error
 

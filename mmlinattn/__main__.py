@@ -53,7 +53,7 @@ def _import_command(name: str, module: str) -> ModuleType:
         with known_messages_hidden():
             found = importlib.import_module(f'{__package__}.cli.{module}')
     except ModuleNotFoundError as error:
-        if error.name not in ('mmengine', 'mmcv'):
+        if (error.name or '').partition('.')[0] not in ('mmengine', 'mmcv'):
             raise
         raise ModuleNotFoundError(
             f'mmlinattn {name} needs MMEngine and mmcv: docs/installation.md says how to install '

@@ -1,11 +1,7 @@
 """Everything that this package replaces in other packages at run time, with its undo."""
 
-import sys
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Callable, Dict, List, MutableMapping, Tuple
-
-from mmlinattn_mmcv import StandInFinder
 
 _ABSENT = object()
 
@@ -81,10 +77,6 @@ def list_replacements() -> List[Replacement]:
         MMEngine's file backend of https://: mmlinattn.datasets.file_backends.http.HTTPFileBackend
     """
     found = [entry for _, _, entry in _done.values()]
-    if StandInFinder in sys.meta_path:
-        what = 'finder of mmcv._ext, used if mmcv is not compiled'
-        undo = partial(sys.meta_path.remove, StandInFinder)
-        found.append(Replacement(what, described(StandInFinder), undo))
     return found
 
 
