@@ -1,8 +1,8 @@
 """Linear-complexity attention for dense prediction, as a plugin of the OpenMMLab stack.
 
-Importing the package registers its modules; a config does that with
-``custom_imports = dict(imports=['mmlinattn'])``. Without OpenMMLab only :mod:`mmlinattn.ops` works;
-access to the rest raises an ImportError that names the missing package.
+Importing the package registers its modules and changes nothing else in the process; a config does
+that with ``custom_imports = dict(imports=['mmlinattn'])``. Without OpenMMLab only
+:mod:`mmlinattn.ops` works; access to the rest raises an ImportError that names the missing package.
 
 The command line imports nothing here, since it parses its arguments first. Every command that reads
 a config then imports :mod:`mmlinattn.engine`, which registers the same modules.
@@ -10,12 +10,10 @@ a config then imports :mod:`mmlinattn.engine`, which registers the same modules.
 
 from pathlib import Path
 
-from .utils.environment import is_command_line, prepare_environment
+from .utils.environment import is_command_line
 from .version import __version__
 
 __all__ = ['__version__']
-
-prepare_environment()
 
 if not is_command_line():
     from . import ops

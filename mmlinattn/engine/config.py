@@ -4,9 +4,10 @@ import importlib.util
 import os.path as osp
 import re
 import sys
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterator, Optional
 
 from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
@@ -17,7 +18,6 @@ from mmengine.utils import import_modules_from_strings
 from ..checkpoints import replace_mmengine_readers
 from ..utils import check_writable, dicts, has_user, nodes, redacted
 from ..utils.messages import known_messages_hidden
-from ..utils.replacements import replace_entry
 from ..utils.suggest import did_you_mean
 from .preflight.data import annotation_path
 from .preflight.old_configs import check_not_old
@@ -57,10 +57,10 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     """
     path = config_file(path)
     replace_mmengine_readers()
-    find_onedl_mmseg()
     _import_from_folder(path)
     try:
-        cfg = Config.fromfile(path)
+        with _onedl_mmseg_found():
+            cfg = Config.fromfile(path)
     except (SyntaxError, OSError) as error:  # some of the messages do not name the file
         raise type(error)(f'config {path}: {error}') from error
     except ImportError as error:
@@ -147,16 +147,22 @@ def import_framework(cfg: Config) -> None:
             importlib.import_module(f'{scope}.evaluation')
 
 
-def find_onedl_mmseg() -> None:
-    """Let MMEngine find ``mmseg::`` bases when MMSegmentation is OneDL's.
+@contextmanager
+def _onedl_mmseg_found() -> Iterator[None]:
+    """Let MMEngine find ``mmseg::`` bases of OneDL's MMSegmentation inside the block.
 
     MMEngine looks for the distribution ``mmsegmentation``, which OneDL names otherwise. The other
     frameworks are found by the names of their modules.
     """
+    name = MODULE2PACKAGE['mmseg']
     try:
-        distribution('mmsegmentation')
+        distribution(name)
     except PackageNotFoundError:
-        replace_entry(MODULE2PACKAGE, 'mmseg', 'mmseg', "MMEngine's name of the mmseg package")
+        MODULE2PACKAGE['mmseg'] = 'mmseg'
+    try:
+        yield
+    finally:
+        MODULE2PACKAGE['mmseg'] = name
 
 
 def _check_override(option: str, cfg: Config) -> None:

@@ -44,7 +44,7 @@ def _split_types(coder: dict) -> Tuple[ConfigDict, Dict[str, dict]]:
     return ConfigDict(coder, layer_cfg=layer), typed
 
 
-def _set_attentions(coder: nn.Module, typed: Dict[str, dict]) -> None:
+def _set_attentions(coder: Any, typed: Dict[str, dict]) -> None:
     for layer in coder.layers:
         for name, cfg in typed.items():
             old = type(getattr(layer, name))
