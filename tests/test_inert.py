@@ -6,13 +6,16 @@ import subprocess
 import sys
 
 import pytest
+from mmengine.config.utils import MODULE2PACKAGE
+
+from mmlinattn.engine.config import load_config
 
 pytestmark = pytest.mark.slow
 
 # The state of everything that other packages own: what each of their modules and classes holds,
 # tables of MMEngine, the process. A value is compared by identity, so it is kept alive.
 CODE = """
-import json, logging, os, sys, types, warnings
+import gc, json, os, sys, types, warnings
 import mmcv.ops, mmcv.transforms, mmengine.runner, torch, torch.hub, torch.serialization
 from mmengine import fileio
 from mmengine.config.utils import MODULE2PACKAGE
@@ -25,21 +28,20 @@ from mmengine.runner import CheckpointLoader
 for name in FRAMEWORKS:
     __import__(name)
 fileio.get_file_backend('a.jpg', enable_singleton=True)  # MMEngine keeps it
-TABLES = dict(
-    backends=registry_utils.backends, prefixes=registry_utils.prefix_to_backends,
-    instances=backend_instances, handlers=file_handlers, loaders=CheckpointLoader._schemes,
-    packages=MODULE2PACKAGE, environment=os.environ,
-)
 OWNERS = ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'torch', 'torchvision', 'cv2')
 # Those that were imported before; what is imported later has no old state.
 MODULES = [m for n, m in sorted(sys.modules.items()) if n.partition('.')[0] in OWNERS and m]
 KINDS = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-import gc
 REGISTRIES = [x for x in gc.get_objects() if isinstance(x, Registry)]
 
 
 def state():
-    found = {(name, key): value for name, table in TABLES.items() for key, value in table.items()}
+    tables = dict(
+        backends=registry_utils.backends, prefixes=registry_utils.prefix_to_backends,
+        instances=backend_instances, handlers=file_handlers, loaders=CheckpointLoader._schemes,
+        packages=MODULE2PACKAGE, environment=os.environ,
+    )
+    found = {(name, key): value for name, table in tables.items() for key, value in table.items()}
     for module in MODULES:
         for name, value in list(vars(module).items()):
             if isinstance(value, KINDS):
@@ -110,7 +112,7 @@ def test_importing_registers_names_and_changes_nothing_else(root, tmp_path, fram
     assert found['looked_at'] > 1000 and found['changed'] == []
     names = []
     for table, name, owner in found['added']:
-        if table.startswith('registry') or table == 'backends':  # a name for configs
+        if table.startswith('registry') or table in ('backends', 'loaders'):  # for configs
             assert owner == 'mmlinattn' or frameworks != 'all', (table, name)
             names.append(name)
         else:  # packages that are imported now may bring a finder
@@ -138,3 +140,13 @@ def test_changes_are_seen(root, tmp_path):
     found = look(root, tmp_path, (), '\n'.join(CHANGES))
     places = [*found['changed'], *(place[:2] for place in found['added'])]
     assert [place for place in CHANGES.values() if place not in places] == []
+
+
+def test_bases_of_mmseg_are_found_while_a_config_is_read(tmp_path):
+    """OneDL's distribution has another name than MMEngine looks for."""
+    pytest.importorskip('mmseg')
+    before = dict(MODULE2PACKAGE)
+    config = tmp_path / 'config.py'
+    config.write_text("_base_ = 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py'\n")
+    assert load_config(str(config)).model.type == 'EncoderDecoder'
+    assert before == MODULE2PACKAGE
