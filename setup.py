@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: a file beside the packages, and configs inside of one."""
+"""What pyproject.toml cannot say: a file beside mmcv's, and configs inside of the package."""
 
 import shutil
 from pathlib import Path
@@ -7,15 +7,14 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-# Read whenever Python starts; silent when the module is gone, as in a moved editable install.
-STARTUP = 'import sys; exec("try:\\n    import mmlinattn_mmcv\\nexcept ImportError:\\n    pass")\n'
+# The operators that mmcv-lite lacks. Python prefers a compiled mmcv/_ext.*.so to mmcv/_ext.py.
+OPERATORS = ROOT / 'mmlinattn' / 'utils' / 'mmcv_ops.py'
 # Where mim, and this package when installed, look for them.
 MIM = ('configs', 'tools', 'model-index.yml')
 
 
 class Build(build_py):
-    """Adds ``mmlinattn_mmcv.pth`` beside the packages, in a wheel and in an editable install, and
-    ``mmlinattn/.mim`` to a wheel.
+    """Adds ``mmcv/_ext.py`` to a wheel and to an editable install, ``mmlinattn/.mim`` to a wheel.
 
     pip records the files and removes them with the package.
     """
@@ -25,8 +24,7 @@ class Build(build_py):
         # An editable install takes nothing from build_lib; what it installs itself goes here.
         install_lib = self.get_finalized_command('install').install_lib
         folder = Path(install_lib if self.editable_mode else self.build_lib)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / 'mmlinattn_mmcv.pth').write_text(STARTUP)
+        self._copy(OPERATORS, folder / 'mmcv' / '_ext.py')
         if not self.editable_mode:  # there the checkout is read
             for name in MIM:
                 self._copy(ROOT / name, folder / 'mmlinattn' / '.mim' / name)

@@ -1,8 +1,8 @@
 """Linear-complexity attention for dense prediction, as a plugin of the OpenMMLab stack.
 
-Importing the package registers its modules; a config does that with
-``custom_imports = dict(imports=['mmlinattn'])``. Without OpenMMLab only :mod:`mmlinattn.ops` works;
-access to the rest raises an ImportError that names the missing package.
+Importing the package registers its modules and changes nothing else in the process; a config does
+that with ``custom_imports = dict(imports=['mmlinattn'])``. Without OpenMMLab only
+:mod:`mmlinattn.ops` works; access to the rest raises an ImportError that names the missing package.
 
 The command line imports nothing here, since it parses its arguments first. Every command that reads
 a config then imports :mod:`mmlinattn.engine`, which registers the same modules.
@@ -10,14 +10,10 @@ a config then imports :mod:`mmlinattn.engine`, which registers the same modules.
 
 from pathlib import Path
 
-import mmlinattn_mmcv  # noqa: F401  replaces operators that mmcv-lite lacks, before mmcv.ops loads
-
-from .utils.environment import is_command_line, prepare_environment
+from .utils.environment import is_command_line
 from .version import __version__
 
 __all__ = ['__version__']
-
-prepare_environment()
 
 if not is_command_line():
     from . import ops
@@ -26,10 +22,10 @@ if not is_command_line():
 
     __all__ += ['ops']
     try:
-        import mmcv  # noqa: F401
+        import mmcv.cnn  # noqa: F401  setup.py's mmcv/_ext.py alone would pass for mmcv
         import mmengine  # noqa: F401
     except ModuleNotFoundError as error:
-        if error.name not in ('mmengine', 'mmcv'):
+        if error.name not in ('mmengine', 'mmcv', 'mmcv.cnn'):
             raise  # mmengine or mmcv is installed but misses a requirement
         _missing = error
 

@@ -8,6 +8,7 @@ from typing import List, Optional
 
 from .cli.commands import COMMANDS, find_command, usage
 from .utils.command_line import EXIT_CODE, errors_in_one_line, print_text
+from .utils.environment import prepare_environment
 from .utils.messages import hide_known_messages, known_messages_hidden
 from .utils.versions import warn_if_untested
 from .version import __version__
@@ -18,6 +19,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
     Arguments are parsed before the module of the command, and with it torch, is imported.
     """
+    prepare_environment()
     for stream in (sys.stdout, sys.stderr):
         # File names may contain bytes that are not UTF-8; printing one must not raise.
         if isinstance(stream, io.TextIOWrapper):
@@ -53,7 +55,7 @@ def _import_command(name: str, module: str) -> ModuleType:
         with known_messages_hidden():
             found = importlib.import_module(f'{__package__}.cli.{module}')
     except ModuleNotFoundError as error:
-        if error.name not in ('mmengine', 'mmcv'):
+        if (error.name or '').partition('.')[0] not in ('mmengine', 'mmcv'):
             raise
         raise ModuleNotFoundError(
             f'mmlinattn {name} needs MMEngine and mmcv: docs/installation.md says how to install '

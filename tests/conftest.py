@@ -5,11 +5,9 @@ import functools
 import gc
 import importlib
 import logging
-import multiprocessing
 import os
 import sys
 import time
-import uuid
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -35,11 +33,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import mmlinattn  # noqa: F401  registers everything
-from mmlinattn.datasets.file_backends import S3FileBackend
 from mmlinattn.ops.common import dispatch
 from mmlinattn.utils import mmcv_ops
 from tests.interpreter import quicken
-from tests.object_store import KEY_ID, SECRET, serve_objects
 from tests.programs import Program
 
 # Loggers of the frameworks keep the stream of the test that made them, which is closed later.
@@ -153,33 +149,6 @@ def compiled() -> ModuleType:
     if module.__file__.endswith('.py'):
         pytest.skip('mmcv is not compiled here: this is mmcv-lite with the stand-in')
     return module
-
-
-@pytest.fixture(scope='session')
-def _object_server():
-    pytest.importorskip(
-        'moto', reason="needs the packages of the extra 'test': pip install -e '.[test]'"
-    )
-    # A process of its own: data loaders fork this one, which must not have the server's threads.
-    context = multiprocessing.get_context('forkserver')
-    pipe, other_end = context.Pipe()
-    context.Process(target=serve_objects, args=(other_end,), daemon=True).start()
-    other_end.close()
-    assert pipe.poll(120), 'the object store does not start'
-    yield 'http://{}:{}'.format(*pipe.recv())
-    pipe.close()
-
-
-@pytest.fixture
-def bucket(_object_server, monkeypatch) -> str:
-    """``s3://`` address of an empty bucket on a server of this machine, with credentials for it."""
-    monkeypatch.setenv('AWS_ENDPOINT_URL', _object_server)
-    monkeypatch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
-    monkeypatch.setenv('AWS_ACCESS_KEY_ID', KEY_ID)
-    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', SECRET)
-    name = f'data-{uuid.uuid4().hex}'
-    S3FileBackend()._request(f's3://{name}', 'create_bucket', Bucket=name)
-    return f's3://{name}'
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from mmengine import fileio
 from mmengine.config import Config
 
-from ..datasets.file_backends import path_exists
-from ..engine.preflight.data import annotation_path, dataset_configs
+from ..engine.preflight.data import annotation_path, dataset_configs, path_exists
 
 
 def coco_categories(

@@ -10,7 +10,6 @@ from mmengine.fileio.handlers.registry_utils import file_handlers
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
-from ..utils import replace_entry
 from .compare import LoadReport, check_fits
 from .errors import CheckpointError
 from .finite import check_finite
@@ -82,13 +81,9 @@ def replace_mmengine_readers(read: Callable[[PathLike], Dict[str, Any]] = read_c
         return read(filename)
 
     for scheme in CheckpointLoader._schemes:
-        name = scheme.rpartition(')?')[2] or 'local paths'  # MMEngine writes some as patterns
-        what = f"MMEngine's checkpoint loader of {name}"
-        replace_entry(CheckpointLoader._schemes, scheme, load_from_checked_source, what)
+        CheckpointLoader._schemes[scheme] = load_from_checked_source
     pickles, yamls = _PlainPickleHandler(), _PlainYamlHandler()
-    handlers = dict(pkl=pickles, pickle=pickles, yaml=yamls, yml=yamls)
-    for suffix, handler in handlers.items():
-        replace_entry(file_handlers, suffix, handler, f"MMEngine's reader of .{suffix} files")
+    file_handlers.update(pkl=pickles, pickle=pickles, yaml=yamls, yml=yamls)
 
 
 class _PlainPickleHandler(PickleHandler):

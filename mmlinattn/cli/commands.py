@@ -56,9 +56,6 @@ GROUPS: Dict[str, Dict[str, Command]] = {
         'coco-crops': Command(
             arguments.coco_crops, 'crop the objects of a detection set for classification'
         ),
-        'to-shards': Command(
-            arguments.to_shards, 'write the data sets of a config as tar files for streaming'
-        ),
     },
     'Checkpoints': {
         'convert': Command(arguments.convert, 'convert released weights'),

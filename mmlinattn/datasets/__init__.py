@@ -1,17 +1,11 @@
-"""Data sets and file backends."""
+"""Data sets."""
 
 from .cifar import CIFAR100Binary
-from .file_backends import HTTPFileBackend, S3FileBackend
 from .imagenet_v2 import ImageNetV2
-from .shards import ShardDataset, ShardSampler
 from .video import VideoList
 
 __all__ = [
     'CIFAR100Binary',
-    'HTTPFileBackend',
     'ImageNetV2',
-    'S3FileBackend',
-    'ShardDataset',
-    'ShardSampler',
     'VideoList',
 ]

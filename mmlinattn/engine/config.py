@@ -4,9 +4,10 @@ import importlib.util
 import os.path as osp
 import re
 import sys
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterator, Optional
 
 from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
@@ -15,10 +16,8 @@ from mmengine.registry import Registry, init_default_scope
 from mmengine.utils import import_modules_from_strings
 
 from ..checkpoints import replace_mmengine_readers
-from ..datasets.file_backends import check_no_secrets
-from ..utils import check_writable, dicts
+from ..utils import check_writable, dicts, has_user, nodes, redacted
 from ..utils.messages import known_messages_hidden
-from ..utils.replacements import replace_entry
 from ..utils.suggest import did_you_mean
 from .preflight.data import annotation_path
 from .preflight.old_configs import check_not_old
@@ -52,16 +51,16 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     Raises:
         FileNotFoundError: no such config.
         ValueError: MMEngine's Runner does not know the first part of an option and would silently
-            ignore it, or a value looks like a secret.
+            ignore it, or an address has a user or a password.
         TypeError, KeyError: see :func:`check_structure` and
             :func:`.preflight.options.check_options`.
     """
     path = config_file(path)
     replace_mmengine_readers()
-    find_onedl_mmseg()
     _import_from_folder(path)
     try:
-        cfg = Config.fromfile(path)
+        with _onedl_mmseg_found():
+            cfg = Config.fromfile(path)
     except (SyntaxError, OSError) as error:  # some of the messages do not name the file
         raise type(error)(f'config {path}: {error}') from error
     except ImportError as error:
@@ -86,7 +85,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
             if cfg[f'{split}_evaluator'].get('ann_file') == before.get(split):
                 cfg[f'{split}_evaluator'].ann_file = path
     check_structure(cfg)
-    check_no_secrets(cfg)
+    check_no_passwords(cfg)
     check_options(cfg)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     return cfg
@@ -148,16 +147,22 @@ def import_framework(cfg: Config) -> None:
             importlib.import_module(f'{scope}.evaluation')
 
 
-def find_onedl_mmseg() -> None:
-    """Let MMEngine find ``mmseg::`` bases when MMSegmentation is OneDL's.
+@contextmanager
+def _onedl_mmseg_found() -> Iterator[None]:
+    """Let MMEngine find ``mmseg::`` bases of OneDL's MMSegmentation inside the block.
 
     MMEngine looks for the distribution ``mmsegmentation``, which OneDL names otherwise. The other
     frameworks are found by the names of their modules.
     """
+    name = MODULE2PACKAGE['mmseg']
     try:
-        distribution('mmsegmentation')
+        distribution(name)
     except PackageNotFoundError:
-        replace_entry(MODULE2PACKAGE, 'mmseg', 'mmseg', "MMEngine's name of the mmseg package")
+        MODULE2PACKAGE['mmseg'] = 'mmseg'
+    try:
+        yield
+    finally:
+        MODULE2PACKAGE['mmseg'] = name
 
 
 def _check_override(option: str, cfg: Config) -> None:
@@ -278,6 +283,16 @@ def check_structure(cfg: Config) -> None:
             raise ValueError(
                 f'{place}.type of the config is OpenImagesChallengeDataset, which runs code that '
                 'its hierarchy_file names; OpenImagesDataset reads JSON'
+            )
+
+
+def check_no_passwords(cfg: Any) -> None:
+    """Raise ValueError for an address with a user or a password, since MMEngine logs the config."""
+    for place, value in nodes(cfg._cfg_dict.to_dict() if isinstance(cfg, Config) else cfg):
+        if isinstance(value, str) and has_user(value):
+            raise ValueError(
+                f'{place} of the config has a user or a password in an address, which would be '
+                f'logged: {redacted(value)!r}'
             )
 
 

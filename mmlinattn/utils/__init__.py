@@ -16,7 +16,6 @@ from .lock import FolderInUse, lock_folder, unlock_folders
 from .nested import dicts, key_of, nodes
 from .redact import has_user, redacted
 from .regular_files import open_regular, outside_reason
-from .replacements import list_replacements, replace_entry, undo_replacements
 
 __all__ = [
     'FetchRefused',
@@ -30,7 +29,6 @@ __all__ = [
     'dicts',
     'has_user',
     'key_of',
-    'list_replacements',
     'lock_folder',
     'nodes',
     'open_regular',
@@ -38,11 +36,9 @@ __all__ = [
     'outside_reason',
     'redacted',
     'remove_temporary_files',
-    'replace_entry',
     'size_limit',
     'staged_folder',
     'to_disk',
-    'undo_replacements',
     'unlock_folders',
     'write_json',
     'write_text',

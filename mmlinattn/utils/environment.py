@@ -1,11 +1,9 @@
-"""Environment variables and settings that other packages read at import."""
+"""The process of a command: environment variables that other packages read at import."""
 
 import getpass
 import os
 import sys
 from pathlib import Path
-
-from .replacements import replace_entry
 
 
 def prepare_environment() -> None:
@@ -18,18 +16,12 @@ def prepare_environment() -> None:
     torch reads the user name when torchvision imports it. A container with an unknown user id
     (``docker run --user 12345``) has no name, which raises KeyError.
     """
-    if 'ORT_DISABLE_TELEMETRY' not in os.environ:
-        _set_variable('ORT_DISABLE_TELEMETRY', '1')
-    if 'openvino_telemetry' not in sys.modules:
-        replace_entry(sys.modules, 'openvino_telemetry', None, 'module openvino_telemetry')
+    os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')
+    sys.modules.setdefault('openvino_telemetry', None)  # type: ignore[arg-type]
     try:
         getpass.getuser()
     except (KeyError, OSError):  # OSError from Python 3.13 on
-        _set_variable('USER', str(os.getuid()))
-
-
-def _set_variable(name: str, value: str) -> None:
-    replace_entry(os.environ, name, value, f'environment variable {name}')
+        os.environ['USER'] = str(os.getuid())
 
 
 def is_command_line() -> bool:

@@ -11,7 +11,7 @@ import logging
 import re
 import sys
 import warnings
-from typing import Dict, Iterator
+from typing import Dict, Iterator, List
 
 # Start of the message -> why it is hidden.
 MESSAGES: Dict[str, str] = {
@@ -52,21 +52,32 @@ class KnownMessageFilter(logging.Filter):
 FILTER = KnownMessageFilter()
 
 
-def hide_on_console(logger: logging.Logger) -> None:
-    """Hide the messages of the list in what a logger prints; its log file keeps them."""
-    for handler in logger.handlers:
-        if not isinstance(handler, logging.FileHandler):
-            handler.addFilter(FILTER)
+def hide_on_console(logger: logging.Logger) -> List[logging.Handler]:
+    """Hide the messages of the list in what a logger prints; its log file keeps them.
+
+    Returns:
+        the handlers that did not hide them before.
+    """
+    printing = [x for x in logger.handlers if not isinstance(x, logging.FileHandler)]
+    changed = [handler for handler in printing if FILTER not in handler.filters]
+    for handler in changed:
+        handler.addFilter(FILTER)
+    return changed
 
 
-def hide_known_messages() -> None:
-    """Hide the messages of the list among warnings and in MMEngine's log, from now on."""
+def hide_known_messages() -> List[logging.Handler]:
+    """Hide the messages of the list among warnings and in MMEngine's log until the process ends.
+
+    Returns:
+        see :func:`hide_on_console`.
+    """
     for text in MESSAGES:
         warnings.filterwarnings('ignore', message=re.escape(text))
     with contextlib.suppress(ModuleNotFoundError):
         from mmengine.logging import MMLogger
 
-        hide_on_console(MMLogger.get_current_instance())
+        return hide_on_console(MMLogger.get_current_instance())
+    return []
 
 
 @contextlib.contextmanager
@@ -74,11 +85,13 @@ def known_messages_hidden() -> Iterator[None]:
     """Hide the messages of the list among warnings, logs and prints inside the block."""
     printed = io.StringIO()
     with warnings.catch_warnings():
-        hide_known_messages()
+        filtered = hide_known_messages()
         try:
             with contextlib.redirect_stdout(printed):
                 yield
         finally:
+            for handler in filtered:
+                handler.removeFilter(FILTER)
             lines = printed.getvalue().splitlines(keepends=True)
             sys.stdout.writelines(line for line in lines if not is_known(line))
 

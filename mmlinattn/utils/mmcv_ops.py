@@ -1,8 +1,9 @@
 """Stand-in for ``mmcv._ext``, the compiled operators that mmcv-lite lacks.
 
 mmcv-lite has every Python file of mmcv, ``mmcv.ops`` included, and lacks only this module.
-``mmlinattn_mmcv.py`` loads this file under that name if there is no compiled module. It imports
-only torch and torchvision, nothing of mmlinattn, so it can load while mmcv is being imported.
+``setup.py`` installs a copy of this file beside them, as ``mmcv/_ext.py``. Python prefers a
+compiled ``mmcv/_ext.*.so`` to it. It imports only torch and torchvision, nothing of mmlinattn, so
+``mmcv.ops`` works whether mmlinattn is imported or not.
 
 The functions have the names, arguments and effects of the compiled ones, on the CPU and on CUDA.
 Several return nothing and write into a tensor of the caller. float16 and bfloat16 are computed in

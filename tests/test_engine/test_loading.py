@@ -1,12 +1,10 @@
 """A file or a label that training cannot use is named, at the latest when it is loaded."""
 
 import json
-import os
 import shutil
 from types import SimpleNamespace
 
 import cv2
-import mmcv
 import numpy as np
 import pytest
 from mmengine.config import Config
@@ -64,33 +62,13 @@ def test_images_outside_of_the_data_root(root, outside, name, index):
 
 
 @pytest.mark.parametrize('folder', ['leftImg8bit', 'gtFine'])
-def test_images_and_maps_that_cannot_be_read(root, outside, folder, monkeypatch):
+def test_images_and_maps_that_are_links_elsewhere(root, outside, folder):
     path = files(root, f'cityscapes/{folder}/train')[1]
     dataset = build('segformer', root).dataset
-
-    def load():
-        with pytest.raises(DataError, match=f'{path.name}|{path}') as error:
-            dataset[1]
-        return str(error.value)
-
-    path.unlink()
-    os.mkfifo(path)
-    assert 'is a named pipe, not a regular file' in load()
     path.unlink()
     path.symlink_to(outside)
-    assert f'is a link to {outside}, outside of the folders' in load()
-    path.unlink()
-    with path.open('wb') as file:
-        file.truncate(2**20 + 1)
-    monkeypatch.setenv('MMLINATTN_MAX_DOWNLOAD_GIB', str(1 / 1024))
-    assert 'MMLINATTN_MAX_DOWNLOAD_GIB sets the limit' in load()
-
-
-def test_annotations_that_are_a_named_pipe(root):
-    (root / ANNOTATIONS).unlink()
-    os.mkfifo(root / ANNOTATIONS)
-    with pytest.raises(OSError, match=f'is a named pipe, not a regular file: .{root}'):
-        build('ravlt-retinanet', root)
+    with pytest.raises(DataError, match=f'{path}.* is a link to {outside}, outside of the folders'):
+        dataset[1]
 
 
 def test_no_memory_for_an_image(root, monkeypatch):
@@ -203,9 +181,3 @@ def test_ids_that_the_evaluation_cannot_take(root, tmp_path):
     runner = PluginRunner.from_cfg(cfg)
     with pytest.raises(DataError, match="CocoMetric: annotation 'a1' of its file has no number"):
         runner.prepare_training()
-
-
-def test_mmcv_reads_by_the_backend_of_this_package(root):
-    os.mkfifo(root / 'pipe.jpg')
-    with pytest.raises(OSError, match='is a named pipe'):
-        mmcv.imread(str(root / 'pipe.jpg'))

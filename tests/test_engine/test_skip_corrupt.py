@@ -3,33 +3,17 @@
 import copy
 import json
 import pickle
-from functools import partial
 
 import pytest
-from mmengine import fileio
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from mmlinattn.datasets import shapes
-from mmlinattn.datasets.file_backends import (
-    S3FileBackend,
-    StoreError,
-    StoreRefused,
-    StoreUnreachable,
-)
-from mmlinattn.datasets.file_backends import (
-    base as backend,
-)
-from mmlinattn.datasets.file_backends.base import TransientError
 from mmlinattn.engine.hooks.skip_corrupt_hook import SkippedImages
-from mmlinattn.engine.preflight import dataset_audit
 from mmlinattn.engine.preflight.data import DataError
-from mmlinattn.engine.preflight.dataset_audit import audit_dataset
-from mmlinattn.engine.preflight.file_audit import audit_files
 from mmlinattn.engine.preflight.sample_loading import check_loading
 from mmlinattn.engine.runner.runner import PluginRunner
 from tests.families import shrunk
-from tests.object_store import upload
 
 pytestmark = pytest.mark.slow
 
@@ -118,91 +102,6 @@ def test_parts_of_joined_and_repeated_data_sets(root):
     flagged = skipped.flags.nonzero().flatten().tolist()
     assert flagged == [6, 14]
     assert all(skipped.describe(i).startswith(f'{bad[0]} (') for i in flagged)
-
-
-def test_an_object_that_is_cut_counts_and_a_store_that_is_away_does_not(root, bucket, monkeypatch):
-    cut(root / 'coco/train2017', 2)
-    upload(root / 'coco', bucket)
-    cfg = shrunk('ravlt-retinanet', root).train_dataloader
-    cfg.update(skip_corrupt=0.5)
-    cfg.dataset.data_root = f'{bucket}/'
-    loader = PluginRunner.build_dataloader(cfg, seed=0)
-    skipped = loader.skipped_images
-    assert len([loader.dataset[i] for i in range(8)]) == 8
-    assert skipped.flags.tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
-    assert skipped.describe(2).startswith(f'{bucket}/train2017/000000000003.jpg (')
-
-    def away(self, url, part=None):
-        raise TransientError('HTTP 503')
-
-    monkeypatch.setattr(S3FileBackend, 'fetch', away)
-    monkeypatch.setattr(backend.time, 'sleep', lambda seconds: None)
-    with pytest.raises(StoreUnreachable, match='HTTP 503'):
-        loader.dataset[4]
-    assert int(skipped.flags.sum()) == 1
-
-
-def look_with_fault(fault, records):
-    """Looks at records in a worker process, whose store answers with a fault."""
-
-    def refused(self, url, part=None):
-        raise fault
-
-    S3FileBackend.fetch, backend.time.sleep = refused, lambda seconds: None
-    return audit_files(records)
-
-
-@pytest.mark.parametrize(
-    'fault',
-    [StoreRefused('HTTP 403'), StoreError('HTTP 400, ExpiredToken'), TransientError('HTTP 503')],
-)
-def test_a_store_that_does_not_answer_is_not_taken_for_a_bad_image(
-    root, bucket, monkeypatch, fault
-):
-    upload(root / 'coco', bucket)
-    cfg = shrunk('ravlt-retinanet', root)
-    cfg.train_dataloader.update(skip_corrupt=0.5)
-    cfg.train_dataloader.dataset.data_root = f'{bucket}/'
-    loader = PluginRunner.build_dataloader(cfg.train_dataloader, seed=0)
-    fetch = S3FileBackend.fetch
-
-    def refused(self, url, part=None):
-        if url.endswith('.json'):
-            return fetch(self, url, part)
-        raise fault
-
-    monkeypatch.setattr(S3FileBackend, 'fetch', refused)
-    monkeypatch.setattr(backend.time, 'sleep', lambda seconds: None)
-    with pytest.raises(StoreError, match=str(fault)):
-        loader.dataset[4]
-    assert not loader.skipped_images.flags.any()
-    with pytest.raises(StoreError, match=str(fault)):
-        audit_dataset(cfg, ['train'])
-    with monkeypatch.context() as patch, pytest.raises(StoreError, match=str(fault)):
-        patch.setattr(dataset_audit, 'audit_files', partial(look_with_fault, fault))
-        audit_dataset(cfg, ['train'], workers=2)
-    monkeypatch.setattr(S3FileBackend, 'fetch', fetch)
-    fileio.get_file_backend(bucket).remove(f'{bucket}/train2017/000000000003.jpg')
-    assert len([loader.dataset[i] for i in range(8)]) == 8
-    assert loader.skipped_images.flags.nonzero().flatten().tolist() == [2]
-    assert audit_dataset(cfg, ['train']).counts() == {('train', 'unreadable'): 1}
-
-
-def test_signed_addresses_are_in_no_message(root, bucket):
-    path = root / 'coco/annotations/instances_train2017.json'
-    content = json.loads(path.read_text())
-    content['images'][3]['file_name'] += '?X-Amz-Signature=hidden'
-    path.write_text(json.dumps(content))
-    cfg = shrunk('ravlt-retinanet', root)
-    upload(root / 'coco', bucket)
-    cfg.train_dataloader.dataset.data_root = f'{bucket}/'
-    dataset = DATASETS.build(cfg.train_dataloader.dataset)
-    check_loading(dataset)
-    with pytest.raises(DataError, match=r'4\.jpg\?\*\*\* cannot be loaded') as error:
-        dataset[3]
-    assert 'hidden' not in str(error.value)
-    skipped = SkippedImages(dataset, 0.5)
-    assert '.jpg?***' in skipped.describe(3) and 'hidden' not in skipped.describe(3)
 
 
 @pytest.mark.parametrize('name', ['val', 'test'])

@@ -173,33 +173,6 @@ def test_links_to_data_that_lies_elsewhere(check, data, tmp_path):
     assert check('det') == (0, [])
 
 
-def test_what_is_no_regular_file(check, data, monkeypatch):
-    images = sorted((data / 'coco/train2017').iterdir())
-    images[0].unlink()
-    os.mkfifo(images[0])
-    with images[1].open('ab') as file:
-        os.truncate(file.fileno(), 2**20 + 1)
-    monkeypatch.setenv('MMLINATTN_MAX_DOWNLOAD_GIB', str(1 / 1024))
-    code, found = check('det', workers=2)
-    assert code == 1 and {(k, w) for _, k, w, _ in found} == {
-        ('unreadable', str(path)) for path in images[:2]
-    }
-    assert 'is a named pipe, not a regular file' in found[0][3]
-    assert 'MMLINATTN_MAX_DOWNLOAD_GIB sets the limit' in found[1][3]
-
-
-def test_annotations_and_maps_that_are_named_pipes(check, data):
-    (data / COCO).unlink()
-    os.mkfifo(data / COCO)
-    code, found = check('det')
-    assert code == 1 and 'cannot be read: [Errno 22] is a named pipe' in found[0][3]
-    path = sorted((data / 'ade/annotations/training').iterdir())[0]
-    path.unlink()
-    os.mkfifo(path)
-    code, found = check('seg')
-    assert code == 1 and found[0][1:3] == ('unreadable', str(path))
-
-
 def test_no_memory_for_an_image(check, data, monkeypatch):
     bad = str(sorted((data / 'coco/train2017').iterdir())[2])
 

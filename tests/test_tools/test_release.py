@@ -1,6 +1,5 @@
 """What a release consists of: source distribution, wheel, versions, pages, licences."""
 
-import os
 import re
 import runpy
 import shutil
@@ -8,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 import yaml
@@ -16,7 +16,7 @@ from mmlinattn import __version__
 from mmlinattn.checkpoints import SOURCES
 
 TOP = ('setup.py', 'pyproject.toml', 'MANIFEST.in', 'README.md', 'LICENSE', 'CITATION.cff')
-TOP += ('CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md', 'model-index.yml', 'mmlinattn_mmcv.py')
+TOP += ('CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md', 'model-index.yml')
 FOLDERS = ('mmlinattn', 'configs', 'tools')
 
 
@@ -78,8 +78,7 @@ def test_the_wheel_has_the_package_and_what_mim_looks_for(root, wheel):
     assert {name for name in names if not name.startswith(info)} == {
         *files(root / 'mmlinattn'),
         *(f'mmlinattn/.mim/{name}' for name in brought),
-        'mmlinattn_mmcv.py',
-        'mmlinattn_mmcv.pth',
+        'mmcv/_ext.py',
     }
     assert info + 'licenses/LICENSE' in names
     assert (
@@ -88,8 +87,8 @@ def test_the_wheel_has_the_package_and_what_mim_looks_for(root, wheel):
 
 
 @pytest.mark.parametrize('kind', ['wheel', 'editable'])
-def test_an_install_starts_the_finder(sdist, tmp_path, request, kind):
-    """The .pth is in the wheel and in its record, so pip removes it with the package."""
+def test_an_install_puts_operators_beside_mmcv_lite(sdist, root, tmp_path, request, kind):
+    """They are in the record, so pip removes them; compiled ones come first."""
     source, out, site = tmp_path / 'source', tmp_path / 'out', tmp_path / 'site'
     out.mkdir()
     if kind == 'wheel':
@@ -99,20 +98,17 @@ def test_an_install_starts_the_finder(sdist, tmp_path, request, kind):
         built = build('editable', source, out)
     with zipfile.ZipFile(built) as archive:
         archive.extractall(site)
-    record = next(site.glob('*.dist-info/RECORD')).read_text()
-    assert 'mmlinattn_mmcv.pth,' in record
-    # -S: without the site-packages of this environment.
-    code = (
-        f'import site, sys; site.addsitedir({str(site)!r})\n'
-        'print([name for name in sys.modules if name.startswith("mmlinattn")])'
-    )
-    env = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    run = [sys.executable, '-S', '-c', code]
-    assert subprocess.check_output(run, env=env, cwd=out, text=True) == "['mmlinattn_mmcv']\n"
-    shutil.rmtree(source, ignore_errors=True)  # an editable install that has moved is silent
-    expected = '[]\n' if kind == 'editable' else "['mmlinattn_mmcv']\n"
-    result = subprocess.run(run, env=env, cwd=out, text=True, capture_output=True)
-    assert (result.stdout, result.stderr) == (expected, '')
+    (site / 'mmcv/__init__.py').touch()  # as mmcv-lite has it
+    operators = (root / 'mmlinattn/utils/mmcv_ops.py').read_text()
+    assert (site / 'mmcv/_ext.py').read_text() == operators
+    assert 'mmcv/_ext.py,' in next(site.glob('*.dist-info/RECORD')).read_text()
+    assert not list(site.glob('mmlinattn*.pth')), 'a file that runs whenever Python starts'
+    code = 'import importlib.util; print(importlib.util.find_spec("mmcv._ext").origin)'
+    for name in ('_ext.py', '_ext' + EXTENSION_SUFFIXES[0]):
+        (site / 'mmcv' / name).touch()
+        run = [sys.executable, '-S', '-c', code]  # without the packages of this environment
+        found = subprocess.check_output(run, env=dict(PYTHONPATH=str(site)), cwd=out, text=True)
+        assert found.strip() == str(site / 'mmcv' / name)
 
 
 def test_the_version_is_one(root):

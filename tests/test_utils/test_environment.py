@@ -1,10 +1,12 @@
-"""What ``import mmlinattn`` sets before it imports other packages."""
+"""What a command sets before it imports other packages."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+
+from mmlinattn.utils.environment import prepare_environment
 
 NAMES = ('LOGNAME', 'USER', 'LNAME', 'USERNAME')
 # torch sets it when it has asked for the name; a child process then does not ask.
@@ -18,7 +20,14 @@ import pwd
 def unknown(uid):
     raise KeyError(uid)
 pwd.getpwuid = unknown
-import mmlinattn, torch._dynamo
+import sys
+sys.argv = ['mmlinattn', 'train', 'nowhere.py']
+from mmlinattn.__main__ import main
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 2
+import torch._dynamo
 import onnx, onnxruntime
 from onnx import TensorProto as T, helper
 image = helper.make_tensor_value_info('image', T.FLOAT, [1])
@@ -44,5 +53,7 @@ def test_a_user_id_without_a_name_and_no_reports(root, tmp_path):
 def test_openvino_finds_no_package_that_sends_reports(tmp_path, monkeypatch):
     (tmp_path / 'openvino_telemetry.py').touch()
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, 'openvino_telemetry', raising=False)
+    prepare_environment()
     with pytest.raises(ImportError):
         import openvino_telemetry  # noqa: F401

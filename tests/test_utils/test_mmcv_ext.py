@@ -1,5 +1,8 @@
 """Each operator of the stand-in against its definition; no compiled mmcv is needed."""
 
+import importlib.util
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -224,6 +227,44 @@ def test_an_operator_that_is_missing_says_so():
     assert not hasattr(ext, '__wrapped__'), 'tools that look modules over ask for such names'
     with pytest.raises(ImportError):
         exec('from mmlinattn.utils.mmcv_ops import _no_such_name')
+
+
+@pytest.fixture
+def load():
+    """Load the file as ``import mmcv._ext`` does where setup.py has installed it."""
+
+    def loaded():
+        spec = importlib.util.spec_from_file_location('mmcv._ext', ext.__file__)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return loaded
+
+
+def test_it_loads_without_this_package_and_mmcv(load, monkeypatch):
+    """MMDetection may import mmcv.ops before or after a config imports this package."""
+    for name in ('mmlinattn', 'mmcv', 'mmengine'):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert load().__spec__.name == 'mmcv._ext'
+
+
+class BrokenTorchvision:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == 'torchvision':
+            raise RuntimeError('operator torchvision::nms does not exist')
+
+
+@pytest.mark.parametrize('state', ['absent', 'of another torch'])
+def test_no_torchvision_says_so(load, monkeypatch, state):
+    if state == 'absent':
+        monkeypatch.setitem(sys.modules, 'torchvision', None)
+    else:
+        monkeypatch.delitem(sys.modules, 'torchvision', raising=False)
+        monkeypatch.setattr(sys, 'meta_path', [BrokenTorchvision, *sys.meta_path])
+    with pytest.raises(ImportError, match='torchvision.* cannot be imported next to torch'):
+        load()
 
 
 def test_mmcv_reports_the_stand_in(on_stand_in):

@@ -152,7 +152,6 @@ def test_no_process_with_threads_is_forked(root):
     }
     # Tests of a fork itself: as data loaders fork, of a signal, of a lock.
     assert found == {
-        'tests/test_datasets/test_file_backends.py',
         'tests/test_engine/test_command_line.py',
         'tests/test_engine/test_folders.py',
         'tests/test_utils/test_processes.py',

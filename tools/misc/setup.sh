@@ -46,7 +46,7 @@ command -v "$python" >/dev/null || die "PYTHON=$python is not there"
 prefix=$("$python" -c 'import sys; print(sys.prefix)')
 stamp="$prefix/.mmlinattn-setup" log="$prefix/mmlinattn-setup.log"
 # The physical path: a checkout may be entered through a symbolic link.
-wanted="$(pwd -P) $stack $(cat setup.py pyproject.toml "$constraints" "$0" ${hashes:+"$hashes"/*.txt} | cksum)"
+wanted="$(pwd -P) $stack $(cat setup.py pyproject.toml mmlinattn/utils/mmcv_ops.py "$constraints" "$0" ${hashes:+"$hashes"/*.txt} | cksum)"
 if [ -f "$stamp" ]; then
   { read -r made && read -r has; } <"$stamp" || true
   [ "$made" = "$wanted" ] && [ "${MMCV_CUDA:-0}" = 0 ] && [ "${mmcv:-$has}" = "$has" ] && exit 0

@@ -7,7 +7,7 @@ elsewhere; a test compares them.
 
 from .analysis import complexity, doctor, estimate, print_config, rank, throughput
 from .checkpoints import consolidate, convert, publish
-from .data import check_data, coco_crops, moving_shapes, shapes, to_shards
+from .data import check_data, coco_crops, moving_shapes, shapes
 from .linearize import linearize
 from .prediction import app, export, latency, predict
 from .runs import test, train
@@ -16,6 +16,6 @@ from .visualize import visualize_attention, visualize_key_weights, visualize_pat
 __all__ = [
     'app', 'check_data', 'coco_crops', 'complexity', 'consolidate', 'convert', 'doctor',
     'estimate', 'export', 'latency', 'linearize', 'moving_shapes', 'predict', 'print_config',
-    'publish', 'rank', 'shapes', 'test', 'throughput', 'to_shards', 'train', 'visualize_attention',
+    'publish', 'rank', 'shapes', 'test', 'throughput', 'train', 'visualize_attention',
     'visualize_key_weights', 'visualize_patch_embedding',
 ]  # fmt: skip

@@ -82,19 +82,3 @@ def coco_crops(argv: Optional[List[str]] = None) -> Namespace:
     add('--max-per-class', type=int, help='of the training split, drawn at random')
     add('--seed', type=int, default=0)
     return parser.parse_args(argv)
-
-
-def to_shards(argv: Optional[List[str]] = None) -> Namespace:
-    """Write the data sets of a config as shards: OUT/SPLIT-000000.tar, ... and OUT/SPLIT.json.
-
-    The training set is written in random order. Run the command again to continue after an
-    interruption.
-    """
-    parser = Parser('to-shards', to_shards.__doc__, cfg_options=True)
-    add = parser.add_argument
-    add('config', help=CONFIG)
-    add('out', type=Path, help='folder of the shards')
-    add('--splits', nargs='+', choices=SPLITS, default=('train', 'val'))
-    add('--shard-mib', type=int, default=256, help='size of a shard in MiB')
-    add('--in-order', action='store_true', help='the training set, too, in its own order')
-    return parser.parse_args(argv)

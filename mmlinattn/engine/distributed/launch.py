@@ -20,7 +20,6 @@ from mmengine.dist import (
 from torch import distributed as dist
 
 from ...utils import nodes
-from ...utils.replacements import described
 
 T = TypeVar('T')
 
@@ -162,7 +161,10 @@ def _described(value: Any) -> str:
     """Return a text for a value of a config that contains no memory addresses."""
     if isinstance(value, (dict, list, tuple)):
         return f'{type(value).__name__} of {len(value)}'
-    return described(value)
+    if isinstance(value, (str, int, float, complex, type(None))):
+        return repr(value)
+    named = value if hasattr(value, '__qualname__') else type(value)
+    return f'{named.__module__}.{named.__qualname__}'
 
 
 def cpu_group(cfg: Config) -> Optional[dist.ProcessGroup]:

@@ -9,7 +9,6 @@ from mmengine.logging import print_log
 from torch import nn
 
 from ...datasets.audit.coco import check_classes, read_categories
-from ...datasets.file_backends import StoreError
 from .data import DataError
 
 # Parts of a model that predict the classes of the data set.
@@ -76,8 +75,6 @@ def numbered_by_file(kind: type) -> bool:
 def _category_names(path: str, backend_args: Any) -> List[Any]:
     try:
         records = read_categories(fileio.get(path, backend_args))
-    except StoreError:
-        raise
     except (OSError, ValueError) as error:
         why = 'is no JSON' if isinstance(error, json.JSONDecodeError) else 'cannot be read'
         raise DataError(f'{path} {why}: {error}') from error

@@ -3,6 +3,7 @@
 import io
 import json
 import os.path as osp
+from itertools import islice
 from pathlib import Path
 from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -14,8 +15,6 @@ from mmengine.registry import DATASETS
 
 from ...checkpoints.safe_unpickle import PlainUnpickler
 from ...datasets.audit.coco import check_coco
-from ...datasets.file_backends import first_files, path_exists
-from ...datasets.shards import DamagedSample, ShardDataset
 from ...utils import dicts, key_of, nodes, outside_reason
 from ...utils.redact import RedactedError
 
@@ -83,8 +82,7 @@ def check_data(cfg: Config, *loaders: str) -> None:
             backend_args = dataset.get('backend_args')
             for part in ('', ann_file, *prefixes):
                 path = osp.join(root, part) if isinstance(part, str) else root
-                folder = not ann_file or part != ann_file
-                if path and not path_exists(path, backend_args, folder):
+                if path and not path_exists(path, backend_args):
                     raise FileNotFoundError(
                         f'{loader}: {path!r} does not exist (data_root={root!r}); '
                         + _data_hint(root or path)
@@ -96,6 +94,19 @@ def check_data(cfg: Config, *loaders: str) -> None:
                 if key == 'decode_backend' and text == 'pickle':
                     raise DataError(f"{loader}: decode_backend='pickle' would run code of images")
                 _check_safe(osp.join(root, text), key == 'hierarchy_file', backend_args)
+
+
+def path_exists(path: str, backend_args: Optional[dict] = None) -> bool:
+    """Return True if a file or folder exists, or if its file backend cannot tell.
+
+    Raises:
+        ValueError: MMEngine has no file backend for the path.
+    """
+    try:
+        backend = fileio.get_file_backend(path, backend_args=backend_args, enable_singleton=True)
+    except KeyError as error:
+        raise ValueError(f'{path!r}: MMEngine has no file backend for {error}') from error
+    return backend.exists(path) if hasattr(backend, 'exists') else True
 
 
 def _check_safe(path: str, is_array: bool, backend_args: Optional[dict]) -> None:
@@ -209,12 +220,7 @@ def labels_of(model: dict) -> Labels:
 
 
 def folders_of(dataset: Any) -> Tuple[str, ...]:
-    """Return the configured folders of a data set: its root and those of its prefix.
-
-    A data set of shards has none, since its images are inside the shards.
-    """
-    if isinstance(dataset, ShardDataset):
-        return ()
+    """Return the configured folders of a data set: its root and those of its prefix."""
     prefixes = getattr(dataset, 'data_prefix', None) or {}
     prefixes = [prefixes] if isinstance(prefixes, str) else [*prefixes.values()]
     folders = [getattr(dataset, 'data_root', None), *prefixes]
@@ -232,10 +238,7 @@ def check_images(dataset: Any) -> None:
     backend_args = getattr(dataset, 'backend_args', None)
     folders = folders_of(dataset)
     for index in {0, len(dataset) - 1}:
-        try:
-            info = dataset.get_data_info(index)
-        except DamagedSample:  # reported, or skipped, when it is loaded
-            continue
+        info = dataset.get_data_info(index)
         # Test sets may have no segmentation maps.
         keys = FILES[:2] if getattr(dataset, 'test_mode', False) else FILES
         for key in keys:
@@ -255,7 +258,10 @@ def _content(folder: str, backend_args: Optional[dict]) -> str:
     """Return the first files in a folder and its subfolders, for messages."""
     if not path_exists(folder, backend_args):
         return 'not been made'
-    names = first_files(folder, 4, backend_args)
+    files = fileio.list_dir_or_file(
+        folder, list_dir=False, recursive=True, backend_args=backend_args
+    )
+    names = sorted(islice(files, 10_000))[:4]
     return ', '.join(names[:3]) + (', ...' if names[3:] else '') if names else 'no file'
 
 

@@ -18,8 +18,6 @@ from mmengine.config import Config
 from mmengine.utils import import_modules_from_strings
 
 from ...datasets.audit.coco import Finding, check_coco
-from ...datasets.file_backends import StoreError
-from ...datasets.shards import DamagedSample, TarMemberBackend
 from ...utils import redacted
 from ...utils.messages import log_warning
 from ...utils.processes import WorkerDied, map_in_workers, start_server
@@ -96,7 +94,6 @@ def audit_dataset(
 
     Raises:
         FileNotFoundError, DataError: a data set does not exist or cannot be built.
-        StoreError: a store is unavailable or denies access.
     """
     if workers > 1:
         start_server()  # it imports the modules of the workers while annotations are read
@@ -125,11 +122,7 @@ def audit_dataset(
         report.images[split] = len(records)
         # Several lists of a split may name the same file.
         records = [*dict.fromkeys(records)]
-        setup = partial(
-            _prepare_worker,
-            dict(cfg.get('custom_imports') or {}),
-            dict(TarMemberBackend.shard_backend_args),
-        )
+        setup = partial(_prepare_worker, dict(cfg.get('custom_imports') or {}))
         for i, (record, digest, problems) in enumerate(_audited(records, workers, setup), 1):
             found += problems
             # Compare with other splits only: a split may repeat an image on purpose.
@@ -202,10 +195,7 @@ def check_maps(dataset: Any, labels: Labels) -> None:
         ignored = frozenset([labels.ignored])
         last = len(part) - 1
         for i in sorted({last * k // (MAPS - 1) for k in range(MAPS if last >= 0 else 0)}):
-            try:
-                info = part.get_data_info(i)
-            except DamagedSample:
-                continue
+            info = part.get_data_info(i)
             if not info.get('seg_map_path'):
                 break
             record = _with_options(
@@ -234,8 +224,6 @@ def _records(config: dict, cfg: Config, found: List[Finding]) -> List[FileRecord
     else:
         try:
             records = _own_records(dataset, labels, found)
-        except StoreError:
-            raise
         except Exception as error:
             if 'need at least one array to concatenate' in str(error):  # there is no image
                 raise DataError(empty_reason(dict(dataset=config))) from error
@@ -267,11 +255,7 @@ def _own_records(dataset: Any, labels: Labels, found: List[Finding]) -> List[Fil
         labels = labels._replace(number=len(classes))
     records = []
     for i in range(len(dataset)):
-        try:
-            info = dataset.get_data_info(i)
-        except DamagedSample as error:
-            found.append(Finding('unreadable', f'sample {i}', str(error)))
-            continue
+        info = dataset.get_data_info(i)
         if info.get('img_path'):  # data sets without files keep their images in memory
             records.append(_record(info, labels, found))
     return records
@@ -281,8 +265,6 @@ def _coco_records(dataset: Any, masks: bool, found: List[Finding]) -> List[FileR
     path = dataset.ann_file
     try:
         content = json.loads(fileio.get(path, dataset.backend_args))
-    except StoreError:
-        raise
     except (OSError, ValueError) as error:
         why = 'cannot be read' if isinstance(error, OSError) else 'is no JSON'
         found.append(Finding('annotation', path, f'{why}: {error}'))
@@ -305,7 +287,7 @@ def _coco_records(dataset: Any, masks: bool, found: List[Finding]) -> List[FileR
 
 def _record(info: dict, labels: Labels, found: List[Finding]) -> FileRecord:
     number = labels.number
-    path = str(info['img_path'])  # str drops the content that some paths carry
+    path = info['img_path']
     label = info.get('gt_label')
     if isinstance(label, (int, np.integer)) and number is not None and not 0 <= label < number:
         found.append(Finding('class', path, f'its label is {label}, of {number} classes'))
@@ -319,8 +301,7 @@ def _record(info: dict, labels: Labels, found: List[Finding]) -> FileRecord:
         values = frozenset(range(number + shift)) | frozenset(label_map)
     ignored = {labels.ignored, *range(shift)}
     ignored.update(old for old, new in label_map.items() if new == labels.ignored)
-    path_of_map = str(seg_map) if seg_map else None
-    return FileRecord(path, size, path_of_map, values, ignored=frozenset(ignored))
+    return FileRecord(path, size, seg_map, values, ignored=frozenset(ignored))
 
 
 def _check_instance(instance: dict, path: str, size: Any, number: Optional[int]) -> List[Finding]:
@@ -357,9 +338,7 @@ def _audited(records: List[FileRecord], workers: int, setup: Callable) -> Iterat
             yield from looked
 
 
-def _prepare_worker(custom_imports: dict, shards: dict) -> None:
-    """Import the custom modules of a config and register its shards in a worker process."""
+def _prepare_worker(custom_imports: dict) -> None:
+    """Import the custom modules of a config in a worker process."""
     if custom_imports:
         import_modules_from_strings(**custom_imports)
-    for shard, backend_args in shards.items():
-        TarMemberBackend.register(shard, backend_args)

@@ -11,7 +11,6 @@ from mmengine import fileio
 
 from ...datasets.audit.coco import Finding
 from ...datasets.audit.images import JPEG, PNG, exif_orientation, truncation_reason
-from ...datasets.file_backends import StoreError
 from ...utils import outside_reason
 
 Size = Tuple[int, int]  # height, width
@@ -164,8 +163,6 @@ def _decoded(
         return None, None, [Finding('outside', path, what)]
     try:
         data = fileio.get(path, json.loads(record.backend))
-    except StoreError:  # an error of the store, not of the file
-        raise
     except (OSError, ValueError) as error:  # ValueError: invalid path
         why = getattr(error, 'strerror', None) or str(error)
         return None, None, [Finding('unreadable', path, why)]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ...datasets.audit.coco import bad_mask_reason
 from ...datasets.audit.images import exif_orientation, file_truncation_reason, truncation_reason
-from ...datasets.file_backends import StoreError
 from ...datasets.video import LoadClip
 from ...utils import outside_reason
 from .data import DataError, Labels, folders_of
@@ -41,8 +40,6 @@ class CheckedLoading:
     def __call__(self, results: dict) -> Optional[dict]:
         try:
             return self.loaded(results)
-        except StoreError:  # an error of the store, not of the image
-            raise
         except Exception as error:  # decoders raise any type of error
             if self.skipped is None:
                 why = str(error) or type(error).__name__  # a MemoryError has no text

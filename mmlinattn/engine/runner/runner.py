@@ -14,10 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ...checkpoints import CheckpointCache, CheckpointError, replace_mmengine_readers
-from ...datasets.file_backends import check_no_secrets
 from ...models.layers import optimize_for_cpu
 from ...utils.messages import known_messages_hidden, log_warning
-from ..config import is_subtype
+from ..config import check_no_passwords, is_subtype
 from ..distributed.resume_world_size import replay, schedule_lengths, warn_on_world_size_change
 from ..hooks.skip_corrupt_hook import SkippedImages, SkippedImagesHook
 from ..model import unwrapped
@@ -65,12 +64,12 @@ class PluginFeatures(_Runner):
       initialisation of weights are in the log file (:mod:`.console`, :mod:`.summary`).
 
     Raises:
-        ValueError: see :func:`mmlinattn.datasets.file_backends.check_no_secrets`.
+        ValueError: see :func:`.config.check_no_passwords`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # MMEngine logs the config, which may have changed since it was read.
-        check_no_secrets(kwargs.get('cfg') or {})
+        # A command may have added an address since the file was read.
+        check_no_passwords(kwargs.get('cfg') or {})
         if get_device() == 'cpu':
             keep_freed_memory()
         allow_open_files()

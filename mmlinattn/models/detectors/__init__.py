@@ -1,4 +1,4 @@
-"""SMCA, and the attention of MMDetection's DETR family by config; both need MMDetection.
+"""SMCA, and MMDetection's DETR family with any attention by config; both need MMDetection.
 
 Without MMDetection this package can be imported; access to a class then raises an ImportError that
 names the package to install.
@@ -11,9 +11,20 @@ if _missing is not None:
     __all__ = []
     __getattr__ = unavailable(__name__, 'MMDetection', 'onedl-mmdetection', _missing)
 else:
-    from .detr_attention import replace_detr_attention
+    from .detr_attention import (
+        DeformableDETRWithAttention,
+        DETRWithAttention,
+        DINOWithAttention,
+        Mask2FormerHeadWithAttention,
+    )
     from .smca import SMCA
     from .smca_head import SMCAHead
 
-    __all__ = ['SMCA', 'SMCAHead', 'replace_detr_attention']
-    replace_detr_attention()
+    __all__ = [
+        'SMCA',
+        'DETRWithAttention',
+        'DINOWithAttention',
+        'DeformableDETRWithAttention',
+        'Mask2FormerHeadWithAttention',
+        'SMCAHead',
+    ]

@@ -1,20 +1,20 @@
-"""Attention of MMDetection's DETR family by config: ``type`` in ``self_attn_cfg``."""
+"""DETR, Deformable DETR, DINO and Mask2Former whose layers take any registered attention.
 
-from typing import Any
+MMDetection's layers build mmcv's ``MultiheadAttention``. These classes put another attention into
+the layers of their own model if ``self_attn_cfg`` or ``cross_attn_cfg`` has a ``type``.
+"""
+
+from typing import Any, Dict, Tuple
 
 from mmcv.cnn.bricks.transformer import MultiheadAttention
-from mmdet.models.layers.transformer import deformable_detr_layers, detr_layers
+from mmdet.models import DETR, DINO, DeformableDETR, Mask2FormerHead
+from mmengine.config import ConfigDict
 from mmengine.registry import MODELS
 from torch import nn
 
-from ...utils.replacements import replace_entry
 
-
-def build_detr_attention(*args: Any, **cfg: Any) -> nn.Module:
-    """Build the attention of a layer of MMDetection's DETR family.
-
-    MMDetection's layers call ``MultiheadAttention(**self_attn_cfg)``. A ``type`` in the config
-    chooses another class with the same interface, such as ``LinearCrossAttention``.
+def build_detr_attention(**cfg: Any) -> nn.Module:
+    """Build the attention of a layer: mmcv's ``MultiheadAttention``, or that of ``type``.
 
     Raises:
         KeyError: the type is not registered.
@@ -27,13 +27,109 @@ def build_detr_attention(*args: Any, **cfg: Any) -> nn.Module:
         'LinearCrossAttention'
     """
     if 'type' not in cfg:
-        return MultiheadAttention(*args, **cfg)
+        return MultiheadAttention(**cfg)
     with MODELS.switch_scope_and_registry(None) as registry:
         return registry.build(cfg)
 
 
-def replace_detr_attention() -> None:
-    """Let layers of MMDetection's DETR family take any registered attention by config."""
-    for module in (detr_layers, deformable_detr_layers):
-        what = f'MultiheadAttention in {module.__name__}'
-        replace_entry(vars(module), 'MultiheadAttention', build_detr_attention, what)
+def _split_types(coder: dict) -> Tuple[ConfigDict, Dict[str, dict]]:
+    """Return the config of an encoder or decoder without types, and its attentions with one."""
+    layer, typed = dict(coder['layer_cfg']), {}
+    for name in ('self_attn', 'cross_attn'):
+        cfg = layer.get(f'{name}_cfg') or {}
+        if 'type' in cfg:
+            typed[name] = dict(dict(batch_first=True), **cfg)
+            sizes = {key: cfg[key] for key in ('embed_dims', 'num_heads') if key in cfg}
+            layer[f'{name}_cfg'] = sizes
+    return ConfigDict(coder, layer_cfg=layer), typed
+
+
+def _set_attentions(coder: Any, typed: Dict[str, dict]) -> None:
+    for layer in coder.layers:
+        for name, cfg in typed.items():
+            old = type(getattr(layer, name))
+            if old is not MultiheadAttention:
+                raise TypeError(
+                    f'{name}_cfg has type={cfg["type"]!r}, but {type(layer).__name__} has '
+                    f'{old.__name__} there, which cannot be replaced: leave type out'
+                )
+            setattr(layer, name, build_detr_attention(**cfg))
+
+
+class _TypedAttention:
+    """Mixin of detectors that builds the attentions with a ``type`` in encoder and decoder."""
+
+    encoder: Any
+    decoder: Any
+
+    def _init_layers(self) -> None:
+        self.encoder, in_encoder = _split_types(self.encoder)
+        self.decoder, in_decoder = _split_types(self.decoder)
+        super()._init_layers()  # type: ignore[misc]
+        _set_attentions(self.encoder, in_encoder)
+        _set_attentions(self.decoder, in_decoder)
+
+
+@MODELS.register_module()
+class DETRWithAttention(_TypedAttention, DETR):
+    """MMDetection's DETR with the attention of ``type`` in encoder and decoder layers.
+
+    Args:
+        encoder, decoder: as in DETR. ``self_attn_cfg`` and, in the decoder, ``cross_attn_cfg`` of
+            ``layer_cfg`` may have the ``type`` of an attention with the interface of mmcv's
+            ``MultiheadAttention``, such as ``LinearCrossAttention``.
+        others: see DETR.
+
+    Example::
+
+        model = dict(
+            type='DETRWithAttention',
+            encoder=dict(
+                layer_cfg=dict(self_attn_cfg=dict(type='LinearCrossAttention', attn_cfg='RALA'))
+            ),
+        )
+    """
+
+
+@MODELS.register_module()
+class DeformableDETRWithAttention(_TypedAttention, DeformableDETR):
+    """MMDetection's Deformable DETR with the attention of ``type`` between the queries.
+
+    Args:
+        decoder: as in DeformableDETR. ``self_attn_cfg`` of ``layer_cfg`` may have a ``type``, as in
+            :class:`DETRWithAttention`.
+        others: see DeformableDETR.
+
+    Raises:
+        TypeError: a deformable attention has a ``type``.
+    """
+
+
+@MODELS.register_module()
+class DINOWithAttention(_TypedAttention, DINO):
+    """MMDetection's DINO with the attention of ``type`` between the queries.
+
+    Args:
+        decoder: as in DINO. ``self_attn_cfg`` of ``layer_cfg`` may have a ``type``, as in
+            :class:`DETRWithAttention`.
+        others: see DINO.
+
+    Raises:
+        TypeError: a deformable attention has a ``type``.
+    """
+
+
+@MODELS.register_module()
+class Mask2FormerHeadWithAttention(Mask2FormerHead):
+    """MMDetection's Mask2FormerHead with the attention of ``type`` in the decoder's layers.
+
+    Args:
+        transformer_decoder: as in Mask2FormerHead. ``self_attn_cfg`` and ``cross_attn_cfg`` of
+            ``layer_cfg`` may have a ``type``, as in :class:`DETRWithAttention`.
+        others: see Mask2FormerHead.
+    """
+
+    def __init__(self, *args: Any, transformer_decoder: dict, **kwargs: Any) -> None:
+        decoder, typed = _split_types(transformer_decoder)
+        super().__init__(*args, transformer_decoder=decoder, **kwargs)
+        _set_attentions(self.transformer_decoder, typed)

@@ -3,17 +3,16 @@
 import pytest
 import torch
 from mmcv.cnn.bricks.transformer import MultiheadAttention
-from mmdet.models.layers.transformer import detr_layers
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.optim import OptimWrapper
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 
 from mmlinattn.app import views_of
 from mmlinattn.datasets import shapes
+from mmlinattn.models.detectors import DETRWithAttention
 from mmlinattn.models.detectors.smca_decoder import Memory, SMCADecoder
 from mmlinattn.models.layers import LinearCrossAttention
-from mmlinattn.utils.replacements import list_replacements
 from mmlinattn.visualization.attention_maps import record
 from tests.sizes import size
 
@@ -73,6 +72,7 @@ def test_training_on_shapes(root, shapes_root, name):
 
 def test_masks_of_mask2former_are_refused(root, shapes_root):
     cfg = Config.fromfile(root / 'configs/linear_decoders/mask2former_nano_shapes.py')
+    cfg.model.panoptic_head.type = 'Mask2FormerHeadWithAttention'
     cfg.model.panoptic_head.transformer_decoder.layer_cfg.cross_attn_cfg.update(LINEAR)
     with DefaultScope.overwrite_default_scope('mmdet'):
         model = MODELS.build(cfg.model)
@@ -86,15 +86,37 @@ def _sample():
     return DetDataSample(metainfo=dict(batch_input_shape=(64, 64), img_shape=(64, 64)))
 
 
-def test_the_switch_changes_nothing_without_a_type():
-    cfg = dict(embed_dims=C, num_heads=HEADS, dropout=0.1, batch_first=True)
-    layer = detr_layers.DetrTransformerDecoderLayer(
-        ConfigDict(cfg, **LINEAR), ConfigDict(cfg), dict(embed_dims=C, feedforward_channels=48)
-    )
+def dino(root, **layer_cfg):
+    cfg = Config.fromfile(root / 'configs/linear_decoders/dino_nano_shapes.py')
+    decoder = dict(layer_cfg=layer_cfg)
+    cfg.merge_from_dict(dict(model=dict(type='DINOWithAttention', decoder=decoder)))
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        return MODELS.build(cfg.model)
+
+
+def test_only_an_attention_with_a_type_changes(root):
+    assert type(dino(root).decoder.layers[0].self_attn) is MultiheadAttention
+    layer = dino(root, self_attn_cfg=dict(LINEAR, dropout=0.1)).decoder.layers[2]
     assert type(layer.self_attn) is LinearCrossAttention
-    assert type(layer.cross_attn) is MultiheadAttention
     assert layer.self_attn.dropout[1].p == 0.1
-    assert any('detr_layers' in entry.what for entry in list_replacements())
+    with pytest.raises(TypeError, match='MultiScaleDeformableAttention there, which cannot be'):
+        dino(root, cross_attn_cfg=LINEAR)
+
+
+def test_encoder_and_decoder_of_detr():
+    sizes = dict(embed_dims=C, num_heads=HEADS)
+    ffn = dict(embed_dims=C, feedforward_channels=48)
+    attention = dict(sizes, **LINEAR)
+    detr = DETRWithAttention.__new__(DETRWithAttention)
+    torch.nn.Module.__init__(detr)
+    detr.positional_encoding, detr.num_queries = dict(num_feats=C // 2), 5
+    detr.encoder = dict(num_layers=1, layer_cfg=dict(self_attn_cfg=attention, ffn_cfg=ffn))
+    layer = dict(self_attn_cfg=sizes, cross_attn_cfg=attention, ffn_cfg=ffn)
+    detr.decoder = dict(num_layers=1, layer_cfg=layer)
+    detr._init_layers()
+    assert type(detr.encoder.layers[0].self_attn) is LinearCrossAttention
+    assert type(detr.decoder.layers[0].self_attn) is MultiheadAttention
+    assert type(detr.decoder.layers[0].cross_attn) is LinearCrossAttention
 
 
 @pytest.mark.parametrize('name', ['smca-rala', 'dino-rala'])
