@@ -1,7 +1,8 @@
 """Backbones that accept any attention of :mod:`mmlinattn.models.layers`."""
 
-from .base import Backbone, HierarchicalBackbone
+from .base import Backbone
 from .cvt import CvT
+from .hierarchical import HierarchicalBackbone
 from .mavit import MAViT
 from .mix_transformer import MixTransformer
 from .mlla import MLLA

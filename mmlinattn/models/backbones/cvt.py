@@ -7,7 +7,8 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from ..layers import AttnCfg
-from .base import HierarchicalBackbone, Part, drop_path_rates
+from .base import Part, drop_path_rates
+from .hierarchical import HierarchicalBackbone
 from .patch_embed import PatchEmbed, new_tokens
 from .transformer_block import TransformerBlock
 

@@ -8,7 +8,8 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..layers import AttnCfg
-from .base import HierarchicalBackbone, Part
+from .base import Part
+from .hierarchical import HierarchicalBackbone
 from .patch_embed import PatchEmbed
 from .transformer_block import TransformerBlock
 

@@ -19,7 +19,7 @@ from ..layers import (
     map_to_tokens,
     tokens_to_map,
 )
-from .base import HierarchicalBackbone
+from .hierarchical import HierarchicalBackbone
 from .patch_embed import pad_to_multiple
 
 # Sizes and stochastic depth of the released ImageNet models.

@@ -11,7 +11,8 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..layers import AttnCfg, ConvFFN, add_branch, add_depthwise, build_attention
-from .base import HierarchicalBackbone, Part
+from .base import Part
+from .hierarchical import HierarchicalBackbone
 
 # Table 1 of the paper; layer scale and stochastic depth of the released models.
 ARCHITECTURES = {

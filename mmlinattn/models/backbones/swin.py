@@ -8,7 +8,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..layers import AttnCfg, tokens_to_map
-from .base import HierarchicalBackbone
+from .hierarchical import HierarchicalBackbone
 from .patch_embed import PatchConv, PatchEmbed, pad_to_multiple
 from .transformer_block import TransformerBlock
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...ops.common.checks import check_sides
 from ..layers import AttnCfg
-from .base import HierarchicalBackbone
+from .hierarchical import HierarchicalBackbone
 from .patch_embed import PatchConv, PatchEmbed, check_positions, new_tokens, resize_embedding
 from .transformer_block import TransformerBlock
 
