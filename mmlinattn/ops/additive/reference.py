@@ -8,7 +8,7 @@ from ..common.numerics import Mask, masked_softmax
 def additive_reference(
     q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, q_mask: Mask, k_mask: Mask
 ) -> Tensor:
-    """Compute :func:`mmlinattn.ops.additive_attention` symbol by symbol."""
+    """Compute :func:`mmlinattn.ops.additive_attention` as its definition reads."""
 
     def pool(tokens: Tensor, weight: Tensor, mask: Mask) -> Tensor:
         mask = None if mask is None else mask[:, None]  # [B, 1, N]
