@@ -34,7 +34,7 @@ GROUPS: Dict[str, Dict[str, Command]] = {
     'Predict and deploy': {
         'predict': Command(
             arguments.predict,
-            'predict images, folders, videos or a camera; pictures and COCO JSON',
+            'predict images and folders; pictures and COCO JSON',
         ),
         'app': Command(
             arguments.app,
@@ -81,9 +81,6 @@ GROUPS: Dict[str, Dict[str, Command]] = {
         ),
         'visualize key-weights': Command(
             arguments.visualize_key_weights, 'what one query reads, for any attention'
-        ),
-        'visualize patch-embedding': Command(
-            arguments.visualize_patch_embedding, 'filters and positions of a ViT'
         ),
         'doctor': Command(
             arguments.doctor, 'versions, GPU, kernels, data: what is there and what is not'

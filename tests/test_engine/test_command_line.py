@@ -129,7 +129,7 @@ def end_by_signal(*arguments, **named):
 @pytest.mark.parametrize(
     'command, step, options',
     [
-        ('app', 'build_page', []),
+        ('app', 'load_models', []),
         ('export', 'sample_image', ['--shape', '64', '64']),
         ('predict', 'load', ['a.png']),
     ],

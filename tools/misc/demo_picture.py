@@ -5,15 +5,11 @@ import argparse
 from pathlib import Path
 
 import cv2
+import numpy as np
 
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.config import load_config
-from mmlinattn.visualization.predictions import (
-    comparison,
-    instance_panels,
-    predict,
-    semantic_panels,
-)
+from mmlinattn.visualization.predictions import draw_prediction, predict
 
 
 def main() -> None:
@@ -30,11 +26,14 @@ def main() -> None:
     rows = []
     for sem, ins in zip(semantic, instances):
         image = cv2.imread(ins.img_path)[..., ::-1]
-        # Palette and legend are those of the semantic classes, where background comes first.
-        objects = instance_panels(ins, image, first_label=1)
-        rows.append([(image,), *semantic_panels(sem, image), *objects])
-    titles = ['image', 'semantic truth', 'prediction', 'instance truth', 'prediction (> 0.5)']
-    comparison(args.picture, rows, titles, shapes.SEG_CLASSES, shapes.PALETTE)
+        classes, palette = shapes.SEG_CLASSES, shapes.PALETTE
+        drawn = [
+            draw_prediction(image, sem, classes, palette, with_truth=True),
+            draw_prediction(image, ins, classes[1:], palette[1:], 0.5, with_truth=True),
+        ]
+        rows.append(np.hstack([image, *drawn]))
+    args.picture.parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(str(args.picture), np.vstack(rows)[..., ::-1])
 
 
 if __name__ == '__main__':

@@ -11,11 +11,11 @@ from .data import check_data, coco_crops, moving_shapes, shapes, to_shards
 from .linearize import linearize
 from .prediction import app, export, latency, predict
 from .runs import test, train
-from .visualize import visualize_attention, visualize_key_weights, visualize_patch_embedding
+from .visualize import visualize_attention, visualize_key_weights
 
 __all__ = [
     'app', 'check_data', 'coco_crops', 'complexity', 'consolidate', 'convert', 'doctor',
     'estimate', 'export', 'latency', 'linearize', 'moving_shapes', 'predict', 'print_config',
     'publish', 'rank', 'shapes', 'test', 'throughput', 'to_shards', 'train', 'visualize_attention',
-    'visualize_key_weights', 'visualize_patch_embedding',
+    'visualize_key_weights',
 ]  # fmt: skip
