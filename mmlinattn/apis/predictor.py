@@ -41,7 +41,7 @@ def load(
 
     Args:
         config: config file, or the name of one of this package.
-        weights: checkpoint (a file or a URL) or exported file (``.onnx``, ``.pt2``).
+        weights: checkpoint (a file or a URL) or exported file (``.onnx``).
         device, tta: see :class:`Predictor`.
         cfg_options: mapping of dotted names to values that override the config.
 

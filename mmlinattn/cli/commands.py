@@ -40,12 +40,7 @@ GROUPS: Dict[str, Dict[str, Command]] = {
             arguments.app,
             'a page in the browser: predictions, and what the attention looks at',
         ),
-        'export': Command(
-            arguments.export, 'write a trained model as ONNX, OpenVINO or AOTInductor'
-        ),
-        'latency': Command(
-            arguments.latency, 'time a model and its exported files on the same images'
-        ),
+        'export': Command(arguments.export, 'write a trained model as ONNX or torch.export'),
     },
     'Data': {
         'check-data': Command(

@@ -1,4 +1,4 @@
-"""Half precision: what is measured, what is refused, and what stays in float32."""
+"""Half precision: how near it stays, and what stays in float32."""
 
 import copy
 
@@ -12,7 +12,7 @@ from mmlinattn.deployment.deployable import deployable
 from mmlinattn.deployment.exported_file import ExportedFile
 from mmlinattn.deployment.exporter import ExportSettings, describe
 from mmlinattn.deployment.formats import write
-from mmlinattn.deployment.fp16 import LIMIT, largest_activation, to_half
+from mmlinattn.deployment.fp16 import to_half
 
 from .conftest import captures
 
@@ -36,8 +36,6 @@ def test_half_precision_stays_near_and_is_half(classifier, tmp_path):
         expected = model(classifier.image)
     to_half(model)
     program = capture(model, STATIC)
-    largest = largest_activation(program, classifier.image)
-    assert largest.finite and 0.1 < largest.value < LIMIT and 'backbone' in largest.place
     path = tmp_path / 'half.onnx'
     metadata = describe(model, STATIC, ['a'], ExportSettings((64, 64), raw=True), ['logits'])
     write('onnx', program, metadata, path)
@@ -46,16 +44,6 @@ def test_half_precision_stays_near_and_is_half(classifier, tmp_path):
     weights = onnx.load(path).graph.initializer
     halves = [w for w in weights if w.data_type == onnx.TensorProto.FLOAT16]
     assert sum(w.ByteSize() for w in halves) > 0.8 * sum(w.ByteSize() for w in weights)
-
-
-@captures
-def test_a_number_beyond_half_precision_is_found(classifier):
-    model = deployable(classifier.model, classifier.cfg)
-    norm = model.model.backbone.stages[1][0].norm1
-    nn.init.constant_(norm.weight, 3e4)
-    to_half(model)
-    largest = largest_activation(capture(model, STATIC), classifier.image)
-    assert not largest.finite and largest.place.startswith('backbone.stages.1.0')
 
 
 def test_large_variances_do_not_become_half():

@@ -7,7 +7,7 @@ from typing import List, Optional
 from ...utils.command_line import Parser
 from .common import CONFIG, DEVICE, check_positive
 
-FORMATS = ('onnx', 'openvino', 'aoti')
+FORMATS = ('onnx', 'pt2')
 MAX_MEGAPIXELS = 50.0
 EXAMPLES = Path('data/shapes/coco/val2017')
 
@@ -22,7 +22,7 @@ def predict(argv: Optional[List[str]] = None) -> Namespace:
     parser = Parser('predict', predict.__doc__, cfg_options=True)
     add = parser.add_argument
     add('config', help=CONFIG)
-    add('checkpoint', help='checkpoint (file or address), or exported file (.onnx, .pt2)')
+    add('checkpoint', help='checkpoint (file or address), or exported file (.onnx)')
     add('sources', nargs='+', metavar='SOURCE', help='image, or folder with images')
     add('--out', type=Path, default=Path('work_dirs/predictions'), metavar='DIR')
     add('--min-score', type=float, default=0.3, help='objects that are less sure are left out')
@@ -75,25 +75,8 @@ def export(argv: Optional[List[str]] = None) -> Namespace:
         'stride; of dynamic files the size to capture at')  # fmt: skip
     add('--static', action='store_true', help='this size alone')
     add('--dynamic-batch', action='store_true', help='any number of images at once, not one')
-    add('--fp16', action='store_true', help='half precision, checked on --sample')
+    add('--fp16', action='store_true', help='half precision, compared on --sample')
     add('--raw', action='store_true', help='what the heads give: logits in place of labels, ...')
     add('--sample', help='an image to check with; the first of the test set by default')
     add('--out', type=Path, help='files to write, without suffix; work_dirs/NAME/NAME by default')
     return parser.parse_args(argv)
-
-
-def latency(argv: Optional[List[str]] = None) -> Namespace:
-    """Time a model in torch and its exported files on the same image: docs/export.md."""
-    parser = Parser('latency', latency.__doc__, cfg_options=True)
-    add = parser.add_argument
-    add('config', help=CONFIG)
-    add('checkpoint', help='checkpoint file')
-    add('files', nargs='*', help='exported files: .onnx, .xml, .pt2')
-    add('--shape', nargs=2, type=int, required=True, metavar=('H', 'W'))
-    add('--threads', type=int, default=1, help='of the processor')
-    add('--seconds', type=float, default=5.0, help='for each')
-    add('--rounds', type=int, default=1, help='of all; the least disturbed one of each counts')
-    add('--sample', help='an image; the first of the test set by default')
-    args = parser.parse_args(argv)
-    check_positive(parser, args, 'threads', 'seconds', 'rounds', 'shape')
-    return args
