@@ -151,7 +151,8 @@ class Predictor:
         batch_size = check_integer('batch_size', batch_size)
         images = _images(source)
         while batch := list(islice(images, batch_size)):
-            yield from self.predict_batch(*zip(*batch), min_score)
+            pixels, names = zip(*batch)
+            yield from self.predict_batch(pixels, names, min_score)
 
     def predict(self, image: np.ndarray, name: str = '', min_score: float = 0.3) -> Prediction:
         """Predict one image (H, W, 3), uint8, BGR.
@@ -195,18 +196,14 @@ class Predictor:
         # PixelData warns because SegTTAModel sets labels without a channel.
         with DefaultScope.overwrite_default_scope(self.cfg.default_scope), quiet():
             inputs = enumerate(packed_input(self.pipeline, image) for image in images)
-            for _, group in groupby(inputs, self._group):
+            key = (lambda one: one[0]) if self.tta else (lambda one: one[1]['inputs'].shape)
+            for _, group in groupby(inputs, key):
                 samples += self.network.test_step(pseudo_collate([one for _, one in group]))
         seconds = (time.perf_counter() - start) / max(len(images), 1)
         return [
             Prediction(sample.cpu(), seconds, image, name, self.categories, min_score)
             for sample, image, name in zip(samples, images, names)
         ]
-
-    def _group(self, numbered: Tuple[int, dict]) -> Any:
-        """Return a key that is equal for images that the model takes at once."""
-        number, packed = numbered
-        return number if self.tta else packed['inputs'].shape
 
     def batch_of(self, image: np.ndarray) -> dict:
         """Return the input of the model's ``test_step`` for one image (H, W, 3), uint8, BGR."""

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Dict, Iterable, List, Sequence
+from typing import Dict, Iterable, List
 
 import numpy as np
 from rich.progress import Progress
@@ -18,22 +18,6 @@ from ..apis import Prediction, Predictor, coco_json, image_files, load, read_ima
 from ..apis.prediction import write_file
 from ..utils import check_writable
 from ..utils.command_line import error_text, errors_in_one_line, plain_console, progress_bars
-
-
-def legend(categories: Sequence[dict]) -> str:
-    """Return the JSON text that says which class each pixel value of an indexed PNG is.
-
-    Example:
-        >>> print(legend([dict(id=7, name='sky', color=[0, 0, 255])]))
-        [
-        {"index": 0, "name": "sky", "color": [0, 0, 255], "category_id": 7}
-        ]
-    """
-    entries = [
-        dict(index=i, name=one['name'], color=one['color'], category_id=one['id'])
-        for i, one in enumerate(categories)
-    ]
-    return '[\n' + ',\n'.join(map(json.dumps, entries)) + '\n]'
 
 
 class Job:
@@ -74,7 +58,7 @@ class Job:
         except Exception as error:  # models raise arbitrary exceptions, such as out of memory
             if len(images) > 1:
                 return [found for one in images.items() for found in self.predict(dict([one]))]
-            self.fail_on(*images, error)
+            self.fail_on(''.join(images), error)
             return []
 
     def keep(self, prediction: Prediction, picture: str) -> None:
@@ -133,8 +117,6 @@ def run(args: argparse.Namespace) -> int:
     for note in predictor.notes:
         console.print(note, highlight=False, soft_wrap=True)
     path.unlink(missing_ok=True)  # of an earlier run
-    if predictor.task == 'segmentation':
-        write_file(args.out / 'legend.json', legend(predictor.categories).encode())
     with progress_bars(console) as bars:
         job = Job(args, predictor, bars)
         try:

@@ -84,12 +84,13 @@ class FileMetadata:
         """Parse the untrusted JSON text of a file; names that are not fields are ignored."""
         try:
             found = json.loads(text)
-            known = {field.name: found[field.name] for field in fields(cls)}
+            known: Dict[str, Any] = {field.name: found[field.name] for field in fields(cls)}
         except KeyError as error:
             raise ValueError(f'{error} is missing') from None
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f'the text is no JSON object: {error}') from None
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in known.items()})
+        known = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
+        return cls(**known)
 
     def to_json(self) -> str:
         """Return the text that :meth:`from_json` reads."""

@@ -142,19 +142,6 @@ def ring_map(
     return weights[..., (distance[..., None] > radii).sum(-1)]
 
 
-def cell_of(x: float, y: float, stride: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
-    """Return (row, column) of the cell nearest to a pixel; the centre of cell i is i * stride.
-
-    Example:
-        >>> cell_of(25, 23, 16, (4, 6))
-        (1, 2)
-    """
-    row, column = (
-        min(max(round(pixel / stride), 0), cells - 1) for pixel, cells in zip((y, x), hw_shape)
-    )
-    return row, column
-
-
 def draw_decoder_maps(
     path: Union[str, Path],
     image: np.ndarray,
@@ -211,10 +198,8 @@ def draw_ring_weights(
         position: (row, column) of the centre.
 
     Raises:
-        ValueError: the encoder has no ring weights, or the position is outside of the map.
+        ValueError: the position is outside of the map.
     """
-    if not seen.ring_weights:
-        raise ValueError('no attention of the encoder has spatial weights')
     row, column = position
     layers = sorted(seen.ring_weights)
     figure, grid = _grid(image, len(layers), len(seen.ring_weights[layers[0]]))

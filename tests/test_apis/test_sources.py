@@ -91,12 +91,9 @@ def test_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
 
 def test_image_above_the_limits_is_not_decoded(tmp_path, monkeypatch):
     save(tmp_path / 'a.png')
-    (tmp_path / 'b.png').write_bytes((tmp_path / 'a.png').read_bytes() + bytes(2_000_000))
     monkeypatch.setattr(cv2, 'imdecode', None)
     with pytest.raises(ImageError, match='a.png .*60 x 40 = 0.0 megapixels are more than'):
         read_image(tmp_path / 'a.png', max_megapixels=2399e-6)
-    with pytest.raises(ImageError, match='the file is too large for 0.0024 megapixels'):
-        read_image(tmp_path / 'b.png', max_megapixels=2400e-6)
 
 
 SAVED = {

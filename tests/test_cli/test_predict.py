@@ -94,16 +94,11 @@ def test_a_folder(task, checkpoint, pictures, tmp_path, capsys, monkeypatch):
 
 def check_labels(folder, content):
     """Indexed PNGs with the regions of the COCO file."""
-    legend = json.loads((folder / 'legend.json').read_text())
-    assert [entry['index'] for entry in legend] == [0, 1, 2, 3, 4, 5]
-    assert [(e['category_id'], e['name'], e['color']) for e in legend] == [
-        (c['id'], c['name'], c['color']) for c in content['categories']
-    ]
     found = {path.relative_to(folder).as_posix() for path in folder.glob('labels/**/*.png')}
     assert found == {'labels/a.png', 'labels/below/b.png'}
     labels = np.asarray(Image.open(folder / 'labels/a.png'))
     of_first = [one for one in content['annotations'] if one['image_id'] == 1]
-    index = {entry['category_id']: entry['index'] for entry in legend}
+    index = {entry['id']: i for i, entry in enumerate(content['categories'])}
     assert {index[one['category_id']]: one['area'] for one in of_first} == {
         value: (labels == value).sum() for value in np.unique(labels)
     }
@@ -236,7 +231,7 @@ def test_pictures_in_the_source_are_not_predicted(
         )
         assert code == 0 and '\n1 images' in said.out
     assert sorted(path.name for path in (folder / 'out').iterdir()) == [
-        'labels', 'legend.json', 'predictions.json', 'vis',
+        'labels', 'predictions.json', 'vis',
     ]  # fmt: skip
 
 

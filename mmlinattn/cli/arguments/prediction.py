@@ -16,8 +16,8 @@ def predict(argv: Optional[List[str]] = None) -> Namespace:
     """Predict images and folders with the model of a config.
 
     Writes to DIR: predictions.json in the COCO format; vis/ with a picture per image; for
-    segmentors labels/ with indexed PNGs, and legend.json. An image that cannot be read or predicted
-    is reported and skipped; the exit code is then 1.
+    segmentors labels/ with indexed PNGs. An image that cannot be read or predicted is reported and
+    skipped; the exit code is then 1.
     """
     parser = Parser('predict', predict.__doc__, cfg_options=True)
     add = parser.add_argument
