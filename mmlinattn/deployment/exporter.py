@@ -80,7 +80,18 @@ class Export:
         if settings.fp16:
             to_half(model)
         self.program = capture(model, sizes)
-        self.metadata = describe(model, sizes, classes, settings, list(self.expected[0]))
+        self.metadata = FileMetadata(
+            task=model.task,
+            classes=tuple(classes),
+            outputs=tuple(self.expected[0]),
+            raw=settings.raw,
+            stride=stride,
+            dynamic=sizes.dynamic,
+            shape=settings.shape,
+            least=sizes.least,
+            batch=batch,
+            padding=model.padding(),
+        )
 
     def write(self, name: str, path: Path) -> ExportResult:
         """Write a format and compare the file with the model at up to three sizes.
@@ -93,10 +104,11 @@ class Export:
         write(name, self.program, self.metadata, path)
         seconds = time.perf_counter() - start
         run = FORMATS[name].load(path)
-        errors = {
-            tuple(image.shape[-2:]): difference(run(image), expected)
-            for image, expected in zip(self.images, self.expected)
-        }
+        with torch.no_grad():
+            errors = {
+                tuple(image.shape[-2:]): difference(run(image), expected)
+                for image, expected in zip(self.images, self.expected)
+            }
         if not all(map(math.isfinite, errors.values())):
             path.unlink()
             cure = '; export without --fp16' if self.settings.fp16 else ''
@@ -131,31 +143,6 @@ def export(
     exported = Export(*load(cfg, checkpoint, settings.raw), settings, image)
     for name, path in paths.items():
         yield exported.write(name, path)
-
-
-def describe(
-    model: Deployable,
-    sizes: Sizes,
-    classes: Sequence[str],
-    settings: ExportSettings,
-    outputs: List[str],
-) -> FileMetadata:
-    """Return the description that a file carries, enough to run it and to read its outputs.
-
-    ``image`` is always (B, 3, H, W) float32, RGB, 0..255: the file normalises it.
-    """
-    return FileMetadata(
-        task=model.task,
-        classes=tuple(classes),
-        outputs=tuple(outputs),
-        raw=settings.raw,
-        stride=sizes.stride,
-        dynamic=sizes.dynamic,
-        shape=(sizes.shape[0], sizes.shape[1]),
-        least=sizes.least,
-        batch=sizes.batch,
-        padding=model.padding(),
-    )
 
 
 def sizes_to_try(sizes: Sizes) -> List[Tuple[int, int]]:

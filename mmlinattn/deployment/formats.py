@@ -102,7 +102,7 @@ def write(name: str, program: ExportedProgram, metadata: FileMetadata, path: Pat
     Args:
         name: format, a key of :data:`FORMATS`.
         program: see :func:`.capture.capture`.
-        metadata: see :func:`.exporter.describe`.
+        metadata: description that the file carries.
         path: file to write.
 
     Raises:

@@ -35,8 +35,8 @@ onnx = pytest.importorskip('onnx', reason='it comes with the extra "export"')
 pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
 pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
 
-STATIC = Sizes((64, 64), 32, dynamic=False)
-ANY = {16: Sizes((64, 96), 16, batch=None), 32: Sizes((96, 64), 32, batch=None)}
+STATIC = ExportSettings((64, 64), static=True)
+ANY = ExportSettings((96, 64), dynamic_batch=True)
 ALL = [
     'ravlt-nano-retinanet', 'ravlt-nano-mask-rcnn', 'ravlt-cascade', 'ravlt-semantic-fpn',
     'ravlt-upernet', 'segformer', 'segformer-rwgka', 'segformer-rwgkp', 'segformer-rala',
@@ -112,7 +112,7 @@ def test_anchors_and_boxes_at_any_size(make, export, root, monkeypatch, family):
     """Asked for at a size where the coarsest maps have one cell, run where they have more."""
     pytest.importorskip('mmdet', reason='detectors are those of MMDetection')
     case = make(family, plain)
-    model, file = export(case, ANY[32])
+    model, file = export(case, ANY)
     check(file, model, case.image, [(1, 64, 64), (3, 96, 160), (2, 320, 64)])
     used = operators(file.path)
     assert used.keys() <= tensorrt() and 'Einsum' not in used
@@ -214,7 +214,7 @@ def test_where_a_model_of_any_size_is_captured():
 @pytest.mark.parametrize('family', ALL)
 def test_every_family_at_any_size(make, export, family):
     case = make(family)
-    model, file = export(case, ANY[16 if family.startswith(('vit', 'convit')) else 32])
+    model, file = export(case, ANY)
     check(file, model, case.image, [(1, 64, 64), (3, 96, 160), (2, 128, 64)])
     used = operators(file.path)
     assert used.keys() <= tensorrt() and 'Einsum' not in used
@@ -274,8 +274,7 @@ def test_the_program_of_torch_export(make, tmp_path):
     pytest.importorskip('mmpretrain', reason='it is a classifier of MMPretrain')
     case = make('ravlt-nano-cls')
     model = deployable(case.model, case.cfg)
-    settings = ExportSettings((64, 64), static=True)
-    exported = Export(model, ['a', 'b'], settings, case.image)
+    exported = Export(model, ['a', 'b'], STATIC, case.image)
     written = exported.write('pt2', tmp_path / 'model.pt2')
     assert written.errors[64, 64] < 1e-5
     extra = {METADATA: ''}
