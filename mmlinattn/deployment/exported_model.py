@@ -11,6 +11,7 @@ from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
 from ..engine.model import number_of_classes, preprocessor_of, quiet
+from ..utils.messages import log_warning
 from .capture import strides_of
 from .deployable import exported_form, normalisation
 from .exported_file import ExportedFile, FileError
@@ -184,14 +185,16 @@ def check_model(file: ExportedFile, model: nn.Module, cfg: Config) -> None:
 
 
 def check_classes(file: ExportedFile, classes: Sequence[str]) -> None:
-    """Check the order of an exported file's classes against those of a data set.
+    """Compare the names of an exported file's classes with those of a data set.
 
-    Other names pass, because the names of a data set may change.
+    Other names are only a warning, because the names of a data set may change.
 
     Raises:
         FileError: the same names are in another order, so scores would be of wrong classes.
     """
     own = file.metadata.classes
+    if {*own} != {*classes}:
+        log_warning(f'{file.path} names its classes {own}, the data set {tuple(classes)}')
     for i, (a, b) in enumerate(zip(own, classes)):
         if a != b and sorted(own) == sorted(classes):
             raise FileError(

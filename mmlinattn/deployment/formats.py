@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import io
 import logging
+import tempfile
 from pathlib import Path
 from typing import Callable, Dict, Iterator, NamedTuple, Tuple
 
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from ..utils import atomic_write
 from .exported_file import ExportedFile, Outputs
 from .file_metadata import METADATA, FileMetadata
 from .nms import onnx_translations
@@ -109,10 +109,11 @@ def write(name: str, program: ExportedProgram, metadata: FileMetadata, path: Pat
         FormatError: see :func:`check_format`.
     """
     check_format(name)
-    with atomic_write(path) as temporary:
-        written = temporary.with_name(f'{temporary.name}{FORMATS[name].suffix}')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix='.export-') as folder:
+        written = Path(folder) / path.name
         FORMATS[name].write(program, metadata, written)
-        written.replace(temporary)
+        written.replace(path)
 
 
 @contextlib.contextmanager

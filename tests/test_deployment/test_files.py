@@ -282,11 +282,6 @@ def test_the_program_of_torch_export(make, tmp_path):
     assert FileMetadata.from_json(extra[METADATA]) == exported.metadata
     with torch.no_grad():
         torch.testing.assert_close(program.module()(case.image), exported.expected[0])
-    monkeyed = {'scores': torch.full((1, 5), torch.nan)}
-    exported.expected = [monkeyed]
-    with pytest.raises(FormatError, match='model.pt2 has none of the outputs of the model'):
-        exported.write('pt2', tmp_path / 'model.pt2')
-    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize('module', ['onnx', 'onnxscript', 'onnxruntime'])

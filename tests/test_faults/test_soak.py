@@ -6,24 +6,18 @@ import random
 from pathlib import Path
 from typing import List, Tuple
 
-import cv2
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
-from mmengine.registry import MODELS
 
-from mmlinattn import __main__ as program
-from mmlinattn.apis import ResultsFile
 from mmlinattn.datasets import shapes
-from mmlinattn.engine.config import load_config
 from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.models.backbones import RAVLT
 from mmlinattn.ops.common import rotary
 from tests.families import shrunk
 from tests.sizes import LONG, size
-from tests.test_tools.conftest import CONFIGS
 
 pytestmark = [
     pytest.mark.long,

@@ -152,6 +152,7 @@ def test_a_file_that_does_not_fit_is_not_scored(
     if message is None:
         run('test', *arguments)
         assert metrics(tmp_path / 'work')['coco/bbox_mAP'] >= 0
+        assert 'm.onnx names its classes' in capsys.readouterr().out
     else:
         refuse(run, capsys, message, *arguments, tool='test')
 

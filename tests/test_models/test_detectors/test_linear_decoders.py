@@ -9,7 +9,7 @@ from mmengine.dataset import pseudo_collate
 from mmengine.optim import OptimWrapper
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 
-from mmlinattn.app import views_of
+from mmlinattn.app import attention_layers
 from mmlinattn.datasets import shapes
 from mmlinattn.models.detectors.smca_decoder import Memory, SMCADecoder
 from mmlinattn.models.layers import LinearCrossAttention
@@ -100,7 +100,7 @@ def test_the_switch_changes_nothing_without_a_type():
 @pytest.mark.parametrize('name', ['smca-rala', 'dino-rala'])
 def test_queries_of_a_decoder_have_no_view(root, shapes_root, name):
     model, _ = load(root, shapes_root, name)
-    assert not [view.title for view in views_of(model) if 'decoder' in view.title]
+    assert not [name for name in attention_layers(model) if 'decoder' in name]
     with pytest.raises((TypeError, ValueError), match='no maps to draw|must be a SMCA detector'):
         record(model).__enter__()
 
