@@ -17,6 +17,10 @@ def _names(value: Any) -> bool:
     return isinstance(value, tuple) and all(type(name) is str for name in value)
 
 
+def _colour(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e6  # not NaN
+
+
 CHECKS: Dict[str, Callable[[Any], bool]] = {
     'task': lambda x: x in TASKS,
     'classes': _names,
@@ -27,7 +31,7 @@ CHECKS: Dict[str, Callable[[Any], bool]] = {
     'shape': lambda x: isinstance(x, tuple) and len(x) == 2 and all(map(_positive, x)),
     'least': _positive,
     'batch': lambda x: x is None or _positive(x),
-    'padding': lambda x: isinstance(x, tuple) and len(x) == 3 and all(abs(v) < 1e6 for v in x),
+    'padding': lambda x: isinstance(x, tuple) and len(x) == 3 and all(map(_colour, x)),
 }
 
 

@@ -184,23 +184,19 @@ def draw_key_weights(
     """
     if not weights:
         raise ValueError('weights is empty: nothing to draw')
-    height, width = image.shape[:2]
-    rows = -(-(1 + len(weights)) // columns)
+    panels = {'picture and query': image}
+    for title, heads in weights.items():
+        mean = heads.detach().float().cpu().mean(0)
+        panels[f'{title}\nhalf in {100 * reach(mean):.1f}%'] = overlay(image, mean)
+    rows, (height, width) = -(-len(panels) // columns), image.shape[:2]
     side = 1.75
     figure = Figure(figsize=(side * columns, (side * height / width + 0.36) * rows), dpi=100)
-    grid = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes in grid:
+    for i, (title, picture) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(rows, columns, i)
         axes.set_axis_off()
-    for axes in grid[1 + len(weights) :]:
-        axes.remove()
-    grid[0].imshow(image)
-    grid[0].set_title('picture and query', fontsize=8)
-    for axes, (title, heads) in zip(grid[1:], weights.items()):
-        mean = heads.detach().float().cpu().mean(0)
-        axes.imshow(overlay(image, mean))
-        axes.set_title(f'{title}\nhalf in {100 * reach(mean):.1f}%', fontsize=8)
-    for axes in grid[: 1 + len(weights)]:
-        axes.plot(*pixel, 'o', markersize=6, markerfacecolor='none', color='black', mew=2.2)
-        axes.plot(*pixel, 'o', markersize=6, markerfacecolor='none', color='white', mew=1)
+        axes.imshow(picture)
+        axes.set_title(title, fontsize=8)
+        for color, edge in (('black', 2.2), ('white', 1)):
+            axes.plot(*pixel, 'o', markersize=6, markerfacecolor='none', color=color, mew=edge)
     figure.tight_layout(pad=0.4)
     return save_figure(figure, path, bbox_inches='tight', pad_inches=0.05)

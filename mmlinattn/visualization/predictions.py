@@ -1,30 +1,13 @@
 """Pictures of predictions, drawn by the visualizers of the frameworks."""
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Sequence
 
 import numpy as np
-import torch
-from mmengine.config import Config
-from mmengine.dataset import pseudo_collate
-from mmengine.registry import DATASETS
 from mmengine.structures import BaseDataElement
 
-from ..engine.model import load_model, quiet
+from ..engine.model import quiet
 
 MOST_CLASSES = 3  # of a classifier's picture
-
-
-@torch.no_grad()
-def predict(cfg: Config, checkpoint: str, indices: Sequence[int]) -> List[BaseDataElement]:
-    """Return data samples of test images with ground truth and prediction.
-
-    Args:
-        cfg, checkpoint: see :func:`mmlinattn.engine.model.load_model`, also for exceptions.
-        indices: indices into the test dataset.
-    """
-    model, _ = load_model(cfg, checkpoint)
-    dataset = DATASETS.build(cfg.test_dataloader.dataset)
-    return [model.test_step(pseudo_collate([dataset[i]]))[0] for i in indices]
 
 
 def draw_prediction(

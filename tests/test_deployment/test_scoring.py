@@ -97,6 +97,7 @@ HOSTILE = [
     ('batch', -1), ('batch', 0), ('least', 0), ('shape', [64]), ('classes', 'abc'),
     ('classes', ['a', 1]), ('raw', 1), ('dynamic', 'yes'), ('outputs', []),
     ('outputs', ['scores', 'scores']), ('padding', [0, 0]), ('padding', [0, 0, float('nan')]),
+    ('padding', [0, 0, 'a']),
 ]  # fmt: skip
 
 

@@ -6,10 +6,23 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import torch
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS
 
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.config import load_config
-from mmlinattn.visualization.predictions import draw_prediction, predict
+from mmlinattn.engine.model import load_model
+from mmlinattn.visualization.predictions import draw_prediction
+
+
+@torch.no_grad()
+def predict(config: str, checkpoint: str, indices: list[int]) -> list:
+    """Return data samples of test images with ground truth and prediction."""
+    cfg = load_config(config)
+    model, _ = load_model(cfg, checkpoint)
+    dataset = DATASETS.build(cfg.test_dataloader.dataset)
+    return [model.test_step(pseudo_collate([dataset[i]]))[0] for i in indices]
 
 
 def main() -> None:
@@ -20,7 +33,7 @@ def main() -> None:
     parser.add_argument('--indices', type=int, nargs='+', default=[0, 1, 2, 3], help='of images')
     args = parser.parse_args()
     semantic, instances = (
-        predict(load_config(config), checkpoint, args.indices)
+        predict(config, checkpoint, args.indices)
         for config, checkpoint in (args.segmentor.split('='), args.detector.split('='))
     )
     rows = []
