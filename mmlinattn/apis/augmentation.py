@@ -19,7 +19,6 @@ MERGING = {
     'mmseg': dict(type='SegTTAModel'),
     'mmpretrain': dict(type='AverageClsScoreTTA'),
 }
-FLIP_KEYS = ('flip', 'flip_direction')  # read by the merging models
 
 
 class AugmentationHook(Hook):
@@ -83,9 +82,8 @@ def check_augmentable(model: nn.Module) -> None:
     Raises:
         ValueError: it predicts masks, which MMDetection cannot merge.
     """
-    head = getattr(model, 'bbox_head', None)
-    single = hasattr(head, 'mask_head') or hasattr(model, 'panoptic_head')
-    if single or getattr(model, 'with_mask', False):
+    of_one_stage = hasattr(getattr(model, 'bbox_head', None), 'mask_head')
+    if of_one_stage or hasattr(model, 'panoptic_head') or getattr(model, 'with_mask', False):
         raise ValueError(
             f'tta: {type(model).__name__} predicts masks, and DetTTAModel of MMDetection merges '
             'boxes only; run without it'
@@ -113,6 +111,6 @@ def flip_pipeline(steps: Sequence[dict]) -> List[dict]:
         )
     pack = dict(steps[-1])
     if 'meta_keys' in pack:
-        pack['meta_keys'] = (*pack['meta_keys'], *FLIP_KEYS)
+        pack['meta_keys'] = (*pack['meta_keys'], 'flip', 'flip_direction')  # for merging
     flips = [dict(type='RandomFlip', prob=prob, direction='horizontal') for prob in (0.0, 1.0)]
     return [*steps[:-1], dict(type='TestTimeAug', transforms=[flips, [pack]])]

@@ -7,8 +7,6 @@ from mmengine.structures import BaseDataElement
 
 from ..engine.model import quiet
 
-MOST_CLASSES = 3  # of a classifier's picture
-
 
 def draw_prediction(
     image: np.ndarray,
@@ -45,7 +43,7 @@ def draw_prediction(
         from mmpretrain.structures import DataSample
         from mmpretrain.visualization import UniversalVisualizer
 
-        best = sample.pred_score.topk(min(MOST_CLASSES, len(classes))).indices
+        best = sample.pred_score.topk(min(3, len(classes))).indices
         shown = DataSample().set_pred_score(sample.pred_score).set_pred_label(best)
         return UniversalVisualizer().visualize_cls(image, shown, classes, draw_gt=False)
     visualizer.dataset_meta = dict(classes=classes, palette=[*map(tuple, palette)])
