@@ -187,7 +187,7 @@ def main(argv: List[str]) -> None:
     )
     parser.add_argument('--no-optimize', action='store_true', help='of onnxscript')
     parser.add_argument('--models', action='store_true', help='whole models by format')
-    parser.add_argument('--format', nargs='+', default=['onnx', 'openvino', 'aoti'], metavar='NAME')
+    parser.add_argument('--format', nargs='+', default=['onnx', 'pt2'], metavar='NAME')
     parser.add_argument('--zoo', action='store_true', help='attentions in classifiers')
     args = parser.parse_args(argv)
     for name in args.format if args.models else ['onnx']:
@@ -198,7 +198,7 @@ def main(argv: List[str]) -> None:
         parser.error(f'--only {unknown[0]} is unknown; known are {", ".join(known)}')
     warnings.filterwarnings('ignore')
     torch.set_num_threads(1)
-    packages = ', '.join(f'{name} {version(name)}' for name in ('torch', 'onnxruntime', 'openvino'))
+    packages = ', '.join(f'{name} {version(name)}' for name in ('torch', 'onnxruntime'))
     print(f'{machine(torch.device("cpu"))}, {packages}, commit {commit()}\n')
     if args.models:
         return model_exports.models(args.only or [''], args.format)

@@ -15,7 +15,7 @@ from benchmarks import tables
 from benchmarks.machine import ROOT
 from benchmarks.study.grid import refusal
 from benchmarks.zoo import plan
-from mmlinattn.deployment import FORMATS, Export, ExportedFile, ExportResult, ExportSettings
+from mmlinattn.deployment import FORMATS, Export, ExportResult, ExportSettings
 from mmlinattn.deployment.capture import strides_of
 from mmlinattn.deployment.deployable import Deployable, deployable
 from mmlinattn.deployment.formats import silence
@@ -81,7 +81,7 @@ def cells(cfg: Config, shape, static: bool, formats: List[str], folder: Path) ->
             yield failure(error)
             continue
         seconds = spent() - start
-        file, image = ExportedFile(written.path, threads=1), exported.images[0]
+        file, image = FORMATS[name].load(written.path), exported.images[0]
         times = []
         for _ in range(12):
             start = time.process_time()

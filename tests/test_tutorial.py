@@ -54,7 +54,7 @@ def test_it_was_executed_in_order_and_is_small(root):
     # No place of the machine that it ran on.
     assert not re.search(r'"/(home|root|work|tmp|usr)/', path.read_text(encoding='utf-8'))
     pictures = [o for c in cells for o in c['outputs'] if 'image/png' in o.get('data', {})]
-    assert len(pictures) == 5
+    assert len(pictures) == 4
 
 
 @pytest.mark.long

@@ -1,22 +1,17 @@
-"""Inference on images, folders, videos and cameras."""
+"""Inference on images and folders."""
 
-from .categories import coco_categories
-from .coco import coco_json
+from .coco import coco_categories, coco_json
 from .prediction import Prediction
 from .predictor import Predictor, load
-from .results import ResultsFile, lines_to_coco
-from .sources import Frame, FrameError, Source, open_sources
+from .sources import ImageError, image_files, read_image
 
 __all__ = [
-    'Frame',
-    'FrameError',
+    'ImageError',
     'Prediction',
     'Predictor',
-    'ResultsFile',
-    'Source',
     'coco_categories',
     'coco_json',
-    'lines_to_coco',
+    'image_files',
     'load',
-    'open_sources',
+    'read_image',
 ]

@@ -1,17 +1,15 @@
-"""Test-time augmentation: views of each image, predicted alone and merged."""
+"""Test-time augmentation: views of each image, predicted alone and merged by the framework."""
 
-from math import prod
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 from mmengine.config import Config, ConfigDict
 from mmengine.hooks import Hook
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
-from mmengine.structures import BaseDataElement
 from torch import nn
 
 from ..engine.model import unwrapped
-from .pipeline import is_augmentation, step_name, steps_of, test_dataset
+from .pipeline import step_name, steps_of, test_dataset
 
 # Those of the frameworks' tools/test.py, for configs without `tta_model`.
 MERGING = {
@@ -21,7 +19,6 @@ MERGING = {
     'mmseg': dict(type='SegTTAModel'),
     'mmpretrain': dict(type='AverageClsScoreTTA'),
 }
-FLIP_KEYS = ('flip', 'flip_direction')  # read by the merging models
 
 
 class AugmentationHook(Hook):
@@ -75,59 +72,27 @@ def augmentation(cfg: Config) -> Tuple[ConfigDict, List[dict], str]:
     own = 'tta_pipeline' in cfg
     steps = list(cfg.tta_pipeline) if own else flip_pipeline(steps_of(cfg))
     merging = ConfigDict(cfg.get('tta_model') or MERGING[scope])
-    views = [prod(map(len, step['transforms'])) for step in filter(is_augmentation, steps)]
     source = 'tta_pipeline of the config' if own else 'default: a horizontal flip'
-    text = f'test-time augmentation: {prod(views)} views ({source}), merged by {merging["type"]}'
-    return merging, steps, text
+    return merging, steps, f'test-time augmentation ({source}), merged by {merging["type"]}'
 
 
 def check_augmentable(model: nn.Module) -> None:
     """Check that the views of a model can be merged.
 
     Raises:
-        ValueError: it predicts masks, which MMDetection cannot merge; or it has no head of boxes,
-            labels or classes, such as ViT-VQGAN.
+        ValueError: it predicts masks, which MMDetection cannot merge.
     """
-    if _predicts_masks(model):
+    of_one_stage = hasattr(getattr(model, 'bbox_head', None), 'mask_head')
+    if of_one_stage or hasattr(model, 'panoptic_head') or getattr(model, 'with_mask', False):
         raise ValueError(
             f'tta: {type(model).__name__} predicts masks, and DetTTAModel of MMDetection merges '
             'boxes only; run without it'
         )
-    if not any(hasattr(model, name) for name in ('head', 'bbox_head', 'roi_head', 'decode_head')):
-        raise ValueError(
-            f'tta: {type(model).__name__} has no head whose predictions can be merged; run without '
-            'it'
-        )
 
 
 def merging_model(merging: ConfigDict, model: nn.Module) -> nn.Module:
-    """Build the merging model around a model, in eval mode.
-
-    Samples have the merged prediction alone: what the frameworks keep of one view is removed or
-    made again.
-    """
-    wrapped = MODELS.build(ConfigDict(merging, module=model)).eval()
-    merge: Callable[[Any], List[BaseDataElement]] = wrapped.merge_preds
-    wrapped.merge_preds = lambda views: [_consistent(sample) for sample in merge(views)]
-    return wrapped
-
-
-def _consistent(sample: BaseDataElement) -> BaseDataElement:
-    if 'pred_sem_seg' in sample:
-        labels = sample.pred_sem_seg.data
-        sample.pred_sem_seg.data = labels.long()  # floats of a model with one channel
-        if 'seg_logits' in sample:
-            del sample.seg_logits  # of the last view
-    if 'pred_score' in sample and len(sample.get('pred_label', ())) == 1:
-        sample.set_pred_label(sample.pred_score.argmax(0, keepdim=True))  # was the first view's
-    return sample
-
-
-def _predicts_masks(model: nn.Module) -> bool:
-    """Return True for an instance segmentor of MMDetection: R-CNN, one stage, or Mask2Former."""
-    head = getattr(model, 'bbox_head', None)
-    single = hasattr(head, 'mask_head') or hasattr(model, 'panoptic_head')
-    return single or getattr(model, 'with_mask', False)
+    """Build the merging model around a model, in eval mode."""
+    return MODELS.build(ConfigDict(merging, module=model)).eval()
 
 
 def flip_pipeline(steps: Sequence[dict]) -> List[dict]:
@@ -146,6 +111,6 @@ def flip_pipeline(steps: Sequence[dict]) -> List[dict]:
         )
     pack = dict(steps[-1])
     if 'meta_keys' in pack:
-        pack['meta_keys'] = (*pack['meta_keys'], *FLIP_KEYS)
+        pack['meta_keys'] = (*pack['meta_keys'], 'flip', 'flip_direction')  # for merging
     flips = [dict(type='RandomFlip', prob=prob, direction='horizontal') for prob in (0.0, 1.0)]
     return [*steps[:-1], dict(type='TestTimeAug', transforms=[flips, [pack]])]

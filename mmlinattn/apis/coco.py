@@ -1,76 +1,110 @@
-"""Conversion of predictions to the COCO format."""
+"""Predictions and classes in the COCO format."""
 
 import itertools
-from typing import Any, Dict, Iterable, Iterator, Sequence, Tuple
+import json
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 import numpy as np
+from mmengine.config import Config
 from mmengine.structures import BaseDataElement
 from pycocotools import mask as coco_mask
 
-Shape = Tuple[int, int]
+from .pipeline import test_dataset
 
 
-def coco_json(
-    samples: Iterable[Tuple[str, Shape, BaseDataElement]],
-    categories: Sequence[dict],
-    min_score: float = 0.0,
-) -> Dict[str, Any]:
-    """Return predictions as the dict that ``pycocotools.coco.COCO`` reads.
-
-    Its keys are ``images``, ``categories`` and ``annotations``. Detections have ``bbox`` (x, y,
-    width, height in pixels), ``score`` and, with masks, a run-length ``segmentation``.
-    Segmentations have one annotation for each class of an image; classifications have ``score``
-    only; reconstructions have no annotations.
+def coco_categories(
+    classes: Sequence[str], palette: Sequence = (), ids: Sequence[int] = ()
+) -> List[Dict[str, Any]]:
+    """Return the COCO categories of class names: ``id``, ``name`` and, with a palette, ``color``.
 
     Args:
-        samples: name, (height, width) and prediction of each image.
-        categories: see :func:`.categories.coco_categories`.
-        min_score: lowest score of the objects and classes to keep.
+        classes: class names.
+        palette: one RGB triple per class.
+        ids: one id per class; counted from 1 by default.
+
+    Example:
+        >>> coco_categories(['cat', 'dog'], ids=[17, 18])
+        [{'id': 17, 'name': 'cat'}, {'id': 18, 'name': 'dog'}]
     """
-    records = [coco_record(*sample, categories, min_score) for sample in samples]
-    return dict(
-        images=list(numbered_images(records)),
-        categories=[*categories],
-        annotations=list(numbered_annotations(records)),
-    )
+    numbers = ids or range(1, len(classes) + 1)
+    categories = [dict(id=number, name=name) for number, name in zip(numbers, classes)]
+    for category, color in zip(categories, palette):
+        category['color'] = [int(value) for value in color]
+    return categories
 
 
-def coco_file_name(name: str) -> str:
-    """Return the name of an image as JSON holds it.
+def category_ids(cfg: Config, classes: Sequence[str]) -> Tuple[List[int], str]:
+    """Return the ids that the annotation file of the test data has for the classes of a model.
 
-    Bytes that are not UTF-8 become ``\\udc80`` to ``\\udcff``, as Python prints them.
+    The 80 classes of COCO have COCO's ids without the file.
+
+    Returns:
+        the ids, and the reason why they are counted from 1, else ``''``.
     """
-    return name.encode('utf-8', 'backslashreplace').decode()
+    from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights as Weights
+
+    counted, dataset = [*range(1, len(classes) + 1)], test_dataset(cfg)
+    path = Path(dataset.get('data_root') or '', dataset.get('ann_file') or '')
+    of_coco = Weights.DEFAULT.meta['categories']  # listed by id
+    if not path.is_file():
+        if len(classes) == 80 and {*classes} <= {*of_coco}:
+            return [of_coco.index(name) for name in classes], ''
+        return counted, f'{path} does not exist'
+    try:
+        found = json.loads(path.read_bytes())['categories']
+        ids = {str(one['name']): int(one['id']) for one in found}
+        return [ids[name] for name in classes], ''
+    except KeyError as error:
+        return counted, f'{path} has no category {error}'
+    except (ValueError, TypeError) as error:
+        return counted, f'{path} has no categories ({type(error).__name__}: {error})'
+
+
+def coco_json(records: Sequence[dict], categories: Sequence[dict]) -> Dict[str, Any]:
+    """Return predictions as the dict that ``pycocotools.coco.COCO`` reads.
+
+    Args:
+        records: one :func:`coco_record` per image.
+        categories: see :func:`coco_categories`.
+    """
+    numbers, annotations = itertools.count(1), []
+    for index, record in enumerate(records, 1):
+        for found in record['annotations']:
+            annotations.append(dict(id=next(numbers), image_id=index, iscrowd=0, **found))
+    images = [
+        dict(id=index, **{key: record[key] for key in ('file_name', 'height', 'width')})
+        for index, record in enumerate(records, 1)
+    ]
+    return dict(images=images, categories=[*categories], annotations=annotations)
 
 
 def coco_record(
     name: str,
-    shape: Shape,
+    shape: Tuple[int, int],
     sample: BaseDataElement,
     categories: Sequence[dict],
-    min_score: float,
+    min_score: float = 0.0,
 ) -> dict:
-    """Return one image with its annotations, without ids; see :func:`coco_file_name`."""
-    height, width = shape
+    """Return one image with its annotations, without ids.
+
+    Detections have ``bbox`` (x, y, width, height in pixels), ``score`` and, with masks, a
+    run-length ``segmentation``. Segmentations have one annotation for each class of an image,
+    classifications have ``score`` only.
+
+    Args:
+        name: file name; bytes that are not UTF-8 are written as ``\\udc80`` to ``\\udcff``.
+        shape: (height, width).
+        sample: data sample of the framework, on the CPU.
+        categories: see :func:`coco_categories`.
+        min_score: lowest score of the objects and classes to keep.
+    """
     found = [
         dict(category_id=categories[label]['id'], **content)
         for label, content in _annotations(sample, min_score)
     ]
-    return dict(file_name=coco_file_name(name), height=height, width=width, annotations=found)
-
-
-def numbered_images(records: Iterable[dict]) -> Iterator[dict]:
-    """Yield the images of the records with ids from 1."""
-    for index, record in enumerate(records, 1):
-        yield dict(id=index, **{key: record[key] for key in ('file_name', 'height', 'width')})
-
-
-def numbered_annotations(records: Iterable[dict]) -> Iterator[dict]:
-    """Yield the annotations of the records with ids from 1."""
-    ids = itertools.count(1)
-    for index, record in enumerate(records, 1):
-        for found in record['annotations']:
-            yield dict(id=next(ids), image_id=index, iscrowd=0, **found)
+    file_name = name.encode('utf-8', 'backslashreplace').decode()
+    return dict(file_name=file_name, height=shape[0], width=shape[1], annotations=found)
 
 
 def _annotations(sample: BaseDataElement, min_score: float) -> Iterable[Tuple[int, dict]]:
@@ -81,30 +115,23 @@ def _annotations(sample: BaseDataElement, min_score: float) -> Iterable[Tuple[in
         labels = sample.pred_sem_seg.data[0].numpy()
         for label in np.unique(labels):
             yield int(label), _region(labels == label)
-    elif 'pred_score' in sample:
-        scores = sample.pred_score.tolist()
-        for label in sorted(range(len(scores)), key=scores.__getitem__, reverse=True):
-            if scores[label] >= min_score:
-                yield label, dict(score=scores[label])
+    else:
+        for label in sample.pred_score.argsort(descending=True).tolist():
+            if sample.pred_score[label] >= min_score:
+                yield label, dict(score=float(sample.pred_score[label]))
 
 
 def _objects(found: BaseDataElement, min_score: float) -> Iterable[Tuple[int, dict]]:
-    masks = found.masks.numpy() if 'masks' in found else None
+    found = found[found.scores >= min_score]
     boxes, scores, labels = (found[k].tolist() for k in ('bboxes', 'scores', 'labels'))
-    for i, (box, score, label) in enumerate(zip(boxes, scores, labels)):
-        if score < min_score:
-            continue
-        left, top, right, bottom = box
-        area = dict(bbox=[left, top, right - left, bottom - top])
-        area['area'] = area['bbox'][2] * area['bbox'][3]
-        if masks is not None:
-            region = _region(masks[i])
-            area.update(segmentation=region['segmentation'], area=region['area'])
-        yield label, dict(score=score, **area)
+    for i, ((left, top, right, bottom), score, label) in enumerate(zip(boxes, scores, labels)):
+        box = [left, top, right - left, bottom - top]
+        region = _region(found.masks[i].numpy()) if 'masks' in found else dict(area=box[2] * box[3])
+        yield label, dict(region, score=score, bbox=box)
 
 
 def _region(mask: np.ndarray) -> dict:
     encoded = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
     area, box = float(coco_mask.area(encoded)), coco_mask.toBbox(encoded).tolist()
-    decode_run_lengths = dict(size=list(encoded['size']), counts=encoded['counts'].decode('ascii'))
-    return dict(segmentation=decode_run_lengths, area=area, bbox=box)
+    run_lengths = dict(size=list(encoded['size']), counts=encoded['counts'].decode('ascii'))
+    return dict(segmentation=run_lengths, area=area, bbox=box)

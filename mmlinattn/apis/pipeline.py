@@ -5,7 +5,7 @@ from typing import List, Sequence
 
 import numpy as np
 from mmengine.config import Config
-from mmengine.dataset import Compose, pseudo_collate
+from mmengine.dataset import Compose
 
 
 def steps_of(cfg: Config) -> List[dict]:
@@ -26,13 +26,14 @@ def without_loading(steps: Sequence[dict]) -> List[dict]:
         [{'type': 'TestTimeAug', 'transforms': [[{'type': 'RandomFlip', 'prob': 1.0}]]}]
     """
     steps = [step for step in copy.deepcopy(list(steps)) if not step_name(step).startswith('Load')]
-    for step in filter(is_augmentation, steps):
-        step['transforms'] = [*filter(None, map(without_loading, step['transforms']))]
+    for step in steps:
+        if step_name(step) == 'TestTimeAug':
+            step['transforms'] = [*filter(None, map(without_loading, step['transforms']))]
     return steps
 
 
-def input_of(pipeline: Compose, image: np.ndarray) -> dict:
-    """Return the batch of one image for ``data_preprocessor`` or ``test_step`` of a model.
+def packed_input(pipeline: Compose, image: np.ndarray) -> dict:
+    """Return the output of a pipeline for one image.
 
     Args:
         pipeline: steps of :func:`without_loading`, built in the scope of the config.
@@ -40,7 +41,7 @@ def input_of(pipeline: Compose, image: np.ndarray) -> dict:
     """
     shape = image.shape[:2]
     known = dict(img=image, img_shape=shape, ori_shape=shape, img_path='', img_id=0, sample_idx=0)
-    return pseudo_collate([pipeline(known)])
+    return pipeline(known)
 
 
 def test_dataset(cfg: Config) -> dict:
@@ -66,8 +67,3 @@ def step_name(step: dict) -> str:
     """Return the name of the class of a step."""
     kind = step['type']
     return kind.split('.')[-1] if isinstance(kind, str) else kind.__name__
-
-
-def is_augmentation(step: dict) -> bool:
-    """Return True for the step that makes several views of an image."""
-    return step_name(step) == 'TestTimeAug'

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional, Sequence, Union
@@ -14,25 +13,22 @@ from PIL import Image
 
 from ..utils import atomic_write, check_writable
 from ..visualization.predictions import draw_prediction
-from .coco import coco_json
-
-OUT = Path('work_dirs/predictions')
+from .coco import coco_json, coco_record
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Prediction:
     """Prediction of one image.
 
     Objects below ``min_score`` are left out of all that it returns, draws and saves, but not of
-    ``sample``. Arrays are NumPy's; those that the model does not predict are None,
-    but labels of ViT-VQGAN empty.
+    ``sample``. Arrays are NumPy's; those that the model does not predict are None.
 
     Attributes:
         sample: data sample of the framework, on the CPU.
         seconds: time of preprocessing, model and postprocessing.
         image: (H, W, 3) uint8, BGR.
         name: name of the image; ``''`` if it is not from a file.
-        categories: see :func:`.categories.coco_categories`, with colours.
+        categories: see :func:`.coco.coco_categories`, with colours.
         min_score: lowest score of objects.
 
     Example::
@@ -73,26 +69,9 @@ class Prediction:
         return self.sample.pred_sem_seg.data[0].numpy().astype(np.int64)
 
     @property
-    def reconstruction(self) -> Optional[np.ndarray]:
-        """Image that ViT-VQGAN makes of its codes, (h, w, 3) uint8, BGR.
-
-        Its size is that of the input of the model, which the test pipeline decides.
-        """
-        if 'pred_img' not in self.sample:
-            return None
-        return np.ascontiguousarray(self.sample.pred_img.numpy()[::-1].transpose(1, 2, 0))
-
-    @property
-    def codes(self) -> Optional[np.ndarray]:
-        """Codes of ViT-VQGAN, (tokens,) int64, row by row."""
-        return self.sample.codes.numpy() if 'codes' in self.sample else None
-
-    @property
     def labels(self) -> np.ndarray:
         """Class indices, int64: of the objects; of a classifier all, best first; of a segmentor
-        those in the image, in ascending order; of ViT-VQGAN none."""
-        if self.reconstruction is not None:
-            return np.zeros(0, np.int64)
+        those in the image, in ascending order."""
         if self.segmentation is not None:
             return np.unique(self.segmentation)
         labels = self._of_objects('labels')
@@ -110,77 +89,53 @@ class Prediction:
         """Class names of :attr:`labels`."""
         return [self.classes[label] for label in self.labels]
 
-    def plot(self, min_score: Optional[float] = None, enlarge: int = 1) -> np.ndarray:
-        """Return the image with the prediction drawn over it, (F * H, F * W, 3) uint8, BGR.
-
-        Of ViT-VQGAN it is the input beside the reconstruction, (F * h, 2 * F * w, 3).
-
-        Args:
-            min_score: lowest score of objects; that of the prediction by default.
-            enlarge: factor F that makes text on small images readable.
-        """
-        min_score = self.min_score if min_score is None else min_score
+    def plot(self) -> np.ndarray:
+        """Return the image with the prediction drawn over it, (H, W, 3) uint8, BGR."""
         rgb = cv2.cvtColor(self.image, cv2.COLOR_BGR2RGB)
         palette = [category['color'] for category in self.categories]
-        drawn = draw_prediction(rgb, self.sample, self.classes, palette, min_score, enlarge)
+        drawn = draw_prediction(rgb, self.sample, self.classes, palette, self.min_score)
         return cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR)
 
-    def save(self, path: Union[str, Path, None] = None) -> Path:
-        """Write the picture of :meth:`plot`, or the prediction as COCO JSON.
+    def save(self, path: Union[str, Path]) -> Path:
+        """Write the picture of :meth:`plot`, or the prediction as COCO JSON; return the path.
 
         Args:
-            path: file; the suffix decides: ``.json``, or an image format of OpenCV. The default is
-                the name of the image with ``.png``, in ``work_dirs/predictions``.
-
-        Returns:
-            the path.
+            path: file; the suffix decides: ``.json``, or an image format of OpenCV.
 
         Raises:
             ValueError: OpenCV does not write files with this suffix.
             OSError: the file cannot be written.
         """
-        path = Path(path or OUT / f'{Path(self.name or "image").stem}.png')
+        path = Path(path)
         if path.suffix == '.json':
-            sample = (self.name, self.image.shape[:2], self.sample)
-            content = json.dumps(coco_json([sample], self.categories, self.min_score)).encode()
+            content = json.dumps(coco_json([self.record()], self.categories)).encode()
         elif path.suffix and cv2.haveImageWriter(f'a{path.suffix}'):
             content = cv2.imencode(path.suffix, self.plot())[1].tobytes()
         else:
             raise ValueError(f'path must end with .json, .png, .jpg, ..., got {str(path)!r}')
         return write_file(path, content)
 
+    def record(self) -> dict:
+        """Return the prediction for :func:`.coco.coco_json`."""
+        shape = self.image.shape[:2]
+        return coco_record(self.name, shape, self.sample, self.categories, self.min_score)
+
     def save_labels(self, path: Union[str, Path]) -> Path:
         """Write the segmentation as an indexed PNG: pixels are class indices, with the palette.
 
-        Pillow and MMSegmentation read the indices; viewers show the colours. Models with more than
-        256 classes get a grey PNG of 16 bits.
+        Pillow and MMSegmentation read the indices; viewers show the colours.
 
         Raises:
-            ValueError: the model is no segmentor.
+            ValueError: the model is no segmentor, or has more than 256 classes.
             OSError: the file cannot be written.
         """
-        if self.segmentation is None:
-            raise ValueError('save_labels needs the prediction of a segmentor')
-        if len(self.categories) > 256:
-            image = Image.fromarray(self.segmentation.astype(np.uint16))
-        else:
-            image = Image.fromarray(self.segmentation.astype(np.uint8)).convert('P')
-            image.putpalette([x for category in self.categories for x in category['color']])
+        if self.segmentation is None or len(self.categories) > 256:
+            raise ValueError('save_labels needs a segmentor of at most 256 classes')
+        image = Image.fromarray(self.segmentation.astype(np.uint8)).convert('P')
+        image.putpalette([x for category in self.categories for x in category['color']])
         content = io.BytesIO()
         image.save(content, 'png')
         return write_file(Path(path), content.getvalue())
-
-    def __repr__(self) -> str:
-        if self.codes is not None:
-            found = f'reconstruction from {len(np.unique(self.codes))} different codes'
-        elif 'pred_score' in self.sample:
-            found = f'{self.names[0]} {self.sample.pred_score.max():.2f}'
-        elif self.boxes is None:
-            found = ', '.join(self.names)
-        else:
-            counts = Counter(self.names).most_common()
-            found = ', '.join(f'{count} {name}' for name, count in counts) or 'no objects'
-        return f'<Prediction of {self.name or "an array"}: {found}; {1e3 * self.seconds:.0f} ms>'
 
     def _repr_png_(self) -> bytes:
         """Return the picture that notebooks show."""

@@ -1,16 +1,15 @@
 """Inference with a model of MMDetection, MMSegmentation or MMPretrain."""
 
 import time
-from contextlib import nullcontext
-from itertools import islice, takewhile
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import cv2
 import numpy as np
 import torch
 from mmengine.config import Config
-from mmengine.dataset import Compose
+from mmengine.dataset import Compose, pseudo_collate
 from mmengine.model import BaseModel
 from mmengine.registry import DefaultScope
 from mmengine.structures import BaseDataElement
@@ -19,16 +18,15 @@ from PIL import Image, ImageOps
 from ..deployment import is_exported, load_exported
 from ..engine.config import load_config
 from ..engine.model import class_names, load_model, metainfos, number_of_classes, quiet
-from ..models.generation import ViTVQGAN
 from ..utils import check_integer
 from .augmentation import augmentation, check_augmentable, merging_model
-from .categories import category_ids, coco_categories
-from .packed import packed_unsupported_reason, predict_packed
-from .pipeline import input_of, steps_of, without_loading
+from .coco import category_ids, coco_categories
+from .pipeline import packed_input, steps_of, without_loading
 from .prediction import Prediction
-from .sources import IMAGES, Frame, open_sources
+from .sources import image_files, read_image
 
 TASKS = {'mmdet': 'detection', 'mmseg': 'segmentation', 'mmpretrain': 'classification'}
+HEADS = ('head', 'bbox_head', 'roi_head', 'panoptic_head', 'decode_head')
 Picture = Union[str, Path, np.ndarray, Image.Image]
 
 
@@ -43,7 +41,7 @@ def load(
 
     Args:
         config: config file, or the name of one of this package.
-        weights: checkpoint (a file or a URL) or exported file (``.onnx``, ``.xml``, ``.pt2``).
+        weights: checkpoint (a file or a URL) or exported file (``.onnx``).
         device, tta: see :class:`Predictor`.
         cfg_options: mapping of dotted names to values that override the config.
 
@@ -69,17 +67,15 @@ class Predictor:
         tta: predict with test-time augmentation, see :func:`.augmentation.augmentation`.
 
     Attributes:
-        task: ``'detection'``, ``'segmentation'``, ``'classification'`` or, of ViT-VQGAN,
-            ``'reconstruction'``.
+        task: ``'detection'``, ``'segmentation'`` or ``'classification'``.
         classes: class names.
         categories: COCO categories of the classes, with colours and the ids of the test data.
         model: the model in eval mode.
-        packed_unsupported_reason: why several images are predicted one by one, or None if at once.
         notes: sentences for the user, such as why category ids are counted from 1.
 
     Raises:
-        ValueError: a config of another framework or without a test pipeline, or a model that
-            cannot be augmented.
+        ValueError: a config of another framework or without a test pipeline, a model without a
+            head of boxes, labels or classes, or one that cannot be augmented.
         FileNotFoundError, mmlinattn.checkpoints.CheckpointError: see
             :func:`mmlinattn.engine.model.load_model`.
         mmlinattn.deployment.FileError: the exported file cannot be loaded or does not fit.
@@ -98,8 +94,10 @@ class Predictor:
         with DefaultScope.overwrite_default_scope(scope):
             load: Callable[..., Tuple[BaseModel, dict]] = load_exported if exported else load_model
             self.model, meta = load(cfg, weights, device)
-            if isinstance(self.model, ViTVQGAN):
-                self.task = 'reconstruction'
+            if not exported and not any(hasattr(self.model, name) for name in HEADS):
+                raise ValueError(
+                    f'{type(self.model).__name__} has no head of boxes, labels or classes'
+                )
             self.network: BaseModel = self.model
             if tta:
                 check_augmentable(self.model)
@@ -107,11 +105,6 @@ class Predictor:
                 self.network = merging_model(merging, self.model)
                 self.notes.append(text)
             self.pipeline = Compose(without_loading(steps))
-        self.packed_unsupported_reason = packed_unsupported_reason(self.model)
-        if exported or tta:
-            self.packed_unsupported_reason = (
-                'an exported file takes one image' if exported else 'test-time augmentation'
-            )
         self.classes = class_names(cfg, meta, number_of_classes(self.model))
         ids, reason = category_ids(cfg, self.classes)
         if reason and self.task == 'detection':
@@ -125,25 +118,28 @@ class Predictor:
         min_score: float = 0.3,
         batch_size: int = 1,
     ) -> Any:
-        """Predict an image, a list of images, a folder or a video.
+        """Predict an image, a list of images or a folder.
 
         Args:
-            source: path of an image, a folder (searched recursively) or a video; array (H, W, 3)
-                uint8 in BGR, as ``cv2.imread`` returns it; PIL image; or a list of these.
+            source: path of an image or a folder (searched recursively); array (H, W, 3) uint8 in
+                BGR, as ``cv2.imread`` returns it; PIL image; or a list of these.
             min_score: lowest score of objects, see :class:`.prediction.Prediction`.
-            batch_size: number of images that are predicted at once, see :meth:`predict_batch`.
+            batch_size: number of images to read at once, see :meth:`predict_batch`.
 
         Returns:
             a :class:`.prediction.Prediction` for one image, else a list of them. :meth:`stream`
-            keeps only one in memory.
+            keeps only one batch in memory.
 
         Raises:
             FileNotFoundError, ValueError: a source does not exist, or is no image; the message
-                names it. See :func:`.sources.open_sources`.
-            FrameError: an image cannot be read.
+                names it. See :func:`.sources.image_files`.
+            ImageError: an image cannot be read.
         """
         found = list(self.stream(source, min_score, batch_size))
-        return found[0] if _is_single(source) else found
+        several = isinstance(source, (list, tuple)) or (
+            isinstance(source, (str, Path)) and Path(source).is_dir()
+        )
+        return found if several else found[0]
 
     def stream(
         self,
@@ -153,14 +149,10 @@ class Predictor:
     ) -> Iterator[Prediction]:
         """Yield the predictions of a source one by one; see :meth:`__call__`."""
         batch_size = check_integer('batch_size', batch_size)
-        frames = iter(_frames(source))
-        while group := list(islice(frames, batch_size)):
-            # Those before an image that cannot be read are predicted before its error.
-            readable = list(takewhile(lambda frame: frame.image is not None, group))
-            images = [frame.read() for frame in readable]
-            yield from self.predict_batch(images, [frame.name for frame in readable], min_score)
-            for frame in group[len(readable) :]:
-                frame.read()
+        images = _images(source)
+        while batch := list(islice(images, batch_size)):
+            pixels, names = zip(*batch)
+            yield from self.predict_batch(pixels, names, min_score)
 
     def predict(self, image: np.ndarray, name: str = '', min_score: float = 0.3) -> Prediction:
         """Predict one image (H, W, 3), uint8, BGR.
@@ -174,13 +166,13 @@ class Predictor:
     def predict_batch(
         self,
         images: Sequence[np.ndarray],
-        names: Optional[Sequence[str]] = None,
+        names: Sequence[str],
         min_score: float = 0.3,
     ) -> List[Prediction]:
-        """Predict images of any sizes, at once if the model supports it, without padding.
+        """Predict images; the results are those of :meth:`predict`.
 
-        The results are those of :meth:`predict`. A model with ``packed_unsupported_reason``
-        predicts them one by one.
+        Successive images go through the model at once if they have one size after preprocessing,
+        so nothing is padded. Views of test-time augmentation go image by image.
 
         Args:
             images: (H, W, 3) each, uint8, BGR.
@@ -194,57 +186,44 @@ class Predictor:
             ValueError: an image has another shape or dtype.
         """
         for image in images:
-            _check_image(image)
+            if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
+                raise ValueError(
+                    f'image must be (H, W, 3) uint8 in BGR, got {image.shape} {image.dtype}; '
+                    'cv2.cvtColor converts grey images'
+                )
         start = time.perf_counter()
-        if len(images) > 1 and self.packed_unsupported_reason is None:
-            with DefaultScope.overwrite_default_scope(self.cfg.default_scope):
-                samples = predict_packed(self.model, [self.batch_of(image) for image in images])
-        else:
-            samples = [self._sample_of(image) for image in images]
+        samples: List[BaseDataElement] = []
+        # PixelData warns because SegTTAModel sets labels without a channel.
+        with DefaultScope.overwrite_default_scope(self.cfg.default_scope), quiet():
+            inputs = enumerate(packed_input(self.pipeline, image) for image in images)
+            key = (lambda one: one[0]) if self.tta else (lambda one: one[1]['inputs'].shape)
+            for _, group in groupby(inputs, key):
+                samples += self.network.test_step(pseudo_collate([one for _, one in group]))
         seconds = (time.perf_counter() - start) / max(len(images), 1)
         return [
             Prediction(sample.cpu(), seconds, image, name, self.categories, min_score)
-            for sample, image, name in zip(samples, images, names or [''] * len(images))
+            for sample, image, name in zip(samples, images, names)
         ]
-
-    def _sample_of(self, image: np.ndarray) -> BaseDataElement:
-        scope = DefaultScope.overwrite_default_scope(self.cfg.default_scope)
-        # PixelData warns because SegTTAModel sets labels without a channel.
-        with scope, quiet() if self.tta else nullcontext():
-            (sample,) = self.network.test_step(self.batch_of(image))
-        return sample
 
     def batch_of(self, image: np.ndarray) -> dict:
         """Return the input of the model's ``test_step`` for one image (H, W, 3), uint8, BGR."""
         with DefaultScope.overwrite_default_scope(self.cfg.default_scope):
-            return input_of(self.pipeline, image)
+            return pseudo_collate([packed_input(self.pipeline, image)])
 
 
-def _check_image(image: np.ndarray) -> None:
-    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-        raise ValueError(
-            f'image must be (H, W, 3) uint8 in BGR, got {image.shape} {image.dtype}; '
-            'cv2.cvtColor converts grey images'
-        )
-
-
-def _is_single(source: object) -> bool:
-    if isinstance(source, (str, Path)):
-        return Path(source).is_file() and Path(source).suffix.lower() in IMAGES
-    return not isinstance(source, (list, tuple))
-
-
-def _frames(source: Union[Picture, Sequence[Picture]]) -> Iterator[Frame]:
+def _images(source: Union[Picture, Iterable[Picture]]) -> Iterator[Tuple[np.ndarray, str]]:
+    """Yield the pixels (H, W, 3), BGR, and the name of each image of a source."""
     if isinstance(source, (list, tuple)):
         for one in source:
-            yield from _frames(one)
+            yield from _images(one)
     elif isinstance(source, (str, Path)):
-        yield from open_sources([str(source)])[0]
+        for name, path in image_files([str(source)]).items():
+            yield read_image(path), name
     elif isinstance(source, Image.Image):
         rgb = ImageOps.exif_transpose(source).convert('RGB')
-        yield Frame('', cv2.cvtColor(np.asarray(rgb), cv2.COLOR_RGB2BGR))
+        yield cv2.cvtColor(np.asarray(rgb), cv2.COLOR_RGB2BGR), ''
     elif isinstance(source, np.ndarray):
-        yield Frame('', source)
+        yield source, ''
     else:
         raise ValueError(
             'source must be a path, an array, a PIL image or a list of these, '
@@ -258,7 +237,6 @@ def palette_of(meta: dict, cfg: Config, number: int) -> Sequence[Tuple[int, ...]
         palette = metainfo.get('palette')
         if isinstance(palette, (list, tuple)) and len(palette) == number:
             return [tuple(map(int, color)) for color in palette]
-    hues = np.zeros((1, max(number, 1), 3), np.uint8)
-    hues[..., 0] = np.arange(max(number, 1)) * 180 // max(number, 1)
-    hues[..., 1:] = 210
+    hues = np.full((1, max(number, 1), 3), 210, np.uint8)
+    hues[..., 0] = np.linspace(0, 180, hues.shape[1], endpoint=False)
     return [tuple(map(int, color)) for color in cv2.cvtColor(hues, cv2.COLOR_HSV2RGB)[0]]

@@ -1,14 +1,6 @@
-"""Web page of ``mmlinattn app``: predictions and attention maps."""
+"""Web page of ``mmlinattn app``: predictions, and the attention of a clicked token."""
 
-from .explain import Explanation, View, explain, views_of
-from .workbench import Workbench, load_models, package_models
+from .attention import attention_layers, attention_of
+from .models import load_models, package_models
 
-__all__ = [
-    'Explanation',
-    'View',
-    'Workbench',
-    'explain',
-    'load_models',
-    'package_models',
-    'views_of',
-]
+__all__ = ['attention_layers', 'attention_of', 'load_models', 'package_models']

@@ -34,18 +34,13 @@ GROUPS: Dict[str, Dict[str, Command]] = {
     'Predict and deploy': {
         'predict': Command(
             arguments.predict,
-            'predict images, folders, videos or a camera; pictures and COCO JSON',
+            'predict images and folders; pictures and COCO JSON',
         ),
         'app': Command(
             arguments.app,
             'a page in the browser: predictions, and what the attention looks at',
         ),
-        'export': Command(
-            arguments.export, 'write a trained model as ONNX, OpenVINO or AOTInductor'
-        ),
-        'latency': Command(
-            arguments.latency, 'time a model and its exported files on the same images'
-        ),
+        'export': Command(arguments.export, 'write a trained model as ONNX or torch.export'),
     },
     'Data': {
         'check-data': Command(
@@ -78,9 +73,6 @@ GROUPS: Dict[str, Dict[str, Command]] = {
         ),
         'visualize key-weights': Command(
             arguments.visualize_key_weights, 'what one query reads, for any attention'
-        ),
-        'visualize patch-embedding': Command(
-            arguments.visualize_patch_embedding, 'filters and positions of a ViT'
         ),
         'doctor': Command(
             arguments.doctor, 'versions, GPU, kernels, data: what is there and what is not'

@@ -3,10 +3,9 @@
 import argparse
 from pathlib import Path
 
-from ..deployment import ExportSettings, export, sample_image
+from ..deployment import FORMATS, ExportSettings, export, sample_image
 from ..engine.config import load_config
 from ..utils.command_line import errors_in_one_line
-from .arguments.runs import EXPORTED
 
 
 def main(args: argparse.Namespace) -> int:
@@ -19,7 +18,7 @@ def main(args: argparse.Namespace) -> int:
         )
         print(f'compared on {origin}', flush=True)
         out = args.out or Path('work_dirs') / name / name
-        if out.suffix in EXPORTED:  # each format adds its own
+        if out.suffix in [form.suffix for form in FORMATS.values()]:  # each format adds its own
             out = out.with_suffix('')
         for written in export(cfg, args.checkpoint, args.format, settings, out, image):
             print(written, flush=True)

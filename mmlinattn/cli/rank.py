@@ -1,7 +1,6 @@
 """Measure rank and singular values of what the attentions of a backbone compute, by layer."""
 
 import argparse
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Sequence, Tuple
@@ -9,7 +8,7 @@ from typing import Callable, Dict, Iterable, List, Sequence, Tuple
 import numpy as np
 import torch
 from mmengine.config import Config
-from mmengine.dataset import Compose
+from mmengine.dataset import Compose, pseudo_collate
 from mmengine.model import BaseModel
 from mmengine.registry import DefaultScope
 from rich.table import Table
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from ..analysis.rank import MATRICES, LayerRank, layer_ranks
 from ..analysis.training_estimate import image_shape
-from ..apis.pipeline import input_of, steps_of, without_loading
-from ..apis.sources import open_sources
+from ..apis.pipeline import packed_input, steps_of, without_loading
+from ..apis.sources import image_files, read_image
 from ..engine.config import load_config
 from ..engine.model import initial_model, load_model
 from ..utils import check_writable, write_json
@@ -51,10 +50,10 @@ def open_images(folder: str, number: int) -> Dict[str, np.ndarray]:
     """
     if not Path(folder).is_dir():
         raise FileNotFoundError(f'--images {folder}: there is no such folder')
-    (source,) = open_sources([folder])
-    number = min(number, len(source))
-    paths = [source.paths[i * len(source) // number] for i in range(number)]
-    return {frame.name: frame.read() for frame in replace(source, paths=paths)}
+    files = image_files([folder])
+    names, number = [*files], min(number, len(files))
+    chosen = [names[i * len(names) // number] for i in range(number)]
+    return {name: read_image(files[name]) for name in chosen}
 
 
 def inputs_of(cfg: Config, model: BaseModel, images: Iterable[np.ndarray]) -> Inputs:
@@ -65,7 +64,8 @@ def inputs_of(cfg: Config, model: BaseModel, images: Iterable[np.ndarray]) -> In
 
     def load(image: np.ndarray) -> Tensor:
         with DefaultScope.overwrite_default_scope(scope):
-            return model.data_preprocessor(input_of(pipeline, image))['inputs']
+            batch = pseudo_collate([packed_input(pipeline, image)])
+            return model.data_preprocessor(batch)['inputs']
 
     return [partial(load, image) for image in images]
 

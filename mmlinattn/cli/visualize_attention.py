@@ -10,7 +10,7 @@ from ..apis.sources import read_image
 from ..engine.config import load_config
 from ..engine.model import class_names, load_model
 from ..utils.command_line import errors_in_one_line
-from ..visualization.attention_maps import cell_of, draw_decoder_maps, draw_ring_weights, record
+from ..visualization.attention_maps import draw_decoder_maps, draw_ring_weights, record
 
 
 def run(args: argparse.Namespace) -> None:
@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> None:
     if not seen.ring_weights:
         print('no attention of the encoder has spatial weights: no picture of rings')
         return
-    position = cell_of(x, y, stride, seen.hw_shape)
+    row, column = (min(round(at / stride), cells - 1) for at, cells in zip((y, x), seen.hw_shape))
     path = args.out_dir / f'{args.image.stem}_rings.png'
-    print(draw_ring_weights(path, image, seen, stride, position))
+    print(draw_ring_weights(path, image, seen, stride, (row, column)))
 
 
 def main(args: argparse.Namespace) -> int:

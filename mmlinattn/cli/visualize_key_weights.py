@@ -45,7 +45,7 @@ def resized_image(args: argparse.Namespace) -> np.ndarray:
     """Return the image in the size of ``args`` as (h, w, 3), BGR; complete size and position.
 
     Raises:
-        FrameError: the image cannot be read.
+        ImageError: the image cannot be read.
         ValueError: the position is not on it.
     """
     photograph = matplotlib.cbook.get_sample_data(PHOTOGRAPH, asfileobj=False)

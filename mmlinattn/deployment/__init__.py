@@ -1,14 +1,12 @@
-"""Export of complete models to ONNX, OpenVINO and AOTInductor."""
+"""Export of complete models to ONNX and torch.export."""
 
 from .compare import sample_image
 from .deployable import NotDeployable
-from .exported_file import ExportedFile, FileError
-from .exported_model import ExportedModel, is_exported, load_exported, use_exported
+from .exported_file import ExportedFile, FileError, is_exported
+from .exported_model import ExportedModel, check_classes, load_exported, use_exported
 from .exporter import Export, ExportResult, ExportSettings, export
-from .file_checks import check_classes
 from .file_metadata import FileMetadata
 from .formats import FORMATS, FormatError
-from .timing import Timing, latency
 
 __all__ = [
     'FORMATS',
@@ -21,12 +19,10 @@ __all__ = [
     'FileMetadata',
     'FormatError',
     'NotDeployable',
-    'Timing',
     'check_classes',
     'export',
     'is_exported',
-    'latency',
     'load_exported',
     'sample_image',
     'use_exported',
-]  # fmt: skip
+]

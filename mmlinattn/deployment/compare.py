@@ -1,15 +1,14 @@
 """Comparison of the outputs of exported files and models."""
 
-from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
+import mmcv
 import torch
 import torch.nn.functional as F
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 from torch import Tensor
 
-from ..engine.preflight.data import check_data
 from .exported_file import Outputs
 
 
@@ -78,22 +77,13 @@ def sample_image(cfg: Config, path: Optional[str] = None) -> Tuple[Tensor, str]:
         ValueError: the file is not an image.
     """
     if path is not None:
-        return _read_image(path), path
+        pixels = mmcv.imread(path)  # BGR
+        if pixels is None:
+            raise ValueError(f'--sample {path} is no image')
+        return torch.from_numpy(pixels).permute(2, 0, 1).flip(0)[None].float(), path
     try:
-        check_data(cfg, 'test_dataloader')
+        dataset = DATASETS.build(cfg.test_dataloader.dataset)
     except FileNotFoundError:
         noise = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
         return fit(noise, (512, 512)).clamp(0, 1) * 255, 'noise, as the test set is not here'
-    dataset = DATASETS.build(cfg.test_dataloader.dataset)
     return dataset[0]['inputs'].flip(0)[None].float(), 'the first image of the test set'
-
-
-def _read_image(path: str) -> Tensor:
-    import mmcv
-
-    if not Path(path).is_file():
-        raise FileNotFoundError(f'--sample {path} does not exist')
-    pixels = mmcv.imread(path)  # BGR
-    if pixels is None:
-        raise ValueError(f'--sample {path} is no image')
-    return torch.from_numpy(pixels).permute(2, 0, 1).flip(0)[None].float()

@@ -1,8 +1,6 @@
 """Evaluation of exported files with the loops and metrics of the frameworks."""
 
-from math import prod
-from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -10,18 +8,14 @@ from mmengine.config import Config
 from mmengine.model import BaseModel, BaseModule
 from mmengine.registry import MODELS
 from mmengine.structures import InstanceData
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..engine.model import preprocessor_of, quiet
-from .deployable import normalisation
-from .exported_file import SUFFIXES, ExportedFile, FileError
-from .file_checks import check_model
+from ..engine.model import number_of_classes, preprocessor_of, quiet
+from ..utils.messages import log_warning
+from .capture import strides_of
+from .deployable import exported_form, normalisation
+from .exported_file import ExportedFile, FileError
 from .file_metadata import FileMetadata
-
-
-def is_exported(path: str) -> bool:
-    """Return True if the name is that of an exported file, not of a checkpoint."""
-    return Path(path).suffix in SUFFIXES
 
 
 def use_exported(cfg: Config, path: str) -> None:
@@ -54,8 +48,7 @@ class ExportedModel(BaseModel):
 
     The framework preprocesses images and postprocesses outputs as for the network: sliding windows,
     resizing to the original size, masks. Images are padded to a size that the file takes, with the
-    colour that the normalisation maps to 0. Every prediction must come from the file: it must run
-    once per image, or once per window of a segmentor with ``test_cfg.mode='slide'``.
+    colour that the normalisation maps to 0.
 
     Args:
         file: see :class:`.exported_file.ExportedFile`.
@@ -65,7 +58,7 @@ class ExportedModel(BaseModel):
 
     Raises:
         FileNotFoundError, mmlinattn.deployment.FileError: the file cannot be loaded or does not fit
-            ``network`` (see :func:`.file_checks.check_model`), or has raw outputs of a detector,
+            ``network`` (see :func:`check_model`), or has raw outputs of a detector,
             which cannot be scored.
         NotDeployable: the network cannot be exported.
     """
@@ -97,27 +90,11 @@ class ExportedModel(BaseModel):
         """Predict; other modes are not supported.
 
         Raises:
-            FileError: a prediction does not come from the file, or the file does not take the size.
+            FileError: the file does not take the size.
         """
         if mode != 'predict':
             raise ValueError(f'an exported file predicts, it has no mode {mode!r}')
-        before = self.file.images
-        predictions = self.predictions(inputs, data_samples)
-        found, expected = self.file.images - before, len(inputs) * self.windows(inputs)
-        if found != expected:
-            raise FileError(
-                f'{self.file.path} ran on {found} images of a batch in place of {expected}: '
-                f'{type(self.skeleton).__name__} does not predict with it alone'
-            )
-        return predictions
-
-    def windows(self, inputs: Tensor) -> int:
-        """Return the number of windows that the framework cuts each image into."""
-        cfg = getattr(self.skeleton, 'test_cfg', None) or {}
-        if self.file.metadata.task != 'segmentation' or cfg.get('mode') != 'slide':
-            return 1
-        sides = zip(inputs.shape[-2:], cfg['crop_size'], cfg['stride'])
-        return prod(max(-(-(side - crop) // stride), 0) + 1 for side, crop, stride in sides)
+        return self.predictions(inputs, data_samples)
 
     def segmentation(self, inputs: Tensor, data_samples: list) -> list:
         self.skeleton.encode_decode = lambda images, metas: self.logits(images)
@@ -174,21 +151,55 @@ class ExportedModel(BaseModel):
         batch = self.file.metadata.batch or 8
         parts: List[dict] = [self.file(part) for part in pixels.split(batch)]
         found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        self.check_classes(found)
         return found
 
-    def check_classes(self, found: dict) -> None:
-        """Raise FileError if the outputs have other classes than the file's metadata."""
-        number = len(self.file.metadata.classes)
-        if 'labels' in found:
-            seen = int(found['labels'].max()) + 1
-            fits = seen <= number
-        else:
-            seen = (found['logits'] if 'logits' in found else found['scores']).shape[1]
-            fits = seen == number or (seen, number) == (1, 2)  # a single logit for two classes
-        if not fits:
+
+def check_model(file: ExportedFile, model: nn.Module, cfg: Config) -> None:
+    """Raise FileError unless the metadata of an exported file match a model.
+
+    Args:
+        file: exported file.
+        model: built from ``cfg.model``; its weights do not matter.
+        cfg: config of the model; ``default_scope`` names the framework.
+
+    Raises:
+        FileError: task, number of classes, stride or prediction of masks differ.
+        NotDeployable: the model cannot be exported.
+    """
+    metadata = file.metadata
+    pairs = {
+        'task': (metadata.task, exported_form(model, cfg, metadata.raw).task),
+        'number of classes': (len(metadata.classes), number_of_classes(model)),
+        'stride': (metadata.stride, strides_of(model)[0]),
+    }
+    if metadata.task == 'detection':
+        has_masks = bool(getattr(model, 'with_mask', False))
+        pairs['prediction of masks'] = ('masks' in metadata.outputs, has_masks)
+    for name, (found, expected) in pairs.items():
+        if found != expected:
             raise FileError(
-                f'{self.file.path} has {number} classes in its metadata, its outputs have {seen}'
+                f'{file.path} does not fit the config: its {name} is {found}, that of '
+                f'{type(model).__name__} in the config is {expected}; give the config that it was '
+                'exported with'
+            )
+
+
+def check_classes(file: ExportedFile, classes: Sequence[str]) -> None:
+    """Compare the names of an exported file's classes with those of a data set.
+
+    Other names are only a warning, because the names of a data set may change.
+
+    Raises:
+        FileError: the same names are in another order, so scores would be of wrong classes.
+    """
+    own = file.metadata.classes
+    if {*own} != {*classes}:
+        log_warning(f'{file.path} names its classes {own}, the data set {tuple(classes)}')
+    for i, (a, b) in enumerate(zip(own, classes)):
+        if a != b and sorted(own) == sorted(classes):
+            raise FileError(
+                f'{file.path} has the classes of the data set in another order: class {i} is '
+                f'{a!r} in the file and {b!r} in the data set'
             )
 
 

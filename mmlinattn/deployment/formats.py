@@ -1,17 +1,18 @@
-"""Export formats: ONNX, OpenVINO, AOTInductor."""
+"""Export formats: ONNX and torch.export."""
 
 import contextlib
 import importlib.util
 import io
 import logging
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Callable, Dict, Iterator, NamedTuple, Tuple
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 
+from .exported_file import ExportedFile, Outputs
 from .file_metadata import METADATA, FileMetadata
 from .nms import onnx_translations
 
@@ -28,16 +29,18 @@ class Format(NamedTuple):
     Attributes:
         suffix: suffix of its file.
         write: function of program, metadata and path that writes the file.
-        packages: required packages, as pairs of module and argument of pip install.
+        load: function of the path that returns the function of the file.
+        packages: required packages.
     """
 
     suffix: str
     write: Callable[[ExportedProgram, FileMetadata, Path], None]
-    packages: Tuple[Tuple[str, str], ...]
+    load: Callable[[Path], Callable[[Tensor], Outputs]]
+    packages: Tuple[str, ...] = ()
 
 
 def write_onnx(program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
-    """Write an ONNX file; above 2 GB the weights are stored beside it.
+    """Write an ONNX file.
 
     Constants are folded and common subexpressions are shared. Folding also replaces sequences of
     tensors, which TensorRT does not support. onnxscript's full optimizer is left out: it would take
@@ -63,66 +66,34 @@ def write_onnx(program: ExportedProgram, metadata: FileMetadata, path: Path) -> 
         RemoveUnusedNodesPass()(onnx_program.model)
         CommonSubexpressionEliminationPass()(onnx_program.model)
     onnx_program.model.metadata_props[METADATA] = metadata.to_json()
-    size = sum(weight.numel() * weight.element_size() for weight in program.state_dict.values())
-    onnx_program.save(path, external_data=size > 1.9e9)
+    onnx_program.save(path)
 
 
-def write_openvino(program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
-    """Write an .xml with its .bin, converted from the ONNX file of the same program."""
-    import openvino
-
-    with tempfile.TemporaryDirectory() as folder:
-        onnx_file = Path(folder) / 'model.onnx'
-        write_onnx(program, metadata, onnx_file)
-        model = openvino.convert_model(onnx_file)
-    model.set_rt_info(metadata.to_json(), [METADATA])
-    openvino.save_model(model, path, compress_to_fp16=False)
+def write_pt2(program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
+    """Write the program of ``torch.export``."""
+    torch.export.save(program, path, extra_files={METADATA: metadata.to_json()})
 
 
-def write_aoti(program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
-    """Write a .pt2 with code compiled for this machine's processor."""
-    if shutil.which('g++') is None and shutil.which('clang++') is None:
-        raise FormatError('aoti needs a C++ compiler (g++ or clang++), there is none')
-    from torch._inductor import aoti_compile_and_package
-
-    options = {
-        'aot_inductor.metadata': {METADATA: metadata.to_json()},
-        # Otherwise loops use the thread count of this machine on any other machine.
-        'cpp.dynamic_threads': True,
-    }
+def load_pt2(path: Path) -> Callable[[Tensor], Outputs]:
+    """Return the program of a file that :func:`write_pt2` has just written: it is a pickle."""
     with silence():
-        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+        return torch.export.load(path).module()
 
 
-PACKAGES = 'onnx onnxscript onnxruntime'
-ONNX = tuple((name, PACKAGES) for name in ('onnx', 'onnxscript', 'onnxruntime'))
 FORMATS: Dict[str, Format] = {
-    'onnx': Format('.onnx', write_onnx, ONNX),
-    'openvino': Format(
-        '.xml',
-        write_openvino,
-        (*ONNX, ('openvino', 'openvino')),
-    ),
-    'aoti': Format('.pt2', write_aoti, ()),
-}
-
-
-# Formats that were tried and do not work, with the reason.
-REFUSED = {
-    'executorch': 'ExecuTorch 1.2 does not lower these models to XNNPACK, and its portable kernels '
-    'do not run them',
+    'onnx': Format('.onnx', write_onnx, ExportedFile, ('onnx', 'onnxscript', 'onnxruntime')),
+    'pt2': Format('.pt2', write_pt2, load_pt2),
 }
 
 
 def check_format(name: str) -> None:
-    """Raise FormatError if a format is unknown or unsupported, or its package is not installed."""
-    if name in REFUSED:
-        raise FormatError(f'--format {name} is not served: {REFUSED[name]} (docs/export.md)')
+    """Raise FormatError if a format is unknown, or a package that it needs is not installed."""
     if name not in FORMATS:
         raise FormatError(f'--format {name}: there are {", ".join(FORMATS)}')
-    for module, package in FORMATS[name].packages:
-        if importlib.util.find_spec(module) is None:
-            raise FormatError(f'--format {name} needs {module}: pip install {package}')
+    packages = FORMATS[name].packages
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise FormatError(f'--format {name} needs {package}: pip install {" ".join(packages)}')
 
 
 def write(name: str, program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
@@ -131,7 +102,7 @@ def write(name: str, program: ExportedProgram, metadata: FileMetadata, path: Pat
     Args:
         name: format, a key of :data:`FORMATS`.
         program: see :func:`.capture.capture`.
-        metadata: see :func:`.exporter.describe`.
+        metadata: description that the file carries.
         path: file to write.
 
     Raises:
@@ -140,9 +111,9 @@ def write(name: str, program: ExportedProgram, metadata: FileMetadata, path: Pat
     check_format(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix='.export-') as folder:
-        FORMATS[name].write(program, metadata, Path(folder) / path.name)
-        for file in Path(folder).iterdir():  # OpenVINO stores weights in a second file
-            file.replace(path.parent / file.name)
+        written = Path(folder) / path.name
+        FORMATS[name].write(program, metadata, written)
+        written.replace(path)
 
 
 @contextlib.contextmanager

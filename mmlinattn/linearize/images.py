@@ -84,7 +84,7 @@ def images_below(folder: str) -> List[Path]:
     """
     if not os.path.isdir(folder):
         raise FileNotFoundError(f'--images {folder}: there is no such folder')
-    found, _ = sources.images_below(Path(folder))
+    found = sources.images_below(Path(folder))
     if not found:
         suffixes = ', '.join(sources.IMAGES)
         raise DataError(f'--images {folder}: the folder has no images ({suffixes})')

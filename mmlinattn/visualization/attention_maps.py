@@ -142,19 +142,6 @@ def ring_map(
     return weights[..., (distance[..., None] > radii).sum(-1)]
 
 
-def cell_of(x: float, y: float, stride: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
-    """Return (row, column) of the cell nearest to a pixel; the centre of cell i is i * stride.
-
-    Example:
-        >>> cell_of(25, 23, 16, (4, 6))
-        (1, 2)
-    """
-    row, column = (
-        min(max(round(pixel / stride), 0), cells - 1) for pixel, cells in zip((y, x), hw_shape)
-    )
-    return row, column
-
-
 def draw_decoder_maps(
     path: Union[str, Path],
     image: np.ndarray,
@@ -176,11 +163,14 @@ def draw_decoder_maps(
         count: number of queries.
     """
     layers = sorted(seen.maps)
-    queries = seen.best(count)
+    queries, sides = seen.best(count), torch.tensor(image.shape[1::-1]).repeat(2)
     figure, grid = _grid(image, len(queries), 1 + len(layers))
     for i, (query, row) in enumerate(zip(queries, grid)):
         label = int(seen.scores[query].argmax())
-        _draw_box(row[0], image, seen.boxes[query].tolist())
+        cx, cy, w, h = (seen.boxes[query].cpu() * sides).tolist()
+        row[0].imshow(image)
+        row[0].add_patch(Rectangle((cx - w / 2, cy - h / 2), w, h, fill=False, ec='red', lw=1.5))
+        row[0].set_axis_off()
         title = f'{classes[label]} {float(seen.scores[query, label]):.2f}'
         row[0].set_title(title, fontsize=9)
         x, y = (stride * seen.reference[query]).tolist()
@@ -211,10 +201,8 @@ def draw_ring_weights(
         position: (row, column) of the centre.
 
     Raises:
-        ValueError: the encoder has no ring weights, or the position is outside of the map.
+        ValueError: the position is outside of the map.
     """
-    if not seen.ring_weights:
-        raise ValueError('no attention of the encoder has spatial weights')
     row, column = position
     layers = sorted(seen.ring_weights)
     figure, grid = _grid(image, len(layers), len(seen.ring_weights[layers[0]]))
@@ -242,18 +230,5 @@ def _draw_map(axes, image: np.ndarray, values: Tensor, stride: int) -> None:
     height, width = values.shape
     extent = [stride * side for side in (-0.5, width - 0.5, height - 0.5, -0.5)]
     axes.imshow(values.cpu().numpy(), extent=extent, cmap='inferno', alpha=0.65, vmin=0)
-    _fit(axes, image)
-
-
-def _draw_box(axes, image: np.ndarray, box: Sequence[float]) -> None:
-    height, width = image.shape[:2]
-    cx, cy, w, h = (side * value for side, value in zip((width, height) * 2, box))
-    axes.imshow(image)
-    axes.add_patch(Rectangle((cx - w / 2, cy - h / 2), w, h, fill=False, ec='red', lw=1.5))
-    _fit(axes, image)
-
-
-def _fit(axes, image: np.ndarray) -> None:
-    axes.set_xlim(0, image.shape[1])
-    axes.set_ylim(image.shape[0], 0)
+    axes.set(xlim=(0, image.shape[1]), ylim=(image.shape[0], 0))
     axes.set_axis_off()

@@ -29,9 +29,6 @@ def check_picture(option: str, path: Path) -> None:
     Raises:
         ValueError: matplotlib has no format for the suffix.
         WriteError: the file cannot be written.
-
-    Example:
-        >>> check_picture('--out', Path('weights.png'))
     """
     suffixes = sorted(f'.{kind}' for kind in FigureCanvasBase.get_supported_filetypes())
     if path.suffix.lower() not in suffixes:

@@ -2,8 +2,9 @@
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterator, Sequence, Tuple, Union
 
+import cv2
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -125,7 +126,7 @@ def reach(weights: Tensor) -> float:
 
 
 def weight_scale(weights: Tensor) -> float:
-    """Return the weight that is drawn opaque: the largest without the 0.5% that are larger still.
+    """Return the weight that is drawn opaque: the 99.5th percentile of the absolute weights.
 
     It is at least ``FAINT`` times the mean absolute weight, so that a uniform row is faint.
 
@@ -138,20 +139,25 @@ def weight_scale(weights: Tensor) -> float:
     return max(largest, FAINT * float(sizes.mean()), 1e-30)
 
 
-def weight_colors(weights: Tensor, scale: Optional[float] = None) -> np.ndarray:
-    """Return weights (h, w) as RGBA colours (h, w, 4) in 0..1.
+def overlay(image: np.ndarray, weights: Tensor) -> np.ndarray:
+    """Return an image in pale grey under the weights (h, w) of the keys, in their cells.
 
-    Positive weights are red, negative ones blue. Opacity is the weight over ``scale``, at most 1;
-    by default that of :func:`weight_scale`.
+    Positive weights are red, negative ones blue. Opacity is the weight over :func:`weight_scale`.
 
-    Example:
-        >>> weight_colors(torch.tensor([[-1.0, 0.5]]), scale=1.0)[0, :, 3]
-        array([1. , 0.5])
+    Args:
+        image: (H, W, 3) uint8.
+        weights: (h, w).
+
+    Returns:
+        (H, W, 3) uint8 RGB.
     """
     weights = weights.detach().float().cpu()
-    scale = weight_scale(weights) if scale is None else scale
-    strength = (weights / scale).clamp(-1, 1).numpy()[..., None]
-    return np.concatenate([np.where(strength > 0, RED, BLUE), abs(strength)], -1)
+    strength = (weights / weight_scale(weights)).clamp(-1, 1).numpy()
+    size = image.shape[1::-1]
+    strength = cv2.resize(strength, size, interpolation=cv2.INTER_NEAREST)[..., None]
+    grey = image.mean(-1, keepdims=True) * 0.35 + 0.65 * 255
+    color = np.where(strength > 0, RED, BLUE)
+    return (grey * (1 - abs(strength)) + 255 * color * abs(strength)).round().astype(np.uint8)
 
 
 def draw_key_weights(
@@ -163,7 +169,7 @@ def draw_key_weights(
 ) -> Path:
     """Draw the picture with the query, then one panel per attention.
 
-    Each panel has its own colour scale, see :func:`weight_colors`: panels compare where weights
+    Each panel has its own colour scale, see :func:`overlay`: panels compare where weights
     lie, not how large they are. The number is :func:`reach`.
 
     Args:
@@ -178,30 +184,19 @@ def draw_key_weights(
     """
     if not weights:
         raise ValueError('weights is empty: nothing to draw')
-    height, width = image.shape[:2]
-    rows = -(-(1 + len(weights)) // columns)
+    panels = {'picture and query': image}
+    for title, heads in weights.items():
+        mean = heads.detach().float().cpu().mean(0)
+        panels[f'{title}\nhalf in {100 * reach(mean):.1f}%'] = overlay(image, mean)
+    rows, (height, width) = -(-len(panels) // columns), image.shape[:2]
     side = 1.75
     figure = Figure(figsize=(side * columns, (side * height / width + 0.36) * rows), dpi=100)
-    grid = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes in grid:
+    for i, (title, picture) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(rows, columns, i)
         axes.set_axis_off()
-    for axes in grid[1 + len(weights) :]:
-        axes.remove()
-    grid[0].imshow(image)
-    grid[0].set_title('picture and query', fontsize=8)
-    grey = np.repeat(image.mean(-1, keepdims=True) / 255 * 0.35 + 0.65, 3, axis=-1)
-    for axes, (title, heads) in zip(grid[1:], weights.items()):
-        mean = heads.detach().float().cpu().mean(0)
-        axes.imshow(grey)
-        axes.imshow(
-            weight_colors(mean),
-            extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation='nearest',
-        )  # fmt: skip
-        axes.set_title(f'{title}\nhalf in {100 * reach(mean):.1f}%', fontsize=8)
-    for axes in grid[: 1 + len(weights)]:
-        axes.plot(*pixel, 'o', markersize=6, markerfacecolor='none', color='black', mew=2.2)
-        axes.plot(*pixel, 'o', markersize=6, markerfacecolor='none', color='white', mew=1)
-        axes.set_xlim(-0.5, width - 0.5)
-        axes.set_ylim(height - 0.5, -0.5)
+        axes.imshow(picture)
+        axes.set_title(title, fontsize=8)
+        for color, edge in (('black', 2.2), ('white', 1)):
+            axes.plot(*pixel, 'o', markersize=6, markerfacecolor='none', color=color, mew=edge)
     figure.tight_layout(pad=0.4)
     return save_figure(figure, path, bbox_inches='tight', pad_inches=0.05)

@@ -24,8 +24,7 @@ def draw_ranks(path: Path, layers: Sequence[LayerRank], tolerance: float, title:
         title: title of the picture.
     """
     matrices = [name for name in MATRICES if any(name in layer.spectra for layer in layers)]
-    width = 4.2 * len(matrices)
-    figure = Figure(figsize=(width, 6.6), dpi=100, layout='constrained')
+    figure = Figure(figsize=(4.2 * len(matrices), 6.6), dpi=100, layout='constrained')
     grid = figure.subplots(2, len(matrices), squeeze=False)
     for column, matrix in enumerate(matrices):
         _draw_ranks(grid[0, column], layers, matrix)
@@ -47,8 +46,7 @@ def _draw_ranks(axes: Axes, layers: Sequence[LayerRank], matrix: str) -> None:
     full = [spectrum.mean_full for spectrum in spectra]
     axes.plot(numbers, full, linestyle='--', color='grey', marker='_', label='full rank')
     axes.set_title(', '.join(MATRICES[matrix]), fontsize=9)
-    axes.set_xlabel('layer')
-    axes.set_xlim(-0.5, len(layers) - 0.5)
+    axes.set(xlabel='layer', xlim=(-0.5, len(layers) - 0.5))
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)

@@ -7,16 +7,13 @@ import pytest
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import DefaultScope
-from mmpretrain.structures import DataSample
 from mmseg.datasets import BaseSegDataset
 
-from mmlinattn.apis import load
 from mmlinattn.apis.augmentation import (
     MERGING,
     AugmentationHook,
     augmentation,
     check_augmentable,
-    merging_model,
     set_augmentation,
 )
 from mmlinattn.engine import build_model
@@ -34,12 +31,6 @@ def test_masks_are_refused(root, name):
     cfg = load_config(str(root / f'configs/{folder}/{name}_nano_shapes.py'))
     with pytest.raises(ValueError, match='predicts masks, and DetTTAModel .* boxes only'):
         check_augmentable(build_model(cfg))
-
-
-def test_models_without_predictions_to_merge_are_refused(root):
-    file = next((root / 'configs/vqgan').glob('*shapes*.py'))
-    with pytest.raises(ValueError, match='ViTVQGAN has no head whose predictions can be merged'):
-        check_augmentable(build_model(load_config(str(file))))
 
 
 def test_clips_are_not_flipped(root):
@@ -70,26 +61,6 @@ def test_the_model_inside_a_wrapper_is_merged(predictor):
         (sample,) = wrapped.model.test_step(views)
     expected = torch.from_numpy(of(IMAGE).segmentation)
     assert torch.equal(sample.pred_sem_seg.data.squeeze(0), expected)
-
-
-def test_the_label_is_that_of_the_mean_scores():
-    """AverageClsScoreTTA keeps the label of the first view."""
-    views = [DataSample(), DataSample()]
-    for view, scores in zip(views, ([0.6, 0.4], [0.1, 0.9])):
-        view.set_pred_score(torch.tensor(scores))
-        view.set_pred_label(view.pred_score.argmax(0, keepdim=True))
-    model = torch.nn.Identity()
-    model.test_step = None  # the merging model asks for it, and merge_preds alone is called
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        merging = merging_model(ConfigDict(MERGING['mmpretrain']), model)
-    (sample,) = merging.merge_preds([views])
-    torch.testing.assert_close(sample.pred_score, torch.tensor([0.35, 0.65]))
-    assert sample.pred_label.tolist() == [1]
-
-
-def test_logits_of_the_last_view_are_gone(files):
-    sample = load(*files('seg'), tta=True)(IMAGE).sample
-    assert 'pred_sem_seg' in sample and 'seg_logits' not in sample
 
 
 def test_labels_of_views_are_checked(tmp_path):

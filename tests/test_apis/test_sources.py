@@ -8,19 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmlinattn.apis import open_sources
-from mmlinattn.apis.sources import Source
+from mmlinattn.apis import ImageError, image_files, read_image
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)
-
-
-def read(folder, **kwargs):
-    """Names of the frames that have an image, and faults of the others by their name."""
-    (source,) = open_sources([str(folder)], **kwargs)
-    frames = list(source)
-    assert len(source) == len(frames)
-    good = [frame.name for frame in frames if frame.image is not None]
-    return good, {frame.name: frame.fault for frame in frames if frame.image is None}
 
 
 def save(path, **kwargs):
@@ -31,6 +21,7 @@ def save(path, **kwargs):
 def test_odd_files_are_named_and_the_others_read(tmp_path):
     save(tmp_path / 'good.png')
     save(tmp_path / 'folder.jpg' / 'inside.png')
+    (tmp_path / 'notes.txt').write_text('no image')
     shutil.copy(tmp_path / 'good.png', os.fsencode(tmp_path) + b'/caf\xe9.png')
     (tmp_path / 'loop.jpg').symlink_to('loop.jpg')
     (tmp_path / 'dangling.jpg').symlink_to('nowhere.jpg')
@@ -38,33 +29,54 @@ def test_odd_files_are_named_and_the_others_read(tmp_path):
     (tmp_path / 'empty.bmp').touch()
     (tmp_path / 'zero.jpg').symlink_to('/dev/zero')
     os.mkfifo(tmp_path / 'pipe.jpg')
-    good, faults = read(tmp_path)
-    assert good == ['caf\udce9.png', 'folder.jpg/inside.png', 'good.png']
     reasons = {
+        'caf\udce9.png': '',
         'dangling.jpg': 'No such file or directory',
         'empty.bmp': 'damaged, or no image',
+        'folder.jpg/inside.png': '',
+        'good.png': '',
         'loop.jpg': 'Too many levels of symbolic links',
         'pipe.jpg': 'not a regular file',
         'zero.jpg': 'not a regular file',
     }
-    assert faults == {
-        name: f'image {tmp_path / name} cannot be read: {reason}'
-        for name, reason in reasons.items()
-    }
+    files = image_files([str(tmp_path)])
+    assert [*files] == [*reasons]
+    for name, reason in reasons.items():
+        if reason:
+            with pytest.raises(ImageError) as caught:
+                read_image(files[name])
+            assert str(caught.value).startswith(f'image {tmp_path / name} cannot be read: {reason}')
+        else:
+            np.testing.assert_array_equal(read_image(files[name]), IMAGE[..., ::-1])
 
 
-def test_file_that_is_deleted_after_the_listing(tmp_path):
-    for name in ('a.bmp', 'b.bmp'):
-        save(tmp_path / name)
-    (source,) = open_sources([str(tmp_path)])
-    (tmp_path / 'a.bmp').unlink()
-    first, second = source
-    assert 'No such file' in first.fault and second.image is not None
+@pytest.mark.parametrize(
+    'name, error, message',
+    [
+        ('nowhere.jpg', FileNotFoundError, "source 'nowhere.jpg' does not exist"),
+        ('notes.txt', ValueError, r"source 'notes.txt' is no image \(.jpg"),
+        ('empty', ValueError, 'a folder without images'),
+    ],
+)
+def test_sources_that_are_none(name, error, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'empty').mkdir()
+    (tmp_path / 'notes.txt').write_text('x')
+    with pytest.raises(error, match=message):
+        image_files([name])
 
 
-def test_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize('name', ['one.jpg', 'below/one.jpg'])
+def test_no_result_takes_the_place_of_another(name, tmp_path):
+    for folder in 'xy':
+        save(tmp_path / folder / name)
+    sources = [str(tmp_path / folder / ('' if '/' in name else name)) for folder in 'xy']
+    with pytest.raises(ValueError, match=f"x/.* and .*y/.* results of the name '{name}'"):
+        image_files(sources)
+
+
+def test_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
     save(tmp_path / 'a' / 'hidden.png')
-    save(tmp_path / 'b' / 'seen.png')
     scandir = os.scandir
 
     def refusing(path):  # a test may run as root, for whom all folders are open
@@ -73,22 +85,15 @@ def test_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, 'scandir', refusing)
-    good, faults = read(tmp_path)
-    assert good == ['b/seen.png']
-    assert faults['a'].startswith(f'folder {tmp_path / "a"} cannot be read: ')
     with pytest.raises(PermissionError):
-        open_sources([str(tmp_path / 'a')])
+        image_files([str(tmp_path)])
 
 
 def test_image_above_the_limits_is_not_decoded(tmp_path, monkeypatch):
     save(tmp_path / 'a.png')
-    (tmp_path / 'b.png').write_bytes((tmp_path / 'a.png').read_bytes() + bytes(2_000_000))
     monkeypatch.setattr(cv2, 'imdecode', None)
-    assert '60 x 40 = 0.0 megapixels' in read(tmp_path, max_megapixels=2399e-6)[1]['a.png']
-    assert (
-        '2 MB are more than 0.0024 megapixels need'
-        in read(tmp_path, max_megapixels=2400e-6)[1]['b.png']
-    )
+    with pytest.raises(ImageError, match='a.png .*60 x 40 = 0.0 megapixels are more than'):
+        read_image(tmp_path / 'a.png', max_megapixels=2399e-6)
 
 
 SAVED = {
@@ -106,6 +111,7 @@ MODES = {
 
 @pytest.mark.parametrize('name', [*SAVED, *MODES, 'deep.png', 'deep.tif'])
 def test_formats(tmp_path, name):
+    """Read as OpenCV does; a file that is cut off is refused, where OpenCV fills it with grey."""
     path = tmp_path / name
     if name in SAVED:
         Image.fromarray(IMAGE).save(path, **SAVED[name])
@@ -113,19 +119,18 @@ def test_formats(tmp_path, name):
         Image.fromarray(IMAGE).convert(MODES[name]).save(path)
     else:
         cv2.imwrite(str(path), IMAGE[..., ::-1].astype(np.uint16) * 257)
-    (frame,) = Source('one', [path])
-    np.testing.assert_array_equal(frame.read(), cv2.imread(str(path), cv2.IMREAD_COLOR))
+    found = read_image(path)
+    np.testing.assert_array_equal(found, cv2.imread(str(path), cv2.IMREAD_COLOR))
     if name.startswith(('rgb', 'raw', 'lzw', 'lossless', 'deep')):
-        np.testing.assert_array_equal(frame.read(), IMAGE[..., ::-1])
+        np.testing.assert_array_equal(found, IMAGE[..., ::-1])
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    (frame,) = Source('one', [path])
-    assert frame.image is None and 'cannot be read' in frame.fault
+    with pytest.raises(ImageError, match=f'{name} cannot be read'):
+        read_image(path)
 
 
-@pytest.mark.parametrize('size', [(1, 1), (1, 3000), (3000, 2), (2, 1)])
+@pytest.mark.parametrize('size', [(1, 1), (1, 3000), (3000, 2)])
 @pytest.mark.parametrize('suffix', ['png', 'jpg', 'tif', 'webp'])
 def test_sizes(tmp_path, size, suffix):
     Image.new('RGB', size).save(tmp_path / f'a.{suffix}')
-    (frame,) = open_sources([str(tmp_path / f'a.{suffix}')])[0]
-    assert frame.read().shape == (size[1], size[0], 3)
+    assert read_image(tmp_path / f'a.{suffix}').shape == (size[1], size[0], 3)

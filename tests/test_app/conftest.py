@@ -17,8 +17,7 @@ FILES = dict(
 
 @pytest.fixture(scope='session')
 def files(root, tmp_path_factory):
-    """files(name) -> config and checkpoint; ``'seg'``, ``'det'``, ``'cls'``, ``'smca'`` or
-    ``'vqgan'``."""
+    """files(name) -> config and checkpoint of one of ``FILES``."""
     folder = tmp_path_factory.mktemp('weights')
 
     def make(name):

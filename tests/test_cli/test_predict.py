@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -15,7 +14,8 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
 from mmlinattn import __main__ as program
-from mmlinattn.apis import FrameError, Predictor, coco_categories, coco_json, open_sources
+from mmlinattn.apis import Predictor, coco_categories, coco_json
+from mmlinattn.apis.coco import coco_record
 from mmlinattn.engine.config import load_config
 from tests.test_tools.conftest import CONFIGS
 
@@ -30,10 +30,6 @@ def pictures(tmp_path_factory):
     for name, size in (('a.jpg', (64, 96)), ('below/b.png', (70, 64))):
         cv2.imwrite(str(folder / name), draw.integers(0, 255, (*size, 3), np.uint8))
     (folder / 'notes.txt').write_text('no picture')
-    video = cv2.VideoWriter(str(folder / 'clip.mp4'), cv2.VideoWriter_fourcc(*'mp4v'), 10, (96, 64))
-    for _ in range(5):
-        video.write(draw.integers(0, 255, (64, 96, 3), np.uint8))
-    video.release()
     return folder
 
 
@@ -71,25 +67,19 @@ def of_coco(path):
 
 
 @pytest.mark.parametrize('task', CONFIGS)
-def test_a_folder_and_a_video(task, checkpoint, pictures, tmp_path, capsys, monkeypatch):
+def test_a_folder(task, checkpoint, pictures, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv('COLUMNS', '200')
     config, weights = checkpoint(task)
-    code, said = predict(
-        capsys, monkeypatch, config, weights, pictures, pictures / 'clip.mp4',
-        '--out', tmp_path, '--min-score', 0.1, '--max-frames', 3,
-    )  # fmt: skip
-    assert code == 0 and '5 images' in said.out
-    assert f'files of {pictures.name} that are no images: 1 x .mp4, 1 x .txt' in said.out
+    options = ('--out', tmp_path, '--min-score', 0.1)
+    code, said = predict(capsys, monkeypatch, config, weights, pictures, *options)
+    assert code == 0 and '2 images' in said.out
     content, coco = of_coco(tmp_path / 'predictions.json')
-    names = ['a.jpg', 'below/b.png', *(f'clip#{i:06d}' for i in range(3))]
-    assert [image['file_name'] for image in content['images']] == names
+    assert [image['file_name'] for image in content['images']] == ['a.jpg', 'below/b.png']
     assert (content['images'][0]['height'], content['images'][0]['width']) == (64, 96)
     assert {c['name'] for c in content['categories']} >= set(SHAPES)
     assert content['annotations']
     for name, size in (('a', (64, 96)), ('below/b', (70, 64))):
         assert cv2.imread(str(tmp_path / 'vis' / f'{name}.png')).shape[:2] == size
-    clip = cv2.VideoCapture(str(tmp_path / 'vis' / 'clip.mp4'))
-    assert clip.get(cv2.CAP_PROP_FRAME_COUNT) == 3 and clip.get(cv2.CAP_PROP_FPS) == 10
     for annotation in content['annotations']:
         if task == 'cls':
             assert 0 <= annotation['score'] <= 1 and 'bbox' not in annotation
@@ -103,17 +93,12 @@ def test_a_folder_and_a_video(task, checkpoint, pictures, tmp_path, capsys, monk
 
 
 def check_labels(folder, content):
-    """Indexed PNGs of the images, not of the video, with the regions of the COCO file."""
-    legend = json.loads((folder / 'legend.json').read_text())
-    assert [entry['index'] for entry in legend] == [0, 1, 2, 3, 4, 5]
-    assert [(e['category_id'], e['name'], e['color']) for e in legend] == [
-        (c['id'], c['name'], c['color']) for c in content['categories']
-    ]
+    """Indexed PNGs with the regions of the COCO file."""
     found = {path.relative_to(folder).as_posix() for path in folder.glob('labels/**/*.png')}
     assert found == {'labels/a.png', 'labels/below/b.png'}
     labels = np.asarray(Image.open(folder / 'labels/a.png'))
     of_first = [one for one in content['annotations'] if one['image_id'] == 1]
-    index = {entry['category_id']: entry['index'] for entry in legend}
+    index = {entry['id']: i for i, entry in enumerate(content['categories'])}
     assert {index[one['category_id']]: one['area'] for one in of_first} == {
         value: (labels == value).sum() for value in np.unique(labels)
     }
@@ -134,7 +119,7 @@ def test_notes_are_printed(checkpoint, pictures, tmp_path, capsys, monkeypatch):
     config, weights = checkpoint('cls')
     out = ('--out', tmp_path, '--tta')
     code, said = predict(capsys, monkeypatch, config, weights, pictures / 'a.jpg', *out)
-    assert code == 0 and said.out.startswith('test-time augmentation: 2 views (default: ')
+    assert code == 0 and said.out.startswith('test-time augmentation (default: ')
     config, weights = checkpoint('det')
     code, said = predict(capsys, monkeypatch, config, weights, pictures / 'a.jpg', *out[:2],
                          '--cfg-options', 'test_dataloader.dataset.ann_file=none.json')  # fmt: skip
@@ -171,127 +156,83 @@ def test_as_the_frameworks_predict(task, checkpoint, pictures):
         np.testing.assert_allclose(sample.pred_score.numpy(), expected['pred_scores'], rtol=1e-5)
 
 
-def test_a_damaged_image_is_named_and_the_rest_goes_on(
+def test_images_that_fail_are_named_and_the_rest_goes_on(
     checkpoint, pictures, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setenv('COLUMNS', '300')
     folder = tmp_path / 'in'
     folder.mkdir()
-    (folder / 'a.jpg').write_bytes(b'no image')
     whole = (pictures / 'a.jpg').read_bytes()
+    (folder / 'a.jpg').write_bytes(b'no image')
     (folder / 'b.jpg').write_bytes(whole)
     (folder / 'c.jpg').write_bytes(whole[: len(whole) // 2])  # OpenCV fills the rest with grey
-    config, weights = checkpoint('cls')
-    video = tmp_path / 'cut.avi'
-    writer = cv2.VideoWriter(str(video), cv2.VideoWriter_fourcc(*'MJPG'), 10, (96, 64))
-    writer.write(np.zeros((64, 96, 3), np.uint8))
-    writer.release()
-    whole = video.read_bytes()
-    video.write_bytes(whole[: whole.index(b'movi') + 4])  # opens, and has no frame
-    out = ('--out', tmp_path / 'out', '--no-pictures')
-    code, said = predict(capsys, monkeypatch, config, weights, folder, video, *out)
-    assert code == 1 and 'video cut has no frame that can be read' in said.out
-    assert all(f'image {folder / name} cannot be read' in said.out for name in ('a.jpg', 'c.jpg'))
-    assert '3 image(s) or video(s)' in said.err
-    content, _ = of_coco(tmp_path / 'out' / 'predictions.json')
-    assert [image['file_name'] for image in content['images']] == ['b.jpg']
-    assert [path.name for path in (tmp_path / 'out').iterdir()] == ['predictions.json']
+    for name in ('d.jpg', 'e.jpg'):
+        (folder / name).write_bytes(whole)
+    (folder / f'{"n" * 250}.bmp').write_bytes((pictures / 'below/b.png').read_bytes())
+    large = np.zeros((80, 100, 3), np.uint8)
+    cv2.imwrite(str(folder / 'large.png'), large)
+    original = Predictor.predict_batch
 
-
-def test_images_of_a_folder_at_once(root, pictures, tmp_path, capsys, monkeypatch):
-    """The results of each alone; a damaged image and one that fails do not stop the others."""
-    monkeypatch.setenv('COLUMNS', '300')
-    config = str(root / 'configs/smca/smca-ripple_nano_shapes.py')
-    torch.manual_seed(0)
-    model = MODELS.build(load_config(config).model)
-    model.init_weights()
-    torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'smca.pth')
-    folder = tmp_path / 'in'
-    folder.mkdir()
-    for i, name in enumerate(('a.jpg', 'below/b.png', 'a.jpg', 'below/b.png')):
-        image = cv2.imread(str(pictures / name))
-        cv2.imwrite(str(folder / f'{i}.png'), image)
-    (folder / '0_damaged.jpg').write_bytes(b'no image')
-    sizes, original, found = [], Predictor.predict_batch, []
-
-    def counted(self, images, names, min_score):
-        sizes.append(len(images))
-        if '3.png' in names and fails:
+    def failing(self, images, names, min_score):
+        if 'd.jpg' in names:
             raise RuntimeError('out of memory')
         return original(self, images, names, min_score)
 
-    monkeypatch.setattr(Predictor, 'predict_batch', counted)
-    for options, fails in (([], False), (['--batch-size', 3], False), (['--batch-size', 5], True)):
-        out = ('--out', tmp_path / 'out', '--no-pictures', '--min-score', 0)
-        weights = tmp_path / 'smca.pth'
-        code, said = predict(capsys, monkeypatch, config, weights, folder, *out, *options)
-        assert code == 1 and '0_damaged.jpg cannot be read' in said.out
-        assert ('image 3.png: RuntimeError: out of memory' in said.out) == fails
-        assert said.out.count('a batch failed, its images are predicted one by one') == fails
-        found.append(of_coco(tmp_path / 'out' / 'predictions.json')[0])
-    # One by one; two and two beside the damaged one; all four, which fail, then each.
-    assert sizes == [1, 1, 1, 1, 2, 2, 4, 1, 1, 1, 1]
-    alone, packed, failed = found
-    assert alone['images'] == packed['images'] and len(failed['images']) == 3
-    assert len(alone['annotations']) == len(packed['annotations']) > 0
-    for one, other in zip(alone['annotations'], packed['annotations']):
-        np.testing.assert_allclose(one['bbox'], other['bbox'], rtol=0, atol=1e-2)
-        np.testing.assert_allclose(one['score'], other['score'], rtol=1e-4)
+    monkeypatch.setattr(Predictor, 'predict_batch', failing)
+    config, weights = checkpoint('cls')
+    options = ('--out', tmp_path / 'out', '--batch-size', 5, '--max-megapixels', 0.007)
+    code, said = predict(capsys, monkeypatch, config, weights, folder, *options)
+    assert code == 1 and 'error: 4 image(s) failed' in said.err
+    assert all(f'image {folder / name} cannot be read' in said.out for name in ('a.jpg', 'c.jpg'))
+    assert 'image d.jpg: RuntimeError: out of memory' in said.out
+    assert 'large.png cannot be read: 100 x 80 = 0.0 megapixels are more than' in said.out
+    content, _ = of_coco(tmp_path / 'out' / 'predictions.json')
+    found = [image['file_name'] for image in content['images']]
+    assert found == ['b.jpg', 'e.jpg', f'{"n" * 250}.bmp']
+    for options, message in (
+        (('--batch-size', 0), '--batch-size must be positive, got 0'),
+        (('--min-score', 2), '--min-score must be 0 to 1, got 2.0'),
+    ):
+        with pytest.raises(SystemExit):
+            predict(capsys, monkeypatch, config, weights, folder, *options)
+        assert message in capsys.readouterr().err
 
 
-def test_a_model_that_takes_images_one_by_one_says_why(
+@pytest.mark.parametrize('error, code', [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_images_so_far_are_kept(checkpoint, pictures, tmp_path, capsys, monkeypatch, error, code):
+    original = Predictor.predict_batch
+
+    def ended(self, images, names, min_score):
+        if names == ['below/b.png']:
+            raise error
+        return original(self, images, names, min_score)
+
+    monkeypatch.setattr(Predictor, 'predict_batch', ended)
+    given = (*checkpoint('cls'), pictures, '--out', tmp_path)
+    if code == 130:
+        assert predict(capsys, monkeypatch, *given)[0] == code
+    else:
+        with pytest.raises(SystemExit) as stopped:
+            predict(capsys, monkeypatch, *given)
+        assert stopped.value.code == code
+    content, _ = of_coco(tmp_path / 'predictions.json')
+    assert [image['file_name'] for image in content['images']] == ['a.jpg']
+
+
+def test_pictures_in_the_source_are_not_predicted(
     checkpoint, pictures, tmp_path, capsys, monkeypatch
 ):
-    config, weights = checkpoint('cls')
-    monkeypatch.setenv('COLUMNS', '300')
-    options = ('--out', tmp_path, '--no-pictures', '--batch-size', 2)
-    code, said = predict(capsys, monkeypatch, config, weights, pictures, *options)
-    assert code == 0 and 'images are predicted one by one: RAVLT convolves maps' in said.out
-    with pytest.raises(SystemExit):
-        predict(capsys, monkeypatch, config, weights, pictures, '--batch-size', 0)
-    assert '--batch-size must be positive, got 0' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    'name, error, message',
-    [
-        ('nowhere.jpg', FileNotFoundError, "source 'nowhere.jpg' does not exist"),
-        ('notes.txt', ValueError, 'neither an image .* nor a video'),
-        ('empty', ValueError, 'a folder without images'),
-        ('cut.mp4', ValueError, "video 'cut.mp4' cannot be opened"),
-        ('99', FileNotFoundError, 'camera 99 does not exist'),
-    ],
-)
-def test_sources_that_are_none(name, error, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'empty').mkdir()
-    (tmp_path / 'notes.txt').write_text('x')
-    (tmp_path / 'cut.mp4').write_bytes(b'\0' * 100)
-    with pytest.raises(error, match=message):
-        open_sources([name])
-
-
-def test_frames_are_read_when_asked_for(pictures):
-    (source,) = open_sources([str(pictures)])
-    first, second = source
-    assert (first.name, second.name) == ('a.jpg', 'below/b.png') and len(source) == 2
-    assert first.read().shape == (64, 96, 3)
-    with pytest.raises(FrameError, match='why not'):
-        type(first)('x.jpg', None, 'why not').read()
-
-
-@pytest.mark.parametrize('name', ['one.jpg', 'below/one.jpg', 'one.mp4'])
-def test_no_result_takes_the_place_of_another(name, pictures, tmp_path):
-    image = 'clip.mp4' if name.endswith('mp4') else 'a.jpg'
-    for folder in ('x', 'y'):
-        path = tmp_path / folder / name
-        path.parent.mkdir(parents=True)
-        path.write_bytes((pictures / image).read_bytes())
-    sources = [str(tmp_path / folder / name) for folder in 'xy']
-    if '/' in name:
-        sources = [str(tmp_path / 'x'), str(tmp_path / 'y')]
-    with pytest.raises(ValueError, match=f"x.* and .*y.* both have '{name}'"):
-        open_sources(sources)
+    folder = tmp_path / 'in'
+    folder.mkdir()
+    (folder / 'a.jpg').write_bytes((pictures / 'a.jpg').read_bytes())
+    for _ in range(2):
+        code, said = predict(
+            capsys, monkeypatch, *checkpoint('seg'), folder, '--out', folder / 'out'
+        )
+        assert code == 0 and '\n1 images' in said.out
+    assert sorted(path.name for path in (folder / 'out').iterdir()) == [
+        'labels', 'predictions.json', 'vis',
+    ]  # fmt: skip
 
 
 def test_coco_by_hand():
@@ -306,33 +247,15 @@ def test_coco_by_hand():
     objects = BaseDataElement(pred_instances=found)
     labels = torch.tensor([[0, 0, 2], [0, 2, 2]])[None]
     regions = BaseDataElement(pred_sem_seg=PixelData(data=labels))
-    content = coco_json(
-        [('a', (4, 6), objects), ('b', (2, 3), regions)], coco_categories('xyz'), min_score=0.5
-    )
+    categories = coco_categories('xyz')
+    records = [
+        coco_record('a', (4, 6), objects, categories, min_score=0.5),
+        coco_record('b', (2, 3), regions, categories),
+    ]
+    content = coco_json(records, categories)
     one, *parts = content['annotations']
     assert (one['category_id'], one['bbox'], one['area']) == (2, [2, 1, 3, 2], 6)
     np.testing.assert_array_equal(coco_mask.decode(one['segmentation']), mask[0])
     assert [(p['image_id'], p['category_id'], p['area']) for p in parts] == [(2, 1, 3), (2, 3, 3)]
     np.testing.assert_array_equal(coco_mask.decode(parts[1]['segmentation']), labels[0] == 2)
     assert [c['id'] for c in content['categories']] == [1, 2, 3]
-
-
-def test_what_is_drawn(checkpoint):
-    config, weights = checkpoint('det')
-    prediction = Predictor(load_config(config), weights)(np.zeros((40, 60, 3), np.uint8), 0.5)
-    found = InstanceData(
-        bboxes=torch.tensor([[10.0, 8.0, 50.0, 30.0]]), scores=torch.tensor([0.8]),
-        labels=torch.tensor([0]),
-    )  # fmt: skip
-    drawn = replace(prediction, sample=BaseDataElement(pred_instances=found))
-    red, green, blue = prediction.categories[0]['color']
-    picture = drawn.plot()
-    assert picture[30, 30].tolist() == [blue, green, red] and not picture[26, 30].any()
-    assert not drawn.plot(0.9).any()
-    large = drawn.plot(enlarge=4)
-    assert large.shape == (160, 240, 3)
-    assert large[120, 120].tolist() == [blue, green, red] and not large[110, 120].any()
-    labels = torch.zeros(1, 40, 60, dtype=torch.int64)
-    labels[0, 10:20, 30:40] = 1
-    drawn = replace(prediction, sample=BaseDataElement(pred_sem_seg=PixelData(data=labels)))
-    np.testing.assert_array_equal(drawn.plot(enlarge=3), drawn.plot().repeat(3, 0).repeat(3, 1))

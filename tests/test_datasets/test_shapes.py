@@ -20,7 +20,7 @@ from pycocotools.coco import COCO
 
 from mmlinattn import __main__ as program
 from mmlinattn.datasets import shapes
-from mmlinattn.datasets.shapes import install, layouts
+from mmlinattn.datasets.shapes import layouts
 
 SMALL = dict(num_train=6, num_val=4, image_size=64, seed=3)
 COUNTS = dict(train=6, val=4)
@@ -193,32 +193,20 @@ def test_other_parameters_are_refused(own, small, name, value):
     with pytest.raises(FileExistsError) as error:
         generate(own, **{name: value})
     expected = f'{own} is a Shapes set with other parameters: {name} is {SMALL[name]} instead of'
-    assert str(error.value).startswith(f'{expected} {value}.') and '--force' in str(error.value)
+    assert str(error.value).startswith(f'{expected} {value}.') and 'remove it' in str(error.value)
     assert contents(own) == contents(small)
 
 
-def test_force_replaces_a_set_and_an_empty_directory(own, small, tmp_path):
-    files_of(own, 'train', 1)[0].unlink()
-    generate(own, force=True)
-    assert contents(own) == contents(small)
-    generate(own, force=True, seed=9)
-    assert contents(own) == contents(generate(tmp_path / 'new', seed=9))
-    (tmp_path / 'empty').mkdir()
-    with pytest.raises(FileExistsError, match='not a Shapes set'):
-        generate(tmp_path / 'empty')
-    assert contents(generate(tmp_path / 'empty', force=True)) == contents(small)
-
-
-@pytest.mark.parametrize('force', [False, True])
-def test_what_is_not_a_set_is_never_touched(own, tmp_path, force):
+def test_what_is_not_a_set_is_never_touched(own, tmp_path):
     (own / 'thesis.txt').write_text('mine')
     (tmp_path / 'other').mkdir()
     (tmp_path / 'other/shapes.json').write_text('{"format": "geometry", "parameters": {}}')
+    (tmp_path / 'empty').mkdir()
     (tmp_path / 'file').write_text('mine')
     before = contents(tmp_path)
-    for root in (own, tmp_path / 'other', tmp_path / 'file'):
+    for root in (own, tmp_path / 'other', tmp_path / 'empty', tmp_path / 'file'):
         with pytest.raises(FileExistsError, match=str(root)):
-            generate(root, force=force, seed=9)
+            generate(root, seed=9)
     assert contents(tmp_path) == before
 
 
@@ -227,26 +215,12 @@ def fail(*args):
 
 
 @pytest.mark.parametrize('workers', [1, 2])
-def test_a_failure_leaves_what_was_there(own, small, tmp_path, monkeypatch, workers):
+def test_a_failure_leaves_nothing(tmp_path, monkeypatch, workers):
     monkeypatch.setattr(layouts, '_write_image', fail)
     with pytest.raises(RuntimeError, match='process') as error:
-        generate(own, force=True, seed=9, workers=workers)
-    assert (str(error.value) == f'process {os.getpid()}') == (workers == 1)
-    with pytest.raises(RuntimeError):
         generate(tmp_path / 'new', workers=workers)
-    assert list(tmp_path.iterdir()) == [own] and contents(own) == contents(small)
-
-
-def test_a_failure_to_move_brings_the_old_set_back(own, small, monkeypatch):
-    replace = os.replace
-
-    def refuse(source, target):
-        replace(source / 'gone' if '.partial-' in source.name else source, target)
-
-    monkeypatch.setattr(install.os, 'replace', refuse)
-    with pytest.raises(FileNotFoundError, match='gone'):
-        generate(own, force=True, seed=9)
-    assert list(own.parent.iterdir()) == [own] and contents(own) == contents(small)
+    assert (str(error.value) == f'process {os.getpid()}') == (workers == 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_same_set_that_comes_in_between_is_kept(small, tmp_path, monkeypatch):
@@ -302,8 +276,6 @@ def test_command_line(small, tmp_path, capsys):
         captured = capsys.readouterr()
         assert captured.out == '' and captured.err.count('\n') == 1
         assert captured.err.startswith('error: ')
-    assert program.main(['shapes', root, *options(seed=9, workers=1), '--force']) == 0
-    assert json.loads(Path(root, 'shapes.json').read_text())['parameters']['seed'] == 9
 
 
 @pytest.mark.slow

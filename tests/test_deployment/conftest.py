@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from benchmarks.model_exports import spread_head_weights
 from mmlinattn.datasets import shapes
-from mmlinattn.deployment.capture import DEFERRED, Sizes, capture, strides_of
+from mmlinattn.deployment import Export, ExportedFile, ExportSettings
+from mmlinattn.deployment.capture import DEFERRED
 from mmlinattn.deployment.deployable import deployable
-from mmlinattn.deployment.exported_file import ExportedFile
-from mmlinattn.deployment.exporter import ExportSettings, describe
-from mmlinattn.deployment.formats import FORMATS, write
 from mmlinattn.engine.model import class_names, number_of_classes
 from tests.families import shrunk
 
@@ -63,17 +61,14 @@ def make(shapes_root):
 
 @pytest.fixture
 def export(tmp_path):
-    """export(model, cfg, sizes, format, raw) -> its exported form, and the file of that."""
+    """export(case, settings) -> its exported form, and the ONNX file of that."""
 
-    def call(case: Case, sizes: Sizes, name: str = 'onnx', raw: bool = False):
-        model = deployable(case.model, case.cfg, raw)
-        sizes = sizes._replace(coarsest=strides_of(case.model)[1])
-        with torch.no_grad():
-            outputs = list(model(case.image))
+    def call(case: Case, settings: ExportSettings):
+        model = deployable(case.model, case.cfg, settings.raw)
         names = class_names(case.cfg, {}, number_of_classes(case.model))
-        metadata = describe(model, sizes, names, ExportSettings(sizes.shape, raw=raw), outputs)
-        path = tmp_path / f'model{FORMATS[name].suffix}'
-        write(name, capture(model, sizes), metadata, path)
+        path = (
+            Export(model, names, settings, case.image).write('onnx', tmp_path / 'model.onnx').path
+        )
         return model, ExportedFile(path, threads=1)
 
     return call

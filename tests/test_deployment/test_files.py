@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -12,18 +11,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 
 from benchmarks.model_exports import zoo_export
 from benchmarks.study.grid import refusal
 from benchmarks.zoo import plan
+from mmlinattn.deployment import Export, ExportSettings, FileMetadata
 from mmlinattn.deployment.capture import Sizes
 from mmlinattn.deployment.compare import difference, match
+from mmlinattn.deployment.deployable import deployable
 from mmlinattn.deployment.exported_file import ExportedFile, FileError
 from mmlinattn.deployment.exported_model import ExportedModel
-from mmlinattn.deployment.exporter import padding_note
-from mmlinattn.deployment.formats import FORMATS, OPSET, FormatError, check_format
+from mmlinattn.deployment.file_metadata import METADATA
+from mmlinattn.deployment.formats import OPSET, FormatError, check_format
 from tests.sizes import LONG, some
 
 from .conftest import captures
@@ -35,8 +35,8 @@ onnx = pytest.importorskip('onnx', reason='it comes with the extra "export"')
 pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
 pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
 
-STATIC = Sizes((64, 64), 32, dynamic=False)
-ANY = {16: Sizes((64, 96), 16, batch=None), 32: Sizes((96, 64), 32, batch=None)}
+STATIC = ExportSettings((64, 64), static=True)
+ANY = ExportSettings((96, 64), dynamic_batch=True)
 ALL = [
     'ravlt-nano-retinanet', 'ravlt-nano-mask-rcnn', 'ravlt-cascade', 'ravlt-semantic-fpn',
     'ravlt-upernet', 'segformer', 'segformer-rwgka', 'segformer-rwgkp', 'segformer-rala',
@@ -112,7 +112,7 @@ def test_anchors_and_boxes_at_any_size(make, export, root, monkeypatch, family):
     """Asked for at a size where the coarsest maps have one cell, run where they have more."""
     pytest.importorskip('mmdet', reason='detectors are those of MMDetection')
     case = make(family, plain)
-    model, file = export(case, ANY[32])
+    model, file = export(case, ANY)
     check(file, model, case.image, [(1, 64, 64), (3, 96, 160), (2, 320, 64)])
     used = operators(file.path)
     assert used.keys() <= tensorrt() and 'Einsum' not in used
@@ -214,35 +214,10 @@ def test_where_a_model_of_any_size_is_captured():
 @pytest.mark.parametrize('family', ALL)
 def test_every_family_at_any_size(make, export, family):
     case = make(family)
-    model, file = export(case, ANY[16 if family.startswith(('vit', 'convit')) else 32])
+    model, file = export(case, ANY)
     check(file, model, case.image, [(1, 64, 64), (3, 96, 160), (2, 128, 64)])
     used = operators(file.path)
     assert used.keys() <= tensorrt() and 'Einsum' not in used
-
-
-@captures
-@pytest.mark.long
-@pytest.mark.skipif(not LONG, reason='it compiles C++ for a minute: make test-long')
-@pytest.mark.parametrize('family', ['ravlt-nano-mask-rcnn', 'ravlt-nano-cls'])
-def test_aoti(make, export, family):
-    case = make(family)
-    model, file = export(case, STATIC, 'aoti')
-    check(file, model, case.image, [(1, 64, 64)])
-    with zipfile.ZipFile(file.path) as archive:
-        code = b''.join(archive.read(name) for name in archive.namelist() if name.endswith('.cpp'))
-    # Threads are those of the run, not of the machine that compiled it.
-    assert re.search(rb'#pragma omp parallel *\n', code) and b'num_threads(' not in code
-
-
-@pytest.mark.long
-@captures
-@pytest.mark.parametrize('family', ['smca', *['ravlt-nano-mask-rcnn'] * LONG])
-def test_openvino(make, export, family):
-    pytest.importorskip('openvino', reason='needs openvino: pip install openvino')
-    case = make(family)
-    # Not at 64x64: its softmax attention is wrong on maps of as many tokens as heads.
-    model, file = export(case, Sizes((64, 96), 32, dynamic=False), 'openvino')
-    check(file, model, case.image, [(1, 64, 96)])
 
 
 # Attentions that need the number of tokens.
@@ -270,9 +245,7 @@ def test_every_attention_in_a_classifier(tmp_path, host, attention):
     'name, content, error, message',
     [
         ('absent.onnx', None, FileNotFoundError, 'absent.onnx does not exist'),
-        ('model.pth', b'', FileError, 'must end in .onnx, .xml, .pt2'),
         ('cut.onnx', b'\x08\x08\x12', FileError, 'cut.onnx cannot be loaded'),
-        ('cut.pt2', b'PK\x03\x04', FileError, 'cut.pt2 cannot be loaded'),
     ],
 )
 def test_files_that_are_none(tmp_path, name, content, error, message):
@@ -295,29 +268,20 @@ def test_a_file_of_something_else(tmp_path):
         ExportedFile(path)
 
 
-def test_formats_have_different_files():
-    assert len({form.suffix for form in FORMATS.values()}) == len(FORMATS)
-
-
-@pytest.mark.parametrize(
-    ('scope', 'preprocessor', 'option'),
-    [
-        ('mmseg', {}, 'test_cfg.size_divisor'),
-        ('mmseg', dict(size_divisor=32), 'test_cfg.size_divisor'),  # of the training
-        ('mmseg', dict(test_cfg=dict(size_divisor=16)), 'test_cfg.size_divisor'),
-        ('mmseg', dict(test_cfg=dict(size_divisor=64)), None),
-        ('mmseg', dict(test_cfg=dict(size=(512, 512))), None),
-        ('mmseg', dict(test_cfg=dict(size=(512, 500))), 'test_cfg.size_divisor'),
-        ('mmseg', dict(test_cfg=dict(size=None, size_divisor=16)), 'test_cfg.size_divisor'),
-        ('mmdet', {}, 'pad_size_divisor'),
-        ('mmdet', dict(pad_size_divisor=32), None),
-        ('mmpretrain', {}, None),
-    ],
-)
-def test_a_config_that_pads_less_than_the_file(scope, preprocessor, option):
-    cfg = Config(dict(default_scope=scope, model=dict(data_preprocessor=preprocessor)))
-    note = padding_note(cfg, 32)
-    assert note.endswith(f'set model.data_preprocessor.{option}=32') if option else note == ''
+@captures
+def test_the_program_of_torch_export(make, tmp_path):
+    """It runs without this package for a classifier, and carries the description."""
+    pytest.importorskip('mmpretrain', reason='it is a classifier of MMPretrain')
+    case = make('ravlt-nano-cls')
+    model = deployable(case.model, case.cfg)
+    exported = Export(model, ['a', 'b'], STATIC, case.image)
+    written = exported.write('pt2', tmp_path / 'model.pt2')
+    assert written.errors[64, 64] < 1e-5
+    extra = {METADATA: ''}
+    program = torch.export.load(tmp_path / 'model.pt2', extra_files=extra)
+    assert FileMetadata.from_json(extra[METADATA]) == exported.metadata
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(case.image), exported.expected[0])
 
 
 @pytest.mark.parametrize('module', ['onnx', 'onnxscript', 'onnxruntime'])

@@ -1,4 +1,4 @@
-"""Half precision: what is measured, what is refused, and what stays in float32."""
+"""Half precision: how near it stays, and what stays in float32."""
 
 import copy
 
@@ -6,19 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from mmlinattn.deployment.capture import Sizes, capture
+from mmlinattn.deployment import Export, ExportSettings, FormatError
 from mmlinattn.deployment.compare import difference, match
 from mmlinattn.deployment.deployable import deployable
-from mmlinattn.deployment.exported_file import ExportedFile
-from mmlinattn.deployment.exporter import ExportSettings, describe
-from mmlinattn.deployment.formats import write
-from mmlinattn.deployment.fp16 import LIMIT, largest_activation, to_half
+from mmlinattn.deployment.fp16 import to_half
 
 from .conftest import captures
 
 pytestmark = pytest.mark.slow
-
-STATIC = Sizes((64, 64), 32, dynamic=False)
 
 
 @pytest.fixture
@@ -32,30 +27,26 @@ def test_half_precision_stays_near_and_is_half(classifier, tmp_path):
     onnx = pytest.importorskip('onnx', reason='it comes with the extra "export"')
     pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
     model = deployable(classifier.model, classifier.cfg, raw=True)
-    with torch.no_grad():
-        expected = model(classifier.image)
-    to_half(model)
-    program = capture(model, STATIC)
-    largest = largest_activation(program, classifier.image)
-    assert largest.finite and 0.1 < largest.value < LIMIT and 'backbone' in largest.place
+    settings = ExportSettings((64, 64), static=True, fp16=True, raw=True)
     path = tmp_path / 'half.onnx'
-    metadata = describe(model, STATIC, ['a'], ExportSettings((64, 64), raw=True), ['logits'])
-    write('onnx', program, metadata, path)
-    error = difference(ExportedFile(path, threads=1)(classifier.image), expected)
-    assert 0 < error < 0.01
+    written = Export(model, ['a'], settings, classifier.image).write('onnx', path)
+    assert 0 < written.errors[64, 64] < 0.01
     weights = onnx.load(path).graph.initializer
     halves = [w for w in weights if w.data_type == onnx.TensorProto.FLOAT16]
     assert sum(w.ByteSize() for w in halves) > 0.8 * sum(w.ByteSize() for w in weights)
 
 
 @captures
-def test_a_number_beyond_half_precision_is_found(classifier):
+def test_a_number_beyond_half_precision_is_an_error(classifier, tmp_path):
+    pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
+    nn.init.constant_(classifier.model.backbone.stages[1][0].norm1.weight, 3e7)
     model = deployable(classifier.model, classifier.cfg)
-    norm = model.model.backbone.stages[1][0].norm1
-    nn.init.constant_(norm.weight, 3e4)
-    to_half(model)
-    largest = largest_activation(capture(model, STATIC), classifier.image)
-    assert not largest.finite and largest.place.startswith('backbone.stages.1.0')
+    settings = ExportSettings((64, 64), static=True, fp16=True)
+    with pytest.raises(
+        FormatError, match='half.pt2 has not the outputs of the model.*export without'
+    ):
+        Export(model, ['a'], settings, classifier.image).write('pt2', tmp_path / 'half.pt2')
+    assert not [*tmp_path.iterdir()]
 
 
 def test_large_variances_do_not_become_half():

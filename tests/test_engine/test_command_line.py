@@ -129,7 +129,7 @@ def end_by_signal(*arguments, **named):
 @pytest.mark.parametrize(
     'command, step, options',
     [
-        ('app', 'build_page', []),
+        ('app', 'load_models', []),
         ('export', 'sample_image', ['--shape', '64', '64']),
         ('predict', 'load', ['a.png']),
     ],
@@ -156,7 +156,7 @@ def test_sigterm_of_an_export(monkeypatch, tmp_path):
         path.write_text('the first half')
         end_by_signal()
 
-    monkeypatch.setitem(formats.FORMATS, 'onnx', formats.Format('.onnx', begin, ()))
+    monkeypatch.setitem(formats.FORMATS, 'onnx', formats.Format('.onnx', begin, open))
     with pytest.raises(SystemExit) as stopped, errors_in_one_line(debug=False):
         formats.write('onnx', None, {}, tmp_path / 'a.onnx')
     assert stopped.value.code == 143 and not list(tmp_path.iterdir())

@@ -6,24 +6,18 @@ import random
 from pathlib import Path
 from typing import List, Tuple
 
-import cv2
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
-from mmengine.registry import MODELS
 
-from mmlinattn import __main__ as program
-from mmlinattn.apis import ResultsFile
 from mmlinattn.datasets import shapes
-from mmlinattn.engine.config import load_config
 from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.models.backbones import RAVLT
 from mmlinattn.ops.common import rotary
 from tests.families import shrunk
 from tests.sizes import LONG, size
-from tests.test_tools.conftest import CONFIGS
 
 pytestmark = [
     pytest.mark.long,
@@ -128,27 +122,3 @@ def test_predictions_of_all_sizes():
     watch.check('predictions')
     kept = sum(table.nbytes for table in rotary._TABLES.values())
     assert len(rotary._TABLES) <= rotary._MOST_TABLES or kept <= rotary._MOST_BYTES
-
-
-def test_prediction_of_a_video(root, tmp_path, monkeypatch):
-    config = str(root / CONFIGS['seg'])
-    torch.manual_seed(0)
-    torch.save(
-        dict(state_dict=MODELS.build(load_config(config).model).state_dict()), tmp_path / 'w.pth'
-    )
-    path = tmp_path / 'v.avi'
-    form = (cv2.CAP_FFMPEG, cv2.VideoWriter_fourcc(*'MJPG'), 25, (64, 64))
-    video = cv2.VideoWriter(str(path), *form)
-    for _ in range(PREDICTIONS):
-        video.write(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
-    video.release()
-    watch, add = Watch(every=size(5, 50)), ResultsFile.add
-
-    def add_and_look(results, *given):
-        add(results, *given)
-        watch.look(results.count)
-
-    monkeypatch.setattr(ResultsFile, 'add', add_and_look)
-    given = [config, str(tmp_path / 'w.pth'), str(path), '--out', str(tmp_path / 'out')]
-    assert program.main(['predict', *given]) == 0
-    watch.check('prediction of a video')

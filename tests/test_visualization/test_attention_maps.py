@@ -13,7 +13,6 @@ from mmlinattn.models.layers import ripple
 from mmlinattn.visualization import attention_maps
 from mmlinattn.visualization.attention_maps import (
     AttentionRecord,
-    cell_of,
     draw_decoder_maps,
     draw_ring_weights,
     record,
@@ -127,8 +126,6 @@ def test_rings_are_drawn(build, tmp_path, monkeypatch, groups):
     assert torch.equal(torch.stack([args[2][1] for args in drawn]), torch.stack(expected))
     for axes, *_ in drawn:
         assert axes.lines[0].get_xydata().tolist() == [[16 * 2, 16 * 1]]
-    with pytest.raises(ValueError, match='no attention'):
-        draw_ring_weights(tmp_path / 'none.png', image, AttentionRecord(), 16, (1, 2))
 
 
 def test_a_record_of_no_image_has_no_queries():
@@ -199,9 +196,3 @@ def test_command_line_without_the_image(capsys):
     with pytest.raises(SystemExit):
         program.main(['visualize', 'attention', 'config.py', 'model.pth', 'nowhere.jpg'])
     assert "'nowhere.jpg' does not exist" in capsys.readouterr().err
-
-
-def test_nearest_cell():
-    assert cell_of(0, 0, 16, (4, 6)) == (0, 0)
-    assert cell_of(25, 23, 16, (4, 6)) == (1, 2)
-    assert cell_of(96, 64, 16, (4, 6)) == (3, 5)  # the corner of an image, behind all cells

@@ -175,12 +175,14 @@ def test_the_picture(tmp_path, monkeypatch):
     assert cv2.imread(str(path)).std() > 0
     picture, panel = figures[0].axes
     assert panel.get_title().startswith('RALA\nhalf in 4.2%')
-    drawn = panel.images[1]
-    colors = drawn.get_array()
-    assert drawn.get_extent() == [-0.5, 59.5, 39.5, -0.5]
-    assert np.argwhere(colors[..., 3]).tolist() == [[1, 2], [3, 5]]
-    assert colors[1, 2, 3] == 1 and colors[3, 5, 3] == 0.5
-    assert colors[1, 2, 0] > colors[1, 2, 2] and colors[3, 5, 0] < colors[3, 5, 2]
+    colors = panel.images[0].get_array().astype(int)
+    assert colors.shape == (40, 60, 3)
+    grey = round(90 * 0.35 + 0.65 * 255)
+    red, blue = colors[10:20, 20:30], colors[30:, 50:]
+    assert (red == [217, 26, 26]).all()
+    assert (abs(blue - (grey + np.array([26, 64, 230])) / 2) <= 1).all()
+    red[:], blue[:] = grey, grey
+    assert (colors == grey).all()
     for axes in (picture, panel):
         assert axes.lines[0].get_xydata().tolist() == [[25, 15]]
     with pytest.raises(ValueError, match='nothing to draw'):

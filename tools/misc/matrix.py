@@ -49,7 +49,6 @@ SHORT_TESTS = (
     # threads
     'tests/test_engine/test_threads.py',
     # videos
-    'tests/test_apis/test_videos.py',
 )
 
 

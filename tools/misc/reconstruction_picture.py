@@ -4,12 +4,14 @@
 import argparse
 from pathlib import Path
 
+import torch
 from matplotlib.figure import Figure
+from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, DefaultScope
 from torch import Tensor
 
 from mmlinattn.engine.config import load_config
-from mmlinattn.visualization.predictions import predict
+from mmlinattn.engine.model import load_model
 
 ATTENTIONS = ('softmax', 'Slinear', 'Nystrom', 'RWGKA')
 COLUMNS = 8
@@ -28,10 +30,11 @@ def main() -> None:
         if len(found) != 1:
             parser.error(f'{args.study} has {len(found)} folders runs/{run}-*, not 1')
         cfg = load_config(str(found[0]))
-        with DefaultScope.overwrite_default_scope(cfg.default_scope):
-            number = len(DATASETS.build(cfg.test_dataloader.dataset))
-        indices = [i * number // COLUMNS for i in range(COLUMNS)]
-        samples = predict(cfg, str(args.study / f'weights/{run}.pth'), indices)
+        model, _ = load_model(cfg, str(args.study / f'weights/{run}.pth'))
+        with DefaultScope.overwrite_default_scope(cfg.default_scope), torch.no_grad():
+            dataset = DATASETS.build(cfg.test_dataloader.dataset)
+            indices = [i * len(dataset) // COLUMNS for i in range(COLUMNS)]
+            samples = [model.test_step(pseudo_collate([dataset[i]]))[0] for i in indices]
         rows.setdefault('input', [sample.gt_img for sample in samples])
         rows[attention] = [sample.pred_img for sample in samples]
     draw(rows).savefig(args.picture, dpi=96)

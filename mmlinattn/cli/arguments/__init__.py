@@ -9,13 +9,13 @@ from .analysis import complexity, doctor, estimate, print_config, rank, throughp
 from .checkpoints import consolidate, convert, publish
 from .data import check_data, coco_crops, moving_shapes, shapes
 from .linearize import linearize
-from .prediction import app, export, latency, predict
+from .prediction import app, export, predict
 from .runs import test, train
-from .visualize import visualize_attention, visualize_key_weights, visualize_patch_embedding
+from .visualize import visualize_attention, visualize_key_weights
 
 __all__ = [
     'app', 'check_data', 'coco_crops', 'complexity', 'consolidate', 'convert', 'doctor',
-    'estimate', 'export', 'latency', 'linearize', 'moving_shapes', 'predict', 'print_config',
+    'estimate', 'export', 'linearize', 'moving_shapes', 'predict', 'print_config',
     'publish', 'rank', 'shapes', 'test', 'throughput', 'train', 'visualize_attention',
-    'visualize_key_weights', 'visualize_patch_embedding',
+    'visualize_key_weights',
 ]  # fmt: skip

@@ -44,9 +44,6 @@ def shapes(argv: Optional[List[str]] = None) -> Namespace:
         help='side of the square images in pixels, at least 32 (%(default)s)')  # fmt: skip
     add('--seed', type=int, default=0, help='seed of all randomness (%(default)s)')
     add('--workers', type=int, default=os.cpu_count(), help='processes (%(default)s)')
-    add('--force', action='store_true',
-        help='write anew if root is a Shapes set or empty; anything else is never touched'
-        )  # fmt: skip
     return parser.parse_args(argv)
 
 

@@ -7,44 +7,37 @@ from typing import List, Optional
 from ...utils.command_line import Parser
 from .common import CONFIG, DEVICE, check_positive
 
-FORMATS = ('onnx', 'openvino', 'aoti')
+FORMATS = ('onnx', 'pt2')
 MAX_MEGAPIXELS = 50.0
-PILLOW_LIMIT = 178
 EXAMPLES = Path('data/shapes/coco/val2017')
 
 
 def predict(argv: Optional[List[str]] = None) -> Namespace:
-    """Predict images, folders, videos or a camera with the model of a config.
+    """Predict images and folders with the model of a config.
 
-    Writes to DIR: predictions.json in the COCO format; vis/ with a picture per image or a video per
-    video; for segmentors labels/ with indexed PNGs, and legend.json. An image that cannot be read
-    or predicted is reported and skipped; the exit code is then 1.
+    Writes to DIR: predictions.json in the COCO format; vis/ with a picture per image; for
+    segmentors labels/ with indexed PNGs. An image that cannot be read or predicted is reported and
+    skipped; the exit code is then 1.
     """
     parser = Parser('predict', predict.__doc__, cfg_options=True)
     add = parser.add_argument
     add('config', help=CONFIG)
-    add('checkpoint', help='checkpoint (file or address), or exported file (.onnx, .xml, .pt2)')
-    add('sources', nargs='+', metavar='SOURCE', help='image, folder, video, or number of a camera')
+    add('checkpoint', help='checkpoint (file or address), or exported file (.onnx)')
+    add('sources', nargs='+', metavar='SOURCE', help='image, or folder with images')
     add('--out', type=Path, default=Path('work_dirs/predictions'), metavar='DIR')
     add('--min-score', type=float, default=0.3, help='objects that are less sure are left out')
     add('--tta', action='store_true', help='test-time augmentation: tta_pipeline and tta_model of '
         'the config, else a horizontal flip')  # fmt: skip
-    add('--batch-size', type=int, default=1, metavar='N', help='images of a folder to predict at '
-        'once, of any sizes and without padding, where the model supports it')  # fmt: skip
+    add('--batch-size', type=int, default=1, metavar='N', help='images to predict at once, where '
+        'they have one size')  # fmt: skip
     add('--no-pictures', action='store_true', help='do not write vis/')
-    add('--max-frames', type=int, metavar='N', help='of each video or camera')
-    add('--resume', action='store_true', help='continue an interrupted run in DIR')
     add('--max-megapixels', type=float, default=MAX_MEGAPIXELS, metavar='N',
-        help='images and videos with more are not decoded (default: %(default)g)')  # fmt: skip
+        help='images with more are not decoded (default: %(default)g)')  # fmt: skip
     add('--device', default='cpu', help=DEVICE)
     args = parser.parse_args(argv)
     if not 0 <= args.min_score <= 1:
         parser.error(f'--min-score must be 0 to 1, got {args.min_score}')
-    check_positive(parser, args, 'batch_size', 'max_frames', 'max_megapixels')
-    try:
-        str(args.out).encode()
-    except UnicodeEncodeError:  # OpenCV crashes when it writes a video there
-        parser.error(f'--out must be a name in UTF-8, got {str(args.out)!r}')
+    check_positive(parser, args, 'batch_size', 'max_megapixels')
     return args
 
 
@@ -62,21 +55,12 @@ def app(argv: Optional[List[str]] = None) -> Namespace:
     add('--images', type=Path, metavar='DIR', help=f'examples to pick; default: {EXAMPLES}')
     add('--host', default='127.0.0.1', help='where to listen; 0.0.0.0: all of the network')
     add('--port', type=int, help='default: the first that is free from 7860')
-    add(
-        '--max-megapixels', type=float, default=MAX_MEGAPIXELS, metavar='N',
-        help='images with more are refused before they are decoded; default: %(default)g',
-    )  # fmt: skip
     add('--device', default='cpu', help=DEVICE)
     args = parser.parse_args(argv)
     if len(args.models) % 2:
         parser.error(f'each CONFIG needs its CHECKPOINT; {args.models[-1]!r} has none')
     if args.port is not None and not 1 <= args.port <= 65535:
         parser.error(f'--port must be 1 to 65535, got {args.port}')
-    if not 0 < args.max_megapixels <= PILLOW_LIMIT:
-        parser.error(
-            f'--max-megapixels must be above 0 and at most {PILLOW_LIMIT}, which is the limit of '
-            f'Pillow, got {args.max_megapixels:g}'
-        )
     return args
 
 
@@ -91,25 +75,8 @@ def export(argv: Optional[List[str]] = None) -> Namespace:
         'stride; of dynamic files the size to capture at')  # fmt: skip
     add('--static', action='store_true', help='this size alone')
     add('--dynamic-batch', action='store_true', help='any number of images at once, not one')
-    add('--fp16', action='store_true', help='half precision, checked on --sample')
+    add('--fp16', action='store_true', help='half precision, compared on --sample')
     add('--raw', action='store_true', help='what the heads give: logits in place of labels, ...')
     add('--sample', help='an image to check with; the first of the test set by default')
     add('--out', type=Path, help='files to write, without suffix; work_dirs/NAME/NAME by default')
     return parser.parse_args(argv)
-
-
-def latency(argv: Optional[List[str]] = None) -> Namespace:
-    """Time a model in torch and its exported files on the same image: docs/export.md."""
-    parser = Parser('latency', latency.__doc__, cfg_options=True)
-    add = parser.add_argument
-    add('config', help=CONFIG)
-    add('checkpoint', help='checkpoint file')
-    add('files', nargs='*', help='exported files: .onnx, .xml, .pt2')
-    add('--shape', nargs=2, type=int, required=True, metavar=('H', 'W'))
-    add('--threads', type=int, default=1, help='of the processor')
-    add('--seconds', type=float, default=5.0, help='for each')
-    add('--rounds', type=int, default=1, help='of all; the least disturbed one of each counts')
-    add('--sample', help='an image; the first of the test set by default')
-    args = parser.parse_args(argv)
-    check_positive(parser, args, 'threads', 'seconds', 'rounds', 'shape')
-    return args

@@ -6,7 +6,7 @@ from typing import List, Optional
 from ...utils.command_line import Parser
 from .common import CONFIG, parse_with_launcher
 
-EXPORTED = ('.onnx', '.xml', '.pt2')  # suffixes of exported files
+EXPORTED = ('.onnx',)  # suffixes of exported files
 
 
 def train(argv: Optional[List[str]] = None) -> Namespace:

@@ -1,4 +1,4 @@
-"""Arguments of the commands that draw attentions and embeddings."""
+"""Arguments of the commands that draw attentions."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -69,20 +69,3 @@ def visualize_key_weights(argv: Optional[List[str]] = None) -> Namespace:
         if not Path(path).is_file():
             parser.error(f'{str(path)!r} does not exist')
     return args
-
-
-def visualize_patch_embedding(argv: Optional[List[str]] = None) -> Namespace:
-    """Draw the patch embedding of a ViT.
-
-    The picture has the principal components of its filters, and the cosine similarity of its
-    position embeddings.
-    """
-    parser = Parser(
-        'visualize patch-embedding', visualize_patch_embedding.__doc__, cfg_options=True
-    )
-    add = parser.add_argument
-    add('config', help='config of a model whose backbone is a ViT')
-    add('checkpoint', help=CHECKPOINT)
-    add('--components', type=int, default=28, help='how many, first ones')
-    add('--out', type=Path, default=Path('work_dirs/patch_embedding.png'))
-    return parser.parse_args(argv)

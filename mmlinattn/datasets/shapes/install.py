@@ -17,7 +17,6 @@ def generate(
     image_size: int = 128,
     seed: int = 0,
     workers: Optional[int] = None,
-    force: bool = False,
 ) -> Path:
     """Write the data set to a directory, or do nothing if it already exists.
 
@@ -31,13 +30,10 @@ def generate(
         image_size: side of the square images in pixels, at least 32.
         seed: random seed, at least 0.
         workers: number of processes, at least 1; default: one per CPU. 1 uses this process.
-        force: overwrite ``root`` if it is empty or a Shapes set with any parameters.
-            Messages call it ``--force``.
 
     Raises:
         ValueError: an argument is out of range.
-        FileExistsError: ``root`` is a Shapes set with other parameters and ``force`` is not set,
-            or is anything else (an empty directory is accepted with ``force``).
+        FileExistsError: ``root`` exists and is something else, or a set with other parameters.
 
     Example:
         >>> import tempfile
@@ -62,39 +58,27 @@ def generate(
         crop_scale=layouts.CROP_SCALE,
     )
     target = Path(root).resolve()
-    if _is_there(target, parameters, force):
+    if _is_there(target, parameters):
         print(f'Shapes in {root} is up to date')
         return Path(root)
     with staged_folder(target) as staging:
         layouts.write_set(staging, parameters, workers)
-        # Another process may have created the set or other files there meanwhile.
-        if _is_there(target, parameters, force):
+        if _is_there(target, parameters):  # another process has written it meanwhile
             shutil.rmtree(staging)
-        else:
-            _install(staging, target, force)
     return Path(root)
 
 
-def _is_there(root: Path, parameters: Dict[str, Any], force: bool) -> bool:
+def _is_there(root: Path, parameters: Dict[str, Any]) -> bool:
     """Return True if the set is already at root; raise FileExistsError if something else is."""
     if not root.exists():
         return False
-    found = _read_parameters(root)
-    if force:
-        own = () if found is None else layouts.CONTENT
-        names = [path.name for path in root.iterdir()] if root.is_dir() else [root.name]
-        others = sorted(set(names) - set(own))
-        if others:
-            raise FileExistsError(
-                f'{root} is not replaced, even with --force: it holds what is '
-                f'not part of a Shapes set ({", ".join(others[:5])})'
-            )
-        return False
-    if found is None:
-        raise FileExistsError(
-            f'{root} exists and is not a Shapes set. Choose another root '
-            '(--force replaces only a Shapes set or an empty directory)'
-        )
+    try:
+        description = json.loads((root / 'shapes.json').read_bytes())
+        found = description['parameters'] if description['format'] == layouts.FORMAT else None
+    except (OSError, ValueError, TypeError, KeyError):
+        found = None
+    if not isinstance(found, dict):
+        raise FileExistsError(f'{root} exists and is not a Shapes set: choose another root')
     differing = [
         f'{name} is {found.get(name)!r} instead of {parameters.get(name)!r}'
         for name in sorted(found.keys() | parameters.keys())
@@ -102,31 +86,7 @@ def _is_there(root: Path, parameters: Dict[str, Any], force: bool) -> bool:
     ]
     if differing:
         raise FileExistsError(
-            f'{root} is a Shapes set with other parameters: '
-            f'{", ".join(differing)}. Choose another root or use --force'
+            f'{root} is a Shapes set with other parameters: {", ".join(differing)}. Choose another '
+            'root, or remove it'
         )
     return True
-
-
-def _read_parameters(root: Path) -> Optional[Dict[str, Any]]:
-    """Return the parameters of the Shapes set at root, or None if it is not one."""
-    try:
-        description = json.loads((root / 'shapes.json').read_bytes())
-        parameters = description['parameters'] if description['format'] == layouts.FORMAT else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return parameters if isinstance(parameters, dict) else None
-
-
-def _install(staging: Path, root: Path, force: bool) -> None:
-    """Move the finished set to root; with force, remove the old set after the move."""
-    old = root.with_name(f'.{root.name}.old-{os.getpid()}')
-    try:
-        if force and root.exists():
-            os.replace(root, old)
-        os.replace(staging, root)
-    except BaseException:
-        if old.exists() and not root.exists():
-            os.replace(old, root)
-        raise
-    shutil.rmtree(old, ignore_errors=True)

@@ -18,7 +18,6 @@ FORMAT = 'mmlinattn-shapes'
 VERSION = 2  # increase it when the same parameters no longer give the same files
 SPLITS = ('train', 'val')
 ADE_SPLITS = dict(train='training', val='validation')
-CONTENT = ('ade', 'cityscapes', 'coco', 'imagenet', 'shapes.json')
 JPEG_QUALITY, CROP_SIZE, CROP_SCALE = 90, 64, 1.25
 
 

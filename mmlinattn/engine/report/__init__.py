@@ -1,1 +1,1 @@
-"""Report of a training: curves, scores per class, confusion matrix, precision and recall."""
+"""Curves of a training."""

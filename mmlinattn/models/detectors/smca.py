@@ -42,8 +42,6 @@ class SMCA(DETR):
         41534998
     """
 
-    predicts_packed = True  # images of different sizes, see predict()
-
     # Configs until _init_layers builds the modules.
     positional_encoding: Any
     encoder: Any

@@ -8,7 +8,7 @@ from mmengine.dataset import pseudo_collate
 from mmengine.optim import OptimWrapper
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 
-from mmlinattn.app import views_of
+from mmlinattn.app import attention_layers
 from mmlinattn.datasets import shapes
 from mmlinattn.models.detectors import DETRWithAttention
 from mmlinattn.models.detectors.smca_decoder import Memory, SMCADecoder
@@ -122,7 +122,7 @@ def test_encoder_and_decoder_of_detr():
 @pytest.mark.parametrize('name', ['smca-rala', 'dino-rala'])
 def test_queries_of_a_decoder_have_no_view(root, shapes_root, name):
     model, _ = load(root, shapes_root, name)
-    assert not [view.title for view in views_of(model) if 'decoder' in view.title]
+    assert not [name for name in attention_layers(model) if 'decoder' in name]
     with pytest.raises((TypeError, ValueError), match='no maps to draw|must be a SMCA detector'):
         record(model).__enter__()
 
