@@ -5,7 +5,7 @@ from typing import Any
 
 from ..datasets.shards.write import MIB, write_shards
 from ..engine.config import load_config
-from ..engine.preflight.data import single_dataset
+from ..engine.preflight.data import built_dataset, check_data, dataset_configs
 from ..utils.command_line import errors_in_one_line, plain_console, progress_bars
 
 
@@ -14,7 +14,9 @@ def main(args: argparse.Namespace) -> int:
         cfg = load_config(args.config, args.cfg_options)
         for split in args.splits:
             task = bars.add_task(split, total=None)
-            dataset = single_dataset(cfg, f'{split}_dataloader')
+            check_data(cfg, f'{split}_dataloader')
+            (config,) = dataset_configs(cfg[f'{split}_dataloader'])
+            dataset = built_dataset(dict(config, pipeline=[]))
 
             def show(done: int, total: int, task: Any = task) -> None:
                 bars.update(task, completed=done, total=total)

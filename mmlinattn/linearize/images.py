@@ -15,8 +15,8 @@ from mmengine.logging import print_log
 from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 
 from ..apis import sources
-from ..datasets.audit.images import file_truncation_reason, image_size
-from ..engine.preflight.data import DataError, folders_of, loaded_dataset
+from ..datasets.audit.images import image_size, truncation_reason
+from ..engine.preflight.data import DataError, built_dataset, check_data
 from ..engine.preflight.sample_loading import base_datasets
 from ..utils import outside_reason
 
@@ -108,15 +108,18 @@ def training_images(cfg: Config) -> List[Path]:
     """Return the images of a config's training data, without their labels.
 
     Raises:
-        DataError: there are no training data, their images are no files of this machine, or a link
-            leads out of their folders.
+        DataError: there are no training data, or their images are no files of this machine.
         FileNotFoundError: the folder or the annotations of the data do not exist.
     """
     cure = 'name a folder with --images DIR'
     if cfg.get('train_dataloader') is None:
         raise DataError(f'the config has no train_dataloader whose images could be used: {cure}')
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
-        wrapped = loaded_dataset(cfg, 'train_dataloader')
+        check_data(cfg, 'train_dataloader')
+        try:
+            wrapped = built_dataset(cfg.train_dataloader.dataset)
+        except DataError as error:
+            raise DataError(f'train_dataloader: {error}') from error
     found: Dict[Path, None] = {}
     for dataset in base_datasets(wrapped):
         for i in range(len(dataset)):
@@ -126,9 +129,6 @@ def training_images(cfg: Config) -> List[Path]:
                     f'train_dataloader: sample {i} of {type(dataset).__name__} is no image file of '
                     f'this machine ({path}): {cure}'
                 )
-            reason = outside_reason(path, folders_of(dataset))
-            if reason:
-                raise DataError(f'train_dataloader: {path} cannot be read: {reason}')
             found[Path(path)] = None
     if not found:
         raise DataError(f'train_dataloader has no images: {cure}')
@@ -156,7 +156,7 @@ def check_readable(
     sizes: Dict[Tuple[int, ...], Path] = {}
     for path in paths:
         try:
-            reason = file_truncation_reason(path)
+            reason = truncation_reason(path.read_bytes())
             sizes.setdefault(image_size(path), path)
         except OSError as error:
             reason = str(error) or type(error).__name__

@@ -5,19 +5,18 @@ The frameworks' metrics read many of their options only after the last image.
 
 import copy
 import io
-import json
 import os.path as osp
 from contextlib import redirect_stdout
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, Optional
 
 import torch
-from mmengine import fileio
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric, Evaluator
 from torch import nn
 
+from ...datasets.audit.coco import Finding
 from ..model import number_of_classes, quiet
-from .data import DataError, annotation_path, dataset_configs
+from .data import annotation_path, dataset_configs
 
 Sample = Dict[str, Any]
 
@@ -60,42 +59,41 @@ def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: 
             raise ValueError(f'{name} ({options}) cannot score: {text}') from error
 
 
-def check_scored_file(cfg: Config, split: str) -> None:
-    """Raise DataError if the metrics of a split read annotations of other images than its data set.
+def check_scored_file(cfg: Config, split: str, files: Any) -> Iterator[Finding]:
+    """Compare the images that the metrics of a split read with those of its data set.
 
-    A metric that finds other images under the same ids would score without an error. The message
-    has both files and the option to set.
+    A metric that finds other images under the same ids would score without an error.
 
     Args:
         cfg: the config; a data set or metric without a JSON file of its own passes.
-        split: ``'val'`` or ``'test'``.
+        split: ``'train'`` (which has no metric), ``'val'`` or ``'test'``.
+        files: reader of JSON files, :class:`.run.Files`.
     """
     datasets = [*dataset_configs(cfg.get(f'{split}_dataloader') or {})]
     metrics = cfg.get(f'{split}_evaluator') or []
     several = isinstance(metrics, (list, tuple))
-    files = {
+    scored = {
         f'{split}_evaluator[{i}].ann_file' if several else f'{split}_evaluator.ann_file': path
         for i, metric in enumerate(metrics if several else [metrics])
         if isinstance(metric, dict) and (path := _json_file(metric))
     }
     path = _json_file(datasets[0]) if len(datasets) == 1 else None
-    if not path or any(osp.realpath(path) == osp.realpath(other) for other in files.values()):
+    if not path or any(osp.realpath(path) == osp.realpath(other) for other in scored.values()):
         return
-    backend_args = datasets[0].get('backend_args')
-    for option, other in files.items():
-        images, others = _images(path, backend_args), _images(other, backend_args)
-        if not images or others is None:
+    for option, other in scored.items():
+        try:
+            images, others = (_images(files.read(each)) for each in (path, other))
+        except (OSError, ValueError, KeyError, TypeError):  # reported by other checks
             continue
         # The images of a test set may have objects in the file of the metric alone.
         named_only = not any(images.values())
         lost = [key for key, found in images.items()
                 if key not in others or not (named_only or others[key] == found)]  # fmt: skip
         if lost:
-            raise DataError(
-                f'{option} is {other!r}, which lacks {len(lost)} of the {len(images)} images that '
-                f'{split}_dataloader reads from {path!r}, or has other objects in them, such as '
-                f'{lost[0][1]!r} with the id {lost[0][0]!r}: set {option}={path!r}'
-            )
+            what = f'is {other!r}, which lacks {len(lost)} of the {len(images)} images that '
+            what += f'{split}_dataloader reads from {path!r}, or has other objects in them, such '
+            what += f'as {lost[0][1]!r} with the id {lost[0][0]!r}: set {option}={path!r}'
+            yield Finding('annotation', option, what, True)
 
 
 def _json_file(config: dict) -> Optional[str]:
@@ -103,16 +101,12 @@ def _json_file(config: dict) -> Optional[str]:
     return path if path.endswith('.json') else None
 
 
-def _images(path: str, backend_args: Any) -> Optional[Dict[Any, list]]:
-    """Return the boxes of each image of a COCO file, by (id, file name); None for other files."""
-    try:
-        content = json.loads(fileio.get(path, backend_args))
-        boxes: Dict[Any, list] = {image['id']: [] for image in content['images']}
-        for record in content.get('annotations') or ():
-            boxes[record['image_id']].append((record['category_id'], record['bbox']))
-        return {(i['id'], i['file_name']): sorted(boxes[i['id']]) for i in content['images']}
-    except (OSError, ValueError, KeyError, TypeError):  # reported when it is loaded
-        return None
+def _images(content: Any) -> Dict[Any, list]:
+    """Return the boxes of each image of a COCO file, by (id, file name)."""
+    boxes: Dict[Any, list] = {image['id']: [] for image in content['images']}
+    for record in content.get('annotations') or ():
+        boxes[record['image_id']].append((record['category_id'], record['bbox']))
+    return {(i['id'], i['file_name']): sorted(boxes[i['id']]) for i in content['images']}
 
 
 def _segmentation(metric: BaseMetric, model: nn.Module) -> Optional[Sample]:
@@ -133,10 +127,9 @@ def _detection(metric: BaseMetric, model: nn.Module) -> Optional[Sample]:
     metric.outfile_prefix = None
     image, side = 0, 8
     if metric._coco_api is not None:
-        images: Sequence[int] = metric._coco_api.get_img_ids()
-        if not images:
+        image = next(iter(metric._coco_api.imgs), None)
+        if image is None:
             return None
-        image = images[0]
         metric.img_ids = [image]
     found: Sample = dict(
         bboxes=torch.tensor([[0.0, 0, side, side]]),
