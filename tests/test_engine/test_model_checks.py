@@ -174,7 +174,7 @@ def test_training_ends_before_data_is_read(tmp_path, capsys):
 )
 def test_sections_of_2x_that_nothing_reads(tmp_path, text, message):
     path = config(tmp_path, 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', text)
-    with pytest.raises(ValueError, match=f'that nothing reads, of MMDetection 2.x: {message}'):
+    with pytest.raises(ValueError, match=f'MMDetection 2.x or its like, which nothing reads: {message}'):
         load_config(path)
 
 
@@ -188,7 +188,5 @@ def test_a_config_of_2x(tmp_path):
     path = tmp_path / 'old.py'
     sections = dict(model=dict(type='RetinaNet'), optimizer={}, lr_config={}, runner={}, data={})
     Config(sections).dump(str(path))
-    with pytest.raises(
-        ValueError, match=r'of MMDetection 2.x or its like, with .*runner: train_cfg'
-    ):
+    with pytest.raises(ValueError, match='nothing reads: optimizer: .*; runner: write train_cfg'):
         load_config(str(path))

@@ -57,7 +57,6 @@ def test_images_and_annotations_of_a_detector(check, data):
     images[1].write_bytes(b'no image')
     images[2].unlink()
     cv2.imwrite(str(images[3]), np.zeros((64, 32, 3), np.uint8))
-    shutil.copy(sorted((data / 'coco/val2017').iterdir())[0], images[4])
 
     def spoil(content):
         content['annotations'][0]['bbox'][2] = 0
@@ -72,7 +71,6 @@ def test_images_and_annotations_of_a_detector(check, data):
         f'train, unreadable: {images[1]}: cannot be loaded: cannot identify image file',
         f'train, unreadable: {images[2]}: does not exist; {images[2].parent} has ',
         f'train, size: {images[3]}: is 64 high and 32 wide, its annotation says (64, 64)',
-        f'the same content as {images[4]} of train',
         'train: 6 images',
     ):
         assert sum(wanted in line for line in lines) == 1, wanted

@@ -36,14 +36,10 @@ def class_folders(dataset: Any) -> List[str]:
 
 
 def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
-    """Compare the class names of a data set with those of its file or folders, in their order.
+    """Compare the class names of a data set with its COCO categories or folders, in their order.
 
-    A COCO file numbers the labels by its categories, and folders of images by their names. Classes
-    in another order would be trained well and then called by each other's names.
-
-    Args:
-        dataset: data set built with ``lazy_init``.
-        categories: those of its COCO file, if it has one.
+    These number the labels: classes in another order would be trained well and then called by each
+    other's names.
     """
     metainfo = getattr(dataset, 'metainfo', {})
     classes, name = metainfo.get('classes'), type(dataset).__name__
@@ -77,8 +73,7 @@ def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
 def _names_reason(names: Sequence[str], classes: Sequence[str]) -> str:
     """Return what is wrong with the classes of a data set, given the categories of its file.
 
-    MMDetection takes the categories whose names are classes and numbers them in the order of the
-    file. Label 0 is therefore the first of these, not the first class. Other categories may exist.
+    MMDetection numbers the categories whose names are classes in the order of the file.
     """
     missing = [name for name in classes if name not in names]
     ordered = [name for name in names if name in classes]
@@ -104,10 +99,8 @@ def _names_reason(names: Sequence[str], classes: Sequence[str]) -> str:
 def check_same_classes(lists: Dict[str, Tuple[str, ...]], are_folders: bool) -> Iterator[Finding]:
     """Compare the classes of data loaders and checkpoints with those of the first one.
 
-    Args:
-        lists: class names in the order of the labels, by data loader or file.
-        are_folders: True for folders of images, whose names number the labels. Other lists may
-            have other names for the same labels, but not the same names in another order.
+    Names of folders number the labels. Other lists may have other names for the same labels, but
+    not the same names in another order.
     """
     (first, known), *others = lists.items()
     for place, names in others:
@@ -120,15 +113,9 @@ def check_same_classes(lists: Dict[str, Tuple[str, ...]], are_folders: bool) -> 
 
 
 def check_heads(model: nn.Module, metainfo: Mapping, where: str) -> Iterator[Finding]:
-    """Compare ``num_classes`` and class weights of all heads with the classes of a data set.
+    """Compare ``num_classes`` and class weights of all heads with the classes of a data loader.
 
-    Heads for stuff, boundaries, identities of persons and vocabularies are not compared. A
-    classifier may have more outputs than classes.
-
-    Args:
-        model: the model, which may be on the meta device.
-        metainfo: meta information of the data set; without classes nothing is compared.
-        where: name of the data loader, for the message.
+    Heads for stuff, boundaries, identities of persons and vocabularies are not compared.
     """
     classes = metainfo.get('classes')
     if not classes or isinstance(classes, str):

@@ -1,10 +1,9 @@
 """All checks before a run, and the audit of ``check-data``: the same functions, in one place."""
 
-import hashlib
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from mmengine import fileio
 from mmengine.config import Config
@@ -40,20 +39,6 @@ from .sample_loading import (
 SAME_FILES = {'pipeline', 'filter_cfg', 'metainfo', 'return_classes'}
 
 
-class Files(Dict[str, Any]):
-    """Contents of JSON files by path, each read once."""
-
-    def read(self, path: str, backend_args: Optional[dict] = None) -> Any:
-        """Return the content of a file.
-
-        Raises:
-            OSError, ValueError: it cannot be read, or is no JSON.
-        """
-        if path not in self:
-            self[path] = json.loads(fileio.get(path, backend_args))
-        return self[path]
-
-
 def check_run(cfg: Config, *splits: str) -> List[str]:
     """Check model, folders, classes and annotation files before a run reads its images.
 
@@ -79,58 +64,66 @@ def check_run(cfg: Config, *splits: str) -> List[str]:
         if finding.fatal:
             raise DataError(f'{finding.where}: {finding.what}')
         found.setdefault(split, []).append(finding)
-    return [
-        f'{split}_dataloader: {_counts(some)}; the first: {some[0].where}: {some[0].what}. '
-        'mmlinattn check-data lists all'
-        for split, some in found.items()
-    ]
+    warnings = []
+    for split, (first, *others) in found.items():
+        counts = Counter(finding.kind for finding in (first, *others))
+        kinds = ', '.join(f'{count} of {kind!r}' for kind, count in counts.items())
+        text = f'{split}_dataloader: {kinds}; the first: {first.where}: {first.what}'
+        warnings.append(f'{text}. mmlinattn check-data lists all')
+    return warnings
 
 
 def config_findings(
-    cfg: Config, splits: Tuple[str, ...], model: Optional[nn.Module]
+    cfg: Config, splits: Sequence[str], model: Optional[nn.Module]
 ) -> Iterator[Tuple[str, Finding]]:
     """Yield what can be found without an image, each finding with its split."""
-    files = Files()
+    contents: Dict[str, Any] = {}
+
+    def read(path: str, backend_args: Optional[dict] = None) -> Any:
+        if path not in contents:
+            contents[path] = json.loads(fileio.get(path, backend_args))
+        return contents[path]
+
     names: Dict[bool, Dict[str, Tuple[str, ...]]] = {True: {}, False: {}}
     for split in splits:
-        where = f'{split}_dataloader'
+        where, found = f'{split}_dataloader', []
         for config in dataset_configs(cfg.get(where) or {}):
             dataset = lazy_dataset(config)
             if dataset is None:
                 continue
-            for finding in _dataset_findings(config, dataset, split, files):
-                yield split, finding
+            found += _dataset_findings(config, dataset, split == 'train', read)
             folders = class_folders(dataset)
             metainfo = dict(getattr(dataset, 'metainfo', {}))
             metainfo['classes'] = metainfo.get('classes') or folders
-            if model is not None:
-                for finding in check_heads(model, metainfo, where):
-                    yield split, finding
-            names[bool(folders)].setdefault(where, tuple(folders or metainfo['classes']))
-        for finding in check_scored_file(cfg, split, files):
-            yield split, finding
+            found += [] if model is None else check_heads(model, metainfo, where)
+            if not isinstance(metainfo['classes'], str):
+                names[bool(folders)].setdefault(where, tuple(folders or metainfo['classes']))
+        found += check_scored_file(cfg, split, read)
+        yield from ((split, finding) for finding in found)
     for are_folders, lists in names.items():
         if lists and not hasattr(model, 'language_model'):
             for finding in check_same_classes(lists, are_folders):
                 yield finding.where.partition('_')[0], finding
 
 
-def _dataset_findings(config: dict, dataset: Any, split: str, files: Files) -> Iterator[Finding]:
+def _dataset_findings(
+    config: dict, dataset: Any, trained: bool, read: Callable
+) -> Iterator[Finding]:
+    """Yield the findings in the classes of a data set and in the records of its COCO file."""
     if not is_coco(type(dataset)):
         yield from check_names(dataset, ())
         return
     path = dataset.ann_file
     try:
-        content = files.read(path, config.get('backend_args'))
+        content = read(path, config.get('backend_args'))
     except (OSError, ValueError) as error:
         why = 'cannot be read' if isinstance(error, OSError) else 'is no JSON'
         yield Finding('annotation', path, f'{why}: {error}', True)
         return
     categories = content.get('categories') if isinstance(content, dict) else ()
     yield from check_names(dataset, categories if isinstance(categories, list) else ())
-    classes = dataset.metainfo.get('classes')
     masks = any(step.get('with_mask') for step in config.get('pipeline') or ())
-    for finding in check_coco(content, classes, masks, trained=split == 'train'):
+    for finding in check_coco(content, dataset.metainfo.get('classes'), masks, trained):
         yield finding._replace(where=f'{path}: {finding.where}')
 
 
@@ -156,7 +149,6 @@ def audit(cfg: Config, splits: Tuple[str, ...], images: Counter) -> Iterator[Tup
         broken.update([split] if finding.fatal else [])
         yield split, finding
     read: Dict[str, List[dict]] = {}
-    contents: Dict[bytes, Tuple[str, str]] = {}
     for split in splits:
         configs = [*dataset_configs(cfg[f'{split}_dataloader'])]
         chosen = [{k: v for k, v in each.items() if k not in SAME_FILES} for each in configs]
@@ -173,42 +165,28 @@ def audit(cfg: Config, splits: Tuple[str, ...], images: Counter) -> Iterator[Tup
                 if split in broken:  # the finding says why
                     continue
                 raise
-            images[split] += sum(map(len, parts))
             for part in parts:
-                for finding in _image_findings(part, labels_of(cfg), split, contents):
-                    yield split, finding
+                images[split] += len(part)
+                yield from ((split, found) for found in _image_findings(part, labels_of(cfg)))
 
 
-def _image_findings(
-    dataset: BaseDataset, labels: Labels, split: str, contents: Dict[bytes, Tuple[str, str]]
-) -> Iterator[Finding]:
-    """Yield the findings in each image of a data set; ``contents`` has the digests of all."""
+def _image_findings(dataset: BaseDataset, labels: Labels) -> Iterator[Finding]:
+    """Yield the findings in each image and map of a data set."""
     steps, seen = check_loading(dataset, labels), set()
 
-    def look(index: int) -> Tuple[Any, bytes, List[Finding], Set[int]]:
+    def look(index: int) -> Tuple[List[Finding], Set[int]]:
         loaded, found = look_at(dataset, index, steps)
-        path, digest = path_of(dataset.get_data_info(index)), b''
-        if isinstance(path, str) and loaded is not None:
-            data = fileio.get(path, getattr(dataset, 'backend_args', None))
-            digest = hashlib.blake2b(data, digest_size=16).digest()
-            why = truncation_reason(data)
+        path = path_of(dataset.get_data_info(index))
+        if isinstance(path, str) and loaded is not None:  # some decoders fill what is missing
+            why = truncation_reason(fileio.get(path, getattr(dataset, 'backend_args', None)))
             found += [Finding('truncated', path, why)] if why else []
-        return path, digest, found, labels_in(loaded, labels)
+        return found, labels_in(loaded, labels)
 
     with ThreadPoolExecutor() as pool:
-        for path, digest, found, numbers in pool.map(look, range(len(dataset))):
+        for found, numbers in pool.map(look, range(len(dataset))):
             seen |= numbers
             yield from found
-            first = contents.setdefault(digest, (split, path)) if digest else (split, path)
-            if first[0] != split:  # a split may repeat an image on purpose
-                what = f'the same content as {first[1]} of {first[0]}'
-                yield Finding('duplicate', path, what)
     yield from check_seen(seen, labels, type(dataset).__name__)
-
-
-def _counts(found: List[Finding]) -> str:
-    counts = Counter(finding.kind for finding in found)
-    return ', '.join(f'{count} of {kind!r}' for kind, count in counts.items())
 
 
 def _built(cfg: Config) -> Optional[nn.Module]:

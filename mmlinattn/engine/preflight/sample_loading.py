@@ -65,13 +65,12 @@ class CheckedLoading:
         size, here = (results.get('height'), results.get('width')), loaded['img_shape'][:2]
         if None not in size and size != here:
             what = f'is {here[0]} high and {here[1]} wide, its annotation says {size}'
-            turned = 1
-            if size == here[::-1]:
-                turned = exif_orientation(fileio.get(path, self.load.backend_args))
-            if turned != 1:
+            data = fileio.get(path, self.load.backend_args) if size == here[::-1] else b''
+            turned = exif_orientation(data) != 1
+            if turned:
                 what = f'{what}: its EXIF orientation turns it when loaded. Save it turned, or set '
                 what += "color_type='color_ignore_orientation' to load it as its annotation says"
-            yield Finding('orientation' if turned != 1 else 'size', path, what, turned != 1)
+            yield Finding('orientation' if turned else 'size', path, what, turned)
         label, number = results.get('gt_label'), self.labels.number
         if label is None or number is None or self.labels.of_pixels:
             return
@@ -88,16 +87,15 @@ class CheckedLoading:
             what = f'has the size {seg_map.shape}, its image {path} has {tuple(size)} itself'
             yield Finding('mask', where, what, True)
         elif self.labels.of_pixels and self.labels.number is not None:
-            number = self.labels.number
-            labels = labels_in(loaded, self.labels)
-            strange = sorted(labels.difference(range(number)))
-            if strange:
+            number, is_trained = self.labels.number, seg_map != self.labels.ignored
+            if seg_map.max(where=is_trained, initial=0) >= number:
+                strange = sorted(labels_in(loaded, self.labels).difference(range(number)))
                 what = f'has labels {strange[:5]}, known are 0 to {number - 1}'
                 if strange == [number]:
                     what += '; add the class (num_classes, metainfo.classes), or, if 0 is no '
                     what += 'class, set reduce_zero_label=True'
                 yield Finding('class', where, what, True)
-            elif not labels:
+            elif not is_trained.any():
                 yield Finding('mask', where, 'has ignored pixels only, nothing is trained')
 
 
@@ -162,16 +160,11 @@ def look_at(
 
 
 def check_samples(dataset: Any, labels: Labels) -> None:
-    """Check the loading of a data set from now on, and load a few of its samples.
-
-    Args:
-        dataset: loaded data set, or a wrapper of several.
-        labels: labels that the model is trained with.
+    """Check the loading of a data set, or a wrapper of several, and load a few of its samples.
 
     Raises:
         DataError: a file does not exist or cannot be read, an image has another size than its
-            annotation or map, or a label is none of the model's. Maps with label 0 alone are
-            logged.
+            annotation or map, or a label is none of the model's.
     """
     for part in base_datasets(dataset):
         steps, seen = check_loading(part, labels), set()
