@@ -18,8 +18,8 @@ def main(args: argparse.Namespace) -> int:
             kinds[split, finding.kind] += 1
             line = f'{split}, {finding.kind}: {finding.where}: {finding.what}'
             print(redacted(line), flush=True)
-    for split, count in images.items():
-        print(f'{split}: {count} images')
+    for split in images:
+        print(f'{split}: {images[split]} images')
     for (split, kind), count in sorted(kinds.items()):
         print(f'{split}: {count} x {kind}')
     if not kinds:

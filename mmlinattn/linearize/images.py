@@ -16,7 +16,7 @@ from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 
 from ..apis import sources
 from ..datasets.audit.images import image_size, truncation_reason
-from ..engine.preflight.data import DataError, built_dataset, check_data
+from ..engine.preflight.data import DataError, built_dataset, check_data, folders_of
 from ..engine.preflight.sample_loading import base_datasets
 from ..utils import outside_reason
 
@@ -108,7 +108,8 @@ def training_images(cfg: Config) -> List[Path]:
     """Return the images of a config's training data, without their labels.
 
     Raises:
-        DataError: there are no training data, or their images are no files of this machine.
+        DataError: there are no training data, their images are no files of this machine, or a link
+            leads out of their folders.
         FileNotFoundError: the folder or the annotations of the data do not exist.
     """
     cure = 'name a folder with --images DIR'
@@ -129,6 +130,9 @@ def training_images(cfg: Config) -> List[Path]:
                     f'train_dataloader: sample {i} of {type(dataset).__name__} is no image file of '
                     f'this machine ({path}): {cure}'
                 )
+            reason = outside_reason(path, folders_of(dataset))
+            if reason:
+                raise DataError(f'train_dataloader: {path} cannot be read: {reason}')
             found[Path(path)] = None
     if not found:
         raise DataError(f'train_dataloader has no images: {cure}')

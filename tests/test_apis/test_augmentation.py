@@ -93,22 +93,24 @@ def test_logits_of_the_last_view_are_gone(files):
 
 
 def test_labels_of_views_are_checked(tmp_path):
-    """A map that a view cannot load is named."""
+    """Maps that a view loads may not lie outside of the data."""
+    for folder in ('data', 'elsewhere'):
+        (tmp_path / folder).mkdir()
     steps = [
         dict(type='mmcv.LoadImageFromFile'),
         dict(type='TestTimeAug', transforms=[[dict(type='LoadAnnotations')]]),
     ]
     with DefaultScope.overwrite_default_scope('mmseg'):
         dataset = BaseSegDataset(
-            data_root=str(tmp_path), data_prefix=dict(img_path='', seg_map_path=''),
+            data_root=str(tmp_path / 'data'), data_prefix=dict(img_path='', seg_map_path=''),
             metainfo=dict(classes=('a', 'b')), pipeline=steps, lazy_init=True,
         )  # fmt: skip
     image, labels = check_loading(dataset, Labels())
     results = dict(
-        img_path='a.png', seg_map_path=str(tmp_path / 'no_map.png'), img_shape=(8, 8),
+        img_path=str(tmp_path / 'data/a.png'), img_shape=(8, 8), seg_map_path=str(tmp_path / 'elsewhere/a.png'),
         seg_fields=[], reduce_zero_label=False, label_map=None,
     )  # fmt: skip
-    with pytest.raises(DataError, match='no_map.png does not exist'):
+    with pytest.raises(DataError, match='elsewhere'):
         labels(results)
     assert type(image.load).__name__ == 'LoadImageFromFile'
     assert type(labels.load).__name__ == 'LoadAnnotations'

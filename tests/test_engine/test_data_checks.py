@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 from types import SimpleNamespace
 
 import cv2
@@ -77,6 +78,9 @@ def test_files_that_would_run_code(tmp_path):
             return os.mkdir, (str(tmp_path / 'ran'),)
 
     (tmp_path / 'evil.pkl').write_bytes(pickle.dumps(Evil()))
+    np.save(tmp_path / 'evil.npy', np.array([Evil()], dtype=object), allow_pickle=True)
+    np.savez(tmp_path / 'evil.npz', a=np.array([Evil()], dtype=object), allow_pickle=True)
+    np.save(tmp_path / 'plain.npy', np.zeros(3))
     (tmp_path / 'plain.pkl').write_bytes(pickle.dumps([dict(box=np.zeros(4))]))
 
     def check(name):
@@ -84,9 +88,22 @@ def test_files_that_would_run_code(tmp_path):
         check_data(Config(dict(train_dataloader=dict(dataset=dataset))), 'train_dataloader')
 
     check('plain.pkl')
-    with pytest.raises(DataError, match=r'evil.pkl is refused: it names posix.mkdir'):
-        check('evil.pkl')
+    check('plain.npy')
+    for name in ('evil.pkl', 'evil.npy', 'evil.npz'):
+        with pytest.raises(DataError, match=f'{name} is refused'):
+            check(name)
     assert not (tmp_path / 'ran').exists()
+
+
+@pytest.mark.parametrize('name', ['/dev/zero', '{outside}', '../../../secret.jpg', 'link.jpg'])
+def test_images_outside_of_the_data_root(root, tmp_path, name):
+    outside = shutil.copy(files(root, 'coco/train2017')[1], tmp_path / 'secret.jpg')
+    (root / 'coco/train2017/link.jpg').symlink_to(outside)
+    name = name.format(outside=outside)
+    change(root, lambda content: content['images'][1].update(file_name=name))
+    message = rf"{name}.* outside of the folders of its data set, '{root}/coco"
+    with pytest.raises(DataError, match=message):
+        loaded(shrunk('ravlt-retinanet', root))
 
 
 def every(**values):

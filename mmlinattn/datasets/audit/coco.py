@@ -39,8 +39,8 @@ def check_coco(
     Args:
         content: content of the JSON file.
         classes: classes that the data set is read with; None for all classes of the file.
-        masks: True if each object must have a mask.
-        trained: True for training, False for scoring.
+        masks: each object must have a mask.
+        trained: the data are for training, not for scoring.
 
     Example:
         >>> image = dict(id=1, file_name='a.jpg', height=10, width=20)
@@ -174,42 +174,38 @@ def _check_mask(
         what = 'has none, but masks are trained: for boxes alone use no mask head'
         yield Finding('mask', where, what, True)
     elif mask and 0 not in size:
-        what = bad_mask_reason(mask, size)
-        if what:  # MMDetection leaves short outlines out of training, pycocotools fails
-            skipped = trained and 'an outline' in what and not bad_mask_reason(mask, size, True)
-            yield Finding('mask', where, what, needed and not skipped)
+        what, is_skipped = _mask_reason(mask, size)
+        if what:
+            yield Finding('mask', where, what, needed and not (trained and is_skipped))
 
 
-def bad_mask_reason(mask: Any, size: Size, tolerant: bool = False) -> Optional[str]:
-    """Return why a segmentation does not fit the image size, or None if it fits.
-
-    Args:
-        mask: polygons or run lengths; those in COCO's compressed form are not decoded.
-        size: (height, width) of the image.
-        tolerant: accept outlines of too few points, and those that exceed the image by less than
-            its longer side. Beyond that, pycocotools exhausts the memory.
-    """
+def _mask_reason(mask: Any, size: Size) -> Tuple[str, bool]:
+    """Return why polygons or run lengths do not fit the image, and if a training skips them."""
     height, width = size
+    skipped = ''
     if isinstance(mask, list):
         for outline in mask:
-            is_short = _are_numbers(outline) and (len(outline) < 6 or len(outline) % 2 == 1)
-            if not _are_numbers(outline) or (is_short and not tolerant):
-                return f'an outline must be x, y three times or more, got {_short(outline)}'
+            shown = f'an outline must be x, y three times or more, got {_short(outline)}'
+            if not _are_numbers(outline):
+                return shown, False
             xs, ys = outline[::2] or [0], outline[1::2] or [0]
             beyond = max(max(xs) - width, max(ys) - height, -min(xs), -min(ys))
-            if beyond > (max(size) if tolerant else MARGIN):
-                return f'an outline reaches {beyond:g} pixels beyond its image'
-        return None
+            if beyond > MARGIN:
+                skipped = f'an outline reaches {beyond:g} pixels beyond its image'
+            if beyond > max(size):  # pycocotools would exhaust the memory
+                return skipped, False
+            skipped = shown if len(outline) < 6 or len(outline) % 2 else skipped
+        return skipped, True
     if not isinstance(mask, Mapping) or not isinstance(mask.get('counts'), (list, str, bytes)):
-        return f'segmentation is {_short(mask)}'
+        return f'segmentation is {_short(mask)}', False
     if not isinstance(mask.get('size'), (list, tuple)) or tuple(mask['size']) != (height, width):
-        return f'its size is {_short(mask.get("size"))}, that of its image {[height, width]}'
+        return f'its size is {_short(mask.get("size"))}, that of its image {[height, width]}', False
     runs = mask['counts']
     if isinstance(runs, list) and not (
         all(type(run) is int and run >= 0 for run in runs) and sum(runs) == height * width
     ):
-        return f'its run lengths do not sum to {height * width} pixels: {_short(runs)}'
-    return None
+        return f'its run lengths do not sum to {height * width} pixels: {_short(runs)}', False
+    return '', True
 
 
 def _is_id(value: Any) -> bool:

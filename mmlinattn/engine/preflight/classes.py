@@ -2,12 +2,12 @@
 
 import os
 import re
+from itertools import zip_longest
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from torch import nn
 
 from ...datasets.audit.coco import Finding
-from ...utils.suggest import shorten
 
 # Parts of a model that predict the classes of the data set.
 HEAD = re.compile(
@@ -52,12 +52,12 @@ def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
         yield Finding('class', f'metainfo.classes of {name}', what, True)
         return
     names = [r['name'] for r in categories if isinstance(r, Mapping) and r.get('name')]
-    what = _names_reason(names, classes) if names and classes else ''
-    if what:
-        shown = tuple(dict.fromkeys(names))
-        subset = tuple(each for each in shown if each in classes)
-        wanted = subset if {*classes} <= {*subset} else shown
-        what += f'. Set metainfo=dict(classes={_cut(wanted)}) in its data set'
+    # MMDetection numbers the categories whose names are classes, in the order of the file.
+    ordered = [name for name in names if name in (classes or ())]
+    if names and classes and ordered != [*classes]:
+        shown = tuple(dict.fromkeys(ordered if {*ordered} == {*classes} else names))
+        what = f'{_difference(ordered, classes)} in metainfo.classes: the labels are numbered by '
+        what += f'the categories of the file. Set metainfo=dict(classes={_cut(shown)})'
         yield Finding('class', dataset.ann_file, what, True)
     folders = class_folders(dataset)
     hidden = [folder for folder in folders if folder.startswith('.')]
@@ -70,32 +70,6 @@ def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
         yield Finding('class', name, what, True)
 
 
-def _names_reason(names: Sequence[str], classes: Sequence[str]) -> str:
-    """Return what is wrong with the classes of a data set, given the categories of its file.
-
-    MMDetection numbers the categories whose names are classes in the order of the file.
-    """
-    missing = [name for name in classes if name not in names]
-    ordered = [name for name in names if name in classes]
-    twice = sorted({name for name in ordered if ordered.count(name) > 1})
-    if len({*classes}) < len(classes):
-        return f'{_listed(classes)} has a name twice'
-    if missing:
-        return (
-            f'the file lacks {_listed(missing)}, {len(missing)} of the {len(classes)} classes that '
-            f'it is read with; it has {_listed(names)}'
-        )
-    if twice:
-        return f'the file has {_listed(twice)} twice, later classes would get other labels'
-    if ordered != [*classes]:
-        i = next(i for i, name in enumerate(classes) if name != ordered[i])
-        return (
-            f'the file has the classes in another order, {_listed(ordered)}, which numbers the '
-            f'labels: {ordered[i]!r} would be called {classes[i]!r}'
-        )
-    return ''
-
-
 def check_same_classes(lists: Dict[str, Tuple[str, ...]], are_folders: bool) -> Iterator[Finding]:
     """Compare the classes of data loaders and checkpoints with those of the first one.
 
@@ -105,10 +79,8 @@ def check_same_classes(lists: Dict[str, Tuple[str, ...]], are_folders: bool) -> 
     (first, known), *others = lists.items()
     for place, names in others:
         if names != known and (are_folders or sorted(names) == sorted(known)):
-            i = next((i for i, (a, b) in enumerate(zip(known, names)) if a != b), len(names))
-            there, here = (repr(each[i]) if i < len(each) else 'none' for each in (known, names))
-            what = f'label {i} is {here}, but {there} in {first}: both need the same classes in '
-            what += f'the same order; {first} has {_cut(known)}, {place} {_cut(names)}'
+            what = f'{_difference(known, names)} here: both need the same classes in the same '
+            what += f'order as {first}, {_cut(known)}'
             yield Finding('class', place, what, True)
 
 
@@ -162,8 +134,12 @@ def _heads(model: nn.Module) -> Iterator[Tuple[str, nn.Module, int]]:
             yield name, module, number
 
 
-def _listed(names: Sequence[str]) -> str:
-    return shorten([*map(repr, names)]) or 'none'
+def _difference(known: Sequence[str], names: Sequence[str]) -> str:
+    """Return the first label with another name, and both names."""
+    pairs = enumerate(zip_longest(known, names))
+    label, (there, here) = next(each for each in pairs if each[1][0] != each[1][1])
+    there, here = ('missing' if name is None else repr(name) for name in (there, here))
+    return f'label {label} is {there}, but {here}'
 
 
 def _cut(names: Tuple[str, ...], limit: int = 20) -> str:

@@ -1,15 +1,17 @@
 """Data sets of a config: their folders and files, and the labels of a model."""
 
+import io
 import os
 import os.path as osp
-import pickle
 from itertools import islice
 from pathlib import Path
-from typing import Any, Iterator, List, NamedTuple, Optional
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
+import numpy as np
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
+from ...checkpoints.safe_unpickle import PlainUnpickler
 from ...utils import dicts, nodes
 from ...utils.redact import RedactedError
 
@@ -30,8 +32,6 @@ DATA_HINTS = {
     'data/imagenet-v2': 'see docs/datasets.md#imagenet-v2',
     'data/cifar-100-binary': 'see docs/datasets.md#cifar-100',
 }
-# What pickles of numpy arrays name; anything else could run code.
-NUMPY = {('numpy.core.multiarray', '_reconstruct'), ('numpy', 'ndarray'), ('numpy', 'dtype')}
 
 
 class Labels(NamedTuple):
@@ -64,7 +64,7 @@ def check_data(cfg: Config, *loaders: str) -> None:
 
     Raises:
         FileNotFoundError: a data folder or annotation file does not exist.
-        DataError: a pickle would run code when read.
+        DataError: a pickle or numpy file would run code when read.
     """
     for loader in loaders:
         for dataset in dataset_configs(cfg.get(loader) or {}):
@@ -79,25 +79,20 @@ def check_data(cfg: Config, *loaders: str) -> None:
                         + _data_hint(root or path)
                     )
             for _, text in nodes(dataset):
-                if isinstance(text, str) and text.endswith(('.pkl', '.pickle')):
-                    _check_pickle(osp.join(root, text))
+                if isinstance(text, str) and osp.isfile(osp.join(root, text)):
+                    _check_plain(osp.join(root, text))
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module.replace('._core.', '.core.'), name) in NUMPY:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f'it names {module}.{name}, which may run code')
-
-
-def _check_pickle(path: str) -> None:
-    """Raise DataError if a pickle, which the frameworks read as it is, holds more than data."""
-    if osp.isfile(path):
-        try:
-            with open(path, 'rb') as file:
-                _PlainUnpickler(file).load()
-        except Exception as error:  # corrupt files raise any type of error
-            raise DataError(f'{path} is refused: {error}') from error
+def _check_plain(path: str) -> None:
+    """Raise DataError if reading a pickle or numpy file, as the frameworks do, would run code."""
+    try:
+        if path.endswith(('.pkl', '.pickle')):
+            PlainUnpickler(io.BytesIO(Path(path).read_bytes())).load()
+        elif path.endswith(('.npy', '.npz')):
+            arrays = np.load(path, allow_pickle=False)
+            [arrays[name] for name in getattr(arrays, 'files', ())]
+    except Exception as error:  # corrupt files raise any type of error
+        raise DataError(f'{path} is refused: {error}') from error
 
 
 def _data_hint(root: str) -> str:
@@ -161,6 +156,14 @@ def labels_of(cfg: Config) -> Labels:
             number = max(number, 2) if of_pixels else number
             return Labels(number, head.get('ignore_index', Labels().ignored), of_pixels)
     return Labels()
+
+
+def folders_of(dataset: Any) -> Tuple[str, ...]:
+    """Return the configured folders of a data set: its root and those of its prefix."""
+    prefixes = getattr(dataset, 'data_prefix', None) or {}
+    prefixes = [prefixes] if isinstance(prefixes, str) else [*prefixes.values()]
+    folders = [getattr(dataset, 'data_root', None), *prefixes]
+    return tuple(dict.fromkeys(folder for folder in folders if folder and type(folder) is str))
 
 
 def dataset_configs(node) -> Iterator[dict]:

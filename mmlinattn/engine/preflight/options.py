@@ -87,7 +87,7 @@ POPPED = {'pretrained'}  # by models of the frameworks, from the config of a par
 
 
 def check_options(cfg: Config) -> None:
-    """Raise an error for misspelt options and types anywhere in a config.
+    """Raise an error for misspelt options anywhere in a config.
 
     Args:
         cfg: config whose ``custom_imports`` are already imported.
@@ -95,7 +95,6 @@ def check_options(cfg: Config) -> None:
     Raises:
         TypeError: an option is misspelt, a number is in quotes, or a part of the model is beside
             ``model``; the message gives its place and what to write.
-        KeyError: a type is not registered; the message gives its place and the likely name.
 
     Example:
         >>> check_options(Config(dict(auto_scale_lr=dict(enabel=True))))
@@ -168,8 +167,6 @@ def _accepted(
         return None
     if isinstance(kind, str) and kind not in found:
         found[kind] = _registered(kind, scope)
-        if not found[kind]:
-            _check_type(place, kind, scope)
     # The place does not tell the registry, so a name may be of several objects.
     kinds = found[kind] if isinstance(kind, str) else {kind}
     takes = [names for each in kinds if (names := _arguments(each)) is not None]
@@ -246,12 +243,3 @@ def _arguments(kind: Any) -> Optional[Names]:
         return option_names(kind) if isinstance(kind, type) else _parameters(kind)
     except (TypeError, ValueError):  # a class implemented in C
         return None
-
-
-def _check_type(place: str, name: str, scope: str) -> None:
-    # Skip names that are not of a class and frameworks that are not known.
-    if not name[:1].isupper() or _registries(scope) == _registries('mmengine'):
-        return
-    meant = nearest(name, {known for part in _registries(scope) for known in part.module_dict})
-    if meant:
-        raise KeyError(f'{place}.type of the config: there is no {name}; did you mean {meant}?')

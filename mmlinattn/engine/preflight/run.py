@@ -130,10 +130,12 @@ def _dataset_findings(
 def audit(cfg: Config, splits: Tuple[str, ...], images: Counter) -> Iterator[Tuple[str, Finding]]:
     """Read all images, maps and annotations of a config's data sets; yield split and finding.
 
+    A split with the files of an earlier one is not read again, and is a finding if that one is
+    ``'train'``. The images of a split that could not be trained on are not read.
+
     Args:
         cfg: config from :func:`mmlinattn.engine.config.load_config`.
-        splits: any of ``'train'``, ``'val'``, ``'test'``; one with the files of an earlier one is
-            not read again, and is a finding if that one is ``'train'``.
+        splits: any of ``'train'``, ``'val'``, ``'test'``.
         images: filled with the number of images by split.
 
     Raises:
@@ -157,14 +159,9 @@ def audit(cfg: Config, splits: Tuple[str, ...], images: Counter) -> Iterator[Tup
         if earlier == 'train':
             what = 'reads the images that are trained: its scores say nothing of other images'
             yield split, Finding('duplicate', f'{split}_dataloader', what)
-        for config in configs if earlier is None else ():
-            try:
-                with known_messages_hidden():
-                    parts = [*base_datasets(built_dataset(config))]
-            except DataError:
-                if split in broken:  # the finding says why
-                    continue
-                raise
+        for config in configs if earlier is None and split not in broken else ():
+            with known_messages_hidden():
+                parts = [*base_datasets(built_dataset(config))]
             for part in parts:
                 images[split] += len(part)
                 yield from ((split, found) for found in _image_findings(part, labels_of(cfg)))

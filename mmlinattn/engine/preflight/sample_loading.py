@@ -2,7 +2,7 @@
 
 import os.path as osp
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Set, Tuple
+from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 from mmcv.transforms import LoadAnnotations, LoadImageFromFile
@@ -11,8 +11,9 @@ from mmengine.dataset import BaseDataset
 
 from ...datasets.audit.coco import Finding
 from ...datasets.audit.images import exif_orientation, truncation_reason
+from ...utils import outside_reason
 from ...utils.messages import log_warning
-from .data import DataError, Labels, first_files
+from .data import DataError, Labels, first_files, folders_of
 
 # Samples of each data set that are loaded before work, spread over all of them.
 LOOKED_AT = 8
@@ -24,11 +25,13 @@ class CheckedLoading:
     Args:
         load: the transform, of any framework.
         labels: labels that the model is trained with.
+        folders: folders of the data set; files outside are not read. If empty, any file is read.
     """
 
-    def __init__(self, load: Any, labels: Labels) -> None:
+    def __init__(self, load: Any, labels: Labels, folders: Sequence[str] = ()) -> None:
         self.load = load
         self.labels = labels
+        self.folders = folders
 
     def __call__(self, results: dict) -> Optional[dict]:
         loaded, found = self.loaded(results)
@@ -37,17 +40,13 @@ class CheckedLoading:
                 raise DataError(f'{finding.where} {finding.what}')
         return loaded
 
-    def __getattr__(self, name: str) -> Any:
-        if name == 'load':  # while a copy is made, before its attributes are set
-            raise AttributeError(name)
-        return getattr(self.load, name)
-
-    def __repr__(self) -> str:
-        return repr(self.load)
-
     def loaded(self, results: dict) -> Tuple[Optional[dict], List[Finding]]:
         """Return what the transform loads, None if it fails, and the findings in it."""
         path = path_of(results)
+        for file in (path, results.get('seg_map_path')):
+            outside = outside_reason(file, self.folders) if isinstance(file, str) else None
+            if outside:
+                return None, [Finding('outside', file, outside, True)]
         try:
             loaded = self.load(results)
         except Exception as error:  # decoders raise any type of error
@@ -139,7 +138,7 @@ def check_loading(dataset: BaseDataset, labels: Labels) -> List[CheckedLoading]:
     for steps in lists:
         for i, step in enumerate(steps):
             if type(step).__name__.startswith('Load'):
-                steps[i] = CheckedLoading(step, labels)
+                steps[i] = CheckedLoading(step, labels, folders_of(dataset))
                 checked.append(steps[i])
             # The views of TestTimeAug have their own lists.
             lists += [view.transforms for view in getattr(step, 'subroutines', ())]
