@@ -265,6 +265,16 @@ def test_scores_are_of_whole_models_only(root, run, options, state, tmp_path):
             '--cfg-options', *options('seg'))  # fmt: skip
 
 
+def test_a_checkpoint_with_the_classes_in_another_order(root, run, options, state, tmp_path):
+    classes = Config.fromfile(root / CONFIGS['seg']).test_dataloader.dataset.metainfo.classes
+    path, meta = tmp_path / 'other.pth', dict(dataset_meta=dict(classes=classes[::-1]))
+    torch.save(dict(state_dict=state, meta=meta), path)
+    wrong = f"test_dataloader: label 0 is '{classes[-1]}', but '{classes[0]}' here"
+    with pytest.raises(DataError, match=wrong):
+        run('test', root / CONFIGS['seg'], path, '--work-dir', tmp_path,
+            '--cfg-options', *options('seg'))  # fmt: skip
+
+
 def test_resume_without_a_checkpoint_keeps_load_from(tmp_path):
     cfg = Config(dict(work_dir=str(tmp_path), load_from='weights.pth', resume=False))
     set_resume(cfg, 'auto')

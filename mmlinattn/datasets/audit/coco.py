@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeGuard
 
+import numpy as np
+
 # Pixels that a box or an outline may exceed its image by, because of rounding.
 MARGIN = 1.0
 # Kinds of findings in objects that MMDetection leaves out of training.
@@ -39,7 +41,7 @@ def check_coco(
     Args:
         content: content of the JSON file.
         classes: classes that the data set is read with; None for all classes of the file.
-        masks: each object must have a mask.
+        masks: each object must have a mask; without, masks are not looked at.
         trained: the data are for training, not for scoring.
 
     Example:
@@ -77,7 +79,7 @@ def check_coco(
             yield Finding('annotation', where, 'its id is there twice', True)
         seen.add(record['id'])
         found = [*_check_annotation(record, where, sizes, known)]
-        found += _check_mask(record, where, sizes, masks, trained)
+        found += _check_mask(record, where, sizes, trained) if masks else []
         yield from found
         kinds = [finding.kind for finding in found if finding.kind in DROPPED]
         if _is_id(record.get('category_id')) and not known.get(record['category_id'], True):
@@ -155,28 +157,28 @@ def _check_annotation(
         yield Finding('annotation', where, f'bbox is {_short(box)}', True)
     elif height:  # else the size is reported
         x, y, w, h = box
-        shown = f'bbox is {_short(box)}'
         if w < 1 or h < 1:
-            what = f'{shown} (x, y, width, height): sides below 1 pixel are not trained'
+            what = f'bbox is {box} (x, y, width, height): sides below 1 pixel are not trained'
             yield Finding('box without extent', where, what)
         elif min(x, y) < -MARGIN or x + w > width + MARGIN or y + h > height + MARGIN:
             is_off = x >= width or y >= height or x + w <= 0 or y + h <= 0
             kind = 'box without extent' if is_off else 'box outside'
-            yield Finding(kind, where, f'{shown}, its image {width} wide and {height} high')
+            what = f'bbox is {box}, its image {width} wide and {height} high'
+            yield Finding(kind, where, what)
 
 
 def _check_mask(
-    record: Mapping, where: str, sizes: Dict[Any, Size], needed: bool, trained: bool
+    record: Mapping, where: str, sizes: Dict[Any, Size], trained: bool
 ) -> Iterator[Finding]:
     mask, image = record.get('segmentation'), record.get('image_id')
     size = sizes.get(image, (0, 0)) if _is_id(image) else (0, 0)
-    if needed and not mask and not record.get('ignore'):
+    if not mask and not record.get('ignore'):
         what = 'has none, but masks are trained: for boxes alone use no mask head'
         yield Finding('mask', where, what, True)
     elif mask and 0 not in size:
         what, is_skipped = _mask_reason(mask, size)
         if what:
-            yield Finding('mask', where, what, needed and not (trained and is_skipped))
+            yield Finding('mask', where, what, not (trained and is_skipped))
 
 
 def _mask_reason(mask: Any, size: Size) -> Tuple[str, bool]:
@@ -185,16 +187,18 @@ def _mask_reason(mask: Any, size: Size) -> Tuple[str, bool]:
     skipped = ''
     if isinstance(mask, list):
         for outline in mask:
-            shown = f'an outline must be x, y three times or more, got {_short(outline)}'
-            if not _are_numbers(outline):
-                return shown, False
-            xs, ys = outline[::2] or [0], outline[1::2] or [0]
-            beyond = max(max(xs) - width, max(ys) - height, -min(xs), -min(ys))
+            points = np.asarray(outline) if isinstance(outline, list) else np.zeros(())
+            if points.dtype.kind not in 'if' or points.ndim != 1 or not np.isfinite(points).all():
+                return f'an outline is {_short(outline)}', False
+            xs, ys = points[::2], points[1::2]
+            most = max(xs.max(initial=0) - width, ys.max(initial=0) - height)
+            beyond = max(most, -xs.min(initial=0), -ys.min(initial=0))
             if beyond > MARGIN:
                 skipped = f'an outline reaches {beyond:g} pixels beyond its image'
             if beyond > max(size):  # pycocotools would exhaust the memory
                 return skipped, False
-            skipped = shown if len(outline) < 6 or len(outline) % 2 else skipped
+            if len(points) < 6 or len(points) % 2:
+                skipped = f'an outline must be x, y three times or more, got {_short(outline)}'
         return skipped, True
     if not isinstance(mask, Mapping) or not isinstance(mask.get('counts'), (list, str, bytes)):
         return f'segmentation is {_short(mask)}', False

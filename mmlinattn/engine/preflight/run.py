@@ -86,7 +86,8 @@ def config_findings(
 
     names: Dict[bool, Dict[str, Tuple[str, ...]]] = {True: {}, False: {}}
     for split in splits:
-        where, found = f'{split}_dataloader', []
+        where = f'{split}_dataloader'
+        found: List[Finding] = []
         for config in dataset_configs(cfg.get(where) or {}):
             dataset = lazy_dataset(config)
             if dataset is None:

@@ -42,16 +42,16 @@ class CheckedLoading:
 
     def loaded(self, results: dict) -> Tuple[Optional[dict], List[Finding]]:
         """Return what the transform loads, None if it fails, and the findings in it."""
-        path = path_of(results)
-        for file in (path, results.get('seg_map_path')):
-            outside = outside_reason(file, self.folders) if isinstance(file, str) else None
+        path: Any = path_of(results)
+        for file in filter(None, (path, results.get('seg_map_path'))):
+            outside = outside_reason(file, self.folders)
             if outside:
                 return None, [Finding('outside', file, outside, True)]
         try:
             loaded = self.load(results)
         except Exception as error:  # decoders raise any type of error
-            in_map = 'img_shape' in results and results.get('seg_map_path')
-            return None, [_unreadable(results['seg_map_path'] if in_map else path, error)]
+            seg_map = 'img_shape' in results and results.get('seg_map_path')
+            return None, [_unreadable(str(seg_map or path), error)]
         if loaded is None:
             return None, []
         is_image = isinstance(self.load, LoadImageFromFile)
@@ -98,10 +98,10 @@ class CheckedLoading:
                 yield Finding('mask', where, 'has ignored pixels only, nothing is trained')
 
 
-def _unreadable(path: Any, error: Exception) -> Finding:
+def _unreadable(path: str, error: Exception) -> Finding:
     """Return the finding for a file that cannot be loaded, with the reason that it shows."""
     why = str(error) or type(error).__name__  # a MemoryError has no text
-    if isinstance(path, str) and '://' not in path:
+    if '://' not in path:
         folder = osp.dirname(path)
         if not osp.exists(path):
             what = f'does not exist; {folder} has {first_files(folder)}'

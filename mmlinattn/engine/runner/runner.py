@@ -123,7 +123,8 @@ class PluginFeatures(_Runner):
                 loader = Runner.build_dataloader(dataloader, seed, diff_rank_seed)
         except ValueError as error:
             # MMEngine concatenates the records of all images and fails if there are none.
-            if 'need at least one array to concatenate' in str(error):
+            is_empty = 'need at least one array to concatenate' in str(error)
+            if is_empty and isinstance(dataloader, dict):
                 raise DataError(empty_reason(dataloader)) from error
             raise
         report_unsent_batches(loader)
