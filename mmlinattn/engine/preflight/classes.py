@@ -116,7 +116,7 @@ def check_heads(model: nn.Module, metainfo: Mapping, where: str) -> Iterator[Fin
     if wrong:
         options = ' and '.join(f'{option} is {found}' for option, found, _ in wrong)
         cure = ', '.join(f'{option}={number}' for option, _, number in wrong)
-        what = f'{options}, but its data set has {len(classes)} classes {_cut(tuple(classes), 5)}: '
+        what = f'{options}, but the data set has {len(classes)} classes {_cut(tuple(classes), 5)}: '
         what += f'set {cure}, or metainfo.classes of the data set'
         yield Finding('class', where, what, True)
 
