@@ -107,7 +107,8 @@ def test_labels_of_views_are_checked(tmp_path):
         )  # fmt: skip
     image, labels = check_loading(dataset, Labels())
     results = dict(
-        img_path=str(tmp_path / 'data/a.png'), img_shape=(8, 8), seg_map_path=str(tmp_path / 'elsewhere/a.png'),
+        img_path=str(tmp_path / 'data/a.png'), img_shape=(8, 8),
+        seg_map_path=str(tmp_path / 'elsewhere/a.png'),
         seg_fields=[], reduce_zero_label=False, label_map=None,
     )  # fmt: skip
     with pytest.raises(DataError, match='elsewhere'):

@@ -103,9 +103,7 @@ def test_splits_with_the_classes_in_another_order(root):
     names = shapes.CLASSES[::-1]
     cfg.val_dataloader.dataset.metainfo = dict(classes=names)
     check_run(cfg, 'val')
-    message = (
-        r"^val_dataloader: label 0 is 'circle', but 'cross' here: .* as train_dataloader"
-    )
+    message = r"^val_dataloader: label 0 is 'circle', but 'cross' here: .* as train_dataloader"
     with pytest.raises(DataError, match=message):
         check_run(cfg, 'train', 'val')
 
