@@ -13,7 +13,6 @@ from ..engine.distributed.fsdp_runner import runner_class
 from ..engine.hooks.divergence_hook import TrainingDiverged
 from ..engine.hooks.preemption_hook import Preempted
 from ..engine.preflight.data import DataError
-from ..engine.preflight.dataset_audit import warn_of_records
 from ..engine.preflight.run import check_run
 from ..engine.preflight.weights import check_weights
 from ..engine.runner.console import silence_other_processes
@@ -23,6 +22,7 @@ from ..engine.training_setup import set_up_training, set_watchdog_timeout
 from ..utils import unlock_folders
 from ..utils.command_line import errors_in_one_line
 from ..utils.errors import InputError
+from ..utils.messages import log_warning
 
 # Errors during training that are reported without a traceback.
 KNOWN = (CheckpointError, DataError, InputError, launch.PeerFailed, OSError, TrainingDiverged)
@@ -33,7 +33,7 @@ def prepare(args: argparse.Namespace) -> PluginFeatures:
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
     runner_of = runner_class(cfg)
-    check_run(cfg, 'train', 'val')
+    problems = check_run(cfg, 'train', 'val')
     launch.check_restarts(args.resume)
     if args.launcher != 'none' or args.watchdog_timeout is not None:
         set_watchdog_timeout(cfg, args.watchdog_timeout)
@@ -50,8 +50,8 @@ def prepare(args: argparse.Namespace) -> PluginFeatures:
         if is_main_process():
             print_log(said, 'current')
     runner = runner_of.from_cfg(cfg)
-    if is_main_process():
-        warn_of_records(cfg, 'train', 'val')
+    for problem in problems if is_main_process() else ():
+        log_warning(problem)
     check_weights(runner, cfg)
     runner.prepare_training()
     return runner

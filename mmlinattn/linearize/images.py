@@ -15,8 +15,8 @@ from mmengine.logging import print_log
 from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 
 from ..apis import sources
-from ..datasets.audit.images import file_truncation_reason, image_size
-from ..engine.preflight.data import DataError, folders_of, loaded_dataset
+from ..datasets.audit.images import image_size, truncation_reason
+from ..engine.preflight.data import DataError, built_dataset, check_data, folders_of
 from ..engine.preflight.sample_loading import base_datasets
 from ..utils import outside_reason
 
@@ -116,7 +116,11 @@ def training_images(cfg: Config) -> List[Path]:
     if cfg.get('train_dataloader') is None:
         raise DataError(f'the config has no train_dataloader whose images could be used: {cure}')
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
-        wrapped = loaded_dataset(cfg, 'train_dataloader')
+        check_data(cfg, 'train_dataloader')
+        try:
+            wrapped = built_dataset(cfg.train_dataloader.dataset)
+        except DataError as error:
+            raise DataError(f'train_dataloader: {error}') from error
     found: Dict[Path, None] = {}
     for dataset in base_datasets(wrapped):
         for i in range(len(dataset)):
@@ -156,7 +160,7 @@ def check_readable(
     sizes: Dict[Tuple[int, ...], Path] = {}
     for path in paths:
         try:
-            reason = file_truncation_reason(path)
+            reason = truncation_reason(path.read_bytes())
             sizes.setdefault(image_size(path), path)
         except OSError as error:
             reason = str(error) or type(error).__name__

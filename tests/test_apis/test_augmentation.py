@@ -18,8 +18,8 @@ from mmlinattn.apis.augmentation import (
 )
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
-from mmlinattn.engine.preflight.data import DataError
-from mmlinattn.engine.preflight.sample_loading import check_loading, loading_checks
+from mmlinattn.engine.preflight.data import DataError, Labels
+from mmlinattn.engine.preflight.sample_loading import check_loading
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)
 IMAGE[:, :48] //= 4  # the mirror image has other predictions
@@ -76,10 +76,10 @@ def test_labels_of_views_are_checked(tmp_path):
             data_root=str(tmp_path / 'data'), data_prefix=dict(img_path='', seg_map_path=''),
             metainfo=dict(classes=('a', 'b')), pipeline=steps, lazy_init=True,
         )  # fmt: skip
-    check_loading(dataset)
-    image, labels = loading_checks(dataset)
+    image, labels = check_loading(dataset, Labels())
     results = dict(
-        img_path=str(tmp_path / 'data/a.png'), seg_map_path=str(tmp_path / 'elsewhere/a.png'),
+        img_path=str(tmp_path / 'data/a.png'), img_shape=(8, 8),
+        seg_map_path=str(tmp_path / 'elsewhere/a.png'),
         seg_fields=[], reduce_zero_label=False, label_map=None,
     )  # fmt: skip
     with pytest.raises(DataError, match='elsewhere'):

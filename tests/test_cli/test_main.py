@@ -18,13 +18,12 @@ from mmlinattn.analysis.devices import DEVICES
 from mmlinattn.analysis.training_estimate import Efficiency
 from mmlinattn.checkpoints import SOURCES
 from mmlinattn.cli import doctor
-from mmlinattn.cli.arguments import analysis, checkpoints, data, prediction, runs
+from mmlinattn.cli.arguments import analysis, checkpoints, prediction, runs
 from mmlinattn.cli.commands import COMMANDS
 from mmlinattn.datasets.audit.images import MAX_MEGAPIXELS
 from mmlinattn.deployment import FORMATS, is_exported
 from mmlinattn.engine.config import package_configs
 from mmlinattn.engine.preflight.data import DATA_HINTS, dataset_configs
-from mmlinattn.engine.preflight.dataset_audit import SPLITS
 from mmlinattn.ops.gpu_check import Finding
 from tests.sizes import some
 
@@ -50,7 +49,6 @@ def test_names_of_the_parsers_are_those_of_the_package():
     assert tuple(FORMATS) == prediction.FORMATS
     assert prediction.MAX_MEGAPIXELS == MAX_MEGAPIXELS
     assert all(is_exported(f'a{suffix}') for suffix in runs.EXPORTED)
-    assert data.SPLITS == SPLITS
 
 
 @pytest.mark.parametrize(
@@ -118,7 +116,6 @@ def test_errors_are_one_line(capsys, argv, message, tmp_path, monkeypatch):
         (['predict', 'c', 'w', 'a.jpg', '--min-score', '2'], '--min-score must be 0 to 1, got 2.0'),
         (['predict', 'c', 'w'], 'the following arguments are required: SOURCE'),
         (['export', 'c', 'w', '--shape', 'a', 'b'], "--shape: invalid int value: 'a'"),
-        (['check-data', 'c', '--examples', '-1'], '--examples must not be negative, got -1'),
         (['complexity', 'c', '--shape', '64', '64', '--cfg-options', 'x'], "'x' is not KEY=VALUE"),
         (['train', 'c', '--cfg-options', 'a=[1, 2'], "'a=[1, 2' cannot be read: quote it for the"),
         (['train', 'c', '--cfg-options', 'a=[dict(b=set(c=1))]'], 'cannot be read'),
@@ -169,7 +166,6 @@ def test_options_with_dicts():
     'argv',
     [
         ['complexity', 'ravlt-t_8xb128_in1k', '--shape', '64', '64', '--json', 'file/x.json'],
-        ['check-data', 'ravlt-t_8xb128_in1k', '--json', 'file/x.json'],
         ['predict', 'ravlt-t_8xb128_in1k', 'none.pth', 'a.jpg', '--out', 'file'],
         ['test', 'ravlt-t_8xb128_in1k', 'none.pth', '--out', 'file/x.pkl'],
         ['publish', 'ravlt-t_8xb128_in1k', 'none.pth', 'file'],

@@ -1,26 +1,50 @@
-"""Data that cannot be used is named before work starts."""
+"""Data that cannot be used is named before work starts, at the latest when it is loaded."""
 
 import json
 import os
 import pickle
+import shutil
+from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import pytest
 from mmengine.config import Config
+from mmengine.registry import DATASETS
+from PIL import ExifTags, Image
 
 from mmlinattn.datasets import shapes
-from mmlinattn.engine.preflight.data import DataError, check_data
+from mmlinattn.engine.preflight import sample_loading
+from mmlinattn.engine.preflight.data import DataError, check_data, labels_of
+from mmlinattn.engine.preflight.run import check_run
+from mmlinattn.engine.preflight.sample_loading import check_samples
 from mmlinattn.engine.runner.runner import PluginRunner
 from tests.families import shrunk
+
+ANNOTATIONS = 'coco/annotations/instances_train2017.json'
 
 
 @pytest.fixture
 def root(tmp_path):
-    return shapes.generate(tmp_path / 'shapes', num_train=2, num_val=1, image_size=64, workers=1)
+    return shapes.generate(tmp_path / 'shapes', num_train=3, num_val=1, image_size=64, workers=1)
 
 
-def build(cfg):
-    return PluginRunner.build_dataloader(cfg.train_dataloader)
+def change(root, function, name=ANNOTATIONS):
+    path = root / name
+    content = json.loads(path.read_text())
+    function(content)
+    path.write_text(json.dumps(content))
+
+
+def files(root, folder):
+    return sorted(path for path in (root / folder).rglob('*') if path.is_file())
+
+
+def loaded(cfg):
+    """The training set of a config, as the runner has it."""
+    dataset = DATASETS.build(cfg.train_dataloader.dataset)
+    check_samples(dataset, labels_of(cfg))
+    return dataset
 
 
 def test_folder_without_a_name_that_fits(root):
@@ -29,15 +53,13 @@ def test_folder_without_a_name_that_fits(root):
     for path in folder.rglob('*.png'):
         path.rename(path.with_suffix('.jpg'))
     first = 'shapes/shapes_000001_000000_leftImg8bit.jpg'
-    with pytest.raises(
-        DataError,
-        match=rf"{folder} has no image whose name ends in '_leftImg8bit\.png' .*it has {first}, ",
-    ):
-        build(cfg)
+    message = rf"{folder} has no image whose name ends in '_leftImg8bit\.png' .*it has {first}, "
+    with pytest.raises(DataError, match=message):
+        PluginRunner.build_dataloader(cfg.train_dataloader)
     for path in folder.rglob('*.jpg'):
         path.unlink()
     with pytest.raises(DataError, match='it has no file'):
-        build(cfg)
+        PluginRunner.build_dataloader(cfg.train_dataloader)
 
 
 def test_a_folder_without_its_slash_and_one_that_is_not_there(root):
@@ -48,64 +70,6 @@ def test_a_folder_without_its_slash_and_one_that_is_not_there(root):
     cfg.train_dataloader.dataset.data_root = str(root.parent / 'parts')
     with pytest.raises(FileNotFoundError, match='set data_root of every data loader and ann_file'):
         check_data(cfg, 'train_dataloader')
-
-
-def test_classes_that_the_annotations_do_not_have(root):
-    cfg = shrunk('ravlt-retinanet', root)
-    cfg.train_dataloader.dataset.metainfo = dict(classes=('bolt', 'nut'))
-    with pytest.raises(DataError, match=r"instances_train2017\.json has no image .*'bolt', 'nut'"):
-        build(cfg)
-
-
-@pytest.mark.parametrize('change', [lambda c: c.pop(1), lambda c: c.insert(1, c[1])])
-def test_a_category_that_is_missing_or_there_twice(root, change):
-    """Those behind it would get labels of other classes."""
-    path = root / 'coco/annotations/instances_train2017.json'
-    content = json.loads(path.read_text())
-    change(content['categories'])
-    path.write_text(json.dumps(content))
-    cfg = shrunk('ravlt-retinanet', root)
-    with pytest.raises(
-        DataError, match=r"instances_train2017\.json: the file (lacks|has) 'square'"
-    ):
-        build(cfg)
-
-
-@pytest.mark.parametrize(
-    'change, message',
-    [
-        (lambda c: c['annotations'][0].pop('bbox'), 'annotation 1: bbox is None'),
-        (lambda c: c['images'][0].update(height='x'), r"image 1: \(height, width\) is \('x', 64"),
-        (lambda c: c['images'][0].pop('id'), r"images\[0\]: has no id: .'file_name'"),
-    ],
-)
-def test_the_record_that_cannot_be_used_is_named(root, change, message):
-    path = root / 'coco/annotations/instances_train2017.json'
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=f'{path}: {message}.*; mmlinattn check-data'):
-        build(shrunk('ravlt-retinanet', root))
-    path.write_text('{')
-    with pytest.raises(DataError, match=f'{path} is no JSON'):
-        build(shrunk('ravlt-retinanet', root))
-
-
-@pytest.mark.parametrize('family', ['ravlt-retinanet', 'segformer', 'ravlt-semantic-fpn'])
-def test_images_that_the_list_has_and_the_folder_lacks(root, family):
-    cfg = shrunk(family, root)
-    assert len(build(cfg).dataset) == 2
-    if family == 'ravlt-retinanet':
-        for path in (root / 'coco/train2017').iterdir():
-            path.rename(path.with_suffix('.png'))
-        with pytest.raises(DataError, match=r'000000000001\.jpg .*does not exist; .*\.png, '):
-            build(cfg)
-    else:
-        for path in root.glob('*/annotations/training/*'), root.glob('*/gtFine/train/*/*'):
-            for file in path:
-                file.unlink()
-        with pytest.raises(DataError, match=r'\(seg_map_path of sample 0 .*has no file'):
-            build(cfg)
 
 
 def test_files_that_would_run_code(tmp_path):
@@ -131,7 +95,174 @@ def test_files_that_would_run_code(tmp_path):
     assert not (tmp_path / 'ran').exists()
 
 
-def test_an_address_that_no_file_backend_reads():
-    dataset = dict(data_root='gs://bucket/coco/')
-    with pytest.raises(ValueError, match="'gs:.*': MMEngine has no file backend for 'gs'"):
-        check_data(Config(dict(train_dataloader=dict(dataset=dataset))), 'train_dataloader')
+@pytest.mark.parametrize('name', ['/dev/zero', '{outside}', '../../../secret.jpg', 'link.jpg'])
+def test_images_outside_of_the_data_root(root, tmp_path, name):
+    outside = shutil.copy(files(root, 'coco/train2017')[1], tmp_path / 'secret.jpg')
+    (root / 'coco/train2017/link.jpg').symlink_to(outside)
+    name = name.format(outside=outside)
+    change(root, lambda content: content['images'][1].update(file_name=name))
+    message = rf"{name}.* outside of the folders of its data set, '{root}/coco"
+    with pytest.raises(DataError, match=message):
+        loaded(shrunk('ravlt-retinanet', root))
+
+
+def every(**values):
+    return lambda content: [each.update(values) for each in content['annotations']]
+
+
+@pytest.mark.parametrize(
+    'function, message',
+    [
+        (lambda c: c['annotations'][0].pop('bbox'), 'annotation 1: bbox is None'),
+        (lambda c: c['images'][0].update(height='x'), r"image 1: \(height, width\) is \('x', 64"),
+        (lambda c: c['images'][0].pop('id'), r"images\[0\]: has no id: .'file_name'"),
+        (every(iscrowd=1), r'annotations: none of the \d+ objects can be .* of crowds \(iscrowd'),
+        (every(area=0), r'annotations: none of the \d+ objects can be trained: \d+ of area$'),
+        (every(bbox=[0.1, 0.1, 0.5, 0.5]), r'none of the \d+ objects .* of box without extent$'),
+    ],
+)
+def test_annotations_that_cannot_be_trained(root, function, message):
+    change(root, function)
+    cfg = shrunk('ravlt-retinanet', root)
+    with pytest.raises(DataError, match=f'{root / ANNOTATIONS}: .*{message}'):
+        check_run(cfg, 'train')
+    (root / ANNOTATIONS).write_text('{')
+    with pytest.raises(DataError, match=f'{root / ANNOTATIONS}: is no JSON'):
+        check_run(cfg, 'train')
+
+
+def test_ids_that_the_evaluation_cannot_take(root):
+    """Said before training, not after its first epoch."""
+
+    def rename(content):
+        for record in content['annotations']:
+            record['id'] = f'a{record["id"]}'
+
+    change(root, rename, 'coco/annotations/instances_val2017.json')
+    with pytest.raises(DataError, match="annotation 'a1': its id must be a number"):
+        check_run(shrunk('ravlt-retinanet', root), 'train', 'val')
+
+
+def test_images_that_the_list_has_and_the_folder_lacks(root):
+    for path in (root / 'coco/train2017').iterdir():
+        path.rename(path.with_suffix('.png'))
+    with pytest.raises(DataError, match=r'000000000001\.jpg does not exist; .*\.png, '):
+        loaded(shrunk('ravlt-retinanet', root))
+    for family in ('segformer', 'ravlt-semantic-fpn'):
+        assert len(loaded(shrunk(family, root))) == 3
+    for path in files(root, 'cityscapes/gtFine/train') + files(root, 'ade/annotations/training'):
+        path.unlink()
+    for family in ('segformer', 'ravlt-semantic-fpn'):
+        with pytest.raises(DataError, match=r'\.png does not exist; .* has no file'):
+            loaded(shrunk(family, root))
+
+
+@pytest.mark.parametrize('folder', ['leftImg8bit', 'gtFine'])
+def test_images_and_maps_that_cannot_be_read(root, folder):
+    path = files(root, f'cityscapes/{folder}/train')[1]
+    dataset = loaded(shrunk('segformer', root))
+    path.write_bytes(b'no image')
+    with pytest.raises(DataError, match=f'^{path} cannot be loaded: '):
+        dataset[1]  # while training
+    with pytest.raises(DataError, match=f'^{path} cannot be loaded: '):
+        loaded(shrunk('segformer', root))  # before it
+
+
+def test_no_memory_for_an_image(root, monkeypatch):
+    dataset = loaded(shrunk('ravlt-retinanet', root))
+
+    def no_memory(*args, **kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr('mmcv.transforms.loading.mmcv', SimpleNamespace(imfrombytes=no_memory))
+    path = files(root, 'coco/train2017')[0]
+    with pytest.raises(DataError, match=f'{path} cannot be loaded: MemoryError'):
+        dataset[0]
+
+
+def turn(path):
+    """Gives an image of 64 x 48 pixels an EXIF orientation, which loading turns to 48 x 64."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.fromarray(np.zeros((48, 64, 3), np.uint8)).save(path, exif=exif)
+
+
+def test_images_of_another_size_than_their_annotations(root):
+    path = files(root, 'coco/train2017')[1]
+    cfg = shrunk('ravlt-retinanet', root)
+    turn(path)
+    change(root, lambda content: content['images'][1].update(height=48, width=64))
+    with pytest.raises(DataError, match=rf'{path} is 64 high .* \(48, 64\): its EXIF orientation'):
+        loaded(cfg)
+    change(root, lambda content: content['images'][1].update(height=64, width=48))
+    assert loaded(cfg)[1]
+    change(root, lambda content: content['images'][1].update(height=128, width=96))
+    with pytest.raises(DataError, match=rf'{path} is 64 high and 48 wide, its .* \(128, 96\)$'):
+        loaded(cfg)
+
+
+def test_maps_that_are_no_labels_of_their_images(root):
+    image, seg_map = (files(root, f'ade/{f}/training')[1] for f in ('images', 'annotations'))
+    cfg = shrunk('ravlt-semantic-fpn', root)
+    dataset = loaded(cfg)
+    labels = cv2.imread(str(seg_map), cv2.IMREAD_UNCHANGED)
+    cv2.imwrite(str(seg_map), np.repeat(labels[..., None], 3, 2))
+    for load in (lambda: dataset[1], lambda: loaded(cfg)):
+        with pytest.raises(DataError, match=f'^{seg_map} has 3 channels'):
+            load()
+    cv2.imwrite(str(seg_map), labels[:48])
+    with pytest.raises(DataError, match=rf'^{seg_map} has the size \(48, 64\), its image {image}'):
+        dataset[1]
+
+
+def segmentor(root, label, reduce_zero_label=False):
+    """A config of which all maps have this label, and 0."""
+    cfg = shrunk('segformer', root)
+    for path in root.rglob('*_labelTrainIds.png'):
+        seg_map = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+        seg_map[:9], seg_map[9:] = 0, label
+        cv2.imwrite(str(path), seg_map)
+    cfg.train_dataloader.dataset.reduce_zero_label = reduce_zero_label
+    return cfg
+
+
+def test_maps_with_labels_that_the_model_lacks(root):
+    number = labels_of(shrunk('segformer', root)).number
+    loaded(segmentor(root, number - 1))
+    message = rf'has labels \[{number}\], known are 0 to {number - 1}; .* set reduce_zero_label'
+    with pytest.raises(DataError, match=message):
+        loaded(segmentor(root, number))
+    loaded(segmentor(root, number, reduce_zero_label=True))
+    with pytest.raises(DataError, match=rf'has labels \[77\], known are 0 to {number - 1}$'):
+        loaded(segmentor(root, 77))
+    dataset = loaded(segmentor(root, 1))
+    segmentor(root, 77)
+    with pytest.raises(DataError, match=r'has labels \[77\]'):  # while training
+        dataset[1]
+
+
+def test_masks_of_0_and_255(root, monkeypatch):
+    said = []
+    monkeypatch.setattr(sample_loading, 'log_warning', said.append)
+    loaded(segmentor(root, 255))
+    assert len(said) == 1 and 'with the labels 0 and 255 only, and 255 is ignored' in said[0]
+
+
+def test_labels_of_a_classifier(root):
+    cfg = shrunk('ravlt-nano-cls', root)
+    cfg.model.head.num_classes = 3
+    with pytest.raises(DataError, match='model.head.num_classes is 3, but .* has 5 classes'):
+        check_run(cfg, 'train')
+    message = r'/(star|triangle)/.* its label is \d, the labels of 3 classes are 0 to 2'
+    with pytest.raises(DataError, match=message):
+        loaded(cfg)
+
+
+def test_the_runner_looks_at_samples(root, tmp_path):
+    cfg = shrunk('segformer', root)
+    segmentor(root, 77)
+    cfg.work_dir = str(tmp_path / 'work')
+    runner = PluginRunner.from_cfg(cfg)
+    for loop in ('train_loop', 'val_loop'):
+        with pytest.raises(DataError, match=r'has labels \[77\]'):
+            getattr(runner, loop)

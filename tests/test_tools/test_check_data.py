@@ -1,19 +1,14 @@
 """``mmlinattn check-data``: every fault is found, and nothing where there is none."""
 
 import json
-import os
 import shutil
-from pathlib import Path
-from types import SimpleNamespace
 
 import cv2
-import mmcv
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
 from mmlinattn.datasets import shapes
-from mmlinattn.engine.preflight import dataset_audit, file_audit
 
 from .conftest import CONFIGS, FOLDERS
 
@@ -27,26 +22,27 @@ def data(tmp_path):
 
 
 @pytest.fixture
-def check(root, data, run, tmp_path):
-    """check(task, ...) -> exit code and findings as (split, kind, where, what)."""
+def check(root, data, run, capsys):
+    """check(task, ...) -> exit code and printed lines: findings, then the summary."""
 
-    def call(task, *options, workers=1, debug=True):
-        found = tmp_path / 'found.json'
+    def call(task, *options, splits=('train', 'val', 'test'), debug=True):
         where = [f'{s}_dataloader.dataset.data_root={data}/{FOLDERS[task]}'
                  for s in ('train', 'val', 'test')]  # fmt: skip
-        with_them = [root / CONFIGS[task], '--workers', workers, '--json', found]
-        options = ['--cfg-options', *where, *options]
-        code = run('check-data', *with_them, *options, debug=debug)
-        report = json.loads(found.read_text())
-        return code, [(s, *f.values()) for s, all_of in report['findings'].items() for f in all_of]
+        capsys.readouterr()
+        code = run('check-data', root / CONFIGS[task], '--splits', *splits,
+                   '--cfg-options', *where, *options, debug=debug)  # fmt: skip
+        lines = capsys.readouterr().out.splitlines()
+        return code, [line for line in lines if line and 'default scope' not in line]
 
     return call
 
 
 @pytest.mark.parametrize('task', CONFIGS)
-def test_nothing_is_found_in_shapes(check, task, capsys):
-    assert check(task) == (0, [])
-    assert 'nothing found' in capsys.readouterr().out
+def test_nothing_is_found_in_shapes(check, task):
+    code, lines = check(task)
+    train, val = (20, 10) if task == 'cls' else (6, 3)
+    wanted = [f'train: {train} images', f'val: {val} images', 'nothing found']
+    assert code == 0 and lines[-3:] == wanted
 
 
 def change(path, function):
@@ -55,63 +51,70 @@ def change(path, function):
     path.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize('workers', [1, 2])
-def test_images_and_annotations_of_a_detector(check, data, workers, capfd):
+def test_images_and_annotations_of_a_detector(check, data):
     images = sorted((data / 'coco/train2017').iterdir())
-    images[0].write_bytes(images[0].read_bytes()[:-400])
+    images[0].write_bytes(images[0].read_bytes()[:-100])
     images[1].write_bytes(b'no image')
     images[2].unlink()
     cv2.imwrite(str(images[3]), np.zeros((64, 32, 3), np.uint8))
-    shutil.copy(sorted((data / 'coco/val2017').iterdir())[0], images[4])
 
     def spoil(content):
         content['annotations'][0]['bbox'][2] = 0
         content['annotations'][1]['category_id'] = 99
-        content['images'][5]['height'] = None
 
     change(data / COCO, spoil)
-    code, found = check('det', workers=workers)
+    code, lines = check('det')
     assert code == 1
-    kinds = {(split, kind): (where, what) for split, kind, where, what in found}
-    assert kinds[('train', 'truncated')][0] == str(images[0])
-    assert kinds['train', 'size'][0] == str(images[3])
-    assert '(64, 64)' in kinds['train', 'size'][1]
-    assert kinds['val', 'duplicate'][1] == f'the same content as {images[4]} of train'
-    assert {w for s, k, w, _ in found if k == 'unreadable'} == {str(images[1]), str(images[2])}
-    assert f'{data / COCO}: annotation 1' in kinds['train', 'box without extent'][0]
-    assert 'no category has the id 99' in kinds['train', 'class'][1]
-    assert '(None, 64)' in kinds['train', 'annotation'][1]
-    assert len(found) == 8
-    out = capfd.readouterr().out
-    assert 'truncated' in out and 'train: 6 images' in out
+    for wanted in (
+        f'train, box without extent: {data / COCO}: annotation 1: bbox is [',
+        f'train, class: {data / COCO}: annotation 2: no category has the id 99',
+        f'train, unreadable: {images[1]}: cannot be loaded: cannot identify image file',
+        f'train, unreadable: {images[2]}: does not exist; {images[2].parent} has ',
+        f'train, size: {images[3]}: is 64 high and 32 wide, its annotation says (64, 64)',
+        'train: 6 images',
+    ):
+        assert sum(wanted in line for line in lines) == 1, wanted
+    # OpenCV refuses a truncated JPEG from 4.11 on, before it filled the rest with grey.
+    assert (
+        sum(f'{images[0]}: ' in line and 'image file is truncated' in line for line in lines) == 1
+    )
 
 
 def test_maps_of_a_segmentor(check, data):
     maps = sorted((data / 'ade/annotations/training').iterdir())
     labels = cv2.imread(str(maps[0]), cv2.IMREAD_UNCHANGED)
     cv2.imwrite(str(maps[0]), labels[:32])
+    cv2.imwrite(str(maps[2]), np.repeat(labels[..., None], 3, 2))  # grey, but three channels
+    cv2.imwrite(str(maps[3]), np.full_like(labels, 255))
+    palette = Image.fromarray(labels, 'P')  # as those of VOC: its indices are the labels
+    palette.putpalette(np.random.default_rng(0).integers(0, 256, 768, np.uint8).tobytes())
+    palette.save(maps[4])
     labels[0, 0] = 77
     cv2.imwrite(str(maps[1]), labels)
-    cv2.imwrite(str(maps[2]), np.random.default_rng(0).integers(0, 9, (64, 64, 3), np.uint8))
-    code, found = check('seg')
+    code, lines = check('seg')
     assert code == 1
-    assert [(k, w) for _, k, w, _ in found] == [
-        ('mask', str(maps[0])), ('class', str(maps[1])), ('mask', str(maps[2]))
-    ]  # fmt: skip
-    assert '[77]' in found[1][3]
+    beginnings = [
+        f'train, mask: {maps[0]}: has the size (32, 64), its image',
+        f'train, class: {maps[1]}: has labels [76], known are 0 to ',
+        f'train, mask: {maps[2]}: has 3 channels',
+        f'train, mask: {maps[3]}: has ignored pixels only',
+        'train: 6 images',
+    ]
+    assert all(map(str.startswith, lines, beginnings)), lines
 
 
 def test_labels_beyond_the_head_of_a_classifier(check):
-    code, found = check('cls', 'model.head.num_classes=4')
-    assert code == 1 and {k for _, k, *_ in found} == {'class'}
-    assert 'its label is 4, of 4 classes' in found[0][3]
+    code, lines = check('cls', 'model.head.num_classes=4')
+    assert code == 1 and 'model.head.num_classes is 4, but' in lines[0]
+    assert not any('images' in line for line in lines)  # read when the head is mended
 
 
-def test_annotations_that_are_no_json(check, data):
-    path = data / COCO
-    path.write_text(path.read_text()[:300])
-    code, found = check('det')
-    assert code == 1 and found[0][1:3] == ('annotation', str(path))
+@pytest.mark.parametrize('text, what', [('{"images": [', 'is no JSON'), ('{}', 'must be a list')])
+def test_annotations_that_cannot_be_used(check, data, text, what):
+    (data / COCO).write_text(text)
+    code, lines = check('det', splits=['train'])
+    assert code == 1 and len(lines) == 2 and what in lines[0], lines
+    assert lines[0].startswith(f'train, annotation: {data / COCO}: ')
 
 
 def test_what_the_user_got_wrong(check, data, capsys):
@@ -119,133 +122,45 @@ def test_what_the_user_got_wrong(check, data, capsys):
         check('det', 'train_dataloader.dataset.data_root=nowhere', debug=False)
     assert stopped.value.code == 2
     assert "error: FileNotFoundError: train_dataloader: 'nowhere/' does" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        check('seg', 'train_dataloader.dataset.img_suffix=.tiff', debug=False)
+    assert "no image whose name ends in '.tiff' (img_suffix of " in capsys.readouterr().err
 
 
-def look_at_or_crash(records):
-    """Stands in for a decoder that crashes in a worker process."""
-    if any(Path(record.img_path).read_bytes() == b'crash' for record in records):
-        os._exit(11)
-    return file_audit.audit_files(records)
-
-
-def test_a_decoder_that_crashes_is_a_finding(check, data, monkeypatch):
-    bad = sorted((data / 'coco/train2017').iterdir())[2]
-    bad.write_bytes(b'crash')
-    monkeypatch.setattr(dataset_audit, 'audit_files', look_at_or_crash)
-    code, found = check('det', workers=2)
-    assert code == 1 and [f[:3] for f in found] == [('train', 'unreadable', str(bad))]
-    assert 'its process died (exit code 11)' in found[0][3]
-
-
-def rename(index, name):
-    """Changes the file name of an image's record."""
-    return lambda content: content['images'][index].update(file_name=str(name))
-
-
-@pytest.fixture
-def outside(data, tmp_path):
-    """A good image outside of the data root."""
-    return shutil.copy(sorted((data / 'coco/train2017').iterdir())[1], tmp_path / 'secret.jpg')
-
-
-@pytest.mark.parametrize('name', ['/dev/zero', '{outside}', '../../../secret.jpg', 'link.jpg'])
-def test_files_outside_of_the_data_root(check, data, outside, name):
-    images = data / 'coco/train2017'
-    (images / 'link.jpg').symlink_to(outside)
-    change(data / COCO, rename(0, name.format(outside=outside)))
-    code, found = check('det', workers=2)
-    assert code == 1 and [f[1] for f in found] == ['outside']
-    assert found[0][2].endswith(name.format(outside=outside))
-    assert f"outside of the folders of its data set, '{data}/coco/'" in found[0][3]
+def test_a_split_that_reads_the_files_of_the_training_set(check):
+    code, lines = check('seg', 'val_dataloader.dataset.data_prefix.img_path=images/training',
+                        'val_dataloader.dataset.data_prefix.seg_map_path=annotations/training',
+                        splits=['train', 'val'])  # fmt: skip
+    assert code == 1 and lines == [
+        'val, duplicate: val_dataloader: reads the images that are trained: its scores say nothing '
+        'of other images',
+        'train: 6 images',
+        'val: 1 x duplicate',
+    ]
 
 
 def test_links_to_data_that_lies_elsewhere(check, data, tmp_path):
-    """A data root, a folder of images, and a file beside another that are links."""
+    """A data root, and a folder of images, that are links."""
     disk = tmp_path / 'disk'
     disk.mkdir()
     shutil.move(data / 'coco/train2017', disk / 'pictures')
     (data / 'coco/train2017').symlink_to(disk / 'pictures')
-    images = sorted((disk / 'pictures').iterdir())
-    images[0].rename(images[0].with_suffix('.orig'))
-    images[0].symlink_to(images[0].with_suffix('.orig'))
     shutil.move(data, disk / 'set')
     data.symlink_to(disk / 'set')
-    assert check('det') == (0, [])
+    assert check('det')[0] == 0
 
 
-def test_no_memory_for_an_image(check, data, monkeypatch):
-    bad = str(sorted((data / 'coco/train2017').iterdir())[2])
-
-    def imfrombytes(content, *args, **kwargs):
-        if content == Path(bad).read_bytes():
-            raise MemoryError
-        return mmcv.imfrombytes(content, *args, **kwargs)
-
-    monkeypatch.setattr(file_audit, 'mmcv', SimpleNamespace(imfrombytes=imfrombytes))
-    code, found = check('det')
-    assert code == 1 and [f[1:] for f in found] == [('unreadable', bad, 'MemoryError')]
-
-
-def test_maps_that_train_nothing_or_are_no_labels(check, data):
-    maps = sorted((data / 'ade/annotations/training').iterdir())
-    labels = cv2.imread(str(maps[0]), cv2.IMREAD_UNCHANGED)
-    cv2.imwrite(str(maps[0]), np.repeat(labels[..., None], 3, 2))  # grey, but three channels
-    cv2.imwrite(str(maps[1]), np.full_like(labels, 255))
-    palette = Image.fromarray(labels, 'P')  # as those of VOC: its indices are the labels
-    palette.putpalette(np.random.default_rng(0).integers(0, 256, 768, np.uint8).tobytes())
-    palette.save(maps[2])
-    code, found = check('seg')
-    assert code == 1 and [(k, w) for _, k, w, _ in found] == [
-        ('mask', str(maps[0])), ('mask', str(maps[1]))
-    ]  # fmt: skip
-    assert 'has 3 channels' in found[0][3] and 'has ignored pixels only' in found[1][3]
-
-
-def turn(path, orientation, size=(64, 48)):
-    """Writes an image of this width and height with an EXIF orientation."""
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = orientation
-    pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)
-    Image.fromarray(pixels).save(path, exif=exif)
-
-
-@pytest.mark.parametrize(
-    'orientation, size, annotated, what',
-    [
-        (6, (64, 48), (48, 64), 'from (48, 64) to (64, 48) when loaded, its annotation has the'),
-        (6, (64, 48), (64, 48), None),
-        (1, (64, 48), (48, 64), None),
-        (3, (64, 48), (48, 64), 'does not tell for which of both it was made'),
-        (6, (64, 64), (64, 64), 'does not tell for which of both it was made'),
-    ],
-)
-def test_images_that_loading_turns(check, data, orientation, size, annotated, what):
-    path = sorted((data / 'coco/train2017').iterdir())[0]
-    turn(path, orientation, size)
-
-    def resize(content):
-        content['images'][0].update(height=annotated[0], width=annotated[1])
-        number = content['images'][0]['id']
-        content['annotations'] = [a for a in content['annotations'] if a['image_id'] != number]
-
-    change(data / COCO, resize)
-    code, found = check('det')
-    assert [f[1:3] for f in found] == ([('orientation', str(path))] if what else [])
-    assert code == bool(what) and all(what in f[3] for f in found)
-
-
-def test_images_that_are_turned_unlike_their_maps(check, data):
+def test_images_that_loading_turns(check, data):
     image = sorted((data / 'ade/images/training').iterdir())[0]
     seg_map = sorted((data / 'ade/annotations/training').iterdir())[0]
-    turn(image, 6)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+    Image.fromarray(pixels).save(image, exif=exif)
     labels = cv2.imread(str(seg_map), cv2.IMREAD_UNCHANGED)[:48]
     cv2.imwrite(str(seg_map), labels)
-    code, found = check('seg')
-    assert code == 1 and [f[1:3] for f in found] == [('orientation', str(image))]
-    assert 'its map has the size before' in found[0][3]
-    cv2.imwrite(str(seg_map), np.rot90(labels, -1))
-    assert check('seg') == (0, [])
+    code, lines = check('seg')
+    assert code == 1 and lines[0].startswith(f'train, mask: {seg_map}: has the size (48, 64), its')
     # Loaded without a turn, a map of the size before fits.
-    cv2.imwrite(str(seg_map), labels)
     still = 'train_dataloader.dataset.pipeline.0.color_type=color_ignore_orientation'
-    assert check('seg', still) == (0, [])
+    assert check('seg', still)[0] == 0

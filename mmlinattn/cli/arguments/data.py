@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import List, Optional
 
 from ...utils.command_line import Parser
-from .common import CONFIG, check_not_negative, check_positive
+from .common import CONFIG
 
 SPLITS = ('train', 'val', 'test')
 
@@ -17,16 +17,9 @@ def check_data(argv: Optional[List[str]] = None) -> Namespace:
     Exit code 0: nothing found, 1: findings, 2: the config or its folders cannot be used.
     """
     parser = Parser('check-data', check_data.__doc__, cfg_options=True)
-    add = parser.add_argument
-    add('config', help=CONFIG)
-    add('--splits', nargs='+', choices=SPLITS, default=SPLITS)
-    add('--workers', type=int, default=os.cpu_count(), help='processes')
-    add('--examples', type=int, default=3, help='shown of each kind')
-    add('--json', type=Path, metavar='FILE', help='also write all findings there')
-    args = parser.parse_args(argv)
-    check_positive(parser, args, 'workers')
-    check_not_negative(parser, args, 'examples')
-    return args
+    parser.add_argument('config', help=CONFIG)
+    parser.add_argument('--splits', nargs='+', choices=SPLITS, default=SPLITS)
+    return parser.parse_args(argv)
 
 
 def shapes(argv: Optional[List[str]] = None) -> Namespace:

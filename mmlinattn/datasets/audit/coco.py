@@ -1,172 +1,120 @@
 """Checks of annotations in COCO format, record by record."""
 
-import json
 import math
-import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeGuard
 
-from ...utils.suggest import shorten
+import numpy as np
 
 # Pixels that a box or an outline may exceed its image by, because of rounding.
 MARGIN = 1.0
+# Kinds of findings in objects that MMDetection leaves out of training.
+DROPPED = ('area', 'box without extent', 'class')
 Size = Tuple[int, int]  # height, width
 
 
 class Finding(NamedTuple):
-    """Problem found in a data set.
+    """Problem found in a config or its data.
 
     Attributes:
         kind: category of the problem, for counting.
-        where: file or record.
+        where: file, record or option.
         what: description of the problem.
+        fatal: True if a run ends by it, or would give wrong results.
     """
 
     kind: str
     where: str
     what: str
+    fatal: bool = False
 
 
 def check_coco(
-    content: Any, classes: Optional[Sequence[str]] = None, masks: bool = False
+    content: Any,
+    classes: Optional[Sequence[str]] = None,
+    masks: bool = False,
+    trained: bool = True,
 ) -> Iterator[Finding]:
     """Yield the problems in annotations, without reading the images.
 
     Args:
         content: content of the JSON file.
         classes: classes that the data set is read with; None for all classes of the file.
-        masks: True if each object must have a mask.
+        masks: each object must have a mask; without, masks are not looked at.
+        trained: the data are for training, not for scoring.
 
     Example:
         >>> image = dict(id=1, file_name='a.jpg', height=10, width=20)
-        >>> box = dict(id=1, image_id=1, category_id=7, bbox=[0, 0, 5, 0], area=0, iscrowd=0)
+        >>> box = dict(id=1, image_id=1, category_id=7, bbox=[0, 0, 5, 4], area=0, iscrowd=0)
         >>> category = dict(id=7, name='cat')
         >>> found = check_coco(dict(images=[image], annotations=[box], categories=[category]))
-        >>> [*found][0]
-        Finding(kind='box without extent', where='annotation 1', what='bbox is [0, 0, 5, 0]')
+        >>> [(where, what) for _, where, what, fatal in found][1]
+        ('annotations', 'none of the 1 objects can be trained: 1 of area')
     """
     lists: List[list] = []
     for name in ('images', 'annotations', 'categories'):
         part = content.get(name) if isinstance(content, Mapping) else None
+        if part is None and name == 'annotations' and lists and not trained:
+            part = []  # images of a test whose annotations are not published
         if not isinstance(part, list):
-            yield Finding('annotation', name, f'must be a list, got {_short(part)}')
+            yield Finding('annotation', name, f'must be a list, got {_short(part)}', True)
             return
         lists.append(part)
     images, annotations, categories = lists
-    known = yield from _check_categories(categories)
-    yield from check_classes(categories, classes or ())
+    known = yield from _check_categories(categories, classes)
     sizes = yield from _check_images(images)
     seen: Set[Any] = set()
-    crowds = 0
+    unused: Counter = Counter()
     for i, record in enumerate(annotations):
         if not isinstance(record, Mapping) or not _is_id(record.get('id')):
-            yield Finding('annotation', f'annotations[{i}]', f'has no id: {_short(record)}')
+            yield Finding('annotation', f'annotations[{i}]', f'has no id: {_short(record)}', True)
             continue
         where = f'annotation {record["id"]!r}'
         if type(record['id']) is str or record['id'] == 0:
             what = 'its id must be a number, not 0: COCO evaluation takes 0 for "not matched"'
-            yield Finding('annotation', where, what)
+            fatal = type(record['id']) is str and not trained
+            yield Finding('annotation', where, what, fatal)
         if record['id'] in seen:
-            yield Finding('annotation', where, 'its id is there twice')
+            yield Finding('annotation', where, 'its id is there twice', True)
         seen.add(record['id'])
-        crowds += record.get('iscrowd') == 1
-        yield from _check_annotation(record, where, sizes, known)
-        if masks and not record.get('segmentation') and not record.get('ignore'):
-            what = 'has none, but masks are trained: for boxes alone use no mask head'
-            yield Finding('mask', where, what)
-    if annotations and crowds == len(annotations):
-        what = f'all {crowds} objects are crowds (iscrowd=1), which are neither trained nor scored'
-        yield Finding('annotation', 'annotations', what)
+        found = [*_check_annotation(record, where, sizes, known)]
+        found += _check_mask(record, where, sizes, trained) if masks else []
+        yield from found
+        kinds = [finding.kind for finding in found if finding.kind in DROPPED]
+        if _is_id(record.get('category_id')) and not known.get(record['category_id'], True):
+            kinds.append('classes that are not read')
+        if record.get('iscrowd') or record.get('ignore'):
+            kinds.append('crowds (iscrowd=1)')
+        unused.update(kinds[:1])
+    if trained and annotations and sum(unused.values()) == len(annotations):
+        reasons = ', '.join(f'{count} of {kind}' for kind, count in unused.items())
+        what = f'none of the {len(annotations)} objects can be trained: {reasons}'
+        yield Finding('annotation', 'annotations', what, True)
 
 
-def check_classes(categories: list, classes: Sequence[str]) -> Iterator[Finding]:
-    """Yield the problems in the mapping of a data set's classes to the categories of its file.
-
-    MMDetection takes the categories whose names are classes and numbers them in the order of the
-    file. Label 0 is therefore the first of these, not the first class. Other categories may exist.
-
-    Args:
-        categories: records of the categories.
-        classes: classes that the data set is read with.
-
-    Example:
-        >>> [found] = check_classes([dict(id=1, name='nut')], ['bolt'])
-        >>> found.what
-        "the file lacks 'bolt', 1 of the 1 classes that it is read with; it has 'nut'"
-    """
-    names = [r['name'] for r in categories if isinstance(r, Mapping) and _is_name(r.get('name'))]
-    missing = [name for name in classes if name not in names]
-    ordered = [name for name in names if name in classes]
-    twice = sorted({name for name in ordered if ordered.count(name) > 1})
-    what = None
-    if len({*classes}) < len(classes):
-        what = f'{_listed(classes)} has a name twice'
-    elif missing:
-        what = (
-            f'the file lacks {_listed(missing)}, {len(missing)} of the {len(classes)} classes that '
-            f'it is read with; it has {_listed(names)}'
-        )
-    elif twice:
-        what = f'the file has {_listed(twice)} twice, later classes would get other labels'
-    elif ordered != list(classes):
-        i = next(i for i, name in enumerate(classes) if name != ordered[i])
-        what = (
-            f'the file has the classes in another order, {_listed(ordered)}, which numbers the '
-            f'labels: {ordered[i]!r} would be called {classes[i]!r}'
-        )
-    if what:
-        yield Finding('class', 'the classes', what)
-
-
-def read_categories(data: bytes) -> list:
-    """Return the categories of a COCO file, without parsing the rest of a large file.
-
-    Args:
-        data: content of the JSON file.
-
-    Raises:
-        ValueError: the file is no JSON object with a list of categories.
-
-    Example:
-        >>> read_categories(b'{"images": [], "categories": [{"id": 1, "name": "cat"}]}')
-        [{'id': 1, 'name': 'cat'}]
-    """
-    found = []
-    for match in re.finditer(rb'"categories"\s*:\s*(?=\[)', data):
-        for size in (2**20, len(data)):
-            text = data[match.end() : match.end() + size].decode(errors='ignore')
-            try:
-                found.append(json.JSONDecoder().raw_decode(text)[0])
-                break
-            except ValueError:
-                continue
-    if len(found) == 1:
-        return found[0]
-    content = json.loads(data)  # another encoding, or records with a list of this name
-    if not isinstance(content, dict) or not isinstance(content.get('categories'), list):
-        raise ValueError('it has no list of categories')
-    return content['categories']
-
-
-def _check_categories(records: list):
-    ids: Set[Any] = set()
+def _check_categories(records: list, classes: Optional[Sequence[str]]):
+    """Yield the problems of categories, and return by id if they are read."""
+    known: Dict[Any, bool] = {}
     for i, record in enumerate(records):
         fine = isinstance(record, Mapping) and _is_id(record.get('id'))
-        if not fine or not _is_name(record.get('name')):
-            yield Finding('annotation', f'categories[{i}]', f'no id or name: {_short(record)}')
-        elif record['id'] in ids:
+        if not fine or not isinstance(record.get('name'), str):
+            what = f'no id or name: {_short(record)}'
+            yield Finding('annotation', f'categories[{i}]', what, True)
+        elif record['id'] in known:
             yield Finding('annotation', f'category {record["id"]!r}', 'its id is there twice')
         else:
-            ids.add(record['id'])
-    return ids
+            known[record['id']] = classes is None or record['name'] in classes
+    return known
 
 
 def _check_images(records: list):
+    """Yield the problems of images, and return their sizes by id, (0, 0) if unknown."""
     sizes: Dict[Any, Size] = {}
     named: Dict[str, Any] = {}
     for i, record in enumerate(records):
         if not isinstance(record, Mapping) or not _is_id(record.get('id')):
-            yield Finding('annotation', f'images[{i}]', f'has no id: {_short(record)}')
+            yield Finding('annotation', f'images[{i}]', f'has no id: {_short(record)}', True)
             continue
         where = f'image {record["id"]!r}'
         name: Any = record.get('file_name')
@@ -175,121 +123,97 @@ def _check_images(records: list):
             yield Finding('annotation', where, 'its id is there twice')
         sizes[record['id']] = (0, 0)
         if not isinstance(name, str) or not name:
-            yield Finding('annotation', where, f'file_name is {_short(name)}')
+            yield Finding('annotation', where, f'file_name is {_short(name)}', True)
         elif named.setdefault(name, record['id']) != record['id']:
             what = f'has the same file_name as image {named[name]!r}, {_short(name)}'
             yield Finding('duplicate', where, what)
         if not all(type(side) is int and side > 0 for side in size):
-            yield Finding('annotation', where, f'(height, width) is {_short(size)}')
+            yield Finding('annotation', where, f'(height, width) is {_short(size)}', True)
         else:
             sizes[record['id']] = size
     return sizes
 
 
 def _check_annotation(
-    record: Mapping, where: str, sizes: Dict[Any, Size], known: Set[Any]
+    record: Mapping, where: str, sizes: Dict[Any, Size], known: Dict[Any, bool]
 ) -> Iterator[Finding]:
     image, category = record.get('image_id'), record.get('category_id')
-    size = sizes.get(image) if _is_id(image) else None
-    if size is None:
-        yield Finding('annotation', where, f'no image has the id {_short(image)}')
+    if not _is_id(image) or image not in sizes:
+        what = f'no image has the id {_short(image)}'
+        yield Finding('annotation', where, what, not _is_id(image))
         return
     if not _is_id(category) or category not in known:
-        yield Finding('class', where, f'no category has the id {_short(category)}')
+        what = f'no category has the id {_short(category)}'
+        yield Finding('class', where, what, not _is_id(category))
     area, crowd = record.get('area'), record.get('iscrowd', 0)
-    if not _is_number(area) or area < 0:
-        yield Finding('annotation', where, f'area is {_short(area)}')
+    if not _is_number(area) or area <= 0:
+        what = f'area is {_short(area)}: objects without area are not trained'
+        yield Finding('area', where, what, not _is_number(area))
     if crowd not in (0, 1):
         yield Finding('annotation', where, f'iscrowd is {_short(crowd)}')
-    if 0 in size:
-        return  # _check_images has reported the size
-    height, width = size
     box = record.get('bbox')
+    height, width = sizes[image]
     if not _are_numbers(box) or len(box) != 4:
-        yield Finding('annotation', where, f'bbox is {_short(box)}')
-    else:
+        yield Finding('annotation', where, f'bbox is {_short(box)}', True)
+    elif height:  # else the size is reported
         x, y, w, h = box
-        if w <= 0 or h <= 0:
-            yield Finding('box without extent', where, f'bbox is {_short(box)}')
+        if w < 1 or h < 1:
+            what = f'bbox is {box} (x, y, width, height): sides below 1 pixel are not trained'
+            yield Finding('box without extent', where, what)
         elif min(x, y) < -MARGIN or x + w > width + MARGIN or y + h > height + MARGIN:
-            what = f'bbox is {_short(box)}, its image {width} wide and {height} high'
-            yield Finding('box outside', where, what)
-    what = bad_mask_reason(record.get('segmentation'), size)
-    if what:
-        yield Finding('mask', where, what)
+            is_off = x >= width or y >= height or x + w <= 0 or y + h <= 0
+            kind = 'box without extent' if is_off else 'box outside'
+            what = f'bbox is {box}, its image {width} wide and {height} high'
+            yield Finding(kind, where, what)
 
 
-def bad_mask_reason(mask: Any, size: Size, margin: float = MARGIN) -> Optional[str]:
-    """Return why a segmentation does not fit the image size, or None if it fits or is empty.
+def _check_mask(
+    record: Mapping, where: str, sizes: Dict[Any, Size], trained: bool
+) -> Iterator[Finding]:
+    mask, image = record.get('segmentation'), record.get('image_id')
+    size = sizes.get(image, (0, 0)) if _is_id(image) else (0, 0)
+    if not mask and not record.get('ignore'):
+        what = 'has none, but masks are trained: for boxes alone use no mask head'
+        yield Finding('mask', where, what, True)
+    elif mask and 0 not in size:
+        what, is_skipped = _mask_reason(mask, size)
+        if what:
+            yield Finding('mask', where, what, not (trained and is_skipped))
 
-    Args:
-        mask: polygons, or run lengths, compressed or not.
-        size: (height, width) of the image.
-        margin: pixels that an outline may exceed the image by.
-    """
-    if not mask:
-        return None
+
+def _mask_reason(mask: Any, size: Size) -> Tuple[str, bool]:
+    """Return why polygons or run lengths do not fit the image, and if a training skips them."""
     height, width = size
+    skipped = ''
     if isinstance(mask, list):
         for outline in mask:
-            if not _are_numbers(outline) or len(outline) < 6 or len(outline) % 2:
-                return f'an outline must be x, y three times or more, got {_short(outline)}'
-            xs, ys = outline[::2], outline[1::2]
-            beyond = max(max(xs) - width, max(ys) - height, -min(xs), -min(ys))
-            if beyond > margin:
-                return f'an outline reaches {beyond:g} pixels beyond its image'
-        return None
+            points = np.asarray(outline) if isinstance(outline, list) else np.zeros(())
+            if points.dtype.kind not in 'if' or points.ndim != 1 or not np.isfinite(points).all():
+                return f'an outline is {_short(outline)}', False
+            xs, ys = points[::2], points[1::2]
+            most = max(xs.max(initial=0) - width, ys.max(initial=0) - height)
+            beyond = max(most, -xs.min(initial=0), -ys.min(initial=0))
+            if beyond > MARGIN:
+                skipped = f'an outline reaches {beyond:g} pixels beyond its image'
+            if beyond > max(size):  # pycocotools would exhaust the memory
+                return skipped, False
+            if len(points) < 6 or len(points) % 2:
+                skipped = f'an outline must be x, y three times or more, got {_short(outline)}'
+        return skipped, True
     if not isinstance(mask, Mapping) or not isinstance(mask.get('counts'), (list, str, bytes)):
-        return f'segmentation is {_short(mask)}'
+        return f'segmentation is {_short(mask)}', False
     if not isinstance(mask.get('size'), (list, tuple)) or tuple(mask['size']) != (height, width):
-        return f'its size is {_short(mask.get("size"))}, that of its image {[height, width]}'
-    counts = mask['counts']
-    runs = counts if isinstance(counts, list) else decode_run_lengths(counts)
-    if not runs or not all(type(run) is int and run >= 0 for run in runs):
-        return 'its run lengths are none'
-    if sum(runs) != height * width:
-        return f'its run lengths sum to {sum(runs)} pixels instead of {height * width}'
-    return None
-
-
-def decode_run_lengths(counts: Any) -> Optional[List[int]]:
-    """Return the run lengths in COCO's compressed string, or None if it is invalid.
-
-    Each character holds six bits, counted from '0': five are a digit, the sixth is set if more
-    digits follow. From the fourth number on, each is the difference to the last but one.
-
-    Example:
-        >>> decode_run_lengths('T18')
-        [36, 8]
-    """
-    data = counts.encode('latin1', 'replace') if isinstance(counts, str) else counts
-    runs: List[int] = []
-    value = shift = 0
-    for byte in data:
-        digit = byte - 48
-        if not 0 <= digit < 64 or shift > 30:
-            return None
-        value |= (digit & 31) << shift
-        shift += 5
-        if digit & 32:
-            continue
-        if digit & 16:  # the sign of the last digit
-            value -= 1 << shift
-        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
-        value = shift = 0
-    return None if shift else runs
+        return f'its size is {_short(mask.get("size"))}, that of its image {[height, width]}', False
+    runs = mask['counts']
+    if isinstance(runs, list) and not (
+        all(type(run) is int and run >= 0 for run in runs) and sum(runs) == height * width
+    ):
+        return f'its run lengths do not sum to {height * width} pixels: {_short(runs)}', False
+    return '', True
 
 
 def _is_id(value: Any) -> bool:
     return type(value) in (int, str)
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return shorten([*map(repr, names)]) or 'none'
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

@@ -1,21 +1,15 @@
 """Checks that image files are complete. Decoders silently fill missing parts with grey."""
 
 import io
-import os
 import warnings
-import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Optional, Tuple, Union
 
 from PIL import ExifTags, Image
 
-from ...utils import open_regular
-
 JPEG, PNG = b'\xff\xd8', b'\x89PNG\r\n\x1a\n'
-TIFF, EXIF = (b'II', b'MM'), (b'Exif', b'eXIf', b'EXIF')
 JPEG_END = b'\xff\xd9'
-PNG_END = b'\x00\x00\x00\x00IEND\xaeB`\x82'
 TAIL = 4096
 MAX_MEGAPIXELS = 50.0
 
@@ -60,13 +54,9 @@ def exif_orientation(data: bytes) -> int:
         >>> exif_orientation(file.getvalue())
         6
     """
-    # Pillow's search takes as long as OpenCV decodes a small image, so look for the marks first.
-    if not data.startswith(TIFF) and not any(mark in data for mark in EXIF):
-        return 1
     # Damaged files are reported by other checks.
     with suppress(Exception), Image.open(io.BytesIO(data)) as image:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        return orientation if orientation in range(1, 9) else 1
+        return image.getexif().get(ExifTags.Base.Orientation, 1)
     return 1
 
 
@@ -134,55 +124,12 @@ def truncation_reason(data: bytes) -> Optional[str]:
         >>> [truncation_reason(data) is None for data in (file.getvalue(), file.getvalue()[:-100])]
         [True, False]
     """
-    if data.startswith(JPEG) and _has_end(data):
+    # Some writers pad the file with zeros.
+    if data.startswith(JPEG) and data[-TAIL:].rstrip(b'\0').endswith(JPEG_END):
         return None
-    if data.startswith(PNG):
-        return _png_truncation_reason(data)
     try:
         with Image.open(io.BytesIO(data)) as image:
-            image.load()
+            image.verify() if data.startswith(PNG) else image.load()
     except Exception as error:  # each decoder has its own exceptions for damaged files
         return ' '.join(str(error).split()) or type(error).__name__
     return None
-
-
-def file_truncation_reason(path: Union[str, Path]) -> Optional[str]:
-    """Return why an image file is incomplete like :func:`truncation_reason`, reading less of it.
-
-    Of JPEG and PNG files only the beginning and the end are read if these suffice. The checksums
-    of a PNG are not checked here, because its decoder verifies them.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with open_regular(str(path)) as file:
-        head = file.read(len(PNG))
-        file.seek(max(os.fstat(file.fileno()).st_size - TAIL, 0))
-        tail = file.read()
-        if head == PNG:
-            return None if tail.endswith(PNG_END) else 'a PNG without its end'
-        if head.startswith(JPEG) and _has_end(tail):
-            return None
-        file.seek(0)
-        return truncation_reason(file.read())
-
-
-def _has_end(data: bytes) -> bool:
-    # Some writers pad the file with zeros.
-    return data[-TAIL:].rstrip(b'\0').endswith(JPEG_END)
-
-
-def _png_truncation_reason(data: bytes) -> Optional[str]:
-    place = len(PNG)
-    while place < len(data):
-        length = int.from_bytes(data[place : place + 4], 'big')
-        content = data[place + 4 : place + 8 + length]
-        end = place + 12 + length
-        if end > len(data):
-            return f'a PNG that is cut off at byte {len(data)}'
-        if zlib.crc32(content) != int.from_bytes(data[end - 4 : end], 'big'):
-            return f'a PNG whose content has changed at byte {place}'
-        if content[:4] == b'IEND':
-            return None
-        place = end
-    return 'a PNG without its end'

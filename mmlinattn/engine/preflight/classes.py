@@ -1,15 +1,13 @@
-"""Checks that classes, annotation files and heads of a config agree, before a run starts."""
+"""Checks that class names, annotation files, folders and heads of a config agree."""
 
-import json
+import os
 import re
-from typing import Any, Iterator, List, Mapping, Sequence, Tuple
+from itertools import zip_longest
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from mmengine import fileio
-from mmengine.logging import print_log
 from torch import nn
 
-from ...datasets.audit.coco import check_classes, read_categories
-from .data import DataError
+from ...datasets.audit.coco import Finding
 
 # Parts of a model that predict the classes of the data set.
 HEAD = re.compile(
@@ -20,139 +18,129 @@ THING_HEAD = re.compile(r'.*(?:bbox|mask|mask_iou|point)_head')
 OTHER_HEADS = {'STDCHead', 'SideAdapterCLIPHead'}
 
 
-def check_names(dataset: Any) -> None:
-    """Raise DataError unless the class names of a data set are those of its files, in their order.
+def is_coco(kind: type) -> bool:
+    """Return True if a data set reads its file as MMDetection's CocoDataset does."""
+    methods = [getattr(kind, name, None) for name in ('load_data_list', 'parse_data_info')]
+    return all(getattr(m, '__module__', '') == 'mmdet.datasets.coco' for m in methods)
 
-    A COCO file numbers the labels by its categories, and folders of images by their names. Classes
-    in another order would be trained well and then called by each other's names. The message has
-    the names of both and the option to set.
 
-    Args:
-        dataset: data set, loaded or built with ``lazy_init``; its annotation file exists.
+def class_folders(dataset: Any) -> List[str]:
+    """Return the folders that number the classes of a set of MMPretrain, in their order."""
+    method = getattr(type(dataset), 'load_data_list', None)
+    if getattr(method, '__module__', '') != 'mmpretrain.datasets.custom' or dataset.ann_file:
+        return []
+    folder = dataset.img_prefix
+    if not dataset.with_label or not os.path.isdir(folder):
+        return []
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+
+
+def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
+    """Compare the class names of a data set with its COCO categories or folders, in their order.
+
+    These number the labels: classes in another order would be trained well and then called by each
+    other's names.
     """
     metainfo = getattr(dataset, 'metainfo', {})
     classes, name = metainfo.get('classes'), type(dataset).__name__
     if 'CLASSES' in metainfo:
-        raise DataError(f'{name} reads metainfo.classes, not metainfo.CLASSES: write classes=(...)')
+        what = 'reads metainfo.classes, not metainfo.CLASSES: write classes=(...)'
+        yield Finding('class', name, what, True)
     if isinstance(classes, str):
-        raise DataError(
-            f'metainfo.classes of {name} is the text {classes!r}, neither a list of names nor a '
-            f'file with one per line: one class is classes=({classes!r},)'
-        )
-    if not classes:
+        what = f'is the text {classes!r}, neither a list of names nor a file with one per line: '
+        what += f'one class is classes=({classes!r},)'
+        yield Finding('class', f'metainfo.classes of {name}', what, True)
         return
-    if numbered_by_file(type(dataset)):
-        names = _category_names(dataset.ann_file, getattr(dataset, 'backend_args', None))
-        for finding in check_classes([dict(name=each) for each in names], classes):
-            shown = tuple(dict.fromkeys(each for each in names if isinstance(each, str)))
-            subset = tuple(each for each in shown if each in classes)
-            wanted = subset if {*classes} <= {*subset} else shown
-            raise DataError(
-                f'{dataset.ann_file}: {finding.what}. Set metainfo=dict(classes={_cut(wanted)}) in '
-                'its data set'
-            )
-    elif len({*getattr(dataset, 'cat_ids', classes)}) != len(classes):
-        raise DataError(
-            f'{dataset.ann_file} has the categories {dataset.cat_ids} for the {len(classes)} '
-            f'classes {_cut(tuple(classes))}: it must have each once'
-        )
-    folders = [*(getattr(dataset, 'folder_to_idx', None) or ())]
-    if folders != [*classes] and sorted(folders) == sorted(classes):
-        raise DataError(
-            f'{name}: the folders number the labels in the order {_cut(tuple(folders))}, so '
-            f'{_cut(tuple(classes))} would give them other names: set classes in this order'
-        )
+    names = [r['name'] for r in categories if isinstance(r, Mapping) and r.get('name')]
+    # MMDetection numbers the categories whose names are classes, in the order of the file.
+    ordered = [name for name in names if name in (classes or ())]
+    if names and classes and ordered != [*classes]:
+        shown = tuple(dict.fromkeys(ordered if {*ordered} == {*classes} else names))
+        what = f'{_difference(ordered, classes)} in metainfo.classes: the labels are numbered by '
+        what += f'the categories of the file. Set metainfo=dict(classes={_cut(shown)})'
+        yield Finding('class', dataset.ann_file, what, True)
+    folders = class_folders(dataset)
+    hidden = [folder for folder in folders if folder.startswith('.')]
+    if hidden:
+        what = f'the hidden folder {hidden[0]!r} would be a class: remove it'
+        yield Finding('class', dataset.img_prefix, what, True)
+    if classes and folders != [*classes] and folders == sorted(classes):
+        what = f'the folders number the labels in the order {_cut(tuple(folders))}, so '
+        what += f'{_cut(tuple(classes))} would give them other names: set classes in this order'
+        yield Finding('class', name, what, True)
 
 
-def numbered_by_file(kind: type) -> bool:
-    """Return True if a data set numbers the categories of its file as MMDetection's CocoDataset."""
-    for owner in kind.__mro__:
-        if 'load_data_list' in vars(owner):
-            return owner.__name__ == 'CocoDataset' and hasattr(kind, 'COCOAPI')
-    return False
+def check_same_classes(lists: Dict[str, Tuple[str, ...]], are_folders: bool) -> Iterator[Finding]:
+    """Compare the classes of data loaders and checkpoints with those of the first one.
+
+    Names of folders number the labels. Other lists may have other names for the same labels, but
+    not the same names in another order.
+    """
+    (first, known), *others = lists.items()
+    for place, names in others:
+        if names != known and (are_folders or sorted(names) == sorted(known)):
+            what = f'{_difference(known, names)} here: both need the same classes in the same '
+            what += f'order as {first}, {_cut(known)}'
+            yield Finding('class', place, what, True)
 
 
-def _category_names(path: str, backend_args: Any) -> List[Any]:
-    try:
-        records = read_categories(fileio.get(path, backend_args))
-    except (OSError, ValueError) as error:
-        why = 'is no JSON' if isinstance(error, json.JSONDecodeError) else 'cannot be read'
-        raise DataError(f'{path} {why}: {error}') from error
-    return [record.get('name') for record in records if isinstance(record, Mapping)]
+def check_heads(model: nn.Module, metainfo: Mapping, where: str) -> Iterator[Finding]:
+    """Compare ``num_classes`` and class weights of all heads with the classes of a data loader.
 
-
-def _cut(names: Tuple[str, ...], limit: int = 20) -> str:
-    return repr(names) if len(names) <= limit else f'{repr(names[:limit])[:-1]}, ...)'
-
-
-def check_heads(model: nn.Module, metainfo: Mapping, where: str) -> None:
-    """Compare ``num_classes`` of all heads with the number of classes of a data set.
-
-    Heads for stuff, boundaries, identities of persons and vocabularies are not compared. A
-    classifier may have more outputs than classes, which is logged.
-
-    Args:
-        model: the model, which may be on the meta device.
-        metainfo: meta information of the data set; without classes nothing is compared.
-        where: name of the data loader, for the message.
-
-    Raises:
-        DataError: a head has another number, or ``loss_decode`` of a segmentor another number of
-            class weights; the message has the options to set.
+    Heads for stuff, boundaries, identities of persons and vocabularies are not compared.
     """
     classes = metainfo.get('classes')
     if not classes or isinstance(classes, str):
         return
     wrong = []
-    for name, found in _numbers(model):
+    for name, head, found in _heads(model):
         things = metainfo.get('thing_classes') if THING_HEAD.fullmatch(name) else None
         number = len(things or classes)
         # A single output of a segmentor separates two classes by a sigmoid.
         if found == number or (found == 1 and number == 2 and name.startswith(('dec', 'aux'))):
-            continue
-        if name == 'head' and found > number:
-            print_log(
-                f'model.head has {found} outputs for the {number} classes of {where}', 'current'
-            )
-            continue
-        wrong.append((f'model.{name}.num_classes', found, number))
+            outputs = getattr(head, 'out_channels', found)
+            losses = getattr(head, 'loss_decode', ())
+            several = isinstance(losses, (list, nn.ModuleList))
+            for i, loss in enumerate(losses if several else [losses]):
+                weights = getattr(loss, 'class_weight', None)
+                if isinstance(weights, (list, tuple)) and len(weights) != outputs:
+                    option = f'model.{name}.loss_decode{f".{i}" if several else ""}.class_weight'
+                    what = f'has {len(weights)} weights, but the head has {outputs} outputs: '
+                    what += f'give one for each, or set {option}=None'
+                    yield Finding('class', option, what, True)
+        elif name == 'head' and found > number:
+            what = f'has {found} outputs for the {number} classes of {where}'
+            yield Finding('class', f'model.{name}', what)
+        else:
+            wrong.append((f'model.{name}.num_classes', found, number))
     if wrong:
         options = ' and '.join(f'{option} is {found}' for option, found, _ in wrong)
         cure = ', '.join(f'{option}={number}' for option, _, number in wrong)
-        raise DataError(
-            f'{options}, but the data set of {where} has {len(classes)} classes '
-            f'{_cut(tuple(classes), 5)}: set {cure}, or metainfo.classes of the data set'
-        )
-    for name, found in _numbers(model):
-        head = model.get_submodule(name)
-        number = getattr(head, 'out_channels', found)  # one with a sigmoid for two classes
-        for option, weights in _class_weights(name, head):
-            if len(weights) != number:
-                raise DataError(
-                    f'{option} has {len(weights)} weights, but the head has {number} outputs: '
-                    f'give one for each, or set {option}=None'
-                )
+        what = f'{options}, but the data set has {len(classes)} classes {_cut(tuple(classes), 5)}: '
+        what += f'set {cure}, or metainfo.classes of the data set'
+        yield Finding('class', where, what, True)
 
 
-def _class_weights(name: str, head: nn.Module) -> Iterator[Tuple[str, Sequence[float]]]:
-    """Yield option and class weights of each ``loss_decode`` of a segmentor's head that has any."""
-    losses = getattr(head, 'loss_decode', ())
-    several = isinstance(losses, (list, nn.ModuleList))
-    for i, loss in enumerate(losses if several else [losses]):
-        weights = getattr(loss, 'class_weight', None)
-        if isinstance(weights, (list, tuple)):
-            yield f'model.{name}.loss_decode{f".{i}" if several else ""}.class_weight', weights
-
-
-def _numbers(model: nn.Module) -> Iterator[Tuple[str, int]]:
+def _heads(model: nn.Module) -> Iterator[Tuple[str, nn.Module, int]]:
     """Yield the heads of a model that predict classes, with their number."""
     if hasattr(model, 'language_model'):
         return
     for name, module in model.named_modules():
-        number = getattr(module, 'num_classes', None)
-        if not HEAD.fullmatch(name) or type(number) is not int:
-            continue
+        number: Optional[int] = getattr(module, 'num_classes', None)
         kind = type(module).__name__
-        if kind in OTHER_HEADS or 'RPN' in kind or getattr(module, 'class_agnostic', False):
+        if not HEAD.fullmatch(name) or type(number) is not int or kind in OTHER_HEADS:
             continue
-        yield name, number
+        if 'RPN' not in kind and not getattr(module, 'class_agnostic', False):
+            yield name, module, number
+
+
+def _difference(known: Sequence[str], names: Sequence[str]) -> str:
+    """Return the first label with another name, and both names."""
+    pairs = enumerate(zip_longest(known, names))
+    label, (there, here) = next(each for each in pairs if each[1][0] != each[1][1])
+    there, here = ('missing' if name is None else repr(name) for name in (there, here))
+    return f'label {label} is {there}, but {here}'
+
+
+def _cut(names: Tuple[str, ...], limit: int = 20) -> str:
+    return repr(names) if len(names) <= limit else f'{repr(names[:limit])[:-1]}, ...)'

@@ -5,19 +5,18 @@ The frameworks' metrics read many of their options only after the last image.
 
 import copy
 import io
-import json
 import os.path as osp
 from contextlib import redirect_stdout
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, Optional
 
 import torch
-from mmengine import fileio
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric, Evaluator
 from torch import nn
 
+from ...datasets.audit.coco import Finding
 from ..model import number_of_classes, quiet
-from .data import DataError, annotation_path, dataset_configs
+from .data import annotation_path, dataset_configs
 
 Sample = Dict[str, Any]
 
@@ -60,62 +59,56 @@ def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: 
             raise ValueError(f'{name} ({options}) cannot score: {text}') from error
 
 
-def check_scored_file(cfg: Config, split: str) -> None:
-    """Raise DataError if the metrics of a split read annotations of other images than its data set.
-
-    A metric that finds other images under the same ids would score without an error. The message
-    has both files and the option to set.
+def check_scored_file(cfg: Config, split: str, read: Callable) -> Iterator[Finding]:
+    """Compare the images that the metrics of a split read with those of its data set.
 
     Args:
         cfg: the config; a data set or metric without a JSON file of its own passes.
-        split: ``'val'`` or ``'test'``.
+        split: ``'train'`` (which has no metric), ``'val'`` or ``'test'``.
+        read: returns the content of a JSON file.
     """
     datasets = [*dataset_configs(cfg.get(f'{split}_dataloader') or {})]
     metrics = cfg.get(f'{split}_evaluator') or []
     several = isinstance(metrics, (list, tuple))
-    files = {
-        f'{split}_evaluator[{i}].ann_file' if several else f'{split}_evaluator.ann_file': path
-        for i, metric in enumerate(metrics if several else [metrics])
-        if isinstance(metric, dict) and (path := _json_file(metric))
-    }
-    path = _json_file(datasets[0]) if len(datasets) == 1 else None
-    if not path or any(osp.realpath(path) == osp.realpath(other) for other in files.values()):
+    places = [f'{split}_evaluator[{i}]' for i in range(len(metrics))] if several else []
+    scored = dict(zip(places, metrics) if several else [(f'{split}_evaluator', metrics)])
+    files = {f'{place}.ann_file': _json_file(metric) for place, metric in scored.items()}
+    path = _json_file(datasets[0]) if len(datasets) == 1 else ''
+    if not path or osp.realpath(path) in [osp.realpath(other) for other in files.values()]:
         return
-    backend_args = datasets[0].get('backend_args')
     for option, other in files.items():
-        images, others = _images(path, backend_args), _images(other, backend_args)
-        if not images or others is None:
+        try:
+            images, others = (_boxes(read(each)) for each in (path, other or path))
+        except (OSError, ValueError, KeyError, TypeError):  # reported by other checks
             continue
         # The images of a test set may have objects in the file of the metric alone.
         named_only = not any(images.values())
-        lost = [key for key, found in images.items()
-                if key not in others or not (named_only or others[key] == found)]  # fmt: skip
+        lost = [key for key, boxes in images.items()
+                if key not in others or not (named_only or others[key] == boxes)]  # fmt: skip
         if lost:
-            raise DataError(
-                f'{option} is {other!r}, which lacks {len(lost)} of the {len(images)} images that '
-                f'{split}_dataloader reads from {path!r}, or has other objects in them, such as '
-                f'{lost[0][1]!r} with the id {lost[0][0]!r}: set {option}={path!r}'
-            )
+            number, name = lost[0]
+            what = f'is {other!r}, which lacks {len(lost)} of the {len(images)} images that '
+            what += f'{split}_dataloader reads from {path!r}, or has other objects in them, such '
+            what += f'as {name!r} with the id {number!r}: set {option}={path!r}'
+            yield Finding('annotation', option, what, True)
 
 
-def _json_file(config: dict) -> Optional[str]:
-    path = annotation_path(config) if isinstance(config.get('ann_file'), str) else ''
-    return path if path.endswith('.json') else None
+def _boxes(content: dict) -> Dict[Any, list]:
+    """Return the boxes of each image of a COCO file, by (id, file name)."""
+    boxes: Dict[Any, list] = {image['id']: [] for image in content['images']}
+    for record in content.get('annotations') or ():
+        boxes[record['image_id']].append((record['category_id'], record['bbox']))
+    return {(i['id'], i['file_name']): sorted(boxes[i['id']]) for i in content['images']}
 
 
-def _images(path: str, backend_args: Any) -> Optional[Dict[Any, list]]:
-    """Return the boxes of each image of a COCO file, by (id, file name); None for other files."""
-    try:
-        content = json.loads(fileio.get(path, backend_args))
-        boxes: Dict[Any, list] = {image['id']: [] for image in content['images']}
-        for record in content.get('annotations') or ():
-            boxes[record['image_id']].append((record['category_id'], record['bbox']))
-        return {(i['id'], i['file_name']): sorted(boxes[i['id']]) for i in content['images']}
-    except (OSError, ValueError, KeyError, TypeError):  # reported when it is loaded
-        return None
+def _json_file(config: Any) -> str:
+    """Return the JSON file that a config of a data set or metric names, or ''."""
+    named = isinstance(config, dict) and isinstance(config.get('ann_file'), str)
+    path = annotation_path(config) if named else ''
+    return path if path.endswith('.json') else ''
 
 
-def _segmentation(metric: BaseMetric, model: nn.Module) -> Optional[Sample]:
+def _segmentation(metric: BaseMetric, model: nn.Module) -> Sample:
     metric.output_dir = None
     classes = torch.zeros(1, 4, 4, dtype=torch.int64)
     return dict(pred_sem_seg=dict(data=classes), gt_sem_seg=dict(data=classes))
@@ -124,21 +117,17 @@ def _segmentation(metric: BaseMetric, model: nn.Module) -> Optional[Sample]:
 def _classification(metric: BaseMetric, model: nn.Module) -> Optional[Sample]:
     names = (metric.dataset_meta or {}).get('classes') or ()
     number = number_of_classes(model) or len(names)
-    if not number:
-        return None
-    return dict(pred_score=torch.ones(number) / number, gt_label=torch.tensor([0]))
+    scores = torch.ones(number) / max(number, 1)
+    return dict(pred_score=scores, gt_label=torch.tensor([0])) if number else None
 
 
 def _detection(metric: BaseMetric, model: nn.Module) -> Optional[Sample]:
     metric.outfile_prefix = None
     image, side = 0, 8
     if metric._coco_api is not None:
-        images: Sequence[int] = metric._coco_api.get_img_ids()
-        if not images:
-            return None
-        image = images[0]
+        image = next(iter(metric._coco_api.imgs), None)
         metric.img_ids = [image]
-    found: Sample = dict(
+    found = dict(
         bboxes=torch.tensor([[0.0, 0, side, side]]),
         scores=torch.ones(1),
         labels=torch.zeros(1, dtype=torch.int64),
@@ -146,9 +135,10 @@ def _detection(metric: BaseMetric, model: nn.Module) -> Optional[Sample]:
     roi_head = getattr(model, 'roi_head', None)
     if roi_head is None or roi_head.with_mask:  # other detectors may have masks
         found['masks'] = torch.ones(1, side, side, dtype=torch.bool)
-    corners: list = [0, 0, side, 0, side, side]
+    corners = [0, 0, side, 0, side, side]
     instance = dict(bbox=[0, 0, side, side], bbox_label=0, ignore_flag=0, mask=[corners])
-    return dict(img_id=image, ori_shape=(side, side), pred_instances=found, instances=[instance])
+    sample = dict(ori_shape=(side, side), pred_instances=found, instances=[instance])
+    return None if image is None else dict(sample, img_id=image)
 
 
 SAMPLES: Dict[str, Callable[[BaseMetric, nn.Module], Optional[Sample]]] = {

@@ -15,15 +15,8 @@ HEADS = ('decode_head', 'auxiliary_head', 'bbox_head', 'rpn_head', 'head')
 def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
     """Raise ValueError if neck or heads expect other channels or strides than they get.
 
-    The backbone and the neck run once without values. Models that cannot run so are not checked.
-    The message has what is expected, what is given and the option to set.
-
-    Args:
-        cfg: config with a model of MMDetection, MMSegmentation or MMPretrain.
-        model: its model, on the meta device; built if None.
-
-    Returns:
-        names of the parts whose channels were compared, such as ``['neck', 'bbox_head']``.
+    The backbone and the neck run once on the meta device, without values; models that cannot are
+    not checked. Returns the parts whose channels were compared, such as ``['neck', 'bbox_head']``.
     """
     model, compared = build_model(cfg) if model is None else model, []
     model.eval()

@@ -2,7 +2,6 @@
 
 import ast
 from pathlib import Path
-from typing import Set
 
 from mmengine.config import Config
 
@@ -32,25 +31,22 @@ def check_not_old(cfg: Config) -> None:
         >>> check_not_old(Config(dict(runner=dict(max_epochs=12))))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        ValueError: the config is of MMDetection 2.x or its like, with runner. Its present form: ...
+        ValueError: the config has sections of MMDetection 2.x or its like, which nothing reads: ...
     """
-    old = [name for name in PRESENT if name in cfg]
-    if 'optim_wrapper' not in cfg and {'optimizer', 'runner', 'data'} & set(old):
-        forms = '; '.join(f'{name}: {PRESENT[name]}' for name in old)
+    found = [name for name in PRESENT if name in cfg]
+    if 'optim_wrapper' in cfg or not {'optimizer', 'runner', 'data'} & {*found}:
+        found = [name for name in found if name in WITHOUT_EFFECT]
+        own = _assigned(cfg.filename)
+        found += ['optimizer'] if 'optimizer' in own and 'optim_wrapper' not in own else []
+    if found:
+        forms = '; '.join(f'{name}: write {PRESENT[name]}' for name in found)
         raise ValueError(
-            f'the config is of MMDetection 2.x or its like, with {", ".join(old)}. Its present '
-            f'form: {forms}. See the migration guide of the framework'
+            'the config has sections of MMDetection 2.x or its like, which nothing reads: '
+            f'{forms}. See the migration guide of the framework'
         )
-    ignored = WITHOUT_EFFECT & set(old)
-    assigned = _assigned(cfg.filename)
-    if 'optimizer' in assigned and 'optim_wrapper' not in assigned:
-        ignored.add('optimizer')
-    if ignored:
-        forms = '; '.join(f'{name}: write {PRESENT[name]}' for name in sorted(ignored))
-        raise ValueError(f'the config has sections that nothing reads, of MMDetection 2.x: {forms}')
 
 
-def _assigned(path: str) -> Set[str]:
+def _assigned(path: str) -> set:
     """Return the names that a config file assigns itself, without those of its bases."""
     if not path or not path.endswith('.py') or not Path(path).is_file():
         return set()

@@ -11,7 +11,8 @@ import re
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Optional, Set, Tuple
+from itertools import product
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Optional, Sequence, Set, Tuple
 
 import mmengine.registry
 from mmengine.config import Config
@@ -32,7 +33,7 @@ def _parameters(*functions: Callable) -> Names:
     return frozenset(name for f in functions for name in inspect.signature(f).parameters)
 
 
-LOADER = _parameters(DataLoader) | {'num_batch_per_epoch', 'skip_corrupt'}
+LOADER = _parameters(DataLoader) | {'num_batch_per_epoch'}
 TEST = frozenset({'nms', 'nms_pre', 'min_bbox_size', 'score_thr', 'max_per_img'})
 # Options of dicts, by the last keys of their place in the config. These lists are complete.
 ALL: Dict[str, Names] = {
@@ -86,7 +87,7 @@ POPPED = {'pretrained'}  # by models of the frameworks, from the config of a par
 
 
 def check_options(cfg: Config) -> None:
-    """Raise an error for misspelt options and types anywhere in a config.
+    """Raise an error for misspelt options anywhere in a config.
 
     Args:
         cfg: config whose ``custom_imports`` are already imported.
@@ -94,7 +95,6 @@ def check_options(cfg: Config) -> None:
     Raises:
         TypeError: an option is misspelt, a number is in quotes, or a part of the model is beside
             ``model``; the message gives its place and what to write.
-        KeyError: a type is not registered; the message gives its place and the likely name.
 
     Example:
         >>> check_options(Config(dict(auto_scale_lr=dict(enabel=True))))
@@ -111,33 +111,14 @@ def check_options(cfg: Config) -> None:
                 f'nothing reads it: write model=dict({name}=dict(...))'
             )
     scope = cfg.get('default_scope') or 'mmengine'
-    known: Dict[str, Set[Any]] = {}  # cache for this call; more types may be registered later
+    kinds: Dict[str, Set[Any]] = {}  # found in this call; more types may be registered later
     for place, node in dicts(cfg._cfg_dict.to_dict()):
         if place and not place.startswith(LOGGERS):
             _check_numbers(place, node)
-        found = accepted_options(place, node, scope, known) if place else None
-        if found is None:
-            continue
-        read, is_complete = found
-        unknown = sorted({str(key) for key in node} - read)
-        replaced = ''
-        if is_complete and 'type' in node:
-            kind, key = _type_name(node), key_of(place)
-            replacement = f"{key}=dict(_delete_=True, type='{kind}', ...)"
-            replaced = f' (if from a base config, replace it: {replacement})'
-            if len(unknown) > 1:
-                raise TypeError(
-                    f'{place} of the config has options that {kind} does not take: '
-                    f'{", ".join(unknown)}{replaced}'
-                )
-        for name in unknown:
-            meant = nearest(name, read)
-            hint = f'; did you mean {meant}?' if meant else ''
-            if is_complete:
-                hint = hint or did_you_mean(name, read) or f', it has {sorted(read)}'
-                hint += '' if meant else replaced
-            if hint:
-                raise TypeError(f'{place} of the config has no option {name!r}{hint}')
+        found = _accepted(place, node, scope, kinds) if place else None
+        unknown = sorted({str(key) for key in node} - found[0]) if found else []
+        if found and unknown:
+            _check_unknown(place, node, unknown, *found)
 
 
 def _check_numbers(place: str, node: dict) -> None:
@@ -150,23 +131,46 @@ def _check_numbers(place: str, node: dict) -> None:
             )
 
 
-def accepted_options(
-    place: str, node: dict, scope: str, known: Dict[str, Set[Any]]
+def _check_unknown(
+    place: str, node: dict, unknown: Sequence[str], known: Set[str], is_complete: bool
+) -> None:
+    """Raise TypeError for unknown options, if all are known or one is a letter away."""
+    replaced = ''
+    if is_complete and 'type' in node:
+        kind = _type_name(node)
+        replacement = f"{key_of(place)}=dict(_delete_=True, type='{kind}', ...)"
+        replaced = f' (if from a base config, replace it: {replacement})'
+        if len(unknown) > 1:
+            raise TypeError(
+                f'{place} of the config has options that {kind} does not take: '
+                f'{", ".join(unknown)}{replaced}'
+            )
+    for name in unknown:
+        meant = nearest(name, known)
+        hint = f'; did you mean {meant}?' if meant else ''
+        if is_complete and not meant:
+            hint = (did_you_mean(name, known) or f', it has {sorted(known)}') + replaced
+        if hint:
+            raise TypeError(f'{place} of the config has no option {name!r}{hint}')
+
+
+def _accepted(
+    place: str, node: dict, scope: str, found: Dict[str, Set[Any]]
 ) -> Optional[Tuple[Set[str], bool]]:
     """Return the known options of a dict and if they are complete, or None if none are known."""
     ends = ['.'.join(place.split('.')[-depth:]) for depth in (2, 1)]
-    for table in (ALL, KNOWN):
-        for end in ends:
-            if end in table:
-                return {*table[end], *BUILDERS}, table is ALL
-    if 'type' not in node:
+    for table, end in product((ALL, KNOWN), ends):
+        if end in table:
+            return {*table[end], *BUILDERS}, table is ALL
+    kind = node.get('type')
+    if kind is None:
         return None
-    kinds = _registered_as(node['type'], scope, known)
-    if not kinds:
-        _check_type(place, node['type'], scope)
-        return None
-    takes = [names for kind in kinds if (names := _arguments(kind)) is not None]
-    if len(takes) < len(kinds):
+    if isinstance(kind, str) and kind not in found:
+        found[kind] = _registered(kind, scope)
+    # The place does not tell the registry, so a name may be of several objects.
+    kinds = found[kind] if isinstance(kind, str) else {kind}
+    takes = [names for each in kinds if (names := _arguments(each)) is not None]
+    if not kinds or len(takes) < len(kinds):
         return None
     # The frameworks' builders take some options out of other dicts before they call a class.
     is_complete = place.startswith('param_scheduler') or all(map(_is_built_as_given, kinds))
@@ -179,9 +183,7 @@ def _is_built_as_given(kind: Any) -> bool:
     if not (isinstance(kind, type) and issubclass(kind, BaseModule)):
         return False
     options = inspect.signature(kind).parameters.values()
-    # Base classes of this package collect unknown options to name them.
-    passes_on = (p for p in options if p.kind is p.VAR_KEYWORD and p.name != 'unknown')
-    return _is_own(kind) or not any(passes_on)
+    return _is_own(kind) or all(option.kind is not option.VAR_KEYWORD for option in options)
 
 
 def _is_own(kind: Any) -> bool:
@@ -189,8 +191,7 @@ def _is_own(kind: Any) -> bool:
 
 
 def _type_name(node: dict) -> str:
-    kind = node['type']
-    return kind if isinstance(kind, str) else kind.__name__
+    return node['type'] if isinstance(node['type'], str) else node['type'].__name__
 
 
 def nearest(name: str, names: Iterable[str]) -> Optional[str]:
@@ -214,34 +215,25 @@ def _one_letter_away(a: str, b: str) -> bool:
 
 @cache
 def _registries(scope: str) -> Tuple[Registry, ...]:
-    """Return the registries of a framework, which include MMEngine's as parents."""
+    """Return the registries of a framework and their parents, MMEngine's."""
     module = mmengine.registry
     with suppress(ModuleNotFoundError):  # reported when the model is built
         module = import_module(f'{scope}.registry')
-    return tuple(r for r in vars(module).values() if isinstance(r, Registry))
+    own = [r for r in vars(module).values() if isinstance(r, Registry)]
+    for registry in own:
+        registry.import_from_location()
+    return tuple(dict.fromkeys([*own, *(r.parent for r in own if r.parent is not None)]))
 
 
-def _registered_as(kind: Any, scope: str, known: Dict[str, Set[Any]]) -> Set[Any]:
-    """Return all objects that a ``type`` may name, since the place does not tell its registry."""
-    if not isinstance(kind, str):
-        return {kind}
-    if kind not in known:
-        found = (r.get(kind) for r in _registries(scope) if '.' in kind or _holds(r, kind))
-        known[kind] = {*found} - {None}
-    return known[kind]
+def _registered(name: str, scope: str) -> Set[Any]:
+    """Return all objects that a name of a type may mean.
 
-
-def _holds(registry: Registry, name: str) -> bool:
-    """Return True for a name in a registry or its parents.
-
-    For any other name, :meth:`Registry.get` searches for a module of this name, in half a second
-    for all types of a config.
+    :meth:`Registry.get` searches for a module of an unknown name, in half a second for all types
+    of a config, so only names with a scope are looked up by it.
     """
-    registry.import_from_location()
-    parts: Optional[Registry] = registry
-    while parts is not None and name not in parts.module_dict:
-        parts = parts.parent
-    return parts is not None
+    registries = _registries(scope)
+    found = [r.get(name) if '.' in name else r.module_dict.get(name) for r in registries]
+    return {*found} - {None}
 
 
 @cache
@@ -251,13 +243,3 @@ def _arguments(kind: Any) -> Optional[Names]:
         return option_names(kind) if isinstance(kind, type) else _parameters(kind)
     except (TypeError, ValueError):  # a class implemented in C
         return None
-
-
-def _check_type(place: str, name: str, scope: str) -> None:
-    # Skip names that are not of a class and frameworks that are not known.
-    if not name[:1].isupper() or _registries(scope) == _registries('mmengine'):
-        return
-    parts = {part for r in _registries(scope) for part in (r, r.parent or r)}
-    meant = nearest(name, {known for part in parts for known in part.module_dict})
-    if meant:
-        raise KeyError(f'{place}.type of the config: there is no {name}; did you mean {meant}?')

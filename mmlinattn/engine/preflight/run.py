@@ -1,51 +1,196 @@
-"""All checks of a config that need no built data set, in the order of their cost."""
+"""All checks before a run, and the audit of ``check-data``: the same functions, in one place."""
 
-from typing import Optional
+import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+from mmengine import fileio
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset
 from torch import nn
 
+from ...datasets.audit.coco import Finding, check_coco
+from ...datasets.audit.images import truncation_reason
+from ...utils.messages import known_messages_hidden
 from ..model import build_model
-from .classes import check_heads, check_names
-from .data import DataError, check_data, dataset_configs, lazy_dataset
+from .classes import check_heads, check_names, check_same_classes, class_folders, is_coco
+from .data import (
+    DataError,
+    Labels,
+    built_dataset,
+    check_data,
+    dataset_configs,
+    labels_of,
+    lazy_dataset,
+)
 from .evaluators import check_scored_file
 from .model import check_channels
+from .sample_loading import (
+    base_datasets,
+    check_loading,
+    check_seen,
+    labels_in,
+    look_at,
+    path_of,
+)
+
+# Options of a data set that do not choose its files.
+SAME_FILES = {'pipeline', 'filter_cfg', 'metainfo', 'return_classes'}
 
 
-def check_run(cfg: Config, *splits: str) -> None:
-    """Check model, folders, classes and annotation files before a run reads its data.
+def check_run(cfg: Config, *splits: str) -> List[str]:
+    """Check model, folders, classes and annotation files before a run reads its images.
 
     Args:
         cfg: config from :func:`mmlinattn.engine.config.load_config`.
         splits: those that the run will use, of ``'train'``, ``'val'``, ``'test'``.
 
+    Returns:
+        Warnings, one line for each split: the frameworks leave such records out.
+
     Raises:
         ValueError: see :func:`check_channels`.
         FileNotFoundError: see :func:`check_data`.
-        DataError: see :func:`check_data`, :func:`check_names`, :func:`check_heads` and
-            :func:`check_scored_file`.
+        DataError: a check found what would end the run or give wrong results.
     """
     model = _built(cfg)
     if model is not None:
         check_channels(cfg, model)
     for split in splits:
         check_data(cfg, f'{split}_dataloader', f'{split}_evaluator')
+    found: Dict[str, List[Finding]] = {}
+    for split, finding in config_findings(cfg, splits, model):
+        if finding.fatal:
+            raise DataError(f'{finding.where}: {finding.what}')
+        found.setdefault(split, []).append(finding)
+    warnings = []
+    for split, (first, *others) in found.items():
+        counts = Counter(finding.kind for finding in (first, *others))
+        kinds = ', '.join(f'{count} of {kind!r}' for kind, count in counts.items())
+        text = f'{split}_dataloader: {kinds}; the first: {first.where}: {first.what}'
+        warnings.append(f'{text}. mmlinattn check-data lists all')
+    return warnings
+
+
+def config_findings(
+    cfg: Config, splits: Sequence[str], model: Optional[nn.Module]
+) -> Iterator[Tuple[str, Finding]]:
+    """Yield what can be found without an image, each finding with its split."""
+    contents: Dict[str, Any] = {}
+
+    def read(path: str, backend_args: Optional[dict] = None) -> Any:
+        if path not in contents:
+            contents[path] = json.loads(fileio.get(path, backend_args))
+        return contents[path]
+
+    names: Dict[bool, Dict[str, Tuple[str, ...]]] = {True: {}, False: {}}
     for split in splits:
-        for config in dataset_configs(cfg.get(f'{split}_dataloader') or {}):
-            try:
-                dataset = lazy_dataset(config)
-            except DataError as error:
-                if isinstance(error.__cause__, TypeError):  # no data set of MMEngine
-                    continue
-                raise
-            check_names(dataset)
-            if model is not None:
-                check_heads(model, getattr(dataset, 'metainfo', {}), f'{split}_dataloader')
-        check_scored_file(cfg, split)
+        where = f'{split}_dataloader'
+        found: List[Finding] = []
+        for config in dataset_configs(cfg.get(where) or {}):
+            dataset = lazy_dataset(config)
+            if dataset is None:
+                continue
+            found += _dataset_findings(config, dataset, split == 'train', read)
+            folders = class_folders(dataset)
+            metainfo = dict(getattr(dataset, 'metainfo', {}))
+            metainfo['classes'] = metainfo.get('classes') or folders
+            found += [] if model is None else check_heads(model, metainfo, where)
+            if not isinstance(metainfo['classes'], str):
+                names[bool(folders)].setdefault(where, tuple(folders or metainfo['classes']))
+        found += check_scored_file(cfg, split, read)
+        yield from ((split, finding) for finding in found)
+    for are_folders, lists in names.items():
+        if lists and not hasattr(model, 'language_model'):
+            for finding in check_same_classes(lists, are_folders):
+                yield finding.where.partition('_')[0], finding
+
+
+def _dataset_findings(
+    config: dict, dataset: Any, trained: bool, read: Callable
+) -> Iterator[Finding]:
+    """Yield the findings in the classes of a data set and in the records of its COCO file."""
+    if not is_coco(type(dataset)):
+        yield from check_names(dataset, ())
+        return
+    path = dataset.ann_file
+    try:
+        content = read(path, config.get('backend_args'))
+    except (OSError, ValueError) as error:
+        why = 'cannot be read' if isinstance(error, OSError) else 'is no JSON'
+        yield Finding('annotation', path, f'{why}: {error}', True)
+        return
+    categories = content.get('categories') if isinstance(content, dict) else ()
+    yield from check_names(dataset, categories if isinstance(categories, list) else ())
+    masks = any(step.get('with_mask') for step in config.get('pipeline') or ())
+    for finding in check_coco(content, dataset.metainfo.get('classes'), masks, trained):
+        yield finding._replace(where=f'{path}: {finding.where}')
+
+
+def audit(cfg: Config, splits: Tuple[str, ...], images: Counter) -> Iterator[Tuple[str, Finding]]:
+    """Read all images, maps and annotations of a config's data sets; yield split and finding.
+
+    A split with the files of an earlier one is not read again, and is a finding if that one is
+    ``'train'``. The images of a split that could not be trained on are not read.
+
+    Args:
+        cfg: config from :func:`mmlinattn.engine.config.load_config`.
+        splits: any of ``'train'``, ``'val'``, ``'test'``.
+        images: filled with the number of images by split.
+
+    Raises:
+        FileNotFoundError, DataError: a data set does not exist or cannot be built.
+    """
+    splits = tuple(split for split in splits if cfg.get(f'{split}_dataloader'))
+    if not splits:
+        raise DataError('the config has no data set for these splits')
+    for split in splits:
+        check_data(cfg, f'{split}_dataloader')
+    broken: Set[str] = set()
+    for split, finding in config_findings(cfg, splits, _built(cfg)):
+        broken.update([split] if finding.fatal else [])
+        yield split, finding
+    read: Dict[str, List[dict]] = {}
+    for split in splits:
+        configs = [*dataset_configs(cfg[f'{split}_dataloader'])]
+        chosen = [{k: v for k, v in each.items() if k not in SAME_FILES} for each in configs]
+        earlier = next((name for name, files in read.items() if files == chosen), None)
+        read[split] = chosen
+        if earlier == 'train':
+            what = 'reads the images that are trained: its scores say nothing of other images'
+            yield split, Finding('duplicate', f'{split}_dataloader', what)
+        for config in configs if earlier is None and split not in broken else ():
+            with known_messages_hidden():
+                parts = [*base_datasets(built_dataset(config))]
+            for part in parts:
+                images[split] += len(part)
+                yield from ((split, found) for found in _image_findings(part, labels_of(cfg)))
+
+
+def _image_findings(dataset: BaseDataset, labels: Labels) -> Iterator[Finding]:
+    """Yield the findings in each image and map of a data set."""
+    steps, seen = check_loading(dataset, labels), set()
+
+    def look(index: int) -> Tuple[List[Finding], Set[int]]:
+        loaded, found = look_at(dataset, index, steps)
+        path = path_of(dataset.get_data_info(index))
+        if isinstance(path, str) and loaded is not None:  # some decoders fill what is missing
+            why = truncation_reason(fileio.get(path, getattr(dataset, 'backend_args', None)))
+            found += [Finding('truncated', path, why)] if why else []
+        return found, labels_in(loaded, labels)
+
+    with ThreadPoolExecutor() as pool:
+        for found, numbers in pool.map(look, range(len(dataset))):
+            seen |= numbers
+            yield from found
+    yield from check_seen(seen, labels, type(dataset).__name__)
 
 
 def _built(cfg: Config) -> Optional[nn.Module]:
     """Return the model, or None if it needs the process group of a distributed run."""
+    if 'model' not in cfg:
+        return None
     try:
         return build_model(cfg)
     except ValueError as error:

@@ -1,93 +1,114 @@
-"""Checked loading of samples: errors name the file; masks that exhaust memory are an error."""
+"""Checked loading of samples, the same before work, in training and in ``check-data``."""
 
-from typing import Any, Iterator, List, Optional, Tuple
+import os.path as osp
+from pathlib import Path
+from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
-from mmcv.transforms import LoadAnnotations, LoadImageFromFile, TestTimeAug
+from mmcv.transforms import LoadAnnotations, LoadImageFromFile
 from mmengine import fileio
 from mmengine.dataset import BaseDataset
-from torch import Tensor
 
-from ...datasets.audit.coco import bad_mask_reason
-from ...datasets.audit.images import exif_orientation, file_truncation_reason, truncation_reason
-from ...datasets.video import LoadClip
+from ...datasets.audit.coco import Finding
+from ...datasets.audit.images import exif_orientation, truncation_reason
 from ...utils import outside_reason
-from .data import DataError, Labels, folders_of
+from ...utils.messages import log_warning
+from .data import DataError, Labels, first_files, folders_of
+
+# Samples of each data set that are loaded before work, spread over all of them.
+LOOKED_AT = 8
 
 
 class CheckedLoading:
-    """Wrapper of a loading transform of MMCV, MMDetection or MMSegmentation; errors name the image.
-
-    pycocotools exhausts the memory if a mask outline has NaN or lies far outside the image.
+    """Loading transform whose errors name the file; what cannot be trained on is an error.
 
     Args:
-        load: the transform.
+        load: the transform, of any framework.
+        labels: labels that the model is trained with.
         folders: folders of the data set; files outside are not read. If empty, any file is read.
-
-    Attributes:
-        labels: labels that the model is trained with; others are an error.
-        skipped: None, or one flag per image. If set, a failing image is flagged and skipped
-            instead of raising an error.
     """
 
-    labels = Labels()
-    skipped: Optional[Tensor] = None
-
-    def __init__(self, load: Any, folders: Tuple[str, ...] = ()) -> None:
+    def __init__(self, load: Any, labels: Labels, folders: Sequence[str] = ()) -> None:
         self.load = load
+        self.labels = labels
         self.folders = folders
 
     def __call__(self, results: dict) -> Optional[dict]:
+        loaded, found = self.loaded(results)
+        for finding in found:
+            if finding.fatal:
+                raise DataError(f'{finding.where} {finding.what}')
+        return loaded
+
+    def loaded(self, results: dict) -> Tuple[Optional[dict], List[Finding]]:
+        """Return what the transform loads, None if it fails, and the findings in it."""
+        path: Any = path_of(results)
+        for file in filter(None, (path, results.get('seg_map_path'))):
+            outside = outside_reason(file, self.folders)
+            if outside:
+                return None, [Finding('outside', file, outside, True)]
         try:
-            return self.loaded(results)
+            loaded = self.load(results)
         except Exception as error:  # decoders raise any type of error
-            if self.skipped is None:
-                why = str(error) or type(error).__name__  # a MemoryError has no text
-                raise DataError(f'{path_of(results)} cannot be loaded: {why}') from error
-            self.skipped[results['sample_idx']] = 1
-            return None
+            seg_map = 'img_shape' in results and results.get('seg_map_path')
+            return None, [_unreadable(str(seg_map or path), error)]
+        if loaded is None:
+            return None, []
+        is_image = isinstance(self.load, LoadImageFromFile)
+        found = [*self._check_image(results, loaded, path)] if is_image else []
+        if isinstance(self.load, LoadAnnotations) and loaded.get('gt_seg_map') is not None:
+            found += self._check_seg_map(loaded['gt_seg_map'], loaded, path)
+        return loaded, found
 
-    def __getattr__(self, name: str) -> Any:
-        if name == 'load':  # while a copy is made, before its attributes are set
-            raise AttributeError(name)
-        return getattr(self.load, name)
+    def _check_image(self, results: dict, loaded: dict, path: Any) -> Iterator[Finding]:
+        size, here = (results.get('height'), results.get('width')), loaded['img_shape'][:2]
+        if None not in size and size != here:
+            what = f'is {here[0]} high and {here[1]} wide, its annotation says {size}'
+            data = fileio.get(path, self.load.backend_args) if size == here[::-1] else b''
+            turned = exif_orientation(data) != 1
+            if turned:
+                what = f'{what}: its EXIF orientation turns it when loaded. Save it turned, or set '
+                what += "color_type='color_ignore_orientation' to load it as its annotation says"
+            yield Finding('orientation' if turned else 'size', path, what, turned)
+        label, number = results.get('gt_label'), self.labels.number
+        if label is None or number is None or self.labels.of_pixels:
+            return
+        if not all(0 <= value < number for value in np.ravel(label)):
+            what = f'its label is {label}, the labels of {number} classes are 0 to {number - 1}'
+            yield Finding('class', path, what, True)
 
-    def __repr__(self) -> str:
-        return repr(self.load)
+    def _check_seg_map(self, seg_map: np.ndarray, loaded: dict, path: Any) -> Iterator[Finding]:
+        where, size = str(loaded.get('seg_map_path')), loaded.get('ori_shape')
+        if seg_map.ndim != 2:
+            what = f'has {seg_map.shape[-1]} channels, a map of labels has one'
+            yield Finding('mask', where, what, True)
+        elif size is not None and seg_map.shape != tuple(size):
+            what = f'has the size {seg_map.shape}, its image {path} has {tuple(size)} itself'
+            yield Finding('mask', where, what, True)
+        elif self.labels.of_pixels and self.labels.number is not None:
+            number, is_trained = self.labels.number, seg_map != self.labels.ignored
+            if seg_map.max(where=is_trained, initial=0) >= number:
+                strange = sorted(labels_in(loaded, self.labels).difference(range(number)))
+                what = f'has labels {strange[:5]}, known are 0 to {number - 1}'
+                if strange == [number]:
+                    what += '; add the class (num_classes, metainfo.classes), or, if 0 is no '
+                    what += 'class, set reduce_zero_label=True'
+                yield Finding('class', where, what, True)
+            elif not is_trained.any():
+                yield Finding('mask', where, 'has ignored pixels only, nothing is trained')
 
-    def loaded(self, results: dict) -> dict:
-        """Apply the transform. If images may be skipped, raise DataError for incomplete files."""
-        if isinstance(self.load, LoadAnnotations):
-            return self._loaded_annotations(results)
-        self._check_folder(path_of(results), 'it')
-        if not self.labels.of_pixels:
-            _check_label(results.get('gt_label'), self.labels, 'its label')
-        strict = self.skipped is not None
-        if strict and not isinstance(self.load, LoadClip):
-            what = _truncation_reason(results['img_path'], self.load.backend_args)
-            if what:
-                raise DataError(what)
-        found = self.load(results)
-        size: Any = results.get('height'), results.get('width')
-        if found is not None and None not in size and size != found['img_shape']:
-            if strict:
-                raise DataError(f'has the size {found["img_shape"]}, its annotation says {size}')
-            _check_orientation(results, size, self.load.backend_args)
-        return found
 
-    def _loaded_annotations(self, results: dict) -> dict:
-        _check_instances(self.load, results, self.labels)
-        path = results.get('seg_map_path')
-        self._check_folder(path, f'its map {path}')
-        found = self.load(results)
-        if found is not None and found.get('gt_seg_map') is not None:
-            _check_seg_map(found['gt_seg_map'], results.get('ori_shape'), self.labels, path)
-        return found
-
-    def _check_folder(self, path: Any, name: str) -> None:
-        what = outside_reason(path, self.folders) if isinstance(path, str) else None
-        if what:
-            raise DataError(f'{name} {what}')
+def _unreadable(path: str, error: Exception) -> Finding:
+    """Return the finding for a file that cannot be loaded, with the reason that it shows."""
+    why = str(error) or type(error).__name__  # a MemoryError has no text
+    if '://' not in path:
+        folder = osp.dirname(path)
+        if not osp.exists(path):
+            what = f'does not exist; {folder} has {first_files(folder)}'
+            return Finding('unreadable', path, what, True)
+        if osp.isfile(path):
+            why = truncation_reason(Path(path).read_bytes()) or why
+    return Finding('unreadable', path, f'cannot be loaded: {" ".join(why.split())}', True)
 
 
 def path_of(results: dict) -> Any:
@@ -95,41 +116,10 @@ def path_of(results: dict) -> Any:
     return results.get('video_path', results.get('img_path'))
 
 
-def _truncation_reason(path: str, backend_args: Optional[dict]) -> Optional[str]:
-    if backend_args is None and '://' not in path:
-        return file_truncation_reason(path)
-    return truncation_reason(fileio.get(path, backend_args))
-
-
-def check_loading(dataset: Any) -> None:
-    """Wrap the loading transforms of a data set, and of those inside it, by CheckedLoading."""
-    for part in base_datasets(dataset):
-        for transforms in _step_lists(getattr(part, 'pipeline', None)):
-            for i, load in enumerate(transforms):
-                if isinstance(load, (LoadImageFromFile, LoadAnnotations, LoadClip)):
-                    transforms[i] = CheckedLoading(load, folders_of(part))
-
-
-def limit_labels(dataset: Any, labels: Labels) -> None:
-    """Make guarded transforms (:func:`check_loading`) refuse labels that the model lacks."""
-    for part in base_datasets(dataset):
-        for guard in loading_checks(part):
-            guard.labels = labels
-
-
-def loading_checks(part: BaseDataset) -> List[CheckedLoading]:
-    """Return the guarded transforms of a data set."""
-    steps = [step for transforms in _step_lists(part.pipeline) for step in transforms]
-    return [step for step in steps if isinstance(step, CheckedLoading)]
-
-
-def _step_lists(pipeline: Any) -> Iterator[list]:
-    """Yield the list of transforms of a pipeline, and those of the views that it makes."""
-    transforms = getattr(pipeline, 'transforms', [])
-    yield transforms
-    for step in transforms:
-        for view in step.subroutines if isinstance(step, TestTimeAug) else ():
-            yield from _step_lists(view)
+def labels_in(loaded: Optional[dict], labels: Labels) -> Set[int]:
+    """Return the labels in the segmentation map of a loaded sample, without the ignored one."""
+    seg_map = (loaded or {}).get('gt_seg_map')
+    return set() if seg_map is None else {*np.unique(seg_map).tolist()} - {labels.ignored}
 
 
 def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
@@ -142,46 +132,55 @@ def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
             yield from base_datasets(part)
 
 
-def _check_instances(load: LoadAnnotations, results: dict, labels: Labels) -> None:
-    size: Any = results.get('height'), results.get('width')
-    for i, instance in enumerate(results.get('instances') or ()):
-        box, mask, label = (instance.get(key) for key in ('bbox', 'mask', 'bbox_label'))
-        if box is not None and not np.isfinite(np.asarray(box, float)).all():
-            raise DataError(f'the box of instance {i} is {box}')
-        if not labels.of_pixels:
-            _check_label(label, labels, f'the label of instance {i}')
-        if not mask and getattr(load, 'with_mask', False):
-            raise DataError(f'instance {i} has no mask')
-        if mask and None not in size:
-            what = bad_mask_reason(mask, size, margin=max(size))
-            if what:
-                raise DataError(f'the mask of instance {i}: {what}')
+def check_loading(dataset: BaseDataset, labels: Labels) -> List[CheckedLoading]:
+    """Replace the loading transforms of a data set by CheckedLoading, and return these."""
+    checked, lists = [], [getattr(dataset.pipeline, 'transforms', [])]
+    for steps in lists:
+        for i, step in enumerate(steps):
+            if type(step).__name__.startswith('Load'):
+                steps[i] = CheckedLoading(step, labels, folders_of(dataset))
+                checked.append(steps[i])
+            # The views of TestTimeAug have their own lists.
+            lists += [view.transforms for view in getattr(step, 'subroutines', ())]
+    return checked
 
 
-def _check_seg_map(seg_map: np.ndarray, size: Any, labels: Labels, path: Any) -> None:
-    if seg_map.ndim != 2:
-        raise DataError(f'its map {path} has {seg_map.shape[-1]} channels, not one of labels')
-    if size is not None and seg_map.shape != tuple(size):
-        raise DataError(f'its map {path} has the size {seg_map.shape}, it has {tuple(size)} itself')
-    if labels.of_pixels:
-        largest = seg_map.max(where=seg_map != labels.ignored, initial=0)
-        _check_label(largest, labels, f'the largest label of its map {path}')
+def look_at(
+    dataset: BaseDataset, index: int, steps: List[CheckedLoading]
+) -> Tuple[Optional[dict], List[Finding]]:
+    """Load a sample without its other transforms, and return it with the findings in it."""
+    results: Optional[dict] = dataset.get_data_info(index)
+    found: List[Finding] = []
+    for step in steps:
+        if results is not None:
+            results, more = step.loaded(results)
+            found += more
+    return results, found
 
 
-def _check_label(label: Any, labels: Labels, name: str) -> None:
-    if labels.number is None or not isinstance(label, (int, list, np.generic, np.ndarray)):
-        return
-    if not all(0 <= value < labels.number for value in np.ravel(label)):
-        raise DataError(
-            f'{name} is {label}, the labels of {labels.number} classes are 0 to {labels.number - 1}'
-        )
+def check_samples(dataset: Any, labels: Labels) -> None:
+    """Check the loading of a data set, or a wrapper of several, and load a few of its samples.
+
+    Raises:
+        DataError: a file does not exist or cannot be read, an image has another size than its
+            annotation or map, or a label is none of the model's.
+    """
+    for part in base_datasets(dataset):
+        steps, seen = check_loading(part, labels), set()
+        last = len(part) - 1
+        for i in sorted({last * k // (LOOKED_AT - 1) for k in range(LOOKED_AT if part else 0)}):
+            loaded, found = look_at(part, i, steps)
+            for finding in found:
+                if finding.fatal or finding.kind == 'size':
+                    raise DataError(f'{finding.where} {finding.what}')
+            seen |= labels_in(loaded, labels)
+        for finding in check_seen(seen, labels, type(part).__name__):
+            log_warning(f'{finding.where} {finding.what}')
 
 
-def _check_orientation(results: dict, size: Tuple[int, int], backend_args: Any) -> None:
-    """Raise DataError if loading has rotated an image by EXIF, unlike its annotation."""
-    loaded, path = results['img_shape'], results['img_path']
-    if loaded == size[::-1] and exif_orientation(fileio.get(path, backend_args)) != 1:
-        raise DataError(
-            f'its EXIF orientation turns it to {loaded} (height, width), its annotation is for '
-            f"{size}: save it turned, or set color_type='color_ignore_orientation' to load it"
-        )
+def check_seen(seen: Set[int], labels: Labels, where: str) -> Iterator[Finding]:
+    """Yield a finding if the labels of all maps are 0 and the ignored one only."""
+    if seen == {0} and labels.of_pixels:
+        what = f'has segmentation maps with the labels 0 and {labels.ignored} only, and '
+        what += f'{labels.ignored} is ignored (ignore_index): nothing but class 0 is trained. '
+        yield Finding('class', where, f'{what}Write the labels of other classes as 1, 2, ...')

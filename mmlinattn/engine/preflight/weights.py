@@ -1,6 +1,6 @@
 """Check that checkpoints fit the model, before a run starts."""
 
-from typing import Callable
+from typing import Any, Callable
 
 from mmengine.config import Config
 from mmengine.logging import print_log
@@ -12,13 +12,14 @@ from ..config import pretraining_config
 from ..model import unwrapped
 from ..pretrained import pretrained_inits, without_pretrained
 from ..runner.console import announce
-from ..runner.runner import PluginFeatures
+from .classes import check_same_classes
+from .data import DataError, dataset_configs, lazy_dataset
 
 # Parts that may have other shapes in a checkpoint for fine-tuning, due to other classes.
 HEADS = ('bbox_head.', 'roi_head.', 'rpn_head.', 'decode_head.', 'auxiliary_head.', 'head.')
 
 
-def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) -> None:
+def check_weights(runner: Any, cfg: Config, testing: bool = False) -> None:
     """Read every checkpoint that the run will load and compare it with the model.
 
     The source may be a file, a web address or a model zoo. The runner loads the content that was
@@ -30,6 +31,7 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
             or has a shape that does not fit. In a test or on resume, also if the file lacks a key.
             When fine-tuning from ``load_from``, heads may differ (another number of classes) and
             the differences are reported.
+        DataError: the classes of the tested checkpoint have another order than those of the data.
     """
     model = unwrapped(runner.model)
     read = runner.checkpoints.outline
@@ -43,6 +45,7 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
         if is_complete:
             check_complete(cfg.load_from, report)
     if testing:
+        _check_classes(cfg, read)
         return
     if cfg.get('resume') and cfg.get('load_from'):
         drop_pretrained(model)
@@ -60,6 +63,19 @@ def drop_pretrained(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, BaseModule):
             module.init_cfg = without_pretrained(module.init_cfg)
+
+
+def _check_classes(cfg: Config, read: Callable) -> None:
+    """Raise DataError if a checkpoint has the classes of the test data in another order."""
+    meta = (read(cfg.load_from).get('meta') or {}).get('dataset_meta') or {}
+    for config in dataset_configs(cfg.get('test_dataloader') or {}):
+        dataset = lazy_dataset(config)
+        classes = getattr(dataset, 'metainfo', {}).get('classes')
+        if classes and meta.get('classes'):
+            lists = {str(cfg.load_from): meta['classes'], 'test_dataloader': classes}
+            lists = {place: tuple(names) for place, names in lists.items()}
+            for finding in check_same_classes(lists, are_folders=False):
+                raise DataError(f'{finding.where}: {finding.what}')
 
 
 def _check_pretrained(name: str, module: BaseModule, init: dict, read: Callable) -> None:
@@ -84,12 +100,8 @@ def _check_pretrained(name: str, module: BaseModule, init: dict, read: Callable)
         report = check_fits(source, module, prefix=init.get('prefix'), read=read)
         announce(f'{name}: {report}')
     except CheckpointError as error:
-        if not _renames_weights(module):
+        # Backbones of the frameworks (Swin, ViT, ...) may convert or resize weights.
+        of_framework = not type(module).__module__.startswith('mmlinattn.')
+        if not of_framework or type(module).init_weights is BaseModule.init_weights:
             raise
         print_log(f'{name}: {error}; {type(module).__name__} may convert it', 'current')
-
-
-def _renames_weights(module: BaseModule) -> bool:
-    """Return True for framework backbones (Swin, ViT, ...) that may convert or resize weights."""
-    of_framework = not type(module).__module__.startswith('mmlinattn.')
-    return of_framework and type(module).init_weights is not BaseModule.init_weights

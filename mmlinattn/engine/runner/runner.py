@@ -18,30 +18,15 @@ from ...models.layers import optimize_for_cpu
 from ...utils.messages import known_messages_hidden, log_warning
 from ..config import check_no_passwords, is_subtype
 from ..distributed.resume_world_size import replay, schedule_lengths, warn_on_world_size_change
-from ..hooks.skip_corrupt_hook import SkippedImages, SkippedImagesHook
 from ..model import unwrapped
-from ..preflight.classes import check_heads, check_names
-from ..preflight.data import (
-    DataError,
-    check_images,
-    check_metrics,
-    check_objects,
-    empty_reason,
-    labels_of,
-    unusable_reason,
-)
-from ..preflight.dataset_audit import check_maps
-from ..preflight.evaluators import check_evaluator, check_scored_file
-from ..preflight.sample_loading import base_datasets, check_loading, limit_labels
+from ..preflight.data import DataError, empty_reason, labels_of
+from ..preflight.evaluators import check_evaluator
+from ..preflight.sample_loading import check_samples
 from .allocator import keep_freed_memory
 from .console import hide_start, show
 from .data_workers import allow_open_files, report_unsent_batches
 from .summary import summary
 from .train_loop import ResumableEpochLoop
-
-# Attribute of a data loader that skips corrupt images.
-SKIPPED = 'skipped_images'
-
 
 # The mixin takes the attributes of the runner beside it.
 _Runner: Any = object
@@ -54,8 +39,6 @@ class PluginFeatures(_Runner):
       loaded (:class:`mmlinattn.checkpoints.CheckpointCache`).
     - Training by epochs resumes inside an epoch.
     - A data set without usable images is an error, and errors name the file that cannot be loaded.
-      With ``skip_corrupt`` in the training data loader such files are skipped
-      (:class:`.skip_corrupt_hook.SkippedImages`).
     - SyncBN becomes BN where it cannot run.
     - Metrics are tried on a made-up sample when their loop is built
       (:func:`.evaluators.check_evaluator`).
@@ -111,11 +94,7 @@ class PluginFeatures(_Runner):
                 loop.pop('by_epoch', None)
                 loop['type'] = ResumableEpochLoop
         loop = super().build_train_loop(loop)
-        limit_labels(loop.dataloader.dataset, labels_of(self.cfg.get('model') or {}))
-        skipped = getattr(loop.dataloader, SKIPPED, None)
-        if skipped is not None:
-            self.register_hook(SkippedImagesHook(skipped))
-        self._check_labels(loop.dataloader, 'train_dataloader')
+        check_samples(loop.dataloader.dataset, labels_of(self.cfg))
         return loop
 
     def build_val_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
@@ -125,20 +104,12 @@ class PluginFeatures(_Runner):
         return self._scoring_loop('test', super().build_test_loop, loop)
 
     def _scoring_loop(self, split: str, build: Callable, loop: Union[BaseLoop, dict]) -> BaseLoop:
-        _refuse_skipping(getattr(self, f'_{split}_dataloader'), f'{split}_dataloader')
-        check_scored_file(self.cfg, split)
         with known_messages_hidden():
             loop = build(loop)
-        self._check_labels(loop.dataloader, f'{split}_dataloader')
-        check_metrics(loop.evaluator)
+        check_samples(loop.dataloader.dataset, labels_of(self.cfg))
         name = f'{split}_evaluator'
         check_evaluator(loop.evaluator, getattr(self, f'_{name}'), unwrapped(self.model), name)
         return loop
-
-    def _check_labels(self, loader: DataLoader, name: str) -> None:
-        check_heads(unwrapped(self.model), getattr(loader.dataset, 'metainfo', {}), name)
-        if not hasattr(loader, SKIPPED):
-            check_maps(loader.dataset, labels_of(self.cfg.get('model') or {}))
 
     @staticmethod
     def build_dataloader(
@@ -146,33 +117,16 @@ class PluginFeatures(_Runner):
         seed: Optional[int] = None,
         diff_rank_seed: bool = False,
     ) -> DataLoader:
-        share = None
-        if isinstance(dataloader, dict):
-            dataloader = dict(dataloader)
-            share = dataloader.pop('skip_corrupt', None)
         try:
             with known_messages_hidden():
                 loader = Runner.build_dataloader(dataloader, seed, diff_rank_seed)
-        except (DataError, CheckpointError):
-            raise
-        except Exception as error:
-            if not isinstance(dataloader, dict):
-                raise
+        except ValueError as error:
             # MMEngine concatenates the records of all images and fails if there are none.
-            if 'need at least one array to concatenate' in str(error):
+            is_empty = 'need at least one array to concatenate' in str(error)
+            if is_empty and isinstance(dataloader, dict):
                 raise DataError(empty_reason(dataloader)) from error
-            why = unusable_reason(dataloader)
-            if not why:
-                raise
-            raise DataError(why) from error
-        for part in base_datasets(loader.dataset):
-            check_names(part)
-            check_objects(part)
-        check_images(loader.dataset)
-        check_loading(loader.dataset)
+            raise
         report_unsent_batches(loader)
-        if share is not None:
-            setattr(loader, SKIPPED, SkippedImages(loader.dataset, share))
         return loader
 
 
@@ -237,14 +191,6 @@ def _check_optimizer(wrapper: Any) -> None:
             missing = sorted(set(optimizer.defaults).difference(group))
             if missing:
                 raise ValueError(f'{type(optimizer).__name__} misses {", ".join(missing)}')
-
-
-def _refuse_skipping(dataloader: Any, name: str) -> None:
-    if isinstance(dataloader, dict) and dataloader.get('skip_corrupt') is not None:
-        raise DataError(
-            f'{name}.skip_corrupt={dataloader["skip_corrupt"]!r}: only train_dataloader can pass '
-            'over images; a metric without some of them would be another metric'
-        )
 
 
 def plain_batch_norm(model: nn.Module) -> nn.Module:
