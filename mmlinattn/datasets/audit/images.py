@@ -11,11 +11,6 @@ from PIL import ExifTags, Image
 JPEG, PNG = b'\xff\xd8', b'\x89PNG\r\n\x1a\n'
 JPEG_END = b'\xff\xd9'
 TAIL = 4096
-MAX_MEGAPIXELS = 50.0
-
-
-class TooManyPixels(ValueError):
-    """Error for an image above the pixel limit; the message names image, size and limit."""
 
 
 def image_size(file: Union[str, Path, BinaryIO]) -> Tuple[int, int]:
@@ -58,55 +53,6 @@ def exif_orientation(data: bytes) -> int:
     with suppress(Exception), Image.open(io.BytesIO(data)) as image:
         return image.getexif().get(ExifTags.Base.Orientation, 1)
     return 1
-
-
-def check_pixels(
-    file: Union[str, Path, BinaryIO], name: str, max_megapixels: float = MAX_MEGAPIXELS
-) -> None:
-    """Raise TooManyPixels if an image has too many pixels, before it is decoded.
-
-    A compressed file of half a megabyte can have 13000 x 13000 pixels, which take gigabytes.
-
-    Args:
-        file: path, or an open file at its beginning.
-        name: name of the image in the error message.
-        max_megapixels: limit in millions of pixels.
-
-    Raises:
-        TooManyPixels: the image exceeds the limit.
-        OSError: the file cannot be read, or Pillow does not know its format.
-
-    Example:
-        >>> file = io.BytesIO()
-        >>> Image.new('RGB', (2000, 1000)).save(file, 'png')
-        >>> check_pixels(file, 'a.png', max_megapixels=1)
-        Traceback (most recent call last):
-            ...
-        mmlinattn.datasets.audit.images.TooManyPixels: image a.png has 2000 x 1000 = 2.0 \
-megapixels, \
-the limit is 1: use a smaller image or raise the limit
-    """
-    try:
-        height, width = image_size(file)
-    except Image.DecompressionBombError as error:
-        raise TooManyPixels(f'image {name}: {error}') from error
-    check_pixel_count((height, width), f'image {name}', max_megapixels)
-
-
-def check_pixel_count(shape: Tuple[int, int], what: str, max_megapixels: float) -> None:
-    """Raise TooManyPixels if an image or video of this size has too many pixels.
-
-    Args:
-        shape: (height, width).
-        what: prefix of the error message.
-        max_megapixels: limit in millions of pixels.
-    """
-    height, width = shape
-    if height * width > 1e6 * max_megapixels:
-        raise TooManyPixels(
-            f'{what} has {width} x {height} = {height * width / 1e6:.1f} megapixels, '
-            f'the limit is {max_megapixels:g}: use a smaller image or raise the limit'
-        )
 
 
 def truncation_reason(data: bytes) -> Optional[str]:
