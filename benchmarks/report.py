@@ -163,7 +163,7 @@ def _conditions(speeds: Dict[str, dict]) -> List[str]:
 
 
 def speed_table(speeds: Dict[str, dict]) -> List[str]:
-    """Return Markdown with one row per record of ``mmlinattn throughput --json``, by config."""
+    """Return Markdown with one row per record of ``mmlinattn analyze throughput --json``, by config."""
     batches = sorted({row['batch'] for of in speeds.values() for row in of['results']})[::-1]
     lines = []
     for name, record in speeds.items():

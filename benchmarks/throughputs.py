@@ -3,7 +3,7 @@
     python benchmarks/throughputs.py            # all models with a published speed, and others
     python benchmarks/run.py --redraw throughput
 
-Each model is measured by ``mmlinattn throughput`` in a process of its own. Let nothing else run.
+Each model is measured by ``mmlinattn analyze throughput`` in a process of its own. Let nothing else run.
 The result goes into docs/benchmarks/throughput.json and the page. If a model fails, both stay as
 they were.
 """
@@ -46,7 +46,7 @@ def names() -> List[str]:
 
 
 def measured(name: str, threads: int) -> dict:
-    """Return the record of ``mmlinattn throughput``; a batch over its limit is left out."""
+    """Return the record of ``mmlinattn analyze throughput``; a batch over its limit is left out."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / 'found.json'
         words = [name, '--threads', str(threads), '--json', str(file)]
@@ -55,7 +55,7 @@ def measured(name: str, threads: int) -> dict:
         command = [sys.executable, '-m', 'mmlinattn', 'throughput', *words]
         code = subprocess.run(command).returncode
         if not file.is_file():  # code 1 is that of a batch over the limit
-            raise SystemExit(f'mmlinattn throughput {name} ended with exit code {code}')
+            raise SystemExit(f'mmlinattn analyze throughput {name} ended with exit code {code}')
         return json.loads(file.read_text())
 
 

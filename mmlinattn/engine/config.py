@@ -108,7 +108,7 @@ def _prefix_error(error: AssertionError, path: str) -> ValueError:
     prefix = str(error).split()[6]
     if prefix == 'mmlinattn':
         cure = ': give the path of the file, or write all that a config of this package inherits '
-        cure += 'into your own: mmlinattn print-config NAME > my_config.py'
+        cure += 'into your own: python tools/misc/print_config.py NAME > my_config.py'
     else:
         cure = f' names no package; known are {", ".join(MODULE2PACKAGE)}'
     return ValueError(f"config {path}: _base_ = '{prefix}::...'{cure}")

@@ -1,15 +1,11 @@
 """What the set-up installs is what was pinned, byte by byte; packages that age are explained."""
 
 import hashlib
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 import zipfile
-from datetime import datetime, timezone
-
-import pytest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -105,41 +101,3 @@ def test_setup_says_that_hashes_are_not_there(root, tmp_path):
     command = ['bash', 'tools/misc/setup.sh', sys.executable, str(tmp_path / 'venv')]
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
     assert done.returncode == 2 and 'HASHES: no ' in done.stderr
-
-
-@pytest.fixture
-def old_releases(root):
-    spec = importlib.util.spec_from_file_location('old', root / 'tools/misc/old_releases.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_packages_that_age_need_a_reason(old_releases, monkeypatch, capsys, tmp_path):
-    def made(year):
-        return {'upload-time': datetime(year, 6, 1, tzinfo=timezone.utc)}
-
-    year = datetime.now().year
-    lock = dict(
-        packages=[
-            dict(name='fresh', wheels=[made(year - 9), made(year)]),
-            dict(name='known', sdist=made(year - 4)),
-            dict(name='lost', wheels=[made(year - 5)], sdist=made(year - 3)),
-        ]
-    )
-    monkeypatch.setattr(old_releases, 'newest', lambda names: lock)
-    monkeypatch.setattr(old_releases, 'ROOT', tmp_path)
-    monkeypatch.setattr(sys, 'argv', ['old_releases.py'])
-    (tmp_path / 'requirements').mkdir()
-    (tmp_path / 'requirements/constraints.txt').write_text("a==1\nb==2; python_version < '3.11'\n")
-    page = tmp_path / old_releases.PAGE
-    row = '| {} | why |\n| `fresh` | elsewhere |\n'
-    for names, code in (('`known`', 1), ('`known`, `lost`', 0)):
-        page.write_text(
-            f'{old_releases.HEADING}\n\n{row.format(names)}\n## Next\n| `lost` | no |\n'
-        )
-        assert old_releases.main() == code
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[0].split()[1].rstrip(':') == 'known' or lines[1].split()[1] == 'known'
-        assert len(lines) == 2 and ('no reason' in ''.join(lines)) == bool(code)
-    assert old_releases.names("a==1\nb==2; python_version < '3.11'\nb==3\n") == ['a', 'b']

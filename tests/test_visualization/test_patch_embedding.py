@@ -124,7 +124,7 @@ def tool(root, tmp_path):
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             save_checkpoint(tmp_path / 'a.pth', MODELS.build(cfg.model).state_dict(), {})
         arguments = [root / config, tmp_path / 'a.pth', *arguments]
-        program.main(['visualize', 'patch-embedding', *map(str, arguments)])
+        program.main(['analyze', 'patch-embedding', *map(str, arguments)])
 
     return call
 

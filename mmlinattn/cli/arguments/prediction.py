@@ -96,20 +96,3 @@ def export(argv: Optional[List[str]] = None) -> Namespace:
     add('--sample', help='an image to check with; the first of the test set by default')
     add('--out', type=Path, help='files to write, without suffix; work_dirs/NAME/NAME by default')
     return parser.parse_args(argv)
-
-
-def latency(argv: Optional[List[str]] = None) -> Namespace:
-    """Time a model in torch and its exported files on the same image: docs/export.md."""
-    parser = Parser('latency', latency.__doc__, cfg_options=True)
-    add = parser.add_argument
-    add('config', help=CONFIG)
-    add('checkpoint', help='checkpoint file')
-    add('files', nargs='*', help='exported files: .onnx, .xml, .pt2')
-    add('--shape', nargs=2, type=int, required=True, metavar=('H', 'W'))
-    add('--threads', type=int, default=1, help='of the processor')
-    add('--seconds', type=float, default=5.0, help='for each')
-    add('--rounds', type=int, default=1, help='of all; the least disturbed one of each counts')
-    add('--sample', help='an image; the first of the test set by default')
-    args = parser.parse_args(argv)
-    check_positive(parser, args, 'threads', 'seconds', 'rounds', 'shape')
-    return args
