@@ -20,11 +20,13 @@ def main() -> None:
     add('--size', type=int, default=64, help='side of a crop in pixels')
     add('--scale', type=float, default=1.25, help='side of a crop over the longer side of its box')
     add('--max-per-class', type=int, help='of the training split, drawn at random')
+    add('--max-per-class-val', type=int, help='of the validation split')
     add('--seed', type=int, default=0)
     args = parser.parse_args()
     held_out = ['val'] + ['test'] * (args.source / 'annotations/test.json').is_file()
     splits = dict(train=['train'], val=held_out)
-    limits = None if args.max_per_class is None else dict(train=args.max_per_class)
+    limits = dict(train=args.max_per_class, val=args.max_per_class_val)
+    limits = {split: most for split, most in limits.items() if most is not None}
     with errors_in_one_line(debug=False):
         root = crop_objects(args.source, args.out, splits, args.size, args.scale, limits, args.seed)
     print(f'crops are in {root}')
