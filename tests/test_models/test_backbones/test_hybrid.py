@@ -10,7 +10,7 @@ from mmlinattn.analysis import analyse
 from mmlinattn.analysis.hybrids import softmax_crossover
 from mmlinattn.models.backbones import RAVLT, Backbone, MAViT, TimeSformer, ViT
 from mmlinattn.models.layers import BaseAttention, expand_attn_cfg, registered_subclasses
-from mmlinattn.testing.backbone_rules import small_options
+from tests.more_rules import small_options
 
 BACKBONES = [cls for cls in registered_subclasses(Backbone).values() if cls is not TimeSformer]
 NO_LISTS = [cls for cls in [*BACKBONES, TimeSformer] if cls is not ViT]
