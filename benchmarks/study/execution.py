@@ -142,7 +142,7 @@ def _linearize(run: Run, folder: Path, here: Path) -> Tuple[Path, dict]:
 
 def linearize_options(options: dict) -> List[str]:
     """Return arguments of the command ``linearize``."""
-    found = ['--resolutions']
+    found: List[str] = []
     for key, value in options.items():
         found.append(f'--{key.replace("_", "-")}')
         if key == 'keep_softmax':

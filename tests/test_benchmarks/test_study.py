@@ -20,7 +20,7 @@ from benchmarks.study import execution, results
 from benchmarks.study import grid as grids
 from benchmarks.study.grid import GridError
 from mmlinattn.datasets import shapes
-from mmlinattn.engine.config import config_file
+from mmlinattn.engine.config_files import config_file
 from mmlinattn.models.layers import BaseAttention, registered_subclasses
 
 TINY = dict(
@@ -208,7 +208,7 @@ def test_a_linearised_model_has_a_teacher(tiny):
     run = grid.runs({})[-1]
     assert run.teacher.name == 'Softmax_seed0'
     assert execution.linearize_options(run.linearize) == [
-        '--resolutions', '--attn', 'LinearAttention', '--iters-b', '7', '--iters-a', '5',
+        '--attn', 'LinearAttention', '--iters-b', '7', '--iters-a', '5',
         '--keep-softmax', '1,last1',
     ]  # fmt: skip
     attn_cfg = run.load('val').model.backbone.attn_cfg
