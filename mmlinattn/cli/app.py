@@ -13,7 +13,7 @@ from ..apis.sources import IMAGES
 from ..app import Workbench, load_models, package_models
 from ..app.page import build_page, run_until_closed, serve
 from ..app.workbench import model_names
-from ..engine.config import config_file
+from ..engine.config_files import config_file
 from ..utils.command_line import errors_in_one_line
 from .arguments.prediction import EXAMPLES
 

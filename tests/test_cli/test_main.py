@@ -20,7 +20,7 @@ from mmlinattn.cli.commands import COMMANDS
 from mmlinattn.datasets.audit.images import MAX_MEGAPIXELS
 from mmlinattn.deployment import FORMATS
 from mmlinattn.deployment.exported_file import SUFFIXES
-from mmlinattn.engine.config import package_configs
+from mmlinattn.engine.config_files import package_configs
 from mmlinattn.engine.preflight.data import DATA_HINTS, dataset_configs
 from mmlinattn.engine.preflight.dataset_audit import SPLITS
 from mmlinattn.ops.gpu_check import Finding

@@ -20,7 +20,8 @@ from mmlinattn.checkpoints import (
 )
 from mmlinattn.datasets import shapes
 from mmlinattn.engine import build_model
-from mmlinattn.engine.config import load_config, package_configs
+from mmlinattn.engine.config import load_config
+from mmlinattn.engine.config_files import package_configs
 from mmlinattn.engine.model import initial_model
 
 pytest.importorskip('mmseg', reason='the model is one of MMSegmentation')

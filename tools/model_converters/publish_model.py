@@ -26,7 +26,8 @@ from mmlinattn.checkpoints.download import sha256_of
 from mmlinattn.cli import arguments
 from mmlinattn.cli.test import prepare
 from mmlinattn.engine import build_model
-from mmlinattn.engine.config import load_config, package_configs
+from mmlinattn.engine.config import load_config
+from mmlinattn.engine.config_files import package_configs
 from mmlinattn.utils import check_writable, write_text
 from mmlinattn.utils.command_line import errors_in_one_line
 from mmlinattn.utils.suggest import shorten
