@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from mmlinattn.deployment import FORMATS, capture, timing
+from mmlinattn.deployment import FORMATS, capture
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from tests.test_deployment.conftest import captures
@@ -54,23 +54,6 @@ def test_a_file_scores_as_the_model_does(
         run('test', config, file, '--work-dir', tmp_path / name, '--cfg-options', *changes)
     expected, found = metrics(tmp_path / 'torch'), metrics(tmp_path / 'onnx')
     assert found['mIoU'] == pytest.approx(expected['mIoU'], abs=0.1) and expected['mIoU'] > 0
-    run('latency', config, weights, f'{out}.onnx', '--shape', 64, 64, '--seconds',
-        0.1, '--cfg-options', *changes)  # fmt: skip
-    printed = capsys.readouterr().out
-    assert 'torch' in printed and 'model.onnx' in printed
-    # Two rounds of both: torch is disturbed in the first one, the file in the second one.
-    measured = iter([[9.0, 9.5], [2.0, 3.0], [4.0, 8.0], [5.0, 5.5]])
-    monkeypatch.setattr(timing, '_times', lambda call, seconds: next(measured))
-    run('latency', config, weights, f'{out}.onnx', '--shape', 64, 64, '--rounds',
-        2, '--cfg-options', *changes)  # fmt: skip
-    numbers = re.findall(r'(torch|onnx)\D+([\d.]+)\D+([\d.]+)', capsys.readouterr().out)
-    assert numbers[-2:] == [('torch', '4.0', '8.0'), ('onnx', '2.0', '3.0')]
-    # A larger image than a file of one size takes.
-    with pytest.raises(SystemExit) as stopped:
-        run('latency', config, weights, f'{out}.onnx', '--shape', 96, 64,
-            '--cfg-options', *changes, debug=False)  # fmt: skip
-    assert stopped.value.code == 2
-    assert 'takes 64x64 alone, got 96x64' in capsys.readouterr().err
 
 
 @captures
@@ -177,29 +160,6 @@ def test_a_file_that_does_not_fit_is_not_scored(
         assert 'scores compare them by number' in capsys.readouterr().out
     else:
         refuse(run, capsys, message, *arguments, tool='test')
-
-
-@pytest.mark.parametrize(
-    'changes, message',
-    [
-        (dict(task='forward'), 'has damaged metadata: task must be one of'),
-        (dict(classes=['a']), 'its number of classes is 1, that of EncoderDecoder'),
-        (dict(stride=16), 'its stride is 16, that of EncoderDecoder in the config is 32'),
-        (dict(raw=True, outputs=['logits']), 'one of them has raw outputs'),
-    ],
-)
-def test_a_file_that_does_not_fit_is_not_timed(
-    root, run, options, checkpoint, tmp_path, capsys, monkeypatch, changes, message
-):
-    pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
-    monkeypatch.setattr(timing, '_times', lambda call, seconds: pytest.fail('it is timed'))
-    fits = description('segmentation', 6)
-    files = [
-        write_stub(tmp_path / f'{i}.onnx', 'segmentation', about)
-        for i, about in enumerate((fits, {**fits, **changes}))
-    ]
-    refuse(run, capsys, message, root / CONFIGS['seg'], checkpoint('seg'), *files, '--shape', 64,
-           64, '--cfg-options', *options('seg'), tool='latency')  # fmt: skip
 
 
 def refuse(run, capsys, message, *arguments, tool='export'):
