@@ -119,13 +119,13 @@ def check_attention(
 
 @ATTENTION_RULES.add
 def constructor(case: AttentionCase) -> None:
-    """The constructor is (embed_dims, num_heads, **own options); own options have defaults."""
+    """Check the constructor: (embed_dims, num_heads, **own options), all with defaults."""
     require(isinstance(case.attn, BaseAttention), 'it is no BaseAttention')
 
 
 @ATTENTION_RULES.add
 def info(case: AttentionCase) -> None:
-    """The class is in MMEngine's root registry MODELS and has `info`, an AttentionInfo."""
+    """Check that the class is in MMEngine's root registry MODELS and has an AttentionInfo."""
     kind = type(case.attn)
     require(isinstance(kind.info, AttentionInfo), f'{kind.__name__}.info is {kind.info!r}')
     require(kind in MODELS.module_dict.values(), f'{kind.__name__} is not in MODELS of MMEngine')
@@ -133,7 +133,7 @@ def info(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def shape_and_dtype(case: AttentionCase) -> None:
-    """The output has the shape and dtype of x, and no argument is changed."""
+    """Check that the output has the shape and dtype of x, and that no argument changes."""
     for dtype in (torch.float64, torch.float32):
         x, pos, mask = case.tokens().to(dtype), case.tokens().to(dtype), case.padding()
         before = [t.clone() for t in (x, pos, mask)]
@@ -147,14 +147,14 @@ def shape_and_dtype(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def strides(case: AttentionCase) -> None:
-    """Tokens may have any strides."""
+    """Check that tokens may have any strides."""
     x = case.tokens()
     compare(case.run(x.mT.contiguous().mT), case.run(x), 'output')
 
 
 @ATTENTION_RULES.add
 def gradients(case: AttentionCase) -> None:
-    """x and every parameter get a gradient: finite, not zero, equal to finite differences."""
+    """Check that gradients are finite, not zero and equal to finite differences."""
     x, weight = case.tokens().requires_grad_(), case.tokens()
 
     def value() -> Tensor:
@@ -186,7 +186,7 @@ def gradients(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def query_pos(case: AttentionCase) -> None:
-    """query_pos is added to x for queries and keys, not for values."""
+    """Check that query_pos is added to x for queries and keys, not for values."""
     x, pos = case.tokens(), case.tokens()
     with calls_of(case.attn) as calls:
         expected, out = case.run(x), case.run(x, query_pos=pos)
@@ -198,7 +198,7 @@ def query_pos(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def padding(case: AttentionCase) -> None:
-    """The content of padding changes no other token; attend() of nothing but padding is 0."""
+    """Check that padding is never read, and that attend() of nothing but padding is 0."""
     x, mask = case.tokens().requires_grad_(), case.padding()[..., None]
     expected = case.run(x.masked_fill(mask, 0), key_padding_mask=mask[..., 0])
     out = case.run(x.where(~mask, 9 * case.tokens()), key_padding_mask=mask[..., 0])
@@ -215,7 +215,7 @@ def padding(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def padded_map(case: AttentionCase) -> None:
-    """Padding below and right of the map changes nothing: as in a larger batch."""
+    """Check that padding below and right of the map, as in a larger batch, changes nothing."""
     height, width = case.hw_shape
     x = case.tokens()
     larger = 9 * torch.randn(2, height + 2, width + 2, x.shape[-1], dtype=x.dtype)
@@ -230,7 +230,7 @@ def padded_map(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def batch_independence(case: AttentionCase) -> None:
-    """In evaluation mode each image is computed by itself, and twice the same."""
+    """Check that in evaluation mode each image is computed by itself, twice the same."""
     x, mask = case.tokens(), case.padding()
     together = case.run(x, key_padding_mask=mask)
     for i in range(2):
@@ -240,7 +240,7 @@ def batch_independence(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def half_precision(case: AttentionCase) -> None:
-    """Under autocast the output has its dtype and is close to float32, as is the gradient of x."""
+    """Check that output and gradient of x under autocast are close to float32."""
     attn, x = case.clone(torch.float32), case.tokens().float().requires_grad_()
     exact, weight = attn(x, case.hw_shape), torch.randn(x.shape)
     (of_x,) = torch.autograd.grad((exact * weight).sum(), x)
@@ -258,7 +258,7 @@ def half_precision(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def odd_maps(case: AttentionCase) -> None:
-    """Maps of any size work, from 1x1 on."""
+    """Check that maps of any size work, from 1x1 on."""
     for hw in ((1, 1), (1, 7), (3, 1)):
         x = case.tokens(hw[0] * hw[1]).requires_grad_()
         out = case.run(x, hw)
@@ -268,7 +268,7 @@ def odd_maps(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def extra_tokens(case: AttentionCase) -> None:
-    """Extra tokens, as a class token, read all and are read, in any order; or an error says no."""
+    """Check that extra tokens read all and are read in any order, or are refused."""
     height, width = case.hw_shape
     x, args = case.tokens(), dict(hw_shape=(height - 1, width), num_extra_tokens=width)
     try:
@@ -294,7 +294,7 @@ def extra_tokens(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def argument_errors(case: AttentionCase) -> None:
-    """Arguments that do not fit raise a ValueError or TypeError with the value."""
+    """Check that wrong arguments raise a ValueError or TypeError with the value."""
     (height, width), x = case.hw_shape, case.tokens()
     n, mask = x.shape[1], torch.zeros(x.shape[:2])
     case.raises(ValueError, str((height, width + 1)), x, (height, width + 1))
@@ -308,7 +308,7 @@ def argument_errors(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def state_dict(case: AttentionCase) -> None:
-    """A state dict loaded into a new layer gives the same output."""
+    """Check that a state dict loaded into a new layer gives the same output."""
     torch.manual_seed(1)  # other initial values
     other, x = case.build(), case.tokens()
     other.load_state_dict(case.attn.state_dict())
@@ -317,7 +317,7 @@ def state_dict(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def compiles(case: AttentionCase) -> None:
-    """torch.compile(fullgraph=True) captures the layer and its backward pass."""
+    """Check that torch.compile(fullgraph=True) takes the layer and its backward pass."""
     torch.compiler.reset()
     compiled = torch.compile(case.clone(torch.float64), fullgraph=True, backend='aot_eager')
     x = case.tokens()
@@ -339,7 +339,7 @@ class _OnMap(nn.Module):
 
 @ATTENTION_RULES.add
 def exports(case: AttentionCase) -> None:
-    """torch.export captures any batch and size, or with any_export_size=False one (torch 2.7)."""
+    """Check that torch.export takes any size, or with any_export_size=False one."""
     if not hasattr(torch.compiler, 'is_exporting'):
         return
     model, channels = _OnMap(case.clone(torch.float64)), case.attn.embed_dims
@@ -363,7 +363,7 @@ def exports(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def backbones(case: AttentionCase) -> None:
-    """A hierarchical backbone (RAVLT) and a plain one (ViT) take the attention."""
+    """Check that a hierarchical backbone (RAVLT) and a plain one (ViT) take the attention."""
     check_backbone(RAVLT, [case.attn_cfg], arch=SMALL_RAVLT)
     size = (64, 80)
     check_backbone(ViT, [case.attn_cfg], arch=SMALL_VIT, img_size=size, with_cls_token=False)

@@ -106,13 +106,13 @@ def refuses_extra_tokens(case: BackboneCase) -> bool:
 
 @BACKBONE_RULES.add
 def constructor(case: BackboneCase) -> None:
-    """The backbone is built with the attention; a Backbone calls self.finish() at the end."""
+    """Check that the backbone is built; a Backbone calls self.finish() at the end."""
     require(isinstance(case.model, nn.Module), f'it is a {type(case.model).__name__}')
 
 
 @BACKBONE_RULES.add
 def outputs(case: BackboneCase) -> None:
-    """One contiguous, finite output (B, C, H, W), or (B, C), per entry of out_indices."""
+    """Check for one contiguous, finite output (B, C, H, W) or (B, C) per out_indices."""
     outs = case.evaluate(case.model)
     require(all(out.isfinite().all() for out in outs), 'an output is not finite')
     if case.is_backbone:
@@ -125,7 +125,7 @@ def outputs(case: BackboneCase) -> None:
 
 @BACKBONE_RULES.add
 def parameters_learn(case: BackboneCase) -> None:
-    """Every parameter gets a finite gradient that is not zero."""
+    """Check that every parameter gets a finite gradient that is not zero."""
     found = case.gradients(case.build())
     # If only the class token is returned, positions in the last attention have no effect.
     attentions = [n for n, m in case.model.named_modules() if isinstance(m, BaseAttention)]
@@ -137,7 +137,7 @@ def parameters_learn(case: BackboneCase) -> None:
 
 @BACKBONE_RULES.add
 def bfloat16(case: BackboneCase) -> None:
-    """Under bfloat16 autocast the outputs are close to float32."""
+    """Check that the outputs under bfloat16 autocast are close to float32."""
     with torch.autocast('cpu', dtype=torch.bfloat16):
         half = case.evaluate(case.model)
     for i, (a, b) in enumerate(zip(half, case.evaluate(case.model))):
@@ -147,7 +147,7 @@ def bfloat16(case: BackboneCase) -> None:
 
 @BACKBONE_RULES.add
 def images_are_independent(case: BackboneCase) -> None:
-    """In evaluation mode each image is computed by itself."""
+    """Check that in evaluation mode each image is computed by itself."""
     alone = case.evaluate(case.model, case.images[:1])
     for i, (a, b) in enumerate(zip(alone, case.evaluate(case.model))):
         compare(a, b[:1], f'output {i} of image 0 alone', 1e-4)
@@ -155,7 +155,7 @@ def images_are_independent(case: BackboneCase) -> None:
 
 @BACKBONE_RULES.add
 def weights(case: BackboneCase) -> None:
-    """Another model that loads the state dict gives the same outputs."""
+    """Check that another model that loads the state dict gives the same outputs."""
     torch.manual_seed(1)  # other initial values
     other = case.build()
     other.load_state_dict(case.model.state_dict())
