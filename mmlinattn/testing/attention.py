@@ -2,7 +2,7 @@
 
 import copy
 from functools import cached_property
-from typing import Any, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from mmengine.registry import MODELS
@@ -14,6 +14,7 @@ from ..models.layers import (
     AttentionInfo,
     AttnCfg,
     BaseAttention,
+    TokenLayout,
     build_attention,
     map_to_tokens,
     tokens_to_map,
@@ -203,9 +204,15 @@ def padding(case: AttentionCase) -> None:
     expected = case.run(x.masked_fill(mask, 0), key_padding_mask=mask[..., 0])
     out = case.run(x.where(~mask, 9 * case.tokens()), key_padding_mask=mask[..., 0])
     compare(out.masked_fill(mask, 0), expected.masked_fill(mask, 0), 'output of a real token')
-    attn, heads = case.clone(torch.float64), []
+    attn = case.clone(torch.float64)
+    heads: List[Tensor] = []
     attend = attn.attend
-    attn.attend = lambda *args: heads.append(attend(*args)) or heads[-1]  # type: ignore
+
+    def recorded(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        heads.append(attend(q, k, v, layout))
+        return heads[-1]
+
+    attn.attend = recorded  # type: ignore[method-assign]  # of this copy
     nothing = attn(x, case.hw_shape, key_padding_mask=torch.ones_like(mask[..., 0]))
     (gradient,) = torch.autograd.grad(nothing.sum(), x)
     for out in heads:
