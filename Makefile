@@ -34,9 +34,9 @@ setup:
 demo: setup
 	@$(PYTHON) tools/misc/demo.py
 
-# Goes on where it was. ZOO_ARGS=--costs, --docs, ...: python -m benchmarks.zoo --help
+# Goes on where it was. ZOO_ARGS=--costs, --only data=shapes, ...: python -m benchmarks.study --help
 zoo: setup
-	$(PYTHON) -m benchmarks.zoo $(ZOO_ARGS)
+	$(PYTHON) -m benchmarks.study zoo $(ZOO_ARGS)
 
 # Continues an interrupted training.
 models: setup

@@ -89,7 +89,7 @@ def publish(name: str, record: dict, new_heading: str = '') -> None:
 
     Args:
         record: ``command`` and other facts, and one of ``results``, those of ``results.json``;
-            ``speeds``, for :func:`speed_table`; ``table``, the arguments of
+            ``table``, the arguments of
             :func:`benchmarks.tables.markdown`; ``tables``, by heading, those of it or of
             :func:`number_table`.
         new_heading: heading of a new place at the end of the page, if the benchmark has no place.
@@ -128,11 +128,8 @@ def published(name: str) -> List[str]:
 def shown(name: str, record: dict) -> List[str]:
     """Return the lines that show a record of :func:`publish`."""
     context, results = _parsed(record)
-    speeds = context.pop('speeds', {})
     single, several = context.pop('table', None), context.pop('tables', {})
     lines = ['```shell', context.pop('command'), '```', '', *_facts(context)]
-    if speeds:
-        lines += [*_conditions(speeds), '', *speed_table(speeds)]
     if single:
         lines += ['', *tables.markdown(**single)]
     for heading, part in several.items():
@@ -152,27 +149,6 @@ def _parsed(record: dict) -> Tuple[dict, List[Result]]:
     results = [Result(**result) for result in context.pop('results', [])]
     context.pop('slopes', None)
     return context, results
-
-
-def _conditions(speeds: Dict[str, dict]) -> List[str]:
-    names = {'processor': 'machine', 'machine': 'conditions', 'commit': 'commit'}
-    return [
-        f'- {heading}: {"; ".join(sorted({record[key] for record in speeds.values()}))}'
-        for key, heading in names.items()
-    ]
-
-
-def speed_table(speeds: Dict[str, dict]) -> List[str]:
-    """Return Markdown with one row per record of ``mmlinattn throughput --json``, by config."""
-    batches = sorted({row['batch'] for of in speeds.values() for row in of['results']})[::-1]
-    lines = []
-    for name, record in speeds.items():
-        found = {row['batch']: row for row in record['results']}
-        cells = [_speed(found[batch]) if batch in found else 'not measured' for batch in batches]
-        published, _, _ = (record['published'] or '').partition(', reported by')
-        lines.append([f'`{name}`', ' x '.join(map(str, record['shape'])), *cells, published])
-    head = [f'batch {batch}: images a second' for batch in batches]
-    return tables.markdown(['config', 'image', *head, 'published'], lines)
 
 
 def number_table(
@@ -196,11 +172,6 @@ def number_table(
     return tables.markdown(
         columns, [[cell(value, i in percent) for i, value in enumerate(line)] for line in lines]
     )
-
-
-def _speed(row: dict) -> str:
-    median, low, high = (digits(row[name]) for name in ('images_a_second', 'low', 'high'))
-    return f'{median} ({low} to {high})'
 
 
 def digits(value: float) -> str:

@@ -62,7 +62,6 @@ NAVIGATION = {
         'docs/studies',
         'docs/comparison',
         'docs/benchmarks',
-        'docs/estimates',
     ],
     'Reference': [
         'docs/limits',

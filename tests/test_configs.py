@@ -20,7 +20,7 @@ from mmengine.registry import DATASETS, MODELS, PARAM_SCHEDULERS, TRANSFORMS, De
 from mmlinattn.analysis import Complexity, analyse
 from mmlinattn.checkpoints import check_fits, save_checkpoint
 from mmlinattn.engine import build_model
-from mmlinattn.engine.config import pretraining_config
+from mmlinattn.engine.config_files import pretraining_config
 from mmlinattn.engine.preflight.options import check_options
 from tests.sizes import LONG, some
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from mmlinattn.models.backbones import Backbone, CvT, TimeSformer, ViL, ViT
 from mmlinattn.models.layers import BaseAttention, registered_subclasses
 from mmlinattn.testing import check_backbone
-from mmlinattn.testing.backbone_rules import SMALL
+from tests import more_rules
+from tests.more_rules import SMALL, small_options
 from tests.sizes import LONG
 
 
@@ -66,10 +67,7 @@ KINDS = ('SoftmaxAttention', 'RALA', 'RWGKA', 'RWGKP', 'WindowAttention')
 
 
 def pairs() -> list:
-    """All attentions in one backbone and one of each kind in the others; all in the long version.
-
-    The rule `backbones` of check_attention is the same for attentions outside of the package.
-    """
+    """All attentions in one backbone, one of each kind in the others; all in the long version."""
     every = [(backbone, attention) for backbone in BACKBONES for attention in ATTENTIONS]
     return [case for case in every if LONG or case[0] == 'RAVLT' or case[1] in KINDS]
 
@@ -77,7 +75,9 @@ def pairs() -> list:
 @pytest.mark.long
 @pytest.mark.parametrize(('backbone', 'attention'), pairs())
 def test_backbone(backbone, attention):
-    check_backbone(BACKBONES[backbone], [attention])
+    cls = BACKBONES[backbone]
+    check_backbone(cls, [attention], **small_options(cls))
+    more_rules.check_backbone(cls, [attention], **small_options(cls))
 
 
 @pytest.mark.parametrize('attention', ATTENTIONS)
@@ -124,4 +124,5 @@ EXTRA_TOKENS = {
 @pytest.mark.parametrize('attention', ATTENTIONS)
 @pytest.mark.parametrize('backbone', EXTRA_TOKENS, ids=lambda cls: cls.__name__)
 def test_extra_tokens(backbone, attention):
-    check_backbone(backbone, [attention], rules=['parameters_learn'], **EXTRA_TOKENS[backbone])
+    options = {**small_options(backbone), **EXTRA_TOKENS[backbone]}
+    check_backbone(backbone, [attention], rules=['parameters_learn'], **options)

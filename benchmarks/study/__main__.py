@@ -3,30 +3,38 @@
     python -m benchmarks.study camvid            # a grid of benchmarks/study/grids
     python -m benchmarks.study my_grid.yml --quick --jobs 2
     python -m benchmarks.study camvid --only model=SegFormer-B0,B0-RALA
-    python -m benchmarks.study camvid --costs    # time and memory again, on an idle machine
+    python -m benchmarks.study camvid --costs    # time and memory, on an idle machine
     python -m benchmarks.study camvid --docs     # the results into their page of docs/
 
-An interrupted study is resumed by the same command. Writes runs.jsonl, results.md, pictures and
-weights. The exit code is 1 if a run failed, 2 for bad arguments or a bad grid.
+An interrupted study is resumed by the same command. The exit code is 1 if a run failed, 2 for bad
+arguments or a bad grid.
 """
 
 import argparse
+import json
 import os
 import shlex
 import sys
 from pathlib import Path
-from typing import List
+from typing import List, Sequence
 
-# Before torch: threads of two workers would spin against each other, as those of one operation do.
-os.environ['OMP_NUM_THREADS'] = '1'
+os.environ['OMP_NUM_THREADS'] = '1'  # before torch, for the costs
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 import mmlinattn  # noqa: F401  registers everything
+from mmlinattn.utils import write_json
 from mmlinattn.utils.command_line import unwind_on_sigterm
 
-from .checks import DOCS
-from .grid import GRIDS, ROOT, GridError, build, read, select
-from .session import add_arguments, conduct, console
+from . import costs, execution
+from .grid import GRIDS, ROOT, Grid, GridError, Run, build, read, select
+from .results import Results, chosen_rates, draw, replaced, table
+
+DOCS = ROOT / 'docs'
+COSTS = 'costs.json'
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
 def parse_args(argv: List[str]) -> argparse.Namespace:
@@ -41,17 +49,16 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     add('--quick', action='store_true', help='fewer models, seeds and iterations: minutes')
     add('--seeds', type=int, metavar='N', help='number of seeds in place of that of the grid')
     add('--only', nargs='+', default=[], metavar='AXIS=NAME,NAME', help='these names alone')
-    add('--data-root', default=os.environ.get('MMLINATTN_DATA', 'data'), metavar='DIR',
-        help='folder of the data sets; default: $MMLINATTN_DATA, else data')  # fmt: skip
-    add_arguments(parser)
+    add('--jobs', type=int, default=2, metavar='N', help='processes of one thread each')
+    add('--out', type=Path, metavar='DIR', help='default: work_dirs/study/NAME')
+    add('--costs', action='store_true', help='no training: measure all models in turns')
+    add('--docs', action='store_true', help='no training: what is there into docs/')
     args = parser.parse_args(argv)
-    if args.jobs < 1:
-        parser.error(f'--jobs must be positive, got {args.jobs}')
-    for name in ('docs', 'redraw'):
-        if getattr(args, name) and (args.quick or args.only or args.seeds):
-            parser.error(f'--{name} shows the complete study: leave out --quick, --only, --seeds')
-    if args.seeds is not None and args.seeds < 1:
-        parser.error(f'--seeds must be positive, got {args.seeds}')
+    for name in ('jobs', 'seeds'):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            parser.error(f'--{name} must be positive, got {getattr(args, name)}')
+    if args.docs and (args.quick or args.only or args.seeds):
+        parser.error('--docs shows the complete study: leave out --quick, --only, --seeds')
     for text in args.only:
         if not all(text.partition('=')):
             parser.error(f'--only must be AXIS=NAME,NAME, got {text!r}')
@@ -66,21 +73,107 @@ def main(argv: List[str]) -> int:
     select(content, {axis: names.split(',') for axis, _, names in pairs})
     if args.seeds:
         content.update(seeds=args.seeds, more_seeds={})
-    folder = args.out or ROOT / 'work_dirs' / 'study' / str(content.get('name'))
-    # Without the folders of this machine.
-    words = [args.grid, *(['--quick'] if args.quick else []), *(f'--only={of}' for of in args.only)]
-    words += [f'--seeds={args.seeds}'] if args.seeds else []
-    content['command'] = shlex.join(['python', '-m', 'benchmarks.study', *words])
-    grid = build(content, os.path.abspath(args.data_root), str(folder.resolve().parent))
-    return conduct(grid, folder, args, DOCS / grid.page.get('document', 'studies.md'))
+    words = [word for word in argv if word not in ('--docs', '--costs')]
+    grid = build(dict(content, command=shlex.join(['python', '-m', 'benchmarks.study', *words])))
+    folder = (args.out or ROOT / 'work_dirs/study' / grid.name).resolve()
+    execution.prepare(grid)
+    console.print(f'{grid.name}: checking {len(list(grid.points()))} models')
+    refused = grid.check()
+    failed: List[str] = []
+    if args.costs:
+        measure(grid, refused, folder)
+    elif not args.docs:
+        failed = train(grid, refused, folder, args.jobs)
+    found = results(grid, refused, folder)
+    if args.docs:
+        publish(found, DOCS / grid.page.get('document', 'studies.md'))
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f'# {grid.title}', '', *table(found), *draw(found, folder, '')]
+    (folder / 'results.md').write_text('\n'.join(lines) + '\n')
+    print(*lines, sep='\n')
+    console.print(f'Written: {folder / "results.md"}', soft_wrap=True)
+    return int(bool(failed))
 
 
-def run(main, argv: List[str]) -> int:
+def train(grid: Grid, refused: Sequence[str], folder: Path, jobs: int) -> List[str]:
+    """Execute the search for learning rates and then all other runs; return those that failed."""
+    failed = execute(_search(grid, refused), folder, jobs, 'learning rates')
+    runs = _runs(grid, refused, folder)
+    failed += execute([run for run in runs if not run.teacher], folder, jobs, 'runs')
+    return failed + execute([run for run in runs if run.teacher], folder, jobs, 'linearised models')
+
+
+def execute(runs: List[Run], folder: Path, jobs: int, heading: str) -> List[str]:
+    """Execute the runs that have no result, and return the names of those that failed."""
+    found = execution.records(folder, runs)
+    left = [run for run in runs if 'metrics' not in found.get(run.name, {})]
+    if not left:
+        return []
+    console.print(f'{len(runs)} {heading}, {len(runs) - len(left)} are done')
+    failed = []
+    columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        bar = progress.add_task(heading, total=len(left))
+        for run, record in execution.execute_all(left, folder, jobs):
+            failed += [run.name] if 'error' in record else []
+            progress.advance(bar)
+            said = record.get('error') or f'{record["wall"]:.0f} s'
+            progress.print(f'{run.name}: {said}', soft_wrap=True)
+    return failed
+
+
+def _search(grid: Grid, refused: Sequence[str]) -> List[Run]:
+    runs = [run for values in grid.points() for run in grid.search(values)]
+    return [run for run in runs if run.point not in refused]
+
+
+def _runs(grid: Grid, refused: Sequence[str], folder: Path) -> List[Run]:
+    rates = chosen_rates(grid, execution.records(folder, _search(grid, refused)))
+    return [run for run in grid.runs(rates) if run.point not in refused]
+
+
+def measure(grid: Grid, refused: Sequence[str], folder: Path) -> None:
+    """Measure the costs of all models in turns, and write ``costs.json``."""
+    runs = [run for run in map(grid.run, grid.points()) if run.point not in refused]
+    found = costs.measure({run.point: run.load() for run in runs}, grid.cost)
+    write_json(folder / COSTS, dict(found, facts=execution.facts()), indent=1)
+
+
+def results(grid: Grid, refused: dict, folder: Path) -> Results:
+    """Return what has been recorded with these settings."""
+    runs = [*_search(grid, refused), *_runs(grid, refused, folder)]
+    file = folder / COSTS
+    measured = json.loads(file.read_text()) if file.is_file() else {}
+    return Results(grid, execution.records(folder, runs), refused, measured)
+
+
+def publish(found: Results, target: Path) -> None:
+    """Write records to ``docs/studies``, and tables and pictures into a page of ``docs/``.
+
+    Raises:
+        GridError: a run has no result, or the page has no place for the study.
+    """
+    grid = found.grid
+    missing = [run.name for run in found.runs() if 'metrics' not in found.records.get(run.name, {})]
+    if missing or not found.records:
+        raise GridError(f'{grid.name} has no result of {", ".join(missing[:3])}: run it first')
+    page = replaced(
+        target.read_text(), grid, [*table(found), *draw(found, DOCS / 'images', f'{grid.name}_')]
+    )
+    content = dict(command=grid.command, notes=[*grid.notes], refused=found.refused)
+    content.update(costs=found.costs, records=[*found.records.values()])
+    write_json(DOCS / 'studies' / f'{grid.name}.json', content, indent=0)
+    target.write_text(page)
+    console.print(f'Written: {target}')
+
+
+def run(argv: List[str]) -> int:
     """Return the exit code of a study, also if it is interrupted or its grid has a mistake."""
     try:
         with unwind_on_sigterm():
             return main(argv)
-    except (GridError, BlockingIOError) as error:
+    except GridError as error:
         console.print(f'error: {error}', style='red', soft_wrap=True, markup=False)
         return 2
     except KeyboardInterrupt:
@@ -89,4 +182,4 @@ def run(main, argv: List[str]) -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(run(main, sys.argv[1:]))
+    sys.exit(run(sys.argv[1:]))

@@ -7,16 +7,18 @@ numbers of fvcore (the RWGKA paper). One multiplication with its addition counts
 Activations, softmax and other elementwise operators are never counted.
 
 The model runs once on fake tensors, which have a shape but no memory. A dispatch mode records every
-operator, including those inside composite functions, and :mod:`.formulas` counts it.
+operator, including those inside composite functions, and the formulas of
+``torch.utils.flop_counter`` count it. ``FlopCounterMode`` itself does not tell the conventions
+apart: docs/design.md.
 """
 
 import copy
+import re
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from inspect import signature
-from typing import Callable, ContextManager, Dict, List, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 from mmengine.model import BaseModel, BaseModule
@@ -26,10 +28,9 @@ from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_flop
 
-from .formulas import aten, elementwise, may_have_products, products
-
-T = TypeVar('T')
+aten = torch.ops.aten
 MIN_SIZE = 32
 # Proposals per image in the heads of a two-stage detector, as counted by MMDetection 2.x.
 BOX_PROPOSALS, MASK_PROPOSALS = 1000, 100
@@ -102,7 +103,11 @@ def analyse(model: nn.Module, shape: Sequence[int]) -> Complexity:
         (224, True)
     """
     shape = check_shape(shape)
-    counter = run_without_values(partial(_count, model, shape))
+    try:
+        counter = _count(model, shape, FakeTensorMode(allow_non_fake_inputs=True))
+    except RuntimeError:
+        # An operator has no fake implementation. The values of the real tensors do not matter.
+        counter = _count(model, shape, nullcontext())
     costs = {}
     for name, module in model.named_modules():
         inner = f'model.{name}' if name else ''
@@ -133,14 +138,11 @@ class Forward(nn.Module):
 
     Args:
         model: a model of an OpenMMLab framework, or any module that takes such images.
-        proposals: proposals per image in the box heads and the mask heads of two-stage detectors.
     """
 
-    def __init__(
-        self, model: nn.Module, proposals: Tuple[int, int] = (BOX_PROPOSALS, MASK_PROPOSALS)
-    ) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.proposals = model, proposals
+        self.model = model
 
     def forward(self, images: Tensor) -> object:
         """Return the outputs of the model: tensors in containers of any kind."""
@@ -177,7 +179,7 @@ class Forward(nn.Module):
         if model.with_rpn:
             outs.append(model.rpn_head(feats))
         roi_head = model.roi_head
-        for kind, num in zip(('bbox', 'mask'), self.proposals):
+        for kind, num in (('bbox', BOX_PROPOSALS), ('mask', MASK_PROPOSALS)):
             if not getattr(roi_head, f'with_{kind}', False):
                 continue
             heads = _as_list(getattr(roi_head, f'{kind}_head'))
@@ -199,17 +201,8 @@ def _as_list(module: BaseModule) -> List[BaseModule]:
     return list(module) if isinstance(module, nn.ModuleList) else [module]
 
 
-def run_without_values(function: Callable[[ContextManager], T]) -> T:
-    """Return ``function(mode)`` on fake tensors, or on real ones if an operator needs them."""
-    try:
-        return function(FakeTensorMode(allow_non_fake_inputs=True))
-    except RuntimeError:
-        # An operator has no fake implementation. The values of the real tensors do not matter.
-        return function(nullcontext())
-
-
 def _count(model: nn.Module, shape: Tuple[int, int], mode: ContextManager) -> '_Counter':
-    runner = Forward(copy_without_values(model, mode)).eval()
+    runner = Forward(_copy_without_values(model, mode)).eval()
     counter = _Counter(runner)
     fast_path = torch.backends.mha.get_fastpath_enabled()
     # The fast path calls one opaque operator per attention layer.
@@ -222,7 +215,7 @@ def _count(model: nn.Module, shape: Tuple[int, int], mode: ContextManager) -> '_
     return counter
 
 
-def copy_without_values(model: nn.Module, mode: ContextManager) -> nn.Module:
+def _copy_without_values(model: nn.Module, mode: ContextManager) -> nn.Module:
     """Return a copy on the CPU with the same shapes and all parameters and buffers zero."""
     memo = {}
     for tensor in (*model.parameters(), *model.buffers()):
@@ -257,10 +250,10 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        count = products(func, args, kwargs, out)
-        if count is None and may_have_products(func):
+        count = _products(func, args, kwargs, out)
+        if count is None and _may_have_products(func):
             self.uncounted[func._schema.name.removesuffix('_')] += 1
-        extended = elementwise(func, args, out) if count is None else count
+        extended = _elementwise(func, args, out) if count is None else count
         conv_linear = count if count and self._has_weight(func, args) else 0
         for module in self._modules() if extended else ():
             self.total[module] += count or 0
@@ -280,3 +273,65 @@ class _Counter(TorchDispatchMode):
         """Return the names of the running module and its parents."""
         parts = self._running[-1].split('.')
         return {'', *('.'.join(parts[:i]) for i in range(1, len(parts) + 1))}
+
+
+def _products(func: OpOverload, args: tuple, kwargs: dict, out: Any) -> Optional[int]:
+    """Return the multiply-accumulates of one call, None for operators without a formula.
+
+    One multiplication with its addition counts as one; torch counts it as two operations.
+    """
+    formula = PRODUCTS.get(func.overloadpacket)
+    return None if formula is None else formula(*args, **kwargs, out_val=out) // 2
+
+
+def _elementwise(func: OpOverload, args: tuple, out: Any) -> int:
+    """Return the number that fvcore counts for a norm, resizing or pooling, 0 for the rest."""
+    formula = ELEMENTWISE.get(func.overloadpacket)
+    return 0 if formula is None else formula(args, out)
+
+
+def _may_have_products(func: OpOverload) -> bool:
+    """Return True if an operator without a formula may contain matrix products."""
+    return SUSPICIOUS.match(func._schema.name.removesuffix('_')) is not None
+
+
+def _matrix_vector(matrix: int) -> Callable:
+    return lambda *args, **kwargs: 2 * args[matrix].numel()
+
+
+PRODUCTS = {
+    # torch has a formula for it from 2.15 on.
+    aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+    **flop_registry,
+    aten.addmm_: flop_registry[aten.addmm],
+    aten.baddbmm_: flop_registry[aten.baddbmm],
+    aten.dot: _matrix_vector(0),
+    aten.mv: _matrix_vector(0),
+    aten.addmv: _matrix_vector(1),
+    aten.addmv_: _matrix_vector(1),
+}
+
+
+def _per_input(amount: int) -> Callable:
+    return lambda args, out: amount * args[0].numel()
+
+
+def _batch_norm(args: tuple, out: Any) -> int:
+    """Count the scale and, if the norm has weights, the shift, both with running statistics."""
+    return args[0].numel() * (1 if args[1] is None else 2)
+
+
+ELEMENTWISE = {
+    aten.native_layer_norm: _per_input(5),
+    aten.native_group_norm: _per_input(5),
+    aten.native_batch_norm: _batch_norm,
+    aten._native_batch_norm_legit_no_training: _batch_norm,
+    aten.upsample_bilinear2d: lambda args, out: 4 * out.numel(),
+    aten._adaptive_avg_pool2d: _per_input(1),
+}
+# Operators that contain matrix products, and operators of other libraries, which may.
+SUSPICIOUS = re.compile(
+    r'(?!aten::|prim::|profiler::)|aten::(linalg_(?!vector_norm)\w*|\w*'
+    r'(mm|mv|dot|matmul|linear|einsum|conv\w*|attention\w*|transformer\w*|rnn\w*|cdist\w*|inverse)'
+    r')$'
+)

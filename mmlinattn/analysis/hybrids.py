@@ -1,4 +1,4 @@
-"""Hybrids of attentions in a config: their layers, and the size from which they are cheaper."""
+"""Size of the image from which a hybrid of attentions is cheaper than softmax attention."""
 
 from typing import Optional, Set
 
@@ -7,35 +7,10 @@ from mmengine.registry import DefaultScope
 from torch import nn
 
 from ..engine.model import build_model
-from ..models.layers import expand_attn_cfg, is_hybrid
 from ..models.layers.build import find_attention
-from ..utils import dicts
 from .complexity import MIN_SIZE, analyse
 
 MAX_SIZE = 4096
-
-
-def resolve_hybrids(cfg: Config) -> None:
-    """Replace each short form of ``attn_cfg`` in the model by a list with one entry per layer.
-
-    Raises:
-        ValueError, KeyError: a layer or an attention does not exist; errors of the backbone.
-
-    Example:
-        >>> backbone = dict(type='ViT', attn_cfg=dict(default='MALA', softmax=['last11']))
-        >>> cfg = Config(dict(model=dict(backbone, with_cls_token=False)))
-        >>> resolve_hybrids(cfg)
-        >>> cfg.model.attn_cfg[:2]
-        ['MALA', 'SoftmaxAttention']
-    """
-    for _, node in list(dicts(cfg.get('model'), 'model')):
-        layer_cfg = node.get('layer_cfg')
-        if 'type' in node and is_hybrid(node.get('attn_cfg')):
-            cfgs = getattr(_build(cfg, node), 'layer_attn_cfgs', None)
-            node['attn_cfg'] = node['attn_cfg'] if cfgs is None else cfgs
-        elif isinstance(layer_cfg, dict) and is_hybrid(layer_cfg.get('attn_cfg')):
-            layers = node['num_layers']
-            layer_cfg['attn_cfg'] = expand_attn_cfg(layer_cfg['attn_cfg'], layers, 'layer')
 
 
 def attention_kinds(backbone: nn.Module) -> Set[type]:

@@ -1,21 +1,21 @@
-"""Images a second of a model, and the speed that its paper reports."""
+"""Images a second of a model."""
 
 import signal
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterator, List, Optional, Sequence
+from typing import Callable, Iterator, List, Sequence
 
 import numpy as np
 import torch
-import yaml
 from torch import nn
 
-from .auto_batch import GIB, available_ram
 from .timing import peak_bytes, repeat, seconds_of
-from .training_estimate import AUTOCAST
 
+# Autocast dtype of a precision; float32 runs without.
+AUTOCAST = dict(bf16=torch.bfloat16, fp16=torch.float16)
+MEMINFO = Path('/proc/meminfo')
 LEAST_CALLS = 3
 # Share of the limit of a batch size for the calls that are measured.
 MEASURED = 1 / 6
@@ -108,11 +108,14 @@ def throughput(
 
 
 def _check_memory(what: str, needed: float) -> None:
-    if needed > (available := available_ram()):
-        raise MemoryError(
-            f'{what} needs about {needed / GIB:.1f} GiB by the peak of one image, and '
-            f'{available / GIB:.1f} GiB are available: take a smaller batch or image'
-        )
+    lines = MEMINFO.read_text().splitlines() if MEMINFO.exists() else []
+    for line in lines:
+        name, value, *_ = line.split()
+        if name == 'MemAvailable:' and needed > (available := 1024 * int(value)):
+            raise MemoryError(
+                f'{what} needs about {needed / 2**30:.1f} GiB by the peak of one image, and '
+                f'{available / 2**30:.1f} GiB are available: take a smaller batch or image'
+            )
 
 
 class _TimeIsUp(BaseException):
@@ -149,29 +152,3 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-
-
-def published_speed(config: Path) -> Optional[str]:
-    """Return the speed that ``metafile.yml`` beside a config reports for it, or None.
-
-    Example:
-        >>> from mmlinattn.engine.config import package_configs
-        >>> published_speed(package_configs()['deit-t-ripple_8xb64_cifar100'])
-        '792 images a second (device: unknown, batch 64), reported by the paper of Ripple'
-    """
-    metafile = config.with_name('metafile.yml')
-    if not metafile.is_file():
-        return None
-    models = yaml.safe_load(metafile.read_text(encoding='utf-8')).get('Models') or []
-    for model in models:
-        if model['Name'] != config.stem:
-            continue
-        found, results = model.get('Metadata', {}), model.get('Results') or [{}]
-        device = found.get('Device of the speed (paper)', 'unknown')
-        note = f'(device: {device}), {results[0].get("Note", "reported by the paper")}'
-        if 'Images per second (paper)' in found:
-            return f'{found["Images per second (paper)"]} images a second {note}'
-        if 'Inference time (ms/im, paper)' in found:
-            time = found['Inference time (ms/im, paper)']
-            return f'{1e3 / time:.0f} images a second, {time} ms an image {note}'
-    return None

@@ -27,9 +27,6 @@ GROUPS: Dict[str, Dict[str, Command]] = {
         'linearize': Command(
             arguments.linearize, 'turn a trained softmax model into one of linear cost'
         ),
-        'print-config': Command(
-            arguments.print_config, 'print a config with all inherited settings'
-        ),
     },
     'Predict and deploy': {
         'predict': Command(
@@ -42,36 +39,26 @@ GROUPS: Dict[str, Dict[str, Command]] = {
         ),
         'export': Command(arguments.export, 'write a trained model as ONNX or torch.export'),
     },
-    'Data': {
+    'Data and weights': {
         'check-data': Command(
             arguments.check_data, 'read all data of a config and report what is wrong with it'
         ),
         'shapes': Command(arguments.shapes, 'write the embedded data set'),
-        'moving-shapes': Command(arguments.moving_shapes, 'write the embedded videos'),
-        'coco-crops': Command(
-            arguments.coco_crops, 'crop the objects of a detection set for classification'
-        ),
-    },
-    'Checkpoints': {
         'convert': Command(arguments.convert, 'convert released weights'),
         'consolidate': Command(
             arguments.consolidate, 'merge a sharded checkpoint of FSDP into one file'
         ),
-        'publish': Command(
-            arguments.publish, 'weights for others: small, with their score, named by their sha256'
-        ),
     },
     'Analyse': {
-        'complexity': Command(
+        'analyze complexity': Command(
             arguments.complexity, 'parameters and multiply-accumulates of a model'
         ),
-        'estimate': Command(arguments.estimate, 'time and memory of a training on other machines'),
-        'throughput': Command(arguments.throughput, 'images a second of a model'),
-        'rank': Command(arguments.rank, 'rank of what the attentions compute, by layer'),
-        'visualize attention': Command(
+        'analyze throughput': Command(arguments.throughput, 'images a second of a model'),
+        'analyze rank': Command(arguments.rank, 'rank of what the attentions compute, by layer'),
+        'analyze attention': Command(
             arguments.visualize_attention, 'attention maps of an SMCA detector'
         ),
-        'visualize key-weights': Command(
+        'analyze key-weights': Command(
             arguments.visualize_key_weights, 'what one query reads, for any attention'
         ),
         'doctor': Command(
@@ -102,8 +89,8 @@ def find_command(words: List[str]) -> Tuple[str, List[str]]:
         ValueError: there is no such command; the message suggests similar names.
 
     Example:
-        >>> find_command(['visualize', 'attention', 'config.py'])
-        ('visualize attention', ['config.py'])
+        >>> find_command(['analyze', 'attention', 'config.py'])
+        ('analyze attention', ['config.py'])
     """
     for count in (1, 2):
         name = ' '.join(words[:count])

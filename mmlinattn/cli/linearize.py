@@ -34,7 +34,6 @@ def prepare(args: argparse.Namespace) -> Linearizer:
         seed=args.seed,
         finetune=args.finetune,
         score=not args.no_score,
-        resolutions=tuple(args.resolutions),
         amp=args.amp,
         resume=args.resume,
         launcher=args.launcher,

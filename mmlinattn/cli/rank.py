@@ -15,7 +15,6 @@ from rich.table import Table
 from torch import Tensor
 
 from ..analysis.rank import MATRICES, LayerRank, layer_ranks
-from ..analysis.training_estimate import image_shape
 from ..apis.pipeline import packed_input, steps_of, without_loading
 from ..apis.sources import image_files, read_image
 from ..engine.config import load_config
@@ -28,12 +27,9 @@ FILES = ('rank.json', 'rank.png')
 Inputs = List[Callable[[], Tensor]]
 
 
-def noise(args: argparse.Namespace, cfg: Config) -> Tuple[Inputs, str]:
+def noise(args: argparse.Namespace) -> Tuple[Inputs, str]:
     """Return inputs of standard normal noise, and their description."""
-    try:
-        height, width = args.shape or image_shape(cfg)
-    except ValueError as error:
-        raise ValueError(f'{error}: give --shape H W, or --images DIR') from error
+    height, width = args.shape
     generator = torch.Generator().manual_seed(args.seed)
     shape = (args.num_images, 1, 3, height, width)
     images = torch.randn(shape, generator=generator).to(args.device)
@@ -112,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
             f'{len(images)} images of {args.images}',
         )
     else:
-        inputs, source = noise(args, cfg)
+        inputs, source = noise(args)
     console = plain_console()
     with progress_bars(console) as bars:
         bar = bars.add_task('images', total=len(inputs))

@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import Any, Tuple, Type
+from typing import Any, Optional, Tuple, Type
 
 from mmengine.config import Config
 
@@ -17,6 +17,7 @@ from ..engine.preflight.run import check_run
 from ..engine.preflight.weights import check_weights
 from ..engine.runner.console import announce, silence_other_processes
 from ..engine.runner.runner import PluginRunner
+from ..utils import check_writable
 from ..utils.command_line import errors_in_one_line
 from ..utils.errors import InputError
 from .arguments.runs import EXPORTED
@@ -30,9 +31,10 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     silence_other_processes()
     options = ('checkpoint', 'out', 'show_dir', 'fuse_conv_bn', 'tta')
     launch.check_same(cfg, **{f'--{name}': getattr(args, name) for name in options})
-    config.set_pictures(cfg, args.show_dir)
-    config.set_predictions_file(cfg, args.out)
-    config.set_fusion(cfg, args.fuse_conv_bn)
+    set_pictures(cfg, args.show_dir)
+    set_predictions_file(cfg, args.out)
+    if args.fuse_conv_bn:
+        cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type='FuseConvBNHook')]
     views = views_hook(args, cfg) if args.tta else None
     cfg.load_from = args.checkpoint
     check_run(cfg, 'test')
@@ -48,6 +50,34 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
         check_fusion(runner)
     runner.test_loop  # noqa: B018  built on first access
     return runner
+
+
+def set_pictures(cfg: Config, show_dir: Optional[str]) -> None:
+    """Draw every test image (``--show-dir``), the ground truth beside the prediction."""
+    if show_dir is None:
+        return
+    show_dir = str(Path(show_dir).absolute())
+    options = {
+        'DetVisualizationHook': dict(draw=True, interval=1, test_out_dir=show_dir),
+        'SegVisualizationHook': dict(draw=True, interval=1),
+        'VisualizationHook': dict(enable=True, interval=1, out_dir=show_dir),
+    }
+    kind = cfg.default_hooks.get('visualization', {}).get('type')
+    if kind not in options:
+        raise ValueError(f'--show-dir: default_hooks.visualization is {kind!r}, which cannot draw')
+    cfg.default_hooks.visualization.update(options[kind])
+    cfg.visualizer.save_dir = show_dir
+
+
+def set_predictions_file(cfg: Config, path: Optional[str]) -> None:
+    """Write all predictions to a pickle file (``--out``)."""
+    if path is None:
+        return
+    check_writable(Path(path))
+    kind = 'DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
+    metrics = cfg.test_evaluator
+    metrics = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
+    cfg.test_evaluator = [*metrics, dict(type=kind, out_file_path=path)]
 
 
 def views_hook(args: argparse.Namespace, cfg: Config) -> Any:

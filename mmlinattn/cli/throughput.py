@@ -6,27 +6,15 @@ from pathlib import Path
 from typing import List, Sequence, Tuple
 
 import torch
-from mmengine.config import Config
 from rich.table import Table
 from torch import nn
 
 from ..analysis.complexity import Forward, check_shape
-from ..analysis.throughput import Throughput, published_speed, throughput
-from ..analysis.training_estimate import image_shape
-from ..engine.config import config_file, load_config
+from ..analysis.throughput import Throughput, throughput
+from ..engine.config import load_config
 from ..engine.model import initial_model
 from ..utils import check_writable, write_json
 from ..utils.command_line import error_text, errors_in_one_line, plain_console, progress_bars
-
-
-def shape_of(args: argparse.Namespace, cfg: Config) -> Tuple[int, int]:
-    """Return (H, W), from the pipeline of the config if no ``--shape`` is given."""
-    try:
-        return check_shape(args.shape or image_shape(cfg))
-    except ValueError as error:
-        if args.shape is not None:
-            raise
-        raise ValueError(f'{error}: give --shape H W') from error
 
 
 def machine(args: argparse.Namespace) -> str:
@@ -74,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
     cfg = load_config(args.config, args.cfg_options)
-    shape = shape_of(args, cfg)
+    shape = check_shape(args.shape)
     if args.json:
         check_writable(args.json)
     model = initial_model(cfg, device=args.device)
@@ -82,12 +70,9 @@ def run(args: argparse.Namespace) -> int:
     found = measure(args, Forward(part), shape)
     height, width = shape
     where = machine(args)
-    # Of the whole model at the size of the config; the batch size is in the table.
-    as_published = not (args.cfg_options or args.backbone or args.shape)
-    published = published_speed(Path(config_file(args.config))) if as_published else None
     record = dict(
         config=args.config, cfg_options=args.cfg_options, model=type(part).__name__, shape=shape,
-        machine=where, published=published, results=[row.to_dict() for row in found],
+        machine=where, results=[row.to_dict() for row in found],
     )  # fmt: skip
     if args.json:
         write_json(args.json, record)
@@ -95,8 +80,6 @@ def run(args: argparse.Namespace) -> int:
     if found:
         title = f'{Path(args.config).stem}, {type(part).__name__}, {height} x {width}'
         console.print(table(found, title, where))
-    if published:
-        console.print(f'Published: {published}.')
     return len(args.batch_size) - len(found)
 
 

@@ -3,7 +3,6 @@
 import argparse
 
 from mmengine.dist import is_main_process
-from mmengine.logging import print_log
 
 from .. import evaluation  # noqa: F401  registers the metrics that configs name
 from ..checkpoints import CheckpointError
@@ -39,16 +38,10 @@ def prepare(args: argparse.Namespace) -> PluginFeatures:
         set_watchdog_timeout(cfg, args.watchdog_timeout)
     launch.set_launcher(cfg, args.launcher)
     silence_other_processes()
-    options = ('resume', 'amp', 'auto_scale_lr', 'auto_batch')
+    options = ('resume', 'amp', 'auto_scale_lr')
     launch.check_same(cfg, **{f'--{name}': getattr(args, name) for name in options})
     lock_work_dir(cfg.work_dir, restarted=args.resume == 'auto')
     set_up_training(cfg, resume=args.resume, amp=args.amp, auto_scale_lr=args.auto_scale_lr)
-    if args.auto_batch is not None:
-        from ..analysis.auto_batch import set_auto_batch
-
-        said = set_auto_batch(cfg, args.auto_batch)
-        if is_main_process():
-            print_log(said, 'current')
     runner = runner_of.from_cfg(cfg)
     for problem in problems if is_main_process() else ():
         log_warning(problem)

@@ -1,4 +1,4 @@
-"""Config files of the command lines: reading, merging of options and completion."""
+"""Reading of config files, with the options of the command line, and checks of their structure."""
 
 import importlib.util
 import os.path as osp
@@ -16,9 +16,10 @@ from mmengine.registry import Registry, init_default_scope
 from mmengine.utils import import_modules_from_strings
 
 from ..checkpoints import replace_mmengine_readers
-from ..utils import check_writable, dicts, has_user, nodes, redacted
+from ..utils import dicts, has_user, nodes, redacted
 from ..utils.messages import known_messages_hidden
 from ..utils.suggest import did_you_mean
+from .config_files import config_file
 from .preflight.data import annotation_path
 from .preflight.old_configs import check_not_old
 from .preflight.options import check_options
@@ -32,8 +33,6 @@ TOP_LEVEL = {
     'runner_type', 'strategy', 'model', 'tta_model', 'tta_pipeline', 'custom_imports',
 }  # fmt: skip
 
-SUFFIXES = ('.py', '.yml', '.yaml', '.json')  # those that MMEngine reads
-
 DICTS = (
     'model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'optim_wrapper',
     'default_hooks', 'train_cfg', 'val_cfg', 'test_cfg', 'env_cfg', 'randomness', 'log_processor',
@@ -45,7 +44,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     """Read a config file and merge options of the command line into it.
 
     Args:
-        path: config file, or the name of a config of this package; see :func:`config_file`.
+        path: config file, or the name of one of this package; see :func:`.config_file`.
         cfg_options: mapping of dotted names to values, as ``--cfg-options`` gives them.
 
     Raises:
@@ -107,7 +106,7 @@ def _prefix_error(error: AssertionError, path: str) -> ValueError:
     prefix = str(error).split()[6]
     if prefix == 'mmlinattn':
         cure = ': give the path of the file, or write all that a config of this package inherits '
-        cure += 'into your own: mmlinattn print-config NAME > my_config.py'
+        cure += 'into your own: python tools/misc/print_config.py NAME > my_config.py'
     else:
         cure = f' names no package; known are {", ".join(MODULE2PACKAGE)}'
     return ValueError(f"config {path}: _base_ = '{prefix}::...'{cure}")
@@ -178,71 +177,6 @@ def _check_override(option: str, cfg: Config) -> None:
     raise ValueError(
         f'--cfg-options {option}: the config has no {top!r}{did_you_mean(top, TOP_LEVEL, 3)}'
     )
-
-
-def config_file(config: str) -> str:
-    """Return the path of a config file, given as a path or as its name in ``configs/``.
-
-    Raises:
-        FileNotFoundError: no such file or name; the message suggests similar names.
-        ValueError: the file is no config, such as a checkpoint.
-
-    Example:
-        >>> Path(config_file('ravlt-t_8xb128_in1k')).name
-        'ravlt-t_8xb128_in1k.py'
-    """
-    if osp.isfile(config):
-        if not config.endswith(SUFFIXES):
-            raise ValueError(
-                f'{config} is no config ({", ".join(SUFFIXES)}): name the config before the '
-                'checkpoint and other files'
-            )
-        return config
-    found = package_configs()
-    if config in found:
-        return str(found[config])
-    hint = did_you_mean(Path(config).stem, found, 3)
-    raise FileNotFoundError(f'config {config!r} does not exist{hint}')
-
-
-def package_configs() -> Dict[str, Path]:
-    """Return the configs of this package: name -> path.
-
-    If two have one name, it means the first path by alphabet.
-
-    Example:
-        >>> package_configs()['ravlt-t_8xb128_in1k'].parent.name
-        'ravlt'
-    """
-    # An installed package contains its configs, as mim expects; in a checkout they are beside it.
-    package = Path(__file__).resolve().parents[1]
-    folder = next(filter(Path.is_dir, (package / '.mim/configs', package.parent / 'configs')), None)
-    paths = [] if folder is None else sorted(folder.rglob('*.py'), reverse=True)
-    return {path.stem: path for path in paths if '_base_' not in path.parts}
-
-
-def pretraining_config(checkpoint: str) -> Optional[str]:
-    """Return the config of this package that trains the weights of a checkpoint.
-
-    The configs of detectors and segmentors call the weights of ``NAME_8xb128_in1k.py``
-    ``checkpoints/NAME_in1k.pth``.
-
-    Args:
-        checkpoint: path or address of the checkpoint.
-
-    Returns:
-        the path below the repository's root, or None if no config has that name.
-
-    Example:
-        >>> pretraining_config('checkpoints/mit-b0-rwgka_in1k.pth')
-        'configs/rwgka/mit-b0-rwgka_8xb128_in1k.py'
-    """
-    model, _, data = Path(checkpoint).stem.rpartition('_')
-    pattern = re.compile(rf'{re.escape(model)}_\d+xb\d+_{re.escape(data)}')
-    for name, path in package_configs().items():
-        if pattern.fullmatch(name):
-            return f'configs/{path.parent.name}/{path.name}'
-    return None
 
 
 def check_structure(cfg: Config) -> None:
@@ -325,37 +259,3 @@ def is_subtype(cfg: dict, kind: type, registry: Registry) -> bool:
     """Return True if the ``type`` of a config, a class or its name, is this class."""
     found = cfg.get('type')
     return (registry.get(found) if isinstance(found, str) else found) is kind
-
-
-def set_pictures(cfg: Config, show_dir: Optional[str]) -> None:
-    """Draw every test image (``--show-dir``), the ground truth beside the prediction."""
-    if show_dir is None:
-        return
-    show_dir = osp.abspath(show_dir)
-    options = {
-        'DetVisualizationHook': dict(draw=True, interval=1, test_out_dir=show_dir),
-        'SegVisualizationHook': dict(draw=True, interval=1),
-        'VisualizationHook': dict(enable=True, interval=1, out_dir=show_dir),
-    }
-    kind = cfg.default_hooks.get('visualization', {}).get('type')
-    if kind not in options:
-        raise ValueError(f'--show-dir: default_hooks.visualization is {kind!r}, which cannot draw')
-    cfg.default_hooks.visualization.update(options[kind])
-    cfg.visualizer.save_dir = show_dir
-
-
-def set_fusion(cfg: Config, requested: bool) -> None:
-    """Add a FuseConvBNHook (``--fuse-conv-bn``), which fuses batch norms into convolutions."""
-    if requested:
-        cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type='FuseConvBNHook')]
-
-
-def set_predictions_file(cfg: Config, path: Optional[str]) -> None:
-    """Write all predictions to a pickle file (``--out``)."""
-    if path is None:
-        return
-    check_writable(Path(path))
-    kind = 'DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
-    metrics = cfg.test_evaluator
-    metrics = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
-    cfg.test_evaluator = [*metrics, dict(type=kind, out_file_path=path)]

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, Optional, Tuple, Union
 
 # Options that may change between a run and its continuation.
-FREE = ('out', 'resume', 'launcher', 'resolutions')
+FREE = ('out', 'resume', 'launcher')
 
 
 @dataclass
@@ -23,7 +23,6 @@ class Options:
         seed: of initial weights and of the order of the images.
         finetune: train with the labels and the schedule of the config afterwards.
         score: score each stage on the validation data of the config.
-        resolutions: sides of square images of which time and memory are measured.
         amp: mixed precision in A, B and the fine-tuning.
         resume: continue an interrupted run in ``out``.
         launcher: MMEngine's launcher of several processes.
@@ -42,7 +41,6 @@ class Options:
     seed: int = 0
     finetune: bool = False
     score: bool = True
-    resolutions: Tuple[int, ...] = (256, 512, 1024)
     amp: bool = False
     resume: bool = False
     launcher: str = 'none'

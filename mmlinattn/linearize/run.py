@@ -35,7 +35,6 @@ from .options import Options
 from .phases import finetune_config, phase_config, student_weights, train_phase
 from .report import markdown, write_report
 from .scores import score
-from .speed import measure
 from .student import StudentPlan, plan_student
 from .swap import swap_weights
 
@@ -239,20 +238,9 @@ class Linearizer:
         result.load_from, result.resume = str(self.out / MODEL), False
         result.pop('work_dir', None)
         result.dump(self.out / CONFIG)
-        record = self.record
-        if self.options.resolutions:
-            device = get_device()
-            with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')), quiet():
-                teacher, student = (
-                    MODELS.build(copy.deepcopy(cfg.model)) for cfg in (self.cfg, self.plan.cfg)
-                )
-            cpu = f'cpu, threads: {torch.get_num_threads()}'
-            name = cpu if device == 'cpu' else torch.cuda.get_device_name()
-            rows = measure(teacher, student, self.plan.parts[-1], self.options.resolutions, device)
-            record = dict(record, speed=rows, device=name)
-        write_report(self.out, record)
-        files = ', '.join((CONFIG, MODEL, 'report.json', 'report.md', 'report.png'))
-        print_log(f'{self.out}: {files}\n\n{markdown(record)}', 'current')
+        write_report(self.out, self.record)
+        files = ', '.join((CONFIG, MODEL, 'report.json', 'report.md'))
+        print_log(f'{self.out}: {files}\n\n{markdown(self.record)}', 'current')
 
 
 def attention_errors(cfg: Config, seed: int) -> Dict[str, float]:

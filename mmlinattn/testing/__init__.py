@@ -9,16 +9,7 @@ In a file ``test_my_attention.py`` for pytest::
         check_attention(MyAttention)
 """
 
-from .attention_case import ATTENTION_RULES
-from .backbone_rules import BACKBONE_RULES
-from .check import check_attention, check_backbone
-from .rules import Rule, Rules
+from .attention import ATTENTION_RULES, check_attention
+from .backbone import BACKBONE_RULES, check_backbone
 
-__all__ = [
-    'ATTENTION_RULES',
-    'BACKBONE_RULES',
-    'Rule',
-    'Rules',
-    'check_attention',
-    'check_backbone',
-]
+__all__ = ['ATTENTION_RULES', 'BACKBONE_RULES', 'check_attention', 'check_backbone']

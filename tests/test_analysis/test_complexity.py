@@ -161,7 +161,7 @@ def test_bad_shape(shape, message):
 @pytest.fixture
 def tool():
     """Runs the command line with these arguments."""
-    return lambda *args: program.main(['complexity', *map(str, args)])
+    return lambda *args: program.main(['analyze', 'complexity', *map(str, args)])
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_crossover_of_a_hybrid(tool, tmp_path, capsys):
 
     short = run("dict(default='LinearAttention', softmax=[1])")
     assert 'SoftmaxAttention in all layers: from' in short[0] and short[1]['softmax_crossover']
-    # The same as the list that print-config prints.
+    # The same as the list.
     assert run("['LinearAttention', 'SoftmaxAttention']") == short
     text, record = run(
         "dict(default='MALA', RALA=dict(layers=[0], kv_augmentation='learnable', num_tokens=64))"

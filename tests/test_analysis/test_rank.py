@@ -212,7 +212,7 @@ def command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def call(*words):
-        program.main(['rank', *map(str, words)])
+        program.main(['analyze', 'rank', *map(str, words)])
         return json.loads((tmp_path / 'work_dirs/rank/rank.json').read_text())
 
     return call
@@ -273,7 +273,6 @@ def test_trained_weights_and_images(command, tmp_path, capsys):
         (['--images', 'empty'], "source 'empty' is a folder without images"),
         (['--images', 'damaged'], 'image damaged/a.png cannot be read'),
         (['nowhere.pth', '--shape', '64', '64'], 'nowhere.pth'),
-        ([], 'the pipeline of the config does not tell the size of its images: give --shape H W'),
         (['--shape', '64', '64', '--out', 'file'], 'file/rank.json cannot be written'),
     ],
 )
@@ -292,10 +291,14 @@ def test_errors_are_one_line(command, tmp_path, monkeypatch, capsys, words, mess
 @pytest.mark.parametrize(
     'words, message',
     [
-        (['--tolerance', '1'], '--tolerance must be at least 1e-06, the rounding of float32'),
-        (['--tolerance', '1e-9'], 'got 1e-09'),
+        (
+            ['--shape', '64', '64', '--tolerance', '1'],
+            '--tolerance must be at least 1e-06, the rounding of float32',
+        ),
+        (['--shape', '64', '64', '--tolerance', '1e-9'], 'got 1e-09'),
         (['--num-images', '0'], '--num-images must be positive, got 0'),
-        (['--images', 'a', '--shape', '64', '64'], '--shape is of random noise'),
+        (['--images', 'a', '--shape', '64', '64'], 'give either --images DIR, or --shape H W'),
+        ([], 'give either --images DIR, or --shape H W of random noise'),
     ],
 )
 def test_errors_of_arguments(capsys, words, message):

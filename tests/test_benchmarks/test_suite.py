@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import report, run, tables, throughputs
+from benchmarks import report, run, tables
 from benchmarks.baselines import textbook
 from benchmarks.cases import CASES, Baseline, Case, Setup, backbones, case, packed
 from benchmarks.cases.backbones import RIPPLE_VIT
@@ -368,43 +368,6 @@ def test_page_shows_what_the_committed_results_give(root: Path, tmp_path: Path):
         assert drawn == {*pictures}
         for picture in pictures:
             check_picture(root / 'docs/images' / picture, tmp_path / picture, records)
-
-
-def test_throughputs_are_published_with_their_command(benchmark_page, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        throughputs.main([])
-    assert 'must have one line <!-- benchmark: throughput -->' in capsys.readouterr().err
-    monkeypatch.setattr(throughputs, 'NAME', 'a')
-    monkeypatch.setattr(throughputs, 'names', lambda: ['x'])
-    row = dict(batch=1, images_a_second=2.0, low=1.5, high=2.5)
-    record = dict(shape=[8, 8], results=[row], published=None, machine='cpu')
-    monkeypatch.setattr(throughputs, 'measured', lambda name, threads: record)
-    assert throughputs.main(['--threads', '1']) == 0
-    text = benchmark_page.read_text()
-    assert 'python benchmarks/throughputs.py --threads 1\n' in text
-    assert '| `x` | 8 x 8 | 2.00 (1.50 to 2.50) |  |' in text
-
-
-def test_speeds_are_shown_beside_the_published_ones():
-    row = dict(batch=64, images_a_second=20.04, low=19.46, high=20.31)
-    said = '792 images a second (device: one V100), reported by the paper'
-    lines = report.speed_table(
-        {
-            'a': dict(shape=[224, 224], results=[row], published=said),
-            'b': dict(shape=[224, 224], results=[dict(row, batch=1)], published=None),
-        }
-    )
-    assert lines[2:] == [
-        '| `a` | 224 x 224 | 20.0 (19.5 to 20.3) | not measured | 792 images a second (device: one '
-        'V100) |',
-        '| `b` | 224 x 224 | not measured | 20.0 (19.5 to 20.3) |  |',
-    ]
-
-
-def test_models_with_a_published_speed_are_measured():
-    names = throughputs.names()
-    assert len(names) == len(set(names)) == 6 + 16 + 3
-    assert {'ravlt-t_8xb128_in1k', 'deit-t-la_8xb64_cifar100', 'smca_r50_8xb2-50e_coco'} < {*names}
 
 
 def test_results_are_shown_in_the_page(benchmark_page, tmp_path, capsys):

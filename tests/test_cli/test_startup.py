@@ -38,7 +38,7 @@ def imports_of(root, *words, **options):
         (['--version'], 0),
         (['--help'], 0),
         (['train', '--help'], 0),
-        (['visualize', 'key-weights', '--help'], 0),
+        (['analyze', 'key-weights', '--help'], 0),
         (['trian'], 2),
         (['train', 'c.py', '--resmue'], 2),
         (['predict', 'c.py', 'w.pth', 'a.jpg', '--min-score', '2'], 2),

@@ -1,13 +1,14 @@
 """Crops of the objects of a detection set."""
 
 import json
+import subprocess
+import sys
 from collections import Counter
 
 import cv2
 import numpy as np
 import pytest
 
-from mmlinattn import __main__ as program
 from mmlinattn.datasets.crops import DESCRIPTION, crop_objects
 from mmlinattn.datasets.shapes.layouts import square_crop
 
@@ -135,33 +136,34 @@ def test_bad_data_leaves_nothing(source, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['source']
 
 
-def test_command_line(source, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr('sys.argv', ['mmlinattn'])
-    arguments = ['coco-crops', source, tmp_path / 'out', '--size', 8, '--max-per-class', 1]
-    assert program.main([*map(str, arguments)]) == 0
+def test_script(source, tmp_path, root):
+    def script(*words):
+        command = [sys.executable, root / 'tools/dataset_converters/coco_crops.py', *words]
+        return subprocess.run([*map(str, command)], capture_output=True, text=True)
+
+    done = script(source, tmp_path / 'out', '--size', 8, '--max-per-class', 1)
+    assert done.returncode == 0, done.stderr
     assert len([*(tmp_path / 'out/train').rglob('*.jpg')]) == 2
     assert len([*(tmp_path / 'out/val').rglob('*.jpg')]) == 4
-    with pytest.raises(SystemExit):
-        program.main(['coco-crops', str(tmp_path), str(tmp_path / 'none')])
-    assert 'error: FileNotFoundError' in capsys.readouterr().err
+    failed = script(tmp_path, tmp_path / 'none')
+    assert failed.returncode == 2 and failed.stderr.startswith('error: FileNotFoundError')
 
 
-def test_cells_of_bccd(tmp_path):
+def test_cells_of_bccd(tmp_path, root):
     """Of real pictures: the numbers of its classes, and crops that show what the box holds."""
-    from benchmarks.zoo.data import BCCD_SPLITS, find_bccd
-
-    bccd = find_bccd()
-    if bccd is None:
+    bccd = root / 'data/bccd'
+    if not bccd.is_dir():
         pytest.skip('BCCD is not in data/bccd: docs/datasets.md says where it comes from')
     limits = dict(train=3, val=2)
-    root = crop_objects(bccd, tmp_path / 'out', BCCD_SPLITS, max_per_class=limits)
-    counts = json.loads((root / DESCRIPTION).read_text())['counts']
+    splits = dict(train=['train'], val=['val', 'test'])
+    crops = crop_objects(bccd, tmp_path / 'out', splits, max_per_class=limits)
+    counts = json.loads((crops / DESCRIPTION).read_text())['counts']
     classes = ('Platelets', 'RBC', 'WBC')
     assert counts == {split: dict.fromkeys(classes, n) for split, n in limits.items()}
     coco = json.loads((bccd / 'annotations/train.json').read_bytes())
     boxes = {a['id']: a for a in coco['annotations']}
     names = {category['id']: category['name'] for category in coco['categories']}
-    for path in (root / 'train').rglob('*.jpg'):
+    for path in (crops / 'train').rglob('*.jpg'):
         stem, _, number = path.stem.rpartition('_')
         box = boxes[int(number)]
         assert names[box['category_id']] == path.parent.name

@@ -1,6 +1,8 @@
 """Video lists, sampling of frames, decoding, transforms of clips and the Moving Shapes set."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -8,7 +10,6 @@ import numpy as np
 import pytest
 from mmengine.registry import DATASETS
 
-from mmlinattn import __main__ as program
 from mmlinattn.datasets.moving_shapes import CLASSES, draw_clip, generate_videos
 from mmlinattn.datasets.video import CropClip, FlipClip, LoadClip, ResizeClip, VideoList, transforms
 from mmlinattn.datasets.video.pyav import Video, write_video
@@ -226,28 +227,26 @@ def test_classes_differ_by_order_alone():
         assert found[0][2, 1] > found[0][0, 1] and found[1][2, 1] < found[1][0, 1]
 
 
-def test_moving_shapes_are_written_once(tmp_path, capsys):
+def test_moving_shapes_are_written_once(tmp_path, root, capfd):
     pytest.importorskip('av', **NEEDS_AV)
 
     def run(*arguments):
-        try:
-            return program.main(['moving-shapes', *map(str, arguments)])
-        except SystemExit as end:
-            return end.code
+        script = root / 'tools/dataset_converters/moving_shapes.py'
+        return subprocess.run([sys.executable, str(script), *map(str, arguments)]).returncode
 
-    root = tmp_path / 'moving'
+    folder = tmp_path / 'moving'
     options = ['--num-train', '4', '--num-val', '4', '--num-frames', '8']
-    assert run(root, *options) == 0
+    assert run(folder, *options) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ['moving']
-    video = Video(f'{root}/videos/val/00003.mp4')
+    video = Video(f'{folder}/videos/val/00003.mp4')
     clip = draw_clip(np.random.default_rng([0, 1, 3]), 3, 32, 8)
     assert np.abs(video.read(range(8)).astype(int) - clip).mean() < 6
-    data = VideoList('val.txt', dict(video='videos'), data_root=str(root))
+    data = VideoList('val.txt', dict(video='videos'), data_root=str(folder))
     assert [data.get_data_info(i)['gt_label'] for i in range(4)] == [0, 1, 2, 3]
-    assert json.loads((root / 'moving_shapes.json').read_text())['classes'] == list(CLASSES)
-    assert run(root, *options) == 0 and 'up to date' in capsys.readouterr().out
-    assert run(root, *options, '--seed', '1') == 2
-    assert 'other parameters' in capsys.readouterr().err
+    assert json.loads((folder / 'moving_shapes.json').read_text())['classes'] == list(CLASSES)
+    assert run(folder, *options) == 0 and 'up to date' in capfd.readouterr().out
+    assert run(folder, *options, '--seed', '1') == 2
+    assert 'other parameters' in capfd.readouterr().err
     with pytest.raises(FileExistsError, match='no Moving Shapes set'):
         generate_videos(tmp_path)
     for bad, error in (
@@ -255,4 +254,4 @@ def test_moving_shapes_are_written_once(tmp_path, capsys):
         ('--num-frames', 'num_frames'),
     ):
         assert run(tmp_path / 'x', bad, '7') == 2
-        assert error in capsys.readouterr().err
+        assert error in capfd.readouterr().err

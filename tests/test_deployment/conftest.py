@@ -10,7 +10,6 @@ from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS
 from torch import Tensor, nn
 
-from benchmarks.model_exports import spread_head_weights
 from mmlinattn.datasets import shapes
 from mmlinattn.deployment import Export, ExportedFile, ExportSettings
 from mmlinattn.deployment.capture import DEFERRED
@@ -18,8 +17,21 @@ from mmlinattn.deployment.deployable import deployable
 from mmlinattn.engine.model import class_names, number_of_classes
 from tests.families import shrunk
 
+# Spread of the outputs of a layer, by its name or that of its parent.
+SPREAD = dict(
+    rpn_cls=1, rpn_reg=1, retina_cls=1, retina_reg=1, fc_cls=4, fc_reg=1, conv_logits=3,
+    conv_seg=3, offset=30, cross_attn=3,
+)  # fmt: skip
 CAPTURES = DEFERRED in inspect.signature(torch.export.export).parameters
 captures = pytest.mark.skipif(not CAPTURES, reason='export needs torch 2.9 or newer')
+
+
+def spread_head_weights(model: nn.Module) -> None:
+    """Initialise the weights of heads in place, for many distinct predictions and no ties."""
+    for name, layer in model.named_modules():
+        spread = SPREAD.get(name.removesuffix('.in_proj').rpartition('.')[2])
+        if spread is not None and hasattr(layer, 'weight'):
+            nn.init.normal_(layer.weight, std=spread / layer.weight[0].numel() ** 0.5)
 
 
 @pytest.fixture(scope='session')

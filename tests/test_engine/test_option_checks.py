@@ -44,7 +44,10 @@ def test_a_misspelt_option_is_named_with_what_was_meant(root, task, option, mess
 @pytest.mark.parametrize(
     'base, cure',
     [
-        ('mmlinattn::a/b.py', "mmlinattn::...': give the path .* print-config NAME > my_config.py"),
+        (
+            'mmlinattn::a/b.py',
+            "mmlinattn::...': give the path .*print_config.py NAME > my_config.py",
+        ),
         ('mmdett::a/b.py', "mmdett::...' names no package; known are .*mmdet.*mmseg"),
     ],
 )

@@ -8,7 +8,8 @@ from mmengine.registry import MODELS, DefaultScope
 
 from mmlinattn.checkpoints import save_checkpoint
 from mmlinattn.checkpoints.checkpoint_cache import CheckpointCache
-from mmlinattn.engine.config import load_config, pretraining_config
+from mmlinattn.engine.config import load_config
+from mmlinattn.engine.config_files import pretraining_config
 from mmlinattn.engine.preflight import weights
 
 NAME = 'segformer_mit-b0-rwgka_8xb1-160k_cityscapes-1024x1024'

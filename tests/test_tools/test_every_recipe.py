@@ -13,12 +13,26 @@ from tests.cifar import write_cifar100
 from tests.sizes import some
 from tests.test_configs import load
 from tests.test_recipes import OF_RECIPES
-from tests.test_tools.test_dense_recipes import smaller
 
 pytestmark = pytest.mark.slow
 
 # Side of the images that reach a classifier; images of dense models are an eighth of their size.
 SIDES = {'cifar100': 32, 'in1k-384px': 384, 'in1k': 224}
+SHRINK = 8
+
+
+def smaller(node):
+    """Divide the sizes of a pipeline, in all its branches."""
+    if isinstance(node, dict):
+        sizes = ('scale', 'scales', 'crop_size')
+        return {k: _divided(v) if k in sizes else smaller(v) for k, v in node.items()}
+    return [smaller(x) for x in node] if isinstance(node, (list, tuple)) else node
+
+
+def _divided(size):
+    if isinstance(size, int):
+        return max(size // SHRINK, 32)
+    return type(size)(map(_divided, size))
 
 
 @pytest.fixture(scope='module')

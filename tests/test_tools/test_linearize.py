@@ -24,10 +24,8 @@ from mmlinattn.linearize.images import (
     images_below,
     training_images,
 )
-from mmlinattn.linearize.phases import phase_config
-from mmlinattn.linearize.student import plan_student
 
-from ..programs import Program, free_port
+from ..programs import Program
 from ..sizes import LONG, some
 from .conftest import CONFIGS, FOLDERS
 
@@ -142,7 +140,7 @@ def smca(root, shapes_root, tmp_path_factory):
 
 def options(teacher, out, a=2, b=2, *more) -> list:
     path, checkpoint, images = teacher
-    sizes = ['--iters-a', a, '--iters-b', b, '--batch-size', 4, '--resolutions']
+    sizes = ['--iters-a', a, '--iters-b', b, '--batch-size', 4]
     return [*map(str, [path, checkpoint, '--images', images, '--out', out, *sizes]), *more]
 
 
@@ -155,7 +153,6 @@ def test_all_stages(teacher, run, tmp_path, capsys):
     more = ['--keep-softmax', 'last1', '--finetune', '--crop-size', '48', '48']
     more += ['--cfg-options', 'train_cfg.max_iters=2', 'train_cfg.val_interval=2']
     arguments = options(teacher, out, 2, 2, *more)
-    arguments[arguments.index('--resolutions')] = '--resolutions=64'
     run('linearize', *arguments)
     assert 'Direct swap: ' in capsys.readouterr().out
     report = json.loads((out / 'report.json').read_text())
@@ -165,10 +162,8 @@ def test_all_stages(teacher, run, tmp_path, capsys):
     swap, after = report['errors']['swap'], report['errors']['a']
     assert [*swap] == ['backbone.layers.0.attn', 'backbone.layers.1.attn']
     assert all(after[name] < swap[name] for name in swap)
-    assert report['speed'][0]['side'] == 64 and report['speed'][0]['student_bytes'] > 0
     page = (out / 'report.md').read_text()
-    assert '| direct swap |' in page and '| 64x64 |' in page
-    assert cv2.imread(str(out / 'report.png')) is not None
+    assert '| direct swap |' in page
     # Neck and head after B are the teacher's, bit for bit; phase A changes attentions alone.
     before, swapped, a, b = (weights(p) for p in [teacher[1], *(out / f'{s}.pth' for s in
                                                                 ('swap', 'a', 'b'))])  # fmt: skip
@@ -193,7 +188,7 @@ def test_all_stages(teacher, run, tmp_path, capsys):
     # Done: nothing is trained or scored again.
     (out / 'report.md').unlink()
     run('linearize', *arguments, '--resume')
-    assert (out / 'report.md').read_text().split('## Time')[0] == page.split('## Time')[0]
+    assert (out / 'report.md').read_text() == page
     assert len([*(out / 'phase_a').glob('2*.py')]) == 1
 
 
@@ -244,7 +239,6 @@ def test_encoder_of_smca(smca, run, tmp_path):
     """All stages, on padded batches: the encoder alone changes, and no iterations are the swap."""
     out, more = tmp_path / 'out', ['--keep-softmax', 'last1']
     arguments = options(smca, out, 4, 4, *more)
-    arguments[arguments.index('--resolutions')] = '--resolutions=64'
     run('linearize', *arguments)
     report = json.loads((out / 'report.json').read_text())
     assert (report['replaced'], report['kept'], report['parts']) == ([0, 1], [2], ['encoder'])
@@ -252,8 +246,6 @@ def test_encoder_of_smca(smca, run, tmp_path):
     swap, after = report['errors']['swap'], report['errors']['a']
     assert [*swap] == ['encoder.layers.0.self_attn', 'encoder.layers.1.self_attn']
     assert all(after[name] < swap[name] for name in swap)
-    assert [row['side'] for row in report['speed']] == [64]
-    assert 'to the output of the encoder' in (out / 'report.md').read_text()
     before, swapped, a, b = (weights(p) for p in [smca[1], *(out / f'{s}.pth' for s in
                                                              ('swap', 'a', 'b'))])  # fmt: skip
     assert b.keys() == swapped.keys()
@@ -266,7 +258,7 @@ def test_encoder_of_smca(smca, run, tmp_path):
     run('test', out / 'config.py', out / 'model.pth', '--work-dir', tmp_path / 'test')
     scores = json.loads(next((tmp_path / 'test').glob('*/*.json')).read_text())
     assert scores['coco/bbox_mAP'] == pytest.approx(report['scores']['b']['coco/bbox_mAP'])
-    zero = ['--iters-a', 0, '--iters-b', 0, '--no-score', '--resolutions', *more]
+    zero = ['--iters-a', 0, '--iters-b', 0, '--no-score', *more]
     run('linearize', *smca[:2], '--out', tmp_path / 'zero', *zero)
     found = weights(tmp_path / 'zero/model.pth')
     assert all(torch.equal(found[name], swapped[name]) for name in swapped)
@@ -275,7 +267,7 @@ def test_encoder_of_smca(smca, run, tmp_path):
 def test_no_iterations_are_the_direct_swap(teacher, run, tmp_path):
     """Every tensor with the teacher's name and shape has the teacher's values."""
     path, checkpoint, _ = teacher
-    zero = ['--iters-a', 0, '--iters-b', 0, '--no-score', '--resolutions']
+    zero = ['--iters-a', 0, '--iters-b', 0, '--no-score']
     run('linearize', path, checkpoint, '--out', tmp_path / 'out', *zero)
     found, before = weights(tmp_path / 'out/model.pth'), weights(checkpoint)
     shared = [name for name in found if name in before and found[name].shape == before[name].shape]
@@ -310,50 +302,6 @@ def test_killed_and_resumed(model, request, root, run, tmp_path):
     run(*arguments, '--resume')
     expected, found = weights(whole / 'model.pth'), weights(out / 'model.pth')
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_two_processes_equal_one_with_the_doubled_batch(teacher, root, run, tmp_path):
-    """One step of SGD in phase B, at length in both, by the config of the phase alone."""
-    path, checkpoint, images = teacher
-    cfg = load_config(str(path))
-    student = plan_student(cfg, 'MALA').cfg
-    run('linearize', *options(teacher, tmp_path / 'swap', 0, 0, '--no-score'))
-    start = str(tmp_path / 'swap/swap.pth')
-    for phase in 'ab' if LONG else 'b':
-        found = []
-        for processes in (1, 2):
-            chosen = Options(str(images), '', iters_a=1, iters_b=1, batch_size=4 // processes)
-            paths = str(tmp_path / 'swap/images.json')
-            training = phase_config(cfg, student, phase, chosen, str(checkpoint), start, paths)
-            sgd = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1))
-            training.update(optim_wrapper=sgd, param_scheduler=[])
-            file, work = tmp_path / f'{phase}{processes}.py', tmp_path / f'{phase}{processes}'
-            training.dump(file)
-            arguments = [str(file), '--work-dir', str(work)]
-            if processes == 1:
-                run('train', *arguments)
-            else:
-                group = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port())
-                arguments += ['--launcher', 'pytorch']
-                script, output = root / 'tools/train.py', tmp_path / f'{phase}.out'
-                programs = [
-                    Program(script, arguments, output, [root], RANK=str(rank), **group)
-                    for rank in range(2)
-                ]
-                for program in programs:
-                    assert program.end() == 0, program.text()[-3000:]
-            found.append(weights(work / 'iter_1.pth'))
-        first = weights(start)
-        moved = [
-            name for name in found[0]
-            if name.startswith('student.')
-            and not torch.equal(found[0][name], first[name[8:]])
-        ]  # fmt: skip
-        assert len(moved) > 10
-        for name, value in found[0].items():
-            torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_crops_of_images_of_two_sizes(teacher, monkeypatch, tmp_path):

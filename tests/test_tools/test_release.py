@@ -133,31 +133,7 @@ def test_the_site_has_a_place_for_every_page(root):
             assert len(re.findall(r'^# ', text, re.M)) == 1, page
 
 
-def test_the_reference_has_every_public_package(root):
-    inits = [
-        *(root / 'mmlinattn').glob('*/__init__.py'),
-        *root.glob('mmlinattn/models/*/__init__.py'),
-    ]
-    packages = {
-        path.parent.name: '.'.join(path.parent.relative_to(root).parts)
-        for path in inits
-        if path.parent.name != 'models' and re.search(r'^ *__all__ = ', path.read_text(), re.M)
-    }
-    pages = {path.stem: path.read_text() for path in (root / 'docs' / 'reference').glob('*.rst')}
-    assert set(pages) == set(packages)
-    for name, text in pages.items():
-        assert f'.. automodule:: {packages[name]}\n   :members:\n' in text
-
-
 def test_the_licence_of_every_source_of_weights_is_on_its_page(root):
     page = (root / 'docs' / 'checkpoints.md').read_text()
     section = page.partition('## Licences of released weights')[2].partition('\n## ')[0]
     assert set(re.findall(r'^\| `(\w+)` \|', section, re.M)) == set(SOURCES)
-
-
-def test_the_container_takes_nothing_of_a_used_checkout(root):
-    git, container = (
-        {line.removeprefix('**/').strip('/') for line in (root / name).read_text().splitlines()}
-        for name in ('.gitignore', '.dockerignore')
-    )
-    assert git <= container and '.git' in container

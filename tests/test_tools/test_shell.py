@@ -1,4 +1,4 @@
-"""Launchers and set-up: which Python they take, what they refuse."""
+"""Launchers: which Python they take, what they refuse."""
 
 import os
 import shutil
@@ -56,31 +56,9 @@ def test_a_port_of_another_program_is_refused(checkout, fake_python):
     assert bash(train, 'c.py', '2', PYTHON=no_store, **options).stdout == 'started\n'
 
 
-@pytest.mark.parametrize(
-    'environment, message',
-    [
-        (dict(MMCV='full'), "MMCV must be lite or compiled, got 'full'"),
-        (dict(STACK='mine'), "STACK must be onedl or original, got 'mine'"),
-        (
-            dict(BASE_PYTHON='/no/python'),
-            '=/no/python is not there: no Python 3.10 to 3.13 with venv',
-        ),
-    ],
-)
-def test_setup_refuses(root, tmp_path, environment, message):
-    venv = tmp_path / 'venv'
-    done = bash(root / 'tools/misc/setup.sh', f'{venv}/bin/python', str(venv), **environment)
-    assert done.returncode == 2 and message in done.stderr and not venv.exists()
-
-
-def test_setup_says_that_a_given_python_is_not_there(root, tmp_path):
-    done = bash(root / 'tools/misc/setup.sh', '/no/python', str(tmp_path / 'venv'))
-    assert done.returncode == 2 and 'PYTHON=/no/python is not there' in done.stderr
-
-
 @pytest.fixture
 def fake_python(tmp_path):
-    """fake_python(**answers): an interpreter with a prefix of its own, for set-up.
+    """fake_python(**answers): an interpreter with answers of its own.
 
     Each answer is the shell code for calls whose arguments have that word, such as ``venv``. It
     does nothing, successfully, for others.
@@ -97,49 +75,6 @@ def fake_python(tmp_path):
         return python
 
     return make
-
-
-@pytest.fixture
-def old_python(fake_python):
-    return fake_python(**{'--version': 'echo Python 3.9.18', 'version_info': 'exit 1'})
-
-
-def test_setup_names_a_python_that_is_too_old(root, old_python, tmp_path):
-    venv, script = tmp_path / 'venv', root / 'tools/misc/setup.sh'
-    for done in (
-        bash(script, f'{venv}/bin/python', str(venv), BASE_PYTHON=str(old_python)),
-        bash(script, str(old_python), str(venv)),
-    ):
-        assert done.returncode == 2
-        assert f'PYTHON={old_python} is Python 3.9.18: no' in done.stderr
-    assert [path.name for path in tmp_path.rglob('*')] == ['prefix', 'python']
-
-
-def test_setup_says_that_the_index_does_not_answer(root, fake_python):
-    lost = 'echo "WARNING: Retrying (Retry(total=0, connect=None))"; exit 1'
-    done = bash(root / 'tools/misc/setup.sh', str(fake_python(**{'-m pip': lost})), 'venv')
-    assert done.returncode == 2 and 'check the network, the proxy and PIP_IND' in done.stderr
-
-
-def test_setup_makes_an_environment_anew_that_was_interrupted(root, fake_python, tmp_path):
-    venv = tmp_path / 'venv'
-    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', str(venv)], check=True)
-    base = fake_python(**{'-m venv': 'echo made "$@"; exit 1'})
-    done = bash(
-        root / 'tools/misc/setup.sh', f'{venv}/bin/python', str(venv), BASE_PYTHON=str(base)
-    )
-    assert f'made -m venv {venv}' in done.stdout
-    assert done.returncode == 2 and 'the checkout must be writable' in done.stderr
-
-
-def test_setup_through_a_symbolic_link_is_the_same_checkout(root, fake_python, tmp_path):
-    link, python = tmp_path / 'link', str(fake_python())
-    link.symlink_to(root)
-    said = [
-        bash('tools/misc/setup.sh', python, 'venv', cwd=folder, PWD=str(folder)).stdout
-        for folder in (root, link)
-    ]
-    assert 'mmcv-lite' in said[0] and said[1] == ''
 
 
 def test_the_demo_names_a_folder_that_cannot_be_made(root):

@@ -1,4 +1,4 @@
-"""Training, testing and resuming a recogniser of videos, on one process and on two."""
+"""Training, testing and resuming a recogniser of videos."""
 
 import json
 
@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from mmlinattn.datasets.moving_shapes import draw_clip
-
-from ..programs import Program, free_port
 
 CONFIG = """
 _base_ = {base!r}
@@ -75,26 +73,6 @@ def test_train_test_and_resume(run, config, tmp_path):
     trained = [json.loads(x) for x in next(whole.glob('*/vis_data/scalars.json')).open()]
     # The crops of a square video are alike.
     assert scores['accuracy/top1'] == pytest.approx(trained[-1]['accuracy/top1'])
-
-
-def test_two_processes_equal_one_with_the_doubled_batch(root, run, config, tmp_path):
-    path = config(scheme='joint', epochs=1)
-    run('train', path, '--work-dir', tmp_path / 'one')
-    group = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port())
-    half = ['--launcher', 'pytorch', '--cfg-options', 'train_dataloader.batch_size=2']
-    arguments = [path, '--work-dir', tmp_path / 'two', *half]
-    programs = [
-        Program(
-            root / 'tools/train.py', arguments, tmp_path / f'{i}.out', [root], **group,
-            RANK=str(i), LOCAL_RANK=str(i),
-        )
-        for i in range(2)
-    ]  # fmt: skip
-    for program in programs:
-        assert program.end() == 0, program.text()[-3000:]
-    found = weights(tmp_path / 'two/epoch_1.pth')
-    for name, value in weights(tmp_path / 'one/epoch_1.pth').items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize(

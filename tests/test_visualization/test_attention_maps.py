@@ -161,7 +161,7 @@ def visualize(root, build, tmp_path):
         torch.save(dict(state_dict=build(name).state_dict()), tmp_path / 'model.pth')
         files = [root / f'configs/smca/{name}.py', tmp_path / 'model.pth', tmp_path / 'image.jpg']
         arguments = [*files, '--out-dir', tmp_path / 'out', *arguments]
-        program.main(['visualize', 'attention', *map(str, arguments)])
+        program.main(['analyze', 'attention', *map(str, arguments)])
 
     return call
 
@@ -194,5 +194,5 @@ def test_command_line_refuses(visualize, tmp_path, capsys, arguments, message):
 
 def test_command_line_without_the_image(capsys):
     with pytest.raises(SystemExit):
-        program.main(['visualize', 'attention', 'config.py', 'model.pth', 'nowhere.jpg'])
+        program.main(['analyze', 'attention', 'config.py', 'model.pth', 'nowhere.jpg'])
     assert "'nowhere.jpg' does not exist" in capsys.readouterr().err

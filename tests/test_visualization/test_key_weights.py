@@ -208,7 +208,7 @@ def tool(root, monkeypatch):
 
     def call(*arguments, config='configs/zoo/ravlt-nano_shapes.py'):
         drawn.clear()
-        program.main(['visualize', 'key-weights', *map(str, (root / config, *arguments))])
+        program.main(['analyze', 'key-weights', *map(str, (root / config, *arguments))])
         return dict(drawn)
 
     call.module, call.root = module, root

@@ -39,7 +39,6 @@ SHORT_TESTS = (
     'tests/test_tools/test_export.py',
     # train
     'tests/test_ops/test_properties.py',
-    'tests/test_analysis/test_operators.py',
     'tests/test_tools/test_train_and_test.py',
     'tests/test_tutorial.py',
     # resume

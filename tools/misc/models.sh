@@ -10,7 +10,7 @@ model() {  # config, data set, terms, options of the test
     shift 3
     "$python" -m mmlinattn train "$name" --work-dir "$folder" --resume
     # last_checkpoint has the path of the time; the checkout may have moved.
-    "$python" -m mmlinattn publish "$name" "$folder/$(basename "$(cat "$folder/last_checkpoint")")" \
+    "$python" tools/model_converters/publish_model.py "$name" "$folder/$(basename "$(cat "$folder/last_checkpoint")")" \
         mmlinattn/weights \
         --dataset "$dataset" --license "$license" --force "$@"
 }

@@ -1,9 +1,22 @@
 #!/usr/bin/env python
-"""The command ``mmlinattn print-config``."""
+"""Print a config, given as a file or by its name in configs/, with all inherited settings."""
 
-import runpy
-import sys
+import argparse
+
+from mmengine.config import DictAction
+
+from mmlinattn.engine.config import load_config
+from mmlinattn.utils.command_line import errors_in_one_line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
+    args = parser.parse_args()
+    with errors_in_one_line(debug=False):
+        print(load_config(args.config, args.cfg_options).pretty_text)
+
 
 if __name__ == '__main__':
-    sys.argv[:1] = ['mmlinattn', 'print-config']
-    runpy.run_module('mmlinattn', run_name='__main__')
+    main()

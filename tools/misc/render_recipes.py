@@ -233,24 +233,19 @@ def natural(text: str) -> List[Any]:
 
 
 def reproduce_tables() -> str:
-    """Return a table of configs, cost and expected numbers for each published table."""
-    estimates = yaml.safe_load((REFERENCE / 'estimates.yml').read_text(encoding='utf-8'))
+    """Return a table of configs and expected numbers for each published table."""
     groups: Dict[str, List[str]] = {}
     for method in methods():
         for experiment in load_experiments(method)['experiments']:
             if 'row' not in experiment or not expected(experiment.get('paper', {})):
                 continue
             name = experiment['config']
-            hours, memory = estimates['configs'].get(name, ('', ''))
             remark = experiment.get('remark', '')
             groups.setdefault(table_of(experiment), []).append(
-                f'| [{name}](../configs/{method}/{name}.py) | {hours} | {memory} '
+                f'| [{name}](../configs/{method}/{name}.py) '
                 f'| {expected(experiment["paper"])} | {remark} |'.replace('|  |', '| |')
             )
-    head = (
-        '| config | hours on 8 A100, estimated | GiB a GPU, estimated | expected | remark |\n'
-        '| --- | ---: | ---: | --- | --- |\n'
-    )
+    head = '| config | expected | remark |\n| --- | --- | --- |\n'
     names = sorted(groups, key=natural)
     return '\n'.join(f'### {name}\n\n{head}' + '\n'.join(groups[name]) + '\n' for name in names)
 
@@ -281,30 +276,6 @@ def fill_page(text: str, parts: Dict[str, str]) -> str:
     return text
 
 
-def estimate() -> None:
-    """Estimate time and memory of every recipe and write tests/reference/estimates.yml."""
-    from mmlinattn.analysis.devices import DEVICES
-    from mmlinattn.analysis.training_estimate import estimate_training
-    from mmlinattn.engine.config import load_config
-
-    lines = [
-        '# Written by tools/misc/render_recipes.py --estimate: hours of training on eight A100 and',
-        '# GiB of each GPU, by the model of docs/estimates.md.',
-        'configs:',
-    ]
-    for method in methods():
-        for experiment in load_experiments(method)['experiments']:
-            if 'row' not in experiment:
-                continue
-            name = experiment['config']
-            cfg = load_config(ROOT / 'configs' / method / f'{name}.py')
-            found = estimate_training(cfg, DEVICES['a100'], 8)
-            memory = sum(found.memory.values()) / 2**30
-            lines.append(f'  {name}: [{found.hours:.1f}, {memory:.0f}]')
-            print(lines[-1], flush=True)
-    (REFERENCE / 'estimates.yml').write_text('\n'.join(lines) + '\n', encoding='utf-8')
-
-
 def rendered() -> Dict[Path, str]:
     """Return the text of every file that this script writes."""
     recipes, files = load_recipes(), {}
@@ -329,10 +300,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('--check', action='store_true', help='write nothing, exit 1 on a change')
-    parser.add_argument('--estimate', action='store_true', help='estimate time and memory again')
     args = parser.parse_args()
-    if args.estimate:
-        estimate()
     files = rendered()
     changed = [p for p, text in files.items() if p.read_text(encoding='utf-8') != text]
     for path in changed:

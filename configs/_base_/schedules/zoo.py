@@ -1,4 +1,4 @@
-# Long enough to tell attentions apart, short enough for a hundred trainings: benchmarks/zoo.
+# Long enough to tell attentions apart, short enough for a hundred trainings (make zoo).
 _base_ = './nano_adamw.py'
 max_epochs = 6
 param_scheduler = [

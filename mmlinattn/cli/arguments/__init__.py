@@ -5,17 +5,16 @@ and with it torch, is imported. So these modules repeat a few names that the pac
 elsewhere; a test compares them.
 """
 
-from .analysis import complexity, doctor, estimate, print_config, rank, throughput
-from .checkpoints import consolidate, convert, publish
-from .data import check_data, coco_crops, moving_shapes, shapes
+from .analysis import complexity, doctor, rank, throughput
+from .checkpoints import consolidate, convert
+from .data import check_data, shapes
 from .linearize import linearize
 from .prediction import app, export, predict
 from .runs import test, train
 from .visualize import visualize_attention, visualize_key_weights
 
 __all__ = [
-    'app', 'check_data', 'coco_crops', 'complexity', 'consolidate', 'convert', 'doctor',
-    'estimate', 'export', 'linearize', 'moving_shapes', 'predict', 'print_config',
-    'publish', 'rank', 'shapes', 'test', 'throughput', 'train', 'visualize_attention',
+    'app', 'check_data', 'complexity', 'consolidate', 'convert', 'doctor', 'export', 'linearize',
+    'predict', 'rank', 'shapes', 'test', 'throughput', 'train', 'visualize_attention',
     'visualize_key_weights',
 ]  # fmt: skip

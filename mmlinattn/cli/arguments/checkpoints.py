@@ -1,32 +1,15 @@
 """Arguments of commands on checkpoint files."""
 
-import re
 from argparse import Namespace
 from pathlib import Path
 from typing import List, Optional
 
 from ...utils.command_line import Parser
-from .common import CHECKPOINT, CONFIG
 
 SOURCES = (
-    'clip',
-    'convit',
-    'cvt',
-    'deit',
-    'deit3',
-    'dinov2',
-    'dinov3',
-    'mala',
-    'mit',
-    'mlla',
-    'rala',
-    'siglip',
-    'smca',
-    'swin',
-    'timesformer',
-    'vil',
-    'vit',
-)
+    'clip', 'convit', 'cvt', 'deit', 'deit3', 'dinov2', 'dinov3', 'mala', 'mit', 'mlla', 'rala',
+    'siglip', 'smca', 'swin', 'timesformer', 'vil', 'vit',
+)  # fmt: skip
 
 
 def convert(argv: Optional[List[str]] = None) -> Namespace:
@@ -46,28 +29,6 @@ def convert(argv: Optional[List[str]] = None) -> Namespace:
     args = parser.parse_args(argv)
     if args.partial and not args.config:
         parser.error('--partial needs --config, the model that the weights fit in part')
-    return args
-
-
-def publish(argv: Optional[List[str]] = None) -> Namespace:
-    """Write the weights of a trained model for others, with an entry for a metafile.
-
-    The published file itself is scored on the test data of the config.
-    """
-    parser = Parser('publish', publish.__doc__, cfg_options=True)
-    add = parser.add_argument
-    add('config', help=CONFIG)
-    add('checkpoint', help=CHECKPOINT)
-    add('out', metavar='DIR', type=Path, help='writes DIR/NAME-SHA256.pth and DIR/NAME.yml')
-    add('--name', help="default: the config's")
-    add('--keep-precision', action='store_true', help='of the weights, instead of float16')
-    add('--dataset', metavar='TEXT', help='name of the test data in the entry; default: its class')
-    add('--license', metavar='TEXT', help='terms of the weights; the data may have terms, too')
-    add('--no-score', action='store_true', help='do not test, for example without the test data')
-    add('--force', action='store_true', help='replace the model of this name in DIR')
-    args = parser.parse_args(argv)
-    if args.name is not None and not re.fullmatch(r'[\w.+-]+', args.name):
-        parser.error(f'--name must have letters, digits and . _ + - only, got {args.name!r}')
     return args
 
 

@@ -41,15 +41,13 @@ def linearize(argv: Optional[List[str]] = None) -> Namespace:
     add('--finetune', action='store_true',
         help='phase C: train with labels, by data and schedule of the config')  # fmt: skip
     add('--no-score', action='store_true', help='no scores on the validation data of the config')
-    add('--resolutions', nargs='*', type=int, default=(256, 512, 1024), metavar='SIDE',
-        help='square images to measure time and memory on; without a value none')  # fmt: skip
     add('--seed', type=int, default=0)
     add('--amp', action='store_true', help='mixed precision')
     add('--resume', action='store_true', help='continue an interrupted run in --out')
     args = parse_with_launcher(parser, argv)
     check_positive(parser, args, 'lr_a', 'lr_b', 'batch_size')
     check_not_negative(parser, args, 'iters_a', 'iters_b', 'seed')
-    check_positive(parser, args, 'crop_size', 'resolutions')
+    check_positive(parser, args, 'crop_size')
     return args
 
 

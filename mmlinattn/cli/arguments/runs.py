@@ -21,9 +21,6 @@ def train(argv: Optional[List[str]] = None) -> Namespace:
     add('--auto-scale-lr', action='store_true',
         help="scale the learning rate to the batch size, from the config's auto_scale_lr"
         )  # fmt: skip
-    add('--auto-batch', nargs='?', type=float, const=0.6, metavar='FRACTION',
-        help='largest batch whose estimated memory fills this share of what is available; '
-        'without a value %(const)g')  # fmt: skip
     add('--watchdog-timeout', type=float, metavar='SECONDS',
         help='end with an error, and the stack of each process, when nothing happens for so long; '
         'several processes: 1800')  # fmt: skip

@@ -14,7 +14,7 @@ def visualize_attention(argv: Optional[List[str]] = None) -> Namespace:
     The maps are those of its decoder and, if the encoder has ripple attention, the learnt weights
     of the rings around a position.
     """
-    parser = Parser('visualize attention', visualize_attention.__doc__, cfg_options=True)
+    parser = Parser('analyze attention', visualize_attention.__doc__, cfg_options=True)
     add = parser.add_argument
     add('config', help='config file of an SMCA detector')
     add('checkpoint', help=CHECKPOINT)
@@ -35,7 +35,7 @@ def visualize_attention(argv: Optional[List[str]] = None) -> Namespace:
 def visualize_key_weights(argv: Optional[List[str]] = None) -> Namespace:
     """Draw the weights of all keys for one query of an image.
 
-    mmlinattn visualize key-weights CONFIG CHECKPOINT IMAGE [--layer 2]
+    mmlinattn analyze key-weights CONFIG CHECKPOINT IMAGE [--layer 2]
 
     The model is a detector, segmentor or classifier whose backbone takes attn_cfg. Several
     checkpoints of one config, such as those of `make zoo`, are compared with
@@ -43,7 +43,7 @@ def visualize_key_weights(argv: Optional[List[str]] = None) -> Namespace:
     each picture of those says untrained. Attentions that the backbone does not support are left
     out, and the reason is printed.
     """
-    parser = Parser('visualize key-weights', visualize_key_weights.__doc__, cfg_options=True)
+    parser = Parser('analyze key-weights', visualize_key_weights.__doc__, cfg_options=True)
     add = parser.add_argument
     add('config', help=CONFIG)
     add('checkpoint', nargs='?', help=f'{CHECKPOINT}; without one the weights are untrained')

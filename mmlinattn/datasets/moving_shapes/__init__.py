@@ -4,7 +4,7 @@ A light shape goes twice around the centre of a dark picture by quarter turns, c
 anticlockwise each time. It takes the same places in every class, so no single frame and no
 unordered set of frames tells the class::
 
-    mmlinattn moving-shapes data/moving_shapes
+    python tools/dataset_converters/moving_shapes.py data/moving_shapes
 
 The root contains::
 

@@ -18,7 +18,7 @@ from ...utils.redact import RedactedError
 # Instructions for a missing data set, by the data_root of its configs.
 DATA_HINTS = {
     'data/shapes': 'make it with: mmlinattn shapes {root}',
-    'data/moving_shapes': 'make it with: mmlinattn moving-shapes {root}',
+    'data/moving_shapes': 'make it with: python tools/dataset_converters/moving_shapes.py {root}',
     'data/kinetics400': 'see docs/datasets.md#kinetics-400-and-something-something-v2',
     'data/sthv2': 'see docs/datasets.md#kinetics-400-and-something-something-v2',
     'data/celebahq': 'see docs/datasets.md#celeba-hq',

@@ -8,7 +8,7 @@ from mmengine.model import BaseModule
 from torch import nn
 
 from ...checkpoints import CheckpointError, check_complete, check_fits
-from ..config import pretraining_config
+from ..config_files import pretraining_config
 from ..model import unwrapped
 from ..pretrained import pretrained_inits, without_pretrained
 from ..runner.console import announce

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AttentionInfo:
-    """Facts about an attention, for ``tools/misc/attention_table.py``.
+    """Facts about an attention, which :mod:`mmlinattn.testing` checks.
 
     N is the number of tokens, d the channels per head, M the number of anchors or landmarks; the
     docstring of the attention defines R. All counts are per head.

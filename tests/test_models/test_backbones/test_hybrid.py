@@ -7,10 +7,10 @@ import torch
 from mmengine.config import Config
 
 from mmlinattn.analysis import analyse
-from mmlinattn.analysis.hybrids import resolve_hybrids, softmax_crossover
+from mmlinattn.analysis.hybrids import softmax_crossover
 from mmlinattn.models.backbones import RAVLT, Backbone, MAViT, TimeSformer, ViT
 from mmlinattn.models.layers import BaseAttention, expand_attn_cfg, registered_subclasses
-from mmlinattn.testing.backbone_rules import small_options
+from tests.more_rules import small_options
 
 BACKBONES = [cls for cls in registered_subclasses(Backbone).values() if cls is not TimeSformer]
 NO_LISTS = [cls for cls in [*BACKBONES, TimeSformer] if cls is not ViT]
@@ -138,18 +138,14 @@ def test_released_weights_need_their_attention_in_every_layer():
             hybrid.load_state_dict(damaged, strict=False)
 
 
-def test_resolved_list_and_crossover():
+def test_crossover():
     arch = dict(embed_dims=64, num_heads=1, depth=2, patch_size=8)
     attn_cfg = dict(default='LinearAttention', softmax=['last1'])
     vit = dict(arch=arch, img_size=64, with_cls_token=False)
-    encoder = dict(num_layers=3, layer_cfg=dict(attn_cfg=dict(default='RALA', softmax=[1])))
     backbone = dict(vit, type='ViT', attn_cfg=attn_cfg)
-    cfg = Config(dict(model=dict(backbone=backbone, encoder=encoder)))
+    cfg = Config(dict(model=dict(backbone=backbone)))
     side = softmax_crossover(cfg)
     models = ViT(**vit, attn_cfg=attn_cfg), ViT(**vit, attn_cfg='SoftmaxAttention')
     for size, cheaper in ((side, True), (side - 32, False)):
         hybrid, softmax = (analyse(model, (size, size)).total for model in models)
         assert (hybrid < softmax) is cheaper
-    resolve_hybrids(cfg)
-    assert cfg.model.backbone.attn_cfg == ['LinearAttention', 'SoftmaxAttention']
-    assert cfg.model.encoder.layer_cfg.attn_cfg == ['RALA', 'SoftmaxAttention', 'RALA']

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmlinattn.analysis.timing import peak_bytes
 from mmlinattn.models.decode_heads import AllMLPHead, LevelwiseSegformerHead
-from mmlinattn.testing.attention_case import LargestTensor
+from tests.more_rules import LargestTensor
 
 CHANNELS = (8, 12, 20, 28)
 SIZES = ((24, 32), (12, 16), (6, 8), (3, 4))

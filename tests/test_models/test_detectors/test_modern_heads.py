@@ -16,7 +16,7 @@ from pycocotools import mask as coco_masks
 from mmlinattn.datasets import shapes
 from tests.sizes import some
 from tests.test_configs import built, cost_of, load, optimizer_of, printed, readme
-from tests.test_tools.test_dense_recipes import smaller
+from tests.test_tools.test_every_recipe import smaller
 
 VITDET = 'vitdet_deit-b_16xb4-100e_coco'
 VITDET_MALA = 'vitdet-mala_deit-b_16xb4-100e_coco'

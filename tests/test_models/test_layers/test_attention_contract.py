@@ -17,7 +17,8 @@ from mmlinattn.models.layers import (
     registered_subclasses,
 )
 from mmlinattn.models.layers.positions import RotaryPosition
-from mmlinattn.testing import ATTENTION_RULES, attention_rules, check_attention
+from mmlinattn.testing import ATTENTION_RULES, check_attention
+from tests import more_rules
 from tests.sizes import LONG
 
 ATTENTIONS = {
@@ -104,7 +105,7 @@ PAIRS = 'the quadratic form of the appendix, an option of a linear attention'
 RINGS = 'ignores keys beyond the last ring, where the extra tokens are'
 EXPECTED_FAILURES = {
     'rala-learnable': dict.fromkeys(
-        ('padded_map', 'memory', 'large_map', 'odd_maps', 'extra_token_order'), LEARNT
+        ('padded_map', 'memory', 'large_map', 'odd_maps', 'extra_tokens'), LEARNT
     ),
     'efficient': dict(padded_map=CELLS),
     'agent': dict(padded_map=CELLS),
@@ -112,33 +113,33 @@ EXPECTED_FAILURES = {
     'rwgkp': dict(padded_map=CELLS),
     'rwgkp-two-steps': dict(padded_map=CELLS),
     'window-shifted': dict(
-        padded_map=CELLS, padding_only='tokens that fill up windows are keys, as in the release'
+        padded_map=CELLS, padding='tokens that fill up windows are keys, as in the release'
     ),
     'focused-learned-position': dict(padded_map='positions are resized to the map'),
     'polaformer-learned-position': dict(padded_map='positions are resized to the map'),
-    'ripple-truncated': dict(extra_tokens_as_keys=RINGS),
+    'ripple-truncated': dict(extra_tokens=RINGS),
     'softmax-ripple': dict(memory=PAIRS),
-    'softmax-ripple-truncated': dict(extra_tokens_as_keys=RINGS, memory=PAIRS),
+    'softmax-ripple-truncated': dict(extra_tokens=RINGS, memory=PAIRS),
 }
 # Rules with tests of their own: compilation below, the others in test_export.py, test_product.py.
-SLOW = ('compiles', 'compiles_for_training', 'exports', 'backbones')
+SLOW = ('compiles', 'exports', 'backbones')
 FAST = [name for name in ATTENTION_RULES if name not in SLOW]
 # Other kinds of ripple weights add few nodes to the same large graph.
 RIPPLE_WEIGHTS = ('ripple-log', 'ripple-fixed', 'ripple-softmax', 'ripple-truncated')
 # Options that change numbers and no operation.
 ALIKE = ('inline-exp', 'polaformer-learned-position', 'vssd-groups')
-COMPILED = [name for name in ATTENTIONS if name not in (*RIPPLE_WEIGHTS, *ALIKE)]
 FIRST_OF_TYPE = {cfg['type']: name for name, cfg in reversed(ATTENTIONS.items())}
+# One of each type, and more in the long version.
+COMPILED = [
+    name
+    for name in (ATTENTIONS if LONG else FIRST_OF_TYPE.values())
+    if name not in (*RIPPLE_WEIGHTS, *ALIKE)
+]
 HW = (5, 6)
 
 
 def tokens(batch=2, n=30, c=32):
     return torch.randn(batch, n, c, dtype=torch.float64)
-
-
-def check(name: str, rules, **kwargs) -> None:
-    options = dict(ATTENTIONS[name])
-    check_attention(options.pop('type'), rules=rules, **kwargs, **options)
 
 
 def test_all_registered_attentions_are_tested():
@@ -150,7 +151,12 @@ def test_all_registered_attentions_are_tested():
 
 @pytest.mark.parametrize('name', ATTENTIONS)
 def test_contract(name):
-    check(name, FAST, expected_failures=EXPECTED_FAILURES.get(name))
+    expected, options = EXPECTED_FAILURES.get(name, {}), dict(ATTENTIONS[name])
+    kind, more = options.pop('type'), more_rules.ATTENTION_RULES
+    own = {rule: expected[rule] for rule in expected if rule not in more}
+    check_attention(kind, rules=FAST, expected_failures=own, **options)
+    rest = {rule: expected[rule] for rule in expected if rule in more}
+    more_rules.check_attention(kind, expected_failures=rest, **options)
 
 
 @pytest.mark.slow
@@ -159,18 +165,18 @@ def test_contract(name):
 def test_compiles(name, needs_to_compile):
     if ATTENTIONS[name]['type'] == 'RippleAttention':
         needs_to_compile('ripple attention')
-    # With the backward pass for one of each type, which takes three times as long.
-    first = FIRST_OF_TYPE[ATTENTIONS[name]['type']] == name
-    check(name, ['compiles_for_training' if first or LONG else 'compiles'])
+    options = dict(ATTENTIONS[name])
+    check_attention(options.pop('type'), rules=['compiles'], **options)
 
 
 @pytest.mark.parametrize('name', ['rala-no-aug', 'angular-paper'])
 def test_permutation_of_tokens_without_positions(name, monkeypatch):
     """Test options that switch the positions of an attention off."""
-    monkeypatch.setattr(attention_rules, 'uses_positions', lambda attn: False)
-    check(name, ['info', 'permutation'])
+    monkeypatch.setattr(more_rules, 'uses_positions', lambda attn: False)
+    options = dict(ATTENTIONS[name])
+    more_rules.check_attention(options.pop('type'), rules=['permutation'], **options)
     with pytest.raises(AssertionError, match='permutation: Without positions'):
-        check('rala', ['info', 'permutation'])
+        more_rules.check_attention('RALA', rules=['permutation'])
 
 
 @pytest.mark.parametrize('name', ATTENTIONS)

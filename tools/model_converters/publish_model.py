@@ -1,4 +1,8 @@
-"""Write the weights of a trained model for others."""
+#!/usr/bin/env python
+"""Write the weights of a trained model for others, with an entry for a metafile.
+
+The published file itself is scored on the test data of the config.
+"""
 
 import argparse
 import re
@@ -7,10 +11,10 @@ from pathlib import Path
 from typing import Dict, Optional
 
 import yaml
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 from torch import Tensor
 
-from ..checkpoints import (
+from mmlinattn.checkpoints import (
     CheckpointError,
     check_complete,
     check_fits,
@@ -18,15 +22,15 @@ from ..checkpoints import (
     non_finite,
     save_checkpoint,
 )
-from ..checkpoints.download import sha256_of
-from ..engine import build_model
-from ..engine.config import load_config, package_configs
-from ..engine.preflight.run import check_run
-from ..utils import check_writable, write_text
-from ..utils.command_line import errors_in_one_line
-from ..utils.suggest import shorten
-from . import arguments
-from .test import known_errors, prepare
+from mmlinattn.checkpoints.download import sha256_of
+from mmlinattn.cli import arguments
+from mmlinattn.cli.test import prepare
+from mmlinattn.engine import build_model
+from mmlinattn.engine.config import load_config
+from mmlinattn.engine.config_files import package_configs
+from mmlinattn.utils import check_writable, write_text
+from mmlinattn.utils.command_line import errors_in_one_line
+from mmlinattn.utils.suggest import shorten
 
 TASKS = {
     'mmdet': 'Object Detection',
@@ -36,41 +40,53 @@ TASKS = {
 LENGTHS = {'epoch': 'Epochs', 'iter': 'Iterations'}  # in meta information and entry
 
 
-def main(args: argparse.Namespace) -> int:
-    with errors_in_one_line(args.debug):
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add('config', help='config file, or the name of one of this package')
+    add('checkpoint', help='checkpoint: a file or an address')
+    add('out', metavar='DIR', type=Path, help='writes DIR/NAME-SHA256.pth and DIR/NAME.yml')
+    add('--keep-precision', action='store_true', help='of the weights, instead of float16')
+    add('--dataset', metavar='TEXT', help='name of the test data in the entry; default: its class')
+    add('--license', metavar='TEXT', help='terms of the weights; the data may have terms, too')
+    add('--force', action='store_true', help='replace the model of this name in DIR')
+    add('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    with errors_in_one_line(debug=False):
         cfg = load_config(args.config, args.cfg_options)
-        name = args.name or Path(args.config).stem
+        name = Path(args.config).stem
         entry = args.out / f'{name}.yml'
         check_writable(entry)
         previous = published(entry, name, args.force)
-        if not args.no_score:
-            check_run(cfg, 'test')
         check_complete(args.checkpoint, check_fits(args.checkpoint, build_model(cfg)))
         state, meta = load_state_dict(args.checkpoint)
         if not args.keep_precision:
             state = in_half_precision(args.checkpoint, state)
-    with (
-        errors_in_one_line(args.debug, known_errors(args)),
-        tempfile.TemporaryDirectory(dir=args.out) as folder,
-    ):
-        path = Path(folder) / f'{name}.pth'
-        # No more of the meta information: it may name folders.
-        kept = {key: meta[key] for key in ('dataset_meta', *LENGTHS) if key in meta}
-        save_checkpoint(path, state, kept)
-        scores = None if args.no_score else scored(args, path)
-        found = described(cfg, args, name, path, meta, state)
-        if scores:
+        with tempfile.TemporaryDirectory(dir=args.out) as folder:
+            path = Path(folder) / f'{name}.pth'
+            # No more of the meta information: it may name folders.
+            kept = {key: meta[key] for key in ('dataset_meta', *LENGTHS) if key in meta}
+            save_checkpoint(path, state, kept)
+            scores = scored(args, path)
+            found = described(cfg, args, name, path, meta, state)
             found['Results'] = [
-                dict(Task=task_of(cfg), Dataset=test_data(cfg, args), Metrics=scores)
+                dict(
+                    Task=TASKS.get(cfg.get('default_scope') or '', ''),
+                    Dataset=args.dataset or str(cfg.test_dataloader.dataset.type),
+                    Metrics=scores,
+                )
             ]
-        text = yaml.safe_dump(dict(Models=[found]), sort_keys=False, allow_unicode=True)
-        path = path.replace(args.out / found['Weights'])
-        write_text(entry, text)
-        if previous not in (None, path):
-            previous.unlink(missing_ok=True)
+            text = yaml.safe_dump(dict(Models=[found]), sort_keys=False, allow_unicode=True)
+            path = path.replace(args.out / found['Weights'])
+            write_text(entry, text)
+            if previous not in (None, path):
+                previous.unlink(missing_ok=True)
     print(f'{path}: {path.stat().st_size / 1e6:.1f} MB, sha256 {found["Metadata"]["sha256"]}')
-    print(f'{entry}: {scores or "not scored"}')
-    return 0
+    print(f'{entry}: {scores}')
 
 
 def in_half_precision(source: str, state: Dict[str, Tensor]) -> Dict[str, Tensor]:
@@ -95,9 +111,7 @@ def scored(args: argparse.Namespace, path: Path) -> Dict[str, float]:
     """Return the scores of a file on the test data, as ``mmlinattn test`` finds them."""
     test_args = arguments.test([args.config, str(path), '--work-dir', str(path.parent)])
     test_args.cfg_options = args.cfg_options
-    with errors_in_one_line(args.debug):
-        runner = prepare(test_args)
-    found = runner.test()
+    found = prepare(test_args).test()
     return {name: round(float(value), 4) for name, value in found.items()}
 
 
@@ -112,7 +126,7 @@ def published(entry: Path, name: str, replace: bool) -> Optional[Path]:
     content = yaml.safe_load(entry.read_text())
     models = content.get('Models') if isinstance(content, dict) else None
     if not isinstance(models, list) or [of.get('Name') for of in models] != [name]:
-        raise FileExistsError(f'{entry} is no entry of {name} alone: choose another --name')
+        raise FileExistsError(f'{entry} is no entry of {name} alone: choose another DIR')
     if not replace:
         raise FileExistsError(f'{entry} is there already; --force replaces it')
     weights = str(models[0].get('Weights'))
@@ -146,11 +160,5 @@ def described(
     return dict(Name=name, Config=config, Weights=f'{name}-{sha256[:8]}.pth', Metadata=metadata)
 
 
-def task_of(cfg: Config) -> str:
-    """Return the task of a config's framework, or ''."""
-    return TASKS.get(cfg.get('default_scope') or '', '')
-
-
-def test_data(cfg: Config, args: argparse.Namespace) -> str:
-    """Return the name of the test data: that of ``--dataset``, else its class."""
-    return args.dataset or str(cfg.test_dataloader.dataset.type)
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,286 @@
+"""Tables and pictures of a study from its records."""
+
+import statistics
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Dict, Iterator, List, Tuple, Union
+
+from benchmarks import tables
+from benchmarks.machine import CHANGED
+
+from .costs import COSTS, CostColumn
+from .grid import CHOOSING, Grid, GridError, Metric, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+END = '<!-- end of study -->'
+CHARTS = ('ranking', 'latency')
+LEAST_WIDTH = 8  # minimal width of a panel, in points: it keeps small differences small
+MILLISECONDS = next(cost for cost in COSTS if cost.key == 'ms')
+Quantity = Union[Metric, CostColumn]
+
+
+def chosen_rates(grid: Grid, records: Dict[str, dict]) -> Dict[str, float]:
+    """Return the learning rate of each point with the best first metric on the split ``val``.
+
+    A point whose searches have all failed is left out.
+    """
+    found, key = {}, grid.numbers[0].key
+    for values in grid.points():
+        runs = [run for run in grid.search(values) if 'metrics' in records.get(run.name, {})]
+        if runs:
+            best = max(runs, key=lambda run: records[run.name]['metrics'][CHOOSING][key])
+            found[best.point] = best.rate
+    return found
+
+
+@dataclass
+class Results:
+    """Content of the page.
+
+    Args:
+        grid: the study.
+        records: records by name of the run.
+        refused: reasons of missing runs, by point.
+        costs: costs measured on an idle machine by point, and ``facts``; empty if there are none.
+    """
+
+    grid: Grid
+    records: Dict[str, dict]
+    refused: Dict[str, str] = field(default_factory=dict)
+    costs: Dict[str, dict] = field(default_factory=dict)
+
+    def runs(self, **names: str) -> List[Run]:
+        """Return the runs of the result with these names on some axes."""
+        runs = self.grid.runs(chosen_rates(self.grid, self.records))
+        runs = [run for run in runs if run.point not in self.refused]
+        return [run for run in runs if names.items() <= run.values.items()]
+
+    def values(self, quantity: Quantity, **names: str) -> List[float]:
+        """Return the numbers of all seeds, or the cost, of the points with these names."""
+        runs = self.runs(**names)
+        if isinstance(quantity, CostColumn):
+            found = {run.point: self.costs[run.point] for run in runs if run.point in self.costs}
+            numbers = [of[quantity.key] for of in found.values()]
+            return [quantity.factor * (of[0] if isinstance(of, list) else of) for of in numbers]
+        metrics = [self.records.get(run.name, {}).get('metrics', {}) for run in runs]
+        scores = [of.get(quantity.split, {}).get(quantity.key) for of in metrics]
+        return [quantity.factor * number for number in scores if number is not None]
+
+    def cell(self, quantity: Quantity, **names: str) -> str:
+        """Return a cell: mean, deviation and number of seeds, or why there is no number."""
+        points = ['_'.join(of.values()) for of in self.grid.points() if names.items() <= of.items()]
+        if {*points} <= {*self.refused}:
+            return 'refused'
+        values, digits = self.values(quantity, **names), quantity.digits
+        if not values:
+            found = [self.records.get(run.name, {}) for run in self.runs(**names)]
+            return 'failed' if any('error' in of for of in found) else 'not run'
+        if isinstance(quantity, CostColumn):
+            return f'{statistics.median(values):.{digits}f}'
+        spread = f' ± {deviation(values):.{digits}f}' if len(values) > 1 else ''
+        return f'{statistics.mean(values):.{digits}f}{spread} ({len(values)})'
+
+
+def deviation(values: List[float]) -> float:
+    """Return the standard deviation of a sample (n - 1), or 0 for one value."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def table(results: Results) -> List[str]:
+    """Return the page in Markdown: tables, gaps with their reasons, rates and facts."""
+    grid, lines = results.grid, []
+    axis = grid.page.get('tables')
+    for name in grid.axes[axis] if axis else ['']:
+        if axis and len(grid.axes[axis]) > 1:
+            lines += [f'## {title(grid, axis, name)}', '']
+        for part in _tables(results, {axis: name} if axis else {}):
+            lines += [*part, '']
+    return [*lines, *_rates(results), *_gaps(results), '', *_made_with(results)]
+
+
+def title(grid: Grid, axis: str, name: str) -> str:
+    """Return the title of a name on an axis."""
+    return (grid.axes[axis][name] or {}).get('title', name)
+
+
+def _tables(results: Results, fixed: Dict[str, str]) -> List[List[str]]:
+    """Return a table of all quantities, or with an axis of columns one for each quantity."""
+    grid, rows, columns = results.grid, results.grid.page['rows'], results.grid.page.get('columns')
+    costs = COSTS if results.costs else ()
+    known: Dict[str, Quantity] = {of.name: of for of in (*grid.numbers, *costs)}
+    shown = [known[name] for name in grid.page.get('quantities', known) if name in known]
+    names = {name: title(grid, rows, name) for name in grid.axes[rows]}
+    if not columns:
+        body = [
+            [head, *(results.cell(of, **fixed, **{rows: name}) for of in shown)]
+            for name, head in names.items()
+        ]
+        return [tables.markdown([rows, *(of.name for of in shown)], body)]
+    parts = []
+    for quantity in shown:
+        heads = [f'{title(grid, columns, of)}, {quantity.name}' for of in grid.axes[columns]]
+        body = [
+            [head, *(results.cell(quantity, **fixed, **{rows: name, columns: column})
+                     for column in grid.axes[columns])]
+            for name, head in names.items()
+        ]  # fmt: skip
+        if len(shown) == 1:
+            heads += [of.name for of in costs]
+            for line, name in zip(body, names):
+                line += [results.cell(of, **fixed, **{rows: name}) for of in costs]
+        parts.append(tables.markdown([rows, *heads], body))
+    return parts
+
+
+def _rates(results: Results) -> List[str]:
+    """Return the table of the search for the learning rates."""
+    grid, metric = results.grid, results.grid.numbers[0]
+    if not grid.learning_rates:
+        return []
+    chosen = chosen_rates(grid, results.records)
+    lines = []
+    for values in grid.points():
+        runs = grid.search(values)
+        cells = [', '.join(title(grid, axis, name) for axis, name in values.items())]
+        for run in runs:
+            metrics = results.records.get(run.name, {}).get('metrics')
+            number = metrics and metric.factor * metrics[CHOOSING][metric.key]
+            cells.append('no result' if number is None else f'{number:.{metric.digits}f}')
+        lines.append([*cells, f'{chosen[runs[0].point]:g}' if runs[0].point in chosen else ''])
+    heads = [f'{rate:g}' for rate in grid.learning_rates]
+    words = f'Learning rates, {metric.name} on the validation split with seed 0:'
+    return [words, '', *tables.markdown(['', *heads, 'chosen'], lines), '']
+
+
+def _gaps(results: Results) -> List[str]:
+    """Return one line per gap of the tables, and the notes of the grid."""
+    reasons: Dict[str, List[str]] = {}
+    for point, why in results.refused.items():
+        reasons.setdefault(why.split(';')[0], []).append(f'`{point}`')
+    lines = [f'- Refused: {", ".join(points)}: {why}.' for why, points in reasons.items()]
+    errors = {name: of['error'] for name, of in results.records.items() if 'error' in of}
+    lines += [f'- Failed: `{name}`: {why}' for name, why in errors.items()]
+    return [*lines, *(f'- {note}' for note in results.grid.notes)]
+
+
+def _made_with(results: Results) -> List[str]:
+    done = [record for record in results.records.values() if 'metrics' in record]
+    lines = [
+        f'- {len(done)} runs, {sum(of["wall"] for of in done) / 60:.0f} minutes of one process.'
+    ]
+    for fact in ('machine', 'versions') if done else ():
+        lines.append(f'- {fact.capitalize()}: {"; ".join(sorted({of[fact] for of in done}))}.')
+    if done:
+        commits = {of['commit'].removesuffix(CHANGED)[:10] for of in done}
+        changed = sum(CHANGED in of['commit'] for of in done)
+        note = f'; {changed} of the runs with uncommitted changes' if changed else ''
+        lines.append(f'- Commit: {", ".join(sorted(commits))}{note}.')
+    if results.costs:
+        facts, batch = results.costs['facts'], results.grid.cost['batch']
+        lines.append(
+            f'- Times and memory: float32, batches of {batch}, one thread, all models in turns on '
+            f'an idle {facts["machine"]}, commit {facts["commit"][:10]}.'
+        )
+    return [*lines, f'- Command: `{results.grid.command}`.']
+
+
+def replaced(text: str, grid: Grid, lines: List[str]) -> str:
+    """Return a page with these lines in the place of the study.
+
+    Raises:
+        GridError: the page has no such place, or two.
+    """
+    try:
+        return tables.replaced(text, f'<!-- study: {grid.name} -->', END, lines)
+    except ValueError as error:
+        raise GridError(str(error)) from None
+
+
+def draw(results: Results, folder: Path, prefix: str) -> List[str]:
+    """Draw the pictures of a study in a folder, and return the lines that show them."""
+    lines = []
+    for chart in results.grid.page.get('charts', ()):
+        if chart not in CHARTS:
+            raise GridError(f'page.charts: {chart!r} is unknown; known are {", ".join(CHARTS)}')
+        if chart == 'latency' and not results.costs:
+            continue  # needs --costs
+        path = folder / f'{prefix}{chart}.png'
+        figure(results, chart).savefig(path)
+        lines += ['', f'![{results.grid.title}: {chart}]({"images/" * bool(prefix)}{path.name})']
+    return lines
+
+
+def figure(results: Results, chart: str) -> 'Figure':
+    """Return a picture with a panel per name on every axis but the rows."""
+    from matplotlib.figure import Figure
+
+    grid, rows = results.grid, results.grid.page['rows']
+    panels: Dict[str, Dict[str, str]] = {}
+    for values in grid.points():
+        fixed = {axis: name for axis, name in values.items() if axis != rows}
+        panels[', '.join(title(grid, axis, name) for axis, name in fixed.items())] = fixed
+    height = 1.1 + 0.27 * len(grid.axes[rows]) if chart == 'ranking' else 4.2
+    found = Figure(figsize=(2.8 + 3.2 * len(panels), height), dpi=110, layout='tight')
+    columns = found.subplots(1, len(panels), sharey=chart == 'ranking', squeeze=False)[0]
+    for axes, (heading, fixed) in zip(columns, panels.items()):
+        (_ranking if chart == 'ranking' else _latency)(results, axes, fixed)
+        axes.set_title(heading, fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.grid(color='0.9')
+        axes.set_axisbelow(True)
+    if columns[-1].get_legend_handles_labels()[1]:
+        columns[-1].legend(fontsize=6, loc='center left', bbox_to_anchor=(1.01, 0.5))
+    return found
+
+
+def _ranking(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
+    """Plot the first metric of every seed, the rows sorted by their mean over all panels."""
+    grid, metric = results.grid, results.grid.numbers[0]
+    rows = grid.page['rows']
+    means = {name: results.values(metric, **{rows: name}) or [0.0] for name in grid.axes[rows]}
+    names = sorted(means, key=lambda name: statistics.mean(means[name]))
+    for y, name in enumerate(names):
+        values = results.values(metric, **fixed, **{rows: name})
+        if values:
+            axes.plot(values, [y] * len(values), '.', color='0.65', markersize=5)
+            axes.errorbar(
+                statistics.mean(values), y, xerr=deviation(values),
+                fmt='o', color='tab:blue', markersize=5, capsize=2, lw=1.2,
+            )  # fmt: skip
+        else:
+            axes.text(
+                0.03, y, results.cell(metric, **fixed, **{rows: name}), va='center', fontsize=7,
+                color='0.5', transform=axes.get_yaxis_transform(),
+            )  # fmt: skip
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, high - LEAST_WIDTH), high + LEAST_WIDTH / 20)
+    axes.set_xlabel(metric.name, fontsize=8)
+    axes.set_yticks(range(len(names)), [title(grid, rows, name) for name in names])
+    axes.set_ylim(-0.6, len(names) - 0.4)
+
+
+def _latency(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
+    """Plot the first metric against milliseconds, with the deviation over the seeds."""
+    grid, metric = results.grid, results.grid.numbers[0]
+    rows = grid.page['rows']
+    for name, (colour, marker) in zip(grid.axes[rows], _styles()):
+        values = results.values(metric, **fixed, **{rows: name})
+        times = results.values(MILLISECONDS, **fixed, **{rows: name})
+        if values and times:
+            axes.errorbar(
+                times[0], statistics.mean(values), yerr=deviation(values), capsize=2, lw=1,
+                color=colour, marker=marker, markersize=6, label=title(grid, rows, name),
+            )  # fmt: skip
+    axes.set_xlabel(MILLISECONDS.name, fontsize=8)
+    axes.set_ylabel(metric.name, fontsize=8)
+
+
+def _styles() -> Iterator[Tuple[str, str]]:
+    """Yield a colour and a marker for each row: 48 rows stay apart."""
+    for marker in cycle('osD^vP'):
+        for number in range(8):
+            yield f'C{number}', marker

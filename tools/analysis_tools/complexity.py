@@ -1,9 +1,0 @@
-#!/usr/bin/env python
-"""The command ``mmlinattn complexity``."""
-
-import runpy
-import sys
-
-if __name__ == '__main__':
-    sys.argv[:1] = ['mmlinattn', 'complexity']
-    runpy.run_module('mmlinattn', run_name='__main__')

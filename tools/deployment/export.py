@@ -1,9 +1,0 @@
-#!/usr/bin/env python
-"""The command ``mmlinattn export``."""
-
-import runpy
-import sys
-
-if __name__ == '__main__':
-    sys.argv[:1] = ['mmlinattn', 'export']
-    runpy.run_module('mmlinattn', run_name='__main__')
