@@ -13,11 +13,11 @@ from mmengine.config import Config
 import mmlinattn
 from mmlinattn import __main__ as program
 from mmlinattn.analysis.throughput import AUTOCAST
+from mmlinattn.apis.sources import MAX_MEGAPIXELS
 from mmlinattn.checkpoints import SOURCES
 from mmlinattn.cli import doctor
 from mmlinattn.cli.arguments import analysis, checkpoints, prediction, runs
 from mmlinattn.cli.commands import COMMANDS
-from mmlinattn.datasets.audit.images import MAX_MEGAPIXELS
 from mmlinattn.deployment import FORMATS, is_exported
 from mmlinattn.engine.config_files import package_configs
 from mmlinattn.engine.preflight.data import DATA_HINTS, dataset_configs
