@@ -20,7 +20,6 @@ from torch import Tensor, UntypedStorage, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..engine.distributed.fsdp_strategy import check_classes, modules_of_classes
 from ..models.layers.activation_checkpointing import checkpoint_forward
 from .complexity import Forward, check_shape, copy_without_values, run_without_values
 from .formulas import may_have_products, products
@@ -89,7 +88,7 @@ def training_step(
         batch: number of images.
         dtype: autocast dtype; None disables autocast.
         checkpointing: names of module classes to recompute in the backward pass, as in
-            :class:`mmlinattn.engine.FSDP2Strategy`.
+            FSDP2.
 
     Raises:
         ValueError: ``shape`` is not two integers of at least 32, ``batch`` is below 1, the model
@@ -216,3 +215,21 @@ def _bytes_moved(in_place: bool, inputs: object, outputs: object) -> int:
 
 def _tensors(tree: object) -> Iterator[Tensor]:
     return (x for x in tree_leaves(tree) if isinstance(x, Tensor))
+
+
+def check_classes(argument: str, names: Sequence[str], model: nn.Module) -> None:
+    """Raise ValueError, with similar names, for a name that is no class of a submodule."""
+    known = {type(module).__name__ for module in model.modules()} - {type(model).__name__}
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f'{argument}: {type(model).__name__} has no module of class {name!r}'
+                + did_you_mean(name, known, 2, cutoff=0.4)
+            )
+
+
+def modules_of_classes(model: nn.Module, names: Sequence[str]) -> Iterator[Tuple[str, nn.Module]]:
+    """Yield names and submodules of these classes, nested ones before those that contain them."""
+    for name, module in reversed(list(model.named_modules())):
+        if name and type(module).__name__ in names:
+            yield name, module

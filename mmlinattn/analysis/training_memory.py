@@ -8,7 +8,7 @@ from mmengine.optim import build_optim_wrapper
 from torch import Tensor, nn
 
 from ..engine import build_model
-from ..engine.distributed.fsdp_strategy import check_classes
+from .operators import check_classes
 from ..engine.model import quiet
 
 # Keys of optim_wrapper that define the optimizer.
@@ -19,7 +19,7 @@ def training_memory(cfg: Config, processes: Iterable[int]) -> Dict[int, Dict[str
     """Return the bytes of parameters, gradients and optimizer state without training.
 
     Shapes come from the model and from one step of its optimizer, on the meta device if the model
-    can be built there. With :class:`mmlinattn.engine.FSDP2Strategy` each process holds rows of
+    can be built there. With FSDP2 each process holds rows of
     every tensor. The first process holds the most, so its rows are counted. Activations, gathered
     parameters and rounding by the allocator are not included.
 
@@ -88,7 +88,7 @@ def gathered_parameters(model: nn.Module, shard: Sequence[str]) -> Dict[str, int
 
     Args:
         model: may be on the meta device.
-        shard: as in :class:`mmlinattn.engine.FSDP2Strategy`.
+        shard: as in FSDP2.
 
     Returns:
         bytes of the largest module of ``shard``, and of all parameters outside such modules.

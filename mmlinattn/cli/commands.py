@@ -62,9 +62,6 @@ GROUPS: Dict[str, Dict[str, Command]] = {
     },
     'Checkpoints': {
         'convert': Command(arguments.convert, 'convert released weights'),
-        'consolidate': Command(
-            arguments.consolidate, 'merge a sharded checkpoint of FSDP into one file'
-        ),
         'publish': Command(
             arguments.publish, 'weights for others: small, with their score, named by their sha256'
         ),

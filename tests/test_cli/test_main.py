@@ -181,7 +181,6 @@ def test_options_with_dicts():
         ['test', 'ravlt-t_8xb128_in1k', 'none.pth', '--out', 'file/x.pkl'],
         ['publish', 'ravlt-t_8xb128_in1k', 'none.pth', 'file'],
         ['convert', 'none.pth', 'file/x.pth', '--source', 'vit'],
-        ['consolidate', 'none.pth', 'file/x.pth'],
         ['visualize', 'key-weights', 'ravlt-t_8xb128_in1k', '--out', 'file/x.png'],
         ['visualize', 'patch-embedding', 'none.py', 'none.pth', '--out', 'file/x.png'],
         ['complexity', 'ravlt-t_8xb128_in1k', '--shape', '64', '64', '--json', '.'],

@@ -6,7 +6,7 @@ elsewhere; a test compares them.
 """
 
 from .analysis import complexity, doctor, estimate, print_config, rank, throughput
-from .checkpoints import consolidate, convert, publish
+from .checkpoints import convert, publish
 from .data import check_data, coco_crops, moving_shapes, shapes, to_shards
 from .linearize import linearize
 from .prediction import app, export, latency, predict
@@ -14,7 +14,7 @@ from .runs import test, train
 from .visualize import visualize_attention, visualize_key_weights, visualize_patch_embedding
 
 __all__ = [
-    'app', 'check_data', 'coco_crops', 'complexity', 'consolidate', 'convert', 'doctor',
+    'app', 'check_data', 'coco_crops', 'complexity', 'convert', 'doctor',
     'estimate', 'export', 'latency', 'linearize', 'moving_shapes', 'predict', 'print_config',
     'publish', 'rank', 'shapes', 'test', 'throughput', 'to_shards', 'train', 'visualize_attention',
     'visualize_key_weights', 'visualize_patch_embedding',

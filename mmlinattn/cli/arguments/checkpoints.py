@@ -69,13 +69,3 @@ def publish(argv: Optional[List[str]] = None) -> Namespace:
     if args.name is not None and not re.fullmatch(r'[\w.+-]+', args.name):
         parser.error(f'--name must have letters, digits and . _ + - only, got {args.name!r}')
     return args
-
-
-def consolidate(argv: Optional[List[str]] = None) -> Namespace:
-    """Merge a sharded checkpoint of FSDP2Strategy into one file."""
-    parser = Parser('consolidate', consolidate.__doc__)
-    add = parser.add_argument
-    add('src', metavar='SRC', help='the file, with its folder of shards beside it')
-    add('dst', metavar='DST', type=Path, help='file to write')
-    add('--weights-only', action='store_true', help='without the state that resuming needs')
-    return parser.parse_args(argv)

@@ -1,9 +1,0 @@
-#!/usr/bin/env python
-"""The command ``mmlinattn consolidate``."""
-
-import runpy
-import sys
-
-if __name__ == '__main__':
-    sys.argv[:1] = ['mmlinattn', 'consolidate']
-    runpy.run_module('mmlinattn', run_name='__main__')
