@@ -21,10 +21,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import report, tables
 from benchmarks.machine import facts
-from benchmarks.measure import interleave
+from benchmarks.measure import interleave, keep_freed_memory
 from benchmarks.run import image, positive
 from mmlinattn.analysis.complexity import analyse
-from mmlinattn.engine.runner.allocator import keep_freed_memory
 from mmlinattn.models.backbones import RAVLT, MixTransformer
 from mmlinattn.models.layers import cpu_linear
 

@@ -18,9 +18,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from benchmarks.measure import keep_freed_memory
 from mmlinattn.checkpoints import load_state_dict
 from mmlinattn.checkpoints.download import sha256_of
-from mmlinattn.engine.runner.allocator import keep_freed_memory
 from mmlinattn.utils import write_json
 from mmlinattn.utils.suggest import shorten
 

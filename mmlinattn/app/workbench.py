@@ -1,11 +1,10 @@
 """Models of the page and the functions behind its controls, independent of gradio."""
 
 import threading
-from contextlib import contextmanager
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import cv2
 import numpy as np
@@ -16,11 +15,9 @@ from torch import nn
 from ..apis import Prediction, Predictor, load
 from ..checkpoints import package_weights
 from ..datasets.audit.images import MAX_MEGAPIXELS, TooManyPixels, check_pixels
-from ..engine.runner.allocator import release_freed_memory
 from .explain import OPACITY, AttentionMap, Explanation, View, attention_map, draw_map, views_of
 from .html import Table
 
-LARGE = 1e6  # pixels of an image above which freed memory is returned to the system
 MOST_CLASSES = 10  # rows of a classifier's table
 SHOWN = 512  # approximate minimum of the longer side of a shown picture, in pixels
 Files = Tuple[str, str]
@@ -140,7 +137,7 @@ class Workbench:
     ) -> Tuple[np.ndarray, str, Table]:
         """Return the drawn prediction, a line with the time, and a table of objects or classes."""
         predictor, bgr = self.models[name], cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-        with self._turn(bgr):
+        with self._one_at_a_time:
             prediction = predictor.predict(bgr, min_score=min_score)
             made = prediction.reconstruction
             drawn = prediction.plot(enlarge=enlargement(image if made is None else made))
@@ -173,7 +170,7 @@ class Workbench:
         x, y = pixel or (image.shape[1] // 2, image.shape[0] // 2)
         bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
         key = (name, view, (x, y), image.shape, sha256(bgr.data).digest())
-        with self._turn(bgr):
+        with self._one_at_a_time:
             last, found = self._last
             if found is None or last != key:
                 found = attention_map(self.models[name], bgr, view, (x, y), factor)
@@ -196,16 +193,6 @@ class Workbench:
                 module.register_forward_pre_hook(_refuse)
         with self._one_at_a_time:
             pass
-
-    @contextmanager
-    def _turn(self, image: np.ndarray) -> Iterator[None]:
-        """Wait for other calls; after a large image, release freed memory in any case."""
-        with self._one_at_a_time:
-            try:
-                yield
-            finally:
-                if image.shape[0] * image.shape[1] >= LARGE:
-                    release_freed_memory()
 
 
 def _refuse(module: nn.Module, inputs: tuple) -> None:

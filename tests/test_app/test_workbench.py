@@ -201,26 +201,6 @@ def test_an_image_that_cannot_be_read(tmp_path, content):
         read_image(path)
 
 
-@pytest.mark.parametrize('fails', [False, True])
-def test_memory_of_a_large_image_is_returned(monkeypatch, fails):
-    returned = []
-    monkeypatch.setattr(module, 'release_freed_memory', lambda: returned.append(True))
-
-    class Model:
-        task, device, model = 'classification', 'cpu', torch.nn.Linear(1, 1)
-
-        def predict(self, image, min_score):
-            assert not fails, 'it fails'
-            return of(image.shape[:2], pred_score=torch.ones(3))
-
-    bench = Workbench(dict(a=Model()))
-    for size, wanted in ((100, 0), (1000, 1)):
-        image = np.zeros((size, size, 3), np.uint8)
-        with suppress(AssertionError):
-            bench.predict('a', image, 0.3)
-        assert len(returned) == wanted
-
-
 def test_close_ends_a_running_prediction():
     """At the next layer, however many there are."""
     began, errors = threading.Event(), []

@@ -174,7 +174,6 @@ def test_a_misspelt_type(root, option, wrong, meant):
         ('model.test_cfg.rcnn.nms.iou_threshold', 0.6),
         ('default_hooks.mine', dict(type='EMAHook')),
         ('param_scheduler.0.convert_to_iter_based', True),
-        ('train_dataloader.skip_corrupt', 0.01),
         ('optim_wrapper.clip_grad.type', 'value'),
     ],
 )

@@ -5,8 +5,11 @@ size and :func:`check_maps` on a few segmentation maps.
 """
 
 import json
+import multiprocessing
 import os.path as osp
 from collections import Counter, defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
@@ -22,7 +25,6 @@ from ...datasets.file_backends import StoreError
 from ...datasets.shards import DamagedSample, TarMemberBackend
 from ...utils import redacted
 from ...utils.messages import log_warning
-from ...utils.processes import WorkerDied, map_in_workers, start_server
 from .classes import numbered_by_file
 from .data import (
     DataError,
@@ -98,8 +100,6 @@ def audit_dataset(
         FileNotFoundError, DataError: a data set does not exist or cannot be built.
         StoreError: a store is unavailable or denies access.
     """
-    if workers > 1:
-        start_server()  # it imports the modules of the workers while annotations are read
     report = AuditReport()
     done: Dict[str, List[dict]] = {}
     contents: Dict[bytes, Tuple[str, str]] = {}
@@ -344,17 +344,29 @@ def _audited(records: List[FileRecord], workers: int, setup: Callable) -> Iterat
         for chunk in chunks:
             yield from audit_files(chunk)
         return
-    for chunk, looked in zip(chunks, map_in_workers(audit_files, chunks, workers, setup)):
-        if not isinstance(looked, WorkerDied):
-            yield from looked
-            continue
-        # A decoder crashed or does not end: read the images of the chunk one by one.
-        alone = [[record] for record in chunk]
-        for record, looked in zip(chunk, map_in_workers(audit_files, alone, workers, setup)):
-            if isinstance(looked, WorkerDied):
-                what = f'its decoder crashes or does not end: {looked}'
-                looked = [(record, None, [Finding('unreadable', record.img_path, what)])]
-            yield from looked
+    context = multiprocessing.get_context('forkserver')
+    context.set_forkserver_preload([__name__])
+    pool = ProcessPoolExecutor(workers, context, setup)
+    futures = [pool.submit(audit_files, chunk) for chunk in chunks]
+    for number, chunk in enumerate(chunks):
+        try:
+            yield from futures[number].result()
+        except BrokenProcessPool:
+            # A decoder crashed, of this chunk or of another: read the images of this one alone.
+            for record in chunk:
+                yield from _audited_alone(record, context, setup)
+            pool = ProcessPoolExecutor(workers, context, setup)
+            rest = range(number + 1, len(chunks))
+            futures[number + 1 :] = [pool.submit(audit_files, chunks[i]) for i in rest]
+    pool.shutdown()
+
+
+def _audited_alone(record: FileRecord, context: Any, setup: Callable) -> List[Looked]:
+    with ProcessPoolExecutor(1, context, setup) as pool:
+        try:
+            return pool.submit(audit_files, [record]).result()
+        except BrokenProcessPool:
+            return [(record, None, [Finding('unreadable', record.img_path, 'its decoder crashes')])]
 
 
 def _prepare_worker(custom_imports: dict, shards: dict) -> None:

@@ -32,7 +32,7 @@ def _parameters(*functions: Callable) -> Names:
     return frozenset(name for f in functions for name in inspect.signature(f).parameters)
 
 
-LOADER = _parameters(DataLoader) | {'num_batch_per_epoch', 'skip_corrupt'}
+LOADER = _parameters(DataLoader) | {'num_batch_per_epoch'}
 TEST = frozenset({'nms', 'nms_pre', 'min_bbox_size', 'score_thr', 'max_per_img'})
 # Options of dicts, by the last keys of their place in the config. These lists are complete.
 ALL: Dict[str, Names] = {
