@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..models.layers.activation_checkpointing import checkpoint_forward
+from ..utils.suggest import did_you_mean
 from .complexity import Forward, check_shape, copy_without_values, run_without_values
 from .formulas import may_have_products, products
 

@@ -8,8 +8,8 @@ from mmengine.optim import build_optim_wrapper
 from torch import Tensor, nn
 
 from ..engine import build_model
-from .operators import check_classes
 from ..engine.model import quiet
+from .operators import check_classes
 
 # Keys of optim_wrapper that define the optimizer.
 OPTIMIZER = ('optimizer', 'constructor', 'paramwise_cfg')

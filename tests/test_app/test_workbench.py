@@ -2,7 +2,6 @@
 
 import threading
 import time
-from contextlib import suppress
 
 import numpy as np
 import pytest
