@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Any, Tuple, Type
 
 from mmengine.config import Config
+from mmengine.dist import is_main_process
 
 from .. import evaluation  # noqa: F401  registers the metrics that configs name
 from ..checkpoints import CheckpointError
 from ..engine import config
 from ..engine.distributed import launch
-from ..engine.hooks.fuse_conv_bn_hook import check_fusion
 from ..engine.model import unwrapped
 from ..engine.preflight.data import DataError
 from ..engine.preflight.run import check_run
 from ..engine.preflight.weights import check_weights
-from ..engine.runner.console import announce, silence_other_processes
 from ..engine.runner.runner import PluginRunner
 from ..utils.command_line import errors_in_one_line
 from ..utils.errors import InputError
@@ -27,12 +26,8 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
     launch.set_launcher(cfg, args.launcher)
-    silence_other_processes()
-    options = ('checkpoint', 'out', 'show_dir', 'fuse_conv_bn', 'tta')
-    launch.check_same(cfg, **{f'--{name}': getattr(args, name) for name in options})
     config.set_pictures(cfg, args.show_dir)
     config.set_predictions_file(cfg, args.out)
-    config.set_fusion(cfg, args.fuse_conv_bn)
     views = views_hook(args, cfg) if args.tta else None
     cfg.load_from = args.checkpoint
     check_run(cfg, 'test')
@@ -41,11 +36,10 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     runner = PluginRunner.from_cfg(cfg)
     if views is not None:
         views.check(unwrapped(runner.model))
-        announce(views.text)
+        if is_main_process():
+            print(views.text)
         runner.register_hook(views)
     check_weights(runner, cfg, testing=True)
-    if args.fuse_conv_bn:
-        check_fusion(runner)
     runner.test_loop  # noqa: B018  built on first access
     return runner
 

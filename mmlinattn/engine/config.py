@@ -329,12 +329,6 @@ def set_pictures(cfg: Config, show_dir: Optional[str]) -> None:
     cfg.visualizer.save_dir = show_dir
 
 
-def set_fusion(cfg: Config, requested: bool) -> None:
-    """Add a FuseConvBNHook (``--fuse-conv-bn``), which fuses batch norms into convolutions."""
-    if requested:
-        cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type='FuseConvBNHook')]
-
-
 def set_predictions_file(cfg: Config, path: Optional[str]) -> None:
     """Write all predictions to a pickle file (``--out``)."""
     if path is None:
