@@ -2,7 +2,6 @@
 
 import os
 import signal
-from fractions import Fraction
 
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
@@ -21,12 +20,3 @@ class SignalHook(Hook):
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             os.killpg(os.getpgrp(), signal.SIGTERM)
-
-
-@HOOKS.register_module()
-class ForeignObjectHook(Hook):
-    """Puts an object of a class that no safe reader knows into all checkpoints but the first."""
-
-    def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
-        if runner.iter == 1:
-            runner.message_hub.update_info('foreign', Fraction(1, 2))
