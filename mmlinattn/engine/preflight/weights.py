@@ -11,14 +11,13 @@ from ...checkpoints import CheckpointError, check_complete, check_fits
 from ..config import pretraining_config
 from ..model import unwrapped
 from ..pretrained import pretrained_inits, without_pretrained
-from ..runner.console import announce
-from ..runner.runner import PluginFeatures
+from ..runner.runner import PluginRunner
 
 # Parts that may have other shapes in a checkpoint for fine-tuning, due to other classes.
 HEADS = ('bbox_head.', 'roi_head.', 'rpn_head.', 'decode_head.', 'auxiliary_head.', 'head.')
 
 
-def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) -> None:
+def check_weights(runner: PluginRunner, cfg: Config, testing: bool = False) -> None:
     """Read every checkpoint that the run will load and compare it with the model.
 
     The source may be a file, a web address or a model zoo. The runner loads the content that was
@@ -32,14 +31,14 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
             the differences are reported.
     """
     model = unwrapped(runner.model)
-    read = runner.checkpoints.outline
+    read = runner.checkpoints.read
     if cfg.get('load_from'):
         is_complete = testing or cfg.get('resume')
         report = check_fits(
             cfg.load_from, model, may_differ=() if is_complete else HEADS, read=read
         )
         option = 'checkpoint' if testing else 'resume' if cfg.get('resume') else 'load_from'
-        announce(f'{option}: {report}')
+        print_log(f'{option}: {report}', 'current')
         if is_complete:
             check_complete(cfg.load_from, report)
     if testing:
@@ -82,7 +81,7 @@ def _check_pretrained(name: str, module: BaseModule, init: dict, read: Callable)
         ) from error
     try:
         report = check_fits(source, module, prefix=init.get('prefix'), read=read)
-        announce(f'{name}: {report}')
+        print_log(f'{name}: {report}', 'current')
     except CheckpointError as error:
         if not _renames_weights(module):
             raise
