@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
@@ -19,4 +20,5 @@ class SignalHook(Hook):
         if runner.distributed:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
-            os.killpg(os.getpgrp(), signal.SIGTERM)
+            # By another process, as a scheduler: data-loader workers obey their parent.
+            subprocess.run(['kill', '-TERM', '--', f'-{os.getpgrp()}'], check=False)

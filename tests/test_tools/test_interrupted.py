@@ -164,7 +164,7 @@ def test_full_disk(root, run, options, tmp_path, capsys):
     error = [line for line in printed.splitlines() if line.startswith('error: ')]
     assert len(error) == 1 and 'iter_2.pth cannot be written: File too large' in error[0]
     assert 'Traceback' not in printed
-    assert (work / 'iter_1.pth').read_bytes() == before
+    assert (work / 'iter_1.pth').read_bytes() == before and not (work / 'iter_2.pth').exists()
     assert [path.name for path in work.glob('.*.tmp')] == []
     assert newest_checkpoint(work) == str(work / 'iter_1.pth')
 
