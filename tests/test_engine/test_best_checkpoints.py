@@ -9,6 +9,7 @@ from torch import nn
 
 from mmlinattn import engine
 from mmlinattn.checkpoints import read_checkpoint
+from mmlinattn.utils.errors import InputError
 
 SCORES = [1.0, 3.0, 2.0, 3.05, 2.5, 3.05, 9.0]
 
@@ -83,6 +84,11 @@ def test_a_file_of_the_same_name_is_no_outdated_one(tmp_path):
     assert {path.stem for path in tmp_path.glob('*.pth')} == {
         'epoch_2', 'best_accuracy_top1_epoch_2',
     }  # fmt: skip
+
+
+def test_a_training_by_epochs_is_saved_inside_one_only_if_it_resumes_there(tmp_path):
+    with pytest.raises(InputError, match="^PreemptionHook saves .*add dict.type='ExactResumeHook'"):
+        train(tmp_path, 1, hooks=[dict(type='PreemptionHook')])
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ class ExactResumeHook(Hook):
     ``randomness=dict(deterministic=True)``.
 
     Raises:
-        ValueError: when the training starts, its data loader has no batch sampler.
-        InputError: the checkpoint is of epochs with another number of batches.
+        InputError: when the training starts, its data loader has no batch sampler, or the
+            checkpoint is of epochs with another number of batches.
 
     Example:
         >>> custom_hooks = [dict(type='ExactResumeHook')]
@@ -59,7 +59,7 @@ class ExactResumeHook(Hook):
     def before_train(self, runner: Runner) -> None:
         loader, loop = runner.train_dataloader, runner.train_loop
         if loader.batch_sampler is None:
-            raise ValueError('ExactResumeHook needs a data loader with a batch sampler')
+            raise InputError('ExactResumeHook needs a data loader with a batch sampler')
         sampler = loader.batch_sampler.sampler
         batches = KeyedBatches(loader.batch_sampler, runner.seed)
         loader.dataset.__getitems__ = partial(_fetch, loader.dataset)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -10,12 +11,14 @@ import torch
 from mmengine.dist import barrier, is_distributed, is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-from mmengine.runner import BaseLoop, Runner
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 from torch import distributed as dist
 from torch.utils.data import DataLoader
 
 from ...utils import write_text
+from ...utils.errors import InputError
 from .checkpoint_hook import LAST, atomic_backend
+from .exact_resume_hook import ExactResumeHook
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 INTERRUPTED = 'interrupted.pth'
@@ -33,9 +36,13 @@ class PreemptionHook(Hook):
 
     Schedulers send these signals before they take a machine away. The state is saved after the
     current iteration as ``interrupted.pth`` of the work directory, which ``last_checkpoint`` then
-    names. Inside an epoch only a training with :class:`ExactResumeHook` can resume from it. A
-    validation and the steps of one gradient accumulation are finished first; a training by
-    iterations leaves out a validation that would follow the last one. To end at once, use SIGKILL.
+    names. A validation and the steps of one gradient accumulation are finished first; a training
+    by iterations leaves out a validation that would follow the last one. To end at once, use
+    SIGKILL.
+
+    Raises:
+        InputError: a training by epochs without :class:`ExactResumeHook`, which MMEngine would
+            resume at the start of the epoch with a schedule that is ahead.
 
     Example:
         >>> custom_hooks = [dict(type='ExactResumeHook'), dict(type='PreemptionHook')]
@@ -53,6 +60,12 @@ class PreemptionHook(Hook):
             _keep_workers(runner.train_dataloader)
 
     def before_train(self, runner: Runner) -> None:
+        exact = any(isinstance(hook, ExactResumeHook) for hook in runner.hooks)
+        if isinstance(runner.train_loop, EpochBasedTrainLoop) and not exact:
+            raise InputError(
+                "PreemptionHook saves inside an epoch: add dict(type='ExactResumeHook') to "
+                'custom_hooks, which resumes there'
+            )
         # Flags on the CPU: with NCCL every iteration would wait for the GPU.
         self.group = dist.new_group(backend='gloo') if is_distributed() else None
         if threading.current_thread() is threading.main_thread():
@@ -99,23 +112,24 @@ class PreemptionHook(Hook):
         self.previous = {}
 
 
-class _IgnoreSignals:
-    """Initialiser of a data-loader worker that ignores signals except those of the main process.
+def _keep_workers(loader: DataLoader) -> None:
+    """Let data-loader workers ignore signals except those of the main process.
 
     Schedulers and Ctrl-C in a terminal signal all processes at once, but the current iteration
     still needs its data.
     """
+    init = loader.worker_init_fn
+    if getattr(init, 'func', None) is not _ignore_signals:
+        loader.worker_init_fn = partial(_ignore_signals, init)
 
-    def __init__(self, init: Optional[Callable[[int], None]]) -> None:
-        self.init = init
 
-    def __call__(self, worker_id: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if hasattr(signal, 'sigwaitinfo'):  # Linux; elsewhere only Ctrl-C is covered
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            threading.Thread(target=_end_with_parent, daemon=True).start()
-        if self.init is not None:
-            self.init(worker_id)
+def _ignore_signals(init: Optional[Callable[[int], None]], worker_id: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, 'sigwaitinfo'):  # Linux; elsewhere only Ctrl-C is covered
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+    if init is not None:
+        init(worker_id)
 
 
 def _end_with_parent() -> None:
@@ -123,8 +137,3 @@ def _end_with_parent() -> None:
     while True:
         if signal.sigwaitinfo({signal.SIGTERM}).si_pid == os.getppid():
             os._exit(0)
-
-
-def _keep_workers(loader: DataLoader) -> None:
-    if not isinstance(loader.worker_init_fn, _IgnoreSignals):
-        loader.worker_init_fn = _IgnoreSignals(loader.worker_init_fn)
