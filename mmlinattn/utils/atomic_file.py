@@ -36,7 +36,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
         'all of it'
     """
     _check_replaceable(path)
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+    # Not with the name of the file, which may be as long as the file system allows.
+    temporary = path.with_name(f'.{os.getpid()}-{abs(hash(path.name)):x}.tmp')
     try:
         yield temporary
         _to_disk(temporary)

@@ -44,7 +44,7 @@ def test_any_byte(root, family, folder):
             np.random.seed(seed)
             sample = dataset[i]
         except DataError as error:
-            assert paths[i].name in str(error), error
+            assert 'cannot be loaded' in str(error), error
             return 'refused'
         finally:
             paths[i].write_bytes(whole[i])

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import signal
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -63,11 +64,15 @@ def _write_images(
         return list(progress(map(write, jobs)))
     context = multiprocessing.get_context('forkserver')
     context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(workers, context, _no_threads) as pool:
+    pool = ProcessPoolExecutor(workers, context, _prepare_worker)
+    try:
         return list(progress(pool.map(write, jobs)))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _no_threads() -> None:
+def _prepare_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C in a terminal
     cv2.setNumThreads(0)
 
 

@@ -6,6 +6,7 @@ size and :func:`check_maps` on a few segmentation maps.
 
 import json
 import multiprocessing
+import os
 import os.path as osp
 from collections import Counter, defaultdict
 from concurrent.futures import ProcessPoolExecutor
@@ -346,6 +347,7 @@ def _audited(records: List[FileRecord], workers: int, setup: Callable) -> Iterat
         return
     context = multiprocessing.get_context('forkserver')
     context.set_forkserver_preload([__name__])
+    setup = partial(_with_environment, dict(os.environ), setup)  # the server's may be older
     pool = ProcessPoolExecutor(workers, context, setup)
     futures = [pool.submit(audit_files, chunk) for chunk in chunks]
     for number, chunk in enumerate(chunks):
@@ -359,6 +361,11 @@ def _audited(records: List[FileRecord], workers: int, setup: Callable) -> Iterat
             rest = range(number + 1, len(chunks))
             futures[number + 1 :] = [pool.submit(audit_files, chunks[i]) for i in rest]
     pool.shutdown()
+
+
+def _with_environment(environment: Dict[str, str], setup: Callable) -> None:
+    os.environ.update(environment)
+    setup()
 
 
 def _audited_alone(record: FileRecord, context: Any, setup: Callable) -> List[Looked]:
