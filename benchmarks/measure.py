@@ -1,5 +1,6 @@
 """Time and peak memory of several calls, measured alternately in one process."""
 
+import ctypes
 import gc
 import math
 import statistics
@@ -21,6 +22,19 @@ MIN_WAIT = 1e-3
 # On a CPU, calls below the second number of seconds follow an untimed one if the fastest is below
 # the first: they would pay for the caches that the call before them emptied.
 FASTEST, WARM_UP = 0.05, 0.5
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep memory freed by CPU tensors until the process ends.
+
+    By default it returns blocks larger than 32 MiB to the system, which clears each page again at
+    its next use. ``MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647`` in the environment does
+    the same for any program.
+    """
+    trim_threshold, mmap_max = -1, -4  # parameter numbers of mallopt(3)
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(mmap_max, 0)
+    mallopt(trim_threshold, -1)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.cases import CASES, KINDS, Setup, map_shape
 from benchmarks.machine import facts, parse_device, version
-from benchmarks.measure import copy_bandwidth
+from benchmarks.measure import copy_bandwidth, keep_freed_memory
 from benchmarks.report import check_place, check_results, publish, redraw, write
 from benchmarks.suite import MODES, Effort, Result, run_case
 
@@ -67,7 +67,7 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     parser.add_argument('--budget', type=float, help='seconds; longer calls are left out')
     parser.add_argument(
         '--keep-memory', action='store_true',
-        help='freed memory stays with the process, as the command lines in tools/ have it',
+        help='freed memory stays with the process',
     )  # fmt: skip
     parser.add_argument('--threads', type=positive, help='of torch on the CPU')
     parser.add_argument(
@@ -179,8 +179,6 @@ def main(argv: List[str]) -> int:
         redraw(args.redraw)
         return 0
     if args.keep_memory:
-        from mmlinattn.engine.runner.allocator import keep_freed_memory
-
         keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)

@@ -193,7 +193,7 @@ def test_the_lines_of_the_page_of_trainings(root, tmp_path, text):
     cfg = load_config(str(tmp_path / 'line.py'))  # checks names of classes and options
     for backend in cfg.visualizer.vis_backends:
         assert VISBACKENDS.get(backend.type), backend
-    for hook in (*cfg.custom_hooks, cfg.default_hooks.checkpoint):
+    for hook in (*cfg.get('custom_hooks', ()), cfg.default_hooks.checkpoint):
         arguments = {name: value for name, value in hook.items() if name not in ('type', '_scope_')}
         inspect.signature(HOOKS.get(hook.type)).bind(**arguments)
     assert OPTIM_WRAPPER_CONSTRUCTORS.get(

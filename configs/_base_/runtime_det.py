@@ -1,5 +1,4 @@
 _base_ = 'mmdet::_base_/default_runtime.py'
 
 custom_imports = dict(imports=['mmlinattn'])
-custom_hooks = [dict(type='ExactResumeHook')]
 default_hooks = dict(checkpoint=dict(max_keep_ckpts=3))

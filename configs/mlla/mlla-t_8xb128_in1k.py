@@ -11,9 +11,6 @@ model = dict(
 )
 # The release averages the weights, decay 0.9996 for 4096 images a step, and keeps the best epoch of
 # the model and its average. Its distillation from the average (MESA) is not here.
-custom_hooks = [
-    *_base_.custom_hooks,
-    dict(type='ModelEMAHook', momentum=1 - 0.9996**0.25, update_buffers=True),
-]
+custom_hooks = [dict(type='ModelEMAHook', momentum=1 - 0.9996**0.25, update_buffers=True)]
 default_hooks = dict(checkpoint=dict(save_best='accuracy/top1_best', rule='greater'))
 train_dataloader = dict(drop_last=True)

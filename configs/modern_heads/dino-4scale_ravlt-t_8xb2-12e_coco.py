@@ -1,6 +1,5 @@
 _base_ = 'mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py'
 custom_imports = dict(imports=['mmlinattn'])
-custom_hooks = [dict(type='ExactResumeHook')]
 
 model = dict(
     backbone=dict(

@@ -1,6 +1,5 @@
 _base_ = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
 custom_imports = dict(imports=['mmlinattn'])
-custom_hooks = [dict(type='ExactResumeHook')]
 
 model = dict(
     backbone=dict(

@@ -32,4 +32,4 @@ param_scheduler = [
 ]
 ema, switch = _base_.custom_hooks
 switch = dict(switch, switch_epoch=max_epochs - stage2_epochs)
-custom_hooks = [dict(type='ExactResumeHook'), ema, switch]
+custom_hooks = [ema, switch]

@@ -1,7 +1,6 @@
 # The recipe of MMDetection's RTMDet-L with Swin: its schedule, GN in neck and head, EMA.
 _base_ = 'mmdet::rtmdet/rtmdet_l_swin_b_4xb32-100e_coco.py'
 custom_imports = dict(imports=['mmlinattn'])
-custom_hooks = [dict(type='ExactResumeHook'), *_base_.custom_hooks]
 
 model = dict(
     backbone=dict(

@@ -4,7 +4,6 @@ _base_ = [
     'mmdet::common/lsj-100e_coco-instance.py',
 ]
 custom_imports = dict(imports=['mmlinattn'])
-custom_hooks = [dict(type='ExactResumeHook')]
 
 image_size = (1024, 1024)
 norm_cfg = dict(type='LN2d', eps=1e-6)

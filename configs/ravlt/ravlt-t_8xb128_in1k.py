@@ -13,8 +13,5 @@ optim_wrapper = dict(
 )
 # The release averages the weights, decay 0.99996 for 512 images a step, and keeps the epoch with
 # the best score of the model and its average.
-custom_hooks = [
-    *_base_.custom_hooks,
-    dict(type='ModelEMAHook', momentum=1 - 0.99996**2, update_buffers=True),
-]
+custom_hooks = [dict(type='ModelEMAHook', momentum=1 - 0.99996**2, update_buffers=True)]
 default_hooks = dict(checkpoint=dict(save_best='accuracy/top1_best'))

@@ -8,4 +8,4 @@ model = dict(
         out_type='avg_featmap',
     )
 )
-custom_hooks = [dict(type='ExactResumeHook'), dict(type='RippleWeightsHook', interval=10)]
+custom_hooks = [dict(type='RippleWeightsHook', interval=10)]

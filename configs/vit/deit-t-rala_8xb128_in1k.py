@@ -4,8 +4,5 @@ _base_ = './deit-t_8xb128_in1k.py'
 model = dict(backbone=dict(attn_cfg=dict(type='RALA', gate='proj')))
 
 # The training script is not released. That of RAVLT, by the same authors, adds this to DeiT's.
-custom_hooks = [
-    *_base_.custom_hooks,
-    dict(type='ModelEMAHook', momentum=1 - 0.99996**2, update_buffers=True),
-]
+custom_hooks = [dict(type='ModelEMAHook', momentum=1 - 0.99996**2, update_buffers=True)]
 default_hooks = dict(checkpoint=dict(save_best='accuracy/top1_best'))

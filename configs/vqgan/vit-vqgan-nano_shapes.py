@@ -5,4 +5,4 @@ _base_ = [
     '../_base_/runtime_vqgan.py',
 ]
 default_hooks = dict(checkpoint=dict(interval=_base_.max_iters), logger=dict(interval=20))
-custom_hooks = [dict(type='ExactResumeHook')]  # too short for a moving average
+custom_hooks = []  # too short for a moving average

@@ -12,10 +12,8 @@ from torch import nn
 
 from .compare import LoadReport, check_fits
 from .errors import CheckpointError
-from .finite import check_finite
 from .read import read_checkpoint, weights_of
 from .safe_unpickle import PlainUnpickler
-from .sharded import filled, is_sharded
 from .write import PathLike
 
 
@@ -44,23 +42,13 @@ class CheckpointCache:
         """Return the content of a checkpoint, read once for each source until :meth:`release`.
 
         Raises:
-            CheckpointError: see :func:`read_checkpoint`; also if weights in shards are NaN.
-                :func:`check_fits` cannot find these, because :meth:`outline` has no values.
+            CheckpointError: see :func:`read_checkpoint`.
         """
-        outline = self.outline(source)
-        content = filled(source, outline)
-        if is_sharded(outline):
-            weights = content['state_dict']
-            check_finite(source, weights, may_be_infinite=weights)
-        return content
-
-    def outline(self, source: PathLike) -> Dict[str, Any]:
-        """Return the content of a checkpoint like :meth:`read`, without the values in shards."""
         if self._held is None:
-            return read_checkpoint(source, fill=False)
+            return read_checkpoint(source)
         name = str(source)
         if name not in self._held:
-            self._held[name] = read_checkpoint(source, fill=False)
+            self._held[name] = read_checkpoint(source)
         # A shallow copy suffices: load hooks of modules replace entries, but never modify values.
         return {key: copy.copy(value) for key, value in self._held[name].items()}
 

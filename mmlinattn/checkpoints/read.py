@@ -19,7 +19,6 @@ from .checkpoint_uri import open_source
 from .errors import CheckpointError
 from .meta import plain_meta
 from .safe_unpickle import safe_globals, unwrap
-from .sharded import check_shards, filled, is_sharded
 from .write import CHECK_SUM, SAFETENSORS, PathLike, check_sum
 
 # MMEngine and MMCV write ``state_dict``. Scripts based on DeiT (RALA, SMCA, ...) write ``model``
@@ -29,7 +28,7 @@ from .write import CHECK_SUM, SAFETENSORS, PathLike, check_sum
 SECTIONS = ('state_dict', 'model', 'model_ema', 'net', 'model_state')
 
 
-def read_checkpoint(source: PathLike, fill: bool = True) -> Dict[str, Any]:
+def read_checkpoint(source: PathLike) -> Dict[str, Any]:
     """Read a checkpoint: weights, meta information and training state.
 
     Args:
@@ -40,8 +39,6 @@ def read_checkpoint(source: PathLike, fill: bool = True) -> Dict[str, Any]:
             format, any other in the format of ``torch.save``. The unpickler accepts tensors,
             plain types, numpy numbers and arrays, ``argparse.Namespace``, and the logs and
             schedulers of MMEngine. It rejects everything else.
-        fill: also read the shards of a sharded checkpoint (:func:`save_sharded`). Otherwise only
-            their size and sha256 are checked, and their tensors have no values (meta device).
 
     Returns:
         the content in MMEngine's layout, on the CPU: ``state_dict``, ``meta``, and the remaining
@@ -74,10 +71,7 @@ def read_checkpoint(source: PathLike, fill: bool = True) -> Dict[str, Any]:
     if name.startswith('mmcls://'):
         # MMEngine applies the same rule to this zoo of classifiers.
         weights = {k[9:]: v for k, v in weights.items() if k.startswith('backbone.')}
-    content = dict(content, state_dict=weights, meta=meta)
-    if is_sharded(content):
-        check_shards(source, content)
-    return filled(source, content) if fill else content
+    return dict(content, state_dict=weights, meta=meta)
 
 
 def load_state_dict(source: PathLike) -> Tuple[Dict[str, Tensor], Dict[str, Any]]:

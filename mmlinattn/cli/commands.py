@@ -45,9 +45,6 @@ GROUPS: Dict[str, Dict[str, Command]] = {
         ),
         'shapes': Command(arguments.shapes, 'write the embedded data set'),
         'convert': Command(arguments.convert, 'convert released weights'),
-        'consolidate': Command(
-            arguments.consolidate, 'merge a sharded checkpoint of FSDP into one file'
-        ),
     },
     'Analyse': {
         'analyze complexity': Command(

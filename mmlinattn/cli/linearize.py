@@ -8,9 +8,7 @@ from mmengine.logging import print_log
 from ..engine import config
 from ..engine.distributed import launch
 from ..engine.hooks.preemption_hook import Preempted
-from ..engine.runner.console import silence_other_processes
 from ..linearize import Linearizer, Options
-from ..utils import unlock_folders
 from ..utils.command_line import errors_in_one_line
 from .train import KNOWN
 
@@ -19,7 +17,6 @@ def prepare(args: argparse.Namespace) -> Linearizer:
     """Check config, weights, images and options, and return the distillation."""
     cfg = config.load_config(args.config, args.cfg_options)
     launch.set_launcher(cfg, args.launcher)
-    silence_other_processes()
     options = Options(
         images=args.images,
         out=args.out,
@@ -38,23 +35,19 @@ def prepare(args: argparse.Namespace) -> Linearizer:
         resume=args.resume,
         launcher=args.launcher,
     )
-    launch.check_same(cfg, checkpoint=args.checkpoint, **options.fixed())
     return Linearizer(cfg, args.checkpoint, options)
 
 
 def main(args: argparse.Namespace) -> int:
-    try:
-        with errors_in_one_line(args.debug):
-            work = prepare(args)
-        with errors_in_one_line(args.debug, KNOWN, args.out):
-            try:
-                work.run()
-            except Preempted:
-                if is_main_process():
-                    print_log(f'The same command with --resume continues in {args.out}', 'current')
-                launch.leave_process_group()
-                raise
-        launch.leave_process_group()
-    finally:
-        unlock_folders()
+    with errors_in_one_line(args.debug):
+        work = prepare(args)
+    with errors_in_one_line(args.debug, KNOWN, args.out):
+        try:
+            work.run()
+        except Preempted:
+            if is_main_process():
+                print_log(f'The same command with --resume continues in {args.out}', 'current')
+            launch.leave_process_group()
+            raise
+    launch.leave_process_group()
     return 0

@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Any, Optional, Tuple, Type
 
 from mmengine.config import Config
+from mmengine.dist import is_main_process
 
 from .. import evaluation  # noqa: F401  registers the metrics that configs name
 from ..checkpoints import CheckpointError
 from ..engine import config
 from ..engine.distributed import launch
-from ..engine.hooks.fuse_conv_bn_hook import check_fusion
 from ..engine.model import unwrapped
 from ..engine.preflight.data import DataError
 from ..engine.preflight.run import check_run
 from ..engine.preflight.weights import check_weights
-from ..engine.runner.console import announce, silence_other_processes
 from ..engine.runner.runner import PluginRunner
 from ..utils import check_writable
 from ..utils.command_line import errors_in_one_line
@@ -28,13 +27,8 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
     launch.set_launcher(cfg, args.launcher)
-    silence_other_processes()
-    options = ('checkpoint', 'out', 'show_dir', 'fuse_conv_bn', 'tta')
-    launch.check_same(cfg, **{f'--{name}': getattr(args, name) for name in options})
     set_pictures(cfg, args.show_dir)
     set_predictions_file(cfg, args.out)
-    if args.fuse_conv_bn:
-        cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type='FuseConvBNHook')]
     views = views_hook(args, cfg) if args.tta else None
     cfg.load_from = args.checkpoint
     check_run(cfg, 'test')
@@ -43,11 +37,10 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     runner = PluginRunner.from_cfg(cfg)
     if views is not None:
         views.check(unwrapped(runner.model))
-        announce(views.text)
+        if is_main_process():
+            print(views.text)
         runner.register_hook(views)
     check_weights(runner, cfg, testing=True)
-    if args.fuse_conv_bn:
-        check_fusion(runner)
     runner.test_loop  # noqa: B018  built on first access
     return runner
 

@@ -1,24 +1,15 @@
-"""Additions of a training to the config of the user: options of the command and hooks."""
+"""Additions of a training to the config of the user: options of the command and the report."""
 
-from typing import List, Optional, Type
+from typing import Optional
 
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import is_main_process
-from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
-from mmengine.registry import HOOKS
 
-from .config import is_subtype
 from .distributed.launch import broadcast_from_first
-from .hooks.checkpoint_hook import AtomicCheckpointHook, newest_checkpoint
-from .hooks.divergence_hook import DivergenceHook
-from .hooks.preemption_hook import PreemptionHook
+from .hooks.checkpoint_hook import newest_checkpoint
 from .hooks.report_hook import ReportHook
-from .hooks.watchdog_hook import TIMEOUT_S, WatchdogHook
-
-# Collectives time out this many seconds after WatchdogHook.
-WAIT_LONGER_S = 60
 
 
 def set_up_training(
@@ -32,12 +23,16 @@ def set_up_training(
 
     Raises:
         CheckpointError: nothing intact to resume from.
-        ValueError: ``amp`` or ``auto_scale_lr`` does not fit the config.
+        ValueError: ``amp`` or ``auto_scale_lr`` does not fit the config, or the config names
+            another runner than MMEngine's Runner.
     """
+    if cfg.get('runner_type', 'Runner') != 'Runner' or cfg.get('strategy') is not None:
+        raise ValueError(
+            f'runner_type is {cfg.get("runner_type")!r} and strategy {cfg.get("strategy")}: '
+            "mmlinattn train uses MMEngine's Runner; train with tools/train.py of your framework"
+        )
     set_resume(cfg, resume)
     use_amp(cfg, amp)
-    set_checkpoint_hooks(cfg)
-    _add_hook(cfg, DivergenceHook)
     set_report(cfg)
     if auto_scale_lr:
         scale_lr(cfg)
@@ -53,7 +48,6 @@ def use_amp(cfg: Config, requested: bool) -> None:
         raise ValueError(f'--amp: optim_wrapper.type is {kind!r}, which has no mixed precision')
     if kind == 'AmpOptimWrapper' and get_device() == 'cpu':
         kind = 'CPUAmpOptimWrapper'
-        cfg.optim_wrapper.pop('use_fsdp', None)
         dtype = cfg.optim_wrapper.get('dtype') or 'bfloat16'
         cfg.optim_wrapper.dtype = dtype
         slow = ", slowly: dtype='bfloat16' is faster" if dtype == 'float16' else ''
@@ -82,50 +76,6 @@ def set_resume(cfg: Config, resume: Optional[str]) -> None:
             print_log(f'--resume: no checkpoint in {cfg.work_dir!r} yet: a new training', 'current')
         return
     cfg.resume, cfg.load_from = True, found
-
-
-def set_watchdog_timeout(cfg: Config, seconds: Optional[float]) -> None:
-    """Add a WatchdogHook to a training on several processes (``--watchdog-timeout``).
-
-    Without ``seconds`` the timeout is the config's, else the hook's default. Collectives time out
-    later unless ``env_cfg.dist_cfg.timeout`` is set, so that the hook can first report the stack
-    of each process.
-    """
-    hooks: List[dict] = list(cfg.get('custom_hooks') or [])
-    watching = [hook for hook in hooks if is_subtype(hook, WatchdogHook, HOOKS)]
-    if not watching:
-        hooks.append(dict(type='WatchdogHook'))
-        watching = hooks[-1:]
-    if seconds is not None:
-        watching[0]['timeout'] = seconds
-    cfg.custom_hooks = hooks
-    limit = watching[0].get('timeout', TIMEOUT_S) + WAIT_LONGER_S
-    env_cfg = dict(cfg.get('env_cfg') or {})
-    env_cfg['dist_cfg'] = {'timeout': limit, **(env_cfg.get('dist_cfg') or {})}
-    cfg.env_cfg = env_cfg
-
-
-def set_checkpoint_hooks(cfg: Config) -> None:
-    """Replace MMEngine's CheckpointHook by AtomicCheckpointHook and add a PreemptionHook.
-
-    A kill then loses no checkpoint, and SIGTERM and SIGINT save one. A checkpoint hook of another
-    class is kept, with a message.
-    """
-    hooks = cfg.setdefault('default_hooks', {})
-    hook = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
-    if hook is not None and is_subtype(hook, CheckpointHook, HOOKS):
-        hook['type'] = 'AtomicCheckpointHook'
-    if hook is None or not is_subtype(hook, AtomicCheckpointHook, HOOKS):
-        print_log(f'default_hooks.checkpoint is {hook}: a kill may lose checkpoints', 'current')
-        return
-    _add_hook(cfg, PreemptionHook)
-
-
-def _add_hook(cfg: Config, kind: Type[Hook]) -> None:
-    """Add a hook without options to ``custom_hooks``, unless the config has one of its class."""
-    custom = list(cfg.get('custom_hooks') or [])
-    if not any(is_subtype(hook, kind, HOOKS) for hook in custom):
-        cfg.custom_hooks = [*custom, dict(type=kind.__name__)]
 
 
 def set_report(cfg: Config) -> None:

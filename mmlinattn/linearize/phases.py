@@ -14,7 +14,7 @@ from ..engine.model import preprocessor_of
 from ..engine.preflight.weights import check_weights
 from ..engine.pretrained import remove_pretrained
 from ..engine.runner.runner import PluginRunner
-from ..engine.training_setup import set_up_training, set_watchdog_timeout
+from ..engine.training_setup import set_up_training
 from .images import image_pipeline
 from .options import Options
 
@@ -92,12 +92,12 @@ def phase_config(
             ),
             param_scheduler=dict(type='ParamSchedulerHook'),
             checkpoint=dict(
-                type='CheckpointHook', by_epoch=False, interval=max(1, min(500, iters // 4)),
-                max_keep_ckpts=1,
+                type='AtomicCheckpointHook', by_epoch=False,
+                interval=max(1, min(500, iters // 4)), max_keep_ckpts=1,
             ),
             sampler_seed=dict(type='DistSamplerSeedHook'),
         ),
-        custom_hooks=[dict(type='ExactResumeHook')],
+        custom_hooks=[dict(type='ExactResumeHook'), dict(type='PreemptionHook')],
         log_processor=dict(by_epoch=False),
         randomness=dict(seed=options.seed),
         experiment_name=f'linearize_{phase}',
@@ -119,8 +119,6 @@ def finetune_config(student: Config, start: str) -> Config:
 def train_phase(cfg: Config, work_dir: Path, options: Options) -> Path:
     """Train a phase, or continue it, and return its last checkpoint."""
     cfg.work_dir, cfg.launcher = str(work_dir), options.launcher
-    if options.launcher != 'none':
-        set_watchdog_timeout(cfg, None)
     set_up_training(cfg, resume='auto' if options.resume else None, amp=options.amp)
     if is_main_process():
         print_log(f'{cfg.experiment_name}: {work_dir}', 'current')

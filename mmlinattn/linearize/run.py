@@ -25,10 +25,9 @@ from ..checkpoints import (
 )
 from ..checkpoints.write import check_sum
 from ..engine.distributed.launch import broadcast_from_first
+from ..engine.hooks.exact_resume_hook import seed_everything
 from ..engine.model import build_model, quiet
 from ..engine.preflight.run import check_run
-from ..engine.runner.exact_resume import seed_everything
-from ..engine.runner.work_dir_lock import lock_work_dir
 from ..utils import check_writable, write_json
 from .images import check_readable, image_pipeline, images_below, training_images
 from .options import Options
@@ -176,8 +175,6 @@ class Linearizer:
 
     def _once(self, stage: str, save: Callable[[], None]) -> None:
         """Let the first process save the weights of a stage, unless they are there."""
-        # The hooks of a training unlock all folders when it ends.
-        lock_work_dir(str(self.out), restarted=self.options.resume)
         if not self._has(stage) and is_main_process():
             save()
         barrier()

@@ -1,6 +1,5 @@
 """Atomic writing of files."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -8,8 +7,6 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator, Optional
-
-MAX_NAME = 200  # bytes; file systems allow 255 with what is added
 
 
 class WriteError(OSError):
@@ -20,8 +17,8 @@ class WriteError(OSError):
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary file that replaces ``path`` when the block ends without an error.
 
-    It is in the folder of ``path`` and is flushed to disk before it is renamed. A kill or a power
-    cut therefore leaves either the old content or the new one. After an error it is removed.
+    It is flushed to disk before it is renamed, so a kill or a power cut leaves either the old
+    content or the new one. After an error it is removed.
 
     Args:
         path: the final name; its folder must exist.
@@ -39,12 +36,13 @@ def atomic_write(path: Path) -> Iterator[Path]:
         'all of it'
     """
     _check_replaceable(path)
-    temporary = path.with_name(f'.{_short(path.name)}.{os.getpid()}.tmp')
+    # Not with the name of the file, which may be as long as the file system allows.
+    temporary = path.with_name(f'.{os.getpid()}-{abs(hash(path.name)):x}.tmp')
     try:
         yield temporary
-        to_disk(temporary)
+        _to_disk(temporary)
         os.replace(temporary, path)
-        to_disk(path.parent)
+        _to_disk(path.parent)
     except OSError as error:
         raise WriteError(
             f'{path} cannot be written: {error.strerror or error}; older files are as they were'
@@ -65,15 +63,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: object, indent: Optional[int] = 2) -> None:
-    """Write a JSON file by :func:`write_text`.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / 'new' / 'a.json'
-        >>> write_json(path, dict(size=[224, 224]), indent=None)
-        >>> path.read_text()
-        '{"size": [224, 224]}\\n'
-    """
+    """Write a JSON file by :func:`write_text`."""
     write_text(path, json.dumps(value, indent=indent) + '\n')
 
 
@@ -85,14 +75,6 @@ def staged_folder(path: Path) -> Iterator[Path]:
 
     Raises:
         OSError: the folder cannot be written, or ``path`` has become a folder with files.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / 'set'
-        >>> with staged_folder(path) as staging:
-        ...     _ = (staging / 'a.txt').write_text('a')
-        >>> [file.name for file in path.iterdir()]
-        ['a.txt']
     """
     staging = path.with_name(f'.{path.name}.partial-{os.getpid()}')
     shutil.rmtree(staging, ignore_errors=True)  # of a killed process with the same number
@@ -103,30 +85,6 @@ def staged_folder(path: Path) -> Iterator[Path]:
             os.replace(staging, path)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def remove_temporary_files(folder: Path) -> None:
-    """Remove temporary files of :func:`atomic_write` that killed processes have left.
-
-    Files of other processes that are running on this machine are kept: they may still be written.
-    """
-    for path in folder.glob('.*.*.tmp'):
-        process = path.name.rsplit('.', 2)[1]
-        if not (process.isdigit() and _is_running(int(process))):
-            path.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    """Return True if another process runs; False for this process, which is not writing now."""
-    if process == os.getpid():
-        return False
-    try:
-        os.kill(process, 0)
-    except PermissionError:
-        return True
-    except (ProcessLookupError, OverflowError):
-        return False
-    return True
 
 
 def check_writable(path: Path) -> None:
@@ -162,13 +120,7 @@ def _check_replaceable(path: Path) -> None:
         raise WriteError(f'{path} cannot be written: it is {kind}')
 
 
-def _short(name: str) -> str:
-    """Return a name, or a hash of one that leaves no room for more characters."""
-    data = os.fsencode(name)
-    return name if len(data) < MAX_NAME else hashlib.sha256(data).hexdigest()[:32]
-
-
-def to_disk(path: Path) -> None:
+def _to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

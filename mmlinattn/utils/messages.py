@@ -24,7 +24,7 @@ MESSAGES: Dict[str, str] = {
     '`reduce_zero_label` will be deprecated': "an option of mmseg's own base configs",
     'Default ``avg_non_ignore`` is False': 'the loss that the papers of mmseg were trained with',
     'The prefix is not set in metric class': "the default of mmseg's own base configs",
-    'loading annotations into memory...': 'progress of pycocotools; the summary names the data',
+    'loading annotations into memory...': 'progress of pycocotools',
     'Done (t=': 'progress of pycocotools',
     'creating index...': 'progress of pycocotools',
     'index created!': 'progress of pycocotools',

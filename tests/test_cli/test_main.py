@@ -182,7 +182,6 @@ def test_options_with_dicts():
         ['predict', 'ravlt-t_8xb128_in1k', 'none.pth', 'a.jpg', '--out', 'file'],
         ['test', 'ravlt-t_8xb128_in1k', 'none.pth', '--out', 'file/x.pkl'],
         ['convert', 'none.pth', 'file/x.pth', '--source', 'vit'],
-        ['consolidate', 'none.pth', 'file/x.pth'],
         ['analyze', 'key-weights', 'ravlt-t_8xb128_in1k', '--out', 'file/x.png'],
         [*COMPLEXITY, 'ravlt-t_8xb128_in1k', '--json', '.'],
         [*COMPLEXITY, 'ravlt-t_8xb128_in1k', '--json', 'device'],

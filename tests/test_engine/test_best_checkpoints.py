@@ -1,13 +1,15 @@
-"""Best checkpoints, early stopping and averages of the weights, against their definitions."""
+"""Best checkpoints, early stopping and averages with MMEngine's Runner, against definitions."""
 
 import pytest
 import torch
 from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
+from mmengine.runner import Runner
 from torch import nn
 
+from mmlinattn import engine
 from mmlinattn.checkpoints import read_checkpoint
-from mmlinattn.engine.runner.runner import PluginRunner
+from mmlinattn.utils.errors import InputError
 
 SCORES = [1.0, 3.0, 2.0, 3.05, 2.5, 3.05, 9.0]
 
@@ -45,7 +47,7 @@ def train(folder, epochs=7, hooks=(), checkpoint=(), **options):
         batch_size=1,
     )
     saving = dict(type='AtomicCheckpointHook', interval=1, **dict(checkpoint))
-    runner = PluginRunner(
+    runner = Runner(
         model=Net(), work_dir=str(folder), train_dataloader=loader, val_dataloader=loader,
         train_cfg=dict(by_epoch=True, max_epochs=epochs), val_cfg=dict(),
         val_evaluator=[Scripted(lambda: runner.epoch or 1)],
@@ -70,6 +72,23 @@ def test_the_best_checkpoint_is_kept_over_a_stop(tmp_path):
         for name in ('best_accuracy_top1_epoch_4', 'epoch_4')
     )
     assert found == regular == 1 - 4 * 2 * 0.125
+
+
+def test_a_file_of_the_same_name_is_no_outdated_one(tmp_path):
+    """MMEngine removes the older file first; here that is done last."""
+    runner = train(tmp_path, 2, checkpoint=dict(save_best='accuracy/top1', max_keep_ckpts=1))
+    hook = next(hook for hook in runner.hooks if isinstance(hook, engine.AtomicCheckpointHook))
+    for name in ('epoch_2', 'best_accuracy_top1_epoch_2'):
+        hook.file_backend.remove(tmp_path / f'{name}.pth')
+    hook._remove_outdated()
+    assert {path.stem for path in tmp_path.glob('*.pth')} == {
+        'epoch_2', 'best_accuracy_top1_epoch_2',
+    }  # fmt: skip
+
+
+def test_a_training_by_epochs_is_saved_inside_one_only_if_it_resumes_there(tmp_path):
+    with pytest.raises(InputError, match="^PreemptionHook saves .*add dict.type='ExactResumeHook'"):
+        train(tmp_path, 1, hooks=[dict(type='PreemptionHook')])
 
 
 @pytest.mark.parametrize(

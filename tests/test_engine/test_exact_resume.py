@@ -13,9 +13,8 @@ from mmpretrain.datasets.samplers import repeat_aug
 from mmpretrain.registry import DATA_SAMPLERS
 from torch.utils.data import BatchSampler, DataLoader
 
-from mmlinattn.engine.runner import exact_resume
-from mmlinattn.engine.runner.exact_resume import ExactResumeHook, seed_everything
-from mmlinattn.engine.runner.train_loop import _skip_batches
+from mmlinattn.engine.hooks import exact_resume_hook
+from mmlinattn.engine.hooks.exact_resume_hook import ExactResumeHook, seed_everything
 
 
 def draw() -> tuple:
@@ -24,8 +23,8 @@ def draw() -> tuple:
 
 
 def on_rank(monkeypatch, rank: int, world_size: int = 2) -> None:
-    monkeypatch.setattr(exact_resume, 'get_rank', lambda: rank)
-    monkeypatch.setattr(exact_resume, 'get_world_size', lambda: world_size)
+    monkeypatch.setattr(exact_resume_hook, 'get_rank', lambda: rank)
+    monkeypatch.setattr(exact_resume_hook, 'get_world_size', lambda: world_size)
 
 
 def drawn_in_training(seed: int, iteration: int) -> tuple:
@@ -57,74 +56,8 @@ def test_each_iteration_and_rank_has_numbers_of_its_own(monkeypatch):
     assert len(set(found.values())) == len(found)
 
 
-class Sampler:
-    """Six samples for two processes, as MMEngine's samplers hand them out."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank, self.epoch, self.start = rank, 0, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def skip(self, num_samples: int) -> None:
-        self.start = num_samples
-
-    def __iter__(self):
-        yield from [5, 3, 1, 0, 4, 2][self.rank :: 2][self.start :]
-
-
-@pytest.fixture
-def loader(monkeypatch):
-    """loader(rank): what the hook has made of a data loader of that process."""
-
-    def make(rank: int) -> SimpleNamespace:
-        on_rank(monkeypatch, rank)
-        loader = SimpleNamespace(
-            batch_sampler=SimpleNamespace(sampler=Sampler(rank)),
-            dataset=type('Set', (), {'__getitem__': lambda self, i: (i, *draw())})(),
-        )
-        runner = SimpleNamespace(train_dataloader=loader, seed=7, train_loop=object())
-        ExactResumeHook().before_train(runner)
-        wrapped = loader.batch_sampler.sampler
-        ExactResumeHook().before_train(runner)
-        assert loader.batch_sampler.sampler is wrapped
-        return loader
-
-    return make
-
-
-def samples(loader) -> list:
-    return loader.dataset.__getitems__(list(loader.batch_sampler.sampler))
-
-
-def test_augmentation_follows_the_place_in_the_stream_of_all_processes(loader, monkeypatch):
-    first, second = samples(loader(0)), samples(loader(1))
-    assert [i for i, *_ in first] == [5, 1, 4]
-    assert [i for i, *_ in second] == [3, 0, 2]
-    assert len({numbers for _, *rest in first + second for numbers in rest}) == 18
-    # One process that reads the whole stream draws the same for every sample.
-    whole = loader(0)
-    on_rank(monkeypatch, 0, 1)
-    whole.batch_sampler.sampler.sampler = [5, 3, 1, 0, 4, 2]
-    assert sorted(samples(whole)) == sorted(first + second)
-
-
-def test_epochs_differ_and_skipped_samples_count(loader):
-    whole = loader(0)
-    expected = samples(whole)
-    sampler = whole.batch_sampler.sampler
-    sampler.sampler.skip(1)  # as MMEngine fast-forwards a resumed run
-    assert samples(whole) == expected[1:]
-    sampler.sampler.start = 0
-    assert samples(whole) == expected  # the next epoch starts at its beginning
-    sampler.set_epoch(1)
-    other = samples(whole)
-    assert [i for i, *_ in other] == [i for i, *_ in expected]
-    assert not {x for _, *rest in other for x in rest} & {x for _, *rest in expected for x in rest}
-
-
 def test_a_loader_without_a_batch_sampler():
-    runner = SimpleNamespace(train_dataloader=SimpleNamespace(batch_sampler=None))
+    runner = SimpleNamespace(train_dataloader=SimpleNamespace(batch_sampler=None), train_loop=None)
     with pytest.raises(ValueError, match='needs a data loader with a batch sampler'):
         ExactResumeHook().before_train(runner)
 
@@ -147,13 +80,21 @@ def sampler_of(monkeypatch, root):
     return make
 
 
-def loader_of(sampler, batch_size: int) -> DataLoader:
-    """A data loader that draws a number for each sample, as the hook leaves it."""
-    dataset = type('Set', (), {'__getitem__': lambda self, i: (i, *draw())})()
+class Drawing:
+    """A data set whose samples are an index and random numbers."""
+
+    def __getitem__(self, index: int) -> tuple:
+        return index, *draw()
+
+
+def loader_of(sampler, batch_size: int, workers: int = 0) -> DataLoader:
+    """A data loader as the hook leaves it, for a loop by iterations."""
     batches = BatchSampler(sampler, batch_size, drop_last=True)
-    loader = DataLoader(dataset, batch_sampler=batches, collate_fn=list)
-    runner = SimpleNamespace(train_dataloader=loader, seed=7, train_loop=object())
-    ExactResumeHook().before_train(runner)
+    loader = DataLoader(Drawing(), batch_sampler=batches, collate_fn=list, num_workers=workers)
+    loop = SimpleNamespace(dataloader_iterator=[])
+    ExactResumeHook().before_train(
+        SimpleNamespace(train_dataloader=loader, seed=7, train_loop=loop)
+    )
     return loader
 
 
@@ -170,16 +111,33 @@ def test_three_processes_see_three_views_of_an_image(sampler_of):
             assert len(set(numbers)) == 3, 'the same augmentation twice'
 
 
+def test_augmentation_follows_the_place_in_the_stream_of_all_processes(monkeypatch):
+    """One process that reads the whole stream draws the same for every sample."""
+    on_rank(monkeypatch, 0, 1)
+    whole = [sample for batch in loader_of([5, 3, 1, 0, 4, 2], 4) for sample in batch]
+    found = []
+    for rank in (0, 1):
+        on_rank(monkeypatch, rank)
+        loader = loader_of([5, 3, 1, 0, 4, 2][rank::2], 2)
+        found += [sample for batch in loader for sample in batch]
+    assert sorted(found) == sorted(whole) and len(whole) == 4
+    assert len({number for _, *numbers in whole for number in numbers}) == 12
+
+
 @pytest.mark.parametrize('rank', [0, 1, 2])
-def test_repeated_views_go_on_inside_an_epoch(sampler_of, rank):
+def test_an_epoch_goes_on_where_it_was(sampler_of, rank):
     sampler = sampler_of(rank, 3, 30)
     sampler.set_epoch(4)
     whole = [*loader_of(sampler, 2)]
     again = sampler_of(rank, 3, 30)
     again.set_epoch(4)
-    assert [*_skip_batches(loader_of(again, 2), 3)] == whole[3:]
+    loader = loader_of(again, 2, workers=2)
+    loader.batch_sampler.start = 3
+    assert [*loader] == whole[3:]
+    assert [*loader] == whole  # the next epoch starts at its beginning
     again.set_epoch(5)
-    assert [*loader_of(again, 2)] != whole
+    other = {x for batch in loader for _, *numbers in batch for x in numbers}
+    assert not other & {x for batch in whole for _, *numbers in batch for x in numbers}
 
 
 @pytest.mark.parametrize(('world_size', 'batch'), [(8, 128), (4, 256), (16, 64), (64, 16)])

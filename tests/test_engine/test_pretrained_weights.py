@@ -56,7 +56,7 @@ def test_softmax_weights_by_option_leave_the_anchors_fresh(tmp_path, monkeypatch
     cfg = load_config(NAME)
     cfg.merge_from_dict({'model.backbone.init_cfg.checkpoint': str(path)})
     model, said = MODELS.build(cfg.model), []
-    monkeypatch.setattr(weights, 'announce', said.append)
+    monkeypatch.setattr(weights, 'print_log', lambda text, *_: said.append(text))
     check(cfg, model)
     model.init_weights()
 

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from fractions import Fraction
+import subprocess
 
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
@@ -20,13 +20,5 @@ class SignalHook(Hook):
         if runner.distributed:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
-            os.killpg(os.getpgrp(), signal.SIGTERM)
-
-
-@HOOKS.register_module()
-class ForeignObjectHook(Hook):
-    """Puts an object of a class that no safe reader knows into all checkpoints but the first."""
-
-    def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
-        if runner.iter == 1:
-            runner.message_hub.update_info('foreign', Fraction(1, 2))
+            # By another process, as a scheduler: data-loader workers obey their parent.
+            subprocess.run(['kill', '-TERM', '--', f'-{os.getpgrp()}'], check=False)

@@ -10,7 +10,7 @@ from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.data import DataError
-from mmlinattn.engine.training_setup import set_resume
+from mmlinattn.engine.training_setup import set_resume, set_up_training
 
 from .conftest import CONFIGS
 
@@ -265,3 +265,9 @@ def test_an_epoch_without_a_whole_batch(root, run, options, tmp_path):
     cfg = [*options('cls', batch=500), 'train_dataloader.drop_last=True']
     with pytest.raises(DataError, match=r'an epoch has \d+ images .* batch_size=500.*drop_last'):
         run('train', root / CONFIGS['cls'], '--work-dir', tmp_path, '--cfg-options', *cfg)
+
+
+@pytest.mark.parametrize('option', [dict(runner_type='FlexibleRunner'), dict(strategy=dict())])
+def test_another_runner_than_that_of_mmengine(option):
+    with pytest.raises(ValueError, match="mmlinattn train uses MMEngine's Runner"):
+        set_up_training(Config(option), resume=None, amp=False)

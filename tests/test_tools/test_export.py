@@ -117,8 +117,7 @@ def test_a_damaged_file_and_options_of_a_checkpoint(root, run, options, tmp_path
     arguments = [root / CONFIGS['seg'], path, '--work-dir', tmp_path]
     refuse(run, capsys, 'cut.onnx cannot be loaded', *arguments, '--cfg-options',
            *options('seg'), tool='test')  # fmt: skip
-    for option in ('--fuse-conv-bn', '--tta'):
-        refuse(run, capsys, f'{option} needs a checkpoint', *arguments, option, tool='test')
+    refuse(run, capsys, '--tta needs a checkpoint', *arguments, '--tta', tool='test')
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ elsewhere; a test compares them.
 """
 
 from .analysis import complexity, doctor, rank, throughput
-from .checkpoints import consolidate, convert
+from .checkpoints import convert
 from .data import check_data, shapes
 from .linearize import linearize
 from .prediction import app, export, predict
@@ -14,7 +14,7 @@ from .runs import test, train
 from .visualize import visualize_attention, visualize_key_weights
 
 __all__ = [
-    'app', 'check_data', 'complexity', 'consolidate', 'convert', 'doctor', 'export', 'linearize',
+    'app', 'check_data', 'complexity', 'convert', 'doctor', 'export', 'linearize',
     'predict', 'rank', 'shapes', 'test', 'throughput', 'train', 'visualize_attention',
     'visualize_key_weights',
 ]  # fmt: skip

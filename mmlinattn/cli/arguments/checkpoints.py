@@ -30,13 +30,3 @@ def convert(argv: Optional[List[str]] = None) -> Namespace:
     if args.partial and not args.config:
         parser.error('--partial needs --config, the model that the weights fit in part')
     return args
-
-
-def consolidate(argv: Optional[List[str]] = None) -> Namespace:
-    """Merge a sharded checkpoint of FSDP2Strategy into one file."""
-    parser = Parser('consolidate', consolidate.__doc__)
-    add = parser.add_argument
-    add('src', metavar='SRC', help='the file, with its folder of shards beside it')
-    add('dst', metavar='DST', type=Path, help='file to write')
-    add('--weights-only', action='store_true', help='without the state that resuming needs')
-    return parser.parse_args(argv)

@@ -21,9 +21,6 @@ def train(argv: Optional[List[str]] = None) -> Namespace:
     add('--auto-scale-lr', action='store_true',
         help="scale the learning rate to the batch size, from the config's auto_scale_lr"
         )  # fmt: skip
-    add('--watchdog-timeout', type=float, metavar='SECONDS',
-        help='end with an error, and the stack of each process, when nothing happens for so long; '
-        'several processes: 1800')  # fmt: skip
     return _parse_run(parser, argv)
 
 
@@ -38,17 +35,14 @@ def test(argv: Optional[List[str]] = None) -> Namespace:
     add('checkpoint', help=f'checkpoint file, or {", ".join(EXPORTED)}')
     add('--out', help='write the predictions to this .pkl file')
     add('--show-dir', help='write pictures: ground truth beside predictions')
-    add('--fuse-conv-bn', action='store_true', help='batch norms become part of convolutions')
     add('--tta', action='store_true',
         help='test-time augmentation: tta_pipeline and tta_model of the config, else a horizontal '
         'flip')  # fmt: skip
     args = _parse_run(parser, argv)
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
         parser.error(f'--out must end with .pkl or .pickle, got {args.out!r}')
-    for name in ('fuse_conv_bn', 'tta'):
-        if getattr(args, name) and args.checkpoint.endswith(EXPORTED):
-            option = name.replace('_', '-')
-            parser.error(f'--{option} needs a checkpoint, got {args.checkpoint!r}')
+    if args.tta and args.checkpoint.endswith(EXPORTED):
+        parser.error(f'--tta needs a checkpoint, got {args.checkpoint!r}')
     return args
 
 

@@ -1,7 +1,10 @@
 """Files of a Shapes data set in the layouts of COCO, ADE20K, Cityscapes and ImageNet."""
 
 import json
+import multiprocessing
+import signal
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
@@ -11,7 +14,6 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from ...utils.processes import WorkerDied, map_in_workers
 from .draw import CLASSES, PALETTE, SEG_CLASSES, Instance, draw_image
 
 FORMAT = 'mmlinattn-shapes'
@@ -59,15 +61,17 @@ def _write_images(
     progress = partial(track, description='Drawing Shapes', total=len(jobs), console=console)
     if min(workers, len(jobs)) == 1:
         return list(progress(map(write, jobs)))
-    records = []
-    for record in progress(map_in_workers(write, jobs, workers, setup=_no_threads)):
-        if isinstance(record, WorkerDied):
-            raise record
-        records.append(record)
-    return records
+    context = multiprocessing.get_context('forkserver')
+    context.set_forkserver_preload([__name__])
+    pool = ProcessPoolExecutor(workers, context, _prepare_worker)
+    try:
+        return list(progress(pool.map(write, jobs)))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _no_threads() -> None:
+def _prepare_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C in a terminal
     cv2.setNumThreads(0)
 
 

@@ -1,1 +1,1 @@
-"""Distributed launch, FSDP, and resume with another number of processes."""
+"""Start and end of distributed processes, and a wrapper of models with several optimizers."""

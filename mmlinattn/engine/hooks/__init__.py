@@ -1,2 +1,1 @@
-"""Hooks: checkpoints, preemption, watchdog, divergence, corrupt images, fused batch norms, EMA,
-ring weights, report."""
+"""Hooks: checkpoints, preemption, exact resume, EMA, ring weights, report."""

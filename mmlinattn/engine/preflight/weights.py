@@ -1,17 +1,16 @@
 """Check that checkpoints fit the model, before a run starts."""
 
-from typing import Any, Callable
-
 from mmengine.config import Config
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import nn
 
-from ...checkpoints import CheckpointError, check_complete, check_fits
-from ..config_files import pretraining_config
+from ...checkpoints import CheckpointError, check_complete, check_fits, read_checkpoint
+from ...utils.pretrained import pretrained_inits
+from ..config import pretraining_config
 from ..model import unwrapped
-from ..pretrained import pretrained_inits, without_pretrained
-from ..runner.console import announce
+from ..pretrained import without_pretrained
+from ..runner.runner import PluginRunner
 from .classes import check_same_classes
 from .data import DataError, dataset_configs, lazy_dataset
 
@@ -19,11 +18,11 @@ from .data import DataError, dataset_configs, lazy_dataset
 HEADS = ('bbox_head.', 'roi_head.', 'rpn_head.', 'decode_head.', 'auxiliary_head.', 'head.')
 
 
-def check_weights(runner: Any, cfg: Config, testing: bool = False) -> None:
+def check_weights(runner: PluginRunner, cfg: Config, testing: bool = False) -> None:
     """Read every checkpoint that the run will load and compare it with the model.
 
-    The source may be a file, a web address or a model zoo. The runner loads the content that was
-    read here. A training that resumes needs no initial weights (:func:`drop_pretrained`).
+    The source may be a file, a web address or a model zoo. A training that resumes needs no
+    initial weights (:func:`drop_pretrained`).
 
     Raises:
         FileNotFoundError: no such file.
@@ -34,25 +33,25 @@ def check_weights(runner: Any, cfg: Config, testing: bool = False) -> None:
         DataError: the classes of the tested checkpoint have another order than those of the data.
     """
     model = unwrapped(runner.model)
-    read = runner.checkpoints.outline
     if cfg.get('load_from'):
         is_complete = testing or cfg.get('resume')
-        report = check_fits(
-            cfg.load_from, model, may_differ=() if is_complete else HEADS, read=read
-        )
+        content = read_checkpoint(cfg.load_from)
+        may_differ = () if is_complete else HEADS
+        report = check_fits(cfg.load_from, model, may_differ=may_differ, read=lambda _: content)
         option = 'checkpoint' if testing else 'resume' if cfg.get('resume') else 'load_from'
-        announce(f'{option}: {report}')
+        print_log(f'{option}: {report}', 'current')
         if is_complete:
             check_complete(cfg.load_from, report)
+        if testing:
+            _check_classes(cfg, content['meta'].get('dataset_meta') or {})
     if testing:
-        _check_classes(cfg, read)
         return
     if cfg.get('resume') and cfg.get('load_from'):
         drop_pretrained(model)
         return
     for name, module in model.named_modules():
         for init in pretrained_inits(getattr(module, 'init_cfg', None)):
-            _check_pretrained(f'{name}.init_cfg'.lstrip('.'), module, init, read)
+            _check_pretrained(f'{name}.init_cfg'.lstrip('.'), module, init)
 
 
 def drop_pretrained(model: nn.Module) -> None:
@@ -65,9 +64,8 @@ def drop_pretrained(model: nn.Module) -> None:
             module.init_cfg = without_pretrained(module.init_cfg)
 
 
-def _check_classes(cfg: Config, read: Callable) -> None:
+def _check_classes(cfg: Config, meta: dict) -> None:
     """Raise DataError if a checkpoint has the classes of the test data in another order."""
-    meta = (read(cfg.load_from).get('meta') or {}).get('dataset_meta') or {}
     for config in dataset_configs(cfg.get('test_dataloader') or {}):
         dataset = lazy_dataset(config)
         classes = getattr(dataset, 'metainfo', {}).get('classes')
@@ -78,10 +76,10 @@ def _check_classes(cfg: Config, read: Callable) -> None:
                 raise DataError(f'{finding.where}: {finding.what}')
 
 
-def _check_pretrained(name: str, module: BaseModule, init: dict, read: Callable) -> None:
+def _check_pretrained(name: str, module: BaseModule, init: dict) -> None:
     source = init['checkpoint']
     try:
-        read(source)
+        content = read_checkpoint(source)
     except FileNotFoundError as error:
         config = pretraining_config(source)
         here = (
@@ -97,11 +95,15 @@ def _check_pretrained(name: str, module: BaseModule, init: dict, read: Callable)
             f'--cfg-options model.{name}=None'
         ) from error
     try:
-        report = check_fits(source, module, prefix=init.get('prefix'), read=read)
-        announce(f'{name}: {report}')
+        report = check_fits(source, module, prefix=init.get('prefix'), read=lambda _: content)
+        print_log(f'{name}: {report}', 'current')
     except CheckpointError as error:
-        # Backbones of the frameworks (Swin, ViT, ...) may convert or resize weights.
-        of_framework = not type(module).__module__.startswith('mmlinattn.')
-        if not of_framework or type(module).init_weights is BaseModule.init_weights:
+        if not _renames_weights(module):
             raise
         print_log(f'{name}: {error}; {type(module).__name__} may convert it', 'current')
+
+
+def _renames_weights(module: BaseModule) -> bool:
+    """Return True for framework backbones (Swin, ViT, ...) that may convert or resize weights."""
+    of_framework = not type(module).__module__.startswith('mmlinattn.')
+    return of_framework and type(module).init_weights is not BaseModule.init_weights

@@ -1,5 +1,6 @@
-"""MMEngine's runner with safe checkpoints, resume inside an epoch and clear errors about data."""
+"""MMEngine's runner with safe checkpoints and clear errors about data."""
 
+import logging
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Optional, Union
 
@@ -7,58 +8,54 @@ from mmengine.device import get_device
 from mmengine.dist import is_distributed
 from mmengine.logging import MMLogger
 from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import LOOPS
-from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
+from mmengine.runner import BaseLoop, Runner
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ...checkpoints import CheckpointCache, CheckpointError, replace_mmengine_readers
 from ...models.layers import optimize_for_cpu
-from ...utils.messages import known_messages_hidden, log_warning
-from ..config import check_no_passwords, is_subtype
-from ..distributed.resume_world_size import replay, schedule_lengths, warn_on_world_size_change
+from ...utils.messages import hide_on_console, known_messages_hidden, log_warning
+from ..config import check_no_passwords
 from ..model import unwrapped
 from ..preflight.data import DataError, empty_reason, labels_of
 from ..preflight.evaluators import check_evaluator
 from ..preflight.sample_loading import check_samples
-from .allocator import keep_freed_memory
-from .console import hide_start, show
-from .data_workers import allow_open_files, report_unsent_batches
-from .summary import summary
-from .train_loop import ResumableEpochLoop
-
-# The mixin takes the attributes of the runner beside it.
-_Runner: Any = object
 
 
-class PluginFeatures(_Runner):
-    """Mixin of the features that this package adds to MMEngine's runners.
+class PluginRunner(Runner):
+    """MMEngine's Runner with checks before work, used by the command lines.
+
+    It trains as MMEngine's Runner does.
 
     - Each checkpoint is read once and safely: the content that was checked is the content that is
       loaded (:class:`mmlinattn.checkpoints.CheckpointCache`).
-    - Training by epochs resumes inside an epoch.
     - A data set without usable images is an error, and errors name the file that cannot be loaded.
     - SyncBN becomes BN where it cannot run.
     - Metrics are tried on a made-up sample when their loop is built
       (:func:`.evaluators.check_evaluator`).
-    - On a CPU freed memory is kept for the next operations (:func:`keep_freed_memory`).
-    - The console shows a summary before the first iteration; environment, config, hooks and the
-      initialisation of weights are in the log file (:mod:`.console`, :mod:`.summary`).
 
     Raises:
         ValueError: see :func:`.config.check_no_passwords`.
     """
 
+    optim_wrapper: Any  # a config until prepare_training()
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A command may have added an address since the file was read.
         check_no_passwords(kwargs.get('cfg') or {})
-        if get_device() == 'cpu':
-            keep_freed_memory()
-        allow_open_files()
         self.checkpoints = CheckpointCache()
         replace_mmengine_readers(self.checkpoints.read)
         super().__init__(*args, **kwargs)
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
+        """Print warnings alone until the weights are loaded; the log file has all messages."""
+        logger = super().build_logger(*args, **kwargs)
+        hide_on_console(logger)
+        handlers = [h for h in logger.handlers if not isinstance(h, logging.FileHandler)]
+        self._console = {handler: handler.level for handler in handlers}
+        for handler, level in self._console.items():
+            handler.setLevel(max(level, logging.WARNING))
+        return logger
 
     def register_default_hooks(self, hooks: Optional[dict] = None) -> None:
         """Register the default hooks; ``report=None`` leaves the report out."""
@@ -67,33 +64,23 @@ class PluginFeatures(_Runner):
         )
 
     def load_or_resume(self) -> None:
-        show(self.logger)
-        if not self._has_loaded:
-            self.logger.info(summary(self))
+        for handler, level in self._console.items():
+            handler.setLevel(level)
         with _resume_errors(self), known_messages_hidden():
-            self._load_or_resume()
-
-    def _load_or_resume(self) -> None:
-        built = schedule_lengths(self.param_schedulers)
-        super().load_or_resume()
-        self.checkpoints.release()
-        loop = self._train_loop
-        other_images = isinstance(loop, BaseLoop) and warn_on_world_size_change(self)
-        if isinstance(loop, ResumableEpochLoop):
-            batches = loop.fit_epoch(other_images)
-            if batches is not None:
-                same_length = batches == len(loop.dataloader)
-                replay(self.param_schedulers, built, self.iter, same_length)
-        if getattr(self, '_resume', False):
-            _check_optimizer(self.optim_wrapper)
+            super().load_or_resume()
+            self.checkpoints.release()
+            if self._resume:
+                _check_optimizer(self.optim_wrapper)
 
     def build_train_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
-        if isinstance(loop, dict):
-            loop = dict(loop)
-            if loop.get('by_epoch') or is_subtype(loop, EpochBasedTrainLoop, LOOPS):
-                loop.pop('by_epoch', None)
-                loop['type'] = ResumableEpochLoop
         loop = super().build_train_loop(loop)
+        if len(loop.dataloader) == 0:
+            batches = loop.dataloader.batch_sampler
+            raise DataError(
+                f'train_dataloader: an epoch has {len(batches.sampler)} images for a process, '
+                f'fewer than batch_size={batches.batch_size}, and drop_last=True drops them; '
+                'lower batch_size or set drop_last=False'
+            )
         check_samples(loop.dataloader.dataset, labels_of(self.cfg))
         return loop
 
@@ -119,24 +106,13 @@ class PluginFeatures(_Runner):
     ) -> DataLoader:
         try:
             with known_messages_hidden():
-                loader = Runner.build_dataloader(dataloader, seed, diff_rank_seed)
+                return Runner.build_dataloader(dataloader, seed, diff_rank_seed)
         except ValueError as error:
             # MMEngine concatenates the records of all images and fails if there are none.
             is_empty = 'need at least one array to concatenate' in str(error)
             if is_empty and isinstance(dataloader, dict):
                 raise DataError(empty_reason(dataloader)) from error
             raise
-        report_unsent_batches(loader)
-        return loader
-
-
-class PluginRunner(PluginFeatures, Runner):
-    """MMEngine's Runner with :class:`PluginFeatures`, used by the command lines."""
-
-    optim_wrapper: Any  # a config until prepare_training()
-
-    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
-        return hide_start(super().build_logger(*args, **kwargs))
 
     def prepare_training(self) -> None:
         """Build loops and optimizer, so that errors in a config come before any work."""
@@ -148,8 +124,7 @@ class PluginRunner(PluginFeatures, Runner):
         on_cpu = get_device() == 'cpu'
         if on_cpu:
             optimize_for_cpu(model)
-        on_cpu = on_cpu and is_distributed()
-        if on_cpu and model_wrapper_cfg is None:
+        if on_cpu and is_distributed() and model_wrapper_cfg is None:
             # The default wrapper selects a GPU by its number.
             model_wrapper_cfg = dict(
                 type='MMDistributedDataParallel',
@@ -157,12 +132,7 @@ class PluginRunner(PluginFeatures, Runner):
                 broadcast_buffers=False,
                 find_unused_parameters=self.cfg.get('find_unused_parameters', False),
             )
-        model = super().wrap_model(model_wrapper_cfg, model)
-        if on_cpu and isinstance(model, DistributedDataParallel):
-            # Without this the first step of each start sums gradients in another order, and a
-            # resumed training differs from an uninterrupted one.
-            model.reducer._push_all_rebuilt_params()
-        return model
+        return super().wrap_model(model_wrapper_cfg, model)
 
 
 @contextmanager
@@ -171,7 +141,7 @@ def _resume_errors(runner: Runner) -> Iterator[None]:
     try:
         yield
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-        if isinstance(error, CheckpointError) or not getattr(runner, '_resume', False):
+        if isinstance(error, CheckpointError) or not runner._resume:
             raise
         raise CheckpointError(
             f'{runner._load_from} cannot be resumed from ({type(error).__name__}: {error}). Its '

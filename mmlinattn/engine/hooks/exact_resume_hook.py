@@ -1,0 +1,144 @@
+"""Hook by which an interrupted training ends with the weights of an uninterrupted one."""
+
+import random
+from functools import partial
+from typing import Any, Iterator, List, Tuple
+
+import numpy as np
+import torch
+from mmengine.dataset import InfiniteSampler
+from mmengine.dist import get_rank, get_world_size
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from mmengine.runner import EpochBasedTrainLoop, Runner
+
+from ...utils.errors import InputError
+
+_MODEL, _DATA = 0, 1
+# Key of the number of batches per epoch in the message hub, which every checkpoint contains.
+BATCHES = 'batches_an_epoch'
+
+
+def seed_everything(*key: int) -> None:
+    """Seed Python, NumPy and torch (every device) from non-negative integers.
+
+    Example:
+        >>> seed_everything(0, 3); a = torch.rand(2)
+        >>> seed_everything(0, 3); bool((a == torch.rand(2)).all())
+        True
+    """
+    words = np.random.SeedSequence(key).generate_state(4)
+    random.seed(int(words[0]))
+    np.random.seed(words[1])
+    torch.manual_seed(int(words[2]) << 32 | int(words[3]))
+
+
+@HOOKS.register_module()
+class ExactResumeHook(Hook):
+    """Hook that makes every random number of training a function of the seed and the iteration.
+
+    Dropout, stochastic depth and random samplers are seeded by (seed, rank, iteration), data
+    augmentation by (seed, epoch, position in the stream of samples). A resumed run therefore draws
+    the same numbers as an uninterrupted one, with any number of data-loader workers. A checkpoint
+    from inside an epoch continues with the remaining batches of that epoch. Without the hook
+    MMEngine restarts its random generators and the epoch.
+
+    The weights are equal if the arithmetic is deterministic: on a CPU it is, on a GPU set
+    ``randomness=dict(deterministic=True)``.
+
+    Raises:
+        InputError: when the training starts, its data loader has no batch sampler, or the
+            checkpoint is of epochs with another number of batches.
+
+    Example:
+        >>> custom_hooks = [dict(type='ExactResumeHook')]
+    """
+
+    priority = 'VERY_HIGH'
+
+    def before_train(self, runner: Runner) -> None:
+        loader, loop = runner.train_dataloader, runner.train_loop
+        if loader.batch_sampler is None:
+            raise InputError('ExactResumeHook needs a data loader with a batch sampler')
+        sampler = loader.batch_sampler.sampler
+        batches = KeyedBatches(loader.batch_sampler, runner.seed)
+        loader.dataset.__getitems__ = partial(_fetch, loader.dataset)
+        # DataLoader forbids the plain assignment.
+        object.__setattr__(loader, 'batch_sampler', batches)
+        if isinstance(loop, EpochBasedTrainLoop):
+            batches.start = _batches_done(runner, len(loader))
+            return
+        if isinstance(sampler, InfiniteSampler):
+            # MMEngine has read from the endless stream; newer versions call ``sampler.skip``.
+            sampler.indices = sampler._indices_of_rank()
+            object.__setattr__(loader, 'sampler', batches)
+        # The loop may hold an iterator with the previous sampler.
+        loader._iterator = None
+        loop.dataloader_iterator = type(loop.dataloader_iterator)(loader)
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        seed_everything(runner.seed, _MODEL, get_rank(), runner.iter)
+
+
+def _batches_done(runner: Runner, batches: int) -> int:
+    """Return how many batches of its current epoch a training has done."""
+    hub = runner.message_hub
+    before = hub.runtime_info.get(BATCHES, batches)
+    done = runner.iter - runner.epoch * batches
+    if before != batches or not 0 <= done <= batches:
+        raise InputError(
+            f'an epoch has {batches} batches, and {before} in the checkpoint of iteration '
+            f'{runner.iter} of epoch {runner.epoch + 1}: resume with its batch size, number of '
+            'processes and data, or start from its weights with load_from'
+        )
+    hub.update_info(BATCHES, batches)
+    if done:
+        runner.logger.info(f'Resumed after batch {done} of {batches} of epoch {runner.epoch + 1}.')
+    return done
+
+
+class _KeyedBatch(list):
+    """Indices of a batch, with the keys of their random numbers."""
+
+    keys: List[Tuple[int, ...]]
+
+
+class KeyedBatches:
+    """Batch sampler that gives each sample of another one the key of its random numbers.
+
+    Keys are (seed, epoch, position over all processes). The next iteration leaves out the first
+    ``start`` batches.
+    """
+
+    def __init__(self, batches: Any, seed: int) -> None:
+        self.batches, self.seed, self.start = batches, seed, 0
+
+    def __iter__(self) -> Iterator[_KeyedBatch]:
+        start, self.start = self.start, 0
+        epoch = getattr(self.batches.sampler, 'epoch', 0)
+        position, step = get_rank(), get_world_size()
+        for number, indices in enumerate(self.batches):
+            places = range(position, position + step * len(indices), step)
+            position += step * len(indices)
+            if number >= start:
+                batch = _KeyedBatch(indices)
+                batch.keys = [(self.seed, _DATA, epoch, place) for place in places]
+                yield batch
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__['batches'], name)
+
+    def skip(self, num_samples: int) -> None:
+        """Leave out samples of the endless stream, as MMEngine does to resume."""
+        self.start = num_samples // self.batches.batch_size
+
+
+def _fetch(dataset: Any, batch: _KeyedBatch) -> list:
+    samples = []
+    for index, key in zip(batch, batch.keys):
+        seed_everything(*key)
+        samples.append(dataset[index])
+    return samples
