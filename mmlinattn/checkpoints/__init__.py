@@ -1,13 +1,7 @@
 """Checkpoints: safe reading and writing, conversion of released weights, checks against models."""
 
-from .checkpoint_cache import (
-    CheckpointCache,
-    check_complete,
-    load_checkpoint,
-    replace_mmengine_readers,
-)
 from .checkpoint_uri import package_weights
-from .compare import LoadReport, check_fits, compare
+from .compare import LoadReport, check_complete, check_fits, compare, load_checkpoint
 from .consolidate import consolidate
 from .convert import SOURCES, convert, detect_source, kind_of
 from .errors import CheckpointError
@@ -25,7 +19,6 @@ from .write import atomic_checkpoint, save_checkpoint
 
 __all__ = [
     'SOURCES',
-    'CheckpointCache',
     'CheckpointError',
     'LoadReport',
     'atomic_checkpoint',
@@ -48,7 +41,6 @@ __all__ = [
     'read_checkpoint',
     'remove_lost_shards',
     'remove_shards',
-    'replace_mmengine_readers',
     'save_checkpoint',
     'save_sharded',
     'tensors_of',

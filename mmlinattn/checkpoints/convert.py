@@ -2,7 +2,7 @@
 
 import re
 from functools import partial
-from typing import Callable, Dict, Mapping, Optional
+from typing import Callable, Dict, Iterator, Mapping, Optional, Tuple
 
 from mmengine.logging import print_log
 from torch import Tensor
@@ -110,7 +110,11 @@ def convert(
     source = source or detect_source(state_dict)
     if source not in SOURCES:
         raise ValueError(f'unknown source {source!r}, known are {sorted(SOURCES)}')
-    _refuse_mmdet_1(state_dict)
+    if {'rpn_head', 'bbox_head'} <= {name.split('.')[0] for name in state_dict}:
+        raise CheckpointError(
+            'weights of MMDetection 1.x: its classes are in another order; convert them with '
+            'tools/model_converters/upgrade_model_version.py of MMDetection 2.x first'
+        )
     try:
         tensors, left_out = SOURCES[source](state_dict)
     except UnknownKeys as error:
@@ -140,10 +144,10 @@ def detect_source(state_dict: Mapping[str, Tensor]) -> str:
     return release_of(state_dict)
 
 
-def source_of(
+def fitting_source(
     state_dict: Mapping[str, Tensor], model_state: Mapping[str, Tensor], matched: int = 0
 ) -> Optional[str]:
-    """Return the source as which weights fit a model better than unconverted, or None.
+    """Return the source as which weights fit a model best, None if not better than unconverted.
 
     Args:
         state_dict: name -> tensor of the file.
@@ -152,29 +156,38 @@ def source_of(
 
     Example:
         >>> import torch
-        >>> source_of({'norm4.bias': torch.zeros(3)}, {'norms.3.bias': torch.zeros(3)})
+        >>> fitting_source({'norm4.bias': torch.zeros(3)}, {'norms.3.bias': torch.zeros(3)})
         'mit'
     """
     best = None
+    for source, tensors in _converted(state_dict):
+        for prefix in ('', 'backbone.'):
+            shapes = {k.removeprefix(prefix): v.shape for k, v in tensors.items()}
+            same = sum(shapes.get(name) == value.shape for name, value in model_state.items())
+            if same > matched:
+                best, matched = source, same
+    return best
+
+
+def _converted(state_dict: Mapping[str, Tensor]) -> Iterator[Tuple[str, Dict[str, Tensor]]]:
+    """Yield the sources that know all names of the weights, and what they make of them."""
     for source, function in SOURCES.items():
         try:
-            tensors, _ = function(state_dict)
-        except (ValueError, RuntimeError, IndexError):  # shapes of another release
+            yield source, function(state_dict)[0]
+        except (ValueError, RuntimeError, IndexError):  # names or shapes of another release
             continue
-        for prefix in ('', 'backbone.'):
-            names = {k.removeprefix(prefix): v.shape for k, v in tensors.items()}
-            fits = sum(names.get(name) == value.shape for name, value in model_state.items())
-            if fits > matched:
-                best, matched = source, fits
-    return best
 
 
 def _what_it_is(state_dict: Mapping[str, Tensor], source: str) -> Optional[str]:
     """Return a message about weights that ``source`` does not convert, None if nothing is known."""
-    others = [other for other in SOURCES if _may_be(state_dict, other)]
+    others = [other for other, _ in _converted(state_dict)]
+    # EVA and BEiT share names with DINOv3, but only DINOv3 always has registers.
+    if not any(name.endswith(REGISTER_NAMES) for name in state_dict):
+        others = [other for other in others if other != 'dinov3']
     if others:
-        named = ' or '.join(filter(None, [', '.join(others[:-1]), others[-1]]))
-        return f'its names are not those of --source {source}, but of --source {named}'
+        return (
+            f'its names are not those of --source {source}, but of --source {" or ".join(others)}'
+        )
     for pattern, model in UNSUPPORTED:
         name = next((name for name in state_dict if re.match(pattern, name)), None)
         if name:
@@ -182,18 +195,6 @@ def _what_it_is(state_dict: Mapping[str, Tensor], source: str) -> Optional[str]:
     if any(map(OWN_NAME.match, state_dict)):
         return 'it is converted already: name it in init_cfg or load_from'
     return None
-
-
-def _may_be(state_dict: Mapping[str, Tensor], source: str) -> bool:
-    """Return True if ``source`` converts the weights and no unsupported model has their names."""
-    # EVA and BEiT share names with DINOv3, but only DINOv3 always has registers.
-    if source == 'dinov3' and not any(name.endswith(REGISTER_NAMES) for name in state_dict):
-        return False
-    try:
-        SOURCES[source](state_dict)
-    except (ValueError, RuntimeError, IndexError):
-        return False
-    return True
 
 
 def kind_of(converted: Mapping[str, Tensor]) -> str:
@@ -209,16 +210,3 @@ def kind_of(converted: Mapping[str, Tensor]) -> str:
         if any(name.startswith(start) for name in converted):
             return kind
     return 'unknown'
-
-
-def _refuse_mmdet_1(state_dict: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError for weights of MMDetection 1.x.
-
-    Version 1 has the RoI heads at top level and the background as the first class.
-    """
-    tops = {name.split('.')[0] for name in state_dict}
-    if {'rpn_head', 'bbox_head'} <= tops:
-        raise CheckpointError(
-            'weights of MMDetection 1.x: its classes are in another order; convert them with '
-            'tools/model_converters/upgrade_model_version.py of MMDetection 2.x first'
-        )

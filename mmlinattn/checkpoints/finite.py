@@ -14,8 +14,7 @@ RUNNING_STATISTICS = ('running_mean', 'running_var')
 def non_finite(weights: Mapping[str, Tensor], may_be_infinite: Container[str] = ()) -> List[str]:
     """Return the names of weights that contain NaN, or infinity unless in ``may_be_infinite``.
 
-    Tensors without values (meta device) are skipped. Of a distributed tensor only the part of
-    this process is checked.
+    Tensors without values (meta device) are skipped.
 
     Example:
         >>> import torch
@@ -26,11 +25,10 @@ def non_finite(weights: Mapping[str, Tensor], may_be_infinite: Container[str] = 
     for name, value in weights.items():
         if not isinstance(value, Tensor) or value.is_meta or not value.is_floating_point():
             continue
-        local = value.to_local() if hasattr(value, 'to_local') else value
-        local = local.float() if local.element_size() == 1 else local  # float8 has no isfinite
-        finite = local.isfinite()
+        value = value.float() if value.element_size() == 1 else value  # float8 has no isfinite
+        finite = value.isfinite()
         if name in may_be_infinite:
-            finite |= local.isinf()
+            finite |= value.isinf()
         if not finite.all():
             found.append(name)
     return found

@@ -1,6 +1,5 @@
 """Atomic writing of checkpoint files."""
 
-import hashlib
 import io
 import json
 from collections.abc import Mapping
@@ -10,7 +9,6 @@ from typing import Iterator, Union
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
 
 from ..utils import WriteError, atomic_write
 from .errors import CheckpointError
@@ -18,8 +16,6 @@ from .meta import plain_meta
 
 PathLike = Union[str, Path]
 SAFETENSORS = '.safetensors'
-# Metadata key in a safetensors file, because the format has no checksums.
-CHECK_SUM = 'sha256'
 SUFFIXES = ('.pth', '.pt', SAFETENSORS)
 
 
@@ -33,26 +29,11 @@ def atomic_checkpoint(path: Path) -> Iterator[Path]:
         raise CheckpointError(error) from error
 
 
-def check_sum(state_dict: Mapping[str, Tensor]) -> str:
-    """Return the sha256 of names, dtypes, shapes and values.
-
-    Args:
-        state_dict: name -> contiguous tensor on the CPU.
-    """
-    total = hashlib.sha256()
-    for name in sorted(state_dict):
-        value = state_dict[name]
-        total.update(f'{name} {value.dtype} {tuple(value.shape)}\n'.encode())
-        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
-
-
 def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
     """Write a checkpoint atomically.
 
     A ``.pth`` or ``.pt`` file has MMEngine's layout ``dict(state_dict=..., meta=...)``. MMEngine
-    cannot read a ``.safetensors`` file without this package's loader. :func:`read_checkpoint`
-    verifies the checksums of both formats.
+    reads a ``.safetensors`` file as ``safe://PATH`` only.
 
     Args:
         path: the file, overwritten if it exists; missing folders are created.
@@ -82,8 +63,7 @@ def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == SAFETENSORS:
-        own = {'meta': json.dumps(plain_meta(meta)), CHECK_SUM: check_sum(state_dict)}
-        content = save(state_dict, metadata=own)
+        content = save(state_dict, metadata={'meta': json.dumps(plain_meta(meta))})
     else:
         buffer = io.BytesIO()
         torch.save(dict(state_dict=state_dict, meta=plain_meta(meta)), buffer)

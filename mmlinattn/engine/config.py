@@ -14,7 +14,6 @@ from mmengine.hooks import Hook
 from mmengine.registry import Registry, init_default_scope
 from mmengine.utils import import_modules_from_strings
 
-from ..checkpoints import replace_mmengine_readers
 from ..datasets.file_backends import check_no_secrets
 from ..utils import check_writable, dicts
 from ..utils.messages import known_messages_hidden
@@ -57,7 +56,6 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
             :func:`.preflight.options.check_options`.
     """
     path = config_file(path)
-    replace_mmengine_readers()
     find_onedl_mmseg()
     _import_from_folder(path)
     try:

@@ -1,5 +1,3 @@
-import re
-
 import pytest
 import torch
 from mmengine.registry import MODELS
@@ -87,7 +85,7 @@ def test_summary_and_use(run, src, tmp_path, backbone_cfg):
 
 def test_safetensors_output(run, src, tmp_path):
     code, out, _ = run(src, tmp_path / 'ravlt.safetensors')
-    assert code == 0 and 'MMEngine by itself reads .pth only' in out
+    assert code == 0 and f"'safe://{tmp_path}/ravlt.safetensors'" in out
     assert 'backbone.stem.0.conv.weight' in load_state_dict(tmp_path / 'ravlt.safetensors')[0]
 
 
@@ -115,36 +113,6 @@ def test_config_of_another_size(run, src, tmp_path, config, backbone_cfg):
     result = run(src, tmp_path / 'a.pth', '--config', config(arch=arch))
     shapes = 'ffn.fc1.weight is (16, 8) in the file and (24, 8) in the model'
     fails(result, f'backbone.stages.0.0.{shapes}')
-    assert not (tmp_path / 'a.pth').exists()
-
-
-@pytest.mark.parametrize('depths', [(1, 1, 3, 1), (1, 1, 1, 1)])
-def test_config_of_another_depth(run, src, tmp_path, config, backbone_cfg, depths):
-    """All shapes agree; blocks are missing in the file, or in the model."""
-    pytest.importorskip('mmdet', reason='the config is of a detector')
-    path, arch = config(arch=dict(backbone_cfg['arch'], depths=depths)), tmp_path / 'a.pth'
-    block, what = (2, 'missing in the file') if depths[2] == 3 else (1, 'not in the model')
-    result = run(src, arch, '--config', path)
-    fails(result, 'the backbone of the model is not that of the file', '--partial')
-    assert re.search(rf'\d+ {what} \(backbone\.stages\.2\.{block}\.', result[2])
-    assert not arch.exists()
-    code, out, _ = run(src, arch, '--config', path, '--partial')
-    assert code == 0 and f'backbone.stages.2.{block}.' in out and arch.exists()
-
-
-def test_config_of_another_family(run, src, tmp_path, classifier):
-    """Two keys match, those of the head."""
-    pytest.importorskip('mmpretrain', reason='the config is of a classifier')
-    path = tmp_path / 'config.py'
-    path.write_text(
-        "custom_imports = dict(imports=['mmlinattn'])\ndefault_scope = 'mmpretrain'\n"
-        "model = dict(type='ImageClassifier', backbone=dict(type='ViT', arch='deit-t'), "
-        "head=dict(type='LinearClsHead', num_classes=10, in_channels=24))\n"
-    )
-    classifier['head.weight'] = classifier['head.weight'].flatten(1)
-    torch.save(classifier, src)
-    result = run(src, tmp_path / 'a.pth', '--config', path)
-    fails(result, 'the backbone of the model is not that of the file: 0 keys match')
     assert not (tmp_path / 'a.pth').exists()
 
 
@@ -191,7 +159,6 @@ def test_config_of_other_classes_and_positions(run, tmp_path):
 def test_bad_config(run, src, tmp_path, config):
     fails(run(src, tmp_path / 'a.pth', '--config', tmp_path / 'no.py'), 'no.py')
     fails(run(src, tmp_path / 'a.pth', '--config', config(colour='red')), 'config.py', 'colour')
-    fails(run(src, tmp_path / 'a.pth', '--partial'), '--partial needs --config')
 
 
 def test_refusals(run, src, tmp_path):

@@ -6,7 +6,6 @@ from torch import nn
 import mmlinattn  # noqa: F401
 from mmlinattn.checkpoints import (
     CheckpointError,
-    LoadReport,
     check_fits,
     compare,
     convert,
@@ -107,8 +106,6 @@ def test_compare_reports_every_kind():
     assert report.unexpected == ['2.bias']
     assert report.mismatched == [('0.bias', (4,), (3,))]
     assert '0.bias is (4,) in the file and (3,) in the model' in str(report)
-    with pytest.raises(CheckpointError, match=r'0\.bias is \(4,\) in the file'):
-        report.raise_on_mismatch()
 
 
 def test_check_fits_whole_and_prefix(dense, backbone_cfg, tmp_path):
@@ -164,12 +161,9 @@ def test_the_cure_of_weights_that_do_not_fit(tmp_path):
     # No key matches because all shapes differ, even if heads may differ.
     said = error(nn.Linear(3, 4), nn.Linear(2, 3), may_differ=('',))
     assert 'weight is (4, 3) in the file and (3, 2) in the model' in said
-    assert said.endswith('of another arch: give the one that it was trained with')
+    assert said.endswith('Give the arch that the file was trained with')
     attns = [nn.ModuleDict(dict(attn=nn.Linear(2, i), norm=nn.Linear(2, 2))) for i in (3, 4)]
-    assert error(*attns).endswith('the options they were trained with, or take another one')
-    # Heads may differ in fine-tuning: the report has no cure.
-    report = check_fits(tmp_path / 'a.pth', attns[1], may_differ=('attn.',))
-    assert 'another shape' in str(report) and 'another attention' not in str(report)
+    assert error(*attns).endswith('the options that the weights were trained with')
     both = nn.ModuleDict(dict(backbone=nn.Linear(2, 3), head=nn.Linear(3, 4)))
     said = error(whole, both, load_checkpoint)
     assert (
@@ -198,33 +192,3 @@ def test_check_fits_allows_what_a_load_hook_resizes(tmp_path):
     model._register_load_state_dict_pre_hook(resize)
     save_checkpoint(tmp_path / 'a.pth', {'weight': torch.zeros(9, 2)}, {})
     assert check_fits(tmp_path / 'a.pth', model).matched == ['weight']
-
-
-@pytest.mark.parametrize(
-    'name',
-    [
-        'stages.0.1.attn.anchors_q', 'layers.3.attn.relative.table', 'out_norms.0.weight',
-        'norm.bias', 'norms.2.weight', 'cls_token', 'embed.cls_token', 'embed.pos_embed',
-        'embed.pos_grid', 'patch_embeds.1.row_embed', 'patch_embeds.3.extra_tokens',
-    ],
-)  # fmt: skip
-def test_names_that_backbones_of_one_size_may_differ_in(name):
-    name = f'backbone.{name}'
-    LoadReport(missing=[name]).raise_on_other_backbone()
-    LoadReport(unexpected=[name]).raise_on_other_backbone()
-
-
-@pytest.mark.parametrize(
-    'name',
-    [
-        'stages.2.5.norm1.weight', 'stages.0.1.ffn.fc1.weight', 'stages.0.0.gamma1',
-        'patch_embeds.0.proj.weight', 'patch_embeds.1.norm.bias', 'layers.11.norm2.bias',
-        'embed.proj.weight', 'downsamples.0.conv.weight', 'stem.0.conv.weight',
-    ],
-)  # fmt: skip
-def test_names_that_tell_backbones_apart(name):
-    name = f'backbone.{name}'
-    with pytest.raises(CheckpointError, match=rf'a.py: .*1 missing in the file \({name}\)'):
-        LoadReport(missing=[name]).raise_on_other_backbone('a.py')
-    with pytest.raises(CheckpointError, match=rf'1 not in the model \({name}\)'):
-        LoadReport(matched=['backbone.x'], unexpected=[name]).raise_on_other_backbone()

@@ -1,16 +1,15 @@
 """Check that checkpoints fit the model, before a run starts."""
 
-from typing import Callable
-
 from mmengine.config import Config
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import nn
 
-from ...checkpoints import CheckpointError, check_complete, check_fits
+from ...checkpoints import CheckpointError, check_complete, check_fits, read_checkpoint
+from ...utils.pretrained import pretrained_inits
 from ..config import pretraining_config
 from ..model import unwrapped
-from ..pretrained import pretrained_inits, without_pretrained
+from ..pretrained import without_pretrained
 from ..runner.console import announce
 from ..runner.runner import PluginFeatures
 
@@ -21,8 +20,8 @@ HEADS = ('bbox_head.', 'roi_head.', 'rpn_head.', 'decode_head.', 'auxiliary_head
 def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) -> None:
     """Read every checkpoint that the run will load and compare it with the model.
 
-    The source may be a file, a web address or a model zoo. The runner loads the content that was
-    read here. A training that resumes needs no initial weights (:func:`drop_pretrained`).
+    The source may be a file, a web address or a model zoo. A training that resumes needs no
+    initial weights (:func:`drop_pretrained`).
 
     Raises:
         FileNotFoundError: no such file.
@@ -32,12 +31,9 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
             the differences are reported.
     """
     model = unwrapped(runner.model)
-    read = runner.checkpoints.outline
     if cfg.get('load_from'):
         is_complete = testing or cfg.get('resume')
-        report = check_fits(
-            cfg.load_from, model, may_differ=() if is_complete else HEADS, read=read
-        )
+        report = check_fits(cfg.load_from, model, may_differ=() if is_complete else HEADS)
         option = 'checkpoint' if testing else 'resume' if cfg.get('resume') else 'load_from'
         announce(f'{option}: {report}')
         if is_complete:
@@ -49,7 +45,7 @@ def check_weights(runner: PluginFeatures, cfg: Config, testing: bool = False) ->
         return
     for name, module in model.named_modules():
         for init in pretrained_inits(getattr(module, 'init_cfg', None)):
-            _check_pretrained(f'{name}.init_cfg'.lstrip('.'), module, init, read)
+            _check_pretrained(f'{name}.init_cfg'.lstrip('.'), module, init)
 
 
 def drop_pretrained(model: nn.Module) -> None:
@@ -62,10 +58,10 @@ def drop_pretrained(model: nn.Module) -> None:
             module.init_cfg = without_pretrained(module.init_cfg)
 
 
-def _check_pretrained(name: str, module: BaseModule, init: dict, read: Callable) -> None:
+def _check_pretrained(name: str, module: BaseModule, init: dict) -> None:
     source = init['checkpoint']
     try:
-        read(source)
+        content = read_checkpoint(source)
     except FileNotFoundError as error:
         config = pretraining_config(source)
         here = (
@@ -81,7 +77,7 @@ def _check_pretrained(name: str, module: BaseModule, init: dict, read: Callable)
             f'--cfg-options model.{name}=None'
         ) from error
     try:
-        report = check_fits(source, module, prefix=init.get('prefix'), read=read)
+        report = check_fits(source, module, prefix=init.get('prefix'), read=lambda _: content)
         announce(f'{name}: {report}')
     except CheckpointError as error:
         if not _renames_weights(module):

@@ -13,10 +13,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from ...checkpoints import CheckpointCache, CheckpointError, replace_mmengine_readers
+from ...checkpoints import CheckpointError
 from ...datasets.file_backends import check_no_secrets
 from ...models.layers import optimize_for_cpu
 from ...utils.messages import known_messages_hidden, log_warning
+from ...utils.pretrained import SAFE, initial_weights_read_safely
 from ..config import is_subtype
 from ..distributed.resume_world_size import replay, schedule_lengths, warn_on_world_size_change
 from ..hooks.skip_corrupt_hook import SkippedImages, SkippedImagesHook
@@ -51,8 +52,8 @@ _Runner: Any = object
 class PluginFeatures(_Runner):
     """Mixin of the features that this package adds to MMEngine's runners.
 
-    - Each checkpoint is read once and safely: the content that was checked is the content that is
-      loaded (:class:`mmlinattn.checkpoints.CheckpointCache`).
+    - Checkpoints are read by :func:`mmlinattn.checkpoints.read_checkpoint`, which runs no code:
+      ``load_from``, ``resume`` and each ``init_cfg``.
     - Training by epochs resumes inside an epoch.
     - A data set without usable images is an error, and errors name the file that cannot be loaded.
       With ``skip_corrupt`` in the training data loader such files are skipped
@@ -74,8 +75,6 @@ class PluginFeatures(_Runner):
         if get_device() == 'cpu':
             keep_freed_memory()
         allow_open_files()
-        self.checkpoints = CheckpointCache()
-        replace_mmengine_readers(self.checkpoints.read)
         super().__init__(*args, **kwargs)
 
     def register_default_hooks(self, hooks: Optional[dict] = None) -> None:
@@ -83,6 +82,13 @@ class PluginFeatures(_Runner):
         super().register_default_hooks(
             hooks and {k: v for k, v in hooks.items() if k != 'report' or v is not None}
         )
+
+    def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict:
+        return super().load_checkpoint(f'{SAFE}{filename}', *args, **kwargs)
+
+    def _init_model_weights(self) -> None:
+        with initial_weights_read_safely(unwrapped(self.model)):
+            super()._init_model_weights()
 
     def load_or_resume(self) -> None:
         show(self.logger)
@@ -94,7 +100,6 @@ class PluginFeatures(_Runner):
     def _load_or_resume(self) -> None:
         built = schedule_lengths(self.param_schedulers)
         super().load_or_resume()
-        self.checkpoints.release()
         loop = self._train_loop
         other_images = isinstance(loop, BaseLoop) and warn_on_world_size_change(self)
         if isinstance(loop, ResumableEpochLoop):

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 
 from ...models.layers import BaseAttention
 from ...utils import redacted
+from ...utils.pretrained import pretrained_inits
 from ..preflight.sample_loading import base_datasets
-from ..pretrained import pretrained_inits
 
 Row = Tuple[str, str]
 

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...utils import check_integer
 from ...utils.option_names import unknown_option
+from ...utils.pretrained import initial_weights_read_safely
 from ..layers import (
     AttnCfg,
     BaseAttention,
@@ -257,7 +258,8 @@ class Backbone(BaseModule):
     def init_weights(self) -> None:
         """Call :meth:`init_layer` on all layers, then apply ``init_cfg``."""
         init_layers(self, self.init_layer)
-        super().init_weights()
+        with initial_weights_read_safely(self):
+            super().init_weights()
 
     def train(self, mode: bool = True) -> 'Backbone':
         super().train(mode)
