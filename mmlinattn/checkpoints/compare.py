@@ -136,6 +136,15 @@ def check_fits(
     _run_load_hooks(module, state_dict, source)
     model_state = module.state_dict()
     report = compare(model_state, state_dict)
+    other = [
+        name
+        for name in report.matched
+        if state_dict[name].is_floating_point() != model_state[name].is_floating_point()
+        and not name.endswith('num_batches_tracked')
+    ]
+    if other:  # torch would convert them: 0.7 to 0, quantised steps to weights of 100
+        raise CheckpointError(f'{source}: only the file or only the model has floats as '
+                              f'{shorten(other)}')  # fmt: skip
     if report.missing or not report.matched:
         release = fitting_source(loaded, model_state, len(report.matched))
         if release == 'rala' and 'proj.weight' not in loaded:
