@@ -29,6 +29,7 @@ from ..engine.preflight.run import check_run
 from ..engine.runner.exact_resume import seed_everything
 from ..engine.runner.work_dir_lock import lock_work_dir
 from ..utils import check_writable, write_json
+from ..utils.pretrained import initial_weights_read_safely
 from .images import check_readable, image_pipeline, images_below, training_images
 from .options import Options
 from .phases import finetune_config, phase_config, student_weights, train_phase
@@ -264,7 +265,8 @@ def attention_errors(cfg: Config, seed: int) -> Dict[str, float]:
         seed: of the random crops.
     """
     model = MODELS.build(cfg.model)
-    model.init_weights()
+    with initial_weights_read_safely(model):
+        model.init_weights()
     model = model.to(get_device()).eval()
     dataset = DATASETS.build(cfg.train_dataloader.dataset)
     count, size = min(len(dataset), ERROR_IMAGES), cfg.train_dataloader.batch_size

@@ -198,7 +198,7 @@ class AtomicCheckpointHook(CheckpointHook):
         if self.backend_args != ATOMIC:
             return True
         try:
-            read_checkpoint(path, fill=False)
+            read_checkpoint(path)
         except CheckpointError as error:
             log_warning(f'--resume will refuse this checkpoint, and older ones are kept: {error}')
             return False
@@ -244,7 +244,7 @@ def newest_checkpoint(work_dir: Union[str, Path]) -> Optional[str]:
     passed_over = []
     for path in _candidates(work_dir):
         try:
-            content = read_checkpoint(path, fill=False)
+            content = read_checkpoint(path)
             if 'message_hub' not in content or 'iter' not in content['meta']:
                 raise CheckpointError(f'{path} has no state of a training')
             check_finite(path, content['state_dict'], may_be_infinite=content['state_dict'])
