@@ -116,10 +116,15 @@ def damaged_part(file: BinaryIO) -> str:
     """Return the name of the first zip member with a wrong checksum, or ''.
 
     ``torch.load`` does not verify the checksums.
+
+    Raises:
+        pickle.UnpicklingError: the file is a TorchScript program, which torch 2.4 would load.
     """
     if not zipfile.is_zipfile(file):
         return ''
     with zipfile.ZipFile(file) as archive:
+        if any(name.endswith('/constants.pkl') for name in archive.namelist()):
+            raise pickle.UnpicklingError('TorchScript must not be called')
         has_checksums = any(part.CRC for part in archive.infolist())
         return (archive.testzip() if has_checksums else None) or ''
 
