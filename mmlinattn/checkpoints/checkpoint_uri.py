@@ -46,6 +46,11 @@ def open_source(source: PathLike) -> BinaryIO:
     """
     text = str(source)
     scheme, separator, rest = text.partition('://')
+    if has_user(text):
+        raise CheckpointError(
+            f'{text} is refused: an address with a user or a password ends in logs and configs; '
+            'fetch the file by other means'
+        )
     if not separator or scheme == 'file':
         path = Path(unquote(urlsplit(text).path) if separator else text).expanduser()
         if path.is_dir():
@@ -53,11 +58,6 @@ def open_source(source: PathLike) -> BinaryIO:
         if not path.is_file():
             raise FileNotFoundError(f'checkpoint file {path} does not exist')
         return path.open('rb')
-    if has_user(text):
-        raise CheckpointError(
-            f'{text} is refused: an address with a user or a password ends in logs and configs; '
-            'fetch the file by other means'
-        )
     if scheme in ZOOS:
         known = ZOOS[scheme]()
         if rest not in known:

@@ -1,5 +1,6 @@
 """Every road by which a checkpoint comes in: the same rules on each."""
 
+import contextlib
 import hashlib
 import io
 import os
@@ -8,12 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine import fileio
+from mmengine.model import BaseModel, Sequential
 from mmengine.registry import MODELS
+from mmengine.runner import Runner
 from mmengine.runner import load_checkpoint as mmengine_load
 from torch import nn
+from torch.utils.data import DataLoader
 
 from mmlinattn.checkpoints import CheckpointError, load_checkpoint, read_checkpoint
 from mmlinattn.checkpoints.checkpoint_uri import mmengine_zoos, package_weights
+from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.utils.pretrained import initial_weights_read_safely
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
@@ -192,3 +197,43 @@ def test_changed_bytes_are_noticed(tmp_path):
     assert torch.load(path, weights_only=True)['meta'] == dict(epoch=1)  # torch does not
     with pytest.raises(CheckpointError, match='damaged'):
         read_checkpoint(path)
+
+
+class Whole(BaseModel):
+    """A model of MMEngine with a part that is no backbone of this package."""
+
+    def __init__(self, init_cfg=None):
+        super().__init__()
+        self.part = Sequential(nn.Linear(3, 2, bias=False), init_cfg=init_cfg)
+
+    def forward(self, inputs, data_samples=None, mode='tensor'):
+        return dict(loss=self.part(inputs).sum())
+
+
+@pytest.mark.parametrize('road', ['load_from', 'resume', 'init_cfg'])
+def test_a_runner_of_this_package_runs_no_code(tmp_path, road):
+    """MMEngine's own runs it: the difference is made by PluginRunner alone."""
+    evil = Evil(tmp_path / 'ran')
+    name = '0.weight' if road == 'init_cfg' else 'part.0.weight'
+    saved(tmp_path / 'a.pth', state_dict={name: WEIGHT}, meta=dict(epoch=0, iter=0), evil=evil)
+    path = str(tmp_path / 'a.pth')
+
+    def runner(kind):
+        return kind(
+            model=Whole(dict(type='Pretrained', checkpoint=path) if road == 'init_cfg' else None),
+            work_dir=str(tmp_path / 'runs'),
+            experiment_name=f'{kind.__name__}_{road}',
+            train_dataloader=DataLoader([torch.ones(3)] * 2),
+            optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.0)),
+            train_cfg=dict(by_epoch=True, max_epochs=1),
+            load_from=None if road == 'init_cfg' else path,
+            resume=road == 'resume',
+            default_hooks=dict(checkpoint=None, logger=None),
+        )
+
+    with pytest.raises(CheckpointError, match='refused.*mkdir'):
+        runner(PluginRunner).train()
+    assert not (tmp_path / 'ran').exists()
+    with contextlib.suppress(Exception):
+        runner(Runner).train()
+    assert (tmp_path / 'ran').exists()
