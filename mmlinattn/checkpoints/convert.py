@@ -77,15 +77,8 @@ def convert(
     Args:
         state_dict: name -> tensor of a released classifier, a dense backbone or a complete
             MMDetection 2.x / MMSegmentation 0.x model; not modified.
-        source: the release, one of :data:`SOURCES`: ``'rala'`` (RAVLT), ``'mala'`` (MAViT),
-            ``'mlla'`` (MLLA), ``'smca'`` (SMCA-DETR, single scale), ``'mit'`` (MiT of SegFormer, as
-            released, MMSegmentation, transformers), ``'deit'``, ``'deit3'``, ``'vit'`` or
-            ``'swin'`` (as released, from timm, OpenMMLab or transformers), ``'dinov2'``,
-            ``'dinov3'`` or ``'clip'`` (as released, from timm or transformers), ``'siglip'`` (from
-            timm or transformers), ``'convit'`` (as released or from timm), ``'cvt'`` (as released
-            or from transformers), ``'vil'`` (as released) or ``'timesformer'`` (as released, from
-            MMAction2 or transformers). None reads ``'rala'`` or ``'mala'`` from the classifier of
-            the file.
+        source: the release, one of :data:`SOURCES` (docs/weights.md). None reads ``'rala'`` or
+            ``'mala'`` from the classifier of the file.
         any_attention: omit the record of the attentions of RAVLT, MAViT and MLLA, so that a
             backbone with another attention can begin with these weights.
 
@@ -98,8 +91,7 @@ def convert(
     Raises:
         ValueError: unknown ``source``, or None for a file of another release.
         CheckpointError: keys that the release does not have, a model that no backbone of this
-            package can hold, an MMDetection 1.x model, or a ``source`` that is None or wrong for
-            RAVLT and MAViT.
+            package can hold, an MMDetection 1.x model, or RAVLT for MAViT.
 
     Example:
         >>> import torch

@@ -71,7 +71,7 @@ def _scalar(dtype: _DType, data: Any) -> Any:
     return np.frombuffer(data, dtype.value)[0] if data else dtype.value.type()
 
 
-def _frombuffer(data: Any, dtype: _DType, shape: Any, order: str) -> np.ndarray:
+def _frombuffer(data: Any, dtype: _DType, shape: Any, order: Any) -> np.ndarray:
     return np.frombuffer(data, dtype.value).reshape(shape, order=order)
 
 
