@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from mmengine.config import ConfigDict
@@ -152,6 +154,28 @@ def test_the_cure_of_weights_that_do_not_fit(tmp_path):
     assert said.endswith('weights of a backbone, which are named in model.backbone.init_cfg')
     said = error(nn.ModuleDict(dict(head=nn.Linear(3, 4))), both, load_checkpoint)
     assert said.endswith('give the config it was trained with')
+
+
+@pytest.mark.parametrize(
+    'name, value, fits',
+    [
+        ('0.weight', math.nan, False), ('0.weight', -math.inf, False),
+        ('1.running_var', math.inf, False), ('mask', -math.inf, True), ('mask', math.nan, False),
+        ('other', math.nan, True),
+    ],
+)  # fmt: skip
+def test_weights_that_are_nan_or_infinite(tmp_path, name, value, fits):
+    """A mask may hold infinities, and what is not loaded may be anything."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model.register_buffer('mask', torch.zeros(1))
+    weights = dict(model.state_dict(), other=torch.zeros(1))
+    weights[name] = torch.full_like(weights[name], value)
+    save_checkpoint(tmp_path / 'a.pth', weights, {})
+    if fits:
+        assert check_fits(tmp_path / 'a.pth', model).matched
+        return
+    with pytest.raises(CheckpointError, match=f'1 weights that are NaN or infinite: {name}'):
+        check_fits(tmp_path / 'a.pth', model)
 
 
 def test_check_fits_without_a_common_key(dense, tmp_path):

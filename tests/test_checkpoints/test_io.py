@@ -153,6 +153,7 @@ KEPT = _call(
 BY_HAND = {
     # Arrays of objects are arrays of pointers, here of the file's choice.
     'buffer': _call(_name('numpy', 'ndarray'), b'(K\x01t', OBJECTS, POINTER),
+    'text': _call(_name('numpy', 'ndarray'), b'(K\x01t', _text('O8'), POINTER),
     'scalar': _call(_name('numpy.core.multiarray', 'scalar'), OBJECTS, POINTER),
     'array': EMPTY + b'(K\x01(K\x01t' + OBJECTS + b'\x89' + POINTER + b'tb',
     'fields': EMPTY + b'(K\x01(K\x01t' + FIELDS + b'\x89' + POINTER + b'tb',
