@@ -1,11 +1,19 @@
 """Checkpoints: safe reading and writing, conversion of released weights, checks against models."""
 
 from .checkpoint_uri import package_weights
-from .compare import LoadReport, check_complete, check_fits, compare, load_checkpoint
+from .compare import (
+    LoadReport,
+    check_complete,
+    check_finite,
+    check_fits,
+    compare,
+    constants,
+    load_checkpoint,
+    non_finite,
+)
 from .consolidate import consolidate
 from .convert import SOURCES, convert, detect_source, kind_of
 from .errors import CheckpointError
-from .finite import check_finite, constants, non_finite
 from .read import damaged_part, load_state_dict, read_checkpoint
 from .sharded import (
     is_sharded,

@@ -16,9 +16,8 @@ from torch import Tensor
 from ..utils.pretrained import SAFE
 from .checkpoint_uri import open_source
 from .errors import CheckpointError
-from .meta import plain_meta
 from .safe_unpickle import safe_globals
-from .write import PathLike
+from .write import PathLike, plain_meta
 
 # MMEngine and MMCV write ``state_dict``. Scripts based on DeiT (RALA, SMCA, ...) write ``model``
 # and sometimes the moving average ``model_ema``, ViL writes ``net``, TimeSformer ``model_state``.

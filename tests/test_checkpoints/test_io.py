@@ -21,8 +21,8 @@ from mmlinattn.checkpoints import (
     read_checkpoint,
     save_checkpoint,
 )
-from mmlinattn.checkpoints.meta import plain_meta
 from mmlinattn.checkpoints.safe_unpickle import PlainUnpickler
+from mmlinattn.checkpoints.write import plain_meta
 
 
 class Runs:
