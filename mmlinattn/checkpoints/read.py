@@ -48,10 +48,11 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
         CheckpointError: the download fails, or the file is incomplete, damaged, no checkpoint,
             has no tensors, or needs to run code to be read.
     """
+    source = re.sub(f'^({SAFE})+', '', str(source))
     with open_source(source) as file:
         is_safetensors = file.read(9)[8:] == b'{'  # after the 8 bytes of the header's length
         file.seek(0)
-        content = (_read_safetensors if is_safetensors else _read_pickle)(file, str(source))
+        content = (_read_safetensors if is_safetensors else _read_pickle)(file, source)
     content = dict(content) if isinstance(content, Mapping) else {}
     for section in SECTIONS:
         weights = content.get(section)
@@ -63,7 +64,7 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
         raise CheckpointError(f'{source} has no tensors, neither at top level nor under {SECTIONS}')
     meta = content.get('meta')
     meta = {k: v for k, v in meta.items() if k != 'config'} if isinstance(meta, Mapping) else {}
-    if str(source).startswith('mmcls://'):
+    if source.startswith('mmcls://'):
         # MMEngine applies the same rule to this zoo of classifiers.
         weights = {k[9:]: v for k, v in weights.items() if k.startswith('backbone.')}
     return dict(content, state_dict=weights, meta=meta)
@@ -72,7 +73,7 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
 @CheckpointLoader.register_scheme(prefixes=(SAFE, 'mmlinattn://'), force=True)
 def load_from_safe_source(filename: str, map_location: Any = None) -> Dict[str, Any]:
     """Let MMEngine read ``safe://SOURCE`` and ``mmlinattn://NAME`` by :func:`read_checkpoint`."""
-    return read_checkpoint(re.sub(f'^({SAFE})+', '', filename))
+    return read_checkpoint(filename)
 
 
 def load_state_dict(source: PathLike) -> Tuple[Dict[str, Tensor], Dict[str, Any]]:

@@ -65,7 +65,7 @@ def web(tmp_path, monkeypatch):
 
 def test_local_file_and_file_address(tmp_path):
     path = saved(tmp_path / 'a b.pth')
-    for source in (path, str(path), path.as_uri()):
+    for source in (path, str(path), path.as_uri(), f'safe://{path}'):
         assert torch.equal(read_checkpoint(source)['state_dict']['weight'], WEIGHT)
     with pytest.raises(FileNotFoundError, match=r'missing\.pth'):
         read_checkpoint('file:///missing.pth')
