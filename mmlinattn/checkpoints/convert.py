@@ -177,9 +177,8 @@ def _what_it_is(state_dict: Mapping[str, Tensor], source: str) -> Optional[str]:
     if not any(name.endswith(REGISTER_NAMES) for name in state_dict):
         others = [other for other in others if other != 'dinov3']
     if others:
-        return (
-            f'its names are not those of --source {source}, but of --source {" or ".join(others)}'
-        )
+        named = ' or '.join(filter(None, [', '.join(others[:-1]), others[-1]]))
+        return f'its names are not those of --source {source}, but of --source {named}'
     for pattern, model in UNSUPPORTED:
         name = next((name for name in state_dict if re.match(pattern, name)), None)
         if name:
