@@ -61,8 +61,10 @@ def open_source(source: PathLike) -> BinaryIO:
     if scheme in ZOOS:
         known = ZOOS[scheme]()
         if rest not in known:
-            names = f'; known are {", ".join(known)}' if scheme == 'mmlinattn' else ''
-            raise CheckpointError(f'{text}: there are no such weights{names}')
+            owner, names = 'MMEngine', ''
+            if scheme == 'mmlinattn':
+                owner, names = 'this package', f', but {", ".join(sorted(known))}'
+            raise CheckpointError(f'{text}: {owner} has no such weights{names}')
         return open_source(known[rest])
     if scheme in ('http', 'https'):
         return download(text).open('rb')

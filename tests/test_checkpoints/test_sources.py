@@ -123,14 +123,14 @@ def test_model_zoos(web, zoos, name, tmp_path):
     key = 'backbone.weight' if name.startswith('mmcls') else 'weight'
     web['https://a.org/a.pth'] = saved(tmp_path / 'a.pth', **{key: WEIGHT}).read_bytes()
     assert list(read_checkpoint(name)['state_dict']) == ['weight']
-    with pytest.raises(CheckpointError, match='there are no such weights'):
+    with pytest.raises(CheckpointError, match='MMEngine has no such weights'):
         read_checkpoint(name.partition('://')[0] + '://nothing')
 
 
 def test_weights_of_the_package_and_unknown_schemes():
     name = next(iter(package_weights()))
     assert read_checkpoint(f'mmlinattn://{name}')['state_dict']
-    with pytest.raises(CheckpointError, match=f'no such weights; known are .*{name}'):
+    with pytest.raises(CheckpointError, match=f'this package has no such weights, but .*{name}'):
         read_checkpoint('mmlinattn://nothing')
     with pytest.raises(CheckpointError, match='nowhere://a.pth cannot be read'):
         read_checkpoint('nowhere://a.pth')
