@@ -1,27 +1,19 @@
-"""Checks that a checkpoint fits a model, run before training or testing starts."""
+"""Checks that a checkpoint fits a model, and loading without MMEngine's runner."""
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
 from ..utils.suggest import shorten
-from .convert import source_of
+from .convert import fitting_source
 from .errors import CheckpointError
-from .finite import check_finite, constants
 from .read import read_checkpoint, weights_of
 from .write import PathLike
 
 Mismatch = Tuple[str, Tuple[int, ...], Tuple[int, ...]]
-
-# Tensors that may differ between backbones of the same architecture and size: attention, output
-# norms, class tokens and position embeddings.
-MAY_DIFFER = re.compile(
-    r'(?:.*\.attn\.|backbone\.(?:(?:out_)?norms?\.|cls_token$|embed\.(?:cls_token|pos_\w+)$'
-    r'|patch_embeds\.\d+\.(?:row_embed|column_embed|extra_embed|extra_tokens)$))'
-)
+RUNNING_STATISTICS = ('running_mean', 'running_var')
 
 
 @dataclass
@@ -40,69 +32,6 @@ class LoadReport:
     unexpected: List[str] = field(default_factory=list)
     mismatched: List[Mismatch] = field(default_factory=list)
 
-    def raise_on_mismatch(self, where: str = '') -> None:
-        """Raise CheckpointError with the keys and both shapes if any shape differs.
-
-        Args:
-            where: prefix of the message, for example the file name.
-        """
-        if self.mismatched:
-            text = self._mismatches() + self._cure()
-            raise CheckpointError(f'{where}{": " if where else ""}{text}')
-
-    def raise_on_other_backbone(self, where: str = '') -> None:
-        """Raise CheckpointError if the backbones of file and model differ in architecture or size.
-
-        Attention, output norms, class tokens and position embeddings may be in only one of the
-        two: backbones of the same size may differ there.
-
-        Args:
-            where: prefix of the message, for example the config.
-        """
-        problems = []
-        for what, names in (
-            ('missing in the file', self.missing),
-            ('not in the model', self.unexpected),
-        ):
-            names = [n for n in names if n.startswith('backbone.') and not MAY_DIFFER.match(n)]
-            if names:
-                problems.append(f'{len(names)} {what} ({shorten(names)})')
-        if problems:
-            total = sum(name.startswith('backbone.') for name in self.matched)
-            raise CheckpointError(
-                f'{where}{": " if where else ""}the backbone of the model is not that of the file: '
-                f'{total} keys match, {", ".join(problems)}'
-            )
-
-    def _mismatches(self) -> str:
-        shapes = [f'{n} is {f} in the file and {m} in the model' for n, f, m in self.mismatched]
-        return f'{len(shapes)} keys of another shape: {shorten(shapes)}{self._gate_hint()}'
-
-    def _cure(self) -> str:
-        """Return what to change if other shapes are an error, '' if the gate is the cause."""
-        if self._gate_hint():
-            return ''
-        if all('.attn.' in f'.{name}' for name, *_ in self.mismatched):
-            return (
-                '. These weights are of another attention: give that of the model the options they '
-                'were trained with, or take another one'
-            )
-        return '. The file may be of another arch: give the one that it was trained with'
-
-    def _gate_hint(self) -> str:
-        """Return what loads weights of an attention without a gate, '' if that is not the cause."""
-        gated = [
-            3 * model[0] == 4 * file[0]
-            for name, file, model in self.mismatched
-            if re.search(r'\.in_proj\.(weight|bias)$', name)
-        ]
-        if len(gated) < len(self.mismatched) or not all(gated):
-            return ''
-        return (
-            '. The model has a gate beside queries, keys and values, the file has none: add '
-            "gate=None to attn_cfg, as in attn_cfg=dict(type='RALA', gate=None)"
-        )
-
     def __str__(self) -> str:
         parts = [f'{len(self.matched)} keys match']
         if self.missing:
@@ -110,8 +39,25 @@ class LoadReport:
         if self.unexpected:
             parts.append(f'{len(self.unexpected)} unexpected: {shorten(self.unexpected)}')
         if self.mismatched:
-            parts.append(self._mismatches())
+            parts.append(other_shapes(self.mismatched))
         return '\n'.join(parts)
+
+
+def other_shapes(mismatched: Sequence[Mismatch]) -> str:
+    """Return what differs between the shapes of a file and of a model, and what to change."""
+    shapes = [f'{name} is {file} in the file and {model} in the model'
+              for name, file, model in mismatched]  # fmt: skip
+    if all(name.endswith(('.in_proj.weight', '.in_proj.bias')) and 3 * model[0] == 4 * file[0]
+           for name, file, model in mismatched):  # fmt: skip
+        cure = (
+            'The model has a gate beside queries, keys and values, the file has none: add '
+            "gate=None to attn_cfg, as in attn_cfg=dict(type='RALA', gate=None)"
+        )
+    elif all('.attn.' in f'.{name}' for name, *_ in mismatched):
+        cure = 'Give the attention the options that the weights were trained with'
+    else:
+        cure = 'Give the arch that the file was trained with'
+    return f'{len(shapes)} keys of another shape: {shorten(shapes)}. {cure}'
 
 
 def compare(model_state: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> LoadReport:
@@ -164,17 +110,15 @@ def check_fits(
             use only the names with this prefix, and strip it.
         may_differ: prefixes of names whose shapes may differ. MMEngine keeps the initial values
             of such tensors, for example of heads when fine-tuning to other classes.
-        read: function that reads the checkpoint, for example :meth:`CheckpointCache.read`.
+        read: function that reads the checkpoint.
 
     Returns:
         the report; missing and unexpected names are no error.
 
     Raises:
         FileNotFoundError, CheckpointError: see :func:`read_checkpoint`.
-        CheckpointError: a shape differs, no name has the prefix, or no name is in both; the weights
-            are of a release and fit after :func:`convert`, which is then said. Also if
-            one side has integers where the other has floats (another precision is accepted), or
-            if weights are NaN or infinite.
+        CheckpointError: a shape differs, no name has the prefix, or no name is in both; weights are
+            NaN or infinite; or the weights are of a release and fit after :func:`convert`.
 
     Example:
         >>> import os, tempfile
@@ -185,22 +129,30 @@ def check_fits(
         1 keys match
         1 missing in the file: bias
     """
-    loaded = state_dict = weights_of(read(source), source)
-    if prefix:
-        prefix = prefix if prefix.endswith('.') else f'{prefix}.'
-        state_dict = {k[len(prefix) :]: v for k, v in loaded.items() if k.startswith(prefix)}
+    loaded = weights_of(read(source), source)
+    prefix = prefix if not prefix or prefix.endswith('.') else f'{prefix}.'
+    state_dict = {k.removeprefix(prefix or ''): v for k, v in loaded.items()
+                  if k.startswith(prefix or '')}  # fmt: skip
     _run_load_hooks(module, state_dict, source)
-    report = compare(module.state_dict(), state_dict)
-    _check_types(module.state_dict(), state_dict, report.matched, source)
+    model_state = module.state_dict()
+    report = compare(model_state, state_dict)
+    other = [
+        name
+        for name in report.matched
+        if state_dict[name].is_floating_point() != model_state[name].is_floating_point()
+        and not name.endswith('num_batches_tracked')
+    ]
+    if other:  # torch would convert them: 0.7 to 0, quantised steps to weights of 100
+        raise CheckpointError(f'{source}: only the file or only the model has floats as '
+                              f'{shorten(other)}')  # fmt: skip
     if report.missing or not report.matched:
-        release = source_of(loaded, module.state_dict(), len(report.matched))
+        release = fitting_source(loaded, model_state, len(report.matched))
+        if release == 'rala' and 'proj.weight' not in loaded:
+            release = 'rala (RAVLT) or --source mala (MAViT)'
         if release:
-            if release == 'rala' and 'proj.weight' not in loaded:
-                release = 'rala (RAVLT) or --source mala (MAViT)'
             raise CheckpointError(
-                f'{source} has the names of a release, of which {len(report.matched)} of '
-                f'{len(loaded)} are names of {type(module).__name__}. Convert it first: '
-                f'mmlinattn convert {source} checkpoints/NAME.pth --source {release}'
+                f'{source} has the names of a release. Convert it first: mmlinattn convert '
+                f'{source} checkpoints/NAME.pth --source {release}'
             )
     if prefix and not state_dict:
         starts = shorten(list(dict.fromkeys(name.partition('.')[0] for name in loaded)))
@@ -209,51 +161,96 @@ def check_fits(
             'the prefix of init_cfg, or leave it out'
         )
     strict = [item for item in report.mismatched if not item[0].startswith(tuple(may_differ))]
-    LoadReport(mismatched=strict).raise_on_mismatch(str(source))
+    if strict or (report.mismatched and not report.matched):
+        raise CheckpointError(f'{source}: {other_shapes(strict or report.mismatched)}')
     if not report.matched:
-        LoadReport(mismatched=report.mismatched).raise_on_mismatch(str(source))
         theirs, ours = shorten(report.unexpected, 3), shorten(report.missing, 3)
         raise CheckpointError(
             f'{source}: not one key is of {type(module).__name__}; the file has {theirs}, '
-            f'the model {ours}{_prefix_hint(module, loaded)}'
+            f'the model {ours}{_prefix_hint(model_state, loaded)}'
         )
     check_finite(source, {name: state_dict[name] for name in report.matched}, constants(module))
     return report
 
 
-def _prefix_hint(module: nn.Module, names: Iterable[str]) -> str:
+def non_finite(weights: Mapping[str, Tensor], may_be_infinite: Container[str] = ()) -> List[str]:
+    """Return the names of weights that contain NaN, or infinity unless in ``may_be_infinite``.
+
+    Tensors without values (meta device) are skipped.
+
+    Example:
+        >>> import torch
+        >>> non_finite(dict(a=torch.tensor([0.0, float('nan')]), b=torch.ones(2)))
+        ['a']
+    """
+    found = []
+    for name, value in weights.items():
+        if not isinstance(value, Tensor) or value.is_meta or not value.is_floating_point():
+            continue
+        value = value.float() if value.element_size() == 1 else value  # float8 has no isfinite
+        finite = value.isfinite()
+        if name in may_be_infinite:
+            finite |= value.isinf()
+        if not finite.all():
+            found.append(name)
+    return found
+
+
+def constants(module: nn.Module) -> List[str]:
+    """Return the names of buffers except running statistics, for example a mask of -inf."""
+    return [name for name, _ in module.named_buffers() if not name.endswith(RUNNING_STATISTICS)]
+
+
+def check_finite(
+    source: PathLike, weights: Mapping[str, Tensor], may_be_infinite: Container[str] = ()
+) -> None:
+    """Raise CheckpointError, which names them, for weights that :func:`non_finite` returns."""
+    found = non_finite(weights, may_be_infinite)
+    if found:
+        raise CheckpointError(
+            f'{source} has {len(found)} weights that are NaN or infinite: {shorten(found)}; its '
+            'training has diverged, take an earlier checkpoint'
+        )
+
+
+def check_complete(source: PathLike, report: LoadReport) -> None:
+    """Raise CheckpointError if the model has weights that the checkpoint lacks."""
+    if report.missing:
+        text = '; '.join(str(report).splitlines())
+        cure = 'give the config it was trained with'
+        if all(name.startswith('backbone.') for name in (*report.matched, *report.unexpected)):
+            cure = 'it has weights of a backbone, which are named in model.backbone.init_cfg'
+        raise CheckpointError(f'{source} is not of this whole model ({text}): {cure}')
+
+
+def load_checkpoint(model: nn.Module, source: PathLike) -> Dict[str, Any]:
+    """Load all weights of a model from a checkpoint, without MMEngine's runner.
+
+    Args:
+        model: modified in place.
+        source: see :func:`read_checkpoint`.
+
+    Returns:
+        the checkpoint's meta information.
+
+    Raises:
+        FileNotFoundError, CheckpointError: see :func:`read_checkpoint` and :func:`check_fits`;
+            also if the checkpoint lacks a weight of the model.
+    """
+    content = read_checkpoint(source)
+    check_complete(source, check_fits(source, model, read=lambda _: content))
+    model.load_state_dict(weights_of(content, source), strict=False)
+    return content['meta']
+
+
+def _prefix_hint(model_state: Mapping[str, Tensor], names: Mapping[str, Tensor]) -> str:
     """Return the prefix behind which the file has most names of the module, or ''."""
-    ours = set(module.state_dict())
     parts = [name.partition('.') for name in names]
-    found = Counter(prefix for prefix, _, rest in parts if rest in ours)
+    found = Counter(prefix for prefix, _, rest in parts if rest in model_state)
     for prefix, count in found.most_common(1):
-        if 2 * count >= len(ours):
+        if 2 * count >= len(model_state):
             return f"; they are behind {prefix!r}: init_cfg needs prefix='{prefix}.'"
     return ''
-
-
-def _check_types(
-    model_state: Mapping[str, Tensor],
-    state_dict: Mapping[str, Tensor],
-    names: Sequence[str],
-    source: PathLike,
-) -> None:
-    """Raise CheckpointError if integers would be loaded as floats or floats as integers.
-
-    torch converts silently: 0.7 to 0, quantised steps to weights of 100.
-    """
-
-    def kind(value: Tensor) -> Tuple[bool, bool]:
-        return value.is_floating_point(), value.is_complex()
-
-    other = [
-        f'{name} is {state_dict[name].dtype} in the file and {model_state[name].dtype} in the model'
-        for name in names
-        if kind(state_dict[name]) != kind(model_state[name])
-        and not name.endswith('num_batches_tracked')  # model.half() converts it, too
-    ]
-    if other:
-        raise CheckpointError(f'{source}: {len(other)} keys of another type: {shorten(other)}')
 
 
 def _run_load_hooks(module: nn.Module, state_dict: Dict[str, Tensor], source: PathLike) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from functools import partial
-from typing import Callable, Dict, Mapping, Optional
+from typing import Callable, Dict, Iterator, Mapping, Optional, Tuple
 
 from mmengine.logging import print_log
 from torch import Tensor
@@ -77,15 +77,8 @@ def convert(
     Args:
         state_dict: name -> tensor of a released classifier, a dense backbone or a complete
             MMDetection 2.x / MMSegmentation 0.x model; not modified.
-        source: the release, one of :data:`SOURCES`: ``'rala'`` (RAVLT), ``'mala'`` (MAViT),
-            ``'mlla'`` (MLLA), ``'smca'`` (SMCA-DETR, single scale), ``'mit'`` (MiT of SegFormer, as
-            released, MMSegmentation, transformers), ``'deit'``, ``'deit3'``, ``'vit'`` or
-            ``'swin'`` (as released, from timm, OpenMMLab or transformers), ``'dinov2'``,
-            ``'dinov3'`` or ``'clip'`` (as released, from timm or transformers), ``'siglip'`` (from
-            timm or transformers), ``'convit'`` (as released or from timm), ``'cvt'`` (as released
-            or from transformers), ``'vil'`` (as released) or ``'timesformer'`` (as released, from
-            MMAction2 or transformers). None reads ``'rala'`` or ``'mala'`` from the classifier of
-            the file.
+        source: the release, one of :data:`SOURCES` (docs/weights.md). None reads ``'rala'`` or
+            ``'mala'`` from the classifier of the file.
         any_attention: omit the record of the attentions of RAVLT, MAViT and MLLA, so that a
             backbone with another attention can begin with these weights.
 
@@ -98,8 +91,7 @@ def convert(
     Raises:
         ValueError: unknown ``source``, or None for a file of another release.
         CheckpointError: keys that the release does not have, a model that no backbone of this
-            package can hold, an MMDetection 1.x model, or a ``source`` that is None or wrong for
-            RAVLT and MAViT.
+            package can hold, an MMDetection 1.x model, or RAVLT for MAViT.
 
     Example:
         >>> import torch
@@ -110,7 +102,11 @@ def convert(
     source = source or detect_source(state_dict)
     if source not in SOURCES:
         raise ValueError(f'unknown source {source!r}, known are {sorted(SOURCES)}')
-    _refuse_mmdet_1(state_dict)
+    if {'rpn_head', 'bbox_head'} <= {name.split('.')[0] for name in state_dict}:
+        raise CheckpointError(
+            'weights of MMDetection 1.x: its classes are in another order; convert them with '
+            'tools/model_converters/upgrade_model_version.py of MMDetection 2.x first'
+        )
     try:
         tensors, left_out = SOURCES[source](state_dict)
     except UnknownKeys as error:
@@ -140,10 +136,10 @@ def detect_source(state_dict: Mapping[str, Tensor]) -> str:
     return release_of(state_dict)
 
 
-def source_of(
+def fitting_source(
     state_dict: Mapping[str, Tensor], model_state: Mapping[str, Tensor], matched: int = 0
 ) -> Optional[str]:
-    """Return the source as which weights fit a model better than unconverted, or None.
+    """Return the source as which weights fit a model best, None if not better than unconverted.
 
     Args:
         state_dict: name -> tensor of the file.
@@ -152,26 +148,34 @@ def source_of(
 
     Example:
         >>> import torch
-        >>> source_of({'norm4.bias': torch.zeros(3)}, {'norms.3.bias': torch.zeros(3)})
+        >>> fitting_source({'norm4.bias': torch.zeros(3)}, {'norms.3.bias': torch.zeros(3)})
         'mit'
     """
     best = None
+    for source, tensors in _converted(state_dict):
+        for prefix in ('', 'backbone.'):
+            shapes = {k.removeprefix(prefix): v.shape for k, v in tensors.items()}
+            same = sum(shapes.get(name) == value.shape for name, value in model_state.items())
+            if same > matched:
+                best, matched = source, same
+    return best
+
+
+def _converted(state_dict: Mapping[str, Tensor]) -> Iterator[Tuple[str, Dict[str, Tensor]]]:
+    """Yield the sources that know all names of the weights, and what they make of them."""
     for source, function in SOURCES.items():
         try:
-            tensors, _ = function(state_dict)
-        except (ValueError, RuntimeError, IndexError):  # shapes of another release
+            yield source, function(state_dict)[0]
+        except (ValueError, RuntimeError, IndexError):  # names or shapes of another release
             continue
-        for prefix in ('', 'backbone.'):
-            names = {k.removeprefix(prefix): v.shape for k, v in tensors.items()}
-            fits = sum(names.get(name) == value.shape for name, value in model_state.items())
-            if fits > matched:
-                best, matched = source, fits
-    return best
 
 
 def _what_it_is(state_dict: Mapping[str, Tensor], source: str) -> Optional[str]:
     """Return a message about weights that ``source`` does not convert, None if nothing is known."""
-    others = [other for other in SOURCES if _may_be(state_dict, other)]
+    others = [other for other, _ in _converted(state_dict)]
+    # EVA and BEiT share names with DINOv3, but only DINOv3 always has registers.
+    if not any(name.endswith(REGISTER_NAMES) for name in state_dict):
+        others = [other for other in others if other != 'dinov3']
     if others:
         named = ' or '.join(filter(None, [', '.join(others[:-1]), others[-1]]))
         return f'its names are not those of --source {source}, but of --source {named}'
@@ -182,18 +186,6 @@ def _what_it_is(state_dict: Mapping[str, Tensor], source: str) -> Optional[str]:
     if any(map(OWN_NAME.match, state_dict)):
         return 'it is converted already: name it in init_cfg or load_from'
     return None
-
-
-def _may_be(state_dict: Mapping[str, Tensor], source: str) -> bool:
-    """Return True if ``source`` converts the weights and no unsupported model has their names."""
-    # EVA and BEiT share names with DINOv3, but only DINOv3 always has registers.
-    if source == 'dinov3' and not any(name.endswith(REGISTER_NAMES) for name in state_dict):
-        return False
-    try:
-        SOURCES[source](state_dict)
-    except (ValueError, RuntimeError, IndexError):
-        return False
-    return True
 
 
 def kind_of(converted: Mapping[str, Tensor]) -> str:
@@ -209,16 +201,3 @@ def kind_of(converted: Mapping[str, Tensor]) -> str:
         if any(name.startswith(start) for name in converted):
             return kind
     return 'unknown'
-
-
-def _refuse_mmdet_1(state_dict: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError for weights of MMDetection 1.x.
-
-    Version 1 has the RoI heads at top level and the background as the first class.
-    """
-    tops = {name.split('.')[0] for name in state_dict}
-    if {'rpn_head', 'bbox_head'} <= tops:
-        raise CheckpointError(
-            'weights of MMDetection 1.x: its classes are in another order; convert them with '
-            'tools/model_converters/upgrade_model_version.py of MMDetection 2.x first'
-        )

@@ -1,6 +1,5 @@
 """Reading of checkpoints from any source without running code that they contain."""
 
-import io
 import json
 import pickle
 import re
@@ -8,18 +7,17 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from typing import Any, BinaryIO, Dict, Tuple, TypeGuard
-from urllib.parse import urlsplit
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
+from mmengine.runner import CheckpointLoader
 from torch import Tensor
 
+from ..utils.pretrained import SAFE
 from .checkpoint_uri import open_source
 from .errors import CheckpointError
-from .meta import plain_meta
-from .safe_unpickle import safe_globals, unwrap
-from .write import CHECK_SUM, SAFETENSORS, PathLike, check_sum
+from .safe_unpickle import safe_globals
+from .write import PathLike, plain_meta
 
 # MMEngine and MMCV write ``state_dict``. Scripts based on DeiT (RALA, SMCA, ...) write ``model``
 # and sometimes the moving average ``model_ema``, ViL writes ``net``, TimeSformer ``model_state``.
@@ -34,11 +32,10 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
     Args:
         source: a path, a URL (``https://``, ``file://``, see :func:`download`), a name of
             MMEngine's model zoos (``torchvision://resnet50``, ``open-mmlab://...``), of the package
-            (``mmlinattn://...``, see :func:`package_weights`), or a URI of
-            one of MMEngine's file backends. A name that ends in ``.safetensors`` is read in that
-            format, any other in the format of ``torch.save``. The unpickler accepts tensors,
-            plain types, numpy numbers and arrays, ``argparse.Namespace``, and the logs and
-            schedulers of MMEngine. It rejects everything else.
+            (``mmlinattn://...``, see :func:`package_weights`), or a URI of one of MMEngine's file
+            backends. The file has the format of ``torch.save`` or safetensors. It may hold
+            tensors, plain types, numpy numbers and arrays, ``argparse.Namespace``, and the
+            configs, logs and schedulers of MMEngine.
 
     Returns:
         the content in MMEngine's layout, on the CPU: ``state_dict``, ``meta``, and the remaining
@@ -51,12 +48,11 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
         CheckpointError: the download fails, or the file is incomplete, damaged, no checkpoint,
             has no tensors, or needs to run code to be read.
     """
-    name = str(source)
+    source = re.sub(f'^({SAFE})+', '', str(source))
     with open_source(source) as file:
-        if urlsplit(name).path.endswith(SAFETENSORS):
-            content = _read_safetensors(file, name)
-        else:
-            content = _read_pickle(file, name)
+        is_safetensors = file.read(9)[8:] == b'{'  # after the 8 bytes of the header's length
+        file.seek(0)
+        content = (_read_safetensors if is_safetensors else _read_pickle)(file, source)
     content = dict(content) if isinstance(content, Mapping) else {}
     for section in SECTIONS:
         weights = content.get(section)
@@ -65,13 +61,19 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
     else:
         weights, content = content, dict(meta=content.get('meta'))
     if not _has_tensors(weights):
-        raise CheckpointError(f'{name} has no tensors, neither at top level nor under {SECTIONS}')
+        raise CheckpointError(f'{source} has no tensors, neither at top level nor under {SECTIONS}')
     meta = content.get('meta')
     meta = {k: v for k, v in meta.items() if k != 'config'} if isinstance(meta, Mapping) else {}
-    if name.startswith('mmcls://'):
+    if source.startswith('mmcls://'):
         # MMEngine applies the same rule to this zoo of classifiers.
         weights = {k[9:]: v for k, v in weights.items() if k.startswith('backbone.')}
     return dict(content, state_dict=weights, meta=meta)
+
+
+@CheckpointLoader.register_scheme(prefixes=(SAFE, 'mmlinattn://'), force=True)
+def load_from_safe_source(filename: str, map_location: Any = None) -> Dict[str, Any]:
+    """Let MMEngine read ``safe://SOURCE`` and ``mmlinattn://NAME`` by :func:`read_checkpoint`."""
+    return read_checkpoint(filename)
 
 
 def load_state_dict(source: PathLike) -> Tuple[Dict[str, Tensor], Dict[str, Any]]:
@@ -110,108 +112,44 @@ def weights_of(content: Mapping, source: PathLike) -> Dict[str, Tensor]:
     return {re.sub(r'^module\.', '', str(k)): v for k, v in tensors.items()}
 
 
+def damaged_part(file: BinaryIO) -> str:
+    """Return the name of the first zip member with a wrong checksum, or ''.
+
+    ``torch.load`` does not verify the checksums.
+
+    Raises:
+        pickle.UnpicklingError: the file is a TorchScript program, which torch 2.4 would load.
+    """
+    if not zipfile.is_zipfile(file):
+        return ''
+    with zipfile.ZipFile(file) as archive:
+        if any(name.endswith('/constants.pkl') for name in archive.namelist()):
+            raise pickle.UnpicklingError('TorchScript must not be called')
+        has_checksums = any(part.CRC for part in archive.infolist())
+        return (archive.testzip() if has_checksums else None) or ''
+
+
 def _has_tensors(weights: Any) -> TypeGuard[Mapping]:
     return isinstance(weights, Mapping) and any(isinstance(v, Tensor) for v in weights.values())
 
 
 def _read_pickle(file: BinaryIO, name: str) -> Any:
     try:
-        other = _other_archive(file)
-        if other:
-            raise CheckpointError(f'{name} is {other}')
         damaged = damaged_part(file)
-        if damaged:
-            raise CheckpointError(f'{name} is damaged: the content of {damaged} has changed')
         file.seek(0)
-        with safe_globals():
-            return unwrap(torch.load(file, map_location='cpu', weights_only=True))
-    except CheckpointError:
-        raise
-    except Exception as error:
+        if not damaged:
+            with safe_globals():
+                return torch.load(file, map_location='cpu', weights_only=True)
+    except Exception as error:  # RuntimeError, OSError, EOFError, KeyError, ... of damaged files
         reason = str(error)
         named = re.search(r'GLOBAL (\S+) (?:was not|whose module)|(\S+) must not be called', reason)
         if isinstance(error, pickle.UnpicklingError) and named:
-            code = named[1] or named[2]
             raise CheckpointError(
-                f'{name} is refused: to read it the code of {code} would have to run; save the '
-                "model's state_dict() in its place"
+                f'{name} is refused: to read it the code of {named[1] or named[2]} would have to '
+                "run; save the model's state_dict() in its place"
             ) from error
-        if _has_safetensors_header(file):
-            raise CheckpointError(
-                f'{name} is a safetensors file: give it the suffix .safetensors'
-            ) from error
-        # torch raises RuntimeError, OSError, EOFError, KeyError, ... on damaged files.
-        what = _other_file(name) or f'incomplete or no checkpoint{_because(error)}'
-        raise CheckpointError(f'{name} is {what}') from error
-
-
-def damaged_part(file: BinaryIO) -> str:
-    """Return the name of the first zip member with a wrong checksum, or ''.
-
-    ``torch.load`` does not verify the checksums.
-    """
-    file.seek(0)
-    if not zipfile.is_zipfile(file):
-        return ''
-    with zipfile.ZipFile(file) as archive:
-        for part in archive.infolist():
-            # A CRC of 0 means that the file was written without checksums.
-            if part.CRC:
-                try:
-                    with archive.open(part) as content:
-                        while content.read(2**20):
-                            pass
-                except zipfile.BadZipFile:
-                    return part.filename
-    return ''
-
-
-def _has_safetensors_header(file: BinaryIO) -> bool:
-    size = file.seek(0, 2)
-    file.seek(0)
-    length = int.from_bytes(file.read(8), 'little')
-    if not 2 <= length <= size - 8:
-        return False
-    try:
-        return isinstance(json.loads(file.read(length)), dict)
-    except ValueError:
-        return False
-
-
-def _is_zip_of_torch(file: BinaryIO) -> bool:
-    if not zipfile.is_zipfile(file):
-        return False
-    with zipfile.ZipFile(file) as archive:
-        return any(name.endswith('/data.pkl') for name in archive.namelist())
-
-
-def _other_file(name: str) -> str:
-    """Return what a file is by its name, and the cure; '' if it may be a checkpoint."""
-    if name.endswith(('.onnx', '.xml', '.pt2')):
-        return 'an exported file: name the checkpoint that it was made from'
-    if name.endswith(('.py', '.yml', '.yaml', '.json')):
-        return 'a config: name the checkpoint after the config'
-    return ''
-
-
-def _other_archive(file: BinaryIO) -> str:
-    """Return what an archive is, and the cure; '' if it may be a checkpoint."""
-    if not zipfile.is_zipfile(file):
-        return ''
-    with zipfile.ZipFile(file) as archive:
-        parts = archive.namelist()
-    file.seek(0)
-    if parts and all(part.endswith('.npy') for part in parts):
-        return 'an archive of NumPy: save its arrays as tensors by torch.save'
-    if any(part.endswith('/constants.pkl') for part in parts):
-        return "a TorchScript program: save the model's state_dict() in its place"
-    return ''
-
-
-def _because(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    reason = f': {lines[0].split(". ")[0][:120]}' if lines else ''
-    return f' ({type(error).__name__}{reason})'
+        raise _unreadable(file, name, error) from error
+    raise CheckpointError(f'{name} is damaged: the content of {damaged} has changed')
 
 
 def _read_safetensors(file: BinaryIO, name: str) -> Dict[str, Any]:
@@ -220,21 +158,16 @@ def _read_safetensors(file: BinaryIO, name: str) -> Dict[str, Any]:
         weights = safetensors.torch.load(data)
         # The first 8 bytes are the length of the header, which holds the meta information.
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], 'little')])
-    except (SafetensorError, ValueError) as error:
-        if _is_zip_of_torch(io.BytesIO(data)):
-            raise CheckpointError(f'{name} is a file of torch: give it the suffix .pth') from error
-        raise CheckpointError(f'{name} is incomplete or no checkpoint{_because(error)}') from error
-    meta = header.get('__metadata__', {})
-    ours = 'meta' in meta  # in such a file any sha256 is the checksum, even if its key is damaged
-    sums = {
-        value
-        for key, value in meta.items()
-        if key == CHECK_SUM or (ours and re.fullmatch('[0-9a-f]{64}', value))
-    }
-    if sums and sums != {check_sum(weights)}:
-        raise CheckpointError(f'{name} is damaged: its content has changed')
-    try:
-        own = json.loads(meta['meta'])
-    except (KeyError, json.JSONDecodeError):
-        own = None
-    return dict(state_dict=weights, meta=own if isinstance(own, dict) else meta)
+        meta = header.get('__metadata__', {})
+        return dict(state_dict=weights, meta=json.loads(meta['meta']) if 'meta' in meta else meta)
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise _unreadable(file, name, error) from error
+
+
+def _unreadable(file: BinaryIO, name: str, error: Exception) -> CheckpointError:
+    lines = str(error).strip().splitlines()
+    reason = f': {lines[0].split(". ")[0][:120]}' if lines else ''
+    again = f'; remove {file.name} to download it again' if name.startswith('https://') else ''
+    return CheckpointError(
+        f'{name} is incomplete or no checkpoint ({type(error).__name__}{reason}){again}'
+    )

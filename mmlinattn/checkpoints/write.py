@@ -1,25 +1,23 @@
 """Atomic writing of checkpoint files."""
 
-import hashlib
 import io
 import json
+from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Union
+from typing import Any, Dict, Iterator, Union
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from ..utils import WriteError, atomic_write
 from .errors import CheckpointError
-from .meta import plain_meta
 
 PathLike = Union[str, Path]
 SAFETENSORS = '.safetensors'
-# Metadata key in a safetensors file, because the format has no checksums.
-CHECK_SUM = 'sha256'
 SUFFIXES = ('.pth', '.pt', SAFETENSORS)
 
 
@@ -33,26 +31,11 @@ def atomic_checkpoint(path: Path) -> Iterator[Path]:
         raise CheckpointError(error) from error
 
 
-def check_sum(state_dict: Mapping[str, Tensor]) -> str:
-    """Return the sha256 of names, dtypes, shapes and values.
-
-    Args:
-        state_dict: name -> contiguous tensor on the CPU.
-    """
-    total = hashlib.sha256()
-    for name in sorted(state_dict):
-        value = state_dict[name]
-        total.update(f'{name} {value.dtype} {tuple(value.shape)}\n'.encode())
-        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
-
-
 def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
     """Write a checkpoint atomically.
 
     A ``.pth`` or ``.pt`` file has MMEngine's layout ``dict(state_dict=..., meta=...)``. MMEngine
-    cannot read a ``.safetensors`` file without this package's loader. :func:`read_checkpoint`
-    verifies the checksums of both formats.
+    reads a ``.safetensors`` file as ``safe://PATH`` only.
 
     Args:
         path: the file, overwritten if it exists; missing folders are created.
@@ -82,11 +65,49 @@ def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == SAFETENSORS:
-        own = {'meta': json.dumps(plain_meta(meta)), CHECK_SUM: check_sum(state_dict)}
-        content = save(state_dict, metadata=own)
+        content = save(state_dict, metadata={'meta': json.dumps(plain_meta(meta))})
     else:
         buffer = io.BytesIO()
         torch.save(dict(state_dict=state_dict, meta=plain_meta(meta)), buffer)
         content = buffer.getbuffer()
     with atomic_checkpoint(path) as temporary:
         temporary.write_bytes(content)
+
+
+def plain_meta(meta: Mapping) -> Dict[str, Any]:
+    """Return the entries of plain types (None, bool, int, float, str and containers of these).
+
+    Numpy numbers, numpy arrays, tensors and namespaces are converted to plain types; other
+    entries are omitted. ``CLASSES`` and ``PALETTE`` become ``dataset_meta``.
+
+    Example:
+        >>> plain_meta(dict(epoch=np.int64(3), CLASSES=('cat', 'dog'), model=object()))
+        {'epoch': 3, 'dataset_meta': {'classes': ('cat', 'dog')}}
+    """
+    meta = _plain(meta)
+    old = {name.lower(): meta.pop(name) for name in ('CLASSES', 'PALETTE') if name in meta}
+    old = {name: value for name, value in old.items() if value is not None}
+    if old:
+        meta['dataset_meta'] = dict(old, **(meta.get('dataset_meta') or {}))
+    return meta
+
+
+_NOT_PLAIN = object()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (np.generic, np.ndarray, Tensor)):
+        value = value.tolist()
+    if isinstance(value, Namespace):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        items = ((key, _plain(item)) for key, item in value.items())
+        return {
+            key if isinstance(key, (bool, int, float, str)) else str(key): item
+            for key, item in items
+            if item is not _NOT_PLAIN
+        }
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = [item for item in map(_plain, value) if item is not _NOT_PLAIN]
+        return tuple(items) if isinstance(value, tuple) else items
+    return value if value is None or type(value) in (bool, int, float, str) else _NOT_PLAIN

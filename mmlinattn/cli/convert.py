@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from ..checkpoints import (
     CheckpointError,
-    LoadReport,
     check_fits,
     convert,
     detect_source,
@@ -31,34 +30,23 @@ def built(config: str) -> nn.Module:
         raise CheckpointError(f'--config {config}: {type(error).__name__}: {error}') from error
 
 
-def check_config(config: str, tensors: Dict[str, Tensor], partial: bool = False) -> None:
+def check_config(config: str, tensors: Dict[str, Tensor]) -> None:
     """Print how the weights fit the model of a config.
 
     Raises:
-        CheckpointError: no tensor fits; or, unless ``partial``, the backbone has another type or
-            size, or a tensor outside the heads has another shape.
+        CheckpointError: no tensor fits, or one outside the heads has another shape.
     """
     from ..engine.preflight.weights import HEADS
 
-    where = f'--config {config}'
-    report = check_fits(
-        where, built(config), may_differ=('',), read=lambda _: dict(state_dict=tensors)
-    )
-    if not partial:
-        strict = [item for item in report.mismatched if not item[0].startswith(HEADS)]
-        try:
-            LoadReport(mismatched=strict).raise_on_mismatch(where)
-            report.raise_on_other_backbone(where)
-        except CheckpointError as error:
-            raise CheckpointError(
-                f'{error}; give the config of the same model, or --partial to convert all the same'
-            ) from None
+    source = f'--config {config}'
+    content = dict(state_dict=tensors)
+    report = check_fits(source, built(config), may_differ=HEADS, read=lambda _: content)
     print(f'against {config}: {report}')
 
 
 def usage(kind: str, dst: Path) -> str:
     if dst.suffix == '.safetensors':
-        return "for this package's tools; MMEngine by itself reads .pth only"
+        return f"for this package's commands; in configs of other tools: 'safe://{dst}'"
     lines = [
         "as the backbone of any model: init_cfg=dict(type='Pretrained', "
         f"checkpoint='{dst}', prefix='backbone.')"
@@ -81,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     except CheckpointError as error:
         raise CheckpointError(f'{args.src}: {error}') from error
     if args.config:
-        check_config(args.config, tensors, args.partial)
+        check_config(args.config, tensors)
     save_checkpoint(args.dst, tensors, meta)
     kind = kind_of(tensors)
     count = sum(value.numel() for value in tensors.values())

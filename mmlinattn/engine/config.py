@@ -15,7 +15,6 @@ from mmengine.hooks import Hook
 from mmengine.registry import Registry, init_default_scope
 from mmengine.utils import import_modules_from_strings
 
-from ..checkpoints import replace_mmengine_readers
 from ..utils import dicts, has_user, nodes, redacted
 from ..utils.messages import known_messages_hidden
 from ..utils.suggest import did_you_mean
@@ -55,7 +54,6 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
             :func:`.preflight.options.check_options`.
     """
     path = config_file(path)
-    replace_mmengine_readers()
     _import_from_folder(path)
     try:
         with _onedl_mmseg_found():

@@ -14,7 +14,7 @@ from mmengine.model import BaseModel, is_model_wrapper
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 from torch import nn
 
-from ..checkpoints import load_checkpoint, replace_mmengine_readers
+from ..checkpoints import load_checkpoint
 from ..models.layers import optimize_for_cpu
 from .pretrained import remove_pretrained
 
@@ -34,7 +34,6 @@ def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
         >>> next(build_model(cfg).parameters()).device.type
         'meta'
     """
-    replace_mmengine_readers()  # some models load a teacher when built
     cfg = cfg if isinstance(cfg, Config) else Config.fromfile(cfg)
     if 'model' not in cfg:
         raise ValueError(f'the config has no model: {cfg.filename or cfg}')

@@ -1,30 +1,18 @@
 """Parts of a model that start from a checkpoint."""
 
-from typing import Any, List
-
-from mmengine.model import PretrainedInit
+from typing import Any
 
 from ..utils import dicts
-
-
-def pretrained_inits(init_cfg: Any) -> List[dict]:
-    """Return the parts of an ``init_cfg`` that load a checkpoint.
-
-    Args:
-        init_cfg: None, one dict or several.
-
-    Example:
-        >>> pretrained_inits([dict(type='Constant'), dict(type='Pretrained', checkpoint='a.pth')])
-        [{'type': 'Pretrained', 'checkpoint': 'a.pth'}]
-    """
-    return [init for init in _listed(init_cfg) if _is_pretrained(init)]
+from ..utils.pretrained import pretrained_inits
 
 
 def without_pretrained(init_cfg: Any) -> Any:
     """Return an ``init_cfg`` without the parts that load a checkpoint; None if nothing is left."""
-    if not pretrained_inits(init_cfg):
+    pretrained = pretrained_inits(init_cfg)
+    if not pretrained:
         return init_cfg
-    return [init for init in _listed(init_cfg) if not _is_pretrained(init)] or None
+    listed = init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg]
+    return [init for init in listed if init not in pretrained] or None
 
 
 def remove_pretrained(model_cfg: dict) -> None:
@@ -44,11 +32,3 @@ def remove_pretrained(model_cfg: dict) -> None:
             node.pop('checkpoint_path', None)
         elif 'pretrained' in node:
             node['pretrained'] = False if isinstance(node['pretrained'], bool) else None
-
-
-def _listed(init_cfg: Any) -> List[dict]:
-    return [*init_cfg] if isinstance(init_cfg, (list, tuple)) else [init_cfg or {}]
-
-
-def _is_pretrained(init: dict) -> bool:
-    return init.get('type') in ('Pretrained', PretrainedInit)

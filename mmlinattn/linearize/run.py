@@ -23,12 +23,12 @@ from ..checkpoints import (
     read_checkpoint,
     save_checkpoint,
 )
-from ..checkpoints.write import check_sum
 from ..engine.distributed.launch import broadcast_from_first
 from ..engine.hooks.exact_resume_hook import seed_everything
 from ..engine.model import build_model, quiet
 from ..engine.preflight.run import check_run
 from ..utils import check_writable, write_json
+from ..utils.pretrained import initial_weights_read_safely
 from .images import check_readable, image_pipeline, images_below, training_images
 from .options import Options
 from .phases import finetune_config, phase_config, student_weights, train_phase
@@ -135,7 +135,9 @@ class Linearizer:
         """Return a hash of the teacher's model and weights."""
         found = hashlib.sha256(repr(self.cfg.model.to_dict()).encode())
         weights, _ = load_state_dict(self.checkpoint)
-        found.update(check_sum({name: of.contiguous() for name, of in weights.items()}).encode())
+        for name in sorted(weights):
+            found.update(name.encode())
+            found.update(weights[name].contiguous().view(-1).view(torch.uint8).numpy().data)
         return found.hexdigest()[:16]
 
     def _check_teacher(self) -> None:
@@ -248,7 +250,8 @@ def attention_errors(cfg: Config, seed: int) -> Dict[str, float]:
         seed: of the random crops.
     """
     model = MODELS.build(cfg.model)
-    model.init_weights()
+    with initial_weights_read_safely(model):
+        model.init_weights()
     model = model.to(get_device()).eval()
     dataset = DATASETS.build(cfg.train_dataloader.dataset)
     count, size = min(len(dataset), ERROR_IMAGES), cfg.train_dataloader.batch_size

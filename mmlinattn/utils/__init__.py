@@ -1,4 +1,4 @@
-"""Utilities: atomic writes, downloads with limits, URLs without secrets, checks."""
+"""Utilities: atomic writes, URLs without secrets, checks."""
 
 from .atomic_file import (
     WriteError,
@@ -9,28 +9,22 @@ from .atomic_file import (
     write_text,
 )
 from .checks import check_integer, check_number
-from .http import FetchRefused, check_size, open_request, size_limit
 from .nested import dicts, key_of, nodes
 from .redact import has_user, redacted
-from .regular_files import open_regular, outside_reason
+from .regular_files import outside_reason
 
 __all__ = [
-    'FetchRefused',
     'WriteError',
     'atomic_write',
     'check_integer',
     'check_number',
-    'check_size',
     'check_writable',
     'dicts',
     'has_user',
     'key_of',
     'nodes',
-    'open_regular',
-    'open_request',
     'outside_reason',
     'redacted',
-    'size_limit',
     'staged_folder',
     'write_json',
     'write_text',

@@ -1,54 +1,8 @@
-"""Checks that local files are safe to read: regular, not too large, inside the data set's folders.
+"""Check that a file lies inside the folders of its data set, whose file names are not trusted."""
 
-File names come from annotation files, which are not trusted: ``/dev/zero`` and a named pipe never
-end.
-"""
-
-import errno
 import os
 import os.path as osp
-import stat
-from typing import BinaryIO, Iterable, List, Optional
-
-from .http import check_size
-
-KINDS = {
-    stat.S_IFIFO: 'a named pipe',
-    stat.S_IFCHR: 'a device',
-    stat.S_IFBLK: 'a device',
-    stat.S_IFSOCK: 'a socket',
-}
-
-
-def open_regular(path: str, limited: bool = True) -> BinaryIO:
-    """Open a regular local file for reading, without blocking on a named pipe.
-
-    Args:
-        path: path of the file.
-        limited: apply the size limit, for files that are read at once.
-
-    Raises:
-        OSError: the file cannot be opened or is not a regular file.
-        FetchRefused: the file is above the size limit (:func:`mmlinattn.utils.check_size`).
-
-    Example:
-        >>> open_regular('/dev/zero')
-        Traceback (most recent call last):
-            ...
-        OSError: [Errno 22] is a device, not a regular file: '/dev/zero'
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            kind = KINDS.get(stat.S_IFMT(status.st_mode), 'a folder')
-            raise OSError(errno.EINVAL, f'is {kind}, not a regular file', str(path))
-        if limited:
-            check_size(str(path), status.st_size)
-        return open(descriptor, 'rb')
-    except BaseException:
-        os.close(descriptor)
-        raise
+from typing import Iterable, List, Optional
 
 
 def outside_reason(path: str, folders: Iterable[str]) -> Optional[str]:

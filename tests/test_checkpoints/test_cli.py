@@ -1,5 +1,3 @@
-import re
-
 import pytest
 import torch
 from mmengine.registry import MODELS
@@ -9,7 +7,6 @@ from torch import nn
 import mmlinattn  # noqa: F401
 from mmlinattn import __main__ as program
 from mmlinattn.checkpoints import load_state_dict
-from tests.programs import Program
 
 
 @pytest.fixture
@@ -48,7 +45,7 @@ def config(tmp_path, backbone_cfg):
         path.write_text(
             "custom_imports = dict(imports=['mmlinattn'])\ndefault_scope = 'mmdet'\n"
             f"model = dict(type='RetinaNet', backbone={backbone!r}, "
-            "neck=dict(type='FPN', in_channels=[8, 8, 16, 16], out_channels=8, num_outs=5), "
+            "neck=dict(type='FPN', in_channels=[16, 32, 48, 64], out_channels=8, num_outs=5), "
             "bbox_head=dict(type='RetinaHead', num_classes=3, in_channels=8))\n"
         )
         return path
@@ -87,7 +84,7 @@ def test_summary_and_use(run, src, tmp_path, backbone_cfg):
 
 def test_safetensors_output(run, src, tmp_path):
     code, out, _ = run(src, tmp_path / 'ravlt.safetensors')
-    assert code == 0 and 'MMEngine by itself reads .pth only' in out
+    assert code == 0 and f"'safe://{tmp_path}/ravlt.safetensors'" in out
     assert 'backbone.stem.0.conv.weight' in load_state_dict(tmp_path / 'ravlt.safetensors')[0]
 
 
@@ -96,7 +93,7 @@ def test_config_reports_missing_and_unexpected(run, src, tmp_path, config):
     code, out, _ = run(src, tmp_path / 'a.pth', '--config', config())
     assert code == 0
     assert 'missing in the file: backbone.out_norms.0.weight' in out
-    assert '9 unexpected: neck.conv.weight' in out
+    assert '9 unexpected: neck.' in out
 
 
 def test_config_by_its_name(run, src, tmp_path, monkeypatch):
@@ -113,85 +110,14 @@ def test_config_of_another_size(run, src, tmp_path, config, backbone_cfg):
     pytest.importorskip('mmdet', reason='the config is of a detector')
     arch = dict(backbone_cfg['arch'], mlp_ratios=3.0)
     result = run(src, tmp_path / 'a.pth', '--config', config(arch=arch))
-    shapes = 'ffn.fc1.weight is (16, 8) in the file and (24, 8) in the model'
+    shapes = 'ffn.fc1.weight is (56, 16) in the file and (48, 16) in the model'
     fails(result, f'backbone.stages.0.0.{shapes}')
     assert not (tmp_path / 'a.pth').exists()
-
-
-@pytest.mark.parametrize('depths', [(1, 1, 3, 1), (1, 1, 1, 1)])
-def test_config_of_another_depth(run, src, tmp_path, config, backbone_cfg, depths):
-    """All shapes agree; blocks are missing in the file, or in the model."""
-    pytest.importorskip('mmdet', reason='the config is of a detector')
-    path, arch = config(arch=dict(backbone_cfg['arch'], depths=depths)), tmp_path / 'a.pth'
-    block, what = (2, 'missing in the file') if depths[2] == 3 else (1, 'not in the model')
-    result = run(src, arch, '--config', path)
-    fails(result, 'the backbone of the model is not that of the file', '--partial')
-    assert re.search(rf'\d+ {what} \(backbone\.stages\.2\.{block}\.', result[2])
-    assert not arch.exists()
-    code, out, _ = run(src, arch, '--config', path, '--partial')
-    assert code == 0 and f'backbone.stages.2.{block}.' in out and arch.exists()
-
-
-def test_config_of_another_family(run, src, tmp_path, classifier):
-    """Two keys match, those of the head."""
-    pytest.importorskip('mmpretrain', reason='the config is of a classifier')
-    path = tmp_path / 'config.py'
-    path.write_text(
-        "custom_imports = dict(imports=['mmlinattn'])\ndefault_scope = 'mmpretrain'\n"
-        "model = dict(type='ImageClassifier', backbone=dict(type='ViT', arch='deit-t'), "
-        "head=dict(type='LinearClsHead', num_classes=10, in_channels=24))\n"
-    )
-    classifier['head.weight'] = classifier['head.weight'].flatten(1)
-    torch.save(classifier, src)
-    result = run(src, tmp_path / 'a.pth', '--config', path)
-    fails(result, 'the backbone of the model is not that of the file: 0 keys match')
-    assert not (tmp_path / 'a.pth').exists()
-
-
-def test_config_of_other_classes_and_positions(run, tmp_path):
-    """Both are accepted: a head is trained anew, positions are resized by loading."""
-    pytest.importorskip('mmpretrain', reason='the config is of a classifier')
-    dim, tensors = 192, {}
-    for i in range(12):
-        for name, out, inner in (
-            ('attn.qkv', 576, dim), ('attn.proj', dim, dim), ('mlp.fc1', 768, dim),
-            ('mlp.fc2', dim, 768),
-        ):  # fmt: skip
-            tensors[f'blocks.{i}.{name}.weight'] = torch.zeros(out, inner)
-            tensors[f'blocks.{i}.{name}.bias'] = torch.zeros(out)
-        for part in ('norm1.weight', 'norm1.bias', 'norm2.weight', 'norm2.bias'):
-            tensors[f'blocks.{i}.{part}'] = torch.zeros(dim)
-    tensors.update(
-        {'cls_token': torch.zeros(1, 1, dim), 'pos_embed': torch.zeros(1, 197, dim),
-         'patch_embed.proj.weight': torch.zeros(dim, 3, 16, 16),
-         'patch_embed.proj.bias': torch.zeros(dim), 'norm.weight': torch.zeros(dim),
-         'norm.bias': torch.zeros(dim), 'head.weight': torch.zeros(1000, dim),
-         'head.bias': torch.zeros(1000)}
-    )  # fmt: skip
-    torch.save(dict(model=tensors), tmp_path / 'deit_tiny.pth')
-    path = tmp_path / 'config.py'
-    path.write_text(
-        "custom_imports = dict(imports=['mmlinattn'])\ndefault_scope = 'mmpretrain'\n"
-        "model = dict(type='ImageClassifier', "
-        "backbone=dict(type='ViT', arch='deit-t', img_size=384), "
-        "head=dict(type='LinearClsHead', num_classes=3, in_channels=192))\n"
-    )
-    code, out, err = run(
-        tmp_path / 'deit_tiny.pth', tmp_path / 'a.pth', '--source', 'deit', '--config', path
-    )
-    assert (code, err) == (0, '')
-    assert 'head.fc.weight is (1000, 192) in the file and (3, 192) in the model' in out
-    path.write_text(path.read_text().replace('deit-t', 'deit-s'))
-    result = run(
-        tmp_path / 'deit_tiny.pth', tmp_path / 'b.pth', '--source', 'deit', '--config', path
-    )
-    fails(result, 'config.py: backbone.embed.pos_embed has shape (1, 197, 192), the model needs')
 
 
 def test_bad_config(run, src, tmp_path, config):
     fails(run(src, tmp_path / 'a.pth', '--config', tmp_path / 'no.py'), 'no.py')
     fails(run(src, tmp_path / 'a.pth', '--config', config(colour='red')), 'config.py', 'colour')
-    fails(run(src, tmp_path / 'a.pth', '--partial'), '--partial needs --config')
 
 
 def test_refusals(run, src, tmp_path):
@@ -214,10 +140,3 @@ def test_unknown_key_and_source(run, src, tmp_path, classifier):
     assert code == 2 and "invalid choice: 'rola'" in err
     torch.save(dict(model=dict(classifier, mystery=torch.zeros(1))), src)
     fails(run(src, tmp_path / 'a.pth'), 'released.pth', 'mystery')
-
-
-def test_as_a_script(root, tmp_path):
-    script, arguments = root / 'tools/model_converters/convert.py', ['no.pth', 'a.pth']
-    process = Program(script, arguments, tmp_path / 'out', [root])
-    assert process.end() == 2
-    assert 'no.pth does not exist' in process.text() and 'Traceback' not in process.text()

@@ -1,71 +1,22 @@
+import math
+
 import pytest
 import torch
-from mmengine.registry import MODELS
+from mmengine.config import ConfigDict
+from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
 import mmlinattn  # noqa: F401
 from mmlinattn.checkpoints import (
     CheckpointError,
-    LoadReport,
     check_fits,
     compare,
     convert,
     kind_of,
     load_checkpoint,
+    load_state_dict,
     save_checkpoint,
 )
-
-
-def test_names_and_values(dense):
-    converted = convert(dense, 'rala')
-    pairs = {
-        'patch_embed.proj.9.weight': 'backbone.stem.3.conv.weight',
-        'patch_embed.proj.10.running_var': 'backbone.stem.3.bn.running_var',
-        'layers.2.blocks.1.pos.weight': 'backbone.stages.2.1.cpe.weight',
-        'layers.0.blocks.0.attn.lepe.weight': 'backbone.stages.0.0.attn.lepe.weight',
-        'layers.1.blocks.0.norm2.norm.bias': 'backbone.stages.1.0.norm2.bias',
-        'layers.1.downsample.reduction.weight': 'backbone.downsamples.1.conv.weight',
-        'layers.1.downsample.norm.num_batches_tracked': (
-            'backbone.downsamples.1.bn.num_batches_tracked'
-        ),
-        'extra_norms.3.norm.weight': 'backbone.out_norms.3.weight',
-    }
-    for theirs, ours in pairs.items():
-        assert torch.equal(converted[ours], dense[theirs])
-    fused = 'layers.2.blocks.1.attn.qkvo.weight'
-    in_proj = converted['backbone.stages.2.1.attn.in_proj.weight']
-    assert torch.equal(in_proj, dense[fused][:, :, 0, 0])
-    gamma = converted['backbone.stages.3.0.gamma2']
-    assert torch.equal(gamma, dense['layers.3.blocks.0.gamma_2'][0, :, 0, 0])
-
-
-def test_dense_backbone_loads_strictly(dense, backbone_cfg):
-    converted = convert(dense, 'rala')
-    model = MODELS.build(backbone_cfg)
-    model.load_state_dict({k[len('backbone.') :]: v for k, v in converted.items()}, strict=True)
-    assert kind_of(converted) == 'backbone'
-    constants = [name for name in dense if name.endswith('RoPE.angle')]
-    assert len(converted) == len(dense) - len(constants) + 1  # the record of its attentions
-
-
-def test_classifier_names(classifier):
-    converted = convert(classifier, 'rala')
-    assert kind_of(converted) == 'classifier'
-    assert torch.equal(converted['neck.conv.weight'], classifier['proj.weight'])
-    assert torch.equal(converted['neck.bn.running_mean'], classifier['norm.running_mean'])
-    assert torch.equal(converted['head.fc.weight'], classifier['head.weight'].flatten(1))
-    assert torch.equal(converted['head.fc.bias'], classifier['head.bias'])
-
-
-def test_input_is_not_modified(dense):
-    before = {name: (id(value), value.shape) for name, value in dense.items()}
-    convert(dense, 'rala')
-    assert {name: (id(value), value.shape) for name, value in dense.items()} == before
-
-
-def test_unknown_source(dense):
-    with pytest.raises(ValueError, match=r"unknown source 'rola', known are .*'rala'"):
-        convert(dense, source='rola')
 
 
 def test_unknown_keys_are_named(dense):
@@ -86,8 +37,10 @@ def test_two_names_for_one_tensor(dense):
 
 
 def test_ema_copies_are_left_out_and_reported(dense, capsys):
+    before = convert(dense, 'rala')
+    assert kind_of(before) == 'backbone'
     converted = convert(dict(dense, ema_backbone_norm_weight=torch.zeros(3)), 'rala')
-    assert not any('ema' in name for name in converted)
+    assert converted.keys() == before.keys()
     out = capsys.readouterr().out
     assert 'left out 1 copies of the EMA hook' in out and 'left out 4 rotary angles' in out
 
@@ -96,6 +49,44 @@ def test_mmdet_1_is_refused():
     old = {'rpn_head.rpn_cls.bias': torch.zeros(3), 'bbox_head.fc_cls.bias': torch.zeros(81)}
     with pytest.raises(CheckpointError, match=r'MMDetection 1\.x'):
         convert(old, 'rala')
+
+
+FPN = dict(type='FPN', in_channels=[16, 32, 48, 64], out_channels=8, num_outs=5)
+WHOLE = {
+    'detector': ('mmdet', dict(
+        type='RetinaNet', neck=FPN, bbox_head=dict(type='RetinaHead', num_classes=3, in_channels=8)
+    )),
+    'segmentor': ('mmseg', dict(
+        type='EncoderDecoder',
+        decode_head=dict(type='UPerHead', in_channels=[16, 32, 48, 64], in_index=[0, 1, 2, 3],
+                         channels=8, num_classes=3, norm_cfg=dict(type='BN')),
+    )),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('kind', WHOLE)
+def test_whole_model(kind, dense, backbone_cfg, tmp_path):
+    """Files of MMDetection 2.x and MMSegmentation 0.x, whose heads have the names of today."""
+    scope, cfg = WHOLE[kind]
+    pytest.importorskip(scope, reason=f'a {kind} needs {scope}')
+    with DefaultScope.overwrite_default_scope(scope):
+        model = MODELS.build(ConfigDict(cfg, backbone=backbone_cfg))
+    heads = {k: v + 1 for k, v in model.state_dict().items() if not k.startswith('backbone.')}
+    old = {**{f'backbone.{k}': v for k, v in dense.items()}, **heads}
+    meta = dict(CLASSES=('a', 'b', 'c'), config='model = dict()')
+    state = {f'module.{k}': v for k, v in old.items()}
+    torch.save(dict(state_dict=state, meta=meta), tmp_path / 'old.pth')
+
+    state_dict, meta = load_state_dict(tmp_path / 'old.pth')
+    converted = convert(state_dict, 'rala')
+    assert kind_of(converted) == kind
+    save_checkpoint(tmp_path / 'new.pth', converted, meta)
+    report = check_fits(tmp_path / 'new.pth', model)
+    assert not report.missing and not report.unexpected and not report.mismatched
+    meta = load_checkpoint(model, tmp_path / 'new.pth')
+    assert meta['dataset_meta'] == dict(classes=('a', 'b', 'c'))
+    loaded = model.state_dict()
+    assert all(torch.equal(loaded[key], value) for key, value in heads.items())
 
 
 def test_compare_reports_every_kind():
@@ -107,8 +98,6 @@ def test_compare_reports_every_kind():
     assert report.unexpected == ['2.bias']
     assert report.mismatched == [('0.bias', (4,), (3,))]
     assert '0.bias is (4,) in the file and (3,) in the model' in str(report)
-    with pytest.raises(CheckpointError, match=r'0\.bias is \(4,\) in the file'):
-        report.raise_on_mismatch()
 
 
 def test_check_fits_whole_and_prefix(dense, backbone_cfg, tmp_path):
@@ -121,16 +110,6 @@ def test_check_fits_whole_and_prefix(dense, backbone_cfg, tmp_path):
         assert check_fits(path, model, prefix).missing == ['out_norms.0.weight']
     host = nn.ModuleDict(dict(backbone=model))
     assert check_fits(path, host).missing == ['backbone.out_norms.0.weight']
-
-
-def test_check_fits_names_key_and_shapes(dense, backbone_cfg, tmp_path):
-    path = tmp_path / 'backbone.pth'
-    save_checkpoint(path, convert(dense, 'rala'), {})
-    backbone_cfg['arch'] = dict(backbone_cfg['arch'], mlp_ratios=3.0)
-    model = MODELS.build(backbone_cfg)
-    message = r'backbone\.pth.*ffn\.fc1\.weight is \(16, 8\) in the file and \(24, 8\)'
-    with pytest.raises(CheckpointError, match=message):
-        check_fits(path, model, 'backbone.')
 
 
 def test_check_fits_when_heads_may_differ(tmp_path):
@@ -164,12 +143,9 @@ def test_the_cure_of_weights_that_do_not_fit(tmp_path):
     # No key matches because all shapes differ, even if heads may differ.
     said = error(nn.Linear(3, 4), nn.Linear(2, 3), may_differ=('',))
     assert 'weight is (4, 3) in the file and (3, 2) in the model' in said
-    assert said.endswith('of another arch: give the one that it was trained with')
+    assert said.endswith('Give the arch that the file was trained with')
     attns = [nn.ModuleDict(dict(attn=nn.Linear(2, i), norm=nn.Linear(2, 2))) for i in (3, 4)]
-    assert error(*attns).endswith('the options they were trained with, or take another one')
-    # Heads may differ in fine-tuning: the report has no cure.
-    report = check_fits(tmp_path / 'a.pth', attns[1], may_differ=('attn.',))
-    assert 'another shape' in str(report) and 'another attention' not in str(report)
+    assert error(*attns).endswith('the options that the weights were trained with')
     both = nn.ModuleDict(dict(backbone=nn.Linear(2, 3), head=nn.Linear(3, 4)))
     said = error(whole, both, load_checkpoint)
     assert (
@@ -178,6 +154,28 @@ def test_the_cure_of_weights_that_do_not_fit(tmp_path):
     assert said.endswith('weights of a backbone, which are named in model.backbone.init_cfg')
     said = error(nn.ModuleDict(dict(head=nn.Linear(3, 4))), both, load_checkpoint)
     assert said.endswith('give the config it was trained with')
+
+
+@pytest.mark.parametrize(
+    'name, value, fits',
+    [
+        ('0.weight', math.nan, False), ('0.weight', -math.inf, False),
+        ('1.running_var', math.inf, False), ('mask', -math.inf, True), ('mask', math.nan, False),
+        ('other', math.nan, True),
+    ],
+)  # fmt: skip
+def test_weights_that_are_nan_or_infinite(tmp_path, name, value, fits):
+    """A mask may hold infinities, and what is not loaded may be anything."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model.register_buffer('mask', torch.zeros(1))
+    weights = dict(model.state_dict(), other=torch.zeros(1))
+    weights[name] = torch.full_like(weights[name], value)
+    save_checkpoint(tmp_path / 'a.pth', weights, {})
+    if fits:
+        assert check_fits(tmp_path / 'a.pth', model).matched
+        return
+    with pytest.raises(CheckpointError, match=f'1 weights that are NaN or infinite: {name}'):
+        check_fits(tmp_path / 'a.pth', model)
 
 
 def test_check_fits_without_a_common_key(dense, tmp_path):
@@ -198,33 +196,3 @@ def test_check_fits_allows_what_a_load_hook_resizes(tmp_path):
     model._register_load_state_dict_pre_hook(resize)
     save_checkpoint(tmp_path / 'a.pth', {'weight': torch.zeros(9, 2)}, {})
     assert check_fits(tmp_path / 'a.pth', model).matched == ['weight']
-
-
-@pytest.mark.parametrize(
-    'name',
-    [
-        'stages.0.1.attn.anchors_q', 'layers.3.attn.relative.table', 'out_norms.0.weight',
-        'norm.bias', 'norms.2.weight', 'cls_token', 'embed.cls_token', 'embed.pos_embed',
-        'embed.pos_grid', 'patch_embeds.1.row_embed', 'patch_embeds.3.extra_tokens',
-    ],
-)  # fmt: skip
-def test_names_that_backbones_of_one_size_may_differ_in(name):
-    name = f'backbone.{name}'
-    LoadReport(missing=[name]).raise_on_other_backbone()
-    LoadReport(unexpected=[name]).raise_on_other_backbone()
-
-
-@pytest.mark.parametrize(
-    'name',
-    [
-        'stages.2.5.norm1.weight', 'stages.0.1.ffn.fc1.weight', 'stages.0.0.gamma1',
-        'patch_embeds.0.proj.weight', 'patch_embeds.1.norm.bias', 'layers.11.norm2.bias',
-        'embed.proj.weight', 'downsamples.0.conv.weight', 'stem.0.conv.weight',
-    ],
-)  # fmt: skip
-def test_names_that_tell_backbones_apart(name):
-    name = f'backbone.{name}'
-    with pytest.raises(CheckpointError, match=rf'a.py: .*1 missing in the file \({name}\)'):
-        LoadReport(missing=[name]).raise_on_other_backbone('a.py')
-    with pytest.raises(CheckpointError, match=rf'1 not in the model \({name}\)'):
-        LoadReport(matched=['backbone.x'], unexpected=[name]).raise_on_other_backbone()

@@ -1,5 +1,6 @@
-"""RAVLT with converted weights against tensors recorded from the released code."""
+"""RAVLT and MAViT with converted weights against tensors recorded from the released code."""
 
+import json
 from ast import literal_eval
 
 import pytest
@@ -7,26 +8,38 @@ import torch
 from mmengine.registry import MODELS, DefaultScope
 
 from mmlinattn.checkpoints import convert
-from mmlinattn.models.backbones import RAVLT
+from tests.test_checkpoints.conftest import below
 
 LAYOUTS = {
     'ravlt_released': ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention'),
     'ravlt_all_linear': 'RALA',
+    'mavit_small': ('MALA', 'MALA', 'SoftmaxAttention', 'SoftmaxAttention'),
 }
 
 
 @pytest.fixture(params=sorted(LAYOUTS))
 def case(request, golden):
-    """(tensors, arguments of RAVLT)"""
+    """(tensors under the names of the RAVLT files, config of the backbone, release)"""
     tensors, metadata = golden(request.param)
-    names = dict(embed_dims='dims', depths='depths', num_heads='heads', mlp_ratios='mlp')
-    arch = {name: literal_eval(metadata[theirs]) for name, theirs in names.items()}
-    kwargs = dict(arch=arch, attn_cfg=LAYOUTS[request.param], norm_cfg=dict(type='BN'))
-    return tensors, kwargs
-
-
-def below(tensors, prefix):
-    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+    if request.param == 'mavit_small':
+        sizes = json.loads(metadata['cases'])['released']['kwargs']
+        tensors, old = {}, below(tensors, 'released.')
+        for theirs, ours in (
+            ('state.', 'det.param.'), ('out.', 'det.out.'), ('in.x', 'in.image'),
+            ('grad.x', 'det.grad.image'), ('aux.logits', 'cls.out.logits'),
+            ('grad.state.', 'det.grad.param.'), ('state.', 'cls.param.'),
+            ('aux.head.', 'cls.param.'),
+        ):  # fmt: skip
+            tensors.update({ours + k: v for k, v in below(old, theirs).items()})
+        source, kind, out_channels = 'mala', 'MAViT', 40
+    else:
+        names = dict(embed_dims='dims', depths='depths', num_heads='heads', mlp_ratios='mlp')
+        sizes = {name: literal_eval(metadata[theirs]) for name, theirs in names.items()}
+        source, kind, out_channels = 'rala', 'RAVLT', 24
+    arch = {k: tuple(sizes[k]) for k in ('embed_dims', 'depths', 'num_heads', 'mlp_ratios')}
+    attn_cfg = LAYOUTS[request.param]
+    cfg = dict(type=kind, arch=arch, attn_cfg=attn_cfg, norm_cfg=dict(type='BN'))
+    return tensors, cfg, source, out_channels
 
 
 def assert_close(ours, theirs):
@@ -34,52 +47,50 @@ def assert_close(ours, theirs):
     assert (ours - theirs).norm() / theirs.norm() < 1e-5
 
 
-def dense_backbone(tensors, kwargs):
-    model = RAVLT(**kwargs).eval()
-    model.load_state_dict(
-        below(convert(below(tensors, 'det.param.'), 'rala', any_attention=True), 'backbone.')
-    )
-    return model
+def backbone_of(tensors, source):
+    return below(convert(tensors, source, any_attention=True), 'backbone.')
 
 
-def test_dense_backbone_outputs_and_gradient(case):
-    tensors, kwargs = case
+def test_dense_backbone_outputs_and_gradients(case):
+    tensors, cfg, source, _ = case
+    model = MODELS.build(cfg).eval()
+    model.load_state_dict(backbone_of(below(tensors, 'det.param.'), source))
     image = tensors['in.image'].clone().requires_grad_()
-    outs = dense_backbone(tensors, kwargs)(image)
+    outs = model(image)
     assert len(outs) == 4
     for i, out in enumerate(outs):
         assert_close(out, tensors[f'det.out.{i}'])
     sum(out.square().mean() for out in outs).backward()
     assert_close(image.grad, tensors['det.grad.image'])
-
-
-def test_first_attention_layer_alone(case):
-    tensors, kwargs = case
-    attn = dense_backbone(tensors, kwargs).stages[0][0].attn
-    x = tensors['attn.in']
-    hw_shape = tuple(x.shape[2:])
-    out = attn(x.flatten(2).transpose(1, 2), hw_shape)
-    assert_close(out.transpose(1, 2).unflatten(2, hw_shape), tensors['attn.out'])
+    grads = backbone_of(below(tensors, 'det.grad.param.'), source)
+    parameters = dict(model.named_parameters())
+    assert not grads or len(parameters) == len(set(parameters) & set(grads))
+    for name in set(parameters) & set(grads):
+        largest = max(grad.abs().max() for grad in grads.values())
+        assert (parameters[name].grad - grads[name]).abs().max() < 1e-5 * largest, name
+    if 'attn.in' in tensors:  # the first attention alone
+        x = tensors['attn.in']
+        out = model.stages[0][0].attn(x.flatten(2).transpose(1, 2), tuple(x.shape[2:]))
+        assert_close(out.transpose(1, 2).unflatten(2, x.shape[2:]), tensors['attn.out'])
 
 
 def test_classifier_logits(case):
     pytest.importorskip('mmpretrain', reason='the classifier needs MMPretrain')
-    import mmlinattn.models.necks  # noqa: F401
-
-    tensors, kwargs = case
+    tensors, backbone, source, channels = case
+    logits = tensors['cls.out.logits']
     cfg = dict(
         type='ImageClassifier',
-        backbone=dict(type='RAVLT', out_indices=(3,), out_norm=False, **kwargs),
-        neck=dict(type='RAVLTNeck', in_channels=64, out_channels=24, norm_cfg=dict(type='BN')),
-        head=dict(
-            type='LinearClsHead',
-            in_channels=24,
-            num_classes=tensors['cls.out.logits'].shape[1],
+        backbone=dict(backbone, out_indices=(3,), out_norm=False),
+        neck=dict(
+            type='RAVLTNeck', in_channels=backbone['arch']['embed_dims'][-1],
+            out_channels=channels, norm_cfg=dict(type='BN'),
         ),
-    )
+        head=dict(type='LinearClsHead', in_channels=channels, num_classes=logits.shape[1]),
+    )  # fmt: skip
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         model = MODELS.build(cfg).eval()
-    model.load_state_dict(convert(below(tensors, 'cls.param.'), 'rala', any_attention=True))
+    state = below(tensors, 'cls.param.')
+    state = {k: v for k, v in state.items() if not k.startswith('extra_norms')}
+    model.load_state_dict(convert(state, source, any_attention=True))
     with torch.no_grad():
-        logits = model.head(model.extract_feat(tensors['in.image']))
-    assert_close(logits, tensors['cls.out.logits'])
+        assert_close(model.head(model.extract_feat(tensors['in.image'])), logits)

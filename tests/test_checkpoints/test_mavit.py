@@ -1,72 +1,19 @@
-"""MAViT against recorded tensors, and its weights kept apart from RAVLT's."""
+"""MALA against recorded tensors, and weights of MAViT kept apart from RAVLT's."""
 
 import json
 
 import pytest
 import torch
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.registry import MODELS
 from mmengine.runner.checkpoint import load_checkpoint
 from torch import nn
 
 from mmlinattn.checkpoints import CheckpointError, check_fits, convert, save_checkpoint
 from mmlinattn.models.backbones import MAViT
 from mmlinattn.models.layers import MALA
+from tests.test_checkpoints.conftest import below
 
 BN = dict(type='BN')
-
-
-def below(tensors, prefix):
-    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-@pytest.fixture
-def recorded(golden):
-    """(tensors of the released MAViT, its sizes)"""
-    tensors, metadata = golden('mavit_small')
-    sizes = json.loads(metadata['cases'])['released']['kwargs']
-    arch = {k: tuple(sizes[k]) for k in ('embed_dims', 'depths', 'num_heads', 'mlp_ratios')}
-    return below(tensors, 'released.'), arch
-
-
-def assert_close(ours, theirs):
-    assert (ours - theirs).norm() / theirs.norm() < 1e-5
-
-
-def test_dense_backbone_outputs_and_gradients(recorded):
-    tensors, arch = recorded
-    model = MAViT(arch, norm_cfg=BN).eval()
-    model.load_state_dict(below(convert(below(tensors, 'state.'), 'mala'), 'backbone.'))
-    image = tensors['in.x'].clone().requires_grad_()
-    outs = model(image)
-    for i, out in enumerate(outs):
-        assert_close(out, tensors[f'out.{i}'])
-    sum(out.square().mean() for out in outs).backward()
-    assert_close(image.grad, tensors['grad.x'])
-    grads = below(convert(below(tensors, 'grad.state.'), 'mala'), 'backbone.')
-    parameters = dict(model.named_parameters())
-    compared = set(parameters) & set(grads)
-    assert len(compared) == len(parameters)
-    largest = max(grads[name].abs().max() for name in compared)
-    for name in compared:
-        assert (parameters[name].grad - grads[name]).abs().max() < 1e-5 * largest, name
-
-
-def test_classifier_logits(recorded):
-    pytest.importorskip('mmpretrain', reason='the classifier needs MMPretrain')
-    tensors, arch = recorded
-    state = {**below(tensors, 'state.'), **below(tensors, 'aux.head.')}
-    state = {k: v for k, v in state.items() if not k.startswith('extra_norms')}
-    cfg = dict(
-        type='ImageClassifier',
-        backbone=dict(type='MAViT', arch=arch, out_indices=(3,), out_norm=False, norm_cfg=BN),
-        neck=dict(type='RAVLTNeck', in_channels=32, out_channels=40, norm_cfg=BN),
-        head=dict(type='LinearClsHead', in_channels=40, num_classes=7),
-    )
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        model = MODELS.build(cfg).eval()
-    model.load_state_dict(convert(state, 'mala'))
-    with torch.no_grad():
-        assert_close(model(tensors['in.x']), tensors['aux.logits'])
 
 
 @pytest.mark.parametrize('case', ['linear', 'linear_padded'])
@@ -133,15 +80,6 @@ def test_weights_of_the_other_release_are_an_error(dense, backbone_cfg, tmp_path
     assert not any('trained_attention' in name for name in ours.state_dict())
     any_attention = convert(dense, 'mala', any_attention=True)
     model.load_state_dict(below(any_attention, 'backbone.'))
-
-
-def test_a_backbone_of_two_stages_takes_them(dense, backbone_cfg):
-    converted = below(convert(dense, 'mala'), 'backbone.')
-    ours = MODELS.build(dict(backbone_cfg, type='MAViT', out_indices=(0, 1)))
-    assert not ours.load_state_dict(converted, strict=False).missing_keys
-    other = MODELS.build(dict(backbone_cfg, type='RAVLT', out_indices=(0, 1)))
-    with pytest.raises(ValueError, match='trained with the attentions MALA, MALA'):
-        other.load_state_dict(converted, strict=False)
 
 
 def test_the_release_is_told_by_its_classifier(dense, classifier):

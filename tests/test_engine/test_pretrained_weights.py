@@ -7,7 +7,6 @@ import torch
 from mmengine.registry import MODELS, DefaultScope
 
 from mmlinattn.checkpoints import save_checkpoint
-from mmlinattn.checkpoints.checkpoint_cache import CheckpointCache
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.config_files import pretraining_config
 from mmlinattn.engine.preflight import weights
@@ -22,7 +21,7 @@ def mmseg():
 
 
 def check(cfg, model):
-    weights.check_weights(SimpleNamespace(model=model, checkpoints=CheckpointCache()), cfg)
+    weights.check_weights(SimpleNamespace(model=model), cfg)
 
 
 def test_a_missing_checkpoint_names_its_config_and_the_option(tmp_path, monkeypatch):

@@ -23,10 +23,5 @@ def convert(argv: Optional[List[str]] = None) -> Namespace:
     add('--any-attention', action='store_true',
         help='let a RAVLT, MAViT or MLLA with another attention begin with them')  # fmt: skip
     add('--config', help='config of the model that the weights are for')
-    add('--partial', action='store_true',
-        help='with --config: convert weights that fit only a part of the model')  # fmt: skip
     add('--force', action='store_true', help='overwrite DST')
-    args = parser.parse_args(argv)
-    if args.partial and not args.config:
-        parser.error('--partial needs --config, the model that the weights fit in part')
-    return args
+    return parser.parse_args(argv)

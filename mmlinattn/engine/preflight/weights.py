@@ -7,7 +7,7 @@ from torch import nn
 
 from ...checkpoints import CheckpointError, check_complete, check_fits, read_checkpoint
 from ...utils.pretrained import pretrained_inits
-from ..config import pretraining_config
+from ..config_files import pretraining_config
 from ..model import unwrapped
 from ..pretrained import without_pretrained
 from ..runner.runner import PluginRunner

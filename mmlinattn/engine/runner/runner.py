@@ -12,9 +12,10 @@ from mmengine.runner import BaseLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ...checkpoints import CheckpointCache, CheckpointError, replace_mmengine_readers
+from ...checkpoints import CheckpointError
 from ...models.layers import optimize_for_cpu
 from ...utils.messages import hide_on_console, known_messages_hidden, log_warning
+from ...utils.pretrained import SAFE, initial_weights_read_safely
 from ..config import check_no_passwords
 from ..model import unwrapped
 from ..preflight.data import DataError, empty_reason, labels_of
@@ -27,8 +28,8 @@ class PluginRunner(Runner):
 
     It trains as MMEngine's Runner does.
 
-    - Each checkpoint is read once and safely: the content that was checked is the content that is
-      loaded (:class:`mmlinattn.checkpoints.CheckpointCache`).
+    - Checkpoints are read by :func:`mmlinattn.checkpoints.read_checkpoint`, which runs no code:
+      ``load_from``, ``resume`` and each ``init_cfg``.
     - A data set without usable images is an error, and errors name the file that cannot be loaded.
     - SyncBN becomes BN where it cannot run.
     - Metrics are tried on a made-up sample when their loop is built
@@ -43,8 +44,6 @@ class PluginRunner(Runner):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A command may have added an address since the file was read.
         check_no_passwords(kwargs.get('cfg') or {})
-        self.checkpoints = CheckpointCache()
-        replace_mmengine_readers(self.checkpoints.read)
         super().__init__(*args, **kwargs)
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
@@ -63,12 +62,18 @@ class PluginRunner(Runner):
             hooks and {k: v for k, v in hooks.items() if k != 'report' or v is not None}
         )
 
+    def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict:
+        return super().load_checkpoint(f'{SAFE}{filename}', *args, **kwargs)
+
+    def _init_model_weights(self) -> None:
+        with initial_weights_read_safely(unwrapped(self.model)):
+            super()._init_model_weights()
+
     def load_or_resume(self) -> None:
         for handler, level in self._console.items():
             handler.setLevel(level)
         with _resume_errors(self), known_messages_hidden():
             super().load_or_resume()
-            self.checkpoints.release()
             if self._resume:
                 _check_optimizer(self.optim_wrapper)
 

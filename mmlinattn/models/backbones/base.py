@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...utils.option_names import unknown_option
+from ...utils.pretrained import initial_weights_read_safely
 from ..layers import AttnCfg, BaseAttention, expand_attn_cfg, init_layers, tokens_to_map
 from ..layers.activation_checkpointing import checkpoint_block
 
@@ -245,7 +246,8 @@ class Backbone(BaseModule):
     def init_weights(self) -> None:
         """Call :meth:`init_layer` on all layers, then apply ``init_cfg``."""
         init_layers(self, self.init_layer)
-        super().init_weights()
+        with initial_weights_read_safely(self):
+            super().init_weights()
 
     def train(self, mode: bool = True) -> 'Backbone':
         super().train(mode)
