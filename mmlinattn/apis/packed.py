@@ -8,8 +8,6 @@ from mmengine.model import BaseModel
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
-from ..models.generation import ViTVQGAN
-
 
 def packed_unsupported_reason(model: nn.Module) -> Optional[str]:
     """Return why a model predicts images of different sizes one by one, or None if at once.
@@ -20,7 +18,7 @@ def packed_unsupported_reason(model: nn.Module) -> Optional[str]:
     """
     if getattr(model, 'predicts_packed', False):
         return None
-    if isinstance(model, ViTVQGAN):
+    if hasattr(model, 'quantizer'):
         return 'the decoder of ViTVQGAN takes images of one size'
     backbone = getattr(model, 'backbone', None)
     unsupported = getattr(backbone, 'packed_unsupported_reason', None)

@@ -19,7 +19,6 @@ from PIL import Image, ImageOps
 from ..deployment import is_exported, load_exported
 from ..engine.config import load_config
 from ..engine.model import class_names, load_model, metainfos, number_of_classes, quiet
-from ..models.generation import ViTVQGAN
 from ..utils import check_integer
 from .augmentation import augmentation, check_augmentable, merging_model
 from .categories import category_ids, coco_categories
@@ -98,7 +97,7 @@ class Predictor:
         with DefaultScope.overwrite_default_scope(scope):
             load: Callable[..., Tuple[BaseModel, dict]] = load_exported if exported else load_model
             self.model, meta = load(cfg, weights, device)
-            if isinstance(self.model, ViTVQGAN):
+            if hasattr(self.model, 'quantizer'):
                 self.task = 'reconstruction'
             self.network: BaseModel = self.model
             if tta:

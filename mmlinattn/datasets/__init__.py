@@ -4,7 +4,6 @@ from .cifar import CIFAR100Binary
 from .file_backends import HTTPFileBackend, S3FileBackend
 from .imagenet_v2 import ImageNetV2
 from .shards import ShardDataset, ShardSampler
-from .video import VideoList
 
 __all__ = [
     'CIFAR100Binary',
@@ -13,5 +12,4 @@ __all__ = [
     'S3FileBackend',
     'ShardDataset',
     'ShardSampler',
-    'VideoList',
 ]

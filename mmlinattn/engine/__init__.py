@@ -1,7 +1,6 @@
 """Building, training and testing of models: runner, loops, hooks and command-line support."""
 
 from .. import datasets, models  # noqa: F401  registers what configs name
-from .distributed.alternating_ddp import AlternatingDistributedDataParallel
 from .distributed.fsdp_strategy import FSDP2Strategy
 from .hooks.checkpoint_hook import AtomicCheckpointHook
 from .hooks.divergence_hook import DivergenceHook
@@ -13,20 +12,17 @@ from .hooks.ripple_weights_hook import RippleWeightsHook
 from .hooks.watchdog_hook import WatchdogHook
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .model import build_model, load_model
-from .optim_constructor import GeneratorDiscriminatorConstructor
 from .runner.cpu_amp import CPUAmpOptimWrapper
 from .runner.exact_resume import ExactResumeHook, seed_everything
 from .runner.train_loop import ResumableEpochLoop
 
 __all__ = [
-    'AlternatingDistributedDataParallel',
     'AtomicCheckpointHook',
     'CPUAmpOptimWrapper',
     'DivergenceHook',
     'ExactResumeHook',
     'FSDP2Strategy',
     'FuseConvBNHook',
-    'GeneratorDiscriminatorConstructor',
     'LayerDecayOptimWrapperConstructor',
     'ModelEMAHook',
     'PreemptionHook',

@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import mmlinattn.models.layers as layers
 from benchmarks.report import digits
-from mmlinattn.models.layers import BaseAttention, NonLocalBlock, registered_subclasses
+from mmlinattn.models.layers import BaseAttention, registered_subclasses
+from mmlinattn.projects.video import NonLocalBlock
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'attentions.md'

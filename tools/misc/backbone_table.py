@@ -41,7 +41,7 @@ def kinds() -> Dict[str, type]:
     """Return the backbones of images of this package by name."""
     found = (getattr(backbones, name) for name in backbones.__all__)
     found = (kind for kind in found if getattr(kind, 'architectures', None))
-    return {kind.__name__: kind for kind in found if kind is not backbones.TimeSformer}
+    return {kind.__name__: kind for kind in found}
 
 
 def facts(kind: type, arch: str) -> Tuple[List[int], List[int], int]:

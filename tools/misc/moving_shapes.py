@@ -23,7 +23,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from mmlinattn.datasets.moving_shapes import CLASSES, draw_clip, generate_videos  # noqa: E402
+from mmlinattn.projects.video.moving_shapes import CLASSES, draw_clip, generate_videos  # noqa: E402
 
 MODELS = (
     'space', 'joint', 'divided', 'sparse', 'axial', 'joint-rala', 'joint-rwgka', 'joint-ripple',

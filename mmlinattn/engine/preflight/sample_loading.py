@@ -11,7 +11,6 @@ from torch import Tensor
 from ...datasets.audit.coco import bad_mask_reason
 from ...datasets.audit.images import exif_orientation, file_truncation_reason, truncation_reason
 from ...datasets.file_backends import StoreError
-from ...datasets.video import LoadClip
 from ...utils import outside_reason
 from .data import DataError, Labels, folders_of
 
@@ -66,7 +65,7 @@ class CheckedLoading:
         if not self.labels.of_pixels:
             _check_label(results.get('gt_label'), self.labels, 'its label')
         strict = self.skipped is not None
-        if strict and not isinstance(self.load, LoadClip):
+        if strict and 'video_path' not in results:
             what = _truncation_reason(results['img_path'], self.load.backend_args)
             if what:
                 raise DataError(what)
@@ -109,7 +108,8 @@ def check_loading(dataset: Any) -> None:
     for part in base_datasets(dataset):
         for transforms in _step_lists(getattr(part, 'pipeline', None)):
             for i, load in enumerate(transforms):
-                if isinstance(load, (LoadImageFromFile, LoadAnnotations, LoadClip)):
+                of_image = isinstance(load, (LoadImageFromFile, LoadAnnotations))
+                if of_image or type(load).__name__ == 'LoadClip':
                     transforms[i] = CheckedLoading(load, folders_of(part))
 
 
