@@ -23,7 +23,6 @@ class VideoList(BaseDataset):
         ann_file: the text file.
         data_root: folder, or address, before ``ann_file`` and ``data_prefix``.
         data_prefix: ``dict(video='...')``, the folder of the videos.
-        delimiter: text between the entries of a line. SSv2 of MMAction2 has ``' '`` too.
         frame_template: file name of frame i of a folder, such as ``'img_{:05}.jpg'``, counted
             from 1; None for video files.
         others: see MMEngine's ``BaseDataset``.
@@ -48,11 +47,9 @@ class VideoList(BaseDataset):
         self,
         ann_file: str,
         data_prefix: Optional[dict] = None,
-        delimiter: str = ' ',
         frame_template: Optional[str] = None,
         **kwargs: Any,
     ) -> None:
-        self.delimiter = delimiter
         self.frame_template = frame_template
         prefix = dict(video='') if data_prefix is None else data_prefix
         super().__init__(ann_file, data_prefix=prefix, **kwargs)
@@ -67,12 +64,12 @@ class VideoList(BaseDataset):
 
     def _sample(self, line: str, number: int) -> dict:
         folders = self.frame_template is not None
-        name, *rest = line.rsplit(self.delimiter, 2 if folders else 1)
+        name, *rest = line.rsplit(' ', 2 if folders else 1)
         if len(rest) != 1 + folders or not all(entry.isdecimal() for entry in rest):
             form = 'FOLDER FRAMES LABEL' if folders else 'FILE LABEL'
             raise ValueError(
-                f'line {number} of {self.ann_file} is {line!r}, not {form} with '
-                f'{self.delimiter!r} between them and numbers from 0 on'
+                f'line {number} of {self.ann_file} is {line!r}, not {form} with one space '
+                'between them and numbers from 0 on'
             )
         path = osp.join(self.data_prefix.get('video') or '', name)
         sample = dict(video_path=path, gt_label=int(rest[-1]))

@@ -2,17 +2,15 @@
 
 import os
 import tempfile
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import torch
 from mmengine.evaluator import BaseMetric
 from mmengine.registry import METRICS
-from torch import Tensor, nn
+from torch import nn
 
 from ...checkpoints import load_state_dict
-from ...engine.config import load_config
-from ...engine.model import load_model
 from ...utils.messages import log_warning
 
 INCEPTION = (
@@ -52,25 +50,18 @@ def frechet_distance(features: np.ndarray, other: np.ndarray) -> float:
 
 @METRICS.register_module()
 class FrechetDistance(BaseMetric):
-    """Frechet distance between test images and their reconstructions.
-
-    With ``inception`` it is the reconstruction FID, ``reconstruction/fid``, on the features of
-    torch-fidelity's Inception-v3. With ``classifier`` the features are those of a classifier
-    trained here: ``reconstruction/frechet_distance``, a number that is comparable with none of a
-    paper. Nothing is downloaded.
+    """Reconstruction FID, ``reconstruction/fid``: the Frechet distance between test images and
+    their reconstructions, on the features of torch-fidelity's Inception-v3.
 
     Args:
-        inception: file with torch-fidelity's weights of Inception-v3.
-        classifier: config of a classifier whose backbone gives the features.
-        checkpoint: checkpoint of the classifier.
+        inception: file with torch-fidelity's weights of Inception-v3. Nothing is downloaded.
         collect_device, prefix: see MMEngine's BaseMetric.
 
     Raises:
-        FileNotFoundError: a file does not exist.
+        FileNotFoundError: the file does not exist.
         ImportError: torch-fidelity is not installed.
-        ValueError: not just one of ``inception`` and ``classifier`` is given, the latter without
-            ``checkpoint``; fewer than two images.
-        mmlinattn.checkpoints.CheckpointError: a file cannot be read or does not fit.
+        ValueError: fewer than two images.
+        mmlinattn.checkpoints.CheckpointError: the file cannot be read.
 
     Example:
         >>> test_evaluator = [
@@ -82,59 +73,35 @@ class FrechetDistance(BaseMetric):
     default_prefix = 'reconstruction'
 
     def __init__(
-        self,
-        inception: Optional[str] = None,
-        classifier: Optional[str] = None,
-        checkpoint: Optional[str] = None,
-        collect_device: str = 'cpu',
-        prefix: Optional[str] = None,
+        self, inception: str, collect_device: str = 'cpu', prefix: Optional[str] = None
     ) -> None:
         super().__init__(collect_device, prefix)
-        if inception and classifier is None:
-            self.name, self.network = 'fid', _inception(inception)
-        elif inception is None and classifier and checkpoint:
-            self.name, self.network = 'frechet_distance', _classifier(classifier, checkpoint)
-        else:
-            raise ValueError(
-                'FrechetDistance needs inception=FILE, or classifier=CONFIG and checkpoint=FILE; '
-                f'got {inception=}, {classifier=}, {checkpoint=}'
-            )
+        self.network = _inception(inception)
 
     @torch.no_grad()
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         images = torch.stack([s[name] for name in ('gt_img', 'pred_img') for s in data_samples])
         self.network.to(images.device)
-        real, fake = self.network(images).double().cpu().numpy().reshape(2, len(data_samples), -1)
+        real, fake = (
+            self.network(images)[0].double().cpu().numpy().reshape(2, len(data_samples), -1)
+        )
         self.results.extend(zip(real, fake))
 
     def compute_metrics(self, results: List[tuple]) -> Dict[str, float]:
         real, fake = map(np.stack, zip(*results))
         if len(real) <= real.shape[1]:
             log_warning(
-                f'{self.name} of {len(real)} images with {real.shape[1]} features: the covariance '
+                f'fid of {len(real)} images with {real.shape[1]} features: the covariance '
                 'is singular, and the distance depends on the number of images'
             )
-        return {self.name: frechet_distance(real, fake)}
-
-
-class _Features(nn.Module):
-    """Network and the function that maps its images (B, 3, H, W) uint8 RGB to features (B, D)."""
-
-    def __init__(self, network: nn.Module, extract: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.network, self.extract = network.eval(), extract
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.extract(images)
+        return dict(fid=frechet_distance(real, fake))
 
 
 def _inception(path: str) -> nn.Module:
     if not os.path.isfile(path):
         raise FileNotFoundError(
             f'FrechetDistance.inception: {path!r} does not exist; torch-fidelity has it at '
-            f'{INCEPTION}. Without it, give a classifier trained here: --cfg-options '
-            'test_evaluator.1.inception=None test_evaluator.1.classifier=CONFIG '
-            'test_evaluator.1.checkpoint=FILE (no FID then)'
+            f'{INCEPTION}. Without it, remove FrechetDistance from test_evaluator'
         )
     try:
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
@@ -146,20 +113,6 @@ def _inception(path: str) -> nn.Module:
     weights, _ = load_state_dict(path)
     with tempfile.NamedTemporaryFile(suffix='.pth') as file:
         torch.save(weights, file.name)
-        network = FeatureExtractorInceptionV3(
+        return FeatureExtractorInceptionV3(
             'inception-v3-compat', ['2048'], feature_extractor_weights_path=file.name
-        )
-    return _Features(network, lambda images: network(images)[0])
-
-
-def _classifier(config: str, checkpoint: str) -> nn.Module:
-    cfg = load_config(config)
-    model, _ = load_model(cfg, checkpoint)
-
-    def extract(images: Tensor) -> Tensor:
-        # Images of a classifier's data set are BGR.
-        data = model.data_preprocessor(dict(inputs=images.flip(1)))
-        features = model.backbone(data['inputs'])[-1]
-        return features.flatten(2).mean(-1) if features.dim() > 2 else features
-
-    return _Features(model, extract)
+        ).eval()

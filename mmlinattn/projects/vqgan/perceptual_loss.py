@@ -1,6 +1,6 @@
 """Perceptual loss on features of VGG-16."""
 
-from typing import Iterator, Optional
+from typing import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -21,26 +21,24 @@ LAYERS = (
 )
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 VGG = 'https://download.pytorch.org/models/vgg16-397923af.pth'
-LPIPS = 'weights/v0.1/vgg.pth of https://github.com/richzhang/PerceptualSimilarity'
 
 
 @MODELS.register_module()
 class VGGPerceptualLoss(BaseModule):
-    """LPIPS (Zhang et al., CVPR 2018) on VGG-16, or its unweighted form.
+    """LPIPS (Zhang et al., CVPR 2018) on VGG-16, with weight 1 for each channel.
 
     Features after the last activation of each resolution are normalised over the channels. The
-    squared difference, weighted by channel, is averaged over the map and summed over resolutions.
+    squared difference is averaged over the map and summed over channels and resolutions.
     The network is no parameter and in no checkpoint. :meth:`init_weights`, which a training calls,
     reads its weights; nothing is downloaded.
 
     Args:
         weights: file with the weights of torchvision's VGG-16, from
             https://download.pytorch.org/models/vgg16-397923af.pth.
-        lpips: file with the weights by channel of LPIPS 0.1 for VGG; None weighs all channels by 1.
 
     Raises:
-        FileNotFoundError: a file does not exist.
-        mmlinattn.checkpoints.CheckpointError: a file has not the weights of this network.
+        FileNotFoundError: the file does not exist.
+        mmlinattn.checkpoints.CheckpointError: it has not the weights of this network.
         RuntimeError: the loss is computed before ``init_weights``.
 
     Example:
@@ -49,16 +47,14 @@ class VGGPerceptualLoss(BaseModule):
         (0, 0)
     """
 
-    def __init__(self, weights: str, lpips: Optional[str] = None) -> None:
+    def __init__(self, weights: str) -> None:
         super().__init__()
-        self.weights, self.lpips, self.is_loaded = weights, lpips, False
+        self.weights, self.is_loaded = weights, False
         channels = 3
         for number, width in ((n, w) for layers in LAYERS for n, w in layers.items()):
             self._add(f'weight_{number}', torch.zeros(width, channels, 3, 3))
             self._add(f'bias_{number}', torch.zeros(width))
             channels = width
-        for i, layers in enumerate(LAYERS):
-            self._add(f'channels_{i}', torch.ones(1, [*layers.values()][-1], 1, 1))
         self._add('mean', torch.tensor(MEAN).view(1, 3, 1, 1))
         self._add('std', torch.tensor(STD).view(1, 3, 1, 1))
 
@@ -70,10 +66,8 @@ class VGGPerceptualLoss(BaseModule):
         if not self.is_loaded:
             raise RuntimeError('VGGPerceptualLoss has no weights: call init_weights() of the model')
         total = reconstruction.new_zeros(())
-        pairs = zip(self.features(reconstruction), self.features(image))
-        for i, (x, y) in enumerate(pairs):
-            weight = getattr(self, f'channels_{i}')
-            total = total + (weight * (_unit(x) - _unit(y)) ** 2).sum(1).mean()
+        for x, y in zip(self.features(reconstruction), self.features(image)):
+            total = total + (_unit(x) - _unit(y)).square().sum(1).mean()
         return total
 
     def features(self, x: Tensor) -> Iterator[Tensor]:
@@ -87,38 +81,27 @@ class VGGPerceptualLoss(BaseModule):
             yield x
 
     def init_weights(self) -> None:
-        """Read the weights from their files."""
-        found = _read(self.weights, 'weights', f'torchvision has it at {VGG}')
+        """Read the weights from their file."""
+        try:
+            found = load_state_dict(self.weights)[0]
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f'model.perceptual.weights: {self.weights!r} does not exist; torchvision has it at '
+                f'{VGG}. Name another file with --cfg-options model.perceptual.weights=FILE, or '
+                'train without the perceptual loss: --cfg-options model.perceptual=None'
+            ) from error
         for number in (n for layers in LAYERS for n in layers):
             for kind in ('weight', 'bias'):
-                name = f'features.{number}.{kind}'
-                self._fill(f'{kind}_{number}', found, name, self.weights)
-        if self.lpips is not None:
-            found = _read(self.lpips, 'lpips', f'it is {LPIPS}')
-            for i in range(len(LAYERS)):
-                self._fill(f'channels_{i}', found, f'lin{i}.model.1.weight', self.lpips)
+                name, target = f'features.{number}.{kind}', getattr(self, f'{kind}_{number}')
+                value = found.get(name)
+                if value is None or value.shape != target.shape:
+                    has = 'is missing' if value is None else f'has shape {tuple(value.shape)}'
+                    raise CheckpointError(
+                        f'{self.weights}: {name} {has}, {tuple(target.shape)} is needed: not the '
+                        'file that VGGPerceptualLoss names'
+                    )
+                target.copy_(value)
         self.is_loaded = True
-
-    def _fill(self, buffer: str, found: dict, name: str, path: str) -> None:
-        target, value = getattr(self, buffer), found.get(name)
-        if value is None or value.shape != target.shape:
-            has = 'is missing' if value is None else f'has shape {tuple(value.shape)}'
-            raise CheckpointError(
-                f'{path}: {name} {has}, {tuple(target.shape)} is needed: not the file that '
-                'VGGPerceptualLoss names'
-            )
-        target.copy_(value)
-
-
-def _read(path: str, option: str, where: str) -> dict:
-    try:
-        return load_state_dict(path)[0]
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f'model.perceptual.{option}: {path!r} does not exist; {where}. Name another file with '
-            f'--cfg-options model.perceptual.{option}=FILE, or train without the perceptual loss: '
-            '--cfg-options model.perceptual=None'
-        ) from error
 
 
 def _unit(x: Tensor) -> Tensor:

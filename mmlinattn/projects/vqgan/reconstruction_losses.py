@@ -8,7 +8,6 @@ from torch import Tensor
 
 # Maps [0, 1] to [0.1, 0.9], where the logit is finite, as in DALL-E (Ramesh et al. 2021).
 MARGIN = 0.1
-GAN_LOSSES = ('non-saturating', 'hinge')
 
 
 def logit_laplace_loss(reconstruction: Tensor, image: Tensor) -> Tensor:
@@ -36,42 +35,29 @@ def logit_laplace_loss(reconstruction: Tensor, image: Tensor) -> Tensor:
     return (x.clamp(low, 1 - low).logit() - y.logit()).abs().mean()
 
 
-def adversarial_losses(kind: str, fake: Tensor, real: Tensor) -> Tuple[Tensor, Tensor]:
-    """Return the loss of the generator and that of the discriminator.
+def adversarial_losses(fake: Tensor, real: Tensor) -> Tuple[Tensor, Tensor]:
+    """Return StyleGAN's non-saturating losses of the generator and of the discriminator.
 
     Args:
-        kind: ``'non-saturating'`` (StyleGAN) or ``'hinge'`` (VQGAN).
         fake, real: logits (B,) of reconstructions and images.
 
     Returns:
         two scalars.
 
-    Raises:
-        ValueError: ``kind`` is neither.
-
     Example:
         >>> fake, real = torch.tensor([0.5]), torch.tensor([2.0])
-        >>> [round(float(x), 3) for x in adversarial_losses('hinge', fake, real)]
-        [-0.5, 1.5]
+        >>> [round(float(x), 3) for x in adversarial_losses(fake, real)]
+        [0.474, 1.101]
     """
-    if kind not in GAN_LOSSES:
-        raise ValueError(f'gan_loss must be one of {GAN_LOSSES}, got {kind!r}')
     fake, real = fake.float(), real.float()
-    if kind == 'hinge':
-        return -fake.mean(), F.relu(1 - real).mean() + F.relu(1 + fake).mean()
     return F.softplus(-fake).mean(), F.softplus(-real).mean() + F.softplus(fake).mean()
 
 
-def perplexity(codes: Tensor, num_codes: int) -> Tensor:
-    """Return the exponential of the entropy of codes, at most ``num_codes``.
-
-    Args:
-        codes: integers of any shape.
-        num_codes: size of the codebook.
+def perplexity(counts: Tensor) -> Tensor:
+    """Return the exponential of the entropy of codes that occur ``counts`` times each.
 
     Example:
-        >>> round(float(perplexity(torch.tensor([0, 3, 3, 0]), 8)), 6)
+        >>> round(float(perplexity(torch.tensor([2, 0, 0, 2]))), 6)
         2.0
     """
-    share = torch.bincount(codes.flatten(), minlength=num_codes).double() / codes.numel()
-    return torch.special.entr(share).sum().exp()
+    return torch.special.entr(counts.double() / counts.sum()).sum().exp()

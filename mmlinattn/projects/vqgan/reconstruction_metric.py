@@ -9,6 +9,8 @@ from mmengine.evaluator import BaseMetric
 from mmengine.registry import METRICS
 from torch import Tensor
 
+from .reconstruction_losses import perplexity
+
 # Wang et al. 2004: Gaussian window, and constants for a range of 255.
 WINDOW, SIGMA = 11, 1.5
 C1, C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
@@ -72,7 +74,7 @@ def ssim(image: Tensor, other: Tensor) -> float:
 class ReconstructionMetric(BaseMetric):
     """PSNR and SSIM of reconstructed images, and use of the codebook over the whole data set.
 
-    It scores the samples of :class:`mmlinattn.models.generation.ViTVQGAN`, with images rounded to
+    It scores the samples of :class:`ViTVQGAN`, with images rounded to
     8 bits as in a file.
 
     Args:
@@ -104,11 +106,10 @@ class ReconstructionMetric(BaseMetric):
 
     def compute_metrics(self, results: List[tuple]) -> Dict[str, float]:
         ratios, similarities, counts = zip(*results)
-        share = np.sum(counts, 0) / np.sum(counts)
-        used = share[share > 0]
+        total = torch.from_numpy(np.sum(counts, 0))
         return dict(
             psnr=float(np.mean(ratios)),
             ssim=float(np.mean(similarities)),
-            code_usage=100 * len(used) / len(share),
-            perplexity=float(np.exp(-np.sum(used * np.log(used)))),
+            code_usage=100 * int(total.count_nonzero()) / len(total),
+            perplexity=float(perplexity(total)),
         )

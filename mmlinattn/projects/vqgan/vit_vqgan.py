@@ -15,7 +15,7 @@ from ...models.backbones.vision_transformer import ViT
 from ...models.layers import map_to_tokens, tokens_to_map
 from ...ops.common.numerics import no_autocast
 from ...utils.errors import InputError
-from .reconstruction_losses import GAN_LOSSES, adversarial_losses, logit_laplace_loss, perplexity
+from .reconstruction_losses import adversarial_losses, logit_laplace_loss, perplexity
 from .vit_decoder import TanhMLP, ViTDecoder
 
 # Section 3.3 of the paper; the quantiser weighs its own loss.
@@ -41,8 +41,6 @@ class ViTVQGAN(BaseModel):
         decoder: options of :class:`ViTDecoder` that differ from those of the backbone.
         discriminator: config of the discriminator, or None for no adversarial loss.
         perceptual: config of the perceptual loss, or None for no such loss; the log says so.
-        gan_loss: ``'non-saturating'`` as StyleGAN, whose discriminator the paper names, or
-            ``'hinge'`` as VQGAN. The paper does not say which.
         loss_weights: weights that differ from the paper's: 1 of ``l2``, 0.1 of ``logit_laplace``,
             ``perceptual`` and ``adversarial``.
         data_preprocessor: gives RGB images in [0, 1]; encoder and decoder work in [-1, 1].
@@ -79,18 +77,15 @@ class ViTVQGAN(BaseModel):
         decoder: Optional[dict] = None,
         discriminator: Optional[dict] = None,
         perceptual: Optional[dict] = None,
-        gan_loss: str = 'non-saturating',
         loss_weights: Optional[dict] = None,
         data_preprocessor: Optional[dict] = None,
         init_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__(data_preprocessor, init_cfg)
-        if gan_loss not in GAN_LOSSES:
-            raise ValueError(f'gan_loss must be one of {GAN_LOSSES}, got {gan_loss!r}')
         unknown = sorted(set(loss_weights or {}) - set(LOSS_WEIGHTS))
         if unknown:
             raise ValueError(f'loss_weights has {unknown}; it takes {[*LOSS_WEIGHTS]}')
-        self.gan_loss, self.loss_weights = gan_loss, dict(LOSS_WEIGHTS, **(loss_weights or {}))
+        self.loss_weights = dict(LOSS_WEIGHTS, **(loss_weights or {}))
         self.backbone = MODELS.build(backbone)
         vit = self.backbone
         if (
@@ -154,8 +149,7 @@ class ViTVQGAN(BaseModel):
                     f'mode={GENERATOR!r}'
                 )
             fake, real = self.discriminator(torch.cat([reconstruction, inputs])).chunk(2)
-            loss = adversarial_losses(self.gan_loss, fake, real)[1]
-            return dict(loss_discriminator=loss)
+            return dict(loss_discriminator=adversarial_losses(fake, real)[1])
         raise ValueError(f"mode must be 'tensor', 'predict' or 'loss', got {mode!r}")
 
     def code_shape(self, image: Tensor) -> Tuple[int, int]:
@@ -217,9 +211,9 @@ class ViTVQGAN(BaseModel):
         if self.discriminator is not None:
             with _frozen(self.discriminator):
                 fake = self.discriminator(reconstruction)
-            loss = adversarial_losses(self.gan_loss, fake, fake)[0]
+            loss = adversarial_losses(fake, fake)[0]
             losses['loss_adversarial'] = weights['adversarial'] * loss
-        losses['perplexity'] = perplexity(quantized.codes, self.quantizer.num_codes).float()
+        losses['perplexity'] = perplexity(quantized.codes.flatten().bincount()).float()
         return losses, reconstruction.detach()
 
     def train_step(self, data: Union[dict, tuple, list], optim_wrapper: Any) -> Dict[str, Tensor]:

@@ -205,7 +205,6 @@ def test_without_discriminator_there_is_one_optimiser():
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        (dict(gan_loss='wasserstein'), 'gan_loss must be one of'),
         (dict(loss_weights=dict(l1=1)), r"loss_weights has \['l1'\]; it takes \['l2'"),
     ],
 )
