@@ -30,11 +30,11 @@ from mmlinattn.models.backbones import HierarchicalBackbone
 from mmlinattn.models.backbones.transformer_block import TransformerBlock
 from mmlinattn.models.layers import (
     BaseAttention,
-    NonLocalBlock,
     TokenLayout,
     build_attention,
     registered_subclasses,
 )
+from mmlinattn.projects.video import NonLocalBlock
 from mmlinattn.testing import ATTENTION_RULES, check_attention
 
 

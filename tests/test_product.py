@@ -4,10 +4,9 @@ from typing import Dict, List
 
 import pytest
 import torch
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from mmlinattn.models.backbones import Backbone, CvT, TimeSformer, ViL, ViT
+from mmlinattn.models.backbones import Backbone, CvT, ViL, ViT
 from mmlinattn.models.layers import BaseAttention, registered_subclasses
 from mmlinattn.testing import check_backbone
 from tests import more_rules
@@ -17,7 +16,8 @@ from tests.sizes import LONG
 
 def ours(base: type) -> Dict[str, type]:
     found = registered_subclasses(base)
-    return {name: cls for name, cls in found.items() if cls.__module__.startswith('mmlinattn.')}
+    models = 'mmlinattn.models.'
+    return {name: cls for name, cls in found.items() if cls.__module__.startswith(models)}
 
 
 class Encoder(nn.Module):
@@ -41,25 +41,8 @@ class Encoder(nn.Module):
         self.encoder.init_weights()
 
 
-class Clips(BaseModule):
-    """TimeSformer with the interface of a backbone of images: an image is four frames."""
-
-    def __init__(self, attn_cfg: str) -> None:
-        super().__init__()
-        arch = dict(embed_dims=16, num_heads=2, depth=2, patch_size=8)
-        self.model = TimeSformer(
-            arch, attn_cfg, num_frames=4, img_size=(16, 80), with_cls_token=False,
-            out_type='featmap',
-        )  # fmt: skip
-        for layer in self.model.layers:  # starts at 0, behind which nothing learns
-            nn.init.normal_(layer.steps[0].fc.weight, std=0.3)
-
-    def forward(self, image: Tensor) -> List[Tensor]:
-        return [self.model(image.unflatten(2, (4, 16)))]
-
-
 ATTENTIONS = ours(BaseAttention)
-BACKBONES = {name: cls for name, cls in ours(Backbone).items() if cls is not TimeSformer}
+BACKBONES = ours(Backbone)
 
 
 # Scores of all pairs, of one pass over the tokens, by anchors, in cells and in windows of the map.
@@ -78,20 +61,6 @@ def test_backbone(backbone, attention):
     cls = BACKBONES[backbone]
     check_backbone(cls, [attention], **small_options(cls))
     more_rules.check_backbone(cls, [attention], **small_options(cls))
-
-
-@pytest.mark.parametrize('attention', ATTENTIONS)
-def test_clips_of_timesformer(attention):
-    model, image = Clips(attention), torch.randn(2, 3, 64, 80)
-    (out,) = model(image)
-    assert torch.isfinite(out).all()
-    out.square().mean().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
-    model.eval()
-    with torch.no_grad():
-        (both,), (alone,) = model(image), model(image[1:])
-    torch.testing.assert_close(both[1:], alone, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('attention', ATTENTIONS)

@@ -326,7 +326,7 @@ RECONSTRUCTION = {
 )
 def _vqgan(setup: Setup) -> Baselines:
     from mmlinattn.models.backbones import ViT
-    from mmlinattn.models.generation import ViTVQGAN
+    from mmlinattn.projects.vqgan import ViTVQGAN
 
     image = torch.rand_like(setup.image())
     arch = dict(embed_dims=setup.embed_dims, num_heads=setup.heads, depth=1, patch_size=8)

@@ -87,7 +87,8 @@ def attentions() -> Dict[str, type]:
     chosen=True,
 )
 def _attention_layers(setup: Setup) -> Baselines:
-    from mmlinattn.models.layers import NonLocalBlock, tokens_to_map
+    from mmlinattn.models.layers import tokens_to_map
+    from mmlinattn.projects.video import NonLocalBlock
 
     x = setup.tokens()
     x_map = setup.leaf(tokens_to_map(x, setup.hw_shape))
@@ -147,13 +148,13 @@ CLIP_ATTENTIONS = {
     'softmax': 'SoftmaxAttention',
     'RALA': dict(type='RALA', rotary=False, lepe=0, gate='identity'),
     'RWGKA': 'RWGKA',
-    'ripple': dict(type='RippleAttention', max_distance=2),
+    'ripple': dict(type='ClipRippleAttention', max_distance=2),
 }
 
 
 def _clip(scheme: str, setup: Setup) -> Baselines:
     """Return one block of TimeSformer on a clip with a class token, with four attentions."""
-    from mmlinattn.models.backbones.space_time_block import SCHEMES, SpaceTimeBlock
+    from mmlinattn.projects.video.space_time_block import SCHEMES, SpaceTimeBlock
 
     shape = (setup.num_tokens // (FRAME[0] * FRAME[1]), *FRAME)
     clip = setup.tokens(1 + setup.num_tokens)

@@ -2,7 +2,7 @@ _base_ = [
     '../_base_/models/timesformer.py',
     '../_base_/datasets/moving_shapes.py',
     '../_base_/schedules/nano_adamw.py',
-    '../_base_/runtime_cls.py',
+    '../_base_/runtime_video.py',
 ]
 model = dict(
     backbone=dict(

@@ -1,3 +1,3 @@
 _base_ = './timesformer-nano-divided_moving-shapes.py'
-ripple = dict(type='RippleAttention', max_distance=2)
+ripple = dict(type='ClipRippleAttention', max_distance=2)
 model = dict(backbone=dict(scheme='joint', attn_cfg=ripple))

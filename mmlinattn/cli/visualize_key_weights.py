@@ -37,7 +37,7 @@ def package_attentions() -> List[str]:
     return [
         name
         for name, kind in registered_subclasses(BaseAttention).items()
-        if 'mmlinattn.' in kind.__module__
+        if 'mmlinattn.models.' in kind.__module__
     ]
 
 

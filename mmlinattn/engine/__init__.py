@@ -1,7 +1,6 @@
 """Building, training and testing of models: runner, loops, hooks and command-line support."""
 
 from .. import datasets, models  # noqa: F401  registers what configs name
-from .distributed.alternating_ddp import AlternatingDistributedDataParallel
 from .hooks.checkpoint_hook import AtomicCheckpointHook
 from .hooks.ema_hook import ModelEMAHook
 from .hooks.exact_resume_hook import ExactResumeHook, seed_everything
@@ -10,15 +9,12 @@ from .hooks.report_hook import ReportHook
 from .hooks.ripple_weights_hook import RippleWeightsHook
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .model import build_model, load_model
-from .optim_constructor import GeneratorDiscriminatorConstructor
 from .runner.cpu_amp import CPUAmpOptimWrapper
 
 __all__ = [
-    'AlternatingDistributedDataParallel',
     'AtomicCheckpointHook',
     'CPUAmpOptimWrapper',
     'ExactResumeHook',
-    'GeneratorDiscriminatorConstructor',
     'LayerDecayOptimWrapperConstructor',
     'ModelEMAHook',
     'PreemptionHook',

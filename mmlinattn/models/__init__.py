@@ -1,5 +1,5 @@
-"""Attention layers, backbones, necks, detectors, generative models and models of videos."""
+"""Attention layers, backbones, necks and detectors."""
 
-from . import backbones, detectors, generation, layers, necks, video
+from . import backbones, detectors, layers, necks
 
-__all__ = ['backbones', 'detectors', 'generation', 'layers', 'necks', 'video']
+__all__ = ['backbones', 'detectors', 'layers', 'necks']

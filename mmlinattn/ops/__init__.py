@@ -12,7 +12,6 @@ from .learnt_features import adaptive_features
 from .linear import linear_attention, mala_attention, rala_attention, unnormalised_attention
 from .random_walk import nystrom_attention, random_walk_attention
 from .ripple import (
-    clip_ripple_attention,
     ripple_attention,
     softmax_ripple_attention,
     stick_breaking,
@@ -20,7 +19,7 @@ from .ripple import (
 
 __all__ = [
     'BackendError', 'PackedShapes', 'Rotary', 'adaptive_features', 'additive_attention',
-    'apply_rotary', 'clip_ripple_attention', 'feature_map', 'linear_attention', 'mala_attention',
+    'apply_rotary', 'feature_map', 'linear_attention', 'mala_attention',
     'nystrom_attention', 'rala_attention', 'random_walk_attention', 'ripple_attention',
     'softmax_ripple_attention', 'stick_breaking', 'unnormalised_attention', 'use_backend',
 ]  # fmt: skip

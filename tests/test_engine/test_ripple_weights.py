@@ -18,6 +18,7 @@ from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.models.backbones import ViT
 from mmlinattn.models.layers import RippleAttention
 from mmlinattn.models.layers.attend_calls import watch_attend
+from mmlinattn.projects.video import ClipRippleAttention
 from mmlinattn.utils.errors import InputError
 from tests.programs import Program, free_port
 from tests.test_configs import built
@@ -181,7 +182,7 @@ def test_ways_to_run_a_layer():
         half = logged_of(model, lambda: model(images))
     assert half == pytest.approx(wanted, rel=0.1) and half != wanted
     # Frames of a clip are counted as images are, where the weights come from the values alone.
-    model = nn.ModuleList([RippleAttention(8, 2, 3)])
+    model = nn.ModuleList([ClipRippleAttention(8, 2, 3)])
     clip = torch.randn(1, 24, 8)
     maps = clip.view(2, 12, 8)
     assert logged_of(model, lambda: model[0](clip, (2, 3, 4))) == pytest.approx(

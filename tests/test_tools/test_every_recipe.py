@@ -90,7 +90,7 @@ def prepare(cfg, data_root):
                 cfg.model.test_cfg[key] = tuple(side // 8 for side in cfg.model.test_cfg[key])
 
 
-# Videos and reconstruction have trainings of their own: test_videos.py, test_two_optimisers.py.
+# Videos and reconstruction have trainings of their own: tests/test_projects.
 OF_IMAGES = [n for n in OF_RECIPES if 'timesformer' not in n and 'vqgan' not in n]
 
 

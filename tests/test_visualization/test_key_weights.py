@@ -33,7 +33,9 @@ OPTIONS = dict(
 )
 NOT_LINEAR = ('AdditiveAttention', 'LinearAngularAttention')
 OURS = [
-    n for n, kind in registered_subclasses(BaseAttention).items() if 'mmlinattn.' in kind.__module__
+    n
+    for n, kind in registered_subclasses(BaseAttention).items()
+    if 'mmlinattn.models.' in kind.__module__
 ]
 
 

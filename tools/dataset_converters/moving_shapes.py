@@ -6,7 +6,7 @@ The same options give the same frames. Needs PyAV, the extra "video".
 
 import argparse
 
-from mmlinattn.datasets.moving_shapes import generate_videos
+from mmlinattn.projects.video.moving_shapes import generate_videos
 from mmlinattn.utils.command_line import errors_in_one_line
 
 

@@ -6,10 +6,8 @@ from .hierarchical import HierarchicalBackbone
 from .mavit import MAViT
 from .mix_transformer import MixTransformer
 from .mlla import MLLA
-from .non_local_r3d import NonLocalR3D
 from .ravlt import RAVLT
 from .swin import Swin
-from .timesformer import TimeSformer
 from .transformer_block import TransformerBlock
 from .vil import ViL
 from .vision_transformer import ViT
@@ -22,9 +20,7 @@ __all__ = [
     'HierarchicalBackbone',
     'MAViT',
     'MixTransformer',
-    'NonLocalR3D',
     'Swin',
-    'TimeSformer',
     'TransformerBlock',
     'ViL',
     'ViT',

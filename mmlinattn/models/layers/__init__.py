@@ -23,7 +23,6 @@ from .linear import LinearAttention
 from .linear_angular import LinearAngularAttention
 from .mala import MALA
 from .mlla import MLLAAttention
-from .non_local import NonLocalBlock, NonLocalNeck
 from .nystrom import NystromAttention
 from .polaformer import PolaFormerAttention
 from .positions import LinearPosition, build_position
@@ -69,8 +68,6 @@ __all__ = [
     'LinearPosition',
     'MLLAAttention',
     'MixFFN',
-    'NonLocalBlock',
-    'NonLocalNeck',
     'NystromAttention',
     'PolaFormerAttention',
     'RandomWalkAttention',

@@ -52,23 +52,16 @@ def check_tokens(attn: 'BaseAttention', x: Tensor, query_pos: Optional[Tensor]) 
 
 def check_shape(
     attn: 'BaseAttention', x: Tensor, hw_shape: HwShape, mask: Optional[Tensor], num_extra: int
-) -> Tuple[Tuple[int, int], int, Optional[PackedShapes]]:
-    """Check the ``hw_shape`` of a map, a clip or packed images.
+) -> Tuple[Tuple[int, int], Optional[PackedShapes]]:
+    """Check the ``hw_shape`` of a map or of packed images.
 
     Returns:
-        (H, W) of the map, number of frames, and packed shapes or None; see :class:`TokenLayout`.
+        (H, W) of the map, and packed shapes or None; see :class:`TokenLayout`.
     """
     if isinstance(hw_shape, PackedShapes):
         packed = _check_packed(attn, x, hw_shape, mask, num_extra)
-        return (1, packed.num_tokens), 1, packed
-    num_frames, is_list = 1, isinstance(hw_shape, (tuple, list))
-    # A list of three maps is no clip: check_hw_shape raises its error.
-    if is_list and len(hw_shape) == 3 and not isinstance(hw_shape[0], (tuple, list)):
-        num_frames, height, width = hw_shape
-        if num_frames != 1:
-            attn.check_clip()
-        hw_shape = (num_frames * height, width)
-    return check_hw_shape(x.shape[1] - num_extra, hw_shape), num_frames, None
+        return (1, packed.num_tokens), packed
+    return check_hw_shape(x.shape[1] - num_extra, hw_shape), None
 
 
 def _check_packed(
@@ -117,22 +110,3 @@ def check_supports_extra_tokens(attn: 'BaseAttention', num_extra_tokens: int) ->
             'num_registers=0, or cls_token_from=N, from layer N on), global_tokens=0 in the '
             'arch of ViL'
         )
-
-
-def check_supports_clips(attn: 'BaseAttention') -> None:
-    """Raise ValueError unless the attention supports tokens of several frames."""
-    supported, name = attn.supports_clips, type(attn).__name__
-    if supported is None:
-        supported = not getattr(getattr(type(attn), 'info', None), 'needs_map', False)
-    if not supported:
-        raise ValueError(
-            f'{name} depends on positions in a 2D map and does not support clips of several '
-            "frames: attend along single axes or frames (scheme='divided'), or take another "
-            'attention'
-        )
-    for option, off in dict(rotary=False, lepe=0).items():
-        if getattr(attn, option):
-            raise ValueError(
-                f'{name} with {option} depends on positions in a 2D map and does not support '
-                f'clips of several frames: set {option}={off}'
-            )

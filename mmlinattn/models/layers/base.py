@@ -37,9 +37,6 @@ class BaseAttention(BaseModule):
     and keys but have no position. Rotary position does not rotate them, and rings, windows, pooling
     and depth-wise convolutions skip them.
 
-    The tokens of a clip have ``hw_shape=(T, H, W)``. Attentions whose result depends on the
-    position in a 2D map do not support clips of several frames.
-
     Images of different sizes need no padding: their tokens follow each other in a batch of 1, with
     a :class:`mmlinattn.ops.PackedShapes` as ``hw_shape``. Each image attends to itself only, with
     the result that it has alone. Extra tokens come before the map of each image.
@@ -64,7 +61,6 @@ class BaseAttention(BaseModule):
         backbone_options: options that the backbone provides when the config does not set them.
         backends: accepted values of ``backend``.
         supports_extra_tokens: False if extra tokens raise an error.
-        supports_clips: False if clips raise an error; None: they do if ``info.needs_map`` is set.
         cross_values: tokens that the values of cross-attention come from, ``'keys'`` or
             ``'queries'``; None if the attention cannot attend to other tokens. See
             :class:`LinearCrossAttention`.
@@ -84,7 +80,6 @@ class BaseAttention(BaseModule):
     backbone_options: Tuple[str, ...] = ('proj_drop',)
     backends: Tuple[str, ...] = BACKENDS
     supports_extra_tokens = True
-    supports_clips: Optional[bool] = None
     cross_values: Optional[str] = None
     values_follow_keys = True
     unsupported_options: Tuple[str, ...] = ()
@@ -163,9 +158,9 @@ class BaseAttention(BaseModule):
 
         Args:
             x: tokens (B, E + N, C): E extra tokens, then the tokens of the map, row-major.
-            hw_shape: (H, W) with H * W == N, (T, H, W) of a clip, or the
-                :class:`mmlinattn.ops.PackedShapes` of images whose tokens are packed: B is 1 then,
-                the tokens are E + H * W of each image, and there is no mask.
+            hw_shape: (H, W) with H * W == N, or the :class:`mmlinattn.ops.PackedShapes` of images
+                whose tokens are packed: B is 1 then, the tokens are E + H * W of each image, and
+                there is no mask.
             query_pos: (B, E + N, C), added to x for queries and keys only.
             key_padding_mask: (B, E + N) bool, True = padding.
             num_extra_tokens: E.
@@ -174,8 +169,8 @@ class BaseAttention(BaseModule):
             (B, E + N, C), after the output projection, before the residual.
 
         Raises:
-            ValueError: a shape does not match, or the attention does not support extra tokens,
-                clips or packed images.
+            ValueError: a shape does not match, or the attention does not support extra tokens or
+                packed images.
             TypeError: the padding mask is not bool.
         """
         layout = self.token_layout(x, hw_shape, query_pos, key_padding_mask, num_extra_tokens)
@@ -219,20 +214,16 @@ class BaseAttention(BaseModule):
             check_padding_mask(key_padding_mask, x.shape[0], x.shape[1])
         self.check_extra_tokens(num_extra_tokens)
         hw: Any = hw_shape
-        num_frames, packed = 1, None
+        packed = None
         is_pair = type(hw) is tuple and len(hw) == 2
         plain = is_pair and type(hw[0]) is type(hw[1]) is int and hw[0] > 0
         if not plain or hw[0] * hw[1] != x.shape[1] - num_extra_tokens:
-            # A clip, packed images, symbolic sizes of an export, or an error.
-            hw, num_frames, packed = checks.check_shape(
-                self, x, hw_shape, key_padding_mask, num_extra_tokens
-            )
+            # Packed images, symbolic sizes of an export, or an error.
+            hw, packed = checks.check_shape(self, x, hw_shape, key_padding_mask, num_extra_tokens)
         rotary = None
         if self.rotary and self.applies_rotary:
             rotary = self._rotary(packed or hw, num_extra_tokens, x)
-        return TokenLayout(
-            hw, key_padding_mask, rotary, num_extra_tokens, num_frames, False, packed
-        )
+        return TokenLayout(hw, key_padding_mask, rotary, num_extra_tokens, False, packed)
 
     def _rotary(self, maps: Union[Tuple[int, int], PackedShapes], extra: int, x: Tensor) -> Rotary:
         if self.coordinates is None:
@@ -261,13 +252,6 @@ class BaseAttention(BaseModule):
         is_count = type(num_extra_tokens) is int and num_extra_tokens >= 0
         if not is_count or (num_extra_tokens and not self.supports_extra_tokens):
             checks.check_supports_extra_tokens(self, num_extra_tokens)
-
-    def check_clip(self) -> None:
-        """Raise ValueError unless the attention supports tokens of several frames.
-
-        Backbones call it at construction.
-        """
-        checks.check_supports_clips(self)
 
     def project(
         self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout

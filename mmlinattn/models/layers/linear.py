@@ -90,14 +90,6 @@ class LinearAttention(BaseAttention):
     def attends_packed(self) -> bool:
         return self.position is None and self.feature_map.is_per_token
 
-    def check_clip(self) -> None:
-        super().check_clip()
-        if self.position is not None:
-            raise ValueError(
-                f'position {type(self.position).__name__} is of a 2D map and does not support '
-                'clips of several frames: set position=None'
-            )
-
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         hw_shape, mask, position = layout.hw_shape, layout.key_padding_mask, self.position
         name, values, rotary = 'identity', v, None

@@ -52,7 +52,6 @@ class MALA(BaseAttention):
 
     applies_rotary = True  # the operator rotates features; z has none
     cross_values = 'keys'
-    supports_clips = True  # with rotary=False, lepe=0
 
     def __init__(
         self,

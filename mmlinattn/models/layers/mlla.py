@@ -56,7 +56,6 @@ class MLLAAttention(BaseAttention):
     )
 
     applies_rotary = True  # the operator rotates features, in the numerator only
-    supports_clips = True  # with rotary=False, lepe=0
     projections = ('in_proj', 'lepe')
     unsupported_options = ('gate',)
 

@@ -59,7 +59,6 @@ class RALA(BaseAttention):
     )
 
     cross_values = 'keys'
-    supports_clips = True  # with rotary=False, lepe=0
     applies_rotary = True  # the operator rotates features, in the numerator only
 
     def __init__(

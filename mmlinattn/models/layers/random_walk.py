@@ -175,8 +175,6 @@ class RWGKP(RandomWalkAttention):
         needs_map=True,
     )
 
-    supports_clips = True  # anchors are means of cells of the stacked frames
-
     def __init__(
         self, embed_dims: int, num_heads: int, num_anchors: int = 64, *args, **kwargs
     ) -> None:

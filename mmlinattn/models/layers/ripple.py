@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...ops import clip_ripple_attention, ripple_attention, softmax_ripple_attention, stick_breaking
+from ...ops import ripple_attention, softmax_ripple_attention, stick_breaking
 from ...ops.ripple import check_backend, check_threshold, fixed_weights
 from ...utils import check_integer, check_number
 from .attention_info import AttentionInfo
@@ -30,9 +30,6 @@ class RippleAttention(BaseAttention):
     The models of the paper have no class token. Here an extra token (class token, registers) is
     in no ring. As a key it belongs to the last group of every map token. As a query it weights all
     tokens equally, as in linear attention.
-
-    On a clip the distance is over frames, rows and columns, with Chebyshev groups and linear
-    similarity: :func:`mmlinattn.ops.clip_ripple_attention`.
 
     Args:
         embed_dims, num_heads: channels and heads.
@@ -77,7 +74,6 @@ class RippleAttention(BaseAttention):
     )
 
     backends = (*BaseAttention.backends, 'tile', 'sat')
-    supports_clips = True
 
     def __init__(
         self,
@@ -131,35 +127,9 @@ class RippleAttention(BaseAttention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         if self.feature_map is not None:
             q, k = self.feature_map(q, k, layout.key_padding_mask)
-        if layout.num_frames > 1:
-            return self._on_clip(q, k, v, layout)
         if layout.num_extra_tokens:
             return self._with_extra_tokens(q, k, v, layout)
         return self._ripple(q, k, v, self.spatial_weights(v), layout)
-
-    def check_clip(self) -> None:
-        super().check_clip()
-        needed = dict(similarity='linear', groups='chebyshev')
-        for option, value in needed.items():
-            if getattr(self, option) != value:
-                raise ValueError(
-                    f'RippleAttention needs {option}={value!r} for clips of several frames, got '
-                    f'{getattr(self, option)!r}'
-                )
-        if self.backend not in BaseAttention.backends:
-            raise ValueError(
-                "RippleAttention needs backend='auto', 'reference' or 'torch' for clips of several "
-                f'frames, got {self.backend!r}'
-            )
-
-    def _on_clip(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
-        rows, width = layout.hw_shape
-        return clip_ripple_attention(
-            q, k, v.to(q.dtype), self.spatial_weights(layout.split_extra(v, 2)[1]),
-            clip_shape=(layout.num_frames, rows // layout.num_frames, width),
-            num_extra_tokens=layout.num_extra_tokens, key_padding_mask=layout.key_padding_mask,
-            eps=self.eps, backend=self.backend,
-        ).to(v.dtype)  # fmt: skip
 
     def _ripple(
         self, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, layout: TokenLayout

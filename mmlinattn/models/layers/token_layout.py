@@ -23,7 +23,6 @@ class TokenLayout(NamedTuple):
         key_padding_mask: (B, E + N) bool, True = padding, or None.
         rotary: positions, set only if the attention has ``applies_rotary``, else None.
         num_extra_tokens: E, the number of extra tokens.
-        num_frames: T of a clip, whose frames are stacked below each other in ``hw_shape``.
         cross: the keys are other tokens than the queries; the mask is theirs.
         packed: map sizes of packed images; only an attention with ``attends_packed`` sees them.
     """
@@ -32,7 +31,6 @@ class TokenLayout(NamedTuple):
     key_padding_mask: Optional[Tensor] = None
     rotary: Optional[Rotary] = None
     num_extra_tokens: int = 0
-    num_frames: int = 1
     cross: bool = False
     packed: Optional[PackedShapes] = None
 
@@ -58,7 +56,7 @@ class TokenLayout(NamedTuple):
         rotary = self.rotary
         if rotary is not None:
             rotary = rotary.of_map(rotary.hw_shape, 0)
-        return TokenLayout(self.hw_shape, mask, rotary, 0, self.num_frames)
+        return TokenLayout(self.hw_shape, mask, rotary, 0)
 
 
 def tokens_to_map(x: Tensor, hw_shape: Sequence[int]) -> Tensor:

@@ -1,7 +1,6 @@
 """Necks between a backbone and its heads."""
 
 from .ravlt_neck import RAVLTNeck
-from .region_graph import RegionGraph, RegionGraphNeck
 from .simple_feature_pyramid import SimpleFeaturePyramid
 
-__all__ = ['RAVLTNeck', 'RegionGraph', 'RegionGraphNeck', 'SimpleFeaturePyramid']
+__all__ = ['RAVLTNeck', 'SimpleFeaturePyramid']

@@ -9,7 +9,6 @@ from ..common.checks import check_hw_shape, check_qkv
 from ..common.dispatch import check_backend as check_operator_backend
 from ..common.dispatch import choose_backend
 from ..common.numerics import is_exporting
-from .clip import clip_ripple_attention
 from .options import RippleOptions, check_groups
 from .reference import ripple_reference, softmax_ripple_reference
 from .rows import ripple_rows
@@ -21,7 +20,6 @@ from .weights import check_threshold, fixed_weights, stick_breaking
 __all__ = [
     'check_backend',
     'check_threshold',
-    'clip_ripple_attention',
     'fixed_weights',
     'ripple_attention',
     'softmax_ripple_attention',

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mmlinattn.checkpoints import CheckpointError, convert, load_state_dict
-from mmlinattn.models.backbones import TimeSformer, ViT
+from mmlinattn.models.backbones import ViT
 from mmlinattn.models.backbones.vit_patch_embed import resize_positions
 from mmlinattn.models.layers import SwiGLU, build_attention, registered_subclasses
 from mmlinattn.models.layers.base import BaseAttention
@@ -468,11 +468,6 @@ def test_an_activation_of_the_architecture_is_no_choice_of_the_caller():
 def test_unknown_option_of_coordinates():
     with pytest.raises(TypeError, match="SoftmaxAttention rejects .*'scale'"):
         ViT(TINY, rotary=dict(scale=2))
-
-
-def test_registers_in_clips():
-    model = TimeSformer(TINY, num_frames=2, num_registers=2, img_size=48).eval()
-    assert model(torch.randn(1, 3, 2, 48, 48)).shape == (1, 32)
 
 
 @pytest.mark.parametrize('method', ['antialias', 'offset'])

@@ -8,12 +8,13 @@ from mmengine.config import Config
 
 from mmlinattn.analysis import analyse
 from mmlinattn.analysis.hybrids import softmax_crossover
-from mmlinattn.models.backbones import RAVLT, Backbone, MAViT, TimeSformer, ViT
+from mmlinattn.models.backbones import RAVLT, Backbone, MAViT, ViT
 from mmlinattn.models.layers import BaseAttention, expand_attn_cfg, registered_subclasses
 from tests.more_rules import small_options
 
-BACKBONES = [cls for cls in registered_subclasses(Backbone).values() if cls is not TimeSformer]
-NO_LISTS = [cls for cls in [*BACKBONES, TimeSformer] if cls is not ViT]
+FOUND = registered_subclasses(Backbone).values()
+BACKBONES = [cls for cls in FOUND if cls.__module__.startswith('mmlinattn.models.')]
+NO_LISTS = [cls for cls in BACKBONES if cls is not ViT]
 SIZE = (64, 96)
 HYBRID = dict(default='LinearAttention', softmax=[0, 'last1'], RWGKA=dict(layers=2, num_anchors=4))
 
@@ -62,15 +63,6 @@ def test_stages_and_layers():
         MAViT('tiny', attn_cfg=names[:3])
 
 
-def test_clips():
-    arch = dict(embed_dims=16, num_heads=2, depth=3, patch_size=8)
-    attn_cfg = dict(default='LinearAttention', softmax=['last1'])
-    model = TimeSformer(arch, attn_cfg, num_frames=2, img_size=16)
-    kinds = [{type(m).__name__ for m in layer.modules() if isinstance(m, BaseAttention)}
-             for layer in model.layers]  # fmt: skip
-    assert kinds == [{'LinearAttention'}, {'LinearAttention'}, {'SoftmaxAttention'}]
-
-
 @pytest.mark.parametrize(
     'options, message',
     [
@@ -114,12 +106,8 @@ def test_range_of_layers():
 
 @pytest.mark.parametrize('cls', NO_LISTS, ids=lambda cls: cls.__name__)
 def test_only_vit_takes_lists_of_images(cls):
-    if cls is TimeSformer:
-        model = cls(dict(embed_dims=16, num_heads=2, depth=1, patch_size=8), img_size=16)
-        shape, cure = r'\(B, C, T, H, W\), got a list of 2 clips', 'call it for each clip$'
-    else:
-        model = build(cls, 'LinearAttention')
-        shape, cure = r'\(B, C, H, W\), got a list of 2 images', 'for each image, or use ViT$'
+    model = build(cls, 'LinearAttention')
+    shape, cure = r'\(B, C, H, W\), got a list of 2 images', 'for each image, or use ViT$'
     with pytest.raises(TypeError, match=f'{cls.__name__} takes one tensor {shape}: .*{cure}'):
         model([torch.zeros(3, *SIZE), torch.zeros(3, 64, 64)])
 

@@ -144,7 +144,7 @@ def tokens(batch=2, n=30, c=32):
 
 def test_all_registered_attentions_are_tested():
     found = registered_subclasses(BaseAttention)
-    ours = {name for name, cls in found.items() if cls.__module__.startswith('mmlinattn.')}
+    ours = {name for name, cls in found.items() if cls.__module__.startswith('mmlinattn.models.')}
     tested = {cfg['type'] for cfg in ATTENTIONS.values()}
     assert ours == tested, f'add {ours - tested} to ATTENTIONS; {tested - ours} are not registered'
 

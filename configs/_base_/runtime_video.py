@@ -1,0 +1,2 @@
+_base_ = './runtime_cls.py'
+custom_imports = dict(imports=['mmlinattn.projects.video'])

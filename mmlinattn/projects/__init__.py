@@ -1,0 +1,1 @@
+"""Models beside the core, registered only when a config names their folder in custom_imports."""

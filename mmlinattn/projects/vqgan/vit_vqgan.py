@@ -1,0 +1,273 @@
+"""ViT-VQGAN: images through a codebook and back, with any attention."""
+
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from mmengine.logging import print_log
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS
+from mmengine.structures import BaseDataElement
+from torch import Tensor, nn
+
+from ...models.backbones.vision_transformer import ViT
+from ...models.layers import map_to_tokens, tokens_to_map
+from ...ops.common.numerics import no_autocast
+from ...utils.errors import InputError
+from .reconstruction_losses import adversarial_losses, logit_laplace_loss, perplexity
+from .vit_decoder import TanhMLP, ViTDecoder
+
+# Section 3.3 of the paper; the quantiser weighs its own loss.
+LOSS_WEIGHTS = dict(l2=1.0, logit_laplace=0.1, perceptual=0.1, adversarial=0.1)
+GENERATOR, DISCRIMINATOR = 'generator', 'discriminator'
+
+
+@MODELS.register_module()
+class ViTVQGAN(BaseModel):
+    """ViT-VQGAN (Yu et al., "Vector-quantized Image Modeling with Improved VQGAN", ICLR 2022) with
+    any attention in encoder and decoder.
+
+    A :class:`ViT` encodes an image to a map of tokens, and a :class:`TanhMLP` projects them to the
+    dimensions of the codes. A :class:`VectorQuantizer` replaces each by the nearest code, from
+    which a :class:`ViTDecoder` makes the image. Generator and discriminator have optimizers of
+    their own: ``optim_wrapper`` needs ``constructor='GeneratorDiscriminatorConstructor'`` and, on
+    several processes, ``model_wrapper_cfg=dict(type='AlternatingDistributedDataParallel')``.
+
+    Args:
+        backbone: config of the encoder, a :class:`ViT` without class token. Its ``attn_cfg`` is
+            that of the decoder too.
+        quantizer: config of the quantiser.
+        decoder: options of :class:`ViTDecoder` that differ from those of the backbone.
+        discriminator: config of the discriminator, or None for no adversarial loss.
+        perceptual: config of the perceptual loss, or None for no such loss; the log says so.
+        loss_weights: weights that differ from the paper's: 1 of ``l2``, 0.1 of ``logit_laplace``,
+            ``perceptual`` and ``adversarial``.
+        data_preprocessor: gives RGB images in [0, 1]; encoder and decoder work in [-1, 1].
+        init_cfg: MMEngine initialisation.
+
+    Inputs:
+        (B, 3, H, W) in [0, 1]; the patch size must divide H and W.
+
+    Returns:
+        with ``mode='tensor'`` the reconstruction (B, 3, H, W); with ``'predict'`` samples with
+        ``pred_img`` and ``gt_img`` (3, H, W) uint8, ``codes`` (N,) and ``num_codes``; with
+        ``'loss'`` the losses of the generator by name.
+
+    Raises:
+        ValueError: the backbone has a class token or several outputs, or an option is unknown.
+        mmlinattn.utils.errors.InputError: the patch size does not divide an image.
+
+    Example:
+        >>> vit = dict(
+        ...     type='ViT', arch=dict(embed_dims=32, num_heads=2, depth=1, patch_size=8),
+        ...     img_size=32, attn_cfg='RWGKA', with_cls_token=False)
+        >>> model = ViTVQGAN(vit, quantizer=dict(num_codes=64, code_dims=8)).eval()
+        >>> model(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 3, 32, 32])
+    """
+
+    # Parts that run in bfloat16 under CPUAmpOptimWrapper.
+    amp_parts = ('backbone', 'decoder', 'discriminator')
+
+    def __init__(
+        self,
+        backbone: dict,
+        quantizer: Optional[dict] = None,
+        decoder: Optional[dict] = None,
+        discriminator: Optional[dict] = None,
+        perceptual: Optional[dict] = None,
+        loss_weights: Optional[dict] = None,
+        data_preprocessor: Optional[dict] = None,
+        init_cfg: Optional[dict] = None,
+    ) -> None:
+        super().__init__(data_preprocessor, init_cfg)
+        unknown = sorted(set(loss_weights or {}) - set(LOSS_WEIGHTS))
+        if unknown:
+            raise ValueError(f'loss_weights has {unknown}; it takes {[*LOSS_WEIGHTS]}')
+        self.loss_weights = dict(LOSS_WEIGHTS, **(loss_weights or {}))
+        self.backbone = MODELS.build(backbone)
+        vit = self.backbone
+        if (
+            not isinstance(vit, ViT)
+            or vit.num_extra_tokens(vit.num_built - 1)
+            or (len(vit.out_indices), vit.out_type) != (1, 'featmap')
+        ):
+            raise ValueError(
+                'model.backbone must be a ViT with with_cls_token=False and one map as output: its '
+                f'tokens become codes; got {backbone}'
+            )
+        arch, options = self.backbone.arch, dict(backbone)
+        self.patch_size = arch['patch_size']
+        self.quantizer = MODELS.build(dict(dict(type='VectorQuantizer'), **(quantizer or {})))
+        dims, code_dims = arch['embed_dims'], self.quantizer.code_dims
+        self.pre_quant = TanhMLP(dims, int(arch['mlp_ratio'] * dims), code_dims)
+        for name in ('type', 'init_cfg', 'with_cls_token', 'in_channels', 'out_indices'):
+            options.pop(name, None)
+        options['arch'] = {k: v for k, v in arch.items() if k != 'patch_size'}
+        options.setdefault('img_size', 224)
+        options = dict(options, code_dims=code_dims, patch_size=self.patch_size)
+        self.decoder = ViTDecoder(**dict(options, **(decoder or {})))
+        self.discriminator = _build(discriminator, 'StyleDiscriminator')
+        self.perceptual = _build(perceptual, 'VGGPerceptualLoss')
+
+    def init_weights(self) -> None:
+        """Initialise all parts; the perceptual loss reads its weights."""
+        super().init_weights()
+        for name in ('perceptual', 'discriminator'):
+            if getattr(self, name) is None:
+                print_log(f'model.{name} is None: trained without this loss', 'current')
+
+    def forward(
+        self,
+        inputs: Tensor,
+        data_samples: Optional[list] = None,
+        mode: str = 'tensor',
+        reconstruction: Optional[Tensor] = None,
+    ) -> Any:
+        """Run the model.
+
+        Args:
+            inputs: images (B, 3, H, W) in [0, 1].
+            data_samples: samples that predictions are added to.
+            mode: ``'tensor'``, ``'predict'`` or ``'loss'``; in a training ``'generator'`` and
+                ``'discriminator'``, its two steps.
+            reconstruction: output of the first step, for the second.
+        """
+        if mode == 'tensor':
+            return self.decode(self.encode(inputs).vectors, self.code_shape(inputs))
+        if mode == 'predict':
+            return self.predict(inputs, data_samples)
+        if mode == 'loss':
+            return self.generator_step(inputs)[0]
+        if mode == GENERATOR:
+            return self.generator_step(inputs)
+        if mode == DISCRIMINATOR:
+            if self.discriminator is None or reconstruction is None:
+                raise ValueError(
+                    f'mode={mode!r} needs model.discriminator and the reconstruction of '
+                    f'mode={GENERATOR!r}'
+                )
+            fake, real = self.discriminator(torch.cat([reconstruction, inputs])).chunk(2)
+            return dict(loss_discriminator=adversarial_losses(fake, real)[1])
+        raise ValueError(f"mode must be 'tensor', 'predict' or 'loss', got {mode!r}")
+
+    def code_shape(self, image: Tensor) -> Tuple[int, int]:
+        """Return the (h, w) of the codes of images (B, 3, H, W).
+
+        Raises:
+            InputError: the patch size does not divide the image.
+        """
+        height, width = image.shape[-2:]
+        if height % self.patch_size or width % self.patch_size:
+            raise InputError(
+                f'images of {height}x{width} are no whole number of patches of '
+                f'{self.patch_size}x{self.patch_size}: resize or crop them in the pipeline'
+            )
+        return height // self.patch_size, width // self.patch_size
+
+    def encode(self, image: Tensor):
+        """Return the :class:`Quantized` tokens of images (B, 3, H, W)."""
+        self.code_shape(image)
+        (features,) = self.backbone(2 * image - 1)
+        return self.quantizer(self.pre_quant(map_to_tokens(features)))
+
+    def decode(self, vectors: Tensor, code_shape: Sequence[int]) -> Tensor:
+        """Return the images of vectors of codes (B, N, D) on a map (h, w)."""
+        # Around grey: with an offset to learn first, all tokens would move to one code.
+        return (self.decoder(tokens_to_map(vectors, code_shape)) + 1) / 2
+
+    def decode_codes(self, codes: Tensor) -> Tensor:
+        """Return the images (B, 3, H, W) of codes (B, h, w), for a second stage that draws them."""
+        return self.decode(self.quantizer.vectors(codes.flatten(1)), codes.shape[1:])
+
+    def predict(self, image: Tensor, data_samples: Optional[list] = None) -> List[BaseDataElement]:
+        """Return a sample with reconstruction and codes for each image."""
+        quantized = self.encode(image)
+        pictures = self.decode(quantized.vectors, self.code_shape(image))
+        samples = data_samples or [BaseDataElement() for _ in image]
+        both = zip(_to_bytes(pictures), _to_bytes(image), quantized.codes)
+        for sample, (pred_img, gt_img, codes) in zip(samples, both):
+            found = dict(pred_img=pred_img, gt_img=gt_img, codes=codes)
+            for name, value in dict(found, num_codes=self.quantizer.num_codes).items():
+                sample.set_field(value, name)
+        return samples
+
+    def generator_step(self, image: Tensor) -> Tuple[Dict[str, Tensor], Tensor]:
+        """Return the losses of the generator by name, and the reconstruction without gradient."""
+        quantized = self.encode(image)
+        reconstruction = self.decode(quantized.vectors, self.code_shape(image)).float()
+        weights = self.loss_weights
+        with no_autocast(image):
+            losses = dict(
+                loss_vq=quantized.loss,
+                loss_l2=weights['l2'] * F.mse_loss(reconstruction, image),
+                loss_logit_laplace=weights['logit_laplace']
+                * logit_laplace_loss(reconstruction, image),
+            )
+        if self.perceptual is not None:
+            loss = self.perceptual(reconstruction, image)
+            losses['loss_perceptual'] = weights['perceptual'] * loss
+        if self.discriminator is not None:
+            with _frozen(self.discriminator):
+                fake = self.discriminator(reconstruction)
+            loss = adversarial_losses(fake, fake)[0]
+            losses['loss_adversarial'] = weights['adversarial'] * loss
+        losses['perplexity'] = perplexity(quantized.codes.flatten().bincount()).float()
+        return losses, reconstruction.detach()
+
+    def train_step(self, data: Union[dict, tuple, list], optim_wrapper: Any) -> Dict[str, Tensor]:
+        """Update the generator, then the discriminator.
+
+        Args:
+            data: a batch of the data loader.
+            optim_wrapper: MMEngine's OptimWrapperDict with ``generator`` and, if the model has a
+                discriminator, ``discriminator``.
+
+        Returns:
+            losses and the perplexity of the codes, for the log.
+        """
+        return self.alternate(self, data, optim_wrapper)
+
+    def alternate(
+        self, run: Callable, data: Union[dict, tuple, list], optim_wrapper: Any
+    ) -> Dict[str, Tensor]:
+        """Run :meth:`train_step`; ``run`` is this model, or its distributed wrapper."""
+        if GENERATOR not in optim_wrapper:
+            raise ValueError(
+                'ViTVQGAN has two optimisers: set '
+                "optim_wrapper.constructor='GeneratorDiscriminatorConstructor'"
+            )
+        inputs = self.data_preprocessor(data, True)['inputs']
+        wrapper = optim_wrapper[GENERATOR]
+        with wrapper.optim_context(run):
+            losses, reconstruction = run(inputs, mode=GENERATOR)
+        loss, logged = self.parse_losses(losses)
+        wrapper.update_params(loss)
+        if self.discriminator is not None:
+            wrapper = optim_wrapper[DISCRIMINATOR]
+            with wrapper.optim_context(run):
+                losses = run(inputs, mode=DISCRIMINATOR, reconstruction=reconstruction)
+            loss, _ = self.parse_losses(losses)
+            wrapper.update_params(loss)
+            logged.update(loss_discriminator=loss.detach())
+        return logged
+
+
+def _build(cfg: Optional[dict], kind: str) -> Optional[nn.Module]:
+    return None if cfg is None else MODELS.build(dict(dict(type=kind), **cfg))
+
+
+@contextmanager
+def _frozen(module: nn.Module) -> Iterator[None]:
+    """Let gradients pass through a module without gradients of its parameters."""
+    module.requires_grad_(False)
+    try:
+        yield
+    finally:
+        module.requires_grad_(True)
+
+
+def _to_bytes(image: Tensor) -> Tensor:
+    """Return an image in [0, 1] as a file has it: clamped and rounded, uint8."""
+    return (image.float().clamp(0, 1) * 255).round().to(torch.uint8)

@@ -1,0 +1,257 @@
+"""Video lists, sampling of frames, decoding, transforms of clips and the Moving Shapes set."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from mmengine.registry import DATASETS
+
+from mmlinattn.projects.video import CropClip, FlipClip, LoadClip, ResizeClip, VideoList, transforms
+from mmlinattn.projects.video.moving_shapes import CLASSES, draw_clip, generate_videos
+from mmlinattn.projects.video.pyav import Video, write_video
+
+NEEDS_AV = dict(reason='reads videos: pip install av, the extra "video"')
+
+
+@pytest.fixture
+def film(tmp_path):
+    """A video of 12 frames whose brightness counts them: film(frames) -> path."""
+    pytest.importorskip('av', **NEEDS_AV)
+
+    def make(frames=12, name='film.mp4'):
+        levels = np.arange(frames, dtype=np.uint8)[:, None, None, None] * 16 + 20
+        write_video(tmp_path / name, np.broadcast_to(levels, (frames, 24, 32, 3)).copy(), 6)
+        return str(tmp_path / name)
+
+    return make
+
+
+def counted(clip):
+    """The numbers of the frames of a film."""
+    return np.rint((clip.mean((1, 2, 3)) - 20) / 16).astype(int).tolist()
+
+
+def test_decodes_the_frames_that_are_asked_for(film):
+    video = Video(film())
+    assert (video.num_frames, video.fps) == (12, 6.0)
+    clip = video.read([9, 0, 4, 4])
+    assert clip.shape == (4, 24, 32, 3) and counted(clip) == [9, 0, 4, 4]
+
+
+@pytest.mark.parametrize(
+    'options, total, expected',
+    [
+        (dict(num_frames=4, interval=3), 12, [0, 3, 7, 11]),  # the span is 12 frames
+        (dict(num_frames=4, interval=3), 20, [4, 7, 11, 15]),  # in the middle
+        (dict(num_frames=4, interval=3), 6, [0, 3, 5, 5]),  # too short
+        (dict(num_frames=3), 12, [2, 6, 10]),
+        (dict(num_frames=4), 2, [0, 0, 1, 1]),
+        (dict(num_frames=96, interval=4), 384, np.linspace(0, 383, 96).astype(int).tolist()),
+    ],
+)
+def test_frames_in_the_middle(options, total, expected):
+    assert LoadClip(random=False, **options).frame_numbers(total).tolist() == expected
+
+
+def test_interval_counts_frames_of_a_rate():
+    load = LoadClip(num_frames=2, interval=10, fps=30, random=False)
+    assert load.frame_numbers(100, fps=15.0).tolist() == [45, 54]  # a span of 10 frames
+    assert load.frame_numbers(100, fps=30.0).tolist() == [40, 59]
+
+
+def test_random_frames_stay_in_place():
+    np.random.seed(0)
+    segments, clips = LoadClip(4), LoadClip(4, interval=5)
+    found = np.stack([segments.frame_numbers(40) for _ in range(200)])
+    assert (found // 10 == np.arange(4)).all() and len(set(found[:, 0])) == 10
+    found = np.stack([clips.frame_numbers(40) for _ in range(200)])
+    assert found.min() == 0 and found.max() == 38 and len(set(found[:, 0])) == 20
+
+
+def test_short_videos_repeat_frames_and_say_so_once(film, monkeypatch):
+    said = []
+    monkeypatch.setattr(transforms, 'print_log', lambda text, *_: said.append(text))
+    load, path = LoadClip(8, interval=4, random=False), film(5)
+    for _ in range(2):
+        out = load(dict(video_path=path))
+    assert counted(out['img']) == out['frame_numbers'].tolist() == [0, 4, 4, 4, 4, 4, 4, 4]
+    assert len(said) == 1 and said[0].startswith(f'{path} is shorter than a clip of 8 frames')
+
+
+def damaged(path, content):
+    with open(path, 'wb') as file:
+        file.write(content)
+    return path
+
+
+def test_unreadable_videos_are_errors(film, tmp_path):
+    path = film()
+    content = Path(path).read_bytes()
+    assert b'moov' in content
+    for name, data, error in (
+        ('empty.mp4', b'', 'the file is empty'),
+        ('text.mp4', b'no video at all' * 50, 'the file is no video'),
+        (
+            'half.mp4',
+            content[: len(content) // 2],
+            'the file is no video',
+        ),  # the index is at the end
+    ):
+        with pytest.raises(ValueError, match=error):
+            Video(damaged(str(tmp_path / name), data))
+    with pytest.raises(FileNotFoundError):
+        Video(str(tmp_path / 'none.mp4'))
+    holes = damaged(str(tmp_path / 'holes.mp4'), content.replace(content[60:900], bytes(840)))
+    with pytest.raises(ValueError, match='cannot be decoded|truncated|no video'):
+        LoadClip(8, random=False)(dict(video_path=holes))
+
+
+def test_reads_lists_of_mmaction(tmp_path):
+    (tmp_path / 'videos.txt').write_text('a/my video.mp4 3\n\nb.mp4 0\n')
+    data = VideoList('videos.txt', dict(video='clips'), data_root=str(tmp_path))
+    found = [data.get_data_info(i) for i in range(len(data))]
+    assert [(f['video_path'], f['gt_label']) for f in found] == [
+        (f'{tmp_path}/clips/a/my video.mp4', 3), (f'{tmp_path}/clips/b.mp4', 0)
+    ]  # fmt: skip
+    assert DATASETS.get('VideoList') is VideoList
+
+
+def test_reads_folders_of_frames(tmp_path):
+    folder = tmp_path / 'frames/film'
+    folder.mkdir(parents=True)
+    for i in range(1, 7):
+        image = np.zeros((8, 8, 3), np.uint8)
+        image[..., 2] = 40 * i  # red, as OpenCV stores it
+        cv2.imwrite(str(folder / f'img_{i:05}.png'), image)
+    (tmp_path / 'frames.txt').write_text('film 6 2\n')
+    data = VideoList(
+        'frames.txt', dict(video='frames'), data_root=str(tmp_path),
+        frame_template='img_{:05}.png',
+    )  # fmt: skip
+    out = LoadClip(3, random=False)(data.get_data_info(0))
+    assert out['gt_label'] == 2 and out['img'][:, 0, 0].tolist() == [
+        [80, 0, 0],
+        [160, 0, 0],
+        [240, 0, 0],
+    ]
+
+
+@pytest.mark.parametrize(
+    'text, error',
+    [
+        ('a.mp4\n', r"line 1 of .* is 'a.mp4', not FILE LABEL"),
+        ('a.mp4 1\nb.mp4 -1\n', r"line 2 of .* is 'b.mp4 -1'"),
+        ('a.mp4 cat\n', "'a.mp4 cat'"),
+        ('\n', 'has no lines'),
+    ],
+)
+def test_bad_lists_are_named(tmp_path, text, error):
+    (tmp_path / 'list.txt').write_text(text)
+    with pytest.raises(ValueError, match=error):
+        VideoList(str(tmp_path / 'list.txt'))
+
+
+def clip_of(frames=2, height=20, width=40):
+    grid = np.arange(height * width, dtype=np.int64).reshape(1, height, width, 1)
+    clip = np.broadcast_to(grid % 251, (frames, height, width, 3)).astype(np.uint8)
+    return dict(img=clip)
+
+
+def test_crops():
+    clip = clip_of()['img']
+    out = CropClip(20, 'three')(clip_of())['img']
+    assert out.shape == (3, 3, 2, 20, 20)
+    for i, x in enumerate((0, 10, 20)):
+        assert np.array_equal(out[i].transpose(1, 2, 3, 0), clip[:, :, x : x + 20])
+    out = CropClip(10, 'center')(clip_of())['img']
+    assert np.array_equal(out[0].transpose(1, 2, 3, 0), clip[:, 5:15, 15:25])
+    np.random.seed(0)
+    places = {int(CropClip(19)(clip_of())['img'][0, 0, 0, 0, 0]) for _ in range(200)}
+    assert len(places) == 2 * 22
+
+
+def test_resizing_and_flipping():
+    out = ResizeClip(10)(clip_of())['img']
+    assert out.shape == (2, 10, 20, 3)
+    np.random.seed(0)
+    for inverse, middle in ((False, 288.0), (True, 284.4)):  # means of both distributions
+        resize = ResizeClip((256, 320), inverse)
+        sides = [resize(clip_of(1, 2, 2))['img'].shape[1] for _ in range(300)]
+        assert min(sides) >= 256 and max(sides) <= 320
+        assert np.mean(sides) == pytest.approx(middle, abs=3)
+    assert np.array_equal(FlipClip(1.0)(clip_of())['img'], clip_of()['img'][:, :, ::-1])
+    assert np.array_equal(FlipClip(0.0)(clip_of())['img'], clip_of()['img'])
+
+
+@pytest.mark.parametrize(
+    'make, error',
+    [
+        (lambda: LoadClip(0), 'num_frames must be a positive integer, got 0'),
+        (lambda: LoadClip(8, interval=1.5), 'interval must be .* got 1.5'),
+        (lambda: LoadClip(8, fps=30), 'needs an interval'),
+        (lambda: ResizeClip((320, 256)), r'got \(320, 256\)'),
+        (lambda: CropClip(8, 'five'), "got 'five'"),
+        (lambda: FlipClip(2), 'got 2'),
+        (lambda: CropClip(21)(clip_of()), r'\(20, 40\), smaller than the crop of 21'),
+        (lambda: LoadClip(8).frame_numbers(0), 'no frames'),
+    ],
+)  # fmt: skip
+def test_bad_options_are_named(make, error):
+    with pytest.raises(ValueError, match=error):
+        make()
+
+
+def places(clip):
+    """Where the shape is in each frame, (T, 2), by its light."""
+    light = clip.astype(float).sum(-1)
+    light = np.clip(light - np.median(light, (1, 2), keepdims=True) - 150, 0, None)
+    y, x = np.mgrid[: clip.shape[1], : clip.shape[2]]
+    weight = light.sum((1, 2))
+    return np.stack([(light * y).sum((1, 2)) / weight, (light * x).sum((1, 2)) / weight], 1)
+
+
+def test_classes_differ_by_order_alone():
+    for seed in range(5):
+        clips = [draw_clip(np.random.default_rng(seed), label, 48, 16) for label in range(4)]
+        found = [places(clip) for clip in clips]
+        order = np.array([0, 1, 6, 7, 4, 5, 2, 3])  # two frames at each place
+        for turns, (first, second) in zip(found, ((0, 0), (1, 1), (0, 1), (1, 0))):
+            for half, reverse in ((turns[:8], first), (turns[8:], second)):
+                expected = found[0][:8][order] if reverse else found[0][:8]
+                assert np.abs(half - expected).max() < 0.5
+        # Clockwise: from the top to the right.
+        assert found[0][2, 1] > found[0][0, 1] and found[1][2, 1] < found[1][0, 1]
+
+
+def test_moving_shapes_are_written_once(tmp_path, root, capfd):
+    pytest.importorskip('av', **NEEDS_AV)
+
+    def run(*arguments):
+        script = root / 'tools/dataset_converters/moving_shapes.py'
+        return subprocess.run([sys.executable, str(script), *map(str, arguments)]).returncode
+
+    folder = tmp_path / 'moving'
+    options = ['--num-train', '4', '--num-val', '4', '--num-frames', '8']
+    assert run(folder, *options) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['moving']
+    video = Video(f'{folder}/videos/val/00003.mp4')
+    clip = draw_clip(np.random.default_rng([0, 1, 3]), 3, 32, 8)
+    assert np.abs(video.read(range(8)).astype(int) - clip).mean() < 6
+    data = VideoList('val.txt', dict(video='videos'), data_root=str(folder))
+    assert [data.get_data_info(i)['gt_label'] for i in range(4)] == [0, 1, 2, 3]
+    assert json.loads((folder / 'moving_shapes.json').read_text())['classes'] == list(CLASSES)
+    assert run(folder, *options) == 0 and 'up to date' in capfd.readouterr().out
+    assert run(folder, *options, '--seed', '1') == 2
+    assert 'other parameters' in capfd.readouterr().err
+    with pytest.raises(FileExistsError, match='no Moving Shapes set'):
+        generate_videos(tmp_path)
+    for bad, error in (
+        ('--size', 'size must be an integer of at least 32'),
+        ('--num-frames', 'num_frames'),
+    ):
+        assert run(tmp_path / 'x', bad, '7') == 2
+        assert error in capfd.readouterr().err

@@ -1,0 +1,236 @@
+"""The model: its encoder, its losses and its training step."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mmengine.config import ConfigDict
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS
+from torch import nn
+
+from mmlinattn.projects.vqgan import ViTVQGAN, logit_laplace_loss
+
+SIDE, PATCH = 32, 8
+ATTENTIONS = [
+    'SoftmaxAttention', 'SlinearAttention', dict(type='NystromAttention', num_landmarks=4),
+    dict(type='RWGKA', num_anchors=4), 'RALA',
+]  # fmt: skip
+
+
+def config(attn_cfg='SoftmaxAttention', **options) -> dict:
+    vit = dict(
+        type='ViT', arch=dict(embed_dims=32, num_heads=2, depth=2, patch_size=PATCH),
+        img_size=SIDE, attn_cfg=attn_cfg, with_cls_token=False,
+    )  # fmt: skip
+    cfg = dict(
+        type='ViTVQGAN', backbone=vit, quantizer=dict(num_codes=32, code_dims=8),
+        discriminator=dict(img_size=SIDE, base_channels=8, max_channels=16),
+        data_preprocessor=dict(type='ImgDataPreprocessor', mean=[0], std=[255], bgr_to_rgb=True),
+    )  # fmt: skip
+    return dict(cfg, **options)
+
+
+def build(*args, **options) -> ViTVQGAN:
+    model = MODELS.build(config(*args, **options))
+    for name, parameter in model.named_parameters():
+        if name.endswith('weight') and parameter.dim() > 1:
+            nn.init.xavier_normal_(parameter)
+    return model.eval()
+
+
+def optimizers(model, **options):
+    cfg = ConfigDict(
+        type='OptimWrapper', constructor='GeneratorDiscriminatorConstructor',
+        optimizer=dict(type='Adam', lr=1e-3), **options,
+    )  # fmt: skip
+    return build_optim_wrapper(model, cfg)
+
+
+def batch(count: int = 4) -> dict:
+    return dict(inputs=[torch.randint(0, 256, (3, SIDE, SIDE)).byte() for _ in range(count)])
+
+
+def test_encoder_is_the_vision_transformer():
+    """A ViT of the zoo with the same weights, and torch's own layers, give the same features."""
+    model = build()
+    vit = MODELS.build(config()['backbone'])
+    vit.load_state_dict(model.backbone.state_dict())
+    image = torch.rand(2, 3, SIDE, SIDE)
+    found = model.backbone(2 * image - 1)[0]
+    torch.testing.assert_close(vit(2 * image - 1)[0], found)
+    state = model.backbone.state_dict()
+    patches = F.conv2d(2 * image - 1, state['embed.proj.weight'], state['embed.proj.bias'], PATCH)
+    tokens = patches.flatten(2).transpose(1, 2) + state['embed.pos_embed']
+    for i in range(2):
+        layer = nn.TransformerEncoderLayer(
+            32, 2, 128, 0, 'gelu', layer_norm_eps=1e-6, batch_first=True, norm_first=True
+        )
+        names = {
+            'self_attn.in_proj_': 'attn.in_proj.', 'self_attn.out_proj.': 'attn.proj.',
+            'linear1.': 'ffn.fc1.', 'linear2.': 'ffn.fc2.', 'norm1.': 'norm1.', 'norm2.': 'norm2.',
+        }  # fmt: skip
+        layer.load_state_dict(
+            {
+                a + k: state[f'layers.{i}.{b}{k}']
+                for a, b in names.items()
+                for k in ('weight', 'bias')
+            }
+        )
+        tokens = layer(tokens)
+    tokens = F.layer_norm(tokens, (32,), state['norm.weight'], state['norm.bias'], 1e-6)
+    torch.testing.assert_close(found, tokens.transpose(1, 2).view_as(found), rtol=1e-4, atol=1e-5)
+
+
+def test_reconstruction_is_decoded_from_codes_alone():
+    model, image = build(), torch.rand(2, 3, SIDE, SIDE)
+    (first, second) = model(image, mode='predict')
+    assert first.codes.shape == (16,) and first.num_codes == 32
+    codes = torch.stack([first.codes, second.codes]).view(2, 4, 4)
+    decoded = model.decode_codes(codes)
+    torch.testing.assert_close(decoded, model(image), rtol=1e-4, atol=1e-5)
+    assert first.pred_img.equal((decoded[0].clamp(0, 1) * 255).round().byte())
+    assert first.gt_img.equal((image[0] * 255).round().byte())
+
+
+def test_losses_and_their_weights():
+    model = build(loss_weights=dict(l2=2.0, adversarial=0.3))
+    image = torch.rand(2, 3, SIDE, SIDE)
+    losses, made = model(image, mode='loss'), model(image)
+    expected = dict(
+        loss_l2=2 * (made - image).square().mean(),
+        loss_logit_laplace=0.1 * logit_laplace_loss(made, image),
+        loss_adversarial=0.3 * F.softplus(-model.discriminator(made)).mean(),
+        loss_vq=model.encode(image).loss,
+    )
+    assert set(losses) == {*expected, 'perplexity'}
+    for name, value in expected.items():
+        torch.testing.assert_close(losses[name], value)
+
+
+@pytest.mark.parametrize('attn_cfg', ATTENTIONS)
+def test_any_attention_trains_all_parameters(attn_cfg):
+    model = build(attn_cfg).train()
+    before = copy.deepcopy(model.state_dict())
+    logged = model.train_step(batch(), optimizers(model))
+    assert {'loss', 'loss_discriminator', 'perplexity'} < set(logged)
+    same = [name for name, p in model.named_parameters() if p.equal(before[name])]
+    assert not same
+    kinds = {type(m).__name__ for m in model.modules() if hasattr(m, 'in_proj')}
+    assert len(kinds) == 1
+
+
+def test_each_optimiser_moves_its_part():
+    data = batch()
+    for name, still in (('generator', 'discriminator'), ('discriminator', 'generator')):
+        model = build().train()
+        wrappers = optimizers(model)
+        for group in wrappers[still].param_groups:
+            group['lr'] = 0.0
+        own = {id(p) for group in wrappers[name].param_groups for p in group['params']}
+        before = {n: p.clone() for n, p in model.named_parameters()}
+        model.train_step(data, wrappers)
+        moved = {n for n, p in model.named_parameters() if not p.equal(before[n])}
+        assert moved == {n for n, p in model.named_parameters() if id(p) in own}
+        assert all(n.startswith('discriminator.') == (name == 'discriminator') for n in moved)
+
+
+def test_adversarial_gradient_is_that_of_the_fixed_discriminator():
+    model = build(loss_weights=dict(l2=0.0, logit_laplace=0.0, adversarial=1.0))
+    image = torch.rand(2, 3, SIDE, SIDE)
+    model(image, mode='loss')['loss_adversarial'].backward()
+    assert all(p.grad is None and p.requires_grad for p in model.discriminator.parameters())
+    weight = model.decoder.head.fc2.weight
+    (wanted,) = torch.autograd.grad(F.softplus(-model.discriminator(model(image))).mean(), weight)
+    torch.testing.assert_close(weight.grad, wanted)
+
+
+def test_gradients_in_float64():
+    """Numerical gradients of the decoder's losses, for fixed codes."""
+    model = build(dict(type='RWGKA', num_anchors=4)).double()
+    image = torch.rand(1, 3, SIDE, SIDE, dtype=torch.double)
+    vectors = model.encode(image).vectors.detach().double().requires_grad_(True)
+
+    def loss(vectors):
+        made = model.decode(vectors, (4, 4))
+        return (made - image).square().mean() + logit_laplace_loss(made, image)
+
+    torch.autograd.gradcheck(loss, vectors, fast_mode=True)
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_autocast_trains_and_is_near_float32(dtype):
+    model, image = build(), torch.rand(2, 3, SIDE, SIDE)
+    codes = model.encode(image).codes
+    reference = model(image, mode='loss')
+    with torch.autocast('cpu', dtype=dtype):
+        losses = model(image, mode='loss')
+        shared = (model.encode(image).codes == codes).float().mean()
+    assert shared > 0.8
+    for name, value in losses.items():
+        assert value.dtype == torch.float32
+        if name != 'perplexity':
+            assert float(value) == pytest.approx(float(reference[name]), rel=0.1, abs=0.02)
+    sum(losses.values()).backward()
+    grads = [p.grad for n, p in model.named_parameters() if 'discriminator' not in n]
+    assert all(g is not None and torch.isfinite(g).all() for g in grads)
+
+
+def test_cpu_amp_wrapper_runs_encoder_decoder_and_discriminator_in_bfloat16():
+    model, seen = build().train(), []
+    cfg = dict(
+        type='CPUAmpOptimWrapper', constructor='GeneratorDiscriminatorConstructor',
+        optimizer=dict(type='Adam', lr=1e-3),
+    )  # fmt: skip
+    for part in (
+        model.backbone.layers[0].ffn,
+        model.decoder.vit.layers[0].ffn,
+        model.discriminator,
+    ):
+        linear = next(m for m in part.modules() if isinstance(m, (nn.Linear, nn.Conv2d)))
+        linear.register_forward_hook(lambda m, x, out: seen.append(out.dtype))
+    logged = model.train_step(batch(), build_optim_wrapper(model, ConfigDict(cfg)))
+    assert seen and torch.isfinite(logged['loss'])
+    assert torch.bfloat16 in seen
+
+
+def test_without_discriminator_there_is_one_optimiser():
+    model = build(discriminator=None).train()
+    wrappers = optimizers(model)
+    assert [*wrappers.keys()] == ['generator']
+    assert 'loss_discriminator' not in model.train_step(batch(), wrappers)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(loss_weights=dict(l1=1)), r"loss_weights has \['l1'\]; it takes \['l2'"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        build(**options)
+
+
+def test_bad_images_and_backbones():
+    late = dict(with_cls_token=True, cls_token_from=1)
+    for wrong in (dict(with_cls_token=True), late, dict(out_type='avg_featmap')):
+        cfg = config()
+        cfg['backbone'].update(wrong)
+        with pytest.raises(ValueError, match='must be a ViT with with_cls_token=False'):
+            MODELS.build(cfg)
+    model = build()
+    with pytest.raises(ValueError, match=r'images of 30x32 are no whole number of patches of 8x8'):
+        model(torch.rand(1, 3, 30, 32))
+    with pytest.raises(ValueError, match="constructor='GeneratorDiscriminatorConstructor'"):
+        model.train_step(batch(), {})
+    image = torch.rand(1, 3, 32, 32)
+    for other, fake in ((build(discriminator=None), image), (model, None)):
+        with pytest.raises(ValueError, match="mode='discriminator' needs model.discriminator and"):
+            other(image, mode='discriminator', reconstruction=fake)
+
+
+def test_other_sizes_resize_positions_of_encoder_and_decoder():
+    out = build(discriminator=None)(torch.rand(1, 3, 48, 64))
+    assert out.shape == (1, 3, 48, 64)
