@@ -228,8 +228,8 @@ def _registries(scope: str) -> Tuple[Registry, ...]:
 def _registered(name: str, scope: str) -> Set[Any]:
     """Return all objects that a name of a type may mean.
 
-    :meth:`Registry.get` searches for a module of an unknown name, in half a second for all types
-    of a config, so only names with a scope are looked up by it.
+    Only names with a scope are looked up by :meth:`Registry.get`, which is slow for an unknown
+    name: half a second for all types of a config.
     """
     registries = _registries(scope)
     found = [r.get(name) if '.' in name else r.module_dict.get(name) for r in registries]
