@@ -718,7 +718,7 @@ def test_what_the_script_of_deit_does_beside_augmentation(name, views, decay, be
     assert loader.sampler.type == ('RepeatAugSampler' if views > 1 else 'DefaultSampler')
     assert loader.drop_last and not cfg.val_dataloader.get('drop_last', False)
     assert cfg.optim_wrapper.type == 'AmpOptimWrapper' and 'clip_grad' not in cfg.optim_wrapper
-    averages = [hook for hook in cfg.custom_hooks if hook.type == 'ModelEMAHook']
+    averages = [hook for hook in cfg.get('custom_hooks', ()) if hook.type == 'ModelEMAHook']
     found = [(1 - hook.momentum, hook.update_buffers) for hook in averages]
     assert found == ([(pytest.approx(decay, rel=1e-9), True)] if decay else [])
     kept = cfg.default_hooks.checkpoint.get('save_best')

@@ -1,10 +1,8 @@
 """What is secret in the environment or in an address is in no log, no file and no message."""
 
-import runpy
-import sys
-
 import pytest
 
+from mmlinattn import __main__ as program
 from mmlinattn.checkpoints import CheckpointError, read_checkpoint
 from mmlinattn.utils import redacted
 from tests.test_tools.conftest import CONFIGS
@@ -56,12 +54,10 @@ def test_passwords_in_the_addresses_of_a_run(
     assert b'https://***@127.0.0.1:9/released.pth' in content and SECRET.encode() not in content
 
 
-def test_passwords_in_an_address_to_convert(root, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(sys, 'argv', ['convert.py', ADDRESS, str(tmp_path / 'ours.pth')])
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_path(str(root / 'tools/model_converters/convert.py'), run_name='__main__')
+def test_passwords_in_an_address_to_convert(tmp_path, capfd):
+    with pytest.raises(SystemExit, match='^2$'):
+        program.main(['convert', ADDRESS, str(tmp_path / 'ours.pth')])
     content, _ = written(tmp_path, capfd)
-    assert stop.value.code == 2
     assert b'***@127.0.0.1' in content and SECRET.encode() not in content
 
 

@@ -76,7 +76,7 @@ def test_rtmdet_takes_what_its_backbone_was_trained_on(name):
     norms = [type(m) for m in built(name).modules() if 'Norm' in type(m).__name__]
     outside = norms[sum('Norm' in type(m).__name__ for m in built(name).backbone.modules()) :]
     assert set(outside) == {torch.nn.GroupNorm}
-    _, ema, switch = cfg.custom_hooks
+    ema, switch = cfg.custom_hooks
     assert ema.type == 'EMAHook' and switch.switch_epoch == 90
     assert cfg.tta_model.type == 'DetTTAModel' and cfg.tta_pipeline
     assert cfg.train_cfg.max_epochs == 100 and cfg.optim_wrapper.optimizer.lr == 1e-3

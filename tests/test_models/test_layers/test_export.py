@@ -16,9 +16,10 @@ from mmlinattn.models.layers.pooling import (
 )
 from mmlinattn.ops import BackendError
 from mmlinattn.ops.common import numerics
+from mmlinattn.testing import check_attention
 from tests.sizes import some
 
-from .test_attention_contract import ATTENTIONS, check
+from .test_attention_contract import ATTENTIONS
 
 dynamic = pytest.mark.skipif(
     not hasattr(torch.compiler, 'is_exporting'), reason='dynamic sizes need torch.export of 2.7'
@@ -89,7 +90,8 @@ def exported(model, args):
 @pytest.mark.long
 @pytest.mark.parametrize('name', some(DYNAMIC, every=2))
 def test_dynamic_sizes(name):
-    check(name, ['info', 'exports'])
+    options = dict(ATTENTIONS[name])
+    check_attention(options.pop('type'), rules=['info', 'exports'], **options)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ optim_wrapper = dict(_delete_=True, type='OptimWrapper', optimizer=dict(type='SG
 param_scheduler = []
 train_cfg = dict(max_epochs={epochs}, val_interval={epochs})
 default_hooks = dict(logger=dict(interval=1))
+custom_hooks = [dict(type='ExactResumeHook')]
 """
 
 
