@@ -25,7 +25,7 @@ def blocks(root):
 @pytest.fixture
 def folder(blocks, tmp_path, monkeypatch):
     """Return a folder with the files of the page, in which Python finds modules."""
-    for name, code in zip(('gated_linear.py', 'test_gated_linear.py', 'config.py'), blocks):
+    for name, code in zip(('gated_linear.py', 'test_gated_linear.py', 'config.py'), blocks[1:]):
         (tmp_path / name).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
@@ -41,6 +41,17 @@ def test_the_attention_of_the_page(folder):
     backbone = build_model(load_config(str(folder / 'config.py'))).backbone
     found = [m for m in backbone.modules() if isinstance(m, names['GatedLinearAttention'])]
     assert len(found) == sum(backbone.arch['depths']) and {m.eps for m in found} == {1e-4}
+
+
+def test_the_feature_map_of_the_page(blocks):
+    names: dict = {}
+    try:
+        exec(blocks[0], names)
+        features = names['SquaredReLUFeatures'](head_dim=16, num_heads=2)
+        assert (features.features(torch.randn(1, 2, 9, 16)) > 0).all()
+        check_attention('LinearAttention', feature_map='SquaredReLUFeatures')
+    finally:
+        MODELS.module_dict.pop('SquaredReLUFeatures', None)
 
 
 def test_the_attention_on_the_map_of_the_page(root):
