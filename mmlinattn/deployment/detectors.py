@@ -1,6 +1,6 @@
 """Exported forms of MMDetection detectors, with static output shapes."""
 
-from typing import Any, List, Sequence, Tuple, Type
+from typing import Any, Sequence, Tuple, Type
 
 import torch
 from mmdet.models.dense_heads import AnchorHead, RPNHead
@@ -72,35 +72,23 @@ class DeployableDetector(Deployable):
 
 
 class DeployableDense(DeployableDetector):
-    """Single-stage detector with anchors, such as RetinaNet. Raw: logits and deltas by level."""
+    """Single-stage detector with anchors, such as RetinaNet."""
 
     def check(self) -> None:
         check_anchors(self.model.bbox_head, 'bbox_head')
         check_nms(self.model.test_cfg, 'test_cfg')
 
     def predict(self, x: Tensor) -> Outputs:
-        outs, cfg, hw_shape = self.raw_outputs(x), self.model.test_cfg, x.shape[-2:]
+        outs = self.model.bbox_head(self.model.extract_feat(x))
+        cfg, hw_shape = self.model.test_cfg, x.shape[-2:]
         found, _ = dense_candidates(self.model.bbox_head, outs, cfg, hw_shape)
         return self.outputs(
             survivors(found, found.labels, cfg['nms'], cfg['max_per_img'], hw_shape)
         )
 
-    def raw(self, x: Tensor) -> Outputs:
-        names = ('logits', 'deltas')
-        return {
-            f'{name}{i}': level.float()
-            for name, levels in zip(names, self.raw_outputs(x))
-            for i, level in enumerate(levels)
-        }
-
-    def raw_outputs(self, x: Tensor) -> Tuple[List[Tensor], List[Tensor]]:
-        return self.model.bbox_head(self.model.extract_feat(x))
-
 
 class DeployableTwoStage(DeployableDetector):
-    """Faster, Mask and Cascade R-CNN; without raw outputs."""
-
-    has_raw = False
+    """Faster, Mask and Cascade R-CNN."""
 
     def check(self) -> None:
         check_anchors(self.model.rpn_head, 'rpn_head')
@@ -209,13 +197,10 @@ def roi_features(extractor: SingleRoIExtractor, feats: Sequence[Tensor], rois: T
 
 
 class DeployableSMCA(DeployableDetector):
-    """SMCA for images without padding.
-
-    Raw: ``logits`` (B, Q, classes) and ``boxes`` (B, Q, 4) as centre, width and height in 0..1.
-    """
+    """SMCA for images without padding."""
 
     def predict(self, x: Tensor) -> Outputs:
-        logits, boxes = self.raw(x).values()
+        logits, boxes = self.queries(x)
         head, hw_shape = self.model.bbox_head, x.shape[-2:]
         scores = logits.sigmoid() if head.loss_cls.use_sigmoid else logits.softmax(-1)[..., :-1]
         if not head.loss_cls.use_sigmoid:
@@ -231,7 +216,8 @@ class DeployableSMCA(DeployableDetector):
         boxes = within(bbox_cxcywh_to_xyxy(boxes) * corners(hw_shape), hw_shape)
         return self.outputs(Candidates(boxes, scores, labels.gather(1, places)))
 
-    def raw(self, x: Tensor) -> Outputs:
+    def queries(self, x: Tensor) -> Tuple[Tensor, Tensor]:
+        """Return logits (B, Q, classes), and boxes (B, Q, 4) as centre and size in 0..1."""
         model, feat = self.model, self.model.extract_feat(x)[-1]
         hw_shape = feat.shape[-2:]
         pos = model.positional_encoding(None, feat).to(feat.dtype)
@@ -244,7 +230,7 @@ class DeployableSMCA(DeployableDetector):
             torch.stack(sides, -1),
         )  # fmt: skip
         logits, boxes = model.bbox_head(states['hidden_states'][-1:], states['references'])
-        return dict(logits=logits[0].float(), boxes=boxes[0].float())
+        return logits[0].float(), boxes[0].float()
 
 
 def check_anchors(head: BaseModule, name: str) -> None:

@@ -26,14 +26,12 @@ class ExportSettings(NamedTuple):
         static: accept this size only.
         dynamic_batch: accept any batch size instead of 1.
         fp16: half precision.
-        raw: return the outputs of the heads, see :class:`.deployable.Deployable`.
     """
 
     shape: Tuple[int, int]
     static: bool = False
     dynamic_batch: bool = False
     fp16: bool = False
-    raw: bool = False
 
 
 class ExportResult(NamedTuple):
@@ -84,7 +82,6 @@ class Export:
             task=model.task,
             classes=tuple(classes),
             outputs=tuple(self.expected[0]),
-            raw=settings.raw,
             stride=stride,
             dynamic=sizes.dynamic,
             shape=settings.shape,
@@ -142,7 +139,7 @@ def export(
     paths = {name: out.with_name(out.name + FORMATS[name].suffix) for name in formats}
     for path in paths.values():
         check_writable(path)
-    exported = Export(*load(cfg, checkpoint, settings.raw), settings, image)
+    exported = Export(*load(cfg, checkpoint), settings, image)
     for name, path in paths.items():
         yield exported.write(name, path)
 

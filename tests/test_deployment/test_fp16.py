@@ -26,8 +26,8 @@ def classifier(make):
 def test_half_precision_stays_near_and_is_half(classifier, tmp_path):
     onnx = pytest.importorskip('onnx', reason='it comes with the extra "export"')
     pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
-    model = deployable(classifier.model, classifier.cfg, raw=True)
-    settings = ExportSettings((64, 64), static=True, fp16=True, raw=True)
+    model = deployable(classifier.model, classifier.cfg)
+    settings = ExportSettings((64, 64), static=True, fp16=True)
     path = tmp_path / 'half.onnx'
     written = Export(model, ['a'], settings, classifier.image).write('onnx', path)
     assert 0 < written.errors[64, 64] < 0.01
