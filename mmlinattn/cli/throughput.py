@@ -51,7 +51,7 @@ def measure(args: argparse.Namespace, model: nn.Module, shape: Tuple[int, int]) 
             options = dict(advance=partial(bars.advance, bar), **fixed)
             try:
                 found.append(throughput(model, batch, shape, device, **options))
-            except (MemoryError, TimeoutError, torch.cuda.OutOfMemoryError) as error:
+            except (TimeoutError, torch.cuda.OutOfMemoryError) as error:
                 line = f'error: {type(error).__name__}: {error_text(error)}'
                 bars.console.print(line, soft_wrap=True, highlight=False)
     return found
