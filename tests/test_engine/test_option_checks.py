@@ -7,7 +7,7 @@ import pytest
 from mmengine.config import Config
 
 from mmlinattn.engine.config import load_config
-from mmlinattn.engine.preflight.options import check_options
+from mmlinattn.engine.preflight.options import check_options, nearest
 from tests.test_tools.conftest import CONFIGS
 
 WRONG = [
@@ -15,7 +15,7 @@ WRONG = [
     ('seg', 'val_evaluator.iou_metric', "val_evaluator .* 'iou_metric'; did you mean iou_metrics"),
     ('seg', 'env_cfg.cudnn_bench', 'did you mean cudnn_benchmark'),
     ('seg', 'auto_scale_lr.base_batchsize', 'did you mean base_batch_size'),
-    ('seg', 'model.test_cfg.crop_siz', 'did you mean crop_size'),
+    ('seg', 'model.test_cfg.mod', 'did you mean mode'),
     ('seg', 'optim_wrapper.paramwise_cfg.norm_decay_mul', 'did you mean norm_decay_mult'),
     ('det', 'model.test_cfg.rcnn.score_th', r"model.test_cfg.rcnn .* 'score_th'.* score_thr"),
     ('det', 'model.train_cfg.rpn_propsal.nms_pre', 'did you mean rpn_proposal'),
@@ -176,3 +176,9 @@ def test_what_may_be_read_passes(root, option, value):
 
 def test_without_a_framework_types_are_left_to_the_builders():
     check_options(Config(dict(model=dict(type='FPM'))))
+
+
+def test_one_letter():
+    names = ['interval', 'end', 'by_epoch']
+    meant = {'intervall': 'interval', 'en': 'end', 'edn': 'end', 'bypoch': None, 'xyz': None}
+    assert {name: nearest(name, names) for name in meant} == meant

@@ -3,7 +3,7 @@
 Many classes of the frameworks ignore unknown options; others fail at the first checkpoint or score.
 
 An unknown name is an error where all supported names are known. Elsewhere custom code may read it,
-and it is an error only if it is very similar to a known name.
+and it is an error only if it is one letter away from a known name.
 """
 
 import inspect
@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from itertools import product
-from typing import Any, Callable, Dict, FrozenSet, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Optional, Sequence, Set, Tuple
 
 import mmengine.registry
 from mmengine.config import Config
@@ -83,7 +83,6 @@ NUMBERS = frozenset(
 # Options of every dict with a type, read by registries, builders and the merging of configs.
 BUILDERS = {'type', '_scope_', '_delete_', 'convert_to_iter_based'}
 PARTS = ('backbone', 'neck', 'encoder', 'decoder', 'decode_head', 'bbox_head', 'roi_head')
-SURE = 0.88  # similarity of a misspelt name to the one that was meant
 POPPED = {'pretrained'}  # by models of the frameworks, from the config of a part
 
 
@@ -135,7 +134,7 @@ def _check_numbers(place: str, node: dict) -> None:
 def _check_unknown(
     place: str, node: dict, unknown: Sequence[str], known: Set[str], is_complete: bool
 ) -> None:
-    """Raise TypeError for unknown options, if all are known or one is very similar."""
+    """Raise TypeError for unknown options, if all are known or one is a letter away."""
     replaced = ''
     if is_complete and 'type' in node:
         kind = _type_name(node)
@@ -147,8 +146,9 @@ def _check_unknown(
                 f'{", ".join(unknown)}{replaced}'
             )
     for name in unknown:
-        hint = did_you_mean(name, known, cutoff=SURE)
-        if is_complete and not hint:
+        meant = nearest(name, known)
+        hint = f'; did you mean {meant}?' if meant else ''
+        if is_complete and not meant:
             hint = (did_you_mean(name, known) or f', it has {sorted(known)}') + replaced
         if hint:
             raise TypeError(f'{place} of the config has no option {name!r}{hint}')
@@ -192,6 +192,25 @@ def _is_own(kind: Any) -> bool:
 
 def _type_name(node: dict) -> str:
     return node['type'] if isinstance(node['type'], str) else node['type'].__name__
+
+
+def nearest(name: str, names: Iterable[str]) -> Optional[str]:
+    """Return the name that differs by one letter (added, removed, replaced) or one swap, or None.
+
+    Example:
+        >>> nearest('iou_metric', ['prefix', 'iou_metrics'])
+        'iou_metrics'
+    """
+    near = (other for other in names if _one_letter_away(name, other))
+    return min(near, key=lambda other: (other.lower() != name.lower(), other), default=None)
+
+
+def _one_letter_away(a: str, b: str) -> bool:
+    while a and b and a[0] == b[0]:
+        a, b = a[1:], b[1:]
+    while a and b and a[-1] == b[-1]:
+        a, b = a[:-1], b[:-1]
+    return max(len(a), len(b)) == 1 or (len(a) == 2 and a == b[::-1])
 
 
 @cache
