@@ -30,9 +30,9 @@ COMPLEXITY = ('analyze', 'complexity', '--shape', '64', '64')
 def test_every_command_has_a_module_and_help(capsys):
     folder = Path(program.__file__).parent / 'cli'
     modules = {path.stem for path in folder.glob('*.py')} - {'__init__', 'commands'}
-    assert modules == {command.parse.__name__ for command in COMMANDS.values()}
-    for command in COMMANDS.values():
-        assert callable(importlib.import_module(f'mmlinattn.cli.{command.parse.__name__}').main)
+    assert modules == {parse.__name__ for parse in COMMANDS.values()}
+    for parse in COMMANDS.values():
+        assert callable(importlib.import_module(f'mmlinattn.cli.{parse.__name__}').main)
     capsys.readouterr()
     for name in COMMANDS:
         with pytest.raises(SystemExit, match='^0$'):
