@@ -41,14 +41,12 @@ class Deployable(nn.Module):
         mean, std, self.swap = normalisation(preprocessor)
         self.register_buffer('pixel_mean', mean)
         self.register_buffer('pixel_std', std)
-        self.dtype = torch.float32
 
     def forward(self, image: Tensor) -> Outputs:
         """Compute named outputs, float32 or int64, of images (B, 3, H, W) float32, RGB, 0..255."""
         if self.swap:
             image = torch.cat([image[:, 2:], image[:, 1:2], image[:, :1]], 1)
-        x = ((image - self.pixel_mean) / self.pixel_std).to(self.dtype)
-        return self.predict(x)
+        return self.predict((image - self.pixel_mean) / self.pixel_std)
 
     def check(self) -> None:
         """Raise NotDeployable if :meth:`predict` would differ from the framework's prediction."""
@@ -72,7 +70,7 @@ class DeployableSegmentor(Deployable):
         logits = self.model.encode_decode(x, [dict(img_shape=tuple(x.shape[-2:]))])
         if logits.shape[1] == 1:
             raise NotDeployable('a segmentor with one output has no exported form')
-        return dict(labels=logits.float().argmax(1))
+        return dict(labels=logits.argmax(1))
 
 
 class DeployableClassifier(Deployable):
@@ -81,8 +79,7 @@ class DeployableClassifier(Deployable):
     task = 'classification'
 
     def predict(self, x: Tensor) -> Outputs:
-        logits = self.model.head(self.model.extract_feat(x)).float()
-        return dict(scores=logits.softmax(-1))
+        return dict(scores=self.model.head(self.model.extract_feat(x)).softmax(-1))
 
 
 def normalisation(preprocessor: dict) -> Tuple[Tensor, Tensor, bool]:

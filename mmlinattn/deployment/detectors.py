@@ -117,7 +117,6 @@ class DeployableTwoStage(DeployableDetector):
             self.model.rpn_head, self.model.rpn_head(feats), cfg, hw_shape
         )
         proposals = fixed(survivors(found, levels, cfg['nms'], cfg['max_per_img'], hw_shape))
-        feats = [level.float() for level in feats]
         found = self.classify(feats, proposals, hw_shape)
         if not self.model.roi_head.with_mask:
             return self.outputs(found)
@@ -131,7 +130,7 @@ class DeployableTwoStage(DeployableDetector):
         total: Any = 0
         heads = self.stages()
         for i, (head, extractor) in enumerate(zip(heads, self.stages('bbox_roi_extractor'))):
-            logits, deltas = (out.float() for out in head(self.pooled(extractor, feats, rois)))
+            logits, deltas = head(roi_features(extractor, feats, rois))
             total = total + logits
             if i < len(heads) - 1:
                 refined = head.regress_by_class(
@@ -158,7 +157,7 @@ class DeployableTwoStage(DeployableDetector):
         total: Any = 0
         heads = self.stages('mask_head')
         for head, extractor in zip(heads, self.stages('mask_roi_extractor')):
-            logits = head(self.pooled(extractor, feats, rois)).float()  # [B K, classes, h, w]
+            logits = head(roi_features(extractor, feats, rois))  # [B K, classes, h, w]
             if head.class_agnostic:
                 of_class = logits.squeeze(1)
             else:
@@ -166,11 +165,6 @@ class DeployableTwoStage(DeployableDetector):
                 of_class = logits.gather(1, index).squeeze(1)
             total = total + of_class.sigmoid()
         return (total / len(heads)).unflatten(0, labels.shape)
-
-    def pooled(
-        self, extractor: SingleRoIExtractor, feats: Sequence[Tensor], rois: Tensor
-    ) -> Tensor:
-        return roi_features(extractor, feats, rois).to(self.dtype)
 
 
 def with_image(boxes: Tensor) -> Tensor:
@@ -220,7 +214,7 @@ class DeployableSMCA(DeployableDetector):
         """Return logits (B, Q, classes), and boxes (B, Q, 4) as centre and size in 0..1."""
         model, feat = self.model, self.model.extract_feat(x)[-1]
         hw_shape = feat.shape[-2:]
-        pos = model.positional_encoding(None, feat).to(feat.dtype)
+        pos = model.positional_encoding(None, feat)
         tokens, pos = (y.flatten(2).transpose(1, 2) for y in (feat, pos))
         memory = model.encoder(tokens, hw_shape, pos)
         query_pos = model.query_embedding.weight.expand(x.shape[0], -1, -1)
@@ -230,7 +224,7 @@ class DeployableSMCA(DeployableDetector):
             torch.stack(sides, -1),
         )  # fmt: skip
         logits, boxes = model.bbox_head(states['hidden_states'][-1:], states['references'])
-        return logits[0].float(), boxes[0].float()
+        return logits[0], boxes[0]
 
 
 def check_anchors(head: BaseModule, name: str) -> None:
