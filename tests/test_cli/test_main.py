@@ -342,7 +342,7 @@ def test_the_doctor_says_what_stands_in_for_mmcv(monkeypatch):
         lambda name: real(stand_in.name if '_ext' in name else name),
     )
     _, found, state = doctor.operators_of_mmcv()
-    assert state == 'ok' and 'stands in with torchvision for nms, softnms, roi_align, ' in found
+    assert state == 'ok' and 'stands in with torchvision for nms, roi_align, ' in found
     assert found.startswith('mmcv') and 'ms_deform_attn. Others need compiled mmcv' in found
 
 
