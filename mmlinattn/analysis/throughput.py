@@ -55,7 +55,6 @@ def throughput(
     *,
     precision: str = 'fp32',
     limit: float = 60.0,
-    advance: Callable[[], object] = lambda: None,
 ) -> Throughput:
     """Time a model on random images, at least three calls after one of warm-up.
 
@@ -66,7 +65,6 @@ def throughput(
         device: where to run.
         precision: ``'fp32'``, or ``'bf16'`` or ``'fp16'`` for autocast.
         limit: most seconds, a sixth of them for the calls that are measured.
-        advance: called after each call.
 
     Raises:
         TimeoutError: the calls take longer than ``limit``.
@@ -92,9 +90,7 @@ def throughput(
             times.append(seconds_of(call, device))
             end = time.perf_counter() + limit * MEASURED
             while len(times) <= LEAST_CALLS or time.perf_counter() < end:
-                advance()
                 times.append(seconds_of(call, device))
-            advance()
             return Throughput(batch, times[1:])
     except TimeoutError as error:
         calls = f'the first one {times[0]:.1f} s' if times else 'the first one did not end'
